@@ -1,0 +1,61 @@
+# Everything here runs on a machine with Python 3.11 or newer, pip, git and make.
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format types smoke build clean
+
+# The first interpreter that is new enough; a name may exist and still not run, so each is tried.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$p; break; }; done)
+VENV := .venv
+BIN := $(VENV)/bin
+# More extras: make setup EXTRAS=dev,cuda12
+EXTRAS ?= dev
+comma := ,
+STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
+DEMO := runs/demo
+SMOKE := runs/smoke
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP)  ## create .venv and install the package with its development tools (once)
+
+# Some systems ship Python without ensurepip; then the system's pip installs into the environment.
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "fedjax_ssl needs Python 3.11 or newer; name one with: make setup PYTHON=/path/to/python3"; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+		{ $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install pip; }
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@touch $@
+
+demo: setup  ## run the main job on the embedded digits from the start, curves in runs/demo
+	rm -rf $(DEMO)
+	$(BIN)/python -m fedjax_ssl.main --config configs/digits_xclp.py --workdir $(DEMO)
+	@echo "curves:  $(DEMO)/curves.png"
+	@echo "numbers: $(DEMO)/metrics.csv, $(DEMO)/summary.json"
+
+test: setup  ## run the tests in two processes
+	$(BIN)/python -m pytest -n 2
+
+lint: setup  ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: setup  ## let ruff rewrite the files
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: setup  ## mypy
+	$(BIN)/mypy
+
+smoke: setup  ## run the main job for two rounds on both embedded data sets
+	rm -rf $(SMOKE)
+	$(BIN)/python -m fedjax_ssl.main --config configs/femnist_xclp.py:glyphs --workdir $(SMOKE)/femnist_glyphs --config.rounds=2
+	$(BIN)/python -m fedjax_ssl.main --config configs/digits_xclp.py --workdir $(SMOKE)/digits --config.rounds=2
+	test -s $(SMOKE)/femnist_glyphs/summary.json && test -s $(SMOKE)/digits/curves.png
+
+build: setup  ## build the wheel into dist/
+	$(BIN)/python -m pip wheel --disable-pip-version-check --quiet --no-deps --wheel-dir dist .
+
+clean:  ## remove the environment, caches, builds and the demo's and smoke test's runs
+	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache dist build $(DEMO) $(SMOKE)
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

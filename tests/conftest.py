@@ -1,0 +1,36 @@
+"""Settings of the test process; the environment has to be ready before jax is imported."""
+
+import os
+from pathlib import Path
+
+NUM_DEVICES = 4
+
+# jax 0.10 can dead-lock when collective programs need more threads than its pool has: NPROC sets its size.
+os.environ["NPROC"] = str(2 * NUM_DEVICES + 2)
+# Virtual devices, so that sharding is tested without an accelerator; a hanging collective ends the process.
+os.environ["XLA_FLAGS"] = " ".join(
+    [
+        os.environ.get("XLA_FLAGS", ""),
+        f"--xla_force_host_platform_device_count={NUM_DEVICES}",
+        "--xla_cpu_collective_call_warn_stuck_timeout_seconds=60",
+        "--xla_cpu_collective_call_terminate_timeout_seconds=120",
+    ]
+).strip()
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", str(Path(__file__).resolve().parent.parent / ".cache" / "jax-tests")
+)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+os.environ["MPLBACKEND"] = "agg"
+
+import jax
+import pytest
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+@pytest.fixture
+def float64():
+    """Runs the test with 64-bit types enabled: for comparisons to the digits of a worked example."""
+    with jax.enable_x64(True):
+        yield
