@@ -1,0 +1,39 @@
+"""What a run leaves behind: its folder, metric rows, checkpoints, progress, summary and curves."""
+
+from fedjax_ssl.tracking.checkpoints import CheckpointDamaged, CheckpointError, Checkpoints
+from fedjax_ssl.tracking.curves import plot_curves
+from fedjax_ssl.tracking.environment import device_description, git_commit, peak_memory_bytes, versions
+from fedjax_ssl.tracking.files import write_atomically
+from fedjax_ssl.tracking.lock import FolderLock, FolderLocked
+from fedjax_ssl.tracking.metric_log import MetricLog
+from fedjax_ssl.tracking.progress import Progress
+from fedjax_ssl.tracking.run_folder import ConfigMismatch, RunFolder, RunFolderError, config_differences
+from fedjax_ssl.tracking.summary import read_summary, summarize, write_summary
+from fedjax_ssl.tracking.writers import TensorBoardWriter, WandbWriter, Writer, open_writers
+
+__all__ = [
+    "CheckpointDamaged",
+    "CheckpointError",
+    "Checkpoints",
+    "ConfigMismatch",
+    "FolderLock",
+    "FolderLocked",
+    "MetricLog",
+    "Progress",
+    "RunFolder",
+    "RunFolderError",
+    "TensorBoardWriter",
+    "WandbWriter",
+    "Writer",
+    "config_differences",
+    "device_description",
+    "git_commit",
+    "open_writers",
+    "peak_memory_bytes",
+    "plot_curves",
+    "read_summary",
+    "summarize",
+    "versions",
+    "write_atomically",
+    "write_summary",
+]

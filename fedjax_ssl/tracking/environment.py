@@ -1,0 +1,80 @@
+"""What a run ran on: versions, commit, device and memory."""
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+
+_PACKAGES = ("fedjax_ssl", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions that decide a run's numbers: Python, the packages, and the commit in a checkout.
+
+    Returns:
+        Name to version; a package without installed metadata is left out, "git_commit" is there only when
+        this package is tracked in a Git checkout and ends in "-dirty" when tracked files were changed.
+    """
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    commit = git_commit()
+    return found if commit is None else {**found, "git_commit": commit}
+
+
+def git_commit() -> str | None:
+    """Returns the commit of the checkout that this package runs from, or None when there is none or no Git.
+
+    An installed package inside somebody else's checkout is not tracked there, and so has no commit.
+    """
+    here = Path(__file__).resolve()
+    if _git(here.parent, "ls-files", "--error-unmatch", here.name) is None:
+        return None
+    return _git(here.parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def device_description() -> str:
+    """Returns the devices that JAX uses in words: "2 x NVIDIA H200" or "CPU (4 cores, 1 device)"."""
+    devices = jax.devices()
+    if devices[0].platform != "cpu":
+        kind = devices[0].device_kind
+        return kind if len(devices) == 1 else f"{len(devices)} x {kind}"
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    count = f"{cores} core{'s' * (cores != 1)}, {len(devices)} device{'s' * (len(devices) != 1)}"
+    return f"CPU ({count})"
+
+
+def peak_memory_bytes() -> int:
+    """Returns the most memory in use so far, in bytes.
+
+    That is the fullest local device's peak where the backend counts it (GPU, TPU), otherwise the peak
+    resident size of this process; 0 where the operating system does not tell.
+    """
+    stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    peaks = [stat["peak_bytes_in_use"] for stat in stats if "peak_bytes_in_use" in stat]
+    if peaks:
+        return int(max(peaks))
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak if sys.platform == "darwin" else peak * 1024)

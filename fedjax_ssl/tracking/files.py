@@ -1,0 +1,111 @@
+"""Writing files whole or not at all, and values as JSON."""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
+    """Writes a file so that a reader, or a run after a crash, finds the old content or the new, never a part.
+
+    The content goes to a temporary file beside it, to the disk, and then takes the file's name. The temporary
+    name is fixed: what a killed process left behind is overwritten by the next one. So one process at a time
+    may write a given path; the lock of the run folder sees to that.
+
+    Args:
+        path: the file; its folder must exist.
+        content: text is written as UTF-8.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(temporary, "wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes a rename durable; file systems that cannot do this for a folder say so and are left alone."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)
+
+
+def plain_value(value: Any) -> Any:
+    """Turns NumPy and JAX scalars, tuples and paths into what JSON knows.
+
+    A 16 or 32 bit float becomes the shortest decimal that reads back as the same value (0.1, not
+    0.10000000149011612).
+
+    Args:
+        value: None, a bool, number, string, path, array with one element, or lists and mappings of these.
+
+    Returns:
+        The same with Python types only; non-finite floats stay floats.
+
+    Raises:
+        TypeError: another type, or an array with several elements.
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): plain_value(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_value(item) for item in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, np.float16 | np.float32):
+        return float(str(value))
+    if isinstance(value, float):
+        return float(value)
+    if hasattr(value, "dtype") and getattr(value, "size", 0) == 1:
+        scalar = np.asarray(value).reshape(())[()]
+        if isinstance(scalar, np.float16 | np.float32):
+            return float(str(scalar))
+        return scalar.item() if isinstance(scalar, np.generic) else float(scalar)
+    raise TypeError(f"{type(value).__name__} {str(value)[:60]!r} is no single number, string or None")
+
+
+def encode_json(value: Any, *, indent: int | None = None) -> str:
+    """Writes valid JSON; the non-finite floats become the strings "NaN", "Infinity" and "-Infinity".
+
+    JSON has no such numbers, and null would not tell an overflow from a missing value. Python's float(),
+    NumPy and pandas read these strings as the numbers they stand for.
+    """
+    return json.dumps(_name_non_finite(plain_value(value)), indent=indent, allow_nan=False)
+
+
+def decode_json(text: str) -> Any:
+    """Reads what encode_json wrote, with the non-finite floats as floats again."""
+    return _restore_non_finite(json.loads(text))
+
+
+def _name_non_finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _name_non_finite(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_name_non_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def _restore_non_finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _restore_non_finite(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_restore_non_finite(item) for item in value]
+    return _NON_FINITE.get(value, value) if isinstance(value, str) else value

@@ -1,0 +1,129 @@
+"""metrics.jsonl and metrics.csv: one row per evaluated round, no row twice."""
+
+import csv
+import io
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedjax_ssl.tracking.files import decode_json, encode_json, plain_value, write_atomically
+from fedjax_ssl.tracking.run_folder import RunFolderError
+
+Value = bool | int | float | str | None
+
+
+class MetricLog:
+    """The rows of a run, on disk as they come.
+
+    `metrics.jsonl` is the record: rows are appended to it and synced. `metrics.csv` is derived from it, for
+    spreadsheets; it is written anew when the log is opened and when a row brings a new column. NaN and the
+    infinities are strings in the JSON file ("NaN", "Infinity", "-Infinity"), floats again in `rows`, and
+    nan, inf, -inf in the CSV file, where an empty cell means that the row has no such column.
+    """
+
+    def __init__(self, workdir: str | os.PathLike):
+        """Opens the log and reads what is there.
+
+        A last line without its end, as a killed process leaves it, is dropped from the file.
+
+        Args:
+            workdir: an existing folder.
+
+        Raises:
+            RunFolderError: a line before the last is not a row, or rounds do not increase.
+        """
+        self._jsonl = Path(workdir) / "metrics.jsonl"
+        self._csv = Path(workdir) / "metrics.csv"
+        self._rows: list[dict[str, Value]] = []
+        self._columns: dict[str, None] = {}
+        if self._jsonl.exists():
+            self._read()
+            self._write_csv()
+
+    def _read(self) -> None:
+        content = self._jsonl.read_bytes()
+        complete = content[: content.rfind(b"\n") + 1]
+        if complete != content:
+            write_atomically(self._jsonl, complete)
+        for number, line in enumerate(complete.decode(errors="replace").split("\n")[:-1], start=1):
+            try:
+                row = decode_json(line)
+                self._check_round(row)
+            except (ValueError, TypeError) as error:
+                raise RunFolderError(
+                    f"{self._jsonl}, line {number} is damaged ({error}). "
+                    "Repair this line, or give another --workdir."
+                ) from error
+            self._remember(row)
+
+    def _check_round(self, row: Mapping[str, Any]) -> None:
+        number = row.get("round") if isinstance(row, Mapping) else None
+        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+            raise ValueError(f'a row needs "round", an int of at least 0, got {number!r}')
+        last = self._rows[-1]["round"] if self._rows else None
+        if isinstance(last, int) and number <= last:
+            raise ValueError(f"round {number} comes after round {last}, which is already there")
+
+    def _remember(self, row: dict[str, Value]) -> None:
+        self._rows.append(row)
+        self._columns.update(dict.fromkeys(row))
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Adds a row and puts it on the disk before it returns.
+
+        Save the checkpoint of a round after its row: then a resumed run has all rows up to its checkpoint.
+
+        Args:
+            row: "round", an int above the last row's, and any columns of numbers, strings or None; NumPy and
+                JAX scalars are taken too.
+
+        Raises:
+            ValueError: no round, a round that is already there, or a value that is no scalar.
+        """
+        plain: dict[str, Value] = {}
+        for name, value in row.items():
+            try:
+                plain[name] = plain_value(value)
+            except TypeError as error:
+                raise ValueError(f"column {name!r}: {error}") from error
+            if isinstance(plain[name], list | dict):
+                raise ValueError(f"column {name!r}: a cell holds one value, got {value!r}")
+        self._check_round(plain)
+        new_columns = plain.keys() - self._columns.keys()
+        with open(self._jsonl, "ab") as file:
+            file.write(f"{encode_json(plain)}\n".encode())
+            file.flush()
+            os.fsync(file.fileno())
+        self._remember(plain)
+        if new_columns or not self._csv.exists():
+            self._write_csv()
+        else:
+            with open(self._csv, "a", encoding="utf-8", newline="") as file:
+                csv.DictWriter(file, list(self._columns), lineterminator="\n").writerow(plain)
+
+    def rows(self) -> list[dict[str, Value]]:
+        """Returns all rows in order, as copies."""
+        return [dict(row) for row in self._rows]
+
+    def truncate(self, after_round: int) -> None:
+        """Drops the rows of later rounds, because a run that resumes there will write them again.
+
+        Args:
+            after_round: the round of the restored checkpoint; rows up to and including it stay.
+        """
+        kept = [row for row in self._rows if isinstance(row["round"], int) and row["round"] <= after_round]
+        if len(kept) == len(self._rows):
+            return
+        write_atomically(self._jsonl, "".join(f"{encode_json(row)}\n" for row in kept))
+        self._rows, self._columns = [], {}
+        for row in kept:
+            self._remember(row)
+        self._write_csv()
+
+    def _write_csv(self) -> None:
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, list(self._columns), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self._rows)
+        write_atomically(self._csv, text.getvalue())

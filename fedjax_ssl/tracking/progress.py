@@ -1,0 +1,212 @@
+"""What a run says on the terminal: a start table, a progress bar or plain lines, an end table."""
+
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as RichProgress
+from rich.table import Table
+from rich.text import Text
+
+_SHOWN = (
+    ("accuracy", "test_accuracy", "{:.1%}"),
+    ("pseudo-labels", "pseudo_label_accuracy", "{:.1%}"),
+    ("client updates/s", "client_updates_per_second", "{:,.4g}"),
+)
+
+
+class Progress:
+    """Reports a run to a person.
+
+    On a terminal there is one live line; elsewhere (a file, a pipe, a notebook) one plain line per evaluation
+    without control characters. Use it as a context manager, so that an error leaves the terminal in order.
+    """
+
+    def __init__(
+        self,
+        total_rounds: int,
+        *,
+        start_round: int = 0,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        """Prepares the report; nothing is printed yet.
+
+        Args:
+            total_rounds: rounds of the whole run.
+            start_round: rounds that a restored checkpoint has finished already.
+            stream: where to write; standard output by default.
+            clock: seconds, for the time left.
+        """
+        stream = sys.stdout if stream is None else stream
+        # Rich would also colour a pipe when FORCE_COLOR is set; lines in a log file stay plain.
+        terminal = stream.isatty()
+        self._console = Console(file=stream, force_terminal=terminal, force_jupyter=False, highlight=False)
+        self._total = total_rounds
+        self._clock = clock
+        self._start_round = start_round
+        self._anchor = (start_round, clock())
+        self._evaluated = False
+        self._bar: RichProgress | None = None
+        if terminal and not self._console.is_dumb_terminal:
+            self._bar = RichProgress(
+                SpinnerColumn(),
+                TextColumn("round"),
+                MofNCompleteColumn(),
+                BarColumn(bar_width=24),
+                TextColumn("{task.fields[values]}"),
+                TimeElapsedColumn(),
+                TextColumn("{task.fields[left]}"),
+                console=self._console,
+                transient=True,
+            )
+            self._task = self._bar.add_task("", total=total_rounds, completed=start_round, values="", left="")
+
+    def start(
+        self,
+        *,
+        method: str,
+        model: str,
+        num_parameters: int,
+        dataset: str,
+        counts: Mapping[str, int],
+        device: str,
+        workdir: str | Path,
+    ) -> None:
+        """Prints what is about to run and starts the bar.
+
+        Args:
+            method: name of the method.
+            model: name of the model.
+            num_parameters: of the model.
+            dataset: name of the data set.
+            counts: what the data set holds, for example {"clients": 11, "examples": 1400, "labelled": 55}.
+            device: in words, from `device_description()`.
+            workdir: the run folder.
+        """
+        resumed = f", resumed after round {self._start_round}" if self._start_round else ""
+        described = [f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items()]
+        self._table(
+            {
+                "device": device,
+                "data": f"{dataset} ({', '.join(described)})",
+                "method": method,
+                "model": f"{model} ({num_parameters:,} parameters)",
+                "rounds": f"{self._total}{resumed}",
+                "folder": str(workdir),
+            }
+        )
+        self._anchor = (self._start_round, self._clock())
+        if self._bar is not None:
+            self._bar.start()
+        elif self._start_round < self._total:
+            self._line("compiling ...")
+
+    def update(self, round: int, row: Mapping[str, Any]) -> None:
+        """Reports an evaluation.
+
+        Args:
+            round: finished rounds.
+            row: metric row; of it are shown "test_accuracy", "pseudo_label_accuracy" and
+                "client_updates_per_second".
+        """
+        left = self._time_left(round)
+        values = ", ".join(
+            f"{label} {form.format(float(row[name]))}"
+            for label, name, form in _SHOWN
+            if row.get(name) is not None
+        )
+        if self._bar is not None:
+            self._bar.update(self._task, completed=round, values=values, left=left)
+        else:
+            line = ", ".join(part for part in (f"round {round}/{self._total}", values, left) if part)
+            self._line(line)
+
+    def note(self, text: str) -> None:
+        """Prints a line above the bar, for example a warning."""
+        self._line(text)
+
+    def finish(self, summary: Mapping[str, Any], files: Mapping[str, str | Path]) -> None:
+        """Ends the bar and prints the result and where everything is.
+
+        Args:
+            summary: from `summarize`.
+            files: what lies where, for example {"curves": folder.curves_file}.
+        """
+        self.close()
+        self._console.print()
+        self._table({**_summary_lines(summary), **{name: str(path) for name, path in files.items()}})
+
+    def close(self) -> None:
+        """Takes the bar off the terminal; a second call does nothing."""
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _time_left(self, round: int) -> str:
+        """Extrapolates; time before the first evaluation, with compiling in it, counts only until then."""
+        now = self._clock()
+        done, seconds = round - self._anchor[0], now - self._anchor[1]
+        if not self._evaluated:
+            self._evaluated, self._anchor = True, (round, now)
+        if done <= 0 or round >= self._total:
+            return ""
+        return f"{_duration(seconds / done * (self._total - round))} left"
+
+    def _line(self, text: str) -> None:
+        self._console.print(text, markup=False, soft_wrap=True)
+
+    def _table(self, fields: Mapping[str, str]) -> None:
+        if self._bar is None:
+            width = max(map(len, fields))
+            for name, value in fields.items():
+                self._line(f"{name:<{width}}  {value}")
+            return
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="bold cyan")
+        table.add_column(overflow="fold")
+        for name, value in fields.items():
+            table.add_row(Text(name), Text(value))
+        self._console.print(table)
+
+
+def _summary_lines(summary: Mapping[str, Any]) -> dict[str, str]:
+    lines = {
+        "test accuracy": (summary.get("test_accuracy"), "{:.2%}"),
+        "best": (summary.get("best_test_accuracy"), "{:.2%}"),
+        "training": (summary.get("train_seconds"), "{:,.1f} s"),
+        "compiling": (summary.get("compile_seconds"), "{:,.1f} s"),
+        "client updates": (summary.get("client_updates_per_second"), "{:,.4g} per second"),
+        "examples": (summary.get("examples_per_second"), "{:,.4g} per second"),
+    }
+    shown = {name: form.format(value) for name, (value, form) in lines.items() if value is not None}
+    for name, field in (
+        ("sent up", "bytes_up"),
+        ("sent down", "bytes_down"),
+        ("peak memory", "peak_memory_bytes"),
+    ):
+        if summary.get(field) is not None:
+            shown[name] = _bytes(summary[field])
+    return shown
+
+
+def _bytes(count: float) -> str:
+    """Writes a count with a decimal prefix, 12,300,000 as "12.3 MB"."""
+    power = min(4, int(math.log10(count) // 3)) if count >= 1000 else 0
+    return f"{count / 1000**power:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}"

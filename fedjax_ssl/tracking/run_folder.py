@@ -1,0 +1,147 @@
+"""The folder of one run: its place for every file, its config, and its lock."""
+
+import json
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedjax_ssl.tracking.files import encode_json, write_atomically
+from fedjax_ssl.tracking.lock import FolderLock
+
+
+class RunFolderError(ValueError):
+    """The run folder cannot be used as it is."""
+
+
+class ConfigMismatch(RunFolderError):
+    """The run folder belongs to a run with another config."""
+
+
+class RunFolder:
+    """`--workdir`: created or opened again, locked for this process, its config stored or compared.
+
+    Use it as a context manager, or call `close` at the end.
+
+    Attributes:
+        path: the folder.
+        is_new: True at the first start, False when an earlier start stored its config here.
+        config_file, metrics_csv, metrics_jsonl, summary_file, curves_file: the files of the run.
+        checkpoint_folder: where `Checkpoints` keeps its files.
+    """
+
+    def __init__(self, path: str | os.PathLike, config: Mapping[str, Any], *, ignore: Collection[str] = ()):
+        """Opens the folder; nothing is written when an error is raised, except the folder and its lock.
+
+        Args:
+            path: created with its parents if need be.
+            config: nested mapping of numbers, strings, None and lists of these.
+            ignore: dotted names of fields, or groups of fields, that do not change the result of a run
+                ("progress", "checkpoint.every"): they are stored but not compared.
+
+        Raises:
+            FolderLocked: another process works here.
+            ConfigMismatch: the stored config differs; the message lists every field.
+            RunFolderError: no folder can be here, the stored config cannot be read, or results lie here
+                without one.
+        """
+        self.path = Path(path)
+        self.config_file = self.path / "config.json"
+        self.metrics_csv = self.path / "metrics.csv"
+        self.metrics_jsonl = self.path / "metrics.jsonl"
+        self.summary_file = self.path / "summary.json"
+        self.curves_file = self.path / "curves.png"
+        self.checkpoint_folder = self.path / "checkpoints"
+        text = _config_text(config)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = FolderLock(self.path)
+        except OSError as error:
+            raise RunFolderError(
+                f"{self.path} cannot be used as run folder: {error.strerror}. Give another --workdir."
+            ) from error
+        try:
+            self.is_new = not self.config_file.exists()
+            if self.is_new:
+                self._refuse_orphans()
+                write_atomically(self.config_file, text)
+            else:
+                self._compare(json.loads(text), ignore)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _refuse_orphans(self) -> None:
+        found = [item.name for item in (self.metrics_jsonl, self.checkpoint_folder) if item.exists()]
+        if found:
+            raise RunFolderError(
+                f"{self.path} holds {' and '.join(found)} but no config.json to say whose they are. "
+                "Give another --workdir, or delete this folder."
+            )
+
+    def _compare(self, config: dict, ignore: Collection[str]) -> None:
+        try:
+            stored = json.loads(self.config_file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise RunFolderError(
+                f"{self.config_file} is damaged ({error}). Give another --workdir, or delete this folder."
+            ) from error
+        differences = config_differences(stored, config, ignore=ignore)
+        if differences:
+            raise ConfigMismatch(
+                f"{self.path} holds a run with another config (stored -> now):\n"
+                + "".join(f"  {line}\n" for line in differences)
+                + "Give another --workdir, set these fields back, or delete the folder to start again."
+            )
+
+    def close(self) -> None:
+        """Gives the lock back; a second call does nothing."""
+        self._lock.release()
+
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def config_differences(
+    stored: Mapping[str, Any], config: Mapping[str, Any], *, ignore: Collection[str] = ()
+) -> list[str]:
+    """Compares two configs field by field.
+
+    Args:
+        stored: nested mapping, as read from JSON.
+        config: nested mapping, as read from JSON.
+        ignore: dotted names of fields or groups that may differ.
+
+    Returns:
+        One line per differing field, sorted by name: "name: old -> new", "-" standing for a missing field.
+    """
+    old, new = _flatten(stored), _flatten(config)
+    lines = []
+    for name in sorted(old.keys() | new.keys()):
+        if any(name == skipped or name.startswith(f"{skipped}.") for skipped in ignore):
+            continue
+        # As text, because 1, 1.0 and True are equal in Python and are three different settings.
+        before, after = (json.dumps(values[name]) if name in values else "-" for values in (old, new))
+        if before != after:
+            lines.append(f"{name}: {before} -> {after}")
+    return lines
+
+
+def _config_text(config: Mapping[str, Any]) -> str:
+    try:
+        return encode_json(config, indent=2) + "\n"
+    except TypeError as error:
+        raise RunFolderError(f"the config cannot be stored as JSON: {error}") from error
+
+
+def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping) and value:
+            flat.update(_flatten(value, f"{prefix}{name}."))
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
