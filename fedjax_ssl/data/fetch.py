@@ -1,0 +1,167 @@
+"""Downloads that end: time limits, a few tries, a digest, and a file that is either complete or not there."""
+
+import errno
+import hashlib
+import http.client
+import logging
+import os
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+
+TRIES = 3
+CHUNK_BYTES = 1 << 20
+DIGEST_SUFFIX = ".sha256"
+# The disk's fault: no other try and no other mirror can help.
+DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+logger = logging.getLogger(__name__)
+
+
+class DatasetUnavailable(RuntimeError):
+    """A dataset is neither here nor to be had, or what is here is damaged; the message says what to do."""
+
+
+class FetchFailed(RuntimeError):
+    """No address gave the file.
+
+    Attributes:
+        tried: (address, reason) of every address tried, in order.
+    """
+
+    def __init__(self, tried: Sequence[tuple[str, str]]):
+        self.tried = tuple(tried)
+        super().__init__("; ".join(f"{url}: {reason}" for url, reason in self.tried))
+
+
+class _Refused(Exception):
+    """This address will not give the file, however often it is asked."""
+
+
+class _Interrupted(Exception):
+    """This address may give the file at another try."""
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file, as 64 hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def recorded_sha256(path: Path) -> str | None:
+    """The digest that `fetch` noted beside a file of unknown digest, or None."""
+    try:
+        return path.with_name(path.name + DIGEST_SUFFIX).read_text().split()[0]
+    except (FileNotFoundError, IndexError):
+        return None
+
+
+def fetch(
+    urls: str | Sequence[str],
+    dest: Path,
+    *,
+    sha256: str | None = None,
+    size: int | None = None,
+    timeout: float = 20.0,
+    wait: float = 0.5,
+) -> Path:
+    """Downloads one file from the first mirror that has it.
+
+    The bytes go to a `.part` file beside `dest`, which is renamed only when length and digest are right. An
+    address that does not resolve, answers 4xx or gives wrong bytes is left at once; 5xx, broken and silent
+    connections are tried three times. Without a known digest, the digest of what came is written to
+    `<dest>.sha256`.
+
+    Args:
+        urls: one address or several mirrors of the same file.
+        dest: where the file goes; missing folders are made.
+        sha256: expected digest, 64 hexadecimal digits.
+        size: expected length in bytes.
+        timeout: seconds that connecting, and every single read, may take.
+        wait: seconds before the second try; doubled before the third.
+
+    Returns:
+        `dest`.
+
+    Raises:
+        FetchFailed: no address gave the file; has the reason for each.
+        OSError: the file cannot be written here (no space, no permission).
+    """
+    mirrors = (urls,) if isinstance(urls, str) else tuple(urls)
+    dest.parent.mkdir(parents=True, exist_ok=True)
+    # The process number keeps two processes that want the same file from writing into one part file.
+    part = dest.with_name(f"{dest.name}.{os.getpid()}.part")
+    tried: list[tuple[str, str]] = []
+    try:
+        for url in mirrors:
+            try:
+                digest = _fetch_with_retries(url, part, sha256, size, timeout, wait)
+            except (_Refused, _Interrupted) as failure:
+                tried.append((url, str(failure)))
+                continue
+            if sha256 is None:
+                dest.with_name(dest.name + DIGEST_SUFFIX).write_text(f"{digest}  {dest.name}\n")
+            os.replace(part, dest)
+            return dest
+    finally:
+        part.unlink(missing_ok=True)
+    raise FetchFailed(tried)
+
+
+def _fetch_with_retries(
+    url: str, part: Path, sha256: str | None, size: int | None, timeout: float, wait: float
+) -> str:
+    for attempt in range(TRIES):
+        try:
+            return _fetch_once(url, part, sha256, size, timeout)
+        except _Interrupted as failure:
+            if attempt == TRIES - 1:
+                raise _Interrupted(f"{failure} ({TRIES} tries)") from failure
+            logger.warning("%s: %s; trying again", url, failure)
+            time.sleep(wait * 2**attempt)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _fetch_once(url: str, part: Path, sha256: str | None, size: int | None, timeout: float) -> str:
+    request = urllib.request.Request(url, headers={"User-Agent": "fedjax_ssl"})
+    digest = hashlib.sha256()
+    received = 0
+    logger.info("downloading %s", url)
+    with open(part, "wb") as file:
+        try:
+            with urllib.request.urlopen(request, timeout=timeout) as response:
+                expected = size if response.length is None else response.length
+                if size is not None and expected != size:
+                    raise _Refused(f"has {expected:,} bytes, expected {size:,}")
+                while chunk := response.read(CHUNK_BYTES):
+                    file.write(chunk)
+                    digest.update(chunk)
+                    received += len(chunk)
+        except (OSError, http.client.HTTPException) as error:
+            raise _classified(error, timeout) from error
+    if expected is not None and received != expected:
+        raise _Interrupted(f"ended after {received:,} of {expected:,} bytes")
+    if sha256 is not None and digest.hexdigest() != sha256:
+        raise _Refused(f"wrong content: sha256 {digest.hexdigest()}, expected {sha256}")
+    logger.info("downloaded %s (%d bytes)", url, received)
+    return digest.hexdigest()
+
+
+def _classified(error: OSError | http.client.HTTPException, timeout: float) -> Exception:
+    if isinstance(error, urllib.error.HTTPError):
+        kind = _Interrupted if error.code >= 500 else _Refused
+        error.close()
+        return kind(f"HTTP {error.code} {error.reason}")
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(reason, TimeoutError):
+        return _Interrupted(f"no answer within {timeout:g} s")
+    if isinstance(reason, socket.gaierror):
+        return _Refused(reason.strerror or "the name does not resolve")
+    if isinstance(reason, OSError) and reason.errno in DISK_ERRORS:
+        return reason
+    if isinstance(reason, str):  # urllib's own words, such as an unknown kind of address
+        return _Refused(reason)
+    return _Interrupted(str(reason) or type(reason).__name__)

@@ -1,0 +1,192 @@
+"""Readers of the original archives: bytes of a published format in, arrays out."""
+
+import contextlib
+import gzip
+import math
+import sqlite3
+import struct
+import tarfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+CIFAR_SHAPE = (3, 32, 32)
+FEMNIST_SHAPE = (28, 28)
+
+
+class FormatError(ValueError):
+    """A file is not in its format, or is cut short or damaged; the message names it."""
+
+
+class ClientArrays(NamedTuple):
+    """Examples of one split with the client of each.
+
+    Attributes:
+        x: uint8 [n, 28, 28, 1].
+        y: int32 [n].
+        client: int32 [n], positions in `names`.
+        names: client identifiers, sorted.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    client: np.ndarray
+    names: tuple[str, ...]
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """Reads a gzipped IDX file of bytes, the format of MNIST and its relatives.
+
+    The format: two zero bytes, type 8 (unsigned byte), the number of axes, big-endian sizes, the bytes.
+
+    Args:
+        path: the `.gz` file.
+
+    Returns:
+        uint8 array of the shape the file states.
+
+    Raises:
+        FormatError: no gzip, no IDX of bytes, or not the length it states.
+    """
+    with _damage(path):
+        content = gzip.decompress(path.read_bytes())
+    if len(content) < 4 or content[:3] != b"\0\0\x08":
+        raise FormatError(f"{path} is no IDX file of bytes: it starts with {content[:4]!r}.")
+    num_axes = content[3]
+    header = 4 + 4 * num_axes
+    if len(content) < header:
+        raise FormatError(f"{path} ends inside its header, after {len(content)} bytes.")
+    shape = struct.unpack(f">{num_axes}I", content[4:header])
+    if len(content) - header != math.prod(shape):
+        raise FormatError(f"{path} states the shape {shape} but holds {len(content) - header:,} values.")
+    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
+
+
+def read_cifar10_binary(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Reads `cifar-10-binary.tar.gz`: rows of one label byte and 3,072 bytes, planes red, green, blue.
+
+    Args:
+        path: the archive.
+
+    Returns:
+        train images uint8 [n, 32, 32, 3], train labels uint8 [n], test images, test labels.
+
+    Raises:
+        FormatError: not a gzipped tar, batches missing, or rows that do not fit.
+    """
+    batches = {}
+    with _damage(path), tarfile.open(path, "r:gz") as archive:
+        for member in archive:
+            file = archive.extractfile(member) if member.name.endswith(".bin") else None
+            if file is not None:
+                batches[Path(member.name).name] = file.read()
+    train_names = [f"data_batch_{i}.bin" for i in range(1, 6)]
+    missing = [name for name in [*train_names, "test_batch.bin"] if name not in batches]
+    if missing:
+        raise FormatError(
+            f"{path} has no {', '.join(missing)}; found: {', '.join(sorted(batches)) or 'nothing'}."
+        )
+    train = [_cifar_rows(path, name, batches[name]) for name in train_names]
+    test_x, test_y = _cifar_rows(path, "test_batch.bin", batches["test_batch.bin"])
+    return np.concatenate([x for x, _ in train]), np.concatenate([y for _, y in train]), test_x, test_y
+
+
+def _cifar_rows(path: Path, name: str, content: bytes) -> tuple[np.ndarray, np.ndarray]:
+    row = 1 + math.prod(CIFAR_SHAPE)
+    if not content or len(content) % row:
+        raise FormatError(
+            f"{path}: {name} has {len(content):,} bytes, which is no whole number of rows of {row:,}."
+        )
+    rows = np.frombuffer(content, np.uint8).reshape(-1, row)
+    labels = rows[:, 0].copy()
+    if labels.max() > 9:
+        raise FormatError(f"{path}: {name} has the label {labels.max()}; CIFAR-10 has 0 to 9.")
+    return np.ascontiguousarray(rows[:, 1:].reshape(-1, *CIFAR_SHAPE).transpose(0, 2, 3, 1)), labels
+
+
+def read_fedjax_sqlite(path: Path, num_classes: int) -> ClientArrays:
+    """Reads one split of federated EMNIST in fedjax's form.
+
+    Table `federated_data(client_id, data, num_examples)`; `data` is zlib-compressed msgpack of `pixels`
+    float32 [n, 28, 28] with background 1 and ink 0, and `label` int32 [n]. Ink comes out high:
+    round(255 * (1 - pixel)).
+
+    Args:
+        path: the `.sqlite` file.
+        num_classes: labels must lie below it.
+
+    Returns:
+        All examples, clients in the order of their identifiers.
+
+    Raises:
+        FormatError: no SQLite file of this form, cut short, or with content out of range; names the client.
+    """
+    # Only this reader needs flax, which takes a moment to import.
+    from flax import serialization
+
+    with _damage(path), contextlib.closing(_open_read_only(path)) as database:
+        columns = {row[1] for row in database.execute("PRAGMA table_info(federated_data)")}
+        if not columns >= {"client_id", "data", "num_examples"}:
+            raise FormatError(
+                f"{path} is not in fedjax's form: it has no table federated_data"
+                "(client_id, data, num_examples)."
+            )
+        total = database.execute("SELECT coalesce(sum(num_examples), 0) FROM federated_data").fetchone()[0]
+        if not total:
+            raise FormatError(f"{path} holds no examples.")
+        x = np.empty((total, *FEMNIST_SHAPE, 1), np.uint8)
+        y, client = np.empty(total, np.int32), np.empty(total, np.int32)
+        names, start = [], 0
+        query = "SELECT client_id, data, num_examples FROM federated_data ORDER BY client_id"
+        for number, (client_id, data, num_examples) in enumerate(database.execute(query)):
+            name = client_id.decode("ascii", "replace") if isinstance(client_id, bytes) else str(client_id)
+            with _damage(path, f" (client {name})"):
+                example = serialization.msgpack_restore(zlib.decompress(data))
+            _check_client(path, name, example, num_examples, num_classes)
+            stop = start + num_examples
+            x[start:stop, ..., 0] = np.rint(255.0 * (1.0 - example["pixels"]))
+            y[start:stop], client[start:stop] = example["label"], number
+            names.append(name)
+            start = stop
+    return ClientArrays(x, y, client, tuple(names))
+
+
+def _open_read_only(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+
+
+def _check_client(path: Path, name: str, example: object, num_examples: int, num_classes: int) -> None:
+    if not isinstance(example, dict) or not {"pixels", "label"} <= example.keys():
+        raise FormatError(f"{path}: client {name} has no `pixels` and `label`.")
+    pixels, labels = np.asarray(example["pixels"]), np.asarray(example["label"])
+    if pixels.shape != (num_examples, *FEMNIST_SHAPE) or labels.shape != (num_examples,):
+        raise FormatError(
+            f"{path}: client {name} has pixels {pixels.shape} and labels {labels.shape} for {num_examples} "
+            f"examples of {FEMNIST_SHAPE}."
+        )
+    if num_examples and not (pixels.min() >= 0 and pixels.max() <= 1):
+        raise FormatError(f"{path}: client {name} has pixels outside 0 to 1, or NaN.")
+    if num_examples and not (labels.min() >= 0 and labels.max() < num_classes):
+        raise FormatError(f"{path}: client {name} has labels outside 0 to {num_classes - 1}.")
+
+
+@contextlib.contextmanager
+def _damage(path: Path, where: str = "") -> Iterator[None]:
+    """Turns what the standard library says about broken bytes into one error that names the file."""
+    try:
+        yield
+    except FormatError:
+        raise
+    except (
+        EOFError,
+        zlib.error,
+        gzip.BadGzipFile,
+        tarfile.TarError,
+        sqlite3.Error,
+        ValueError,
+        TypeError,
+    ) as error:
+        raise FormatError(f"{path}{where} is cut short, damaged or in another format: {error}") from error

@@ -1,0 +1,194 @@
+"""What every source ends as: arrays on the host, checked once where they are made."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+def check_finite(name: str, values: np.ndarray) -> None:
+    """Refuses NaN and infinity in a floating-point array; integer arrays always pass.
+
+    Args:
+        name: what the message calls the array.
+        values: [n, ...].
+
+    Raises:
+        ValueError: some value is NaN or infinite; names the array, how many values and the first row.
+    """
+    if not np.issubdtype(values.dtype, np.floating):
+        return
+    bad = ~np.isfinite(values)
+    if bad.any():
+        rows = np.flatnonzero(bad.reshape(len(values), -1).any(axis=1))
+        raise ValueError(
+            f"{name} has {int(bad.sum()):,} values that are NaN or infinite, in {len(rows):,} of "
+            f"{len(values):,} rows, first in row {rows[0]}. Remove these rows or fill the values in "
+            "before loading."
+        )
+
+
+def check_labels(name: str, labels: np.ndarray, num_classes: int) -> None:
+    """Refuses labels outside -1 .. num_classes - 1.
+
+    Args:
+        name: what the message calls the array.
+        labels: [n] integers, -1 = no label.
+        num_classes: number of classes.
+
+    Raises:
+        ValueError: some label is out of range; names the array, how many, the first row and its value.
+    """
+    rows = np.flatnonzero((labels < -1) | (labels >= num_classes))
+    if len(rows):
+        raise ValueError(
+            f"{name} has {len(rows):,} labels out of range, first in row {rows[0]}: {labels[rows[0]]}. "
+            f"Allowed are 0 to {num_classes - 1} for {num_classes} classes, and -1 for no label."
+        )
+
+
+def _as_inputs(values: Any) -> np.ndarray:
+    values = np.asarray(values)
+    if values.ndim < 2:
+        raise ValueError(
+            f"Split.x has shape {values.shape}; allowed are [n, features] and [n, height, width, channels]."
+        )
+    if values.dtype == np.uint8:
+        return values
+    if not np.issubdtype(values.dtype, np.floating):
+        raise ValueError(
+            f"Split.x has dtype {values.dtype}; allowed are uint8 (images as stored) and floating point."
+        )
+    return values.astype(np.float32, copy=False)
+
+
+def _as_ids(name: str, values: Any, length: int) -> np.ndarray:
+    values = np.asarray(values)
+    if not np.issubdtype(values.dtype, np.integer):
+        raise ValueError(f"{name} has dtype {values.dtype}; it must hold integers.")
+    if values.shape != (length,):
+        raise ValueError(
+            f"{name} has shape {values.shape}, Split.x has {length:,} rows; {name} must be ({length},)."
+        )
+    limits = np.iinfo(np.int32)
+    if values.size and (int(values.min()) < limits.min or int(values.max()) > limits.max):
+        raise ValueError(
+            f"{name} has values from {values.min()} to {values.max()}, which do not fit into int32."
+        )
+    return values.astype(np.int32, copy=False)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Examples of one split. Other integer and float widths are converted; anything else is refused.
+
+    Attributes:
+        x: uint8 images [n, H, W, C] as stored, or float32 features [n, ...]; all values finite.
+        y: int32 [n], class of each example, -1 = no label exists.
+        client: int32 [n], natural client (writer, centre, patient) of each example, or None.
+
+    Raises:
+        ValueError: shapes, types or values that do not fit; names the field.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    client: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        x = _as_inputs(self.x)
+        check_finite("Split.x", x)
+        object.__setattr__(self, "x", x)
+        object.__setattr__(self, "y", _as_ids("Split.y", self.y, len(x)))
+        if self.client is not None:
+            object.__setattr__(self, "client", _as_ids("Split.client", self.client, len(x)))
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A named dataset: what `load` returns and `federate` cuts into clients.
+
+    Attributes:
+        name: the name it was loaded by.
+        train: training examples, at least one.
+        test: test examples of the same shape, or None where the source has no split of its own.
+        class_names: K names; class k is labelled k.
+        client_names: names of the natural clients; client i of both splits is client_names[i].
+        input_max: the stored value that maps to 1.0.
+        mean: per channel (or one for all), on the scale where input_max is 1.0; None = no normalization.
+        std: like mean, positive.
+        extra: source-specific facts, such as the options it was made with.
+
+    Raises:
+        ValueError: parts that do not fit together; names the field.
+    """
+
+    name: str
+    train: Split
+    test: Split | None
+    class_names: tuple[str, ...]
+    client_names: tuple[str, ...] | None = None
+    input_max: float = 255.0
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.train) == 0:
+            raise ValueError(f"Dataset {self.name!r}: train has no examples.")
+        if not self.class_names:
+            raise ValueError(f"Dataset {self.name!r}: class_names is empty; it needs one name per class.")
+        if self.test is not None:
+            if len(self.test) == 0:
+                raise ValueError(
+                    f"Dataset {self.name!r}: test has no examples; use test=None for no test split."
+                )
+            if self.test.x.shape[1:] != self.input_shape or self.test.x.dtype != self.train.x.dtype:
+                raise ValueError(
+                    f"Dataset {self.name!r}: test inputs are {self.test.x.dtype} {self.test.x.shape[1:]}, "
+                    f"train inputs are {self.train.x.dtype} {self.input_shape}; they must be alike."
+                )
+        for split_name, split in (("train", self.train), ("test", self.test)):
+            if split is not None:
+                check_labels(f"Dataset {self.name!r}: {split_name}.y", split.y, self.num_classes)
+                self._check_clients(split_name, split)
+        if not self.input_max > 0:
+            raise ValueError(f"Dataset {self.name!r}: input_max is {self.input_max}; it must be positive.")
+        self._check_normalization()
+
+    def _check_clients(self, split_name: str, split: Split) -> None:
+        if split.client is None:
+            return
+        bound = len(self.client_names) if self.client_names is not None else np.iinfo(np.int32).max
+        rows = np.flatnonzero((split.client < 0) | (split.client >= bound))
+        if len(rows):
+            raise ValueError(
+                f"Dataset {self.name!r}: {split_name}.client has {len(rows):,} values out of range, first in "
+                f"row {rows[0]}: {split.client[rows[0]]}. Allowed are 0 to {bound - 1}."
+            )
+
+    def _check_normalization(self) -> None:
+        channels = self.input_shape[-1]
+        for name in ("mean", "std"):
+            values = getattr(self, name)
+            if values is not None and len(values) not in (1, channels):
+                raise ValueError(
+                    f"Dataset {self.name!r}: {name} has {len(values)} values; allowed are 1 and {channels} "
+                    "(channels)."
+                )
+        if self.std is not None and not all(value > 0 for value in self.std):
+            raise ValueError(f"Dataset {self.name!r}: std is {self.std}; every value must be positive.")
+
+    @property
+    def num_classes(self) -> int:
+        """K, the number of classes."""
+        return len(self.class_names)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one example."""
+        return self.train.x.shape[1:]

@@ -1,0 +1,136 @@
+import numpy as np
+import pytest
+
+from fedjax_ssl.data import DatasetUnavailable, load
+
+RNG = np.random.default_rng(0)
+IMAGES = RNG.integers(0, 256, (12, 5, 6), np.uint8)
+LABELS = np.arange(12) % 3
+
+
+@pytest.fixture
+def save(tmp_path):
+    def save_arrays(**arrays):
+        path = tmp_path / "mine.npz"
+        np.savez(path, **arrays)
+        return path
+
+    return save_arrays
+
+
+def test_grey_images_get_a_channel_and_clients_any_numbering(save):
+    client = np.array([40, 7, 7, 40] * 3)
+    data = load("npz", path=save(inputs=IMAGES, labels=LABELS.astype(np.uint8), client=client))
+    np.testing.assert_array_equal(data.train.x, IMAGES[..., None])
+    np.testing.assert_array_equal(data.train.y, LABELS)
+    np.testing.assert_array_equal(data.train.client, [1, 0, 0, 1] * 3)
+    assert data.client_names == ("7", "40")
+    assert (data.num_classes, data.input_max, data.test) == (3, 255.0, None)
+
+
+def test_test_split_clients_by_name_and_class_names(save):
+    path = save(
+        inputs=IMAGES[..., None],
+        labels=LABELS,
+        client=np.array(["ann", "bob"] * 6),
+        test_inputs=IMAGES[:3, ..., None],
+        test_labels=np.array([2, -1, 0]),
+        test_client=np.array(["bob", "eve", "ann"]),
+        class_names=np.array(["x", "y", "z"]),
+    )
+    data = load("npz", path=path)
+    assert data.client_names == ("ann", "bob", "eve")
+    np.testing.assert_array_equal(data.test.client, [1, 2, 0])
+    np.testing.assert_array_equal(data.test.y, [2, -1, 0])
+    assert data.class_names == ("x", "y", "z")
+
+
+def test_keras_names(save):
+    data = load("npz", path=save(x_train=IMAGES, y_train=LABELS, x_test=IMAGES[:2], y_test=LABELS[:2]))
+    np.testing.assert_array_equal(data.train.x[..., 0], IMAGES)
+    np.testing.assert_array_equal(data.test.y, LABELS[:2])
+
+
+def test_features_stay_and_have_maximum_one(save):
+    features = RNG.normal(size=(12, 7))
+    data = load("npz", path=save(inputs=features, labels=LABELS), mean=[0.5], std=[2.0])
+    np.testing.assert_array_equal(data.train.x, features.astype(np.float32))
+    assert (data.input_max, data.mean, data.std) == (1.0, (0.5,), (2.0,))
+
+
+def test_number_of_classes_and_input_max_can_be_given(save):
+    data = load("npz", path=save(inputs=IMAGES, labels=np.full(12, -1)), num_classes=5, input_max=16.0)
+    assert (data.num_classes, data.input_max) == (5, 16.0)
+
+
+def with_nan():
+    features = np.zeros((12, 4))
+    features[6, 1:3] = np.nan
+    return features
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"inputs": IMAGES}, r"has no array `labels`; found: `inputs`\. Needed are"),
+        ({"a": IMAGES, "b": LABELS}, r"has no array `inputs` and `labels`; found: `a`, `b`"),
+        ({"inputs": IMAGES, "labels": LABELS, "test_inputs": IMAGES}, "has no array `test_labels`"),
+        ({"inputs": IMAGES, "x_train": IMAGES, "labels": LABELS}, "under both names"),
+        ({"inputs": IMAGES, "labels": LABELS[:11]}, r"labels has shape \(11,\), inputs has 12 rows"),
+        ({"inputs": IMAGES, "labels": LABELS + 0.5}, "labels has dtype float64; labels must be integers"),
+        ({"inputs": IMAGES, "labels": LABELS + 1}, r"from 1 to 3 .* class 0 is the first without an example"),
+        ({"inputs": IMAGES, "labels": LABELS * 1000}, "class 1 is the first without an example"),
+        ({"inputs": IMAGES, "labels": LABELS - 3}, "labels holds 0 classes"),
+        ({"inputs": IMAGES, "labels": LABELS - 2}, "labels holds 1 classes"),
+        ({"inputs": IMAGES, "labels": np.where(LABELS == 1, -4, LABELS)}, "class 1 is the first without"),
+        (
+            {"inputs": IMAGES, "labels": np.append(LABELS[:11], -4)},
+            r"labels has 1 labels out of range.*row 11: -4",
+        ),
+        ({"inputs": IMAGES.astype(np.int64), "labels": LABELS}, "inputs has dtype int64; allowed are uint8"),
+        ({"inputs": IMAGES.reshape(-1), "labels": LABELS}, r"inputs has shape \(360,\)"),
+        ({"inputs": np.zeros((12, 3, 8, 8), np.uint8), "labels": LABELS}, r"looks like \[n, C, H, W\]"),
+        ({"inputs": with_nan(), "labels": LABELS}, r"inputs has 2 values that are NaN .* first in row 6"),
+        (
+            {"inputs": IMAGES, "labels": LABELS, "client": LABELS[:5]},
+            r"client has shape \(5,\); expected \(12,\)",
+        ),
+        ({"inputs": IMAGES, "labels": LABELS, "client": LABELS * 0.5}, "client has dtype float64"),
+        ({"inputs": IMAGES, "labels": LABELS, "class_names": np.array(["x", "y"])}, r"first in row 2: 2"),
+        (
+            {"inputs": IMAGES, "labels": LABELS.astype(object)},
+            "'labels' holds Python objects, which are refused",
+        ),
+    ],
+)
+def test_bad_content_is_named(save, arrays, message):
+    path = save(**arrays)
+    with pytest.raises(ValueError, match=message) as caught:
+        load("npz", path=path)
+    assert str(path) in str(caught.value)
+
+
+def test_missing_path_and_file(tmp_path):
+    with pytest.raises(ValueError, match="needs path="):
+        load("npz")
+    with pytest.raises(DatasetUnavailable, match=r'none\.npz is not there.*load\("digits"\)'):
+        load("npz", path=tmp_path / "none.npz")
+    with pytest.raises(DatasetUnavailable, match="is not a file"):
+        load("npz", path=tmp_path)
+
+
+def test_damaged_files(save, tmp_path):
+    path = save(inputs=np.tile(IMAGES, (50, 1, 1)), labels=np.tile(LABELS, 50))
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(DatasetUnavailable, match=r"not a readable \.npz file, or it is cut short"):
+        load("npz", path=path)
+    path.write_bytes(content[:9000] + b"broken" + content[9006:])
+    with pytest.raises(DatasetUnavailable, match=r"array 'inputs' of .* is damaged"):
+        load("npz", path=path)
+    path.write_text("hello")
+    with pytest.raises(DatasetUnavailable, match=r"not a readable \.npz"):
+        load("npz", path=path)
+    np.save(tmp_path / "bare.npy", IMAGES)
+    with pytest.raises(DatasetUnavailable, match="one bare array"):
+        load("npz", path=tmp_path / "bare.npy")

@@ -1,0 +1,86 @@
+import numpy as np
+import pytest
+
+from fedjax_ssl.data import Dataset, Split
+
+
+def images(n=4, shape=(3, 3, 1)):
+    return np.zeros((n, *shape), np.uint8)
+
+
+def dataset(**changes):
+    train = Split(images(), np.array([0, 1, 2, -1]), np.array([0, 0, 1, 1]))
+    return Dataset(**{"name": "toy", "train": train, "test": None, "class_names": ("a", "b", "c"), **changes})
+
+
+def test_split_converts_widths_and_keeps_values():
+    split = Split(np.full((2, 3), 0.5), np.array([1, -1], np.int64), np.array([7, 8], np.uint8))
+    assert (split.x.dtype, split.y.dtype, split.client.dtype) == (np.float32, np.int32, np.int32)
+    np.testing.assert_array_equal(split.x, 0.5)
+    np.testing.assert_array_equal(split.y, [1, -1])
+    np.testing.assert_array_equal(split.client, [7, 8])
+    assert len(split) == 2
+
+
+def test_split_does_not_copy_what_fits():
+    x = images()
+    assert np.shares_memory(Split(x, np.zeros(4, np.int32)).x, x)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((images(), np.zeros(3, int)), r"Split\.y has shape \(3,\), Split\.x has 4 rows"),
+        ((images(), np.zeros((4, 1), int)), r"Split\.y has shape \(4, 1\)"),
+        ((images(), np.zeros(4)), r"Split\.y has dtype float64; it must hold integers"),
+        ((images(), np.zeros(4, int), np.zeros(5, int)), r"Split\.client has shape \(5,\)"),
+        ((images().astype(np.int64), np.zeros(4, int)), r"Split\.x has dtype int64; allowed are uint8"),
+        ((np.zeros(4, np.float32), np.zeros(4, int)), r"Split\.x has shape \(4,\)"),
+        ((images(), np.array([0, 2**40, 0, 0])), r"Split\.y has values from 0 to 1099511627776"),
+    ],
+)
+def test_split_refuses_what_does_not_fit(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Split(*arguments)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_split_names_field_count_and_first_row_of_bad_values(bad):
+    x = np.zeros((5, 2, 2, 1), np.float32)
+    x[3, 0, 0], x[4] = bad, bad
+    with pytest.raises(
+        ValueError, match=r"Split\.x has 5 values that are NaN or infinite, in 2 of 5 rows, first in row 3"
+    ):
+        Split(x, np.zeros(5, int))
+
+
+def test_dataset_properties():
+    toy = dataset()
+    assert (toy.num_classes, toy.input_shape, toy.input_max) == (3, (3, 3, 1), 255.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"class_names": ("a", "b")},
+            r"train\.y has 1 labels out of range, first in row 2: 2\. Allowed are 0 to 1",
+        ),
+        ({"class_names": ()}, "class_names is empty"),
+        ({"train": Split(images(1), np.array([-2]))}, r"first in row 0: -2"),
+        ({"train": Split(images(0), np.zeros(0, int))}, "train has no examples"),
+        ({"test": Split(images(0), np.zeros(0, int))}, "use test=None"),
+        ({"test": Split(images(2, (4, 4, 1)), np.zeros(2, int))}, r"test inputs are uint8 \(4, 4, 1\)"),
+        ({"test": Split(np.zeros((2, 3, 3, 1), np.float32), np.zeros(2, int))}, "test inputs are float32"),
+        (
+            {"client_names": ("only",)},
+            r"train\.client has 2 values out of range, first in row 2: 1\. Allowed are 0 to 0",
+        ),
+        ({"input_max": 0.0}, "input_max is 0"),
+        ({"mean": (0.1, 0.2)}, "mean has 2 values; allowed are 1 and 1"),
+        ({"std": (0.0,)}, "every value must be positive"),
+    ],
+)
+def test_dataset_refuses_what_does_not_fit(changes, message):
+    with pytest.raises(ValueError, match=message):
+        dataset(**changes)
