@@ -1,0 +1,225 @@
+"""Config defaults and validation. A config file starts from `default(method)` and changes what it needs.
+
+Every section that names something (dataset, partition, supervision, model, augmentation) also lists the options that
+its choices take; None means the choice's own default. `config.method` holds the settings of its method only.
+"""
+
+import contextlib
+import difflib
+from collections.abc import Iterator
+from typing import Any
+
+import ml_collections
+from ml_collections import config_dict
+
+from fedjax_ssl import methods
+from fedjax_ssl.federated import OPTIMIZERS, PLACEMENTS, SCHEDULES, WEIGHTINGS
+
+_INT, _FLOAT, _TEXT, _FLAG, _TUPLE = int, float, str, bool, tuple
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be used; the message names the field, its value and what is allowed."""
+
+
+def default(method: str = "fedavg") -> ml_collections.ConfigDict:
+    """The config every experiment starts from: labels-only federated averaging on the embedded digits.
+
+    Args:
+        method: name of a method, whose settings become `config.method`.
+    """
+    config = ml_collections.ConfigDict()
+    config.seed = 0  # decides everything random: partition, labels, cohorts, batches, initial network
+    config.rounds = 100
+    config.eval_every = 5  # rounds between evaluations, run as one compiled call
+    config.checkpoint_every = 1  # evaluations between checkpoints; 0: only at the end
+
+    config.data = _section(
+        name="digits",
+        path=_TEXT,  # npz: the file
+        root=_TEXT,  # folder for downloads and caches; $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl by default
+        download=True,
+        writers=_INT,  # glyphs: how many writers are drawn
+        test_clients=0,  # whole natural clients held out as test set
+        test_fraction=0.0,  # share of the examples held out as test set, where the dataset has none
+        validation_fraction=0.0,
+    )
+    config.partition = _section(
+        name="natural",
+        num_clients=_INT,  # all natural clients by default
+        alpha=_FLOAT,
+        min_examples=_INT,
+        max_examples=_INT,
+        shards_per_client=_INT,
+        classes=_INT,
+        shares=_TUPLE,
+        balanced=_INT,
+    )
+    config.supervision = _section(
+        name="all",
+        labels=_INT,
+        fraction=_FLOAT,
+        class_balanced=_FLAG,
+        classes=_INT,
+        labelled_clients=_INT,  # only so many clients keep labels
+        which=_TEXT,  # ... the "first" or "random" ones
+    )
+    config.augment = _section(name="none", pixels=_INT)
+    config.model = _section(
+        name="mlp",
+        norm=_TEXT,
+        hidden_sizes=_TUPLE,
+        dropout=_FLAG,
+        normalize_features=_FLAG,
+        aux_head=_FLAG,
+        stem=_TEXT,
+    )
+    config.method = ml_collections.ConfigDict({"name": method, **methods.settings(method)})
+    config.optimizer = _section(
+        name="sgd",
+        learning_rate=0.1,
+        schedule="constant",  # or "cosine" over schedule_rounds
+        schedule_rounds=_INT,  # rounds by default
+        momentum=0.0,
+        nesterov=False,
+        weight_decay=0.0,
+        batch_size=10,
+        local_epochs=1,
+    )
+    config.federated = _section(
+        name="fedavg",  # fedavg, fedprox, fedadam, fedyogi
+        cohort_size=_INT,  # clients per round; all by default
+        weighting="uniform",  # or "examples", "labelled"
+        mu=0.01,  # fedprox
+        server_learning_rate=0.01,  # fedadam, fedyogi
+        placement="auto",  # or "sequential", "vmap", "chunked"
+        chunk_size=8,
+    )
+    return config
+
+
+def digits_by_writer(method: str, labels: str | None = None) -> ml_collections.ConfigDict:
+    """The embedded digits: 11 writers train with few labels, 3 writers that were never seen are the test.
+
+    Which writers are held out and which digits keep their label follow from the seed.
+
+    Args:
+        method: name of a method.
+        labels: labels per writer, as a config file's argument gives them ("5"); "all" keeps every label.
+
+    Raises:
+        ConfigError: `labels` is not a number.
+    """
+    config = default(method)
+    config.rounds = 80
+    config.data.test_clients = 3
+    config.optimizer.learning_rate = 0.3
+    config.optimizer.local_epochs = 5
+    count = labels or "5"
+    if count == "all":
+        config.supervision.name = "all"
+        return config
+    if not count.isdigit() or int(count) < 1:
+        raise ConfigError(f'labels per writer is {count!r}; give a number of at least 1, or "all"')
+    config.supervision.name = "per_client"
+    config.supervision.labels = int(count)
+    config.optimizer.batch_size = min(50, int(count))
+    return config
+
+
+def _section(**fields: Any) -> ml_collections.ConfigDict:
+    """A section; a bare type stands for a field that is None until it is set."""
+    return ml_collections.ConfigDict(
+        {
+            name: config_dict.placeholder(value) if isinstance(value, type) else value
+            for name, value in fields.items()
+        }
+    )
+
+
+def options(section: ml_collections.ConfigDict) -> dict[str, Any]:
+    """The options of a section that were set: everything but `name` that is not None."""
+    return {key: value for key, value in section.items() if key != "name" and value is not None}
+
+
+def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+    """A checked copy in which every None that has a common default is filled in.
+
+    If `config.method.name` was overridden, `config.method` is given the settings of that method: those that both have
+    keep their value.
+
+    Args:
+        config: as a config file and the command line left it.
+
+    Returns:
+        A locked config.
+
+    Raises:
+        ConfigError: naming the field, its value and what is allowed.
+    """
+    resolved = ml_collections.ConfigDict(config.to_dict())
+    name = resolved.method.name
+    try:
+        known = methods.settings(name)
+    except ValueError as error:
+        raise ConfigError(f"config.method.name: {error}") from None
+    given = resolved.method.to_dict()
+    resolved.method = ml_collections.ConfigDict(
+        {"name": name, **{key: given.get(key, value) for key, value in known.items()}}
+    )
+    if resolved.optimizer.schedule_rounds is None:
+        resolved.optimizer.schedule_rounds = resolved.rounds
+    for field, lowest in _LOWEST.items():
+        value = get(resolved, field)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value < lowest:
+            raise ConfigError(f"config.{field} is {value!r}; it must be a number of at least {lowest}")
+    for field, allowed in _ALLOWED.items():
+        value = get(resolved, field)
+        if value not in allowed:
+            close = difflib.get_close_matches(str(value), allowed, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise ConfigError(f"config.{field} is {value!r}.{hint} Allowed: {', '.join(allowed)}")
+    return resolved.lock()
+
+
+@contextlib.contextmanager
+def naming(section: str) -> Iterator[None]:
+    """Turns a ValueError of a room into a `ConfigError` that names the section of the config it came from."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"config.{section}: {error}") from error
+
+
+def get(config: Any, field: str) -> Any:
+    """The value of a dotted field, for example "optimizer.learning_rate"."""
+    for part in field.split("."):
+        config = config[part]
+    return config
+
+
+_LOWEST = {
+    "seed": 0,
+    "rounds": 1,
+    "eval_every": 1,
+    "checkpoint_every": 0,
+    "data.test_clients": 0,
+    "data.test_fraction": 0.0,
+    "data.validation_fraction": 0.0,
+    "optimizer.learning_rate": 0.0,
+    "optimizer.schedule_rounds": 1,
+    "optimizer.weight_decay": 0.0,
+    "optimizer.batch_size": 1,
+    "optimizer.local_epochs": 1,
+    "federated.mu": 0.0,
+    "federated.chunk_size": 1,
+}
+_ALLOWED = {
+    "optimizer.name": OPTIMIZERS,
+    "optimizer.schedule": SCHEDULES,
+    "federated.name": ("fedavg", "fedprox", "fedadam", "fedyogi"),
+    "federated.weighting": tuple(WEIGHTINGS),
+    "federated.placement": PLACEMENTS,
+}

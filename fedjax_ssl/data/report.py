@@ -1,0 +1,156 @@
+"""What a federation looks like: a text table and a picture of who has which classes and labels."""
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Int
+
+from fedjax_ssl.data.federated_data import FederatedData
+
+_BARS = " ▁▂▃▄▅▆▇█"
+
+
+def class_counts(data: FederatedData) -> tuple[Int[np.ndarray, "C K"], Int[np.ndarray, "C K"]]:
+    """Counts examples per client and true class on the host.
+
+    Args:
+        data: one federation, not traced.
+
+    Returns:
+        All examples and the labelled ones; examples without a true label are in neither.
+    """
+    index, sizes = np.asarray(data.index), np.asarray(data.num_examples)
+    labels = np.asarray(data.labels)
+    place = np.arange(index.shape[1])
+    true = np.where(place < sizes[:, None], labels[index], -1)
+
+    def count(chosen: np.ndarray) -> np.ndarray:
+        rows, columns = np.nonzero(chosen & (true >= 0))
+        table = np.zeros((data.num_clients, data.num_classes), np.int64)
+        np.add.at(table, (rows, true[rows, columns]), 1)
+        return table
+
+    seen = np.asarray(data.observed)[index] >= 0
+    return count(true >= 0), count(seen & (place < sizes[:, None]))
+
+
+def report(
+    data: FederatedData,
+    class_names: Sequence[str],
+    client_names: Sequence[str] | None = None,
+    max_rows: int = 20,
+) -> str:
+    """A table of clients with examples, labelled examples, classes and a small histogram over classes.
+
+    Args:
+        data: one federation, not traced.
+        class_names: K names, printed as the histogram's legend.
+        client_names: one name per client; None: their numbers.
+        max_rows: clients printed one by one; minimum, median and maximum always cover all clients.
+
+    Returns:
+        Text of several lines.
+
+    Raises:
+        ValueError: the number of names does not fit the data.
+    """
+    if len(class_names) != data.num_classes:
+        raise ValueError(f"class_names has {len(class_names)} names, the data have {data.num_classes} classes")
+    if client_names is not None and len(client_names) != data.num_clients:
+        raise ValueError(f"client_names has {len(client_names)} names, the data have {data.num_clients} clients")
+    counts, labelled_counts = class_counts(data)
+    sizes, labelled = np.asarray(data.num_examples), np.asarray(data.num_labelled)
+    names = [str(client) for client in range(data.num_clients)] if client_names is None else list(client_names)
+    header = ("client", "examples", "labelled", "classes", "of them labelled")
+    values = np.stack([sizes, labelled, (counts > 0).sum(1), (labelled_counts > 0).sum(1)], axis=1)
+    shown = min(max_rows, data.num_clients)
+    rows = [(names[client], *map(str, values[client]), _histogram(counts[client])) for client in range(shown)]
+    aggregates = (("min", np.min), ("median", np.median), ("max", np.max))
+    footer = [(name, *(f"{value:.10g}" for value in measure(values, axis=0)), "") for name, measure in aggregates]
+    widths = [max(len(row[column]) for row in [header, *rows, *footer]) for column in range(len(header))]
+
+    def line(cells: Sequence[str]) -> str:
+        numbers = (cell.rjust(width) for cell, width in zip(cells[1:5], widths[1:], strict=True))
+        return "  ".join([cells[0].ljust(widths[0]), *numbers, *cells[5:]]).rstrip()
+
+    summary = data.summary()
+    text = [
+        f"{summary['clients']} clients ({summary['labelled_clients']} with labels), "
+        f"{summary['train_examples']} training examples, {summary['labelled_examples']} labelled; "
+        f"server {summary['server_examples']}, validation {summary['validation_examples']}, test {summary['test_examples']}",
+        "",
+        line((*header, f"histogram over {data.num_classes} classes: {_abbreviated(class_names)}")),
+        *map(line, rows),
+    ]
+    if shown < data.num_clients:
+        text.append(f"... {data.num_clients - shown} more clients")
+    return "\n".join([*text, "-" * (sum(widths) + 2 * (len(widths) - 1)), *map(line, footer)])
+
+
+def plot_partition(
+    data: FederatedData,
+    path: str | os.PathLike[str],
+    class_names: Sequence[str] | None = None,
+) -> None:
+    """Draws client x class counts as circles, area ~ examples, with the labelled ones filled in, and saves
+    the picture.
+
+    Args:
+        data: one federation, not traced.
+        path: where to save; the ending decides the format (.png, .pdf, .svg).
+        class_names: K names for the axis; None: class numbers.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    counts, labelled = class_counts(data)
+    num_clients, num_classes = counts.shape
+    # Beyond some 100 clients circles would be dots, so the figure stops growing and they shrink.
+    figure = Figure(figsize=(min(4 + 0.3 * num_clients, 24), min(2 + 0.3 * num_classes, 18)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    spacing = 72 * min((figure.get_figwidth() - 2) / num_clients, (figure.get_figheight() - 1.5) / num_classes, 0.35)
+    largest = max(int(counts.max()), 1)
+    for table, color, name in (
+        (counts, "lightsteelblue", "all examples"),
+        (labelled, "darkorange", "labelled"),
+    ):
+        clients, classes = np.nonzero(table)
+        axes.scatter(
+            clients,
+            classes,
+            s=spacing**2 * table[clients, classes] / largest,
+            color=color,
+            linewidths=0,
+            label=name,
+        )
+    axes.set(
+        xlabel="client",
+        ylabel="class",
+        xlim=(-1, num_clients),
+        ylim=(num_classes - 0.2, -0.8),
+        title=f"{int(counts.sum())} examples, {int(labelled.sum())} labelled (largest circle: {largest})",
+    )
+    if num_classes <= 100:
+        axes.set_yticks(range(num_classes), class_names or [str(k) for k in range(num_classes)])
+    figure.legend(*_legend(), loc="outside right upper", frameon=False)
+    figure.savefig(path, dpi=120)
+
+
+def _legend() -> tuple[list, list[str]]:
+    from matplotlib.lines import Line2D
+
+    names = {"all examples": "lightsteelblue", "labelled": "darkorange"}
+    dots = [Line2D([], [], marker="o", linestyle="", color=color) for color in names.values()]
+    return dots, list(names)
+
+
+def _histogram(counts: Int[np.ndarray, " K"]) -> str:
+    """One character per class: blank for none, higher for more; anything above zero is visible."""
+    height = np.ceil(counts / max(counts.max(), 1) * (len(_BARS) - 1)).astype(int)
+    return "|" + "".join(_BARS[level] for level in height) + "|"
+
+
+def _abbreviated(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 10 else f"{names[0]}, {names[1]}, ..., {names[-1]}"

@@ -1,0 +1,221 @@
+"""Local training: one client, one round.
+
+One local step builds the views that the terms ask for, runs one forward pass over all of them, hands every term its
+slice, adds the weighted losses, takes one gradient and one optimizer update. With several parameter groups the step
+has one such phase per group, in order; a loss moves only its own group, because only that group is differentiated.
+
+Parameters are carried as one flat vector per group: loops on CPU are slow with many small arrays (jax issue 26145).
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, Int, Key
+
+from fedjax_ssl.federated.method import Client, Params, Stage, Step, Stream, Term, Trained, View
+from fedjax_ssl.federated.optimizers import FederatedOptimizer, Flat, Local
+from fedjax_ssl.keys import named_key
+from fedjax_ssl.models import Model, Outputs
+
+PyTree = Any
+
+
+class LocalTraining(NamedTuple):
+    """What stays the same for every client and round."""
+
+    model: Model
+    combine: Callable[[Params], PyTree]  # parameter groups -> the network's parameters
+    groups: tuple[str, ...]  # order of the phases within a local step
+    optimizer: optax.GradientTransformation
+    federated_optimizer: FederatedOptimizer
+    weighting: Callable[[Client], Float[Array, ""]]
+
+
+class Broadcast(NamedTuple):
+    """What every client of the cohort receives, and the round it is received in."""
+
+    key: Key[Array, ""]
+    number: Int[Array, ""]  # rounds since the stage began
+    learning_rate: Float[Array, ""]
+    params: Params
+    model_state: PyTree
+    terms: dict[str, PyTree]  # server state of the terms, from which local states start
+    inputs: Array
+
+
+class _Carry(NamedTuple):
+    flat: Flat
+    model_state: Array  # flat
+    optimizer: dict[str, PyTree]
+    local: dict[str, PyTree]
+    loss: Float[Array, ""]  # sum over steps
+    examples: Int[Array, ""]  # rows that entered a loss, over all steps
+
+
+def train_client(
+    training: LocalTraining, stage: Stage, broadcast: Broadcast, client: Client
+) -> tuple[dict[str, PyTree], dict[str, PyTree]]:
+    """Trains one client.
+
+    Returns:
+        (what is summed over the cohort, what is stacked over it). An update with a value that is not finite is
+        dropped: it weighs nothing, and is counted in "dropped".
+    """
+    key = jax.random.fold_in(named_key(broadcast.key, "client"), client.id)
+    schedule = stage.sampler.schedule(named_key(key, "batches"), client)
+    flat_params = {group: ravel_pytree(broadcast.params[group]) for group in training.groups}
+    anchor = {group: flat for group, (flat, _) in flat_params.items()}
+    unravel = {group: function for group, (_, function) in flat_params.items()}
+    flat_state, unravel_state = ravel_pytree(broadcast.model_state)
+    network = training.combine(broadcast.params)
+
+    def to_params(flat: Flat) -> Params:
+        return {group: unravel[group](flat[group]) for group in training.groups}
+
+    def one_step(number: Int[Array, ""], carry: _Carry) -> _Carry:
+        step_key = jax.random.fold_in(named_key(key, "step"), number)
+        streams = _gather_streams(schedule.positions, schedule.masks, number, client, broadcast.inputs)
+        examples = carry.examples
+        for mask in (stream.mask for stream in streams.values()):
+            examples = examples + jnp.sum(mask, dtype=jnp.int32)
+        carry = carry._replace(examples=examples)
+        for group in training.groups:
+            terms = [term for term in stage.terms if term.group == group]
+            if terms:
+                carry = one_phase(carry, group, terms, streams, named_key(step_key, group))
+        return carry
+
+    def one_phase(
+        carry: _Carry, group: str, terms: list[Term], streams: dict[str, Stream], phase_key: Key[Array, ""]
+    ) -> _Carry:
+        def objective(flat_group: Array) -> tuple[Array, tuple[Array, dict[str, PyTree]]]:
+            params = training.combine(to_params({**carry.flat, group: flat_group}))
+            model_state = unravel_state(carry.model_state)
+            inputs, outputs, new_state = _forward(
+                training.model, params, model_state, _views(terms), streams, phase_key
+            )
+            total, local = jnp.zeros(()), dict(carry.local)
+            for term in terms:
+                step = Step(
+                    outputs=outputs,
+                    inputs=inputs,
+                    streams=streams,
+                    client=client,
+                    local=carry.local[term.name],
+                    params=params,
+                    model_state=model_state,
+                    key=named_key(phase_key, term.name),
+                    round=broadcast.number,
+                )
+                value, local[term.name] = term.loss(step)
+                total = total + term.weight * value
+            return total, (ravel_pytree(new_state)[0], local)
+
+        flat = carry.flat
+        (loss, (model_state, local)), gradient = jax.value_and_grad(objective, has_aux=True)(flat[group])
+        only = {group: flat[group]}
+        gradient = training.federated_optimizer.correct(
+            {group: gradient}, only, {group: anchor[group]}, client.variates
+        )
+        updates, optimizer_state = training.optimizer.update(gradient, carry.optimizer[group], only)
+        new = flat[group] - broadcast.learning_rate * updates[group]
+        flat = {**flat, group: new}
+        moved = training.combine(to_params(flat))
+        for term in terms:
+            local[term.name] = term.after_step(local[term.name], moved)
+        return _Carry(
+            flat=flat,
+            model_state=model_state,
+            optimizer={**carry.optimizer, group: optimizer_state},
+            local=local,
+            loss=carry.loss + loss,
+            examples=carry.examples,
+        )
+
+    start = _Carry(
+        flat=anchor,
+        model_state=flat_state,
+        optimizer={group: training.optimizer.init({group: anchor[group]}) for group in training.groups},
+        local={
+            term.name: term.start(broadcast.terms[term.name], network, broadcast.model_state)
+            for term in stage.terms
+        },
+        loss=jnp.zeros(()),
+        examples=jnp.zeros((), jnp.int32),
+    )
+    # A loop with a traced bound: a client takes exactly its own number of steps. Nothing differentiates through it.
+    end = jax.lax.fori_loop(0, schedule.num_steps, one_step, start)
+
+    finite = jnp.isfinite(end.loss)
+    for vector in [*end.flat.values(), end.model_state]:
+        finite = finite & jnp.all(jnp.isfinite(vector))
+    trained = finite & (schedule.num_steps > 0)
+    weight = jnp.where(trained, training.weighting(client), 0.0)
+    params = {group: jnp.where(trained, end.flat[group], anchor[group]) for group in training.groups}
+    model_state = jnp.where(trained, end.model_state, flat_state)
+    local_state = jax.tree.map(lambda new, old: jnp.where(trained, new, old), end.local, start.local)
+    report = training.federated_optimizer.report(
+        Local(anchor, params, weight, schedule.num_steps, broadcast.learning_rate, client.variates)
+    )
+    result = Trained(
+        client, training.combine(to_params(params)), unravel_state(model_state), broadcast.inputs, key
+    )
+    uploads = {term.name: term.collect(result) for term in stage.terms}
+    summed = {
+        "optimizer": report.summed,
+        "weight": weight,
+        "model_state": weight * (model_state - flat_state),
+        "local": jax.tree.map(lambda x: weight * x.astype(weight.dtype), local_state),
+        "loss": jnp.where(finite, end.loss, 0.0),
+        "steps": schedule.num_steps,
+        "examples": end.examples,
+        "dropped": (~finite).astype(jnp.int32),
+    }
+    return summed, {"optimizer": report.kept, "uploads": uploads, "counts": weight > 0}
+
+
+def _gather_streams(
+    positions: dict[str, Array], masks: dict[str, Array], step: Int[Array, ""], client: Client, inputs: Array
+) -> dict[str, Stream]:
+    streams = {}
+    for name, table in positions.items():
+        position, mask = table[step], masks[name][step]
+        observed = jnp.where(mask, client.observed[position], -1)
+        streams[name] = Stream(position, mask, observed, inputs[client.index[position]])
+    return streams
+
+
+def _views(terms: list[Term]) -> tuple[View, ...]:
+    """The views of all terms, each once."""
+    by_name = {view.name: view for term in terms for view in term.views}
+    return tuple(by_name.values())
+
+
+def _forward(
+    model: Model,
+    params: PyTree,
+    model_state: PyTree,
+    views: tuple[View, ...],
+    streams: dict[str, Stream],
+    key: Key[Array, ""],
+) -> tuple[dict[str, Array], dict[str, Outputs], PyTree]:
+    """One forward pass over the concatenated views, cut again by view."""
+    inputs = {view.name: view.build(named_key(key, view.name), streams) for view in views}
+    outputs, new_state = model.apply(
+        params,
+        model_state,
+        jnp.concatenate([inputs[view.name] for view in views]),
+        train=True,
+        key=named_key(key, "dropout"),
+        mask=jnp.concatenate([streams[view.stream].mask for view in views]),
+    )
+    slices, offset = {}, 0
+    for view in views:
+        rows = inputs[view.name].shape[0]
+        slices[view.name] = jax.tree.map(lambda x, at=offset, n=rows: x[at : at + n], outputs)
+        offset += rows
+    return inputs, slices, new_state

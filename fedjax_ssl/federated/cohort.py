@@ -1,0 +1,69 @@
+"""Which clients take part in a round."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int, Key
+
+QUOTAS = ("any", "proportional", "only")
+
+
+class Cohort(NamedTuple):
+    """The clients of one round in increasing order of id, so that sums over them do not depend on the draw's order."""
+
+    ids: Int[Array, " p"]  # 0 in empty slots
+    valid: Bool[Array, " p"]  # False in slots for which no client was eligible
+
+
+def sample_cohort(
+    key: Key[Array, ""],
+    num_labelled: Int[Array, " C"],
+    num_examples: Int[Array, " C"],
+    size: int,
+    labelled_quota: str = "proportional",
+) -> Cohort:
+    """Draws clients uniformly without replacement.
+
+    Args:
+        key: the round's key.
+        num_labelled: labelled examples per client.
+        num_examples: examples per client; clients without any never take part.
+        size: slots p, at most C.
+        labelled_quota: "any" ignores labels; "proportional" draws ceil(size * labelled clients / clients) clients that
+            have labels and the rest from those that have none (XCLP section 5.3); "only" draws from clients with
+            labels.
+
+    Returns:
+        A `Cohort` of `size` slots; slots stay empty when fewer clients are eligible.
+
+    Raises:
+        ValueError: if `size` is not in 1..C or the quota is unknown.
+    """
+    num_clients = num_examples.shape[0]
+    if not 1 <= size <= num_clients:
+        raise ValueError(f"cohort size is {size}, but the federation has {num_clients} clients; choose 1..{num_clients}")
+    if labelled_quota not in QUOTAS:
+        raise ValueError(f"labelled_quota is {labelled_quota!r}; allowed: {', '.join(QUOTAS)}")
+    present = num_examples > 0
+    labelled, unlabelled = present & (num_labelled > 0), present & (num_labelled == 0)
+    bits = jax.random.bits(key, (num_clients,))
+    if labelled_quota == "any":
+        taken = _first(bits, present, jnp.asarray(size))
+    else:
+        total, with_labels = jnp.sum(present), jnp.sum(labelled)
+        quota = -(-size * with_labels // jnp.maximum(total, 1))
+        quota = jnp.clip(quota, size - jnp.sum(unlabelled), with_labels)
+        if labelled_quota == "only":
+            taken = _first(bits, labelled, jnp.asarray(size))
+        else:
+            taken = _first(bits, labelled, quota) | _first(bits, unlabelled, size - quota)
+    ids = jnp.nonzero(taken, size=size, fill_value=0)[0].astype(jnp.int32)
+    return Cohort(ids, jnp.arange(size) < jnp.sum(taken))
+
+
+def _first(bits: Array, eligible: Bool[Array, " C"], count: Int[Array, ""]) -> Bool[Array, " C"]:
+    """Marks the `count` eligible clients with the smallest random bits."""
+    order = jnp.lexsort((bits, ~eligible))
+    rank = jnp.zeros_like(order).at[order].set(jnp.arange(order.shape[0], dtype=order.dtype))
+    return eligible & (rank < count)

@@ -1,0 +1,257 @@
+"""The engine: builds a `Method` from stages of terms. There is one training loop, and every method runs in it."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float
+
+from fedjax_ssl.data import FederatedData
+from fedjax_ssl.federated.client import Broadcast, LocalTraining, train_client
+from fedjax_ssl.federated.cohort import sample_cohort
+from fedjax_ssl.federated.local_optimizer import LearningRate
+from fedjax_ssl.federated.method import Client, Method, Metrics, Params, Round, ServerState, Stage
+from fedjax_ssl.federated.optimizers import FederatedOptimizer
+from fedjax_ssl.federated.placement import map_clients
+from fedjax_ssl.keys import named_key
+from fedjax_ssl.models import Model
+
+PyTree = Any
+BYTES_PER_NUMBER = 4
+WEIGHTINGS: dict[str, Callable[[Client], Float[Array, ""]]] = {
+    "uniform": lambda client: jnp.ones(()),
+    "examples": lambda client: client.num_examples.astype(jnp.result_type(float)),
+    "labelled": lambda client: client.num_labelled.astype(jnp.result_type(float)),
+}
+
+
+class Setup(NamedTuple):
+    """What a run decides and every method needs; a recipe takes it together with the method's own settings."""
+
+    model: Model
+    normalize: Callable[[Array], Array]  # raw inputs -> float inputs of the network
+    augment: Callable[[Array, Array], Array]  # (key, raw images) -> raw images: the weak augmentation
+    federated_optimizer: FederatedOptimizer
+    local_optimizer: optax.GradientTransformation
+    learning_rate: LearningRate
+    num_classes: int
+    max_labelled: int  # bounds over clients, from `FederatedData`
+    max_unlabelled: int
+    cohort_size: int
+    batch_size: int
+    local_epochs: int
+    weighting: str = "uniform"
+    placement: str = "auto"
+    chunk_size: int = 8
+    evaluation_batch_size: int = 512
+
+
+def federated_method(
+    setup: Setup,
+    stages: tuple[Stage, ...],
+    *,
+    groups: tuple[str, ...] = ("model",),
+    split: Callable[[PyTree], Params] = lambda params: {"model": params},
+    combine: Callable[[Params], PyTree] = lambda params: params["model"],
+    predict: Callable[[ServerState, Array], Array] | None = None,
+) -> Method:
+    """Builds a method out of terms.
+
+    Args:
+        setup: model, optimizers, sizes.
+        stages: run one after another; all but the last need `rounds`. The learning-rate schedule starts anew in each.
+        groups: parameter groups in the order in which a local step updates them.
+        split: a freshly initialized network's parameters -> parameters by group.
+        combine: parameters by group -> the network's parameters.
+        predict: (state, raw inputs) -> log-probabilities; the network's softmax by default.
+
+    Returns:
+        A `Method`. Its `round` takes the run's key and folds the round number in itself, so rounds can be scanned with
+        one key and a resumed run continues exactly. Its info holds scalars: "loss" (mean over local steps), "clients",
+        "local_steps", "examples", "dropped_clients", "bytes_down", "bytes_up", and the terms' diagnostics.
+
+    Raises:
+        ValueError: if a stage but the last has no length, two terms share a name, or the weighting is unknown.
+    """
+    _check(setup, stages)
+    training = LocalTraining(
+        model=setup.model,
+        combine=combine,
+        groups=groups,
+        optimizer=setup.local_optimizer,
+        federated_optimizer=setup.federated_optimizer,
+        weighting=WEIGHTINGS[setup.weighting],
+    )
+    starts = [0]
+    for stage in stages[:-1]:
+        starts.append(starts[-1] + (stage.rounds or 0))
+
+    def init(key: Array, data: FederatedData) -> ServerState:
+        network, model_state = setup.model.init(named_key(key, "model"))
+        params = split(network)
+        everyone = _clients(data, jnp.arange(data.num_clients, dtype=jnp.int32))
+        terms = {
+            term.name: term.init(named_key(named_key(key, "term"), term.name), network, model_state, everyone)
+            for stage in stages
+            for term in stage.terms
+        }
+        optimizer = setup.federated_optimizer.init(_flatten(params), data.num_clients)
+        return ServerState(jnp.zeros((), jnp.int32), params, model_state, optimizer, terms)
+
+    def round_of(number: int, stage: Stage) -> Callable[..., tuple[ServerState, Metrics]]:
+        def run(key: Array, state: ServerState, data: FederatedData) -> tuple[ServerState, Metrics]:
+            return _run_round(setup, training, stage, starts[number], key, state, data)
+
+        return run
+
+    rounds = [round_of(number, stage) for number, stage in enumerate(stages)]
+
+    def round(key: Array, state: ServerState, data: FederatedData) -> tuple[ServerState, Metrics]:
+        round_key = jax.random.fold_in(named_key(key, "round"), state.round)
+        if len(rounds) == 1:
+            return rounds[0](round_key, state, data)
+        # Every stage reports the same metrics, NaN where it has none of that name.
+        names = [set(jax.eval_shape(run, round_key, state, data)[1]) for run in rounds]
+        everything = sorted(set().union(*names))
+        branches = [_report_all(run, everything) for run in rounds]
+        number = sum((state.round >= start).astype(jnp.int32) for start in starts[1:])
+        return jax.lax.switch(number, branches, round_key, state, data)
+
+    def predict_softmax(state: ServerState, inputs: Array) -> Array:
+        outputs, _ = setup.model.apply(
+            combine(state.params), state.model_state, setup.normalize(inputs), train=False
+        )
+        return jax.nn.log_softmax(outputs.logits)
+
+    return Method(init, round, predict or predict_softmax)
+
+
+def _check(setup: Setup, stages: tuple[Stage, ...]) -> None:
+    if setup.weighting not in WEIGHTINGS:
+        raise ValueError(f"weighting is {setup.weighting!r}; allowed: {', '.join(WEIGHTINGS)}")
+    if any(stage.rounds is None for stage in stages[:-1]):
+        raise ValueError("every stage but the last needs a number of rounds")
+    for stage in stages:
+        names = [term.name for term in stage.terms]
+        if len(set(names)) < len(names):
+            raise ValueError(f"terms of one stage need different names, got {names}")
+
+
+def _run_round(
+    setup: Setup,
+    training: LocalTraining,
+    stage: Stage,
+    start: int,
+    key: Array,
+    state: ServerState,
+    data: FederatedData,
+) -> tuple[ServerState, Metrics]:
+    cohort = sample_cohort(
+        named_key(key, "cohort"), data.num_labelled, data.num_examples, setup.cohort_size, stage.labelled_quota
+    )
+    everyone = _clients(data, jnp.arange(data.num_clients, dtype=jnp.int32))
+    clients = _clients(data, cohort.ids, cohort.valid)
+    number = state.round - start
+    context = Round(
+        key=key,
+        number=number,
+        clients=clients,
+        valid=cohort.valid,
+        everyone=everyone,
+        params=training.combine(state.params),
+        model_state=state.model_state,
+        inputs=data.inputs,
+    )
+    term_states, sent = dict(state.terms), {}
+    for term in stage.terms:
+        sent[term.name], term_states[term.name] = term.prepare(term_states[term.name], context)
+    context = context._replace(clients=clients._replace(sent=sent))
+    clients = context.clients._replace(variates=setup.federated_optimizer.send(state.optimizer, cohort.ids))
+    learning_rate = setup.learning_rate(number)
+    broadcast = Broadcast(
+        key, number, learning_rate, state.params, state.model_state, term_states, data.inputs
+    )
+    summed, stacked = map_clients(
+        lambda client: train_client(training, stage, broadcast, client),
+        clients,
+        cohort.valid,
+        setup.placement,
+        setup.chunk_size,
+    )
+    counts = stacked["counts"] & cohort.valid
+    flat = _flatten(state.params)
+    new_flat, optimizer = setup.federated_optimizer.apply(
+        state.optimizer, flat, summed["optimizer"], stacked["optimizer"], cohort.ids, counts
+    )
+    params = {name: ravel_pytree(state.params[name])[1](new_flat[name]) for name in new_flat}
+    weight = summed["weight"]
+    scale = jnp.where(weight > 0, 1.0 / jnp.where(weight > 0, weight, 1.0), 0.0)
+    old_state, unravel_state = ravel_pytree(state.model_state)
+    model_state = unravel_state(old_state + scale * summed["model_state"])
+    network = training.combine(state.params)
+    for term in stage.terms:
+        before = term.start(term_states[term.name], network, state.model_state)
+        mean = jax.tree.map(
+            lambda total, old: jnp.where(weight > 0, scale * total, old.astype(total.dtype)).astype(old.dtype),
+            summed["local"][term.name],
+            before,
+        )
+        term_states[term.name] = term.absorb(
+            term_states[term.name], mean, stacked["uploads"][term.name], context
+        )
+    new_state = ServerState(state.round + 1, params, model_state, optimizer, term_states)
+    return new_state, _metrics(stage, context, data, summed, flat, old_state)
+
+
+def _metrics(
+    stage: Stage, context: Round, data: FederatedData, summed: dict[str, Any], flat: dict[str, Array], state: Array
+) -> Metrics:
+    dtype = jnp.result_type(float)
+    clients = jnp.sum(context.valid).astype(dtype)
+    model_bytes = BYTES_PER_NUMBER * (sum(vector.size for vector in flat.values()) + state.size)
+    steps = summed["steps"].astype(dtype)
+    info = {
+        "loss": summed["loss"] / jnp.maximum(steps, 1.0),
+        "clients": clients,
+        "local_steps": steps,
+        "examples": summed["examples"].astype(dtype),
+        "dropped_clients": summed["dropped"].astype(dtype),
+        "bytes_down": clients * model_bytes,
+        "bytes_up": clients * model_bytes,
+    }
+    truth = data.labels[context.clients.index]
+    for term in stage.terms:
+        traffic = term.traffic(context)
+        info["bytes_down"] = info["bytes_down"] + traffic.down
+        info["bytes_up"] = info["bytes_up"] + traffic.up
+        info.update(term.diagnose(context.clients.sent[term.name], truth, context))
+    return info
+
+
+def _clients(data: FederatedData, ids: Array, valid: Array | None = None) -> Client:
+    """Gathers clients; an empty cohort slot is a client without examples."""
+    present = jnp.ones(ids.shape, bool) if valid is None else valid
+    index = data.index[ids]
+    num_labelled = jnp.where(present, data.num_labelled[ids], 0)
+    num_examples = jnp.where(present, data.num_examples[ids], 0)
+    real = jnp.arange(index.shape[1]) < num_examples[:, None]
+    observed = jnp.where(real, data.observed[index], -1)
+    return Client(ids, index, observed, num_labelled, num_examples, sent={}, variates=())
+
+
+def _flatten(params: Params) -> dict[str, Array]:
+    return {name: ravel_pytree(tree)[0] for name, tree in params.items()}
+
+
+def _report_all(
+    run: Callable[..., tuple[ServerState, Metrics]], names: list[str]
+) -> Callable[..., tuple[ServerState, Metrics]]:
+    def complete(key: Array, state: ServerState, data: FederatedData) -> tuple[ServerState, Metrics]:
+        new_state, info = run(key, state, data)
+        missing = jnp.full((), jnp.nan, jnp.result_type(float))
+        return new_state, {name: info.get(name, missing) for name in names}
+
+    return complete

@@ -1,0 +1,68 @@
+"""Local optimizers by name, and learning rates as functions of the round.
+
+A local optimizer is an optax transformation without a learning rate: the client step multiplies its update by the
+round's rate, which may be traced (a whole sweep over learning rates is then one program).
+"""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int
+
+OPTIMIZERS = ("sgd", "adam", "rmsprop")
+SCHEDULES = ("constant", "cosine")
+LearningRate = Callable[[Int[Array, ""]], Float[Array, ""]]
+
+
+def local_optimizer(
+    name: str = "sgd", *, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0
+) -> optax.GradientTransformation:
+    """Builds the client's optimizer; its state starts anew in every round.
+
+    Args:
+        name: "sgd", "adam" or "rmsprop" (v <- 0.9 v + 0.1 g^2, no momentum, no bias correction).
+        momentum: momentum of SGD, in [0, 1).
+        nesterov: Nesterov momentum.
+        weight_decay: added to the gradient as weight_decay * w, on all parameters (L2, not decoupled).
+
+    Raises:
+        ValueError: for an unknown name or momentum outside [0, 1).
+    """
+    if name not in OPTIMIZERS:
+        raise ValueError(f"unknown local optimizer {name!r}; allowed: {', '.join(OPTIMIZERS)}")
+    if not 0 <= momentum < 1:
+        raise ValueError(f"momentum is {momentum}; it must be in [0, 1)")
+    steps = {
+        "sgd": optax.trace(momentum, nesterov) if momentum else optax.identity(),
+        "adam": optax.scale_by_adam(),
+        "rmsprop": optax.scale_by_rms(decay=0.9, eps=1e-7, eps_in_sqrt=False),
+    }
+    return optax.chain(optax.add_decayed_weights(weight_decay), steps[name])
+
+
+def learning_rate_schedule(
+    name: str, learning_rate: float | Float[Array, ""], schedule_rounds: int = 1
+) -> LearningRate:
+    """A rate for every round, constant within the round.
+
+    Args:
+        name: "constant", or "cosine": rate / 2 * (1 + cos(pi * round / schedule_rounds)), rounds from 0 (XCLP section
+            5.3, there with 2,000 schedule rounds for 1,500 rounds of training).
+        learning_rate: the rate in round 0; may be traced.
+        schedule_rounds: half a period of the cosine.
+
+    Raises:
+        ValueError: for an unknown name, or fewer than 1 schedule round.
+    """
+    if name not in SCHEDULES:
+        raise ValueError(f"unknown learning-rate schedule {name!r}; allowed: {', '.join(SCHEDULES)}")
+    if schedule_rounds < 1:
+        raise ValueError(f"schedule_rounds is {schedule_rounds}; it must be at least 1")
+    rate = jnp.asarray(learning_rate, jnp.result_type(float))
+
+    def cosine(round_number: Int[Array, ""]) -> Float[Array, ""]:
+        progress = round_number.astype(rate.dtype) / schedule_rounds
+        return rate * 0.5 * (1.0 + jnp.cos(jnp.pi * jnp.minimum(progress, 1.0)))
+
+    return cosine if name == "cosine" else lambda round_number: rate

@@ -1,0 +1,113 @@
+"""Federated optimizers: how local training is corrected and how clients' results become the next global model.
+
+Parameters reach these functions as one flat vector per parameter group (`dict` of group -> float [P]): sums over
+clients are then sums of vectors. Sources: FedAvg (McMahan et al., AISTATS 2017), FedProx (Li et al., MLSys 2020),
+FedOpt (Reddi et al., ICLR 2021).
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, Int
+
+PyTree = Any
+Flat = dict[str, Float[Array, " P"]]
+
+
+class Report(NamedTuple):
+    """What one client contributes to the server's step."""
+
+    summed: PyTree  # added over the cohort in client order
+    kept: PyTree  # stacked over the cohort
+
+
+class Local(NamedTuple):
+    """One client's local training, as a federated optimizer sees it."""
+
+    anchor: Flat  # parameters as received
+    params: Flat  # parameters after local training
+    weight: Float[Array, ""]  # aggregation weight; 0 if the client trained nothing or its update was dropped
+    num_steps: Int[Array, ""]
+    learning_rate: Float[Array, ""]
+    variates: PyTree  # as received
+
+
+class FederatedOptimizer(NamedTuple):
+    """Five pure functions; combine with every method."""
+
+    init: Callable[[Flat, int], PyTree]  # (parameters, number of clients) -> state
+    send: Callable[[PyTree, Int[Array, " p"]], PyTree]  # (state, ids) -> variates, leading axis p
+    correct: Callable[[Flat, Flat, Flat, PyTree], Flat]  # (gradient, params, anchor, variates) -> gradient
+    report: Callable[[Local], Report]
+    apply: Callable[[PyTree, Flat, PyTree, PyTree, Int[Array, " p"], Bool[Array, " p"]], tuple[Flat, PyTree]]
+    # ^ (state, anchor, summed, kept, ids, which clients count) -> (parameters, state)
+
+
+def fedavg() -> FederatedOptimizer:
+    """FedAvg: the next model is the weighted mean of the clients' models.
+
+    Written as anchor + weighted mean of the clients' changes, so that a round in which nobody trained changes nothing.
+    """
+    return fedopt(None)
+
+
+def fedprox(mu: float) -> FederatedOptimizer:
+    """FedProx: FedAvg whose local objective has mu/2 ||w - w_global||^2 added; mu = 0 is FedAvg.
+
+    Args:
+        mu: strength of the proximal term, >= 0.
+
+    Raises:
+        ValueError: if mu is negative.
+    """
+    if isinstance(mu, (int, float)) and mu < 0:
+        raise ValueError(f"FedProx: mu is {mu}; it must be >= 0")
+
+    def correct(gradient: Flat, params: Flat, anchor: Flat, variates: PyTree) -> Flat:
+        return jax.tree.map(lambda g, w, w0: g + mu * (w - w0), gradient, params, anchor)
+
+    return fedavg()._replace(correct=correct)
+
+
+def fedopt(server_optimizer: optax.GradientTransformation | None) -> FederatedOptimizer:
+    """FedOpt: the mean change of the clients is a pseudo-gradient for a server-side optimizer.
+
+    Args:
+        server_optimizer: for example `optax.adam(1e-2, b1=0.9, b2=0.99, eps=1e-3)` for FedAdam or `optax.yogi` for
+            FedYogi; None applies the mean change as it is (FedAvg).
+    """
+
+    def init(params: Flat, num_clients: int) -> PyTree:
+        return () if server_optimizer is None else server_optimizer.init(params)
+
+    def report(local: Local) -> Report:
+        change = jax.tree.map(lambda w, w0: local.weight * (w - w0), local.params, local.anchor)
+        return Report({"weight": local.weight, "change": change}, ())
+
+    def apply(
+        state: PyTree, anchor: Flat, summed: PyTree, kept: PyTree, ids: Array, counts: Array
+    ) -> tuple[Flat, PyTree]:
+        weight = summed["weight"]
+        scale = jnp.where(weight > 0, 1.0 / jnp.where(weight > 0, weight, 1.0), 0.0)
+        change = jax.tree.map(lambda total: scale * total, summed["change"])
+        if server_optimizer is None:
+            return jax.tree.map(jnp.add, anchor, change), state
+        updates, new_state = server_optimizer.update(jax.tree.map(jnp.negative, change), state, anchor)
+        moved = optax.apply_updates(anchor, updates)
+        trained = weight > 0
+        return _where(trained, moved, anchor), _where(trained, new_state, state)
+
+    return FederatedOptimizer(
+        init=init,
+        send=lambda state, ids: (),
+        correct=lambda gradient, params, anchor, variates: gradient,
+        report=report,
+        apply=apply,
+    )
+
+
+def _where(condition: Bool[Array, ""], new: PyTree, old: PyTree) -> PyTree:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)

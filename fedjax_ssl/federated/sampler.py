@@ -1,0 +1,134 @@
+"""Batch schedules: which of its examples a client uses in which local step.
+
+A schedule is drawn once per client and round. Shapes follow static bounds, so draws must not depend on padding:
+every permutation sorts bits drawn by position, and the bits of a prefix do not change when the array grows.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int, Key
+
+from fedjax_ssl.federated.method import Client, Sampler, Schedule
+from fedjax_ssl.keys import named_key
+
+
+def masked_permutation(key: Key[Array, ""], count: Int[Array, ""], size: int) -> Int[Array, " size"]:
+    """A random permutation of 0..count-1, followed by the positions count..size-1 in order.
+
+    Args:
+        key: typed PRNG key.
+        count: how many positions are real.
+        size: static length, at least `count`. The result's first `count` entries do not depend on it.
+
+    Returns:
+        int32 [size].
+    """
+    bits = jax.random.bits(key, (size,))
+    padding = jnp.arange(size) >= count
+    return jnp.lexsort((bits, padding)).astype(jnp.int32)
+
+
+def cycled_permutations(
+    key: Key[Array, ""], count: Int[Array, ""], length: int, max_count: int
+) -> Int[Array, " length"]:
+    """An endless stream of fresh permutations of 0..count-1, cut at `length`.
+
+    Args:
+        key: typed PRNG key.
+        count: examples in one pass, at most `max_count`; 0 gives zeros.
+        length: static length of the stream.
+        max_count: static bound of `count`, so that the pass in which the stream ends is drawn as a whole.
+
+    Returns:
+        int32 [length].
+    """
+    total = length + max_count
+    draws = jnp.arange(total, dtype=jnp.int32)
+    one_pass = jnp.maximum(count, 1)
+    order = jnp.lexsort((jax.random.bits(key, (total,)), draws // one_pass))
+    return (order[:length] % one_pass).astype(jnp.int32)
+
+
+def labelled_epochs(batch_size: int, local_epochs: int, max_labelled: int) -> Sampler:
+    """Epochs over the labelled examples: stream "labelled", freshly shuffled, the last partial batch kept.
+
+    This is local training of FedAvg (McMahan et al., AISTATS 2017) and stage 1 of FedAvg+XCLP.
+
+    Args:
+        batch_size: examples per local step.
+        local_epochs: passes over the labelled examples per round.
+        max_labelled: static bound of labelled examples per client.
+    """
+    size = max(max_labelled, 1)
+    steps = local_epochs * -(-size // batch_size)
+
+    def schedule(key: Key[Array, ""], client: Client) -> Schedule:
+        orders = _permutation_per_epoch(named_key(key, "labelled"), client.num_labelled, size, local_epochs)
+        per_epoch = -(-client.num_labelled // batch_size)
+        epoch, within = _divide(jnp.arange(steps), per_epoch)
+        slot = within[:, None] * batch_size + jnp.arange(batch_size)
+        mask = (slot < client.num_labelled) & (epoch < local_epochs)[:, None]
+        positions = orders[epoch[:, None], jnp.minimum(slot, size - 1)]
+        return Schedule({"labelled": positions}, {"labelled": mask}, local_epochs * per_epoch)
+
+    return Sampler(schedule)
+
+
+def mixed_epochs(batch_size: int, local_epochs: int, max_labelled: int, max_unlabelled: int) -> Sampler:
+    """Batches of stage 2 of FedAvg+XCLP: stream "mixed" of 2 * batch_size slots.
+
+    A client with labels: batch_size labelled examples from an endless reshuffle, then batch_size unlabelled ones; an
+    epoch is floor(unlabelled / batch_size) steps, at least one, through a fresh permutation of the unlabelled
+    examples. A client without labels: batches of 2 * batch_size over its examples, the last partial one kept. A
+    client without unlabelled examples: ceil(labelled / batch_size) steps with only the labelled half.
+
+    Args:
+        batch_size: labelled and unlabelled examples per local step, each.
+        local_epochs: epochs per round.
+        max_labelled: static bound of labelled examples per client.
+        max_unlabelled: static bound of unlabelled examples per client.
+    """
+    size = max(max_unlabelled, 1)
+    steps = local_epochs * max(size // batch_size, -(-size // (2 * batch_size)), -(-max_labelled // batch_size), 1)
+
+    def schedule(key: Key[Array, ""], client: Client) -> Schedule:
+        labelled, unlabelled = client.num_labelled, client.num_examples - client.num_labelled
+        with_labels = labelled > 0
+        per_epoch = jnp.where(
+            with_labels & (unlabelled > 0),
+            jnp.maximum(unlabelled // batch_size, 1),
+            jnp.where(with_labels, -(-labelled // batch_size), -(-unlabelled // (2 * batch_size))),
+        )
+        epoch, within = _divide(jnp.arange(steps), per_epoch)
+        column = jnp.arange(batch_size)
+
+        orders = _permutation_per_epoch(named_key(key, "unlabelled"), unlabelled, size, local_epochs)
+        stride = jnp.where(with_labels, batch_size, 2 * batch_size)
+        left = within[:, None] * stride + column
+        right = jnp.where(with_labels, left, left + batch_size)
+
+        def unlabelled_at(slot: Int[Array, "S b"]) -> Int[Array, "S b"]:
+            return labelled + orders[epoch[:, None], jnp.minimum(slot, size - 1)]
+
+        cycle = cycled_permutations(named_key(key, "labelled"), labelled, steps * batch_size, max_labelled)
+        first_half = jnp.where(with_labels, cycle.reshape(steps, batch_size), unlabelled_at(left))
+        positions = jnp.concatenate([first_half, unlabelled_at(right)], axis=1)
+        running = (epoch < local_epochs)[:, None]
+        masks = jnp.concatenate([running & (with_labels | (left < unlabelled)), running & (right < unlabelled)], axis=1)
+        return Schedule({"mixed": positions}, {"mixed": masks}, local_epochs * per_epoch)
+
+    return Sampler(schedule)
+
+
+def _permutation_per_epoch(
+    key: Key[Array, ""], count: Int[Array, ""], size: int, local_epochs: int
+) -> Int[Array, "E size"]:
+    keys = jax.vmap(lambda epoch: jax.random.fold_in(key, epoch))(jnp.arange(local_epochs))
+    return jax.vmap(lambda k: masked_permutation(k, count, size))(keys)
+
+
+def _divide(step: Int[Array, " S"], per_epoch: Int[Array, ""]) -> tuple[Int[Array, " S"], Int[Array, " S"]]:
+    """Epoch of a step and its place within the epoch; with no step per epoch, all lie past the last epoch."""
+    safe = jnp.maximum(per_epoch, 1)
+    beyond = jnp.iinfo(jnp.int32).max
+    return jnp.where(per_epoch > 0, step // safe, beyond), step % safe

@@ -1,0 +1,157 @@
+"""Terms that many methods share: labelled examples, and pseudo-labels made before local training."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from fedjax_ssl.federated.engine import Setup
+from fedjax_ssl.federated.forward import map_rows
+from fedjax_ssl.federated.method import Client, Metrics, PyTree, Round, Step, Term, Traffic, View
+from fedjax_ssl.graph import confidence
+from fedjax_ssl.models import Outputs
+from fedjax_ssl.objectives import batch_cross_entropy
+
+
+class PseudoLabels(NamedTuple):
+    """Targets of local training for a cohort; true labels are included with weight 1 (times class weight)."""
+
+    labels: Int[Array, "p n"]  # -1 = none
+    weights: Float[Array, "p n"]
+    confidence: Float[Array, "p n"]  # in [0, 1], for the log
+
+
+def augmented_view(setup: Setup, stream: str, name: str | None = None) -> View:
+    """The view of a stream under the run's weak augmentation, normalized for the network."""
+    return View(
+        name or f"{stream}/weak",
+        stream,
+        lambda key, streams: setup.normalize(setup.augment(key, streams[stream].inputs)),
+    )
+
+
+def supervised_term(setup: Setup) -> Term:
+    """Cross-entropy on the observed labels of stream "labelled"."""
+    view = augmented_view(setup, "labelled")
+
+    def loss(step: Step) -> tuple[Array, PyTree]:
+        batch = step.streams["labelled"]
+        return batch_cross_entropy(step.outputs[view.name].logits, batch.observed, batch.mask), step.local
+
+    return Term("supervised", (view,), loss)
+
+
+def pseudo_label_term(
+    setup: Setup,
+    prepare: Callable[[PyTree, Round], tuple[PseudoLabels, PyTree]],
+    traffic: Callable[[Round], Traffic] | None = None,
+    init: Callable[..., PyTree] | None = None,
+) -> Term:
+    """Weighted cross-entropy on stream "mixed" against labels and pseudo-labels: 1/|B| sum_i w_i CE(f(x_i), y_i).
+
+    No gradient reaches targets or weights: they are made before local training (XCLP, Algorithm 2).
+
+    Args:
+        setup: the run.
+        prepare: (term state, round) -> (`PseudoLabels` of the cohort, term state).
+        traffic: bytes sent for the pseudo-labels.
+        init: (key, params, everyone) -> term state.
+    """
+    view = augmented_view(setup, "mixed")
+
+    def loss(step: Step) -> tuple[Array, PyTree]:
+        batch = step.streams["mixed"]
+        targets: PseudoLabels = step.client.sent["pseudo_labels"]
+        return (
+            batch_cross_entropy(
+                step.outputs[view.name].logits,
+                targets.labels[batch.position],
+                batch.mask,
+                targets.weights[batch.position],
+            ),
+            step.local,
+        )
+
+    term = Term("pseudo_labels", (view,), loss, prepare=prepare, diagnose=diagnose_pseudo_labels)
+    if traffic is not None:
+        term = term._replace(traffic=traffic)
+    return term if init is None else term._replace(init=init)
+
+
+def diagnose_pseudo_labels(sent: PseudoLabels, truth: Int[Array, "p n"], round: Round) -> Metrics:
+    """Quality of the pseudo-labels on the cohort's unlabelled examples; NaN where there is nothing to average.
+
+    Returns:
+        "pseudo_label_accuracy" among the examples that got one, "pseudo_label_coverage" (share that got one), and the
+        mean confidence of correct and of wrong ones.
+    """
+    unlabelled = examples_mask(round.clients) & (round.clients.observed < 0)
+    given = unlabelled & (sent.labels >= 0) & (truth >= 0)
+    right = given & (sent.labels == truth)
+    return {
+        "pseudo_label_accuracy": _mean(right.astype(sent.confidence.dtype), given),
+        "pseudo_label_coverage": _mean((sent.labels >= 0).astype(sent.confidence.dtype), unlabelled),
+        "confidence_correct": _mean(sent.confidence, right),
+        "confidence_wrong": _mean(sent.confidence, given & ~right),
+    }
+
+
+def network_pseudo_labels(
+    setup: Setup, round: Round, clients: Client, key: Array | None = None
+) -> PseudoLabels:
+    """The global network's own predictions as pseudo-labels, weighted by 1 - entropy / log K (XCLP section 5.4).
+
+    Args:
+        setup: the run.
+        round: gives parameters and inputs.
+        clients: whose examples are labelled, leading axis p.
+        key: if given, the network sees weakly augmented examples.
+
+    Returns:
+        `PseudoLabels` in which labelled examples keep their label with weight 1.
+    """
+    probabilities = map_rows(
+        lambda inputs: jax.nn.softmax(_evaluate(setup, round, inputs, key).logits),
+        round.inputs,
+        clients.index,
+        setup.evaluation_batch_size,
+    )
+    predicted = jnp.argmax(probabilities, axis=-1).astype(jnp.int32)
+    certainty = confidence(probabilities.reshape(-1, setup.num_classes)).reshape(predicted.shape)
+    labelled, real = clients.observed >= 0, examples_mask(clients)
+    labels = jnp.where(real, jnp.where(labelled, clients.observed, predicted), -1)
+    weights = jnp.where(real, jnp.where(labelled, jnp.ones_like(certainty), certainty), jnp.zeros_like(certainty))
+    return PseudoLabels(labels, weights, weights)
+
+
+def network_features(setup: Setup, round: Round, key: Array | None = None) -> Float[Array, "p n d"]:
+    """What the network's head sees for every example of the cohort, in evaluation mode.
+
+    Args:
+        setup: the run.
+        round: gives the cohort, the parameters and the inputs.
+        key: if given, the network sees weakly augmented examples.
+    """
+    return map_rows(
+        lambda inputs: _evaluate(setup, round, inputs, key).features,
+        round.inputs,
+        round.clients.index,
+        setup.evaluation_batch_size,
+    )
+
+
+def examples_mask(clients: Client) -> Bool[Array, "p n"]:
+    """Which entries of the clients' index table are examples and not padding."""
+    return jnp.arange(clients.index.shape[1]) < clients.num_examples[:, None]
+
+
+def _evaluate(setup: Setup, round: Round, inputs: Array, key: Array | None) -> Outputs:
+    seen = inputs if key is None else setup.augment(key, inputs)
+    outputs, _ = setup.model.apply(round.params, round.model_state, setup.normalize(seen), train=False)
+    return outputs
+
+
+def _mean(values: Float[Array, "p n"], where: Bool[Array, "p n"]) -> Float[Array, ""]:
+    return jnp.mean(values, where=where)

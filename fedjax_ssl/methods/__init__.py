@@ -1,0 +1,63 @@
+"""Published methods, one recipe per file, by the name used in `config.method.name`."""
+
+import difflib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from fedjax_ssl.federated import Method, Setup
+from fedjax_ssl.methods.fedavg import fedavg
+from fedjax_ssl.methods.fedsem import fedsem
+from fedjax_ssl.methods.fedsiam import fedsiam
+from fedjax_ssl.methods.network_pseudo_label import network_pseudo_label
+from fedjax_ssl.methods.per_client_lp import per_client_lp
+from fedjax_ssl.methods.xclp import xclp
+
+_RECIPES: dict[str, Callable[..., Method]] = {
+    recipe.__name__: recipe
+    for recipe in (fedavg, xclp, per_client_lp, network_pseudo_label, fedsem, fedsiam)
+}
+
+
+def available() -> dict[str, str]:
+    """Names of all methods with one line about each."""
+    return {name: (recipe.__doc__ or "").splitlines()[0] for name, recipe in _RECIPES.items()}
+
+
+def settings(name: str) -> dict[str, Any]:
+    """The method's own settings with their defaults, as `config.method` holds them beside `name`.
+
+    Raises:
+        ValueError: for an unknown method, naming the nearest one.
+    """
+    parameters = inspect.signature(_recipe(name)).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def build(name: str, setup: Setup, **options: Any) -> Method:
+    """Builds a method by name.
+
+    Args:
+        name: one of `available()`.
+        setup: what the run decides.
+        **options: the method's own settings; see `settings(name)`.
+
+    Raises:
+        ValueError: for an unknown method or setting.
+    """
+    recipe, known = _recipe(name), settings(name)
+    for option in options:
+        if option not in known:
+            raise ValueError(f"method {name} has no setting {option!r}; it has: {', '.join(known) or 'none'}")
+    return recipe(setup, **options)
+
+
+def _recipe(name: str) -> Callable[..., Method]:
+    if name not in _RECIPES:
+        close = difflib.get_close_matches(name, _RECIPES, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"unknown method {name!r}.{hint} Available: {', '.join(_RECIPES)}")
+    return _RECIPES[name]
+
+
+__all__ = ["available", "build", "settings"]

@@ -1,0 +1,33 @@
+"""Federated averaging on the labelled examples only; stage 1 and lower baseline of the semi-supervised methods.
+
+References:
+    McMahan et al., Communication-efficient learning of deep networks from decentralized data, AISTATS 2017.
+    As "FedAvg (labeled only)": Scott et al., Cross-client label propagation for transductive and semi-supervised
+    federated learning, TMLR 2023.
+"""
+
+from fedjax_ssl.federated import Method, Setup, Stage, federated_method, labelled_epochs
+from fedjax_ssl.federated.terms import supervised_term
+
+
+def fedavg(setup: Setup) -> Method:
+    """FedAvg (or whatever federated optimizer the run names) on labelled examples of clients that have some."""
+    return federated_method(setup, (labelled_stage(setup, None),))
+
+
+def labelled_stage(setup: Setup, rounds: int | None) -> Stage:
+    """Rounds of supervised training: epochs over the labelled examples, cohort of clients with labels."""
+    sampler = labelled_epochs(setup.batch_size, setup.local_epochs, setup.max_labelled)
+    return Stage((supervised_term(setup),), sampler, labelled_quota="only", rounds=rounds)
+
+
+def after_labelled_stage(setup: Setup, stage: Stage, warmup_rounds: int) -> Method:
+    """Stage 2 methods: `warmup_rounds` rounds of labels-only training first, none if 0.
+
+    Raises:
+        ValueError: if `warmup_rounds` is negative.
+    """
+    if warmup_rounds < 0:
+        raise ValueError(f"warmup_rounds is {warmup_rounds}; it must be >= 0")
+    stages = (labelled_stage(setup, warmup_rounds), stage) if warmup_rounds else (stage,)
+    return federated_method(setup, stages)

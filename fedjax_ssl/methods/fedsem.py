@@ -1,0 +1,42 @@
+"""FedSem+: the network's predictions as pseudo-labels, made once for all clients and then frozen.
+
+References:
+    Albaseer et al., Exploiting unlabeled data in smart cities using federated edge learning, IWCMC 2020; with entropy
+    weights as in Scott et al., TMLR 2023, arXiv 2210.06434.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from fedjax_ssl.federated import Client, Method, Round, Setup, Stage, mixed_epochs
+from fedjax_ssl.federated.method import PyTree
+from fedjax_ssl.federated.terms import PseudoLabels, network_pseudo_labels, pseudo_label_term
+from fedjax_ssl.methods.fedavg import after_labelled_stage
+
+
+def fedsem(setup: Setup, *, warmup_rounds: int = 0) -> Method:
+    """FedSem+: labels every client's examples at the start of stage 2 and keeps these pseudo-labels.
+
+    Args:
+        setup: the run.
+        warmup_rounds: rounds of labels-only training before; with 0 the untrained network makes the pseudo-labels.
+    """
+
+    def init(key: Array, params: PyTree, model_state: PyTree, everyone: Client) -> PseudoLabels:
+        nothing = jnp.zeros(everyone.index.shape, jnp.result_type(float))
+        return PseudoLabels(jnp.full(everyone.index.shape, -1, jnp.int32), nothing, nothing)
+
+    def prepare(state: PseudoLabels, round: Round) -> tuple[PseudoLabels, PseudoLabels]:
+        state = jax.lax.cond(
+            round.number == 0,
+            lambda: network_pseudo_labels(setup, round, round.everyone),
+            lambda: state,
+        )
+        return jax.tree.map(lambda table: table[round.clients.id], state), state
+
+    stage = Stage(
+        (pseudo_label_term(setup, prepare, init=init),),
+        mixed_epochs(setup.batch_size, setup.local_epochs, setup.max_labelled, setup.max_unlabelled),
+    )
+    return after_labelled_stage(setup, stage, warmup_rounds)

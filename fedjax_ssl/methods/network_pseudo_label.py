@@ -1,0 +1,31 @@
+"""FedAvg+network: the global network's own predictions as pseudo-labels, made anew for the cohort in every round.
+
+References:
+    Baseline of Scott et al., TMLR 2023, arXiv 2210.06434, after Lee, Pseudo-label, ICML workshop 2013.
+"""
+
+from fedjax_ssl.federated import Method, Round, Setup, Stage, mixed_epochs
+from fedjax_ssl.federated.method import PyTree
+from fedjax_ssl.federated.terms import PseudoLabels, network_pseudo_labels, pseudo_label_term
+from fedjax_ssl.keys import named_key
+from fedjax_ssl.methods.fedavg import after_labelled_stage
+
+
+def network_pseudo_label(setup: Setup, *, warmup_rounds: int = 0, augment_predictions: bool = False) -> Method:
+    """FedAvg+network: target = the network's class, weight = 1 - entropy / log K of its softmax.
+
+    Args:
+        setup: the run.
+        warmup_rounds: rounds of labels-only training before.
+        augment_predictions: predict on weakly augmented examples, as the authors' code does.
+    """
+
+    def prepare(state: PyTree, round: Round) -> tuple[PseudoLabels, PyTree]:
+        key = named_key(round.key, "predictions") if augment_predictions else None
+        return network_pseudo_labels(setup, round, round.clients, key), state
+
+    stage = Stage(
+        (pseudo_label_term(setup, prepare),),
+        mixed_epochs(setup.batch_size, setup.local_epochs, setup.max_labelled, setup.max_unlabelled),
+    )
+    return after_labelled_stage(setup, stage, warmup_rounds)

@@ -1,0 +1,89 @@
+"""FedAvg+XCLP: pseudo-labels by label propagation over one graph of all the cohort's examples.
+
+In every round the cohort's clients embed their examples with the global network, hash the embeddings, and one graph
+over all clients' examples carries labels from labelled to unlabelled ones. Clients then train on labels and
+pseudo-labels weighted by confidence.
+
+References:
+    Scott, Yeo, Lampert, Cross-client label propagation for transductive and semi-supervised federated learning, TMLR
+    2023, arXiv 2210.06434: Algorithms 1 and 2.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl import graph
+from fedjax_ssl.federated import Method, Round, Setup, Stage, Traffic, mixed_epochs
+from fedjax_ssl.federated.method import PyTree
+from fedjax_ssl.federated.terms import PseudoLabels, examples_mask, pseudo_label_term
+from fedjax_ssl.keys import named_key
+from fedjax_ssl.methods.fedavg import after_labelled_stage
+from fedjax_ssl.methods.graph_labels import check_graph_settings, cohort_features, to_pseudo_labels
+
+
+def xclp(
+    setup: Setup,
+    *,
+    warmup_rounds: int = 0,
+    num_bits: int = 4096,
+    num_neighbors: int = 10,
+    alpha: float = 0.99,
+    similarity_power: float = 3.0,
+    label_norm: str = "class",
+    confidence_scale: str = "max",
+    class_weighting: str = "inverse_freq",
+    graph_features: str = "network",
+    graph_augment: bool = False,
+    fixed_projections: bool = False,
+) -> Method:
+    """FedAvg+XCLP. Defaults are those of the authors' code; the paper's text has power 1 and no norm, scale, weights.
+
+    Args:
+        setup: the run.
+        warmup_rounds: rounds of stage 1 (labelled examples only); 0 starts from scratch.
+        num_bits: bits of a code.
+        num_neighbors: neighbours per example.
+        alpha: propagation, in [0, 1).
+        similarity_power: exponent of the kept similarities.
+        label_norm: "none", or "class" to divide labels by the number of labelled examples of their class.
+        confidence_scale: "none", "max" (by the cohort's largest confidence) or "client_max".
+        class_weighting: "none" or "inverse_freq".
+        graph_features: what is hashed: "network" features or raw "inputs".
+        graph_augment: weakly augment the examples before they are embedded.
+        fixed_projections: the same hash in every round instead of a fresh one.
+
+    Raises:
+        ValueError: for a setting outside these.
+    """
+    check_graph_settings(graph_features, class_weighting)
+
+    def prepare(state: PyTree, round: Round) -> tuple[PseudoLabels, PyTree]:
+        features = cohort_features(setup, round, graph_features, graph_augment)
+        real = examples_mask(round.clients)
+        owner = jnp.broadcast_to(jnp.arange(real.shape[0])[:, None], real.shape)
+        result = graph.xclp(
+            jax.random.key(0) if fixed_projections else named_key(round.key, "projections"),
+            features.reshape(real.size, -1),
+            round.clients.observed.reshape(-1),
+            setup.num_classes,
+            num_bits=num_bits,
+            num_neighbors=num_neighbors,
+            alpha=alpha,
+            similarity_power=similarity_power,
+            label_norm=label_norm,
+            confidence_scale=confidence_scale,
+            valid=real.reshape(-1),
+            clients=owner.reshape(-1),
+        )
+        return to_pseudo_labels(result, real, setup.num_classes, class_weighting), state
+
+    def traffic(round: Round) -> Traffic:
+        # The plaintext path: codes go up, every client's rows of the scores come down.
+        examples = jnp.sum(round.clients.num_examples).astype(jnp.result_type(float))
+        return Traffic(down=4.0 * setup.num_classes * examples, up=4.0 * -(-num_bits // 32) * examples)
+
+    stage = Stage(
+        (pseudo_label_term(setup, prepare, traffic),),
+        mixed_epochs(setup.batch_size, setup.local_epochs, setup.max_labelled, setup.max_unlabelled),
+    )
+    return after_labelled_stage(setup, stage, warmup_rounds)

@@ -1,0 +1,40 @@
+"""Cross-entropy with hard targets that may be missing."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+
+def cross_entropy(logits: Float[Array, "n K"], targets: Int[Array, " n"]) -> Float[Array, " n"]:
+    """Cross-entropy of every row in nats; exactly 0 with zero gradient where the target is -1.
+
+    Args:
+        logits: unnormalized class scores.
+        targets: class of every row, -1 = none.
+    """
+    log_probs = jax.nn.log_softmax(logits)
+    chosen = jnp.take_along_axis(log_probs, jnp.maximum(targets, 0)[:, None], axis=1)[:, 0]
+    return jnp.where(targets >= 0, -chosen, jnp.zeros_like(chosen))
+
+
+def batch_cross_entropy(
+    logits: Float[Array, "n K"],
+    targets: Int[Array, " n"],
+    mask: Bool[Array, " n"],
+    weights: Float[Array, " n"] | None = None,
+) -> Float[Array, ""]:
+    """Weighted cross-entropy averaged over the batch: 1/|B| sum_i w_i CE(z_i, y_i), |B| = rows in the mask.
+
+    The weights are not renormalized, and rows without a target count in |B| (XCLP section 5.3).
+
+    Args:
+        logits: unnormalized class scores.
+        targets: class of every row, -1 = none.
+        mask: rows that belong to the batch.
+        weights: a factor per row, 1 by default.
+    """
+    losses = cross_entropy(logits, targets)
+    if weights is not None:
+        losses = losses * weights
+    size = jnp.maximum(jnp.sum(mask, dtype=losses.dtype), 1.0)
+    return jnp.sum(jnp.where(mask, losses, jnp.zeros_like(losses))) / size

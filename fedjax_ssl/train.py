@@ -1,0 +1,217 @@
+"""From a config to a trained model: `make_train` as one pure function, `run` with a run folder around it."""
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+from jaxtyping import Array, Key
+
+from fedjax_ssl import config as configs
+from fedjax_ssl import data, federated, models, tracking
+from fedjax_ssl.experiment import Experiment, build_method, federate, load_experiment
+from fedjax_ssl.federated import Method, ServerState
+from fedjax_ssl.federated.method import Metrics
+
+TOTALS = ("bytes_down", "bytes_up", "local_steps", "examples", "clients", "dropped_clients")
+
+
+def make_train(
+    config: ml_collections.ConfigDict,
+) -> Callable[..., tuple[ServerState, Metrics]]:
+    """The whole experiment as one pure function.
+
+    `train(key)` draws the partition, the labels kept, the initial network and everything else from `key`, runs all
+    rounds and evaluates every `config.eval_every` rounds. `jax.jit(jax.vmap(train))(keys)` is a seed sweep in one
+    compiled program; `train(key, {"optimizer.learning_rate": rate})` replaces settings that enter as numbers, so it can be
+    vmapped over them too.
+
+    Args:
+        config: as a config file returns it.
+
+    Returns:
+        `train(key, hyperparameters=None) -> (final state, metrics)`; every metric is an array with one entry per
+        evaluation, "round" says after which.
+
+    Raises:
+        ConfigError: a setting cannot be used.
+        DatasetUnavailable: the dataset is not on disk and could not be downloaded.
+    """
+    experiment = load_experiment(config)
+
+    def train(
+        key: Key[Array, ""], hyperparameters: Mapping[str, Array] | None = None
+    ) -> tuple[ServerState, Metrics]:
+        federation = federate(experiment, key)
+        method = build_method(experiment, federation, hyperparameters)
+        state = method.init(key, federation)
+
+        every, rounds = experiment.config.eval_every, experiment.config.rounds
+        state, metrics = jax.lax.scan(
+            lambda s, _: _block(method, s, key, federation, every), state, length=rounds // every
+        )
+        if rounds % every:
+            state, last = _block(method, state, key, federation, rounds % every)
+            metrics = jax.tree.map(lambda all, one: jnp.append(all, one), metrics, last)
+        return state, metrics
+
+    return train
+
+
+def run_rounds(
+    method: Method, key: Key[Array, ""], state: ServerState, federation: data.FederatedData, rounds: int
+) -> tuple[ServerState, Metrics]:
+    """Runs rounds in one compiled loop.
+
+    Returns:
+        (state, metrics): "round" is the number of rounds done; counts and bytes are sums, everything else is the mean
+        over the rounds in which it was defined.
+    """
+    state, infos = jax.lax.scan(lambda s, _: method.round(key, s, federation), state, length=rounds)
+    summary = {
+        name: jnp.sum(values) if name in TOTALS else jnp.nanmean(values) for name, values in infos.items()
+    }
+    return state, {"round": state.round, **summary}
+
+
+# Fields that change how a run is watched or where it finds its data, but not its result.
+UNCOMPARED = ("checkpoint_every", "data.root", "data.download")
+
+
+def run(config: ml_collections.ConfigDict, workdir: str | Path) -> dict[str, Any]:
+    """Runs an experiment in a run folder, or goes on with the one that is there.
+
+    The same config on the same folder resumes from the last checkpoint and ends in the same numbers, bit for bit.
+
+    Args:
+        config: as a config file returns it.
+        workdir: the run folder; see `fedjax_ssl.tracking.RunFolder`.
+
+    Returns:
+        What `summary.json` holds.
+
+    Raises:
+        ConfigError: a setting cannot be used.
+        DatasetUnavailable: the dataset is not on disk and could not be downloaded.
+        ConfigMismatch: the folder holds a run with another config.
+        CheckpointError: the folder's checkpoints cannot be used.
+    """
+    resolved = configs.resolve(config)
+    with tracking.RunFolder(workdir, resolved.to_dict(), ignore=UNCOMPARED) as folder:
+        return _run_in(folder, load_experiment(resolved))
+
+
+def _run_in(folder: tracking.RunFolder, experiment: Experiment) -> dict[str, Any]:
+    config, key = experiment.config, jax.random.key(experiment.config.seed)
+    federation = federate(experiment, key)
+    with configs.naming("data, config.partition or config.supervision"):
+        data.validate(federation)
+    method = build_method(experiment, federation)
+    template = jax.eval_shape(method.init, key, federation)
+
+    checkpoints, log = tracking.Checkpoints(folder.path), tracking.MetricLog(folder.path)
+    start, seconds = 0, {"compile_seconds": 0.0, "train_seconds": 0.0}
+    if checkpoints.latest() is None:
+        state = jax.jit(method.init)(key, federation)
+    else:
+        start, state, seconds = checkpoints.restore(template)
+    log.truncate(after_round=start)
+
+    with tracking.Progress(config.rounds, start_round=start) as progress:
+        progress.start(
+            method=config.method.name,
+            model=config.model.name,
+            num_parameters=models.count_parameters(template.params),
+            dataset=config.data.name,
+            counts=federation.summary(),
+            device=tracking.device_description(),
+            workdir=folder.path,
+        )
+        if start == 0:
+            tracking.write_atomically(
+                folder.path / "partition.txt", data.report(federation, experiment.dataset.class_names) + "\n"
+            )
+        programs = _Programs(method, key, federation)
+        while start < config.rounds:
+            rounds = min(config.eval_every - start % config.eval_every, config.rounds - start)
+            row, state = programs.advance(state, rounds, seconds)
+            start = row["round"]
+            log.append(row)
+            progress.update(start, row)
+            due = config.checkpoint_every * config.eval_every
+            if start == config.rounds or (due and start % due == 0):
+                checkpoints.save(start, state, seconds)
+        summary = _summarize(experiment, log.rows(), seconds)
+        tracking.write_summary(folder.summary_file, summary)
+        tracking.plot_curves(
+            log.rows(), folder.curves_file, title=f"{config.method.name} on {config.data.name}"
+        )
+        progress.finish(
+            summary, {"metrics": folder.metrics_csv, "summary": folder.summary_file, "curves": folder.curves_file}
+        )
+    return summary
+
+
+class _Programs:
+    """The compiled rounds and evaluation of a run, compiled when first needed and timed apart from running."""
+
+    def __init__(self, method: Method, key: Key[Array, ""], federation: data.FederatedData):
+        self._method, self._arguments = method, (key, federation)
+        self._compiled: dict[int, Callable[..., tuple[ServerState, Metrics]]] = {}
+
+    def advance(
+        self, state: ServerState, rounds: int, seconds: dict[str, float]
+    ) -> tuple[dict[str, Any], ServerState]:
+        """Runs rounds and an evaluation; adds the time to `seconds`. Returns (metric row, new state)."""
+        if rounds not in self._compiled:
+            begin = time.perf_counter()
+            block = jax.jit(partial(_block, self._method, rounds=rounds))
+            self._compiled[rounds] = block.lower(state, *self._arguments).compile()
+            seconds["compile_seconds"] += time.perf_counter() - begin
+        begin = time.perf_counter()
+        state, metrics = self._compiled[rounds](state, *self._arguments)
+        row = {name: np.asarray(value).item() for name, value in jax.device_get(metrics).items()}
+        elapsed = time.perf_counter() - begin
+        seconds["train_seconds"] += elapsed
+        row["seconds"] = elapsed
+        row["client_updates_per_second"] = row["clients"] / elapsed
+        return row, state
+
+
+def _block(
+    method: Method, state: ServerState, key: Key[Array, ""], federation: data.FederatedData, rounds: int
+) -> tuple[ServerState, Metrics]:
+    """Rounds and the evaluation after them: the unit that is compiled, logged and checkpointed."""
+    state, infos = run_rounds(method, key, state, federation, rounds)
+    return state, {**infos, **federated.evaluate(method, state, federation)}
+
+
+def _summarize(experiment: Experiment, rows: list[dict[str, Any]], seconds: Mapping[str, float]) -> dict[str, Any]:
+    config = experiment.config
+    totals = {name: sum(int(row[name]) for row in rows) for name in TOTALS}
+    extra: dict[str, Any] = {"dropped_clients": totals["dropped_clients"], "local_steps": totals["local_steps"]}
+    for name in ("test_balanced_accuracy", "test_loss", "pseudo_label_accuracy", "pseudo_label_coverage"):
+        if name in rows[-1]:
+            extra[name] = rows[-1][name]
+    if "validation_accuracy" in rows[-1]:
+        chosen = max(rows, key=lambda row: row["validation_accuracy"])
+        extra["selected_round"] = chosen["round"]
+        extra["selected_test_accuracy"] = chosen["test_accuracy"]
+    return tracking.summarize(
+        rows,
+        method=config.method.name,
+        dataset=config.data.name,
+        seed=config.seed,
+        rounds=rows[-1]["round"],
+        client_updates=totals["clients"],
+        examples=totals["examples"],
+        bytes_up=totals["bytes_up"],
+        bytes_down=totals["bytes_down"],
+        extra=extra,
+        **seconds,
+    )
