@@ -11,19 +11,17 @@ import numpy as np
 from jaxtyping import Array, Bool, Int, Key
 
 from fedjax_ssl.data.partition import (
-    Bounds,
     Facts,
+    Partition,
     Pool,
     build_partition,
     count_groups,
     largest_remainder,
     rank_within,
 )
-from fedjax_ssl.data.supervision import balanced_draw, build_supervision
+from fedjax_ssl.data.supervision import Supervision, balanced_draw, build_supervision
 from fedjax_ssl.data.types import Dataset
 from fedjax_ssl.keys import named_key
-
-Options = tuple[tuple[str, Any], ...]
 
 
 @partial(
@@ -92,21 +90,16 @@ class FederatedData:
 
 
 class _Plan(NamedTuple):
-    """Everything about a federation but its key and arrays; hashable, so that equal calls compile once."""
+    """Everything about a federation but its key and arrays."""
 
     facts: Facts
-    partition: tuple[str, Options]
-    supervision: tuple[str, Options]
+    partition: Partition
+    supervision: Supervision
     test_clients: int
     test_fraction: float
     validation_fraction: float
     max_test: int  # bounds for every key, of what is held out of the training examples
     max_valid: int
-
-    @property
-    def replaces_test(self) -> bool:
-        """Whether the test set is made of training examples instead of the dataset's own test split."""
-        return self.test_clients > 0 or self.test_fraction > 0
 
 
 class _Widths(NamedTuple):
@@ -161,8 +154,8 @@ def federate(
         partition_options: of the named partition.
         supervision: a name of `available_supervisions()`.
         supervision_options: of the named supervision, and `labelled_clients`, `which` for all of them.
-        test_clients: so many natural clients, drawn by key, are kept out of training; their examples are the
-            test set.
+        test_clients: so many natural clients, drawn by key, are kept out of training; their labelled
+            examples are the test set.
         test_fraction: share of the labelled training examples that become the test set.
         validation_fraction: share of the remaining labelled training examples that become the validation set.
 
@@ -172,23 +165,29 @@ def federate(
     Raises:
         ValueError: unknown names or options; more clients, labels or held-out data than there are.
     """
+    natural = _natural_clients(dataset)
+    natural_sizes = np.bincount(natural[natural >= 0])
+    _check_held_out(dataset.name, len(natural_sizes), test_clients, test_fraction, validation_fraction)
+    if partition == "natural" and not natural_sizes.size:
+        raise ValueError(f"dataset {dataset.name!r} has no natural clients; choose another partition, such as 'iid'")
     plan = _make_plan(
         dataset,
-        (partition, _frozen(partition_options)),
-        num_clients,
-        (supervision, _frozen(supervision_options)),
+        natural_sizes,
+        build_partition(partition, **dict(partition_options or {})),
+        _count_clients(partition, num_clients, len(natural_sizes) - test_clients),
+        build_supervision(supervision, **dict(supervision_options or {})),
         test_clients,
         test_fraction,
         validation_fraction,
     )
     labels = jnp.asarray(dataset.train.y, jnp.int32)
-    roles = _draw_roles(key, labels, jnp.asarray(_natural_clients(dataset)), plan)
+    roles = _draw_roles(key, labels, jnp.asarray(natural), plan)
     # Asked of the result, not of the key: a fixed key inside somebody's jit also gives traced roles.
     traced = isinstance(roles.client, jax.core.Tracer)
-    widths = _static_widths(plan) if traced else _measure(roles, plan)
+    widths = _static_widths(plan) if traced else _measure(roles, plan.facts.num_clients)
     tables = _tabulate(roles, labels, plan.facts.num_clients, widths)
     inputs, truth = dataset.train.x, dataset.train.y
-    if dataset.test is not None and not plan.replaces_test:
+    if dataset.test is not None and not (test_clients or test_fraction):
         rows = len(truth) + np.flatnonzero(dataset.test.y >= 0)
         inputs, truth = np.concatenate([inputs, dataset.test.x]), np.concatenate([truth, dataset.test.y])
         tables["test_index"] = jnp.asarray(rows, jnp.int32)
@@ -230,12 +229,6 @@ def validate(data: FederatedData, labels_required: bool = True) -> None:
         raise ValueError("no client and not the server has any label; choose a supervision that keeps some")
 
 
-def _frozen(options: Mapping[str, Any] | None) -> Options:
-    """Options as a hashable value: sorted pairs, sequences as tuples."""
-    pairs = sorted(dict(options or {}).items())
-    return tuple((name, tuple(value) if isinstance(value, list | np.ndarray) else value) for name, value in pairs)
-
-
 def _natural_clients(dataset: Dataset) -> Int[np.ndarray, " N"]:
     """Natural client of every training example, numbered without gaps; -1 where the dataset has none."""
     if dataset.train.client is None:
@@ -243,105 +236,106 @@ def _natural_clients(dataset: Dataset) -> Int[np.ndarray, " N"]:
     return np.unique(dataset.train.client, return_inverse=True)[1].astype(np.int32)
 
 
+def _check_held_out(
+    name: str, num_natural: int, test_clients: int, test_fraction: float, validation_fraction: float
+) -> None:
+    for argument, value in (("test_fraction", test_fraction), ("validation_fraction", validation_fraction)):
+        if not 0 <= value < 1:
+            raise ValueError(f"{argument} must be in [0, 1), got {value}")
+    if test_clients and test_fraction:
+        raise ValueError(f"test_clients={test_clients} and test_fraction={test_fraction}: give only one of them")
+    if test_clients and not 0 < test_clients < num_natural:
+        have = f"has {num_natural}" if num_natural else "has no natural clients"
+        raise ValueError(f"test_clients={test_clients}, but dataset {name!r} {have}; at least one must train")
+
+
+def _count_clients(partition: str, num_clients: int | None, num_natural: int) -> int:
+    if num_clients is None:
+        if partition != "natural":
+            raise ValueError(f"partition {partition!r} needs num_clients")
+        return num_natural
+    if num_clients < 1:
+        raise ValueError(f"num_clients must be at least 1, got {num_clients}")
+    if partition == "natural" and num_clients > num_natural:
+        raise ValueError(f"num_clients={num_clients}, but only {num_natural} natural clients are left to train")
+    return num_clients
+
+
 def _make_plan(
     dataset: Dataset,
-    partition: tuple[str, Options],
-    num_clients: int | None,
-    supervision: tuple[str, Options],
+    natural_sizes: Int[np.ndarray, " G"],
+    partition: Partition,
+    num_clients: int,
+    supervision: Supervision,
     test_clients: int,
     test_fraction: float,
     validation_fraction: float,
 ) -> _Plan:
-    """Checks the arguments and works out what holds for every key."""
-    for name, value in (("test_fraction", test_fraction), ("validation_fraction", validation_fraction)):
-        if not 0 <= value < 1:
-            raise ValueError(f"{name} must be in [0, 1), got {value}")
-    if test_clients and test_fraction:
-        raise ValueError(f"test_clients={test_clients} and test_fraction={test_fraction}: give only one of them")
-    natural_sizes: tuple[int, ...] = ()
-    if dataset.train.client is not None:
-        natural_sizes = tuple(np.sort(np.bincount(_natural_clients(dataset))).tolist())
-    if test_clients and not 0 < test_clients < len(natural_sizes):
-        have = f"has {len(natural_sizes)}" if natural_sizes else "has no natural clients"
-        raise ValueError(f"test_clients={test_clients}, but dataset {dataset.name!r} {have}; at least one must train")
-
-    num_natural = len(natural_sizes) - test_clients
-    if partition[0] == "natural" and not natural_sizes:
-        raise ValueError(f"dataset {dataset.name!r} has no natural clients; choose another partition, such as 'iid'")
-    if partition[0] == "natural" and (num_clients or 0) > num_natural:
-        raise ValueError(f"num_clients={num_clients}, but only {num_natural} natural clients are left to train")
-    if num_clients is None:
-        num_clients = num_natural
-        if partition[0] != "natural":
-            raise ValueError(f"partition {partition[0]!r} needs num_clients")
-    if num_clients < 1:
-        raise ValueError(f"num_clients must be at least 1, got {num_clients}")
-
-    build_partition(partition[0], **dict(partition[1]))
-    supervised = build_supervision(supervision[0], **dict(supervision[1]))
+    """Works out what holds for every key: how many examples are left to deal, at least and at most."""
+    by_size = np.sort(natural_sizes)
     labels = dataset.train.y
-    held_natural = (
-        sum(natural_sizes[:test_clients]),
-        sum(natural_sizes[len(natural_sizes) - test_clients :]),
-    )
-    class_counts = np.bincount(labels[labels >= 0], minlength=dataset.num_classes).astype(np.float64)
     unlabelled = int((labels < 0).sum())
-    most = float(min(class_counts.sum(), len(labels) - held_natural[0]))
-    max_test, max_valid = held_natural[1], 0
-    least = float(max(len(labels) - held_natural[1] - unlabelled, 0))
-    # Stratified rounding is within one of the exact share per class, and the total within a half; +1 for
-    # float32.
+    class_counts = np.bincount(labels[labels >= 0], minlength=dataset.num_classes).astype(np.float64)
+    max_test, max_valid = int(by_size[by_size.size - test_clients :].sum()), 0
+    most = min(class_counts.sum(), float(len(labels) - by_size[:test_clients].sum()))
+    least = max(class_counts.sum() - max_test, 0.0)
+
+    def hold_out(share: float) -> int:
+        # Stratified rounding is within one of the exact share per class, and the total within a half; the rest is
+        # for float32.
+        nonlocal class_counts, most, least
+        held = int(most * share) + 2
+        class_counts = np.minimum(class_counts, class_counts * (1 - share) + 2)
+        most, least = most * (1 - share) + 1, max(least * (1 - share) - 1, 0.0)
+        return held
+
     if test_fraction:
-        max_test = int(most * test_fraction) + 2
-        class_counts = np.minimum(class_counts, class_counts * (1 - test_fraction) + 2)
-        most, least = most * (1 - test_fraction) + 1, max(least * (1 - test_fraction) - 1, 0)
+        max_test = hold_out(test_fraction)
     if validation_fraction:
-        max_valid = int(most * validation_fraction) + 2
-        class_counts = np.minimum(class_counts, class_counts * (1 - validation_fraction) + 2)
-        most, least = most * (1 - validation_fraction) + 1, max(least * (1 - validation_fraction) - 1, 0)
-    supervised.check(num_clients, int(most))
-    labelled = Bounds(max(int(least) - supervised.server_labels, 0), int(most) - supervised.server_labels)
-    if num_clients > labelled.smallest + unlabelled:
+        max_valid = hold_out(validation_fraction)
+    supervision.check(num_clients, int(most))
+    most, least = int(most) - supervision.server_labels, max(int(least) - supervision.server_labels, 0)
+    if not test_clients:
+        least += unlabelled
+    if num_clients > least:
         raise ValueError(
-            f"num_clients={num_clients}, but as few as {labelled.smallest + unlabelled} training examples may be "
-            "left to deal; lower num_clients or hold out less"
+            f"num_clients={num_clients}, but as few as {least} training examples may be left to deal; "
+            "lower num_clients or hold out less"
         )
     facts = Facts(
         num_clients=num_clients,
         num_classes=dataset.num_classes,
-        class_counts=tuple(np.floor(class_counts).astype(int).tolist()),
+        class_counts=tuple(int(count) for count in class_counts),
         num_unlabelled=unlabelled,
-        natural_sizes=natural_sizes,
-        num_natural=num_natural,
-        least=labelled.smallest if test_clients else labelled.smallest + unlabelled,
-        most=labelled.largest + unlabelled,
-        removed=supervised.server_labels + max_valid + (max_test if test_fraction else 0),
+        natural_sizes=tuple(by_size.tolist()),
+        num_natural=by_size.size - test_clients,
+        least=least,
+        most=most + unlabelled,
+        removed=supervision.server_labels + max_valid + (max_test if test_fraction else 0),
     )
     return _Plan(facts, partition, supervision, test_clients, test_fraction, validation_fraction, max_test, max_valid)
 
 
 def _draw_roles(key: Key[Array, ""], labels: Int[Array, " N"], natural: Int[Array, " N"], plan: _Plan) -> _Roles:
     facts = plan.facts
-    num_natural = len(facts.natural_sizes)
-    none = jnp.zeros(labels.shape, bool)
-    test = none
+    held = test = valid = server = jnp.zeros(labels.shape, bool)
     if plan.test_clients:
-        place = rank_within(named_key(key, "test"), jnp.zeros(num_natural, jnp.int32))
-        unseen = place < plan.test_clients
-        test = unseen[natural]
-        natural = jnp.where(test, -1, (jnp.cumsum(~unseen, dtype=jnp.int32) - 1)[natural])
+        num_natural = facts.num_natural + plan.test_clients
+        unseen = rank_within(named_key(key, "test"), jnp.zeros(num_natural, jnp.int32)) < plan.test_clients
+        held = unseen[natural]
+        test = held & (labels >= 0)
+        natural = jnp.where(held, -1, (jnp.cumsum(~unseen, dtype=jnp.int32) - 1)[natural])
     if plan.test_fraction:
-        test = _stratified(named_key(key, "test"), labels, ~none, facts.num_classes, plan.test_fraction)
-    valid = none
+        test = held = _stratified(named_key(key, "test"), labels, ~held, facts.num_classes, plan.test_fraction)
     if plan.validation_fraction:
-        valid = _stratified(named_key(key, "validation"), labels, ~test, facts.num_classes, plan.validation_fraction)
-    supervised = build_supervision(plan.supervision[0], **dict(plan.supervision[1]))
-    server = none
-    if supervised.server_labels:
-        server = balanced_draw(named_key(key, "server"), labels, ~(test | valid), supervised.server_labels)
-    pool = Pool(labels, ~(test | valid | server), natural, facts)
-    client = build_partition(plan.partition[0], **dict(plan.partition[1])).assign(named_key(key, "partition"), pool)
-    labelled = supervised.label(named_key(key, "supervision"), client, labels, facts.num_clients, facts.num_classes)
+        valid = _stratified(named_key(key, "validation"), labels, ~held, facts.num_classes, plan.validation_fraction)
+    if plan.supervision.server_labels:
+        server = balanced_draw(named_key(key, "server"), labels, ~(held | valid), plan.supervision.server_labels)
+    pool = Pool(labels, ~(held | valid | server), natural, facts)
+    client = plan.partition.assign(named_key(key, "partition"), pool)
+    labelled = plan.supervision.label(
+        named_key(key, "supervision"), client, labels, facts.num_clients, facts.num_classes
+    )
     return _Roles(client, labelled, test, valid, server)
 
 
@@ -361,32 +355,20 @@ def _stratified(
 
 
 def _static_widths(plan: _Plan) -> _Widths:
+    """Widths that every key fits in."""
     facts = plan.facts
-    sizes = build_partition(plan.partition[0], **dict(plan.partition[1])).bounds(facts)
-    supervised = build_supervision(plan.supervision[0], **dict(plan.supervision[1]))
-    bounds = supervised.bounds(sizes, facts.num_clients, facts.num_classes, facts.num_unlabelled == 0)
-    return _Widths(
-        sizes.largest,
-        bounds.max_labelled,
-        bounds.max_unlabelled,
-        plan.max_test,
-        plan.max_valid,
-        supervised.server_labels,
-    )
+    sizes = plan.partition.bounds(facts)
+    bounds = plan.supervision.bounds(sizes, facts.num_clients, facts.num_classes, facts.num_unlabelled == 0)
+    return _Widths(sizes.largest, *bounds, plan.max_test, plan.max_valid, plan.supervision.server_labels)
 
 
-def _measure(roles: _Roles, plan: _Plan) -> _Widths:
+def _measure(roles: _Roles, num_clients: int) -> _Widths:
+    """Widths of what was drawn."""
     client, labelled = np.asarray(roles.client), np.asarray(roles.labelled)
-    sizes = np.bincount(client[client >= 0], minlength=plan.facts.num_clients)
-    with_label = np.bincount(client[labelled], minlength=plan.facts.num_clients)
-    return _Widths(
-        int(sizes.max()),
-        int(with_label.max()),
-        int((sizes - with_label).max()),
-        int(np.asarray(roles.test).sum()),
-        int(np.asarray(roles.valid).sum()),
-        int(np.asarray(roles.server).sum()),
-    )
+    sizes = np.bincount(client[client >= 0], minlength=num_clients)
+    with_label = np.bincount(client[labelled], minlength=num_clients)
+    held_out = (int(np.asarray(mask).sum()) for mask in (roles.test, roles.valid, roles.server))
+    return _Widths(int(sizes.max()), int(with_label.max()), int((sizes - with_label).max()), *held_out)
 
 
 def _tabulate(roles: _Roles, labels: Int[Array, " N"], num_clients: int, widths: _Widths) -> dict[str, Array]:

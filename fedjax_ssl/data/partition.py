@@ -33,7 +33,7 @@ class Pool:
 
 
 class Facts(NamedTuple):
-    """Static knowledge about a pool: all Python numbers, hashable."""
+    """What holds for every key: Python numbers, so that shapes may depend on them."""
 
     num_clients: int
     num_classes: int
@@ -84,7 +84,7 @@ def rank_within(
     sequence = jnp.lexsort((bits, group) if order is None else (bits, order, group)).astype(jnp.int32)
     in_order = group[sequence]
     start = jnp.searchsorted(in_order, in_order).astype(jnp.int32)
-    return jnp.zeros_like(group).at[sequence].set(jnp.arange(group.shape[0], dtype=jnp.int32) - start)
+    return jnp.zeros(group.shape, jnp.int32).at[sequence].set(jnp.arange(group.shape[0], dtype=jnp.int32) - start)
 
 
 def count_groups(group: Int[Array, " N"], num_groups: int) -> Int[Array, " G"]:

@@ -9,6 +9,7 @@ from jaxtyping import Int
 from fedjax_ssl.data.federated_data import FederatedData
 
 _BARS = " ▁▂▃▄▅▆▇█"
+_COLORS = {"all examples": "lightsteelblue", "labelled": "darkorange"}
 
 
 def class_counts(data: FederatedData) -> tuple[Int[np.ndarray, "C K"], Int[np.ndarray, "C K"]]:
@@ -78,7 +79,8 @@ def report(
     text = [
         f"{summary['clients']} clients ({summary['labelled_clients']} with labels), "
         f"{summary['train_examples']} training examples, {summary['labelled_examples']} labelled; "
-        f"server {summary['server_examples']}, validation {summary['validation_examples']}, test {summary['test_examples']}",
+        f"server {summary['server_examples']}, validation {summary['validation_examples']}, "
+        f"test {summary['test_examples']}",
         "",
         line((*header, f"histogram over {data.num_classes} classes: {_abbreviated(class_names)}")),
         *map(line, rows),
@@ -103,6 +105,7 @@ def plot_partition(
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
     counts, labelled = class_counts(data)
     num_clients, num_classes = counts.shape
@@ -112,19 +115,9 @@ def plot_partition(
     axes = figure.add_subplot()
     spacing = 72 * min((figure.get_figwidth() - 2) / num_clients, (figure.get_figheight() - 1.5) / num_classes, 0.35)
     largest = max(int(counts.max()), 1)
-    for table, color, name in (
-        (counts, "lightsteelblue", "all examples"),
-        (labelled, "darkorange", "labelled"),
-    ):
+    for table, color in zip((counts, labelled), _COLORS.values(), strict=True):
         clients, classes = np.nonzero(table)
-        axes.scatter(
-            clients,
-            classes,
-            s=spacing**2 * table[clients, classes] / largest,
-            color=color,
-            linewidths=0,
-            label=name,
-        )
+        axes.scatter(clients, classes, s=spacing**2 * table[clients, classes] / largest, color=color, linewidths=0)
     axes.set(
         xlabel="client",
         ylabel="class",
@@ -134,16 +127,10 @@ def plot_partition(
     )
     if num_classes <= 100:
         axes.set_yticks(range(num_classes), class_names or [str(k) for k in range(num_classes)])
-    figure.legend(*_legend(), loc="outside right upper", frameon=False)
+    # Handles of one size: the scatter's own would be as large as its first circle.
+    handles = [Line2D([], [], marker="o", linestyle="", color=color) for color in _COLORS.values()]
+    figure.legend(handles, list(_COLORS), loc="outside right upper", frameon=False)
     figure.savefig(path, dpi=120)
-
-
-def _legend() -> tuple[list, list[str]]:
-    from matplotlib.lines import Line2D
-
-    names = {"all examples": "lightsteelblue", "labelled": "darkorange"}
-    dots = [Line2D([], [], marker="o", linestyle="", color=color) for color in names.values()]
-    return dots, list(names)
 
 
 def _histogram(counts: Int[np.ndarray, " K"]) -> str:
