@@ -1,4 +1,6 @@
-"""FedAvg on the labelled digits only: 11 writers with 5 labels each, tested on 3 writers never seen.
+"""FedAvg on the labelled digits only.
+
+The digits: 11 writers train with 5 labels each, 3 writers that were never seen are the test.
 
     python -m fedjax_ssl.main --config configs/digits_fedavg.py
     python -m fedjax_ssl.main --config configs/digits_fedavg.py:10        # 10 labels per writer

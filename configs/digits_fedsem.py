@@ -1,4 +1,6 @@
-"""FedSem+: the network's predictions as pseudo-labels, frozen: 11 writers with 5 labels each, tested on 3 writers never seen.
+"""FedSem+: the network's predictions as pseudo-labels, frozen.
+
+The digits: 11 writers train with 5 labels each, 3 writers that were never seen are the test.
 
     python -m fedjax_ssl.main --config configs/digits_fedsem.py
     python -m fedjax_ssl.main --config configs/digits_fedsem.py:10        # 10 labels per writer

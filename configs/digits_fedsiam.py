@@ -1,4 +1,6 @@
-"""FedSiam: mean-teacher consistency at the clients: 11 writers with 5 labels each, tested on 3 writers never seen.
+"""FedSiam: mean-teacher consistency at the clients.
+
+The digits: 11 writers train with 5 labels each, 3 writers that were never seen are the test.
 
     python -m fedjax_ssl.main --config configs/digits_fedsiam.py
     python -m fedjax_ssl.main --config configs/digits_fedsiam.py:10        # 10 labels per writer

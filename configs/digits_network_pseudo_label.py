@@ -1,4 +1,6 @@
-"""FedAvg with the global network's own predictions as pseudo-labels: 11 writers with 5 labels each, tested on 3 writers never seen.
+"""FedAvg with the global network's own predictions as pseudo-labels.
+
+The digits: 11 writers train with 5 labels each, 3 writers that were never seen are the test.
 
     python -m fedjax_ssl.main --config configs/digits_network_pseudo_label.py
     python -m fedjax_ssl.main --config configs/digits_network_pseudo_label.py:10        # 10 labels per writer

@@ -1,4 +1,6 @@
-"""FedAvg with label propagation inside every writer's own digits: 11 writers with 5 labels each, tested on 3 writers never seen.
+"""FedAvg with label propagation inside every writer's own digits.
+
+The digits: 11 writers train with 5 labels each, 3 writers that were never seen are the test.
 
     python -m fedjax_ssl.main --config configs/digits_per_client_lp.py
     python -m fedjax_ssl.main --config configs/digits_per_client_lp.py:10        # 10 labels per writer

@@ -6,13 +6,15 @@ its choices take; None means the choice's own default. `config.method` holds the
 
 import contextlib
 import difflib
+import math
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import ml_collections
 from ml_collections import config_dict
 
-from fedjax_ssl import methods
+from fedjax_ssl import data, methods
 from fedjax_ssl.federated import OPTIMIZERS, PLACEMENTS, SCHEDULES, WEIGHTINGS
 
 _INT, _FLOAT, _TEXT, _FLAG, _TUPLE = int, float, str, bool, tuple
@@ -20,6 +22,10 @@ _INT, _FLOAT, _TEXT, _FLAG, _TUPLE = int, float, str, bool, tuple
 
 class ConfigError(ValueError):
     """A setting that cannot be used; the message names the field, its value and what is allowed."""
+
+
+class ConfigNote(UserWarning):
+    """A setting that has no effect beside the others."""
 
 
 def default(method: str = "fedavg") -> ml_collections.ConfigDict:
@@ -130,10 +136,7 @@ def digits_by_writer(method: str, labels: str | None = None) -> ml_collections.C
 def _section(**fields: Any) -> ml_collections.ConfigDict:
     """A section; a bare type stands for a field that is None until it is set."""
     return ml_collections.ConfigDict(
-        {
-            name: config_dict.placeholder(value) if isinstance(value, type) else value
-            for name, value in fields.items()
-        }
+        {name: config_dict.placeholder(value) if isinstance(value, type) else value for name, value in fields.items()}
     )
 
 
@@ -167,12 +170,14 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     resolved.method = ml_collections.ConfigDict(
         {"name": name, **{key: given.get(key, value) for key, value in known.items()}}
     )
+    for section, kind in (("partition", "partition"), ("supervision", "supervision"), ("augment", "augmentation")):
+        _drop_unused(resolved, section, kind)
     if resolved.optimizer.schedule_rounds is None:
         resolved.optimizer.schedule_rounds = resolved.rounds
     for field, lowest in _LOWEST.items():
         value = get(resolved, field)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value < lowest:
-            raise ConfigError(f"config.{field} is {value!r}; it must be a number of at least {lowest}")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not lowest <= value < math.inf:
+            raise ConfigError(f"config.{field} is {value!r}; it must be a finite number of at least {lowest}")
     for field, allowed in _ALLOWED.items():
         value = get(resolved, field)
         if value not in allowed:
@@ -180,6 +185,22 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
             hint = f" Did you mean {close[0]!r}?" if close else ""
             raise ConfigError(f"config.{field} is {value!r}.{hint} Allowed: {', '.join(allowed)}")
     return resolved.lock()
+
+
+def _drop_unused(config: ml_collections.ConfigDict, section: str, kind: str) -> None:
+    """Options of a choice that was overridden by another one: the new choice need not take them."""
+    choice = config[section]
+    accepted = data.accepted_options(kind, choice.name)
+    if accepted is None:
+        return  # no such choice: building it says which there are
+    for option in options(choice):
+        if option not in accepted:
+            warnings.warn(
+                f"config.{section}.{option}={choice[option]} has no effect: {kind} {choice.name!r} does not take it",
+                ConfigNote,
+                stacklevel=3,
+            )
+            choice[option] = None
 
 
 @contextlib.contextmanager

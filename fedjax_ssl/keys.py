@@ -3,10 +3,10 @@
 import zlib
 
 import jax
-from jaxtyping import Key
+from jaxtyping import Array, Key
 
 
-def named_key(key: Key, name: str) -> Key:
+def named_key(key: Key[Array, ""], name: str) -> Key[Array, ""]:
     """Derives the stream `name` from `key`.
 
     A chain of splits changes every later draw when one draw is added in front; folding in a name does not.

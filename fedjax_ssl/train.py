@@ -28,8 +28,8 @@ def make_train(
 
     `train(key)` draws the partition, the labels kept, the initial network and everything else from `key`, runs all
     rounds and evaluates every `config.eval_every` rounds. `jax.jit(jax.vmap(train))(keys)` is a seed sweep in one
-    compiled program; `train(key, {"optimizer.learning_rate": rate})` replaces settings that enter as numbers, so it can be
-    vmapped over them too.
+    compiled program; `train(key, {"optimizer.learning_rate": rate})` replaces settings that enter as numbers, so it
+    can be vmapped over them too.
 
     Args:
         config: as a config file returns it.
@@ -44,9 +44,7 @@ def make_train(
     """
     experiment = load_experiment(config)
 
-    def train(
-        key: Key[Array, ""], hyperparameters: Mapping[str, Array] | None = None
-    ) -> tuple[ServerState, Metrics]:
+    def train(key: Key[Array, ""], hyperparameters: Mapping[str, Array] | None = None) -> tuple[ServerState, Metrics]:
         federation = federate(experiment, key)
         method = build_method(experiment, federation, hyperparameters)
         state = method.init(key, federation)
@@ -73,9 +71,7 @@ def run_rounds(
         over the rounds in which it was defined.
     """
     state, infos = jax.lax.scan(lambda s, _: method.round(key, s, federation), state, length=rounds)
-    summary = {
-        name: jnp.sum(values) if name in TOTALS else jnp.nanmean(values) for name, values in infos.items()
-    }
+    summary = {name: jnp.sum(values) if name in TOTALS else jnp.nanmean(values) for name, values in infos.items()}
     return state, {"round": state.round, **summary}
 
 
@@ -122,6 +118,7 @@ def _run_in(folder: tracking.RunFolder, experiment: Experiment) -> dict[str, Any
         start, state, seconds = checkpoints.restore(template)
     log.truncate(after_round=start)
 
+    files = {"metrics": folder.metrics_csv, "summary": folder.summary_file, "curves": folder.curves_file}
     with tracking.Progress(config.rounds, start_round=start) as progress:
         progress.start(
             method=config.method.name,
@@ -136,6 +133,11 @@ def _run_in(folder: tracking.RunFolder, experiment: Experiment) -> dict[str, Any
             tracking.write_atomically(
                 folder.path / "partition.txt", data.report(federation, experiment.dataset.class_names) + "\n"
             )
+        if start == config.rounds and folder.summary_file.exists():
+            progress.note("this run is complete already")
+            summary = tracking.read_summary(folder.summary_file)
+            progress.finish(summary, files)
+            return summary
         programs = _Programs(method, key, federation)
         while start < config.rounds:
             rounds = min(config.eval_every - start % config.eval_every, config.rounds - start)
@@ -148,12 +150,8 @@ def _run_in(folder: tracking.RunFolder, experiment: Experiment) -> dict[str, Any
                 checkpoints.save(start, state, seconds)
         summary = _summarize(experiment, log.rows(), seconds)
         tracking.write_summary(folder.summary_file, summary)
-        tracking.plot_curves(
-            log.rows(), folder.curves_file, title=f"{config.method.name} on {config.data.name}"
-        )
-        progress.finish(
-            summary, {"metrics": folder.metrics_csv, "summary": folder.summary_file, "curves": folder.curves_file}
-        )
+        tracking.plot_curves(log.rows(), folder.curves_file, title=f"{config.method.name} on {config.data.name}")
+        progress.finish(summary, files)
     return summary
 
 
@@ -164,14 +162,14 @@ class _Programs:
         self._method, self._arguments = method, (key, federation)
         self._compiled: dict[int, Callable[..., tuple[ServerState, Metrics]]] = {}
 
-    def advance(
-        self, state: ServerState, rounds: int, seconds: dict[str, float]
-    ) -> tuple[dict[str, Any], ServerState]:
+    def advance(self, state: ServerState, rounds: int, seconds: dict[str, float]) -> tuple[dict[str, Any], ServerState]:
         """Runs rounds and an evaluation; adds the time to `seconds`. Returns (metric row, new state)."""
         if rounds not in self._compiled:
             begin = time.perf_counter()
             block = jax.jit(partial(_block, self._method, rounds=rounds))
-            self._compiled[rounds] = block.lower(state, *self._arguments).compile()
+            with configs.naming("method"):  # a method checks some of its settings only when it is traced
+                lowered = block.lower(state, *self._arguments)
+            self._compiled[rounds] = lowered.compile()
             seconds["compile_seconds"] += time.perf_counter() - begin
         begin = time.perf_counter()
         state, metrics = self._compiled[rounds](state, *self._arguments)

@@ -9,11 +9,11 @@ from fedjax_ssl.data.sources import available, load
 from fedjax_ssl.data.types import Dataset, Split
 
 __all__ = [
-    "accepted_options",
     "Dataset",
     "DatasetUnavailable",
     "FederatedData",
     "Split",
+    "accepted_options",
     "augmentation",
     "available",
     "federate",

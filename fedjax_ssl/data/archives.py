@@ -111,9 +111,7 @@ def _verify(archive: Archive, file: RemoteFile, path: Path) -> None:
         )
 
 
-def _not_here(
-    archive: Archive, raw: Path, looked: Sequence[Path], tried: Sequence[tuple[str, str]] = ()
-) -> str:
+def _not_here(archive: Archive, raw: Path, looked: Sequence[Path], tried: Sequence[tuple[str, str]] = ()) -> str:
     """The whole message: what was tried, where it looked, and what to put where."""
     lines = [f"{archive.name} is not here{' and could not be downloaded' if tried else ''}."]
     lines += [f"  tried   {place}: {reason}" for place, reason in tried]
@@ -121,9 +119,7 @@ def _not_here(
     lines.append("To go on, do one of these:")
     for file in _missing(archive, raw):
         lines.append(f"  - put {file.name}{_facts(file)} in {raw}/\n    (published at {file.urls[0]})")
-    lines.append(
-        f"  - point {ROOT_VARIABLE} or root= at a folder that has {archive.name}/raw/ with these files"
-    )
+    lines.append(f"  - point {ROOT_VARIABLE} or root= at a folder that has {archive.name}/raw/ with these files")
     lines.append(f"  - {archive.substitute}")
     return "\n".join(lines)
 

@@ -71,9 +71,7 @@ def load_npz(
     return Dataset(
         name="npz",
         train=Split(inputs, labels, client),
-        test=None
-        if test_inputs is None or test_labels is None
-        else Split(test_inputs, test_labels, test_client),
+        test=None if test_inputs is None or test_labels is None else Split(test_inputs, test_labels, test_client),
         class_names=names,
         client_names=client_names,
         input_max=input_max if input_max is not None else (255.0 if inputs.dtype == np.uint8 else 1.0),
@@ -96,19 +94,13 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
         try:
             loaded = np.load(file, allow_pickle=False)
         except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-            raise DatasetUnavailable(
-                f"npz: {path} is not a readable .npz file, or it is cut short: {error}"
-            ) from error
+            raise DatasetUnavailable(f"npz: {path} is not a readable .npz file, or it is cut short: {error}") from error
         if not isinstance(loaded, np.lib.npyio.NpzFile):
             raise DatasetUnavailable(
                 f"npz: {path} holds one bare array; save both with np.savez(path, inputs=..., labels=...)."
             )
         with loaded:
-            arrays = {
-                name: _array(path, loaded, name)
-                for name in loaded.files
-                if KERAS_NAMES.get(name, name) in NAMES
-            }
+            arrays = {name: _array(path, loaded, name) for name in loaded.files if KERAS_NAMES.get(name, name) in NAMES}
             return arrays, tuple(loaded.files)
 
 
@@ -128,9 +120,7 @@ def _rename(path: Path, arrays: Mapping[str, np.ndarray], names: tuple[str, ...]
     found = ", ".join(f"`{name}`" for name in names) or "nothing"
     renamed = {KERAS_NAMES.get(name, name): values for name, values in arrays.items()}
     if len(renamed) < len(arrays):
-        raise ValueError(
-            f"{path} holds some arrays under both names, `inputs` and Keras' `x_train`; found: {found}."
-        )
+        raise ValueError(f"{path} holds some arrays under both names, `inputs` and Keras' `x_train`; found: {found}.")
     missing = [name for name in ("inputs", "labels") if name not in renamed]
     if ("test_inputs" in renamed) != ("test_labels" in renamed):
         missing.append("test_labels" if "test_inputs" in renamed else "test_inputs")
@@ -146,8 +136,7 @@ def _rename(path: Path, arrays: Mapping[str, np.ndarray], names: tuple[str, ...]
 def _inputs(path: Path, name: str, values: np.ndarray) -> np.ndarray:
     if values.dtype != np.uint8 and not np.issubdtype(values.dtype, np.floating):
         raise ValueError(
-            f"{path}: {name} has dtype {values.dtype}; allowed are uint8 (images) and floating point "
-            "(features)."
+            f"{path}: {name} has dtype {values.dtype}; allowed are uint8 (images) and floating point (features)."
         )
     if values.ndim not in (2, 3, 4) or 0 in values.shape:
         raise ValueError(
@@ -155,8 +144,7 @@ def _inputs(path: Path, name: str, values: np.ndarray) -> np.ndarray:
         )
     if values.ndim == 4 and values.shape[1] in (1, 3) and values.shape[3] not in (1, 3):
         raise ValueError(
-            f"{path}: {name} has shape {values.shape}, which looks like [n, C, H, W]; transpose it to "
-            "[n, H, W, C]."
+            f"{path}: {name} has shape {values.shape}, which looks like [n, C, H, W]; transpose it to [n, H, W, C]."
         )
     check_finite(f"{path}: {name}", values)
     return values[..., None] if values.ndim == 3 else values
@@ -226,9 +214,7 @@ def _clients(
     if not found:
         return None, None, None
     if "client" not in found:
-        raise ValueError(
-            f"{path}: test_client is there but client is not; clients are named by the training examples."
-        )
+        raise ValueError(f"{path}: test_client is there but client is not; clients are named by the training examples.")
     kinds = {values.dtype.kind in "SU" for values in found.values()}
     if len(kinds) > 1:
         raise ValueError(f"{path}: client and test_client must both be integers or both be strings.")

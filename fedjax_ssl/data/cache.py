@@ -53,9 +53,7 @@ def save_converted(dataset: Dataset, folder: Path) -> None:
         dataset: what to write; `extra` must fit into JSON.
         folder: the folder it becomes.
     """
-    splits = {
-        name: split for name, split in (("train", dataset.train), ("test", dataset.test)) if split is not None
-    }
+    splits = {name: split for name, split in (("train", dataset.train), ("test", dataset.test)) if split is not None}
     facts = {
         name: getattr(dataset, name)
         for name in ("name", "class_names", "client_names", "input_max", "mean", "std", "extra")

@@ -176,8 +176,7 @@ FEMNIST = Archive(
     read=read_femnist,
     terms="from NIST Special Database 19; cite Cohen et al. (2017), EMNIST, and Caldas et al. (2018), LEAF",
     substitute=(
-        'run the same experiment on the embedded stand-in, load("glyphs"): '
-        "--config configs/femnist_xclp.py:glyphs"
+        'run the same experiment on the embedded stand-in, load("glyphs"): --config configs/femnist_xclp.py:glyphs'
     ),
 )
 

@@ -111,9 +111,7 @@ def fetch(
     raise FetchFailed(tried)
 
 
-def _fetch_with_retries(
-    url: str, part: Path, sha256: str | None, size: int | None, timeout: float, wait: float
-) -> str:
+def _fetch_with_retries(url: str, part: Path, sha256: str | None, size: int | None, timeout: float, wait: float) -> str:
     for attempt in range(TRIES):
         try:
             return _fetch_once(url, part, sha256, size, timeout)

@@ -86,9 +86,7 @@ def read_cifar10_binary(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray,
     train_names = [f"data_batch_{i}.bin" for i in range(1, 6)]
     missing = [name for name in [*train_names, "test_batch.bin"] if name not in batches]
     if missing:
-        raise FormatError(
-            f"{path} has no {', '.join(missing)}; found: {', '.join(sorted(batches)) or 'nothing'}."
-        )
+        raise FormatError(f"{path} has no {', '.join(missing)}; found: {', '.join(sorted(batches)) or 'nothing'}.")
     train = [_cifar_rows(path, name, batches[name]) for name in train_names]
     test_x, test_y = _cifar_rows(path, "test_batch.bin", batches["test_batch.bin"])
     return np.concatenate([x for x, _ in train]), np.concatenate([y for _, y in train]), test_x, test_y
@@ -97,9 +95,7 @@ def read_cifar10_binary(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray,
 def _cifar_rows(path: Path, name: str, content: bytes) -> tuple[np.ndarray, np.ndarray]:
     row = 1 + math.prod(CIFAR_SHAPE)
     if not content or len(content) % row:
-        raise FormatError(
-            f"{path}: {name} has {len(content):,} bytes, which is no whole number of rows of {row:,}."
-        )
+        raise FormatError(f"{path}: {name} has {len(content):,} bytes, which is no whole number of rows of {row:,}.")
     rows = np.frombuffer(content, np.uint8).reshape(-1, row)
     labels = rows[:, 0].copy()
     if labels.max() > 9:
@@ -131,8 +127,7 @@ def read_fedjax_sqlite(path: Path, num_classes: int) -> ClientArrays:
         columns = {row[1] for row in database.execute("PRAGMA table_info(federated_data)")}
         if not columns >= {"client_id", "data", "num_examples"}:
             raise FormatError(
-                f"{path} is not in fedjax's form: it has no table federated_data"
-                "(client_id, data, num_examples)."
+                f"{path} is not in fedjax's form: it has no table federated_data(client_id, data, num_examples)."
             )
         total = database.execute("SELECT coalesce(sum(num_examples), 0) FROM federated_data").fetchone()[0]
         if not total:

@@ -235,9 +235,7 @@ def _polyline(tokens: list[str]) -> np.ndarray:
     pieces = []
     for start, stop in itertools.pairwise(corners):
         piece = points[start : stop + 1]
-        pieces.append(
-            _thin(_curve(np.concatenate([2 * piece[:1] - piece[1:2], piece, 2 * piece[-1:] - piece[-2:-1]])))
-        )
+        pieces.append(_thin(_curve(np.concatenate([2 * piece[:1] - piece[1:2], piece, 2 * piece[-1:] - piece[-2:-1]]))))
     return np.concatenate([pieces[0], *(piece[1:] for piece in pieces[1:])])
 
 

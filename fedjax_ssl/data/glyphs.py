@@ -74,9 +74,7 @@ def load_glyphs(
     if writers < 1:
         raise ValueError(f"glyphs: writers is {writers}; it must be at least 1.")
     if examples < MIN_EXAMPLES:
-        raise ValueError(
-            f"glyphs: examples is {examples}; the mean per writer must be at least {MIN_EXAMPLES}."
-        )
+        raise ValueError(f"glyphs: examples is {examples}; the mean per writer must be at least {MIN_EXAMPLES}.")
     if not 0 <= seed < 2**31:
         raise ValueError(f"glyphs: seed is {seed}; it must be from 0 to {2**31 - 1}.")
     folder = data_root(root) / "glyphs" / f"v{VERSION}-writers{writers}-seed{seed}-examples{examples}"
@@ -190,18 +188,14 @@ def _written(
     width = height * jnp.exp(0.14 * style[3] + 0.07 * chance[3])
     cos, sin = jnp.cos(angle), jnp.sin(angle)
     x, y = points[..., 0] * width + points[..., 1] * height * slant, points[..., 1] * height
-    points = (
-        PIXELS_PER_UNIT * UNITS_PER_HALF_HEIGHT * jnp.stack([cos * x - sin * y, sin * x + cos * y], axis=-1)
-    )
+    points = PIXELS_PER_UNIT * UNITS_PER_HALF_HEIGHT * jnp.stack([cos * x - sin * y, sin * x + cos * y], axis=-1)
 
     radius = jnp.clip(1.15 * jnp.exp(0.25 * style[4] + 0.08 * chance[4]), 0.7, 1.85)
     ink = jnp.clip(0.97 + 0.06 * style[5], 0.8, 1.0)
     return _placed(points, radius, chance[5:7]), radius, ink
 
 
-def _placed(
-    points: Float[Array, "s 2 2"], radius: Float[Array, ""], shift: Float[Array, "2"]
-) -> Float[Array, "s 2 2"]:
+def _placed(points: Float[Array, "s 2 2"], radius: Float[Array, ""], shift: Float[Array, "2"]) -> Float[Array, "s 2 2"]:
     """Centres a character, makes it smaller if it is too large for the image, and shifts it while it fits."""
     low, high = points.min((0, 1)), points.max((0, 1))
     room = (SIZE - 1) / 2 - radius - EDGE_SOFTNESS / 2

@@ -30,20 +30,13 @@ class Source(NamedTuple):
 
 
 SOURCES: dict[str, Source] = {
-    "digits": Source(
-        load_digits, "1,797 handwritten digits by 14 writers, 8x8x1, 10 classes; in the package"
-    ),
+    "digits": Source(load_digits, "1,797 handwritten digits by 14 writers, 8x8x1, 10 classes; in the package"),
     "glyphs": Source(
         load_glyphs,
         "rendered characters by writer, 28x28x1, 62 classes, a stand-in shaped like FEMNIST; in the package",
     ),
-    "npz": Source(
-        load_npz, "your own arrays: path= an .npz file with `inputs`, `labels` and, if known, `client`"
-    ),
-    **{
-        name: Source(partial(load_archive, archive), archive.description)
-        for name, archive in ARCHIVES.items()
-    },
+    "npz": Source(load_npz, "your own arrays: path= an .npz file with `inputs`, `labels` and, if known, `client`"),
+    **{name: Source(partial(load_archive, archive), archive.description) for name, archive in ARCHIVES.items()},
 }
 
 
@@ -77,9 +70,7 @@ def load(
         DatasetUnavailable: not here and not to be had, or damaged; says what to put where.
     """
     if name not in SOURCES:
-        raise ValueError(
-            f"Unknown dataset {name!r}.{_nearest(name, SOURCES)} Available: {', '.join(sorted(SOURCES))}."
-        )
+        raise ValueError(f"Unknown dataset {name!r}.{_nearest(name, SOURCES)} Available: {', '.join(sorted(SOURCES))}.")
     accepted = inspect.signature(SOURCES[name].load).parameters
     if path and "path" not in accepted:
         raise ValueError(f"Dataset {name!r} is in the package and takes no path=; got {str(path)!r}.")
@@ -91,9 +82,7 @@ def load(
                 f"Options: {', '.join(allowed) or 'none'}."
             )
     places = {"root": root or None, "path": path or None, "download": download}
-    return SOURCES[name].load(
-        **{place: value for place, value in places.items() if place in accepted}, **options
-    )
+    return SOURCES[name].load(**{place: value for place, value in places.items() if place in accepted}, **options)
 
 
 def _nearest(name: str, known: Any) -> str:

@@ -57,9 +57,7 @@ def _as_inputs(values: Any) -> np.ndarray:
     if values.dtype == np.uint8:
         return values
     if not np.issubdtype(values.dtype, np.floating):
-        raise ValueError(
-            f"Split.x has dtype {values.dtype}; allowed are uint8 (images as stored) and floating point."
-        )
+        raise ValueError(f"Split.x has dtype {values.dtype}; allowed are uint8 (images as stored) and floating point.")
     return values.astype(np.float32, copy=False)
 
 
@@ -68,14 +66,10 @@ def _as_ids(name: str, values: Any, length: int) -> np.ndarray:
     if not np.issubdtype(values.dtype, np.integer):
         raise ValueError(f"{name} has dtype {values.dtype}; it must hold integers.")
     if values.shape != (length,):
-        raise ValueError(
-            f"{name} has shape {values.shape}, Split.x has {length:,} rows; {name} must be ({length},)."
-        )
+        raise ValueError(f"{name} has shape {values.shape}, Split.x has {length:,} rows; {name} must be ({length},).")
     limits = np.iinfo(np.int32)
     if values.size and (int(values.min()) < limits.min or int(values.max()) > limits.max):
-        raise ValueError(
-            f"{name} has values from {values.min()} to {values.max()}, which do not fit into int32."
-        )
+        raise ValueError(f"{name} has values from {values.min()} to {values.max()}, which do not fit into int32.")
     return values.astype(np.int32, copy=False)
 
 
@@ -144,9 +138,7 @@ class Dataset:
             raise ValueError(f"Dataset {self.name!r}: class_names is empty; it needs one name per class.")
         if self.test is not None:
             if len(self.test) == 0:
-                raise ValueError(
-                    f"Dataset {self.name!r}: test has no examples; use test=None for no test split."
-                )
+                raise ValueError(f"Dataset {self.name!r}: test has no examples; use test=None for no test split.")
             if self.test.x.shape[1:] != self.input_shape or self.test.x.dtype != self.train.x.dtype:
                 raise ValueError(
                     f"Dataset {self.name!r}: test inputs are {self.test.x.dtype} {self.test.x.shape[1:]}, "
@@ -177,8 +169,7 @@ class Dataset:
             values = getattr(self, name)
             if values is not None and len(values) not in (1, channels):
                 raise ValueError(
-                    f"Dataset {self.name!r}: {name} has {len(values)} values; allowed are 1 and {channels} "
-                    "(channels)."
+                    f"Dataset {self.name!r}: {name} has {len(values)} values; allowed are 1 and {channels} (channels)."
                 )
         if self.std is not None and not all(value > 0 for value in self.std):
             raise ValueError(f"Dataset {self.name!r}: std is {self.std}; every value must be positive.")

@@ -141,8 +141,7 @@ def train_client(
         model_state=flat_state,
         optimizer={group: training.optimizer.init({group: anchor[group]}) for group in training.groups},
         local={
-            term.name: term.start(broadcast.terms[term.name], network, broadcast.model_state)
-            for term in stage.terms
+            term.name: term.start(broadcast.terms[term.name], network, broadcast.model_state) for term in stage.terms
         },
         loss=jnp.zeros(()),
         examples=jnp.zeros((), jnp.int32),
@@ -161,9 +160,7 @@ def train_client(
     report = training.federated_optimizer.report(
         Local(anchor, params, weight, schedule.num_steps, broadcast.learning_rate, client.variates)
     )
-    result = Trained(
-        client, training.combine(to_params(params)), unravel_state(model_state), broadcast.inputs, key
-    )
+    result = Trained(client, training.combine(to_params(params)), unravel_state(model_state), broadcast.inputs, key)
     uploads = {term.name: term.collect(result) for term in stage.terms}
     summed = {
         "optimizer": report.summed,

@@ -42,7 +42,7 @@ def sample_cohort(
     """
     num_clients = num_examples.shape[0]
     if not 1 <= size <= num_clients:
-        raise ValueError(f"cohort size is {size}, but the federation has {num_clients} clients; choose 1..{num_clients}")
+        raise ValueError(f"cohort size is {size}; with {num_clients} clients it must be 1..{num_clients}")
     if labelled_quota not in QUOTAS:
         raise ValueError(f"labelled_quota is {labelled_quota!r}; allowed: {', '.join(QUOTAS)}")
     present = num_examples > 0

@@ -121,9 +121,7 @@ def federated_method(
         return jax.lax.switch(number, branches, round_key, state, data)
 
     def predict_softmax(state: ServerState, inputs: Array) -> Array:
-        outputs, _ = setup.model.apply(
-            combine(state.params), state.model_state, setup.normalize(inputs), train=False
-        )
+        outputs, _ = setup.model.apply(combine(state.params), state.model_state, setup.normalize(inputs), train=False)
         return jax.nn.log_softmax(outputs.logits)
 
     return Method(init, round, predict or predict_softmax)
@@ -171,9 +169,7 @@ def _run_round(
     context = context._replace(clients=clients._replace(sent=sent))
     clients = context.clients._replace(variates=setup.federated_optimizer.send(state.optimizer, cohort.ids))
     learning_rate = setup.learning_rate(number)
-    broadcast = Broadcast(
-        key, number, learning_rate, state.params, state.model_state, term_states, data.inputs
-    )
+    broadcast = Broadcast(key, number, learning_rate, state.params, state.model_state, term_states, data.inputs)
     summed, stacked = map_clients(
         lambda client: train_client(training, stage, broadcast, client),
         clients,
@@ -199,9 +195,7 @@ def _run_round(
             summed["local"][term.name],
             before,
         )
-        term_states[term.name] = term.absorb(
-            term_states[term.name], mean, stacked["uploads"][term.name], context
-        )
+        term_states[term.name] = term.absorb(term_states[term.name], mean, stacked["uploads"][term.name], context)
     new_state = ServerState(state.round + 1, params, model_state, optimizer, term_states)
     return new_state, _metrics(stage, context, data, summed, flat, old_state)
 

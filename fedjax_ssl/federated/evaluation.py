@@ -8,9 +8,7 @@ from fedjax_ssl.federated.forward import map_rows
 from fedjax_ssl.federated.method import Method, Metrics, ServerState
 
 
-def evaluate(
-    method: Method, state: ServerState, data: FederatedData, batch_size: int = 512
-) -> Metrics:
+def evaluate(method: Method, state: ServerState, data: FederatedData, batch_size: int = 512) -> Metrics:
     """Scores the global model.
 
     Args:

@@ -39,7 +39,7 @@ class Client(NamedTuple):
     """One client as its local training sees it (with a leading axis p: the cohort)."""
 
     id: Int[Array, ""]
-    index: Int[Array, " n"]  # rows of `FederatedData.inputs`, labelled examples first, padding 0
+    index: Int[Array, " n"]  # type: ignore[assignment]  # rows of `FederatedData.inputs`, labelled first, padding 0
     observed: Int[Array, " n"]  # observed label of every example, -1 = nothing or padding
     num_labelled: Int[Array, ""]
     num_examples: Int[Array, ""]
@@ -174,7 +174,7 @@ class Stage(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """The batches of one client in one round; S is the static bound of local steps, the client takes the first ones."""
+    """The batches of one client in one round; S is the static bound of local steps, of which it takes the first."""
 
     positions: dict[str, Int[Array, "S b"]]  # by stream
     masks: dict[str, Bool[Array, "S b"]]
@@ -182,6 +182,6 @@ class Schedule(NamedTuple):
 
 
 class Sampler(NamedTuple):
-    """How local batches are drawn: `schedule(key, client)`, with static shapes taken from the bounds it was built for."""
+    """How local batches are drawn: `schedule(key, client)`, with static shapes from the bounds it was built for."""
 
     schedule: Callable[[Key[Array, ""], Client], Schedule]

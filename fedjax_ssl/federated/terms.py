@@ -98,9 +98,7 @@ def diagnose_pseudo_labels(sent: PseudoLabels, truth: Int[Array, "p n"], round: 
     }
 
 
-def network_pseudo_labels(
-    setup: Setup, round: Round, clients: Client, key: Array | None = None
-) -> PseudoLabels:
+def network_pseudo_labels(setup: Setup, round: Round, clients: Client, key: Array | None = None) -> PseudoLabels:
     """The global network's own predictions as pseudo-labels, weighted by 1 - entropy / log K (XCLP section 5.4).
 
     Args:

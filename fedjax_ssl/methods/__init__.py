@@ -14,8 +14,7 @@ from fedjax_ssl.methods.per_client_lp import per_client_lp
 from fedjax_ssl.methods.xclp import xclp
 
 _RECIPES: dict[str, Callable[..., Method]] = {
-    recipe.__name__: recipe
-    for recipe in (fedavg, xclp, per_client_lp, network_pseudo_label, fedsem, fedsiam)
+    recipe.__name__: recipe for recipe in (fedavg, xclp, per_client_lp, network_pseudo_label, fedsem, fedsiam)
 }
 
 

@@ -87,9 +87,7 @@ def fedsiam(
     def loss(step: Step) -> tuple[Array, Teacher]:
         batch, student, teacher = step.streams["mixed"], step.outputs[view.name], step.local
         if student.aux_logits is None:
-            raise ValueError(
-                "fedsiam needs a network with a second head: set config.model.options.aux_head = True"
-            )
+            raise ValueError("fedsiam needs a network with a second head: set config.model.options.aux_head = True")
         other = setup.normalize(setup.augment(named_key(step.key, "teacher"), batch.inputs))
         taught, teacher_state = setup.model.apply(
             teacher.params,
@@ -116,9 +114,7 @@ def fedsiam(
 
     def predict(state: ServerState, inputs: Array) -> Array:
         teacher = state.terms[TERM]
-        outputs, _ = setup.model.apply(
-            teacher.params, teacher.model_state, setup.normalize(inputs), train=False
-        )
+        outputs, _ = setup.model.apply(teacher.params, teacher.model_state, setup.normalize(inputs), train=False)
         return jax.nn.log_softmax(outputs.logits)
 
     def traffic(round: Round) -> Traffic:

@@ -1,6 +1,5 @@
 """What the two label-propagation methods share: features of the cohort, and a propagation's result as pseudo-labels."""
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
@@ -33,9 +32,7 @@ def cohort_features(setup: Setup, round: Round, graph_features: str, augment: bo
     if graph_features == "network":
         return network_features(setup, round, named_key(round.key, "graph") if augment else None)
     index = round.clients.index
-    return map_rows(
-        lambda inputs: setup.normalize(inputs).reshape(inputs.shape[0], -1), round.inputs, index
-    )
+    return map_rows(lambda inputs: setup.normalize(inputs).reshape(inputs.shape[0], -1), round.inputs, index)
 
 
 def to_pseudo_labels(

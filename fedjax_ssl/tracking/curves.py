@@ -43,9 +43,7 @@ def plot_curves(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike, *, t
     """
     drawn = [(panel, columns) for panel in _PANELS if (columns := _columns(rows, panel.wants))]
     if not drawn:
-        raise ValueError(
-            f"{len(rows)} metric rows without a finite accuracy, loss or byte count: no curves to draw"
-        )
+        raise ValueError(f"{len(rows)} metric rows without a finite accuracy, loss or byte count: no curves to draw")
     # Without pyplot there is no global state and no display: the figure is drawn by Agg and forgotten.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -89,15 +87,11 @@ def plot_curves(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike, *, t
     write_atomically(path, image.getvalue())
 
 
-def _columns(
-    rows: Sequence[Mapping[str, Any]], wants: Callable[[str], bool]
-) -> dict[str, list[tuple[int, float]]]:
+def _columns(rows: Sequence[Mapping[str, Any]], wants: Callable[[str], bool]) -> dict[str, list[tuple[int, float]]]:
     """Returns (round, value) per wanted column, a gap as NaN; columns without a finite value are left out."""
     names = dict.fromkeys(name for row in rows for name in row if wants(name))
     columns = {name: [(row["round"], _number(row.get(name))) for row in rows] for name in names}
-    return {
-        name: points for name, points in columns.items() if any(math.isfinite(value) for _, value in points)
-    }
+    return {name: points for name, points in columns.items() if any(math.isfinite(value) for _, value in points)}
 
 
 def _number(value: Any) -> float:

@@ -52,8 +52,7 @@ class MetricLog:
                 self._check_round(row)
             except (ValueError, TypeError) as error:
                 raise RunFolderError(
-                    f"{self._jsonl}, line {number} is damaged ({error}). "
-                    "Repair this line, or give another --workdir."
+                    f"{self._jsonl}, line {number} is damaged ({error}). Repair this line, or give another --workdir."
                 ) from error
             self._remember(row)
 

@@ -16,7 +16,7 @@ from rich.text import Text
 _SHOWN = (
     ("accuracy", "test_accuracy", "{:.1%}"),
     ("pseudo-labels", "pseudo_label_accuracy", "{:.1%}"),
-    ("client updates/s", "client_updates_per_second", "{:,.4g}"),
+    ("client updates/s", "client_updates_per_second", "{:,.0f}"),
 )
 
 
@@ -119,7 +119,7 @@ class Progress:
         values = ", ".join(
             f"{label} {form.format(float(row[name]))}"
             for label, name, form in _SHOWN
-            if row.get(name) is not None
+            if row.get(name) is not None and math.isfinite(float(row[name]))
         )
         if self._bar is not None:
             self._bar.update(self._task, completed=round, values=values, left=left)
@@ -186,8 +186,8 @@ def _summary_lines(summary: Mapping[str, Any]) -> dict[str, str]:
         "best": (summary.get("best_test_accuracy"), "{:.2%}"),
         "training": (summary.get("train_seconds"), "{:,.1f} s"),
         "compiling": (summary.get("compile_seconds"), "{:,.1f} s"),
-        "client updates": (summary.get("client_updates_per_second"), "{:,.4g} per second"),
-        "examples": (summary.get("examples_per_second"), "{:,.4g} per second"),
+        "client updates": (summary.get("client_updates_per_second"), "{:,.0f} per second"),
+        "examples": (summary.get("examples_per_second"), "{:,.0f} per second"),
     }
     shown = {name: form.format(value) for name, (value, form) in lines.items() if value is not None}
     for name, field in (

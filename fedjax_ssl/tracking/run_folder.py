@@ -25,7 +25,7 @@ class RunFolder:
 
     Attributes:
         path: the folder.
-        is_new: True at the first start, False when an earlier start stored its config here.
+        is_new: True unless an earlier start stored its config and results here.
         config_file, metrics_csv, metrics_jsonl, summary_file, curves_file: the files of the run.
         checkpoint_folder: where `Checkpoints` keeps its files.
     """
@@ -61,9 +61,10 @@ class RunFolder:
                 f"{self.path} cannot be used as run folder: {error.strerror}. Give another --workdir."
             ) from error
         try:
-            self.is_new = not self.config_file.exists()
+            results = self._results()
+            self.is_new = not (self.config_file.exists() and results)
             if self.is_new:
-                self._refuse_orphans()
+                self._refuse_orphans(results)
                 write_atomically(self.config_file, text)
             else:
                 self._compare(json.loads(text), ignore)
@@ -71,11 +72,14 @@ class RunFolder:
             self._lock.release()
             raise
 
-    def _refuse_orphans(self) -> None:
-        found = [item.name for item in (self.metrics_jsonl, self.checkpoint_folder) if item.exists()]
-        if found:
+    def _results(self) -> list[str]:
+        """What an earlier start left that would be lost; a start that failed before its first row leaves nothing."""
+        return [item.name for item in (self.metrics_jsonl, self.checkpoint_folder) if item.exists()]
+
+    def _refuse_orphans(self, results: list[str]) -> None:
+        if results:
             raise RunFolderError(
-                f"{self.path} holds {' and '.join(found)} but no config.json to say whose they are. "
+                f"{self.path} holds {' and '.join(results)} but no config.json to tell which run they belong to. "
                 "Give another --workdir, or delete this folder."
             )
 

@@ -47,9 +47,7 @@ def differences(template: Any, stored: list[Leaf]) -> list[str]:
     Returns:
         One line per leaf that is missing, superfluous, or of another shape or type; empty when it fits.
     """
-    wanted = {
-        name: _describe(leaf) for name, leaf in zip(_names(template), jax.tree.leaves(template), strict=True)
-    }
+    wanted = {name: _describe(leaf) for name, leaf in zip(_names(template), jax.tree.leaves(template), strict=True)}
     found = {leaf.name: _text(leaf.dtype, leaf.shape, leaf.key_impl) for leaf in stored}
     return [
         f"state{name}: stored {found.get(name, 'nothing')}, expected {wanted.get(name, 'nothing')}"

@@ -49,9 +49,7 @@ def write_mnist(folder):
         write_idx(folder / file.name, array)
 
 
-def write_cifar10(
-    folder, names=("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5")
-):
+def write_cifar10(folder, names=("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5")):
     rng = np.random.default_rng(0)
     with tarfile.open(folder / CIFAR10.files[0].name, "w:gz") as archive:
         for name in (*names, "test_batch"):
@@ -88,9 +86,7 @@ def write_femnist(folder):
 
 def unlocked(archive, **urls):
     """The catalogue entry without the original's digests and addresses."""
-    files = tuple(
-        RemoteFile(file.name, urls.get("urls", ("http://name.invalid/x",))) for file in archive.files
-    )
+    files = tuple(RemoteFile(file.name, urls.get("urls", ("http://name.invalid/x",))) for file in archive.files)
     return dataclasses.replace(archive, files=files)
 
 
@@ -125,9 +121,7 @@ def test_femnist(tmp_path, caplog):
     np.testing.assert_array_equal(data.test.client, [0, 0, 2])
     for split in (data.train, data.test):
         np.testing.assert_array_equal(split.x[:, ROW, COLUMN, 0], np.rint(255 * split.y / 62))
-    assert (
-        "3 writers and 14 + 3 examples; the published set has 3400 writers and 671585 + 77483" in caplog.text
-    )
+    assert "3 writers and 14 + 3 examples; the published set has 3400 writers and 671585 + 77483" in caplog.text
 
 
 def test_femnist_background_is_zero_and_ink_is_255(tmp_path):
@@ -205,9 +199,7 @@ def test_idx_damage(tmp_path):
 def test_cifar10_damage(tmp_path):
     path = tmp_path / CIFAR10.files[0].name
     write_cifar10(tmp_path, names=("data_batch_1", "data_batch_2"))
-    with pytest.raises(
-        FormatError, match=r"has no data_batch_3\.bin, data_batch_4\.bin, data_batch_5\.bin; found:"
-    ):
+    with pytest.raises(FormatError, match=r"has no data_batch_3\.bin, data_batch_4\.bin, data_batch_5\.bin; found:"):
         read_cifar10_binary(path)
     write_cifar10(tmp_path)
     content = path.read_bytes()
@@ -271,17 +263,13 @@ def test_download_then_noted_digest_is_verified(tmp_path):
     content = bytearray(raw.read_bytes())
     content[-1] ^= 1
     raw.write_bytes(content)
-    with pytest.raises(
-        DatasetUnavailable, match=r"train\.sqlite is not the original file.*as noted in .*\.sha256"
-    ):
+    with pytest.raises(DatasetUnavailable, match=r"train\.sqlite is not the original file.*as noted in .*\.sha256"):
         load_archive(again, root=root, download=False)
 
 
 def test_wrong_original_is_refused(tmp_path):
     write_cifar10(tmp_path)
-    with pytest.raises(
-        DatasetUnavailable, match=r"expected 170,052,171\), sha256 \w{64}, expected c4a38c50a1bc5f3a"
-    ):
+    with pytest.raises(DatasetUnavailable, match=r"expected 170,052,171\), sha256 \w{64}, expected c4a38c50a1bc5f3a"):
         load("cifar10", path=tmp_path)
 
 

@@ -21,9 +21,7 @@ def glyphs(tmp_path_factory):
 def test_available_describes_every_name():
     names = available()
     assert {"digits", "glyphs", "npz", "mnist", "cifar10", "femnist"} == set(names)
-    assert all(
-        ("downloaded" in text) == (name in {"mnist", "cifar10", "femnist"}) for name, text in names.items()
-    )
+    assert all(("downloaded" in text) == (name in {"mnist", "cifar10", "femnist"}) for name, text in names.items())
 
 
 @pytest.mark.parametrize(
@@ -79,10 +77,7 @@ def test_digits_forms_start_where_the_label_sequence_repeats():
     whole = difflib.SequenceMatcher(a=complete * 14, b=tuple(digits.train.y), autojunk=False)
     total = sum(block.size for block in whole.get_matching_blocks())
     assert total <= sum(
-        sum(
-            block.size
-            for block in difflib.SequenceMatcher(a=complete, b=form, autojunk=False).get_matching_blocks()
-        )
+        sum(block.size for block in difflib.SequenceMatcher(a=complete, b=form, autojunk=False).get_matching_blocks())
         for form in forms
     )
     np.testing.assert_array_equal(np.bincount(digits.train.client), [len(form) for form in forms])

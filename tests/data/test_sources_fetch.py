@@ -112,9 +112,7 @@ def test_unresolvable_name_is_asked_once(tmp_path, monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     slept = []
     monkeypatch.setattr(time, "sleep", slept.append)
-    assert failure("http://no-such-host.invalid/data.bin", tmp_path / "data.bin") == [
-        "Name or service not known"
-    ]
+    assert failure("http://no-such-host.invalid/data.bin", tmp_path / "data.bin") == ["Name or service not known"]
     assert (asked, slept) == (["no-such-host.invalid"], [])
 
 

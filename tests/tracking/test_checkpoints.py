@@ -139,9 +139,7 @@ def test_damage_to_any_file_is_named_and_the_round_before_is_used(tmp_path, dama
     for number, state in states.items():
         saved.save(number, state)
     folder = tmp_path / "checkpoints"
-    files = [
-        file for file in folder.rglob("*") if file.is_file() and "00000002" in str(file.relative_to(folder))
-    ]
+    files = [file for file in folder.rglob("*") if file.is_file() and "00000002" in str(file.relative_to(folder))]
     assert len(files) > 5
     for file in files:
         content = file.read_bytes()
@@ -212,9 +210,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("number", [1, 3])
-@pytest.mark.parametrize(
-    "step", ["_write_arrays", "_digests", "write_atomically", "_remove_obsolete", "rmtree"]
-)
+@pytest.mark.parametrize("step", ["_write_arrays", "_digests", "write_atomically", "_remove_obsolete", "rmtree"])
 def test_a_save_that_stops_at_any_step_leaves_a_good_checkpoint(tmp_path, monkeypatch, step, number):
     saved = Checkpoints(tmp_path, keep=1)
     saved.save(1, {"x": jnp.int32(1)})

@@ -38,9 +38,7 @@ def test_the_summary_has_the_documented_fields_and_survives_the_file(tmp_path):
         {"round": 10, "test_accuracy": 0.9},
         {"round": 20, "test_accuracy": 0.8},
     ]
-    summary = summarize(
-        rows, **ARGUMENTS, extra={"pseudo_label_accuracy": np.float32(0.1), "test_loss": math.nan}
-    )
+    summary = summarize(rows, **ARGUMENTS, extra={"pseudo_label_accuracy": np.float32(0.1), "test_loss": math.nan})
     assert list(summary) == [*FIELDS.split(), "pseudo_label_accuracy", "test_loss"]
     assert (summary["test_accuracy"], summary["best_test_accuracy"]) == (0.8, 0.9)
     assert (summary["client_updates_per_second"], summary["examples_per_second"]) == (25.0, 500.0)
@@ -116,9 +114,7 @@ class FakeDevice:
         return None if self.peak is None else {"peak_bytes_in_use": self.peak}
 
 
-@pytest.mark.parametrize(
-    ("peaks", "text", "bytes_used"), [([7], "NVIDIA H200", 7), ([7, 9], "2 x NVIDIA H200", 9)]
-)
+@pytest.mark.parametrize(("peaks", "text", "bytes_used"), [([7], "NVIDIA H200", 7), ([7, 9], "2 x NVIDIA H200", 9)])
 def test_accelerators(monkeypatch, peaks, text, bytes_used):
     devices = [FakeDevice(peak) for peak in peaks]
     monkeypatch.setattr(environment.jax, "devices", lambda: devices)

@@ -1,0 +1,53 @@
+"""What the command lines share: messages instead of tracebacks, and the compilation cache."""
+
+import contextlib
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+
+from fedjax_ssl import data, methods, tracking
+from fedjax_ssl.config import ConfigError, ConfigNote
+
+USER_ERRORS = (
+    ConfigError,
+    data.DatasetUnavailable,
+    tracking.CheckpointError,
+    tracking.FolderLocked,
+    tracking.RunFolderError,
+)
+
+
+def use_compilation_cache() -> None:
+    """Keeps compiled programs between runs, in $JAX_COMPILATION_CACHE_DIR or ~/.cache/fedjax_ssl/compiled."""
+    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        jax.config.update("jax_compilation_cache_dir", str(Path.home() / ".cache" / "fedjax_ssl" / "compiled"))
+
+
+def explain(error: Exception) -> str:
+    """What is wrong with the flags, without the traceback that ml_collections puts into its messages."""
+    if isinstance(error, AttributeError):  # the repr of "'field'\nDid you mean ..."
+        field, _, hint = str(error).strip("'").replace("\\'", "'").replace("\\n", "\n").partition("\n")
+        return f"the config has no field {field}. {hint}".strip()
+    return str(error).strip().splitlines()[-1].strip().removeprefix("fedjax_ssl.config.ConfigError: ")
+
+
+def describe_choices() -> str:
+    """Methods and datasets, a line each."""
+    lines = []
+    for title, choices in (("methods:", methods.available()), ("datasets:", data.available())):
+        lines += [title, *(f"  {name:22}{line}" for name, line in choices.items())]
+    return "\n".join(lines)
+
+
+@contextlib.contextmanager
+def notes_instead_of_warnings() -> Iterator[None]:
+    """Shows what our code warns about as one line each, without the source line that Python prints."""
+    with warnings.catch_warnings():
+        for category in (ConfigNote, tracking.CheckpointDamaged):
+            warnings.simplefilter("always", category)
+        warnings.showwarning = lambda message, *details: print(f"note: {message}", file=sys.stderr)
+        yield

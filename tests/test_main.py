@@ -1,0 +1,136 @@
+"""The command line: what a user sees, above all when something is wrong."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from absl import flags
+
+from fedjax_ssl import main as command
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+DIGITS = f"--config={CONFIGS / 'digits_fedavg.py'}"
+XCLP = f"--config={CONFIGS / 'digits_xclp.py'}"
+QUICK = ("--config.rounds=2", "--config.eval_every=1", "--config.optimizer.local_epochs=1")
+
+
+@pytest.fixture
+def start(monkeypatch, capsys, tmp_path):
+    """Calls the command line; returns (exit code, standard output, standard error)."""
+    monkeypatch.setenv("FEDJAX_SSL_DATA", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        for name in list(flags.FLAGS):
+            if name.startswith("config."):
+                delattr(flags.FLAGS, name)
+        flags.FLAGS.unparse_flags()
+        flags.FLAGS["config"].unparse()
+        flags.FLAGS["workdir"].unparse()
+        monkeypatch.setattr(sys, "argv", ["main", *arguments])  # ml_collections looks for overrides here
+        code = command.main(sys.argv)
+        output = capsys.readouterr()
+        return code, output.out, output.err
+
+    return call
+
+
+def test_a_run_leaves_everything_in_its_folder(start, tmp_path):
+    code, output, _ = start(DIGITS, *QUICK)
+    folder = tmp_path / "runs" / "digits_fedavg"
+    assert code == 0
+    assert "11 clients" in output and "mlp (9,610 parameters)" in output and "round 2/2" in output
+    for name in ("config.json", "metrics.csv", "metrics.jsonl", "summary.json", "curves.png", "partition.txt"):
+        assert (folder / name).stat().st_size > 0, name
+    summary = json.loads((folder / "summary.json").read_text())
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert summary["method"] == "fedavg" and summary["dataset"] == "digits" and summary["rounds"] == 2
+    assert [row["round"] for row in rows] == [1, 2]
+    assert summary["test_accuracy"] == rows[-1]["test_accuracy"]
+    assert summary["bytes_up"] == 2 * 11 * 4 * 9610
+
+
+def test_the_same_command_again_is_done_and_changes_nothing(start, tmp_path):
+    start(DIGITS, *QUICK)
+    before = (tmp_path / "runs/digits_fedavg/metrics.jsonl").read_bytes()
+    code, output, _ = start(DIGITS, *QUICK)
+    assert code == 0 and "complete already" in output
+    assert (tmp_path / "runs/digits_fedavg/metrics.jsonl").read_bytes() == before
+
+
+def test_a_folder_of_another_config_is_refused(start, tmp_path):
+    start(DIGITS, *QUICK)
+    code, _, error = start(DIGITS, *QUICK, "--config.seed=7")
+    assert code == 2
+    assert "seed: 0 -> 7" in error and "--workdir" in error
+
+
+def test_a_start_that_failed_does_not_block_its_folder(start):
+    assert start(XCLP, *QUICK, "--config.method.num_neighbors=0")[0] == 2
+    assert start(XCLP, *QUICK)[0] == 0
+
+
+def test_a_truncated_checkpoint_falls_back_to_the_one_before(start, tmp_path):
+    start(DIGITS, *QUICK)
+    folder = tmp_path / "runs/digits_fedavg"
+    summary = json.loads((folder / "summary.json").read_text())
+    data_files = [path for path in (folder / "checkpoints/round_00000002").rglob("*") if path.stat().st_size > 500]
+    max(data_files, key=lambda path: path.stat().st_size).write_bytes(b"cut")
+    (folder / "summary.json").unlink()
+    code, _, error = start(DIGITS, *QUICK)
+    assert "note:" in error and "round_00000002" in error
+    again = json.loads((folder / "summary.json").read_text())
+    assert code == 0
+    assert again["test_accuracy"] == summary["test_accuracy"] and again["bytes_up"] == summary["bytes_up"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((DIGITS, "--config.round=5"), ("'round'", "rounds")),
+        ((DIGITS, "--config.rounds=many"), ("rounds=many",)),
+        ((DIGITS, "--config.rounds=0"), ("config.rounds is 0", "at least 1")),
+        ((DIGITS, "--config.optimizer.learning_rate=nan"), ("learning_rate is nan",)),
+        ((DIGITS, "--config.optimizer.schedule=cosin"), ("schedule is 'cosin'", "Did you mean 'cosine'")),
+        ((DIGITS, "--config.method.name=fedavgg"), ("'fedavgg'", "Did you mean 'fedavg'", "xclp")),
+        ((DIGITS, "--config.model.name=mpl"), ("'mpl'", "mlp")),
+        ((DIGITS, "--config.data.name=digit"), ("digit", "digits")),
+        ((DIGITS, "--config.partition.name=dirichlet"), ("dirichlet", "alpha")),
+        ((DIGITS, "--config.supervision.name=none"), ("label",)),
+        ((DIGITS, "--config.supervision.labels=0"), ("labels", "0")),
+        ((DIGITS, "--config.data.test_clients=14"), ("14",)),
+        ((DIGITS, "--config.federated.cohort_size=12"), ("cohort_size is 12", "1..11")),
+        ((DIGITS, "--config.federated.cohort_size=0"), ("cohort_size is 0", "1..11")),
+        ((DIGITS, "--config.data.name=npz", "--config.data.path=none.npz"), ("none.npz", "inputs")),
+        ((f"--config={CONFIGS / 'femnist_xclp.py'}:glyps",), ("no variant 'glyps'", "femnist, glyphs")),
+        ((f"--config={CONFIGS / 'cifar10_xclp.py'}:1,2",), ("cifar10_xclp.py:1,2", "5000,100,iid")),
+        (("--config=absent.py",), ("absent.py",)),
+        ((), ("--config is missing",)),
+        ((DIGITS, "more"), ("unexpected argument 'more'",)),
+    ],
+)
+def test_a_mistake_gets_one_message_and_exit_code_2(start, arguments, expected):
+    code, _, error = start(*arguments)
+    assert code == 2
+    assert error.count("error:") == 1 and "Traceback" not in error
+    for part in expected:
+        assert part in error, error
+
+
+def test_femnist_without_data_says_what_to_do(start, tmp_path):
+    code, _, error = start(f"--config={CONFIGS / 'femnist_xclp.py'}", "--config.data.download=false")
+    assert code == 2
+    assert "federated_emnist_train.sqlite" in error and str(tmp_path / "data") in error
+    assert "--config configs/femnist_xclp.py:glyphs" in error
+
+
+def test_an_option_of_another_choice_is_noted_and_ignored(start):
+    code, _, error = start(DIGITS, *QUICK, "--config.supervision.name=all")
+    assert code == 0 and "note: config.supervision.labels=5 has no effect" in error
+
+
+def test_help_lists_methods_and_datasets(start):
+    code, output, _ = start("--help")
+    assert code == 0
+    assert "xclp" in output and "fedsiam" in output and "femnist" in output

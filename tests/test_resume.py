@@ -1,0 +1,80 @@
+"""A run that is killed and started again ends in the same numbers, bit for bit."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedjax_ssl import config as configs
+from fedjax_ssl.tracking import Checkpoints
+from fedjax_ssl.train import run
+
+ROUNDS = 10
+TIMES = ("seconds", "client_updates_per_second")
+CHILD = """
+import sys
+from tests.test_resume import experiment
+from fedjax_ssl.train import run
+run(experiment(), sys.argv[1])
+"""
+
+
+def experiment(**fields):
+    config = configs.digits_by_writer("xclp", "2")
+    config.rounds = ROUNDS
+    config.eval_every = 1
+    config.method.warmup_rounds = 3
+    config.method.num_bits = 64
+    config.optimizer.local_epochs = 1
+    config.data.test_clients = 9
+    config.update_from_flattened_dict(fields)
+    return config
+
+
+def rows_of(folder: Path) -> list[dict]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if name not in TIMES} for row in rows]
+
+
+def results_of(folder: Path) -> dict:
+    summary = json.loads((folder / "summary.json").read_text())
+    measured = ("seconds", "per_second", "peak_memory", "versions", "device")
+    return {name: value for name, value in summary.items() if not any(part in name for part in measured)}
+
+
+def test_killed_at_any_time(tmp_path):
+    run(experiment(), tmp_path / "whole")
+    killed = tmp_path / "killed"
+    # Killed once each: before anything was recorded, within stage 1, within stage 2 (rows are flushed one by one, so
+    # the moment within a row, a checkpoint or a round is random).
+    for rows_before_kill in (0, 2, 6):
+        process = subprocess.Popen([sys.executable, "-c", CHILD, str(killed)], stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < deadline:
+            metrics = killed / "metrics.jsonl"
+            if (killed / "config.json").exists() and (
+                (metrics.read_bytes().count(b"\n") if metrics.exists() else 0) >= rows_before_kill
+            ):
+                break
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert not (killed / "summary.json").exists()
+    run(experiment(), killed)
+    assert [row["round"] for row in rows_of(killed)] == list(range(1, ROUNDS + 1))
+    assert rows_of(killed) == rows_of(tmp_path / "whole")
+    assert results_of(killed) == results_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("checkpoint_every", [0, 4])
+def test_rare_checkpoints_resume_too(tmp_path, checkpoint_every):
+    """How often checkpoints are written may change between starts: it does not change the result."""
+    run(experiment(checkpoint_every=checkpoint_every), tmp_path / "rare")
+    run(experiment(), tmp_path / "often")
+    assert rows_of(tmp_path / "rare") == rows_of(tmp_path / "often")
+    for folder in ("rare", "often"):
+        assert Checkpoints(tmp_path / folder).latest() == ROUNDS
