@@ -1,0 +1,34 @@
+"""Graphs of nearest neighbours and label propagation on them: the kernels of XCLP."""
+
+from fedjax_ssl.graph.codes import has_angle, lsh_codes
+from fedjax_ssl.graph.graph import Graph, build_graph, dense_matrix, multiply
+from fedjax_ssl.graph.hamming import cosine_from_hamming, hamming_matrix
+from fedjax_ssl.graph.labelling import Propagation, label_propagation, xclp, xclp_from_codes
+from fedjax_ssl.graph.neighbors import Neighbors, cosine_neighbors, nearest_neighbors
+from fedjax_ssl.graph.propagation import Solution, influence_columns, influence_matrix, propagate, solve
+from fedjax_ssl.graph.weighting import class_weights, confidence
+
+__all__ = [
+    "Graph",
+    "Neighbors",
+    "Propagation",
+    "Solution",
+    "build_graph",
+    "class_weights",
+    "confidence",
+    "cosine_from_hamming",
+    "cosine_neighbors",
+    "dense_matrix",
+    "hamming_matrix",
+    "has_angle",
+    "influence_columns",
+    "influence_matrix",
+    "label_propagation",
+    "lsh_codes",
+    "multiply",
+    "nearest_neighbors",
+    "propagate",
+    "solve",
+    "xclp",
+    "xclp_from_codes",
+]

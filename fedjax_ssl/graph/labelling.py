@@ -1,0 +1,314 @@
+"""Cross-client label propagation over one graph of all clients' points, without the cryptography (XCLP)."""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Int32, Key, UInt32
+
+from fedjax_ssl.graph import checks
+from fedjax_ssl.graph.codes import has_angle, lsh_codes
+from fedjax_ssl.graph.graph import build_graph
+from fedjax_ssl.graph.neighbors import cosine_neighbors, nearest_neighbors
+from fedjax_ssl.graph.propagation import SOLVERS, propagate
+from fedjax_ssl.graph.weighting import class_counts, confidence, scale_confidence
+
+
+class Propagation(NamedTuple):
+    """Labels for every point, and how far to trust them."""
+
+    labels: Int32[Array, " n"]  # -1 where nothing is known
+    confidence: Float[Array, " n"]  # in [0, 1]; 1 for labelled points, 0 where nothing is known
+    scores: Float[Array, "n classes"]  # Z, before labelled points got their own label back
+    valid: Bool[Array, " n"]  # whether the label can be used
+
+
+def xclp(
+    key: Key[Array, ""],
+    features: Float[Array, "n d"],
+    labels: Int[Array, " n"],
+    num_classes: int,
+    *,
+    num_bits: int = 4096,
+    num_neighbors: int = 10,
+    alpha: float | Float[Array, ""] = 0.99,
+    similarity_power: float | Float[Array, ""] = 1.0,
+    label_norm: str = "none",
+    confidence_scale: str = "none",
+    valid: Bool[Array, " n"] | None = None,
+    clients: Int[Array, " n"] | None = None,
+    solver: str = "auto",
+) -> Propagation:
+    """Labels all points of all clients by propagation over one graph (XCLP, Algorithm 1).
+
+    Labelled points keep their own label with confidence 1; `scores` still holds what was propagated. A point
+    that no label reaches (isolated, in a component without labels, or more edges away from any label than
+    conjugate gradients took iterations) gets label -1, confidence 0 and valid False, and so does a row with
+    NaN or infinity that comes in under a trace. A zero row has no angle and is isolated. Labels out of range
+    count as none under a trace.
+
+    Args:
+        key: typed key of the projections, one per call.
+        features: [n, d], the points of all clients, one after the other.
+        labels: [n], 0..num_classes - 1, or -1 where there is none.
+        num_classes: C.
+        num_bits: bits per code, L.
+        num_neighbors: k.
+        alpha: in [0, 1), how far labels travel.
+        similarity_power: exponent of kept similarities; 1 in the paper, 3 in its code.
+        label_norm: "none" (paper) or "class" (its code): divide each label by the number of labels of its
+            class, so that the class with most labels does not win everywhere.
+        confidence_scale: "none" (paper), "max" (its code: divide by the largest over all points) or
+            "client_max" (by the largest of each client).
+        valid: [n], False for padding rows. None: all are points.
+        clients: [n], which client holds a point, any integers; needed by "client_max" only.
+        solver: "auto", "cholesky" or "conjugate_gradient", see `propagation.solve`.
+
+    Returns:
+        Propagation.
+
+    Raises:
+        ValueError: on arguments out of range, shapes that do not fit, or known features that are not finite.
+    """
+    features = jnp.asarray(features)
+    checks.check_features(features)
+    checks.check_rows("valid", valid, features.shape[0])
+    return xclp_from_codes(
+        lsh_codes(key, features, num_bits),
+        labels,
+        num_classes,
+        num_bits,
+        num_neighbors=num_neighbors,
+        alpha=alpha,
+        similarity_power=similarity_power,
+        label_norm=label_norm,
+        confidence_scale=confidence_scale,
+        valid=_finite_rows(features, valid),
+        has_code=has_angle(features),
+        clients=clients,
+        solver=solver,
+    )
+
+
+def xclp_from_codes(
+    codes: UInt32[Array, "n words"],
+    labels: Int[Array, " n"],
+    num_classes: int,
+    num_bits: int,
+    *,
+    num_neighbors: int = 10,
+    alpha: float | Float[Array, ""] = 0.99,
+    similarity_power: float | Float[Array, ""] = 1.0,
+    label_norm: str = "none",
+    confidence_scale: str = "none",
+    valid: Bool[Array, " n"] | None = None,
+    has_code: Bool[Array, " n"] | None = None,
+    clients: Int[Array, " n"] | None = None,
+    solver: str = "auto",
+) -> Propagation:
+    """Labels all points from their binary codes (XCLP, Algorithm 1 from step 4 on).
+
+    Args:
+        codes: [n, ceil(num_bits / 32)] as `lsh_codes` returns them.
+        labels: [n], -1 where there is none.
+        num_classes: C.
+        num_bits: bits per code, L.
+        num_neighbors: see `xclp`.
+        alpha: see `xclp`.
+        similarity_power: see `xclp`.
+        label_norm: see `xclp`.
+        confidence_scale: see `xclp`.
+        valid: [n], False for padding rows. None: all are points.
+        has_code: [n], False for points whose code means nothing (zero features), which are isolated.
+            None: all have one.
+        clients: see `xclp`.
+        solver: see `xclp`.
+
+    Returns:
+        Propagation.
+
+    Raises:
+        ValueError: on arguments out of range or shapes that do not fit.
+    """
+    codes = jnp.asarray(codes)
+    checks.check_codes(codes, num_bits)
+    checks.check_rows("has_code", has_code, codes.shape[0])
+    return _label(
+        codes,
+        labels,
+        valid,
+        has_code,
+        clients,
+        alpha,
+        similarity_power,
+        num_classes=num_classes,
+        num_bits=num_bits,
+        num_neighbors=num_neighbors,
+        label_norm=label_norm,
+        confidence_scale=confidence_scale,
+        solver=solver,
+    )
+
+
+def label_propagation(
+    features: Float[Array, "n d"],
+    labels: Int[Array, " n"],
+    num_classes: int,
+    *,
+    similarity: str = "exact",
+    key: Key[Array, ""] | None = None,
+    num_bits: int = 4096,
+    num_neighbors: int = 10,
+    alpha: float | Float[Array, ""] = 0.99,
+    similarity_power: float | Float[Array, ""] = 1.0,
+    label_norm: str = "none",
+    confidence_scale: str = "none",
+    valid: Bool[Array, " n"] | None = None,
+    solver: str = "auto",
+) -> Propagation:
+    """Labels the points of one client from that client's labels alone (per-client LP, spec section 2).
+
+    Maps over clients: `jax.vmap` it over padded features, labels and `valid`.
+
+    Args:
+        features: [n, d], one client's points.
+        labels: [n], -1 where there is none.
+        num_classes: C.
+        similarity: "exact" (cosine of the features) or "lsh" (codes, as the code of the paper does).
+        key: typed key of the projections; needed by "lsh" only.
+        num_bits: bits per code; used by "lsh" only.
+        num_neighbors: see `xclp`.
+        alpha: see `xclp`.
+        similarity_power: see `xclp`.
+        label_norm: see `xclp`.
+        confidence_scale: see `xclp`; "client_max" is the same as "max" here.
+        valid: [n], False for padding rows. None: all are points.
+        solver: see `xclp`.
+
+    Returns:
+        Propagation.
+
+    Raises:
+        ValueError: as `xclp`, or if "lsh" comes without a key.
+    """
+    checks.check_choice("similarity", similarity, ("exact", "lsh"))
+    if confidence_scale == "client_max":
+        confidence_scale = "max"
+    features = jnp.asarray(features)
+    checks.check_features(features)
+    checks.check_rows("valid", valid, features.shape[0])
+    by_codes = similarity == "lsh"
+    points = features
+    if by_codes:
+        if key is None:
+            raise ValueError("key is None; similarity='lsh' needs a typed key, for example jax.random.key(0).")
+        points = lsh_codes(key, features, num_bits)
+    return _label(
+        points,
+        labels,
+        _finite_rows(features, valid),
+        has_angle(features),
+        None,
+        alpha,
+        similarity_power,
+        num_classes=num_classes,
+        num_bits=num_bits if by_codes else None,
+        num_neighbors=num_neighbors,
+        label_norm=label_norm,
+        confidence_scale=confidence_scale,
+        solver=solver,
+    )
+
+
+def _finite_rows(features: Array, valid: Array | None) -> Array | None:
+    if checks.is_known(features):
+        return valid  # known features have been checked
+    finite = jnp.isfinite(features).all(axis=1)
+    return finite if valid is None else finite & valid
+
+
+def _label(
+    points: Array,
+    labels: Array,
+    valid: Array | None,
+    angled: Array | None,
+    clients: Array | None,
+    alpha: float | Array,
+    similarity_power: float | Array,
+    *,
+    num_classes: int,
+    num_bits: int | None,
+    num_neighbors: int,
+    label_norm: str,
+    confidence_scale: str,
+    solver: str,
+) -> Propagation:
+    labels = jnp.asarray(labels)
+    num_points = points.shape[0]
+    checks.check_labels(labels, num_points, num_classes)
+    checks.check_count("num_neighbors", num_neighbors)
+    checks.check_alpha(alpha)
+    checks.check_power(similarity_power)
+    checks.check_choice("label_norm", label_norm, ("none", "class"))
+    checks.check_choice("confidence_scale", confidence_scale, ("none", "max", "client_max"))
+    checks.check_choice("solver", solver, SOLVERS)
+    checks.check_rows("valid", valid, num_points)
+    checks.check_rows("clients", clients, num_points)
+    if confidence_scale == "client_max" and clients is None:
+        raise ValueError("clients is None; confidence_scale='client_max' needs each point's client.")
+    labels = labels.astype(jnp.int32)
+    order = None
+    if valid is None:
+        valid = jnp.ones(num_points, bool)
+    else:
+        order, points, labels, valid, angled, clients = _points_first(points, labels, valid, angled, clients)
+    usable = valid if angled is None else valid & angled
+    if num_bits is None:
+        neighbors = cosine_neighbors(points, num_neighbors, usable)
+    else:
+        neighbors = nearest_neighbors(points, num_bits, num_neighbors, usable)
+    graph = build_graph(neighbors, similarity_power)
+    label_matrix = _label_matrix(labels, valid, num_classes, label_norm == "class")
+    scores = propagate(graph, label_matrix.astype(graph.weight.dtype), alpha, solver)
+    return _read_labels(scores, labels, valid, clients, order, confidence_scale)
+
+
+@jax.jit
+def _points_first(points: Array, labels: Array, valid: Array, *others: Array | None) -> tuple[Array, ...]:
+    """Moves padding behind the points, where it cannot change the order of any sum."""
+    order = jnp.argsort(~valid, stable=True)
+    return order, *jax.tree.map(lambda rows: rows[order], (points, labels, valid, *others))
+
+
+@partial(jax.jit, static_argnums=(2, 3))
+def _label_matrix(labels: Array, valid: Array, num_classes: int, divide_by_count: bool) -> Array:
+    labels = jnp.where(valid, labels, -1)
+    label_matrix = jax.nn.one_hot(labels, num_classes, dtype=jnp.result_type(float))
+    if divide_by_count:
+        label_matrix = label_matrix / jnp.maximum(class_counts(labels, num_classes), 1)
+    return label_matrix
+
+
+@partial(jax.jit, static_argnames="confidence_scale")
+def _read_labels(
+    scores: Array,
+    labels: Array,
+    valid: Array,
+    clients: Array | None,
+    order: Array | None,
+    confidence_scale: str,
+) -> Propagation:
+    labelled = valid & (labels >= 0) & (labels < scores.shape[1])
+    reached = valid & (jnp.max(scores, axis=1) > 0)
+    sureness = scale_confidence(jnp.where(reached, confidence(scores), 0), confidence_scale, clients)
+    found = jnp.where(reached, jnp.argmax(scores, axis=1).astype(jnp.int32), -1)
+    result = Propagation(
+        labels=jnp.where(labelled, labels, found),
+        confidence=jnp.where(labelled, 1, sureness),
+        scores=scores,
+        valid=reached | labelled,
+    )
+    if order is None:
+        return result
+    return jax.tree.map(lambda rows: jnp.zeros_like(rows).at[order].set(rows, unique_indices=True), result)

@@ -1,0 +1,220 @@
+"""Exact nearest neighbours, block of rows by block of rows, without ever holding all pairs (XCLP, step 6)."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int32, UInt32
+
+from fedjax_ssl.graph.checks import check_choice, check_codes, check_count, check_features, check_rows
+from fedjax_ssl.graph.codes import has_angle
+from fedjax_ssl.graph.hamming import (
+    cosine_from_hamming,
+    matmul_distances,
+    popcount_distances,
+    signs_from_codes,
+)
+from fedjax_ssl.graph.selection import largest_value, smallest
+
+# Similarities below this are rounding noise around a right angle (spec section 8).
+_LEAST_COSINE = 1e-6
+# Entries of one tile of distances, and the fewest and most of its rows.
+_TILE_ENTRIES = {"cpu": 2**21, "accelerator": 2**27}
+_TILE_ROWS = {"cpu": (32, 128), "accelerator": (256, 4096)}
+# Words of one tile's own codes: with more, they leave the fastest cache while all others stream past.
+_TILE_WORDS = 2**13
+
+
+class Neighbors(NamedTuple):
+    """The nearest other points of every point.
+
+    Rows with fewer than k neighbours to find (k >= n, padding rows, rows without an angle) are filled up
+    with themselves at similarity 0, which makes no edge.
+    """
+
+    index: Int32[Array, "n k"]  # type: ignore[assignment]  # by falling similarity, equal ones by rising index
+    similarity: Float[Array, "n k"]  # cosine in [0, 1], exactly 0 from a right angle on
+
+
+def nearest_neighbors(
+    codes: UInt32[Array, "n words"],
+    num_bits: int,
+    num_neighbors: int,
+    valid: Bool[Array, " n"] | None = None,
+    *,
+    kernel: str = "auto",
+) -> Neighbors:
+    """Finds the nearest other codes of every code, exactly (XCLP, Algorithm 1 steps 4 to 6).
+
+    Neighbours are ordered by the pair (distance, index). Memory is O(n k) and one tile of distances; time is
+    one pass over all pairs.
+
+    Args:
+        codes: [n, ceil(num_bits / 32)] as `lsh_codes` returns them.
+        num_bits: bits per code.
+        num_neighbors: k, at least 1; at most n - 1 neighbours exist.
+        valid: [n], False for rows that neither have nor are neighbours (padding). None: all are valid.
+        kernel: "popcount" (exclusive or and population count), "matmul" (int8 products) or "auto": the
+            first on CPUs, the second elsewhere. The result is the same.
+
+    Returns:
+        Neighbors, [n, k] each.
+
+    Raises:
+        ValueError: if shapes or dtypes do not fit together or a count is below 1.
+    """
+    codes = jnp.asarray(codes)
+    check_codes(codes, num_bits)
+    check_count("num_neighbors", num_neighbors)
+    check_rows("valid", valid, codes.shape[0])
+    check_choice("kernel", kernel, ("auto", "popcount", "matmul"))
+    if kernel == "auto":
+        kernel = "popcount" if jax.default_backend() == "cpu" else "matmul"
+    if valid is None:
+        valid = jnp.ones(codes.shape[0], bool)
+    return _nearest_codes(codes, jnp.asarray(valid), num_bits, num_neighbors, kernel)
+
+
+def cosine_neighbors(
+    features: Float[Array, "n d"], num_neighbors: int, valid: Bool[Array, " n"] | None = None
+) -> Neighbors:
+    """Finds the nearest other points of every point by the cosine of their features, exactly.
+
+    What a client can do alone, without codes ("exact" similarity of per-client label propagation).
+
+    Args:
+        features: [n, d]; rows need not be normalized. Zero rows, and rows that are not finite, have no angle.
+        num_neighbors: k, at least 1.
+        valid: [n], False for padding rows. None: all are valid.
+
+    Returns:
+        Neighbors, [n, k] each; similarities below 1e-6 are 0.
+
+    Raises:
+        ValueError: if shapes do not fit together, a count is below 1, or known features are not finite.
+    """
+    features = jnp.asarray(features)
+    check_features(features)
+    check_count("num_neighbors", num_neighbors)
+    check_rows("valid", valid, features.shape[0])
+    if valid is None:
+        valid = jnp.ones(features.shape[0], bool)
+    return _nearest_cosines(features, jnp.asarray(valid), num_neighbors)
+
+
+@partial(jax.jit, static_argnames=("num_bits", "num_neighbors", "kernel"))
+def _nearest_codes(codes: Array, valid: Array, num_bits: int, num_neighbors: int, kernel: str) -> Neighbors:
+    if codes.shape[0] < 2:
+        return _alone(codes.shape[0], num_neighbors, jnp.result_type(float))
+    dtype = jnp.int16 if num_bits < 2**15 - 1 else jnp.int32
+    if kernel == "popcount":
+
+        def distances(rows: Array) -> Array:
+            return popcount_distances(codes, rows, dtype)
+
+        blocks_of = codes.T
+    else:
+        signs = signs_from_codes(codes)
+
+        def distances(rows: Array) -> Array:
+            return matmul_distances(signs, rows.T, dtype)
+
+        blocks_of = signs.T
+    index, distance = _search(distances, blocks_of, valid, num_neighbors, bound=num_bits + 1)
+    similarity = jnp.where(distance > num_bits, 0, cosine_from_hamming(distance.astype(jnp.int32), num_bits))
+    return _without_missing(index, similarity, distance <= num_bits)
+
+
+@partial(jax.jit, static_argnames="num_neighbors")
+def _nearest_cosines(features: Array, valid: Array, num_neighbors: int) -> Neighbors:
+    if features.shape[0] < 2:
+        return _alone(features.shape[0], num_neighbors, features.dtype)
+    angled = has_angle(features)
+    scale = jnp.max(jnp.abs(features), axis=1, keepdims=True, initial=0)
+    features = jnp.where(angled[:, None], features / jnp.where(angled[:, None], scale, 1), 0)
+    norm = jnp.linalg.norm(features, axis=1, keepdims=True)
+    directions = features / jnp.where(norm > 0, norm, 1)
+
+    def negative_cosines(rows: Array) -> Array:
+        return -jnp.matmul(directions, rows, precision=lax.Precision.HIGHEST)
+
+    index, negative = _search(negative_cosines, directions.T, valid & angled, num_neighbors, bound=None)
+    found = jnp.isfinite(negative)
+    similarity = jnp.where(found & (-negative >= _LEAST_COSINE), jnp.minimum(-negative, 1), 0)
+    return _without_missing(index, similarity, found)
+
+
+def _alone(num_points: int, num_neighbors: int, dtype: jnp.dtype) -> Neighbors:
+    shape = (num_points, num_neighbors)
+    return Neighbors(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, dtype))
+
+
+def _without_missing(index: Array, similarity: Array, found: Array) -> Neighbors:
+    own = jnp.arange(index.shape[0], dtype=jnp.int32)[:, None]
+    return Neighbors(jnp.where(found, index, own), jnp.where(found, similarity, 0))
+
+
+def _search(
+    values_against: Callable[[Array], Array],
+    columns: Array,
+    valid: Array,
+    num_neighbors: int,
+    bound: int | None,
+) -> tuple[Array, Array]:
+    """The `num_neighbors` smallest values of every row against all rows but itself.
+
+    Args:
+        values_against: [w, r] some of `columns` -> [n, r] values; smaller is nearer.
+        columns: [w, n], what describes a point, points along the last axis.
+        valid: [n].
+        num_neighbors: k.
+        bound: see `smallest`.
+
+    Returns:
+        index [n, k] and value [n, k]; the largest value of the dtype where there is no neighbour.
+    """
+    num_points = valid.shape[0]
+    count = min(num_neighbors, num_points - 1)
+    rows = _rows_per_tile(num_points, columns.shape[0])
+    num_tiles = -(-num_points // rows)
+    padding = num_tiles * rows - num_points
+    # Transposed before the loop: inside it the compiler would read the codes with a stride.
+    tiles = jnp.pad(columns, ((0, 0), (0, padding))).reshape(-1, num_tiles, rows).swapaxes(0, 1)
+    own_index = jnp.arange(num_tiles * rows, dtype=jnp.int32).reshape(num_tiles, rows)
+    later_tile = jnp.minimum(jnp.arange(1, num_tiles + 1, dtype=jnp.int32), num_tiles - 1)
+
+    def search_tile(some_columns: Array, tile: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
+        own, later = tile
+        values = values_against(some_columns)
+        nothing = jnp.asarray(largest_value(values.dtype))
+        # Held once in memory: fused into every later use, the distances would be computed again.
+        values = lax.optimization_barrier(jnp.where(valid[:, None], values, nothing))
+        # A point is one of its own count + 1 nearest or has count others before itself: no mask over the
+        # tile is needed to leave it out.
+        found = smallest(values, count + 1, bound)
+        skip = jnp.cumsum((found == own).astype(jnp.int32), axis=0)[:count]
+        found = jnp.take_along_axis(found, skip + jnp.arange(count, dtype=jnp.int32)[:, None], axis=0)
+        # The next tile is handed on as it is: sliced where it is used, its offset would be computed for
+        # every distance, which made short codes 13 times slower.
+        return tiles[later], (found, jnp.take_along_axis(values, found, axis=0))
+
+    _, (index, value) = lax.scan(search_tile, tiles[0], (own_index, later_tile))
+    index = index.swapaxes(1, 2).reshape(-1, count)[:num_points]
+    value = value.swapaxes(1, 2).reshape(-1, count)[:num_points]
+    nothing = jnp.asarray(largest_value(value.dtype))
+    value = jnp.where(valid[:, None], value, nothing)
+    fill = ((0, 0), (0, num_neighbors - count))
+    return jnp.pad(index, fill), jnp.pad(value, fill, constant_values=nothing)
+
+
+def _rows_per_tile(num_points: int, num_words: int) -> int:
+    platform = "cpu" if jax.default_backend() == "cpu" else "accelerator"
+    fewest, most = _TILE_ROWS[platform]
+    rows = _TILE_ENTRIES[platform] // num_points
+    if platform == "cpu":
+        rows = min(rows, _TILE_WORDS // num_words)
+    # Whole vectors, and no more rows than there are points.
+    return min(max(rows, fewest), most, num_points + 15) // 16 * 16

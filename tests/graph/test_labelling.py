@@ -1,0 +1,283 @@
+"""`xclp` as a whole: invariants, limits and the edge cases of the spec's section 8."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import graph
+from tests.graph import reference
+from tests.graph.test_propagation import clustered_codes
+
+KEY = jax.random.key(0)
+SOLVERS = ["cholesky", "conjugate_gradient"]
+
+
+def points_and_labels(num_points: int = 90, num_classes: int = 3, seed: int = 0):
+    random = np.random.default_rng(seed)
+    truth = random.integers(num_classes, size=num_points)
+    centres = 4 * np.eye(num_classes, 6)
+    points = (centres[truth] + random.normal(size=(num_points, 6))).astype(np.float32)
+    shown = np.where(np.arange(num_points) < 12, truth, -1).astype(np.int32)
+    return points, truth, shown
+
+
+def test_labels_clusters_from_few_labels():
+    points, truth, shown = points_and_labels()
+    found = graph.xclp(KEY, points, shown, 3, num_bits=128)
+    assert np.mean(np.asarray(found.labels) == truth) > 0.95
+    assert found.labels.dtype == jnp.int32 and found.scores.shape == (90, 3)
+    assert np.asarray(found.valid).all()
+    np.testing.assert_array_equal(np.asarray(found.confidence)[:12], 1)
+    assert (np.asarray(found.confidence) >= 0).all() and (np.asarray(found.confidence) <= 1).all()
+
+
+def test_equals_the_dense_float64_path_on_3000_points():
+    codes, _ = clustered_codes(4, 3000, 256, 12)
+    random = np.random.default_rng(0)
+    labels = np.where(random.random(3000) < 0.05, random.integers(4, size=3000), -1).astype(np.int32)
+    distance = reference.hamming(codes)
+    packed = distance * 3000 + np.arange(3000)
+    np.fill_diagonal(packed, np.iinfo(np.int64).max)
+    expected = np.argsort(packed, axis=1)[:, :10]
+    np.testing.assert_array_equal(graph.nearest_neighbors(codes, 256, 10).index, expected)
+    weight = reference.weights(reference.cosines(distance, 256), list(expected))
+    system = np.eye(3000) - 0.99 * reference.normalize(weight)
+    scores = np.linalg.solve(system, reference.one_hot(labels, 4))
+    found = graph.xclp_from_codes(codes, labels, 4, 256)
+    np.testing.assert_allclose(found.scores, scores, rtol=1e-4)
+    raw = np.where(labels >= 0, labels, scores.argmax(axis=1))
+    np.testing.assert_array_equal(found.labels, raw)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("options", [{}, dict(similarity_power=3.0, label_norm="class", confidence_scale="max")])
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_padding_changes_no_bit(solver, options):
+    points, _, shown = points_and_labels()
+    rows = np.sort(np.random.default_rng(3).choice(140, 90, replace=False))
+    padded = np.random.default_rng(4).normal(size=(140, 6)).astype(np.float32)
+    padded_shown = np.full(140, 2, np.int32)
+    padded[rows], padded_shown[rows] = points, shown
+    valid = np.isin(np.arange(140), rows)
+    alone = graph.xclp(KEY, points, shown, 3, num_bits=128, solver=solver, **options)
+    among = graph.xclp(KEY, padded, padded_shown, 3, num_bits=128, valid=valid, solver=solver, **options)
+    for name in ("labels", "valid", "confidence", "scores"):
+        ours, theirs = np.asarray(getattr(alone, name)), np.asarray(getattr(among, name))
+        if solver == "cholesky" and name in ("confidence", "scores"):
+            np.testing.assert_allclose(theirs[rows], ours, rtol=1e-11)
+        else:
+            np.testing.assert_array_equal(theirs[rows], ours)
+    np.testing.assert_array_equal(among.labels[~valid], -1)
+    np.testing.assert_array_equal(among.confidence[~valid], 0)
+    np.testing.assert_array_equal(among.scores[~valid], 0)
+    assert not np.asarray(among.valid)[~valid].any()
+
+
+@pytest.mark.usefixtures("float64")
+def test_order_of_points_and_classes_does_not_matter():
+    # Cosines rather than codes: without ties, which go by the order of points.
+    points, _, shown = points_and_labels()
+    points = points.astype(np.float64)
+    straight = graph.label_propagation(points, shown, 3)
+    order = np.random.default_rng(0).permutation(90)
+    turned = graph.label_propagation(points[order], shown[order], 3)
+    np.testing.assert_allclose(turned.scores, straight.scores[order], rtol=1e-9)
+    np.testing.assert_array_equal(turned.labels, straight.labels[order])
+    names = np.array([2, 0, 1], np.int32)
+    renamed = graph.label_propagation(points, np.where(shown >= 0, names[shown], -1), 3)
+    np.testing.assert_allclose(renamed.scores[:, names], straight.scores, rtol=1e-9)
+    np.testing.assert_array_equal(renamed.labels, names[np.asarray(straight.labels)])
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_clients_far_apart_are_labelled_as_if_alone(solver):
+    # Codes around 0 and around all ones: cross-client similarities are 0, so no edge joins the clients.
+    first = reference.random_codes(0, 8, 32) & np.uint32(0xFF)
+    codes = np.concatenate([first, reference.random_codes(1, 8, 32) | np.uint32(0xFFFFFF00)])
+    labels = np.full(16, -1, np.int32)
+    labels[[0, 1, 10]] = [0, 1, 1]
+    options = dict(num_neighbors=3, solver=solver)
+    together = graph.xclp_from_codes(codes, labels, 2, 32, **options)
+    for rows in (slice(0, 8), slice(8, 16)):
+        alone = graph.xclp_from_codes(codes[rows], labels[rows], 2, 32, **options)
+        np.testing.assert_allclose(together.scores[rows], alone.scores, rtol=2e-4, atol=1e-5)
+        np.testing.assert_array_equal(together.labels[rows], alone.labels)
+
+
+def test_one_client_equals_label_propagation_alone():
+    points, _, shown = points_and_labels()
+    joint = graph.xclp(KEY, points, shown, 3, num_bits=128)
+    alone = graph.label_propagation(points, shown, 3, similarity="lsh", key=KEY, num_bits=128)
+    jax.tree.map(np.testing.assert_array_equal, joint, alone)
+
+
+def test_long_codes_approach_exact_cosines():
+    points, _, shown = points_and_labels()
+    exact = graph.label_propagation(points, shown, 3, alpha=0.5)
+    errors = []
+    for num_bits in (128, 20000):
+        coded = graph.label_propagation(points, shown, 3, alpha=0.5, similarity="lsh", key=KEY, num_bits=num_bits)
+        errors.append(float(np.abs(coded.scores - exact.scores).max()))
+    assert errors[1] < 0.5 * errors[0]
+
+
+@pytest.mark.parametrize("similarity", ["exact", "lsh"])
+def test_label_propagation_maps_over_padded_clients(similarity):
+    sizes = [90, 18, 0, 1]
+    clients = [points_and_labels(seed=client) for client in range(4)]
+    valid = np.arange(90) < np.array(sizes)[:, None]
+    points = np.where(valid[:, :, None], np.stack([client[0] for client in clients]), np.float32(9))
+    labels = np.stack([client[2] for client in clients])
+
+    def label(some, shown, there):
+        options = dict(similarity=similarity, key=KEY, num_bits=128, valid=there)
+        return graph.label_propagation(some, shown, 3, **options)
+
+    together = jax.jit(jax.vmap(label))(points, labels, valid)
+    for client in range(4):
+        alone = label(points[client], labels[client], valid[client])
+        np.testing.assert_array_equal(together.labels[client], alone.labels)
+        np.testing.assert_array_equal(together.valid[client], alone.valid)
+        np.testing.assert_allclose(together.scores[client], alone.scores, rtol=2e-4, atol=1e-5)
+    np.testing.assert_array_equal(together.valid.sum(axis=1), sizes)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_without_propagation_only_labelled_points_are_valid(solver):
+    points, _, shown = points_and_labels()
+    found = graph.xclp(KEY, points, shown, 3, num_bits=128, alpha=0.0, solver=solver)
+    np.testing.assert_array_equal(found.valid, shown >= 0)
+    np.testing.assert_array_equal(found.labels, shown)
+    np.testing.assert_array_equal(found.confidence, shown >= 0)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_component_without_labels_is_invalid(solver):
+    codes = np.repeat(np.array([0, 0xFFFFFFFF], np.uint32), 8)[:, None]
+    labels = np.full(16, -1, np.int32)
+    labels[3] = 1
+    found = graph.xclp_from_codes(codes, labels, 2, 32, num_neighbors=3, solver=solver)
+    np.testing.assert_array_equal(found.labels, 8 * [1] + 8 * [-1])
+    np.testing.assert_array_equal(found.valid, 8 * [True] + 8 * [False])
+    np.testing.assert_allclose(found.confidence, 8 * [1] + 8 * [0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("scale", ["none", "max"])
+def test_no_labels_at_all(scale):
+    points, _, _ = points_and_labels()
+    none = np.full(90, -1, np.int32)
+    found = graph.xclp(KEY, points, none, 3, num_bits=128, label_norm="class", confidence_scale=scale)
+    np.testing.assert_array_equal(found.labels, -1)
+    assert not found.valid.any() and not found.confidence.any() and not found.scores.any()
+
+
+def test_class_without_labels_is_never_predicted():
+    points, _, shown = points_and_labels()
+    found = graph.xclp(KEY, points, np.where(shown == 1, -1, shown), 4, num_bits=128, label_norm="class")
+    assert set(np.asarray(found.labels).tolist()) == {0, 2}
+    assert not np.asarray(found.scores)[:, [1, 3]].any() and np.isfinite(found.scores).all()
+
+
+def test_one_class():
+    points, _, shown = points_and_labels()
+    found = graph.xclp(KEY, points, np.minimum(shown, 0), 1, num_bits=128)
+    np.testing.assert_array_equal(found.labels, 0)
+    np.testing.assert_array_equal(found.confidence, 1)
+
+
+@pytest.mark.parametrize("num_points, solver", [(0, "auto"), (1, "auto"), (2, "auto"), (2, "conjugate_gradient")])
+def test_very_few_points(num_points, solver):
+    points = np.array([[1, 0], [1, 0.1]], np.float32)[:num_points]
+    labels = np.array([1, -1], np.int32)[:num_points]
+    found = graph.xclp(KEY, points, labels, 2, num_bits=128, solver=solver)
+    np.testing.assert_array_equal(found.labels, num_points * [1])
+    np.testing.assert_allclose(found.confidence, num_points * [1], rtol=1e-6)
+    alone = graph.xclp(KEY, points, np.full_like(labels, -1), 2, num_bits=128, solver=solver)
+    assert not alone.valid.any()
+
+
+def test_zero_rows_are_isolated():
+    points, _, shown = points_and_labels()
+    zero = jnp.array([0, 50])
+    without = graph.xclp(KEY, points, shown, 3, num_bits=128, valid=~np.isin(np.arange(90), zero))
+    points[zero] = 0
+    found = graph.xclp(KEY, points, shown, 3, num_bits=128)
+    np.testing.assert_array_equal(found.labels[zero], [shown[0], -1])
+    np.testing.assert_array_equal(found.valid[zero], [True, False])
+    np.testing.assert_array_equal(found.confidence[zero], [1, 0])
+    np.testing.assert_array_equal(found.scores[zero], [reference.one_hot(shown[:1], 3)[0], [0, 0, 0]])
+    others = np.delete(np.arange(90), zero)
+    np.testing.assert_allclose(found.scores[others], without.scores[others], rtol=1e-4, atol=1e-5)
+
+
+def test_bad_rows_under_a_trace_are_left_out():
+    points, _, shown = points_and_labels()
+    clean = graph.xclp(KEY, points, shown, 3, num_bits=128, valid=~np.isin(np.arange(90), [3, 60]))
+    points[3, 1], points[60] = np.nan, np.inf
+    label = jax.jit(lambda some, labels: graph.xclp(KEY, some, labels, 3, num_bits=128))
+    found = label(points, np.where(shown == 2, 7, shown))
+    assert np.isfinite(found.scores).all() and np.isfinite(found.confidence).all()
+    np.testing.assert_array_equal(found.labels[jnp.array([3, 60])], -1)
+    assert not found.valid[3] and not found.valid[60]
+    # Labels out of range count as none under a trace.
+    assert not np.asarray(found.scores)[:, 2].any()
+    np.testing.assert_array_equal(label(points, shown).labels, clean.labels)
+
+
+def test_duplicated_points_share_their_scores():
+    points, _, shown = points_and_labels()
+    points[30:50] = points[30]
+    found = graph.xclp(KEY, points, shown, 3, num_bits=128)
+    assert np.isfinite(found.scores).all()
+    assert len(set(np.asarray(found.labels)[30:50].tolist())) == 1
+
+
+def test_maps_over_keys_and_hyperparameters():
+    points, _, shown = points_and_labels()
+    keys, alphas, powers = jax.random.split(KEY, 3), jnp.array([0.5, 0.9, 0.99]), jnp.array([1.0, 2.0, 3.0])
+
+    def label(key, alpha, power):
+        return graph.xclp(key, points, shown, 3, num_bits=128, alpha=alpha, similarity_power=power).scores
+
+    together = jax.jit(jax.vmap(label))(keys, alphas, powers)
+    for run in range(3):
+        np.testing.assert_allclose(together[run], label(keys[run], alphas[run], powers[run]), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(alpha=1.0), "alpha is 1.0"),
+        (dict(num_neighbors=0), "num_neighbors is 0"),
+        (dict(num_bits=0), "num_bits is 0"),
+        (dict(similarity_power=-1.0), "similarity_power is -1.0"),
+        (dict(label_norm="rows"), "label_norm is 'rows'"),
+        (dict(confidence_scale="sum"), "confidence_scale is 'sum'"),
+        (dict(confidence_scale="client_max"), "clients is None"),
+        (dict(solver="lu"), "solver is 'lu'"),
+        (dict(valid=np.ones(3, bool)), "valid has shape"),
+        (dict(clients=np.ones(3, int)), "clients has shape"),
+    ],
+)
+def test_bad_arguments_are_refused(change, message):
+    points, _, shown = points_and_labels(20)
+    with pytest.raises(ValueError, match=message):
+        graph.xclp(KEY, points, shown, 3, **change)
+
+
+def test_bad_labels_and_features_are_refused():
+    points, _, shown = points_and_labels(20)
+    with pytest.raises(ValueError, match=r"labels lie in -1\.\.2; with num_classes=2"):
+        graph.xclp(KEY, points, shown, 2)
+    with pytest.raises(ValueError, match=r"labels lie in -2\.\."):
+        graph.label_propagation(points, shown - 1, 3)
+    with pytest.raises(ValueError, match="labels have shape"):
+        graph.xclp(KEY, points, shown[:5], 3)
+    with pytest.raises(ValueError, match="needs a typed key"):
+        graph.label_propagation(points, shown, 3, similarity="lsh")
+    with pytest.raises(ValueError, match="similarity is 'euclid'"):
+        graph.label_propagation(points, shown, 3, similarity="euclid")
+    points[4] = np.nan
+    with pytest.raises(ValueError, match="NaN or infinity in 1 of 20 rows"):
+        graph.xclp(KEY, points, shown, 3)

@@ -1,0 +1,231 @@
+"""The normalized graph and propagation on it: identities of the spec's section 9.3, and SciPy as the oracle."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse
+import scipy.sparse.linalg
+
+from fedjax_ssl import graph
+from fedjax_ssl.graph import propagation
+from fedjax_ssl.graph.neighbors import Neighbors
+from tests.graph import reference
+
+SOLVERS = ["cholesky", "conjugate_gradient"]
+
+
+def clustered_codes(seed: int, num_points: int, num_bits: int, num_clusters: int) -> tuple[np.ndarray, np.ndarray]:
+    """Codes that agree with their cluster's in three bits of four."""
+    random = np.random.default_rng(seed)
+    cluster = random.integers(num_clusters, size=num_points)
+    bits = random.integers(0, 2, (num_clusters, num_bits))[cluster]
+    bits = np.where(random.random(bits.shape) < 0.2, 1 - bits, bits)
+    return reference.pack(["".join(map(str, row)) for row in bits]), cluster
+
+
+def example(num_points: int = 250, count: int = 4) -> graph.Graph:
+    codes, _ = clustered_codes(0, num_points, 64, 5)
+    return graph.build_graph(graph.nearest_neighbors(codes, 64, count))
+
+
+def labels_for(num_points: int, num_classes: int = 3) -> np.ndarray:
+    random = np.random.default_rng(1)
+    return np.where(random.random(num_points) < 0.1, random.integers(num_classes, size=num_points), -1)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("power", [1.0, 3.0, 0.5])
+def test_graph_equals_the_dense_reference(power):
+    codes, _ = clustered_codes(0, 250, 64, 5)
+    built = graph.build_graph(graph.nearest_neighbors(codes, 64, 4), power)
+    distance = reference.hamming(codes)
+    weight = reference.weights(reference.cosines(distance, 64), reference.nearest(distance, 4), power)
+    np.testing.assert_allclose(built.degree, weight.sum(axis=1), rtol=1e-13)
+    np.testing.assert_allclose(graph.dense_matrix(built), reference.normalize(weight), atol=1e-14)
+    vectors = np.random.default_rng(0).normal(size=(250, 3))
+    np.testing.assert_allclose(graph.multiply(built, vectors), reference.normalize(weight) @ vectors, atol=1e-13)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_point_that_all_others_point_to(count):
+    # The worst case of the reversed lists: one row of A^T with an entry for every point.
+    num_points = 200
+    index = np.zeros((num_points, count), np.int32)
+    index[:, 1:] = np.arange(num_points)[:, None]
+    index[0] = 1
+    similarity = np.zeros((num_points, count))
+    similarity[:, 0] = np.linspace(0.1, 1, num_points)
+    dense = np.zeros((num_points, num_points))
+    np.add.at(dense, (np.arange(num_points)[:, None], index), similarity)
+    built = graph.build_graph(Neighbors(jnp.asarray(index), jnp.asarray(similarity)))
+    expected = reference.normalize(dense + dense.T)
+    np.testing.assert_allclose(graph.multiply(built, jnp.eye(num_points)), expected, atol=1e-14)
+
+
+def test_memory_of_the_graph_is_linear():
+    sizes = []
+    for num_points in (100, 200):
+        lists = Neighbors(jnp.zeros((num_points, 4), jnp.int32), jnp.zeros((num_points, 4)))
+        sizes.append(sum(part.size for part in jax.eval_shape(graph.build_graph, lists)))
+    assert sizes[1] == 2 * sizes[0]
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 0.99])
+def test_influence_matrix_is_symmetric_positive_and_bounded(alpha):
+    built = example()
+    matrix = np.asarray(graph.influence_matrix(built, alpha))
+    np.testing.assert_array_equal(matrix, matrix.T)
+    assert matrix.min() > -1e-12
+    normalized = np.asarray(graph.dense_matrix(built))
+    eigenvalues = np.linalg.eigvalsh(normalized)
+    assert eigenvalues.min() >= -1 - 1e-12 and eigenvalues.max() <= 1 + 1e-12
+    assert np.linalg.eigvalsh(matrix).max() <= (1 + 1e-9) / (1 - alpha)
+    system = np.eye(250) - alpha * normalized
+    assert np.linalg.cond(system) <= (1 + 1e-9) * (1 + alpha) / (1 - alpha)
+    np.testing.assert_allclose(matrix @ system, np.eye(250), atol=1e-11)
+    if alpha == 0:
+        np.testing.assert_allclose(matrix, np.eye(250), atol=1e-15)
+
+
+@pytest.mark.usefixtures("float64")
+def test_influence_matrix_is_the_neumann_series():
+    built = example()
+    normalized = np.asarray(graph.dense_matrix(built))
+    total, term = np.eye(250), np.eye(250)
+    for _ in range(60):
+        term = 0.5 * normalized @ term
+        total = total + term
+    np.testing.assert_allclose(graph.influence_matrix(built, 0.5), total, atol=1e-13)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_root_degrees_are_an_eigenvector(solver):
+    built = example()
+    assert np.asarray(built.degree).min() > 0
+    root = np.sqrt(np.asarray(built.degree))
+    np.testing.assert_allclose(graph.propagate(built, root[:, None], 0.99, solver)[:, 0], 100 * root, rtol=1e-8)
+
+
+@pytest.mark.usefixtures("float64")
+def test_fixed_point_iteration_reaches_the_scores():
+    built, alpha = example(), 0.9
+    target = reference.one_hot(labels_for(250), 3)
+    limit = (1 - alpha) * np.asarray(graph.propagate(built, target, alpha))
+    current, errors = target, []
+    for _ in range(120):
+        current = alpha * np.asarray(graph.multiply(built, current)) + (1 - alpha) * target
+        errors.append(np.linalg.norm(current - limit))
+    errors = np.array(errors)
+    assert errors[-1] < 1e-4 * errors[0]
+    assert (errors[1:] <= alpha * errors[:-1] * (1 + 1e-9) + 1e-14).all()
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_columns_of_the_clients_add_up(solver):
+    built, labels = example(), labels_for(250)
+    target = reference.one_hot(labels, 3)
+    total = np.zeros((250, 3))
+    for rows in np.split(np.arange(250), [40, 100, 180]):
+        labelled = rows[labels[rows] >= 0]
+        columns = np.asarray(graph.influence_columns(built, 0.99, jnp.asarray(labelled), solver))
+        total += columns @ target[labelled]
+    np.testing.assert_allclose(total, np.asarray(graph.influence_matrix(built, 0.99)) @ target, atol=1e-9)
+    np.testing.assert_allclose(total, graph.propagate(built, target, 0.99, solver), atol=1e-9)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_propagation_equals_scipy(solver):
+    built, target = example(), reference.one_hot(labels_for(250), 3)
+    matrix = scipy.sparse.csc_matrix(np.asarray(graph.dense_matrix(built), float))
+    system = scipy.sparse.identity(250) - 0.99 * matrix
+    expected = scipy.sparse.linalg.spsolve(scipy.sparse.csc_matrix(system), target)
+    found = graph.solve(built, target, 0.99, solver)
+    assert found.scores.dtype == jnp.float32 and found.converged
+    assert np.linalg.norm(found.scores - expected) <= 1e-5 * np.linalg.norm(expected)
+
+
+def test_what_the_solver_tells():
+    built, target = example(), reference.one_hot(labels_for(250), 3)
+    good = graph.solve(built, target, 0.99, "conjugate_gradient", tolerance=1e-5)
+    assert good.converged and 5 < good.iterations < 100 and good.residual < 2e-5
+    cut = graph.solve(built, target, 0.99, "conjugate_gradient", max_iterations=3)
+    assert not cut.converged and cut.iterations == 3 and cut.residual > 1e-3
+    dense = graph.solve(built, target, 0.99, "cholesky")
+    assert dense.converged and dense.iterations == 0 and dense.residual < 1e-5
+
+
+def test_columns_of_zeros_and_the_number_of_columns_do_not_matter():
+    built, target = example(), reference.one_hot(labels_for(250), 3)
+    wide = np.zeros((250, 5))
+    wide[:, 1:4] = target
+    found = np.asarray(graph.propagate(built, wide, 0.99, "conjugate_gradient"))
+    assert (found[:, [0, 4]] == 0).all()
+    np.testing.assert_allclose(
+        found[:, 1:4], graph.propagate(built, target, 0.99, "conjugate_gradient"), rtol=1e-5, atol=1e-6
+    )
+    nothing = graph.solve(built, np.zeros((250, 2)), 0.99, "conjugate_gradient")
+    assert nothing.converged and nothing.iterations == 0 and not nothing.scores.any()
+
+
+def test_auto_takes_cholesky_for_small_graphs(monkeypatch):
+    target = reference.one_hot(labels_for(250), 3)
+    assert graph.solve(example(), target, 0.99).iterations == 0
+    monkeypatch.setattr(propagation, "CHOLESKY_POINTS", 249)
+    assert graph.solve(example(), target, 0.99).iterations > 0
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_maps_over_graphs_and_alphas(solver):
+    codes = np.stack([clustered_codes(seed, 250, 64, 5)[0] for seed in range(3)])
+    target = reference.one_hot(labels_for(250), 3)
+    alphas = jnp.array([0.5, 0.9, 0.99])
+
+    def one(some, alpha):
+        return graph.propagate(graph.build_graph(graph.nearest_neighbors(some, 64, 4)), target, alpha, solver)
+
+    together = jax.jit(jax.vmap(one))(codes, alphas)
+    for client in range(3):
+        np.testing.assert_allclose(together[client], one(codes[client], alphas[client]), rtol=2e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("alpha", [1.0, -0.1, 1.5, float("nan")])
+def test_alpha_outside_its_range_is_refused(alpha):
+    built = example(20)
+    for call in (graph.propagate, graph.solve):
+        with pytest.raises(ValueError, match="alpha is"):
+            call(built, np.ones((20, 1)), alpha)
+    with pytest.raises(ValueError, match="alpha is"):
+        graph.influence_matrix(built, alpha)
+
+
+def test_bad_arguments_are_refused():
+    built = example(20)
+    with pytest.raises(ValueError, match="solver is 'lu'"):
+        graph.propagate(built, np.ones((20, 1)), 0.5, "lu")
+    with pytest.raises(ValueError, match="label_matrix has shape"):
+        graph.propagate(built, np.ones((19, 1)), 0.5)
+    with pytest.raises(ValueError, match="max_iterations"):
+        graph.solve(built, np.ones((20, 1)), 0.5, max_iterations=0)
+    with pytest.raises(ValueError, match="similarity_power is 0"):
+        graph.build_graph(graph.nearest_neighbors(reference.random_codes(0, 5, 8), 8, 2), 0)
+    with pytest.raises(ValueError, match="neighbour lists"):
+        graph.build_graph(Neighbors(jnp.zeros((3, 2), jnp.int32), jnp.zeros((3, 1))))
+
+
+def test_confidence_rules():
+    scores = jnp.array([[1.0, 1, 1], [0, 5, 0], [0, 0, 0], [-1e-9, 2, 0], [1, 2, 0]])
+    expected = [0, 1, 0, 1, 1 - (np.log(3) - 2 / 3 * np.log(2)) / np.log(3)]
+    np.testing.assert_allclose(graph.confidence(scores), expected, atol=1e-6)
+    np.testing.assert_array_equal(graph.confidence(jnp.array([[2.0], [0.0]])), [1, 0])
+
+
+def test_class_weights():
+    labels = jnp.array([0, 0, 0, 1, -1, 1])
+    valid = jnp.array([True, True, True, True, True, False])
+    np.testing.assert_allclose(graph.class_weights(labels, valid, 3), [4 / 9, 4 / 3, 1], rtol=1e-6)
+    np.testing.assert_array_equal(graph.class_weights(labels, jnp.zeros(6, bool), 2), [1, 1])
