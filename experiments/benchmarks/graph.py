@@ -1,0 +1,281 @@
+"""Time and memory of XCLP's graph, phase by phase, beside faiss, SciPy and scikit-learn in the same run.
+
+    python experiments/benchmarks/graph.py --sizes 2500x4096 16000x1024 100000x256
+    python experiments/benchmarks/graph.py --sizes 16000x1024 --json graph.json --plot graph.png
+
+A size is points x bits. Points are Gaussian clusters, 2 per class; one point in fifty is labelled.
+Every system runs in a process of its own, one after the other, so that peak memory (the largest resident set,
+interpreter and libraries included) is its own. Times are medians over repeats after one call that compiles.
+The peers are optional: `pip install faiss-cpu scikit-learn`.
+"""
+
+import argparse
+import concurrent.futures
+import importlib.util
+import json
+import multiprocessing
+import os
+import platform
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+CLUSTERS_PER_CLASS = 2
+LABELLED_SHARE = 0.02
+# Label spreading of scikit-learn holds the graph dense in one step; beyond this it only costs time.
+MOST_POINTS_SKLEARN = 5000
+
+
+def make_points(num_points: int, num_features: int, num_classes: int) -> tuple[np.ndarray, ...]:
+    """Clustered points with their classes and the few labels that are shown."""
+    random = np.random.default_rng(0)
+    centres = random.normal(size=(num_classes * CLUSTERS_PER_CLASS, num_features)).astype(np.float32)
+    cluster = random.integers(len(centres), size=num_points)
+    noise = random.standard_normal((num_points, num_features), dtype=np.float32)
+    truth = (cluster % num_classes).astype(np.int32)
+    shown = np.where(random.random(num_points) < LABELLED_SHARE, truth, -1).astype(np.int32)
+    return centres[cluster] + noise, truth, shown
+
+
+def timed(function: Callable[[], Any], repeats: int) -> tuple[Any, dict[str, float]]:
+    """The result of a function, and the seconds that its calls took.
+
+    The first call compiles. Of the others the median is kept, the fastest (the machine may be shared), and
+    the least processor time, summed over cores.
+    """
+    seconds, processor = [], []
+    for _ in range(repeats + 1):
+        start, start_processor = time.perf_counter(), time.process_time()
+        result = function()
+        processor.append(time.process_time() - start_processor)
+        seconds.append(time.perf_counter() - start)
+    return result, {
+        "first": seconds[0],
+        "warm": statistics.median(seconds[1:]),
+        "fastest": min(seconds[1:]),
+        "processor": min(processor[1:]),
+    }
+
+
+def peak_memory() -> float:
+    """Largest resident set of this process so far, in GB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+
+
+def measure_ours(options: argparse.Namespace, num_points: int, num_bits: int) -> dict[str, Any]:
+    """Phases of `fedjax_ssl.graph`, and the whole of `xclp` in one call."""
+    import jax
+    import jax.numpy as jnp
+
+    from fedjax_ssl import graph as g
+
+    features, truth, shown = make_points(num_points, options.features, options.classes)
+    points, labels = jnp.asarray(features), jnp.asarray(shown)
+    key, repeats = jax.random.key(0), options.repeats
+
+    def ready(function: Callable[[], Any]) -> Callable[[], Any]:
+        return lambda: jax.block_until_ready(function())
+
+    result, whole = timed(
+        ready(lambda: g.xclp(key, points, labels, options.classes, num_bits=num_bits, num_neighbors=options.neighbors)),
+        repeats,
+    )
+    memory = peak_memory()
+    codes, codes_time = timed(ready(lambda: g.lsh_codes(key, points, num_bits)), repeats)
+    neighbors, neighbors_time = timed(ready(lambda: g.nearest_neighbors(codes, num_bits, options.neighbors)), repeats)
+    graph, graph_time = timed(ready(lambda: g.build_graph(neighbors)), repeats)
+    targets = jax.nn.one_hot(labels, options.classes)
+    solution, solve_time = timed(ready(lambda: g.solve(graph, targets, 0.99)), repeats)
+    unlabelled = shown < 0
+    return {
+        "codes": codes_time,
+        "neighbours": neighbors_time,
+        "graph": graph_time,
+        "propagation": solve_time,
+        "whole": whole,
+        "memory": memory,
+        "iterations": int(solution.iterations),
+        "converged": bool(solution.converged),
+        "accuracy": float(np.mean(np.asarray(result.labels)[unlabelled] == truth[unlabelled])),
+        "versions": {"jax": jax.__version__},
+        "device": jax.devices()[0].device_kind,
+    }
+
+
+def measure_faiss(options: argparse.Namespace, num_points: int, num_bits: int) -> dict[str, Any]:
+    """faiss: LSH codes, exact binary search; SciPy: sparse graph and conjugate gradients, class by class."""
+    # Idle threads that spin take the processor from the busy ones where cores are shared.
+    os.environ["OMP_WAIT_POLICY"] = "passive"
+    import faiss
+    import scipy
+    import scipy.sparse
+
+    features, truth, shown = make_points(num_points, options.features, options.classes)
+    repeats, count = options.repeats, options.neighbors
+    hashing = faiss.IndexLSH(options.features, num_bits, True)
+    hashing.train(features)
+    codes, codes_time = timed(lambda: hashing.sa_encode(features), repeats)
+    codes = np.ascontiguousarray(codes[:, : num_bits // 8])
+    search = faiss.IndexBinaryFlat(num_bits)
+    search.add(codes)
+    (distance, index), search_time = timed(lambda: search.search(codes, count + 1), repeats)
+
+    def build() -> scipy.sparse.csr_matrix:
+        other = index != np.arange(num_points)[:, None]
+        cosine = np.where(2 * distance < num_bits, np.cos(np.pi * distance / num_bits), 0.0)
+        rows = np.repeat(np.arange(num_points), count + 1)
+        shape = (num_points, num_points)
+        kept = scipy.sparse.csr_matrix(((cosine * other).ravel(), (rows, index.ravel())), shape)
+        weights = kept + kept.T
+        degree = np.asarray(weights.sum(axis=1)).ravel()
+        scale = scipy.sparse.diags(1 / np.sqrt(np.where(degree > 0, degree, 1)))
+        return scipy.sparse.csr_matrix(scipy.sparse.identity(num_points) - 0.99 * scale @ weights @ scale)
+
+    def propagate() -> np.ndarray:
+        targets = (shown[:, None] == np.arange(options.classes)).astype(float)
+        return np.stack([scipy.sparse.linalg.cg(system, column, rtol=1e-6)[0] for column in targets.T], axis=1)
+
+    system, graph_time = timed(build, repeats)
+    scores, solve_time = timed(propagate, repeats)
+    unlabelled = shown < 0
+    phases = (codes_time, search_time, graph_time, solve_time)
+    return {
+        "codes": codes_time,
+        "neighbours": search_time,
+        "graph": graph_time,
+        "propagation": solve_time,
+        "whole": {when: sum(phase[when] for phase in phases) for when in phases[0]},
+        "memory": peak_memory(),
+        "accuracy": float(np.mean(scores.argmax(axis=1)[unlabelled] == truth[unlabelled])),
+        "versions": {"faiss": faiss.__version__, "scipy": scipy.__version__},
+    }
+
+
+def measure_sklearn(options: argparse.Namespace, num_points: int, num_bits: int) -> dict[str, Any]:
+    """scikit-learn's label spreading on the features themselves, with the same k and alpha."""
+    import sklearn
+    from sklearn.semi_supervised import LabelSpreading
+
+    features, truth, shown = make_points(num_points, options.features, options.classes)
+    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+    model = LabelSpreading(kernel="knn", n_neighbors=options.neighbors, alpha=0.99, max_iter=1000, tol=1e-6)
+    _, whole = timed(lambda: model.fit(unit, shown), options.repeats)
+    unlabelled = shown < 0
+    return {
+        "whole": whole,
+        "memory": peak_memory(),
+        "accuracy": float(np.mean(model.transduction_[unlabelled] == truth[unlabelled])),
+        "versions": {"scikit-learn": sklearn.__version__},
+    }
+
+
+SYSTEMS = {"fedjax_ssl": measure_ours, "faiss + SciPy": measure_faiss, "scikit-learn": measure_sklearn}
+NEEDS = {"faiss + SciPy": ("faiss", "scipy"), "scikit-learn": ("sklearn",)}
+INSTALL = "`pip install faiss-cpu scipy scikit-learn` brings all peers."
+
+
+def measure(system: str, options: argparse.Namespace, num_points: int, num_bits: int) -> dict[str, Any]:
+    """Runs one system at one size in a fresh process."""
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
+        result = pool.submit(SYSTEMS[system], options, num_points, num_bits).result()
+    return {"system": system, "points": num_points, "bits": num_bits, **result}
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The measurements as a Markdown table: medians of the warm calls, and of the fastest and the leanest."""
+    phases = ("codes", "neighbours", "graph", "propagation", "whole")
+    lines = [
+        "| points x bits | system | codes s | neighbours s | graph s | propagation s | whole s "
+        "| whole, fastest s | neighbours, processor s | first call s | peak GB | accuracy % |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        times = [f"{row[phase]['warm']:.3f}" if phase in row else "" for phase in phases]
+        search = f"{row['neighbours']['processor']:.3f}" if "neighbours" in row else ""
+        whole = [f"{row['whole']['fastest']:.3f}", search, f"{row['whole']['first']:.2f}"]
+        cells = [f"{row['points']} x {row['bits']}", row["system"], *times, *whole]
+        lines.append("| " + " | ".join([*cells, f"{row['memory']:.2f}", f"{100 * row['accuracy']:.1f}"]) + " |")
+    return "\n".join(lines)
+
+
+def plot(rows: list[dict[str, Any]], path: str) -> None:
+    """Whole time and neighbour search against the number of points, one line per system and code length."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
+    for system, bits in sorted({(row["system"], row["bits"]) for row in rows}):
+        chosen = [row for row in rows if (row["system"], row["bits"]) == (system, bits)]
+        chosen.sort(key=lambda row: row["points"])
+        points = [row["points"] for row in chosen]
+        line = axes.plot(points, [row["whole"]["warm"] for row in chosen], "o-", label=f"{system}, {bits} bits")
+        if all("neighbours" in row for row in chosen):
+            search = [row["neighbours"]["warm"] for row in chosen]
+            axes.plot(points, search, ":", color=line[0].get_color())
+    axes.set(xscale="log", yscale="log", xlabel="points", ylabel="seconds, whole (dotted: neighbours)")
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=150)
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """points x bits, as in 16000x1024."""
+    points, _, bits = text.partition("x")
+    try:
+        size = int(points), int(bits)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not points x bits, such as 16000x1024") from None
+    if size[0] < 2 or size[1] < 8 or size[1] % 8:
+        raise argparse.ArgumentTypeError(f"{text!r}: at least 2 points, and bits in whole bytes")
+    return size
+
+
+def main() -> None:
+    """Measures every system at every size and prints a table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--sizes", nargs="+", type=parse_size, default=[(2500, 4096), (16000, 1024)])
+    parser.add_argument("--features", type=int, default=128, help="dimension of the points")
+    parser.add_argument("--classes", type=int, default=10)
+    parser.add_argument("--neighbors", type=int, default=10, help="neighbours per point, k")
+    parser.add_argument("--repeats", type=int, default=3, help="warm calls, at least 1")
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
+    parser.add_argument("--json", help="write the measurements here")
+    parser.add_argument("--plot", help="write a plot of time against points here")
+    options = parser.parse_args()
+    if options.repeats < 1:
+        parser.error(f"--repeats is {options.repeats}; at least 1 warm call is needed")
+
+    systems = []
+    for system in options.systems:
+        missing = [name for name in NEEDS.get(system, ()) if importlib.util.find_spec(name) is None]
+        if missing:
+            print(f"{system} is left out: {', '.join(missing)} cannot be imported; {INSTALL}")
+        else:
+            systems.append(system)
+    rows = []
+    for num_points, num_bits in options.sizes:
+        for system in systems:
+            if system == "scikit-learn" and num_points > MOST_POINTS_SKLEARN:
+                continue
+            rows.append(measure(system, options, num_points, num_bits))
+            print(json.dumps(rows[-1]), flush=True)
+    versions = {name: version for row in rows for name, version in row["versions"].items()}
+    print(f"\nPython {platform.python_version()}, {versions}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
+    print(table(rows))
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump({"versions": versions, "cores": os.cpu_count(), "rows": rows}, file, indent=1)
+    if options.plot:
+        plot(rows, options.plot)
+
+
+if __name__ == "__main__":
+    main()

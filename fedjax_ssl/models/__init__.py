@@ -1,0 +1,8 @@
+"""Networks as pure functions that return class scores and features, and the convolution they share."""
+
+from fedjax_ssl.models.convolution import conv2d
+from fedjax_ssl.models.model import Model, Outputs, count_parameters
+from fedjax_ssl.models.pooling import max_pool
+from fedjax_ssl.models.registry import available, build
+
+__all__ = ["Model", "Outputs", "available", "build", "conv2d", "count_parameters", "max_pool"]

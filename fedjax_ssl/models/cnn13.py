@@ -1,0 +1,64 @@
+"""The 13-layer network of the semi-supervised CIFAR literature, weight-normalised."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from fedjax_ssl.models.layers import Conv, Dropout, Head
+from fedjax_ssl.models.model import Outputs
+from fedjax_ssl.models.normalization import Norm
+from fedjax_ssl.models.pooling import max_pool
+
+# (filters, kernel side, padding) of the convolutions between two pools
+_STAGES = (
+    ((128, 3, 1), (128, 3, 1), (128, 3, 1)),
+    ((256, 3, 1), (256, 3, 1), (256, 3, 1)),
+    ((512, 3, 0), (256, 1, 0), (128, 1, 0)),
+)
+
+
+class CNN13(nn.Module):
+    """Nine convolutions in three stages, two 2x2 max-pools with dropout, global average, one affine map.
+
+    Each convolution has a bias and weight normalisation and is followed by the norm layer and LeakyReLU(0.1);
+    the head is weight-normalised too. The feature has 128 values. 3,125,908 parameters for 32x32x3 and 10 classes
+    with batch norm. Images of 12x12 or more. Weights and biases start as PyTorch's defaults, lengths g as ||v||.
+
+    Source: XCLP section 5, "FedAvg+XCLP", CIFAR network.
+
+    Attributes:
+        num_classes: K.
+        norm: "bn", "gn" or "none".
+        dropout_rate: after each max-pool, 0 turns it off.
+        normalize_features: scale each feature vector to unit length.
+        aux_head: add a second, weight-normalised affine map of the feature.
+        lowering: how the convolutions are computed, see `conv2d`.
+    """
+
+    num_classes: int
+    norm: str = "bn"
+    dropout_rate: float = 0.5
+    normalize_features: bool = True
+    aux_head: bool = False
+    lowering: str = "auto"
+
+    @property
+    def needs_key(self) -> bool:
+        return self.dropout_rate > 0
+
+    @nn.compact
+    def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Bool[Array, " n"] | None) -> Outputs:
+        x = inputs
+        for stage, layers in enumerate(_STAGES, 1):
+            if stage > 1:
+                x = max_pool(x, 2)
+                x = Dropout(self.dropout_rate, name=f"dropout{stage - 1}")(x, train)
+            for layer, (filters, size, padding) in enumerate(layers, 1):
+                place = f"{stage}_{layer}"
+                x = Conv(
+                    filters, size, padding=padding, weight_norm=True, lowering=self.lowering, name=f"conv{place}"
+                )(x)
+                x = nn.leaky_relu(Norm(self.norm, name=f"norm{place}")(x, train, mask), 0.1)
+        head = Head(self.num_classes, self.normalize_features, self.aux_head, weight_norm=True)
+        nn.share_scope(self, head)
+        return head(jnp.mean(x, (1, 2)))

@@ -1,0 +1,164 @@
+"""The layers with weights, dropout and the head that every network ends in."""
+
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from fedjax_ssl.models.convolution import conv2d
+from fedjax_ssl.models.model import Outputs
+from fedjax_ssl.models.normalization import statistics_dtype
+
+Initializer = nn.initializers.Initializer
+
+lecun_normal = nn.initializers.lecun_normal()
+kaiming_fan_out = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
+
+
+def torch_uniform(fan_in: int) -> Initializer:
+    """Uniform on +-1/sqrt(fan_in): PyTorch's default for weights and biases of linear and conv layers."""
+    bound = 1 / math.sqrt(fan_in)
+    return lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound)
+
+
+class Kernel(nn.Module):
+    """A weight array with output channels last, and its bias.
+
+    With `weight_norm` the weight is g * v / ||v||, one g and one norm per output channel, and starts as v
+    (Salimans and Kingma, Weight Normalization, NeurIPS 2016).
+
+    Attributes:
+        shape: of the weight, [..., inputs, outputs].
+        initializer: of the weight; None takes PyTorch's default for weight and bias. With an initializer the
+            bias starts at zero.
+        use_bias: whether there is a bias.
+        weight_norm: whether the weight is kept as direction and length.
+    """
+
+    shape: tuple[int, ...]
+    initializer: Initializer | None
+    use_bias: bool
+    weight_norm: bool
+
+    @nn.compact
+    def __call__(self) -> tuple[Array, Array | None]:
+        dtype = jnp.result_type(float)
+        default = torch_uniform(math.prod(self.shape[:-1]))
+        weight_init = self.initializer or default
+        bias_init = nn.initializers.zeros if self.initializer else default
+        bias = self.param("bias", bias_init, self.shape[-1:], dtype) if self.use_bias else None
+        if not self.weight_norm:
+            return self.param("kernel", weight_init, self.shape, dtype), bias
+        v = self.param("v", weight_init, self.shape, dtype)
+        length = jnp.sqrt(jnp.sum(jnp.square(v), tuple(range(v.ndim - 1))))
+        g = self.param("g", lambda _: length)
+        return v * (g / length), bias
+
+
+class Conv(nn.Module):
+    """Convolution of NHWC images by `conv2d`, with bias and optional weight normalisation (see `Kernel`)."""
+
+    filters: int
+    size: int = 3
+    stride: int = 1
+    padding: str | int = "SAME"
+    initializer: Initializer | None = None
+    use_bias: bool = True
+    weight_norm: bool = False
+    lowering: str = "auto"
+
+    @nn.compact
+    def __call__(self, inputs: Float[Array, "n h w c"]) -> Float[Array, "n h2 w2 f"]:
+        shape = (self.size, self.size, inputs.shape[-1], self.filters)
+        kernel = Kernel(shape, self.initializer, self.use_bias, self.weight_norm, name="weights")
+        nn.share_scope(self, kernel)
+        weight, bias = kernel()
+        outputs = conv2d(inputs, weight, stride=self.stride, padding=self.padding, lowering=self.lowering)
+        return outputs if bias is None else outputs + bias
+
+
+class Dense(nn.Module):
+    """Affine map of the last axis, with optional weight normalisation (see `Kernel`)."""
+
+    features: int
+    initializer: Initializer | None = None
+    weight_norm: bool = False
+
+    @nn.compact
+    def __call__(self, inputs: Float[Array, "n d"]) -> Float[Array, "n f"]:
+        shape = (inputs.shape[-1], self.features)
+        kernel = Kernel(shape, self.initializer, True, self.weight_norm, name="weights")
+        nn.share_scope(self, kernel)
+        weight, bias = kernel()
+        return inputs @ weight + bias
+
+
+class Dropout(nn.Module):
+    """Zeroes each value with probability `rate` in training and scales the rest to keep the mean.
+
+    The bits of a row depend on the key and the row's position only, so padding rows change nothing. A draw
+    takes as few bits of the generator as its rate needs (1 for a half, 2 for a quarter, 16 in general, the rate
+    then rounded to a multiple of 2**-16): on CPU the generator is a sizeable part of a small network's step.
+    """
+
+    rate: float
+
+    @nn.compact
+    def __call__(self, inputs: Float[Array, "n ..."], train: bool) -> Float[Array, "n ..."]:
+        if not 0 <= self.rate < 1:
+            raise ValueError(f"dropout rate must be in [0, 1), got {self.rate}")
+        if not train or self.rate == 0:
+            return inputs
+        keep = keep_mask(self.make_rng("dropout"), inputs.shape, self.rate)
+        return jnp.where(keep, inputs / (1 - self.rate), 0)
+
+
+def keep_mask(key: jax.Array, shape: tuple[int, ...], rate: float) -> jax.Array:
+    """Independent bools, false with probability `rate`; row i does not depend on the number of rows."""
+    bits = next((b for b in (1, 2, 4, 8) if (rate * 2**b).is_integer()), 16)
+    threshold = round(rate * 2**bits)
+    per_word = 32 // bits
+    width = math.prod(shape[1:])
+    words_per_row = -(-width // per_word)
+    words = jax.random.bits(key, (shape[0] * words_per_row,), jnp.uint32).reshape(shape[0], words_per_row, 1)
+    shifts = jnp.arange(per_word, dtype=jnp.uint32) * bits
+    draws = lax.shift_right_logical(words, jnp.broadcast_to(shifts, (*words.shape[:2], per_word))) & (2**bits - 1)
+    return (draws >= threshold).reshape(shape[0], -1)[:, :width].reshape(shape)
+
+
+class Head(nn.Module):
+    """The last layers: features of unit length if asked for, class scores, a second head if asked for.
+
+    Attributes:
+        num_classes: K.
+        normalize_features: divide each feature vector by its Euclidean length (a zero vector stays zero).
+        aux_head: add a second affine map of the same features, `Outputs.aux_logits`.
+        initializer: see `Kernel`.
+        weight_norm: see `Kernel`.
+    """
+
+    num_classes: int
+    normalize_features: bool
+    aux_head: bool
+    initializer: Initializer | None = None
+    weight_norm: bool = False
+
+    @nn.compact
+    def __call__(self, features: Float[Array, "n d"]) -> Outputs:
+        if self.normalize_features:
+            features = unit_length(features)
+        logits = Dense(self.num_classes, self.initializer, self.weight_norm, name="head")(features)
+        aux_logits = None
+        if self.aux_head:
+            aux_logits = Dense(self.num_classes, self.initializer, self.weight_norm, name="aux_head")(features)
+        return Outputs(logits, features, aux_logits)
+
+
+def unit_length(features: Float[Array, "n d"]) -> Float[Array, "n d"]:
+    """Divides each row by its Euclidean length; rows shorter than 1e-12 stay as they are, gradients are finite."""
+    values = features.astype(statistics_dtype(features.dtype))
+    squared = jnp.sum(jnp.square(values), -1, keepdims=True)
+    return (values * lax.rsqrt(jnp.where(squared > 1e-24, squared, 1))).astype(features.dtype)

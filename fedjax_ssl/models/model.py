@@ -1,0 +1,92 @@
+"""What every network of this room is to the rest of the house: a pair of pure functions."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Key, PyTree
+
+
+class Outputs(NamedTuple):
+    """What one forward pass returns for n examples."""
+
+    logits: Float[Array, "n k"]  # class scores before the softmax
+    features: Float[Array, "n d"]  # the head's input
+    aux_logits: Float[Array, "n k"] | None  # scores of the second head, None without one
+
+
+class Model(NamedTuple):
+    """A network as pure functions; any function pair of this form is a model, whatever it is built with.
+
+    init: `(key) -> (params, state)`. `params` are nested dicts of floating-point arrays, `state` holds the
+        running batch statistics ({} for a network without).
+    apply: `(params, state, inputs, *, train, key=None, mask=None) -> (Outputs, new_state)`. `inputs` are
+        float [n, ...], already normalised. `train` (a Python bool) turns dropout and batch statistics on;
+        a network with dropout then needs `key`. `mask` (bool [n], default all true) marks the rows that count
+        in batch statistics. In evaluation the state comes back as it was.
+    """
+
+    init: Callable[[Key], tuple[PyTree, PyTree]]
+    apply: Callable[..., tuple[Outputs, PyTree]]
+
+
+def count_parameters(params: PyTree) -> int:
+    """Number of scalars in a tree of arrays (or of shapes from `jax.eval_shape`)."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+
+
+def from_linen(module: nn.Module, input_shape: tuple[int, ...], needs_key: bool) -> Model:
+    """Wraps a flax module `(inputs, train, mask) -> Outputs` as pure functions.
+
+    The computation runs in the dtype of the parameters: cast them to bfloat16 and the network computes in
+    bfloat16 (statistics of batches stay in float32).
+
+    Args:
+        module: keeps its batch statistics in the collection "batch_stats", draws from the stream "dropout".
+        input_shape: shape of one example.
+        needs_key: whether `module` draws random bits in training.
+
+    Returns:
+        The model.
+    """
+
+    @jax.jit
+    def init(key: Key) -> tuple[PyTree, PyTree]:
+        dummy = jnp.zeros((1, *input_shape), jnp.result_type(float))
+        variables = module.init(key, dummy, train=False, mask=None)
+        return variables["params"], variables.get("batch_stats", {})
+
+    def apply(
+        params: PyTree,
+        state: PyTree,
+        inputs: Float[Array, "n ..."],
+        *,
+        train: bool,
+        key: Key | None = None,
+        mask: Bool[Array, " n"] | None = None,
+    ) -> tuple[Outputs, PyTree]:
+        if inputs.shape[1:] != input_shape:
+            raise ValueError(
+                f"inputs have shape {inputs.shape}, this model was built for [n, {', '.join(map(str, input_shape))}]; "
+                "build it with input_shape=inputs.shape[1:]"
+            )
+        if not jnp.issubdtype(inputs.dtype, jnp.floating):
+            raise ValueError(f"inputs must be floating point, got {inputs.dtype}; normalise the stored values first")
+        if mask is not None and mask.shape != inputs.shape[:1]:
+            raise ValueError(f"mask must have shape {inputs.shape[:1]}, one entry per row of inputs, got {mask.shape}")
+        inputs = inputs.astype(jax.tree.leaves(params)[0].dtype)
+        variables = {"params": params, "batch_stats": state}
+        if not train:
+            return module.apply(variables, inputs, train=False, mask=mask), state
+        if needs_key and key is None:
+            raise ValueError("this model has dropout: apply(..., train=True) needs key=, a typed key of jax.random.key")
+        rngs = {"dropout": key} if needs_key else {}
+        outputs, updates = module.apply(
+            variables, inputs, train=True, mask=mask, rngs=rngs, mutable=["batch_stats"]
+        )
+        return outputs, updates.get("batch_stats", {})
+
+    return Model(init, apply)

@@ -1,0 +1,116 @@
+"""Normalisation layers: batch normalisation that ignores padding rows, group normalisation, none."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float
+
+NORMS = ("none", "bn", "gn")
+GROUPS = 32
+
+
+def statistics_dtype(dtype: jnp.dtype) -> jnp.dtype:
+    """Where sums over values of `dtype` are kept: float32 for the shorter types."""
+    return jnp.dtype(jnp.float32) if jnp.finfo(dtype).bits < 32 else dtype
+
+
+class BatchNorm(nn.Module):
+    """Batch normalisation with PyTorch's conventions, over the rows that `mask` marks.
+
+    The batch is normalised with its biased variance and the running variance follows the unbiased one. A batch
+    without a marked row leaves the running statistics as they are.
+
+    Source: Ioffe and Szegedy, Batch Normalization, ICML 2015.
+    """
+
+    momentum: float = 0.1  # weight of the batch in the running statistics
+    epsilon: float = 1e-5
+
+    @nn.compact
+    def __call__(
+        self, inputs: Float[Array, "n ... c"], train: bool, mask: Bool[Array, " n"] | None
+    ) -> Float[Array, "n ... c"]:
+        channels = inputs.shape[-1]
+        default = jnp.result_type(float)
+        mean = self.variable("batch_stats", "mean", jnp.zeros, (channels,), default)
+        var = self.variable("batch_stats", "var", jnp.ones, (channels,), default)
+        scale = self.param("scale", nn.initializers.ones, (channels,), default)
+        bias = self.param("bias", nn.initializers.zeros, (channels,), default)
+        dtype = statistics_dtype(inputs.dtype)
+        values = inputs.astype(dtype)
+        if train:
+            batch_mean, batch_var, count = _moments(values, mask)
+            weight = jnp.where(count > 0, self.momentum, 0.0).astype(mean.value.dtype)
+            unbiased = batch_var * (count / jnp.maximum(count - 1, 1))
+            if not self.is_initializing():
+                mean.value = _blend(mean.value, batch_mean, weight)
+                var.value = _blend(var.value, unbiased, weight)
+        else:
+            batch_mean, batch_var = mean.value.astype(dtype), var.value.astype(dtype)
+        factor = lax.rsqrt(batch_var + self.epsilon) * scale.astype(dtype)
+        return (values * factor + (bias.astype(dtype) - batch_mean * factor)).astype(inputs.dtype)
+
+
+def _moments(values: Array, mask: Array | None) -> tuple[Array, Array, Array]:
+    """Mean, biased variance and number of the marked positions, per channel."""
+    axes = tuple(range(values.ndim - 1))
+    positions = values.size // values.shape[-1]
+    if mask is None:
+        mean = jnp.mean(values, axes)
+        return mean, jnp.mean(jnp.square(values - mean), axes), jnp.asarray(positions, values.dtype)
+    marked = mask.reshape(mask.shape + (1,) * (values.ndim - 1))
+    count = jnp.sum(mask, dtype=values.dtype) * (positions // max(values.shape[0], 1))
+    divisor = jnp.maximum(count, 1)
+    # where, not a product: padding rows may hold anything, NaN included
+    mean = jnp.sum(jnp.where(marked, values, 0), axes) / divisor
+    var = jnp.sum(jnp.where(marked, jnp.square(values - mean), 0), axes) / divisor
+    return mean, var, count
+
+
+def _blend(running: Array, batch: Array, weight: Array) -> Array:
+    return running * (1 - weight) + lax.stop_gradient(batch).astype(running.dtype) * weight
+
+
+class GroupNorm(nn.Module):
+    """Group normalisation with 32 groups of channels; every example is normalised on its own.
+
+    Source: Wu and He, Group Normalization, ECCV 2018.
+    """
+
+    epsilon: float = 1e-5
+
+    @nn.compact
+    def __call__(self, inputs: Float[Array, "n ... c"]) -> Float[Array, "n ... c"]:
+        channels = inputs.shape[-1]
+        if channels % GROUPS:
+            raise ValueError(
+                f"norm='gn' needs channels divisible by {GROUPS}, layer {'/'.join(self.path)!r} has {channels}; "
+                "use norm='bn' or norm='none', or change the width"
+            )
+        default = jnp.result_type(float)
+        scale = self.param("scale", nn.initializers.ones, (channels,), default)
+        bias = self.param("bias", nn.initializers.zeros, (channels,), default)
+        dtype = statistics_dtype(inputs.dtype)
+        groups = inputs.astype(dtype).reshape(inputs.shape[0], -1, GROUPS, channels // GROUPS)
+        centred = groups - jnp.mean(groups, (1, 3), keepdims=True)
+        factor = lax.rsqrt(jnp.mean(jnp.square(centred), (1, 3), keepdims=True) + self.epsilon)
+        normalised = (centred * factor).reshape(inputs.shape)
+        return (normalised * scale.astype(dtype) + bias.astype(dtype)).astype(inputs.dtype)
+
+
+class Norm(nn.Module):
+    """The normalisation layer named `kind`: "none", "bn" (batch) or "gn" (groups of channels)."""
+
+    kind: str
+
+    @nn.compact
+    def __call__(
+        self, inputs: Float[Array, "n ... c"], train: bool, mask: Bool[Array, " n"] | None
+    ) -> Float[Array, "n ... c"]:
+        if self.kind not in NORMS:
+            raise ValueError(f"norm={self.kind!r} is unknown; allowed: {', '.join(NORMS)}")
+        if self.kind == "none":
+            return inputs
+        layer = BatchNorm() if self.kind == "bn" else GroupNorm()
+        nn.share_scope(self, layer)
+        return layer(inputs, train, mask) if self.kind == "bn" else layer(inputs)

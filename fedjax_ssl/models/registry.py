@@ -1,0 +1,71 @@
+"""Networks by name."""
+
+import dataclasses
+import difflib
+from typing import Any
+
+import flax.linen as nn
+import jax
+
+from fedjax_ssl.models.cnn import CNN
+from fedjax_ssl.models.cnn13 import CNN13
+from fedjax_ssl.models.linear import Linear
+from fedjax_ssl.models.mlp import MLP
+from fedjax_ssl.models.model import Model, from_linen
+from fedjax_ssl.models.resnet import ResNet18
+
+_NETWORKS: dict[str, tuple[type[nn.Module], str]] = {
+    "linear": (Linear, "softmax regression on the flattened input"),
+    "mlp": (MLP, "fully connected network, one hidden layer of 128 by default"),
+    "cnn": (CNN, "two 3x3 convolutions and 128 hidden units, the FEMNIST benchmarks' network"),
+    "cnn13": (CNN13, "nine weight-normalised convolutions, the CIFAR network of XCLP"),
+    "resnet18": (ResNet18, "residual network, stem='cifar' or stem='imagenet'"),
+}
+
+
+def available() -> dict[str, str]:
+    """Names that `build` knows, each with one line of description."""
+    return {name: description for name, (_, description) in _NETWORKS.items()}
+
+
+def build(name: str, *, num_classes: int, input_shape: tuple[int, ...], **options: Any) -> Model:
+    """Builds the network `name`.
+
+    Args:
+        name: one of `available()`.
+        num_classes: K, the number of class scores.
+        input_shape: shape of one example, (height, width, channels) for images.
+        **options: fields of the network's class, for example `norm="gn"`; every network has
+            `normalize_features` and `aux_head`.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: unknown name or option, or a value or input shape that the network cannot work with.
+    """
+    if name not in _NETWORKS:
+        raise ValueError(f"unknown model {name!r}{_suggestion(name, _NETWORKS)}; allowed: {', '.join(_NETWORKS)}")
+    network = _NETWORKS[name][0]
+    allowed = [f.name for f in dataclasses.fields(network) if f.name not in ("num_classes", "parent", "name")]
+    for option in options:
+        if option not in allowed:
+            raise ValueError(
+                f"model {name!r} has no option {option!r}{_suggestion(option, allowed)}; "
+                f"allowed: {', '.join(allowed)}"
+            )
+    if not isinstance(num_classes, int) or num_classes < 1:
+        raise ValueError(f"num_classes must be a positive integer, got {num_classes!r}")
+    input_shape = tuple(input_shape)
+    if not input_shape or any(size < 1 for size in input_shape):
+        raise ValueError(f"input_shape must be one or more positive integers, got {input_shape}")
+    hashable = {option: tuple(value) if isinstance(value, list) else value for option, value in options.items()}
+    module = network(num_classes=num_classes, **hashable)
+    model = from_linen(module, input_shape, getattr(module, "needs_key", False))
+    jax.eval_shape(model.init, jax.random.key(0))  # a shape or value that does not fit is an error here, not later
+    return model
+
+
+def _suggestion(given: str, allowed: Any) -> str:
+    nearest = difflib.get_close_matches(given, allowed, n=1, cutoff=0.5)
+    return f" (did you mean {nearest[0]!r}?)" if nearest else ""

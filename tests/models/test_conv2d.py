@@ -1,0 +1,173 @@
+"""conv2d against the plain convolution: outputs, both gradients, batched kernels, second derivatives."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.models import conv2d, lowerings
+from fedjax_ssl.models.convolution import resolve_padding
+
+# images, kernel, stride, padding
+GEOMETRIES = {
+    "same": ((4, 7, 9, 3), (3, 3, 3, 5), 1, "SAME"),
+    "valid": ((3, 8, 6, 2), (3, 3, 2, 4), 1, "VALID"),
+    "stride 2, same, even": ((2, 8, 8, 3), (3, 3, 3, 4), 2, "SAME"),
+    "stride 2, padded, odd": ((5, 9, 7, 2), (3, 3, 2, 3), 2, 1),
+    "5x5 stride 2": ((2, 9, 11, 1), (5, 5, 1, 4), 2, 2),
+    "even and oblong kernel": ((2, 6, 7, 3), (2, 4, 3, 2), 1, "SAME"),
+    "1x1 stride 2": ((3, 5, 4, 6), (1, 1, 6, 3), 2, 0),
+    "stride over the edge": ((2, 8, 8, 1), (2, 2, 1, 2), 3, "VALID"),
+}
+FUNCTIONS = {
+    "slices": lowerings.slices,
+    "rows": lowerings.rows,
+    "blocks": lowerings.blocks,
+    "plain_or_slices": lowerings.plain_or_slices,
+}
+
+
+@pytest.fixture
+def many_blocks(monkeypatch):
+    monkeypatch.setattr(lowerings, "_BLOCK_BYTES", 0)
+    monkeypatch.setattr(lowerings, "_BLOCK_ROWS", 30)
+
+
+def arrays(*shapes):
+    rng = np.random.default_rng(0)
+    return [jnp.asarray(rng.standard_normal(shape)) for shape in shapes]
+
+
+def run(function, *arguments):
+    """Outputs and gradients of a convolution, with cosines of the outputs as the loss."""
+    outputs, pull = jax.vjp(function, *arguments)
+    return outputs, *pull(jnp.cos(outputs))
+
+
+def check_against_plain(results):
+    oracle = jax.tree.leaves(results.pop("oracle"))
+    assert {leaf.dtype for leaf in oracle} == {jnp.dtype(jnp.float64)}
+    for other in results.values():
+        for ours, expected in zip(jax.tree.leaves(other), oracle, strict=True):
+            np.testing.assert_allclose(ours, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+@pytest.mark.usefixtures("many_blocks")
+def test_lowerings_equal_the_plain_convolution(name):
+    images, kernel, stride, padding = GEOMETRIES[name]
+    pads = resolve_padding(images[1:3], kernel[:2], stride, padding)
+
+    @jax.jit
+    def everything(x, k):
+        functions = {"oracle": lowerings.plain, **FUNCTIONS}
+        return {
+            name: run(lambda x, k, function=function: function(x, k, stride, pads), x, k)
+            for name, function in functions.items()
+        }
+
+    with jax.enable_x64(True):
+        check_against_plain(everything(*arrays(images, kernel)))
+
+
+@pytest.mark.parametrize("shared_images", [True, False])
+@pytest.mark.usefixtures("many_blocks")
+def test_lowerings_under_vmap_over_kernels(shared_images):
+    images, kernel, stride, padding = GEOMETRIES["stride 2, padded, odd"]
+    pads = resolve_padding(images[1:3], kernel[:2], stride, padding)
+
+    @jax.jit
+    def everything(x, ks):
+        axes = (None if shared_images else 0, 0)
+        functions = {"oracle": lowerings.plain, **FUNCTIONS}
+        return {
+            name: jax.vmap(
+                lambda x, k, function=function: run(lambda x, k: function(x, k, stride, pads), x, k), axes
+            )(x, ks)
+            for name, function in functions.items()
+        }
+
+    with jax.enable_x64(True):
+        check_against_plain(everything(*arrays(images if shared_images else (3, *images), (3, *kernel))))
+
+
+@pytest.mark.parametrize("name", ["stride 2, same, even", "even and oblong kernel"])
+def test_padding_rules_are_those_of_lax(name):
+    images, kernel, stride, padding = GEOMETRIES[name]
+    x, k = (a.astype(jnp.float32) for a in arrays(images, kernel))
+    expected = jax.lax.conv_general_dilated(x, k, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    for lowering in ("auto", "lax", "slices", "rows", "blocks"):
+        ours = conv2d(x, k, stride=stride, padding=padding, lowering=lowering)
+        np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_blocks_cut_the_batch_without_remainder():
+    assert lowerings._block_size(20, 576, 2**20) == 1
+    assert lowerings._block_size(20, 256, 2**20) == 2
+    assert lowerings._block_size(7, 100, 2**20) == 7
+    assert lowerings._block_size(1000, 576, 1000) == 1000
+
+
+def convolutions(function, *arguments):
+    """The lines of the compiler's input that hold a convolution."""
+    text = jax.jit(function).lower(*arguments).as_text()
+    return [line for line in text.splitlines() if "stablehlo.convolution" in line]
+
+
+def test_accelerators_never_see_grouped_convolutions():
+    x, k = (a.astype(jnp.float32) for a in arrays((4, 2, 6, 6, 3), (4, 3, 3, 3, 5)))
+    pads = ((1, 1), (1, 1))
+
+    def gradients(x, k):
+        return run(lambda x, k: lowerings.plain_or_slices(x, k, 1, pads), x, k)
+
+    assert convolutions(gradients, x[0], k[0])
+    assert not convolutions(jax.vmap(gradients), x, k)
+    assert not convolutions(jax.vmap(jax.vmap(gradients, (0, None)), (None, 0)), x, k)
+    folded = convolutions(jax.vmap(lambda x: lowerings.plain_or_slices(x, k[0], 1, pads)), x)
+    assert len(folded) == 1
+    assert "feature_group_count = 1 " in folded[0]
+    assert "tensor<8x6x6x3xf32>" in folded[0]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.usefixtures("many_blocks")
+def test_gradient_of_a_gradient(name):
+    with jax.enable_x64(True):
+        x, k = arrays((2, 5, 6, 2), (3, 3, 2, 3))
+
+        def penalty(function):
+            def loss(x, k):
+                return jnp.sum(jnp.sin(function(x, k, 1, ((1, 1), (1, 1)))))
+
+            return lambda x, k: jnp.sum(jnp.square(jax.grad(loss)(x, k)))
+
+        ours = jax.jit(jax.grad(penalty(FUNCTIONS[name]), (0, 1)))(x, k)
+        expected = jax.grad(penalty(lowerings.plain), (0, 1))(x, k)
+        for a, b in zip(ours, expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("lowering", ["auto", "lax", "slices", "rows", "blocks"])
+def test_dtype_is_kept(lowering):
+    x, k = (a.astype(jnp.bfloat16) for a in arrays((2, 5, 5, 16), (3, 3, 16, 4)))
+    outputs, *gradients = run(lambda x, k: conv2d(x, k, lowering=lowering), x, k)
+    assert outputs.shape == (2, 5, 5, 4)
+    assert {a.dtype for a in (outputs, *gradients)} == {jnp.dtype(jnp.bfloat16)}
+
+
+@pytest.mark.parametrize(
+    ("images", "kernel", "options", "message"),
+    [
+        ((2, 5, 5, 3), (3, 3, 4, 2), {}, "channels"),
+        ((5, 5, 3), (3, 3, 3, 2), {}, "channels"),
+        ((2, 5, 5, 3), (3, 3, 3, 2), {"lowering": "fft"}, "allowed: auto, lax"),
+        ((2, 5, 5, 3), (3, 3, 3, 2), {"padding": "FULL"}, "'SAME', 'VALID'"),
+        ((2, 5, 5, 3), (3, 3, 3, 2), {"padding": -1}, "'SAME', 'VALID'"),
+        ((2, 5, 5, 3), (3, 3, 3, 2), {"stride": 0}, "positive integer"),
+        ((2, 2, 5, 3), (3, 3, 3, 2), {"padding": "VALID"}, "does not fit"),
+    ],
+)
+def test_bad_arguments(images, kernel, options, message):
+    with pytest.raises(ValueError, match=message):
+        conv2d(jnp.zeros(images), jnp.zeros(kernel), **options)

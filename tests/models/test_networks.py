@@ -1,0 +1,232 @@
+"""Every network: parameter counts, contract of (init, apply), padding, options, errors."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import models
+
+SMALL = {
+    "linear": ((5,), {}),
+    "mlp": ((4, 2), {"hidden": (32, 64)}),
+    "cnn": ((8, 8, 1), {}),
+    "cnn13": ((12, 12, 1), {}),
+    "resnet18": ((8, 8, 3), {}),
+}
+# the deep networks once each: they take the layers' behaviour from the same modules
+NORMS = [(name, norm) for name in ("mlp", "cnn") for norm in ("none", "bn", "gn")]
+NORMS += [("cnn13", "bn"), ("resnet18", "gn")]
+FEATURES = {"linear": 5, "mlp": 64, "cnn": 128, "cnn13": 128, "resnet18": 512}
+
+
+def small(name, **options):
+    shape, defaults = SMALL[name]
+    return models.build(name, num_classes=3, input_shape=shape, **{**defaults, **options}), shape
+
+
+def drawn(model):
+    """Parameters and state of the right shapes without the network's own initialisation, which compiles slowly."""
+    rng = np.random.default_rng(0)
+
+    def draw(path, leaf):
+        values = rng.standard_normal(leaf.shape, np.float32) / np.sqrt(max(np.prod(leaf.shape[:-1]), 1))
+        positive = getattr(path[-1], "key", "") in ("var", "scale", "g")
+        return jnp.asarray(np.abs(values) + 0.5 if positive else values)
+
+    return jax.tree_util.tree_map_with_path(draw, jax.eval_shape(model.init, jax.random.key(0)))
+
+
+@pytest.mark.parametrize(
+    ("name", "num_classes", "shape", "options", "count"),
+    [
+        ("linear", 10, (28, 28, 1), {}, 7_850),
+        ("linear", 10, (28, 28, 1), {"aux_head": True}, 15_700),
+        ("mlp", 10, (8, 8, 1), {}, 64 * 128 + 128 + 1_290),
+        ("mlp", 10, (8, 8, 1), {"norm": "bn"}, 64 * 128 + 128 + 256 + 1_290),
+        ("cnn", 62, (28, 28, 1), {}, 1_206_590),
+        ("cnn", 10, (32, 32, 3), {}, 1_626_442),
+        ("cnn13", 10, (32, 32, 3), {}, 3_125_908),
+        ("cnn13", 100, (32, 32, 3), {}, 3_137_608),
+        ("cnn13", 10, (32, 32, 3), {"aux_head": True}, 3_125_908 + 1_300),
+        ("resnet18", 100, (84, 84, 3), {"stem": "imagenet"}, 11_227_812),
+        ("resnet18", 10, (32, 32, 3), {"stem": "cifar"}, 11_173_962),
+    ],
+)
+def test_parameter_counts(name, num_classes, shape, options, count):
+    model = models.build(name, num_classes=num_classes, input_shape=shape, **options)
+    params, state = jax.eval_shape(model.init, jax.random.key(0))
+    assert models.count_parameters(params) == count
+    assert models.count_parameters(state) == {"cnn13": 4_096, "resnet18": 9_600}.get(name, models.count_parameters(state))
+
+
+def test_initialisation_is_deterministic_and_depends_on_the_key():
+    model, _ = small("mlp")
+    first, second, other = (model.init(jax.random.key(seed))[0] for seed in (0, 0, 1))
+    jax.tree.map(np.testing.assert_array_equal, first, second)
+    assert not np.array_equal(first["dense1"]["kernel"], other["dense1"]["kernel"])
+    assert isinstance(first, dict)
+    assert {leaf.dtype for leaf in jax.tree.leaves(first)} == {jnp.dtype(jnp.float32)}
+    np.testing.assert_array_equal(first["head"]["bias"], 0)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_outputs(name):
+    model, shape = small(name, normalize_features=True, aux_head=True)
+    params, state = drawn(model)
+    x = jnp.asarray(np.random.default_rng(1).standard_normal((4, *shape), np.float32))
+    outputs, new_state = jax.jit(lambda p, s, x: model.apply(p, s, x, train=False))(params, state, x)
+    assert outputs.logits.shape == outputs.aux_logits.shape == (4, 3)
+    assert outputs.features.shape == (4, FEATURES[name])
+    assert {a.dtype for a in outputs} == {jnp.dtype(jnp.float32)}
+    assert not np.allclose(outputs.logits, outputs.aux_logits)
+    np.testing.assert_allclose(np.linalg.norm(outputs.features, axis=1), 1, rtol=1e-5)
+    jax.tree.map(np.testing.assert_array_equal, new_state, state)
+
+
+def test_features_are_the_heads_input():
+    for name in ("linear", "mlp", "cnn"):
+        model, shape = small(name)
+        params, state = drawn(model)
+        x = jnp.asarray(np.random.default_rng(1).standard_normal((4, *shape), np.float32))
+        outputs, _ = model.apply(params, state, x, train=False)
+        assert outputs.aux_logits is None
+        logits = outputs.features @ params["head"]["kernel"] + params["head"]["bias"]
+        np.testing.assert_allclose(outputs.logits, logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "norm"), NORMS)
+def test_padding_rows_change_nothing(name, norm):
+    model, shape = small(name, norm=norm)
+    params, state = drawn(model)
+    x = np.random.default_rng(1).standard_normal((5, *shape), np.float32)
+
+    @jax.jit
+    def train(x, mask):
+        return model.apply(params, state, x, train=True, key=jax.random.key(1), mask=mask)
+
+    mask = jnp.arange(7) < 5
+    outputs, new_state = train(np.concatenate([x, np.full((2, *shape), 1e3, np.float32)]), mask)
+    others, other_state = train(np.concatenate([x, np.zeros((2, *shape), np.float32)]), mask)
+    np.testing.assert_array_equal(outputs.logits[:5], others.logits[:5])
+    jax.tree.map(np.testing.assert_array_equal, new_state, other_state)
+    changed = jax.tree.map(lambda a, b: not np.array_equal(a, b), new_state, state)
+    assert bool(changed) == (norm == "bn")
+    assert all(jax.tree.leaves(changed))
+    if name in ("mlp", "cnn"):
+        expected, expected_state = train(x, jnp.ones(5, bool))
+        np.testing.assert_allclose(outputs.logits[:5], expected.logits, rtol=2e-3, atol=2e-4)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), new_state, expected_state)
+
+
+def test_vmap_over_parameters_equals_a_loop():
+    model, shape = small("mlp", norm="bn", dropout_rate=0.25)
+    params, state = jax.tree.map(lambda a: jnp.stack([a, 2 * a, 0.5 * a]), drawn(model))
+    x = jnp.asarray(np.random.default_rng(1).standard_normal((3, 4, *shape), np.float32))
+    keys = jax.random.split(jax.random.key(2), 3)
+
+    def gradient(params, state, x, key):
+        def loss(params):
+            outputs, new_state = model.apply(params, state, x, train=True, key=key)
+            return jnp.sum(jnp.sin(outputs.logits)), new_state
+
+        return jax.grad(loss, has_aux=True)(params)
+
+    together = jax.jit(jax.vmap(gradient))(params, state, x, keys)
+    alone = jax.jit(gradient)
+    for i in range(3):
+        expected = alone(*jax.tree.map(lambda a, i=i: a[i], (params, state)), x[i], keys[i])
+        ours = jax.tree.map(lambda a, i=i: a[i], together)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), ours, expected)
+
+
+@pytest.mark.parametrize(("name", "norm"), NORMS)
+def test_parameters_decide_the_dtype(name, norm):
+    model, shape = small(name, norm=norm, normalize_features=True, aux_head=True)
+    params, state = jax.eval_shape(model.init, jax.random.key(0))
+    low = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, jnp.bfloat16), params)
+
+    def train(params, state, x, key):
+        return model.apply(params, state, x, train=True, key=key)
+
+    x = jax.ShapeDtypeStruct((2, *shape), jnp.float32)
+    outputs, new_state = jax.eval_shape(train, low, state, x, jax.random.key(0))
+    assert {a.dtype for a in outputs} == {jnp.dtype(jnp.bfloat16)}
+    assert new_state == state
+    with jax.enable_x64(True):
+        params, state = jax.eval_shape(model.init, jax.random.key(0))
+        outputs, new_state = jax.eval_shape(train, params, state, x, jax.random.key(0))
+        assert {a.dtype for a in outputs} == {jnp.dtype(jnp.float64)}
+        assert new_state == state
+
+
+def test_lowering_is_passed_on():
+    x = jnp.asarray(np.random.default_rng(1).standard_normal((3, 8, 8, 1), np.float32))
+    params, state = drawn(small("cnn")[0])
+    results = {}
+    for lowering, expected in [("lax", True), ("slices", False)]:
+        model, _ = small("cnn", lowering=lowering)
+        evaluate = jax.jit(lambda x, model=model: model.apply(params, state, x, train=False)[0].logits)
+        assert ("stablehlo.convolution" in evaluate.lower(x).as_text()) is expected
+        results[lowering] = evaluate(x)
+    np.testing.assert_allclose(results["lax"], results["slices"], rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_needs_a_key_only_where_there_is_dropout():
+    shape, _ = SMALL["mlp"]
+    x = jnp.ones((2, *shape))
+    model, _ = small("mlp", dropout_rate=0.5)
+    params, state = drawn(model)
+    with pytest.raises(ValueError, match="needs key="):
+        model.apply(params, state, x, train=True)
+    train = jax.jit(lambda key: model.apply(params, state, x, train=True, key=key)[0].logits)
+    assert not np.array_equal(train(jax.random.key(0)), train(jax.random.key(1)))
+    without, _ = small("mlp", dropout_rate=0.0)
+    trained = without.apply(params, state, x, train=True)[0].logits
+    np.testing.assert_array_equal(trained, without.apply(params, state, x, train=False)[0].logits)
+    with pytest.raises(ValueError, match="needs key="):
+        cnn, cnn_shape = small("cnn")
+        cnn.apply(*drawn(cnn), jnp.ones((2, *cnn_shape)), train=True)
+
+
+def test_available_lists_every_network():
+    assert list(models.available()) == list(SMALL)
+    assert all(models.available().values())
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("cn", {}, "did you mean 'cnn'"),
+        ("vgg", {}, "allowed: linear, mlp, cnn, cnn13, resnet18"),
+        ("cnn", {"drop_out": True}, "did you mean 'dropout'.*allowed: dropout, norm"),
+        ("linear", {"norm": "bn"}, "no option 'norm'"),
+        ("cnn", {"norm": "ln"}, "allowed: none, bn, gn"),
+        ("cnn", {"lowering": "fft"}, "allowed: auto"),
+        ("mlp", {"norm": "gn", "hidden": [64, 20]}, "divisible by 32, layer 'norm2' has 20"),
+        ("mlp", {"hidden": ()}, "positive integers"),
+        ("mlp", {"dropout_rate": 1.0}, r"\[0, 1\)"),
+        ("resnet18", {"stem": "tiny"}, "allowed: cifar, imagenet"),
+        ("cnn", {"input_shape": (64,)}, "height, width, channels"),
+        ("cnn", {"input_shape": (5, 8, 1)}, "6x6 or more"),
+        ("cnn13", {"input_shape": (8, 8, 3)}, "does not fit"),
+        ("resnet18", {"input_shape": (64,)}, "height, width, channels"),
+        ("mlp", {"num_classes": 0}, "num_classes"),
+        ("mlp", {"input_shape": ()}, "input_shape"),
+    ],
+)
+def test_bad_builds(name, options, message):
+    arguments = {"num_classes": 3, "input_shape": (16, 16, 1), **options}
+    with pytest.raises(ValueError, match=message):
+        models.build(name, **arguments)
+
+
+def test_bad_inputs():
+    model, _ = small("linear")
+    params, state = drawn(model)
+    with pytest.raises(ValueError, match=r"built for \[n, 5\]"):
+        model.apply(params, state, jnp.ones((2, 6)), train=False)
+    with pytest.raises(ValueError, match="floating point"):
+        model.apply(params, state, jnp.ones((2, 5), jnp.uint8), train=False)
+    with pytest.raises(ValueError, match="mask must have shape"):
+        model.apply(params, state, jnp.ones((2, 5)), train=False, mask=jnp.ones(3, bool))
