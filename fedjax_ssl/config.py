@@ -221,6 +221,27 @@ def get(config: Any, field: str) -> Any:
     return config
 
 
+def replace_number(config: dict[str, Any], field: str, value: Any) -> None:
+    """Puts a value, which may be traced, in place of a real-valued setting.
+
+    Raises:
+        ConfigError: there is no such field, or it is not a real number, so that it decides shapes or code.
+    """
+    section, _, name = field.rpartition(".")
+    known = sorted(_real_numbers(config))
+    if field not in known:
+        raise ConfigError(f"hyperparameter {field!r} is no real-valued setting of this config; these are: {known}")
+    get(config, section)[name] = value
+
+
+def _real_numbers(config: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in config.items():
+        if isinstance(value, dict):
+            yield from _real_numbers(value, f"{prefix}{name}.")
+        elif isinstance(value, float) and prefix.split(".")[0] in ("optimizer", "federated", "method"):
+            yield prefix + name
+
+
 _LOWEST = {
     "seed": 0,
     "rounds": 1,

@@ -69,8 +69,7 @@ def build_method(
     """
     config = experiment.config.to_dict()
     for field, value in (hyperparameters or {}).items():
-        section, _, name = field.rpartition(".")
-        configs.get(config, section)[name] = value
+        configs.replace_number(config, field, value)
     local, server = config["optimizer"], config["federated"]
     with configs.naming("model"):
         model = models.build(

@@ -6,6 +6,7 @@ round's rate, which may be traced (a whole sweep over learning rates is then one
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
@@ -38,7 +39,17 @@ def local_optimizer(
         "adam": optax.scale_by_adam(),
         "rmsprop": optax.scale_by_rms(decay=0.9, eps=1e-7, eps_in_sqrt=False),
     }
-    return optax.chain(optax.add_decayed_weights(weight_decay), steps[name])
+    return standard_promotion(optax.chain(optax.add_decayed_weights(weight_decay), steps[name]))
+
+
+def standard_promotion(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The same optimizer, usable under jax_numpy_dtype_promotion="strict": optax mixes floats with step counts."""
+
+    def update(updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None) -> tuple:
+        with jax.numpy_dtype_promotion("standard"):
+            return optimizer.update(updates, state, params)
+
+    return optax.GradientTransformation(optimizer.init, update)
 
 
 def learning_rate_schedule(

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
+from fedjax_ssl.federated.local_optimizer import standard_promotion
+
 PyTree = Any
 Flat = dict[str, Float[Array, " P"]]
 
@@ -95,7 +97,7 @@ def fedopt(server_optimizer: optax.GradientTransformation | None) -> FederatedOp
         change = jax.tree.map(lambda total: scale * total, summed["change"])
         if server_optimizer is None:
             return jax.tree.map(jnp.add, anchor, change), state
-        updates, new_state = server_optimizer.update(jax.tree.map(jnp.negative, change), state, anchor)
+        updates, new_state = standard_promotion(server_optimizer).update(jax.tree.map(jnp.negative, change), state, anchor)
         moved = optax.apply_updates(anchor, updates)
         trained = weight > 0
         return _where(trained, moved, anchor), _where(trained, new_state, state)

@@ -1,0 +1,99 @@
+"""`make_train`: the whole experiment as one function of a key."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import config as configs
+from fedjax_ssl.train import make_train, run
+
+
+def experiment(method="fedavg", **fields):
+    config = configs.digits_by_writer(method, "2")
+    config.rounds = 5
+    config.eval_every = 2
+    config.optimizer.local_epochs = 1
+    config.update_from_flattened_dict(fields)
+    return config
+
+
+@pytest.fixture(scope="module")
+def keys():
+    return jax.random.split(jax.random.key(3), 3)
+
+
+@pytest.fixture(scope="module")
+def sweep(keys):
+    return jax.jit(jax.vmap(make_train(experiment())))(keys)
+
+
+def test_a_sweep_over_seeds_is_separate_runs(keys, sweep):
+    """Batched and single products add in another order: 1e-5 after 5 rounds of float32."""
+    states, metrics = sweep
+    train = jax.jit(make_train(experiment()))
+    for number, key in enumerate(keys):
+        state, alone = train(key)
+        for name, values in alone.items():
+            np.testing.assert_allclose(values, metrics[name][number], rtol=1e-5, atol=1e-5, err_msg=name)
+        for one, many in zip(jax.tree.leaves(state.params), jax.tree.leaves(states.params), strict=True):
+            np.testing.assert_allclose(one, many[number], rtol=1e-4, atol=1e-5)
+
+
+def test_seeds_differ_in_everything_random(sweep):
+    """Held-out writers, hidden labels and the initial network follow from the key."""
+    _, metrics = sweep
+    assert len(np.unique(metrics["loss"][:, 0])) == 3
+    assert len(np.unique(metrics["test_accuracy"][:, -1])) == 3
+
+
+def test_metrics_have_a_row_per_evaluation(sweep):
+    _, metrics = sweep
+    np.testing.assert_array_equal(metrics["round"], [[2, 4, 5]] * 3)
+    np.testing.assert_array_equal(metrics["clients"], [[22, 22, 11]] * 3)
+    assert {values.shape for values in metrics.values()} == {(3, 3)}
+
+
+def test_the_command_line_gives_the_same_numbers(tmp_path):
+    config = experiment("network_pseudo_label", **{"method.warmup_rounds": 2, "rounds": 4, "seed": 5})
+    run(config, tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    _, metrics = jax.jit(make_train(config))(jax.random.key(5))
+    for name in ("round", "test_accuracy", "loss", "pseudo_label_accuracy", "bytes_up"):
+        stored = [float("nan") if row[name] == "NaN" else row[name] for row in rows]
+        np.testing.assert_allclose(metrics[name], stored, rtol=1e-4, err_msg=name)
+    assert [row["round"] for row in rows] == [2, 4]
+
+
+def test_a_sweep_over_a_learning_rate(keys):
+    train = make_train(experiment())
+    rates = jnp.asarray([0.01, 0.3])
+    _, swept = jax.jit(jax.vmap(lambda rate: train(keys[0], {"optimizer.learning_rate": rate})))(rates)
+    for number, rate in enumerate((0.01, 0.3)):
+        _, alone = jax.jit(make_train(experiment(**{"optimizer.learning_rate": rate})))(keys[0])
+        np.testing.assert_allclose(swept["test_loss"][number], alone["test_loss"], rtol=1e-4)
+
+
+def test_a_sweep_over_alpha(keys):
+    train = make_train(experiment("xclp", **{"method.num_bits": 64, "rounds": 2}))
+    _, swept = jax.jit(jax.vmap(lambda alpha: train(keys[0], {"method.alpha": alpha})))(jnp.asarray([0.5, 0.99]))
+    assert np.all(np.isfinite(swept["test_loss"])) and swept["test_loss"][0, -1] != swept["test_loss"][1, -1]
+
+
+def test_an_unknown_hyperparameter_is_an_error(keys):
+    with pytest.raises(configs.ConfigError, match="optimizer.lr"):
+        make_train(experiment())(keys[0], {"optimizer.lr": 0.1})
+
+
+def test_a_whole_number_setting_cannot_be_traced(keys):
+    train = make_train(experiment("xclp"))
+    with pytest.raises(configs.ConfigError, match="method.num_neighbors"):
+        train(keys[0], {"method.num_neighbors": jnp.asarray(3)})
+
+
+@pytest.mark.parametrize("name", ["fedprox", "fedadam"])
+def test_federated_optimizers_by_name(keys, name):
+    _, metrics = jax.jit(make_train(experiment(**{"federated.name": name})))(keys[0])
+    assert np.all(np.isfinite(metrics["test_loss"]))
