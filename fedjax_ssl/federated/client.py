@@ -165,11 +165,11 @@ def train_client(
     summed = {
         "optimizer": report.summed,
         "weight": weight,
-        "model_state": weight * (model_state - flat_state),
+        "model_state": weight.astype(flat_state.dtype) * (model_state - flat_state),
         "local": jax.tree.map(lambda x: weight * x.astype(weight.dtype), local_state),
         "loss": jnp.where(finite, end.loss, 0.0),
-        "steps": schedule.num_steps,
-        "examples": end.examples,
+        "steps": jnp.where(finite, schedule.num_steps, 0),
+        "examples": jnp.where(finite, end.examples, 0),
         "dropped": (~finite).astype(jnp.int32),
     }
     return summed, {"optimizer": report.kept, "uploads": uploads, "counts": weight > 0}
@@ -182,7 +182,10 @@ def _gather_streams(
     for name, table in positions.items():
         position, mask = table[step], masks[name][step]
         observed = jnp.where(mask, client.observed[position], -1)
-        streams[name] = Stream(position, mask, observed, inputs[client.index[position]])
+        rows = inputs[client.index[position]]
+        # Padding points to row 0, which may be another client's NaN: a zero loss would still have a NaN gradient.
+        real = mask.reshape(-1, *[1] * (rows.ndim - 1))
+        streams[name] = Stream(position, mask, observed, jnp.where(real, rows, jnp.zeros_like(rows)))
     return streams
 
 

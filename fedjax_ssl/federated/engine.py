@@ -186,7 +186,7 @@ def _run_round(
     weight = summed["weight"]
     scale = jnp.where(weight > 0, 1.0 / jnp.where(weight > 0, weight, 1.0), 0.0)
     old_state, unravel_state = ravel_pytree(state.model_state)
-    model_state = unravel_state(old_state + scale * summed["model_state"])
+    model_state = unravel_state(old_state + scale.astype(old_state.dtype) * summed["model_state"])
     network = training.combine(state.params)
     for term in stage.terms:
         before = term.start(term_states[term.name], network, state.model_state)
@@ -231,7 +231,7 @@ def _clients(data: FederatedData, ids: Array, valid: Array | None = None) -> Cli
     index = data.index[ids]
     num_labelled = jnp.where(present, data.num_labelled[ids], 0)
     num_examples = jnp.where(present, data.num_examples[ids], 0)
-    real = jnp.arange(index.shape[1]) < num_examples[:, None]
+    real = jnp.arange(index.shape[1], dtype=jnp.int32) < num_examples[:, None]
     observed = jnp.where(real, data.observed[index], -1)
     return Client(ids, index, observed, num_labelled, num_examples, sent={}, variates=())
 

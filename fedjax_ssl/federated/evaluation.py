@@ -38,7 +38,7 @@ def _score(
 ) -> Metrics:
     log_probs = map_rows(lambda inputs: method.predict(state, inputs), data.inputs, rows, batch_size)
     labels = data.labels[rows]
-    real = (jnp.arange(rows.shape[0]) < count) & (labels >= 0)
+    real = (jnp.arange(rows.shape[0], dtype=jnp.int32) < count) & (labels >= 0)
     chosen = jnp.take_along_axis(log_probs, jnp.maximum(labels, 0)[:, None], axis=1)[:, 0]
     correct = jnp.argmax(log_probs, axis=1) == labels
     return {

@@ -97,7 +97,9 @@ def fedopt(server_optimizer: optax.GradientTransformation | None) -> FederatedOp
         change = jax.tree.map(lambda total: scale * total, summed["change"])
         if server_optimizer is None:
             return jax.tree.map(jnp.add, anchor, change), state
-        updates, new_state = standard_promotion(server_optimizer).update(jax.tree.map(jnp.negative, change), state, anchor)
+        updates, new_state = standard_promotion(server_optimizer).update(
+            jax.tree.map(jnp.negative, change), state, anchor
+        )
         moved = optax.apply_updates(anchor, updates)
         trained = weight > 0
         return _where(trained, moved, anchor), _where(trained, new_state, state)

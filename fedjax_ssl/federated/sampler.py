@@ -24,8 +24,8 @@ def masked_permutation(key: Key[Array, ""], count: Int[Array, ""], size: int) ->
         int32 [size].
     """
     bits = jax.random.bits(key, (size,))
-    padding = jnp.arange(size) >= count
-    return jnp.lexsort((bits, padding)).astype(jnp.int32)
+    padding = jnp.arange(size, dtype=jnp.int32) >= count
+    return jnp.lexsort((jnp.where(padding, jnp.zeros_like(bits), bits), padding)).astype(jnp.int32)
 
 
 def cycled_permutations(
@@ -46,7 +46,7 @@ def cycled_permutations(
     draws = jnp.arange(total, dtype=jnp.int32)
     one_pass = jnp.maximum(count, 1)
     order = jnp.lexsort((jax.random.bits(key, (total,)), draws // one_pass))
-    return (order[:length] % one_pass).astype(jnp.int32)
+    return order[:length].astype(jnp.int32) % one_pass
 
 
 def labelled_epochs(batch_size: int, local_epochs: int, max_labelled: int) -> Sampler:
@@ -65,8 +65,8 @@ def labelled_epochs(batch_size: int, local_epochs: int, max_labelled: int) -> Sa
     def schedule(key: Key[Array, ""], client: Client) -> Schedule:
         orders = _permutation_per_epoch(named_key(key, "labelled"), client.num_labelled, size, local_epochs)
         per_epoch = -(-client.num_labelled // batch_size)
-        epoch, within = _divide(jnp.arange(steps), per_epoch)
-        slot = within[:, None] * batch_size + jnp.arange(batch_size)
+        epoch, within = _divide(jnp.arange(steps, dtype=jnp.int32), per_epoch)
+        slot = within[:, None] * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
         mask = (slot < client.num_labelled) & (epoch < local_epochs)[:, None]
         positions = orders[epoch[:, None], jnp.minimum(slot, size - 1)]
         return Schedule({"labelled": positions}, {"labelled": mask}, local_epochs * per_epoch)
@@ -99,8 +99,8 @@ def mixed_epochs(batch_size: int, local_epochs: int, max_labelled: int, max_unla
             jnp.maximum(unlabelled // batch_size, 1),
             jnp.where(with_labels, -(-labelled // batch_size), -(-unlabelled // (2 * batch_size))),
         )
-        epoch, within = _divide(jnp.arange(steps), per_epoch)
-        column = jnp.arange(batch_size)
+        epoch, within = _divide(jnp.arange(steps, dtype=jnp.int32), per_epoch)
+        column = jnp.arange(batch_size, dtype=jnp.int32)
 
         orders = _permutation_per_epoch(named_key(key, "unlabelled"), unlabelled, size, local_epochs)
         stride = jnp.where(with_labels, batch_size, 2 * batch_size)

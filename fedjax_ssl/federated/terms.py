@@ -110,12 +110,7 @@ def network_pseudo_labels(setup: Setup, round: Round, clients: Client, key: Arra
     Returns:
         `PseudoLabels` in which labelled examples keep their label with weight 1.
     """
-    probabilities = map_rows(
-        lambda inputs: jax.nn.softmax(_evaluate(setup, round, inputs, key).logits),
-        round.inputs,
-        clients.index,
-        setup.evaluation_batch_size,
-    )
+    probabilities = jax.nn.softmax(_evaluate(setup, round, clients, key).logits)
     predicted = jnp.argmax(probabilities, axis=-1).astype(jnp.int32)
     certainty = confidence(probabilities.reshape(-1, setup.num_classes)).reshape(predicted.shape)
     labelled, real = clients.observed >= 0, examples_mask(clients)
@@ -132,23 +127,29 @@ def network_features(setup: Setup, round: Round, key: Array | None = None) -> Fl
         round: gives the cohort, the parameters and the inputs.
         key: if given, the network sees weakly augmented examples.
     """
-    return map_rows(
-        lambda inputs: _evaluate(setup, round, inputs, key).features,
-        round.inputs,
-        round.clients.index,
-        setup.evaluation_batch_size,
-    )
+    return _evaluate(setup, round, round.clients, key).features
 
 
 def examples_mask(clients: Client) -> Bool[Array, "p n"]:
     """Which entries of the clients' index table are examples and not padding."""
-    return jnp.arange(clients.index.shape[1]) < clients.num_examples[:, None]
+    return jnp.arange(clients.index.shape[1], dtype=jnp.int32) < clients.num_examples[:, None]
 
 
-def _evaluate(setup: Setup, round: Round, inputs: Array, key: Array | None) -> Outputs:
-    seen = inputs if key is None else setup.augment(key, inputs)
-    outputs, _ = setup.model.apply(round.params, round.model_state, setup.normalize(seen), train=False)
-    return outputs
+def _evaluate(setup: Setup, round: Round, clients: Client, key: Array | None) -> Outputs:
+    """The network's outputs for every example of the clients, [p, n, ...]; weakly augmented if a key is given."""
+
+    def evaluate(inputs: Array, owner: Array, position: Array) -> Outputs:
+        if key is not None:
+            # Client and place decide an example's draw, not its row in this batch.
+            keys = jax.vmap(lambda c, i: jax.random.fold_in(jax.random.fold_in(key, c), i))(owner, position)
+            inputs = jax.vmap(lambda k, x: setup.augment(k, x[None])[0])(keys, inputs)
+        outputs, _ = setup.model.apply(round.params, round.model_state, setup.normalize(inputs), train=False)
+        return outputs
+
+    shape = clients.index.shape
+    owner = jnp.broadcast_to(clients.id[:, None], shape)
+    position = jnp.broadcast_to(jnp.arange(shape[1], dtype=jnp.int32), shape)
+    return map_rows(evaluate, round.inputs, clients.index, setup.evaluation_batch_size, (owner, position))
 
 
 def _mean(values: Float[Array, "p n"], where: Bool[Array, "p n"]) -> Float[Array, ""]:

@@ -6,7 +6,11 @@ References:
     federated learning, TMLR 2023.
 """
 
-from fedjax_ssl.federated import Method, Setup, Stage, federated_method, labelled_epochs
+from collections.abc import Callable
+
+from jaxtyping import Array
+
+from fedjax_ssl.federated import Method, ServerState, Setup, Stage, federated_method, labelled_epochs
 from fedjax_ssl.federated.terms import supervised_term
 
 
@@ -21,7 +25,12 @@ def labelled_stage(setup: Setup, rounds: int | None) -> Stage:
     return Stage((supervised_term(setup),), sampler, labelled_quota="only", rounds=rounds)
 
 
-def after_labelled_stage(setup: Setup, stage: Stage, warmup_rounds: int) -> Method:
+def after_labelled_stage(
+    setup: Setup,
+    stage: Stage,
+    warmup_rounds: int,
+    predict: Callable[[ServerState, Array], Array] | None = None,
+) -> Method:
     """Stage 2 methods: `warmup_rounds` rounds of labels-only training first, none if 0.
 
     Raises:
@@ -30,4 +39,4 @@ def after_labelled_stage(setup: Setup, stage: Stage, warmup_rounds: int) -> Meth
     if warmup_rounds < 0:
         raise ValueError(f"warmup_rounds is {warmup_rounds}; it must be >= 0")
     stages = (labelled_stage(setup, warmup_rounds), stage) if warmup_rounds else (stage,)
-    return federated_method(setup, stages)
+    return federated_method(setup, stages, predict=predict)

@@ -21,13 +21,12 @@ from fedjax_ssl.federated import (
     Step,
     Term,
     Traffic,
-    federated_method,
     mixed_epochs,
 )
 from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.fedavg import labelled_stage
+from fedjax_ssl.methods.fedavg import after_labelled_stage
 from fedjax_ssl.objectives import batch_cross_entropy, consistency, consistency_ramp, teacher_decay
 
 TERM = "mean_teacher"
@@ -87,7 +86,7 @@ def fedsiam(
     def loss(step: Step) -> tuple[Array, Teacher]:
         batch, student, teacher = step.streams["mixed"], step.outputs[view.name], step.local
         if student.aux_logits is None:
-            raise ValueError("fedsiam needs a network with a second head: set config.model.options.aux_head = True")
+            raise ValueError("fedsiam needs a network with a second head: set config.model.aux_head = True")
         other = setup.normalize(setup.augment(named_key(step.key, "teacher"), batch.inputs))
         taught, teacher_state = setup.model.apply(
             teacher.params,
@@ -114,7 +113,11 @@ def fedsiam(
 
     def predict(state: ServerState, inputs: Array) -> Array:
         teacher = state.terms[TERM]
-        outputs, _ = setup.model.apply(teacher.params, teacher.model_state, setup.normalize(inputs), train=False)
+        student = (state.params["model"], state.model_state)
+        params, model_state = jax.tree.map(  # before its first step there is no teacher
+            lambda taught, own: jnp.where(teacher.step > 0, taught, own), (teacher.params, teacher.model_state), student
+        )
+        outputs, _ = setup.model.apply(params, model_state, setup.normalize(inputs), train=False)
         return jax.nn.log_softmax(outputs.logits)
 
     def traffic(round: Round) -> Traffic:
@@ -138,5 +141,4 @@ def fedsiam(
         mixed_epochs(setup.batch_size, setup.local_epochs, setup.max_labelled, setup.max_unlabelled),
         labelled_quota="proportional" if unlabelled_clients else "only",
     )
-    stages = (labelled_stage(setup, warmup_rounds), stage) if warmup_rounds else (stage,)
-    return federated_method(setup, stages, predict=predict if predict_with == "teacher" else None)
+    return after_labelled_stage(setup, stage, warmup_rounds, predict if predict_with == "teacher" else None)

@@ -1,0 +1,111 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.federated import sample_cohort
+
+compiled = jax.jit(sample_cohort, static_argnums=(3, 4))
+
+
+def counts(*clients: tuple[int, int]) -> tuple[jax.Array, jax.Array]:
+    """(labelled, examples) per client -> the two tables."""
+    table = jnp.asarray(clients, jnp.int32)
+    return table[:, 0], table[:, 1]
+
+
+def draw(seed: int, clients: list[tuple[int, int]], size: int, quota: str = "proportional") -> list[int]:
+    labelled, examples = counts(*clients)
+    cohort = compiled(jax.random.key(seed), labelled, examples, size, quota)
+    assert cohort.ids.shape == cohort.valid.shape == (size,)
+    taken = np.asarray(cohort.ids)[np.asarray(cohort.valid)].tolist()
+    assert np.asarray(cohort.valid).tolist() == [True] * len(taken) + [False] * (size - len(taken))
+    assert taken == sorted(set(taken)), "in increasing order, nobody twice"
+    assert all(clients[client][1] > 0 for client in taken), "empty clients never take part"
+    return taken
+
+
+@pytest.mark.parametrize(("labelled_clients", "expected"), [(100, 5), (50, 3), (10, 1), (1, 1), (99, 5)])
+def test_proportional_quota_of_the_paper(labelled_clients: int, expected: int) -> None:
+    """XCLP section 5.3: ceil(5 m_L / m) labelled clients of five, so 5 + 0 and 3 + 2."""
+    clients = [(20, 450)] * labelled_clients + [(0, 450)] * (100 - labelled_clients)
+    for seed in range(5):
+        taken = draw(seed, clients, 5)
+        assert len(taken) == 5
+        assert sum(client < labelled_clients for client in taken) == expected
+
+
+@pytest.mark.parametrize("quota", ["any", "proportional", "only"])
+def test_everybody_eligible_is_taken_if_there_are_slots_for_all(quota: str) -> None:
+    clients = [(2, 5), (0, 4), (0, 0), (1, 1), (0, 3)]
+    assert draw(0, clients, 5, quota) == ([0, 3] if quota == "only" else [0, 1, 3, 4])
+
+
+@pytest.mark.parametrize("quota", ["any", "proportional", "only"])
+def test_slots_stay_empty_when_nobody_is_eligible(quota: str) -> None:
+    assert draw(0, [(0, 0)] * 4, 3, quota) == []
+
+
+def test_only_labelled_leaves_slots_empty_rather_than_take_others() -> None:
+    clients = [(1, 3), (0, 3), (0, 3), (2, 3)]
+    assert draw(1, clients, 3, "only") == [0, 3]
+    assert draw(1, [(0, 3)] * 4, 3, "only") == []
+
+
+def test_without_labelled_clients_the_cohort_is_filled_with_unlabelled_ones() -> None:
+    assert len(draw(0, [(0, 3)] * 6, 4)) == 4
+
+
+def test_too_few_unlabelled_clients_are_replaced_by_labelled_ones() -> None:
+    clients = [(1, 2)] * 5 + [(0, 0)] * 4 + [(0, 2)]
+    for seed in range(5):
+        taken = draw(seed, clients, 6)
+        assert taken == [0, 1, 2, 3, 4, 9]
+
+
+@pytest.mark.parametrize("quota", ["any", "proportional", "only"])
+def test_clients_without_examples_do_not_change_the_draw(quota: str) -> None:
+    clients = [(1, 4), (0, 4), (2, 4), (0, 4), (3, 4), (1, 4)]
+    for seed in range(5):
+        assert draw(seed, clients, 3, quota) == draw(seed, clients + [(0, 0)] * 7, 3, quota)
+
+
+@pytest.mark.parametrize("quota", ["any", "only"])
+def test_every_client_is_drawn_equally_often(quota: str) -> None:
+    labelled, examples = counts(*[(1, 4)] * 8, (0, 0), (0, 0))
+    keys = jax.random.split(jax.random.key(0), 2000)
+    cohorts = jax.jit(jax.vmap(lambda key: sample_cohort(key, labelled, examples, 3, quota)))(keys)
+    assert np.asarray(cohorts.valid).all()
+    times = np.bincount(np.asarray(cohorts.ids).reshape(-1), minlength=10)
+    # 750 times each, standard deviation 21.7: five deviations fail for fewer than 1 key in 10^5
+    assert (np.abs(times[:8] - 750) < 108).all()
+    assert (times[8:] == 0).all()
+
+
+def test_proportional_draws_are_uniform_within_each_part() -> None:
+    labelled, examples = counts(*[(1, 4)] * 4, *[(0, 4)] * 4)
+    keys = jax.random.split(jax.random.key(0), 2000)
+    cohorts = jax.jit(jax.vmap(lambda key: sample_cohort(key, labelled, examples, 3)))(keys)
+    times = np.bincount(np.asarray(cohorts.ids).reshape(-1), minlength=8)
+    # 2 of 4 labelled: 1,000 times; 1 of 4 unlabelled: 500; deviations 22.4 and 19.4, at five of them
+    assert (np.abs(times[:4] - 1000) < 112).all()
+    assert (np.abs(times[4:] - 500) < 97).all()
+
+
+@pytest.mark.parametrize("size", [0, 4, -1])
+def test_a_cohort_larger_than_the_federation_is_refused(size: int) -> None:
+    labelled, examples = counts((1, 2), (1, 2), (0, 2))
+    with pytest.raises(ValueError, match=rf"{size}.*3 clients"):
+        sample_cohort(jax.random.key(0), labelled, examples, size)
+
+
+def test_an_unknown_quota_is_refused() -> None:
+    labelled, examples = counts((1, 2))
+    with pytest.raises(ValueError, match=r"'half'.*any, proportional, only"):
+        sample_cohort(jax.random.key(0), labelled, examples, 1, "half")
+
+
+def test_cohorts_are_drawn_in_64_bit_mode(float64) -> None:
+    labelled, examples = counts((1, 2), (0, 2), (1, 3))
+    cohort = sample_cohort(jax.random.key(0), labelled, examples, 2)
+    assert cohort.ids.dtype == jnp.int32

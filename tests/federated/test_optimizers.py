@@ -1,0 +1,123 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_ssl import federated
+from fedjax_ssl.federated.optimizers import FederatedOptimizer, Flat, Local
+from fedjax_ssl.methods.fedavg import labelled_stage
+from tests import toy
+
+ANCHOR = {"model": np.array([1.0, -2.0, 0.5]), "other": np.array([0.25])}
+CLIENTS = [
+    {"model": np.array([1.5, -2.5, 0.0]), "other": np.array([0.5])},
+    {"model": np.array([0.0, -1.0, 1.0]), "other": np.array([-1.0])},
+    {"model": np.array([1.0, 3.0, 0.5]), "other": np.array([0.25])},
+]
+WEIGHTS = [1.0, 3.0, 0.0]  # the third trained nothing, or was dropped
+
+
+def flat(tree: dict[str, np.ndarray]) -> Flat:
+    return {name: jnp.asarray(value, jnp.result_type(float)) for name, value in tree.items()}
+
+
+def step(optimizer: FederatedOptimizer, state, anchor: Flat, weights: list[float]):
+    """One server step from the clients' results."""
+    ids = jnp.arange(len(CLIENTS), dtype=jnp.int32)
+    reports = [
+        optimizer.report(
+            Local(
+                anchor=anchor,
+                params=flat(client),
+                weight=jnp.asarray(weight, jnp.result_type(float)),
+                num_steps=jnp.asarray(2, jnp.int32),
+                learning_rate=jnp.asarray(0.1),
+                variates=optimizer.send(state, ids[:1]),
+            )
+        )
+        for client, weight in zip(CLIENTS, weights, strict=True)
+    ]
+    summed = jax.tree.map(lambda *leaves: sum(leaves), *(report.summed for report in reports))
+    kept = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(report.kept for report in reports))
+    return optimizer.apply(state, anchor, summed, kept, ids, jnp.asarray(weights) > 0)
+
+
+def test_fedavg_is_the_weighted_mean_of_the_models(float64) -> None:
+    optimizer = federated.fedavg()
+    new, _ = step(optimizer, optimizer.init(flat(ANCHOR), 3), flat(ANCHOR), WEIGHTS)
+    for name in ANCHOR:
+        mean = (1.0 * CLIENTS[0][name] + 3.0 * CLIENTS[1][name]) / 4.0
+        np.testing.assert_allclose(new[name], mean, rtol=1e-14)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [federated.fedavg(), federated.fedprox(0.5), federated.fedopt(optax.adam(0.1)), federated.fedopt(optax.yogi(0.1))],
+)
+def test_a_round_in_which_nobody_trained_changes_nothing(optimizer: FederatedOptimizer) -> None:
+    anchor = flat(ANCHOR)
+    _, state = step(optimizer, optimizer.init(anchor, 3), anchor, WEIGHTS)
+    new, after = step(optimizer, state, anchor, [0.0, 0.0, 0.0])
+    for name in ANCHOR:
+        np.testing.assert_array_equal(new[name], anchor[name])
+    assert all(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a == b).all()), after, state)))
+
+
+@pytest.mark.parametrize("name", ["fedadam", "fedyogi"])
+def test_fedopt_steps_along_the_mean_change(float64, name: str) -> None:
+    """Reddi et al., ICLR 2021, Algorithm 2, with optax' bias correction, over two rounds."""
+    rate, b1, b2, eps = 0.1, 0.9, 0.99, 1e-3
+    server = {"fedadam": optax.adam, "fedyogi": optax.yogi}[name](rate, b1=b1, b2=b2, eps=eps)
+    optimizer = federated.fedopt(server)
+    weights, state = flat(ANCHOR), None
+    state = optimizer.init(weights, 3)
+    start = 0.0 if name == "fedadam" else 1e-6  # optax.yogi starts its accumulators there
+    by_hand = {key: value.copy() for key, value in ANCHOR.items()}
+    first = {key: np.full_like(value, start) for key, value in ANCHOR.items()}
+    second = {key: np.full_like(value, start) for key, value in ANCHOR.items()}
+    for number in (1, 2):
+        weights, state = step(optimizer, state, weights, WEIGHTS)
+        for key in ANCHOR:
+            gradient = by_hand[key] - (CLIENTS[0][key] + 3.0 * CLIENTS[1][key]) / 4.0
+            first[key] = b1 * first[key] + (1 - b1) * gradient
+            if name == "fedadam":
+                second[key] = b2 * second[key] + (1 - b2) * gradient**2
+            else:
+                second[key] -= (1 - b2) * np.sign(second[key] - gradient**2) * gradient**2
+            corrected = first[key] / (1 - b1**number), second[key] / (1 - b2**number)
+            by_hand[key] = by_hand[key] - rate * corrected[0] / (np.sqrt(corrected[1]) + eps)
+            np.testing.assert_allclose(weights[key], by_hand[key], rtol=1e-7)
+
+
+@pytest.fixture(scope="module")
+def plain_round():
+    data = toy.federation()
+    return data, toy.train(with_optimizer(data, federated.fedavg()), jax.random.key(0), data, 2)[0]
+
+
+def with_optimizer(data, optimizer: FederatedOptimizer) -> federated.Method:
+    setup = toy.setup(data, federated_optimizer=optimizer)
+    return federated.federated_method(setup, (labelled_stage(setup, None),))
+
+
+def test_fedprox_without_strength_is_fedavg_bit_for_bit(plain_round) -> None:
+    data, expected = plain_round
+    method = with_optimizer(data, federated.fedprox(0.0))
+    state, _ = toy.train(method, jax.random.key(0), data, 2)
+    for one, other in zip(jax.tree.leaves(state), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_fedprox_stays_closer_to_the_global_model(plain_round) -> None:
+    data, expected = plain_round
+    method = with_optimizer(data, federated.fedprox(3.0))
+    start = jax.jit(method.init)(jax.random.key(0), data)
+    state, _ = toy.train(method, jax.random.key(0), data, 2)
+    moved, free = (float(optax.tree.norm(optax.tree.sub(end.params, start.params))) for end in (state, expected))
+    assert 0 < moved < free
+
+
+def test_fedprox_refuses_a_negative_strength() -> None:
+    with pytest.raises(ValueError, match=r"mu is -0.1"):
+        federated.fedprox(-0.1)

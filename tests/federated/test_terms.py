@@ -1,0 +1,116 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.federated import Client, Round
+from fedjax_ssl.federated.terms import (
+    PseudoLabels,
+    diagnose_pseudo_labels,
+    network_features,
+    network_pseudo_labels,
+)
+from tests import toy
+
+
+def a_round(data, ids: list[int], key: jax.Array | None = None) -> Round:
+    """A round in which these clients take part."""
+    model = toy.linear_model()
+    params, state = model.init(jax.random.key(0))
+    rows = jnp.asarray(ids, jnp.int32)
+    index = data.index[rows]
+    real = jnp.arange(index.shape[1], dtype=jnp.int32) < data.num_examples[rows][:, None]
+    observed = jnp.where(real, data.observed[index], -1)
+    clients = Client(rows, index, observed, data.num_labelled[rows], data.num_examples[rows], {}, ())
+    return Round(
+        key=jax.random.key(0) if key is None else key,
+        number=jnp.zeros((), jnp.int32),
+        clients=clients,
+        valid=jnp.ones(rows.shape, bool),
+        everyone=clients,
+        params=params,
+        model_state=state,
+        inputs=data.inputs,
+    )
+
+
+def setup(data, **changes):
+    return toy.setup(data, model=toy.linear_model(), evaluation_batch_size=7, **changes)
+
+
+def test_network_pseudo_labels_are_the_networks_classes_weighted_by_entropy() -> None:
+    """XCLP section 5.4: argmax of the softmax, weight 1 - H / log K; labelled examples keep label and weight 1."""
+    data = toy.federation()
+    ids = [0, 2, 5]
+    found = network_pseudo_labels(setup(data), a_round(data, ids), a_round(data, ids).clients)
+    weights = toy.linear_model().init(jax.random.key(0))[0]
+    for slot, client in enumerate(ids):
+        size, seen = toy.SIZES[client], toy.LABELLED[client]
+        rows = np.asarray(data.index)[client, :size]
+        scores = np.asarray(data.inputs)[rows] @ np.asarray(weights["w"]) + np.asarray(weights["b"])
+        probs = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+        certainty = 1 + (probs * np.log(probs)).sum(1) / np.log(toy.NUM_CLASSES)
+        labels = np.where(np.arange(size) < seen, np.asarray(data.labels)[rows], probs.argmax(1))
+        np.testing.assert_array_equal(found.labels[slot, :size], labels)
+        np.testing.assert_array_equal(found.labels[slot, size:], -1)
+        expected = np.where(np.arange(size) < seen, 1.0, certainty)
+        np.testing.assert_allclose(found.weights[slot, :size], expected, rtol=1e-4, atol=1e-5)
+        np.testing.assert_array_equal(found.weights[slot, size:], 0.0)
+
+
+def test_network_features_do_not_depend_on_cohort_and_padding() -> None:
+    data, wide = toy.federation(), toy.padded(toy.federation())
+    alone = network_features(setup(data), a_round(data, [5]))
+    among = network_features(setup(wide), a_round(wide, [0, 3, 5]))
+    np.testing.assert_array_equal(alone[0], among[2, : alone.shape[1]])
+
+
+def test_augmented_features_do_not_depend_on_cohort_and_padding() -> None:
+    """A client's identity decides its randomness, not its slot (DESIGN.md section 7)."""
+    data, wide = toy.federation(), toy.padded(toy.federation())
+    key = jax.random.key(4)
+    size = toy.SIZES[5]
+    alone = network_features(setup(data, augment=toy.jitter), a_round(data, [5]), key)
+    among = network_features(setup(wide, augment=toy.jitter), a_round(wide, [0, 3, 5]), key)
+    np.testing.assert_allclose(alone[0, :size], among[2, :size], rtol=1e-6)
+    noise = np.asarray(alone[0, :size] - network_features(setup(data), a_round(data, [5]))[0, :size])
+    assert len(np.unique(noise[:, 0])) == size, "every example has its own draw"
+
+
+def test_diagnostics_count_unlabelled_examples_only() -> None:
+    data = toy.federation()
+    round = a_round(data, [0, 2])
+    truth = np.asarray(data.labels)[np.asarray(round.clients.index)]
+    labels = np.full(truth.shape, -1, np.int32)
+    confidence = np.random.default_rng(0).uniform(size=truth.shape).astype(np.float32)
+    labels[0, :8] = truth[0, :8]  # rows 0..3 of client 0 are labelled and do not count; 4..7 are right
+    labels[0, 8:10] = (truth[0, 8:10] + 1) % 3  # two are wrong, 10 and 11 got none
+    labels[1, :7] = (truth[1, :7] + 1) % 3  # client 2 has seven, all wrong
+    labels[1, 7:] = truth[1, 7:]  # padding
+    found = diagnose_pseudo_labels(
+        PseudoLabels(jnp.asarray(labels), jnp.asarray(confidence), jnp.asarray(confidence)), jnp.asarray(truth), round
+    )
+    wrong = np.concatenate([confidence[0, 8:10], confidence[1, :7]])
+    assert float(found["pseudo_label_accuracy"]) == pytest.approx(4 / 13)
+    assert float(found["pseudo_label_coverage"]) == pytest.approx(13 / 15)
+    assert float(found["confidence_correct"]) == pytest.approx(confidence[0, 4:8].mean(), rel=1e-6)
+    assert float(found["confidence_wrong"]) == pytest.approx(wrong.mean(), rel=1e-6)
+
+
+def test_diagnostics_without_anything_to_average_are_nan() -> None:
+    data = toy.federation()
+    round = a_round(data, [3, 4])  # labelled examples only
+    truth = data.labels[round.clients.index]
+    nothing = jnp.zeros(truth.shape)
+    found = diagnose_pseudo_labels(PseudoLabels(truth, nothing, nothing), truth, round)
+    assert all(np.isnan(value) for value in found.values())
+
+
+def test_diagnostics_ignore_examples_whose_truth_is_unknown() -> None:
+    data = toy.federation()
+    round = a_round(data, [2])
+    labels = data.labels[round.clients.index]
+    ones = jnp.ones(labels.shape)
+    found = diagnose_pseudo_labels(PseudoLabels(labels, ones, ones), jnp.full_like(labels, -1), round)
+    assert np.isnan(found["pseudo_label_accuracy"])
+    assert float(found["pseudo_label_coverage"]) == 1.0

@@ -1,0 +1,111 @@
+"""FedSiam against a plain loop: loss, ramp and teacher of XCLP section 5.4, for softmax regression with two heads."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import methods
+from tests import toy
+
+KEY, RATE = jax.random.key(3), 0.05
+
+
+def softmax(scores: jax.Array) -> jax.Array:
+    powers = jnp.exp(scores - scores.max(1, keepdims=True))
+    return powers / powers.sum(1, keepdims=True)
+
+
+def loss(weights, teacher, inputs, targets, ramp: float) -> jax.Array:
+    size, classes = inputs.shape[0], toy.NUM_CLASSES
+    first, second = inputs @ weights["w"] + weights["b"], inputs @ weights["w2"] + weights["b2"]
+    taught = softmax(inputs @ teacher["w"] + teacher["b"])
+    rows = jnp.where(targets >= 0, jnp.log(softmax(first))[jnp.arange(size), jnp.maximum(targets, 0)], 0.0)
+    return (
+        -rows.sum() / size
+        + 0.01 * ((first - second) ** 2).sum() / (size * classes)
+        + ramp * ((softmax(second) - taught) ** 2).sum() / (size * classes)
+    )
+
+
+def one_client():
+    """Four labelled and four unlabelled examples: one batch holds them all, whatever their order."""
+    return toy.federation(sizes=(8,), labelled=(4,))
+
+
+def method_for(data, **options):
+    run = toy.setup(data, model=toy.linear_model(aux_head=True), learning_rate=RATE, local_epochs=3)
+    return methods.build("fedsiam", run, **options)
+
+
+def test_student_and_teacher_follow_the_formulas(float64) -> None:
+    data = one_client()
+    method = method_for(data)
+    state = method.init(KEY, data)
+    student = {name: value for name, value in state.params["model"].items()}
+    teacher, step = dict(student), 0
+    one_round = jax.jit(method.round)
+    for number in (1, 2):
+        state, info = one_round(KEY, state, data)
+        ramp = 100 * math.exp(-5 * (1 - min(number, 5) / 5) ** 2)
+        losses = []
+        for _ in range(3):
+            step += 1
+            value, slope = jax.value_and_grad(loss)(student, teacher, data.inputs[:8], data.observed[:8], ramp)
+            losses.append(float(value))
+            student = {name: student[name] - RATE * slope[name] for name in student}
+            keep = min(1 - 1 / (step + 1), 0.97)
+            teacher = {name: keep * teacher[name] + (1 - keep) * student[name] for name in student}
+        assert float(info["loss"]) == pytest.approx(np.mean(losses), rel=1e-9)
+        for name in student:
+            np.testing.assert_allclose(state.params["model"][name], student[name], rtol=1e-9)
+            np.testing.assert_allclose(state.terms["mean_teacher"].params[name], teacher[name], rtol=1e-9)
+    assert float(state.terms["mean_teacher"].step) == 6.0
+
+
+def test_the_teacher_starts_from_the_student_of_the_first_stage() -> None:
+    data = one_client()
+    method = method_for(data, warmup_rounds=1)
+    one_round = jax.jit(method.round)
+    after_labels, _ = one_round(KEY, method.init(KEY, data), data)
+    state, _ = one_round(KEY, after_labels, data)
+    # With decay 1 - 1/(t+1) the teacher is the mean of its start and the students of the steps.
+    start, end = after_labels.params["model"]["b"], state.params["model"]["b"]
+    teacher = state.terms["mean_teacher"].params["b"]
+    assert float(jnp.abs(teacher - start).max()) <= float(jnp.abs(end - start).max()) + 1e-6
+    assert float(state.terms["mean_teacher"].step) == 3.0
+
+
+@pytest.mark.parametrize("predict_with", ["student", "teacher"])
+def test_predictions_come_from_the_chosen_network(predict_with: str) -> None:
+    data = one_client()
+    method = method_for(data, predict_with=predict_with)
+    state, _ = toy.train(method, KEY, data, 2)
+    params = state.params["model"] if predict_with == "student" else state.terms["mean_teacher"].params
+    expected = jax.nn.log_softmax(data.inputs @ params["w"] + params["b"])
+    np.testing.assert_allclose(method.predict(state, data.inputs), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_before_its_first_step_the_teacher_predicts_like_the_student() -> None:
+    data = one_client()
+    method = method_for(data, predict_with="teacher", warmup_rounds=2)
+    state, _ = toy.train(method, KEY, data, 2)
+    params = state.params["model"]
+    expected = jax.nn.log_softmax(data.inputs @ params["w"] + params["b"])
+    np.testing.assert_allclose(method.predict(state, data.inputs), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_bytes_count_student_and_teacher() -> None:
+    data = one_client()
+    _, infos = toy.train(method_for(data), KEY, data, 1)
+    numbers = 2 * (toy.NUM_FEATURES * toy.NUM_CLASSES + toy.NUM_CLASSES)
+    assert infos[0]["bytes_up"] == infos[0]["bytes_down"] == 2 * 4 * numbers
+
+
+@pytest.mark.parametrize(("unlabelled_clients", "clients"), [(False, 5), (True, 6)])
+def test_clients_without_labels_take_part_if_they_may(unlabelled_clients: bool, clients: int) -> None:
+    data = toy.federation()
+    _, infos = toy.train(method_for(data, unlabelled_clients=unlabelled_clients), KEY, data, 1)
+    assert infos[0]["clients"] == clients

@@ -1,0 +1,257 @@
+"""The contract of DESIGN.md section 9: one suite over every registered method.
+
+Every method trains the toy federation, with one round of its labels-only stage first if it has one, so that both stages
+run in one compiled program. A test that needs other data takes data of the same shapes, and no new compilation.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_ssl import federated, methods
+from fedjax_ssl.data import FederatedData
+from fedjax_ssl.federated import FederatedOptimizer, Method, ServerState, Setup
+from fedjax_ssl.models import count_parameters
+from fedjax_ssl.tracking import Checkpoints
+from tests import toy
+
+ROUNDS = 4
+OPTIONS: dict[str, dict[str, Any]] = {
+    "xclp": {"num_bits": 256, "num_neighbors": 3},
+    "per_client_lp": {"num_neighbors": 3},
+    "fedsiam": {"consistency_weight": 10.0},  # the default is too strong for this learning rate
+}
+OPTIMIZERS: dict[str, FederatedOptimizer] = {  # beside fedavg, which all other tests use
+    "fedprox": federated.fedprox(0.1),
+    "fedadam": federated.fedopt(optax.adam(0.03, b1=0.9, b2=0.99, eps=1e-3)),
+    "fedyogi": federated.fedopt(optax.yogi(0.03, b1=0.9, b2=0.99, eps=1e-3)),
+}
+COMMON = {"loss", "clients", "local_steps", "examples", "dropped_clients", "bytes_down", "bytes_up"}
+PSEUDO_LABELS = {"pseudo_label_accuracy", "pseudo_label_coverage", "confidence_correct", "confidence_wrong"}
+
+
+class Case(NamedTuple):
+    """One method on the toy federation, compiled, and its first rounds."""
+
+    name: str
+    data: FederatedData
+    method: Method
+    init: Any
+    round: Any
+    traces: list[int]  # one entry per time that `round` was traced
+    start: ServerState
+    end: ServerState  # after ROUNDS rounds with KEY
+    infos: list[dict[str, float]]
+
+
+def key() -> jax.Array:
+    return jax.random.key(1)
+
+
+def settings(name: str) -> dict[str, Any]:
+    warmup = {"warmup_rounds": 1} if "warmup_rounds" in methods.settings(name) else {}
+    return {**OPTIONS.get(name, {}), **warmup}
+
+
+def setup_for(name: str, data: FederatedData, **changes: Any) -> Setup:
+    options = {"aux_head": True} if name == "fedsiam" else {}
+    return toy.setup(data, model_options=options, augment=toy.jitter, **{"placement": "sequential", **changes})
+
+
+def build(name: str, data: FederatedData, **changes: Any) -> Method:
+    return methods.build(name, setup_for(name, data, **changes), **settings(name))
+
+
+@pytest.fixture(scope="module", params=sorted(methods.available()))
+def case(request: pytest.FixtureRequest) -> Case:
+    data = toy.federation()
+    method = build(request.param, data)
+    traces: list[int] = []
+
+    def counted(*arguments: Any) -> Any:
+        traces.append(1)
+        return method.round(*arguments)
+
+    init, one_round = jax.jit(method.init), jax.jit(counted)
+    start = init(key(), data)
+    end, infos = toy.run(one_round, key(), start, data, ROUNDS)
+    return Case(request.param, data, method, init, one_round, traces, start, end, infos)
+
+
+def rerun(case: Case, data: FederatedData, seed: int = 1) -> tuple[ServerState, list[dict[str, float]]]:
+    chosen = jax.random.key(seed)
+    return toy.run(case.round, chosen, case.init(chosen, data), data, ROUNDS)
+
+
+def infos_close(left: list[dict[str, float]], right: list[dict[str, float]], tolerance: float) -> None:
+    for one, other in zip(left, right, strict=True):
+        assert one.keys() == other.keys()
+        for name in one:
+            np.testing.assert_allclose(one[name], other[name], rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+def test_state_keeps_structure_shapes_and_types_and_rounds_compile_once(case: Case) -> None:
+    chex.assert_trees_all_equal_structs(case.start, case.end)
+    chex.assert_trees_all_equal_shapes_and_dtypes(case.start, case.end)
+    assert int(case.end.round) == ROUNDS
+    assert len(case.traces) == 1
+
+
+def test_every_round_reports_the_common_metrics(case: Case) -> None:
+    labelled_only = "warmup_rounds" in settings(case.name)
+    for number, info in enumerate(case.infos):
+        assert info.keys() >= COMMON
+        assert all(math.isfinite(info[name]) for name in COMMON)
+        undefined = {name for name, value in info.items() if not math.isfinite(value)}
+        if number == 0 and labelled_only:
+            assert undefined == info.keys() & PSEUDO_LABELS, "stage 1 makes no pseudo-labels"
+        else:
+            assert undefined <= {"confidence_correct", "confidence_wrong"}, "none is right, or none is wrong"
+        assert 1 <= info["clients"] <= case.data.num_clients
+        assert info["dropped_clients"] == 0
+        assert info["local_steps"] <= info["examples"]
+        one_model = 4 * count_parameters(case.start.params)
+        for direction in ("bytes_down", "bytes_up"):
+            assert info[direction] >= info["clients"] * one_model
+            assert info[direction] == round(info[direction])
+    assert case.infos[-1]["loss"] < case.infos[1]["loss"]
+
+
+def test_same_key_same_bits_other_key_other_result(case: Case) -> None:
+    again, infos = rerun(case, case.data)
+    chex.assert_trees_all_equal(again, case.end)
+    infos_close(infos, case.infos, 0.0)
+    other, _ = rerun(case, case.data, seed=2)
+    assert float(optax.tree.norm(optax.tree.sub(other.params, case.end.params))) > 1e-3
+
+
+def test_placement_and_padding_do_not_matter(case: Case) -> None:
+    """Six clients in chunks of four, empty clients at the end and larger bounds: one program for both questions."""
+    data = toy.padded(case.data)
+    size = case.data.num_clients
+    other = build(case.name, data, cohort_size=size, placement="chunked", chunk_size=4)
+    state, infos = toy.train(other, key(), data, ROUNDS)
+    chex.assert_trees_all_close(state.params, case.end.params, rtol=1e-5, atol=1e-5)
+    infos_close(infos, case.infos, 1e-5)
+
+
+def test_order_of_storage_does_not_matter(case: Case) -> None:
+    state, infos = rerun(case, toy.stored_differently(case.data))
+    chex.assert_trees_all_equal(state.params, case.end.params)
+    infos_close(infos, case.infos, 0.0)
+
+
+def test_hidden_labels_do_not_leak(case: Case) -> None:
+    state, infos = rerun(case, toy.with_hidden_labels_scrambled(case.data))
+    chex.assert_trees_all_equal(state, case.end)
+    if "pseudo_label_accuracy" in infos[-1]:  # the scrambling is seen where it may be seen
+        assert infos[-1]["pseudo_label_accuracy"] != case.infos[-1]["pseudo_label_accuracy"]
+
+
+def test_vmapped_keys_equal_separate_runs(case: Case) -> None:
+    def train(seed_key: jax.Array) -> ServerState:
+        first = case.method.init(seed_key, case.data)
+        return jax.lax.scan(
+            lambda state, _: (case.method.round(seed_key, state, case.data)[0], None), first, length=ROUNDS
+        )[0]
+
+    together = jax.jit(jax.vmap(train))(jnp.stack([jax.random.key(1), jax.random.key(2)]))
+    for place, seed in enumerate((1, 2)):
+        alone, _ = rerun(case, case.data, seed)
+        mine = jax.tree.map(lambda leaf, at=place: leaf[at], together)
+        # float32 after four rounds; batched matrix products add in another order
+        chex.assert_trees_all_close(mine.params, alone.params, rtol=1e-4, atol=1e-5)
+
+
+def test_resume_is_bit_exact(case: Case, tmp_path: Any) -> None:
+    half, _ = toy.run(case.round, key(), case.start, case.data, ROUNDS // 2)
+    Checkpoints(tmp_path).save(ROUNDS // 2, half)
+    number, restored, _ = Checkpoints(tmp_path).restore(jax.eval_shape(case.method.init, key(), case.data))
+    assert number == ROUNDS // 2
+    resumed, infos = toy.run(case.round, key(), restored, case.data, ROUNDS - number)
+    chex.assert_trees_all_equal(resumed, case.end)
+    infos_close(infos, case.infos[number:], 0.0)
+    assert len(case.traces) == 1
+
+
+def test_learns_a_separable_problem(case: Case) -> None:
+    state, _ = toy.run(case.round, key(), case.end, case.data, 12)
+    predictions = case.method.predict(state, case.data.inputs)
+    chosen = np.argmax(predictions, axis=1)[case.data.test_index]
+    assert np.mean(chosen == case.data.labels[case.data.test_index]) > 0.8  # chance: 1/3
+
+
+def test_predictions_are_normalized_log_probabilities(case: Case) -> None:
+    predictions = case.method.predict(case.end, case.data.inputs)
+    assert predictions.shape == (case.data.inputs.shape[0], case.data.num_classes)
+    np.testing.assert_allclose(np.exp(predictions).sum(axis=1), 1.0, rtol=1e-5)
+
+
+@pytest.mark.parametrize("client", [0, 5])  # 0 owns row 0 of the arrays, which padding points to
+def test_a_client_full_of_nan_is_as_good_as_absent(case: Case, client: int) -> None:
+    broken, infos = rerun(case, toy.with_broken_client(case.data, client))
+    absent, expected = rerun(case, toy.without(case.data, client))
+    assert [info["dropped_clients"] for info in infos] == [1.0] * ROUNDS
+    assert [info["dropped_clients"] for info in expected] == [0.0] * ROUNDS
+    chex.assert_tree_all_finite(broken)
+    chex.assert_trees_all_close(broken.params, absent.params, rtol=1e-6, atol=1e-6)
+
+
+def test_a_client_full_of_nan_leaves_the_log_finite(case: Case) -> None:
+    _, infos = rerun(case, toy.with_broken_client(case.data, 0))
+    _, expected = rerun(case, toy.without(case.data, 0))
+    for info, other in zip(infos, expected, strict=True):
+        assert all(math.isfinite(info[name]) for name in COMMON)
+        np.testing.assert_allclose(info["loss"], other["loss"], rtol=1e-5)
+        for name in info.keys() & PSEUDO_LABELS:
+            assert math.isfinite(info[name]) == math.isfinite(other[name]), name
+
+
+def test_one_labelled_example_in_the_whole_federation(case: Case) -> None:
+    state, infos = rerun(case, toy.federation(labelled=(0, 0, 0, 1, 0, 0)))
+    chex.assert_tree_all_finite(state)
+    assert infos[0]["clients"] == 1
+    assert all(info["local_steps"] >= 2 and math.isfinite(info["loss"]) for info in infos)
+
+
+def test_no_labels_anywhere_changes_nothing_or_stays_finite(case: Case) -> None:
+    data = toy.federation(labelled=(0,) * 6)
+    state, infos = rerun(case, data)
+    chex.assert_tree_all_finite(state)
+    assert [info["dropped_clients"] for info in infos] == [0.0] * ROUNDS
+    if case.name in ("fedavg", "xclp", "per_client_lp", "fedsiam"):  # nothing to learn from
+        chex.assert_trees_all_equal(state.params, case.init(key(), data).params)
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_every_federated_optimizer_fits(case: Case, name: str) -> None:
+    method = build(case.name, case.data, federated_optimizer=OPTIMIZERS[name])
+    first = jax.eval_shape(method.init, key(), case.data)
+    after, info = jax.eval_shape(method.round, key(), first, case.data)
+    chex.assert_trees_all_equal_shapes_and_dtypes(first, after)
+    assert info.keys() == case.infos[0].keys()
+
+
+def test_a_server_side_optimizer_trains(case: Case) -> None:
+    method = build(case.name, case.data, federated_optimizer=OPTIMIZERS["fedadam"])
+    state, infos = toy.train(method, key(), case.data, ROUNDS)
+    chex.assert_tree_all_finite(state)
+    assert infos[-1]["loss"] < infos[1]["loss"]
+
+
+def test_first_stage_is_labels_only_federated_averaging(case: Case) -> None:
+    if case.name == "fedavg":
+        pytest.skip("it is the first stage")
+    plain = methods.build("fedavg", setup_for(case.name, case.data))
+    first, _ = toy.run(case.round, key(), case.start, case.data, 1)
+    expected, _ = toy.train(plain, key(), case.data, 2)
+    one, _ = toy.train(plain, key(), case.data, 1)
+    chex.assert_trees_all_equal(first.params, one.params)
+    second, _ = toy.run(case.round, key(), first, case.data, 1)
+    assert float(optax.tree.norm(optax.tree.sub(second.params, expected.params))) > 1e-4

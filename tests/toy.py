@@ -1,0 +1,211 @@
+"""A small separable federation, shared by the tests of the engine and of the methods.
+
+Six clients of different sizes: two ordinary ones, one without labels, one with a single example, one with labels only,
+one with two labels. Three classes, Gaussian clouds whose centres are far apart.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ssl import federated, models
+from fedjax_ssl.data import FederatedData
+from fedjax_ssl.federated import Method, Sampler, Schedule, ServerState, Setup
+
+NUM_CLASSES, NUM_FEATURES = 3, 4
+SIZES, LABELLED = (12, 9, 7, 1, 8, 14), (4, 3, 0, 1, 8, 2)
+
+
+def federation(
+    seed: int = 0,
+    sizes: Sequence[int] = SIZES,
+    labelled: Sequence[int] = LABELLED,
+    num_test: int = 60,
+    noise: float = 0.5,
+) -> FederatedData:
+    """Client c owns the next `sizes[c]` rows of `inputs` and sees the labels of its first `labelled[c]` ones."""
+    rng = np.random.default_rng(seed)
+    total = sum(sizes) + num_test
+    labels = np.concatenate([np.arange(size) for size in (*sizes, num_test)]) % NUM_CLASSES
+    centres = 2.0 * np.eye(NUM_CLASSES, NUM_FEATURES)
+    inputs = centres[labels] + noise * rng.normal(size=(total, NUM_FEATURES))
+    index = np.zeros((len(sizes), max(sizes)), np.int32)
+    observed = np.full(total, -1, np.int32)
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    for client, (size, seen, start) in enumerate(zip(sizes, labelled, starts[:-1], strict=True)):
+        index[client, :size] = start + np.arange(size)
+        observed[start : start + seen] = labels[start : start + seen]
+    nothing = jnp.zeros((0,), jnp.int32)
+    return FederatedData(
+        inputs=jnp.asarray(inputs, jnp.result_type(float)),
+        labels=jnp.asarray(labels, jnp.int32),
+        observed=jnp.asarray(observed),
+        index=jnp.asarray(index),
+        num_labelled=jnp.asarray(labelled, jnp.int32),
+        num_examples=jnp.asarray(sizes, jnp.int32),
+        test_index=jnp.arange(sum(sizes), total, dtype=jnp.int32),
+        num_test=jnp.asarray(num_test, jnp.int32),
+        valid_index=nothing,
+        num_valid=jnp.zeros((), jnp.int32),
+        server_index=nothing,
+        num_server=jnp.zeros((), jnp.int32),
+        num_classes=NUM_CLASSES,
+        max_labelled=max(sizes),  # bounds for whatever labels are seen, so that tests share compiled programs
+        max_unlabelled=max(sizes),
+    )
+
+
+def jitter(key: jax.Array, inputs: jax.Array) -> jax.Array:
+    """An augmentation: small noise that depends on the key and on the row's place only."""
+    return inputs + 0.1 * jax.random.normal(key, inputs.shape, inputs.dtype)
+
+
+def same(key: jax.Array, inputs: jax.Array) -> jax.Array:
+    """No augmentation."""
+    return inputs
+
+
+def setup(
+    data: FederatedData,
+    *,
+    model: str | models.Model = "mlp",
+    model_options: dict[str, Any] | None = None,
+    learning_rate: float = 0.1,
+    **changes: Any,
+) -> Setup:
+    """A run on `data`: everybody takes part, batches of 4, two local epochs of SGD; `changes` are fields of `Setup`."""
+    if isinstance(model, str):
+        options = {"hidden": (8,)} if model == "mlp" else {}
+        model = models.build(
+            model, num_classes=data.num_classes, input_shape=data.inputs.shape[1:], **options, **(model_options or {})
+        )
+    plain = Setup(
+        model=model,
+        normalize=lambda raw: raw,
+        augment=same,
+        federated_optimizer=federated.fedavg(),
+        local_optimizer=federated.local_optimizer(),
+        learning_rate=federated.learning_rate_schedule("constant", learning_rate),
+        num_classes=data.num_classes,
+        max_labelled=data.max_labelled,
+        max_unlabelled=data.max_unlabelled,
+        cohort_size=data.num_clients,
+        batch_size=4,
+        local_epochs=2,
+    )
+    return plain._replace(**changes)
+
+
+def in_order(stream: str, batch_size: int, num_steps: int) -> Sampler:
+    """The client's examples as they are stored, batch after batch, starting again at the end; no randomness."""
+
+    def schedule(key: jax.Array, client: federated.Client) -> Schedule:
+        slots = jnp.arange(num_steps * batch_size, dtype=jnp.int32).reshape(num_steps, batch_size)
+        positions = slots % jnp.maximum(client.num_examples, 1)
+        steps = jnp.where(client.num_examples > 0, num_steps, 0)
+        return Schedule({stream: positions}, {stream: jnp.ones(slots.shape, bool)}, steps)
+
+    return Sampler(schedule)
+
+
+def without(data: FederatedData, *clients: int) -> FederatedData:
+    """The federation in which these clients have no examples."""
+    gone = jnp.asarray(clients)
+    return dataclasses.replace(
+        data,
+        num_examples=data.num_examples.at[gone].set(0),
+        num_labelled=data.num_labelled.at[gone].set(0),
+    )
+
+
+def only(data: FederatedData, client: int) -> FederatedData:
+    """The federation in which only this client has examples."""
+    return without(data, *(other for other in range(data.num_clients) if other != client))
+
+
+def padded(data: FederatedData, clients: int = 2, columns: int = 3) -> FederatedData:
+    """The same federation with empty clients at the end and larger bounds everywhere."""
+    more = ((0, clients), (0, columns))
+    return dataclasses.replace(
+        data,
+        index=jnp.pad(data.index, more),
+        num_labelled=jnp.pad(data.num_labelled, (0, clients)),
+        num_examples=jnp.pad(data.num_examples, (0, clients)),
+        test_index=jnp.pad(data.test_index, (0, columns)),
+        max_labelled=data.max_labelled + 1,
+        max_unlabelled=data.max_unlabelled + 2,
+    )
+
+
+def stored_differently(data: FederatedData, seed: int = 0) -> FederatedData:
+    """The same federation with the rows of the flat arrays in another order; padding still points to row 0."""
+    order = np.random.default_rng(seed).permutation(data.inputs.shape[0])
+    moved = jnp.asarray(np.argsort(order), jnp.int32)
+    real = jnp.arange(data.max_examples) < data.num_examples[:, None]
+    return dataclasses.replace(
+        data,
+        inputs=data.inputs[order],
+        labels=data.labels[order],
+        observed=data.observed[order],
+        index=jnp.where(real, moved[data.index], 0),
+        test_index=moved[data.test_index],
+    )
+
+
+def with_hidden_labels_scrambled(data: FederatedData) -> FederatedData:
+    """The same federation with wrong ground truth on every unlabelled training example."""
+    training = jnp.zeros(data.labels.shape, bool).at[data.index.reshape(-1)].set(True)
+    wrong = (data.labels + 1) % data.num_classes
+    return dataclasses.replace(data, labels=jnp.where(training & (data.observed < 0), wrong, data.labels))
+
+
+def with_broken_client(data: FederatedData, client: int) -> FederatedData:
+    """The same federation with NaN in all of this client's inputs."""
+    rows = data.index[client, : int(data.num_examples[client])]
+    return dataclasses.replace(data, inputs=data.inputs.at[rows].set(jnp.nan))
+
+
+def run(
+    round_function: Callable[..., tuple[ServerState, dict[str, jax.Array]]],
+    key: jax.Array,
+    state: ServerState,
+    data: FederatedData,
+    rounds: int,
+) -> tuple[ServerState, list[dict[str, float]]]:
+    """Runs rounds one by one; returns the last state and the info of each."""
+    infos = []
+    for _ in range(rounds):
+        state, info = round_function(key, state, data)
+        infos.append({name: np.asarray(value).item() for name, value in info.items()})
+    return state, infos
+
+
+def train(
+    method: Method, key: jax.Array, data: FederatedData, rounds: int
+) -> tuple[ServerState, list[dict[str, float]]]:
+    """Compiles a method and runs it from the start."""
+    return run(jax.jit(method.round), key, jax.jit(method.init)(key, data), data, rounds)
+
+
+def linear_model(aux_head: bool = False, scale: float = 0.5) -> models.Model:
+    """Softmax regression with readable parameters: {"w": [d, K], "b": [K]} and, for a second head, {"w2", "b2"}."""
+
+    def init(key: jax.Array) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+        rng = np.random.default_rng(7)
+        shapes = {"w": (NUM_FEATURES, NUM_CLASSES), "b": (NUM_CLASSES,)}
+        if aux_head:
+            shapes |= {"w2": (NUM_FEATURES, NUM_CLASSES), "b2": (NUM_CLASSES,)}
+        dtype = jnp.result_type(float)
+        return {name: jnp.asarray(scale * rng.normal(size=shape), dtype) for name, shape in shapes.items()}, {}
+
+    def apply(
+        params: dict[str, jax.Array], state: Any, inputs: jax.Array, *, train: bool, key: Any = None, mask: Any = None
+    ) -> tuple[models.Outputs, Any]:
+        aux = inputs @ params["w2"] + params["b2"] if aux_head else None
+        return models.Outputs(inputs @ params["w"] + params["b"], inputs, aux), state
+
+    return models.Model(init, apply)
