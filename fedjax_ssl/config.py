@@ -74,11 +74,13 @@ def default(method: str = "fedavg") -> ml_collections.ConfigDict:
     config.model = _section(
         name="mlp",
         norm=_TEXT,
-        hidden_sizes=_TUPLE,
+        hidden=_TUPLE,
         dropout=_FLAG,
+        dropout_rate=_FLOAT,
         normalize_features=_FLAG,
         aux_head=_FLAG,
         stem=_TEXT,
+        lowering=_TEXT,
     )
     config.method = ml_collections.ConfigDict({"name": method, **methods.settings(method)})
     config.optimizer = _section(
@@ -101,7 +103,7 @@ def default(method: str = "fedavg") -> ml_collections.ConfigDict:
         placement="auto",  # or "sequential", "vmap", "chunked"
         chunk_size=8,
     )
-    return config
+    return config.lock()
 
 
 def digits_by_writer(method: str, labels: str | None = None) -> ml_collections.ConfigDict:

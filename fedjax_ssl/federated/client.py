@@ -86,14 +86,20 @@ def train_client(
         for group in training.groups:
             terms = [term for term in stage.terms if term.group == group]
             if terms:
-                carry = one_phase(carry, group, terms, streams, named_key(step_key, group))
+                carry = one_phase(carry, number, group, terms, streams, named_key(step_key, group))
         return carry
 
     def one_phase(
-        carry: _Carry, group: str, terms: list[Term], streams: dict[str, Stream], phase_key: Key[Array, ""]
+        carry: _Carry,
+        number: Int[Array, ""],
+        group: str,
+        terms: list[Term],
+        streams: dict[str, Stream],
+        phase_key: Key[Array, ""],
     ) -> _Carry:
         def objective(flat_group: Array) -> tuple[Array, tuple[Array, dict[str, PyTree]]]:
-            params = training.combine(to_params({**carry.flat, group: flat_group}))
+            groups = to_params({**carry.flat, group: flat_group})
+            params = training.combine(groups)
             model_state = unravel_state(carry.model_state)
             inputs, outputs, new_state = _forward(
                 training.model, params, model_state, _views(terms), streams, phase_key
@@ -107,9 +113,11 @@ def train_client(
                     client=client,
                     local=carry.local[term.name],
                     params=params,
+                    groups=groups,
                     model_state=model_state,
                     key=named_key(phase_key, term.name),
                     round=broadcast.number,
+                    number=number,
                 )
                 value, local[term.name] = term.loss(step)
                 total = total + term.weight * value
@@ -160,7 +168,10 @@ def train_client(
     report = training.federated_optimizer.report(
         Local(anchor, params, weight, schedule.num_steps, broadcast.learning_rate, client.variates)
     )
-    result = Trained(client, training.combine(to_params(params)), unravel_state(model_state), broadcast.inputs, key)
+    groups = to_params(params)
+    result = Trained(
+        client, training.combine(groups), groups, unravel_state(model_state), broadcast.inputs, key
+    )
     uploads = {term.name: term.collect(result) for term in stage.terms}
     summed = {
         "optimizer": report.summed,

@@ -12,7 +12,7 @@ QUOTAS = ("any", "proportional", "only")
 class Cohort(NamedTuple):
     """The clients of one round in increasing order of id, so that sums over them do not depend on the draw's order."""
 
-    ids: Int[Array, " p"]  # 0 in empty slots
+    ids: Int[Array, " p"]  # C in empty slots: gathers clamp it, scatters drop it
     valid: Bool[Array, " p"]  # False in slots for which no client was eligible
 
 
@@ -58,7 +58,7 @@ def sample_cohort(
             taken = _first(bits, labelled, jnp.asarray(size))
         else:
             taken = _first(bits, labelled, quota) | _first(bits, unlabelled, size - quota)
-    ids = jnp.nonzero(taken, size=size, fill_value=0)[0].astype(jnp.int32)
+    ids = jnp.nonzero(taken, size=size, fill_value=num_clients)[0].astype(jnp.int32)
     return Cohort(ids, jnp.arange(size) < jnp.sum(taken))
 
 

@@ -160,6 +160,7 @@ def _run_round(
         valid=cohort.valid,
         everyone=everyone,
         params=training.combine(state.params),
+        groups=state.params,
         model_state=state.model_state,
         inputs=data.inputs,
     )
@@ -195,7 +196,7 @@ def _run_round(
             summed["local"][term.name],
             before,
         )
-        term_states[term.name] = term.absorb(term_states[term.name], mean, stacked["uploads"][term.name], context)
+        term_states[term.name] = term.absorb(term_states[term.name], mean, stacked["uploads"][term.name], counts, context)
     new_state = ServerState(state.round + 1, params, model_state, optimizer, term_states)
     return new_state, _metrics(stage, context, data, summed, flat, old_state)
 

@@ -56,6 +56,7 @@ class Round(NamedTuple):
     valid: Bool[Array, " p"]  # False where the cohort has fewer clients than slots
     everyone: Client  # all C clients, for terms that act on the whole federation
     params: PyTree  # the network's parameters as broadcast
+    groups: Params  # the same by parameter group
     model_state: PyTree
     inputs: Array  # [N, ...] raw inputs of all examples
 
@@ -86,9 +87,11 @@ class Step(NamedTuple):
     client: Client
     local: PyTree  # this term's local state
     params: PyTree  # network parameters of this step, differentiable
+    groups: Params  # the same by parameter group, for losses on one group (FedMatch's norms)
     model_state: PyTree
     key: Key[Array, ""]
     round: Int[Array, ""]  # rounds since the stage began
+    number: Int[Array, ""]  # local steps before this one
 
 
 class Trained(NamedTuple):
@@ -96,6 +99,7 @@ class Trained(NamedTuple):
 
     client: Client
     params: PyTree
+    groups: Params
     model_state: PyTree
     inputs: Array  # [N, ...] raw inputs of all examples
     key: Key[Array, ""]
@@ -128,7 +132,7 @@ def _collect_nothing(trained: Trained) -> PyTree:
     return ()
 
 
-def _absorb_nothing(state: PyTree, local: PyTree, uploads: PyTree, round: Round) -> PyTree:
+def _absorb_nothing(state: PyTree, local: PyTree, uploads: PyTree, counts: Array, round: Round) -> PyTree:
     return state
 
 
@@ -158,8 +162,8 @@ class Term(NamedTuple):
     start: Callable[[PyTree, PyTree, PyTree], PyTree] = _no_local  # (state, params, model_state) -> local state
     after_step: Callable[[PyTree, PyTree], PyTree] = _keep_local  # (local state, new params) -> local state
     collect: Callable[[Trained], PyTree] = _collect_nothing  # -> upload
-    absorb: Callable[[PyTree, PyTree, PyTree, Round], PyTree] = _absorb_nothing
-    # ^ (state, mean local state, uploads with leading axis p, round) -> state
+    absorb: Callable[[PyTree, PyTree, PyTree, Array, Round], PyTree] = _absorb_nothing
+    # ^ (state, mean local state, uploads with leading axis p, which clients trained and were kept, round) -> state
     diagnose: Callable[[PyTree, Array, Round], Metrics] = _diagnose_nothing  # (sent, true labels [p, n], round)
     traffic: Callable[[Round], Traffic] = _no_traffic
 

@@ -42,7 +42,8 @@ class FederatedOptimizer(NamedTuple):
 
     init: Callable[[Flat, int], PyTree]  # (parameters, number of clients) -> state
     send: Callable[[PyTree, Int[Array, " p"]], PyTree]  # (state, ids) -> variates, leading axis p
-    correct: Callable[[Flat, Flat, Flat, PyTree], Flat]  # (gradient, params, anchor, variates) -> gradient
+    correct: Callable[[Flat, Flat, Flat, PyTree], Flat]
+    # ^ (gradient, params, anchor, variates) -> gradient, each of one group at a time but the variates, which are whole
     report: Callable[[Local], Report]
     apply: Callable[[PyTree, Flat, PyTree, PyTree, Int[Array, " p"], Bool[Array, " p"]], tuple[Flat, PyTree]]
     # ^ (state, anchor, summed, kept, ids, which clients count) -> (parameters, state)

@@ -133,7 +133,7 @@ def fedsiam(
         prepare=prepare,
         start=lambda teacher, params, model_state: teacher,
         after_step=after_step,
-        absorb=lambda teacher, local, uploads, round: local,
+        absorb=lambda teacher, local, uploads, counts, round: local,
         traffic=traffic,
     )
     stage = Stage(

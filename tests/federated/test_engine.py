@@ -194,7 +194,7 @@ def messages_term() -> Term:
         rows = trained.inputs[trained.client.index]
         return {"id": trained.client.id, "mean": jnp.mean(rows, axis=0, where=real[:, None])}
 
-    def absorb(state, local, uploads, round):
+    def absorb(state, local, uploads, counts, round):
         table = state["mean"].at[uploads["id"]].set(jnp.where(round.valid[:, None], uploads["mean"], -1.0))
         return {"mean": table, "steps": local}
 

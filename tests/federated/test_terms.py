@@ -29,6 +29,7 @@ def a_round(data, ids: list[int], key: jax.Array | None = None) -> Round:
         valid=jnp.ones(rows.shape, bool),
         everyone=clients,
         params=params,
+        groups={"model": params},
         model_state=state,
         inputs=data.inputs,
     )
