@@ -163,6 +163,7 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
         ConfigError: naming the field, its value and what is allowed.
     """
     resolved = ml_collections.ConfigDict(config.to_dict())
+    _refuse_unknown(resolved)
     name = resolved.method.name
     try:
         known = methods.settings(name)
@@ -187,6 +188,25 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
             hint = f" Did you mean {close[0]!r}?" if close else ""
             raise ConfigError(f"config.{field} is {value!r}.{hint} Allowed: {', '.join(allowed)}")
     return resolved.lock()
+
+
+def _refuse_unknown(config: ml_collections.ConfigDict) -> None:
+    """A config file may unlock the config and misspell a field, which nothing would read."""
+    known = {field for field in _fields(default().to_dict()) if not field.startswith("method.")}
+    known |= {f"method.{setting}" for name in methods.available() for setting in ("name", *methods.settings(name))}
+    for field in _fields(config.to_dict()):
+        if field not in known:
+            close = difflib.get_close_matches(field, known, n=1)
+            hint = f" Did you mean config.{close[0]}?" if close else ""
+            raise ConfigError(f"config.{field} is no field of a config.{hint}")
+
+
+def _fields(config: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in config.items():
+        if isinstance(value, dict):
+            yield from _fields(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name
 
 
 def _drop_unused(config: ml_collections.ConfigDict, section: str, kind: str) -> None:
@@ -230,18 +250,14 @@ def replace_number(config: dict[str, Any], field: str, value: Any) -> None:
         ConfigError: there is no such field, or it is not a real number, so that it decides shapes or code.
     """
     section, _, name = field.rpartition(".")
-    known = sorted(_real_numbers(config))
+    known = sorted(
+        name
+        for name in _fields(config)
+        if isinstance(get(config, name), float) and name.split(".")[0] in ("optimizer", "federated", "method")
+    )
     if field not in known:
         raise ConfigError(f"hyperparameter {field!r} is no real-valued setting of this config; these are: {known}")
     get(config, section)[name] = value
-
-
-def _real_numbers(config: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    for name, value in config.items():
-        if isinstance(value, dict):
-            yield from _real_numbers(value, f"{prefix}{name}.")
-        elif isinstance(value, float) and prefix.split(".")[0] in ("optimizer", "federated", "method"):
-            yield prefix + name
 
 
 _LOWEST = {

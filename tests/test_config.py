@@ -1,0 +1,77 @@
+"""Defaults, resolving and what is refused."""
+
+from importlib import util
+from pathlib import Path
+
+import pytest
+
+from fedjax_ssl import config as configs
+from fedjax_ssl import methods
+
+FILES = sorted((Path(__file__).parent.parent / "configs").glob("*.py"))
+
+
+def load(path: Path):
+    spec = util.spec_from_file_location(path.stem, path)
+    module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.get_config
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_config_file_resolves(path):
+    resolved = configs.resolve(load(path)())
+    assert resolved.method.name in methods.available()
+    assert f"--config configs/{path.name}" in path.read_text(), "the docstring shows the command"
+    assert len(path.read_text().splitlines()) <= 110
+
+
+def test_there_is_a_digits_config_for_every_method():
+    assert {path.stem.removeprefix("digits_") for path in FILES if path.stem.startswith("digits_")} == set(
+        methods.available()
+    )
+
+
+def test_cifar10_variants_follow_the_spec():
+    """XCLP section 5.3: batch min(50, labels per client), rate 0.3 / 0.1 / 0.05 by batch size."""
+    get_config = load(next(path for path in FILES if path.stem == "cifar10_xclp"))
+    expected = {
+        "5000,100,iid": (50, 0.3),
+        "5000,50,noniid": (50, 0.3),
+        "1000,50,iid": (20, 0.1),
+        "1000,100,iid": (10, 0.05),
+    }
+    for variant, (batch_size, rate) in expected.items():
+        config = get_config(variant)
+        assert (config.optimizer.batch_size, config.optimizer.learning_rate) == (batch_size, rate)
+
+
+def test_another_method_takes_over_the_settings_that_both_have():
+    config = configs.default("xclp")
+    config.method.warmup_rounds = 7
+    config.method.name = "fedsem"
+    assert configs.resolve(config).method.to_dict() == {"name": "fedsem", "warmup_rounds": 7}
+
+
+def test_a_misspelt_field_is_refused_when_it_is_set_and_when_it_was_unlocked():
+    config = configs.default()
+    with pytest.raises(AttributeError, match="learning_rate"):
+        config.optimizer.learning_rat = 1.0
+    with config.unlocked():
+        config.optimizer.learning_rat = 1.0
+    with pytest.raises(configs.ConfigError, match=r"Did you mean config\.optimizer\.learning_rate"):
+        configs.resolve(config)
+
+
+def test_resolving_fills_in_what_depends_on_other_fields_and_locks():
+    config = configs.default()
+    config.rounds = 33
+    resolved = configs.resolve(config)
+    assert resolved.optimizer.schedule_rounds == 33 and resolved.is_locked
+    assert config.optimizer.schedule_rounds is None
+
+
+@pytest.mark.parametrize("labels", ["0", "-1", "many"])
+def test_labels_per_writer_must_be_a_number(labels):
+    with pytest.raises(configs.ConfigError, match="labels per writer"):
+        configs.digits_by_writer("fedavg", labels)
