@@ -72,9 +72,7 @@ def layer_rates(layer: tuple[int, ...], options: argparse.Namespace) -> dict[str
     def jax_run(lowering: str) -> Callable[[], None]:
         def step(carry, _):
             images, kernel = carry
-            outputs, pull = jax.vjp(
-                lambda x, k: conv2d(x, k, padding=padding, lowering=lowering), images, kernel
-            )
+            outputs, pull = jax.vjp(lambda x, k: conv2d(x, k, padding=padding, lowering=lowering), images, kernel)
             d_images, d_kernel = pull(target + outputs * 1e-3)
             return (images - 1e-3 * d_images, kernel - 1e-6 * d_kernel), None
 
@@ -140,7 +138,14 @@ def network_rates(dropout: bool, options: argparse.Namespace) -> dict[str, float
 
     def torch_run(memory_format: torch.memory_format) -> Callable[[], None]:
         nn = torch.nn
-        layers = [nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.25)]
+        layers = [
+            nn.Conv2d(1, 32, 3),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Dropout(0.25),
+        ]
         layers += [nn.Flatten(), nn.Linear(9216, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, 62)]
         kept = [layer for layer in layers if dropout or not isinstance(layer, nn.Dropout)]
         network = nn.Sequential(*kept).to(memory_format=memory_format)
@@ -211,6 +216,7 @@ def pool_rates(options: argparse.Namespace) -> dict[str, float]:
 
 
 def main(arguments: list[str]) -> None:
+    """Prints the tables that the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", default="layers,network,pool", help="comma-separated subset of the default")
     parser.add_argument("--layers", type=int, default=len(LAYERS), help="only the first so many layers")
@@ -227,7 +233,10 @@ def main(arguments: list[str]) -> None:
     import torch
 
     torch.set_num_threads(options.threads)
-    print(f"jax {jax.__version__}, torch {torch.__version__}, {options.threads} threads, {options.clock} clock, ", end="")
+    print(
+        f"jax {jax.__version__}, torch {torch.__version__}, {options.threads} threads, {options.clock} clock, ",
+        end="",
+    )
     print(f"{options.statistic} of {options.repeats} bursts of {options.steps} steps")
     chosen = options.tables.split(",")
     if "layers" in chosen:

@@ -1,0 +1,251 @@
+"""Every method on the embedded digits, with 1, 2, 5 and 10 labels per writer: a table and a plot.
+
+    python experiments/digits_table.py                                # all methods, 5 seeds
+    python experiments/digits_table.py --methods fedavg xclp --labels 5 --seeds 2 --rounds 6
+
+Eleven writers train and three that were never seen are the test. Which ones, which digits keep their label, and
+everything else follows from the seed: seed s of the table is `--config.seed=s` of the command line. One method at one
+number of labels is one compiled program that runs all seeds at once. `fedavg` with all labels is the upper bound.
+
+Leaves digits_table.md (means and sample standard deviations over the seeds), digits_table.csv (every single run) and
+digits_table.png in the output folder. Measured result: docs/results.md.
+"""
+
+import argparse
+import csv
+import io
+import math
+import runpy
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from fedjax_ssl import methods, tracking
+from fedjax_ssl.command_line import use_compilation_cache
+from fedjax_ssl.train import make_train
+
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+BASELINE = "fedavg"
+MISSING = "-"
+# Okabe and Ito's palette: told apart by colour-blind readers too.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+
+
+class Cell(NamedTuple):
+    """One method at one number of labels per writer; one entry per seed, shares in [0, 1]."""
+
+    method: str
+    labels: str  # a number, or "all"
+    test_accuracy: np.ndarray  # after the last round
+    pseudo_label_accuracy: np.ndarray  # mean of the last rounds; NaN where the method makes none
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the experiments and writes the files.
+
+    Args:
+        arguments: command line without the program's name; that of the process by default.
+    """
+    options = _parse(arguments)
+    use_compilation_cache()
+    jobs = [(method, str(labels)) for labels in options.labels for method in options.methods]
+    jobs.append((BASELINE, "all"))
+    seeds = list(range(options.seeds))
+    begin, cells = time.perf_counter(), []
+    print(f"{len(jobs)} experiments of {len(seeds)} seeds each on {tracking.device_description()}", flush=True)
+    for number, (method, labels) in enumerate(jobs, start=1):
+        started = time.perf_counter()
+        cell = run(method, labels, seeds, options.rounds)
+        cells.append(cell)
+        pseudo = spread(cell.pseudo_label_accuracy)
+        print(
+            f"[{number:2}/{len(jobs)}] {method}, labels per writer {labels}: accuracy {spread(cell.test_accuracy)} %"
+            f"{'' if pseudo == MISSING else f', pseudo-labels {pseudo} %'} ({time.perf_counter() - started:.0f} s)",
+            flush=True,
+        )
+    facts = _facts(options.seeds, options.rounds, time.perf_counter() - begin)
+    options.output.mkdir(parents=True, exist_ok=True)
+    text = table(cells) + "\n\n" + "\n".join(f"- {fact}" for fact in facts) + "\n"
+    files = {kind: options.output / f"digits_table.{kind}" for kind in ("md", "csv", "png")}
+    files["md"].write_text(text, encoding="utf-8")
+    files["csv"].write_text(_rows(cells, seeds), encoding="utf-8")
+    plot(cells, files["png"])
+    print(f"\n{text}\n{files['md']}\n{files['csv']}\n{files['png']}")
+
+
+def run(method: str, labels: str, seeds: list[int], rounds: int | None = None) -> Cell:
+    """Trains one method with every seed, in one program.
+
+    Args:
+        method: a method that has a config file for the digits.
+        labels: labels per writer, or "all".
+        seeds: one run each.
+        rounds: in place of the config's number; the stage on labels alone then takes half of them, as it does there.
+    """
+    config = load_config(method, labels)
+    if rounds is not None:
+        config.rounds = rounds
+        if "warmup_rounds" in config.method and config.method.warmup_rounds:
+            config.method.warmup_rounds = max(rounds // 2, 1)
+    keys = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
+    _, metrics = jax.jit(jax.vmap(make_train(config)))(keys)
+    last = {name: np.asarray(values, np.float64)[:, -1] for name, values in metrics.items()}
+    missing = np.full(len(seeds), math.nan)
+    return Cell(method, labels, last["test_accuracy"], last.get("pseudo_label_accuracy", missing))
+
+
+def load_config(method: str, labels: str) -> ml_collections.ConfigDict:
+    """The config of configs/digits_METHOD.py for so many labels per writer."""
+    return runpy.run_path(str(CONFIGS / f"digits_{method}.py"))["get_config"](labels)
+
+
+def spread(shares: np.ndarray, sign: str = "") -> str:
+    """Mean and sample standard deviation in percent; only the mean of a single run, a dash without any.
+
+    Args:
+        shares: one entry per seed.
+        sign: "+" to write the mean with its sign.
+    """
+    if np.isnan(shares).any():
+        return MISSING
+    mean = format(100 * shares.mean(), f"{sign}.1f")
+    if float(mean) == 0:
+        mean = "0.0"  # neither -0.0 nor +0.0
+    return mean if len(shares) < 2 else f"{mean} ± {100 * shares.std(ddof=1):.1f}"
+
+
+def table(cells: list[Cell]) -> str:
+    """Three tables in Markdown: test accuracy, its gain over labels only with the same seed, pseudo-label accuracy."""
+    by_name = {(cell.method, cell.labels): cell for cell in cells}
+    columns = list(dict.fromkeys(cell.labels for cell in cells if cell.labels != "all"))
+    names = list(dict.fromkeys(cell.method for cell in cells))
+    header = ["labels per writer", *columns]
+    accuracy = [[name, *(_accuracy(by_name, name, column) for column in columns)] for name in names]
+    accuracy.append([f"{BASELINE}, all labels", *(spread(by_name[BASELINE, "all"].test_accuracy) for _ in columns)])
+    gains = [[name, *(_gain(by_name, name, column) for column in columns)] for name in names if name != BASELINE]
+    pseudo = [[name, *(_pseudo(by_name, name, column) for column in columns)] for name in names]
+    parts = [
+        ("Test accuracy on unseen writers, %", accuracy),
+        (
+            "Gain over labels only with the same seed, percentage points",
+            [row for row in gains if set(row[1:]) - {MISSING}],
+        ),
+        ("Accuracy of the pseudo-labels of unlabelled digits, %", [row for row in pseudo if set(row[1:]) - {MISSING}]),
+    ]
+    return "\n\n".join(f"{title}\n\n{_markdown(header, rows)}" for title, rows in parts if rows)
+
+
+def plot(cells: list[Cell], path: Path) -> None:
+    """Draws test accuracy against labels per writer, with error bars of one sample standard deviation."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    columns = sorted({int(cell.labels) for cell in cells if cell.labels != "all"})
+    names = list(dict.fromkeys(cell.method for cell in cells if cell.labels != "all"))
+    figure = Figure(figsize=(7.0, 4.4), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for number, name in enumerate(names):
+        drawn = {int(cell.labels): cell.test_accuracy for cell in cells if cell.method == name and cell.labels != "all"}
+        # Methods stand beside each other at every number of labels, so that their bars do not hide one another.
+        places = [labels * 1.035 ** (number - (len(names) - 1) / 2) for labels in sorted(drawn)]
+        axes.errorbar(
+            places,
+            [100 * drawn[labels].mean() for labels in sorted(drawn)],
+            yerr=[_deviation(drawn[labels]) for labels in sorted(drawn)],
+            color=COLORS[number % len(COLORS)],
+            marker="o",
+            markersize=4,
+            capsize=3,
+            label=name,
+        )
+    full = next(cell.test_accuracy for cell in cells if cell.labels == "all")
+    axes.axhline(100 * full.mean(), color="0.35", linestyle="--", linewidth=1, label=f"{BASELINE}, all labels")
+    axes.axhspan(
+        100 * full.mean() - _deviation(full), 100 * full.mean() + _deviation(full), color="0.5", alpha=0.15, lw=0
+    )
+    axes.set_xscale("log")
+    axes.set_xticks(columns, [str(labels) for labels in columns])
+    axes.minorticks_off()
+    axes.set_xlabel("labels per writer")
+    axes.set_ylabel("test accuracy, %")
+    axes.set_title(f"Digits by writer, {len(full)} seeds: mean and standard deviation", loc="left", fontsize=11)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=9)
+    figure.savefig(path)
+
+
+def _deviation(shares: np.ndarray) -> float:
+    return 100 * float(shares.std(ddof=1)) if len(shares) > 1 else 0.0
+
+
+def _accuracy(by_name: dict[tuple[str, str], Cell], name: str, column: str) -> str:
+    return spread(by_name[name, column].test_accuracy) if (name, column) in by_name else MISSING
+
+
+def _pseudo(by_name: dict[tuple[str, str], Cell], name: str, column: str) -> str:
+    return spread(by_name[name, column].pseudo_label_accuracy) if (name, column) in by_name else MISSING
+
+
+def _gain(by_name: dict[tuple[str, str], Cell], name: str, column: str) -> str:
+    if not {(name, column), (BASELINE, column)} <= by_name.keys():
+        return MISSING
+    return spread(by_name[name, column].test_accuracy - by_name[BASELINE, column].test_accuracy, sign="+")
+
+
+def _markdown(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _rows(cells: list[Cell], seeds: list[int]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["method", "labels_per_writer", "seed", "test_accuracy", "pseudo_label_accuracy"])
+    for cell in cells:
+        for seed, accuracy, pseudo in zip(seeds, cell.test_accuracy, cell.pseudo_label_accuracy, strict=True):
+            given = "" if math.isnan(pseudo) else f"{pseudo:.6f}"
+            writer.writerow([cell.method, cell.labels, seed, f"{accuracy:.6f}", given])
+    return text.getvalue()
+
+
+def _facts(seeds: int, rounds: int | None, seconds: float) -> list[str]:
+    versions = tracking.versions()
+    commit = versions.pop("git_commit", "not in a checkout")
+    return [
+        f"command: python experiments/digits_table.py {' '.join(sys.argv[1:])}".rstrip(),
+        f"{seeds} seeds, {'the rounds of the configs' if rounds is None else f'{rounds} rounds'}",
+        f"device: {tracking.device_description()}; wall time {seconds:.0f} s",
+        "versions: " + ", ".join(f"{name} {version}" for name, version in versions.items()),
+        f"commit: {commit}",
+    ]
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    known = [name for name in methods.available() if (CONFIGS / f"digits_{name}.py").exists()]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--seeds", type=_positive, default=5, help="runs per experiment, seeds 0, 1, ...")
+    parser.add_argument("--labels", type=_positive, nargs="+", default=[1, 2, 5, 10], help="labels per writer")
+    parser.add_argument("--methods", nargs="+", choices=known, default=known, metavar="NAME", help=", ".join(known))
+    parser.add_argument("--rounds", type=_positive, help="in place of the configs' number of rounds, for a quick look")
+    parser.add_argument("--output", type=Path, default=Path("runs/digits_table"), help="folder for the three files")
+    return parser.parse_args(arguments)
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+if __name__ == "__main__":
+    main()

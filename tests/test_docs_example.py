@@ -1,0 +1,80 @@
+"""Code in docs/ works as it stands there."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from fedjax_ssl import config as configs
+from fedjax_ssl import data, methods
+from fedjax_ssl.experiment import build_method, federate, load_experiment
+from fedjax_ssl.train import make_train
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+MARK = "<!-- tests/test_docs_example.py runs this block. -->"
+NAME = "entropy_minimization"
+
+
+def run_block(page: str) -> dict[str, Any]:
+    """Runs the one marked block of a page; returns the names it defines."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    blocks = re.findall(re.escape(MARK) + r"\n```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 1
+    namespace: dict[str, Any] = {}
+    exec(compile(blocks[0], str(DOCS / page), "exec"), namespace)
+    return namespace
+
+
+@pytest.fixture
+def recipe(monkeypatch: pytest.MonkeyPatch) -> Callable:
+    """The method of extending.md, registered as the page says."""
+    function = run_block("extending.md")[NAME]
+    monkeypatch.setitem(methods._RECIPES, NAME, function)
+    return function
+
+
+def test_settings_of_the_example_are_fields_of_the_config(recipe: Callable) -> None:
+    config = configs.default(NAME)
+    assert config.method.to_dict() == {"name": NAME, "warmup_rounds": 0, "entropy_weight": 0.1}
+
+
+def test_entropy_term_makes_predictions_surer_and_the_network_learns(recipe: Callable) -> None:
+    config = configs.digits_by_writer(NAME, "5")
+    config.rounds = config.eval_every = 6
+    config.method.warmup_rounds = 3
+    train, experiment = make_train(config), load_experiment(config)
+
+    def run(key: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+        state, metrics = train(key, {"method.entropy_weight": weight})
+        federation = federate(experiment, key)
+        log_probs = build_method(experiment, federation).predict(state, federation.inputs)
+        return metrics["test_accuracy"][-1], -jnp.mean(jnp.sum(jnp.exp(log_probs) * log_probs, axis=1))
+
+    mapped = jax.jit(jax.vmap(run, in_axes=(None, 0)))
+    accuracy, entropy = mapped(jax.random.key(0), jnp.array([0.0, 0.5]))
+    assert entropy[1] < 0.8 * entropy[0]
+    assert min(accuracy) > 0.3  # chance is 0.1
+
+
+def test_runs_from_python(capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = run_block("running.md")["metrics"]
+    assert metrics["test_accuracy"].shape == (3, 2)  # three learning rates, two evaluations
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].startswith("[ 5 10] [")
+    assert "% +-" in printed[1]
+
+
+def test_own_arrays_become_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_block("data.md")
+    dataset = data.load("npz", path=tmp_path / "wine.npz")
+    assert (dataset.num_classes, dataset.input_shape) == (3, (13,))
+    federation = data.federate(
+        jax.random.key(0), dataset, test_fraction=0.3, supervision="per_client", supervision_options={"labels": 3}
+    )
+    assert federation.summary()["clients"] == 3
+    assert federation.summary()["labelled_examples"] == 9
