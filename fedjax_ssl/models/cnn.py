@@ -40,11 +40,11 @@ class CNN(nn.Module):
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Bool[Array, " n"] | None) -> Outputs:
         x = inputs
         if x.ndim != 4 or min(x.shape[1:3]) < 6:
-            raise ValueError(f"model 'cnn' needs input_shape (height, width, channels) of 6x6 or more, got {x.shape[1:]}")
+            raise ValueError(
+                f"model 'cnn' needs input_shape (height, width, channels) of 6x6 or more, got {x.shape[1:]}"
+            )
         for i, filters in enumerate((32, 64), 1):
-            x = Conv(
-                filters, padding="VALID", initializer=lecun_normal, lowering=self.lowering, name=f"conv{i}"
-            )(x)
+            x = Conv(filters, padding="VALID", initializer=lecun_normal, lowering=self.lowering, name=f"conv{i}")(x)
             x = Norm(self.norm, name=f"norm{i}")(x, train, mask)
             # ReLU after the pool is the same function and works on a quarter of the values
             x = nn.relu(x if i == 1 else max_pool(x, 2))

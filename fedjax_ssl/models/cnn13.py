@@ -56,7 +56,12 @@ class CNN13(nn.Module):
             for layer, (filters, size, padding) in enumerate(layers, 1):
                 place = f"{stage}_{layer}"
                 x = Conv(
-                    filters, size, padding=padding, weight_norm=True, lowering=self.lowering, name=f"conv{place}"
+                    filters,
+                    size,
+                    padding=padding,
+                    weight_norm=True,
+                    lowering=self.lowering,
+                    name=f"conv{place}",
                 )(x)
                 x = nn.leaky_relu(Norm(self.norm, name=f"norm{place}")(x, train, mask), 0.1)
         head = Head(self.num_classes, self.normalize_features, self.aux_head, weight_norm=True)

@@ -93,7 +93,8 @@ class Dense(nn.Module):
         kernel = Kernel(shape, self.initializer, True, self.weight_norm, name="weights")
         nn.share_scope(self, kernel)
         weight, bias = kernel()
-        return inputs @ weight + bias
+        outputs = inputs @ weight
+        return outputs if bias is None else outputs + bias
 
 
 class Dropout(nn.Module):

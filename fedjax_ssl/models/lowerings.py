@@ -24,9 +24,7 @@ _BLOCK_BYTES = 2**22
 
 def plain(inputs: Array, kernel: Array, stride: int, pads: Pads) -> Array:
     """XLA's own convolution: the oracle, and the fast path of accelerators."""
-    return lax.conv_general_dilated(
-        inputs, kernel, (stride, stride), pads, dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
+    return lax.conv_general_dilated(inputs, kernel, (stride, stride), pads, dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
 def slices(inputs: Array, kernel: Array, stride: int, pads: Pads) -> Array:
@@ -128,11 +126,11 @@ def _pad(inputs: Array, pads: Pads) -> Array:
 
 def _positions(inputs: Array, kernel: Array, stride: int, pads: Pads) -> tuple[int, int, int]:
     """Number of images, height and width of the output."""
-    sizes = (
+    height, width = (
         (size + sum(pad) - k) // stride + 1
         for size, pad, k in zip(inputs.shape[1:3], pads, kernel.shape[:2], strict=True)
     )
-    return (inputs.shape[0], *sizes)
+    return inputs.shape[0], height, width
 
 
 def _shifted(values: Array, axis: int, start: int, count: int, stride: int) -> Array:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Key, PyTree
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 
 class Outputs(NamedTuple):
@@ -29,7 +29,7 @@ class Model(NamedTuple):
         in batch statistics. In evaluation the state comes back as it was.
     """
 
-    init: Callable[[Key], tuple[PyTree, PyTree]]
+    init: Callable[[PRNGKeyArray], tuple[PyTree, PyTree]]
     apply: Callable[..., tuple[Outputs, PyTree]]
 
 
@@ -54,9 +54,9 @@ def from_linen(module: nn.Module, input_shape: tuple[int, ...], needs_key: bool)
     """
 
     @jax.jit
-    def init(key: Key) -> tuple[PyTree, PyTree]:
+    def init(key: PRNGKeyArray) -> tuple[PyTree, PyTree]:
         dummy = jnp.zeros((1, *input_shape), jnp.result_type(float))
-        variables = module.init(key, dummy, train=False, mask=None)
+        variables = module.init(key, dummy, False, None)
         return variables["params"], variables.get("batch_stats", {})
 
     def apply(
@@ -65,7 +65,7 @@ def from_linen(module: nn.Module, input_shape: tuple[int, ...], needs_key: bool)
         inputs: Float[Array, "n ..."],
         *,
         train: bool,
-        key: Key | None = None,
+        key: PRNGKeyArray | None = None,
         mask: Bool[Array, " n"] | None = None,
     ) -> tuple[Outputs, PyTree]:
         if inputs.shape[1:] != input_shape:
@@ -79,14 +79,10 @@ def from_linen(module: nn.Module, input_shape: tuple[int, ...], needs_key: bool)
             raise ValueError(f"mask must have shape {inputs.shape[:1]}, one entry per row of inputs, got {mask.shape}")
         inputs = inputs.astype(jax.tree.leaves(params)[0].dtype)
         variables = {"params": params, "batch_stats": state}
-        if not train:
-            return module.apply(variables, inputs, train=False, mask=mask), state
-        if needs_key and key is None:
+        if train and needs_key and key is None:
             raise ValueError("this model has dropout: apply(..., train=True) needs key=, a typed key of jax.random.key")
-        rngs = {"dropout": key} if needs_key else {}
-        outputs, updates = module.apply(
-            variables, inputs, train=True, mask=mask, rngs=rngs, mutable=["batch_stats"]
-        )
+        rngs = {} if key is None else {"dropout": key}
+        outputs, updates = module.apply(variables, inputs, train, mask, rngs=rngs, mutable=["batch_stats"])
         return outputs, updates.get("batch_stats", {})
 
     return Model(init, apply)

@@ -111,6 +111,10 @@ class Norm(nn.Module):
             raise ValueError(f"norm={self.kind!r} is unknown; allowed: {', '.join(NORMS)}")
         if self.kind == "none":
             return inputs
-        layer = BatchNorm() if self.kind == "bn" else GroupNorm()
-        nn.share_scope(self, layer)
-        return layer(inputs, train, mask) if self.kind == "bn" else layer(inputs)
+        if self.kind == "bn":
+            batch_norm = BatchNorm()
+            nn.share_scope(self, batch_norm)
+            return batch_norm(inputs, train, mask)
+        group_norm = GroupNorm()
+        nn.share_scope(self, group_norm)
+        return group_norm(inputs)

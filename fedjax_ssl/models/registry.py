@@ -51,8 +51,7 @@ def build(name: str, *, num_classes: int, input_shape: tuple[int, ...], **option
     for option in options:
         if option not in allowed:
             raise ValueError(
-                f"model {name!r} has no option {option!r}{_suggestion(option, allowed)}; "
-                f"allowed: {', '.join(allowed)}"
+                f"model {name!r} has no option {option!r}{_suggestion(option, allowed)}; allowed: {', '.join(allowed)}"
             )
     if not isinstance(num_classes, int) or num_classes < 1:
         raise ValueError(f"num_classes must be a positive integer, got {num_classes!r}")

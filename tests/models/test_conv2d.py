@@ -81,9 +81,9 @@ def test_lowerings_under_vmap_over_kernels(shared_images):
         axes = (None if shared_images else 0, 0)
         functions = {"oracle": lowerings.plain, **FUNCTIONS}
         return {
-            name: jax.vmap(
-                lambda x, k, function=function: run(lambda x, k: function(x, k, stride, pads), x, k), axes
-            )(x, ks)
+            name: jax.vmap(lambda x, k, function=function: run(lambda x, k: function(x, k, stride, pads), x, k), axes)(
+                x, ks
+            )
             for name, function in functions.items()
         }
 

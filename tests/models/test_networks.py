@@ -57,7 +57,9 @@ def test_parameter_counts(name, num_classes, shape, options, count):
     model = models.build(name, num_classes=num_classes, input_shape=shape, **options)
     params, state = jax.eval_shape(model.init, jax.random.key(0))
     assert models.count_parameters(params) == count
-    assert models.count_parameters(state) == {"cnn13": 4_096, "resnet18": 9_600}.get(name, models.count_parameters(state))
+    assert models.count_parameters(state) == {"cnn13": 4_096, "resnet18": 9_600}.get(
+        name, models.count_parameters(state)
+    )
 
 
 def test_initialisation_is_deterministic_and_depends_on_the_key():

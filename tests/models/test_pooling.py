@@ -17,9 +17,7 @@ def test_equals_reduce_window(shape, size, stride, padding):
 
     def oracle(x):
         pads = ((0, 0), (padding, padding), (padding, padding), (0, 0))
-        return jax.lax.reduce_window(
-            x, -jnp.inf, jax.lax.max, (1, size, size, 1), (1, stride, stride, 1), pads
-        )
+        return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, size, size, 1), (1, stride, stride, 1), pads)
 
     @jax.jit
     def both(x):
