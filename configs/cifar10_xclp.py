@@ -1,6 +1,6 @@
 """FedAvg+XCLP on CIFAR-10: Table 4 of Scott et al., TMLR 2023 (arXiv 2210.06434).
 
-    python -m fedjax_ssl.main --config configs/cifar10_xclp.py                  # 5000 labels, 100 clients have some, iid
+    python -m fedjax_ssl.main --config configs/cifar10_xclp.py                 # 5000 labels, 100 clients have some, iid
     python -m fedjax_ssl.main --config configs/cifar10_xclp.py:1000,50,noniid    # labels, clients with labels, split
 
 100 clients, 5 per round, CNN-13, 1,500 rounds of stage 1 and 1,500 of stage 2, settings of the authors' code

@@ -83,13 +83,13 @@ def test_a_sweep_over_alpha(keys):
 
 
 def test_an_unknown_hyperparameter_is_an_error(keys):
-    with pytest.raises(configs.ConfigError, match="optimizer.lr"):
+    with pytest.raises(configs.ConfigError, match=r"optimizer\.lr"):
         make_train(experiment())(keys[0], {"optimizer.lr": 0.1})
 
 
 def test_a_whole_number_setting_cannot_be_traced(keys):
     train = make_train(experiment("xclp"))
-    with pytest.raises(configs.ConfigError, match="method.num_neighbors"):
+    with pytest.raises(configs.ConfigError, match=r"method\.num_neighbors"):
         train(keys[0], {"method.num_neighbors": jnp.asarray(3)})
 
 

@@ -169,9 +169,7 @@ def train_client(
         Local(anchor, params, weight, schedule.num_steps, broadcast.learning_rate, client.variates)
     )
     groups = to_params(params)
-    result = Trained(
-        client, training.combine(groups), groups, unravel_state(model_state), broadcast.inputs, key
-    )
+    result = Trained(client, training.combine(groups), groups, unravel_state(model_state), broadcast.inputs, key)
     uploads = {term.name: term.collect(result) for term in stage.terms}
     summed = {
         "optimizer": report.summed,

@@ -196,7 +196,9 @@ def _run_round(
             summed["local"][term.name],
             before,
         )
-        term_states[term.name] = term.absorb(term_states[term.name], mean, stacked["uploads"][term.name], counts, context)
+        term_states[term.name] = term.absorb(
+            term_states[term.name], mean, stacked["uploads"][term.name], counts, context
+        )
     new_state = ServerState(state.round + 1, params, model_state, optimizer, term_states)
     return new_state, _metrics(stage, context, data, summed, flat, old_state)
 
