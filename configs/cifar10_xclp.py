@@ -30,7 +30,7 @@ def get_config(variant="5000,100,iid"):
     config.partition.name = "iid"
     config.partition.num_clients = 100
     config.supervision.name = "total" if split == "iid" else "xclp_noniid"
-    config.supervision.labels = labels
+    config.supervision.labels = labels if split == "iid" else labels // labelled_clients
     config.supervision.labelled_clients = labelled_clients
     if split == "iid":
         config.supervision.class_balanced = True

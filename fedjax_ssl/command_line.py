@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -29,9 +30,10 @@ def use_compilation_cache() -> None:
 
 def explain(error: Exception) -> str:
     """What is wrong with the flags, without the traceback that ml_collections puts into its messages."""
-    if isinstance(error, AttributeError):  # the repr of "'field'\nDid you mean ..."
-        field, _, hint = str(error).strip("'").replace("\\'", "'").replace("\\n", "\n").partition("\n")
-        return f"the config has no field {field}. {hint}".strip()
+    if isinstance(error, AttributeError):
+        field, hint = re.search(r"'(\w+)", str(error)), re.search(r'Did you mean "(\w+)"', str(error))
+        if field:
+            return f"the config has no field {field[1]!r}." + (f" Did you mean {hint[1]!r}?" if hint else "")
     return str(error).strip().splitlines()[-1].strip().removeprefix("fedjax_ssl.config.ConfigError: ")
 
 

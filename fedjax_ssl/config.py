@@ -45,6 +45,8 @@ def default(method: str = "fedavg") -> ml_collections.ConfigDict:
         path=_TEXT,  # npz: the file
         root=_TEXT,  # folder for downloads and caches; $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl by default
         download=True,
+        num_classes=_INT,  # npz: where the labels do not show all classes
+        input_max=_FLOAT,  # npz: stored value that becomes 1.0
         writers=_INT,  # glyphs: how many writers are drawn
         test_clients=0,  # whole natural clients held out as test set
         test_fraction=0.0,  # share of the examples held out as test set, where the dataset has none
@@ -163,12 +165,12 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
         ConfigError: naming the field, its value and what is allowed.
     """
     resolved = ml_collections.ConfigDict(config.to_dict())
-    _refuse_unknown(resolved)
     name = resolved.method.name
     try:
         known = methods.settings(name)
     except ValueError as error:
         raise ConfigError(f"config.method.name: {error}") from None
+    _refuse_unknown(resolved)
     given = resolved.method.to_dict()
     resolved.method = ml_collections.ConfigDict(
         {"name": name, **{key: given.get(key, value) for key, value in known.items()}}
@@ -177,6 +179,7 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
         _drop_unused(resolved, section, kind)
     if resolved.optimizer.schedule_rounds is None:
         resolved.optimizer.schedule_rounds = resolved.rounds
+    _check_stages(resolved)
     for field, lowest in _LOWEST.items():
         value = get(resolved, field)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not lowest <= value < math.inf:
@@ -190,10 +193,27 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     return resolved.lock()
 
 
+def _check_stages(config: ml_collections.ConfigDict) -> None:
+    """The model at the end of stage 1 is a candidate of model selection, so it has to be evaluated."""
+    warmup = config.method.get("warmup_rounds", 0)
+    if isinstance(warmup, int) and 0 < config.rounds <= warmup:
+        warnings.warn(
+            f"config.rounds is {config.rounds} and stage 1 alone takes {warmup}: this run trains on labels only",
+            ConfigNote,
+            stacklevel=3,
+        )
+    if config.data.validation_fraction and isinstance(warmup, int) and warmup % config.eval_every:
+        raise ConfigError(
+            f"config.method.warmup_rounds is {warmup}; with validation data it must be a multiple of "
+            f"config.eval_every ({config.eval_every}), so that the model of stage 1 is evaluated"
+        )
+
+
 def _refuse_unknown(config: ml_collections.ConfigDict) -> None:
     """A config file may unlock the config and misspell a field, which nothing would read."""
     known = {field for field in _fields(default().to_dict()) if not field.startswith("method.")}
-    known |= {f"method.{setting}" for name in methods.available() for setting in ("name", *methods.settings(name))}
+    for method in (*methods.available(), config.method.name):
+        known |= {f"method.{setting}" for setting in ("name", *methods.settings(method))}
     for field in _fields(config.to_dict()):
         if field not in known:
             close = difflib.get_close_matches(field, known, n=1)
@@ -274,6 +294,7 @@ _LOWEST = {
     "optimizer.batch_size": 1,
     "optimizer.local_epochs": 1,
     "federated.mu": 0.0,
+    "federated.server_learning_rate": 0.0,
     "federated.chunk_size": 1,
 }
 _ALLOWED = {

@@ -29,11 +29,9 @@ def load_experiment(config: ml_collections.ConfigDict) -> Experiment:
     """
     resolved = configs.resolve(config)
     section = resolved.data
-    loader_options = {} if section.writers is None else {"writers": section.writers}
+    given = {name: section[name] for name in ("num_classes", "input_max", "writers") if section[name] is not None}
     with configs.naming("data"):
-        dataset = data.load(
-            section.name, root=section.root, path=section.path, download=section.download, **loader_options
-        )
+        dataset = data.load(section.name, root=section.root, path=section.path, download=section.download, **given)
     return Experiment(resolved, dataset)
 
 

@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> int:
     """Runs one experiment.
 
     Returns:
-        0; 2 for a mistake of the user, after one message on standard error.
+        0; 2 for a mistake of the user, after one message on standard error; 130 after Ctrl-C.
     """
     if {"-h", "--help"} & set(arguments):
         print(f"{USAGE}\n\n{describe_choices()}")
@@ -36,6 +36,9 @@ def main(arguments: list[str]) -> int:
         use_compilation_cache()
         with notes_instead_of_warnings():
             run(_CONFIG.value, _WORKDIR.value or Path("runs") / config_file.stem)
+    except KeyboardInterrupt:
+        print("\nstopped; the same command goes on from the last checkpoint", file=sys.stderr)
+        return 130
     except USER_ERRORS as error:
         if os.environ.get("FEDJAX_SSL_DEBUG"):
             raise

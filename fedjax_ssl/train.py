@@ -14,6 +14,7 @@ from jaxtyping import Array, Key
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import data, federated, models, tracking
+from fedjax_ssl.config import ConfigError
 from fedjax_ssl.experiment import Experiment, build_method, federate, load_experiment
 from fedjax_ssl.federated import Method, ServerState
 from fedjax_ssl.federated.method import Metrics
@@ -107,6 +108,10 @@ def _run_in(folder: tracking.RunFolder, experiment: Experiment) -> dict[str, Any
     federation = federate(experiment, key)
     with configs.naming("data, config.partition or config.supervision"):
         data.validate(federation)
+        if not np.any(federation.num_labelled):
+            raise ConfigError(
+                f"no client has a label, and method {config.method.name!r} learns from the clients' labels only"
+            )
     method = build_method(experiment, federation)
     template = jax.eval_shape(method.init, key, federation)
 
@@ -125,14 +130,16 @@ def _run_in(folder: tracking.RunFolder, experiment: Experiment) -> dict[str, Any
             model=config.model.name,
             num_parameters=models.count_parameters(template.params),
             dataset=config.data.name,
-            counts=federation.summary(),
+            counts={name: count for name, count in federation.summary().items() if count},
             device=tracking.device_description(),
             workdir=folder.path,
         )
         if start == 0:
             tracking.write_atomically(
-                folder.path / "partition.txt", data.report(federation, experiment.dataset.class_names) + "\n"
+                folder.path / "partition.txt",
+                data.report(federation, experiment.dataset.class_names, max_rows=federation.num_clients) + "\n",
             )
+            data.plot_partition(federation, folder.path / "partition.png")
         if start == config.rounds and folder.summary_file.exists():
             progress.note("this run is complete already")
             summary = tracking.read_summary(folder.summary_file)
@@ -197,7 +204,9 @@ def _summarize(experiment: Experiment, rows: list[dict[str, Any]], seconds: Mapp
         if name in rows[-1]:
             extra[name] = rows[-1][name]
     if "validation_accuracy" in rows[-1]:
-        chosen = max(rows, key=lambda row: row["validation_accuracy"])
+        warmup = min(config.method.get("warmup_rounds", 0), rows[-1]["round"])  # from the model of stage 1 on
+        candidates = [row for row in rows if row["round"] >= warmup]
+        chosen = max(candidates, key=lambda row: row["validation_accuracy"])
         extra["selected_round"] = chosen["round"]
         extra["selected_test_accuracy"] = chosen["test_accuracy"]
     return tracking.summarize(

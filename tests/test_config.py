@@ -3,10 +3,13 @@
 from importlib import util
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 
 from fedjax_ssl import config as configs
-from fedjax_ssl import methods
+from fedjax_ssl import data, methods
+from fedjax_ssl.experiment import Experiment, federate
 
 FILES = sorted((Path(__file__).parent.parent / "configs").glob("*.py"))
 
@@ -46,6 +49,23 @@ def test_cifar10_variants_follow_the_spec():
         assert (config.optimizer.batch_size, config.optimizer.learning_rate) == (batch_size, rate)
 
 
+@pytest.mark.parametrize("labelled_clients", [50, 100])
+@pytest.mark.parametrize("labels", [1000, 5000])
+@pytest.mark.parametrize("split", ["iid", "noniid"])
+def test_cifar10_variants_keep_as_many_labels_as_they_say(labels, labelled_clients, split):
+    """XCLP, Table 4: labels over all clients, equally shared by those that have some; non-iid: 5 classes each."""
+    config = load(next(path for path in FILES if path.stem == "cifar10_xclp"))(f"{labels},{labelled_clients},{split}")
+    examples = data.Split(np.zeros((50_000, 1, 1, 3), np.uint8), np.arange(50_000, dtype=np.int32) % 10, None)
+    dataset = data.Dataset("cifar10", examples, examples, tuple("0123456789"))
+    federation = federate(Experiment(configs.resolve(config), dataset), jax.random.key(0))
+    counts = federation.summary()
+    assert (counts["labelled_examples"], counts["labelled_clients"]) == (labels, labelled_clients)
+    assert set(np.asarray(federation.num_labelled)[:labelled_clients]) == {labels // labelled_clients}
+    if split == "noniid":
+        index = np.asarray(federation.index)[0, : labels // labelled_clients]
+        assert len(np.unique(np.asarray(federation.observed)[index])) == 5
+
+
 def test_another_method_takes_over_the_settings_that_both_have():
     config = configs.default("xclp")
     config.method.warmup_rounds = 7
@@ -75,3 +95,17 @@ def test_resolving_fills_in_what_depends_on_other_fields_and_locks():
 def test_labels_per_writer_must_be_a_number(labels):
     with pytest.raises(configs.ConfigError, match="labels per writer"):
         configs.digits_by_writer("fedavg", labels)
+
+
+def test_a_run_that_ends_within_stage_1_is_noted():
+    config = configs.digits_by_writer("xclp")
+    config.rounds, config.method.warmup_rounds = 3, 3
+    with pytest.warns(configs.ConfigNote, match="stage 1 alone takes 3"):
+        configs.resolve(config)
+
+
+def test_with_validation_data_the_model_of_stage_1_has_to_be_evaluated():
+    config = configs.digits_by_writer("xclp")
+    config.method.warmup_rounds, config.data.validation_fraction = 7, 0.1
+    with pytest.raises(configs.ConfigError, match="multiple of"):
+        configs.resolve(config)

@@ -168,7 +168,12 @@ def _run_round(
     for term in stage.terms:
         sent[term.name], term_states[term.name] = term.prepare(term_states[term.name], context)
     context = context._replace(clients=clients._replace(sent=sent))
-    clients = context.clients._replace(variates=setup.federated_optimizer.send(state.optimizer, cohort.ids))
+    active = jnp.stack([term.takes_part(sent[term.name], context) for term in stage.terms]).any(0)
+    clients = context.clients._replace(
+        num_labelled=jnp.where(active, clients.num_labelled, 0),
+        num_examples=jnp.where(active, clients.num_examples, 0),
+        variates=setup.federated_optimizer.send(state.optimizer, cohort.ids),
+    )
     learning_rate = setup.learning_rate(number)
     broadcast = Broadcast(key, number, learning_rate, state.params, state.model_state, term_states, data.inputs)
     summed, stacked = map_clients(

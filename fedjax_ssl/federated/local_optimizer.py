@@ -17,7 +17,7 @@ LearningRate = Callable[[Int[Array, ""]], Float[Array, ""]]
 
 
 def local_optimizer(
-    name: str = "sgd", *, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0
+    name: str = "sgd", *, momentum: float | Array = 0.0, nesterov: bool = False, weight_decay: float = 0.0
 ) -> optax.GradientTransformation:
     """Builds the client's optimizer; its state starts anew in every round.
 
@@ -32,10 +32,11 @@ def local_optimizer(
     """
     if name not in OPTIMIZERS:
         raise ValueError(f"unknown local optimizer {name!r}; allowed: {', '.join(OPTIMIZERS)}")
-    if not 0 <= momentum < 1:
+    known = isinstance(momentum, (int, float))  # a traced momentum cannot be looked at
+    if known and not 0 <= momentum < 1:
         raise ValueError(f"momentum is {momentum}; it must be in [0, 1)")
     steps = {
-        "sgd": optax.trace(momentum, nesterov) if momentum else optax.identity(),
+        "sgd": optax.identity() if known and momentum == 0 else optax.trace(momentum, nesterov),
         "adam": optax.scale_by_adam(),
         "rmsprop": optax.scale_by_rms(decay=0.9, eps=1e-7, eps_in_sqrt=False),
     }

@@ -128,6 +128,10 @@ def _keep_local(local: PyTree, params: PyTree) -> PyTree:
     return local
 
 
+def _everybody(sent: PyTree, round: Round) -> Array:
+    return round.valid
+
+
 def _collect_nothing(trained: Trained) -> PyTree:
     return ()
 
@@ -159,6 +163,8 @@ class Term(NamedTuple):
     init: Callable[[Key[Array, ""], PyTree, PyTree, Client], PyTree] = _no_state
     # ^ (key, network parameters, model state, everyone) -> state
     prepare: Callable[[PyTree, Round], tuple[PyTree, PyTree]] = _send_nothing  # -> (sent, leading axis p; state)
+    takes_part: Callable[[PyTree, Round], Array] = _everybody
+    # ^ (sent, round) -> bool [p]: who has something to train on; a client for whom no term says so takes no step
     start: Callable[[PyTree, PyTree, PyTree], PyTree] = _no_local  # (state, params, model_state) -> local state
     after_step: Callable[[PyTree, PyTree], PyTree] = _keep_local  # (local state, new params) -> local state
     collect: Callable[[Trained], PyTree] = _collect_nothing  # -> upload

@@ -30,7 +30,7 @@ def map_clients(
         update: one client -> (to be summed, to be stacked).
         clients: tree with leading axis p.
         valid: False on slots without a client.
-        placement: "sequential", "vmap", "chunked", or "auto" (sequential on CPU, vmap elsewhere).
+        placement: "sequential", "vmap", "chunked", or "auto" (sequential on CPU, chunked elsewhere).
         chunk_size: clients at once when chunked.
 
     Returns:
@@ -45,7 +45,7 @@ def map_clients(
         raise ValueError(f"chunk_size is {chunk_size}; it must be at least 1")
     size = valid.shape[0]
     if placement == "auto":
-        placement = "sequential" if jax.default_backend() == "cpu" else "vmap"
+        placement = "sequential" if jax.default_backend() == "cpu" else "chunked"
     width = {"sequential": 1, "vmap": size, "chunked": min(chunk_size, size)}[placement]
     padding = -size % width
     slots = jax.tree.map(lambda x: jnp.concatenate([x, x[:1].repeat(padding, 0)]) if padding else x, clients)

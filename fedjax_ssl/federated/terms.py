@@ -57,7 +57,7 @@ def pseudo_label_term(
         setup: the run.
         prepare: (term state, round) -> (`PseudoLabels` of the cohort, term state).
         traffic: bytes sent for the pseudo-labels.
-        init: (key, params, everyone) -> term state.
+        init: (key, params, model_state, everyone) -> term state.
     """
     view = augmented_view(setup, "mixed")
 
@@ -74,7 +74,14 @@ def pseudo_label_term(
             step.local,
         )
 
-    term = Term("pseudo_labels", (view,), loss, prepare=prepare, diagnose=diagnose_pseudo_labels)
+    term = Term(
+        "pseudo_labels",
+        (view,),
+        loss,
+        prepare=prepare,
+        takes_part=lambda sent, round: jnp.any(sent.labels >= 0, axis=1),
+        diagnose=diagnose_pseudo_labels,
+    )
     if traffic is not None:
         term = term._replace(traffic=traffic)
     return term if init is None else term._replace(init=init)

@@ -58,11 +58,6 @@ def check_features(features: jax.Array) -> None:
             )
 
 
-@jax.jit
-def _count_bad_rows(features: jax.Array) -> jax.Array:
-    return jnp.sum(~jnp.isfinite(features).all(axis=1))
-
-
 def check_codes(codes: jax.Array, num_bits: int) -> None:
     """Raises unless codes are uint32 [n, ceil(num_bits / 32)]."""
     check_count("num_bits", num_bits)

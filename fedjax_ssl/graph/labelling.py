@@ -167,7 +167,7 @@ def label_propagation(
     valid: Bool[Array, " n"] | None = None,
     solver: str = "auto",
 ) -> Propagation:
-    """Labels the points of one client from that client's labels alone (per-client LP, spec section 2).
+    """Labels the points of one client from that client's labels alone (per-client LP, the baseline of the paper).
 
     Maps over clients: `jax.vmap` it over padded features, labels and `valid`.
 

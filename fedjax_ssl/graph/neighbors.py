@@ -19,7 +19,7 @@ from fedjax_ssl.graph.hamming import (
 )
 from fedjax_ssl.graph.selection import largest_value, smallest
 
-# Similarities below this are rounding noise around a right angle (spec section 8).
+# Similarities below this are rounding noise around a right angle.
 _LEAST_COSINE = 1e-6
 # Entries of one tile of distances, and the fewest and most of its rows.
 _TILE_ENTRIES = {"cpu": 2**21, "accelerator": 2**27}

@@ -30,7 +30,7 @@ def confidence(scores: Float[Array, "n c"]) -> Float[Array, " n"]:
 
 
 def scale_confidence(values: Float[Array, " n"], scale: str, clients: Int[Array, " n"] | None) -> Float[Array, " n"]:
-    """Divides confidences by their maximum, over all rows or over each client's (spec section 2).
+    """Divides confidences by their maximum, over all rows or over each client's.
 
     Args:
         values: [n], 0 for rows that do not count.
@@ -52,7 +52,7 @@ def scale_confidence(values: Float[Array, " n"], scale: str, clients: Int[Array,
 
 
 def class_weights(labels: Int[Array, " n"], valid: Bool[Array, " n"], num_classes: int) -> Float[Array, " classes"]:
-    """Weights that make every class count the same: (N / C) / count (spec section 2, `inverse_freq`).
+    """Weights that make every class count the same: (N / C) / count (`inverse_freq`).
 
     Args:
         labels: [n] labels and pseudo-labels.

@@ -1,6 +1,10 @@
-"""Published methods, one recipe per file, by the name used in `config.method.name`."""
+"""Published methods, one recipe per file, by the name used in `config.method.name`.
+
+A recipe of your own is named "module:function", for example `--config.method.name=my_methods:entropy`.
+"""
 
 import difflib
+import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -52,6 +56,12 @@ def build(name: str, setup: Setup, **options: Any) -> Method:
 
 
 def _recipe(name: str) -> Callable[..., Method]:
+    module, _, function = name.partition(":")
+    if function:
+        try:
+            return getattr(importlib.import_module(module), function)
+        except (ImportError, AttributeError) as error:
+            raise ValueError(f"method {name!r} is not there: {error}") from error
     if name not in _RECIPES:
         close = difflib.get_close_matches(name, _RECIPES, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""

@@ -133,7 +133,7 @@ class Checkpoints:
             arrays = self._read_arrays(self._folder / manifest["folder"], leaves)
             return round, from_arrays(template, leaves, arrays), manifest["extra"]
         raise CheckpointError(
-            f"no checkpoint in {self._folder} is usable: all {len(rounds)} are damaged (see the warnings). "
+            f"no checkpoint in {self._folder} is usable: all {len(rounds)} are damaged (see the notes above). "
             "Delete the run folder, or give another --workdir, to start again."
         )
 

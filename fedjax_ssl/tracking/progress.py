@@ -154,11 +154,11 @@ class Progress:
         self.close()
 
     def _time_left(self, round: int) -> str:
-        """Extrapolates; time before the first evaluation, with compiling in it, counts only until then."""
+        """Extrapolates from the first evaluation on: the time before it has compiling in it and says nothing."""
         now = self._clock()
-        done, seconds = round - self._anchor[0], now - self._anchor[1]
         if not self._evaluated:
             self._evaluated, self._anchor = True, (round, now)
+        done, seconds = round - self._anchor[0], now - self._anchor[1]
         if done <= 0 or round >= self._total:
             return ""
         return f"{_duration(seconds / done * (self._total - round))} left"

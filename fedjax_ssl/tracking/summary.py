@@ -33,7 +33,7 @@ def summarize(
         seed: the run seed.
         rounds: finished rounds.
         compile_seconds: time spent tracing and compiling.
-        train_seconds: time spent in rounds, without compiling and evaluating.
+        train_seconds: time spent in rounds and evaluations, without compiling.
         client_updates: local trainings done in `train_seconds`.
         examples: examples gone through in `train_seconds`, once per local epoch.
         bytes_up: sent by all clients in all rounds.

@@ -12,18 +12,31 @@ CONFIG = {
 }
 
 
+def start_with_results(path, config):
+    """A start that got as far as its first metric row."""
+    with RunFolder(path, config) as folder:
+        folder.metrics_jsonl.write_text("{}\n")
+
+
+def test_a_start_without_results_makes_way_for_another_config(tmp_path):
+    RunFolder(tmp_path, CONFIG).close()
+    with RunFolder(tmp_path, {"rounds": 6}) as folder:
+        assert folder.is_new and json.loads(folder.config_file.read_text()) == {"rounds": 6}
+
+
 def test_first_start_stores_the_config_and_the_same_config_opens_it_again(tmp_path):
     path = tmp_path / "runs" / "digits"
     with RunFolder(path, CONFIG) as folder:
         assert folder.is_new
         assert json.loads(folder.config_file.read_text())["method"]["hidden"] == [64, 32]
         assert {file.parent for file in (folder.metrics_csv, folder.summary_file, folder.curves_file)} == {path}
+        folder.metrics_jsonl.write_text("{}\n")
     with RunFolder(path, CONFIG) as folder:
         assert not folder.is_new
 
 
 def test_another_config_is_refused_with_every_difference(tmp_path):
-    RunFolder(tmp_path, CONFIG).close()
+    start_with_results(tmp_path, CONFIG)
     stored = (tmp_path / "config.json").read_bytes()
     other = {
         "rounds": 5.0,
@@ -51,7 +64,7 @@ def test_another_config_is_refused_with_every_difference(tmp_path):
 
 
 def test_ignored_fields_and_groups_may_differ(tmp_path):
-    RunFolder(tmp_path, {"rounds": 5, "log": {"every": 1, "to": "csv"}, "logarithm": 2}).close()
+    start_with_results(tmp_path, {"rounds": 5, "log": {"every": 1, "to": "csv"}, "logarithm": 2})
     changed = {"rounds": 5, "log": {"every": 2, "to": "json"}, "logarithm": 2}
     with RunFolder(tmp_path, changed, ignore=("log",)) as folder:
         assert not folder.is_new
@@ -77,6 +90,7 @@ def test_results_without_a_config_are_not_adopted(tmp_path):
 
 
 def test_a_damaged_config_is_named(tmp_path):
+    start_with_results(tmp_path, CONFIG)
     (tmp_path / "config.json").write_text('{"rounds": ')
     with pytest.raises(RunFolderError, match=r"config\.json is damaged"):
         RunFolder(tmp_path, CONFIG)
