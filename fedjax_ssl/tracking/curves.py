@@ -71,6 +71,7 @@ def plot_curves(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike, *, t
             )
         axes.set_title(panel.title, loc="left", fontsize=11, fontweight="bold")
         axes.set_xlabel("round")
+        axes.set_xlim(0, 1.02 * max(row["round"] for row in rows))  # the same for all panels
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if panel.unit == "B":
             axes.yaxis.set_major_formatter(EngFormatter(unit="B"))
