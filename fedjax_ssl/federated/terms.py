@@ -79,7 +79,8 @@ def pseudo_label_term(
         (view,),
         loss,
         prepare=prepare,
-        takes_part=lambda sent, round: jnp.any(sent.labels >= 0, axis=1),
+        # Who has labels takes part whatever came of them, so that a client whose values are NaN is counted as dropped.
+        takes_part=lambda sent, round: jnp.any((sent.labels >= 0) | (round.clients.observed >= 0), axis=1),
         diagnose=diagnose_pseudo_labels,
     )
     if traffic is not None:
