@@ -1,7 +1,7 @@
 """The engine: the method contract, cohorts, local training, placement, federated optimizers, evaluation."""
 
 from fedjax_ssl.federated.cohort import Cohort, sample_cohort
-from fedjax_ssl.federated.engine import WEIGHTINGS, Setup, federated_method
+from fedjax_ssl.federated.engine import BYTES_PER_NUMBER, WEIGHTINGS, Setup, federated_method
 from fedjax_ssl.federated.evaluation import balanced_accuracy, evaluate
 from fedjax_ssl.federated.forward import map_rows
 from fedjax_ssl.federated.local_optimizer import (
@@ -30,6 +30,7 @@ from fedjax_ssl.federated.placement import PLACEMENTS, map_clients
 from fedjax_ssl.federated.sampler import labelled_epochs, mixed_epochs
 
 __all__ = [
+    "BYTES_PER_NUMBER",
     "OPTIMIZERS",
     "PLACEMENTS",
     "SCHEDULES",

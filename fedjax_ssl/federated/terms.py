@@ -23,10 +23,10 @@ class PseudoLabels(NamedTuple):
     confidence: Float[Array, "p n"]  # in [0, 1], for the log
 
 
-def augmented_view(setup: Setup, stream: str, name: str | None = None) -> View:
+def augmented_view(setup: Setup, stream: str) -> View:
     """The view of a stream under the run's weak augmentation, normalized for the network."""
     return View(
-        name or f"{stream}/weak",
+        f"{stream}/weak",
         stream,
         lambda key, streams: setup.normalize(setup.augment(key, streams[stream].inputs)),
     )
@@ -99,10 +99,10 @@ def diagnose_pseudo_labels(sent: PseudoLabels, truth: Int[Array, "p n"], round: 
     given = unlabelled & (sent.labels >= 0) & (truth >= 0)
     right = given & (sent.labels == truth)
     return {
-        "pseudo_label_accuracy": _mean(right.astype(sent.confidence.dtype), given),
-        "pseudo_label_coverage": _mean((sent.labels >= 0).astype(sent.confidence.dtype), unlabelled),
-        "confidence_correct": _mean(sent.confidence, right),
-        "confidence_wrong": _mean(sent.confidence, given & ~right),
+        "pseudo_label_accuracy": jnp.mean(right.astype(sent.confidence.dtype), where=given),
+        "pseudo_label_coverage": jnp.mean((sent.labels >= 0).astype(sent.confidence.dtype), where=unlabelled),
+        "confidence_correct": jnp.mean(sent.confidence, where=right),
+        "confidence_wrong": jnp.mean(sent.confidence, where=given & ~right),
     }
 
 
@@ -158,7 +158,3 @@ def _evaluate(setup: Setup, round: Round, clients: Client, key: Array | None) ->
     owner = jnp.broadcast_to(clients.id[:, None], shape)
     position = jnp.broadcast_to(jnp.arange(shape[1], dtype=jnp.int32), shape)
     return map_rows(evaluate, round.inputs, clients.index, setup.evaluation_batch_size, (owner, position))
-
-
-def _mean(values: Float[Array, "p n"], where: Bool[Array, "p n"]) -> Float[Array, ""]:
-    return jnp.mean(values, where=where)

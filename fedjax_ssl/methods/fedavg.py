@@ -10,7 +10,16 @@ from collections.abc import Callable
 
 from jaxtyping import Array
 
-from fedjax_ssl.federated import Method, ServerState, Setup, Stage, federated_method, labelled_epochs
+from fedjax_ssl.federated import (
+    Method,
+    ServerState,
+    Setup,
+    Stage,
+    Term,
+    federated_method,
+    labelled_epochs,
+    mixed_epochs,
+)
 from fedjax_ssl.federated.terms import supervised_term
 
 
@@ -23,6 +32,12 @@ def labelled_stage(setup: Setup, rounds: int | None) -> Stage:
     """Rounds of supervised training: epochs over the labelled examples, cohort of clients with labels."""
     sampler = labelled_epochs(setup.batch_size, setup.local_epochs, setup.max_labelled)
     return Stage((supervised_term(setup),), sampler, labelled_quota="only", rounds=rounds)
+
+
+def mixed_stage(setup: Setup, term: Term, labelled_quota: str = "proportional") -> Stage:
+    """Rounds of semi-supervised training until the end: batches of labelled and unlabelled examples, stream "mixed"."""
+    sampler = mixed_epochs(setup.batch_size, setup.local_epochs, setup.max_labelled, setup.max_unlabelled)
+    return Stage((term,), sampler, labelled_quota=labelled_quota)
 
 
 def after_labelled_stage(

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from fedjax_ssl.federated import Client, Method, Round, Setup, Stage, mixed_epochs
+from fedjax_ssl.federated import Client, Method, Round, Setup
 from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import PseudoLabels, network_pseudo_labels, pseudo_label_term
-from fedjax_ssl.methods.fedavg import after_labelled_stage
+from fedjax_ssl.methods.fedavg import after_labelled_stage, mixed_stage
 
 
 def fedsem(setup: Setup, *, warmup_rounds: int = 0) -> Method:
@@ -35,8 +35,4 @@ def fedsem(setup: Setup, *, warmup_rounds: int = 0) -> Method:
         )
         return jax.tree.map(lambda table: table[round.clients.id], state), state
 
-    stage = Stage(
-        (pseudo_label_term(setup, prepare, init=init),),
-        mixed_epochs(setup.batch_size, setup.local_epochs, setup.max_labelled, setup.max_unlabelled),
-    )
-    return after_labelled_stage(setup, stage, warmup_rounds)
+    return after_labelled_stage(setup, mixed_stage(setup, pseudo_label_term(setup, prepare, init=init)), warmup_rounds)

@@ -12,21 +12,20 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fedjax_ssl.federated import (
+    BYTES_PER_NUMBER,
     Client,
     Method,
     Round,
     ServerState,
     Setup,
-    Stage,
     Step,
     Term,
     Traffic,
-    mixed_epochs,
 )
 from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.fedavg import after_labelled_stage
+from fedjax_ssl.methods.fedavg import after_labelled_stage, mixed_stage
 from fedjax_ssl.objectives import batch_cross_entropy, consistency, consistency_ramp, teacher_decay
 
 TERM = "mean_teacher"
@@ -122,7 +121,7 @@ def fedsiam(
 
     def traffic(round: Round) -> Traffic:
         teacher = sum(leaf.size for leaf in jax.tree.leaves((round.params, round.model_state)))
-        both_ways = 4.0 * teacher * jnp.sum(round.valid).astype(jnp.result_type(float))
+        both_ways = BYTES_PER_NUMBER * teacher * jnp.sum(round.valid).astype(jnp.result_type(float))
         return Traffic(both_ways, both_ways)
 
     term = Term(
@@ -136,9 +135,5 @@ def fedsiam(
         absorb=lambda teacher, local, uploads, counts, round: local,
         traffic=traffic,
     )
-    stage = Stage(
-        (term,),
-        mixed_epochs(setup.batch_size, setup.local_epochs, setup.max_labelled, setup.max_unlabelled),
-        labelled_quota="proportional" if unlabelled_clients else "only",
-    )
+    stage = mixed_stage(setup, term, "proportional" if unlabelled_clients else "only")
     return after_labelled_stage(setup, stage, warmup_rounds, predict if predict_with == "teacher" else None)

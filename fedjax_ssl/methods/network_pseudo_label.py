@@ -4,11 +4,11 @@ References:
     Baseline of Scott et al., TMLR 2023, arXiv 2210.06434, after Lee, Pseudo-label, ICML workshop 2013.
 """
 
-from fedjax_ssl.federated import Method, Round, Setup, Stage, mixed_epochs
+from fedjax_ssl.federated import Method, Round, Setup
 from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import PseudoLabels, network_pseudo_labels, pseudo_label_term
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.fedavg import after_labelled_stage
+from fedjax_ssl.methods.fedavg import after_labelled_stage, mixed_stage
 
 
 def network_pseudo_label(setup: Setup, *, warmup_rounds: int = 0, augment_predictions: bool = False) -> Method:
@@ -24,8 +24,4 @@ def network_pseudo_label(setup: Setup, *, warmup_rounds: int = 0, augment_predic
         key = named_key(round.key, "predictions") if augment_predictions else None
         return network_pseudo_labels(setup, round, round.clients, key), state
 
-    stage = Stage(
-        (pseudo_label_term(setup, prepare),),
-        mixed_epochs(setup.batch_size, setup.local_epochs, setup.max_labelled, setup.max_unlabelled),
-    )
-    return after_labelled_stage(setup, stage, warmup_rounds)
+    return after_labelled_stage(setup, mixed_stage(setup, pseudo_label_term(setup, prepare)), warmup_rounds)

@@ -6,12 +6,12 @@ References:
 
 import jax
 
-from fedjax_ssl.federated import Method, Round, Setup, Stage, mixed_epochs
+from fedjax_ssl.federated import Method, Round, Setup
 from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import PseudoLabels, examples_mask, pseudo_label_term
 from fedjax_ssl.graph import label_propagation
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.fedavg import after_labelled_stage
+from fedjax_ssl.methods.fedavg import after_labelled_stage, mixed_stage
 from fedjax_ssl.methods.graph_labels import check_graph_settings, cohort_features, to_pseudo_labels
 
 
@@ -76,9 +76,6 @@ def per_client_lp(
 
         return jax.vmap(one_client)(round.clients.id, features, round.clients.observed, real), state
 
-    stage = Stage(
-        (pseudo_label_term(setup, prepare),),
-        mixed_epochs(setup.batch_size, setup.local_epochs, setup.max_labelled, setup.max_unlabelled),
-        labelled_quota="proportional" if unlabelled_clients else "only",
-    )
+    quota = "proportional" if unlabelled_clients else "only"
+    stage = mixed_stage(setup, pseudo_label_term(setup, prepare), quota)
     return after_labelled_stage(setup, stage, warmup_rounds)

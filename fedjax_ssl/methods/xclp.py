@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl import graph
-from fedjax_ssl.federated import Method, Round, Setup, Stage, Traffic, mixed_epochs
+from fedjax_ssl.federated import BYTES_PER_NUMBER, Method, Round, Setup, Traffic
 from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import PseudoLabels, examples_mask, pseudo_label_term
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.fedavg import after_labelled_stage
+from fedjax_ssl.methods.fedavg import after_labelled_stage, mixed_stage
 from fedjax_ssl.methods.graph_labels import check_graph_settings, cohort_features, to_pseudo_labels
 
 
@@ -80,10 +80,7 @@ def xclp(
     def traffic(round: Round) -> Traffic:
         # The plaintext path: codes go up, every client's rows of the scores come down.
         examples = jnp.sum(round.clients.num_examples).astype(jnp.result_type(float))
-        return Traffic(down=4.0 * setup.num_classes * examples, up=4.0 * -(-num_bits // 32) * examples)
+        numbers = BYTES_PER_NUMBER * examples
+        return Traffic(down=setup.num_classes * numbers, up=-(-num_bits // 32) * numbers)
 
-    stage = Stage(
-        (pseudo_label_term(setup, prepare, traffic),),
-        mixed_epochs(setup.batch_size, setup.local_epochs, setup.max_labelled, setup.max_unlabelled),
-    )
-    return after_labelled_stage(setup, stage, warmup_rounds)
+    return after_labelled_stage(setup, mixed_stage(setup, pseudo_label_term(setup, prepare, traffic)), warmup_rounds)
