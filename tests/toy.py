@@ -49,6 +49,7 @@ def federation(
         num_examples=jnp.asarray(sizes, jnp.int32),
         test_index=jnp.arange(sum(sizes), total, dtype=jnp.int32),
         num_test=jnp.asarray(num_test, jnp.int32),
+        test_client=jnp.full(num_test, -1, jnp.int32),
         valid_index=nothing,
         num_valid=jnp.zeros((), jnp.int32),
         server_index=nothing,
@@ -136,6 +137,7 @@ def padded(data: FederatedData, clients: int = 2, columns: int = 3) -> Federated
         num_labelled=jnp.pad(data.num_labelled, (0, clients)),
         num_examples=jnp.pad(data.num_examples, (0, clients)),
         test_index=jnp.pad(data.test_index, (0, columns)),
+        test_client=jnp.pad(data.test_client, (0, columns), constant_values=-1),
         max_labelled=data.max_labelled + 1,
         max_unlabelled=data.max_unlabelled + 2,
     )

@@ -10,14 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, Key
 
+from fedjax_ssl.data.held_out import HeldOut, clients_of_own_test, stratified
 from fedjax_ssl.data.partition import (
     Facts,
     Partition,
     Pool,
     build_partition,
     count_groups,
-    largest_remainder,
-    rank_within,
 )
 from fedjax_ssl.data.supervision import Supervision, balanced_draw, build_supervision
 from fedjax_ssl.data.types import Dataset
@@ -35,12 +34,13 @@ from fedjax_ssl.keys import named_key
         "num_examples",
         "test_index",
         "num_test",
+        "test_client",
         "valid_index",
         "num_valid",
         "server_index",
         "num_server",
     ),
-    meta_fields=("num_classes", "max_labelled", "max_unlabelled"),
+    meta_fields=("num_classes", "max_labelled", "max_unlabelled", "num_new_clients"),
 )
 @dataclasses.dataclass(frozen=True)
 class FederatedData:
@@ -54,6 +54,7 @@ class FederatedData:
     num_examples: Int[Array, " C"]
     test_index: Int[Array, " T"]
     num_test: Int[Array, ""]  # the first so many entries are real; so for the next two
+    test_client: Int[Array, " T"]  # client that has a test example, new clients from C on; -1 = nobody's
     valid_index: Int[Array, " V"]
     num_valid: Int[Array, ""]
     server_index: Int[Array, " S"]  # labelled examples that the server holds
@@ -61,6 +62,7 @@ class FederatedData:
     num_classes: int
     max_labelled: int  # bound over clients
     max_unlabelled: int  # bound over clients
+    num_new_clients: int = 0  # clients C, C + 1, ... that have test examples but train on nothing
 
     @property
     def num_clients(self) -> int:
@@ -86,6 +88,7 @@ class FederatedData:
             "server_examples": int(self.num_server),
             "validation_examples": int(self.num_valid),
             "test_examples": int(self.num_test),
+            "new_clients": self.num_new_clients,
         }
 
 
@@ -95,9 +98,7 @@ class _Plan(NamedTuple):
     facts: Facts
     partition: Partition
     supervision: Supervision
-    test_clients: int
-    test_fraction: float
-    validation_fraction: float
+    held_out: HeldOut
     max_test: int  # bounds for every key, of what is held out of the training examples
     max_valid: int
 
@@ -116,7 +117,8 @@ class _Widths(NamedTuple):
 class _Roles(NamedTuple):
     """What every training example is used for."""
 
-    client: Int[Array, " N"]  # -1 = no client's
+    client: Int[Array, " N"]  # that trains on it, -1 = nobody
+    holder: Int[Array, " N"]  # that has it, for training or as a test example; -1 = nobody
     labelled: Bool[Array, " N"]  # the client sees the label
     test: Bool[Array, " N"]
     valid: Bool[Array, " N"]
@@ -133,7 +135,9 @@ def federate(
     supervision: str = "per_client",
     supervision_options: Mapping[str, Any] | None = None,
     test_clients: int = 0,
+    left_out_client: int | None = None,
     test_fraction: float = 0.0,
+    client_test_fraction: float = 0.0,
     validation_fraction: float = 0.0,
 ) -> FederatedData:
     """Holds examples out, deals the others to clients and hides labels.
@@ -142,9 +146,11 @@ def federate(
     federation per key. With a concrete key the tables are as narrow as the data; under a trace they take the
     width that every key fits in, and the content is the same.
 
-    The test set is the dataset's own, unless `test_clients` or `test_fraction` asks for another one, which is
-    then taken from the training examples instead. Validation examples always have a label, and so have those
-    of `test_fraction`; both are stratified by class.
+    The test set is the dataset's own, unless one of `test_clients`, `left_out_client`, `test_fraction` and
+    `client_test_fraction` asks for another one, which is then taken from the training examples instead.
+    Validation examples always have a label, and so have those of `test_clients` and `test_fraction`; these and
+    the validation examples are stratified by class. `test_client` says which client has a test example, as far as
+    the partition tells: a natural client that only has test examples is numbered after the training clients.
 
     Args:
         key: typed PRNG key; decides held-out examples, partition and hidden labels, in independent streams.
@@ -156,7 +162,10 @@ def federate(
         supervision_options: of the named supervision, and `labelled_clients`, `which` for all of them.
         test_clients: so many natural clients, drawn by key, are kept out of training; their labelled
             examples are the test set.
+        left_out_client: this natural client, counted from 0 in the order of the dataset's clients, is kept out of
+            training; all its examples, of both splits, are the test set.
         test_fraction: share of the labelled training examples that become the test set.
+        client_test_fraction: share of each client's examples, drawn blindly, that become the test set.
         validation_fraction: share of the remaining labelled training examples that become the validation set.
 
     Returns:
@@ -167,18 +176,17 @@ def federate(
     """
     natural = _natural_clients(dataset)
     natural_sizes = np.bincount(natural[natural >= 0])
-    _check_held_out(dataset.name, len(natural_sizes), test_clients, test_fraction, validation_fraction)
+    held_out = HeldOut(test_clients, left_out_client, test_fraction, client_test_fraction, validation_fraction)
+    held_out.check(dataset.name, len(natural_sizes))
     if partition == "natural" and not natural_sizes.size:
         raise ValueError(f"dataset {dataset.name!r} has no natural clients; choose another partition, such as 'iid'")
     plan = _make_plan(
         dataset,
         natural_sizes,
         build_partition(partition, **dict(partition_options or {})),
-        _count_clients(partition, num_clients, len(natural_sizes) - test_clients),
+        _count_clients(partition, num_clients, len(natural_sizes) - held_out.num_natural),
         build_supervision(supervision, **dict(supervision_options or {})),
-        test_clients,
-        test_fraction,
-        validation_fraction,
+        held_out,
     )
     labels = jnp.asarray(dataset.train.y, jnp.int32)
     roles = _draw_roles(key, labels, jnp.asarray(natural), plan)
@@ -187,29 +195,38 @@ def federate(
     widths = _static_widths(plan) if traced else _measure(roles, plan.facts.num_clients)
     tables = _tabulate(roles, labels, plan.facts.num_clients, widths)
     inputs, truth = dataset.train.x, dataset.train.y
-    if dataset.test is not None and not (test_clients or test_fraction):
-        rows = len(truth) + np.flatnonzero(dataset.test.y >= 0)
-        inputs, truth = np.concatenate([inputs, dataset.test.x]), np.concatenate([truth, dataset.test.y])
-        tables["test_index"] = jnp.asarray(rows, jnp.int32)
-        tables["num_test"] = jnp.asarray(rows.size, jnp.int32)
-        hidden = jnp.full(len(dataset.test.y), -1, jnp.int32)
+    num_new_clients = held_out.num_natural
+    own = held_out.own_test_examples(dataset)
+    if dataset.test is not None and own.size:
+        client, strangers = jnp.full(own.size, -1, jnp.int32), 0
+        if partition == "natural":
+            taken = plan.facts.num_clients + num_new_clients
+            client, strangers = clients_of_own_test(dataset, own, roles.holder, taken)
+        tables["test_index"] = jnp.concatenate([jnp.asarray(len(truth) + own, jnp.int32), tables["test_index"]])
+        tables["test_client"] = jnp.concatenate([client, tables["test_client"]])
+        tables["num_test"] = tables["num_test"] + own.size  # all of these are real
+        hidden = jnp.full(len(dataset.test), -1, jnp.int32)
         tables["observed"] = jnp.concatenate([tables["observed"], hidden])
+        inputs, truth = np.concatenate([inputs, dataset.test.x]), np.concatenate([truth, dataset.test.y])
+        num_new_clients += strangers
     return FederatedData(
         inputs=jnp.asarray(inputs),
         labels=jnp.asarray(truth, jnp.int32),
         num_classes=dataset.num_classes,
+        num_new_clients=num_new_clients,
         max_labelled=widths.max_labelled,
         max_unlabelled=widths.max_unlabelled,
         **tables,
     )
 
 
-def validate(data: FederatedData, labels_required: bool = True) -> None:
+def validate(data: FederatedData, labels_required: bool = True, truth_required: bool = True) -> None:
     """Checks on the host that a federation can be trained and evaluated on.
 
     Args:
         data: one federation, not a stack of them and not traced.
         labels_required: False for methods that need no label at all.
+        truth_required: False where test examples are there to be labelled and not to be scored.
 
     Raises:
         ValueError: no clients, a client without examples, no test examples, or no label anywhere.
@@ -224,7 +241,9 @@ def validate(data: FederatedData, labels_required: bool = True) -> None:
             "use fewer clients, hold out less, or a partition with a minimum (dirichlet with min_examples)"
         )
     if int(data.num_test) == 0:
-        raise ValueError("there are no test examples; give test_clients or test_fraction")
+        raise ValueError("there are no test examples; give test_clients, test_fraction or client_test_fraction")
+    if truth_required and not (np.asarray(data.labels)[np.asarray(data.test_index)] >= 0).any():
+        raise ValueError(f"none of the {int(data.num_test)} test examples has a label to be scored by")
     if labels_required and int(data.num_server) == 0 and not np.asarray(data.num_labelled).any():
         raise ValueError("no client and not the server has any label; choose a supervision that keeps some")
 
@@ -234,19 +253,6 @@ def _natural_clients(dataset: Dataset) -> Int[np.ndarray, " N"]:
     if dataset.train.client is None:
         return np.full(len(dataset.train.y), -1, np.int32)
     return np.unique(dataset.train.client, return_inverse=True)[1].astype(np.int32)
-
-
-def _check_held_out(
-    name: str, num_natural: int, test_clients: int, test_fraction: float, validation_fraction: float
-) -> None:
-    for argument, value in (("test_fraction", test_fraction), ("validation_fraction", validation_fraction)):
-        if not 0 <= value < 1:
-            raise ValueError(f"{argument} must be in [0, 1), got {value}")
-    if test_clients and test_fraction:
-        raise ValueError(f"test_clients={test_clients} and test_fraction={test_fraction}: give only one of them")
-    if test_clients and not 0 < test_clients < num_natural:
-        have = f"has {num_natural}" if num_natural else "has no natural clients"
-        raise ValueError(f"test_clients={test_clients}, but dataset {name!r} {have}; at least one must train")
 
 
 def _count_clients(partition: str, num_clients: int | None, num_natural: int) -> int:
@@ -267,17 +273,15 @@ def _make_plan(
     partition: Partition,
     num_clients: int,
     supervision: Supervision,
-    test_clients: int,
-    test_fraction: float,
-    validation_fraction: float,
+    held_out: HeldOut,
 ) -> _Plan:
     """Works out what holds for every key: how many examples are left to deal, at least and at most."""
     by_size = np.sort(natural_sizes)
     labels = dataset.train.y
     unlabelled = int((labels < 0).sum())
     class_counts = np.bincount(labels[labels >= 0], minlength=dataset.num_classes).astype(np.float64)
-    max_test, max_valid = int(by_size[by_size.size - test_clients :].sum()), 0
-    most = min(class_counts.sum(), float(len(labels) - by_size[:test_clients].sum()))
+    max_test, max_valid = int(by_size[by_size.size - held_out.num_natural :].sum()), 0
+    most = min(class_counts.sum(), float(len(labels) - by_size[: held_out.num_natural].sum()))
     least = max(class_counts.sum() - max_test, 0.0)
 
     def hold_out(share: float) -> int:
@@ -289,13 +293,15 @@ def _make_plan(
         most, least = most * (1 - share) + 1, max(least * (1 - share) - 1, 0.0)
         return held
 
-    if test_fraction:
-        max_test = hold_out(test_fraction)
-    if validation_fraction:
-        max_valid = hold_out(validation_fraction)
-    supervision.check(num_clients, int(most))
+    if held_out.test_fraction:
+        max_test = hold_out(held_out.test_fraction)
+    if held_out.validation_fraction:
+        max_valid = hold_out(held_out.validation_fraction)
+    if held_out.client_test_fraction:
+        max_test = int(held_out.client_test_fraction * (most + unlabelled) + num_clients / 2) + 1
+    supervision.check(num_clients, int(most * (1 - held_out.client_test_fraction)))
     most, least = int(most) - supervision.server_labels, max(int(least) - supervision.server_labels, 0)
-    if not test_clients:
+    if not held_out.num_natural:
         least += unlabelled
     if num_clients > least:
         raise ValueError(
@@ -308,56 +314,46 @@ def _make_plan(
         class_counts=tuple(int(count) for count in class_counts),
         num_unlabelled=unlabelled,
         natural_sizes=tuple(by_size.tolist()),
-        num_natural=by_size.size - test_clients,
+        num_natural=by_size.size - held_out.num_natural,
         least=least,
         most=most + unlabelled,
-        removed=supervision.server_labels + max_valid + (max_test if test_fraction else 0),
+        removed=supervision.server_labels + max_valid + (max_test if held_out.test_fraction else 0),
     )
-    return _Plan(facts, partition, supervision, test_clients, test_fraction, validation_fraction, max_test, max_valid)
+    return _Plan(facts, partition, supervision, held_out, max_test, max_valid)
 
 
 def _draw_roles(key: Key[Array, ""], labels: Int[Array, " N"], natural: Int[Array, " N"], plan: _Plan) -> _Roles:
-    facts = plan.facts
+    facts, held_out = plan.facts, plan.held_out
     held = test = valid = server = jnp.zeros(labels.shape, bool)
-    if plan.test_clients:
-        num_natural = facts.num_natural + plan.test_clients
-        unseen = rank_within(named_key(key, "test"), jnp.zeros(num_natural, jnp.int32)) < plan.test_clients
+    newcomer = jnp.full(labels.shape, -1, jnp.int32)
+    if held_out.num_natural:
+        unseen = held_out.unseen(named_key(key, "test"), facts.num_natural + held_out.num_natural)
         held = unseen[natural]
-        test = held & (labels >= 0)
+        test = held if held_out.left_out_client is not None else held & (labels >= 0)
+        newcomer = jnp.where(held, facts.num_clients + jnp.cumsum(unseen, dtype=jnp.int32)[natural] - 1, -1)
         natural = jnp.where(held, -1, (jnp.cumsum(~unseen, dtype=jnp.int32) - 1)[natural])
-    if plan.test_fraction:
-        test = held = _stratified(named_key(key, "test"), labels, ~held, facts.num_classes, plan.test_fraction)
-    if plan.validation_fraction:
-        valid = _stratified(named_key(key, "validation"), labels, ~held, facts.num_classes, plan.validation_fraction)
+    if held_out.test_fraction:
+        test = held = stratified(named_key(key, "test"), labels, ~held, facts.num_classes, held_out.test_fraction)
+    if held_out.validation_fraction:
+        share = held_out.validation_fraction
+        valid = stratified(named_key(key, "validation"), labels, ~held, facts.num_classes, share)
     if plan.supervision.server_labels:
         server = balanced_draw(named_key(key, "server"), labels, ~(held | valid), plan.supervision.server_labels)
     pool = Pool(labels, ~(held | valid | server), natural, facts)
-    client = plan.partition.assign(named_key(key, "partition"), pool)
+    holder = client = plan.partition.assign(named_key(key, "partition"), pool)
+    if held_out.client_test_fraction:
+        test = held_out.share_of_clients(named_key(key, "test"), client, facts.num_clients)
+        client = jnp.where(test, -1, client)
     labelled = plan.supervision.label(
         named_key(key, "supervision"), client, labels, facts.num_clients, facts.num_classes
     )
-    return _Roles(client, labelled, test, valid, server)
-
-
-def _stratified(
-    key: Key[Array, ""],
-    labels: Int[Array, " N"],
-    available: Bool[Array, " N"],
-    num_classes: int,
-    share: float,
-) -> Bool[Array, " N"]:
-    """A random share of the available labelled examples, the same of every class up to rounding."""
-    group = jnp.where(available, labels, -1)
-    counts = count_groups(group, num_classes)
-    total = jnp.floor(share * counts.sum(dtype=jnp.int32).astype(jnp.float32) + 0.5).astype(jnp.int32)
-    quota = largest_remainder(counts.astype(jnp.float32), total, named_key(key, "ties"))
-    return (group >= 0) & (rank_within(named_key(key, "rank"), group) < quota[group])
+    return _Roles(client, jnp.maximum(holder, newcomer), labelled, test, valid, server)
 
 
 def _static_widths(plan: _Plan) -> _Widths:
     """Widths that every key fits in."""
     facts = plan.facts
-    sizes = plan.partition.bounds(facts)
+    sizes = plan.held_out.sizes_left(plan.partition.bounds(facts))
     bounds = plan.supervision.bounds(sizes, facts.num_clients, facts.num_classes, facts.num_unlabelled == 0)
     return _Widths(sizes.largest, *bounds, plan.max_test, plan.max_valid, plan.supervision.server_labels)
 
@@ -392,4 +388,6 @@ def _tabulate(roles: _Roles, labels: Int[Array, " N"], num_clients: int, widths:
     ):
         tables[f"{name}_index"] = jnp.nonzero(mask, size=width, fill_value=0)[0].astype(jnp.int32)
         tables[f"num_{name}"] = mask.sum(dtype=jnp.int32)
+    real = jnp.arange(widths.test, dtype=jnp.int32) < tables["num_test"]
+    tables["test_client"] = jnp.where(real, roles.holder[tables["test_index"]], -1)
     return tables

@@ -11,6 +11,7 @@ from fedjax_ssl.data.archives import load_archive
 from fedjax_ssl.data.arrays import load_npz
 from fedjax_ssl.data.catalog import ARCHIVES
 from fedjax_ssl.data.digits import load_digits
+from fedjax_ssl.data.fed_isic import load_fed_isic
 from fedjax_ssl.data.glyphs import load_glyphs
 from fedjax_ssl.data.types import Dataset
 
@@ -37,6 +38,10 @@ SOURCES: dict[str, Source] = {
     ),
     "npz": Source(load_npz, "your own arrays: path= an .npz file with `inputs`, `labels` and, if known, `client`"),
     **{name: Source(partial(load_archive, archive), archive.description) for name, archive in ARCHIVES.items()},
+    "fed_isic2019": Source(
+        load_fed_isic,
+        "23,247 dermoscopic images of 6 centres, 64x64x3 or size=, 8 classes; you place FLamby's folder at path=",
+    ),
 }
 
 

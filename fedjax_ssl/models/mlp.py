@@ -1,5 +1,7 @@
 """Fully connected network."""
 
+from collections.abc import Callable
+
 import flax.linen as nn
 from jaxtyping import Array, Bool, Float
 
@@ -7,15 +9,18 @@ from fedjax_ssl.models.layers import Dense, Dropout, Head, lecun_normal
 from fedjax_ssl.models.model import Outputs
 from fedjax_ssl.models.normalization import Norm
 
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"relu": nn.relu, "none": lambda x: x}
+
 
 class MLP(nn.Module):
-    """Hidden layers of (affine, norm, ReLU, dropout); the feature is the last hidden layer.
+    """Hidden layers of (affine, norm, activation, dropout); the feature is the last hidden layer.
 
     Weights LeCun normal, biases zero.
 
     Attributes:
         num_classes: K.
         hidden: widths of the hidden layers, at least one.
+        activation: "relu", or "none" for a linear network, whose first layer XCLP's FEMNIST appendix takes as feature.
         norm: "none", "bn" or "gn".
         dropout_rate: after every hidden layer, 0 turns it off.
         normalize_features: scale each feature vector to unit length.
@@ -24,6 +29,7 @@ class MLP(nn.Module):
 
     num_classes: int
     hidden: tuple[int, ...] = (128,)
+    activation: str = "relu"
     norm: str = "none"
     dropout_rate: float = 0.0
     normalize_features: bool = False
@@ -37,10 +43,13 @@ class MLP(nn.Module):
     def __call__(self, inputs: Float[Array, "n ..."], train: bool, mask: Bool[Array, " n"] | None) -> Outputs:
         if not self.hidden or any(not isinstance(width, int) or width < 1 for width in self.hidden):
             raise ValueError(f"hidden must be one or more positive integers, got {self.hidden!r}")
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"activation={self.activation!r} is unknown; allowed: {', '.join(ACTIVATIONS)}")
+        activation = ACTIVATIONS[self.activation]
         x = inputs.reshape(inputs.shape[0], -1)
         for i, width in enumerate(self.hidden, 1):
             x = Dense(width, lecun_normal, name=f"dense{i}")(x)
-            x = nn.relu(Norm(self.norm, name=f"norm{i}")(x, train, mask))
+            x = activation(Norm(self.norm, name=f"norm{i}")(x, train, mask))
             x = Dropout(self.dropout_rate, name=f"dropout{i}")(x, train)
         head = Head(self.num_classes, self.normalize_features, self.aux_head, lecun_normal)
         nn.share_scope(self, head)

@@ -9,10 +9,12 @@ import jax
 
 from fedjax_ssl.models.cnn import CNN
 from fedjax_ssl.models.cnn13 import CNN13
+from fedjax_ssl.models.efficientnet import EfficientNetB0
 from fedjax_ssl.models.linear import Linear
 from fedjax_ssl.models.mlp import MLP
 from fedjax_ssl.models.model import Model, from_linen
 from fedjax_ssl.models.resnet import ResNet18
+from fedjax_ssl.models.weights import LAYERS, pretrained
 
 _NETWORKS: dict[str, tuple[type[nn.Module], str]] = {
     "linear": (Linear, "softmax regression on the flattened input"),
@@ -20,6 +22,7 @@ _NETWORKS: dict[str, tuple[type[nn.Module], str]] = {
     "cnn": (CNN, "two 3x3 convolutions and 128 hidden units, the FEMNIST benchmarks' network"),
     "cnn13": (CNN13, "nine weight-normalised convolutions, the CIFAR network of XCLP"),
     "resnet18": (ResNet18, "residual network, stem='cifar' or stem='imagenet'"),
+    "efficientnet_b0": (EfficientNetB0, "EfficientNet-B0, from torchvision's weights with weights='an .npz file'"),
 }
 
 
@@ -36,13 +39,14 @@ def build(name: str, *, num_classes: int, input_shape: tuple[int, ...], **option
         num_classes: K, the number of class scores.
         input_shape: shape of one example, (height, width, channels) for images.
         **options: fields of the network's class, for example `norm="gn"`; every network has
-            `normalize_features` and `aux_head`.
+            `normalize_features` and `aux_head`. With `weights` the file is read here.
 
     Returns:
         The model.
 
     Raises:
-        ValueError: unknown name or option, or a value or input shape that the network cannot work with.
+        ValueError: unknown name or option, a value or input shape that the network cannot work with, or a
+            file of weights that does not fit it.
     """
     if name not in _NETWORKS:
         raise ValueError(f"unknown model {name!r}{_suggestion(name, _NETWORKS)}; allowed: {', '.join(_NETWORKS)}")
@@ -62,7 +66,8 @@ def build(name: str, *, num_classes: int, input_shape: tuple[int, ...], **option
     module = network(num_classes=num_classes, **hashable)
     model = from_linen(module, input_shape, getattr(module, "needs_key", False))
     jax.eval_shape(model.init, jax.random.key(0))  # a shape or value that does not fit is an error here, not later
-    return model
+    weights = getattr(module, "weights", None)
+    return pretrained(model, weights, LAYERS[name]()) if weights else model
 
 
 def _suggestion(given: str, allowed: Any) -> str:

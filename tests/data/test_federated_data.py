@@ -56,8 +56,7 @@ def check(data, dataset=DATASET, complete=True):
     everywhere = [row for client in clients for row in client] + held["test"] + held["valid"] + held["server"]
     assert len(set(everywhere)) == len(everywhere)
     if complete:
-        labelled_test = 0 if dataset.test is None else int((dataset.test.y >= 0).sum())
-        assert len(everywhere) == 240 + labelled_test * (len(data.labels) > 240)
+        assert len(everywhere) == len(data.labels)
     truth, observed = np.asarray(data.labels), np.asarray(observed)
     seen = set()
     for client, count in zip(clients, num_labelled, strict=True):
@@ -66,7 +65,8 @@ def check(data, dataset=DATASET, complete=True):
         assert client[:count] == sorted(client[:count]) and client[count:] == sorted(client[count:])
         assert count <= data.max_labelled and len(client) - count <= data.max_unlabelled
         seen.update(client[:count])
-    assert (truth[held["test"] + held["valid"]] >= 0).all()
+    chosen = [row for row in held["test"] + held["valid"] if row < 240]
+    assert (truth[chosen] >= 0).all()
     assert (observed[held["server"]] == truth[held["server"]]).all()
     assert set(np.flatnonzero(observed >= 0)) == seen | set(held["server"])
     return clients, held
@@ -120,7 +120,7 @@ def test_own_test_split_comes_after_the_training_examples():
     check(data, WITH_TEST)
     assert data.inputs.shape[0] == 280 and data.labels.shape == data.observed.shape == (280,)
     test = rows(data.test_index, data.num_test)
-    np.testing.assert_array_equal(test, 240 + np.flatnonzero(WITH_TEST.test.y >= 0))
+    np.testing.assert_array_equal(test, 240 + np.arange(40))  # those without a true label too: they can be predicted
     assert (np.asarray(data.observed)[240:] == -1).all()
     replaced = draw(jax.random.key(0), WITH_TEST, test_fraction=0.25)
     assert replaced.inputs.shape[0] == 240 and int(replaced.num_test) == 60
@@ -271,6 +271,10 @@ def test_validate_says_what_is_wrong():
     with pytest.raises(ValueError, match="no client and not the server has any label"):
         validate(unlabelled)
     validate(unlabelled, labels_required=False)
+    without_truth = dataclasses.replace(good, labels=good.labels.at[good.test_index].set(-1))
+    with pytest.raises(ValueError, match="none of the 91 test examples has a label"):
+        validate(without_truth)
+    validate(without_truth, truth_required=False)
 
 
 def test_report_and_counts():

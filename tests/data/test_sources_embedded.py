@@ -20,7 +20,7 @@ def glyphs(tmp_path_factory):
 
 def test_available_describes_every_name():
     names = available()
-    assert {"digits", "glyphs", "npz", "mnist", "cifar10", "femnist"} == set(names)
+    assert {"digits", "glyphs", "npz", "mnist", "cifar10", "femnist", "fed_isic2019"} == set(names)
     assert all(("downloaded" in text) == (name in {"mnist", "cifar10", "femnist"}) for name, text in names.items())
 
 

@@ -97,6 +97,18 @@ def test_features_are_the_heads_input():
         np.testing.assert_allclose(outputs.logits, logits, rtol=1e-4, atol=1e-5)
 
 
+def test_mlp_without_activation_is_linear():
+    model, shape = small("mlp", hidden=(6, 5), activation="none")
+    params, state = drawn(model)
+    x = np.random.default_rng(1).standard_normal((4, *shape), np.float32)
+    outputs, _ = model.apply(params, state, jnp.asarray(x), train=False)
+    first, second = (params[name] for name in ("dense1", "dense2"))
+    hidden = x.reshape(4, -1) @ np.asarray(first["kernel"]) + np.asarray(first["bias"])
+    features = hidden @ np.asarray(second["kernel"]) + np.asarray(second["bias"])
+    np.testing.assert_allclose(outputs.features, features, rtol=1e-4, atol=1e-5)
+    assert (features < 0).any()
+
+
 @pytest.mark.parametrize(("name", "norm"), NORMS)
 def test_padding_rows_change_nothing(name, norm):
     model, shape = small(name, norm=norm)
@@ -192,7 +204,7 @@ def test_dropout_needs_a_key_only_where_there_is_dropout():
 
 
 def test_available_lists_every_network():
-    assert list(models.available()) == list(SMALL)
+    assert list(models.available()) == [*SMALL, "efficientnet_b0"]  # which has a test file of its own
     assert all(models.available().values())
 
 
@@ -207,6 +219,7 @@ def test_available_lists_every_network():
         ("cnn", {"lowering": "fft"}, "allowed: auto"),
         ("mlp", {"norm": "gn", "hidden": [64, 20]}, "divisible by 32, layer 'norm2' has 20"),
         ("mlp", {"hidden": ()}, "positive integers"),
+        ("mlp", {"activation": "tanh"}, "activation='tanh' is unknown; allowed: relu, none"),
         ("mlp", {"dropout_rate": 1.0}, r"\[0, 1\)"),
         ("resnet18", {"stem": "tiny"}, "allowed: cifar, imagenet"),
         ("cnn", {"input_shape": (64,)}, "height, width, channels"),

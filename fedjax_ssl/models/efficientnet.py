@@ -1,0 +1,164 @@
+"""EfficientNet-B0: inverted residual blocks with depthwise convolutions and squeeze-and-excitation."""
+
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from fedjax_ssl.models.depthwise import depthwise_conv2d
+from fedjax_ssl.models.layers import Conv, Dropout, Head, Kernel, kaiming_fan_out, keep_mask
+from fedjax_ssl.models.model import Outputs
+from fedjax_ssl.models.normalization import Norm
+from fedjax_ssl.models.resnet import ConvNorm
+
+
+class Stage(NamedTuple):
+    """Blocks of one width; the first of them has the stride."""
+
+    expansion: int  # channels inside a block per channel of its input
+    size: int  # side of the depthwise kernels
+    stride: int
+    filters: int
+    blocks: int
+
+
+STEM_FILTERS = 32
+LAST_FILTERS = 1280
+STAGES = (
+    Stage(1, 3, 1, 16, 1),
+    Stage(6, 3, 2, 24, 2),
+    Stage(6, 5, 2, 40, 2),
+    Stage(6, 3, 2, 80, 3),
+    Stage(6, 5, 1, 112, 3),
+    Stage(6, 5, 2, 192, 4),
+    Stage(6, 3, 1, 320, 1),
+)
+
+
+class DepthwiseNorm(nn.Module):
+    """One kernel per channel, then batch norm."""
+
+    size: int
+    stride: int
+    lowering: str
+
+    @nn.compact
+    def __call__(
+        self, inputs: Float[Array, "n h w c"], train: bool, mask: Bool[Array, " n"] | None
+    ) -> Float[Array, "n h2 w2 c"]:
+        shape = (self.size, self.size, 1, inputs.shape[-1])
+        kernel, _ = Kernel(shape, kaiming_fan_out, use_bias=False, weight_norm=False, name="conv")()
+        padding = self.size // 2
+        x = depthwise_conv2d(inputs, kernel, stride=self.stride, padding=padding, lowering=self.lowering)
+        return Norm("bn", name="norm")(x, train, mask)
+
+
+class StochasticDepth(nn.Module):
+    """Replaces whole examples by zero with probability `rate` in training and scales the rest to keep the mean.
+
+    Source: Huang et al., Deep Networks with Stochastic Depth, ECCV 2016.
+    """
+
+    rate: float
+
+    @nn.compact
+    def __call__(self, inputs: Float[Array, "n h w c"], train: bool) -> Float[Array, "n h w c"]:
+        if not train or self.rate == 0:
+            return inputs
+        keep = keep_mask(self.make_rng("dropout"), (inputs.shape[0], 1, 1, 1), self.rate)
+        return jnp.where(keep, inputs / (1 - self.rate), 0)
+
+
+class InvertedResidual(nn.Module):
+    """Expand to more channels, filter each of them, reweight them, project; around an identity where shapes agree.
+
+    Attributes:
+        stage: the widths and the kernel side.
+        stride: of the depthwise convolution.
+        drop_rate: of stochastic depth.
+        lowering: see `conv2d`.
+    """
+
+    stage: Stage
+    stride: int
+    drop_rate: float
+    lowering: str
+
+    @nn.compact
+    def __call__(
+        self, inputs: Float[Array, "n h w c"], train: bool, mask: Bool[Array, " n"] | None
+    ) -> Float[Array, "n h2 w2 f"]:
+        channels = inputs.shape[-1]
+        x = inputs
+        if self.stage.expansion > 1:
+            expand = ConvNorm(channels * self.stage.expansion, 1, 1, "bn", self.lowering, name="expand")
+            x = nn.silu(expand(x, train, mask))
+        depthwise = DepthwiseNorm(self.stage.size, self.stride, self.lowering, name="depthwise")
+        x = nn.silu(depthwise(x, train, mask))
+        x = x * self._channel_weights(x, channels // 4)
+        x = ConvNorm(self.stage.filters, 1, 1, "bn", self.lowering, name="project")(x, train, mask)
+        if self.stride > 1 or channels != self.stage.filters:
+            return x
+        return inputs + StochasticDepth(self.drop_rate, name="drop")(x, train)
+
+    def _channel_weights(self, x: jax.Array, squeezed: int) -> jax.Array:
+        """Squeeze-and-excitation (Hu et al., CVPR 2018): a number in (0, 1) per example and channel."""
+        pooled = jnp.mean(x, (1, 2), keepdims=True)
+        squeeze, excite = (
+            Conv(filters, 1, initializer=kaiming_fan_out, lowering=self.lowering, name=name)
+            for filters, name in ((squeezed, "squeeze"), (x.shape[-1], "excite"))
+        )
+        return nn.sigmoid(excite(nn.silu(squeeze(pooled))))
+
+
+class EfficientNetB0(nn.Module):
+    """EfficientNet-B0: 16 inverted residual blocks in seven stages, 1x1 convolution, global average, one affine map.
+
+    The feature has 1280 values. 5,288,548 parameters for three input channels and 1000 classes, 4,007,548 without
+    the head. Layers, paddings and batch norm (epsilon 1e-5, momentum 0.1) are torchvision's `efficientnet_b0`, whose
+    weights it can start from. Convolutions start Kaiming normal (fan-out), the head as PyTorch's default.
+
+    Source: Tan and Le, EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks, ICML 2019.
+
+    Attributes:
+        num_classes: K.
+        weights: path of an `.npz` file with the arrays of torchvision's state dict to start from, see
+            `weights.pretrained`; None or "" starts at random.
+        dropout_rate: before the head, 0 turns it off.
+        stochastic_depth: rate that the blocks' rates rise to, 0 turns it off.
+        normalize_features: scale each feature vector to unit length.
+        aux_head: add a second affine map of the feature.
+        lowering: how the convolutions are computed, see `conv2d` and `depthwise_conv2d`.
+    """
+
+    num_classes: int
+    weights: str | None = None
+    dropout_rate: float = 0.2
+    stochastic_depth: float = 0.2
+    normalize_features: bool = False
+    aux_head: bool = False
+    lowering: str = "auto"
+
+    @property
+    def needs_key(self) -> bool:
+        return self.dropout_rate > 0 or self.stochastic_depth > 0
+
+    @nn.compact
+    def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Bool[Array, " n"] | None) -> Outputs:
+        if not 0 <= self.stochastic_depth < 1:
+            raise ValueError(f"stochastic_depth must be in [0, 1), got {self.stochastic_depth}")
+        x = nn.silu(ConvNorm(STEM_FILTERS, 3, 2, "bn", self.lowering, name="stem")(inputs, train, mask))
+        total, done = sum(stage.blocks for stage in STAGES), 0
+        for i, stage in enumerate(STAGES, 1):
+            for block in range(1, stage.blocks + 1):
+                stride = stage.stride if block == 1 else 1
+                drop_rate = self.stochastic_depth * done / total
+                x = InvertedResidual(stage, stride, drop_rate, self.lowering, name=f"block{i}_{block}")(x, train, mask)
+                done += 1
+        x = nn.silu(ConvNorm(LAST_FILTERS, 1, 1, "bn", self.lowering, name="last")(x, train, mask))
+        x = Dropout(self.dropout_rate, name="dropout")(jnp.mean(x, (1, 2)), train)
+        head = Head(self.num_classes, self.normalize_features, self.aux_head)
+        nn.share_scope(self, head)
+        return head(x)

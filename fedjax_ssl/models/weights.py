@@ -1,0 +1,196 @@
+"""Starting from weights that were trained with torchvision."""
+
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jaxtyping import PRNGKeyArray, PyTree
+
+from fedjax_ssl.models.efficientnet import STAGES
+from fedjax_ssl.models.model import Model
+
+EXPORT = "np.savez(path, **{name: value.numpy() for name, value in model.state_dict().items()})"
+# Counts of batches, which PyTorch needs only for a momentum that we do not have.
+IGNORED = ".num_batches_tracked"
+
+Place = tuple[str, ...]
+
+
+class Layer(NamedTuple):
+    """One layer of a network under its two names."""
+
+    kind: str  # a key of LEAVES
+    ours: Place  # in our parameters and state
+    theirs: str  # in the state dict
+
+
+class Leaf(NamedTuple):
+    """One array of a layer."""
+
+    theirs: str
+    tree: str  # "params" or "state"
+    ours: str
+    axes: tuple[int, ...]  # order of their axes in ours
+
+
+_CONV = Leaf("weight", "params", "kernel", (2, 3, 1, 0))  # OIHW to HWIO; depthwise too, where I is 1
+_BIAS = Leaf("bias", "params", "bias", (0,))
+
+LEAVES: Mapping[str, tuple[Leaf, ...]] = {
+    "conv": (_CONV,),
+    "conv with bias": (_CONV, _BIAS),
+    "dense": (Leaf("weight", "params", "kernel", (1, 0)), _BIAS),
+    "norm": (
+        Leaf("weight", "params", "scale", (0,)),
+        _BIAS,
+        Leaf("running_mean", "state", "mean", (0,)),
+        Leaf("running_var", "state", "var", (0,)),
+    ),
+}
+
+
+def _conv_norm(ours: Place, theirs: str) -> tuple[Layer, Layer]:
+    return Layer("conv", (*ours, "conv"), f"{theirs}.0"), Layer("norm", (*ours, "norm"), f"{theirs}.1")
+
+
+def efficientnet_b0_layers() -> tuple[Layer, ...]:
+    """Every layer of `EfficientNetB0` under its name in torchvision's `efficientnet_b0`; the head is the last."""
+    layers = [*_conv_norm(("stem",), "features.0")]
+    for i, stage in enumerate(STAGES, 1):
+        for block in range(1, stage.blocks + 1):
+            ours, theirs = f"block{i}_{block}", f"features.{i}.{block - 1}.block"
+            steps = (*(("expand",) if stage.expansion > 1 else ()), "depthwise", "excitation", "project")
+            for position, step in enumerate(steps):
+                if step == "excitation":
+                    layers.append(Layer("conv with bias", (ours, "squeeze"), f"{theirs}.{position}.fc1"))
+                    layers.append(Layer("conv with bias", (ours, "excite"), f"{theirs}.{position}.fc2"))
+                else:
+                    layers += _conv_norm((ours, step), f"{theirs}.{position}")
+    layers += _conv_norm(("last",), f"features.{len(STAGES) + 1}")
+    return (*layers, Layer("dense", ("head",), "classifier.1"))
+
+
+LAYERS: Mapping[str, Callable[[], tuple[Layer, ...]]] = {"efficientnet_b0": efficientnet_b0_layers}
+
+
+def pretrained(model: Model, path: str | Path, layers: Sequence[Layer]) -> Model:
+    """The same model, started from the arrays of a PyTorch state dict.
+
+    The file is made where PyTorch is installed, from any model of that architecture:
+
+        np.savez(path, **{name: value.numpy() for name, value in model.state_dict().items()})
+
+    The last layer is the classifier. It is taken if it has as many classes as ours, otherwise (or if the file has
+    none) ours starts at random, as the second head always does. The file is read here, once; the new `init` is a
+    pure function of its key.
+
+    Args:
+        model: the network with random weights.
+        path: the `.npz` file.
+        layers: the names of the network's layers, the classifier last.
+
+    Returns:
+        A model with another `init` and the same `apply`.
+
+    Raises:
+        ValueError: the file cannot be read, or an array in it is missing, unknown, of another shape, not floating
+            point, NaN or infinite; names the array.
+    """
+    path = Path(path).expanduser()
+    arrays = {name: values for name, values in _read(path).items() if not name.endswith(IGNORED)}
+    shapes = _flat(jax.eval_shape(model.init, jax.random.key(0)))
+    loaded: dict[Place, np.ndarray] = {}
+    for layer in _without_other_classifier(arrays, layers, shapes):
+        for leaf in LEAVES[layer.kind]:
+            name, place = f"{layer.theirs}.{leaf.theirs}", (leaf.tree, *layer.ours, leaf.ours)
+            shape = tuple(shapes[place].shape[leaf.axes.index(axis)] for axis in range(len(leaf.axes)))
+            loaded[place] = _checked(path, name, arrays, shape).transpose(leaf.axes)
+    known = {f"{layer.theirs}.{leaf.theirs}" for layer in layers for leaf in LEAVES[layer.kind]}
+    if extra := sorted(arrays.keys() - known):
+        raise ValueError(
+            f"weights {path}: array {extra[0]!r} belongs to no layer of this network ({len(extra)} such arrays); "
+            "export the state dict of the same architecture"
+        )
+
+    @jax.jit
+    def draw(key: PRNGKeyArray) -> dict[Place, jax.Array]:
+        return {place: values for place, values in _flat(model.init(key)).items() if place not in loaded}
+
+    def init(key: PRNGKeyArray) -> tuple[PyTree, PyTree]:
+        # copies, because a caller may donate what it got to its next step
+        stored = {place: jnp.array(values, jnp.result_type(float)) for place, values in loaded.items()}
+        tree = unflatten_dict({**stored, **draw(key)})
+        return tree["params"], tree.get("state", {})
+
+    return Model(init, model.apply)
+
+
+def _flat(variables: tuple[PyTree, PyTree]) -> dict[Place, jax.Array]:
+    params, state = variables
+    return flatten_dict({"params": params, "state": state})
+
+
+def _without_other_classifier(
+    arrays: Mapping[str, np.ndarray], layers: Sequence[Layer], shapes: Mapping[Place, jax.Array]
+) -> Sequence[Layer]:
+    """The layers to read: all, or all but the classifier where the file has none or one of other classes."""
+    classifier = layers[-1]
+    (num_classes,) = shapes["params", *classifier.ours, "bias"].shape
+    found = [arrays[name] for name in (f"{classifier.theirs}.weight", f"{classifier.theirs}.bias") if name in arrays]
+    usable = found and all(len(values) == num_classes for values in found if values.ndim)
+    return layers if usable else layers[:-1]
+
+
+def _checked(path: Path, name: str, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+    if name not in arrays:
+        found = ", ".join(repr(other) for other in sorted(arrays)[:3]) or "nothing"
+        raise ValueError(
+            f"weights {path}: array {name!r} is missing; the file has {len(arrays)} arrays ({found}, ...). Make it "
+            f"from a model of the same architecture with {EXPORT}"
+        )
+    values = arrays[name]
+    if values.shape != shape:
+        raise ValueError(
+            f"weights {path}: array {name!r} has shape {values.shape}, this network needs {shape}; export a model "
+            "with the same widths and input channels"
+        )
+    if not np.issubdtype(values.dtype, np.floating):
+        raise ValueError(f"weights {path}: array {name!r} has dtype {values.dtype}; allowed is floating point")
+    if not np.isfinite(values).all():
+        raise ValueError(f"weights {path}: array {name!r} holds NaN or infinite values; export it again")
+    return values
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    if not path.is_file():
+        raise ValueError(
+            f"weights {path} is not {'a file' if path.exists() else 'there'}; make it where PyTorch is installed "
+            f"with {EXPORT}, or leave `weights` empty to start at random"
+        )
+    name = None
+    # The file is opened here, because numpy leaves a broken one open.
+    with path.open("rb") as file:
+        try:
+            archive = np.load(file, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise ValueError("it holds one bare array")
+            arrays = {}
+            with archive:
+                for name in archive.files:
+                    values = archive[name]
+                    if not isinstance(values, np.ndarray):
+                        raise ValueError("it is no array; a `.pt` or `.pth` file cannot be read directly")
+                    arrays[name] = values
+        except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+            where = "" if name is None else f" (array {name!r})"
+            raise ValueError(
+                f"weights {path}{where} is not a readable .npz file of plain arrays, or it is damaged: {error}. "
+                f"Make it with {EXPORT}"
+            ) from error
+    return arrays
