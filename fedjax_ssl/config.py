@@ -17,6 +17,7 @@ from ml_collections import config_dict
 from fedjax_ssl import data, methods
 from fedjax_ssl.federated import OPTIMIZERS, PLACEMENTS, SCHEDULES, WEIGHTINGS
 
+PREDICTORS = ("network", "xclp", "per_client_lp")
 _INT, _FLOAT, _TEXT, _FLAG, _TUPLE = int, float, str, bool, tuple
 
 
@@ -36,7 +37,7 @@ def default(method: str = "fedavg") -> ml_collections.ConfigDict:
     """
     config = ml_collections.ConfigDict()
     config.seed = 0  # decides everything random: partition, labels, cohorts, batches, initial network
-    config.rounds = 100
+    config.rounds = 100  # 0: no training, only the predictions below
     config.eval_every = 5  # rounds between evaluations, run as one compiled call
     config.checkpoint_every = 1  # evaluations between checkpoints; 0: only at the end
 
@@ -47,9 +48,12 @@ def default(method: str = "fedavg") -> ml_collections.ConfigDict:
         download=True,
         num_classes=_INT,  # npz: where the labels do not show all classes
         input_max=_FLOAT,  # npz: stored value that becomes 1.0
+        size=_INT,  # fed_isic2019: height and width of the images
         writers=_INT,  # glyphs: how many writers are drawn
         test_clients=0,  # whole natural clients held out as test set
+        left_out_client=_INT,  # this natural client is the test set
         test_fraction=0.0,  # share of the examples held out as test set, where the dataset has none
+        client_test_fraction=0.0,  # share of every client's examples held out as its test examples
         validation_fraction=0.0,
     )
     config.partition = _section(
@@ -77,6 +81,9 @@ def default(method: str = "fedavg") -> ml_collections.ConfigDict:
         name="mlp",
         norm=_TEXT,
         hidden=_TUPLE,
+        activation=_TEXT,
+        weights=_TEXT,  # efficientnet_b0: pretrained weights, an .npz file
+        stochastic_depth=_FLOAT,
         dropout=_FLAG,
         dropout_rate=_FLOAT,
         normalize_features=_FLAG,
@@ -104,6 +111,22 @@ def default(method: str = "fedavg") -> ml_collections.ConfigDict:
         server_learning_rate=0.01,  # fedadam, fedyogi
         placement="auto",  # or "sequential", "vmap", "chunked"
         chunk_size=8,
+    )
+    config.prediction = _section(
+        predictors="",  # "network,xclp,per_client_lp": label the clients' test examples after the last round
+        features="network",  # what the graphs compare: features of the "network", or "inputs" as they are stored
+        variant="both",  # settings of the "paper", of the authors' "code", or "both"
+        unlabelled="with",  # unlabelled training examples in the graphs: "with", "without", or "both"
+        similarity="exact",  # per_client_lp: "exact" cosines or "lsh"
+        num_bits=4096,
+        num_neighbors=10,
+        alpha=0.99,
+        similarity_power=_FLOAT,  # the variant's by default, as the next two
+        label_norm=_TEXT,
+        confidence_scale=_TEXT,
+        groups=1,  # xclp: clients are cut at random into so many groups with a graph each
+        new_batch_size=_INT,  # new examples that a client brings at a time; all by default
+        neighbor_search="exact",  # xclp: or "approximate", for millions of points
     )
     return config.lock()
 
@@ -134,6 +157,40 @@ def digits_by_writer(method: str, labels: str | None = None) -> ml_collections.C
     config.supervision.name = "per_client"
     config.supervision.labels = int(count)
     config.optimizer.batch_size = min(50, int(count))
+    return config
+
+
+def one_shot(variant: str, rounds: int) -> ml_collections.ConfigDict:
+    """Prediction for new examples (XCLP section 4): what all of its config files start from.
+
+    Args:
+        variant: "inputs": graphs of the inputs as they are stored, nothing is trained. "network": graphs of the
+            features of a network that FedAvg trains on the labels. In both, a fifth of every client's examples is
+            new and a tenth of the others is labelled. "left_out": features as in "network", all examples of one
+            client are new and all of the others are labelled.
+        rounds: of FedAvg, where a network is trained.
+
+    Raises:
+        ConfigError: there is no such variant.
+    """
+    predictors = {
+        "inputs": "xclp,per_client_lp",
+        "network": "network,xclp,per_client_lp",
+        "left_out": "network,xclp",  # per-client LP has no label to propagate there
+    }
+    if variant not in predictors:
+        raise ConfigError(f"there is no variant {variant!r} of this config; it has: {', '.join(predictors)}")
+    config = default("fedavg")
+    config.rounds = 0 if variant == "inputs" else rounds
+    config.prediction.predictors = predictors[variant]
+    config.prediction.features = "inputs" if variant == "inputs" else "network"
+    if variant == "left_out":
+        config.data.left_out_client = 0
+        return config
+    config.data.client_test_fraction = 0.2
+    config.supervision.name = "fraction"
+    config.supervision.fraction = 0.1
+    config.prediction.unlabelled = "both"
     return config
 
 
@@ -178,8 +235,9 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     for section, kind in (("partition", "partition"), ("supervision", "supervision"), ("augment", "augmentation")):
         _drop_unused(resolved, section, kind)
     if resolved.optimizer.schedule_rounds is None:
-        resolved.optimizer.schedule_rounds = resolved.rounds
+        resolved.optimizer.schedule_rounds = max(resolved.rounds, 1)
     _check_stages(resolved)
+    _check_prediction(resolved)
     for field, lowest in _LOWEST.items():
         value = get(resolved, field)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not lowest <= value < math.inf:
@@ -206,6 +264,34 @@ def _check_stages(config: ml_collections.ConfigDict) -> None:
         raise ConfigError(
             f"config.method.warmup_rounds is {warmup}; with validation data it must be a multiple of "
             f"config.eval_every ({config.eval_every}), so that the model of stage 1 is evaluated"
+        )
+
+
+def _check_prediction(config: ml_collections.ConfigDict) -> None:
+    section = config.prediction
+    names = section.predictors.split(",") if section.predictors else []
+    for name in names:
+        if name not in PREDICTORS:
+            close = difflib.get_close_matches(name, PREDICTORS, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise ConfigError(
+                f"config.prediction.predictors names {name!r}.{hint} Allowed, with commas between: "
+                f"{', '.join(PREDICTORS)}"
+            )
+    if not config.rounds and not names:
+        raise ConfigError(
+            "config.rounds is 0 and config.prediction.predictors names nothing, so there is nothing to do; train at "
+            "least one round, or name predictors"
+        )
+    if not config.rounds and "network" in names:
+        raise ConfigError(
+            "config.prediction.predictors names 'network', whose classifier config.rounds=0 leaves untrained; "
+            "train it, or leave it out"
+        )
+    if section.neighbor_search == "approximate" and section.groups > 1:
+        raise ConfigError(
+            f"config.prediction.groups is {section.groups} and neighbor_search is 'approximate', which is for one "
+            "graph of all clients; use one of them"
         )
 
 
@@ -282,7 +368,7 @@ def replace_number(config: dict[str, Any], field: str, value: Any) -> None:
 
 _LOWEST = {
     "seed": 0,
-    "rounds": 1,
+    "rounds": 0,
     "eval_every": 1,
     "checkpoint_every": 0,
     "data.test_clients": 0,
@@ -296,6 +382,9 @@ _LOWEST = {
     "federated.mu": 0.0,
     "federated.server_learning_rate": 0.0,
     "federated.chunk_size": 1,
+    "prediction.num_bits": 1,
+    "prediction.num_neighbors": 1,
+    "prediction.groups": 1,
 }
 _ALLOWED = {
     "optimizer.name": OPTIMIZERS,
@@ -303,4 +392,8 @@ _ALLOWED = {
     "federated.name": ("fedavg", "fedprox", "fedadam", "fedyogi"),
     "federated.weighting": tuple(WEIGHTINGS),
     "federated.placement": PLACEMENTS,
+    "prediction.features": ("network", "inputs"),
+    "prediction.variant": ("paper", "code", "both"),
+    "prediction.unlabelled": ("with", "without", "both"),
+    "prediction.neighbor_search": ("exact", "approximate"),
 }

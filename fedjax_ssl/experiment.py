@@ -29,7 +29,9 @@ def load_experiment(config: ml_collections.ConfigDict) -> Experiment:
     """
     resolved = configs.resolve(config)
     section = resolved.data
-    given = {name: section[name] for name in ("num_classes", "input_max", "writers") if section[name] is not None}
+    given = {
+        name: section[name] for name in ("num_classes", "input_max", "writers", "size") if section[name] is not None
+    }
     with configs.naming("data"):
         dataset = data.load(section.name, root=section.root, path=section.path, download=section.download, **given)
     return Experiment(resolved, dataset)
@@ -50,7 +52,9 @@ def federate(experiment: Experiment, key: Key[Array, ""]) -> data.FederatedData:
             supervision=config.supervision.name,
             supervision_options=configs.options(config.supervision),
             test_clients=section.test_clients,
+            left_out_client=section.left_out_client,
             test_fraction=section.test_fraction,
+            client_test_fraction=section.client_test_fraction,
             validation_fraction=section.validation_fraction,
         )
 

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Key
 
 from fedjax_ssl import config as configs
-from fedjax_ssl import data, federated, models, tracking
+from fedjax_ssl import data, federated, models, prediction, tracking
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.experiment import Experiment, build_method, federate, load_experiment
 from fedjax_ssl.federated import Method, ServerState
@@ -107,11 +107,12 @@ def _run_in(folder: tracking.RunFolder, experiment: Experiment) -> dict[str, Any
     config, key = experiment.config, jax.random.key(experiment.config.seed)
     federation = federate(experiment, key)
     with configs.naming("data, config.partition or config.supervision"):
-        data.validate(federation)
+        data.validate(federation, truth_required=not config.prediction.predictors)
         if not np.any(federation.num_labelled):
             raise ConfigError(
                 f"no client has a label, and method {config.method.name!r} learns from the clients' labels only"
             )
+    prediction.check(config, federation)
     method = build_method(experiment, federation)
     template = jax.eval_shape(method.init, key, federation)
 
@@ -123,7 +124,11 @@ def _run_in(folder: tracking.RunFolder, experiment: Experiment) -> dict[str, Any
         start, state, seconds = checkpoints.restore(template)
     log.truncate(after_round=start)
 
-    files = {"metrics": folder.metrics_csv, "summary": folder.summary_file, "curves": folder.curves_file}
+    files = {"summary": folder.summary_file}
+    if config.rounds:
+        files |= {"metrics": folder.metrics_csv, "curves": folder.curves_file}
+    if config.prediction.predictors:
+        files |= {"predictions": folder.predictions_csv, "by client": folder.clients_csv}
     with tracking.Progress(config.rounds, start_round=start) as progress:
         progress.start(
             method=config.method.name,
@@ -155,9 +160,16 @@ def _run_in(folder: tracking.RunFolder, experiment: Experiment) -> dict[str, Any
             due = config.checkpoint_every * config.eval_every
             if start == config.rounds or (due and start % due == 0):
                 checkpoints.save(start, state, seconds)
-        summary = _summarize(experiment, log.rows(), seconds)
+        outcomes = prediction.predict(experiment, method, state, key, federation, progress.note)
+        if outcomes:
+            table = prediction.predictions_table(experiment, federation, outcomes)
+            tracking.write_atomically(folder.predictions_csv, table)
+            tracking.write_atomically(folder.clients_csv, prediction.clients_table(experiment, federation, outcomes))
+        rows = log.rows()
+        if rows:
+            tracking.plot_curves(rows, folder.curves_file, title=f"{config.method.name} on {config.data.name}")
+        summary = _summarize(experiment, rows, seconds, prediction.summary_of(outcomes))
         tracking.write_summary(folder.summary_file, summary)
-        tracking.plot_curves(log.rows(), folder.curves_file, title=f"{config.method.name} on {config.data.name}")
         progress.finish(summary, files)
     return summary
 
@@ -196,15 +208,22 @@ def _block(
     return state, {**infos, **federated.evaluate(method, state, federation)}
 
 
-def _summarize(experiment: Experiment, rows: list[dict[str, Any]], seconds: Mapping[str, float]) -> dict[str, Any]:
-    config = experiment.config
+def _summarize(
+    experiment: Experiment,
+    rows: list[dict[str, Any]],
+    seconds: Mapping[str, float],
+    predictions: list[dict[str, Any]],
+) -> dict[str, Any]:
+    config, last = experiment.config, rows[-1] if rows else {}
     totals = {name: sum(int(row[name]) for row in rows) for name in TOTALS}
     extra: dict[str, Any] = {"dropped_clients": totals["dropped_clients"], "local_steps": totals["local_steps"]}
     for name in ("test_balanced_accuracy", "test_loss", "pseudo_label_accuracy", "pseudo_label_coverage"):
-        if name in rows[-1]:
-            extra[name] = rows[-1][name]
-    if "validation_accuracy" in rows[-1]:
-        warmup = min(config.method.get("warmup_rounds", 0), rows[-1]["round"])  # from the model of stage 1 on
+        if name in last:
+            extra[name] = last[name]
+    if predictions:
+        extra["predictions"] = predictions
+    if "validation_accuracy" in last:
+        warmup = min(config.method.get("warmup_rounds", 0), last["round"])  # from the model of stage 1 on
         candidates = [row for row in rows if row["round"] >= warmup]
         chosen = max(candidates, key=lambda row: row["validation_accuracy"])
         extra["selected_round"] = chosen["round"]
@@ -214,7 +233,7 @@ def _summarize(experiment: Experiment, rows: list[dict[str, Any]], seconds: Mapp
         method=config.method.name,
         dataset=config.data.name,
         seed=config.seed,
-        rounds=rows[-1]["round"],
+        rounds=config.rounds,
         client_updates=totals["clients"],
         examples=totals["examples"],
         bytes_up=totals["bytes_up"],

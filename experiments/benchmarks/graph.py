@@ -2,11 +2,14 @@
 
     python experiments/benchmarks/graph.py --sizes 2500x4096 16000x1024 100000x256
     python experiments/benchmarks/graph.py --sizes 16000x1024 --json graph.json --plot graph.png
+    python experiments/benchmarks/graph.py --sizes 1000000x256 --repeats 1 --systems "fedjax_ssl, approximate"
+    python experiments/benchmarks/graph.py --devices
 
-A size is points x bits. Points are Gaussian clusters, 2 per class; one point in fifty is labelled.
-Every system runs in a process of its own, one after the other, so that peak memory (the largest resident set,
-interpreter and libraries included) is its own. Times are medians over repeats after one call that compiles.
-The peers are optional: `pip install faiss-cpu scikit-learn`.
+A size is points x bits, up to 1,000,000 points. Points are Gaussian clusters, 2 per class; one point in fifty is
+labelled. Every system runs in a process of its own, one after the other, so that peak memory (the largest resident
+set, interpreter and libraries included) is its own. Times are medians over repeats after one call that compiles.
+A row is printed as soon as it is measured. Peers that compare all pairs are left out above a number of pairs
+(MOST_PAIRS). The peers are optional: `pip install faiss-cpu scikit-learn`.
 """
 
 import argparse
@@ -26,8 +29,12 @@ import numpy as np
 
 CLUSTERS_PER_CLASS = 2
 LABELLED_SHARE = 0.02
-# Label spreading of scikit-learn holds the graph dense in one step; beyond this it only costs time.
-MOST_POINTS_SKLEARN = 5000
+MOST_POINTS = 1_000_000
+# Pairs of points up to which a peer is measured. Label spreading of scikit-learn holds the graph dense in one step:
+# 5,000 points; the exact search of faiss takes minutes a call above 120,000 points.
+MOST_PAIRS = {"scikit-learn": 5_000**2, "faiss + SciPy": 120_000**2}
+# Points whose features are made at once, so that the largest sizes need the memory of the features only once.
+POINTS_PER_BLOCK = 50_000
 
 
 def make_points(num_points: int, num_features: int, num_classes: int) -> tuple[np.ndarray, ...]:
@@ -38,7 +45,10 @@ def make_points(num_points: int, num_features: int, num_classes: int) -> tuple[n
     noise = random.standard_normal((num_points, num_features), dtype=np.float32)
     truth = (cluster % num_classes).astype(np.int32)
     shown = np.where(random.random(num_points) < LABELLED_SHARE, truth, -1).astype(np.int32)
-    return centres[cluster] + noise, truth, shown
+    for start in range(0, num_points, POINTS_PER_BLOCK):
+        block = slice(start, start + POINTS_PER_BLOCK)
+        noise[block] += centres[cluster[block]]
+    return noise, truth, shown
 
 
 def timed(function: Callable[[], Any], repeats: int) -> tuple[Any, dict[str, float]]:
@@ -68,11 +78,22 @@ def peak_memory() -> float:
 
 def measure_ours(options: argparse.Namespace, num_points: int, num_bits: int) -> dict[str, Any]:
     """Phases of `fedjax_ssl.graph`, and the whole of `xclp` in one call."""
+    return measure_search("nearest_neighbors", options, num_points, num_bits)
+
+
+def measure_approximate(options: argparse.Namespace, num_points: int, num_bits: int) -> dict[str, Any]:
+    """The same with the approximate search, and the share of the nearest neighbours that it found."""
+    return measure_search("approximate_neighbors", options, num_points, num_bits)
+
+
+def measure_search(search: str, options: argparse.Namespace, num_points: int, num_bits: int) -> dict[str, Any]:
+    """Phases of `fedjax_ssl.graph` with one of its searches, and the whole of `xclp` in one call."""
     import jax
     import jax.numpy as jnp
 
     from fedjax_ssl import graph as g
 
+    neighbor_search = getattr(g, search)
     features, truth, shown = make_points(num_points, options.features, options.classes)
     points, labels = jnp.asarray(features), jnp.asarray(shown)
     key, repeats = jax.random.key(0), options.repeats
@@ -81,17 +102,29 @@ def measure_ours(options: argparse.Namespace, num_points: int, num_bits: int) ->
         return lambda: jax.block_until_ready(function())
 
     result, whole = timed(
-        ready(lambda: g.xclp(key, points, labels, options.classes, num_bits=num_bits, num_neighbors=options.neighbors)),
+        ready(
+            lambda: g.xclp(
+                key,
+                points,
+                labels,
+                options.classes,
+                num_bits=num_bits,
+                num_neighbors=options.neighbors,
+                neighbor_search=neighbor_search,
+            )
+        ),
         repeats,
     )
     memory = peak_memory()
     codes, codes_time = timed(ready(lambda: g.lsh_codes(key, points, num_bits)), repeats)
-    neighbors, neighbors_time = timed(ready(lambda: g.nearest_neighbors(codes, num_bits, options.neighbors)), repeats)
+    neighbors, neighbors_time = timed(ready(lambda: neighbor_search(codes, num_bits, options.neighbors)), repeats)
     graph, graph_time = timed(ready(lambda: g.build_graph(neighbors)), repeats)
     targets = jax.nn.one_hot(labels, options.classes)
     solution, solve_time = timed(ready(lambda: g.solve(graph, targets, 0.99)), repeats)
     unlabelled = shown < 0
+    exact = search == "nearest_neighbors"
     return {
+        "recall": 1.0 if exact else float(g.neighbor_recall(neighbors, codes, num_bits)),
         "codes": codes_time,
         "neighbours": neighbors_time,
         "graph": graph_time,
@@ -139,6 +172,17 @@ def measure_faiss(options: argparse.Namespace, num_points: int, num_bits: int) -
         targets = (shown[:, None] == np.arange(options.classes)).astype(float)
         return np.stack([scipy.sparse.linalg.cg(system, column, rtol=1e-6)[0] for column in targets.T], axis=1)
 
+    def iterations() -> int:
+        """Of the class that takes most, as ours: all classes together take as many as the slowest."""
+        counts = []
+        for label in range(options.classes):
+            steps: list[None] = []
+            scipy.sparse.linalg.cg(
+                system, (shown == label) * 1.0, rtol=1e-6, callback=lambda _, s=steps: s.append(None)
+            )
+            counts.append(len(steps))
+        return max(counts)
+
     system, graph_time = timed(build, repeats)
     scores, solve_time = timed(propagate, repeats)
     unlabelled = shown < 0
@@ -150,6 +194,8 @@ def measure_faiss(options: argparse.Namespace, num_points: int, num_bits: int) -
         "propagation": solve_time,
         "whole": {when: sum(phase[when] for phase in phases) for when in phases[0]},
         "memory": peak_memory(),
+        "recall": 1.0,
+        "iterations": iterations(),
         "accuracy": float(np.mean(scores.argmax(axis=1)[unlabelled] == truth[unlabelled])),
         "versions": {"faiss": faiss.__version__, "scipy": scipy.__version__},
     }
@@ -173,7 +219,12 @@ def measure_sklearn(options: argparse.Namespace, num_points: int, num_bits: int)
     }
 
 
-SYSTEMS = {"fedjax_ssl": measure_ours, "faiss + SciPy": measure_faiss, "scikit-learn": measure_sklearn}
+SYSTEMS = {
+    "fedjax_ssl": measure_ours,
+    "fedjax_ssl, approximate": measure_approximate,
+    "faiss + SciPy": measure_faiss,
+    "scikit-learn": measure_sklearn,
+}
 NEEDS = {"faiss + SciPy": ("faiss", "scipy"), "scikit-learn": ("sklearn",)}
 INSTALL = "`pip install faiss-cpu scipy scikit-learn` brings all peers."
 
@@ -183,45 +234,113 @@ def measure(system: str, options: argparse.Namespace, num_points: int, num_bits:
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
         result = pool.submit(SYSTEMS[system], options, num_points, num_bits).result()
-    return {"system": system, "points": num_points, "bits": num_bits, **result}
+    row = {"system": system, "points": num_points, "bits": num_bits, **result}
+    if "neighbours" in row:
+        row["nanoseconds_per_pair"] = 1e9 * row["neighbours"]["warm"] / num_points**2
+    if options.peak_tops and system == "fedjax_ssl" and row["device"] != "cpu":
+        operations = 2 * num_points**2 * num_bits
+        row["share_of_peak"] = operations / row["neighbours"]["warm"] / (1e12 * options.peak_tops)
+    return row
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """The measurements as a Markdown table: medians of the warm calls, and of the fastest and the leanest."""
-    phases = ("codes", "neighbours", "graph", "propagation", "whole")
-    lines = [
-        "| points x bits | system | codes s | neighbours s | graph s | propagation s | whole s "
-        "| whole, fastest s | neighbours, processor s | first call s | peak GB | accuracy % |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        times = [f"{row[phase]['warm']:.3f}" if phase in row else "" for phase in phases]
-        search = f"{row['neighbours']['processor']:.3f}" if "neighbours" in row else ""
-        whole = [f"{row['whole']['fastest']:.3f}", search, f"{row['whole']['first']:.2f}"]
-        cells = [f"{row['points']} x {row['bits']}", row["system"], *times, *whole]
-        lines.append("| " + " | ".join([*cells, f"{row['memory']:.2f}", f"{100 * row['accuracy']:.1f}"]) + " |")
-    return "\n".join(lines)
+HEADINGS = (
+    "points x bits",
+    "system",
+    "codes s",
+    "neighbours s",
+    "ns per pair",
+    "recall %",
+    "graph s",
+    "propagation s",
+    "iterations",
+    "whole s",
+    "whole, fastest s",
+    "neighbours, processor s",
+    "first call s",
+    "peak GB",
+    "accuracy %",
+    "of int8 peak %",
+)
+
+
+def table_head() -> str:
+    """Headings of the table, in Markdown."""
+    return "| " + " | ".join(HEADINGS) + " |\n" + "|---" * len(HEADINGS) + "|"
+
+
+def table_row(row: dict[str, Any]) -> str:
+    """A measurement as a line of the table: medians of the warm calls, and the fastest and the leanest."""
+
+    def seconds(phase: str, which: str = "warm") -> str:
+        return f"{row[phase][which]:.3f}" if phase in row else ""
+
+    def percent(name: str) -> str:
+        return f"{100 * row[name]:.1f}" if name in row else ""
+
+    cells = (
+        f"{row['points']} x {row['bits']}",
+        row["system"],
+        seconds("codes"),
+        seconds("neighbours"),
+        f"{row['nanoseconds_per_pair']:.3f}" if "nanoseconds_per_pair" in row else "",
+        percent("recall"),
+        seconds("graph"),
+        seconds("propagation"),
+        str(row.get("iterations", "")),
+        seconds("whole"),
+        seconds("whole", "fastest"),
+        seconds("neighbours", "processor"),
+        f"{row['whole']['first']:.2f}",
+        f"{row['memory']:.2f}",
+        percent("accuracy"),
+        percent("share_of_peak"),
+    )
+    return "| " + " | ".join(cells) + " |"
 
 
 def plot(rows: list[dict[str, Any]], path: str) -> None:
-    """Whole time and neighbour search against the number of points, one line per system and code length."""
+    """Left: whole time against points. Right: conjugate-gradient iterations. One line per system and code length."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
-    for system, bits in sorted({(row["system"], row["bits"]) for row in rows}):
-        chosen = [row for row in rows if (row["system"], row["bits"]) == (system, bits)]
-        chosen.sort(key=lambda row: row["points"])
-        points = [row["points"] for row in chosen]
-        line = axes.plot(points, [row["whole"]["warm"] for row in chosen], "o-", label=f"{system}, {bits} bits")
-        if all("neighbours" in row for row in chosen):
-            search = [row["neighbours"]["warm"] for row in chosen]
-            axes.plot(points, search, ":", color=line[0].get_color())
-    axes.set(xscale="log", yscale="log", xlabel="points", ylabel="seconds, whole (dotted: neighbours)")
-    axes.legend(fontsize=8)
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    systems = list(dict.fromkeys(row["system"] for row in rows))
+    code_lengths = sorted({row["bits"] for row in rows})
+    for system in systems:
+        for bits in code_lengths:
+            chosen = [row for row in rows if (row["system"], row["bits"]) == (system, bits)]
+            if not chosen:
+                continue
+            chosen.sort(key=lambda row: row["points"])
+            style = {
+                "color": f"C{systems.index(system)}",
+                "linestyle": ("-", "--", ":", "-.")[code_lengths.index(bits) % 4],
+                "marker": "osD^v"[code_lengths.index(bits) % 5],
+                "label": f"{system}, {bits} bits",
+            }
+            points = [row["points"] for row in chosen]
+            left.plot(points, [row["whole"]["warm"] for row in chosen], **style)
+            solved = [row for row in chosen if row.get("iterations")]
+            if solved:
+                points = [row["points"] for row in solved]
+                right.plot(points, [row["iterations"] for row in solved], **style)
+    left.set(xscale="log", yscale="log", xlabel="points", ylabel="seconds, codes to labels")
+    right.set(xscale="log", xlabel="points", ylabel="conjugate-gradient iterations")
+    right.set_ylim(bottom=0)
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    left.legend(fontsize=8)
     figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def device_lines() -> list[str]:
+    """What `jax` runs on, a line per device."""
+    import jax
+
+    return [f"{device.id}: {device.device_kind} ({device.platform})" for device in jax.devices()]
 
 
 def parse_size(text: str) -> tuple[int, int]:
@@ -231,8 +350,8 @@ def parse_size(text: str) -> tuple[int, int]:
         size = int(points), int(bits)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not points x bits, such as 16000x1024") from None
-    if size[0] < 2 or size[1] < 8 or size[1] % 8:
-        raise argparse.ArgumentTypeError(f"{text!r}: at least 2 points, and bits in whole bytes")
+    if not 2 <= size[0] <= MOST_POINTS or size[1] < 8 or size[1] % 8:
+        raise argparse.ArgumentTypeError(f"{text!r}: 2 to {MOST_POINTS} points, and bits in whole bytes")
     return size
 
 
@@ -248,10 +367,22 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="warm calls, at least 1")
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
     parser.add_argument("--json", help="write the measurements here")
-    parser.add_argument("--plot", help="write a plot of time against points here")
+    parser.add_argument("--plot", help="write a plot of time and of iterations against points here")
+    parser.add_argument("--devices", action="store_true", help="print the devices and stop")
+    parser.add_argument(
+        "--peak-tops",
+        type=float,
+        help="int8 peak of the accelerator in 10^12 operations per second, as its maker states it: the table then "
+        "tells what share of it the exact search reaches, counting 2 n^2 L operations",
+    )
     options = parser.parse_args()
     if options.repeats < 1:
         parser.error(f"--repeats is {options.repeats}; at least 1 warm call is needed")
+    if options.peak_tops is not None and options.peak_tops <= 0:
+        parser.error(f"--peak-tops is {options.peak_tops}; it must be positive")
+    if options.devices:
+        print("\n".join(device_lines()))
+        return
 
     systems = []
     for system in options.systems:
@@ -261,15 +392,16 @@ def main() -> None:
         else:
             systems.append(system)
     rows = []
+    print(table_head(), flush=True)
     for num_points, num_bits in options.sizes:
         for system in systems:
-            if system == "scikit-learn" and num_points > MOST_POINTS_SKLEARN:
-                continue
-            rows.append(measure(system, options, num_points, num_bits))
-            print(json.dumps(rows[-1]), flush=True)
+            if num_points**2 <= MOST_PAIRS.get(system, MOST_POINTS**2):
+                rows.append(measure(system, options, num_points, num_bits))
+                print(table_row(rows[-1]), flush=True)
     versions = {name: version for row in rows for name, version in row["versions"].items()}
-    print(f"\nPython {platform.python_version()}, {versions}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
-    print(table(rows))
+    devices = sorted({row["device"] for row in rows if "device" in row})
+    print(f"\nPython {platform.python_version()}, {versions}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    print(f"devices of fedjax_ssl: {', '.join(devices) or 'not measured'}")
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
             json.dump({"versions": versions, "cores": os.cpu_count(), "rows": rows}, file, indent=1)

@@ -2,7 +2,7 @@
 
 from fedjax_ssl.federated.cohort import Cohort, sample_cohort
 from fedjax_ssl.federated.engine import BYTES_PER_NUMBER, WEIGHTINGS, Setup, federated_method
-from fedjax_ssl.federated.evaluation import balanced_accuracy, evaluate
+from fedjax_ssl.federated.evaluation import Scores, balanced_accuracy, evaluate, score_labels
 from fedjax_ssl.federated.forward import map_rows
 from fedjax_ssl.federated.local_optimizer import (
     OPTIMIZERS,
@@ -42,6 +42,7 @@ __all__ = [
     "Round",
     "Sampler",
     "Schedule",
+    "Scores",
     "ServerState",
     "Setup",
     "Stage",
@@ -64,4 +65,5 @@ __all__ = [
     "map_rows",
     "mixed_epochs",
     "sample_cohort",
+    "score_labels",
 ]

@@ -17,7 +17,7 @@ from fedjax_ssl.federated.method import Client, Method, Metrics, Params, Round, 
 from fedjax_ssl.federated.optimizers import FederatedOptimizer
 from fedjax_ssl.federated.placement import map_clients
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.models import Model
+from fedjax_ssl.models import Model, Outputs
 
 PyTree = Any
 BYTES_PER_NUMBER = 4
@@ -56,7 +56,7 @@ def federated_method(
     groups: tuple[str, ...] = ("model",),
     split: Callable[[PyTree], Params] = lambda params: {"model": params},
     combine: Callable[[Params], PyTree] = lambda params: params["model"],
-    predict: Callable[[ServerState, Array], Array] | None = None,
+    network: Callable[[ServerState], tuple[PyTree, PyTree]] | None = None,
 ) -> Method:
     """Builds a method out of terms.
 
@@ -66,7 +66,7 @@ def federated_method(
         groups: parameter groups in the order in which a local step updates them.
         split: a freshly initialized network's parameters -> parameters by group.
         combine: parameters by group -> the network's parameters.
-        predict: (state, raw inputs) -> log-probabilities; the network's softmax by default.
+        network: state -> (parameters, model state) of the network that predicts and embeds; the global one by default.
 
     Returns:
         A `Method`. Its `round` takes the run's key and folds the round number in itself, so rounds can be scanned with
@@ -120,11 +120,16 @@ def federated_method(
         number = sum((state.round >= start).astype(jnp.int32) for start in starts[1:])
         return jax.lax.switch(number, branches, round_key, state, data)
 
-    def predict_softmax(state: ServerState, inputs: Array) -> Array:
-        outputs, _ = setup.model.apply(combine(state.params), state.model_state, setup.normalize(inputs), train=False)
-        return jax.nn.log_softmax(outputs.logits)
+    def apply(state: ServerState, inputs: Array) -> Outputs:
+        params, model_state = network(state) if network else (combine(state.params), state.model_state)
+        return setup.model.apply(params, model_state, setup.normalize(inputs), train=False)[0]
 
-    return Method(init, round, predict or predict_softmax)
+    return Method(
+        init,
+        round,
+        predict=lambda state, inputs: jax.nn.log_softmax(apply(state, inputs).logits),
+        embed=lambda state, inputs: apply(state, inputs).features,
+    )
 
 
 def _check(setup: Setup, stages: tuple[Stage, ...]) -> None:

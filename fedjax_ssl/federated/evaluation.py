@@ -1,4 +1,6 @@
-"""Evaluation on the test and validation examples, all in one batch loop."""
+"""Evaluation on the test and validation examples, all in one batch loop; scores pooled and by client."""
+
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -52,8 +54,55 @@ def balanced_accuracy(
     correct: Bool[Array, " m"], labels: Int[Array, " m"], real: Bool[Array, " m"], num_classes: int
 ) -> Float[Array, ""]:
     """Mean over the classes that occur of the share of their examples that are right."""
-    dtype = jnp.result_type(float)
-    slot = jnp.where(real, labels, num_classes)
-    counts = jnp.zeros(num_classes + 1, dtype).at[slot].add(1.0)[:-1]
-    hits = jnp.zeros(num_classes + 1, dtype).at[slot].add(correct.astype(dtype))[:-1]
-    return jnp.mean(hits / jnp.maximum(counts, 1.0), where=counts > 0)
+    return _mean_recall(*_count(correct, jnp.where(real, labels, num_classes), num_classes))
+
+
+class Scores(NamedTuple):
+    """How right predicted labels are, over all examples and at each of C clients; NaN where there is no example."""
+
+    accuracy: Float[Array, ""]
+    balanced_accuracy: Float[Array, ""]  # mean recall over the classes that occur
+    coverage: Float[Array, ""]  # share of the examples that were given a label
+    client_accuracy: Float[Array, " C"]
+    client_balanced_accuracy: Float[Array, " C"]
+    client_examples: Float[Array, " C"]
+
+
+def score_labels(
+    predicted: Int[Array, " m"],
+    labels: Int[Array, " m"],
+    client: Int[Array, " m"],
+    num_clients: int,
+    num_classes: int,
+) -> Scores:
+    """Scores predicted labels, pooled and by client.
+
+    Args:
+        predicted: -1 = no label could be given, which is wrong.
+        labels: ground truth, -1 = none; such examples do not count.
+        client: whose the examples are; those of -1 do not count.
+        num_clients: C.
+        num_classes: K.
+    """
+    real = (client >= 0) & (labels >= 0)
+    slot = jnp.where(real, client * num_classes + labels, num_clients * num_classes)
+    counted = _count(predicted == labels, slot, num_clients * num_classes)
+    hits, counts = (values.reshape(num_clients, num_classes) for values in counted)
+    return Scores(
+        accuracy=jnp.sum(hits) / jnp.sum(counts),
+        balanced_accuracy=_mean_recall(jnp.sum(hits, axis=0), jnp.sum(counts, axis=0)),
+        coverage=jnp.mean((predicted >= 0).astype(hits.dtype), where=real),
+        client_accuracy=jnp.sum(hits, axis=1) / jnp.sum(counts, axis=1),
+        client_balanced_accuracy=_mean_recall(hits, counts),
+        client_examples=jnp.sum(counts, axis=1),
+    )
+
+
+def _count(correct: Array, slot: Array, num_slots: int) -> tuple[Array, Array]:
+    """Right examples and all examples of every slot."""
+    nothing = jnp.zeros(num_slots + 1, jnp.result_type(float))
+    return nothing.at[slot].add(correct.astype(nothing.dtype))[:-1], nothing.at[slot].add(1.0)[:-1]
+
+
+def _mean_recall(hits: Float[Array, "*shape K"], counts: Float[Array, "*shape K"]) -> Float[Array, "*shape"]:
+    return jnp.mean(hits / jnp.maximum(counts, 1.0), axis=-1, where=counts > 0)

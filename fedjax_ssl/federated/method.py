@@ -18,11 +18,12 @@ Metrics = dict[str, Float[Array, ""]]
 
 
 class Method(NamedTuple):
-    """A federated learning method: `init`, `round` and `predict`, all pure, jit-able, scan-able and vmap-able."""
+    """A federated learning method: pure functions, all of them jit-able, scan-able and vmap-able."""
 
     init: Callable[..., "ServerState"]  # (key, data) -> state
     round: Callable[..., tuple["ServerState", Metrics]]  # (run key, state, data) -> (state, info)
     predict: Callable[..., Array]  # (state, raw inputs [n, ...]) -> log-probabilities [n, K]
+    embed: Callable[..., Array] | None = None  # (state, raw inputs [n, ...]) -> features [n, d]; None: it has none
 
 
 class ServerState(NamedTuple):

@@ -1,11 +1,13 @@
 """Graphs of nearest neighbours and label propagation on them: the kernels of XCLP."""
 
+from fedjax_ssl.graph.approximate import approximate_neighbors
 from fedjax_ssl.graph.codes import has_angle, lsh_codes
 from fedjax_ssl.graph.graph import Graph, build_graph, dense_matrix, multiply
 from fedjax_ssl.graph.hamming import cosine_from_hamming, hamming_matrix
 from fedjax_ssl.graph.labelling import Propagation, label_propagation, xclp, xclp_from_codes
 from fedjax_ssl.graph.neighbors import Neighbors, cosine_neighbors, nearest_neighbors
 from fedjax_ssl.graph.propagation import Solution, influence_columns, influence_matrix, propagate, solve
+from fedjax_ssl.graph.recall import neighbor_recall
 from fedjax_ssl.graph.weighting import class_weights, confidence
 
 __all__ = [
@@ -13,6 +15,7 @@ __all__ = [
     "Neighbors",
     "Propagation",
     "Solution",
+    "approximate_neighbors",
     "build_graph",
     "class_weights",
     "confidence",
@@ -27,6 +30,7 @@ __all__ = [
     "lsh_codes",
     "multiply",
     "nearest_neighbors",
+    "neighbor_recall",
     "propagate",
     "solve",
     "xclp",

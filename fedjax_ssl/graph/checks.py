@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 
 def is_known(value: object) -> bool:
@@ -90,3 +91,12 @@ def check_rows(name: str, values: jax.Array | None, num_points: int) -> None:
     """Raises unless an optional per-point array has one entry per point."""
     if values is not None and values.shape != (num_points,):
         raise ValueError(f"{name} has shape {values.shape}; it must have one entry per point: ({num_points},).")
+
+
+def check_mesh(mesh: Mesh | None) -> None:
+    """Raises unless `mesh` is None or a mesh of devices."""
+    if mesh is not None and (not isinstance(mesh, Mesh) or mesh.empty):
+        raise ValueError(
+            f"mesh is {mesh!r}; it must be a jax.sharding.Mesh with at least one device, for example "
+            'jax.make_mesh((jax.device_count(),), ("device",)), or None for one device.'
+        )

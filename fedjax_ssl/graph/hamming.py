@@ -1,5 +1,7 @@
 """Hamming distances between packed codes, and the cosine that a distance stands for (XCLP, steps 4 and 5)."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -81,6 +83,32 @@ def _sum_of_popcounts(codes: Array, words: Array) -> Array:
     for word in range(codes.shape[1]):
         differing = lax.population_count(codes[:, word, None] ^ words[None, word, :])
         total = total + differing.astype(jnp.int32)
+    return total
+
+
+def paired_distances(
+    words_of_pair: Callable[[int | Array], tuple[UInt32[Array, "..."], UInt32[Array, "..."]]], num_words: int
+) -> Int32[Array, "..."]:
+    """Distances of chosen pairs of codes, which are read word by word and never held side by side.
+
+    Args:
+        words_of_pair: number of a word -> that word of the first and of the second codes, of shapes that
+            broadcast.
+        num_words: words per code.
+
+    Returns:
+        The distances in bits, of the broadcast shape.
+    """
+
+    def differing(word: int | Array) -> Array:
+        first, second = words_of_pair(word)
+        return lax.population_count(first ^ second).astype(jnp.int32)
+
+    total = differing(0)
+    if num_words > _MOST_WORDS_AT_ONCE:
+        return lax.fori_loop(1, num_words, lambda word, sum_so_far: sum_so_far + differing(word), total)
+    for word in range(1, num_words):
+        total = total + differing(word)
     return total
 
 

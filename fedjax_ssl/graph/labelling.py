@@ -1,5 +1,6 @@
 """Cross-client label propagation over one graph of all clients' points, without the cryptography (XCLP)."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, Int32, Key, UInt32
 from fedjax_ssl.graph import checks
 from fedjax_ssl.graph.codes import has_angle, lsh_codes
 from fedjax_ssl.graph.graph import build_graph
-from fedjax_ssl.graph.neighbors import cosine_neighbors, nearest_neighbors
+from fedjax_ssl.graph.neighbors import Neighbors, cosine_neighbors, nearest_neighbors
 from fedjax_ssl.graph.propagation import SOLVERS, propagate
 from fedjax_ssl.graph.weighting import class_counts, confidence, scale_confidence
 
@@ -39,6 +40,7 @@ def xclp(
     valid: Bool[Array, " n"] | None = None,
     clients: Int[Array, " n"] | None = None,
     solver: str = "auto",
+    neighbor_search: Callable[..., Neighbors] = nearest_neighbors,
 ) -> Propagation:
     """Labels all points of all clients by propagation over one graph (XCLP, Algorithm 1).
 
@@ -64,6 +66,8 @@ def xclp(
         valid: [n], False for padding rows. None: all are points.
         clients: [n], which client holds a point, any integers; needed by "client_max" only.
         solver: "auto", "cholesky" or "conjugate_gradient", see `propagation.solve`.
+        neighbor_search: finds the neighbours, called as `neighbor_search(codes, num_bits, num_neighbors, valid)`:
+            `nearest_neighbors`, with a mesh by `functools.partial`, or `approximate_neighbors`.
 
     Returns:
         Propagation.
@@ -88,6 +92,7 @@ def xclp(
         has_code=has_angle(features),
         clients=clients,
         solver=solver,
+        neighbor_search=neighbor_search,
     )
 
 
@@ -106,6 +111,7 @@ def xclp_from_codes(
     has_code: Bool[Array, " n"] | None = None,
     clients: Int[Array, " n"] | None = None,
     solver: str = "auto",
+    neighbor_search: Callable[..., Neighbors] = nearest_neighbors,
 ) -> Propagation:
     """Labels all points from their binary codes (XCLP, Algorithm 1 from step 4 on).
 
@@ -124,6 +130,7 @@ def xclp_from_codes(
             None: all have one.
         clients: see `xclp`.
         solver: see `xclp`.
+        neighbor_search: see `xclp`.
 
     Returns:
         Propagation.
@@ -134,6 +141,10 @@ def xclp_from_codes(
     codes = jnp.asarray(codes)
     checks.check_codes(codes, num_bits)
     checks.check_rows("has_code", has_code, codes.shape[0])
+
+    def find_neighbors(some_codes: Array, usable: Array) -> Neighbors:
+        return neighbor_search(some_codes, num_bits, num_neighbors, usable)
+
     return _label(
         codes,
         labels,
@@ -142,9 +153,8 @@ def xclp_from_codes(
         clients,
         alpha,
         similarity_power,
+        find_neighbors=find_neighbors,
         num_classes=num_classes,
-        num_bits=num_bits,
-        num_neighbors=num_neighbors,
         label_norm=label_norm,
         confidence_scale=confidence_scale,
         solver=solver,
@@ -204,6 +214,12 @@ def label_propagation(
         if key is None:
             raise ValueError("key is None; similarity='lsh' needs a typed key, for example jax.random.key(0).")
         points = lsh_codes(key, features, num_bits)
+
+    def find_neighbors(some_points: Array, usable: Array) -> Neighbors:
+        if by_codes:
+            return nearest_neighbors(some_points, num_bits, num_neighbors, usable)
+        return cosine_neighbors(some_points, num_neighbors, usable)
+
     return _label(
         points,
         labels,
@@ -212,9 +228,8 @@ def label_propagation(
         None,
         alpha,
         similarity_power,
+        find_neighbors=find_neighbors,
         num_classes=num_classes,
-        num_bits=num_bits if by_codes else None,
-        num_neighbors=num_neighbors,
         label_norm=label_norm,
         confidence_scale=confidence_scale,
         solver=solver,
@@ -237,9 +252,8 @@ def _label(
     alpha: float | Array,
     similarity_power: float | Array,
     *,
+    find_neighbors: Callable[[Array, Array], Neighbors],
     num_classes: int,
-    num_bits: int | None,
-    num_neighbors: int,
     label_norm: str,
     confidence_scale: str,
     solver: str,
@@ -247,7 +261,6 @@ def _label(
     labels = jnp.asarray(labels)
     num_points = points.shape[0]
     checks.check_labels(labels, num_points, num_classes)
-    checks.check_count("num_neighbors", num_neighbors)
     checks.check_alpha(alpha)
     checks.check_power(similarity_power)
     checks.check_choice("label_norm", label_norm, ("none", "class"))
@@ -264,11 +277,7 @@ def _label(
     else:
         order, points, labels, valid, angled, clients = _points_first(points, labels, valid, angled, clients)
     usable = valid if angled is None else valid & angled
-    if num_bits is None:
-        neighbors = cosine_neighbors(points, num_neighbors, usable)
-    else:
-        neighbors = nearest_neighbors(points, num_bits, num_neighbors, usable)
-    graph = build_graph(neighbors, similarity_power)
+    graph = build_graph(find_neighbors(points, usable), similarity_power)
     label_matrix = _label_matrix(labels, valid, num_classes, label_norm == "class")
     scores = propagate(graph, label_matrix.astype(graph.weight.dtype), alpha, solver)
     return _read_labels(scores, labels, valid, clients, order, confidence_scale)

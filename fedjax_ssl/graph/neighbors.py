@@ -1,4 +1,7 @@
-"""Exact nearest neighbours, block of rows by block of rows, without ever holding all pairs (XCLP, step 6)."""
+"""Exact nearest neighbours, block of rows by block of rows, without ever holding all pairs (XCLP, step 6).
+
+Any rows can be searched for against all points, so devices share the rows among them.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -7,9 +10,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int32, UInt32
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Bool, Float, Int, Int32, UInt32
 
-from fedjax_ssl.graph.checks import check_choice, check_codes, check_count, check_features, check_rows
+from fedjax_ssl.graph.checks import check_choice, check_codes, check_count, check_features, check_mesh, check_rows
 from fedjax_ssl.graph.codes import has_angle
 from fedjax_ssl.graph.hamming import (
     cosine_from_hamming,
@@ -46,11 +50,13 @@ def nearest_neighbors(
     valid: Bool[Array, " n"] | None = None,
     *,
     kernel: str = "auto",
+    mesh: Mesh | None = None,
 ) -> Neighbors:
     """Finds the nearest other codes of every code, exactly (XCLP, Algorithm 1 steps 4 to 6).
 
     Neighbours are ordered by the pair (distance, index). Memory is O(n k) and one tile of distances; time is
-    one pass over all pairs.
+    one pass over all pairs. With a mesh every device holds all codes (n L / 8 bytes) and searches for its
+    share of the rows; the lists are the same to the last bit.
 
     Args:
         codes: [n, ceil(num_bits / 32)] as `lsh_codes` returns them.
@@ -59,23 +65,27 @@ def nearest_neighbors(
         valid: [n], False for rows that neither have nor are neighbours (padding). None: all are valid.
         kernel: "popcount" (exclusive or and population count), "matmul" (int8 products) or "auto": the
             first on CPUs, the second elsewhere. The result is the same.
+        mesh: the devices to share the rows among; all its axes together count as one list of devices.
+            None: one device.
 
     Returns:
-        Neighbors, [n, k] each.
+        Neighbors, [n, k] each; with a mesh, whole on each of its devices.
 
     Raises:
-        ValueError: if shapes or dtypes do not fit together or a count is below 1.
+        ValueError: if shapes or dtypes do not fit together, a count is below 1, or the mesh is none.
     """
     codes = jnp.asarray(codes)
     check_codes(codes, num_bits)
     check_count("num_neighbors", num_neighbors)
     check_rows("valid", valid, codes.shape[0])
     check_choice("kernel", kernel, ("auto", "popcount", "matmul"))
+    check_mesh(mesh)
     if kernel == "auto":
-        kernel = "popcount" if jax.default_backend() == "cpu" else "matmul"
-    if valid is None:
-        valid = jnp.ones(codes.shape[0], bool)
-    return _nearest_codes(codes, jnp.asarray(valid), num_bits, num_neighbors, kernel)
+        kernel = fastest_kernel(jax.default_backend() if mesh is None else mesh.devices.flat[0].platform)
+    valid = jnp.ones(codes.shape[0], bool) if valid is None else jnp.asarray(valid)
+    if mesh is not None:
+        codes, valid = jax.device_put((codes, valid), NamedSharding(mesh, PartitionSpec()))
+    return _nearest_codes(codes, valid, num_bits, num_neighbors, kernel, mesh)
 
 
 def cosine_neighbors(
@@ -105,25 +115,84 @@ def cosine_neighbors(
     return _nearest_cosines(features, jnp.asarray(valid), num_neighbors)
 
 
-@partial(jax.jit, static_argnames=("num_bits", "num_neighbors", "kernel"))
-def _nearest_codes(codes: Array, valid: Array, num_bits: int, num_neighbors: int, kernel: str) -> Neighbors:
-    if codes.shape[0] < 2:
-        return _alone(codes.shape[0], num_neighbors, jnp.result_type(float))
+@partial(jax.jit, static_argnames=("num_bits", "num_neighbors", "kernel", "mesh"))
+def _nearest_codes(
+    codes: Array, valid: Array, num_bits: int, num_neighbors: int, kernel: str, mesh: Mesh | None
+) -> Neighbors:
+    num_points = codes.shape[0]
+    if num_points < 2:
+        return _alone(num_points, num_neighbors, jnp.result_type(float))
+    rows = jnp.arange(num_points, dtype=jnp.int32)
+    if mesh is None:
+        index, distance = nearest_to_rows(codes, valid, rows, num_bits, num_neighbors, kernel)
+    else:
+        share = -(-num_points // mesh.size)
+
+        def search_share(codes: Array, valid: Array) -> tuple[Array, Array]:
+            first = lax.axis_index(mesh.axis_names) * share
+            # The last devices may have rows too many: they search for the last point again.
+            own = jnp.minimum(first + jnp.arange(share, dtype=jnp.int32), num_points - 1)
+            found = nearest_to_rows(codes, valid, own, num_bits, num_neighbors, kernel)
+            return lax.all_gather(found, mesh.axis_names, tiled=True)
+
+        everywhere = PartitionSpec()
+        index, distance = jax.shard_map(
+            search_share,
+            mesh=mesh,
+            in_specs=(everywhere, everywhere),
+            out_specs=everywhere,
+            # The loops of the search start from constants, which are not marked as differing between devices.
+            check_vma=False,
+        )(codes, valid)
+        index, distance = index[:num_points], distance[:num_points]
+    return neighbors_from_distances(index, distance, num_bits)
+
+
+def fastest_kernel(platform: str) -> str:
+    """How distances are computed fastest on "cpu", "gpu" or "tpu"."""
+    return "popcount" if platform == "cpu" else "matmul"
+
+
+def nearest_to_rows(
+    codes: UInt32[Array, "n words"],
+    valid: Bool[Array, " n"],
+    rows: Int32[Array, " r"],
+    num_bits: int,
+    num_neighbors: int,
+    kernel: str,
+) -> tuple[Int32[Array, "r k"], Int[Array, "r k"]]:
+    """Finds the nearest other codes of some of the codes, exactly.
+
+    Args:
+        codes: [n, words], n at least 2.
+        valid: [n].
+        rows: [r], which codes, each 0..n - 1, in any order.
+        num_bits: bits per code.
+        num_neighbors: k.
+        kernel: "popcount" or "matmul".
+
+    Returns:
+        index and distance in bits, [r, k] each; distances above num_bits where there is no neighbour.
+    """
     dtype = jnp.int16 if num_bits < 2**15 - 1 else jnp.int32
     if kernel == "popcount":
 
-        def distances(rows: Array) -> Array:
-            return popcount_distances(codes, rows, dtype)
+        def distances(some: Array) -> Array:
+            return popcount_distances(codes, some, dtype)
 
-        blocks_of = codes.T
+        columns = codes[rows].T
     else:
         signs = signs_from_codes(codes)
 
-        def distances(rows: Array) -> Array:
-            return matmul_distances(signs, rows.T, dtype)
+        def distances(some: Array) -> Array:
+            return matmul_distances(signs, some.T, dtype)
 
-        blocks_of = signs.T
-    index, distance = _search(distances, blocks_of, valid, num_neighbors, bound=num_bits + 1)
+        columns = signs[rows].T
+    return _search(distances, columns, rows, valid, num_neighbors, bound=num_bits + 1)
+
+
+def neighbors_from_distances(index: Int32[Array, "n k"], distance: Int[Array, "n k"], num_bits: int) -> Neighbors:
+    """Turns lists of all points into neighbours; entries with a distance above `num_bits` are missing."""
     similarity = jnp.where(distance > num_bits, 0, cosine_from_hamming(distance.astype(jnp.int32), num_bits))
     return _without_missing(index, similarity, distance <= num_bits)
 
@@ -141,7 +210,8 @@ def _nearest_cosines(features: Array, valid: Array, num_neighbors: int) -> Neigh
     def negative_cosines(rows: Array) -> Array:
         return -jnp.matmul(directions, rows, precision=lax.Precision.HIGHEST)
 
-    index, negative = _search(negative_cosines, directions.T, valid & angled, num_neighbors, bound=None)
+    rows = jnp.arange(features.shape[0], dtype=jnp.int32)
+    index, negative = _search(negative_cosines, directions.T, rows, valid & angled, num_neighbors, bound=None)
     found = jnp.isfinite(negative)
     similarity = jnp.where(found & (-negative >= _LEAST_COSINE), jnp.minimum(-negative, 1), 0)
     return _without_missing(index, similarity, found)
@@ -160,30 +230,32 @@ def _without_missing(index: Array, similarity: Array, found: Array) -> Neighbors
 def _search(
     values_against: Callable[[Array], Array],
     columns: Array,
+    rows: Array,
     valid: Array,
     num_neighbors: int,
     bound: int | None,
 ) -> tuple[Array, Array]:
-    """The `num_neighbors` smallest values of every row against all rows but itself.
+    """The `num_neighbors` smallest values of some rows against all points but themselves.
 
     Args:
-        values_against: [w, r] some of `columns` -> [n, r] values; smaller is nearer.
-        columns: [w, n], what describes a point, points along the last axis.
+        values_against: [w, t] some of `columns` -> [n, t] values; smaller is nearer.
+        columns: [w, r], what describes the rows, along the last axis.
+        rows: [r], which of the n points each row is.
         valid: [n].
         num_neighbors: k.
         bound: see `smallest`.
 
     Returns:
-        index [n, k] and value [n, k]; the largest value of the dtype where there is no neighbour.
+        index [r, k] and value [r, k]; the largest value of the dtype where there is no neighbour.
     """
-    num_points = valid.shape[0]
+    num_rows, num_points = rows.shape[0], valid.shape[0]
     count = min(num_neighbors, num_points - 1)
-    rows = _rows_per_tile(num_points, columns.shape[0])
-    num_tiles = -(-num_points // rows)
-    padding = num_tiles * rows - num_points
+    width = _rows_per_tile(num_rows, num_points, columns.shape[0])
+    num_tiles = -(-num_rows // width)
+    padding = num_tiles * width - num_rows
     # Transposed before the loop: inside it the compiler would read the codes with a stride.
-    tiles = jnp.pad(columns, ((0, 0), (0, padding))).reshape(-1, num_tiles, rows).swapaxes(0, 1)
-    own_index = jnp.arange(num_tiles * rows, dtype=jnp.int32).reshape(num_tiles, rows)
+    tiles = jnp.pad(columns, ((0, 0), (0, padding))).reshape(-1, num_tiles, width).swapaxes(0, 1)
+    own_index = jnp.pad(rows, (0, padding)).reshape(num_tiles, width)
     later_tile = jnp.minimum(jnp.arange(1, num_tiles + 1, dtype=jnp.int32), num_tiles - 1)
 
     def search_tile(some_columns: Array, tile: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
@@ -202,19 +274,19 @@ def _search(
         return tiles[later], (found, jnp.take_along_axis(values, found, axis=0))
 
     _, (index, value) = lax.scan(search_tile, tiles[0], (own_index, later_tile))
-    index = index.swapaxes(1, 2).reshape(-1, count)[:num_points]
-    value = value.swapaxes(1, 2).reshape(-1, count)[:num_points]
+    index = index.swapaxes(1, 2).reshape(-1, count)[:num_rows]
+    value = value.swapaxes(1, 2).reshape(-1, count)[:num_rows]
     nothing = jnp.asarray(largest_value(value.dtype))
-    value = jnp.where(valid[:, None], value, nothing)
+    value = jnp.where(valid[rows][:, None], value, nothing)
     fill = ((0, 0), (0, num_neighbors - count))
     return jnp.pad(index, fill), jnp.pad(value, fill, constant_values=nothing)
 
 
-def _rows_per_tile(num_points: int, num_words: int) -> int:
+def _rows_per_tile(num_rows: int, num_points: int, num_words: int) -> int:
     platform = "cpu" if jax.default_backend() == "cpu" else "accelerator"
     fewest, most = _TILE_ROWS[platform]
     rows = _TILE_ENTRIES[platform] // num_points
     if platform == "cpu":
         rows = min(rows, _TILE_WORDS // num_words)
-    # Whole vectors, and no more rows than there are points.
-    return min(max(rows, fewest), most, num_points + 15) // 16 * 16
+    # Whole vectors, and no more rows than there are to search for.
+    return min(max(rows, fewest), most, num_rows + 15) // 16 * 16

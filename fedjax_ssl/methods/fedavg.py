@@ -8,8 +8,6 @@ References:
 
 from collections.abc import Callable
 
-from jaxtyping import Array
-
 from fedjax_ssl.federated import (
     Method,
     ServerState,
@@ -20,6 +18,7 @@ from fedjax_ssl.federated import (
     labelled_epochs,
     mixed_epochs,
 )
+from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import supervised_term
 
 
@@ -44,7 +43,7 @@ def after_labelled_stage(
     setup: Setup,
     stage: Stage,
     warmup_rounds: int,
-    predict: Callable[[ServerState, Array], Array] | None = None,
+    network: Callable[[ServerState], tuple[PyTree, PyTree]] | None = None,
 ) -> Method:
     """Stage 2 methods: `warmup_rounds` rounds of labels-only training first, none if 0.
 
@@ -54,4 +53,4 @@ def after_labelled_stage(
     if warmup_rounds < 0:
         raise ValueError(f"warmup_rounds is {warmup_rounds}; it must be >= 0")
     stages = (labelled_stage(setup, warmup_rounds), stage) if warmup_rounds else (stage,)
-    return federated_method(setup, stages, predict=predict)
+    return federated_method(setup, stages, network=network)

@@ -110,14 +110,12 @@ def fedsiam(
         averaged = jax.tree.map(lambda old, new: keep * old + (1.0 - keep) * new, teacher.params, params)
         return Teacher(averaged, teacher.model_state, step)
 
-    def predict(state: ServerState, inputs: Array) -> Array:
+    def teacher_network(state: ServerState) -> tuple[PyTree, PyTree]:
         teacher = state.terms[TERM]
         student = (state.params["model"], state.model_state)
-        params, model_state = jax.tree.map(  # before its first step there is no teacher
+        return jax.tree.map(  # before its first step there is no teacher
             lambda taught, own: jnp.where(teacher.step > 0, taught, own), (teacher.params, teacher.model_state), student
         )
-        outputs, _ = setup.model.apply(params, model_state, setup.normalize(inputs), train=False)
-        return jax.nn.log_softmax(outputs.logits)
 
     def traffic(round: Round) -> Traffic:
         teacher = sum(leaf.size for leaf in jax.tree.leaves((round.params, round.model_state)))
@@ -136,4 +134,4 @@ def fedsiam(
         traffic=traffic,
     )
     stage = mixed_stage(setup, term, "proportional" if unlabelled_clients else "only")
-    return after_labelled_stage(setup, stage, warmup_rounds, predict if predict_with == "teacher" else None)
+    return after_labelled_stage(setup, stage, warmup_rounds, teacher_network if predict_with == "teacher" else None)

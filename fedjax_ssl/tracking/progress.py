@@ -3,7 +3,7 @@
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -140,7 +140,8 @@ class Progress:
         """
         self.close()
         self._console.print()
-        self._table({**_summary_lines(summary), **{name: str(path) for name, path in files.items()}})
+        lines = {**_summary_lines(summary), **_prediction_lines(summary.get("predictions", ()))}
+        self._table({**lines, **{name: str(path) for name, path in files.items()}})
 
     def close(self) -> None:
         """Takes the bar off the terminal; a second call does nothing."""
@@ -184,8 +185,8 @@ def _summary_lines(summary: Mapping[str, Any]) -> dict[str, str]:
     lines = {
         "test accuracy": (summary.get("test_accuracy"), "{:.2%}"),
         "best": (summary.get("best_test_accuracy"), "{:.2%}"),
-        "training": (summary.get("train_seconds"), "{:,.1f} s"),
-        "compiling": (summary.get("compile_seconds"), "{:,.1f} s"),
+        "training": (summary.get("train_seconds") or None, "{:,.1f} s"),
+        "compiling": (summary.get("compile_seconds") or None, "{:,.1f} s"),
         "client updates": (summary.get("client_updates_per_second"), "{:,.0f} per second"),
         "examples": (summary.get("examples_per_second"), "{:,.0f} per second"),
     }
@@ -195,9 +196,26 @@ def _summary_lines(summary: Mapping[str, Any]) -> dict[str, str]:
         ("sent down", "bytes_down"),
         ("peak memory", "peak_memory_bytes"),
     ):
-        if summary.get(field) is not None:
+        if summary.get(field):
             shown[name] = _bytes(summary[field])
     return shown
+
+
+def _prediction_lines(predictions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """A line per way of predicting: what share of the new examples it labels rightly."""
+    lines = {}
+    for row in predictions:
+        parts = [f"{row['seconds']:,.1f} s"]
+        if "neighbor_recall" in row:
+            parts = [f"{row['neighbor_recall']:.1%} of the neighbours found", *parts]
+        if "accuracy" in row:
+            accuracies = f"accuracy {row['accuracy']:.2%}, balanced {row['balanced_accuracy']:.2%}"
+            clients = f"clients {row['mean_client_accuracy']:.2%}, lowest {row['lowest_client_accuracy']:.2%}"
+            parts = [accuracies, clients, *parts]
+            if row["coverage"] < 1:
+                parts.insert(2, f"{1 - row['coverage']:.2%} without a label")
+        lines[row["name"]] = ", ".join(parts)
+    return lines
 
 
 def _bytes(count: float) -> str:

@@ -26,7 +26,8 @@ class RunFolder:
     Attributes:
         path: the folder.
         is_new: True unless an earlier start stored its config and results here.
-        config_file, metrics_csv, metrics_jsonl, summary_file, curves_file: the files of the run.
+        config_file, metrics_csv, metrics_jsonl, summary_file, curves_file, predictions_csv, clients_csv: the files
+            of the run.
         checkpoint_folder: where `Checkpoints` keeps its files.
     """
 
@@ -51,6 +52,8 @@ class RunFolder:
         self.metrics_jsonl = self.path / "metrics.jsonl"
         self.summary_file = self.path / "summary.json"
         self.curves_file = self.path / "curves.png"
+        self.predictions_csv = self.path / "predictions.csv"
+        self.clients_csv = self.path / "predictions_by_client.csv"
         self.checkpoint_folder = self.path / "checkpoints"
         text = _config_text(config)
         try:
@@ -74,7 +77,8 @@ class RunFolder:
 
     def _results(self) -> list[str]:
         """What an earlier start left that would be lost; a start that failed before its first row leaves nothing."""
-        return [item.name for item in (self.metrics_jsonl, self.checkpoint_folder) if item.exists()]
+        kept = (self.metrics_jsonl, self.checkpoint_folder, self.summary_file)
+        return [item.name for item in kept if item.exists()]
 
     def _refuse_orphans(self, results: list[str]) -> None:
         if results:

@@ -1,0 +1,227 @@
+"""One-shot prediction in numbers: XCLP, per-client LP and FedAvg against the share of labels, and client by client.
+
+    python experiments/prediction_table.py configs/digits_predict.py
+    python experiments/prediction_table.py configs/femnist_predict.py --argument ,glyphs --variant code
+    python experiments/prediction_table.py configs/npz_predict.py --argument ,iid --path mnist.npz
+
+Runs a `_predict.py` config for every share of labels and seed, with each kind of features that --features names (the
+variants of the config file: raw inputs, features of a FedAvg network), then leaves one client out after the other
+(--left-out clients, 0 for none) where the data have natural clients. Prints Markdown tables of the accuracy on new
+examples, mean and sample standard deviation over seeds, and what became of the orderings that the paper states
+(its Tables 1, 2, 3 and 6); prediction_table.md and .csv (every single run) lie in the output folder.
+Measured results: docs/results.md.
+"""
+
+import argparse
+import csv
+import io
+import runpy
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import ml_collections
+import numpy as np
+
+from fedjax_ssl import data, prediction, tracking
+from fedjax_ssl.command_line import use_compilation_cache
+from fedjax_ssl.experiment import build_method, federate, load_experiment
+from fedjax_ssl.train import run_rounds
+
+
+class Run(NamedTuple):
+    """One way of predicting in one run."""
+
+    features: str
+    fraction: float  # of the training examples that are labelled
+    seed: int
+    left_out: int | None  # the client without training data
+    name: str
+    accuracy: float
+    balanced_accuracy: float
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs everything and writes the files."""
+    options = _parse(arguments)
+    use_compilation_cache()
+    begin = time.perf_counter()
+    shares = [run for features in options.features for run in _by_share(options, features)]
+    left_out = [run for number in range(options.left_out) for run in _left_out(options, number)]
+    facts = _facts(time.perf_counter() - begin)
+    sections = [share_table(shares)]
+    if left_out:
+        sections.append(left_out_table(left_out))
+    sections.append("\n".join(f"- {line}" for line in orderings(shares, left_out)))
+    text = "\n\n".join([*sections, facts]) + "\n"
+    options.output.mkdir(parents=True, exist_ok=True)
+    (options.output / "prediction_table.md").write_text(text, encoding="utf-8")
+    (options.output / "prediction_table.csv").write_text(_rows([*shares, *left_out]), encoding="utf-8")
+    print(f"\n{text}\n{options.output / 'prediction_table.md'}")
+
+
+def _by_share(options: argparse.Namespace, features: str) -> Iterator[Run]:
+    for fraction in options.fractions:
+        for seed in range(options.seeds):
+            config = _config(options, features)
+            config.supervision.fraction = fraction
+            yield from _run(options, config, features, fraction, seed)
+
+
+def _left_out(options: argparse.Namespace, client: int) -> Iterator[Run]:
+    config = _config(options, "left_out")
+    config.data.left_out_client = client
+    yield from _run(options, config, "left_out", 1.0, 0)
+
+
+def _config(options: argparse.Namespace, variant: str) -> ml_collections.ConfigDict:
+    config = runpy.run_path(str(options.config))["get_config"](variant + options.argument)
+    config.prediction.variant = options.variant
+    if options.path:
+        config.data.path = options.path
+    return config
+
+
+def _run(
+    options: argparse.Namespace, config: ml_collections.ConfigDict, features: str, fraction: float, seed: int
+) -> list[Run]:
+    """Trains if the config says so, then predicts in every way."""
+    started = time.perf_counter()
+    config.seed = seed
+    experiment = load_experiment(config)
+    key = jax.random.key(seed)
+    federation = federate(experiment, key)
+    data.validate(federation)
+    prediction.check(experiment.config, federation)
+    method = build_method(experiment, federation)
+    state = jax.jit(method.init)(key, federation)
+    if config.rounds:
+        rounds = experiment.config.rounds
+        state, _ = jax.jit(lambda state, data: run_rounds(method, key, state, data, rounds))(state, federation)
+    outcomes = prediction.summary_of(prediction.predict(experiment, method, state, key, federation))
+    left_out = experiment.config.data.left_out_client
+    what = f"{features}, {fraction:.0%} labelled, seed {seed}" if left_out is None else f"without client {left_out}"
+    print(
+        f"{what}: "
+        + ", ".join(f"{row['name']} {row['accuracy']:.1%}" for row in outcomes)
+        + f" ({time.perf_counter() - started:.0f} s)",
+        flush=True,
+    )
+    return [
+        Run(features, fraction, seed, left_out, row["name"], row["accuracy"], row["balanced_accuracy"])
+        for row in outcomes
+    ]
+
+
+def share_table(runs: list[Run]) -> str:
+    """Accuracy on new examples against the share of labels, a line per kind of features and way of predicting."""
+    fractions = sorted({run.fraction for run in runs})
+    lines = [["features", "predicted by", *(f"{fraction:.0%}" for fraction in fractions)]]
+    for features, name in dict.fromkeys((run.features, run.name) for run in runs):
+        cells = [_spread(_accuracies(runs, features, name, fraction)) for fraction in fractions]
+        lines.append([features, name, *cells])
+    return f"Accuracy on new examples, %, by share of labelled training examples\n\n{_markdown(lines)}"
+
+
+def left_out_table(runs: list[Run]) -> str:
+    """Accuracy on all examples of a client that trains on nothing, a column per client."""
+    clients = sorted({run.left_out for run in runs if run.left_out is not None})
+    lines = [["predicted by", *map(str, clients), "mean"]]
+    for name in dict.fromkeys(run.name for run in runs):
+        values = np.array(
+            [run.accuracy for client in clients for run in runs if (run.name, run.left_out) == (name, client)]
+        )
+        lines.append([name, *(f"{100 * value:.1f}" for value in values), f"{100 * values.mean():.1f}"])
+    return f"One client left out: accuracy on all of its examples, %\n\n{_markdown(lines)}"
+
+
+def orderings(shares: list[Run], left_out: list[Run]) -> Iterator[str]:
+    """Where the paper's statements hold, by mean accuracy: T1 on labelled points alone, T2, T3 and T6."""
+    fractions = sorted({run.fraction for run in shares})
+    for features in dict.fromkeys(run.features for run in shares):
+        names = {run.name for run in shares if run.features == features}
+        for labelled in sorted(name for name in names if name.startswith("xclp") and name.endswith("labelled")):
+            everything = labelled.removesuffix("_labelled")
+            alone, alone_labelled = (f"per_client_lp{name.removeprefix('xclp')}" for name in (everything, labelled))
+            statements = [("T1", labelled, alone_labelled), ("T1", labelled, "network"), ("T3", everything, labelled)]
+            for label, one, other in [*statements, ("T6", everything, alone)]:
+                if other in names:
+                    gains = [_gain(shares, features, one, other, fraction).mean() for fraction in fractions]
+                    held = sum(gain > 0 for gain in gains)
+                    points = ", ".join(
+                        f"{100 * gain:+.1f} at {fraction:.0%}" for gain, fraction in zip(gains, fractions, strict=True)
+                    )
+                    yield f"{label}, {features}: {one} above {other} for {held} of {len(fractions)} shares ({points})"
+    for name in dict.fromkeys(run.name for run in left_out if run.name != "network"):
+        by_client = {(run.name, run.left_out): run.accuracy for run in left_out}
+        clients = sorted({client for _, client in by_client})
+        better = sum(by_client[name, client] > by_client["network", client] for client in clients)
+        equal = sum(by_client[name, client] == by_client["network", client] for client in clients)
+        yield f"T2: {name} above FedAvg's network for {better} of {len(clients)} left-out clients, equal for {equal}"
+
+
+def _accuracies(runs: list[Run], features: str, name: str, fraction: float) -> np.ndarray:
+    return np.array(
+        [run.accuracy for run in runs if (run.features, run.name, run.fraction) == (features, name, fraction)]
+    )
+
+
+def _gain(runs: list[Run], features: str, one: str, other: str, fraction: float) -> np.ndarray:
+    return _accuracies(runs, features, one, fraction) - _accuracies(runs, features, other, fraction)
+
+
+def _spread(values: np.ndarray) -> str:
+    mean = f"{100 * values.mean():.1f}"
+    return mean if len(values) < 2 else f"{mean} ± {100 * values.std(ddof=1):.1f}"
+
+
+def _markdown(lines: list[list[str]]) -> str:
+    marks = ["---"] * len(lines[0])
+    return "\n".join(f"| {' | '.join(line)} |" for line in [lines[0], marks, *lines[1:]])
+
+
+def _rows(runs: list[Run]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(Run._fields)
+    writer.writerows(["" if value is None else value for value in run] for run in runs)
+    return text.getvalue()
+
+
+def _facts(seconds: float) -> str:
+    versions = tracking.versions()
+    commit = versions.pop("git_commit", "not in a checkout")
+    return "\n".join(
+        [
+            f"- command: python experiments/prediction_table.py {' '.join(sys.argv[1:])}".rstrip(),
+            f"- device: {tracking.device_description()}; wall time {seconds:.0f} s",
+            "- versions: " + ", ".join(f"{name} {version}" for name, version in versions.items()),
+            f"- commit: {commit}",
+        ]
+    )
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("config", type=Path, help="a configs/..._predict.py")
+    parser.add_argument("--argument", default="", help='rest of the config\'s argument, for example ",glyphs"')
+    parser.add_argument("--path", help="data.path of the config")
+    parser.add_argument("--features", nargs="+", default=["inputs", "network"], help="variants of the config")
+    parser.add_argument("--fractions", type=float, nargs="+", default=[0.05, 0.1, 0.2, 0.5, 1.0])
+    parser.add_argument("--seeds", type=int, default=5, help="runs per share, seeds 0, 1, ...")
+    parser.add_argument("--variant", choices=("paper", "code", "both"), default="both")
+    parser.add_argument("--left-out", type=int, default=0, help="leave out clients 0, 1, ..., so many runs")
+    parser.add_argument("--output", type=Path, default=Path("runs/prediction_table"), help="folder for the two files")
+    options = parser.parse_args(arguments)
+    if options.seeds < 1 or not all(0 < fraction <= 1 for fraction in options.fractions):
+        parser.error("at least one seed, and shares above 0 and up to 1, are needed")
+    return options
+
+
+if __name__ == "__main__":
+    main()
