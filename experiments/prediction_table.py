@@ -69,12 +69,14 @@ def _by_share(options: argparse.Namespace, features: str) -> Iterator[Run]:
             config = _config(options, features)
             config.supervision.fraction = fraction
             yield from _run(options, config, features, fraction, seed)
+        jax.clear_caches()  # every run compiles programs of its own, and a process can hold only so many
 
 
 def _left_out(options: argparse.Namespace, client: int) -> Iterator[Run]:
     config = _config(options, "left_out")
     config.data.left_out_client = client
     yield from _run(options, config, "left_out", 1.0, 0)
+    jax.clear_caches()
 
 
 def _config(options: argparse.Namespace, variant: str) -> ml_collections.ConfigDict:

@@ -4,9 +4,9 @@ import warnings
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sklearn.metrics import accuracy_score, balanced_accuracy_score, log_loss
+from sklearn.metrics import accuracy_score, balanced_accuracy_score, log_loss, recall_score
 
-from fedjax_ssl.federated import Method, balanced_accuracy, evaluate, map_rows
+from fedjax_ssl.federated import Method, balanced_accuracy, evaluate, map_rows, score_labels
 from tests import toy
 
 
@@ -101,3 +101,24 @@ def test_map_rows_never_asks_for_more_than_a_batch(batch_size: int) -> None:
 
     map_rows(function, jnp.zeros((10, 2)), jnp.zeros((3, 3), jnp.int32), batch_size)
     assert set(sizes) == {min(batch_size, 9)}
+
+
+def test_labels_are_scored_pooled_and_by_client() -> None:
+    generator = np.random.default_rng(1)
+    truth = generator.integers(-1, 4, 200)
+    predicted = np.where(generator.random(200) < 0.7, truth, generator.integers(-1, 4, 200))
+    client = generator.integers(-1, 5, 200) % 5  # clients 0..4
+    client[:20], truth[:20] = -1, 0  # nobody's do not count
+    found = score_labels(*(jnp.asarray(values) for values in (predicted, truth, client)), num_clients=6, num_classes=4)
+    real = (client >= 0) & (truth >= 0)
+    assert float(found.accuracy) == pytest.approx(accuracy_score(truth[real], predicted[real]))
+    assert float(found.coverage) == pytest.approx(np.mean(predicted[real] >= 0))
+    expected = recall_score(truth[real], predicted[real], labels=np.arange(4), average="macro", zero_division=0)
+    assert float(found.balanced_accuracy) == pytest.approx(expected)
+    for number in range(5):
+        own = real & (client == number)
+        assert float(found.client_examples[number]) == own.sum()
+        assert float(found.client_accuracy[number]) == pytest.approx(np.mean(predicted[own] == truth[own]))
+        recalls = [np.mean(predicted[own & (truth == k)] == k) for k in np.unique(truth[own])]
+        assert float(found.client_balanced_accuracy[number]) == pytest.approx(np.mean(recalls))
+    assert np.isnan(found.client_accuracy[5]) and np.isnan(found.client_balanced_accuracy[5])
