@@ -30,8 +30,8 @@ import numpy as np
 CLUSTERS_PER_CLASS = 2
 LABELLED_SHARE = 0.02
 MOST_POINTS = 1_000_000
-# Pairs of points up to which a peer is measured. Label spreading of scikit-learn holds the graph dense in one step:
-# 5,000 points; the exact search of faiss takes minutes a call above 120,000 points.
+# Pairs of points up to which a peer is measured, those of 5,000 and of 120,000 points: label spreading of
+# scikit-learn holds the graph dense in one step, and the exact search of faiss only costs time beyond.
 MOST_PAIRS = {"scikit-learn": 5_000**2, "faiss + SciPy": 120_000**2}
 # Points whose features are made at once, so that the largest sizes need the memory of the features only once.
 POINTS_PER_BLOCK = 50_000
@@ -146,6 +146,7 @@ def measure_faiss(options: argparse.Namespace, num_points: int, num_bits: int) -
     import faiss
     import scipy
     import scipy.sparse
+    import threadpoolctl
 
     features, truth, shown = make_points(num_points, options.features, options.classes)
     repeats, count = options.repeats, options.neighbors
@@ -170,7 +171,9 @@ def measure_faiss(options: argparse.Namespace, num_points: int, num_bits: int) -
 
     def propagate() -> np.ndarray:
         targets = (shown[:, None] == np.arange(options.classes)).astype(float)
-        return np.stack([scipy.sparse.linalg.cg(system, column, rtol=1e-6)[0] for column in targets.T], axis=1)
+        # Threads for vectors of this size wait longer for each other than they work.
+        with threadpoolctl.threadpool_limits(limits=1, user_api="blas"):
+            return np.stack([scipy.sparse.linalg.cg(system, column, rtol=1e-6)[0] for column in targets.T], axis=1)
 
     def iterations() -> int:
         """Of the class that takes most, as ours: all classes together take as many as the slowest."""
@@ -225,7 +228,7 @@ SYSTEMS = {
     "faiss + SciPy": measure_faiss,
     "scikit-learn": measure_sklearn,
 }
-NEEDS = {"faiss + SciPy": ("faiss", "scipy"), "scikit-learn": ("sklearn",)}
+NEEDS = {"faiss + SciPy": ("faiss", "scipy", "threadpoolctl"), "scikit-learn": ("sklearn",)}
 INSTALL = "`pip install faiss-cpu scipy scikit-learn` brings all peers."
 
 
@@ -305,33 +308,34 @@ def plot(rows: list[dict[str, Any]], path: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
-    systems = list(dict.fromkeys(row["system"] for row in rows))
-    code_lengths = sorted({row["bits"] for row in rows})
-    for system in systems:
-        for bits in code_lengths:
-            chosen = [row for row in rows if (row["system"], row["bits"]) == (system, bits)]
-            if not chosen:
-                continue
-            chosen.sort(key=lambda row: row["points"])
-            style = {
-                "color": f"C{systems.index(system)}",
-                "linestyle": ("-", "--", ":", "-.")[code_lengths.index(bits) % 4],
-                "marker": "osD^v"[code_lengths.index(bits) % 5],
-                "label": f"{system}, {bits} bits",
-            }
-            points = [row["points"] for row in chosen]
-            left.plot(points, [row["whole"]["warm"] for row in chosen], **style)
-            solved = [row for row in chosen if row.get("iterations")]
-            if solved:
-                points = [row["points"] for row in solved]
-                right.plot(points, [row["iterations"] for row in solved], **style)
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4.5), layout="constrained")
+    lines: dict[tuple[str, int | None], list[dict[str, Any]]] = {}
+    for row in sorted(rows, key=lambda row: row["points"]):
+        lines.setdefault((row["system"], row["bits"] if "codes" in row else None), []).append(row)
+    systems = list(dict.fromkeys(system for system, _ in lines))
+    code_lengths = list(dict.fromkeys(bits for _, bits in lines))
+    for (system, bits), chosen in lines.items():
+        number = systems.index(system)
+        style: dict[str, Any] = {
+            "color": f"C{number}",
+            "linestyle": ("-", "--", ":", "-.")[code_lengths.index(bits) % 4],
+            "marker": "osD^"[number % 4],
+            # Thinner and thinner, so that lines that coincide are all seen.
+            "linewidth": max(2.5 - 0.5 * number, 1),
+            "markersize": max(7 - number, 3),
+            "label": system if bits is None else f"{system}, {bits} bits",
+        }
+        left.plot([row["points"] for row in chosen], [row["whole"]["warm"] for row in chosen], **style)
+        # Cholesky, which solves small graphs, takes no iterations.
+        solved = [row for row in chosen if row.get("iterations")]
+        if solved:
+            right.plot([row["points"] for row in solved], [row["iterations"] for row in solved], **style)
     left.set(xscale="log", yscale="log", xlabel="points", ylabel="seconds, codes to labels")
     right.set(xscale="log", xlabel="points", ylabel="conjugate-gradient iterations")
     right.set_ylim(bottom=0)
     for axes in (left, right):
         axes.grid(alpha=0.3)
-    left.legend(fontsize=8)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
 

@@ -44,8 +44,9 @@ def test_equals_the_dense_float64_path_on_3000_points():
     weight = reference.weights(reference.cosines(distance, 256), list(expected))
     system = np.eye(3000) - 0.99 * reference.normalize(weight)
     scores = np.linalg.solve(system, reference.one_hot(labels, 4))
-    found = graph.xclp_from_codes(codes, labels, 4, 256)
+    found = graph.xclp_from_codes(codes, labels, 4, 256, solver="conjugate_gradient")
     np.testing.assert_allclose(found.scores, scores, rtol=1e-4)
+    np.testing.assert_allclose(found.confidence, np.where(labels >= 0, 1, reference.omega(scores)), atol=1e-4)
     raw = np.where(labels >= 0, labels, scores.argmax(axis=1))
     np.testing.assert_array_equal(found.labels, raw)
 
@@ -161,6 +162,35 @@ def test_component_without_labels_is_invalid(solver):
     np.testing.assert_array_equal(found.labels, 8 * [1] + 8 * [-1])
     np.testing.assert_array_equal(found.valid, 8 * [True] + 8 * [False])
     np.testing.assert_allclose(found.confidence, 8 * [1] + 8 * [0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_points_at_a_right_angle_to_all_others_are_isolated(solver):
+    # Half of all bits differ: neighbours are listed, at similarity 0, and make no edge.
+    codes = np.append(np.zeros(8, np.uint32), np.uint32([0x0000FFFF, 0xFFFFFFFF]))[:, None]
+    labels = np.full(10, -1, np.int32)
+    labels[[3, 9]] = [1, 0]
+    found = graph.xclp_from_codes(codes, labels, 2, 32, num_neighbors=3, solver=solver)
+    np.testing.assert_array_equal(found.labels, 8 * [1] + [-1, 0])
+    np.testing.assert_array_equal(found.valid, 8 * [True] + [False, True])
+    np.testing.assert_allclose(found.confidence, 8 * [1] + [0, 1], rtol=1e-6)
+    np.testing.assert_array_equal(found.scores[8:], [[0, 0], [1, 0]])
+
+
+def test_neighbor_search_gets_codes_and_counts_in_order():
+    points, _, shown = points_and_labels(20)
+    calls = []
+
+    def search(codes, num_bits, num_neighbors, valid):
+        calls.append((codes.shape, num_bits, num_neighbors, valid.tolist()))
+        return graph.nearest_neighbors(codes, num_bits, num_neighbors, valid)
+
+    valid = np.arange(20) != 4
+    options = dict(num_bits=40, num_neighbors=3, valid=valid)
+    found = graph.xclp(KEY, points, shown, 3, neighbor_search=search, **options)
+    # Padding comes last.
+    assert calls == [((20, 2), 40, 3, 19 * [True] + [False])]
+    jax.tree.map(np.testing.assert_array_equal, found, graph.xclp(KEY, points, shown, 3, **options))
 
 
 @pytest.mark.parametrize("scale", ["none", "max"])

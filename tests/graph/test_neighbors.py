@@ -27,7 +27,7 @@ def assert_equals_reference(found, codes, num_bits, count, valid=None):
 @pytest.fixture
 def small_tiles(monkeypatch):
     # 24 rows per tile do not divide 700 points.
-    monkeypatch.setattr(neighbors_module, "_rows_per_tile", lambda num_points, num_words: 24)
+    monkeypatch.setattr(neighbors_module, "_rows_per_tile", lambda num_rows, num_points, num_words: 24)
     jax.clear_caches()
     yield
     jax.clear_caches()
