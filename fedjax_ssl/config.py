@@ -15,7 +15,7 @@ import ml_collections
 from ml_collections import config_dict
 
 from fedjax_ssl import data, methods
-from fedjax_ssl.federated import OPTIMIZERS, PLACEMENTS, SCHEDULES, WEIGHTINGS
+from fedjax_ssl.federated import OPTIMIZERS, PLACEMENTS, REDUCTIONS, SCHEDULES, WEIGHTINGS
 
 PREDICTORS = ("network", "xclp", "per_client_lp")
 _INT, _FLOAT, _TEXT, _FLAG, _TUPLE = int, float, str, bool, tuple
@@ -109,8 +109,10 @@ def default(method: str = "fedavg") -> ml_collections.ConfigDict:
         weighting="uniform",  # or "examples", "labelled"
         mu=0.01,  # fedprox
         server_learning_rate=0.01,  # fedadam, fedyogi
-        placement="auto",  # or "sequential", "vmap", "chunked"
-        chunk_size=8,
+        placement="auto",  # or "sequential", "vmap", "chunked", "lanes"
+        chunk_size=8,  # clients at once where placement is "chunked" or "lanes"
+        devices=1,  # that share each cohort
+        reduce="ordered",  # sums over devices: or "fixed", "fast"
     )
     config.prediction = _section(
         predictors="",  # "network,xclp,per_client_lp": label the clients' test examples after the last round
@@ -382,6 +384,7 @@ _LOWEST = {
     "federated.mu": 0.0,
     "federated.server_learning_rate": 0.0,
     "federated.chunk_size": 1,
+    "federated.devices": 1,
     "prediction.num_bits": 1,
     "prediction.num_neighbors": 1,
     "prediction.groups": 1,
@@ -392,6 +395,7 @@ _ALLOWED = {
     "federated.name": ("fedavg", "fedprox", "fedadam", "fedyogi"),
     "federated.weighting": tuple(WEIGHTINGS),
     "federated.placement": PLACEMENTS,
+    "federated.reduce": REDUCTIONS,
     "prediction.features": ("network", "inputs"),
     "prediction.variant": ("paper", "code", "both"),
     "prediction.unlabelled": ("with", "without", "both"),

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import jax
 import ml_collections
 import optax
 from jaxtyping import Array, Key
@@ -106,6 +107,8 @@ def build_method(
             weighting=server["weighting"],
             placement=server["placement"],
             chunk_size=server["chunk_size"],
+            mesh=_mesh(server["devices"]),
+            reduce=server["reduce"],
         )
     with configs.naming("method"):
         settings = {name: value for name, value in config["method"].items() if name != "name"}
@@ -123,6 +126,14 @@ def _federated_optimizer(server: Mapping[str, Any]) -> federated.FederatedOptimi
         "fedyogi": lambda: federated.fedopt(optax.yogi(rate, **moments)),
     }
     return choices[server["name"]]()
+
+
+def _mesh(devices: int) -> jax.sharding.Mesh | None:
+    if devices > jax.device_count():
+        raise configs.ConfigError(
+            f"config.federated.devices is {devices}, but there are {jax.device_count()} devices; lower it"
+        )
+    return None if devices == 1 else jax.make_mesh((devices,), ("clients",), devices=jax.devices()[:devices])
 
 
 def _cohort_size(given: int | None, num_clients: int) -> int:

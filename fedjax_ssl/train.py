@@ -77,7 +77,7 @@ def run_rounds(
 
 
 # Fields that change how a run is watched or where it finds its data, but not its result.
-UNCOMPARED = ("checkpoint_every", "data.root", "data.download")
+UNCOMPARED = ("checkpoint_every", "data.root", "data.download", "federated.devices")
 
 
 def run(config: ml_collections.ConfigDict, workdir: str | Path) -> dict[str, Any]:

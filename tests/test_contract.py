@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import Mesh
 
 from fedjax_ssl import federated, methods
 from fedjax_ssl.data import FederatedData
@@ -139,6 +140,15 @@ def test_placement_and_padding_do_not_matter(case: Case) -> None:
     other = build(case.name, data, cohort_size=size, placement="chunked", chunk_size=4)
     state, infos = toy.train(other, key(), data, ROUNDS)
     chex.assert_trees_all_close(state.params, case.end.params, rtol=1e-5, atol=1e-5)
+    infos_close(infos, case.infos, 1e-5)
+
+
+def test_lanes_on_two_devices_train_every_client_as_if_alone(case: Case) -> None:
+    """Six clients of 1 to 14 examples: three per device in two lanes, of which one takes two clients in turn."""
+    mesh = Mesh(np.array(jax.devices()[:2]), ("clients",))
+    other = build(case.name, case.data, placement="lanes", chunk_size=2, mesh=mesh)
+    state, infos = toy.train(other, key(), case.data, ROUNDS)
+    chex.assert_trees_all_close(state, case.end, rtol=1e-5, atol=1e-5)
     infos_close(infos, case.infos, 1e-5)
 
 

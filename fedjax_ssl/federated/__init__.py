@@ -27,12 +27,14 @@ from fedjax_ssl.federated.method import (
 )
 from fedjax_ssl.federated.optimizers import FederatedOptimizer, fedavg, fedopt, fedprox
 from fedjax_ssl.federated.placement import PLACEMENTS, map_clients
+from fedjax_ssl.federated.reduction import REDUCTIONS
 from fedjax_ssl.federated.sampler import labelled_epochs, mixed_epochs
 
 __all__ = [
     "BYTES_PER_NUMBER",
     "OPTIMIZERS",
     "PLACEMENTS",
+    "REDUCTIONS",
     "SCHEDULES",
     "WEIGHTINGS",
     "Client",

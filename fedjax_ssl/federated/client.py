@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
-from fedjax_ssl.federated.method import Client, Params, Stage, Step, Stream, Term, Trained, View
+from fedjax_ssl.federated.method import Client, Params, Schedule, Stage, Step, Stream, Term, Trained, View
 from fedjax_ssl.federated.optimizers import FederatedOptimizer, Flat, Local
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Model, Outputs
@@ -47,7 +47,9 @@ class Broadcast(NamedTuple):
     inputs: Array
 
 
-class _Carry(NamedTuple):
+class Progress(NamedTuple):
+    """A client in the middle of its local training."""
+
     flat: Flat
     model_state: Array  # flat
     optimizer: dict[str, PyTree]
@@ -56,17 +58,47 @@ class _Carry(NamedTuple):
     examples: Int[Array, ""]  # rows that entered a loss, over all steps
 
 
-def train_client(
-    training: LocalTraining, stage: Stage, broadcast: Broadcast, client: Client
-) -> tuple[dict[str, PyTree], dict[str, PyTree]]:
+class Batch(NamedTuple):
+    """Which of its examples a client uses in one local step, by stream."""
+
+    positions: dict[str, Int[Array, " b"]]
+    masks: dict[str, Bool[Array, " b"]]
+
+
+class ClientUpdate(NamedTuple):
+    """Local training of one client in one round, cut into pieces that a placement puts together."""
+
+    schedule: Callable[[Client], Schedule]
+    start: Progress  # the same for every client
+    step: Callable[[Client, Int[Array, ""], Batch, Progress], Progress]  # (client, number of the step, batch, progress)
+    finish: Callable[[Client, Int[Array, ""], Progress], tuple[PyTree, PyTree]]
+    # ^ (client, steps taken, progress) -> (what is summed over the cohort, what is stacked over it)
+
+
+def train_client(update: ClientUpdate, client: Client) -> tuple[PyTree, PyTree]:
     """Trains one client.
 
     Returns:
         (what is summed over the cohort, what is stacked over it). An update with a value that is not finite is
         dropped: it weighs nothing, and is counted in "dropped".
     """
-    key = jax.random.fold_in(named_key(broadcast.key, "client"), client.id)
-    schedule = stage.sampler.schedule(named_key(key, "batches"), client)
+    schedule = update.schedule(client)
+
+    def one_step(number: Int[Array, ""], progress: Progress) -> Progress:
+        return update.step(client, number, batch_of(schedule, number), progress)
+
+    # A loop with a traced bound: a client takes exactly its own number of steps. Nothing differentiates through it.
+    end = jax.lax.fori_loop(0, schedule.num_steps, one_step, update.start)
+    return update.finish(client, schedule.num_steps, end)
+
+
+def batch_of(schedule: Schedule, *place: Int[Array, ""]) -> Batch:
+    """One batch of a schedule: of step `place`, or of (client, step) where schedules are stacked."""
+    return Batch(*jax.tree.map(lambda table: table[place], (schedule.positions, schedule.masks)))
+
+
+def client_update(training: LocalTraining, stage: Stage, broadcast: Broadcast) -> ClientUpdate:
+    """The pieces of local training in one round of a stage."""
     flat_params = {group: ravel_pytree(broadcast.params[group]) for group in training.groups}
     anchor = {group: flat for group, (flat, _) in flat_params.items()}
     unravel = {group: function for group, (_, function) in flat_params.items()}
@@ -76,42 +108,49 @@ def train_client(
     def to_params(flat: Flat) -> Params:
         return {group: unravel[group](flat[group]) for group in training.groups}
 
-    def one_step(number: Int[Array, ""], carry: _Carry) -> _Carry:
-        step_key = jax.random.fold_in(named_key(key, "step"), number)
-        streams = _gather_streams(schedule.positions, schedule.masks, number, client, broadcast.inputs)
-        examples = carry.examples
+    def key_of(client: Client) -> Key[Array, ""]:
+        return jax.random.fold_in(named_key(broadcast.key, "client"), client.id)
+
+    def schedule(client: Client) -> Schedule:
+        return stage.sampler.schedule(named_key(key_of(client), "batches"), client)
+
+    def step(client: Client, number: Int[Array, ""], batch: Batch, progress: Progress) -> Progress:
+        step_key = jax.random.fold_in(named_key(key_of(client), "step"), number)
+        streams = _gather_streams(batch, client, broadcast.inputs)
+        examples = progress.examples
         for mask in (stream.mask for stream in streams.values()):
             examples = examples + jnp.sum(mask, dtype=jnp.int32)
-        carry = carry._replace(examples=examples)
+        progress = progress._replace(examples=examples)
         for group in training.groups:
             terms = [term for term in stage.terms if term.group == group]
             if terms:
-                carry = one_phase(carry, number, group, terms, streams, named_key(step_key, group))
-        return carry
+                progress = one_phase(client, progress, number, group, terms, streams, named_key(step_key, group))
+        return progress
 
     def one_phase(
-        carry: _Carry,
+        client: Client,
+        progress: Progress,
         number: Int[Array, ""],
         group: str,
         terms: list[Term],
         streams: dict[str, Stream],
         phase_key: Key[Array, ""],
-    ) -> _Carry:
+    ) -> Progress:
         def objective(flat_group: Array) -> tuple[Array, tuple[Array, dict[str, PyTree]]]:
-            groups = to_params({**carry.flat, group: flat_group})
+            groups = to_params({**progress.flat, group: flat_group})
             params = training.combine(groups)
-            model_state = unravel_state(carry.model_state)
+            model_state = unravel_state(progress.model_state)
             inputs, outputs, new_state = _forward(
                 training.model, params, model_state, _views(terms), streams, phase_key
             )
-            total, local = jnp.zeros(()), dict(carry.local)
+            total, local = jnp.zeros(()), dict(progress.local)
             for term in terms:
                 step = Step(
                     outputs=outputs,
                     inputs=inputs,
                     streams=streams,
                     client=client,
-                    local=carry.local[term.name],
+                    local=progress.local[term.name],
                     params=params,
                     groups=groups,
                     model_state=model_state,
@@ -123,28 +162,28 @@ def train_client(
                 total = total + term.weight * value
             return total, (ravel_pytree(new_state)[0], local)
 
-        flat = carry.flat
+        flat = progress.flat
         (loss, (model_state, local)), gradient = jax.value_and_grad(objective, has_aux=True)(flat[group])
         only = {group: flat[group]}
         gradient = training.federated_optimizer.correct(
             {group: gradient}, only, {group: anchor[group]}, client.variates
         )
-        updates, optimizer_state = training.optimizer.update(gradient, carry.optimizer[group], only)
+        updates, optimizer_state = training.optimizer.update(gradient, progress.optimizer[group], only)
         new = flat[group] - broadcast.learning_rate * updates[group]
         flat = {**flat, group: new}
         moved = training.combine(to_params(flat))
         for term in terms:
             local[term.name] = term.after_step(local[term.name], moved)
-        return _Carry(
+        return Progress(
             flat=flat,
             model_state=model_state,
-            optimizer={**carry.optimizer, group: optimizer_state},
+            optimizer={**progress.optimizer, group: optimizer_state},
             local=local,
-            loss=carry.loss + loss,
-            examples=carry.examples,
+            loss=progress.loss + loss,
+            examples=progress.examples,
         )
 
-    start = _Carry(
+    start = Progress(
         flat=anchor,
         model_state=flat_state,
         optimizer={group: training.optimizer.init({group: anchor[group]}) for group in training.groups},
@@ -154,42 +193,42 @@ def train_client(
         loss=jnp.zeros(()),
         examples=jnp.zeros((), jnp.int32),
     )
-    # A loop with a traced bound: a client takes exactly its own number of steps. Nothing differentiates through it.
-    end = jax.lax.fori_loop(0, schedule.num_steps, one_step, start)
 
-    finite = jnp.isfinite(end.loss)
-    for vector in [*end.flat.values(), end.model_state]:
-        finite = finite & jnp.all(jnp.isfinite(vector))
-    trained = finite & (schedule.num_steps > 0)
-    weight = jnp.where(trained, training.weighting(client), 0.0)
-    params = {group: jnp.where(trained, end.flat[group], anchor[group]) for group in training.groups}
-    model_state = jnp.where(trained, end.model_state, flat_state)
-    local_state = jax.tree.map(lambda new, old: jnp.where(trained, new, old), end.local, start.local)
-    report = training.federated_optimizer.report(
-        Local(anchor, params, weight, schedule.num_steps, broadcast.learning_rate, client.variates)
-    )
-    groups = to_params(params)
-    result = Trained(client, training.combine(groups), groups, unravel_state(model_state), broadcast.inputs, key)
-    uploads = {term.name: term.collect(result) for term in stage.terms}
-    summed = {
-        "optimizer": report.summed,
-        "weight": weight,
-        "model_state": weight.astype(flat_state.dtype) * (model_state - flat_state),
-        "local": jax.tree.map(lambda x: weight * x.astype(weight.dtype), local_state),
-        "loss": jnp.where(finite, end.loss, 0.0),
-        "steps": jnp.where(finite, schedule.num_steps, 0),
-        "examples": jnp.where(finite, end.examples, 0),
-        "dropped": (~finite).astype(jnp.int32),
-    }
-    return summed, {"optimizer": report.kept, "uploads": uploads, "counts": weight > 0}
+    def finish(client: Client, num_steps: Int[Array, ""], end: Progress) -> tuple[dict[str, PyTree], dict[str, PyTree]]:
+        finite = jnp.isfinite(end.loss)
+        for vector in [*end.flat.values(), end.model_state]:
+            finite = finite & jnp.all(jnp.isfinite(vector))
+        trained = finite & (num_steps > 0)
+        weight = jnp.where(trained, training.weighting(client), 0.0)
+        params = {group: jnp.where(trained, end.flat[group], anchor[group]) for group in training.groups}
+        model_state = jnp.where(trained, end.model_state, flat_state)
+        local_state = jax.tree.map(lambda new, old: jnp.where(trained, new, old), end.local, start.local)
+        report = training.federated_optimizer.report(
+            Local(anchor, params, weight, num_steps, broadcast.learning_rate, client.variates)
+        )
+        groups = to_params(params)
+        key = key_of(client)
+        result = Trained(client, training.combine(groups), groups, unravel_state(model_state), broadcast.inputs, key)
+        uploads = {term.name: term.collect(result) for term in stage.terms}
+        summed = {
+            "optimizer": report.summed,
+            "weight": weight,
+            "model_state": weight.astype(flat_state.dtype) * (model_state - flat_state),
+            "local": jax.tree.map(lambda x: weight * x.astype(weight.dtype), local_state),
+            "loss": jnp.where(finite, end.loss, 0.0),
+            "steps": jnp.where(finite, num_steps, 0),
+            "examples": jnp.where(finite, end.examples, 0),
+            "dropped": (~finite).astype(jnp.int32),
+        }
+        return summed, {"optimizer": report.kept, "uploads": uploads, "counts": weight > 0}
+
+    return ClientUpdate(schedule, start, step, finish)
 
 
-def _gather_streams(
-    positions: dict[str, Array], masks: dict[str, Array], step: Int[Array, ""], client: Client, inputs: Array
-) -> dict[str, Stream]:
+def _gather_streams(batch: Batch, client: Client, inputs: Array) -> dict[str, Stream]:
     streams = {}
-    for name, table in positions.items():
-        position, mask = table[step], masks[name][step]
+    for name, position in batch.positions.items():
+        mask = batch.masks[name]
         observed = jnp.where(mask, client.observed[position], -1)
         rows = inputs[client.index[position]]
         # Padding points to row 0, which may be another client's NaN: a zero loss would still have a NaN gradient.

@@ -7,15 +7,16 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
+from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated.client import Broadcast, LocalTraining, train_client
+from fedjax_ssl.federated.client import Broadcast, LocalTraining, client_update
 from fedjax_ssl.federated.cohort import sample_cohort
 from fedjax_ssl.federated.local_optimizer import LearningRate
 from fedjax_ssl.federated.method import Client, Method, Metrics, Params, Round, ServerState, Stage
 from fedjax_ssl.federated.optimizers import FederatedOptimizer
-from fedjax_ssl.federated.placement import map_clients
+from fedjax_ssl.federated.placement import train_cohort
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Model, Outputs
 
@@ -46,6 +47,8 @@ class Setup(NamedTuple):
     weighting: str = "uniform"
     placement: str = "auto"
     chunk_size: int = 8
+    mesh: Mesh | None = None  # devices that share each cohort
+    reduce: str = "ordered"
     evaluation_batch_size: int = 512
 
 
@@ -181,12 +184,9 @@ def _run_round(
     )
     learning_rate = setup.learning_rate(number)
     broadcast = Broadcast(key, number, learning_rate, state.params, state.model_state, term_states, data.inputs)
-    summed, stacked = map_clients(
-        lambda client: train_client(training, stage, broadcast, client),
-        clients,
-        cohort.valid,
-        setup.placement,
-        setup.chunk_size,
+    update = client_update(training, stage, broadcast)
+    summed, stacked = train_cohort(
+        update, clients, cohort.valid, setup.placement, setup.chunk_size, setup.mesh, setup.reduce
     )
     counts = stacked["counts"] & cohort.valid
     flat = _flatten(state.params)

@@ -1,9 +1,13 @@
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
+from fedjax_ssl import federated, methods
 from fedjax_ssl.federated import map_clients
+from tests import toy
 
 PLACEMENTS = [("sequential", 1), ("vmap", 1), ("chunked", 1), ("chunked", 2), ("chunked", 4), ("chunked", 99)]
 
@@ -43,7 +47,34 @@ def test_order_of_the_slots_does_not_matter_to_each_client() -> None:
 
 def test_unknown_placement_and_bad_chunks_are_refused() -> None:
     clients = {"x": jnp.zeros(2), "n": jnp.zeros(2, jnp.int32)}
-    with pytest.raises(ValueError, match=r"'gpu'.*auto, vmap, sequential, chunked"):
+    with pytest.raises(ValueError, match=r"'gpu'.*auto, vmap, sequential, chunked, lanes"):
         map_clients(update, clients, jnp.ones(2, bool), "gpu")
     with pytest.raises(ValueError, match="chunk_size is 0"):
         map_clients(update, clients, jnp.ones(2, bool), "chunked", 0)
+
+
+@pytest.mark.parametrize("reduce", ["ordered", "fixed", "fast"])
+def test_devices_share_a_cohort_that_they_do_not_divide(reduce: str) -> None:
+    """Six clients on one, two and four devices, where two slots stay empty: the same bits, unless asked otherwise."""
+    data = toy.federation()
+
+    def trained(num_devices: int, **changes) -> federated.ServerState:
+        mesh = Mesh(np.array(jax.devices()[:num_devices]), ("clients",)) if num_devices else None
+        method = methods.build("fedavg", toy.setup(data, placement="sequential", mesh=mesh, **changes))
+        return toy.train(method, jax.random.key(1), data, 2)[0]
+
+    alone, two, four = trained(0), trained(2, reduce=reduce), trained(4, reduce=reduce)
+    if reduce == "fast":
+        chex.assert_trees_all_close(two, four, rtol=1e-6, atol=1e-6)
+    else:
+        chex.assert_trees_all_equal(two, four)
+    if reduce == "ordered":
+        chex.assert_trees_all_equal(alone, four)
+    chex.assert_trees_all_close(alone, four, rtol=1e-6, atol=1e-6)
+
+
+def test_an_unknown_reduction_is_refused() -> None:
+    data = toy.federation()
+    method = methods.build("fedavg", toy.setup(data, reduce="sum"))
+    with pytest.raises(ValueError, match="reduce is 'sum'; allowed: ordered, fixed, fast"):
+        jax.eval_shape(method.round, jax.random.key(0), method.init(jax.random.key(0), data), data)

@@ -1,0 +1,71 @@
+"""Sums over the clients of a cohort that are spread over devices, with the same bits for every number of devices.
+
+Floating-point sums depend on their order, and a sum over devices comes in an order of its own. Two ways around it:
+gather everything and add in client order, or add integers.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool
+
+PyTree = Any
+REDUCTIONS = ("ordered", "fixed", "fast")
+# Of the 31 bits of an integer, those that one client's largest number takes, less the bits that the number of clients
+# adds: a 32-bit float has 24.
+_BITS = 30
+
+
+def add_in_order(values: PyTree, valid: Bool[Array, " p"]) -> PyTree:
+    """Adds up the entries of a cohort in client order.
+
+    Args:
+        values: leading axis p.
+        valid: False on slots that add nothing.
+    """
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), values)
+
+    def add(total: PyTree, one: tuple[PyTree, Array]) -> tuple[PyTree, None]:
+        entry, counts = one
+        return jax.tree.map(lambda t, x: t + jnp.where(counts, x, jnp.zeros_like(x)), total, entry), None
+
+    return jax.lax.scan(add, zeros, (values, valid))[0]
+
+
+def sum_over_devices(
+    values: PyTree, valid: Bool[Array, " m"], axis: str | tuple[str, ...], num_clients: int, reduce: str
+) -> PyTree:
+    """Adds up a cohort whose slots are spread over devices in order; to be called inside `shard_map`.
+
+    Args:
+        values: this device's slots, leading axis m.
+        valid: False on slots that add nothing.
+        axis: the mesh axes that the slots are spread over.
+        num_clients: slots of all devices.
+        reduce: "ordered": gather and add in client order, the same bits as on one device; takes the memory of the
+            whole cohort's values on every device. "fixed": round to integers on one scale per array and add those, the
+            same bits for every number of devices, within 2^-(29 - log2 clients) of the largest entry. "fast": floating
+            point, whose last bits depend on the number of devices.
+
+    Returns:
+        The sums, the same on every device.
+    """
+    if reduce == "ordered":
+        everything = jax.lax.all_gather((values, valid), axis, tiled=True)
+        return add_in_order(*everything)
+    if reduce == "fast":
+        return jax.lax.psum(add_in_order(values, valid), axis)
+    return jax.tree.map(lambda x: _sum_fixed(x, valid, axis, num_clients), values)
+
+
+def _sum_fixed(values: Array, valid: Bool[Array, " m"], axis: str | tuple[str, ...], num_clients: int) -> Array:
+    counted = jnp.where(jnp.expand_dims(valid, tuple(range(1, values.ndim))), values, jnp.zeros_like(values))
+    if not jnp.issubdtype(values.dtype, jnp.floating):
+        return jax.lax.psum(jnp.sum(counted, axis=0, dtype=values.dtype), axis)
+    largest = jax.lax.pmax(jnp.max(jnp.abs(counted), initial=0), axis)
+    _, exponent = jnp.frexp(largest)  # below 2 ** exponent
+    shift = _BITS - (num_clients - 1).bit_length() - exponent
+    whole = jnp.round(jnp.ldexp(counted, shift)).astype(jnp.int32)
+    total = jax.lax.psum(jnp.sum(whole, axis=0, dtype=jnp.int32), axis)
+    return jnp.ldexp(total.astype(values.dtype), -shift)

@@ -1,0 +1,66 @@
+"""Sums over clients that are spread over devices: the same bits for every number of devices."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, PartitionSpec
+
+from fedjax_ssl.federated.reduction import add_in_order, sum_over_devices
+
+RANDOM = np.random.default_rng(0)
+VALUES = {
+    "change": jnp.asarray(RANDOM.normal(size=(8, 50)) * 10.0 ** RANDOM.integers(-4, 4, (8, 1)), jnp.float32),
+    "steps": jnp.arange(8, dtype=jnp.int32),
+    "nothing": jnp.zeros((8, 0), jnp.float32),
+}
+VALID = jnp.asarray([True, True, False, True, True, True, True, True])
+
+
+def total(reduce, num_devices):
+    mesh = Mesh(np.array(jax.devices()[:num_devices]), ("clients",))
+
+    def on_device(values, valid):
+        return sum_over_devices(values, valid, mesh.axis_names, 8, reduce)
+
+    share = PartitionSpec("clients")
+    function = jax.shard_map(on_device, mesh=mesh, in_specs=(share, share), out_specs=PartitionSpec(), check_vma=False)
+    return jax.jit(function)(VALUES, VALID)
+
+
+EXACT = np.sum(np.asarray(VALUES["change"], np.float64)[np.asarray(VALID)], axis=0)
+
+
+@pytest.mark.parametrize("reduce", ["ordered", "fixed"])
+def test_same_bits_for_every_number_of_devices(reduce):
+    one, two, four = (total(reduce, count) for count in (1, 2, 4))
+    for name in VALUES:
+        np.testing.assert_array_equal(one[name], two[name])
+        np.testing.assert_array_equal(one[name], four[name])
+    assert int(one["steps"]) == 28 - 2 and one["steps"].dtype == jnp.int32
+    largest = float(jnp.max(jnp.abs(VALUES["change"])))
+    tolerance = 8 * largest * (2.0**-26 if reduce == "fixed" else 2.0**-24)
+    np.testing.assert_allclose(one["change"], EXACT, rtol=0, atol=tolerance)
+
+
+def test_ordered_is_the_sum_on_one_device():
+    np.testing.assert_array_equal(total("ordered", 4)["change"], add_in_order(VALUES, VALID)["change"])
+
+
+def test_fast_is_right_up_to_rounding():
+    np.testing.assert_allclose(total("fast", 4)["change"], EXACT, rtol=1e-5, atol=1e-2)
+
+
+def test_fixed_sums_of_zeros_and_of_tiny_numbers():
+    for scale in (0.0, 1e-30):
+        values = jnp.full((4, 3), scale, jnp.float32)
+        mesh = Mesh(np.array(jax.devices()[:2]), ("clients",))
+        share = PartitionSpec("clients")
+        found = jax.shard_map(
+            lambda x: sum_over_devices(x, jnp.ones(2, bool), ("clients",), 4, "fixed"),
+            mesh=mesh,
+            in_specs=share,
+            out_specs=PartitionSpec(),
+            check_vma=False,
+        )(values)
+        np.testing.assert_allclose(found, 4 * scale, rtol=1e-6)
