@@ -14,7 +14,7 @@ from typing import Any
 import ml_collections
 from ml_collections import config_dict
 
-from fedjax_ssl import data, methods
+from fedjax_ssl import data, methods, models
 from fedjax_ssl.federated import OPTIMIZERS, PLACEMENTS, REDUCTIONS, SCHEDULES, WEIGHTINGS
 
 PREDICTORS = ("network", "xclp", "per_client_lp")
@@ -40,6 +40,7 @@ def default(method: str = "fedavg") -> ml_collections.ConfigDict:
     config.rounds = 100  # 0: no training, only the predictions below
     config.eval_every = 5  # rounds between evaluations, run as one compiled call
     config.checkpoint_every = 1  # evaluations between checkpoints; 0: only at the end
+    config.precision = "float32"  # of forward and backward passes: or "bf16", with float32 parameters
 
     config.data = _section(
         name="digits",
@@ -390,6 +391,7 @@ _LOWEST = {
     "prediction.groups": 1,
 }
 _ALLOWED = {
+    "precision": tuple(models.PRECISIONS),
     "optimizer.name": OPTIMIZERS,
     "optimizer.schedule": SCHEDULES,
     "federated.name": ("fedavg", "fedprox", "fedadam", "fedyogi"),

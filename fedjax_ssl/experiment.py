@@ -81,6 +81,7 @@ def build_method(
             input_shape=federation.inputs.shape[1:],
             **configs.options(config["model"]),
         )
+        model = models.in_precision(model, config["precision"])
     with configs.naming("augment"):
         augment = data.augmentation(config["augment"]["name"], **configs.options(config["augment"]))
     with configs.naming("optimizer or config.federated"):

@@ -1,7 +1,8 @@
 """From a config to a trained model: `make_train` as one pure function, `run` with a run folder around it."""
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -185,19 +186,38 @@ class _Programs:
         """Runs rounds and an evaluation; adds the time to `seconds`. Returns (metric row, new state)."""
         if rounds not in self._compiled:
             begin = time.perf_counter()
-            block = jax.jit(partial(_block, self._method, rounds=rounds))
+            # The new state takes the place of the old one in memory.
+            block = jax.jit(partial(_block, self._method, rounds=rounds), donate_argnums=0)
             with configs.naming("method"):  # a method checks some of its settings only when it is traced
                 lowered = block.lower(state, *self._arguments)
-            self._compiled[rounds] = lowered.compile()
+            with _explaining_memory():
+                self._compiled[rounds] = lowered.compile()
             seconds["compile_seconds"] += time.perf_counter() - begin
         begin = time.perf_counter()
-        state, metrics = self._compiled[rounds](state, *self._arguments)
-        row = {name: np.asarray(value).item() for name, value in jax.device_get(metrics).items()}
+        with _explaining_memory():
+            state, metrics = self._compiled[rounds](state, *self._arguments)
+            row = {name: np.asarray(value).item() for name, value in jax.device_get(metrics).items()}
         elapsed = time.perf_counter() - begin
         seconds["train_seconds"] += elapsed
         row["seconds"] = elapsed
         row["client_updates_per_second"] = row["clients"] / elapsed
         return row, state
+
+
+@contextlib.contextmanager
+def _explaining_memory() -> Iterator[None]:
+    """Says which settings to lower where a device has not enough memory."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise ConfigError(
+            "the device has not enough memory for a round. Lower config.federated.chunk_size (clients at once; with "
+            "placement 'chunked' or 'lanes'), config.optimizer.batch_size or config.federated.cohort_size, try "
+            "--config.precision=bf16, or share the cohort with --config.federated.devices. "
+            f"({str(error).splitlines()[0]})"
+        ) from error
 
 
 def _block(

@@ -3,6 +3,17 @@
 from fedjax_ssl.models.convolution import conv2d
 from fedjax_ssl.models.model import Model, Outputs, count_parameters
 from fedjax_ssl.models.pooling import max_pool
+from fedjax_ssl.models.precision import PRECISIONS, in_precision
 from fedjax_ssl.models.registry import available, build
 
-__all__ = ["Model", "Outputs", "available", "build", "conv2d", "count_parameters", "max_pool"]
+__all__ = [
+    "PRECISIONS",
+    "Model",
+    "Outputs",
+    "available",
+    "build",
+    "conv2d",
+    "count_parameters",
+    "in_precision",
+    "max_pool",
+]
