@@ -27,7 +27,7 @@ def get_config(argument="inputs,femnist"):
     config.model.activation = "none"
     config.optimizer.learning_rate = 0.1
     config.optimizer.batch_size = 20
-    config.federated.cohort_size = 20
+    config.federated.cohort_size = 20 if config.rounds else None
     config.eval_every = 20
     if config.data.name == "femnist" and variant != "left_out":
         config.prediction.groups = 50

@@ -30,5 +30,5 @@ def get_config(argument="inputs,given"):
     if examples == "iid":
         config.partition.name = "iid"
         config.partition.num_clients = 100
-        config.federated.cohort_size = 20
+        config.federated.cohort_size = 20 if config.rounds else None
     return config

@@ -248,9 +248,10 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     for field, allowed in _ALLOWED.items():
         value = get(resolved, field)
         if value not in allowed:
-            close = difflib.get_close_matches(str(value), allowed, n=1)
+            names = [name for name in allowed if name is not None]
+            close = difflib.get_close_matches(str(value), names, n=1)
             hint = f" Did you mean {close[0]!r}?" if close else ""
-            raise ConfigError(f"config.{field} is {value!r}.{hint} Allowed: {', '.join(allowed)}")
+            raise ConfigError(f"config.{field} is {value!r}.{hint} Allowed: {', '.join(names)}")
     return resolved.lock()
 
 
@@ -270,9 +271,15 @@ def _check_stages(config: ml_collections.ConfigDict) -> None:
         )
 
 
+def predictors(config: ml_collections.ConfigDict) -> list[str]:
+    """Names in `config.prediction.predictors`."""
+    return [name.strip() for name in config.prediction.predictors.split(",") if name.strip()]
+
+
 def _check_prediction(config: ml_collections.ConfigDict) -> None:
-    section = config.prediction
-    names = section.predictors.split(",") if section.predictors else []
+    section, names = config.prediction, predictors(config)
+    if len(set(names)) < len(names):
+        raise ConfigError(f"config.prediction.predictors is {section.predictors!r}, which names one of them twice")
     for name in names:
         if name not in PREDICTORS:
             close = difflib.get_close_matches(name, PREDICTORS, n=1)
@@ -291,6 +298,17 @@ def _check_prediction(config: ml_collections.ConfigDict) -> None:
             "config.prediction.predictors names 'network', whose classifier config.rounds=0 leaves untrained; "
             "train it, or leave it out"
         )
+    untrained = not config.rounds and not config.model.weights
+    if {"xclp", "per_client_lp"} & set(names) and section.features == "network" and untrained:
+        raise ConfigError(
+            "config.prediction.features is 'network', whose weights config.rounds=0 leaves random; train it, give "
+            "config.model.weights (efficientnet_b0), or use --config.prediction.features=inputs"
+        )
+    if not 0 <= section.alpha < 1:
+        raise ConfigError(f"config.prediction.alpha is {section.alpha}; it must lie in [0, 1), for example 0.99")
+    for field, lowest in (("similarity_power", "above 0"), ("new_batch_size", "at least 1")):
+        if section[field] is not None and section[field] <= 0:
+            raise ConfigError(f"config.prediction.{field} is {section[field]}; it must be {lowest}")
     if section.neighbor_search == "approximate" and section.groups > 1:
         raise ConfigError(
             f"config.prediction.groups is {section.groups} and neighbor_search is 'approximate', which is for one "
@@ -390,7 +408,7 @@ _LOWEST = {
     "prediction.num_neighbors": 1,
     "prediction.groups": 1,
 }
-_ALLOWED = {
+_ALLOWED: dict[str, tuple[str | None, ...]] = {
     "precision": tuple(models.PRECISIONS),
     "optimizer.name": OPTIMIZERS,
     "optimizer.schedule": SCHEDULES,
@@ -401,5 +419,8 @@ _ALLOWED = {
     "prediction.features": ("network", "inputs"),
     "prediction.variant": ("paper", "code", "both"),
     "prediction.unlabelled": ("with", "without", "both"),
+    "prediction.similarity": ("exact", "lsh"),
+    "prediction.label_norm": (None, "none", "class"),
+    "prediction.confidence_scale": (None, "none", "max"),
     "prediction.neighbor_search": ("exact", "approximate"),
 }

@@ -5,7 +5,9 @@ from typing import Any, NamedTuple
 
 import jax
 import ml_collections
+import numpy as np
 import optax
+from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
 from fedjax_ssl import config as configs
@@ -108,7 +110,7 @@ def build_method(
             weighting=server["weighting"],
             placement=server["placement"],
             chunk_size=server["chunk_size"],
-            mesh=_mesh(server["devices"]),
+            mesh=device_mesh(experiment.config),
             reduce=server["reduce"],
         )
     with configs.naming("method"):
@@ -129,12 +131,18 @@ def _federated_optimizer(server: Mapping[str, Any]) -> federated.FederatedOptimi
     return choices[server["name"]]()
 
 
-def _mesh(devices: int) -> jax.sharding.Mesh | None:
-    if devices > jax.device_count():
-        raise configs.ConfigError(
-            f"config.federated.devices is {devices}, but there are {jax.device_count()} devices; lower it"
-        )
-    return None if devices == 1 else jax.make_mesh((devices,), ("clients",), devices=jax.devices()[:devices])
+def device_mesh(config: ml_collections.ConfigDict) -> Mesh | None:
+    """The devices that share the work of a run; None where it is one and sums need no devices.
+
+    Raises:
+        ConfigError: there are not so many.
+    """
+    devices, available = config.federated.devices, jax.device_count()
+    if devices > available:
+        raise configs.ConfigError(f"config.federated.devices is {devices}; devices here: {available}")
+    # Fixed-point sums differ from plain ones, so that one device has to add as several do.
+    alone = devices == 1 and config.federated.reduce != "fixed"
+    return None if alone else Mesh(np.array(jax.devices()[:devices]), ("clients",))
 
 
 def _cohort_size(given: int | None, num_clients: int) -> int:

@@ -8,8 +8,7 @@ import csv
 import io
 import itertools
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,11 +20,20 @@ from jaxtyping import Array, Key
 from fedjax_ssl import config as configs
 from fedjax_ssl import data, graph
 from fedjax_ssl.config import ConfigError
-from fedjax_ssl.experiment import Experiment
+from fedjax_ssl.experiment import Experiment, device_mesh
 from fedjax_ssl.federated import Method, Scores, ServerState, map_rows, score_labels
 from fedjax_ssl.graph import Neighbors, approximate_neighbors, nearest_neighbors, neighbor_recall
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.prediction import Predictions, points_of, propagate_labels, random_groups
+from fedjax_ssl.methods.prediction import (
+    Labeller,
+    Points,
+    Predictions,
+    by_codes,
+    by_cosines,
+    points_of,
+    predict_with_graphs,
+    random_groups,
+)
 
 # Of XCLP and per-client LP alike: the paper's text, and the authors' code.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -49,46 +57,60 @@ class Outcome(NamedTuple):
     job: Job
     found: Predictions
     scores: Scores
-    seconds: float  # compiling included
+    seconds: float  # of all jobs that share its graph, compiling included
     neighbor_recall: float | None  # measured, where neighbours were searched approximately
 
 
 def jobs_of(config: ml_collections.ConfigDict) -> list[Job]:
-    """The ways of predicting that a config asks for, in its order."""
+    """The ways of predicting that a config asks for, in its order.
+
+    Args:
+        config: resolved.
+
+    Returns:
+        The jobs; jobs that share a graph, which are those that differ in the variant only, stand side by side.
+    """
     section = config.prediction
     variants = list(VARIANTS) if section.variant == "both" else [section.variant]
     points = {"with": [True], "without": [False], "both": [True, False]}[section.unlabelled]
     jobs = []
-    for predictor in section.predictors.split(",") if section.predictors else []:
+    for predictor in configs.predictors(config):
         if predictor == "network":
             jobs.append(Job(predictor, None, True, predictor))
             continue
-        for variant, unlabelled in itertools.product(variants, points):
+        for unlabelled, variant in itertools.product(points, variants):
             parts = [predictor, variant if len(variants) > 1 else "", "" if unlabelled else "labelled"]
             jobs.append(Job(predictor, variant, unlabelled, "_".join(part for part in parts if part)))
     return jobs
 
 
 def check(config: ml_collections.ConfigDict, federation: data.FederatedData) -> None:
-    """Raises ConfigError where a prediction that is asked for makes no sense for this federation."""
-    jobs = jobs_of(config)
-    if not jobs:
+    """Raises ConfigError where a prediction that is asked for makes no sense for this federation.
+
+    Args:
+        config: resolved.
+        federation: known, not traced.
+    """
+    names = configs.predictors(config)
+    if not names:
         return
     holders = np.unique(np.asarray(federation.test_client))
     holders = holders[holders >= 0]
     if not holders.size:
         raise ConfigError(
-            f"config.prediction.predictors is {config.prediction.predictors!r}, but no test example belongs to a "
-            "client. Hold some out, for example with --config.data.client_test_fraction=0.2 or "
-            "--config.data.left_out_client=0, or use a dataset whose test examples have clients"
+            f"config.prediction.predictors is {config.prediction.predictors!r}, but no new example belongs to a "
+            "client. Hold some out with --config.data.client_test_fraction=0.2 or --config.data.left_out_client=0, or "
+            "give them in the dataset (npz: test_inputs and test_client, with the natural partition)"
         )
     labels = np.concatenate([np.asarray(federation.num_labelled), np.zeros(federation.num_new_clients, np.int32)])
-    if any(job.predictor == "per_client_lp" for job in jobs) and not labels[holders].any():
+    if "per_client_lp" in names and not labels[holders].any():
         raise ConfigError(
             "config.prediction.predictors names per_client_lp, which labels a client's examples from this client's "
-            f"own labels, but no client with new examples has any (leave-one-client-out: {holders.size} such "
-            "clients). Leave it out: --config.prediction.predictors=network,xclp"
+            "own labels, but no client with new examples has any, as in leave-one-client-out. Leave it out: "
+            "--config.prediction.predictors=network,xclp"
         )
+    if config.prediction.groups > labels.size:
+        raise ConfigError(f"config.prediction.groups is {config.prediction.groups}; there are {labels.size} clients")
 
 
 def predict(
@@ -98,8 +120,8 @@ def predict(
     key: Key[Array, ""],
     federation: data.FederatedData,
     report: Callable[[str], None] = lambda line: None,
-) -> list[Outcome]:
-    """Labels the test examples of all clients in every way that the config asks for.
+) -> Iterator[Outcome]:
+    """Labels the test examples of all clients in every way that the config asks for, one after another.
 
     Args:
         experiment: config and dataset.
@@ -107,42 +129,76 @@ def predict(
         state: of the method, after training.
         key: the run's key; projections and groups follow from it.
         federation: see `check`.
-        report: is told what is being done, a line for each way.
+        report: is told what is being done, a line for each graph.
 
-    Returns:
+    Yields:
         One outcome per job of the config.
 
     Raises:
         ConfigError: a setting cannot be used.
     """
-    config = experiment.config.prediction
-    key = named_key(key, "prediction")
-    outcomes = []
-    for job in jobs_of(experiment.config):
-        report(f"predicting: {job.name} ...")
-        begin = time.perf_counter()
-        with configs.naming("prediction"):
-            if job.predictor == "network":
-                found, recall = _network(method, state, federation), None
-            else:
-                found, recall = _graph(config, job, _embedding(config, method, state), key, federation)
+    num_clients = federation.num_clients + federation.num_new_clients
+    truth = federation.labels[federation.test_index]
+    begin = time.perf_counter()
+    for jobs, found, recalls in _predict(experiment.config, method, state, key, federation, report):
         found = jax.block_until_ready(found)
         seconds = time.perf_counter() - begin
-        num_clients = federation.num_clients + federation.num_new_clients
-        truth = federation.labels[federation.test_index]
-        scores = score_labels(found.labels, truth, federation.test_client, num_clients, federation.num_classes)
-        outcomes.append(Outcome(job, found, scores, seconds, recall))
-    return outcomes
+        for job, predictions in zip(jobs, found, strict=True):
+            scores = score_labels(
+                predictions.labels, truth, federation.test_client, num_clients, federation.num_classes
+            )
+            yield Outcome(job, predictions, scores, seconds, float(np.mean(recalls)) if recalls else None)
+        begin = time.perf_counter()
 
 
-def _network(method: Method, state: ServerState, federation: data.FederatedData) -> Predictions:
+def _predict(
+    config: ml_collections.ConfigDict,
+    method: Method,
+    state: ServerState,
+    key: Key[Array, ""],
+    federation: data.FederatedData,
+    report: Callable[[str], None],
+) -> Iterator[tuple[list[Job], list[Predictions], list[float]]]:
+    """Jobs that share a graph, what each found, and the measured recall of its searches where they are approximate."""
+    key, points = named_key(key, "prediction"), points_of(federation)
+    for predictor, of_predictor in itertools.groupby(jobs_of(config), lambda job: job.predictor):
+        jobs = list(of_predictor)
+        if predictor == "network":
+            report("predicting: network ...")
+            yield jobs, [_by_network(method, state, federation)], []
+            continue
+        settings = [_settings(config.prediction, job.variant) for job in jobs if job.unlabelled == jobs[0].unlabelled]
+        search = _Search(config)
+        with configs.naming("prediction"):
+            embed = _embedding(config.prediction, method, state)
+            graph_of, num_graphs = _graphs(config.prediction, predictor, key, federation)
+            label = _labeller(config.prediction, predictor, key, federation, points, embed, search, settings)
+        for unlabelled, sharing in itertools.groupby(jobs, lambda job: job.unlabelled):
+            together = list(sharing)
+            report(f"predicting: {', '.join(job.name for job in together)} ...")
+            search.recalls.clear()
+            with configs.naming("prediction"):
+                found = predict_with_graphs(
+                    federation,
+                    points,
+                    label,
+                    graph_of,
+                    num_graphs,
+                    unlabelled=unlabelled,
+                    new_batch_size=config.prediction.new_batch_size,
+                )
+            yield together, found, search.recalls
+
+
+def _by_network(method: Method, state: ServerState, federation: data.FederatedData) -> Predictions:
     log_probs = map_rows(lambda inputs: method.predict(state, inputs), federation.inputs, federation.test_index)
     certainty = graph.confidence(jnp.exp(log_probs))
     return Predictions(jnp.argmax(log_probs, axis=1).astype(jnp.int32), certainty)
 
 
-def _embedding(config: ml_collections.ConfigDict, method: Method, state: ServerState) -> Callable[[Array], Array]:
-    if config.features == "inputs":
+def _embedding(section: ml_collections.ConfigDict, method: Method, state: ServerState) -> Callable[[Array], Array]:
+    """Raw inputs -> what the graphs compare."""
+    if section.features == "inputs":
         return lambda inputs: inputs.reshape(inputs.shape[0], -1).astype(jnp.result_type(float))
     embed = method.embed
     if embed is None:
@@ -152,84 +208,94 @@ def _embedding(config: ml_collections.ConfigDict, method: Method, state: ServerS
     )
 
 
-def _graph(
-    config: ml_collections.ConfigDict,
-    job: Job,
-    embed: Callable[[Array], Array],
+def _settings(section: ml_collections.ConfigDict, variant: str | None) -> dict[str, Any]:
+    """Of one propagation: the variant's, and what the config puts in their place."""
+    chosen = VARIANTS[variant or "paper"]
+    given = {name: section[name] for name in chosen if section[name] is not None}
+    return {"alpha": section.alpha, **chosen, **given}
+
+
+def _graphs(
+    section: ml_collections.ConfigDict, predictor: str, key: Key[Array, ""], federation: data.FederatedData
+) -> tuple[Array, int]:
+    """The graph of each client, and how many there are."""
+    num_clients = federation.num_clients + federation.num_new_clients
+    if predictor == "per_client_lp":
+        return jnp.arange(num_clients, dtype=jnp.int32), num_clients
+    return random_groups(named_key(key, "groups"), num_clients, section.groups), section.groups
+
+
+def _labeller(
+    section: ml_collections.ConfigDict,
+    predictor: str,
     key: Key[Array, ""],
     federation: data.FederatedData,
-) -> tuple[Predictions, float | None]:
-    """Labels by propagation, and the measured recall of an approximate search."""
-    num_clients = federation.num_clients + federation.num_new_clients
-    similarity = "lsh"
-    if job.predictor == "per_client_lp":
-        num_graphs, graph_of, similarity = num_clients, jnp.arange(num_clients, dtype=jnp.int32), config.similarity
-    else:
-        num_graphs, graph_of = config.groups, random_groups(named_key(key, "groups"), num_clients, config.groups)
-    given = {name: config[name] for name in VARIANTS["paper"] if config[name] is not None}
-    search = _search(config)
-    found = propagate_labels(
+    points: Points,
+    embed: Callable[[Array], Array],
+    search: "_Search",
+    settings: list[dict[str, Any]],
+) -> Labeller:
+    alone = predictor == "per_client_lp"
+    if alone and section.similarity == "exact":
+        return by_cosines(federation, points, embed, num_neighbors=section.num_neighbors, variants=settings)
+    return by_codes(
         key,
         federation,
+        points,
         embed,
-        points_of(federation, job.unlabelled),
-        graph_of,
-        num_graphs,
-        similarity=similarity,
-        num_bits=config.num_bits,
-        num_neighbors=config.num_neighbors,
-        alpha=config.alpha,
-        **{**VARIANTS[job.variant or "paper"], **given},
-        neighbor_search=search,
-        new_batch_size=config.new_batch_size,
+        num_bits=section.num_bits,
+        num_neighbors=section.num_neighbors,
+        neighbor_search=nearest_neighbors if alone else search,
+        variants=settings,
     )
-    return found, search.recall if isinstance(search, _ApproximateSearch) else None
 
 
-def _search(config: ml_collections.ConfigDict) -> Callable[..., Neighbors]:
-    if config.neighbor_search == "approximate":
-        return _ApproximateSearch()
-    devices = jax.device_count()
-    if devices == 1 or config.groups > 1:
-        return nearest_neighbors
-    return partial(nearest_neighbors, mesh=jax.make_mesh((devices,), ("points",)))
+class _Search:
+    """The search for neighbours that a config asks for; keeps how many of them an approximate one found."""
 
-
-class _ApproximateSearch:
-    """`approximate_neighbors`, and how many of the true neighbours the last search found."""
-
-    def __init__(self) -> None:
-        self.recall: float | None = None
+    def __init__(self, config: ml_collections.ConfigDict):
+        self._approximate = config.prediction.neighbor_search == "approximate"
+        self._mesh = device_mesh(config) if config.prediction.groups == 1 else None
+        self.recalls: list[float] = []
 
     def __call__(self, codes: Array, num_bits: int, num_neighbors: int, valid: Array | None = None) -> Neighbors:
+        if not self._approximate:
+            return nearest_neighbors(codes, num_bits, num_neighbors, valid, mesh=self._mesh)
         neighbors = approximate_neighbors(codes, num_bits, num_neighbors, valid)
-        recall = neighbor_recall(neighbors, codes, num_bits, valid)
-        if not isinstance(recall, jax.core.Tracer):
-            self.recall = float(recall)
+        self.recalls.append(float(neighbor_recall(neighbors, codes, num_bits, valid)))
         return neighbors
 
 
 def summary_of(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """The outcomes as `summary.json` holds them: shares in [0, 1], None where no example has a true label."""
+    """The outcomes as `summary.json` holds them.
+
+    Args:
+        outcomes: of one run.
+
+    Returns:
+        For each one its name and settings, "new_examples", "coverage" (share of the new examples that were given a
+        label), accuracies in [0, 1] (not where no new example has a true label), and "seconds" of all variants that
+        share its graph, compiling included.
+    """
     rows = []
     for outcome in outcomes:
         scores = jax.tree.map(lambda values: np.asarray(values, np.float64), outcome.scores)
-        accuracies = scores.client_accuracy[scores.client_examples > 0]
-        balanced = scores.client_balanced_accuracy[scores.client_examples > 0]
+        scored = scores.client_examples > 0
         row: dict[str, Any] = {
             "name": outcome.job.name,
             "predictor": outcome.job.predictor,
             "variant": outcome.job.variant,
             "unlabelled": outcome.job.unlabelled,
+            "new_examples": int(scores.examples),
+            "coverage": float(scores.coverage),
         }
-        if accuracies.size:
+        if scored.any():
             row |= {
                 "accuracy": float(scores.accuracy),
                 "balanced_accuracy": float(scores.balanced_accuracy),
-                "coverage": float(scores.coverage),
-                "mean_client_accuracy": float(accuracies.mean()),
-                "lowest_client_accuracy": float(accuracies.min()),
-                "mean_client_balanced_accuracy": float(balanced.mean()),
+                "mean_client_accuracy": float(scores.client_accuracy[scored].mean()),
+                "lowest_client_accuracy": float(scores.client_accuracy[scored].min()),
+                "mean_client_balanced_accuracy": float(scores.client_balanced_accuracy[scored].mean()),
             }
         row["seconds"] = outcome.seconds
         if outcome.neighbor_recall is not None:

@@ -34,7 +34,7 @@ def make_train(
     can be vmapped over them too.
 
     Args:
-        config: as a config file returns it.
+        config: as a config file returns it; what its section `prediction` asks for is left to `run`.
 
     Returns:
         `train(key, hyperparameters=None) -> (final state, metrics)`; every metric is an array with one entry per
@@ -45,6 +45,8 @@ def make_train(
         DatasetUnavailable: the dataset is not on disk and could not be downloaded.
     """
     experiment = load_experiment(config)
+    if not experiment.config.rounds:
+        raise ConfigError("config.rounds is 0, so there is nothing to train; `run` makes predictions without training")
 
     def train(key: Key[Array, ""], hyperparameters: Mapping[str, Array] | None = None) -> tuple[ServerState, Metrics]:
         federation = federate(experiment, key)
@@ -77,8 +79,9 @@ def run_rounds(
     return state, {"round": state.round, **summary}
 
 
-# Fields that change how a run is watched or where it finds its data, but not its result.
-UNCOMPARED = ("checkpoint_every", "data.root", "data.download", "federated.devices")
+# Fields that change how a run is watched, where it finds its data or what is done with the trained network, but not
+# the network.
+UNCOMPARED = ("checkpoint_every", "data.root", "data.download", "prediction")
 
 
 def run(config: ml_collections.ConfigDict, workdir: str | Path) -> dict[str, Any]:
@@ -100,20 +103,22 @@ def run(config: ml_collections.ConfigDict, workdir: str | Path) -> dict[str, Any
         CheckpointError: the folder's checkpoints cannot be used.
     """
     resolved = configs.resolve(config)
-    with tracking.RunFolder(workdir, resolved.to_dict(), ignore=UNCOMPARED) as folder:
+    # Sums that are not exact depend on the number of devices.
+    ignored = UNCOMPARED if resolved.federated.reduce == "fast" else (*UNCOMPARED, "federated.devices")
+    with tracking.RunFolder(workdir, resolved.to_dict(), ignore=ignored) as folder:
         return _run_in(folder, load_experiment(resolved))
 
 
 def _run_in(folder: tracking.RunFolder, experiment: Experiment) -> dict[str, Any]:
     config, key = experiment.config, jax.random.key(experiment.config.seed)
     federation = federate(experiment, key)
+    prediction.check(config, federation)
     with configs.naming("data, config.partition or config.supervision"):
         data.validate(federation, truth_required=not config.prediction.predictors)
         if not np.any(federation.num_labelled):
             raise ConfigError(
                 f"no client has a label, and method {config.method.name!r} learns from the clients' labels only"
             )
-    prediction.check(config, federation)
     method = build_method(experiment, federation)
     template = jax.eval_shape(method.init, key, federation)
 
@@ -147,10 +152,11 @@ def _run_in(folder: tracking.RunFolder, experiment: Experiment) -> dict[str, Any
             )
             data.plot_partition(federation, folder.path / "partition.png")
         if start == config.rounds and folder.summary_file.exists():
-            progress.note("this run is complete already")
             summary = tracking.read_summary(folder.summary_file)
-            progress.finish(summary, files)
-            return summary
+            if summary.get("prediction", {}) == _prediction_settings(config):
+                progress.note("this run is complete already")
+                progress.finish(summary, files)
+                return summary
         programs = _Programs(method, key, federation)
         while start < config.rounds:
             rounds = min(config.eval_every - start % config.eval_every, config.rounds - start)
@@ -161,8 +167,9 @@ def _run_in(folder: tracking.RunFolder, experiment: Experiment) -> dict[str, Any
             due = config.checkpoint_every * config.eval_every
             if start == config.rounds or (due and start % due == 0):
                 checkpoints.save(start, state, seconds)
-        outcomes = prediction.predict(experiment, method, state, key, federation, progress.note)
-        if outcomes:
+        outcomes: list[prediction.Outcome] = []
+        for outcome in prediction.predict(experiment, method, state, key, federation, progress.note):
+            outcomes.append(outcome)
             table = prediction.predictions_table(experiment, federation, outcomes)
             tracking.write_atomically(folder.predictions_csv, table)
             tracking.write_atomically(folder.clients_csv, prediction.clients_table(experiment, federation, outcomes))
@@ -173,6 +180,11 @@ def _run_in(folder: tracking.RunFolder, experiment: Experiment) -> dict[str, Any
         tracking.write_summary(folder.summary_file, summary)
         progress.finish(summary, files)
     return summary
+
+
+def _prediction_settings(config: ml_collections.ConfigDict) -> dict[str, Any]:
+    """What decides the predictions of a trained network; nothing if none are asked for."""
+    return config.prediction.to_dict() if config.prediction.predictors else {}
 
 
 class _Programs:
@@ -242,6 +254,7 @@ def _summarize(
             extra[name] = last[name]
     if predictions:
         extra["predictions"] = predictions
+        extra["prediction"] = _prediction_settings(config)
     if "validation_accuracy" in last:
         warmup = min(config.method.get("warmup_rounds", 0), last["round"])  # from the model of stage 1 on
         candidates = [row for row in rows if row["round"] >= warmup]

@@ -35,7 +35,8 @@ def load_npz(
     Read are `inputs`, `labels` and, where present, `client`, `test_inputs`, `test_labels`, `test_client` and
     `class_names`; also Keras' names `x_train`, `y_train`, `x_test`, `y_test`. Inputs are uint8 or floating
     point, [n, features], [n, H, W] (grey; a channel axis is added) or [n, H, W, C]. Labels are 0 to K - 1,
-    -1 = no label. Clients are integers or strings in any numbering, shared between train and test.
+    -1 = no label, and so is every test label without `test_labels`. Clients are integers or strings in any
+    numbering, shared between train and test.
 
     Args:
         path: the file.
@@ -60,7 +61,8 @@ def load_npz(
     test_inputs = test_labels = None
     if "test_inputs" in arrays:
         test_inputs = _inputs(path, "test_inputs", arrays["test_inputs"])
-        test_labels = _labels(path, "test_labels", arrays["test_labels"], len(test_inputs))
+        unknown = np.full(len(test_inputs), -1)
+        test_labels = _labels(path, "test_labels", arrays.get("test_labels", unknown), len(test_inputs))
     names = _class_names(path, arrays, labels, test_labels, num_classes)
     check_labels(f"{path}: labels", labels, len(names))
     if test_labels is not None:
@@ -122,13 +124,13 @@ def _rename(path: Path, arrays: Mapping[str, np.ndarray], names: tuple[str, ...]
     if len(renamed) < len(arrays):
         raise ValueError(f"{path} holds some arrays under both names, `inputs` and Keras' `x_train`; found: {found}.")
     missing = [name for name in ("inputs", "labels") if name not in renamed]
-    if ("test_inputs" in renamed) != ("test_labels" in renamed):
-        missing.append("test_labels" if "test_inputs" in renamed else "test_inputs")
+    if "test_labels" in renamed and "test_inputs" not in renamed:
+        missing.append("test_inputs")
     if missing:
         raise ValueError(
             f"{path} has no array {' and '.join(f'`{name}`' for name in missing)}; found: {found}. Needed "
             "are `inputs` and `labels` (or Keras' `x_train` and `y_train`); optional are `client`, "
-            "`test_inputs` with `test_labels`, `test_client` and `class_names`."
+            "`test_inputs`, `test_labels`, `test_client` and `class_names`."
         )
     return renamed
 
@@ -210,6 +212,9 @@ def _clients(
             raise ValueError(
                 f"{path}: {name} has shape {values.shape}; expected ({expected},), one client per example."
             )
+        if values.dtype.kind == "i" and (values < 0).any():
+            row = int(np.flatnonzero(values < 0)[0])
+            raise ValueError(f"{path}: {name} is {values[row]} in row {row}; clients are numbered from 0 on.")
         found[name] = values
     if not found:
         return None, None, None

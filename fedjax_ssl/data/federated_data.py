@@ -148,8 +148,8 @@ def federate(
 
     The test set is the dataset's own, unless one of `test_clients`, `left_out_client`, `test_fraction` and
     `client_test_fraction` asks for another one, which is then taken from the training examples instead.
-    Validation examples always have a label, and so have those of `test_clients` and `test_fraction`; these and
-    the validation examples are stratified by class. `test_client` says which client has a test example, as far as
+    Validation examples and those of `test_fraction` always have a true label and are stratified by class.
+    `test_client` says which client has a test example, as far as
     the partition tells: a natural client that only has test examples is numbered after the training clients.
 
     Args:
@@ -160,8 +160,8 @@ def federate(
         partition_options: of the named partition.
         supervision: a name of `available_supervisions()`.
         supervision_options: of the named supervision, and `labelled_clients`, `which` for all of them.
-        test_clients: so many natural clients, drawn by key, are kept out of training; their labelled
-            examples are the test set.
+        test_clients: so many natural clients, drawn by key, are kept out of training; their examples are the test
+            set.
         left_out_client: this natural client, counted from 0 in the order of the dataset's clients, is kept out of
             training; all its examples, of both splits, are the test set.
         test_fraction: share of the labelled training examples that become the test set.
@@ -199,7 +199,7 @@ def federate(
     own = held_out.own_test_examples(dataset)
     if dataset.test is not None and own.size:
         client, strangers = jnp.full(own.size, -1, jnp.int32), 0
-        if partition == "natural":
+        if partition == "natural" or left_out_client is not None:
             taken = plan.facts.num_clients + num_new_clients
             client, strangers = clients_of_own_test(dataset, own, roles.holder, taken)
         tables["test_index"] = jnp.concatenate([jnp.asarray(len(truth) + own, jnp.int32), tables["test_index"]])
@@ -241,7 +241,10 @@ def validate(data: FederatedData, labels_required: bool = True, truth_required: 
             "use fewer clients, hold out less, or a partition with a minimum (dirichlet with min_examples)"
         )
     if int(data.num_test) == 0:
-        raise ValueError("there are no test examples; give test_clients, test_fraction or client_test_fraction")
+        raise ValueError(
+            "there are no test examples; hold some out (test_clients, left_out_client, test_fraction or "
+            "client_test_fraction), or give them in the dataset"
+        )
     if truth_required and not (np.asarray(data.labels)[np.asarray(data.test_index)] >= 0).any():
         raise ValueError(f"none of the {int(data.num_test)} test examples has a label to be scored by")
     if labels_required and int(data.num_server) == 0 and not np.asarray(data.num_labelled).any():
@@ -329,7 +332,7 @@ def _draw_roles(key: Key[Array, ""], labels: Int[Array, " N"], natural: Int[Arra
     if held_out.num_natural:
         unseen = held_out.unseen(named_key(key, "test"), facts.num_natural + held_out.num_natural)
         held = unseen[natural]
-        test = held if held_out.left_out_client is not None else held & (labels >= 0)
+        test = held
         newcomer = jnp.where(held, facts.num_clients + jnp.cumsum(unseen, dtype=jnp.int32)[natural] - 1, -1)
         natural = jnp.where(held, -1, (jnp.cumsum(~unseen, dtype=jnp.int32) - 1)[natural])
     if held_out.test_fraction:

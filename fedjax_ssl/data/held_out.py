@@ -43,8 +43,8 @@ class HeldOut(NamedTuple):
             raise ValueError(f"test_clients={self.test_clients}, but dataset {name!r} {have}; at least one must train")
         if self.left_out_client is not None and not (0 <= self.left_out_client < num_natural and num_natural > 1):
             raise ValueError(
-                f"left_out_client={self.left_out_client}, but dataset {name!r} {have}; allowed is the number of a "
-                "natural client, from 0 on, and at least one other must train"
+                f"left_out_client={self.left_out_client}, but dataset {name!r} {have}"
+                + (f"; allowed: 0..{num_natural - 1}" if num_natural > 1 else "; at least one other must train")
             )
 
     def own_test_examples(self, dataset: Dataset) -> Int[np.ndarray, " t"]:
@@ -58,7 +58,7 @@ class HeldOut(NamedTuple):
         return np.flatnonzero(dataset.test.client == np.unique(dataset.train.client)[self.left_out_client])
 
     def unseen(self, key: Key[Array, ""], num_natural: int) -> Bool[Array, " G"]:
-        """The natural clients that do not train."""
+        """Marks the natural clients that do not train, G of them counted."""
         if self.left_out_client is None:
             return rank_within(key, jnp.zeros(num_natural, jnp.int32)) < self.test_clients
         return jnp.arange(num_natural, dtype=jnp.int32) == self.left_out_client
@@ -86,7 +86,18 @@ def stratified(
     num_classes: int,
     share: float,
 ) -> Bool[Array, " N"]:
-    """A random share of the available labelled examples, the same of every class up to rounding."""
+    """Draws a random share of the available labelled examples, the same of every class up to rounding.
+
+    Args:
+        key: typed PRNG key.
+        labels: ground truth, -1 = none.
+        available: which examples can be drawn.
+        num_classes: K.
+        share: in [0, 1).
+
+    Returns:
+        bool [N], True for the drawn ones.
+    """
     group = jnp.where(available, labels, -1)
     counts = count_groups(group, num_classes)
     total = jnp.floor(share * counts.sum(dtype=jnp.int32).astype(jnp.float32) + 0.5).astype(jnp.int32)

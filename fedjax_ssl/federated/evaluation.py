@@ -62,7 +62,8 @@ class Scores(NamedTuple):
 
     accuracy: Float[Array, ""]
     balanced_accuracy: Float[Array, ""]  # mean recall over the classes that occur
-    coverage: Float[Array, ""]  # share of the examples that were given a label
+    examples: Int[Array, ""]  # of clients, with and without a true label
+    coverage: Float[Array, ""]  # share of these that were given a label
     client_accuracy: Float[Array, " C"]
     client_balanced_accuracy: Float[Array, " C"]
     client_examples: Float[Array, " C"]
@@ -75,23 +76,28 @@ def score_labels(
     num_clients: int,
     num_classes: int,
 ) -> Scores:
-    """Scores predicted labels, pooled and by client.
+    """Scores predicted labels, pooled and by client, where there is a true label.
 
     Args:
         predicted: -1 = no label could be given, which is wrong.
-        labels: ground truth, -1 = none; such examples do not count.
+        labels: ground truth, -1 = none; such examples count in the coverage only.
         client: whose the examples are; those of -1 do not count.
         num_clients: C.
         num_classes: K.
+
+    Returns:
+        Scores.
     """
-    real = (client >= 0) & (labels >= 0)
+    owned = client >= 0
+    real = owned & (labels >= 0)
     slot = jnp.where(real, client * num_classes + labels, num_clients * num_classes)
     counted = _count(predicted == labels, slot, num_clients * num_classes)
     hits, counts = (values.reshape(num_clients, num_classes) for values in counted)
     return Scores(
         accuracy=jnp.sum(hits) / jnp.sum(counts),
         balanced_accuracy=_mean_recall(jnp.sum(hits, axis=0), jnp.sum(counts, axis=0)),
-        coverage=jnp.mean((predicted >= 0).astype(hits.dtype), where=real),
+        examples=jnp.sum(owned),
+        coverage=jnp.mean((predicted >= 0).astype(hits.dtype), where=owned),
         client_accuracy=jnp.sum(hits, axis=1) / jnp.sum(counts, axis=1),
         client_balanced_accuracy=_mean_recall(hits, counts),
         client_examples=jnp.sum(counts, axis=1),

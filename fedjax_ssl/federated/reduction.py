@@ -12,8 +12,7 @@ from jaxtyping import Array, Bool
 
 PyTree = Any
 REDUCTIONS = ("ordered", "fixed", "fast")
-# Of the 31 bits of an integer, those that one client's largest number takes, less the bits that the number of clients
-# adds: a 32-bit float has 24.
+# Bits of the integers that a sum may take, of which those of the number of clients are left free for adding.
 _BITS = 30
 
 
@@ -23,6 +22,9 @@ def add_in_order(values: PyTree, valid: Bool[Array, " p"]) -> PyTree:
     Args:
         values: leading axis p.
         valid: False on slots that add nothing.
+
+    Returns:
+        The sums, without that axis.
     """
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), values)
 
@@ -45,8 +47,9 @@ def sum_over_devices(
         num_clients: slots of all devices.
         reduce: "ordered": gather and add in client order, the same bits as on one device; takes the memory of the
             whole cohort's values on every device. "fixed": round to integers on one scale per array and add those, the
-            same bits for every number of devices, within 2^-(29 - log2 clients) of the largest entry. "fast": floating
-            point, whose last bits depend on the number of devices.
+            same bits for every number of devices; with b the bits of `num_clients`, every client's values are rounded
+            by at most 2^(b - 30) of the largest one in the array. "fast": floating point, whose last bits depend on
+            the number of devices.
 
     Returns:
         The sums, the same on every device.

@@ -10,6 +10,9 @@ from fedjax_ssl.graph.checks import check_codes, check_count, check_rows
 from fedjax_ssl.graph.hamming import paired_distances
 from fedjax_ssl.graph.neighbors import Neighbors, fastest_kernel, nearest_to_rows
 
+# Products of two places must fit 32 bits.
+_MOST_SAMPLES = 2**15
+
 
 def neighbor_recall(
     neighbors: Neighbors,
@@ -34,11 +37,13 @@ def neighbor_recall(
         In [0, 1]; 1 where there is nothing to find.
 
     Raises:
-        ValueError: if shapes or dtypes do not fit together or a count is below 1.
+        ValueError: if shapes or dtypes do not fit together, a count is below 1, or the sample is above 32,768.
     """
     codes = jnp.asarray(codes)
     check_codes(codes, num_bits)
     check_count("sample", sample)
+    if sample > _MOST_SAMPLES:
+        raise ValueError(f"sample is {sample}; at most {_MOST_SAMPLES} points can be searched for.")
     check_rows("valid", valid, codes.shape[0])
     if neighbors.index.ndim != 2 or neighbors.index.shape[0] != codes.shape[0]:
         raise ValueError(

@@ -9,7 +9,7 @@ References:
     2023, arXiv 2210.06434: section 4 (prediction) and appendix (FEMNIST in groups).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -26,13 +26,12 @@ from fedjax_ssl.keys import named_key
 # Points embedded and hashed at once: their features are never all in memory. As many are labelled at once where
 # small graphs would leave an accelerator idle.
 _POINTS_AT_ONCE = 8192
-SIMILARITIES = ("exact", "lsh")
 
 Embedding = Callable[[Array], Float[Array, "n d"]]  # raw inputs [n, ...] -> features
 
 
 class Points(NamedTuple):
-    """What stands in the graphs: training examples, then test examples of clients."""
+    """What can stand in the graphs: training examples, then test examples of clients."""
 
     row: Int32[Array, " n"]  # of `FederatedData.inputs`
     client: Int32[Array, " n"]  # -1 = padding
@@ -47,12 +46,15 @@ class Predictions(NamedTuple):
     confidence: Float[Array, " t"]  # in [0, 1], 0 where nothing is known
 
 
-def points_of(data: FederatedData, unlabelled: bool = True) -> Points:
+# (places of one graph's points, their observed labels, which are no padding) -> one propagation per variant
+Labeller = Callable[[Array, Array, Array], list[Propagation]]
+
+
+def points_of(data: FederatedData) -> Points:
     """Lists the points of a federation.
 
     Args:
         data: with test examples that belong to clients; others are left out.
-        unlabelled: whether training examples without a label take part.
 
     Returns:
         Points; without padding if the federation is known, and padded to static sizes under a trace.
@@ -60,8 +62,7 @@ def points_of(data: FederatedData, unlabelled: bool = True) -> Points:
     real = jnp.arange(data.max_examples, dtype=jnp.int32) < data.num_examples[:, None]
     owner = jnp.broadcast_to(jnp.arange(data.num_clients, dtype=jnp.int32)[:, None], real.shape)
     observed = jnp.where(real, data.observed[data.index], -1)
-    wanted = real if unlabelled else observed >= 0
-    training = Points(data.index, jnp.where(wanted, owner, -1), observed, jnp.full_like(observed, -1))
+    training = Points(data.index, jnp.where(real, owner, -1), observed, jnp.full_like(observed, -1))
     place = jnp.arange(data.test_index.shape[0], dtype=jnp.int32)
     new = Points(data.test_index, data.test_client, jnp.full_like(place, -1), place)
     points = jax.tree.map(lambda one, other: jnp.concatenate([one.reshape(-1), other]), training, new)
@@ -71,96 +72,146 @@ def points_of(data: FederatedData, unlabelled: bool = True) -> Points:
     return jax.tree.map(lambda values: values[taken], points)
 
 
-def propagate_labels(
+def by_codes(
     key: Key[Array, ""],
     data: FederatedData,
-    embed: Embedding,
     points: Points,
-    graph_of: Int[Array, " clients"],
-    num_graphs: int,
+    embed: Embedding,
     *,
-    similarity: str = "lsh",
     num_bits: int = 4096,
     num_neighbors: int = 10,
-    alpha: float | Array = 0.99,
-    similarity_power: float | Array = 1.0,
-    label_norm: str = "none",
-    confidence_scale: str = "none",
     neighbor_search: Callable[..., Neighbors] = nearest_neighbors,
-    new_batch_size: int | None = None,
-) -> Predictions:
-    """Labels the test examples by propagation over one graph per set of clients (XCLP section 4).
+    variants: Sequence[Mapping[str, Any]] = ({},),
+) -> Labeller:
+    """Labels graphs of binary codes, as XCLP does (Algorithm 1). Codes are worked out here, once for all graphs.
 
     Args:
         key: typed key of the projections.
         data: the federation.
-        embed: raw inputs -> features.
         points: from `points_of`.
-        graph_of: [C + new clients], the graph that each client's points stand in.
-        num_graphs: G; C + new clients graphs, one per client, is per-client label propagation.
-        similarity: "lsh" (codes of `num_bits` bits) or "exact" (cosine of the features).
+        embed: raw inputs [m, ...] -> features [m, d].
         num_bits: bits per code.
         num_neighbors: neighbours per point.
-        alpha: propagation, in [0, 1).
-        similarity_power: exponent of the kept similarities; 1 in the paper, 3 in its code.
-        label_norm: "none" (paper) or "class" (its code), over the labels of one graph.
-        confidence_scale: "none" (paper) or "max" (its code), over the points of one graph.
-        neighbor_search: see `fedjax_ssl.graph.xclp`; "lsh" only.
-        new_batch_size: new points that a client brings to one call; the next ones come with a call of their own.
-            None: all at once, as points that help each other.
+        neighbor_search: see `fedjax_ssl.graph.xclp`.
+        variants: settings of `fedjax_ssl.graph.xclp_from_codes` (alpha, similarity_power, ...) that share neighbours.
 
     Returns:
-        Predictions.
-
-    Raises:
-        ValueError: as `fedjax_ssl.graph.xclp`, for a similarity or batch size that does not exist, or for batches of
-            a federation that is traced.
+        A labeller for `predict_with_graphs`.
     """
-    if similarity not in SIMILARITIES:
-        raise ValueError(f"similarity is {similarity!r}; allowed: {', '.join(SIMILARITIES)}")
-    if new_batch_size is not None and new_batch_size < 1:
-        raise ValueError(f"new_batch_size is {new_batch_size}; it must be at least 1, or None for all at once")
-    settings: dict[str, Any] = {
-        "num_neighbors": num_neighbors,
-        "alpha": alpha,
-        "similarity_power": similarity_power,
-        "label_norm": label_norm,
-        "confidence_scale": confidence_scale,
-    }
-    if similarity == "lsh":
-        codes, angled = _codes(named_key(key, "projections"), data.inputs, embed, points.row, num_bits)
+    projections = named_key(key, "projections")
 
-        def label(place: Array, observed: Array, real: Array) -> Propagation:
-            return graph.xclp_from_codes(
+    def hash_block(inputs: Array) -> tuple[Array, Array]:
+        features = embed(inputs)
+        return lsh_codes(projections, features, num_bits), has_angle(features)
+
+    codes, angled = map_rows(hash_block, data.inputs, points.row, _POINTS_AT_ONCE)
+
+    def label(place: Array, observed: Array, real: Array) -> list[Propagation]:
+        found: list[Neighbors] = []
+
+        def search_once(*arguments: Any) -> Neighbors:
+            if not found:
+                found.append(neighbor_search(*arguments))
+            return found[0]
+
+        return [
+            graph.xclp_from_codes(
                 codes[place],
                 observed,
                 data.num_classes,
                 num_bits,
+                num_neighbors=num_neighbors,
                 valid=real,
                 has_code=angled[place],
-                neighbor_search=neighbor_search,
+                neighbor_search=search_once,
                 **settings,
             )
+            for settings in variants
+        ]
 
-    else:
+    return label
 
-        def label(place: Array, observed: Array, real: Array) -> Propagation:
-            features = map_rows(embed, data.inputs, points.row[place], _POINTS_AT_ONCE)
-            return graph.label_propagation(features, observed, data.num_classes, valid=real, **settings)
 
+def by_cosines(
+    data: FederatedData,
+    points: Points,
+    embed: Embedding,
+    *,
+    num_neighbors: int = 10,
+    variants: Sequence[Mapping[str, Any]] = ({},),
+) -> Labeller:
+    """Labels graphs of the exact cosines of features: what a client can do alone. Features are worked out here, once.
+
+    Args:
+        data: the federation.
+        points: from `points_of`.
+        embed: raw inputs [m, ...] -> features [m, d].
+        num_neighbors: neighbours per point.
+        variants: settings of `fedjax_ssl.graph.label_propagation`.
+
+    Returns:
+        A labeller for `predict_with_graphs`.
+    """
+    features = map_rows(embed, data.inputs, points.row, _POINTS_AT_ONCE)
+
+    def label(place: Array, observed: Array, real: Array) -> list[Propagation]:
+        return [
+            graph.label_propagation(
+                features[place], observed, data.num_classes, num_neighbors=num_neighbors, valid=real, **settings
+            )
+            for settings in variants
+        ]
+
+    return label
+
+
+def predict_with_graphs(
+    data: FederatedData,
+    points: Points,
+    label: Labeller,
+    graph_of: Int[Array, " clients"],
+    num_graphs: int,
+    *,
+    unlabelled: bool = True,
+    new_batch_size: int | None = None,
+) -> list[Predictions]:
+    """Labels the test examples by propagation over one graph per set of clients (XCLP section 4).
+
+    Args:
+        data: the federation.
+        points: from `points_of`.
+        label: from `by_codes` or `by_cosines`.
+        graph_of: [C + new clients], the graph that each client's points stand in.
+        num_graphs: G; C + new clients graphs, one per client, is per-client label propagation.
+        unlabelled: whether training examples without a label take part.
+        new_batch_size: new points that a client brings to one call; the next ones come with a call of their own.
+            None: all at once, as points that help each other.
+
+    Returns:
+        Predictions, one for each variant of the labeller.
+
+    Raises:
+        ValueError: as `fedjax_ssl.graph.xclp`, for a batch size below 1, or for batches of a federation that is traced.
+    """
+    if new_batch_size is not None and new_batch_size < 1:
+        raise ValueError(f"new_batch_size is {new_batch_size}; it must be at least 1, or None for all at once")
     empty = jnp.zeros(data.test_index.shape[0], jnp.result_type(float))
-    found = Predictions(jnp.full(empty.shape, -1, jnp.int32), empty)
-    own_graph = jnp.where(points.client >= 0, graph_of[points.client], -1)
+    nothing = Predictions(jnp.full(empty.shape, -1, jnp.int32), empty)
+    found: list[Predictions] = []
+    taken = (points.client >= 0) & (unlabelled | (points.observed >= 0) | (points.new >= 0))
+    own_graph = jnp.where(taken, graph_of[points.client], -1)
     for batch in _batches(points, new_batch_size):
         place, real = _members(jnp.where(batch, own_graph, -1), num_graphs)
-        result = _map_graphs(label, place, jnp.where(real, points.observed[place], -1), real)
+        results = _map_graphs(label, place, jnp.where(real, points.observed[place], -1), real)
         # Every new point is in one graph of one batch; everything else goes to a place that does not exist.
-        new = points.new[place]
-        target = jnp.where(real & (new >= 0), new, empty.shape[0])
-        found = Predictions(
-            found.labels.at[target].set(result.labels, mode="drop"),
-            found.confidence.at[target].set(result.confidence.astype(empty.dtype), mode="drop"),
-        )
+        target = jnp.where(real & (points.new[place] >= 0), points.new[place], empty.shape[0])
+        found = [
+            Predictions(
+                before.labels.at[target].set(result.labels, mode="drop"),
+                before.confidence.at[target].set(result.confidence.astype(empty.dtype), mode="drop"),
+            )
+            for before, result in zip(found or [nothing] * len(results), results, strict=True)
+        ]
     return found
 
 
@@ -181,18 +232,6 @@ def random_groups(key: Key[Array, ""], num_clients: int, num_groups: int) -> Int
     if not 1 <= num_groups <= num_clients:
         raise ValueError(f"groups is {num_groups}; with {num_clients} clients it must be 1..{num_clients}")
     return jax.random.permutation(key, num_clients).astype(jnp.int32) % num_groups
-
-
-def _codes(
-    key: Key[Array, ""], inputs: Array, embed: Embedding, rows: Int[Array, " n"], num_bits: int
-) -> tuple[Array, Bool[Array, " n"]]:
-    """Codes of the points, and which of them have a direction."""
-
-    def hash_block(some_inputs: Array) -> tuple[Array, Array]:
-        features = embed(some_inputs)
-        return lsh_codes(key, features, num_bits), has_angle(features)
-
-    return map_rows(hash_block, inputs, rows, _POINTS_AT_ONCE)
 
 
 def _batches(points: Points, batch_size: int | None) -> list[Bool[Array, " n"]]:
@@ -226,7 +265,7 @@ def _members(graph_of_point: Int[Array, " n"], num_graphs: int) -> tuple[Int32[A
     return order[place], column < count[:, None]
 
 
-def _map_graphs(label: Callable[..., Propagation], *members: Array) -> Propagation:
+def _map_graphs(label: Labeller, *members: Array) -> list[Propagation]:
     """Graph by graph in one program: one after the other on a CPU, several small ones at once elsewhere."""
     num_graphs, width = members[0].shape
     if num_graphs == 1:  # what is known stays known, so that its values are checked

@@ -208,12 +208,14 @@ def _prediction_lines(predictions: Sequence[Mapping[str, Any]]) -> dict[str, str
         parts = [f"{row['seconds']:,.1f} s"]
         if "neighbor_recall" in row:
             parts = [f"{row['neighbor_recall']:.1%} of the neighbours found", *parts]
+        if row["coverage"] < 1:
+            parts = [f"{1 - row['coverage']:.2%} without a label", *parts]
         if "accuracy" in row:
             accuracies = f"accuracy {row['accuracy']:.2%}, balanced {row['balanced_accuracy']:.2%}"
             clients = f"clients {row['mean_client_accuracy']:.2%}, lowest {row['lowest_client_accuracy']:.2%}"
             parts = [accuracies, clients, *parts]
-            if row["coverage"] < 1:
-                parts.insert(2, f"{1 - row['coverage']:.2%} without a label")
+        else:
+            parts = [f"{row['new_examples']:,} new examples", *parts]
         lines[row["name"]] = ", ".join(parts)
     return lines
 

@@ -38,7 +38,7 @@ class RunFolder:
             path: created with its parents if need be.
             config: nested mapping of numbers, strings, None and lists of these.
             ignore: dotted names of fields, or groups of fields, that do not change the result of a run
-                ("progress", "checkpoint.every"): they are stored but not compared.
+                ("progress", "checkpoint.every"): they are not compared, and the last ones are stored.
 
         Raises:
             FolderLocked: another process works here.
@@ -101,6 +101,8 @@ class RunFolder:
                 + "".join(f"  {line}\n" for line in differences)
                 + "Give another --workdir, set these fields back, or delete the folder to start again."
             )
+        if stored != config:
+            write_atomically(self.config_file, _config_text(config))
 
     def close(self) -> None:
         """Gives the lock back; a second call does nothing."""

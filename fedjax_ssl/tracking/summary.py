@@ -1,5 +1,6 @@
 """summary.json: what came out of a run, and what it took."""
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -48,7 +49,8 @@ def summarize(
     Raises:
         ValueError: `extra` has a field that is there already.
     """
-    accuracies = [row["test_accuracy"] for row in rows if row.get("test_accuracy") is not None]
+    given = [row["test_accuracy"] for row in rows if row.get("test_accuracy") is not None]
+    accuracies = [value for value in given if math.isfinite(value)]
     fields: dict[str, Any] = {
         "method": method,
         "dataset": dataset,

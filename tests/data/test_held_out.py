@@ -77,6 +77,11 @@ def test_one_client_left_out_with_all_it_has():
     assert not set(train.tolist()) & set().union(*(trains(data, number) for number in range(4)))
 
 
+def test_a_client_left_out_of_made_up_clients_keeps_its_own_test_examples():
+    data = draw(WITH_TEST, left_out_client=3, partition="iid", num_clients=4)
+    assert set(held_out_examples(data)[1].tolist()) == {4} and int(data.num_test) == 42
+
+
 def test_clients_held_out_at_random_are_new_clients():
     data = draw(test_clients=2)
     rows, client = held_out_examples(data)
@@ -108,7 +113,7 @@ def test_own_test_examples_are_nobodys_where_clients_are_made_up():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"left_out_client": 5}, r"left_out_client=5, but dataset 'toy' has 5"),
+        ({"left_out_client": 5}, r"left_out_client=5, but dataset 'toy' has 5; allowed: 0\.\.4"),
         ({"left_out_client": -1}, "left_out_client=-1"),
         ({"left_out_client": 0, "test_fraction": 0.1}, "left_out_client=0 and test_fraction=0.1: give only one"),
         ({"client_test_fraction": 1.0}, r"client_test_fraction must be in \[0, 1\)"),

@@ -74,7 +74,8 @@ def with_nan():
     [
         ({"inputs": IMAGES}, r"has no array `labels`; found: `inputs`\. Needed are"),
         ({"a": IMAGES, "b": LABELS}, r"has no array `inputs` and `labels`; found: `a`, `b`"),
-        ({"inputs": IMAGES, "labels": LABELS, "test_inputs": IMAGES}, "has no array `test_labels`"),
+        ({"inputs": IMAGES, "labels": LABELS, "test_labels": LABELS}, "has no array `test_inputs`"),
+        ({"inputs": IMAGES, "labels": LABELS, "client": LABELS - 1}, "client is -1 in row"),
         ({"inputs": IMAGES, "x_train": IMAGES, "labels": LABELS}, "under both names"),
         ({"inputs": IMAGES, "labels": LABELS[:11]}, r"labels has shape \(11,\), inputs has 12 rows"),
         ({"inputs": IMAGES, "labels": LABELS + 0.5}, "labels has dtype float64; labels must be integers"),

@@ -112,7 +112,8 @@ def test_labels_are_scored_pooled_and_by_client() -> None:
     found = score_labels(*(jnp.asarray(values) for values in (predicted, truth, client)), num_clients=6, num_classes=4)
     real = (client >= 0) & (truth >= 0)
     assert float(found.accuracy) == pytest.approx(accuracy_score(truth[real], predicted[real]))
-    assert float(found.coverage) == pytest.approx(np.mean(predicted[real] >= 0))
+    assert float(found.coverage) == pytest.approx(np.mean(predicted[client >= 0] >= 0))
+    assert int(found.examples) == np.sum(client >= 0)
     expected = recall_score(truth[real], predicted[real], labels=np.arange(4), average="macro", zero_division=0)
     assert float(found.balanced_accuracy) == pytest.approx(expected)
     for number in range(5):

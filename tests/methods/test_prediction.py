@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_ssl import graph
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.prediction import points_of, propagate_labels, random_groups
+from fedjax_ssl.methods.prediction import by_codes, by_cosines, points_of, predict_with_graphs, random_groups
 from tests import toy
 
 KEY = jax.random.key(3)
@@ -34,9 +34,14 @@ DATA = federation()
 OWNED = np.asarray(DATA.test_client) >= 0
 
 
-def predict(data=DATA, unlabelled=True, graph_of=ONE_GRAPH, num_graphs=1, **options):
-    points = points_of(data, unlabelled)
-    return propagate_labels(KEY, data, embed, points, graph_of, num_graphs, **{**SETTINGS, **options})
+def predict(data=DATA, graph_of=ONE_GRAPH, num_graphs=1, exact=False, options=None, **changes):
+    points = points_of(data)
+    if exact:
+        label = by_cosines(data, points, embed, **{"num_neighbors": 3, **changes})
+    else:
+        label = by_codes(KEY, data, points, embed, **{**SETTINGS, **changes})
+    found = predict_with_graphs(data, points, label, graph_of, num_graphs, **(options or {}))
+    return found if "variants" in changes else found[0]
 
 
 def rows_of(client, data=DATA, unlabelled=True):
@@ -67,7 +72,7 @@ def expected(clients, unlabelled=True, new=None, exact=False):
 
 @pytest.mark.parametrize("unlabelled", [True, False])
 def test_one_graph_is_xclp_over_all_points(unlabelled):
-    found = predict(unlabelled=unlabelled)
+    found = predict(options={"unlabelled": unlabelled})
     new, labels, confidence = expected(range(NUM_CLIENTS), unlabelled)
     np.testing.assert_array_equal(new, np.flatnonzero(OWNED))
     np.testing.assert_array_equal(found.labels[new], labels)
@@ -87,7 +92,7 @@ def test_groups_have_graphs_of_their_own():
 
 
 def test_a_graph_per_client_is_label_propagation_alone():
-    found = predict(graph_of=OWN_GRAPHS, num_graphs=NUM_CLIENTS, similarity="exact")
+    found = predict(graph_of=OWN_GRAPHS, num_graphs=NUM_CLIENTS, exact=True)
     for client in range(NUM_CLIENTS):
         new, labels, _ = expected([client], exact=True)
         np.testing.assert_array_equal(found.labels[new], labels)
@@ -109,14 +114,14 @@ def test_under_a_trace_the_labels_are_the_same():
 
 
 def test_new_examples_in_batches():
-    found = predict(new_batch_size=2)
+    found = predict(options={"new_batch_size": 2})
     owner = np.asarray(DATA.test_client)
     rank = np.array([np.sum(owner[:place] == owner[place]) for place in range(24)])
     for batch in (0, 1):
         chosen = np.flatnonzero(OWNED & (rank // 2 == batch))
         new, labels, _ = expected(range(NUM_CLIENTS), new=chosen)
         np.testing.assert_array_equal(found.labels[new], labels)
-    at_once = predict(new_batch_size=3)
+    at_once = predict(options={"new_batch_size": 3})
     np.testing.assert_array_equal(at_once.labels, predict().labels)
 
 
@@ -134,20 +139,36 @@ def test_random_groups():
             random_groups(KEY, 11, number)
 
 
+def test_variants_share_neighbours_and_are_what_each_is_alone():
+    calls = []
+
+    def search(*arguments):
+        calls.append(arguments)
+        return graph.nearest_neighbors(*arguments)
+
+    variants = ({"alpha": 0.5}, {"similarity_power": 3.0, "label_norm": "class"})
+    together = predict(neighbor_search=search, variants=variants)
+    assert len(calls) == 1
+    for found, settings in zip(together, variants, strict=True):
+        (alone,) = predict(variants=(settings,))
+        np.testing.assert_array_equal(found.labels, alone.labels)
+        np.testing.assert_array_equal(found.confidence, alone.confidence)
+    assert (np.asarray(together[0].confidence) != np.asarray(together[1].confidence)).any()
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("changes", "message"),
     [
-        ({"similarity": "cosine"}, "similarity is 'cosine'; allowed: exact, lsh"),
-        ({"new_batch_size": 0}, "new_batch_size is 0; it must be at least 1"),
+        ({"options": {"new_batch_size": 0}}, "new_batch_size is 0; it must be at least 1"),
         ({"num_neighbors": 0}, "num_neighbors is 0"),
-        ({"alpha": 1.0}, "alpha is 1.0"),
+        ({"variants": ({"alpha": 1.0},)}, "alpha is 1.0"),
     ],
 )
-def test_bad_settings_are_refused(options, message):
+def test_bad_settings_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        predict(**options)
+        predict(**changes)
 
 
 def test_batches_of_a_traced_federation_are_refused():
     with pytest.raises(ValueError, match="under a trace the number of batches is not known"):
-        jax.jit(lambda data: predict(data, new_batch_size=2))(DATA)
+        jax.jit(lambda data: predict(data, options={"new_batch_size": 2}))(DATA)
