@@ -27,7 +27,7 @@ import ml_collections
 import numpy as np
 
 from fedjax_ssl import data, prediction, tracking
-from fedjax_ssl.command_line import use_compilation_cache
+from fedjax_ssl.command_line import USER_ERRORS, use_compilation_cache
 from fedjax_ssl.experiment import build_method, federate, load_experiment
 from fedjax_ssl.train import run_rounds
 
@@ -44,23 +44,44 @@ class Run(NamedTuple):
     balanced_accuracy: float
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Runs everything and writes the files."""
+def main(arguments: list[str] | None = None) -> int:
+    """Runs everything and writes the files, also what there is when a run fails.
+
+    Args:
+        arguments: command line without the program's name; that of the process by default.
+
+    Returns:
+        0, or 2 for a mistake of the user.
+    """
     options = _parse(arguments)
     use_compilation_cache()
     begin = time.perf_counter()
-    shares = [run for features in options.features for run in _by_share(options, features)]
-    left_out = [run for number in range(options.left_out) for run in _left_out(options, number)]
-    facts = _facts(time.perf_counter() - begin)
-    sections = [share_table(shares)]
+    shares: list[Run] = []
+    left_out: list[Run] = []
+    try:
+        for features in options.features:
+            shares += _by_share(options, features)
+        for number in range(options.left_out):
+            left_out += _left_out(options, number)
+    except USER_ERRORS as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    finally:
+        if shares or left_out:
+            _write(options.output, shares, left_out, time.perf_counter() - begin)
+    return 0
+
+
+def _write(folder: Path, shares: list[Run], left_out: list[Run], seconds: float) -> None:
+    sections = [share_table(shares)] if shares else []
     if left_out:
         sections.append(left_out_table(left_out))
     sections.append("\n".join(f"- {line}" for line in orderings(shares, left_out)))
-    text = "\n\n".join([*sections, facts]) + "\n"
-    options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "prediction_table.md").write_text(text, encoding="utf-8")
-    (options.output / "prediction_table.csv").write_text(_rows([*shares, *left_out]), encoding="utf-8")
-    print(f"\n{text}\n{options.output / 'prediction_table.md'}")
+    text = "\n\n".join([*sections, _facts(seconds)]) + "\n"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "prediction_table.md").write_text(text, encoding="utf-8")
+    (folder / "prediction_table.csv").write_text(_rows([*shares, *left_out]), encoding="utf-8")
+    print(f"\n{text}\n{folder / 'prediction_table.md'}")
 
 
 def _by_share(options: argparse.Namespace, features: str) -> Iterator[Run]:
@@ -103,7 +124,7 @@ def _run(
     if config.rounds:
         rounds = experiment.config.rounds
         state, _ = jax.jit(lambda state, data: run_rounds(method, key, state, data, rounds))(state, federation)
-    outcomes = prediction.summary_of(prediction.predict(experiment, method, state, key, federation))
+    outcomes = prediction.summary_of(list(prediction.predict(experiment, method, state, key, federation)))
     left_out = experiment.config.data.left_out_client
     what = f"{features}, {fraction:.0%} labelled, seed {seed}" if left_out is None else f"without client {left_out}"
     print(
@@ -226,4 +247,4 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

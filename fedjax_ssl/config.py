@@ -5,7 +5,6 @@ its choices take; None means the choice's own default. `config.method` holds the
 """
 
 import contextlib
-import difflib
 import math
 import warnings
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from ml_collections import config_dict
 
 from fedjax_ssl import data, methods, models
 from fedjax_ssl.federated import OPTIMIZERS, PLACEMENTS, REDUCTIONS, SCHEDULES, WEIGHTINGS
+from fedjax_ssl.suggestion import did_you_mean
 
 PREDICTORS = ("network", "xclp", "per_client_lp")
 _INT, _FLOAT, _TEXT, _FLAG, _TUPLE = int, float, str, bool, tuple
@@ -249,8 +249,7 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
         value = get(resolved, field)
         if value not in allowed:
             names = [name for name in allowed if name is not None]
-            close = difflib.get_close_matches(str(value), names, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
+            hint = did_you_mean(value, names)
             raise ConfigError(f"config.{field} is {value!r}.{hint} Allowed: {', '.join(names)}")
     return resolved.lock()
 
@@ -282,8 +281,7 @@ def _check_prediction(config: ml_collections.ConfigDict) -> None:
         raise ConfigError(f"config.prediction.predictors is {section.predictors!r}, which names one of them twice")
     for name in names:
         if name not in PREDICTORS:
-            close = difflib.get_close_matches(name, PREDICTORS, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
+            hint = did_you_mean(name, PREDICTORS)
             raise ConfigError(
                 f"config.prediction.predictors names {name!r}.{hint} Allowed, with commas between: "
                 f"{', '.join(PREDICTORS)}"
@@ -323,8 +321,7 @@ def _refuse_unknown(config: ml_collections.ConfigDict) -> None:
         known |= {f"method.{setting}" for setting in ("name", *methods.settings(method))}
     for field in _fields(config.to_dict()):
         if field not in known:
-            close = difflib.get_close_matches(field, known, n=1)
-            hint = f" Did you mean config.{close[0]}?" if close else ""
+            hint = did_you_mean(f"config.{field}", (f"config.{name}" for name in known))
             raise ConfigError(f"config.{field} is no field of a config.{hint}")
 
 

@@ -78,7 +78,7 @@ def test_a_misspelt_field_is_refused_when_it_is_set_and_when_it_was_unlocked():
         config.optimizer.learning_rat = 1.0
     with config.unlocked():
         config.optimizer.learning_rat = 1.0
-    with pytest.raises(configs.ConfigError, match=r"Did you mean config\.optimizer\.learning_rate"):
+    with pytest.raises(configs.ConfigError, match=r"Did you mean 'config\.optimizer\.learning_rate'"):
         configs.resolve(config)
 
 

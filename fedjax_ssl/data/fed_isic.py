@@ -127,6 +127,8 @@ def _read_table(path: Path) -> _Examples:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
             rows = list(reader)
+    except OSError as error:
+        raise DatasetUnavailable(f"{NAME}: {path} cannot be read: {error.strerror}.") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{NAME}: {path} is no table of comma-separated values: {error}.") from error
     columns = reader.fieldnames or ()

@@ -9,7 +9,6 @@ partition does with the classes.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from functools import partial
 from inspect import Parameter, signature
 from typing import Any, NamedTuple
@@ -18,6 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
+
+from fedjax_ssl.suggestion import did_you_mean
 
 FEDMATCH_SHARES = (244, 73, 15, 15, 15, 10, 15, 15, 15, 73)
 
@@ -448,23 +449,18 @@ def build_by_name(kind: str, table: dict[str, Callable[..., Any]], name: str, op
             not.
     """
     if name not in table:
-        raise ValueError(f"unknown {kind} {name!r}{_nearest(name, table)}; allowed: {', '.join(table)}")
+        raise ValueError(f"unknown {kind} {name!r}.{did_you_mean(name, table)} Allowed: {', '.join(table)}")
     parameters = signature(table[name]).parameters
     for option in options:
         if option not in parameters:
             allowed = ", ".join(parameters) or "none"
             raise ValueError(
-                f"unknown option {option!r} of {kind} {name!r}{_nearest(option, parameters)}; allowed: {allowed}"
+                f"unknown option {option!r} of {kind} {name!r}.{did_you_mean(option, parameters)} Allowed: {allowed}"
             )
     for parameter in parameters.values():
         if parameter.default is Parameter.empty and parameter.name not in options:
             raise ValueError(f"{kind} {name!r} needs the option {parameter.name!r}")
     return table[name](**options)
-
-
-def _nearest(name: str, known: Any) -> str:
-    matches = get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f", did you mean {matches[0]!r}?" if matches else ""
 
 
 def _positive(name: str, value: float) -> None:

@@ -1,6 +1,5 @@
 """`load` and `available`: datasets by name."""
 
-import difflib
 import inspect
 from collections.abc import Callable
 from functools import partial
@@ -14,6 +13,7 @@ from fedjax_ssl.data.digits import load_digits
 from fedjax_ssl.data.fed_isic import load_fed_isic
 from fedjax_ssl.data.glyphs import load_glyphs
 from fedjax_ssl.data.types import Dataset
+from fedjax_ssl.suggestion import did_you_mean
 
 PLACES = ("root", "path", "download")
 
@@ -75,7 +75,9 @@ def load(
         DatasetUnavailable: not here and not to be had, or damaged; says what to put where.
     """
     if name not in SOURCES:
-        raise ValueError(f"Unknown dataset {name!r}.{_nearest(name, SOURCES)} Available: {', '.join(sorted(SOURCES))}.")
+        raise ValueError(
+            f"Unknown dataset {name!r}.{did_you_mean(name, SOURCES)} Available: {', '.join(sorted(SOURCES))}."
+        )
     accepted = inspect.signature(SOURCES[name].load).parameters
     if path and "path" not in accepted:
         raise ValueError(f"Dataset {name!r} is in the package and takes no path=; got {str(path)!r}.")
@@ -83,13 +85,8 @@ def load(
     for option in options:
         if option not in allowed:
             raise ValueError(
-                f"Dataset {name!r} has no option {option!r}.{_nearest(option, allowed)} "
+                f"Dataset {name!r} has no option {option!r}.{did_you_mean(option, allowed)} "
                 f"Options: {', '.join(allowed) or 'none'}."
             )
     places = {"root": root or None, "path": path or None, "download": download}
     return SOURCES[name].load(**{place: value for place, value in places.items() if place in accepted}, **options)
-
-
-def _nearest(name: str, known: Any) -> str:
-    close = difflib.get_close_matches(str(name), list(known), n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""

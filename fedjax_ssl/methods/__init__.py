@@ -3,7 +3,6 @@
 A recipe of your own is named "module:function", for example `--config.method.name=my_methods:entropy`.
 """
 
-import difflib
 import importlib
 import inspect
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from fedjax_ssl.methods.fedsiam import fedsiam
 from fedjax_ssl.methods.network_pseudo_label import network_pseudo_label
 from fedjax_ssl.methods.per_client_lp import per_client_lp
 from fedjax_ssl.methods.xclp import xclp
+from fedjax_ssl.suggestion import did_you_mean
 
 _RECIPES: dict[str, Callable[..., Method]] = {
     recipe.__name__: recipe for recipe in (fedavg, xclp, per_client_lp, network_pseudo_label, fedsem, fedsiam)
@@ -63,9 +63,7 @@ def _recipe(name: str) -> Callable[..., Method]:
         except (ImportError, AttributeError) as error:
             raise ValueError(f"method {name!r} is not there: {error}") from error
     if name not in _RECIPES:
-        close = difflib.get_close_matches(name, _RECIPES, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"unknown method {name!r}.{hint} Available: {', '.join(_RECIPES)}")
+        raise ValueError(f"unknown method {name!r}.{did_you_mean(name, _RECIPES)} Available: {', '.join(_RECIPES)}")
     return _RECIPES[name]
 
 

@@ -1,7 +1,6 @@
 """Networks by name."""
 
 import dataclasses
-import difflib
 from typing import Any
 
 import flax.linen as nn
@@ -15,6 +14,7 @@ from fedjax_ssl.models.mlp import MLP
 from fedjax_ssl.models.model import Model, from_linen
 from fedjax_ssl.models.resnet import ResNet18
 from fedjax_ssl.models.weights import LAYERS, pretrained
+from fedjax_ssl.suggestion import did_you_mean
 
 _NETWORKS: dict[str, tuple[type[nn.Module], str]] = {
     "linear": (Linear, "softmax regression on the flattened input"),
@@ -49,13 +49,13 @@ def build(name: str, *, num_classes: int, input_shape: tuple[int, ...], **option
             file of weights that does not fit it.
     """
     if name not in _NETWORKS:
-        raise ValueError(f"unknown model {name!r}{_suggestion(name, _NETWORKS)}; allowed: {', '.join(_NETWORKS)}")
+        raise ValueError(f"unknown model {name!r}.{did_you_mean(name, _NETWORKS)} Allowed: {', '.join(_NETWORKS)}")
     network = _NETWORKS[name][0]
     allowed = [f.name for f in dataclasses.fields(network) if f.name not in ("num_classes", "parent", "name")]
     for option in options:
         if option not in allowed:
             raise ValueError(
-                f"model {name!r} has no option {option!r}{_suggestion(option, allowed)}; allowed: {', '.join(allowed)}"
+                f"model {name!r} has no option {option!r}.{did_you_mean(option, allowed)} Allowed: {', '.join(allowed)}"
             )
     if not isinstance(num_classes, int) or num_classes < 1:
         raise ValueError(f"num_classes must be a positive integer, got {num_classes!r}")
@@ -68,8 +68,3 @@ def build(name: str, *, num_classes: int, input_shape: tuple[int, ...], **option
     jax.eval_shape(model.init, jax.random.key(0))  # a shape or value that does not fit is an error here, not later
     weights = getattr(module, "weights", None)
     return pretrained(model, weights, LAYERS[name]()) if weights else model
-
-
-def _suggestion(given: str, allowed: Any) -> str:
-    nearest = difflib.get_close_matches(given, allowed, n=1, cutoff=0.5)
-    return f" (did you mean {nearest[0]!r}?)" if nearest else ""

@@ -87,8 +87,8 @@ def test_no_shift_and_constant_value():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("shfit", {}, "unknown augmentation 'shfit', did you mean 'shift'"),
-        ("shift", {"pixel": 1}, "did you mean 'pixels'"),
+        ("shfit", {}, "unknown augmentation 'shfit'. Did you mean 'shift'"),
+        ("shift", {"pixel": 1}, "Did you mean 'pixels'"),
         ("shift", {"pixels": -1}, "pixels must be a whole number >= 0, got -1"),
         ("crop_flip", {"fill": "mirror"}, "fill must be 'reflect' or 'constant', got 'mirror'"),
     ],

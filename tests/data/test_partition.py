@@ -284,9 +284,9 @@ def test_count_groups_ignores_outsiders():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("dirichelt", {"alpha": 1.0}, "did you mean 'dirichlet'"),
+        ("dirichelt", {"alpha": 1.0}, "Did you mean 'dirichlet'"),
         ("dirichlet", {}, "needs the option 'alpha'"),
-        ("dirichlet", {"alpah": 1.0}, "did you mean 'alpha'"),
+        ("dirichlet", {"alpah": 1.0}, "Did you mean 'alpha'"),
         ("dirichlet", {"alpha": 0.0}, "alpha must be a number > 0, got 0.0"),
         ("dirichlet", {"alpha": 1.0, "min_examples": -1}, "min_examples must be a whole number >= 0, got -1"),
         ("shards", {"shards_per_client": 0}, "shards_per_client must be a whole number >= 1, got 0"),

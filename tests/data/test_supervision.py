@@ -229,9 +229,9 @@ def test_balanced_draw_is_balanced_and_exact():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("per_cleint", {"labels": 1}, "did you mean 'per_client'"),
+        ("per_cleint", {"labels": 1}, "Did you mean 'per_client'"),
         ("per_client", {}, "needs the option 'labels'"),
-        ("per_client", {"label": 1}, "did you mean 'labels'"),
+        ("per_client", {"label": 1}, "Did you mean 'labels'"),
         ("per_client", {"labels": 0}, "labels must be a whole number >= 1, got 0"),
         ("fraction", {"fraction": 0.0}, "use supervision 'none'"),
         ("fraction", {"fraction": 1.5}, r"fraction must be in \(0, 1\], got 1.5"),

@@ -211,9 +211,9 @@ def test_available_lists_every_network():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("cn", {}, "did you mean 'cnn'"),
-        ("vgg", {}, "allowed: linear, mlp, cnn, cnn13, resnet18"),
-        ("cnn", {"drop_out": True}, "did you mean 'dropout'.*allowed: dropout, norm"),
+        ("cn", {}, "Did you mean 'cnn'"),
+        ("vgg", {}, "Allowed: linear, mlp, cnn, cnn13, resnet18"),
+        ("cnn", {"drop_out": True}, "Did you mean 'dropout'.*Allowed: dropout, norm"),
         ("linear", {"norm": "bn"}, "no option 'norm'"),
         ("cnn", {"norm": "ln"}, "allowed: none, bn, gn"),
         ("cnn", {"lowering": "fft"}, "allowed: auto"),
