@@ -241,6 +241,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--left-out", type=int, default=0, help="leave out clients 0, 1, ..., so many runs")
     parser.add_argument("--output", type=Path, default=Path("runs/prediction_table"), help="folder for the two files")
     options = parser.parse_args(arguments)
+    if not options.config.is_file():
+        parser.error(f"{options.config} is not a file; configs/digits_predict.py is one, for example")
     if options.seeds < 1 or not all(0 < fraction <= 1 for fraction in options.fractions):
         parser.error("at least one seed, and shares above 0 and up to 1, are needed")
     return options

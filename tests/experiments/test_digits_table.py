@@ -1,4 +1,4 @@
-"""The scripts in experiments/, in small."""
+"""experiments/digits_table.py, in small."""
 
 import csv
 import runpy
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-SCRIPT = Path(__file__).resolve().parent.parent / "experiments" / "digits_table.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "experiments" / "digits_table.py"
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,108 @@
+"""The command line of the benchmarks, in small."""
+
+import json
+
+import numpy as np
+import pytest
+
+from fedjax_ssl import bench, models
+from fedjax_ssl.benchmarks import WORKLOADS
+from fedjax_ssl.benchmarks.operations import training_operations_per_example
+from fedjax_ssl.benchmarks.padding import padded_share
+
+SMALL = ("--one-process", "--scale", "0.01", "--rounds", "2", "--repeats", "2")
+
+
+def test_json_has_one_object_per_line_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["bench", "--workloads", "W2", "--json", *SMALL]) == 0
+    output = capsys.readouterr().out.splitlines()
+    (row,) = [json.loads(line) for line in output]
+    assert row["workload"] == "W2" and row["clients"] == 10 and row["cohort_size"] == 1 and row["blocks"] == 2
+    # One client of 60 examples per round, batches of 10.
+    assert row["examples_per_second"] == pytest.approx(60 * row["client_updates_per_second"])
+    assert row["local_steps_per_second"] == pytest.approx(6 * row["rounds_per_second"])
+    assert row["rounds_per_second"] == pytest.approx(1 / row["seconds_per_round"])
+    assert row["operations_per_example"] == 2 * 2 * 784 * 10  # forward, and the gradient of the weights
+    for field in ("compile_seconds", "peak_memory_bytes", "product_operations_per_second", "fraction_of_peak"):
+        assert row[field] > 0, field
+    assert np.isfinite(row["loss"]) and row["device"].startswith("CPU") and "jax" in row["versions"]
+
+
+def test_without_json_there_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["bench", "--workloads", "W2", "--placement", "lanes", *SMALL]) == 0
+    output = capsys.readouterr()
+    header, rule, row, *below = output.out.splitlines()
+    assert "examples/s" in header and set(rule) <= set("| -:") and row.startswith("| W2 ")
+    assert header.count("|") == rule.count("|") == row.count("|")
+    assert f"W2: {WORKLOADS['W2'].title}" in below
+    assert "W2 ..." in output.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--workloads", "W2,w5"), ("'w5'", "Did you mean W5?", *WORKLOADS)),
+        (("--repeats", "0"), ("--repeats is 0", "at least 1")),
+        (("--scale", "-1"), ("--scale is -1.0", "positive")),
+        (("--placement", "everywhere"), ("'everywhere'", "sequential", "lanes")),
+    ],
+)
+def test_a_mistake_is_one_message_and_exit_code_2(
+    arguments: tuple[str, ...], words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench.main(["bench", *arguments]) == 2
+    output = capsys.readouterr()
+    assert output.out == "" and output.err.startswith("error: ") and output.err.count("\n") == 1
+    for word in words:
+        assert word in output.err
+
+
+def test_every_workload_has_a_config_and_sizes_that_fit_its_title() -> None:
+    for name, workload in WORKLOADS.items():
+        sizes = workload.sizes()
+        assert len(sizes) == workload.num_clients and sizes.min() >= 1, name
+        assert sizes.mean() == pytest.approx(workload.mean_size, rel=0.01), name
+        for variant in workload.variants:
+            config = workload.config(variant)
+            assert config.federated.cohort_size == workload.cohort_size <= workload.num_clients, name
+            for field, value in variant.settings.items():
+                assert config[field.split(".")[0]][field.split(".")[1]] == value, name
+
+
+def test_fake_images_are_the_same_in_every_call_and_show_their_class() -> None:
+    workload = WORKLOADS["W2"].scaled(0.01)
+    dataset, again = workload.dataset(), workload.dataset()
+    np.testing.assert_array_equal(dataset.train.x, again.train.x)
+    assert dataset.train.x.shape == (600, 28, 28, 1) and dataset.train.x.dtype == np.uint8
+    means = np.stack([dataset.train.x[dataset.train.y == label].mean(0) for label in range(10)]).reshape(10, -1)
+    nearest = ((dataset.train.x.reshape(600, 1, -1) - means) ** 2).sum(-1).argmin(1)
+    assert (nearest == dataset.train.y).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "num_classes", "products"),
+    [
+        ("linear", (4, 4, 1), 3, (16 * 3,)),
+        (
+            "cnn",
+            (28, 28, 1),
+            62,
+            (26 * 26 * 9 * 32, 24 * 24 * 9 * 32 * 64, 9216 * 128, 128 * 62),
+        ),
+    ],
+)
+def test_operations_follow_from_the_layer_shapes(
+    name: str, shape: tuple[int, ...], num_classes: int, products: tuple[int, ...]
+) -> None:
+    model = models.build(name, num_classes=num_classes, input_shape=shape)
+    expected = 2 * (3 * sum(products) - products[0])
+    assert training_operations_per_example(model, shape) == expected
+
+
+def test_padding_is_the_share_of_idle_steps() -> None:
+    steps = np.array([8, 1, 1, 1, 1, 4])
+    assert padded_share(steps, "sequential", 2) == 0
+    assert padded_share(steps, "vmap", 2) == 1 - 16 / 48
+    assert padded_share(steps, "chunked", 2) == 1 - 16 / (2 * (8 + 1 + 4))
+    assert padded_share(steps, "lanes", 2) == 0  # 8 | 4 1 1 1 1
+    assert padded_share(steps, "auto", 2) is None

@@ -1,0 +1,57 @@
+"""The comparison with peers: its plan is the work that ours does. PyTorch and fedjax are not needed here."""
+
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+SCRIPT = Path(__file__).resolve().parent.parent / "experiments" / "benchmarks" / "peers.py"
+
+
+@pytest.fixture(scope="module")
+def script() -> dict:
+    return runpy.run_path(str(SCRIPT))
+
+
+def test_the_plan_repeats_one_round_of_ours(script: dict) -> None:
+    plan, before, after, _ = script["one_round_of_ours"]()
+    assert plan.examples() == 600 and plan.counts() == (10, 60)
+    assert all(len(np.unique(np.concatenate(steps))) == 60 for steps in plan.rounds[0])
+    inputs, one_hot = plan.images.reshape(len(plan.images), -1).astype(np.float64), np.eye(10)[plan.labels]
+    results = []
+    for steps in plan.rounds[0]:
+        weight, bias = before["1.weight"].astype(np.float64), before["1.bias"].astype(np.float64)
+        for rows in steps:
+            logits = inputs[rows] @ weight.T + bias
+            chances = np.exp(logits - logits.max(1, keepdims=True))
+            error = (chances / chances.sum(1, keepdims=True) - one_hot[rows]) / len(rows)
+            weight = weight - plan.learning_rate * error.T @ inputs[rows]
+            bias = bias - plan.learning_rate * error.sum(0)
+        results.append((weight, bias))
+    for number, name in enumerate(("1.weight", "1.bias")):
+        assert np.abs(after[name] - before[name]).max() > 1e-3
+        np.testing.assert_allclose(after[name], np.mean([one[number] for one in results], axis=0), atol=1e-5)
+
+
+def test_ratios_are_theirs_to_ours_in_time(script: dict) -> None:
+    common = {"workload": "W2", "examples": 600, "client_updates": 10, "local_steps": 60, "first": 1.0}
+    rows = [
+        {**common, "system": "fedjax_ssl", "seconds": 0.1, "fastest": 0.1, "processor": 0.2},
+        {**common, "system": "torch", "seconds": 0.5, "fastest": 0.4, "processor": 0.4, "note": "channels last"},
+    ]
+    _, _, ours, theirs = script["table"](rows).splitlines()
+    assert ours.startswith("| W2 | fedjax_ssl | 6,000 |") and ours.endswith("|  |  |")
+    assert theirs.startswith("| W2 | torch (channels last) | 1,200 |") and theirs.endswith("| 5.00 | 2.00 |")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["--repeats", "0"], "--repeats is 0"), (["--workloads", "W1"], "invalid choice: 'W1'")],
+)
+def test_bad_arguments_are_refused(
+    script: dict, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        script["main"](arguments)
+    assert message in capsys.readouterr().err
