@@ -66,6 +66,9 @@ def run_lanes(
 ) -> tuple[Int32[Array, " p"], Progress]:
     """Runs the local steps of a cohort in lanes.
 
+    Under `vmap`, as in a sweep over seeds, its conditionals turn into selections that go over all results in every
+    step: other placements are faster there.
+
     Args:
         update: from `client_update`.
         clients: leading axis p.
