@@ -2,6 +2,7 @@
 
     python experiments/benchmarks/peers.py                            # W2, W3 and W5 in every system that is installed
     python experiments/benchmarks/peers.py --workloads W2 --systems fedjax_ssl torch
+    python experiments/benchmarks/peers.py --cores 1                  # on a busy machine: compare processor time
     python experiments/benchmarks/peers.py --check                    # one round of W2: the same loss and parameters?
 
 Workloads are those of `python -m fedjax_ssl.bench`. All systems train the same network on the same images, the same
@@ -367,13 +368,16 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
     parser.add_argument("--repeats", type=int, default=5, help="timed blocks per system, after one that warms up")
     parser.add_argument("--rounds", type=int, help="rounds per block; the workload's own by default")
+    parser.add_argument("--cores", type=int, help="all systems on so many cores, for a machine shared with other work")
     parser.add_argument("--json", help="write the measurements here")
     parser.add_argument("--check", action="store_true", help="compare the result of one round instead of the time")
     options = parser.parse_args(arguments)
-    for name in ("repeats", "rounds"):
+    for name in ("repeats", "rounds", "cores"):
         value = getattr(options, name)
         if value is not None and value < 1:
             parser.error(f"--{name} is {value}; it must be at least 1")
+    if options.cores:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
 
     systems = []
     for system in ["torch"] if options.check else options.systems:
@@ -408,7 +412,7 @@ def main(arguments: list[str]) -> int:
     packages = ("jax", "torch", "fedjax", "dm-haiku")
     print(
         f"\nPython {platform.python_version()}, {', '.join(f'{name} {version(name)}' for name in packages)}; "
-        f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; median of {options.repeats} blocks"
+        f"{len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}; median of {options.repeats} blocks"
     )
     for system in systems:
         print(f"{system} ran on {next(row['device'] for row in rows if row['system'] == system)}")
