@@ -2,7 +2,6 @@
 
 import argparse
 import concurrent.futures
-import difflib
 import json
 import multiprocessing
 import sys
@@ -13,6 +12,7 @@ from fedjax_ssl.benchmarks import WORKLOADS, Options, measure, table
 from fedjax_ssl.command_line import USER_ERRORS, notes_instead_of_warnings
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.federated import PLACEMENTS
+from fedjax_ssl.suggestion import did_you_mean
 
 
 def main(arguments: list[str]) -> int:
@@ -74,11 +74,8 @@ def _names(given: str) -> list[str]:
     names = [name.strip() for name in given.split(",")]
     for name in names:
         if name not in WORKLOADS:
-            close = difflib.get_close_matches(name.upper(), WORKLOADS, n=1)
-            hint = f" Did you mean {close[0]}?" if close else ""
-            raise ConfigError(
-                f"unknown workload {name!r}.{hint} Workloads, with commas between: {', '.join(WORKLOADS)}"
-            )
+            hint = did_you_mean(name.upper(), WORKLOADS)
+            raise ConfigError(f"unknown workload {name!r}.{hint} Allowed, with commas between: {', '.join(WORKLOADS)}")
     return names
 
 

@@ -1,6 +1,7 @@
 """What the command lines share: messages instead of tracebacks, and the compilation cache."""
 
 import contextlib
+import ctypes
 import os
 import re
 import sys
@@ -22,12 +23,30 @@ USER_ERRORS = (
 )
 
 
+_M_MMAP_THRESHOLD = -3  # from glibc's malloc.h
+
+
 def use_compilation_cache() -> None:
     """Keeps compiled programs between runs, in $JAX_COMPILATION_CACHE_DIR or ~/.cache/fedjax_ssl/compiled."""
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         jax.config.update("jax_compilation_cache_dir", str(Path.home() / ".cache" / "fedjax_ssl" / "compiled"))
     # Small programs too: a run has hundreds, and they were half of its second start.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def map_large_buffers() -> bool:
+    """Makes the C library map every buffer of a megabyte or more anew, instead of reusing pieces of its heap.
+
+    glibc raises that threshold by itself to 32 MB when the first large buffer is freed. On a virtual machine the second
+    and every later call of a program of convolutions then took 2.7 times as long as the first one (docs/benchmarks.md).
+
+    Returns:
+        Whether the C library could be told so; only glibc can.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    return bool(mallopt and mallopt(_M_MMAP_THRESHOLD, 2**20))
 
 
 def explain(error: Exception) -> str:

@@ -11,6 +11,7 @@ from fedjax_ssl.command_line import (
     USER_ERRORS,
     describe_choices,
     explain,
+    map_large_buffers,
     notes_instead_of_warnings,
     use_compilation_cache,
 )
@@ -34,6 +35,7 @@ def main(arguments: list[str]) -> int:
     try:
         config_file = _parse(arguments)
         use_compilation_cache()
+        map_large_buffers()
         with notes_instead_of_warnings():
             run(_CONFIG.value, _WORKDIR.value or Path("runs") / config_file.stem)
     except KeyboardInterrupt:

@@ -1,0 +1,187 @@
+"""How a workload is measured: the compiled loop of rounds, warm, its result awaited, again and again from one start."""
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Key
+
+from fedjax_ssl import config as configs
+from fedjax_ssl import models, tracking
+from fedjax_ssl.benchmarks.operations import product_operations_per_second, training_operations_per_example
+from fedjax_ssl.benchmarks.padding import padded_share
+from fedjax_ssl.benchmarks.workloads import WORKLOADS, Variant, Workload
+from fedjax_ssl.command_line import map_large_buffers
+from fedjax_ssl.data import FederatedData
+from fedjax_ssl.experiment import Experiment, build_method, federate
+from fedjax_ssl.federated import Method, ServerState
+from fedjax_ssl.federated.method import Metrics
+from fedjax_ssl.train import run_rounds
+
+
+class Options(NamedTuple):
+    """What the command line decides."""
+
+    repeats: int = 5  # timed blocks of rounds
+    rounds: int | None = None  # per block; the workload's own by default
+    scale: float = 1.0  # see `Workload.scaled`
+    limit: float = 120.0  # seconds after which no further block is started
+    placement: str | None = None  # where the variant does not fix it
+    heap: bool = False  # leave large buffers to the C library, see `map_large_buffers`
+
+
+class Block(NamedTuple):
+    """Rounds of all seeds in one compiled program."""
+
+    run: Callable[[], Metrics]  # the metrics on the host, once the program is done
+    compile_seconds: float  # tracing included
+    temporary_bytes: int  # that the program takes beside its arguments and results
+
+
+class Timings(NamedTuple):
+    """Seconds of the blocks."""
+
+    wall: list[float]
+    processor: list[float]  # of this process, all cores together
+    warm: bool  # False: the first block took longer than the limit, and is all there is
+
+
+def measure(name: str, variant_name: str, options: Options) -> dict[str, Any]:
+    """Measures one variant of a workload.
+
+    Args:
+        name: a key of `WORKLOADS`.
+        variant_name: of one of its variants.
+        options: see `Options`.
+
+    Returns:
+        Numbers and strings, ready for JSON. Rates are medians over the blocks. "fraction_of_peak" compares the
+        operations in the matrix products of local training with the best rate of a large product, measured just
+        before and after.
+
+    Raises:
+        ConfigError: a setting cannot be used.
+    """
+    mapped = not options.heap and map_large_buffers()
+    workload = WORKLOADS[name].scaled(options.scale)
+    variant = next(variant for variant in workload.variants if variant.name == variant_name)
+    if options.placement:
+        variant = dataclasses.replace(variant, settings={"federated.placement": options.placement, **variant.settings})
+    rounds = options.rounds or workload.rounds
+    experiment = Experiment(workload.config(variant), workload.dataset())
+    config, key = experiment.config, jax.random.key(experiment.config.seed)
+    federation = federate(experiment, key)
+    method = build_method(experiment, federation)
+    block = compile_rounds(method, federation, variant, config.seed, rounds)
+    peak = product_operations_per_second()
+    timings, totals = time_blocks(block.run, options.repeats, options.limit)
+    peak = max(peak, product_operations_per_second())
+    seconds = statistics.median(timings.wall)
+    per_example = training_operations_per_example(_model(config, federation), workload.input_shape)
+    return {
+        "workload": name,
+        "variant": variant_name,
+        "title": WORKLOADS[name].title,
+        "note": workload.note,
+        "scale": options.scale,
+        "clients": workload.num_clients,
+        "cohort_size": workload.cohort_size,
+        "seeds": variant.seeds,
+        "placement": config.federated.placement,
+        "large_buffers": "mapped" if mapped else "heap",
+        "rounds_per_block": rounds,
+        "blocks": len(timings.wall),
+        "warm": timings.warm,
+        "examples_per_second": totals["examples"] / seconds,
+        "local_steps_per_second": totals["local_steps"] / seconds,
+        "client_updates_per_second": totals["clients"] / seconds,
+        "rounds_per_second": variant.seeds * rounds / seconds,
+        "seconds_per_round": seconds / rounds,
+        "processor_seconds_per_round": statistics.median(timings.processor) / rounds,
+        "fastest_seconds_per_round": min(timings.wall) / rounds,
+        "compile_seconds": block.compile_seconds,
+        "peak_memory_bytes": tracking.peak_memory_bytes(),
+        "temporary_bytes": block.temporary_bytes,
+        "padded_share": _padding(workload, config),
+        "operations_per_example": per_example,
+        "product_operations_per_second": peak,
+        "fraction_of_peak": per_example * totals["examples"] / seconds / peak,
+        "loss": totals["loss"],
+        "device": tracking.device_description(),
+        "versions": tracking.versions(),
+    }
+
+
+def compile_rounds(method: Method, federation: FederatedData, variant: Variant, seed: int, rounds: int) -> Block:
+    """Initializes all seeds and compiles a block of rounds of them."""
+    keys = jax.vmap(jax.random.key)(seed + jnp.arange(variant.seeds))
+    over_seeds = jax.lax.map if variant.seeds_in_turn else lambda function, xs: jax.vmap(function)(xs)
+
+    def advance(keys: Key[Array, " s"], states: ServerState, federation: FederatedData) -> tuple[ServerState, Metrics]:
+        def one(seed: tuple[Key[Array, ""], ServerState]) -> tuple[ServerState, Metrics]:
+            return run_rounds(method, *seed, federation, rounds)
+
+        if variant.seeds == 1:  # what a run compiles
+            only = one(jax.tree.map(lambda x: x[0], (keys, states)))
+            return jax.tree.map(lambda x: x[None], only)
+        return over_seeds(one, (keys, states))
+
+    states = jax.jit(jax.vmap(method.init, in_axes=(0, None)))(keys, federation)
+    begin = time.perf_counter()
+    program = jax.jit(advance).lower(keys, states, federation).compile()
+    seconds = time.perf_counter() - begin
+    analysis = program.memory_analysis()
+
+    def run() -> Metrics:
+        new_states, metrics = program(keys, states, federation)
+        jax.block_until_ready(new_states)
+        return jax.device_get(metrics)
+
+    return Block(run, seconds, int(getattr(analysis, "temp_size_in_bytes", 0) or 0))
+
+
+def time_blocks(run: Callable[[], Metrics], repeats: int, limit: float) -> tuple[Timings, dict[str, float]]:
+    """Runs blocks until there are enough of them or the time is over.
+
+    Returns:
+        (timings, of one block: examples, local steps and client updates of all seeds, and the mean loss).
+    """
+    wall: list[float] = []
+    processor: list[float] = []
+    start = time.perf_counter()
+    warm = False
+    while len(wall) < repeats:
+        begin, begin_processor = time.perf_counter(), time.process_time()
+        metrics = run()
+        wall.append(time.perf_counter() - begin)
+        processor.append(time.process_time() - begin_processor)
+        over = time.perf_counter() - start > limit
+        if not warm and not over:
+            warm = True
+            wall, processor = [], []
+        elif over:
+            break
+    totals = {name: float(np.sum(metrics[name])) for name in ("examples", "local_steps", "clients")}
+    return Timings(wall, processor, warm), {**totals, "loss": float(np.mean(metrics["loss"]))}
+
+
+def _model(config: Any, federation: FederatedData) -> models.Model:
+    return models.build(
+        config.model.name,
+        num_classes=federation.num_classes,
+        input_shape=federation.inputs.shape[1:],
+        **configs.options(config.model),
+    )
+
+
+def _padding(workload: Workload, config: Any) -> float | None:
+    """Of the placements that pad; only known in advance where every client takes part in every round."""
+    if workload.cohort_size < workload.num_clients or workload.method != "fedavg":
+        return None
+    steps = config.optimizer.local_epochs * -(-workload.sizes() // config.optimizer.batch_size)
+    return padded_share(steps, config.federated.placement, config.federated.chunk_size)

@@ -1,0 +1,226 @@
+"""What is measured: federations of fixed shape, filled with fake images in memory, trained by ordinary configs.
+
+No number in here depends on what the images show, but they show their class, so that losses stay finite and fall.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import ml_collections
+import numpy as np
+from jaxtyping import Int
+
+from fedjax_ssl import config as configs
+from fedjax_ssl import data
+
+# Images that are drawn at once: the largest federation has half a gigabyte of them.
+_IMAGES_AT_ONCE = 20_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """One way to run a workload.
+
+    Attributes:
+        name: shown beside the workload; "" where there is only one way.
+        settings: dotted fields of the config that differ from the workload's.
+        seeds: runs in one program.
+        seeds_in_turn: one after another inside that program, instead of vectorized.
+    """
+
+    name: str = ""
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    seeds: int = 1
+    seeds_in_turn: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """A federation and what is trained on it.
+
+    Attributes:
+        title: one line.
+        input_shape: of an image.
+        num_classes: K.
+        num_clients: C.
+        cohort_size: clients per round.
+        mean_size: examples per client, on average.
+        sigma: standard deviation of the logarithm of the sizes; 0: all clients are equal.
+        settings: dotted fields of the config that differ from its defaults.
+        rounds: in one compiled call, which is what is timed.
+        method: name of the method.
+        variants: ways to run it.
+        note: what a reader of the numbers has to know.
+    """
+
+    title: str
+    input_shape: tuple[int, int, int]
+    num_classes: int
+    num_clients: int
+    cohort_size: int
+    mean_size: int
+    settings: Mapping[str, Any]
+    rounds: int
+    sigma: float = 0.0
+    method: str = "fedavg"
+    variants: tuple[Variant, ...] = (Variant(),)
+    note: str = ""
+
+    def scaled(self, scale: float) -> "Workload":
+        """The same workload with `scale` times as many clients, clients per round and rounds, at least one of each."""
+        cohort_size = max(1, round(scale * self.cohort_size))
+        return dataclasses.replace(
+            self,
+            num_clients=max(cohort_size, round(scale * self.num_clients)),
+            cohort_size=cohort_size,
+            rounds=max(1, round(scale * self.rounds)),
+        )
+
+    def sizes(self) -> Int[np.ndarray, " C"]:
+        """Examples of every client, at least one."""
+        normal = np.random.default_rng(0).normal(size=self.num_clients)
+        factor = np.exp(self.sigma * normal)
+        return np.maximum(np.rint(self.mean_size * factor / factor.mean()), 1).astype(np.int64)
+
+    def config(self, variant: Variant) -> ml_collections.ConfigDict:
+        """The config of a variant, resolved."""
+        config = configs.default(self.method)
+        config.update_from_flattened_dict(
+            {
+                "data.name": "fake",
+                "rounds": self.rounds,
+                "federated.cohort_size": self.cohort_size,
+                **self.settings,
+                **variant.settings,
+            }
+        )
+        return configs.resolve(config)
+
+    def dataset(self) -> data.Dataset:
+        """Images of uint8 that are half the image of their class and half noise, the same in every call."""
+        sizes = self.sizes()
+        generator = np.random.default_rng(0)
+        labels = generator.integers(0, self.num_classes, sizes.sum()).astype(np.int32)
+        halves = generator.integers(0, 128, (self.num_classes, *self.input_shape), np.uint8)
+        images = np.empty((len(labels), *self.input_shape), np.uint8)
+        for start in range(0, len(labels), _IMAGES_AT_ONCE):
+            part = slice(start, start + _IMAGES_AT_ONCE)
+            images[part] = generator.integers(0, 128, images[part].shape, np.uint8)
+            images[part] += halves[labels[part]]
+        return data.Dataset(
+            name="fake",
+            train=data.Split(images, labels, np.repeat(np.arange(len(sizes)), sizes)),
+            test=None,
+            class_names=tuple(str(label) for label in range(self.num_classes)),
+        )
+
+
+_MNIST, _CIFAR = (28, 28, 1), (32, 32, 3)
+
+
+def _sgd(model: str, batch_size: int, learning_rate: float, **more: Any) -> dict[str, Any]:
+    return {
+        "model.name": model,
+        "optimizer.batch_size": batch_size,
+        "optimizer.learning_rate": learning_rate,
+        **{field.replace("__", "."): value for field, value in more.items()},
+    }
+
+
+_W2 = Workload(
+    title="softmax regression, MNIST shape, 1,000 clients x 60 examples, 10 per round",
+    input_shape=_MNIST,
+    num_classes=10,
+    num_clients=1000,
+    cohort_size=10,
+    mean_size=60,
+    settings=_sgd("linear", 10, 0.03),
+    rounds=100,
+)
+
+WORKLOADS: dict[str, Workload] = {
+    "W1": Workload(
+        title="CNN, CIFAR-10 shape, 1,000 clients x 50 images, 50 per round",
+        input_shape=_CIFAR,
+        num_classes=10,
+        num_clients=1000,
+        cohort_size=50,
+        mean_size=50,
+        settings=_sgd("cnn", 10, 0.03),
+        rounds=1,
+    ),
+    "W2": _W2,
+    "W3": Workload(
+        title="CNN, FEMNIST shape, 3,400 clients of log-normal sizes (mean 197, sigma 0.4), 10 per round",
+        input_shape=_MNIST,
+        num_classes=62,
+        num_clients=3400,
+        cohort_size=10,
+        mean_size=197,
+        sigma=0.4,
+        settings=_sgd("cnn", 20, 0.1),
+        rounds=2,
+    ),
+    "W5": Workload(
+        title="fedjax's EMNIST CNN with dropout, 10 clients x 200 examples, all in every round",
+        input_shape=_MNIST,
+        num_classes=62,
+        num_clients=10,
+        cohort_size=10,
+        mean_size=200,
+        settings=_sgd("cnn", 20, 0.1),
+        rounds=2,
+    ),
+    "W7": Workload(
+        title="FedAvg+XCLP, CIFAR-10 shape, CNN-13, 100 clients x 450 images with 50 labels, 5 per round",
+        input_shape=_CIFAR,
+        num_classes=10,
+        num_clients=100,
+        cohort_size=5,
+        mean_size=450,
+        settings=_sgd(
+            "cnn13",
+            50,
+            0.3,
+            optimizer__weight_decay=2e-4,
+            augment__name="crop_flip",
+            supervision__name="per_client",
+            supervision__labels=50,
+            method__graph_augment=True,
+        ),
+        rounds=1,
+        method="xclp",
+        note="one round of stage 2 with one local epoch (the paper's have five); ProtoFSSL is not built yet and not "
+        "measured; embeddings and graph count in the time but not in the operations",
+    ),
+    "W8": dataclasses.replace(
+        _W2,
+        title="W2 with several seeds in one program",
+        rounds=20,
+        variants=(
+            Variant("1 seed"),
+            Variant("8 seeds, vmap", seeds=8),
+            Variant("64 seeds, vmap", seeds=64),
+            Variant("64 seeds, in turn", seeds=64, seeds_in_turn=True),
+        ),
+        note="vmap: seeds vectorized, as in jit(vmap(train)); in turn: lax.map over seeds; rounds and client updates "
+        "are those of all seeds",
+    ),
+    "W9": Workload(
+        title="CNN, MNIST shape, 48 clients of log-normal sizes (mean 60, sigma 1), all in every round",
+        input_shape=_MNIST,
+        num_classes=10,
+        num_clients=48,
+        cohort_size=48,
+        mean_size=60,
+        sigma=1.0,
+        settings=_sgd("cnn", 10, 0.03),
+        rounds=1,
+        variants=tuple(
+            Variant(placement, {"federated.placement": placement})
+            for placement in ("vmap", "chunked", "lanes", "sequential")
+        ),
+        note="vmap pads every client to the largest one, chunked to the largest of its chunk of 8, lanes run 8 at once",
+    ),
+}
