@@ -67,8 +67,9 @@ def test_a_folder_of_another_config_is_refused(start, tmp_path):
 
 
 def test_a_start_that_failed_does_not_block_its_folder(start):
-    assert start(XCLP, *QUICK, "--config.method.num_neighbors=0")[0] == 2
-    assert start(XCLP, *QUICK)[0] == 0
+    quick = (*QUICK, "--config.method.num_bits=64")
+    assert start(XCLP, *quick, "--config.method.num_neighbors=0")[0] == 2
+    assert start(XCLP, *quick)[0] == 0
 
 
 def test_a_truncated_checkpoint_falls_back_to_the_one_before(start, tmp_path):
@@ -90,7 +91,7 @@ def test_a_truncated_checkpoint_falls_back_to_the_one_before(start, tmp_path):
     [
         ((DIGITS, "--config.round=5"), ("'round'", "rounds")),
         ((DIGITS, "--config.rounds=many"), ("rounds=many",)),
-        ((DIGITS, "--config.rounds=0"), ("config.rounds is 0", "at least 1")),
+        ((DIGITS, "--config.rounds=0"), ("config.rounds is 0", "nothing to do")),
         ((DIGITS, "--config.optimizer.learning_rate=nan"), ("learning_rate is nan",)),
         ((DIGITS, "--config.optimizer.schedule=cosin"), ("schedule is 'cosin'", "Did you mean 'cosine'")),
         ((DIGITS, "--config.method.name=fedavgg"), ("'fedavgg'", "Did you mean 'fedavg'", "xclp")),

@@ -96,16 +96,32 @@ def test_new_examples_that_nobody_can_score(features, tmp_path):
     assert all(row["label"] == "" and row["xclp"] in "012" for row in table(tmp_path / "run" / "predictions.csv"))
 
 
-def test_after_training_the_network_predicts_too_and_features_are_its_own(tmp_path):
-    config = quick("network")
-    summary = run(config, tmp_path / "run")
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run folder with a trained network and its predictions, and its summary."""
+    folder = tmp_path_factory.mktemp("trained")
+    return folder, run(quick("network"), folder)
+
+
+def test_after_training_the_network_predicts_too_and_features_are_its_own(trained):
+    folder, summary = trained
     network, xclp, alone = summary["predictions"]
     assert [row["name"] for row in (network, xclp, alone)] == ["network", "xclp", "per_client_lp"]
     assert network["accuracy"] == pytest.approx(summary["test_accuracy"])
     assert network["balanced_accuracy"] == pytest.approx(summary["test_balanced_accuracy"])
     assert xclp["accuracy"] > alone["accuracy"]
-    again = run(config, tmp_path / "run")  # complete already
+    again = run(quick("network"), folder)  # complete already
     assert again["predictions"] == summary["predictions"]
+
+
+def test_two_devices_train_and_predict_as_one(trained, tmp_path):
+    config = quick("network")
+    config.prediction.predictors = "network,xclp"
+    config.federated.devices = 2
+    shared, alone = run(config, tmp_path / "run"), trained[1]
+    for one, two in zip(alone["predictions"][:2], shared["predictions"], strict=True):
+        assert {**one, "seconds": 0} == {**two, "seconds": 0}
+    assert alone["test_accuracy"] == shared["test_accuracy"]
 
 
 def test_a_folder_belongs_to_its_data_and_predictions_can_be_made_again(features, tmp_path):
@@ -118,17 +134,6 @@ def test_a_folder_belongs_to_its_data_and_predictions_can_be_made_again(features
     config.seed = 1
     with pytest.raises(ConfigMismatch, match=r"seed: 0 -> 1"):
         run(config, tmp_path / "run")
-
-
-def test_two_devices_train_and_predict_as_one(tmp_path):
-    config = quick("network")
-    config.prediction.predictors = "network,xclp"
-    alone = run(config, tmp_path / "one")
-    config.federated.devices = 2
-    shared = run(config, tmp_path / "two")
-    for one, two in zip(alone["predictions"], shared["predictions"], strict=True):
-        assert {**one, "seconds": 0} == {**two, "seconds": 0}
-    assert alone["test_accuracy"] == shared["test_accuracy"]
 
 
 def test_an_approximate_search_says_how_many_neighbours_it_found(features, tmp_path):

@@ -196,7 +196,8 @@ def _summary_lines(summary: Mapping[str, Any]) -> dict[str, str]:
         ("sent down", "bytes_down"),
         ("peak memory", "peak_memory_bytes"),
     ):
-        if summary.get(field):
+        # Where nothing was trained, that nothing was sent says nothing.
+        if summary.get(field) is not None and (summary[field] or summary.get("train_seconds")):
             shown[name] = _bytes(summary[field])
     return shown
 
