@@ -27,12 +27,25 @@ def cells(script: dict) -> list:
 def test_digits_table_runs_and_leaves_table_rows_and_plot(
     script: dict, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    script["main"](["--methods", "fedsem", "--labels", "5", "--seeds", "2", "--rounds", "2", "--output", str(tmp_path)])
+    script["main"](
+        [
+            "--methods",
+            "network_pseudo_label",
+            "--labels",
+            "5",
+            "--seeds",
+            "2",
+            "--rounds",
+            "4",
+            "--output",
+            str(tmp_path),
+        ]
+    )
     with (tmp_path / "digits_table.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["method"], row["labels_per_writer"], row["seed"]) for row in rows] == [
-        ("fedsem", "5", "0"),
-        ("fedsem", "5", "1"),
+        ("network_pseudo_label", "5", "0"),
+        ("network_pseudo_label", "5", "1"),
         ("fedavg", "all", "0"),
         ("fedavg", "all", "1"),
     ]
@@ -41,9 +54,9 @@ def test_digits_table_runs_and_leaves_table_rows_and_plot(
     assert [bool(row["pseudo_label_accuracy"]) for row in rows] == [True, True, False, False]
     assert (tmp_path / "digits_table.png").read_bytes().startswith(b"\x89PNG")
     written = (tmp_path / "digits_table.md").read_text(encoding="utf-8")
-    assert "| fedsem |" in written and "2 rounds" in written
+    assert "| network_pseudo_label |" in written and "4 rounds" in written
     printed = capsys.readouterr().out
-    assert "[ 1/2] fedsem" in printed and written in printed
+    assert "[ 1/2] network_pseudo_label" in printed and written in printed
 
 
 def test_digits_table_writes_means_deviations_and_paired_gains(script: dict) -> None:
