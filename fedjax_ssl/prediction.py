@@ -160,7 +160,7 @@ def _predict(
     report: Callable[[str], None],
 ) -> Iterator[tuple[list[Job], list[Predictions], list[float]]]:
     """Jobs that share a graph, what each found, and the measured recall of its searches where they are approximate."""
-    key, points = named_key(key, "prediction"), points_of(federation)
+    key = named_key(key, "prediction")
     for predictor, of_predictor in itertools.groupby(jobs_of(config), lambda job: job.predictor):
         jobs = list(of_predictor)
         if predictor == "network":
@@ -168,7 +168,7 @@ def _predict(
             yield jobs, [_by_network(method, state, federation)], []
             continue
         settings = [_settings(config.prediction, job.variant) for job in jobs if job.unlabelled == jobs[0].unlabelled]
-        search = _Search(config)
+        points, search = points_of(federation), _Search(config)
         with configs.naming("prediction"):
             embed = _embedding(config.prediction, method, state)
             graph_of, num_graphs = _graphs(config.prediction, predictor, key, federation)
