@@ -1,5 +1,6 @@
 """The convolution layer's function: fast inside `lax.scan` on CPU and under `vmap` over kernels."""
 
+import os
 from collections.abc import Callable
 
 import jax
@@ -27,33 +28,36 @@ def conv2d(
 ) -> Float[Array, "n h2 w2 f"]:
     """Cross-correlates NHWC images with an HWIO kernel.
 
-        XLA's own convolution is not fast everywhere: in a loop on CPU its two gradients leave the fast path, and under
-        `vmap` over kernels it becomes a grouped convolution, slow on CPU and, in its backward pass, on GPU (jax#13800).
-        Matrix products over shifted slices stay fast in both places. All lowerings give the same values and gradients
-        up to the order of additions:
+    XLA's own convolution is not fast everywhere: in a loop on CPU its two gradients leave the fast path, and under
+    `vmap` over kernels it becomes a grouped convolution, slow on CPU and, in its backward pass, on GPU (jax#13800).
+    Matrix products over shifted slices stay fast in both places. All lowerings give the same values and gradients
+    up to the order of additions:
 
-        | lowering | how | derivatives |
-        |---|---|---|
-        | "lax" | `lax.conv_general_dilated`, the oracle | any |
-        | "slices" | kh*kw shifted slices side by side, one product | any |
-        | "rows" | kw shifted slices side by side, kh products | any |
-        | "blocks" | "slices" for a few images at a time, cut again for the gradient | reverse mode |
-        | "auto" | chosen by backend and shape | reverse mode |
+    | lowering | how | derivatives |
+    |---|---|---|
+    | "lax" | `lax.conv_general_dilated`, the oracle | any |
+    | "slices" | kh*kw shifted slices side by side, one product | any |
+    | "rows" | kw shifted slices side by side, kh products | any |
+    | "blocks" | "slices" for a few images at a time, cut again for the gradient | reverse mode |
+    | "auto" | chosen by backend and shape | reverse mode |
 
-        What "auto" takes, and under `vmap` over kernels (which makes the products batched ones):
+    What "auto" takes, and under `vmap` over kernels (which makes the products batched ones):
 
-        | backend | shape | shared kernel | kernels under `vmap` |
-        |---|---|---|---|
-        | cpu | 16 input channels or more | "blocks" | "blocks" |
-        | cpu | fewer | "slices" | "slices" |
-        | others | 1x1 | "slices", which is one product | "slices" |
-        | others | larger | "lax" | "slices" |
+    | backend | shape | shared kernel | kernels under `vmap` |
+    |---|---|---|---|
+    | cpu, one core | 16 input channels or more | "blocks" | "blocks" |
+    | cpu | otherwise | "slices" | "slices" |
+    | others | 1x1 | "slices", which is one product | "slices" |
+    | others | larger | "lax" | "slices" |
 
-        Measured for the cpu rows (experiments/benchmarks/conv.py --threads 1 --clock cpu --steps 3; one core of an AMD
+    With two cores of an Intel Xeon (--threads 2 --repeats 5 --steps 2, wall time) "slices" reaches 125, 197 and 150
+    GFLOP/s on the first three layers below and "blocks" 80, 183 and 147; steps of "cnn" 1,819 and 982 examples/s.
+
+    Measured for one core (experiments/benchmarks/conv.py --threads 1 --clock cpu --steps 3; one core of an AMD
     EPYC with AVX-512, jax 0.10.2, torch 2.13.0, float32, in `lax.scan`): GFLOP/s of output and both gradients, and
     examples/s of SGD steps of model "cnn". The column "lax" is from a shorter run (--repeats 2 --steps 1 --lax).
 
-    | layer, 3x3 | "auto" | "slices" | "rows" | "lax" | PyTorch, faster format |
+    | layer, 3x3 | "auto" = "blocks" | "slices" | "rows" | "lax" | PyTorch, faster format |
     |---|---|---|---|---|---|
     | 20x26x26x32 -> 64 | 130 | 97 | 120 | 3 | 167 |
     | 20x16x16x128 -> 256 | 193 | 148 | 148 | 3 | 229 |
@@ -64,20 +68,20 @@ def conv2d(
 
     The rows for other backends follow the reports above and have not been measured.
 
-        Args:
-            inputs: images.
-            kernel: of the inputs' dtype.
-            stride: of both spatial axes.
-            padding: "SAME" (output size ceil(input / stride), TensorFlow's rule), "VALID", or the number of zeros on
-                every side.
-            lowering: see above.
+    Args:
+        inputs: images.
+        kernel: of the inputs' dtype.
+        stride: of both spatial axes.
+        padding: "SAME" (output size ceil(input / stride), TensorFlow's rule), "VALID", or the number of zeros on
+            every side.
+        lowering: see above.
 
-        Returns:
-            The responses to the f filters.
+    Returns:
+        The responses to the f filters.
 
-        Raises:
-            ValueError: shapes that do not fit each other, an unknown lowering or padding, a kernel larger than the
-                padded image.
+    Raises:
+        ValueError: shapes that do not fit each other, an unknown lowering or padding, a kernel larger than the
+            padded image.
     """
     if inputs.ndim != 4 or kernel.ndim != 4 or inputs.shape[3] != kernel.shape[2]:
         raise ValueError(
@@ -114,8 +118,14 @@ def resolve_padding(image: tuple[int, ...], window: tuple[int, ...], stride: int
     return pads
 
 
+def _cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _choose(kernel_shape: tuple[int, ...]) -> Callable:
     height, width, channels, _ = kernel_shape
     if jax.default_backend() == "cpu":
-        return lowerings.blocks if channels >= 16 else lowerings.slices
+        # A block is too little work for several cores.
+        return lowerings.blocks if channels >= 16 and _cores() == 1 else lowerings.slices
     return lowerings.slices if height == width == 1 else lowerings.plain_or_slices
