@@ -331,8 +331,7 @@ def _draw_roles(key: Key[Array, ""], labels: Int[Array, " N"], natural: Int[Arra
     newcomer = jnp.full(labels.shape, -1, jnp.int32)
     if held_out.num_natural:
         unseen = held_out.unseen(named_key(key, "test"), facts.num_natural + held_out.num_natural)
-        held = unseen[natural]
-        test = held
+        test = held = unseen[natural]
         newcomer = jnp.where(held, facts.num_clients + jnp.cumsum(unseen, dtype=jnp.int32)[natural] - 1, -1)
         natural = jnp.where(held, -1, (jnp.cumsum(~unseen, dtype=jnp.int32) - 1)[natural])
     if held_out.test_fraction:

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool
 from fedjax_ssl.federated.client import ClientUpdate, train_client
 from fedjax_ssl.federated.lanes import run_lanes
 from fedjax_ssl.federated.method import Client
-from fedjax_ssl.federated.reduction import REDUCTIONS, sum_over_devices
+from fedjax_ssl.federated.reduction import REDUCTIONS, add_in_order, add_one, sum_over_devices
 
 PyTree = Any
 PLACEMENTS = ("auto", "vmap", "sequential", "chunked", "lanes")
@@ -118,19 +118,13 @@ def map_clients(
     num_chunks = counts.shape[0] // width
     chunks, chunk_counts = jax.tree.map(lambda x: x.reshape(num_chunks, width, *x.shape[1:]), (slots, counts))
 
-    def add(total: PyTree, one: tuple[PyTree, Bool[Array, ""]]) -> tuple[PyTree, None]:
-        summed, count = one
-        return jax.tree.map(lambda t, s: t + jnp.where(count, s, jnp.zeros_like(s)), total, summed), None
-
     def run_chunk(total: PyTree, chunk: tuple[PyTree, Array]) -> tuple[PyTree, PyTree]:
         members, count = chunk
         if width == 1:
             summed, kept = update(jax.tree.map(lambda x: x[0], members))
-            total, _ = add(total, (summed, count[0]))
-            return total, jax.tree.map(lambda x: x[None], kept)
+            return add_one(total, summed, count[0]), jax.tree.map(lambda x: x[None], kept)
         summed, kept = jax.vmap(update)(members)
-        total, _ = jax.lax.scan(add, total, (summed, count))
-        return total, kept
+        return add_in_order(summed, count, total), kept
 
     shapes, _ = jax.eval_shape(update, jax.tree.map(lambda x: x[0], clients))
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)

@@ -16,23 +16,25 @@ REDUCTIONS = ("ordered", "fixed", "fast")
 _BITS = 30
 
 
-def add_in_order(values: PyTree, valid: Bool[Array, " p"]) -> PyTree:
+def add_one(total: PyTree, entry: PyTree, counts: Bool[Array, ""]) -> PyTree:
+    """The sum with one more client in it, if it counts; NaN of one that does not stays out."""
+    return jax.tree.map(lambda t, x: t + jnp.where(counts, x, jnp.zeros_like(x)), total, entry)
+
+
+def add_in_order(values: PyTree, valid: Bool[Array, " p"], start: PyTree | None = None) -> PyTree:
     """Adds up the entries of a cohort in client order.
 
     Args:
         values: leading axis p.
         valid: False on slots that add nothing.
+        start: the sum over the clients before; None: there are none.
 
     Returns:
         The sums, without that axis.
     """
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), values)
-
-    def add(total: PyTree, one: tuple[PyTree, Array]) -> tuple[PyTree, None]:
-        entry, counts = one
-        return jax.tree.map(lambda t, x: t + jnp.where(counts, x, jnp.zeros_like(x)), total, entry), None
-
-    return jax.lax.scan(add, zeros, (values, valid))[0]
+    if start is None:
+        start = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), values)
+    return jax.lax.scan(lambda total, one: (add_one(total, *one), None), start, (values, valid))[0]
 
 
 def sum_over_devices(
