@@ -1,6 +1,83 @@
 """Pure losses and label channels: no model, no client loop, no I/O."""
 
+from fedjax_ssl.objectives.channel_checks import (
+    check_correspondence,
+    check_observed,
+    check_set_priors,
+    check_test_prior,
+)
+from fedjax_ssl.objectives.channels import (
+    Channel,
+    channel_cross_entropy,
+    channel_cross_entropy_on_probs,
+    channel_log_probs,
+    correspondence_channel,
+    identity_channel,
+    is_observable,
+    pad_channel,
+    set_channel,
+)
+from fedjax_ssl.objectives.correspondence import correspondence_counts, estimate_correspondence, normalize_counts
 from fedjax_ssl.objectives.cross_entropy import batch_cross_entropy, cross_entropy
+from fedjax_ssl.objectives.identifiability import (
+    Identifiability,
+    MatrixDiagnostics,
+    assess_identifiability,
+    diagnose_matrix,
+    identifiability_warnings,
+    posterior_constraints,
+)
+from fedjax_ssl.objectives.l1 import l1_norm
 from fedjax_ssl.objectives.mean_teacher import consistency, consistency_ramp, teacher_decay
+from fedjax_ssl.objectives.mixup import mixup, mixup_cross_entropy
+from fedjax_ssl.objectives.proportions import proportion_loss
+from fedjax_ssl.objectives.prototypes import (
+    class_prototypes,
+    fill_missing_prototypes,
+    helper_pseudo_labels,
+    prototype_log_probs,
+)
+from fedjax_ssl.objectives.sharpening import sharpen
+from fedjax_ssl.objectives.virtual_adversarial import vat_direction, vat_loss, vat_rampup
 
-__all__ = ["batch_cross_entropy", "consistency", "consistency_ramp", "cross_entropy", "teacher_decay"]
+__all__ = [
+    "Channel",
+    "Identifiability",
+    "MatrixDiagnostics",
+    "assess_identifiability",
+    "batch_cross_entropy",
+    "channel_cross_entropy",
+    "channel_cross_entropy_on_probs",
+    "channel_log_probs",
+    "check_correspondence",
+    "check_observed",
+    "check_set_priors",
+    "check_test_prior",
+    "class_prototypes",
+    "consistency",
+    "consistency_ramp",
+    "correspondence_channel",
+    "correspondence_counts",
+    "cross_entropy",
+    "diagnose_matrix",
+    "estimate_correspondence",
+    "fill_missing_prototypes",
+    "helper_pseudo_labels",
+    "identifiability_warnings",
+    "identity_channel",
+    "is_observable",
+    "l1_norm",
+    "mixup",
+    "mixup_cross_entropy",
+    "normalize_counts",
+    "pad_channel",
+    "posterior_constraints",
+    "proportion_loss",
+    "prototype_log_probs",
+    "set_channel",
+    "sharpen",
+    "teacher_decay",
+    "vat_direction",
+    "vat_loss",
+    "vat_rampup",
+]

@@ -1,0 +1,170 @@
+"""Label channels: labels, coarse labels and set memberships are the class seen through a known matrix.
+
+A client that sees observation o instead of class k has a matrix A [O, K] of weights >= 0. With class logits z,
+
+    log q_o = LSE_k(log A_ok + z_k) - LSE_o'(LSE_k(log A_o'k + z_k)),
+
+and the loss of an observation is -log q_o. The class posterior is softmax(z) in every case: the channel is dropped at
+test time. Everything stays in log space; products of probabilities underflow (FedUL section 14, check 9).
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Bool, Float, Int
+
+from fedjax_ssl.objectives.float_range import at_least_float32, most_negative
+
+
+class Channel(NamedTuple):
+    """What a client observes of the class; stack channels of several clients, padded to equal rows, for `vmap`.
+
+    A weight of 0 is stored as the most negative finite number, not as -inf: every leaf stays finite.
+    """
+
+    log_weights: Float[Array, "O K"]  # log A; rows outside `valid` are never read
+    valid: Bool[Array, " O"]  # rows with a positive weight; padding and impossible observations are False
+
+
+def identity_channel(num_classes: int) -> Channel:
+    """The channel of a labelled client: it observes the class itself, and the loss is plain cross-entropy."""
+    return _channel_of_weights(jnp.eye(num_classes))
+
+
+def correspondence_channel(matrix: Float[ArrayLike, "J K"], *, remainder: bool = False) -> Channel:
+    """The channel of a client with labels of another label space (FedMT, equation 3).
+
+    Where all columns sum to 1 the normalization changes nothing and q = M softmax(z). It is not checked here, so that
+    traced matrices can be used: `check_correspondence` does it on the host.
+
+    Args:
+        matrix: M_jk = P(observed label j | class k); columns sum to 1.
+        remainder: whether to add a last row of 1 minus the column sum, an observation that never occurs. It keeps
+            q = M softmax(z) where columns hold less than 1, as in an estimate with `fallback="zero"`.
+    """
+    weights = at_least_float32(matrix)
+    if remainder:
+        rest = jnp.maximum(1.0 - jnp.sum(weights, axis=0, keepdims=True), 0.0)
+        weights = jnp.concatenate([weights, rest])
+    return _channel_of_weights(weights)
+
+
+def set_channel(
+    set_priors: Float[ArrayLike, "M K"], set_shares: Float[ArrayLike, " M"], test_prior: Float[ArrayLike, " K"]
+) -> Channel:
+    """The channel of a client with unlabelled sets of known class proportions (FedUL, theorem 1).
+
+    A = diag(set shares) * set priors * diag(1 / test prior). A set without examples, that is with share 0, is padding.
+    Values are not checked here: `check_set_priors` and `check_test_prior` do it on the host.
+
+    Args:
+        set_priors: class proportions of every set; rows sum to 1.
+        set_shares: share of the client's examples that lies in every set, up to a common factor.
+        test_prior: class proportions at test time, all positive; a uniform one leaves diag(1 / test prior) out.
+    """
+    priors = at_least_float32(set_priors)
+    shares = jnp.asarray(set_shares).astype(priors.dtype)
+    # Shares and test prior first: for pure sets with shares equal to the test prior the sum is then exactly 0.
+    offsets = _safe_log(shares)[:, None] - jnp.log(jnp.asarray(test_prior).astype(priors.dtype))
+    positive = (priors > 0) & (shares > 0)[:, None]
+    log_weights = jnp.where(positive, _safe_log(priors) + offsets, most_negative(priors))
+    return Channel(log_weights, jnp.any(positive, axis=1))
+
+
+def pad_channel(channel: Channel, num_rows: int) -> Channel:
+    """The same channel with rows of padding at the end, `num_rows` in total.
+
+    Raises:
+        ValueError: the channel has more rows already.
+    """
+    missing = num_rows - channel.valid.shape[-1]
+    if missing < 0:
+        raise ValueError(f"num_rows is {num_rows}; the channel has {channel.valid.shape[-1]} rows already.")
+    return Channel(jnp.pad(channel.log_weights, ((0, missing), (0, 0))), jnp.pad(channel.valid, (0, missing)))
+
+
+def channel_log_probs(logits: Float[Array, "n K"], channel: Channel) -> Float[Array, "n O"]:
+    """Log-probabilities of the observations, in float32 at least; the most negative number in rows outside `valid`.
+
+    The channel of the identity matrix returns exactly `log_softmax(logits)`. Memory: n * O * K floats.
+
+    Args:
+        logits: class scores; a common shift of a row changes nothing.
+        channel: what the client observes.
+    """
+    logits = at_least_float32(logits)
+    # A shift changes nothing but the rounding; log_softmax takes the same one, so the identity stays exact.
+    logits = logits - jax.lax.stop_gradient(jnp.max(logits, axis=1, keepdims=True))
+    lowest = most_negative(logits)
+    # Before the sum: a row of zero weights has no gradient. After it: such a row has no probability.
+    log_weights = jnp.where(channel.valid[:, None], channel.log_weights.astype(logits.dtype), 0.0)
+    scores = jax.nn.logsumexp(log_weights + logits[:, None, :], axis=-1)
+    log_probs = jax.nn.log_softmax(jnp.where(channel.valid, scores, lowest))
+    return jnp.where(channel.valid, log_probs, lowest)
+
+
+def is_observable(observed: Int[Array, " n"], channel: Channel) -> Bool[Array, " n"]:
+    """Rows that have an observation (not -1) to which the channel gives a positive probability."""
+    return (observed >= 0) & channel.valid[jnp.maximum(observed, 0)]
+
+
+def channel_cross_entropy(
+    logits: Float[Array, "n K"],
+    observed: Int[Array, " n"],
+    channel: Channel,
+    weights: Float[Array, " n"] | None = None,
+) -> Float[Array, " n"]:
+    """-log q of what was observed, of every row in nats.
+
+    Exactly 0 with zero gradient where `is_observable` is False: nothing observed, or an observation that the channel
+    says is impossible, whose loss would be infinite. With the identity channel the same bits as `cross_entropy`.
+
+    Args:
+        logits: class scores.
+        observed: observation of every row, -1 = none.
+        channel: what the client observes of the class.
+        weights: a factor per row, 1 by default.
+    """
+    return _observed_loss(channel_log_probs(logits, channel), observed, channel, weights)
+
+
+def channel_cross_entropy_on_probs(
+    logits: Float[Array, "n K"],
+    observed: Int[Array, " n"],
+    channel: Channel,
+    weights: Float[Array, " n"] | None = None,
+) -> Float[Array, " n"]:
+    """-log softmax(q) of what was observed: a second softmax on probabilities, as FedUL's public code has it.
+
+    NOT A PROPER LOSS: its minimizer is not the class posterior, it is over-confident and can name another class
+    (FedUL section 14, check 7), and it never falls below log(e + O - 1) - 1 for O observations. It is here to
+    reproduce published numbers; use `channel_cross_entropy`.
+
+    Args:
+        logits: class scores.
+        observed: observation of every row, -1 = none.
+        channel: what the client observes of the class.
+        weights: a factor per row, 1 by default.
+    """
+    probs = jnp.exp(channel_log_probs(logits, channel))
+    again = jax.nn.log_softmax(jnp.where(channel.valid, probs, most_negative(probs)))
+    return _observed_loss(again, observed, channel, weights)
+
+
+def _observed_loss(
+    log_probs: Float[Array, "n O"], observed: Int[Array, " n"], channel: Channel, weights: Float[Array, " n"] | None
+) -> Float[Array, " n"]:
+    chosen = jnp.take_along_axis(log_probs, jnp.maximum(observed, 0)[:, None], axis=1)[:, 0]
+    losses = jnp.where(is_observable(observed, channel), -chosen, jnp.zeros_like(chosen))
+    return losses if weights is None else losses * weights
+
+
+def _channel_of_weights(weights: Float[Array, "O K"]) -> Channel:
+    positive = weights > 0
+    return Channel(jnp.where(positive, _safe_log(weights), most_negative(weights)), jnp.any(positive, axis=1))
+
+
+def _safe_log(values: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Logarithm of positive values, 0 elsewhere; the gradient has no 0/0."""
+    return jnp.log(jnp.where(values > 0, values, jnp.ones_like(values)))

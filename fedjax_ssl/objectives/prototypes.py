@@ -1,0 +1,128 @@
+"""Class prototypes: mean embeddings, probabilities from distances to them, helpers' pseudo-labels (ProtoFSSL)."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from fedjax_ssl.objectives.float_range import most_negative
+from fedjax_ssl.objectives.sharpening import check_temperature
+
+DISTANCES = ("sq_euclidean", "mean_sq", "euclidean")
+ROOT_FLOOR = 1e-12  # the root has an infinite slope at 0
+
+
+def class_prototypes(
+    embeddings: Float[Array, "n d"], labels: Int[Array, " n"], num_classes: int
+) -> tuple[Float[Array, "K d"], Bool[Array, " K"]]:
+    """Mean embedding of every class, differentiable in the embeddings.
+
+    Args:
+        embeddings: a row per example.
+        labels: class of every row; -1 = none or padding, whose embedding is not looked at.
+        num_classes: K.
+
+    Returns:
+        prototypes, 0 for a class without examples, and which classes have examples.
+    """
+    one_hot = jax.nn.one_hot(labels, num_classes, dtype=embeddings.dtype)
+    used = jnp.where((labels >= 0)[:, None], embeddings, jnp.zeros_like(embeddings))
+    counts = jnp.sum(one_hot, axis=0)
+    sums = jnp.matmul(one_hot.T, used, precision=jax.lax.Precision.HIGHEST)
+    return sums / jnp.maximum(counts, 1.0)[:, None], counts > 0
+
+
+def prototype_log_probs(
+    embeddings: Float[Array, "n d"],
+    prototypes: Float[Array, "K d"],
+    present: Bool[Array, " K"],
+    temperature: float | Float[Array, ""] = 1.0,
+    *,
+    distance: str = "sq_euclidean",
+) -> Float[Array, "n K"]:
+    """log softmax(-distance / temperature) over the classes that are present.
+
+    An absent class gets the most negative finite number: its probability is exactly 0, and gradients hold no NaN.
+
+    Args:
+        embeddings: a row per example.
+        prototypes: a row per class; rows of absent classes are not looked at.
+        present: classes that have a prototype.
+        temperature: positive.
+        distance: "sq_euclidean", "mean_sq" (the same divided by d: what ProtoFSSL's code does) or "euclidean" (what its
+            text says). They are not interchangeable without another temperature.
+
+    Raises:
+        ValueError: an unknown distance, or a temperature that is known not to be positive.
+    """
+    if distance not in DISTANCES:
+        raise ValueError(f"distance is {distance!r}; it must be one of {', '.join(map(repr, DISTANCES))}.")
+    check_temperature("temperature", temperature)
+    centers = jnp.where(present[:, None], prototypes, jnp.zeros_like(prototypes))
+    if distance == "euclidean":
+        squares = jnp.sum((embeddings[:, None, :] - centers) ** 2, axis=-1)
+        scores = -jnp.sqrt(squares + ROOT_FLOOR)
+    else:
+        # ||z||^2 is the same for every class and cancels: one matrix product instead of n * K * d differences.
+        product = jnp.matmul(embeddings, centers.T, precision=jax.lax.Precision.HIGHEST)
+        scores = 2.0 * product - jnp.sum(centers**2, axis=1)
+        if distance == "mean_sq":
+            scores = scores / embeddings.shape[1]
+    lowest = most_negative(scores)
+    log_probs = jax.nn.log_softmax(jnp.where(present, scores / temperature, lowest))
+    return jnp.where(present, log_probs, lowest)
+
+
+def fill_missing_prototypes(
+    prototypes: Float[Array, "H K d"], present: Bool[Array, "H K"]
+) -> tuple[Float[Array, "H K d"], Bool[Array, " K"]]:
+    """Prototypes that a set lacks replaced by the mean of that class over the sets that have it (ProtoFSSL section 15).
+
+    Returns:
+        the filled sets, and which classes occur in any set; a class of no set stays 0.
+    """
+    held = jnp.where(present[:, :, None], prototypes, jnp.zeros_like(prototypes))
+    counts = jnp.sum(present, axis=0, dtype=prototypes.dtype)
+    means = jnp.sum(held, axis=0) / jnp.maximum(counts, 1.0)[:, None]
+    return jnp.where(present[:, :, None], prototypes, means), counts > 0
+
+
+def helper_pseudo_labels(
+    embeddings: Float[Array, "n d"],
+    helper_prototypes: Float[Array, "H K d"],
+    helper_present: Bool[Array, "H K"],
+    temperature: float | Float[Array, ""] = 1.0,
+    sharpening: float | Float[Array, ""] = 0.5,
+    *,
+    distance: str = "sq_euclidean",
+) -> Float[Array, "n K"]:
+    """Soft pseudo-labels: the helpers' class probabilities, averaged and sharpened (ProtoFSSL section 4).
+
+    A class that a helper lacks is taken from the mean of the other helpers. A helper without any prototype (padding)
+    does not count. Without any helper the pseudo-labels are all 0, so that a cross-entropy against them vanishes.
+    Gradients flow into the embeddings, as in the public code; stop them outside if they should not.
+
+    Args:
+        embeddings: a row per unlabelled example.
+        helper_prototypes: one set of prototypes per helper.
+        helper_present: classes that every helper has.
+        temperature: of the distances.
+        sharpening: exponent 1 / sharpening on the averaged probabilities; 1 leaves them as they are.
+        distance: of `prototype_log_probs`.
+
+    Raises:
+        ValueError: an unknown distance, or a temperature or sharpening that is known not to be positive.
+    """
+    check_temperature("sharpening", sharpening)
+    filled, known = fill_missing_prototypes(helper_prototypes, helper_present)
+    counted = jnp.any(helper_present, axis=1)
+    by_helper = jax.vmap(lambda own: prototype_log_probs(embeddings, own, known, temperature, distance=distance))(
+        filled
+    )
+    lowest = most_negative(by_helper)
+    # A constant, the number of helpers, cancels in the softmax.
+    totals = jax.nn.logsumexp(jnp.where(counted[:, None, None], by_helper, lowest), axis=0)
+    # Absent classes are masked once more: dividing their finite stand-in by the sharpening would overflow. Without any
+    # helper all classes stay, so that there is no 0/0.
+    kept = known | ~jnp.any(known)
+    probs = jax.nn.softmax(jnp.where(kept, totals, 0.0) / sharpening, where=kept)
+    return jnp.where(jnp.any(counted), probs, jnp.zeros_like(probs))

@@ -1,0 +1,206 @@
+"""Prototypes, distances and helpers' pseudo-labels: the worked numbers of ProtoFSSL section 16."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.objectives import class_prototypes, fill_missing_prototypes, sharpen
+from tests.objectives.compiled import (
+    cross_entropy,
+    helper_pseudo_labels,
+    prototype_log_probs,
+)
+
+QUERY = np.array([[1.0, 2.0, 0.0, 1.0]])
+HELPERS = np.array([[[1, 0, 0, 1], [0, 2, 2, 1], [3, 2, 1, 1]], [[1, 1, 0, 1], [0, 2, 1, 0], [2, 2, 0, 2]]], np.float64)
+LOCAL = np.array([[1.0, 1, 0, 0], [0, 2, 2, 0], [3, 1, 1, 1]])
+LABELLED = np.array([[1.0, 0, 0, 1], [2, 2, 1, 1]])
+UNLABELLED = np.array([[1.0, 2, 0, 1], [0, 1, 2, 0]])
+ALL = np.ones(3, bool)
+
+
+def log_probs(embeddings: np.ndarray, prototypes: np.ndarray, present: np.ndarray = ALL, **options: str) -> jax.Array:
+    return prototype_log_probs(jnp.asarray(embeddings), jnp.asarray(prototypes), jnp.asarray(present), **options)
+
+
+def pseudo_labels(embeddings: jax.Array, helpers: np.ndarray = HELPERS, sharpening: float = 0.5) -> jax.Array:
+    present = jnp.ones(helpers.shape[:2], bool)
+    return helper_pseudo_labels(embeddings, jnp.asarray(helpers), present, 1.0, sharpening, distance="mean_sq")
+
+
+def clipped_cross_entropy(targets: jax.Array, local_log_probs: jax.Array) -> jax.Array:
+    return -jnp.sum(targets * jnp.log(jnp.clip(jnp.exp(local_log_probs), 1e-7, 1 - 1e-7)), axis=1)
+
+
+def test_prototypes_are_class_means_and_padding_is_never_read() -> None:
+    """Section 16.1."""
+    embeddings = jnp.asarray([[0, 0], [2, 0], [0, 4], [2, 4], [4, 4], [jnp.nan, 99]], jnp.float32)
+    labels = jnp.asarray([0, 0, 1, 1, 1, -1], jnp.int32)
+    prototypes, present = class_prototypes(embeddings, labels, 3)
+    np.testing.assert_array_equal(prototypes, [[1, 0], [2, 4], [0, 0]])
+    np.testing.assert_array_equal(present, [True, True, False])
+    slope = jax.grad(lambda z: class_prototypes(z, labels, 3)[0].sum())(embeddings)
+    np.testing.assert_allclose(slope[:, 0], [0.5, 0.5, 1 / 3, 1 / 3, 1 / 3, 0], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("distance", "first", "others"),
+    [
+        ("mean_sq", 0.3909913152, 0.3045043424),
+        ("sq_euclidean", 0.5761168848, 0.2119415576),
+        ("euclidean", 0.3876789464, 0.3061605268),
+    ],
+)
+def test_distances(float64, distance: str, first: float, others: float) -> None:
+    """Section 16.2; `mean_sq` is `sq_euclidean` with the embedding size as temperature."""
+    found = np.exp(log_probs(QUERY, HELPERS[0], distance=distance))
+    np.testing.assert_allclose(found, [[first, others, others]], atol=1e-10)
+    if distance == "mean_sq":
+        tempered = prototype_log_probs(jnp.asarray(QUERY), jnp.asarray(HELPERS[0]), jnp.asarray(ALL), 4.0)
+        np.testing.assert_allclose(np.exp(tempered), found, rtol=1e-14)
+
+
+def test_helpers_are_averaged_and_sharpened(float64) -> None:
+    """Section 16.3."""
+    mean = [0.4051101334, 0.2793897775, 0.3155000891]
+    np.testing.assert_allclose(pseudo_labels(jnp.asarray(QUERY), sharpening=1.0), [mean], atol=1e-10)
+    expected = [[0.4802689290, 0.2284332407, 0.2912978303]]
+    np.testing.assert_allclose(pseudo_labels(jnp.asarray(QUERY)), expected, atol=1e-10)
+    np.testing.assert_allclose(sharpen(jnp.asarray([mean]), 0.5), expected, atol=1e-9)
+    for temperature, entropy in [(1.0, 1.0862789), (0.5, 1.0488072), (0.25, 0.9080056), (0.1, 0.3683564)]:
+        probs = np.asarray(pseudo_labels(jnp.asarray(QUERY), sharpening=temperature))
+        assert -(probs * np.log(probs)).sum() == pytest.approx(entropy, abs=1e-7)
+
+
+def test_whole_loss(float64) -> None:
+    """Section 16.4."""
+    labelled = log_probs(LABELLED, LOCAL, distance="mean_sq")
+    expected = [[0.6652409558, 0.0900305732, 0.2447284711], [0.3071958857, 0.1863237232, 0.5064803911]]
+    np.testing.assert_allclose(np.exp(labelled), expected, atol=1e-10)
+    supervised = float(jnp.mean(cross_entropy(labelled, jnp.asarray([0, 2], jnp.int32))))
+    assert supervised == pytest.approx(0.5439378175, abs=1e-10)
+    local = log_probs(UNLABELLED, LOCAL, distance="mean_sq")
+    np.testing.assert_allclose(np.exp(local[1]), [0.2537161816, 0.6896720861, 0.0566117322], atol=1e-10)
+    targets = pseudo_labels(jnp.asarray(UNLABELLED))
+    np.testing.assert_allclose(targets[1], [0.0957484264, 0.8994307102, 0.0048208634], atol=1e-10)
+    unsupervised = float(jnp.mean(clipped_cross_entropy(targets, local)))
+    assert unsupervised == pytest.approx(0.7752577009, abs=1e-10)
+    assert supervised + 0.3 * unsupervised == pytest.approx(0.7765151278, abs=1e-10)
+
+
+def test_gradients_at_the_embedding(float64) -> None:
+    """Section 16.5: supervised; through the pseudo-labels and with them held fixed; helpers equal to the local set."""
+    first = jax.jit(
+        jax.grad(lambda z: -prototype_log_probs(z, jnp.asarray(LOCAL), jnp.asarray(ALL), distance="mean_sq")[0, 0])
+    )
+    expected = [[0.1997131845, 0.0450152866, 0.2123948087, 0.1223642355]]
+    np.testing.assert_allclose(first(jnp.asarray(LABELLED[:1])), expected, atol=1e-10)
+
+    def loss(z: jax.Array, helpers: np.ndarray, sharpening: float, flowing: bool) -> jax.Array:
+        targets = pseudo_labels(z, helpers, sharpening)
+        local = prototype_log_probs(z, jnp.asarray(LOCAL), jnp.asarray(ALL), distance="mean_sq")
+        return clipped_cross_entropy(targets if flowing else jax.lax.stop_gradient(targets), local)[0]
+
+    both = jax.jit(jax.value_and_grad(loss), static_argnums=3)
+    for helpers, sharpening, flowing, value, slope in [
+        (HELPERS, 0.5, False, 1.0711757850, [-0.0711104311, -0.0082458416, -0.0561698196, -0.0396781364]),
+        (HELPERS, 0.5, True, 1.0711757850, [0.0250047687, 0.3643027151, 0.1763269585, -0.0167191592]),
+        (LOCAL[None], 1.0, False, 0.9753278292, [0, 0, 0, 0]),
+        (LOCAL[None], 1.0, True, 0.9753278292, [0.0610515550, 0.0610515550, 0.1831546649, 0.0610515550]),
+    ]:
+        found, gradient = both(jnp.asarray(QUERY), helpers, sharpening, flowing)
+        assert float(found) == pytest.approx(value, abs=1e-10)
+        np.testing.assert_allclose(gradient, [slope], atol=1e-10)
+
+
+def test_a_class_without_prototype_has_probability_zero(float64) -> None:
+    """Section 16.6, with something absurd in the place of the absent prototype."""
+    prototypes = np.where(np.array([[True], [False], [True]]), LOCAL, np.nan)
+    present = np.array([True, False, True])
+    local = log_probs(UNLABELLED, prototypes, present, distance="mean_sq")
+    expected = [[0.7310585786, 0, 0.2689414214], [0.8175744762, 0, 0.1824255238]]
+    np.testing.assert_allclose(np.exp(local), expected, atol=1e-10)
+    losses = clipped_cross_entropy(pseudo_labels(jnp.asarray(UNLABELLED)), local)
+    np.testing.assert_allclose(losses, [4.2149089592, 14.5245975033], atol=1e-9)
+
+
+@pytest.mark.parametrize("distance", ["sq_euclidean", "mean_sq", "euclidean"])
+@pytest.mark.parametrize("present", [[True, False, True], [False, False, False]])
+def test_gradients_hold_no_nan(distance: str, present: list) -> None:
+    """Absent classes, no class at all, and an embedding that lies exactly on a prototype."""
+    held = jnp.asarray(present)
+
+    def total(z: jax.Array, prototypes: jax.Array) -> jax.Array:
+        targets = helper_pseudo_labels(z, jnp.stack([prototypes] * 2), jnp.stack([held] * 2), 0.5, distance=distance)
+        local = prototype_log_probs(z, prototypes, held, 0.5, distance=distance)
+        return jnp.sum(clipped_cross_entropy(targets, local)) + jnp.sum(jnp.where(held, local, 0.0))
+
+    value, gradients = jax.jit(jax.value_and_grad(total, argnums=(0, 1)))(
+        jnp.asarray(LOCAL[:2], jnp.float32), jnp.asarray(LOCAL, jnp.float32)
+    )
+    assert np.isfinite(value) and all(np.isfinite(gradient).all() for gradient in gradients)
+
+
+def test_helpers_that_lack_classes_or_everything() -> None:
+    """A lacking class comes from the other helpers, a helper without prototypes is padding, no helper is no target."""
+    query = jnp.asarray(UNLABELLED, jnp.float32)
+    full = jnp.asarray(HELPERS, jnp.float32)
+    expected = helper_pseudo_labels(query, full, jnp.ones((2, 3), bool))
+    padded = jnp.concatenate([full, jnp.full((1, 3, 4), jnp.nan, jnp.float32)])
+    present = jnp.asarray([[True] * 3, [True] * 3, [False] * 3])
+    np.testing.assert_allclose(helper_pseudo_labels(query, padded, present), expected, rtol=1e-5)
+    # The second helper lacks class 0, which then comes from the first.
+    lacking = helper_pseudo_labels(query, full, jnp.asarray([[True] * 3, [False, True, True]]))
+    filled = helper_pseudo_labels(query, full.at[1, 0].set(full[0, 0]), jnp.ones((2, 3), bool))
+    np.testing.assert_allclose(lacking, filled, rtol=1e-6)
+    # Nobody has class 1.
+    nobody = helper_pseudo_labels(query, full, jnp.asarray([[True, False, True]] * 2))
+    np.testing.assert_array_equal(nobody[:, 1], 0.0)
+    np.testing.assert_allclose(jnp.sum(nobody, axis=1), 1.0, rtol=1e-6)
+    np.testing.assert_array_equal(helper_pseudo_labels(query, full, jnp.zeros((2, 3), bool)), 0.0)
+
+
+def test_missing_prototypes_become_the_mean_of_the_others() -> None:
+    """Section 16.12."""
+    sets = jnp.asarray([[[1.0, 3.0]], [[3.0, 5.0]], [[jnp.nan, 0.0]]], jnp.float32)
+    filled, known = fill_missing_prototypes(sets, jnp.asarray([[True], [True], [False]]))
+    np.testing.assert_array_equal(filled[2], [[2, 4]])
+    assert bool(known[0])
+
+
+def test_probabilities_are_averaged_not_prototypes(float64) -> None:
+    """Section 16.7: one dimension, z = 1.8, and the invariants of distances."""
+    helpers = np.array([[[0.0], [2.0]], [[4.0], [1.0]]])
+    found = helper_pseudo_labels(jnp.asarray([[1.8]]), jnp.asarray(helpers), jnp.ones((2, 2), bool), 1.0, 1.0)
+    assert float(found[0, 1]) == pytest.approx(0.9730, abs=5e-5)
+    averaged = np.exp(log_probs(np.array([[1.8]]), helpers.mean(0), np.ones(2, bool)))
+    assert averaged[0, 0] == pytest.approx(0.5125, abs=5e-5)
+    expected = pseudo_labels(jnp.asarray(UNLABELLED))
+    shift, (rotation, _) = np.array([3.0, -1, 2, 0.5]), np.linalg.qr(np.random.default_rng(0).normal(size=(4, 4)))
+    for move in (lambda v: v + shift, lambda v: v @ rotation):
+        np.testing.assert_allclose(pseudo_labels(jnp.asarray(move(UNLABELLED)), move(HELPERS)), expected, rtol=1e-10)
+    for helpers in (HELPERS[::-1], np.concatenate([HELPERS, HELPERS])):
+        np.testing.assert_allclose(pseudo_labels(jnp.asarray(UNLABELLED), helpers), expected, rtol=1e-12)
+    permuted = pseudo_labels(jnp.asarray(UNLABELLED), HELPERS[:, [2, 0, 1]])
+    np.testing.assert_allclose(permuted, expected[:, jnp.asarray([2, 0, 1])], rtol=1e-12)
+    np.testing.assert_allclose(np.exp(log_probs(UNLABELLED, np.tile(LOCAL[:1], (3, 1)))), 1 / 3, rtol=1e-12)
+
+
+def test_sharpening_keeps_zeros_and_small_temperatures(float64) -> None:
+    """Section 16.3, last line, and section 15."""
+    probs = jnp.asarray([[0.5, 0.3, 0.2], [0.6, 0.4, 0.0]])
+    np.testing.assert_allclose(sharpen(probs, 0.5)[0], [0.6578947, 0.2368421, 0.1052632], atol=1e-7)
+    np.testing.assert_allclose(sharpen(probs, 1.0), probs, rtol=1e-14)
+    np.testing.assert_allclose(sharpen(probs, 1e-3), [[1, 0, 0], [1, 0, 0]], atol=1e-12)
+    slope = jax.grad(lambda p: sharpen(p, 0.5)[:, 0].sum())(probs)
+    assert np.isfinite(slope).all() and float(slope[1, 2]) == 0.0
+
+
+def test_bad_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match="distance is 'cosine'; it must be one of 'sq_euclidean'"):
+        log_probs(QUERY, LOCAL, distance="cosine")
+    with pytest.raises(ValueError, match="temperature is 0; it must be positive"):
+        prototype_log_probs(jnp.asarray(QUERY), jnp.asarray(LOCAL), jnp.asarray(ALL), 0)
+    with pytest.raises(ValueError, match=r"sharpening is -0.5; it must be positive"):
+        pseudo_labels(jnp.asarray(QUERY), sharpening=-0.5)
