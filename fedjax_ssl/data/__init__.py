@@ -7,12 +7,14 @@ from fedjax_ssl.data.options import accepted_options
 from fedjax_ssl.data.report import plot_partition, report
 from fedjax_ssl.data.sources import available, load
 from fedjax_ssl.data.types import Dataset, Split
+from fedjax_ssl.data.weak import WeakLabels
 
 __all__ = [
     "Dataset",
     "DatasetUnavailable",
     "FederatedData",
     "Split",
+    "WeakLabels",
     "accepted_options",
     "augmentation",
     "available",

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedjax_ssl.data.correspondence import check_correspondence
 from fedjax_ssl.data.fetch import DatasetUnavailable
+from fedjax_ssl.data.proportions import read_proportions
 from fedjax_ssl.data.types import Dataset, Split, check_finite, check_labels
 
 KERAS_NAMES = {"x_train": "inputs", "y_train": "labels", "x_test": "test_inputs", "y_test": "test_labels"}
@@ -19,6 +21,9 @@ NAMES = (
     "test_labels",
     "test_client",
     "class_names",
+    "coarse",
+    "correspondence",
+    "set",
 )
 
 
@@ -29,14 +34,17 @@ def load_npz(
     input_max: float | None = None,
     mean: tuple[float, ...] | None = None,
     std: tuple[float, ...] | None = None,
+    proportions: Path | str | None = None,
 ) -> Dataset:
     """Loads an `.npz` file of arrays (no pickled objects).
 
-    Read are `inputs`, `labels` and, where present, `client`, `test_inputs`, `test_labels`, `test_client` and
-    `class_names`; also Keras' names `x_train`, `y_train`, `x_test`, `y_test`. Inputs are uint8 or floating
-    point, [n, features], [n, H, W] (grey; a channel axis is added) or [n, H, W, C]. Labels are 0 to K - 1,
-    -1 = no label, and so is every test label without `test_labels`. Clients are integers or strings in any
-    numbering, shared between train and test.
+    Read are `inputs`, `labels` and, where present, `client`, `test_inputs`, `test_labels`, `test_client`,
+    `class_names`, `coarse`, `correspondence` and `set`; also Keras' names `x_train`, `y_train`, `x_test`, `y_test`.
+    Inputs are uint8 or floating point, [n, features], [n, H, W] (grey; a channel axis is added) or [n, H, W, C].
+    Labels are 0 to K - 1, -1 = no label, and so is every test label without `test_labels`. Clients are integers or
+    strings in any numbering, shared between train and test. `coarse` holds labels 0 to J - 1 of the training
+    examples in a second label space, -1 = none, and `correspondence` [J, K] the probabilities of these labels given
+    each class; `set` holds the set of each training example, numbered from 0 within its client, -1 = in none.
 
     Args:
         path: the file.
@@ -44,12 +52,13 @@ def load_npz(
         input_max: the stored value that maps to 1.0; by default 255 for uint8 and 1 for floating point.
         mean: per channel, on the scale where input_max is 1.0.
         std: like mean.
+        proportions: CSV file with the class shares of each client's sets; see `fedjax_ssl.data.proportions`.
 
     Returns:
         The dataset, named "npz".
 
     Raises:
-        DatasetUnavailable: the file is missing or is no readable `.npz`.
+        DatasetUnavailable: a file is missing or the `.npz` cannot be read.
         ValueError: arrays are missing or do not fit; the message names the array and what was found.
     """
     if path is None:
@@ -70,15 +79,26 @@ def load_npz(
     client, test_client, client_names = _clients(
         path, arrays, len(inputs), len(test_labels) if test_labels is not None else 0
     )
+    coarse, correspondence, coarse_names = _coarse(path, arrays, len(inputs), len(names))
+    sets, set_shares = _sets(path, arrays, len(inputs)), None
+    if proportions is not None:
+        if sets is None or client is None or client_names is None:
+            raise ValueError(
+                f"{path}: class shares of sets are given, but not the arrays `set` and `client`, which they are about."
+            )
+        set_shares = read_proportions(proportions, names, client_names, client, sets)
     return Dataset(
         name="npz",
-        train=Split(inputs, labels, client),
+        train=Split(inputs, labels, client, coarse, sets),
         test=None if test_inputs is None or test_labels is None else Split(test_inputs, test_labels, test_client),
         class_names=names,
         client_names=client_names,
         input_max=input_max if input_max is not None else (255.0 if inputs.dtype == np.uint8 else 1.0),
         mean=None if mean is None else tuple(mean),
         std=None if std is None else tuple(std),
+        coarse_names=coarse_names,
+        correspondence=correspondence,
+        set_shares=set_shares,
         extra={"path": str(path)},
     )
 
@@ -129,8 +149,8 @@ def _rename(path: Path, arrays: Mapping[str, np.ndarray], names: tuple[str, ...]
     if missing:
         raise ValueError(
             f"{path} has no array {' and '.join(f'`{name}`' for name in missing)}; found: {found}. Needed "
-            "are `inputs` and `labels` (or Keras' `x_train` and `y_train`); optional are `client`, "
-            "`test_inputs`, `test_labels`, `test_client` and `class_names`."
+            "are `inputs` and `labels` (or Keras' `x_train` and `y_train`); optional are "
+            f"{', '.join(f'`{name}`' for name in NAMES[2:])}."
         )
     return renamed
 
@@ -156,7 +176,7 @@ def _labels(path: Path, name: str, values: np.ndarray, length: int) -> np.ndarra
     if not np.issubdtype(values.dtype, np.integer):
         raise ValueError(f"{path}: {name} has dtype {values.dtype}; labels must be integers, -1 = no label.")
     if values.shape != (length,):
-        inputs = name.replace("labels", "inputs")
+        inputs = "test_inputs" if name.startswith("test") else "inputs"
         raise ValueError(
             f"{path}: {name} has shape {values.shape}, {inputs} has {length:,} rows; expected ({length},)."
         )
@@ -196,6 +216,44 @@ def _class_names(
             f"num_classes={inferred} if the gaps are meant."
         )
     return tuple(str(k) for k in range(inferred))
+
+
+def _coarse(
+    path: Path, arrays: Mapping[str, np.ndarray], length: int, num_classes: int
+) -> tuple[np.ndarray | None, np.ndarray | None, tuple[str, ...] | None]:
+    """Labels in the coarse space, correspondence, names of the coarse classes."""
+    if "coarse" not in arrays:
+        if "correspondence" in arrays:
+            raise ValueError(f"{path}: correspondence is there but coarse, the labels it is about, is not.")
+        return None, None, None
+    labels = _labels(path, "coarse", arrays["coarse"], length)
+    if "correspondence" not in arrays:
+        num_coarse = int(labels.max()) + 1
+        if num_coarse < 2:
+            raise ValueError(
+                f"{path}: coarse has no label above {labels.max()}, but at least two coarse classes are needed; add "
+                "labels, or the array `correspondence`, whose rows say how many there are."
+            )
+        matrix = None
+    else:
+        matrix = arrays["correspondence"]
+        if matrix.dtype.kind not in "iuf":
+            raise ValueError(f"{path}: correspondence has dtype {matrix.dtype}; it must hold numbers.")
+        matrix = matrix.astype(np.float64)
+        check_correspondence(f"{path}: correspondence", matrix, num_classes)
+        num_coarse = matrix.shape[0]
+    check_labels(f"{path}: coarse", labels, num_coarse)
+    return labels, matrix, tuple(str(label) for label in range(num_coarse))
+
+
+def _sets(path: Path, arrays: Mapping[str, np.ndarray], length: int) -> np.ndarray | None:
+    if "set" not in arrays:
+        return None
+    values = _labels(path, "set", arrays["set"], length)
+    if (values < -1).any():
+        row = int(np.flatnonzero(values < -1)[0])
+        raise ValueError(f"{path}: set is {values[row]} in row {row}; sets are numbered from 0 on, -1 = in no set.")
+    return values
 
 
 def _clients(

@@ -35,8 +35,9 @@ def load_converted(folder: Path) -> Dataset | None:
     try:
         facts = json.loads((folder / "dataset.json").read_text())
         splits = {name: _load_split(folder, name) for name in facts.pop("splits")}
-        for name in ("class_names", "client_names", "mean", "std"):
-            facts[name] = None if facts[name] is None else tuple(facts[name])
+        for name in ("class_names", "client_names", "mean", "std", "coarse_names"):
+            facts[name] = None if facts.get(name) is None else tuple(facts[name])
+        facts.update({name: _load_optional(folder, name) for name in ("correspondence", "set_shares")})
         return Dataset(train=splits["train"], test=splits.get("test"), **facts)
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
         logger.warning("the converted data in %s is damaged and will be made again: %s", folder, error)
@@ -56,16 +57,19 @@ def save_converted(dataset: Dataset, folder: Path) -> None:
     splits = {name: split for name, split in (("train", dataset.train), ("test", dataset.test)) if split is not None}
     facts = {
         name: getattr(dataset, name)
-        for name in ("name", "class_names", "client_names", "input_max", "mean", "std", "extra")
+        for name in ("name", "class_names", "client_names", "input_max", "mean", "std", "coarse_names", "extra")
     }
     temporary = None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
         for name, split in splits.items():
-            for field in ("x", "y", "client"):
+            for field in ("x", "y", "client", "coarse", "set"):
                 if (values := getattr(split, field)) is not None:
                     np.save(temporary / f"{name}_{field}.npy", values)
+        for name in ("correspondence", "set_shares"):
+            if (values := getattr(dataset, name)) is not None:
+                np.save(temporary / f"{name}.npy", values)
         (temporary / "dataset.json").write_text(json.dumps({**facts, "splits": list(splits)}))
         if folder.exists() and load_converted(folder) is None:
             shutil.rmtree(folder)
@@ -79,9 +83,15 @@ def save_converted(dataset: Dataset, folder: Path) -> None:
 
 
 def _load_split(folder: Path, name: str) -> Split:
-    client = folder / f"{name}_client.npy"
     return Split(
         x=np.load(folder / f"{name}_x.npy", mmap_mode="r"),
         y=np.load(folder / f"{name}_y.npy"),
-        client=np.load(client) if client.exists() else None,
+        client=_load_optional(folder, f"{name}_client"),
+        coarse=_load_optional(folder, f"{name}_coarse"),
+        set=_load_optional(folder, f"{name}_set"),
     )
+
+
+def _load_optional(folder: Path, name: str) -> np.ndarray | None:
+    path = folder / f"{name}.npy"
+    return np.load(path) if path.exists() else None

@@ -9,10 +9,25 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_ssl.data import formats
+from fedjax_ssl.data.correspondence import CIFAR100_SUPERCLASS_OF, CIFAR100_SUPERCLASSES, correspondence
 from fedjax_ssl.data.types import Dataset, Split
 
 FEMNIST_CLASSES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+# fmt: off
+CIFAR100_CLASSES = (
+    "apple", "aquarium_fish", "baby", "bear", "beaver", "bed", "bee", "beetle", "bicycle", "bottle", "bowl", "boy",
+    "bridge", "bus", "butterfly", "camel", "can", "castle", "caterpillar", "cattle", "chair", "chimpanzee", "clock",
+    "cloud", "cockroach", "couch", "crab", "crocodile", "cup", "dinosaur", "dolphin", "elephant", "flatfish",
+    "forest", "fox", "girl", "hamster", "house", "kangaroo", "keyboard", "lamp", "lawn_mower", "leopard", "lion",
+    "lizard", "lobster", "man", "maple_tree", "motorcycle", "mountain", "mouse", "mushroom", "oak_tree", "orange",
+    "orchid", "otter", "palm_tree", "pear", "pickup_truck", "pine_tree", "plain", "plate", "poppy", "porcupine",
+    "possum", "rabbit", "raccoon", "ray", "road", "rocket", "rose", "sea", "seal", "shark", "shrew", "skunk",
+    "skyscraper", "snail", "snake", "spider", "squirrel", "streetcar", "sunflower", "sweet_pepper", "table", "tank",
+    "telephone", "television", "tiger", "tractor", "train", "trout", "tulip", "turtle", "wardrobe", "whale",
+    "willow_tree", "wolf", "woman", "worm",
+)
+# fmt: on
 FEMNIST_WRITERS = 3_400
 FEMNIST_EXAMPLES = {"train": 671_585, "test": 77_483}
 EMBEDDED = 'load("digits") or load("glyphs")'
@@ -83,6 +98,30 @@ def read_cifar10(files: Mapping[str, Path]) -> Dataset:
         class_names=CIFAR10_CLASSES,
         mean=(0.4914, 0.4822, 0.4465),
         std=(0.2470, 0.2435, 0.2616),
+    )
+
+
+def read_cifar100(files: Mapping[str, Path]) -> Dataset:
+    """CIFAR-100 from its binary archive, with classes and superclasses; means and deviations as SemiFL has them."""
+    path = files["cifar-100-binary.tar.gz"]
+    images, labels, test_images, test_labels = formats.read_cifar100_binary(path)
+    for both in (labels, test_labels):
+        wrong = np.flatnonzero(np.array(CIFAR100_SUPERCLASS_OF)[both[:, 1]] != both[:, 0])
+        if len(wrong):
+            coarse, fine = both[wrong[0]]
+            raise formats.FormatError(
+                f"{path}: {len(wrong)} examples are not in the superclass of their class; the first has class {fine}, "
+                f"which is in superclass {CIFAR100_SUPERCLASS_OF[fine]}, and superclass {coarse}."
+            )
+    return Dataset(
+        name="cifar100",
+        train=Split(images, labels[:, 1], coarse=labels[:, 0]),
+        test=Split(test_images, test_labels[:, 1], coarse=test_labels[:, 0]),
+        class_names=CIFAR100_CLASSES,
+        mean=(0.5071, 0.4865, 0.4409),
+        std=(0.2673, 0.2564, 0.2762),
+        coarse_names=CIFAR100_SUPERCLASSES,
+        correspondence=correspondence("superclass", len(CIFAR100_CLASSES)).matrix,
     )
 
 
@@ -166,6 +205,21 @@ CIFAR10 = Archive(
     terms="no licence stated; cite Krizhevsky (2009), Learning Multiple Layers of Features from Tiny Images",
 )
 
+CIFAR100 = Archive(
+    name="cifar100",
+    description="60,000 photographs, 32x32x3, 100 classes in 20 superclasses; downloaded, 169 MB",
+    files=(
+        RemoteFile(
+            "cifar-100-binary.tar.gz",
+            ("https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",),
+            168_513_733,
+            "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+        ),
+    ),
+    read=read_cifar100,
+    terms="no licence stated; cite Krizhevsky (2009), Learning Multiple Layers of Features from Tiny Images",
+)
+
 FEMNIST = Archive(
     name="femnist",
     description="749,068 handwritten characters by 3,400 writers, 28x28x1, 62 classes; downloaded",
@@ -180,4 +234,4 @@ FEMNIST = Archive(
     ),
 )
 
-ARCHIVES = {archive.name: archive for archive in (MNIST, CIFAR10, FEMNIST)}
+ARCHIVES = {archive.name: archive for archive in (MNIST, CIFAR10, CIFAR100, FEMNIST)}

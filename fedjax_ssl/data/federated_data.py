@@ -20,6 +20,7 @@ from fedjax_ssl.data.partition import (
 )
 from fedjax_ssl.data.supervision import Supervision, balanced_draw, build_supervision
 from fedjax_ssl.data.types import Dataset
+from fedjax_ssl.data.weak import Entries, Holdings, OwnWeakLabels, WeakLabels
 from fedjax_ssl.keys import named_key
 
 
@@ -39,6 +40,7 @@ from fedjax_ssl.keys import named_key
         "num_valid",
         "server_index",
         "num_server",
+        "weak",
     ),
     meta_fields=("num_classes", "max_labelled", "max_unlabelled", "num_new_clients"),
 )
@@ -49,7 +51,7 @@ class FederatedData:
     inputs: Array  # [N, ...] uint8 as stored, or float32
     labels: Int[Array, " N"]  # ground truth, -1 = none; only for evaluation and diagnostics
     observed: Int[Array, " N"]  # what clients (or the server, for its rows) see, -1 = nothing
-    index: Int[Array, "C n"]  # rows of `inputs` per client, labelled examples first, padding 0
+    index: Int[Array, "C n"]  # rows of `inputs` per client: labelled ones, then those with a weak label; padding 0
     num_labelled: Int[Array, " C"]
     num_examples: Int[Array, " C"]
     test_index: Int[Array, " T"]
@@ -63,6 +65,7 @@ class FederatedData:
     max_labelled: int  # bound over clients
     max_unlabelled: int  # bound over clients
     num_new_clients: int = 0  # clients C, C + 1, ... that have test examples but train on nothing
+    weak: WeakLabels | None = None  # coarse labels and sets, where some client has any
 
     @property
     def num_clients(self) -> int:
@@ -74,6 +77,11 @@ class FederatedData:
         """Width n of `index`: at least as much as the largest client has."""
         return self.index.shape[-1]
 
+    @property
+    def max_known(self) -> int:
+        """Bound over clients of the examples with a class label or a weak label."""
+        return self.max_labelled if self.weak is None else self.max_examples
+
     def summary(self) -> dict[str, int]:
         """Counts for printing, read back from the device (so not inside jit)."""
         sizes, labelled = np.asarray(self.num_examples), np.asarray(self.num_labelled)
@@ -83,6 +91,7 @@ class FederatedData:
             "classes": self.num_classes,
             "train_examples": int(sizes.sum()),
             "labelled_examples": int(labelled.sum()),
+            **self._weak_summary(),
             "smallest_client": int(sizes.min(initial=sizes.max(initial=0))),
             "largest_client": int(sizes.max(initial=0)),
             "server_examples": int(self.num_server),
@@ -90,6 +99,18 @@ class FederatedData:
             "test_examples": int(self.num_test),
             "new_clients": self.num_new_clients,
         }
+
+    def kinds(self) -> tuple[str, ...]:
+        """What there is to learn from: clients' class "labels", the "server"'s, "coarse" labels, "sets"; not in jit."""
+        counts = {"labels": np.asarray(self.num_labelled).sum(), "server": np.asarray(self.num_server)}
+        counts |= {name.split("_")[0]: count for name, count in self._weak_summary().items()}
+        return tuple(kind for kind, count in counts.items() if count)
+
+    def _weak_summary(self) -> dict[str, int]:
+        if self.weak is None:
+            return {}
+        known, sets = np.asarray(self.weak.num_examples) > 0, np.asarray(self.weak.from_sets)
+        return {"coarse_clients": int((known & ~sets).sum()), "sets_clients": int((known & sets).sum())}
 
 
 class _Plan(NamedTuple):
@@ -106,9 +127,9 @@ class _Plan(NamedTuple):
 class _Widths(NamedTuple):
     """Static sizes of the tables."""
 
-    examples: int
     max_labelled: int
     max_unlabelled: int
+    examples: int
     test: int
     valid: int
     server: int
@@ -117,9 +138,10 @@ class _Widths(NamedTuple):
 class _Roles(NamedTuple):
     """What every training example is used for."""
 
-    client: Int[Array, " N"]  # that trains on it, -1 = nobody
     holder: Int[Array, " N"]  # that has it, for training or as a test example; -1 = nobody
     labelled: Bool[Array, " N"]  # the client sees the label
+    entries: Entries  # the examples as clients train on them
+    weak: WeakLabels | None
     test: Bool[Array, " N"]
     valid: Bool[Array, " N"]
     server: Bool[Array, " N"]
@@ -189,9 +211,9 @@ def federate(
         held_out,
     )
     labels = jnp.asarray(dataset.train.y, jnp.int32)
-    roles = _draw_roles(key, labels, jnp.asarray(natural), plan)
+    roles = _draw_roles(key, labels, jnp.asarray(natural), plan, _own_weak_labels(dataset))
     # Asked of the result, not of the key: a fixed key inside somebody's jit also gives traced roles.
-    traced = isinstance(roles.client, jax.core.Tracer)
+    traced = isinstance(roles.entries.client, jax.core.Tracer)
     widths = _static_widths(plan) if traced else _measure(roles, plan.facts.num_clients)
     tables = _tabulate(roles, labels, plan.facts.num_clients, widths)
     inputs, truth = dataset.train.x, dataset.train.y
@@ -220,16 +242,15 @@ def federate(
     )
 
 
-def validate(data: FederatedData, labels_required: bool = True, truth_required: bool = True) -> None:
+def validate(data: FederatedData, truth_required: bool = True) -> None:
     """Checks on the host that a federation can be trained and evaluated on.
 
     Args:
         data: one federation, not a stack of them and not traced.
-        labels_required: False for methods that need no label at all.
         truth_required: False where test examples are there to be labelled and not to be scored.
 
     Raises:
-        ValueError: no clients, a client without examples, no test examples, or no label anywhere.
+        ValueError: no clients, a client without examples, or no test examples.
     """
     sizes = np.asarray(data.num_examples)
     if sizes.size == 0 or sizes.sum() == 0:
@@ -247,8 +268,16 @@ def validate(data: FederatedData, labels_required: bool = True, truth_required: 
         )
     if truth_required and not (np.asarray(data.labels)[np.asarray(data.test_index)] >= 0).any():
         raise ValueError(f"none of the {int(data.num_test)} test examples has a label to be scored by")
-    if labels_required and int(data.num_server) == 0 and not np.asarray(data.num_labelled).any():
-        raise ValueError("no client and not the server has any label; choose a supervision that keeps some")
+
+
+def _own_weak_labels(dataset: Dataset) -> OwnWeakLabels:
+    return OwnWeakLabels(
+        coarse=dataset.train.coarse,
+        num_coarse=len(dataset.coarse_names or ()),
+        correspondence=dataset.correspondence,
+        sets=dataset.train.set,
+        set_shares=dataset.set_shares,
+    )
 
 
 def _natural_clients(dataset: Dataset) -> Int[np.ndarray, " N"]:
@@ -325,7 +354,9 @@ def _make_plan(
     return _Plan(facts, partition, supervision, held_out, max_test, max_valid)
 
 
-def _draw_roles(key: Key[Array, ""], labels: Int[Array, " N"], natural: Int[Array, " N"], plan: _Plan) -> _Roles:
+def _draw_roles(
+    key: Key[Array, ""], labels: Int[Array, " N"], natural: Int[Array, " N"], plan: _Plan, own: OwnWeakLabels
+) -> _Roles:
     facts, held_out = plan.facts, plan.held_out
     held = test = valid = server = jnp.zeros(labels.shape, bool)
     newcomer = jnp.full(labels.shape, -1, jnp.int32)
@@ -346,10 +377,11 @@ def _draw_roles(key: Key[Array, ""], labels: Int[Array, " N"], natural: Int[Arra
     if held_out.client_test_fraction:
         test = held_out.share_of_clients(named_key(key, "test"), client, facts.num_clients)
         client = jnp.where(test, -1, client)
-    labelled = plan.supervision.label(
-        named_key(key, "supervision"), client, labels, facts.num_clients, facts.num_classes
-    )
-    return _Roles(client, jnp.maximum(holder, newcomer), labelled, test, valid, server)
+    holdings = Holdings(client, labels, jnp.ones(facts.num_clients, bool), facts.num_classes, own)
+    supervision_key = named_key(key, "supervision")
+    labelled = plan.supervision.label(supervision_key, holdings)
+    entries, weak = plan.supervision.observe(supervision_key, holdings)
+    return _Roles(jnp.maximum(holder, newcomer), labelled, entries, weak, test, valid, server)
 
 
 def _static_widths(plan: _Plan) -> _Widths:
@@ -357,32 +389,43 @@ def _static_widths(plan: _Plan) -> _Widths:
     facts = plan.facts
     sizes = plan.held_out.sizes_left(plan.partition.bounds(facts))
     bounds = plan.supervision.bounds(sizes, facts.num_clients, facts.num_classes, facts.num_unlabelled == 0)
-    return _Widths(sizes.largest, *bounds, plan.max_test, plan.max_valid, plan.supervision.server_labels)
+    return _Widths(*bounds, plan.max_test, plan.max_valid, plan.supervision.server_labels)
 
 
 def _measure(roles: _Roles, num_clients: int) -> _Widths:
     """Widths of what was drawn."""
-    client, labelled = np.asarray(roles.client), np.asarray(roles.labelled)
+    client, labelled = np.asarray(roles.entries.client), np.asarray(roles.labelled)[np.asarray(roles.entries.row)]
     sizes = np.bincount(client[client >= 0], minlength=num_clients)
-    with_label = np.bincount(client[labelled], minlength=num_clients)
+    with_label = np.bincount(client[labelled & (client >= 0)], minlength=num_clients)
     held_out = (int(np.asarray(mask).sum()) for mask in (roles.test, roles.valid, roles.server))
-    return _Widths(int(sizes.max()), int(with_label.max()), int((sizes - with_label).max()), *held_out)
+    return _Widths(int(with_label.max()), int((sizes - with_label).max()), int(sizes.max()), *held_out)
 
 
-def _tabulate(roles: _Roles, labels: Int[Array, " N"], num_clients: int, widths: _Widths) -> dict[str, Array]:
+def _tabulate(roles: _Roles, labels: Int[Array, " N"], num_clients: int, widths: _Widths) -> dict[str, Any]:
     """All index tables and counts of a federation, by the names of `FederatedData`."""
-    num_examples = count_groups(roles.client, num_clients)
-    owner = jnp.where(roles.client >= 0, roles.client, num_clients)
-    order = jnp.lexsort((~roles.labelled, owner)).astype(jnp.int32)
+    entries = roles.entries
+    labelled = roles.labelled[entries.row]
+    weakly = ~labelled & (entries.observation >= 0)
+    num_examples = count_groups(entries.client, num_clients)
+    owner = jnp.where(entries.client >= 0, entries.client, num_clients)
+    order = jnp.lexsort((~weakly, ~labelled, owner)).astype(jnp.int32)
     start = jnp.cumsum(num_examples, dtype=jnp.int32) - num_examples
     column = jnp.arange(max(widths.examples, 1), dtype=jnp.int32)
-    place = jnp.minimum(start[:, None] + column, labels.shape[0] - 1)
-    tables = {
+    place = order[jnp.minimum(start[:, None] + column, order.shape[0] - 1)]
+    real = column < num_examples[:, None]
+    tables: dict[str, Any] = {
         "observed": jnp.where(roles.labelled | roles.server, labels, -1),
-        "index": jnp.where(column < num_examples[:, None], order[place], 0),
-        "num_labelled": count_groups(jnp.where(roles.labelled, roles.client, -1), num_clients),
+        "index": jnp.where(real, entries.row[place], 0),
+        "num_labelled": count_groups(jnp.where(labelled, entries.client, -1), num_clients),
         "num_examples": num_examples,
+        "weak": roles.weak,
     }
+    if roles.weak is not None:
+        tables["weak"] = dataclasses.replace(
+            roles.weak,
+            labels=jnp.where(real & weakly[place], entries.observation[place], -1),
+            num_examples=count_groups(jnp.where(weakly, entries.client, -1), num_clients),
+        )
     for name, mask, width in (
         ("test", roles.test, widths.test),
         ("valid", roles.valid, widths.valid),
@@ -390,6 +433,6 @@ def _tabulate(roles: _Roles, labels: Int[Array, " N"], num_clients: int, widths:
     ):
         tables[f"{name}_index"] = jnp.nonzero(mask, size=width, fill_value=0)[0].astype(jnp.int32)
         tables[f"num_{name}"] = mask.sum(dtype=jnp.int32)
-    real = jnp.arange(widths.test, dtype=jnp.int32) < tables["num_test"]
-    tables["test_client"] = jnp.where(real, roles.holder[tables["test_index"]], -1)
+    tested = jnp.arange(widths.test, dtype=jnp.int32) < tables["num_test"]
+    tables["test_client"] = jnp.where(tested, roles.holder[tables["test_index"]], -1)
     return tables

@@ -77,30 +77,52 @@ def read_cifar10_binary(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray,
     Raises:
         FormatError: not a gzipped tar, batches missing, or rows that do not fit.
     """
-    batches = {}
+    train_names = [f"data_batch_{i}.bin" for i in range(1, 6)]
+    parts = _read_cifar(path, [*train_names, "test_batch.bin"], {"label": 10})
+    train, (test_x, test_y) = parts[:-1], parts[-1]
+    return np.concatenate([x for x, _ in train]), np.concatenate([y for _, y in train])[:, 0], test_x, test_y[:, 0]
+
+
+def read_cifar100_binary(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Reads `cifar-100-binary.tar.gz`: rows of a coarse and a fine label byte and 3,072 bytes, planes red, green, blue.
+
+    Args:
+        path: the archive.
+
+    Returns:
+        train images uint8 [n, 32, 32, 3], train labels uint8 [n, 2] (superclass, class), test images, test labels.
+
+    Raises:
+        FormatError: not a gzipped tar, a split missing, or rows that do not fit.
+    """
+    parts = _read_cifar(path, ["train.bin", "test.bin"], {"superclass": 20, "class": 100})
+    return *parts[0], *parts[1]
+
+
+def _read_cifar(path: Path, names: list[str], num_labels: dict[str, int]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Images and label bytes [n, labels] of the named files of an archive; `num_labels` counts the values of each."""
+    content = {}
     with _damage(path), tarfile.open(path, "r:gz") as archive:
         for member in archive:
             file = archive.extractfile(member) if member.name.endswith(".bin") else None
             if file is not None:
-                batches[Path(member.name).name] = file.read()
-    train_names = [f"data_batch_{i}.bin" for i in range(1, 6)]
-    missing = [name for name in [*train_names, "test_batch.bin"] if name not in batches]
+                content[Path(member.name).name] = file.read()
+    missing = [name for name in names if name not in content]
     if missing:
-        raise FormatError(f"{path} has no {', '.join(missing)}; found: {', '.join(sorted(batches)) or 'nothing'}.")
-    train = [_cifar_rows(path, name, batches[name]) for name in train_names]
-    test_x, test_y = _cifar_rows(path, "test_batch.bin", batches["test_batch.bin"])
-    return np.concatenate([x for x, _ in train]), np.concatenate([y for _, y in train]), test_x, test_y
+        raise FormatError(f"{path} has no {', '.join(missing)}; found: {', '.join(sorted(content)) or 'nothing'}.")
+    return [_cifar_rows(path, name, content[name], num_labels) for name in names]
 
 
-def _cifar_rows(path: Path, name: str, content: bytes) -> tuple[np.ndarray, np.ndarray]:
-    row = 1 + math.prod(CIFAR_SHAPE)
+def _cifar_rows(path: Path, name: str, content: bytes, num_labels: dict[str, int]) -> tuple[np.ndarray, np.ndarray]:
+    row = len(num_labels) + math.prod(CIFAR_SHAPE)
     if not content or len(content) % row:
         raise FormatError(f"{path}: {name} has {len(content):,} bytes, which is no whole number of rows of {row:,}.")
     rows = np.frombuffer(content, np.uint8).reshape(-1, row)
-    labels = rows[:, 0].copy()
-    if labels.max() > 9:
-        raise FormatError(f"{path}: {name} has the label {labels.max()}; CIFAR-10 has 0 to 9.")
-    return np.ascontiguousarray(rows[:, 1:].reshape(-1, *CIFAR_SHAPE).transpose(0, 2, 3, 1)), labels
+    labels, planes = np.split(rows, [len(num_labels)], axis=1)
+    for (kind, count), values in zip(num_labels.items(), labels.T, strict=True):
+        if values.max() >= count:
+            raise FormatError(f"{path}: {name} has the {kind} {values.max()}; there are 0 to {count - 1}.")
+    return np.ascontiguousarray(planes.reshape(-1, *CIFAR_SHAPE).transpose(0, 2, 3, 1)), labels.copy()
 
 
 def read_fedjax_sqlite(path: Path, num_classes: int) -> ClientArrays:

@@ -410,6 +410,45 @@ def circulant(shares: Sequence[float] = FEDMATCH_SHARES, balanced: int = 0) -> P
     return Partition(assign, bounds)
 
 
+def majority(factor: float = 80.0) -> Partition:
+    """FedUL's non-iid split, as in its released code: client c has mostly examples of classes 2c and 2c + 1 (mod K).
+
+    Client c asks for shares drawn from U[0.45, 0.55] per class, multiplied by `factor` for its two classes, of an equal
+    part of the data. Classes are handed out in the order of the file, and what runs out is missing: the last clients
+    have classes without examples.
+
+    Args:
+        factor: > 0, how much more of its two classes a client asks for.
+    """
+    _positive("factor", factor)
+
+    def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
+        facts = pool.facts
+        num_clients, num_classes = facts.num_clients, facts.num_classes
+        labelled = pool.available & (pool.labels >= 0)
+        owner, kind = jnp.arange(num_clients)[:, None], jnp.arange(num_classes)
+        preferred = (kind == 2 * owner % num_classes) | (kind == (2 * owner + 1) % num_classes)
+        share_key, unlabelled_key = jax.random.split(key)
+        shares = jax.random.uniform(share_key, (num_clients, num_classes), minval=0.45, maxval=0.55)
+        shares = jnp.where(preferred, factor * shares, shares)
+        part = labelled.sum(dtype=jnp.int32) // num_clients
+        asked = jnp.floor(shares / shares.sum(axis=1, keepdims=True) * part.astype(shares.dtype) + 1e-4).astype(
+            jnp.int32
+        )
+        ends = jnp.cumsum(asked, axis=0, dtype=jnp.int32)
+        # The place of an example among those of its class, in the order of the file.
+        one_hot = (pool.labels[:, None] == kind) & labelled[:, None]
+        place = jnp.sum(jnp.where(one_hot, jnp.cumsum(one_hot, axis=0, dtype=jnp.int32) - 1, 0), axis=1)
+        client = jnp.sum(place[:, None] >= ends[:, jnp.maximum(pool.labels, 0)].T, axis=1, dtype=jnp.int32)
+        client = jnp.where(labelled & (client < num_clients), client, -1)
+        return jnp.where(labelled, client, _deal_unlabelled(unlabelled_key, pool))
+
+    def bounds(facts: Facts) -> Bounds:
+        return Bounds(0, _equal_bounds(facts).largest)
+
+    return Partition(assign, bounds)
+
+
 PARTITIONS: dict[str, Callable[..., Partition]] = {
     "natural": natural,
     "iid": iid,
@@ -418,6 +457,7 @@ PARTITIONS: dict[str, Callable[..., Partition]] = {
     "shards": shards,
     "classes_per_client": classes_per_client,
     "circulant": circulant,
+    "majority": majority,
 }
 
 

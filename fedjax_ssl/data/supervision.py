@@ -10,21 +10,25 @@ training examples, C clients, K classes.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.data.partition import Bounds, build_by_name, count_groups, rank_within
+from fedjax_ssl.data.weak import (
+    Entries,
+    Holdings,
+    Observed,
+    WeakLabels,
+    WeakRule,
+    coarse_labels,
+    given,
+    perturbed_shares,
+    together,
+    unlabelled_sets,
+)
 from fedjax_ssl.keys import named_key
-
-
-class Holdings(NamedTuple):
-    """The dealt training examples."""
-
-    client: Int[Array, " N"]  # -1 = nobody's
-    labels: Int[Array, " N"]  # -1 = no label exists
-    may_label: Bool[Array, " C"]  # clients that may keep labels
-    num_classes: int
 
 
 class LabelBounds(NamedTuple):
@@ -32,6 +36,7 @@ class LabelBounds(NamedTuple):
 
     max_labelled: int
     max_unlabelled: int
+    max_examples: int
 
 
 class Supervision(NamedTuple):
@@ -47,14 +52,23 @@ class Supervision(NamedTuple):
     total_labels: int = 0  # labels the whole federation must have, for checks
     labelled_clients: int | None = None  # None: all
     which: str = "first"
+    weak: tuple[tuple[WeakRule, int | None], ...] = ()  # rules and for how many further clients; None: all clients
+    prior: str = "train"  # class shares at test time: of "train" examples, "uniform", or as the "sets" add up to
+    noise: tuple[float, str] = (0.0, "relative")  # of the class shares that clients report, and its mode
 
     def check(self, num_clients: int, num_with_label: int) -> None:
-        """Raises ValueError where more labels or labelled clients are asked for than exist."""
+        """Raises ValueError where more labels or more clients of a kind are asked for than exist."""
         if self.labelled_clients is not None and self.labelled_clients > num_clients:
             raise ValueError(f"labelled_clients={self.labelled_clients}, but there are {num_clients} clients; lower it")
         asked = max(self.server_labels, self.total_labels)
         if asked > num_with_label:
             raise ValueError(f"labels={asked}, but only {num_with_label} training examples have a label; lower it")
+        kinds = [count for _, count in self.weak if count is not None]
+        if kinds and sum(kinds) + (self.labelled_clients or 0) > num_clients:
+            raise ValueError(
+                f"{self.labelled_clients or 0} clients with labels and {sum(kinds)} with coarse labels or sets are "
+                f"asked for, but there are {num_clients} clients; lower these numbers"
+            )
 
     def bounds(self, sizes: Bounds, num_clients: int, num_classes: int, every_example_labelled: bool) -> LabelBounds:
         """Bounds for clients of these sizes; `every_example_labelled`: no ground-truth label is missing."""
@@ -62,31 +76,69 @@ class Supervision(NamedTuple):
         trusted = sizes if every_example_labelled else Bounds(0, sizes.largest)
         sure = self.sure_labelled(sizes.largest, keeping) if every_example_labelled and keeping == num_clients else 0
         most = self.max_labelled(trusted, keeping, num_classes)
-        return LabelBounds(min(most, sizes.largest), sizes.largest - sure)
+        widest = max([sizes.largest, *(rule.largest(sizes, num_classes) for rule, _ in self.weak)])
+        return LabelBounds(min(most, sizes.largest), widest - sure, widest)
 
-    def label(
-        self,
-        key: Key[Array, ""],
-        client: Int[Array, " N"],
-        labels: Int[Array, " N"],
-        num_clients: int,
-        num_classes: int,
-    ) -> Bool[Array, " N"]:
-        """True where a client sees the label of its example.
-
-        Args:
-            key: typed PRNG key.
-            client: int32, -1 = nobody's.
-            labels: int32 ground truth, -1 = none.
-            num_clients: static C.
-            num_classes: static K.
-        """
-        place = jnp.arange(num_clients, dtype=jnp.int32)
-        if self.labelled_clients is not None and self.which == "random":
-            place = rank_within(named_key(key, "clients"), jnp.zeros(num_clients, jnp.int32))
+    def label(self, key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
+        """True where a client sees the label of its example."""
+        num_clients = holdings.members.shape[0]
         limit = num_clients if self.labelled_clients is None else self.labelled_clients
-        holdings = Holdings(client, labels, place < limit, num_classes)
+        holdings = holdings._replace(members=self._place(key, num_clients) < limit)
         return self.keep(named_key(key, "labels"), holdings) & _eligible(holdings)
+
+    def observe(self, key: Key[Array, ""], holdings: Holdings) -> tuple[Entries, WeakLabels | None]:
+        """The clients' entries, and what they know of those without a label.
+
+        In the second result `labels` and `num_examples` are still empty: the tables are made of the entries.
+        """
+        num_clients = holdings.members.shape[0]
+        rows = jnp.arange(holdings.client.shape[0], dtype=jnp.int32)
+        plain = Entries(holdings.client, rows, jnp.full(rows.shape, -1, jnp.int32))
+        if not self.weak:
+            return plain, None
+        place, first = self._place(key, num_clients), self.labelled_clients or 0
+        observed, others = [], jnp.ones(num_clients, bool)
+        for number, (rule, count) in enumerate(self.weak):
+            members = jnp.ones(num_clients, bool)
+            if count is not None:
+                members, first = (place >= first) & (place < first + count), first + count
+            others = others & ~members
+            weak_key = jax.random.fold_in(named_key(key, "weak"), number)
+            observed.append(rule.observe(weak_key, holdings._replace(members=members)))
+        kept = (plain.client >= 0) & others[jnp.maximum(plain.client, 0)]
+        plain = plain._replace(client=jnp.where(kept, plain.client, -1))
+        weak = together(observed)
+        entries = jax.tree.map(lambda *parts: jnp.concatenate(parts), plain, weak.entries)
+        if self.noise[0]:
+            shown = perturbed_shares(named_key(key, "noise"), weak.matrix, *self.noise)
+            weak = weak._replace(matrix=jnp.where(weak.from_sets[:, None, None], shown, weak.matrix))
+        nothing = jnp.zeros(num_clients, jnp.int32)
+        return entries, WeakLabels(
+            labels=jnp.zeros((num_clients, 0), jnp.int32),
+            num_examples=nothing,
+            prior=self._prior(holdings, weak),
+            **_facts(weak),
+        )
+
+    def _prior(self, holdings: Holdings, weak: Observed) -> Float[Array, " K"]:
+        counts = jnp.ones(holdings.num_classes)
+        if self.prior == "train":
+            counts = count_groups(holdings.labels, holdings.num_classes).astype(counts.dtype)
+        if self.prior == "sets":
+            observed = jnp.where(weak.entries.observation >= 0, weak.entries.client, -1)
+            sizes = jnp.where(weak.from_sets, count_groups(observed, holdings.members.shape[0]), 0)
+            counts = jnp.einsum("c,co,cok->k", sizes.astype(counts.dtype), weak.share, weak.matrix)
+        return counts / jnp.maximum(counts.sum(), 1e-12)
+
+    def _place(self, key: Key[Array, ""], num_clients: int) -> Int[Array, " C"]:
+        """In which order clients are given labels, coarse labels and sets."""
+        if self.which == "random" and (self.labelled_clients is not None or self.weak):
+            return rank_within(named_key(key, "clients"), jnp.zeros(num_clients, jnp.int32))
+        return jnp.arange(num_clients, dtype=jnp.int32)
+
+
+def _facts(observed: Observed) -> dict[str, Array]:
+    return {name: values for name, values in observed._asdict().items() if name != "entries"}
 
 
 def all_labels() -> Supervision:
@@ -149,7 +201,7 @@ def fraction(fraction: float, class_balanced: bool = False) -> Supervision:
         raise ValueError(f"fraction must be in (0, 1], got {fraction}; for no labels use supervision 'none'")
 
     def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
-        sizes = count_groups(holdings.client, holdings.may_label.shape[0]).astype(jnp.float32)
+        sizes = count_groups(holdings.client, holdings.members.shape[0]).astype(jnp.float32)
         quota = jnp.maximum(jnp.floor(fraction * sizes + 0.5), 1.0).astype(jnp.int32)
         return _rank_in_client(key, holdings, class_balanced) < quota[jnp.maximum(holdings.client, 0)]
 
@@ -204,7 +256,7 @@ def xclp_noniid(labels: int, classes: int = 5) -> Supervision:
     _at_least_one("classes", classes)
 
     def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
-        num_classes, num_clients = holdings.num_classes, holdings.may_label.shape[0]
+        num_classes, num_clients = holdings.num_classes, holdings.members.shape[0]
         if classes > num_classes:
             raise ValueError(f"classes={classes} labelled classes per client, the data have {num_classes}")
         blocks = -(-num_clients // num_classes)
@@ -222,6 +274,100 @@ def server(labels: int) -> Supervision:
     """The server holds `labels` class-balanced labelled examples; they leave the clients, who see none."""
     _at_least_one("labels", labels)
     return no_labels()._replace(server_labels=labels)
+
+
+def coarse(correspondence: str = "parity", overlap: float = 0.0, server_labels: int = 0) -> Supervision:
+    """Every client sees labels of another space (FedMT); a few class labels may be at the server.
+
+    Args:
+        correspondence: "parity", "shape", "superclass", ...: see `fedjax_ssl.data.correspondence`; "own": the coarse
+            labels that came with the dataset.
+        overlap: this share of the coarse labels is uniform over the coarse classes.
+        server_labels: class-balanced labelled examples at the server.
+    """
+    rule = coarse_labels(correspondence, overlap)
+    return no_labels()._replace(server_labels=server_labels, weak=((rule, None),))
+
+
+def sets(
+    sets: int = 10,
+    set_counts: tuple[int, ...] | None = None,
+    protocol: str = "dealt",
+    shared_shares: bool = False,
+    test_prior: str = "train",
+    noise: float = 0.0,
+    noise_mode: str = "relative",
+) -> Supervision:
+    """No client sees any label: each has unlabelled sets and knows their class shares (FedUL).
+
+    Args:
+        sets: sets of each client.
+        set_counts: sets of client 0, 1, ... where they differ; in place of `sets`.
+        protocol: how sets are filled, see `fedjax_ssl.data.weak.unlabelled_sets`.
+        shared_shares: the same wanted shares at all clients.
+        test_prior: class shares at test time, which clients know: of the "train" examples, "uniform", or as the
+            "sets" add up to.
+        noise: how badly clients know the shares of their sets, see `fedjax_ssl.data.weak.perturbed_shares`.
+        noise_mode: "relative" or "additive".
+    """
+    rule = unlabelled_sets((sets,) if set_counts is None else tuple(set_counts), protocol, shared_shares)
+    return _with_sets(no_labels(), ((rule, None),), test_prior, noise, noise_mode)
+
+
+def as_given(test_prior: str = "sets") -> Supervision:
+    """What came with the dataset: its labels, its coarse labels, its sets with their class shares (a CSV file).
+
+    Args:
+        test_prior: class shares at test time: "sets", as the sets add up to, "train" or "uniform".
+    """
+    return _with_sets(all_labels(), ((given(), None),), test_prior, 0.0, "relative")
+
+
+def mixed(
+    labels: int | None = None,
+    coarse_clients: int = 0,
+    correspondence: str = "parity",
+    overlap: float = 0.0,
+    set_clients: int = 0,
+    sets: int = 10,
+    protocol: str = "dealt",
+    test_prior: str = "train",
+    noise: float = 0.0,
+    noise_mode: str = "relative",
+) -> Supervision:
+    """Clients of four kinds: `labelled_clients` with class labels, others with coarse labels, sets, or nothing.
+
+    Args:
+        labels: labels at each client with labels; all of its examples by default.
+        coarse_clients: so many clients have coarse labels, after those with labels.
+        correspondence: see `coarse`.
+        overlap: see `coarse`.
+        set_clients: so many clients have sets, after those.
+        sets: see `sets`, as the rest.
+        protocol: how sets are filled.
+        test_prior: class shares at test time.
+        noise: of the shares of sets.
+        noise_mode: "relative" or "additive".
+    """
+    for name, count in (("coarse_clients", coarse_clients), ("set_clients", set_clients)):
+        if isinstance(count, bool) or int(count) != count or count < 0:
+            raise ValueError(f"{name} must be a whole number >= 0, got {count}")
+    base = all_labels() if labels is None else per_client(labels)
+    rules = (
+        (coarse_labels(correspondence, overlap), coarse_clients),
+        (unlabelled_sets((sets,), protocol), set_clients),
+    )
+    return _with_sets(base, rules, test_prior, noise, noise_mode)
+
+
+def _with_sets(
+    base: Supervision, weak: tuple[tuple[WeakRule, int | None], ...], prior: str, noise: float, mode: str
+) -> Supervision:
+    if prior not in ("train", "uniform", "sets"):
+        raise ValueError(f"test_prior is {prior!r}; allowed: train, uniform, sets")
+    if not noise >= 0 or mode not in ("relative", "additive"):
+        raise ValueError(f"noise is {noise} and noise_mode {mode!r}; allowed: noise >= 0, relative or additive")
+    return base._replace(weak=weak, prior=prior, noise=(noise, mode))
 
 
 def balanced_draw(
@@ -253,6 +399,10 @@ SUPERVISIONS: dict[str, Callable[..., Supervision]] = {
     "total": total,
     "xclp_noniid": xclp_noniid,
     "server": server,
+    "coarse": coarse,
+    "sets": sets,
+    "given": as_given,
+    "mixed": mixed,
 }
 
 
@@ -279,8 +429,12 @@ def build_supervision(
         raise ValueError(f"which must be 'first' or 'random', got {which!r}")
     built = build_by_name("supervision", SUPERVISIONS, name, options)
     if labelled_clients is None:
-        return built
-    if name in ("server", "none"):
+        if name == "mixed":
+            raise ValueError("supervision 'mixed' needs labelled_clients: how many clients have class labels, or 0")
+        return built._replace(which=which)
+    if name == "mixed" and labelled_clients == 0:
+        return built._replace(keep=no_labels().keep, labelled_clients=0, which=which)
+    if name in ("server", "none", "coarse", "sets", "given"):
         raise ValueError(f"labelled_clients={labelled_clients} has no meaning for supervision {name!r}; leave it out")
     _at_least_one("labelled_clients", labelled_clients)
     return built._replace(labelled_clients=labelled_clients, which=which)
@@ -292,7 +446,7 @@ def _at_least_one(name: str, value: int) -> None:
 
 
 def _eligible(holdings: Holdings) -> Bool[Array, " N"]:
-    keeps = holdings.may_label[jnp.maximum(holdings.client, 0)]
+    keeps = holdings.members[jnp.maximum(holdings.client, 0)]
     return (holdings.client >= 0) & (holdings.labels >= 0) & keeps
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_ssl.data.correspondence import check_correspondence
+
 
 def check_finite(name: str, values: np.ndarray) -> None:
     """Refuses NaN and infinity in a floating-point array; integer arrays always pass.
@@ -81,6 +83,8 @@ class Split:
         x: uint8 images [n, H, W, C] as stored, or float32 features [n, ...]; all values finite.
         y: int32 [n], class of each example, -1 = no label exists.
         client: int32 [n], natural client (writer, centre, patient) of each example, or None.
+        coarse: int32 [n], label of each example in a second, mostly coarser space, -1 = none exists; or None.
+        set: int32 [n], the set of each example, numbered from 0 within its natural client, -1 = in none; or None.
 
     Raises:
         ValueError: shapes, types or values that do not fit; names the field.
@@ -89,14 +93,21 @@ class Split:
     x: np.ndarray
     y: np.ndarray
     client: np.ndarray | None = None
+    coarse: np.ndarray | None = None
+    set: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         x = _as_inputs(self.x)
         check_finite("Split.x", x)
         object.__setattr__(self, "x", x)
         object.__setattr__(self, "y", _as_ids("Split.y", self.y, len(x)))
-        if self.client is not None:
-            object.__setattr__(self, "client", _as_ids("Split.client", self.client, len(x)))
+        for name in ("client", "coarse", "set"):
+            if (values := getattr(self, name)) is not None:
+                object.__setattr__(self, name, _as_ids(f"Split.{name}", values, len(x)))
+        if self.set is not None and len(rows := np.flatnonzero(self.set < -1)):
+            raise ValueError(
+                f"Split.set is {self.set[rows[0]]} in row {rows[0]}; sets are numbered from 0 on, -1 = in no set."
+            )
 
     def __len__(self) -> int:
         return len(self.x)
@@ -115,6 +126,10 @@ class Dataset:
         input_max: the stored value that maps to 1.0.
         mean: per channel (or one for all), on the scale where input_max is 1.0; None = no normalization.
         std: like mean, positive.
+        coarse_names: names of the J labels of `Split.coarse`, where there are such labels.
+        correspondence: [J, K], P(coarse label | class), columns sum to 1; None: nobody knows it.
+        set_shares: [G, O, K], class shares of the sets of the G natural clients that have training examples, in
+            increasing order of client; rows sum to 1, or are 0 on padding. None: nobody knows them.
         extra: source-specific facts, such as the options it was made with.
 
     Raises:
@@ -129,6 +144,9 @@ class Dataset:
     input_max: float = 255.0
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    coarse_names: tuple[str, ...] | None = None
+    correspondence: np.ndarray | None = None
+    set_shares: np.ndarray | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -148,6 +166,11 @@ class Dataset:
             if split is not None:
                 check_labels(f"Dataset {self.name!r}: {split_name}.y", split.y, self.num_classes)
                 self._check_clients(split_name, split)
+                self._check_coarse(split_name, split)
+        if self.correspondence is not None:
+            self._check_correspondence(self.correspondence)
+        if self.set_shares is not None:
+            self._check_set_shares(self.set_shares)
         if not self.input_max > 0:
             raise ValueError(f"Dataset {self.name!r}: input_max is {self.input_max}; it must be positive.")
         self._check_normalization()
@@ -162,6 +185,35 @@ class Dataset:
                 f"Dataset {self.name!r}: {split_name}.client has {len(rows):,} values out of range, first in "
                 f"row {rows[0]}: {split.client[rows[0]]}. Allowed are 0 to {bound - 1}."
             )
+
+    def _check_coarse(self, split_name: str, split: Split) -> None:
+        if split.coarse is None:
+            return
+        if self.coarse_names is None:
+            raise ValueError(f"Dataset {self.name!r}: {split_name}.coarse is there but coarse_names is not.")
+        check_labels(f"Dataset {self.name!r}: {split_name}.coarse", split.coarse, len(self.coarse_names))
+
+    def _check_correspondence(self, matrix: np.ndarray) -> None:
+        check_correspondence(f"Dataset {self.name!r}: correspondence", matrix, self.num_classes)
+        if self.coarse_names is None or matrix.shape[0] != len(self.coarse_names):
+            raise ValueError(
+                f"Dataset {self.name!r}: correspondence has {matrix.shape[0]} rows; coarse_names must name each."
+            )
+
+    def _check_set_shares(self, shares: np.ndarray) -> None:
+        name = f"Dataset {self.name!r}: set_shares"
+        if self.train.set is None or self.train.client is None:
+            raise ValueError(f"{name} is there but train.set or train.client is not.")
+        num_clients = len(np.unique(self.train.client))
+        if shares.ndim != 3 or shares.shape[0] != num_clients or shares.shape[2] != self.num_classes:
+            raise ValueError(
+                f"{name} has shape {shares.shape}; it must be [clients, sets, classes] with {num_clients} clients "
+                f"and {self.num_classes} classes."
+            )
+        totals = shares.sum(axis=2)
+        # A NaN compares as false, so that it is found too.
+        if not ((shares >= 0).all() and ((np.abs(totals - 1) < 1e-5) | (totals == 0)).all()):
+            raise ValueError(f"{name}: the shares of every set must be at least 0 and sum to 1 (or all be 0).")
 
     def _check_normalization(self) -> None:
         channels = self.input_shape[-1]

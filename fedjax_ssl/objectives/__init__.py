@@ -29,7 +29,7 @@ from fedjax_ssl.objectives.identifiability import (
 )
 from fedjax_ssl.objectives.l1 import l1_norm
 from fedjax_ssl.objectives.mean_teacher import consistency, consistency_ramp, teacher_decay
-from fedjax_ssl.objectives.mixup import mixup, mixup_cross_entropy
+from fedjax_ssl.objectives.mixup import mixup, mixup_cross_entropy, mixup_share
 from fedjax_ssl.objectives.proportions import proportion_loss
 from fedjax_ssl.objectives.prototypes import (
     class_prototypes,
@@ -69,6 +69,7 @@ __all__ = [
     "l1_norm",
     "mixup",
     "mixup_cross_entropy",
+    "mixup_share",
     "normalize_counts",
     "pad_channel",
     "posterior_constraints",

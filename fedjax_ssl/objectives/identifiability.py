@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-RANK_TOLERANCE = 1e-9  # singular values below this share of the largest one count as 0
+RANK_TOLERANCE = 1e-6  # singular values below this share of the largest one count as 0: shares come in float32
 SMALL_SINGULAR_VALUE = 1e-3  # below it a client's own matrix is close to singular
 
 
@@ -130,10 +130,15 @@ def assess_identifiability(
 
 
 def identifiability_warnings(report: Identifiability) -> list[str]:
-    """What a user should know about a federation, a sentence each; empty where nothing is remarkable."""
-    warnings = []
+    """What a user should know about a federation, a sentence per weakness with the clients that have it."""
+    clients_with: dict[str, list[int]] = {}
     for client, diagnostics in enumerate(report.clients):
-        warnings.extend(_client_warnings(client, diagnostics))
+        for weakness in _weaknesses(diagnostics):
+            clients_with.setdefault(weakness, []).append(client)
+    warnings = [
+        f"{'Client' if len(clients) == 1 else 'Clients'} {_listed(tuple(clients))}: {weakness}"
+        for weakness, clients in clients_with.items()
+    ]
     if not report.identified:
         num_classes, dimension = report.null_space.shape
         warnings.append(
@@ -144,35 +149,32 @@ def identifiability_warnings(report: Identifiability) -> list[str]:
     return warnings
 
 
-def _client_warnings(client: int, diagnostics: MatrixDiagnostics) -> list[str]:
-    warnings = []
+def _weaknesses(diagnostics: MatrixDiagnostics) -> list[str]:
+    found = []
     if diagnostics.empty_rows:
-        warnings.append(
-            f"Client {client}: observations {_listed(diagnostics.empty_rows)} have no weight (sets without examples, "
-            "or labels that no class carries); they are dropped."
+        found.append(
+            f"observations {_listed(diagnostics.empty_rows)} have no weight (sets without examples, or labels that no "
+            "class carries); they are dropped."
         )
     if not diagnostics.num_rows:
-        return warnings
+        return found
     if diagnostics.is_constant:
         reason = "there is only one set" if diagnostics.num_rows == 1 else "all sets have the same class proportions"
-        warnings.append(f"Client {client}: {reason}, so its loss is constant and its gradient 0.")
-        return warnings
+        found.append(f"{reason}, so the loss is constant and its gradient 0.")
+        return found
     if diagnostics.missing_classes:
-        warnings.append(
-            f"Client {client}: classes {_listed(diagnostics.missing_classes)} occur in no set; its gradient for their "
-            "logits is 0."
-        )
+        found.append(f"classes {_listed(diagnostics.missing_classes)} occur in no set; nothing is learned about them.")
     if diagnostics.rank < diagnostics.num_classes:
-        warnings.append(
-            f"Client {client}: rank {diagnostics.rank} of {diagnostics.num_classes}; its observations alone do not "
-            "tell all classes apart."
+        found.append(
+            f"rank {diagnostics.rank} of {diagnostics.num_classes}; a client's observations alone do not tell all "
+            "classes apart."
         )
     elif diagnostics.smallest_singular_value < SMALL_SINGULAR_VALUE:
-        warnings.append(
-            f"Client {client}: the smallest singular value is {diagnostics.smallest_singular_value:.3g} "
-            f"(condition number {diagnostics.condition_number:.3g}); some classes are hardly told apart."
+        found.append(
+            f"the smallest singular value is {diagnostics.smallest_singular_value:.1g} (condition number "
+            f"{diagnostics.condition_number:.1g}); some classes are hardly told apart."
         )
-    return warnings
+    return found
 
 
 def _listed(numbers: tuple[int, ...], most: int = 10) -> str:

@@ -14,5 +14,7 @@ def l1_norm(params: Any) -> Float[Array, ""]:
 
     The slope at 0 is 0. Leaves in half precision are summed in float32.
     """
-    sums = [jnp.sum(jnp.abs(at_least_float32(leaf))) for leaf in jax.tree.leaves(params)]
+    leaves = [at_least_float32(leaf) for leaf in jax.tree.leaves(params)]
+    # jnp.abs has slope 1 at 0, which would pull fresh biases away from where the penalty wants them.
+    sums = [jnp.sum(leaf * jax.lax.stop_gradient(jnp.sign(leaf))) for leaf in leaves]
     return sum(sums, start=jnp.zeros((), sums[0].dtype if sums else jnp.float32))

@@ -1,9 +1,32 @@
 """Mixup of two batches (Zhang et al., ICLR 2018) with hard targets, as SemiFL, FedMT and FedPL use it."""
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.objectives.cross_entropy import batch_cross_entropy
+
+ATTEMPTS = 64  # a try fails with a chance of 1/2 at most where alpha <= 1
+
+
+def mixup_share(key: Key[Array, ""], alpha: float | Float[Array, ""]) -> Float[Array, ""]:
+    """The share of the first input in a mix, drawn from Beta(alpha, alpha).
+
+    A known alpha <= 1 takes Johnk's method with a fixed number of tries: a few operations in place of the loops of a
+    general sampler, which take seconds to compile in every program they are in.
+
+    Raises:
+        ValueError: a known alpha that is not positive.
+    """
+    known = isinstance(alpha, (int, float))
+    if known and not alpha > 0:
+        raise ValueError(f"alpha of mixup is {alpha}; it must be positive, for example 0.75.")
+    if not known or alpha > 1:
+        return jax.random.beta(key, alpha, alpha, dtype=jnp.result_type(float))
+    tries = jax.random.uniform(key, (ATTEMPTS, 2), minval=float(jnp.finfo(jnp.float32).tiny)) ** (1.0 / alpha)
+    total = jnp.sum(tries, axis=1)
+    first = jnp.argmax((total > 0) & (total <= 1))
+    return tries[first, 0] / jnp.maximum(total[first], float(jnp.finfo(total.dtype).tiny))
 
 
 def mixup(x_a: Float[Array, "..."], x_b: Float[Array, "..."], lam: float | Float[Array, ""]) -> Float[Array, "..."]:

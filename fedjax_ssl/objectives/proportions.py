@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from fedjax_ssl.objectives.float_range import most_negative
+from fedjax_ssl.objectives.float_range import at_least_float32, most_negative
 
 CLIP = 1e-7  # as in the public code of FedUL's baselines
 
@@ -22,9 +22,11 @@ def proportion_loss(
         proportions: class proportions of the set, clipped to [1e-7, 1 - 1e-7].
         mask: rows that belong to the set.
     """
+    logits = at_least_float32(logits)
     # Padding may be anything, NaN too, and must not come back through the gradient.
     log_probs = jax.nn.log_softmax(jnp.where(mask[:, None], logits, jnp.zeros_like(logits)))
     size = jnp.sum(mask, dtype=log_probs.dtype)
     totals = jax.nn.logsumexp(jnp.where(mask[:, None], log_probs, most_negative(log_probs)), axis=0)
-    loss = -jnp.sum(jnp.clip(proportions, CLIP, 1.0 - CLIP) * (totals - jnp.log(jnp.maximum(size, 1.0))))
+    wanted = jnp.clip(proportions.astype(logits.dtype), CLIP, 1.0 - CLIP)
+    loss = -jnp.sum(wanted * (totals - jnp.log(jnp.maximum(size, 1.0))))
     return jnp.where(size > 0, loss, jnp.zeros_like(loss))

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from fedjax_ssl.objectives.float_range import most_negative
+from fedjax_ssl.objectives.float_range import at_least_float32, most_negative
 from fedjax_ssl.objectives.sharpening import check_temperature
 
 DISTANCES = ("sq_euclidean", "mean_sq", "euclidean")
@@ -22,8 +22,9 @@ def class_prototypes(
         num_classes: K.
 
     Returns:
-        prototypes, 0 for a class without examples, and which classes have examples.
+        prototypes in float32 at least, 0 for a class without examples, and which classes have examples.
     """
+    embeddings = at_least_float32(embeddings)
     one_hot = jax.nn.one_hot(labels, num_classes, dtype=embeddings.dtype)
     used = jnp.where((labels >= 0)[:, None], embeddings, jnp.zeros_like(embeddings))
     counts = jnp.sum(one_hot, axis=0)
@@ -57,7 +58,8 @@ def prototype_log_probs(
     if distance not in DISTANCES:
         raise ValueError(f"distance is {distance!r}; it must be one of {', '.join(map(repr, DISTANCES))}.")
     check_temperature("temperature", temperature)
-    centers = jnp.where(present[:, None], prototypes, jnp.zeros_like(prototypes))
+    embeddings = at_least_float32(embeddings)
+    centers = jnp.where(present[:, None], prototypes, jnp.zeros_like(prototypes)).astype(embeddings.dtype)
     if distance == "euclidean":
         squares = jnp.sum((embeddings[:, None, :] - centers) ** 2, axis=-1)
         scores = -jnp.sqrt(squares + ROOT_FLOOR)

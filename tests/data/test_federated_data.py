@@ -266,10 +266,6 @@ def test_validate_says_what_is_wrong():
         validate(dataclasses.replace(good, num_examples=good.num_examples.at[2].set(0)))
     with pytest.raises(ValueError, match="there are no test examples"):
         validate(draw(jax.random.key(0), DATASET))
-    unlabelled = dataclasses.replace(good, num_labelled=nothing)
-    with pytest.raises(ValueError, match="no client and not the server has any label"):
-        validate(unlabelled)
-    validate(unlabelled, labels_required=False)
     without_truth = dataclasses.replace(good, labels=good.labels.at[good.test_index].set(-1))
     with pytest.raises(ValueError, match="none of the 91 test examples has a label"):
         validate(without_truth)

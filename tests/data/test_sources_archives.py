@@ -22,8 +22,15 @@ from flax import serialization
 
 from fedjax_ssl.data import DatasetUnavailable, archives, load
 from fedjax_ssl.data.archives import load_archive
-from fedjax_ssl.data.catalog import CIFAR10, FEMNIST, MNIST, RemoteFile
-from fedjax_ssl.data.formats import FormatError, read_cifar10_binary, read_fedjax_sqlite, read_idx
+from fedjax_ssl.data.catalog import CIFAR10, CIFAR100, FEMNIST, MNIST, RemoteFile
+from fedjax_ssl.data.correspondence import CIFAR100_SUPERCLASS_OF
+from fedjax_ssl.data.formats import (
+    FormatError,
+    read_cifar10_binary,
+    read_cifar100_binary,
+    read_fedjax_sqlite,
+    read_idx,
+)
 
 ROW, COLUMN, CHANNEL = 3, 5, 1
 
@@ -57,6 +64,19 @@ def write_cifar10(folder, names=("data_batch_1", "data_batch_2", "data_batch_3",
             planes = noise(rng, labels, (32, 32, 3)).transpose(0, 3, 1, 2).reshape(6, -1)
             content = np.concatenate([labels[:, None], planes], axis=1).tobytes()
             member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}.bin")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+
+def write_cifar100(folder, superclass_of=CIFAR100_SUPERCLASS_OF, splits=("train", "test")):
+    rng = np.random.default_rng(0)
+    with tarfile.open(folder / CIFAR100.files[0].name, "w:gz") as archive:
+        for name in splits:
+            fine = rng.permutation(100).astype(np.uint8)
+            coarse = np.array(superclass_of, np.uint8)[fine]
+            planes = noise(rng, fine, (32, 32, 3)).transpose(0, 3, 1, 2).reshape(100, -1)
+            content = np.concatenate([coarse[:, None], fine[:, None], planes], axis=1).tobytes()
+            member = tarfile.TarInfo(f"cifar-100-binary/{name}.bin")
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
 
@@ -111,6 +131,38 @@ def test_cifar10(tmp_path):
     assert_marked(data.test)
     assert data.mean == (0.4914, 0.4822, 0.4465)
     assert data.class_names[9] == "truck"
+
+
+def test_cifar100_has_both_labels(tmp_path):
+    raw = tmp_path / "cifar100" / "raw"
+    raw.mkdir(parents=True)
+    write_cifar100(raw)
+    first = load_archive(unlocked(CIFAR100), root=tmp_path, download=False)
+    (raw / CIFAR100.files[0].name).unlink()
+    for data in (first, load_archive(unlocked(CIFAR100), root=tmp_path, download=False)):
+        assert (data.num_classes, len(data.coarse_names)) == (100, 20)
+        for split in (data.train, data.test):
+            assert split.x.shape == (100, 32, 32, 3)
+            assert_marked(split)
+            np.testing.assert_array_equal(split.coarse, np.array(CIFAR100_SUPERCLASS_OF)[split.y])
+        np.testing.assert_array_equal(np.argmax(data.correspondence, axis=0), CIFAR100_SUPERCLASS_OF)
+    assert data.class_names[::33] == ("apple", "forest", "raccoon", "worm")
+    people = [name for name, coarse in zip(data.class_names, CIFAR100_SUPERCLASS_OF, strict=True) if coarse == 14]
+    assert people == ["baby", "boy", "girl", "man", "woman"]
+    assert data.coarse_names[14] == "people"
+
+
+def test_cifar100_damage(tmp_path):
+    path = tmp_path / CIFAR100.files[0].name
+    write_cifar100(tmp_path, splits=("train",))
+    with pytest.raises(FormatError, match=r"has no test\.bin; found: train\.bin"):
+        read_cifar100_binary(path)
+    write_cifar100(tmp_path, superclass_of=np.arange(100) // 5 + 1)
+    with pytest.raises(FormatError, match=r"train\.bin has the superclass 20; there are 0 to 19"):
+        read_cifar100_binary(path)
+    write_cifar100(tmp_path, superclass_of=np.arange(100) // 5)
+    with pytest.raises(DatasetUnavailable, match="examples are not in the superclass of their class; the first has"):
+        load_archive(unlocked(CIFAR100), path=tmp_path)
 
 
 def test_femnist(tmp_path, caplog):

@@ -20,14 +20,16 @@ def glyphs(tmp_path_factory):
 
 def test_available_describes_every_name():
     names = available()
-    assert {"digits", "glyphs", "npz", "mnist", "cifar10", "femnist", "fed_isic2019"} == set(names)
-    assert all(("downloaded" in text) == (name in {"mnist", "cifar10", "femnist"}) for name, text in names.items())
+    assert {"digits", "glyphs", "npz", "mnist", "cifar10", "cifar100", "femnist", "fed_isic2019"} == set(names)
+    assert all(
+        ("downloaded" in text) == (name in {"mnist", "cifar10", "cifar100", "femnist"}) for name, text in names.items()
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("digit", {}, r"Unknown dataset 'digit'\. Did you mean 'digits'\? Available: cifar10, digits"),
+        ("digit", {}, r"Unknown dataset 'digit'\. Did you mean 'digits'\? Available: cifar10, cifar100, digits"),
         ("zzz", {}, r"Unknown dataset 'zzz'\. Available:"),
         (
             "glyphs",

@@ -63,6 +63,19 @@ def test_number_of_classes_and_input_max_can_be_given(save):
     assert (data.num_classes, data.input_max) == (5, 16.0)
 
 
+def test_coarse_labels_correspondence_and_sets(save):
+    coarse, sets = np.where(LABELS == 2, 1, 0), np.arange(12) % 4 - 1
+    matrix = np.array([[1, 0.75, 0], [0, 0.25, 1], [0, 0, 0]])
+    path = save(inputs=IMAGES, labels=LABELS, coarse=coarse, correspondence=matrix, set=sets, client=LABELS % 2)
+    data = load("npz", path=path)
+    np.testing.assert_array_equal(data.train.coarse, coarse)
+    np.testing.assert_array_equal(data.correspondence, matrix)
+    np.testing.assert_array_equal(data.train.set, sets)
+    assert data.coarse_names == ("0", "1", "2")
+    unknown = load("npz", path=save(inputs=IMAGES, labels=LABELS, coarse=coarse))
+    assert (unknown.coarse_names, unknown.correspondence, unknown.train.set) == (("0", "1"), None, None)
+
+
 def with_nan():
     features = np.zeros((12, 4))
     features[6, 1:3] = np.nan
@@ -98,6 +111,23 @@ def with_nan():
         ),
         ({"inputs": IMAGES, "labels": LABELS, "client": LABELS * 0.5}, "client has dtype float64"),
         ({"inputs": IMAGES, "labels": LABELS, "class_names": np.array(["x", "y"])}, r"first in row 2: 2"),
+        ({"inputs": IMAGES, "labels": LABELS, "correspondence": np.eye(3)}, "coarse, the labels it is about, is not"),
+        ({"inputs": IMAGES, "labels": LABELS, "coarse": LABELS[:5]}, r"coarse has shape \(5,\), inputs has 12 rows"),
+        ({"inputs": IMAGES, "labels": LABELS, "coarse": LABELS * 0.5}, "coarse has dtype float64"),
+        ({"inputs": IMAGES, "labels": LABELS, "coarse": 0 * LABELS}, "at least two coarse classes are needed"),
+        (
+            {"inputs": IMAGES, "labels": LABELS, "coarse": LABELS, "correspondence": np.eye(3)[:2]},
+            "correspondence: column 2 sums to 0; every column must sum to 1",
+        ),
+        (
+            {"inputs": IMAGES, "labels": LABELS, "coarse": LABELS, "correspondence": np.eye(4)},
+            r"correspondence has shape \(4, 4\); .* with 3 classes",
+        ),
+        (
+            {"inputs": IMAGES, "labels": LABELS, "coarse": LABELS, "correspondence": np.full((2, 3), 0.5)},
+            "coarse has 4 labels out of range, first in row 2: 2",
+        ),
+        ({"inputs": IMAGES, "labels": LABELS, "set": LABELS - 2}, "set is -2 in row 0; sets are numbered from 0 on"),
         (
             {"inputs": IMAGES, "labels": LABELS.astype(object)},
             "'labels' holds Python objects, which are refused",

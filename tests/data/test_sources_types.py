@@ -54,6 +54,57 @@ def test_split_names_field_count_and_first_row_of_bad_values(bad):
         Split(x, np.zeros(5, int))
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"coarse": np.zeros(3, int)}, r"Split\.coarse has shape \(3,\)"),
+        ({"coarse": np.zeros(4)}, r"Split\.coarse has dtype float64"),
+        ({"set": np.array([0, 1, -2, 0])}, r"Split\.set is -2 in row 2; sets are numbered from 0 on"),
+    ],
+)
+def test_split_refuses_weak_labels_that_do_not_fit(fields, message):
+    with pytest.raises(ValueError, match=message):
+        Split(images(), np.zeros(4, int), **fields)
+
+
+def weakly_labelled(**changes):
+    clients, sets = np.array([3, 3, 7, 7]), np.array([0, 1, 0, -1])
+    train = Split(images(), np.full(4, -1), clients, np.array([0, 1, -1, 1]), sets)
+    shares = np.array([[[0.5, 0.25, 0.25], [0, 0, 1]], [[1, 0, 0], [0, 0, 0]]])
+    facts = {"coarse_names": ("low", "high"), "correspondence": np.array([[1, 1, 0], [0, 0, 1]]), "set_shares": shares}
+    return dataset(**{"train": train, **facts, **changes})
+
+
+def test_dataset_keeps_weak_labels():
+    toy = weakly_labelled()
+    assert (toy.train.coarse.dtype, toy.train.set.dtype) == (np.int32, np.int32)
+    np.testing.assert_array_equal(toy.train.coarse, [0, 1, -1, 1])
+    np.testing.assert_array_equal(toy.train.set, [0, 1, 0, -1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"coarse_names": None}, r"train\.coarse is there but coarse_names is not"),
+        ({"coarse_names": ("low",)}, r"train\.coarse has 2 labels out of range, first in row 1: 1"),
+        ({"coarse_names": ("a", "b", "c")}, "correspondence has 2 rows; coarse_names must name each"),
+        ({"correspondence": np.array([[1, 1, 0.5], [0, 0, 0.25]])}, "column 2 sums to 0.75"),
+        ({"correspondence": np.array([[1, 1, 2], [0, 0, -1]])}, "entries that are negative, NaN or infinite"),
+        ({"set_shares": np.ones((3, 2, 3)) / 3}, r"set_shares has shape \(3, 2, 3\).* with 2 clients and 3 classes"),
+        ({"set_shares": np.ones((2, 2, 3)) / 2}, "the shares of every set must be at least 0 and sum to 1"),
+        ({"set_shares": np.full((2, 2, 3), np.nan)}, "the shares of every set must be at least 0 and sum to 1"),
+    ],
+)
+def test_dataset_refuses_weak_labels_that_do_not_fit(changes, message):
+    with pytest.raises(ValueError, match=message):
+        weakly_labelled(**changes)
+
+
+def test_set_shares_need_sets():
+    with pytest.raises(ValueError, match=r"set_shares is there but train\.set or train\.client is not"):
+        dataset(set_shares=np.ones((2, 2, 3)) / 3)
+
+
 def test_dataset_properties():
     toy = dataset()
     assert (toy.num_classes, toy.input_shape, toy.input_max) == (3, (3, 3, 1), 255.0)

@@ -13,6 +13,7 @@ from tests.objectives.compiled import (
     correspondence_channel,
     cross_entropy,
     loss_and_slope,
+    set_channel,
 )
 
 RNG = np.random.default_rng(0)
@@ -36,8 +37,9 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return exps / exps.sum(-1, keepdims=True)
 
 
-@pytest.mark.parametrize("num_rows", [10, 13, 64])
-@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize(
+    ("wrap", "num_rows"), [(lambda f: f, 13), (jax.jit, 10), (jax.jit, 64)], ids=["eager", "exact", "padded"]
+)
 def test_identity_is_cross_entropy_to_the_bit(wrap, num_rows: int) -> None:
     logits, labels = jnp.asarray(LOGITS), jnp.asarray(LABELS)
     weights = jnp.asarray(RNG.uniform(0.5, 2, 16), jnp.float32)
@@ -67,20 +69,22 @@ def test_half_precision_logits_are_computed_in_float32() -> None:
     np.testing.assert_array_equal(found, cross_entropy(logits.astype(jnp.float32), jnp.asarray(LABELS)))
 
 
-def test_clients_with_labels_coarse_labels_and_nothing_share_one_program() -> None:
+def test_clients_with_labels_coarse_labels_sets_and_nothing_share_one_program() -> None:
     """One vmap over padded channels gives what every client gets alone."""
-    channels = [identity_channel(3), correspondence_channel(NESTED), Channel(jnp.zeros((0, 3)), jnp.zeros(0, bool))]
+    sets = set_channel(np.array([[0.7, 0.2, 0.1], [0.2, 0.8, 0.0]]), np.array([0.4, 0.6]), np.array([0.5, 0.3, 0.2]))
+    nothing = Channel(jnp.zeros((0, 3)), jnp.zeros(0, bool))
+    channels = [identity_channel(3), correspondence_channel(NESTED), sets, nothing]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[pad_channel(channel, 4) for channel in channels])
     logits = jnp.asarray(LOGITS[:6, :3])
-    observed = jnp.asarray([[0, 1, 2, -1, 1, 0], [0, 1, 0, 1, -1, 0], [-1] * 6], jnp.int32)
+    observed = jnp.asarray([[0, 1, 2, -1, 1, 0], [0, 1, 0, 1, -1, 0], [1, 1, 0, 0, 1, -1], [-1] * 6], jnp.int32)
 
     values, gradients = jax.vmap(loss_and_slope, in_axes=(None, 0, 0))(logits, observed, stacked)
-    for client, channel in enumerate(channels[:2]):
+    for client, channel in enumerate(channels[:3]):
         value, gradient = loss_and_slope(logits, observed[client], channel)
         np.testing.assert_allclose(values[client], value, rtol=1e-6)
         np.testing.assert_allclose(gradients[client], gradient, rtol=1e-5, atol=1e-6)
-    assert float(values[2]) == 0.0
-    np.testing.assert_array_equal(gradients[2], 0.0)
+    assert float(values[3]) == 0.0
+    np.testing.assert_array_equal(gradients[3], 0.0)
 
 
 def test_padding_is_never_read() -> None:

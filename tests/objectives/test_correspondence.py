@@ -36,9 +36,9 @@ CONFIDENT = np.array([0, 1, 2, 3, 4, 7])
 
 
 def estimate(threshold: float = 0.95, **options: object) -> tuple[np.ndarray, np.ndarray]:
-    found = jax.jit(
-        lambda probs, observed: estimate_correspondence(probs, observed, 3, threshold, **options)  # type: ignore[arg-type]
-    )(jnp.asarray(PROBS), jnp.asarray(OBSERVED))
+    found = jax.jit(lambda probs, observed: estimate_correspondence(probs, observed, 3, threshold, **options))(
+        jnp.asarray(PROBS), jnp.asarray(OBSERVED)
+    )
     return np.asarray(found[0]), np.asarray(found[1])
 
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_ssl import objectives
 from fedjax_ssl.objectives import class_prototypes, fill_missing_prototypes, sharpen
 from tests.objectives.compiled import (
     cross_entropy,
@@ -161,6 +162,14 @@ def test_helpers_that_lack_classes_or_everything() -> None:
     np.testing.assert_array_equal(helper_pseudo_labels(query, full, jnp.zeros((2, 3), bool)), 0.0)
 
 
+def test_half_precision_embeddings_are_computed_in_float32() -> None:
+    embeddings = jnp.asarray(UNLABELLED, jnp.bfloat16)
+    prototypes, present = class_prototypes(embeddings, jnp.asarray([0, 1], jnp.int32), 2)
+    found = prototype_log_probs(embeddings, prototypes, present)
+    assert prototypes.dtype == found.dtype == jnp.float32
+    np.testing.assert_array_equal(found, prototype_log_probs(embeddings.astype(jnp.float32), prototypes, present))
+
+
 def test_missing_prototypes_become_the_mean_of_the_others() -> None:
     """Section 16.12."""
     sets = jnp.asarray([[[1.0, 3.0]], [[3.0, 5.0]], [[jnp.nan, 0.0]]], jnp.float32)
@@ -198,9 +207,10 @@ def test_sharpening_keeps_zeros_and_small_temperatures(float64) -> None:
 
 
 def test_bad_settings_are_refused() -> None:
+    query, local, present = jnp.asarray(QUERY), jnp.asarray(LOCAL), jnp.asarray(ALL)
     with pytest.raises(ValueError, match="distance is 'cosine'; it must be one of 'sq_euclidean'"):
-        log_probs(QUERY, LOCAL, distance="cosine")
+        objectives.prototype_log_probs(query, local, present, distance="cosine")
     with pytest.raises(ValueError, match="temperature is 0; it must be positive"):
-        prototype_log_probs(jnp.asarray(QUERY), jnp.asarray(LOCAL), jnp.asarray(ALL), 0)
+        objectives.prototype_log_probs(query, local, present, 0)
     with pytest.raises(ValueError, match=r"sharpening is -0.5; it must be positive"):
-        pseudo_labels(jnp.asarray(QUERY), sharpening=-0.5)
+        objectives.helper_pseudo_labels(query, local[None], present[None], 1.0, -0.5)

@@ -1,0 +1,153 @@
+"""Named correspondences: which label of another, mostly coarser space goes with which class.
+
+A correspondence is a matrix M [J, K] with M[j, k] = P(coarse label j | class k); its columns sum to 1. Source of the
+setting: FedMT, federated learning with mixed-type labels, in which M is known or estimated. The splits of the ten
+digits are our choice.
+"""
+
+import string
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from fedjax_ssl.suggestion import did_you_mean
+
+CIFAR100_SUPERCLASSES = (
+    "aquatic_mammals",
+    "fish",
+    "flowers",
+    "food_containers",
+    "fruit_and_vegetables",
+    "household_electrical_devices",
+    "household_furniture",
+    "insects",
+    "large_carnivores",
+    "large_man-made_outdoor_things",
+    "large_natural_outdoor_scenes",
+    "large_omnivores_and_herbivores",
+    "medium_mammals",
+    "non-insect_invertebrates",
+    "people",
+    "reptiles",
+    "small_mammals",
+    "trees",
+    "vehicles_1",
+    "vehicles_2",
+)
+# Superclass of the 100 classes in alphabetical order, which is that of their labels.
+# fmt: off
+CIFAR100_SUPERCLASS_OF = (
+    4, 1, 14, 8, 0, 6, 7, 7, 18, 3, 3, 14, 9, 18, 7, 11, 3, 9, 7, 11,
+    6, 11, 5, 10, 7, 6, 13, 15, 3, 15, 0, 11, 1, 10, 12, 14, 16, 9, 11, 5,
+    5, 19, 8, 8, 15, 13, 14, 17, 18, 10, 16, 4, 17, 4, 2, 0, 17, 4, 18, 17,
+    10, 3, 2, 12, 12, 16, 12, 1, 9, 19, 2, 10, 0, 1, 16, 12, 9, 13, 15, 13,
+    16, 19, 2, 4, 6, 19, 5, 5, 8, 19, 18, 1, 2, 15, 6, 0, 17, 8, 14, 13,
+)
+# fmt: on
+
+
+class Correspondence(NamedTuple):
+    """A matrix M and what its rows are called."""
+
+    matrix: Float[np.ndarray, "J K"]  # float64, columns sum to 1
+    names: tuple[str, ...]  # of the J coarse classes
+
+
+class _Entry(NamedTuple):
+    """A correspondence as the table below has it."""
+
+    num_classes: int | None  # K; None: any
+    names: Callable[[int], Sequence[str]]  # K -> of the coarse classes
+    coarse_of: Callable[[int], Sequence[int]]  # K -> coarse class of every class
+
+
+_LETTERS = len(string.ascii_uppercase)
+_TABLE = {
+    "identity": _Entry(None, lambda k: [str(label) for label in range(k)], range),
+    "parity": _Entry(10, lambda k: ("even", "odd"), lambda k: [label % 2 for label in range(k)]),
+    # By the strokes of the printed digit: 1, 4, 7 are straight, 2 and 5 have strokes of both kinds.
+    "shape": _Entry(10, lambda k: ("curved", "straight", "both"), lambda k: (0, 1, 2, 0, 1, 2, 0, 1, 0, 0)),
+    "halves": _Entry(10, lambda k: ("0-4", "5-9"), lambda k: [label // 5 for label in range(k)]),
+    "case": _Entry(
+        62,
+        lambda k: (*string.digits, *string.ascii_uppercase),
+        lambda k: [label if label < 10 + _LETTERS else label - _LETTERS for label in range(k)],
+    ),
+    "kind": _Entry(62, lambda k: ("digit", "upper", "lower"), lambda k: [0] * 10 + [1] * _LETTERS + [2] * _LETTERS),
+    "superclass": _Entry(100, lambda k: CIFAR100_SUPERCLASSES, lambda k: CIFAR100_SUPERCLASS_OF),
+}
+CORRESPONDENCES = tuple(_TABLE)
+
+
+def correspondence(name: str, num_classes: int) -> Correspondence:
+    """The correspondence `name`, each class in one coarse class.
+
+    Args:
+        name: "identity" (any number of classes); for the ten digits "parity" (even, odd), "shape" (curved 0, 3, 6, 8,
+            9; straight 1, 4, 7; both 2, 5) or "halves" (0 to 4, 5 to 9); for the 62 classes of FEMNIST and of the
+            glyphs "case" (36, upper and lower case are one) or "kind" (digit, upper, lower); for CIFAR-100
+            "superclass" (20).
+        num_classes: K.
+
+    Returns:
+        Matrix [J, K] of 0 and 1, and J names.
+
+    Raises:
+        ValueError: an unknown name, or a number of classes that the correspondence is not made for.
+    """
+    if name not in _TABLE:
+        raise ValueError(f"unknown correspondence {name!r}.{did_you_mean(name, _TABLE)} Allowed: {', '.join(_TABLE)}")
+    entry = _TABLE[name]
+    if num_classes < 1 or (entry.num_classes is not None and num_classes != entry.num_classes):
+        fitting = [other for other, one in _TABLE.items() if one.num_classes in (None, num_classes)]
+        raise ValueError(
+            f"correspondence {name!r} is for {entry.num_classes or 'one or more'} classes, the data has {num_classes}; "
+            f"for {num_classes} there are: {', '.join(fitting)}"
+        )
+    names = tuple(entry.names(num_classes))
+    matrix = np.zeros((len(names), num_classes))
+    matrix[np.asarray(entry.coarse_of(num_classes)), np.arange(num_classes)] = 1.0
+    return Correspondence(matrix, names)
+
+
+def overlapping(matrix: Float[np.ndarray, "J K"], epsilon: float) -> Float[np.ndarray, "J K"]:
+    """Coarse classes that overlap: (1 - epsilon) M + epsilon / J, so that every label goes with every class.
+
+    Args:
+        matrix: M, columns sum to 1.
+        epsilon: share of the labels that is uniform, in [0, 1].
+
+    Raises:
+        ValueError: epsilon outside [0, 1].
+    """
+    if not 0 <= epsilon <= 1:
+        raise ValueError(f"the overlap of coarse classes is {epsilon}; it must be in [0, 1]")
+    return (1 - epsilon) * matrix + epsilon / matrix.shape[0]
+
+
+def check_correspondence(name: str, matrix: Float[np.ndarray, "J K"], num_classes: int) -> None:
+    """Refuses what is no correspondence of these classes.
+
+    Args:
+        name: what the message calls the matrix.
+        matrix: [J, K].
+        num_classes: K.
+
+    Raises:
+        ValueError: another shape, negative or non-finite entries, or a column that does not sum to 1.
+    """
+    if matrix.ndim != 2 or matrix.shape[1] != num_classes or not matrix.shape[0]:
+        raise ValueError(
+            f"{name} has shape {matrix.shape}; it must be [coarse classes, classes] with {num_classes} classes."
+        )
+    if not (np.isfinite(matrix).all() and (matrix >= 0).all()):
+        raise ValueError(f"{name} has entries that are negative, NaN or infinite; they are probabilities.")
+    totals = matrix.sum(axis=0)
+    columns = np.flatnonzero(np.abs(totals - 1) > 1e-5)
+    if len(columns):
+        raise ValueError(
+            f"{name}: column {columns[0]} sums to {totals[columns[0]]:g}; every column must sum to 1, being the "
+            "probabilities of the coarse labels given one class."
+        )
