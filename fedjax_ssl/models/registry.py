@@ -11,9 +11,11 @@ from fedjax_ssl.models.cnn13 import CNN13
 from fedjax_ssl.models.efficientnet import EfficientNetB0
 from fedjax_ssl.models.linear import Linear
 from fedjax_ssl.models.mlp import MLP
+from fedjax_ssl.models.mnist_cnn import MnistCNN
 from fedjax_ssl.models.model import Model, from_linen
 from fedjax_ssl.models.resnet import ResNet18
 from fedjax_ssl.models.weights import LAYERS, pretrained
+from fedjax_ssl.models.wide_resnet import WideResNet28
 from fedjax_ssl.suggestion import did_you_mean
 
 _NETWORKS: dict[str, tuple[type[nn.Module], str]] = {
@@ -21,7 +23,9 @@ _NETWORKS: dict[str, tuple[type[nn.Module], str]] = {
     "mlp": (MLP, "fully connected network, one hidden layer of 128 by default"),
     "cnn": (CNN, "two 3x3 convolutions and 128 hidden units, the FEMNIST benchmarks' network"),
     "cnn13": (CNN13, "nine weight-normalised convolutions, the CIFAR network of XCLP"),
-    "resnet18": (ResNet18, "residual network, stem='cifar' or stem='imagenet'"),
+    "mnist_cnn": (MnistCNN, "three 5x5 convolutions and two hidden layers, the MNIST network of FedUL"),
+    "resnet18": (ResNet18, "residual network, stem='cifar', stem='imagenet' or stem='imagenet_unpooled'"),
+    "wrn28": (WideResNet28, "wide residual network WRN-28-k, widen=2 by default, the CIFAR network of SemiFL"),
     "efficientnet_b0": (EfficientNetB0, "EfficientNet-B0, from torchvision's weights with weights='an .npz file'"),
 }
 

@@ -4,12 +4,12 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from fedjax_ssl.models.layers import Conv, Head, kaiming_fan_out
+from fedjax_ssl.models.layers import Conv, Dropout, Head, kaiming_fan_out
 from fedjax_ssl.models.model import Outputs
 from fedjax_ssl.models.normalization import Norm
 from fedjax_ssl.models.pooling import max_pool
 
-STEMS = ("cifar", "imagenet")
+STEMS = ("cifar", "imagenet", "imagenet_unpooled")
 
 
 class ConvNorm(nn.Module):
@@ -70,8 +70,10 @@ class ResNet18(nn.Module):
 
     Attributes:
         num_classes: K.
-        stem: "cifar" (3x3) or "imagenet" (7x7 with stride 2, then 3x3 max-pooling with stride 2).
+        stem: "cifar" (3x3), "imagenet" (7x7 with stride 2, then 3x3 max-pooling with stride 2) or
+            "imagenet_unpooled" (without the max-pooling, as in FedUL).
         norm: "bn", "gn" or "none".
+        dropout_rate: after the stem and after each stage; 0 turns it off.
         normalize_features: scale each feature vector to unit length.
         aux_head: add a second affine map of the feature.
         lowering: how the convolutions are computed, see `conv2d`.
@@ -80,9 +82,14 @@ class ResNet18(nn.Module):
     num_classes: int
     stem: str = "cifar"
     norm: str = "bn"
+    dropout_rate: float = 0.0
     normalize_features: bool = False
     aux_head: bool = False
     lowering: str = "auto"
+
+    @property
+    def needs_key(self) -> bool:
+        return self.dropout_rate > 0
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Bool[Array, " n"] | None) -> Outputs:
@@ -92,11 +99,13 @@ class ResNet18(nn.Module):
         x = nn.relu(ConvNorm(64, size, stride, self.norm, self.lowering, name="stem")(inputs, train, mask))
         if self.stem == "imagenet":
             x = max_pool(x, 3, stride=2, padding=1)
+        x = Dropout(self.dropout_rate, name="dropout_stem")(x, train)
         for stage, filters in enumerate((64, 128, 256, 512), 1):
             for block in (1, 2):
                 stride = 2 if stage > 1 and block == 1 else 1
                 name = f"block{stage}_{block}"
                 x = BasicBlock(filters, stride, self.norm, self.lowering, name=name)(x, train, mask)
+            x = Dropout(self.dropout_rate, name=f"dropout{stage}")(x, train)
         head = Head(self.num_classes, self.normalize_features, self.aux_head)
         nn.share_scope(self, head)
         return head(jnp.mean(x, (1, 2)))

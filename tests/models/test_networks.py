@@ -6,18 +6,22 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import models
+from fedjax_ssl.models.resnet import ResNet18
+from fedjax_ssl.models.wide_resnet import PreActivationBlock
 
 SMALL = {
     "linear": ((5,), {}),
     "mlp": ((4, 2), {"hidden": (32, 64)}),
     "cnn": ((8, 8, 1), {}),
     "cnn13": ((12, 12, 1), {}),
+    "mnist_cnn": ((4, 4, 1), {}),
     "resnet18": ((8, 8, 3), {}),
+    "wrn28": ((4, 4, 3), {"widen": 1}),
 }
 # the deep networks once each: they take the layers' behaviour from the same modules
 NORMS = [(name, norm) for name in ("mlp", "cnn") for norm in ("none", "bn", "gn")]
-NORMS += [("cnn13", "bn"), ("resnet18", "gn")]
-FEATURES = {"linear": 5, "mlp": 64, "cnn": 128, "cnn13": 128, "resnet18": 512}
+NORMS += [("cnn13", "bn"), ("mnist_cnn", "bn"), ("resnet18", "gn"), ("wrn28", "bn")]
+FEATURES = {"linear": 5, "mlp": 64, "cnn": 128, "cnn13": 128, "mnist_cnn": 512, "resnet18": 512, "wrn28": 64}
 
 
 def small(name, **options):
@@ -51,6 +55,12 @@ def drawn(model):
         ("cnn13", 10, (32, 32, 3), {"aux_head": True}, 3_125_908 + 1_300),
         ("resnet18", 100, (84, 84, 3), {"stem": "imagenet"}, 11_227_812),
         ("resnet18", 10, (32, 32, 3), {"stem": "cifar"}, 11_173_962),
+        ("resnet18", 10, (32, 32, 3), {"stem": "imagenet_unpooled"}, 11_181_642),
+        ("mnist_cnn", 10, (28, 28, 1), {}, 14_219_210),
+        ("mnist_cnn", 10, (28, 28, 3), {}, 14_219_210),
+        ("wrn28", 10, (32, 32, 3), {}, 1_467_610),
+        ("wrn28", 100, (32, 32, 3), {}, 1_479_220),
+        ("wrn28", 100, (32, 32, 3), {"widen": 8}, 23_401_012),
     ],
 )
 def test_parameter_counts(name, num_classes, shape, options, count):
@@ -133,6 +143,51 @@ def test_padding_rows_change_nothing(name, norm):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), new_state, expected_state)
 
 
+def test_grey_images_are_three_equal_channels():
+    grey, _ = small("mnist_cnn")
+    colour = models.build("mnist_cnn", num_classes=3, input_shape=(4, 4, 3))
+    params, state = drawn(grey)
+    x = jnp.asarray(np.random.default_rng(1).standard_normal((2, 4, 4, 1), np.float32))
+    outputs, _ = grey.apply(params, state, x, train=False)
+    expected, _ = colour.apply(params, state, jnp.repeat(x, 3, axis=-1), train=False)
+    np.testing.assert_array_equal(outputs.logits, expected.logits)
+
+
+@pytest.mark.parametrize(("stem", "side"), [("cifar", 32), ("imagenet", 8), ("imagenet_unpooled", 16)])
+def test_stems_of_resnet18_shrink_the_image(stem, side):
+    """By the size of what the first block returns."""
+    module = ResNet18(num_classes=10, stem=stem)
+
+    def first_block(x):
+        variables = module.init(jax.random.key(0), x, False, None)
+        seen = module.apply(variables, x, False, None, capture_intermediates=True, mutable=["intermediates"])[1]
+        return seen["intermediates"]["block1_1"]["__call__"][0]
+
+    image = jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32)
+    assert jax.eval_shape(first_block, image).shape == (1, side, side, 64)
+
+
+@pytest.mark.parametrize(("filters", "stride"), [(3, 1), (5, 2)])
+def test_blocks_of_the_wide_network(filters, stride):
+    """The raw input goes around the convolutions where the width stays, else a convolution of the active input."""
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.standard_normal((2, 4, 4, 3), np.float32))
+    block = PreActivationBlock(filters, stride, "none", "lax")
+    shapes = jax.eval_shape(lambda x: block.init(jax.random.key(0), x, False, None), x)["params"]
+    params = jax.tree.map(lambda leaf: jnp.asarray(rng.standard_normal(leaf.shape, np.float32)), shapes)
+    assert ("shortcut" in params) == (stride == 2)
+
+    def layer(name, inputs, stride=1):
+        kernel = params[name]["kernel"]
+        padding = kernel.shape[0] // 2
+        return models.conv2d(inputs, kernel, stride=stride, padding=padding, lowering="lax") + params[name]["bias"]
+
+    active = jnp.maximum(x, 0)
+    around = layer("shortcut", active, stride) if stride == 2 else x
+    expected = around + layer("conv2", jnp.maximum(layer("conv1", active, stride), 0))
+    np.testing.assert_allclose(block.apply({"params": params}, x, False, None), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_vmap_over_parameters_equals_a_loop():
     model, shape = small("mlp", norm="bn", dropout_rate=0.25)
     params, state = jax.tree.map(lambda a: jnp.stack([a, 2 * a, 0.5 * a]), drawn(model))
@@ -212,7 +267,7 @@ def test_available_lists_every_network():
     ("name", "options", "message"),
     [
         ("cn", {}, "Did you mean 'cnn'"),
-        ("vgg", {}, "Allowed: linear, mlp, cnn, cnn13, resnet18"),
+        ("vgg", {}, "Allowed: linear, mlp, cnn, cnn13, mnist_cnn, resnet18, wrn28"),
         ("cnn", {"drop_out": True}, "Did you mean 'dropout'.*Allowed: dropout, norm"),
         ("linear", {"norm": "bn"}, "no option 'norm'"),
         ("cnn", {"norm": "ln"}, "allowed: none, bn, gn"),
@@ -221,7 +276,10 @@ def test_available_lists_every_network():
         ("mlp", {"hidden": ()}, "positive integers"),
         ("mlp", {"activation": "tanh"}, "activation='tanh' is unknown; allowed: relu, none"),
         ("mlp", {"dropout_rate": 1.0}, r"\[0, 1\)"),
-        ("resnet18", {"stem": "tiny"}, "allowed: cifar, imagenet"),
+        ("resnet18", {"stem": "tiny"}, "allowed: cifar, imagenet, imagenet_unpooled"),
+        ("wrn28", {"widen": 0}, "widen=0 is no width"),
+        ("wrn28", {"norm": "gn"}, "divisible by 32, layer 'block1_1/norm1' has 16"),
+        ("mnist_cnn", {"input_shape": (3, 8, 1)}, "4x4 or more"),
         ("cnn", {"input_shape": (64,)}, "height, width, channels"),
         ("cnn", {"input_shape": (5, 8, 1)}, "6x6 or more"),
         ("cnn13", {"input_shape": (8, 8, 3)}, "does not fit"),

@@ -1,0 +1,92 @@
+"""Wide residual network with 28 layers, the network of the semi-supervised CIFAR and SVHN literature."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from fedjax_ssl.models.layers import Conv, Head, kaiming_fan_out, torch_uniform
+from fedjax_ssl.models.model import Outputs
+from fedjax_ssl.models.normalization import Norm
+
+_BLOCKS_PER_GROUP = 4  # (28 - 4) / 6
+
+
+class PreActivationBlock(nn.Module):
+    """Twice norm, ReLU and 3x3 convolution around the raw input.
+
+    Where the width changes, a 1x1 convolution of what the first ReLU gave takes the place of the input.
+    """
+
+    filters: int
+    stride: int
+    norm: str
+    lowering: str
+
+    @nn.compact
+    def __call__(
+        self, inputs: Float[Array, "n h w c"], train: bool, mask: Bool[Array, " n"] | None
+    ) -> Float[Array, "n h2 w2 f"]:
+        active = nn.relu(Norm(self.norm, name="norm1")(inputs, train, mask))
+        x = self._conv(active, 3, self.stride, "conv1")
+        x = self._conv(nn.relu(Norm(self.norm, name="norm2")(x, train, mask)), 3, 1, "conv2")
+        changed = self.stride > 1 or inputs.shape[-1] != self.filters
+        return x + (self._conv(active, 1, self.stride, "shortcut") if changed else inputs)
+
+    def _conv(self, inputs: Array, size: int, stride: int, name: str) -> Array:
+        return _conv(self.filters, size, stride, self.norm, self.lowering, name)(inputs)
+
+
+class WideResNet28(nn.Module):
+    """WRN-28-k: 3x3 convolution with 16 channels, three groups of four blocks with 16k, 32k and 64k, global average.
+
+    The feature has 64k values. 1,467,610 parameters with 10 classes and k = 2, 23,401,012 with 100 classes and k = 8
+    (three input channels, batch norm). Convolutions start Kaiming normal (fan-out) and have no bias where there are
+    norm layers; the head's weight starts uniform on +-1/sqrt(64k), its bias at 0.
+
+    Source: Zagoruyko and Komodakis, Wide Residual Networks, BMVC 2016, without dropout, as SemiFL uses it.
+
+    Attributes:
+        num_classes: K.
+        widen: k.
+        norm: "bn" or "none"; "gn" cannot be had, as the first norm layer has 16 channels.
+        normalize_features: scale each feature vector to unit length.
+        aux_head: add a second affine map of the feature.
+        lowering: how the convolutions are computed, see `conv2d`.
+    """
+
+    num_classes: int
+    widen: int = 2
+    norm: str = "bn"
+    normalize_features: bool = False
+    aux_head: bool = False
+    lowering: str = "auto"
+
+    @nn.compact
+    def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Bool[Array, " n"] | None) -> Outputs:
+        if not isinstance(self.widen, int) or self.widen < 1:
+            raise ValueError(f"widen={self.widen!r} is no width; it must be a whole number of at least 1")
+        x = _conv(16, 3, 1, self.norm, self.lowering, "stem")(inputs)
+        for group, filters in enumerate((16, 32, 64), 1):
+            for block in range(1, _BLOCKS_PER_GROUP + 1):
+                stride = 2 if group > 1 and block == 1 else 1
+                name = f"block{group}_{block}"
+                x = PreActivationBlock(self.widen * filters, stride, self.norm, self.lowering, name=name)(
+                    x, train, mask
+                )
+        x = nn.relu(Norm(self.norm, name="norm")(x, train, mask))
+        head = Head(self.num_classes, self.normalize_features, self.aux_head, torch_uniform(x.shape[-1]))
+        nn.share_scope(self, head)
+        return head(jnp.mean(x, (1, 2)))
+
+
+def _conv(filters: int, size: int, stride: int, norm: str, lowering: str, name: str) -> Conv:
+    return Conv(
+        filters,
+        size,
+        stride,
+        padding=size // 2,
+        initializer=kaiming_fan_out,
+        use_bias=norm == "none",
+        lowering=lowering,
+        name=name,
+    )
