@@ -1,7 +1,8 @@
 """A small separable federation, shared by the tests of the engine and of the methods.
 
 Six clients of different sizes: two ordinary ones, one without labels, one with a single example, one with labels only,
-one with two labels. Three classes, Gaussian clouds whose centres are far apart.
+one with two labels. Three classes, Gaussian clouds whose centres are far apart. In other kinds of this federation the
+examples without a label are in sets with known class shares or have coarse labels, or the server has the labels.
 """
 
 import dataclasses
@@ -13,11 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl import federated, models
-from fedjax_ssl.data import FederatedData
+from fedjax_ssl.data import FederatedData, WeakLabels
 from fedjax_ssl.federated import Method, Sampler, Schedule, ServerState, Setup
 
 NUM_CLASSES, NUM_FEATURES = 3, 4
 SIZES, LABELLED = (12, 9, 7, 1, 8, 14), (4, 3, 0, 1, 8, 2)
+NUM_SERVER = 9
+COARSE = np.array([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]])  # P(coarse label | class): classes 0 and 2 look the same
 
 
 def federation(
@@ -26,11 +29,17 @@ def federation(
     labelled: Sequence[int] = LABELLED,
     num_test: int = 60,
     noise: float = 0.5,
+    server: int = 0,
+    weak: str | None = None,
 ) -> FederatedData:
-    """Client c owns the next `sizes[c]` rows of `inputs` and sees the labels of its first `labelled[c]` ones."""
+    """Client c owns the next `sizes[c]` rows of `inputs` and sees the labels of its first `labelled[c]` ones.
+
+    The test examples follow, then `server` labelled ones of the server. What clients know of the examples whose label
+    they do not see: nothing, in which of three sets they are (`weak="sets"`), or a coarse label (`weak="coarse"`).
+    """
     rng = np.random.default_rng(seed)
-    total = sum(sizes) + num_test
-    labels = np.concatenate([np.arange(size) for size in (*sizes, num_test)]) % NUM_CLASSES
+    total = sum(sizes) + num_test + server
+    labels = np.concatenate([np.arange(size) for size in (*sizes, num_test, server)]) % NUM_CLASSES
     centres = 2.0 * np.eye(NUM_CLASSES, NUM_FEATURES)
     inputs = centres[labels] + noise * rng.normal(size=(total, NUM_FEATURES))
     index = np.zeros((len(sizes), max(sizes)), np.int32)
@@ -39,7 +48,7 @@ def federation(
     for client, (size, seen, start) in enumerate(zip(sizes, labelled, starts[:-1], strict=True)):
         index[client, :size] = start + np.arange(size)
         observed[start : start + seen] = labels[start : start + seen]
-    nothing = jnp.zeros((0,), jnp.int32)
+    observed[total - server :] = labels[total - server :]
     return FederatedData(
         inputs=jnp.asarray(inputs, jnp.result_type(float)),
         labels=jnp.asarray(labels, jnp.int32),
@@ -47,16 +56,61 @@ def federation(
         index=jnp.asarray(index),
         num_labelled=jnp.asarray(labelled, jnp.int32),
         num_examples=jnp.asarray(sizes, jnp.int32),
-        test_index=jnp.arange(sum(sizes), total, dtype=jnp.int32),
+        test_index=sum(sizes) + jnp.arange(num_test, dtype=jnp.int32),
         num_test=jnp.asarray(num_test, jnp.int32),
         test_client=jnp.full(num_test, -1, jnp.int32),
-        valid_index=nothing,
+        valid_index=jnp.zeros((0,), jnp.int32),
         num_valid=jnp.zeros((), jnp.int32),
-        server_index=nothing,
-        num_server=jnp.zeros((), jnp.int32),
+        server_index=sum(sizes) + num_test + jnp.arange(server, dtype=jnp.int32),
+        num_server=jnp.asarray(server, jnp.int32),
         num_classes=NUM_CLASSES,
         max_labelled=max(sizes),  # bounds for whatever labels are seen, so that tests share compiled programs
         max_unlabelled=max(sizes),
+        weak=None if weak is None else _weak_labels(weak, labels[index], sizes, labelled),
+    )
+
+
+def weak_federation(kind: str, **options: Any) -> FederatedData:
+    """The toy federation for a method that learns from `kind` first, see `FederatedData.kinds`.
+
+    Args:
+        kind: "labels": as `federation` has it. "sets" or "coarse": examples without a label have a weak one; with
+            "coarse" the server has labelled examples too. "server": only the server has labels.
+        **options: of `federation`; they win.
+    """
+    kinds: dict[str, dict[str, Any]] = {
+        "labels": {},
+        "sets": {"weak": "sets"},
+        "coarse": {"weak": "coarse", "server": NUM_SERVER},
+        "server": {"labelled": (0,) * len(SIZES), "server": NUM_SERVER},
+    }
+    return federation(**{**kinds[kind], **options})
+
+
+def _weak_labels(kind: str, labels: np.ndarray, sizes: Sequence[int], labelled: Sequence[int]) -> WeakLabels:
+    """Weak labels of all examples without a label; `labels` [C, n] as the clients' tables have them."""
+    slots = np.arange(labels.shape[1])
+    known = (slots < np.array(sizes)[:, None]) & (slots >= np.array(labelled)[:, None])
+    clients = known.any(axis=1)
+    if kind == "coarse":
+        observation = COARSE[:, labels].argmax(axis=0)
+        matrix, share = np.where(clients[:, None, None], COARSE, 0.0), np.where(clients[:, None], np.ones(2), 0.0)
+    else:
+        # Set k holds the examples of class k, but for every fourth example of a client.
+        observation = (labels + (slots % 4 == 3)) % NUM_CLASSES
+        one_hot = np.eye(NUM_CLASSES)
+        counts = np.einsum("cn,cno,cnk->cok", known, one_hot[observation], one_hot[labels])
+        matrix = counts / np.maximum(counts.sum(axis=2, keepdims=True), 1.0)
+        share = counts.sum(axis=2) / np.maximum(counts.sum(axis=(1, 2)), 1.0)[:, None]
+    dtype = jnp.result_type(float)
+    return WeakLabels(
+        labels=jnp.asarray(np.where(known, observation, -1), jnp.int32),
+        num_examples=jnp.asarray(known.sum(axis=1), jnp.int32),
+        num_observations=jnp.asarray(clients * matrix.shape[1], jnp.int32),
+        from_sets=jnp.asarray(clients & (kind == "sets")),
+        matrix=jnp.asarray(matrix, dtype),
+        share=jnp.asarray(share, dtype),
+        prior=jnp.full(NUM_CLASSES, 1.0 / NUM_CLASSES, dtype),
     )
 
 
@@ -94,6 +148,8 @@ def setup(
         num_classes=data.num_classes,
         max_labelled=data.max_labelled,
         max_unlabelled=data.max_unlabelled,
+        max_known=data.max_known,
+        max_server=data.server_index.shape[-1],
         cohort_size=data.num_clients,
         batch_size=4,
         local_epochs=2,
@@ -115,11 +171,29 @@ def in_order(stream: str, batch_size: int, num_steps: int) -> Sampler:
 
 def without(data: FederatedData, *clients: int) -> FederatedData:
     """The federation in which these clients have no examples."""
-    gone = jnp.asarray(clients)
+    gone, weak = jnp.asarray(clients), data.weak
+    if weak is not None:
+        weak = dataclasses.replace(weak, num_examples=weak.num_examples.at[gone].set(0))
     return dataclasses.replace(
         data,
         num_examples=data.num_examples.at[gone].set(0),
         num_labelled=data.num_labelled.at[gone].set(0),
+        weak=weak,
+    )
+
+
+def without_knowledge(data: FederatedData) -> FederatedData:
+    """The federation in which nobody knows anything about the class of any example."""
+    weak = data.weak
+    if weak is not None:
+        nothing = jnp.zeros_like(weak.num_examples)
+        weak = dataclasses.replace(weak, labels=jnp.full_like(weak.labels, -1), num_examples=nothing)
+    return dataclasses.replace(
+        data,
+        observed=jnp.full_like(data.observed, -1),
+        num_labelled=jnp.zeros_like(data.num_labelled),
+        num_server=jnp.zeros_like(data.num_server),
+        weak=weak,
     )
 
 
@@ -130,7 +204,17 @@ def only(data: FederatedData, client: int) -> FederatedData:
 
 def padded(data: FederatedData, clients: int = 2, columns: int = 3) -> FederatedData:
     """The same federation with empty clients at the end and larger bounds everywhere."""
-    more = ((0, clients), (0, columns))
+    more, weak = ((0, clients), (0, columns)), data.weak
+    if weak is not None:
+        weak = dataclasses.replace(
+            weak,
+            labels=jnp.pad(weak.labels, more, constant_values=-1),
+            num_examples=jnp.pad(weak.num_examples, (0, clients)),
+            num_observations=jnp.pad(weak.num_observations, (0, clients)),
+            from_sets=jnp.pad(weak.from_sets, (0, clients)),
+            matrix=jnp.pad(weak.matrix, ((0, clients), (0, 1), (0, 0))),
+            share=jnp.pad(weak.share, ((0, clients), (0, 1))),
+        )
     return dataclasses.replace(
         data,
         index=jnp.pad(data.index, more),
@@ -138,8 +222,10 @@ def padded(data: FederatedData, clients: int = 2, columns: int = 3) -> Federated
         num_examples=jnp.pad(data.num_examples, (0, clients)),
         test_index=jnp.pad(data.test_index, (0, columns)),
         test_client=jnp.pad(data.test_client, (0, columns), constant_values=-1),
+        server_index=jnp.pad(data.server_index, (0, columns)),
         max_labelled=data.max_labelled + 1,
         max_unlabelled=data.max_unlabelled + 2,
+        weak=weak,
     )
 
 
@@ -155,6 +241,7 @@ def stored_differently(data: FederatedData, seed: int = 0) -> FederatedData:
         observed=data.observed[order],
         index=jnp.where(real, moved[data.index], 0),
         test_index=moved[data.test_index],
+        server_index=moved[data.server_index],
     )
 
 

@@ -1,8 +1,9 @@
 """The engine: the method contract, cohorts, local training, placement, federated optimizers, evaluation."""
 
 from fedjax_ssl.federated.cohort import Cohort, sample_cohort
-from fedjax_ssl.federated.engine import BYTES_PER_NUMBER, WEIGHTINGS, Setup, federated_method
+from fedjax_ssl.federated.engine import BYTES_PER_NUMBER, WEIGHTINGS, Setup, all_clients, federated_method
 from fedjax_ssl.federated.evaluation import Scores, balanced_accuracy, evaluate, score_labels
+from fedjax_ssl.federated.fednova import fednova
 from fedjax_ssl.federated.forward import map_rows
 from fedjax_ssl.federated.local_optimizer import (
     OPTIMIZERS,
@@ -10,6 +11,7 @@ from fedjax_ssl.federated.local_optimizer import (
     learning_rate_schedule,
     local_optimizer,
 )
+from fedjax_ssl.federated.memory import CLIENTS_AT_ONCE, Choice, device_memory, tree_bytes
 from fedjax_ssl.federated.method import (
     Client,
     Method,
@@ -17,6 +19,7 @@ from fedjax_ssl.federated.method import (
     Sampler,
     Schedule,
     ServerState,
+    ServerTraining,
     Stage,
     Step,
     Stream,
@@ -25,27 +28,32 @@ from fedjax_ssl.federated.method import (
     Trained,
     View,
 )
-from fedjax_ssl.federated.optimizers import FederatedOptimizer, fedavg, fedopt, fedprox
+from fedjax_ssl.federated.optimizers import FederatedOptimizer, Numbers, fedavg, fedopt, fedprox
 from fedjax_ssl.federated.placement import PLACEMENTS, map_clients
 from fedjax_ssl.federated.reduction import REDUCTIONS
-from fedjax_ssl.federated.sampler import labelled_epochs, mixed_epochs
+from fedjax_ssl.federated.sampler import epochs, known_epochs, labelled_epochs, mixed_epochs
+from fedjax_ssl.federated.scaffold import scaffold
 
 __all__ = [
     "BYTES_PER_NUMBER",
+    "CLIENTS_AT_ONCE",
     "OPTIMIZERS",
     "PLACEMENTS",
     "REDUCTIONS",
     "SCHEDULES",
     "WEIGHTINGS",
+    "Choice",
     "Client",
     "Cohort",
     "FederatedOptimizer",
     "Method",
+    "Numbers",
     "Round",
     "Sampler",
     "Schedule",
     "Scores",
     "ServerState",
+    "ServerTraining",
     "Setup",
     "Stage",
     "Step",
@@ -54,12 +62,17 @@ __all__ = [
     "Traffic",
     "Trained",
     "View",
+    "all_clients",
     "balanced_accuracy",
+    "device_memory",
+    "epochs",
     "evaluate",
     "fedavg",
     "federated_method",
+    "fednova",
     "fedopt",
     "fedprox",
+    "known_epochs",
     "labelled_epochs",
     "learning_rate_schedule",
     "local_optimizer",
@@ -67,5 +80,7 @@ __all__ = [
     "map_rows",
     "mixed_epochs",
     "sample_cohort",
+    "scaffold",
     "score_labels",
+    "tree_bytes",
 ]

@@ -16,7 +16,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fedjax_ssl.federated.method import Client, Params, Schedule, Stage, Step, Stream, Term, Trained, View
+from fedjax_ssl.federated.method import Client, Params, Sampler, Schedule, Step, Stream, Term, Trained, View
 from fedjax_ssl.federated.optimizers import FederatedOptimizer, Flat, Local
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Model, Outputs
@@ -97,8 +97,10 @@ def batch_of(schedule: Schedule, *place: Int[Array, ""]) -> Batch:
     return Batch(*jax.tree.map(lambda table: table[place], (schedule.positions, schedule.masks)))
 
 
-def client_update(training: LocalTraining, stage: Stage, broadcast: Broadcast) -> ClientUpdate:
-    """The pieces of local training in one round of a stage."""
+def client_update(
+    training: LocalTraining, all_terms: tuple[Term, ...], sampler: Sampler, broadcast: Broadcast
+) -> ClientUpdate:
+    """The pieces of local training in one round."""
     flat_params = {group: ravel_pytree(broadcast.params[group]) for group in training.groups}
     anchor = {group: flat for group, (flat, _) in flat_params.items()}
     unravel = {group: function for group, (_, function) in flat_params.items()}
@@ -112,7 +114,7 @@ def client_update(training: LocalTraining, stage: Stage, broadcast: Broadcast) -
         return jax.random.fold_in(named_key(broadcast.key, "client"), client.id)
 
     def schedule(client: Client) -> Schedule:
-        return stage.sampler.schedule(named_key(key_of(client), "batches"), client)
+        return sampler.schedule(named_key(key_of(client), "batches"), client)
 
     def step(client: Client, number: Int[Array, ""], batch: Batch, progress: Progress) -> Progress:
         step_key = jax.random.fold_in(named_key(key_of(client), "step"), number)
@@ -122,7 +124,7 @@ def client_update(training: LocalTraining, stage: Stage, broadcast: Broadcast) -
             examples = examples + jnp.sum(mask, dtype=jnp.int32)
         progress = progress._replace(examples=examples)
         for group in training.groups:
-            terms = [term for term in stage.terms if term.group == group]
+            terms = [term for term in all_terms if term.group == group]
             if terms:
                 progress = one_phase(client, progress, number, group, terms, streams, named_key(step_key, group))
         return progress
@@ -187,9 +189,7 @@ def client_update(training: LocalTraining, stage: Stage, broadcast: Broadcast) -
         flat=anchor,
         model_state=flat_state,
         optimizer={group: training.optimizer.init({group: anchor[group]}) for group in training.groups},
-        local={
-            term.name: term.start(broadcast.terms[term.name], network, broadcast.model_state) for term in stage.terms
-        },
+        local={term.name: term.start(broadcast.terms[term.name], network, broadcast.model_state) for term in all_terms},
         loss=jnp.zeros(()),
         examples=jnp.zeros((), jnp.int32),
     )
@@ -209,7 +209,7 @@ def client_update(training: LocalTraining, stage: Stage, broadcast: Broadcast) -
         groups = to_params(params)
         key = key_of(client)
         result = Trained(client, training.combine(groups), groups, unravel_state(model_state), broadcast.inputs, key)
-        uploads = {term.name: term.collect(result) for term in stage.terms}
+        uploads = {term.name: term.collect(result) for term in all_terms}
         summed = {
             "optimizer": report.summed,
             "weight": weight,
@@ -233,7 +233,8 @@ def _gather_streams(batch: Batch, client: Client, inputs: Array) -> dict[str, St
         rows = inputs[client.index[position]]
         # Padding points to row 0, which may be another client's NaN: a zero loss would still have a NaN gradient.
         real = mask.reshape(-1, *[1] * (rows.ndim - 1))
-        streams[name] = Stream(position, mask, observed, jnp.where(real, rows, jnp.zeros_like(rows)))
+        weak = None if client.weak is None else jnp.where(mask, client.weak.labels[position], -1)
+        streams[name] = Stream(position, mask, observed, jnp.where(real, rows, jnp.zeros_like(rows)), weak)
     return streams
 
 

@@ -1,6 +1,8 @@
 """The engine: builds a `Method` from stages of terms. There is one training loop, and every method runs in it."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -8,15 +10,16 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated.client import Broadcast, LocalTraining, client_update
-from fedjax_ssl.federated.cohort import sample_cohort
+from fedjax_ssl.federated.client import Broadcast, ClientUpdate, LocalTraining, client_update
+from fedjax_ssl.federated.cohort import Cohort, sample_cohort
 from fedjax_ssl.federated.local_optimizer import LearningRate
-from fedjax_ssl.federated.method import Client, Method, Metrics, Params, Round, ServerState, Stage
-from fedjax_ssl.federated.optimizers import FederatedOptimizer
-from fedjax_ssl.federated.placement import train_cohort
+from fedjax_ssl.federated.memory import Choice, Need, choose, estimate_need, size_spread, tree_bytes
+from fedjax_ssl.federated.method import Client, Method, Metrics, Params, Round, Sampler, ServerState, Stage, Term
+from fedjax_ssl.federated.optimizers import FederatedOptimizer, Numbers, fedavg
+from fedjax_ssl.federated.placement import train_cohort, without_examples
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Model, Outputs
 
@@ -41,15 +44,21 @@ class Setup(NamedTuple):
     num_classes: int
     max_labelled: int  # bounds over clients, from `FederatedData`
     max_unlabelled: int
+    max_known: int  # examples with a class label or a weak label
+    max_server: int  # labelled examples at the server
     cohort_size: int
     batch_size: int
     local_epochs: int
     weighting: str = "uniform"
     placement: str = "auto"
-    chunk_size: int = 8
+    chunk_size: int | None = None  # clients at once on a device; None: chosen from its memory
     mesh: Mesh | None = None  # devices that share each cohort
     reduce: str = "ordered"
+    memory: int | None = None  # bytes of a device beside the data; None: not known
+    everyone: Client | None = None  # all clients, to see whether they differ in size; None: not known
+    report: Callable[[Choice], None] | None = None  # is told, whenever a round is traced, how clients are placed
     evaluation_batch_size: int = 512
+    strong_augment: Callable[[Array, Array], Array] | None = None  # like `augment`; None: the weak one
 
 
 def federated_method(
@@ -60,6 +69,7 @@ def federated_method(
     split: Callable[[PyTree], Params] = lambda params: {"model": params},
     combine: Callable[[Params], PyTree] = lambda params: params["model"],
     network: Callable[[ServerState], tuple[PyTree, PyTree]] | None = None,
+    needs: tuple[str, ...] = ("labels",),
 ) -> Method:
     """Builds a method out of terms.
 
@@ -70,6 +80,7 @@ def federated_method(
         split: a freshly initialized network's parameters -> parameters by group.
         combine: parameters by group -> the network's parameters.
         network: state -> (parameters, model state) of the network that predicts and embeds; the global one by default.
+        needs: what the method learns from, see `FederatedData.kinds`; any of these is enough.
 
     Returns:
         A `Method`. Its `round` takes the run's key and folds the round number in itself, so rounds can be scanned with
@@ -95,18 +106,22 @@ def federated_method(
     def init(key: Array, data: FederatedData) -> ServerState:
         network, model_state = setup.model.init(named_key(key, "model"))
         params = split(network)
-        everyone = _clients(data, jnp.arange(data.num_clients, dtype=jnp.int32))
+        everyone = all_clients(data)
         terms = {
             term.name: term.init(named_key(named_key(key, "term"), term.name), network, model_state, everyone)
             for stage in stages
-            for term in stage.terms
+            for term in _terms(stage)
         }
         optimizer = setup.federated_optimizer.init(_flatten(params), data.num_clients)
         return ServerState(jnp.zeros((), jnp.int32), params, model_state, optimizer, terms)
 
     def round_of(number: int, stage: Stage) -> Callable[..., tuple[ServerState, Metrics]]:
+        known = setup.everyone is not None and stage.sampler is not None
+        spread = size_spread(stage.sampler, setup.everyone) if known else None
+
         def run(key: Array, state: ServerState, data: FederatedData) -> tuple[ServerState, Metrics]:
-            return _run_round(setup, training, stage, starts[number], key, state, data)
+            place = partial(_place, setup, spread, tree_bytes(state))
+            return _run_round(setup, training, stage, starts[number], key, state, data, place)
 
         return run
 
@@ -132,7 +147,12 @@ def federated_method(
         round,
         predict=lambda state, inputs: jax.nn.log_softmax(apply(state, inputs).logits),
         embed=lambda state, inputs: apply(state, inputs).features,
+        needs=needs,
     )
+
+
+def _terms(stage: Stage) -> tuple[Term, ...]:
+    return (*stage.terms, *(stage.server.terms if stage.server else ()))
 
 
 def _check(setup: Setup, stages: tuple[Stage, ...]) -> None:
@@ -141,9 +161,11 @@ def _check(setup: Setup, stages: tuple[Stage, ...]) -> None:
     if any(stage.rounds is None for stage in stages[:-1]):
         raise ValueError("every stage but the last needs a number of rounds")
     for stage in stages:
-        names = [term.name for term in stage.terms]
+        names = [term.name for term in _terms(stage)]
         if len(set(names)) < len(names):
             raise ValueError(f"terms of one stage need different names, got {names}")
+        if not names:
+            raise ValueError("a stage needs terms, for the clients or for the server")
 
 
 def _run_round(
@@ -154,17 +176,23 @@ def _run_round(
     key: Array,
     state: ServerState,
     data: FederatedData,
+    place: Callable[..., tuple[PyTree, PyTree]],
 ) -> tuple[ServerState, Metrics]:
-    cohort = sample_cohort(
-        named_key(key, "cohort"), data.num_labelled, data.num_examples, setup.cohort_size, stage.labelled_quota
-    )
-    everyone = _clients(data, jnp.arange(data.num_clients, dtype=jnp.int32))
-    clients = _clients(data, cohort.ids, cohort.valid)
-    number = state.round - start
+    everyone = all_clients(data)
+    nobody = Cohort(jnp.zeros((0,), jnp.int32), jnp.zeros((0,), bool))
+    cohort = nobody
+    if stage.terms:
+        cohort = sample_cohort(
+            named_key(key, "cohort"),
+            stage.count_labels(everyone),
+            data.num_examples,
+            setup.cohort_size,
+            stage.labelled_quota,
+        )
     context = Round(
         key=key,
-        number=number,
-        clients=clients,
+        number=state.round - start,
+        clients=_clients(data, cohort.ids, cohort.valid),
         valid=cohort.valid,
         everyone=everyone,
         params=training.combine(state.params),
@@ -172,26 +200,96 @@ def _run_round(
         model_state=state.model_state,
         inputs=data.inputs,
     )
-    term_states, sent = dict(state.terms), {}
-    for term in stage.terms:
+    info: Metrics = {}
+    if stage.terms:
+        assert stage.sampler is not None
+        state, info = _train(setup, training, stage.terms, stage.sampler, context, state, data, cohort.ids, place)
+    if stage.server is not None:
+        # The server is a federation of one client that is always there.
+        at_server = context._replace(
+            key=named_key(key, "server"),
+            clients=_server(data),
+            valid=jnp.ones((1,), bool),
+            params=training.combine(state.params),
+            groups=state.params,
+            model_state=state.model_state,
+        )
+        alone = training._replace(federated_optimizer=fedavg(), weighting=WEIGHTINGS["uniform"])
+        trained, log = _train(
+            setup,
+            alone,
+            stage.server.terms,
+            stage.server.sampler,
+            at_server,
+            state._replace(optimizer=()),
+            data,
+            jnp.zeros((1,), jnp.int32),
+            train_cohort,
+        )
+        state = trained._replace(optimizer=state.optimizer)
+        log = {**log, "clients": jnp.zeros_like(log["clients"]), "bytes_down": 0.0 * log["loss"]}
+        log["bytes_up"] = log["bytes_down"]
+        info = {**log, **info, "server_loss": log["loss"]}
+    return state._replace(round=state.round + 1), info
+
+
+def _place(
+    setup: Setup,
+    spread: float | None,
+    state_bytes: int,
+    update: ClientUpdate,
+    clients: Client,
+    valid: Bool[Array, " p"],
+) -> tuple[PyTree, PyTree]:
+    """Trains a cohort as the setup says and, where it says nothing, as the device's memory allows."""
+    num_devices = 1 if setup.mesh is None else setup.mesh.size
+    share = -(-valid.shape[0] // num_devices)
+
+    def estimate(placement: str) -> Need:
+        return estimate_need(update, clients, placement, share, gathered=share * num_devices if setup.mesh else 0)
+
+    choice = choose(
+        setup.placement,
+        setup.chunk_size,
+        share,
+        backend=jax.default_backend(),
+        spread=spread,
+        # A round makes a new state of the old one.
+        limit=None if setup.memory is None else setup.memory - 2 * state_bytes,
+        estimate=estimate,
+    )
+    if setup.report is not None:
+        setup.report(choice)
+    return train_cohort(update, clients, valid, choice.placement, choice.clients_at_once, setup.mesh, setup.reduce)
+
+
+def _train(
+    setup: Setup,
+    training: LocalTraining,
+    terms: tuple[Term, ...],
+    sampler: Sampler,
+    context: Round,
+    state: ServerState,
+    data: FederatedData,
+    ids: Int[Array, " p"],
+    place: Callable[..., tuple[PyTree, PyTree]],
+) -> tuple[ServerState, Metrics]:
+    """Trains the context's clients and takes the federated optimizer's step; the round is not counted here."""
+    optimizer, term_states, sent = training.federated_optimizer, dict(state.terms), {}
+    for term in terms:
         sent[term.name], term_states[term.name] = term.prepare(term_states[term.name], context)
-    context = context._replace(clients=clients._replace(sent=sent))
-    active = jnp.stack([term.takes_part(sent[term.name], context) for term in stage.terms]).any(0)
-    clients = context.clients._replace(
-        num_labelled=jnp.where(active, clients.num_labelled, 0),
-        num_examples=jnp.where(active, clients.num_examples, 0),
-        variates=setup.federated_optimizer.send(state.optimizer, cohort.ids),
+    context = context._replace(clients=context.clients._replace(sent=sent))
+    active = jnp.stack([term.takes_part(sent[term.name], context) for term in terms]).any(0)
+    clients = without_examples(context.clients, active)._replace(variates=optimizer.send(state.optimizer, ids))
+    learning_rate = setup.learning_rate(context.number)
+    broadcast = Broadcast(
+        context.key, context.number, learning_rate, state.params, state.model_state, term_states, data.inputs
     )
-    learning_rate = setup.learning_rate(number)
-    broadcast = Broadcast(key, number, learning_rate, state.params, state.model_state, term_states, data.inputs)
-    update = client_update(training, stage, broadcast)
-    summed, stacked = train_cohort(
-        update, clients, cohort.valid, setup.placement, setup.chunk_size, setup.mesh, setup.reduce
-    )
-    counts = stacked["counts"] & cohort.valid
+    summed, stacked = place(client_update(training, terms, sampler, broadcast), clients, context.valid)
+    counts = stacked["counts"] & context.valid
     flat = _flatten(state.params)
-    new_flat, optimizer = setup.federated_optimizer.apply(
-        state.optimizer, flat, summed["optimizer"], stacked["optimizer"], cohort.ids, counts
+    new_flat, optimizer_state = optimizer.apply(
+        state.optimizer, flat, summed["optimizer"], stacked["optimizer"], ids, counts
     )
     params = {name: ravel_pytree(state.params[name])[1](new_flat[name]) for name in new_flat}
     weight = summed["weight"]
@@ -199,7 +297,7 @@ def _run_round(
     old_state, unravel_state = ravel_pytree(state.model_state)
     model_state = unravel_state(old_state + scale.astype(old_state.dtype) * summed["model_state"])
     network = training.combine(state.params)
-    for term in stage.terms:
+    for term in terms:
         before = term.start(term_states[term.name], network, state.model_state)
         mean = jax.tree.map(
             lambda total, old: jnp.where(weight > 0, scale * total, old.astype(total.dtype)).astype(old.dtype),
@@ -209,12 +307,18 @@ def _run_round(
         term_states[term.name] = term.absorb(
             term_states[term.name], mean, stacked["uploads"][term.name], counts, context
         )
-    new_state = ServerState(state.round + 1, params, model_state, optimizer, term_states)
-    return new_state, _metrics(stage, context, data, summed, flat, old_state)
+    new_state = ServerState(state.round, params, model_state, optimizer_state, term_states)
+    return new_state, _metrics(terms, context, data, summed, flat, old_state, optimizer.sends(flat))
 
 
 def _metrics(
-    stage: Stage, context: Round, data: FederatedData, summed: dict[str, Any], flat: dict[str, Array], state: Array
+    terms: tuple[Term, ...],
+    context: Round,
+    data: FederatedData,
+    summed: dict[str, Any],
+    flat: dict[str, Array],
+    state: Array,
+    beside: Numbers,
 ) -> Metrics:
     dtype = jnp.result_type(float)
     clients = jnp.sum(context.valid).astype(dtype)
@@ -226,11 +330,11 @@ def _metrics(
         "local_steps": steps,
         "examples": summed["examples"].astype(dtype),
         "dropped_clients": summed["dropped"].astype(dtype),
-        "bytes_down": clients * model_bytes,
-        "bytes_up": clients * model_bytes,
+        "bytes_down": clients * (model_bytes + BYTES_PER_NUMBER * beside.down),
+        "bytes_up": clients * (model_bytes + BYTES_PER_NUMBER * beside.up),
     }
     truth = data.labels[context.clients.index]
-    for term in stage.terms:
+    for term in terms:
         traffic = term.traffic(context)
         info["bytes_down"] = info["bytes_down"] + traffic.down
         info["bytes_up"] = info["bytes_up"] + traffic.up
@@ -238,15 +342,44 @@ def _metrics(
     return info
 
 
+def all_clients(data: FederatedData) -> Client:
+    """All C clients of a federation."""
+    return _clients(data, jnp.arange(data.num_clients, dtype=jnp.int32))
+
+
 def _clients(data: FederatedData, ids: Array, valid: Array | None = None) -> Client:
     """Gathers clients; an empty cohort slot is a client without examples."""
     present = jnp.ones(ids.shape, bool) if valid is None else valid
     index = data.index[ids]
-    num_labelled = jnp.where(present, data.num_labelled[ids], 0)
     num_examples = jnp.where(present, data.num_examples[ids], 0)
     real = jnp.arange(index.shape[1], dtype=jnp.int32) < num_examples[:, None]
+    weak = data.weak
+    if weak is not None:
+        everybody = replace(weak, prior=jnp.broadcast_to(weak.prior, (data.num_clients, *weak.prior.shape)))
+        weak = jax.tree.map(lambda table: table[ids], everybody)
+        weak = replace(
+            weak,
+            labels=jnp.where(real, weak.labels, -1),
+            num_examples=jnp.where(present, weak.num_examples, 0),
+        )
+    return Client(
+        ids,
+        index,
+        observed=jnp.where(real, data.observed[index], -1),
+        num_labelled=jnp.where(present, data.num_labelled[ids], 0),
+        num_examples=num_examples,
+        sent={},
+        variates=(),
+        weak=weak,
+    )
+
+
+def _server(data: FederatedData) -> Client:
+    """The server as the only client of a federation of its own."""
+    index, count = data.server_index[None], data.num_server[None]
+    real = jnp.arange(index.shape[1], dtype=jnp.int32) < count[:, None]
     observed = jnp.where(real, data.observed[index], -1)
-    return Client(ids, index, observed, num_labelled, num_examples, sent={}, variates=())
+    return Client(jnp.zeros((1,), jnp.int32), index, observed, count, count, sent={}, variates=())
 
 
 def _flatten(params: Params) -> dict[str, Array]:

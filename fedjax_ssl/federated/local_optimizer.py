@@ -17,7 +17,12 @@ LearningRate = Callable[[Int[Array, ""]], Float[Array, ""]]
 
 
 def local_optimizer(
-    name: str = "sgd", *, momentum: float | Array = 0.0, nesterov: bool = False, weight_decay: float = 0.0
+    name: str = "sgd",
+    *,
+    momentum: float | Array = 0.0,
+    nesterov: bool = False,
+    weight_decay: float = 0.0,
+    clip_norm: float | Array | None = None,
 ) -> optax.GradientTransformation:
     """Builds the client's optimizer; its state starts anew in every round.
 
@@ -26,21 +31,36 @@ def local_optimizer(
         momentum: momentum of SGD, in [0, 1).
         nesterov: Nesterov momentum.
         weight_decay: added to the gradient as weight_decay * w, on all parameters (L2, not decoupled).
+        clip_norm: the gradient of a parameter group is multiplied by min(1, clip_norm / (||g||_2 + 1e-6)) before
+            weight decay is added; None: it is not.
 
     Raises:
-        ValueError: for an unknown name or momentum outside [0, 1).
+        ValueError: for an unknown name, momentum outside [0, 1) or a clip_norm that is not positive.
     """
     if name not in OPTIMIZERS:
         raise ValueError(f"unknown local optimizer {name!r}; allowed: {', '.join(OPTIMIZERS)}")
     known = isinstance(momentum, (int, float))  # a traced momentum cannot be looked at
     if known and not 0 <= momentum < 1:
         raise ValueError(f"momentum is {momentum}; it must be in [0, 1)")
+    if isinstance(clip_norm, (int, float)) and not clip_norm > 0:
+        raise ValueError(f"clip_norm is {clip_norm}; it must be positive, or None for no clipping")
     steps = {
         "sgd": optax.identity() if known and momentum == 0 else optax.trace(momentum, nesterov),
         "adam": optax.scale_by_adam(),
         "rmsprop": optax.scale_by_rms(decay=0.9, eps=1e-7, eps_in_sqrt=False),
     }
-    return standard_promotion(optax.chain(optax.add_decayed_weights(weight_decay), steps[name]))
+    clip = () if clip_norm is None else (_clip(clip_norm),)
+    return standard_promotion(optax.chain(*clip, optax.add_decayed_weights(weight_decay), steps[name]))
+
+
+def _clip(max_norm: float | Array) -> optax.GradientTransformation:
+    """PyTorch's clipping, whose 1e-6 shows in the digits of SemiFL's code; optax' own has none."""
+
+    def clip(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
+        factor = jnp.minimum(1.0, max_norm / (optax.tree.norm(updates) + 1e-6))
+        return jax.tree.map(lambda g: factor * g, updates)
+
+    return optax.stateless(clip)
 
 
 def standard_promotion(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:

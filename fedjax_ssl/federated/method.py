@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from fedjax_ssl.data import WeakLabels
 from fedjax_ssl.models import Outputs
 
 PyTree = Any
@@ -24,6 +25,7 @@ class Method(NamedTuple):
     round: Callable[..., tuple["ServerState", Metrics]]  # (run key, state, data) -> (state, info)
     predict: Callable[..., Array]  # (state, raw inputs [n, ...]) -> log-probabilities [n, K]
     embed: Callable[..., Array] | None = None  # (state, raw inputs [n, ...]) -> features [n, d]; None: it has none
+    needs: tuple[str, ...] = ("labels",)  # it learns from any of these: see `FederatedData.kinds`
 
 
 class ServerState(NamedTuple):
@@ -41,11 +43,17 @@ class Client(NamedTuple):
 
     id: Int[Array, ""]
     index: Int[Array, " n"]  # type: ignore[assignment]  # rows of `FederatedData.inputs`, labelled first, padding 0
-    observed: Int[Array, " n"]  # observed label of every example, -1 = nothing or padding
+    observed: Int[Array, " n"]  # observed class label of every example, -1 = nothing or padding
     num_labelled: Int[Array, ""]
     num_examples: Int[Array, ""]
     sent: dict[str, PyTree]  # what each term sent for this round
     variates: PyTree  # what the federated optimizer sent for this round
+    weak: WeakLabels | None = None  # its coarse labels or sets, without the axis C; None where no client has any
+
+    @property
+    def num_known(self) -> Array:
+        """Examples with a class label or a weak label; they come first in `index`."""
+        return self.num_labelled if self.weak is None else self.num_labelled + self.weak.num_examples
 
 
 class Round(NamedTuple):
@@ -67,8 +75,9 @@ class Stream(NamedTuple):
 
     position: Int[Array, " b"]  # place in `Client.index`
     mask: Bool[Array, " b"]  # False on padding
-    observed: Int[Array, " b"]  # observed label, -1 = nothing
+    observed: Int[Array, " b"]  # observed class label, -1 = nothing
     inputs: Array  # [b, ...] raw
+    weak: Int[Array, " b"] | None = None  # observed weak label, -1 = nothing; None where no client has any
 
 
 class View(NamedTuple):
@@ -175,13 +184,25 @@ class Term(NamedTuple):
     traffic: Callable[[Round], Traffic] = _no_traffic
 
 
-class Stage(NamedTuple):
-    """A stretch of rounds with its own terms, batches and cohort; the server state goes on from stage to stage."""
+class ServerTraining(NamedTuple):
+    """Training at the server on its own labelled examples, after the clients' models were averaged."""
 
     terms: tuple[Term, ...]
     sampler: "Sampler"
+
+
+class Stage(NamedTuple):
+    """A stretch of rounds with its own terms, batches and cohort; the server state goes on from stage to stage.
+
+    A round trains the clients, if there are terms for them, and then the server, if it has terms.
+    """
+
+    terms: tuple[Term, ...]
+    sampler: "Sampler | None"
     labelled_quota: str = "proportional"  # see `fedjax_ssl.federated.sample_cohort`
     rounds: int | None = None  # None: until the end
+    count_labels: Callable[[Client], Array] = lambda clients: clients.num_labelled  # for the quota
+    server: ServerTraining | None = None
 
 
 class Schedule(NamedTuple):

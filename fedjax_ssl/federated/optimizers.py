@@ -37,8 +37,15 @@ class Local(NamedTuple):
     variates: PyTree  # as received
 
 
+class Numbers(NamedTuple):
+    """How many numbers a federated optimizer sends to and from each client beside the model."""
+
+    down: int
+    up: int
+
+
 class FederatedOptimizer(NamedTuple):
-    """Five pure functions; combine with every method."""
+    """Pure functions; combine with every method."""
 
     init: Callable[[Flat, int], PyTree]  # (parameters, number of clients) -> state
     send: Callable[[PyTree, Int[Array, " p"]], PyTree]  # (state, ids) -> variates, leading axis p
@@ -47,6 +54,7 @@ class FederatedOptimizer(NamedTuple):
     report: Callable[[Local], Report]
     apply: Callable[[PyTree, Flat, PyTree, PyTree, Int[Array, " p"], Bool[Array, " p"]], tuple[Flat, PyTree]]
     # ^ (state, anchor, summed, kept, ids, which clients count) -> (parameters, state)
+    sends: Callable[[Flat], Numbers] = lambda params: Numbers(0, 0)  # for the count of bytes; of a client's parameters
 
 
 def fedavg() -> FederatedOptimizer:
@@ -69,18 +77,26 @@ def fedprox(mu: float) -> FederatedOptimizer:
     if isinstance(mu, (int, float)) and mu < 0:
         raise ValueError(f"FedProx: mu is {mu}; it must be >= 0")
 
+    return fedavg()._replace(correct=proximal(mu))
+
+
+def proximal(mu: float | Array) -> Callable[[Flat, Flat, Flat, PyTree], Flat]:
+    """The correction by the gradient of mu/2 ||w - w_global||^2."""
+
     def correct(gradient: Flat, params: Flat, anchor: Flat, variates: PyTree) -> Flat:
         return jax.tree.map(lambda g, w, w0: g + mu * (w - w0), gradient, params, anchor)
 
-    return fedavg()._replace(correct=correct)
+    return correct
 
 
 def fedopt(server_optimizer: optax.GradientTransformation | None) -> FederatedOptimizer:
     """FedOpt: the mean change of the clients is a pseudo-gradient for a server-side optimizer.
 
     Args:
-        server_optimizer: for example `optax.adam(1e-2, b1=0.9, b2=0.99, eps=1e-3)` for FedAdam or `optax.yogi` for
-            FedYogi; None applies the mean change as it is (FedAvg).
+        server_optimizer: for example `optax.adam(1e-2, b1=0.9, b2=0.99, eps=1e-3)` for FedAdam, `optax.yogi` for
+            FedYogi, or `optax.sgd(1.0, momentum=0.5)` for FedAvgM (server momentum: v <- momentum v + g,
+            W <- W - rate v for the pseudo-gradient g; Hsu et al., 2019). None applies the mean change as it is, which
+            is FedAvg.
     """
 
     def init(params: Flat, num_clients: int) -> PyTree:
@@ -93,16 +109,14 @@ def fedopt(server_optimizer: optax.GradientTransformation | None) -> FederatedOp
     def apply(
         state: PyTree, anchor: Flat, summed: PyTree, kept: PyTree, ids: Array, counts: Array
     ) -> tuple[Flat, PyTree]:
-        weight = summed["weight"]
-        scale = jnp.where(weight > 0, 1.0 / jnp.where(weight > 0, weight, 1.0), 0.0)
-        change = jax.tree.map(lambda total: scale * total, summed["change"])
+        change = weighted_mean(summed["change"], summed["weight"])
         if server_optimizer is None:
             return jax.tree.map(jnp.add, anchor, change), state
         updates, new_state = standard_promotion(server_optimizer).update(
             jax.tree.map(jnp.negative, change), state, anchor
         )
         moved = optax.apply_updates(anchor, updates)
-        trained = weight > 0
+        trained = summed["weight"] > 0
         return _where(trained, moved, anchor), _where(trained, new_state, state)
 
     return FederatedOptimizer(
@@ -112,6 +126,12 @@ def fedopt(server_optimizer: optax.GradientTransformation | None) -> FederatedOp
         report=report,
         apply=apply,
     )
+
+
+def weighted_mean(totals: PyTree, weight: Float[Array, ""]) -> PyTree:
+    """Weighted sums divided by the sum of the weights; 0 where nothing has weight."""
+    scale = jnp.where(weight > 0, 1.0 / jnp.where(weight > 0, weight, 1.0), 0.0)
+    return jax.tree.map(lambda total: scale * total, totals)
 
 
 def _where(condition: Bool[Array, ""], new: PyTree, old: PyTree) -> PyTree:

@@ -5,12 +5,13 @@ into batched ones and convolutions into grouped ones. On accelerators, vectorize
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Bool, Int, Int32
 
 from fedjax_ssl.federated.client import ClientUpdate, train_client
 from fedjax_ssl.federated.lanes import run_lanes
@@ -18,14 +19,14 @@ from fedjax_ssl.federated.method import Client
 from fedjax_ssl.federated.reduction import REDUCTIONS, add_in_order, add_one, sum_over_devices
 
 PyTree = Any
-PLACEMENTS = ("auto", "vmap", "sequential", "chunked", "lanes")
+PLACEMENTS = ("auto", "vmap", "sequential", "chunked", "lanes")  # "auto": see `fedjax_ssl.federated.memory.choose`
 
 
 def train_cohort(
     update: ClientUpdate,
     clients: Client,
     valid: Bool[Array, " p"],
-    placement: str = "auto",
+    placement: str = "sequential",
     chunk_size: int = 8,
     mesh: Mesh | None = None,
     reduce: str = "ordered",
@@ -39,15 +40,17 @@ def train_cohort(
         placement: on each device as in `map_clients`, or "lanes": `chunk_size` clients at once, each followed by the
             next one as soon as it is done, where otherwise the others wait for the longest.
         chunk_size: clients at once on a device, where it is neither one nor all.
-        mesh: the devices that share the cohort in equal blocks; all axes together count as one list of devices.
-            None: one device.
+        mesh: the devices that share the cohort, each as many clients, dealt by size (`deal`); all axes together count
+            as one list of devices. None: one device. Inside a `shard_map` over the mesh's axes, as in a sweep with
+            seeds on another axis, each device is to call this with the whole cohort, and takes its share.
         reduce: how sums go over the devices of a mesh, see `sum_over_devices`.
 
     Returns:
         (sums over the cohort, results stacked over the cohort); with a mesh, whole on each of its devices.
 
     Raises:
-        ValueError: for an unknown placement or reduction, or a chunk size below 1.
+        ValueError: for an unknown placement or reduction, a chunk size below 1, or axes of a surrounding `shard_map`
+            of another size than the mesh.
     """
     if reduce not in REDUCTIONS:
         raise ValueError(f"reduce is {reduce!r}; allowed: {', '.join(REDUCTIONS)}")
@@ -57,21 +60,74 @@ def train_cohort(
     stacking = update._replace(finish=lambda *done: ((), update.finish(*done)))
     axes, size = mesh.axis_names, valid.shape[0]
     clients, valid = _fill_up(clients, valid, -size % mesh.size)
+    clients = without_examples(clients, valid)
+    num_steps = jax.vmap(lambda client: update.schedule(client).num_steps)(clients)
+    dealt = deal(jnp.where(valid, num_steps, 0), mesh.size)
+    slots = jnp.argsort(dealt)  # where each client went
+    clients, valid = jax.tree.map(lambda x: x[dealt], (clients, valid))
 
-    def train_share(clients: Client, valid: Array) -> tuple[PyTree, PyTree]:
+    def train_share(clients: Client, valid: Array, slots: Array) -> tuple[PyTree, PyTree]:
         _, (summed, stacked) = _train_on_one_device(stacking, clients, valid, placement, chunk_size)
-        return sum_over_devices(summed, valid, axes, size, reduce), jax.lax.all_gather(stacked, axes, tiled=True)
+        return sum_over_devices(summed, valid, axes, size, reduce, slots), jax.lax.all_gather(stacked, axes, tiled=True)
 
-    share, everywhere = PartitionSpec(axes), PartitionSpec()
-    summed, stacked = jax.shard_map(
-        train_share,
-        mesh=mesh,
-        in_specs=(share, share),
-        out_specs=(everywhere, everywhere),
-        # Local training starts from the same values everywhere, which are not marked as differing between devices.
-        check_vma=False,
-    )(clients, valid)
-    return summed, jax.tree.map(lambda x: x[:size], stacked)
+    if set(axes) <= set(jax.sharding.get_abstract_mesh().manual_axes):
+        summed, stacked = train_share(*_take_share((clients, valid), mesh), slots)
+    else:
+        share, everywhere = PartitionSpec(axes), PartitionSpec()
+        summed, stacked = jax.shard_map(
+            train_share,
+            mesh=mesh,
+            in_specs=(share, share, everywhere),
+            out_specs=(everywhere, everywhere),
+            # Local training starts from the same values everywhere, which are not marked as differing between devices.
+            check_vma=False,
+        )(clients, valid, slots)
+    return summed, jax.tree.map(lambda x: x[slots[:size]], stacked)
+
+
+def deal(num_steps: Int[Array, " q"], num_devices: int) -> Int32[Array, " q"]:
+    """Deals clients to devices, longest first and in turn there and back, so that devices finish together.
+
+    Every device gets as many clients, so that shapes stay the same in all rounds.
+
+    Args:
+        num_steps: local steps of each client; q is a multiple of the devices.
+        num_devices: at least 1.
+
+    Returns:
+        Clients of the first device, longest first, then those of the next one.
+    """
+    hands = jnp.argsort(-num_steps, stable=True).astype(jnp.int32).reshape(-1, num_devices)
+    back = jnp.arange(hands.shape[0], dtype=jnp.int32)[:, None] % 2 == 1
+    return jnp.where(back, hands[:, ::-1], hands).T.reshape(-1)
+
+
+def without_examples(clients: Client, kept: Bool[Array, " p"]) -> Client:
+    """The same clients, of which those that are not kept have no examples, so that no batch is drawn for them."""
+    weak = clients.weak
+    if weak is not None:
+        weak = replace(weak, num_examples=jnp.where(kept, weak.num_examples, 0))
+    return clients._replace(
+        num_labelled=jnp.where(kept, clients.num_labelled, 0),
+        num_examples=jnp.where(kept, clients.num_examples, 0),
+        weak=weak,
+    )
+
+
+def _take_share(cohort: PyTree, mesh: Mesh) -> PyTree:
+    axes = mesh.axis_names
+    there = jax.lax.axis_size(axes)
+    if there != mesh.size:
+        raise ValueError(
+            f"{mesh.size} devices are to share each cohort, but the surrounding shard_map has {there} along "
+            f"{', '.join(map(str, axes))}; give both the same number"
+        )
+
+    def take(x: Array) -> Array:
+        share = x.shape[0] // mesh.size
+        return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(axes) * share, share)
+
+    return jax.tree.map(take, cohort)
 
 
 def _train_on_one_device(
@@ -89,7 +145,7 @@ def map_clients(
     update: Callable[[PyTree], tuple[PyTree, PyTree]],
     clients: PyTree,
     valid: Bool[Array, " p"],
-    placement: str = "auto",
+    placement: str = "sequential",
     chunk_size: int = 8,
 ) -> tuple[PyTree, PyTree]:
     """Runs `update` for every client; adds its first result over clients in client order and stacks its second.
@@ -100,7 +156,7 @@ def map_clients(
         update: one client -> (to be summed, to be stacked).
         clients: tree with leading axis p.
         valid: False on slots without a client.
-        placement: "sequential", "vmap", "chunked", or "auto" (sequential on CPU, chunked elsewhere).
+        placement: "sequential", "vmap" or "chunked".
         chunk_size: clients at once when chunked.
 
     Returns:
@@ -111,8 +167,6 @@ def map_clients(
     """
     _check(placement, chunk_size)
     size = valid.shape[0]
-    if placement == "auto":
-        placement = "sequential" if jax.default_backend() == "cpu" else "chunked"
     width = {"sequential": 1, "vmap": size, "chunked": min(chunk_size, size)}[placement]
     slots, counts = _fill_up(clients, valid, -size % width)
     num_chunks = counts.shape[0] // width
@@ -141,7 +195,8 @@ def _fill_up(clients: PyTree, valid: Bool[Array, " p"], padding: int) -> tuple[P
 
 
 def _check(placement: str, chunk_size: int) -> None:
-    if placement not in PLACEMENTS:
-        raise ValueError(f"placement is {placement!r}; allowed: {', '.join(PLACEMENTS)}")
+    allowed = [name for name in PLACEMENTS if name != "auto"]
+    if placement not in allowed:
+        raise ValueError(f"placement is {placement!r}; allowed: {', '.join(allowed)}")
     if chunk_size < 1:
         raise ValueError(f"chunk_size is {chunk_size}; it must be at least 1")

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Bool, Int
 
 PyTree = Any
 REDUCTIONS = ("ordered", "fixed", "fast")
@@ -21,26 +21,41 @@ def add_one(total: PyTree, entry: PyTree, counts: Bool[Array, ""]) -> PyTree:
     return jax.tree.map(lambda t, x: t + jnp.where(counts, x, jnp.zeros_like(x)), total, entry)
 
 
-def add_in_order(values: PyTree, valid: Bool[Array, " p"], start: PyTree | None = None) -> PyTree:
+def add_in_order(
+    values: PyTree, valid: Bool[Array, " p"], start: PyTree | None = None, order: Int[Array, " p"] | None = None
+) -> PyTree:
     """Adds up the entries of a cohort in client order.
 
     Args:
         values: leading axis p.
         valid: False on slots that add nothing.
         start: the sum over the clients before; None: there are none.
+        order: where the first client's entry is, the second one's, and so on; None: as they lie.
 
     Returns:
         The sums, without that axis.
     """
     if start is None:
         start = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), values)
-    return jax.lax.scan(lambda total, one: (add_one(total, *one), None), start, (values, valid))[0]
+    entries = (values, valid)
+    if order is None:
+        return jax.lax.scan(lambda total, one: (add_one(total, *one), None), start, entries)[0]
+
+    def add_entry(total: PyTree, place: Array) -> tuple[PyTree, None]:
+        return add_one(total, *jax.tree.map(lambda x: x[place], entries)), None
+
+    return jax.lax.scan(add_entry, start, order)[0]
 
 
 def sum_over_devices(
-    values: PyTree, valid: Bool[Array, " m"], axis: str | tuple[str, ...], num_clients: int, reduce: str
+    values: PyTree,
+    valid: Bool[Array, " m"],
+    axis: str | tuple[str, ...],
+    num_clients: int,
+    reduce: str,
+    order: Int[Array, " q"] | None = None,
 ) -> PyTree:
-    """Adds up a cohort whose slots are spread over devices in order; to be called inside `shard_map`.
+    """Adds up a cohort whose slots are spread over devices; to be called inside `shard_map`.
 
     Args:
         values: this device's slots, leading axis m.
@@ -52,13 +67,14 @@ def sum_over_devices(
             same bits for every number of devices; with b the bits of `num_clients`, every client's values are rounded
             by at most 2^(b - 30) of the largest one in the array. "fast": floating point, whose last bits depend on
             the number of devices.
+        order: where among the slots of all devices the first client is, the second one, and so on; None: in order.
 
     Returns:
         The sums, the same on every device.
     """
     if reduce == "ordered":
         everything = jax.lax.all_gather((values, valid), axis, tiled=True)
-        return add_in_order(*everything)
+        return add_in_order(*everything, order=order)
     if reduce == "fast":
         return jax.lax.psum(add_in_order(values, valid), axis)
     return jax.tree.map(lambda x: _sum_fixed(x, valid, axis, num_clients), values)

@@ -4,6 +4,8 @@ A schedule is drawn once per client and round. Shapes follow static bounds, so d
 every permutation sorts bits drawn by position, and the bits of a prefix do not change when the array grows.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, Key
@@ -59,22 +61,64 @@ def labelled_epochs(batch_size: int, local_epochs: int, max_labelled: int) -> Sa
         local_epochs: passes over the labelled examples per round.
         max_labelled: static bound of labelled examples per client.
     """
-    size = max(max_labelled, 1)
+    return epochs("labelled", lambda client: client.num_labelled, batch_size, local_epochs, max_labelled)
+
+
+def known_epochs(batch_size: int, local_epochs: int, max_known: int, drop_last: bool = False) -> Sampler:
+    """Epochs over the examples with a class label or a weak label: stream "known".
+
+    Where all of these have class labels, the batches are those of `labelled_epochs`.
+
+    Args:
+        batch_size: examples per local step.
+        local_epochs: passes over these examples per round.
+        max_known: static bound of such examples per client.
+        drop_last: leave the last partial batch of an epoch out, and a client with less than a batch.
+    """
+    return epochs("known", lambda client: client.num_known, batch_size, local_epochs, max_known, drop_last)
+
+
+def epochs(
+    stream: str,
+    count: Callable[[Client], Int[Array, ""]],
+    batch_size: int,
+    local_epochs: int,
+    max_count: int,
+    drop_last: bool = False,
+) -> Sampler:
+    """Epochs over the first `count(client)` examples of a client, freshly shuffled.
+
+    Args:
+        stream: name of the stream.
+        count: how many of the client's examples, at most `max_count`.
+        batch_size: examples per local step.
+        local_epochs: passes per round.
+        max_count: static bound.
+        drop_last: leave the last partial batch of an epoch out.
+    """
+    size = max(max_count, 1)
     steps = local_epochs * -(-size // batch_size)
 
     def schedule(key: Key[Array, ""], client: Client) -> Schedule:
-        orders = _permutation_per_epoch(named_key(key, "labelled"), client.num_labelled, size, local_epochs)
-        per_epoch = -(-client.num_labelled // batch_size)
+        number = count(client)
+        orders = _permutation_per_epoch(named_key(key, "labelled"), number, size, local_epochs)
+        per_epoch = number // batch_size if drop_last else -(-number // batch_size)
         epoch, within = _divide(jnp.arange(steps, dtype=jnp.int32), per_epoch)
         slot = within[:, None] * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
-        mask = (slot < client.num_labelled) & (epoch < local_epochs)[:, None]
+        mask = (slot < number) & (epoch < local_epochs)[:, None]
         positions = orders[epoch[:, None], jnp.minimum(slot, size - 1)]
-        return Schedule({"labelled": positions}, {"labelled": mask}, local_epochs * per_epoch)
+        return Schedule({stream: positions}, {stream: mask}, local_epochs * per_epoch)
 
     return Sampler(schedule)
 
 
-def mixed_epochs(batch_size: int, local_epochs: int, max_labelled: int, max_unlabelled: int) -> Sampler:
+def mixed_epochs(
+    batch_size: int,
+    local_epochs: int,
+    max_labelled: int,
+    max_unlabelled: int,
+    count: Callable[[Client], Int[Array, ""]] = lambda client: client.num_labelled,
+) -> Sampler:
     """Batches of stage 2 of FedAvg+XCLP: stream "mixed" of 2 * batch_size slots.
 
     A client with labels: batch_size labelled examples from an endless reshuffle, then batch_size unlabelled ones; an
@@ -87,12 +131,14 @@ def mixed_epochs(batch_size: int, local_epochs: int, max_labelled: int, max_unla
         local_epochs: epochs per round.
         max_labelled: static bound of labelled examples per client.
         max_unlabelled: static bound of unlabelled examples per client.
+        count: how many of a client's examples count as labelled here; with weak labels, for example, `num_known`.
     """
     size = max(max_unlabelled, 1)
     steps = local_epochs * max(size // batch_size, -(-size // (2 * batch_size)), -(-max_labelled // batch_size), 1)
 
     def schedule(key: Key[Array, ""], client: Client) -> Schedule:
-        labelled, unlabelled = client.num_labelled, client.num_examples - client.num_labelled
+        labelled = count(client)
+        unlabelled = client.num_examples - labelled
         with_labels = labelled > 0
         per_epoch = jnp.where(
             with_labels & (unlabelled > 0),

@@ -118,7 +118,7 @@ def network_pseudo_labels(setup: Setup, round: Round, clients: Client, key: Arra
     Returns:
         `PseudoLabels` in which labelled examples keep their label with weight 1.
     """
-    probabilities = jax.nn.softmax(_evaluate(setup, round, clients, key).logits)
+    probabilities = jax.nn.softmax(network_outputs(setup, round, clients, key).logits)
     predicted = jnp.argmax(probabilities, axis=-1).astype(jnp.int32)
     certainty = confidence(probabilities.reshape(-1, setup.num_classes)).reshape(predicted.shape)
     labelled, real = clients.observed >= 0, examples_mask(clients)
@@ -135,7 +135,7 @@ def network_features(setup: Setup, round: Round, key: Array | None = None) -> Fl
         round: gives the cohort, the parameters and the inputs.
         key: if given, the network sees weakly augmented examples.
     """
-    return _evaluate(setup, round, round.clients, key).features
+    return network_outputs(setup, round, round.clients, key).features
 
 
 def examples_mask(clients: Client) -> Bool[Array, "p n"]:
@@ -143,7 +143,7 @@ def examples_mask(clients: Client) -> Bool[Array, "p n"]:
     return jnp.arange(clients.index.shape[1], dtype=jnp.int32) < clients.num_examples[:, None]
 
 
-def _evaluate(setup: Setup, round: Round, clients: Client, key: Array | None) -> Outputs:
+def network_outputs(setup: Setup, round: Round, clients: Client, key: Array | None = None) -> Outputs:
     """The network's outputs for every example of the clients, [p, n, ...]; weakly augmented if a key is given."""
 
     def evaluate(inputs: Array, owner: Array, position: Array) -> Outputs:

@@ -41,6 +41,28 @@ def test_momentum(float64, nesterov: bool) -> None:
     np.testing.assert_allclose(run(optimizer), weights, rtol=1e-12)
 
 
+def test_clipping_then_decay_then_nesterov_worked_example(float64) -> None:
+    """SemiFL, section 4 (order of the step): rate 0.03, momentum 0.9, weight decay 5e-4, largest norm 1."""
+    optimizer = local_optimizer("sgd", momentum=0.9, nesterov=True, weight_decay=5e-4, clip_norm=1.0)
+    weights = {"model": jnp.asarray([3.0, -4.0])}
+    state = optimizer.init(weights)
+    expected = [[2.9657145, -4.0454860], [2.91681354, -4.11036209]]
+    for number, result in enumerate(expected):
+        updates, state = optimizer.update({"model": jnp.asarray([6.0, 8.0])}, state, weights)
+        weights = jax.tree.map(lambda w, u: w - 0.03 * u, weights, updates)
+        np.testing.assert_allclose(weights["model"], result, atol=5e-8 if number == 0 else 5e-9)
+
+
+def test_short_gradients_are_not_clipped(float64) -> None:
+    plain, clipped = local_optimizer("sgd", weight_decay=0.01), local_optimizer("sgd", weight_decay=0.01, clip_norm=9.0)
+    np.testing.assert_array_equal(run(plain), run(clipped))
+    factor = 0.5 / (np.linalg.norm(GRADIENTS[0]) + 1e-6)
+    optimizer = local_optimizer("sgd", clip_norm=0.5)
+    weights = {"model": jnp.asarray(START)}
+    updates, _ = optimizer.update({"model": jnp.asarray(GRADIENTS[0])}, optimizer.init(weights), weights)
+    np.testing.assert_allclose(updates["model"], factor * GRADIENTS[0], rtol=1e-14)
+
+
 def test_rmsprop_is_the_formula_of_protofssl(float64) -> None:
     """v <- 0.9 v + 0.1 g^2, w <- w - rate * g / (sqrt(v) + 1e-7), v starts at 0 (ProtoFSSL section 7)."""
     weights, square = START.copy(), np.zeros(3)
@@ -94,6 +116,7 @@ def test_the_rate_may_be_traced() -> None:
         (lambda: local_optimizer("lamb"), "'lamb'.*sgd, adam, rmsprop"),
         (lambda: local_optimizer("sgd", momentum=1.0), r"momentum is 1.0.*\[0, 1\)"),
         (lambda: local_optimizer("sgd", momentum=-0.1), "momentum is -0.1"),
+        (lambda: local_optimizer("sgd", clip_norm=0.0), "clip_norm is 0.0; it must be positive"),
         (lambda: learning_rate_schedule("linear", 0.1), "'linear'.*constant, cosine"),
         (lambda: learning_rate_schedule("cosine", 0.1, 0), "schedule_rounds is 0"),
     ],

@@ -33,10 +33,10 @@ def step(optimizer: FederatedOptimizer, state, anchor: Flat, weights: list[float
                 weight=jnp.asarray(weight, jnp.result_type(float)),
                 num_steps=jnp.asarray(2, jnp.int32),
                 learning_rate=jnp.asarray(0.1),
-                variates=optimizer.send(state, ids[:1]),
+                variates=jax.tree.map(lambda leaf, i=i: leaf[i], optimizer.send(state, ids)),
             )
         )
-        for client, weight in zip(CLIENTS, weights, strict=True)
+        for i, (client, weight) in enumerate(zip(CLIENTS, weights, strict=True))
     ]
     summed = jax.tree.map(lambda *leaves: sum(leaves), *(report.summed for report in reports))
     kept = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(report.kept for report in reports))
@@ -53,7 +53,15 @@ def test_fedavg_is_the_weighted_mean_of_the_models(float64) -> None:
 
 @pytest.mark.parametrize(
     "optimizer",
-    [federated.fedavg(), federated.fedprox(0.5), federated.fedopt(optax.adam(0.1)), federated.fedopt(optax.yogi(0.1))],
+    [
+        federated.fedavg(),
+        federated.fedprox(0.5),
+        federated.fednova(0.9),
+        federated.scaffold(),
+        federated.fedopt(optax.sgd(1.0, 0.5)),
+        federated.fedopt(optax.adam(0.1)),
+        federated.fedopt(optax.yogi(0.1)),
+    ],
 )
 def test_a_round_in_which_nobody_trained_changes_nothing(optimizer: FederatedOptimizer) -> None:
     anchor = flat(ANCHOR)
@@ -88,6 +96,35 @@ def test_fedopt_steps_along_the_mean_change(float64, name: str) -> None:
             corrected = first[key] / (1 - b1**number), second[key] / (1 - b2**number)
             by_hand[key] = by_hand[key] - rate * corrected[0] / (np.sqrt(corrected[1]) + eps)
             np.testing.assert_allclose(weights[key], by_hand[key], rtol=1e-7)
+
+
+def server_step(optimizer: FederatedOptimizer, state, weights: list[float], *clients: list[float]):
+    """From the global weights and the models of equally weighted clients."""
+    anchor = {"model": jnp.asarray(weights)}
+    change = sum(jnp.asarray(client) - anchor["model"] for client in clients)
+    summed = {"weight": jnp.asarray(float(len(clients))), "change": {"model": change}}
+    new, state = optimizer.apply(state, anchor, summed, (), jnp.arange(3), jnp.ones(3, bool))
+    return np.asarray(new["model"]), state
+
+
+def test_server_momentum_worked_example(float64) -> None:
+    """SemiFL's global momentum, in which the server trains the model between two rounds."""
+    optimizer = federated.fedopt(optax.sgd(1.0, momentum=0.5))
+    state = optimizer.init({"model": jnp.zeros(2)}, 3)
+    first, state = server_step(optimizer, state, [1.0, -2.0], [0.6, -1.9])
+    np.testing.assert_allclose(first, [0.6, -1.9], rtol=1e-14)
+    np.testing.assert_allclose(jax.tree.leaves(state)[0], [0.4, -0.1], rtol=1e-14)
+    second, state = server_step(optimizer, state, [0.7, -1.8], [0.5, -1.5])
+    np.testing.assert_allclose(second, [0.3, -1.45], rtol=1e-14)
+    np.testing.assert_allclose(jax.tree.leaves(state)[0], [0.4, -0.35], rtol=1e-14)
+
+
+def test_without_server_momentum_the_mean_model_is_adopted(float64) -> None:
+    optimizer = federated.fedopt(optax.sgd(1.0, momentum=0.0))
+    state = optimizer.init({"model": jnp.zeros(2)}, 3)
+    for weights in ([1.0, 1.0], [5.0, -1.0]):
+        new, state = server_step(optimizer, state, weights, [2.0, 0.0], [0.0, 4.0])
+        np.testing.assert_allclose(new, [1.0, 2.0], rtol=1e-14)
 
 
 @pytest.fixture(scope="module")

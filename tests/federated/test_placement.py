@@ -6,7 +6,8 @@ import pytest
 from jax.sharding import Mesh
 
 from fedjax_ssl import federated, methods
-from fedjax_ssl.federated import map_clients
+from fedjax_ssl.federated import all_clients, map_clients
+from fedjax_ssl.federated.placement import deal, without_examples
 from tests import toy
 
 PLACEMENTS = [("sequential", 1), ("vmap", 1), ("chunked", 1), ("chunked", 2), ("chunked", 4), ("chunked", 99)]
@@ -47,26 +48,49 @@ def test_order_of_the_slots_does_not_matter_to_each_client() -> None:
 
 def test_unknown_placement_and_bad_chunks_are_refused() -> None:
     clients = {"x": jnp.zeros(2), "n": jnp.zeros(2, jnp.int32)}
-    with pytest.raises(ValueError, match=r"'gpu'.*auto, vmap, sequential, chunked, lanes"):
+    with pytest.raises(ValueError, match=r"'gpu'.*vmap, sequential, chunked, lanes"):
         map_clients(update, clients, jnp.ones(2, bool), "gpu")
     with pytest.raises(ValueError, match="chunk_size is 0"):
         map_clients(update, clients, jnp.ones(2, bool), "chunked", 0)
 
 
-def test_devices_share_a_cohort_that_they_do_not_divide() -> None:
-    """Six clients on four devices, where two slots stay empty, and sums over devices of either kind."""
+@pytest.mark.parametrize(("placement", "chunk_size"), [("sequential", 1), ("lanes", 2), ("chunked", 1)])
+def test_devices_share_a_cohort_bit_by_bit(placement: str, chunk_size: int) -> None:
+    """Six clients of 1 to 14 examples; on four devices, two slots stay empty. Sums over devices of either kind."""
     data = toy.federation()
 
     def trained(num_devices: int, **changes) -> federated.ServerState:
         mesh = Mesh(np.array(jax.devices()[:num_devices]), ("clients",)) if num_devices else None
-        method = methods.build("fedavg", toy.setup(data, placement="sequential", mesh=mesh, **changes))
-        return toy.train(method, jax.random.key(1), data, 2)[0]
+        setup = toy.setup(data, placement=placement, chunk_size=chunk_size, mesh=mesh, **changes)
+        return toy.train(methods.build("fedavg", setup), jax.random.key(1), data, 2)[0]
 
-    alone = trained(0)
-    chex.assert_trees_all_equal(alone, trained(4))
-    one, four = trained(1, reduce="fixed"), trained(4, reduce="fixed")
-    chex.assert_trees_all_equal(one, four)
-    chex.assert_trees_all_close(alone, four, rtol=1e-6, atol=1e-6)
+    alone, fixed = trained(0), trained(1, reduce="fixed")
+    for num_devices in (2, 4):
+        chex.assert_trees_all_equal(alone, trained(num_devices))
+        chex.assert_trees_all_equal(fixed, trained(num_devices, reduce="fixed"))
+    chex.assert_trees_all_close(alone, fixed, rtol=1e-6, atol=1e-6)
+
+
+def test_clients_are_dealt_longest_first_there_and_back() -> None:
+    steps = jnp.asarray([3, 9, 1, 7, 2, 8, 4, 6], jnp.int32)
+    dealt = np.asarray(deal(steps, 2)).reshape(2, 4)
+    np.testing.assert_array_equal(np.asarray(steps)[dealt], [[9, 6, 4, 1], [8, 7, 3, 2]])
+    assert sorted(dealt.ravel()) == list(range(8))
+    np.testing.assert_array_equal(deal(steps, 1), np.argsort(-np.asarray(steps)))
+
+
+def test_dealing_brings_devices_close_together() -> None:
+    steps = np.maximum(np.random.default_rng(2).lognormal(3, 1, 64), 1).astype(np.int32)
+    loads = steps[np.asarray(deal(jnp.asarray(steps), 4)).reshape(4, 16)].sum(axis=1)
+    blocks = steps.reshape(4, 16).sum(axis=1)
+    assert loads.max() <= loads.mean() + steps.max() / 2 < blocks.max()
+
+
+def test_clients_that_only_fill_up_take_no_step() -> None:
+    data = toy.federation()
+    emptied = without_examples(all_clients(data), jnp.asarray([True, False, True, True, True, True]))
+    np.testing.assert_array_equal(emptied.num_examples, [12, 0, 7, 1, 8, 14])
+    np.testing.assert_array_equal(emptied.num_labelled, [4, 0, 0, 1, 8, 2])
 
 
 def test_an_unknown_reduction_is_refused() -> None:

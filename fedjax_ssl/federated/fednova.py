@@ -1,0 +1,96 @@
+"""FedNova: clients that take more local steps do not pull the model their way.
+
+Source: Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization, NeurIPS 2020,
+sections 4 and 5. In its notation client i takes tau_i steps and a_i holds the weight of each step's gradient in the
+client's total change.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from fedjax_ssl.federated.optimizers import (
+    FederatedOptimizer,
+    Flat,
+    Local,
+    Numbers,
+    Report,
+    fedavg,
+    proximal,
+    weighted_mean,
+)
+
+PyTree = Any
+
+
+def fednova(
+    momentum: float | Array = 0.0, mu: float | Array = 0.0, *, nesterov: bool = False, adaptive: bool = False
+) -> FederatedOptimizer:
+    """FedNova: w <- w + tau_eff sum_i p_i (w_i - w) / ||a_i||_1 with tau_eff = sum_i p_i ||a_i||_1.
+
+    p_i is the client's share of the aggregation weights. Where all clients take equally many steps this is FedAvg
+    (FedProx with mu), up to rounding.
+
+    Args:
+        momentum: of the local SGD; has to be the local optimizer's.
+        mu: strength of the proximal term mu/2 ||w - w_global||^2, which is added to the local objective.
+        nesterov: whether that momentum is Nesterov's.
+        adaptive: the local optimizer is no SGD (Adam, RMSProp): ||a_i||_1 is taken to be tau_i.
+
+    Raises:
+        ValueError: if mu is negative or momentum outside [0, 1).
+    """
+    if isinstance(mu, (int, float)) and mu < 0:
+        raise ValueError(f"FedNova: mu is {mu}; it must be >= 0")
+    if isinstance(momentum, (int, float)) and not 0 <= momentum < 1:
+        raise ValueError(f"FedNova: momentum is {momentum}; it must be in [0, 1)")
+
+    def report(local: Local) -> Report:
+        steps = local.num_steps
+        norm = steps.astype(local.weight.dtype)
+        if not adaptive:
+            norm = step_norm(steps, momentum, mu * local.learning_rate, nesterov=nesterov)
+        scale = jnp.where(norm > 0, local.weight / jnp.where(norm > 0, norm, 1.0), 0.0)
+        change = jax.tree.map(lambda w, w0: scale * (w - w0), local.params, local.anchor)
+        return Report({"weight": local.weight, "norm": local.weight * norm, "change": change}, ())
+
+    def apply(
+        state: PyTree, anchor: Flat, summed: PyTree, kept: PyTree, ids: Int[Array, " p"], counts: Bool[Array, " p"]
+    ) -> tuple[Flat, PyTree]:
+        mean = weighted_mean({"norm": summed["norm"], "change": summed["change"]}, summed["weight"])
+        return jax.tree.map(lambda w, d: w + mean["norm"] * d, anchor, mean["change"]), state
+
+    def sends(params: Flat) -> Numbers:
+        return Numbers(down=0, up=1)  # ||a_i||_1
+
+    return fedavg()._replace(correct=proximal(mu), report=report, apply=apply, sends=sends)
+
+
+def step_norm(
+    num_steps: Int[Array, ""],
+    momentum: float | Array = 0.0,
+    shrinkage: float | Array = 0.0,
+    *,
+    nesterov: bool = False,
+) -> Float[Array, ""]:
+    """||a||_1 of local SGD: how far equal gradients of size 1 carry a client, in learning rates.
+
+    Found by taking the steps, so that momentum and proximal term may come together: tau without either;
+    [tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho) with momentum rho; (1 - (1 - s)^tau) / s with shrinkage s.
+
+    Args:
+        num_steps: tau.
+        momentum: rho, in [0, 1).
+        shrinkage: s, learning rate times mu, below 1 (above, gradients may count negatively).
+        nesterov: Nesterov momentum.
+    """
+
+    def step(_: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        distance, velocity = state
+        gradient = 1.0 - shrinkage * distance
+        velocity = momentum * velocity + gradient
+        return distance + (gradient + momentum * velocity if nesterov else velocity), velocity
+
+    return jax.lax.fori_loop(0, num_steps, step, (jnp.zeros(()), jnp.zeros(())))[0]

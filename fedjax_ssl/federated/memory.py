@@ -1,0 +1,166 @@
+"""How many clients train at once on a device: as many as its memory holds, estimated from shapes without compiling."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+from fedjax_ssl.federated.client import ClientUpdate, batch_of
+from fedjax_ssl.federated.method import Client, Sampler
+
+PyTree = Any
+# Clients at once where the memory of the device is not known.
+CLIENTS_AT_ONCE = 8
+# Largest over mean number of local steps from which on lanes are worth carrying the results of the whole cohort.
+_UNEQUAL = 1.25
+# Part of the free memory that is planned with: the rest is for the compiler's workspaces and for fragmentation.
+_USABLE = 0.8
+
+
+class Choice(NamedTuple):
+    """How a cohort's clients are placed on each device."""
+
+    placement: str  # "sequential", "vmap", "chunked" or "lanes"
+    clients_at_once: int  # on a device
+    bytes_per_client: int | None = None  # estimated; None: the choice did not need it
+    limit: int | None = None  # bytes that the clients at once may take together; None: not known
+
+
+class Need(NamedTuple):
+    """Estimated bytes on a device."""
+
+    per_client: int  # of a client while it trains
+    kept: int  # of what the round keeps of the cohort, whoever trains
+
+
+def choose(
+    placement: str,
+    given: int | None,
+    num_clients: int,
+    *,
+    backend: str,
+    spread: float | None = None,
+    limit: int | None = None,
+    estimate: Callable[[str], Need],
+) -> Choice:
+    """Chooses the placement, where it is "auto", and the number of clients at once, where it is not given.
+
+    Args:
+        placement: as in a config. "auto": "sequential" on a CPU, otherwise "lanes" where clients are known to differ
+            in size and "chunked" where not.
+        given: clients at once that the user asked for.
+        num_clients: of the cohort on one device: there are never more at once.
+        backend: what JAX computes on, as `jax.default_backend` names it.
+        spread: largest over mean number of local steps; None: not known.
+        limit: bytes of the device that a round may fill; None: not known, then 8 clients at once.
+        estimate: placement -> what it needs; called only if the choice depends on it.
+    """
+    if placement == "auto" and backend == "cpu":
+        placement = "sequential"
+    elif placement == "auto":
+        placement = "lanes" if spread is not None and spread > _UNEQUAL else "chunked"
+    if placement == "sequential":
+        return Choice(placement, 1)
+    if placement == "vmap":
+        return Choice(placement, num_clients)
+    if given is not None:
+        return Choice(placement, given)
+    if limit is None:
+        return Choice(placement, max(min(CLIENTS_AT_ONCE, num_clients), 1))
+    need = estimate(placement)
+    free = max(int(_USABLE * limit) - need.kept, 0)
+    fitting = free // max(need.per_client, 1)
+    return Choice(placement, max(min(fitting, num_clients), 1), need.per_client, free)
+
+
+def estimate_need(update: ClientUpdate, clients: Client, placement: str, num_clients: int, gathered: int = 0) -> Need:
+    """Estimates the memory of a cohort's training on one device.
+
+    A client that trains takes its tables and schedule, its progress (parameters, batch statistics, states of the
+    local optimizer and of the terms) twice, and the intermediate values of one local step (activations and gradients
+    among them), or of what it does before or after its steps where those are larger.
+
+    Args:
+        update: from `client_update`; only shapes are used, so that it may be traced.
+        clients: leading axis p.
+        placement: "chunked" or "lanes"; lanes keep the trained state of every client to the end.
+        num_clients: clients of the cohort on the device.
+        gathered: clients whose results the device gathers from all devices.
+    """
+    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), clients)
+    number = jax.ShapeDtypeStruct((), jnp.int32)
+    schedule = jax.eval_shape(update.schedule, one)
+    batch = jax.eval_shape(batch_of, schedule, number)
+    summed, stacked = map(tree_bytes, jax.eval_shape(update.finish, one, number, update.start))
+    before = intermediate_bytes(jax.make_jaxpr(update.schedule)(one))
+    during = intermediate_bytes(jax.make_jaxpr(update.step)(one, number, batch, update.start))
+    after = intermediate_bytes(jax.make_jaxpr(update.finish)(one, number, update.start))
+    progress, plan = tree_bytes(update.start), tree_bytes(schedule)
+    kept = num_clients * stacked + gathered * (summed + stacked)
+    if placement == "lanes":
+        kept += num_clients * (progress + plan + before)
+    return Need(tree_bytes(one) + plan + 2 * progress + summed + max(before, during, after), kept)
+
+
+def tree_bytes(tree: PyTree) -> int:
+    """Bytes of all arrays in a tree, of which only shapes and types are used."""
+    return sum(_bytes(leaf) for leaf in jax.tree.leaves(tree))
+
+
+def intermediate_bytes(jaxpr: ClosedJaxpr | Jaxpr) -> int:
+    """Sum of the sizes of all values that a traced function computes, in bytes.
+
+    An upper bound of what they take at a time, as most of them do not live together and many are fused away. Of a loop,
+    its body counts once and its results as a whole.
+    """
+    total = 0
+    for equation in jaxpr.eqns:
+        inner = list(_inner(equation.params.values()))
+        if not inner or equation.primitive.name in ("scan", "while"):
+            total += sum(_bytes(variable.aval) for variable in equation.outvars)
+        total += sum(map(intermediate_bytes, inner))
+    return total
+
+
+def size_spread(sampler: Sampler, clients: Client) -> float:
+    """Largest over mean number of local steps of the clients that take any; 1 where nobody does.
+
+    Args:
+        sampler: draws the batches.
+        clients: leading axis C; not traced.
+    """
+    key = jax.random.key(0)
+    num_steps = np.asarray(jax.jit(jax.vmap(lambda client: sampler.schedule(key, client).num_steps))(clients))
+    taken = num_steps[num_steps > 0]
+    return float(taken.max() / taken.mean()) if len(taken) else 1.0
+
+
+def device_memory() -> int | None:
+    """Bytes that JAX may fill on the smallest device of this process; None where the backend does not tell.
+
+    With several processes also None: a choice that depends on one's own devices could differ between them, and their
+    programs would wait for each other for ever.
+    """
+    if jax.process_count() > 1:
+        return None
+    limits = [(device.memory_stats() or {}).get("bytes_limit") for device in jax.local_devices()]
+    known = [limit for limit in limits if limit]
+    return min(known) if known and len(known) == len(limits) else None
+
+
+def _bytes(array: Any) -> int:
+    dtype = getattr(array, "dtype", None)  # tokens have none
+    return 0 if dtype is None else int(np.prod(array.shape, dtype=np.int64)) * dtype.itemsize
+
+
+def _inner(values: Any) -> Iterator[Jaxpr]:
+    for value in values:
+        if isinstance(value, ClosedJaxpr):
+            yield value.jaxpr
+        elif isinstance(value, Jaxpr):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from _inner(value)

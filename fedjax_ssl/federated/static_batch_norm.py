@@ -1,0 +1,111 @@
+"""Static batch normalization: statistics by a pass over the data in place of running averages (SemiFL, section 5).
+
+The network trains on the statistics of its batches. Those that it predicts with are not sent by clients but worked out
+for the new global parameters: every batch of the un-augmented training examples gives a mean and an unbiased variance,
+and each batch counts equally. Source: Diao et al., HeteroFL, ICLR 2021; SemiFL, NeurIPS 2022.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from fedjax_ssl.data import FederatedData
+from fedjax_ssl.federated.method import Method, Metrics, ServerState
+from fedjax_ssl.models import Model
+from fedjax_ssl.models.normalization import BatchNorm
+
+PyTree = Any
+
+
+def batch_statistics(
+    model: Model,
+    normalize: Callable[[Array], Array],
+    params: PyTree,
+    model_state: PyTree,
+    inputs: Array,
+    rows: Int[Array, " r"],
+    count: Int[Array, ""],
+    batch_size: int = 250,
+) -> PyTree:
+    """Statistics of the network's batch norm layers, averaged over batches.
+
+    Args:
+        model: whose state holds nothing but running means and variances of `BatchNorm` layers.
+        normalize: raw inputs -> the network's.
+        params: of the network.
+        model_state: gives the structure, and the result where there is no batch of two examples.
+        inputs: raw inputs of all examples [N, ...].
+        rows: which examples, in this order; those with a value that is not finite are left out.
+        count: how many of them are real; they come first.
+        batch_size: examples per batch; the last one may be short and counts as much, but a single example is left out.
+
+    Returns:
+        A tree like `model_state`.
+    """
+    if not jax.tree.leaves(model_state):
+        return model_state
+    size = max(min(batch_size, rows.shape[0]), 1)
+    padded = jnp.concatenate([rows, jnp.zeros(-rows.shape[0] % size, rows.dtype)])
+    nothing = jax.tree.map(jnp.zeros_like, model_state)
+
+    def add_batch(number: Int[Array, ""], total: tuple[PyTree, Array]) -> tuple[PyTree, Array]:
+        place = number * size + jnp.arange(size, dtype=jnp.int32)
+        values = normalize(inputs[padded[place]])
+        # One client's broken values must not reach everybody's statistics.
+        mask = (place < count) & jnp.all(jnp.isfinite(values), axis=tuple(range(1, values.ndim)))
+        _, state = model.apply(params, nothing, values, train=True, key=jax.random.key(0), mask=mask)
+        # From zero, a running average holds the batch's statistics times the weight of a batch.
+        counts = jnp.sum(mask) > 1
+        batch = jax.tree.map(lambda x: jnp.where(counts, x / BatchNorm.momentum, 0.0), state)
+        return jax.tree.map(jnp.add, total[0], batch), total[1] + counts.astype(jnp.int32)
+
+    used = -(-count // size)
+    summed, batches = jax.lax.fori_loop(0, used, add_batch, (nothing, jnp.zeros((), jnp.int32)))
+    return jax.tree.map(
+        lambda x, old: jnp.where(batches > 0, x / jnp.maximum(batches, 1).astype(x.dtype), old), summed, model_state
+    )
+
+
+def with_static_batch_norm(
+    method: Method,
+    model: Model,
+    normalize: Callable[[Array], Array],
+    network: Callable[[ServerState], PyTree] = lambda state: state.params["model"],
+    batch_size: int = 250,
+) -> Method:
+    """The same method with statistics worked out anew at the start and after every round.
+
+    The pass goes over the server's labelled examples, then over all clients' examples, client by client. A network
+    without batch norm is left as it is, at no cost.
+
+    Args:
+        method: whose state has the network's statistics as `model_state`.
+        model: its network.
+        normalize: raw inputs -> the network's.
+        network: state -> the network's parameters.
+        batch_size: examples per batch.
+    """
+
+    def refreshed(state: ServerState, data: FederatedData) -> ServerState:
+        if not jax.tree.leaves(state.model_state):
+            return state
+        tables = ((data.server_index[None], data.num_server[None]), (data.index, data.num_examples))
+        rows = jnp.concatenate([index.reshape(-1) for index, _ in tables])
+        real = jnp.concatenate([(jnp.arange(i.shape[1]) < count[:, None]).reshape(-1) for i, count in tables])
+        rows = rows[jnp.argsort(~real, stable=True)]
+        statistics = batch_statistics(
+            model, normalize, network(state), state.model_state, data.inputs, rows, jnp.sum(real), batch_size
+        )
+        return state._replace(model_state=statistics)
+
+    def init(key: Array, data: FederatedData) -> ServerState:
+        return refreshed(method.init(key, data), data)
+
+    def round(key: Array, state: ServerState, data: FederatedData) -> tuple[ServerState, Metrics]:
+        new, info = method.round(key, state, data)
+        return refreshed(new, data), info
+
+    return method._replace(init=init, round=round)

@@ -1,0 +1,135 @@
+"""FedNova: the norms of its coefficients, one server step by hand, and FedAvg where all steps are equal."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import federated
+from fedjax_ssl.federated import Stage, federated_method
+from fedjax_ssl.federated.fednova import step_norm
+from fedjax_ssl.federated.optimizers import Local
+from fedjax_ssl.federated.terms import supervised_term
+from fedjax_ssl.methods.fedavg import labelled_stage
+from tests import toy
+
+KEY = jax.random.key(5)
+
+
+@pytest.mark.parametrize(
+    ("steps", "momentum", "shrinkage", "norm"),
+    [
+        (3, 0.9, 0.0, 5.61),
+        (3, 0.0, 0.05, 2.8525),
+        (7, 0.0, 0.0, 7.0),
+        (7, 0.6, 0.0, (7 - 0.6 * (1 - 0.6**7) / 0.4) / 0.4),
+        (40, 0.0, 0.1, (1 - 0.9**40) / 0.1),
+        (0, 0.5, 0.1, 0.0),
+    ],
+)
+def test_norms_are_the_closed_forms(float64, steps: int, momentum: float, shrinkage: float, norm: float) -> None:
+    assert float(step_norm(jnp.asarray(steps), momentum, shrinkage)) == pytest.approx(norm, rel=1e-12)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_norm_is_the_sum_of_the_weights_of_the_gradients(float64, nesterov: bool) -> None:
+    """The local optimizer itself, given one gradient of size 1 at a time."""
+    steps, momentum, mu, rate = 5, 0.8, 0.6, 0.1
+    local = federated.local_optimizer("sgd", momentum=momentum, nesterov=nesterov)
+    weights = []
+    for place in range(steps):
+        w, state = {"model": jnp.zeros(1)}, local.init({"model": jnp.zeros(1)})
+        for step in range(steps):
+            gradient = {"model": float(step == place) + mu * w["model"]}
+            updates, state = local.update(gradient, state, w)
+            w = {"model": w["model"] - rate * updates["model"]}
+        weights.append(-float(w["model"][0]) / rate)
+    assert min(weights) > 0
+    norm = step_norm(jnp.asarray(steps), momentum, mu * rate, nesterov=nesterov)
+    assert float(norm) == pytest.approx(sum(weights), rel=1e-12)
+
+
+def test_a_server_step_by_hand(float64) -> None:
+    anchor = np.array([1.0, -2.0])
+    results, weights, steps, rate = np.array([[0.5, -1.0], [3.0, -2.5], [9.0, 9.0]]), [1.0, 3.0, 0.0], [2, 6, 4], 0.1
+    optimizer = federated.fednova(momentum=0.9)
+    reports = [
+        optimizer.report(
+            Local(
+                {"model": jnp.asarray(anchor)},
+                {"model": jnp.asarray(result)},
+                jnp.asarray(weight),
+                jnp.asarray(count, jnp.int32),
+                jnp.asarray(rate),
+                (),
+            )
+        )
+        for result, weight, count in zip(results, weights, steps, strict=True)
+    ]
+    summed = jax.tree.map(lambda *leaves: sum(leaves), *(report.summed for report in reports))
+    new, _ = optimizer.apply((), {"model": jnp.asarray(anchor)}, summed, (), jnp.arange(3), jnp.asarray(weights) > 0)
+    norms = [float(step_norm(jnp.asarray(count), 0.9)) for count in steps]
+    direction = sum(w / 4 * (anchor - x) / (rate * a) for w, x, a in zip(weights, results, norms, strict=True))
+    effective = sum(w / 4 * a for w, a in zip(weights, norms, strict=True))
+    np.testing.assert_allclose(new["model"], anchor - rate * effective * direction, rtol=1e-13)
+    nothing = jax.tree.map(jnp.zeros_like, summed)
+    same, _ = optimizer.apply((), {"model": jnp.asarray(anchor)}, nothing, (), jnp.arange(3), jnp.zeros(3, bool))
+    np.testing.assert_array_equal(same["model"], anchor)
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.5])
+def test_equally_many_steps_are_fedavg_or_fedprox(float64, mu: float) -> None:
+    data = toy.federation()
+
+    def trained(optimizer):
+        setup = toy.setup(
+            data,
+            model=toy.linear_model(),
+            federated_optimizer=optimizer,
+            local_optimizer=federated.local_optimizer(momentum=0.5),
+            weighting="examples",
+        )
+        stage = Stage((supervised_term(setup),), toy.in_order("labelled", 4, 3), labelled_quota="any")
+        return toy.train(federated_method(setup, (stage,)), KEY, data, 2)
+
+    ours, infos = trained(federated.fednova(momentum=0.5, mu=mu))
+    plain, costs = trained(federated.fedprox(mu))
+    chex.assert_trees_all_close(ours.params, plain.params, rtol=1e-12, atol=1e-14)
+    assert infos[0]["bytes_up"] == costs[0]["bytes_up"] + 4 * infos[0]["clients"]
+    assert infos[0]["bytes_down"] == costs[0]["bytes_down"]
+
+
+def test_clients_of_different_sizes_count_by_their_share_and_not_by_their_steps(float64) -> None:
+    """With Adam the norm is the number of steps; the toy clients take 1 to 4 of them."""
+    data = toy.federation()
+
+    def trained(optimizer, data, **changes):
+        setup = toy.setup(
+            data,
+            model=toy.linear_model(),
+            federated_optimizer=optimizer,
+            local_optimizer=federated.local_optimizer("adam"),
+            **changes,
+        )
+        method = federated_method(setup, (labelled_stage(setup, None),))
+        start = method.init(KEY, data)
+        state, infos = toy.run(jax.jit(method.round), KEY, start, data, 1)
+        moved = np.asarray(state.params["model"]["w"]) - np.asarray(start.params["model"]["w"])
+        return moved, infos[0]["local_steps"]
+
+    labelled = [client for client, count in enumerate(toy.LABELLED) if count]
+    alone = [trained(federated.fedavg(), toy.only(data, client)) for client in labelled]
+    steps = np.array([count for _, count in alone])
+    assert len(set(steps)) > 1
+    expected = steps.mean() * np.mean([moved / count for moved, count in alone], axis=0)
+    for changes in ({"placement": "sequential"}, {"placement": "lanes", "chunk_size": 2}):
+        together, total = trained(federated.fednova(adaptive=True), data, **changes)
+        assert total == steps.sum()
+        np.testing.assert_allclose(together, expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize(("options", "message"), [({"mu": -0.1}, "mu is -0.1"), ({"momentum": 1.0}, "momentum is 1.0")])
+def test_bad_settings_are_refused(options, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        federated.fednova(**options)

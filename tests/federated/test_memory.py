@@ -1,0 +1,163 @@
+"""How clients are placed and how many train at once: from shapes, a memory limit and a backend's name."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import federated, methods, models
+from fedjax_ssl.data import FederatedData
+from fedjax_ssl.federated.engine import all_clients
+from fedjax_ssl.federated.memory import (
+    CLIENTS_AT_ONCE,
+    Choice,
+    Need,
+    choose,
+    device_memory,
+    intermediate_bytes,
+    size_spread,
+    tree_bytes,
+)
+from tests import toy
+
+
+def need(placement: str) -> Need:
+    return Need(per_client=10, kept=500 if placement == "lanes" else 100)
+
+
+def refuse(placement: str) -> Need:
+    raise AssertionError(f"no estimate is needed for {placement}")
+
+
+@pytest.mark.parametrize(
+    ("placement", "given", "backend", "spread", "limit", "expected"),
+    [
+        ("auto", None, "cpu", 3.0, 2000, Choice("sequential", 1)),
+        ("auto", 5, "gpu", 3.0, 2000, Choice("lanes", 5)),
+        ("auto", None, "gpu", None, None, Choice("chunked", CLIENTS_AT_ONCE)),
+        ("auto", None, "gpu", 1.0, 1000, Choice("chunked", 48, 10, 700)),
+        ("auto", None, "gpu", 1.2, 500, Choice("chunked", 30, 10, 300)),
+        ("auto", None, "tpu", 1.5, 1000, Choice("lanes", 30, 10, 300)),
+        ("lanes", None, "gpu", 1.0, 200, Choice("lanes", 1, 10, 0)),  # too little: the device has to say so
+        ("chunked", None, "cpu", None, None, Choice("chunked", CLIENTS_AT_ONCE)),
+        ("vmap", None, "gpu", None, 100, Choice("vmap", 48)),
+        ("sequential", 4, "gpu", None, 100, Choice("sequential", 1)),
+    ],
+)
+def test_placement_and_clients_at_once_follow_from_sizes_and_memory(
+    placement: str, given: int | None, backend: str, spread: float | None, limit: int | None, expected: Choice
+) -> None:
+    estimate = need if expected.bytes_per_client else refuse
+    assert choose(placement, given, 48, backend=backend, spread=spread, limit=limit, estimate=estimate) == expected
+
+
+def test_there_are_never_more_at_once_than_clients() -> None:
+    unknown = choose("chunked", None, 3, backend="cpu", estimate=refuse)
+    roomy = choose("lanes", None, 3, backend="gpu", limit=10**9, estimate=need)
+    assert unknown.clients_at_once == roomy.clients_at_once == 3
+
+
+def test_bytes_of_a_tree_come_from_shapes() -> None:
+    tree = {"a": jax.ShapeDtypeStruct((3, 2), jnp.float32), "b": jnp.zeros(5, bool), "key": jax.random.key(0)}
+    assert tree_bytes(tree) == 24 + 5 + 8
+
+
+def test_intermediate_values_count_calls_once_and_loops_by_body_and_results() -> None:
+    x = jax.ShapeDtypeStruct((10,), jnp.float32)
+
+    def called(x: jax.Array) -> jax.Array:
+        return jax.jit(jnp.sin)(x) * x
+
+    def looped(x: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda total, _: (total * total, total), x, length=7)[1]
+
+    assert intermediate_bytes(jax.make_jaxpr(called)(x)) == 80
+    assert intermediate_bytes(jax.make_jaxpr(looped)(x)) == 40 + 40 + 280
+
+
+@pytest.fixture(scope="module")
+def data() -> FederatedData:
+    return toy.federation()
+
+
+def traced_need(data: FederatedData, placement: str, **changes) -> Need:
+    """What the engine's own local training needs: recorded while a round is traced on a device with little memory."""
+    found: list[Choice] = []
+    setup = toy.setup(data, placement=placement, memory=10**9, report=found.append, **changes)
+    method = methods.build("fedavg", setup)
+    jax.eval_shape(method.round, jax.random.key(0), jax.eval_shape(method.init, jax.random.key(0), data), data)
+    (choice,) = found
+    assert choice.placement == placement and choice.clients_at_once == data.num_clients
+    return Need(choice.bytes_per_client or 0, int(0.8 * 10**9) - (choice.limit or 0))
+
+
+def test_the_estimate_grows_with_the_model_the_optimizer_and_the_batch(data) -> None:
+    small = traced_need(data, "chunked")
+    model = models.build("mlp", num_classes=data.num_classes, input_shape=data.inputs.shape[1:], hidden=(64,))
+    wide = traced_need(data, "chunked", model=model)
+    parameters = 4 * (4 * 8 + 8 + 8 * 3 + 3)
+    extra = 4 * (4 * 64 + 64 + 64 * 3 + 3) - parameters
+    assert small.per_client > 4 * parameters  # progress twice, gradient, update
+    assert wide.per_client > small.per_client + 4 * extra
+    momentum = traced_need(data, "chunked", local_optimizer=federated.local_optimizer(momentum=0.9))
+    assert momentum.per_client >= small.per_client + 2 * parameters
+    assert traced_need(data, "chunked", batch_size=8).per_client > small.per_client
+    # Lanes keep every client's trained state.
+    assert traced_need(data, "lanes").kept >= small.kept + data.num_clients * parameters
+
+
+def test_the_sum_of_intermediate_values_bounds_what_the_compiler_takes() -> None:
+    """Temporary memory and results of a compiled gradient step, at most ten times overestimated."""
+    width = 512
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((16, width), (width, width), (width, width))]
+
+    def step(x: jax.Array, first: jax.Array, second: jax.Array) -> list[jax.Array]:
+        def loss(weights: list[jax.Array]) -> jax.Array:
+            return jnp.sum(jnp.tanh(jnp.tanh(x @ weights[0]) @ weights[1]) ** 2)
+
+        gradients = jax.grad(loss)([first, second])
+        return [weights - jnp.float32(0.1) * change for weights, change in zip([first, second], gradients, strict=True)]
+
+    analysis = jax.jit(step).lower(*shapes).compile().memory_analysis()
+    bound = intermediate_bytes(jax.make_jaxpr(step)(*shapes))
+    assert analysis.temp_size_in_bytes + analysis.output_size_in_bytes <= bound
+    assert bound <= 10 * (analysis.temp_size_in_bytes + analysis.output_size_in_bytes)
+
+
+def test_spread_is_that_of_the_steps_a_sampler_takes(data) -> None:
+    everyone = jax.device_get(all_clients(data))
+    sampler = federated.labelled_epochs(4, 2, data.max_labelled)
+    steps = -(-np.array(toy.LABELLED) // 4)
+    assert size_spread(sampler, everyone) == pytest.approx(steps.max() / steps[steps > 0].mean())
+    nobody = toy.without_knowledge(data)
+    assert size_spread(sampler, all_clients(nobody)) == 1.0
+
+
+def test_memory_changes_a_round_by_rounding_only(data) -> None:
+    def trained(**changes) -> federated.ServerState:
+        method = methods.build("fedavg", toy.setup(data, **changes))
+        return toy.train(method, jax.random.key(1), data, 1)[0]
+
+    found: list[Choice] = []
+    tight = trained(placement="chunked", memory=30_000, report=found.append)
+    assert 1 < found[0].clients_at_once < data.num_clients
+    chex.assert_trees_all_close(tight, trained(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_cpu_tells_no_memory() -> None:
+    assert device_memory() is None
+
+
+def test_on_an_accelerator_unequal_clients_go_into_lanes(data, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    for sizes, placement in ((toy.SIZES, "lanes"), ((8,) * 6, "chunked")):
+        equal_or_not = toy.federation(sizes=sizes, labelled=sizes)
+        found: list[Choice] = []
+        everyone = jax.device_get(all_clients(equal_or_not))
+        setup = toy.setup(equal_or_not, everyone=everyone, memory=10**8, report=found.append)
+        method = methods.build("fedavg", setup)
+        state = jax.eval_shape(method.init, jax.random.key(0), equal_or_not)
+        jax.eval_shape(method.round, jax.random.key(0), state, equal_or_not)
+        assert [choice.placement for choice in found] == [placement]
+        assert found[0].clients_at_once == 6

@@ -1,0 +1,178 @@
+"""SCAFFOLD against a plain loop in NumPy, its limits, and its state under every placement."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from fedjax_ssl import federated
+from fedjax_ssl.federated import Stage, federated_method, sample_cohort
+from fedjax_ssl.federated.terms import supervised_term
+from fedjax_ssl.keys import named_key
+from fedjax_ssl.methods.fedavg import labelled_stage
+from fedjax_ssl.models import count_parameters
+from tests import toy
+
+KEY = jax.random.key(5)
+RATE, SERVER_RATE, STEPS, BATCH, COHORT = 0.2, 0.7, 3, 4, 3
+
+
+def method_of(data, optimizer, **changes):
+    """Labels-only training with batches of 4 in random order; clients take different numbers of steps."""
+    setup = toy.setup(data, model=toy.linear_model(), federated_optimizer=optimizer, **changes)
+    return federated_method(setup, (labelled_stage(setup, None),))
+
+
+def in_order_method(data, optimizer, **changes):
+    setup = toy.setup(
+        data, model=toy.linear_model(), federated_optimizer=optimizer, learning_rate=RATE, cohort_size=COHORT, **changes
+    )
+    stage = Stage((supervised_term(setup),), toy.in_order("labelled", BATCH, STEPS), labelled_quota="any")
+    return federated_method(setup, (stage,))
+
+
+def cohort(data, number: int) -> list[int]:
+    key = named_key(jax.random.fold_in(named_key(KEY, "round"), number), "cohort")
+    return np.asarray(sample_cohort(key, data.num_labelled, data.num_examples, COHORT, "any").ids).tolist()
+
+
+def gradient(weights, inputs, labels):
+    scores = inputs @ weights["w"] + weights["b"]
+    probs = np.exp(scores - scores.max(1, keepdims=True))
+    wrong = probs / probs.sum(1, keepdims=True) - np.eye(toy.NUM_CLASSES)[np.maximum(labels, 0)]
+    wrong *= (labels >= 0)[:, None] / len(labels)
+    return {"w": inputs.T @ wrong, "b": wrong.sum(0)}
+
+
+def test_three_rounds_of_some_clients_are_the_published_algorithm(float64) -> None:
+    data = toy.federation()
+    method = in_order_method(data, federated.scaffold(SERVER_RATE))
+    start = jax.jit(method.init)(KEY, data)
+    state, _ = toy.run(jax.jit(method.round), KEY, start, data, 3)
+
+    inputs, observed, index = (np.asarray(array) for array in (data.inputs, data.observed, data.index))
+    weights = {name: np.asarray(value) for name, value in start.params["model"].items()}
+    zeros = {name: np.zeros_like(value) for name, value in weights.items()}
+    server, clients = dict(zeros), [dict(zeros) for _ in toy.SIZES]
+    rounds = [cohort(data, number) for number in range(3)]
+    for members in rounds:
+        changes, moved = [], []
+        for client in members:
+            local = dict(weights)
+            for step in range(STEPS):
+                rows = index[client][(step * BATCH + np.arange(BATCH)) % toy.SIZES[client]]
+                slope = gradient(local, inputs[rows], observed[rows])
+                local = {n: local[n] - RATE * (slope[n] - clients[client][n] + server[n]) for n in local}
+            new = {n: clients[client][n] - server[n] + (weights[n] - local[n]) / (STEPS * RATE) for n in local}
+            changes.append({n: local[n] - weights[n] for n in local})
+            moved.append({n: new[n] - clients[client][n] for n in local})
+            clients[client] = new
+        weights = {n: weights[n] + SERVER_RATE * np.mean([change[n] for change in changes], 0) for n in weights}
+        server = {n: server[n] + np.sum([change[n] for change in moved], 0) / len(clients) for n in weights}
+
+    def flat(tree):
+        return np.concatenate([tree["b"].ravel(), tree["w"].ravel()])
+
+    for name in weights:
+        np.testing.assert_allclose(state.params["model"][name], weights[name], rtol=1e-11, atol=1e-12)
+    variates = state.optimizer
+    np.testing.assert_allclose(variates["server"]["model"], flat(server), rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(variates["clients"]["model"], [flat(c) for c in clients], rtol=1e-10, atol=1e-12)
+    never = set(range(len(clients))) - set().union(*rounds)
+    assert 1 <= len(never) < len(clients), "some clients were drawn, some were not"
+    np.testing.assert_array_equal(variates["clients"]["model"][np.array(sorted(never))], 0)
+
+
+def test_variates_held_at_zero_are_fedavg_bit_for_bit() -> None:
+    data = toy.federation()
+    scaffold = federated.scaffold()
+
+    def forget(state, *rest):
+        params, _ = scaffold.apply(state, *rest)
+        return params, state
+
+    expected, infos = toy.train(method_of(data, federated.fedavg()), KEY, data, 2)
+    held, _ = toy.train(method_of(data, scaffold._replace(apply=forget)), KEY, data, 2)
+    chex.assert_trees_all_equal(held.params, expected.params)
+    ours, costs = toy.train(method_of(data, scaffold), KEY, data, 2)
+    assert not np.array_equal(ours.params["model"]["w"], expected.params["model"]["w"])
+    # A variate as large as the model goes each way beside it.
+    for way in ("bytes_up", "bytes_down"):
+        assert [info[way] for info in costs] == [2 * info[way] for info in infos]
+    assert infos[0]["bytes_up"] == 4 * count_parameters(expected.params) * infos[0]["clients"]
+
+
+def test_placements_give_the_same_model_and_variates() -> None:
+    data = toy.federation()
+
+    def trained(**changes):
+        return toy.train(method_of(data, federated.scaffold(), cohort_size=4, **changes), KEY, data, 3)[0]
+
+    mesh = Mesh(np.array(jax.devices()), ("clients",))
+    alone = trained(placement="sequential")
+    chex.assert_trees_all_equal(alone, trained(placement="sequential", mesh=mesh))
+    for placement in ("vmap", "chunked", "lanes"):
+        chex.assert_trees_all_close(alone, trained(placement=placement, chunk_size=3), rtol=1e-5, atol=1e-6)
+
+
+def test_clients_that_were_dropped_or_absent_keep_their_variates() -> None:
+    data = toy.federation()
+    method = method_of(data, federated.scaffold())
+    one_round = jax.jit(method.round)
+    state, _ = one_round(KEY, jax.jit(method.init)(KEY, data), data)
+    before = np.asarray(state.optimizer["clients"]["model"])
+    assert (np.abs(before[1]) > 0).any() and (np.abs(before[4]) > 0).any()
+    broken, info = one_round(KEY, state, toy.with_broken_client(data, 1))
+    assert info["dropped_clients"] == 1
+    absent, _ = one_round(KEY, state, toy.without(data, 1))
+    after = np.asarray(broken.optimizer["clients"]["model"])
+    np.testing.assert_array_equal(after[1], before[1])
+    assert not np.array_equal(after[4], before[4])
+    chex.assert_trees_all_equal(broken.optimizer, absent.optimizer)
+    np.testing.assert_array_equal(before[2], 0)  # has no labels, so it never takes a step
+
+
+def test_a_rate_of_zero_leaves_the_variates() -> None:
+    data = toy.federation()
+    method = method_of(data, federated.scaffold(), learning_rate=0.0)
+    state, _ = toy.train(method, KEY, data, 1)
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(state.optimizer))
+
+
+def test_variates_take_out_the_drift(float64) -> None:
+    """Two clients with quadratic losses of different curvature: FedAvg settles beside the optimum, SCAFFOLD at it."""
+    curvature, optimum, rate, steps = np.array([1.0, 6.0]), np.array([4.0, -1.0]), 0.1, 10
+    best = (curvature * optimum).sum() / curvature.sum()
+    ids, trained = jnp.arange(2, dtype=jnp.int32), jnp.ones(2, bool)
+
+    def settle(optimizer) -> float:
+        weights = {"model": jnp.zeros(1)}
+        state = optimizer.init(weights, 2)
+        for _ in range(150):
+            sent = optimizer.send(state, ids)
+            reports = []
+            for client in range(2):
+                variates = jax.tree.map(lambda leaf, c=client: leaf[c], sent)
+                local = weights
+                for _ in range(steps):
+                    slope = {"model": curvature[client] * (local["model"] - optimum[client])}
+                    slope = optimizer.correct(slope, local, weights, variates)
+                    local = {"model": local["model"] - rate * slope["model"]}
+                done = federated.optimizers.Local(
+                    weights, local, jnp.ones(()), jnp.asarray(steps, jnp.int32), jnp.asarray(rate), variates
+                )
+                reports.append(optimizer.report(done))
+            summed = jax.tree.map(lambda a, b: a + b, *(report.summed for report in reports))
+            kept = jax.tree.map(lambda a, b: jnp.stack([a, b]), *(report.kept for report in reports))
+            weights, state = optimizer.apply(state, weights, summed, kept, ids, trained)
+        return float(weights["model"][0])
+
+    assert abs(settle(federated.scaffold()) - best) < 1e-6
+    assert abs(settle(federated.fedavg()) - best) > 0.5
+
+
+def test_a_negative_server_rate_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"server_learning_rate is -1.0"):
+        federated.scaffold(-1.0)
