@@ -289,7 +289,7 @@ def one_round_of_ours() -> tuple[Plan, dict[str, np.ndarray], dict[str, np.ndarr
 
     def arrays(params: Any) -> dict[str, np.ndarray]:
         head = params["model"]["head"]
-        return {"1.weight": np.asarray(head["kernel"]).T, "1.bias": np.asarray(head["bias"])}
+        return {"1.weight": np.asarray(head["kernel"]), "1.bias": np.asarray(head["bias"])}
 
     return make_plan("W2", 1), arrays(state.params), arrays(after.params), float(info["loss"])
 

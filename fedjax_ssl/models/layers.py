@@ -25,7 +25,7 @@ def torch_uniform(fan_in: int) -> Initializer:
 
 
 class Kernel(nn.Module):
-    """A weight array with output channels last, and its bias.
+    """A weight array and its bias.
 
     With `weight_norm` the weight is g * v / ||v||, one g and one norm per output channel, and starts as v
     (Salimans and Kingma, Weight Normalization, NeurIPS 2016).
@@ -36,12 +36,14 @@ class Kernel(nn.Module):
             bias starts at zero.
         use_bias: whether there is a bias.
         weight_norm: whether the weight is kept as direction and length.
+        outputs_first: keep and return the weight as [outputs, ..., inputs].
     """
 
     shape: tuple[int, ...]
     initializer: Initializer | None
     use_bias: bool
     weight_norm: bool
+    outputs_first: bool = False
 
     @nn.compact
     def __call__(self) -> tuple[Array, Array | None]:
@@ -51,11 +53,15 @@ class Kernel(nn.Module):
         bias_init = nn.initializers.zeros if self.initializer else default
         bias = self.param("bias", bias_init, self.shape[-1:], dtype) if self.use_bias else None
         if not self.weight_norm:
-            return self.param("kernel", weight_init, self.shape, dtype), bias
-        v = self.param("v", weight_init, self.shape, dtype)
-        length = jnp.sqrt(jnp.sum(jnp.square(v), tuple(range(v.ndim - 1))))
-        g = self.param("g", lambda _: length)
-        return v * (g / length), bias
+            return self.param("kernel", lambda key: self._stored(weight_init(key, self.shape, dtype))), bias
+        v = self.param("v", lambda key: self._stored(weight_init(key, self.shape, dtype)))
+        others = tuple(range(1, v.ndim)) if self.outputs_first else tuple(range(v.ndim - 1))
+        length = jnp.sqrt(jnp.sum(jnp.square(v), others, keepdims=True))
+        g = self.param("g", lambda _: length.reshape(-1))
+        return v * (g.reshape(length.shape) / length), bias
+
+    def _stored(self, weight: Array) -> Array:
+        return jnp.moveaxis(weight, -1, 0) if self.outputs_first else weight
 
 
 class Conv(nn.Module):
@@ -81,7 +87,11 @@ class Conv(nn.Module):
 
 
 class Dense(nn.Module):
-    """Affine map of the last axis, with optional weight normalisation (see `Kernel`)."""
+    """Affine map of the last axis, with optional weight normalisation (see `Kernel`).
+
+    The weight is kept as [outputs, inputs]: the gradient of small batches is then written row by row, which makes a step
+    of softmax regression on a CPU a third faster than [inputs, outputs] does (docs/benchmarks.md).
+    """
 
     features: int
     initializer: Initializer | None = None
@@ -90,10 +100,10 @@ class Dense(nn.Module):
     @nn.compact
     def __call__(self, inputs: Float[Array, "n d"]) -> Float[Array, "n f"]:
         shape = (inputs.shape[-1], self.features)
-        kernel = Kernel(shape, self.initializer, True, self.weight_norm, name="weights")
+        kernel = Kernel(shape, self.initializer, True, self.weight_norm, outputs_first=True, name="weights")
         nn.share_scope(self, kernel)
         weight, bias = kernel()
-        outputs = inputs @ weight
+        outputs = lax.dot_general(inputs, weight, (((inputs.ndim - 1,), (1,)), ((), ())))
         return outputs if bias is None else outputs + bias
 
 

@@ -45,7 +45,7 @@ _BIAS = Leaf("bias", "params", "bias", (0,))
 LEAVES: Mapping[str, tuple[Leaf, ...]] = {
     "conv": (_CONV,),
     "conv with bias": (_CONV, _BIAS),
-    "dense": (Leaf("weight", "params", "kernel", (1, 0)), _BIAS),
+    "dense": (Leaf("weight", "params", "kernel", (0, 1)), _BIAS),
     "norm": (
         Leaf("weight", "params", "scale", (0,)),
         _BIAS,

@@ -103,7 +103,7 @@ def test_features_are_the_heads_input():
         x = jnp.asarray(np.random.default_rng(1).standard_normal((4, *shape), np.float32))
         outputs, _ = model.apply(params, state, x, train=False)
         assert outputs.aux_logits is None
-        logits = outputs.features @ params["head"]["kernel"] + params["head"]["bias"]
+        logits = outputs.features @ params["head"]["kernel"].T + params["head"]["bias"]
         np.testing.assert_allclose(outputs.logits, logits, rtol=1e-4, atol=1e-5)
 
 
@@ -113,8 +113,8 @@ def test_mlp_without_activation_is_linear():
     x = np.random.default_rng(1).standard_normal((4, *shape), np.float32)
     outputs, _ = model.apply(params, state, jnp.asarray(x), train=False)
     first, second = (params[name] for name in ("dense1", "dense2"))
-    hidden = x.reshape(4, -1) @ np.asarray(first["kernel"]) + np.asarray(first["bias"])
-    features = hidden @ np.asarray(second["kernel"]) + np.asarray(second["bias"])
+    hidden = x.reshape(4, -1) @ np.asarray(first["kernel"]).T + np.asarray(first["bias"])
+    features = hidden @ np.asarray(second["kernel"]).T + np.asarray(second["bias"])
     np.testing.assert_allclose(outputs.features, features, rtol=1e-4, atol=1e-5)
     assert (features < 0).any()
 

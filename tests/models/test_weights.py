@@ -40,7 +40,7 @@ def load(tmp_path):
 
 def test_arrays_go_to_their_places(load):
     params, state = load().init(jax.random.key(0))
-    np.testing.assert_array_equal(params["dense1"]["kernel"], ARRAYS["fc.weight"].T)
+    np.testing.assert_array_equal(params["dense1"]["kernel"], ARRAYS["fc.weight"])
     np.testing.assert_array_equal(params["head"]["bias"], ARRAYS["classifier.1.bias"])
     expected = {"mean": ARRAYS["bn.running_mean"], "var": ARRAYS["bn.running_var"]}
     jax.tree.map(np.testing.assert_array_equal, state, {"norm1": expected})
@@ -57,17 +57,17 @@ def test_arrays_go_to_their_places(load):
 def test_classifier_of_other_classes_or_none_starts_at_random(load, changes):
     model = load(**changes)
     params = [model.init(jax.random.key(seed))[0] for seed in (0, 1)]
-    assert params[0]["head"]["kernel"].shape == (4, changes.get("num_classes", 3))
+    assert params[0]["head"]["kernel"].shape == (changes.get("num_classes", 3), 4)
     assert not np.array_equal(params[0]["head"]["kernel"], params[1]["head"]["kernel"])
-    np.testing.assert_array_equal(params[0]["dense1"]["kernel"], ARRAYS["fc.weight"].T)
+    np.testing.assert_array_equal(params[0]["dense1"]["kernel"], ARRAYS["fc.weight"])
 
 
 def test_init_is_pure_and_gives_new_buffers(load):
     model = load()
     first, second = model.init(jax.random.key(0))[0], model.init(jax.random.key(7))[0]
     first["dense1"]["kernel"].delete()  # what donating it to a jitted function does
-    np.testing.assert_array_equal(second["dense1"]["kernel"], ARRAYS["fc.weight"].T)
-    np.testing.assert_array_equal(model.init(jax.random.key(0))[0]["dense1"]["kernel"], ARRAYS["fc.weight"].T)
+    np.testing.assert_array_equal(second["dense1"]["kernel"], ARRAYS["fc.weight"])
+    np.testing.assert_array_equal(model.init(jax.random.key(0))[0]["dense1"]["kernel"], ARRAYS["fc.weight"])
     both, _ = jax.jit(jax.vmap(model.init))(jax.random.split(jax.random.key(0), 2))
     np.testing.assert_array_equal(both["dense1"]["bias"], np.stack([ARRAYS["fc.bias"]] * 2))
     with jax.enable_x64(True):
