@@ -13,6 +13,7 @@ digits_table.png in the output folder. Measured result: docs/results.md.
 
 import argparse
 import csv
+import inspect
 import io
 import math
 import runpy
@@ -28,7 +29,7 @@ import numpy as np
 
 from fedjax_ssl import methods, tracking
 from fedjax_ssl.command_line import use_compilation_cache
-from fedjax_ssl.train import make_train
+from fedjax_ssl.train import make_train, over_seeds
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 BASELINE = "fedavg"
@@ -69,7 +70,7 @@ def main(arguments: list[str] | None = None) -> None:
             f"{'' if pseudo == MISSING else f', pseudo-labels {pseudo} %'} ({time.perf_counter() - started:.0f} s)",
             flush=True,
         )
-    facts = _facts(options.seeds, options.rounds, time.perf_counter() - begin)
+    facts = origin("digits_table.py", options.seeds, options.rounds, time.perf_counter() - begin)
     options.output.mkdir(parents=True, exist_ok=True)
     text = table(cells) + "\n\n" + "\n".join(f"- {fact}" for fact in facts) + "\n"
     files = {kind: options.output / f"digits_table.{kind}" for kind in ("md", "csv", "png")}
@@ -94,7 +95,7 @@ def run(method: str, labels: str, seeds: list[int], rounds: int | None = None) -
         if "warmup_rounds" in config.method and config.method.warmup_rounds:
             config.method.warmup_rounds = max(rounds // 2, 1)
     keys = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
-    _, metrics = jax.jit(jax.vmap(make_train(config)))(keys)
+    _, metrics = jax.jit(over_seeds(make_train(config)))(keys)
     last = {name: np.asarray(values, np.float64)[:, -1] for name, values in metrics.items()}
     missing = np.full(len(seeds), math.nan)
     return Cell(method, labels, last["test_accuracy"], last.get("pseudo_label_accuracy", missing))
@@ -138,7 +139,7 @@ def table(cells: list[Cell]) -> str:
         ),
         ("Accuracy of the pseudo-labels of unlabelled digits, %", [row for row in pseudo if set(row[1:]) - {MISSING}]),
     ]
-    return "\n\n".join(f"{title}\n\n{_markdown(header, rows)}" for title, rows in parts if rows)
+    return "\n\n".join(f"{title}\n\n{markdown(header, rows)}" for title, rows in parts if rows)
 
 
 def plot(cells: list[Cell], path: Path) -> None:
@@ -200,7 +201,8 @@ def _gain(by_name: dict[tuple[str, str], Cell], name: str, column: str) -> str:
     return spread(by_name[name, column].test_accuracy - by_name[BASELINE, column].test_accuracy, sign="+")
 
 
-def _markdown(header: list[str], rows: list[list[str]]) -> str:
+def markdown(header: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table; all columns but the first to the right."""
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -216,11 +218,12 @@ def _rows(cells: list[Cell], seeds: list[int]) -> str:
     return text.getvalue()
 
 
-def _facts(seeds: int, rounds: int | None, seconds: float) -> list[str]:
+def origin(script: str, seeds: int, rounds: int | None, seconds: float) -> list[str]:
+    """Where a table comes from, line by line: command, seeds, device, time, versions."""
     versions = tracking.versions()
     commit = versions.pop("git_commit", "not in a checkout")
     return [
-        f"command: python experiments/digits_table.py {' '.join(sys.argv[1:])}".rstrip(),
+        f"command: python experiments/{script} {' '.join(sys.argv[1:])}".rstrip(),
         f"{seeds} seeds, {'the rounds of the configs' if rounds is None else f'{rounds} rounds'}",
         f"device: {tracking.device_description()}; wall time {seconds:.0f} s",
         "versions: " + ", ".join(f"{name} {version}" for name, version in versions.items()),
@@ -229,19 +232,25 @@ def _facts(seeds: int, rounds: int | None, seconds: float) -> list[str]:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    known = [name for name in methods.available() if (CONFIGS / f"digits_{name}.py").exists()]
+    known = [name for name in methods.available() if _takes_labels(CONFIGS / f"digits_{name}.py")]
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--seeds", type=_positive, default=5, help="runs per experiment, seeds 0, 1, ...")
-    parser.add_argument("--labels", type=_positive, nargs="+", default=[1, 2, 5, 10], help="labels per writer")
+    parser.add_argument("--seeds", type=positive, default=5, help="runs per experiment, seeds 0, 1, ...")
+    parser.add_argument("--labels", type=positive, nargs="+", default=[1, 2, 5, 10], help="labels per writer")
     parser.add_argument("--methods", nargs="+", choices=known, default=known, metavar="NAME", help=", ".join(known))
-    parser.add_argument("--rounds", type=_positive, help="in place of the configs' number of rounds, for a quick look")
+    parser.add_argument("--rounds", type=positive, help="in place of the configs' number of rounds, for a quick look")
     parser.add_argument("--output", type=Path, default=Path("runs/digits_table"), help="folder for the three files")
     return parser.parse_args(arguments)
 
 
-def _positive(text: str) -> int:
+def _takes_labels(path: Path) -> bool:
+    """Whether there is such a config and its argument is the number of labels per writer."""
+    return path.exists() and "labels" in inspect.signature(runpy.run_path(str(path))["get_config"]).parameters
+
+
+def positive(text: str) -> int:
+    """A number of the command line."""
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import ml_collections
 from ml_collections import config_dict
 
@@ -45,6 +46,7 @@ def default(method: str = "fedavg") -> ml_collections.ConfigDict:
     config.data = _section(
         name="digits",
         path=_TEXT,  # npz: the file
+        proportions=_TEXT,  # npz: class shares of its sets, a CSV file
         root=_TEXT,  # folder for downloads and caches; $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl by default
         download=True,
         num_classes=_INT,  # npz: where the labels do not show all classes
@@ -67,6 +69,7 @@ def default(method: str = "fedavg") -> ml_collections.ConfigDict:
         classes=_INT,
         shares=_TUPLE,
         balanced=_INT,
+        factor=_FLOAT,
     )
     config.supervision = _section(
         name="all",
@@ -76,12 +79,26 @@ def default(method: str = "fedavg") -> ml_collections.ConfigDict:
         classes=_INT,
         labelled_clients=_INT,  # only so many clients keep labels
         which=_TEXT,  # ... the "first" or "random" ones
+        correspondence=_TEXT,  # coarse, mixed: which coarse labels
+        overlap=_FLOAT,  # ... this share of them is random
+        server_labels=_INT,  # coarse: class labels at the server
+        sets=_INT,  # sets, mixed: unlabelled sets of each client
+        set_counts=_TUPLE,  # ... or of client 0, 1, ...
+        protocol=_TEXT,  # ... how sets are filled: "dealt", "clean" or "reference"
+        shared_shares=_FLAG,  # ... all clients' sets have the same shares
+        test_prior=_TEXT,  # ... class shares at test time: "train", "uniform" or "sets"
+        noise=_FLOAT,  # ... error of the class shares that clients know
+        noise_mode=_TEXT,
+        coarse_clients=_INT,  # mixed: so many clients with coarse labels
+        set_clients=_INT,  # mixed: so many clients with sets
     )
     config.augment = _section(name="none", pixels=_INT)
+    config.strong_augment = _section(name="none", pixels=_INT, flip=_FLAG, operations=_INT)  # "none": the weak one
     config.model = _section(
         name="mlp",
         norm=_TEXT,
         hidden=_TUPLE,
+        widen=_INT,  # wrn28: factor of the widths
         activation=_TEXT,
         weights=_TEXT,  # efficientnet_b0: pretrained weights, an .npz file
         stochastic_depth=_FLOAT,
@@ -101,18 +118,20 @@ def default(method: str = "fedavg") -> ml_collections.ConfigDict:
         momentum=0.0,
         nesterov=False,
         weight_decay=0.0,
+        clip_norm=_FLOAT,  # largest norm of a gradient; no clipping by default
         batch_size=10,
         local_epochs=1,
     )
     config.federated = _section(
-        name="fedavg",  # fedavg, fedprox, fedadam, fedyogi
+        name="fedavg",  # fedprox, scaffold, fednova, fedavgm, fedadam, fedyogi
         cohort_size=_INT,  # clients per round; all by default
         weighting="uniform",  # or "examples", "labelled"
-        mu=0.01,  # fedprox
-        server_learning_rate=0.01,  # fedadam, fedyogi
+        mu=_FLOAT,  # fedprox (0.01 by default), fednova (0)
+        server_learning_rate=_FLOAT,  # scaffold, fedavgm (1 by default), fedadam, fedyogi (0.01)
+        server_momentum=0.5,  # fedavgm
         placement="auto",  # or "sequential", "vmap", "chunked", "lanes"
-        chunk_size=8,  # clients at once where placement is "chunked" or "lanes"
-        devices=1,  # that share each cohort
+        chunk_size=_INT,  # clients at once on a device, with "chunked" or "lanes"; by default as many as fit
+        devices=_INT,  # that share each cohort; one, or all of several processes, by default
         reduce="ordered",  # sums over devices: or "fixed", "fast"
     )
     config.prediction = _section(
@@ -130,6 +149,16 @@ def default(method: str = "fedavg") -> ml_collections.ConfigDict:
         groups=1,  # xclp: clients are cut at random into so many groups with a graph each
         new_batch_size=_INT,  # new examples that a client brings at a time; all by default
         neighbor_search="exact",  # xclp: or "approximate", for millions of points
+    )
+    config.distributed = _section(
+        coordinator=_TEXT,  # host:port of process 0; one process by default. Or set $FEDJAX_SSL_COORDINATOR,
+        num_processes=_INT,  # ... $FEDJAX_SSL_NUM_PROCESSES and
+        process_id=_INT,  # ... $FEDJAX_SSL_PROCESS_ID
+        auto=False,  # take the three from Slurm, Open MPI, GKE or a TPU
+        heartbeat_seconds=30,  # without a sign of life until a process counts as dead
+        shutdown_seconds=60,  # that processes wait for each other at the end
+        initialization_seconds=120,  # ... and at the start
+        stall_minutes=60.0,  # without a finished block of rounds until a process gives up; 0: never
     )
     return config.lock()
 
@@ -160,6 +189,39 @@ def digits_by_writer(method: str, labels: str | None = None) -> ml_collections.C
     config.supervision.name = "per_client"
     config.supervision.labels = int(count)
     config.optimizer.batch_size = min(50, int(count))
+    return config
+
+
+def digits_with_server(method: str, labels: str | None = None) -> ml_collections.ConfigDict:
+    """The embedded digits with labels at the server: 11 writers train without any, 3 that were never seen are the test.
+
+    Clients and server train in turns, with SemiFL's optimizers; the learning rate and the epochs at the server are
+    larger, as there are fewer examples.
+
+    Args:
+        method: name of a method whose server trains.
+        labels: class-balanced labels at the server, as a config file's argument gives them ("20").
+
+    Raises:
+        ConfigError: `labels` is not a number.
+    """
+    count = labels or "20"
+    if not count.isdigit() or int(count) < 1:
+        raise ConfigError(f"labels at the server are {count!r}; give a number of at least 1")
+    config = default(method)
+    config.rounds = 30
+    config.data.test_clients = 3
+    config.supervision.name = "server"
+    config.supervision.labels = int(count)
+    config.method.server_epochs = 10
+    config.optimizer.learning_rate = 0.1
+    config.optimizer.schedule = "cosine"
+    config.optimizer.momentum = 0.9
+    config.optimizer.nesterov = True
+    config.optimizer.weight_decay = 5e-4
+    config.optimizer.clip_norm = 1.0
+    config.optimizer.local_epochs = 2
+    config.federated.name = "fedavgm"
     return config
 
 
@@ -194,6 +256,71 @@ def one_shot(variant: str, rounds: int) -> ml_collections.ConfigDict:
     config.supervision.name = "fraction"
     config.supervision.fraction = 0.1
     config.prediction.unlabelled = "both"
+    return config
+
+
+MIXED_VARIANTS = ("mixed", "channels", "labels", "labels_xclp", "coarse", "sets")
+
+
+def mixed_federation(variant: str, labelled: int, coarse: int, sets: int) -> ml_collections.ConfigDict:
+    """A federation of clients with labels, coarse labels, sets, or nothing; or what is left without some of them.
+
+    Args:
+        variant: "mixed": all of them, with channels and propagated labels. "channels": all of them, channels alone.
+            "labels": only the clients with class labels, as people do who leave out what they cannot use.
+            "labels_xclp": all others are clients without labels (FedAvg+XCLP). "coarse", "sets": only such clients.
+        labelled: clients with class labels.
+        coarse: clients with coarse labels.
+        sets: clients with sets.
+
+    Raises:
+        ConfigError: there is no such variant.
+    """
+    if variant not in MIXED_VARIANTS:
+        raise ConfigError(f"there is no variant {variant!r} of this config; it has: {', '.join(MIXED_VARIANTS)}")
+    everybody = variant in ("mixed", "channels")
+    config = default({"mixed": "mixed", "labels": "fedavg", "labels_xclp": "xclp"}.get(variant, "fedul"))
+    config.supervision.name = "mixed"
+    config.supervision.labelled_clients = labelled if everybody or variant.startswith("labels") else 0
+    config.supervision.coarse_clients = coarse if everybody or variant == "coarse" else 0
+    config.supervision.set_clients = sets if everybody or variant == "sets" else 0
+    config.supervision.which = "random"
+    return config
+
+
+FEDUL_METHODS = ("fedul", "fedpl", "fedllp", "fedllp_vat", "fedavg")
+
+
+def unlabelled_sets(argument: str | None = None) -> ml_collections.ConfigDict:
+    """Five clients with unlabelled sets, trained with Adam: what the config files of FedUL's benchmark start from.
+
+    Args:
+        argument: sets of each client, split and method, the last two if wanted: "20", "20,noniid", "20,iid,fedpl".
+            Split "noniid" gives every client two classes that it mostly has. Method "fedavg" has class labels of a
+            tenth of the examples in place of sets.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    given = (argument or "10").split(",")
+    sets, split, method = (*given, *("10", "iid", "fedul")[len(given) :])[:3]
+    known = sets.isdigit() and int(sets) > 1 and split in ("iid", "noniid") and method in FEDUL_METHODS
+    if len(given) > 3 or not known:
+        raise ConfigError(
+            f"the argument of this config is {argument!r}; give the number of sets, at least 2, iid or noniid, and one "
+            f"of {', '.join(FEDUL_METHODS)}: for example 10,iid,fedul"
+        )
+    config = default(method)
+    config.partition.name = "iid" if split == "iid" else "majority"
+    config.partition.num_clients = 5
+    if method == "fedavg":
+        config.supervision.name = "fraction"
+        config.supervision.fraction = 0.1
+    else:
+        config.supervision.name = "sets"
+        config.supervision.sets = int(sets)
+    config.optimizer.name = "adam"
+    config.eval_every = 1
     return config
 
 
@@ -235,14 +362,22 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     resolved.method = ml_collections.ConfigDict(
         {"name": name, **{key: given.get(key, value) for key, value in known.items()}}
     )
-    for section, kind in (("partition", "partition"), ("supervision", "supervision"), ("augment", "augmentation")):
+    for section, kind in _CHOICES.items():
         _drop_unused(resolved, section, kind)
     if resolved.optimizer.schedule_rounds is None:
         resolved.optimizer.schedule_rounds = max(resolved.rounds, 1)
+    if resolved.federated.devices is None:
+        resolved.federated.devices = jax.device_count() if jax.process_count() > 1 else 1
+    if resolved.federated.mu is None:
+        resolved.federated.mu = 0.0 if resolved.federated.name == "fednova" else 0.01
+    if resolved.federated.server_learning_rate is None:
+        resolved.federated.server_learning_rate = 1.0 if resolved.federated.name in ("scaffold", "fedavgm") else 0.01
     _check_stages(resolved)
     _check_prediction(resolved)
     for field, lowest in _LOWEST.items():
         value = get(resolved, field)
+        if value is None and field in _CHOSEN_LATER:
+            continue
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not lowest <= value < math.inf:
             raise ConfigError(f"config.{field} is {value!r}; it must be a finite number of at least {lowest}")
     for field, allowed in _ALLOWED.items():
@@ -251,7 +386,37 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
             names = [name for name in allowed if name is not None]
             hint = did_you_mean(value, names)
             raise ConfigError(f"config.{field} is {value!r}.{hint} Allowed: {', '.join(names)}")
+    check_federated_optimizer(resolved)
     return resolved.lock()
+
+
+def check_federated_optimizer(config: Any) -> None:
+    """What the federated optimizer takes for granted about local training.
+
+    Args:
+        config: a config or a dictionary like one, in which numbers may be traced.
+
+    Raises:
+        ConfigError: naming the fields.
+    """
+    local, server = config["optimizer"], config["federated"]
+    plain = isinstance(local["momentum"], (int, float)) and local["momentum"] == 0 and local["clip_norm"] is None
+    if server["name"] == "scaffold" and (local["name"] != "sgd" or not plain):
+        raise ConfigError(
+            "config.federated.name is 'scaffold', whose control variates are mean gradients of plain SGD, but "
+            f"config.optimizer has name={local['name']!r}, momentum={local['momentum']}, "
+            f"clip_norm={local['clip_norm']}; use config.optimizer.name='sgd', momentum=0.0 and clip_norm=None, or "
+            "another config.federated.name"
+        )
+    shrinkage = server["mu"] * local["learning_rate"]
+    if server["name"] == "fednova" and isinstance(shrinkage, float) and shrinkage >= 1:
+        raise ConfigError(
+            f"config.federated.mu is {server['mu']} and config.optimizer.learning_rate {local['learning_rate']}; "
+            "with fednova their product must be below 1"
+        )
+    momentum = server["server_momentum"]
+    if isinstance(momentum, (int, float)) and not 0 <= momentum < 1:
+        raise ConfigError(f"config.federated.server_momentum is {momentum}; it must lie in [0, 1)")
 
 
 def _check_stages(config: ml_collections.ConfigDict) -> None:
@@ -384,6 +549,13 @@ def replace_number(config: dict[str, Any], field: str, value: Any) -> None:
     get(config, section)[name] = value
 
 
+_CHOICES = {
+    "partition": "partition",
+    "supervision": "supervision",
+    "augment": "augmentation",
+    "strong_augment": "augmentation",
+}
+_CHOSEN_LATER = ("federated.chunk_size",)  # None: it follows from the device
 _LOWEST = {
     "seed": 0,
     "rounds": 0,
@@ -409,7 +581,7 @@ _ALLOWED: dict[str, tuple[str | None, ...]] = {
     "precision": tuple(models.PRECISIONS),
     "optimizer.name": OPTIMIZERS,
     "optimizer.schedule": SCHEDULES,
-    "federated.name": ("fedavg", "fedprox", "fedadam", "fedyogi"),
+    "federated.name": ("fedavg", "fedprox", "scaffold", "fednova", "fedavgm", "fedadam", "fedyogi"),
     "federated.weighting": tuple(WEIGHTINGS),
     "federated.placement": PLACEMENTS,
     "federated.reduce": REDUCTIONS,

@@ -7,6 +7,7 @@ from pathlib import Path
 from absl import flags, logging
 from ml_collections import config_flags
 
+from fedjax_ssl import distributed
 from fedjax_ssl.command_line import (
     USER_ERRORS,
     describe_choices,
@@ -27,7 +28,8 @@ def main(arguments: list[str]) -> int:
     """Runs one experiment.
 
     Returns:
-        0; 2 for a mistake of the user, after one message on standard error; 130 after Ctrl-C.
+        0; 2 for a mistake of the user, after one message on standard error; 130 after Ctrl-C. A process of several has
+        other ends too, see docs/distributed.md.
     """
     if {"-h", "--help"} & set(arguments):
         print(f"{USAGE}\n\n{describe_choices()}")
@@ -37,15 +39,14 @@ def main(arguments: list[str]) -> int:
         use_compilation_cache()
         map_large_buffers()
         with notes_instead_of_warnings():
-            run(_CONFIG.value, _WORKDIR.value or Path("runs") / config_file.stem)
+            team = distributed.start(_CONFIG.value.distributed)  # before anything is computed
+            run(_CONFIG.value, _WORKDIR.value or Path("runs") / config_file.stem, team)
     except KeyboardInterrupt:
-        print("\nstopped; the same command goes on from the last checkpoint", file=sys.stderr)
-        return 130
+        return distributed.leave(130, "\nstopped; the same command goes on from the last checkpoint")
     except USER_ERRORS as error:
         if os.environ.get("FEDJAX_SSL_DEBUG"):
             raise
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return distributed.leave(2, f"error: {error}")
     return 0
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -11,15 +12,18 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Key
 
 from fedjax_ssl import config as configs
-from fedjax_ssl import data, federated, models, prediction, tracking
+from fedjax_ssl import data, distributed, federated, methods, models, prediction, tracking
 from fedjax_ssl.config import ConfigError
-from fedjax_ssl.experiment import Experiment, build_method, federate, load_experiment
+from fedjax_ssl.distributed import Team
+from fedjax_ssl.experiment import Experiment, build_method, device_mesh, federate, load_experiment
 from fedjax_ssl.federated import Method, ServerState
 from fedjax_ssl.federated.method import Metrics
 
+PyTree = Any
 TOTALS = ("bytes_down", "bytes_up", "local_steps", "examples", "clients", "dropped_clients")
 
 
@@ -29,9 +33,9 @@ def make_train(
     """The whole experiment as one pure function.
 
     `train(key)` draws the partition, the labels kept, the initial network and everything else from `key`, runs all
-    rounds and evaluates every `config.eval_every` rounds. `jax.jit(jax.vmap(train))(keys)` is a seed sweep in one
-    compiled program; `train(key, {"optimizer.learning_rate": rate})` replaces settings that enter as numbers, so it
-    can be vmapped over them too.
+    rounds and evaluates every `config.eval_every` rounds. `jax.jit(over_seeds(train))(keys)`, or with `jax.vmap` in
+    place of `over_seeds`, is a seed sweep in one compiled program; `train(key, {"optimizer.learning_rate": rate})`
+    replaces settings that enter as numbers, so it can be vmapped over them too.
 
     Args:
         config: as a config file returns it; what its section `prediction` asks for is left to `run`.
@@ -65,6 +69,49 @@ def make_train(
     return train
 
 
+def over_seeds(train: Callable[..., PyTree], mesh: Mesh | None = None) -> Callable[..., PyTree]:
+    """One program for many runs: `over_seeds(train)(keys)`, with a leading axis on every result.
+
+    On accelerators the runs are vectorized (`jax.vmap`), which fills the device. On a CPU they follow one another in
+    the program (`jax.lax.map`): there the work is the limit, and vectorized runs take longer than the same runs in turn
+    (docs/benchmarks.md, W8).
+
+    Args:
+        train: what `make_train` returns, or another function of a key (and of further arrays with the same leading
+            axis).
+        mesh: devices that share the runs, with axes ("seeds", "clients"): seeds are dealt in equal blocks along the
+            first axis, and the devices along the second one share each cohort of their seeds. `train` comes from a
+            config whose `federated.devices` is the length of the second axis. None: one run's devices, as the config
+            says.
+
+    Raises:
+        ValueError: the mesh has other axes, or its seeds do not divide the keys.
+    """
+
+    def here(*arguments: PyTree) -> PyTree:
+        if jax.default_backend() != "cpu":
+            return jax.vmap(train, axis_name=federated.VECTORIZED_RUNS)(*arguments)
+        return jax.lax.map(lambda one: train(*one), arguments)
+
+    if mesh is None:
+        return here
+    if mesh.axis_names != ("seeds", "clients"):
+        raise ValueError(f"the mesh has axes {mesh.axis_names}; a sweep over seeds takes ('seeds', 'clients')")
+    groups, share = mesh.shape["seeds"], PartitionSpec("seeds")
+
+    def on_devices(*arguments: PyTree) -> PyTree:
+        count = jax.tree.leaves(arguments)[0].shape[0]
+        if count % groups:
+            raise ValueError(
+                f"there are {count} seeds for {groups} groups of devices along the mesh's axis 'seeds'; their number "
+                f"must be a multiple of {groups}"
+            )
+        # Local training starts from the same values on all devices of a seed, which are not marked as differing.
+        return jax.shard_map(here, mesh=mesh, in_specs=share, out_specs=share, check_vma=False)(*arguments)
+
+    return on_devices
+
+
 def run_rounds(
     method: Method, key: Key[Array, ""], state: ServerState, federation: data.FederatedData, rounds: int
 ) -> tuple[ServerState, Metrics]:
@@ -81,17 +128,18 @@ def run_rounds(
 
 # Fields that change how a run is watched, where it finds its data or what is done with the trained network, but not
 # the network.
-UNCOMPARED = ("checkpoint_every", "data.root", "data.download", "prediction")
+UNCOMPARED = ("checkpoint_every", "data.root", "data.download", "prediction", "distributed")
 
 
-def run(config: ml_collections.ConfigDict, workdir: str | Path) -> dict[str, Any]:
+def run(config: ml_collections.ConfigDict, workdir: str | Path, team: Team | None = None) -> dict[str, Any]:
     """Runs an experiment in a run folder, or goes on with the one that is there.
 
     The same config on the same folder resumes from the last checkpoint and ends in the same numbers, bit for bit.
 
     Args:
         config: as a config file returns it.
-        workdir: the run folder; see `fedjax_ssl.tracking.RunFolder`.
+        workdir: the run folder; see `fedjax_ssl.tracking.RunFolder`. Of several processes, only process 0 uses it.
+        team: from `fedjax_ssl.distributed.start`, where several processes train one federation: all of them call this.
 
     Returns:
         What `summary.json` holds.
@@ -101,41 +149,52 @@ def run(config: ml_collections.ConfigDict, workdir: str | Path) -> dict[str, Any
         DatasetUnavailable: the dataset is not on disk and could not be downloaded.
         ConfigMismatch: the folder holds a run with another config.
         CheckpointError: the folder's checkpoints cannot be used.
+        Preempted: a process of several was asked to end; the checkpoint is saved.
     """
+    team = team or Team()
     resolved = configs.resolve(config)
+    common = resolved.to_dict()
+    del common["distributed"], common["data"]["root"], common["data"]["download"]  # these are each machine's own
+    team.check_same("config", repr(common), "Give every process the same command and the same config file.")
     # Sums that are not exact depend on the number of devices.
     ignored = UNCOMPARED if resolved.federated.reduce == "fast" else (*UNCOMPARED, "federated.devices")
-    with tracking.RunFolder(workdir, resolved.to_dict(), ignore=ignored) as folder:
-        return _run_in(folder, load_experiment(resolved))
+    with (
+        team.watched(),
+        tracking.Record(workdir, resolved.to_dict(), ignore=ignored)
+        if team.writes
+        else tracking.NoRecord(workdir) as record,
+    ):
+        return _run_in(record, load_experiment(resolved), team)
 
 
-def _run_in(folder: tracking.RunFolder, experiment: Experiment) -> dict[str, Any]:
+def _run_in(record: tracking.Record | tracking.NoRecord, experiment: Experiment, team: Team) -> dict[str, Any]:
     config, key = experiment.config, jax.random.key(experiment.config.seed)
     federation = federate(experiment, key)
+    team.check_same("data", federation, "Give every machine the same files, the same hardware and the same versions.")
     prediction.check(config, federation)
     with configs.naming("data, config.partition or config.supervision"):
         data.validate(federation, truth_required=not config.prediction.predictors)
-        if not np.any(federation.num_labelled):
-            raise ConfigError(
-                f"no client has a label, and method {config.method.name!r} learns from the clients' labels only"
-            )
-    method = build_method(experiment, federation)
+    placements: list[str] = []
+
+    def report(choice: federated.Choice) -> None:
+        line = describe_placement(choice, jax.default_backend())
+        if line not in placements:  # a round is traced several times, but only below, where `progress` is there
+            placements.append(line)
+            progress.note(line)
+
+    method = build_method(experiment, federation, report=report)
+    _check_labels(config, method.needs if config.rounds else ("labels",), federation)
     template = jax.eval_shape(method.init, key, federation)
 
-    checkpoints, log = tracking.Checkpoints(folder.path), tracking.MetricLog(folder.path)
-    start, seconds = 0, {"compile_seconds": 0.0, "train_seconds": 0.0}
-    if checkpoints.latest() is None:
-        state = jax.jit(method.init)(key, federation)
-    else:
-        start, state, seconds = checkpoints.restore(template)
-    log.truncate(after_round=start)
+    nothing: dict[str, float] = {"compile_seconds": 0.0, "train_seconds": 0.0}
+    restored = record.restore(template) or (0, jax.jit(method.init)(key, federation), nothing)
+    start, state, seconds = team.from_first(restored)
+    mesh = device_mesh(config)
+    team.connect(mesh)
+    state, placed_key, placed = distributed.share_out((state, key, federation), mesh)
 
-    files = {"summary": folder.summary_file}
-    if config.rounds:
-        files |= {"metrics": folder.metrics_csv, "curves": folder.curves_file}
-    if config.prediction.predictors:
-        files |= {"predictions": folder.predictions_csv, "by client": folder.clients_csv}
-    with tracking.Progress(config.rounds, start_round=start) as progress:
+    files = record.files(trained=bool(config.rounds), predicted=bool(config.prediction.predictors))
+    with record.progress(config.rounds, start) as progress:
         progress.start(
             method=config.method.name,
             model=config.model.name,
@@ -143,43 +202,86 @@ def _run_in(folder: tracking.RunFolder, experiment: Experiment) -> dict[str, Any
             dataset=config.data.name,
             counts={name: count for name, count in federation.summary().items() if count},
             device=tracking.device_description(),
-            workdir=folder.path,
+            workdir=record.path,
         )
         if start == 0:
-            tracking.write_atomically(
-                folder.path / "partition.txt",
-                data.report(federation, experiment.dataset.class_names, max_rows=federation.num_clients) + "\n",
-            )
-            data.plot_partition(federation, folder.path / "partition.png")
-        if start == config.rounds and folder.summary_file.exists():
-            summary = tracking.read_summary(folder.summary_file)
-            if summary.get("prediction", {}) == _prediction_settings(config):
+            table = data.report(federation, experiment.dataset.class_names, max_rows=federation.num_clients)
+            record.describe_data(table + "\n", partial(data.plot_partition, federation))
+        if start == config.rounds:
+            summary = team.values_from_first(record.summary())
+            if summary is not None and summary.get("prediction", {}) == _prediction_settings(config):
                 progress.note("this run is complete already")
                 progress.finish(summary, files)
                 return summary
-        programs = _Programs(method, key, federation)
+        programs = _Programs(method, placed_key, placed, mesh)
         while start < config.rounds:
             rounds = min(config.eval_every - start % config.eval_every, config.rounds - start)
             row, state = programs.advance(state, rounds, seconds)
             start = row["round"]
-            log.append(row)
+            record.append(row)
             progress.update(start, row)
+            team.feed()
             due = config.checkpoint_every * config.eval_every
-            if start == config.rounds or (due and start % due == 0):
-                checkpoints.save(start, state, seconds)
+            stop = start < config.rounds and team.preempted(-(-start // config.eval_every))
+            if stop or start == config.rounds or (due and start % due == 0):
+                record.save(start, state, seconds)
+            if stop:
+                raise distributed.Preempted
         outcomes: list[prediction.Outcome] = []
-        for outcome in prediction.predict(experiment, method, state, key, federation, progress.note):
+        for outcome in prediction.predict(experiment, method, state, placed_key, placed, progress.note):
             outcomes.append(outcome)
-            table = prediction.predictions_table(experiment, federation, outcomes)
-            tracking.write_atomically(folder.predictions_csv, table)
-            tracking.write_atomically(folder.clients_csv, prediction.clients_table(experiment, federation, outcomes))
-        rows = log.rows()
-        if rows:
-            tracking.plot_curves(rows, folder.curves_file, title=f"{config.method.name} on {config.data.name}")
+            record.write_predictions(
+                prediction.predictions_table(experiment, federation, outcomes),
+                prediction.clients_table(experiment, federation, outcomes),
+            )
+            team.feed()
+        rows = record.rows()
         summary = _summarize(experiment, rows, seconds, prediction.summary_of(outcomes))
-        tracking.write_summary(folder.summary_file, summary)
+        record.finish(rows, summary, title=f"{config.method.name} on {config.data.name}")
+        # The others get the summary when the files are there: nobody is at the end before the record is whole.
+        summary = team.values_from_first(summary)
         progress.finish(summary, files)
     return summary
+
+
+def _check_labels(config: ml_collections.ConfigDict, needs: tuple[str, ...], federation: data.FederatedData) -> None:
+    """Refuses a federation without what the method learns from; says what its weak labels leave open."""
+    there = federation.kinds()
+    if not set(there) & set(needs):
+        raise ConfigError(
+            f"method {config.method.name!r} learns from {' or '.join(_KINDS[kind] for kind in needs)}; with "
+            f"config.supervision.name={config.supervision.name!r} this federation has "
+            f"{' and '.join(_KINDS[kind] for kind in there) or 'no label of any kind'}"
+        )
+    if {"coarse", "sets"} & set(needs):
+        with configs.naming("supervision"):
+            for warning in methods.check_channels(federation):
+                warnings.warn(warning, configs.ConfigNote, stacklevel=2)
+
+
+_KINDS = {
+    "labels": "class labels at clients",
+    "server": "class labels at the server",
+    "coarse": "coarse labels",
+    "sets": "sets with known class shares",
+}
+
+
+def describe_placement(choice: federated.Choice, backend: str) -> str:
+    """How a cohort's clients run, in words, for example "clients at once: 48 in lanes, about 210 MB each of 60 GB".
+
+    Args:
+        choice: from the engine.
+        backend: what JAX computes on.
+    """
+    if choice.placement == "sequential":
+        return "clients one after another" + (" (CPU)" if backend == "cpu" else "")
+    how = {"lanes": " in lanes", "chunked": " in chunks", "vmap": ", all of them"}[choice.placement]
+    line = f"clients at once: {choice.clients_at_once}{how}"
+    if choice.bytes_per_client is None or choice.limit is None:
+        return line
+    each, limit = map(tracking.bytes_in_words, (choice.bytes_per_client, choice.limit))
+    return f"{line}, about {each} each of {limit}"
 
 
 def _prediction_settings(config: ml_collections.ConfigDict) -> dict[str, Any]:
@@ -190,8 +292,11 @@ def _prediction_settings(config: ml_collections.ConfigDict) -> dict[str, Any]:
 class _Programs:
     """The compiled rounds and evaluation of a run, compiled when first needed and timed apart from running."""
 
-    def __init__(self, method: Method, key: Key[Array, ""], federation: data.FederatedData):
+    def __init__(self, method: Method, key: Key[Array, ""], federation: data.FederatedData, mesh: Mesh | None = None):
         self._method, self._arguments = method, (key, federation)
+        # Whole on every device: otherwise a process could not read what lies on those of another one.
+        everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+        self._placed: dict[str, Any] = {} if mesh is None else {"in_shardings": everywhere, "out_shardings": everywhere}
         self._compiled: dict[int, Callable[..., tuple[ServerState, Metrics]]] = {}
 
     def advance(self, state: ServerState, rounds: int, seconds: dict[str, float]) -> tuple[dict[str, Any], ServerState]:
@@ -199,9 +304,12 @@ class _Programs:
         if rounds not in self._compiled:
             begin = time.perf_counter()
             # The new state takes the place of the old one in memory.
-            block = jax.jit(partial(_block, self._method, rounds=rounds), donate_argnums=0)
+            block = jax.jit(partial(_block, self._method, rounds=rounds), donate_argnums=0, **self._placed)
             with configs.naming("method"):  # a method checks some of its settings only when it is traced
-                lowered = block.lower(state, *self._arguments)
+                # Traced without their places: what local training reads of them would clash with the places that
+                # `shard_map` gives to the clients.
+                shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state, *self._arguments))
+                lowered = block.lower(*shapes)
             with _explaining_memory():
                 self._compiled[rounds] = lowered.compile()
             seconds["compile_seconds"] += time.perf_counter() - begin
@@ -225,10 +333,10 @@ def _explaining_memory() -> Iterator[None]:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         raise ConfigError(
-            "the device has not enough memory for a round. Lower config.federated.chunk_size (clients at once; with "
-            "placement 'chunked' or 'lanes'), config.optimizer.batch_size or config.federated.cohort_size, try "
-            "--config.precision=bf16, or share the cohort with --config.federated.devices. "
-            f"({str(error).splitlines()[0]})"
+            "the device has not enough memory for a round. Lower config.federated.chunk_size (clients at once, which "
+            "the run chooses where it is not given; with placement 'chunked' or 'lanes'), config.optimizer.batch_size "
+            "or config.federated.cohort_size, try --config.precision=bf16, or share the cohort with "
+            f"--config.federated.devices. ({str(error).splitlines()[0]})"
         ) from error
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -19,9 +20,9 @@ from fedjax_ssl.benchmarks.workloads import WORKLOADS, Variant, Workload
 from fedjax_ssl.command_line import map_large_buffers
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.experiment import Experiment, build_method, federate
-from fedjax_ssl.federated import Method, ServerState
+from fedjax_ssl.federated import VECTORIZED_RUNS, Choice, Method, ServerState
 from fedjax_ssl.federated.method import Metrics
-from fedjax_ssl.train import run_rounds
+from fedjax_ssl.train import over_seeds, run_rounds
 
 
 class Options(NamedTuple):
@@ -76,8 +77,10 @@ def measure(name: str, variant_name: str, options: Options) -> dict[str, Any]:
     experiment = Experiment(workload.config(variant), workload.dataset())
     config, key = experiment.config, jax.random.key(experiment.config.seed)
     federation = federate(experiment, key)
-    method = build_method(experiment, federation)
+    choices: list[Choice] = []
+    method = build_method(experiment, federation, report=choices.append)
     block = compile_rounds(method, federation, variant, config.seed, rounds)
+    placed = choices[-1]  # of the last stage
     peak = product_operations_per_second()
     timings, totals = time_blocks(block.run, options.repeats, options.limit)
     peak = max(peak, product_operations_per_second())
@@ -92,7 +95,8 @@ def measure(name: str, variant_name: str, options: Options) -> dict[str, Any]:
         "clients": workload.num_clients,
         "cohort_size": workload.cohort_size,
         "seeds": variant.seeds,
-        "placement": config.federated.placement,
+        "placement": placed.placement,
+        "clients_at_once": placed.clients_at_once,
         "large_buffers": "mapped" if mapped else "heap",
         "rounds_per_block": rounds,
         "blocks": len(timings.wall),
@@ -107,7 +111,7 @@ def measure(name: str, variant_name: str, options: Options) -> dict[str, Any]:
         "compile_seconds": block.compile_seconds,
         "peak_memory_bytes": tracking.peak_memory_bytes(),
         "temporary_bytes": block.temporary_bytes,
-        "padded_share": _padding(workload, config),
+        "padded_share": _padding(workload, config, placed),
         "operations_per_example": per_example,
         "product_operations_per_second": peak,
         "fraction_of_peak": per_example * totals["examples"] / seconds / peak,
@@ -120,16 +124,16 @@ def measure(name: str, variant_name: str, options: Options) -> dict[str, Any]:
 def compile_rounds(method: Method, federation: FederatedData, variant: Variant, seed: int, rounds: int) -> Block:
     """Initializes all seeds and compiles a block of rounds of them."""
     keys = jax.vmap(jax.random.key)(seed + jnp.arange(variant.seeds))
-    over_seeds = jax.lax.map if variant.seeds_in_turn else lambda function, xs: jax.vmap(function)(xs)
+    sweep = partial(jax.vmap, axis_name=VECTORIZED_RUNS) if variant.vectorized else over_seeds
 
     def advance(keys: Key[Array, " s"], states: ServerState, federation: FederatedData) -> tuple[ServerState, Metrics]:
-        def one(seed: tuple[Key[Array, ""], ServerState]) -> tuple[ServerState, Metrics]:
-            return run_rounds(method, *seed, federation, rounds)
+        def one(key: Key[Array, ""], state: ServerState) -> tuple[ServerState, Metrics]:
+            return run_rounds(method, key, state, federation, rounds)
 
         if variant.seeds == 1:  # what a run compiles
-            only = one(jax.tree.map(lambda x: x[0], (keys, states)))
+            only = one(*jax.tree.map(lambda x: x[0], (keys, states)))
             return jax.tree.map(lambda x: x[None], only)
-        return over_seeds(one, (keys, states))
+        return sweep(one)(keys, states)
 
     states = jax.jit(jax.vmap(method.init, in_axes=(0, None)))(keys, federation)
     begin = time.perf_counter()
@@ -179,9 +183,9 @@ def _model(config: Any, federation: FederatedData) -> models.Model:
     )
 
 
-def _padding(workload: Workload, config: Any) -> float | None:
+def _padding(workload: Workload, config: Any, placed: Choice) -> float | None:
     """Of the placements that pad; only known in advance where every client takes part in every round."""
     if workload.cohort_size < workload.num_clients or workload.method != "fedavg":
         return None
     steps = config.optimizer.local_epochs * -(-workload.sizes() // config.optimizer.batch_size)
-    return padded_share(steps, config.federated.placement, config.federated.chunk_size)
+    return padded_share(steps, placed.placement, placed.clients_at_once)

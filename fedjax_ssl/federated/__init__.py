@@ -11,7 +11,7 @@ from fedjax_ssl.federated.local_optimizer import (
     learning_rate_schedule,
     local_optimizer,
 )
-from fedjax_ssl.federated.memory import CLIENTS_AT_ONCE, Choice, device_memory, tree_bytes
+from fedjax_ssl.federated.memory import CLIENTS_AT_ONCE, VECTORIZED_RUNS, Choice, device_memory, vectorized_runs
 from fedjax_ssl.federated.method import (
     Client,
     Method,
@@ -41,6 +41,7 @@ __all__ = [
     "PLACEMENTS",
     "REDUCTIONS",
     "SCHEDULES",
+    "VECTORIZED_RUNS",
     "WEIGHTINGS",
     "Choice",
     "Client",
@@ -82,5 +83,5 @@ __all__ = [
     "sample_cohort",
     "scaffold",
     "score_labels",
-    "tree_bytes",
+    "vectorized_runs",
 ]

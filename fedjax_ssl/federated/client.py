@@ -4,7 +4,7 @@ One local step builds the views that the terms ask for, runs one forward pass ov
 slice, adds the weighted losses, takes one gradient and one optimizer update. With several parameter groups the step
 has one such phase per group, in order; a loss moves only its own group, because only that group is differentiated.
 
-Parameters are carried as one flat vector per group: loops on CPU are slow with many small arrays (jax issue 26145).
+Parameters are carried in few arrays per group, see `fedjax_ssl.federated.packing`.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,8 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.federated.method import Client, Params, Sampler, Schedule, Step, Stream, Term, Trained, View
-from fedjax_ssl.federated.optimizers import FederatedOptimizer, Flat, Local
+from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Local
+from fedjax_ssl.federated.packing import Packed, packing
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Model, Outputs
 
@@ -50,8 +51,8 @@ class Broadcast(NamedTuple):
 class Progress(NamedTuple):
     """A client in the middle of its local training."""
 
-    flat: Flat
-    model_state: Array  # flat
+    params: Grouped
+    model_state: Array  # in one vector
     optimizer: dict[str, PyTree]
     local: dict[str, PyTree]
     loss: Float[Array, ""]  # sum over steps
@@ -101,14 +102,13 @@ def client_update(
     training: LocalTraining, all_terms: tuple[Term, ...], sampler: Sampler, broadcast: Broadcast
 ) -> ClientUpdate:
     """The pieces of local training in one round."""
-    flat_params = {group: ravel_pytree(broadcast.params[group]) for group in training.groups}
-    anchor = {group: flat for group, (flat, _) in flat_params.items()}
-    unravel = {group: function for group, (_, function) in flat_params.items()}
+    packings = {group: packing(broadcast.params[group]) for group in training.groups}
+    anchor = {group: packings[group].pack(broadcast.params[group]) for group in training.groups}
     flat_state, unravel_state = ravel_pytree(broadcast.model_state)
     network = training.combine(broadcast.params)
 
-    def to_params(flat: Flat) -> Params:
-        return {group: unravel[group](flat[group]) for group in training.groups}
+    def to_params(grouped: Grouped) -> Params:
+        return {group: packings[group].unpack(grouped[group]) for group in training.groups}
 
     def key_of(client: Client) -> Key[Array, ""]:
         return jax.random.fold_in(named_key(broadcast.key, "client"), client.id)
@@ -138,8 +138,8 @@ def client_update(
         streams: dict[str, Stream],
         phase_key: Key[Array, ""],
     ) -> Progress:
-        def objective(flat_group: Array) -> tuple[Array, tuple[Array, dict[str, PyTree]]]:
-            groups = to_params({**progress.flat, group: flat_group})
+        def objective(one_group: Packed) -> tuple[Array, tuple[Array, dict[str, PyTree]]]:
+            groups = to_params({**progress.params, group: one_group})
             params = training.combine(groups)
             model_state = unravel_state(progress.model_state)
             inputs, outputs, new_state = _forward(
@@ -164,20 +164,19 @@ def client_update(
                 total = total + term.weight * value
             return total, (ravel_pytree(new_state)[0], local)
 
-        flat = progress.flat
-        (loss, (model_state, local)), gradient = jax.value_and_grad(objective, has_aux=True)(flat[group])
-        only = {group: flat[group]}
+        (loss, (model_state, local)), gradient = jax.value_and_grad(objective, has_aux=True)(progress.params[group])
+        only = {group: progress.params[group]}
         gradient = training.federated_optimizer.correct(
             {group: gradient}, only, {group: anchor[group]}, client.variates
         )
         updates, optimizer_state = training.optimizer.update(gradient, progress.optimizer[group], only)
-        new = flat[group] - broadcast.learning_rate * updates[group]
-        flat = {**flat, group: new}
-        moved = training.combine(to_params(flat))
+        new = jax.tree.map(lambda w, update: w - broadcast.learning_rate * update, only, updates)
+        params = {**progress.params, **new}
+        moved = training.combine(to_params(params))
         for term in terms:
             local[term.name] = term.after_step(local[term.name], moved)
         return Progress(
-            flat=flat,
+            params=params,
             model_state=model_state,
             optimizer={**progress.optimizer, group: optimizer_state},
             local=local,
@@ -186,7 +185,7 @@ def client_update(
         )
 
     start = Progress(
-        flat=anchor,
+        params=anchor,
         model_state=flat_state,
         optimizer={group: training.optimizer.init({group: anchor[group]}) for group in training.groups},
         local={term.name: term.start(broadcast.terms[term.name], network, broadcast.model_state) for term in all_terms},
@@ -196,11 +195,11 @@ def client_update(
 
     def finish(client: Client, num_steps: Int[Array, ""], end: Progress) -> tuple[dict[str, PyTree], dict[str, PyTree]]:
         finite = jnp.isfinite(end.loss)
-        for vector in [*end.flat.values(), end.model_state]:
-            finite = finite & jnp.all(jnp.isfinite(vector))
+        for values in jax.tree.leaves((end.params, end.model_state)):
+            finite = finite & jnp.all(jnp.isfinite(values))
         trained = finite & (num_steps > 0)
         weight = jnp.where(trained, training.weighting(client), 0.0)
-        params = {group: jnp.where(trained, end.flat[group], anchor[group]) for group in training.groups}
+        params = jax.tree.map(lambda new, old: jnp.where(trained, new, old), end.params, anchor)
         model_state = jnp.where(trained, end.model_state, flat_state)
         local_state = jax.tree.map(lambda new, old: jnp.where(trained, new, old), end.local, start.local)
         report = training.federated_optimizer.report(

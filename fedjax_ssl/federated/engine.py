@@ -16,9 +16,10 @@ from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated.client import Broadcast, ClientUpdate, LocalTraining, client_update
 from fedjax_ssl.federated.cohort import Cohort, sample_cohort
 from fedjax_ssl.federated.local_optimizer import LearningRate
-from fedjax_ssl.federated.memory import Choice, Need, choose, estimate_need, size_spread, tree_bytes
+from fedjax_ssl.federated.memory import Choice, Need, choose, estimate_need, size_spread, tree_bytes, vectorized_runs
 from fedjax_ssl.federated.method import Client, Method, Metrics, Params, Round, Sampler, ServerState, Stage, Term
-from fedjax_ssl.federated.optimizers import FederatedOptimizer, Numbers, fedavg
+from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Numbers, fedavg
+from fedjax_ssl.federated.packing import packing
 from fedjax_ssl.federated.placement import train_cohort, without_examples
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Model, Outputs
@@ -54,7 +55,7 @@ class Setup(NamedTuple):
     chunk_size: int | None = None  # clients at once on a device; None: chosen from its memory
     mesh: Mesh | None = None  # devices that share each cohort
     reduce: str = "ordered"
-    memory: int | None = None  # bytes of a device beside the data; None: not known
+    memory: int | None = None  # bytes of a device that all runs on it may fill; None: not known
     everyone: Client | None = None  # all clients, to see whether they differ in size; None: not known
     report: Callable[[Choice], None] | None = None  # is told, whenever a round is traced, how clients are placed
     evaluation_batch_size: int = 512
@@ -112,15 +113,16 @@ def federated_method(
             for stage in stages
             for term in _terms(stage)
         }
-        optimizer = setup.federated_optimizer.init(_flatten(params), data.num_clients)
+        optimizer = setup.federated_optimizer.init(_pack(params), data.num_clients)
         return ServerState(jnp.zeros((), jnp.int32), params, model_state, optimizer, terms)
 
     def round_of(number: int, stage: Stage) -> Callable[..., tuple[ServerState, Metrics]]:
-        known = setup.everyone is not None and stage.sampler is not None
-        spread = size_spread(stage.sampler, setup.everyone) if known else None
+        spread = None
+        if setup.everyone is not None and stage.sampler is not None:
+            spread = size_spread(stage.sampler, setup.everyone)
 
         def run(key: Array, state: ServerState, data: FederatedData) -> tuple[ServerState, Metrics]:
-            place = partial(_place, setup, spread, tree_bytes(state))
+            place = partial(_place, setup, spread, state, data)
             return _run_round(setup, training, stage, starts[number], key, state, data, place)
 
         return run
@@ -236,26 +238,32 @@ def _run_round(
 def _place(
     setup: Setup,
     spread: float | None,
-    state_bytes: int,
+    state: ServerState,
+    data: FederatedData,
     update: ClientUpdate,
     clients: Client,
     valid: Bool[Array, " p"],
 ) -> tuple[PyTree, PyTree]:
     """Trains a cohort as the setup says and, where it says nothing, as the device's memory allows."""
     num_devices = 1 if setup.mesh is None else setup.mesh.size
-    share = -(-valid.shape[0] // num_devices)
+    share, runs = -(-valid.shape[0] // num_devices), vectorized_runs()
+    limit = None
+    if setup.memory is not None:
+        # Runs of one device share the examples. A round makes a new state of the old one.
+        examples = tree_bytes(data.inputs)
+        limit = (setup.memory - examples) // (runs or 1) - (tree_bytes(data) - examples) - 2 * tree_bytes(state)
 
     def estimate(placement: str) -> Need:
-        return estimate_need(update, clients, placement, share, gathered=share * num_devices if setup.mesh else 0)
+        gathered = 0 if setup.mesh is None else share * num_devices
+        return estimate_need(update, clients, placement, share, gathered)
 
     choice = choose(
         setup.placement,
         setup.chunk_size,
         share,
         backend=jax.default_backend(),
-        spread=spread,
-        # A round makes a new state of the old one.
-        limit=None if setup.memory is None else setup.memory - 2 * state_bytes,
+        spread=spread if runs is None else None,  # lanes are slow where they are vectorized
+        limit=limit,
         estimate=estimate,
     )
     if setup.report is not None:
@@ -287,28 +295,28 @@ def _train(
     )
     summed, stacked = place(client_update(training, terms, sampler, broadcast), clients, context.valid)
     counts = stacked["counts"] & context.valid
-    flat = _flatten(state.params)
-    new_flat, optimizer_state = optimizer.apply(
-        state.optimizer, flat, summed["optimizer"], stacked["optimizer"], ids, counts
+    before = _pack(state.params)
+    after, optimizer_state = optimizer.apply(
+        state.optimizer, before, summed["optimizer"], stacked["optimizer"], ids, counts
     )
-    params = {name: ravel_pytree(state.params[name])[1](new_flat[name]) for name in new_flat}
+    params = {name: packing(state.params[name]).unpack(after[name]) for name in after}
     weight = summed["weight"]
     scale = jnp.where(weight > 0, 1.0 / jnp.where(weight > 0, weight, 1.0), 0.0)
     old_state, unravel_state = ravel_pytree(state.model_state)
     model_state = unravel_state(old_state + scale.astype(old_state.dtype) * summed["model_state"])
     network = training.combine(state.params)
     for term in terms:
-        before = term.start(term_states[term.name], network, state.model_state)
+        fresh = term.start(term_states[term.name], network, state.model_state)
         mean = jax.tree.map(
             lambda total, old: jnp.where(weight > 0, scale * total, old.astype(total.dtype)).astype(old.dtype),
             summed["local"][term.name],
-            before,
+            fresh,
         )
         term_states[term.name] = term.absorb(
             term_states[term.name], mean, stacked["uploads"][term.name], counts, context
         )
     new_state = ServerState(state.round, params, model_state, optimizer_state, term_states)
-    return new_state, _metrics(terms, context, data, summed, flat, old_state, optimizer.sends(flat))
+    return new_state, _metrics(terms, context, data, summed, before, old_state, optimizer.sends(before))
 
 
 def _metrics(
@@ -316,13 +324,13 @@ def _metrics(
     context: Round,
     data: FederatedData,
     summed: dict[str, Any],
-    flat: dict[str, Array],
+    params: Grouped,
     state: Array,
     beside: Numbers,
 ) -> Metrics:
     dtype = jnp.result_type(float)
     clients = jnp.sum(context.valid).astype(dtype)
-    model_bytes = BYTES_PER_NUMBER * (sum(vector.size for vector in flat.values()) + state.size)
+    model_bytes = BYTES_PER_NUMBER * (sum(values.size for values in jax.tree.leaves(params)) + state.size)
     steps = summed["steps"].astype(dtype)
     info = {
         "loss": summed["loss"] / jnp.maximum(steps, 1.0),
@@ -382,8 +390,8 @@ def _server(data: FederatedData) -> Client:
     return Client(jnp.zeros((1,), jnp.int32), index, observed, count, count, sent={}, variates=())
 
 
-def _flatten(params: Params) -> dict[str, Array]:
-    return {name: ravel_pytree(tree)[0] for name, tree in params.items()}
+def _pack(params: Params) -> Grouped:
+    return {name: packing(tree).pack(tree) for name, tree in params.items()}
 
 
 def _report_all(

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl.federated.optimizers import (
     FederatedOptimizer,
-    Flat,
+    Grouped,
     Local,
     Numbers,
     Report,
@@ -57,12 +57,12 @@ def fednova(
         return Report({"weight": local.weight, "norm": local.weight * norm, "change": change}, ())
 
     def apply(
-        state: PyTree, anchor: Flat, summed: PyTree, kept: PyTree, ids: Int[Array, " p"], counts: Bool[Array, " p"]
-    ) -> tuple[Flat, PyTree]:
+        state: PyTree, anchor: Grouped, summed: PyTree, kept: PyTree, ids: Int[Array, " p"], counts: Bool[Array, " p"]
+    ) -> tuple[Grouped, PyTree]:
         mean = weighted_mean({"norm": summed["norm"], "change": summed["change"]}, summed["weight"])
         return jax.tree.map(lambda w, d: w + mean["norm"] * d, anchor, mean["change"]), state
 
-    def sends(params: Flat) -> Numbers:
+    def sends(params: Grouped) -> Numbers:
         return Numbers(down=0, up=1)  # ||a_i||_1
 
     return fedavg()._replace(correct=proximal(mu), report=report, apply=apply, sends=sends)

@@ -14,6 +14,8 @@ from fedjax_ssl.federated.method import Client, Sampler
 PyTree = Any
 # Clients at once where the memory of the device is not known.
 CLIENTS_AT_ONCE = 8
+# Name of the axis along which a sweep vectorizes its runs, so that each knows how many share the device.
+VECTORIZED_RUNS = "vectorized runs"
 # Largest over mean number of local steps from which on lanes are worth carrying the results of the whole cohort.
 _UNEQUAL = 1.25
 # Part of the free memory that is planned with: the rest is for the compiler's workspaces and for fragmentation.
@@ -136,6 +138,14 @@ def size_spread(sampler: Sampler, clients: Client) -> float:
     num_steps = np.asarray(jax.jit(jax.vmap(lambda client: sampler.schedule(key, client).num_steps))(clients))
     taken = num_steps[num_steps > 0]
     return float(taken.max() / taken.mean()) if len(taken) else 1.0
+
+
+def vectorized_runs() -> int | None:
+    """Runs that share the device: the size of the axis `VECTORIZED_RUNS` of a surrounding `jax.vmap`; None without."""
+    try:
+        return int(jax.lax.axis_size(VECTORIZED_RUNS))
+    except NameError:
+        return None
 
 
 def device_memory() -> int | None:

@@ -1,8 +1,7 @@
 """Federated optimizers: how local training is corrected and how clients' results become the next global model.
 
-Parameters reach these functions as one flat vector per parameter group (`dict` of group -> float [P]): sums over
-clients are then sums of vectors. Sources: FedAvg (McMahan et al., AISTATS 2017), FedProx (Li et al., MLSys 2020),
-FedOpt (Reddi et al., ICLR 2021).
+Parameters reach these functions as a `dict` of group -> few arrays (`fedjax_ssl.federated.packing`). Sources: FedAvg
+(McMahan et al., AISTATS 2017), FedProx (Li et al., MLSys 2020), FedOpt (Reddi et al., ICLR 2021).
 """
 
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from fedjax_ssl.federated.local_optimizer import standard_promotion
 
 PyTree = Any
-Flat = dict[str, Float[Array, " P"]]
+Grouped = dict[str, PyTree]  # parameter group -> arrays
 
 
 class Report(NamedTuple):
@@ -29,8 +28,8 @@ class Report(NamedTuple):
 class Local(NamedTuple):
     """One client's local training, as a federated optimizer sees it."""
 
-    anchor: Flat  # parameters as received
-    params: Flat  # parameters after local training
+    anchor: Grouped  # parameters as received
+    params: Grouped  # parameters after local training
     weight: Float[Array, ""]  # aggregation weight; 0 if the client trained nothing or its update was dropped
     num_steps: Int[Array, ""]
     learning_rate: Float[Array, ""]
@@ -47,14 +46,16 @@ class Numbers(NamedTuple):
 class FederatedOptimizer(NamedTuple):
     """Pure functions; combine with every method."""
 
-    init: Callable[[Flat, int], PyTree]  # (parameters, number of clients) -> state
+    init: Callable[[Grouped, int], PyTree]  # (parameters, number of clients) -> state
     send: Callable[[PyTree, Int[Array, " p"]], PyTree]  # (state, ids) -> variates, leading axis p
-    correct: Callable[[Flat, Flat, Flat, PyTree], Flat]
+    correct: Callable[[Grouped, Grouped, Grouped, PyTree], Grouped]
     # ^ (gradient, params, anchor, variates) -> gradient, each of one group at a time but the variates, which are whole
     report: Callable[[Local], Report]
-    apply: Callable[[PyTree, Flat, PyTree, PyTree, Int[Array, " p"], Bool[Array, " p"]], tuple[Flat, PyTree]]
+    apply: Callable[[PyTree, Grouped, PyTree, PyTree, Int[Array, " p"], Bool[Array, " p"]], tuple[Grouped, PyTree]]
     # ^ (state, anchor, summed, kept, ids, which clients count) -> (parameters, state)
-    sends: Callable[[Flat], Numbers] = lambda params: Numbers(0, 0)  # for the count of bytes; of a client's parameters
+    sends: Callable[[Grouped], Numbers] = lambda params: Numbers(
+        0, 0
+    )  # for the count of bytes; of a client's parameters
 
 
 def fedavg() -> FederatedOptimizer:
@@ -80,10 +81,10 @@ def fedprox(mu: float) -> FederatedOptimizer:
     return fedavg()._replace(correct=proximal(mu))
 
 
-def proximal(mu: float | Array) -> Callable[[Flat, Flat, Flat, PyTree], Flat]:
+def proximal(mu: float | Array) -> Callable[[Grouped, Grouped, Grouped, PyTree], Grouped]:
     """The correction by the gradient of mu/2 ||w - w_global||^2."""
 
-    def correct(gradient: Flat, params: Flat, anchor: Flat, variates: PyTree) -> Flat:
+    def correct(gradient: Grouped, params: Grouped, anchor: Grouped, variates: PyTree) -> Grouped:
         return jax.tree.map(lambda g, w, w0: g + mu * (w - w0), gradient, params, anchor)
 
     return correct
@@ -99,7 +100,7 @@ def fedopt(server_optimizer: optax.GradientTransformation | None) -> FederatedOp
             is FedAvg.
     """
 
-    def init(params: Flat, num_clients: int) -> PyTree:
+    def init(params: Grouped, num_clients: int) -> PyTree:
         return () if server_optimizer is None else server_optimizer.init(params)
 
     def report(local: Local) -> Report:
@@ -107,8 +108,8 @@ def fedopt(server_optimizer: optax.GradientTransformation | None) -> FederatedOp
         return Report({"weight": local.weight, "change": change}, ())
 
     def apply(
-        state: PyTree, anchor: Flat, summed: PyTree, kept: PyTree, ids: Array, counts: Array
-    ) -> tuple[Flat, PyTree]:
+        state: PyTree, anchor: Grouped, summed: PyTree, kept: PyTree, ids: Array, counts: Array
+    ) -> tuple[Grouped, PyTree]:
         change = weighted_mean(summed["change"], summed["weight"])
         if server_optimizer is None:
             return jax.tree.map(jnp.add, anchor, change), state

@@ -71,7 +71,8 @@ def train_cohort(
         return sum_over_devices(summed, valid, axes, size, reduce, slots), jax.lax.all_gather(stacked, axes, tiled=True)
 
     if set(axes) <= set(jax.sharding.get_abstract_mesh().manual_axes):
-        summed, stacked = train_share(*_take_share((clients, valid), mesh), slots)
+        mine, present = _take_share((clients, valid), mesh)
+        summed, stacked = train_share(mine, present, slots)
     else:
         share, everywhere = PartitionSpec(axes), PartitionSpec()
         summed, stacked = jax.shard_map(

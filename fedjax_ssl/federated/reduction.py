@@ -73,8 +73,8 @@ def sum_over_devices(
         The sums, the same on every device.
     """
     if reduce == "ordered":
-        everything = jax.lax.all_gather((values, valid), axis, tiled=True)
-        return add_in_order(*everything, order=order)
+        everybody, counted = jax.lax.all_gather((values, valid), axis, tiled=True)
+        return add_in_order(everybody, counted, order=order)
     if reduce == "fast":
         return jax.lax.psum(add_in_order(values, valid), axis)
     return jax.tree.map(lambda x: _sum_fixed(x, valid, axis, num_clients), values)

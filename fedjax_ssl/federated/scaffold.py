@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from fedjax_ssl.federated.optimizers import FederatedOptimizer, Flat, Local, Numbers, Report, weighted_mean
+from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Local, Numbers, Report, weighted_mean
 
 PyTree = Any
 
@@ -35,7 +35,7 @@ def scaffold(server_learning_rate: float | Array = 1.0) -> FederatedOptimizer:
     if isinstance(server_learning_rate, (int, float)) and server_learning_rate < 0:
         raise ValueError(f"SCAFFOLD: server_learning_rate is {server_learning_rate}; it must be >= 0")
 
-    def init(params: Flat, num_clients: int) -> PyTree:
+    def init(params: Grouped, num_clients: int) -> PyTree:
         everyone = jax.tree.map(lambda w: jnp.zeros((num_clients, *w.shape), w.dtype), params)
         return {"server": jax.tree.map(jnp.zeros_like, params), "clients": everyone}
 
@@ -43,8 +43,8 @@ def scaffold(server_learning_rate: float | Array = 1.0) -> FederatedOptimizer:
         """c - c_i: in both places where the variates are used, it is their difference that counts."""
         return jax.tree.map(lambda h, table: h - table.at[ids].get(mode="clip"), state["server"], state["clients"])
 
-    def correct(gradient: Flat, params: Flat, anchor: Flat, variates: PyTree) -> Flat:
-        return {group: g + variates[group] for group, g in gradient.items()}
+    def correct(gradient: Grouped, params: Grouped, anchor: Grouped, variates: PyTree) -> Grouped:
+        return {group: jax.tree.map(jnp.add, g, variates[group]) for group, g in gradient.items()}
 
     def report(local: Local) -> Report:
         distance = local.num_steps.astype(local.weight.dtype) * local.learning_rate
@@ -60,8 +60,8 @@ def scaffold(server_learning_rate: float | Array = 1.0) -> FederatedOptimizer:
         return Report(summed, {"variate": jax.tree.map(jnp.subtract, update, local.variates), "moved": moved})
 
     def apply(
-        state: PyTree, anchor: Flat, summed: PyTree, kept: PyTree, ids: Int[Array, " p"], counts: Bool[Array, " p"]
-    ) -> tuple[Flat, PyTree]:
+        state: PyTree, anchor: Grouped, summed: PyTree, kept: PyTree, ids: Int[Array, " p"], counts: Bool[Array, " p"]
+    ) -> tuple[Grouped, PyTree]:
         change = weighted_mean(summed["change"], summed["weight"])
         params = jax.tree.map(lambda w, d: w + server_learning_rate * d, anchor, change)
 
@@ -76,8 +76,8 @@ def scaffold(server_learning_rate: float | Array = 1.0) -> FederatedOptimizer:
         server = jax.tree.map(move, state["server"], state["clients"], summed["update"])
         return params, {"server": server, "clients": jax.tree.map(keep, state["clients"], kept["variate"])}
 
-    def sends(params: Flat) -> Numbers:
-        size = sum(vector.size for vector in params.values())
+    def sends(params: Grouped) -> Numbers:
+        size = sum(values.size for values in jax.tree.leaves(params))
         return Numbers(down=size, up=size)  # c, and c_i+ - c_i: clients know their own variate
 
     return FederatedOptimizer(init, send, correct, report, apply, sends)

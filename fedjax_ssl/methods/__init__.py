@@ -9,16 +9,40 @@ from collections.abc import Callable
 from typing import Any
 
 from fedjax_ssl.federated import Method, Setup
+from fedjax_ssl.methods.channel_terms import check_channels
 from fedjax_ssl.methods.fedavg import fedavg
+from fedjax_ssl.methods.fedllp import fedllp, fedllp_vat
+from fedjax_ssl.methods.fedmt import fedmt
+from fedjax_ssl.methods.fedpl import fedpl
 from fedjax_ssl.methods.fedsem import fedsem
 from fedjax_ssl.methods.fedsiam import fedsiam
+from fedjax_ssl.methods.fedul import fedul
+from fedjax_ssl.methods.mixed import mixed
 from fedjax_ssl.methods.network_pseudo_label import network_pseudo_label
 from fedjax_ssl.methods.per_client_lp import per_client_lp
+from fedjax_ssl.methods.semifl import semifl
+from fedjax_ssl.methods.single import single
 from fedjax_ssl.methods.xclp import xclp
 from fedjax_ssl.suggestion import did_you_mean
 
 _RECIPES: dict[str, Callable[..., Method]] = {
-    recipe.__name__: recipe for recipe in (fedavg, xclp, per_client_lp, network_pseudo_label, fedsem, fedsiam)
+    recipe.__name__: recipe
+    for recipe in (
+        fedavg,
+        xclp,
+        per_client_lp,
+        network_pseudo_label,
+        fedsem,
+        fedsiam,
+        fedul,
+        fedpl,
+        fedllp,
+        fedllp_vat,
+        single,
+        semifl,
+        fedmt,
+        mixed,
+    )
 }
 
 
@@ -67,4 +91,4 @@ def _recipe(name: str) -> Callable[..., Method]:
     return _RECIPES[name]
 
 
-__all__ = ["available", "build", "settings"]
+__all__ = ["available", "build", "check_channels", "settings"]

@@ -1,10 +1,14 @@
 """What the two label-propagation methods share: features of the cohort, and a propagation's result as pseudo-labels."""
 
-import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from typing import Any
 
-from fedjax_ssl.federated import Round, Setup, map_rows
-from fedjax_ssl.federated.terms import PseudoLabels, network_features
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from fedjax_ssl import graph
+from fedjax_ssl.federated import BYTES_PER_NUMBER, Round, Setup, Traffic, map_rows
+from fedjax_ssl.federated.terms import PseudoLabels, examples_mask, network_features
 from fedjax_ssl.graph import Propagation, class_weights
 from fedjax_ssl.keys import named_key
 
@@ -33,6 +37,47 @@ def cohort_features(setup: Setup, round: Round, graph_features: str, augment: bo
         return network_features(setup, round, named_key(round.key, "graph") if augment else None)
     index = round.clients.index
     return map_rows(lambda inputs: setup.normalize(inputs).reshape(inputs.shape[0], -1), round.inputs, index)
+
+
+def propagate_over_cohort(
+    setup: Setup,
+    round: Round,
+    features: Float[Array, "p n d"],
+    labels: Int[Array, "p n"],
+    fixed_projections: bool = False,
+    **settings: Any,
+) -> Propagation:
+    """Label propagation over one graph of all the cohort's examples (XCLP, Algorithm 1).
+
+    Args:
+        setup: the run.
+        round: the cohort.
+        features: of its examples, see `cohort_features`.
+        labels: from which labels are propagated, -1 = none.
+        fixed_projections: the same hash in every round instead of a fresh one.
+        **settings: of `fedjax_ssl.graph.xclp`.
+
+    Returns:
+        Labels of the p * n examples in a row, client after client.
+    """
+    real = examples_mask(round.clients)
+    owner = jnp.broadcast_to(jnp.arange(real.shape[0])[:, None], real.shape)
+    return graph.xclp(
+        jax.random.key(0) if fixed_projections else named_key(round.key, "projections"),
+        features.reshape(real.size, -1),
+        labels.reshape(-1),
+        setup.num_classes,
+        valid=real.reshape(-1),
+        clients=owner.reshape(-1),
+        **settings,
+    )
+
+
+def graph_traffic(setup: Setup, num_bits: int, round: Round) -> Traffic:
+    """Bytes of the plaintext path: codes go up, every client's rows of the scores come down."""
+    examples = jnp.sum(round.clients.num_examples).astype(jnp.result_type(float))
+    numbers = BYTES_PER_NUMBER * examples
+    return Traffic(down=setup.num_classes * numbers, up=-(-num_bits // 32) * numbers)
 
 
 def to_pseudo_labels(

@@ -9,16 +9,19 @@ References:
     2023, arXiv 2210.06434: Algorithms 1 and 2.
 """
 
-import jax
-import jax.numpy as jnp
+from functools import partial
 
-from fedjax_ssl import graph
-from fedjax_ssl.federated import BYTES_PER_NUMBER, Method, Round, Setup, Traffic
+from fedjax_ssl.federated import Method, Round, Setup
 from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import PseudoLabels, examples_mask, pseudo_label_term
-from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.fedavg import after_labelled_stage, mixed_stage
-from fedjax_ssl.methods.graph_labels import check_graph_settings, cohort_features, to_pseudo_labels
+from fedjax_ssl.methods.graph_labels import (
+    check_graph_settings,
+    cohort_features,
+    graph_traffic,
+    propagate_over_cohort,
+    to_pseudo_labels,
+)
 
 
 def xclp(
@@ -58,29 +61,23 @@ def xclp(
     check_graph_settings(graph_features, class_weighting)
 
     def prepare(state: PyTree, round: Round) -> tuple[PseudoLabels, PyTree]:
-        features = cohort_features(setup, round, graph_features, graph_augment)
-        real = examples_mask(round.clients)
-        owner = jnp.broadcast_to(jnp.arange(real.shape[0])[:, None], real.shape)
-        result = graph.xclp(
-            jax.random.key(0) if fixed_projections else named_key(round.key, "projections"),
-            features.reshape(real.size, -1),
-            round.clients.observed.reshape(-1),
-            setup.num_classes,
+        result = propagate_over_cohort(
+            setup,
+            round,
+            cohort_features(setup, round, graph_features, graph_augment),
+            round.clients.observed,
+            fixed_projections,
             num_bits=num_bits,
             num_neighbors=num_neighbors,
             alpha=alpha,
             similarity_power=similarity_power,
             label_norm=label_norm,
             confidence_scale=confidence_scale,
-            valid=real.reshape(-1),
-            clients=owner.reshape(-1),
         )
-        return to_pseudo_labels(result, real, setup.num_classes, class_weighting), state
+        return to_pseudo_labels(result, examples_mask(round.clients), setup.num_classes, class_weighting), state
 
-    def traffic(round: Round) -> Traffic:
-        # The plaintext path: codes go up, every client's rows of the scores come down.
-        examples = jnp.sum(round.clients.num_examples).astype(jnp.result_type(float))
-        numbers = BYTES_PER_NUMBER * examples
-        return Traffic(down=setup.num_classes * numbers, up=-(-num_bits // 32) * numbers)
-
-    return after_labelled_stage(setup, mixed_stage(setup, pseudo_label_term(setup, prepare, traffic)), warmup_rounds)
+    return after_labelled_stage(
+        setup,
+        mixed_stage(setup, pseudo_label_term(setup, prepare, partial(graph_traffic, setup, num_bits))),
+        warmup_rounds,
+    )

@@ -6,7 +6,8 @@ from fedjax_ssl.tracking.environment import device_description, git_commit, peak
 from fedjax_ssl.tracking.files import write_atomically
 from fedjax_ssl.tracking.lock import FolderLock, FolderLocked
 from fedjax_ssl.tracking.metric_log import MetricLog
-from fedjax_ssl.tracking.progress import Progress
+from fedjax_ssl.tracking.progress import Progress, bytes_in_words
+from fedjax_ssl.tracking.record import NoRecord, Record
 from fedjax_ssl.tracking.run_folder import ConfigMismatch, RunFolder, RunFolderError, config_differences
 from fedjax_ssl.tracking.summary import read_summary, summarize, write_summary
 from fedjax_ssl.tracking.writers import TensorBoardWriter, WandbWriter, Writer, open_writers
@@ -19,12 +20,15 @@ __all__ = [
     "FolderLock",
     "FolderLocked",
     "MetricLog",
+    "NoRecord",
     "Progress",
+    "Record",
     "RunFolder",
     "RunFolderError",
     "TensorBoardWriter",
     "WandbWriter",
     "Writer",
+    "bytes_in_words",
     "config_differences",
     "device_description",
     "git_commit",

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
@@ -160,7 +161,7 @@ class Checkpoints:
         # Orbax refuses arrays without elements; the manifest knows their shape, and that is all of them.
         named = {_array_name(i): array for i, array in enumerate(arrays) if array.size}
         if named:
-            with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+            with _checkpointer() as checkpointer:
                 checkpointer.save(folder, args=ocp.args.StandardSave(named))
         else:
             folder.mkdir()
@@ -170,7 +171,7 @@ class Checkpoints:
         empty = [np.empty(leaf.shape, np.dtype(leaf.dtype)) for leaf in leaves]
         named = {_array_name(i): array for i, array in enumerate(empty) if array.size}
         if named:
-            with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+            with _checkpointer() as checkpointer:
                 named = checkpointer.restore(folder, args=ocp.args.StandardRestore(named))
         return [named.get(_array_name(i), array) for i, array in enumerate(empty)]
 
@@ -216,6 +217,17 @@ class Checkpoints:
 
 class _Damage(Exception):
     """A file of a checkpoint is not what was written."""
+
+
+def _checkpointer() -> ocp.Checkpointer:
+    """Orbax for this process: where there are several, it would wait for the others, which neither save nor load."""
+    if jax.process_count() == 1:
+        return ocp.Checkpointer(ocp.StandardCheckpointHandler())
+    here = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=here, active_processes={here}, barrier_sync_key_prefix=f"process_{here}"
+    )
+    return ocp.Checkpointer(ocp.StandardCheckpointHandler(multiprocessing_options=alone), multiprocessing_options=alone)
 
 
 def _array_name(index: int) -> str:

@@ -198,7 +198,7 @@ def _summary_lines(summary: Mapping[str, Any]) -> dict[str, str]:
     ):
         # Where nothing was trained, that nothing was sent says nothing.
         if summary.get(field) is not None and (summary[field] or summary.get("train_seconds")):
-            shown[name] = _bytes(summary[field])
+            shown[name] = bytes_in_words(summary[field])
     return shown
 
 
@@ -221,7 +221,7 @@ def _prediction_lines(predictions: Sequence[Mapping[str, Any]]) -> dict[str, str
     return lines
 
 
-def _bytes(count: float) -> str:
+def bytes_in_words(count: float) -> str:
     """Writes a count with a decimal prefix, 12,300,000 as "12.3 MB"."""
     power = min(4, int(math.log10(count) // 3)) if count >= 1000 else 0
     return f"{count / 1000**power:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"

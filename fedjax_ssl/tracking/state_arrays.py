@@ -20,13 +20,14 @@ def to_arrays(state: Any) -> tuple[list[Leaf], list[np.ndarray]]:
     """Takes a pytree apart into host arrays.
 
     Args:
-        state: pytree of arrays, typed PRNG keys and Python scalars.
+        state: pytree of arrays, typed PRNG keys and Python scalars; arrays that lie on devices of other processes too
+            are whole on each of them.
 
     Returns:
         The leaves' descriptions, and their arrays, both in the pytree's order.
     """
     names = _names(state)
-    leaves = jax.tree.leaves(state)
+    leaves = [_local(leaf) for leaf in jax.tree.leaves(state)]
     impls = [str(jax.random.key_impl(leaf)) if _is_key(leaf) else None for leaf in leaves]
     raw = [jax.random.key_data(leaf) if _is_key(leaf) else leaf for leaf in leaves]
     arrays = [np.asarray(array) for array in jax.device_get(raw)]
@@ -77,6 +78,11 @@ def from_arrays(template: Any, stored: list[Leaf], arrays: list[np.ndarray]) -> 
 
 def _names(tree: Any) -> list[str]:
     return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
+
+
+def _local(leaf: Any) -> Any:
+    """The copy on a device of this process: what is computed with it takes no other process."""
+    return leaf.addressable_data(0) if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable else leaf
 
 
 def _is_key(leaf: Any) -> bool:

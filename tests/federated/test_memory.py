@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
 from fedjax_ssl import federated, methods, models
 from fedjax_ssl.data import FederatedData
@@ -105,6 +106,21 @@ def test_the_estimate_grows_with_the_model_the_optimizer_and_the_batch(data) -> 
     assert traced_need(data, "chunked", batch_size=8).per_client > small.per_client
     # Lanes keep every client's trained state.
     assert traced_need(data, "lanes").kept >= small.kept + data.num_clients * parameters
+
+
+def test_devices_of_a_mesh_have_a_share_of_the_clients_and_gather_the_results(data) -> None:
+    def choice(mesh: Mesh | None) -> Choice:
+        found: list[Choice] = []
+        method = methods.build(
+            "fedavg", toy.setup(data, placement="lanes", memory=10**9, report=found.append, mesh=mesh)
+        )
+        state = jax.eval_shape(method.init, jax.random.key(0), data)
+        jax.eval_shape(method.round, jax.random.key(0), state, data)
+        return found[0]
+
+    alone, two = choice(None), choice(Mesh(np.array(jax.devices()[:2]), ("clients",)))
+    assert (alone.clients_at_once, two.clients_at_once) == (6, 3)
+    assert alone.bytes_per_client == two.bytes_per_client and alone.limit != two.limit
 
 
 def test_the_sum_of_intermediate_values_bounds_what_the_compiler_takes() -> None:

@@ -5,7 +5,7 @@ import optax
 import pytest
 
 from fedjax_ssl import federated
-from fedjax_ssl.federated.optimizers import FederatedOptimizer, Flat, Local
+from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Local
 from fedjax_ssl.methods.fedavg import labelled_stage
 from tests import toy
 
@@ -18,11 +18,11 @@ CLIENTS = [
 WEIGHTS = [1.0, 3.0, 0.0]  # the third trained nothing, or was dropped
 
 
-def flat(tree: dict[str, np.ndarray]) -> Flat:
+def flat(tree: dict[str, np.ndarray]) -> Grouped:
     return {name: jnp.asarray(value, jnp.result_type(float)) for name, value in tree.items()}
 
 
-def step(optimizer: FederatedOptimizer, state, anchor: Flat, weights: list[float]):
+def step(optimizer: FederatedOptimizer, state, anchor: Grouped, weights: list[float]):
     """One server step from the clients' results."""
     ids = jnp.arange(len(CLIENTS), dtype=jnp.int32)
     reports = [

@@ -54,7 +54,7 @@ def test_unknown_placement_and_bad_chunks_are_refused() -> None:
         map_clients(update, clients, jnp.ones(2, bool), "chunked", 0)
 
 
-@pytest.mark.parametrize(("placement", "chunk_size"), [("sequential", 1), ("lanes", 2), ("chunked", 1)])
+@pytest.mark.parametrize(("placement", "chunk_size"), [("sequential", 1), ("lanes", 2), ("chunked", 2)])
 def test_devices_share_a_cohort_bit_by_bit(placement: str, chunk_size: int) -> None:
     """Six clients of 1 to 14 examples; on four devices, two slots stay empty. Sums over devices of either kind."""
     data = toy.federation()
@@ -67,7 +67,7 @@ def test_devices_share_a_cohort_bit_by_bit(placement: str, chunk_size: int) -> N
     alone, fixed = trained(0), trained(1, reduce="fixed")
     for num_devices in (2, 4):
         chex.assert_trees_all_equal(alone, trained(num_devices))
-        chex.assert_trees_all_equal(fixed, trained(num_devices, reduce="fixed"))
+    chex.assert_trees_all_equal(fixed, trained(4, reduce="fixed"))
     chex.assert_trees_all_close(alone, fixed, rtol=1e-6, atol=1e-6)
 
 

@@ -1,0 +1,31 @@
+"""Clients with labels, with coarse labels, with class shares of sets, and with nothing, training one model together.
+
+The digits: 11 writers train, 3 writers that were never seen are the test. Two writers have 10 labels each, four only
+know whether a digit is curved, straight or both, three only know the class shares of 5 sets, two know nothing.
+
+    python -m fedjax_ssl.main --config configs/digits_mixed.py
+    python -m fedjax_ssl.main --config configs/digits_mixed.py:labels       # what is left without weak labels
+
+Variants: mixed (channels and propagated labels), channels (without the graph), labels (the two writers with labels
+alone), labels_xclp (all others count as unlabelled), coarse and sets (only these writers).
+
+Result over 5 seeds, time and hardware: docs/methods/mixed.md. Not an experiment of a paper.
+"""
+
+from fedjax_ssl import config as configs
+
+
+def get_config(variant=None):
+    config = configs.mixed_federation(variant or "mixed", labelled=2, coarse=4, sets=3)
+    config.rounds = 80
+    config.data.test_clients = 3
+    config.supervision.labels = 10
+    config.supervision.correspondence = "shape"
+    config.supervision.sets = 5
+    config.optimizer.learning_rate = 0.3
+    config.optimizer.local_epochs = 5
+    config.optimizer.batch_size = 32
+    if "num_neighbors" in config.method:
+        config.method.num_neighbors = 5
+        config.method.warmup_rounds = 40
+    return config

@@ -1,0 +1,15 @@
+"""The server alone on its few labelled digits: the lower baseline of SemiFL and FedMT.
+
+The digits: 11 writers do nothing, 3 writers that were never seen are the test.
+
+    python -m fedjax_ssl.main --config configs/digits_single.py
+    python -m fedjax_ssl.main --config configs/digits_single.py:50    # 50 labels at the server
+
+Result over 5 seeds, time and hardware: docs/methods/fedmt.md. Not an experiment of a paper.
+"""
+
+from fedjax_ssl import config as configs
+
+
+def get_config(server_labels=None):
+    return configs.digits_with_server("single", server_labels)

@@ -1,0 +1,100 @@
+"""A federation of mixed supervision against each of its kinds of clients alone.
+
+    python experiments/mixed_table.py                                        # digits, 5 seeds
+    python experiments/mixed_table.py --config mnist_mixed --set data.name=npz data.path=mnist.npz rounds=40
+
+Rows are the variants of configs/digits_mixed.py or configs/mnist_mixed.py: all clients together; the clients with class
+labels alone, which is what is left when those without proper labels are dropped; the same with all others as
+unlabelled clients (FedAvg+XCLP); the clients with coarse labels, and those with sets, alone. Leaves mixed_table.md and
+mixed_table.csv in the output folder. Measured result: docs/methods/mixed.md.
+"""
+
+import argparse
+import csv
+import time
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_ssl import tracking
+from fedjax_ssl.command_line import use_compilation_cache
+from fedjax_ssl.config import MIXED_VARIANTS
+from fedjax_ssl.tables import facts, load_config, markdown, spread, train_seeds
+
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+
+ROWS = {
+    "mixed": "mixed: channels and propagated labels",
+    "channels": "mixed: channels alone",
+    "labels": "class labels alone, others dropped (FedAvg)",
+    "labels_xclp": "class labels, others unlabelled (FedAvg+XCLP)",
+    "coarse": "coarse labels alone",
+    "sets": "sets alone (FedUL)",
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the variants and writes the files.
+
+    Args:
+        arguments: command line without the program's name; that of the process by default.
+    """
+    options = _parse(arguments)
+    use_compilation_cache()
+    seeds, begin = list(range(options.seeds)), time.perf_counter()
+    accuracy: dict[str, np.ndarray] = {}
+    for variant in options.variants:
+        started = time.perf_counter()
+        config = load_config(CONFIGS / f"{options.config}.py", variant)
+        config.update_from_flattened_dict(_typed(options.set))
+        config.eval_every = config.rounds
+        if "warmup_rounds" in config.method and config.method.warmup_rounds:
+            config.method.warmup_rounds = max(config.rounds // 2, 1)
+            config.eval_every = config.method.warmup_rounds
+        _, metrics = train_seeds(config, seeds)
+        accuracy[variant] = metrics["test_accuracy"][:, -1]
+        print(f"{ROWS[variant]}: {spread(accuracy[variant])} % ({time.perf_counter() - started:.0f} s)", flush=True)
+    text = table(accuracy) + "\n\n" + "\n".join(f"- {fact}" for fact in facts(time.perf_counter() - begin)) + "\n"
+    options.output.mkdir(parents=True, exist_ok=True)
+    tracking.write_atomically(options.output / "mixed_table.md", text)
+    with (options.output / "mixed_table.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["variant", "seed", "test_accuracy"])
+        for variant, values in accuracy.items():
+            writer.writerows((variant, seed, f"{value:.6f}") for seed, value in zip(seeds, values, strict=True))
+    print(f"\n{text}\n{options.output / 'mixed_table.md'}\n{options.output / 'mixed_table.csv'}")
+
+
+def table(accuracy: dict[str, np.ndarray]) -> str:
+    """Test accuracy of every variant, and how much the first one gains over it with the same seed."""
+    first = next(iter(accuracy))
+    rows = [
+        [ROWS[variant], spread(values), "" if variant == first else spread(accuracy[first] - values, sign="+")]
+        for variant, values in accuracy.items()
+    ]
+    return markdown(["clients", "test accuracy, %", f"gain of {first}, points"], rows)
+
+
+def _typed(settings: list[str]) -> dict[str, int | str]:
+    """Settings like data.name=npz or rounds=40."""
+    found: dict[str, int | str] = {}
+    for setting in settings:
+        name, _, text = setting.partition("=")
+        found[name] = int(text) if text.isdigit() else text
+    return found
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--config", choices=["digits_mixed", "mnist_mixed"], default="digits_mixed")
+    parser.add_argument("--variants", nargs="+", choices=MIXED_VARIANTS, default=list(ROWS), metavar="NAME")
+    parser.add_argument("--seeds", type=int, default=5, help="runs per variant, seeds 0, 1, ...")
+    parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="fields of the config")
+    parser.add_argument("--output", type=Path, default=Path("runs/mixed_table"), help="folder for the two files")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Parameters in few arrays, for loops of local steps.
+
+Loops on a CPU are slow with dozens of small arrays (jax issue 26145), and one vector of everything has to be cut into
+weights before every step and put together after it, which for a large layer takes as long as its matrix product. So
+large arrays stay as they are and all small ones share a vector.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array
+
+PyTree = Any
+Packed = tuple[Array, ...]
+LARGE = 4096  # elements
+
+
+class Packing(NamedTuple):
+    """To and from few arrays; the inverse of each other."""
+
+    pack: Callable[[PyTree], Packed]  # large arrays in the order of the tree, then one vector of all small ones
+    unpack: Callable[[Packed], PyTree]
+
+
+def packing(tree: PyTree) -> Packing:
+    """The packing of trees with the structure and shapes of `tree`."""
+    leaves, structure = jax.tree.flatten(tree)
+    large = [leaf.size >= LARGE for leaf in leaves]
+
+    def small(leaves: list[Array]) -> list[Array]:
+        return [leaf for leaf, is_large in zip(leaves, large, strict=True) if not is_large]
+
+    _, unravel = ravel_pytree(small(leaves))
+
+    def pack(tree: PyTree) -> Packed:
+        leaves = jax.tree.leaves(tree)
+        alone = tuple(leaf for leaf, is_large in zip(leaves, large, strict=True) if is_large)
+        return alone if all(large) else (*alone, ravel_pytree(small(leaves))[0])
+
+    def unpack(packed: Packed) -> PyTree:
+        alone = iter(packed[: sum(large)])
+        together = iter([] if all(large) else unravel(packed[-1]))
+        return jax.tree.unflatten(structure, [next(alone) if is_large else next(together) for is_large in large])
+
+    return Packing(pack, unpack)

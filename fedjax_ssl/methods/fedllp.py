@@ -1,0 +1,191 @@
+"""FedLLP: learning from label proportions at every client, alone and with virtual adversarial training.
+
+The baselines of FedUL that compare the mean prediction of a whole set with the set's known class shares.
+
+References:
+    Lu et al., Federated learning from only unlabeled data with class-conditional-sharing clients, ICLR 2022, arXiv
+    2204.03304; Ardehaly and Culotta, Co-training for demographic classification using deep learning from label
+    proportions, ICDM workshops 2017; Tsai and Lin, Learning from label proportions with consistency regularization,
+    ACML 2020, arXiv 1910.13188 (with virtual adversarial training).
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from fedjax_ssl.data import WeakLabels
+from fedjax_ssl.federated import Client, Method, Sampler, Schedule, Setup, Stage, Step, Term, federated_method
+from fedjax_ssl.federated.method import PyTree
+from fedjax_ssl.federated.terms import augmented_view
+from fedjax_ssl.keys import named_key
+from fedjax_ssl.methods.channel_terms import l1_term
+from fedjax_ssl.objectives import proportion_loss, vat_direction, vat_loss, vat_rampup
+
+RAMPUPS = ("run", "per_epoch")
+
+
+def fedllp(setup: Setup, *, l1: float = 0.0, set_size: int = 0) -> Method:
+    """FedLLP: the cross-entropy between a set's class shares and its mean prediction, one set per local step.
+
+    Args:
+        setup: the run; its batch size has no say.
+        l1: weight of the sum of the parameters' absolute values.
+        set_size: most examples of a set in one step; of a larger set a fresh random part is taken. 0: all, whatever
+            it takes. Memory and time of a step follow this bound; best is one a little above the largest set.
+
+    Raises:
+        ValueError: a negative weight, a size below 0, or a federation without sets.
+    """
+    return federated_method(setup, (_sets_stage(setup, (proportion_term(setup),), l1, set_size),), needs=("sets",))
+
+
+def fedllp_vat(
+    setup: Setup,
+    *,
+    vat_weight: float = 5e-4,
+    vat_radius: float = 0.01,
+    ramp_epochs: int = 20,
+    rampup: str = "run",
+    l1: float = 0.0,
+    set_size: int = 0,
+) -> Method:
+    """FedLLP with virtual adversarial training: predictions should not change within a small ball.
+
+    Args:
+        setup: the run; its batch size has no say.
+        vat_weight: largest weight of this loss.
+        vat_radius: length of the perturbation of an input, as the network sees it.
+        ramp_epochs: local epochs in which the weight rises.
+        rampup: "run": over all local steps of the run; "per_epoch": from the start in every local epoch, as in the
+            released code, where the weight never gets above about a hundredth.
+        l1: as in `fedllp`.
+        set_size: as in `fedllp`.
+
+    Raises:
+        ValueError: a number outside what is allowed, an unknown ramp-up, or a federation without sets.
+    """
+    if rampup not in RAMPUPS:
+        raise ValueError(f"fedllp_vat: rampup is {rampup!r}; allowed: {', '.join(RAMPUPS)}")
+    if ramp_epochs < 1:
+        raise ValueError(f"fedllp_vat: ramp_epochs is {ramp_epochs}; it must be at least 1")
+    for name, value in (("vat_weight", vat_weight), ("vat_radius", vat_radius)):
+        if isinstance(value, (int, float)) and value < 0:
+            raise ValueError(f"fedllp_vat: {name} is {value}; it must be >= 0")
+    view = augmented_view(setup, "set")
+
+    def consistency(step: Step) -> tuple[Array, PyTree]:
+        batch, inputs = step.streams["set"], step.inputs[view.name]
+
+        def predict(seen: Float[Array, "n ..."]) -> Float[Array, "n K"]:
+            # Batch statistics and the same dropout in every pass; the running statistics are not touched.
+            outputs, _ = setup.model.apply(
+                step.params,
+                step.model_state,
+                seen,
+                train=True,
+                key=named_key(step.key, "dropout"),
+                mask=batch.mask,
+            )
+            return outputs.logits
+
+        perturbation = vat_direction(predict, inputs, named_key(step.key, "direction"), vat_radius)
+        loss = vat_loss(predict(inputs), predict(inputs + perturbation), batch.mask)
+        epochs = local_epochs_done(step, setup.local_epochs, rampup)
+        return vat_rampup(epochs, ramp_epochs, vat_weight).astype(loss.dtype) * loss, step.local
+
+    terms = (proportion_term(setup), Term("virtual_adversarial", (view,), consistency))
+    return federated_method(setup, (_sets_stage(setup, terms, l1, set_size),), needs=("sets",))
+
+
+def proportion_term(setup: Setup) -> Term:
+    """The loss of the class proportions of the one set that a step has."""
+    view = augmented_view(setup, "set")
+
+    def loss(step: Step) -> tuple[Array, PyTree]:
+        batch, weak = step.streams["set"], _sets_of(step.client)
+        assert batch.weak is not None
+        shares = weak.matrix[jnp.maximum(jnp.max(batch.weak), 0)]
+        return proportion_loss(step.outputs[view.name].logits, shares, batch.mask), step.local
+
+    return Term(
+        "proportions",
+        (view,),
+        loss,
+        takes_part=lambda sent, round: round.valid & (_count_members(round.clients) > 0),
+    )
+
+
+def set_per_step(local_epochs: int, set_size: int = 0) -> Sampler:
+    """Stream "set": one whole set of the client per local step, all sets in a fresh order in every epoch.
+
+    Sets without examples are no step. A client with coarse labels takes none.
+
+    Args:
+        local_epochs: passes over the sets per round.
+        set_size: width of the stream; of a larger set a random part is taken, drawn anew in every epoch. 0: all.
+    """
+
+    def schedule(key: Key[Array, ""], client: Client) -> Schedule:
+        weak = _sets_of(client)
+        width, num_sets = weak.labels.shape[0], weak.matrix.shape[0]
+        size = min(set_size or width, width)
+        labels = jnp.where(_count_members(client) > 0, weak.labels, -1)
+        owner = jnp.where(labels >= 0, labels, num_sets)
+        counts = jnp.zeros(num_sets + 1, jnp.int32).at[owner].add(1)[:num_sets]
+        starts = jnp.cumsum(counts, dtype=jnp.int32) - counts
+        number = jnp.sum(counts > 0, dtype=jnp.int32)
+        column = jnp.arange(size, dtype=jnp.int32)
+
+        def one_epoch(epoch: Int[Array, ""]) -> tuple[Array, Array]:
+            mine = jax.random.fold_in(key, epoch)
+            # Bits are drawn by place, so that padding, which comes last, changes none of them.
+            sets = jnp.lexsort((jax.random.bits(named_key(mine, "sets"), (num_sets,)), counts == 0))
+            members = jnp.lexsort((jax.random.bits(named_key(mine, "members"), (width,)), owner)).astype(jnp.int32)
+            place = jnp.minimum(starts[sets][:, None] + column, width - 1)
+            return members[place], column < counts[sets][:, None]
+
+        positions, masks = jax.vmap(one_epoch)(jnp.arange(local_epochs, dtype=jnp.int32))
+        epoch, within = jnp.divmod(jnp.arange(local_epochs * num_sets, dtype=jnp.int32), jnp.maximum(number, 1))
+        epoch = jnp.minimum(epoch, local_epochs - 1)  # steps past the last are not taken
+        return Schedule({"set": positions[epoch, within]}, {"set": masks[epoch, within]}, local_epochs * number)
+
+    return Sampler(schedule)
+
+
+def local_epochs_done(step: Step, local_epochs: int, rampup: str) -> Float[Array, ""]:
+    """Local epochs before this step, in the run or since the epoch began; counted as if every round had the client.
+
+    Args:
+        step: of a client with sets.
+        local_epochs: per round.
+        rampup: "run" or "per_epoch".
+    """
+    weak, dtype = _sets_of(step.client), jnp.result_type(float)
+    per_epoch = jnp.maximum(jnp.sum(weak.share > 0, dtype=jnp.int32), 1)
+    if rampup == "per_epoch":
+        return (step.number % per_epoch).astype(dtype) / per_epoch.astype(dtype)
+    return (step.round * local_epochs).astype(dtype) + step.number.astype(dtype) / per_epoch.astype(dtype)
+
+
+def _sets_stage(setup: Setup, terms: tuple[Term, ...], l1: float | Array, set_size: int) -> Stage:
+    if isinstance(l1, (int, float)) and l1 < 0:
+        raise ValueError(f"l1 is {l1}; it must be >= 0")
+    if isinstance(set_size, bool) or int(set_size) != set_size or set_size < 0:
+        raise ValueError(f"set_size is {set_size}; it must be a whole number >= 1, or 0 for whole sets")
+    if not (isinstance(l1, (int, float)) and l1 == 0):
+        terms = (*terms, l1_term(l1))
+    return Stage(terms, set_per_step(setup.local_epochs, set_size), labelled_quota="only", count_labels=_count_members)
+
+
+def _sets_of(client: Client) -> WeakLabels:
+    if client.weak is None:
+        raise ValueError(
+            "fedllp learns from sets with known class shares, and this federation has none; use supervision 'sets'"
+        )
+    return client.weak
+
+
+def _count_members(clients: Client) -> Int[Array, "*p"]:
+    """Examples in sets, of one client or of several."""
+    weak = _sets_of(clients)
+    return jnp.where(weak.from_sets, weak.num_examples, 0)

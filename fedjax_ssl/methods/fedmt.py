@@ -1,0 +1,273 @@
+"""FedMT: clients whose labels are of another, mostly coarser space than the classes that are wanted.
+
+The server has a few examples with class labels. A client's label is the class seen through a correspondence matrix
+M [J, K], known beforehand or estimated from the client's own confident pseudo-labels; the projection loss -log (M p)_j
+fits M times the predicted class probabilities to the client's labels. Everything else is SemiFL.
+
+References:
+    Federated learning with mixed-type labels, arXiv 2210.02042v4: equations 1 to 4 and algorithm 1.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from fedjax_ssl.data import WeakLabels
+from fedjax_ssl.federated import BYTES_PER_NUMBER, Client, Method, Round, Setup, Stage, Step, Term, Traffic
+from fedjax_ssl.federated.method import Metrics, PyTree
+from fedjax_ssl.federated.terms import augmented_view, examples_mask
+from fedjax_ssl.methods.channel_terms import channel_losses, channel_of, learns
+from fedjax_ssl.methods.confident import Sent, confident_epochs, confident_term, sent_to
+from fedjax_ssl.methods.semifl import alternating, check_weights, confident_losses, is_zero
+from fedjax_ssl.objectives import (
+    Channel,
+    correspondence_channel,
+    correspondence_counts,
+    is_observable,
+    normalize_counts,
+    pad_channel,
+)
+
+CHOICES = {
+    "correspondence": ("known", "estimated"),
+    "projection_examples": ("fix", "all"),
+    "gate": ("confident", "none"),
+    "fallback": ("prior", "uniform", "zero"),
+    "estimate_scope": ("client", "pooled"),
+}
+
+
+class Estimate(NamedTuple):
+    """What a client's confident pseudo-labels say about its coarse labels; with a leading axis p for the cohort."""
+
+    matrix: Float[Array, "O K"]  # columns sum to 1, but for fallback "zero"
+    support: Float[Array, " K"]  # confident examples of each class that the estimate is made of
+
+
+def fedmt(
+    setup: Setup,
+    *,
+    correspondence: str = "known",
+    threshold: float = 0.95,
+    strict: bool = True,
+    fix_weight: float = 1.0,
+    mix_weight: float = 1.0,
+    projection_weight: float = 1.0,
+    projection_examples: str = "fix",
+    gate: str = "confident",
+    fallback: str = "prior",
+    smoothing: float = 0.0,
+    estimate_scope: str = "client",
+    mixup_alpha: float = 0.75,
+    warm_start: bool = True,
+    server_batch_size: int = 10,
+    server_epochs: int = 5,
+    static_batch_norm: bool = True,
+) -> Method:
+    """FedMT: coarse labels at clients through a known or an estimated correspondence, class labels at the server.
+
+    A client with class labels learns through the identity, one with sets through their class shares, so that all kinds
+    of clients train together.
+
+    Args:
+        setup: the run.
+        correspondence: "known": as the federation has it, estimated where it has none; "estimated": by every client in
+            every round, from the model just received.
+        threshold: a pseudo-label is confident above it.
+        strict: False: also at it, as in SemiFL.
+        fix_weight: of the loss on confident examples; 0 leaves it out.
+        mix_weight: of the loss on mixtures; 0 leaves it out.
+        projection_weight: of the projection loss; 0 leaves it out, which is SemiFL.
+        projection_examples: "fix": the confident examples of each batch; "all": as many of all examples with a label.
+        gate: "confident": who has no confident example sits the round out; "none": trains by projection alone, over all
+            its examples with a label.
+        fallback: what the column of a class without a confident example becomes in an estimate: "prior" (frequencies of
+            the client's labels), "uniform" or "zero".
+        smoothing: that many examples with the frequencies of the client's labels are added to every column.
+        estimate_scope: "client", or "pooled" for one estimate from the counts of all clients of the round, which must
+            then have one label space.
+        mixup_alpha: of the Beta distribution of the mixing share, > 0.
+        warm_start: the server alone trains in the first round.
+        server_batch_size: labelled examples per step at the server.
+        server_epochs: epochs per round at the server.
+        static_batch_norm: statistics of batch norm layers by a pass over the data.
+
+    Raises:
+        ValueError: for a setting outside these, or settings that leave nothing to train on.
+    """
+    _check_choices(
+        correspondence=correspondence,
+        projection_examples=projection_examples,
+        gate=gate,
+        fallback=fallback,
+        estimate_scope=estimate_scope,
+    )
+    check_weights(projection_weight=projection_weight, smoothing=smoothing)
+    pooled, everybody, from_all = estimate_scope == "pooled", gate == "none", projection_examples == "all"
+    if everybody and not from_all:
+        raise ValueError("gate is 'none', so projection_examples must be 'all': a client may have no confident example")
+    if is_zero(projection_weight) and everybody:
+        raise ValueError("gate is 'none', so projection_weight must be above 0: other clients have nothing to train on")
+    losses = confident_losses(setup, fix_weight, mix_weight, mixup_alpha)
+    if is_zero(projection_weight) and not losses:
+        raise ValueError("fix_weight, mix_weight and projection_weight are all 0; clients would have nothing to learn")
+    if is_zero(projection_weight):
+        losses = (confident_term(setup, threshold, strict), *losses)
+    else:
+        sent = confident_term(
+            setup,
+            threshold,
+            strict,
+            extra=partial(estimated, fallback=fallback, smoothing=smoothing, pooled=pooled),
+            takes_part=_confident_or_labelled if everybody else _confident,
+            diagnose=_diagnose,
+            traffic=_counts_traffic if pooled else _no_traffic,
+        )
+        stream, known = "known" if from_all else "fix", correspondence == "known"
+        losses = (sent, *losses, projection_term(setup, projection_weight, stream, known, remainder=fallback == "zero"))
+    sampler = confident_epochs(setup.batch_size, setup.local_epochs, from_all, everybody)
+    return alternating(
+        setup,
+        Stage(losses, sampler),
+        server_batch_size,
+        server_epochs,
+        static_batch_norm,
+        needs=("coarse", "server"),
+        server_first=warm_start,
+    )
+
+
+def projection_term(setup: Setup, weight: float | Array, stream: str, known: bool, remainder: bool) -> Term:
+    """The projection loss: cross-entropy of what was observed through each client's channel (equation 3).
+
+    It is averaged over the rows that have a label which the channel does not exclude.
+
+    Args:
+        setup: the run.
+        weight: of the loss.
+        stream: whose rows, weakly augmented.
+        known: use the federation's correspondence where it has one; else the estimate.
+        remainder: the columns of an estimate may sum to less than 1.
+    """
+    view = augmented_view(setup, stream)
+
+    def loss(step: Step) -> tuple[Array, PyTree]:
+        batch = step.streams[stream]
+        channel = None if step.client.weak is None else _channel(step.client, step.client.weak, known, remainder)
+        losses = channel_losses(step.outputs[view.name].logits, batch, channel)
+        told = batch.observed >= 0
+        if channel is not None and batch.weak is not None:
+            told = told | is_observable(batch.weak, channel)
+        told = told & batch.mask
+        size = jnp.maximum(jnp.sum(told, dtype=losses.dtype), 1.0)
+        return jnp.sum(jnp.where(told, losses, jnp.zeros_like(losses))) / size, step.local
+
+    return Term("projection", (view,), loss, weight=weight, takes_part=lambda sent, round: jnp.zeros_like(round.valid))
+
+
+def _channel(client: Client, weak: WeakLabels, known: bool, remainder: bool) -> Channel:
+    estimate: Estimate = sent_to(client).extra
+    matrix = estimate.matrix.astype(weak.matrix.dtype)
+    if known:
+        matrix = jnp.where(jnp.any(weak.matrix > 0), weak.matrix, matrix)
+    coarse = correspondence_channel(matrix, remainder=remainder)
+    sets = pad_channel(channel_of(weak), coarse.valid.shape[0])
+    return jax.tree.map(partial(jnp.where, weak.from_sets), sets, coarse)
+
+
+def estimated(
+    round: Round,
+    probabilities: Float[Array, "p n K"],
+    confident: Bool[Array, "p n"],
+    *,
+    fallback: str,
+    smoothing: float | Array,
+    pooled: bool,
+) -> PyTree:
+    """The correspondence of every client, from its confident pseudo-labels (equation 4).
+
+    Args:
+        round: gives the cohort and its weak labels.
+        probabilities: of the classes, by the model just received.
+        confident: examples that count.
+        fallback: see `fedmt`.
+        smoothing: see `fedmt`.
+        pooled: one estimate for all clients of the round, but for those with values that are not finite.
+
+    Returns:
+        `Estimate` with leading axis p; () where nobody has weak labels.
+    """
+    weak = round.clients.weak
+    if weak is None:
+        return ()
+    num_rows, real = weak.matrix.shape[1], examples_mask(round.clients)
+    # Pooled counts must not suffer from one client's broken values.
+    sound = jnp.all(jnp.isfinite(probabilities).all(axis=2) | ~real, axis=1) & ~weak.from_sets
+    real = real & sound[:, None]
+
+    def count(p: Array, labels: Array, sure: Array, counted: Array) -> tuple[Array, Array]:
+        counts, _ = correspondence_counts(p, labels, num_rows, -1.0, sure & counted)
+        return counts, correspondence_counts(p, labels, num_rows, 2.0, counted)[1]
+
+    counts, label_counts = jax.vmap(count)(probabilities, weak.labels, confident, real)
+    num_observations = weak.num_observations
+    if pooled:
+        counts, label_counts = (jnp.broadcast_to(x.sum(axis=0, keepdims=True), x.shape) for x in (counts, label_counts))
+        num_observations = jnp.broadcast_to(jnp.max(jnp.where(sound, num_observations, 0)), num_observations.shape)
+    columns = jax.vmap(partial(normalize_counts, fallback=fallback, smoothing=smoothing))(counts, label_counts)
+    # A fallback spreads over padding rows too, which no label of this client's space has.
+    columns = jnp.where((jnp.arange(num_rows) < num_observations[:, None])[:, :, None], columns, 0.0)
+    totals = columns.sum(axis=1, keepdims=True)
+    return Estimate(columns / jnp.where(totals > 0, totals, 1.0), counts.sum(axis=1))
+
+
+def _confident(sent: Sent, round: Round) -> Bool[Array, " p"]:
+    return jnp.any(sent.confident, axis=1)
+
+
+def _confident_or_labelled(sent: Sent, round: Round) -> Bool[Array, " p"]:
+    labelled = learns(round.clients) & (round.clients.num_known > 0)
+    return _confident(sent, round) | (round.valid & labelled)
+
+
+def _no_traffic(round: Round) -> Traffic:
+    return Traffic(0.0, 0.0)
+
+
+def _counts_traffic(round: Round) -> Traffic:
+    """Counts go up, the estimate comes down."""
+    weak = round.clients.weak
+    if weak is None:
+        return Traffic(0.0, 0.0)
+    numbers = float(BYTES_PER_NUMBER * weak.matrix[0].size) * jnp.sum(round.valid).astype(jnp.result_type(float))
+    return Traffic(numbers, numbers)
+
+
+def _diagnose(sent: Sent, truth: Array, round: Round) -> Metrics:
+    """How far the estimates are from the truth, over the cohort's clients with coarse labels; NaN where there is none.
+
+    "correspondence_error" is the largest difference of an entry, of clients whose correspondence is known;
+    "classes_without_support" the mean number of classes of which a client has no confident example.
+    """
+    weak = round.clients.weak
+    if weak is None:
+        return {}
+    estimate: Estimate = sent.extra
+    coarse = round.valid & ~weak.from_sets & (weak.num_examples > 0)
+    comparable = coarse & jnp.any(weak.matrix > 0, axis=(1, 2))
+    difference = jnp.max(jnp.abs(estimate.matrix - weak.matrix.astype(estimate.matrix.dtype)), axis=(1, 2))
+    largest = jnp.max(difference, where=comparable, initial=0.0)
+    missing = jnp.sum(estimate.support == 0, axis=1).astype(difference.dtype)
+    return {
+        "correspondence_error": jnp.where(jnp.any(comparable), largest, jnp.nan),
+        "classes_without_support": jnp.mean(missing, where=coarse),
+    }
+
+
+def _check_choices(**given: str) -> None:
+    for name, choice in given.items():
+        if choice not in CHOICES[name]:
+            raise ValueError(f"{name} is {choice!r}; allowed: {', '.join(CHOICES[name])}")

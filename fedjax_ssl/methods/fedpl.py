@@ -1,0 +1,170 @@
+"""FedPL: every example of a set is given the set's most frequent class, later the network's own predictions.
+
+The baseline of FedUL that treats sets with known class shares as noisily labelled data.
+
+References:
+    Lu et al., Federated learning from only unlabeled data with class-conditional-sharing clients, ICLR 2022, arXiv
+    2204.03304. Its second part resembles the loss of Diao, Ding, Tarokh, SemiFL, NeurIPS 2022, arXiv 2106.01432.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from fedjax_ssl.data import WeakLabels
+from fedjax_ssl.federated import Method, Setup, Stage, Step, Stream, Term, federated_method
+from fedjax_ssl.federated.method import PyTree
+from fedjax_ssl.federated.terms import augmented_view
+from fedjax_ssl.keys import named_key
+from fedjax_ssl.methods.fedul import known_stage
+from fedjax_ssl.objectives import batch_cross_entropy, mixup, mixup_cross_entropy, mixup_share
+
+MIXES = ("inputs", "logits")
+
+
+class Split(NamedTuple):
+    """A batch split by confidence; pair j joins the j-th confident row with the j-th other one, in batch order."""
+
+    labels: Int[Array, " n"]  # hard labels of all rows
+    confident: Bool[Array, " n"]
+    first: Int[Array, " n"]  # confident row of every pair
+    second: Int[Array, " n"]  # the other row
+    paired: Bool[Array, " n"]  # which pairs there are
+
+
+def fedpl(
+    setup: Setup,
+    *,
+    warmup_rounds: int = 5,
+    threshold: float = 0.4,
+    mix_weight: float = 0.3,
+    mix_alpha: float = 0.75,
+    mix: str = "inputs",
+    skip_empty: bool = False,
+    l1: float = 0.0,
+    drop_last: bool = False,
+) -> Method:
+    """FedPL: pseudo-labels from the class shares of sets, then from the network itself.
+
+    Examples with a class label keep it throughout and count as confident.
+
+    Args:
+        setup: the run.
+        warmup_rounds: rounds on the pseudo-labels of the sets, the class that a set has most of; after them these are
+            forgotten.
+        threshold: largest class probability from which a prediction is confident.
+        mix_weight: weight of the loss of mixed pairs.
+        mix_alpha: parameter of the Beta distribution of the share of the confident example in a pair.
+        mix: what is mixed: "inputs", as in the paper, which takes a second forward pass, or "logits", as in the
+            released code.
+        skip_empty: no loss at all for a batch without a pair, as in the released code.
+        l1: weight of the sum of the parameters' absolute values.
+        drop_last: leave the last partial batch of an epoch out.
+
+    Raises:
+        ValueError: a number outside what is allowed, or an unknown way to mix.
+    """
+    if warmup_rounds < 0:
+        raise ValueError(f"fedpl: warmup_rounds is {warmup_rounds}; it must be >= 0")
+    if mix not in MIXES:
+        raise ValueError(f"fedpl: mix is {mix!r}; allowed: {', '.join(MIXES)}")
+    if isinstance(mix_alpha, (int, float)) and not mix_alpha > 0:
+        raise ValueError(f"fedpl: mix_alpha is {mix_alpha}; it must be positive")
+    if isinstance(threshold, (int, float)) and not 0 <= threshold <= 1:
+        raise ValueError(f"fedpl: threshold is {threshold}; it must be in [0, 1]")
+    view = augmented_view(setup, "known")
+
+    def set_labels(step: Step) -> tuple[Array, PyTree]:
+        batch = step.streams["known"]
+        labels = majority_labels(batch, step.client.weak)
+        return batch_cross_entropy(step.outputs[view.name].logits, labels, batch.mask), step.local
+
+    def own_predictions(step: Step) -> tuple[Array, PyTree]:
+        batch, logits = step.streams["known"], step.outputs[view.name].logits
+        split = split_by_confidence(logits, batch, threshold)
+        share = mixup_share(named_key(step.key, "share"), mix_alpha)
+        if mix == "logits":
+            mixed = mixup(logits[split.first], logits[split.second], share)
+        else:
+            inputs = step.inputs[view.name]
+            # The running batch statistics follow the first forward pass alone.
+            outputs, _ = setup.model.apply(
+                step.params,
+                step.model_state,
+                mixup(inputs[split.first], inputs[split.second], share),
+                train=True,
+                key=named_key(step.key, "dropout"),
+                mask=split.paired,
+            )
+            mixed = outputs.logits
+        return split_loss(logits, mixed, split, share, mix_weight, skip_empty), step.local
+
+    def stage(term: Term) -> Stage:
+        return known_stage(setup, (term,), l1, drop_last)
+
+    stages: tuple[Stage, ...] = (stage(Term("own_predictions", (view,), own_predictions)),)
+    if warmup_rounds:
+        first = stage(Term("set_labels", (view,), set_labels))
+        stages = (first._replace(rounds=warmup_rounds), *stages)
+    return federated_method(setup, stages, needs=("sets", "labels"))
+
+
+def majority_labels(batch: Stream, weak: WeakLabels | None) -> Int[Array, " n"]:
+    """Class label of every row where there is one, else the most frequent class of its set, -1 without either.
+
+    Of equally frequent classes the first one. Coarse labels give none.
+    """
+    if weak is None or batch.weak is None:
+        return batch.observed
+    labels = jnp.argmax(weak.matrix, axis=1).astype(jnp.int32)[jnp.maximum(batch.weak, 0)]
+    labels = jnp.where((batch.weak >= 0) & weak.from_sets, labels, -1)
+    return jnp.where(batch.observed >= 0, batch.observed, labels)
+
+
+def split_by_confidence(logits: Float[Array, "n K"], batch: Stream, threshold: float | Array) -> Split:
+    """Labels a batch by its own predictions and pairs confident rows with the others; all of it constants.
+
+    Args:
+        logits: class scores of the batch.
+        batch: its rows; those with a class label keep it and are confident.
+        threshold: largest class probability from which a row is confident.
+    """
+    probabilities = jax.lax.stop_gradient(jax.nn.softmax(logits))
+    given = batch.observed >= 0
+    labels = jnp.where(given, batch.observed, jnp.argmax(probabilities, axis=1).astype(jnp.int32))
+    sure = given | (jnp.max(probabilities, axis=1) >= threshold)
+    confident, other = batch.mask & sure, batch.mask & ~sure
+    pairs = jnp.minimum(jnp.sum(confident), jnp.sum(other))
+    return Split(
+        labels,
+        confident,
+        jnp.argsort(~confident, stable=True),
+        jnp.argsort(~other, stable=True),
+        jnp.arange(labels.shape[0]) < pairs,
+    )
+
+
+def split_loss(
+    logits: Float[Array, "n K"],
+    mixed_logits: Float[Array, "n K"],
+    split: Split,
+    share: float | Float[Array, ""],
+    mix_weight: float | Array,
+    skip_empty: bool = False,
+) -> Float[Array, ""]:
+    """Cross-entropy of the confident rows plus `mix_weight` times that of the mixed pairs (FedUL, section 5).
+
+    Args:
+        logits: of the batch.
+        mixed_logits: of the pairs.
+        split: of the batch.
+        share: share of the confident row in a pair.
+        mix_weight: weight of the second part.
+        skip_empty: 0 where there is no pair; else only the second part is then left out.
+    """
+    fixed = batch_cross_entropy(logits, split.labels, split.confident)
+    labels = split.labels[split.first], split.labels[split.second]
+    loss = fixed + mix_weight * mixup_cross_entropy(mixed_logits, *labels, share, split.paired)
+    return jnp.where(jnp.any(split.paired), loss, jnp.zeros_like(loss)) if skip_empty else loss

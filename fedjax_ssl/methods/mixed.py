@@ -1,0 +1,244 @@
+"""Mixed supervision: clients with labels, coarse labels, class shares of sets, or nothing train one model together.
+
+Three terms of one objective. What a client observed is explained through its own channel (FedMT's correspondence,
+FedUL's set shares, the identity). Labels travel over one graph of all clients' examples (XCLP), from class labels and
+from weakly labelled examples whose class has become clear, to all without a class label; where a weak label is known,
+the propagated scores are multiplied by how likely each class makes it, so that a pseudo-label never contradicts what
+the client knows. Embeddings are drawn to the prototypes of the classes (ProtoFSSL), through the same channels. No
+published system has this setting; weights and defaults are ours.
+
+References:
+    Zhang, Peng, Zhang, Talhouk, Niu, Li, FedMT: federated learning with mixed-type labels, arXiv 2210.02042.
+    Lu, Wang, Li, Niu, Dou, Sugiyama, Federated learning from only unlabeled data with class-conditional-sharing
+    clients, ICLR 2022, arXiv 2204.03304.
+    Scott, Yeo, Lampert, Cross-client label propagation for transductive and semi-supervised federated learning, TMLR
+    2023, arXiv 2210.06434.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from fedjax_ssl.federated import (
+    BYTES_PER_NUMBER,
+    Client,
+    Method,
+    Round,
+    Setup,
+    Stage,
+    Step,
+    Term,
+    Traffic,
+    federated_method,
+    mixed_epochs,
+)
+from fedjax_ssl.federated.method import PyTree
+from fedjax_ssl.federated.terms import (
+    PseudoLabels,
+    augmented_view,
+    examples_mask,
+    network_features,
+    network_outputs,
+    pseudo_label_term,
+)
+from fedjax_ssl.graph import confidence
+from fedjax_ssl.methods.channel_terms import channel_losses, channel_of, channel_term, own_channel
+from fedjax_ssl.methods.fedul import known_stage
+from fedjax_ssl.methods.graph_labels import (
+    check_graph_settings,
+    cohort_features,
+    graph_traffic,
+    propagate_over_cohort,
+    to_pseudo_labels,
+)
+from fedjax_ssl.objectives import class_prototypes, prototype_log_probs
+
+
+def mixed(
+    setup: Setup,
+    *,
+    warmup_rounds: int = 0,
+    channel_weight: float = 1.0,
+    pseudo_label_weight: float = 1.0,
+    prototype_weight: float = 0.0,
+    prototype_temperature: float = 1.0,
+    anchor_confidence: float = 0.9,
+    num_bits: int = 4096,
+    num_neighbors: int = 10,
+    alpha: float = 0.99,
+    similarity_power: float = 3.0,
+    label_norm: str = "class",
+    confidence_scale: str = "max",
+    class_weighting: str = "inverse_freq",
+    graph_features: str = "network",
+    l1: float = 0.0,
+) -> Method:
+    """Any mix of labels, coarse labels, sets and nothing: channels, propagated labels and prototypes in one objective.
+
+    Args:
+        setup: the run.
+        warmup_rounds: rounds with the channels alone before labels are propagated.
+        channel_weight: of what was observed.
+        pseudo_label_weight: of the propagated labels; 0 builds no graph.
+        prototype_weight: of the prototypes; 0 computes none.
+        prototype_temperature: of the distances to the prototypes, which are divided by the number of features.
+        anchor_confidence: labels are also propagated from weakly labelled examples whose class is known with more than
+            this probability from network and weak label together; 1: from class labels alone.
+        num_bits: bits of a code, as the next settings in `fedjax_ssl.methods.xclp.xclp`.
+        num_neighbors: neighbours per example.
+        alpha: propagation, in [0, 1).
+        similarity_power: exponent of the kept similarities.
+        label_norm: "none" or "class".
+        confidence_scale: "none", "max" or "client_max".
+        class_weighting: "none" or "inverse_freq".
+        graph_features: "network" features or raw "inputs".
+        l1: weight of the sum of the parameters' absolute values.
+
+    Raises:
+        ValueError: for a setting outside these, a negative weight, or no positive weight at all.
+    """
+    check_graph_settings(graph_features, class_weighting)
+    weights = {"channel": channel_weight, "pseudo_label": pseudo_label_weight, "prototype": prototype_weight}
+    known = {name: value for name, value in weights.items() if isinstance(value, (int, float))}
+    for name, value in known.items():
+        if value < 0:
+            raise ValueError(f"mixed: {name}_weight is {value}; it must be >= 0")
+    if len(known) == len(weights) and not any(known.values()):
+        raise ValueError("mixed: all weights are 0, so there is nothing to learn from; raise one")
+    if warmup_rounds < 0:
+        raise ValueError(f"warmup_rounds is {warmup_rounds}; it must be >= 0")
+    settings: dict[str, Any] = {
+        "num_bits": num_bits,
+        "num_neighbors": num_neighbors,
+        "alpha": alpha,
+        "similarity_power": similarity_power,
+        "label_norm": label_norm,
+        "confidence_scale": confidence_scale,
+    }
+
+    def prepare(state: PyTree, round: Round) -> tuple[PseudoLabels, PyTree]:
+        outputs = network_outputs(setup, round, round.clients)
+        features = outputs.features if graph_features == "network" else cohort_features(setup, round, "inputs", False)
+        own, likelihood = round.clients.observed, observation_likelihood(round.clients, setup.num_classes)
+        anchors = _anchors(outputs.logits, likelihood, round.clients, anchor_confidence)
+        result = propagate_over_cohort(setup, round, features, anchors, **settings)
+        scores = result.scores * likelihood.reshape(result.scores.shape)
+        reached = result.valid & jnp.any(scores > 0, axis=1)
+        labels = jnp.where(reached, jnp.argmax(scores, axis=1).astype(own.dtype), -1).reshape(own.shape)
+        # The scale of the confidence is the graph's; an observation only sharpens or confirms what was propagated.
+        sharper = jnp.where(reached, confidence(jnp.where(reached[:, None], scores, 1.0)), 0.0)
+        certainty = jnp.maximum(sharper, jnp.where(reached, result.confidence, 0.0))
+        given = own >= 0
+        refined = result._replace(
+            labels=jnp.where(given, own, labels).reshape(-1),
+            confidence=jnp.where(given.reshape(-1), 1.0, certainty),
+            valid=reached | given.reshape(-1),
+        )
+        targets = to_pseudo_labels(refined, examples_mask(round.clients), setup.num_classes, class_weighting)
+        # Class labels count in the channel term already.
+        return targets._replace(weights=jnp.where(given, 0.0, targets.weights)), state
+
+    terms = [channel_term(setup, "mixed")._replace(weight=channel_weight)]
+    if "pseudo_label" not in known or pseudo_label_weight > 0:
+        traffic = partial(graph_traffic, setup, num_bits)
+        terms.append(pseudo_label_term(setup, prepare, traffic)._replace(weight=pseudo_label_weight))
+    if "prototype" not in known or prototype_weight > 0:
+        terms.append(prototype_term(setup, prototype_temperature)._replace(weight=prototype_weight))
+    sampler = mixed_epochs(
+        setup.batch_size,
+        setup.local_epochs,
+        setup.max_known,
+        setup.max_unlabelled,
+        count=lambda client: client.num_known,
+    )
+    stage = Stage(tuple(terms), sampler, labelled_quota="any")
+    alone = known_stage(setup, (channel_term(setup),), l1)._replace(rounds=warmup_rounds)
+    stages = (alone, stage) if warmup_rounds else (stage,)
+    return federated_method(setup, stages, needs=("labels", "coarse", "sets"))
+
+
+class Prototypes(NamedTuple):
+    """Class prototypes as a client receives them."""
+
+    centers: Float[Array, "K d"]
+    present: Bool[Array, " K"]
+
+
+def prototype_term(setup: Setup, temperature: float) -> Term:
+    """Cross-entropy of what was observed, with classes scored by the distance to their prototypes.
+
+    Prototypes are the mean embeddings of the cohort's examples with a class label, under the network of this round:
+    every client adds up its own, the server divides. A class without a label in the cohort has none.
+
+    Args:
+        setup: the run.
+        temperature: of the squared distances, which are divided by the number of features.
+    """
+    view = augmented_view(setup, "mixed")
+
+    def prepare(state: PyTree, round: Round) -> tuple[Prototypes, PyTree]:
+        features = network_features(setup, round)
+        labels = jnp.where(examples_mask(round.clients), round.clients.observed, -1)
+        centers, present = class_prototypes(
+            features.reshape(-1, features.shape[-1]), labels.reshape(-1), setup.num_classes
+        )
+        everybody = (round.valid.shape[0],)
+        return Prototypes(
+            jnp.broadcast_to(centers, everybody + centers.shape), jnp.broadcast_to(present, everybody + present.shape)
+        ), state
+
+    def loss(step: Step) -> tuple[Array, PyTree]:
+        batch, prototypes = step.streams["mixed"], step.client.sent["prototypes"]
+        scores = prototype_log_probs(
+            step.outputs[view.name].features, prototypes.centers, prototypes.present, temperature, distance="mean_sq"
+        )
+        losses = channel_losses(scores, batch, own_channel()(step))
+        # A weak label needs the prototypes of all classes; the class of a label has one, with its own example in it.
+        counted = batch.mask & ((batch.observed >= 0) | jnp.all(prototypes.present))
+        size = jnp.maximum(jnp.sum(batch.mask, dtype=losses.dtype), 1.0)
+        return jnp.sum(jnp.where(counted, losses, jnp.zeros_like(losses))) / size, step.local
+
+    def traffic(round: Round) -> Traffic:
+        width = jax.eval_shape(lambda: network_features(setup, round)).shape[-1]
+        clients = jnp.sum(round.valid).astype(jnp.result_type(float))
+        both_ways = BYTES_PER_NUMBER * setup.num_classes * (width + 1) * clients
+        return Traffic(both_ways, both_ways)
+
+    def takes_part(sent: PyTree, round: Round) -> Array:
+        return jnp.zeros_like(round.valid)  # it goes along with the other terms
+
+    return Term("prototypes", (view,), loss, prepare=prepare, takes_part=takes_part, traffic=traffic)
+
+
+def _anchors(
+    logits: Float[Array, "p n K"], likelihood: Float[Array, "p n K"], clients: Client, threshold: float | Array
+) -> Int[Array, "p n"]:
+    """From which examples labels are propagated: class labels, and what network and weak label together are sure of."""
+    posterior = jax.nn.softmax(logits) * likelihood
+    posterior = posterior / jnp.maximum(posterior.sum(axis=2, keepdims=True), 1e-12)
+    own = clients.observed
+    if clients.weak is None:
+        return own
+    sure = (clients.weak.labels >= 0) & (jnp.max(posterior, axis=2) > threshold)
+    return jnp.where(own >= 0, own, jnp.where(sure, jnp.argmax(posterior, axis=2).astype(own.dtype), -1))
+
+
+def observation_likelihood(clients: Client, num_classes: int) -> Float[Array, "p n K"]:
+    """How likely each class makes what was observed of every example, up to a factor; 1 where nothing was.
+
+    Args:
+        clients: leading axis p.
+        num_classes: K.
+    """
+    weak = clients.weak
+    if weak is None:
+        return jnp.ones((*clients.index.shape, num_classes))
+    channels = jax.vmap(channel_of)(weak)
+    weights = jnp.exp(channels.log_weights)
+    chosen = jnp.take_along_axis(weights, jnp.maximum(weak.labels, 0)[:, :, None], axis=1)
+    chosen = chosen / jnp.maximum(jnp.max(chosen, axis=2, keepdims=True), 1e-12)
+    known = (weak.labels >= 0) & jnp.any(chosen > 0, axis=2)
+    return jnp.where(known[:, :, None], chosen, 1.0)

@@ -1,0 +1,66 @@
+"""Tables over seeds: one compiled program per cell that trains all seeds, cells as text, facts about the run."""
+
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from fedjax_ssl import tracking
+from fedjax_ssl.train import make_train, over_seeds
+
+MISSING = "-"
+
+
+def load_config(path: str | Path, argument: str | None = None) -> ml_collections.ConfigDict:
+    """What `--config PATH:ARGUMENT` stands for on the command line."""
+    return runpy.run_path(str(path))["get_config"](argument)
+
+
+def train_seeds(config: ml_collections.ConfigDict, seeds: Sequence[int]) -> tuple[Any, dict[str, np.ndarray]]:
+    """Trains a config with every seed, in one program; seed s is `--config.seed=s` of the command line.
+
+    Returns:
+        (final states, metrics), each with a leading axis over seeds; metrics then have one entry per evaluation.
+    """
+    keys = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
+    states, metrics = jax.jit(over_seeds(make_train(config)))(keys)
+    return states, {name: np.asarray(values, np.float64) for name, values in metrics.items()}
+
+
+def spread(shares: np.ndarray, sign: str = "") -> str:
+    """Mean and sample standard deviation in percent; only the mean of a single run, a dash where one is missing.
+
+    Args:
+        shares: one entry per seed.
+        sign: "+" to write the mean with its sign.
+    """
+    if np.isnan(shares).any():
+        return MISSING
+    mean = format(100 * shares.mean(), f"{sign}.1f")
+    if float(mean) == 0:
+        mean = "0.0"  # neither -0.0 nor +0.0
+    return mean if len(shares) < 2 else f"{mean} ± {100 * shares.std(ddof=1):.1f}"
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown, numbers to the right."""
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def facts(seconds: float) -> list[str]:
+    """Command, device, versions and commit of this process, a line each."""
+    versions = tracking.versions()
+    commit = versions.pop("git_commit", "not in a checkout")
+    return [
+        f"command: python experiments/{Path(sys.argv[0]).name} {' '.join(sys.argv[1:])}".rstrip(),
+        f"device: {tracking.device_description()}; wall time {seconds:.0f} s",
+        "versions: " + ", ".join(f"{name} {version}" for name, version in versions.items()),
+        f"commit: {commit}",
+    ]

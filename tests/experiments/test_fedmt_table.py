@@ -1,0 +1,46 @@
+"""experiments/fedmt_table.py, in small."""
+
+import csv
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "experiments" / "fedmt_table.py"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> dict:
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    found = runpy.run_path(str(SCRIPT))
+    sys.modules.pop("digits_table")
+    return found
+
+
+def test_the_table_runs_and_leaves_table_matrix_and_rows(script: dict, tmp_path: Path) -> None:
+    rows = ["--rows", "server alone", "FedMT(E)", "--spaces", "halves"]
+    script["main"]([*rows, "--seeds", "2", "--rounds", "2", "--output", str(tmp_path)])
+    with (tmp_path / "fedmt_table.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["method"], row["coarse_labels"], row["seed"]) for row in rows] == [
+        ("server alone", "-", "0"),
+        ("server alone", "-", "1"),
+        ("FedMT(E)", "halves", "0"),
+        ("FedMT(E)", "halves", "1"),
+    ]
+    assert all(0.2 < float(row["test_accuracy"]) < 1 for row in rows)  # chance is 0.1
+    written = (tmp_path / "fedmt_table.md").read_text(encoding="utf-8")
+    assert "| true, coarse label 1 | 0 | 0 | 0 | 0 | 0 | 1 | 1 | 1 | 1 | 1 |" in written
+    assert "| estimated, coarse label 0 | " in written and "2 rounds" in written
+
+
+def test_every_row_has_a_config_of_its_own(script: dict) -> None:
+    options = script["_parse"](["--path", "mnist.npz", "--clients", "7"])
+    known = script["make_config"]("FedMT(T), all examples", "parity", "50", options)
+    assert (known.data.path, known.partition.num_clients) == ("mnist.npz", 7)
+    assert (known.supervision.server_labels, known.method.gate) == (50, "none")
+    upper = script["make_config"](script["ALL_LABELS"], script["NO_SPACE"], "all", options)
+    assert (upper.method.name, upper.supervision.name, upper.supervision.server_labels) == ("fedavg", "all", None)
+    semifl = script["make_config"]("SemiFL, no coarse labels", script["NO_SPACE"], "50", options)
+    assert (semifl.method.name, semifl.supervision.name, semifl.supervision.labels) == ("semifl", "server", 50)

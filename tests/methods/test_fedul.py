@@ -1,0 +1,247 @@
+"""FedUL (notes on the paper, section 14): limits, invariances, clients that tell nothing, and the Gaussian toy."""
+
+import dataclasses
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_ssl import methods, models
+from fedjax_ssl.data import FederatedData, WeakLabels
+from fedjax_ssl.federated import Method
+from tests import toy
+
+KEY = jax.random.key(3)
+UNLABELLED = (0,) * 6
+
+
+def all_weak(from_sets: bool) -> FederatedData:
+    """Every training example has its class as its weak label: in a pure set, or as a coarse label."""
+    data = toy.federation(labelled=UNLABELLED)
+    real = jnp.arange(data.max_examples) < data.num_examples[:, None]
+    prior = jnp.asarray([0.5, 0.3, 0.2])
+    clients = data.num_clients
+    weak = WeakLabels(
+        labels=jnp.where(real, data.labels[data.index], -1),
+        num_examples=data.num_examples,
+        num_observations=jnp.full(clients, 3, jnp.int32),
+        from_sets=jnp.full(clients, from_sets),
+        matrix=jnp.broadcast_to(jnp.eye(3), (clients, 3, 3)),
+        share=jnp.broadcast_to(prior if from_sets else jnp.ones(3), (clients, 3)),
+        prior=prior,
+    )
+    return dataclasses.replace(data, weak=weak)
+
+
+def sets(labelled: tuple[int, ...] = UNLABELLED) -> FederatedData:
+    return toy.weak_federation("sets", labelled=labelled)
+
+
+def with_weak(data: FederatedData, **changes: Any) -> FederatedData:
+    return dataclasses.replace(data, weak=dataclasses.replace(data.weak, **changes))
+
+
+def fedul(data: FederatedData, changes: dict[str, Any] | None = None, **options: Any) -> Method:
+    return methods.build("fedul", toy.setup(data, **(changes or {})), **options)
+
+
+@pytest.mark.parametrize("from_sets", [True, False])
+def test_pure_sets_in_the_shares_of_the_test_and_identical_coarse_labels_are_federated_averaging(
+    from_sets: bool,
+) -> None:
+    """Check 8: the same keys, the same bits."""
+    labelled = toy.federation(labelled=toy.SIZES)
+    expected, expected_infos = toy.train(methods.build("fedavg", toy.setup(labelled)), KEY, labelled, 3)
+    data = all_weak(from_sets)
+    state, infos = toy.train(fedul(data), KEY, data, 3)
+    chex.assert_trees_all_equal(state.params, expected.params)
+    assert [info["loss"] for info in infos] == [info["loss"] for info in expected_infos]
+
+
+def test_on_class_labels_alone_it_is_federated_averaging() -> None:
+    data = toy.federation()
+    expected, _ = toy.train(methods.build("fedavg", toy.setup(data)), KEY, data, 2)
+    state, _ = toy.train(fedul(data), KEY, data, 2)
+    chex.assert_trees_all_equal(state.params, expected.params)
+
+
+def test_numbering_of_sets_and_of_clients_does_not_matter() -> None:
+    """Check 11; whole clients are one batch here, so that no order of examples is left."""
+    data = sets()
+    one_step = {"batch_size": 16, "local_epochs": 1}
+    round_function = jax.jit(fedul(data, one_step).round)
+    start = fedul(data, one_step).init(KEY, data)
+    expected, _ = toy.run(round_function, KEY, start, data, 2)
+    order = jnp.asarray([2, 0, 1])
+    moved = jnp.asarray([1, 2, 0])  # set -> its new number
+    weak = data.weak
+    renumbered = with_weak(
+        data,
+        labels=jnp.where(weak.labels >= 0, moved[weak.labels], -1),
+        matrix=weak.matrix[:, order],
+        share=weak.share[:, order],
+    )
+    state, _ = toy.run(round_function, KEY, start, renumbered, 2)
+    chex.assert_trees_all_close(state.params, expected.params, rtol=1e-6, atol=1e-6)
+    clients = jnp.asarray([4, 0, 5, 2, 1, 3])
+    per_client = ("index", "num_labelled", "num_examples")
+    weak_per_client = ("labels", "num_examples", "num_observations", "from_sets", "matrix", "share")
+    others = with_weak(data, **{name: getattr(weak, name)[clients] for name in weak_per_client})
+    others = dataclasses.replace(others, **{name: getattr(data, name)[clients] for name in per_client})
+    state, _ = toy.run(round_function, KEY, start, others, 2)
+    chex.assert_trees_all_close(state.params, expected.params, rtol=1e-6, atol=1e-6)
+
+
+def test_a_client_with_one_set_or_equal_sets_takes_no_part() -> None:
+    """Section 13: its loss is constant, so that training would only add noise."""
+    data = sets()
+    weak, uniform = data.weak, jnp.full(3, 1 / 3)
+    shares = jnp.asarray([1.0, 0.0, 0.0])
+    one_set = with_weak(
+        data,
+        labels=weak.labels.at[2].set(jnp.where(weak.labels[2] >= 0, 0, -1)),
+        matrix=weak.matrix.at[2].set(shares[:, None] * uniform),
+        share=weak.share.at[2].set(shares),
+    )
+    equal_sets = with_weak(data, matrix=weak.matrix.at[2].set(uniform))
+    round_function = jax.jit(fedul(data, l1=0.01).round)
+    start = fedul(data, l1=0.01).init(KEY, data)
+    absent, expected = toy.run(round_function, KEY, start, toy.without(data, 2), 2)
+    for changed in (one_set, equal_sets):
+        state, infos = toy.run(round_function, KEY, start, changed, 2)
+        chex.assert_trees_all_equal(state.params, absent.params)
+        assert [info["local_steps"] for info in infos] == [info["local_steps"] for info in expected]
+    together, _ = toy.run(round_function, KEY, start, data, 2)
+    assert float(optax.tree.norm(optax.tree.sub(together.params, absent.params))) > 1e-3
+
+
+def test_a_class_of_no_set_is_not_moved() -> None:
+    """Check 10: the gradient of its scores is exactly 0."""
+    data = sets()
+    without = data.weak.matrix.at[:, :, 2].set(0.0) + jnp.asarray([0.02, 0.01, 0.0])
+    data = with_weak(data, matrix=without / without.sum(axis=2, keepdims=True))
+    method = fedul(data, {"model": toy.linear_model()})
+    start = method.init(KEY, data)
+    state, _ = toy.run(jax.jit(method.round), KEY, start, data, 1)
+    before, after = start.params["model"], state.params["model"]
+    for name in ("w", "b"):
+        np.testing.assert_array_equal(after[name][..., 2], before[name][..., 2])
+        assert float(jnp.abs(after[name][..., :2] - before[name][..., :2]).max()) > 1e-3
+
+
+def test_the_last_partial_batch_can_be_left_out() -> None:
+    data = sets()
+    _, infos = toy.train(fedul(data, {"local_epochs": 1}, drop_last=True), KEY, data, 1)
+    assert infos[0]["local_steps"] == sum(size // 4 for size in toy.SIZES)
+    assert infos[0]["examples"] == 4 * infos[0]["local_steps"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"surrogate_loss": "mse"}, "surrogate_loss is 'mse'; allowed: nll, ce_on_probs"),
+        ({"l1": -1.0}, "l1 is -1.0"),
+        ({"temperature": 1.0}, "fedul has no setting 'temperature'"),
+    ],
+)
+def test_bad_settings_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fedul(toy.federation(), **options)
+
+
+MEANS = 2.0 * np.stack([np.cos(2 * np.pi * np.arange(3) / 3), np.sin(2 * np.pi * np.arange(3) / 3)], axis=1)
+PRIOR = np.array([0.5, 0.3, 0.2])
+PRIORS = (
+    np.array([[0.7, 0.2, 0.1], [0.2, 0.6, 0.2], [0.1, 0.3, 0.6]]),
+    np.array([[0.6, 0.3, 0.1], [0.2, 0.5, 0.3], [0.1, 0.2, 0.7], [0.3, 0.3, 0.4]]),
+    np.array([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8], [0.4, 0.4, 0.2], [0.2, 0.4, 0.4]]),
+)
+SHARES = (np.array([0.3, 0.3, 0.4]), np.array([0.4, 0.3, 0.2, 0.1]), np.full(5, 0.2))
+SIZE, NUM_SEEDS = 4000, 2
+
+
+def gaussians(seed: int) -> FederatedData:
+    """Check 13: three clients, three Gaussians in the plane; nobody has a label."""
+    rng = np.random.default_rng(seed)
+    inputs, observed = [], np.zeros((3, SIZE), np.int32)
+    matrix, share = np.zeros((3, 5, 3)), np.zeros((3, 5))
+    for client, (priors, shares) in enumerate(zip(PRIORS, SHARES, strict=True)):
+        observed[client] = np.repeat(np.arange(len(shares)), np.round(SIZE * shares).astype(int))
+        bounds = np.cumsum(priors, axis=1)[observed[client]]
+        classes = (rng.random((SIZE, 1)) > bounds[:, :2]).sum(axis=1)
+        inputs.append(MEANS[classes] + rng.normal(size=(SIZE, 2)))
+        matrix[client, : len(shares)], share[client, : len(shares)] = priors, shares
+    nothing, total = jnp.zeros(0, jnp.int32), 3 * SIZE
+    return FederatedData(
+        inputs=jnp.asarray(np.concatenate(inputs), jnp.float32),
+        labels=jnp.full(total, -1, jnp.int32),
+        observed=jnp.full(total, -1, jnp.int32),
+        index=jnp.arange(total, dtype=jnp.int32).reshape(3, SIZE),
+        num_labelled=jnp.zeros(3, jnp.int32),
+        num_examples=jnp.full(3, SIZE, jnp.int32),
+        test_index=nothing,
+        num_test=jnp.zeros((), jnp.int32),
+        test_client=nothing,
+        valid_index=nothing,
+        num_valid=jnp.zeros((), jnp.int32),
+        server_index=nothing,
+        num_server=jnp.zeros((), jnp.int32),
+        num_classes=3,
+        max_labelled=0,
+        max_unlabelled=SIZE,
+        weak=WeakLabels(
+            labels=jnp.asarray(observed),
+            num_examples=jnp.full(3, SIZE, jnp.int32),
+            num_observations=jnp.asarray([3, 4, 5], jnp.int32),
+            from_sets=jnp.ones(3, bool),
+            matrix=jnp.asarray(matrix, jnp.float32),
+            share=jnp.asarray(share, jnp.float32),
+            prior=jnp.asarray(PRIOR, jnp.float32),
+        ),
+    )
+
+
+@pytest.fixture(scope="module")
+def federations() -> FederatedData:
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(gaussians(seed) for seed in range(NUM_SEEDS)))
+
+
+def against_bayes(federations: FederatedData, **options: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Error above the Bayes classifier's in points, and mean total variation from its posterior, per seed."""
+    rng = np.random.default_rng(100)
+    labels = rng.choice(3, size=50_000, p=PRIOR)
+    points = MEANS[labels] + rng.normal(size=(50_000, 2))
+
+    def posterior_of(data: FederatedData, key: jax.Array) -> jax.Array:
+        run = toy.setup(
+            data,
+            model=models.build("linear", num_classes=3, input_shape=(2,)),
+            learning_rate=8.0,
+            batch_size=SIZE,
+            local_epochs=5,
+        )
+        method = methods.build("fedul", run, **options)
+        state = method.init(key, data)
+        state = jax.lax.scan(lambda s, _: (method.round(key, s, data)[0], None), state, length=12)[0]
+        return jnp.exp(method.predict(state, jnp.asarray(points, jnp.float32)))
+
+    found = np.asarray(jax.jit(jax.vmap(posterior_of))(federations, jax.random.split(KEY, NUM_SEEDS)))
+    posterior = np.asarray(jax.nn.softmax(np.log(PRIOR) + points @ MEANS.T))
+    errors = 100 * (found.argmax(axis=2) != labels).mean(axis=1)
+    bayes = 100 * (posterior.argmax(axis=1) != labels).mean()
+    assert 6.5 < bayes < 7.5
+    return errors - bayes, 0.5 * np.abs(found - posterior).sum(axis=2).mean(axis=1)
+
+
+def test_sets_alone_lead_to_the_bayes_classifier(federations: FederatedData) -> None:
+    """Check 13 with its thresholds; 12 rounds at a rate of 8 lead where 200 rounds at 0.5 do."""
+    excess, variation = against_bayes(federations)
+    assert excess.mean() < 0.1 and variation.max() < 0.022
+    no_prior, no_prior_variation = against_bayes(federations, use_test_prior=False)
+    assert no_prior_variation.min() > 0.025 and no_prior.mean() > excess.mean() + 0.1
+    on_probs, on_probs_variation = against_bayes(federations, surrogate_loss="ce_on_probs")
+    assert (on_probs_variation > variation).all() and on_probs.mean() > excess.mean() + 0.05

@@ -1,0 +1,176 @@
+"""Mixed supervision: several kinds of clients in one objective."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import federated, methods
+from fedjax_ssl.data import FederatedData, WeakLabels
+from fedjax_ssl.federated import ServerState
+from fedjax_ssl.methods import check_channels
+from fedjax_ssl.methods.channel_terms import channel_of, learns
+from fedjax_ssl.methods.mixed import observation_likelihood
+from tests import toy
+
+GRAPH = {"num_bits": 256, "num_neighbors": 3}
+
+
+def four_kinds() -> FederatedData:
+    """Clients 0 and 5 have some class labels and nothing else, 1 and 2 coarse labels, 3 and 4 sets."""
+    labels = (4, 0, 0, 0, 0, 2)
+    coarse, sets = (toy.federation(weak=kind, labelled=labels) for kind in ("coarse", "sets"))
+    with_sets = jnp.asarray([False, False, False, True, True, False])
+    observations = coarse.weak.matrix.shape[1], sets.weak.matrix.shape[1]
+    most = max(observations)
+
+    def both(a: jax.Array, b: jax.Array) -> jax.Array:
+        if a.ndim > 1 and a.shape[1] in observations and b.shape[1] != a.shape[1]:
+            a = jnp.pad(a, ((0, 0), (0, most - a.shape[1]), *[(0, 0)] * (a.ndim - 2)))
+        return jnp.where(with_sets.reshape(-1, *[1] * (a.ndim - 1)), b, a)
+
+    fields = {
+        name: both(getattr(coarse.weak, name), getattr(sets.weak, name))
+        for name in ("labels", "num_examples", "num_observations", "from_sets", "matrix", "share")
+    }
+    weak = WeakLabels(**fields, prior=sets.weak.prior)
+    nothing = jnp.asarray([5, 0])
+    weak = dataclasses.replace(
+        weak, labels=weak.labels.at[nothing].set(-1), num_examples=weak.num_examples.at[nothing].set(0)
+    )
+    return dataclasses.replace(coarse, weak=weak)
+
+
+def train(data: FederatedData, rounds: int = 4, **options) -> tuple[ServerState, list[dict[str, float]]]:
+    method = methods.build("mixed", toy.setup(data), **{**GRAPH, **options})
+    return toy.train(method, jax.random.key(1), data, rounds)
+
+
+def accuracy(data: FederatedData, state: ServerState) -> float:
+    method = methods.build("fedavg", toy.setup(data))
+    return float(federated.evaluate(method, state, data)["test_accuracy"])
+
+
+@pytest.fixture(scope="module")
+def data() -> FederatedData:
+    return four_kinds()
+
+
+def test_all_kinds_take_part_and_the_federation_is_learned(data: FederatedData) -> None:
+    assert data.kinds() == ("labels", "coarse", "sets")
+    state, infos = train(data, prototype_weight=0.3)
+    assert accuracy(data, state) > 0.8, "chance is 1/3"
+    assert infos[-1]["dropped_clients"] == 0
+    assert infos[-1]["pseudo_label_coverage"] > 0.9
+
+
+def test_without_the_graph_the_pseudo_labels_cost_and_send_nothing(data: FederatedData) -> None:
+    (_, with_graph), (_, without) = train(data, rounds=1), train(data, rounds=1, pseudo_label_weight=0.0)
+    assert "pseudo_label_accuracy" in with_graph[0] and "pseudo_label_accuracy" not in without[0]
+    assert with_graph[0]["bytes_up"] > without[0]["bytes_up"]
+
+
+def test_prototypes_of_every_class_with_a_label_are_sent(data: FederatedData) -> None:
+    (_, plain), (_, sent) = (
+        train(data, rounds=1, pseudo_label_weight=0.0, prototype_weight=weight) for weight in (0.0, 0.5)
+    )
+    width = 8  # of the last hidden layer
+    assert sent[0]["bytes_up"] - plain[0]["bytes_up"] == 6 * 4 * toy.NUM_CLASSES * (width + 1)
+    assert sent[0]["loss"] > plain[0]["loss"]
+
+
+def test_pseudo_labels_never_contradict_a_coarse_label(data: FederatedData) -> None:
+    """Client 1's coarse label 1 is class 1 alone, so its pseudo-label is class 1 whatever the graph says."""
+    scrambled = dataclasses.replace(
+        data, inputs=jnp.asarray(np.random.default_rng(0).normal(size=data.inputs.shape)).astype(data.inputs.dtype)
+    )
+    _, infos = train(scrambled, rounds=1, graph_features="inputs")
+    _, free = train(dataclasses.replace(scrambled, weak=None), rounds=1, graph_features="inputs")
+    assert infos[0]["pseudo_label_accuracy"] > free[0]["pseudo_label_accuracy"] + 0.1
+
+
+def test_likelihoods_are_the_rows_of_the_channels(data: FederatedData) -> None:
+    clients = federated.Client(
+        jnp.arange(6),
+        data.index,
+        data.observed[data.index],
+        data.num_labelled,
+        data.num_examples,
+        {},
+        (),
+        weak=dataclasses.replace(data.weak, prior=jnp.broadcast_to(data.weak.prior, (6, toy.NUM_CLASSES))),
+    )
+    likelihood = np.asarray(observation_likelihood(clients, toy.NUM_CLASSES))
+    coarse = int(data.weak.labels[1, 4])
+    np.testing.assert_array_equal(likelihood[1, 4], toy.COARSE[coarse])
+    seen = int(data.weak.labels[4, 9]) if int(data.weak.num_examples[4]) else -1
+    row = np.asarray(data.weak.matrix[4, seen]) / np.asarray(data.weak.prior)
+    np.testing.assert_allclose(likelihood[4, 9], row / row.max() if seen >= 0 else 1.0, atol=1e-6)
+    np.testing.assert_array_equal(likelihood[5], 1.0)
+    np.testing.assert_array_equal(learns(clients)[jnp.asarray([0, 1, 2, 5])], True)
+
+
+def test_the_same_model_comes_out_when_the_kinds_are_stacked_differently(data: FederatedData) -> None:
+    """More padding of the observations changes nothing."""
+    wider = dataclasses.replace(
+        data.weak,
+        matrix=jnp.pad(data.weak.matrix, ((0, 0), (0, 2), (0, 0))),
+        share=jnp.pad(data.weak.share, ((0, 0), (0, 2))),
+    )
+    options = {"pseudo_label_weight": 0.0}
+    (narrow, _), (wide, _) = train(data, **options), train(dataclasses.replace(data, weak=wider), **options)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), narrow.params, wide.params)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"channel_weight": -1.0}, "channel_weight is -1"),
+        ({"channel_weight": 0.0, "pseudo_label_weight": 0.0}, "all weights are 0"),
+        ({"graph_features": "pixels"}, "graph_features is 'pixels'"),
+        ({"warmup_rounds": -1}, "warmup_rounds is -1"),
+        ({"l1": -0.1}, "l1 is -0.1"),
+    ],
+)
+def test_bad_settings_are_refused(data: FederatedData, options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        methods.build("mixed", toy.setup(data), **options)
+
+
+def test_what_the_weak_labels_leave_open_is_said_before_training(data: FederatedData) -> None:
+    assert not any("as a whole" in text for text in check_channels(data)), "there are class labels"
+    blind = dataclasses.replace(data, num_labelled=jnp.zeros_like(data.num_labelled))
+    coarse_only = dataclasses.replace(
+        blind, weak=dataclasses.replace(blind.weak, num_examples=blind.weak.num_examples.at[3:].set(0))
+    )
+    assert "does not identify the class posterior: 1 of 2" in check_channels(coarse_only)[-1]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"matrix": lambda m: m.at[4, 0].mul(1.5)}, "Row 0 of set_priors.*client 4.* sums to 1.5"),
+        ({"matrix": lambda m: m.at[1, :, 0].set(0.0)}, "Column 0 of the correspondence matrix.*client 1.* is all 0"),
+        ({"labels": lambda y: y.at[1, 5].set(7)}, "Observed label 7"),
+        ({"prior": lambda p: jnp.asarray([0.5, 0.5, 0.0])}, "test_prior is 0 for class 2"),
+    ],
+)
+def test_weak_labels_that_cannot_be_are_refused(change: dict, message: str) -> None:
+    data = toy.federation(weak="sets", labelled=(0,) * 6)
+    coarse = toy.federation(weak="coarse", labelled=(0,) * 6)
+    name, edit = next(iter(change.items()))
+    chosen = coarse if "correspondence" in message or name == "labels" else data
+    broken = dataclasses.replace(chosen.weak, **{name: edit(getattr(chosen.weak, name))})
+    with pytest.raises(ValueError, match=message):
+        check_channels(dataclasses.replace(chosen, weak=broken))
+
+
+def test_sets_that_tell_nothing_are_refused() -> None:
+    data = toy.federation(weak="sets", labelled=(0,) * 6)
+    same = jnp.broadcast_to(jnp.asarray([0.5, 0.3, 0.2]), data.weak.matrix.shape)
+    with pytest.raises(ValueError, match="no client's observations tell anything about the class"):
+        check_channels(dataclasses.replace(data, weak=dataclasses.replace(data.weak, matrix=same)))
+    channel = channel_of(jax.tree.map(lambda x: x[0] if x.ndim > 1 or x.shape == (6,) else x, data.weak))
+    assert channel.log_weights.shape == (3, 3)

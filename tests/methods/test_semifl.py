@@ -1,0 +1,246 @@
+"""SemiFL: numbers of the specification's checks, limits and edge cases."""
+
+import dataclasses
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_ssl import federated, methods, models
+from fedjax_ssl.data import FederatedData
+from fedjax_ssl.federated import Client
+from fedjax_ssl.federated.optimizers import Local
+from fedjax_ssl.federated.static_batch_norm import batch_statistics, with_static_batch_norm
+from fedjax_ssl.methods.confident import CONFIDENT, Sent, confident_epochs, confident_term, mix_term
+from tests import toy
+
+
+def key() -> jax.Array:
+    return jax.random.key(3)
+
+
+def one_round(data: FederatedData, name: str = "semifl", changes: dict | None = None, **options):
+    """State before and after the first round of a method with a linear model, and its info."""
+    run = toy.setup(data, model=toy.linear_model(), placement="sequential", **(changes or {}))
+    method = methods.build(name, run, **options)
+    start = method.init(key(), data)
+    end, info = jax.jit(method.round)(key(), start, data)
+    return start, end, info
+
+
+def returned(optimizer, state, anchor, *clients):
+    """The server's step after clients returned these parameters; None: the client trained nothing."""
+    reports = []
+    for client in clients:
+        params = anchor if client is None else jnp.asarray(client, jnp.float32)
+        weight = jnp.asarray(0.0 if client is None else 1.0)
+        reports.append(
+            optimizer.report(Local({"model": anchor}, {"model": params}, weight, jnp.ones((), int), weight, ())).summed
+        )
+    summed = jax.tree.map(lambda *x: sum(x[1:], x[0]), *reports)
+    ids, counts = jnp.arange(len(clients)), jnp.asarray([client is not None for client in clients])
+    params, state = optimizer.apply(state, {"model": anchor}, summed, (), ids, counts)
+    return params["model"], state
+
+
+def test_global_momentum():
+    """Check 1."""
+    optimizer = federated.fedopt(optax.sgd(1.0, 0.5))
+    anchor = jnp.asarray([1.0, -2.0])
+    state = optimizer.init({"model": anchor}, 1)
+    first, state = returned(optimizer, state, anchor, [0.5, -1.8], [0.7, -2.0])
+    np.testing.assert_allclose(first, [0.6, -1.9], rtol=1e-6)
+    moved_by_server = jnp.asarray([0.7, -1.8])
+    unchanged, kept = returned(optimizer, state, moved_by_server, None, None)
+    np.testing.assert_array_equal(unchanged, moved_by_server)
+    chex.assert_trees_all_equal(kept, state)
+    second, _ = returned(optimizer, kept, moved_by_server, [0.5, -1.5])
+    np.testing.assert_allclose(second, [0.3, -1.45], rtol=1e-6)
+
+
+def test_who_was_not_confident_does_not_count():
+    """Check 7."""
+    anchor = jnp.asarray([1.0, 1.0])
+    mean, _ = returned(federated.fedavg(), (), anchor, [2.0, 0.0], None, [0.0, 4.0])
+    np.testing.assert_allclose(mean, [1.0, 2.0])
+
+
+def one_channel() -> models.Model:
+    """A batch norm layer and nothing else."""
+    layer = models.normalization.BatchNorm()
+
+    def init(key):
+        variables = layer.init(key, jnp.zeros((1, 1)), False, None)
+        return variables["params"], variables["batch_stats"]
+
+    def apply(params, state, inputs, *, train, key=None, mask=None):
+        variables = {"params": params, "batch_stats": state}
+        logits, updates = layer.apply(variables, inputs, train, mask, mutable=["batch_stats"])
+        return models.Outputs(logits, inputs, None), updates["batch_stats"]
+
+    return models.Model(init, apply)
+
+
+def test_static_batch_norm_averages_batches():
+    """Check 3; a single example at the end, padding and a value that is not finite change nothing."""
+    model = one_channel()
+    params, state = model.init(key())
+    values = jnp.asarray([0.0, 1.0, 2.0, 3.0, 10.0, 12.0, 99.0, jnp.nan, 50.0])[:, None]
+    rows = jnp.asarray([0, 1, 2, 3, 4, 5, 6, 7, 8], jnp.int32)
+    statistics = jax.jit(lambda count: batch_statistics(model, lambda x: x, params, state, values, rows, count, 3))
+    for count in (6, 7, 8):
+        result = statistics(jnp.asarray(count))
+        np.testing.assert_allclose(result["mean"], [4.66666667], rtol=1e-6)
+        np.testing.assert_allclose(result["var"], [11.66666667], rtol=1e-6)
+    chex.assert_trees_all_equal(statistics(jnp.asarray(1)), state)
+
+
+def test_static_batch_norm_is_that_of_the_new_model_and_the_order_of_examples_is_server_first():
+    data = toy.weak_federation("server")
+    run = toy.setup(data, model="mlp", model_options={"norm": "bn"}, placement="sequential")
+    method = methods.build("single", run, server_epochs=1)
+    after, _ = jax.jit(method.round)(key(), method.init(key(), data), data)
+    rows = [np.asarray(data.server_index)]
+    rows += [np.asarray(data.index[c, :size]) for c, size in enumerate(np.asarray(data.num_examples))]
+    rows = jnp.asarray(np.concatenate(rows))
+    expected = batch_statistics(
+        run.model, run.normalize, after.params["model"], after.model_state, data.inputs, rows, rows.size
+    )
+    chex.assert_trees_all_close(after.model_state, expected, rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_equal_shapes_and_dtypes(after.model_state, method.init(key(), data).model_state)
+
+
+def test_without_batch_norm_static_statistics_cost_nothing():
+    data = toy.weak_federation("server")
+    method = methods.build("single", toy.setup(data))
+    wrapped = with_static_batch_norm(method, toy.setup(data).model, lambda x: x)
+    chex.assert_trees_all_equal(wrapped.init(key(), data), method.init(key(), data))
+
+
+def client_with(confident: list[bool], size: int = 9) -> Client:
+    """A client of the first `len(confident)` examples, the rest is padding."""
+    padding = size - len(confident)
+    sure = jnp.asarray(confident + [True] * padding)
+    labels = jnp.zeros(size, jnp.int32)
+    index = jnp.arange(size, dtype=jnp.int32)
+    count, nothing = jnp.asarray(len(confident)), jnp.zeros((), jnp.int32)
+    sent = {CONFIDENT: Sent(labels, sure, jnp.ones(size))}
+    return Client(nothing, index, labels - 1, nothing, count.astype(jnp.int32), sent, ())
+
+
+def test_every_epoch_goes_once_through_the_confident_examples():
+    """Check 9: padding changes nothing; partners are drawn anew from all of the client's examples."""
+    sampler = confident_epochs(batch_size=2, local_epochs=3)
+    confident = [True, False, True, True, False, True, True]
+    schedule = jax.jit(sampler.schedule)(key(), client_with(confident))
+    assert int(schedule.num_steps) == 9
+    fix, mask = np.asarray(schedule.positions["fix"])[:9], np.asarray(schedule.masks["fix"])[:9]
+    epochs = [sorted(fix[at : at + 3][mask[at : at + 3]]) for at in (0, 3, 6)]
+    assert epochs == [[0, 2, 3, 5, 6]] * 3
+    assert (fix[:3] != fix[3:6]).any()
+    partners = np.asarray(schedule.positions["mix"])[:9][mask]
+    assert partners.min() >= 0 and partners.max() < 7 and {1, 4} & set(partners.tolist())
+    assert not np.asarray(schedule.masks["fix"])[9:].any()
+    wider = jax.jit(sampler.schedule)(key(), client_with(confident, size=12))
+    for name in ("fix", "mix"):
+        kept = wider.masks[name][:9]
+        np.testing.assert_array_equal(kept, mask)
+        np.testing.assert_array_equal(wider.positions[name][:9][kept], schedule.positions[name][:9][mask])
+    assert int(jax.jit(sampler.schedule)(key(), client_with([False] * 7)).num_steps) == 0
+
+
+def test_all_labels_full_batches_and_no_mixing_are_federated_averaging():
+    """Check 8, first limit."""
+    data = toy.federation(labelled=toy.SIZES)
+    changes = {"batch_size": max(toy.SIZES)}
+    _, mine, info = one_round(data, changes=changes, mix_weight=0.0, threshold=0.0)
+    _, plain, expected = one_round(data, "fedavg", changes)
+    chex.assert_trees_all_close(mine.params, plain.params, rtol=1e-5, atol=1e-6)
+    assert info["local_steps"] == expected["local_steps"]
+
+
+def test_nobody_confident_leaves_training_at_the_server():
+    """Check 8, second limit: also the momentum stays as it is."""
+    data = toy.weak_federation("server")
+    changes = {"federated_optimizer": federated.fedopt(optax.sgd(1.0, 0.5))}
+    start, mine, info = one_round(data, changes=changes, threshold=1.1)
+    _, alone, _ = one_round(data, "single", changes)
+    chex.assert_trees_all_equal(mine.params, alone.params)
+    chex.assert_trees_all_equal(mine.optimizer, start.optimizer)
+    assert info["local_steps"] == 0 and info["pseudo_label_coverage"] == 0 and info["server_loss"] > 0
+    assert float(optax.tree.norm(optax.tree.sub(mine.params, start.params))) > 1e-3
+
+
+def test_a_client_without_a_confident_example_sits_out():
+    data = toy.weak_federation("server")
+    # What client 1 has looks like nothing: all classes get the same score from the model's bias alone.
+    rows = data.index[1, : toy.SIZES[1]]
+    dull = dataclasses.replace(data, inputs=data.inputs.at[rows].set(0.0))
+    _, mine, info = one_round(dull, threshold=0.7)
+    _, absent, expected = one_round(toy.without(dull, 1), threshold=0.7)
+    chex.assert_trees_all_equal(mine.params, absent.params)
+    assert info["local_steps"] == expected["local_steps"] > 0
+    assert info["pseudo_label_coverage"] < expected["pseudo_label_coverage"]
+
+
+def test_the_strong_view_is_what_confident_examples_are_trained_on():
+    data = toy.weak_federation("server")
+    options = {"threshold": 0.0, "mix_weight": 0.0}
+    _, weak, _ = one_round(data, **options)
+    _, strong, _ = one_round(data, changes={"strong_augment": lambda key, inputs: 0.0 * inputs}, **options)
+    # Nothing is seen of the inputs, so the clients move the bias alone.
+    assert float(jnp.abs(strong.params["model"]["w"] - weak.params["model"]["w"]).max()) > 1e-3
+
+
+def test_mixing_never_falls_below_the_entropy_of_the_share():
+    """Check 6: mean binary entropy of Beta(0.75, 0.75) is 0.4556857; the loss draws the share of its inputs."""
+    shares = jax.random.beta(key(), 0.75, 0.75, (200_000,))
+    entropy = -jnp.mean(jax.scipy.special.xlogy(shares, shares) + jax.scipy.special.xlogy(1 - shares, 1 - shares))
+    np.testing.assert_allclose(entropy, 0.4556857, atol=2e-3)
+
+
+def test_inputs_and_targets_are_mixed_in_the_same_share():
+    """Check 5 in a run: confident examples are 1 and of class 0, the others are 0 and taken for class 2."""
+    data = toy.federation()
+    seen = data.observed >= 0
+    data = dataclasses.replace(
+        data,
+        inputs=jnp.broadcast_to(seen.astype(data.inputs.dtype)[:, None], data.inputs.shape),
+        observed=jnp.where(seen, 0, -1),
+    )
+    run = toy.setup(data, model=toy.linear_model(), learning_rate=0.0, placement="sequential")
+    term = mix_term(run, 1.0, 0.75)
+    logits = jnp.asarray([0.5, -0.5, 1.0])
+    ours, theirs = (float(-jax.nn.log_softmax(logits)[label]) for label in (0, 2))
+    np.testing.assert_allclose(0.3 * ours + 0.7 * theirs, 0.7541306053, rtol=1e-6)
+
+    def difference(step):
+        rows = step.streams["fix"].mask
+        scores = jnp.broadcast_to(logits, (rows.size, toy.NUM_CLASSES))
+        loss, local = term.loss(step._replace(outputs={"mix": models.Outputs(scores, scores, None)}))
+        share = jnp.mean(step.inputs["mix"][:, 0], where=rows)  # of class 0 in the targets
+        return jnp.abs(loss - (share * ours + (1.0 - share) * theirs)), local
+
+    terms = (confident_term(run, 1.1, strict=False), term._replace(loss=difference))
+    method = federated.federated_method(run, (federated.Stage(terms, confident_epochs(4, 2)),))
+    start = method.init(key(), data)
+    third = {"w": jnp.zeros_like(start.params["model"]["w"]), "b": jnp.asarray([0.0, 0.0, 5.0])}
+    _, info = jax.jit(method.round)(key(), start._replace(params={"model": third}), data)
+    assert info["local_steps"] > 5 and info["loss"] < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mixup_alpha": 0.0}, "mixup_alpha is 0.0; it must be > 0"),
+        ({"mix_weight": -1.0}, "mix_weight is -1.0; it must be >= 0"),
+        ({"server_epochs": 0}, "server_epochs is 0"),
+        ({"server_batch_size": 0}, "server_batch_size is 0"),
+    ],
+)
+def test_bad_settings(options, message):
+    with pytest.raises(ValueError, match=message):
+        methods.build("semifl", toy.setup(toy.weak_federation("server")), **options)

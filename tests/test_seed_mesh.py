@@ -1,0 +1,108 @@
+"""Sweeps over seeds on several devices, and how a run says where its clients are."""
+
+import chex
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from fedjax_ssl import config as configs
+from fedjax_ssl import federated
+from fedjax_ssl.experiment import build_method, federate, load_experiment
+from fedjax_ssl.train import describe_placement, make_train, over_seeds, run
+
+
+def config(**fields):
+    config = configs.digits_by_writer("fedavg", "2")
+    config.rounds, config.eval_every, config.optimizer.local_epochs = 2, 2, 1
+    config.update_from_flattened_dict({"federated.cohort_size": 5, **fields})
+    return config
+
+
+def mesh(seeds, clients, axes=("seeds", "clients")):
+    return Mesh(np.array(jax.devices()[: seeds * clients]).reshape(seeds, clients), axes)
+
+
+@pytest.fixture(scope="module")
+def keys():
+    return jax.vmap(jax.random.key)(np.arange(4))
+
+
+def test_seeds_and_clients_on_four_devices_give_the_bits_of_one(keys):
+    """Two groups of two devices: each group trains two seeds in turn and shares their cohorts of five clients."""
+    alone = jax.jit(over_seeds(make_train(config())))(keys)
+    many = jax.jit(over_seeds(make_train(config(**{"federated.devices": 2})), mesh(2, 2)))(keys)
+    chex.assert_trees_all_equal(alone, many)
+    assert len(np.unique(many[1]["loss"])) == 4
+    assert {shard.device for shard in many[1]["loss"].addressable_shards} == set(jax.devices()[:4])
+
+
+def test_a_mesh_that_does_not_fit_is_refused(keys):
+    train = make_train(config(**{"federated.devices": 2}))
+    with pytest.raises(ValueError, match=r"axes \('clients',\); .* takes \('seeds', 'clients'\)"):
+        over_seeds(train, Mesh(np.array(jax.devices()[:2]), ("clients",)))
+    with pytest.raises(ValueError, match="3 seeds for 2 groups of devices"):
+        jax.eval_shape(over_seeds(train, mesh(2, 2)), keys[:3])
+    with pytest.raises(ValueError, match="2 devices are to share each cohort, but the surrounding shard_map has 4"):
+        jax.eval_shape(over_seeds(train, mesh(1, 4)), keys[:1])
+
+
+@pytest.mark.parametrize(
+    ("choice", "backend", "line"),
+    [
+        (federated.Choice("sequential", 1), "cpu", "clients one after another (CPU)"),
+        (federated.Choice("sequential", 1), "gpu", "clients one after another"),
+        (federated.Choice("vmap", 10), "gpu", "clients at once: 10, all of them"),
+        (federated.Choice("chunked", 8), "gpu", "clients at once: 8 in chunks"),
+        (
+            federated.Choice("lanes", 48, 210_000_000, 60_000_000_000),
+            "gpu",
+            "clients at once: 48 in lanes, about 210 MB each of 60 GB",
+        ),
+    ],
+)
+def test_the_choice_in_words(choice, backend, line):
+    assert describe_placement(choice, backend) == line
+
+
+def test_a_run_says_how_its_clients_are_placed(tmp_path, capsys):
+    run(config(), tmp_path)
+    assert capsys.readouterr().out.splitlines().count("clients one after another (CPU)") == 1
+
+
+def test_clients_at_once_are_chosen_unless_they_are_given():
+    assert configs.resolve(config()).federated.chunk_size is None
+    with pytest.raises(configs.ConfigError, match=r"config\.federated\.chunk_size is 0"):
+        configs.resolve(config(**{"federated.chunk_size": 0}))
+
+    def placed(key, **fields):
+        found = []
+        experiment = load_experiment(config(**{"federated.placement": "chunked", **fields}))
+        federation = federate(experiment, key)
+        method = build_method(experiment, federation, report=found.append)
+        jax.eval_shape(method.round, key, jax.eval_shape(method.init, key, federation), federation)
+        return found[0]
+
+    key = jax.random.key(0)
+    assert placed(key) == federated.Choice("chunked", 5)  # a CPU does not tell its memory: 8, but there are 5 clients
+    assert placed(key, **{"federated.chunk_size": 3}) == federated.Choice("chunked", 3)
+
+
+def test_vectorized_seeds_share_the_memory_of_a_device(keys, monkeypatch):
+    """Half of the memory for each of two runs; nothing is known of a sweep that does not say how many it has."""
+    monkeypatch.setattr(federated, "device_memory", lambda: 10**9)
+    found = []
+    experiment = load_experiment(config(**{"federated.placement": "chunked"}))
+
+    def one(key):
+        federation = federate(experiment, key)
+        method = build_method(experiment, federation, report=found.append)
+        return method.round(key, method.init(key, federation), federation)[1]
+
+    for count in (1, 2, 4):
+        jax.eval_shape(jax.vmap(one, axis_name=federated.VECTORIZED_RUNS), keys[:count])
+    jax.eval_shape(jax.vmap(one), keys)
+    first, second, third, unknown = found
+    assert unknown.limit is None
+    assert first.bytes_per_client == third.bytes_per_client > 0
+    assert 1.9 < first.limit / second.limit < 2.1 and 1.9 < second.limit / third.limit < 2.1
