@@ -2,7 +2,7 @@
 
     python experiments/fedul_table.py                                            # embedded digits, 3 seeds
     python experiments/fedul_table.py --dataset mnist                            # the paper's network: for a GPU
-    python experiments/fedul_table.py --dataset mnist --path mnist.npz --network mlp --rounds 20
+    python experiments/fedul_table.py --dataset mnist --path mnist.npz --network mlp --rounds 20 --learning-rate 1e-3
 
 Runs configs/digits_fedul.py or configs/mnist_fedul.py for every split, number of sets per client and method; `fedavg`,
 which has the labels of a tenth of the examples, once per split. Seed s of the table is `--config.seed=s` of the command
@@ -136,6 +136,8 @@ def load_config(split: str, sets: str, method: str, options: argparse.Namespace)
         config.data.name, config.data.path = "npz", options.path
     if options.network:
         config.model = type(config.model)({"name": options.network})
+    if options.learning_rate:
+        config.optimizer.learning_rate = options.learning_rate
     if options.rounds:
         config.rounds = options.rounds
         config.eval_every = min(config.eval_every, options.rounds)
@@ -182,6 +184,8 @@ def differences(options: argparse.Namespace) -> list[str]:
         lines.append(f"network {options.network}; in the paper a convolutional one (here mnist_cnn)")
     if options.rounds not in (None, 100):
         lines.append(f"{options.rounds} rounds; in the paper 100")
+    if options.learning_rate not in (None, 1e-4):
+        lines.append(f"learning rate {options.learning_rate:g}; in the paper 1e-4")
     return lines
 
 
@@ -203,6 +207,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--path", help="an npz file in place of the dataset, for example Keras' mnist.npz")
     parser.add_argument("--network", choices=sorted(models.available()), help="in place of the config's")
     parser.add_argument("--rounds", type=positive, help="in place of the config's number of rounds")
+    parser.add_argument("--learning-rate", type=float, help="in place of the config's, for fewer rounds")
     parser.add_argument("--seeds", type=positive, default=3, help="runs per experiment, seeds 0, 1, ...")
     parser.add_argument("--sets", type=positive, nargs="+", default=[10, 20, 40], help="sets per client")
     parser.add_argument("--splits", nargs="+", choices=tuple(PUBLISHED), default=list(PUBLISHED))
