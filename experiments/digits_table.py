@@ -17,23 +17,18 @@ import inspect
 import io
 import math
 import runpy
-import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
-import ml_collections
 import numpy as np
 
 from fedjax_ssl import methods, tracking
 from fedjax_ssl.command_line import use_compilation_cache
-from fedjax_ssl.train import make_train, over_seeds
+from fedjax_ssl.tables import MISSING, facts, load_config, markdown, positive, spread, train_seeds
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 BASELINE = "fedavg"
-MISSING = "-"
 # Okabe and Ito's palette: told apart by colour-blind readers too.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
@@ -70,9 +65,10 @@ def main(arguments: list[str] | None = None) -> None:
             f"{'' if pseudo == MISSING else f', pseudo-labels {pseudo} %'} ({time.perf_counter() - started:.0f} s)",
             flush=True,
         )
-    facts = origin("digits_table.py", options.seeds, options.rounds, time.perf_counter() - begin)
+    number_of_rounds = "the rounds of the configs" if options.rounds is None else f"{options.rounds} rounds"
+    notes = [f"{options.seeds} seeds, {number_of_rounds}", *facts(time.perf_counter() - begin)]
     options.output.mkdir(parents=True, exist_ok=True)
-    text = table(cells) + "\n\n" + "\n".join(f"- {fact}" for fact in facts) + "\n"
+    text = table(cells) + "\n\n" + "\n".join(f"- {fact}" for fact in notes) + "\n"
     files = {kind: options.output / f"digits_table.{kind}" for kind in ("md", "csv", "png")}
     files["md"].write_text(text, encoding="utf-8")
     files["csv"].write_text(_rows(cells, seeds), encoding="utf-8")
@@ -89,36 +85,15 @@ def run(method: str, labels: str, seeds: list[int], rounds: int | None = None) -
         seeds: one run each.
         rounds: in place of the config's number; the stage on labels alone then takes half of them, as it does there.
     """
-    config = load_config(method, labels)
+    config = load_config(CONFIGS / f"digits_{method}.py", labels)
     if rounds is not None:
         config.rounds = rounds
         if "warmup_rounds" in config.method and config.method.warmup_rounds:
             config.method.warmup_rounds = max(rounds // 2, 1)
-    keys = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
-    _, metrics = jax.jit(over_seeds(make_train(config)))(keys)
-    last = {name: np.asarray(values, np.float64)[:, -1] for name, values in metrics.items()}
+    _, metrics = train_seeds(config, seeds)
+    last = {name: values[:, -1] for name, values in metrics.items()}
     missing = np.full(len(seeds), math.nan)
     return Cell(method, labels, last["test_accuracy"], last.get("pseudo_label_accuracy", missing))
-
-
-def load_config(method: str, labels: str) -> ml_collections.ConfigDict:
-    """The config of configs/digits_METHOD.py for so many labels per writer."""
-    return runpy.run_path(str(CONFIGS / f"digits_{method}.py"))["get_config"](labels)
-
-
-def spread(shares: np.ndarray, sign: str = "") -> str:
-    """Mean and sample standard deviation in percent; only the mean of a single run, a dash without any.
-
-    Args:
-        shares: one entry per seed.
-        sign: "+" to write the mean with its sign.
-    """
-    if np.isnan(shares).any():
-        return MISSING
-    mean = format(100 * shares.mean(), f"{sign}.1f")
-    if float(mean) == 0:
-        mean = "0.0"  # neither -0.0 nor +0.0
-    return mean if len(shares) < 2 else f"{mean} ± {100 * shares.std(ddof=1):.1f}"
 
 
 def table(cells: list[Cell]) -> str:
@@ -201,12 +176,6 @@ def _gain(by_name: dict[tuple[str, str], Cell], name: str, column: str) -> str:
     return spread(by_name[name, column].test_accuracy - by_name[BASELINE, column].test_accuracy, sign="+")
 
 
-def markdown(header: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table; all columns but the first to the right."""
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def _rows(cells: list[Cell], seeds: list[int]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -216,19 +185,6 @@ def _rows(cells: list[Cell], seeds: list[int]) -> str:
             given = "" if math.isnan(pseudo) else f"{pseudo:.6f}"
             writer.writerow([cell.method, cell.labels, seed, f"{accuracy:.6f}", given])
     return text.getvalue()
-
-
-def origin(script: str, seeds: int, rounds: int | None, seconds: float) -> list[str]:
-    """Where a table comes from, line by line: command, seeds, device, time, versions."""
-    versions = tracking.versions()
-    commit = versions.pop("git_commit", "not in a checkout")
-    return [
-        f"command: python experiments/{script} {' '.join(sys.argv[1:])}".rstrip(),
-        f"{seeds} seeds, {'the rounds of the configs' if rounds is None else f'{rounds} rounds'}",
-        f"device: {tracking.device_description()}; wall time {seconds:.0f} s",
-        "versions: " + ", ".join(f"{name} {version}" for name, version in versions.items()),
-        f"commit: {commit}",
-    ]
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -247,13 +203,6 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 def _takes_labels(path: Path) -> bool:
     """Whether there is such a config and its argument is the number of labels per writer."""
     return path.exists() and "labels" in inspect.signature(runpy.run_path(str(path))["get_config"]).parameters
-
-
-def positive(text: str) -> int:
-    """A number of the command line."""
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ docs/methods/fedmt.md.
 import argparse
 import csv
 import io
-import runpy
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,14 +25,13 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
-from digits_table import markdown, origin, positive, spread
 
 from fedjax_ssl import tracking
 from fedjax_ssl.command_line import use_compilation_cache
 from fedjax_ssl.experiment import build_method, federate, load_experiment
 from fedjax_ssl.federated import ServerState
 from fedjax_ssl.objectives import correspondence_counts, normalize_counts
-from fedjax_ssl.train import make_train, over_seeds
+from fedjax_ssl.tables import facts, load_config, markdown, positive, spread, train_seeds
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 NO_SPACE = "-"
@@ -76,16 +74,15 @@ def main(arguments: list[str] | None = None) -> None:
     for name, space, labels in jobs:
         started = time.perf_counter()
         config = make_config(name, space, labels, options)
-        keys = jax.vmap(jax.random.key)(jnp.arange(options.seeds, dtype=jnp.uint32))
-        states, metrics = jax.jit(over_seeds(make_train(config)))(keys)
-        cells.append(Cell(name, space, labels, {key: np.asarray(value)[:, -1] for key, value in metrics.items()}))
+        states, metrics = train_seeds(config, range(options.seeds))
+        cells.append(Cell(name, space, labels, {key: values[:, -1] for key, values in metrics.items()}))
         accuracy = spread(cells[-1].metrics["test_accuracy"])
         print(f"{name}, {space}, {labels} labels: {accuracy} % ({time.perf_counter() - started:.0f} s)", flush=True)
         if name == "FedMT(E)":
             first = jax.tree.map(lambda leaf: leaf[0], states)
             matrices.append(f"{space}, {labels} labels at the server\n\n" + matrix_beside_truth(config, first))
-        facts = origin("fedmt_table.py", options.seeds, options.rounds, time.perf_counter() - begin)
-        text = "\n\n".join([table(cells), *matrices, "\n".join(f"- {fact}" for fact in facts)]) + "\n"
+        notes = [f"{options.seeds} seeds", *facts(time.perf_counter() - begin)]
+        text = "\n\n".join([table(cells), *matrices, "\n".join(f"- {fact}" for fact in notes)]) + "\n"
         (options.output / "fedmt_table.md").write_text(text, encoding="utf-8")
         (options.output / "fedmt_table.csv").write_text(_rows(cells), encoding="utf-8")
     print(f"\n{text}\n{options.output / 'fedmt_table.md'}")
@@ -102,7 +99,7 @@ def make_config(name: str, space: str, labels: str, options: argparse.Namespace)
     """
     given = "20" if labels == "all" else labels
     named = "shape" if space == NO_SPACE else space
-    config = runpy.run_path(str(CONFIGS / "digits_fedmt.py"))["get_config"](f"{given},{named},known")
+    config = load_config(CONFIGS / "digits_fedmt.py", f"{given},{named},known")
     if options.path:
         config.data.name, config.data.path, config.data.test_clients = "npz", options.path, 0
         config.partition.name, config.partition.num_clients = "iid", options.clients

@@ -17,7 +17,6 @@ Measured result: docs/methods/fedul.md.
 import argparse
 import csv
 import io
-import runpy
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -26,11 +25,11 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
-from digits_table import markdown, origin, positive
 
 from fedjax_ssl import models, tracking
 from fedjax_ssl.command_line import use_compilation_cache
 from fedjax_ssl.config import FEDUL_METHODS
+from fedjax_ssl.tables import facts, load_config, markdown, positive
 from fedjax_ssl.train import make_train, over_seeds
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
@@ -96,7 +95,7 @@ def main(arguments: list[str] | None = None) -> None:
         cell = run(*job, options)
         cells.append(cell)
         print(f"[{number:2}/{len(jobs)}] {', '.join(job)}: error {spread(cell.errors)} %", flush=True)
-        origins = origin("fedul_table.py", options.seeds, options.rounds, time.perf_counter() - begin)
+        origins = [f"{options.seeds} seeds", *facts(time.perf_counter() - begin)]
         lines = [*differences(options), *origins]
         text = table(cells, published=options.dataset == "mnist") + "\n\n" + "\n".join(f"- {line}" for line in lines)
         files[0].write_text(text + "\n", encoding="utf-8")
@@ -114,7 +113,7 @@ def run(split: str, sets: str, method: str, options: argparse.Namespace) -> Cell
         method: a method of the configs.
         options: the command line.
     """
-    config = load_config(split, sets, method, options)
+    config = make_config(split, sets, method, options)
     keys = jax.vmap(jax.random.key)(jnp.arange(options.seeds, dtype=jnp.uint32))
     program = jax.jit(over_seeds(make_train(config))).lower(keys).compile()
     begin = time.perf_counter()
@@ -128,10 +127,10 @@ def run(split: str, sets: str, method: str, options: argparse.Namespace) -> Cell
     return Cell(split, sets, method, 1.0 - accuracy[np.arange(options.seeds), chosen], seconds / epochs)
 
 
-def load_config(split: str, sets: str, method: str, options: argparse.Namespace) -> ml_collections.ConfigDict:
+def make_config(split: str, sets: str, method: str, options: argparse.Namespace) -> ml_collections.ConfigDict:
     """The config of one cell with what the command line changes."""
     path = CONFIGS / f"{options.dataset}_fedul.py"
-    config = runpy.run_path(str(path))["get_config"](f"{10 if sets == 'labels' else sets},{split},{method}")
+    config = load_config(path, f"{10 if sets == 'labels' else sets},{split},{method}")
     if options.path:
         config.data.name, config.data.path = "npz", options.path
     if options.network:

@@ -1,5 +1,6 @@
 """Tables over seeds: one compiled program per cell that trains all seeds, cells as text, facts about the run."""
 
+import argparse
 import runpy
 import sys
 from collections.abc import Sequence
@@ -64,3 +65,10 @@ def facts(seconds: float) -> list[str]:
         "versions: " + ", ".join(f"{name} {version}" for name, version in versions.items()),
         f"commit: {commit}",
     ]
+
+
+def positive(text: str) -> int:
+    """A whole number of the command line, for `argparse`."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)

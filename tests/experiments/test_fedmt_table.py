@@ -2,7 +2,6 @@
 
 import csv
 import runpy
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,11 +10,8 @@ SCRIPT = Path(__file__).resolve().parents[2] / "experiments" / "fedmt_table.py"
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> dict:
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))
-    found = runpy.run_path(str(SCRIPT))
-    sys.modules.pop("digits_table")
-    return found
+def script() -> dict:
+    return runpy.run_path(str(SCRIPT))
 
 
 def test_the_table_runs_and_leaves_table_matrix_and_rows(script: dict, tmp_path: Path) -> None:

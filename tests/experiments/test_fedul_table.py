@@ -2,7 +2,6 @@
 
 import csv
 import runpy
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +11,8 @@ SCRIPT = Path(__file__).resolve().parents[2] / "experiments" / "fedul_table.py"
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> dict:
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))
-    found = runpy.run_path(str(SCRIPT))
-    sys.modules.pop("digits_table")
-    return found
+def script() -> dict:
+    return runpy.run_path(str(SCRIPT))
 
 
 def test_the_table_runs_and_leaves_table_and_rows(
@@ -55,7 +51,7 @@ def test_for_mnist_the_numbers_of_the_paper_stand_beside_ours(script: dict) -> N
 @pytest.mark.parametrize("method", ["fedul", "fedpl", "fedllp", "fedllp_vat", "fedavg"])
 def test_every_cell_of_the_mnist_table_has_a_config(script: dict, method: str) -> None:
     options = script["_parse"](["--dataset", "mnist", "--path", "some.npz", "--network", "mlp", "--rounds", "8"])
-    config = script["load_config"]("noniid", "20", method, options)
+    config = script["make_config"]("noniid", "20", method, options)
     assert (config.method.name, config.partition.name, config.rounds) == (method, "majority", 8)
     assert (config.data.path, config.model.to_dict()) == ("some.npz", {"name": "mlp"})
     if method == "fedavg":
