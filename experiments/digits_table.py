@@ -65,8 +65,7 @@ def main(arguments: list[str] | None = None) -> None:
             f"{'' if pseudo == MISSING else f', pseudo-labels {pseudo} %'} ({time.perf_counter() - started:.0f} s)",
             flush=True,
         )
-    number_of_rounds = "the rounds of the configs" if options.rounds is None else f"{options.rounds} rounds"
-    notes = [f"{options.seeds} seeds, {number_of_rounds}", *facts(time.perf_counter() - begin)]
+    notes = facts(time.perf_counter() - begin, options.seeds, options.rounds)
     options.output.mkdir(parents=True, exist_ok=True)
     text = table(cells) + "\n\n" + "\n".join(f"- {fact}" for fact in notes) + "\n"
     files = {kind: options.output / f"digits_table.{kind}" for kind in ("md", "csv", "png")}

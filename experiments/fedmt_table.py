@@ -81,7 +81,7 @@ def main(arguments: list[str] | None = None) -> None:
         if name == "FedMT(E)":
             first = jax.tree.map(lambda leaf: leaf[0], states)
             matrices.append(f"{space}, {labels} labels at the server\n\n" + matrix_beside_truth(config, first))
-        notes = [f"{options.seeds} seeds", *facts(time.perf_counter() - begin)]
+        notes = facts(time.perf_counter() - begin, options.seeds, options.rounds)
         text = "\n\n".join([table(cells), *matrices, "\n".join(f"- {fact}" for fact in notes)]) + "\n"
         (options.output / "fedmt_table.md").write_text(text, encoding="utf-8")
         (options.output / "fedmt_table.csv").write_text(_rows(cells), encoding="utf-8")

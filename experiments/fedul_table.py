@@ -95,7 +95,7 @@ def main(arguments: list[str] | None = None) -> None:
         cell = run(*job, options)
         cells.append(cell)
         print(f"[{number:2}/{len(jobs)}] {', '.join(job)}: error {spread(cell.errors)} %", flush=True)
-        origins = [f"{options.seeds} seeds", *facts(time.perf_counter() - begin)]
+        origins = facts(time.perf_counter() - begin, options.seeds, options.rounds)
         lines = [*differences(options), *origins]
         text = table(cells, published=options.dataset == "mnist") + "\n\n" + "\n".join(f"- {line}" for line in lines)
         files[0].write_text(text + "\n", encoding="utf-8")

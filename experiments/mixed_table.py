@@ -54,7 +54,12 @@ def main(arguments: list[str] | None = None) -> None:
         _, metrics = train_seeds(config, seeds)
         accuracy[variant] = metrics["test_accuracy"][:, -1]
         print(f"{ROWS[variant]}: {spread(accuracy[variant])} % ({time.perf_counter() - started:.0f} s)", flush=True)
-    text = table(accuracy) + "\n\n" + "\n".join(f"- {fact}" for fact in facts(time.perf_counter() - begin)) + "\n"
+    text = (
+        table(accuracy)
+        + "\n\n"
+        + "\n".join(f"- {fact}" for fact in facts(time.perf_counter() - begin, options.seeds))
+        + "\n"
+    )
     options.output.mkdir(parents=True, exist_ok=True)
     tracking.write_atomically(options.output / "mixed_table.md", text)
     with (options.output / "mixed_table.csv").open("w", newline="", encoding="utf-8") as file:

@@ -55,12 +55,19 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def facts(seconds: float) -> list[str]:
-    """Command, device, versions and commit of this process, a line each."""
+def facts(seconds: float, seeds: int, rounds: int | None = None) -> list[str]:
+    """Where a table comes from, a line each: command, seeds, device, time, versions, commit.
+
+    Args:
+        seconds: wall time of the whole.
+        seeds: runs per cell.
+        rounds: in place of those of the configs.
+    """
     versions = tracking.versions()
     commit = versions.pop("git_commit", "not in a checkout")
     return [
         f"command: python experiments/{Path(sys.argv[0]).name} {' '.join(sys.argv[1:])}".rstrip(),
+        f"{seeds} seeds, {'the rounds of the configs' if rounds is None else f'{rounds} rounds'}",
         f"device: {tracking.device_description()}; wall time {seconds:.0f} s",
         "versions: " + ", ".join(f"{name} {version}" for name, version in versions.items()),
         f"commit: {commit}",
