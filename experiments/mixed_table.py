@@ -10,16 +10,18 @@ mixed_table.csv in the output folder. Measured result: docs/methods/mixed.md.
 """
 
 import argparse
+import ast
 import csv
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedjax_ssl import tracking
 from fedjax_ssl.command_line import use_compilation_cache
 from fedjax_ssl.config import MIXED_VARIANTS
-from fedjax_ssl.tables import facts, load_config, markdown, spread, train_seeds
+from fedjax_ssl.tables import facts, load_config, markdown, positive, spread, train_seeds
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
@@ -57,7 +59,7 @@ def main(arguments: list[str] | None = None) -> None:
     text = (
         table(accuracy)
         + "\n\n"
-        + "\n".join(f"- {fact}" for fact in facts(time.perf_counter() - begin, options.seeds))
+        + "\n".join(f"- {fact}" for fact in facts(time.perf_counter() - begin, options.seeds, config.rounds))
         + "\n"
     )
     options.output.mkdir(parents=True, exist_ok=True)
@@ -80,12 +82,15 @@ def table(accuracy: dict[str, np.ndarray]) -> str:
     return markdown(["clients", "test accuracy, %", f"gain of {first}, points"], rows)
 
 
-def _typed(settings: list[str]) -> dict[str, int | str]:
-    """Settings like data.name=npz or rounds=40."""
-    found: dict[str, int | str] = {}
+def _typed(settings: list[str]) -> dict[str, Any]:
+    """Settings like data.name=npz or optimizer.learning_rate=0.05."""
+    found: dict[str, Any] = {}
     for setting in settings:
         name, _, text = setting.partition("=")
-        found[name] = int(text) if text.isdigit() else text
+        try:
+            found[name] = ast.literal_eval(text)
+        except (SyntaxError, ValueError):
+            found[name] = text
     return found
 
 
@@ -95,7 +100,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--config", choices=["digits_mixed", "mnist_mixed"], default="digits_mixed")
     parser.add_argument("--variants", nargs="+", choices=MIXED_VARIANTS, default=list(ROWS), metavar="NAME")
-    parser.add_argument("--seeds", type=int, default=5, help="runs per variant, seeds 0, 1, ...")
+    parser.add_argument("--seeds", type=positive, default=5, help="runs per variant, seeds 0, 1, ...")
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="fields of the config")
     parser.add_argument("--output", type=Path, default=Path("runs/mixed_table"), help="folder for the two files")
     return parser.parse_args(arguments)

@@ -31,6 +31,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "fedsiam": {"consistency_weight": 10.0},  # the default is too strong for this learning rate
     "semifl": {"threshold": 0.5},  # some examples are confident from the first round on
     "fedmt": {"threshold": 0.5, "warm_start": False},
+    "mixed": {"num_bits": 256, "num_neighbors": 3},
 }
 OPTIMIZERS: dict[str, FederatedOptimizer] = {  # beside fedavg, which all other tests use
     "fedprox": federated.fedprox(0.1),

@@ -145,7 +145,7 @@ def check_correspondence(name: str, matrix: Float[np.ndarray, "J K"], num_classe
     if not (np.isfinite(matrix).all() and (matrix >= 0).all()):
         raise ValueError(f"{name} has entries that are negative, NaN or infinite; they are probabilities.")
     totals = matrix.sum(axis=0)
-    columns = np.flatnonzero(np.abs(totals - 1) > 1e-5)
+    columns = np.flatnonzero(np.abs(totals - 1) > 1e-6)
     if len(columns):
         raise ValueError(
             f"{name}: column {columns[0]} sums to {totals[columns[0]]:g}; every column must sum to 1, being the "

@@ -20,7 +20,7 @@ from fedjax_ssl.data.partition import (
 )
 from fedjax_ssl.data.supervision import Supervision, balanced_draw, build_supervision
 from fedjax_ssl.data.types import Dataset
-from fedjax_ssl.data.weak import Entries, Holdings, OwnWeakLabels, WeakLabels
+from fedjax_ssl.data.weak import Entries, Holdings, OwnWeakLabels, WeakLabels, shares_of_sets
 from fedjax_ssl.keys import named_key
 
 
@@ -202,6 +202,11 @@ def federate(
     held_out.check(dataset.name, len(natural_sizes))
     if partition == "natural" and not natural_sizes.size:
         raise ValueError(f"dataset {dataset.name!r} has no natural clients; choose another partition, such as 'iid'")
+    if supervision == "given" and dataset.set_shares is not None and partition != "natural":
+        raise ValueError(
+            f"partition {partition!r} deals the examples anew, but supervision 'given' has class shares of the sets of "
+            "the dataset's own clients; use partition 'natural'"
+        )
     plan = _make_plan(
         dataset,
         natural_sizes,
@@ -425,6 +430,7 @@ def _tabulate(roles: _Roles, labels: Int[Array, " N"], num_clients: int, widths:
             roles.weak,
             labels=jnp.where(real & weakly[place], entries.observation[place], -1),
             num_examples=count_groups(jnp.where(weakly, entries.client, -1), num_clients),
+            share=shares_of_sets(roles.weak, entries, weakly),
         )
     for name, mask, width in (
         ("test", roles.test, widths.test),

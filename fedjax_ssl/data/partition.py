@@ -426,19 +426,18 @@ def majority(factor: float = 80.0) -> Partition:
         facts = pool.facts
         num_clients, num_classes = facts.num_clients, facts.num_classes
         labelled = pool.available & (pool.labels >= 0)
-        owner, kind = jnp.arange(num_clients)[:, None], jnp.arange(num_classes)
+        owner, kind = jnp.arange(num_clients, dtype=jnp.int32)[:, None], jnp.arange(num_classes, dtype=jnp.int32)
         preferred = (kind == 2 * owner % num_classes) | (kind == (2 * owner + 1) % num_classes)
         share_key, unlabelled_key = jax.random.split(key)
-        shares = jax.random.uniform(share_key, (num_clients, num_classes), minval=0.45, maxval=0.55)
+        shares = jax.random.uniform(share_key, (num_clients, num_classes), jnp.float32, 0.45, 0.55)
         shares = jnp.where(preferred, factor * shares, shares)
-        part = labelled.sum(dtype=jnp.int32) // num_clients
-        asked = jnp.floor(shares / shares.sum(axis=1, keepdims=True) * part.astype(shares.dtype) + 1e-4).astype(
-            jnp.int32
-        )
+        part = (labelled.sum(dtype=jnp.int32) // num_clients).astype(shares.dtype)
+        asked = jnp.floor(shares / shares.sum(axis=1, keepdims=True) * part + 1e-4).astype(jnp.int32)
         ends = jnp.cumsum(asked, axis=0, dtype=jnp.int32)
         # The place of an example among those of its class, in the order of the file.
         one_hot = (pool.labels[:, None] == kind) & labelled[:, None]
-        place = jnp.sum(jnp.where(one_hot, jnp.cumsum(one_hot, axis=0, dtype=jnp.int32) - 1, 0), axis=1)
+        within = jnp.cumsum(one_hot, axis=0, dtype=jnp.int32) - 1
+        place = jnp.sum(jnp.where(one_hot, within, 0), axis=1, dtype=jnp.int32)
         client = jnp.sum(place[:, None] >= ends[:, jnp.maximum(pool.labels, 0)].T, axis=1, dtype=jnp.int32)
         client = jnp.where(labelled & (client < num_clients), client, -1)
         return jnp.where(labelled, client, _deal_unlabelled(unlabelled_key, pool))

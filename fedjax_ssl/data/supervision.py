@@ -53,7 +53,9 @@ class Supervision(NamedTuple):
     labelled_clients: int | None = None  # None: all
     which: str = "first"
     weak: tuple[tuple[WeakRule, int | None], ...] = ()  # rules and for how many further clients; None: all clients
-    prior: str = "train"  # class shares at test time: of "train" examples, "uniform", or as the "sets" add up to
+    prior: str = (
+        "train"  # class shares at test time: of all clients' "train" examples, "uniform", or as the "sets" add up to
+    )
     noise: tuple[float, str] = (0.0, "relative")  # of the class shares that clients report, and its mode
 
     def check(self, num_clients: int, num_with_label: int) -> None:
@@ -121,9 +123,10 @@ class Supervision(NamedTuple):
         )
 
     def _prior(self, holdings: Holdings, weak: Observed) -> Float[Array, " K"]:
-        counts = jnp.ones(holdings.num_classes)
+        counts = jnp.ones(holdings.num_classes, jnp.float32)
         if self.prior == "train":
-            counts = count_groups(holdings.labels, holdings.num_classes).astype(counts.dtype)
+            dealt = jnp.where(holdings.client >= 0, holdings.labels, -1)
+            counts = count_groups(dealt, holdings.num_classes).astype(counts.dtype)
         if self.prior == "sets":
             observed = jnp.where(weak.entries.observation >= 0, weak.entries.client, -1)
             sizes = jnp.where(weak.from_sets, count_groups(observed, holdings.members.shape[0]), 0)

@@ -107,7 +107,7 @@ def coarse_labels(correspondence: str, overlap: float = 0.0) -> WeakRule:
         matrix = overlapping(correspondence_named(correspondence, holdings.num_classes).matrix, overlap)
         with np.errstate(divide="ignore"):
             logits = jnp.asarray(np.log(matrix), jnp.float32).T
-        keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(holdings.labels.shape[0]))
+        keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(holdings.labels.shape[0], dtype=jnp.int32))
         drawn = jax.vmap(jax.random.categorical)(keys, logits[jnp.maximum(holdings.labels, 0)])
         return _coarse(holdings, jnp.where(holdings.labels >= 0, drawn.astype(jnp.int32), -1), matrix)
 
@@ -131,7 +131,7 @@ def _coarse(holdings: Holdings, observation: Array, matrix: Float[np.ndarray, "J
         jnp.where(members, num_coarse, 0),
         jnp.zeros_like(members),
         jnp.where(members[:, None, None], jnp.asarray(matrix, jnp.float32), 0.0),
-        jnp.where(members[:, None], jnp.ones(num_coarse), 0.0),
+        jnp.where(members[:, None], jnp.ones(num_coarse, jnp.float32), 0.0),
     )
 
 
@@ -186,10 +186,10 @@ def unlabelled_sets(
 
     def _wanted(key: Array, num_sets: Array, num_classes: int, rows: int) -> Float[Array, "C O K"]:
         shape = (num_sets.shape[0], rows, num_classes)
-        drawn = jax.random.uniform(key, shape, minval=low, maxval=1.0)
-        dominant = jnp.arange(rows)[:, None] % num_classes == jnp.arange(num_classes)
+        drawn = jax.random.uniform(key, shape, jnp.float32, low, 1.0)
+        dominant = np.arange(rows)[:, None] % num_classes == np.arange(num_classes)
         drawn = jnp.where(dominant, dominance, 1.0) * drawn
-        real = (jnp.arange(rows) < num_sets[:, None])[:, :, None]
+        real = (np.arange(rows, dtype=np.int32) < num_sets[:, None])[:, :, None]
         drawn = jnp.where(real, drawn, 0.0)
         rows_sum = drawn / jnp.maximum(drawn.sum(axis=2, keepdims=True), 1e-12)
         if not shared:
@@ -284,6 +284,14 @@ def realized_shares(
     return _normalized(counts), _normalized(counts.sum(axis=2))
 
 
+def shares_of_sets(weak: WeakLabels, entries: Entries, counted: Bool[Array, " E"]) -> Float[Array, "C O"]:
+    """Share of every set in what trains as members of sets, which examples with a class label do not; 1 elsewhere."""
+    num_clients, num_sets = weak.share.shape
+    slot = jnp.where(counted, entries.client * num_sets + entries.observation, -1)
+    sizes = count_groups(slot, num_clients * num_sets).reshape(num_clients, num_sets)
+    return jnp.where(weak.from_sets[:, None], _normalized(sizes.astype(jnp.float32)), weak.share)
+
+
 def perturbed_shares(
     key: Key[Array, ""], shares: Float[Array, "C O K"], noise: float, mode: str = "relative"
 ) -> Float[Array, "C O K"]:
@@ -328,8 +336,13 @@ def _class_counts(holdings: Holdings, num_clients: int) -> Int[Array, "C K"]:
 
 
 def _clean_quota(wanted: Array, pool: Array, size: Array) -> Int[Array, "C O K"]:
-    """Examples per set and class: equal sets, smaller by one factor per client, classes it lacks left out."""
-    wanted = _normalized(jnp.where(pool[:, None, :] > 0, wanted, 0.0)) * size[:, None, None].astype(jnp.float32)
+    """Examples per set and class: equal sets, smaller by one factor per client.
+
+    A class with less than an example per set would make all sets as good as empty, and is left out.
+    """
+    num_sets = jnp.sum(jnp.any(wanted > 0, axis=2), axis=1, dtype=jnp.int32)
+    enough = pool >= jnp.maximum(num_sets, 1)[:, None]
+    wanted = _normalized(jnp.where(enough[:, None, :], wanted, 0.0)) * size[:, None, None].astype(jnp.float32)
     needed = wanted.sum(axis=1)
     factor = jnp.min(
         jnp.where(needed > 0, pool.astype(needed.dtype) / jnp.where(needed > 0, needed, 1.0), jnp.inf), axis=1

@@ -118,7 +118,7 @@ def federated_method(
 
     def round_of(number: int, stage: Stage) -> Callable[..., tuple[ServerState, Metrics]]:
         spread = None
-        if setup.everyone is not None and stage.sampler is not None:
+        if setup.everyone is not None and stage.sampler is not None and not stage.sampler.reads_sent:
             spread = size_spread(stage.sampler, setup.everyone)
 
         def run(key: Array, state: ServerState, data: FederatedData) -> tuple[ServerState, Metrics]:
@@ -229,10 +229,20 @@ def _run_round(
             train_cohort,
         )
         state = trained._replace(optimizer=state.optimizer)
-        log = {**log, "clients": jnp.zeros_like(log["clients"]), "bytes_down": 0.0 * log["loss"]}
-        log["bytes_up"] = log["bytes_down"]
-        info = {**log, **info, "server_loss": log["loss"]}
+        info = _with_server(info, log)
     return state._replace(round=state.round + 1), info
+
+
+def _with_server(info: Metrics, log: Metrics) -> Metrics:
+    """The metrics of a round in which the server trained: its work counts, it is no client, and nothing was sent."""
+    dropped = log["dropped_clients"]
+    nothing = jnp.zeros_like(dropped)
+    alone = {**log, "clients": nothing, "dropped_clients": nothing, "bytes_down": nothing, "bytes_up": nothing}
+    both = {**alone, **info} if info else alone
+    if info:
+        both |= {name: info[name] + log[name] for name in ("local_steps", "examples")}
+    lost = jnp.where(dropped > 0, jnp.nan, log["loss"])
+    return {**both, "server_loss": lost, "server_dropped": dropped}
 
 
 def _place(

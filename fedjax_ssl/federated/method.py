@@ -217,3 +217,4 @@ class Sampler(NamedTuple):
     """How local batches are drawn: `schedule(key, client)`, with static shapes from the bounds it was built for."""
 
     schedule: Callable[[Key[Array, ""], Client], Schedule]
+    reads_sent: bool = False  # the schedule depends on what terms sent, so that nothing is known of it before a round

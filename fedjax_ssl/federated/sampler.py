@@ -65,9 +65,9 @@ def labelled_epochs(batch_size: int, local_epochs: int, max_labelled: int) -> Sa
 
 
 def known_epochs(batch_size: int, local_epochs: int, max_known: int, drop_last: bool = False) -> Sampler:
-    """Epochs over the examples with a class label or a weak label: stream "known".
+    """Epochs over the examples with a class label or a weak label: stream "labelled".
 
-    Where all of these have class labels, the batches are those of `labelled_epochs`.
+    Where all of these have class labels, batches and random draws are those of `labelled_epochs`.
 
     Args:
         batch_size: examples per local step.
@@ -75,7 +75,7 @@ def known_epochs(batch_size: int, local_epochs: int, max_known: int, drop_last: 
         max_known: static bound of such examples per client.
         drop_last: leave the last partial batch of an epoch out, and a client with less than a batch.
     """
-    return epochs("known", lambda client: client.num_known, batch_size, local_epochs, max_known, drop_last)
+    return epochs("labelled", lambda client: client.num_known, batch_size, local_epochs, max_known, drop_last)
 
 
 def epochs(

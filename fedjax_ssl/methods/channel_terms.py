@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from fedjax_ssl.data import FederatedData, WeakLabels
-from fedjax_ssl.federated import Client, Setup, Step, Stream, Term, View
+from fedjax_ssl.federated import Client, Setup, Stage, Step, Stream, Term, View, known_epochs
 from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.objectives import (
@@ -28,6 +28,7 @@ from fedjax_ssl.objectives import (
     check_test_prior,
     correspondence_channel,
     cross_entropy,
+    diagnose_matrix,
     identifiability_warnings,
     l1_norm,
     set_channel,
@@ -78,7 +79,7 @@ def channel_losses(
 
 def channel_term(
     setup: Setup,
-    stream: str = "known",
+    stream: str = "labelled",
     channel: Callable[[Step], Channel | None] | None = None,
     surrogate_loss: str = "nll",
     view: View | None = None,
@@ -129,15 +130,35 @@ def learns(clients: Client) -> Bool[Array, " p"]:
     return has_labels | ((weak.num_examples > 0) & (jnp.any(different, axis=1) | unknown))
 
 
-def l1_term(weight: float | Array) -> Term:
-    """weight * sum of |w| over all parameters (FedUL, section 3)."""
-    return Term(
+def with_l1(terms: tuple[Term, ...], weight: float | Array) -> tuple[Term, ...]:
+    """The terms and weight * sum of |w| over all parameters (FedUL, section 3); nothing is added for a weight of 0.
+
+    Raises:
+        ValueError: if the weight is negative.
+    """
+    known = isinstance(weight, (int, float))
+    if known and weight < 0:
+        raise ValueError(f"l1 is {weight}; it must be >= 0")
+    if known and weight == 0:
+        return terms
+    norm = Term(
         "l1",
         (),
         lambda step: (l1_norm(step.params), step.local),
         weight=weight,
         takes_part=lambda sent, round: jnp.zeros_like(round.valid),
     )
+    return (*terms, norm)
+
+
+def known_stage(setup: Setup, terms: tuple[Term, ...], l1: float | Array = 0.0, drop_last: bool = False) -> Stage:
+    """Rounds of epochs over the examples with a class label or a weak label, by clients that have some.
+
+    Raises:
+        ValueError: if the weight of the L1 norm is negative.
+    """
+    sampler = known_epochs(setup.batch_size, setup.local_epochs, setup.max_known, drop_last)
+    return Stage(with_l1(terms, l1), sampler, labelled_quota="only", count_labels=lambda clients: clients.num_known)
 
 
 def check_channels(data: FederatedData) -> list[str]:
@@ -161,28 +182,35 @@ def check_channels(data: FederatedData) -> list[str]:
     matrix, share = np.asarray(weak.matrix, np.float64), np.asarray(weak.share, np.float64)
     if np.any(known & from_sets):
         check_test_prior(np.asarray(weak.prior), data.num_classes)
+    estimated = known & ~from_sets & ~matrix.any(axis=(1, 2))  # the correspondence is not known yet, so says nothing
     for client in np.flatnonzero(known):
         mine = matrix[client, : count[client]]
         seen = check_observed(labels[client], count[client], client=int(client))
         if from_sets[client]:
             check_set_priors(mine, share[client, : count[client]], client=int(client))
-        elif mine.any():
+        elif not estimated[client]:
             check_correspondence(mine, seen, client=int(client))
-        else:
-            return []
     # A class that is never wanted is no trouble where nobody has sets.
     prior = np.where(np.asarray(weak.prior) > 0, np.asarray(weak.prior, np.float64), 1.0)
     as_sets = share[:, :, None] * matrix / prior
     weights = np.where(from_sets[:, None, None], as_sets, matrix)
     sees_classes = np.eye(data.num_classes)
     matrices = [
-        np.concatenate([sees_classes[: data.num_classes * labelled[c]], weights[c, : count[c] * known[c]]])
+        np.concatenate(
+            [sees_classes[: data.num_classes * labelled[c]], weights[c, : count[c] * (known & ~estimated)[c]]]
+        )
         for c in range(data.num_clients)
     ]
     report = assess_identifiability([*matrices, *[sees_classes] * bool(int(data.num_server))])
+    # Coarse labels tell fewer classes apart than there are by their nature: that is worth no sentence.
+    plain, coarse = diagnose_matrix(sees_classes), known & ~from_sets
+    quiet = [plain if client < len(coarse) and coarse[client] else found for client, found in enumerate(report.clients)]
+    described = report._replace(clients=tuple(quiet), identified=report.identified or bool(estimated.any()))
+    if estimated.any():
+        return identifiability_warnings(described)
     if all(client.is_constant or not client.num_rows for client in report.clients):
         raise ValueError(
             "no client's observations tell anything about the class: each has one set, or sets with equal class "
             "shares; give at least one client a second set with other shares, or class labels"
         )
-    return identifiability_warnings(report)
+    return identifiability_warnings(described)

@@ -183,7 +183,7 @@ def confident_epochs(
             positions["known"], masks["known"] = orders[at], running & (slot < client.num_known)
         return Schedule(positions, masks, local_epochs * per_epoch)
 
-    return Sampler(schedule)
+    return Sampler(schedule, reads_sent=True)
 
 
 def sent_to(client: Client) -> Sent:

@@ -18,7 +18,7 @@ from fedjax_ssl.federated import Client, Method, Sampler, Schedule, Setup, Stage
 from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.channel_terms import l1_term
+from fedjax_ssl.methods.channel_terms import with_l1
 from fedjax_ssl.objectives import proportion_loss, vat_direction, vat_loss, vat_rampup
 
 RAMPUPS = ("run", "per_epoch")
@@ -168,13 +168,14 @@ def local_epochs_done(step: Step, local_epochs: int, rampup: str) -> Float[Array
 
 
 def _sets_stage(setup: Setup, terms: tuple[Term, ...], l1: float | Array, set_size: int) -> Stage:
-    if isinstance(l1, (int, float)) and l1 < 0:
-        raise ValueError(f"l1 is {l1}; it must be >= 0")
     if isinstance(set_size, bool) or int(set_size) != set_size or set_size < 0:
         raise ValueError(f"set_size is {set_size}; it must be a whole number >= 1, or 0 for whole sets")
-    if not (isinstance(l1, (int, float)) and l1 == 0):
-        terms = (*terms, l1_term(l1))
-    return Stage(terms, set_per_step(setup.local_epochs, set_size), labelled_quota="only", count_labels=_count_members)
+    return Stage(
+        with_l1(terms, l1),
+        set_per_step(setup.local_epochs, set_size),
+        labelled_quota="only",
+        count_labels=_count_members,
+    )
 
 
 def _sets_of(client: Client) -> WeakLabels:

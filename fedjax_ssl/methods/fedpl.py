@@ -18,7 +18,7 @@ from fedjax_ssl.federated import Method, Setup, Stage, Step, Stream, Term, feder
 from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.fedul import known_stage
+from fedjax_ssl.methods.channel_terms import known_stage
 from fedjax_ssl.objectives import batch_cross_entropy, mixup, mixup_cross_entropy, mixup_share
 
 MIXES = ("inputs", "logits")
@@ -74,15 +74,15 @@ def fedpl(
         raise ValueError(f"fedpl: mix_alpha is {mix_alpha}; it must be positive")
     if isinstance(threshold, (int, float)) and not 0 <= threshold <= 1:
         raise ValueError(f"fedpl: threshold is {threshold}; it must be in [0, 1]")
-    view = augmented_view(setup, "known")
+    view = augmented_view(setup, "labelled")
 
     def set_labels(step: Step) -> tuple[Array, PyTree]:
-        batch = step.streams["known"]
+        batch = step.streams["labelled"]
         labels = majority_labels(batch, step.client.weak)
         return batch_cross_entropy(step.outputs[view.name].logits, labels, batch.mask), step.local
 
     def own_predictions(step: Step) -> tuple[Array, PyTree]:
-        batch, logits = step.streams["known"], step.outputs[view.name].logits
+        batch, logits = step.streams["labelled"], step.outputs[view.name].logits
         split = split_by_confidence(logits, batch, threshold)
         share = mixup_share(named_key(step.key, "share"), mix_alpha)
         if mix == "logits":

@@ -9,10 +9,8 @@ References:
     clients, ICLR 2022, arXiv 2204.03304: theorem 1 and algorithm 1.
 """
 
-from jaxtyping import Array
-
-from fedjax_ssl.federated import Method, Setup, Stage, Term, federated_method, known_epochs
-from fedjax_ssl.methods.channel_terms import channel_term, l1_term, own_channel
+from fedjax_ssl.federated import Method, Setup, federated_method
+from fedjax_ssl.methods.channel_terms import channel_term, known_stage, own_channel
 
 
 def fedul(
@@ -38,16 +36,3 @@ def fedul(
     """
     term = channel_term(setup, channel=own_channel(use_test_prior), surrogate_loss=surrogate_loss)
     return federated_method(setup, (known_stage(setup, (term,), l1, drop_last),), needs=("sets", "coarse", "labels"))
-
-
-def known_stage(setup: Setup, terms: tuple[Term, ...], l1: float | Array = 0.0, drop_last: bool = False) -> Stage:
-    """Rounds of epochs over the examples with a class label or a weak label, by clients that have some.
-
-    Raises:
-        ValueError: if the weight of the L1 norm is negative.
-    """
-    if isinstance(l1, (int, float)) and l1 < 0:
-        raise ValueError(f"l1 is {l1}; it must be >= 0")
-    sampler = known_epochs(setup.batch_size, setup.local_epochs, setup.max_known, drop_last)
-    regularized = terms if isinstance(l1, (int, float)) and l1 == 0 else (*terms, l1_term(l1))
-    return Stage(regularized, sampler, labelled_quota="only", count_labels=lambda clients: clients.num_known)

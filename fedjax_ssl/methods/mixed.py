@@ -45,8 +45,7 @@ from fedjax_ssl.federated.terms import (
     pseudo_label_term,
 )
 from fedjax_ssl.graph import confidence
-from fedjax_ssl.methods.channel_terms import channel_losses, channel_of, channel_term, own_channel
-from fedjax_ssl.methods.fedul import known_stage
+from fedjax_ssl.methods.channel_terms import channel_losses, channel_of, channel_term, known_stage, own_channel, with_l1
 from fedjax_ssl.methods.graph_labels import (
     check_graph_settings,
     cohort_features,
@@ -135,7 +134,8 @@ def mixed(
         refined = result._replace(
             labels=jnp.where(given, own, labels).reshape(-1),
             confidence=jnp.where(given.reshape(-1), 1.0, certainty),
-            valid=reached | given.reshape(-1),
+            # A labelled example counts as the graph says: not where its values are NaN.
+            valid=jnp.where(given.reshape(-1), result.valid, reached),
         )
         targets = to_pseudo_labels(refined, examples_mask(round.clients), setup.num_classes, class_weighting)
         # Class labels count in the channel term already.
@@ -154,7 +154,7 @@ def mixed(
         setup.max_unlabelled,
         count=lambda client: client.num_known,
     )
-    stage = Stage(tuple(terms), sampler, labelled_quota="any")
+    stage = Stage(with_l1(tuple(terms), l1), sampler, labelled_quota="any")
     alone = known_stage(setup, (channel_term(setup),), l1)._replace(rounds=warmup_rounds)
     stages = (alone, stage) if warmup_rounds else (stage,)
     return federated_method(setup, stages, needs=("labels", "coarse", "sets"))
@@ -181,7 +181,8 @@ def prototype_term(setup: Setup, temperature: float) -> Term:
 
     def prepare(state: PyTree, round: Round) -> tuple[Prototypes, PyTree]:
         features = network_features(setup, round)
-        labels = jnp.where(examples_mask(round.clients), round.clients.observed, -1)
+        finite = jnp.all(jnp.isfinite(features), axis=2)  # one client's NaN would be in every prototype
+        labels = jnp.where(examples_mask(round.clients) & finite, round.clients.observed, -1)
         centers, present = class_prototypes(
             features.reshape(-1, features.shape[-1]), labels.reshape(-1), setup.num_classes
         )

@@ -125,7 +125,11 @@ def assess_identifiability(
     worst = min(stacks, key=lambda stack: _rank(_singular_values(stack)))
     singular_values = _singular_values(worst)
     rank = _rank(singular_values)
-    _, _, right = np.linalg.svd(worst, full_matrices=True)
+    # The triangular factor has the same null space as the stack, and no more rows than there are classes.
+    square = np.zeros((worst.shape[1], worst.shape[1]))
+    factor = np.linalg.qr(worst, mode="r")
+    square[: len(factor)] = factor
+    _, _, right = np.linalg.svd(square)
     return Identifiability(clients, singular_values, right[rank:].T, rank == worst.shape[1] - 1)
 
 

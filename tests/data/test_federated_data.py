@@ -202,6 +202,13 @@ def test_dtypes_do_not_depend_on_64_bit_mode(partition, enabled):
         "total": {"labels": 9, "class_balanced": True},
         "xclp_noniid": {"labels": 9},
         "fraction": {"fraction": 0.2},
+        "mixed": {
+            "labelled_clients": 1,
+            "coarse_clients": 1,
+            "correspondence": "identity",
+            "set_clients": 2,
+            "sets": 2,
+        },
     }
     with jax.enable_x64(enabled):
         for supervision, given in rules.items():

@@ -80,6 +80,8 @@ CASES = [
     ("circulant", {}, SKEWED, 8),
     ("circulant", {"balanced": 1}, SOME_UNKNOWN, 25),
     ("circulant", {"shares": (3, 0)}, TWO, 1),
+    ("majority", {"factor": 1.0}, SKEWED, 1),
+    ("majority", {}, SOME_UNKNOWN, 5),
 ]
 FIRST_CASES = [case for place, case in enumerate(CASES) if case[0] != CASES[place - 1][0]]
 
@@ -98,7 +100,7 @@ def check(client, name, labels, num_clients, available, bounds):
         owners = [set(client[available & (writer == NATURAL)].tolist()) for writer in range(6)]
         assert all(len(owner) == 1 for owner in owners)
         assert sorted(min(owner) for owner in owners) == [-1] * (6 - num_clients) + list(range(num_clients))
-    else:
+    elif name != "majority":  # which leaves what nobody asks for
         assert (client[available] >= 0).all()
     if name in ("iid", "shards", "classes_per_client", "circulant"):
         assert np.ptp(np.bincount(client[(labels < 0) & available], minlength=num_clients)) <= 1
@@ -133,6 +135,21 @@ def test_vmapped_over_keys_is_the_same_per_key(name, options, labels, num_client
 
 def test_every_partition_has_a_case():
     assert {case[0] for case in CASES} == set(available_partitions())
+
+
+def test_majority_has_two_frequent_classes_and_hands_out_in_the_order_of_the_file():
+    labels = np.arange(1000) % 10
+    pool = make_pool(labels, 10, 5)
+    client = np.asarray(build_partition("majority").assign(jax.random.key(0), pool))
+    counts = np.zeros((6, 10), int)
+    np.add.at(counts, (client, labels), 1)
+    for number in range(5):
+        first = counts[number, 2 * number : 2 * number + 2]
+        # FedUL, section 7: shares between 0.4265 and 0.5263 of a fifth of the data, cut where the class runs out.
+        assert (first >= 80).all() and first.sum() > 0.9 * counts[number].sum()
+        for kind in range(10):
+            places = np.flatnonzero((labels == kind) & (client >= 0))
+            assert (np.diff(client[places]) >= 0).all()
 
 
 def test_iid_differs_by_at_most_one():

@@ -8,6 +8,7 @@ from scipy import stats
 
 from fedjax_ssl.data.partition import Bounds
 from fedjax_ssl.data.supervision import available_supervisions, balanced_draw, build_supervision
+from fedjax_ssl.data.weak import Holdings
 
 NUM_CLIENTS, NUM_CLASSES = 12, 5
 GENERATOR = np.random.default_rng(1)
@@ -21,11 +22,15 @@ WITH_LABEL = np.bincount(CLIENT[ELIGIBLE], minlength=NUM_CLIENTS)
 def keep(name, key=0, client=CLIENT, truth=LABELS, num_clients=NUM_CLIENTS, num_classes=NUM_CLASSES, **options):
     rule = build_supervision(name, **options)
     client, truth = jnp.asarray(client, jnp.int32), jnp.asarray(truth, jnp.int32)
-    return np.asarray(rule.label(jax.random.key(key), client, truth, num_clients, num_classes))
+    return np.asarray(rule.label(jax.random.key(key), holdings(client, truth, num_clients, num_classes)))
+
+
+def holdings(client, truth, num_clients=NUM_CLIENTS, num_classes=NUM_CLASSES):
+    return Holdings(client, truth, jnp.ones(num_clients, bool), num_classes)
 
 
 def keep_many(rule, keys, client, truth, num_clients=NUM_CLIENTS, num_classes=NUM_CLASSES):
-    label = jax.vmap(lambda key: rule.label(key, client, truth, num_clients, num_classes))
+    label = jax.vmap(lambda key: rule.label(key, holdings(client, truth, num_clients, num_classes)))
     return np.asarray(jax.jit(label)(keys))
 
 
@@ -46,6 +51,10 @@ CASES = [
     ("total", {"labels": 7, "class_balanced": True}),
     ("xclp_noniid", {"labels": 4, "classes": 2}),
     ("server", {"labels": 9}),
+    ("coarse", {"correspondence": "identity"}),
+    ("sets", {"sets": 2}),
+    ("given", {}),
+    ("mixed", {"labelled_clients": 3, "labels": 2, "coarse_clients": 2, "set_clients": 2}),
 ]
 TRACED = ("per_class", "fraction", "total", "xclp_noniid")
 
@@ -75,7 +84,14 @@ def test_vmapped_over_keys_is_the_same_per_key(name, options):
 def test_bounds_hold_where_every_example_has_a_label():
     # Sizes 25 everywhere: each rule's bounds must cover what it keeps, and be tight for the exact ones.
     client, truth = np.arange(300) % 12, np.arange(300) // 12 % 5
-    tight = {"all": (25, 0), "none": (0, 25), "per_client": (3, 22), "total": (5, 21), "server": (0, 25)}
+    tight = {
+        "all": (25, 0),
+        "none": (0, 25),
+        "per_client": (3, 22),
+        "total": (5, 21),
+        "server": (0, 25),
+        "given": (25, 0),
+    }
     seen = set()
     for name, options in CASES:
         if name in seen or (name == "fraction" and options["fraction"] == 1.0):
@@ -84,7 +100,7 @@ def test_bounds_hold_where_every_example_has_a_label():
         counts = per_client(keep(name, 0, client, truth, **options), client)
         bounds = build_supervision(name, **options).bounds(Bounds(25, 25), NUM_CLIENTS, NUM_CLASSES, True)
         assert counts.max() <= bounds.max_labelled and (25 - counts).max() <= bounds.max_unlabelled
-        assert name not in tight or tuple(bounds) == tight[name]
+        assert name not in tight or tuple(bounds) == (*tight[name], 25)
     assert seen == set(available_supervisions())
 
 

@@ -224,6 +224,8 @@ def test_labels_coarse_labels_and_sets_are_taken_together_as_they_are_given() ->
     np.testing.assert_array_equal(data.weak.num_examples, [200, 200, 0])
     np.testing.assert_array_equal(data.num_labelled, [0, 0, 200])
     np.testing.assert_allclose(data.weak.share[0], [0.5, 0.5])
+    with pytest.raises(ValueError, match="partition 'iid' deals the examples anew"):
+        draw("given", num_clients=3, data=dataset(labels, **fields))
     with pytest.raises(ValueError, match="class shares are given for 3 clients, but 2 train"):
         draw("given", num_clients=2, data=dataset(labels, **fields), partition="natural")
     with pytest.raises(ValueError, match="has a column of sets but not their class shares"):
