@@ -20,7 +20,7 @@ from fedjax_ssl.federated.method import Metrics, PyTree
 from fedjax_ssl.federated.sampler import masked_permutation
 from fedjax_ssl.federated.terms import PseudoLabels, diagnose_pseudo_labels, examples_mask, network_outputs
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.objectives import batch_cross_entropy, mixup, mixup_cross_entropy
+from fedjax_ssl.objectives import batch_cross_entropy, mixup, mixup_cross_entropy, mixup_share
 
 CONFIDENT = "confident"  # the term that sends; others find its `Sent` by this name
 
@@ -117,7 +117,7 @@ def mix_term(setup: Setup, weight: float | Array, alpha: float | Array) -> Term:
     name = "mix"
 
     def share(key: Key[Array, ""]) -> Float[Array, ""]:
-        return jax.random.beta(named_key(key, "share"), alpha, alpha, dtype=jnp.result_type(float))
+        return mixup_share(named_key(key, "share"), alpha)
 
     def build(key: Key[Array, ""], streams: dict[str, Stream]) -> Array:
         first, second = (

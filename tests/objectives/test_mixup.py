@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 import scipy.stats
 
 from fedjax_ssl.objectives import batch_cross_entropy, mixup, mixup_cross_entropy, mixup_share
@@ -51,9 +52,12 @@ def test_images_as_stored_are_refused() -> None:
 def test_shares_of_a_mix_are_beta_distributed(alpha: float) -> None:
     """Kolmogorov-Smirnov with 4,000 draws; a right sampler fails for one seed in 1,000, this seed is fixed."""
     keys = jax.random.split(jax.random.key(0), 4000)
-    shares = jax.jit(jax.vmap(lambda key: mixup_share(key, alpha)))(keys)
-    assert scipy.stats.kstest(np.asarray(shares, np.float64), scipy.stats.beta(alpha, alpha).cdf).pvalue > 1e-3
-    assert float(shares.min()) >= 0 and float(shares.max()) <= 1
+    shares = np.asarray(jax.jit(jax.vmap(lambda key: mixup_share(key, alpha)))(keys), np.float64)
+    assert scipy.stats.kstest(shares, scipy.stats.beta(alpha, alpha).cdf).pvalue > 1e-3
+    assert shares.min() >= 0 and shares.max() <= 1
+    if alpha == 0.75:  # SemiFL section 12, check 6: below its mean entropy no model brings the mixed loss
+        entropy = scipy.special.entr(shares) + scipy.special.entr(1 - shares)
+        np.testing.assert_allclose(entropy.mean(), 0.4556857, atol=0.01)
 
 
 def test_the_parameter_of_the_share_is_checked() -> None:
