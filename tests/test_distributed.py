@@ -55,6 +55,8 @@ def free_port() -> int:
 def environment(devices: int) -> dict[str, str]:
     flags = re.sub(r"(device_count=)\d+", rf"\g<1>{devices}", os.environ["XLA_FLAGS"])
     given = {name: value for name, value in os.environ.items() if not name.startswith("FEDJAX_SSL_")}
+    # Most programs here are small: stored too, they are compiled by the first launch alone.
+    given["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     return {**given, "XLA_FLAGS": flags, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
 
 

@@ -1,4 +1,4 @@
-"""Sweeps over seeds on several devices, and how a run says where its clients are."""
+"""Sweeps over seeds on several devices, and how it is said where clients are."""
 
 import chex
 import jax
@@ -9,12 +9,13 @@ from jax.sharding import Mesh
 from fedjax_ssl import config as configs
 from fedjax_ssl import federated
 from fedjax_ssl.experiment import build_method, federate, load_experiment
-from fedjax_ssl.train import describe_placement, make_train, over_seeds, run
+from fedjax_ssl.train import describe_placement, make_train, over_seeds
 
 
 def config(**fields):
     config = configs.digits_by_writer("fedavg", "2")
     config.rounds, config.eval_every, config.optimizer.local_epochs = 2, 2, 1
+    config.model.name = "linear"
     config.update_from_flattened_dict({"federated.cohort_size": 5, **fields})
     return config
 
@@ -65,11 +66,6 @@ def test_the_choice_in_words(choice, backend, line):
     assert describe_placement(choice, backend) == line
 
 
-def test_a_run_says_how_its_clients_are_placed(tmp_path, capsys):
-    run(config(), tmp_path)
-    assert capsys.readouterr().out.splitlines().count("clients one after another (CPU)") == 1
-
-
 def test_clients_at_once_are_chosen_unless_they_are_given():
     assert configs.resolve(config()).federated.chunk_size is None
     with pytest.raises(configs.ConfigError, match=r"config\.federated\.chunk_size is 0"):
@@ -89,7 +85,7 @@ def test_clients_at_once_are_chosen_unless_they_are_given():
 
 
 def test_vectorized_seeds_share_the_memory_of_a_device(keys, monkeypatch):
-    """Half of the memory for each of two runs; nothing is known of a sweep that does not say how many it has."""
+    """A quarter of the memory for each of four runs; nothing is known of a sweep that does not say how many it has."""
     monkeypatch.setattr(federated, "device_memory", lambda: 10**9)
     found = []
     experiment = load_experiment(config(**{"federated.placement": "chunked"}))
@@ -99,10 +95,10 @@ def test_vectorized_seeds_share_the_memory_of_a_device(keys, monkeypatch):
         method = build_method(experiment, federation, report=found.append)
         return method.round(key, method.init(key, federation), federation)[1]
 
-    for count in (1, 2, 4):
+    for count in (1, 4):
         jax.eval_shape(jax.vmap(one, axis_name=federated.VECTORIZED_RUNS), keys[:count])
     jax.eval_shape(jax.vmap(one), keys)
-    first, second, third, unknown = found
+    first, fourth, unknown = found
     assert unknown.limit is None
-    assert first.bytes_per_client == third.bytes_per_client > 0
-    assert 1.9 < first.limit / second.limit < 2.1 and 1.9 < second.limit / third.limit < 2.1
+    assert first.bytes_per_client == fourth.bytes_per_client > 0
+    assert 3.8 < first.limit / fourth.limit < 4.2

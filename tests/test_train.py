@@ -56,9 +56,10 @@ def test_metrics_have_a_row_per_evaluation(sweep):
     assert {values.shape for values in metrics.values()} == {(3, 3)}
 
 
-def test_the_command_line_gives_the_same_numbers(tmp_path):
+def test_the_command_line_gives_the_same_numbers_and_says_how_clients_are_placed(tmp_path, capsys):
     config = experiment("network_pseudo_label", **{"method.warmup_rounds": 2, "rounds": 4, "seed": 5})
     run(config, tmp_path)
+    assert capsys.readouterr().out.splitlines().count("clients one after another (CPU)") == 1
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     _, metrics = jax.jit(make_train(config))(jax.random.key(5))
     for name in ("round", "test_accuracy", "loss", "pseudo_label_accuracy", "bytes_up"):

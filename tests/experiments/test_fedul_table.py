@@ -18,17 +18,13 @@ def script() -> dict:
 def test_the_table_runs_and_leaves_table_and_rows(
     script: dict, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    common = ["--sets", "5", "--seeds", "2", "--rounds", "2", "--network", "linear", "--output", str(tmp_path)]
+    common = ["--sets", "5", "--seeds", "1", "--rounds", "2", "--network", "linear", "--output", str(tmp_path)]
     script["main"](["--splits", "noniid", "--methods", "fedul", *common])
     with (tmp_path / "fedul_table.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["split"], row["sets"], row["method"], row["seed"]) for row in rows] == [
-        ("noniid", "5", "fedul", "0"),
-        ("noniid", "5", "fedul", "1"),
-    ]
-    for row in rows:
-        assert 0 < float(row["test_error"]) < 0.9  # chance
-        assert float(row["epoch_seconds"]) > 0
+        (row,) = csv.DictReader(file)
+    assert [row[name] for name in ("split", "sets", "method", "seed")] == ["noniid", "5", "fedul", "0"]
+    assert 0 < float(row["test_error"]) < 0.9  # chance
+    assert float(row["epoch_seconds"]) > 0
     written = (tmp_path / "fedul_table.md").read_text(encoding="utf-8")
     assert "| noniid | 5 |" in written
     assert "not an experiment of the paper" in written and "2 rounds" in written

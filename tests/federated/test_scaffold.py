@@ -1,4 +1,4 @@
-"""SCAFFOLD against a plain loop in NumPy, its limits, and its state under every placement."""
+"""SCAFFOLD against a plain loop in NumPy, its limits, and its state on several devices."""
 
 import chex
 import jax
@@ -104,17 +104,14 @@ def test_variates_held_at_zero_are_fedavg_bit_for_bit() -> None:
     assert infos[0]["bytes_up"] == 4 * count_parameters(expected.params) * infos[0]["clients"]
 
 
-def test_placements_give_the_same_model_and_variates() -> None:
+def test_one_device_and_four_give_the_same_model_and_variates() -> None:
     data = toy.federation()
 
     def trained(**changes):
         return toy.train(method_of(data, federated.scaffold(), cohort_size=4, **changes), KEY, data, 3)[0]
 
     mesh = Mesh(np.array(jax.devices()), ("clients",))
-    alone = trained(placement="sequential")
-    chex.assert_trees_all_equal(alone, trained(placement="sequential", mesh=mesh))
-    for placement in ("vmap", "chunked", "lanes"):
-        chex.assert_trees_all_close(alone, trained(placement=placement, chunk_size=3), rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_equal(trained(placement="sequential"), trained(placement="sequential", mesh=mesh))
 
 
 def test_clients_that_were_dropped_or_absent_keep_their_variates() -> None:

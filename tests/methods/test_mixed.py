@@ -1,7 +1,11 @@
 """Mixed supervision: several kinds of clients in one objective."""
 
 import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,11 +15,13 @@ from fedjax_ssl import federated, methods
 from fedjax_ssl.data import FederatedData, WeakLabels
 from fedjax_ssl.federated import ServerState
 from fedjax_ssl.methods import check_channels
-from fedjax_ssl.methods.channel_terms import channel_of, learns
+from fedjax_ssl.methods.channel_terms import learns
 from fedjax_ssl.methods.mixed import observation_likelihood
 from tests import toy
 
-GRAPH = {"num_bits": 256, "num_neighbors": 3}
+KEY = jax.random.key(1)
+WIDTH = 8  # of the last hidden layer
+Trained = tuple[ServerState, list[dict[str, float]]]
 
 
 def four_kinds() -> FederatedData:
@@ -43,11 +49,6 @@ def four_kinds() -> FederatedData:
     return dataclasses.replace(coarse, weak=weak)
 
 
-def train(data: FederatedData, rounds: int = 4, **options) -> tuple[ServerState, list[dict[str, float]]]:
-    method = methods.build("mixed", toy.setup(data), **{**GRAPH, **options})
-    return toy.train(method, jax.random.key(1), data, rounds)
-
-
 def accuracy(data: FederatedData, state: ServerState) -> float:
     method = methods.build("fedavg", toy.setup(data))
     return float(federated.evaluate(method, state, data)["test_accuracy"])
@@ -58,37 +59,58 @@ def data() -> FederatedData:
     return four_kinds()
 
 
-def test_all_kinds_take_part_and_the_federation_is_learned(data: FederatedData) -> None:
+@pytest.fixture(scope="module")
+def start(data: FederatedData) -> ServerState:
+    """Of all three terms, and so of some of them: none has a state."""
+    return jax.jit(methods.build("mixed", toy.setup(data), prototype_weight=0.3).init)(KEY, data)
+
+
+@pytest.fixture(scope="module")
+def train(data: FederatedData, start: ServerState) -> Callable[..., Trained]:
+    """Rounds with all three terms, from one program for all federations of this shape."""
+    method = methods.build("mixed", toy.setup(data), num_bits=256, num_neighbors=3, prototype_weight=0.3)
+    return partial(toy.run, jax.jit(method.round), KEY, start)
+
+
+@pytest.fixture(scope="module")
+def channels_alone(data: FederatedData, start: ServerState) -> Trained:
+    """Three rounds without graph and prototypes."""
+    method = methods.build("mixed", toy.setup(data), pseudo_label_weight=0.0)
+    return toy.run(jax.jit(method.round), KEY, start, data, 3)
+
+
+def test_all_kinds_take_part_and_the_federation_is_learned(data: FederatedData, train: Callable[..., Trained]) -> None:
     assert data.kinds() == ("labels", "coarse", "sets")
-    state, infos = train(data, prototype_weight=0.3)
+    state, infos = train(data, 4)
     assert accuracy(data, state) > 0.8, "chance is 1/3"
     assert infos[-1]["dropped_clients"] == 0
     assert infos[-1]["pseudo_label_coverage"] > 0.9
 
 
-def test_without_the_graph_the_pseudo_labels_cost_and_send_nothing(data: FederatedData) -> None:
-    (_, with_graph), (_, without) = train(data, rounds=1), train(data, rounds=1, pseudo_label_weight=0.0)
+def test_without_the_graph_the_pseudo_labels_cost_and_send_nothing(
+    data: FederatedData, train: Callable[..., Trained], channels_alone: Trained
+) -> None:
+    (_, with_graph), (_, without) = train(data, 1), channels_alone
     assert "pseudo_label_accuracy" in with_graph[0] and "pseudo_label_accuracy" not in without[0]
-    assert with_graph[0]["bytes_up"] > without[0]["bytes_up"]
+    assert with_graph[0]["bytes_up"] > without[0]["bytes_up"] + 6 * 4 * toy.NUM_CLASSES * (WIDTH + 1)
 
 
-def test_prototypes_of_every_class_with_a_label_are_sent(data: FederatedData) -> None:
-    (_, plain), (_, sent) = (
-        train(data, rounds=1, pseudo_label_weight=0.0, prototype_weight=weight) for weight in (0.0, 0.5)
-    )
-    width = 8  # of the last hidden layer
-    assert sent[0]["bytes_up"] - plain[0]["bytes_up"] == 6 * 4 * toy.NUM_CLASSES * (width + 1)
-    assert sent[0]["loss"] > plain[0]["loss"]
+def test_pseudo_labels_never_contradict_a_coarse_label(data: FederatedData, train: Callable[..., Trained]) -> None:
+    """Coarse label 1 is class 1 alone and coarse label 0 never class 1, whatever the graph of noise says."""
+    noise = jnp.asarray(np.random.default_rng(0).normal(size=data.inputs.shape), data.inputs.dtype)
+    known = ~data.weak.from_sets[:, None] & (data.weak.labels >= 0)
 
+    def share_of_class_1(matrix: jax.Array, coarse: int) -> float:
+        """Among the pseudo-labels of the examples with this coarse label: a hidden truth of class 1, others unknown."""
+        asked = data.index[known & (data.weak.labels == coarse)]
+        truth = jnp.full_like(data.labels, -1).at[asked].set(1)
+        weak = dataclasses.replace(data.weak, matrix=matrix)
+        _, infos = train(dataclasses.replace(data, inputs=noise, labels=truth, weak=weak), 1)
+        return infos[0]["pseudo_label_accuracy"]
 
-def test_pseudo_labels_never_contradict_a_coarse_label(data: FederatedData) -> None:
-    """Client 1's coarse label 1 is class 1 alone, so its pseudo-label is class 1 whatever the graph says."""
-    scrambled = dataclasses.replace(
-        data, inputs=jnp.asarray(np.random.default_rng(0).normal(size=data.inputs.shape)).astype(data.inputs.dtype)
-    )
-    _, infos = train(scrambled, rounds=1, graph_features="inputs")
-    _, free = train(dataclasses.replace(scrambled, weak=None), rounds=1, graph_features="inputs")
-    assert infos[0]["pseudo_label_accuracy"] > free[0]["pseudo_label_accuracy"] + 0.1
+    assert share_of_class_1(data.weak.matrix, 1) == 1 and share_of_class_1(data.weak.matrix, 0) == 0
+    silent = jnp.where(data.weak.from_sets[:, None, None], data.weak.matrix, 0.5)
+    assert share_of_class_1(silent, 1) < 0.9 and share_of_class_1(silent, 0) > 0.1
 
 
 def test_likelihoods_are_the_rows_of_the_channels(data: FederatedData) -> None:
@@ -102,26 +124,39 @@ def test_likelihoods_are_the_rows_of_the_channels(data: FederatedData) -> None:
         (),
         weak=dataclasses.replace(data.weak, prior=jnp.broadcast_to(data.weak.prior, (6, toy.NUM_CLASSES))),
     )
-    likelihood = np.asarray(observation_likelihood(clients, toy.NUM_CLASSES))
+    likelihood = np.asarray(jax.jit(observation_likelihood, static_argnums=1)(clients, toy.NUM_CLASSES))
     coarse = int(data.weak.labels[1, 4])
     np.testing.assert_array_equal(likelihood[1, 4], toy.COARSE[coarse])
     seen = int(data.weak.labels[4, 9]) if int(data.weak.num_examples[4]) else -1
     row = np.asarray(data.weak.matrix[4, seen]) / np.asarray(data.weak.prior)
     np.testing.assert_allclose(likelihood[4, 9], row / row.max() if seen >= 0 else 1.0, atol=1e-6)
     np.testing.assert_array_equal(likelihood[5], 1.0)
-    np.testing.assert_array_equal(learns(clients)[jnp.asarray([0, 1, 2, 5])], True)
+    # Client 3 has a single example, so that only one of its sets has any.
+    np.testing.assert_array_equal(jax.jit(learns)(clients), [True, True, True, False, True, True])
 
 
-def test_the_same_model_comes_out_when_the_kinds_are_stacked_differently(data: FederatedData) -> None:
-    """More padding of the observations changes nothing."""
+def test_kinds_may_be_stacked_differently_and_prototypes_of_every_class_with_a_label_are_sent(
+    data: FederatedData, start: ServerState, channels_alone: Trained
+) -> None:
+    """More padding of the observations changes nothing, nor do prototypes with weight 0."""
     wider = dataclasses.replace(
         data.weak,
         matrix=jnp.pad(data.weak.matrix, ((0, 0), (0, 2), (0, 0))),
         share=jnp.pad(data.weak.share, ((0, 0), (0, 2))),
     )
-    options = {"pseudo_label_weight": 0.0}
-    (narrow, _), (wide, _) = train(data, **options), train(dataclasses.replace(data, weak=wider), **options)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), narrow.params, wide.params)
+    wider_data = dataclasses.replace(data, weak=wider)
+
+    @jax.jit
+    def one_round(weight: jax.Array, key: jax.Array, state: ServerState, data: FederatedData) -> Any:
+        options = {"pseudo_label_weight": 0.0, "prototype_weight": weight}
+        return methods.build("mixed", toy.setup(data), **options).round(key, state, data)
+
+    expected, plain = channels_alone
+    state, _ = toy.run(partial(one_round, jnp.asarray(0.0)), KEY, start, wider_data, 3)
+    chex.assert_trees_all_close(state.params, expected.params, rtol=1e-5, atol=1e-6)
+    _, sent = toy.run(partial(one_round, jnp.asarray(0.5)), KEY, start, wider_data, 1)
+    assert sent[0]["bytes_up"] - plain[0]["bytes_up"] == 6 * 4 * toy.NUM_CLASSES * (WIDTH + 1)
+    assert sent[0]["loss"] > plain[0]["loss"]
 
 
 @pytest.mark.parametrize(
@@ -172,5 +207,3 @@ def test_sets_that_tell_nothing_are_refused() -> None:
     same = jnp.broadcast_to(jnp.asarray([0.5, 0.3, 0.2]), data.weak.matrix.shape)
     with pytest.raises(ValueError, match="no client's observations tell anything about the class"):
         check_channels(dataclasses.replace(data, weak=dataclasses.replace(data.weak, matrix=same)))
-    channel = channel_of(jax.tree.map(lambda x: x[0] if x.ndim > 1 or x.shape == (6,) else x, data.weak))
-    assert channel.log_weights.shape == (3, 3)
