@@ -68,9 +68,16 @@ def describe_choices() -> str:
 
 @contextlib.contextmanager
 def notes_instead_of_warnings() -> Iterator[None]:
-    """Shows what our code warns about as one line each, without the source line that Python prints."""
+    """Shows what our code warns about as one line each, once, without the source line that Python prints."""
+    shown: set[str] = set()
+
+    def show(message: Warning | str, *details: object) -> None:
+        if str(message) not in shown:
+            shown.add(str(message))
+            print(f"note: {message}", file=sys.stderr)
+
     with warnings.catch_warnings():
         for category in (ConfigNote, tracking.CheckpointDamaged):
             warnings.simplefilter("always", category)
-        warnings.showwarning = lambda message, *details: print(f"note: {message}", file=sys.stderr)
+        warnings.showwarning = show
         yield

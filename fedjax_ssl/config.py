@@ -424,7 +424,7 @@ def _check_stages(config: ml_collections.ConfigDict) -> None:
     warmup = config.method.get("warmup_rounds", 0)
     if isinstance(warmup, int) and 0 < config.rounds <= warmup:
         warnings.warn(
-            f"config.rounds is {config.rounds} and stage 1 alone takes {warmup}: this run trains on labels only",
+            f"config.rounds is {config.rounds} and stage 1 alone takes {warmup}: this run ends before stage 2",
             ConfigNote,
             stacklevel=3,
         )

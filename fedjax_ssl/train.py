@@ -220,6 +220,8 @@ def _run_in(record: tracking.Record | tracking.NoRecord, experiment: Experiment,
             start = row["round"]
             record.append(row)
             progress.update(start, row)
+            if not row["local_steps"]:
+                progress.note(f"nobody trained in the last {rounds} rounds: no client had anything to learn from")
             team.feed()
             due = config.checkpoint_every * config.eval_every
             stop = start < config.rounds and team.preempted(-(-start // config.eval_every))

@@ -103,14 +103,18 @@ class FederatedData:
     def kinds(self) -> tuple[str, ...]:
         """What there is to learn from: clients' class "labels", the "server"'s, "coarse" labels, "sets"; not in jit."""
         counts = {"labels": np.asarray(self.num_labelled).sum(), "server": np.asarray(self.num_server)}
-        counts |= {name.split("_")[0]: count for name, count in self._weak_summary().items()}
+        weak = self._weak_summary()
+        counts |= {"coarse": weak.get("clients_with_coarse_labels", 0), "sets": weak.get("clients_with_sets", 0)}
         return tuple(kind for kind, count in counts.items() if count)
 
     def _weak_summary(self) -> dict[str, int]:
         if self.weak is None:
             return {}
         known, sets = np.asarray(self.weak.num_examples) > 0, np.asarray(self.weak.from_sets)
-        return {"coarse_clients": int((known & ~sets).sum()), "sets_clients": int((known & sets).sum())}
+        return {
+            "clients_with_coarse_labels": int((known & ~sets).sum()),
+            "clients_with_sets": int((known & sets).sum()),
+        }
 
 
 class _Plan(NamedTuple):

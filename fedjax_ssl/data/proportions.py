@@ -92,7 +92,7 @@ def _columns(path: Path, header: list[str], class_names: Sequence[str]) -> dict[
         if name not in wanted:
             raise ValueError(
                 f"{path}: unknown column {name!r}.{did_you_mean(name, wanted)} The first line must hold: "
-                f"{','.join(wanted)}"
+                f"{','.join(wanted)}; the names of the classes are those of the array `class_names`"
             )
     for name in wanted:
         if header.count(name) != 1:

@@ -16,10 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from fedjax_ssl.data.correspondence import CORRESPONDENCES, overlapping
 from fedjax_ssl.data.correspondence import correspondence as correspondence_named
-from fedjax_ssl.data.correspondence import overlapping
 from fedjax_ssl.data.partition import Bounds, count_groups, rank_within
 from fedjax_ssl.keys import named_key
+from fedjax_ssl.suggestion import did_you_mean
 
 PROTOCOLS = ("dealt", "clean", "reference")
 
@@ -98,6 +99,10 @@ def coarse_labels(correspondence: str, overlap: float = 0.0) -> WeakRule:
     Raises:
         ValueError: the overlap is outside what is allowed.
     """
+    names = (*CORRESPONDENCES, "own")
+    if correspondence not in names:
+        hint = did_you_mean(correspondence, names)
+        raise ValueError(f"unknown correspondence {correspondence!r}.{hint} Allowed: {', '.join(names)}")
     if not 0 <= overlap < 1 or (overlap and correspondence == "own"):
         raise ValueError(f"overlap is {overlap}; it must be in [0, 1), and 0 where the dataset's own labels are used")
 
@@ -162,7 +167,7 @@ def unlabelled_sets(
         ValueError: a count below 1, an unknown protocol, or a number outside what is allowed.
     """
     if not counts or min(counts) < 1:
-        raise ValueError(f"numbers of sets are {counts}; each must be at least 1")
+        raise ValueError(f"sets is {', '.join(map(str, counts))}; every client with sets needs at least 1")
     if protocol not in PROTOCOLS:
         raise ValueError(f"protocol of the sets is {protocol!r}; allowed: {', '.join(PROTOCOLS)}")
     if not 0 <= low < 1 or not dominance > 0:
@@ -171,6 +176,10 @@ def unlabelled_sets(
 
     def observe(key: Key[Array, ""], holdings: Holdings) -> Observed:
         num_clients, num_classes = holdings.members.shape[0], holdings.num_classes
+        if len(counts) not in (1, num_clients):
+            raise ValueError(
+                f"{len(counts)} numbers of sets are given for {num_clients} clients; give one for each, or one"
+            )
         num_sets = _spread(counts, holdings.members)
         wanted = _wanted(named_key(key, "shares"), num_sets, num_classes, most)
         pool = _class_counts(holdings, num_clients)

@@ -177,7 +177,8 @@ def check_channels(data: FederatedData) -> list[str]:
     if weak is None:
         return []
     from_sets, labelled = np.asarray(weak.from_sets), np.asarray(data.num_labelled) > 0
-    known, count = np.asarray(weak.num_examples) > 0, np.asarray(weak.num_observations)
+    known_count, count = np.asarray(weak.num_examples), np.asarray(weak.num_observations)
+    known = known_count > 0
     labels = np.asarray(weak.labels)
     matrix, share = np.asarray(weak.matrix, np.float64), np.asarray(weak.share, np.float64)
     if np.any(known & from_sets):
@@ -186,6 +187,11 @@ def check_channels(data: FederatedData) -> list[str]:
     for client in np.flatnonzero(known):
         mine = matrix[client, : count[client]]
         seen = check_observed(labels[client], count[client], client=int(client))
+        if from_sets[client] and known_count[client] < count[client]:
+            raise ValueError(
+                f"client {client} has {count[client]} sets but only {known_count[client]} examples; ask for "
+                "fewer sets"
+            )
         if from_sets[client]:
             check_set_priors(mine, share[client, : count[client]], client=int(client))
         elif not estimated[client]:

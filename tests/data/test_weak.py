@@ -258,7 +258,8 @@ def test_labels_that_are_not_given_do_not_show() -> None:
 @pytest.mark.parametrize(
     ("supervision", "options", "message"),
     [
-        ("sets", {"sets": 0}, "each must be at least 1"),
+        ("sets", {"sets": 0}, "sets is 0; every client with sets needs at least 1"),
+        ("sets", {"set_counts": (2, 3)}, "2 numbers of sets are given for 3 clients"),
         ("sets", {"protocol": "cleen"}, "protocol of the sets is 'cleen'; allowed: dealt, clean, reference"),
         ("sets", {"noise": -1.0}, "noise is -1.0"),
         ("sets", {"test_prior": "test"}, "test_prior is 'test'; allowed: train, uniform, sets"),
