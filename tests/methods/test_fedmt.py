@@ -210,7 +210,7 @@ def test_the_identity_alone_is_federated_averaging_with_a_server_that_trains():
     )
     plain, expected = toy.train(federated.federated_method(run, (stage,)), key(), seen, 1)
     chex.assert_trees_all_close(mine.params, plain.params, rtol=1e-5, atol=1e-6)
-    assert infos[0]["local_steps"] == expected[0]["local_steps"] == 12
+    assert infos[0]["local_steps"] == expected[0]["local_steps"] == 12 + 5, "clients and server"
     assert infos[0]["correspondence_error"] > 0.1 and infos[0]["classes_without_support"] == toy.NUM_CLASSES
 
 
