@@ -189,8 +189,7 @@ def check_channels(data: FederatedData) -> list[str]:
         seen = check_observed(labels[client], count[client], client=int(client))
         if from_sets[client] and known_count[client] < count[client]:
             raise ValueError(
-                f"client {client} has {count[client]} sets but only {known_count[client]} examples; ask for "
-                "fewer sets"
+                f"client {client} has {count[client]} sets but only {known_count[client]} examples; ask for fewer sets"
             )
         if from_sets[client]:
             check_set_priors(mine, share[client, : count[client]], client=int(client))
