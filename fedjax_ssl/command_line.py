@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -71,7 +72,7 @@ def notes_instead_of_warnings() -> Iterator[None]:
     """Shows what our code warns about as one line each, once, without the source line that Python prints."""
     shown: set[str] = set()
 
-    def show(message: Warning | str, *details: object) -> None:
+    def show(message: Warning | str, *details: Any, **more: Any) -> None:
         if str(message) not in shown:
             shown.add(str(message))
             print(f"note: {message}", file=sys.stderr)
