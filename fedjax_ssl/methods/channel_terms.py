@@ -183,14 +183,16 @@ def check_channels(data: FederatedData) -> list[str]:
     matrix, share = np.asarray(weak.matrix, np.float64), np.asarray(weak.share, np.float64)
     if np.any(known & from_sets):
         check_test_prior(np.asarray(weak.prior), data.num_classes)
+    with_sets = known & from_sets
+    if np.any(with_sets) and np.all(known_count[with_sets] < count[with_sets]):
+        raise ValueError(
+            f"every client with sets has at least {count[with_sets].min()} of them, but at most "
+            f"{known_count[with_sets].max()} examples to put into them; ask for fewer sets"
+        )
     estimated = known & ~from_sets & ~matrix.any(axis=(1, 2))  # the correspondence is not known yet, so says nothing
     for client in np.flatnonzero(known):
         mine = matrix[client, : count[client]]
         seen = check_observed(labels[client], count[client], client=int(client))
-        if from_sets[client] and known_count[client] < count[client]:
-            raise ValueError(
-                f"client {client} has {count[client]} sets but only {known_count[client]} examples; ask for fewer sets"
-            )
         if from_sets[client]:
             check_set_priors(mine, share[client, : count[client]], client=int(client))
         elif not estimated[client]:
