@@ -53,9 +53,7 @@ class Supervision(NamedTuple):
     labelled_clients: int | None = None  # None: all
     which: str = "first"
     weak: tuple[tuple[WeakRule, int | None], ...] = ()  # rules and for how many further clients; None: all clients
-    prior: str = (
-        "train"  # class shares at test time: of all clients' "train" examples, "uniform", or as the "sets" add up to
-    )
+    prior: str = "train"  # class shares at test time: of the clients' examples, "uniform", or what the "sets" add up to
     noise: tuple[float, str] = (0.0, "relative")  # of the class shares that clients report, and its mode
 
     def check(self, num_clients: int, num_with_label: int) -> None:

@@ -17,6 +17,7 @@ from fedjax_ssl.data import FederatedData, WeakLabels
 from fedjax_ssl.federated import Client, Setup, Stage, Step, Stream, Term, View, known_epochs
 from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import augmented_view
+from fedjax_ssl.methods.weights import check_weights, is_zero
 from fedjax_ssl.objectives import (
     Channel,
     assess_identifiability,
@@ -136,10 +137,8 @@ def with_l1(terms: tuple[Term, ...], weight: float | Array) -> tuple[Term, ...]:
     Raises:
         ValueError: if the weight is negative.
     """
-    known = isinstance(weight, (int, float))
-    if known and weight < 0:
-        raise ValueError(f"l1 is {weight}; it must be >= 0")
-    if known and weight == 0:
+    check_weights(l1=weight)
+    if is_zero(weight):
         return terms
     norm = Term(
         "l1",

@@ -20,6 +20,7 @@ from fedjax_ssl.federated.method import Metrics, PyTree
 from fedjax_ssl.federated.sampler import masked_permutation
 from fedjax_ssl.federated.terms import PseudoLabels, diagnose_pseudo_labels, examples_mask, network_outputs
 from fedjax_ssl.keys import named_key
+from fedjax_ssl.methods.weights import check_weights, is_zero
 from fedjax_ssl.objectives import batch_cross_entropy, mixup, mixup_cross_entropy, mixup_share
 
 CONFIDENT = "confident"  # the term that sends; others find its `Sent` by this name
@@ -93,6 +94,21 @@ def confident_term(
         diagnose=log,
         traffic=traffic,
     )
+
+
+def confident_losses(
+    setup: Setup, fix_weight: float | Array, mix_weight: float | Array, mixup_alpha: float | Array
+) -> tuple[Term, ...]:
+    """The losses on confident examples; one with weight 0 is left out, and its forward pass with it.
+
+    Raises:
+        ValueError: a negative weight, or a `mixup_alpha` that is not positive.
+    """
+    check_weights(fix_weight=fix_weight, mix_weight=mix_weight)
+    if isinstance(mixup_alpha, (int, float)) and not mixup_alpha > 0:
+        raise ValueError(f"mixup_alpha is {mixup_alpha}; it must be > 0")
+    terms = (fix_term(setup, fix_weight), mix_term(setup, mix_weight, mixup_alpha))
+    return tuple(term for term in terms if not is_zero(term.weight))
 
 
 def fix_term(setup: Setup, weight: float | Array) -> Term:

@@ -19,6 +19,7 @@ from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.channel_terms import with_l1
+from fedjax_ssl.methods.weights import check_weights
 from fedjax_ssl.objectives import proportion_loss, vat_direction, vat_loss, vat_rampup
 
 RAMPUPS = ("run", "per_epoch")
@@ -68,9 +69,7 @@ def fedllp_vat(
         raise ValueError(f"fedllp_vat: rampup is {rampup!r}; allowed: {', '.join(RAMPUPS)}")
     if ramp_epochs < 1:
         raise ValueError(f"fedllp_vat: ramp_epochs is {ramp_epochs}; it must be at least 1")
-    for name, value in (("vat_weight", vat_weight), ("vat_radius", vat_radius)):
-        if isinstance(value, (int, float)) and value < 0:
-            raise ValueError(f"fedllp_vat: {name} is {value}; it must be >= 0")
+    check_weights(vat_weight=vat_weight, vat_radius=vat_radius)
     view = augmented_view(setup, "set")
 
     def consistency(step: Step) -> tuple[Array, PyTree]:

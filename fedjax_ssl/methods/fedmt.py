@@ -20,8 +20,9 @@ from fedjax_ssl.federated import BYTES_PER_NUMBER, Client, Method, Round, Setup,
 from fedjax_ssl.federated.method import Metrics, PyTree
 from fedjax_ssl.federated.terms import augmented_view, examples_mask
 from fedjax_ssl.methods.channel_terms import channel_losses, channel_of, learns
-from fedjax_ssl.methods.confident import Sent, confident_epochs, confident_term, sent_to
-from fedjax_ssl.methods.semifl import alternating, check_weights, confident_losses, is_zero
+from fedjax_ssl.methods.confident import Sent, confident_epochs, confident_losses, confident_term, sent_to
+from fedjax_ssl.methods.server_labels import alternating
+from fedjax_ssl.methods.weights import check_weights, is_zero
 from fedjax_ssl.objectives import (
     Channel,
     correspondence_channel,

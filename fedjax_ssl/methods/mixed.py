@@ -53,6 +53,7 @@ from fedjax_ssl.methods.graph_labels import (
     propagate_over_cohort,
     to_pseudo_labels,
 )
+from fedjax_ssl.methods.weights import check_weights, is_zero
 from fedjax_ssl.objectives import class_prototypes, prototype_log_probs
 
 
@@ -100,12 +101,13 @@ def mixed(
         ValueError: for a setting outside these, a negative weight, or no positive weight at all.
     """
     check_graph_settings(graph_features, class_weighting)
-    weights = {"channel": channel_weight, "pseudo_label": pseudo_label_weight, "prototype": prototype_weight}
-    known = {name: value for name, value in weights.items() if isinstance(value, (int, float))}
-    for name, value in known.items():
-        if value < 0:
-            raise ValueError(f"mixed: {name}_weight is {value}; it must be >= 0")
-    if len(known) == len(weights) and not any(known.values()):
+    weights = {
+        "channel_weight": channel_weight,
+        "pseudo_label_weight": pseudo_label_weight,
+        "prototype_weight": prototype_weight,
+    }
+    check_weights(**weights)
+    if all(map(is_zero, weights.values())):
         raise ValueError("mixed: all weights are 0, so there is nothing to learn from; raise one")
     if warmup_rounds < 0:
         raise ValueError(f"warmup_rounds is {warmup_rounds}; it must be >= 0")
@@ -142,10 +144,10 @@ def mixed(
         return targets._replace(weights=jnp.where(given, 0.0, targets.weights)), state
 
     terms = [channel_term(setup, "mixed")._replace(weight=channel_weight)]
-    if "pseudo_label" not in known or pseudo_label_weight > 0:
+    if not is_zero(pseudo_label_weight):
         traffic = partial(graph_traffic, setup, num_bits)
         terms.append(pseudo_label_term(setup, prepare, traffic)._replace(weight=pseudo_label_weight))
-    if "prototype" not in known or prototype_weight > 0:
+    if not is_zero(prototype_weight):
         terms.append(prototype_term(setup, prototype_temperature)._replace(weight=prototype_weight))
     sampler = mixed_epochs(
         setup.batch_size,

@@ -1,8 +1,7 @@
 """Training at the server alone, on its own labelled examples: what the clients' data have to improve on."""
 
-from fedjax_ssl.federated import Method, ServerTraining, Setup, Stage, federated_method, labelled_epochs
-from fedjax_ssl.federated.static_batch_norm import with_static_batch_norm
-from fedjax_ssl.federated.terms import supervised_term
+from fedjax_ssl.federated import Method, Setup, Stage
+from fedjax_ssl.methods.server_labels import alternating
 
 
 def single(
@@ -20,18 +19,5 @@ def single(
     Raises:
         ValueError: a number below 1.
     """
-    stage = Stage((), None, server=server_training(setup, server_batch_size, server_epochs))
-    method = federated_method(setup, (stage,), needs=("server",))
-    return with_static_batch_norm(method, setup.model, setup.normalize) if static_batch_norm else method
-
-
-def server_training(setup: Setup, batch_size: int, epochs: int) -> ServerTraining:
-    """Epochs of supervised training on the server's labelled examples, weakly augmented.
-
-    Raises:
-        ValueError: a number below 1.
-    """
-    for name, value in (("server_batch_size", batch_size), ("server_epochs", epochs)):
-        if isinstance(value, bool) or int(value) != value or value < 1:
-            raise ValueError(f"{name} is {value}; it must be a whole number of at least 1")
-    return ServerTraining((supervised_term(setup),), labelled_epochs(batch_size, epochs, setup.max_server))
+    nobody = Stage((), None)
+    return alternating(setup, nobody, server_batch_size, server_epochs, static_batch_norm, needs=("server",))

@@ -15,7 +15,7 @@ from fedjax_ssl.federated.terms import supervised_term
 from fedjax_ssl.methods.confident import CONFIDENT, Sent, fix_term
 from fedjax_ssl.methods.fedmt import Estimate, projection_term
 from fedjax_ssl.methods.fedmt import estimated as eager_estimated
-from fedjax_ssl.methods.single import server_training
+from fedjax_ssl.methods.server_labels import server_training
 from fedjax_ssl.objectives import channel_cross_entropy, mixup_cross_entropy, set_channel
 from tests import toy
 
