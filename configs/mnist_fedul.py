@@ -9,8 +9,8 @@ paper's network with 14 million parameters; meant for a GPU. An .npz file with K
 --config.data.name=npz --config.data.path=mnist.npz.
 
 The paper's error for 10 sets, iid, is 0.78 %; experiments/fedul_table.py has all cells. What is not as there: the
-12,000 validation images, by which the round is chosen, are drawn by class and not the last ones of the file; images are
-shifted by up to two pixels, not rotated by up to 20 degrees; `fedavg`, with a tenth of the labels, has no L1 term.
+12,000 validation images, by which the round is chosen, are drawn by class and not the last ones of the file; `fedavg`,
+with a tenth of the labels, has no L1 term.
 """
 
 from fedjax_ssl import config as configs
@@ -23,8 +23,8 @@ def get_config(argument=None):
     config.rounds = 100
     config.data.name = "mnist"
     config.data.validation_fraction = 0.2
-    config.augment.name = "shift"
-    config.augment.pixels = 2
+    config.augment.name = "rotate"
+    config.augment.degrees = 20.0
     config.model.name = "mnist_cnn"
     config.optimizer.learning_rate = 1e-4
     config.optimizer.batch_size = 128

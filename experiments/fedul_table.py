@@ -29,6 +29,7 @@ import numpy as np
 from fedjax_ssl import models, tracking
 from fedjax_ssl.command_line import use_compilation_cache
 from fedjax_ssl.config import FEDUL_METHODS
+from fedjax_ssl.data.weak import PROTOCOLS
 from fedjax_ssl.tables import facts, load_config, markdown, positive
 from fedjax_ssl.train import make_train, over_seeds
 
@@ -135,6 +136,8 @@ def make_config(split: str, sets: str, method: str, options: argparse.Namespace)
         config.data.name, config.data.path = "npz", options.path
     if options.network:
         config.model = type(config.model)({"name": options.network})
+    if options.protocol and sets != "labels":
+        config.supervision.protocol = options.protocol
     if options.learning_rate:
         config.optimizer.learning_rate = options.learning_rate
     if options.rounds:
@@ -172,15 +175,17 @@ def table(cells: list[Cell], published: bool) -> str:
 def differences(options: argparse.Namespace) -> list[str]:
     """What differs from the paper's experiment, a sentence each."""
     if options.dataset == "digits":
-        return ["not an experiment of the paper: its networks, data and numbers of rounds are others"]
+        protocol = [f"protocol of the sets {options.protocol}"] if options.protocol else []
+        return ["not an experiment of the paper: its networks, data and numbers of rounds are others", *protocol]
     lines = [
         "validation images are a fifth of the training images, drawn by class; in the paper the last fifth of the file",
-        "images are shifted by up to 2 pixels; in the paper rotated by up to 20 degrees",
         f"{SUPERVISED} has no L1 term",
         "loss, mixing and ramp-up as in the paper's text; its published code has others (docs/methods/fedul.md)",
     ]
     if options.network not in (None, "mnist_cnn"):
         lines.append(f"network {options.network}; in the paper a convolutional one (here mnist_cnn)")
+    if options.protocol not in (None, "reference"):
+        lines.append(f"protocol of the sets {options.protocol}; in the paper's code reference")
     if options.rounds not in (None, 100):
         lines.append(f"{options.rounds} rounds; in the paper 100")
     if options.learning_rate not in (None, 1e-4):
@@ -209,6 +214,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--learning-rate", type=float, help="in place of the config's, for fewer rounds")
     parser.add_argument("--seeds", type=positive, default=3, help="runs per experiment, seeds 0, 1, ...")
     parser.add_argument("--sets", type=positive, nargs="+", default=[10, 20, 40], help="sets per client")
+    parser.add_argument("--protocol", choices=PROTOCOLS, help="how sets are filled, in place of the config's")
     parser.add_argument("--splits", nargs="+", choices=tuple(PUBLISHED), default=list(PUBLISHED))
     parser.add_argument("--methods", nargs="+", choices=FEDUL_METHODS, default=list(FEDUL_METHODS))
     parser.add_argument("--output", type=Path, default=Path("runs/fedul_table"), help="folder for the two files")

@@ -84,7 +84,7 @@ def default(method: str = "fedavg") -> ml_collections.ConfigDict:
         server_labels=_INT,  # coarse: class labels at the server
         sets=_INT,  # sets, mixed: unlabelled sets of each client
         set_counts=_TUPLE,  # ... or of client 0, 1, ...
-        protocol=_TEXT,  # ... how sets are filled: "dealt", "clean" or "reference"
+        protocol=_TEXT,  # ... how sets are filled: "dealt", "drawn", "clean" or "reference"
         shared_shares=_FLAG,  # ... all clients' sets have the same shares
         test_prior=_TEXT,  # ... class shares at test time: "train", "uniform" or "sets"
         noise=_FLOAT,  # ... error of the class shares that clients know
@@ -92,7 +92,7 @@ def default(method: str = "fedavg") -> ml_collections.ConfigDict:
         coarse_clients=_INT,  # mixed: so many clients with coarse labels
         set_clients=_INT,  # mixed: so many clients with sets
     )
-    config.augment = _section(name="none", pixels=_INT)
+    config.augment = _section(name="none", pixels=_INT, degrees=_FLOAT)
     config.strong_augment = _section(name="none", pixels=_INT, flip=_FLAG, operations=_INT)  # "none": the weak one
     config.model = _section(
         name="mlp",

@@ -168,24 +168,56 @@ def _moved(
     signed: Float[Array, " n"],
     strength: Strength,
 ) -> Float[Array, "n H W C"]:
-    """Rotation, shear and translation: every pixel is fetched from the nearest place that the map leads to."""
+    """Rotation, shear and translation."""
+    height, width = images.shape[1:3]
+
+    def amount(name: str, largest: float) -> Float[Array, " n"]:
+        return jnp.where(chosen(name), largest * signed, 0.0)
+
+    return fetch_moved(
+        images,
+        jnp.deg2rad(amount("rotate", strength.rotate)),
+        (amount("shear_y", strength.shear), amount("shear_x", strength.shear)),
+        (
+            amount("translate_y", _pixels(strength.translate, height)),
+            amount("translate_x", _pixels(strength.translate, width)),
+        ),
+    )
+
+
+def fetch_moved(
+    images: Shaped[Array, "n H W C"],
+    angle: Float[Array, " n"],
+    shear: tuple[Float[Array, " n"], Float[Array, " n"]] | None = None,
+    shift: tuple[Float[Array, " n"], Float[Array, " n"]] | None = None,
+) -> Shaped[Array, "n H W C"]:
+    """Images turned about their centre, sheared and shifted; every pixel is fetched from the nearest place.
+
+    Args:
+        images: of any dtype.
+        angle: radians, counter-clockwise.
+        shear: of rows and of columns, pixels per pixel of distance from the centre.
+        shift: of rows and of columns, pixels.
+
+    Returns:
+        Images of the same shape and dtype; 0 where the place is outside.
+    """
     size, height, width, _ = images.shape
-    angle = jnp.where(chosen("rotate"), jnp.deg2rad(strength.rotate) * signed, 0.0)
-    shear_x = jnp.where(chosen("shear_x"), strength.shear * signed, 0.0)
-    shear_y = jnp.where(chosen("shear_y"), strength.shear * signed, 0.0)
-    right = jnp.where(chosen("translate_x"), _pixels(strength.translate, width) * signed, 0.0)
-    down = jnp.where(chosen("translate_y"), _pixels(strength.translate, height) * signed, 0.0)
     y = jnp.arange(height, dtype=jnp.float32)[:, None] - (height - 1) / 2
     x = jnp.arange(width, dtype=jnp.float32) - (width - 1) / 2
     cosine, sine = _plane(jnp.cos(angle)), _plane(jnp.sin(angle))
-    from_x = cosine * x - sine * y + _plane(shear_x) * y + _plane(right) + (width - 1) / 2
-    from_y = sine * x + cosine * y + _plane(shear_y) * x + _plane(down) + (height - 1) / 2
-    column, row = jnp.round(from_x).astype(jnp.int32), jnp.round(from_y).astype(jnp.int32)
+    from_x, from_y = cosine * x - sine * y, sine * x + cosine * y
+    if shear is not None:
+        from_x, from_y = from_x + _plane(shear[1]) * y, from_y + _plane(shear[0]) * x
+    if shift is not None:
+        from_x, from_y = from_x + _plane(shift[1]), from_y + _plane(shift[0])
+    column = jnp.round(from_x + (width - 1) / 2).astype(jnp.int32)
+    row = jnp.round(from_y + (height - 1) / 2).astype(jnp.int32)
     inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
     place = jnp.clip(row, 0, height - 1) * width + jnp.clip(column, 0, width - 1)
     flat = images.reshape(size, height * width, -1)
     fetched = jnp.take_along_axis(flat, place.reshape(size, -1, 1), axis=1).reshape(images.shape)
-    return jnp.where(inside[..., None], fetched, 0.0)
+    return jnp.where(inside[..., None], fetched, jnp.zeros((), images.dtype))
 
 
 def _cutout(

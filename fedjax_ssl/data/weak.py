@@ -22,7 +22,7 @@ from fedjax_ssl.data.partition import Bounds, count_groups, rank_within
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.suggestion import did_you_mean
 
-PROTOCOLS = ("dealt", "clean", "reference")
+PROTOCOLS = ("dealt", "drawn", "clean", "reference")
 
 
 @partial(
@@ -112,11 +112,16 @@ def coarse_labels(correspondence: str, overlap: float = 0.0) -> WeakRule:
         matrix = overlapping(correspondence_named(correspondence, holdings.num_classes).matrix, overlap)
         with np.errstate(divide="ignore"):
             logits = jnp.asarray(np.log(matrix), jnp.float32).T
-        keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(holdings.labels.shape[0], dtype=jnp.int32))
-        drawn = jax.vmap(jax.random.categorical)(keys, logits[jnp.maximum(holdings.labels, 0)])
-        return _coarse(holdings, jnp.where(holdings.labels >= 0, drawn.astype(jnp.int32), -1), matrix)
+        drawn = _drawn(key, logits[jnp.maximum(holdings.labels, 0)])
+        return _coarse(holdings, jnp.where(holdings.labels >= 0, drawn, -1), matrix)
 
     return WeakRule(observe, lambda sizes, num_classes: sizes.largest)
+
+
+def _drawn(key: Key[Array, ""], logits: Float[Array, "N O"]) -> Int[Array, " N"]:
+    """One observation for every example; it depends on the key and the example's place alone."""
+    keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(logits.shape[0], dtype=jnp.int32))
+    return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)
 
 
 def _own_coarse_labels(holdings: Holdings) -> Observed:
@@ -150,15 +155,17 @@ def unlabelled_sets(
     """Cuts the examples of every client into sets of known, different class shares (FedUL, section 7 of its code).
 
     Set m wants the shares U[low, 1), that of class m mod K multiplied by `dominance`, normalized. What the method is
-    told are the shares that came out, not those wanted.
+    told are the shares that came out, not those wanted; except with "drawn".
 
     Args:
         counts: number of sets of the first, second, ... client with sets; one number for all if there is one.
         protocol: "dealt": each class of a client is dealt to its sets in proportion to what they want, so that all
-            examples are used once. "clean": sets of equal size, disjoint, all smaller by the factor at which every
-            class suffices. "reference", as in the released code: sets of equal size, each drawn anew from all of the
-            client's examples, so that they overlap, and smaller where a class is short; with `shared`, wanted shares
-            are the sum of the clients' and normalized over the sets.
+            examples are used once. "drawn": every example falls into a set with the probabilities of its class, and
+            what is told are the shares to be expected: in small sets, what came out is another thing. "clean": sets of
+            equal size, disjoint, all smaller by the factor at which every class suffices. "reference", as in the
+            released code: sets of equal size, each drawn anew from all of the client's examples, so that they overlap,
+            and smaller where a class is short; with `shared`, wanted shares are the sum of the clients' and normalized
+            over the sets.
         shared: all clients want the same shares; else each its own.
         low: smallest share before normalization, in [0, 1).
         dominance: factor of the dominant class, > 0.
@@ -183,6 +190,8 @@ def unlabelled_sets(
         num_sets = _spread(counts, holdings.members)
         wanted = _wanted(named_key(key, "shares"), num_sets, num_classes, most)
         pool = _class_counts(holdings, num_clients)
+        if protocol == "drawn":
+            return _draw_each(named_key(key, "sets"), holdings, num_sets, wanted, pool)
         size = pool.sum(axis=1, dtype=jnp.int32) // jnp.maximum(num_sets, 1)  # of a set
         if protocol == "reference":
             quota = jnp.floor(size[:, None, None].astype(wanted.dtype) * wanted + 1e-4).astype(jnp.int32)
@@ -378,6 +387,20 @@ def _draw_disjoint(key: Key[Array, ""], holdings: Holdings, quota: Int[Array, "C
     taken = (cell >= 0) & (observation < quota.shape[1])
     rows = jnp.arange(cell.shape[0], dtype=jnp.int32)
     return Entries(jnp.where(taken, holdings.client, -1), rows, jnp.where(taken, observation, -1))
+
+
+def _draw_each(
+    key: Key[Array, ""], holdings: Holdings, num_sets: Int[Array, " C"], wanted: Float[Array, "C O K"], pool: Array
+) -> Observed:
+    """Every example falls into a set by chance; class shares and sizes of the sets are those to be expected."""
+    chances = wanted / jnp.maximum(wanted.sum(axis=1, keepdims=True), 1e-12)  # P(set | class)
+    mine = chances[jnp.maximum(holdings.client, 0), :, jnp.maximum(holdings.labels, 0)]  # [N, O]
+    real = _cell(holdings) >= 0
+    drawn = _drawn(key, jnp.log(mine))
+    rows = jnp.arange(real.shape[0], dtype=jnp.int32)
+    entries = Entries(jnp.where(real, holdings.client, -1), rows, jnp.where(real, drawn, -1))
+    expected = chances * pool[:, None, :].astype(chances.dtype)
+    return Observed(entries, num_sets, holdings.members, _normalized(expected), _normalized(expected.sum(axis=2)))
 
 
 def _draw_overlapping(key: Key[Array, ""], holdings: Holdings, quota: Int[Array, "C O K"], copies: int) -> Entries:

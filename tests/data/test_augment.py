@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.data.augment import augmentation, available_augmentations, normalizer
+from fedjax_ssl.data.random_operations import fetch_moved
 from fedjax_ssl.data.types import Dataset, Split
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (12, 9, 7, 3)).astype(np.uint8)
@@ -90,6 +91,7 @@ def test_no_shift_and_constant_value():
         ("shfit", {}, "unknown augmentation 'shfit'. Did you mean 'shift'"),
         ("shift", {"pixel": 1}, "Did you mean 'pixels'"),
         ("shift", {"pixels": -1}, "pixels must be a whole number >= 0, got -1"),
+        ("rotate", {"degrees": -1.0}, r"degrees must be in \[0, 180\], got -1"),
         ("crop_flip", {"fill": "mirror"}, "fill must be 'reflect' or 'constant', got 'mirror'"),
     ],
 )
@@ -103,6 +105,21 @@ def test_images_that_do_not_fit():
         augmentation("shift", pixels=7)(jax.random.key(0), jnp.asarray(IMAGES))
     with pytest.raises(ValueError, match=r"augmentation needs images \[n, H, W, C\], got shape \(4, 5\)"):
         augmentation("shift")(jax.random.key(0), jnp.zeros((4, 5)))
+
+
+def test_rotation_is_about_the_centre_within_the_given_angle():
+    square = jnp.asarray(IMAGES[:, :7])
+    for turns in range(4):
+        turned = fetch_moved(square, jnp.full(12, turns * np.pi / 2, jnp.float32))
+        np.testing.assert_array_equal(turned, np.rot90(square, turns, axes=(1, 2)))
+    # A bar from the centre to the right, seen under the angles that were drawn.
+    bar = jnp.zeros((400, 41, 41, 1)).at[:, 20, 20:].set(1.0)
+    weight = augmentation("rotate", degrees=20.0)(jax.random.key(0), bar)[..., 0]
+    assert float(jnp.min(jnp.sum(weight, axis=(1, 2)))) > 15, "the bar stays in the image"
+    y, x = np.mgrid[:41, :41] - 20.0
+    angles = np.rad2deg(np.arctan2(-jnp.sum(weight * y, axis=(1, 2)), jnp.sum(weight * x, axis=(1, 2))))
+    assert -21 < angles.min() < -18 and 18 < angles.max() < 21, "both ends of the range, and nothing beyond"
+    assert abs(angles.mean()) < 2
 
 
 def test_normalizer_of_a_dataset():

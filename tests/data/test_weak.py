@@ -65,6 +65,21 @@ def test_dealt_sets_use_every_example_once_and_differ_in_their_classes() -> None
     np.testing.assert_array_equal(np.argmax(np.asarray(data.weak.matrix)[:, :, :5], axis=2), [np.arange(5)] * 3)
 
 
+def test_drawn_sets_use_every_example_once_and_their_shares_are_those_to_be_expected() -> None:
+    data = draw("sets", sets=5, protocol="drawn")
+    rows = np.concatenate([entries_of(data, client)[0] for client in range(3)])
+    assert sorted(rows) == list(range(SIZE))
+    expected = np.asarray(data.weak.matrix * data.weak.share[:, :, None]) * np.asarray(data.num_examples)[:, None, None]
+    counts = np.zeros_like(expected)
+    for client in range(3):
+        rows, observations = entries_of(data, client)
+        np.add.at(counts[client], (observations, LABELS[rows]), 1)
+    np.testing.assert_allclose(data.weak.share, counts.sum(axis=2) / counts.sum(axis=(1, 2))[:, None], atol=1e-6)
+    # Poisson's chi-squared of 150 cells: neither what came out (0) nor another table (thousands).
+    chi_squared = ((counts - expected) ** 2 / expected).sum()
+    assert 75 < chi_squared < 250, chi_squared
+
+
 def test_clean_sets_are_disjoint_and_of_equal_size() -> None:
     data = draw("sets", sets=5, protocol="clean")
     check_shares(data)
@@ -174,7 +189,7 @@ def test_a_mixed_federation_has_clients_of_four_kinds() -> None:
     assert sorted(np.asarray(drawn.weak.num_observations)) == [0, 0, 0, 2, 2, 5]
 
 
-@pytest.mark.parametrize("protocol", ["dealt", "reference"])
+@pytest.mark.parametrize("protocol", ["dealt", "drawn", "reference"])
 def test_a_trace_draws_the_same_federation(protocol: str) -> None:
     options = {**FOUR_KINDS, "protocol": protocol}
     key = jax.random.key(3)
@@ -260,7 +275,7 @@ def test_labels_that_are_not_given_do_not_show() -> None:
     [
         ("sets", {"sets": 0}, "sets is 0; every client with sets needs at least 1"),
         ("sets", {"set_counts": (2, 3)}, "2 numbers of sets are given for 3 clients"),
-        ("sets", {"protocol": "cleen"}, "protocol of the sets is 'cleen'; allowed: dealt, clean, reference"),
+        ("sets", {"protocol": "cleen"}, "protocol of the sets is 'cleen'; allowed: dealt, drawn, clean, reference"),
         ("sets", {"noise": -1.0}, "noise is -1.0"),
         ("sets", {"test_prior": "test"}, "test_prior is 'test'; allowed: train, uniform, sets"),
         ("coarse", {"correspondence": "partiy"}, "Did you mean 'parity'"),
