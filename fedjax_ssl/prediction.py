@@ -21,7 +21,15 @@ from fedjax_ssl import config as configs
 from fedjax_ssl import data, graph
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.experiment import Experiment, device_mesh
-from fedjax_ssl.federated import Method, Scores, ServerState, map_rows, score_labels
+from fedjax_ssl.federated import (
+    Method,
+    Scores,
+    ServerState,
+    known_correspondences,
+    likeliest_coarse,
+    map_rows,
+    score_labels,
+)
 from fedjax_ssl.graph import Neighbors, approximate_neighbors, nearest_neighbors, neighbor_recall
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.prediction import (
@@ -193,7 +201,19 @@ def _predict(
 def _by_network(method: Method, state: ServerState, federation: data.FederatedData) -> Predictions:
     log_probs = map_rows(lambda inputs: method.predict(state, inputs), federation.inputs, federation.test_index)
     certainty = graph.confidence(jnp.exp(log_probs))
-    return Predictions(jnp.argmax(log_probs, axis=1).astype(jnp.int32), certainty)
+    coarse = _in_own_spaces(log_probs, federation) if "coarse" in federation.kinds() else None
+    return Predictions(jnp.argmax(log_probs, axis=1).astype(jnp.int32), certainty, coarse)
+
+
+def _in_own_spaces(log_probs: Array, federation: data.FederatedData) -> Array:
+    """Every test example's label in the space of its client's coarse labels, -1 where that has no known other space."""
+    weak, client = federation.weak, np.asarray(federation.test_client)
+    assert weak is not None
+    labels = np.full(client.shape, -1, np.int32)
+    for number in np.flatnonzero(np.asarray(known_correspondences(weak))):
+        own = client == number
+        labels[own] = np.asarray(likeliest_coarse(log_probs, weak.matrix[number]))[own]
+    return jnp.asarray(labels)
 
 
 def _embedding(section: ml_collections.ConfigDict, method: Method, state: ServerState) -> Callable[[Array], Array]:
@@ -312,19 +332,23 @@ def predictions_table(experiment: Experiment, federation: data.FederatedData, ou
     rows = np.asarray(federation.test_index)[place]
     truth = np.asarray(federation.labels)[rows]
     names = _client_names(experiment, federation)
-    columns = [(np.asarray(one.found.labels)[place], np.asarray(one.found.confidence)[place]) for one in outcomes]
+    header, columns = ["split", "row", "client", "label"], []
+    for one in outcomes:
+        header += [one.job.name, f"{one.job.name}_confidence"]
+        columns.append([_class_name(classes, label) for label in np.asarray(one.found.labels)[place]])
+        columns.append([f"{value:.4f}" for value in np.asarray(one.found.confidence)[place]])
+        if one.found.coarse is not None:
+            header.append(f"{one.job.name}_coarse")
+            found = np.asarray(one.found.coarse)[place]
+            columns.append([_class_name(federation.coarse_names, label) for label in found])
     train = len(experiment.dataset.train)
-    header = ["split", "row", "client", "label"]
-    header += [column for one in outcomes for column in (one.job.name, f"{one.job.name}_confidence")]
     lines = (
         [
             "train" if row < train else "test",
             int(row if row < train else row - train),
             names[client[where]],
             _class_name(classes, label),
-            *itertools.chain.from_iterable(
-                (_class_name(classes, labels[i]), f"{confidence[i]:.4f}") for labels, confidence in columns
-            ),
+            *(column[i] for column in columns),
         ]
         for i, (where, row, label) in enumerate(zip(place, rows, truth, strict=True))
     )

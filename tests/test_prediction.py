@@ -185,3 +185,20 @@ def test_what_makes_no_sense_is_refused(changes, message, tmp_path):
         run(config, tmp_path / "run")
     assert message in str(error.value)
     assert not (tmp_path / "run" / "summary.json").exists()
+
+
+@pytest.mark.filterwarnings("ignore:Clients .* do not tell all classes apart")
+def test_clients_with_coarse_labels_get_predictions_in_their_own_space_too(tmp_path):
+    config = configs.mixed_federation("channels", labelled=2, coarse=4, sets=3)
+    config.rounds = config.eval_every = 1
+    config.supervision.labels, config.supervision.sets = 10, 5
+    config.supervision.correspondence = None  # parity, by default
+    config.data.test_clients, config.data.client_test_fraction = 0, 0.3
+    config.prediction.predictors = "network"
+    run(config, tmp_path / "run")
+    rows = table(tmp_path / "run" / "predictions.csv")
+    coarse = {row["client"] for row in rows if row["network_coarse"]}
+    assert len(coarse) == config.supervision.coarse_clients
+    own = [row for row in rows if row["client"] in coarse]
+    assert len({row["network"] for row in own}) > 2 and {row["network_coarse"] for row in own} <= {"even", "odd"}
+    assert not any(row["network_coarse"] for row in rows if row["client"] not in coarse)

@@ -42,7 +42,7 @@ from fedjax_ssl.keys import named_key
         "num_server",
         "weak",
     ),
-    meta_fields=("num_classes", "max_labelled", "max_unlabelled", "num_new_clients"),
+    meta_fields=("num_classes", "max_labelled", "max_unlabelled", "num_new_clients", "coarse_names"),
 )
 @dataclasses.dataclass(frozen=True)
 class FederatedData:
@@ -66,6 +66,7 @@ class FederatedData:
     max_unlabelled: int  # bound over clients
     num_new_clients: int = 0  # clients C, C + 1, ... that have test examples but train on nothing
     weak: WeakLabels | None = None  # coarse labels and sets, where some client has any
+    coarse_names: tuple[str, ...] = ()  # of the coarse labels, where they have names
 
     @property
     def num_clients(self) -> int:
@@ -247,6 +248,7 @@ def federate(
         num_new_clients=num_new_clients,
         max_labelled=widths.max_labelled,
         max_unlabelled=widths.max_unlabelled,
+        coarse_names=_coarse_names(plan.supervision, dataset),
         **tables,
     )
 
@@ -287,6 +289,11 @@ def _own_weak_labels(dataset: Dataset) -> OwnWeakLabels:
         sets=dataset.train.set,
         set_shares=dataset.set_shares,
     )
+
+
+def _coarse_names(supervision: Supervision, dataset: Dataset) -> tuple[str, ...]:
+    named = [rule.coarse_names(dataset.num_classes) for rule, _ in supervision.weak if rule.coarse_names is not None]
+    return named[0] if named else (dataset.coarse_names or ())
 
 
 def _natural_clients(dataset: Dataset) -> Int[np.ndarray, " N"]:

@@ -87,6 +87,7 @@ class WeakRule(NamedTuple):
 
     observe: Callable[[Key[Array, ""], Holdings], Observed]
     largest: Callable[[Bounds, int], int]  # (client sizes, K) -> bound of entries per client
+    coarse_names: Callable[[int], tuple[str, ...]] | None = None  # K -> of its coarse labels; None: the dataset's own
 
 
 def coarse_labels(correspondence: str, overlap: float = 0.0) -> WeakRule:
@@ -115,7 +116,11 @@ def coarse_labels(correspondence: str, overlap: float = 0.0) -> WeakRule:
         drawn = _drawn(key, logits[jnp.maximum(holdings.labels, 0)])
         return _coarse(holdings, jnp.where(holdings.labels >= 0, drawn, -1), matrix)
 
-    return WeakRule(observe, lambda sizes, num_classes: sizes.largest)
+    def coarse_names(num_classes: int) -> tuple[str, ...]:
+        return correspondence_named(correspondence, num_classes).names
+
+    named = None if correspondence == "own" else coarse_names
+    return WeakRule(observe, lambda sizes, num_classes: sizes.largest, named)
 
 
 def _drawn(key: Key[Array, ""], logits: Float[Array, "N O"]) -> Int[Array, " N"]:

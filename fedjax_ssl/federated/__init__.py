@@ -2,7 +2,14 @@
 
 from fedjax_ssl.federated.cohort import Cohort, sample_cohort
 from fedjax_ssl.federated.engine import BYTES_PER_NUMBER, WEIGHTINGS, Setup, all_clients, federated_method
-from fedjax_ssl.federated.evaluation import Scores, balanced_accuracy, evaluate, score_labels
+from fedjax_ssl.federated.evaluation import (
+    Scores,
+    balanced_accuracy,
+    evaluate,
+    known_correspondences,
+    likeliest_coarse,
+    score_labels,
+)
 from fedjax_ssl.federated.fednova import fednova
 from fedjax_ssl.federated.forward import map_rows
 from fedjax_ssl.federated.local_optimizer import (
@@ -73,9 +80,11 @@ __all__ = [
     "fednova",
     "fedopt",
     "fedprox",
+    "known_correspondences",
     "known_epochs",
     "labelled_epochs",
     "learning_rate_schedule",
+    "likeliest_coarse",
     "local_optimizer",
     "map_clients",
     "map_rows",

@@ -2,10 +2,11 @@
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from fedjax_ssl.data import FederatedData
+from fedjax_ssl.data import FederatedData, WeakLabels
 from fedjax_ssl.federated.forward import map_rows
 from fedjax_ssl.federated.method import Method, Metrics, ServerState
 
@@ -21,7 +22,9 @@ def evaluate(method: Method, state: ServerState, data: FederatedData, batch_size
 
     Returns:
         "test_accuracy", "test_balanced_accuracy" (mean recall over the classes that occur), "test_loss" (nats), and the
-        same with "validation_" if the federation has validation examples. NaN if there is no example.
+        same with "validation_" if the federation has validation examples. NaN if there is no example. For methods that
+        learn from coarse labels, "test_coarse_accuracy" too: how often argmax_j (M p)_j is the coarse label of a test
+        example, mean over the clients with coarse labels of known correspondence M; NaN if there is none.
     """
     metrics = _score(method, state, data, data.test_index, data.num_test, "test", batch_size)
     if data.valid_index.shape[0]:
@@ -43,11 +46,35 @@ def _score(
     real = (jnp.arange(rows.shape[0], dtype=jnp.int32) < count) & (labels >= 0)
     chosen = jnp.take_along_axis(log_probs, jnp.maximum(labels, 0)[:, None], axis=1)[:, 0]
     correct = jnp.argmax(log_probs, axis=1) == labels
-    return {
+    coarse = {}
+    if data.weak is not None and "coarse" in method.needs:
+        coarse = {f"{name}_coarse_accuracy": _coarse_accuracy(data.weak, log_probs, labels, real)}
+    return coarse | {
         f"{name}_accuracy": jnp.mean(correct.astype(log_probs.dtype), where=real),
         f"{name}_balanced_accuracy": balanced_accuracy(correct, labels, real, data.num_classes),
         f"{name}_loss": jnp.mean(-chosen, where=real),
     }
+
+
+def known_correspondences(weak: WeakLabels) -> Bool[Array, " C"]:
+    """Clients whose labels are of another space in a way that is known."""
+    return ~weak.from_sets & (weak.num_examples > 0) & jnp.any(weak.matrix > 0, axis=(1, 2))
+
+
+def likeliest_coarse(log_probs: Float[Array, "m K"], matrix: Float[Array, "O K"]) -> Int[Array, " m"]:
+    """argmax_j (M p)_j: predictions of the classes in the label space of one client."""
+    return jnp.argmax(jnp.exp(log_probs) @ matrix.T.astype(log_probs.dtype), axis=1)
+
+
+def _coarse_accuracy(
+    weak: WeakLabels, log_probs: Float[Array, "m K"], labels: Int[Array, " m"], real: Bool[Array, " m"]
+) -> Float[Array, ""]:
+    def of_client(matrix: Float[Array, "O K"]) -> Float[Array, ""]:
+        # Where coarse classes overlap, an example's coarse label is drawn: what counts is its probability.
+        right = matrix[likeliest_coarse(log_probs, matrix), jnp.maximum(labels, 0)]
+        return jnp.mean(right.astype(log_probs.dtype), where=real)
+
+    return jnp.mean(jax.lax.map(of_client, weak.matrix), where=known_correspondences(weak))
 
 
 def balanced_accuracy(

@@ -44,6 +44,7 @@ class Predictions(NamedTuple):
 
     labels: Int32[Array, " t"]  # -1 where nothing is known
     confidence: Float[Array, " t"]  # in [0, 1], 0 where nothing is known
+    coarse: Int32[Array, " t"] | None = None  # in the label space of the example's client, -1 where it has no other one
 
 
 # (places of one graph's points, their observed labels, which are no padding) -> one propagation per variant

@@ -40,6 +40,26 @@ def test_scores_are_those_of_scikit_learn(batch_size: int) -> None:
         assert float(found["test_loss"]) == pytest.approx(log_loss(truth, np.exp(scores[rows])), rel=1e-5)
 
 
+def test_coarse_accuracy_is_the_mean_over_known_label_spaces() -> None:
+    data = numbered(toy.weak_federation("coarse"))
+    scores = fixed_scores(data.inputs.shape[0])
+    overlapping = np.array([[0.9, 0.2, 0.3], [0.1, 0.8, 0.7]])[:, : toy.NUM_CLASSES]
+    matrix = np.array(data.weak.matrix)
+    coarse = np.flatnonzero(matrix.any(axis=(1, 2)))
+    matrix[coarse[0]], matrix[coarse[1]] = overlapping, 0.0  # one drawn, one unknown, the others as they were
+    data = dataclasses.replace(data, weak=dataclasses.replace(data.weak, matrix=jnp.asarray(matrix)))
+    method = method_with(scores)
+    assert "test_coarse_accuracy" not in evaluate(method, None, data), "it does not learn from coarse labels"
+    found = evaluate(method._replace(needs=("coarse", "server")), None, data)
+    rows = np.asarray(data.test_index)
+    probabilities, truth = np.exp(scores[rows].astype(np.float64)), np.asarray(data.labels)[rows]
+    expected = [
+        matrix[client][(probabilities @ matrix[client].T).argmax(axis=1), truth].mean()
+        for client in np.delete(coarse, 1)
+    ]
+    assert float(found["test_coarse_accuracy"]) == pytest.approx(np.mean(expected), rel=1e-6)
+
+
 def test_padding_and_unlabelled_rows_do_not_count() -> None:
     data = numbered(toy.federation())
     scores = fixed_scores(data.inputs.shape[0])
