@@ -4,6 +4,7 @@ The digits: 11 writers train with coarse labels, 3 writers that were never seen 
 
     python -m fedjax_ssl.main --config configs/digits_fedmt.py                        # 20 class labels, shape, known
     python -m fedjax_ssl.main --config configs/digits_fedmt.py:50,parity,estimated    # even or odd, estimated matrix
+    python -m fedjax_ssl.main --config configs/digits_fedmt.py:20,shape,fedtrans      # baseline: transfer learning
     python -m fedjax_ssl.main --config configs/digits_fedmt.py \\
         --config.method.projection_examples=all --config.method.gate=none             # projection on all examples
 
@@ -13,18 +14,24 @@ docs/methods/fedmt.md. Not an experiment of the paper.
 
 from fedjax_ssl import config as configs
 
-VARIANTS = "LABELS,SPACE,MATRIX with SPACE in {shape, parity, halves} and MATRIX in {known, estimated}"
+MATRICES = ("known", "estimated", "fedtrans")
+VARIANTS = "LABELS,SPACE,MATRIX with SPACE in {shape, parity, halves} and MATRIX in {known, estimated, fedtrans}"
 
 
 def get_config(variant="20,shape,known"):
     parts = variant.split(",")
-    if len(parts) != 3 or parts[1] not in ("shape", "parity", "halves") or parts[2] not in ("known", "estimated"):
+    if len(parts) != 3 or parts[1] not in ("shape", "parity", "halves") or parts[2] not in MATRICES:
         raise configs.ConfigError(f"configs/digits_fedmt.py:{variant}: give {VARIANTS}, for example 20,shape,known")
     labels, space, matrix = parts
-    config = configs.digits_with_server("fedmt", labels)
+    transfer = matrix == "fedtrans"  # which uses no matrix
+    config = configs.digits_with_server("fedtrans" if transfer else "fedmt", labels)
     config.supervision.name = "coarse"
     config.supervision.server_labels = config.supervision.labels
     config.supervision.labels = None
     config.supervision.correspondence = space
-    config.method.correspondence = matrix
+    if transfer:
+        config.model.aux_head = True
+        config.method.coarse_rounds = config.optimizer.schedule_rounds = config.rounds // 2  # of each of its stages
+    else:
+        config.method.correspondence = matrix
     return config

@@ -4,10 +4,11 @@
     python experiments/fedmt_table.py --labels 20 50 --spaces shape parity
     python experiments/fedmt_table.py --path mnist.npz --clients 20            # MNIST, clients iid
 
-Compared with the server alone (`single`), SemiFL, which drops the coarse labels, and `fedavg` with all class labels as
-the upper bound. Settings are those of configs/digits_fedmt.py. "all examples": the projection loss on all of a client's
-examples instead of the confident ones of each batch; with a known matrix nobody then waits for confident examples.
-Seed s of the table is `--config.seed=s` of the command line.
+Compared with the server alone (`single`), SemiFL, which drops the coarse labels, transfer learning (`fedtrans`: the
+server trains the whole network, or its new head alone), and `fedavg` with all class labels as the upper bound. Settings
+are those of configs/digits_fedmt.py. "all examples": the projection loss on all of a client's examples instead of the
+confident ones of each batch; with a known matrix nobody then waits for confident examples. Seed s of the table is
+`--config.seed=s` of the command line.
 
 Leaves fedmt_table.md (means and sample standard deviations over the seeds, and the matrix that the network of seed 0
 gives in the end beside the true one) and fedmt_table.csv (every single run) in the output folder. Measured result:
@@ -37,7 +38,12 @@ CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 NO_SPACE = "-"
 ALL_LABELS = "fedavg, all class labels"
 ALONE: dict[str, str] = {"server alone": "single", "SemiFL, no coarse labels": "semifl"}
+TRANSFER: dict[str, dict[str, Any]] = {
+    "fedtrans": {"finetune": "all"},
+    "fedtrans, new head alone": {"finetune": "head"},
+}
 WITH_COARSE: dict[str, dict[str, Any]] = {
+    **TRANSFER,
     "FedMT(T)": {"correspondence": "known"},
     "FedMT(T), all examples": {"correspondence": "known", "projection_examples": "all", "gate": "none"},
     "FedMT(E)": {"correspondence": "estimated"},
@@ -99,12 +105,14 @@ def make_config(name: str, space: str, labels: str, options: argparse.Namespace)
     """
     given = "20" if labels == "all" else labels
     named = "shape" if space == NO_SPACE else space
-    config = load_config(CONFIGS / "digits_fedmt.py", f"{given},{named},known")
+    config = load_config(CONFIGS / "digits_fedmt.py", f"{given},{named},{'fedtrans' if name in TRANSFER else 'known'}")
     if options.path:
         config.data.name, config.data.path, config.data.test_clients = "npz", options.path, 0
         config.partition.name, config.partition.num_clients = "iid", options.clients
     if options.rounds:
         config.rounds = options.rounds
+        if name in TRANSFER:
+            config.method.coarse_rounds = config.optimizer.schedule_rounds = max(options.rounds // 2, 1)
     if name in WITH_COARSE:
         for setting, value in WITH_COARSE[name].items():
             config.method[setting] = value

@@ -422,9 +422,10 @@ def check_federated_optimizer(config: Any) -> None:
 def _check_stages(config: ml_collections.ConfigDict) -> None:
     """The model at the end of stage 1 is a candidate of model selection, so it has to be evaluated."""
     warmup = config.method.get("warmup_rounds", 0)
-    if isinstance(warmup, int) and 0 < config.rounds <= warmup:
+    first = config.method.get("coarse_rounds", warmup)
+    if isinstance(first, int) and 0 < config.rounds <= first:
         warnings.warn(
-            f"config.rounds is {config.rounds} and stage 1 alone takes {warmup}: this run ends before stage 2",
+            f"config.rounds is {config.rounds} and stage 1 alone takes {first}: this run ends before stage 2",
             ConfigNote,
             stacklevel=3,
         )

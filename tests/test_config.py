@@ -30,9 +30,9 @@ def test_every_config_file_resolves(path):
 
 
 def test_there_is_a_digits_config_for_every_method():
-    """The baselines of FedUL are variants of its config."""
+    """The baselines of FedUL, and fedtrans of FedMT, are variants of their configs."""
     found = {path.stem.removeprefix("digits_") for path in FILES if path.stem.startswith("digits_")}
-    assert found | {*configs.FEDUL_METHODS} == {*methods.available(), "predict"}
+    assert found | {*configs.FEDUL_METHODS, "fedtrans"} == {*methods.available(), "predict"}
 
 
 def test_cifar10_variants_follow_the_spec():
@@ -102,6 +102,11 @@ def test_a_run_that_ends_within_stage_1_is_noted():
     config.rounds, config.method.warmup_rounds = 3, 3
     with pytest.warns(configs.ConfigNote, match="stage 1 alone takes 3"):
         configs.resolve(config)
+    transfer = load(next(path for path in FILES if path.stem == "digits_fedmt"))("20,shape,fedtrans")
+    assert configs.resolve(transfer).method.coarse_rounds == 15
+    transfer.rounds = 15
+    with pytest.warns(configs.ConfigNote, match="stage 1 alone takes 15"):
+        configs.resolve(transfer)
 
 
 def test_with_validation_data_the_model_of_stage_1_has_to_be_evaluated():

@@ -31,6 +31,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "fedsiam": {"consistency_weight": 10.0},  # the default is too strong for this learning rate
     "semifl": {"threshold": 0.5},  # some examples are confident from the first round on
     "fedmt": {"threshold": 0.5, "warm_start": False},
+    "fedtrans": {"coarse_rounds": 1},
     "mixed": {"num_bits": 256, "num_neighbors": 3},
 }
 OPTIMIZERS: dict[str, FederatedOptimizer] = {  # beside fedavg, which all other tests use
@@ -45,6 +46,7 @@ NOTHING_WITHOUT_LABELS = {"fedavg", "xclp", "per_client_lp", "fedsiam", "fedul",
 # Together these keep local state, state at the server and targets that are sent, use weak labels and train the server:
 # enough for what costs a program per method and depends on the engine alone.
 EVERY_MECHANISM = {"fedavg", "xclp", "fedsiam", "fedllp", "fedmt"}
+ROUNDS_WITH_CLIENTS = {"single": 0, "fedtrans": 1}  # after them the server trains alone
 COMMON = {"loss", "clients", "local_steps", "examples", "dropped_clients", "bytes_down", "bytes_up"}
 PSEUDO_LABELS = {"pseudo_label_accuracy", "pseudo_label_coverage", "confidence_correct", "confidence_wrong"}
 
@@ -74,7 +76,7 @@ def settings(name: str) -> dict[str, Any]:
 
 
 def setup_for(name: str, data: FederatedData, **changes: Any) -> Setup:
-    options = {"aux_head": True} if name == "fedsiam" else {}
+    options = {"aux_head": True} if name in ("fedsiam", "fedtrans") else {}
     return toy.setup(data, model_options=options, augment=toy.jitter, **{"placement": "sequential", **changes})
 
 
@@ -125,15 +127,18 @@ def test_state_keeps_structure_shapes_and_types_and_rounds_compile_once(case: Ca
 
 def test_every_round_reports_the_common_metrics(case: Case) -> None:
     two_stages = "warmup_rounds" in settings(case.name)
+    first_rounds = ROUNDS_WITH_CLIENTS.get(case.name, ROUNDS)
     for number, info in enumerate(case.infos):
         assert info.keys() >= COMMON
         assert all(math.isfinite(info[name]) for name in COMMON)
         undefined = {name for name, value in info.items() if not math.isfinite(value)}
         if number == 0 and two_stages:
             assert undefined == info.keys() & PSEUDO_LABELS, "stage 1 makes no pseudo-labels"
+        elif number < first_rounds < ROUNDS:
+            assert undefined == {"server_loss", "server_dropped"}, "the server does not train yet"
         else:
             assert undefined <= {"confidence_correct", "confidence_wrong"}, "none is right, or none is wrong"
-        assert (case.name != "single") <= info["clients"] <= case.data.num_clients
+        assert (number < first_rounds) <= info["clients"] <= case.data.num_clients
         assert info["dropped_clients"] == 0
         assert info["local_steps"] <= info["examples"]
         one_model = 4 * count_parameters(case.start.params)
@@ -228,8 +233,8 @@ def test_predictions_are_normalized_log_probabilities(case: Case) -> None:
 def test_a_client_full_of_nan_is_as_good_as_absent(case: Case, client: int) -> None:
     broken, infos = rerun(case, toy.with_broken_client(case.data, client))
     absent, expected = rerun(case, toy.without(case.data, client))
-    trains = float(case.name != "single")  # there the clients do nothing
-    assert [info["dropped_clients"] for info in infos] == [trains] * ROUNDS
+    first_rounds = ROUNDS_WITH_CLIENTS.get(case.name, ROUNDS)
+    assert [info["dropped_clients"] for info in infos] == [float(number < first_rounds) for number in range(ROUNDS)]
     assert [info["dropped_clients"] for info in expected] == [0.0] * ROUNDS
     chex.assert_tree_all_finite(broken)
     chex.assert_trees_all_close(broken.params, absent.params, rtol=1e-6, atol=1e-6)

@@ -16,6 +16,7 @@ from fedjax_ssl.methods.fedmt import fedmt
 from fedjax_ssl.methods.fedpl import fedpl
 from fedjax_ssl.methods.fedsem import fedsem
 from fedjax_ssl.methods.fedsiam import fedsiam
+from fedjax_ssl.methods.fedtrans import fedtrans
 from fedjax_ssl.methods.fedul import fedul
 from fedjax_ssl.methods.mixed import mixed
 from fedjax_ssl.methods.network_pseudo_label import network_pseudo_label
@@ -41,6 +42,7 @@ _RECIPES: dict[str, Callable[..., Method]] = {
         single,
         semifl,
         fedmt,
+        fedtrans,
         mixed,
     )
 }

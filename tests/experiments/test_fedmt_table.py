@@ -48,3 +48,7 @@ def test_every_row_has_a_config_of_its_own(script: dict) -> None:
     assert (upper.method.name, upper.supervision.name, upper.supervision.server_labels) == ("fedavg", "all", None)
     semifl = script["make_config"]("SemiFL, no coarse labels", script["NO_SPACE"], "50", options)
     assert (semifl.method.name, semifl.supervision.name, semifl.supervision.labels) == ("semifl", "server", 50)
+    transfer = script["make_config"]("fedtrans, new head alone", "parity", "20", script["_parse"](["--rounds", "6"]))
+    assert (transfer.method.name, transfer.method.finetune, transfer.method.coarse_rounds) == ("fedtrans", "head", 3)
+    assert (transfer.supervision.correspondence, transfer.supervision.server_labels) == ("parity", 20)
+    assert transfer.model.aux_head and transfer.optimizer.schedule_rounds == 3

@@ -1,0 +1,193 @@
+"""fedtrans: what moves in which stage, the loss on coarse labels against NumPy, who takes part."""
+
+import dataclasses
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import federated, methods
+from fedjax_ssl.data import FederatedData
+from fedjax_ssl.federated import Setup
+from fedjax_ssl.methods.fedtrans import coarse_cross_entropy, coarse_epochs
+from tests import toy
+
+KEY = jax.random.key(4)
+# Momentum and weight decay would move what merely has no gradient.
+LOCAL = federated.local_optimizer("sgd", momentum=0.5, weight_decay=0.01)
+COARSE_ROUNDS, ROUNDS = 2, 12
+WITHOUT_CLASS_LABELS = (0,) * len(toy.SIZES)
+
+
+def run_of(data: FederatedData, **changes) -> Setup:
+    options = {"model_options": {"aux_head": True, "norm": "bn"}, "local_optimizer": LOCAL, **changes}
+    return toy.setup(data, learning_rate=0.2, placement="sequential", **options)
+
+
+@pytest.fixture(scope="module")
+def data() -> FederatedData:
+    return toy.weak_federation("coarse", labelled=WITHOUT_CLASS_LABELS)
+
+
+@pytest.fixture(scope="module", params=["head", "all"])
+def trained(request, data):
+    """The setting, accuracy on the test examples, states from the start to the end, and their infos."""
+    # One step per round at the server, so that its loss is that of the network it starts from.
+    options = {"coarse_rounds": COARSE_ROUNDS, "server_epochs": 1, "finetune": request.param}
+    method = methods.build("fedtrans", run_of(data), **options)
+    one_round, states, infos = jax.jit(method.round), [jax.jit(method.init)(KEY, data)], []
+    for _ in range(ROUNDS):
+        state, info = one_round(KEY, states[-1], data)
+        states.append(state)
+        infos.append({name: float(value) for name, value in info.items()})
+    chosen = np.argmax(method.predict(states[-1], data.inputs[data.test_index]), axis=1)
+    return request.param, np.mean(chosen == data.labels[data.test_index]), states, infos, method
+
+
+def moved(one, other) -> list[bool]:
+    return [bool(np.any(a != b)) for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)]
+
+
+def test_the_main_head_keeps_its_bits_in_stage_1_and_the_body_where_only_the_head_is_finetuned(trained):
+    finetune, _, states, _, _ = trained
+    start, middle, end = states[0], states[COARSE_ROUNDS], states[-1]
+    chex.assert_trees_all_equal(middle.params["head"], start.params["head"])
+    assert all(moved(middle.params["body"], start.params["body"])), "the second head and everything below it"
+    assert all(moved(end.params["head"], middle.params["head"]))
+    if finetune == "head":
+        chex.assert_trees_all_equal(end.params["body"], middle.params["body"])
+        chex.assert_trees_all_equal(end.model_state, middle.model_state)
+    else:
+        assert all(moved(end.params["body"], middle.params["body"]))
+
+
+def test_after_both_stages_the_server_knows_the_classes(trained):
+    _, accuracy, _, infos, _ = trained
+    assert accuracy > 0.7  # chance: 1/3; coarse labels do not tell classes 0 and 2 apart
+    assert infos[COARSE_ROUNDS - 1]["loss"] < infos[0]["loss"]
+    assert infos[-1]["server_loss"] < infos[COARSE_ROUNDS]["server_loss"]
+    for number, info in enumerate(infos):
+        assert info["clients"] == (6 if number < COARSE_ROUNDS else 0)
+        assert np.isnan(info["server_loss"]) == (number < COARSE_ROUNDS)
+
+
+def test_a_loss_that_moves_both_groups_is_logged_once(trained, data):
+    _, _, states, infos, _ = trained
+    before = states[COARSE_ROUNDS]
+    rows = data.server_index
+    outputs, _ = run_of(data).model.apply(
+        {**before.params["body"], **before.params["head"]}, before.model_state, data.inputs[rows], train=True
+    )
+    log_probs = jax.nn.log_softmax(outputs.logits)
+    expected = -np.mean(np.asarray(log_probs)[np.arange(rows.size), np.asarray(data.labels[rows])])
+    np.testing.assert_allclose(infos[COARSE_ROUNDS]["server_loss"], expected, rtol=1e-5)
+
+
+def test_clients_with_sets_or_class_labels_alone_take_no_part(trained, data):
+    method = trained[-1]
+    assert data.weak is not None
+    size = toy.SIZES[1]
+    weak = dataclasses.replace(
+        data.weak,
+        from_sets=data.weak.from_sets.at[0].set(True),
+        num_examples=data.weak.num_examples.at[1].set(0),
+        labels=data.weak.labels.at[1].set(-1),
+    )
+    rows = data.index[1, :size]
+    others = dataclasses.replace(
+        data,
+        weak=weak,
+        num_labelled=data.num_labelled.at[1].set(size),
+        observed=data.observed.at[rows].set(data.labels[rows]),
+    )
+    one_round = jax.jit(method.round)
+    start = method.init(KEY, data)
+    state, info = one_round(KEY, start, others)
+    absent, expected = one_round(KEY, start, toy.without(data, 0, 1))
+    assert info["clients"] == expected["clients"] == 4
+    chex.assert_trees_all_equal(state.params, absent.params)
+
+
+def numpy_coarse_loss(logits: np.ndarray, labels: np.ndarray, num_observations: int) -> float:
+    shown = logits[:, :num_observations].astype(np.float64)
+    shown = shown - shown.max(axis=1, keepdims=True)
+    log_probs = shown - np.log(np.exp(shown).sum(axis=1, keepdims=True))
+    return float(np.sum(-log_probs[np.arange(len(labels)), labels] * (labels >= 0)) / len(labels))
+
+
+def test_the_loss_on_coarse_labels_against_numpy():
+    """Three coarse labels and five outputs, of which the unused are the largest; a row of padding."""
+    logits = np.random.default_rng(0).normal(size=(5, 5), scale=3.0).astype(np.float32)
+    logits[:, 3:] += 60.0
+    labels = np.array([0, 2, 1, 2, 0], np.int32)
+    mask = np.array([True, True, True, True, False])
+    loss = jax.jit(jax.value_and_grad(coarse_cross_entropy))
+    value, gradient = loss(jnp.asarray(logits), jnp.asarray(labels), jnp.asarray(3), jnp.asarray(mask))
+    np.testing.assert_allclose(value, numpy_coarse_loss(logits[:4], labels[:4], 3), rtol=1e-6)
+    shown = logits[:4, :3].astype(np.float64)
+    probabilities = np.exp(shown) / np.exp(shown).sum(axis=1, keepdims=True)
+    expected = np.zeros((5, 5))
+    expected[:4, :3] = (probabilities - np.eye(3)[labels[:4]]) / 4
+    np.testing.assert_allclose(gradient, expected, atol=1e-7)
+    np.testing.assert_array_equal(gradient[:, 3:], 0.0)
+    nothing, gradient = loss(jnp.asarray(logits), jnp.full(5, -1, jnp.int32), jnp.asarray(0), jnp.asarray(mask))
+    assert nothing == 0.0 and np.all(np.asarray(gradient) == 0.0), "a client without coarse labels"
+
+
+def test_epochs_go_over_the_examples_between_class_labels_and_nothing():
+    data = toy.weak_federation("coarse", labelled=(4, 0, 0, 0, 0, 0))
+    assert data.weak is not None
+    everyone = federated.all_clients(data)
+    fewer = dataclasses.replace(everyone.weak, num_examples=everyone.weak.num_examples.at[0].set(5))
+    client = jax.tree.map(lambda table: table[0], everyone._replace(weak=fewer))
+    schedule = jax.jit(coarse_epochs(2, 3, data.max_known).schedule)(KEY, client)
+    positions, mask = np.asarray(schedule.positions["coarse"]), np.asarray(schedule.masks["coarse"])
+    assert int(schedule.num_steps) == 9
+    for epoch in range(3):
+        steps = slice(3 * epoch, 3 * epoch + 3)
+        np.testing.assert_array_equal(np.sort(positions[steps][mask[steps]]), np.arange(4, 9))
+    assert not mask[9:].any()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"finetune": "body"}, "finetune is 'body'; allowed: all, head"),
+        ({"coarse_rounds": 0}, "coarse_rounds is 0; it must be a whole number of at least 1"),
+        ({"coarse_rounds": 1.5}, r"coarse_rounds is 1\.5; it must be"),
+        ({"coarse_rounds": True}, "coarse_rounds is True"),
+        ({"server_epochs": 0}, "server_epochs is 0"),
+        ({"server_batch_size": -1}, "server_batch_size is -1"),
+    ],
+)
+def test_bad_settings(data, options, message):
+    with pytest.raises(ValueError, match=message):
+        methods.build("fedtrans", run_of(data), **options)
+
+
+def test_a_network_without_a_second_head_says_which_field_to_set(data):
+    with pytest.raises(ValueError, match=r"set config\.model\.aux_head = True; .* are dense1, head, without"):
+        methods.build("fedtrans", toy.setup(data))
+
+
+def many_sets() -> FederatedData:
+    coarse = toy.weak_federation("coarse")
+    return toy.padded(toy.padded(coarse))  # four columns of observations for three classes
+
+
+@pytest.mark.parametrize(
+    ("federation", "message"),
+    [
+        (lambda: toy.weak_federation("server"), "needs clients with coarse labels"),
+        (lambda: toy.weak_federation("coarse", server=0), "needs class labels at the server"),
+        (many_sets, "up to 4 coarse labels or sets, but the second head of fedtrans has only 3 outputs"),
+    ],
+)
+def test_a_federation_that_it_cannot_learn_from_is_refused_before_training(federation, message):
+    given = federation()
+    method = methods.build("fedtrans", run_of(given, model_options={"aux_head": True}))
+    start = jax.eval_shape(method.init, KEY, given)
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(method.round, KEY, start, given)
