@@ -58,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         "--scale", type=float, default=1.0, help="so many times the clients, clients per round and rounds (1)"
     )
     parser.add_argument("--limit", type=float, default=120.0, help="seconds after which no further block starts (120)")
+    parser.add_argument("--threads", type=int, help="of the CPU, as config.threads; one per core by default")
     parser.add_argument("--placement", help=f"of clients, where the workload leaves it open: {', '.join(PLACEMENTS)}")
     parser.add_argument(
         "--heap", action="store_true", help="leave large buffers to the C library (slower where it reuses its heap)"
@@ -80,7 +81,7 @@ def _names(given: str) -> list[str]:
 
 
 def _options(given: argparse.Namespace) -> Options:
-    for name, lowest in (("repeats", 1), ("rounds", 1)):
+    for name, lowest in (("repeats", 1), ("rounds", 1), ("threads", 1)):
         value = getattr(given, name)
         if value is not None and value < lowest:
             raise ConfigError(f"--{name} is {value}; it must be at least {lowest}")
@@ -90,7 +91,7 @@ def _options(given: argparse.Namespace) -> Options:
             raise ConfigError(f"--{name} is {value}; it must be a positive number")
     if given.placement is not None and given.placement not in PLACEMENTS:
         raise ConfigError(f"--placement is {given.placement!r}; allowed: {', '.join(PLACEMENTS)}")
-    return Options(given.repeats, given.rounds, given.scale, given.limit, given.placement, given.heap)
+    return Options(given.repeats, given.rounds, given.scale, given.limit, given.placement, given.heap, given.threads)
 
 
 def _measured(names: list[str], options: Options, one_process: bool) -> Iterator[dict[str, Any] | None]:

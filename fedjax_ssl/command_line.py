@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from fedjax_ssl import data, methods, tracking
+from fedjax_ssl import data, methods, processor, tracking
 from fedjax_ssl.config import ConfigError, ConfigNote
 
 USER_ERRORS = (
@@ -48,6 +48,31 @@ def map_large_buffers() -> bool:
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return bool(mallopt and mallopt(_M_MMAP_THRESHOLD, 2**20))
+
+
+def use_processor(threads: int | None, devices: int | None = None) -> None:
+    """Sets with what XLA's CPU backend starts; without effect once something was computed.
+
+    XLA passes every operation of a program to a pool of threads. With the small products of a linear model or a small
+    network this costs more than it brings, and one thread is fastest (docs/benchmarks.md).
+
+    Args:
+        threads: of the pool; None: one per core.
+        devices: that share each cohort; a CPU is then as many devices, whose pool has 2 * devices + 2 threads at least:
+            in jax 0.10 devices can wait for each other for ever in a smaller one.
+
+    Raises:
+        ConfigError: less than one thread.
+    """
+    if threads is not None and threads < 1:
+        raise ConfigError(f"config.threads is {threads}; it must be at least 1; leave it out for one per core")
+    sharers = devices or 1
+    if sharers > 1:
+        with contextlib.suppress(RuntimeError):  # there is a backend already
+            jax.config.update("jax_num_cpu_devices", sharers)
+    if threads or sharers > 1:
+        least = 2 * sharers + 2 if sharers > 1 else 1
+        os.environ["NPROC"] = str(max(threads or processor.cores(), least))
 
 
 def explain(error: Exception) -> str:

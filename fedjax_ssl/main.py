@@ -15,6 +15,7 @@ from fedjax_ssl.command_line import (
     map_large_buffers,
     notes_instead_of_warnings,
     use_compilation_cache,
+    use_processor,
 )
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.train import run
@@ -39,7 +40,10 @@ def main(arguments: list[str]) -> int:
         use_compilation_cache()
         map_large_buffers()
         with notes_instead_of_warnings():
-            team = distributed.start(_CONFIG.value.distributed)  # before anything is computed
+            # Both before anything is computed.
+            alone = distributed.settings(_CONFIG.value.distributed) is None
+            use_processor(_CONFIG.value.get("threads"), _CONFIG.value.federated.devices if alone else None)
+            team = distributed.start(_CONFIG.value.distributed)
             run(_CONFIG.value, _WORKDIR.value or Path("runs") / config_file.stem, team)
     except KeyboardInterrupt:
         return distributed.leave(130, "\nstopped; the same command goes on from the last checkpoint")

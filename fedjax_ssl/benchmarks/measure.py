@@ -17,7 +17,7 @@ from fedjax_ssl import models, tracking
 from fedjax_ssl.benchmarks.operations import product_operations_per_second, training_operations_per_example
 from fedjax_ssl.benchmarks.padding import padded_share
 from fedjax_ssl.benchmarks.workloads import WORKLOADS, Variant, Workload
-from fedjax_ssl.command_line import map_large_buffers
+from fedjax_ssl.command_line import map_large_buffers, use_processor
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.experiment import Experiment, build_method, federate
 from fedjax_ssl.federated import VECTORIZED_RUNS, Choice, Method, ServerState
@@ -34,6 +34,7 @@ class Options(NamedTuple):
     limit: float = 120.0  # seconds after which no further block is started
     placement: str | None = None  # where the variant does not fix it
     heap: bool = False  # leave large buffers to the C library, see `map_large_buffers`
+    threads: int | None = None  # see `use_processor`
 
 
 class Block(NamedTuple):
@@ -69,6 +70,7 @@ def measure(name: str, variant_name: str, options: Options) -> dict[str, Any]:
         ConfigError: a setting cannot be used.
     """
     mapped = not options.heap and map_large_buffers()
+    use_processor(options.threads)
     workload = WORKLOADS[name].scaled(options.scale)
     variant = next(variant for variant in workload.variants if variant.name == variant_name)
     if options.placement:
@@ -98,6 +100,7 @@ def measure(name: str, variant_name: str, options: Options) -> dict[str, Any]:
         "placement": placed.placement,
         "clients_at_once": placed.clients_at_once,
         "large_buffers": "mapped" if mapped else "heap",
+        "threads": options.threads,
         "rounds_per_block": rounds,
         "blocks": len(timings.wall),
         "warm": timings.warm,

@@ -1,11 +1,11 @@
 """The convolution layer's function: fast inside `lax.scan` on CPU and under `vmap` over kernels."""
 
-import os
 from collections.abc import Callable
 
 import jax
 from jaxtyping import Array, Float
 
+from fedjax_ssl import processor
 from fedjax_ssl.models import lowerings
 
 Padding = str | int
@@ -45,7 +45,7 @@ def conv2d(
 
     | backend | shape | shared kernel | kernels under `vmap` |
     |---|---|---|---|
-    | cpu, one core | 16 input channels or more | "blocks" | "blocks" |
+    | cpu, one thread | 16 input channels or more | "blocks" | "blocks" |
     | cpu | otherwise | "slices" | "slices" |
     | others | 1x1 | "slices", which is one product | "slices" |
     | others | larger | "lax" | "slices" |
@@ -118,14 +118,9 @@ def resolve_padding(image: tuple[int, ...], window: tuple[int, ...], stride: int
     return pads
 
 
-def _cores() -> int:
-    """Processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _choose(kernel_shape: tuple[int, ...]) -> Callable:
     height, width, channels, _ = kernel_shape
     if jax.default_backend() == "cpu":
-        # A block is too little work for several cores.
-        return lowerings.blocks if channels >= 16 and _cores() == 1 else lowerings.slices
+        # A block is too little work for several threads.
+        return lowerings.blocks if channels >= 16 and processor.threads() == 1 else lowerings.slices
     return lowerings.slices if height == width == 1 else lowerings.plain_or_slices

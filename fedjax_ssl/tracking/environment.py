@@ -1,13 +1,14 @@
 """What a run ran on: versions, commit, device and memory."""
 
 import importlib.metadata
-import os
 import platform
 import subprocess
 import sys
 from pathlib import Path
 
 import jax
+
+from fedjax_ssl import processor
 
 _PACKAGES = ("fedjax_ssl", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
@@ -56,10 +57,10 @@ def device_description() -> str:
     if devices[0].platform != "cpu":
         kind = devices[0].device_kind
         return kind if len(devices) == 1 else f"{len(devices)} x {kind}"
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    count = f"{cores} core{'s' * (cores != 1)}, {len(devices)} device{'s' * (len(devices) != 1)}"
-    return f"CPU ({count})"
+    numbers = {"core": processor.cores(), "thread": processor.threads(), "device": len(devices)}
+    if numbers["thread"] == numbers["core"]:
+        del numbers["thread"]
+    return f"CPU ({', '.join(f'{number} {kind}' + 's' * (number != 1) for kind, number in numbers.items())})"
 
 
 def peak_memory_bytes() -> int:

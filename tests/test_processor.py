@@ -1,0 +1,64 @@
+"""How many threads and devices a command line starts XLA with."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fedjax_ssl import processor
+from fedjax_ssl.command_line import use_processor
+from fedjax_ssl.config import ConfigError
+from fedjax_ssl.tracking import device_description
+
+
+@pytest.fixture
+def unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings as a new process has them; jax's own stay those of the suite."""
+    monkeypatch.delenv("NPROC")
+    monkeypatch.setattr("jax.config.update", lambda name, value: None)
+
+
+@pytest.mark.usefixtures("unset")
+def test_nothing_asked_for_leaves_everything_as_it_is() -> None:
+    use_processor(None, None)
+    assert "NPROC" not in os.environ
+    assert processor.threads() == processor.cores()
+
+
+@pytest.mark.usefixtures("unset")
+@pytest.mark.parametrize(
+    ("threads", "devices", "pool"),
+    [(1, None, 1), (3, 1, 3), (1, 4, 10), (20, 4, 20), (None, 40, 82)],
+)
+def test_devices_that_wait_for_each_other_have_threads_enough(threads: int | None, devices: int, pool: int) -> None:
+    use_processor(threads, devices)
+    assert os.environ["NPROC"] == str(pool)
+    assert processor.threads() == min(pool, processor.cores())
+
+
+@pytest.mark.parametrize(("given", "used"), [("1", 1), ("0", 1), ("1000000", None), ("many", None), ("", None)])
+def test_threads_are_no_more_than_cores(monkeypatch: pytest.MonkeyPatch, given: str, used: int | None) -> None:
+    monkeypatch.setenv("NPROC", given)
+    assert processor.threads() == (used or processor.cores())
+
+
+def test_fewer_threads_than_cores_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor, "cores", lambda: 2)
+    monkeypatch.setenv("NPROC", "1")
+    assert device_description() == "CPU (2 cores, 1 thread, 4 devices)"
+
+
+def test_less_than_one_thread_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"config\.threads is 0; it must be at least 1"):
+        use_processor(0)
+
+
+def test_a_processor_starts_as_many_devices_as_share_a_cohort() -> None:
+    program = (
+        "from fedjax_ssl.command_line import use_processor; use_processor(1, 3);"
+        "import jax; print(jax.device_count(), __import__('os').environ['NPROC'])"
+    )
+    given = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "NPROC")}
+    done = subprocess.run([sys.executable, "-c", program], env=given, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["3", "8"], done.stderr
