@@ -20,7 +20,8 @@ MISSING = "-"
 
 def load_config(path: str | Path, argument: str | None = None) -> ml_collections.ConfigDict:
     """What `--config PATH:ARGUMENT` stands for on the command line."""
-    return runpy.run_path(str(path))["get_config"](argument)
+    given = () if argument is None else (argument,)
+    return runpy.run_path(str(path))["get_config"](*given)
 
 
 def train_seeds(config: ml_collections.ConfigDict, seeds: Sequence[int]) -> tuple[Any, dict[str, np.ndarray]]:

@@ -221,11 +221,13 @@ def federate(
         held_out,
     )
     labels = jnp.asarray(dataset.train.y, jnp.int32)
-    roles = _draw_roles(key, labels, jnp.asarray(natural), plan, _own_weak_labels(dataset))
+    draw = partial(_draw_roles, plan=plan, own=_own_weak_labels(dataset))
+    # Compiled as a whole: operation by operation a first start takes three times as long.
+    roles = jax.jit(draw)(key, labels, jnp.asarray(natural))
     # Asked of the result, not of the key: a fixed key inside somebody's jit also gives traced roles.
     traced = isinstance(roles.entries.client, jax.core.Tracer)
     widths = _static_widths(plan) if traced else _measure(roles, plan.facts.num_clients)
-    tables = _tabulate(roles, labels, plan.facts.num_clients, widths)
+    tables = jax.jit(partial(_tabulate, num_clients=plan.facts.num_clients, widths=widths))(roles, labels)
     inputs, truth = dataset.train.x, dataset.train.y
     num_new_clients = held_out.num_natural
     own = held_out.own_test_examples(dataset)
@@ -371,7 +373,7 @@ def _make_plan(
 
 
 def _draw_roles(
-    key: Key[Array, ""], labels: Int[Array, " N"], natural: Int[Array, " N"], plan: _Plan, own: OwnWeakLabels
+    key: Key[Array, ""], labels: Int[Array, " N"], natural: Int[Array, " N"], *, plan: _Plan, own: OwnWeakLabels
 ) -> _Roles:
     facts, held_out = plan.facts, plan.held_out
     held = test = valid = server = jnp.zeros(labels.shape, bool)
@@ -417,7 +419,7 @@ def _measure(roles: _Roles, num_clients: int) -> _Widths:
     return _Widths(int(with_label.max()), int((sizes - with_label).max()), int(sizes.max()), *held_out)
 
 
-def _tabulate(roles: _Roles, labels: Int[Array, " N"], num_clients: int, widths: _Widths) -> dict[str, Any]:
+def _tabulate(roles: _Roles, labels: Int[Array, " N"], *, num_clients: int, widths: _Widths) -> dict[str, Any]:
     """All index tables and counts of a federation, by the names of `FederatedData`."""
     entries = roles.entries
     labelled = roles.labelled[entries.row]
