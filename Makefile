@@ -1,6 +1,6 @@
 # Everything here runs on a machine with Python 3.11 or newer, pip, git and make.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format types smoke build clean
+.PHONY: help setup demo test thorough lint format types smoke build clean
 
 # The first interpreter that is new enough; a name may exist and still not run, so each is tried.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
@@ -35,6 +35,9 @@ demo: setup  ## run the main job on the embedded digits from the start, curves i
 
 test: setup  ## run the tests in two processes
 	$(BIN)/python -m pytest -n 2
+
+thorough: setup  ## run the tests that take minutes each: every method over several processes
+	$(BIN)/python -m pytest -m thorough
 
 lint: setup  ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -61,7 +61,11 @@ def environment(devices: int) -> dict[str, str]:
 
 
 def launch(
-    folder: Path, *overrides: str, variant: str = "", harm: str | None = None, each: Sequence[str] = ("", "")
+    folder: Path,
+    *overrides: str,
+    config: str = str(WORKER),
+    harm: str | None = None,
+    each: Sequence[str] = ("", ""),
 ) -> Ended:
     """The same command in every process, but for `each`; who it is, it reads from the environment."""
     shared = environment(DEVICES_EACH) | {
@@ -70,7 +74,7 @@ def launch(
     }
     if harm:
         shared["HARM"] = ":".join(map(str, (harm, *HARMS[harm])))
-    command = [sys.executable, str(WORKER), f"--config={WORKER}{variant}", f"--workdir={folder}", *overrides]
+    command = [sys.executable, str(WORKER), f"--config={config}", f"--workdir={folder}", *overrides]
     logs = [folder.with_name(f"{folder.name}_{harm}_{index}.log") for index in range(PROCESSES)]
     with contextlib.ExitStack() as stack:
         processes = []
@@ -180,7 +184,7 @@ def test_a_checkpoint_of_several_processes_goes_on_in_one(harmed, whole, devices
 
 def test_ordered_sums_and_neighbours_over_two_processes_are_those_of_one(tmp_path):
     alone(tmp_path / "one", "xclp", **{"federated.devices": 4})
-    ended = launch(tmp_path / "two", variant=":xclp")
+    ended = launch(tmp_path / "two", config=f"{WORKER}:xclp")
     assert ended.codes == [0, 0], ended.logs
     assert_same_run(tmp_path / "two", tmp_path / "one")
     for table in ("predictions.csv", "predictions_by_client.csv"):
