@@ -9,6 +9,7 @@ from jaxtyping import Int
 from fedjax_ssl.data.federated_data import FederatedData
 
 _BARS = " ▁▂▃▄▅▆▇█"
+_WEAK = {"coarse": "with a coarse label", "in sets": "in sets with known class shares"}  # columns in words
 _COLORS = {"all examples": "lightsteelblue", "labelled": "darkorange"}
 
 
@@ -44,6 +45,8 @@ def report(
 ) -> str:
     """A table of clients with examples, labelled examples, classes and a small histogram over classes.
 
+    Where clients have weak labels, also with the examples that have a coarse label, those in sets, and the sets.
+
     Args:
         data: one federation, not traced.
         class_names: K names, printed as the histogram's legend.
@@ -61,10 +64,15 @@ def report(
     if client_names is not None and len(client_names) != data.num_clients:
         raise ValueError(f"client_names has {len(client_names)} names, the data have {data.num_clients} clients")
     counts, labelled_counts = class_counts(data)
-    sizes, labelled = np.asarray(data.num_examples), np.asarray(data.num_labelled)
+    columns = {
+        "examples": np.asarray(data.num_examples),
+        "labelled": np.asarray(data.num_labelled),
+        "classes": (counts > 0).sum(1),
+        "of them labelled": (labelled_counts > 0).sum(1),
+        **_weak_columns(data),
+    }
     names = [str(client) for client in range(data.num_clients)] if client_names is None else list(client_names)
-    header = ("client", "examples", "labelled", "classes", "of them labelled")
-    values = np.stack([sizes, labelled, (counts > 0).sum(1), (labelled_counts > 0).sum(1)], axis=1)
+    header, values = ("client", *columns), np.stack(list(columns.values()), axis=1)
     shown = min(max_rows, data.num_clients)
     rows = [(names[client], *map(str, values[client]), _histogram(counts[client])) for client in range(shown)]
     aggregates = (("min", np.min), ("median", np.median), ("max", np.max))
@@ -72,13 +80,14 @@ def report(
     widths = [max(len(row[column]) for row in [header, *rows, *footer]) for column in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:
-        numbers = (cell.rjust(width) for cell, width in zip(cells[1:5], widths[1:], strict=True))
-        return "  ".join([cells[0].ljust(widths[0]), *numbers, *cells[5:]]).rstrip()
+        numbers = (cell.rjust(width) for cell, width in zip(cells[1 : len(header)], widths[1:], strict=True))
+        return "  ".join([cells[0].ljust(widths[0]), *numbers, *cells[len(header) :]]).rstrip()
 
     summary = data.summary()
     text = [
         f"{summary['clients']} clients ({summary['labelled_clients']} with labels), "
-        f"{summary['train_examples']} training examples, {summary['labelled_examples']} labelled; "
+        f"{summary['train_examples']} training examples, {summary['labelled_examples']} labelled"
+        f"{''.join(f', {columns[name].sum()} {words}' for name, words in _WEAK.items() if name in columns)}; "
         f"server {summary['server_examples']}, validation {summary['validation_examples']}, "
         f"test {summary['test_examples']}",
         "",
@@ -88,6 +97,16 @@ def report(
     if shown < data.num_clients:
         text.append(f"... {data.num_clients - shown} more clients")
     return "\n".join([*text, "-" * (sum(widths) + 2 * (len(widths) - 1)), *map(line, footer)])
+
+
+def _weak_columns(data: FederatedData) -> dict[str, Int[np.ndarray, " C"]]:
+    """Numbers of the weak labels that there are, by column of the table."""
+    if data.weak is None:
+        return {}
+    known, sets = np.asarray(data.weak.num_examples), np.asarray(data.weak.from_sets)
+    columns = {"coarse": np.where(sets, 0, known), "in sets": np.where(sets, known, 0)}
+    columns["sets"] = np.where(columns["in sets"] > 0, np.asarray(data.weak.num_observations), 0)
+    return {name: column for name, column in columns.items() if column.any()}
 
 
 def plot_partition(

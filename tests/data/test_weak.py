@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.data import Dataset, FederatedData, Split, federate
+from fedjax_ssl.data.report import report
 from fedjax_ssl.data.weak import perturbed_shares, unlabelled_sets
 
 NUM_CLASSES, SIZE = 10, 600
@@ -205,6 +206,17 @@ def test_a_trace_draws_the_same_federation(protocol: str) -> None:
     np.testing.assert_array_equal(plain.index, traced.index[:, :width])
     np.testing.assert_array_equal(plain.weak.labels, traced.weak.labels[:, :width])
     np.testing.assert_allclose(plain.weak.matrix, traced.weak.matrix, atol=1e-6)
+
+
+def test_the_report_counts_coarse_labels_and_sets_where_there_are_any() -> None:
+    data = draw("mixed", num_clients=6, **FOUR_KINDS)
+    lines = report(data, dataset().class_names).splitlines()
+    assert "5 labelled, 200 with a coarse label, 100 in sets with known class shares" in lines[0]
+    assert "of them labelled  coarse  in sets  sets  histogram" in lines[2]
+    table = [line.split("|")[0].split()[5:] for line in lines[3:9]]
+    assert table == [["0", "0", "0"], *[["100", "0", "0"]] * 2, ["0", "100", "5"], *[["0", "0", "0"]] * 2]
+    only_coarse = report(draw("coarse", correspondence="parity"), dataset().class_names).splitlines()
+    assert "600 with a coarse label;" in only_coarse[0] and "sets" not in only_coarse[2]
 
 
 def given(labels: np.ndarray = LABELS) -> tuple[Dataset, np.ndarray]:
