@@ -112,7 +112,9 @@ def make_config(name: str, space: str, labels: str, options: argparse.Namespace)
     if options.rounds:
         config.rounds = options.rounds
         if name in TRANSFER:
-            config.method.coarse_rounds = config.optimizer.schedule_rounds = max(options.rounds // 2, 1)
+            if options.rounds < 2:
+                raise SystemExit(f"--rounds is {options.rounds}; {name} needs at least 2, one for each of its stages")
+            config.method.coarse_rounds = config.optimizer.schedule_rounds = options.rounds // 2
     if name in WITH_COARSE:
         for setting, value in WITH_COARSE[name].items():
             config.method[setting] = value

@@ -58,21 +58,27 @@ def use_processor(threads: int | None, devices: int | None = None) -> None:
 
     Args:
         threads: of the pool; None: one per core.
-        devices: that share each cohort; a CPU is then as many devices, whose pool has 2 * devices + 2 threads at least:
-            in jax 0.10 devices can wait for each other for ever in a smaller one.
+        devices: that share each cohort. If there are as many cores, a CPU becomes as many devices, whose pool has
+            2 * devices + 2 threads at least: in jax 0.10 devices can wait for each other for ever in a smaller one.
 
     Raises:
         ConfigError: less than one thread.
     """
-    if threads is not None and threads < 1:
-        raise ConfigError(f"config.threads is {threads}; it must be at least 1; leave it out for one per core")
-    sharers = devices or 1
+    whole = isinstance(threads, int) and not isinstance(threads, bool)
+    if threads is not None and not (whole and threads >= 1):
+        raise ConfigError(f"config.threads is {threads!r}; it must be a whole number of at least 1, or None")
+    # A config is checked later; what makes no sense here is refused there.
+    sharers = devices if isinstance(devices, int) and 1 < devices <= processor.cores() else 1
     if sharers > 1:
         with contextlib.suppress(RuntimeError):  # there is a backend already
             jax.config.update("jax_num_cpu_devices", sharers)
     if threads or sharers > 1:
+        given = os.environ.get("NPROC", "")
+        wanted = threads or (int(given) if given.isdigit() else processor.cores())
         least = 2 * sharers + 2 if sharers > 1 else 1
-        os.environ["NPROC"] = str(max(threads or processor.cores(), least))
+        if threads and threads < least:
+            warnings.warn(f"config.threads is {threads}; {sharers} devices need {least}", ConfigNote, stacklevel=2)
+        os.environ["NPROC"] = str(max(wanted, least))
 
 
 def explain(error: Exception) -> str:

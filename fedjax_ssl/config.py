@@ -42,7 +42,9 @@ def default(method: str = "fedavg") -> ml_collections.ConfigDict:
     config.eval_every = 5  # rounds between evaluations, run as one compiled call
     config.checkpoint_every = 1  # evaluations between checkpoints; 0: only at the end
     config.precision = "float32"  # of forward and backward passes: or "bf16", with float32 parameters
-    config.threads = None  # of the command line's process on a CPU; one per core by default, 1 suits small networks
+    config.threads = config_dict.placeholder(
+        _INT
+    )  # of the command line's process on a CPU; one per core by default, 1 suits small networks
 
     config.data = _section(
         name="digits",
@@ -94,7 +96,7 @@ def default(method: str = "fedavg") -> ml_collections.ConfigDict:
         set_clients=_INT,  # mixed: so many clients with sets
     )
     config.augment = _section(name="none", pixels=_INT, degrees=_FLOAT)
-    config.strong_augment = _section(name="none", pixels=_INT, flip=_FLAG, operations=_INT)  # "none": the weak one
+    config.strong_augment = _section(name="none", pixels=_INT, degrees=_FLOAT, flip=_FLAG, operations=_INT)
     config.model = _section(
         name="mlp",
         norm=_TEXT,
@@ -423,10 +425,11 @@ def check_federated_optimizer(config: Any) -> None:
 def _check_stages(config: ml_collections.ConfigDict) -> None:
     """The model at the end of stage 1 is a candidate of model selection, so it has to be evaluated."""
     warmup = config.method.get("warmup_rounds", 0)
-    first = config.method.get("coarse_rounds", warmup)
+    name = "coarse_rounds" if "coarse_rounds" in config.method else "warmup_rounds"
+    first = config.method.get(name, 0)
     if isinstance(first, int) and 0 < config.rounds <= first:
         warnings.warn(
-            f"config.rounds is {config.rounds} and stage 1 alone takes {first}: this run ends before stage 2",
+            f"config.rounds is {config.rounds}, stage 1 alone takes {first} (config.method.{name}): no stage 2 here",
             ConfigNote,
             stacklevel=3,
         )
@@ -557,12 +560,13 @@ _CHOICES = {
     "augment": "augmentation",
     "strong_augment": "augmentation",
 }
-_CHOSEN_LATER = ("federated.chunk_size",)  # None: it follows from the device
+_CHOSEN_LATER = ("threads", "federated.chunk_size")  # None: it follows from the device
 _LOWEST = {
     "seed": 0,
     "rounds": 0,
     "eval_every": 1,
     "checkpoint_every": 0,
+    "threads": 1,
     "data.test_clients": 0,
     "data.test_fraction": 0.0,
     "data.validation_fraction": 0.0,

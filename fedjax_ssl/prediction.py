@@ -212,7 +212,7 @@ def _in_own_spaces(log_probs: Array, federation: data.FederatedData) -> Array:
     labels = np.full(client.shape, -1, np.int32)
     for number in np.flatnonzero(np.asarray(known_correspondences(weak))):
         own = client == number
-        labels[own] = np.asarray(likeliest_coarse(log_probs, weak.matrix[number]))[own]
+        labels[own] = np.asarray(likeliest_coarse(log_probs[own], weak.matrix[number]))
     return jnp.asarray(labels)
 
 

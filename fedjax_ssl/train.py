@@ -183,7 +183,9 @@ def _run_in(record: tracking.Record | tracking.NoRecord, experiment: Experiment,
             progress.note(line)
 
     method = build_method(experiment, federation, report=report)
-    _check_labels(config, method.needs if config.rounds else ("labels",), federation)
+    # Without training it is labels that are predicted from.
+    learner = method if config.rounds else method._replace(needs=("labels",), needs_all=False)
+    _check_labels(config, learner, federation)
     template = jax.eval_shape(method.init, key, federation)
 
     nothing: dict[str, float] = {"compile_seconds": 0.0, "train_seconds": 0.0}
@@ -246,12 +248,13 @@ def _run_in(record: tracking.Record | tracking.NoRecord, experiment: Experiment,
     return summary
 
 
-def _check_labels(config: ml_collections.ConfigDict, needs: tuple[str, ...], federation: data.FederatedData) -> None:
+def _check_labels(config: ml_collections.ConfigDict, method: Method, federation: data.FederatedData) -> None:
     """Refuses a federation without what the method learns from; says what its weak labels leave open."""
-    there = federation.kinds()
-    if not set(there) & set(needs):
+    there, needs = federation.kinds(), method.needs
+    if not (set(needs) <= set(there) if method.needs_all else set(there) & set(needs)):
+        words = (" and " if method.needs_all else " or ").join(_KINDS[kind] for kind in needs)
         raise ConfigError(
-            f"method {config.method.name!r} learns from {' or '.join(_KINDS[kind] for kind in needs)}; with "
+            f"method {config.method.name!r} learns from {words}; with "
             f"config.supervision.name={config.supervision.name!r} this federation has "
             f"{' and '.join(_KINDS[kind] for kind in there) or 'no label of any kind'}"
         )

@@ -8,7 +8,7 @@ import pytest
 
 from fedjax_ssl import processor
 from fedjax_ssl.command_line import use_processor
-from fedjax_ssl.config import ConfigError
+from fedjax_ssl.config import ConfigError, ConfigNote
 from fedjax_ssl.tracking import device_description
 
 
@@ -29,9 +29,12 @@ def test_nothing_asked_for_leaves_everything_as_it_is() -> None:
 @pytest.mark.usefixtures("unset")
 @pytest.mark.parametrize(
     ("threads", "devices", "pool"),
-    [(1, None, 1), (3, 1, 3), (1, 4, 10), (20, 4, 20), (None, 40, 82)],
+    [(1, None, 1), (3, 1, 3), (1, 40, 1), (10, 4, 10), (20, 4, 20), (None, 3, 8)],
 )
-def test_devices_that_wait_for_each_other_have_threads_enough(threads: int | None, devices: int, pool: int) -> None:
+def test_devices_that_wait_for_each_other_have_threads_enough(
+    monkeypatch: pytest.MonkeyPatch, threads: int | None, devices: int, pool: int
+) -> None:
+    monkeypatch.setattr(processor, "cores", lambda: 4)
     use_processor(threads, devices)
     assert os.environ["NPROC"] == str(pool)
     assert processor.threads() == min(pool, processor.cores())
@@ -49,14 +52,26 @@ def test_fewer_threads_than_cores_are_said(monkeypatch: pytest.MonkeyPatch) -> N
     assert device_description() == "CPU (2 cores, 1 thread, 4 devices)"
 
 
-def test_less_than_one_thread_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"config\.threads is 0; it must be at least 1"):
-        use_processor(0)
+@pytest.mark.usefixtures("unset")
+def test_more_threads_than_asked_for_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor, "cores", lambda: 4)
+    with pytest.warns(ConfigNote, match=r"config\.threads is 1; 2 devices need 6"):
+        use_processor(1, 2)
+    monkeypatch.setenv("NPROC", "50")
+    use_processor(None, 2)
+    assert os.environ["NPROC"] == "50", "the user's own"
+
+
+@pytest.mark.parametrize("threads", [0, "two", 1.5, True])
+def test_what_is_no_number_of_threads_is_refused(threads: object) -> None:
+    with pytest.raises(ConfigError, match=r"config\.threads is .*; it must be a whole number of at least 1"):
+        use_processor(threads)
 
 
 def test_a_processor_starts_as_many_devices_as_share_a_cohort() -> None:
     program = (
-        "from fedjax_ssl.command_line import use_processor; use_processor(1, 3);"
+        "from fedjax_ssl import processor; processor.cores = lambda: 4;"
+        "from fedjax_ssl.command_line import use_processor; use_processor(None, 3);"
         "import jax; print(jax.device_count(), __import__('os').environ['NPROC'])"
     )
     given = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "NPROC")}

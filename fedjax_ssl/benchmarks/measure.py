@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Key
 
 from fedjax_ssl import config as configs
-from fedjax_ssl import models, tracking
+from fedjax_ssl import models, processor, tracking
 from fedjax_ssl.benchmarks.operations import product_operations_per_second, training_operations_per_example
 from fedjax_ssl.benchmarks.padding import padded_share
 from fedjax_ssl.benchmarks.workloads import WORKLOADS, Variant, Workload
@@ -100,7 +100,7 @@ def measure(name: str, variant_name: str, options: Options) -> dict[str, Any]:
         "placement": placed.placement,
         "clients_at_once": placed.clients_at_once,
         "large_buffers": "mapped" if mapped else "heap",
-        "threads": options.threads,
+        "threads": processor.threads(),
         "rounds_per_block": rounds,
         "blocks": len(timings.wall),
         "warm": timings.warm,

@@ -222,12 +222,12 @@ def federate(
     )
     labels = jnp.asarray(dataset.train.y, jnp.int32)
     draw = partial(_draw_roles, plan=plan, own=_own_weak_labels(dataset))
-    # Compiled as a whole: operation by operation a first start takes three times as long.
+    # Compiled as a whole, since operation by operation a first start takes much longer (docs/benchmarks.md).
     roles = jax.jit(draw)(key, labels, jnp.asarray(natural))
     # Asked of the result, not of the key: a fixed key inside somebody's jit also gives traced roles.
     traced = isinstance(roles.entries.client, jax.core.Tracer)
     widths = _static_widths(plan) if traced else _measure(roles, plan.facts.num_clients)
-    tables = jax.jit(partial(_tabulate, num_clients=plan.facts.num_clients, widths=widths))(roles, labels)
+    tables = _tabulate(roles, labels, num_clients=plan.facts.num_clients, widths=widths)
     inputs, truth = dataset.train.x, dataset.train.y
     num_new_clients = held_out.num_natural
     own = held_out.own_test_examples(dataset)
@@ -419,6 +419,7 @@ def _measure(roles: _Roles, num_clients: int) -> _Widths:
     return _Widths(int(with_label.max()), int((sizes - with_label).max()), int(sizes.max()), *held_out)
 
 
+@partial(jax.jit, static_argnames=("num_clients", "widths"))
 def _tabulate(roles: _Roles, labels: Int[Array, " N"], *, num_clients: int, widths: _Widths) -> dict[str, Any]:
     """All index tables and counts of a federation, by the names of `FederatedData`."""
     entries = roles.entries

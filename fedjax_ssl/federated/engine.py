@@ -71,6 +71,7 @@ def federated_method(
     combine: Callable[[Params], PyTree] = lambda params: params["model"],
     network: Callable[[ServerState], tuple[PyTree, PyTree]] | None = None,
     needs: tuple[str, ...] = ("labels",),
+    needs_all: bool = False,
 ) -> Method:
     """Builds a method out of terms.
 
@@ -82,6 +83,7 @@ def federated_method(
         combine: parameters by group -> the network's parameters.
         network: state -> (parameters, model state) of the network that predicts and embeds; the global one by default.
         needs: what the method learns from, see `FederatedData.kinds`; any of these is enough.
+        needs_all: all of these together are needed.
 
     Returns:
         A `Method`. Its `round` takes the run's key and folds the round number in itself, so rounds can be scanned with
@@ -150,6 +152,7 @@ def federated_method(
         predict=lambda state, inputs: jax.nn.log_softmax(apply(state, inputs).logits),
         embed=lambda state, inputs: apply(state, inputs).features,
         needs=needs,
+        needs_all=needs_all,
     )
 
 

@@ -47,7 +47,7 @@ def _score(
     chosen = jnp.take_along_axis(log_probs, jnp.maximum(labels, 0)[:, None], axis=1)[:, 0]
     correct = jnp.argmax(log_probs, axis=1) == labels
     coarse = {}
-    if data.weak is not None and "coarse" in method.needs:
+    if data.weak is not None and data.coarse_names and "coarse" in method.needs:
         coarse = {f"{name}_coarse_accuracy": _coarse_accuracy(data.weak, log_probs, labels, real)}
     return coarse | {
         f"{name}_accuracy": jnp.mean(correct.astype(log_probs.dtype), where=real),
@@ -69,12 +69,23 @@ def likeliest_coarse(log_probs: Float[Array, "m K"], matrix: Float[Array, "O K"]
 def _coarse_accuracy(
     weak: WeakLabels, log_probs: Float[Array, "m K"], labels: Int[Array, " m"], real: Bool[Array, " m"]
 ) -> Float[Array, ""]:
-    def of_client(matrix: Float[Array, "O K"]) -> Float[Array, ""]:
+    def score(matrix: Float[Array, "O K"]) -> Float[Array, ""]:
         # Where coarse classes overlap, an example's coarse label is drawn: what counts is its probability.
         right = matrix[likeliest_coarse(log_probs, matrix), jnp.maximum(labels, 0)]
         return jnp.mean(right.astype(log_probs.dtype), where=real)
 
-    return jnp.mean(jax.lax.map(of_client, weak.matrix), where=known_correspondences(weak))
+    known = known_correspondences(weak)
+
+    def of_client(last: tuple[Array, Array], client: tuple[Array, Array]) -> tuple[tuple[Array, Array], Array]:
+        # Mostly all clients have one correspondence, which is scored once.
+        matrix, counts = client
+        again = counts & jnp.any(matrix != last[0])
+        value = jax.lax.cond(again, score, lambda _: last[1], matrix)
+        return (jnp.where(counts, matrix, last[0]), value), value
+
+    nothing = (jnp.full_like(weak.matrix[0], -1.0), jnp.zeros((), log_probs.dtype))
+    _, values = jax.lax.scan(of_client, nothing, (weak.matrix, known))
+    return jnp.mean(values, where=known)
 
 
 def balanced_accuracy(

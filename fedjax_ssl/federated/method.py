@@ -26,6 +26,7 @@ class Method(NamedTuple):
     predict: Callable[..., Array]  # (state, raw inputs [n, ...]) -> log-probabilities [n, K]
     embed: Callable[..., Array] | None = None  # (state, raw inputs [n, ...]) -> features [n, d]; None: it has none
     needs: tuple[str, ...] = ("labels",)  # it learns from any of these: see `FederatedData.kinds`
+    needs_all: bool = False  # it needs every one of them
 
 
 class ServerState(NamedTuple):

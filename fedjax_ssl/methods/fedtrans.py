@@ -80,7 +80,9 @@ def fedtrans(
     if finetune == "all":
         terms = (*terms, _silent(supervised)._replace(name="supervised body", group=BODY))
     stages = (coarse_stage(setup, coarse_rounds), Stage((), None, server=server._replace(terms=terms)))
-    method = federated_method(setup, stages, groups=GROUPS, split=_split, combine=_combine, needs=("coarse", "server"))
+    method = federated_method(
+        setup, stages, groups=GROUPS, split=_split, combine=_combine, needs=("coarse", "server"), needs_all=True
+    )
     if not static_batch_norm:
         return method
     return with_static_batch_norm(method, setup.model, setup.normalize, lambda state: _combine(state.params))

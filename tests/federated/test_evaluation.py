@@ -47,7 +47,8 @@ def test_coarse_accuracy_is_the_mean_over_known_label_spaces() -> None:
     matrix = np.array(data.weak.matrix)
     coarse = np.flatnonzero(matrix.any(axis=(1, 2)))
     matrix[coarse[0]], matrix[coarse[1]] = overlapping, 0.0  # one drawn, one unknown, the others as they were
-    data = dataclasses.replace(data, weak=dataclasses.replace(data.weak, matrix=jnp.asarray(matrix)))
+    weak = dataclasses.replace(data.weak, matrix=jnp.asarray(matrix))
+    data = dataclasses.replace(data, weak=weak, coarse_names=("left", "right"))
     method = method_with(scores)
     assert "test_coarse_accuracy" not in evaluate(method, None, data), "it does not learn from coarse labels"
     found = evaluate(method._replace(needs=("coarse", "server")), None, data)
