@@ -428,11 +428,10 @@ def _check_stages(config: ml_collections.ConfigDict) -> None:
     name = "coarse_rounds" if "coarse_rounds" in config.method else "warmup_rounds"
     first = config.method.get(name, 0)
     if isinstance(first, int) and 0 < config.rounds <= first:
-        warnings.warn(
-            f"config.rounds is {config.rounds}, stage 1 alone takes {first} (config.method.{name}): no stage 2 here",
-            ConfigNote,
-            stacklevel=3,
+        stages = (
+            f"config.rounds is {config.rounds}, stage 1 alone takes {first} (config.method.{name}): no stage 2 here"
         )
+        warnings.warn(stages, ConfigNote, stacklevel=3)
     if config.data.validation_fraction and isinstance(warmup, int) and warmup % config.eval_every:
         raise ConfigError(
             f"config.method.warmup_rounds is {warmup}; with validation data it must be a multiple of "
