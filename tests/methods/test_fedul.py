@@ -166,7 +166,7 @@ PRIORS = (
     np.array([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8], [0.4, 0.4, 0.2], [0.2, 0.4, 0.4]]),
 )
 SHARES = (np.array([0.3, 0.3, 0.4]), np.array([0.4, 0.3, 0.2, 0.1]), np.full(5, 0.2))
-SIZE, NUM_SEEDS = 4000, 2
+SIZE, NUM_SEEDS = 4000, 5
 
 
 def gaussians(seed: int) -> FederatedData:
