@@ -182,6 +182,7 @@ def test_a_checkpoint_of_several_processes_goes_on_in_one(harmed, whole, devices
     assert_same_run(tmp_path / "run", whole)
 
 
+@pytest.mark.thorough
 def test_ordered_sums_and_neighbours_over_two_processes_are_those_of_one(tmp_path):
     alone(tmp_path / "one", "xclp", **{"federated.devices": 4})
     ended = launch(tmp_path / "two", config=f"{WORKER}:xclp")
