@@ -53,8 +53,8 @@ def map_large_buffers() -> bool:
 def use_processor(threads: int | None, devices: int | None = None) -> None:
     """Sets with what XLA's CPU backend starts; without effect once something was computed.
 
-    XLA passes every operation of a program to a pool of threads. With the small products of a linear model or a small
-    network this costs more than it brings, and one thread is fastest (docs/benchmarks.md).
+    XLA passes every operation of a program to a pool of threads. With the small products of a linear model this costs
+    more than it brings, and one thread is fastest (docs/benchmarks.md).
 
     Args:
         threads: of the pool; None: one per core.

@@ -42,9 +42,7 @@ def default(method: str = "fedavg") -> ml_collections.ConfigDict:
     config.eval_every = 5  # rounds between evaluations, run as one compiled call
     config.checkpoint_every = 1  # evaluations between checkpoints; 0: only at the end
     config.precision = "float32"  # of forward and backward passes: or "bf16", with float32 parameters
-    config.threads = config_dict.placeholder(
-        _INT
-    )  # of the command line's process on a CPU; one per core by default, 1 suits small networks
+    config.threads = config_dict.placeholder(_INT)  # of a CPU; one per core by default, 1 suits linear models
 
     config.data = _section(
         name="digits",

@@ -25,7 +25,6 @@ from fedjax_ssl.federated import (
     Method,
     Scores,
     ServerState,
-    known_correspondences,
     likeliest_coarse,
     map_rows,
     score_labels,
@@ -210,7 +209,7 @@ def _in_own_spaces(log_probs: Array, federation: data.FederatedData) -> Array:
     weak, client = federation.weak, np.asarray(federation.test_client)
     assert weak is not None
     labels = np.full(client.shape, -1, np.int32)
-    for number in np.flatnonzero(np.asarray(known_correspondences(weak))):
+    for number in np.flatnonzero(np.asarray(weak.has_known_correspondence)):
         own = client == number
         labels[own] = np.asarray(likeliest_coarse(log_probs[own], weak.matrix[number]))
     return jnp.asarray(labels)

@@ -169,7 +169,7 @@ def test_placement_and_padding_do_not_matter(case: Case) -> None:
 def test_lanes_on_two_devices_train_every_client_as_if_alone(case: Case) -> None:
     """Six clients of 1 to 14 examples: three per device in two lanes, of which one takes two clients in turn."""
     if case.name not in EVERY_MECHANISM:
-        pytest.skip("its terms do what those of other methods do")
+        pytest.skip("it depends on the engine alone: run for one method of each mechanism")
     mesh = Mesh(np.array(jax.devices()[:2]), ("clients",))
     other = build(case.name, case.data, placement="lanes", chunk_size=2, mesh=mesh)
     state, infos = toy.train(other, key(), case.data, ROUNDS)
@@ -278,7 +278,7 @@ def test_every_federated_optimizer_fits(case: Case, name: str) -> None:
 
 def test_a_server_side_optimizer_trains(case: Case) -> None:
     if case.name not in EVERY_MECHANISM:
-        pytest.skip("its terms do what those of other methods do")
+        pytest.skip("it depends on the engine alone: run for one method of each mechanism")
     method = build(case.name, case.data, federated_optimizer=OPTIMIZERS["fedadam"])
     state, infos = toy.train(method, key(), case.data, ROUNDS)
     chex.assert_tree_all_finite(state)
@@ -287,7 +287,7 @@ def test_a_server_side_optimizer_trains(case: Case) -> None:
 
 def test_first_stage_is_labels_only_federated_averaging(case: Case) -> None:
     if case.kind != "labels" or "warmup_rounds" not in settings(case.name):
-        pytest.skip("it has no such stage")
+        pytest.skip("only for methods that begin with rounds of federated averaging on labels")
     plain = methods.build("fedavg", setup_for(case.name, case.data))
     first, _ = toy.run(case.round, key(), case.start, case.data, 1)
     expected, _ = toy.train(plain, key(), case.data, 2)

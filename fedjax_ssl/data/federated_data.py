@@ -113,7 +113,7 @@ class FederatedData:
             return {}
         known, sets = np.asarray(self.weak.num_examples) > 0, np.asarray(self.weak.from_sets)
         return {
-            "clients_with_coarse_labels": int((known & ~sets).sum()),
+            "clients_with_coarse_labels": int(np.asarray(self.weak.has_coarse).sum()),
             "clients_with_sets": int((known & sets).sum()),
         }
 

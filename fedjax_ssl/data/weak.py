@@ -43,6 +43,16 @@ class WeakLabels:
     share: Float[Array, "C O"]  # share of each set in the client's examples; 1 for coarse labels
     prior: Float[Array, " K"]  # class shares where the classifier will be used
 
+    @property
+    def has_coarse(self) -> Bool[Array, " C"]:
+        """Clients with coarse labels."""
+        return (self.num_examples > 0) & ~self.from_sets
+
+    @property
+    def has_known_correspondence(self) -> Bool[Array, " C"]:
+        """Clients with coarse labels of which is known how they go with the classes."""
+        return self.has_coarse & jnp.any(self.matrix > 0, axis=(-2, -1))
+
 
 class Entries(NamedTuple):
     """Training examples as they are dealt to clients."""

@@ -6,7 +6,6 @@ from fedjax_ssl.federated.evaluation import (
     Scores,
     balanced_accuracy,
     evaluate,
-    known_correspondences,
     likeliest_coarse,
     score_labels,
 )
@@ -80,7 +79,6 @@ __all__ = [
     "fednova",
     "fedopt",
     "fedprox",
-    "known_correspondences",
     "known_epochs",
     "labelled_epochs",
     "learning_rate_schedule",

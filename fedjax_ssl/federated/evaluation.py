@@ -56,11 +56,6 @@ def _score(
     }
 
 
-def known_correspondences(weak: WeakLabels) -> Bool[Array, " C"]:
-    """Clients whose labels are of another space in a way that is known."""
-    return ~weak.from_sets & (weak.num_examples > 0) & jnp.any(weak.matrix > 0, axis=(1, 2))
-
-
 def likeliest_coarse(log_probs: Float[Array, "m K"], matrix: Float[Array, "O K"]) -> Int[Array, " m"]:
     """argmax_j (M p)_j: predictions of the classes in the label space of one client."""
     return jnp.argmax(jnp.exp(log_probs) @ matrix.T.astype(log_probs.dtype), axis=1)
@@ -74,7 +69,7 @@ def _coarse_accuracy(
         right = matrix[likeliest_coarse(log_probs, matrix), jnp.maximum(labels, 0)]
         return jnp.mean(right.astype(log_probs.dtype), where=real)
 
-    known = known_correspondences(weak)
+    known = weak.has_known_correspondence
 
     def of_client(last: tuple[Array, Array], client: tuple[Array, Array]) -> tuple[tuple[Array, Array], Array]:
         # Mostly all clients have one correspondence, which is scored once.

@@ -257,8 +257,7 @@ def _diagnose(sent: Sent, truth: Array, round: Round) -> Metrics:
     if weak is None:
         return {}
     estimate: Estimate = sent.extra
-    coarse = round.valid & ~weak.from_sets & (weak.num_examples > 0)
-    comparable = coarse & jnp.any(weak.matrix > 0, axis=(1, 2))
+    coarse, comparable = round.valid & weak.has_coarse, round.valid & weak.has_known_correspondence
     difference = jnp.max(jnp.abs(estimate.matrix - weak.matrix.astype(estimate.matrix.dtype)), axis=(1, 2))
     largest = jnp.max(difference, where=comparable, initial=0.0)
     missing = jnp.sum(estimate.support == 0, axis=1).astype(difference.dtype)
