@@ -36,10 +36,11 @@ def use_compilation_cache() -> None:
 
 
 def map_large_buffers() -> bool:
-    """Makes the C library map every buffer of a megabyte or more anew, instead of reusing pieces of its heap.
+    """Makes the C library map every buffer of 16 MB or more anew, instead of reusing pieces of its heap.
 
     glibc raises that threshold by itself to 32 MB when the first large buffer is freed. On a virtual machine the second
-    and every later call of a program of convolutions then took 2.7 times as long as the first one (docs/benchmarks.md).
+    and every later call of a program of convolutions then took 2.7 times as long as the first one. A program's own
+    buffer is that large; the scratch of single operations is not, and mapping that takes time (docs/benchmarks.md).
 
     Returns:
         Whether the C library could be told so; only glibc can.
@@ -47,7 +48,7 @@ def map_large_buffers() -> bool:
     if not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return bool(mallopt and mallopt(_M_MMAP_THRESHOLD, 2**20))
+    return bool(mallopt and mallopt(_M_MMAP_THRESHOLD, 2**24))
 
 
 def use_processor(threads: int | None, devices: int | None = None) -> None:

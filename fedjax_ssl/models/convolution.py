@@ -5,16 +5,19 @@ from collections.abc import Callable
 import jax
 from jaxtyping import Array, Float
 
-from fedjax_ssl import processor
 from fedjax_ssl.models import lowerings
+from fedjax_ssl.models.winograd import winograd
 
 Padding = str | int
+
+# Input channels from which on the products that Winograd's algorithm saves outweigh its transforms.
+_WINOGRAD_CHANNELS = 16
 
 _LOWERINGS: dict[str, Callable] = {
     "lax": lowerings.plain,
     "slices": lowerings.slices,
     "rows": lowerings.rows,
-    "blocks": lowerings.blocks,
+    "winograd": winograd,
 }
 
 
@@ -38,14 +41,14 @@ def conv2d(
     | "lax" | `lax.conv_general_dilated`, the oracle | any |
     | "slices" | kh*kw shifted slices side by side, one product | any |
     | "rows" | kw shifted slices side by side, kh products | any |
-    | "blocks" | "slices" for a few images at a time, cut again for the gradient | reverse mode |
-    | "auto" | chosen by backend and shape | reverse mode |
+    | "winograd" | kh shifted slices of a transform of the rows, 7 - kw outputs for 6 products, see `winograd` | any |
+    | "auto" | chosen by backend and shape | any on cpu, reverse mode elsewhere |
 
     What "auto" takes, and under `vmap` over kernels (which makes the products batched ones):
 
     | backend | shape | shared kernel | kernels under `vmap` |
     |---|---|---|---|
-    | cpu, one thread | 16 input channels or more | "blocks" | "blocks" |
+    | cpu | 16 input channels or more | "winograd" | "winograd" |
     | cpu | otherwise | "slices" | "slices" |
     | others | 1x1 | "slices", which is one product | "slices" |
     | others | larger | "lax" | "slices" |
@@ -121,6 +124,5 @@ def resolve_padding(image: tuple[int, ...], window: tuple[int, ...], stride: int
 def _choose(kernel_shape: tuple[int, ...]) -> Callable:
     height, width, channels, _ = kernel_shape
     if jax.default_backend() == "cpu":
-        # A block is too little work for several threads.
-        return lowerings.blocks if channels >= 16 and processor.threads() == 1 else lowerings.slices
+        return winograd if channels >= _WINOGRAD_CHANNELS else lowerings.slices
     return lowerings.slices if height == width == 1 else lowerings.plain_or_slices

@@ -5,7 +5,6 @@ additions. `conv2d` chooses among them and says when which one is fast.
 """
 
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +13,6 @@ from jax.custom_batching import custom_vmap
 from jaxtyping import Array
 
 Pads = tuple[tuple[int, int], tuple[int, int]]
-
-# A block of images gives a matrix product at least so many rows: enough for the processor's peak, few enough that
-# the slices of a block stay in its cache (2.4 MB for 3x3x128 float32).
-_BLOCK_ROWS = 512
-# Slices of the whole batch that take less memory than this are not split into blocks.
-_BLOCK_BYTES = 2**22
 
 
 def plain(inputs: Array, kernel: Array, stride: int, pads: Pads) -> Array:
@@ -31,13 +24,13 @@ def slices(inputs: Array, kernel: Array, stride: int, pads: Pads) -> Array:
     """All kh*kw shifted slices side by side, one product. The slices are kept for the gradient."""
     patches = _patches(inputs, kernel, stride, pads)
     products = patches @ kernel.reshape(-1, kernel.shape[3])
-    return products.reshape(*_positions(inputs, kernel, stride, pads), -1)
+    return products.reshape(*positions(inputs, kernel, stride, pads), -1)
 
 
 def rows(inputs: Array, kernel: Array, stride: int, pads: Pads) -> Array:
     """kw shifted slices side by side, one product per kernel row: a third of the memory for 3x3."""
     height, width, channels, filters = kernel.shape
-    count, out_rows, out_columns = _positions(inputs, kernel, stride, pads)
+    count, out_rows, out_columns = positions(inputs, kernel, stride, pads)
     inputs = _pad(inputs, pads)
     wide = jnp.concatenate([_shifted(inputs, 2, j, out_columns, stride) for j in range(width)], -1)
     products = (
@@ -45,24 +38,6 @@ def rows(inputs: Array, kernel: Array, stride: int, pads: Pads) -> Array:
         for i in range(height)
     )
     return functools.reduce(jnp.add, products).reshape(count, out_rows, out_columns, filters)
-
-
-def blocks(inputs: Array, kernel: Array, stride: int, pads: Pads) -> Array:
-    """`slices` for a few images at a time, which stay in the cache and are cut again for the gradient."""
-    count, out_rows, out_columns = _positions(inputs, kernel, stride, pads)
-    filters = kernel.shape[3]
-
-    def block(inputs: Array) -> Array:
-        products = _product(_patches(inputs, kernel, stride, pads), kernel.reshape(-1, filters))
-        return products.reshape(inputs.shape[0], out_rows, out_columns, filters)
-
-    positions = out_rows * out_columns
-    size = _block_size(count, positions, positions * math.prod(kernel.shape[:3]) * inputs.dtype.itemsize)
-    if size >= count:
-        return block(inputs)
-    block = jax.checkpoint(block, prevent_cse=False)
-    _, outputs = lax.scan(lambda _, x: (None, block(x)), None, inputs.reshape(-1, size, *inputs.shape[1:]))
-    return outputs.reshape(count, out_rows, out_columns, filters)
 
 
 def plain_or_slices(inputs: Array, kernel: Array, stride: int, pads: Pads) -> Array:
@@ -124,7 +99,7 @@ def _pad(inputs: Array, pads: Pads) -> Array:
     return jnp.pad(inputs, ((0, 0), *pads, (0, 0))) if any(map(any, pads)) else inputs
 
 
-def _positions(inputs: Array, kernel: Array, stride: int, pads: Pads) -> tuple[int, int, int]:
+def positions(inputs: Array, kernel: Array, stride: int, pads: Pads) -> tuple[int, int, int]:
     """Number of images, height and width of the output."""
     height, width = (
         (size + sum(pad) - k) // stride + 1
@@ -143,7 +118,7 @@ def _patches(inputs: Array, kernel: Array, stride: int, pads: Pads) -> Array:
     Two-dimensional: with the image axes kept, the products and their gradients are slower on CPU.
     """
     height, width, channels, _ = kernel.shape
-    _, out_rows, out_columns = _positions(inputs, kernel, stride, pads)
+    _, out_rows, out_columns = positions(inputs, kernel, stride, pads)
     inputs = _pad(inputs, pads)
     shifted = [
         _shifted(_shifted(inputs, 1, i, out_rows, stride), 2, j, out_columns, stride)
@@ -151,25 +126,3 @@ def _patches(inputs: Array, kernel: Array, stride: int, pads: Pads) -> Array:
         for j in range(width)
     ]
     return jnp.concatenate(shifted, -1).reshape(-1, height * width * channels)
-
-
-def _block_size(count: int, positions: int, image_bytes: int) -> int:
-    """Images per block: the smallest divisor of `count` with enough rows, or all where their slices are small."""
-    if count * image_bytes <= _BLOCK_BYTES:
-        return count
-    enough = min(_BLOCK_ROWS, count * positions)
-    return next(size for size in range(1, count + 1) if count % size == 0 and size * positions >= enough)
-
-
-@jax.custom_vjp
-def _product(patches: Array, matrix: Array) -> Array:
-    """patches @ matrix; its gradient transposes the patches before the product, faster on CPU than within it."""
-    return patches @ matrix
-
-
-def _product_backward(saved: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
-    patches, matrix = saved
-    return cotangent @ matrix.T, lax.optimization_barrier(patches.T) @ cotangent
-
-
-_product.defvjp(lambda patches, matrix: (_product(patches, matrix), (patches, matrix)), _product_backward)

@@ -7,6 +7,7 @@ import pytest
 
 from fedjax_ssl.models import conv2d, lowerings
 from fedjax_ssl.models.convolution import resolve_padding
+from fedjax_ssl.models.winograd import winograd
 
 # images, kernel, stride, padding
 GEOMETRIES = {
@@ -17,20 +18,17 @@ GEOMETRIES = {
     "5x5 stride 2": ((2, 9, 11, 1), (5, 5, 1, 4), 2, 2),
     "even and oblong kernel": ((2, 6, 7, 3), (2, 4, 3, 2), 1, "SAME"),
     "1x1 stride 2": ((3, 5, 4, 6), (1, 1, 6, 3), 2, 0),
+    "5x5": ((2, 6, 11, 2), (5, 5, 2, 3), 1, "SAME"),
+    "oblong kernel of width 4": ((2, 5, 9, 2), (2, 4, 2, 3), 1, 2),
+    "two columns": ((2, 5, 2, 2), (3, 3, 2, 3), 1, "SAME"),
     "stride over the edge": ((2, 8, 8, 1), (2, 2, 1, 2), 3, "VALID"),
 }
 FUNCTIONS = {
     "slices": lowerings.slices,
     "rows": lowerings.rows,
-    "blocks": lowerings.blocks,
+    "winograd": winograd,
     "plain_or_slices": lowerings.plain_or_slices,
 }
-
-
-@pytest.fixture
-def many_blocks(monkeypatch):
-    monkeypatch.setattr(lowerings, "_BLOCK_BYTES", 0)
-    monkeypatch.setattr(lowerings, "_BLOCK_ROWS", 30)
 
 
 def arrays(*shapes):
@@ -53,7 +51,6 @@ def check_against_plain(results):
 
 
 @pytest.mark.parametrize("name", GEOMETRIES)
-@pytest.mark.usefixtures("many_blocks")
 def test_lowerings_equal_the_plain_convolution(name):
     images, kernel, stride, padding = GEOMETRIES[name]
     pads = resolve_padding(images[1:3], kernel[:2], stride, padding)
@@ -70,8 +67,22 @@ def test_lowerings_equal_the_plain_convolution(name):
         check_against_plain(everything(*arrays(images, kernel)))
 
 
+@pytest.mark.parametrize("width", [3, 5])
+def test_winograd_saves_products_and_keeps_the_digits(width):
+    x, k = (a.astype(jnp.float32) for a in arrays((2, 12, 24, 64), (width, width, 64, 64)))
+    pads = ((1, 1), (1, 1))
+
+    def operations(function):
+        lowered = jax.jit(lambda x, k: run(lambda x, k: function(x, k, 1, pads), x, k)).lower(x, k)
+        return lowered.cost_analysis()["flops"]
+
+    assert operations(winograd) < 0.65 * operations(lowerings.slices)
+    with jax.enable_x64(True):
+        exact = np.asarray(lowerings.plain(x.astype(jnp.float64), k.astype(jnp.float64), 1, pads))
+    assert np.max(np.abs(winograd(x, k, 1, pads) - exact)) < 5e-6 * np.max(np.abs(exact))
+
+
 @pytest.mark.parametrize("shared_images", [True, False])
-@pytest.mark.usefixtures("many_blocks")
 def test_lowerings_under_vmap_over_kernels(shared_images):
     images, kernel, stride, padding = GEOMETRIES["stride 2, padded, odd"]
     pads = resolve_padding(images[1:3], kernel[:2], stride, padding)
@@ -96,16 +107,9 @@ def test_padding_rules_are_those_of_lax(name):
     images, kernel, stride, padding = GEOMETRIES[name]
     x, k = (a.astype(jnp.float32) for a in arrays(images, kernel))
     expected = jax.lax.conv_general_dilated(x, k, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
-    for lowering in ("auto", "lax", "slices", "rows", "blocks"):
+    for lowering in ("auto", "lax", "slices", "rows", "winograd"):
         ours = conv2d(x, k, stride=stride, padding=padding, lowering=lowering)
         np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_blocks_cut_the_batch_without_remainder():
-    assert lowerings._block_size(20, 576, 2**20) == 1
-    assert lowerings._block_size(20, 256, 2**20) == 2
-    assert lowerings._block_size(7, 100, 2**20) == 7
-    assert lowerings._block_size(1000, 576, 1000) == 1000
 
 
 def convolutions(function, *arguments):
@@ -131,7 +135,6 @@ def test_accelerators_never_see_grouped_convolutions():
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.usefixtures("many_blocks")
 def test_gradient_of_a_gradient(name):
     with jax.enable_x64(True):
         x, k = arrays((2, 5, 6, 2), (3, 3, 2, 3))
@@ -148,7 +151,7 @@ def test_gradient_of_a_gradient(name):
             np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("lowering", ["auto", "lax", "slices", "rows", "blocks"])
+@pytest.mark.parametrize("lowering", ["auto", "lax", "slices", "rows", "winograd"])
 def test_dtype_is_kept(lowering):
     x, k = (a.astype(jnp.bfloat16) for a in arrays((2, 5, 5, 16), (3, 3, 16, 4)))
     outputs, *gradients = run(lambda x, k: conv2d(x, k, lowering=lowering), x, k)
