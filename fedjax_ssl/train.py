@@ -208,7 +208,8 @@ def _run_in(record: tracking.Record | tracking.NoRecord, experiment: Experiment,
         )
         if start == 0:
             table = data.report(federation, experiment.dataset.class_names, max_rows=federation.num_clients)
-            record.describe_data(table + "\n", partial(data.plot_partition, federation))
+            record.describe_data(table + "\n")
+        draw_data = partial(record.draw_data, partial(data.plot_partition, federation))
         if start == config.rounds:
             summary = team.values_from_first(record.summary())
             if summary is not None and summary.get("prediction", {}) == _prediction_settings(config):
@@ -222,6 +223,7 @@ def _run_in(record: tracking.Record | tracking.NoRecord, experiment: Experiment,
             start = row["round"]
             record.append(row)
             progress.update(start, row)
+            draw_data()  # not before: it would delay the first numbers
             if not row["local_steps"]:
                 progress.note(f"nobody trained in the last {rounds} rounds: no client had anything to learn from")
             team.feed()
@@ -231,6 +233,7 @@ def _run_in(record: tracking.Record | tracking.NoRecord, experiment: Experiment,
                 record.save(start, state, seconds)
             if stop:
                 raise distributed.Preempted
+        draw_data()
         outcomes: list[prediction.Outcome] = []
         for outcome in prediction.predict(experiment, method, state, placed_key, placed, progress.note):
             outcomes.append(outcome)
@@ -308,15 +311,7 @@ class _Programs:
         """Runs rounds and an evaluation; adds the time to `seconds`. Returns (metric row, new state)."""
         if rounds not in self._compiled:
             begin = time.perf_counter()
-            # The new state takes the place of the old one in memory.
-            block = jax.jit(partial(_block, self._method, rounds=rounds), donate_argnums=0, **self._placed)
-            with configs.naming("method"):  # a method checks some of its settings only when it is traced
-                # Traced without their places: what local training reads of them would clash with the places that
-                # `shard_map` gives to the clients.
-                shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state, *self._arguments))
-                lowered = block.lower(*shapes)
-            with _explaining_memory():
-                self._compiled[rounds] = lowered.compile()
+            self._compiled[rounds] = compile_block(self._method, state, *self._arguments, rounds, **self._placed)
             seconds["compile_seconds"] += time.perf_counter() - begin
         begin = time.perf_counter()
         with _explaining_memory():
@@ -327,6 +322,35 @@ class _Programs:
         row["seconds"] = elapsed
         row["client_updates_per_second"] = row["clients"] / elapsed
         return row, state
+
+
+def compile_block(
+    method: Method, state: ServerState, key: Key[Array, ""], federation: data.FederatedData, rounds: int, **placed: Any
+) -> Callable[..., tuple[ServerState, Metrics]]:
+    """Compiles rounds and the evaluation after them: the unit that a run executes, logs and checkpoints.
+
+    Args:
+        method: what is run.
+        state: server state, or its shapes.
+        key: the run's key.
+        federation: clients and test examples.
+        rounds: how many.
+        **placed: arguments of `jax.jit`: where what goes in and what comes out lies.
+
+    Returns:
+        (state, key, federation) -> (new state, metric row); the new state takes the place of the old one in memory.
+
+    Raises:
+        ConfigError: a setting that a method checks only when it is traced, or not enough memory.
+    """
+    block = jax.jit(partial(_block, method, rounds=rounds), donate_argnums=0, **placed)
+    with configs.naming("method"):
+        # Traced without their places: what local training reads of them would clash with the places that
+        # `shard_map` gives to the clients.
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state, key, federation))
+        lowered = block.lower(*shapes)
+    with _explaining_memory():
+        return lowered.compile()
 
 
 @contextlib.contextmanager
@@ -348,7 +372,6 @@ def _explaining_memory() -> Iterator[None]:
 def _block(
     method: Method, state: ServerState, key: Key[Array, ""], federation: data.FederatedData, rounds: int
 ) -> tuple[ServerState, Metrics]:
-    """Rounds and the evaluation after them: the unit that is compiled, logged and checkpointed."""
     state, infos = run_rounds(method, key, state, federation, rounds)
     return state, {**infos, **federated.evaluate(method, state, federation)}
 

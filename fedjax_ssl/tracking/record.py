@@ -67,15 +67,17 @@ class Record:
         """Returns what reports to the person, see `Progress`."""
         return Progress(total_rounds, start_round=start_round)
 
-    def describe_data(self, text: str, draw: Callable[[Path], object]) -> None:
-        """Writes partition.txt and partition.png.
-
-        Args:
-            text: content of the first.
-            draw: draws the second into a file.
-        """
+    def describe_data(self, text: str) -> None:
+        """Writes partition.txt."""
         write_atomically(self.path / "partition.txt", text)
-        draw(self.path / "partition.png")
+
+    def draw_data(self, draw: Callable[[Path], object]) -> None:
+        """Has partition.png drawn unless it is there."""
+        path = self.path / "partition.png"
+        if not path.exists():
+            unfinished = path.with_name(".partition.png")
+            draw(unfinished)
+            unfinished.replace(path)
 
     def write_predictions(self, by_example: str, by_client: str) -> None:
         """Writes the tables of the predictions made so far."""
@@ -150,8 +152,11 @@ class NoRecord:
         """Returns a report that nobody sees."""
         return Progress(total_rounds, start_round=start_round, stream=self._nowhere)
 
-    def describe_data(self, text: str, draw: Callable[[Path], object]) -> None:
-        """Writes and draws nothing."""
+    def describe_data(self, text: str) -> None:
+        """Writes nothing."""
+
+    def draw_data(self, draw: Callable[[Path], object]) -> None:
+        """Draws nothing."""
 
     def write_predictions(self, by_example: str, by_client: str) -> None:
         """Writes nothing."""
