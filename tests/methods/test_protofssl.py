@@ -75,6 +75,11 @@ def means(z, labels) -> dict[int, jax.Array]:
     return {int(k): z[np.flatnonzero(labels == k)].mean(0) for k in np.unique(labels)}
 
 
+def in_order(rows) -> np.ndarray:
+    """Classes of rows that come class after class, each as often."""
+    return np.repeat(np.arange(toy.NUM_CLASSES), len(rows) // toy.NUM_CLASSES)
+
+
 class Oracle:
     """One client after another, one step after another, in NumPy's words; batches are those of the sampler."""
 
@@ -82,6 +87,7 @@ class Oracle:
         self.data, self.weight, self.stop, self.shared = data, weight, stop, shared
         self.w = embedding_model().init(KEY)[0]["w"]
         self.bank: list[list[dict[int, jax.Array]]] = []
+        self.slope = jax.jit(jax.value_and_grad(self.loss))
 
     def client(self, client: int, number: int):
         data = self.data
@@ -92,28 +98,31 @@ class Oracle:
         sampler = episodes(3, toy.NUM_CLASSES, 1, 2, 4, data.max_labelled, lambda _: jnp.asarray(first, jnp.int32))
         key = jax.random.fold_in(named_key(jax.random.fold_in(named_key(KEY, "round"), number), "client"), client)
         schedule = jax.tree.map(np.asarray, sampler.schedule(named_key(key, "batches"), one))
-        w, losses = self.w, []
+        w, losses, truth = self.w, [], np.asarray(data.labels)
         for step in range(3):
             rows = {
                 name: np.asarray(one.index)[schedule.positions[name][step][schedule.masks[name][step]]]
                 for name in schedule.masks
             }
-            value, slope = jax.value_and_grad(self.loss)(w, rows, helpers)
+            for stream in ("support", "query"):  # every class has enough labels, so that classes are in order
+                np.testing.assert_array_equal(truth[rows[stream]], in_order(rows[stream]))
+            value, slope = self.slope(w, {name: data.inputs[found] for name, found in rows.items()}, helpers)
             losses.append(float(value))
             w = w - RATE * slope
         mine = np.asarray(one.index)[: int(one.num_labelled)]
-        return w, losses, means(data.inputs[mine] @ w, np.asarray(data.labels)[mine])
+        return w, losses, means(data.inputs[mine] @ w, truth[mine])
 
-    def loss(self, w, rows, helpers):
-        x, y = self.data.inputs, np.asarray(self.data.labels)
-        local, queries = means(x[rows["support"]] @ w, y[rows["support"]]), rows["query"]
+    def loss(self, w, x, helpers):
+        local, queries = means(x["support"] @ w, in_order(x["support"])), x["query"]
+        targets = in_order(queries)
         if self.shared and helpers:
             local = {k: jnp.stack([own[k] for own in helpers]).mean(0) for k in range(toy.NUM_CLASSES)}
-            queries = np.concatenate([rows["support"], rows["query"]])
-        supervised = -log_probs(x[queries] @ w, local)[np.arange(len(queries)), y[queries]].mean()
-        if not len(rows["unlabelled"]):
+            queries = jnp.concatenate([x["support"], queries])
+            targets = np.concatenate([in_order(x["support"]), targets])
+        supervised = -log_probs(queries @ w, local)[np.arange(len(queries)), targets].mean()
+        if not len(x["unlabelled"]):
             return supervised
-        z = x[rows["unlabelled"]] @ w
+        z = x["unlabelled"] @ w
         averaged = jnp.stack([jnp.exp(log_probs(z, own)) for own in helpers]).mean(0)
         targets = averaged**2 / (averaged**2).sum(1, keepdims=True)
         targets = jax.lax.stop_gradient(targets) if self.stop else targets
@@ -132,7 +141,7 @@ class Oracle:
 )
 def test_three_rounds_follow_the_formulas(float64, stop: bool, source: str) -> None:
     """Sections 3 and 4: episodes, both losses, what is uploaded, and who helps with it in the next round."""
-    data = toy.federation(sizes=(12, 10), labelled=(9, 7))
+    data = toy.federation(sizes=(15, 15), labelled=(9, 9))
     method = build(data, stop_gradient_pseudo_label=stop, proto_source=source)
     oracle = Oracle(data, 0.3, stop, source == "global")
     states, infos = rounds(method, data, 3)
@@ -164,7 +173,7 @@ def test_helpers_are_the_uploads_of_the_round_before(plain) -> None:
 
 def test_before_the_first_round_predictions_are_uniform(plain) -> None:
     data, method, states, _ = plain
-    found = method.predict(states[0], data.inputs)
+    found = jax.jit(method.predict)(states[0], data.inputs)
     np.testing.assert_allclose(found, -np.log(3.0), rtol=1e-6)
 
 

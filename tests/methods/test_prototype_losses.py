@@ -6,8 +6,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.methods.prototype_bank import PrototypeSets, choose_helpers, empty_bank, newest_sets, push
-from fedjax_ssl.methods.prototype_losses import Scoring, mean_log_probs, pseudo_labels, query_loss, unlabelled_loss
+from fedjax_ssl.methods import prototype_bank, prototype_losses
+from fedjax_ssl.methods.prototype_bank import PrototypeSets, empty_bank
+from fedjax_ssl.methods.prototype_losses import Scoring
+
+# Compiled: one program is quicker than many operations.
+query_loss = jax.jit(prototype_losses.query_loss, static_argnames="scoring")
+unlabelled_loss = jax.jit(prototype_losses.unlabelled_loss, static_argnames="scoring")
+pseudo_labels = jax.jit(prototype_losses.pseudo_labels, static_argnames="scoring")
+mean_log_probs = jax.jit(prototype_losses.mean_log_probs, static_argnames="distance")
+push = jax.jit(prototype_bank.push)
+newest_sets = jax.jit(prototype_bank.newest_sets, static_argnames="rounds")
+choose_helpers = jax.jit(prototype_bank.choose_helpers, static_argnames=("rounds", "num_helpers"))
 
 LOCAL = np.array([[1.0, 1, 0, 0], [0, 2, 2, 0], [3, 1, 1, 1]])
 LABELLED = np.array([[1.0, 0, 0, 1], [2, 2, 1, 1]])
