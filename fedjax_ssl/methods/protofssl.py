@@ -159,7 +159,7 @@ def protofssl(
             key = named_key(round.key, "begin")
             keys = jax.vmap(lambda client: jax.random.fold_in(key, client))(round.clients.id)
             uploads = jax.vmap(lambda c, k: share(round.params, round.model_state, c, round.inputs, k))(
-                round.clients._replace(sent={}, variates=()), keys
+                round.clients, keys
             )
             bank = push(bank, uploads, round.clients.id, round.valid)
         helpers = choose_helpers(named_key(round.key, "helpers"), bank, keep_proto_rounds, helpers_at_most)
