@@ -64,6 +64,9 @@ def test_every_workload_has_a_config_and_sizes_that_fit_its_title() -> None:
         assert sizes.mean() == pytest.approx(workload.mean_size, rel=0.01), name
         for variant in workload.variants:
             config = workload.config(variant)
+            assert config.method.name == workload.of(variant).method
+            sizes = workload.of(variant).sizes()
+            assert sizes.mean() == pytest.approx(workload.of(variant).mean_size, rel=0.01), name
             assert config.federated.cohort_size == workload.cohort_size <= workload.num_clients, name
             for field, value in variant.settings.items():
                 assert config[field.split(".")[0]][field.split(".")[1]] == value, name

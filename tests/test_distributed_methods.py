@@ -25,6 +25,7 @@ CONFIGS = {
     "semifl": "digits_semifl.py",
     "fedmt": "digits_fedmt.py:20,shape,estimated",
     "fedtrans": "digits_fedmt.py:20,shape,fedtrans",
+    "protofssl": "digits_protofssl.py",
     "mixed": "digits_mixed.py",
 }
 

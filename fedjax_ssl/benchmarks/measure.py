@@ -73,6 +73,7 @@ def measure(name: str, variant_name: str, options: Options) -> dict[str, Any]:
     use_processor(options.threads)
     workload = WORKLOADS[name].scaled(options.scale)
     variant = next(variant for variant in workload.variants if variant.name == variant_name)
+    workload = workload.of(variant)
     if options.placement:
         variant = dataclasses.replace(variant, settings={"federated.placement": options.placement, **variant.settings})
     rounds = options.rounds or workload.rounds

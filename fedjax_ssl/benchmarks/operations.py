@@ -28,7 +28,7 @@ def training_operations_per_example(model: Model, input_shape: tuple[int, ...]) 
     """
     params, state = jax.eval_shape(model.init, jax.random.key(0))
     inputs = jax.ShapeDtypeStruct((1, *input_shape), jnp.result_type(float))
-    forward = jax.make_jaxpr(lambda p, s, x: model.apply(p, s, x, train=False)[0].logits)(params, state, inputs)
+    forward = jax.make_jaxpr(lambda p, s, x: model.apply(p, s, x, train=False)[0])(params, state, inputs)
     products = _products(forward.jaxpr)
     return 3 * sum(products) - products[0]
 

@@ -2,6 +2,7 @@
 
 from fedjax_ssl.federated.cohort import Cohort, sample_cohort
 from fedjax_ssl.federated.engine import BYTES_PER_NUMBER, WEIGHTINGS, Setup, all_clients, federated_method
+from fedjax_ssl.federated.episodes import episodes
 from fedjax_ssl.federated.evaluation import (
     Scores,
     balanced_accuracy,
@@ -72,6 +73,7 @@ __all__ = [
     "all_clients",
     "balanced_accuracy",
     "device_memory",
+    "episodes",
     "epochs",
     "evaluate",
     "fedavg",

@@ -72,6 +72,7 @@ def federated_method(
     network: Callable[[ServerState], tuple[PyTree, PyTree]] | None = None,
     needs: tuple[str, ...] = ("labels",),
     needs_all: bool = False,
+    class_scores: bool = True,
 ) -> Method:
     """Builds a method out of terms.
 
@@ -84,6 +85,7 @@ def federated_method(
         network: state -> (parameters, model state) of the network that predicts and embeds; the global one by default.
         needs: what the method learns from, see `FederatedData.kinds`; any of these is enough.
         needs_all: all of these together are needed.
+        class_scores: losses or predictions read the network's class scores; False for methods that replace `predict`.
 
     Returns:
         A `Method`. Its `round` takes the run's key and folds the round number in itself, so rounds can be scanned with
@@ -91,9 +93,15 @@ def federated_method(
         "local_steps", "examples", "dropped_clients", "bytes_down", "bytes_up", and the terms' diagnostics.
 
     Raises:
-        ValueError: if a stage but the last has no length, two terms share a name, or the weighting is unknown.
+        ValueError: if a stage but the last has no length, two terms share a name, the weighting is unknown, or the
+            network has no class scores and the method reads them.
     """
     _check(setup, stages)
+    if class_scores and not setup.model.has_class_scores:
+        raise ValueError(
+            "the network has no class scores, which this method learns and predicts with; use a network with a head, "
+            "for example 'resnet9' in place of 'resnet8', or a method of prototypes: 'protofssl'"
+        )
     training = LocalTraining(
         model=setup.model,
         combine=combine,

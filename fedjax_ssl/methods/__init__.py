@@ -21,6 +21,7 @@ from fedjax_ssl.methods.fedul import fedul
 from fedjax_ssl.methods.mixed import mixed
 from fedjax_ssl.methods.network_pseudo_label import network_pseudo_label
 from fedjax_ssl.methods.per_client_lp import per_client_lp
+from fedjax_ssl.methods.protofssl import protofssl
 from fedjax_ssl.methods.semifl import semifl
 from fedjax_ssl.methods.single import single
 from fedjax_ssl.methods.xclp import xclp
@@ -43,6 +44,7 @@ _RECIPES: dict[str, Callable[..., Method]] = {
         semifl,
         fedmt,
         fedtrans,
+        protofssl,
         mixed,
     )
 }

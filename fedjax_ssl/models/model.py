@@ -27,10 +27,12 @@ class Model(NamedTuple):
         float [n, ...], already normalised. `train` (a Python bool) turns dropout and batch statistics on;
         a network with dropout then needs `key`. `mask` (bool [n], default all true) marks the rows that count
         in batch statistics. In evaluation the state comes back as it was.
+    has_class_scores: False for a network of features alone, whose `Outputs.logits` have no column.
     """
 
     init: Callable[[PRNGKeyArray], tuple[PyTree, PyTree]]
     apply: Callable[..., tuple[Outputs, PyTree]]
+    has_class_scores: bool = True
 
 
 def count_parameters(params: PyTree) -> int:
@@ -85,4 +87,4 @@ def from_linen(module: nn.Module, input_shape: tuple[int, ...], needs_key: bool)
         outputs, updates = module.apply(variables, inputs, train, mask, rngs=rngs, mutable=["batch_stats"])
         return outputs, updates.get("batch_stats", {})
 
-    return Model(init, apply)
+    return Model(init, apply, getattr(module, "has_class_scores", True))

@@ -102,6 +102,8 @@ class Norm(nn.Module):
     """The normalisation layer named `kind`: "none", "bn" (batch) or "gn" (groups of channels)."""
 
     kind: str
+    momentum: float = 0.1  # of "bn": weight of the batch in the running statistics
+    epsilon: float = 1e-5
 
     @nn.compact
     def __call__(
@@ -112,9 +114,9 @@ class Norm(nn.Module):
         if self.kind == "none":
             return inputs
         if self.kind == "bn":
-            batch_norm = BatchNorm()
+            batch_norm = BatchNorm(self.momentum, self.epsilon)
             nn.share_scope(self, batch_norm)
             return batch_norm(inputs, train, mask)
-        group_norm = GroupNorm()
+        group_norm = GroupNorm(self.epsilon)
         nn.share_scope(self, group_norm)
         return group_norm(inputs)

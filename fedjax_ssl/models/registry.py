@@ -13,6 +13,7 @@ from fedjax_ssl.models.linear import Linear
 from fedjax_ssl.models.mlp import MLP
 from fedjax_ssl.models.mnist_cnn import MnistCNN
 from fedjax_ssl.models.model import Model, from_linen
+from fedjax_ssl.models.proto_resnet import ResNet8, ResNet9
 from fedjax_ssl.models.resnet import ResNet18
 from fedjax_ssl.models.weights import LAYERS, pretrained
 from fedjax_ssl.models.wide_resnet import WideResNet28
@@ -26,6 +27,8 @@ _NETWORKS: dict[str, tuple[type[nn.Module], str]] = {
     "mnist_cnn": (MnistCNN, "three 5x5 convolutions and two hidden layers, the MNIST network of FedUL"),
     "resnet18": (ResNet18, "residual network, stem='cifar', stem='imagenet' or stem='imagenet_unpooled'"),
     "wrn28": (WideResNet28, "wide residual network WRN-28-k, widen=2 by default, the CIFAR network of SemiFL"),
+    "resnet8": (ResNet8, "eight convolutions without a head, the embedding network of ProtoFSSL"),
+    "resnet9": (ResNet9, "the same with a dense head, the network of ProtoFSSL's baselines"),
     "efficientnet_b0": (EfficientNetB0, "EfficientNet-B0, from torchvision's weights with weights='an .npz file'"),
 }
 

@@ -128,7 +128,7 @@ def pretrained(model: Model, path: str | Path, layers: Sequence[Layer]) -> Model
         tree = unflatten_dict({**stored, **draw(key)})
         return tree["params"], tree.get("state", {})
 
-    return Model(init, model.apply)
+    return model._replace(init=init)
 
 
 def _flat(variables: tuple[PyTree, PyTree]) -> dict[Place, jax.Array]:

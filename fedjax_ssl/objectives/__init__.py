@@ -38,6 +38,7 @@ from fedjax_ssl.objectives.prototypes import (
     prototype_log_probs,
 )
 from fedjax_ssl.objectives.sharpening import sharpen
+from fedjax_ssl.objectives.soft_targets import clipped_cross_entropy
 from fedjax_ssl.objectives.virtual_adversarial import vat_direction, vat_loss, vat_rampup
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "check_set_priors",
     "check_test_prior",
     "class_prototypes",
+    "clipped_cross_entropy",
     "consistency",
     "consistency_ramp",
     "correspondence_channel",

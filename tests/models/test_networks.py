@@ -259,7 +259,12 @@ def test_dropout_needs_a_key_only_where_there_is_dropout():
 
 
 def test_available_lists_every_network():
-    assert list(models.available()) == [*SMALL, "efficientnet_b0"]  # which has a test file of its own
+    assert list(models.available()) == [
+        *SMALL,
+        "resnet8",
+        "resnet9",
+        "efficientnet_b0",
+    ]  # these have files of their own
     assert all(models.available().values())
 
 

@@ -1,0 +1,92 @@
+"""Episodes: local steps on a few examples of every class, as prototypical networks train.
+
+Reference:
+    Snell, Swersky, Zemel, Prototypical networks for few-shot learning, NeurIPS 2017; with unlabelled queries as in
+    ProtoFSSL, arXiv 2205.13921, algorithm 1.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int, Key
+
+from fedjax_ssl.federated.method import Client, Sampler, Schedule
+from fedjax_ssl.federated.sampler import masked_permutation
+from fedjax_ssl.keys import named_key
+
+SUPPORT, QUERY, UNLABELLED = "support", "query", "unlabelled"  # streams
+
+
+def episodes(
+    num_steps: int,
+    num_classes: int,
+    num_support: int,
+    num_query: int,
+    num_unlabelled: int,
+    max_labelled: int,
+    first_unlabelled_step: Callable[[Client], Int[Array, ""]],
+) -> Sampler:
+    """Every step draws anew: `num_support` and `num_query` examples of each class, and unlabelled ones.
+
+    Streams "support" [K * num_support] and "query" [K * num_query], class after class, and "unlabelled"
+    [num_unlabelled], without repetition within a step. Of a class with n labels, fewer than asked for, min(num_support,
+    n - 1) are support and the rest query; a single one is support. With fewer unlabelled examples than asked for, all
+    are drawn.
+
+    Args:
+        num_steps: local steps of a client that has something to learn from; others take none.
+        num_classes: K.
+        num_support: support examples of every class, at least 1.
+        num_query: labelled queries of every class, at least 1.
+        num_unlabelled: unlabelled queries; 0: there is no stream for them.
+        max_labelled: static bound of labelled examples per client.
+        first_unlabelled_step: client -> the step from which unlabelled queries are drawn; `num_steps`: none are. It may
+            read what terms sent.
+    """
+
+    def schedule(key: Key[Array, ""], client: Client) -> Schedule:
+        size = client.index.shape[0]
+        bound = min(max(max_labelled, 1), size)
+        known = jnp.arange(bound, dtype=jnp.int32) < client.num_labelled
+        classes = jnp.where(known, client.observed[:bound], -1)
+        first = first_unlabelled_step(client)
+        number = client.num_examples - client.num_labelled
+
+        def one_step(step: Int[Array, ""]) -> tuple[dict[str, Array], dict[str, Array]]:
+            step_key = jax.random.fold_in(key, step)
+            places, masks = _by_class(named_key(step_key, "labelled"), classes, num_classes, num_support, num_query)
+            if num_unlabelled:
+                order = masked_permutation(named_key(step_key, "unlabelled"), number, size)
+                taken = min(num_unlabelled, size)
+                slot = jnp.arange(taken, dtype=jnp.int32)
+                places[UNLABELLED] = jnp.minimum(client.num_labelled + order[:taken], size - 1)
+                masks[UNLABELLED] = (slot < number) & (step >= first)
+            return places, masks
+
+        positions, masks = jax.vmap(one_step)(jnp.arange(num_steps, dtype=jnp.int32))
+        learns = jnp.any(known) | ((number > 0) & (first < num_steps))
+        return Schedule(positions, masks, jnp.where(learns, num_steps, 0))
+
+    return Sampler(schedule, reads_sent=True)
+
+
+def _by_class(
+    key: Key[Array, ""], classes: Int[Array, " n"], num_classes: int, num_support: int, num_query: int
+) -> tuple[dict[str, Int[Array, " b"]], dict[str, Bool[Array, " b"]]]:
+    """Draws support and queries of every class from examples of these classes, -1 = none."""
+    group = jnp.where(classes >= 0, classes, num_classes)
+    order = jnp.lexsort((jax.random.bits(key, group.shape), group)).astype(jnp.int32)  # class after class
+    counts = jnp.sum(group[None] == jnp.arange(num_classes, dtype=group.dtype)[:, None], axis=1, dtype=jnp.int32)
+    starts = jnp.cumsum(counts) - counts
+    support = jnp.where(counts > 1, jnp.minimum(num_support, counts - 1), counts)
+    query = jnp.minimum(num_query, counts - support)
+
+    def slots(begin: Int[Array, " K"], taken: Int[Array, " K"], width: int) -> tuple[Array, Array]:
+        column = jnp.arange(width, dtype=jnp.int32)
+        mask = column < taken[:, None]
+        places = order[jnp.minimum(begin[:, None] + column, order.shape[0] - 1)]
+        return jnp.where(mask, places, 0).reshape(-1), mask.reshape(-1)
+
+    drawn = {SUPPORT: slots(starts, support, num_support), QUERY: slots(starts + support, query, num_query)}
+    return {name: places for name, (places, _) in drawn.items()}, {name: mask for name, (_, mask) in drawn.items()}

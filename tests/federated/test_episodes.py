@@ -1,0 +1,88 @@
+"""Episodes: what a local step draws."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.federated import Client, episodes
+
+STEPS, CLASSES = 12, 4
+LABELS = [0] * 6 + [1] * 2 + [2]  # of class 3 there is none
+
+
+def client(labels=tuple(LABELS), unlabelled: int = 5, padding: int = 3) -> Client:
+    size = len(labels) + unlabelled + padding
+    observed = np.full(size, -1, np.int32)
+    observed[: len(labels)] = labels
+    count, total = jnp.asarray(len(labels), jnp.int32), jnp.asarray(len(labels) + unlabelled, jnp.int32)
+    index = jnp.arange(size, dtype=jnp.int32)
+    return Client(jnp.zeros((), jnp.int32), index, jnp.asarray(observed), count, total, sent={}, variates=())
+
+
+def draw(one: Client, seed: int = 0, bound: int = 12, num_unlabelled: int = 4, first: int = 2, support: int = 1):
+    sampler = episodes(STEPS, CLASSES, support, 2, num_unlabelled, bound, lambda _: jnp.asarray(first, jnp.int32))
+    schedule = sampler.schedule(jax.random.key(seed), one)
+    return jax.tree.map(np.asarray, schedule)
+
+
+def test_support_and_queries_are_distinct_and_of_their_class() -> None:
+    schedule = draw(client())
+    labels = np.array(LABELS)
+    for step in range(STEPS):
+        drawn = {}
+        for stream, width in (("support", 1), ("query", 2)):
+            mask = schedule.masks[stream][step].reshape(CLASSES, width)
+            places = schedule.positions[stream][step].reshape(CLASSES, width)
+            drawn[stream] = [places[k][mask[k]] for k in range(CLASSES)]
+            assert all((labels[drawn[stream][k]] == k).all() for k in range(CLASSES))
+        # enough labels; one support and one query; a single one is support; nothing
+        assert [len(s) for s in drawn["support"]] == [1, 1, 1, 0]
+        assert [len(q) for q in drawn["query"]] == [2, 1, 0, 0]
+        together = np.concatenate(drawn["support"] + drawn["query"])
+        assert len(np.unique(together)) == len(together)
+    assert schedule.num_steps == STEPS
+
+
+def test_every_labelled_example_is_drawn_as_often() -> None:
+    counts = np.zeros(6)
+    for seed in range(40):
+        schedule = draw(client(), seed)
+        for stream, width in (("support", 1), ("query", 2)):
+            np.add.at(counts, schedule.positions[stream].reshape(STEPS, CLASSES, width)[:, 0].reshape(-1), 1)
+    # 1440 draws of 6: standard deviation about 14 (without replacement); five of them
+    np.testing.assert_allclose(counts, 240, atol=70)
+
+
+@pytest.mark.parametrize(("number", "support", "query"), [(1, 1, 0), (2, 1, 1), (3, 2, 1), (4, 3, 1), (9, 3, 2)])
+def test_classes_with_fewer_labels_than_asked_for(number: int, support: int, query: int) -> None:
+    schedule = draw(client(labels=(2,) * number), support=3)
+    assert (schedule.masks["support"].sum(1) == support).all()
+    assert (schedule.masks["query"].sum(1) == query).all()
+
+
+def test_unlabelled_queries_begin_at_their_step_and_do_not_repeat() -> None:
+    schedule = draw(client())
+    assert schedule.masks["unlabelled"].sum(1).tolist() == [0, 0] + [4] * (STEPS - 2)
+    for step in range(2, STEPS):
+        places = schedule.positions["unlabelled"][step]
+        assert len(np.unique(places)) == 4 and places.min() >= len(LABELS) and places.max() < len(LABELS) + 5
+    few = draw(client(unlabelled=3))
+    assert few.masks["unlabelled"].sum(1).tolist() == [0, 0] + [3] * (STEPS - 2)
+    assert "unlabelled" not in draw(client(), num_unlabelled=0).masks
+
+
+def test_padding_and_bounds_change_no_draw() -> None:
+    plain, padded = draw(client()), draw(client(padding=9), bound=17)
+    for stream in ("support", "query", "unlabelled"):
+        np.testing.assert_array_equal(plain.masks[stream], padded.masks[stream])
+        mask = plain.masks[stream]
+        np.testing.assert_array_equal(plain.positions[stream][mask], padded.positions[stream][mask])
+
+
+@pytest.mark.parametrize(
+    ("labels", "unlabelled", "first", "steps"),
+    [((), 5, 0, STEPS), ((), 5, STEPS, 0), ((), 0, 0, 0), ((1,), 0, STEPS, STEPS)],
+)
+def test_a_client_with_nothing_to_learn_from_takes_no_step(labels, unlabelled, first, steps) -> None:
+    assert draw(client(labels=labels, unlabelled=unlabelled), first=first).num_steps == steps

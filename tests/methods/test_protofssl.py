@@ -1,0 +1,363 @@
+"""ProtoFSSL: whole rounds against a plain loop, helpers and bank over rounds, options, edge cases."""
+
+import dataclasses
+import itertools
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import federated, methods, models
+from fedjax_ssl.federated import episodes
+from fedjax_ssl.keys import named_key
+from fedjax_ssl.methods.prototype_losses import Scoring, query_loss
+from fedjax_ssl.objectives import class_prototypes
+from tests import toy
+
+KEY, RATE, WIDTH = jax.random.key(3), 0.05, 3
+TERM = "protofssl"
+
+
+def embedding_model() -> models.Model:
+    """z = x W, without class scores."""
+
+    def init(key: jax.Array) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+        rng = np.random.default_rng(7)
+        return {"w": jnp.asarray(rng.normal(size=(toy.NUM_FEATURES, WIDTH)), jnp.result_type(float))}, {}
+
+    def apply(params, state, inputs, *, train, key=None, mask=None):
+        features = inputs @ params["w"]
+        return models.Outputs(jnp.zeros((inputs.shape[0], 0), features.dtype), features, None), state
+
+    return models.Model(init, apply, has_class_scores=False)
+
+
+def build(data, *, run: dict[str, Any] | None = None, **options: Any):
+    setup = toy.setup(data, model=embedding_model(), learning_rate=RATE, **{"local_epochs": 3, **(run or {})})
+    return methods.build("protofssl", setup, **{"num_unlabelled": 4, **options})
+
+
+def balanced(sizes=(12, 10, 9), labelled=(9, 7, 6)):
+    return toy.federation(sizes=sizes, labelled=labelled)
+
+
+def rounds(method, data, number: int, key: jax.Array = KEY):
+    """All states, from the start on, and the infos."""
+    one_round, states, infos = jax.jit(method.round), [jax.jit(method.init)(key, data)], []
+    for _ in range(number):
+        state, info = one_round(key, states[-1], data)
+        states.append(state)
+        infos.append({name: float(value) for name, value in info.items()})
+    return states, infos
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """Three rounds with the defaults: (data, method, states, infos)."""
+    data = balanced()
+    method = build(data)
+    return data, method, *rounds(method, data, 3)
+
+
+def log_probs(z, prototypes):
+    """z [n, d], prototypes {class: [d]} -> log p [n, K], mean squared difference; -inf for absent classes."""
+    far = [
+        ((z - prototypes[k]) ** 2).mean(1) if k in prototypes else jnp.full(z.shape[0], jnp.inf)
+        for k in range(toy.NUM_CLASSES)
+    ]
+    return jax.nn.log_softmax(-jnp.stack(far, 1))
+
+
+def means(z, labels) -> dict[int, jax.Array]:
+    return {int(k): z[np.flatnonzero(labels == k)].mean(0) for k in np.unique(labels)}
+
+
+def in_order(rows) -> np.ndarray:
+    """Classes of rows that come class after class, each as often."""
+    return np.repeat(np.arange(toy.NUM_CLASSES), len(rows) // toy.NUM_CLASSES)
+
+
+class Oracle:
+    """One client after another, one step after another, in NumPy's words; batches are those of the sampler."""
+
+    def __init__(self, data, weight: float, stop: bool, shared: bool):
+        self.data, self.weight, self.stop, self.shared = data, weight, stop, shared
+        self.w = embedding_model().init(KEY)[0]["w"]
+        self.bank: list[list[dict[int, jax.Array]]] = []
+        self.slope = jax.jit(jax.value_and_grad(self.loss))
+
+    def client(self, client: int, number: int):
+        data = self.data
+        everyone = federated.all_clients(data)
+        one = jax.tree.map(lambda x: x[client], everyone)
+        helpers = self.bank[-1] if self.bank else []
+        first = 0 if number > 0 and helpers and self.weight else 3
+        sampler = episodes(3, toy.NUM_CLASSES, 1, 2, 4, data.max_labelled, lambda _: jnp.asarray(first, jnp.int32))
+        key = jax.random.fold_in(named_key(jax.random.fold_in(named_key(KEY, "round"), number), "client"), client)
+        schedule = jax.tree.map(np.asarray, sampler.schedule(named_key(key, "batches"), one))
+        w, losses, truth = self.w, [], np.asarray(data.labels)
+        for step in range(3):
+            rows = {
+                name: np.asarray(one.index)[schedule.positions[name][step][schedule.masks[name][step]]]
+                for name in schedule.masks
+            }
+            for stream in ("support", "query"):  # every class has enough labels, so that classes are in order
+                np.testing.assert_array_equal(truth[rows[stream]], in_order(rows[stream]))
+            value, slope = self.slope(w, {name: data.inputs[found] for name, found in rows.items()}, helpers)
+            losses.append(float(value))
+            w = w - RATE * slope
+        mine = np.asarray(one.index)[: int(one.num_labelled)]
+        return w, losses, means(data.inputs[mine] @ w, truth[mine])
+
+    def loss(self, w, x, helpers):
+        local, queries = means(x["support"] @ w, in_order(x["support"])), x["query"]
+        targets = in_order(queries)
+        if self.shared and helpers:
+            local = {k: jnp.stack([own[k] for own in helpers]).mean(0) for k in range(toy.NUM_CLASSES)}
+            queries = jnp.concatenate([x["support"], queries])
+            targets = np.concatenate([in_order(x["support"]), targets])
+        supervised = -log_probs(queries @ w, local)[np.arange(len(queries)), targets].mean()
+        if not len(x["unlabelled"]):
+            return supervised
+        z = x["unlabelled"] @ w
+        averaged = jnp.stack([jnp.exp(log_probs(z, own)) for own in helpers]).mean(0)
+        targets = averaged**2 / (averaged**2).sum(1, keepdims=True)
+        targets = jax.lax.stop_gradient(targets) if self.stop else targets
+        clipped = jnp.clip(jnp.exp(log_probs(z, local)), 1e-7, 1 - 1e-7)
+        return supervised + self.weight * -(targets * jnp.log(clipped)).sum(1).mean()
+
+    def round(self, number: int) -> float:
+        trained = [self.client(client, number) for client in range(self.data.num_clients)]
+        self.w = jnp.stack([w for w, _, _ in trained]).mean(0)
+        self.bank.append([prototypes for _, _, prototypes in trained])
+        return float(np.mean([losses for _, losses, _ in trained]))
+
+
+@pytest.mark.parametrize(
+    ("stop", "source"), [(False, "local_support"), (True, "local_support"), (False, "global")], ids=str
+)
+def test_three_rounds_follow_the_formulas(float64, stop: bool, source: str) -> None:
+    """Sections 3 and 4: episodes, both losses, what is uploaded, and who helps with it in the next round."""
+    data = toy.federation(sizes=(15, 15), labelled=(9, 9))
+    method = build(data, stop_gradient_pseudo_label=stop, proto_source=source)
+    oracle = Oracle(data, 0.3, stop, source == "global")
+    states, infos = rounds(method, data, 3)
+    for number, (state, info) in enumerate(zip(states[1:], infos, strict=True)):
+        assert info["loss"] == pytest.approx(oracle.round(number), rel=1e-9)
+        np.testing.assert_allclose(state.params["model"]["w"], oracle.w, rtol=1e-8)
+        bank = state.terms[TERM].bank.sets
+        for client, prototypes in enumerate(oracle.bank[-1]):
+            for k, centre in prototypes.items():
+                np.testing.assert_allclose(bank.centers[0, client, k], centre, rtol=1e-8)
+    # Predictions: probabilities averaged over the sets of two rounds, under the averaged network.
+    z = data.inputs @ oracle.w
+    sets = [own for uploads in oracle.bank[-2:] for own in uploads]
+    expected = jnp.stack([jnp.exp(log_probs(z, own)) for own in sets]).mean(0)
+    np.testing.assert_allclose(jnp.exp(method.predict(states[-1], data.inputs)), expected, rtol=1e-7)
+
+
+def test_helpers_are_the_uploads_of_the_round_before(plain) -> None:
+    """Section 16.13; the bank holds two rounds, the newest first."""
+    _, _, states, infos = plain
+    for before, after in itertools.pairwise(states):
+        uploaded = jax.tree.map(lambda x: x[0], before.terms[TERM].bank.sets)
+        chex.assert_trees_all_equal(after.terms[TERM].helpers, uploaded)
+        older = jax.tree.map(lambda x: x[1], after.terms[TERM].bank.sets)
+        chex.assert_trees_all_equal(older, uploaded)
+    assert [np.isfinite(info["pseudo_label_accuracy"]) for info in infos] == [False, True, True]
+    assert [info["pseudo_label_coverage"] for info in infos] == [0.0, 1.0, 1.0]
+
+
+def test_before_the_first_round_predictions_are_uniform(plain) -> None:
+    data, method, states, _ = plain
+    found = jax.jit(method.predict)(states[0], data.inputs)
+    np.testing.assert_allclose(found, -np.log(3.0), rtol=1e-6)
+
+
+def test_without_weight_it_is_a_supervised_prototypical_network() -> None:
+    """Section 16.8: as if the unlabelled loss never began; nothing is sent down, and there are no pseudo-labels."""
+    data = balanced()
+    never, infos = rounds(build(data, unlabelled_weight=0.0), data, 3)
+    later, others = rounds(build(data, unlabel_round=9), data, 3)
+    for one, other in zip(never[1:], later[1:], strict=True):
+        chex.assert_trees_all_close(one.params, other.params, rtol=1e-6)
+    assert [info["examples"] for info in infos] == [info["examples"] for info in others]
+    model = 4 * toy.NUM_FEATURES * WIDTH
+    assert {info["bytes_down"] for info in infos + others} == {3 * model}
+    assert "pseudo_label_accuracy" not in infos[-1]
+
+
+def test_examples_count_queries_support_and_unlabelled_ones() -> None:
+    """E (K (n_S + n_Q) + n_U) per client, and the first steps without unlabelled examples."""
+    data = toy.federation(sizes=(18, 18), labelled=(9, 9))
+    _, infos = rounds(build(data), data, 2)
+    assert [info["examples"] for info in infos] == [2 * 3 * 9, 2 * 3 * 13]
+    _, infos = rounds(build(data, warmup_episode=2), data, 2)
+    assert [info["examples"] for info in infos] == [2 * 3 * 9, 2 * (3 * 9 + 4)]
+
+
+def test_bytes_are_those_of_model_and_prototypes() -> None:
+    """Section 12: 2 Theta + C (1 + H) K per client, here with 3 helpers and one class that a client does not have."""
+    data = toy.federation(sizes=(12, 10, 9), labelled=(9, 7, 2))
+    _, infos = rounds(build(data), data, 2)
+    model, prototype = 4 * toy.NUM_FEATURES * WIDTH, 4 * WIDTH
+    assert [info["bytes_up"] for info in infos] == [3 * model + 8 * prototype] * 2
+    assert [info["bytes_down"] for info in infos] == [3 * model, 3 * model + 3 * 9 * prototype]
+    _, infos = rounds(build(data, min_proto_count=3), data, 1)
+    assert infos[0]["bytes_up"] == 3 * model + 4 * prototype  # classes with 3, 3, 3 and 3, 2, 2 labels
+
+
+def test_fewer_helpers_are_drawn_anew_in_every_round() -> None:
+    data = toy.federation(sizes=(9,) * 6, labelled=(6,) * 6)
+    states, _ = rounds(build(data, num_helpers=2), data, 5)
+    seen = set()
+    for before, after in itertools.pairwise(states[1:]):
+        uploads, helpers = before.terms[TERM].bank.sets.centers[0], after.terms[TERM].helpers
+        assert helpers.centers.shape == (2, 3, WIDTH) and bool(helpers.present.all())
+        chosen = [
+            int(np.flatnonzero([np.array_equal(own, upload) for upload in uploads])[0]) for own in helpers.centers
+        ]
+        assert len(set(chosen)) == 2
+        seen.add(tuple(chosen))
+    assert len(seen) > 1  # all four draws equal: probability below 0.001
+
+
+def test_a_longer_interval_keeps_helpers() -> None:
+    """Chosen in rounds 1, 3, 5, ...: where (r - 1) mod 2 = 0."""
+    data = balanced()
+    states, infos = rounds(build(data, helper_interval=2), data, 4)
+    helpers = [state.terms[TERM].helpers for state in states[1:]]
+    assert not bool(helpers[0].present.any()) and np.isnan(infos[0]["pseudo_label_accuracy"])
+    chex.assert_trees_all_equal(helpers[1], helpers[2])
+    assert not np.array_equal(helpers[2].centers, helpers[3].centers)
+
+
+def test_prototypes_of_more_rounds_help() -> None:
+    data = balanced()
+    states, _ = rounds(build(data, keep_proto_rounds=2, num_helpers=6), data, 3)
+    bank, helpers = states[2].terms[TERM].bank.sets, states[3].terms[TERM].helpers
+    assert bank.centers.shape == (3, 3, 3, WIDTH)
+    np.testing.assert_array_equal(helpers.centers, bank.centers[:2].reshape(6, 3, WIDTH))
+
+
+def test_the_latest_sets_alone_predict_something_else(plain) -> None:
+    data, both, states, _ = plain
+    latest, state = build(data, eval_bank="latest"), states[-1]
+    z, bank = data.inputs @ state.params["model"]["w"], state.terms[TERM].bank.sets
+    sets = [dict(enumerate(centers)) for centers in bank.centers[0]]
+    expected = jnp.stack([jnp.exp(log_probs(z, own)) for own in sets]).mean(0)
+    np.testing.assert_allclose(jnp.exp(latest.predict(state, data.inputs)), expected, rtol=1e-4)
+    assert not np.allclose(latest.predict(state, data.inputs), both.predict(state, data.inputs), atol=1e-4)
+
+
+def test_at_the_beginning_the_model_just_received_makes_the_prototypes() -> None:
+    data = balanced()
+    states, infos = rounds(build(data, proto_refresh="begin"), data, 2)
+    for before, after in itertools.pairwise(states):
+        for client in range(3):
+            rows = np.asarray(data.index)[client, : int(data.num_labelled[client])]
+            expected = means(data.inputs[rows] @ before.params["model"]["w"], np.asarray(data.labels)[rows])
+            for k, centre in expected.items():
+                np.testing.assert_allclose(after.terms[TERM].helpers.centers[client, k], centre, rtol=1e-4, atol=1e-6)
+    assert np.isfinite(infos[1]["pseudo_label_accuracy"])
+
+
+def test_noise_is_added_to_what_is_shared_and_to_nothing_else(plain) -> None:
+    data, _, states, _ = plain
+    without, with_noise = states[1], rounds(build(data, proto_noise_std=0.5), data, 1)[0][-1]
+    chex.assert_trees_all_equal(without.params, with_noise.params)  # round 0 has no helpers
+    difference = with_noise.terms[TERM].bank.sets.centers[0] - without.terms[TERM].bank.sets.centers[0]
+    assert 0.3 < float(jnp.std(difference)) < 0.7  # 27 draws, standard deviation of it 0.07
+    assert len(np.unique(np.round(difference, 6))) == difference.size
+
+
+def test_clients_without_labels_train_only_towards_global_prototypes() -> None:
+    data = toy.federation(sizes=(9, 9, 9), labelled=(6, 0, 6))
+    _, infos = rounds(build(data), data, 2)
+    assert [info["clients"] for info in infos] == [2.0, 2.0]
+    states, infos = rounds(build(data, proto_source="global"), data, 2)
+    assert [info["local_steps"] for info in infos] == [6.0, 9.0]
+    assert not bool(states[-1].terms[TERM].bank.sets.present[0, 1].any())
+    chex.assert_tree_all_finite(states[-1])
+
+
+def test_a_client_without_unlabelled_examples_learns_from_its_labels() -> None:
+    data = toy.federation(sizes=(9, 6), labelled=(6, 6))
+    states, infos = rounds(build(data), data, 3)
+    chex.assert_tree_all_finite(states[-1])
+    assert infos[1]["examples"] == 2 * 3 * 6 + 3 * 3
+
+
+def test_unlabelled_examples_do_not_enter_batch_statistics_before_they_are_used() -> None:
+    """Section 3, step 4c: statistics mix what is in the batch, and in round 0 that is labelled examples alone."""
+    data = balanced()
+    changed = jnp.zeros(data.labels.shape, bool).at[data.index[0, 9:12]].set(True)
+    other = dataclasses.replace(data, inputs=jnp.where(changed[:, None], data.inputs + 5.0, data.inputs))
+    run = toy.setup(data, model="mlp", model_options={"norm": "bn"}, local_epochs=2)
+    method = methods.build("protofssl", run, num_unlabelled=4)
+    one_round = jax.jit(method.round)
+    results = []
+    for federation in (data, other):
+        first, _ = one_round(KEY, method.init(KEY, federation), federation)
+        second, _ = one_round(KEY, first, federation)
+        results.append((first, second))
+    chex.assert_trees_all_equal(results[0][0].model_state, results[1][0].model_state)
+    assert not np.allclose(*(second.model_state["norm1"]["mean"] for _, second in results))
+
+
+def test_squared_weights_of_convolutions_count() -> None:
+    """Keras' l2: lambda sum W^2, kernels of convolutions only."""
+    data = toy.federation(sizes=(6,), labelled=(6,))
+    images = dataclasses.replace(data, inputs=jnp.tile(data.inputs[:, :, None, None], (1, 2, 8, 1)))
+    options = {"dropout": False, "lowering": "lax"}
+    run = toy.setup(images, model="cnn", model_options=options, local_epochs=1, learning_rate=0.0)
+    losses = [rounds(methods.build("protofssl", run, l2=l2), images, 1) for l2 in (0.0, 0.1)]
+    params = losses[0][0][0].params["model"]
+    squares = sum(float(jnp.sum(params[name]["kernel"] ** 2)) for name in ("conv1", "conv2"))
+    assert losses[1][1][0]["loss"] - losses[0][1][0]["loss"] == pytest.approx(0.1 * squares, rel=1e-4)
+
+
+def test_the_loss_of_a_fresh_resnet8_is_the_logarithm_of_the_number_of_classes() -> None:
+    """Section 16.13: distances of 0.002 to 0.012, so that the loss starts near ln 10."""
+    model = models.build("resnet8", num_classes=10, input_shape=(32, 32, 3), lowering="lax")
+    blocks = np.random.default_rng(0).uniform(size=(30, 8, 8, 3)).astype(np.float32)
+    images = jnp.asarray(blocks.repeat(4, 1).repeat(4, 2))
+    params, _ = model.init(jax.random.key(0))
+    z = jax.jit(lambda p, x: model.apply(p, {}, x, train=True)[0].features)(params, images)
+    labels = jnp.arange(30, dtype=jnp.int32) % 10
+    centers, present = class_prototypes(z[:10], labels[:10], 10)
+    assert float(query_loss(z[10:], labels[10:], centers, present, Scoring())) == pytest.approx(np.log(10), abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"distance": "cosine"}, "'cosine'; allowed: mean_sq, euclidean, sq_euclidean"),
+        ({"unlabel_loss": "kl"}, "ce, mse"),
+        ({"proto_source": "server"}, "local_support, global"),
+        ({"proto_refresh": "middle"}, "end, begin"),
+        ({"eval_bank": "all"}, "two_rounds, latest"),
+        ({"num_support": 0}, "num_support is 0; it must be a whole number of at least 1"),
+        ({"num_query": 0}, "num_query is 0"),
+        ({"num_helpers": 0}, "num_helpers is 0"),
+        ({"helper_interval": 1.5}, "helper_interval is 1.5"),
+        ({"unlabel_round": -1}, "unlabel_round is -1; it must be a whole number of at least 0"),
+        ({"temperature": 0.0}, "temperature is 0.0; it must be positive"),
+        ({"proto_noise_std": -0.1}, "proto_noise_std is -0.1"),
+        ({"unlabelled_weight": -1.0}, "unlabelled_weight is -1.0"),
+    ],
+)
+def test_settings_outside_what_is_allowed_are_refused(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(balanced(), **options)
+
+
+@pytest.mark.parametrize("options", [{"distance": "euclidean"}, {"unlabel_loss": "mse"}, {"distance": "sq_euclidean"}])
+def test_other_distances_and_losses_train(options: dict) -> None:
+    data = balanced()
+    states, infos = rounds(build(data, **options), data, 4)
+    chex.assert_tree_all_finite(states[-1])
+    assert infos[-1]["loss"] < infos[1]["loss"]
