@@ -38,7 +38,7 @@ def use_compilation_cache() -> None:
 def map_large_buffers() -> bool:
     """Makes the C library map every buffer of 16 MB or more anew, instead of reusing pieces of its heap.
 
-    glibc raises that threshold by itself to 32 MB when the first large buffer is freed. On a virtual machine the second
+    glibc raises that threshold by itself, up to 32 MB, when a large buffer is freed. On a virtual machine the second
     and every later call of a program of convolutions then took 2.7 times as long as the first one. A program's own
     buffer is that large; the scratch of single operations is not, and mapping that takes time (docs/benchmarks.md).
 

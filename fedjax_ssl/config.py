@@ -52,6 +52,7 @@ def default(method: str = "fedavg") -> ml_collections.ConfigDict:
         download=True,
         num_classes=_INT,  # npz: where the labels do not show all classes
         input_max=_FLOAT,  # npz: stored value that becomes 1.0
+        standardize=True,  # subtract the dataset's mean and divide by its deviation, where it has them
         size=_INT,  # fed_isic2019: height and width of the images
         writers=_INT,  # glyphs: how many writers are drawn
         test_clients=0,  # whole natural clients held out as test set

@@ -1,5 +1,6 @@
 """From a config to what a run is made of: dataset, federation, method."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -98,10 +99,13 @@ def build_method(
         augment = data.augmentation(config["augment"]["name"], **configs.options(config["augment"]))
     with configs.naming("strong_augment"):
         strong_augment = _strong_augmentation(config["strong_augment"], experiment.dataset)
+    dataset = experiment.dataset
+    if not config["data"]["standardize"]:
+        dataset = dataclasses.replace(dataset, mean=None, std=None)
     with configs.naming("optimizer or config.federated"):
         setup = Setup(
             model=model,
-            normalize=data.normalizer(experiment.dataset),
+            normalize=data.normalizer(dataset),
             augment=augment,
             federated_optimizer=_federated_optimizer(server, local),
             local_optimizer=federated.local_optimizer(

@@ -223,7 +223,6 @@ def _run_in(record: tracking.Record | tracking.NoRecord, experiment: Experiment,
             start = row["round"]
             record.append(row)
             progress.update(start, row)
-            draw_data()  # not before: it would delay the first numbers
             if not row["local_steps"]:
                 progress.note(f"nobody trained in the last {rounds} rounds: no client had anything to learn from")
             team.feed()
@@ -233,6 +232,7 @@ def _run_in(record: tracking.Record | tracking.NoRecord, experiment: Experiment,
                 record.save(start, state, seconds)
             if stop:
                 raise distributed.Preempted
+            draw_data()  # not before the first numbers, which it would delay
         draw_data()
         outcomes: list[prediction.Outcome] = []
         for outcome in prediction.predict(experiment, method, state, placed_key, placed, progress.note):

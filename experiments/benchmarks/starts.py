@@ -67,6 +67,7 @@ def stand_in(name: str) -> data.Dataset:
 
 def compile_seconds(name: str) -> float:
     """Seconds to trace and compile the first block of rounds of configs/NAME.py with the evaluation after it."""
+    jax.config.update("jax_enable_compilation_cache", False)
     config: ConfigDict = runpy.run_path(str(CONFIGS / f"{name}.py"))["get_config"]()
     shape = name if name in SHAPES else config.data.name
     experiment = Experiment(configs.resolve(config), stand_in(shape)) if shape in SHAPES else load_experiment(config)
@@ -85,6 +86,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("configs", nargs="*", default=trained, help=f"of {', '.join(trained)}; default: all")
     chosen = parser.parse_args().configs
+    if unknown := sorted(set(chosen) - set(trained)):
+        parser.error(f"no such config: {', '.join(unknown)}")
     print("| config | compiling, s |\n|---|---:|")
     for name in chosen:
         with multiprocessing.get_context("spawn").Pool(1) as pool:

@@ -71,9 +71,8 @@ def measure(name: str, variant_name: str, options: Options) -> dict[str, Any]:
     """
     mapped = not options.heap and map_large_buffers()
     use_processor(options.threads)
-    workload = WORKLOADS[name].scaled(options.scale)
-    variant = next(variant for variant in workload.variants if variant.name == variant_name)
-    workload = workload.of(variant)
+    variant = next(variant for variant in WORKLOADS[name].variants if variant.name == variant_name)
+    workload = WORKLOADS[name].of(variant).scaled(options.scale)
     if options.placement:
         variant = dataclasses.replace(variant, settings={"federated.placement": options.placement, **variant.settings})
     rounds = options.rounds or workload.rounds
@@ -82,7 +81,7 @@ def measure(name: str, variant_name: str, options: Options) -> dict[str, Any]:
     federation = federate(experiment, key)
     choices: list[Choice] = []
     method = build_method(experiment, federation, report=choices.append)
-    block = compile_rounds(method, federation, variant, config.seed, rounds)
+    block = compile_rounds(method, federation, variant, config.seed, rounds, workload.rounds_before)
     placed = choices[-1]  # of the last stage
     peak = product_operations_per_second()
     timings, totals = time_blocks(block.run, options.repeats, options.limit)
@@ -125,8 +124,10 @@ def measure(name: str, variant_name: str, options: Options) -> dict[str, Any]:
     }
 
 
-def compile_rounds(method: Method, federation: FederatedData, variant: Variant, seed: int, rounds: int) -> Block:
-    """Initializes all seeds and compiles a block of rounds of them."""
+def compile_rounds(
+    method: Method, federation: FederatedData, variant: Variant, seed: int, rounds: int, rounds_before: int = 0
+) -> Block:
+    """Initializes all seeds, runs the rounds before and compiles a block of rounds."""
     keys = jax.vmap(jax.random.key)(seed + jnp.arange(variant.seeds))
     sweep = partial(jax.vmap, axis_name=VECTORIZED_RUNS) if variant.vectorized else over_seeds
 
@@ -139,7 +140,11 @@ def compile_rounds(method: Method, federation: FederatedData, variant: Variant, 
             return jax.tree.map(lambda x: x[None], only)
         return sweep(one)(keys, states)
 
-    states = jax.jit(jax.vmap(method.init, in_axes=(0, None)))(keys, federation)
+    def begun(key: Key[Array, ""], federation: FederatedData) -> ServerState:
+        state = method.init(key, federation)
+        return run_rounds(method, key, state, federation, rounds_before)[0] if rounds_before else state
+
+    states = jax.jit(jax.vmap(begun, in_axes=(0, None)))(keys, federation)
     begin = time.perf_counter()
     program = jax.jit(advance).lower(keys, states, federation).compile()
     seconds = time.perf_counter() - begin
@@ -179,11 +184,13 @@ def time_blocks(run: Callable[[], Metrics], repeats: int, limit: float) -> tuple
 
 
 def _model(config: Any, federation: FederatedData) -> models.Model:
+    # Operations are those of the plain convolution, also where fewer are computed.
+    plain = {"lowering": "slices"} if "lowering" in models.options(config.model.name) else {}
     return models.build(
         config.model.name,
         num_classes=federation.num_classes,
         input_shape=federation.inputs.shape[1:],
-        **configs.options(config.model),
+        **configs.options(config.model) | plain,
     )
 
 

@@ -99,8 +99,8 @@ def federated_method(
     _check(setup, stages)
     if class_scores and not setup.model.has_class_scores:
         raise ValueError(
-            "the network has no class scores, which this method learns and predicts with; use a network with a head, "
-            "for example 'resnet9' in place of 'resnet8', or a method of prototypes: 'protofssl'"
+            "the network has no class scores, which this method learns and predicts with; use a network with a head "
+            "(for example 'resnet9' in place of 'resnet8'), or a method that compares features with prototypes"
         )
     training = LocalTraining(
         model=setup.model,

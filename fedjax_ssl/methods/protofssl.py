@@ -51,10 +51,12 @@ from fedjax_ssl.methods.prototype_losses import (
 )
 from fedjax_ssl.methods.weights import check_weights, is_zero
 from fedjax_ssl.objectives import class_prototypes
+from fedjax_ssl.objectives.prototypes import DISTANCES
+from fedjax_ssl.objectives.sharpening import check_temperature
 
 TERM = "protofssl"
 _CHOICES = {
-    "distance": ("mean_sq", "euclidean", "sq_euclidean"),
+    "distance": DISTANCES,
     "unlabel_loss": ("ce", "mse"),
     "proto_source": ("local_support", "global"),
     "proto_refresh": ("end", "begin"),
@@ -114,7 +116,8 @@ def protofssl(
         distance: "mean_sq" (the code's), "euclidean" (the paper's text) or "sq_euclidean".
         unlabel_loss: "ce", against probabilities clipped at 1e-7, or "mse".
         stop_gradient_pseudo_label: hold pseudo-labels fixed; in the code the gradient flows through them.
-        num_helpers: prototype sets that make the pseudo-labels; all there are, if fewer.
+        num_helpers: prototype sets that make the pseudo-labels; all there are, if fewer. In the paper's runs as many as
+            clients in a cohort.
         helper_interval: rounds between two choices of helpers.
         proto_source: of the local predictions: "local_support", or "global", the helpers' mean (algorithm 2), where all
             labelled examples of a step are queries.
@@ -139,8 +142,12 @@ def protofssl(
     _check_counts(1, keep_proto_rounds=keep_proto_rounds, min_proto_count=min_proto_count)
     _check_counts(0, unlabel_round=unlabel_round, warmup_episode=warmup_episode)
     check_weights(unlabelled_weight=unlabelled_weight, proto_noise_std=proto_noise_std, l2=l2)
-    if isinstance(temperature, (int, float)) and not temperature > 0:
-        raise ValueError(f"protofssl: temperature is {temperature}; it must be positive, for example 0.5")
+    check_temperature("protofssl: temperature", temperature)
+    if warmup_episode >= setup.local_epochs:
+        raise ValueError(
+            f"protofssl: warmup_episode is {warmup_episode}; of {setup.local_epochs} local steps "
+            "(config.optimizer.local_epochs) none would use unlabelled examples"
+        )
     pseudo_labelled, shared = not is_zero(unlabelled_weight), proto_source == "global"
     helpers_at_most = num_helpers if pseudo_labelled or shared else 0
     streams = (SUPPORT, QUERY, UNLABELLED) if pseudo_labelled else (SUPPORT, QUERY)
@@ -164,7 +171,7 @@ def protofssl(
             bank = push(bank, uploads, round.clients.id, round.valid)
         helpers = choose_helpers(named_key(round.key, "helpers"), bank, keep_proto_rounds, helpers_at_most)
         if helper_interval > 1:
-            due = (round.number - 1) % helper_interval == 0
+            due = ((round.number - 1) % helper_interval == 0) | ~jnp.any(state.helpers.present)
             helpers = jax.tree.map(lambda new, old: jnp.where(due, new, old), helpers, state.helpers)
         active = jnp.any(helpers.present) & (round.number > unlabel_round) & pseudo_labelled
         needed = helpers.present if shared else helpers.present & active
@@ -194,7 +201,7 @@ def protofssl(
             total = total + unlabelled_weight * unlabelled_loss(
                 features[UNLABELLED], mask, centers, present, sent.helpers, scoring
             )
-        # A client whose prototypes are not finite is dropped even where it has nothing to compare with them.
+        # A client whose support is not finite is dropped even where it has nothing to compare with it.
         total = total + 0.0 * jnp.sum(centers)
         if not is_zero(l2):
             kernels = [leaf for leaf in jax.tree.leaves(step.params) if leaf.ndim == 4]

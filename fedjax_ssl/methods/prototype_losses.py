@@ -1,4 +1,4 @@
-"""The scores and losses of ProtoFSSL (section 4 of docs/methods/protofssl.md), and a client's prototypes."""
+"""The scores and losses of ProtoFSSL (docs/methods/protofssl.md, "A round"), and a client's prototypes."""
 
 from typing import NamedTuple
 

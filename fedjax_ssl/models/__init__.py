@@ -4,7 +4,7 @@ from fedjax_ssl.models.convolution import conv2d
 from fedjax_ssl.models.model import Model, Outputs, count_parameters
 from fedjax_ssl.models.pooling import max_pool
 from fedjax_ssl.models.precision import PRECISIONS, in_precision
-from fedjax_ssl.models.registry import available, build
+from fedjax_ssl.models.registry import available, build, options
 
 __all__ = [
     "PRECISIONS",
@@ -16,4 +16,5 @@ __all__ = [
     "count_parameters",
     "in_precision",
     "max_pool",
+    "options",
 ]

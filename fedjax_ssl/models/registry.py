@@ -38,14 +38,20 @@ def available() -> dict[str, str]:
     return {name: description for name, (_, description) in _NETWORKS.items()}
 
 
-def build(name: str, *, num_classes: int, input_shape: tuple[int, ...], **options: Any) -> Model:
+def options(name: str) -> list[str]:
+    """What `build` takes for the network `name`, one of `available()`, beside the number of classes and the shape."""
+    network = _NETWORKS[name][0]
+    return [f.name for f in dataclasses.fields(network) if f.name not in ("num_classes", "parent", "name")]
+
+
+def build(name: str, *, num_classes: int, input_shape: tuple[int, ...], **given: Any) -> Model:
     """Builds the network `name`.
 
     Args:
         name: one of `available()`.
         num_classes: K, the number of class scores.
         input_shape: shape of one example, (height, width, channels) for images.
-        **options: fields of the network's class, for example `norm="gn"`; every network has
+        **given: `options` of the network: fields of the network's class, for example `norm="gn"`; every network has
             `normalize_features` and `aux_head`. With `weights` the file is read here.
 
     Returns:
@@ -58,8 +64,8 @@ def build(name: str, *, num_classes: int, input_shape: tuple[int, ...], **option
     if name not in _NETWORKS:
         raise ValueError(f"unknown model {name!r}.{did_you_mean(name, _NETWORKS)} Allowed: {', '.join(_NETWORKS)}")
     network = _NETWORKS[name][0]
-    allowed = [f.name for f in dataclasses.fields(network) if f.name not in ("num_classes", "parent", "name")]
-    for option in options:
+    allowed = options(name)
+    for option in given:
         if option not in allowed:
             raise ValueError(
                 f"model {name!r} has no option {option!r}.{did_you_mean(option, allowed)} Allowed: {', '.join(allowed)}"
@@ -69,7 +75,7 @@ def build(name: str, *, num_classes: int, input_shape: tuple[int, ...], **option
     input_shape = tuple(input_shape)
     if not input_shape or any(size < 1 for size in input_shape):
         raise ValueError(f"input_shape must be one or more positive integers, got {input_shape}")
-    hashable = {option: tuple(value) if isinstance(value, list) else value for option, value in options.items()}
+    hashable = {option: tuple(value) if isinstance(value, list) else value for option, value in given.items()}
     module = network(num_classes=num_classes, **hashable)
     model = from_linen(module, input_shape, getattr(module, "needs_key", False))
     jax.eval_shape(model.init, jax.random.key(0))  # a shape or value that does not fit is an error here, not later

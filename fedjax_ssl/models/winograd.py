@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 from fedjax_ssl.models import lowerings
 
 # Polynomials are multiplied by their values at these points and at infinity. More points would save more products
-# and lose more digits; with these an output in float32 is off by some 2e-6 of the largest.
+# and lose more digits.
 _POINTS = (0, 1, -1, 2, -2)
 _SIZE = len(_POINTS) + 1
 # Transform of the inputs, one row per point: the coefficients of the product of (x - q) over the other points q.
@@ -37,13 +37,18 @@ def winograd(
 
     A kernel of width 3 takes 1.5 products per output, kernel row and channel instead of 3, one of width 5 takes 3
     instead of 5. What gains nothing goes to `slices`: other widths than 3 to 5, strides, images of few columns; so
-    does half precision, which has no digits to spare.
+    do half precision, which has no digits to spare, and integers.
+
+    The outputs of a tile share its rounding: in float32 they are off by some 2e-6 of the largest of them (`slices`:
+    5e-7). A value that is not finite spoils its tile, one above 6e37 overflows. Products have the backend's default
+    precision, which on a GPU or TPU may be too low for this; `conv2d` chooses it on CPUs alone.
     """
     height, width, channels, filters = kernel.shape
     count, out_rows, out_columns = lowerings.positions(inputs, kernel, stride, pads)
     step = _SIZE + 1 - width
     tiles = -(-out_columns // max(step, 1))
-    if stride != 1 or not 3 <= width <= 5 or _SIZE * tiles >= width * out_columns or inputs.dtype.itemsize < 4:
+    exact = jnp.issubdtype(inputs.dtype, jnp.floating) and inputs.dtype.itemsize >= 4
+    if stride != 1 or not 3 <= width <= 5 or _SIZE * tiles >= width * out_columns or not exact:
         return lowerings.slices(inputs, kernel, stride, pads)
     values = jnp.stack(_combine(_INPUT, _tiles(inputs, pads, tiles, step)))
     # Without the barrier XLA computes a transformed value, and its gradient, anew for every row of the kernel.

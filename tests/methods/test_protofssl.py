@@ -140,7 +140,7 @@ class Oracle:
     ("stop", "source"), [(False, "local_support"), (True, "local_support"), (False, "global")], ids=str
 )
 def test_three_rounds_follow_the_formulas(float64, stop: bool, source: str) -> None:
-    """Sections 3 and 4: episodes, both losses, what is uploaded, and who helps with it in the next round."""
+    """Episodes, both losses, what is uploaded, and who helps with it in the next round."""
     data = toy.federation(sizes=(15, 15), labelled=(9, 9))
     method = build(data, stop_gradient_pseudo_label=stop, proto_source=source)
     oracle = Oracle(data, 0.3, stop, source == "global")
@@ -160,7 +160,7 @@ def test_three_rounds_follow_the_formulas(float64, stop: bool, source: str) -> N
 
 
 def test_helpers_are_the_uploads_of_the_round_before(plain) -> None:
-    """Section 16.13; the bank holds two rounds, the newest first."""
+    """The bank holds two rounds, the newest first."""
     _, _, states, infos = plain
     for before, after in itertools.pairwise(states):
         uploaded = jax.tree.map(lambda x: x[0], before.terms[TERM].bank.sets)
@@ -178,7 +178,7 @@ def test_before_the_first_round_predictions_are_uniform(plain) -> None:
 
 
 def test_without_weight_it_is_a_supervised_prototypical_network() -> None:
-    """Section 16.8: as if the unlabelled loss never began; nothing is sent down, and there are no pseudo-labels."""
+    """As if the unlabelled loss never began; nothing is sent down, and there are no pseudo-labels."""
     data = balanced()
     never, infos = rounds(build(data, unlabelled_weight=0.0), data, 3)
     later, others = rounds(build(data, unlabel_round=9), data, 3)
@@ -200,7 +200,7 @@ def test_examples_count_queries_support_and_unlabelled_ones() -> None:
 
 
 def test_bytes_are_those_of_model_and_prototypes() -> None:
-    """Section 12: 2 Theta + C (1 + H) K per client, here with 3 helpers and one class that a client does not have."""
+    """2 Theta + C (1 + H) K per client, here with 3 helpers and one class that a client does not have."""
     data = toy.federation(sizes=(12, 10, 9), labelled=(9, 7, 2))
     _, infos = rounds(build(data), data, 2)
     model, prototype = 4 * toy.NUM_FEATURES * WIDTH, 4 * WIDTH
@@ -292,7 +292,7 @@ def test_a_client_without_unlabelled_examples_learns_from_its_labels() -> None:
 
 
 def test_unlabelled_examples_do_not_enter_batch_statistics_before_they_are_used() -> None:
-    """Section 3, step 4c: statistics mix what is in the batch, and in round 0 that is labelled examples alone."""
+    """Statistics mix what is in the batch, and in round 0 that is labelled examples alone."""
     data = balanced()
     changed = jnp.zeros(data.labels.shape, bool).at[data.index[0, 9:12]].set(True)
     other = dataclasses.replace(data, inputs=jnp.where(changed[:, None], data.inputs + 5.0, data.inputs))
@@ -321,7 +321,7 @@ def test_squared_weights_of_convolutions_count() -> None:
 
 
 def test_the_loss_of_a_fresh_resnet8_is_the_logarithm_of_the_number_of_classes() -> None:
-    """Section 16.13: distances of 0.002 to 0.012, so that the loss starts near ln 10."""
+    """Distances of 0.002 to 0.012, so that the loss starts near ln 10."""
     model = models.build("resnet8", num_classes=10, input_shape=(32, 32, 3), lowering="lax")
     blocks = np.random.default_rng(0).uniform(size=(30, 8, 8, 3)).astype(np.float32)
     images = jnp.asarray(blocks.repeat(4, 1).repeat(4, 2))
@@ -335,7 +335,7 @@ def test_the_loss_of_a_fresh_resnet8_is_the_logarithm_of_the_number_of_classes()
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"distance": "cosine"}, "'cosine'; allowed: mean_sq, euclidean, sq_euclidean"),
+        ({"distance": "cosine"}, "'cosine'; allowed: sq_euclidean, mean_sq, euclidean"),
         ({"unlabel_loss": "kl"}, "ce, mse"),
         ({"proto_source": "server"}, "local_support, global"),
         ({"proto_refresh": "middle"}, "end, begin"),

@@ -37,7 +37,7 @@ def unlabelled(z, present=ALL, helpers: np.ndarray = HELPERS, scoring: Scoring =
 
 
 def test_whole_loss(float64) -> None:
-    """Section 16.4, with padding rows that hold NaN-free nonsense."""
+    """With padding rows that hold NaN-free nonsense."""
     queries = jnp.asarray(np.concatenate([LABELLED, 99 * np.ones((1, 4))]))
     targets = jnp.asarray([0, 2, -1], jnp.int32)
     supervised = query_loss(queries, targets, jnp.asarray(LOCAL), jnp.asarray(ALL), FLOWING)
@@ -64,7 +64,7 @@ def test_whole_loss(float64) -> None:
     ],
 )
 def test_gradients_through_pseudo_labels_or_not(float64, helpers, scoring, value, slope) -> None:
-    """Section 16.5 (b), (c); one helper at T = 1 is distillation from its prototypes (16.8)."""
+    """One helper at T = 1 is distillation from its prototypes."""
     found, gradient = jax.value_and_grad(lambda z: unlabelled(z, helpers=helpers, scoring=scoring))(
         jnp.asarray(UNLABELLED[:1])
     )
@@ -73,7 +73,7 @@ def test_gradients_through_pseudo_labels_or_not(float64, helpers, scoring, value
 
 
 def test_a_missing_local_class_keeps_its_clipped_part(float64) -> None:
-    """Section 16.6."""
+    """The clipped probability of the missing class counts in the loss."""
     present = np.array([True, False, True])
     losses = [float(unlabelled(UNLABELLED[i : i + 1], present)) for i in (0, 1)]
     np.testing.assert_allclose(losses, [4.2149089592, 14.5245975033], atol=1e-9)
@@ -95,7 +95,7 @@ def test_queries_of_a_class_without_prototype_do_not_count(float64) -> None:
 
 
 def test_squared_differences(float64) -> None:
-    """Section 4: 1/(n_U K) sum (pseudo-label - p)^2."""
+    """1/(n_U K) sum (pseudo-label - p)^2."""
     p = np.array([[0.5761168848, 0.2119415576, 0.2119415576], [0.2537161816, 0.6896720861, 0.0566117322]])
     q = np.array([[0.4802689290, 0.2284332407, 0.2912978303], [0.0957484264, 0.8994307102, 0.0048208634]])
     found = unlabelled(UNLABELLED, scoring=Scoring(unlabel_loss="mse"))
@@ -115,7 +115,7 @@ def test_without_helpers_or_unlabelled_examples_the_loss_is_nothing() -> None:
 
 
 def test_what_must_not_change_a_probability(float64) -> None:
-    """Section 16.7: a shift or a rotation of everything, the order of helpers, or every helper twice."""
+    """A shift or a rotation of everything, the order of helpers, or every helper twice."""
     rng = np.random.default_rng(0)
     rotation, shift = np.linalg.qr(rng.normal(size=(4, 4)))[0], rng.normal(size=4)
     z, expected = jnp.asarray(UNLABELLED), pseudo_labels(jnp.asarray(UNLABELLED), sets(), FLOWING)
@@ -132,7 +132,7 @@ def test_what_must_not_change_a_probability(float64) -> None:
 
 
 def test_predictions_average_probabilities_and_not_prototypes(float64) -> None:
-    """Section 16.7: z = 1.8, helpers (0, 2) and (4, 1): class 1 with 0.9730; the mean prototypes would say class 0."""
+    """Z = 1.8, helpers (0, 2) and (4, 1): class 1 with 0.9730; the mean prototypes would say class 0."""
     helpers = sets(np.array([[[0.0], [2.0]], [[4.0], [1.0]]]))
     found = np.exp(mean_log_probs(jnp.asarray([[1.8]]), helpers, "mean_sq"))
     assert found[0, 1] == pytest.approx(0.9730, abs=5e-5)
@@ -184,7 +184,7 @@ def test_sets_of_dropped_clients_and_sets_that_are_not_finite_stay_out() -> None
 
 
 def test_a_class_that_a_set_lacks_is_the_mean_of_the_others() -> None:
-    """Section 16.12: (1, 3) and (3, 5) give (2, 4); sets without any class stay empty."""
+    """(1, 3) and (3, 5) give (2, 4); sets without any class stay empty."""
     centers = jnp.asarray([[[1.0, 3.0]], [[3.0, 5.0]], [[0.0, 0.0]]])
     both = jnp.concatenate([centers, jnp.ones((3, 1, 2))], axis=1)
     present = jnp.asarray([[True, True], [True, True], [False, True]])

@@ -77,9 +77,17 @@ def test_winograd_saves_products_and_keeps_the_digits(width):
         return lowered.cost_analysis()["flops"]
 
     assert operations(winograd) < 0.65 * operations(lowerings.slices)
+    (target,) = (a.astype(jnp.float32) for a in arrays((2, 12 + 3 - width, 24 + 3 - width, 64)))
+
+    def everything(function, *values):
+        outputs, pull = jax.vjp(lambda x, k: function(x, k, 1, pads), *values[:2])
+        return outputs, *pull(values[2])
+
+    results = everything(winograd, x, k, target)
     with jax.enable_x64(True):
-        exact = np.asarray(lowerings.plain(x.astype(jnp.float64), k.astype(jnp.float64), 1, pads))
-    assert np.max(np.abs(winograd(x, k, 1, pads) - exact)) < 5e-6 * np.max(np.abs(exact))
+        exact = everything(lowerings.plain, *(a.astype(jnp.float64) for a in (x, k, target)))
+    for ours, expected in zip(results, exact, strict=True):
+        assert np.max(np.abs(ours - np.asarray(expected))) < 5e-6 * np.max(np.abs(expected))
 
 
 @pytest.mark.parametrize("shared_images", [True, False])

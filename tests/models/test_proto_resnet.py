@@ -1,4 +1,4 @@
-"""ResNet8 and ResNet9 of ProtoFSSL: the table of section 9, pools, Keras' norm layers."""
+"""ResNet8 and ResNet9 of ProtoFSSL: the table of their layers, pools, Keras' norm layers."""
 
 import math
 
