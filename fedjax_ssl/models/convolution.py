@@ -34,7 +34,7 @@ def conv2d(
     XLA's own convolution is not fast everywhere: in a loop on CPU its two gradients leave the fast path, and under
     `vmap` over kernels it becomes a grouped convolution, slow on CPU and, in its backward pass, on GPU (jax#13800).
     Matrix products over shifted slices stay fast in both places. All lowerings give the same values and gradients
-    up to the order of additions:
+    up to rounding; "winograd" loses about half a decimal digit more than the others:
 
     | lowering | how | derivatives |
     |---|---|---|
@@ -53,21 +53,23 @@ def conv2d(
     | others | 1x1 | "slices", which is one product | "slices" |
     | others | larger | "lax" | "slices" |
 
-    With two cores of an Intel Xeon (--threads 2 --repeats 5 --steps 2, wall time) "slices" reaches 125, 197 and 150
-    GFLOP/s on the first three layers below and "blocks" 80, 183 and 147; steps of "cnn" 1,819 and 982 examples/s.
+    Measured for one core (experiments/benchmarks/conv.py --threads 1 --clock cpu --repeats 8 --steps 3; one core of an
+    Intel Xeon with AVX-512, jax 0.10.2, torch 2.13.0, float32, in `lax.scan`): GFLOP/s of output and both gradients,
+    counted as the plain convolution's for all, and examples/s of SGD steps of model "cnn". Column "lax" is from another
+    machine (--repeats 2 --steps 1 --lax).
 
-    Measured for one core (experiments/benchmarks/conv.py --threads 1 --clock cpu --steps 3; one core of an AMD
-    EPYC with AVX-512, jax 0.10.2, torch 2.13.0, float32, in `lax.scan`): GFLOP/s of output and both gradients, and
-    examples/s of SGD steps of model "cnn". The column "lax" is from a shorter run (--repeats 2 --steps 1 --lax).
-
-    | layer, 3x3 | "auto" = "blocks" | "slices" | "rows" | "lax" | PyTorch, faster format |
+    | layer, 3x3 | "auto" | "slices" | "rows" | "lax" | PyTorch, faster format |
     |---|---|---|---|---|---|
-    | 20x26x26x32 -> 64 | 130 | 97 | 120 | 3 | 167 |
-    | 20x16x16x128 -> 256 | 193 | 148 | 148 | 3 | 229 |
-    | 64x32x32x64 -> 128 | 168 | 111 | 110 | not run | 170 |
-    | 20x28x28x1 -> 32 | "slices" | 43 | 31 | not run | 16 |
-    | 20x32x32x16 -> 16 | 69 | 64 | 71 | not run | 161 |
-    | "cnn", 20x28x28x1, 62 classes | 1,528 | 1,194 | 1,024 | not run | 1,343 |
+    | 20x26x26x32 -> 64 | 103 | 65 | 70 | 3 | 114 |
+    | 20x16x16x128 -> 256 | 185 | 105 | 96 | 3 | 150 |
+    | 64x32x32x64 -> 128 | 121 | 67 | 66 | not run | 114 |
+    | 20x28x28x1 -> 32 | "slices" | 25 | 15 | not run | 9 |
+    | 20x32x32x3 -> 128 | "slices" | 70 | 30 | not run | 40 |
+    | 20x32x32x16 -> 16 | 51 | 30 | 33 | not run | 92 |
+    | "cnn", 20x28x28x1, 62 classes | 1,089 | 807 | 610 | not run | 955 |
+
+    Two cores (--threads 2 --repeats 10 --steps 4, wall time), first three layers: "auto" 178, 303, 248, "slices" 115,
+    194, 136, PyTorch 190, 300, 228.
 
     The rows for other backends follow the reports above and have not been measured.
 
