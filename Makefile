@@ -36,7 +36,7 @@ demo: setup  ## run the main job on the embedded digits from the start, curves i
 test: setup  ## run the tests in two processes
 	$(BIN)/python -m pytest -n 2
 
-thorough: setup  ## run the tests that take minutes each: every method over several processes
+thorough: setup  ## run the tests that take minutes: every method over several processes, and in lanes on two devices
 	$(BIN)/python -m pytest -m thorough
 
 lint: setup  ## ruff: rules and format

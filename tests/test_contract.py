@@ -179,6 +179,7 @@ def test_placement_and_padding_do_not_matter(case: Case) -> None:
     infos_close(infos, case.infos, 1e-5)
 
 
+@pytest.mark.thorough
 def test_lanes_on_two_devices_train_every_client_as_if_alone(case: Case) -> None:
     """Six clients of 1 to 14 examples: three per device in two lanes, of which one takes two clients in turn."""
     if case.name not in EVERY_MECHANISM:
