@@ -1,6 +1,5 @@
 """From a config to what a run is made of: dataset, federation, method."""
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -100,12 +99,11 @@ def build_method(
     with configs.naming("strong_augment"):
         strong_augment = _strong_augmentation(config["strong_augment"], experiment.dataset)
     dataset = experiment.dataset
-    if not config["data"]["standardize"]:
-        dataset = dataclasses.replace(dataset, mean=None, std=None)
+    normalize = data.normalizer(dataset if config["data"]["standardize"] else None, input_max=dataset.input_max)
     with configs.naming("optimizer or config.federated"):
         setup = Setup(
             model=model,
-            normalize=data.normalizer(dataset),
+            normalize=normalize,
             augment=augment,
             federated_optimizer=_federated_optimizer(server, local),
             local_optimizer=federated.local_optimizer(

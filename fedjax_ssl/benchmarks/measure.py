@@ -127,7 +127,7 @@ def measure(name: str, variant_name: str, options: Options) -> dict[str, Any]:
 def compile_rounds(
     method: Method, federation: FederatedData, variant: Variant, seed: int, rounds: int, rounds_before: int = 0
 ) -> Block:
-    """Initializes all seeds, runs the rounds before and compiles a block of rounds."""
+    """Initializes all seeds, compiles a block of rounds, and runs the rounds before in whole blocks."""
     keys = jax.vmap(jax.random.key)(seed + jnp.arange(variant.seeds))
     sweep = partial(jax.vmap, axis_name=VECTORIZED_RUNS) if variant.vectorized else over_seeds
 
@@ -140,14 +140,12 @@ def compile_rounds(
             return jax.tree.map(lambda x: x[None], only)
         return sweep(one)(keys, states)
 
-    def begun(key: Key[Array, ""], federation: FederatedData) -> ServerState:
-        state = method.init(key, federation)
-        return run_rounds(method, key, state, federation, rounds_before)[0] if rounds_before else state
-
-    states = jax.jit(jax.vmap(begun, in_axes=(0, None)))(keys, federation)
+    states = jax.jit(jax.vmap(method.init, in_axes=(0, None)))(keys, federation)
     begin = time.perf_counter()
     program = jax.jit(advance).lower(keys, states, federation).compile()
     seconds = time.perf_counter() - begin
+    for _ in range(-(-rounds_before // rounds)):
+        states, _ = program(keys, states, federation)
     analysis = program.memory_analysis()
 
     def run() -> Metrics:

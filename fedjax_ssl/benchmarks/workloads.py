@@ -64,7 +64,7 @@ class Workload:
     mean_size: int
     settings: Mapping[str, Any]
     rounds: int
-    rounds_before: int = 0  # of every measurement, which are not measured
+    rounds_before: int = 0  # run, at least so many, before those that are measured
     sigma: float = 0.0
     method: str = "fedavg"
     variants: tuple[Variant, ...] = (Variant(),)

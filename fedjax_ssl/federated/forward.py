@@ -40,6 +40,10 @@ def map_rows(
     results = jax.lax.map(
         lambda batch: function(inputs[batch[0]], *batch[1:]), tuple(batches(values) for values in (rows, *along))
     )
-    return jax.tree.map(
-        lambda x: x.reshape(-1, *x.shape[2:])[: flat.shape[0]].reshape(*rows.shape, *x.shape[2:]), results
-    )
+
+    def unbatched(x: Array) -> Array:
+        # No -1 here: a network without class scores has results of width 0, from which no size can be inferred.
+        joined = x.reshape(x.shape[0] * size, *x.shape[2:])
+        return joined[: flat.shape[0]].reshape(*rows.shape, *x.shape[2:])
+
+    return jax.tree.map(unbatched, results)

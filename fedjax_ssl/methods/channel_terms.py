@@ -17,7 +17,7 @@ from fedjax_ssl.data import FederatedData, WeakLabels
 from fedjax_ssl.federated import Client, Setup, Stage, Step, Stream, Term, View, known_epochs
 from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import augmented_view
-from fedjax_ssl.methods.weights import check_weights, is_zero
+from fedjax_ssl.methods.checks import check_weights, is_zero
 from fedjax_ssl.objectives import (
     Channel,
     assess_identifiability,

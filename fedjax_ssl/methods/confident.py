@@ -20,7 +20,7 @@ from fedjax_ssl.federated.method import Metrics, PyTree
 from fedjax_ssl.federated.sampler import masked_permutation
 from fedjax_ssl.federated.terms import PseudoLabels, diagnose_pseudo_labels, examples_mask, network_outputs
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.weights import check_weights, is_zero
+from fedjax_ssl.methods.checks import check_weights, is_zero
 from fedjax_ssl.objectives import batch_cross_entropy, mixup, mixup_cross_entropy, mixup_share
 
 CONFIDENT = "confident"  # the term that sends; others find its `Sent` by this name

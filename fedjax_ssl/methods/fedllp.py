@@ -19,7 +19,7 @@ from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.channel_terms import with_l1
-from fedjax_ssl.methods.weights import check_weights
+from fedjax_ssl.methods.checks import check_weights
 from fedjax_ssl.objectives import proportion_loss, vat_direction, vat_loss, vat_rampup
 
 RAMPUPS = ("run", "per_epoch")

@@ -20,9 +20,9 @@ from fedjax_ssl.federated import BYTES_PER_NUMBER, Client, Method, Round, Setup,
 from fedjax_ssl.federated.method import Metrics, PyTree
 from fedjax_ssl.federated.terms import augmented_view, examples_mask
 from fedjax_ssl.methods.channel_terms import channel_losses, channel_of, learns
+from fedjax_ssl.methods.checks import check_choices, check_weights, is_zero
 from fedjax_ssl.methods.confident import Sent, confident_epochs, confident_losses, confident_term, sent_to
 from fedjax_ssl.methods.server_labels import alternating
-from fedjax_ssl.methods.weights import check_weights, is_zero
 from fedjax_ssl.objectives import (
     Channel,
     correspondence_channel,
@@ -99,7 +99,8 @@ def fedmt(
     Raises:
         ValueError: for a setting outside these, or settings that leave nothing to train on.
     """
-    _check_choices(
+    check_choices(
+        CHOICES,
         correspondence=correspondence,
         projection_examples=projection_examples,
         gate=gate,
@@ -265,9 +266,3 @@ def _diagnose(sent: Sent, truth: Array, round: Round) -> Metrics:
         "correspondence_error": jnp.where(jnp.any(comparable), largest, jnp.nan),
         "classes_without_support": jnp.mean(missing, where=coarse),
     }
-
-
-def _check_choices(**given: str) -> None:
-    for name, choice in given.items():
-        if choice not in CHOICES[name]:
-            raise ValueError(f"{name} is {choice!r}; allowed: {', '.join(CHOICES[name])}")

@@ -30,7 +30,8 @@ from fedjax_ssl.federated.method import Params, PyTree
 from fedjax_ssl.federated.static_batch_norm import with_static_batch_norm
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.methods.channel_terms import learns
-from fedjax_ssl.methods.server_labels import check_whole_numbers, server_training
+from fedjax_ssl.methods.checks import check_whole_numbers
+from fedjax_ssl.methods.server_labels import server_training
 from fedjax_ssl.objectives import batch_cross_entropy
 
 FINETUNE = ("all", "head")

@@ -46,6 +46,7 @@ from fedjax_ssl.federated.terms import (
 )
 from fedjax_ssl.graph import confidence
 from fedjax_ssl.methods.channel_terms import channel_losses, channel_of, channel_term, known_stage, own_channel, with_l1
+from fedjax_ssl.methods.checks import check_weights, is_zero
 from fedjax_ssl.methods.graph_labels import (
     check_graph_settings,
     cohort_features,
@@ -53,7 +54,6 @@ from fedjax_ssl.methods.graph_labels import (
     propagate_over_cohort,
     to_pseudo_labels,
 )
-from fedjax_ssl.methods.weights import check_weights, is_zero
 from fedjax_ssl.objectives import class_prototypes, prototype_log_probs
 
 

@@ -29,28 +29,27 @@ from fedjax_ssl.federated import (
 )
 from fedjax_ssl.federated.episodes import QUERY, SUPPORT, UNLABELLED
 from fedjax_ssl.federated.method import Metrics, PyTree
-from fedjax_ssl.federated.terms import PseudoLabels, augmented_view, diagnose_pseudo_labels
+from fedjax_ssl.federated.terms import PseudoLabels, augmented_view, diagnose_pseudo_labels, network_outputs
+from fedjax_ssl.graph.weighting import class_counts
 from fedjax_ssl.keys import named_key
+from fedjax_ssl.methods.checks import check_choices, check_weights, check_whole_numbers, is_zero
 from fedjax_ssl.methods.prototype_bank import (
     PrototypeBank,
     PrototypeSets,
     choose_helpers,
     empty_bank,
-    mean_prototypes,
     newest_sets,
     push,
 )
 from fedjax_ssl.methods.prototype_losses import (
     Scoring,
-    features_of,
     labelled_prototypes,
     mean_log_probs,
     pseudo_labels,
     query_loss,
     unlabelled_loss,
 )
-from fedjax_ssl.methods.weights import check_weights, is_zero
-from fedjax_ssl.objectives import class_prototypes
+from fedjax_ssl.objectives import class_prototypes, mean_prototypes
 from fedjax_ssl.objectives.prototypes import DISTANCES
 from fedjax_ssl.objectives.sharpening import check_temperature
 
@@ -135,12 +134,12 @@ def protofssl(
         ValueError: for a setting outside these.
     """
     scoring = Scoring(temperature, distance, unlabel_loss, stop_gradient_pseudo_label)
-    _check_choices(distance=distance, unlabel_loss=unlabel_loss, proto_source=proto_source)
-    _check_choices(proto_refresh=proto_refresh, eval_bank=eval_bank)
-    _check_counts(1, num_support=num_support, num_query=num_query, num_unlabelled=num_unlabelled)
-    _check_counts(1, num_helpers=num_helpers, helper_interval=helper_interval)
-    _check_counts(1, keep_proto_rounds=keep_proto_rounds, min_proto_count=min_proto_count)
-    _check_counts(0, unlabel_round=unlabel_round, warmup_episode=warmup_episode)
+    check_choices(_CHOICES, distance=distance, unlabel_loss=unlabel_loss, proto_source=proto_source)
+    check_choices(_CHOICES, proto_refresh=proto_refresh, eval_bank=eval_bank)
+    check_whole_numbers(num_support=num_support, num_query=num_query, num_unlabelled=num_unlabelled)
+    check_whole_numbers(num_helpers=num_helpers, helper_interval=helper_interval)
+    check_whole_numbers(keep_proto_rounds=keep_proto_rounds, min_proto_count=min_proto_count)
+    check_whole_numbers(0, unlabel_round=unlabel_round, warmup_episode=warmup_episode)
     check_weights(unlabelled_weight=unlabelled_weight, proto_noise_std=proto_noise_std, l2=l2)
     check_temperature("protofssl: temperature", temperature)
     if warmup_episode >= setup.local_epochs:
@@ -153,12 +152,15 @@ def protofssl(
     streams = (SUPPORT, QUERY, UNLABELLED) if pseudo_labelled else (SUPPORT, QUERY)
     views = {stream: augmented_view(setup, stream) for stream in streams}
 
+    def shared_classes(client: Client) -> Bool[Array, " K"]:
+        return class_counts(client.observed, setup.num_classes) >= min_proto_count
+
     def share(params: PyTree, model_state: PyTree, client: Client, inputs: Array, key: Key[Array, ""]) -> PrototypeSets:
         noise = named_key(key, "prototype noise")
-        centers, counts = labelled_prototypes(setup, params, model_state, client, inputs)
+        centers = labelled_prototypes(setup, params, model_state, client, inputs)
         if not is_zero(proto_noise_std):
             centers = centers + proto_noise_std * jax.random.normal(noise, centers.shape, centers.dtype)
-        return PrototypeSets(centers, counts >= min_proto_count)
+        return PrototypeSets(centers, shared_classes(client))
 
     def prepare(state: State, round: Round) -> tuple[Sent, State]:
         bank, slots = state.bank, round.valid.shape[0]
@@ -190,7 +192,10 @@ def protofssl(
         centers, present = class_prototypes(features[SUPPORT], support.observed, setup.num_classes)
         queries, targets = features[QUERY], query.observed
         if shared:
-            there, (means, known) = jnp.any(sent.helpers.present), mean_prototypes(sent.helpers)
+            there, (means, known) = (
+                jnp.any(sent.helpers.present),
+                mean_prototypes(sent.helpers.centers, sent.helpers.present),
+            )
             centers = jnp.where(there, means.astype(centers.dtype), centers)
             present = jnp.where(there, known, present)
             queries = jnp.concatenate([features[SUPPORT], queries])
@@ -226,7 +231,7 @@ def protofssl(
         place = clients.num_labelled[:, None] + jnp.arange(min(num_unlabelled, size), dtype=jnp.int32)
         within = jnp.minimum(place, size - 1)
         rows = jnp.take_along_axis(clients.index, within, axis=1)
-        features = features_of(setup, round.params, round.model_state, round.inputs, rows)
+        features = network_outputs(setup, round, clients._replace(index=rows)).features
         probs = jax.vmap(lambda z, own: pseudo_labels(z, own, scoring))(features, sent.helpers)
         largest = jnp.max(probs, axis=2)
         given = (place < clients.num_examples[:, None]) & sent.active[:, None] & jnp.isfinite(largest)
@@ -244,9 +249,7 @@ def protofssl(
     def traffic(round: Round) -> Traffic:
         helpers: PrototypeSets = round.clients.sent[TERM].helpers
         down = jnp.sum(helpers.present & round.valid[:, None, None])
-        classes = jnp.arange(setup.num_classes, dtype=jnp.int32)
-        counts = jnp.sum(round.clients.observed[:, :, None] == classes, axis=1)
-        up = jnp.sum((counts >= min_proto_count) & round.valid[:, None])
+        up = jnp.sum(jax.vmap(shared_classes)(round.clients) & round.valid[:, None])
         size, dtype = BYTES_PER_NUMBER * helpers.centers.shape[-1], jnp.result_type(float)
         return Traffic(size * down.astype(dtype), size * up.astype(dtype))
 
@@ -289,15 +292,3 @@ def protofssl(
         return mean_log_probs(embed(state, inputs), sets, distance)
 
     return method._replace(init=init, predict=predict)
-
-
-def _check_choices(**given: str) -> None:
-    for name, value in given.items():
-        if value not in _CHOICES[name]:
-            raise ValueError(f"protofssl: {name} is {value!r}; allowed: {', '.join(_CHOICES[name])}")
-
-
-def _check_counts(lowest: int, **given: int) -> None:
-    for name, value in given.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
-            raise ValueError(f"protofssl: {name} is {value!r}; it must be a whole number of at least {lowest}")

@@ -85,10 +85,3 @@ def choose_helpers(key: Key[Array, ""], bank: PrototypeBank, rounds: int, num_he
     counted = jnp.any(candidates.present, axis=1)
     _, chosen = jax.lax.top_k(jnp.where(counted, priority, -1.0), num_helpers)
     return jax.tree.map(lambda x: x[jnp.sort(chosen)], candidates)
-
-
-def mean_prototypes(sets: PrototypeSets) -> tuple[Float[Array, "K d"], Bool[Array, " K"]]:
-    """Mean of every class over the sets that have it, and which classes occur (ProtoFSSL, algorithm 2)."""
-    counts = jnp.sum(sets.present, axis=0, dtype=sets.centers.dtype)
-    held = jnp.where(sets.present[:, :, None], sets.centers, 0.0)
-    return jnp.sum(held, axis=0) / jnp.maximum(counts, 1.0)[:, None], counts > 0

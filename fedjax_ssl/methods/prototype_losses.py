@@ -93,25 +93,14 @@ def mean_log_probs(embeddings: Float[Array, "n d"], sets: PrototypeSets, distanc
     return jnp.where(jnp.any(sets.present), log_probs, -jnp.log(float(probs.shape[1])))
 
 
-def features_of(
-    setup: Setup, params: PyTree, model_state: PyTree, inputs: Array, rows: Int[Array, "*shape"]
-) -> Float[Array, "*shape d"]:
-    """Embeddings of some rows of the examples in evaluation mode, without augmentation."""
+def labelled_prototypes(
+    setup: Setup, params: PyTree, model_state: PyTree, client: Client, inputs: Array
+) -> Float[Array, "K d"]:
+    """Mean embedding of all of a client's labelled examples by class, in evaluation mode, without augmentation."""
 
     def embed(raw: Array) -> Float[Array, "b d"]:
         return setup.model.apply(params, model_state, setup.normalize(raw), train=False)[0].features
 
-    return map_rows(embed, inputs, rows, setup.evaluation_batch_size)
-
-
-def labelled_prototypes(
-    setup: Setup, params: PyTree, model_state: PyTree, client: Client, inputs: Array
-) -> tuple[Float[Array, "K d"], Int[Array, " K"]]:
-    """Mean embedding of all of a client's labelled examples by class, and how many there are."""
     bound = min(max(setup.max_labelled, 1), client.index.shape[0])
-    known = jnp.arange(bound, dtype=jnp.int32) < client.num_labelled
-    labels = jnp.where(known, client.observed[:bound], -1)
-    embeddings = features_of(setup, params, model_state, inputs, client.index[:bound])
-    centers, _ = class_prototypes(embeddings, labels, setup.num_classes)
-    classes = jnp.arange(setup.num_classes, dtype=labels.dtype)
-    return centers, jnp.sum(labels[:, None] == classes, axis=0, dtype=jnp.int32)
+    embeddings = map_rows(embed, inputs, client.index[:bound], setup.evaluation_batch_size)
+    return class_prototypes(embeddings, client.observed[:bound], setup.num_classes)[0]

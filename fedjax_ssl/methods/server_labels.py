@@ -3,6 +3,7 @@
 from fedjax_ssl.federated import Method, ServerTraining, Setup, Stage, federated_method, labelled_epochs
 from fedjax_ssl.federated.static_batch_norm import with_static_batch_norm
 from fedjax_ssl.federated.terms import supervised_term
+from fedjax_ssl.methods.checks import check_whole_numbers
 
 
 def alternating(
@@ -41,10 +42,3 @@ def server_training(setup: Setup, batch_size: int, epochs: int) -> ServerTrainin
     """
     check_whole_numbers(server_batch_size=batch_size, server_epochs=epochs)
     return ServerTraining((supervised_term(setup),), labelled_epochs(batch_size, epochs, setup.max_server))
-
-
-def check_whole_numbers(**numbers: int) -> None:
-    """Raises ValueError for what is not a whole number of at least 1."""
-    for name, value in numbers.items():
-        if isinstance(value, bool) or int(value) != value or value < 1:
-            raise ValueError(f"{name} is {value}; it must be a whole number of at least 1")

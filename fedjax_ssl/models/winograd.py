@@ -54,14 +54,14 @@ def winograd(
     # Without the barrier XLA computes a transformed value, and its gradient, anew for every row of the kernel.
     values = lax.optimization_barrier(values)
     patches = jnp.concatenate([values[:, :, i : i + out_rows] for i in range(height)], -1)
-    kernels = jnp.stack(_combine(_kernel_transform(width), _unstack(kernel, 1)))
+    kernels = jnp.stack(_combine(_kernel_transform(width), jnp.unstack(kernel, axis=1)))
     products = lax.dot_general(
         patches.reshape(_SIZE, -1, height * channels),
         kernels.reshape(_SIZE, height * channels, filters),
         (((2,), (1,)), ((0,), (0,))),
     )
     products = products.reshape(_SIZE, count, out_rows, tiles, filters)
-    outputs = jnp.stack(_combine(_output_transform(width), _unstack(products, 0)), 3)
+    outputs = jnp.stack(_combine(_output_transform(width), jnp.unstack(products)), 3)
     return outputs.reshape(count, out_rows, tiles * step, filters)[:, :, :out_columns]
 
 
@@ -72,7 +72,9 @@ def _tiles(inputs: Array, pads: lowerings.Pads, tiles: int, step: int) -> list[A
     right = blocks * step - inputs.shape[2] - left
     inputs = jnp.pad(inputs, ((0, 0), pads[0], (left, right), (0, 0)))
     inputs = inputs.reshape(*inputs.shape[:2], blocks, step, inputs.shape[3])
-    return [value for i in range(blocks - tiles + 1) for value in _unstack(inputs[:, :, i : i + tiles], 3)][:_SIZE]
+    return [value for i in range(blocks - tiles + 1) for value in jnp.unstack(inputs[:, :, i : i + tiles], axis=3)][
+        :_SIZE
+    ]
 
 
 def _kernel_transform(width: int) -> list[list[float]]:
@@ -94,8 +96,3 @@ def _combine(matrix: Sequence[Sequence[float]], arrays: Sequence[Array]) -> list
         functools.reduce(jnp.add, [c * x if c != 1 else x for c, x in zip(row, arrays, strict=True) if c])
         for row in matrix
     ]
-
-
-def _unstack(array: Array, axis: int) -> list[Array]:
-    """Slices along an axis; their gradient is one concatenation, where indexing would give a sum of padded arrays."""
-    return [jnp.squeeze(part, axis) for part in lax.split(array, [1] * array.shape[axis], axis)]

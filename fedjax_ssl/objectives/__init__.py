@@ -35,6 +35,7 @@ from fedjax_ssl.objectives.prototypes import (
     class_prototypes,
     fill_missing_prototypes,
     helper_pseudo_labels,
+    mean_prototypes,
     prototype_log_probs,
 )
 from fedjax_ssl.objectives.sharpening import sharpen
@@ -69,6 +70,7 @@ __all__ = [
     "identity_channel",
     "is_observable",
     "l1_norm",
+    "mean_prototypes",
     "mixup",
     "mixup_cross_entropy",
     "mixup_share",

@@ -74,6 +74,15 @@ def prototype_log_probs(
     return jnp.where(present, log_probs, lowest)
 
 
+def mean_prototypes(
+    prototypes: Float[Array, "H K d"], present: Bool[Array, "H K"]
+) -> tuple[Float[Array, "K d"], Bool[Array, " K"]]:
+    """Mean of every class over the sets that have it, and which classes occur (ProtoFSSL, algorithm 2)."""
+    held = jnp.where(present[:, :, None], prototypes, jnp.zeros_like(prototypes))
+    counts = jnp.sum(present, axis=0, dtype=prototypes.dtype)
+    return jnp.sum(held, axis=0) / jnp.maximum(counts, 1.0)[:, None], counts > 0
+
+
 def fill_missing_prototypes(
     prototypes: Float[Array, "H K d"], present: Bool[Array, "H K"]
 ) -> tuple[Float[Array, "H K d"], Bool[Array, " K"]]:
@@ -82,10 +91,8 @@ def fill_missing_prototypes(
     Returns:
         the filled sets, and which classes occur in any set; a class of no set stays 0.
     """
-    held = jnp.where(present[:, :, None], prototypes, jnp.zeros_like(prototypes))
-    counts = jnp.sum(present, axis=0, dtype=prototypes.dtype)
-    means = jnp.sum(held, axis=0) / jnp.maximum(counts, 1.0)[:, None]
-    return jnp.where(present[:, :, None], prototypes, means), counts > 0
+    means, known = mean_prototypes(prototypes, present)
+    return jnp.where(present[:, :, None], prototypes, means), known
 
 
 def helper_pseudo_labels(
