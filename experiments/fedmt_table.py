@@ -30,9 +30,9 @@ import numpy as np
 from fedjax_ssl import tracking
 from fedjax_ssl.command_line import use_compilation_cache
 from fedjax_ssl.experiment import build_method, federate, load_experiment
+from fedjax_ssl.experiment.tables import facts, load_config, markdown, positive, spread, train_seeds
 from fedjax_ssl.federated import ServerState
 from fedjax_ssl.objectives import correspondence_counts, normalize_counts
-from fedjax_ssl.tables import facts, load_config, markdown, positive, spread, train_seeds
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 NO_SPACE = "-"

@@ -26,9 +26,9 @@ import jax
 import ml_collections
 import numpy as np
 
-from fedjax_ssl import data, prediction, tracking
+from fedjax_ssl import data, tracking
 from fedjax_ssl.command_line import USER_ERRORS, use_compilation_cache
-from fedjax_ssl.experiment import build_method, federate, load_experiment
+from fedjax_ssl.experiment import build_method, federate, load_experiment, prediction
 from fedjax_ssl.train import run_rounds
 
 

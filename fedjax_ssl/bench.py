@@ -12,7 +12,7 @@ from fedjax_ssl.benchmarks import WORKLOADS, Options, measure, table
 from fedjax_ssl.command_line import USER_ERRORS, notes_instead_of_warnings
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.federated import PLACEMENTS
-from fedjax_ssl.suggestion import did_you_mean
+from fedjax_ssl.registry import did_you_mean
 
 
 def main(arguments: list[str]) -> int:

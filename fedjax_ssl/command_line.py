@@ -88,7 +88,7 @@ def explain(error: Exception) -> str:
         field, hint = re.search(r"'(\w+)", str(error)), re.search(r'Did you mean "(\w+)"', str(error))
         if field:
             return f"the config has no field {field[1]!r}." + (f" Did you mean {hint[1]!r}?" if hint else "")
-    return str(error).strip().splitlines()[-1].strip().removeprefix("fedjax_ssl.config.ConfigError: ")
+    return str(error).strip().splitlines()[-1].strip().removeprefix(f"{ConfigError.__module__}.ConfigError: ")
 
 
 def describe_choices() -> str:

@@ -16,10 +16,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Key
 
 from fedjax_ssl import config as configs
-from fedjax_ssl import data, distributed, federated, methods, models, prediction, tracking
+from fedjax_ssl import data, distributed, federated, methods, models, tracking
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.distributed import Team
-from fedjax_ssl.experiment import Experiment, build_method, device_mesh, federate, load_experiment
+from fedjax_ssl.experiment import Experiment, build_method, device_mesh, federate, load_experiment, prediction
 from fedjax_ssl.federated import Method, ServerState
 from fedjax_ssl.federated.method import Metrics
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedjax_ssl import methods
-from fedjax_ssl.tables import load_config
+from fedjax_ssl.experiment.tables import load_config
 from fedjax_ssl.train import run
 from tests.test_distributed import ROOT, assert_same_run, launch
 

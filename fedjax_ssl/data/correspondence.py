@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from fedjax_ssl.suggestion import did_you_mean
+from fedjax_ssl.registry import did_you_mean
 
 CIFAR100_SUPERCLASSES = (
     "aquatic_mammals",

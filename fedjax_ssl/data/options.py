@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from inspect import signature
 from typing import Any
 
-from fedjax_ssl.data.augment import AUGMENTATIONS
-from fedjax_ssl.data.partition import PARTITIONS
-from fedjax_ssl.data.supervision import SUPERVISIONS
+from fedjax_ssl.data.federation.partition import PARTITIONS
+from fedjax_ssl.data.federation.supervision import SUPERVISIONS
+from fedjax_ssl.data.images.augmentation import AUGMENTATIONS
 
 _KINDS: dict[str, tuple[Mapping[str, Callable[..., Any]], tuple[str, ...]]] = {
     "partition": (PARTITIONS, ("num_clients",)),

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 from fedjax_ssl.federated import Method, Setup
-from fedjax_ssl.methods.channel_terms import check_channels
 from fedjax_ssl.methods.fedavg import fedavg
 from fedjax_ssl.methods.fedllp import fedllp, fedllp_vat
 from fedjax_ssl.methods.fedmt import fedmt
@@ -20,12 +19,13 @@ from fedjax_ssl.methods.fedtrans import fedtrans
 from fedjax_ssl.methods.fedul import fedul
 from fedjax_ssl.methods.mixed import mixed
 from fedjax_ssl.methods.network_pseudo_label import network_pseudo_label
+from fedjax_ssl.methods.parts.channel_terms import check_channels
 from fedjax_ssl.methods.per_client_lp import per_client_lp
 from fedjax_ssl.methods.protofssl import protofssl
 from fedjax_ssl.methods.semifl import semifl
 from fedjax_ssl.methods.single import single
 from fedjax_ssl.methods.xclp import xclp
-from fedjax_ssl.suggestion import did_you_mean
+from fedjax_ssl.registry import did_you_mean
 
 _RECIPES: dict[str, Callable[..., Method]] = {
     recipe.__name__: recipe

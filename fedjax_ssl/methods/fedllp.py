@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
+from fedjax_ssl.checks import check_weights
 from fedjax_ssl.data import WeakLabels
 from fedjax_ssl.federated import Client, Method, Sampler, Schedule, Setup, Stage, Step, Term, federated_method
 from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.channel_terms import with_l1
-from fedjax_ssl.methods.checks import check_weights
+from fedjax_ssl.methods.parts.channel_terms import with_l1
 from fedjax_ssl.objectives import proportion_loss, vat_direction, vat_loss, vat_rampup
 
 RAMPUPS = ("run", "per_epoch")

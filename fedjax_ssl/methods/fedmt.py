@@ -15,14 +15,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from fedjax_ssl.checks import check_choices, check_weights, is_zero
 from fedjax_ssl.data import WeakLabels
 from fedjax_ssl.federated import BYTES_PER_NUMBER, Client, Method, Round, Setup, Stage, Step, Term, Traffic
 from fedjax_ssl.federated.method import Metrics, PyTree
 from fedjax_ssl.federated.terms import augmented_view, examples_mask
-from fedjax_ssl.methods.channel_terms import channel_losses, channel_of, learns
-from fedjax_ssl.methods.checks import check_choices, check_weights, is_zero
-from fedjax_ssl.methods.confident import Sent, confident_epochs, confident_losses, confident_term, sent_to
-from fedjax_ssl.methods.server_labels import alternating
+from fedjax_ssl.methods.parts.alternating_training import alternating
+from fedjax_ssl.methods.parts.channel_terms import channel_losses, channel_of, learns
+from fedjax_ssl.methods.parts.confident_pseudo_labels import (
+    Sent,
+    confident_epochs,
+    confident_losses,
+    confident_term,
+    sent_to,
+)
 from fedjax_ssl.objectives import (
     Channel,
     correspondence_channel,

@@ -18,7 +18,7 @@ from fedjax_ssl.federated import Method, Setup, Stage, Step, Stream, Term, feder
 from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.channel_terms import known_stage
+from fedjax_ssl.methods.parts.channel_terms import known_stage
 from fedjax_ssl.objectives import batch_cross_entropy, mixup, mixup_cross_entropy, mixup_share
 
 MIXES = ("inputs", "logits")

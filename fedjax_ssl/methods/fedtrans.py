@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.data import WeakLabels
 from fedjax_ssl.federated import (
     Client,
@@ -29,9 +30,8 @@ from fedjax_ssl.federated import (
 from fedjax_ssl.federated.method import Params, PyTree
 from fedjax_ssl.federated.static_batch_norm import with_static_batch_norm
 from fedjax_ssl.federated.terms import augmented_view
-from fedjax_ssl.methods.channel_terms import learns
-from fedjax_ssl.methods.checks import check_whole_numbers
-from fedjax_ssl.methods.server_labels import server_training
+from fedjax_ssl.methods.parts.alternating_training import server_training
+from fedjax_ssl.methods.parts.channel_terms import learns
 from fedjax_ssl.objectives import batch_cross_entropy
 
 FINETUNE = ("all", "head")

@@ -10,7 +10,7 @@ References:
 """
 
 from fedjax_ssl.federated import Method, Setup, federated_method
-from fedjax_ssl.methods.channel_terms import channel_term, known_stage, own_channel
+from fedjax_ssl.methods.parts.channel_terms import channel_term, known_stage, own_channel
 
 
 def fedul(

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from fedjax_ssl.checks import check_weights, is_zero
 from fedjax_ssl.federated import (
     BYTES_PER_NUMBER,
     Client,
@@ -45,9 +46,15 @@ from fedjax_ssl.federated.terms import (
     pseudo_label_term,
 )
 from fedjax_ssl.graph import confidence
-from fedjax_ssl.methods.channel_terms import channel_losses, channel_of, channel_term, known_stage, own_channel, with_l1
-from fedjax_ssl.methods.checks import check_weights, is_zero
-from fedjax_ssl.methods.graph_labels import (
+from fedjax_ssl.methods.parts.channel_terms import (
+    channel_losses,
+    channel_of,
+    channel_term,
+    known_stage,
+    own_channel,
+    with_l1,
+)
+from fedjax_ssl.methods.parts.graph_pseudo_labels import (
     check_graph_settings,
     cohort_features,
     graph_traffic,

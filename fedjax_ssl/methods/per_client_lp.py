@@ -12,7 +12,7 @@ from fedjax_ssl.federated.terms import PseudoLabels, examples_mask, pseudo_label
 from fedjax_ssl.graph import label_propagation
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.fedavg import after_labelled_stage, mixed_stage
-from fedjax_ssl.methods.graph_labels import check_graph_settings, cohort_features, to_pseudo_labels
+from fedjax_ssl.methods.parts.graph_pseudo_labels import check_graph_settings, cohort_features, to_pseudo_labels
 
 
 def per_client_lp(

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from fedjax_ssl.checks import check_choices, check_weights, check_whole_numbers, is_zero
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import (
     BYTES_PER_NUMBER,
@@ -32,8 +33,7 @@ from fedjax_ssl.federated.method import Metrics, PyTree
 from fedjax_ssl.federated.terms import PseudoLabels, augmented_view, diagnose_pseudo_labels, network_outputs
 from fedjax_ssl.graph.weighting import class_counts
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.checks import check_choices, check_weights, check_whole_numbers, is_zero
-from fedjax_ssl.methods.prototype_bank import (
+from fedjax_ssl.methods.parts.prototype_bank import (
     PrototypeBank,
     PrototypeSets,
     choose_helpers,
@@ -41,7 +41,7 @@ from fedjax_ssl.methods.prototype_bank import (
     newest_sets,
     push,
 )
-from fedjax_ssl.methods.prototype_losses import (
+from fedjax_ssl.methods.parts.prototype_losses import (
     Scoring,
     labelled_prototypes,
     mean_log_probs,

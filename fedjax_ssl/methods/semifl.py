@@ -6,8 +6,8 @@ References:
 """
 
 from fedjax_ssl.federated import Method, Setup, Stage
-from fedjax_ssl.methods.confident import confident_epochs, confident_losses, confident_term
-from fedjax_ssl.methods.server_labels import alternating
+from fedjax_ssl.methods.parts.alternating_training import alternating
+from fedjax_ssl.methods.parts.confident_pseudo_labels import confident_epochs, confident_losses, confident_term
 
 
 def semifl(

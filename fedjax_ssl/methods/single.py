@@ -1,7 +1,7 @@
 """Training at the server alone, on its own labelled examples: what the clients' data have to improve on."""
 
 from fedjax_ssl.federated import Method, Setup, Stage
-from fedjax_ssl.methods.server_labels import alternating
+from fedjax_ssl.methods.parts.alternating_training import alternating
 
 
 def single(

@@ -13,11 +13,11 @@ from fedjax_ssl.models.linear import Linear
 from fedjax_ssl.models.mlp import MLP
 from fedjax_ssl.models.mnist_cnn import MnistCNN
 from fedjax_ssl.models.model import Model, from_linen
+from fedjax_ssl.models.pretrained import LAYERS, pretrained
 from fedjax_ssl.models.proto_resnet import ResNet8, ResNet9
 from fedjax_ssl.models.resnet import ResNet18
-from fedjax_ssl.models.weights import LAYERS, pretrained
 from fedjax_ssl.models.wide_resnet import WideResNet28
-from fedjax_ssl.suggestion import did_you_mean
+from fedjax_ssl.registry import did_you_mean
 
 _NETWORKS: dict[str, tuple[type[nn.Module], str]] = {
     "linear": (Linear, "softmax regression on the flattened input"),

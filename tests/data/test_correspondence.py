@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from fedjax_ssl.data.catalog import CIFAR100_CLASSES, FEMNIST_CLASSES
 from fedjax_ssl.data.correspondence import (
     CIFAR100_SUPERCLASSES,
     CORRESPONDENCES,
     correspondence,
     overlapping,
 )
+from fedjax_ssl.data.sources.catalog import CIFAR100_CLASSES, FEMNIST_CLASSES
 
 SIZES = {"parity": 10, "shape": 10, "halves": 10, "case": 62, "kind": 62, "superclass": 100, "identity": 7}
 

@@ -12,10 +12,10 @@ from fedjax_ssl import federated, methods, models
 from fedjax_ssl.data import FederatedData, WeakLabels
 from fedjax_ssl.federated import Client, Round, Step, Stream
 from fedjax_ssl.federated.terms import supervised_term
-from fedjax_ssl.methods.confident import CONFIDENT, Sent, fix_term
 from fedjax_ssl.methods.fedmt import Estimate, projection_term
 from fedjax_ssl.methods.fedmt import estimated as eager_estimated
-from fedjax_ssl.methods.server_labels import server_training
+from fedjax_ssl.methods.parts.alternating_training import server_training
+from fedjax_ssl.methods.parts.confident_pseudo_labels import CONFIDENT, Sent, fix_term
 from fedjax_ssl.objectives import channel_cross_entropy, mixup_cross_entropy, set_channel
 from tests import toy
 

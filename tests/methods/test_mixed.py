@@ -15,8 +15,8 @@ from fedjax_ssl import federated, methods
 from fedjax_ssl.data import FederatedData, WeakLabels
 from fedjax_ssl.federated import ServerState
 from fedjax_ssl.methods import check_channels
-from fedjax_ssl.methods.channel_terms import learns
 from fedjax_ssl.methods.mixed import observation_likelihood
+from fedjax_ssl.methods.parts.channel_terms import learns
 from tests import toy
 
 KEY = jax.random.key(1)

@@ -13,7 +13,7 @@ import pytest
 from fedjax_ssl import federated, methods, models
 from fedjax_ssl.federated import episodes
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.prototype_losses import Scoring, query_loss
+from fedjax_ssl.methods.parts.prototype_losses import Scoring, query_loss
 from fedjax_ssl.objectives import class_prototypes
 from tests import toy
 

@@ -16,7 +16,7 @@ from fedjax_ssl.federated import Client, Method, ServerState
 from fedjax_ssl.federated.method import Metrics
 from fedjax_ssl.federated.optimizers import Local
 from fedjax_ssl.federated.static_batch_norm import batch_statistics, with_static_batch_norm
-from fedjax_ssl.methods.confident import CONFIDENT, Sent, confident_epochs, confident_term, mix_term
+from fedjax_ssl.methods.parts.confident_pseudo_labels import CONFIDENT, Sent, confident_epochs, confident_term, mix_term
 from tests import toy
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_ssl import models
 from fedjax_ssl.models.efficientnet import STAGES, InvertedResidual, StochasticDepth
-from fedjax_ssl.models.weights import efficientnet_b0_layers
+from fedjax_ssl.models.pretrained import efficientnet_b0_layers
 from tests.models.torchvision_arrays import efficientnet_b0_arrays
 
 # Computed once in float64 by torchvision 0.28.0's efficientnet_b0 in evaluation mode, with the arrays of

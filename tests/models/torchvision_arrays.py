@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from fedjax_ssl import models
-from fedjax_ssl.models.weights import LEAVES, efficientnet_b0_layers
+from fedjax_ssl.models.pretrained import LEAVES, efficientnet_b0_layers
 
 
 def draw_array(seed, name, shape):

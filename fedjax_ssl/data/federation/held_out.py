@@ -1,0 +1,132 @@
+"""Which examples are kept from training, for test and validation, and whose they are."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int, Key
+
+from fedjax_ssl.data.dataset import Dataset
+from fedjax_ssl.data.federation.partition import Bounds, count_groups, largest_remainder, rank_within
+from fedjax_ssl.keys import named_key
+
+
+class HeldOut(NamedTuple):
+    """What is kept from training; see `fedjax_ssl.data.federate`. At most one of the first four is given."""
+
+    test_clients: int = 0
+    left_out_client: int | None = None
+    test_fraction: float = 0.0
+    client_test_fraction: float = 0.0
+    validation_fraction: float = 0.0
+
+    @property
+    def num_natural(self) -> int:
+        """Natural clients that do not train."""
+        return self.test_clients if self.left_out_client is None else 1
+
+    def check(self, name: str, num_natural: int) -> None:
+        """Raises ValueError where that cannot be taken from the dataset `name` of so many natural clients."""
+        for argument in ("test_fraction", "client_test_fraction", "validation_fraction"):
+            if not 0 <= getattr(self, argument) < 1:
+                raise ValueError(f"{argument} must be in [0, 1), got {getattr(self, argument)}")
+        nothing = HeldOut()
+        given = [
+            f"{argument}={getattr(self, argument)}"
+            for argument in ("test_clients", "left_out_client", "test_fraction", "client_test_fraction")
+            if getattr(self, argument) != getattr(nothing, argument)
+        ]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)}: give only one of them")
+        have = f"has {num_natural}" if num_natural else "has no natural clients"
+        if self.test_clients and not 0 < self.test_clients < num_natural:
+            raise ValueError(f"test_clients={self.test_clients}, but dataset {name!r} {have}; at least one must train")
+        if self.left_out_client is not None and not (0 <= self.left_out_client < num_natural and num_natural > 1):
+            raise ValueError(
+                f"left_out_client={self.left_out_client}, but dataset {name!r} {have}"
+                + (f"; allowed: 0..{num_natural - 1}" if num_natural > 1 else "; at least one other must train")
+            )
+
+    def own_test_examples(self, dataset: Dataset) -> Int[np.ndarray, " t"]:
+        """Rows of the dataset's own test split that are test examples: all, or those of the client left out."""
+        if dataset.test is None or self.test_clients or self.test_fraction or self.client_test_fraction:
+            return np.zeros(0, np.int64)
+        if self.left_out_client is None:
+            return np.arange(len(dataset.test))
+        if dataset.train.client is None or dataset.test.client is None:
+            return np.zeros(0, np.int64)
+        return np.flatnonzero(dataset.test.client == np.unique(dataset.train.client)[self.left_out_client])
+
+    def unseen(self, key: Key[Array, ""], num_natural: int) -> Bool[Array, " G"]:
+        """Marks the natural clients that do not train, G of them counted."""
+        if self.left_out_client is None:
+            return rank_within(key, jnp.zeros(num_natural, jnp.int32)) < self.test_clients
+        return jnp.arange(num_natural, dtype=jnp.int32) == self.left_out_client
+
+    def share_of_clients(self, key: Key[Array, ""], client: Int[Array, " N"], num_clients: int) -> Bool[Array, " N"]:
+        """The share of each client's examples that are its test examples; each trains on one at least."""
+        size = count_groups(client, num_clients)
+        quota = jnp.floor(self.client_test_fraction * size.astype(jnp.float32) + 0.5).astype(jnp.int32)
+        quota = jnp.minimum(quota, size - 1)
+        return (client >= 0) & (rank_within(key, client) < quota[client])
+
+    def sizes_left(self, sizes: Bounds) -> Bounds:
+        """Bounds of what `share_of_clients` leaves to clients of these sizes."""
+        if not self.client_test_fraction:
+            return sizes
+        smallest, largest = (max(size - int(self.client_test_fraction * size + 0.5), 0) for size in sizes)
+        # One less and one more, because the traced rule rounds in float32.
+        return Bounds(max(smallest - 1, 0), min(largest + 1, sizes.largest))
+
+
+def stratified(
+    key: Key[Array, ""],
+    labels: Int[Array, " N"],
+    available: Bool[Array, " N"],
+    num_classes: int,
+    share: float,
+) -> Bool[Array, " N"]:
+    """Draws a random share of the available labelled examples, the same of every class up to rounding.
+
+    Args:
+        key: typed PRNG key.
+        labels: ground truth, -1 = none.
+        available: which examples can be drawn.
+        num_classes: K.
+        share: in [0, 1).
+
+    Returns:
+        bool [N], True for the drawn ones.
+    """
+    group = jnp.where(available, labels, -1)
+    counts = count_groups(group, num_classes)
+    total = jnp.floor(share * counts.sum(dtype=jnp.int32).astype(jnp.float32) + 0.5).astype(jnp.int32)
+    quota = largest_remainder(counts.astype(jnp.float32), total, named_key(key, "ties"))
+    return (group >= 0) & (rank_within(named_key(key, "rank"), group) < quota[group])
+
+
+def clients_of_own_test(
+    dataset: Dataset, rows: Int[np.ndarray, " t"], holder: Int[Array, " N"], num_clients: int
+) -> tuple[Int[Array, " t"], int]:
+    """Whose the dataset's own test examples are, where clients are natural.
+
+    Args:
+        dataset: with a test split.
+        rows: of the test split.
+        holder: the client that has each training example, -1 = nobody.
+        num_clients: clients there are already; those who have test examples only are numbered from here on.
+
+    Returns:
+        The client of each row, -1 = nobody's; how many clients have test examples only.
+    """
+    if dataset.test is None or dataset.test.client is None or dataset.train.client is None:
+        return jnp.full(len(rows), -1, jnp.int32), 0
+    owner = dataset.test.client[rows]
+    known, natural = np.unique(dataset.train.client, return_inverse=True)
+    strangers = np.setdiff1d(owner, known)
+    of_known = jnp.full(len(known), -1, jnp.int32).at[natural].max(holder)
+    of_stranger = jnp.arange(num_clients, num_clients + len(strangers), dtype=jnp.int32)
+    everyone = np.concatenate([known, strangers])
+    order = np.argsort(everyone)
+    place = order[np.searchsorted(everyone, owner, sorter=order)]
+    return jnp.concatenate([of_known, of_stranger])[place], len(strangers)

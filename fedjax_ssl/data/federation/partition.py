@@ -1,0 +1,587 @@
+"""Who holds which training example.
+
+Every partition is written with ranks and counts instead of loops over examples, so that it can be traced: the
+same function runs on one key or inside `jit(vmap(...))` over many. Shapes: N training examples, C clients, K
+classes. Examples that are not in the pool (held out for test, validation or the server) get client -1;
+examples without a class label (label -1 in the dataset) are dealt evenly to all clients whatever the
+partition does with the classes.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import partial
+from inspect import Parameter, signature
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from fedjax_ssl.registry import did_you_mean
+
+FEDMATCH_SHARES = (244, 73, 15, 15, 15, 10, 15, 15, 15, 73)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pool:
+    """The training examples to deal, and what is known about them before any key is drawn."""
+
+    labels: Int[Array, " N"]  # -1 = no label exists
+    available: Bool[Array, " N"]  # False where held out
+    natural: Int[Array, " N"]  # natural client 0..G-1, -1 = held out or none
+    facts: "Facts"
+
+
+class Facts(NamedTuple):
+    """What holds for every key: Python numbers, so that shapes may depend on them."""
+
+    num_clients: int
+    num_classes: int
+    class_counts: tuple[int, ...]  # [K] at most so many examples of each class
+    num_unlabelled: int  # at most so many examples without a label
+    natural_sizes: tuple[int, ...]  # sizes of all natural clients, before anything is held out; () = none exist
+    num_natural: int  # G, natural clients that are not held out
+    least: int  # the pool has at least so many examples
+    most: int  # and at most so many
+    removed: int  # at most so many examples were taken out of the natural clients that remain
+
+
+class Bounds(NamedTuple):
+    """Client sizes that hold for every key."""
+
+    smallest: int
+    largest: int
+
+
+class Partition(NamedTuple):
+    """`assign(key, pool)` -> client of every example, int32 [N]; `bounds(facts)` -> `Bounds`."""
+
+    assign: Callable[[Key[Array, ""], Pool], Int[Array, " N"]]
+    bounds: Callable[[Facts], Bounds]
+
+
+# Ranks and counts
+
+
+@jax.jit
+def rank_within(
+    key: Key[Array, ""], group: Int[Array, " N"], order: Int[Array, " N"] | None = None
+) -> Int[Array, " N"]:
+    """The place of every example in a random order of its group.
+
+    Random bits are drawn by position, so examples appended at the end, in no group, change nothing for the
+    others.
+
+    Args:
+        key: typed PRNG key.
+        group: int32, >= 0; negative = in no group.
+        order: if given, examples with smaller `order` come first and only equal ones are shuffled.
+
+    Returns:
+        int32 [N], 0 for the first of each group; meaningless for examples in no group.
+    """
+    bits = jax.random.bits(key, group.shape, jnp.uint32)
+    sequence = jnp.lexsort((bits, group) if order is None else (bits, order, group)).astype(jnp.int32)
+    in_order = group[sequence]
+    start = jnp.searchsorted(in_order, in_order).astype(jnp.int32)
+    return jnp.zeros(group.shape, jnp.int32).at[sequence].set(jnp.arange(group.shape[0], dtype=jnp.int32) - start)
+
+
+def count_groups(group: Int[Array, " N"], num_groups: int) -> Int[Array, " G"]:
+    """How many entries of `group` equal 0, 1, ..., num_groups-1 (int32); other values are not counted."""
+    group = jnp.where((group >= 0) & (group < num_groups), group, num_groups)
+    return jnp.zeros(num_groups + 1, jnp.int32).at[group].add(1)[:num_groups]
+
+
+@jax.jit
+def largest_remainder(
+    shares: Float[Array, "*rows C"], totals: Int[Array, "*rows"], key: Key[Array, ""] | None = None
+) -> Int[Array, "*rows C"]:
+    """Whole numbers as close to `totals * shares` as possible that add up to `totals` (Hamilton's method).
+
+    Args:
+        shares: non-negative weights, in any scale; a row of zeros counts as equal shares.
+        totals: what each row must add up to, >= 0.
+        key: breaks ties at random; without it the lower index wins.
+
+    Returns:
+        int32, same shape as `shares`; every entry is within one of its exact quota.
+    """
+    shares = jnp.asarray(shares, jnp.float32)
+    mass = shares.sum(axis=-1, keepdims=True)
+    shares = jnp.where(mass > 0, shares / jnp.where(mass > 0, mass, 1.0), 1.0 / shares.shape[-1])
+    quota = shares * totals[..., None].astype(jnp.float32)
+    floor = jnp.floor(quota)
+    # Rounding in float32 must never hand out more than there is, so the running sum is cut at the total.
+    running = jnp.minimum(jnp.cumsum(floor.astype(jnp.int32), axis=-1, dtype=jnp.int32), totals[..., None])
+    whole = jnp.diff(running, axis=-1, prepend=jnp.zeros_like(running[..., :1]))
+    left = totals - running[..., -1]
+    # Ties by index are the stable sort's own rule, so constant bits stand for "no key".
+    bits = jnp.zeros(shares.shape, jnp.uint32)
+    if key is not None:
+        bits = jax.random.bits(key, (shares.size,), jnp.uint32).reshape(shares.shape)
+    by_remainder = jnp.lexsort((bits, floor - quota), axis=-1)
+    place = jnp.argsort(by_remainder, axis=-1).astype(jnp.int32)
+    every, rest = jnp.divmod(left, jnp.int32(shares.shape[-1]))
+    return whole + every[..., None] + (place < rest[..., None]).astype(jnp.int32)
+
+
+def deal(key: Key[Array, ""], group: Int[Array, " N"], counts: Int[Array, "C G"]) -> Int[Array, " N"]:
+    """Deals the examples of every group to clients at random, so that client c gets counts[c, g] of group g.
+
+    Args:
+        key: typed PRNG key.
+        group: int32 [N], class (or other group) of every example; outside 0..G-1 = not dealt.
+        counts: int32; the column sums are at most the sizes of the groups, what is left over is not dealt.
+
+    Returns:
+        client of every example, int32 [N], -1 = not dealt.
+    """
+    num_clients, num_groups = counts.shape
+    inside = (group >= 0) & (group < num_groups)
+    group = jnp.where(inside, group, -1)
+    rank = rank_within(key, group)
+    bounds = jnp.cumsum(counts, axis=0, dtype=jnp.int32).T  # [G, C]
+    # One search over all groups: shift group g's bounds and ranks by the examples dealt before it.
+    before = jnp.cumsum(bounds[:, -1], dtype=jnp.int32) - bounds[:, -1]
+    flat = (before[:, None] + bounds).reshape(-1)
+    slot = jnp.searchsorted(flat, before[group] + rank, side="right").astype(jnp.int32)
+    return jnp.where(inside & (rank < bounds[group, -1]), slot % num_clients, -1)
+
+
+def level(
+    key: Key[Array, ""],
+    client: Int[Array, " N"],
+    num_clients: int,
+    smallest: Int[Array, ""] | int,
+    largest: Int[Array, ""] | int,
+) -> Int[Array, " N"]:
+    """Moves as few examples as possible so that every client has between `smallest` and `largest` of them.
+
+    Clients above the maximum give what is too much and clients below the minimum take what they miss; where
+    the two differ, the others give or take in proportion to what they can. Always ends, whatever the sizes
+    were.
+
+    Args:
+        key: typed PRNG key.
+        client: int32 [N], -1 = nobody's.
+        num_clients: static C.
+        smallest: at most examples / C.
+        largest: at least examples / C.
+
+    Returns:
+        int32 [N].
+    """
+    sizes = count_groups(client, num_clients)
+    give = jnp.maximum(sizes - largest, 0)
+    take = jnp.maximum(smallest - sizes, 0)
+    missing = take.sum(dtype=jnp.int32) - give.sum(dtype=jnp.int32)
+    spare = jnp.maximum(sizes - smallest, 0) - give
+    room = jnp.maximum(largest - sizes, 0) - take
+    give += largest_remainder(spare.astype(jnp.float32), jnp.maximum(missing, 0))
+    take += largest_remainder(room.astype(jnp.float32), jnp.maximum(-missing, 0))
+    give_key, take_key = jax.random.split(key)
+    moved = (client >= 0) & (rank_within(give_key, client) < give[client])
+    receiver = deal(take_key, jnp.where(moved, 0, -1), take[:, None])
+    return jnp.where(moved, receiver, client)
+
+
+# Partitions
+
+
+def natural() -> Partition:
+    """The dataset's own clients; with fewer `num_clients` a random subset, the rest of the data unused."""
+
+    def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
+        chosen = jnp.arange(pool.facts.num_natural, dtype=jnp.int32)
+        if pool.facts.num_clients < pool.facts.num_natural:
+            chosen = _permutation(key, pool.facts.num_natural)
+        kept = chosen < pool.facts.num_clients
+        number = jnp.where(kept, jnp.cumsum(kept, dtype=jnp.int32) - 1, -1)
+        return jnp.where(pool.available & (pool.natural >= 0), number[pool.natural], -1)
+
+    def bounds(facts: Facts) -> Bounds:
+        return Bounds(max(0, min(facts.natural_sizes) - facts.removed), max(facts.natural_sizes))
+
+    return Partition(assign, bounds)
+
+
+def iid() -> Partition:
+    """Stratified equal parts: client sizes and every class's counts differ by at most one between clients."""
+
+    def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
+        group = _class_or_unlabelled(pool)
+        order_key, seat_key = jax.random.split(key)
+        place = rank_within(order_key, jnp.where(group >= 0, 0, -1), group)
+        seats = _permutation(seat_key, pool.facts.num_clients)
+        return jnp.where(group >= 0, seats[place % pool.facts.num_clients], -1)
+
+    return Partition(assign, _equal_bounds)
+
+
+def dirichlet(alpha: float, min_examples: int = 1, max_examples: int | None = None) -> Partition:
+    """Each class is split over the clients with shares drawn from Dir(alpha) (Yurochkin et al., ICML 2019).
+
+    Drawing again until every client has enough can loop for ever; here clients below `min_examples` get
+    examples from those above instead.
+
+    Args:
+        alpha: > 0, small = uneven.
+        min_examples: every client has at least so many.
+        max_examples: every client has at most so many. Without it the tables of a traced call must allow for
+            one client that has nearly everything.
+    """
+    _positive("alpha", alpha)
+    _whole("min_examples", min_examples, 0)
+    if max_examples is not None:
+        _whole("max_examples", max_examples, 1)
+
+    def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
+        facts = pool.facts
+        share_key, deal_key, level_key = jax.random.split(key, 3)
+        shares = _dirichlet(share_key, jnp.full(facts.num_clients, alpha, jnp.float32), facts.num_classes)
+        client = _deal_classes(deal_key, pool, shares.T)
+        return level(level_key, client, facts.num_clients, min_examples, bounds(facts).largest)
+
+    def bounds(facts: Facts) -> Bounds:
+        if min_examples * facts.num_clients > facts.least:
+            raise ValueError(
+                f"min_examples={min_examples} for {facts.num_clients} clients needs "
+                f"{min_examples * facts.num_clients} training examples, there are {facts.least}; "
+                "lower min_examples or num_clients"
+            )
+        if max_examples is None:
+            return Bounds(min_examples, facts.most - (facts.num_clients - 1) * min_examples)
+        if max_examples * facts.num_clients < facts.most or max_examples < min_examples:
+            raise ValueError(
+                f"max_examples={max_examples} for {facts.num_clients} clients holds "
+                f"{max_examples * facts.num_clients} of up to {facts.most} training examples; raise it to at "
+                f"least {max(min_examples, -(-facts.most // facts.num_clients))}"
+            )
+        return Bounds(min_examples, max_examples)
+
+    return Partition(assign, bounds)
+
+
+def dirichlet_balanced(alpha: float) -> Partition:
+    """Clients of equal size whose class mixes are drawn from Dir(alpha * class frequencies) (Hsu et al.,
+    2019).
+
+    Where the original lets clients draw in turn until classes run out, so that the last clients get
+    leftovers, all mixes are scaled together to the class totals and to equal sizes (iterative proportional
+    fitting).
+
+    Args:
+        alpha: > 0, total concentration; small = uneven.
+    """
+    _positive("alpha", alpha)
+
+    def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
+        facts = pool.facts
+        totals = count_groups(_class_or_unlabelled(pool), facts.num_classes).astype(jnp.float32)
+        prior = jnp.asarray(facts.class_counts, jnp.float32)
+        concentration = jnp.maximum(alpha * prior / prior.sum(), 1e-6)
+        mix_key, deal_key, level_key = jax.random.split(key, 3)
+        mixes = _dirichlet(mix_key, concentration, facts.num_clients)
+        client = _deal_classes(deal_key, pool, _fit_margins(mixes, totals))
+        size = count_groups(jnp.where(client >= 0, 0, -1), 1)[0]
+        smallest = size // facts.num_clients
+        return level(level_key, client, facts.num_clients, smallest, -(-size // facts.num_clients))
+
+    return Partition(assign, _equal_bounds)
+
+
+def shards(shards_per_client: int = 2) -> Partition:
+    """Examples sorted by label and cut into equal shards; each client gets some at random (McMahan et al.,
+    2017).
+
+    Args:
+        shards_per_client: at least 1; a client sees about as many classes.
+    """
+    _whole("shards_per_client", shards_per_client, 1)
+
+    def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
+        facts = pool.facts
+        num_shards = facts.num_clients * shards_per_client
+        labelled = pool.available & (pool.labels >= 0)
+        order_key, owner_key, unlabelled_key = jax.random.split(key, 3)
+        sorted_place = rank_within(order_key, jnp.where(labelled, 0, -1), pool.labels)
+        total = labelled.sum(dtype=jnp.int32)
+        each, longer = total // num_shards, total % num_shards
+        in_longer = sorted_place < longer * (each + 1)
+        shard = jnp.where(
+            in_longer,
+            sorted_place // (each + 1),
+            longer + (sorted_place - longer * (each + 1)) // jnp.maximum(each, 1),
+        )
+        owner = _permutation(owner_key, num_shards) // shards_per_client
+        client = jnp.where(labelled, owner[jnp.clip(shard, 0, num_shards - 1)], -1)
+        return jnp.where(labelled, client, _deal_unlabelled(unlabelled_key, pool))
+
+    def bounds(facts: Facts) -> Bounds:
+        num_shards = facts.num_clients * shards_per_client
+        most = sum(facts.class_counts)
+        least = max(facts.least - facts.num_unlabelled, 0)
+        unlabelled = -(-facts.num_unlabelled // facts.num_clients)
+        return Bounds(least // num_shards * shards_per_client, -(-most // num_shards) * shards_per_client + unlabelled)
+
+    return Partition(assign, bounds)
+
+
+def classes_per_client(classes: int = 2) -> Partition:
+    """Every client has exactly `classes` classes, every class goes to equally many clients (to within one).
+
+    Only classes with examples in the dataset take part. A class's examples are split evenly over its clients.
+
+    Args:
+        classes: at least 1.
+    """
+    _whole("classes", classes, 1)
+
+    def present_in(facts: Facts) -> np.ndarray:
+        present = np.flatnonzero(np.asarray(facts.class_counts))
+        if classes > present.size:
+            raise ValueError(f"classes={classes} per client, but the training data have {present.size} classes")
+        if facts.num_clients * classes < present.size:
+            raise ValueError(
+                f"{facts.num_clients} clients with {classes} classes each cannot hold all {present.size} "
+                "classes; raise classes or num_clients"
+            )
+        return present
+
+    def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
+        facts = pool.facts
+        present = jnp.asarray(present_in(facts), jnp.int32)
+        choice_key, deal_key = jax.random.split(key)
+        chosen = _balanced_choice(choice_key, present.size, facts.num_clients, classes)
+        member = jnp.zeros((facts.num_clients, facts.num_classes), jnp.float32)
+        member = member.at[jnp.arange(facts.num_clients)[:, None], present[chosen]].set(1.0)
+        return _deal_classes(deal_key, pool, member)
+
+    def bounds(facts: Facts) -> Bounds:
+        present = present_in(facts)
+        fewest_users = facts.num_clients * classes // present.size
+        parts = np.sort(-(-np.asarray(facts.class_counts)[present] // fewest_users))
+        return Bounds(0, int(parts[-classes:].sum()) + -(-facts.num_unlabelled // facts.num_clients))
+
+    return Partition(assign, bounds)
+
+
+def circulant(shares: Sequence[float] = FEDMATCH_SHARES, balanced: int = 0) -> Partition:
+    """FedMatch's non-iid matrix: client c prefers class c mod K, with a share that depends on (k - c) mod K.
+
+    The default is the ten-class matrix of FedMatch (Jeong et al., ICLR 2021) in the whole numbers of
+    ProtoFSSL, whose CIFAR-10 split is `balanced=5` with 5,400 training images of every class and 100 clients.
+
+    Args:
+        shares: [K] non-negative, in any scale: weight of class k for a client of type t at offset (k - t) mod
+            K.
+        balanced: so many examples of every class are first given to every client, as far as they go; in the
+            papers these are the labelled ones.
+    """
+    weights = np.asarray(shares, np.float64)
+    if weights.ndim != 1 or not np.isfinite(weights).all() or (weights < 0).any() or weights.sum() <= 0:
+        raise ValueError(f"shares must be K non-negative numbers, not all zero; got {tuple(shares)}")
+    _whole("balanced", balanced, 0)
+
+    def matrix(facts: Facts) -> np.ndarray:
+        if weights.size != facts.num_classes:
+            raise ValueError(
+                f"shares has {weights.size} entries, the data have {facts.num_classes} classes; "
+                "give one share per class, by offset from the client's preferred class"
+            )
+        offset = np.arange(facts.num_classes)[None] - np.arange(facts.num_clients)[:, None]
+        return weights[offset % facts.num_classes]
+
+    def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
+        return _deal_classes(key, pool, jnp.asarray(matrix(pool.facts), jnp.float32), balanced)
+
+    def bounds(facts: Facts) -> Bounds:
+        table = matrix(facts)
+        mass = table.sum(axis=0)
+        table = np.where(mass > 0, table / np.where(mass > 0, mass, 1.0), 1.0 / facts.num_clients)
+        # One more per class than the exact quota covers the rounding; the evenly dealt part is at most
+        # `balanced`.
+        sizes = np.ceil(table * np.asarray(facts.class_counts)).sum(axis=1) + facts.num_classes * balanced
+        largest = int(sizes.max()) + -(-facts.num_unlabelled // facts.num_clients)
+        return Bounds(0, min(largest, facts.most))
+
+    return Partition(assign, bounds)
+
+
+def majority(factor: float = 80.0) -> Partition:
+    """FedUL's non-iid split, as in its released code: client c has mostly examples of classes 2c and 2c + 1 (mod K).
+
+    Client c asks for shares drawn from U[0.45, 0.55] per class, multiplied by `factor` for its two classes, of an equal
+    part of the data. Classes are handed out in the order of the file, and what runs out is missing: the last clients
+    have classes without examples.
+
+    Args:
+        factor: > 0, how much more of its two classes a client asks for.
+    """
+    _positive("factor", factor)
+
+    def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
+        facts = pool.facts
+        num_clients, num_classes = facts.num_clients, facts.num_classes
+        labelled = pool.available & (pool.labels >= 0)
+        owner, kind = jnp.arange(num_clients, dtype=jnp.int32)[:, None], jnp.arange(num_classes, dtype=jnp.int32)
+        preferred = (kind == 2 * owner % num_classes) | (kind == (2 * owner + 1) % num_classes)
+        share_key, unlabelled_key = jax.random.split(key)
+        shares = jax.random.uniform(share_key, (num_clients, num_classes), jnp.float32, 0.45, 0.55)
+        shares = jnp.where(preferred, factor * shares, shares)
+        part = (labelled.sum(dtype=jnp.int32) // num_clients).astype(shares.dtype)
+        asked = jnp.floor(shares / shares.sum(axis=1, keepdims=True) * part + 1e-4).astype(jnp.int32)
+        ends = jnp.cumsum(asked, axis=0, dtype=jnp.int32)
+        # The place of an example among those of its class, in the order of the file.
+        one_hot = (pool.labels[:, None] == kind) & labelled[:, None]
+        within = jnp.cumsum(one_hot, axis=0, dtype=jnp.int32) - 1
+        place = jnp.sum(jnp.where(one_hot, within, 0), axis=1, dtype=jnp.int32)
+        client = jnp.sum(place[:, None] >= ends[:, jnp.maximum(pool.labels, 0)].T, axis=1, dtype=jnp.int32)
+        client = jnp.where(labelled & (client < num_clients), client, -1)
+        return jnp.where(labelled, client, _deal_unlabelled(unlabelled_key, pool))
+
+    def bounds(facts: Facts) -> Bounds:
+        return Bounds(0, _equal_bounds(facts).largest)
+
+    return Partition(assign, bounds)
+
+
+PARTITIONS: dict[str, Callable[..., Partition]] = {
+    "natural": natural,
+    "iid": iid,
+    "dirichlet": dirichlet,
+    "dirichlet_balanced": dirichlet_balanced,
+    "shards": shards,
+    "classes_per_client": classes_per_client,
+    "circulant": circulant,
+    "majority": majority,
+}
+
+
+def available_partitions() -> tuple[str, ...]:
+    """Names that `federate(partition=...)` accepts."""
+    return tuple(PARTITIONS)
+
+
+def build_partition(name: str, **options: Any) -> Partition:
+    """Looks a partition up by name.
+
+    Raises:
+        ValueError: unknown name or option (with the nearest known one), a missing or a bad option.
+    """
+    return build_by_name("partition", PARTITIONS, name, options)
+
+
+def build_by_name(kind: str, table: dict[str, Callable[..., Any]], name: str, options: dict[str, Any]) -> Any:
+    """Calls `table[name](**options)` after checking the name and the options.
+
+    Args:
+        kind: what the table holds, for messages.
+        table: factories by name.
+        name: one of the table's names.
+        options: keyword arguments of that factory.
+
+    Raises:
+        ValueError: unknown name or option (with the nearest known one), or an option that must be given is
+            not.
+    """
+    if name not in table:
+        raise ValueError(f"unknown {kind} {name!r}.{did_you_mean(name, table)} Allowed: {', '.join(table)}")
+    parameters = signature(table[name]).parameters
+    for option in options:
+        if option not in parameters:
+            allowed = ", ".join(parameters) or "none"
+            raise ValueError(
+                f"unknown option {option!r} of {kind} {name!r}.{did_you_mean(option, parameters)} Allowed: {allowed}"
+            )
+    for parameter in parameters.values():
+        if parameter.default is Parameter.empty and parameter.name not in options:
+            raise ValueError(f"{kind} {name!r} needs the option {parameter.name!r}")
+    return table[name](**options)
+
+
+def _positive(name: str, value: float) -> None:
+    if not (np.isfinite(value) and value > 0):
+        raise ValueError(f"{name} must be a number > 0, got {value}")
+
+
+def _whole(name: str, value: int, lowest: int) -> None:
+    if isinstance(value, bool) or int(value) != value or value < lowest:
+        raise ValueError(f"{name} must be a whole number >= {lowest}, got {value}")
+
+
+def _permutation(key: Key[Array, ""], size: int) -> Int[Array, " size"]:
+    return rank_within(key, jnp.zeros(size, jnp.int32))
+
+
+def _class_or_unlabelled(pool: Pool) -> Int[Array, " N"]:
+    """Class of every example of the pool, K for those without a label, -1 outside the pool."""
+    group = jnp.where(pool.labels >= 0, pool.labels, pool.facts.num_classes)
+    return jnp.where(pool.available, group, -1)
+
+
+def _deal_classes(key: Key[Array, ""], pool: Pool, shares: Float[Array, "C K"], balanced: int = 0) -> Int[Array, " N"]:
+    """Splits every class by its column of `shares`, after `balanced` examples of it for every client."""
+    num_clients, num_classes = shares.shape
+    group = _class_or_unlabelled(pool)
+    totals = count_groups(group, num_classes + 1)
+    even = jnp.minimum(totals, balanced * num_clients).at[num_classes].set(totals[num_classes])
+    equal = jnp.ones((num_classes + 1, num_clients), jnp.float32)
+    tie_key, deal_key = jax.random.split(key)
+    counts = largest_remainder(equal, even)
+    rest = largest_remainder(shares.T, (totals - even)[:num_classes], tie_key)
+    return deal(deal_key, group, counts.at[:num_classes].add(rest).T)
+
+
+def _deal_unlabelled(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
+    group = jnp.where(pool.available & (pool.labels < 0), 0, -1)
+    equal = jnp.ones((1, pool.facts.num_clients), jnp.float32)
+    return deal(key, group, largest_remainder(equal, count_groups(group, 1)).T)
+
+
+@partial(jax.jit, static_argnums=2)
+def _dirichlet(key: Key[Array, ""], concentration: Float[Array, " k"], rows: int) -> Float[Array, "rows k"]:
+    return jax.random.dirichlet(key, concentration, (rows,), jnp.float32)
+
+
+@jax.jit
+def _fit_margins(mixes: Float[Array, "C K"], totals: Float[Array, " K"]) -> Float[Array, "C K"]:
+    """Scales columns to add up to `totals` and rows to equal parts, in turn (Deming and Stephan, 1940)."""
+
+    def fit(_: Int[Array, ""], table: Float[Array, "C K"]) -> Float[Array, "C K"]:
+        table = table * (totals / table.sum(axis=0))
+        return table * (totals.sum() / mixes.shape[0] / table.sum(axis=1, keepdims=True))
+
+    # The floor keeps every entry reachable when alpha is so small that most shares underflow.
+    return jax.lax.fori_loop(0, 50, fit, jnp.maximum(mixes, 1e-9))
+
+
+def _equal_bounds(facts: Facts) -> Bounds:
+    return Bounds(facts.least // facts.num_clients, -(-facts.most // facts.num_clients))
+
+
+def _balanced_choice(key: Key[Array, ""], num_classes: int, num_clients: int, classes: int) -> Int[Array, "C m"]:
+    """`classes` different classes for every client, every class equally often to within one.
+
+    Random permutations of all classes are laid end to end and cut into clients. A client whose cut lies
+    across two permutations already has some classes from the first; the second then starts with others.
+    """
+    cycles = -(-num_clients * classes // num_classes)
+    keys = jax.vmap(lambda cycle: jax.random.fold_in(key, cycle))(jnp.arange(cycles))
+    carried = jnp.asarray([cycle * num_classes % classes for cycle in range(cycles)], jnp.int32)
+    place = jnp.arange(num_classes, dtype=jnp.int32)
+
+    def lay(previous: Int[Array, " K"], step: tuple[Key[Array, ""], Int[Array, ""]]):
+        key, carry = step
+        taken = jnp.zeros(num_classes, jnp.int32).at[previous].set((place >= num_classes - carry).astype(jnp.int32))
+        head_key, tail_key = jax.random.split(key)
+        first = rank_within(head_key, jnp.zeros_like(place), taken)
+        later = (first >= classes - carry).astype(jnp.int32)
+        position = rank_within(tail_key, jnp.zeros_like(place), later)
+        permutation = jnp.zeros_like(place).at[position].set(place)
+        return permutation, permutation
+
+    _, sequence = jax.lax.scan(lay, place, (keys, carried))
+    return sequence.reshape(-1)[: num_clients * classes].reshape(num_clients, classes)

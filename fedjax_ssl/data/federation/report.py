@@ -1,0 +1,162 @@
+"""What a federation looks like: a text table and a picture of who has which classes and labels."""
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Int
+
+from fedjax_ssl.data.federation.federated_data import FederatedData
+
+_BARS = " ▁▂▃▄▅▆▇█"
+_WEAK = {"coarse": "with a coarse label", "in sets": "in sets with known class shares"}  # columns in words
+_COLORS = {"all examples": "lightsteelblue", "labelled": "darkorange"}
+
+
+def class_counts(data: FederatedData) -> tuple[Int[np.ndarray, "C K"], Int[np.ndarray, "C K"]]:
+    """Counts examples per client and true class on the host.
+
+    Args:
+        data: one federation, not traced.
+
+    Returns:
+        All examples and the labelled ones; examples without a true label are in neither.
+    """
+    index, sizes = np.asarray(data.index), np.asarray(data.num_examples)
+    labels = np.asarray(data.labels)
+    place = np.arange(index.shape[1])
+    true = np.where(place < sizes[:, None], labels[index], -1)
+
+    def count(chosen: np.ndarray) -> np.ndarray:
+        rows, columns = np.nonzero(chosen & (true >= 0))
+        table = np.zeros((data.num_clients, data.num_classes), np.int64)
+        np.add.at(table, (rows, true[rows, columns]), 1)
+        return table
+
+    seen = np.asarray(data.observed)[index] >= 0
+    return count(true >= 0), count(seen & (place < sizes[:, None]))
+
+
+def report(
+    data: FederatedData,
+    class_names: Sequence[str],
+    client_names: Sequence[str] | None = None,
+    max_rows: int = 20,
+) -> str:
+    """A table of clients with examples, labelled examples, classes and a small histogram over classes.
+
+    Where clients have weak labels, also with the examples that have a coarse label, those in sets, and the sets.
+
+    Args:
+        data: one federation, not traced.
+        class_names: K names, printed as the histogram's legend.
+        client_names: one name per client; None: their numbers.
+        max_rows: clients printed one by one; minimum, median and maximum always cover all clients.
+
+    Returns:
+        Text of several lines.
+
+    Raises:
+        ValueError: the number of names does not fit the data.
+    """
+    if len(class_names) != data.num_classes:
+        raise ValueError(f"class_names has {len(class_names)} names, the data have {data.num_classes} classes")
+    if client_names is not None and len(client_names) != data.num_clients:
+        raise ValueError(f"client_names has {len(client_names)} names, the data have {data.num_clients} clients")
+    counts, labelled_counts = class_counts(data)
+    columns = {
+        "examples": np.asarray(data.num_examples),
+        "labelled": np.asarray(data.num_labelled),
+        "classes": (counts > 0).sum(1),
+        "of them labelled": (labelled_counts > 0).sum(1),
+        **_weak_columns(data),
+    }
+    names = [str(client) for client in range(data.num_clients)] if client_names is None else list(client_names)
+    header, values = ("client", *columns), np.stack(list(columns.values()), axis=1)
+    shown = min(max_rows, data.num_clients)
+    rows = [(names[client], *map(str, values[client]), _histogram(counts[client])) for client in range(shown)]
+    aggregates = (("min", np.min), ("median", np.median), ("max", np.max))
+    footer = [(name, *(f"{value:.10g}" for value in measure(values, axis=0)), "") for name, measure in aggregates]
+    widths = [max(len(row[column]) for row in [header, *rows, *footer]) for column in range(len(header))]
+
+    def line(cells: Sequence[str]) -> str:
+        numbers = (cell.rjust(width) for cell, width in zip(cells[1 : len(header)], widths[1:], strict=True))
+        return "  ".join([cells[0].ljust(widths[0]), *numbers, *cells[len(header) :]]).rstrip()
+
+    summary = data.summary()
+    text = [
+        f"{summary['clients']} clients ({summary['labelled_clients']} with labels), "
+        f"{summary['train_examples']} training examples, {summary['labelled_examples']} labelled"
+        f"{''.join(f', {columns[name].sum()} {words}' for name, words in _WEAK.items() if name in columns)}; "
+        f"server {summary['server_examples']}, validation {summary['validation_examples']}, "
+        f"test {summary['test_examples']}",
+        "",
+        line((*header, f"histogram over {data.num_classes} classes: {_abbreviated(class_names)}")),
+        *map(line, rows),
+    ]
+    if shown < data.num_clients:
+        text.append(f"... {data.num_clients - shown} more clients")
+    return "\n".join([*text, "-" * (sum(widths) + 2 * (len(widths) - 1)), *map(line, footer)])
+
+
+def _weak_columns(data: FederatedData) -> dict[str, Int[np.ndarray, " C"]]:
+    """Numbers of the weak labels that there are, by column of the table."""
+    if data.weak is None:
+        return {}
+    known, sets = np.asarray(data.weak.num_examples), np.asarray(data.weak.from_sets)
+    columns = {"coarse": np.where(sets, 0, known), "in sets": np.where(sets, known, 0)}
+    columns["sets"] = np.where(columns["in sets"] > 0, np.asarray(data.weak.num_observations), 0)
+    return {name: column for name, column in columns.items() if column.any()}
+
+
+def plot_partition(
+    data: FederatedData,
+    path: str | os.PathLike[str],
+    class_names: Sequence[str] | None = None,
+) -> None:
+    """Draws client x class counts as circles, area ~ examples, with the labelled ones filled in, and saves
+    the picture.
+
+    Args:
+        data: one federation, not traced.
+        path: where to save; the ending decides the format (.png, .pdf, .svg).
+        class_names: K names for the axis; None: class numbers.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    counts, labelled = class_counts(data)
+    num_clients, num_classes = counts.shape
+    # Beyond some 100 clients circles would be dots, so the figure stops growing and they shrink.
+    figure = Figure(figsize=(min(4 + 0.3 * num_clients, 24), min(2 + 0.3 * num_classes, 18)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    spacing = 72 * min((figure.get_figwidth() - 2) / num_clients, (figure.get_figheight() - 1.5) / num_classes, 0.35)
+    largest = max(int(counts.max()), 1)
+    for table, color in zip((counts, labelled), _COLORS.values(), strict=True):
+        clients, classes = np.nonzero(table)
+        axes.scatter(clients, classes, s=spacing**2 * table[clients, classes] / largest, color=color, linewidths=0)
+    axes.set(
+        xlabel="client",
+        ylabel="class",
+        xlim=(-1, num_clients),
+        ylim=(num_classes - 0.2, -0.8),
+        title=f"{int(counts.sum())} examples, {int(labelled.sum())} labelled (largest circle: {largest})",
+    )
+    if num_classes <= 100:
+        axes.set_yticks(range(num_classes), class_names or [str(k) for k in range(num_classes)])
+    # Handles of one size: the scatter's own would be as large as its first circle.
+    handles = [Line2D([], [], marker="o", linestyle="", color=color) for color in _COLORS.values()]
+    figure.legend(handles, list(_COLORS), loc="outside right upper", frameon=False)
+    figure.savefig(path, dpi=120)
+
+
+def _histogram(counts: Int[np.ndarray, " K"]) -> str:
+    """One character per class: blank for none, higher for more; anything above zero is visible."""
+    height = np.ceil(counts / max(counts.max(), 1) * (len(_BARS) - 1)).astype(int)
+    return "|" + "".join(_BARS[level] for level in height) + "|"
+
+
+def _abbreviated(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 10 else f"{names[0]}, {names[1]}, ..., {names[-1]}"

@@ -1,0 +1,468 @@
+"""Which labels are seen, and by whom.
+
+A supervision hides labels after the data have been dealt; only "server" acts before, because its examples
+leave the clients. Only the rules that balance classes look at labels, as the person who prepares such a split
+would; "all", "fraction", "total" and "per_client" choose blindly among the examples that have a label. A
+client with fewer labels than asked for keeps all it has; `FederatedData.num_labelled` tells. Shapes: N
+training examples, C clients, K classes.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from fedjax_ssl.data.federation.partition import Bounds, build_by_name, count_groups, rank_within
+from fedjax_ssl.data.federation.weak_labels import (
+    Entries,
+    Holdings,
+    Observed,
+    WeakLabels,
+    WeakRule,
+    coarse_labels,
+    given,
+    perturbed_shares,
+    together,
+    unlabelled_sets,
+)
+from fedjax_ssl.keys import named_key
+
+
+class LabelBounds(NamedTuple):
+    """Labelled and unlabelled examples of a client, for every key."""
+
+    max_labelled: int
+    max_unlabelled: int
+    max_examples: int
+
+
+class Supervision(NamedTuple):
+    """How labels are kept."""
+
+    # True where the client sees the label
+    keep: Callable[[Key[Array, ""], Holdings], Bool[Array, " N"]]
+    # (client sizes, clients that keep labels, K) -> bound of labels per client
+    max_labelled: Callable[[Bounds, int, int], int]
+    # (size, clients that keep labels) -> so many a client surely keeps, if all its examples have a label
+    sure_labelled: Callable[[int, int], int]
+    server_labels: int = 0  # class-balanced examples that leave the clients for the server
+    total_labels: int = 0  # labels the whole federation must have, for checks
+    labelled_clients: int | None = None  # None: all
+    which: str = "first"
+    weak: tuple[tuple[WeakRule, int | None], ...] = ()  # rules and for how many further clients; None: all clients
+    prior: str = "train"  # class shares at test time: of the clients' examples, "uniform", or what the "sets" add up to
+    noise: tuple[float, str] = (0.0, "relative")  # of the class shares that clients report, and its mode
+
+    def check(self, num_clients: int, num_with_label: int) -> None:
+        """Raises ValueError where more labels or more clients of a kind are asked for than exist."""
+        if self.labelled_clients is not None and self.labelled_clients > num_clients:
+            raise ValueError(f"labelled_clients={self.labelled_clients}, but there are {num_clients} clients; lower it")
+        asked = max(self.server_labels, self.total_labels)
+        if asked > num_with_label:
+            raise ValueError(f"labels={asked}, but only {num_with_label} training examples have a label; lower it")
+        kinds = [count for _, count in self.weak if count is not None]
+        if kinds and sum(kinds) + (self.labelled_clients or 0) > num_clients:
+            raise ValueError(
+                f"{self.labelled_clients or 0} clients with labels and {sum(kinds)} with coarse labels or sets are "
+                f"asked for, but there are {num_clients} clients; lower these numbers"
+            )
+
+    def bounds(self, sizes: Bounds, num_clients: int, num_classes: int, every_example_labelled: bool) -> LabelBounds:
+        """Bounds for clients of these sizes; `every_example_labelled`: no ground-truth label is missing."""
+        keeping = num_clients if self.labelled_clients is None else self.labelled_clients
+        trusted = sizes if every_example_labelled else Bounds(0, sizes.largest)
+        sure = self.sure_labelled(sizes.largest, keeping) if every_example_labelled and keeping == num_clients else 0
+        most = self.max_labelled(trusted, keeping, num_classes)
+        widest = max([sizes.largest, *(rule.largest(sizes, num_classes) for rule, _ in self.weak)])
+        return LabelBounds(min(most, sizes.largest), widest - sure, widest)
+
+    def label(self, key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
+        """True where a client sees the label of its example."""
+        num_clients = holdings.members.shape[0]
+        limit = num_clients if self.labelled_clients is None else self.labelled_clients
+        holdings = holdings._replace(members=self._place(key, num_clients) < limit)
+        return self.keep(named_key(key, "labels"), holdings) & _eligible(holdings)
+
+    def observe(self, key: Key[Array, ""], holdings: Holdings) -> tuple[Entries, WeakLabels | None]:
+        """The clients' entries, and what they know of those without a label.
+
+        In the second result `labels` and `num_examples` are still empty: the tables are made of the entries.
+        """
+        num_clients = holdings.members.shape[0]
+        rows = jnp.arange(holdings.client.shape[0], dtype=jnp.int32)
+        plain = Entries(holdings.client, rows, jnp.full(rows.shape, -1, jnp.int32))
+        if not self.weak:
+            return plain, None
+        place, first = self._place(key, num_clients), self.labelled_clients or 0
+        observed, others = [], jnp.ones(num_clients, bool)
+        for number, (rule, count) in enumerate(self.weak):
+            members = jnp.ones(num_clients, bool)
+            if count is not None:
+                members, first = (place >= first) & (place < first + count), first + count
+            others = others & ~members
+            weak_key = jax.random.fold_in(named_key(key, "weak"), number)
+            observed.append(rule.observe(weak_key, holdings._replace(members=members)))
+        kept = (plain.client >= 0) & others[jnp.maximum(plain.client, 0)]
+        plain = plain._replace(client=jnp.where(kept, plain.client, -1))
+        weak = together(observed)
+        entries = jax.tree.map(lambda *parts: jnp.concatenate(parts), plain, weak.entries)
+        if self.noise[0]:
+            shown = perturbed_shares(named_key(key, "noise"), weak.matrix, *self.noise)
+            weak = weak._replace(matrix=jnp.where(weak.from_sets[:, None, None], shown, weak.matrix))
+        nothing = jnp.zeros(num_clients, jnp.int32)
+        return entries, WeakLabels(
+            labels=jnp.zeros((num_clients, 0), jnp.int32),
+            num_examples=nothing,
+            prior=self._prior(holdings, weak),
+            **_facts(weak),
+        )
+
+    def _prior(self, holdings: Holdings, weak: Observed) -> Float[Array, " K"]:
+        counts = jnp.ones(holdings.num_classes, jnp.float32)
+        if self.prior == "train":
+            dealt = jnp.where(holdings.client >= 0, holdings.labels, -1)
+            counts = count_groups(dealt, holdings.num_classes).astype(counts.dtype)
+        if self.prior == "sets":
+            observed = jnp.where(weak.entries.observation >= 0, weak.entries.client, -1)
+            sizes = jnp.where(weak.from_sets, count_groups(observed, holdings.members.shape[0]), 0)
+            counts = jnp.einsum("c,co,cok->k", sizes.astype(counts.dtype), weak.share, weak.matrix)
+        return counts / jnp.maximum(counts.sum(), 1e-12)
+
+    def _place(self, key: Key[Array, ""], num_clients: int) -> Int[Array, " C"]:
+        """In which order clients are given labels, coarse labels and sets."""
+        if self.which == "random" and (self.labelled_clients is not None or self.weak):
+            return rank_within(named_key(key, "clients"), jnp.zeros(num_clients, jnp.int32))
+        return jnp.arange(num_clients, dtype=jnp.int32)
+
+
+def _facts(observed: Observed) -> dict[str, Array]:
+    return {name: values for name, values in observed._asdict().items() if name != "entries"}
+
+
+def all_labels() -> Supervision:
+    """Every example keeps its label."""
+    return Supervision(
+        lambda key, holdings: _eligible(holdings),
+        lambda sizes, keeping, num_classes: sizes.largest,
+        lambda size, keeping: size,
+    )
+
+
+def no_labels() -> Supervision:
+    """No client sees any label."""
+    return Supervision(
+        lambda key, holdings: jnp.zeros_like(_eligible(holdings)),
+        lambda sizes, keeping, num_classes: 0,
+        lambda size, keeping: 0,
+    )
+
+
+def per_client(labels: int, class_balanced: bool = False) -> Supervision:
+    """The same number of labels at every client.
+
+    Args:
+        labels: labels of each client, >= 1.
+        class_balanced: False: drawn uniformly from the client's examples. True: as equal as possible over the
+            classes that the client has, the odd ones to random classes.
+    """
+    _at_least_one("labels", labels)
+
+    def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
+        return _rank_in_client(key, holdings, class_balanced) < labels
+
+    return Supervision(keep, lambda sizes, keeping, num_classes: labels, lambda size, keeping: min(labels, size))
+
+
+def per_class(labels: int) -> Supervision:
+    """`labels` labels of every class at every client, as far as the client has that class."""
+    _at_least_one("labels", labels)
+
+    def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
+        return rank_within(key, _cell(holdings)) < labels
+
+    # Fewest labels are kept where all of a client's examples are of one class.
+    return Supervision(
+        keep,
+        lambda sizes, keeping, num_classes: labels * num_classes,
+        lambda size, keeping: min(labels, size),
+    )
+
+
+def fraction(fraction: float, class_balanced: bool = False) -> Supervision:
+    """A share of each client's examples keeps its labels, rounded to the nearest number and at least one.
+
+    Args:
+        fraction: in (0, 1].
+        class_balanced: as in `per_client`.
+    """
+    if not 0 < fraction <= 1:
+        raise ValueError(f"fraction must be in (0, 1], got {fraction}; for no labels use supervision 'none'")
+
+    def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
+        sizes = count_groups(holdings.client, holdings.members.shape[0]).astype(jnp.float32)
+        quota = jnp.maximum(jnp.floor(fraction * sizes + 0.5), 1.0).astype(jnp.int32)
+        return _rank_in_client(key, holdings, class_balanced) < quota[jnp.maximum(holdings.client, 0)]
+
+    def nearest(size: int) -> int:
+        return max(1, int(np.floor(fraction * size + 0.5)))
+
+    # The traced rule rounds in float32, which may differ by one from Python's.
+    return Supervision(
+        keep,
+        lambda sizes, keeping, num_classes: nearest(sizes.largest) + 1,
+        lambda size, keeping: max(nearest(size) - 1, 0),
+    )
+
+
+def total(labels: int, class_balanced: bool = False) -> Supervision:
+    """`labels` labels in the whole federation, shared equally between the clients that keep labels.
+
+    Clients take turns, so that the number is exact whenever these clients have enough examples, and what one
+    client lacks goes to the others; the odd ones go to random clients.
+
+    Args:
+        labels: number of labels n_L, at least 1.
+        class_balanced: as in `per_client`, within each client.
+    """
+    _at_least_one("labels", labels)
+
+    def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
+        turn = _rank_in_client(named_key(key, "client"), holdings, class_balanced)
+        everyone = jnp.where(_eligible(holdings), 0, -1)
+        return rank_within(named_key(key, "turn"), everyone, turn) < labels
+
+    def max_labelled(sizes: Bounds, keeping: int, num_classes: int) -> int:
+        each = -(-labels // keeping)
+        return each if each <= sizes.smallest else labels
+
+    return Supervision(keep, max_labelled, lambda size, keeping: min(labels // keeping, size), total_labels=labels)
+
+
+def xclp_noniid(labels: int, classes: int = 5) -> Supervision:
+    """XCLP's non-iid labels: each client has labels of `classes` classes only, while its data may hold all.
+
+    In every block of K consecutive clients one set of classes is drawn, and the clients of the block take its
+    K cyclic shifts, so that every class is labelled at equally many of them (FedAvg+XCLP, the CIFAR-10 splits
+    of the released code). Numbers per class differ by at most one; where a client lacks a class its other
+    drawn classes stand in.
+
+    Args:
+        labels: labels of each client that keeps labels, at least 1.
+        classes: classes with labels at a client, 1..K.
+    """
+    _at_least_one("labels", labels)
+    _at_least_one("classes", classes)
+
+    def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
+        num_classes, num_clients = holdings.num_classes, holdings.members.shape[0]
+        if classes > num_classes:
+            raise ValueError(f"classes={classes} labelled classes per client, the data have {num_classes}")
+        blocks = -(-num_clients // num_classes)
+        block_of = jnp.repeat(jnp.arange(blocks, dtype=jnp.int32), num_classes)
+        drawn = rank_within(named_key(key, "classes"), block_of).reshape(blocks, num_classes) < classes
+        client = jnp.maximum(holdings.client, 0)
+        label = jnp.maximum(holdings.labels, 0)
+        in_set = drawn[client // num_classes, (label - client % num_classes) % num_classes]
+        return in_set & (_rank_in_client(named_key(key, "rank"), holdings, True, in_set) < labels)
+
+    return Supervision(keep, lambda sizes, keeping, num_classes: labels, lambda size, keeping: 0)
+
+
+def server(labels: int) -> Supervision:
+    """The server holds `labels` class-balanced labelled examples; they leave the clients, who see none."""
+    _at_least_one("labels", labels)
+    return no_labels()._replace(server_labels=labels)
+
+
+def coarse(correspondence: str = "parity", overlap: float = 0.0, server_labels: int = 0) -> Supervision:
+    """Every client sees labels of another space (FedMT); a few class labels may be at the server.
+
+    Args:
+        correspondence: "parity", "shape", "superclass", ...: see `fedjax_ssl.data.correspondence`; "own": the coarse
+            labels that came with the dataset.
+        overlap: this share of the coarse labels is uniform over the coarse classes.
+        server_labels: class-balanced labelled examples at the server.
+    """
+    rule = coarse_labels(correspondence, overlap)
+    return no_labels()._replace(server_labels=server_labels, weak=((rule, None),))
+
+
+def sets(
+    sets: int = 10,
+    set_counts: tuple[int, ...] | None = None,
+    protocol: str = "dealt",
+    shared_shares: bool = False,
+    test_prior: str = "train",
+    noise: float = 0.0,
+    noise_mode: str = "relative",
+) -> Supervision:
+    """No client sees any label: each has unlabelled sets and knows their class shares (FedUL).
+
+    Args:
+        sets: sets of each client.
+        set_counts: sets of client 0, 1, ... where they differ; in place of `sets`.
+        protocol: how sets are filled, see `fedjax_ssl.data.federation.weak_labels.unlabelled_sets`.
+        shared_shares: the same wanted shares at all clients.
+        test_prior: class shares at test time, which clients know: of the "train" examples, "uniform", or as the
+            "sets" add up to.
+        noise: how badly clients know the shares of their sets, see `perturbed_shares`.
+        noise_mode: "relative" or "additive".
+    """
+    rule = unlabelled_sets((sets,) if set_counts is None else tuple(set_counts), protocol, shared_shares)
+    return _with_sets(no_labels(), ((rule, None),), test_prior, noise, noise_mode)
+
+
+def as_given(test_prior: str = "sets") -> Supervision:
+    """What came with the dataset: its labels, its coarse labels, its sets with their class shares (a CSV file).
+
+    Args:
+        test_prior: class shares at test time: "sets", as the sets add up to, "train" or "uniform".
+    """
+    return _with_sets(all_labels(), ((given(), None),), test_prior, 0.0, "relative")
+
+
+def mixed(
+    labels: int | None = None,
+    coarse_clients: int = 0,
+    correspondence: str = "parity",
+    overlap: float = 0.0,
+    set_clients: int = 0,
+    sets: int = 10,
+    protocol: str = "dealt",
+    test_prior: str = "train",
+    noise: float = 0.0,
+    noise_mode: str = "relative",
+) -> Supervision:
+    """Clients of four kinds: `labelled_clients` with class labels, others with coarse labels, sets, or nothing.
+
+    Args:
+        labels: labels at each client with labels; all of its examples by default.
+        coarse_clients: so many clients have coarse labels, after those with labels.
+        correspondence: see `coarse`.
+        overlap: see `coarse`.
+        set_clients: so many clients have sets, after those.
+        sets: see `sets`, as the rest.
+        protocol: how sets are filled.
+        test_prior: class shares at test time.
+        noise: of the shares of sets.
+        noise_mode: "relative" or "additive".
+    """
+    for name, count in (("coarse_clients", coarse_clients), ("set_clients", set_clients)):
+        if isinstance(count, bool) or int(count) != count or count < 0:
+            raise ValueError(f"{name} must be a whole number >= 0, got {count}")
+    base = all_labels() if labels is None else per_client(labels)
+    rules = (
+        (coarse_labels(correspondence, overlap), coarse_clients),
+        (unlabelled_sets((sets,), protocol), set_clients),
+    )
+    return _with_sets(base, rules, test_prior, noise, noise_mode)
+
+
+def _with_sets(
+    base: Supervision, weak: tuple[tuple[WeakRule, int | None], ...], prior: str, noise: float, mode: str
+) -> Supervision:
+    if prior not in ("train", "uniform", "sets"):
+        raise ValueError(f"test_prior is {prior!r}; allowed: train, uniform, sets")
+    if not noise >= 0 or mode not in ("relative", "additive"):
+        raise ValueError(f"noise is {noise} and noise_mode {mode!r}; allowed: noise >= 0, relative or additive")
+    return base._replace(weak=weak, prior=prior, noise=(noise, mode))
+
+
+def balanced_draw(
+    key: Key[Array, ""], labels: Int[Array, " N"], available: Bool[Array, " N"], count: int
+) -> Bool[Array, " N"]:
+    """`count` of the available labelled examples, as equal over classes as the data allow.
+
+    Args:
+        key: typed PRNG key.
+        labels: int32, -1 = never drawn.
+        available: examples that may be drawn.
+        count: how many.
+
+    Returns:
+        bool [N]; fewer than `count` are True only if there are fewer.
+    """
+    eligible = available & (labels >= 0)
+    in_class = rank_within(named_key(key, "class"), jnp.where(eligible, labels, -1))
+    place = rank_within(named_key(key, "turn"), jnp.where(eligible, 0, -1), in_class)
+    return eligible & (place < count)
+
+
+SUPERVISIONS: dict[str, Callable[..., Supervision]] = {
+    "all": all_labels,
+    "none": no_labels,
+    "per_client": per_client,
+    "per_class": per_class,
+    "fraction": fraction,
+    "total": total,
+    "xclp_noniid": xclp_noniid,
+    "server": server,
+    "coarse": coarse,
+    "sets": sets,
+    "given": as_given,
+    "mixed": mixed,
+}
+
+
+def available_supervisions() -> tuple[str, ...]:
+    """Names that `federate(supervision=...)` accepts."""
+    return tuple(SUPERVISIONS)
+
+
+def build_supervision(
+    name: str, *, labelled_clients: int | None = None, which: str = "first", **options: Any
+) -> Supervision:
+    """Looks a supervision up by name.
+
+    Args:
+        name: one of `available_supervisions()`.
+        labelled_clients: only so many clients keep labels; None: all.
+        which: "first": clients 0, 1, ...; "random": drawn by key.
+        **options: of the named supervision.
+
+    Raises:
+        ValueError: unknown name or option (with the nearest known one), a missing or a bad option.
+    """
+    if which not in ("first", "random"):
+        raise ValueError(f"which must be 'first' or 'random', got {which!r}")
+    built = build_by_name("supervision", SUPERVISIONS, name, options)
+    if labelled_clients is None:
+        if name == "mixed":
+            raise ValueError("supervision 'mixed' needs labelled_clients: how many clients have class labels, or 0")
+        return built._replace(which=which)
+    if name == "mixed" and labelled_clients == 0:
+        return built._replace(keep=no_labels().keep, labelled_clients=0, which=which)
+    if name in ("server", "none", "coarse", "sets", "given"):
+        raise ValueError(f"labelled_clients={labelled_clients} has no meaning for supervision {name!r}; leave it out")
+    _at_least_one("labelled_clients", labelled_clients)
+    return built._replace(labelled_clients=labelled_clients, which=which)
+
+
+def _at_least_one(name: str, value: int) -> None:
+    if isinstance(value, bool) or int(value) != value or value < 1:
+        raise ValueError(f"{name} must be a whole number >= 1, got {value}")
+
+
+def _eligible(holdings: Holdings) -> Bool[Array, " N"]:
+    keeps = holdings.members[jnp.maximum(holdings.client, 0)]
+    return (holdings.client >= 0) & (holdings.labels >= 0) & keeps
+
+
+def _cell(holdings: Holdings) -> Int[Array, " N"]:
+    """The (client, class) cell of every example that may be labelled, -1 elsewhere."""
+    return jnp.where(_eligible(holdings), holdings.client * holdings.num_classes + holdings.labels, -1)
+
+
+def _rank_in_client(
+    key: Key[Array, ""], holdings: Holdings, class_balanced: bool, among: Bool[Array, " N"] | None = None
+) -> Int[Array, " N"]:
+    """Random place within the client; `class_balanced`: classes take turns, in random order in every turn."""
+    eligible = _eligible(holdings) if among is None else _eligible(holdings) & among
+    client = jnp.where(eligible, holdings.client, -1)
+    turn = None
+    if class_balanced:
+        turn = rank_within(named_key(key, "class"), _cell(holdings))
+    return rank_within(named_key(key, "client"), client, turn)

@@ -1,0 +1,433 @@
+"""Weak labels: what clients know about examples whose class they do not see.
+
+A coarse label comes from another label space (FedMT, arXiv 2210.02042), a set with known class shares from nothing but
+counting (FedUL, arXiv 2204.03304). Both are the class seen through a channel: the federation says for every client
+which observation each example gave, and the matrix behind it. Shapes: C clients, n rows of the largest client, O
+observations (padded to the largest client's), K classes, N training examples, E entries dealt to clients.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from fedjax_ssl.data.correspondence import CORRESPONDENCES, overlapping
+from fedjax_ssl.data.correspondence import correspondence as correspondence_named
+from fedjax_ssl.data.federation.partition import Bounds, count_groups, rank_within
+from fedjax_ssl.keys import named_key
+from fedjax_ssl.registry import did_you_mean
+
+PROTOCOLS = ("dealt", "drawn", "clean", "reference")
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("labels", "num_examples", "num_observations", "from_sets", "matrix", "share", "prior"),
+    meta_fields=(),
+)
+@dataclasses.dataclass(frozen=True)
+class WeakLabels:
+    """Weak labels of a federation. An example may be in several sets of its client: then it has several entries."""
+
+    labels: Int[Array, "C n"]  # along `FederatedData.index`: observation of each entry, -1 = none
+    num_examples: Int[Array, " C"]  # entries with an observation; in `index` they follow the labelled ones
+    num_observations: Int[Array, " C"]
+    from_sets: Bool[Array, " C"]  # observations are sets; False: coarse labels
+    matrix: Float[Array, "C O K"]  # sets: class shares of each set, rows sum to 1; coarse labels: P(label | class),
+    # columns sum to 1, all zero where it is not known
+    share: Float[Array, "C O"]  # share of each set in the client's examples; 1 for coarse labels
+    prior: Float[Array, " K"]  # class shares where the classifier will be used
+
+    @property
+    def has_coarse(self) -> Bool[Array, " C"]:
+        """Clients with coarse labels."""
+        return (self.num_examples > 0) & ~self.from_sets
+
+    @property
+    def has_known_correspondence(self) -> Bool[Array, " C"]:
+        """Clients with coarse labels of which is known how they go with the classes."""
+        return self.has_coarse & jnp.any(self.matrix > 0, axis=(-2, -1))
+
+
+class Entries(NamedTuple):
+    """Training examples as they are dealt to clients."""
+
+    client: Int[Array, " E"]  # -1 = no entry
+    row: Int[Array, " E"]  # of the training examples
+    observation: Int[Array, " E"]  # -1 = none
+
+
+class OwnWeakLabels(NamedTuple):
+    """Weak labels that came with the dataset; None where it has none of that kind."""
+
+    coarse: Int[np.ndarray, " N"] | None = None
+    num_coarse: int = 0
+    correspondence: Float[np.ndarray, "J K"] | None = None  # P(coarse label | class); None: nobody knows it
+    sets: Int[np.ndarray, " N"] | None = None  # numbered within each natural client, -1 = in no set
+    set_shares: Float[np.ndarray, "G O K"] | None = None  # class shares of each natural client's sets, 0 on padding
+
+
+class Holdings(NamedTuple):
+    """The dealt training examples, before anything is hidden."""
+
+    client: Int[Array, " N"]  # -1 = nobody's
+    labels: Int[Array, " N"]  # -1 = no label exists
+    members: Bool[Array, " C"]  # clients that a rule is about
+    num_classes: int
+    own: OwnWeakLabels = OwnWeakLabels()
+
+
+class Observed(NamedTuple):
+    """What a rule says about its clients; zero for all others."""
+
+    entries: Entries
+    num_observations: Int[Array, " C"]
+    from_sets: Bool[Array, " C"]
+    matrix: Float[Array, "C O K"]
+    share: Float[Array, "C O"]
+
+
+class WeakRule(NamedTuple):
+    """A rule by which some clients get weak labels."""
+
+    observe: Callable[[Key[Array, ""], Holdings], Observed]
+    largest: Callable[[Bounds, int], int]  # (client sizes, K) -> bound of entries per client
+    coarse_names: Callable[[int], tuple[str, ...]] | None = None  # K -> of its coarse labels; None: the dataset's own
+
+
+def coarse_labels(correspondence: str, overlap: float = 0.0) -> WeakRule:
+    """Every example shows a label of another space, drawn once with the probabilities of its class.
+
+    Args:
+        correspondence: a name that `fedjax_ssl.data.correspondence` knows, or "own": the labels that the dataset has.
+        overlap: this share of the labels is uniform over the coarse classes, in [0, 1); not for "own".
+
+    Raises:
+        ValueError: the overlap is outside what is allowed.
+    """
+    names = (*CORRESPONDENCES, "own")
+    if correspondence not in names:
+        hint = did_you_mean(correspondence, names)
+        raise ValueError(f"unknown correspondence {correspondence!r}.{hint} Allowed: {', '.join(names)}")
+    if not 0 <= overlap < 1 or (overlap and correspondence == "own"):
+        raise ValueError(f"overlap is {overlap}; it must be in [0, 1), and 0 where the dataset's own labels are used")
+
+    def observe(key: Key[Array, ""], holdings: Holdings) -> Observed:
+        if correspondence == "own":
+            return _own_coarse_labels(holdings)
+        matrix = overlapping(correspondence_named(correspondence, holdings.num_classes).matrix, overlap)
+        with np.errstate(divide="ignore"):
+            logits = jnp.asarray(np.log(matrix), jnp.float32).T
+        drawn = _drawn(key, logits[jnp.maximum(holdings.labels, 0)])
+        return _coarse(holdings, jnp.where(holdings.labels >= 0, drawn, -1), matrix)
+
+    def coarse_names(num_classes: int) -> tuple[str, ...]:
+        return correspondence_named(correspondence, num_classes).names
+
+    named = None if correspondence == "own" else coarse_names
+    return WeakRule(observe, lambda sizes, num_classes: sizes.largest, named)
+
+
+def _drawn(key: Key[Array, ""], logits: Float[Array, "N O"]) -> Int[Array, " N"]:
+    """One observation for every example; it depends on the key and the example's place alone."""
+    keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(logits.shape[0], dtype=jnp.int32))
+    return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)
+
+
+def _own_coarse_labels(holdings: Holdings) -> Observed:
+    own = holdings.own
+    if own.coarse is None:
+        raise ValueError("the dataset has no coarse labels of its own; name a correspondence, such as 'parity'")
+    unknown = np.zeros((own.num_coarse, holdings.num_classes))
+    return _coarse(holdings, jnp.asarray(own.coarse), unknown if own.correspondence is None else own.correspondence)
+
+
+def _coarse(holdings: Holdings, observation: Array, matrix: Float[np.ndarray, "J K"]) -> Observed:
+    members, client, num_coarse = holdings.members, holdings.client, matrix.shape[0]
+    mine = (client >= 0) & members[jnp.maximum(client, 0)]
+    rows = jnp.arange(client.shape[0], dtype=jnp.int32)
+    return Observed(
+        Entries(jnp.where(mine, client, -1), rows, jnp.where(mine, observation, -1)),
+        jnp.where(members, num_coarse, 0),
+        jnp.zeros_like(members),
+        jnp.where(members[:, None, None], jnp.asarray(matrix, jnp.float32), 0.0),
+        jnp.where(members[:, None], jnp.ones(num_coarse, jnp.float32), 0.0),
+    )
+
+
+def unlabelled_sets(
+    counts: tuple[int, ...],
+    protocol: str = "dealt",
+    shared: bool = False,
+    low: float = 0.1,
+    dominance: float = 10.0,
+) -> WeakRule:
+    """Cuts the examples of every client into sets of known, different class shares (FedUL, section 7 of its code).
+
+    Set m wants the shares U[low, 1), that of class m mod K multiplied by `dominance`, normalized. What the method is
+    told are the shares that came out, not those wanted; except with "drawn".
+
+    Args:
+        counts: number of sets of the first, second, ... client with sets; one number for all if there is one.
+        protocol: "dealt": each class of a client is dealt to its sets in proportion to what they want, so that all
+            examples are used once. "drawn": every example falls into a set with the probabilities of its class, and
+            what is told are the shares to be expected: in small sets, what came out is another thing. "clean": sets of
+            equal size, disjoint, all smaller by the factor at which every class suffices. "reference", as in the
+            released code: sets of equal size, each drawn anew from all of the client's examples, so that they overlap,
+            and smaller where a class is short; with `shared`, wanted shares are the sum of the clients' and normalized
+            over the sets.
+        shared: all clients want the same shares; else each its own.
+        low: smallest share before normalization, in [0, 1).
+        dominance: factor of the dominant class, > 0.
+
+    Raises:
+        ValueError: a count below 1, an unknown protocol, or a number outside what is allowed.
+    """
+    if not counts or min(counts) < 1:
+        raise ValueError(f"sets is {', '.join(map(str, counts))}; every client with sets needs at least 1")
+    if protocol not in PROTOCOLS:
+        raise ValueError(f"protocol of the sets is {protocol!r}; allowed: {', '.join(PROTOCOLS)}")
+    if not 0 <= low < 1 or not dominance > 0:
+        raise ValueError(f"low is {low} and dominance {dominance}; allowed: 0 <= low < 1 and dominance > 0")
+    most = max(counts)
+
+    def observe(key: Key[Array, ""], holdings: Holdings) -> Observed:
+        num_clients, num_classes = holdings.members.shape[0], holdings.num_classes
+        if len(counts) not in (1, num_clients):
+            raise ValueError(
+                f"{len(counts)} numbers of sets are given for {num_clients} clients; give one for each, or one"
+            )
+        num_sets = _spread(counts, holdings.members)
+        wanted = _wanted(named_key(key, "shares"), num_sets, num_classes, most)
+        pool = _class_counts(holdings, num_clients)
+        if protocol == "drawn":
+            return _draw_each(named_key(key, "sets"), holdings, num_sets, wanted, pool)
+        size = pool.sum(axis=1, dtype=jnp.int32) // jnp.maximum(num_sets, 1)  # of a set
+        if protocol == "reference":
+            quota = jnp.floor(size[:, None, None].astype(wanted.dtype) * wanted + 1e-4).astype(jnp.int32)
+            entries = _draw_overlapping(named_key(key, "sets"), holdings, quota, _copies(num_classes))
+        else:
+            quota = _clean_quota(wanted, pool, size) if protocol == "clean" else _dealt_quota(wanted, pool)
+            entries = _draw_disjoint(named_key(key, "sets"), holdings, quota)
+        matrix, share = realized_shares(entries, holdings.labels, num_clients, most, num_classes)
+        return Observed(entries, num_sets, holdings.members, matrix, share)
+
+    def _wanted(key: Array, num_sets: Array, num_classes: int, rows: int) -> Float[Array, "C O K"]:
+        shape = (num_sets.shape[0], rows, num_classes)
+        drawn = jax.random.uniform(key, shape, jnp.float32, low, 1.0)
+        dominant = np.arange(rows)[:, None] % num_classes == np.arange(num_classes)
+        drawn = jnp.where(dominant, dominance, 1.0) * drawn
+        real = (np.arange(rows, dtype=np.int32) < num_sets[:, None])[:, :, None]
+        drawn = jnp.where(real, drawn, 0.0)
+        rows_sum = drawn / jnp.maximum(drawn.sum(axis=2, keepdims=True), 1e-12)
+        if not shared:
+            return rows_sum
+        together = rows_sum.sum(axis=0, keepdims=True)
+        over = 1 if protocol == "reference" else 2
+        return jnp.where(real, together / jnp.maximum(together.sum(axis=over, keepdims=True), 1e-12), 0.0)
+
+    def _copies(num_classes: int) -> int:
+        # Shares normalized over the sets ask for K / M times as many examples as the client has.
+        return -(-num_classes // min(counts)) if shared else 1
+
+    def largest(sizes: Bounds, num_classes: int) -> int:
+        return sizes.largest * (max(_copies(num_classes), 1) if protocol == "reference" else 1)
+
+    return WeakRule(observe, largest)
+
+
+def given() -> WeakRule:
+    """What came with the dataset: sets at the clients whose class shares are given, coarse labels at all others.
+
+    Clients are the natural ones, all of them.
+    """
+
+    def observe(key: Key[Array, ""], holdings: Holdings) -> Observed:
+        own, members = holdings.own, holdings.members
+        nothing = _coarse(holdings, jnp.full_like(holdings.client, -1), np.zeros((1, holdings.num_classes)))
+        coarse = nothing if own.coarse is None else _own_coarse_labels(holdings)
+        if own.sets is None or own.set_shares is None:
+            if own.sets is not None:
+                raise ValueError(
+                    "the dataset has a column of sets but not their class shares; give config.data.proportions, a CSV "
+                    "file (docs/data.md)"
+                )
+            return coarse
+        if own.set_shares.shape[0] != members.shape[0]:
+            raise ValueError(
+                f"class shares are given for {own.set_shares.shape[0]} clients, but {members.shape[0]} train; "
+                "supervision 'given' goes with the natural partition and all of its clients"
+            )
+        filled = own.set_shares.sum(axis=2) > 0  # [C, O]
+        has_sets = jnp.asarray(filled.any(axis=1))
+        most = max(own.set_shares.shape[1], coarse.matrix.shape[1])
+        owner, by_sets = coarse.entries.client, has_sets[jnp.maximum(holdings.client, 0)]
+        observation = jnp.where(by_sets, jnp.asarray(own.sets), coarse.entries.observation)
+        counted = by_sets & (observation >= 0) & (owner >= 0)
+        sizes = count_groups(jnp.where(counted, owner * most + observation, -1), members.shape[0] * most)
+        shares = np.pad(own.set_shares, ((0, 0), (0, most - own.set_shares.shape[1]), (0, 0)))
+        last = jnp.asarray((filled * np.arange(1, filled.shape[1] + 1)).max(axis=1), jnp.int32)
+        padded = _padded(coarse, most)
+        return Observed(
+            coarse.entries._replace(observation=observation),
+            jnp.where(has_sets, last, padded.num_observations),
+            has_sets,
+            jnp.where(has_sets[:, None, None], jnp.asarray(shares, jnp.float32), padded.matrix),
+            jnp.where(has_sets[:, None], _normalized(sizes.reshape(-1, most).astype(jnp.float32)), padded.share),
+        )
+
+    return WeakRule(observe, lambda sizes, num_classes: sizes.largest)
+
+
+def together(observed: list[Observed]) -> Observed:
+    """The facts of rules about different clients in one table each, and all their entries."""
+    most = max(each.matrix.shape[1] for each in observed)
+    padded = [_padded(each, most) for each in observed]
+    return Observed(
+        jax.tree.map(lambda *parts: jnp.concatenate(parts), *(each.entries for each in padded)),
+        num_observations=sum((each.num_observations for each in padded[1:]), padded[0].num_observations),
+        from_sets=jnp.any(jnp.stack([each.from_sets for each in padded]), axis=0),
+        matrix=sum((each.matrix for each in padded[1:]), padded[0].matrix),
+        share=sum((each.share for each in padded[1:]), padded[0].share),
+    )
+
+
+def _padded(observed: Observed, num_rows: int) -> Observed:
+    missing = num_rows - observed.matrix.shape[1]
+    return observed._replace(
+        matrix=jnp.pad(observed.matrix, ((0, 0), (0, missing), (0, 0))),
+        share=jnp.pad(observed.share, ((0, 0), (0, missing))),
+    )
+
+
+def realized_shares(
+    entries: Entries, labels: Int[Array, " N"], num_clients: int, num_sets: int, num_classes: int
+) -> tuple[Float[Array, "C O K"], Float[Array, "C O"]]:
+    """Class shares of every set as it came out, and the share of every set in its client's examples."""
+    truth = labels[entries.row]
+    real = (entries.client >= 0) & (entries.observation >= 0) & (truth >= 0)
+    cell = (entries.client * num_sets + entries.observation) * num_classes + truth
+    counts = count_groups(jnp.where(real, cell, -1), num_clients * num_sets * num_classes)
+    counts = counts.reshape(num_clients, num_sets, num_classes).astype(jnp.float32)
+    return _normalized(counts), _normalized(counts.sum(axis=2))
+
+
+def shares_of_sets(weak: WeakLabels, entries: Entries, counted: Bool[Array, " E"]) -> Float[Array, "C O"]:
+    """Share of every set in what trains as members of sets, which examples with a class label do not; 1 elsewhere."""
+    num_clients, num_sets = weak.share.shape
+    slot = jnp.where(counted, entries.client * num_sets + entries.observation, -1)
+    sizes = count_groups(slot, num_clients * num_sets).reshape(num_clients, num_sets)
+    return jnp.where(weak.from_sets[:, None], _normalized(sizes.astype(jnp.float32)), weak.share)
+
+
+def perturbed_shares(
+    key: Key[Array, ""], shares: Float[Array, "C O K"], noise: float, mode: str = "relative"
+) -> Float[Array, "C O K"]:
+    """Class shares as somebody who counted badly would report them; the paper's formula is lost, this one is ours.
+
+    Args:
+        key: typed PRNG key.
+        shares: rows sum to 1, or are zero on padding.
+        noise: epsilon; every entry goes up or down with equal chance, by epsilon ("additive") or by epsilon times
+            itself ("relative"), is cut to [0, 1], and rows are normalized. A row that is cut to zero becomes uniform.
+        mode: "relative" or "additive".
+    """
+    sign = jnp.where(jax.random.bernoulli(key, shape=shares.shape), 1.0, -1.0)
+    moved = shares * (1.0 + noise * sign) if mode == "relative" else shares + noise * sign
+    moved = jnp.clip(moved, 0.0, 1.0)
+    padding = shares.sum(axis=-1, keepdims=True) == 0
+    emptied = moved.sum(axis=-1, keepdims=True) == 0
+    return jnp.where(padding, 0.0, _normalized(jnp.where(emptied, 1.0, moved)))
+
+
+def _normalized(values: Float[Array, "*rows n"]) -> Float[Array, "*rows n"]:
+    total = values.sum(axis=-1, keepdims=True)
+    return jnp.where(total > 0, values / jnp.where(total > 0, total, 1.0), 0.0)
+
+
+def _spread(counts: tuple[int, ...], members: Bool[Array, " C"]) -> Int[Array, " C"]:
+    """Number of sets of every client: `counts` in order of the members, 0 for all others."""
+    place = jnp.cumsum(members, dtype=jnp.int32) - 1
+    table = jnp.asarray(counts, jnp.int32)
+    return jnp.where(members, table[jnp.clip(place, 0, len(counts) - 1)], 0)
+
+
+def _cell(holdings: Holdings) -> Int[Array, " N"]:
+    """(client, class) cell of every example of the members, -1 elsewhere."""
+    client = holdings.client
+    mine = (client >= 0) & (holdings.labels >= 0) & holdings.members[jnp.maximum(client, 0)]
+    return jnp.where(mine, client * holdings.num_classes + holdings.labels, -1)
+
+
+def _class_counts(holdings: Holdings, num_clients: int) -> Int[Array, "C K"]:
+    return count_groups(_cell(holdings), num_clients * holdings.num_classes).reshape(num_clients, -1)
+
+
+def _clean_quota(wanted: Array, pool: Array, size: Array) -> Int[Array, "C O K"]:
+    """Examples per set and class: equal sets, smaller by one factor per client.
+
+    A class with less than an example per set would make all sets as good as empty, and is left out.
+    """
+    num_sets = jnp.sum(jnp.any(wanted > 0, axis=2), axis=1, dtype=jnp.int32)
+    enough = pool >= jnp.maximum(num_sets, 1)[:, None]
+    wanted = _normalized(jnp.where(enough[:, None, :], wanted, 0.0)) * size[:, None, None].astype(jnp.float32)
+    needed = wanted.sum(axis=1)
+    factor = jnp.min(
+        jnp.where(needed > 0, pool.astype(needed.dtype) / jnp.where(needed > 0, needed, 1.0), jnp.inf), axis=1
+    )
+    factor = jnp.minimum(factor, 1.0)
+    return jnp.floor(wanted * factor[:, None, None] + 1e-4).astype(jnp.int32)
+
+
+def _dealt_quota(wanted: Array, pool: Array) -> Int[Array, "C O K"]:
+    """Examples per set and class: all of the pool, cut where the running shares say so."""
+    running = jnp.cumsum(wanted, axis=1)
+    ends = jnp.floor(
+        running / jnp.maximum(running[:, -1:], 1e-12) * pool[:, None, :].astype(running.dtype) + 0.5
+    ).astype(jnp.int32)
+    return jnp.diff(ends, axis=1, prepend=jnp.zeros_like(ends[:, :1]))
+
+
+def _draw_disjoint(key: Key[Array, ""], holdings: Holdings, quota: Int[Array, "C O K"]) -> Entries:
+    cell = _cell(holdings)
+    rank = rank_within(key, cell)
+    ends = jnp.cumsum(quota, axis=1, dtype=jnp.int32)  # [C, O, K]
+    mine = ends[jnp.maximum(holdings.client, 0), :, jnp.maximum(holdings.labels, 0)]  # [N, O]
+    observation = jnp.sum(rank[:, None] >= mine, axis=1, dtype=jnp.int32)
+    taken = (cell >= 0) & (observation < quota.shape[1])
+    rows = jnp.arange(cell.shape[0], dtype=jnp.int32)
+    return Entries(jnp.where(taken, holdings.client, -1), rows, jnp.where(taken, observation, -1))
+
+
+def _draw_each(
+    key: Key[Array, ""], holdings: Holdings, num_sets: Int[Array, " C"], wanted: Float[Array, "C O K"], pool: Array
+) -> Observed:
+    """Every example falls into a set by chance; class shares and sizes of the sets are those to be expected."""
+    chances = wanted / jnp.maximum(wanted.sum(axis=1, keepdims=True), 1e-12)  # P(set | class)
+    mine = chances[jnp.maximum(holdings.client, 0), :, jnp.maximum(holdings.labels, 0)]  # [N, O]
+    real = _cell(holdings) >= 0
+    drawn = _drawn(key, jnp.log(mine))
+    rows = jnp.arange(real.shape[0], dtype=jnp.int32)
+    entries = Entries(jnp.where(real, holdings.client, -1), rows, jnp.where(real, drawn, -1))
+    expected = chances * pool[:, None, :].astype(chances.dtype)
+    return Observed(entries, num_sets, holdings.members, _normalized(expected), _normalized(expected.sum(axis=2)))
+
+
+def _draw_overlapping(key: Key[Array, ""], holdings: Holdings, quota: Int[Array, "C O K"], copies: int) -> Entries:
+    cell = _cell(holdings)
+    size, num_sets = cell.shape[0], quota.shape[1]
+
+    def draw(number: Array) -> Bool[Array, " N"]:
+        rank = rank_within(jax.random.fold_in(key, number), cell)
+        most = quota[jnp.maximum(holdings.client, 0), number, jnp.maximum(holdings.labels, 0)]
+        return (cell >= 0) & (rank < most)
+
+    drawn = jax.lax.map(draw, jnp.arange(num_sets, dtype=jnp.int32))  # [O, N]
+    place = jnp.nonzero(drawn.reshape(-1), size=size * copies, fill_value=-1)[0].astype(jnp.int32)
+    row = jnp.maximum(place, 0) % size
+    return Entries(jnp.where(place >= 0, holdings.client[row], -1), row, jnp.where(place >= 0, place // size, -1))

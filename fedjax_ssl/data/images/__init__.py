@@ -1,0 +1,1 @@
+"""Image operations inside the compiled step: augmentation and normalization."""

@@ -1,0 +1,130 @@
+"""From a catalogue entry to arrays: converted cache, then the original files, then a download."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedjax_ssl.data.dataset import Dataset
+from fedjax_ssl.data.sources.cache import ROOT_VARIABLE, data_root, load_converted, save_converted
+from fedjax_ssl.data.sources.catalog import Archive, RemoteFile
+from fedjax_ssl.data.sources.fetch import (
+    DIGEST_SUFFIX,
+    DatasetUnavailable,
+    FetchFailed,
+    fetch,
+    file_sha256,
+    recorded_sha256,
+)
+from fedjax_ssl.data.sources.formats import FormatError
+
+
+def load_archive(
+    archive: Archive,
+    *,
+    root: str | Path | None = None,
+    path: str | Path | None = None,
+    download: bool = True,
+    timeout: float = 20.0,
+) -> Dataset:
+    """Loads a published dataset.
+
+    Looked for, in this order: the converted form in `<root>/<name>/`, the original files in
+    `<root>/<name>/raw/`, the addresses in the catalogue. With `path` the original files are read from that
+    folder and nothing else is tried.
+
+    Args:
+        archive: the catalogue entry.
+        root: folder of all datasets; default $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl.
+        path: folder that holds this dataset's original files.
+        download: whether the network may be used.
+        timeout: seconds that connecting, and every single read, may take.
+
+    Returns:
+        The dataset.
+
+    Raises:
+        DatasetUnavailable: it is neither here nor to be had, or a file is damaged; says what to do.
+    """
+    if path is not None:
+        given = Path(path).expanduser()
+        _require(archive, given, looked=(given,))
+        return _read(archive, given)
+    folder = data_root(root) / archive.name
+    converted = folder / f"converted-v{archive.version}"
+    cached = load_converted(converted)
+    if cached is not None:
+        return cached
+    raw = folder / "raw"
+    if download:
+        try:
+            _download_missing(archive, raw, timeout)
+        except FetchFailed as failure:
+            raise DatasetUnavailable(_not_here(archive, raw, (converted, raw), failure.tried)) from failure
+        except OSError as error:
+            reason = ((str(raw), f"cannot store a download here: {error}"),)
+            raise DatasetUnavailable(_not_here(archive, raw, (converted, raw), reason)) from error
+    _require(archive, raw, looked=(converted, raw))
+    dataset = _read(archive, raw)
+    save_converted(dataset, converted)
+    return dataset
+
+
+def _missing(archive: Archive, raw: Path) -> list[RemoteFile]:
+    return [file for file in archive.files if not (raw / file.name).is_file()]
+
+
+def _download_missing(archive: Archive, raw: Path, timeout: float) -> None:
+    for file in _missing(archive, raw):
+        fetch(file.urls, raw / file.name, sha256=file.sha256, size=file.size, timeout=timeout)
+
+
+def _require(archive: Archive, raw: Path, looked: Sequence[Path]) -> None:
+    if _missing(archive, raw):
+        raise DatasetUnavailable(_not_here(archive, raw, looked))
+
+
+def _read(archive: Archive, raw: Path) -> Dataset:
+    for file in archive.files:
+        _verify(archive, file, raw / file.name)
+    try:
+        dataset = archive.read({file.name: raw / file.name for file in archive.files})
+    except (FormatError, OSError) as error:
+        raise DatasetUnavailable(
+            f"{archive.name}: {error}\nTo go on, delete that file and start again, or {archive.substitute}"
+        ) from error
+    return dataclasses.replace(dataset, extra={**dataset.extra, "terms": archive.terms})
+
+
+def _verify(archive: Archive, file: RemoteFile, path: Path) -> None:
+    known = file.sha256
+    expected = known or recorded_sha256(path)
+    if expected is None:
+        return
+    found = file_sha256(path)
+    if found != expected:
+        noted = "" if known else f" as noted in {path.name}{DIGEST_SUFFIX} when it was downloaded"
+        raise DatasetUnavailable(
+            f"{archive.name}: {path} is not the original file, or is damaged: {path.stat().st_size:,} bytes"
+            f"{'' if file.size is None else f' (expected {file.size:,})'}, sha256 {found}, expected "
+            f"{expected}{noted}.\n"
+            f"To go on, delete it{'' if known else ' and its note'} and start again, or {archive.substitute}"
+        )
+
+
+def _not_here(archive: Archive, raw: Path, looked: Sequence[Path], tried: Sequence[tuple[str, str]] = ()) -> str:
+    """The whole message: what was tried, where it looked, and what to put where."""
+    lines = [f"{archive.name} is not here{' and could not be downloaded' if tried else ''}."]
+    lines += [f"  tried   {place}: {reason}" for place, reason in tried]
+    lines.append(f"  looked  {', '.join(str(place) for place in looked)}")
+    lines.append("To go on, do one of these:")
+    for file in _missing(archive, raw):
+        lines.append(f"  - put {file.name}{_facts(file)} in {raw}/\n    (published at {file.urls[0]})")
+    lines.append(f"  - point {ROOT_VARIABLE} or root= at a folder that has {archive.name}/raw/ with these files")
+    lines.append(f"  - {archive.substitute}")
+    return "\n".join(lines)
+
+
+def _facts(file: RemoteFile) -> str:
+    facts = [] if file.size is None else [f"{file.size:,} bytes"]
+    facts += [] if file.sha256 is None else [f"sha256 {file.sha256}"]
+    return f" ({', '.join(facts)})" if facts else ""

@@ -1,0 +1,237 @@
+"""Published datasets: where their files are, how they become arrays, and their terms."""
+
+import logging
+import string
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_ssl.data.correspondence import CIFAR100_SUPERCLASS_OF, CIFAR100_SUPERCLASSES, correspondence
+from fedjax_ssl.data.dataset import Dataset, Split
+from fedjax_ssl.data.sources import formats
+
+FEMNIST_CLASSES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
+CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+# fmt: off
+CIFAR100_CLASSES = (
+    "apple", "aquarium_fish", "baby", "bear", "beaver", "bed", "bee", "beetle", "bicycle", "bottle", "bowl", "boy",
+    "bridge", "bus", "butterfly", "camel", "can", "castle", "caterpillar", "cattle", "chair", "chimpanzee", "clock",
+    "cloud", "cockroach", "couch", "crab", "crocodile", "cup", "dinosaur", "dolphin", "elephant", "flatfish",
+    "forest", "fox", "girl", "hamster", "house", "kangaroo", "keyboard", "lamp", "lawn_mower", "leopard", "lion",
+    "lizard", "lobster", "man", "maple_tree", "motorcycle", "mountain", "mouse", "mushroom", "oak_tree", "orange",
+    "orchid", "otter", "palm_tree", "pear", "pickup_truck", "pine_tree", "plain", "plate", "poppy", "porcupine",
+    "possum", "rabbit", "raccoon", "ray", "road", "rocket", "rose", "sea", "seal", "shark", "shrew", "skunk",
+    "skyscraper", "snail", "snake", "spider", "squirrel", "streetcar", "sunflower", "sweet_pepper", "table", "tank",
+    "telephone", "television", "tiger", "tractor", "train", "trout", "tulip", "turtle", "wardrobe", "whale",
+    "willow_tree", "wolf", "woman", "worm",
+)
+# fmt: on
+FEMNIST_WRITERS = 3_400
+FEMNIST_EXAMPLES = {"train": 671_585, "test": 77_483}
+EMBEDDED = 'load("digits") or load("glyphs")'
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """One file of a dataset.
+
+    Attributes:
+        name: its file name, as published.
+        urls: addresses, the first that answers is taken.
+        size: length in bytes, None where nobody states it.
+        sha256: digest, None where nobody states it (that of the first download is then kept).
+    """
+
+    name: str
+    urls: tuple[str, ...]
+    size: int | None = None
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class Archive:
+    """One published dataset.
+
+    Attributes:
+        name: the name it is loaded by.
+        description: one line for `available`.
+        files: what must be at hand.
+        read: turns {file name: path} into the dataset; raises `formats.FormatError` for damaged files.
+        terms: licence and whom to cite.
+        substitute: what to run where the dataset cannot be had.
+        version: goes into the converted cache's name; raise it when `read` changes what it returns.
+    """
+
+    name: str
+    description: str
+    files: tuple[RemoteFile, ...]
+    read: Callable[[Mapping[str, Path]], Dataset]
+    terms: str
+    substitute: str = f"run on data that needs no download: {EMBEDDED}"
+    version: int = 1
+
+
+def read_mnist(files: Mapping[str, Path]) -> Dataset:
+    """MNIST from its four IDX files."""
+    images, labels, test_images, test_labels = (formats.read_idx(files[file.name]) for file in MNIST.files)
+    return Dataset(
+        name="mnist",
+        train=Split(images[..., None], labels),
+        test=Split(test_images[..., None], test_labels),
+        class_names=tuple(string.digits),
+        mean=(0.1307,),
+        std=(0.3081,),
+    )
+
+
+def read_cifar10(files: Mapping[str, Path]) -> Dataset:
+    """CIFAR-10 from its binary archive; means and deviations as XCLP's code has them."""
+    images, labels, test_images, test_labels = formats.read_cifar10_binary(files["cifar-10-binary.tar.gz"])
+    return Dataset(
+        name="cifar10",
+        train=Split(images, labels),
+        test=Split(test_images, test_labels),
+        class_names=CIFAR10_CLASSES,
+        mean=(0.4914, 0.4822, 0.4465),
+        std=(0.2470, 0.2435, 0.2616),
+    )
+
+
+def read_cifar100(files: Mapping[str, Path]) -> Dataset:
+    """CIFAR-100 from its binary archive, with classes and superclasses; means and deviations as SemiFL has them."""
+    path = files["cifar-100-binary.tar.gz"]
+    images, labels, test_images, test_labels = formats.read_cifar100_binary(path)
+    for both in (labels, test_labels):
+        wrong = np.flatnonzero(np.array(CIFAR100_SUPERCLASS_OF)[both[:, 1]] != both[:, 0])
+        if len(wrong):
+            coarse, fine = both[wrong[0]]
+            raise formats.FormatError(
+                f"{path}: {len(wrong)} examples are not in the superclass of their class; the first has class {fine}, "
+                f"which is in superclass {CIFAR100_SUPERCLASS_OF[fine]}, and superclass {coarse}."
+            )
+    return Dataset(
+        name="cifar100",
+        train=Split(images, labels[:, 1], coarse=labels[:, 0]),
+        test=Split(test_images, test_labels[:, 1], coarse=test_labels[:, 0]),
+        class_names=CIFAR100_CLASSES,
+        mean=(0.5071, 0.4865, 0.4409),
+        std=(0.2673, 0.2564, 0.2762),
+        coarse_names=CIFAR100_SUPERCLASSES,
+        correspondence=correspondence("superclass", len(CIFAR100_CLASSES)).matrix,
+    )
+
+
+def read_femnist(files: Mapping[str, Path]) -> Dataset:
+    """Federated EMNIST, 62 classes, from fedjax's two SQLite files; clients are writers, the same in both."""
+    parts = {
+        split: formats.read_fedjax_sqlite(files[f"federated_emnist_{split}.sqlite"], len(FEMNIST_CLASSES))
+        for split in ("train", "test")
+    }
+    writers = sorted({name for part in parts.values() for name in part.names})
+    number = {name: i for i, name in enumerate(writers)}
+    found = {split: len(part.y) for split, part in parts.items()}
+    if len(writers) != FEMNIST_WRITERS or found != FEMNIST_EXAMPLES:
+        logger.warning(
+            "femnist has %d writers and %d + %d examples; the published set has %d writers and %d + %d",
+            *(len(writers), found["train"], found["test"]),
+            *(FEMNIST_WRITERS, FEMNIST_EXAMPLES["train"], FEMNIST_EXAMPLES["test"]),
+        )
+    splits = {
+        split: Split(part.x, part.y, np.array([number[name] for name in part.names], np.int32)[part.client])
+        for split, part in parts.items()
+    }
+    return Dataset(
+        name="femnist",
+        train=splits["train"],
+        test=splits["test"],
+        class_names=FEMNIST_CLASSES,
+        client_names=tuple(writers),
+    )
+
+
+def _mnist_file(name: str, size: int, sha256: str) -> RemoteFile:
+    hosts = (
+        "https://storage.googleapis.com/cvdf-datasets/mnist",
+        "https://ossci-datasets.s3.amazonaws.com/mnist",
+    )
+    return RemoteFile(name, tuple(f"{host}/{name}" for host in hosts), size, sha256)
+
+
+MNIST = Archive(
+    name="mnist",
+    description="70,000 handwritten digits, 28x28x1, 10 classes; downloaded, 12 MB",
+    files=(
+        _mnist_file(
+            "train-images-idx3-ubyte.gz",
+            9_912_422,
+            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        ),
+        _mnist_file(
+            "train-labels-idx1-ubyte.gz",
+            28_881,
+            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        ),
+        _mnist_file(
+            "t10k-images-idx3-ubyte.gz",
+            1_648_877,
+            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        ),
+        _mnist_file(
+            "t10k-labels-idx1-ubyte.gz",
+            4_542,
+            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+        ),
+    ),
+    read=read_mnist,
+    terms="CC BY-SA 3.0 as Keras states it; cite LeCun, Bottou, Bengio and Haffner (1998)",
+)
+
+CIFAR10 = Archive(
+    name="cifar10",
+    description="60,000 photographs, 32x32x3, 10 classes; downloaded, 170 MB",
+    files=(
+        RemoteFile(
+            "cifar-10-binary.tar.gz",
+            ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
+            170_052_171,
+            "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+        ),
+    ),
+    read=read_cifar10,
+    terms="no licence stated; cite Krizhevsky (2009), Learning Multiple Layers of Features from Tiny Images",
+)
+
+CIFAR100 = Archive(
+    name="cifar100",
+    description="60,000 photographs, 32x32x3, 100 classes in 20 superclasses; downloaded, 169 MB",
+    files=(
+        RemoteFile(
+            "cifar-100-binary.tar.gz",
+            ("https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",),
+            168_513_733,
+            "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+        ),
+    ),
+    read=read_cifar100,
+    terms="no licence stated; cite Krizhevsky (2009), Learning Multiple Layers of Features from Tiny Images",
+)
+
+FEMNIST = Archive(
+    name="femnist",
+    description="749,068 handwritten characters by 3,400 writers, 28x28x1, 62 classes; downloaded",
+    files=tuple(
+        RemoteFile(name, (f"https://storage.googleapis.com/gresearch/fedjax/emnist/{name}",))
+        for name in ("federated_emnist_train.sqlite", "federated_emnist_test.sqlite")
+    ),
+    read=read_femnist,
+    terms="from NIST Special Database 19; cite Cohen et al. (2017), EMNIST, and Caldas et al. (2018), LEAF",
+    substitute=(
+        'run the same experiment on the embedded stand-in, load("glyphs"): --config configs/femnist_xclp.py:glyphs'
+    ),
+)
+
+ARCHIVES = {archive.name: archive for archive in (MNIST, CIFAR10, CIFAR100, FEMNIST)}

@@ -1,0 +1,286 @@
+"""`npz`: the user's own arrays."""
+
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_ssl.data.correspondence import check_correspondence
+from fedjax_ssl.data.dataset import Dataset, Split, check_finite, check_labels
+from fedjax_ssl.data.sources.fetch import DatasetUnavailable
+from fedjax_ssl.data.sources.proportions import read_proportions
+
+KERAS_NAMES = {"x_train": "inputs", "y_train": "labels", "x_test": "test_inputs", "y_test": "test_labels"}
+NAMES = (
+    "inputs",
+    "labels",
+    "client",
+    "test_inputs",
+    "test_labels",
+    "test_client",
+    "class_names",
+    "coarse",
+    "correspondence",
+    "set",
+)
+
+
+def load_npz(
+    *,
+    path: Path | str | None = None,
+    num_classes: int | None = None,
+    input_max: float | None = None,
+    mean: tuple[float, ...] | None = None,
+    std: tuple[float, ...] | None = None,
+    proportions: Path | str | None = None,
+) -> Dataset:
+    """Loads an `.npz` file of arrays (no pickled objects).
+
+    Read are `inputs`, `labels` and, where present, `client`, `test_inputs`, `test_labels`, `test_client`,
+    `class_names`, `coarse`, `correspondence` and `set`; also Keras' names `x_train`, `y_train`, `x_test`, `y_test`.
+    Inputs are uint8 or floating point, [n, features], [n, H, W] (grey; a channel axis is added) or [n, H, W, C].
+    Labels are 0 to K - 1, -1 = no label, and so is every test label without `test_labels`. Clients are integers or
+    strings in any numbering, shared between train and test. `coarse` holds labels 0 to J - 1 of the training
+    examples in a second label space, -1 = none, and `correspondence` [J, K] the probabilities of these labels given
+    each class; `set` holds the set of each training example, numbered from 0 within its client, -1 = in none.
+
+    Args:
+        path: the file.
+        num_classes: K. By default it follows from the labels, and then every class must occur.
+        input_max: the stored value that maps to 1.0; by default 255 for uint8 and 1 for floating point.
+        mean: per channel, on the scale where input_max is 1.0.
+        std: like mean.
+        proportions: CSV file with the class shares of each client's sets; see `fedjax_ssl.data.sources.proportions`.
+
+    Returns:
+        The dataset, named "npz".
+
+    Raises:
+        DatasetUnavailable: a file is missing or the `.npz` cannot be read.
+        ValueError: arrays are missing or do not fit; the message names the array and what was found.
+    """
+    if path is None:
+        raise ValueError('load("npz") needs path=, the .npz file with the arrays `inputs` and `labels`.')
+    path = Path(path).expanduser()
+    arrays = _rename(path, *_read(path))
+    inputs = _inputs(path, "inputs", arrays["inputs"])
+    labels = _labels(path, "labels", arrays["labels"], len(inputs))
+    test_inputs = test_labels = None
+    if "test_inputs" in arrays:
+        test_inputs = _inputs(path, "test_inputs", arrays["test_inputs"])
+        unknown = np.full(len(test_inputs), -1)
+        test_labels = _labels(path, "test_labels", arrays.get("test_labels", unknown), len(test_inputs))
+    names = _class_names(path, arrays, labels, test_labels, num_classes)
+    check_labels(f"{path}: labels", labels, len(names))
+    if test_labels is not None:
+        check_labels(f"{path}: test_labels", test_labels, len(names))
+    client, test_client, client_names = _clients(
+        path, arrays, len(inputs), len(test_labels) if test_labels is not None else 0
+    )
+    coarse, correspondence, coarse_names = _coarse(path, arrays, len(inputs), len(names))
+    sets, set_shares = _sets(path, arrays, len(inputs)), None
+    if proportions is not None:
+        if sets is None or client is None or client_names is None:
+            raise ValueError(
+                f"{path}: class shares of sets are given, but not the arrays `set` and `client`, which they are about."
+            )
+        set_shares = read_proportions(proportions, names, client_names, client, sets)
+    return Dataset(
+        name="npz",
+        train=Split(inputs, labels, client, coarse, sets),
+        test=None if test_inputs is None or test_labels is None else Split(test_inputs, test_labels, test_client),
+        class_names=names,
+        client_names=client_names,
+        input_max=input_max if input_max is not None else (255.0 if inputs.dtype == np.uint8 else 1.0),
+        mean=None if mean is None else tuple(mean),
+        std=None if std is None else tuple(std),
+        coarse_names=coarse_names,
+        correspondence=correspondence,
+        set_shares=set_shares,
+        extra={"path": str(path)},
+    )
+
+
+def _read(path: Path) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+    """The arrays this source knows, and the names of all."""
+    if not path.is_file():
+        raise DatasetUnavailable(
+            f"npz: {path} is not {'a file' if path.exists() else 'there'}. Give path= an .npz file with the "
+            "arrays `inputs` and `labels`, or run on data that needs no file: "
+            'load("digits") or load("glyphs").'
+        )
+    # The file is opened here, because numpy leaves a broken one open.
+    with path.open("rb") as file:
+        try:
+            loaded = np.load(file, allow_pickle=False)
+        except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+            raise DatasetUnavailable(f"npz: {path} is not a readable .npz file, or it is cut short: {error}") from error
+        if not isinstance(loaded, np.lib.npyio.NpzFile):
+            raise DatasetUnavailable(
+                f"npz: {path} holds one bare array; save both with np.savez(path, inputs=..., labels=...)."
+            )
+        with loaded:
+            arrays = {name: _array(path, loaded, name) for name in loaded.files if KERAS_NAMES.get(name, name) in NAMES}
+            return arrays, tuple(loaded.files)
+
+
+def _array(path: Path, loaded: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
+    try:
+        return loaded[name]
+    except ValueError as error:
+        raise ValueError(
+            f"{path}: array {name!r} holds Python objects, which are refused because unpickling can run "
+            f"code; save it as a plain numeric array ({error})."
+        ) from error
+    except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise DatasetUnavailable(f"npz: array {name!r} of {path} is damaged: {error}") from error
+
+
+def _rename(path: Path, arrays: Mapping[str, np.ndarray], names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    found = ", ".join(f"`{name}`" for name in names) or "nothing"
+    renamed = {KERAS_NAMES.get(name, name): values for name, values in arrays.items()}
+    if len(renamed) < len(arrays):
+        raise ValueError(f"{path} holds some arrays under both names, `inputs` and Keras' `x_train`; found: {found}.")
+    missing = [name for name in ("inputs", "labels") if name not in renamed]
+    if "test_labels" in renamed and "test_inputs" not in renamed:
+        missing.append("test_inputs")
+    if missing:
+        raise ValueError(
+            f"{path} has no array {' and '.join(f'`{name}`' for name in missing)}; found: {found}. Needed "
+            "are `inputs` and `labels` (or Keras' `x_train` and `y_train`); optional are "
+            f"{', '.join(f'`{name}`' for name in NAMES[2:])}."
+        )
+    return renamed
+
+
+def _inputs(path: Path, name: str, values: np.ndarray) -> np.ndarray:
+    if values.dtype != np.uint8 and not np.issubdtype(values.dtype, np.floating):
+        raise ValueError(
+            f"{path}: {name} has dtype {values.dtype}; allowed are uint8 (images) and floating point (features)."
+        )
+    if values.ndim not in (2, 3, 4) or 0 in values.shape:
+        raise ValueError(
+            f"{path}: {name} has shape {values.shape}; allowed are [n, features], [n, H, W] and [n, H, W, C]."
+        )
+    if values.ndim == 4 and values.shape[1] in (1, 3) and values.shape[3] not in (1, 3):
+        raise ValueError(
+            f"{path}: {name} has shape {values.shape}, which looks like [n, C, H, W]; transpose it to [n, H, W, C]."
+        )
+    check_finite(f"{path}: {name}", values)
+    return values[..., None] if values.ndim == 3 else values
+
+
+def _labels(path: Path, name: str, values: np.ndarray, length: int) -> np.ndarray:
+    if not np.issubdtype(values.dtype, np.integer):
+        raise ValueError(f"{path}: {name} has dtype {values.dtype}; labels must be integers, -1 = no label.")
+    if values.shape != (length,):
+        inputs = "test_inputs" if name.startswith("test") else "inputs"
+        raise ValueError(
+            f"{path}: {name} has shape {values.shape}, {inputs} has {length:,} rows; expected ({length},)."
+        )
+    return values
+
+
+def _class_names(
+    path: Path,
+    arrays: Mapping[str, np.ndarray],
+    labels: np.ndarray,
+    test_labels: np.ndarray | None,
+    num_classes: int | None,
+) -> tuple[str, ...]:
+    names = tuple(str(name) for name in arrays["class_names"]) if "class_names" in arrays else None
+    if names is not None and num_classes is not None and len(names) != num_classes:
+        raise ValueError(f"{path}: class_names has {len(names)} names, but num_classes is {num_classes}.")
+    if names is not None:
+        return names
+    if num_classes is not None:
+        if num_classes < 2:
+            raise ValueError(f"num_classes is {num_classes}; it must be at least 2.")
+        return tuple(str(k) for k in range(num_classes))
+    present = np.unique(labels if test_labels is None else np.concatenate([labels, test_labels]))
+    present = present[present >= 0]
+    if len(present) < 2:
+        raise ValueError(
+            f"{path}: labels holds {len(present)} classes, so the number of classes does not follow from it. "
+            "Pass num_classes=, or add labels: at least two classes are needed."
+        )
+    inferred = int(present[-1]) + 1
+    absent = np.setdiff1d(np.arange(min(inferred, len(present) + 1)), present)
+    if len(absent):
+        raise ValueError(
+            f"{path}: labels run from {present[0]} to {present[-1]} but only {len(present)} of these "
+            f"{inferred} classes occur; class {absent[0]} is the first without an example. Renumber the "
+            f"classes 0 to {len(present) - 1}, or pass "
+            f"num_classes={inferred} if the gaps are meant."
+        )
+    return tuple(str(k) for k in range(inferred))
+
+
+def _coarse(
+    path: Path, arrays: Mapping[str, np.ndarray], length: int, num_classes: int
+) -> tuple[np.ndarray | None, np.ndarray | None, tuple[str, ...] | None]:
+    """Labels in the coarse space, correspondence, names of the coarse classes."""
+    if "coarse" not in arrays:
+        if "correspondence" in arrays:
+            raise ValueError(f"{path}: correspondence is there but coarse, the labels it is about, is not.")
+        return None, None, None
+    labels = _labels(path, "coarse", arrays["coarse"], length)
+    if "correspondence" not in arrays:
+        num_coarse = int(labels.max()) + 1
+        if num_coarse < 2:
+            raise ValueError(
+                f"{path}: coarse has no label above {labels.max()}, but at least two coarse classes are needed; add "
+                "labels, or the array `correspondence`, whose rows say how many there are."
+            )
+        matrix = None
+    else:
+        matrix = arrays["correspondence"]
+        if matrix.dtype.kind not in "iuf":
+            raise ValueError(f"{path}: correspondence has dtype {matrix.dtype}; it must hold numbers.")
+        matrix = matrix.astype(np.float64)
+        check_correspondence(f"{path}: correspondence", matrix, num_classes)
+        num_coarse = matrix.shape[0]
+    check_labels(f"{path}: coarse", labels, num_coarse)
+    return labels, matrix, tuple(str(label) for label in range(num_coarse))
+
+
+def _sets(path: Path, arrays: Mapping[str, np.ndarray], length: int) -> np.ndarray | None:
+    if "set" not in arrays:
+        return None
+    values = _labels(path, "set", arrays["set"], length)
+    if (values < -1).any():
+        row = int(np.flatnonzero(values < -1)[0])
+        raise ValueError(f"{path}: set is {values[row]} in row {row}; sets are numbered from 0 on, -1 = in no set.")
+    return values
+
+
+def _clients(
+    path: Path, arrays: Mapping[str, np.ndarray], length: int, test_length: int
+) -> tuple[np.ndarray | None, np.ndarray | None, tuple[str, ...] | None]:
+    found = {}
+    for name, expected in (("client", length), ("test_client", test_length)):
+        if name not in arrays:
+            continue
+        values = arrays[name]
+        if values.dtype.kind not in "iuSU":
+            raise ValueError(f"{path}: {name} has dtype {values.dtype}; clients are integers or strings.")
+        if values.shape != (expected,):
+            raise ValueError(
+                f"{path}: {name} has shape {values.shape}; expected ({expected},), one client per example."
+            )
+        if values.dtype.kind == "i" and (values < 0).any():
+            row = int(np.flatnonzero(values < 0)[0])
+            raise ValueError(f"{path}: {name} is {values[row]} in row {row}; clients are numbered from 0 on.")
+        found[name] = values
+    if not found:
+        return None, None, None
+    if "client" not in found:
+        raise ValueError(f"{path}: test_client is there but client is not; clients are named by the training examples.")
+    kinds = {values.dtype.kind in "SU" for values in found.values()}
+    if len(kinds) > 1:
+        raise ValueError(f"{path}: client and test_client must both be integers or both be strings.")
+    names, ids = np.unique(np.concatenate(list(found.values())), return_inverse=True)
+    ids = ids.astype(np.int32)
+    return ids[:length], ids[length:] if "test_client" in found else None, tuple(str(name) for name in names)

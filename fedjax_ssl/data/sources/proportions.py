@@ -1,0 +1,113 @@
+"""Class shares of a user's own sets, from a small CSV file: one row per client and set.
+
+    client,set,healthy,pneumonia
+    north,0,0.8,0.2
+    north,1,0.35,0.65
+
+The columns after `client` and `set` are the names of all classes, in any order; a client is named as in the dataset
+and a set by its number there.
+"""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from fedjax_ssl.data.sources.fetch import DatasetUnavailable
+from fedjax_ssl.registry import did_you_mean
+
+TOLERANCE = 1e-3  # a row may miss 1 by so much, as rounded shares do, and is normalized then
+
+
+def read_proportions(
+    path: str | Path,
+    class_names: Sequence[str],
+    client_names: Sequence[str],
+    client: Int[np.ndarray, " n"],
+    sets: Int[np.ndarray, " n"],
+) -> Float[np.ndarray, "G O K"]:
+    """Reads the class shares of every set of every client that has training examples.
+
+    Args:
+        path: the CSV file.
+        class_names: K names.
+        client_names: names of the dataset's clients.
+        client: client of every training example, by its place in `client_names`.
+        sets: set of every training example, -1 = in none.
+
+    Returns:
+        Shares, rows sum to 1, zero on padding; clients are those with training examples, in increasing order.
+
+    Raises:
+        DatasetUnavailable: the file is not there.
+        ValueError: it does not fit: the message names the line and says what is wrong, and what is allowed.
+    """
+    path = Path(path).expanduser()
+    if not path.is_file():
+        raise DatasetUnavailable(f"class shares of the sets: {path} is not there; give a CSV file with client,set,...")
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        rows = [row for row in csv.reader(file) if any(cell.strip() for cell in row)]
+    if not rows:
+        raise ValueError(f"{path} is empty; its first line must be: client,set,{','.join(class_names)}")
+    columns = _columns(path, [cell.strip() for cell in rows[0]], class_names)
+    there = np.unique(client)
+    places = {str(client_names[number]): place for place, number in enumerate(there)}
+    shares: dict[tuple[int, int], np.ndarray] = {}
+    for line, cells in enumerate(rows[1:], start=2):
+        where = f"{path}, line {line}"
+        if len(cells) != len(rows[0]):
+            raise ValueError(f"{where}: {len(cells)} cells, the first line has {len(rows[0])}")
+        name, number = cells[columns["client"]].strip(), cells[columns["set"]].strip()
+        if name not in places:
+            raise ValueError(
+                f"{where}: unknown client {name!r}.{did_you_mean(name, places)} Clients with training examples: "
+                f"{', '.join(list(places)[:20])}"
+            )
+        if not number.isdigit():
+            raise ValueError(f"{where}: set is {number!r}; it must be a whole number, as in the array `set`")
+        slot = (places[name], int(number))
+        if slot in shares:
+            raise ValueError(f"{where}: client {name!r}, set {number} has a line already")
+        if not np.any((client == there[slot[0]]) & (sets == slot[1])):
+            raise ValueError(f"{where}: client {name!r} has no training example in set {number}; remove the line")
+        shares[slot] = _row(where, [cells[columns[cls]] for cls in class_names])
+    table = np.zeros((len(there), int(sets.max(initial=0)) + 1, len(class_names)))
+    for slot, values in shares.items():
+        table[slot] = values
+    for place, number in enumerate(there):
+        for missing in np.unique(sets[(client == number) & (sets >= 0)]):
+            if (place, int(missing)) not in shares:
+                raise ValueError(
+                    f"{path} has no line for client {client_names[number]!r}, set {missing}, which has training "
+                    "examples; add its class shares, or give these examples the set -1"
+                )
+    return table
+
+
+def _columns(path: Path, header: list[str], class_names: Sequence[str]) -> dict[str, int]:
+    wanted = ["client", "set", *class_names]
+    for name in header:
+        if name not in wanted:
+            raise ValueError(
+                f"{path}: unknown column {name!r}.{did_you_mean(name, wanted)} The first line must hold: "
+                f"{','.join(wanted)}; the names of the classes are those of the array `class_names`"
+            )
+    for name in wanted:
+        if header.count(name) != 1:
+            problem = "is missing" if name not in header else "is there twice"
+            raise ValueError(f"{path}: column {name!r} {problem}; the first line must hold: {','.join(wanted)}")
+    return {name: header.index(name) for name in wanted}
+
+
+def _row(where: str, cells: Sequence[str]) -> Float[np.ndarray, " K"]:
+    try:
+        values = np.asarray([float(cell) for cell in cells])
+    except ValueError:
+        raise ValueError(f"{where}: class shares are {cells}; all must be numbers") from None
+    if not (np.isfinite(values) & (values >= 0)).all():
+        raise ValueError(f"{where}: class shares are {values.tolist()}; all must be finite and at least 0")
+    if abs(values.sum() - 1) > TOLERANCE:
+        raise ValueError(f"{where}: class shares sum to {values.sum():g}; they must sum to 1")
+    return values / values.sum()

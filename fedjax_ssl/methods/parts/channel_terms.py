@@ -1,0 +1,222 @@
+"""Terms for labels that are seen through a channel: class labels, coarse labels and unlabelled sets in one loss.
+
+What a client observes of an example is its class seen through the client's own matrix (DESIGN.md, label channels): the
+identity for labels, a correspondence for coarse labels (FedMT), class shares of sets for memberships (FedUL). Clients
+of all kinds train in the same step, because only the matrix differs.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from fedjax_ssl.checks import check_weights, is_zero
+from fedjax_ssl.data import FederatedData, WeakLabels
+from fedjax_ssl.federated import Client, Setup, Stage, Step, Stream, Term, View, known_epochs
+from fedjax_ssl.federated.method import PyTree
+from fedjax_ssl.federated.terms import augmented_view
+from fedjax_ssl.objectives import (
+    Channel,
+    assess_identifiability,
+    channel_cross_entropy,
+    channel_cross_entropy_on_probs,
+    check_correspondence,
+    check_observed,
+    check_set_priors,
+    check_test_prior,
+    correspondence_channel,
+    cross_entropy,
+    diagnose_matrix,
+    identifiability_warnings,
+    l1_norm,
+    set_channel,
+)
+
+SURROGATE_LOSSES = {"nll": channel_cross_entropy, "ce_on_probs": channel_cross_entropy_on_probs}
+
+
+def channel_of(weak: WeakLabels, use_test_prior: bool = True) -> Channel:
+    """The channel of one client's weak labels; vmap it over clients.
+
+    Args:
+        weak: of one client.
+        use_test_prior: False leaves the division by the test prior out, as the released code of FedUL does.
+    """
+    prior = weak.prior if use_test_prior else jnp.ones_like(weak.prior)
+    sets = set_channel(weak.matrix, weak.share, prior)
+    coarse = correspondence_channel(weak.matrix)
+    return jax.tree.map(partial(jnp.where, weak.from_sets), sets, coarse)
+
+
+def own_channel(use_test_prior: bool = True) -> Callable[[Step], Channel | None]:
+    """The channel that the federation says a client has."""
+
+    def channel(step: Step) -> Channel | None:
+        return None if step.client.weak is None else channel_of(step.client.weak, use_test_prior)
+
+    return channel
+
+
+def channel_losses(
+    logits: Float[Array, "b K"], batch: Stream, channel: Channel | None, surrogate_loss: str = "nll"
+) -> Float[Array, " b"]:
+    """Loss of every row: cross-entropy of its class label, or of its weak label through the channel; 0 without either.
+
+    Args:
+        logits: class scores.
+        batch: the rows.
+        channel: of the client; None where nobody has weak labels.
+        surrogate_loss: "nll", or "ce_on_probs" as in the released code of FedUL, which is no proper loss.
+    """
+    losses = cross_entropy(logits, batch.observed)
+    if channel is None or batch.weak is None:
+        return losses
+    weak = SURROGATE_LOSSES[surrogate_loss](logits, batch.weak, channel)
+    return jnp.where(batch.observed >= 0, losses, weak.astype(losses.dtype))
+
+
+def channel_term(
+    setup: Setup,
+    stream: str = "labelled",
+    channel: Callable[[Step], Channel | None] | None = None,
+    surrogate_loss: str = "nll",
+    view: View | None = None,
+) -> Term:
+    """Cross-entropy of what was observed, through each client's channel, averaged over the batch.
+
+    Args:
+        setup: the run.
+        stream: whose rows; rows without any label count in the batch's size and have no loss.
+        channel: what the client observes of the class; by default what the federation says.
+        surrogate_loss: see `channel_losses`.
+        view: of the rows, by default weakly augmented.
+
+    Raises:
+        ValueError: for an unknown loss.
+    """
+    if surrogate_loss not in SURROGATE_LOSSES:
+        raise ValueError(f"surrogate_loss is {surrogate_loss!r}; allowed: {', '.join(SURROGATE_LOSSES)}")
+    seen, channel = view or augmented_view(setup, stream), channel or own_channel()
+
+    def loss(step: Step) -> tuple[Array, PyTree]:
+        batch = step.streams[stream]
+        losses = channel_losses(step.outputs[seen.name].logits, batch, channel(step), surrogate_loss)
+        size = jnp.maximum(jnp.sum(batch.mask, dtype=losses.dtype), 1.0)
+        return jnp.sum(jnp.where(batch.mask, losses, jnp.zeros_like(losses))) / size, step.local
+
+    return Term("channel", (seen,), loss, takes_part=lambda sent, round: round.valid & learns(round.clients))
+
+
+def learns(clients: Client) -> Bool[Array, " p"]:
+    """Clients whose observations tell something about the class.
+
+    One set alone, or sets with equal shares, make a loss that is constant: such a client would only add noise (FedUL
+    section 13), so it takes no part. The same holds for a single coarse label.
+    """
+    has_labels = clients.num_labelled > 0
+    weak = clients.weak
+    if weak is None:
+        return has_labels
+    # Constant where, seen from every class, the observations are equally likely up to a factor: a matrix of rank 1.
+    present = (weak.share > 0)[:, :, None] & (weak.matrix > 0)
+    rows = jnp.where(present, weak.matrix, 0.0)
+    rows = rows / jnp.maximum(rows.sum(axis=2, keepdims=True), 1e-12)
+    real = jnp.any(present, axis=2)
+    first = jnp.take_along_axis(rows, jnp.argmax(real, axis=1)[:, None, None], axis=1)
+    different = real & jnp.any(jnp.abs(rows - first) > 1e-6, axis=2)
+    unknown = ~weak.from_sets & ~jnp.any(real, axis=1)  # a correspondence still to be estimated
+    return has_labels | ((weak.num_examples > 0) & (jnp.any(different, axis=1) | unknown))
+
+
+def with_l1(terms: tuple[Term, ...], weight: float | Array) -> tuple[Term, ...]:
+    """The terms and weight * sum of |w| over all parameters (FedUL, section 3); nothing is added for a weight of 0.
+
+    Raises:
+        ValueError: if the weight is negative.
+    """
+    check_weights(l1=weight)
+    if is_zero(weight):
+        return terms
+    norm = Term(
+        "l1",
+        (),
+        lambda step: (l1_norm(step.params), step.local),
+        weight=weight,
+        takes_part=lambda sent, round: jnp.zeros_like(round.valid),
+    )
+    return (*terms, norm)
+
+
+def known_stage(setup: Setup, terms: tuple[Term, ...], l1: float | Array = 0.0, drop_last: bool = False) -> Stage:
+    """Rounds of epochs over the examples with a class label or a weak label, by clients that have some.
+
+    Raises:
+        ValueError: if the weight of the L1 norm is negative.
+    """
+    sampler = known_epochs(setup.batch_size, setup.local_epochs, setup.max_known, drop_last)
+    return Stage(with_l1(terms, l1), sampler, labelled_quota="only", count_labels=lambda clients: clients.num_known)
+
+
+def check_channels(data: FederatedData) -> list[str]:
+    """Checks a federation's weak labels on the host, before training.
+
+    Returns:
+        What somebody should know, a sentence each: which clients' sets or coarse labels leave classes undetermined, and
+        whether the federation as a whole does (FedUL, section 2: identifiability). Nothing is said about a
+        correspondence that is still to be estimated.
+
+    Raises:
+        ValueError: class shares, a correspondence, observations or a test prior that cannot be, or observations that
+            tell nothing about the class at any client.
+    """
+    weak = data.weak
+    if weak is None:
+        return []
+    from_sets, labelled = np.asarray(weak.from_sets), np.asarray(data.num_labelled) > 0
+    known_count, count = np.asarray(weak.num_examples), np.asarray(weak.num_observations)
+    known = known_count > 0
+    labels = np.asarray(weak.labels)
+    matrix, share = np.asarray(weak.matrix, np.float64), np.asarray(weak.share, np.float64)
+    if np.any(known & from_sets):
+        check_test_prior(np.asarray(weak.prior), data.num_classes)
+    with_sets = known & from_sets
+    if np.any(with_sets) and np.all(known_count[with_sets] < count[with_sets]):
+        raise ValueError(
+            f"every client with sets has at least {count[with_sets].min()} of them, but at most "
+            f"{known_count[with_sets].max()} examples to put into them; ask for fewer sets"
+        )
+    estimated = known & ~from_sets & ~matrix.any(axis=(1, 2))  # the correspondence is not known yet, so says nothing
+    for client in np.flatnonzero(known):
+        mine = matrix[client, : count[client]]
+        seen = check_observed(labels[client], count[client], client=int(client))
+        if from_sets[client]:
+            check_set_priors(mine, share[client, : count[client]], client=int(client))
+        elif not estimated[client]:
+            check_correspondence(mine, seen, client=int(client))
+    # A class that is never wanted is no trouble where nobody has sets.
+    prior = np.where(np.asarray(weak.prior) > 0, np.asarray(weak.prior, np.float64), 1.0)
+    as_sets = share[:, :, None] * matrix / prior
+    weights = np.where(from_sets[:, None, None], as_sets, matrix)
+    sees_classes = np.eye(data.num_classes)
+    matrices = [
+        np.concatenate(
+            [sees_classes[: data.num_classes * labelled[c]], weights[c, : count[c] * (known & ~estimated)[c]]]
+        )
+        for c in range(data.num_clients)
+    ]
+    report = assess_identifiability([*matrices, *[sees_classes] * bool(int(data.num_server))])
+    # Coarse labels tell fewer classes apart than there are by their nature: that is worth no sentence.
+    plain, coarse = diagnose_matrix(sees_classes), known & ~from_sets
+    quiet = [plain if client < len(coarse) and coarse[client] else found for client, found in enumerate(report.clients)]
+    described = report._replace(clients=tuple(quiet), identified=report.identified or bool(estimated.any()))
+    if estimated.any():
+        return identifiability_warnings(described)
+    if all(client.is_constant or not client.num_rows for client in report.clients):
+        raise ValueError(
+            "no client's observations tell anything about the class: each has one set, or sets with equal class "
+            "shares; give at least one client a second set with other shares, or class labels"
+        )
+    return identifiability_warnings(described)

@@ -1,0 +1,212 @@
+"""Training on confident pseudo-labels: what SemiFL and FedMT have in common.
+
+Once per round, with the model just received, every client labels all its examples. It trains on those of which the
+model is confident, under strong augmentation, and on mixtures of these with any of its examples.
+
+References:
+    Diao, Ding, Tarokh, SemiFL, NeurIPS 2022, arXiv 2106.01432: section 3 and algorithm 1.
+    FedMT, arXiv 2210.02042: algorithm 1, lines 8 to 20.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from fedjax_ssl.checks import check_weights, is_zero
+from fedjax_ssl.federated import Client, Round, Sampler, Schedule, Setup, Step, Stream, Term, Traffic, View
+from fedjax_ssl.federated.method import Metrics, PyTree
+from fedjax_ssl.federated.sampler import masked_permutation
+from fedjax_ssl.federated.terms import PseudoLabels, diagnose_pseudo_labels, examples_mask, network_outputs
+from fedjax_ssl.keys import named_key
+from fedjax_ssl.objectives import batch_cross_entropy, mixup, mixup_cross_entropy, mixup_share
+
+CONFIDENT = "confident"  # the term that sends; others find its `Sent` by this name
+
+
+class Sent(NamedTuple):
+    """What a client knows before it trains; with a leading axis p for the cohort."""
+
+    labels: Int[Array, " n"]  # class label, or the network's prediction; -1 on padding
+    confident: Bool[Array, " n"]  # examples to train on
+    confidence: Float[Array, " n"]  # largest probability; 1 for class labels
+    extra: PyTree = ()  # what a method adds
+
+
+Extra = Callable[[Round, Float[Array, "p n K"], Bool[Array, "p n"]], PyTree]
+# ^ (round, class probabilities, which examples are confident) -> extra, leading axis p
+TakesPart = Callable[[Sent, Round], Bool[Array, " p"]]
+
+
+def confident_term(
+    setup: Setup,
+    threshold: float | Array,
+    strict: bool,
+    extra: Extra = lambda round, probabilities, confident: (),
+    takes_part: TakesPart = lambda sent, round: jnp.any(sent.confident, axis=1),
+    diagnose: Callable[[Sent, Array, Round], Metrics] = lambda sent, truth, round: {},
+    traffic: Callable[[Round], Traffic] = lambda round: Traffic(0.0, 0.0),
+) -> Term:
+    """Labels the cohort's examples before local training; a term without a loss of its own.
+
+    An example with a class label keeps it and is confident. A client with values that are not finite counts as
+    confident, so that it trains, is dropped, and is counted as dropped.
+
+    Args:
+        setup: the run.
+        threshold: of the largest class probability.
+        strict: confident above the threshold, not at it.
+        extra: what else the probabilities give.
+        takes_part: who trains; by default clients with a confident example.
+        diagnose: more for the log than the quality of the pseudo-labels.
+        traffic: bytes beside the model.
+    """
+
+    def prepare(state: PyTree, round: Round) -> tuple[Sent, PyTree]:
+        logits = network_outputs(setup, round, round.clients, named_key(round.key, "pseudo-labels")).logits
+        probabilities = jax.nn.softmax(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)))
+        labelled, real = round.clients.observed >= 0, examples_mask(round.clients)
+        largest = jnp.max(probabilities, axis=-1)
+        unsure = (largest <= threshold) if strict else (largest < threshold)
+        predicted = jnp.where(labelled, round.clients.observed, jnp.argmax(probabilities, axis=-1).astype(jnp.int32))
+        confident = real & (labelled | ~unsure)
+        sent = Sent(
+            jnp.where(real, predicted, -1),
+            confident,
+            jnp.where(labelled, jnp.ones_like(largest), largest),
+            extra(round, probabilities, confident),
+        )
+        return sent, state
+
+    def log(sent: Sent, truth: Int[Array, "p n"], round: Round) -> Metrics:
+        given = jnp.where(sent.confident & jnp.isfinite(sent.confidence), sent.labels, -1)
+        pseudo_labels = PseudoLabels(given, sent.confidence, sent.confidence)
+        return {**diagnose_pseudo_labels(pseudo_labels, truth, round), **diagnose(sent, truth, round)}
+
+    return Term(
+        CONFIDENT,
+        (),
+        lambda step: (jnp.zeros(()), step.local),
+        prepare=prepare,
+        takes_part=takes_part,
+        diagnose=log,
+        traffic=traffic,
+    )
+
+
+def confident_losses(
+    setup: Setup, fix_weight: float | Array, mix_weight: float | Array, mixup_alpha: float | Array
+) -> tuple[Term, ...]:
+    """The losses on confident examples; one with weight 0 is left out, and its forward pass with it.
+
+    Raises:
+        ValueError: a negative weight, or a `mixup_alpha` that is not positive.
+    """
+    check_weights(fix_weight=fix_weight, mix_weight=mix_weight)
+    if isinstance(mixup_alpha, (int, float)) and not mixup_alpha > 0:
+        raise ValueError(f"mixup_alpha is {mixup_alpha}; it must be > 0")
+    terms = (fix_term(setup, fix_weight), mix_term(setup, mix_weight, mixup_alpha))
+    return tuple(term for term in terms if not is_zero(term.weight))
+
+
+def fix_term(setup: Setup, weight: float | Array) -> Term:
+    """Cross-entropy of confident examples, strongly augmented, against their pseudo-labels."""
+    strong = setup.strong_augment or setup.augment
+    view = View("fix/strong", "fix", lambda key, streams: setup.normalize(strong(key, streams["fix"].inputs)))
+
+    def loss(step: Step) -> tuple[Array, PyTree]:
+        batch = step.streams["fix"]
+        targets = sent_to(step.client).labels[batch.position]
+        return batch_cross_entropy(step.outputs[view.name].logits, targets, batch.mask), step.local
+
+    return Term("fix", (view,), loss, weight=weight, takes_part=_by_confidence)
+
+
+def mix_term(setup: Setup, weight: float | Array, alpha: float | Array) -> Term:
+    """Mixtures of confident examples with any examples of the client, both weakly augmented.
+
+    One share of the confident ones per batch, from Beta(alpha, alpha).
+    """
+    # The view and the loss draw the same share, because view and term have one name and so one key.
+    name = "mix"
+
+    def share(key: Key[Array, ""]) -> Float[Array, ""]:
+        return mixup_share(named_key(key, "share"), alpha)
+
+    def build(key: Key[Array, ""], streams: dict[str, Stream]) -> Array:
+        first, second = (
+            setup.normalize(setup.augment(named_key(key, part), streams[part].inputs)) for part in ("fix", "mix")
+        )
+        return mixup(first, second, share(key))
+
+    def loss(step: Step) -> tuple[Array, PyTree]:
+        labels = sent_to(step.client).labels
+        first, second = step.streams["fix"], step.streams["mix"]
+        value = mixup_cross_entropy(
+            step.outputs[name].logits, labels[first.position], labels[second.position], share(step.key), first.mask
+        )
+        return value, step.local
+
+    return Term(name, (View(name, "fix", build),), loss, weight=weight, takes_part=_by_confidence)
+
+
+def confident_epochs(
+    batch_size: int, local_epochs: int, with_known: bool = False, whole_epochs: Bool[Array, ""] | bool = False
+) -> Sampler:
+    """Epochs over the confident examples, and as many partners for mixing.
+
+    Streams: "fix", a fresh permutation of the confident examples per epoch, the last partial batch kept; "mix", for
+    every slot of "fix" an example drawn anew, with replacement, from all of the client's. "known", if asked for: as
+    many batches of a permutation of the examples with a class label or a weak label.
+
+    Args:
+        batch_size: slots of each stream per local step.
+        local_epochs: epochs per round.
+        with_known: whether there is a stream "known".
+        whole_epochs: an epoch goes through all examples of "known" even where fewer are confident; slots of "fix" and
+            "mix" are then empty towards its end.
+    """
+
+    def schedule(key: Key[Array, ""], client: Client) -> Schedule:
+        size = client.index.shape[0]
+        place = jnp.arange(size, dtype=jnp.int32)
+        confident = sent_to(client).confident & (place < client.num_examples)
+        number = jnp.sum(confident, dtype=jnp.int32)
+        longest = jnp.where(whole_epochs, jnp.maximum(number, client.num_known), number)
+        per_epoch = -(-longest // batch_size)
+        steps = local_epochs * -(-size // batch_size)
+        step = jnp.arange(steps, dtype=jnp.int32)
+        epoch = step // jnp.maximum(per_epoch, 1)
+        slot = (step % jnp.maximum(per_epoch, 1))[:, None] * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
+        running = (step < local_epochs * per_epoch)[:, None]
+        at = (jnp.minimum(epoch, local_epochs - 1)[:, None], jnp.minimum(slot, size - 1))
+
+        def per_epoch_keys(name: str) -> Key[Array, " E"]:
+            return jax.vmap(lambda e: jax.random.fold_in(named_key(key, name), e))(jnp.arange(local_epochs))
+
+        def confident_first(epoch_key: Key[Array, ""]) -> Int[Array, " n"]:
+            return jnp.lexsort((jax.random.bits(epoch_key, (size,)), ~confident)).astype(jnp.int32)
+
+        positions = {"fix": jax.vmap(confident_first)(per_epoch_keys("fix"))[at]}
+        masks = {"fix": running & (slot < number)}
+        draws = jax.random.bits(named_key(key, "mix"), slot.shape, jnp.uint32)
+        anyone = jnp.maximum(client.num_examples, 1).astype(jnp.uint32)
+        positions["mix"], masks["mix"] = (draws % anyone).astype(jnp.int32), masks["fix"]
+        if with_known:
+            orders = jax.vmap(lambda k: masked_permutation(k, client.num_known, size))(per_epoch_keys("known"))
+            positions["known"], masks["known"] = orders[at], running & (slot < client.num_known)
+        return Schedule(positions, masks, local_epochs * per_epoch)
+
+    return Sampler(schedule, reads_sent=True)
+
+
+def sent_to(client: Client) -> Sent:
+    """What `confident_term` sent to this client."""
+    return client.sent[CONFIDENT]
+
+
+def _by_confidence(sent: PyTree, round: Round) -> Bool[Array, " p"]:
+    """Whether a client takes part is for `confident_term` to say."""
+    return jnp.zeros_like(round.valid)

@@ -1,0 +1,116 @@
+"""Defaults, resolving and what is refused."""
+
+from importlib import util
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_ssl import config as configs
+from fedjax_ssl import data, methods
+from fedjax_ssl.experiment import Experiment, federate
+
+FILES = sorted((Path(__file__).parents[2] / "configs").glob("*.py"))
+
+
+def load(path: Path):
+    spec = util.spec_from_file_location(path.stem, path)
+    module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.get_config
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_config_file_resolves(path):
+    resolved = configs.resolve(load(path)())
+    assert resolved.method.name in methods.available()
+    assert f"--config configs/{path.name}" in path.read_text(), "the docstring shows the command"
+    assert len(path.read_text().splitlines()) <= 110
+
+
+def test_there_is_a_digits_config_for_every_method():
+    """The baselines of FedUL, and fedtrans of FedMT, are variants of their configs."""
+    found = {path.stem.removeprefix("digits_") for path in FILES if path.stem.startswith("digits_")}
+    assert found | {*configs.FEDUL_METHODS, "fedtrans"} == {*methods.available(), "predict"}
+
+
+def test_cifar10_variants_follow_the_spec():
+    """XCLP section 5.3: batch min(50, labels per client), rate 0.3 / 0.1 / 0.05 by batch size."""
+    get_config = load(next(path for path in FILES if path.stem == "cifar10_xclp"))
+    expected = {
+        "5000,100,iid": (50, 0.3),
+        "5000,50,noniid": (50, 0.3),
+        "1000,50,iid": (20, 0.1),
+        "1000,100,iid": (10, 0.05),
+    }
+    for variant, (batch_size, rate) in expected.items():
+        config = get_config(variant)
+        assert (config.optimizer.batch_size, config.optimizer.learning_rate) == (batch_size, rate)
+
+
+@pytest.mark.parametrize("labelled_clients", [50, 100])
+@pytest.mark.parametrize("labels", [1000, 5000])
+@pytest.mark.parametrize("split", ["iid", "noniid"])
+def test_cifar10_variants_keep_as_many_labels_as_they_say(labels, labelled_clients, split):
+    """XCLP, Table 4: labels over all clients, equally shared by those that have some; non-iid: 5 classes each."""
+    config = load(next(path for path in FILES if path.stem == "cifar10_xclp"))(f"{labels},{labelled_clients},{split}")
+    examples = data.Split(np.zeros((50_000, 1, 1, 3), np.uint8), np.arange(50_000, dtype=np.int32) % 10, None)
+    dataset = data.Dataset("cifar10", examples, examples, tuple("0123456789"))
+    federation = federate(Experiment(configs.resolve(config), dataset), jax.random.key(0))
+    counts = federation.summary()
+    assert (counts["labelled_examples"], counts["labelled_clients"]) == (labels, labelled_clients)
+    assert set(np.asarray(federation.num_labelled)[:labelled_clients]) == {labels // labelled_clients}
+    if split == "noniid":
+        index = np.asarray(federation.index)[0, : labels // labelled_clients]
+        assert len(np.unique(np.asarray(federation.observed)[index])) == 5
+
+
+def test_another_method_takes_over_the_settings_that_both_have():
+    config = configs.default("xclp")
+    config.method.warmup_rounds = 7
+    config.method.name = "fedsem"
+    assert configs.resolve(config).method.to_dict() == {"name": "fedsem", "warmup_rounds": 7}
+
+
+def test_a_misspelt_field_is_refused_when_it_is_set_and_when_it_was_unlocked():
+    config = configs.default()
+    with pytest.raises(AttributeError, match="learning_rate"):
+        config.optimizer.learning_rat = 1.0
+    with config.unlocked():
+        config.optimizer.learning_rat = 1.0
+    with pytest.raises(configs.ConfigError, match=r"Did you mean 'config\.optimizer\.learning_rate'"):
+        configs.resolve(config)
+
+
+def test_resolving_fills_in_what_depends_on_other_fields_and_locks():
+    config = configs.default()
+    config.rounds = 33
+    resolved = configs.resolve(config)
+    assert resolved.optimizer.schedule_rounds == 33 and resolved.is_locked
+    assert config.optimizer.schedule_rounds is None
+
+
+@pytest.mark.parametrize("labels", ["0", "-1", "many"])
+def test_labels_per_writer_must_be_a_number(labels):
+    with pytest.raises(configs.ConfigError, match="labels per writer"):
+        configs.digits_by_writer("fedavg", labels)
+
+
+def test_a_run_that_ends_within_stage_1_is_noted():
+    config = configs.digits_by_writer("xclp")
+    config.rounds, config.method.warmup_rounds = 3, 3
+    with pytest.warns(configs.ConfigNote, match="stage 1 alone takes 3"):
+        configs.resolve(config)
+    transfer = load(next(path for path in FILES if path.stem == "digits_fedmt"))("20,shape,fedtrans")
+    assert configs.resolve(transfer).method.coarse_rounds == 15
+    transfer.rounds = 15
+    with pytest.warns(configs.ConfigNote, match="stage 1 alone takes 15"):
+        configs.resolve(transfer)
+
+
+def test_with_validation_data_the_model_of_stage_1_has_to_be_evaluated():
+    config = configs.digits_by_writer("xclp")
+    config.method.warmup_rounds, config.data.validation_fraction = 7, 0.1
+    with pytest.raises(configs.ConfigError, match="multiple of"):
+        configs.resolve(config)

@@ -1,0 +1,307 @@
+"""`federate`: hold-outs, tables, tracing, checks and the report."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.data.dataset import Dataset, Split
+from fedjax_ssl.data.federation.federated_data import federate, validate
+from fedjax_ssl.data.federation.partition import available_partitions
+from fedjax_ssl.data.federation.report import class_counts, plot_partition, report
+
+NUM_CLASSES = 6
+SIZES = (30, 50, 20, 41, 9, 60, 30)  # of the seven natural clients
+
+
+def make_dataset(missing_labels=False, own_test=False):
+    generator = np.random.default_rng(0)
+    labels = generator.choice(NUM_CLASSES, 240, p=(0.3, 0.2, 0.2, 0.15, 0.1, 0.05)).astype(np.int32)
+    if missing_labels:
+        labels[::5] = -1
+    # Gaps in the clients' numbers, as after a selection of writers.
+    client = generator.permutation(np.repeat(np.arange(7) * 3 + 1, SIZES)).astype(np.int32)
+    images = np.arange(240, dtype=np.uint8)[:, None, None, None]
+    test = Split(np.zeros((40, 1, 1, 1), np.uint8), np.arange(40) % (NUM_CLASSES + 1) - 1) if own_test else None
+    return Dataset("toy", Split(images, labels, client), test, tuple("abcdef"))
+
+
+DATASET, MISSING, WITH_TEST = make_dataset(), make_dataset(missing_labels=True), make_dataset(own_test=True)
+LABELS, WRITER = DATASET.train.y, DATASET.train.client
+draw = partial(federate, supervision="per_client", supervision_options={"labels": 3})
+
+
+def rows(index, count):
+    """The real entries of a padded table, after checking that the padding is zero."""
+    index, count = np.asarray(index), int(count)
+    assert (index[count:] == 0).all()
+    return index[:count]
+
+
+def contents(data):
+    """Everything that must not depend on how wide the tables are."""
+    clients = [rows(data.index[c], data.num_examples[c]).tolist() for c in range(data.num_clients)]
+    held = {
+        name: rows(getattr(data, f"{name}_index"), getattr(data, f"num_{name}")).tolist()
+        for name in ("test", "valid", "server")
+    }
+    return clients, held, np.asarray(data.observed).tolist(), np.asarray(data.num_labelled).tolist()
+
+
+def check(data, dataset=DATASET, complete=True):
+    clients, held, observed, num_labelled = contents(data)
+    everywhere = [row for client in clients for row in client] + held["test"] + held["valid"] + held["server"]
+    assert len(set(everywhere)) == len(everywhere)
+    if complete:
+        assert len(everywhere) == len(data.labels)
+    truth, observed = np.asarray(data.labels), np.asarray(observed)
+    seen = set()
+    for client, count in zip(clients, num_labelled, strict=True):
+        assert (observed[client[:count]] == truth[client[:count]]).all() and (observed[client[:count]] >= 0).all()
+        assert (observed[client[count:]] == -1).all()
+        assert client[:count] == sorted(client[:count]) and client[count:] == sorted(client[count:])
+        assert count <= data.max_labelled and len(client) - count <= data.max_unlabelled
+        seen.update(client[:count])
+    assert (truth[held["valid"]] >= 0).all()
+    assert (observed[held["server"]] == truth[held["server"]]).all()
+    assert set(np.flatnonzero(observed >= 0)) == seen | set(held["server"])
+    return clients, held
+
+
+def test_natural_clients_with_unseen_test_clients():
+    data = draw(jax.random.key(0), DATASET, test_clients=3)
+    clients, held = check(data)
+    assert data.num_clients == 4 and data.max_labelled == 3
+    assert data.max_examples == max(map(len, clients)) and data.max_unlabelled == data.max_examples - 3
+    writers = [set(WRITER[client]) for client in clients]
+    assert all(len(writer) == 1 for writer in writers)
+    unseen = set(WRITER[held["test"]])
+    assert len(unseen) == 3 and not unseen & set.union(*writers)
+    assert [min(writer) for writer in writers] == sorted(min(writer) for writer in writers)
+    others = {frozenset(WRITER[check(draw(jax.random.key(k), DATASET, test_clients=3))[1]["test"]]) for k in range(4)}
+    assert len(others) > 1
+    np.testing.assert_array_equal(data.inputs[:, 0, 0, 0], np.arange(240))
+    assert data.inputs.dtype == jnp.uint8
+
+
+def test_a_subset_of_the_natural_clients():
+    data = draw(jax.random.key(1), DATASET, num_clients=4)
+    clients, _ = check(data, complete=False)
+    assert sorted(map(len, clients)) != [0] * 4 and all(len(set(WRITER[client])) == 1 for client in clients)
+    assert sum(map(len, clients)) == np.isin(WRITER, [WRITER[client[0]] for client in clients]).sum()
+
+
+def test_stratified_test_and_validation():
+    data = draw(jax.random.key(0), DATASET, partition="iid", num_clients=5, test_fraction=0.2, validation_fraction=0.1)
+    clients, held = check(data)
+    assert len(held["test"]) == 48 and len(held["valid"]) == 19
+    share = np.bincount(LABELS, minlength=NUM_CLASSES)
+    assert (abs(np.bincount(LABELS[held["test"]], minlength=NUM_CLASSES) - 0.2 * share) <= 1).all()
+    assert (abs(np.bincount(LABELS[held["valid"]], minlength=NUM_CLASSES) - 0.08 * share) <= 1.2).all()
+    assert np.ptp([len(client) for client in clients]) <= 1
+
+
+def test_unseen_test_clients_give_away_nothing():
+    # What they have without a label can be predicted, if not scored, and must not reach the other clients either.
+    data = draw(jax.random.key(0), MISSING, partition="iid", num_clients=4, test_clients=2)
+    clients, held = check(data, MISSING, complete=False)
+    assert not set(WRITER[held["test"]]) & set(WRITER[np.concatenate(clients)])
+    unseen = np.isin(WRITER, WRITER[held["test"]])
+    assert sum(map(len, clients)) == 240 - unseen.sum()
+    assert len(held["test"]) == unseen.sum()
+
+
+def test_own_test_split_comes_after_the_training_examples():
+    data = draw(jax.random.key(0), WITH_TEST)
+    check(data, WITH_TEST)
+    assert data.inputs.shape[0] == 280 and data.labels.shape == data.observed.shape == (280,)
+    test = rows(data.test_index, data.num_test)
+    np.testing.assert_array_equal(test, 240 + np.arange(40))  # those without a true label too: they can be predicted
+    assert (np.asarray(data.observed)[240:] == -1).all()
+    replaced = draw(jax.random.key(0), WITH_TEST, test_fraction=0.25)
+    assert replaced.inputs.shape[0] == 240 and int(replaced.num_test) == 60
+
+
+def test_server_holds_balanced_labels_and_clients_none():
+    data = federate(
+        jax.random.key(0),
+        DATASET,
+        partition="iid",
+        num_clients=6,
+        supervision="server",
+        supervision_options={"labels": 24},
+        test_fraction=0.1,
+    )
+    clients, held = check(data)
+    assert len(held["server"]) == 24 and not np.asarray(data.num_labelled).any()
+    assert np.bincount(LABELS[held["server"]]).tolist() == [4] * NUM_CLASSES
+    assert data.max_labelled == 0 and data.max_unlabelled == max(map(len, clients))
+
+
+def test_examples_without_a_label_stay_at_clients():
+    data = draw(jax.random.key(2), MISSING, partition="iid", num_clients=5, test_fraction=0.1)
+    clients, _ = check(data, MISSING)
+    assert sum((MISSING.train.y[client] < 0).sum() for client in clients) == 48
+    assert (np.asarray(data.num_labelled) == 3).all()
+
+
+TRACED = [
+    (DATASET, {"test_clients": 3, "validation_fraction": 0.1}),
+    (
+        MISSING,
+        {
+            "partition": "iid",
+            "num_clients": 5,
+            "supervision": "server",
+            "supervision_options": {"labels": 20},
+            "test_clients": 1,
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("dataset", "options"), TRACED)
+def test_vmapped_over_keys_has_the_same_content_per_key(dataset, options):
+    options = {"supervision_options": {"labels": 3}, **options}
+    keys = jax.random.split(jax.random.key(5), 3)
+    stacked = jax.jit(jax.vmap(lambda key: federate(key, dataset, **options)))(keys)
+    alone = [federate(key, dataset, **options) for key in keys]
+    assert stacked.num_clients == alone[0].num_clients
+    for place, single in enumerate(alone):
+        check(single, dataset, complete=dataset is not MISSING)
+        one = jax.tree.map(lambda leaf, place=place: leaf[place], stacked)
+        check(one, dataset, complete=dataset is not MISSING)
+        assert contents(one) == contents(single)
+        assert one.max_examples >= single.max_examples == max(np.asarray(single.num_examples))
+    assert contents(alone[0]) != contents(alone[1])
+
+
+def test_a_fixed_key_inside_somebody_elses_jit():
+    inside = jax.jit(lambda: draw(jax.random.key(0), DATASET, test_clients=3))()
+    assert contents(inside) == contents(draw(jax.random.key(0), DATASET, test_clients=3))
+
+
+def test_hidden_labels_do_not_change_what_is_seen():
+    # Other labels where nothing was observed: the same clients see the same labels of the same examples.
+    data = draw(jax.random.key(0), DATASET, test_clients=2)
+    hidden = np.asarray(data.observed) < 0
+    other = np.where(hidden, (LABELS + 1) % NUM_CLASSES, LABELS)
+    changed = dataclasses.replace(DATASET, train=Split(DATASET.train.x, other, WRITER))
+    assert contents(draw(jax.random.key(0), changed, test_clients=2)) == contents(data)
+
+
+@pytest.mark.parametrize("partition", available_partitions())
+@pytest.mark.parametrize("enabled", [False, True])
+def test_dtypes_do_not_depend_on_64_bit_mode(partition, enabled):
+    needed = {"dirichlet": {"alpha": 0.4}, "dirichlet_balanced": {"alpha": 0.4}, "circulant": {"shares": range(6)}}
+    options = {"num_clients": 5, "partition_options": needed.get(partition), "test_fraction": 0.1}
+    rules = {
+        "total": {"labels": 9, "class_balanced": True},
+        "xclp_noniid": {"labels": 9},
+        "fraction": {"fraction": 0.2},
+        "mixed": {
+            "labelled_clients": 1,
+            "coarse_clients": 1,
+            "correspondence": "identity",
+            "set_clients": 2,
+            "sets": 2,
+        },
+    }
+    with jax.enable_x64(enabled):
+        for supervision, given in rules.items():
+            shapes = jax.eval_shape(
+                lambda key, supervision=supervision, given=given: federate(
+                    key, DATASET, partition=partition, **options, supervision=supervision, supervision_options=given
+                ),
+                jax.random.key(0),
+            )
+            found = {leaf.dtype.name for leaf in jax.tree.leaves(shapes)}
+            assert found == {"int32", "uint8"} | ({"float32", "bool"} if supervision == "mixed" else set())
+
+
+def test_pytree_and_summary():
+    data = draw(jax.random.key(0), DATASET, test_clients=3)
+    again = jax.tree.unflatten(jax.tree.structure(data), jax.tree.leaves(data))
+    assert again.max_labelled == 3 and again.num_classes == NUM_CLASSES
+    summary = data.summary()
+    assert summary["clients"] == 4 and summary["labelled_examples"] == 12 and summary["labelled_clients"] == 4
+    assert summary["train_examples"] + summary["test_examples"] == 240
+    assert summary["largest_client"] == data.max_examples
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"partition": "idd", "num_clients": 3}, "unknown partition 'idd'. Did you mean 'iid'"),
+        ({"partition": "iid"}, "partition 'iid' needs num_clients"),
+        ({"partition": "iid", "num_clients": 0}, "num_clients must be at least 1, got 0"),
+        ({"partition": "iid", "num_clients": 241}, "num_clients=241, but as few as 240 training examples"),
+        ({"num_clients": 8}, "num_clients=8, but only 7 natural clients"),
+        ({"test_clients": 7}, "test_clients=7, but dataset 'toy' has 7; at least one must train"),
+        ({"test_clients": -1}, "test_clients=-1"),
+        ({"test_clients": 1, "test_fraction": 0.1}, "give only one"),
+        ({"test_fraction": 1.0}, r"test_fraction must be in \[0, 1\), got 1.0"),
+        ({"validation_fraction": -0.1}, r"validation_fraction must be in \[0, 1\), got -0.1"),
+        ({"supervision": "total", "supervision_options": {"labels": 241}}, "labels=241, but only 240"),
+        ({"supervision_options": {"labels": 2, "labelled_clients": 8}}, "labelled_clients=8, but there are 7"),
+        ({"supervision_options": {"label": 2}}, "Did you mean 'labels'"),
+        ({"partition_options": {"alpha": 1.0}}, "unknown option 'alpha' of partition 'natural'"),
+    ],
+)
+def test_bad_arguments(options, message):
+    with pytest.raises(ValueError, match=message):
+        draw(jax.random.key(0), DATASET, **options)
+
+
+def test_a_dataset_without_natural_clients():
+    dataset = dataclasses.replace(DATASET, train=Split(DATASET.train.x, LABELS))
+    with pytest.raises(ValueError, match="has no natural clients; choose another partition"):
+        draw(jax.random.key(0), dataset)
+    with pytest.raises(ValueError, match="test_clients=2, but dataset 'toy' has no natural clients"):
+        draw(jax.random.key(0), dataset, partition="iid", num_clients=3, test_clients=2)
+
+
+def test_validate_says_what_is_wrong():
+    good = draw(jax.random.key(0), DATASET, test_clients=3)
+    validate(good)
+    nothing = jnp.zeros_like(good.num_examples)
+    with pytest.raises(ValueError, match="the federation is empty"):
+        validate(dataclasses.replace(good, num_examples=nothing))
+    with pytest.raises(ValueError, match=r"have no training example \(the first is client 2\)"):
+        validate(dataclasses.replace(good, num_examples=good.num_examples.at[2].set(0)))
+    with pytest.raises(ValueError, match="there are no test examples"):
+        validate(draw(jax.random.key(0), DATASET))
+    without_truth = dataclasses.replace(good, labels=good.labels.at[good.test_index].set(-1))
+    with pytest.raises(ValueError, match="none of the 91 test examples has a label"):
+        validate(without_truth)
+    validate(without_truth, truth_required=False)
+
+
+def test_report_and_counts():
+    data = draw(jax.random.key(0), DATASET, test_clients=3)
+    counts, labelled = class_counts(data)
+    clients, _ = check(data)
+    for client, owned in enumerate(clients):
+        np.testing.assert_array_equal(counts[client], np.bincount(LABELS[owned], minlength=NUM_CLASSES))
+    assert (labelled.sum(axis=1) == 3).all() and (labelled <= counts).all()
+    lines = report(data, DATASET.class_names, client_names=["Ann", "Bo", "Cy", "Di"]).splitlines()
+    assert lines[0].startswith("4 clients (4 with labels)") and "12 labelled" in lines[0]
+    assert lines[3].split()[:3] == ["Ann", str(len(clients[0])), "3"]
+    assert [line.split()[0] for line in lines[-3:]] == ["min", "median", "max"]
+    with pytest.raises(ValueError, match="class_names has 2 names, the data have 6 classes"):
+        report(data, ("a", "b"))
+    with pytest.raises(ValueError, match="client_names has 1 names, the data have 4 clients"):
+        report(data, DATASET.class_names, client_names=("Ann",))
+
+
+def test_report_of_many_clients_stays_short(tmp_path):
+    data = draw(jax.random.key(0), DATASET, partition="iid", num_clients=120, test_fraction=0.25)
+    text = report(data, DATASET.class_names, max_rows=5)
+    assert len(text.splitlines()) == 13 and "... 115 more clients" in text
+    assert max(map(len, text.splitlines())) < 120
+    path = tmp_path / "partition.png"
+    plot_partition(data, path, DATASET.class_names)
+    assert path.read_bytes()[:4] == b"\x89PNG"

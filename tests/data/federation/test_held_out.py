@@ -1,0 +1,124 @@
+"""What is kept from training: shares of every client, one client, clients that only have test examples."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.data.dataset import Dataset, Split
+from fedjax_ssl.data.federation.federated_data import federate
+
+SIZES = (30, 1, 20, 41, 9)
+
+
+def make_dataset(own_test=False, natural=True):
+    client = np.repeat(np.arange(len(SIZES)) * 2 + 1, SIZES).astype(np.int32)  # 1, 3, 5, 7, 9
+    labels = (np.arange(sum(SIZES)) % 4).astype(np.int32)
+    labels[::7] = -1
+    x = np.arange(sum(SIZES), dtype=np.float32)[:, None]
+    test = None
+    if own_test:
+        # Client 4 and 11 have test examples only; of client 3 no test example is there.
+        of = np.array([11, 1, 1, 4, 7, 9, 4, 5], np.int32)
+        test = Split(1000 + np.arange(8, dtype=np.float32)[:, None], np.arange(8) % 5 - 1, of if natural else None)
+    return Dataset("toy", Split(x, labels, client if natural else None), test, tuple("abcd"))
+
+
+DATASET, WITH_TEST = make_dataset(), make_dataset(own_test=True)
+
+
+def draw(dataset=DATASET, seed=0, **options):
+    return federate(jax.random.key(seed), dataset, supervision="all", **options)
+
+
+def held_out_examples(data):
+    """Pairs of (row, client), real entries only."""
+    count = int(data.num_test)
+    assert (np.asarray(data.test_client)[count:] == -1).all()
+    return np.asarray(data.test_index)[:count], np.asarray(data.test_client)[:count]
+
+
+def trains(data, client):
+    return set(np.asarray(data.index)[client, : int(data.num_examples[client])].tolist())
+
+
+def test_a_share_of_every_client():
+    data = draw(client_test_fraction=0.2)
+    rows, client = held_out_examples(data)
+    np.testing.assert_array_equal(np.bincount(client, minlength=5), [6, 0, 4, 8, 2])  # who has one example trains on it
+    np.testing.assert_array_equal(np.asarray(data.num_examples), np.array(SIZES) - [6, 0, 4, 8, 2])
+    np.testing.assert_array_equal((DATASET.train.client[rows] - 1) // 2, client)
+    assert (np.asarray(data.observed)[rows] == -1).all() and data.num_new_clients == 0
+    assert not set(rows.tolist()) & set().union(*(trains(data, number) for number in range(5)))
+    assert (DATASET.train.y[rows] < 0).any()  # drawn blindly: also what has no true label
+
+
+def test_a_share_under_a_trace_is_the_same():
+    options = {"client_test_fraction": 0.3, "partition": "iid", "num_clients": 4}
+    data = draw(**options)
+    traced = jax.jit(lambda key: federate(key, DATASET, supervision="all", **options))(jax.random.key(0))
+    assert all(
+        np.array_equal(one, other)
+        for one, other in zip(held_out_examples(data), held_out_examples(traced), strict=True)
+    )
+    np.testing.assert_array_equal(data.num_examples, traced.num_examples)
+    assert all(trains(data, number) == trains(traced, number) for number in range(4))
+    assert int(jnp.max(traced.num_labelled)) <= traced.max_labelled
+
+
+def test_one_client_left_out_with_all_it_has():
+    data = draw(WITH_TEST, left_out_client=3)
+    rows, client = held_out_examples(data)
+    train = np.flatnonzero(WITH_TEST.train.client == 7)
+    assert set(rows.tolist()) == {*train.tolist(), 101 + 4}  # of both splits
+    assert data.num_clients == 4 and data.num_new_clients == 1 and (client == 4).all()
+    assert float(data.inputs[105, 0]) == 1004.0
+    assert not set(train.tolist()) & set().union(*(trains(data, number) for number in range(4)))
+
+
+def test_a_client_left_out_of_made_up_clients_keeps_its_own_test_examples():
+    data = draw(WITH_TEST, left_out_client=3, partition="iid", num_clients=4)
+    assert set(held_out_examples(data)[1].tolist()) == {4} and int(data.num_test) == 42
+
+
+def test_clients_held_out_at_random_are_new_clients():
+    data = draw(test_clients=2)
+    rows, client = held_out_examples(data)
+    assert data.num_clients == 3 and data.num_new_clients == 2 and set(client.tolist()) == {3, 4}
+    for number in (3, 4):
+        assert len(set(DATASET.train.client[rows[client == number]].tolist())) == 1
+
+
+def test_whose_the_own_test_examples_are():
+    data = draw(WITH_TEST)
+    rows, client = held_out_examples(data)
+    np.testing.assert_array_equal(rows, 101 + np.arange(8))
+    np.testing.assert_array_equal(client, [6, 0, 0, 5, 3, 4, 5, 2])  # new clients in order of their numbers
+    assert data.num_new_clients == 2
+    some = draw(WITH_TEST, num_clients=3, seed=3)
+    rows, client = held_out_examples(some)
+    for number in range(3):  # natural clients are drawn: their test examples go with them
+        (natural,) = set(WITH_TEST.train.client[sorted(trains(some, number))].tolist())
+        np.testing.assert_array_equal(WITH_TEST.test.client == natural, client == number)
+    assert set(client.tolist()) <= {-1, 0, 1, 2, 3, 4}
+
+
+def test_own_test_examples_are_nobodys_where_clients_are_made_up():
+    for dataset, partition in ((WITH_TEST, "iid"), (make_dataset(own_test=True, natural=False), "iid")):
+        data = draw(dataset, partition=partition, num_clients=3)
+        assert (held_out_examples(data)[1] == -1).all() and data.num_new_clients == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"left_out_client": 5}, r"left_out_client=5, but dataset 'toy' has 5; allowed: 0\.\.4"),
+        ({"left_out_client": -1}, "left_out_client=-1"),
+        ({"left_out_client": 0, "test_fraction": 0.1}, "left_out_client=0 and test_fraction=0.1: give only one"),
+        ({"client_test_fraction": 1.0}, r"client_test_fraction must be in \[0, 1\)"),
+        ({"client_test_fraction": 0.1, "test_clients": 1}, "give only one"),
+    ],
+)
+def test_what_cannot_be_held_out(options, message):
+    with pytest.raises(ValueError, match=message):
+        draw(**options)

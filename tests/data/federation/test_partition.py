@@ -1,0 +1,329 @@
+"""Partitions: who gets which example."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedjax_ssl.data.federation.partition import (
+    Facts,
+    Pool,
+    available_partitions,
+    build_partition,
+    count_groups,
+    deal,
+    largest_remainder,
+    level,
+    rank_within,
+)
+
+NATURAL = np.repeat(np.arange(6), (3, 30, 20, 40, 17, 10)).astype(np.int32)
+
+
+def make_pool(labels, num_classes, num_clients, available=None, natural=None):
+    labels = np.asarray(labels, np.int32)
+    available = np.ones(labels.size, bool) if available is None else available
+    held = int((~available).sum())
+    sizes = () if natural is None else tuple(np.sort(np.bincount(natural)).tolist())
+    facts = Facts(
+        num_clients=num_clients,
+        num_classes=num_classes,
+        class_counts=tuple(np.bincount(labels[labels >= 0], minlength=num_classes).tolist()),
+        num_unlabelled=int((labels < 0).sum()),
+        natural_sizes=sizes,
+        num_natural=len(sizes),
+        least=labels.size - held,
+        most=labels.size - held,
+        removed=held,
+    )
+    natural = np.full(labels.size, -1) if natural is None else natural
+    return Pool(jnp.asarray(labels), jnp.asarray(available), jnp.asarray(natural, jnp.int32), facts)
+
+
+def balanced_labels(num_classes, each):
+    return np.tile(np.arange(num_classes), each)
+
+
+def table(client, labels, num_clients, num_classes):
+    counts = np.zeros((num_clients, num_classes), int)
+    real = (client >= 0) & (labels >= 0)
+    np.add.at(counts, (client[real], labels[real]), 1)
+    return counts
+
+
+SKEWED = np.random.default_rng(0).choice(10, 120, p=np.arange(1, 11) / 55)
+NO_FIVE = np.where(SKEWED == 5, 6, SKEWED)
+TWO = np.arange(120) % 3 // 2
+SOME_UNKNOWN = np.where(np.arange(120) % 4 == 0, -1, SKEWED)
+# The first case of every partition is also traced; all have the same length, so that operations compile once.
+CASES = [
+    ("natural", {}, SKEWED, 4),
+    ("natural", {}, SOME_UNKNOWN, 6),
+    ("iid", {}, SOME_UNKNOWN, 7),
+    ("iid", {}, TWO, 120),
+    ("iid", {}, SKEWED, 1),
+    ("dirichlet", {"alpha": 1e-3, "min_examples": 5, "max_examples": 20}, NO_FIVE, 8),
+    ("dirichlet", {"alpha": 0.1}, SKEWED, 8),
+    ("dirichlet", {"alpha": 0.5, "min_examples": 0}, SOME_UNKNOWN, 8),
+    ("dirichlet", {"alpha": 0.5, "min_examples": 13}, TWO, 8),
+    ("dirichlet_balanced", {"alpha": 0.01}, NO_FIVE, 8),
+    ("dirichlet_balanced", {"alpha": 0.3}, SOME_UNKNOWN, 8),
+    ("dirichlet_balanced", {"alpha": 1.0}, TWO, 1),
+    ("shards", {"shards_per_client": 3}, SOME_UNKNOWN, 8),
+    ("shards", {}, SKEWED, 8),
+    ("shards", {"shards_per_client": 200}, TWO, 2),
+    ("classes_per_client", {"classes": 3}, SKEWED, 8),
+    ("classes_per_client", {"classes": 2}, SOME_UNKNOWN, 6),
+    ("classes_per_client", {"classes": 4}, NO_FIVE, 8),
+    ("classes_per_client", {"classes": 2}, TWO, 1),
+    ("circulant", {}, SKEWED, 8),
+    ("circulant", {"balanced": 1}, SOME_UNKNOWN, 25),
+    ("circulant", {"shares": (3, 0)}, TWO, 1),
+    ("majority", {"factor": 1.0}, SKEWED, 1),
+    ("majority", {}, SOME_UNKNOWN, 5),
+]
+FIRST_CASES = [case for place, case in enumerate(CASES) if case[0] != CASES[place - 1][0]]
+
+
+def case_pool(name, labels, num_clients, available):
+    natural = NATURAL if name == "natural" else None
+    return make_pool(labels, 2 if labels is TWO else 10, num_clients, available, natural)
+
+
+def check(client, name, labels, num_clients, available, bounds):
+    assert client.dtype == np.int32 and client.max() < num_clients
+    sizes = np.bincount(client[client >= 0], minlength=num_clients)
+    assert bounds.smallest <= sizes.min() and sizes.max() <= bounds.largest
+    assert (client[~available] == -1).all()
+    if name == "natural":
+        owners = [set(client[available & (writer == NATURAL)].tolist()) for writer in range(6)]
+        assert all(len(owner) == 1 for owner in owners)
+        assert sorted(min(owner) for owner in owners) == [-1] * (6 - num_clients) + list(range(num_clients))
+    elif name != "majority":  # which leaves what nobody asks for
+        assert (client[available] >= 0).all()
+    if name in ("iid", "shards", "classes_per_client", "circulant"):
+        assert np.ptp(np.bincount(client[(labels < 0) & available], minlength=num_clients)) <= 1
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+@pytest.mark.parametrize(("name", "options", "labels", "num_clients"), CASES)
+def test_complete_disjoint_and_bounded(name, options, labels, num_clients, held_out):
+    available = np.arange(labels.size) % 9 != 0 if held_out and num_clients < 100 else np.ones(labels.size, bool)
+    options = {**options, "min_examples": 13 - 2 * held_out} if options.get("min_examples") == 13 else options
+    pool = case_pool(name, labels, num_clients, available)
+    partition = build_partition(name, **options)
+    client = np.asarray(partition.assign(jax.random.key(3), pool))
+    check(client, name, labels, num_clients, available, partition.bounds(pool.facts))
+    np.testing.assert_array_equal(client, partition.assign(jax.random.key(3), pool))
+    if num_clients not in (1, 6):
+        assert (client != np.asarray(partition.assign(jax.random.key(4), pool))).any()
+
+
+@pytest.mark.parametrize(("name", "options", "labels", "num_clients"), FIRST_CASES)
+def test_vmapped_over_keys_is_the_same_per_key(name, options, labels, num_clients):
+    available = np.arange(labels.size) % 9 != 0
+    pool = case_pool(name, labels, num_clients, available)
+    partition = build_partition(name, **options)
+    keys = jax.random.split(jax.random.key(3), 20)
+    stacked = np.asarray(jax.jit(jax.vmap(lambda key: partition.assign(key, pool)))(keys))
+    for client in stacked:
+        check(client, name, labels, num_clients, available, partition.bounds(pool.facts))
+    for place in range(0, 20, 5):
+        np.testing.assert_array_equal(stacked[place], partition.assign(keys[place], pool))
+
+
+def test_every_partition_has_a_case():
+    assert {case[0] for case in CASES} == set(available_partitions())
+
+
+def test_majority_has_two_frequent_classes_and_hands_out_in_the_order_of_the_file():
+    labels = np.arange(1000) % 10
+    pool = make_pool(labels, 10, 5)
+    client = np.asarray(build_partition("majority").assign(jax.random.key(0), pool))
+    counts = np.zeros((6, 10), int)
+    np.add.at(counts, (client, labels), 1)
+    for number in range(5):
+        first = counts[number, 2 * number : 2 * number + 2]
+        # FedUL, section 7: shares between 0.4265 and 0.5263 of a fifth of the data, cut where the class runs out.
+        assert (first >= 80).all() and first.sum() > 0.9 * counts[number].sum()
+        for kind in range(10):
+            places = np.flatnonzero((labels == kind) & (client >= 0))
+            assert (np.diff(client[places]) >= 0).all()
+
+
+def test_iid_differs_by_at_most_one():
+    pool = make_pool(SOME_UNKNOWN, 10, 7)
+    client = np.asarray(build_partition("iid").assign(jax.random.key(0), pool))
+    assert np.ptp(np.bincount(client)) <= 1
+    assert (np.ptp(table(client, SOME_UNKNOWN, 7, 10), axis=0) <= 1).all()
+
+
+def test_natural_keeps_the_clients_as_they_are():
+    pool = make_pool(SKEWED, 10, 6, natural=NATURAL)
+    np.testing.assert_array_equal(build_partition("natural").assign(jax.random.key(0), pool), NATURAL)
+
+
+def test_dirichlet_shares_have_the_right_spread():
+    # E[sum of squared shares] = (alpha + 1) / (C alpha + 1). 2,000 draws against 5 standard errors: a right
+    # implementation fails for less than one seed in a million.
+    alpha, num_clients, each = 0.5, 5, 400
+    labels = balanced_labels(4, each)
+    pool = make_pool(labels, 4, num_clients)
+    partition = build_partition("dirichlet", alpha=alpha, min_examples=0)
+    clients = np.asarray(
+        jax.jit(jax.vmap(lambda key: partition.assign(key, pool)))(jax.random.split(jax.random.key(5), 500))
+    )
+    counts = np.stack([table(client, labels, num_clients, 4) for client in clients]) / each
+    squares = (counts**2).sum(axis=1).reshape(-1)
+    expected = (alpha + 1) / (num_clients * alpha + 1)
+    assert abs(squares.mean() - expected) < 5 * squares.std() / np.sqrt(squares.size)
+
+
+def test_iid_deals_every_example_uniformly():
+    # Chi-square over 1,500 keys with threshold at 1e-6 per example, three examples: fails for 3 seeds in a
+    # million.
+    labels = balanced_labels(3, 4)
+    pool = make_pool(labels, 3, 5)
+    keys = jax.random.split(jax.random.key(2), 1500)
+    clients = np.asarray(jax.jit(jax.vmap(lambda key: build_partition("iid").assign(key, pool)))(keys))
+    for example in (0, 5, 11):
+        assert stats.chisquare(np.bincount(clients[:, example], minlength=5)).pvalue > 1e-6
+
+
+def test_dirichlet_balanced_has_equal_sizes_and_uneven_classes():
+    labels = balanced_labels(10, 12)
+    pool = make_pool(labels, 10, 8)
+    spreads = []
+    for alpha in (0.1, 1.0, 100.0):
+        partition = build_partition("dirichlet_balanced", alpha=alpha)
+        clients = [np.asarray(partition.assign(jax.random.key(seed), pool)) for seed in range(5)]
+        counts = np.stack([table(client, labels, 8, 10) for client in clients])
+        assert (counts.sum(axis=2) == 15).all() and (counts.sum(axis=1) == 12).all()
+        spreads.append(((counts / 15) ** 2).sum(axis=2).mean())
+    assert spreads[0] > 0.5 > spreads[1] > spreads[2] + 0.05
+
+
+def test_shards_are_runs_of_the_sorted_labels():
+    labels = balanced_labels(10, 12)
+    pool = make_pool(labels, 10, 8)
+    client = np.asarray(build_partition("shards", shards_per_client=2).assign(jax.random.key(0), pool))
+    counts = table(client, labels, 8, 10)
+    # 16 shards of 7 or 8 examples out of sorted runs of 12: a shard touches at most two classes, a client four.
+    assert np.isin(counts.sum(axis=1), (14, 15, 16)).all()
+    assert ((counts > 0).sum(axis=1) <= 4).all()
+
+
+@pytest.mark.parametrize(("num_clients", "classes"), [(8, 3), (7, 10), (3, 4), (15, 4)])
+def test_classes_per_client_is_exact_and_balanced(num_clients, classes):
+    labels = balanced_labels(10, 12)
+    pool = make_pool(labels, 10, num_clients)
+    partition = build_partition("classes_per_client", classes=classes)
+    for seed in range(5):
+        counts = table(np.asarray(partition.assign(jax.random.key(seed), pool)), labels, num_clients, 10)
+        assert ((counts > 0).sum(axis=1) == classes).all()
+        assert np.ptp((counts > 0).sum(axis=0)) <= 1
+        for column in counts.T:
+            assert np.ptp(column[column > 0]) <= 1
+
+
+def test_circulant_gives_the_counts_of_the_protofssl_split():
+    # Section 8.2 of its specification: 100 clients, 5,400 images of each class; 5 + (244, 73, 15 or 10) of a
+    # class.
+    labels = balanced_labels(10, 5400)
+    pool = make_pool(labels, 10, 100)
+    client = np.asarray(build_partition("circulant", balanced=5).assign(jax.random.key(0), pool))
+    counts = table(client, labels, 100, 10)
+    offset_zero = np.array([249, 78, 20, 20, 20, 15, 20, 20, 20, 78])
+    expected = np.stack([np.roll(offset_zero, client % 10) for client in range(100)])
+    np.testing.assert_array_equal(counts, expected)
+    assert (counts.sum(axis=1) == 540).all()
+
+
+def test_largest_remainder_matches_a_loop_and_adds_up():
+    generator = np.random.default_rng(0)
+    for _ in range(20):
+        shares = generator.dirichlet(np.full(7, 0.4))
+        total = int(generator.integers(0, 200))
+        quota = shares * total
+        expected = np.floor(quota).astype(int)
+        for client in np.argsort(-(quota - expected), kind="stable")[: total - expected.sum()]:
+            expected[client] += 1
+        counts = np.asarray(largest_remainder(jnp.asarray(shares), jnp.asarray(total)))
+        np.testing.assert_array_equal(counts, expected)
+        assert counts.sum() == total
+
+
+@pytest.mark.parametrize("total", [0, 1, 59_999, 16_777_259])
+def test_largest_remainder_is_exact_for_odd_shares(total):
+    shares = jnp.stack([jnp.full(3001, 0.1), jnp.zeros(3001), jnp.arange(3001.0)])
+    counts = np.asarray(largest_remainder(shares, jnp.full(3, total, jnp.int32), jax.random.key(0)))
+    assert (counts.sum(axis=1) == total).all() and counts.min() >= 0
+    assert np.ptp(counts[1]) <= 1 + total // 1_000_000
+
+
+def test_deal_gives_exactly_the_counts_and_leaves_the_rest():
+    group = jnp.asarray([0, 1, 0, 1, 0, -1, 2, 1, 0], jnp.int32)
+    counts = jnp.asarray([[1, 0, 1], [0, 0, 0], [2, 3, 0]], jnp.int32)
+    client = np.asarray(deal(jax.random.key(0), group, counts))
+    np.testing.assert_array_equal(table(client, np.asarray(group), 3, 3), counts)
+    assert client[5] == -1 and (client == -1).sum() == 2
+
+
+def test_level_moves_as_few_as_possible():
+    client = jnp.asarray(np.repeat(np.arange(8), (0, 2, 40, 18, 10, 15, 15, 20)), jnp.int32)
+    moved = np.asarray(level(jax.random.key(0), client, 8, 4, 30))
+    sizes = np.bincount(moved, minlength=8)
+    assert sizes.min() >= 4 and sizes.max() <= 30 and sizes.sum() == 120
+    assert (moved != np.asarray(client)).sum() == 10
+    moved = np.asarray(level(jax.random.key(0), client, 8, 14, 40))
+    sizes = np.bincount(moved, minlength=8)
+    assert sizes.min() == 14 and (moved != np.asarray(client)).sum() == 30
+    np.testing.assert_array_equal(level(jax.random.key(0), client, 8, 0, 40), client)
+
+
+def test_rank_within_ignores_padding_and_orders():
+    group = jnp.asarray([2, 0, 2, 1, 2, 0, 2], jnp.int32)
+    key = jax.random.key(1)
+    rank = np.asarray(rank_within(key, group))
+    for member in range(3):
+        assert sorted(rank[np.asarray(group) == member]) == list(range(int((group == member).sum())))
+    padded = rank_within(key, jnp.concatenate([group, jnp.full(5, -1, jnp.int32)]))
+    np.testing.assert_array_equal(padded[:7], rank)
+    ordered = np.asarray(rank_within(key, jnp.zeros(6, jnp.int32), order=jnp.asarray([1, 0, 1, 0, 1, 0], jnp.int32)))
+    assert sorted(ordered[1::2]) == [0, 1, 2] and sorted(ordered[::2]) == [3, 4, 5]
+
+
+def test_count_groups_ignores_outsiders():
+    np.testing.assert_array_equal(count_groups(jnp.asarray([0, 2, 2, -1, 3], jnp.int32), 3), [1, 0, 2])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("dirichelt", {"alpha": 1.0}, "Did you mean 'dirichlet'"),
+        ("dirichlet", {}, "needs the option 'alpha'"),
+        ("dirichlet", {"alpah": 1.0}, "Did you mean 'alpha'"),
+        ("dirichlet", {"alpha": 0.0}, "alpha must be a number > 0, got 0.0"),
+        ("dirichlet", {"alpha": 1.0, "min_examples": -1}, "min_examples must be a whole number >= 0, got -1"),
+        ("shards", {"shards_per_client": 0}, "shards_per_client must be a whole number >= 1, got 0"),
+        ("circulant", {"shares": (1, -1)}, "non-negative"),
+    ],
+)
+def test_bad_options(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        build_partition(name, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("dirichlet", {"alpha": 1.0, "min_examples": 13}, "needs 130 training examples, there are 120"),
+        ("dirichlet", {"alpha": 1.0, "max_examples": 11}, "raise it to at least 12"),
+        ("classes_per_client", {"classes": 11}, "the training data have 10 classes"),
+        ("circulant", {"shares": (1, 2)}, "shares has 2 entries, the data have 10 classes"),
+    ],
+)
+def test_options_that_do_not_fit_the_data(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        build_partition(name, **options).bounds(make_pool(SKEWED, 10, 10).facts)

@@ -1,0 +1,274 @@
+"""Supervision: which labels are kept."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedjax_ssl.data.federation.partition import Bounds
+from fedjax_ssl.data.federation.supervision import available_supervisions, balanced_draw, build_supervision
+from fedjax_ssl.data.federation.weak_labels import Holdings
+
+NUM_CLIENTS, NUM_CLASSES = 12, 5
+GENERATOR = np.random.default_rng(1)
+CLIENT = GENERATOR.choice(np.arange(-1, NUM_CLIENTS - 1), 300)  # client 11 has nothing
+LABELS = GENERATOR.choice(np.arange(-1, NUM_CLASSES), 300, p=(0.1, 0.3, 0.3, 0.2, 0.08, 0.02))
+ELIGIBLE = (CLIENT >= 0) & (LABELS >= 0)
+SIZES = np.bincount(CLIENT[CLIENT >= 0], minlength=NUM_CLIENTS)
+WITH_LABEL = np.bincount(CLIENT[ELIGIBLE], minlength=NUM_CLIENTS)
+
+
+def keep(name, key=0, client=CLIENT, truth=LABELS, num_clients=NUM_CLIENTS, num_classes=NUM_CLASSES, **options):
+    rule = build_supervision(name, **options)
+    client, truth = jnp.asarray(client, jnp.int32), jnp.asarray(truth, jnp.int32)
+    return np.asarray(rule.label(jax.random.key(key), holdings(client, truth, num_clients, num_classes)))
+
+
+def holdings(client, truth, num_clients=NUM_CLIENTS, num_classes=NUM_CLASSES):
+    return Holdings(client, truth, jnp.ones(num_clients, bool), num_classes)
+
+
+def keep_many(rule, keys, client, truth, num_clients=NUM_CLIENTS, num_classes=NUM_CLASSES):
+    label = jax.vmap(lambda key: rule.label(key, holdings(client, truth, num_clients, num_classes)))
+    return np.asarray(jax.jit(label)(keys))
+
+
+def per_client(kept, client=CLIENT, num_clients=NUM_CLIENTS):
+    return np.bincount(client[kept], minlength=num_clients)
+
+
+CASES = [
+    ("all", {}),
+    ("none", {}),
+    ("per_client", {"labels": 3}),
+    ("per_client", {"labels": 100}),
+    ("per_client", {"labels": 7, "class_balanced": True, "labelled_clients": 4}),
+    ("per_class", {"labels": 2}),
+    ("fraction", {"fraction": 0.1}),
+    ("fraction", {"fraction": 1.0, "labelled_clients": 2, "which": "random"}),
+    ("total", {"labels": 50}),
+    ("total", {"labels": 7, "class_balanced": True}),
+    ("xclp_noniid", {"labels": 4, "classes": 2}),
+    ("server", {"labels": 9}),
+    ("coarse", {"correspondence": "identity"}),
+    ("sets", {"sets": 2}),
+    ("given", {}),
+    ("mixed", {"labelled_clients": 3, "labels": 2, "coarse_clients": 2, "set_clients": 2}),
+]
+TRACED = ("per_class", "fraction", "total", "xclp_noniid")
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_own_labels_and_within_bounds(name, options):
+    kept = keep(name, 0, **options)
+    assert not kept[~ELIGIBLE].any()
+    np.testing.assert_array_equal(kept, keep(name, 0, **options))
+    counts = per_client(kept)
+    bounds = build_supervision(name, **options).bounds(Bounds(0, int(SIZES.max())), NUM_CLIENTS, NUM_CLASSES, False)
+    assert counts.max() <= bounds.max_labelled
+    assert (SIZES - counts).max() <= bounds.max_unlabelled
+    assert (counts > 0).sum() <= options.get("labelled_clients", NUM_CLIENTS)
+    if 0 < kept.sum() < ELIGIBLE.sum():
+        assert (kept != keep(name, 1, **options)).any()
+
+
+@pytest.mark.parametrize(("name", "options"), [case for case in CASES if case[0] in TRACED])
+def test_vmapped_over_keys_is_the_same_per_key(name, options):
+    rule = build_supervision(name, **options)
+    keys = jax.vmap(jax.random.key)(jnp.arange(3))
+    stacked = keep_many(rule, keys, jnp.asarray(CLIENT, jnp.int32), jnp.asarray(LABELS, jnp.int32))
+    np.testing.assert_array_equal(stacked, np.stack([keep(name, seed, **options) for seed in range(3)]))
+
+
+def test_bounds_hold_where_every_example_has_a_label():
+    # Sizes 25 everywhere: each rule's bounds must cover what it keeps, and be tight for the exact ones.
+    client, truth = np.arange(300) % 12, np.arange(300) // 12 % 5
+    tight = {
+        "all": (25, 0),
+        "none": (0, 25),
+        "per_client": (3, 22),
+        "total": (5, 21),
+        "server": (0, 25),
+        "given": (25, 0),
+    }
+    seen = set()
+    for name, options in CASES:
+        if name in seen or (name == "fraction" and options["fraction"] == 1.0):
+            continue
+        seen.add(name)
+        counts = per_client(keep(name, 0, client, truth, **options), client)
+        bounds = build_supervision(name, **options).bounds(Bounds(25, 25), NUM_CLIENTS, NUM_CLASSES, True)
+        assert counts.max() <= bounds.max_labelled and (25 - counts).max() <= bounds.max_unlabelled
+        assert name not in tight or tuple(bounds) == (*tight[name], 25)
+    assert seen == set(available_supervisions())
+
+
+def test_every_supervision_has_a_case():
+    assert {case[0] for case in CASES} == set(available_supervisions())
+
+
+def test_all_and_none():
+    np.testing.assert_array_equal(keep("all"), ELIGIBLE)
+    assert not keep("none").any() and not keep("server", labels=5).any()
+
+
+@pytest.mark.parametrize("class_balanced", [False, True])
+def test_per_client_is_exact_up_to_what_exists(class_balanced):
+    for labels in (1, 10, 1000):
+        kept = keep("per_client", labels=labels, class_balanced=class_balanced)
+        np.testing.assert_array_equal(per_client(kept), np.minimum(labels, WITH_LABEL))
+
+
+def test_per_client_balanced_is_as_equal_as_the_data_allow():
+    kept = keep("per_client", labels=8, class_balanced=True)
+    for client in range(11):
+        have = np.bincount(LABELS[ELIGIBLE & (client == CLIENT)], minlength=NUM_CLASSES)
+        got = np.bincount(LABELS[kept & (client == CLIENT)], minlength=NUM_CLASSES)
+        assert (got <= have).all()
+        # A class that gets less than another by two or more must have been used up.
+        assert (got[got < got.max() - 1] == have[got < got.max() - 1]).all()
+
+
+def test_per_class_is_exact_up_to_what_exists():
+    kept = keep("per_class", labels=2)
+    for client in range(NUM_CLIENTS):
+        have = np.bincount(LABELS[ELIGIBLE & (client == CLIENT)], minlength=NUM_CLASSES)
+        got = np.bincount(LABELS[kept & (client == CLIENT)], minlength=NUM_CLASSES)
+        np.testing.assert_array_equal(got, np.minimum(have, 2))
+
+
+def test_fraction_counts_and_at_least_one():
+    kept = keep("fraction", fraction=0.25)
+    expected = np.minimum(np.maximum(np.floor(0.25 * SIZES + 0.5), 1), WITH_LABEL)
+    np.testing.assert_array_equal(per_client(kept), expected)
+    np.testing.assert_array_equal(per_client(keep("fraction", fraction=1e-6)), np.minimum(WITH_LABEL, 1))
+
+
+@pytest.mark.parametrize("labels", [1, 11, 40, 200])
+def test_total_is_exact_and_shared_equally(labels):
+    kept = keep("total", labels=labels)
+    assert kept.sum() == labels
+    counts = per_client(kept)
+    full = counts == WITH_LABEL
+    assert np.ptp(counts[~full]) <= 1
+    assert (counts[full] <= counts.max()).all()
+
+
+def test_total_goes_to_the_labelled_clients_only():
+    counts = per_client(keep("total", labels=20, labelled_clients=4))
+    np.testing.assert_array_equal(counts, [5, 5, 5, 5] + [0] * 8)
+
+
+def test_first_and_random_labelled_clients():
+    first = per_client(keep("per_client", labels=1, labelled_clients=3))
+    np.testing.assert_array_equal(first > 0, np.arange(NUM_CLIENTS) < 3)
+    client, labels = np.arange(300) % 12, np.arange(300) % 5
+    chosen = [
+        tuple(
+            np.flatnonzero(
+                per_client(
+                    keep("per_class", key, client, labels, labels=1, labelled_clients=3, which="random"),
+                    client,
+                )
+            )
+        )
+        for key in range(4)
+    ]
+    assert all(len(clients) == 3 for clients in chosen) and len(set(chosen)) > 1
+
+
+@pytest.mark.parametrize(("labels", "num_clients"), [(20, 20), (10, 25), (13, 10)])
+def test_xclp_noniid_has_five_shifted_classes(labels, num_clients):
+    # iid data, 6 of every class per client, enough for every quota.
+    # Rows that are nobody's fill up to the same length for all cases.
+    client = np.where(np.arange(1500) < 60 * num_clients, np.arange(1500) // 60, -1)
+    truth = np.arange(1500) % 10
+    kept = keep("xclp_noniid", 3, client, truth, num_clients, 10, labels=labels)
+    counts = np.zeros((num_clients, 10), int)
+    np.add.at(counts, (client[kept], truth[kept]), 1)
+    assert (counts.sum(axis=1) == labels).all()
+    assert ((counts > 0).sum(axis=1) == 5).all()
+    for row in counts:
+        assert np.ptp(row[row > 0]) <= 1
+    for block in range(num_clients // 10):
+        rows = counts[10 * block : 10 * block + 10] > 0
+        np.testing.assert_array_equal(rows, [np.roll(rows[0], shift) for shift in range(10)])
+        assert (rows.sum(axis=0) == 5).all()
+
+
+def test_xclp_noniid_fills_up_from_the_other_drawn_classes():
+    client, truth = np.full(300, -1), np.zeros(300, int)
+    client[:24], truth[20:24] = 0, [1, 2, 3, 4]
+    kept = keep("xclp_noniid", 0, client, truth, 1, 5, labels=10)
+    np.testing.assert_array_equal(np.bincount(truth[kept]), [6, 1, 1, 1, 1])
+
+
+def test_uniform_labels_do_not_depend_on_the_classes():
+    # Which labels are kept must not tell anything about the classes: other classes, same choice.
+    shuffled = np.where(LABELS >= 0, GENERATOR.permutation(NUM_CLASSES)[LABELS], -1)
+    for name, options in (
+        ("per_client", {"labels": 3}),
+        ("fraction", {"fraction": 0.2}),
+        ("total", {"labels": 30}),
+    ):
+        np.testing.assert_array_equal(keep(name, **options), keep(name, truth=shuffled, **options))
+
+
+def test_every_example_is_equally_likely_to_be_labelled():
+    # Counts of 30 examples over 1,000 keys, chi-square-like with threshold at 1e-6: fails for one seed in a
+    # million.
+    client, labels = jnp.zeros(30, jnp.int32), jnp.asarray(np.arange(30) % 7 // 3, jnp.int32)
+    kept = keep_many(
+        build_supervision("per_client", labels=3),
+        jax.random.split(jax.random.key(6), 1000),
+        client,
+        labels,
+        1,
+        3,
+    )
+    # Drawing 3 of 30 without replacement has variance p (1 - p) and correlation -1/29 between examples.
+    statistic = ((kept.sum(axis=0) - 100.0) ** 2 / (1000 * 0.1 * 0.9)).sum() * 29 / 30
+    assert stats.chi2.sf(statistic, 29) > 1e-6
+
+
+def test_balanced_draw_is_balanced_and_exact():
+    available = np.ones(300, bool)
+    available[:50] = False
+    drawn = np.asarray(balanced_draw(jax.random.key(0), jnp.asarray(LABELS, jnp.int32), jnp.asarray(available), 60))
+    assert drawn.sum() == 60 and not drawn[:50].any() and (LABELS[drawn] >= 0).all()
+    have = np.bincount(LABELS[available & (LABELS >= 0)], minlength=NUM_CLASSES)
+    got = np.bincount(LABELS[drawn], minlength=NUM_CLASSES)
+    assert np.ptp(got[got < have]) <= 1 and (got[got == have] <= got.max()).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("per_cleint", {"labels": 1}, "Did you mean 'per_client'"),
+        ("per_client", {}, "needs the option 'labels'"),
+        ("per_client", {"label": 1}, "Did you mean 'labels'"),
+        ("per_client", {"labels": 0}, "labels must be a whole number >= 1, got 0"),
+        ("fraction", {"fraction": 0.0}, "use supervision 'none'"),
+        ("fraction", {"fraction": 1.5}, r"fraction must be in \(0, 1\], got 1.5"),
+        (
+            "total",
+            {"labels": 5, "labelled_clients": 0},
+            "labelled_clients must be a whole number >= 1, got 0",
+        ),
+        ("server", {"labels": 5, "labelled_clients": 2}, "has no meaning for supervision 'server'"),
+        ("all", {"which": "last"}, "which must be 'first' or 'random', got 'last'"),
+    ],
+)
+def test_bad_options(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        build_supervision(name, **options)
+
+
+def test_more_than_there_is():
+    with pytest.raises(ValueError, match="labelled_clients=9, but there are 8 clients"):
+        build_supervision("all", labelled_clients=9).check(8, 100)
+    with pytest.raises(ValueError, match="labels=101, but only 100 training examples"):
+        build_supervision("total", labels=101).check(8, 100)
+    with pytest.raises(ValueError, match="classes=5 labelled classes per client, the data have 3"):
+        keep("xclp_noniid", 0, np.zeros(6, int), np.arange(6) % 3, 1, 3, labels=2)

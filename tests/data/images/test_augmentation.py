@@ -1,0 +1,142 @@
+"""Augmentation and normalization."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.data.dataset import Dataset, Split
+from fedjax_ssl.data.images.augmentation import augmentation, available_augmentations, normalizer
+from fedjax_ssl.data.images.random_operations import fetch_moved
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (12, 9, 7, 3)).astype(np.uint8)
+
+
+def candidates(image, pixels, mode, flips):
+    """Every result that the augmentation may give for one image, by NumPy's padding."""
+    height, width, _ = image.shape
+    padded = np.pad(image, ((pixels, pixels), (pixels, pixels), (0, 0)), mode=mode)
+    crops = [
+        padded[top : top + height, left : left + width]
+        for top in range(2 * pixels + 1)
+        for left in range(2 * pixels + 1)
+    ]
+    return np.stack(crops + [crop[:, ::-1] for crop in crops] if flips else crops)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "mode"),
+    [
+        ("shift", {"pixels": 2}, "reflect"),
+        ("shift", {"pixels": 3, "fill": "constant"}, "constant"),
+        ("crop_flip", {"pixels": 2}, "reflect"),
+        ("crop_flip", {"pixels": 6, "fill": "constant"}, "constant"),
+    ],
+)
+def test_every_result_is_a_padded_crop_and_all_occur(name, options, mode):
+    # 150 keys x 12 images over at most 50 outcomes for pixels=2: one stays out with probability below 1e-13.
+    augment = jax.jit(jax.vmap(augmentation(name, **options), (0, None)))
+    results = np.asarray(augment(jax.random.split(jax.random.key(0), 150), jnp.asarray(IMAGES)))
+    assert results.shape == (150, *IMAGES.shape) and results.dtype == np.uint8
+    seen = set()
+    for place, image in enumerate(IMAGES):
+        allowed = candidates(image, options["pixels"], mode, name == "crop_flip")
+        lookup = {crop.tobytes(): number for number, crop in enumerate(allowed)}
+        seen |= {lookup[np.ascontiguousarray(result).tobytes()] for result in results[:, place]}
+    if options["pixels"] == 2:
+        assert len(seen) == (50 if name == "crop_flip" else 25)
+
+
+@pytest.mark.parametrize("name", available_augmentations())
+def test_padding_key_and_dtype(name):
+    augment = jax.jit(augmentation(name))
+    images = jnp.asarray(IMAGES)
+    result = augment(jax.random.key(1), images)
+    np.testing.assert_array_equal(result, augment(jax.random.key(1), images))
+    padded = augment(jax.random.key(1), jnp.concatenate([images, images[:5]]))
+    np.testing.assert_array_equal(padded[:12], result)
+    floats = augment(jax.random.key(1), images.astype(jnp.float32))
+    assert floats.dtype == jnp.float32
+    np.testing.assert_array_equal(floats, np.asarray(result, np.float32))
+    assert (name == "none") == bool((result == images).all())
+    if name != "none":
+        assert (augment(jax.random.key(2), images) != result).any()
+
+
+def test_images_of_a_batch_move_independently():
+    same = jnp.asarray(np.broadcast_to(IMAGES[:1], IMAGES.shape))
+    moved = np.asarray(augmentation("shift", pixels=2)(jax.random.key(0), same))
+    assert len({image.tobytes() for image in moved}) > 5
+
+
+def test_vmapped_over_clients_is_the_same_per_client():
+    augment = augmentation("crop_flip", pixels=2)
+    keys = jax.random.split(jax.random.key(3), 3)
+    batches = jnp.asarray(np.stack([IMAGES, IMAGES[::-1], IMAGES]))
+    stacked = jax.jit(jax.vmap(augment))(keys, batches)
+    alone = [augment(key, batch) for key, batch in zip(keys, batches, strict=True)]
+    np.testing.assert_array_equal(stacked, np.stack(alone))
+
+
+def test_no_shift_and_constant_value():
+    images = jnp.asarray(IMAGES)
+    np.testing.assert_array_equal(augmentation("shift", pixels=0)(jax.random.key(0), images), images)
+    augment = augmentation("shift", pixels=6, fill="constant", value=7)
+    assert set(np.unique(augment(jax.random.key(0), jnp.zeros_like(images)))) == {0, 7}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("shfit", {}, "unknown augmentation 'shfit'. Did you mean 'shift'"),
+        ("shift", {"pixel": 1}, "Did you mean 'pixels'"),
+        ("shift", {"pixels": -1}, "pixels must be a whole number >= 0, got -1"),
+        ("rotate", {"degrees": -1.0}, r"degrees must be in \[0, 180\], got -1"),
+        ("crop_flip", {"fill": "mirror"}, "fill must be 'reflect' or 'constant', got 'mirror'"),
+    ],
+)
+def test_bad_options(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        augmentation(name, **options)
+
+
+def test_images_that_do_not_fit():
+    with pytest.raises(ValueError, match="pixels=7 must be smaller than the images, which are 9 x 7"):
+        augmentation("shift", pixels=7)(jax.random.key(0), jnp.asarray(IMAGES))
+    with pytest.raises(ValueError, match=r"augmentation needs images \[n, H, W, C\], got shape \(4, 5\)"):
+        augmentation("shift")(jax.random.key(0), jnp.zeros((4, 5)))
+
+
+def test_rotation_is_about_the_centre_within_the_given_angle():
+    square = jnp.asarray(IMAGES[:, :7])
+    for turns in range(4):
+        turned = fetch_moved(square, jnp.full(12, turns * np.pi / 2, jnp.float32))
+        np.testing.assert_array_equal(turned, np.rot90(square, turns, axes=(1, 2)))
+    # A bar from the centre to the right, seen under the angles that were drawn.
+    bar = jnp.zeros((400, 41, 41, 1)).at[:, 20, 20:].set(1.0)
+    weight = augmentation("rotate", degrees=20.0)(jax.random.key(0), bar)[..., 0]
+    assert float(jnp.min(jnp.sum(weight, axis=(1, 2)))) > 15, "the bar stays in the image"
+    y, x = np.mgrid[:41, :41] - 20.0
+    angles = np.rad2deg(np.arctan2(-jnp.sum(weight * y, axis=(1, 2)), jnp.sum(weight * x, axis=(1, 2))))
+    assert -21 < angles.min() < -18 and 18 < angles.max() < 21, "both ends of the range, and nothing beyond"
+    assert abs(angles.mean()) < 2
+
+
+def test_normalizer_of_a_dataset():
+    mean, std = (0.5, 0.4, 0.3), (0.2, 0.25, 0.5)
+    labels = np.zeros(12, np.int32)
+    dataset = Dataset("toy", Split(IMAGES, labels), None, ("a",), input_max=16.0, mean=mean, std=std)
+    expected = (IMAGES.astype(np.float64) / 16 - np.array(mean)) / np.array(std)
+    result = jax.jit(normalizer(dataset))(jnp.asarray(IMAGES))
+    assert result.dtype == jnp.float32
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=2e-6)
+    by_hand = normalizer(input_max=16.0, mean=mean, std=std)(jnp.asarray(IMAGES, jnp.float32))
+    np.testing.assert_allclose(by_hand, expected, rtol=1e-5, atol=2e-6)
+    np.testing.assert_allclose(normalizer()(jnp.asarray(IMAGES)), IMAGES / 255.0, rtol=1e-6)
+
+
+def test_normalizer_refuses_zero_spread():
+    with pytest.raises(ValueError, match="std must be positive"):
+        normalizer(std=(0.0, 1.0))
+    with pytest.raises(ValueError, match="input_max must be > 0, got 0"):
+        normalizer(input_max=0)

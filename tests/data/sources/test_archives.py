@@ -1,0 +1,379 @@
+"""Readers and the search for files, on small files in the true formats.
+
+Images are noise, except that one pixel of each carries the label, so that a reader which mixes up planes,
+order or transposition fails.
+"""
+
+import dataclasses
+import functools
+import gzip
+import hashlib
+import http.server
+import io
+import sqlite3
+import struct
+import tarfile
+import threading
+import zlib
+
+import numpy as np
+import pytest
+from flax import serialization
+
+from fedjax_ssl.data import DatasetUnavailable, load
+from fedjax_ssl.data.correspondence import CIFAR100_SUPERCLASS_OF
+from fedjax_ssl.data.sources import archives
+from fedjax_ssl.data.sources.archives import load_archive
+from fedjax_ssl.data.sources.catalog import CIFAR10, CIFAR100, FEMNIST, MNIST, RemoteFile
+from fedjax_ssl.data.sources.formats import (
+    FormatError,
+    read_cifar10_binary,
+    read_cifar100_binary,
+    read_fedjax_sqlite,
+    read_idx,
+)
+
+ROW, COLUMN, CHANNEL = 3, 5, 1
+
+
+def noise(rng, labels, shape):
+    """uint8 images [n, H, W, C] of noise; the marked pixel is 7 * label (as a byte)."""
+    images = rng.integers(0, 256, (len(labels), *shape), np.uint8)
+    images[:, ROW, COLUMN, min(CHANNEL, shape[2] - 1)] = 7 * labels.astype(int) % 256
+    return images
+
+
+def write_idx(path, array):
+    header = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+    path.write_bytes(gzip.compress(header + array.tobytes(), mtime=0))
+
+
+def write_mnist(folder):
+    rng = np.random.default_rng(0)
+    labels, test_labels = np.arange(20, dtype=np.uint8) % 10, np.arange(10, dtype=np.uint8)
+    arrays = (noise(rng, labels, (28, 28, 1))[..., 0], labels)
+    arrays += (noise(rng, test_labels, (28, 28, 1))[..., 0], test_labels)
+    for file, array in zip(MNIST.files, arrays, strict=True):
+        write_idx(folder / file.name, array)
+
+
+def write_cifar10(folder, names=("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5")):
+    rng = np.random.default_rng(0)
+    with tarfile.open(folder / CIFAR10.files[0].name, "w:gz") as archive:
+        for name in (*names, "test_batch"):
+            labels = rng.integers(0, 10, 6, np.uint8)
+            planes = noise(rng, labels, (32, 32, 3)).transpose(0, 3, 1, 2).reshape(6, -1)
+            content = np.concatenate([labels[:, None], planes], axis=1).tobytes()
+            member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}.bin")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+
+def write_cifar100(folder, superclass_of=CIFAR100_SUPERCLASS_OF, splits=("train", "test")):
+    rng = np.random.default_rng(0)
+    with tarfile.open(folder / CIFAR100.files[0].name, "w:gz") as archive:
+        for name in splits:
+            fine = rng.permutation(100).astype(np.uint8)
+            coarse = np.array(superclass_of, np.uint8)[fine]
+            planes = noise(rng, fine, (32, 32, 3)).transpose(0, 3, 1, 2).reshape(100, -1)
+            content = np.concatenate([coarse[:, None], fine[:, None], planes], axis=1).tobytes()
+            member = tarfile.TarInfo(f"cifar-100-binary/{name}.bin")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+
+def write_writers(path, writers, seed=0, **changes):
+    """One split in fedjax's form; `writers` maps identifiers to numbers of examples."""
+    rng = np.random.default_rng(seed)
+    with sqlite3.connect(path) as database:
+        database.execute(
+            "CREATE TABLE federated_data (client_id BLOB NOT NULL PRIMARY KEY, data BLOB NOT NULL,"
+            " num_examples INTEGER NOT NULL)"
+        )
+        for name, count in writers.items():
+            label = rng.integers(0, 62, count).astype(np.int32)
+            ink = rng.random((count, 28, 28), np.float32)
+            ink[:, ROW, COLUMN] = label / 62
+            content = {"pixels": 1 - ink, "label": label, **changes}
+            data = zlib.compress(serialization.msgpack_serialize(content))
+            database.execute("INSERT INTO federated_data VALUES (?, ?, ?)", (name.encode(), data, count))
+    database.close()
+
+
+def write_femnist(folder):
+    write_writers(folder / FEMNIST.files[0].name, {"b:f2100_01": 7, "a:f0000_14": 3, "c:f3999_02": 4})
+    write_writers(folder / FEMNIST.files[1].name, {"a:f0000_14": 2, "c:f3999_02": 1}, seed=1)
+
+
+def unlocked(archive, **urls):
+    """The catalogue entry without the original's digests and addresses."""
+    files = tuple(RemoteFile(file.name, urls.get("urls", ("http://name.invalid/x",))) for file in archive.files)
+    return dataclasses.replace(archive, files=files)
+
+
+def assert_marked(split):
+    marked = split.x[:, ROW, COLUMN, min(CHANNEL, split.x.shape[3] - 1)]
+    np.testing.assert_array_equal(marked, 7 * split.y % 256)
+
+
+def test_mnist(tmp_path):
+    write_mnist(tmp_path)
+    data = load_archive(unlocked(MNIST), path=tmp_path)
+    assert (data.train.x.shape, data.test.x.shape) == ((20, 28, 28, 1), (10, 28, 28, 1))
+    assert_marked(data.train)
+    assert_marked(data.test)
+
+
+def test_cifar10(tmp_path):
+    write_cifar10(tmp_path)
+    data = load_archive(unlocked(CIFAR10), path=tmp_path)
+    assert (data.train.x.shape, data.test.x.shape) == ((30, 32, 32, 3), (6, 32, 32, 3))
+    assert_marked(data.train)
+    assert_marked(data.test)
+    assert data.mean == (0.4914, 0.4822, 0.4465)
+    assert data.class_names[9] == "truck"
+
+
+def test_cifar100_has_both_labels(tmp_path):
+    raw = tmp_path / "cifar100" / "raw"
+    raw.mkdir(parents=True)
+    write_cifar100(raw)
+    first = load_archive(unlocked(CIFAR100), root=tmp_path, download=False)
+    (raw / CIFAR100.files[0].name).unlink()
+    for data in (first, load_archive(unlocked(CIFAR100), root=tmp_path, download=False)):
+        assert (data.num_classes, len(data.coarse_names)) == (100, 20)
+        for split in (data.train, data.test):
+            assert split.x.shape == (100, 32, 32, 3)
+            assert_marked(split)
+            np.testing.assert_array_equal(split.coarse, np.array(CIFAR100_SUPERCLASS_OF)[split.y])
+        np.testing.assert_array_equal(np.argmax(data.correspondence, axis=0), CIFAR100_SUPERCLASS_OF)
+    assert data.class_names[::33] == ("apple", "forest", "raccoon", "worm")
+    people = [name for name, coarse in zip(data.class_names, CIFAR100_SUPERCLASS_OF, strict=True) if coarse == 14]
+    assert people == ["baby", "boy", "girl", "man", "woman"]
+    assert data.coarse_names[14] == "people"
+
+
+def test_cifar100_damage(tmp_path):
+    path = tmp_path / CIFAR100.files[0].name
+    write_cifar100(tmp_path, splits=("train",))
+    with pytest.raises(FormatError, match=r"has no test\.bin; found: train\.bin"):
+        read_cifar100_binary(path)
+    write_cifar100(tmp_path, superclass_of=np.arange(100) // 5 + 1)
+    with pytest.raises(FormatError, match=r"train\.bin has the superclass 20; there are 0 to 19"):
+        read_cifar100_binary(path)
+    write_cifar100(tmp_path, superclass_of=np.arange(100) // 5)
+    with pytest.raises(DatasetUnavailable, match="examples are not in the superclass of their class; the first has"):
+        load_archive(unlocked(CIFAR100), path=tmp_path)
+
+
+def test_femnist(tmp_path, caplog):
+    write_femnist(tmp_path)
+    data = load_archive(unlocked(FEMNIST), path=tmp_path)
+    assert data.client_names == ("a:f0000_14", "b:f2100_01", "c:f3999_02")
+    np.testing.assert_array_equal(np.bincount(data.train.client), [3, 7, 4])
+    np.testing.assert_array_equal(data.test.client, [0, 0, 2])
+    for split in (data.train, data.test):
+        np.testing.assert_array_equal(split.x[:, ROW, COLUMN, 0], np.rint(255 * split.y / 62))
+    assert "3 writers and 14 + 3 examples; the published set has 3400 writers and 671585 + 77483" in caplog.text
+
+
+def test_femnist_background_is_zero_and_ink_is_255(tmp_path):
+    pixels = np.stack([np.ones((28, 28)), np.zeros((28, 28))]).astype(np.float32)
+    write_writers(tmp_path / "w.sqlite", {"a": 2}, pixels=pixels)
+    x = read_fedjax_sqlite(tmp_path / "w.sqlite", 62).x
+    assert (x[0] == 0).all()
+    assert (x[1] == 255).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pixels": np.zeros((3, 28, 27), np.float32)}, r"client a has pixels \(3, 28, 27\)"),
+        ({"pixels": np.full((3, 28, 28), 2.0, np.float32)}, "pixels outside 0 to 1"),
+        ({"pixels": np.full((3, 28, 28), np.nan, np.float32)}, "pixels outside 0 to 1, or NaN"),
+        ({"label": np.array([0, 62, 1])}, "client a has labels outside 0 to 61"),
+        ({"label": np.array([0, 1])}, r"labels \(2,\) for 3 examples"),
+    ],
+)
+def test_femnist_bad_content(tmp_path, changes, message):
+    write_writers(tmp_path / "w.sqlite", {"a": 3}, **changes)
+    with pytest.raises(FormatError, match=message):
+        read_fedjax_sqlite(tmp_path / "w.sqlite", 62)
+
+
+def test_femnist_other_files(tmp_path):
+    path = tmp_path / "w.sqlite"
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TABLE examples (split_name TEXT)")
+    database.close()
+    with pytest.raises(FormatError, match="no table federated_data"):
+        read_fedjax_sqlite(path, 62)
+    path.write_text("<html>moved</html>" * 100)
+    with pytest.raises(FormatError, match="not a database"):
+        read_fedjax_sqlite(path, 62)
+    path.unlink()
+    write_writers(path, {})
+    with pytest.raises(FormatError, match="holds no examples"):
+        read_fedjax_sqlite(path, 62)
+    with sqlite3.connect(path) as database:
+        database.execute("INSERT INTO federated_data VALUES (?, ?, ?)", (b"w7", b"no zlib", 3))
+    database.close()
+    with pytest.raises(FormatError, match=r"\(client w7\) is cut short, damaged"):
+        read_fedjax_sqlite(path, 62)
+
+
+@pytest.mark.parametrize("keep", [0.3, 0.9])
+def test_femnist_cut_short(tmp_path, keep):
+    path = tmp_path / "w.sqlite"
+    write_writers(path, {f"w{i}": 5 for i in range(8)})
+    content = path.read_bytes()
+    path.write_bytes(content[: int(keep * len(content))])
+    with pytest.raises(FormatError, match=r"w\.sqlite.* is cut short, damaged"):
+        read_fedjax_sqlite(path, 62)
+
+
+def test_idx_damage(tmp_path):
+    path = tmp_path / "a.gz"
+    write_idx(path, np.zeros((4, 5), np.uint8))
+    content = path.read_bytes()
+    cases = {
+        content[:-9]: "cut short, damaged",
+        b"plain": "cut short, damaged",
+        gzip.compress(b"\0\0\x0d\1\0\0\0\0"): "no IDX file of bytes",
+        gzip.compress(b"\0\0\x08\2\0\0"): "ends inside its header",
+        gzip.compress(struct.pack(">HBBI", 0, 8, 1, 9) + b"12345678"): r"states the shape \(9,\) but holds 8",
+    }
+    for damaged, message in cases.items():
+        path.write_bytes(damaged)
+        with pytest.raises(FormatError, match=message):
+            read_idx(path)
+
+
+def test_cifar10_damage(tmp_path):
+    path = tmp_path / CIFAR10.files[0].name
+    write_cifar10(tmp_path, names=("data_batch_1", "data_batch_2"))
+    with pytest.raises(FormatError, match=r"has no data_batch_3\.bin, data_batch_4\.bin, data_batch_5\.bin; found:"):
+        read_cifar10_binary(path)
+    write_cifar10(tmp_path)
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(FormatError, match="cut short, damaged"):
+        read_cifar10_binary(path)
+
+
+def test_search_order(tmp_path):
+    """The raw files are converted once; afterwards the converted form is enough."""
+    raw = tmp_path / "mnist" / "raw"
+    raw.mkdir(parents=True)
+    write_mnist(raw)
+    first = load_archive(unlocked(MNIST), root=tmp_path, download=False)
+    for file in raw.iterdir():
+        file.unlink()
+    second = load_archive(unlocked(MNIST), root=tmp_path, download=False)
+    assert isinstance(second.train.x.base, np.memmap)
+    for before, after in ((first.train, second.train), (first.test, second.test)):
+        np.testing.assert_array_equal(before.x, after.x)
+        np.testing.assert_array_equal(before.y, after.y)
+    assert (second.mean, second.std, second.class_names) == (first.mean, first.std, first.class_names)
+    assert second.extra["terms"] == MNIST.terms
+
+
+def test_root_from_the_environment(tmp_path, monkeypatch):
+    (tmp_path / "cifar10" / "raw").mkdir(parents=True)
+    write_cifar10(tmp_path / "cifar10" / "raw")
+    monkeypatch.setenv("FEDJAX_SSL_DATA", str(tmp_path))
+    assert len(load_archive(unlocked(CIFAR10), download=False).train) == 30
+
+
+def test_download_then_noted_digest_is_verified(tmp_path):
+    served, root = tmp_path / "served", tmp_path / "root"
+    served.mkdir()
+    write_femnist(served)
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *arguments):
+            del arguments
+
+    handler = functools.partial(Quiet, directory=served)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    files = tuple(RemoteFile(file.name, (f"{address}/{file.name}",)) for file in FEMNIST.files)
+    archive = dataclasses.replace(FEMNIST, files=files)
+    try:
+        data = load_archive(archive, root=root)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert len(data.train) == 14
+    raw = root / "femnist" / "raw" / files[0].name
+    noted = raw.with_name(raw.name + ".sha256").read_text().split()
+    assert noted == [hashlib.sha256(raw.read_bytes()).hexdigest(), raw.name]
+    # Without the converted form the raw file is read again, and a changed byte is found.
+    again = dataclasses.replace(archive, version=2)
+    content = bytearray(raw.read_bytes())
+    content[-1] ^= 1
+    raw.write_bytes(content)
+    with pytest.raises(DatasetUnavailable, match=r"train\.sqlite is not the original file.*as noted in .*\.sha256"):
+        load_archive(again, root=root, download=False)
+
+
+def test_wrong_original_is_refused(tmp_path):
+    write_cifar10(tmp_path)
+    with pytest.raises(DatasetUnavailable, match=r"expected 170,052,171\), sha256 \w{64}, expected c4a38c50a1bc5f3a"):
+        load("cifar10", path=tmp_path)
+
+
+def test_damaged_file_says_what_to_do(tmp_path):
+    write_femnist(tmp_path)
+    file = tmp_path / FEMNIST.files[1].name
+    file.write_bytes(file.read_bytes()[:9000])
+    with pytest.raises(
+        DatasetUnavailable, match=r"delete that file and start again, or .*femnist_xclp\.py:glyphs"
+    ) as caught:
+        load("femnist", path=tmp_path)
+    assert str(file) in str(caught.value)
+    assert isinstance(caught.value.__cause__, FormatError)
+
+
+def test_message_without_download(tmp_path):
+    with pytest.raises(DatasetUnavailable) as caught:
+        load("cifar10", root=tmp_path, download=False)
+    lines = str(caught.value).splitlines()
+    raw = tmp_path / "cifar10" / "raw"
+    digest = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
+    assert lines[0] == "cifar10 is not here."
+    assert lines[1] == f"  looked  {tmp_path / 'cifar10' / 'converted-v1'}, {raw}"
+    assert lines[3] == f"  - put cifar-10-binary.tar.gz (170,052,171 bytes, sha256 {digest}) in {raw}/"
+    assert "FEDJAX_SSL_DATA" in lines[5]
+    assert 'load("digits") or load("glyphs")' in lines[6]
+
+
+def test_message_without_network(tmp_path, monkeypatch):
+    def unresolved(urls, dest, **options):
+        raise archives.FetchFailed([(url, "Name or service not known") for url in urls])
+
+    monkeypatch.setattr(archives, "fetch", unresolved)
+    with pytest.raises(DatasetUnavailable) as caught:
+        load("femnist", root=tmp_path)
+    message = str(caught.value)
+    train, test = (file.name for file in FEMNIST.files)
+    assert message.startswith("femnist is not here and could not be downloaded.\n  tried   https://storage.")
+    assert f"{train}: Name or service not known\n" in message
+    assert f"put {train} in {tmp_path}/femnist/raw/" in message
+    assert f"put {test} in {tmp_path}/femnist/raw/" in message
+    assert message.endswith("--config configs/femnist_xclp.py:glyphs")
+    assert isinstance(caught.value.__cause__, archives.FetchFailed)
+
+
+def test_message_when_nothing_can_be_stored(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(DatasetUnavailable, match="cannot store a download here"):
+        load("femnist", root=tmp_path / "file")
+
+
+def test_path_without_the_files(tmp_path):
+    with pytest.raises(DatasetUnavailable, match=f"mnist is not here.\n  looked  {tmp_path}\n"):
+        load("mnist", path=tmp_path)

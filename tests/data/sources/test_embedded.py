@@ -1,0 +1,196 @@
+import difflib
+
+import jax
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits as sklearn_digits
+from sklearn.neighbors import KNeighborsClassifier
+
+from fedjax_ssl.data import available, load
+from fedjax_ssl.data.sources.catalog import FEMNIST_CLASSES
+from fedjax_ssl.data.sources.digits import FORM_STARTS
+from fedjax_ssl.data.sources.glyph_strokes import FORMS, form_table
+
+
+@pytest.fixture(scope="module")
+def glyphs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("data")
+    return load("glyphs", root=root, writers=20), root
+
+
+def test_available_describes_every_name():
+    names = available()
+    assert {"digits", "glyphs", "npz", "mnist", "cifar10", "cifar100", "femnist", "fed_isic2019"} == set(names)
+    assert all(
+        ("downloaded" in text) == (name in {"mnist", "cifar10", "cifar100", "femnist"}) for name, text in names.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("digit", {}, r"Unknown dataset 'digit'\. Did you mean 'digits'\? Available: cifar10, cifar100, digits"),
+        ("zzz", {}, r"Unknown dataset 'zzz'\. Available:"),
+        (
+            "glyphs",
+            {"writer": 3},
+            r"no option 'writer'\. Did you mean 'writers'\? Options: examples, seed, writers",
+        ),
+        ("digits", {"writers": 3}, r"no option 'writers'\. Options: none"),
+        ("digits", {"path": "digits.npz"}, "takes no path="),
+        ("glyphs", {"writers": 0}, "writers is 0"),
+        ("glyphs", {"examples": 39}, "examples is 39; the mean per writer must be at least 40"),
+        ("glyphs", {"seed": -1}, "seed is -1"),
+    ],
+)
+def test_wrong_names_and_options(name, options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        load(name, root=tmp_path, **options)
+
+
+def test_digits_equal_the_original():
+    original = sklearn_digits()
+    digits = load("digits")
+    np.testing.assert_array_equal(digits.train.x[..., 0], original.images)
+    np.testing.assert_array_equal(digits.train.y, original.target)
+    assert digits.train.x.dtype == np.uint8
+    assert digits.test is None
+    assert digits.input_max == digits.train.x.max() == 16
+    assert digits.class_names == tuple(str(name) for name in original.target_names)
+
+
+def test_digits_forms_start_where_the_label_sequence_repeats():
+    digits = load("digits")
+    stops = (*FORM_STARTS[1:], len(digits.train))
+    forms = [tuple(digits.train.y[start:stop]) for start, stop in zip(FORM_STARTS, stops, strict=True)]
+    complete = forms[0]
+    assert len(complete) == 130
+    assert sum(len(form) == 130 for form in forms) == 9
+    matched_in_forms = 0
+    for form in forms:
+        alike = difflib.SequenceMatcher(a=complete, b=form, autojunk=False)
+        matched = sum(block.size for block in alike.get_matching_blocks())
+        matched_in_forms += matched
+        # All digits but one at most are the complete form in its order, with up to 8 missing.
+        assert matched >= len(form) - 1
+        assert len(complete) - matched <= 8
+        assert form[:4] in ((0, 1, 2, 3), (1, 2, 3, 4))
+    # Aligning the whole sequence with 14 complete forms matches no more digits: there are no better starts.
+    whole = difflib.SequenceMatcher(a=complete * 14, b=tuple(digits.train.y), autojunk=False)
+    total = sum(block.size for block in whole.get_matching_blocks())
+    assert total <= sum(
+        sum(block.size for block in difflib.SequenceMatcher(a=complete, b=form, autojunk=False).get_matching_blocks())
+        for form in forms
+    )
+    np.testing.assert_array_equal(np.bincount(digits.train.client), [len(form) for form in forms])
+
+
+def test_digits_forms_are_hands():
+    """A digit's nearest neighbour is in its own form far more often than chance, 7 %."""
+    train = load("digits").train
+    x = train.x.reshape(len(train), -1).astype(np.float32)
+    nearest = KNeighborsClassifier(2).fit(x, train.y).kneighbors(x, return_distance=False)[:, 1]
+    assert 0.5 < (train.client[nearest] == train.client).mean() < 0.58
+
+
+def test_glyphs_cover_every_character_with_two_ways_to_write_most():
+    table, first_form, num_forms = form_table()
+    assert tuple(FORMS) == FEMNIST_CLASSES
+    assert len(table) == num_forms.sum() == first_form[-1] + num_forms[-1]
+    assert (num_forms >= 2).all()
+    assert np.isfinite(table).all()
+    np.testing.assert_allclose(table[..., 0].max((1, 2)), -table[..., 0].min((1, 2)), atol=1e-5)
+
+
+def test_glyphs_look_like_femnist_in_numbers(glyphs):
+    data, _ = glyphs
+    assert data.train.x.dtype == np.uint8
+    assert data.input_shape == (28, 28, 1)
+    assert data.class_names == FEMNIST_CLASSES
+    assert len(data.client_names) == 20
+    counts = np.bincount(data.train.client) + np.bincount(data.test.client)
+    np.testing.assert_array_equal(np.bincount(data.train.client), np.rint(0.9 * counts))
+    # 20 writers: the mean lies within three standard errors (85 / sqrt(20)) of 227.
+    assert abs(counts.mean() - 227) < 3 * 85 / np.sqrt(20)
+    assert 40 < counts.std() < 130
+    assert 0.48 < (np.concatenate([data.train.y, data.test.y]) < 10).mean() < 0.54
+    assert len(np.unique(data.train.y)) == 62
+
+
+def test_glyphs_touch_no_edge_and_always_have_ink(glyphs):
+    data, _ = glyphs
+    x = data.train.x[..., 0]
+    assert not x[:, [0, -1]].any()
+    assert not x[:, :, [0, -1]].any()
+    assert (x.max((1, 2)) > 150).all()
+    assert 0.05 < x.mean() / 255 < 0.2
+
+
+def test_glyphs_read_as_their_class_and_writers_differ(glyphs):
+    data, _ = glyphs
+
+    def flat(split):
+        return split.x.reshape(len(split), -1).astype(np.float32)
+
+    nearest = KNeighborsClassifier(1).fit(flat(data.train), data.train.y)
+    known_writers = nearest.score(flat(data.test), data.test.y)
+    seen, unseen = data.train.client < 15, data.train.client >= 15
+    unseen_writers = (
+        KNeighborsClassifier(1)
+        .fit(flat(data.train)[seen], data.train.y[seen])
+        .score(flat(data.train)[unseen], data.train.y[unseen])
+    )
+    neighbour = nearest.kneighbors(flat(data.test), 1, return_distance=False)[:, 0]
+    same_writer = (data.train.client[neighbour] == data.test.client).mean()
+    assert known_writers > 0.6
+    assert 0.4 < unseen_writers < known_writers - 0.05
+    assert same_writer > 0.3  # chance is 0.05
+
+
+def test_glyphs_smaller_set_is_the_beginning_of_a_larger_one(glyphs, tmp_path):
+    data, _ = glyphs
+    small = load("glyphs", root=tmp_path, writers=2)
+    for part, whole in ((small.train, data.train), (small.test, data.test)):
+        rows = np.flatnonzero(whole.client < 2)
+        np.testing.assert_array_equal(part.y, whole.y[rows])
+        np.testing.assert_array_equal(part.client, whole.client[rows])
+        np.testing.assert_array_equal(part.x, whole.x[rows])
+
+
+def test_glyphs_depend_on_the_seed_and_not_on_64_bit_types(tmp_path):
+    options = {"writers": 2, "examples": 40}
+    first = load("glyphs", root=tmp_path / "a", **options)
+    with jax.enable_x64(True):
+        wide = load("glyphs", root=tmp_path / "b", **options)
+    other = load("glyphs", root=tmp_path / "c", seed=1, **options)
+    np.testing.assert_array_equal(first.train.y, wide.train.y)
+    np.testing.assert_array_equal(first.train.x, wide.train.x)
+    assert first.train.x.shape != other.train.x.shape or (first.train.x != other.train.x).any()
+
+
+def test_glyphs_are_cached_and_a_damaged_cache_is_made_again(glyphs, caplog):
+    data, root = glyphs
+    (folder,) = (root / "glyphs").iterdir()
+    assert folder.name == "v1-writers20-seed0-examples227"
+    again = load("glyphs", root=root, writers=20)
+    assert isinstance(again.train.x.base, np.memmap)
+    np.testing.assert_array_equal(again.test.x, data.test.x)
+    assert (again.class_names, again.client_names, dict(again.extra)) == (
+        data.class_names,
+        data.client_names,
+        dict(data.extra),
+    )
+    file = folder / "test_x.npy"
+    file.write_bytes(file.read_bytes()[:1000])
+    repaired = load("glyphs", root=root, writers=20)
+    assert "damaged and will be made again" in caplog.text
+    np.testing.assert_array_equal(repaired.test.x, data.test.x)
+    assert [entry.name for entry in (root / "glyphs").iterdir()] == [folder.name]
+    assert np.load(file, mmap_mode="r").shape == data.test.x.shape
+
+
+def test_glyphs_without_a_folder_to_keep_them_in(tmp_path, caplog):
+    (tmp_path / "file").write_text("not a folder")
+    data = load("glyphs", root=tmp_path / "file", writers=1, examples=40)
+    assert len(data.train) > 0
+    assert "was not kept" in caplog.text

@@ -1,0 +1,143 @@
+import hashlib
+import http.server
+import socket
+import threading
+import time
+
+import pytest
+
+from fedjax_ssl.data.sources.fetch import FetchFailed, fetch, recorded_sha256
+
+CONTENT = bytes(range(256)) * 40
+DIGEST = hashlib.sha256(CONTENT).hexdigest()
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """What it answers depends on the path; `server.asked` counts the requests of each."""
+
+    def do_GET(self):
+        count = self.server.asked[self.path] = self.server.asked.get(self.path, 0) + 1
+        if self.path == "/missing":
+            self.send_error(404)
+        elif self.path == "/down" or (self.path == "/busy" and count < 3):
+            self.send_error(503)
+        elif self.path == "/silent":
+            self.server.ended.wait(10)
+        else:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(CONTENT)))
+            self.end_headers()
+            cut = self.path == "/cut" or (self.path == "/cut-once" and count == 1)
+            self.wfile.write(CONTENT[:5000] if cut else CONTENT)
+
+    def log_message(self, *arguments):
+        del arguments
+
+
+@pytest.fixture
+def server():
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.asked, server.ended = {}, threading.Event()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    server.address = f"http://127.0.0.1:{server.server_port}"
+    yield server
+    server.ended.set()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def failure(url, dest, **options):
+    """The reason for each address; checks that nothing is left of the download."""
+    with pytest.raises(FetchFailed) as caught:
+        fetch(url, dest, wait=0.01, **options)
+    assert list(dest.parent.iterdir()) == []
+    return [reason for _, reason in caught.value.tried]
+
+
+def test_known_digest_and_size(server, tmp_path):
+    dest = tmp_path / "new" / "folder" / "data.bin"
+    assert fetch(f"{server.address}/good", dest, sha256=DIGEST, size=len(CONTENT)) == dest
+    assert dest.read_bytes() == CONTENT
+    assert [file.name for file in dest.parent.iterdir()] == ["data.bin"]
+
+
+def test_unknown_digest_is_noted(server, tmp_path):
+    dest = fetch(f"{server.address}/good", tmp_path / "data.bin")
+    assert recorded_sha256(dest) == DIGEST
+    assert recorded_sha256(tmp_path / "other.bin") is None
+
+
+@pytest.mark.parametrize("path", ["/busy", "/cut-once"])
+def test_passing_trouble_is_tried_again(server, tmp_path, path):
+    fetch(f"{server.address}{path}", tmp_path / "data.bin", sha256=DIGEST, wait=0.01)
+    assert (tmp_path / "data.bin").read_bytes() == CONTENT
+    assert server.asked[path] > 1
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "reason", "requests"),
+    [
+        ("/missing", {}, "HTTP 404 Not Found", 1),
+        ("/down", {}, "HTTP 503 Service Unavailable (3 tries)", 3),
+        ("/cut", {}, "ended after 5,000 of 10,240 bytes (3 tries)", 3),
+        ("/good", {"sha256": "0" * 64}, f"wrong content: sha256 {DIGEST}, expected {'0' * 64}", 1),
+        ("/good", {"size": 7}, "has 10,240 bytes, expected 7", 1),
+        ("/silent", {"timeout": 0.1}, "no answer within 0.1 s (3 tries)", 3),
+    ],
+)
+def test_failures_say_why(server, tmp_path, path, options, reason, requests):
+    assert failure(f"{server.address}{path}", tmp_path / "data.bin", **options) == [reason]
+    assert server.asked[path] == requests
+
+
+def test_mirrors_are_tried_in_turn(server, tmp_path):
+    urls = [f"{server.address}/missing", f"{server.address}/good"]
+    fetch(urls, tmp_path / "data.bin", sha256=DIGEST)
+    assert (tmp_path / "data.bin").read_bytes() == CONTENT
+    assert failure([urls[0], f"{server.address}/down"], tmp_path / "x" / "data.bin") == [
+        "HTTP 404 Not Found",
+        "HTTP 503 Service Unavailable (3 tries)",
+    ]
+
+
+def test_unresolvable_name_is_asked_once(tmp_path, monkeypatch):
+    asked = []
+
+    def resolve(host, *arguments, **options):
+        asked.append(host)
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    slept = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    assert failure("http://no-such-host.invalid/data.bin", tmp_path / "data.bin") == ["Name or service not known"]
+    assert (asked, slept) == (["no-such-host.invalid"], [])
+
+
+def test_refused_connection(tmp_path):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        (reason,) = failure(f"http://127.0.0.1:{unused.getsockname()[1]}/x", tmp_path / "data.bin")
+    assert "Connection refused" in reason
+
+
+def test_unknown_kind_of_address(tmp_path):
+    (reason,) = failure("gopher-like://host/x", tmp_path / "data.bin")
+    assert "unknown url type" in reason
+
+
+def test_an_older_file_survives_a_failed_download(server, tmp_path):
+    dest = tmp_path / "data.bin"
+    dest.write_text("older")
+    with pytest.raises(FetchFailed):
+        fetch(f"{server.address}/cut", dest, wait=0.01)
+    assert dest.read_text() == "older"
+
+
+def test_unwritable_place_is_not_the_network(server, tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(OSError, match="file"):
+        fetch(f"{server.address}/good", tmp_path / "file" / "data.bin")
+    assert server.asked == {}

@@ -1,0 +1,82 @@
+"""What the methods for weak labels share, and what the engine does for them."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import federated, methods
+from fedjax_ssl.federated.engine import all_clients
+from fedjax_ssl.methods import check_channels
+from fedjax_ssl.methods.parts.channel_terms import channel_term, with_l1
+from tests import toy
+
+KEY = jax.random.key(3)
+
+
+def test_the_l1_norm_is_a_term_unless_its_weight_is_zero() -> None:
+    terms = (channel_term(toy.setup(toy.federation())),)
+    assert with_l1(terms, 0.0) is terms
+    assert [term.name for term in with_l1(terms, 0.1)] == ["channel", "l1"]
+    with pytest.raises(ValueError, match=r"l1 is -0\.1"):
+        with_l1(terms, -0.1)
+
+
+@pytest.mark.parametrize("name", ["semifl", "fedmt", "mixed"])
+def test_methods_are_built_where_the_clients_sizes_are_looked_at_before_training(name: str) -> None:
+    """As placement "auto" does on accelerators; what is confident is not known then."""
+    data = toy.weak_federation("coarse")
+    methods.build(name, toy.setup(data, everyone=all_clients(data)))
+
+
+def test_with_prototypes_a_client_full_of_nan_is_dropped_alone_and_l1_shrinks_the_network() -> None:
+    data = toy.weak_federation("sets")
+    options = {"pseudo_label_weight": 0.0, "prototype_weight": 0.3, "l1": 0.5}
+    method = methods.build("mixed", toy.setup(data, model="linear", local_epochs=1), **options)
+    one_round, start = jax.jit(method.round), jax.jit(method.init)(KEY, data)
+    _, info = one_round(KEY, start, toy.with_broken_client(data, 0))
+    assert info["dropped_clients"] == 1 and info["local_steps"] > 0
+    plain, log = one_round(KEY, start, data)
+    assert log["dropped_clients"] == 0
+    size = sum(np.abs(leaf).sum() for leaf in jax.tree.leaves(plain.params))
+    assert log["loss"] > 0.4 * size, "the norm is part of the loss"
+
+
+def test_the_servers_work_counts_and_a_server_that_diverges_is_seen() -> None:
+    data = toy.weak_federation("server")
+    method = methods.build(
+        "semifl", toy.setup(data, model="linear"), threshold=0.3, server_epochs=2, server_batch_size=5
+    )
+    one_round, start = jax.jit(method.round), jax.jit(method.init)(KEY, data)
+    state, info = one_round(KEY, start, data)
+    assert info["server_dropped"] == 0 and np.isfinite(info["server_loss"])
+    assert info["local_steps"] >= 4 and info["examples"] >= 2 * toy.NUM_SERVER
+    rows = data.server_index
+    broken = dataclasses.replace(data, inputs=data.inputs.at[rows].set(jnp.nan))
+    after, log = one_round(KEY, start, broken)
+    assert log["server_dropped"] == 1 and np.isnan(log["server_loss"]) and log["dropped_clients"] == 0
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after.params))
+    assert int(state.round) == int(after.round) == 1
+
+
+def test_an_unknown_correspondence_hides_nothing_about_other_clients() -> None:
+    data = toy.federation(weak="coarse", labelled=(0,) * 6)
+    unknown = data.weak.matrix.at[0].set(0.0)
+    unsure = dataclasses.replace(data, weak=dataclasses.replace(data.weak, matrix=unknown))
+    assert check_channels(unsure) == [], "what an estimate will tell is not known"
+    wrong = dataclasses.replace(unsure, weak=dataclasses.replace(unsure.weak, matrix=unknown.at[4, :, 1].set(0.0)))
+    with pytest.raises(ValueError, match=r"Column 1 of the correspondence matrix.*client 4.* is all 0"):
+        check_channels(wrong)
+    known = check_channels(data)
+    assert len(known) == 1 and "as a whole does not identify" in known[0]
+    assert check_channels(dataclasses.replace(data, num_server=jnp.asarray(3))) == []
+
+
+def test_evaluation_does_not_look_at_weak_labels() -> None:
+    data = toy.weak_federation("sets")
+    method = methods.build("fedul", toy.setup(data, model="linear"))
+    state = jax.jit(method.init)(KEY, data)
+    scores = federated.evaluate(method, state, data)
+    assert scores == federated.evaluate(method, state, dataclasses.replace(data, weak=None))
