@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.methods import prototype_bank, prototype_losses
+from fedjax_ssl.methods.parts import prototype_bank, prototype_losses
 from fedjax_ssl.methods.parts.prototype_bank import PrototypeSets, empty_bank
 from fedjax_ssl.methods.parts.prototype_losses import Scoring
 
