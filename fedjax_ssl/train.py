@@ -122,8 +122,13 @@ def run_rounds(
         over the rounds in which it was defined.
     """
     state, infos = jax.lax.scan(lambda s, _: method.round(key, s, federation), state, length=rounds)
-    summary = {name: jnp.sum(values) if name in TOTALS else jnp.nanmean(values) for name, values in infos.items()}
-    return state, {"round": state.round, **summary}
+
+    def summed(name: str, values: PyTree) -> PyTree:
+        if isinstance(values, federated.Count):
+            return values.total()
+        return jnp.sum(values) if name in TOTALS else jnp.nanmean(values)
+
+    return state, {"round": state.round, **{name: summed(name, values) for name, values in infos.items()}}
 
 
 # Fields that change how a run is watched, where it finds its data or what is done with the trained network, but not
@@ -316,7 +321,7 @@ class _Programs:
         begin = time.perf_counter()
         with _explaining_memory():
             state, metrics = self._compiled[rounds](state, *self._arguments)
-            row = {name: np.asarray(value).item() for name, value in jax.device_get(metrics).items()}
+            row = {name: value.item() for name, value in federated.to_numbers(jax.device_get(metrics)).items()}
         elapsed = time.perf_counter() - begin
         seconds["train_seconds"] += elapsed
         row["seconds"] = elapsed

@@ -121,6 +121,7 @@ def default(method: str = "fedavg") -> ml_collections.ConfigDict:
         nesterov=False,
         weight_decay=0.0,
         clip_norm=_FLOAT,  # largest norm of a gradient; no clipping by default
+        keep_state=False,  # clients keep momentum and the like between their rounds, instead of starting anew
         batch_size=10,
         local_epochs=1,
     )

@@ -125,18 +125,22 @@ def build_method(
             batch_size=local["batch_size"],
             local_epochs=local["local_epochs"],
             weighting=server["weighting"],
-            placement=server["placement"],
-            chunk_size=server["chunk_size"],
-            mesh=device_mesh(experiment.config),
-            reduce=server["reduce"],
-            memory=federated.device_memory() if alone or federated.vectorized_runs() else None,
-            everyone=_clients_of_known_size(federation, server["placement"]) if alone else None,
-            report=report,
+            keep_optimizer=local["keep_state"],
+            rounds=config["rounds"],
             strong_augment=strong_augment,
         )
+    execution = federated.Execution(
+        placement=server["placement"],
+        chunk_size=server["chunk_size"],
+        mesh=device_mesh(experiment.config),
+        reduce=server["reduce"],
+        memory=federated.device_memory() if alone or federated.vectorized_runs() else None,
+        everyone=_clients_of_known_size(federation, server["placement"]) if alone else None,
+        report=report,
+    )
     with configs.naming("method"):
         settings = {name: value for name, value in config["method"].items() if name != "name"}
-        return methods.build(config["method"]["name"], setup, **settings)
+        return federated.execute(methods.build(config["method"]["name"], setup, **settings), execution)
 
 
 def _clients_of_known_size(federation: data.FederatedData, placement: str) -> federated.Client | None:

@@ -1,7 +1,8 @@
 """The engine: the method contract, cohorts, local training, placement, federated optimizers, evaluation."""
 
+from fedjax_ssl.federated.clients import all_clients
 from fedjax_ssl.federated.cohort import Cohort, sample_cohort
-from fedjax_ssl.federated.engine import BYTES_PER_NUMBER, WEIGHTINGS, Setup, all_clients, federated_method
+from fedjax_ssl.federated.engine import Pretraining, federated_method
 from fedjax_ssl.federated.episodes import episodes
 from fedjax_ssl.federated.evaluation import (
     Scores,
@@ -10,6 +11,8 @@ from fedjax_ssl.federated.evaluation import (
     likeliest_coarse,
     score_labels,
 )
+from fedjax_ssl.federated.exact_count import Count, count, to_numbers
+from fedjax_ssl.federated.execution import Execution, execute
 from fedjax_ssl.federated.fednova import fednova
 from fedjax_ssl.federated.forward import map_rows
 from fedjax_ssl.federated.local_optimizer import (
@@ -20,11 +23,21 @@ from fedjax_ssl.federated.local_optimizer import (
 )
 from fedjax_ssl.federated.memory import CLIENTS_AT_ONCE, VECTORIZED_RUNS, Choice, device_memory, vectorized_runs
 from fedjax_ssl.federated.method import (
+    AtClient,
+    AtServer,
     Client,
+    ClientKind,
+    ForLog,
+    Kept,
     Method,
+    Network,
+    Now,
+    Outcome,
+    Perturbation,
     Round,
     Sampler,
     Schedule,
+    Sent,
     ServerState,
     ServerTraining,
     Stage,
@@ -34,12 +47,17 @@ from fedjax_ssl.federated.method import (
     Traffic,
     Trained,
     View,
+    everybody,
+    never,
+    no_traffic,
 )
-from fedjax_ssl.federated.optimizers import FederatedOptimizer, Numbers, fedavg, fedopt, fedprox
+from fedjax_ssl.federated.optimizers import FederatedOptimizer, Local, Numbers, Report, Turn, fedavg, fedopt, fedprox
 from fedjax_ssl.federated.placement import PLACEMENTS, map_clients
 from fedjax_ssl.federated.reduction import REDUCTIONS
+from fedjax_ssl.federated.round import BYTES_PER_NUMBER
 from fedjax_ssl.federated.sampler import epochs, known_epochs, labelled_epochs, mixed_epochs
 from fedjax_ssl.federated.scaffold import scaffold
+from fedjax_ssl.federated.setup import WEIGHTINGS, Setup
 
 __all__ = [
     "BYTES_PER_NUMBER",
@@ -50,16 +68,31 @@ __all__ = [
     "SCHEDULES",
     "VECTORIZED_RUNS",
     "WEIGHTINGS",
+    "AtClient",
+    "AtServer",
     "Choice",
     "Client",
+    "ClientKind",
     "Cohort",
+    "Count",
+    "Execution",
     "FederatedOptimizer",
+    "ForLog",
+    "Kept",
+    "Local",
     "Method",
+    "Network",
+    "Now",
     "Numbers",
+    "Outcome",
+    "Perturbation",
+    "Pretraining",
+    "Report",
     "Round",
     "Sampler",
     "Schedule",
     "Scores",
+    "Sent",
     "ServerState",
     "ServerTraining",
     "Setup",
@@ -69,13 +102,17 @@ __all__ = [
     "Term",
     "Traffic",
     "Trained",
+    "Turn",
     "View",
     "all_clients",
     "balanced_accuracy",
+    "count",
     "device_memory",
     "episodes",
     "epochs",
     "evaluate",
+    "everybody",
+    "execute",
     "fedavg",
     "federated_method",
     "fednova",
@@ -89,8 +126,11 @@ __all__ = [
     "map_clients",
     "map_rows",
     "mixed_epochs",
+    "never",
+    "no_traffic",
     "sample_cohort",
     "scaffold",
     "score_labels",
+    "to_numbers",
     "vectorized_runs",
 ]

@@ -16,7 +16,24 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fedjax_ssl.federated.method import Client, Params, Sampler, Schedule, Step, Stream, Term, Trained, View
+from fedjax_ssl.federated.forward import forward_views
+from fedjax_ssl.federated.method import (
+    Client,
+    Kept,
+    Network,
+    Now,
+    Params,
+    Perturbation,
+    Sampler,
+    Schedule,
+    Step,
+    Stream,
+    Streams,
+    Term,
+    Trained,
+    Validation,
+    View,
+)
 from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Local
 from fedjax_ssl.federated.packing import Packed, packing
 from fedjax_ssl.keys import named_key
@@ -31,24 +48,39 @@ class LocalTraining(NamedTuple):
     model: Model
     combine: Callable[[Params], PyTree]  # parameter groups -> the network's parameters
     groups: tuple[str, ...]  # order of the phases within a local step
+    private: tuple[str, ...]  # groups that clients keep to themselves
     optimizer: optax.GradientTransformation
+    keep_optimizer: bool  # its state lives on at the client
     federated_optimizer: FederatedOptimizer
-    weighting: Callable[[Client], Float[Array, ""]]
+    upload: Callable[[Trained], Params] | None  # what the server sees of trained parameters; None: all of them
+
+
+class Task(NamedTuple):
+    """What clients of one kind do in a round."""
+
+    terms: tuple[Term, ...]
+    sampler: Sampler
+    weigh: Callable[[Client, dict[str, PyTree]], Float[Array, ""]]  # (client, uploads) -> weight in the average
+    rate: Callable[[Client], Float[Array, ""]] | None = None
+    perturbation: Perturbation | None = None
+    separate_passes: bool = False
 
 
 class Broadcast(NamedTuple):
     """What every client of the cohort receives, and the round it is received in."""
 
     key: Key[Array, ""]
-    number: Int[Array, ""]  # rounds since the stage began
+    now: Now
     learning_rate: Float[Array, ""]
     params: Params
     model_state: PyTree
+    optimizer: PyTree  # state of the federated optimizer, from which clients may start differently
     terms: dict[str, PyTree]  # server state of the terms, from which local states start
     inputs: Array
+    validation: Validation
 
 
-class Progress(NamedTuple):
+class ClientProgress(NamedTuple):
     """A client in the middle of its local training."""
 
     params: Grouped
@@ -70,10 +102,21 @@ class ClientUpdate(NamedTuple):
     """Local training of one client in one round, cut into pieces that a placement puts together."""
 
     schedule: Callable[[Client], Schedule]
-    start: Progress  # the same for every client
-    step: Callable[[Client, Int[Array, ""], Batch, Progress], Progress]  # (client, number of the step, batch, progress)
-    finish: Callable[[Client, Int[Array, ""], Progress], tuple[PyTree, PyTree]]
+    start: Callable[[Client], ClientProgress]
+    step: Callable[[Client, Int[Array, ""], Batch, ClientProgress], ClientProgress]
+    # ^ (client, number of the step, batch, progress) -> progress
+    finish: Callable[[Client, Int[Array, ""], ClientProgress], tuple[PyTree, PyTree]]
     # ^ (client, steps taken, progress) -> (what is summed over the cohort, what is stacked over it)
+
+
+class _Losses(NamedTuple):
+    """One forward pass and the losses on it."""
+
+    terms: dict[str, Array]  # weighted, by term
+    probe: Array  # the loss of the perturbation
+    local: dict[str, PyTree]
+    model_state: Array
+    outputs: dict[str, Outputs]
 
 
 def train_client(update: ClientUpdate, client: Client) -> tuple[PyTree, PyTree]:
@@ -85,11 +128,11 @@ def train_client(update: ClientUpdate, client: Client) -> tuple[PyTree, PyTree]:
     """
     schedule = update.schedule(client)
 
-    def one_step(number: Int[Array, ""], progress: Progress) -> Progress:
+    def one_step(number: Int[Array, ""], progress: ClientProgress) -> ClientProgress:
         return update.step(client, number, batch_of(schedule, number), progress)
 
     # A loop with a traced bound: a client takes exactly its own number of steps. Nothing differentiates through it.
-    end = jax.lax.fori_loop(0, schedule.num_steps, one_step, update.start)
+    end = jax.lax.fori_loop(0, schedule.num_steps, one_step, update.start(client))
     return update.finish(client, schedule.num_steps, end)
 
 
@@ -98,14 +141,15 @@ def batch_of(schedule: Schedule, *place: Int[Array, ""]) -> Batch:
     return Batch(*jax.tree.map(lambda table: table[place], (schedule.positions, schedule.masks)))
 
 
-def client_update(
-    training: LocalTraining, all_terms: tuple[Term, ...], sampler: Sampler, broadcast: Broadcast
-) -> ClientUpdate:
+def client_update(training: LocalTraining, task: Task, broadcast: Broadcast) -> ClientUpdate:
     """The pieces of local training in one round."""
     packings = {group: packing(broadcast.params[group]) for group in training.groups}
-    anchor = {group: packings[group].pack(broadcast.params[group]) for group in training.groups}
+    common = {group: packings[group].pack(broadcast.params[group]) for group in training.groups}
+    shared = [group for group in training.groups if group not in training.private]
     flat_state, unravel_state = ravel_pytree(broadcast.model_state)
     network = training.combine(broadcast.params)
+    phases = {group: [term for term in task.terms if term.group == group] for group in training.groups}
+    phases = {group: terms for group, terms in phases.items() if terms}
 
     def to_params(grouped: Grouped) -> Params:
         return {group: packings[group].unpack(grouped[group]) for group in training.groups}
@@ -113,123 +157,265 @@ def client_update(
     def key_of(client: Client) -> Key[Array, ""]:
         return jax.random.fold_in(named_key(broadcast.key, "client"), client.id)
 
-    def schedule(client: Client) -> Schedule:
-        return sampler.schedule(named_key(key_of(client), "batches"), client)
+    def rate_of(client: Client) -> Float[Array, ""]:
+        return broadcast.learning_rate if task.rate is None else broadcast.learning_rate * task.rate(client)
 
-    def step(client: Client, number: Int[Array, ""], batch: Batch, progress: Progress) -> Progress:
+    def kept_by(client: Client, term: Term) -> PyTree:
+        return () if client.kept is None else client.kept.terms.get(term.name, ())
+
+    def anchor_of(client: Client) -> Grouped:
+        """The parameters that a client starts from: those of its group, and its own private ones."""
+        given = {group: common[group] for group in shared}
+        given = training.federated_optimizer.start(broadcast.optimizer, client.received, given)
+        own = common if client.kept is None else {**common, **client.kept.params}
+        return {group: given[group] if group in given else own[group] for group in training.groups}
+
+    def schedule(client: Client) -> Schedule:
+        return task.sampler.schedule(named_key(key_of(client), "batches"), client, broadcast.now)
+
+    def start(client: Client) -> ClientProgress:
+        anchor = anchor_of(client)
+        optimizer = {group: training.optimizer.init({group: anchor[group]}) for group in training.groups}
+        if client.kept is not None:
+            optimizer = {**optimizer, **client.kept.optimizer}
+        return ClientProgress(
+            params=anchor,
+            model_state=flat_state,
+            optimizer=optimizer,
+            local={
+                term.name: term.client.start(
+                    broadcast.terms[term.name], network, broadcast.model_state, kept_by(client, term)
+                )
+                for term in task.terms
+            },
+            loss=jnp.zeros(()),
+            examples=jnp.zeros((), jnp.int32),
+        )
+
+    def step(client: Client, number: Int[Array, ""], batch: Batch, progress: ClientProgress) -> ClientProgress:
         step_key = jax.random.fold_in(named_key(key_of(client), "step"), number)
         streams = _gather_streams(batch, client, broadcast.inputs)
         examples = progress.examples
         for mask in (stream.mask for stream in streams.values()):
             examples = examples + jnp.sum(mask, dtype=jnp.int32)
         progress = progress._replace(examples=examples)
-        for group in training.groups:
-            terms = [term for term in all_terms if term.group == group]
-            if terms:
-                progress = one_phase(client, progress, number, group, terms, streams, named_key(step_key, group))
+        for group, terms in phases.items():
+            after = one_phase(client, progress, number, group, terms, streams, named_key(step_key, group))
+            views = _views(terms)
+            if len(phases) > 1 and views:
+                # A group without a row in this step takes no step at all: no weight decay, no momentum.
+                rows = jnp.any(jnp.concatenate([view.real(streams) for view in views]))
+                after = jax.tree.map(lambda new, old, keep=rows: jnp.where(keep, new, old), after, progress)
+            progress = after
         return progress
 
     def one_phase(
         client: Client,
-        progress: Progress,
+        progress: ClientProgress,
         number: Int[Array, ""],
         group: str,
         terms: list[Term],
-        streams: dict[str, Stream],
+        streams: Streams,
         phase_key: Key[Array, ""],
-    ) -> Progress:
-        def objective(one_group: Packed) -> tuple[Array, tuple[Array, dict[str, PyTree]]]:
+    ) -> ClientProgress:
+        received = Network(training.combine(to_params(anchor_of(client))), broadcast.model_state)
+
+        def evaluate(
+            one_group: Packed, terms: list[Term], probe: Perturbation | None, unperturbed: dict[str, Outputs] | None
+        ) -> _Losses:
             groups = to_params({**progress.params, group: one_group})
             params = training.combine(groups)
             model_state = unravel_state(progress.model_state)
-            inputs, outputs, new_state = _forward(
-                training.model, params, model_state, _views(terms), streams, phase_key
+            views = _views(terms, () if probe is None else probe.views)
+            inputs, outputs, new_state = forward_views(
+                training.model, params, model_state, views, streams, phase_key, task.separate_passes
             )
-            total, local = jnp.zeros(()), dict(progress.local)
+            seen = Step(
+                outputs=outputs,
+                inputs=inputs,
+                streams=streams,
+                client=client,
+                sent=(),
+                shared=(),
+                local=(),
+                params=params,
+                groups=groups,
+                model_state=model_state,
+                received=received,
+                key=named_key(phase_key, "perturbation"),
+                now=broadcast.now,
+                number=number,
+                unperturbed=unperturbed,
+            )
+            values, local = {}, {}
             for term in terms:
-                step = Step(
-                    outputs=outputs,
-                    inputs=inputs,
-                    streams=streams,
-                    client=client,
-                    local=progress.local[term.name],
-                    params=params,
-                    groups=groups,
-                    model_state=model_state,
-                    key=named_key(phase_key, term.name),
-                    round=broadcast.number,
-                    number=number,
+                result = term.loss(
+                    seen._replace(
+                        sent=client.sent.get(term.name, ()),
+                        shared=broadcast.now.shared.get(term.name, ()),
+                        local=progress.local[term.name],
+                        key=named_key(phase_key, term.name),
+                    )
                 )
-                value, local[term.name] = term.loss(step)
-                total = total + term.weight * value
-            return total, (ravel_pytree(new_state)[0], local)
+                value, local[term.name] = result if isinstance(result, tuple) else (result, progress.local[term.name])
+                values[term.name] = term.weight * value
+            at = jnp.zeros(()) if probe is None or probe.loss is None else probe.loss(seen)
+            return _Losses(values, at, local, ravel_pytree(new_state)[0], outputs)
 
-        (loss, (model_state, local)), gradient = jax.value_and_grad(objective, has_aux=True)(progress.params[group])
-        only = {group: progress.params[group]}
-        gradient = training.federated_optimizer.correct(
-            {group: gradient}, only, {group: anchor[group]}, client.variates
-        )
+        weights = progress.params[group]
+        loss, slope, losses = _gradient(evaluate, weights, terms, task.perturbation, packings[group])
+        gradient: Grouped = {group: slope}
+        only, anchor = {group: weights}, {group: anchor_of(client)[group]}
+        if group in shared:
+            gradient = training.federated_optimizer.correct(gradient, only, anchor, client.received)
         updates, optimizer_state = training.optimizer.update(gradient, progress.optimizer[group], only)
-        new = jax.tree.map(lambda w, update: w - broadcast.learning_rate * update, only, updates)
+        rate = rate_of(client)
+        new = jax.tree.map(lambda w, update: w - rate * update, only, updates)
         params = {**progress.params, **new}
-        moved = training.combine(to_params(params))
+        moved, local = training.combine(to_params(params)), {**progress.local, **losses.local}
         for term in terms:
-            local[term.name] = term.after_step(local[term.name], moved)
-        return Progress(
+            local[term.name] = term.client.after_step(local[term.name], moved)
+        return progress._replace(
             params=params,
-            model_state=model_state,
+            model_state=losses.model_state,
             optimizer={**progress.optimizer, group: optimizer_state},
             local=local,
             loss=progress.loss + loss,
-            examples=progress.examples,
         )
 
-    start = Progress(
-        params=anchor,
-        model_state=flat_state,
-        optimizer={group: training.optimizer.init({group: anchor[group]}) for group in training.groups},
-        local={term.name: term.start(broadcast.terms[term.name], network, broadcast.model_state) for term in all_terms},
-        loss=jnp.zeros(()),
-        examples=jnp.zeros((), jnp.int32),
-    )
-
-    def finish(client: Client, num_steps: Int[Array, ""], end: Progress) -> tuple[dict[str, PyTree], dict[str, PyTree]]:
+    def finish(
+        client: Client, num_steps: Int[Array, ""], end: ClientProgress
+    ) -> tuple[dict[str, PyTree], dict[str, PyTree]]:
+        begin = start(client)
         finite = jnp.isfinite(end.loss)
         for values in jax.tree.leaves((end.params, end.model_state)):
             finite = finite & jnp.all(jnp.isfinite(values))
         trained = finite & (num_steps > 0)
-        weight = jnp.where(trained, training.weighting(client), 0.0)
-        params = jax.tree.map(lambda new, old: jnp.where(trained, new, old), end.params, anchor)
-        model_state = jnp.where(trained, end.model_state, flat_state)
-        local_state = jax.tree.map(lambda new, old: jnp.where(trained, new, old), end.local, start.local)
-        report = training.federated_optimizer.report(
-            Local(anchor, params, weight, num_steps, broadcast.learning_rate, client.variates)
+        loss, examples = end.loss, end.examples
+        end = jax.tree.map(lambda new, old: jnp.where(trained, new, old), end, begin)
+        groups, received = to_params(end.params), to_params(begin.params)
+        model_state = unravel_state(end.model_state)
+        result = Trained(
+            client=client,
+            params=training.combine(groups),
+            groups=groups,
+            uploaded=groups,
+            received=received,
+            model_state=model_state,
+            local=end.local,
+            num_steps=num_steps,
+            inputs=broadcast.inputs,
+            validation=broadcast.validation,
+            key=key_of(client),
+            now=broadcast.now,
         )
-        groups = to_params(params)
-        key = key_of(client)
-        result = Trained(client, training.combine(groups), groups, unravel_state(model_state), broadcast.inputs, key)
-        uploads = {term.name: term.collect(result) for term in all_terms}
+        sent_up = {group: end.params[group] for group in shared}
+        if training.upload is not None:
+            result = result._replace(uploaded={**groups, **training.upload(result)})
+            sent_up = {group: packings[group].pack(result.uploaded[group]) for group in shared}
+        uploads = {term.name: term.client.collect(result) for term in task.terms}
+        weight = jnp.where(trained, task.weigh(client, uploads), 0.0)
+        report = training.federated_optimizer.report(
+            Local(
+                anchor={group: begin.params[group] for group in shared},
+                params=sent_up,
+                weights={group: weight if group in phases else jnp.zeros_like(weight) for group in shared},
+                num_steps=num_steps,
+                learning_rate=rate_of(client),
+                received=client.received,
+                kept=() if client.kept is None else client.kept.federated,
+            )
+        )
+        remembering = [term for term in task.terms if term.client.remember is not None]
+        kept = Kept(
+            params={group: end.params[group] for group in training.private},
+            optimizer=end.optimizer if training.keep_optimizer else {},
+            terms={term.name: term.client.remember(result) for term in remembering},  # type: ignore[misc]
+            federated=report.kept,
+        )
         summed = {
             "optimizer": report.summed,
             "weight": weight,
-            "model_state": weight.astype(flat_state.dtype) * (model_state - flat_state),
-            "local": jax.tree.map(lambda x: weight * x.astype(weight.dtype), local_state),
-            "loss": jnp.where(finite, end.loss, 0.0),
+            "model_state": weight.astype(flat_state.dtype) * (end.model_state - flat_state),
+            "local": jax.tree.map(lambda x: weight * x.astype(weight.dtype), end.local),
+            "loss": jnp.where(finite, loss, 0.0),
             "steps": jnp.where(finite, num_steps, 0),
-            "examples": jnp.where(finite, end.examples, 0),
+            "examples": jnp.where(finite, examples, 0),
             "dropped": (~finite).astype(jnp.int32),
         }
-        return summed, {"optimizer": report.kept, "uploads": uploads, "counts": weight > 0}
+        stacked = {
+            "kept": kept,
+            "uploads": uploads,
+            "measured": {term.name: term.log.measure(result) for term in task.terms},
+            "counts": weight > 0,
+        }
+        return summed, stacked
 
     return ClientUpdate(schedule, start, step, finish)
 
 
-def _gather_streams(batch: Batch, client: Client, inputs: Array) -> dict[str, Stream]:
+def _gradient(
+    evaluate: Callable[..., _Losses],
+    params: Packed,
+    terms: list[Term],
+    perturbation: Perturbation | None,
+    packed: Any,
+) -> tuple[Array, Packed, _Losses]:
+    """Loss and gradient of one parameter group; of perturbed terms the gradient at perturbed weights.
+
+    Args:
+        evaluate: (parameters, terms, perturbation whose loss is wanted, unperturbed outputs) -> losses.
+        params: of the group.
+        terms: that move it.
+        perturbation: of the stage.
+        packed: the group's packing.
+    """
+    here = [term for term in terms if not term.perturbed]
+    there = [term for term in terms if term.perturbed]
+
+    def total(losses: _Losses, terms: list[Term]) -> Array:
+        return sum((losses.terms[term.name] for term in terms), start=jnp.zeros(()))
+
+    if not there:
+
+        def objective(w: Packed) -> tuple[Array, _Losses]:
+            losses = evaluate(w, here, None, None)
+            return total(losses, here), losses
+
+        (loss, losses), gradient = jax.value_and_grad(objective, has_aux=True)(params)
+        return loss, gradient, losses
+    assert perturbation is not None, "checked when the method was built"
+    own = perturbation.loss is None  # then the perturbed terms say themselves where to go
+
+    def both(w: Packed) -> tuple[tuple[Array, Array], _Losses]:
+        losses = evaluate(w, terms if own else here, perturbation, None)
+        return (total(losses, here), total(losses, there) if own else losses.probe), losses
+
+    # One forward pass, from which two gradients are pulled back.
+    (loss, probe), pull_back, losses = jax.vjp(both, params, has_aux=True)
+    one, nothing = jnp.ones_like(loss), jnp.zeros_like(loss)
+    (plain,) = pull_back((one, jnp.zeros_like(probe)))
+    (uphill,) = pull_back((nothing, jnp.ones_like(probe)))
+    offset = packed.pack(perturbation.ascent(packed.unpack(params), packed.unpack(uphill)))
+    unperturbed = jax.lax.stop_gradient(losses.outputs)
+
+    def objective_there(w: Packed) -> tuple[Array, _Losses]:
+        found = evaluate(w, there, None, unperturbed)
+        return total(found, there), found
+
+    moved = jax.lax.stop_gradient(jax.tree.map(jnp.add, params, offset))
+    (more, after), gradient = jax.value_and_grad(objective_there, has_aux=True)(moved)
+    # Batch statistics are those of the weights that are kept.
+    losses = losses._replace(local={**losses.local, **after.local})
+    return loss + more, jax.tree.map(jnp.add, plain, gradient), losses
+
+
+def _gather_streams(batch: Batch, client: Client, inputs: Array) -> Streams:
     streams = {}
     for name, position in batch.positions.items():
         mask = batch.masks[name]
         observed = jnp.where(mask, client.observed[position], -1)
-        rows = inputs[client.index[position]]
+        rows = inputs[client.rows[position]]
         # Padding points to row 0, which may be another client's NaN: a zero loss would still have a NaN gradient.
         real = mask.reshape(-1, *[1] * (rows.ndim - 1))
         weak = None if client.weak is None else jnp.where(mask, client.weak.labels[position], -1)
@@ -237,33 +423,7 @@ def _gather_streams(batch: Batch, client: Client, inputs: Array) -> dict[str, St
     return streams
 
 
-def _views(terms: list[Term]) -> tuple[View, ...]:
+def _views(terms: list[Term], more: tuple[View, ...] = ()) -> tuple[View, ...]:
     """The views of all terms, each once."""
-    by_name = {view.name: view for term in terms for view in term.views}
+    by_name = {view.name: view for views in (*(term.views for term in terms), more) for view in views}
     return tuple(by_name.values())
-
-
-def _forward(
-    model: Model,
-    params: PyTree,
-    model_state: PyTree,
-    views: tuple[View, ...],
-    streams: dict[str, Stream],
-    key: Key[Array, ""],
-) -> tuple[dict[str, Array], dict[str, Outputs], PyTree]:
-    """One forward pass over the concatenated views, cut again by view."""
-    inputs = {view.name: view.build(named_key(key, view.name), streams) for view in views}
-    outputs, new_state = model.apply(
-        params,
-        model_state,
-        jnp.concatenate([inputs[view.name] for view in views]),
-        train=True,
-        key=named_key(key, "dropout"),
-        mask=jnp.concatenate([streams[view.stream].mask for view in views]),
-    )
-    slices, offset = {}, 0
-    for view in views:
-        rows = inputs[view.name].shape[0]
-        slices[view.name] = jax.tree.map(lambda x, at=offset, n=rows: x[at : at + n], outputs)
-        offset += rows
-    return inputs, slices, new_state

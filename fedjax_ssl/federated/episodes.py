@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Key
 
-from fedjax_ssl.federated.method import Client, Sampler, Schedule
+from fedjax_ssl.federated.method import Client, Now, Sampler, Schedule
 from fedjax_ssl.federated.sampler import masked_permutation
 from fedjax_ssl.keys import named_key
 
@@ -25,7 +25,7 @@ def episodes(
     num_query: int,
     num_unlabelled: int,
     max_labelled: int,
-    first_unlabelled_step: Callable[[Client], Int[Array, ""]],
+    first_unlabelled_step: Callable[[Client, Now], Int[Array, ""]],
 ) -> Sampler:
     """Every step draws anew: `num_support` and `num_query` examples of each class, and unlabelled ones.
 
@@ -41,16 +41,16 @@ def episodes(
         num_query: labelled queries of every class, at least 1.
         num_unlabelled: unlabelled queries; 0: there is no stream for them.
         max_labelled: static bound of labelled examples per client.
-        first_unlabelled_step: client -> the step from which unlabelled queries are drawn; `num_steps`: none are. It may
-            read what terms sent.
+        first_unlabelled_step: (client, round) -> the step from which unlabelled queries are drawn; `num_steps`:
+            none are. It may read what terms sent.
     """
 
-    def schedule(key: Key[Array, ""], client: Client) -> Schedule:
-        size = client.index.shape[0]
+    def schedule(key: Key[Array, ""], client: Client, now: Now) -> Schedule:
+        size = client.rows.shape[0]
         bound = min(max(max_labelled, 1), size)
         known = jnp.arange(bound, dtype=jnp.int32) < client.num_labelled
         classes = jnp.where(known, client.observed[:bound], -1)
-        first = first_unlabelled_step(client)
+        first = first_unlabelled_step(client, now)
         number = client.num_examples - client.num_labelled
 
         def one_step(step: Int[Array, ""]) -> tuple[dict[str, Array], dict[str, Array]]:

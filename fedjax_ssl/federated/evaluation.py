@@ -1,5 +1,6 @@
 """Evaluation on the test and validation examples, all in one batch loop; scores pooled and by client."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -24,9 +25,13 @@ def evaluate(method: Method, state: ServerState, data: FederatedData, batch_size
         "test_accuracy", "test_balanced_accuracy" (mean recall over the classes that occur), "test_loss" (nats), and the
         same with "validation_" if the federation has validation examples. NaN if there is no example. For methods that
         learn from coarse labels, "test_coarse_accuracy" too: how often argmax_j (M p)_j is the coarse label of a test
-        example, mean over the clients with coarse labels of known correspondence M; NaN if there is none.
+        example, mean over the clients with coarse labels of known correspondence M; NaN if there is none. For methods
+        whose clients have models of their own, "test_client_accuracy" too: each client's model on its own test
+        examples, mean over the clients that have some; NaN if nobody has.
     """
     metrics = _score(method, state, data, data.test_index, data.num_test, "test", batch_size)
+    if method.predict_for is not None:
+        metrics["test_client_accuracy"] = _client_accuracy(method.predict_for, state, data, batch_size)
     if data.valid_index.shape[0]:
         metrics |= _score(method, state, data, data.valid_index, data.num_valid, "validation", batch_size)
     return metrics
@@ -81,6 +86,37 @@ def _coarse_accuracy(
     nothing = (jnp.full_like(weak.matrix[0], -1.0), jnp.zeros((), log_probs.dtype))
     _, values = jax.lax.scan(of_client, nothing, (weak.matrix, known))
     return jnp.mean(values, where=known)
+
+
+def _client_accuracy(
+    predict_for: Callable[..., Array], state: ServerState, data: FederatedData, batch_size: int
+) -> Float[Array, ""]:
+    """Mean over clients of the accuracy of their own models on their own test examples."""
+    num_clients, num_test = data.num_clients, data.test_index.shape[0]
+    labels = data.labels[data.test_index]
+    real = (jnp.arange(num_test, dtype=jnp.int32) < data.num_test) & (labels >= 0)
+    owner = jnp.where(real & (data.test_client >= 0), data.test_client, num_clients)
+    owner = jnp.minimum(owner, num_clients)
+    order = jnp.argsort(owner, stable=True).astype(jnp.int32)
+    counts = jnp.zeros(num_clients + 1, jnp.int32).at[owner].add(1)[:num_clients]
+    starts = jnp.cumsum(counts) - counts
+    # A batch has examples of one client, so that its model is fetched once; the last batch of a client may be short.
+    size = max(min(batch_size, -(-num_test // num_clients)), 1)
+    last_batch = jnp.cumsum(-(-counts // size))
+    first_batch = last_batch - -(-counts // size)
+
+    def score_batch(number: Int[Array, ""]) -> tuple[Array, Array]:
+        client = jnp.minimum(jnp.searchsorted(last_batch, number, side="right"), num_clients - 1).astype(jnp.int32)
+        place = (number - first_batch[client]) * size + jnp.arange(size, dtype=jnp.int32)
+        counted = (number < last_batch[-1]) & (place < counts[client])
+        rows = order[jnp.minimum(starts[client] + place, num_test - 1)]
+        chosen = jnp.argmax(predict_for(state, client, data.inputs[data.test_index[rows]]), axis=1)
+        return client, jnp.sum(counted & (chosen == labels[rows]), dtype=jnp.int32)
+
+    batches = jnp.arange(num_test // size + num_clients, dtype=jnp.int32)
+    clients, right = jax.lax.map(score_batch, batches)
+    hits = jnp.zeros(num_clients, jnp.int32).at[clients].add(right)
+    return jnp.mean(hits / jnp.maximum(counts, 1), where=counts > 0)
 
 
 def balanced_accuracy(

@@ -9,16 +9,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
+from fedjax_ssl.checks import check_weights
 from fedjax_ssl.federated.optimizers import (
     FederatedOptimizer,
     Grouped,
     Local,
     Numbers,
     Report,
+    Turn,
     fedavg,
     proximal,
+    weighted_change,
     weighted_mean,
 )
 
@@ -42,25 +45,23 @@ def fednova(
     Raises:
         ValueError: if mu is negative or momentum outside [0, 1).
     """
-    if isinstance(mu, (int, float)) and mu < 0:
-        raise ValueError(f"FedNova: mu is {mu}; it must be >= 0")
+    check_weights(mu=mu)
     if isinstance(momentum, (int, float)) and not 0 <= momentum < 1:
         raise ValueError(f"FedNova: momentum is {momentum}; it must be in [0, 1)")
 
     def report(local: Local) -> Report:
         steps = local.num_steps
-        norm = steps.astype(local.weight.dtype)
+        norm = steps.astype(local.learning_rate.dtype)
         if not adaptive:
             norm = step_norm(steps, momentum, mu * local.learning_rate, nesterov=nesterov)
-        scale = jnp.where(norm > 0, local.weight / jnp.where(norm > 0, norm, 1.0), 0.0)
-        change = jax.tree.map(lambda w, w0: scale * (w - w0), local.params, local.anchor)
-        return Report({"weight": local.weight, "norm": local.weight * norm, "change": change}, ())
+        shares = {g: jnp.where(norm > 0, w / jnp.where(norm > 0, norm, 1.0), 0.0) for g, w in local.weights.items()}
+        summed = weighted_change(local._replace(weights=shares)).summed
+        return Report({**summed, "weight": local.weights, "norm": {g: w * norm for g, w in local.weights.items()}})
 
-    def apply(
-        state: PyTree, anchor: Grouped, summed: PyTree, kept: PyTree, ids: Int[Array, " p"], counts: Bool[Array, " p"]
-    ) -> tuple[Grouped, PyTree]:
-        mean = weighted_mean({"norm": summed["norm"], "change": summed["change"]}, summed["weight"])
-        return jax.tree.map(lambda w, d: w + mean["norm"] * d, anchor, mean["change"]), state
+    def apply(state: PyTree, anchor: Grouped, summed: PyTree, turn: Turn) -> tuple[Grouped, PyTree]:
+        norm, change = (weighted_mean(summed[name], summed["weight"]) for name in ("norm", "change"))
+        moved = {g: jax.tree.map(lambda w, d, n=norm[g]: w + n * d, anchor[g], change[g]) for g in anchor}
+        return moved, state
 
     def sends(params: Grouped) -> Numbers:
         return Numbers(down=0, up=1)  # ||a_i||_1

@@ -1,11 +1,15 @@
-"""Evaluation-mode forward passes over many examples, clients folded into the batch, in bounded memory."""
+"""Forward passes: of a local step's views, and over many examples in evaluation mode and bounded memory."""
 
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Int, Key
+
+from fedjax_ssl.federated.method import Streams, View
+from fedjax_ssl.keys import named_key
+from fedjax_ssl.models import Model, Outputs
 
 PyTree = Any
 
@@ -47,3 +51,56 @@ def map_rows(
         return joined[: flat.shape[0]].reshape(*rows.shape, *x.shape[2:])
 
     return jax.tree.map(unbatched, results)
+
+
+def forward_views(
+    model: Model,
+    params: PyTree,
+    model_state: PyTree,
+    views: tuple[View, ...],
+    streams: Streams,
+    key: Key[Array, ""],
+    separate: bool = False,
+) -> tuple[dict[str, Array], dict[str, Outputs], PyTree]:
+    """The forward pass of a local step, in training mode.
+
+    Args:
+        model: the network.
+        params: of the network.
+        model_state: running batch statistics.
+        views: what goes through it.
+        streams: of the batch.
+        key: for the views' randomness and dropout.
+        separate: a pass per view, each with batch statistics of its own, in place of one over all of them.
+
+    Returns:
+        (inputs by view, outputs by view, new model state).
+    """
+    inputs = {view.name: view.build(named_key(key, view.name), streams) for view in views}
+    dropout, slices, offset = named_key(key, "dropout"), {}, 0
+    if separate:
+        for view in views:
+            slices[view.name], model_state = model.apply(
+                params,
+                model_state,
+                inputs[view.name],
+                train=True,
+                key=named_key(dropout, view.name),
+                mask=view.real(streams),
+            )
+        return inputs, slices, model_state
+    if not views:
+        return inputs, slices, model_state
+    outputs, model_state = model.apply(
+        params,
+        model_state,
+        jnp.concatenate([inputs[view.name] for view in views]),
+        train=True,
+        key=dropout,
+        mask=jnp.concatenate([view.real(streams) for view in views]),
+    )
+    for view in views:
+        rows = inputs[view.name].shape[0]
+        slices[view.name] = jax.tree.map(lambda x, at=offset, n=rows: x[at : at + n], outputs)
+        offset += rows
+    return inputs, slices, model_state

@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Int32
 
-from fedjax_ssl.federated.client import ClientUpdate, Progress, batch_of
+from fedjax_ssl.federated.client import ClientProgress, ClientUpdate, batch_of
 from fedjax_ssl.federated.method import Client
 
 PyTree = Any
 
 
-class Packing(NamedTuple):
+class LanePlan(NamedTuple):
     """Which lane takes which client, and when."""
 
     queue: Int32[Array, "L p"]  # clients of a lane in the order in which it takes them, then p
@@ -30,14 +30,14 @@ class _Lanes(NamedTuple):
 
     place: Int32[Array, " L"]  # in the lane's queue
     client: Client  # whom the lane is busy with, leading axis L
-    progress: Progress  # leading axis L
-    ends: Progress  # leading axis p
+    progress: ClientProgress  # leading axis L
+    ends: ClientProgress  # leading axis p
 
 
-def pack(num_steps: Int[Array, " p"], num_lanes: int) -> Packing:
+def pack(num_steps: Int[Array, " p"], num_lanes: int) -> LanePlan:
     """Packs clients into lanes, longest first, each into the lane that is the shortest so far (Graham, 1969).
 
-    The longest lane is at most 4/3 of the best packing. Clients without steps are in no lane.
+    The longest lane is at most 4/3 of the best plan. Clients without steps are in no lane.
 
     Args:
         num_steps: local steps of each client.
@@ -58,12 +58,12 @@ def pack(num_steps: Int[Array, " p"], num_lanes: int) -> Packing:
     (load, _), (lane, rank, start) = jax.lax.scan(place, (nothing, nothing), order)
     lane = jnp.where(num_steps[order] > 0, lane, num_lanes)
     queue = jnp.full((num_lanes, size), size, jnp.int32).at[lane, rank].set(order.astype(jnp.int32), mode="drop")
-    return Packing(queue, jnp.zeros(size, jnp.int32).at[order].set(start), jnp.max(load))
+    return LanePlan(queue, jnp.zeros(size, jnp.int32).at[order].set(start), jnp.max(load))
 
 
 def run_lanes(
     update: ClientUpdate, clients: Client, valid: Bool[Array, " p"], num_lanes: int
-) -> tuple[Int32[Array, " p"], Progress]:
+) -> tuple[Int32[Array, " p"], ClientProgress]:
     """Runs the local steps of a cohort in lanes.
 
     Under `vmap`, as in a sweep over seeds, its conditionals turn into selections that go over all results in every
@@ -81,23 +81,21 @@ def run_lanes(
     size = valid.shape[0]
     schedules = jax.vmap(update.schedule)(clients)
     num_steps = jnp.where(valid, schedules.num_steps, 0).astype(jnp.int32)
-    packing = pack(num_steps, num_lanes)
+    plan = pack(num_steps, num_lanes)
     lanes = jnp.arange(num_lanes, dtype=jnp.int32)
-
-    def broadcast(progress: Progress, count: int) -> Progress:
-        return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), progress)
+    start_all = jax.vmap(update.start)
 
     def take_step(number: Array, state: _Lanes) -> _Lanes:
-        who = packing.queue[lanes, jnp.minimum(state.place, size - 1)]
+        who = plan.queue[lanes, jnp.minimum(state.place, size - 1)]
         who = jnp.where(state.place < size, who, size)
         busy = who < size
         known = jnp.minimum(who, size - 1)
-        within = number - packing.start[known]
+        within = number - plan.start[known]
         first, last = busy & (within == 0), busy & (within == num_steps[known] - 1)
 
         def begin(state: _Lanes) -> _Lanes:
-            fresh = jax.tree.map(lambda x: x[known], clients), broadcast(update.start, num_lanes)
-            client, progress = _where(first, fresh, (state.client, state.progress))
+            next_ones = jax.tree.map(lambda x: x[known], clients)
+            client, progress = _where(first, (next_ones, start_all(next_ones)), (state.client, state.progress))
             return state._replace(client=client, progress=progress)
 
         state = jax.lax.cond(jnp.any(first), begin, lambda state: state, state)
@@ -105,20 +103,17 @@ def run_lanes(
         progress = jax.vmap(update.step)(state.client, within, batch, state.progress)
         progress = _where(busy, progress, state.progress)
 
-        def put_aside(ends: Progress) -> Progress:
+        def put_aside(ends: ClientProgress) -> ClientProgress:
             target = jnp.where(last, who, size)
             return jax.tree.map(lambda kept, new: kept.at[target].set(new, mode="drop"), ends, progress)
 
         ends = jax.lax.cond(jnp.any(last), put_aside, lambda ends: ends, state.ends)
         return _Lanes(state.place + last.astype(jnp.int32), state.client, progress, ends)
 
-    start = _Lanes(
-        place=jnp.zeros(num_lanes, jnp.int32),
-        client=jax.tree.map(lambda x: x[jnp.zeros(num_lanes, jnp.int32)], clients),
-        progress=broadcast(update.start, num_lanes),
-        ends=broadcast(update.start, size),
-    )
-    return num_steps, jax.lax.fori_loop(0, packing.length, take_step, start).ends
+    ends, anybody = start_all(clients), jnp.zeros(num_lanes, jnp.int32)
+    first, progress = jax.tree.map(lambda x: x[anybody], (clients, ends))
+    start = _Lanes(place=anybody, client=first, progress=progress, ends=ends)
+    return num_steps, jax.lax.fori_loop(0, plan.length, take_step, start).ends
 
 
 def _where(condition: Bool[Array, " L"], new: PyTree, old: PyTree) -> PyTree:

@@ -9,7 +9,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from fedjax_ssl.federated.client import ClientUpdate, batch_of
-from fedjax_ssl.federated.method import Client, Sampler
+from fedjax_ssl.federated.method import Client, Now, Sampler
 
 PyTree = Any
 # Clients at once where the memory of the device is not known.
@@ -94,13 +94,13 @@ def estimate_need(update: ClientUpdate, clients: Client, placement: str, num_cli
     """
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), clients)
     number = jax.ShapeDtypeStruct((), jnp.int32)
-    schedule = jax.eval_shape(update.schedule, one)
+    schedule, start = jax.eval_shape(update.schedule, one), jax.eval_shape(update.start, one)
     batch = jax.eval_shape(batch_of, schedule, number)
-    summed, stacked = map(tree_bytes, jax.eval_shape(update.finish, one, number, update.start))
+    summed, stacked = map(tree_bytes, jax.eval_shape(update.finish, one, number, start))
     before = intermediate_bytes(jax.make_jaxpr(update.schedule)(one))
-    during = intermediate_bytes(jax.make_jaxpr(update.step)(one, number, batch, update.start))
-    after = intermediate_bytes(jax.make_jaxpr(update.finish)(one, number, update.start))
-    progress, plan = tree_bytes(update.start), tree_bytes(schedule)
+    during = intermediate_bytes(jax.make_jaxpr(update.step)(one, number, batch, start))
+    after = intermediate_bytes(jax.make_jaxpr(update.finish)(one, number, start))
+    progress, plan = tree_bytes(start), tree_bytes(schedule)
     kept = num_clients * stacked + gathered * (summed + stacked)
     if placement == "lanes":
         kept += num_clients * (progress + plan + before)
@@ -134,8 +134,9 @@ def size_spread(sampler: Sampler, clients: Client) -> float:
         sampler: draws the batches.
         clients: leading axis C; not traced.
     """
-    key = jax.random.key(0)
-    num_steps = np.asarray(jax.jit(jax.vmap(lambda client: sampler.schedule(key, client).num_steps))(clients))
+    key, now = jax.random.key(0), Now(jnp.zeros((), jnp.int32))
+    with jax.ensure_compile_time_eval():  # a round that is traced asks
+        num_steps = np.asarray(jax.jit(jax.vmap(lambda client: sampler.schedule(key, client, now).num_steps))(clients))
     taken = num_steps[num_steps > 0]
     return float(taken.max() / taken.mean()) if len(taken) else 1.0
 

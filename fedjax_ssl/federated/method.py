@@ -8,25 +8,39 @@ C clients, p = cohort size, n = padded examples per client, b = examples of one 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.data import WeakLabels
+from fedjax_ssl.federated.exact_count import Count, count
 from fedjax_ssl.models import Outputs
 
 PyTree = Any
 Params = dict[str, PyTree]  # parameter group -> tree; one group "model" unless the method declares more
-Metrics = dict[str, Float[Array, ""]]
+Metrics = dict[str, Any]  # name -> scalar, or `Count` for bytes
 
 
 class Method(NamedTuple):
     """A federated learning method: pure functions, all of them jit-able, scan-able and vmap-able."""
 
     init: Callable[..., "ServerState"]  # (key, data) -> state
-    round: Callable[..., tuple["ServerState", Metrics]]  # (run key, state, data) -> (state, info)
+    round: Callable[..., tuple["ServerState", Metrics]]  # (run key, state, data[, execution]) -> (state, info)
     predict: Callable[..., Array]  # (state, raw inputs [n, ...]) -> log-probabilities [n, K]
     embed: Callable[..., Array] | None = None  # (state, raw inputs [n, ...]) -> features [n, d]; None: it has none
+    predict_for: Callable[..., Array] | None = None
+    # ^ (state, client id, raw inputs) -> log-probabilities by the client's own model; None: all have the global one
     needs: tuple[str, ...] = ("labels",)  # it learns from any of these: see `FederatedData.kinds`
     needs_all: bool = False  # it needs every one of them
+    trains_unlabelled: bool = True  # clients without class labels train too
+
+
+class Kept(NamedTuple):
+    """What a client keeps from one of its rounds to the next; in a `ServerState` with a leading axis C."""
+
+    params: dict[str, PyTree]  # of the private parameter groups, in few arrays (`fedjax_ssl.federated.packing`)
+    optimizer: dict[str, PyTree]  # state of the local optimizer by parameter group, if the run keeps it
+    terms: dict[str, PyTree]  # what terms remember, by term name
+    federated: PyTree  # what the federated optimizer keeps at clients: SCAFFOLD's control variates
 
 
 class ServerState(NamedTuple):
@@ -35,25 +49,28 @@ class ServerState(NamedTuple):
     round: Int[Array, ""]  # rounds done so far
     params: Params  # global parameters, by group
     model_state: PyTree  # batch statistics, averaged like the parameters; {} without
-    optimizer: PyTree  # state of the federated optimizer, control variates of all clients included
+    optimizer: PyTree  # state of the federated optimizer at the server
     terms: dict[str, PyTree]  # state of every term, by term name
+    clients: Kept  # what every client keeps, leading axis C
+    server: PyTree  # state of the optimizer of training at the server by stage, where it lives on
 
 
 class Client(NamedTuple):
     """One client as its local training sees it (with a leading axis p: the cohort)."""
 
     id: Int[Array, ""]
-    index: Int[Array, " n"]  # type: ignore[assignment]  # rows of `FederatedData.inputs`, labelled first, padding 0
+    rows: Int[Array, " n"]  # of `FederatedData.inputs`, labelled first, padding 0
     observed: Int[Array, " n"]  # observed class label of every example, -1 = nothing or padding
     num_labelled: Int[Array, ""]
     num_examples: Int[Array, ""]
-    sent: dict[str, PyTree]  # what each term sent for this round
-    variates: PyTree  # what the federated optimizer sent for this round
+    sent: dict[str, PyTree]  # what each term sent to this client for this round
+    received: PyTree  # what the federated optimizer sent for this round
+    kept: Kept | None = None  # since its last round
     weak: WeakLabels | None = None  # its coarse labels or sets, without the axis C; None where no client has any
 
     @property
     def num_known(self) -> Array:
-        """Examples with a class label or a weak label; they come first in `index`."""
+        """Examples with a class label or a weak label; they come first in `rows`."""
         return self.num_labelled if self.weak is None else self.num_labelled + self.weak.num_examples
 
 
@@ -61,7 +78,9 @@ class Round(NamedTuple):
     """What a term may use to prepare a round. Ground-truth labels are not among it, so they cannot leak."""
 
     key: Key[Array, ""]  # run key folded with the round
+    run_key: Key[Array, ""]  # for what stays the same over the rounds of a run
     number: Int[Array, ""]  # rounds since the stage began
+    num_rounds: int | None  # of the stage; None: not known
     clients: Client  # the cohort, leading axis p, in increasing order of client id
     valid: Bool[Array, " p"]  # False where the cohort has fewer clients than slots
     everyone: Client  # all C clients, for terms that act on the whole federation
@@ -71,14 +90,32 @@ class Round(NamedTuple):
     inputs: Array  # [N, ...] raw inputs of all examples
 
 
+class Sent(NamedTuple):
+    """What a term sends before local training."""
+
+    own: PyTree = ()  # to each client, leading axis p
+    shared: PyTree = ()  # to all of them alike: held once
+
+
+class Now(NamedTuple):
+    """The round as everybody in it knows it."""
+
+    number: Int[Array, ""]  # rounds since the stage began
+    num_rounds: int | None = None  # of the stage; None: not known
+    shared: dict[str, PyTree] = {}  # noqa: RUF012  what each term sent to all clients alike; never changed
+
+
 class Stream(NamedTuple):
     """One group of slots in a local batch."""
 
-    position: Int[Array, " b"]  # place in `Client.index`
+    position: Int[Array, " b"]  # place in `Client.rows`
     mask: Bool[Array, " b"]  # False on padding
     observed: Int[Array, " b"]  # observed class label, -1 = nothing
     inputs: Array  # [b, ...] raw
     weak: Int[Array, " b"] | None = None  # observed weak label, -1 = nothing; None where no client has any
+
+
+Streams = dict[str, Stream]
 
 
 class View(NamedTuple):
@@ -86,7 +123,19 @@ class View(NamedTuple):
 
     name: str
     stream: str  # whose mask says which rows are real
-    build: Callable[[Key[Array, ""], dict[str, Stream]], Array]  # -> float inputs [b, ...]
+    build: Callable[[Key[Array, ""], Streams], Array]  # -> float inputs [b, ...], of one stream or of several
+    mask: Callable[[Streams], Bool[Array, " b"]] | None = None  # which rows are real, where it is not the stream's
+
+    def real(self, streams: Streams) -> Bool[Array, " b"]:
+        """Which rows are real."""
+        return streams[self.stream].mask if self.mask is None else self.mask(streams)
+
+
+class Network(NamedTuple):
+    """Parameters and batch statistics of a network."""
+
+    params: PyTree
+    model_state: PyTree
 
 
 class Step(NamedTuple):
@@ -94,44 +143,95 @@ class Step(NamedTuple):
 
     outputs: dict[str, Outputs]  # by view
     inputs: dict[str, Array]  # by view, as the network saw them
-    streams: dict[str, Stream]
+    streams: Streams
     client: Client
+    sent: PyTree  # what this term sent to this client
+    shared: PyTree  # what this term sent to all clients
     local: PyTree  # this term's local state
     params: PyTree  # network parameters of this step, differentiable
     groups: Params  # the same by parameter group, for losses on one group (FedMatch's norms)
     model_state: PyTree
+    received: Network  # the network that the client started from, frozen
     key: Key[Array, ""]
-    round: Int[Array, ""]  # rounds since the stage began
+    now: Now
     number: Int[Array, ""]  # local steps before this one
+    unperturbed: dict[str, Outputs] | None = None  # outputs before a `Perturbation`, as constants
+
+
+class Validation(NamedTuple):
+    """The federation's validation examples, for clients that look at them (FedMatch's learning rates)."""
+
+    rows: Int[Array, " v"]
+    labels: Int[Array, " v"]
+    num_examples: Int[Array, ""]  # how many are real; they come first
 
 
 class Trained(NamedTuple):
-    """A client after local training, for `Term.collect`."""
+    """A client after local training."""
 
     client: Client
-    params: PyTree
-    groups: Params
+    params: PyTree  # of the network, as trained
+    groups: Params  # the same by parameter group
+    uploaded: Params  # by parameter group, as the server will see them
+    received: Params  # by parameter group, as the client started
     model_state: PyTree
+    local: dict[str, PyTree]  # local states of all terms
+    num_steps: Int[Array, ""]
     inputs: Array  # [N, ...] raw inputs of all examples
+    validation: Validation
     key: Key[Array, ""]
+    now: Now
+
+
+class Outcome(NamedTuple):
+    """A round after local training and averaging, as the server sees it for one term."""
+
+    round: Round  # with everything that was sent to the clients
+    sent: Sent  # by this term
+    uploads: PyTree  # what this term collected, leading axis p
+    counts: Bool[Array, " p"]  # who trained and was kept
+    local: PyTree  # this term's local state, mean over the clients
+    before: ServerState
+    after: ServerState  # averaged; the states of terms are those after `prepare`
 
 
 class Traffic(NamedTuple):
-    """Bytes that a term sends beside the model, summed over the cohort."""
+    """Bytes that a term sends, summed over the cohort."""
 
-    down: Float[Array, ""] | float
-    up: Float[Array, ""] | float
+    down: Count
+    up: Count
+    model_down: bool = True  # the model goes to every client beside it; False: this is sent in its place
+    model_up: bool = True  # likewise for what comes back
 
 
-def _no_state(key: Key[Array, ""], params: PyTree, model_state: PyTree, everyone: Client) -> PyTree:
+def no_state(key: Key[Array, ""], params: PyTree, model_state: PyTree, everyone: Client) -> PyTree:
+    """A term without a state at the server."""
     return ()
 
 
-def _send_nothing(state: PyTree, round: Round) -> tuple[PyTree, PyTree]:
-    return (), state
+def _send_nothing(state: PyTree, round: Round) -> tuple[Sent, PyTree]:
+    return Sent(), state
 
 
-def _no_local(state: PyTree, params: PyTree, model_state: PyTree) -> PyTree:
+def everybody(sent: Sent, round: Round) -> Bool[Array, " p"]:
+    """All clients of the cohort have something to train on."""
+    return round.valid
+
+
+def never(sent: Sent, round: Round) -> Bool[Array, " p"]:
+    """Nobody trains because of this term: it goes along with others."""
+    return jnp.zeros_like(round.valid)
+
+
+def _absorb_nothing(state: PyTree, outcome: Outcome) -> PyTree:
+    return state
+
+
+def _remember_nothing(params: PyTree, model_state: PyTree, client: Client) -> PyTree:
+    return ()
+
+
+def _no_local(state: PyTree, params: PyTree, model_state: PyTree, kept: PyTree) -> PyTree:
     return ()
 
 
@@ -139,63 +239,102 @@ def _keep_local(local: PyTree, params: PyTree) -> PyTree:
     return local
 
 
-def _everybody(sent: PyTree, round: Round) -> Array:
-    return round.valid
-
-
 def _collect_nothing(trained: Trained) -> PyTree:
     return ()
 
 
-def _absorb_nothing(state: PyTree, local: PyTree, uploads: PyTree, counts: Array, round: Round) -> PyTree:
-    return state
-
-
-def _diagnose_nothing(sent: PyTree, truth: Array, round: Round) -> Metrics:
+def _diagnose_nothing(outcome: Outcome, truth: Array, measured: PyTree) -> Metrics:
     return {}
 
 
-def _no_traffic(round: Round) -> Traffic:
-    return Traffic(0.0, 0.0)
+def no_traffic(outcome: Outcome) -> Traffic:
+    """The model goes both ways, and nothing else."""
+    return Traffic(count(0), count(0))
+
+
+class AtServer(NamedTuple):
+    """What a term does at the server: once at the start, before local training and after it."""
+
+    init: Callable[[Key[Array, ""], PyTree, PyTree, Client], PyTree] = no_state
+    # ^ (key, network parameters, model state, everyone) -> state
+    prepare: Callable[[PyTree, Round], tuple[Sent, PyTree]] = _send_nothing  # (state, round) -> (sent, state)
+    takes_part: Callable[[Sent, Round], Array] = everybody
+    # ^ (sent, round) -> bool [p]: who has something to train on; a client for whom no term says so takes no step
+    absorb: Callable[[PyTree, Outcome], PyTree] = _absorb_nothing  # (state, outcome) -> state
+
+
+class AtClient(NamedTuple):
+    """What a term does at a client beside its loss."""
+
+    keep: Callable[[PyTree, PyTree, Client], PyTree] = _remember_nothing
+    # ^ (network parameters, model state, client) -> what the client keeps between its rounds, before the first one
+    start: Callable[[PyTree, PyTree, PyTree, PyTree], PyTree] = _no_local
+    # ^ (term state, network parameters, model state, kept) -> local state, which lives as long as local training
+    after_step: Callable[[PyTree, PyTree], PyTree] = _keep_local  # (local state, new params) -> local state
+    collect: Callable[[Trained], PyTree] = _collect_nothing  # -> upload
+    remember: Callable[[Trained], PyTree] | None = None  # -> what is kept from now on; None: it stays as it is
+
+
+class ForLog(NamedTuple):
+    """What a term says of a round; nothing of it reaches training."""
+
+    measure: Callable[[Trained], PyTree] = _collect_nothing  # at a client -> for `diagnose` alone
+    diagnose: Callable[[Outcome, Array, PyTree], Metrics] = _diagnose_nothing
+    # ^ (outcome, true labels [p, n], measured with leading axis p) -> metrics
+    traffic: Callable[[Outcome], Traffic] = no_traffic
 
 
 class Term(NamedTuple):
     """What a method adds to federated averaging. Only `name`, `views` and `loss` are required.
 
-    Order within a round: `prepare` (server, across the cohort), per client `start`, then for every local step `loss`
-    and `after_step`, then `collect`; at the end `absorb` (server) and, for the log only, `diagnose` and `traffic`.
+    Order within a round: `server.prepare` (across the cohort); per client `client.start`, then for every local step
+    `loss` and `client.after_step`, then `client.collect` and `client.remember`; at the end `server.absorb` and, for
+    the log only, `log.diagnose` and `log.traffic`.
     """
 
     name: str
     views: tuple[View, ...]
-    loss: Callable[[Step], tuple[Array, PyTree]]  # -> (scalar, local state); the scalar is differentiated
+    loss: Callable[[Step], Any]  # -> scalar, which is differentiated, or (scalar, local state)
     weight: float | Array = 1.0
     group: str = "model"  # the parameter group whose gradient this loss moves
-    init: Callable[[Key[Array, ""], PyTree, PyTree, Client], PyTree] = _no_state
-    # ^ (key, network parameters, model state, everyone) -> state
-    prepare: Callable[[PyTree, Round], tuple[PyTree, PyTree]] = _send_nothing  # -> (sent, leading axis p; state)
-    takes_part: Callable[[PyTree, Round], Array] = _everybody
-    # ^ (sent, round) -> bool [p]: who has something to train on; a client for whom no term says so takes no step
-    start: Callable[[PyTree, PyTree, PyTree], PyTree] = _no_local  # (state, params, model_state) -> local state
-    after_step: Callable[[PyTree, PyTree], PyTree] = _keep_local  # (local state, new params) -> local state
-    collect: Callable[[Trained], PyTree] = _collect_nothing  # -> upload
-    absorb: Callable[[PyTree, PyTree, PyTree, Array, Round], PyTree] = _absorb_nothing
-    # ^ (state, mean local state, uploads with leading axis p, which clients trained and were kept, round) -> state
-    diagnose: Callable[[PyTree, Array, Round], Metrics] = _diagnose_nothing  # (sent, true labels [p, n], round)
-    traffic: Callable[[Round], Traffic] = _no_traffic
+    perturbed: bool = False  # its gradient is taken at the weights that the stage's `Perturbation` gives
+    server: AtServer = AtServer()
+    client: AtClient = AtClient()
+    log: ForLog = ForLog()
+
+
+class Perturbation(NamedTuple):
+    """Weights at which the gradient of perturbed terms is taken (sharpness-aware minimization, Foret et al., 2021)."""
+
+    loss: Callable[[Step], Array] | None
+    # ^ whose gradient at the present weights says where to go; None: that of the perturbed terms themselves
+    ascent: Callable[[PyTree, PyTree], PyTree]  # (parameters of the group, that gradient) -> what is added to them
+    views: tuple[View, ...] = ()  # that `loss` reads
+
+
+class ClientKind(NamedTuple):
+    """Clients that train otherwise than the rest of the cohort."""
+
+    members: Callable[[Client], Bool[Array, " p"]]  # clients, leading axis p -> who is of this kind
+    terms: tuple[Term, ...]
+    sampler: "Sampler"
+    rate: Callable[[Client], Float[Array, ""]] | None = None  # client -> factor of its learning rate; None: 1
 
 
 class ServerTraining(NamedTuple):
-    """Training at the server on its own labelled examples, after the clients' models were averaged."""
+    """Training at the server on its own labelled examples."""
 
     terms: tuple[Term, ...]
     sampler: "Sampler"
+    when: tuple[str, ...] = ("after",)  # "before" the clients, "after" their models were averaged, or both
+    members: int = 0  # so many replicas train beside the clients instead and are members of the average
+    keep_optimizer: bool = False  # the state of its local optimizer lives on from round to round
 
 
 class Stage(NamedTuple):
     """A stretch of rounds with its own terms, batches and cohort; the server state goes on from stage to stage.
 
-    A round trains the clients, if there are terms for them, and then the server, if it has terms.
+    A round trains the clients, if there are terms for them, and the server, if it has terms.
     """
 
     terms: tuple[Term, ...]
@@ -204,6 +343,12 @@ class Stage(NamedTuple):
     rounds: int | None = None  # None: until the end
     count_labels: Callable[[Client], Array] = lambda clients: clients.num_labelled  # for the quota
     server: ServerTraining | None = None
+    kinds: tuple[ClientKind, ...] = ()  # clients of the cohort to whom `terms`, `sampler` and `rate` do not apply
+    rate: Callable[[Client], Float[Array, ""]] | None = None  # client -> factor of its learning rate; None: 1
+    weigh: Callable[[Client, dict[str, PyTree]], Float[Array, ""]] | None = None
+    # ^ (client, uploads by term) -> its weight in the average; None: the run's weighting
+    perturbation: Perturbation | None = None
+    separate_passes: bool = False  # a forward pass per view, each with batch statistics of its own
 
 
 class Schedule(NamedTuple):
@@ -215,7 +360,7 @@ class Schedule(NamedTuple):
 
 
 class Sampler(NamedTuple):
-    """How local batches are drawn: `schedule(key, client)`, with static shapes from the bounds it was built for."""
+    """How local batches are drawn, with static shapes from the bounds it was built for."""
 
-    schedule: Callable[[Key[Array, ""], Client], Schedule]
+    schedule: Callable[[Key[Array, ""], Client, Now], Schedule]
     reads_sent: bool = False  # the schedule depends on what terms sent, so that nothing is known of it before a round

@@ -1,7 +1,8 @@
 """Federated optimizers: how local training is corrected and how clients' results become the next global model.
 
-Parameters reach these functions as a `dict` of group -> few arrays (`fedjax_ssl.federated.packing`). Sources: FedAvg
-(McMahan et al., AISTATS 2017), FedProx (Li et al., MLSys 2020), FedOpt (Reddi et al., ICLR 2021).
+Parameters reach these functions as a `dict` of group -> few arrays (`fedjax_ssl.federated.packing`); private groups are
+not among them. Sources: FedAvg (McMahan et al., AISTATS 2017), FedProx (Li et al., MLSys 2020), FedOpt (Reddi et al.,
+ICLR 2021).
 """
 
 from collections.abc import Callable
@@ -10,30 +11,43 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Key
 
+from fedjax_ssl.checks import check_weights
 from fedjax_ssl.federated.local_optimizer import standard_promotion
 
 PyTree = Any
 Grouped = dict[str, PyTree]  # parameter group -> arrays
 
 
+class Turn(NamedTuple):
+    """A round, as a federated optimizer sees it. Replicas of the server that are members follow the p clients."""
+
+    key: Key[Array, ""]
+    number: Int[Array, ""]  # rounds since the run began
+    ids: Int[Array, " p"]  # of the clients
+    valid: Bool[Array, " p"]  # False on slots without a client
+    num_clients: int  # C, of the federation
+    members: int = 0  # replicas of the server
+
+
 class Report(NamedTuple):
     """What one client contributes to the server's step."""
 
     summed: PyTree  # added over the cohort in client order
-    kept: PyTree  # stacked over the cohort
+    kept: PyTree = ()  # what the client keeps from now on, like `FederatedOptimizer.keep`
 
 
 class Local(NamedTuple):
     """One client's local training, as a federated optimizer sees it."""
 
     anchor: Grouped  # parameters as received
-    params: Grouped  # parameters after local training
-    weight: Float[Array, ""]  # aggregation weight; 0 if the client trained nothing or its update was dropped
+    params: Grouped  # parameters after local training, as uploaded
+    weights: dict[str, Float[Array, ""]]  # by group; 0 if the client trained nothing of it or its update was dropped
     num_steps: Int[Array, ""]
     learning_rate: Float[Array, ""]
-    variates: PyTree  # as received
+    received: PyTree
+    kept: PyTree
 
 
 class Numbers(NamedTuple):
@@ -43,19 +57,49 @@ class Numbers(NamedTuple):
     up: int
 
 
+def _same_for_all(state: PyTree, received: PyTree, common: Grouped) -> Grouped:
+    return common
+
+
 class FederatedOptimizer(NamedTuple):
     """Pure functions; combine with every method."""
 
-    init: Callable[[Grouped, int], PyTree]  # (parameters, number of clients) -> state
-    send: Callable[[PyTree, Int[Array, " p"]], PyTree]  # (state, ids) -> variates, leading axis p
-    correct: Callable[[Grouped, Grouped, Grouped, PyTree], Grouped]
-    # ^ (gradient, params, anchor, variates) -> gradient, each of one group at a time but the variates, which are whole
-    report: Callable[[Local], Report]
-    apply: Callable[[PyTree, Grouped, PyTree, PyTree, Int[Array, " p"], Bool[Array, " p"]], tuple[Grouped, PyTree]]
-    # ^ (state, anchor, summed, kept, ids, which clients count) -> (parameters, state)
-    sends: Callable[[Grouped], Numbers] = lambda params: Numbers(
-        0, 0
-    )  # for the count of bytes; of a client's parameters
+    # At the server.
+    init: Callable[[Grouped], PyTree]  # parameters -> state
+    apply: Callable[[PyTree, Grouped, PyTree, Turn], tuple[Grouped, PyTree]]
+    # ^ (state, global parameters, what clients reported in sum, turn) -> (global parameters, state)
+    send: Callable[[PyTree, PyTree, Turn], PyTree] = lambda state, kept, turn: ()
+    # ^ (state, what the cohort's clients keep, turn) -> received, leading axis p + members
+    keep: Callable[[Grouped], PyTree] = lambda params: ()  # parameters -> what a client keeps before its first round
+    # At a client.
+    start: Callable[[PyTree, PyTree, Grouped], Grouped] = _same_for_all
+    # ^ (state, received, global parameters) -> the parameters that this client starts from
+    correct: Callable[[Grouped, Grouped, Grouped, PyTree], Grouped] = lambda gradient, params, anchor, received: (
+        gradient
+    )
+    # ^ (gradient, params, anchor, received) -> gradient, each of one group at a time but what was received
+    report: Callable[[Local], Report] = lambda local: weighted_change(local)
+    # For the count of bytes.
+    sends: Callable[[Grouped], Numbers] = lambda params: Numbers(0, 0)
+
+
+def weighted_change(local: Local) -> Report:
+    """The client's weights, and its change times them."""
+    change = {
+        group: jax.tree.map(lambda w, w0, own=local.weights[group]: own * (w - w0), local.params[group], anchor)
+        for group, anchor in local.anchor.items()
+    }
+    return Report({"weight": local.weights, "change": change})
+
+
+def weighted_mean(totals: Grouped, weights: dict[str, Float[Array, ""]]) -> Grouped:
+    """Weighted sums divided by the sum of the weights of each group; 0 where nothing has weight."""
+
+    def divide(total: PyTree, weight: Float[Array, ""]) -> PyTree:
+        scale = jnp.where(weight > 0, 1.0 / jnp.where(weight > 0, weight, 1.0), 0.0)
+        return jax.tree.map(lambda leaf: scale * leaf, total)
+
+    return {group: divide(total, weights[group]) for group, total in totals.items()}
 
 
 def fedavg() -> FederatedOptimizer:
@@ -75,16 +119,14 @@ def fedprox(mu: float) -> FederatedOptimizer:
     Raises:
         ValueError: if mu is negative.
     """
-    if isinstance(mu, (int, float)) and mu < 0:
-        raise ValueError(f"FedProx: mu is {mu}; it must be >= 0")
-
+    check_weights(mu=mu)
     return fedavg()._replace(correct=proximal(mu))
 
 
 def proximal(mu: float | Array) -> Callable[[Grouped, Grouped, Grouped, PyTree], Grouped]:
     """The correction by the gradient of mu/2 ||w - w_global||^2."""
 
-    def correct(gradient: Grouped, params: Grouped, anchor: Grouped, variates: PyTree) -> Grouped:
+    def correct(gradient: Grouped, params: Grouped, anchor: Grouped, received: PyTree) -> Grouped:
         return jax.tree.map(lambda g, w, w0: g + mu * (w - w0), gradient, params, anchor)
 
     return correct
@@ -100,16 +142,10 @@ def fedopt(server_optimizer: optax.GradientTransformation | None) -> FederatedOp
             is FedAvg.
     """
 
-    def init(params: Grouped, num_clients: int) -> PyTree:
+    def init(params: Grouped) -> PyTree:
         return () if server_optimizer is None else server_optimizer.init(params)
 
-    def report(local: Local) -> Report:
-        change = jax.tree.map(lambda w, w0: local.weight * (w - w0), local.params, local.anchor)
-        return Report({"weight": local.weight, "change": change}, ())
-
-    def apply(
-        state: PyTree, anchor: Grouped, summed: PyTree, kept: PyTree, ids: Array, counts: Array
-    ) -> tuple[Grouped, PyTree]:
+    def apply(state: PyTree, anchor: Grouped, summed: PyTree, turn: Turn) -> tuple[Grouped, PyTree]:
         change = weighted_mean(summed["change"], summed["weight"])
         if server_optimizer is None:
             return jax.tree.map(jnp.add, anchor, change), state
@@ -117,23 +153,7 @@ def fedopt(server_optimizer: optax.GradientTransformation | None) -> FederatedOp
             jax.tree.map(jnp.negative, change), state, anchor
         )
         moved = optax.apply_updates(anchor, updates)
-        trained = summed["weight"] > 0
-        return _where(trained, moved, anchor), _where(trained, new_state, state)
+        trained = jnp.any(jnp.stack(list(summed["weight"].values())) > 0)
+        return jax.tree.map(lambda new, old: jnp.where(trained, new, old), (moved, new_state), (anchor, state))
 
-    return FederatedOptimizer(
-        init=init,
-        send=lambda state, ids: (),
-        correct=lambda gradient, params, anchor, variates: gradient,
-        report=report,
-        apply=apply,
-    )
-
-
-def weighted_mean(totals: PyTree, weight: Float[Array, ""]) -> PyTree:
-    """Weighted sums divided by the sum of the weights; 0 where nothing has weight."""
-    scale = jnp.where(weight > 0, 1.0 / jnp.where(weight > 0, weight, 1.0), 0.0)
-    return jax.tree.map(lambda total: scale * total, totals)
-
-
-def _where(condition: Bool[Array, ""], new: PyTree, old: PyTree) -> PyTree:
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
+    return FederatedOptimizer(init, apply)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, Key
 
-from fedjax_ssl.federated.method import Client, Sampler, Schedule
+from fedjax_ssl.federated.method import Client, Now, Sampler, Schedule
 from fedjax_ssl.keys import named_key
 
 
@@ -99,7 +99,7 @@ def epochs(
     size = max(max_count, 1)
     steps = local_epochs * -(-size // batch_size)
 
-    def schedule(key: Key[Array, ""], client: Client) -> Schedule:
+    def schedule(key: Key[Array, ""], client: Client, now: Now) -> Schedule:
         number = count(client)
         orders = _permutation_per_epoch(named_key(key, "labelled"), number, size, local_epochs)
         per_epoch = number // batch_size if drop_last else -(-number // batch_size)
@@ -136,7 +136,7 @@ def mixed_epochs(
     size = max(max_unlabelled, 1)
     steps = local_epochs * max(size // batch_size, -(-size // (2 * batch_size)), -(-max_labelled // batch_size), 1)
 
-    def schedule(key: Key[Array, ""], client: Client) -> Schedule:
+    def schedule(key: Key[Array, ""], client: Client, now: Now) -> Schedule:
         labelled = count(client)
         unlabelled = client.num_examples - labelled
         with_labels = labelled > 0

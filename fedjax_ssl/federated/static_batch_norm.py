@@ -104,8 +104,8 @@ def with_static_batch_norm(
     def init(key: Array, data: FederatedData) -> ServerState:
         return refreshed(method.init(key, data), data)
 
-    def round(key: Array, state: ServerState, data: FederatedData) -> tuple[ServerState, Metrics]:
-        new, info = method.round(key, state, data)
+    def round(key: Array, state: ServerState, data: FederatedData, **how: Any) -> tuple[ServerState, Metrics]:
+        new, info = method.round(key, state, data, **how)
         return refreshed(new, data), info
 
     return method._replace(init=init, round=round)

@@ -7,9 +7,24 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from fedjax_ssl.federated.engine import Setup
 from fedjax_ssl.federated.forward import map_rows
-from fedjax_ssl.federated.method import Client, Metrics, PyTree, Round, Step, Term, Traffic, View
+from fedjax_ssl.federated.method import (
+    AtServer,
+    Client,
+    ForLog,
+    Metrics,
+    Outcome,
+    PyTree,
+    Round,
+    Sent,
+    Step,
+    Term,
+    Traffic,
+    View,
+    no_state,
+    no_traffic,
+)
+from fedjax_ssl.federated.setup import Setup
 from fedjax_ssl.graph import confidence
 from fedjax_ssl.models import Outputs
 from fedjax_ssl.objectives import batch_cross_entropy
@@ -36,9 +51,9 @@ def supervised_term(setup: Setup) -> Term:
     """Cross-entropy on the observed labels of stream "labelled"."""
     view = augmented_view(setup, "labelled")
 
-    def loss(step: Step) -> tuple[Array, PyTree]:
+    def loss(step: Step) -> Array:
         batch = step.streams["labelled"]
-        return batch_cross_entropy(step.outputs[view.name].logits, batch.observed, batch.mask), step.local
+        return batch_cross_entropy(step.outputs[view.name].logits, batch.observed, batch.mask)
 
     return Term("supervised", (view,), loss)
 
@@ -46,8 +61,8 @@ def supervised_term(setup: Setup) -> Term:
 def pseudo_label_term(
     setup: Setup,
     prepare: Callable[[PyTree, Round], tuple[PseudoLabels, PyTree]],
-    traffic: Callable[[Round], Traffic] | None = None,
-    init: Callable[..., PyTree] | None = None,
+    traffic: Callable[[Outcome], Traffic] = no_traffic,
+    init: Callable[..., PyTree] = no_state,
 ) -> Term:
     """Weighted cross-entropy on stream "mixed" against labels and pseudo-labels: 1/|B| sum_i w_i CE(f(x_i), y_i).
 
@@ -61,41 +76,39 @@ def pseudo_label_term(
     """
     view = augmented_view(setup, "mixed")
 
-    def loss(step: Step) -> tuple[Array, PyTree]:
-        batch = step.streams["mixed"]
-        targets: PseudoLabels = step.client.sent["pseudo_labels"]
-        return (
-            batch_cross_entropy(
-                step.outputs[view.name].logits,
-                targets.labels[batch.position],
-                batch.mask,
-                targets.weights[batch.position],
-            ),
-            step.local,
-        )
+    def send(state: PyTree, round: Round) -> tuple[Sent, PyTree]:
+        pseudo_labels, state = prepare(state, round)
+        return Sent(pseudo_labels), state
 
-    term = Term(
+    def loss(step: Step) -> Array:
+        batch, targets = step.streams["mixed"], step.sent
+        logits, labels = step.outputs[view.name].logits, targets.labels[batch.position]
+        return batch_cross_entropy(logits, labels, batch.mask, targets.weights[batch.position])
+
+    def takes_part(sent: Sent, round: Round) -> Bool[Array, " p"]:
+        # Who has labels takes part whatever came of them, so that a client whose values are NaN is counted as dropped.
+        return jnp.any((sent.own.labels >= 0) | (round.clients.observed >= 0), axis=1)
+
+    return Term(
         "pseudo_labels",
         (view,),
         loss,
-        prepare=prepare,
-        # Who has labels takes part whatever came of them, so that a client whose values are NaN is counted as dropped.
-        takes_part=lambda sent, round: jnp.any((sent.labels >= 0) | (round.clients.observed >= 0), axis=1),
-        diagnose=diagnose_pseudo_labels,
+        server=AtServer(init, send, takes_part),
+        log=ForLog(
+            diagnose=lambda outcome, truth, _: diagnose_pseudo_labels(outcome.sent.own, truth, outcome.round.clients),
+            traffic=traffic,
+        ),
     )
-    if traffic is not None:
-        term = term._replace(traffic=traffic)
-    return term if init is None else term._replace(init=init)
 
 
-def diagnose_pseudo_labels(sent: PseudoLabels, truth: Int[Array, "p n"], round: Round) -> Metrics:
+def diagnose_pseudo_labels(sent: PseudoLabels, truth: Int[Array, "p n"], clients: Client) -> Metrics:
     """Quality of the pseudo-labels on the cohort's unlabelled examples; NaN where there is nothing to average.
 
     Returns:
         "pseudo_label_accuracy" among the examples that got one, "pseudo_label_coverage" (share that got one), and the
         mean confidence of correct and of wrong ones.
     """
-    unlabelled = examples_mask(round.clients) & (round.clients.observed < 0)
+    unlabelled = examples_mask(clients) & (clients.observed < 0)
     given = unlabelled & (sent.labels >= 0) & (truth >= 0)
     right = given & (sent.labels == truth)
     return {
@@ -139,8 +152,8 @@ def network_features(setup: Setup, round: Round, key: Array | None = None) -> Fl
 
 
 def examples_mask(clients: Client) -> Bool[Array, "p n"]:
-    """Which entries of the clients' index table are examples and not padding."""
-    return jnp.arange(clients.index.shape[1], dtype=jnp.int32) < clients.num_examples[:, None]
+    """Which entries of the clients' tables are examples and not padding."""
+    return jnp.arange(clients.rows.shape[1], dtype=jnp.int32) < clients.num_examples[:, None]
 
 
 def network_outputs(setup: Setup, round: Round, clients: Client, key: Array | None = None) -> Outputs:
@@ -154,7 +167,7 @@ def network_outputs(setup: Setup, round: Round, clients: Client, key: Array | No
         outputs, _ = setup.model.apply(round.params, round.model_state, setup.normalize(inputs), train=False)
         return outputs
 
-    shape = clients.index.shape
+    shape = clients.rows.shape
     owner = jnp.broadcast_to(clients.id[:, None], shape)
     position = jnp.broadcast_to(jnp.arange(shape[1], dtype=jnp.int32), shape)
-    return map_rows(evaluate, round.inputs, clients.index, setup.evaluation_batch_size, (owner, position))
+    return map_rows(evaluate, round.inputs, clients.rows, setup.evaluation_batch_size, (owner, position))

@@ -15,8 +15,19 @@ from jaxtyping import Array, Float, Int, Key
 
 from fedjax_ssl.checks import check_weights
 from fedjax_ssl.data import WeakLabels
-from fedjax_ssl.federated import Client, Method, Sampler, Schedule, Setup, Stage, Step, Term, federated_method
-from fedjax_ssl.federated.method import PyTree
+from fedjax_ssl.federated import (
+    AtServer,
+    Client,
+    Method,
+    Now,
+    Sampler,
+    Schedule,
+    Setup,
+    Stage,
+    Step,
+    Term,
+    federated_method,
+)
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.channel_terms import with_l1
@@ -72,7 +83,7 @@ def fedllp_vat(
     check_weights(vat_weight=vat_weight, vat_radius=vat_radius)
     view = augmented_view(setup, "set")
 
-    def consistency(step: Step) -> tuple[Array, PyTree]:
+    def consistency(step: Step) -> Array:
         batch, inputs = step.streams["set"], step.inputs[view.name]
 
         def predict(seen: Float[Array, "n ..."]) -> Float[Array, "n K"]:
@@ -90,7 +101,7 @@ def fedllp_vat(
         perturbation = vat_direction(predict, inputs, named_key(step.key, "direction"), vat_radius)
         loss = vat_loss(predict(inputs), predict(inputs + perturbation), batch.mask)
         epochs = local_epochs_done(step, setup.local_epochs, rampup)
-        return vat_rampup(epochs, ramp_epochs, vat_weight).astype(loss.dtype) * loss, step.local
+        return vat_rampup(epochs, ramp_epochs, vat_weight).astype(loss.dtype) * loss
 
     terms = (proportion_term(setup), Term("virtual_adversarial", (view,), consistency))
     return federated_method(setup, (_sets_stage(setup, terms, l1, set_size),), needs=("sets",))
@@ -100,18 +111,14 @@ def proportion_term(setup: Setup) -> Term:
     """The loss of the class proportions of the one set that a step has."""
     view = augmented_view(setup, "set")
 
-    def loss(step: Step) -> tuple[Array, PyTree]:
+    def loss(step: Step) -> Array:
         batch, weak = step.streams["set"], _sets_of(step.client)
         assert batch.weak is not None
         shares = weak.matrix[jnp.maximum(jnp.max(batch.weak), 0)]
-        return proportion_loss(step.outputs[view.name].logits, shares, batch.mask), step.local
+        return proportion_loss(step.outputs[view.name].logits, shares, batch.mask)
 
-    return Term(
-        "proportions",
-        (view,),
-        loss,
-        takes_part=lambda sent, round: round.valid & (_count_members(round.clients) > 0),
-    )
+    takes_part = AtServer(takes_part=lambda sent, round: round.valid & (_count_members(round.clients) > 0))
+    return Term("proportions", (view,), loss, server=takes_part)
 
 
 def set_per_step(local_epochs: int, set_size: int = 0) -> Sampler:
@@ -124,7 +131,7 @@ def set_per_step(local_epochs: int, set_size: int = 0) -> Sampler:
         set_size: width of the stream; of a larger set a random part is taken, drawn anew in every epoch. 0: all.
     """
 
-    def schedule(key: Key[Array, ""], client: Client) -> Schedule:
+    def schedule(key: Key[Array, ""], client: Client, now: Now) -> Schedule:
         weak = _sets_of(client)
         width, num_sets = weak.labels.shape[0], weak.matrix.shape[0]
         size = min(set_size or width, width)
@@ -163,7 +170,7 @@ def local_epochs_done(step: Step, local_epochs: int, rampup: str) -> Float[Array
     per_epoch = jnp.maximum(jnp.sum(weak.share > 0, dtype=jnp.int32), 1)
     if rampup == "per_epoch":
         return (step.number % per_epoch).astype(dtype) / per_epoch.astype(dtype)
-    return (step.round * local_epochs).astype(dtype) + step.number.astype(dtype) / per_epoch.astype(dtype)
+    return (step.now.number * local_epochs).astype(dtype) + step.number.astype(dtype) / per_epoch.astype(dtype)
 
 
 def _sets_stage(setup: Setup, terms: tuple[Term, ...], l1: float | Array, set_size: int) -> Stage:

@@ -17,16 +17,32 @@ from jaxtyping import Array, Bool, Float
 
 from fedjax_ssl.checks import check_choices, check_weights, is_zero
 from fedjax_ssl.data import WeakLabels
-from fedjax_ssl.federated import BYTES_PER_NUMBER, Client, Method, Round, Setup, Stage, Step, Term, Traffic
+from fedjax_ssl.federated import (
+    BYTES_PER_NUMBER,
+    AtServer,
+    Client,
+    Method,
+    Outcome,
+    Round,
+    Sent,
+    Setup,
+    Stage,
+    Step,
+    Term,
+    Traffic,
+    count,
+    never,
+    no_traffic,
+)
 from fedjax_ssl.federated.method import Metrics, PyTree
 from fedjax_ssl.federated.terms import augmented_view, examples_mask
 from fedjax_ssl.methods.parts.alternating_training import alternating
 from fedjax_ssl.methods.parts.channel_terms import channel_losses, channel_of, learns
 from fedjax_ssl.methods.parts.confident_pseudo_labels import (
-    Sent,
     confident_epochs,
     confident_losses,
     confident_term,
+    has_confident,
     sent_to,
 )
 from fedjax_ssl.objectives import (
@@ -130,9 +146,9 @@ def fedmt(
             threshold,
             strict,
             extra=partial(estimated, fallback=fallback, smoothing=smoothing, pooled=pooled),
-            takes_part=_confident_or_labelled if everybody else _confident,
+            takes_part=_confident_or_labelled if everybody else has_confident,
             diagnose=_diagnose,
-            traffic=_counts_traffic if pooled else _no_traffic,
+            traffic=_counts_traffic if pooled else no_traffic,
         )
         stream, known = "known" if from_all else "fix", correspondence == "known"
         losses = (sent, *losses, projection_term(setup, projection_weight, stream, known, remainder=fallback == "zero"))
@@ -162,7 +178,7 @@ def projection_term(setup: Setup, weight: float | Array, stream: str, known: boo
     """
     view = augmented_view(setup, stream)
 
-    def loss(step: Step) -> tuple[Array, PyTree]:
+    def loss(step: Step) -> Array:
         batch = step.streams[stream]
         channel = None if step.client.weak is None else _channel(step.client, step.client.weak, known, remainder)
         losses = channel_losses(step.outputs[view.name].logits, batch, channel)
@@ -171,9 +187,9 @@ def projection_term(setup: Setup, weight: float | Array, stream: str, known: boo
             told = told | is_observable(batch.weak, channel)
         told = told & batch.mask
         size = jnp.maximum(jnp.sum(told, dtype=losses.dtype), 1.0)
-        return jnp.sum(jnp.where(told, losses, jnp.zeros_like(losses))) / size, step.local
+        return jnp.sum(jnp.where(told, losses, jnp.zeros_like(losses))) / size
 
-    return Term("projection", (view,), loss, weight=weight, takes_part=lambda sent, round: jnp.zeros_like(round.valid))
+    return Term("projection", (view,), loss, weight, server=AtServer(takes_part=never))
 
 
 def _channel(client: Client, weak: WeakLabels, known: bool, remainder: bool) -> Channel:
@@ -232,38 +248,29 @@ def estimated(
     return Estimate(columns / jnp.where(totals > 0, totals, 1.0), counts.sum(axis=1))
 
 
-def _confident(sent: Sent, round: Round) -> Bool[Array, " p"]:
-    return jnp.any(sent.confident, axis=1)
-
-
 def _confident_or_labelled(sent: Sent, round: Round) -> Bool[Array, " p"]:
     labelled = learns(round.clients) & (round.clients.num_known > 0)
-    return _confident(sent, round) | (round.valid & labelled)
+    return has_confident(sent, round) | (round.valid & labelled)
 
 
-def _no_traffic(round: Round) -> Traffic:
-    return Traffic(0.0, 0.0)
-
-
-def _counts_traffic(round: Round) -> Traffic:
+def _counts_traffic(outcome: Outcome) -> Traffic:
     """Counts go up, the estimate comes down."""
-    weak = round.clients.weak
-    if weak is None:
-        return Traffic(0.0, 0.0)
-    numbers = float(BYTES_PER_NUMBER * weak.matrix[0].size) * jnp.sum(round.valid).astype(jnp.result_type(float))
-    return Traffic(numbers, numbers)
+    weak = outcome.round.clients.weak
+    numbers = 0 if weak is None else weak.matrix[0].size
+    both_ways = count(jnp.sum(outcome.round.valid), BYTES_PER_NUMBER * numbers)
+    return Traffic(both_ways, both_ways)
 
 
-def _diagnose(sent: Sent, truth: Array, round: Round) -> Metrics:
+def _diagnose(outcome: Outcome) -> Metrics:
     """How far the estimates are from the truth, over the cohort's clients with coarse labels; NaN where there is none.
 
     "correspondence_error" is the largest difference of an entry, of clients whose correspondence is known;
     "classes_without_support" the mean number of classes of which a client has no confident example.
     """
-    weak = round.clients.weak
+    round, weak = outcome.round, outcome.round.clients.weak
     if weak is None:
         return {}
-    estimate: Estimate = sent.extra
+    estimate: Estimate = outcome.sent.own.extra
     coarse, comparable = round.valid & weak.has_coarse, round.valid & weak.has_known_correspondence
     difference = jnp.max(jnp.abs(estimate.matrix - weak.matrix.astype(estimate.matrix.dtype)), axis=(1, 2))
     largest = jnp.max(difference, where=comparable, initial=0.0)

@@ -15,7 +15,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl.data import WeakLabels
 from fedjax_ssl.federated import Method, Setup, Stage, Step, Stream, Term, federated_method
-from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.channel_terms import known_stage
@@ -24,7 +23,7 @@ from fedjax_ssl.objectives import batch_cross_entropy, mixup, mixup_cross_entrop
 MIXES = ("inputs", "logits")
 
 
-class Split(NamedTuple):
+class Confidence(NamedTuple):
     """A batch split by confidence; pair j joins the j-th confident row with the j-th other one, in batch order."""
 
     labels: Int[Array, " n"]  # hard labels of all rows
@@ -76,12 +75,12 @@ def fedpl(
         raise ValueError(f"fedpl: threshold is {threshold}; it must be in [0, 1]")
     view = augmented_view(setup, "labelled")
 
-    def set_labels(step: Step) -> tuple[Array, PyTree]:
+    def set_labels(step: Step) -> Array:
         batch = step.streams["labelled"]
         labels = majority_labels(batch, step.client.weak)
-        return batch_cross_entropy(step.outputs[view.name].logits, labels, batch.mask), step.local
+        return batch_cross_entropy(step.outputs[view.name].logits, labels, batch.mask)
 
-    def own_predictions(step: Step) -> tuple[Array, PyTree]:
+    def own_predictions(step: Step) -> Array:
         batch, logits = step.streams["labelled"], step.outputs[view.name].logits
         split = split_by_confidence(logits, batch, threshold)
         share = mixup_share(named_key(step.key, "share"), mix_alpha)
@@ -99,7 +98,7 @@ def fedpl(
                 mask=split.paired,
             )
             mixed = outputs.logits
-        return split_loss(logits, mixed, split, share, mix_weight, skip_empty), step.local
+        return split_loss(logits, mixed, split, share, mix_weight, skip_empty)
 
     def stage(term: Term) -> Stage:
         return known_stage(setup, (term,), l1, drop_last)
@@ -123,7 +122,7 @@ def majority_labels(batch: Stream, weak: WeakLabels | None) -> Int[Array, " n"]:
     return jnp.where(batch.observed >= 0, batch.observed, labels)
 
 
-def split_by_confidence(logits: Float[Array, "n K"], batch: Stream, threshold: float | Array) -> Split:
+def split_by_confidence(logits: Float[Array, "n K"], batch: Stream, threshold: float | Array) -> Confidence:
     """Labels a batch by its own predictions and pairs confident rows with the others; all of it constants.
 
     Args:
@@ -137,7 +136,7 @@ def split_by_confidence(logits: Float[Array, "n K"], batch: Stream, threshold: f
     sure = given | (jnp.max(probabilities, axis=1) >= threshold)
     confident, other = batch.mask & sure, batch.mask & ~sure
     pairs = jnp.minimum(jnp.sum(confident), jnp.sum(other))
-    return Split(
+    return Confidence(
         labels,
         confident,
         jnp.argsort(~confident, stable=True),
@@ -149,7 +148,7 @@ def split_by_confidence(logits: Float[Array, "n K"], batch: Stream, threshold: f
 def split_loss(
     logits: Float[Array, "n K"],
     mixed_logits: Float[Array, "n K"],
-    split: Split,
+    split: Confidence,
     share: float | Float[Array, ""],
     mix_weight: float | Array,
     skip_empty: bool = False,

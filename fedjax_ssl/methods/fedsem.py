@@ -24,8 +24,8 @@ def fedsem(setup: Setup, *, warmup_rounds: int = 0) -> Method:
     """
 
     def init(key: Array, params: PyTree, model_state: PyTree, everyone: Client) -> PseudoLabels:
-        nothing = jnp.zeros(everyone.index.shape, jnp.result_type(float))
-        return PseudoLabels(jnp.full(everyone.index.shape, -1, jnp.int32), nothing, nothing)
+        nothing = jnp.zeros(everyone.rows.shape, jnp.result_type(float))
+        return PseudoLabels(jnp.full(everyone.rows.shape, -1, jnp.int32), nothing, nothing)
 
     def prepare(state: PseudoLabels, round: Round) -> tuple[PseudoLabels, PseudoLabels]:
         state = jax.lax.cond(

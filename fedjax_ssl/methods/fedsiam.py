@@ -13,14 +13,20 @@ from jaxtyping import Array, Float
 
 from fedjax_ssl.federated import (
     BYTES_PER_NUMBER,
+    AtClient,
+    AtServer,
     Client,
+    ForLog,
     Method,
+    Outcome,
     Round,
+    Sent,
     ServerState,
     Setup,
     Step,
     Term,
     Traffic,
+    count,
 )
 from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import augmented_view
@@ -78,9 +84,9 @@ def fedsiam(
     def init(key: Array, params: PyTree, model_state: PyTree, everyone: Client) -> Teacher:
         return Teacher(params, model_state, jnp.zeros(()))
 
-    def prepare(teacher: Teacher, round: Round) -> tuple[PyTree, Teacher]:
+    def prepare(teacher: Teacher, round: Round) -> tuple[Sent, Teacher]:
         fresh = Teacher(round.params, round.model_state, jnp.zeros(()))
-        return (), jax.tree.map(lambda new, old: jnp.where(round.number == 0, new, old), fresh, teacher)
+        return Sent(), jax.tree.map(lambda new, old: jnp.where(round.number == 0, new, old), fresh, teacher)
 
     def loss(step: Step) -> tuple[Array, Teacher]:
         batch, student, teacher = step.streams["mixed"], step.outputs[view.name], step.local
@@ -96,7 +102,7 @@ def fedsiam(
             mask=batch.mask,
         )
         targets = jax.lax.stop_gradient(jax.nn.softmax(taught.logits))
-        ramp = consistency_ramp(step.round + 1, consistency_weight, ramp_rounds)
+        ramp = consistency_ramp(step.now.number + 1, consistency_weight, ramp_rounds)
         value = (
             batch_cross_entropy(student.logits, batch.observed, batch.mask)
             + head_weight * consistency(student.logits, student.aux_logits, batch.mask)
@@ -117,21 +123,19 @@ def fedsiam(
             lambda taught, own: jnp.where(teacher.step > 0, taught, own), (teacher.params, teacher.model_state), student
         )
 
-    def traffic(round: Round) -> Traffic:
+    def traffic(outcome: Outcome) -> Traffic:
+        round = outcome.round
         teacher = sum(leaf.size for leaf in jax.tree.leaves((round.params, round.model_state)))
-        both_ways = BYTES_PER_NUMBER * teacher * jnp.sum(round.valid).astype(jnp.result_type(float))
+        both_ways = count(jnp.sum(round.valid), BYTES_PER_NUMBER * teacher)
         return Traffic(both_ways, both_ways)
 
     term = Term(
         TERM,
         (view,),
         loss,
-        init=init,
-        prepare=prepare,
-        start=lambda teacher, params, model_state: teacher,
-        after_step=after_step,
-        absorb=lambda teacher, local, uploads, counts, round: local,
-        traffic=traffic,
+        server=AtServer(init, prepare, absorb=lambda teacher, outcome: outcome.local),
+        client=AtClient(start=lambda teacher, params, model_state, kept: teacher, after_step=after_step),
+        log=ForLog(traffic=traffic),
     )
     stage = mixed_stage(setup, term, "proportional" if unlabelled_clients else "only")
     return after_labelled_stage(setup, stage, warmup_rounds, teacher_network if predict_with == "teacher" else None)

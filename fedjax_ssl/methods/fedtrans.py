@@ -15,11 +15,14 @@ from jaxtyping import Array, Bool, Float, Int
 from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.data import WeakLabels
 from fedjax_ssl.federated import (
+    AtServer,
     Client,
     Method,
+    Now,
     Round,
     Sampler,
     Schedule,
+    Sent,
     Setup,
     Stage,
     Step,
@@ -112,16 +115,16 @@ def coarse_term(setup: Setup) -> Term:
     """Cross-entropy of the second head's outputs on the coarse labels of stream "coarse", weakly augmented."""
     view = augmented_view(setup, COARSE)
 
-    def prepare(state: PyTree, round: Round) -> tuple[PyTree, PyTree]:
+    def prepare(state: PyTree, round: Round) -> tuple[Sent, PyTree]:
         _check_federation(setup, round.clients.weak)
-        return (), state
+        return Sent(), state
 
-    def loss(step: Step) -> tuple[Array, PyTree]:
+    def loss(step: Step) -> Array:
         batch, weak, logits = step.streams[COARSE], step.client.weak, step.outputs[view.name].aux_logits
         assert weak is not None and batch.weak is not None and logits is not None, "see `_check_federation`"
-        return coarse_cross_entropy(logits, batch.weak, weak.num_observations, batch.mask), step.local
+        return coarse_cross_entropy(logits, batch.weak, weak.num_observations, batch.mask)
 
-    return Term("coarse", (view,), loss, group=BODY, prepare=prepare)
+    return Term("coarse", (view,), loss, group=BODY, server=AtServer(prepare=prepare))
 
 
 def coarse_cross_entropy(
@@ -154,8 +157,8 @@ def coarse_epochs(batch_size: int, local_epochs: int, max_examples: int) -> Samp
 
     from_first = epochs(COARSE, count, batch_size, local_epochs, max_examples)
 
-    def schedule(key: Array, client: Client) -> Schedule:
-        drawn = from_first.schedule(key, client)
+    def schedule(key: Array, client: Client, now: Now) -> Schedule:
+        drawn = from_first.schedule(key, client, now)
         # In a client's table they follow the examples with a class label.
         positions = jnp.where(drawn.masks[COARSE], drawn.positions[COARSE] + client.num_labelled, 0)
         return drawn._replace(positions={COARSE: positions})
@@ -166,9 +169,9 @@ def coarse_epochs(batch_size: int, local_epochs: int, max_examples: int) -> Samp
 def _silent(term: Term) -> Term:
     """The same gradient with a loss of 0, so that a loss which moves two groups counts once in the log."""
 
-    def loss(step: Step) -> tuple[Array, PyTree]:
-        value, local = term.loss(step)
-        return value - jax.lax.stop_gradient(value), local
+    def loss(step: Step) -> Array:
+        value = term.loss(step)
+        return value - jax.lax.stop_gradient(value)
 
     return term._replace(loss=loss)
 

@@ -25,16 +25,22 @@ from jaxtyping import Array, Bool, Float, Int
 from fedjax_ssl.checks import check_weights, is_zero
 from fedjax_ssl.federated import (
     BYTES_PER_NUMBER,
+    AtServer,
     Client,
+    ForLog,
     Method,
+    Outcome,
     Round,
+    Sent,
     Setup,
     Stage,
     Step,
     Term,
     Traffic,
+    count,
     federated_method,
     mixed_epochs,
+    never,
 )
 from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import (
@@ -188,20 +194,17 @@ def prototype_term(setup: Setup, temperature: float) -> Term:
     """
     view = augmented_view(setup, "mixed")
 
-    def prepare(state: PyTree, round: Round) -> tuple[Prototypes, PyTree]:
+    def prepare(state: PyTree, round: Round) -> tuple[Sent, PyTree]:
         features = network_features(setup, round)
         finite = jnp.all(jnp.isfinite(features), axis=2)  # one client's NaN would be in every prototype
         labels = jnp.where(examples_mask(round.clients) & finite, round.clients.observed, -1)
         centers, present = class_prototypes(
             features.reshape(-1, features.shape[-1]), labels.reshape(-1), setup.num_classes
         )
-        everybody = (round.valid.shape[0],)
-        return Prototypes(
-            jnp.broadcast_to(centers, everybody + centers.shape), jnp.broadcast_to(present, everybody + present.shape)
-        ), state
+        return Sent(shared=Prototypes(centers, present)), state
 
-    def loss(step: Step) -> tuple[Array, PyTree]:
-        batch, prototypes = step.streams["mixed"], step.client.sent["prototypes"]
+    def loss(step: Step) -> Array:
+        batch, prototypes = step.streams["mixed"], step.shared
         scores = prototype_log_probs(
             step.outputs[view.name].features, prototypes.centers, prototypes.present, temperature, distance="mean_sq"
         )
@@ -209,18 +212,16 @@ def prototype_term(setup: Setup, temperature: float) -> Term:
         # A weak label needs the prototypes of all classes; the class of a label has one, with its own example in it.
         counted = batch.mask & ((batch.observed >= 0) | jnp.all(prototypes.present))
         size = jnp.maximum(jnp.sum(batch.mask, dtype=losses.dtype), 1.0)
-        return jnp.sum(jnp.where(counted, losses, jnp.zeros_like(losses))) / size, step.local
+        return jnp.sum(jnp.where(counted, losses, jnp.zeros_like(losses))) / size
 
-    def traffic(round: Round) -> Traffic:
-        width = jax.eval_shape(lambda: network_features(setup, round)).shape[-1]
-        clients = jnp.sum(round.valid).astype(jnp.result_type(float))
-        both_ways = BYTES_PER_NUMBER * setup.num_classes * (width + 1) * clients
+    def traffic(outcome: Outcome) -> Traffic:
+        width = outcome.sent.shared.centers.shape[-1]
+        both_ways = count(jnp.sum(outcome.round.valid), BYTES_PER_NUMBER * setup.num_classes * (width + 1))
         return Traffic(both_ways, both_ways)
 
-    def takes_part(sent: PyTree, round: Round) -> Array:
-        return jnp.zeros_like(round.valid)  # it goes along with the other terms
-
-    return Term("prototypes", (view,), loss, prepare=prepare, takes_part=takes_part, traffic=traffic)
+    return Term(
+        "prototypes", (view,), loss, server=AtServer(prepare=prepare, takes_part=never), log=ForLog(traffic=traffic)
+    )
 
 
 def _anchors(
@@ -245,7 +246,7 @@ def observation_likelihood(clients: Client, num_classes: int) -> Float[Array, "p
     """
     weak = clients.weak
     if weak is None:
-        return jnp.ones((*clients.index.shape, num_classes))
+        return jnp.ones((*clients.rows.shape, num_classes))
     channels = jax.vmap(channel_of)(weak)
     weights = jnp.exp(channels.log_weights)
     chosen = jnp.take_along_axis(weights, jnp.maximum(weak.labels, 0)[:, :, None], axis=1)

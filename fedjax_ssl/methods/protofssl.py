@@ -5,7 +5,8 @@ References:
     those of the authors' code of May 2022, from which the published tables come; see docs/methods/protofssl.md.
 """
 
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +16,16 @@ from fedjax_ssl.checks import check_choices, check_weights, check_whole_numbers,
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import (
     BYTES_PER_NUMBER,
+    AtClient,
+    AtServer,
     Client,
+    ForLog,
     Method,
+    Now,
+    Outcome,
     Round,
+    Sampler,
+    Sent,
     ServerState,
     Setup,
     Stage,
@@ -25,6 +33,8 @@ from fedjax_ssl.federated import (
     Term,
     Traffic,
     Trained,
+    View,
+    count,
     episodes,
     federated_method,
 )
@@ -70,11 +80,47 @@ class State(NamedTuple):
     helpers: PrototypeSets  # as last chosen, [H, K, d]
 
 
-class Sent(NamedTuple):
-    """What a client receives beside the model; with a leading axis p for the cohort."""
+class Helpers(NamedTuple):
+    """What all clients receive beside the model."""
 
-    helpers: PrototypeSets  # [H, K, d]; all absent where they are not needed
+    sets: PrototypeSets  # [H, K, d]; all absent where they are not needed
     active: Bool[Array, ""]  # unlabelled examples are learned from in this round
+
+
+class Settings(NamedTuple):
+    """Of the method, as `protofssl` explains them."""
+
+    num_support: int
+    num_query: int
+    num_unlabelled: int
+    unlabelled_weight: float | Array
+    scoring: Scoring
+    num_helpers: int
+    helper_interval: int
+    proto_source: str
+    proto_refresh: str
+    keep_proto_rounds: int
+    min_proto_count: int
+    proto_noise_std: float | Array
+    unlabel_round: int
+    warmup_episode: int
+    eval_bank: str
+    l2: float | Array
+
+    @property
+    def pseudo_labelled(self) -> bool:
+        """Whether unlabelled examples are learned from at all."""
+        return not is_zero(self.unlabelled_weight)
+
+    @property
+    def global_source(self) -> bool:
+        """Whether local predictions compare with the helpers' mean prototypes."""
+        return self.proto_source == "global"
+
+    @property
+    def most_helpers(self) -> int:
+        """Prototype sets that are sent, at most."""
+        return self.num_helpers if self.pseudo_labelled or self.global_source else 0
 
 
 def protofssl(
@@ -133,7 +179,6 @@ def protofssl(
     Raises:
         ValueError: for a setting outside these.
     """
-    scoring = Scoring(temperature, distance, unlabel_loss, stop_gradient_pseudo_label)
     check_choices(_CHOICES, distance=distance, unlabel_loss=unlabel_loss, proto_source=proto_source)
     check_choices(_CHOICES, proto_refresh=proto_refresh, eval_bank=eval_bank)
     check_whole_numbers(num_support=num_support, num_query=num_query, num_unlabelled=num_unlabelled)
@@ -147,148 +192,205 @@ def protofssl(
             f"protofssl: warmup_episode is {warmup_episode}; of {setup.local_epochs} local steps "
             "(config.optimizer.local_epochs) none would use unlabelled examples"
         )
-    pseudo_labelled, shared = not is_zero(unlabelled_weight), proto_source == "global"
-    helpers_at_most = num_helpers if pseudo_labelled or shared else 0
-    streams = (SUPPORT, QUERY, UNLABELLED) if pseudo_labelled else (SUPPORT, QUERY)
+    settings = Settings(
+        num_support=num_support,
+        num_query=num_query,
+        num_unlabelled=num_unlabelled,
+        unlabelled_weight=unlabelled_weight,
+        scoring=Scoring(temperature, distance, unlabel_loss, stop_gradient_pseudo_label),
+        num_helpers=num_helpers,
+        helper_interval=helper_interval,
+        proto_source=proto_source,
+        proto_refresh=proto_refresh,
+        keep_proto_rounds=keep_proto_rounds,
+        min_proto_count=min_proto_count,
+        proto_noise_std=proto_noise_std,
+        unlabel_round=unlabel_round,
+        warmup_episode=warmup_episode,
+        eval_bank=eval_bank,
+        l2=l2,
+    )
+    quota = "any" if settings.global_source else "only"
+    stage = Stage((_term(setup, settings),), _sampler(setup, settings), labelled_quota=quota)
+    return _with_bank(setup, settings, federated_method(setup, (stage,), class_scores=False))
+
+
+def _term(setup: Setup, settings: Settings) -> Term:
+    """What ProtoFSSL adds to federated averaging: one loss, prototypes up, helpers' prototypes down."""
+    streams = (SUPPORT, QUERY, UNLABELLED) if settings.pseudo_labelled else (SUPPORT, QUERY)
     views = {stream: augmented_view(setup, stream) for stream in streams}
 
-    def shared_classes(client: Client) -> Bool[Array, " K"]:
-        return class_counts(client.observed, setup.num_classes) >= min_proto_count
-
-    def share(params: PyTree, model_state: PyTree, client: Client, inputs: Array, key: Key[Array, ""]) -> PrototypeSets:
-        noise = named_key(key, "prototype noise")
-        centers = labelled_prototypes(setup, params, model_state, client, inputs)
-        if not is_zero(proto_noise_std):
-            centers = centers + proto_noise_std * jax.random.normal(noise, centers.shape, centers.dtype)
-        return PrototypeSets(centers, shared_classes(client))
-
-    def prepare(state: State, round: Round) -> tuple[Sent, State]:
-        bank, slots = state.bank, round.valid.shape[0]
-        if proto_refresh == "begin":
-            key = named_key(round.key, "begin")
-            keys = jax.vmap(lambda client: jax.random.fold_in(key, client))(round.clients.id)
-            uploads = jax.vmap(lambda c, k: share(round.params, round.model_state, c, round.inputs, k))(
-                round.clients, keys
-            )
-            bank = push(bank, uploads, round.clients.id, round.valid)
-        helpers = choose_helpers(named_key(round.key, "helpers"), bank, keep_proto_rounds, helpers_at_most)
-        if helper_interval > 1:
-            due = ((round.number - 1) % helper_interval == 0) | ~jnp.any(state.helpers.present)
-            helpers = jax.tree.map(lambda new, old: jnp.where(due, new, old), helpers, state.helpers)
-        active = jnp.any(helpers.present) & (round.number > unlabel_round) & pseudo_labelled
-        needed = helpers.present if shared else helpers.present & active
-        sent = Sent(PrototypeSets(helpers.centers, needed), active)
-        return jax.tree.map(lambda x: jnp.broadcast_to(x, (slots, *x.shape)), sent), State(bank, helpers)
-
     def takes_part(sent: Sent, round: Round) -> Bool[Array, " p"]:
-        clients = round.clients
+        clients, helpers = round.clients, sent.shared
         labelled = clients.num_labelled > 0
-        return labelled | (sent.active & (clients.num_examples > clients.num_labelled)) if shared else labelled
+        towards_helpers = helpers.active & (clients.num_examples > clients.num_labelled)
+        return labelled | towards_helpers if settings.global_source else labelled
 
-    def loss(step: Step) -> tuple[Array, PyTree]:
-        sent: Sent = step.client.sent[TERM]
-        features = {stream: step.outputs[view.name].features for stream, view in views.items()}
-        support, query = step.streams[SUPPORT], step.streams[QUERY]
-        centers, present = class_prototypes(features[SUPPORT], support.observed, setup.num_classes)
-        queries, targets = features[QUERY], query.observed
-        if shared:
-            there, (means, known) = (
-                jnp.any(sent.helpers.present),
-                mean_prototypes(sent.helpers.centers, sent.helpers.present),
-            )
-            centers = jnp.where(there, means.astype(centers.dtype), centers)
-            present = jnp.where(there, known, present)
-            queries = jnp.concatenate([features[SUPPORT], queries])
-            targets = jnp.concatenate([jnp.where(there, support.observed, -1), targets])
-        total = query_loss(queries, targets, centers, present, scoring)
-        if pseudo_labelled:
-            mask = step.streams[UNLABELLED].mask
-            total = total + unlabelled_weight * unlabelled_loss(
-                features[UNLABELLED], mask, centers, present, sent.helpers, scoring
-            )
-        # A client whose support is not finite is dropped even where it has nothing to compare with it.
-        total = total + 0.0 * jnp.sum(centers)
-        if not is_zero(l2):
-            kernels = [leaf for leaf in jax.tree.leaves(step.params) if leaf.ndim == 4]
-            total = total + l2 * sum(jnp.sum(jnp.square(kernel)) for kernel in kernels)
-        return total, step.local
-
-    def collect(trained: Trained) -> PyTree:
-        if proto_refresh == "begin":
-            return ()
-        return share(trained.params, trained.model_state, trained.client, trained.inputs, trained.key)
-
-    def absorb(state: State, local: PyTree, uploads: PyTree, counts: Bool[Array, " p"], round: Round) -> State:
-        if proto_refresh == "begin":
-            return state
-        return state._replace(bank=push(state.bank, uploads, round.clients.id, counts))
-
-    def diagnose(sent: Sent, truth: Int[Array, "p n"], round: Round) -> Metrics:
-        """Of `num_unlabelled` unlabelled examples of every client, under the model that was sent."""
-        if not pseudo_labelled:
-            return {}
-        clients, size = round.clients, round.clients.index.shape[1]
-        place = clients.num_labelled[:, None] + jnp.arange(min(num_unlabelled, size), dtype=jnp.int32)
-        within = jnp.minimum(place, size - 1)
-        rows = jnp.take_along_axis(clients.index, within, axis=1)
-        features = network_outputs(setup, round, clients._replace(index=rows)).features
-        probs = jax.vmap(lambda z, own: pseudo_labels(z, own, scoring))(features, sent.helpers)
-        largest = jnp.max(probs, axis=2)
-        given = (place < clients.num_examples[:, None]) & sent.active[:, None] & jnp.isfinite(largest)
-        labels = jnp.where(given, jnp.argmax(probs, axis=2).astype(jnp.int32), -1)
-        nothing = jnp.zeros_like(clients.num_labelled)
-        seen = clients._replace(
-            index=rows,
-            observed=jnp.full_like(rows, -1),
-            num_labelled=nothing,
-            num_examples=clients.num_examples - clients.num_labelled,
-        )
-        targets = PseudoLabels(labels, largest, largest)
-        return diagnose_pseudo_labels(targets, jnp.take_along_axis(truth, within, axis=1), round._replace(clients=seen))
-
-    def traffic(round: Round) -> Traffic:
-        helpers: PrototypeSets = round.clients.sent[TERM].helpers
-        down = jnp.sum(helpers.present & round.valid[:, None, None])
-        up = jnp.sum(jax.vmap(shared_classes)(round.clients) & round.valid[:, None])
-        size, dtype = BYTES_PER_NUMBER * helpers.centers.shape[-1], jnp.result_type(float)
-        return Traffic(size * down.astype(dtype), size * up.astype(dtype))
-
-    term = Term(
-        TERM,
-        tuple(views.values()),
-        loss,
-        prepare=prepare,
-        takes_part=takes_part,
-        collect=collect,
-        absorb=absorb,
-        diagnose=diagnose,
-        traffic=traffic,
+    server = AtServer(prepare=partial(_prepare, setup, settings), takes_part=takes_part)
+    client, log = AtClient(), ForLog(traffic=partial(_traffic, setup, settings))
+    if settings.proto_refresh == "end":
+        server = server._replace(absorb=_store)
+        client = client._replace(collect=partial(_prototypes_after, setup, settings))
+    if settings.pseudo_labelled:
+        log = log._replace(diagnose=partial(_diagnose, setup, settings))
+    return Term(
+        TERM, tuple(views.values()), partial(_loss, setup, settings, views), server=server, client=client, log=log
     )
+
+
+def _sampler(setup: Setup, settings: Settings) -> Sampler:
+    """A step is an episode; unlabelled examples are drawn from the first step that learns from them."""
     steps = setup.local_epochs
-    sampler = episodes(
+
+    def first_unlabelled_step(client: Client, now: Now) -> Int[Array, ""]:
+        return jnp.where(now.shared[TERM].active, settings.warmup_episode, steps)
+
+    return episodes(
         steps,
         setup.num_classes,
-        num_support,
-        num_query,
-        num_unlabelled if pseudo_labelled else 0,
+        settings.num_support,
+        settings.num_query,
+        settings.num_unlabelled if settings.pseudo_labelled else 0,
         setup.max_labelled,
-        lambda client: jnp.where(client.sent[TERM].active, warmup_episode, steps),
+        first_unlabelled_step,
     )
-    stage = Stage((term,), sampler, labelled_quota="any" if shared else "only")
-    method = federated_method(setup, (stage,), class_scores=False)
+
+
+def _shared_classes(setup: Setup, settings: Settings, client: Client) -> Bool[Array, " K"]:
+    return class_counts(client.observed, setup.num_classes) >= settings.min_proto_count
+
+
+def _share(
+    setup: Setup,
+    settings: Settings,
+    params: PyTree,
+    model_state: PyTree,
+    client: Client,
+    inputs: Array,
+    key: Key[Array, ""],
+) -> PrototypeSets:
+    """The prototypes of one client's labelled examples as it shares them."""
+    centers = labelled_prototypes(setup, params, model_state, client, inputs)
+    if not is_zero(settings.proto_noise_std):
+        noise = jax.random.normal(named_key(key, "prototype noise"), centers.shape, centers.dtype)
+        centers = centers + settings.proto_noise_std * noise
+    return PrototypeSets(centers, _shared_classes(setup, settings, client))
+
+
+def _prototypes_after(setup: Setup, settings: Settings, trained: Trained) -> PrototypeSets:
+    """At the end of local training, for the next round."""
+    network = trained.params, trained.model_state
+    return _share(setup, settings, *network, trained.client, trained.inputs, trained.key)
+
+
+def _prototypes_before(setup: Setup, settings: Settings, round: Round) -> PrototypeSets:
+    """At the beginning, with the model just received, for the same round; leading axis p."""
+    begin = named_key(round.key, "begin")
+    keys = jax.vmap(lambda client: jax.random.fold_in(begin, client))(round.clients.id)
+
+    def share(client: Client, key: Key[Array, ""]) -> PrototypeSets:
+        return _share(setup, settings, round.params, round.model_state, client, round.inputs, key)
+
+    return jax.vmap(share)(round.clients, keys)
+
+
+def _prepare(setup: Setup, settings: Settings, state: State, round: Round) -> tuple[Sent, State]:
+    """Chooses the helpers whose prototypes everybody receives."""
+    bank = state.bank
+    if settings.proto_refresh == "begin":
+        bank = push(bank, _prototypes_before(setup, settings, round), round.clients.id, round.valid)
+    key = named_key(round.key, "helpers")
+    helpers = choose_helpers(key, bank, settings.keep_proto_rounds, settings.most_helpers)
+    if settings.helper_interval > 1:
+        due = ((round.number - 1) % settings.helper_interval == 0) | ~jnp.any(state.helpers.present)
+        helpers = jax.tree.map(lambda new, old: jnp.where(due, new, old), helpers, state.helpers)
+    active = jnp.any(helpers.present) & (round.number > settings.unlabel_round) & settings.pseudo_labelled
+    needed = helpers.present if settings.global_source else helpers.present & active
+    return Sent(shared=Helpers(PrototypeSets(helpers.centers, needed), active)), State(bank, helpers)
+
+
+def _loss(setup: Setup, settings: Settings, views: dict[str, View], step: Step) -> Float[Array, ""]:
+    """L = L_s + lambda L_u of one episode (algorithm 1)."""
+    helpers, scoring = step.shared, settings.scoring
+    features = {stream: step.outputs[view.name].features for stream, view in views.items()}
+    support, query = step.streams[SUPPORT], step.streams[QUERY]
+    centers, present = class_prototypes(features[SUPPORT], support.observed, setup.num_classes)
+    queries, targets = features[QUERY], query.observed
+    if settings.global_source:
+        there = jnp.any(helpers.sets.present)
+        means, known = mean_prototypes(helpers.sets.centers, helpers.sets.present)
+        centers = jnp.where(there, means.astype(centers.dtype), centers)
+        present = jnp.where(there, known, present)
+        queries = jnp.concatenate([features[SUPPORT], queries])
+        targets = jnp.concatenate([jnp.where(there, support.observed, -1), targets])
+    total = query_loss(queries, targets, centers, present, scoring)
+    if settings.pseudo_labelled:
+        mask = step.streams[UNLABELLED].mask
+        total = total + settings.unlabelled_weight * unlabelled_loss(
+            features[UNLABELLED], mask, centers, present, helpers.sets, scoring
+        )
+    # A client whose support is not finite is dropped even where it has nothing to compare with it.
+    total = total + 0.0 * jnp.sum(centers)
+    if not is_zero(settings.l2):
+        kernels = [leaf for leaf in jax.tree.leaves(step.params) if leaf.ndim == 4]
+        total = total + settings.l2 * sum(jnp.sum(jnp.square(kernel)) for kernel in kernels)
+    return total
+
+
+def _store(state: State, outcome: Outcome) -> State:
+    return state._replace(bank=push(state.bank, outcome.uploads, outcome.round.clients.id, outcome.counts))
+
+
+def _diagnose(
+    setup: Setup, settings: Settings, outcome: Outcome, truth: Int[Array, "p n"], measured: PyTree
+) -> Metrics:
+    """Of `num_unlabelled` unlabelled examples of every client, under the model that was sent."""
+    round, helpers = outcome.round, outcome.sent.shared
+    clients, size = round.clients, round.clients.rows.shape[1]
+    place = clients.num_labelled[:, None] + jnp.arange(min(settings.num_unlabelled, size), dtype=jnp.int32)
+    within = jnp.minimum(place, size - 1)
+    rows = jnp.take_along_axis(clients.rows, within, axis=1)
+    features = network_outputs(setup, round, clients._replace(rows=rows)).features
+    probs = jax.vmap(lambda z: pseudo_labels(z, helpers.sets, settings.scoring))(features)
+    largest = jnp.max(probs, axis=2)
+    given = (place < clients.num_examples[:, None]) & helpers.active & jnp.isfinite(largest)
+    labels = jnp.where(given, jnp.argmax(probs, axis=2).astype(jnp.int32), -1)
+    seen = clients._replace(
+        rows=rows,
+        observed=jnp.full_like(rows, -1),
+        num_labelled=jnp.zeros_like(clients.num_labelled),
+        num_examples=clients.num_examples - clients.num_labelled,
+    )
+    targets = PseudoLabels(labels, largest, largest)
+    return diagnose_pseudo_labels(targets, jnp.take_along_axis(truth, within, axis=1), seen)
+
+
+def _traffic(setup: Setup, settings: Settings, outcome: Outcome) -> Traffic:
+    """Helpers' prototypes to every client, every client's own back."""
+    round, sets = outcome.round, outcome.sent.shared.sets
+    down = jnp.sum(sets.present) * jnp.sum(round.valid)
+    classes = jax.vmap(partial(_shared_classes, setup, settings))(round.clients)
+    size = BYTES_PER_NUMBER * sets.centers.shape[-1]
+    return Traffic(count(down, size), count(jnp.sum(classes & round.valid[:, None]), size))
+
+
+def _with_bank(setup: Setup, settings: Settings, method: Method) -> Method:
+    """The method with an empty bank at the start, and predictions by the prototypes in it."""
     embed = method.embed
     assert embed is not None
 
     def init(key: Key[Array, ""], data: FederatedData) -> ServerState:
         state = method.init(key, data)
         width = jax.eval_shape(lambda: embed(state, data.inputs[:1])).shape[-1]
-        bank = empty_bank(keep_proto_rounds + 1, setup.cohort_size, setup.num_classes, width)
-        helpers = jax.eval_shape(lambda: choose_helpers(key, bank, keep_proto_rounds, helpers_at_most))
-        nobody = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), helpers)
+        bank = empty_bank(settings.keep_proto_rounds + 1, setup.cohort_size, setup.num_classes, width)
+        choice: Any = jax.eval_shape(
+            lambda: choose_helpers(key, bank, settings.keep_proto_rounds, settings.most_helpers)
+        )
+        nobody = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), choice)
         return state._replace(terms={**state.terms, TERM: State(bank, nobody)})
 
     def predict(state: ServerState, inputs: Array) -> Float[Array, "n K"]:
-        sets = newest_sets(state.terms[TERM].bank, 2 if eval_bank == "two_rounds" else 1)
-        return mean_log_probs(embed(state, inputs), sets, distance)
+        sets = newest_sets(state.terms[TERM].bank, 2 if settings.eval_bank == "two_rounds" else 1)
+        return mean_log_probs(embed(state, inputs), sets, settings.scoring.distance)
 
     return method._replace(init=init, predict=predict)

@@ -15,8 +15,7 @@ from jaxtyping import Array, Bool, Float
 
 from fedjax_ssl.checks import check_weights, is_zero
 from fedjax_ssl.data import FederatedData, WeakLabels
-from fedjax_ssl.federated import Client, Setup, Stage, Step, Stream, Term, View, known_epochs
-from fedjax_ssl.federated.method import PyTree
+from fedjax_ssl.federated import AtServer, Client, Setup, Stage, Step, Stream, Term, View, known_epochs, never
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.objectives import (
     Channel,
@@ -101,13 +100,14 @@ def channel_term(
         raise ValueError(f"surrogate_loss is {surrogate_loss!r}; allowed: {', '.join(SURROGATE_LOSSES)}")
     seen, channel = view or augmented_view(setup, stream), channel or own_channel()
 
-    def loss(step: Step) -> tuple[Array, PyTree]:
+    def loss(step: Step) -> Array:
         batch = step.streams[stream]
         losses = channel_losses(step.outputs[seen.name].logits, batch, channel(step), surrogate_loss)
         size = jnp.maximum(jnp.sum(batch.mask, dtype=losses.dtype), 1.0)
-        return jnp.sum(jnp.where(batch.mask, losses, jnp.zeros_like(losses))) / size, step.local
+        return jnp.sum(jnp.where(batch.mask, losses, jnp.zeros_like(losses))) / size
 
-    return Term("channel", (seen,), loss, takes_part=lambda sent, round: round.valid & learns(round.clients))
+    takes_part = AtServer(takes_part=lambda sent, round: round.valid & learns(round.clients))
+    return Term("channel", (seen,), loss, server=takes_part)
 
 
 def learns(clients: Client) -> Bool[Array, " p"]:
@@ -140,14 +140,7 @@ def with_l1(terms: tuple[Term, ...], weight: float | Array) -> tuple[Term, ...]:
     check_weights(l1=weight)
     if is_zero(weight):
         return terms
-    norm = Term(
-        "l1",
-        (),
-        lambda step: (l1_norm(step.params), step.local),
-        weight=weight,
-        takes_part=lambda sent, round: jnp.zeros_like(round.valid),
-    )
-    return (*terms, norm)
+    return (*terms, Term("l1", (), lambda step: l1_norm(step.params), weight, server=AtServer(takes_part=never)))
 
 
 def known_stage(setup: Setup, terms: tuple[Term, ...], l1: float | Array = 0.0, drop_last: bool = False) -> Stage:

@@ -16,17 +16,35 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.checks import check_weights, is_zero
-from fedjax_ssl.federated import Client, Round, Sampler, Schedule, Setup, Step, Stream, Term, Traffic, View
+from fedjax_ssl.federated import (
+    AtServer,
+    Client,
+    ForLog,
+    Now,
+    Outcome,
+    Round,
+    Sampler,
+    Schedule,
+    Sent,
+    Setup,
+    Step,
+    Stream,
+    Term,
+    Traffic,
+    View,
+    never,
+    no_traffic,
+)
 from fedjax_ssl.federated.method import Metrics, PyTree
 from fedjax_ssl.federated.sampler import masked_permutation
 from fedjax_ssl.federated.terms import PseudoLabels, diagnose_pseudo_labels, examples_mask, network_outputs
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.objectives import batch_cross_entropy, mixup, mixup_cross_entropy, mixup_share
 
-CONFIDENT = "confident"  # the term that sends; others find its `Sent` by this name
+CONFIDENT = "confident"  # the term that sends; others find its `ConfidentLabels` by this name
 
 
-class Sent(NamedTuple):
+class ConfidentLabels(NamedTuple):
     """What a client knows before it trains; with a leading axis p for the cohort."""
 
     labels: Int[Array, " n"]  # class label, or the network's prediction; -1 on padding
@@ -37,7 +55,11 @@ class Sent(NamedTuple):
 
 Extra = Callable[[Round, Float[Array, "p n K"], Bool[Array, "p n"]], PyTree]
 # ^ (round, class probabilities, which examples are confident) -> extra, leading axis p
-TakesPart = Callable[[Sent, Round], Bool[Array, " p"]]
+
+
+def has_confident(sent: Sent, round: Round) -> Bool[Array, " p"]:
+    """Clients with a confident example."""
+    return jnp.any(sent.own.confident, axis=1)
 
 
 def confident_term(
@@ -45,9 +67,9 @@ def confident_term(
     threshold: float | Array,
     strict: bool,
     extra: Extra = lambda round, probabilities, confident: (),
-    takes_part: TakesPart = lambda sent, round: jnp.any(sent.confident, axis=1),
-    diagnose: Callable[[Sent, Array, Round], Metrics] = lambda sent, truth, round: {},
-    traffic: Callable[[Round], Traffic] = lambda round: Traffic(0.0, 0.0),
+    takes_part: Callable[[Sent, Round], Bool[Array, " p"]] = has_confident,
+    diagnose: Callable[[Outcome], Metrics] = lambda outcome: {},
+    traffic: Callable[[Outcome], Traffic] = no_traffic,
 ) -> Term:
     """Labels the cohort's examples before local training; a term without a loss of its own.
 
@@ -72,27 +94,26 @@ def confident_term(
         unsure = (largest <= threshold) if strict else (largest < threshold)
         predicted = jnp.where(labelled, round.clients.observed, jnp.argmax(probabilities, axis=-1).astype(jnp.int32))
         confident = real & (labelled | ~unsure)
-        sent = Sent(
+        labels = ConfidentLabels(
             jnp.where(real, predicted, -1),
             confident,
             jnp.where(labelled, jnp.ones_like(largest), largest),
             extra(round, probabilities, confident),
         )
-        return sent, state
+        return Sent(labels), state
 
-    def log(sent: Sent, truth: Int[Array, "p n"], round: Round) -> Metrics:
+    def log(outcome: Outcome, truth: Int[Array, "p n"], measured: PyTree) -> Metrics:
+        sent: ConfidentLabels = outcome.sent.own
         given = jnp.where(sent.confident & jnp.isfinite(sent.confidence), sent.labels, -1)
         pseudo_labels = PseudoLabels(given, sent.confidence, sent.confidence)
-        return {**diagnose_pseudo_labels(pseudo_labels, truth, round), **diagnose(sent, truth, round)}
+        return {**diagnose_pseudo_labels(pseudo_labels, truth, outcome.round.clients), **diagnose(outcome)}
 
     return Term(
         CONFIDENT,
         (),
-        lambda step: (jnp.zeros(()), step.local),
-        prepare=prepare,
-        takes_part=takes_part,
-        diagnose=log,
-        traffic=traffic,
+        lambda step: jnp.zeros(()),
+        server=AtServer(prepare=prepare, takes_part=takes_part),
+        log=ForLog(diagnose=log, traffic=traffic),
     )
 
 
@@ -116,12 +137,12 @@ def fix_term(setup: Setup, weight: float | Array) -> Term:
     strong = setup.strong_augment or setup.augment
     view = View("fix/strong", "fix", lambda key, streams: setup.normalize(strong(key, streams["fix"].inputs)))
 
-    def loss(step: Step) -> tuple[Array, PyTree]:
+    def loss(step: Step) -> Array:
         batch = step.streams["fix"]
         targets = sent_to(step.client).labels[batch.position]
-        return batch_cross_entropy(step.outputs[view.name].logits, targets, batch.mask), step.local
+        return batch_cross_entropy(step.outputs[view.name].logits, targets, batch.mask)
 
-    return Term("fix", (view,), loss, weight=weight, takes_part=_by_confidence)
+    return Term("fix", (view,), loss, weight, server=AtServer(takes_part=never))
 
 
 def mix_term(setup: Setup, weight: float | Array, alpha: float | Array) -> Term:
@@ -141,15 +162,13 @@ def mix_term(setup: Setup, weight: float | Array, alpha: float | Array) -> Term:
         )
         return mixup(first, second, share(key))
 
-    def loss(step: Step) -> tuple[Array, PyTree]:
+    def loss(step: Step) -> Array:
         labels = sent_to(step.client).labels
         first, second = step.streams["fix"], step.streams["mix"]
-        value = mixup_cross_entropy(
-            step.outputs[name].logits, labels[first.position], labels[second.position], share(step.key), first.mask
-        )
-        return value, step.local
+        pair = labels[first.position], labels[second.position]
+        return mixup_cross_entropy(step.outputs[name].logits, *pair, share(step.key), first.mask)
 
-    return Term(name, (View(name, "fix", build),), loss, weight=weight, takes_part=_by_confidence)
+    return Term(name, (View(name, "fix", build),), loss, weight, server=AtServer(takes_part=never))
 
 
 def confident_epochs(
@@ -169,8 +188,8 @@ def confident_epochs(
             "mix" are then empty towards its end.
     """
 
-    def schedule(key: Key[Array, ""], client: Client) -> Schedule:
-        size = client.index.shape[0]
+    def schedule(key: Key[Array, ""], client: Client, now: Now) -> Schedule:
+        size = client.rows.shape[0]
         place = jnp.arange(size, dtype=jnp.int32)
         confident = sent_to(client).confident & (place < client.num_examples)
         number = jnp.sum(confident, dtype=jnp.int32)
@@ -202,11 +221,6 @@ def confident_epochs(
     return Sampler(schedule, reads_sent=True)
 
 
-def sent_to(client: Client) -> Sent:
+def sent_to(client: Client) -> ConfidentLabels:
     """What `confident_term` sent to this client."""
     return client.sent[CONFIDENT]
-
-
-def _by_confidence(sent: PyTree, round: Round) -> Bool[Array, " p"]:
-    """Whether a client takes part is for `confident_term` to say."""
-    return jnp.zeros_like(round.valid)

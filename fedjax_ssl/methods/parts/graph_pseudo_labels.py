@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl import graph
-from fedjax_ssl.federated import BYTES_PER_NUMBER, Round, Setup, Traffic, map_rows
+from fedjax_ssl.federated import BYTES_PER_NUMBER, Outcome, Round, Setup, Traffic, count, map_rows
 from fedjax_ssl.federated.terms import PseudoLabels, examples_mask, network_features
 from fedjax_ssl.graph import Propagation, class_weights
 from fedjax_ssl.keys import named_key
@@ -35,7 +35,7 @@ def cohort_features(setup: Setup, round: Round, graph_features: str, augment: bo
     """
     if graph_features == "network":
         return network_features(setup, round, named_key(round.key, "graph") if augment else None)
-    index = round.clients.index
+    index = round.clients.rows
     return map_rows(lambda inputs: setup.normalize(inputs).reshape(inputs.shape[0], -1), round.inputs, index)
 
 
@@ -73,11 +73,11 @@ def propagate_over_cohort(
     )
 
 
-def graph_traffic(setup: Setup, num_bits: int, round: Round) -> Traffic:
+def graph_traffic(setup: Setup, num_bits: int, outcome: Outcome) -> Traffic:
     """Bytes of the plaintext path: codes go up, every client's rows of the scores come down."""
-    examples = jnp.sum(round.clients.num_examples).astype(jnp.result_type(float))
-    numbers = BYTES_PER_NUMBER * examples
-    return Traffic(down=setup.num_classes * numbers, up=-(-num_bits // 32) * numbers)
+    examples = jnp.sum(outcome.round.clients.num_examples)
+    words = -(-num_bits // 32)
+    return Traffic(count(examples, BYTES_PER_NUMBER * setup.num_classes), count(examples, BYTES_PER_NUMBER * words))
 
 
 def to_pseudo_labels(

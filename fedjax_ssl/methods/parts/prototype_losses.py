@@ -101,6 +101,6 @@ def labelled_prototypes(
     def embed(raw: Array) -> Float[Array, "b d"]:
         return setup.model.apply(params, model_state, setup.normalize(raw), train=False)[0].features
 
-    bound = min(max(setup.max_labelled, 1), client.index.shape[0])
-    embeddings = map_rows(embed, inputs, client.index[:bound], setup.evaluation_batch_size)
+    bound = min(max(setup.max_labelled, 1), client.rows.shape[0])
+    embeddings = map_rows(embed, inputs, client.rows[:bound], setup.evaluation_batch_size)
     return class_prototypes(embeddings, client.observed[:bound], setup.num_classes)[0]

@@ -1,0 +1,88 @@
+"""How a round is executed: placement of clients, devices, memory. None of it is a method's concern."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool
+
+from fedjax_ssl.data import FederatedData
+from fedjax_ssl.federated.client import ClientUpdate
+from fedjax_ssl.federated.memory import Choice, Need, choose, estimate_need, size_spread, tree_bytes, vectorized_runs
+from fedjax_ssl.federated.method import Client, Method, Sampler, ServerState
+from fedjax_ssl.federated.placement import train_cohort
+
+PyTree = Any
+_MB = 1e6
+
+
+class Execution(NamedTuple):
+    """Where the clients of a round run; results do not depend on it."""
+
+    placement: str = "auto"
+    chunk_size: int | None = None  # clients at once on a device; None: chosen from its memory
+    mesh: Mesh | None = None  # devices that share each cohort
+    reduce: str = "ordered"
+    memory: int | None = None  # bytes of a device that all runs on it may fill; None: not known
+    everyone: Client | None = None  # all clients, to see whether they differ in size; None: not known
+    report: Callable[[Choice], None] | None = None  # is told, whenever a round is traced, how clients are placed
+
+
+def execute(method: Method, execution: Execution) -> Method:
+    """The same method, whose rounds are executed in this way."""
+    return method._replace(round=partial(method.round, execution=execution))
+
+
+def place_clients(
+    execution: Execution,
+    sampler: Sampler,
+    state: ServerState,
+    data: FederatedData,
+    update: ClientUpdate,
+    clients: Client,
+    valid: Bool[Array, " p"],
+) -> tuple[PyTree, PyTree]:
+    """Trains a cohort as the execution says and, where it says nothing, as the device's memory allows.
+
+    Raises:
+        ValueError: the examples and what clients keep between rounds do not fit into the device's memory.
+    """
+    mesh = execution.mesh
+    num_devices = 1 if mesh is None else mesh.size
+    share, runs = -(-valid.shape[0] // num_devices), vectorized_runs()
+    spread = None
+    if execution.everyone is not None and not sampler.reads_sent and runs is None:  # lanes are slow where vectorized
+        spread = size_spread(sampler, execution.everyone)
+
+    def estimate(placement: str) -> Need:
+        return estimate_need(update, clients, placement, share, 0 if mesh is None else share * num_devices)
+
+    choice = choose(
+        execution.placement,
+        execution.chunk_size,
+        share,
+        backend=jax.default_backend(),
+        spread=spread,
+        limit=None if execution.memory is None else _free(execution.memory, runs or 1, state, data),
+        estimate=estimate,
+    )
+    if execution.report is not None:
+        execution.report(choice)
+    return train_cohort(update, clients, valid, choice.placement, choice.clients_at_once, mesh, execution.reduce)
+
+
+def _free(memory: int, runs: int, state: ServerState, data: FederatedData) -> int:
+    """Bytes left for a round of one of several runs that share the examples; a round makes a new state of the old."""
+    examples = tree_bytes(data.inputs)
+    free = (memory - examples) // runs - (tree_bytes(data) - examples) - 2 * tree_bytes(state)
+    kept = tree_bytes(state.clients)
+    if free <= 0 < kept:
+        raise ValueError(
+            f"what the {data.num_clients} clients keep between rounds takes {kept / _MB:,.0f} MB, twice while a round "
+            f"runs, beside {examples / _MB:,.0f} MB of examples; the device has {memory / _MB:,.0f} MB"
+            f"{f' for {runs} runs' if runs > 1 else ''}. Use fewer clients or a smaller network, or do not keep the "
+            "state of local optimizers (config.optimizer.keep_state=False)"
+        )
+    return free

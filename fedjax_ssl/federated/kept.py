@@ -1,0 +1,80 @@
+"""What clients keep between rounds: one table over all clients, read and written by the ids of the cohort."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from fedjax_ssl.federated.client import LocalTraining
+from fedjax_ssl.federated.method import Client, Kept, Params, Term
+from fedjax_ssl.federated.packing import packing
+
+PyTree = Any
+
+
+def first_kept(
+    training: LocalTraining, terms: tuple[Term, ...], params: Params, model_state: PyTree, everyone: Client
+) -> Kept:
+    """What all C clients have before their first round, leading axis C."""
+    packed = {group: packing(tree).pack(tree) for group, tree in params.items()}
+    shared = {group: arrays for group, arrays in packed.items() if group not in training.private}
+    network, count = training.combine(params), everyone.id.shape[0]
+
+    def alike(tree: PyTree) -> PyTree:
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *jnp.shape(x))), tree)
+
+    optimizer = {}
+    if training.keep_optimizer:
+        optimizer = {group: alike(training.optimizer.init({group: packed[group]})) for group in packed}
+    by_term = {
+        term.name: jax.vmap(lambda client, term=term: term.client.keep(network, model_state, client))(everyone)
+        for term in terms
+    }
+    return Kept(
+        params=alike({group: packed[group] for group in training.private}),
+        optimizer=optimizer,
+        terms={name: kept for name, kept in by_term.items() if jax.tree.leaves(kept)},
+        federated=alike(training.federated_optimizer.keep(shared)),
+    )
+
+
+def gather(kept: Kept, ids: Int[Array, " p"]) -> Kept:
+    """The rows of a cohort; those of empty slots do not matter."""
+    return jax.tree.map(lambda table: table.at[ids].get(mode="clip"), kept)
+
+
+def write(kept: Kept, new: Kept, ids: Int[Array, " p"], counts: Bool[Array, " p"]) -> Kept:
+    """The table after a round. Who trained nothing or was dropped keeps what it had.
+
+    Args:
+        kept: of all clients.
+        new: of the cohort, leading axis p; terms that remember nothing new are left out.
+        ids: of the cohort.
+        counts: who trained and was kept.
+    """
+    terms = {**gather(kept, ids).terms, **new.terms}
+    new = new._replace(terms={name: terms[name] for name in kept.terms})
+
+    def put(table: Array, rows: Array) -> Array:
+        return table.at[jnp.where(counts, ids, table.shape[0])].set(rows.astype(table.dtype), mode="drop")
+
+    return jax.tree.map(put, kept, new)
+
+
+def merge(parts: list[tuple[Kept, Bool[Array, " p"]]], before: Kept) -> Kept:
+    """What a cohort keeps where its clients are of several kinds.
+
+    Args:
+        parts: by kind, (what the kind's clients keep, which slots are of that kind).
+        before: what they kept so far, of which terms take the place that a kind does not have.
+    """
+    if len(parts) == 1:
+        return parts[0][0]
+    result = before
+    for kept, members in parts:
+        kept = kept._replace(terms={**before.terms, **{n: v for n, v in kept.terms.items() if n in before.terms}})
+        result = jax.tree.map(
+            lambda new, old, mask=members: jnp.where(mask.reshape(-1, *[1] * (new.ndim - 1)), new, old), kept, result
+        )
+    return result

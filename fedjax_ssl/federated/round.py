@@ -1,0 +1,347 @@
+"""One round: who takes part, what is sent, local training, averaging, what is kept, and what the log says of it."""
+
+from collections.abc import Callable
+from functools import partial, reduce
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float, Key
+
+from fedjax_ssl.data import FederatedData
+from fedjax_ssl.federated import kept as kept_table
+from fedjax_ssl.federated.client import Broadcast, LocalTraining, Task, client_update
+from fedjax_ssl.federated.clients import all_clients, clients_of, server_as_client
+from fedjax_ssl.federated.cohort import Cohort, sample_cohort
+from fedjax_ssl.federated.exact_count import count
+from fedjax_ssl.federated.execution import Execution, place_clients
+from fedjax_ssl.federated.method import (
+    Client,
+    Kept,
+    Metrics,
+    Now,
+    Outcome,
+    Round,
+    Sent,
+    ServerState,
+    ServerTraining,
+    Stage,
+    Term,
+    Validation,
+)
+from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Turn, fedavg
+from fedjax_ssl.federated.packing import packing
+from fedjax_ssl.federated.placement import train_cohort, without_examples
+from fedjax_ssl.federated.setup import WEIGHTINGS, Setup
+from fedjax_ssl.keys import named_key
+
+PyTree = Any
+BYTES_PER_NUMBER = 4
+
+
+class _Work(NamedTuple):
+    """Clients of one kind, what they do, and where."""
+
+    task: Task
+    members: Bool[Array, " p"]
+    place: Callable[..., tuple[PyTree, PyTree]]  # (update, clients, valid) -> (summed, stacked)
+
+
+class _Results(NamedTuple):
+    """What came back from the clients, or from one kind of them."""
+
+    summed: dict[str, Any]
+    stacked: dict[str, Any]
+
+
+def run_round(
+    setup: Setup,
+    training: LocalTraining,
+    stage: Stage,
+    num_rounds: int | None,
+    start: int,
+    run_key: Key[Array, ""],
+    state: ServerState,
+    data: FederatedData,
+    execution: Execution,
+) -> tuple[ServerState, Metrics]:
+    """One round of a stage.
+
+    Args:
+        setup: the run.
+        training: what stays the same over the rounds.
+        stage: of this round.
+        num_rounds: of the stage; None: not known.
+        start: rounds before the stage.
+        run_key: the run's.
+        state: before the round.
+        data: the federation.
+        execution: where the clients run.
+    """
+    key = jax.random.fold_in(named_key(run_key, "round"), state.round)
+    everyone = all_clients(data)
+    cohort = Cohort(jnp.zeros((0,), jnp.int32), jnp.zeros((0,), bool))
+    if stage.terms:
+        counts = stage.count_labels(everyone)
+        size, quota = setup.cohort_size, stage.labelled_quota
+        cohort = sample_cohort(named_key(key, "cohort"), counts, data.num_examples, size, quota)
+
+    def context(state: ServerState) -> Round:
+        clients = clients_of(data, cohort.ids, cohort.valid)
+        return Round(
+            key=key,
+            run_key=run_key,
+            number=state.round - start,
+            num_rounds=num_rounds,
+            clients=clients._replace(kept=kept_table.gather(state.clients, cohort.ids)),
+            valid=cohort.valid,
+            everyone=everyone._replace(kept=state.clients),
+            params=training.combine(state.params),
+            groups=state.params,
+            model_state=state.model_state,
+            inputs=data.inputs,
+        )
+
+    rate = setup.learning_rate(state.round - start)
+    server = stage.server if stage.server is not None and not stage.server.members else None
+    logs: list[Metrics] = []
+    if server is not None and "before" in server.when:
+        state, log = train_at_server(training, server, context(state), state, data, rate, "server before")
+        logs.append(log)
+    info: Metrics = {}
+    if stage.terms:
+        state, info, more = _train_clients(setup, training, stage, context(state), state, data, rate, execution)
+        logs += more
+    if server is not None and "after" in server.when:
+        state, log = train_at_server(training, server, context(state), state, data, rate)
+        logs.append(log)
+    return state._replace(round=state.round + 1), reduce(_with_server, logs, info)
+
+
+def train_at_server(
+    training: LocalTraining,
+    server: ServerTraining,
+    context: Round,
+    state: ServerState,
+    data: FederatedData,
+    learning_rate: Float[Array, ""],
+    key_name: str = "server",
+) -> tuple[ServerState, Metrics]:
+    """The server as a federation of one client that is always there."""
+    always = jnp.ones((1,), bool)
+    kept = Kept({}, state.server if server.keep_optimizer else {}, {}, ())
+    own = state._replace(optimizer=(), clients=kept)
+    clients = server_as_client(data)._replace(kept=kept)
+    here = context._replace(key=named_key(context.key, key_name), clients=clients, valid=always)
+    alone = training._replace(
+        federated_optimizer=fedavg(), private=(), keep_optimizer=server.keep_optimizer, upload=None
+    )
+    work = _Work(Task(server.terms, server.sampler, _uniform), always, train_cohort)
+    trained, info, _ = _train(alone, [work], None, here, own, data, learning_rate)
+    after = trained.clients.optimizer if server.keep_optimizer else state.server
+    return trained._replace(optimizer=state.optimizer, clients=state.clients, server=after), info
+
+
+def _train_clients(
+    setup: Setup,
+    training: LocalTraining,
+    stage: Stage,
+    context: Round,
+    state: ServerState,
+    data: FederatedData,
+    learning_rate: Float[Array, ""],
+    execution: Execution,
+) -> tuple[ServerState, Metrics, list[Metrics]]:
+    """Trains the cohort, kind by kind, and with it the server's replicas that are members of the average."""
+    assert stage.sampler is not None
+    weigh = stage.weigh or (lambda client, uploads: WEIGHTINGS[setup.weighting](client))
+    rest = jnp.ones_like(context.valid)
+    works = []
+    for kind in stage.kinds:
+        members = kind.members(context.clients)
+        rest = rest & ~members
+        works.append((Task(kind.terms, kind.sampler, weigh, kind.rate), members))
+    task = Task(stage.terms, stage.sampler, weigh, stage.rate, stage.perturbation, stage.separate_passes)
+    works.insert(0, (task, rest))
+    placed = [
+        _Work(task, members, partial(place_clients, execution, task.sampler, state, data)) for task, members in works
+    ]
+    replicas = stage.server if stage.server is not None and stage.server.members else None
+    state, info, log = _train(training, placed, replicas, context, state, data, learning_rate)
+    return state, info, [] if log is None else [log]
+
+
+def _train(
+    training: LocalTraining,
+    works: list[_Work],
+    replicas: ServerTraining | None,
+    context: Round,
+    state: ServerState,
+    data: FederatedData,
+    learning_rate: Float[Array, ""],
+) -> tuple[ServerState, Metrics, Metrics | None]:
+    """Trains the context's clients and takes the federated optimizer's step; the round is not counted here.
+
+    Returns:
+        (state, metrics, metrics of the server's replicas if there are any).
+    """
+    optimizer, states = training.federated_optimizer, dict(state.terms)
+    terms = [term for work in works for term in work.task.terms]
+    sent: dict[str, Sent] = {}
+    for term in terms:
+        sent[term.name], states[term.name] = term.server.prepare(states[term.name], context)
+    size, members = context.valid.shape[0], 0 if replicas is None else replicas.members
+    ids, kept = context.clients.id, context.clients.kept
+    assert kept is not None
+    turn = Turn(named_key(context.key, "federated"), state.round, ids, context.valid, data.num_clients, members)
+    received = optimizer.send(state.optimizer, kept.federated, turn)
+    clients = context.clients._replace(
+        sent={name: message.own for name, message in sent.items()},
+        received=jax.tree.map(lambda x: x[:size], received),
+    )
+    context = context._replace(clients=clients)
+    broadcast = Broadcast(
+        key=context.key,
+        now=Now(context.number, context.num_rounds, {name: message.shared for name, message in sent.items()}),
+        learning_rate=learning_rate,
+        params=state.params,
+        model_state=state.model_state,
+        optimizer=state.optimizer,
+        terms=states,
+        inputs=data.inputs,
+        validation=Validation(data.valid_index, data.labels[data.valid_index], data.num_valid),
+    )
+    results = []
+    for work in works:
+        takes_part = [term.server.takes_part(sent[term.name], context) for term in work.task.terms]
+        active = jnp.stack(takes_part).any(0) & work.members
+        update = client_update(training, work.task, broadcast)
+        results.append(_Results(*work.place(update, without_examples(clients, active), context.valid)))
+    together = _join(results, works, kept)
+    counts = together.stacked["counts"] & context.valid
+    summed, log = together.summed, None
+    if replicas is not None:
+        beside = jax.tree.map(lambda x: x[size:], received)
+        result, server = _train_replicas(training, replicas, broadcast, state, data, beside)
+        log = _work_done(result.summed)
+        for name in ("optimizer", "weight", "model_state"):
+            summed = {**summed, name: jax.tree.map(jnp.add, summed[name], result.summed[name])}
+        state = state._replace(server=server)
+
+    before = {group: packing(tree).pack(tree) for group, tree in state.params.items() if group not in training.private}
+    moved, optimizer_state = optimizer.apply(state.optimizer, before, summed["optimizer"], turn)
+    weight = summed["weight"]
+    scale = jnp.where(weight > 0, 1.0 / jnp.where(weight > 0, weight, 1.0), 0.0)
+    flat_state, unravel_state = ravel_pytree(state.model_state)
+    after = state._replace(
+        params={g: packing(tree).unpack(moved[g]) if g in moved else tree for g, tree in state.params.items()},
+        model_state=unravel_state(flat_state + scale.astype(flat_state.dtype) * summed["model_state"]),
+        optimizer=optimizer_state,
+        terms=states,
+        clients=kept_table.write(state.clients, together.stacked["kept"], ids, counts),
+    )
+    network = training.combine(state.params)
+    outcomes = {}
+    for term in terms:
+        # Where nobody trained, a local state is what it was at the start.
+        own = jax.tree.map(lambda x: x[0], kept.terms.get(term.name, ()))
+        fresh = term.client.start(states[term.name], network, state.model_state, own)
+        mean = jax.tree.map(
+            lambda total, old: jnp.where(weight > 0, scale * total, old.astype(total.dtype)).astype(old.dtype),
+            summed["local"][term.name],
+            fresh,
+        )
+        uploads = together.stacked["uploads"][term.name]
+        outcomes[term.name] = Outcome(context, sent[term.name], uploads, counts, mean, state, after)
+    absorbed = {term.name: term.server.absorb(states[term.name], outcomes[term.name]) for term in terms}
+    info = _work_done(summed) | {"clients": jnp.sum(context.valid, dtype=jnp.int32)}
+    info |= _bytes_sent(terms, outcomes, optimizer, before, flat_state.size)
+    truth = data.labels[context.clients.rows]
+    for term in terms:
+        info |= term.log.diagnose(outcomes[term.name], truth, together.stacked["measured"][term.name])
+    return after._replace(terms={**states, **absorbed}), info, log
+
+
+def _join(results: list[_Results], works: list[_Work], before: Kept) -> _Results:
+    """The results of all kinds of clients: each has summed and stacked zeros for clients of other kinds."""
+    if len(results) == 1:
+        return results[0]
+    summed: dict[str, Any] = {}
+    for name in ("optimizer", "weight", "model_state", "loss", "steps", "examples", "dropped"):
+        summed[name] = reduce(partial(jax.tree.map, jnp.add), [result.summed[name] for result in results])
+    stacked: dict[str, Any] = {
+        "counts": jnp.stack([result.stacked["counts"] for result in results]).any(0),
+        "kept": kept_table.merge([(r.stacked["kept"], w.members) for r, w in zip(results, works, strict=True)], before),
+    }
+    summed["local"] = {name: total for result in results for name, total in result.summed["local"].items()}
+    for field in ("uploads", "measured"):
+        stacked[field] = {name: value for result in results for name, value in result.stacked[field].items()}
+    return _Results(summed, stacked)
+
+
+def _train_replicas(
+    training: LocalTraining,
+    server: ServerTraining,
+    broadcast: Broadcast,
+    state: ServerState,
+    data: FederatedData,
+    received: PyTree,
+) -> tuple[_Results, PyTree]:
+    """Replicas of the server beside the clients; every one draws batches of its own."""
+    replicas = jnp.arange(server.members, dtype=jnp.int32)
+    one = server_as_client(data)
+    clients = jax.tree.map(lambda x: jnp.repeat(x, server.members, axis=0), one)
+    kept = Kept({}, state.server if server.keep_optimizer else {}, {}, ())
+    federated = jax.tree.map(lambda x: jnp.zeros((server.members, *x.shape[1:]), x.dtype), state.clients.federated)
+    clients = clients._replace(id=replicas, received=received, kept=kept._replace(federated=federated))
+    own = training._replace(keep_optimizer=server.keep_optimizer, upload=None)
+    broadcast = broadcast._replace(key=named_key(broadcast.key, "server"))
+    update = client_update(own, Task(server.terms, server.sampler, _uniform), broadcast)
+    result = _Results(*train_cohort(update, clients, jnp.ones((server.members,), bool)))
+    own_only = result.stacked["kept"]._replace(params={}, federated=())
+    new = kept_table.write(kept, own_only, replicas, result.stacked["counts"])
+    return result, new.optimizer if server.keep_optimizer else state.server
+
+
+def _uniform(client: Client, uploads: dict[str, PyTree]) -> Float[Array, ""]:
+    return WEIGHTINGS["uniform"](client)
+
+
+def _work_done(summed: dict[str, Any]) -> Metrics:
+    steps, dtype = summed["steps"], summed["loss"].dtype
+    return {
+        "loss": summed["loss"] / jnp.maximum(steps.astype(dtype), 1.0),
+        "local_steps": steps,
+        "examples": summed["examples"],
+        "dropped_clients": summed["dropped"],
+    }
+
+
+def _bytes_sent(
+    terms: list[Term],
+    outcomes: dict[str, Outcome],
+    optimizer: FederatedOptimizer,
+    params: Grouped,
+    state_size: int,
+) -> Metrics:
+    """Bytes of the models, unless a term sends something in their place, and of everything beside them."""
+    clients = jnp.sum(next(iter(outcomes.values())).round.valid, dtype=jnp.int32)
+    beside = optimizer.sends(params)
+    model = sum(values.size for values in jax.tree.leaves(params)) + state_size
+    traffic = [term.log.traffic(outcomes[term.name]) for term in terms]
+    down = count(clients, BYTES_PER_NUMBER * (model * all(t.model_down for t in traffic) + beside.down))
+    up = count(clients, BYTES_PER_NUMBER * (model * all(t.model_up for t in traffic) + beside.up))
+    for one in traffic:
+        down, up = down + one.down, up + one.up
+    return {"bytes_down": down, "bytes_up": up}
+
+
+def _with_server(info: Metrics, log: Metrics) -> Metrics:
+    """The metrics of a round in which the server trained: its work counts, it is no client, and nothing was sent."""
+    dropped, nothing = log["dropped_clients"], jnp.zeros((), jnp.int32)
+    work = ("local_steps", "examples")
+    alone = {**log, "clients": nothing, "dropped_clients": nothing, "bytes_down": count(0), "bytes_up": count(0)}
+    both = {**alone, **info, **{name: info[name] + log[name] for name in work}} if info else alone
+    lost = jnp.where(dropped > 0, jnp.nan, log["loss"])
+    return {**both, "server_loss": lost, "server_dropped": dropped.astype(lost.dtype)}

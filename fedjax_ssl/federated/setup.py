@@ -1,0 +1,46 @@
+"""What a recipe is given: everything that a run decides and a method may use."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float
+
+from fedjax_ssl.federated.local_optimizer import LearningRate
+from fedjax_ssl.federated.method import Client
+from fedjax_ssl.federated.optimizers import FederatedOptimizer
+from fedjax_ssl.models import Model
+
+WEIGHTINGS: dict[str, Callable[[Client], Float[Array, ""]]] = {
+    "uniform": lambda client: jnp.ones(()),
+    "examples": lambda client: client.num_examples.astype(jnp.result_type(float)),
+    "labelled": lambda client: client.num_labelled.astype(jnp.result_type(float)),
+}
+
+
+class Setup(NamedTuple):
+    """What a run decides and every method needs; a recipe takes it together with the method's own settings.
+
+    Where clients run, on which devices and in how much memory is not among it: that is `Execution`'s.
+    """
+
+    model: Model
+    normalize: Callable[[Array], Array]  # raw inputs -> float inputs of the network
+    augment: Callable[[Array, Array], Array]  # (key, raw images) -> raw images: the weak augmentation
+    federated_optimizer: FederatedOptimizer
+    local_optimizer: optax.GradientTransformation
+    learning_rate: LearningRate
+    num_classes: int
+    max_labelled: int  # bounds over clients, from `FederatedData`
+    max_unlabelled: int
+    max_known: int  # examples with a class label or a weak label
+    max_server: int  # labelled examples at the server
+    cohort_size: int
+    batch_size: int
+    local_epochs: int
+    weighting: str = "uniform"
+    keep_optimizer: bool = False  # clients keep the state of their local optimizer between rounds
+    rounds: int | None = None  # of the run; None: not known
+    evaluation_batch_size: int = 512
+    strong_augment: Callable[[Array, Array], Array] | None = None  # like `augment`; None: the weak one
