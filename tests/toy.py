@@ -114,6 +114,9 @@ def _weak_labels(kind: str, labels: np.ndarray, sizes: Sequence[int], labelled: 
     )
 
 
+NOW = federated.Now(np.int32(0))  # round 0 of a stage; nothing was sent to all clients alike
+
+
 def jitter(key: jax.Array, inputs: jax.Array) -> jax.Array:
     """An augmentation: small noise that depends on the key and on the row's place only."""
     return inputs + 0.1 * jax.random.normal(key, inputs.shape, inputs.dtype)
@@ -157,10 +160,15 @@ def setup(
     return plain._replace(**changes)
 
 
+def executed(method: Method, **how: Any) -> Method:
+    """The same method, its clients placed in this way: fields of `Execution`."""
+    return federated.execute(method, federated.Execution(**how))
+
+
 def in_order(stream: str, batch_size: int, num_steps: int) -> Sampler:
     """The client's examples as they are stored, batch after batch, starting again at the end; no randomness."""
 
-    def schedule(key: jax.Array, client: federated.Client) -> Schedule:
+    def schedule(key: jax.Array, client: federated.Client, now: federated.Now) -> Schedule:
         slots = jnp.arange(num_steps * batch_size, dtype=jnp.int32).reshape(num_steps, batch_size)
         positions = slots % jnp.maximum(client.num_examples, 1)
         steps = jnp.where(client.num_examples > 0, num_steps, 0)
@@ -269,8 +277,13 @@ def run(
     infos = []
     for _ in range(rounds):
         state, info = round_function(key, state, data)
-        infos.append({name: np.asarray(value).item() for name, value in info.items()})
+        infos.append(numbers(info))
     return state, infos
+
+
+def numbers(info: dict[str, Any]) -> dict[str, float]:
+    """The metrics of a round as numbers of Python's."""
+    return {name: value.item() for name, value in federated.to_numbers(info).items()}
 
 
 def train(

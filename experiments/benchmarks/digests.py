@@ -1,11 +1,11 @@
-"""Digests of what every method trains on the embedded digits: the same before and after a change that should change nothing.
+"""Digests of what every method trains on the embedded digits, to compare two commits that should train the same.
 
     python experiments/benchmarks/digests.py > before.txt        # at one commit
     python experiments/benchmarks/digests.py > after.txt         # at another one, on the same machine
     diff before.txt after.txt
 
-A line per method and per federated optimizer: the first 16 digits of the SHA-256 of all final parameters. Bits depend on
-the processor, the number of threads and the version of JAX, so lines from two machines cannot be compared.
+A line per method and per federated optimizer: the first 16 digits of the SHA-256 of all final parameters. Bits depend
+on the processor, the number of threads and the version of JAX, so lines from two machines cannot be compared.
 """
 
 import argparse
@@ -45,6 +45,7 @@ ROUNDS = 3
 
 
 def main() -> None:
+    """Prints the lines."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="lines whose name contains this")
     only = parser.parse_args().only

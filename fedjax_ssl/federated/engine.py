@@ -212,7 +212,7 @@ def _pretrained(
             key=jax.random.fold_in(named_key(key, "pretraining"), number),
             run_key=key,
             number=number,
-            num_rounds=pretraining.rounds,
+            num_rounds=jnp.int32(pretraining.rounds),
             clients=everyone,
             valid=jnp.ones((data.num_clients,), bool),
             everyone=everyone,

@@ -28,6 +28,9 @@ class Count(NamedTuple):
         """The sum along the first axis, of up to 2^16 entries."""
         return _from_limbs([jnp.sum(limb, axis=0, dtype=jnp.uint32) for limb in _limbs(self)])
 
+    def __int__(self) -> int:
+        return int(self.to_numpy())
+
     def to_numpy(self) -> Shaped[np.ndarray, "*shape"]:
         """The numbers on the host, as uint64."""
         high, low = (np.asarray(half, np.uint64) for half in (self.high, self.low))

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool
 
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated.client import ClientUpdate
+from fedjax_ssl.federated.client import Broadcast, ClientUpdate
 from fedjax_ssl.federated.memory import Choice, Need, choose, estimate_need, size_spread, tree_bytes, vectorized_runs
 from fedjax_ssl.federated.method import Client, Method, Sampler, ServerState
 from fedjax_ssl.federated.placement import train_cohort
@@ -40,7 +40,8 @@ def place_clients(
     sampler: Sampler,
     state: ServerState,
     data: FederatedData,
-    update: ClientUpdate,
+    update_of: Callable[[Broadcast], ClientUpdate],
+    broadcast: Broadcast,
     clients: Client,
     valid: Bool[Array, " p"],
 ) -> tuple[PyTree, PyTree]:
@@ -57,7 +58,9 @@ def place_clients(
         spread = size_spread(sampler, execution.everyone)
 
     def estimate(placement: str) -> Need:
-        return estimate_need(update, clients, placement, share, 0 if mesh is None else share * num_devices)
+        return estimate_need(
+            update_of(broadcast), clients, placement, share, 0 if mesh is None else share * num_devices
+        )
 
     choice = choose(
         execution.placement,
@@ -70,7 +73,9 @@ def place_clients(
     )
     if execution.report is not None:
         execution.report(choice)
-    return train_cohort(update, clients, valid, choice.placement, choice.clients_at_once, mesh, execution.reduce)
+    return train_cohort(
+        update_of, broadcast, clients, valid, choice.placement, choice.clients_at_once, mesh, execution.reduce
+    )
 
 
 def _free(memory: int, runs: int, state: ServerState, data: FederatedData) -> int:

@@ -110,9 +110,9 @@ def run_lanes(
         ends = jax.lax.cond(jnp.any(last), put_aside, lambda ends: ends, state.ends)
         return _Lanes(state.place + last.astype(jnp.int32), state.client, progress, ends)
 
-    ends, anybody = start_all(clients), jnp.zeros(num_lanes, jnp.int32)
-    first, progress = jax.tree.map(lambda x: x[anybody], (clients, ends))
-    start = _Lanes(place=anybody, client=first, progress=progress, ends=ends)
+    anybody = jnp.zeros(num_lanes, jnp.int32)
+    first = jax.tree.map(lambda x: x[anybody], clients)
+    start = _Lanes(place=anybody, client=first, progress=start_all(first), ends=start_all(clients))
     return num_steps, jax.lax.fori_loop(0, plan.length, take_step, start).ends
 
 

@@ -134,8 +134,8 @@ def size_spread(sampler: Sampler, clients: Client) -> float:
         sampler: draws the batches.
         clients: leading axis C; not traced.
     """
-    key, now = jax.random.key(0), Now(jnp.zeros((), jnp.int32))
     with jax.ensure_compile_time_eval():  # a round that is traced asks
+        key, now = jax.random.key(0), Now(jnp.zeros((), jnp.int32))
         num_steps = np.asarray(jax.jit(jax.vmap(lambda client: sampler.schedule(key, client, now).num_steps))(clients))
     taken = num_steps[num_steps > 0]
     return float(taken.max() / taken.mean()) if len(taken) else 1.0

@@ -80,7 +80,7 @@ class Round(NamedTuple):
     key: Key[Array, ""]  # run key folded with the round
     run_key: Key[Array, ""]  # for what stays the same over the rounds of a run
     number: Int[Array, ""]  # rounds since the stage began
-    num_rounds: int | None  # of the stage; None: not known
+    num_rounds: Int[Array, ""] | None  # of the stage; None: not known
     clients: Client  # the cohort, leading axis p, in increasing order of client id
     valid: Bool[Array, " p"]  # False where the cohort has fewer clients than slots
     everyone: Client  # all C clients, for terms that act on the whole federation
@@ -101,7 +101,7 @@ class Now(NamedTuple):
     """The round as everybody in it knows it."""
 
     number: Int[Array, ""]  # rounds since the stage began
-    num_rounds: int | None = None  # of the stage; None: not known
+    num_rounds: Int[Array, ""] | None = None  # of the stage; None: not known
     shared: dict[str, PyTree] = {}  # noqa: RUF012  what each term sent to all clients alike; never changed
 
 

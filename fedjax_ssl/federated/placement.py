@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Int, Int32
 
-from fedjax_ssl.federated.client import ClientUpdate, train_client
+from fedjax_ssl.federated.client import Broadcast, ClientUpdate, train_client
 from fedjax_ssl.federated.lanes import run_lanes
 from fedjax_ssl.federated.method import Client
 from fedjax_ssl.federated.reduction import REDUCTIONS, add_in_order, add_one, sum_over_devices
@@ -23,7 +23,8 @@ PLACEMENTS = ("auto", "vmap", "sequential", "chunked", "lanes")  # "auto": see `
 
 
 def train_cohort(
-    update: ClientUpdate,
+    update_of: Callable[[Broadcast], ClientUpdate],
+    broadcast: Broadcast,
     clients: Client,
     valid: Bool[Array, " p"],
     placement: str = "sequential",
@@ -34,7 +35,8 @@ def train_cohort(
     """Trains a cohort's clients.
 
     Args:
-        update: from `client_update`.
+        update_of: broadcast -> local training, from `client_update`.
+        broadcast: what all clients receive; every device of a mesh is given it.
         clients: leading axis p.
         valid: False on slots without a client.
         placement: on each device as in `map_clients`, or "lanes": `chunk_size` clients at once, each followed by the
@@ -55,34 +57,35 @@ def train_cohort(
     if reduce not in REDUCTIONS:
         raise ValueError(f"reduce is {reduce!r}; allowed: {', '.join(REDUCTIONS)}")
     if mesh is None:
-        return _train_on_one_device(update, clients, valid, placement, chunk_size)
-    # Nothing is added on the devices: every client's own values are needed to add them in client order.
-    stacking = update._replace(finish=lambda *done: ((), update.finish(*done)))
+        return _train_on_one_device(update_of(broadcast), clients, valid, placement, chunk_size)
     axes, size = mesh.axis_names, valid.shape[0]
     clients, valid = _fill_up(clients, valid, -size % mesh.size)
     clients = without_examples(clients, valid)
-    num_steps = jax.vmap(lambda client: update.schedule(client).num_steps)(clients)
+    num_steps = jax.vmap(lambda client: update_of(broadcast).schedule(client).num_steps)(clients)
     dealt = deal(jnp.where(valid, num_steps, 0), mesh.size)
     slots = jnp.argsort(dealt)  # where each client went
     clients, valid = jax.tree.map(lambda x: x[dealt], (clients, valid))
 
-    def train_share(clients: Client, valid: Array, slots: Array) -> tuple[PyTree, PyTree]:
+    def train_share(broadcast: Broadcast, clients: Client, valid: Array, slots: Array) -> tuple[PyTree, PyTree]:
+        update = update_of(broadcast)
+        # Nothing is added on the devices: every client's own values are needed to add them in client order.
+        stacking = update._replace(finish=lambda *done: ((), update.finish(*done)))
         _, (summed, stacked) = _train_on_one_device(stacking, clients, valid, placement, chunk_size)
         return sum_over_devices(summed, valid, axes, size, reduce, slots), jax.lax.all_gather(stacked, axes, tiled=True)
 
     if set(axes) <= set(jax.sharding.get_abstract_mesh().manual_axes):
         mine, present = _take_share((clients, valid), mesh)
-        summed, stacked = train_share(mine, present, slots)
+        summed, stacked = train_share(broadcast, mine, present, slots)
     else:
         share, everywhere = PartitionSpec(axes), PartitionSpec()
         summed, stacked = jax.shard_map(
             train_share,
             mesh=mesh,
-            in_specs=(share, share, everywhere),
+            in_specs=(everywhere, share, share, everywhere),
             out_specs=(everywhere, everywhere),
             # Local training starts from the same values everywhere, which are not marked as differing between devices.
             check_vma=False,
-        )(clients, valid, slots)
+        )(broadcast, clients, valid, slots)
     return summed, jax.tree.map(lambda x: x[slots[:size]], stacked)
 
 

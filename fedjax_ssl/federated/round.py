@@ -45,7 +45,7 @@ class _Work(NamedTuple):
 
     task: Task
     members: Bool[Array, " p"]
-    place: Callable[..., tuple[PyTree, PyTree]]  # (update, clients, valid) -> (summed, stacked)
+    place: Callable[..., tuple[PyTree, PyTree]]  # (update of, broadcast, clients, valid) -> (summed, stacked)
 
 
 class _Results(NamedTuple):
@@ -93,7 +93,7 @@ def run_round(
             key=key,
             run_key=run_key,
             number=state.round - start,
-            num_rounds=num_rounds,
+            num_rounds=None if num_rounds is None else jnp.int32(num_rounds),
             clients=clients._replace(kept=kept_table.gather(state.clients, cohort.ids)),
             valid=cohort.valid,
             everyone=everyone._replace(kept=state.clients),
@@ -216,8 +216,8 @@ def _train(
     for work in works:
         takes_part = [term.server.takes_part(sent[term.name], context) for term in work.task.terms]
         active = jnp.stack(takes_part).any(0) & work.members
-        update = client_update(training, work.task, broadcast)
-        results.append(_Results(*work.place(update, without_examples(clients, active), context.valid)))
+        update_of = partial(client_update, training, work.task)
+        results.append(_Results(*work.place(update_of, broadcast, without_examples(clients, active), context.valid)))
     together = _join(results, works, kept)
     counts = together.stacked["counts"] & context.valid
     summed, log = together.summed, None
@@ -297,8 +297,8 @@ def _train_replicas(
     clients = clients._replace(id=replicas, received=received, kept=kept._replace(federated=federated))
     own = training._replace(keep_optimizer=server.keep_optimizer, upload=None)
     broadcast = broadcast._replace(key=named_key(broadcast.key, "server"))
-    update = client_update(own, Task(server.terms, server.sampler, _uniform), broadcast)
-    result = _Results(*train_cohort(update, clients, jnp.ones((server.members,), bool)))
+    update_of = partial(client_update, own, Task(server.terms, server.sampler, _uniform))
+    result = _Results(*train_cohort(update_of, broadcast, clients, jnp.ones((server.members,), bool)))
     own_only = result.stacked["kept"]._replace(params={}, federated=())
     new = kept_table.write(kept, own_only, replicas, result.stacked["counts"])
     return result, new.optimizer if server.keep_optimizer else state.server

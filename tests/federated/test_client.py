@@ -92,7 +92,7 @@ def test_weighted_pseudo_labels_are_not_renormalized(float64) -> None:
     row_weights = rng.uniform(0, 3, data.labels.shape[0])
 
     def prepare(state, round):
-        rows = round.clients.index
+        rows = round.clients.rows
         return PseudoLabels(jnp.asarray(targets)[rows], jnp.asarray(row_weights)[rows], jnp.zeros(rows.shape)), state
 
     term = pseudo_label_term(run, prepare)

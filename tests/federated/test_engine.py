@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from fedjax_ssl import methods
-from fedjax_ssl.federated import Stage, Term, View, federated_method
+from fedjax_ssl.federated import AtClient, AtServer, Sent, Stage, Term, View, federated_method
 from fedjax_ssl.federated.terms import supervised_term
 from fedjax_ssl.methods.fedavg import labelled_stage
 from fedjax_ssl.models import Model
@@ -183,39 +183,42 @@ def messages_term() -> Term:
     """Sends every client its own id and gets back ids, sizes and the mean input; keeps a table of all of them."""
 
     def prepare(state, round):
-        return {"id": round.clients.id, "of": jnp.broadcast_to(round.number, round.clients.id.shape)}, state
+        return Sent(own={"id": round.clients.id}, shared={"of": round.number}), state
 
     def loss(step):
-        wrong = (step.client.sent["messages"]["id"] != step.client.id).astype(jnp.float32)
+        wrong = (step.sent["id"] != step.client.id) | (step.shared["of"] != step.now.number)
+        wrong = wrong.astype(jnp.float32)
         return wrong + 0.0 * sum(jnp.sum(leaf) for leaf in jax.tree.leaves(step.params)), step.local + 1.0
 
     def collect(trained):
-        real = jnp.arange(trained.client.index.shape[0]) < trained.client.num_examples
-        rows = trained.inputs[trained.client.index]
+        real = jnp.arange(trained.client.rows.shape[0]) < trained.client.num_examples
+        rows = trained.inputs[trained.client.rows]
         return {"id": trained.client.id, "mean": jnp.mean(rows, axis=0, where=real[:, None])}
 
-    def absorb(state, local, uploads, counts, round):
-        table = state["mean"].at[uploads["id"]].set(jnp.where(round.valid[:, None], uploads["mean"], -1.0))
-        return {"mean": table, "steps": local}
+    def absorb(state, outcome):
+        means = jnp.where(outcome.round.valid[:, None], outcome.uploads["mean"], -1.0)
+        return {"mean": state["mean"].at[outcome.uploads["id"]].set(means), "steps": outcome.local}
 
     return Term(
         "messages",
         (view("weak"),),
         loss,
-        init=lambda key, params, state, everyone: {
-            "mean": jnp.zeros((everyone.id.shape[0], toy.NUM_FEATURES)),
-            "steps": jnp.zeros(()),
-        },
-        prepare=prepare,
-        start=lambda state, params, model_state: jnp.zeros(()),
-        collect=collect,
-        absorb=absorb,
+        server=AtServer(
+            init=lambda key, params, state, everyone: {
+                "mean": jnp.zeros((everyone.id.shape[0], toy.NUM_FEATURES)),
+                "steps": jnp.zeros(()),
+            },
+            prepare=prepare,
+            absorb=absorb,
+        ),
+        client=AtClient(start=lambda state, params, model_state, kept: jnp.zeros(()), collect=collect),
     )
 
 
 def test_what_is_sent_and_uploaded_belongs_to_the_client() -> None:
     data = toy.federation()
-    state, infos = toy.train(one_stage(data, messages_term(), placement="chunked", chunk_size=4), KEY, data, 1)
+    method = toy.executed(one_stage(data, messages_term()), placement="chunked", chunk_size=4)
+    state, infos = toy.train(method, KEY, data, 1)
     assert infos[0]["loss"] == 0.0
     inputs, index = np.asarray(data.inputs), np.asarray(data.index)
     means = [inputs[index[client, :size]].mean(0) for client, size in enumerate(toy.SIZES)]

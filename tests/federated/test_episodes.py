@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.federated import Client, episodes
+from tests import toy
 
 STEPS, CLASSES = 12, 4
 LABELS = [0] * 6 + [1] * 2 + [2]  # of class 3 there is none
@@ -17,12 +18,12 @@ def client(labels=tuple(LABELS), unlabelled: int = 5, padding: int = 3) -> Clien
     observed[: len(labels)] = labels
     count, total = jnp.asarray(len(labels), jnp.int32), jnp.asarray(len(labels) + unlabelled, jnp.int32)
     index = jnp.arange(size, dtype=jnp.int32)
-    return Client(jnp.zeros((), jnp.int32), index, jnp.asarray(observed), count, total, sent={}, variates=())
+    return Client(jnp.zeros((), jnp.int32), index, jnp.asarray(observed), count, total, sent={}, received=())
 
 
 def draw(one: Client, seed: int = 0, bound: int = 12, num_unlabelled: int = 4, first: int = 2, support: int = 1):
-    sampler = episodes(STEPS, CLASSES, support, 2, num_unlabelled, bound, lambda _: jnp.asarray(first, jnp.int32))
-    schedule = sampler.schedule(jax.random.key(seed), one)
+    sampler = episodes(STEPS, CLASSES, support, 2, num_unlabelled, bound, lambda *_: jnp.asarray(first, jnp.int32))
+    schedule = sampler.schedule(jax.random.key(seed), one, toy.NOW)
     return jax.tree.map(np.asarray, schedule)
 
 

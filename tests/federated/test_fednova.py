@@ -59,22 +59,25 @@ def test_a_server_step_by_hand(float64) -> None:
             Local(
                 {"model": jnp.asarray(anchor)},
                 {"model": jnp.asarray(result)},
-                jnp.asarray(weight),
+                {"model": jnp.asarray(weight)},
                 jnp.asarray(count, jnp.int32),
                 jnp.asarray(rate),
+                (),
                 (),
             )
         )
         for result, weight, count in zip(results, weights, steps, strict=True)
     ]
     summed = jax.tree.map(lambda *leaves: sum(leaves), *(report.summed for report in reports))
-    new, _ = optimizer.apply((), {"model": jnp.asarray(anchor)}, summed, (), jnp.arange(3), jnp.asarray(weights) > 0)
+    ids = jnp.arange(3, dtype=jnp.int32)
+    turn = federated.Turn(KEY, jnp.zeros((), jnp.int32), ids, jnp.ones(3, bool), 3)
+    new, _ = optimizer.apply((), {"model": jnp.asarray(anchor)}, summed, turn)
     norms = [float(step_norm(jnp.asarray(count), 0.9)) for count in steps]
     direction = sum(w / 4 * (anchor - x) / (rate * a) for w, x, a in zip(weights, results, norms, strict=True))
     effective = sum(w / 4 * a for w, a in zip(weights, norms, strict=True))
     np.testing.assert_allclose(new["model"], anchor - rate * effective * direction, rtol=1e-13)
     nothing = jax.tree.map(jnp.zeros_like, summed)
-    same, _ = optimizer.apply((), {"model": jnp.asarray(anchor)}, nothing, (), jnp.arange(3), jnp.zeros(3, bool))
+    same, _ = optimizer.apply((), {"model": jnp.asarray(anchor)}, nothing, turn)
     np.testing.assert_array_equal(same["model"], anchor)
 
 
@@ -104,15 +107,14 @@ def test_clients_of_different_sizes_count_by_their_share_and_not_by_their_steps(
     """With Adam the norm is the number of steps; the toy clients take 1 to 4 of them."""
     data = toy.federation()
 
-    def trained(optimizer, data, **changes):
+    def trained(optimizer, data, **how):
         setup = toy.setup(
             data,
             model=toy.linear_model(),
             federated_optimizer=optimizer,
             local_optimizer=federated.local_optimizer("adam"),
-            **changes,
         )
-        method = federated_method(setup, (labelled_stage(setup, None),))
+        method = toy.executed(federated_method(setup, (labelled_stage(setup, None),)), **how)
         start = method.init(KEY, data)
         state, infos = toy.run(jax.jit(method.round), KEY, start, data, 1)
         moved = np.asarray(state.params["model"]["w"]) - np.asarray(start.params["model"]["w"])
@@ -123,8 +125,8 @@ def test_clients_of_different_sizes_count_by_their_share_and_not_by_their_steps(
     steps = np.array([count for _, count in alone])
     assert len(set(steps)) > 1
     expected = steps.mean() * np.mean([moved / count for moved, count in alone], axis=0)
-    for changes in ({"placement": "sequential"}, {"placement": "lanes", "chunk_size": 2}):
-        together, total = trained(federated.fednova(adaptive=True), data, **changes)
+    for how in ({}, {"placement": "lanes", "chunk_size": 2}):
+        together, total = trained(federated.fednova(adaptive=True), data, **how)
         assert total == steps.sum()
         np.testing.assert_allclose(together, expected, rtol=1e-10)
 

@@ -12,8 +12,8 @@ from fedjax_ssl.federated.lanes import pack
 def test_every_client_is_in_one_lane_and_lanes_have_no_gaps(num_lanes):
     steps = np.random.default_rng(0).integers(0, 30, 12)
     steps[[2, 7]] = 0
-    packing = pack(jnp.asarray(steps, jnp.int32), num_lanes)
-    queue, start = np.asarray(packing.queue), np.asarray(packing.start)
+    plan = pack(jnp.asarray(steps, jnp.int32), num_lanes)
+    queue, start = np.asarray(plan.queue), np.asarray(plan.start)
     taken = queue[queue < 12]
     assert sorted(taken) == sorted(np.flatnonzero(steps))
     ends = []
@@ -22,7 +22,7 @@ def test_every_client_is_in_one_lane_and_lanes_have_no_gaps(num_lanes):
         assert (lane[len(clients) :] == 12).all()
         np.testing.assert_array_equal(start[clients], np.cumsum([0, *steps[clients]])[:-1])
         ends.append(steps[clients].sum())
-    assert int(packing.length) == max(ends)
+    assert int(plan.length) == max(ends)
     assert max(ends) <= 4 / 3 * max(steps.max(), steps.sum() / num_lanes) + 1
 
 
@@ -35,5 +35,5 @@ def test_log_normal_sizes_waste_little():
 
 
 def test_nobody_trains():
-    packing = pack(jnp.zeros(4, jnp.int32), 2)
-    assert int(packing.length) == 0 and (np.asarray(packing.queue) == 4).all()
+    plan = pack(jnp.zeros(4, jnp.int32), 2)
+    assert int(plan.length) == 0 and (np.asarray(plan.queue) == 4).all()

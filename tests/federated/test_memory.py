@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from fedjax_ssl import federated, methods, models
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated.engine import all_clients
+from fedjax_ssl.federated import all_clients
 from fedjax_ssl.federated.memory import (
     CLIENTS_AT_ONCE,
     Choice,
@@ -85,8 +85,8 @@ def data() -> FederatedData:
 def traced_need(data: FederatedData, placement: str, **changes) -> Need:
     """What the engine's own local training needs: recorded while a round is traced on a device with little memory."""
     found: list[Choice] = []
-    setup = toy.setup(data, placement=placement, memory=10**9, report=found.append, **changes)
-    method = methods.build("fedavg", setup)
+    method = methods.build("fedavg", toy.setup(data, **changes))
+    method = toy.executed(method, placement=placement, memory=10**9, report=found.append)
     jax.eval_shape(method.round, jax.random.key(0), jax.eval_shape(method.init, jax.random.key(0), data), data)
     (choice,) = found
     assert choice.placement == placement and choice.clients_at_once == data.num_clients
@@ -111,9 +111,8 @@ def test_the_estimate_grows_with_the_model_the_optimizer_and_the_batch(data) -> 
 def test_devices_of_a_mesh_have_a_share_of_the_clients_and_gather_the_results(data) -> None:
     def choice(mesh: Mesh | None) -> Choice:
         found: list[Choice] = []
-        method = methods.build(
-            "fedavg", toy.setup(data, placement="lanes", memory=10**9, report=found.append, mesh=mesh)
-        )
+        how = {"placement": "lanes", "memory": 10**9, "report": found.append, "mesh": mesh}
+        method = toy.executed(methods.build("fedavg", toy.setup(data)), **how)
         state = jax.eval_shape(method.init, jax.random.key(0), data)
         jax.eval_shape(method.round, jax.random.key(0), state, data)
         return found[0]
@@ -151,8 +150,8 @@ def test_spread_is_that_of_the_steps_a_sampler_takes(data) -> None:
 
 
 def test_memory_changes_a_round_by_rounding_only(data) -> None:
-    def trained(**changes) -> federated.ServerState:
-        method = methods.build("fedavg", toy.setup(data, **changes))
+    def trained(**how) -> federated.ServerState:
+        method = toy.executed(methods.build("fedavg", toy.setup(data)), **how)
         return toy.train(method, jax.random.key(1), data, 1)[0]
 
     found: list[Choice] = []
@@ -171,8 +170,8 @@ def test_on_an_accelerator_unequal_clients_go_into_lanes(data, monkeypatch: pyte
         equal_or_not = toy.federation(sizes=sizes, labelled=sizes)
         found: list[Choice] = []
         everyone = jax.device_get(all_clients(equal_or_not))
-        setup = toy.setup(equal_or_not, everyone=everyone, memory=10**8, report=found.append)
-        method = methods.build("fedavg", setup)
+        method = methods.build("fedavg", toy.setup(equal_or_not))
+        method = toy.executed(method, everyone=everyone, memory=10**8, report=found.append)
         state = jax.eval_shape(method.init, jax.random.key(0), equal_or_not)
         jax.eval_shape(method.round, jax.random.key(0), state, equal_or_not)
         assert [choice.placement for choice in found] == [placement]

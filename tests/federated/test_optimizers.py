@@ -5,7 +5,7 @@ import optax
 import pytest
 
 from fedjax_ssl import federated
-from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Local
+from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Local, Turn
 from fedjax_ssl.methods.fedavg import labelled_stage
 from tests import toy
 
@@ -22,30 +22,36 @@ def flat(tree: dict[str, np.ndarray]) -> Grouped:
     return {name: jnp.asarray(value, jnp.result_type(float)) for name, value in tree.items()}
 
 
+def a_turn(num_clients: int) -> Turn:
+    ids = jnp.arange(num_clients, dtype=jnp.int32)
+    return Turn(jax.random.key(0), jnp.zeros((), jnp.int32), ids, jnp.ones(num_clients, bool), num_clients)
+
+
 def step(optimizer: FederatedOptimizer, state, anchor: Grouped, weights: list[float]):
     """One server step from the clients' results."""
-    ids = jnp.arange(len(CLIENTS), dtype=jnp.int32)
+    kept = jax.tree.map(lambda leaf: jnp.stack([leaf] * len(CLIENTS)), optimizer.keep(anchor))
+    turn = a_turn(len(CLIENTS))
     reports = [
         optimizer.report(
             Local(
                 anchor=anchor,
                 params=flat(client),
-                weight=jnp.asarray(weight, jnp.result_type(float)),
+                weights={group: jnp.asarray(weight, jnp.result_type(float)) for group in anchor},
                 num_steps=jnp.asarray(2, jnp.int32),
                 learning_rate=jnp.asarray(0.1),
-                variates=jax.tree.map(lambda leaf, i=i: leaf[i], optimizer.send(state, ids)),
+                received=jax.tree.map(lambda leaf, i=i: leaf[i], optimizer.send(state, kept, turn)),
+                kept=jax.tree.map(lambda leaf, i=i: leaf[i], kept),
             )
         )
         for i, (client, weight) in enumerate(zip(CLIENTS, weights, strict=True))
     ]
     summed = jax.tree.map(lambda *leaves: sum(leaves), *(report.summed for report in reports))
-    kept = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(report.kept for report in reports))
-    return optimizer.apply(state, anchor, summed, kept, ids, jnp.asarray(weights) > 0)
+    return optimizer.apply(state, anchor, summed, turn)
 
 
 def test_fedavg_is_the_weighted_mean_of_the_models(float64) -> None:
     optimizer = federated.fedavg()
-    new, _ = step(optimizer, optimizer.init(flat(ANCHOR), 3), flat(ANCHOR), WEIGHTS)
+    new, _ = step(optimizer, optimizer.init(flat(ANCHOR)), flat(ANCHOR), WEIGHTS)
     for name in ANCHOR:
         mean = (1.0 * CLIENTS[0][name] + 3.0 * CLIENTS[1][name]) / 4.0
         np.testing.assert_allclose(new[name], mean, rtol=1e-14)
@@ -65,7 +71,7 @@ def test_fedavg_is_the_weighted_mean_of_the_models(float64) -> None:
 )
 def test_a_round_in_which_nobody_trained_changes_nothing(optimizer: FederatedOptimizer) -> None:
     anchor = flat(ANCHOR)
-    _, state = step(optimizer, optimizer.init(anchor, 3), anchor, WEIGHTS)
+    _, state = step(optimizer, optimizer.init(anchor), anchor, WEIGHTS)
     new, after = step(optimizer, state, anchor, [0.0, 0.0, 0.0])
     for name in ANCHOR:
         np.testing.assert_array_equal(new[name], anchor[name])
@@ -79,7 +85,7 @@ def test_fedopt_steps_along_the_mean_change(float64, name: str) -> None:
     server = {"fedadam": optax.adam, "fedyogi": optax.yogi}[name](rate, b1=b1, b2=b2, eps=eps)
     optimizer = federated.fedopt(server)
     weights, state = flat(ANCHOR), None
-    state = optimizer.init(weights, 3)
+    state = optimizer.init(weights)
     start = 0.0 if name == "fedadam" else 1e-6  # optax.yogi starts its accumulators there
     by_hand = {key: value.copy() for key, value in ANCHOR.items()}
     first = {key: np.full_like(value, start) for key, value in ANCHOR.items()}
@@ -102,15 +108,15 @@ def server_step(optimizer: FederatedOptimizer, state, weights: list[float], *cli
     """From the global weights and the models of equally weighted clients."""
     anchor = {"model": jnp.asarray(weights)}
     change = sum(jnp.asarray(client) - anchor["model"] for client in clients)
-    summed = {"weight": jnp.asarray(float(len(clients))), "change": {"model": change}}
-    new, state = optimizer.apply(state, anchor, summed, (), jnp.arange(3), jnp.ones(3, bool))
+    summed = {"weight": {"model": jnp.asarray(float(len(clients)))}, "change": {"model": change}}
+    new, state = optimizer.apply(state, anchor, summed, a_turn(3))
     return np.asarray(new["model"]), state
 
 
 def test_server_momentum_worked_example(float64) -> None:
     """SemiFL's global momentum, in which the server trains the model between two rounds."""
     optimizer = federated.fedopt(optax.sgd(1.0, momentum=0.5))
-    state = optimizer.init({"model": jnp.zeros(2)}, 3)
+    state = optimizer.init({"model": jnp.zeros(2)})
     first, state = server_step(optimizer, state, [1.0, -2.0], [0.6, -1.9])
     np.testing.assert_allclose(first, [0.6, -1.9], rtol=1e-14)
     np.testing.assert_allclose(jax.tree.leaves(state)[0], [0.4, -0.1], rtol=1e-14)
@@ -121,7 +127,7 @@ def test_server_momentum_worked_example(float64) -> None:
 
 def test_without_server_momentum_the_mean_model_is_adopted(float64) -> None:
     optimizer = federated.fedopt(optax.sgd(1.0, momentum=0.0))
-    state = optimizer.init({"model": jnp.zeros(2)}, 3)
+    state = optimizer.init({"model": jnp.zeros(2)})
     for weights in ([1.0, 1.0], [5.0, -1.0]):
         new, state = server_step(optimizer, state, weights, [2.0, 0.0], [0.0, 4.0])
         np.testing.assert_allclose(new, [1.0, 2.0], rtol=1e-14)

@@ -61,8 +61,9 @@ def test_devices_share_a_cohort_bit_by_bit(placement: str, chunk_size: int) -> N
 
     def trained(num_devices: int, **changes) -> federated.ServerState:
         mesh = Mesh(np.array(jax.devices()[:num_devices]), ("clients",)) if num_devices else None
-        setup = toy.setup(data, placement=placement, chunk_size=chunk_size, mesh=mesh, **changes)
-        return toy.train(methods.build("fedavg", setup), jax.random.key(1), data, 2)[0]
+        how = {"placement": placement, "chunk_size": chunk_size, "mesh": mesh, **changes}
+        method = toy.executed(methods.build("fedavg", toy.setup(data)), **how)
+        return toy.train(method, jax.random.key(1), data, 2)[0]
 
     alone, fixed = trained(0), trained(1, reduce="fixed")
     for num_devices in (2, 4):
@@ -95,6 +96,6 @@ def test_clients_that_only_fill_up_take_no_step() -> None:
 
 def test_an_unknown_reduction_is_refused() -> None:
     data = toy.federation()
-    method = methods.build("fedavg", toy.setup(data, reduce="sum"))
+    method = toy.executed(methods.build("fedavg", toy.setup(data)), reduce="sum")
     with pytest.raises(ValueError, match="reduce is 'sum'; allowed: ordered, fixed, fast"):
         jax.eval_shape(method.round, jax.random.key(0), method.init(jax.random.key(0), data), data)

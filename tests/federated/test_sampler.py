@@ -9,18 +9,19 @@ import pytest
 
 from fedjax_ssl.federated import Client, Sampler, Schedule, labelled_epochs, mixed_epochs
 from fedjax_ssl.federated.sampler import cycled_permutations, masked_permutation
+from tests import toy
 
 
 def a_client(num_labelled: int, num_examples: int, width: int = 32) -> Client:
     observed = jnp.where(jnp.arange(width) < num_labelled, 0, -1)
     return Client(
         id=jnp.asarray(0, jnp.int32),
-        index=jnp.zeros(width, jnp.int32),
+        rows=jnp.zeros(width, jnp.int32),
         observed=observed,
         num_labelled=jnp.asarray(num_labelled, jnp.int32),
         num_examples=jnp.asarray(num_examples, jnp.int32),
         sent={},
-        variates=(),
+        received=(),
     )
 
 
@@ -32,7 +33,7 @@ def compiled(make: Callable[..., Sampler], *arguments: int) -> Callable[..., Sch
 
 def batches(make: Callable[..., Sampler], arguments: tuple[int, ...], client: Client, seed: int = 0) -> list[list[int]]:
     """The unmasked positions of every step that the client takes."""
-    schedule = compiled(make, *arguments)(jax.random.key(seed), client)
+    schedule = compiled(make, *arguments)(jax.random.key(seed), client, toy.NOW)
     (stream,) = schedule.positions
     steps = int(schedule.num_steps)
     assert steps <= schedule.positions[stream].shape[0]
@@ -193,5 +194,5 @@ def test_mixed_epochs_do_not_depend_on_the_bounds(num_labelled: int, num_example
 def test_schedules_run_in_64_bit_mode(float64) -> None:
     client = a_client(3, 9)
     for sampler in (labelled_epochs(2, 2, 4), mixed_epochs(2, 2, 4, 8)):
-        schedule = sampler.schedule(jax.random.key(0), client)
+        schedule = sampler.schedule(jax.random.key(0), client, toy.NOW)
         assert int(schedule.num_steps) > 0

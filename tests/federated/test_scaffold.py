@@ -77,7 +77,7 @@ def test_three_rounds_of_some_clients_are_the_published_algorithm(float64) -> No
 
     for name in weights:
         np.testing.assert_allclose(state.params["model"][name], weights[name], rtol=1e-11, atol=1e-12)
-    (held,), (of_server,) = state.optimizer["clients"]["model"], state.optimizer["server"]["model"]
+    (held,), (of_server,) = state.clients.federated["model"], state.optimizer["model"]
     np.testing.assert_allclose(of_server, flat(server), rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(held, [flat(c) for c in clients], rtol=1e-10, atol=1e-12)
     never = set(range(len(clients))) - set().union(*rounds)
@@ -94,7 +94,8 @@ def test_variates_held_at_zero_are_fedavg_bit_for_bit() -> None:
         return params, state
 
     expected, infos = toy.train(method_of(data, federated.fedavg()), KEY, data, 2)
-    held, _ = toy.train(method_of(data, scaffold._replace(apply=forget)), KEY, data, 2)
+    silent = scaffold._replace(apply=forget, report=lambda local: scaffold.report(local)._replace(kept=local.kept))
+    held, _ = toy.train(method_of(data, silent), KEY, data, 2)
     chex.assert_trees_all_equal(held.params, expected.params)
     ours, costs = toy.train(method_of(data, scaffold), KEY, data, 2)
     assert not np.array_equal(ours.params["model"]["w"], expected.params["model"]["w"])
@@ -107,11 +108,12 @@ def test_variates_held_at_zero_are_fedavg_bit_for_bit() -> None:
 def test_one_device_and_four_give_the_same_model_and_variates() -> None:
     data = toy.federation()
 
-    def trained(**changes):
-        return toy.train(method_of(data, federated.scaffold(), cohort_size=4, **changes), KEY, data, 3)[0]
+    def trained(**how):
+        method = toy.executed(method_of(data, federated.scaffold(), cohort_size=4), **how)
+        return toy.train(method, KEY, data, 3)[0]
 
     mesh = Mesh(np.array(jax.devices()), ("clients",))
-    chex.assert_trees_all_equal(trained(placement="sequential"), trained(placement="sequential", mesh=mesh))
+    chex.assert_trees_all_equal(trained(), trained(mesh=mesh))
 
 
 def test_clients_that_were_dropped_or_absent_keep_their_variates() -> None:
@@ -119,15 +121,15 @@ def test_clients_that_were_dropped_or_absent_keep_their_variates() -> None:
     method = method_of(data, federated.scaffold())
     one_round = jax.jit(method.round)
     state, _ = one_round(KEY, jax.jit(method.init)(KEY, data), data)
-    before = np.asarray(state.optimizer["clients"]["model"][0])
+    before = np.asarray(state.clients.federated["model"][0])
     assert (np.abs(before[1]) > 0).any() and (np.abs(before[4]) > 0).any()
     broken, info = one_round(KEY, state, toy.with_broken_client(data, 1))
     assert info["dropped_clients"] == 1
     absent, _ = one_round(KEY, state, toy.without(data, 1))
-    after = np.asarray(broken.optimizer["clients"]["model"][0])
+    after = np.asarray(broken.clients.federated["model"][0])
     np.testing.assert_array_equal(after[1], before[1])
     assert not np.array_equal(after[4], before[4])
-    chex.assert_trees_all_equal(broken.optimizer, absent.optimizer)
+    chex.assert_trees_all_equal((broken.optimizer, broken.clients), (absent.optimizer, absent.clients))
     np.testing.assert_array_equal(before[2], 0)  # has no labels, so it never takes a step
 
 
@@ -135,35 +137,43 @@ def test_a_rate_of_zero_leaves_the_variates() -> None:
     data = toy.federation()
     method = method_of(data, federated.scaffold(), learning_rate=0.0)
     state, _ = toy.train(method, KEY, data, 1)
-    assert all(not np.any(leaf) for leaf in jax.tree.leaves(state.optimizer))
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves((state.optimizer, state.clients)))
 
 
 def test_variates_take_out_the_drift(float64) -> None:
     """Two clients with quadratic losses of different curvature: FedAvg settles beside the optimum, SCAFFOLD at it."""
     curvature, optimum, rate, steps = np.array([1.0, 6.0]), np.array([4.0, -1.0]), 0.1, 10
     best = (curvature * optimum).sum() / curvature.sum()
-    ids, trained = jnp.arange(2, dtype=jnp.int32), jnp.ones(2, bool)
+    ids = jnp.arange(2, dtype=jnp.int32)
+    turn = federated.Turn(KEY, jnp.zeros((), jnp.int32), ids, jnp.ones(2, bool), 2)
 
     def settle(optimizer) -> float:
         weights = {"model": jnp.zeros(1)}
-        state = optimizer.init(weights, 2)
+        state = optimizer.init(weights)
+        kept = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), optimizer.keep(weights))
         for _ in range(150):
-            sent = optimizer.send(state, ids)
+            sent = optimizer.send(state, kept, turn)
             reports = []
             for client in range(2):
-                variates = jax.tree.map(lambda leaf, c=client: leaf[c], sent)
+                received, own = jax.tree.map(lambda leaf, c=client: leaf[c], (sent, kept))
                 local = weights
                 for _ in range(steps):
                     slope = {"model": curvature[client] * (local["model"] - optimum[client])}
-                    slope = optimizer.correct(slope, local, weights, variates)
+                    slope = optimizer.correct(slope, local, weights, received)
                     local = {"model": local["model"] - rate * slope["model"]}
                 done = federated.optimizers.Local(
-                    weights, local, jnp.ones(()), jnp.asarray(steps, jnp.int32), jnp.asarray(rate), variates
+                    anchor=weights,
+                    params=local,
+                    weights={"model": jnp.ones(())},
+                    num_steps=jnp.asarray(steps, jnp.int32),
+                    learning_rate=jnp.asarray(rate),
+                    received=received,
+                    kept=own,
                 )
                 reports.append(optimizer.report(done))
             summed = jax.tree.map(lambda a, b: a + b, *(report.summed for report in reports))
             kept = jax.tree.map(lambda a, b: jnp.stack([a, b]), *(report.kept for report in reports))
-            weights, state = optimizer.apply(state, weights, summed, kept, ids, trained)
+            weights, state = optimizer.apply(state, weights, summed, turn)
         return float(weights["model"][0])
 
     assert abs(settle(federated.scaffold()) - best) < 1e-6

@@ -24,7 +24,9 @@ def a_round(data, ids: list[int], key: jax.Array | None = None) -> Round:
     clients = Client(rows, index, observed, data.num_labelled[rows], data.num_examples[rows], {}, ())
     return Round(
         key=jax.random.key(0) if key is None else key,
+        run_key=jax.random.key(0),
         number=jnp.zeros((), jnp.int32),
+        num_rounds=None,
         clients=clients,
         valid=jnp.ones(rows.shape, bool),
         everyone=clients,
@@ -81,7 +83,7 @@ def test_augmented_features_do_not_depend_on_cohort_and_padding() -> None:
 def test_diagnostics_count_unlabelled_examples_only() -> None:
     data = toy.federation()
     round = a_round(data, [0, 2])
-    truth = np.asarray(data.labels)[np.asarray(round.clients.index)]
+    truth = np.asarray(data.labels)[np.asarray(round.clients.rows)]
     labels = np.full(truth.shape, -1, np.int32)
     confidence = np.random.default_rng(0).uniform(size=truth.shape).astype(np.float32)
     labels[0, :8] = truth[0, :8]  # rows 0..3 of client 0 are labelled and do not count; 4..7 are right
@@ -89,7 +91,9 @@ def test_diagnostics_count_unlabelled_examples_only() -> None:
     labels[1, :7] = (truth[1, :7] + 1) % 3  # client 2 has seven, all wrong
     labels[1, 7:] = truth[1, 7:]  # padding
     found = diagnose_pseudo_labels(
-        PseudoLabels(jnp.asarray(labels), jnp.asarray(confidence), jnp.asarray(confidence)), jnp.asarray(truth), round
+        PseudoLabels(jnp.asarray(labels), jnp.asarray(confidence), jnp.asarray(confidence)),
+        jnp.asarray(truth),
+        round.clients,
     )
     wrong = np.concatenate([confidence[0, 8:10], confidence[1, :7]])
     assert float(found["pseudo_label_accuracy"]) == pytest.approx(4 / 13)
@@ -101,17 +105,17 @@ def test_diagnostics_count_unlabelled_examples_only() -> None:
 def test_diagnostics_without_anything_to_average_are_nan() -> None:
     data = toy.federation()
     round = a_round(data, [3, 4])  # labelled examples only
-    truth = data.labels[round.clients.index]
+    truth = data.labels[round.clients.rows]
     nothing = jnp.zeros(truth.shape)
-    found = diagnose_pseudo_labels(PseudoLabels(truth, nothing, nothing), truth, round)
+    found = diagnose_pseudo_labels(PseudoLabels(truth, nothing, nothing), truth, round.clients)
     assert all(np.isnan(value) for value in found.values())
 
 
 def test_diagnostics_ignore_examples_whose_truth_is_unknown() -> None:
     data = toy.federation()
     round = a_round(data, [2])
-    labels = data.labels[round.clients.index]
+    labels = data.labels[round.clients.rows]
     ones = jnp.ones(labels.shape)
-    found = diagnose_pseudo_labels(PseudoLabels(labels, ones, ones), jnp.full_like(labels, -1), round)
+    found = diagnose_pseudo_labels(PseudoLabels(labels, ones, ones), jnp.full_like(labels, -1), round.clients)
     assert np.isnan(found["pseudo_label_accuracy"])
     assert float(found["pseudo_label_coverage"]) == 1.0

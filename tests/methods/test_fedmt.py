@@ -10,12 +10,12 @@ import pytest
 
 from fedjax_ssl import federated, methods, models
 from fedjax_ssl.data import FederatedData, WeakLabels
-from fedjax_ssl.federated import Client, Round, Step, Stream
+from fedjax_ssl.federated import Client, Network, Round, Step, Stream
 from fedjax_ssl.federated.terms import supervised_term
 from fedjax_ssl.methods.fedmt import Estimate, projection_term
 from fedjax_ssl.methods.fedmt import estimated as eager_estimated
 from fedjax_ssl.methods.parts.alternating_training import server_training
-from fedjax_ssl.methods.parts.confident_pseudo_labels import CONFIDENT, Sent, fix_term
+from fedjax_ssl.methods.parts.confident_pseudo_labels import CONFIDENT, ConfidentLabels, fix_term
 from fedjax_ssl.objectives import channel_cross_entropy, mixup_cross_entropy, set_channel
 from tests import toy
 
@@ -64,8 +64,8 @@ def cohort(weak: WeakLabels, sizes) -> Round:
     """A round of clients that have weak labels for all of their examples."""
     sizes = jnp.asarray(sizes, jnp.int32)
     index = jnp.broadcast_to(jnp.arange(weak.labels.shape[1], dtype=jnp.int32), weak.labels.shape)
-    clients = Client(jnp.arange(sizes.size), index, jnp.full_like(index, -1), 0 * sizes, sizes, {}, (), weak)
-    return Round(key(), jnp.zeros((), int), clients, sizes > 0, clients, {}, {}, {}, jnp.zeros((1, 1)))
+    clients = Client(jnp.arange(sizes.size), index, jnp.full_like(index, -1), 0 * sizes, sizes, {}, (), None, weak)
+    return Round(key(), key(), jnp.zeros((), int), None, clients, sizes > 0, clients, {}, {}, {}, jnp.zeros((1, 1)))
 
 
 @pytest.mark.parametrize(
@@ -115,12 +115,13 @@ def step_of(logits, weak: WeakLabels | None, estimate: Estimate | tuple, labels,
     nobody = jnp.full(size, -1, jnp.int32)
     owner = Client(
         jnp.zeros((), int), place, nobody, jnp.zeros((), int), jnp.asarray(size),
-        {CONFIDENT: Sent(labels, mask, jnp.ones(size), estimate)}, (), client,
+        {CONFIDENT: ConfidentLabels(labels, mask, jnp.ones(size), estimate)}, (), None, client,
     )  # fmt: skip
     batch = Stream(place, mask, nobody, jnp.zeros((size, 1)), None if client is None else client.labels)
     outputs = {view: models.Outputs(logits, logits, None)}
     zero = jnp.zeros((), int)
-    return Step(outputs, {}, {stream: batch}, owner, (), {}, {}, {}, key(), zero, zero)
+    nothing = Network({}, {})
+    return Step(outputs, {}, {stream: batch}, owner, (), (), (), {}, {}, {}, nothing, key(), toy.NOW, zero)
 
 
 def some_setup() -> federated.Setup:
@@ -136,9 +137,9 @@ def test_total_loss(known):
     nowhere = Estimate(jnp.asarray(0 * matrix[0] if known else matrix[0], jnp.float32), jnp.ones(3))
     term = projection_term(some_setup(), 1.0, "fix", known=True, remainder=False)  # an unknown matrix is estimated
     weakly = [[1.0, 0.5, -0.2], [-0.3, 0.1, 0.9]]
-    projection, _ = jax.jit(term.loss)(step_of(weakly, weak, nowhere, [0, 2], "fix/weak", "fix"))
+    projection = jax.jit(term.loss)(step_of(weakly, weak, nowhere, [0, 2], "fix/weak", "fix"))
     strongly = [[0.8, 0.2, 0.0], [0.0, 0.4, 0.5]]
-    fix, _ = fix_term(some_setup(), 1.0).loss(step_of(strongly, None, (), [0, 2], "fix/strong", "fix"))
+    fix = fix_term(some_setup(), 1.0).loss(step_of(strongly, None, (), [0, 2], "fix/strong", "fix"))
     mixed = jnp.asarray([[0.6, 0.3, 0.1], [0.2, 0.2, 0.7]])
     mix = mixup_cross_entropy(mixed, jnp.asarray([0, 2]), jnp.asarray([1, 0]), 0.3, jnp.ones(2, bool))
     np.testing.assert_allclose([projection, fix, mix], [0.3658745411, 0.8065223519, 1.1038316624], rtol=2e-6)
@@ -157,10 +158,10 @@ def test_columns_of_zeros_take_mass_away_and_impossible_labels_are_left_out():
         term = projection_term(some_setup(), 1.0, "fix", known=True, remainder=fallback == "zero")
         estimate = Estimate(jnp.asarray(matrix, jnp.float32), jnp.ones(4))
         weak = weak_labels(coarse, [3], np.zeros((1, 3, 4)))
-        value, _ = jax.jit(term.loss)(step_of(logits, weak, estimate, [0] * 6, "fix/weak", "fix"))
+        value = jax.jit(term.loss)(step_of(logits, weak, estimate, [0] * 6, "fix/weak", "fix"))
         np.testing.assert_allclose(value, expected, rtol=1e-5)
     impossible = Estimate(jnp.asarray(np.array([[1, 1, 1, 1], [0] * 4, [0] * 4]), jnp.float32), jnp.ones(4))
-    value, _ = jax.jit(term.loss)(step_of(logits, weak, impossible, [0] * 6, "fix/weak", "fix"))
+    value = jax.jit(term.loss)(step_of(logits, weak, impossible, [0] * 6, "fix/weak", "fix"))
     np.testing.assert_allclose(value, 0.0, atol=1e-6)
 
 
@@ -173,12 +174,12 @@ def test_a_client_with_sets_projects_through_its_class_shares():
     expected = jnp.mean(channel_cross_entropy(logits, jnp.asarray([0, 1, 1]), channel))
     for remainder in (False, True):
         term = projection_term(some_setup(), 1.0, "fix", known=False, remainder=remainder)
-        value, _ = jax.jit(term.loss)(step_of(logits, weak, ignored, [0, 0, 0], "fix/weak", "fix"))
+        value = jax.jit(term.loss)(step_of(logits, weak, ignored, [0, 0, 0], "fix/weak", "fix"))
         np.testing.assert_allclose(value, expected, rtol=1e-6)
 
 
 def one_round(data: FederatedData, name: str = "fedmt", rounds: int = 1, changes: dict | None = None, **options):
-    run = toy.setup(data, model=toy.linear_model(), placement="sequential", **(changes or {}))
+    run = toy.setup(data, model=toy.linear_model(), **(changes or {}))
     return toy.train(methods.build(name, run, **options), key(), data, rounds)
 
 
@@ -203,7 +204,7 @@ def test_the_identity_alone_is_federated_averaging_with_a_server_that_trains():
     changes = {"batch_size": max(toy.SIZES)}
     options = {"fix_weight": 0.0, "mix_weight": 0.0, "projection_examples": "all", "gate": "none", "threshold": 1.0}
     mine, infos = one_round(data, changes=changes, warm_start=False, **options)
-    run = toy.setup(seen, model=toy.linear_model(), placement="sequential", **changes)
+    run = toy.setup(seen, model=toy.linear_model(), **changes)
     sampler = federated.labelled_epochs(run.batch_size, run.local_epochs, run.max_labelled)
     stage = federated.Stage(
         (supervised_term(run)._replace(name="clients"),), sampler, server=server_training(run, 10, 5)
@@ -216,7 +217,7 @@ def test_the_identity_alone_is_federated_averaging_with_a_server_that_trains():
 
 def test_the_server_alone_trains_in_the_first_round_and_estimates_use_no_hidden_knowledge():
     data = toy.weak_federation("coarse")
-    run = toy.setup(data, model=toy.linear_model(), placement="sequential")
+    run = toy.setup(data, model=toy.linear_model())
     method = methods.build("fedmt", run, threshold=0.5, correspondence="estimated")
     one_round = jax.jit(method.round)
 
@@ -271,7 +272,6 @@ def test_coarse_labels_help_and_wrong_ones_harm():
         batch_size=400,
         local_epochs=1,
         local_optimizer=federated.local_optimizer("sgd", weight_decay=1e-3),
-        placement="sequential",
     )
 
     def accuracy(name: str, federation: FederatedData, **options) -> np.ndarray:

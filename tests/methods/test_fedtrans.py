@@ -23,7 +23,7 @@ WITHOUT_CLASS_LABELS = (0,) * len(toy.SIZES)
 
 def run_of(data: FederatedData, **changes) -> Setup:
     options = {"model_options": {"aux_head": True, "norm": "bn"}, "local_optimizer": LOCAL, **changes}
-    return toy.setup(data, learning_rate=0.2, placement="sequential", **options)
+    return toy.setup(data, learning_rate=0.2, **options)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def trained(request, data):
     for _ in range(ROUNDS):
         state, info = one_round(KEY, states[-1], data)
         states.append(state)
-        infos.append({name: float(value) for name, value in info.items()})
+        infos.append(toy.numbers(info))
     chosen = np.argmax(method.predict(states[-1], data.inputs[data.test_index]), axis=1)
     return request.param, np.mean(chosen == data.labels[data.test_index]), states, infos, method
 
@@ -142,7 +142,7 @@ def test_epochs_go_over_the_examples_between_class_labels_and_nothing():
     everyone = federated.all_clients(data)
     fewer = dataclasses.replace(everyone.weak, num_examples=everyone.weak.num_examples.at[0].set(5))
     client = jax.tree.map(lambda table: table[0], everyone._replace(weak=fewer))
-    schedule = jax.jit(coarse_epochs(2, 3, data.max_known).schedule)(KEY, client)
+    schedule = jax.jit(coarse_epochs(2, 3, data.max_known).schedule)(KEY, client, toy.NOW)
     positions, mask = np.asarray(schedule.positions["coarse"]), np.asarray(schedule.masks["coarse"])
     assert int(schedule.num_steps) == 9
     for epoch in range(3):

@@ -13,7 +13,7 @@ import pytest
 from fedjax_ssl import config as configs
 from fedjax_ssl import methods
 from fedjax_ssl.data import FederatedData, WeakLabels
-from fedjax_ssl.federated import Client, Step, Stream
+from fedjax_ssl.federated import Client, Now, Step, Stream
 from fedjax_ssl.methods.fedllp import local_epochs_done, set_per_step
 from fedjax_ssl.methods.fedpl import majority_labels, split_by_confidence, split_loss
 from fedjax_ssl.objectives import mixup, vat_rampup
@@ -53,6 +53,7 @@ def client_with(weak: WeakLabels) -> Client:
         weak.num_examples,
         {},
         (),
+        None,
         weak,
     )
 
@@ -136,7 +137,7 @@ def test_mixing_inputs_of_a_linear_model_is_mixing_its_scores() -> None:
 def test_every_set_is_one_step_of_every_epoch() -> None:
     labels = [0, 3, 1, 0, -1, 3, 0, 1]  # set 2 is empty
     client = client_with(sets_of_one_client(labels, np.full((4, 3), 1 / 3)))
-    schedule = jax.jit(set_per_step(3).schedule)(KEY, client)
+    schedule = jax.jit(set_per_step(3).schedule)(KEY, client, toy.NOW)
     assert int(schedule.num_steps) == 9 and schedule.positions["set"].shape == (12, 8)
     members = {label: {place for place, other in enumerate(labels) if other == label} for label in (0, 1, 3)}
     orders = []
@@ -154,8 +155,8 @@ def test_every_set_is_one_step_of_every_epoch() -> None:
 
 def test_padding_of_sets_and_examples_changes_no_step() -> None:
     labels, shares = [0, 2, 1, 0, 2, 0, 1], np.eye(3)
-    plain = jax.jit(set_per_step(2).schedule)(KEY, client_with(sets_of_one_client(labels, shares)))
-    padded = jax.jit(set_per_step(2).schedule)(KEY, client_with(sets_of_one_client(labels, shares, padding=2)))
+    plain = jax.jit(set_per_step(2).schedule)(KEY, client_with(sets_of_one_client(labels, shares)), toy.NOW)
+    padded = jax.jit(set_per_step(2).schedule)(KEY, client_with(sets_of_one_client(labels, shares, padding=2)), toy.NOW)
     assert int(plain.num_steps) == int(padded.num_steps) == 6
     for step in range(6):
         one, other = (np.where(s.masks["set"][step], s.positions["set"][step], -1)[:7] for s in (plain, padded))
@@ -164,7 +165,7 @@ def test_padding_of_sets_and_examples_changes_no_step() -> None:
 
 def test_of_a_set_larger_than_the_bound_another_part_is_taken_every_time() -> None:
     client = client_with(sets_of_one_client([0] * 9 + [1] * 2, np.eye(3)[:2]))
-    schedule = jax.jit(set_per_step(6, set_size=4).schedule)(KEY, client)
+    schedule = jax.jit(set_per_step(6, set_size=4).schedule)(KEY, client, toy.NOW)
     assert schedule.positions["set"].shape == (12, 4) and int(schedule.num_steps) == 12
     parts = set()
     for positions, mask in zip(np.asarray(schedule.positions["set"]), np.asarray(schedule.masks["set"]), strict=True):
@@ -177,14 +178,16 @@ def test_of_a_set_larger_than_the_bound_another_part_is_taken_every_time() -> No
 
 def test_a_client_with_coarse_labels_takes_no_step() -> None:
     client = client_with(sets_of_one_client([0, 1, 0], np.eye(3)[:2], from_sets=False))
-    assert int(jax.jit(set_per_step(2).schedule)(KEY, client).num_steps) == 0
+    assert int(jax.jit(set_per_step(2).schedule)(KEY, client, toy.NOW).num_steps) == 0
 
 
 def at_step(round_number: int, number: int, num_sets: int = 10) -> Step:
     weak = sets_of_one_client(list(range(num_sets)), np.full((num_sets, 3), 1 / 3), padding=2)
     count = jnp.int32
-    fields = {name: {} for name in ("outputs", "inputs", "streams", "params", "groups", "model_state")}
-    return Step(**fields, client=client_with(weak), local=(), key=KEY, round=count(round_number), number=count(number))
+    fields = {name: {} for name in ("outputs", "inputs", "streams", "params", "groups", "model_state", "received")}
+    fields |= {name: () for name in ("sent", "shared", "local")}
+    now = Now(count(round_number))
+    return Step(**fields, client=client_with(weak), key=KEY, now=now, number=count(number))
 
 
 def test_the_ramp_starts_anew_in_every_epoch_of_the_released_code_and_goes_on_here(float64) -> None:
@@ -204,7 +207,7 @@ def test_the_ramp_starts_anew_in_every_epoch_of_the_released_code_and_goes_on_he
 def test_perturbed_passes_leave_the_running_batch_statistics_alone() -> None:
     """With weight 0 nothing is left of the passes, wherever they look."""
     data = toy.weak_federation("sets")
-    run = toy.setup(data, model_options={"norm": "bn"}, local_epochs=1, placement="sequential")
+    run = toy.setup(data, model_options={"norm": "bn"}, local_epochs=1)
     start = jax.jit(methods.build("fedllp_vat", run).init)(KEY, data)
 
     @jax.jit

@@ -30,7 +30,7 @@ def given_labels(run, table) -> Term:
     """Targets from a table over all examples, -1 = none."""
 
     def prepare(state, round):
-        labels = jnp.where(examples_mask(round.clients), table[round.clients.index], -1)
+        labels = jnp.where(examples_mask(round.clients), table[round.clients.rows], -1)
         ones = (labels >= 0).astype(jnp.float32)
         return PseudoLabels(labels, ones, ones), state
 
@@ -44,7 +44,7 @@ def test_true_pseudo_labels_with_weight_one_are_supervised_averaging_on_the_same
     view = augmented_view(run, "mixed")
 
     def supervised(step):
-        truth = data.labels[step.client.index[step.streams["mixed"].position]]
+        truth = data.labels[step.client.rows[step.streams["mixed"].position]]
         return batch_cross_entropy(step.outputs[view.name].logits, truth, step.streams["mixed"].mask), step.local
 
     oracle = federated_method(run, (stage_of(run, Term("supervised", (view,), supervised)),))
@@ -111,6 +111,6 @@ def test_bytes_are_those_of_the_model_and_of_codes_and_scores(pair: Pair) -> Non
     _, across = pair.across(KEY, pair.start, pair.data)
     _, alone = pair.alone(KEY, pair.start, pair.data)
     both_models = 2 * 4 * count_parameters(pair.start.params)
-    assert float(alone["bytes_up"]) == float(alone["bytes_down"]) == both_models
-    assert float(across["bytes_up"]) == both_models + 27 * 1024 // 8
-    assert float(across["bytes_down"]) == both_models + 27 * toy.NUM_CLASSES * 4
+    assert int(alone["bytes_up"]) == int(alone["bytes_down"]) == both_models
+    assert int(across["bytes_up"]) == both_models + 27 * 1024 // 8
+    assert int(across["bytes_down"]) == both_models + 27 * toy.NUM_CLASSES * 4

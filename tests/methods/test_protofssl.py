@@ -50,7 +50,7 @@ def rounds(method, data, number: int, key: jax.Array = KEY):
     for _ in range(number):
         state, info = one_round(key, states[-1], data)
         states.append(state)
-        infos.append({name: float(value) for name, value in info.items()})
+        infos.append(toy.numbers(info))
     return states, infos
 
 
@@ -95,13 +95,13 @@ class Oracle:
         one = jax.tree.map(lambda x: x[client], everyone)
         helpers = self.bank[-1] if self.bank else []
         first = 0 if number > 0 and helpers and self.weight else 3
-        sampler = episodes(3, toy.NUM_CLASSES, 1, 2, 4, data.max_labelled, lambda _: jnp.asarray(first, jnp.int32))
+        sampler = episodes(3, toy.NUM_CLASSES, 1, 2, 4, data.max_labelled, lambda *_: jnp.asarray(first, jnp.int32))
         key = jax.random.fold_in(named_key(jax.random.fold_in(named_key(KEY, "round"), number), "client"), client)
-        schedule = jax.tree.map(np.asarray, sampler.schedule(named_key(key, "batches"), one))
+        schedule = jax.tree.map(np.asarray, sampler.schedule(named_key(key, "batches"), one, toy.NOW))
         w, losses, truth = self.w, [], np.asarray(data.labels)
         for step in range(3):
             rows = {
-                name: np.asarray(one.index)[schedule.positions[name][step][schedule.masks[name][step]]]
+                name: np.asarray(one.rows)[schedule.positions[name][step][schedule.masks[name][step]]]
                 for name in schedule.masks
             }
             for stream in ("support", "query"):  # every class has enough labels, so that classes are in order
@@ -109,7 +109,7 @@ class Oracle:
             value, slope = self.slope(w, {name: data.inputs[found] for name, found in rows.items()}, helpers)
             losses.append(float(value))
             w = w - RATE * slope
-        mine = np.asarray(one.index)[: int(one.num_labelled)]
+        mine = np.asarray(one.rows)[: int(one.num_labelled)]
         return w, losses, means(data.inputs[mine] @ w, truth[mine])
 
     def loss(self, w, x, helpers):

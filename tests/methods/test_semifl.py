@@ -16,7 +16,13 @@ from fedjax_ssl.federated import Client, Method, ServerState
 from fedjax_ssl.federated.method import Metrics
 from fedjax_ssl.federated.optimizers import Local
 from fedjax_ssl.federated.static_batch_norm import batch_statistics, with_static_batch_norm
-from fedjax_ssl.methods.parts.confident_pseudo_labels import CONFIDENT, Sent, confident_epochs, confident_term, mix_term
+from fedjax_ssl.methods.parts.confident_pseudo_labels import (
+    CONFIDENT,
+    ConfidentLabels,
+    confident_epochs,
+    confident_term,
+    mix_term,
+)
 from tests import toy
 
 
@@ -31,7 +37,7 @@ CHANGES = {"batch_size": max(toy.SIZES), "federated_optimizer": federated.fedopt
 
 def one_round(data: FederatedData, name: str) -> tuple[ServerState, ServerState, Metrics]:
     """State before and after the first round of a method with a linear model, and its info."""
-    method = methods.build(name, toy.setup(data, model=toy.linear_model(), placement="sequential", **CHANGES))
+    method = methods.build(name, toy.setup(data, model=toy.linear_model(), **CHANGES))
     start = method.init(key(), data)
     end, info = jax.jit(method.round)(key(), start, data)
     return start, end, info
@@ -43,7 +49,7 @@ def semifl_round() -> Callable[..., tuple[ServerState, ServerState, Metrics]]:
     model = toy.linear_model()
 
     def build(data: FederatedData, brightness: jax.Array, **options: jax.Array) -> Method:
-        run = toy.setup(data, model=model, placement="sequential", **CHANGES)
+        run = toy.setup(data, model=model, **CHANGES)
         run = run._replace(strong_augment=lambda key, inputs: brightness * inputs)
         return methods.build("semifl", run, **options)
 
@@ -67,11 +73,14 @@ def returned(optimizer, state, anchor, *clients):
         params = anchor if client is None else jnp.asarray(client, jnp.float32)
         weight = jnp.asarray(0.0 if client is None else 1.0)
         reports.append(
-            optimizer.report(Local({"model": anchor}, {"model": params}, weight, jnp.ones((), int), weight, ())).summed
+            optimizer.report(
+                Local({"model": anchor}, {"model": params}, {"model": weight}, jnp.ones((), int), weight, (), ())
+            ).summed
         )
     summed = jax.tree.map(lambda *x: sum(x[1:], x[0]), *reports)
-    ids, counts = jnp.arange(len(clients)), jnp.asarray([client is not None for client in clients])
-    params, state = optimizer.apply(state, {"model": anchor}, summed, (), ids, counts)
+    ids, everybody = jnp.arange(len(clients)), jnp.ones(len(clients), bool)
+    turn = federated.Turn(key(), jnp.zeros((), int), ids, everybody, len(clients))
+    params, state = optimizer.apply(state, {"model": anchor}, summed, turn)
     return params["model"], state
 
 
@@ -79,7 +88,7 @@ def test_global_momentum():
     """Check 1."""
     optimizer = federated.fedopt(optax.sgd(1.0, 0.5))
     anchor = jnp.asarray([1.0, -2.0])
-    state = optimizer.init({"model": anchor}, 1)
+    state = optimizer.init({"model": anchor})
     first, state = returned(optimizer, state, anchor, [0.5, -1.8], [0.7, -2.0])
     np.testing.assert_allclose(first, [0.6, -1.9], rtol=1e-6)
     moved_by_server = jnp.asarray([0.7, -1.8])
@@ -129,7 +138,7 @@ def test_static_batch_norm_averages_batches():
 
 def test_static_batch_norm_is_that_of_the_new_model_and_the_order_of_examples_is_server_first():
     data = toy.weak_federation("server")
-    run = toy.setup(data, model="mlp", model_options={"norm": "bn"}, placement="sequential")
+    run = toy.setup(data, model="mlp", model_options={"norm": "bn"})
     method = methods.build("single", run, server_epochs=1)
     after, _ = jax.jit(method.round)(key(), method.init(key(), data), data)
     rows = [np.asarray(data.server_index)]
@@ -156,7 +165,7 @@ def client_with(confident: list[bool], size: int = 9) -> Client:
     labels = jnp.zeros(size, jnp.int32)
     index = jnp.arange(size, dtype=jnp.int32)
     count, nothing = jnp.asarray(len(confident)), jnp.zeros((), jnp.int32)
-    sent = {CONFIDENT: Sent(labels, sure, jnp.ones(size))}
+    sent = {CONFIDENT: ConfidentLabels(labels, sure, jnp.ones(size))}
     return Client(nothing, index, labels - 1, nothing, count.astype(jnp.int32), sent, ())
 
 
@@ -164,7 +173,7 @@ def test_every_epoch_goes_once_through_the_confident_examples():
     """Check 9: padding changes nothing; partners are drawn anew from all of the client's examples."""
     sampler = confident_epochs(batch_size=2, local_epochs=3)
     confident = [True, False, True, True, False, True, True]
-    schedule = jax.jit(sampler.schedule)(key(), client_with(confident))
+    schedule = jax.jit(sampler.schedule)(key(), client_with(confident), toy.NOW)
     assert int(schedule.num_steps) == 9
     fix, mask = np.asarray(schedule.positions["fix"])[:9], np.asarray(schedule.masks["fix"])[:9]
     epochs = [sorted(fix[at : at + 3][mask[at : at + 3]]) for at in (0, 3, 6)]
@@ -173,12 +182,12 @@ def test_every_epoch_goes_once_through_the_confident_examples():
     partners = np.asarray(schedule.positions["mix"])[:9][mask]
     assert partners.min() >= 0 and partners.max() < 7 and {1, 4} & set(partners.tolist())
     assert not np.asarray(schedule.masks["fix"])[9:].any()
-    wider = jax.jit(sampler.schedule)(key(), client_with(confident, size=12))
+    wider = jax.jit(sampler.schedule)(key(), client_with(confident, size=12), toy.NOW)
     for name in ("fix", "mix"):
         kept = wider.masks[name][:9]
         np.testing.assert_array_equal(kept, mask)
         np.testing.assert_array_equal(wider.positions[name][:9][kept], schedule.positions[name][:9][mask])
-    assert int(jax.jit(sampler.schedule)(key(), client_with([False] * 7)).num_steps) == 0
+    assert int(jax.jit(sampler.schedule)(key(), client_with([False] * 7), toy.NOW).num_steps) == 0
 
 
 def test_all_labels_full_batches_and_no_mixing_are_federated_averaging(semifl_round):
@@ -232,7 +241,7 @@ def test_inputs_and_targets_are_mixed_in_the_same_share():
         inputs=jnp.broadcast_to(seen.astype(data.inputs.dtype)[:, None], data.inputs.shape),
         observed=jnp.where(seen, 0, -1),
     )
-    run = toy.setup(data, model=toy.linear_model(), learning_rate=0.0, placement="sequential")
+    run = toy.setup(data, model=toy.linear_model(), learning_rate=0.0)
     term = mix_term(run, 1.0, 0.75)
     logits = jnp.asarray([0.5, -0.5, 1.0])
     ours, theirs = (float(-jax.nn.log_softmax(logits)[label]) for label in (0, 2))
@@ -241,9 +250,9 @@ def test_inputs_and_targets_are_mixed_in_the_same_share():
     def difference(step):
         rows = step.streams["fix"].mask
         scores = jnp.broadcast_to(logits, (rows.size, toy.NUM_CLASSES))
-        loss, local = term.loss(step._replace(outputs={"mix": models.Outputs(scores, scores, None)}))
+        loss = term.loss(step._replace(outputs={"mix": models.Outputs(scores, scores, None)}))
         share = jnp.mean(step.inputs["mix"][:, 0], where=rows)  # of class 0 in the targets
-        return jnp.abs(loss - (share * ours + (1.0 - share) * theirs)), local
+        return jnp.abs(loss - (share * ours + (1.0 - share) * theirs))
 
     terms = (confident_term(run, 1.1, strict=False), term._replace(loss=difference))
     method = federated.federated_method(run, (federated.Stage(terms, confident_epochs(4, 2)),))

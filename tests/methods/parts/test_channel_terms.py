@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import federated, methods
-from fedjax_ssl.federated.engine import all_clients
+from fedjax_ssl.federated import all_clients
 from fedjax_ssl.methods import check_channels
 from fedjax_ssl.methods.parts.channel_terms import channel_term, with_l1
 from tests import toy
@@ -28,7 +28,8 @@ def test_the_l1_norm_is_a_term_unless_its_weight_is_zero() -> None:
 def test_methods_are_built_where_the_clients_sizes_are_looked_at_before_training(name: str) -> None:
     """As placement "auto" does on accelerators; what is confident is not known then."""
     data = toy.weak_federation("coarse")
-    methods.build(name, toy.setup(data, everyone=all_clients(data)))
+    method = toy.executed(methods.build(name, toy.setup(data)), everyone=all_clients(data))
+    jax.eval_shape(method.round, jax.random.key(0), jax.eval_shape(method.init, jax.random.key(0), data), data)
 
 
 def test_with_prototypes_a_client_full_of_nan_is_dropped_alone_and_l1_shrinks_the_network() -> None:
