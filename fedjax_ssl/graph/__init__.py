@@ -8,12 +8,14 @@ from fedjax_ssl.graph.labelling import Propagation, label_propagation, xclp, xcl
 from fedjax_ssl.graph.neighbors import Neighbors, cosine_neighbors, nearest_neighbors
 from fedjax_ssl.graph.propagation import Solution, influence_columns, influence_matrix, propagate, solve
 from fedjax_ssl.graph.recall import neighbor_recall
+from fedjax_ssl.graph.settings import PropagationSettings
 from fedjax_ssl.graph.weighting import class_weights, confidence
 
 __all__ = [
     "Graph",
     "Neighbors",
     "Propagation",
+    "PropagationSettings",
     "Solution",
     "approximate_neighbors",
     "build_graph",

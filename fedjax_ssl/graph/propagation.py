@@ -10,10 +10,10 @@ import jax.scipy.linalg
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Int32
 
-from fedjax_ssl.graph.checks import check_alpha, check_choice, check_count
+from fedjax_ssl.checks import check_choices
+from fedjax_ssl.graph.checks import CHOICES, check_alpha, check_count
 from fedjax_ssl.graph.graph import Graph, dense_matrix, multiply
 
-SOLVERS = ("auto", "cholesky", "conjugate_gradient")
 # Up to this many points the dense factorization took no longer than the iterations, at alpha 0.99.
 CHOLESKY_POINTS = 512
 _SUM_WIDTH = 32
@@ -80,7 +80,7 @@ def solve(
         ValueError: if alpha is known and outside [0, 1), the solver is unknown or shapes do not fit.
     """
     check_alpha(alpha)
-    check_choice("solver", solver, SOLVERS)
+    check_choices(CHOICES, solver=solver)
     check_count("max_iterations", max_iterations)
     label_matrix = jnp.asarray(label_matrix)
     if label_matrix.ndim != 2 or label_matrix.shape[0] != graph.num_points:

@@ -1,27 +1,22 @@
 """What the two label-propagation methods share: features of the cohort, and a propagation's result as pseudo-labels."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl import graph
+from fedjax_ssl.checks import check_choices
 from fedjax_ssl.federated import BYTES_PER_NUMBER, Round, Setup, Traffic, map_rows
 from fedjax_ssl.federated.terms import PseudoLabels, examples_mask, network_features
-from fedjax_ssl.graph import Propagation, class_weights
+from fedjax_ssl.graph import Propagation, PropagationSettings, class_weights
 from fedjax_ssl.keys import named_key
 
-GRAPH_FEATURES = ("network", "inputs")
-CLASS_WEIGHTINGS = ("none", "inverse_freq")
+_CHOICES = {"graph_features": ("network", "inputs"), "class_weighting": ("none", "inverse_freq")}
 
 
 def check_graph_settings(graph_features: str, class_weighting: str) -> None:
     """Raises ValueError for a setting that does not exist."""
-    if graph_features not in GRAPH_FEATURES:
-        raise ValueError(f"graph_features is {graph_features!r}; allowed: {', '.join(GRAPH_FEATURES)}")
-    if class_weighting not in CLASS_WEIGHTINGS:
-        raise ValueError(f"class_weighting is {class_weighting!r}; allowed: {', '.join(CLASS_WEIGHTINGS)}")
+    check_choices(_CHOICES, graph_features=graph_features, class_weighting=class_weighting)
 
 
 def cohort_features(setup: Setup, round: Round, graph_features: str, augment: bool) -> Float[Array, "p n d"]:
@@ -44,8 +39,8 @@ def propagate_over_cohort(
     round: Round,
     features: Float[Array, "p n d"],
     labels: Int[Array, "p n"],
+    settings: PropagationSettings,
     fixed_projections: bool = False,
-    **settings: Any,
 ) -> Propagation:
     """Label propagation over one graph of all the cohort's examples (XCLP, Algorithm 1).
 
@@ -54,8 +49,8 @@ def propagate_over_cohort(
         round: the cohort.
         features: of its examples, see `cohort_features`.
         labels: from which labels are propagated, -1 = none.
+        settings: of the propagation.
         fixed_projections: the same hash in every round instead of a fresh one.
-        **settings: of `fedjax_ssl.graph.xclp`.
 
     Returns:
         Labels of the p * n examples in a row, client after client.
@@ -69,7 +64,7 @@ def propagate_over_cohort(
         setup.num_classes,
         valid=real.reshape(-1),
         clients=owner.reshape(-1),
-        **settings,
+        **settings._asdict(),
     )
 
 

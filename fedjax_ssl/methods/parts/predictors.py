@@ -9,7 +9,7 @@ References:
     2023, arXiv 2210.06434: section 4 (prediction) and appendix (FEMNIST in groups).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int, Int32, Key
 from fedjax_ssl import graph
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import map_rows
-from fedjax_ssl.graph import Neighbors, Propagation, has_angle, lsh_codes, nearest_neighbors
+from fedjax_ssl.graph import Neighbors, Propagation, PropagationSettings, has_angle, lsh_codes, nearest_neighbors
 from fedjax_ssl.keys import named_key
 
 # Points embedded and hashed at once: their features are never all in memory. As many are labelled at once where
@@ -78,11 +78,9 @@ def by_codes(
     data: FederatedData,
     points: Points,
     embed: Embedding,
+    variants: Sequence[PropagationSettings],
     *,
-    num_bits: int = 4096,
-    num_neighbors: int = 10,
     neighbor_search: Callable[..., Neighbors] = nearest_neighbors,
-    variants: Sequence[Mapping[str, Any]] = ({},),
 ) -> Labeller:
     """Labels graphs of binary codes, as XCLP does (Algorithm 1). Codes are worked out here, once for all graphs.
 
@@ -91,14 +89,18 @@ def by_codes(
         data: the federation.
         points: from `points_of`.
         embed: raw inputs [m, ...] -> features [m, d].
-        num_bits: bits per code.
-        num_neighbors: neighbours per point.
+        variants: settings with the same bits and neighbours, which are searched for once.
         neighbor_search: see `fedjax_ssl.graph.xclp`.
-        variants: settings of `fedjax_ssl.graph.xclp_from_codes` (alpha, similarity_power, ...) that share neighbours.
 
     Returns:
         A labeller for `predict_with_graphs`.
+
+    Raises:
+        ValueError: if variants differ in bits or neighbours.
     """
+    num_bits = variants[0].num_bits
+    if any(settings[:2] != variants[0][:2] for settings in variants):
+        raise ValueError(f"variants are {variants}; they share neighbours: give num_bits and num_neighbors one value")
     projections = named_key(key, "projections")
 
     def hash_block(inputs: Array) -> tuple[Array, Array]:
@@ -120,12 +122,10 @@ def by_codes(
                 codes[place],
                 observed,
                 data.num_classes,
-                num_bits,
-                num_neighbors=num_neighbors,
+                settings,
                 valid=real,
                 has_code=angled[place],
                 neighbor_search=search_once,
-                **settings,
             )
             for settings in variants
         ]
@@ -137,9 +137,7 @@ def by_cosines(
     data: FederatedData,
     points: Points,
     embed: Embedding,
-    *,
-    num_neighbors: int = 10,
-    variants: Sequence[Mapping[str, Any]] = ({},),
+    variants: Sequence[PropagationSettings],
 ) -> Labeller:
     """Labels graphs of the exact cosines of features: what a client can do alone. Features are worked out here, once.
 
@@ -147,7 +145,6 @@ def by_cosines(
         data: the federation.
         points: from `points_of`.
         embed: raw inputs [m, ...] -> features [m, d].
-        num_neighbors: neighbours per point.
         variants: settings of `fedjax_ssl.graph.label_propagation`.
 
     Returns:
@@ -157,9 +154,7 @@ def by_cosines(
 
     def label(place: Array, observed: Array, real: Array) -> list[Propagation]:
         return [
-            graph.label_propagation(
-                features[place], observed, data.num_classes, num_neighbors=num_neighbors, valid=real, **settings
-            )
+            graph.label_propagation(features[place], observed, data.num_classes, settings, valid=real)
             for settings in variants
         ]
 
