@@ -2,6 +2,7 @@
 
 from fedjax_ssl.graph.approximate import approximate_neighbors
 from fedjax_ssl.graph.codes import has_angle, lsh_codes
+from fedjax_ssl.graph.exchange import IDEAL, Exchange
 from fedjax_ssl.graph.graph import Graph, build_graph, dense_matrix, multiply
 from fedjax_ssl.graph.hamming import cosine_from_hamming, hamming_matrix
 from fedjax_ssl.graph.labelling import Propagation, label_propagation, xclp, xclp_from_codes
@@ -12,6 +13,8 @@ from fedjax_ssl.graph.settings import PropagationSettings
 from fedjax_ssl.graph.weighting import class_weights, confidence
 
 __all__ = [
+    "IDEAL",
+    "Exchange",
     "Graph",
     "Neighbors",
     "Propagation",

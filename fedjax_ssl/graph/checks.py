@@ -104,6 +104,15 @@ def check_rows(name: str, values: jax.Array | None, num_points: int) -> None:
         raise ValueError(f"{name} has shape {values.shape}; it must have one entry per point: ({num_points},).")
 
 
+def check_on_host(*values: object) -> None:
+    """Raises unless all values can be looked at, as an exchange has to."""
+    if not all(map(is_known, values)):
+        raise ValueError(
+            "an exchange runs on the host, between rounds, and this call is traced: call it outside jit, vmap and "
+            "scan, or leave exchange=None."
+        )
+
+
 def check_mesh(mesh: Mesh | None) -> None:
     """Raises unless `mesh` is None or a mesh of devices."""
     if mesh is not None and (not isinstance(mesh, Mesh) or mesh.empty):

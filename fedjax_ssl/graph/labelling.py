@@ -10,7 +10,8 @@ The steps of Algorithm 1, and where they are:
 | 9 to 12 | Z = (I - alpha W)^(-1) Y | `propagation.propagate` |
 | 13 | labels and confidences | `_read_labels`, `weighting.confidence` |
 
-Algorithm 2, training with these labels, is `fedjax_ssl.methods.xclp`.
+With an `exchange.Exchange`, steps 4 and 9 to 12 run as the clients and the server of the paper run them. Algorithm 2,
+training with these labels, is `fedjax_ssl.methods.xclp`.
 """
 
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from jaxtyping import Array, Bool, Float, Int, Int32, Key, UInt32
 from fedjax_ssl.checks import check_choices
 from fedjax_ssl.graph import checks
 from fedjax_ssl.graph.codes import has_angle, lsh_codes
+from fedjax_ssl.graph.exchange import Exchange, exchanged_neighbors, exchanged_scores
 from fedjax_ssl.graph.graph import build_graph
 from fedjax_ssl.graph.neighbors import Neighbors, cosine_neighbors, nearest_neighbors
 from fedjax_ssl.graph.propagation import propagate
@@ -56,6 +58,7 @@ def xclp(
     valid: Bool[Array, " n"] | None = None,
     clients: Int[Array, " n"] | None = None,
     neighbor_search: Callable[..., Neighbors] = nearest_neighbors,
+    exchange: Exchange | None = None,
 ) -> Propagation:
     """Labels all points of all clients by propagation over one graph (XCLP, Algorithm 1).
 
@@ -70,7 +73,7 @@ def xclp(
         features: [n, d], the points of all clients, one after the other.
         labels: [n], 0..num_classes - 1, or -1 where there is none.
         num_classes: C.
-        num_bits: bits per code, L; this and the next ones: see `PropagationSettings`.
+        num_bits: L, bits per code; all of the settings: see `PropagationSettings`, which has the same defaults.
         num_neighbors: k.
         alpha: in [0, 1).
         similarity_power: positive.
@@ -78,15 +81,17 @@ def xclp(
         confidence_scale: "none", "max" or "client_max".
         solver: "auto", "cholesky" or "conjugate_gradient".
         valid: [n], False for padding rows. None: all are points.
-        clients: [n], which client holds a point, any integers; needed by "client_max" only.
+        clients: [n], which client holds a point, any integers; needed by "client_max" and by an exchange only.
         neighbor_search: finds the neighbours, called as `neighbor_search(codes, num_bits, num_neighbors, valid)`:
             `nearest_neighbors`, with a mesh by `functools.partial`, or `approximate_neighbors`.
+        exchange: protocols in place of the kernels, on the host, see `Exchange`. None: the kernels.
 
     Returns:
         Propagation.
 
     Raises:
-        ValueError: on arguments out of range, shapes that do not fit, or known features that are not finite.
+        ValueError: on arguments out of range, shapes that do not fit, known features that are not finite, or an
+            exchange under a trace.
     """
     features, valid = _checked(features, valid)
     settings = PropagationSettings(
@@ -101,6 +106,7 @@ def xclp(
         has_code=has_angle(features),
         clients=clients,
         neighbor_search=neighbor_search,
+        exchange=exchange,
     )
 
 
@@ -114,6 +120,7 @@ def xclp_from_codes(
     has_code: Bool[Array, " n"] | None = None,
     clients: Int[Array, " n"] | None = None,
     neighbor_search: Callable[..., Neighbors] = nearest_neighbors,
+    exchange: Exchange | None = None,
 ) -> Propagation:
     """Labels all points from their binary codes (XCLP, Algorithm 1 from step 4 on).
 
@@ -125,14 +132,15 @@ def xclp_from_codes(
         valid: [n], False for padding rows. None: all are points.
         has_code: [n], False for points whose code means nothing (zero features), which are isolated.
             None: all have one.
-        clients: see `xclp`, as the next ones.
-        neighbor_search: finds the neighbours.
+        clients: see `xclp`.
+        neighbor_search: see `xclp`.
+        exchange: see `xclp`.
 
     Returns:
         Propagation.
 
     Raises:
-        ValueError: on arguments out of range or shapes that do not fit.
+        ValueError: on arguments out of range, shapes that do not fit, or an exchange under a trace.
     """
     codes = jnp.asarray(codes)
     checks.check_codes(codes, settings.num_bits)
@@ -141,7 +149,7 @@ def xclp_from_codes(
     def find_neighbors(some_codes: Array, usable: Array) -> Neighbors:
         return neighbor_search(some_codes, settings.num_bits, settings.num_neighbors, usable)
 
-    return _label(codes, labels, num_classes, settings, valid, has_code, clients, find_neighbors)
+    return _label(codes, labels, num_classes, settings, valid, has_code, clients, find_neighbors, exchange)
 
 
 def label_propagation(
@@ -209,6 +217,7 @@ def _label(
     angled: Array | None,
     clients: Array | None,
     find_neighbors: Callable[[Array, Array], Neighbors],
+    exchange: Exchange | None = None,
 ) -> Propagation:
     """Algorithm 1 from step 4 on, whatever the points are."""
     labels = jnp.asarray(labels)
@@ -217,8 +226,8 @@ def _label(
     checks.check_settings(settings)
     checks.check_rows("valid", valid, num_points)
     checks.check_rows("clients", clients, num_points)
-    if settings.confidence_scale == "client_max" and clients is None:
-        raise ValueError("clients is None; confidence_scale='client_max' needs each point's client.")
+    if clients is None and (exchange is not None or settings.confidence_scale == "client_max"):
+        raise ValueError("clients is None; an exchange and confidence_scale='client_max' need each point's client.")
     labels = labels.astype(jnp.int32)
     order = None
     if valid is None:
@@ -226,11 +235,23 @@ def _label(
     else:
         order, points, labels, valid, angled, clients = _points_first(points, labels, valid, angled, clients)
     usable = valid if angled is None else valid & angled
-    # Steps 4 to 6: distances, similarities, the k nearest. Steps 7 and 8: the symmetric, normalized graph.
-    graph = build_graph(find_neighbors(points, usable), settings.similarity_power)
-    # Steps 9 to 12: the scores. Step 13: labels and confidences.
-    label_matrix = _label_matrix(labels, valid, num_classes, settings.label_norm == "class")
-    scores = propagate(graph, label_matrix.astype(graph.weight.dtype), settings.alpha, settings.solver)
+    distances, row_sums = exchange or Exchange()
+    if exchange is not None:
+        checks.check_on_host(points, labels, usable, clients, settings.alpha)
+    # Steps 4 to 6: distances, similarities, the nearest neighbours.
+    if distances is None or clients is None:
+        neighbors = find_neighbors(points, usable)
+    else:
+        neighbors = exchanged_neighbors(distances, points, clients, usable, settings)
+    # Steps 7 and 8: the symmetric, normalized graph.
+    graph = build_graph(neighbors, settings.similarity_power)
+    # Steps 9 to 12: scores.
+    label_matrix = _label_matrix(labels, valid, num_classes, settings.label_norm == "class").astype(graph.weight.dtype)
+    if row_sums is None or clients is None:
+        scores = propagate(graph, label_matrix, settings.alpha, settings.solver)
+    else:
+        scores = exchanged_scores(row_sums, graph, label_matrix, clients, valid, settings)
+    # Step 13: labels and confidences.
     return _read_labels(scores, labels, valid, clients, order, settings.confidence_scale)
 
 

@@ -104,7 +104,8 @@ def _solve(graph: Graph, target: Array, alpha: Array, tolerance: Array, solver: 
     if graph.num_points == 0:
         return Solution(target, jnp.int32(0), jnp.bool_(True), jnp.zeros((), target.dtype))
     if solver == "cholesky":
-        factor = jax.scipy.linalg.cho_factor(_dense_system(graph, alpha), lower=True)
+        dense_system = jnp.eye(graph.num_points, dtype=target.dtype) - alpha * dense_matrix(graph)
+        factor = jax.scipy.linalg.cho_factor(dense_system, lower=True)
         scores, iterations = jax.scipy.linalg.cho_solve(factor, target), jnp.int32(0)
     else:
         scores, iterations = _conjugate_gradients(system, target, tolerance, max_iterations)
@@ -157,10 +158,6 @@ def _sum_rows(values: Array) -> Array:
     return values[0]
 
 
-def _dense_system(graph: Graph, alpha: Array) -> Array:
-    return jnp.eye(graph.num_points, dtype=graph.weight.dtype) - alpha * dense_matrix(graph)
-
-
 def influence_matrix(graph: Graph, alpha: float | Float[Array, ""]) -> Float[Array, "n n"]:
     """The matrix S = (I - alpha W)^(-1) that the server of the protocol holds (XCLP, Algorithm 1 step 9).
 
@@ -176,16 +173,7 @@ def influence_matrix(graph: Graph, alpha: float | Float[Array, ""]) -> Float[Arr
     Raises:
         ValueError: if alpha is known and outside [0, 1).
     """
-    check_alpha(alpha)
-    return _influence_matrix(graph, jnp.asarray(alpha, graph.weight.dtype))
-
-
-@jax.jit
-def _influence_matrix(graph: Graph, alpha: Array) -> Array:
-    if graph.num_points == 0:
-        return jnp.zeros((0, 0), graph.weight.dtype)
-    factor = jax.scipy.linalg.cho_factor(_dense_system(graph, alpha), lower=True)
-    inverse = jax.scipy.linalg.cho_solve(factor, jnp.eye(graph.num_points, dtype=graph.weight.dtype))
+    inverse = influence_columns(graph, alpha, jnp.arange(graph.num_points), "cholesky")
     return (inverse + inverse.T) / 2
 
 

@@ -20,7 +20,15 @@ from jaxtyping import Array, Bool, Float, Int, Int32, Key
 from fedjax_ssl import graph
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import map_rows
-from fedjax_ssl.graph import Neighbors, Propagation, PropagationSettings, has_angle, lsh_codes, nearest_neighbors
+from fedjax_ssl.graph import (
+    Exchange,
+    Neighbors,
+    Propagation,
+    PropagationSettings,
+    has_angle,
+    lsh_codes,
+    nearest_neighbors,
+)
 from fedjax_ssl.keys import named_key
 
 # Points embedded and hashed at once: their features are never all in memory. As many are labelled at once where
@@ -47,8 +55,12 @@ class Predictions(NamedTuple):
     coarse: Int32[Array, " t"] | None = None  # in the label space of the example's client, -1 where it has no other one
 
 
-# (places of one graph's points, their observed labels, which are no padding) -> one propagation per variant
-Labeller = Callable[[Array, Array, Array], list[Propagation]]
+class Labeller(NamedTuple):
+    """Labels the points of one graph."""
+
+    # (places of the graph's points, their observed labels, which are no padding) -> one propagation per variant
+    label: Callable[[Array, Array, Array], list[Propagation]]
+    on_host: bool = False  # it cannot be traced
 
 
 def points_of(data: FederatedData) -> Points:
@@ -81,6 +93,7 @@ def by_codes(
     variants: Sequence[PropagationSettings],
     *,
     neighbor_search: Callable[..., Neighbors] = nearest_neighbors,
+    exchange: Exchange | None = None,
 ) -> Labeller:
     """Labels graphs of binary codes, as XCLP does (Algorithm 1). Codes are worked out here, once for all graphs.
 
@@ -91,6 +104,7 @@ def by_codes(
         embed: raw inputs [m, ...] -> features [m, d].
         variants: settings with the same bits and neighbours, which are searched for once.
         neighbor_search: see `fedjax_ssl.graph.xclp`.
+        exchange: protocols between the clients of a graph, see `fedjax_ssl.graph.Exchange`; not under a trace.
 
     Returns:
         A labeller for `predict_with_graphs`.
@@ -110,13 +124,8 @@ def by_codes(
     codes, angled = map_rows(hash_block, data.inputs, points.row, _POINTS_AT_ONCE)
 
     def label(place: Array, observed: Array, real: Array) -> list[Propagation]:
-        found: list[Neighbors] = []
-
-        def search_once(*arguments: Any) -> Neighbors:
-            if not found:
-                found.append(neighbor_search(*arguments))
-            return found[0]
-
+        search = _once(neighbor_search, 0)
+        protocols = exchange and exchange._replace(distances=exchange.distances and _once(exchange.distances, 2))
         return [
             graph.xclp_from_codes(
                 codes[place],
@@ -125,12 +134,27 @@ def by_codes(
                 settings,
                 valid=real,
                 has_code=angled[place],
-                neighbor_search=search_once,
+                clients=points.client[place],
+                neighbor_search=search,
+                exchange=protocols,
             )
             for settings in variants
         ]
 
-    return label
+    return Labeller(label, on_host=exchange is not None)
+
+
+def _once(function: Callable, num_names: int) -> Callable:
+    """Calls a function once per value of its first arguments: variants of one graph share what it returns."""
+    known: dict[tuple, Any] = {}
+
+    def call(*arguments: Any) -> Any:
+        name = arguments[:num_names]
+        if name not in known:
+            known[name] = function(*arguments)
+        return known[name]
+
+    return call
 
 
 def by_cosines(
@@ -141,14 +165,7 @@ def by_cosines(
 ) -> Labeller:
     """Labels graphs of the exact cosines of features: what a client can do alone. Features are worked out here, once.
 
-    Args:
-        data: the federation.
-        points: from `points_of`.
-        embed: raw inputs [m, ...] -> features [m, d].
-        variants: settings of `fedjax_ssl.graph.label_propagation`.
-
-    Returns:
-        A labeller for `predict_with_graphs`.
+    Arguments and labeller: as `by_codes`; variants may differ in all but the bits, which are not used.
     """
     features = map_rows(embed, data.inputs, points.row, _POINTS_AT_ONCE)
 
@@ -158,13 +175,13 @@ def by_cosines(
             for settings in variants
         ]
 
-    return label
+    return Labeller(label)
 
 
 def predict_with_graphs(
     data: FederatedData,
     points: Points,
-    label: Labeller,
+    labeller: Labeller,
     graph_of: Int[Array, " clients"],
     num_graphs: int,
     *,
@@ -176,7 +193,7 @@ def predict_with_graphs(
     Args:
         data: the federation.
         points: from `points_of`.
-        label: from `by_codes` or `by_cosines`.
+        labeller: from `by_codes` or `by_cosines`.
         graph_of: [C + new clients], the graph that each client's points stand in.
         num_graphs: G; C + new clients graphs, one per client, is per-client label propagation.
         unlabelled: whether training examples without a label take part.
@@ -198,7 +215,7 @@ def predict_with_graphs(
     own_graph = jnp.where(taken, graph_of[points.client], -1)
     for batch in _batches(points, new_batch_size):
         place, real = _members(jnp.where(batch, own_graph, -1), num_graphs)
-        results = _map_graphs(label, place, jnp.where(real, points.observed[place], -1), real)
+        results = _map_graphs(labeller, place, jnp.where(real, points.observed[place], -1), real)
         # Every new point is in one graph of one batch; everything else goes to a place that does not exist.
         target = jnp.where(real & (points.new[place] >= 0), points.new[place], empty.shape[0])
         found = [
@@ -261,10 +278,11 @@ def _members(graph_of_point: Int[Array, " n"], num_graphs: int) -> tuple[Int32[A
     return order[place], column < count[:, None]
 
 
-def _map_graphs(label: Labeller, *members: Array) -> list[Propagation]:
+def _map_graphs(labeller: Labeller, *members: Array) -> list[Propagation]:
     """Graph by graph in one program: one after the other on a CPU, several small ones at once elsewhere."""
     num_graphs, width = members[0].shape
-    if num_graphs == 1:  # what is known stays known, so that its values are checked
-        return jax.tree.map(lambda values: values[None], label(*(values[0] for values in members)))
+    if num_graphs == 1 or labeller.on_host:  # what is known stays known, so that its values are checked
+        found = [labeller.label(*(values[number] for values in members)) for number in range(num_graphs)]
+        return jax.tree.map(lambda *values: jnp.stack(values), *found)
     at_once = 1 if jax.default_backend() == "cpu" else max(1, _POINTS_AT_ONCE // width)
-    return jax.lax.map(lambda one: label(*one), members, batch_size=min(at_once, num_graphs))
+    return jax.lax.map(lambda one: labeller.label(*one), members, batch_size=min(at_once, num_graphs))

@@ -1,16 +1,18 @@
 """One-shot prediction: which points stand in which graph, against the propagation of `fedjax_ssl.graph` itself."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl import graph
+from fedjax_ssl import graph, methods
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.predictors import by_codes, by_cosines, points_of, predict_with_graphs, random_groups
 from tests import toy
+from tests.graph.masked_exchange import MaskedExchange
 
 KEY = jax.random.key(3)
 SETTINGS = graph.PropagationSettings(num_bits=64, num_neighbors=3)
@@ -169,6 +171,30 @@ def test_variants_share_neighbours_and_are_what_each_is_alone():
 def test_bad_settings_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         predict(**changes)
+
+
+@pytest.mark.parametrize("num_graphs", [1, 2])
+def test_a_protocol_predicts_between_rounds(num_graphs):
+    """A network trains, its features meet in a protocol on the host, and training goes on as if nothing had been."""
+    method = methods.build("fedavg", toy.setup(DATA))
+    train = jax.jit(method.round)
+    before = train(KEY, method.init(KEY, DATA), DATA)[0]
+    alone = train(KEY, before, DATA)[0]
+    graph_of, protocol = jnp.arange(NUM_CLIENTS, dtype=jnp.int32) % num_graphs, MaskedExchange()
+    variants = (SETTINGS, SETTINGS._replace(label_norm="class", confidence_scale="client_max"))
+
+    def ask(**search):
+        points, embed_inputs = points_of(DATA), partial(method.embed, before)
+        label = by_codes(KEY, DATA, points, embed_inputs, variants, **search)
+        return predict_with_graphs(DATA, points, label, graph_of, num_graphs)
+
+    found = ask(exchange=protocol.exchange)
+    jax.tree.map(np.testing.assert_array_equal, found, ask(exchange=graph.IDEAL))
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-3), found, ask())
+    # Variants share the distances; clients of different graphs do not meet.
+    together = [(a, b) for a in range(NUM_CLIENTS) for b in range(a, NUM_CLIENTS) if (b - a) % num_graphs == 0]
+    assert sorted(protocol.pairs) == together and protocol.calls == len(variants) * num_graphs
+    jax.tree.map(np.testing.assert_array_equal, train(KEY, before, DATA)[0], alone)
 
 
 def test_batches_of_a_traced_federation_are_refused():
