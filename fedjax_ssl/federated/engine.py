@@ -140,15 +140,14 @@ def federated_method(
     rounds = [round_of(number, stage) for number, stage in enumerate(stages)]
 
     def round(key: Array, state: ServerState, data: FederatedData) -> tuple[ServerState, Metrics]:
-        round_key = jax.random.fold_in(named_key(key, "round"), state.round)
         if len(rounds) == 1:
-            return rounds[0](round_key, state, data)
+            return rounds[0](key, state, data)
         # Every stage reports the same metrics, NaN where it has none of that name.
-        names = [set(jax.eval_shape(run, round_key, state, data)[1]) for run in rounds]
+        names = [set(jax.eval_shape(run, key, state, data)[1]) for run in rounds]
         everything = sorted(set().union(*names))
         branches = [_report_all(run, everything) for run in rounds]
         number = sum((state.round >= start).astype(jnp.int32) for start in starts[1:])
-        return jax.lax.switch(number, branches, round_key, state, data)
+        return jax.lax.switch(number, branches, key, state, data)
 
     def apply(state: ServerState, inputs: Array) -> Outputs:
         params, model_state = network(state) if network else (combine(state.params), state.model_state)
@@ -191,6 +190,7 @@ def _run_round(
     data: FederatedData,
     place: Callable[..., tuple[PyTree, PyTree]],
 ) -> tuple[ServerState, Metrics]:
+    run_key, key = key, jax.random.fold_in(named_key(key, "round"), state.round)
     everyone = all_clients(data)
     nobody = Cohort(jnp.zeros((0,), jnp.int32), jnp.zeros((0,), bool))
     cohort = nobody
@@ -204,6 +204,7 @@ def _run_round(
         )
     context = Round(
         key=key,
+        run_key=run_key,
         number=state.round - start,
         clients=_clients(data, cohort.ids, cohort.valid),
         valid=cohort.valid,

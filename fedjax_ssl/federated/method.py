@@ -61,6 +61,7 @@ class Round(NamedTuple):
     """What a term may use to prepare a round. Ground-truth labels are not among it, so they cannot leak."""
 
     key: Key[Array, ""]  # run key folded with the round
+    run_key: Key[Array, ""]  # the same in every round of a run
     number: Int[Array, ""]  # rounds since the stage began
     clients: Client  # the cohort, leading axis p, in increasing order of client id
     valid: Bool[Array, " p"]  # False where the cohort has fewer clients than slots

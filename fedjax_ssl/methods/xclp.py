@@ -54,7 +54,7 @@ def xclp(
         class_weighting: "none" or "inverse_freq".
         graph_features: what is hashed: "network" features or raw "inputs".
         graph_augment: weakly augment the examples before they are embedded.
-        fixed_projections: the same hash in every round instead of a fresh one.
+        fixed_projections: the same hash in every round of a run instead of a fresh one.
 
     Raises:
         ValueError: for a setting outside these.

@@ -24,6 +24,7 @@ def a_round(data, ids: list[int], key: jax.Array | None = None) -> Round:
     clients = Client(rows, index, observed, data.num_labelled[rows], data.num_examples[rows], {}, ())
     return Round(
         key=jax.random.key(0) if key is None else key,
+        run_key=jax.random.key(0),
         number=jnp.zeros((), jnp.int32),
         clients=clients,
         valid=jnp.ones(rows.shape, bool),

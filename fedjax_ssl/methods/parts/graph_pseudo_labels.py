@@ -1,6 +1,5 @@
 """What the two label-propagation methods share: features of the cohort, and a propagation's result as pseudo-labels."""
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -50,7 +49,7 @@ def propagate_over_cohort(
         features: of its examples, see `cohort_features`.
         labels: from which labels are propagated, -1 = none.
         settings: of the propagation.
-        fixed_projections: the same hash in every round instead of a fresh one.
+        fixed_projections: the same hash in every round of a run instead of a fresh one.
 
     Returns:
         Labels of the p * n examples in a row, client after client.
@@ -58,7 +57,7 @@ def propagate_over_cohort(
     real = examples_mask(round.clients)
     owner = jnp.broadcast_to(jnp.arange(real.shape[0])[:, None], real.shape)
     return graph.xclp(
-        jax.random.key(0) if fixed_projections else named_key(round.key, "projections"),
+        named_key(round.run_key if fixed_projections else round.key, "projections"),
         features.reshape(real.size, -1),
         labels.reshape(-1),
         setup.num_classes,
