@@ -29,13 +29,7 @@ from fedjax_ssl.federated import (
     map_rows,
     score_labels,
 )
-from fedjax_ssl.graph import (
-    Neighbors,
-    PropagationSettings,
-    approximate_neighbors,
-    nearest_neighbors,
-    neighbor_recall,
-)
+from fedjax_ssl.graph import Neighbors, PropagationSettings, approximate_neighbors, nearest_neighbors, neighbor_recall
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.predictors import (
     Labeller,

@@ -38,6 +38,8 @@ class Exchange(NamedTuple):
     modulo 2^32. A client learns its own rows of it, the server learns nothing. Rows that nobody learns are 0: no label.
     Exact sums make labels, confidences and scores those of `IDEAL`, bit for bit; rounding once for each client with
     labels, they are not those of the kernels, but within 2^-(f + 1) for each, see `fraction_bits`.
+
+    Not covered: the counts of label_norm "class" and the maximum of confidence_scale "max", which the server learns.
     """
 
     distances: Callable[[int, int, np.ndarray, np.ndarray], np.ndarray] | None = None
@@ -90,7 +92,7 @@ def exchanged_scores(
     scores = np.zeros_like(targets)
     if not labelled.size:
         return jnp.asarray(scores)
-    # The server's columns of S; it sends each client those of its labelled points (steps 9 and 10).
+    # The server's columns of S; it sends a client those of its labelled points (steps 9 and 10).
     columns = np.asarray(influence_columns(graph, settings.alpha, jnp.asarray(labelled), settings.solver), float)[rows]
     everybody = np.unique(owner[rows]).tolist()
     scale = 2.0 ** fraction_bits(labelled.size, len(everybody), settings)

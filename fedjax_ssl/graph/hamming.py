@@ -53,10 +53,9 @@ def popcount_distances(
 ) -> Int[Array, "n m"]:
     """Distances in bits by exclusive or and population count, the fast way on a CPU; `words` are codes transposed.
 
-    The dtype has to hold the number of bits.
-
-    The sum over words is written out so that the compiler fuses it into one loop over the output, with the
-    transposed codes contiguous along the vector: a reduction over an axis was ten times slower.
+    The dtype has to hold the number of bits. The sum over words is written out so that the compiler fuses it into one
+    loop over the output, with the transposed codes contiguous along the vector: a reduction over an axis was ten times
+    slower.
     """
     num_words = codes.shape[1]
     if num_words <= _MOST_WORDS_AT_ONCE:

@@ -86,9 +86,6 @@ def xclp(
             `nearest_neighbors`, with a mesh by `functools.partial`, or `approximate_neighbors`.
         exchange: protocols in place of the kernels, on the host, see `Exchange`. None: the kernels.
 
-    Returns:
-        Propagation.
-
     Raises:
         ValueError: on arguments out of range, shapes that do not fit, known features that are not finite, or an
             exchange under a trace.
@@ -136,9 +133,6 @@ def xclp_from_codes(
         neighbor_search: see `xclp`.
         exchange: see `xclp`.
 
-    Returns:
-        Propagation.
-
     Raises:
         ValueError: on arguments out of range, shapes that do not fit, or an exchange under a trace.
     """
@@ -174,9 +168,6 @@ def label_propagation(
         similarity: "exact" (cosine of the features) or "lsh" (codes, as the code of the paper does).
         key: typed key of the projections; needed by "lsh" only.
         valid: [n], False for padding rows. None: all are points.
-
-    Returns:
-        Propagation.
 
     Raises:
         ValueError: as `xclp`, or if "lsh" comes without a key.

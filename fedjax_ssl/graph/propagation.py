@@ -33,17 +33,7 @@ def propagate(
 ) -> Float[Array, "n c"]:
     """Spreads labels over the graph: Z = (I - alpha W)^(-1) Y (XCLP, Algorithm 1 steps 9 to 12).
 
-    Args:
-        graph: from `build_graph`, n points.
-        label_matrix: [n, c], one-hot rows for labelled points, zero rows for the others.
-        alpha: in [0, 1), how far labels travel.
-        solver: see `solve`.
-
-    Returns:
-        [n, c] scores.
-
-    Raises:
-        ValueError: as `solve`.
+    Arguments and errors: as `solve`. Rows of Y are one-hot for labelled points and zero for the others.
     """
     return solve(graph, label_matrix, alpha, solver).scores
 
@@ -72,9 +62,6 @@ def solve(
         tolerance: of conjugate gradients, on ||r|| / ||b|| of every column; None: 1e-6 in float32 and
             1e-12 in float64.
         max_iterations: of conjugate gradients.
-
-    Returns:
-        Solution.
 
     Raises:
         ValueError: if alpha is known and outside [0, 1), the solver is unknown or shapes do not fit.
@@ -120,6 +107,8 @@ def _solve(graph: Graph, target: Array, alpha: Array, tolerance: Array, solver: 
 def _conjugate_gradients(
     system: Callable[[Array], Array], target: Array, tolerance: Array, max_iterations: int
 ) -> tuple[Array, Array]:
+    # Not `jax.scipy.sparse.linalg.cg`: it stops by the sum over columns, and classes would depend on each other. Here a
+    # column that has converged takes steps of length 0 while the others go on.
     goal = tolerance**2 * _sum_rows(target**2)
 
     def unfinished(carry: tuple) -> Array:

@@ -21,11 +21,7 @@ def check_graph_settings(graph_features: str, class_weighting: str) -> None:
 def cohort_features(setup: Setup, round: Round, graph_features: str, augment: bool) -> Float[Array, "p n d"]:
     """What is hashed or compared: network features or raw inputs of every example of the cohort.
 
-    Args:
-        setup: the run.
-        round: the cohort and the network.
-        graph_features: "network" or "inputs".
-        augment: embed weakly augmented examples (network features only).
+    `augment` embeds weakly augmented examples (graph_features "network" only).
     """
     if graph_features == "network":
         return network_features(setup, round, named_key(round.key, "graph") if augment else None)
@@ -43,16 +39,8 @@ def propagate_over_cohort(
 ) -> Propagation:
     """Label propagation over one graph of all the cohort's examples (XCLP, Algorithm 1).
 
-    Args:
-        setup: the run.
-        round: the cohort.
-        features: of its examples, see `cohort_features`.
-        labels: from which labels are propagated, -1 = none.
-        settings: of the propagation.
-        fixed_projections: the same hash in every round of a run instead of a fresh one.
-
-    Returns:
-        Labels of the p * n examples in a row, client after client.
+    Labels are propagated from `labels`, -1 = none. `fixed_projections` keeps one hash in all rounds of a run. The
+    result holds the p * n examples in a row, client after client.
     """
     real = examples_mask(round.clients)
     owner = jnp.broadcast_to(jnp.arange(real.shape[0])[:, None], real.shape)
@@ -79,11 +67,7 @@ def to_pseudo_labels(
 ) -> PseudoLabels:
     """Targets and weights of local training; class weights count over all examples that took part in the graph.
 
-    Args:
-        result: propagation over the p * n examples in a row, labelled rows with their true label.
-        real: which examples are not padding.
-        num_classes: K.
-        class_weighting: "none", or "inverse_freq" (XCLP section 2, kappa).
+    `real` says which examples are not padding; class_weighting "inverse_freq" is kappa of XCLP section 2.
     """
     labels = jnp.where(real, result.labels.reshape(real.shape), -1)
     certainty = jnp.where(labels >= 0, result.confidence.reshape(real.shape), 0.0)

@@ -106,9 +106,6 @@ def by_codes(
         neighbor_search: see `fedjax_ssl.graph.xclp`.
         exchange: protocols between the clients of a graph, see `fedjax_ssl.graph.Exchange`; not under a trace.
 
-    Returns:
-        A labeller for `predict_with_graphs`.
-
     Raises:
         ValueError: if variants differ in bits or neighbours.
     """
@@ -229,15 +226,7 @@ def predict_with_graphs(
 
 
 def random_groups(key: Key[Array, ""], num_clients: int, num_groups: int) -> Int32[Array, " clients"]:
-    """Cuts the clients at random into groups whose numbers of clients differ by at most one.
-
-    Args:
-        key: typed key.
-        num_clients: clients, new ones included.
-        num_groups: groups, 1..num_clients.
-
-    Returns:
-        [num_clients] group of each client.
+    """Cuts the clients, new ones included, at random into groups whose numbers of clients differ by at most one.
 
     Raises:
         ValueError: if there are more groups than clients, or none.
