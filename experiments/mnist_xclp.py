@@ -86,11 +86,13 @@ def _all_clients(key: jax.Array, federation: data.FederatedData, **settings) -> 
     return result.labels.reshape(real.shape)
 
 
-def _per_client(key: jax.Array, federation: data.FederatedData, **settings) -> jax.Array:
+def _per_client(key: jax.Array, federation: data.FederatedData, num_classes: int, **changes: float | str) -> jax.Array:
+    settings = graph.PropagationSettings(**changes)
+
     @jax.jit
     def one_client(client: tuple) -> jax.Array:
         pixels, observed, real = client
-        return graph.label_propagation(pixels, observed, valid=real, **settings).labels
+        return graph.label_propagation(pixels, observed, num_classes, settings, valid=real).labels
 
     return jax.lax.map(one_client, _gather(federation))
 

@@ -29,7 +29,7 @@ from fedjax_ssl.federated import (
     map_rows,
     score_labels,
 )
-from fedjax_ssl.graph import Neighbors, approximate_neighbors, nearest_neighbors, neighbor_recall
+from fedjax_ssl.graph import Neighbors, PropagationSettings, approximate_neighbors, nearest_neighbors, neighbor_recall
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.predictors import (
     Labeller,
@@ -227,11 +227,11 @@ def _embedding(section: ml_collections.ConfigDict, method: Method, state: Server
     )
 
 
-def _settings(section: ml_collections.ConfigDict, variant: str | None) -> dict[str, Any]:
-    """Of one propagation: the variant's, and what the config puts in their place."""
+def _settings(section: ml_collections.ConfigDict, variant: str | None) -> PropagationSettings:
+    """The settings of a variant, with what the config names itself in their place."""
     chosen = VARIANTS[variant or "paper"]
     given = {name: section[name] for name in chosen if section[name] is not None}
-    return {"alpha": section.alpha, **chosen, **given}
+    return PropagationSettings(section.num_bits, section.num_neighbors, section.alpha, **{**chosen, **given})
 
 
 def _graphs(
@@ -252,21 +252,12 @@ def _labeller(
     points: Points,
     embed: Callable[[Array], Array],
     search: "_Search",
-    settings: list[dict[str, Any]],
+    settings: list[PropagationSettings],
 ) -> Labeller:
     alone = predictor == "per_client_lp"
     if alone and section.similarity == "exact":
-        return by_cosines(federation, points, embed, num_neighbors=section.num_neighbors, variants=settings)
-    return by_codes(
-        key,
-        federation,
-        points,
-        embed,
-        num_bits=section.num_bits,
-        num_neighbors=section.num_neighbors,
-        neighbor_search=nearest_neighbors if alone else search,
-        variants=settings,
-    )
+        return by_cosines(federation, points, embed, settings)
+    return by_codes(key, federation, points, embed, settings, neighbor_search=nearest_neighbors if alone else search)
 
 
 class _Search:

@@ -3,12 +3,21 @@
 Values are looked at with NumPy: a known value inside somebody's trace would become unknown in a JAX operation.
 """
 
-from collections.abc import Sequence
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+
+from fedjax_ssl.checks import check_choices
+from fedjax_ssl.graph.settings import PropagationSettings
+
+CHOICES = {
+    "label_norm": ("none", "class"),
+    "confidence_scale": ("none", "max", "client_max"),
+    "solver": ("auto", "cholesky", "conjugate_gradient"),
+    "kernel": ("auto", "popcount", "matmul"),
+    "similarity": ("exact", "lsh"),
+}
 
 
 def is_known(value: object) -> bool:
@@ -20,12 +29,6 @@ def check_count(name: str, value: int, least: int = 1) -> None:
     """Raises unless `value` is an integer of at least `least`."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
         raise ValueError(f"{name} is {value!r}; it must be an integer of at least {least}.")
-
-
-def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
-    """Raises unless `value` is one of the allowed words."""
-    if value not in allowed:
-        raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}.")
 
 
 def check_alpha(alpha: float | jax.Array) -> None:
@@ -40,6 +43,14 @@ def check_power(similarity_power: float | jax.Array) -> None:
         raise ValueError(
             f"similarity_power is {similarity_power}; it must be positive (1 in the paper, 3 in its code)."
         )
+
+
+def check_settings(settings: PropagationSettings) -> None:
+    """Raises for a number out of range, where it is known, or an unknown word; searches check their own settings."""
+    check_alpha(settings.alpha)
+    check_power(settings.similarity_power)
+    words = ("label_norm", "confidence_scale", "solver")
+    check_choices(CHOICES, **{word: getattr(settings, word) for word in words})
 
 
 def check_features(features: jax.Array) -> None:
@@ -91,6 +102,15 @@ def check_rows(name: str, values: jax.Array | None, num_points: int) -> None:
     """Raises unless an optional per-point array has one entry per point."""
     if values is not None and values.shape != (num_points,):
         raise ValueError(f"{name} has shape {values.shape}; it must have one entry per point: ({num_points},).")
+
+
+def check_on_host(*values: object) -> None:
+    """Raises unless all values can be looked at, as an exchange has to."""
+    if not all(map(is_known, values)):
+        raise ValueError(
+            "an exchange runs on the host, between rounds, and this call is traced: call it outside jit, vmap and "
+            "scan, or leave exchange=None."
+        )
 
 
 def check_mesh(mesh: Mesh | None) -> None:

@@ -18,14 +18,7 @@ _BITS_PER_BLOCK = 256
 
 @jax.jit
 def has_angle(features: Float[Array, "n d"]) -> Bool[Array, " n"]:
-    """Marks the rows that have a direction: finite and not zero.
-
-    Args:
-        features: [n, d].
-
-    Returns:
-        [n], True where the row can have neighbours.
-    """
+    """Marks the rows that have a direction, finite and not zero: only these can have neighbours."""
     return jnp.isfinite(features).all(axis=1) & (features != 0).any(axis=1)
 
 

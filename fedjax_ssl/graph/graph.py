@@ -110,15 +110,7 @@ def _reverse_lists(index: Array, is_edge: Array) -> dict[str, Array]:
 
 
 def multiply(graph: Graph, vectors: Float[Array, "n c"]) -> Float[Array, "n c"]:
-    """Multiplies the graph's matrix with the columns of `vectors`, by gathering alone.
-
-    Args:
-        graph: from `build_graph`.
-        vectors: [n, c].
-
-    Returns:
-        [n, c].
-    """
+    """Multiplies the graph's matrix with the columns of `vectors`, by gathering alone."""
     vectors = jnp.asarray(vectors)
     own = _weighted_rows(graph.weight, graph.index, vectors)
     chunks = _sum_chunks_to_first(graph, _weighted_rows(graph.reverse_weight, graph.reverse_index, vectors))
@@ -174,14 +166,7 @@ def _sum_chunks_to_first(graph: Graph, chunks: Array) -> Array:
 
 @jax.jit
 def dense_matrix(graph: Graph) -> Float[Array, "n n"]:
-    """The graph's normalized matrix, dense: for small graphs and for tests.
-
-    Args:
-        graph: from `build_graph`.
-
-    Returns:
-        [n, n], symmetric.
-    """
+    """The graph's normalized, symmetric matrix, dense: for small graphs and for tests."""
     num_points = graph.num_points
     rows = jnp.arange(num_points, dtype=jnp.int32)[:, None]
     half = jnp.zeros((num_points, num_points), graph.weight.dtype).at[rows, graph.index].add(graph.weight)

@@ -51,18 +51,11 @@ def _hamming_matrix(codes_a: Array, words_b: Array) -> Array:
 def popcount_distances(
     codes: UInt32[Array, "n words"], words: UInt32[Array, "words m"], dtype: jnp.dtype
 ) -> Int[Array, "n m"]:
-    """Distances by exclusive or and population count, the fast way on a CPU.
+    """Distances in bits by exclusive or and population count, the fast way on a CPU; `words` are codes transposed.
 
-    The sum over words is written out so that the compiler fuses it into one loop over the output, with the
-    transposed codes contiguous along the vector: a reduction over an axis was ten times slower.
-
-    Args:
-        codes: [n, words].
-        words: [words, m], the other codes transposed.
-        dtype: integer dtype that holds the number of bits.
-
-    Returns:
-        [n, m] distances in bits.
+    The dtype has to hold the number of bits. The sum over words is written out so that the compiler fuses it into one
+    loop over the output, with the transposed codes contiguous along the vector: a reduction over an axis was ten times
+    slower.
     """
     num_words = codes.shape[1]
     if num_words <= _MOST_WORDS_AT_ONCE:
@@ -89,15 +82,9 @@ def _sum_of_popcounts(codes: Array, words: Array) -> Array:
 def paired_distances(
     words_of_pair: Callable[[int | Array], tuple[UInt32[Array, "..."], UInt32[Array, "..."]]], num_words: int
 ) -> Int32[Array, "..."]:
-    """Distances of chosen pairs of codes, which are read word by word and never held side by side.
+    """Distances in bits of chosen pairs of codes, which are read word by word and never held side by side.
 
-    Args:
-        words_of_pair: number of a word -> that word of the first and of the second codes, of shapes that
-            broadcast.
-        num_words: words per code.
-
-    Returns:
-        The distances in bits, of the broadcast shape.
+    `words_of_pair` maps the number of a word to that word of the first and of the second codes; shapes broadcast.
     """
 
     def differing(word: int | Array) -> Array:
@@ -113,14 +100,7 @@ def paired_distances(
 
 
 def signs_from_codes(codes: UInt32[Array, "n words"]) -> Int[Array, "n bits"]:
-    """Unpacks codes to +1 and -1 in int8, one byte per bit.
-
-    Args:
-        codes: [n, words].
-
-    Returns:
-        [n, 32 * words].
-    """
+    """Unpacks codes to +1 and -1 in int8, one byte per bit, 32 for each word."""
     shifts = jnp.arange(32, dtype=jnp.uint32)
     bits = (codes[:, :, None] >> shifts) & jnp.uint32(1)
     return (2 * bits.astype(jnp.int8) - 1).reshape(codes.shape[0], -1)
@@ -129,15 +109,9 @@ def signs_from_codes(codes: UInt32[Array, "n words"]) -> Int[Array, "n bits"]:
 def matmul_distances(
     signs_a: Int[Array, "n bits"], signs_b: Int[Array, "m bits"], dtype: jnp.dtype
 ) -> Int[Array, "n m"]:
-    """Distances by an integer matrix product, the fast way where there are matrix units.
+    """Distances in bits by an integer matrix product, the fast way where there are matrix units.
 
-    Args:
-        signs_a: [n, bits] of +1 and -1, int8.
-        signs_b: [m, bits].
-        dtype: integer dtype that holds the number of bits.
-
-    Returns:
-        [n, m] distances in bits. Bits that both codes leave unused agree and count as 0.
+    The dtype has to hold the number of bits. Bits that both codes leave unused agree and count as 0.
     """
     contract_bits = (((1,), (1,)), ((), ()))
     agreement = lax.dot_general(signs_a, signs_b, contract_bits, preferred_element_type=jnp.int32)
@@ -161,11 +135,6 @@ def cosine_from_hamming(distance: Int[Array, "..."], num_bits: int) -> Float[Arr
         ValueError: if num_bits < 1.
     """
     check_count("num_bits", num_bits)
-    table = cosine_table(num_bits)
+    bits = np.arange(num_bits + 1)
+    table = np.where(2 * bits >= num_bits, 0.0, np.cos(np.pi * bits / num_bits))
     return jnp.asarray(table, jnp.result_type(float))[jnp.clip(distance, 0, num_bits)]
-
-
-def cosine_table(num_bits: int) -> np.ndarray:
-    """The cosines of all distances 0..num_bits, [num_bits + 1] float64, exactly 0 from a right angle on."""
-    distance = np.arange(num_bits + 1)
-    return np.where(2 * distance >= num_bits, 0.0, np.cos(np.pi * distance / num_bits))

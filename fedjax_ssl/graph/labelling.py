@@ -1,4 +1,18 @@
-"""Cross-client label propagation over one graph of all clients' points, without the cryptography (XCLP)."""
+"""Cross-client label propagation over one graph of all clients' points (XCLP, Algorithm 1).
+
+The steps of Algorithm 1, and where they are:
+
+| steps | what | where |
+|---|---|---|
+| 1 to 3 | a shared seed, random hyperplanes, codes | `codes.lsh_codes` |
+| 4 to 6 | Hamming distances, cosines, the k nearest of every point | `neighbors.nearest_neighbors` |
+| 7, 8 | W = A + A^T, normalized by the degrees | `graph.build_graph` |
+| 9 to 12 | Z = (I - alpha W)^(-1) Y | `propagation.propagate` |
+| 13 | labels and confidences | `_read_labels`, `weighting.confidence` |
+
+With an `exchange.Exchange`, steps 4 and 9 to 12 run as the clients and the server of the paper run them. Algorithm 2,
+training with these labels, is `fedjax_ssl.methods.xclp`.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -8,11 +22,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Int32, Key, UInt32
 
+from fedjax_ssl.checks import check_choices
 from fedjax_ssl.graph import checks
 from fedjax_ssl.graph.codes import has_angle, lsh_codes
+from fedjax_ssl.graph.exchange import Exchange, exchanged_neighbors, exchanged_scores
 from fedjax_ssl.graph.graph import build_graph
 from fedjax_ssl.graph.neighbors import Neighbors, cosine_neighbors, nearest_neighbors
-from fedjax_ssl.graph.propagation import SOLVERS, propagate
+from fedjax_ssl.graph.propagation import propagate
+from fedjax_ssl.graph.settings import PropagationSettings
 from fedjax_ssl.graph.weighting import class_counts, confidence, scale_confidence
 
 
@@ -37,10 +54,11 @@ def xclp(
     similarity_power: float | Float[Array, ""] = 1.0,
     label_norm: str = "none",
     confidence_scale: str = "none",
+    solver: str = "auto",
     valid: Bool[Array, " n"] | None = None,
     clients: Int[Array, " n"] | None = None,
-    solver: str = "auto",
     neighbor_search: Callable[..., Neighbors] = nearest_neighbors,
+    exchange: Exchange | None = None,
 ) -> Propagation:
     """Labels all points of all clients by propagation over one graph (XCLP, Algorithm 1).
 
@@ -55,44 +73,37 @@ def xclp(
         features: [n, d], the points of all clients, one after the other.
         labels: [n], 0..num_classes - 1, or -1 where there is none.
         num_classes: C.
-        num_bits: bits per code, L.
+        num_bits: L, bits per code; all of the settings: see `PropagationSettings`, which has the same defaults.
         num_neighbors: k.
-        alpha: in [0, 1), how far labels travel.
-        similarity_power: exponent of kept similarities; 1 in the paper, 3 in its code.
-        label_norm: "none" (paper) or "class" (its code): divide each label by the number of labels of its
-            class, so that the class with most labels does not win everywhere.
-        confidence_scale: "none" (paper), "max" (its code: divide by the largest over all points) or
-            "client_max" (by the largest of each client).
+        alpha: in [0, 1).
+        similarity_power: positive.
+        label_norm: "none" or "class".
+        confidence_scale: "none", "max" or "client_max".
+        solver: "auto", "cholesky" or "conjugate_gradient".
         valid: [n], False for padding rows. None: all are points.
-        clients: [n], which client holds a point, any integers; needed by "client_max" only.
-        solver: "auto", "cholesky" or "conjugate_gradient", see `propagation.solve`.
+        clients: [n], which client holds a point, any integers; needed by "client_max" and by an exchange only.
         neighbor_search: finds the neighbours, called as `neighbor_search(codes, num_bits, num_neighbors, valid)`:
             `nearest_neighbors`, with a mesh by `functools.partial`, or `approximate_neighbors`.
-
-    Returns:
-        Propagation.
+        exchange: protocols in place of the kernels, on the host, see `Exchange`. None: the kernels.
 
     Raises:
-        ValueError: on arguments out of range, shapes that do not fit, or known features that are not finite.
+        ValueError: on arguments out of range, shapes that do not fit, known features that are not finite, or an
+            exchange under a trace.
     """
-    features = jnp.asarray(features)
-    checks.check_features(features)
-    checks.check_rows("valid", valid, features.shape[0])
+    features, valid = _checked(features, valid)
+    settings = PropagationSettings(
+        num_bits, num_neighbors, alpha, similarity_power, label_norm, confidence_scale, solver
+    )
     return xclp_from_codes(
-        lsh_codes(key, features, num_bits),
+        lsh_codes(key, features, num_bits),  # steps 1 to 3
         labels,
         num_classes,
-        num_bits,
-        num_neighbors=num_neighbors,
-        alpha=alpha,
-        similarity_power=similarity_power,
-        label_norm=label_norm,
-        confidence_scale=confidence_scale,
-        valid=_finite_rows(features, valid),
+        settings,
+        valid=valid,
         has_code=has_angle(features),
         clients=clients,
-        solver=solver,
         neighbor_search=neighbor_search,
+        exchange=exchange,
     )
 
 
@@ -100,18 +111,13 @@ def xclp_from_codes(
     codes: UInt32[Array, "n words"],
     labels: Int[Array, " n"],
     num_classes: int,
-    num_bits: int,
+    settings: PropagationSettings,
     *,
-    num_neighbors: int = 10,
-    alpha: float | Float[Array, ""] = 0.99,
-    similarity_power: float | Float[Array, ""] = 1.0,
-    label_norm: str = "none",
-    confidence_scale: str = "none",
     valid: Bool[Array, " n"] | None = None,
     has_code: Bool[Array, " n"] | None = None,
     clients: Int[Array, " n"] | None = None,
-    solver: str = "auto",
     neighbor_search: Callable[..., Neighbors] = nearest_neighbors,
+    exchange: Exchange | None = None,
 ) -> Propagation:
     """Labels all points from their binary codes (XCLP, Algorithm 1 from step 4 on).
 
@@ -119,63 +125,36 @@ def xclp_from_codes(
         codes: [n, ceil(num_bits / 32)] as `lsh_codes` returns them.
         labels: [n], -1 where there is none.
         num_classes: C.
-        num_bits: bits per code, L.
-        num_neighbors: see `xclp`.
-        alpha: see `xclp`.
-        similarity_power: see `xclp`.
-        label_norm: see `xclp`.
-        confidence_scale: see `xclp`.
+        settings: of the propagation.
         valid: [n], False for padding rows. None: all are points.
         has_code: [n], False for points whose code means nothing (zero features), which are isolated.
             None: all have one.
         clients: see `xclp`.
-        solver: see `xclp`.
         neighbor_search: see `xclp`.
-
-    Returns:
-        Propagation.
+        exchange: see `xclp`.
 
     Raises:
-        ValueError: on arguments out of range or shapes that do not fit.
+        ValueError: on arguments out of range, shapes that do not fit, or an exchange under a trace.
     """
     codes = jnp.asarray(codes)
-    checks.check_codes(codes, num_bits)
+    checks.check_codes(codes, settings.num_bits)
     checks.check_rows("has_code", has_code, codes.shape[0])
 
     def find_neighbors(some_codes: Array, usable: Array) -> Neighbors:
-        return neighbor_search(some_codes, num_bits, num_neighbors, usable)
+        return neighbor_search(some_codes, settings.num_bits, settings.num_neighbors, usable)
 
-    return _label(
-        codes,
-        labels,
-        valid,
-        has_code,
-        clients,
-        alpha,
-        similarity_power,
-        find_neighbors=find_neighbors,
-        num_classes=num_classes,
-        label_norm=label_norm,
-        confidence_scale=confidence_scale,
-        solver=solver,
-    )
+    return _label(codes, labels, num_classes, settings, valid, has_code, clients, find_neighbors, exchange)
 
 
 def label_propagation(
     features: Float[Array, "n d"],
     labels: Int[Array, " n"],
     num_classes: int,
+    settings: PropagationSettings,
     *,
     similarity: str = "exact",
     key: Key[Array, ""] | None = None,
-    num_bits: int = 4096,
-    num_neighbors: int = 10,
-    alpha: float | Float[Array, ""] = 0.99,
-    similarity_power: float | Float[Array, ""] = 1.0,
-    label_norm: str = "none",
-    confidence_scale: str = "none",
     valid: Bool[Array, " n"] | None = None,
-    solver: str = "auto",
 ) -> Propagation:
     """Labels the points of one client from that client's labels alone (per-client LP, the baseline of the paper).
 
@@ -185,91 +164,61 @@ def label_propagation(
         features: [n, d], one client's points.
         labels: [n], -1 where there is none.
         num_classes: C.
+        settings: of the propagation; the confidence scale "client_max" is the same as "max" here.
         similarity: "exact" (cosine of the features) or "lsh" (codes, as the code of the paper does).
         key: typed key of the projections; needed by "lsh" only.
-        num_bits: bits per code; used by "lsh" only.
-        num_neighbors: see `xclp`.
-        alpha: see `xclp`.
-        similarity_power: see `xclp`.
-        label_norm: see `xclp`.
-        confidence_scale: see `xclp`; "client_max" is the same as "max" here.
         valid: [n], False for padding rows. None: all are points.
-        solver: see `xclp`.
-
-    Returns:
-        Propagation.
 
     Raises:
         ValueError: as `xclp`, or if "lsh" comes without a key.
     """
-    checks.check_choice("similarity", similarity, ("exact", "lsh"))
-    if confidence_scale == "client_max":
-        confidence_scale = "max"
+    check_choices(checks.CHOICES, similarity=similarity)
+    if settings.confidence_scale == "client_max":
+        settings = settings._replace(confidence_scale="max")
+    features, valid = _checked(features, valid)
+    if similarity == "lsh":
+        if key is None:
+            raise ValueError("key is None; similarity='lsh' needs a typed key, for example jax.random.key(0).")
+        codes = lsh_codes(key, features, settings.num_bits)
+        return xclp_from_codes(codes, labels, num_classes, settings, valid=valid, has_code=has_angle(features))
+
+    def find_neighbors(points: Array, usable: Array) -> Neighbors:
+        return cosine_neighbors(points, settings.num_neighbors, usable)
+
+    return _label(features, labels, num_classes, settings, valid, has_angle(features), None, find_neighbors)
+
+
+def _checked(features: Array, valid: Array | None) -> tuple[Array, Array | None]:
+    """The features, and the rows that are points; rows with NaN or infinity, seen only under a trace, are none."""
     features = jnp.asarray(features)
     checks.check_features(features)
     checks.check_rows("valid", valid, features.shape[0])
-    by_codes = similarity == "lsh"
-    points = features
-    if by_codes:
-        if key is None:
-            raise ValueError("key is None; similarity='lsh' needs a typed key, for example jax.random.key(0).")
-        points = lsh_codes(key, features, num_bits)
-
-    def find_neighbors(some_points: Array, usable: Array) -> Neighbors:
-        if by_codes:
-            return nearest_neighbors(some_points, num_bits, num_neighbors, usable)
-        return cosine_neighbors(some_points, num_neighbors, usable)
-
-    return _label(
-        points,
-        labels,
-        _finite_rows(features, valid),
-        has_angle(features),
-        None,
-        alpha,
-        similarity_power,
-        find_neighbors=find_neighbors,
-        num_classes=num_classes,
-        label_norm=label_norm,
-        confidence_scale=confidence_scale,
-        solver=solver,
-    )
-
-
-def _finite_rows(features: Array, valid: Array | None) -> Array | None:
     if checks.is_known(features):
-        return valid  # known features have been checked
+        return features, valid  # known features have been checked
     finite = jnp.isfinite(features).all(axis=1)
-    return finite if valid is None else finite & valid
+    return features, finite if valid is None else finite & valid
 
 
 def _label(
     points: Array,
     labels: Array,
+    num_classes: int,
+    settings: PropagationSettings,
     valid: Array | None,
     angled: Array | None,
     clients: Array | None,
-    alpha: float | Array,
-    similarity_power: float | Array,
-    *,
     find_neighbors: Callable[[Array, Array], Neighbors],
-    num_classes: int,
-    label_norm: str,
-    confidence_scale: str,
-    solver: str,
+    exchange: Exchange | None = None,
 ) -> Propagation:
+    """Algorithm 1 from step 4 on, whatever the points are."""
     labels = jnp.asarray(labels)
     num_points = points.shape[0]
     checks.check_labels(labels, num_points, num_classes)
-    checks.check_alpha(alpha)
-    checks.check_power(similarity_power)
-    checks.check_choice("label_norm", label_norm, ("none", "class"))
-    checks.check_choice("confidence_scale", confidence_scale, ("none", "max", "client_max"))
-    checks.check_choice("solver", solver, SOLVERS)
+    checks.check_settings(settings)
     checks.check_rows("valid", valid, num_points)
     checks.check_rows("clients", clients, num_points)
-    if confidence_scale == "client_max" and clients is None:
-        raise ValueError("clients is None; confidence_scale='client_max' needs each point's client.")
+    if clients is None and (exchange is not None or settings.confidence_scale == "client_max"):
+        raise ValueError("clients is None; an exchange and confidence_scale='client_max' need each point's client.")
     labels = labels.astype(jnp.int32)
     order = None
     if valid is None:
@@ -277,10 +226,24 @@ def _label(
     else:
         order, points, labels, valid, angled, clients = _points_first(points, labels, valid, angled, clients)
     usable = valid if angled is None else valid & angled
-    graph = build_graph(find_neighbors(points, usable), similarity_power)
-    label_matrix = _label_matrix(labels, valid, num_classes, label_norm == "class")
-    scores = propagate(graph, label_matrix.astype(graph.weight.dtype), alpha, solver)
-    return _read_labels(scores, labels, valid, clients, order, confidence_scale)
+    distances, row_sums = exchange or Exchange()
+    if exchange is not None:
+        checks.check_on_host(points, labels, usable, clients, settings.alpha)
+    # Steps 4 to 6: distances, similarities, the nearest neighbours.
+    if distances is None or clients is None:
+        neighbors = find_neighbors(points, usable)
+    else:
+        neighbors = exchanged_neighbors(distances, points, clients, usable, settings)
+    # Steps 7 and 8: the symmetric, normalized graph.
+    graph = build_graph(neighbors, settings.similarity_power)
+    # Steps 9 to 12: scores.
+    label_matrix = _label_matrix(labels, valid, num_classes, settings.label_norm == "class").astype(graph.weight.dtype)
+    if row_sums is None or clients is None:
+        scores = propagate(graph, label_matrix, settings.alpha, settings.solver)
+    else:
+        scores = exchanged_scores(row_sums, graph, label_matrix, clients, valid, settings)
+    # Step 13: labels and confidences.
+    return _read_labels(scores, labels, valid, clients, order, settings.confidence_scale)
 
 
 @jax.jit

@@ -13,7 +13,8 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, Int32, UInt32
 
-from fedjax_ssl.graph.checks import check_choice, check_codes, check_count, check_features, check_mesh, check_rows
+from fedjax_ssl.checks import check_choices
+from fedjax_ssl.graph.checks import CHOICES, check_codes, check_count, check_features, check_mesh, check_rows
 from fedjax_ssl.graph.codes import has_angle
 from fedjax_ssl.graph.hamming import (
     cosine_from_hamming,
@@ -78,7 +79,7 @@ def nearest_neighbors(
     check_codes(codes, num_bits)
     check_count("num_neighbors", num_neighbors)
     check_rows("valid", valid, codes.shape[0])
-    check_choice("kernel", kernel, ("auto", "popcount", "matmul"))
+    check_choices(CHOICES, kernel=kernel)
     check_mesh(mesh)
     if kernel == "auto":
         kernel = fastest_kernel(jax.default_backend() if mesh is None else mesh.devices.flat[0].platform)
@@ -161,18 +162,9 @@ def nearest_to_rows(
     num_neighbors: int,
     kernel: str,
 ) -> tuple[Int32[Array, "r k"], Int[Array, "r k"]]:
-    """Finds the nearest other codes of some of the codes, exactly.
+    """Finds the nearest other codes of some `rows` of the codes, n at least 2, exactly; kernel "popcount" or "matmul".
 
-    Args:
-        codes: [n, words], n at least 2.
-        valid: [n].
-        rows: [r], which codes, each 0..n - 1, in any order.
-        num_bits: bits per code.
-        num_neighbors: k.
-        kernel: "popcount" or "matmul".
-
-    Returns:
-        index and distance in bits, [r, k] each; distances above num_bits where there is no neighbour.
+    Returns index and distance in bits; distances above `num_bits` where there is no neighbour.
     """
     dtype = jnp.int16 if num_bits < 2**15 - 1 else jnp.int32
     if kernel == "popcount":
@@ -195,6 +187,19 @@ def neighbors_from_distances(index: Int32[Array, "n k"], distance: Int[Array, "n
     """Turns lists of all points into neighbours; entries with a distance above `num_bits` are missing."""
     similarity = jnp.where(distance > num_bits, 0, cosine_from_hamming(distance.astype(jnp.int32), num_bits))
     return _without_missing(index, similarity, distance <= num_bits)
+
+
+@partial(jax.jit, static_argnames=("num_bits", "num_neighbors"))
+def neighbors_from_matrix(
+    distance: Int32[Array, "n n"], valid: Bool[Array, " n"], num_bits: int, num_neighbors: int
+) -> Neighbors:
+    """Finds the lists of `nearest_neighbors` in the distances of all pairs; those above `num_bits` are no pairs."""
+    num_points = distance.shape[0]
+    if num_points < 2:
+        return _alone(num_points, num_neighbors, jnp.result_type(float))
+    rows = jnp.arange(num_points, dtype=jnp.int32)
+    index, nearest = _search(lambda some: some, distance, rows, valid, num_neighbors, bound=num_bits + 1)
+    return neighbors_from_distances(index, nearest, num_bits)
 
 
 @partial(jax.jit, static_argnames="num_neighbors")
@@ -235,18 +240,10 @@ def _search(
     num_neighbors: int,
     bound: int | None,
 ) -> tuple[Array, Array]:
-    """The `num_neighbors` smallest values of some rows against all points but themselves.
+    """The smallest values of some rows [r] against all n points but themselves: index and value, [r, k].
 
-    Args:
-        values_against: [w, t] some of `columns` -> [n, t] values; smaller is nearer.
-        columns: [w, r], what describes the rows, along the last axis.
-        rows: [r], which of the n points each row is.
-        valid: [n].
-        num_neighbors: k.
-        bound: see `smallest`.
-
-    Returns:
-        index [r, k] and value [r, k]; the largest value of the dtype where there is no neighbour.
+    `values_against` maps some `columns` [w, t], which describe the rows along the last axis [w, r], to values [n, t];
+    smaller is nearer, see `smallest` for the bound. Where there is no neighbour, the value is the largest of its dtype.
     """
     num_rows, num_points = rows.shape[0], valid.shape[0]
     count = min(num_neighbors, num_points - 1)

@@ -10,10 +10,10 @@ import jax.scipy.linalg
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Int32
 
-from fedjax_ssl.graph.checks import check_alpha, check_choice, check_count
+from fedjax_ssl.checks import check_choices
+from fedjax_ssl.graph.checks import CHOICES, check_alpha, check_count
 from fedjax_ssl.graph.graph import Graph, dense_matrix, multiply
 
-SOLVERS = ("auto", "cholesky", "conjugate_gradient")
 # Up to this many points the dense factorization took no longer than the iterations, at alpha 0.99.
 CHOLESKY_POINTS = 512
 _SUM_WIDTH = 32
@@ -33,17 +33,7 @@ def propagate(
 ) -> Float[Array, "n c"]:
     """Spreads labels over the graph: Z = (I - alpha W)^(-1) Y (XCLP, Algorithm 1 steps 9 to 12).
 
-    Args:
-        graph: from `build_graph`, n points.
-        label_matrix: [n, c], one-hot rows for labelled points, zero rows for the others.
-        alpha: in [0, 1), how far labels travel.
-        solver: see `solve`.
-
-    Returns:
-        [n, c] scores.
-
-    Raises:
-        ValueError: as `solve`.
+    Arguments and errors: as `solve`. Rows of Y are one-hot for labelled points and zero for the others.
     """
     return solve(graph, label_matrix, alpha, solver).scores
 
@@ -73,14 +63,11 @@ def solve(
             1e-12 in float64.
         max_iterations: of conjugate gradients.
 
-    Returns:
-        Solution.
-
     Raises:
         ValueError: if alpha is known and outside [0, 1), the solver is unknown or shapes do not fit.
     """
     check_alpha(alpha)
-    check_choice("solver", solver, SOLVERS)
+    check_choices(CHOICES, solver=solver)
     check_count("max_iterations", max_iterations)
     label_matrix = jnp.asarray(label_matrix)
     if label_matrix.ndim != 2 or label_matrix.shape[0] != graph.num_points:
@@ -104,7 +91,8 @@ def _solve(graph: Graph, target: Array, alpha: Array, tolerance: Array, solver: 
     if graph.num_points == 0:
         return Solution(target, jnp.int32(0), jnp.bool_(True), jnp.zeros((), target.dtype))
     if solver == "cholesky":
-        factor = jax.scipy.linalg.cho_factor(_dense_system(graph, alpha), lower=True)
+        dense_system = jnp.eye(graph.num_points, dtype=target.dtype) - alpha * dense_matrix(graph)
+        factor = jax.scipy.linalg.cho_factor(dense_system, lower=True)
         scores, iterations = jax.scipy.linalg.cho_solve(factor, target), jnp.int32(0)
     else:
         scores, iterations = _conjugate_gradients(system, target, tolerance, max_iterations)
@@ -119,6 +107,8 @@ def _solve(graph: Graph, target: Array, alpha: Array, tolerance: Array, solver: 
 def _conjugate_gradients(
     system: Callable[[Array], Array], target: Array, tolerance: Array, max_iterations: int
 ) -> tuple[Array, Array]:
+    # Not `jax.scipy.sparse.linalg.cg`: it stops by the sum over columns, and classes would depend on each other. Here a
+    # column that has converged takes steps of length 0 while the others go on.
     goal = tolerance**2 * _sum_rows(target**2)
 
     def unfinished(carry: tuple) -> Array:
@@ -157,10 +147,6 @@ def _sum_rows(values: Array) -> Array:
     return values[0]
 
 
-def _dense_system(graph: Graph, alpha: Array) -> Array:
-    return jnp.eye(graph.num_points, dtype=graph.weight.dtype) - alpha * dense_matrix(graph)
-
-
 def influence_matrix(graph: Graph, alpha: float | Float[Array, ""]) -> Float[Array, "n n"]:
     """The matrix S = (I - alpha W)^(-1) that the server of the protocol holds (XCLP, Algorithm 1 step 9).
 
@@ -176,16 +162,7 @@ def influence_matrix(graph: Graph, alpha: float | Float[Array, ""]) -> Float[Arr
     Raises:
         ValueError: if alpha is known and outside [0, 1).
     """
-    check_alpha(alpha)
-    return _influence_matrix(graph, jnp.asarray(alpha, graph.weight.dtype))
-
-
-@jax.jit
-def _influence_matrix(graph: Graph, alpha: Array) -> Array:
-    if graph.num_points == 0:
-        return jnp.zeros((0, 0), graph.weight.dtype)
-    factor = jax.scipy.linalg.cho_factor(_dense_system(graph, alpha), lower=True)
-    inverse = jax.scipy.linalg.cho_solve(factor, jnp.eye(graph.num_points, dtype=graph.weight.dtype))
+    inverse = influence_columns(graph, alpha, jnp.arange(graph.num_points), "cholesky")
     return (inverse + inverse.T) / 2
 
 

@@ -23,8 +23,7 @@ def neighbor_recall(
 ) -> Float[Array, ""]:
     """The share of the nearest neighbours that lists hold, by an exact search for a sample of the points.
 
-    A listed neighbour counts if it is no farther than the k-th nearest: which of equally near ones is listed does
-    not matter.
+    A listed neighbour counts if it is no farther than the k-th nearest; equally near ones are as good.
 
     Args:
         neighbors: [n, k] each.

@@ -26,16 +26,10 @@ def largest_value(dtype: jnp.dtype) -> np.generic:
 
 
 def smallest(values: Num[Array, "m r"], count: int, bound: int | None = None) -> Int32[Array, "count r"]:
-    """Positions of the smallest entries along axis 0, ordered by (value, position).
+    """Positions of the `count` smallest entries along axis 0, ordered by (value, position).
 
-    Args:
-        values: [m, r]; the vector axis comes last, so that minima over m are element-wise.
-        count: how many, 1..m.
-        bound: for integer values, a number that none exceeds (entries equal to the largest value of the
-            dtype count as `bound`). None where values are floats.
-
-    Returns:
-        [count, r] positions.
+    The vector axis comes last, so that minima over m are element-wise. For integers, `bound` is a number that none
+    exceeds; entries equal to the largest value of the dtype count as `bound`. For floats it is None.
     """
     length, width = values.shape
     if length <= max(2 * _GROUP * count, _LONGEST_DIRECT):

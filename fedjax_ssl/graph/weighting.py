@@ -30,16 +30,7 @@ def confidence(scores: Float[Array, "n c"]) -> Float[Array, " n"]:
 
 
 def scale_confidence(values: Float[Array, " n"], scale: str, clients: Int[Array, " n"] | None) -> Float[Array, " n"]:
-    """Divides confidences by their maximum, over all rows or over each client's.
-
-    Args:
-        values: [n], 0 for rows that do not count.
-        scale: "none", "max" or "client_max".
-        clients: [n] which client a row belongs to, any integers; used by "client_max" only.
-
-    Returns:
-        [n]; unchanged where the maximum is 0.
-    """
+    """Divides confidences by their maximum over all rows ("max") or over each client's ("client_max"); not by 0."""
     if scale == "none" or values.shape[0] == 0:
         return values
     if scale == "max":

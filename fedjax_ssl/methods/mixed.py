@@ -16,7 +16,7 @@ References:
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +51,7 @@ from fedjax_ssl.federated.terms import (
     network_outputs,
     pseudo_label_term,
 )
-from fedjax_ssl.graph import confidence
+from fedjax_ssl.graph import PropagationSettings, confidence
 from fedjax_ssl.methods.parts.channel_terms import (
     channel_losses,
     channel_of,
@@ -124,21 +124,14 @@ def mixed(
         raise ValueError("mixed: all weights are 0, so there is nothing to learn from; raise one")
     if warmup_rounds < 0:
         raise ValueError(f"warmup_rounds is {warmup_rounds}; it must be >= 0")
-    settings: dict[str, Any] = {
-        "num_bits": num_bits,
-        "num_neighbors": num_neighbors,
-        "alpha": alpha,
-        "similarity_power": similarity_power,
-        "label_norm": label_norm,
-        "confidence_scale": confidence_scale,
-    }
+    settings = PropagationSettings(num_bits, num_neighbors, alpha, similarity_power, label_norm, confidence_scale)
 
     def prepare(state: PyTree, round: Round) -> tuple[PseudoLabels, PyTree]:
         outputs = network_outputs(setup, round, round.clients)
         features = outputs.features if graph_features == "network" else cohort_features(setup, round, "inputs", False)
         own, likelihood = round.clients.observed, observation_likelihood(round.clients, setup.num_classes)
         anchors = _anchors(outputs.logits, likelihood, round.clients, anchor_confidence)
-        result = propagate_over_cohort(setup, round, features, anchors, **settings)
+        result = propagate_over_cohort(setup, round, features, anchors, settings)
         scores = result.scores * likelihood.reshape(result.scores.shape)
         reached = result.valid & jnp.any(scores > 0, axis=1)
         labels = jnp.where(reached, jnp.argmax(scores, axis=1).astype(own.dtype), -1).reshape(own.shape)

@@ -9,7 +9,7 @@ import jax
 from fedjax_ssl.federated import Method, Round, Setup
 from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import PseudoLabels, examples_mask, pseudo_label_term
-from fedjax_ssl.graph import label_propagation
+from fedjax_ssl.graph import PropagationSettings, label_propagation
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.fedavg import after_labelled_stage, mixed_stage
 from fedjax_ssl.methods.parts.graph_pseudo_labels import check_graph_settings, cohort_features, to_pseudo_labels
@@ -53,6 +53,8 @@ def per_client_lp(
     """
     check_graph_settings(graph_features, class_weighting)
 
+    settings = PropagationSettings(num_bits, num_neighbors, alpha, similarity_power, label_norm, confidence_scale)
+
     def prepare(state: PyTree, round: Round) -> tuple[PseudoLabels, PyTree]:
         features = cohort_features(setup, round, graph_features, graph_augment)
         real = examples_mask(round.clients)
@@ -62,14 +64,9 @@ def per_client_lp(
                 rows,
                 observed,
                 setup.num_classes,
-                key=jax.random.fold_in(named_key(round.key, "projections"), identity),
+                settings,
                 similarity=similarity,
-                num_bits=num_bits,
-                num_neighbors=num_neighbors,
-                alpha=alpha,
-                similarity_power=similarity_power,
-                label_norm=label_norm,
-                confidence_scale=confidence_scale,
+                key=jax.random.fold_in(named_key(round.key, "projections"), identity),
                 valid=mask,
             )
             return to_pseudo_labels(result, mask, setup.num_classes, class_weighting)

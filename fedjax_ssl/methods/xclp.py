@@ -14,6 +14,7 @@ from functools import partial
 from fedjax_ssl.federated import Method, Round, Setup
 from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import PseudoLabels, examples_mask, pseudo_label_term
+from fedjax_ssl.graph import PropagationSettings
 from fedjax_ssl.methods.fedavg import after_labelled_stage, mixed_stage
 from fedjax_ssl.methods.parts.graph_pseudo_labels import (
     check_graph_settings,
@@ -53,27 +54,18 @@ def xclp(
         class_weighting: "none" or "inverse_freq".
         graph_features: what is hashed: "network" features or raw "inputs".
         graph_augment: weakly augment the examples before they are embedded.
-        fixed_projections: the same hash in every round instead of a fresh one.
+        fixed_projections: the same hash in every round of a run instead of a fresh one.
 
     Raises:
         ValueError: for a setting outside these.
     """
     check_graph_settings(graph_features, class_weighting)
 
+    settings = PropagationSettings(num_bits, num_neighbors, alpha, similarity_power, label_norm, confidence_scale)
+
     def prepare(state: PyTree, round: Round) -> tuple[PseudoLabels, PyTree]:
-        result = propagate_over_cohort(
-            setup,
-            round,
-            cohort_features(setup, round, graph_features, graph_augment),
-            round.clients.observed,
-            fixed_projections,
-            num_bits=num_bits,
-            num_neighbors=num_neighbors,
-            alpha=alpha,
-            similarity_power=similarity_power,
-            label_norm=label_norm,
-            confidence_scale=confidence_scale,
-        )
+        features = cohort_features(setup, round, graph_features, graph_augment)
+        result = propagate_over_cohort(setup, round, features, round.clients.observed, settings, fixed_projections)
         return to_pseudo_labels(result, examples_mask(round.clients), setup.num_classes, class_weighting), state
 
     return after_labelled_stage(

@@ -116,12 +116,13 @@ def test_labels_from_approximate_neighbors():
     codes, cluster = clustered_codes(0, 500, BITS, 5)
     labels = np.where(np.arange(500) % 10 == 0, cluster, -1).astype(np.int32)
     search = partial(graph.approximate_neighbors, **SMALL)
-    found = graph.xclp_from_codes(codes, labels, 5, BITS, num_neighbors=6, neighbor_search=search)
+    settings = graph.PropagationSettings(BITS, 6)
+    found = graph.xclp_from_codes(codes, labels, 5, settings, neighbor_search=search)
     assert np.mean(np.asarray(found.labels) == cluster) > 0.95
     # One leaf: the same labels as without the trees.
     search = partial(graph.approximate_neighbors, leaf_size=500)
-    exact = graph.xclp_from_codes(codes, labels, 5, BITS, num_neighbors=6)
-    found = graph.xclp_from_codes(codes, labels, 5, BITS, num_neighbors=6, neighbor_search=search)
+    exact = graph.xclp_from_codes(codes, labels, 5, settings)
+    found = graph.xclp_from_codes(codes, labels, 5, settings, neighbor_search=search)
     jax.tree.map(np.testing.assert_array_equal, found, exact)
 
 

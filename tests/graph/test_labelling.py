@@ -1,11 +1,14 @@
 """`xclp` as a whole: invariants, limits and the edge cases of the spec's section 8."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedjax_ssl import graph
+from fedjax_ssl.graph import PropagationSettings as Settings
 from tests.graph import reference
 from tests.graph.test_propagation import clustered_codes
 
@@ -32,6 +35,20 @@ def test_labels_clusters_from_few_labels():
     assert (np.asarray(found.confidence) >= 0).all() and (np.asarray(found.confidence) <= 1).all()
 
 
+def test_the_settings_of_xclp_are_those_of_the_tuple():
+    parameters = inspect.signature(graph.xclp).parameters
+    assert {name: parameters[name].default for name in Settings._fields} == Settings()._asdict()
+    points, _, shown = points_and_labels()
+    settings = Settings(128, 4, 0.5, 3.0, "class", "max", "conjugate_gradient")
+    found = graph.xclp(KEY, points, shown, 3, **settings._asdict())
+    codes = graph.lsh_codes(KEY, points, 128)
+    jax.tree.map(np.testing.assert_array_equal, found, graph.xclp_from_codes(codes, shown, 3, settings))
+    for name, other in Settings(128, 10, 0.99, 1.0, "none", "none")._asdict().items():
+        if name not in ("num_bits", "solver"):
+            changed = graph.xclp_from_codes(codes, shown, 3, settings._replace(**{name: other}))
+            assert (np.asarray(changed.confidence) != np.asarray(found.confidence)).any(), name
+
+
 def test_equals_the_dense_float64_path_on_3000_points():
     codes, _ = clustered_codes(4, 3000, 256, 12)
     random = np.random.default_rng(0)
@@ -44,7 +61,7 @@ def test_equals_the_dense_float64_path_on_3000_points():
     weight = reference.weights(reference.cosines(distance, 256), list(expected))
     system = np.eye(3000) - 0.99 * reference.normalize(weight)
     scores = np.linalg.solve(system, reference.one_hot(labels, 4))
-    found = graph.xclp_from_codes(codes, labels, 4, 256, solver="conjugate_gradient")
+    found = graph.xclp_from_codes(codes, labels, 4, Settings(256, solver="conjugate_gradient"))
     np.testing.assert_allclose(found.scores, scores, rtol=1e-4)
     np.testing.assert_allclose(found.confidence, np.where(labels >= 0, 1, reference.omega(scores)), atol=1e-4)
     raw = np.where(labels >= 0, labels, scores.argmax(axis=1))
@@ -80,13 +97,13 @@ def test_order_of_points_and_classes_does_not_matter():
     # Cosines rather than codes: without ties, which go by the order of points.
     points, _, shown = points_and_labels()
     points = points.astype(np.float64)
-    straight = graph.label_propagation(points, shown, 3)
+    straight = graph.label_propagation(points, shown, 3, Settings())
     order = np.random.default_rng(0).permutation(90)
-    turned = graph.label_propagation(points[order], shown[order], 3)
+    turned = graph.label_propagation(points[order], shown[order], 3, Settings())
     np.testing.assert_allclose(turned.scores, straight.scores[order], rtol=1e-9)
     np.testing.assert_array_equal(turned.labels, straight.labels[order])
     names = np.array([2, 0, 1], np.int32)
-    renamed = graph.label_propagation(points, np.where(shown >= 0, names[shown], -1), 3)
+    renamed = graph.label_propagation(points, np.where(shown >= 0, names[shown], -1), 3, Settings())
     np.testing.assert_allclose(renamed.scores[:, names], straight.scores, rtol=1e-9)
     np.testing.assert_array_equal(renamed.labels, names[np.asarray(straight.labels)])
 
@@ -98,10 +115,10 @@ def test_clients_far_apart_are_labelled_as_if_alone(solver):
     codes = np.concatenate([first, reference.random_codes(1, 8, 32) | np.uint32(0xFFFFFF00)])
     labels = np.full(16, -1, np.int32)
     labels[[0, 1, 10]] = [0, 1, 1]
-    options = dict(num_neighbors=3, solver=solver)
-    together = graph.xclp_from_codes(codes, labels, 2, 32, **options)
+    settings = Settings(32, num_neighbors=3, solver=solver)
+    together = graph.xclp_from_codes(codes, labels, 2, settings)
     for rows in (slice(0, 8), slice(8, 16)):
-        alone = graph.xclp_from_codes(codes[rows], labels[rows], 2, 32, **options)
+        alone = graph.xclp_from_codes(codes[rows], labels[rows], 2, settings)
         np.testing.assert_allclose(together.scores[rows], alone.scores, rtol=2e-4, atol=1e-5)
         np.testing.assert_array_equal(together.labels[rows], alone.labels)
 
@@ -109,16 +126,16 @@ def test_clients_far_apart_are_labelled_as_if_alone(solver):
 def test_one_client_equals_label_propagation_alone():
     points, _, shown = points_and_labels()
     joint = graph.xclp(KEY, points, shown, 3, num_bits=128)
-    alone = graph.label_propagation(points, shown, 3, similarity="lsh", key=KEY, num_bits=128)
+    alone = graph.label_propagation(points, shown, 3, Settings(128), similarity="lsh", key=KEY)
     jax.tree.map(np.testing.assert_array_equal, joint, alone)
 
 
 def test_long_codes_approach_exact_cosines():
     points, _, shown = points_and_labels()
-    exact = graph.label_propagation(points, shown, 3, alpha=0.5)
+    exact = graph.label_propagation(points, shown, 3, Settings(alpha=0.5))
     errors = []
     for num_bits in (128, 20000):
-        coded = graph.label_propagation(points, shown, 3, alpha=0.5, similarity="lsh", key=KEY, num_bits=num_bits)
+        coded = graph.label_propagation(points, shown, 3, Settings(num_bits, alpha=0.5), similarity="lsh", key=KEY)
         errors.append(float(np.abs(coded.scores - exact.scores).max()))
     assert errors[1] < 0.5 * errors[0]
 
@@ -132,8 +149,7 @@ def test_label_propagation_maps_over_padded_clients(similarity):
     labels = np.stack([client[2] for client in clients])
 
     def label(some, shown, there):
-        options = dict(similarity=similarity, key=KEY, num_bits=128, valid=there)
-        return graph.label_propagation(some, shown, 3, **options)
+        return graph.label_propagation(some, shown, 3, Settings(128), similarity=similarity, key=KEY, valid=there)
 
     together = jax.jit(jax.vmap(label))(points, labels, valid)
     for client in range(4):
@@ -158,7 +174,7 @@ def test_component_without_labels_is_invalid(solver):
     codes = np.repeat(np.array([0, 0xFFFFFFFF], np.uint32), 8)[:, None]
     labels = np.full(16, -1, np.int32)
     labels[3] = 1
-    found = graph.xclp_from_codes(codes, labels, 2, 32, num_neighbors=3, solver=solver)
+    found = graph.xclp_from_codes(codes, labels, 2, Settings(32, num_neighbors=3, solver=solver))
     np.testing.assert_array_equal(found.labels, 8 * [1] + 8 * [-1])
     np.testing.assert_array_equal(found.valid, 8 * [True] + 8 * [False])
     np.testing.assert_allclose(found.confidence, 8 * [1] + 8 * [0], rtol=1e-6)
@@ -170,7 +186,7 @@ def test_points_at_a_right_angle_to_all_others_are_isolated(solver):
     codes = np.append(np.zeros(8, np.uint32), np.uint32([0x0000FFFF, 0xFFFFFFFF]))[:, None]
     labels = np.full(10, -1, np.int32)
     labels[[3, 9]] = [1, 0]
-    found = graph.xclp_from_codes(codes, labels, 2, 32, num_neighbors=3, solver=solver)
+    found = graph.xclp_from_codes(codes, labels, 2, Settings(32, num_neighbors=3, solver=solver))
     np.testing.assert_array_equal(found.labels, 8 * [1] + [-1, 0])
     np.testing.assert_array_equal(found.valid, 8 * [True] + [False, True])
     np.testing.assert_allclose(found.confidence, 8 * [1] + [0, 1], rtol=1e-6)
@@ -301,13 +317,13 @@ def test_bad_labels_and_features_are_refused():
     with pytest.raises(ValueError, match=r"labels lie in -1\.\.2; with num_classes=2"):
         graph.xclp(KEY, points, shown, 2)
     with pytest.raises(ValueError, match=r"labels lie in -2\.\."):
-        graph.label_propagation(points, shown - 1, 3)
+        graph.label_propagation(points, shown - 1, 3, Settings())
     with pytest.raises(ValueError, match="labels have shape"):
         graph.xclp(KEY, points, shown[:5], 3)
     with pytest.raises(ValueError, match="needs a typed key"):
-        graph.label_propagation(points, shown, 3, similarity="lsh")
+        graph.label_propagation(points, shown, 3, Settings(), similarity="lsh")
     with pytest.raises(ValueError, match="similarity is 'euclid'"):
-        graph.label_propagation(points, shown, 3, similarity="euclid")
+        graph.label_propagation(points, shown, 3, Settings(), similarity="euclid")
     points[4] = np.nan
     with pytest.raises(ValueError, match="NaN or infinity in 1 of 20 rows"):
         graph.xclp(KEY, points, shown, 3)

@@ -10,6 +10,7 @@ from tests.graph import reference
 CODES = reference.pack(reference.EXAMPLE_CODES)
 LABELS = reference.EXAMPLE_LABELS
 BITS = reference.EXAMPLE_BITS
+SETTINGS = graph.PropagationSettings(BITS, num_neighbors=2)
 PRINTED = dict(rtol=0, atol=0.51e-10)
 
 DISTANCES = [
@@ -153,7 +154,7 @@ def test_scores_and_confidence(alpha, solver):
 
 @pytest.mark.parametrize("alpha, raw", [(0.5, [0, 0, 1, 1, 0, 1]), (0.99, [1, 1, 1, 1, 1, 1])])
 def test_paper_variant(alpha, raw):
-    found = graph.xclp_from_codes(CODES, LABELS, 2, BITS, num_neighbors=2, alpha=alpha)
+    found = graph.xclp_from_codes(CODES, LABELS, 2, SETTINGS._replace(alpha=alpha))
     np.testing.assert_array_equal(np.argmax(found.scores, axis=1), raw)
     labelled = LABELS >= 0
     np.testing.assert_array_equal(found.labels, np.where(labelled, LABELS, raw))
@@ -163,8 +164,8 @@ def test_paper_variant(alpha, raw):
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_reference_variant(solver):
-    options = dict(num_neighbors=2, similarity_power=3.0, label_norm="class", solver=solver)
-    found = graph.xclp_from_codes(CODES, LABELS, 2, BITS, confidence_scale="max", **options)
+    settings = SETTINGS._replace(similarity_power=3.0, label_norm="class", confidence_scale="max", solver=solver)
+    found = graph.xclp_from_codes(CODES, LABELS, 2, settings)
     np.testing.assert_allclose(np.asarray(found.scores).T, REFERENCE_SCORES, **PRINTED)
     np.testing.assert_array_equal(np.argmax(found.scores, axis=1), [0, 0, 1, 1, 0, 1])
     np.testing.assert_array_equal(found.labels, [0, 0, 1, 1, 0, 1])
@@ -175,15 +176,14 @@ def test_reference_variant(solver):
 
 
 def test_confidence_scaled_by_each_clients_maximum():
-    options = dict(num_neighbors=2, similarity_power=3.0, label_norm="class")
-    clients = jnp.array([7, 7, 7, 2, 2, 2])
-    found = graph.xclp_from_codes(CODES, LABELS, 2, BITS, confidence_scale="client_max", clients=clients, **options)
+    settings = SETTINGS._replace(similarity_power=3.0, label_norm="class", confidence_scale="client_max")
+    found = graph.xclp_from_codes(CODES, LABELS, 2, settings, clients=jnp.array([7, 7, 7, 2, 2, 2]))
     expected = [1, 0.0898309703 / 0.1293364055, 1, 1, 0.0679598821 / 0.1510357640, 1]
     np.testing.assert_allclose(found.confidence, expected, atol=1e-8)
 
 
 def test_class_norm_alone():
-    found = graph.xclp_from_codes(CODES, LABELS, 2, BITS, num_neighbors=2, label_norm="class")
+    found = graph.xclp_from_codes(CODES, LABELS, 2, SETTINGS._replace(label_norm="class"))
     np.testing.assert_array_equal(np.argmax(found.scores, axis=1), [0, 1, 1, 1, 1, 1])
 
 
@@ -196,11 +196,11 @@ def test_class_norm_alone():
 )
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_each_client_alone(alpha, first, second, solver):
-    options = dict(num_neighbors=2, alpha=alpha, solver=solver)
-    one = graph.xclp_from_codes(CODES[:3], LABELS[:3], 2, BITS, **options)
+    settings = SETTINGS._replace(alpha=alpha, solver=solver)
+    one = graph.xclp_from_codes(CODES[:3], LABELS[:3], 2, settings)
     np.testing.assert_allclose(one.scores[:, 0], first, **PRINTED)
     np.testing.assert_array_equal(one.labels, [0, 0, 0])
-    two = graph.xclp_from_codes(CODES[3:], LABELS[3:], 2, BITS, **options)
+    two = graph.xclp_from_codes(CODES[3:], LABELS[3:], 2, settings)
     np.testing.assert_allclose(two.scores[:, 1], second, **PRINTED)
     np.testing.assert_array_equal(two.scores[1], [0, 0])
     np.testing.assert_array_equal(two.labels, [1, -1, 1])
@@ -211,7 +211,7 @@ def test_each_client_alone(alpha, first, second, solver):
 def test_dropout_of_the_second_client():
     columns = np.asarray(graph.influence_columns(example_graph(), 0.5, jnp.array([0])))
     np.testing.assert_allclose(columns[:, 0], SCORES[0.5][0], **PRINTED)
-    found = graph.xclp_from_codes(CODES, np.array([0] + 5 * [-1], np.int32), 2, BITS, num_neighbors=2, alpha=0.5)
+    found = graph.xclp_from_codes(CODES, np.array([0] + 5 * [-1], np.int32), 2, SETTINGS._replace(alpha=0.5))
     np.testing.assert_allclose(found.scores[:, 0], SCORES[0.5][0], **PRINTED)
     np.testing.assert_array_equal(found.scores[:, 1], np.zeros(6))
 

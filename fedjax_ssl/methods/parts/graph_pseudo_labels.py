@@ -1,37 +1,27 @@
 """What the two label-propagation methods share: features of the cohort, and a propagation's result as pseudo-labels."""
 
-from typing import Any
-
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl import graph
+from fedjax_ssl.checks import check_choices
 from fedjax_ssl.federated import BYTES_PER_NUMBER, Outcome, Round, Setup, Traffic, count, map_rows
 from fedjax_ssl.federated.terms import PseudoLabels, examples_mask, network_features
-from fedjax_ssl.graph import Propagation, class_weights
+from fedjax_ssl.graph import Propagation, PropagationSettings, class_weights
 from fedjax_ssl.keys import named_key
 
-GRAPH_FEATURES = ("network", "inputs")
-CLASS_WEIGHTINGS = ("none", "inverse_freq")
+_CHOICES = {"graph_features": ("network", "inputs"), "class_weighting": ("none", "inverse_freq")}
 
 
 def check_graph_settings(graph_features: str, class_weighting: str) -> None:
     """Raises ValueError for a setting that does not exist."""
-    if graph_features not in GRAPH_FEATURES:
-        raise ValueError(f"graph_features is {graph_features!r}; allowed: {', '.join(GRAPH_FEATURES)}")
-    if class_weighting not in CLASS_WEIGHTINGS:
-        raise ValueError(f"class_weighting is {class_weighting!r}; allowed: {', '.join(CLASS_WEIGHTINGS)}")
+    check_choices(_CHOICES, graph_features=graph_features, class_weighting=class_weighting)
 
 
 def cohort_features(setup: Setup, round: Round, graph_features: str, augment: bool) -> Float[Array, "p n d"]:
     """What is hashed or compared: network features or raw inputs of every example of the cohort.
 
-    Args:
-        setup: the run.
-        round: the cohort and the network.
-        graph_features: "network" or "inputs".
-        augment: embed weakly augmented examples (network features only).
+    `augment` embeds weakly augmented examples (graph_features "network" only).
     """
     if graph_features == "network":
         return network_features(setup, round, named_key(round.key, "graph") if augment else None)
@@ -44,32 +34,24 @@ def propagate_over_cohort(
     round: Round,
     features: Float[Array, "p n d"],
     labels: Int[Array, "p n"],
+    settings: PropagationSettings,
     fixed_projections: bool = False,
-    **settings: Any,
 ) -> Propagation:
     """Label propagation over one graph of all the cohort's examples (XCLP, Algorithm 1).
 
-    Args:
-        setup: the run.
-        round: the cohort.
-        features: of its examples, see `cohort_features`.
-        labels: from which labels are propagated, -1 = none.
-        fixed_projections: the same hash in every round instead of a fresh one.
-        **settings: of `fedjax_ssl.graph.xclp`.
-
-    Returns:
-        Labels of the p * n examples in a row, client after client.
+    Labels are propagated from `labels`, -1 = none. `fixed_projections` keeps one hash in all rounds of a run. The
+    result holds the p * n examples in a row, client after client.
     """
     real = examples_mask(round.clients)
     owner = jnp.broadcast_to(jnp.arange(real.shape[0])[:, None], real.shape)
     return graph.xclp(
-        jax.random.key(0) if fixed_projections else named_key(round.key, "projections"),
+        named_key(round.run_key if fixed_projections else round.key, "projections"),
         features.reshape(real.size, -1),
         labels.reshape(-1),
         setup.num_classes,
         valid=real.reshape(-1),
         clients=owner.reshape(-1),
-        **settings,
+        **settings._asdict(),
     )
 
 
@@ -85,11 +67,7 @@ def to_pseudo_labels(
 ) -> PseudoLabels:
     """Targets and weights of local training; class weights count over all examples that took part in the graph.
 
-    Args:
-        result: propagation over the p * n examples in a row, labelled rows with their true label.
-        real: which examples are not padding.
-        num_classes: K.
-        class_weighting: "none", or "inverse_freq" (XCLP section 2, kappa).
+    `real` says which examples are not padding; class_weighting "inverse_freq" is kappa of XCLP section 2.
     """
     labels = jnp.where(real, result.labels.reshape(real.shape), -1)
     certainty = jnp.where(labels >= 0, result.confidence.reshape(real.shape), 0.0)

@@ -9,7 +9,7 @@ References:
     2023, arXiv 2210.06434: section 4 (prediction) and appendix (FEMNIST in groups).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +20,15 @@ from jaxtyping import Array, Bool, Float, Int, Int32, Key
 from fedjax_ssl import graph
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import map_rows
-from fedjax_ssl.graph import Neighbors, Propagation, has_angle, lsh_codes, nearest_neighbors
+from fedjax_ssl.graph import (
+    Exchange,
+    Neighbors,
+    Propagation,
+    PropagationSettings,
+    has_angle,
+    lsh_codes,
+    nearest_neighbors,
+)
 from fedjax_ssl.keys import named_key
 
 # Points embedded and hashed at once: their features are never all in memory. As many are labelled at once where
@@ -47,8 +55,12 @@ class Predictions(NamedTuple):
     coarse: Int32[Array, " t"] | None = None  # in the label space of the example's client, -1 where it has no other one
 
 
-# (places of one graph's points, their observed labels, which are no padding) -> one propagation per variant
-Labeller = Callable[[Array, Array, Array], list[Propagation]]
+class Labeller(NamedTuple):
+    """Labels the points of one graph."""
+
+    # (places of the graph's points, their observed labels, which are no padding) -> one propagation per variant
+    label: Callable[[Array, Array, Array], list[Propagation]]
+    on_host: bool = False  # it cannot be traced
 
 
 def points_of(data: FederatedData) -> Points:
@@ -78,11 +90,10 @@ def by_codes(
     data: FederatedData,
     points: Points,
     embed: Embedding,
+    variants: Sequence[PropagationSettings],
     *,
-    num_bits: int = 4096,
-    num_neighbors: int = 10,
     neighbor_search: Callable[..., Neighbors] = nearest_neighbors,
-    variants: Sequence[Mapping[str, Any]] = ({},),
+    exchange: Exchange | None = None,
 ) -> Labeller:
     """Labels graphs of binary codes, as XCLP does (Algorithm 1). Codes are worked out here, once for all graphs.
 
@@ -91,14 +102,16 @@ def by_codes(
         data: the federation.
         points: from `points_of`.
         embed: raw inputs [m, ...] -> features [m, d].
-        num_bits: bits per code.
-        num_neighbors: neighbours per point.
+        variants: settings with the same bits and neighbours, which are searched for once.
         neighbor_search: see `fedjax_ssl.graph.xclp`.
-        variants: settings of `fedjax_ssl.graph.xclp_from_codes` (alpha, similarity_power, ...) that share neighbours.
+        exchange: protocols between the clients of a graph, see `fedjax_ssl.graph.Exchange`; not under a trace.
 
-    Returns:
-        A labeller for `predict_with_graphs`.
+    Raises:
+        ValueError: if variants differ in bits or neighbours.
     """
+    num_bits = variants[0].num_bits
+    if any(settings[:2] != variants[0][:2] for settings in variants):
+        raise ValueError(f"variants are {variants}; they share neighbours: give num_bits and num_neighbors one value")
     projections = named_key(key, "projections")
 
     def hash_block(inputs: Array) -> tuple[Array, Array]:
@@ -108,68 +121,64 @@ def by_codes(
     codes, angled = map_rows(hash_block, data.inputs, points.row, _POINTS_AT_ONCE)
 
     def label(place: Array, observed: Array, real: Array) -> list[Propagation]:
-        found: list[Neighbors] = []
-
-        def search_once(*arguments: Any) -> Neighbors:
-            if not found:
-                found.append(neighbor_search(*arguments))
-            return found[0]
-
+        search = _once(neighbor_search, 0)
+        protocols = exchange and exchange._replace(distances=exchange.distances and _once(exchange.distances, 2))
         return [
             graph.xclp_from_codes(
                 codes[place],
                 observed,
                 data.num_classes,
-                num_bits,
-                num_neighbors=num_neighbors,
+                settings,
                 valid=real,
                 has_code=angled[place],
-                neighbor_search=search_once,
-                **settings,
+                clients=points.client[place],
+                neighbor_search=search,
+                exchange=protocols,
             )
             for settings in variants
         ]
 
-    return label
+    return Labeller(label, on_host=exchange is not None)
+
+
+def _once(function: Callable, num_names: int) -> Callable:
+    """Calls a function once per value of its first arguments: variants of one graph share what it returns."""
+    known: dict[tuple, Any] = {}
+
+    def call(*arguments: Any) -> Any:
+        name = arguments[:num_names]
+        if name not in known:
+            known[name] = function(*arguments)
+        return known[name]
+
+    return call
 
 
 def by_cosines(
     data: FederatedData,
     points: Points,
     embed: Embedding,
-    *,
-    num_neighbors: int = 10,
-    variants: Sequence[Mapping[str, Any]] = ({},),
+    variants: Sequence[PropagationSettings],
 ) -> Labeller:
     """Labels graphs of the exact cosines of features: what a client can do alone. Features are worked out here, once.
 
-    Args:
-        data: the federation.
-        points: from `points_of`.
-        embed: raw inputs [m, ...] -> features [m, d].
-        num_neighbors: neighbours per point.
-        variants: settings of `fedjax_ssl.graph.label_propagation`.
-
-    Returns:
-        A labeller for `predict_with_graphs`.
+    Arguments and labeller: as `by_codes`; variants may differ in all but the bits, which are not used.
     """
     features = map_rows(embed, data.inputs, points.row, _POINTS_AT_ONCE)
 
     def label(place: Array, observed: Array, real: Array) -> list[Propagation]:
         return [
-            graph.label_propagation(
-                features[place], observed, data.num_classes, num_neighbors=num_neighbors, valid=real, **settings
-            )
+            graph.label_propagation(features[place], observed, data.num_classes, settings, valid=real)
             for settings in variants
         ]
 
-    return label
+    return Labeller(label)
 
 
 def predict_with_graphs(
     data: FederatedData,
     points: Points,
-    label: Labeller,
+    labeller: Labeller,
     graph_of: Int[Array, " clients"],
     num_graphs: int,
     *,
@@ -181,7 +190,7 @@ def predict_with_graphs(
     Args:
         data: the federation.
         points: from `points_of`.
-        label: from `by_codes` or `by_cosines`.
+        labeller: from `by_codes` or `by_cosines`.
         graph_of: [C + new clients], the graph that each client's points stand in.
         num_graphs: G; C + new clients graphs, one per client, is per-client label propagation.
         unlabelled: whether training examples without a label take part.
@@ -203,7 +212,7 @@ def predict_with_graphs(
     own_graph = jnp.where(taken, graph_of[points.client], -1)
     for batch in _batches(points, new_batch_size):
         place, real = _members(jnp.where(batch, own_graph, -1), num_graphs)
-        results = _map_graphs(label, place, jnp.where(real, points.observed[place], -1), real)
+        results = _map_graphs(labeller, place, jnp.where(real, points.observed[place], -1), real)
         # Every new point is in one graph of one batch; everything else goes to a place that does not exist.
         target = jnp.where(real & (points.new[place] >= 0), points.new[place], empty.shape[0])
         found = [
@@ -217,15 +226,7 @@ def predict_with_graphs(
 
 
 def random_groups(key: Key[Array, ""], num_clients: int, num_groups: int) -> Int32[Array, " clients"]:
-    """Cuts the clients at random into groups whose numbers of clients differ by at most one.
-
-    Args:
-        key: typed key.
-        num_clients: clients, new ones included.
-        num_groups: groups, 1..num_clients.
-
-    Returns:
-        [num_clients] group of each client.
+    """Cuts the clients, new ones included, at random into groups whose numbers of clients differ by at most one.
 
     Raises:
         ValueError: if there are more groups than clients, or none.
@@ -266,10 +267,11 @@ def _members(graph_of_point: Int[Array, " n"], num_graphs: int) -> tuple[Int32[A
     return order[place], column < count[:, None]
 
 
-def _map_graphs(label: Labeller, *members: Array) -> list[Propagation]:
+def _map_graphs(labeller: Labeller, *members: Array) -> list[Propagation]:
     """Graph by graph in one program: one after the other on a CPU, several small ones at once elsewhere."""
     num_graphs, width = members[0].shape
-    if num_graphs == 1:  # what is known stays known, so that its values are checked
-        return jax.tree.map(lambda values: values[None], label(*(values[0] for values in members)))
+    if num_graphs == 1 or labeller.on_host:  # what is known stays known, so that its values are checked
+        found = [labeller.label(*(values[number] for values in members)) for number in range(num_graphs)]
+        return jax.tree.map(lambda *values: jnp.stack(values), *found)
     at_once = 1 if jax.default_backend() == "cpu" else max(1, _POINTS_AT_ONCE // width)
-    return jax.lax.map(lambda one: label(*one), members, batch_size=min(at_once, num_graphs))
+    return jax.lax.map(lambda one: labeller.label(*one), members, batch_size=min(at_once, num_graphs))

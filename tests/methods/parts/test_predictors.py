@@ -1,19 +1,21 @@
 """One-shot prediction: which points stand in which graph, against the propagation of `fedjax_ssl.graph` itself."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl import graph
+from fedjax_ssl import graph, methods
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.predictors import by_codes, by_cosines, points_of, predict_with_graphs, random_groups
 from tests import toy
+from tests.graph.masked_exchange import MaskedExchange
 
 KEY = jax.random.key(3)
-SETTINGS = {"num_bits": 64, "num_neighbors": 3}
+SETTINGS = graph.PropagationSettings(num_bits=64, num_neighbors=3)
 NUM_CLIENTS = len(toy.SIZES) + 1  # the last one has new examples only
 ONE_GRAPH = jnp.zeros(NUM_CLIENTS, jnp.int32)
 OWN_GRAPHS = jnp.arange(NUM_CLIENTS, dtype=jnp.int32)
@@ -34,14 +36,15 @@ DATA = federation()
 OWNED = np.asarray(DATA.test_client) >= 0
 
 
-def predict(data=DATA, graph_of=ONE_GRAPH, num_graphs=1, exact=False, options=None, **changes):
+def predict(data=DATA, graph_of=ONE_GRAPH, num_graphs=1, exact=False, options=None, variants=None, **search):
     points = points_of(data)
+    settings = (SETTINGS,) if variants is None else variants
     if exact:
-        label = by_cosines(data, points, embed, **{"num_neighbors": 3, **changes})
+        label = by_cosines(data, points, embed, settings)
     else:
-        label = by_codes(KEY, data, points, embed, **{**SETTINGS, **changes})
+        label = by_codes(KEY, data, points, embed, settings, **search)
     found = predict_with_graphs(data, points, label, graph_of, num_graphs, **(options or {}))
-    return found if "variants" in changes else found[0]
+    return found[0] if variants is None else found
 
 
 def rows_of(client, data=DATA, unlabelled=True):
@@ -62,10 +65,10 @@ def expected(clients, unlabelled=True, new=None, exact=False):
     features = embed(DATA.inputs[np.pad(rows, (0, padding))])
     observed, valid = jnp.asarray(np.pad(observed, (0, padding))), jnp.arange(80) < len(rows)
     if exact:
-        result = graph.label_propagation(features, observed, toy.NUM_CLASSES, num_neighbors=3, valid=valid)
+        result = graph.label_propagation(features, observed, toy.NUM_CLASSES, SETTINGS, valid=valid)
     else:
         key = named_key(KEY, "projections")
-        result = graph.xclp(key, features, observed, toy.NUM_CLASSES, **SETTINGS, valid=valid)
+        result = graph.xclp(key, features, observed, toy.NUM_CLASSES, **SETTINGS._asdict(), valid=valid)
     chosen = slice(len(rows) - len(new), len(rows))
     return new, np.asarray(result.labels)[chosen], np.asarray(result.confidence)[chosen]
 
@@ -146,7 +149,7 @@ def test_variants_share_neighbours_and_are_what_each_is_alone():
         calls.append(arguments)
         return graph.nearest_neighbors(*arguments)
 
-    variants = ({"alpha": 0.5}, {"similarity_power": 3.0, "label_norm": "class"})
+    variants = (SETTINGS._replace(alpha=0.5), SETTINGS._replace(similarity_power=3.0, label_norm="class"))
     together = predict(neighbor_search=search, variants=variants)
     assert len(calls) == 1
     for found, settings in zip(together, variants, strict=True):
@@ -160,13 +163,38 @@ def test_variants_share_neighbours_and_are_what_each_is_alone():
     ("changes", "message"),
     [
         ({"options": {"new_batch_size": 0}}, "new_batch_size is 0; it must be at least 1"),
-        ({"num_neighbors": 0}, "num_neighbors is 0"),
-        ({"variants": ({"alpha": 1.0},)}, "alpha is 1.0"),
+        ({"variants": (SETTINGS._replace(num_neighbors=0),)}, "num_neighbors is 0"),
+        ({"variants": (SETTINGS._replace(alpha=1.0),)}, "alpha is 1.0"),
+        ({"variants": (SETTINGS, SETTINGS._replace(num_neighbors=4))}, "give num_bits and num_neighbors one value"),
     ],
 )
 def test_bad_settings_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         predict(**changes)
+
+
+@pytest.mark.parametrize("num_graphs", [1, 2])
+def test_a_protocol_predicts_between_rounds(num_graphs):
+    """A network trains, its features meet in a protocol on the host, and training goes on as if nothing had been."""
+    method = methods.build("fedavg", toy.setup(DATA))
+    train = jax.jit(method.round)
+    before = train(KEY, method.init(KEY, DATA), DATA)[0]
+    alone = train(KEY, before, DATA)[0]
+    graph_of, protocol = jnp.arange(NUM_CLIENTS, dtype=jnp.int32) % num_graphs, MaskedExchange()
+    variants = (SETTINGS, SETTINGS._replace(label_norm="class", confidence_scale="client_max"))
+
+    def ask(**search):
+        points, embed_inputs = points_of(DATA), partial(method.embed, before)
+        label = by_codes(KEY, DATA, points, embed_inputs, variants, **search)
+        return predict_with_graphs(DATA, points, label, graph_of, num_graphs)
+
+    found = ask(exchange=protocol.exchange)
+    jax.tree.map(np.testing.assert_array_equal, found, ask(exchange=graph.IDEAL))
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-3), found, ask())
+    # Variants share the distances; clients of different graphs do not meet.
+    together = [(a, b) for a in range(NUM_CLIENTS) for b in range(a, NUM_CLIENTS) if (b - a) % num_graphs == 0]
+    assert sorted(protocol.pairs) == together and protocol.calls == len(variants) * num_graphs
+    jax.tree.map(np.testing.assert_array_equal, train(KEY, before, DATA)[0], alone)
 
 
 def test_batches_of_a_traced_federation_are_refused():

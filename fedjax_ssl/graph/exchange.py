@@ -1,0 +1,131 @@
+"""Where data of different clients meet in Algorithm 1: the place of the protocols (XCLP, steps 4 and 9 to 12).
+
+Codes and labels of a client meet those of others twice: in the distances between points, and in the sums that are the
+scores. The kernels of this room do all of it in one compiled program. With an `Exchange` the server and the clients
+each do their own part, and what they do together is a call of a host function, which runs a protocol or stands in for
+one. Host functions run between rounds, never inside a compiled one.
+"""
+
+import math
+from collections.abc import Callable
+from itertools import combinations_with_replacement
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from fedjax_ssl.graph.graph import Graph
+from fedjax_ssl.graph.neighbors import Neighbors, neighbors_from_matrix
+from fedjax_ssl.graph.propagation import influence_columns
+from fedjax_ssl.graph.settings import PropagationSettings
+
+# With fewer bits behind the point, rounding would change labels.
+_LEAST_FRACTION_BITS = 8
+
+
+class Exchange(NamedTuple):
+    """The two steps that clients and server do together, on NumPy arrays of exact integers. None: the kernels.
+
+    `distances(a, b, codes_a, codes_b)` gets uint32 [n_a, words] and [n_b, words] and returns int32 [n_a, n_b]: how many
+    bits differ between the points of client a and those of client b. It is called once for every pair a <= b; with
+    a == b the client works them out alone. The server learns the distances, clients learn nothing. `num_bits + 1` in
+    place of a distance means unknown, since a client dropped out; it makes no edge. Exact distances make the
+    neighbours those of the kernels, bit for bit.
+
+    `row_sums(shares, clients)` gets a uint32 [n, C] from every client, also from those without labels: its part of the
+    scores of all n points, in fixed point. `clients` [n] says whose point a row is. It returns uint32 [n, C], the sum
+    modulo 2^32. A client learns its own rows of it, the server learns nothing. Rows that nobody learns are 0: no label.
+    Exact sums make labels, confidences and scores those of `IDEAL`, bit for bit; rounding once for each client with
+    labels, they are not those of the kernels, but within 2^-(f + 1) for each, see `fraction_bits`.
+
+    Not covered: the counts of label_norm "class" and the maximum of confidence_scale "max", which the server learns.
+    """
+
+    distances: Callable[[int, int, np.ndarray, np.ndarray], np.ndarray] | None = None
+    row_sums: Callable[[dict[int, np.ndarray], np.ndarray], np.ndarray] | None = None
+
+
+def _count_differing_bits(a: int, b: int, codes_a: np.ndarray, codes_b: np.ndarray) -> np.ndarray:
+    distance = np.zeros((len(codes_a), len(codes_b)), np.int32)
+    for words_a, words_b in zip(codes_a.T, codes_b.T, strict=True):
+        distance += np.bitwise_count(words_a[:, None] ^ words_b)
+    return distance
+
+
+def _add_up(shares: dict[int, np.ndarray], clients: np.ndarray) -> np.ndarray:
+    return np.stack(list(shares.values())).sum(axis=0, dtype=np.uint32)
+
+
+IDEAL = Exchange(_count_differing_bits, _add_up)  # what a protocol has to agree with; it hides nothing
+
+
+def exchanged_neighbors(
+    distances: Callable[..., np.ndarray], codes: Array, clients: Array, usable: Array, settings: PropagationSettings
+) -> Neighbors:
+    """Steps 4 to 6: the server gets all distances, 4 n^2 bytes, and keeps the nearest; not usable: sends nothing."""
+    all_codes, owner, there = np.asarray(codes), np.asarray(clients), np.asarray(usable)
+    unknown = settings.num_bits + 1
+    matrix = np.full((len(owner), len(owner)), unknown, np.int32)
+    rows = {client: np.flatnonzero(there & (owner == client)) for client in np.unique(owner[there]).tolist()}
+    for a, b in combinations_with_replacement(rows, 2):
+        block = distances(a, b, all_codes[rows[a]], all_codes[rows[b]])
+        _check("distances", block, (len(rows[a]), len(rows[b])), np.int32)
+        if ((block < 0) | (block > unknown)).any():
+            raise ValueError(f"exchange.distances returned {block.min()}..{block.max()}; allowed: 0..{unknown}")
+        matrix[np.ix_(rows[a], rows[b])] = block
+        matrix[np.ix_(rows[b], rows[a])] = block.T
+    return neighbors_from_matrix(jnp.asarray(matrix), jnp.asarray(there), settings.num_bits, settings.num_neighbors)
+
+
+def exchanged_scores(
+    row_sums: Callable[..., np.ndarray],
+    graph: Graph,
+    label_matrix: Array,
+    clients: Array,
+    valid: Array,
+    settings: PropagationSettings,
+) -> Array:
+    """Steps 9 to 12: the scores Z = S Y, to which every client adds its part; rows that are not valid are nobody's."""
+    rows, owner, targets = np.flatnonzero(np.asarray(valid)), np.asarray(clients), np.asarray(label_matrix)
+    labelled = np.flatnonzero(targets.any(axis=1))
+    scores = np.zeros_like(targets)
+    if not labelled.size:
+        return jnp.asarray(scores)
+    # The server's columns of S; it sends a client those of its labelled points (steps 9 and 10).
+    columns = np.asarray(influence_columns(graph, settings.alpha, jnp.asarray(labelled), settings.solver), float)[rows]
+    everybody = np.unique(owner[rows]).tolist()
+    scale = 2.0 ** fraction_bits(labelled.size, len(everybody), settings)
+    shares = {}
+    for client in everybody:
+        # The client multiplies them with its labels (step 11). Rounding is here, ahead of every protocol.
+        own = owner[labelled] == client
+        share = columns[:, own] @ targets[labelled[own]].astype(float)
+        shares[client] = np.rint(scale * np.maximum(share, 0)).astype(np.uint32)
+    total = row_sums(shares, owner[rows])
+    _check("row_sums", total, (rows.size, targets.shape[1]), np.uint32)
+    scores[rows] = total / scale
+    return jnp.asarray(scores)
+
+
+def fraction_bits(num_labelled: int, num_clients: int, settings: PropagationSettings) -> int:
+    """Bits f behind the point of row sums, the most with which the largest possible score stays below 2^32.
+
+    Eigenvalues of S are at most 1 / (1 - alpha), so scores are at most |y_c| / (1 - alpha). The length |y_c| of a
+    column of Y is at most sqrt(num_labelled), and 1 where labels are divided by their number. The numbers are public:
+    labelled points of all clients, and clients, each of which rounds. ValueError if fewer than 8 bits are left.
+    """
+    length = math.sqrt(num_labelled) if settings.label_norm == "none" else 1.0
+    largest = 1.01 * length / (1 - float(settings.alpha))  # 1 % for the error of an iterative solver
+    bits = math.floor(math.log2((2**32 - num_clients) / largest))
+    if bits < _LEAST_FRACTION_BITS:
+        raise ValueError(
+            f"alpha is {settings.alpha}; with {num_labelled} labels scores can reach {largest:.3g}, which leaves sums "
+            f"modulo 2^32 {bits} bits behind the point, fewer than {_LEAST_FRACTION_BITS}. Lower alpha."
+        )
+    return bits
+
+
+def _check(name: str, found: np.ndarray, shape: tuple[int, ...], dtype: type) -> None:
+    if not isinstance(found, np.ndarray) or found.shape != shape or found.dtype != dtype:
+        raise ValueError(f"exchange.{name} returned {found!r}; it must be {np.dtype(dtype)} of shape {shape}")
