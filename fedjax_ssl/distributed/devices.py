@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_ssl.config import ConfigError
+from fedjax_ssl.tracking.state_arrays import is_key
 
 PyTree = Any
 
@@ -64,11 +64,6 @@ def run_devices(num_devices: int) -> Sequence[jax.Device]:
             f"{fewest}; allowed: up to {count * fewest}"
         )
     return [device for devices in of_process for device in devices[:each]]
-
-
-def is_key(leaf: Any) -> bool:
-    """Whether a leaf is a typed PRNG key."""
-    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def data_of(leaf: Any) -> np.ndarray:

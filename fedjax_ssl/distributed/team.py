@@ -13,10 +13,11 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, PartitionSpec
 
 from fedjax_ssl.config import ConfigError
-from fedjax_ssl.distributed.devices import data_of, is_key
+from fedjax_ssl.distributed.devices import data_of
 from fedjax_ssl.distributed.settings import PREEMPTED, STALLED
 from fedjax_ssl.distributed.watchdog import Watchdog
 from fedjax_ssl.tracking.files import decode_json, encode_json
+from fedjax_ssl.tracking.state_arrays import is_key
 
 PyTree = Any
 

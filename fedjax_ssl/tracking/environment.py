@@ -10,7 +10,7 @@ import jax
 
 from fedjax_ssl import processor
 
-_PACKAGES = ("fedjax_ssl", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+_PACKAGES = ("fedjax_ssl", "jax", "jaxlib", "flax", "optax", "numpy")
 
 
 def versions() -> dict[str, str]:
