@@ -14,7 +14,7 @@ from fedjax_ssl.models.normalization import Norm
 from fedjax_ssl.models.resnet import ConvNorm
 
 
-class Stage(NamedTuple):
+class StageShape(NamedTuple):
     """Blocks of one width; the first of them has the stride."""
 
     expansion: int  # channels inside a block per channel of its input
@@ -27,13 +27,13 @@ class Stage(NamedTuple):
 STEM_FILTERS = 32
 LAST_FILTERS = 1280
 STAGES = (
-    Stage(1, 3, 1, 16, 1),
-    Stage(6, 3, 2, 24, 2),
-    Stage(6, 5, 2, 40, 2),
-    Stage(6, 3, 2, 80, 3),
-    Stage(6, 5, 1, 112, 3),
-    Stage(6, 5, 2, 192, 4),
-    Stage(6, 3, 1, 320, 1),
+    StageShape(1, 3, 1, 16, 1),
+    StageShape(6, 3, 2, 24, 2),
+    StageShape(6, 5, 2, 40, 2),
+    StageShape(6, 3, 2, 80, 3),
+    StageShape(6, 5, 1, 112, 3),
+    StageShape(6, 5, 2, 192, 4),
+    StageShape(6, 3, 1, 320, 1),
 )
 
 
@@ -81,7 +81,7 @@ class InvertedResidual(nn.Module):
         lowering: see `conv2d`.
     """
 
-    stage: Stage
+    stage: StageShape
     stride: int
     drop_rate: float
     lowering: str
@@ -125,7 +125,7 @@ class EfficientNetB0(nn.Module):
     Attributes:
         num_classes: K.
         weights: path of an `.npz` file with the arrays of torchvision's state dict to start from, see
-            `weights.pretrained`; None or "" starts at random.
+            `pretrained.pretrained`; None or "" starts at random.
         dropout_rate: before the head, 0 turns it off.
         stochastic_depth: rate that the blocks' rates rise to, 0 turns it off.
         normalize_features: scale each feature vector to unit length.

@@ -15,7 +15,7 @@ POOLS, LARGE_POOLS = (2, 2, 2), (3, 2, 4)  # after conv2, conv5 and conv6; the l
 EPSILON, MOMENTUM = 1e-3, 0.01  # Keras' defaults; the momentum is the weight of the batch
 
 
-class Block(nn.Module):
+class ConvBlock(nn.Module):
     """3x3 convolution with bias, norm layer, ReLU, max-pooling."""
 
     filters: int
@@ -58,7 +58,7 @@ class Trunk(nn.Module):
         pools = LARGE_POOLS if inputs.shape[1] >= LARGE_SIDE else POOLS
 
         def block(x: Array, number: int, filters: int, pool: int = 1) -> Array:
-            return Block(filters, self.norm, pool, self.lowering, name=f"block{number}")(x, train, mask)
+            return ConvBlock(filters, self.norm, pool, self.lowering, name=f"block{number}")(x, train, mask)
 
         x = block(block(inputs, 1, 64), 2, 128, pools[0])
         x = x + block(block(x, 3, 128), 4, 128)
