@@ -42,7 +42,7 @@ def run_devices(num_devices: int) -> Sequence[jax.Device]:
         num_devices: `config.federated.devices`, counted over all processes.
 
     Raises:
-        ConfigError: there are not so many, or they cannot be shared among the processes.
+        ConfigError: there are fewer, or the processes cannot have equally many.
     """
     count, available = jax.process_count(), jax.devices()
     if count == 1:
@@ -67,5 +67,5 @@ def run_devices(num_devices: int) -> Sequence[jax.Device]:
 
 
 def data_of(leaf: Any) -> np.ndarray:
-    """A leaf that lies in this process as a host array; of a typed PRNG key its key data."""
+    """A leaf as a host array, a typed PRNG key as its key data; it must lie in this process."""
     return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)

@@ -1,4 +1,4 @@
-"""What every network of this room is to the rest of the house: a pair of pure functions."""
+"""The form that every network has outside of this room: a pair of pure functions."""
 
 import math
 from collections.abc import Callable
