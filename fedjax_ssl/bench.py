@@ -54,9 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="one JSON object per line instead of the table")
     parser.add_argument("--repeats", type=int, default=5, help="timed blocks of rounds; rates are medians (5)")
     parser.add_argument("--rounds", type=int, help="rounds per block; the workload's own by default")
-    parser.add_argument(
-        "--scale", type=float, default=1.0, help="so many times the clients, clients per round and rounds (1)"
-    )
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on clients, clients per round and rounds (1)")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds after which no further block starts (120)")
     parser.add_argument("--threads", type=int, help="of the CPU, as config.threads; one per core by default")
     parser.add_argument("--placement", help=f"of clients, where the workload leaves it open: {', '.join(PLACEMENTS)}")

@@ -113,18 +113,16 @@ def alone(folder: Path, predictors: str = "", **fields) -> dict:
     return run(config, folder)
 
 
-def state_of(folder: Path) -> list[np.ndarray]:
-    checkpoints = Checkpoints(folder)
-    manifest = checkpoints._read_manifest(checkpoints.latest())
-    leaves = [tracking.state_arrays.Leaf(**leaf) for leaf in manifest["leaves"]]
-    return checkpoints._read_arrays(folder / "checkpoints" / manifest["folder"], leaves)
+def state_of(folder: Path) -> tuple[list[dict], bytes]:
+    """Descriptions and bytes of all arrays in the newest checkpoint; the rest of it are times."""
+    header, _, content = max((folder / "checkpoints").iterdir()).read_bytes().partition(b"\n")
+    return json.loads(header)["arrays"], content[:-32]
 
 
 def assert_same_run(folder: Path, other: Path) -> None:
     assert rows_of(folder) == rows_of(other)
     assert len((folder / "metrics.csv").read_text().splitlines()) == len(rows_of(other)) + 1
-    for ours, theirs in zip(state_of(folder), state_of(other), strict=True):
-        assert ours.dtype == theirs.dtype and ours.tobytes() == theirs.tobytes()
+    assert state_of(folder) == state_of(other)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""How a workload is measured: the compiled loop of rounds, warm, its result awaited, again and again from one start."""
+"""How a workload is measured: one compiled block of rounds, run warm several times from the same state, and awaited."""
 
 import dataclasses
 import statistics
@@ -193,7 +193,7 @@ def _model(config: Any, federation: FederatedData) -> models.Model:
 
 
 def _padding(workload: Workload, config: Any, placed: Choice) -> float | None:
-    """Of the placements that pad; only known in advance where every client takes part in every round."""
+    """The share of padding, where it is known in advance: every client takes part in every round."""
     if workload.cohort_size < workload.num_clients or workload.method != "fedavg":
         return None
     steps = config.optimizer.local_epochs * -(-workload.sizes() // config.optimizer.batch_size)

@@ -1,6 +1,6 @@
 """What is measured: federations of fixed shape, filled with fake images in memory, trained by ordinary configs.
 
-No number in here depends on what the images show, but they show their class, so that losses stay finite and fall.
+Speed does not depend on what the images show. They show their class, so that losses stay finite and fall.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ class Variant:
         settings: dotted fields of the config that differ from the workload's.
         seeds: runs in one program.
         vectorized: seeds by `jax.vmap` on every backend, instead of by `fedjax_ssl.train.over_seeds`.
-        changes: fields of the workload that are others here, for example "method".
+        changes: fields of the workload that differ here, for example "method".
     """
 
     name: str = ""
@@ -64,7 +64,7 @@ class Workload:
     mean_size: int
     settings: Mapping[str, Any]
     rounds: int
-    rounds_before: int = 0  # run, at least so many, before those that are measured
+    rounds_before: int = 0  # at least this many run before those that are measured
     sigma: float = 0.0
     method: str = "fedavg"
     variants: tuple[Variant, ...] = (Variant(),)
@@ -81,7 +81,7 @@ class Workload:
         )
 
     def of(self, variant: Variant) -> "Workload":
-        """The workload as a variant of it has it."""
+        """The workload with the changes of a variant."""
         return dataclasses.replace(self, **variant.changes)
 
     def sizes(self) -> Int[np.ndarray, " C"]:

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_ssl.config import ConfigError
+from fedjax_ssl.tracking.state_arrays import is_key
 
 PyTree = Any
 
@@ -42,7 +42,7 @@ def run_devices(num_devices: int) -> Sequence[jax.Device]:
         num_devices: `config.federated.devices`, counted over all processes.
 
     Raises:
-        ConfigError: there are not so many, or they cannot be shared among the processes.
+        ConfigError: there are fewer, or the processes cannot have equally many.
     """
     count, available = jax.process_count(), jax.devices()
     if count == 1:
@@ -66,11 +66,6 @@ def run_devices(num_devices: int) -> Sequence[jax.Device]:
     return [device for devices in of_process for device in devices[:each]]
 
 
-def is_key(leaf: Any) -> bool:
-    """Whether a leaf is a typed PRNG key."""
-    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
 def data_of(leaf: Any) -> np.ndarray:
-    """A leaf that lies in this process as a host array; of a typed PRNG key its key data."""
+    """A leaf as a host array, a typed PRNG key as its key data; it must lie in this process."""
     return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)

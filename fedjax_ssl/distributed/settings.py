@@ -23,10 +23,10 @@ class Settings(NamedTuple):
     coordinator: str | None  # "host:port" of process 0
     num_processes: int | None
     process_id: int | None
-    heartbeat_seconds: int  # without a sign of life until a process counts as dead
-    shutdown_seconds: int  # that a process waits for the others when it ends
-    initialization_seconds: int  # that processes wait for each other when they start
-    stall_minutes: float  # without a finished block of rounds until a process gives up; 0: it never does
+    heartbeat_seconds: int  # without a sign of life: then a process counts as dead
+    shutdown_seconds: int  # for which a process waits for the others when it ends
+    initialization_seconds: int  # for which processes wait for each other when they start
+    stall_minutes: float  # without a finished block of rounds: then a process gives up; 0: never
 
 
 def settings(section: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Settings | None:

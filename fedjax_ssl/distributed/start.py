@@ -1,7 +1,7 @@
-"""How the processes of a run find each other at its start and end together, whatever happens to one of them.
+"""How the processes of a run find each other at its start, and end together whatever happens to one of them.
 
-Without measures of its own, a process in which an exception is raised waits at its exit for the others, and they wait
-for it in the next sum: nothing ends and nothing is printed.
+By default a process with an exception waits at its exit for the others, while they wait for it in the next sum.
+Nothing ends and nothing is printed. So here it ends at once.
 """
 
 import logging
@@ -35,8 +35,8 @@ class Preempted(SystemExit):
 def start(section: Mapping[str, Any]) -> Team:
     """Joins the other processes of a run, if `config.distributed` or the environment names any.
 
-    To be called before any computation of jax. From then on an exception that nobody catches ends this process at
-    once, without the barrier at the end of a normal exit, so that the others notice.
+    Call it before any computation of jax. From then on an exception that nobody catches ends this process at once,
+    without the barrier of a normal exit, so that the others notice.
 
     Args:
         section: `config.distributed`.

@@ -13,10 +13,11 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, PartitionSpec
 
 from fedjax_ssl.config import ConfigError
-from fedjax_ssl.distributed.devices import data_of, is_key
+from fedjax_ssl.distributed.devices import data_of
 from fedjax_ssl.distributed.settings import PREEMPTED, STALLED
 from fedjax_ssl.distributed.watchdog import Watchdog
 from fedjax_ssl.tracking.files import decode_json, encode_json
+from fedjax_ssl.tracking.state_arrays import is_key
 
 PyTree = Any
 
@@ -36,7 +37,7 @@ class Team:
         """Looks who is there.
 
         Args:
-            stall_minutes: that may pass in `watched` between two calls of `feed`; 0: as many as it takes.
+            stall_minutes: longest time between two calls of `feed` in `watched`, in minutes; 0: no limit.
         """
         self.index, self.count = jax.process_index(), jax.process_count()
         self._stall_minutes = stall_minutes
@@ -54,7 +55,7 @@ class Team:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Ends the process if nothing is finished in it for too long: another one may never come to the next sum."""
+        """Ends the process if nothing is finished for too long: it may wait in a sum for a process that is gone."""
         if self.count == 1 or not self._stall_minutes:
             yield
             return

@@ -10,19 +10,19 @@ import time
 class Watchdog:
     """A thread that ends the process when it was not fed for too long.
 
-    A process that waits in a collective operation for one that does not come waits for ever, and no exception can
-    reach it there. So the end is `os._exit`, which runs no clean-up; the run folder survives that as it survives any
-    other death.
+    A process in a collective operation waits for the others. If one of them is gone, it waits for ever, and no
+    exception can reach it there. So the end is `os._exit`, which runs no clean-up. The run folder survives that as it
+    survives a kill.
     """
 
     def __init__(self, seconds: float, message: str, exit_code: int, *, stacks: bool = True):
         """Starts to watch.
 
         Args:
-            seconds: that may pass between two calls of `feed`.
+            seconds: longest time between two calls of `feed`.
             message: printed to standard error at the end.
             exit_code: of the process.
-            stacks: whether the stacks of all threads are printed, which show what it was waiting for.
+            stacks: whether to print the stacks of all threads, which show what the process waited for.
         """
         self._seconds, self._message, self._exit_code, self._stacks = seconds, message, exit_code, stacks
         self._fed = time.monotonic()

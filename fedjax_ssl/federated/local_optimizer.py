@@ -93,8 +93,9 @@ def learning_rate_schedule(
         raise ValueError(f"schedule_rounds is {schedule_rounds}; it must be at least 1")
     rate = jnp.asarray(learning_rate, jnp.result_type(float))
 
+    # Not optax's: its order of operations gives other bits, and it mixes the count's type with the rate's.
     def cosine(round_number: Int[Array, ""]) -> Float[Array, ""]:
         progress = round_number.astype(rate.dtype) / schedule_rounds
         return rate * 0.5 * (1.0 + jnp.cos(jnp.pi * jnp.minimum(progress, 1.0)))
 
-    return cosine if name == "cosine" else lambda round_number: rate
+    return cosine if name == "cosine" else optax.constant_schedule(rate)

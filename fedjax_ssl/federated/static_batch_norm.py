@@ -15,7 +15,6 @@ from jaxtyping import Array, Int
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated.method import Method, Metrics, ServerState
 from fedjax_ssl.models import Model
-from fedjax_ssl.models.normalization import BatchNorm
 
 PyTree = Any
 
@@ -33,7 +32,7 @@ def batch_statistics(
     """Statistics of the network's batch norm layers, averaged over batches.
 
     Args:
-        model: whose state holds nothing but running means and variances of `BatchNorm` layers.
+        model: whose state holds nothing but running means and variances of batch norm layers.
         normalize: raw inputs -> the network's.
         params: of the network.
         model_state: gives the structure, and the result where there is no batch of two examples.
@@ -49,7 +48,7 @@ def batch_statistics(
         return model_state
     size = max(min(batch_size, rows.shape[0]), 1)
     padded = jnp.concatenate([rows, jnp.zeros(-rows.shape[0] % size, rows.dtype)])
-    nothing = jax.tree.map(jnp.zeros_like, model_state)
+    nothing, weights = jax.tree.map(jnp.zeros_like, model_state), model.batch_weights()
 
     def add_batch(number: Int[Array, ""], total: tuple[PyTree, Array]) -> tuple[PyTree, Array]:
         place = number * size + jnp.arange(size, dtype=jnp.int32)
@@ -57,9 +56,9 @@ def batch_statistics(
         # One client's broken values must not reach everybody's statistics.
         mask = (place < count) & jnp.all(jnp.isfinite(values), axis=tuple(range(1, values.ndim)))
         _, state = model.apply(params, nothing, values, train=True, key=jax.random.key(0), mask=mask)
-        # From zero, a running average holds the batch's statistics times the weight of a batch.
+        # From zero, a running average holds the batch's statistics times the weight of a batch in that layer.
         counts = jnp.sum(mask) > 1
-        batch = jax.tree.map(lambda x: jnp.where(counts, x / BatchNorm.momentum, 0.0), state)
+        batch = jax.tree.map(lambda x, weight: jnp.where(counts, x / weight, 0.0), state, weights)
         return jax.tree.map(jnp.add, total[0], batch), total[1] + counts.astype(jnp.int32)
 
     used = -(-count // size)

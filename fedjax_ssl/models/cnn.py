@@ -3,13 +3,13 @@
 import flax.linen as nn
 from jaxtyping import Array, Bool, Float
 
-from fedjax_ssl.models.layers import Conv, Dense, Dropout, Head, lecun_normal
+from fedjax_ssl.models.layers import Conv, Dense, Dropout, Network, lecun_normal
 from fedjax_ssl.models.model import Outputs
 from fedjax_ssl.models.normalization import Norm
 from fedjax_ssl.models.pooling import max_pool
 
 
-class CNN(nn.Module):
+class CNN(Network):
     """Two 3x3 convolutions (32 and 64 channels, no padding), 2x2 max-pooling, 128 hidden units.
 
     The shape of LEAF's successor benchmarks (TFF's and fedjax's EMNIST network): 1,206,590 parameters for
@@ -17,19 +17,13 @@ class CNN(nn.Module):
     biases zero.
 
     Attributes:
-        num_classes: K.
         dropout: drop 1/4 of the pooled values and 1/2 of the hidden units in training.
         norm: "none", "bn" or "gn", after each convolution.
-        normalize_features: scale each feature vector to unit length.
-        aux_head: add a second affine map of the feature.
         lowering: how the convolutions are computed, see `conv2d`.
     """
 
-    num_classes: int
     dropout: bool = True
     norm: str = "none"
-    normalize_features: bool = False
-    aux_head: bool = False
     lowering: str = "auto"
 
     @property
@@ -51,6 +45,4 @@ class CNN(nn.Module):
         x = Dropout(0.25 * self.dropout, name="dropout1")(x, train)
         x = nn.relu(Dense(128, lecun_normal, name="dense")(x.reshape(x.shape[0], -1)))
         x = Dropout(0.5 * self.dropout, name="dropout2")(x, train)
-        head = Head(self.num_classes, self.normalize_features, self.aux_head, lecun_normal)
-        nn.share_scope(self, head)
-        return head(x)
+        return self.scores(x, lecun_normal)

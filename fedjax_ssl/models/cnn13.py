@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from fedjax_ssl.models.layers import Conv, Dropout, Head
+from fedjax_ssl.models.layers import Conv, Dropout, Network
 from fedjax_ssl.models.model import Outputs
 from fedjax_ssl.models.normalization import Norm
 from fedjax_ssl.models.pooling import max_pool
@@ -17,7 +17,7 @@ _STAGES = (
 )
 
 
-class CNN13(nn.Module):
+class CNN13(Network):
     """Nine convolutions in three stages, two 2x2 max-pools with dropout, global average, one affine map.
 
     Each convolution has a bias and weight normalisation and is followed by the norm layer and LeakyReLU(0.1);
@@ -27,19 +27,15 @@ class CNN13(nn.Module):
     Source: XCLP section 5, "FedAvg+XCLP", CIFAR network.
 
     Attributes:
-        num_classes: K.
         norm: "bn", "gn" or "none".
         dropout_rate: after each max-pool, 0 turns it off.
-        normalize_features: scale each feature vector to unit length.
         aux_head: add a second, weight-normalised affine map of the feature.
         lowering: how the convolutions are computed, see `conv2d`.
     """
 
-    num_classes: int
     norm: str = "bn"
     dropout_rate: float = 0.5
     normalize_features: bool = True
-    aux_head: bool = False
     lowering: str = "auto"
 
     @property
@@ -64,6 +60,4 @@ class CNN13(nn.Module):
                     name=f"conv{place}",
                 )(x)
                 x = nn.leaky_relu(Norm(self.norm, name=f"norm{place}")(x, train, mask), 0.1)
-        head = Head(self.num_classes, self.normalize_features, self.aux_head, weight_norm=True)
-        nn.share_scope(self, head)
-        return head(jnp.mean(x, (1, 2)))
+        return self.scores(jnp.mean(x, (1, 2)), weight_norm=True)

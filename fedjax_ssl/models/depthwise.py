@@ -64,7 +64,9 @@ def _grouped(inputs: Array, kernel: Array, stride: int, pads: Pads) -> Array:
 
 def _slices(inputs: Array, kernel: Array, stride: int, pads: Pads) -> Array:
     height, width = kernel.shape[:2]
-    # sums of up to 25 terms: kept in float32 for the shorter types, as a convolution keeps them
+    # No matrix product here: channels do not mix, so every slice is scaled by one number per channel. XLA fuses the
+    # products and sums into one loop over the output. A sum has up to 25 terms, so the types shorter than float32
+    # are summed in float32, as a convolution does.
     dtype = statistics_dtype(inputs.dtype)
     padded, weights = jnp.pad(inputs, ((0, 0), *pads, (0, 0))).astype(dtype), kernel.astype(dtype)
     rows, columns = ((size - k) // stride for size, k in zip(padded.shape[1:3], (height, width), strict=True))

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from fedjax_ssl.models.depthwise import depthwise_conv2d
-from fedjax_ssl.models.layers import Conv, Dropout, Head, Kernel, kaiming_fan_out, keep_mask
+from fedjax_ssl.models.layers import Conv, Dropout, Kernel, Network, kaiming_fan_out, keep_mask
 from fedjax_ssl.models.model import Outputs
 from fedjax_ssl.models.normalization import Norm
 from fedjax_ssl.models.resnet import ConvNorm
 
 
-class Stage(NamedTuple):
+class StageShape(NamedTuple):
     """Blocks of one width; the first of them has the stride."""
 
     expansion: int  # channels inside a block per channel of its input
@@ -27,13 +27,13 @@ class Stage(NamedTuple):
 STEM_FILTERS = 32
 LAST_FILTERS = 1280
 STAGES = (
-    Stage(1, 3, 1, 16, 1),
-    Stage(6, 3, 2, 24, 2),
-    Stage(6, 5, 2, 40, 2),
-    Stage(6, 3, 2, 80, 3),
-    Stage(6, 5, 1, 112, 3),
-    Stage(6, 5, 2, 192, 4),
-    Stage(6, 3, 1, 320, 1),
+    StageShape(1, 3, 1, 16, 1),
+    StageShape(6, 3, 2, 24, 2),
+    StageShape(6, 5, 2, 40, 2),
+    StageShape(6, 3, 2, 80, 3),
+    StageShape(6, 5, 1, 112, 3),
+    StageShape(6, 5, 2, 192, 4),
+    StageShape(6, 3, 1, 320, 1),
 )
 
 
@@ -81,7 +81,7 @@ class InvertedResidual(nn.Module):
         lowering: see `conv2d`.
     """
 
-    stage: Stage
+    stage: StageShape
     stride: int
     drop_rate: float
     lowering: str
@@ -113,7 +113,7 @@ class InvertedResidual(nn.Module):
         return nn.sigmoid(excite(nn.silu(squeeze(pooled))))
 
 
-class EfficientNetB0(nn.Module):
+class EfficientNetB0(Network):
     """EfficientNet-B0: 16 inverted residual blocks in seven stages, 1x1 convolution, global average, one affine map.
 
     The feature has 1280 values. 5,288,548 parameters for three input channels and 1000 classes, 4,007,548 without
@@ -123,22 +123,16 @@ class EfficientNetB0(nn.Module):
     Source: Tan and Le, EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks, ICML 2019.
 
     Attributes:
-        num_classes: K.
         weights: path of an `.npz` file with the arrays of torchvision's state dict to start from, see
-            `weights.pretrained`; None or "" starts at random.
+            `pretrained.pretrained`; None or "" starts at random.
         dropout_rate: before the head, 0 turns it off.
         stochastic_depth: rate that the blocks' rates rise to, 0 turns it off.
-        normalize_features: scale each feature vector to unit length.
-        aux_head: add a second affine map of the feature.
         lowering: how the convolutions are computed, see `conv2d` and `depthwise_conv2d`.
     """
 
-    num_classes: int
     weights: str | None = None
     dropout_rate: float = 0.2
     stochastic_depth: float = 0.2
-    normalize_features: bool = False
-    aux_head: bool = False
     lowering: str = "auto"
 
     @property
@@ -159,6 +153,4 @@ class EfficientNetB0(nn.Module):
                 done += 1
         x = nn.silu(ConvNorm(LAST_FILTERS, 1, 1, "bn", self.lowering, name="last")(x, train, mask))
         x = Dropout(self.dropout_rate, name="dropout")(jnp.mean(x, (1, 2)), train)
-        head = Head(self.num_classes, self.normalize_features, self.aux_head)
-        nn.share_scope(self, head)
-        return head(x)
+        return self.scores(x)

@@ -1,4 +1,4 @@
-"""The layers with weights, dropout and the head that every network ends in."""
+"""The layers with weights, dropout, and the class scores that every network ends in."""
 
 import math
 
@@ -140,32 +140,28 @@ def keep_mask(key: jax.Array, shape: tuple[int, ...], rate: float) -> jax.Array:
     return (draws >= threshold).reshape(shape[0], -1)[:, :width].reshape(shape)
 
 
-class Head(nn.Module):
-    """The last layers: features of unit length if asked for, class scores, a second head if asked for.
+class Network(nn.Module):
+    """What all networks have in common: these options, and last layers that score the classes.
 
     Attributes:
         num_classes: K.
         normalize_features: divide each feature vector by its Euclidean length (a zero vector stays zero).
         aux_head: add a second affine map of the same features, `Outputs.aux_logits`.
-        initializer: see `Kernel`.
-        weight_norm: see `Kernel`.
     """
 
     num_classes: int
-    normalize_features: bool
-    aux_head: bool
-    initializer: Initializer | None = None
-    weight_norm: bool = False
+    normalize_features: bool = False
+    aux_head: bool = False
 
-    @nn.compact
-    def __call__(self, features: Float[Array, "n d"]) -> Outputs:
+    def scores(
+        self, features: Float[Array, "n d"], initializer: Initializer | None = None, weight_norm: bool = False
+    ) -> Outputs:
+        """The last layers; the arguments are those of `Dense`."""
         if self.normalize_features:
             features = unit_length(features)
-        logits = Dense(self.num_classes, self.initializer, self.weight_norm, name="head")(features)
-        aux_logits = None
-        if self.aux_head:
-            aux_logits = Dense(self.num_classes, self.initializer, self.weight_norm, name="aux_head")(features)
-        return Outputs(logits, features, aux_logits)
+        heads = ("head", "aux_head") if self.aux_head else ("head",)
+        logits = [Dense(self.num_classes, initializer, weight_norm, name=name)(features) for name in heads]
+        return Outputs(logits[0], features, logits[1] if self.aux_head else None)
 
 
 def unit_length(features: Float[Array, "n d"]) -> Float[Array, "n d"]:

@@ -46,6 +46,10 @@ def plain_or_slices(inputs: Array, kernel: Array, stride: int, pads: Pads) -> Ar
     Images batched under one kernel (many clients evaluated with shared weights) are folded into one plain
     convolution. Reverse-mode derivatives of any order; the second and later ones go through `slices`.
     """
+    # Three layers, because each of jax's tools lacks what the next one adds. `custom_vmap` sees whether `vmap` batches
+    # the kernel, but has no reverse-mode derivative. So the pass forward and its gradients are one such function each,
+    # and `custom_vjp` ties them together (`convolve`). The gradients need a derivative of their own for second orders
+    # (`backward`); there speed does not matter, and the slices' derivatives serve any order.
     shared = functools.partial(plain, stride=stride, pads=pads)
     separate = functools.partial(slices, stride=stride, pads=pads)
 

@@ -5,35 +5,29 @@ from collections.abc import Callable
 import flax.linen as nn
 from jaxtyping import Array, Bool, Float
 
-from fedjax_ssl.models.layers import Dense, Dropout, Head, lecun_normal
+from fedjax_ssl.models.layers import Dense, Dropout, Network, lecun_normal
 from fedjax_ssl.models.model import Outputs
 from fedjax_ssl.models.normalization import Norm
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"relu": nn.relu, "none": lambda x: x}
 
 
-class MLP(nn.Module):
+class MLP(Network):
     """Hidden layers of (affine, norm, activation, dropout); the feature is the last hidden layer.
 
     Weights LeCun normal, biases zero.
 
     Attributes:
-        num_classes: K.
         hidden: widths of the hidden layers, at least one.
         activation: "relu", or "none" for a linear network, whose first layer XCLP's FEMNIST appendix takes as feature.
         norm: "none", "bn" or "gn".
         dropout_rate: after every hidden layer, 0 turns it off.
-        normalize_features: scale each feature vector to unit length.
-        aux_head: add a second affine map of the feature.
     """
 
-    num_classes: int
     hidden: tuple[int, ...] = (128,)
     activation: str = "relu"
     norm: str = "none"
     dropout_rate: float = 0.0
-    normalize_features: bool = False
-    aux_head: bool = False
 
     @property
     def needs_key(self) -> bool:
@@ -51,6 +45,4 @@ class MLP(nn.Module):
             x = Dense(width, lecun_normal, name=f"dense{i}")(x)
             x = activation(Norm(self.norm, name=f"norm{i}")(x, train, mask))
             x = Dropout(self.dropout_rate, name=f"dropout{i}")(x, train)
-        head = Head(self.num_classes, self.normalize_features, self.aux_head, lecun_normal)
-        nn.share_scope(self, head)
-        return head(x)
+        return self.scores(x, lecun_normal)

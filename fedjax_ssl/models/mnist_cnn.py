@@ -4,13 +4,13 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from fedjax_ssl.models.layers import Conv, Dense, Dropout, Head
+from fedjax_ssl.models.layers import Conv, Dense, Dropout, Network
 from fedjax_ssl.models.model import Outputs
 from fedjax_ssl.models.normalization import Norm
 from fedjax_ssl.models.pooling import max_pool
 
 
-class MnistCNN(nn.Module):
+class MnistCNN(Network):
     """Three 5x5 convolutions (64, 64 and 128 channels), the first two with 2x2 max-pooling, 2048 and 512 hidden units.
 
     A norm layer and ReLU follow every convolution and hidden layer. Grey images are shown in three equal channels.
@@ -20,19 +20,13 @@ class MnistCNN(nn.Module):
     Source: FedUL's network for MNIST.
 
     Attributes:
-        num_classes: K.
         norm: "bn", "gn" or "none".
         dropout_rate: after each of the five hidden blocks; 0 turns it off.
-        normalize_features: scale each feature vector to unit length.
-        aux_head: add a second affine map of the feature.
         lowering: how the convolutions are computed, see `conv2d`.
     """
 
-    num_classes: int
     norm: str = "bn"
     dropout_rate: float = 0.0
-    normalize_features: bool = False
-    aux_head: bool = False
     lowering: str = "auto"
 
     @property
@@ -59,6 +53,4 @@ class MnistCNN(nn.Module):
             x = Dense(width, name=f"dense{block - 3}")(x)
             x = nn.relu(Norm(self.norm, name=f"norm{block}")(x, train, mask))
             x = Dropout(self.dropout_rate, name=f"dropout{block}")(x, train)
-        head = Head(self.num_classes, self.normalize_features, self.aux_head)
-        nn.share_scope(self, head)
-        return head(x)
+        return self.scores(x)

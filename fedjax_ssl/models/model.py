@@ -1,4 +1,4 @@
-"""What every network of this room is to the rest of the house: a pair of pure functions."""
+"""The form that every network has outside of this room: a pair of pure functions."""
 
 import math
 from collections.abc import Callable
@@ -28,11 +28,14 @@ class Model(NamedTuple):
         a network with dropout then needs `key`. `mask` (bool [n], default all true) marks the rows that count
         in batch statistics. In evaluation the state comes back as it was.
     has_class_scores: False for a network of features alone, whose `Outputs.logits` have no column.
+    batch_weights: `() -> tree like state`: how much a batch weighs in each running statistic, as Python floats. Only
+        statistics by a pass over the data ask for it.
     """
 
     init: Callable[[PRNGKeyArray], tuple[PyTree, PyTree]]
     apply: Callable[..., tuple[Outputs, PyTree]]
     has_class_scores: bool = True
+    batch_weights: Callable[[], PyTree] = dict
 
 
 def count_parameters(params: PyTree) -> int:
@@ -47,7 +50,8 @@ def from_linen(module: nn.Module, input_shape: tuple[int, ...], needs_key: bool)
     bfloat16 (statistics of batches stay in float32).
 
     Args:
-        module: keeps its batch statistics in the collection "batch_stats", draws from the stream "dropout".
+        module: keeps its batch statistics in the collection "batch_stats", and at its start the weights of a batch in
+            them in "batch_weights"; draws from the stream "dropout".
         input_shape: shape of one example.
         needs_key: whether `module` draws random bits in training.
 
@@ -55,11 +59,18 @@ def from_linen(module: nn.Module, input_shape: tuple[int, ...], needs_key: bool)
         The model.
     """
 
+    def variables_of(key: PRNGKeyArray) -> PyTree:
+        return module.init(key, jnp.zeros((1, *input_shape), jnp.result_type(float)), False, None)
+
     @jax.jit
     def init(key: PRNGKeyArray) -> tuple[PyTree, PyTree]:
-        dummy = jnp.zeros((1, *input_shape), jnp.result_type(float))
-        variables = module.init(key, dummy, False, None)
+        variables = variables_of(key)
         return variables["params"], variables.get("batch_stats", {})
+
+    def batch_weights() -> PyTree:
+        weights: dict[str, PyTree] = {}
+        jax.eval_shape(lambda key: weights.update(variables_of(key).get("batch_weights", {})), jax.random.key(0))
+        return weights
 
     def apply(
         params: PyTree,
@@ -87,4 +98,4 @@ def from_linen(module: nn.Module, input_shape: tuple[int, ...], needs_key: bool)
         outputs, updates = module.apply(variables, inputs, train, mask, rngs=rngs, mutable=["batch_stats"])
         return outputs, updates.get("batch_stats", {})
 
-    return Model(init, apply, getattr(module, "has_class_scores", True))
+    return Model(init, apply, getattr(module, "has_class_scores", True), batch_weights)

@@ -34,6 +34,8 @@ class BatchNorm(nn.Module):
         default = jnp.result_type(float)
         mean = self.variable("batch_stats", "mean", jnp.zeros, (channels,), default)
         var = self.variable("batch_stats", "var", jnp.ones, (channels,), default)
+        for name in ("mean", "var"):
+            self.sow("batch_weights", name, self.momentum, init_fn=lambda: None, reduce_fn=lambda _, weight: weight)
         scale = self.param("scale", nn.initializers.ones, (channels,), default)
         bias = self.param("bias", nn.initializers.zeros, (channels,), default)
         dtype = statistics_dtype(inputs.dtype)

@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from fedjax_ssl.models.layers import Conv, Head, lecun_normal, unit_length
+from fedjax_ssl.models.layers import Conv, Network, lecun_normal, unit_length
 from fedjax_ssl.models.model import Outputs
 from fedjax_ssl.models.normalization import NORMS, Norm
 from fedjax_ssl.models.pooling import max_pool
@@ -15,7 +15,7 @@ POOLS, LARGE_POOLS = (2, 2, 2), (3, 2, 4)  # after conv2, conv5 and conv6; the l
 EPSILON, MOMENTUM = 1e-3, 0.01  # Keras' defaults; the momentum is the weight of the batch
 
 
-class Block(nn.Module):
+class ConvBlock(nn.Module):
     """3x3 convolution with bias, norm layer, ReLU, max-pooling."""
 
     filters: int
@@ -58,7 +58,7 @@ class Trunk(nn.Module):
         pools = LARGE_POOLS if inputs.shape[1] >= LARGE_SIDE else POOLS
 
         def block(x: Array, number: int, filters: int, pool: int = 1) -> Array:
-            return Block(filters, self.norm, pool, self.lowering, name=f"block{number}")(x, train, mask)
+            return ConvBlock(filters, self.norm, pool, self.lowering, name=f"block{number}")(x, train, mask)
 
         x = block(block(inputs, 1, 64), 2, 128, pools[0])
         x = x + block(block(x, 3, 128), 4, 128)
@@ -67,7 +67,7 @@ class Trunk(nn.Module):
         return max_pool(x, x.shape[1]).reshape(x.shape[0], -1)
 
 
-class ResNet8(nn.Module):
+class ResNet8(Network):
     """The embedding network of ProtoFSSL: 6,565,760 parameters, 512 features, no class scores.
 
     For methods that score classes by the distance to prototypes; `Outputs.logits` has no column. Convolutions start
@@ -81,15 +81,11 @@ class ResNet8(nn.Module):
     Attributes:
         num_classes: K, of the data; no layer depends on it.
         norm: "none", "bn", "gn" or "sbn", batch norm whose running statistics are those of the last batch.
-        normalize_features: scale each feature vector to unit length.
         aux_head: not there, as there is no head.
         lowering: how the convolutions are computed, see `conv2d`.
     """
 
-    num_classes: int
     norm: str = "none"
-    normalize_features: bool = False
-    aux_head: bool = False
     lowering: str = "auto"
 
     has_class_scores = False
@@ -106,29 +102,21 @@ class ResNet8(nn.Module):
         return Outputs(jnp.zeros((features.shape[0], 0), features.dtype), features, None)
 
 
-class ResNet9(nn.Module):
+class ResNet9(Network):
     """`ResNet8` and a dense head: 6,570,890 parameters for ten classes; the network of ProtoFSSL's baselines.
 
     The head starts Glorot uniform.
 
     Attributes:
-        num_classes: K.
         norm: "none", "bn", "gn" or "sbn", batch norm whose running statistics are those of the last batch.
-        normalize_features: scale each feature vector to unit length.
-        aux_head: add a second affine map of the feature.
         lowering: how the convolutions are computed, see `conv2d`.
     """
 
-    num_classes: int
     norm: str = "none"
-    normalize_features: bool = False
-    aux_head: bool = False
     lowering: str = "auto"
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Bool[Array, " n"] | None) -> Outputs:
         trunk = Trunk(self.norm, self.lowering)
         nn.share_scope(self, trunk)
-        head = Head(self.num_classes, self.normalize_features, self.aux_head, nn.initializers.glorot_uniform())
-        nn.share_scope(self, head)
-        return head(trunk(inputs, train, mask))
+        return self.scores(trunk(inputs, train, mask), nn.initializers.glorot_uniform())

@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from fedjax_ssl.models.layers import Conv, Dropout, Head, kaiming_fan_out
+from fedjax_ssl.models.layers import Conv, Dropout, Network, kaiming_fan_out
 from fedjax_ssl.models.model import Outputs
 from fedjax_ssl.models.normalization import Norm
 from fedjax_ssl.models.pooling import max_pool
@@ -59,7 +59,7 @@ class BasicBlock(nn.Module):
         return nn.relu(x + (layer(inputs, 1, self.stride, "shortcut") if changed else inputs))
 
 
-class ResNet18(nn.Module):
+class ResNet18(Network):
     """ResNet-18: stem, four stages of two basic blocks with 64 to 512 channels, global average, one affine map.
 
     The feature has 512 values. 11,227,812 parameters with the ImageNet stem and 100 classes, 11,173,962 with the
@@ -69,22 +69,16 @@ class ResNet18(nn.Module):
     Source: He et al., Deep Residual Learning for Image Recognition, CVPR 2016.
 
     Attributes:
-        num_classes: K.
         stem: "cifar" (3x3), "imagenet" (7x7 with stride 2, then 3x3 max-pooling with stride 2) or
             "imagenet_unpooled" (without the max-pooling, as in FedUL).
         norm: "bn", "gn" or "none".
         dropout_rate: after the stem and after each stage; 0 turns it off.
-        normalize_features: scale each feature vector to unit length.
-        aux_head: add a second affine map of the feature.
         lowering: how the convolutions are computed, see `conv2d`.
     """
 
-    num_classes: int
     stem: str = "cifar"
     norm: str = "bn"
     dropout_rate: float = 0.0
-    normalize_features: bool = False
-    aux_head: bool = False
     lowering: str = "auto"
 
     @property
@@ -106,6 +100,4 @@ class ResNet18(nn.Module):
                 name = f"block{stage}_{block}"
                 x = BasicBlock(filters, stride, self.norm, self.lowering, name=name)(x, train, mask)
             x = Dropout(self.dropout_rate, name=f"dropout{stage}")(x, train)
-        head = Head(self.num_classes, self.normalize_features, self.aux_head)
-        nn.share_scope(self, head)
-        return head(jnp.mean(x, (1, 2)))
+        return self.scores(jnp.mean(x, (1, 2)))

@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from fedjax_ssl.models.layers import Conv, Head, kaiming_fan_out, torch_uniform
+from fedjax_ssl.models.layers import Conv, Network, kaiming_fan_out, torch_uniform
 from fedjax_ssl.models.model import Outputs
 from fedjax_ssl.models.normalization import Norm
 
@@ -36,7 +36,7 @@ class PreActivationBlock(nn.Module):
         return _conv(self.filters, size, stride, self.norm, self.lowering, name)(inputs)
 
 
-class WideResNet28(nn.Module):
+class WideResNet28(Network):
     """WRN-28-k: 3x3 convolution with 16 channels, three groups of four blocks with 16k, 32k and 64k, global average.
 
     The feature has 64k values. 1,467,610 parameters with 10 classes and k = 2, 23,401,012 with 100 classes and k = 8
@@ -46,19 +46,13 @@ class WideResNet28(nn.Module):
     Source: Zagoruyko and Komodakis, Wide Residual Networks, BMVC 2016, without dropout, as SemiFL uses it.
 
     Attributes:
-        num_classes: K.
         widen: k.
         norm: "bn" or "none"; "gn" cannot be had, as the first norm layer has 16 channels.
-        normalize_features: scale each feature vector to unit length.
-        aux_head: add a second affine map of the feature.
         lowering: how the convolutions are computed, see `conv2d`.
     """
 
-    num_classes: int
     widen: int = 2
     norm: str = "bn"
-    normalize_features: bool = False
-    aux_head: bool = False
     lowering: str = "auto"
 
     @nn.compact
@@ -74,9 +68,7 @@ class WideResNet28(nn.Module):
                     x, train, mask
                 )
         x = nn.relu(Norm(self.norm, name="norm")(x, train, mask))
-        head = Head(self.num_classes, self.normalize_features, self.aux_head, torch_uniform(x.shape[-1]))
-        nn.share_scope(self, head)
-        return head(jnp.mean(x, (1, 2)))
+        return self.scores(jnp.mean(x, (1, 2)), torch_uniform(x.shape[-1]))
 
 
 def _conv(filters: int, size: int, stride: int, norm: str, lowering: str, name: str) -> Conv:

@@ -15,8 +15,9 @@ from jaxtyping import Array, Float
 
 from fedjax_ssl.models import lowerings
 
-# Polynomials are multiplied by their values at these points and at infinity. More points would save more products
-# and lose more digits.
+# Filtering is the transpose of multiplying two polynomials. Their values at enough points determine the product, and
+# each point takes one multiplication. These five and infinity (the leading coefficient) give tiles of six values. More
+# points would save more products, but the points' powers grow, and the rounding error with them.
 _POINTS = (0, 1, -1, 2, -2)
 _SIZE = len(_POINTS) + 1
 # Transform of the inputs, one row per point: the coefficients of the product of (x - q) over the other points q.
@@ -40,8 +41,8 @@ def winograd(
     do half precision, which has no digits to spare, and integers.
 
     The outputs of a tile share its rounding: in float32 they are off by some 2e-6 of the largest of them (`slices`:
-    5e-7). A value that is not finite spoils its tile, one above 6e37 overflows. Products have the backend's default
-    precision, which on a GPU or TPU may be too low for this; `conv2d` chooses it on CPUs alone.
+    5e-7). A value that is not finite spoils its tile, and one above 6e37 overflows. Products have the backend's default
+    precision, which may be too low for this on a GPU or TPU, so `conv2d` chooses it on CPUs only.
     """
     height, width, channels, filters = kernel.shape
     count, out_rows, out_columns = lowerings.positions(inputs, kernel, stride, pads)
@@ -50,6 +51,8 @@ def winograd(
     exact = jnp.issubdtype(inputs.dtype, jnp.floating) and inputs.dtype.itemsize >= 4
     if stride != 1 or not 3 <= width <= 5 or _SIZE * tiles >= width * out_columns or not exact:
         return lowerings.slices(inputs, kernel, stride, pads)
+    # To the points, one matrix product per point over kernel rows and channels together, and back. The transforms
+    # only add and scale, and their cost is shared by all filters; the products are where the time goes.
     values = jnp.stack(_combine(_INPUT, _tiles(inputs, pads, tiles, step)))
     # Without the barrier XLA computes a transformed value, and its gradient, anew for every row of the kernel.
     values = lax.optimization_barrier(values)

@@ -10,7 +10,7 @@ import jax
 
 from fedjax_ssl import processor
 
-_PACKAGES = ("fedjax_ssl", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+_PACKAGES = ("fedjax_ssl", "jax", "jaxlib", "flax", "optax", "numpy")
 
 
 def versions() -> dict[str, str]:
@@ -66,8 +66,8 @@ def device_description() -> str:
 def peak_memory_bytes() -> int:
     """Returns the most memory in use so far, in bytes.
 
-    That is the fullest local device's peak where the backend counts it (GPU, TPU), otherwise the peak
-    resident size of this process; 0 where the operating system does not tell.
+    Where the backend counts it (GPU, TPU), this is the peak of the fullest local device. Otherwise it is the peak
+    resident size of this process, 0 where the operating system does not tell.
     """
     stats = [device.memory_stats() or {} for device in jax.local_devices()]
     peaks = [stat["peak_bytes_in_use"] for stat in stats if "peak_bytes_in_use" in stat]

@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
+def write_atomically(path: str | os.PathLike, content: str | bytes | Iterable[bytes | memoryview]) -> None:
     """Writes a file so that a reader, or a run after a crash, finds the old content or the new, never a part.
 
     The content goes to a temporary file beside it, to the disk, and then takes the file's name. The temporary
@@ -21,12 +21,13 @@ def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
 
     Args:
         path: the file; its folder must exist.
-        content: text is written as UTF-8.
+        content: text, written as UTF-8, bytes, or pieces of bytes that are made as they are written.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.tmp")
     with open(temporary, "wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
+        whole = content.encode() if isinstance(content, str) else content
+        file.writelines([whole] if isinstance(whole, bytes) else whole)
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)

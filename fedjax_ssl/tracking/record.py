@@ -1,6 +1,6 @@
-"""Everything that a run reads from its folder, leaves there and tells a person, behind one door.
+"""All that a run reads from its folder, writes there and tells a person.
 
-Of several processes that train one federation, one has a `Record`; the others have a `NoRecord` and run the same code.
+Of several processes that train one federation, one has a `Record`. The others have a `NoRecord` and run the same code.
 """
 
 import os

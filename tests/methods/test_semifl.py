@@ -119,7 +119,7 @@ def one_channel() -> models.Model:
         logits, updates = layer.apply(variables, inputs, train, mask, mutable=["batch_stats"])
         return models.Outputs(logits, inputs, None), updates["batch_stats"]
 
-    return models.Model(init, apply)
+    return models.Model(init, apply, batch_weights=lambda: {"mean": layer.momentum, "var": layer.momentum})
 
 
 def test_static_batch_norm_averages_batches():
@@ -134,6 +134,24 @@ def test_static_batch_norm_averages_batches():
         np.testing.assert_allclose(result["mean"], [4.66666667], rtol=1e-6)
         np.testing.assert_allclose(result["var"], [11.66666667], rtol=1e-6)
     chex.assert_trees_all_equal(statistics(jnp.asarray(1)), state)
+
+
+@pytest.mark.parametrize("norm", ["bn", "sbn"])
+def test_static_batch_norm_takes_every_layers_own_weight_of_a_batch(norm):
+    """In `resnet9` a batch weighs 0.01 ("bn") or 1 ("sbn"), elsewhere 0.1; the statistics are those of the batches."""
+    model = models.build("resnet9", num_classes=3, input_shape=(8, 8, 1), norm=norm)
+    params, state = jax.tree.map(lambda x: jnp.full(x.shape, 0.1, x.dtype), jax.eval_shape(model.init, key()))
+    inputs = jax.random.normal(key(), (7, 8, 8, 1))
+    rows = jnp.arange(7, dtype=jnp.int32)
+    found = batch_statistics(model, lambda x: x, params, state, inputs, rows, jnp.asarray(7), 4)
+    layer = params["block1"]["conv"]
+    responses = models.conv2d(inputs, layer["kernel"]) + layer["bias"]
+    batches = [np.asarray(batch, np.float64).reshape(-1, 64) for batch in (responses[:4], responses[4:])]
+    first = found["block1"]["norm"]
+    np.testing.assert_allclose(first["mean"], np.mean([batch.mean(0) for batch in batches], 0), rtol=1e-4)
+    np.testing.assert_allclose(first["var"], np.mean([batch.var(0, ddof=1) for batch in batches], 0), rtol=1e-4)
+    weights = {0.01} if norm == "bn" else {1.0}
+    assert set(jax.tree.leaves(model.batch_weights())) == weights
 
 
 def test_static_batch_norm_is_that_of_the_new_model_and_the_order_of_examples_is_server_first():

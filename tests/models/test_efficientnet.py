@@ -1,5 +1,6 @@
 """EfficientNet-B0: sizes, torchvision's values, blocks, stochastic depth."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,7 +50,7 @@ def test_values_are_torchvisions(exported):
     assert outputs.features.shape == (2, 1280)
     np.testing.assert_allclose(outputs.features[:, :5], TORCHVISION_FEATURES, rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(outputs.logits, TORCHVISION_LOGITS, rtol=1e-3, atol=1e-4)
-    jax.tree.map(np.testing.assert_array_equal, new_state, state)
+    chex.assert_trees_all_equal(new_state, state)
 
 
 def test_another_number_of_classes_and_a_second_head_start_at_random(exported):
@@ -58,8 +59,8 @@ def test_another_number_of_classes_and_a_second_head_start_at_random(exported):
     assert jax.tree.map(jnp.shape, first) == jax.tree.map(lambda leaf: leaf.shape, template)
     differ = jax.tree.map(lambda a, b: not np.array_equal(a, b), *(params for params, _ in (first, second)))
     assert {name for name, tree in differ.items() if any(jax.tree.leaves(tree))} == {"head", "aux_head"}
-    jax.tree.map(np.testing.assert_array_equal, first[1], second[1])
-    jax.tree.map(np.testing.assert_array_equal, first, model.init(jax.random.key(0)))
+    chex.assert_trees_all_equal(first[1], second[1])
+    chex.assert_trees_all_equal(first, model.init(jax.random.key(0)))
 
 
 def test_every_array_has_one_name():
@@ -105,7 +106,7 @@ def test_padding_rows_and_dropped_blocks_change_nothing():
     outputs, new = train(x)
     others, other = train(np.where(np.arange(16).reshape(-1, 1, 1, 1) < 12, x, 1e3))
     np.testing.assert_array_equal(outputs[:12], others[:12])
-    jax.tree.map(np.testing.assert_array_equal, new, other)
+    chex.assert_trees_all_equal(new, other)
     kept_as_they_were = (np.asarray(outputs) == x).all((1, 2, 3))
     assert 0 < kept_as_they_were.sum() < 16
 

@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -28,7 +29,7 @@ def batch_norm(x, mask, variables=START, train=True):
 
 def test_batch_norm_starts_with_unit_statistics():
     variables = BatchNorm().init(jax.random.key(0), jnp.asarray(IMAGES), True, None)
-    jax.tree.map(np.testing.assert_array_equal, variables, START)
+    chex.assert_trees_all_equal(variables, {**START, "batch_weights": {"mean": 0.1, "var": 0.1}})
 
 
 def test_batch_norm_follows_pytorch():
@@ -76,7 +77,7 @@ def test_batch_norm_of_almost_nothing_stays_finite(count):
     y, new = batch_norm(x, jnp.arange(3) < count)
     assert np.isfinite(y).all()
     if count == 0:
-        jax.tree.map(np.testing.assert_array_equal, new["batch_stats"], START["batch_stats"])
+        chex.assert_trees_all_equal(new["batch_stats"], START["batch_stats"])
     else:
         np.testing.assert_allclose(new["batch_stats"]["mean"], 0.1 * x[0], rtol=1e-5)
         np.testing.assert_allclose(new["batch_stats"]["var"], 0.9, rtol=1e-6)
@@ -88,7 +89,7 @@ def test_batch_norm_in_evaluation_uses_the_running_statistics():
     y, new = batch_norm(jnp.asarray(IMAGES), None, {"params": params, "batch_stats": stats}, train=False)
     expected = 2 * (IMAGES - np.arange(5)) / np.sqrt(np.arange(1, 6) + 1e-5) - 1
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
-    jax.tree.map(np.testing.assert_array_equal, new["batch_stats"], stats)
+    chex.assert_trees_all_equal(new["batch_stats"], stats)
 
 
 def test_group_norm_against_numpy():

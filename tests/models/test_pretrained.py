@@ -2,6 +2,7 @@
 
 import zipfile
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -43,7 +44,7 @@ def test_arrays_go_to_their_places(load):
     np.testing.assert_array_equal(params["dense1"]["kernel"], ARRAYS["fc.weight"])
     np.testing.assert_array_equal(params["head"]["bias"], ARRAYS["classifier.1.bias"])
     expected = {"mean": ARRAYS["bn.running_mean"], "var": ARRAYS["bn.running_var"]}
-    jax.tree.map(np.testing.assert_array_equal, state, {"norm1": expected})
+    chex.assert_trees_all_equal(state, {"norm1": expected})
     model = load()
     x = RNG.standard_normal((5, 6), np.float32)
     outputs, _ = model.apply(params, state, x, train=False)

@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_ssl import methods, models
 from fedjax_ssl.benchmarks.operations import training_operations_per_example
-from fedjax_ssl.models.proto_resnet import Block, ResNet8, Trunk
+from fedjax_ssl.models.proto_resnet import ConvBlock, ResNet8, Trunk
 from tests import toy
 
 MULTIPLICATIONS = {  # 32x32: side of the convolution's output, multiply-accumulates
@@ -125,7 +125,7 @@ def test_embeddings_follow_the_layers_one_by_one():
 @pytest.mark.parametrize(("norm", "weight"), [("bn", 0.01), ("sbn", 1.0)])
 def test_running_statistics_follow_keras(norm, weight):
     """Momentum 0.99 and epsilon 1e-3; with "sbn", momentum 0, they are those of the last batch."""
-    block = Block(2, norm, 1, "lax")
+    block = ConvBlock(2, norm, 1, "lax")
     x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 2, 2, 1)), jnp.float32)
     variables = block.init(jax.random.key(0), x, False, None)
     outputs, updates = block.apply(variables, x, True, jnp.ones(4, bool), mutable=["batch_stats"])

@@ -13,10 +13,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from fedjax_ssl.tracking import CheckpointDamaged, CheckpointError, Checkpoints, checkpoints, state_arrays
+from fedjax_ssl.tracking import CheckpointDamaged, CheckpointError, Checkpoints, files, state_arrays
 
 
 class State(NamedTuple):
@@ -98,12 +99,7 @@ def test_only_the_newest_rounds_stay(tmp_path):
     for number in (1, 2, 5, 9):
         saved.save(number, {"x": jnp.int32(number)})
         assert saved.latest() == number
-    assert sorted(os.listdir(tmp_path / "checkpoints")) == [
-        "round_00000005",
-        "round_00000005.json",
-        "round_00000009",
-        "round_00000009.json",
-    ]
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["round_00000005.ckpt", "round_00000009.ckpt"]
 
 
 def test_a_round_can_be_saved_again_and_ends_later_ones(tmp_path):
@@ -112,7 +108,7 @@ def test_a_round_can_be_saved_again_and_ends_later_ones(tmp_path):
         saved.save(number, {"x": jnp.int32(value)})
     assert saved.latest() == 4
     assert saved.restore({"x": jnp.int32(0)})[1]["x"] == 3
-    assert len(os.listdir(tmp_path / "checkpoints")) == 2
+    assert len(os.listdir(tmp_path / "checkpoints")) == 1
 
 
 def test_works_inside_a_running_event_loop(tmp_path):
@@ -123,36 +119,43 @@ def test_works_inside_a_running_event_loop(tmp_path):
     assert_same_bits(asyncio.run(cell_of_a_notebook()), {"x": jnp.arange(3)})
 
 
-def truncate(content: bytes) -> bytes:
-    return content[: len(content) // 2]
+def flipped(content: bytes, place: int) -> bytes:
+    place %= len(content)
+    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
 
 
-def flip_a_bit(content: bytes) -> bytes:
-    middle = len(content) // 2
-    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+def replace_by_a_folder(file):
+    file.unlink()
+    file.mkdir()
 
 
-@pytest.mark.parametrize("damage", [truncate, flip_a_bit, None])
-def test_damage_to_any_file_is_named_and_the_round_before_is_used(tmp_path, damage):
+HARMS = {
+    "empty": lambda file: file.write_bytes(b""),
+    "a stump": lambda file: file.write_bytes(file.read_bytes()[:20]),
+    "half": lambda file: file.write_bytes(file.read_bytes()[: file.stat().st_size // 2]),
+    "longer": lambda file: file.write_bytes(file.read_bytes() + b"0"),
+    "a bit of the header": lambda file: file.write_bytes(flipped(file.read_bytes(), 3)),
+    "a bit of an array": lambda file: file.write_bytes(flipped(file.read_bytes(), file.stat().st_size // 2)),
+    "a bit of the digest": lambda file: file.write_bytes(flipped(file.read_bytes(), -1)),
+    "the round before": lambda file: file.write_bytes(file.with_name("round_00000001.ckpt").read_bytes()),
+    "a folder": replace_by_a_folder,
+}
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_damage_is_named_and_the_round_before_is_used(tmp_path, harm):
     saved = Checkpoints(tmp_path)
     states = {number: {"x": jax.random.normal(jax.random.key(number), (50, 50))} for number in (1, 2)}
     for number, state in states.items():
         saved.save(number, state)
-    folder = tmp_path / "checkpoints"
-    files = [file for file in folder.rglob("*") if file.is_file() and "00000002" in str(file.relative_to(folder))]
-    assert len(files) > 5
-    for file in files:
-        content = file.read_bytes()
-        if damage is None and file.suffix != ".json":
-            file.unlink()
-        else:
-            file.write_bytes((damage or truncate)(content))
-        with pytest.warns(CheckpointDamaged, match="round 2 is damaged") as caught:
-            number, state, _ = saved.restore(states[1])
-        assert str(file) in str(caught[0].message)
-        assert number == 1
-        assert_same_bits(state, states[1])
-        file.write_bytes(content)
+    file = tmp_path / "checkpoints" / "round_00000002.ckpt"
+    HARMS[harm](file)
+    with pytest.warns(CheckpointDamaged, match="round 2 is damaged") as caught:
+        number, state, _ = saved.restore(states[1])
+    assert str(file) in str(caught[0].message)
+    assert number == 1
+    assert_same_bits(state, states[1])
+    saved.save(2, states[2])
     assert saved.restore(states[2])[0] == 2
 
 
@@ -160,7 +163,7 @@ def test_going_on_after_a_damaged_checkpoint_removes_it(tmp_path):
     saved = Checkpoints(tmp_path)
     for number in (2, 4):
         saved.save(number, {"x": jnp.int32(number)})
-    (tmp_path / "checkpoints" / "round_00000004.json").write_text("")
+    (tmp_path / "checkpoints" / "round_00000004.ckpt").write_text("")
     with pytest.warns(CheckpointDamaged):
         assert saved.restore({"x": jnp.int32(0)})[0] == 2
     saved.save(3, {"x": jnp.int32(3)})
@@ -172,7 +175,7 @@ def test_without_any_sound_checkpoint_the_error_says_what_to_do(tmp_path):
     with pytest.raises(CheckpointError, match="no checkpoint in"):
         saved.restore({})
     saved.save(1, {"x": jnp.int32(1)})
-    (tmp_path / "checkpoints" / "round_00000001.json").write_text("[]")
+    (tmp_path / "checkpoints" / "round_00000001.ckpt").write_text("[]")
     with (
         pytest.warns(CheckpointDamaged),
         pytest.raises(CheckpointError, match=r"all 1 are damaged.*--workdir"),
@@ -209,8 +212,27 @@ class Killed(BaseException):
     """Stands for the end of the process."""
 
 
+LEFT_BEHIND = ("start", "half", "fsync", "replace")
+
+
+class Interrupted:
+    """An open file that cannot be written to the end."""
+
+    def __init__(self, file, write):
+        self.file, self.write = file, write
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.file.close()
+
+    def writelines(self, content):
+        self.write(self.file, content)
+
+
 @pytest.mark.parametrize("number", [1, 3])
-@pytest.mark.parametrize("step", ["_write_arrays", "_digests", "write_atomically", "_remove_obsolete", "rmtree"])
+@pytest.mark.parametrize("step", ["start", "half", "fsync", "replace", "_sync_folder", "_remove_obsolete"])
 def test_a_save_that_stops_at_any_step_leaves_a_good_checkpoint(tmp_path, monkeypatch, step, number):
     saved = Checkpoints(tmp_path, keep=1)
     saved.save(1, {"x": jnp.int32(1)})
@@ -218,16 +240,26 @@ def test_a_save_that_stops_at_any_step_leaves_a_good_checkpoint(tmp_path, monkey
     def stop(*_, **__):
         raise Killed
 
-    owner = {"_write_arrays": Checkpoints, "_remove_obsolete": Checkpoints, "rmtree": checkpoints.shutil}
+    def stop_half_way(file, content):
+        file.write(next(iter(content)))
+        file.flush()
+        raise Killed
+
     with monkeypatch.context() as patch:
-        patch.setattr(owner.get(step, checkpoints), step, stop)
+        if step in ("start", "half"):
+            write = stop if step == "start" else stop_half_way
+            patch.setattr(files, "open", lambda path, mode: Interrupted(path.open(mode), write), raising=False)
+        else:
+            owner = {"_sync_folder": files, "_remove_obsolete": Checkpoints}.get(step, files.os)
+            patch.setattr(owner, step, stop)
         with pytest.raises(Killed):
             saved.save(number, {"x": jnp.int32(3)})
-    committed = step in ("_remove_obsolete", "rmtree")
+    assert (tmp_path / f"checkpoints/.round_{number:08d}.ckpt.tmp").exists() == (step in LEFT_BEHIND)
+    committed = step in ("_sync_folder", "_remove_obsolete")
     found, state, _ = Checkpoints(tmp_path).restore({"x": jnp.int32(0)})
     assert (found, int(state["x"])) == ((number, 3) if committed else (1, 1))
     saved.save(4, {"x": jnp.int32(4)})
-    assert len(os.listdir(tmp_path / "checkpoints")) == 2
+    assert os.listdir(tmp_path / "checkpoints") == ["round_00000004.ckpt"]
 
 
 SAVE_FOR_EVER = """
@@ -266,7 +298,7 @@ def test_sigkill_at_any_moment_leaves_a_good_checkpoint(tmp_path):
                 started.append(int(process.stdout.readline()))
                 first = started[-1] + 1
                 # The first save loads and compiles; kill somewhere in the ones after it.
-                while not (tmp_path / "checkpoints" / f"round_{first:08d}.json").exists():
+                while not (tmp_path / "checkpoints" / f"round_{first:08d}.ckpt").exists():
                     assert process.poll() is None
                     time.sleep(0.002)
                 time.sleep(moments.uniform(0.0, 0.2))
@@ -279,8 +311,29 @@ def test_sigkill_at_any_moment_leaves_a_good_checkpoint(tmp_path):
     assert_same_bits(state["key"], jax.random.key(number))
 
 
-def test_the_manifest_can_be_read_by_a_person(tmp_path):
+def test_the_header_can_be_read_by_a_person(tmp_path):
     Checkpoints(tmp_path).save(7, {"key": jax.random.key(0)}, {"best": 0.5})
-    manifest = json.loads((tmp_path / "checkpoints" / "round_00000007.json").read_text())
-    assert (manifest["round"], manifest["extra"]) == (7, {"best": 0.5})
-    assert manifest["leaves"][0]["name"] == "['key']" and manifest["leaves"][0]["dtype"] == "uint32"
+    with open(tmp_path / "checkpoints" / "round_00000007.ckpt", "rb") as file:
+        header = json.loads(file.readline())
+    assert (header["round"], header["extra"]) == (7, {"best": 0.5})
+    assert header["arrays"] == [{"name": "['key']", "dtype": "uint32", "shape": [2], "key_impl": "threefry2x32"}]
+
+
+def test_any_state_of_the_server_goes_through(tmp_path):
+    """A store per client, optimizer states of optax, counters as pairs of words, nothing at all."""
+    params = {"w": jnp.ones((3, 2)), "b": jnp.zeros(2)}
+    transform = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(optax.cosine_decay_schedule(0.1, 5)))
+    state = {
+        "optimizer": transform.init(params),
+        "clients": jax.vmap(lambda number: jax.tree.map(lambda x: x + number, params))(jnp.arange(5.0)),
+        "keys": jax.vmap(jax.random.key)(jnp.arange(5)),
+        "bytes_up": jnp.asarray([7, 2**32 - 1], jnp.uint32),
+        "transposed": np.arange(6.0).reshape(2, 3).T,
+        "other": ((), None, [optax.EmptyState()]),
+    }
+    rows = [{"round": number, "loss": math.nan if number == 2 else 0.1} for number in (1, 2)]
+    Checkpoints(tmp_path).save(3, state, {"rows": rows})
+    number, restored, extra = Checkpoints(tmp_path).restore(state)
+    assert number == 3
+    assert_same_bits(restored, state)
+    assert extra["rows"][0] == rows[0] and math.isnan(extra["rows"][1]["loss"])
