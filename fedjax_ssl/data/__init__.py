@@ -4,12 +4,14 @@ from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.federation.federated_data import FederatedData, federate, validate
 from fedjax_ssl.data.federation.report import plot_partition, report
 from fedjax_ssl.data.federation.weak_labels import WeakLabels
-from fedjax_ssl.data.images.augmentation import augmentation, normalizer
+from fedjax_ssl.data.images.augmentation import augmentation
 from fedjax_ssl.data.options import accepted_options
 from fedjax_ssl.data.sources.fetch import DatasetUnavailable
 from fedjax_ssl.data.sources.load import available, load
+from fedjax_ssl.data.standardization import STANDARDIZATIONS, normalizer, standardized
 
 __all__ = [
+    "STANDARDIZATIONS",
     "Dataset",
     "DatasetUnavailable",
     "FederatedData",
@@ -23,5 +25,6 @@ __all__ = [
     "normalizer",
     "plot_partition",
     "report",
+    "standardized",
     "validate",
 ]

@@ -150,6 +150,8 @@ def read_femnist(files: Mapping[str, Path]) -> Dataset:
         test=splits["test"],
         class_names=FEMNIST_CLASSES,
         client_names=tuple(writers),
+        mean=(0.0,),  # by convention values stay in 0 .. 1
+        std=(1.0,),
     )
 
 
@@ -232,6 +234,7 @@ FEMNIST = Archive(
     substitute=(
         'run the same experiment on the embedded stand-in, load("glyphs"): --config configs/femnist_xclp.py:glyphs'
     ),
+    version=2,
 )
 
 ARCHIVES = {archive.name: archive for archive in (MNIST, CIFAR10, CIFAR100, FEMNIST)}
