@@ -69,6 +69,7 @@ def default(method: str = "fedavg") -> ml_collections.ConfigDict:
         alpha=_FLOAT,
         min_examples=_INT,
         max_examples=_INT,
+        skip_full=_FLAG,  # dirichlet: nothing more for a client with an equal part of all examples
         shards_per_client=_INT,
         classes=_INT,
         shares=_TUPLE,

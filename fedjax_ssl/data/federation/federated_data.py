@@ -350,6 +350,9 @@ def _make_plan(
     if held_out.client_test_fraction:
         max_test = int(held_out.client_test_fraction * (most + unlabelled) + num_clients / 2) + 1
     supervision.check(num_clients, int(most * (1 - held_out.client_test_fraction)))
+    supervision = supervision._replace(
+        server_labels=supervision.server_labels_per_class(class_counts) * dataset.num_classes
+    )
     most, least = int(most) - supervision.server_labels, max(int(least) - supervision.server_labels, 0)
     if not held_out.num_natural:
         least += unlabelled
@@ -389,7 +392,8 @@ def _draw_roles(
         share = held_out.validation_fraction
         valid = stratified(named_key(key, "validation"), labels, ~held, facts.num_classes, share)
     if plan.supervision.server_labels:
-        server = balanced_draw(named_key(key, "server"), labels, ~(held | valid), plan.supervision.server_labels)
+        each = plan.supervision.server_labels // facts.num_classes
+        server = balanced_draw(named_key(key, "server"), labels, ~(held | valid), each)
     pool = Pool(labels, ~(held | valid | server), natural, facts)
     holder = client = plan.partition.assign(named_key(key, "partition"), pool)
     if held_out.client_test_fraction:

@@ -220,7 +220,24 @@ def iid() -> Partition:
     return Partition(assign, _equal_bounds)
 
 
-def dirichlet(alpha: float, min_examples: int = 1, max_examples: int | None = None) -> Partition:
+def random() -> Partition:
+    """Equal parts drawn at random whatever the classes, as in SemiFL and FedUL; a rest below one each is unused."""
+
+    def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
+        rank = rank_within(key, jnp.where(pool.available, 0, -1))
+        size = pool.available.sum(dtype=jnp.int32) // pool.facts.num_clients
+        client = rank // jnp.maximum(size, 1)
+        return jnp.where(pool.available & (client < pool.facts.num_clients), client, -1)
+
+    def bounds(facts: Facts) -> Bounds:
+        return Bounds(facts.least // facts.num_clients, facts.most // facts.num_clients)
+
+    return Partition(assign, bounds)
+
+
+def dirichlet(
+    alpha: float, min_examples: int = 1, max_examples: int | None = None, skip_full: bool = False
+) -> Partition:
     """Each class is split over the clients with shares drawn from Dir(alpha) (Yurochkin et al., ICML 2019).
 
     Drawing again until every client has enough can loop for ever; here clients below `min_examples` get
@@ -231,6 +248,8 @@ def dirichlet(alpha: float, min_examples: int = 1, max_examples: int | None = No
         min_examples: every client has at least so many.
         max_examples: every client has at most so many. Without it the tables of a traced call must allow for
             one client that has nearly everything.
+        skip_full: classes are dealt in turn, and of the next one a client that holds an equal part of all examples or
+            more gets nothing (SemiFL, FedMT).
     """
     _positive("alpha", alpha)
     _whole("min_examples", min_examples, 0)
@@ -241,6 +260,8 @@ def dirichlet(alpha: float, min_examples: int = 1, max_examples: int | None = No
         facts = pool.facts
         share_key, deal_key, level_key = jax.random.split(key, 3)
         shares = _dirichlet(share_key, jnp.full(facts.num_clients, alpha, jnp.float32), facts.num_classes)
+        if skip_full:
+            shares = _skip_full(shares, count_groups(_class_or_unlabelled(pool), facts.num_classes))
         client = _deal_classes(deal_key, pool, shares.T)
         return level(level_key, client, facts.num_clients, min_examples, bounds(facts).largest)
 
@@ -252,7 +273,10 @@ def dirichlet(alpha: float, min_examples: int = 1, max_examples: int | None = No
                 "lower min_examples or num_clients"
             )
         if max_examples is None:
-            return Bounds(min_examples, facts.most - (facts.num_clients - 1) * min_examples)
+            largest = facts.most - (facts.num_clients - 1) * min_examples
+            if skip_full:  # below an equal part, and then all of one class
+                largest = min(largest, 2 * _equal_bounds(facts).largest + max(facts.class_counts))
+            return Bounds(min_examples, largest)
         if max_examples * facts.num_clients < facts.most or max_examples < min_examples:
             raise ValueError(
                 f"max_examples={max_examples} for {facts.num_clients} clients holds "
@@ -451,6 +475,7 @@ def majority(factor: float = 80.0) -> Partition:
 PARTITIONS: dict[str, Callable[..., Partition]] = {
     "natural": natural,
     "iid": iid,
+    "random": random,
     "dirichlet": dirichlet,
     "dirichlet_balanced": dirichlet_balanced,
     "shards": shards,
@@ -544,6 +569,20 @@ def _deal_unlabelled(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
 @partial(jax.jit, static_argnums=2)
 def _dirichlet(key: Key[Array, ""], concentration: Float[Array, " k"], rows: int) -> Float[Array, "rows k"]:
     return jax.random.dirichlet(key, concentration, (rows,), jnp.float32)
+
+
+@jax.jit
+def _skip_full(shares: Float[Array, "K C"], totals: Int[Array, " K"]) -> Float[Array, "K C"]:
+    """How many of every class each client gets, where those that hold an equal part by then get none."""
+    num_clients = shares.shape[1]
+    full = -(-totals.sum(dtype=jnp.int32) // num_clients)
+
+    def deal_class(held: Int[Array, " C"], row: tuple[Float[Array, " C"], Int[Array, ""]]):
+        # The floor splits a class evenly where the shares of all that are not full underflow.
+        counts = largest_remainder(jnp.where(held < full, jnp.maximum(row[0], 1e-30), 0.0), row[1])
+        return held + counts, counts
+
+    return jax.lax.scan(deal_class, jnp.zeros(num_clients, jnp.int32), (shares, totals))[1].astype(jnp.float32)
 
 
 @jax.jit

@@ -7,7 +7,7 @@ client with fewer labels than asked for keeps all it has; `FederatedData.num_lab
 training examples, C clients, K classes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -48,7 +48,7 @@ class Supervision(NamedTuple):
     max_labelled: Callable[[Bounds, int, int], int]
     # (size, clients that keep labels) -> so many a client surely keeps, if all its examples have a label
     sure_labelled: Callable[[int, int], int]
-    server_labels: int = 0  # class-balanced examples that leave the clients for the server
+    server_labels: int = 0  # examples that leave the clients for the server, equally many of every class
     total_labels: int = 0  # labels the whole federation must have, for checks
     labelled_clients: int | None = None  # None: all
     which: str = "first"
@@ -69,6 +69,26 @@ class Supervision(NamedTuple):
                 f"{self.labelled_clients or 0} clients with labels and {sum(kinds)} with coarse labels or sets are "
                 f"asked for, but there are {num_clients} clients; lower these numbers"
             )
+
+    def server_labels_per_class(self, class_counts: Sequence[float] | Float[np.ndarray, " K"]) -> int:
+        """Labels of every class at the server: floor(server_labels / K), the rest is dropped (SemiFL's code).
+
+        Raises:
+            ValueError: that is 0, or there are not so many of some class.
+        """
+        each = self.server_labels // len(class_counts)
+        if self.server_labels and not each:
+            raise ValueError(
+                f"{self.server_labels} labels are asked for at the server, which has equally many of every class; for "
+                f"{len(class_counts)} classes ask for {len(class_counts)} at least"
+            )
+        for kind, count in enumerate(class_counts):
+            if count < each:
+                raise ValueError(
+                    f"the server is to have {each} labels of every class, but class {kind} has {int(count)} training "
+                    "examples to take them from; ask for fewer labels at the server"
+                )
+        return each
 
     def bounds(self, sizes: Bounds, num_clients: int, num_classes: int, every_example_labelled: bool) -> LabelBounds:
         """Bounds for clients of these sizes; `every_example_labelled`: no ground-truth label is missing."""
@@ -272,7 +292,7 @@ def xclp_noniid(labels: int, classes: int = 5) -> Supervision:
 
 
 def server(labels: int) -> Supervision:
-    """The server holds `labels` class-balanced labelled examples; they leave the clients, who see none."""
+    """The server holds floor(labels / K) labelled examples of every class; they leave the clients, who see none."""
     _at_least_one("labels", labels)
     return no_labels()._replace(server_labels=labels)
 
@@ -284,7 +304,7 @@ def coarse(correspondence: str = "parity", overlap: float = 0.0, server_labels: 
         correspondence: "parity", "shape", "superclass", ...: see `fedjax_ssl.data.correspondence`; "own": the coarse
             labels that came with the dataset.
         overlap: this share of the coarse labels is uniform over the coarse classes.
-        server_labels: class-balanced labelled examples at the server.
+        server_labels: labelled examples at the server, as in `server`.
     """
     rule = coarse_labels(correspondence, overlap)
     return no_labels()._replace(server_labels=server_labels, weak=((rule, None),))
@@ -372,23 +392,11 @@ def _with_sets(
 
 
 def balanced_draw(
-    key: Key[Array, ""], labels: Int[Array, " N"], available: Bool[Array, " N"], count: int
+    key: Key[Array, ""], labels: Int[Array, " N"], available: Bool[Array, " N"], each: int
 ) -> Bool[Array, " N"]:
-    """`count` of the available labelled examples, as equal over classes as the data allow.
-
-    Args:
-        key: typed PRNG key.
-        labels: int32, -1 = never drawn.
-        available: examples that may be drawn.
-        count: how many.
-
-    Returns:
-        bool [N]; fewer than `count` are True only if there are fewer.
-    """
-    eligible = available & (labels >= 0)
-    in_class = rank_within(named_key(key, "class"), jnp.where(eligible, labels, -1))
-    place = rank_within(named_key(key, "turn"), jnp.where(eligible, 0, -1), in_class)
-    return eligible & (place < count)
+    """True for `each` of the available labelled examples of every class, fewer only where there are fewer."""
+    in_class = rank_within(named_key(key, "class"), jnp.where(available & (labels >= 0), labels, -1))
+    return available & (labels >= 0) & (in_class < each)
 
 
 SUPERVISIONS: dict[str, Callable[..., Supervision]] = {

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedjax_ssl.data.federation import partition as partition_module
 from fedjax_ssl.data.federation.partition import (
     Facts,
     Pool,
@@ -63,10 +64,13 @@ CASES = [
     ("iid", {}, SOME_UNKNOWN, 7),
     ("iid", {}, TWO, 120),
     ("iid", {}, SKEWED, 1),
+    ("random", {}, SOME_UNKNOWN, 8),
+    ("random", {}, TWO, 7),
     ("dirichlet", {"alpha": 1e-3, "min_examples": 5, "max_examples": 20}, NO_FIVE, 8),
     ("dirichlet", {"alpha": 0.1}, SKEWED, 8),
     ("dirichlet", {"alpha": 0.5, "min_examples": 0}, SOME_UNKNOWN, 8),
     ("dirichlet", {"alpha": 0.5, "min_examples": 13}, TWO, 8),
+    ("dirichlet", {"alpha": 0.1, "skip_full": True}, SOME_UNKNOWN, 8),
     ("dirichlet_balanced", {"alpha": 0.01}, NO_FIVE, 8),
     ("dirichlet_balanced", {"alpha": 0.3}, SOME_UNKNOWN, 8),
     ("dirichlet_balanced", {"alpha": 1.0}, TWO, 1),
@@ -100,6 +104,8 @@ def check(client, name, labels, num_clients, available, bounds):
         owners = [set(client[available & (writer == NATURAL)].tolist()) for writer in range(6)]
         assert all(len(owner) == 1 for owner in owners)
         assert sorted(min(owner) for owner in owners) == [-1] * (6 - num_clients) + list(range(num_clients))
+    elif name == "random":
+        assert sizes.min() == sizes.max() == available.sum() // num_clients
     elif name != "majority":  # which leaves what nobody asks for
         assert (client[available] >= 0).all()
     if name in ("iid", "shards", "classes_per_client", "circulant"):
@@ -180,15 +186,39 @@ def test_dirichlet_shares_have_the_right_spread():
     assert abs(squares.mean() - expected) < 5 * squares.std() / np.sqrt(squares.size)
 
 
-def test_iid_deals_every_example_uniformly():
+def test_dirichlet_skips_clients_that_are_full():
+    """SemiFL: a client that holds N / C examples or more by a class gets nothing of it, all others their shares."""
+    labels = np.random.default_rng(1).choice(10, 600, p=np.arange(1, 11) / 55)
+    pool = make_pool(labels, 10, 8)
+    for alpha in (1e-3, 0.1):
+        partition = build_partition("dirichlet", alpha=alpha, min_examples=0, skip_full=True)
+        plain = build_partition("dirichlet", alpha=alpha, min_examples=0)
+        counts = table(np.asarray(partition.assign(jax.random.key(1), pool)), labels, 8, 10)
+        unskipped = table(np.asarray(plain.assign(jax.random.key(1), pool)), labels, 8, 10)
+        before = np.cumsum(counts, axis=1) - counts
+        assert counts.sum() == 600 and (counts[before >= 600 / 8] == 0).all() and (before >= 600 / 8).any()
+        np.testing.assert_array_equal(counts[:, 0], unskipped[:, 0])
+        assert counts.sum(axis=1).max() <= partition.bounds(pool.facts).largest < plain.bounds(pool.facts).largest
+    # Two classes of four clients, worked by hand: client 2 is full after the first class, the others share the second.
+    shares = jnp.asarray([[0.2, 0.1, 0.6, 0.1], [0.1, 0.2, 0.5, 0.2]], jnp.float32)
+    counts = partition_module._skip_full(shares, jnp.asarray([10, 10], jnp.int32))
+    np.testing.assert_array_equal(counts, [[2, 1, 6, 1], [2, 4, 0, 4]])
+
+
+@pytest.mark.parametrize("name", ["iid", "random"])
+def test_every_example_is_dealt_uniformly(name):
     # Chi-square over 1,500 keys with threshold at 1e-6 per example, three examples: fails for 3 seeds in a
-    # million.
+    # million. "random" leaves 2 of 12 examples to nobody (-1).
     labels = balanced_labels(3, 4)
     pool = make_pool(labels, 3, 5)
     keys = jax.random.split(jax.random.key(2), 1500)
-    clients = np.asarray(jax.jit(jax.vmap(lambda key: build_partition("iid").assign(key, pool)))(keys))
+    clients = np.asarray(jax.jit(jax.vmap(lambda key: build_partition(name).assign(key, pool)))(keys))
     for example in (0, 5, 11):
-        assert stats.chisquare(np.bincount(clients[:, example], minlength=5)).pvalue > 1e-6
+        dealt = clients[:, example]
+        assert stats.chisquare(np.bincount(dealt[dealt >= 0], minlength=5)).pvalue > 1e-6
+    # Stratified parts differ by one in every class; random ones do not care.
+    spread = max(np.ptp(table(client, labels, 5, 3), axis=0).max() for client in clients[:20])
+    assert spread == 1 if name == "iid" else spread > 1
 
 
 def test_dirichlet_balanced_has_equal_sizes_and_uneven_classes():
