@@ -62,6 +62,7 @@ def default(method: str = "fedavg") -> ml_collections.ConfigDict:
         test_fraction=0.0,  # share of the examples held out as test set, where the dataset has none
         client_test_fraction=0.0,  # share of every client's examples held out as its test examples
         validation_fraction=0.0,
+        balanced_test=False,  # each client draws test examples, equally many of every class, from the dataset's own
     )
     config.partition = _section(
         name="natural",

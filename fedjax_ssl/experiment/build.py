@@ -63,6 +63,7 @@ def federate(experiment: Experiment, key: Key[Array, ""]) -> data.FederatedData:
             test_fraction=section.test_fraction,
             client_test_fraction=section.client_test_fraction,
             validation_fraction=section.validation_fraction,
+            balanced_test=section.balanced_test,
         )
 
 

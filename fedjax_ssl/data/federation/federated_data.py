@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int, Key
 
 from fedjax_ssl.data.dataset import Dataset
-from fedjax_ssl.data.federation.held_out import HeldOut, clients_of_own_test, stratified
+from fedjax_ssl.data.federation.held_out import HeldOut, balanced_test_examples, clients_of_own_test, stratified
 from fedjax_ssl.data.federation.partition import (
     Facts,
     Partition,
@@ -166,6 +166,7 @@ def federate(
     test_fraction: float = 0.0,
     client_test_fraction: float = 0.0,
     validation_fraction: float = 0.0,
+    balanced_test: bool = False,
 ) -> FederatedData:
     """Holds examples out, deals the others to clients and hides labels.
 
@@ -194,6 +195,7 @@ def federate(
         test_fraction: share of the labelled training examples that become the test set.
         client_test_fraction: share of each client's examples, drawn blindly, that become the test set.
         validation_fraction: share of the remaining labelled training examples that become the validation set.
+        balanced_test: from the dataset's own test examples, each client draws its own, equally many of every class.
 
     Returns:
         The federation.
@@ -203,7 +205,9 @@ def federate(
     """
     natural = _natural_clients(dataset)
     natural_sizes = np.bincount(natural[natural >= 0])
-    held_out = HeldOut(test_clients, left_out_client, test_fraction, client_test_fraction, validation_fraction)
+    held_out = HeldOut(
+        test_clients, left_out_client, test_fraction, client_test_fraction, validation_fraction, balanced_test
+    )
     held_out.check(dataset.name, len(natural_sizes))
     if partition == "natural" and not natural_sizes.size:
         raise ValueError(f"dataset {dataset.name!r} has no natural clients; choose another partition, such as 'iid'")
@@ -232,13 +236,16 @@ def federate(
     num_new_clients = held_out.num_natural
     own = held_out.own_test_examples(dataset)
     if dataset.test is not None and own.size:
-        client, strangers = jnp.full(own.size, -1, jnp.int32), 0
-        if partition == "natural" or left_out_client is not None:
+        test, client, strangers = jnp.asarray(own, jnp.int32), jnp.full(own.size, -1, jnp.int32), 0
+        if balanced_test:
+            sizes = (plan.facts.num_clients, dataset.num_classes)
+            test, client = balanced_test_examples(named_key(key, "test"), dataset.test.y, *sizes)
+        elif partition == "natural" or left_out_client is not None:
             taken = plan.facts.num_clients + num_new_clients
             client, strangers = clients_of_own_test(dataset, own, roles.holder, taken)
-        tables["test_index"] = jnp.concatenate([jnp.asarray(len(truth) + own, jnp.int32), tables["test_index"]])
+        tables["test_index"] = jnp.concatenate([len(truth) + test, tables["test_index"]])
         tables["test_client"] = jnp.concatenate([client, tables["test_client"]])
-        tables["num_test"] = tables["num_test"] + own.size  # all of these are real
+        tables["num_test"] = tables["num_test"] + test.size  # all of these are real
         hidden = jnp.full(len(dataset.test), -1, jnp.int32)
         tables["observed"] = jnp.concatenate([tables["observed"], hidden])
         inputs, truth = np.concatenate([inputs, dataset.test.x]), np.concatenate([truth, dataset.test.y])
