@@ -1,7 +1,8 @@
 """Data: sources, partitions, supervision, augmentation; everything ends as `FederatedData` on the device."""
 
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.federation.federated_data import FederatedData, federate, validate
+from fedjax_ssl.data.federation.federate import federate
+from fedjax_ssl.data.federation.federated_data import FederatedData, validate
 from fedjax_ssl.data.federation.report import plot_partition, report
 from fedjax_ssl.data.federation.weak_labels import WeakLabels
 from fedjax_ssl.data.images.augmentation import augmentation

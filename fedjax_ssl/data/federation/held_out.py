@@ -8,7 +8,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Int, Key
 
 from fedjax_ssl.data.dataset import Dataset
-from fedjax_ssl.data.federation.partition import Bounds, count_groups, largest_remainder, rank_within
+from fedjax_ssl.data.federation.dealing import count_groups, largest_remainder, rank_within
+from fedjax_ssl.data.federation.partition import Bounds
 from fedjax_ssl.keys import named_key
 
 

@@ -15,7 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fedjax_ssl.data.federation.partition import Bounds, build_by_name, count_groups, rank_within
+from fedjax_ssl.data.federation.dealing import count_groups, rank_within
+from fedjax_ssl.data.federation.partition import Bounds, build_by_name
+from fedjax_ssl.data.federation.unlabelled_sets import unlabelled_sets
 from fedjax_ssl.data.federation.weak_labels import (
     Entries,
     Holdings,
@@ -26,7 +28,6 @@ from fedjax_ssl.data.federation.weak_labels import (
     given,
     perturbed_shares,
     together,
-    unlabelled_sets,
 )
 from fedjax_ssl.keys import named_key
 
@@ -324,7 +325,7 @@ def sets(
     Args:
         sets: sets of each client.
         set_counts: sets of client 0, 1, ... where they differ; in place of `sets`.
-        protocol: how sets are filled, see `fedjax_ssl.data.federation.weak_labels.unlabelled_sets`.
+        protocol: how sets are filled, see `fedjax_ssl.data.federation.unlabelled_sets`.
         shared_shares: the same wanted shares at all clients.
         test_prior: class shares at test time, which clients know: of the "train" examples, "uniform", or as the
             "sets" add up to.

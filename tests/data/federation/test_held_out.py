@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.federation.federated_data import federate
+from fedjax_ssl.data.federation.federate import federate
 
 SIZES = (30, 1, 20, 41, 9)
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.federation.federated_data import federate, validate
+from fedjax_ssl.data.federation.federate import federate
+from fedjax_ssl.data.federation.federated_data import validate
 from fedjax_ssl.data.federation.partition import available_partitions
 from fedjax_ssl.data.federation.report import class_counts, plot_partition, report
 
