@@ -9,27 +9,10 @@ from jaxtyping import Array, Int
 
 from fedjax_ssl.data.federation.weak_labels import WeakLabels
 
+_static = partial(dataclasses.field, metadata={"static": True})
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=(
-        "inputs",
-        "labels",
-        "observed",
-        "index",
-        "num_labelled",
-        "num_examples",
-        "test_index",
-        "num_test",
-        "test_client",
-        "valid_index",
-        "num_valid",
-        "server_index",
-        "num_server",
-        "weak",
-    ),
-    meta_fields=("num_classes", "max_labelled", "max_unlabelled", "num_new_clients", "coarse_names"),
-)
+
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class FederatedData:
     """A federated dataset as a pytree. N examples (train and test), C clients, n rows of the largest client."""
@@ -47,12 +30,12 @@ class FederatedData:
     num_valid: Int[Array, ""]
     server_index: Int[Array, " S"]  # labelled examples that the server holds
     num_server: Int[Array, ""]
-    num_classes: int
-    max_labelled: int  # bound over clients
-    max_unlabelled: int  # bound over clients
-    num_new_clients: int = 0  # clients C, C + 1, ... that have test examples but train on nothing
+    num_classes: int = _static()
+    max_labelled: int = _static()  # bound over clients
+    max_unlabelled: int = _static()  # bound over clients
+    num_new_clients: int = _static(default=0)  # clients C, C + 1, ... that have test examples but train on nothing
     weak: WeakLabels | None = None  # coarse labels and sets, where some client has any
-    coarse_names: tuple[str, ...] = ()  # of the coarse labels, where they have names
+    coarse_names: tuple[str, ...] = _static(default=())  # of the coarse labels, where they have names
 
     @property
     def num_clients(self) -> int:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.data.federation.dealing import count_groups, deal, largest_remainder, level, rank_within
 from fedjax_ssl.registry import did_you_mean
 
@@ -124,9 +125,8 @@ def dirichlet(
             more gets nothing (SemiFL, FedMT).
     """
     _positive("alpha", alpha)
-    _whole("min_examples", min_examples, 0)
-    if max_examples is not None:
-        _whole("max_examples", max_examples, 1)
+    check_whole_numbers(0, min_examples=min_examples)
+    check_whole_numbers(max_examples=1 if max_examples is None else max_examples)
 
     def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
         facts = pool.facts
@@ -195,7 +195,7 @@ def shards(shards_per_client: int = 2) -> Partition:
     Args:
         shards_per_client: at least 1; a client sees about as many classes.
     """
-    _whole("shards_per_client", shards_per_client, 1)
+    check_whole_numbers(shards_per_client=shards_per_client)
 
     def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
         facts = pool.facts
@@ -233,7 +233,7 @@ def classes_per_client(classes: int = 2) -> Partition:
     Args:
         classes: at least 1.
     """
-    _whole("classes", classes, 1)
+    check_whole_numbers(classes=classes)
 
     def present_in(facts: Facts) -> np.ndarray:
         present = np.flatnonzero(np.asarray(facts.class_counts))
@@ -279,7 +279,7 @@ def circulant(shares: Sequence[float] = FEDMATCH_SHARES, balanced: int = 0) -> P
     weights = np.asarray(shares, np.float64)
     if weights.ndim != 1 or not np.isfinite(weights).all() or (weights < 0).any() or weights.sum() <= 0:
         raise ValueError(f"shares must be K non-negative numbers, not all zero; got {tuple(shares)}")
-    _whole("balanced", balanced, 0)
+    check_whole_numbers(0, balanced=balanced)
 
     def matrix(facts: Facts) -> np.ndarray:
         if weights.size != facts.num_classes:
@@ -402,11 +402,6 @@ def build_by_name(kind: str, table: dict[str, Callable[..., Any]], name: str, op
 def _positive(name: str, value: float) -> None:
     if not (np.isfinite(value) and value > 0):
         raise ValueError(f"{name} must be a number > 0, got {value}")
-
-
-def _whole(name: str, value: int, lowest: int) -> None:
-    if isinstance(value, bool) or int(value) != value or value < lowest:
-        raise ValueError(f"{name} must be a whole number >= {lowest}, got {value}")
 
 
 def _permutation(key: Key[Array, ""], size: int) -> Int[Array, " size"]:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.data.federation.dealing import count_groups, rank_within
 from fedjax_ssl.data.federation.partition import Bounds, build_by_name
 from fedjax_ssl.data.federation.unlabelled_sets import unlabelled_sets
@@ -189,7 +190,7 @@ def per_client(labels: int, class_balanced: bool = False) -> Supervision:
         class_balanced: False: drawn uniformly from the client's examples. True: as equal as possible over the
             classes that the client has, the odd ones to random classes.
     """
-    _at_least_one("labels", labels)
+    check_whole_numbers(labels=labels)
 
     def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
         return _rank_in_client(key, holdings, class_balanced) < labels
@@ -199,7 +200,7 @@ def per_client(labels: int, class_balanced: bool = False) -> Supervision:
 
 def per_class(labels: int) -> Supervision:
     """`labels` labels of every class at every client, as far as the client has that class."""
-    _at_least_one("labels", labels)
+    check_whole_numbers(labels=labels)
 
     def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
         return rank_within(key, _cell(holdings)) < labels
@@ -248,7 +249,7 @@ def total(labels: int, class_balanced: bool = False) -> Supervision:
         labels: number of labels n_L, at least 1.
         class_balanced: as in `per_client`, within each client.
     """
-    _at_least_one("labels", labels)
+    check_whole_numbers(labels=labels)
 
     def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
         turn = _rank_in_client(named_key(key, "client"), holdings, class_balanced)
@@ -274,8 +275,7 @@ def xclp_noniid(labels: int, classes: int = 5) -> Supervision:
         labels: labels of each client that keeps labels, at least 1.
         classes: classes with labels at a client, 1..K.
     """
-    _at_least_one("labels", labels)
-    _at_least_one("classes", classes)
+    check_whole_numbers(labels=labels, classes=classes)
 
     def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
         num_classes, num_clients = holdings.num_classes, holdings.members.shape[0]
@@ -294,7 +294,7 @@ def xclp_noniid(labels: int, classes: int = 5) -> Supervision:
 
 def server(labels: int) -> Supervision:
     """The server holds floor(labels / K) labelled examples of every class; they leave the clients, who see none."""
-    _at_least_one("labels", labels)
+    check_whole_numbers(labels=labels)
     return no_labels()._replace(server_labels=labels)
 
 
@@ -371,9 +371,7 @@ def mixed(
         noise: of the shares of sets.
         noise_mode: "relative" or "additive".
     """
-    for name, count in (("coarse_clients", coarse_clients), ("set_clients", set_clients)):
-        if isinstance(count, bool) or int(count) != count or count < 0:
-            raise ValueError(f"{name} must be a whole number >= 0, got {count}")
+    check_whole_numbers(0, coarse_clients=coarse_clients, set_clients=set_clients)
     base = all_labels() if labels is None else per_client(labels)
     rules = (
         (coarse_labels(correspondence, overlap), coarse_clients),
@@ -446,13 +444,8 @@ def build_supervision(
         return built._replace(keep=no_labels().keep, labelled_clients=0, which=which)
     if name in ("server", "none", "coarse", "sets", "given"):
         raise ValueError(f"labelled_clients={labelled_clients} has no meaning for supervision {name!r}; leave it out")
-    _at_least_one("labelled_clients", labelled_clients)
+    check_whole_numbers(labelled_clients=labelled_clients)
     return built._replace(labelled_clients=labelled_clients, which=which)
-
-
-def _at_least_one(name: str, value: int) -> None:
-    if isinstance(value, bool) or int(value) != value or value < 1:
-        raise ValueError(f"{name} must be a whole number >= 1, got {value}")
 
 
 def _eligible(holdings: Holdings) -> Bool[Array, " N"]:

@@ -8,7 +8,6 @@ observations (padded to the largest client's), K classes, N training examples, E
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -23,11 +22,7 @@ from fedjax_ssl.data.federation.partition import Bounds
 from fedjax_ssl.registry import did_you_mean
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("labels", "num_examples", "num_observations", "from_sets", "matrix", "share", "prior"),
-    meta_fields=(),
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class WeakLabels:
     """Weak labels of a federation. An example may be in several sets of its client: then it has several entries."""

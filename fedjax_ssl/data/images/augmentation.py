@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, Key, Shaped
 
+from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.data.federation.partition import build_by_name
 from fedjax_ssl.data.images.random_operations import FIXMATCH, SEMIFL, Strength, fetch_moved, random_operations
 from fedjax_ssl.keys import named_key
@@ -104,8 +105,7 @@ def semifl(pixels: int = 4, flip: bool = True, operations: int = 2, input_max: f
 
 
 def _strong(strength: Strength, pixels: int, flip: bool, operations: int, input_max: float) -> Augmentation:
-    if isinstance(operations, bool) or int(operations) != operations or operations < 0:
-        raise ValueError(f"operations must be a whole number >= 0, got {operations}")
+    check_whole_numbers(0, operations=operations)
     if not input_max > 0:
         raise ValueError(f"input_max must be > 0, got {input_max}")
     moved = crop_flip(pixels) if flip else shift(pixels)
@@ -148,8 +148,7 @@ def augmentation(name: str, **options: Any) -> Augmentation:
 
 
 def _check_shift(pixels: int, fill: str) -> None:
-    if isinstance(pixels, bool) or int(pixels) != pixels or pixels < 0:
-        raise ValueError(f"pixels must be a whole number >= 0, got {pixels}")
+    check_whole_numbers(0, pixels=pixels)
     if fill not in ("reflect", "constant"):
         raise ValueError(f"fill must be 'reflect' or 'constant', got {fill!r}")
 

@@ -1,9 +1,9 @@
 """Our own stroke alphabet: digits, capitals and small letters as a pen writes them, some in several forms.
 
-`glyph_strokes.txt` has the forms. A form is a string of strokes separated by `|`; a stroke is a list of points `x,y` that a smooth curve runs
-through. A point marked `!` is a corner, and between two corners without points in between the curve is a
-straight line. A stroke that ends in `@` is closed. The baseline is y = 0, small letters reach 7, capitals and
-digits 12, descenders -4.
+`glyph_strokes.txt` has the forms. A form is a string of strokes separated by `|`; a stroke is a list of points `x,y`
+that a smooth curve runs through. A point marked `!` is a corner, and between two corners without points in between the
+curve is a straight line. A stroke that ends in `@` is closed. The baseline is y = 0, small letters reach 7, capitals
+and digits 12, descenders -4.
 """
 
 import itertools

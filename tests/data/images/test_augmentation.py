@@ -89,7 +89,7 @@ def test_no_shift_and_constant_value():
     [
         ("shfit", {}, "unknown augmentation 'shfit'. Did you mean 'shift'"),
         ("shift", {"pixel": 1}, "Did you mean 'pixels'"),
-        ("shift", {"pixels": -1}, "pixels must be a whole number >= 0, got -1"),
+        ("shift", {"pixels": -1}, "pixels is -1; it must be a whole number of at least 0"),
         ("rotate", {"degrees": -1.0}, r"degrees must be in \[0, 180\], got -1"),
         ("crop_flip", {"fill": "mirror"}, "fill must be 'reflect' or 'constant', got 'mirror'"),
     ],
