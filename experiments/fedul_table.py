@@ -103,7 +103,7 @@ def main(arguments: list[str] | None = None) -> None:
         text = table(cells, published=options.dataset == "mnist") + "\n\n" + "\n".join(f"- {line}" for line in lines)
         files[0].write_text(text + "\n", encoding="utf-8")
         files[1].write_text(_rows(cells), encoding="utf-8")
-        jax.clear_caches()  # every cell compiles a program of its own, and a process can hold only so many
+        jax.clear_caches()  # every cell compiles a program of its own, and a process cannot hold them all
     print("\n".join(["", text, "", *map(str, files)]))
 
 

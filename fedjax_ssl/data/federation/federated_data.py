@@ -24,7 +24,7 @@ class FederatedData:
     num_labelled: Int[Array, " C"]
     num_examples: Int[Array, " C"]
     test_index: Int[Array, " T"]
-    num_test: Int[Array, ""]  # the first so many entries are real; so for the next two
+    num_test: Int[Array, ""]  # the first `num_test` entries are real, the rest is padding; likewise for the next two
     test_client: Int[Array, " T"]  # client that has a test example, new clients from C on; -1 = nobody's
     valid_index: Int[Array, " V"]
     num_valid: Int[Array, ""]

@@ -29,7 +29,7 @@ class HeldOut(NamedTuple):
         return self.test_clients if self.left_out_client is None else 1
 
     def check(self, name: str, num_natural: int) -> None:
-        """Raises ValueError where that cannot be taken from the dataset `name` of so many natural clients."""
+        """Raises ValueError where that cannot be taken from the dataset `name` with `num_natural` clients."""
         for argument in ("test_fraction", "client_test_fraction", "validation_fraction"):
             if not 0 <= getattr(self, argument) < 1:
                 raise ValueError(f"{argument} must be in [0, 1), got {getattr(self, argument)}")

@@ -40,13 +40,13 @@ class Facts(NamedTuple):
 
     num_clients: int
     num_classes: int
-    class_counts: tuple[int, ...]  # [K] at most so many examples of each class
-    num_unlabelled: int  # at most so many examples without a label
+    class_counts: tuple[int, ...]  # [K] examples of each class, at most
+    num_unlabelled: int  # examples without a label, at most
     natural_sizes: tuple[int, ...]  # sizes of all natural clients, before anything is held out; () = none exist
     num_natural: int  # G, natural clients that are not held out
-    least: int  # the pool has at least so many examples
-    most: int  # and at most so many
-    removed: int  # at most so many examples were taken out of the natural clients that remain
+    least: int  # examples in the pool, at least
+    most: int  # and at most
+    removed: int  # examples taken out of the natural clients that remain, at most
 
 
 class Bounds(NamedTuple):
@@ -118,8 +118,8 @@ def dirichlet(
 
     Args:
         alpha: > 0, small = uneven.
-        min_examples: every client has at least so many.
-        max_examples: every client has at most so many. Without it the tables of a traced call must allow for
+        min_examples: the least that every client has.
+        max_examples: the most that a client may have. Without it the tables of a traced call must allow for
             one client that has nearly everything.
         skip_full: classes are dealt in turn, and of the next one a client that holds an equal part of all examples or
             more gets nothing (SemiFL, FedMT).
@@ -273,7 +273,7 @@ def circulant(shares: Sequence[float] = FEDMATCH_SHARES, balanced: int = 0) -> P
     Args:
         shares: [K] non-negative, in any scale: weight of class k for a client of type t at offset (k - t) mod
             K.
-        balanced: so many examples of every class are first given to every client, as far as they go; in the
+        balanced: number of examples of every class that every client is given first, as far as they go; in the
             papers these are the labelled ones.
     """
     weights = np.asarray(shares, np.float64)

@@ -48,7 +48,7 @@ class Supervision(NamedTuple):
     keep: Callable[[Key[Array, ""], Holdings], Bool[Array, " N"]]
     # (client sizes, clients that keep labels, K) -> bound of labels per client
     max_labelled: Callable[[Bounds, int, int], int]
-    # (size, clients that keep labels) -> so many a client surely keeps, if all its examples have a label
+    # (size, clients that keep labels) -> labels a client surely keeps, if all its examples have one
     sure_labelled: Callable[[int, int], int]
     server_labels: int = 0  # examples that leave the clients for the server, equally many of every class
     total_labels: int = 0  # labels the whole federation must have, for checks
@@ -76,7 +76,7 @@ class Supervision(NamedTuple):
         """Labels of every class at the server: floor(server_labels / K), the rest is dropped (SemiFL's code).
 
         Raises:
-            ValueError: that is 0, or there are not so many of some class.
+            ValueError: that is 0, or some class has fewer examples.
         """
         each = self.server_labels // len(class_counts)
         if self.server_labels and not each:
@@ -361,10 +361,10 @@ def mixed(
 
     Args:
         labels: labels at each client with labels; all of its examples by default.
-        coarse_clients: so many clients have coarse labels, after those with labels.
+        coarse_clients: number of clients with coarse labels, after those with labels.
         correspondence: see `coarse`.
         overlap: see `coarse`.
-        set_clients: so many clients have sets, after those.
+        set_clients: number of clients with sets, after those.
         sets: see `sets`, as the rest.
         protocol: how sets are filled.
         test_prior: class shares at test time.
@@ -426,7 +426,7 @@ def build_supervision(
 
     Args:
         name: one of `available_supervisions()`.
-        labelled_clients: only so many clients keep labels; None: all.
+        labelled_clients: number of clients that keep labels; None: all.
         which: "first": clients 0, 1, ...; "random": drawn by key.
         **options: of the named supervision.
 
