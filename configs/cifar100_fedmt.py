@@ -3,8 +3,8 @@
     python -m fedjax_ssl.main --config configs/cifar100_fedmt.py                     # 2000 labels, known matrix, iid
     python -m fedjax_ssl.main --config configs/cifar100_fedmt.py:1000,estimated,0.1  # estimated, Dirichlet split
 
-100 clients, 10 per round, WRN-28-2, 800 rounds. Optimizers, batches and augmentation are those of SemiFL, whose loop
-FedMT extends; the paper's own values, label counts and splits are not in our copy of it, so no expected result is given
+100 clients, 10 per round, WRN-28-2, 800 rounds. Optimizers, batches, augmentation and splits are those of SemiFL, whose
+loop FedMT extends; the paper's own values and label counts are not in our copy of it, so no expected result is given
 and no run may be called a reproduction. `--config.model.widen=8` is the network that SemiFL uses on CIFAR-100.
 """
 
@@ -26,12 +26,13 @@ def get_config(variant="2000,known,iid"):
     config.eval_every = 10
     config.checkpoint_every = 5
     config.data.name = "cifar100"
-    config.partition.name = "iid"
+    config.partition.name = "random"
     config.partition.num_clients = 100
     if alpha is not None:
         config.partition.name = "dirichlet"
         config.partition.alpha = alpha
         config.partition.min_examples = 10
+        config.partition.skip_full = True
     config.supervision.name = "coarse"
     config.supervision.correspondence = "superclass"
     config.supervision.server_labels = labels

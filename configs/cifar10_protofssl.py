@@ -32,7 +32,7 @@ def get_config(variant="iid,none"):
     config.eval_every = 5
     config.checkpoint_every = 4
     config.data.name = "cifar10"
-    config.data.standardize = False  # pixels / 255, as in the code: distances depend on it
+    config.data.standardize = "none"  # pixels / 255, as in the code: distances depend on it
     config.partition.name = SPLITS[split]
     config.partition.num_clients = 100
     if split == "noniid":

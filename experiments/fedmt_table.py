@@ -189,7 +189,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     rows = [ALL_LABELS, *ALONE, *WITH_COARSE]
     parser.add_argument("--rows", nargs="+", choices=rows, default=rows, metavar="NAME", help="; ".join(rows))
     parser.add_argument("--path", help="an npz file with ten digits and test examples, such as mnist.npz")
-    parser.add_argument("--clients", type=positive, default=20, help="with --path: so many")
+    parser.add_argument("--clients", type=positive, default=20, help="number of clients, with --path")
     parser.add_argument("--rounds", type=positive, help="in place of the config's number of rounds, for a quick look")
     parser.add_argument("--output", type=Path, default=Path("runs/fedmt_table"), help="folder for the files")
     return parser.parse_args(arguments)

@@ -10,7 +10,9 @@ line. Where a config has validation data, the round with the best validation acc
 
 Leaves fedul_table.md and fedul_table.csv (every single run) in the output folder: test error in %, mean and population
 standard deviation over the seeds as in the paper, and seconds per local epoch of all clients, which include dealing the
-data and evaluating but not compiling. For MNIST the paper's numbers stand beside ours, below the table what differs.
+data and evaluating but not compiling. For MNIST the test error is, as in the paper, the mean over the clients on test
+images of their own, equally many of every class; for the digits it is the error on all test digits. For MNIST the
+paper's numbers stand beside ours, below the table what differs.
 Measured result: docs/methods/fedul.md.
 """
 
@@ -29,7 +31,7 @@ import numpy as np
 from fedjax_ssl import models, tracking
 from fedjax_ssl.command_line import use_compilation_cache
 from fedjax_ssl.config import FEDUL_METHODS
-from fedjax_ssl.data.federation.weak_labels import PROTOCOLS
+from fedjax_ssl.data.federation.unlabelled_sets import PROTOCOLS
 from fedjax_ssl.experiment.tables import facts, load_config, markdown, positive
 from fedjax_ssl.train import make_train, over_seeds
 
@@ -101,7 +103,7 @@ def main(arguments: list[str] | None = None) -> None:
         text = table(cells, published=options.dataset == "mnist") + "\n\n" + "\n".join(f"- {line}" for line in lines)
         files[0].write_text(text + "\n", encoding="utf-8")
         files[1].write_text(_rows(cells), encoding="utf-8")
-        jax.clear_caches()  # every cell compiles a program of its own, and a process can hold only so many
+        jax.clear_caches()  # every cell compiles a program of its own, and a process cannot hold them all
     print("\n".join(["", text, "", *map(str, files)]))
 
 
@@ -176,9 +178,13 @@ def differences(options: argparse.Namespace) -> list[str]:
     """What differs from the paper's experiment, a sentence each."""
     if options.dataset == "digits":
         protocol = [f"protocol of the sets {options.protocol}"] if options.protocol else []
+        protocol.append("test error: of all test digits, the same for every client")
         return ["not an experiment of the paper: its networks, data and numbers of rounds are others", *protocol]
     lines = [
-        "validation images are a fifth of the training images, drawn by class; in the paper the last fifth of the file",
+        "test error: mean over the clients, each with as many test images of every class, as in the paper",
+        "validation images are a fifth of the training images, drawn by class and the same for all clients; in the "
+        "paper each client draws its own from the last fifth of the file",
+        "inputs are standardized" + (" by the training images" if options.path else " as in the paper"),
         f"{SUPERVISED} has no L1 term",
         "loss, mixing and ramp-up as in the paper's text; its published code has others (docs/methods/fedul.md)",
     ]

@@ -90,7 +90,7 @@ def _by_share(options: argparse.Namespace, features: str) -> Iterator[Run]:
             config = _config(options, features)
             config.supervision.fraction = fraction
             yield from _run(options, config, features, fraction, seed)
-        jax.clear_caches()  # every run compiles programs of its own, and a process can hold only so many
+        jax.clear_caches()  # every run compiles programs of its own, and a process cannot hold them all
 
 
 def _left_out(options: argparse.Namespace, client: int) -> Iterator[Run]:
@@ -238,7 +238,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--fractions", type=float, nargs="+", default=[0.05, 0.1, 0.2, 0.5, 1.0])
     parser.add_argument("--seeds", type=int, default=5, help="runs per share, seeds 0, 1, ...")
     parser.add_argument("--variant", choices=("paper", "code", "both"), default="both")
-    parser.add_argument("--left-out", type=int, default=0, help="leave out clients 0, 1, ..., so many runs")
+    parser.add_argument("--left-out", type=int, default=0, help="number of runs that leave out client 0, 1, ...")
     parser.add_argument("--output", type=Path, default=Path("runs/prediction_table"), help="folder for the two files")
     options = parser.parse_args(arguments)
     if not options.config.is_file():

@@ -210,6 +210,7 @@ def _run_in(record: tracking.Record | tracking.NoRecord, experiment: Experiment,
             device=tracking.device_description(),
             workdir=record.path,
         )
+        progress.note(experiment.standardization)
         if start == 0:
             table = data.report(federation, experiment.dataset.class_names, max_rows=federation.num_clients)
             record.describe_data(table + "\n")

@@ -41,6 +41,7 @@ def test_a_run_leaves_everything_in_its_folder(start, tmp_path):
     folder = tmp_path / "runs" / "digits_fedavg"
     assert code == 0
     assert "11 clients" in output and "mlp (9,610 parameters)" in output and "round 2/2" in output
+    assert "inputs are divided by 16 and not standardized" in output
     for name in ("config.json", "metrics.csv", "metrics.jsonl", "summary.json", "curves.png", "partition.txt"):
         assert (folder / name).stat().st_size > 0, name
     summary = json.loads((folder / "summary.json").read_text())
@@ -99,6 +100,8 @@ def test_a_truncated_checkpoint_falls_back_to_the_one_before(start, tmp_path):
         ((DIGITS, "--config.method.name=fedavgg"), ("'fedavgg'", "Did you mean 'fedavg'", "xclp")),
         ((DIGITS, "--config.model.name=mpl"), ("'mpl'", "mlp")),
         ((DIGITS, "--config.data.name=digit"), ("digit", "digits")),
+        ((DIGITS, "--config.data.standardize=False"), ("standardize is 'False'", "auto, dataset, train, none")),
+        ((DIGITS, "--config.data.mean=(0.1, 0.2)"), ("config.data: ", "mean has 2 values; allowed are 1 and 1")),
         ((DIGITS, "--config.partition.name=dirichlet"), ("dirichlet", "alpha")),
         ((DIGITS, "--config.supervision.name=none"), ("label",)),
         ((DIGITS, "--config.supervision.labels=0"), ("labels", "0")),

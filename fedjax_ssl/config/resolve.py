@@ -52,7 +52,9 @@ def default(method: str = "fedavg") -> ml_collections.ConfigDict:
         download=True,
         num_classes=_INT,  # npz: where the labels do not show all classes
         input_max=_FLOAT,  # npz: stored value that becomes 1.0
-        standardize=True,  # subtract the dataset's mean and divide by its deviation, where it has them
+        standardize="auto",  # inputs by mean and deviation: of the "dataset", its "train" examples; "none"
+        mean=_TUPLE,  # ... in place of the dataset's, per channel or feature
+        std=_TUPLE,
         size=_INT,  # fed_isic2019: height and width of the images
         writers=_INT,  # glyphs: how many writers are drawn
         test_clients=0,  # whole natural clients held out as test set
@@ -60,6 +62,7 @@ def default(method: str = "fedavg") -> ml_collections.ConfigDict:
         test_fraction=0.0,  # share of the examples held out as test set, where the dataset has none
         client_test_fraction=0.0,  # share of every client's examples held out as its test examples
         validation_fraction=0.0,
+        balanced_test=False,  # each client draws test examples, equally many of every class, from the dataset's own
     )
     config.partition = _section(
         name="natural",
@@ -67,6 +70,7 @@ def default(method: str = "fedavg") -> ml_collections.ConfigDict:
         alpha=_FLOAT,
         min_examples=_INT,
         max_examples=_INT,
+        skip_full=_FLAG,  # dirichlet: nothing more for a client with an equal part of all examples
         shards_per_client=_INT,
         classes=_INT,
         shares=_TUPLE,
@@ -584,6 +588,7 @@ _LOWEST = {
 }
 _ALLOWED: dict[str, tuple[str | None, ...]] = {
     "precision": tuple(models.PRECISIONS),
+    "data.standardize": data.STANDARDIZATIONS,
     "optimizer.name": OPTIMIZERS,
     "optimizer.schedule": SCHEDULES,
     "federated.name": ("fedavg", "fedprox", "scaffold", "fednova", "fedavgm", "fedadam", "fedyogi"),

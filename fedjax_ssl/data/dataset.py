@@ -124,7 +124,8 @@ class Dataset:
         class_names: K names; class k is labelled k.
         client_names: names of the natural clients; client i of both splits is client_names[i].
         input_max: the stored value that maps to 1.0.
-        mean: per channel (or one for all), on the scale where input_max is 1.0; None = no normalization.
+        mean: per channel of images or feature of vectors (or one for all), on the scale where input_max is 1.0; None:
+            not known; (0,) and a deviation of (1,): inputs are not standardized, by convention.
         std: like mean, positive.
         coarse_names: names of the J labels of `Split.coarse`, where there are such labels.
         correspondence: [J, K], P(coarse label | class), columns sum to 1; None: nobody knows it.
@@ -223,6 +224,8 @@ class Dataset:
                 raise ValueError(
                     f"Dataset {self.name!r}: {name} has {len(values)} values; allowed are 1 and {channels} (channels)."
                 )
+            if values is not None and not np.isfinite(values).all():
+                raise ValueError(f"Dataset {self.name!r}: {name} is {values}; every value must be finite.")
         if self.std is not None and not all(value > 0 for value in self.std):
             raise ValueError(f"Dataset {self.name!r}: std is {self.std}; every value must be positive.")
 

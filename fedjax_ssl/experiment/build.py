@@ -21,6 +21,7 @@ class Experiment(NamedTuple):
 
     config: ml_collections.ConfigDict
     dataset: data.Dataset
+    standardization: str = ""  # for the log: what inputs are standardized by
 
 
 def load_experiment(config: ml_collections.ConfigDict) -> Experiment:
@@ -39,7 +40,8 @@ def load_experiment(config: ml_collections.ConfigDict) -> Experiment:
     }
     with configs.naming("data"):
         dataset = data.load(section.name, root=section.root, path=section.path, download=section.download, **given)
-    return Experiment(resolved, dataset)
+        dataset, said = data.standardized(dataset, section.standardize, section.mean, section.std)
+    return Experiment(resolved, dataset, said)
 
 
 def federate(experiment: Experiment, key: Key[Array, ""]) -> data.FederatedData:
@@ -61,6 +63,7 @@ def federate(experiment: Experiment, key: Key[Array, ""]) -> data.FederatedData:
             test_fraction=section.test_fraction,
             client_test_fraction=section.client_test_fraction,
             validation_fraction=section.validation_fraction,
+            balanced_test=section.balanced_test,
         )
 
 
@@ -98,12 +101,10 @@ def build_method(
         augment = data.augmentation(config["augment"]["name"], **configs.options(config["augment"]))
     with configs.naming("strong_augment"):
         strong_augment = _strong_augmentation(config["strong_augment"], experiment.dataset)
-    dataset = experiment.dataset
-    normalize = data.normalizer(dataset if config["data"]["standardize"] else None, input_max=dataset.input_max)
     with configs.naming("optimizer or config.federated"):
         setup = Setup(
             model=model,
-            normalize=normalize,
+            normalize=data.normalizer(experiment.dataset),
             augment=augment,
             federated_optimizer=_federated_optimizer(server, local),
             local_optimizer=federated.local_optimizer(

@@ -130,6 +130,7 @@ def test_dataset_properties():
         ({"input_max": 0.0}, "input_max is 0"),
         ({"mean": (0.1, 0.2)}, "mean has 2 values; allowed are 1 and 1"),
         ({"std": (0.0,)}, "every value must be positive"),
+        ({"mean": (float("nan"),)}, r"mean is \(nan,\); every value must be finite"),
     ],
 )
 def test_dataset_refuses_what_does_not_fit(changes, message):

@@ -49,10 +49,14 @@ def test_every_cell_of_the_mnist_table_has_a_config(script: dict, method: str) -
     options = script["_parse"](["--dataset", "mnist", "--path", "some.npz", "--network", "mlp", "--rounds", "8"])
     config = script["make_config"]("noniid", "20", method, options)
     assert (config.method.name, config.partition.name, config.rounds) == (method, "majority", 8)
+    assert config.data.balanced_test and script["make_config"]("iid", "20", method, options).partition.name == "random"
     assert (config.data.path, config.model.to_dict()) == ("some.npz", {"name": "mlp"})
     if method == "fedavg":
         assert (config.supervision.name, config.supervision.fraction) == ("fraction", 0.1)
     else:
         assert (config.supervision.sets, config.method.l1) == (20, 5e-6)
     assert config.method.get("warmup_rounds", 4) == 4
-    assert any("network mlp" in line for line in script["differences"](options))
+    differences = script["differences"](options)
+    assert any("network mlp" in line for line in differences)
+    assert any("test error: mean over the clients" in line for line in differences)
+    assert any("standardized by the training images" in line for line in differences)

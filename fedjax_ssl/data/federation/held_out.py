@@ -2,12 +2,14 @@
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, Key
 
 from fedjax_ssl.data.dataset import Dataset
-from fedjax_ssl.data.federation.partition import Bounds, count_groups, largest_remainder, rank_within
+from fedjax_ssl.data.federation.dealing import count_groups, largest_remainder, rank_within
+from fedjax_ssl.data.federation.partition import Bounds
 from fedjax_ssl.keys import named_key
 
 
@@ -19,6 +21,7 @@ class HeldOut(NamedTuple):
     test_fraction: float = 0.0
     client_test_fraction: float = 0.0
     validation_fraction: float = 0.0
+    balanced_test: bool = False
 
     @property
     def num_natural(self) -> int:
@@ -26,7 +29,7 @@ class HeldOut(NamedTuple):
         return self.test_clients if self.left_out_client is None else 1
 
     def check(self, name: str, num_natural: int) -> None:
-        """Raises ValueError where that cannot be taken from the dataset `name` of so many natural clients."""
+        """Raises ValueError where that cannot be taken from the dataset `name` with `num_natural` clients."""
         for argument in ("test_fraction", "client_test_fraction", "validation_fraction"):
             if not 0 <= getattr(self, argument) < 1:
                 raise ValueError(f"{argument} must be in [0, 1), got {getattr(self, argument)}")
@@ -38,6 +41,8 @@ class HeldOut(NamedTuple):
         ]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)}: give only one of them")
+        if self.balanced_test and given:
+            raise ValueError(f"balanced_test draws from the dataset's own test examples; leave it or {given[0]} out")
         have = f"has {num_natural}" if num_natural else "has no natural clients"
         if self.test_clients and not 0 < self.test_clients < num_natural:
             raise ValueError(f"test_clients={self.test_clients}, but dataset {name!r} {have}; at least one must train")
@@ -49,6 +54,8 @@ class HeldOut(NamedTuple):
 
     def own_test_examples(self, dataset: Dataset) -> Int[np.ndarray, " t"]:
         """Rows of the dataset's own test split that are test examples: all, or those of the client left out."""
+        if dataset.test is None and self.balanced_test:
+            raise ValueError(f"balanced_test draws from the dataset's own test examples; {dataset.name!r} has none")
         if dataset.test is None or self.test_clients or self.test_fraction or self.client_test_fraction:
             return np.zeros(0, np.int64)
         if self.left_out_client is None:
@@ -103,6 +110,38 @@ def stratified(
     total = jnp.floor(share * counts.sum(dtype=jnp.int32).astype(jnp.float32) + 0.5).astype(jnp.int32)
     quota = largest_remainder(counts.astype(jnp.float32), total, named_key(key, "ties"))
     return (group >= 0) & (rank_within(named_key(key, "rank"), group) < quota[group])
+
+
+def balanced_test_examples(
+    key: Key[Array, ""], labels: Int[np.ndarray, " t"], num_clients: int, num_classes: int
+) -> tuple[Int[Array, " T"], Int[Array, " T"]]:
+    """Test examples for each client: floor(t / C / K) of every class, drawn anew from all of them (FedUL's code).
+
+    Accuracy over the result is the mean over clients of the accuracy on class-balanced test sets, which overlap.
+
+    Args:
+        key: typed PRNG key.
+        labels: of the test examples, -1 = none.
+        num_clients: C.
+        num_classes: K.
+
+    Returns:
+        Rows, and the client of each.
+    """
+    each = len(labels) // num_clients // num_classes
+    counts = np.bincount(labels[labels >= 0], minlength=num_classes)
+    if not each or counts.min() < each:
+        raise ValueError(
+            f"balanced_test: {len(labels)} test examples for {num_clients} clients of {num_classes} classes make "
+            f"{each} each, and class {counts.argmin()} has {counts.min()}; use fewer clients, or balanced_test=False"
+        )
+
+    def draw(client: Int[Array, ""]) -> Int[Array, " n"]:
+        drawn = rank_within(jax.random.fold_in(key, client), jnp.asarray(labels)) < each
+        return jnp.nonzero(drawn & (labels >= 0), size=each * num_classes)[0].astype(jnp.int32)
+
+    clients = jnp.arange(num_clients, dtype=jnp.int32)
+    return jax.lax.map(draw, clients).reshape(-1), jnp.repeat(clients, each * num_classes)
 
 
 def clients_of_own_test(

@@ -18,6 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from fedjax_ssl.checks import check_whole_numbers
+from fedjax_ssl.data.federation.dealing import count_groups, deal, largest_remainder, level, rank_within
 from fedjax_ssl.registry import did_you_mean
 
 FEDMATCH_SHARES = (244, 73, 15, 15, 15, 10, 15, 15, 15, 73)
@@ -38,13 +40,13 @@ class Facts(NamedTuple):
 
     num_clients: int
     num_classes: int
-    class_counts: tuple[int, ...]  # [K] at most so many examples of each class
-    num_unlabelled: int  # at most so many examples without a label
+    class_counts: tuple[int, ...]  # [K] examples of each class, at most
+    num_unlabelled: int  # examples without a label, at most
     natural_sizes: tuple[int, ...]  # sizes of all natural clients, before anything is held out; () = none exist
     num_natural: int  # G, natural clients that are not held out
-    least: int  # the pool has at least so many examples
-    most: int  # and at most so many
-    removed: int  # at most so many examples were taken out of the natural clients that remain
+    least: int  # examples in the pool, at least
+    most: int  # and at most
+    removed: int  # examples taken out of the natural clients that remain, at most
 
 
 class Bounds(NamedTuple):
@@ -59,135 +61,6 @@ class Partition(NamedTuple):
 
     assign: Callable[[Key[Array, ""], Pool], Int[Array, " N"]]
     bounds: Callable[[Facts], Bounds]
-
-
-# Ranks and counts
-
-
-@jax.jit
-def rank_within(
-    key: Key[Array, ""], group: Int[Array, " N"], order: Int[Array, " N"] | None = None
-) -> Int[Array, " N"]:
-    """The place of every example in a random order of its group.
-
-    Random bits are drawn by position, so examples appended at the end, in no group, change nothing for the
-    others.
-
-    Args:
-        key: typed PRNG key.
-        group: int32, >= 0; negative = in no group.
-        order: if given, examples with smaller `order` come first and only equal ones are shuffled.
-
-    Returns:
-        int32 [N], 0 for the first of each group; meaningless for examples in no group.
-    """
-    bits = jax.random.bits(key, group.shape, jnp.uint32)
-    sequence = jnp.lexsort((bits, group) if order is None else (bits, order, group)).astype(jnp.int32)
-    in_order = group[sequence]
-    start = jnp.searchsorted(in_order, in_order).astype(jnp.int32)
-    return jnp.zeros(group.shape, jnp.int32).at[sequence].set(jnp.arange(group.shape[0], dtype=jnp.int32) - start)
-
-
-def count_groups(group: Int[Array, " N"], num_groups: int) -> Int[Array, " G"]:
-    """How many entries of `group` equal 0, 1, ..., num_groups-1 (int32); other values are not counted."""
-    group = jnp.where((group >= 0) & (group < num_groups), group, num_groups)
-    return jnp.zeros(num_groups + 1, jnp.int32).at[group].add(1)[:num_groups]
-
-
-@jax.jit
-def largest_remainder(
-    shares: Float[Array, "*rows C"], totals: Int[Array, "*rows"], key: Key[Array, ""] | None = None
-) -> Int[Array, "*rows C"]:
-    """Whole numbers as close to `totals * shares` as possible that add up to `totals` (Hamilton's method).
-
-    Args:
-        shares: non-negative weights, in any scale; a row of zeros counts as equal shares.
-        totals: what each row must add up to, >= 0.
-        key: breaks ties at random; without it the lower index wins.
-
-    Returns:
-        int32, same shape as `shares`; every entry is within one of its exact quota.
-    """
-    shares = jnp.asarray(shares, jnp.float32)
-    mass = shares.sum(axis=-1, keepdims=True)
-    shares = jnp.where(mass > 0, shares / jnp.where(mass > 0, mass, 1.0), 1.0 / shares.shape[-1])
-    quota = shares * totals[..., None].astype(jnp.float32)
-    floor = jnp.floor(quota)
-    # Rounding in float32 must never hand out more than there is, so the running sum is cut at the total.
-    running = jnp.minimum(jnp.cumsum(floor.astype(jnp.int32), axis=-1, dtype=jnp.int32), totals[..., None])
-    whole = jnp.diff(running, axis=-1, prepend=jnp.zeros_like(running[..., :1]))
-    left = totals - running[..., -1]
-    # Ties by index are the stable sort's own rule, so constant bits stand for "no key".
-    bits = jnp.zeros(shares.shape, jnp.uint32)
-    if key is not None:
-        bits = jax.random.bits(key, (shares.size,), jnp.uint32).reshape(shares.shape)
-    by_remainder = jnp.lexsort((bits, floor - quota), axis=-1)
-    place = jnp.argsort(by_remainder, axis=-1).astype(jnp.int32)
-    every, rest = jnp.divmod(left, jnp.int32(shares.shape[-1]))
-    return whole + every[..., None] + (place < rest[..., None]).astype(jnp.int32)
-
-
-def deal(key: Key[Array, ""], group: Int[Array, " N"], counts: Int[Array, "C G"]) -> Int[Array, " N"]:
-    """Deals the examples of every group to clients at random, so that client c gets counts[c, g] of group g.
-
-    Args:
-        key: typed PRNG key.
-        group: int32 [N], class (or other group) of every example; outside 0..G-1 = not dealt.
-        counts: int32; the column sums are at most the sizes of the groups, what is left over is not dealt.
-
-    Returns:
-        client of every example, int32 [N], -1 = not dealt.
-    """
-    num_clients, num_groups = counts.shape
-    inside = (group >= 0) & (group < num_groups)
-    group = jnp.where(inside, group, -1)
-    rank = rank_within(key, group)
-    bounds = jnp.cumsum(counts, axis=0, dtype=jnp.int32).T  # [G, C]
-    # One search over all groups: shift group g's bounds and ranks by the examples dealt before it.
-    before = jnp.cumsum(bounds[:, -1], dtype=jnp.int32) - bounds[:, -1]
-    flat = (before[:, None] + bounds).reshape(-1)
-    slot = jnp.searchsorted(flat, before[group] + rank, side="right").astype(jnp.int32)
-    return jnp.where(inside & (rank < bounds[group, -1]), slot % num_clients, -1)
-
-
-def level(
-    key: Key[Array, ""],
-    client: Int[Array, " N"],
-    num_clients: int,
-    smallest: Int[Array, ""] | int,
-    largest: Int[Array, ""] | int,
-) -> Int[Array, " N"]:
-    """Moves as few examples as possible so that every client has between `smallest` and `largest` of them.
-
-    Clients above the maximum give what is too much and clients below the minimum take what they miss; where
-    the two differ, the others give or take in proportion to what they can. Always ends, whatever the sizes
-    were.
-
-    Args:
-        key: typed PRNG key.
-        client: int32 [N], -1 = nobody's.
-        num_clients: static C.
-        smallest: at most examples / C.
-        largest: at least examples / C.
-
-    Returns:
-        int32 [N].
-    """
-    sizes = count_groups(client, num_clients)
-    give = jnp.maximum(sizes - largest, 0)
-    take = jnp.maximum(smallest - sizes, 0)
-    missing = take.sum(dtype=jnp.int32) - give.sum(dtype=jnp.int32)
-    spare = jnp.maximum(sizes - smallest, 0) - give
-    room = jnp.maximum(largest - sizes, 0) - take
-    give += largest_remainder(spare.astype(jnp.float32), jnp.maximum(missing, 0))
-    take += largest_remainder(room.astype(jnp.float32), jnp.maximum(-missing, 0))
-    give_key, take_key = jax.random.split(key)
-    moved = (client >= 0) & (rank_within(give_key, client) < give[client])
-    receiver = deal(take_key, jnp.where(moved, 0, -1), take[:, None])
-    return jnp.where(moved, receiver, client)
-
-
-# Partitions
 
 
 def natural() -> Partition:
@@ -220,7 +93,24 @@ def iid() -> Partition:
     return Partition(assign, _equal_bounds)
 
 
-def dirichlet(alpha: float, min_examples: int = 1, max_examples: int | None = None) -> Partition:
+def random() -> Partition:
+    """Equal parts drawn at random whatever the classes, as in SemiFL and FedUL; a rest below one each is unused."""
+
+    def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
+        rank = rank_within(key, jnp.where(pool.available, 0, -1))
+        size = pool.available.sum(dtype=jnp.int32) // pool.facts.num_clients
+        client = rank // jnp.maximum(size, 1)
+        return jnp.where(pool.available & (client < pool.facts.num_clients), client, -1)
+
+    def bounds(facts: Facts) -> Bounds:
+        return Bounds(facts.least // facts.num_clients, facts.most // facts.num_clients)
+
+    return Partition(assign, bounds)
+
+
+def dirichlet(
+    alpha: float, min_examples: int = 1, max_examples: int | None = None, skip_full: bool = False
+) -> Partition:
     """Each class is split over the clients with shares drawn from Dir(alpha) (Yurochkin et al., ICML 2019).
 
     Drawing again until every client has enough can loop for ever; here clients below `min_examples` get
@@ -228,19 +118,22 @@ def dirichlet(alpha: float, min_examples: int = 1, max_examples: int | None = No
 
     Args:
         alpha: > 0, small = uneven.
-        min_examples: every client has at least so many.
-        max_examples: every client has at most so many. Without it the tables of a traced call must allow for
+        min_examples: the least that every client has.
+        max_examples: the most that a client may have. Without it the tables of a traced call must allow for
             one client that has nearly everything.
+        skip_full: classes are dealt in turn, and of the next one a client that holds an equal part of all examples or
+            more gets nothing (SemiFL, FedMT).
     """
     _positive("alpha", alpha)
-    _whole("min_examples", min_examples, 0)
-    if max_examples is not None:
-        _whole("max_examples", max_examples, 1)
+    check_whole_numbers(0, min_examples=min_examples)
+    check_whole_numbers(max_examples=1 if max_examples is None else max_examples)
 
     def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
         facts = pool.facts
         share_key, deal_key, level_key = jax.random.split(key, 3)
         shares = _dirichlet(share_key, jnp.full(facts.num_clients, alpha, jnp.float32), facts.num_classes)
+        if skip_full:
+            shares = _skip_full(shares, count_groups(_class_or_unlabelled(pool), facts.num_classes))
         client = _deal_classes(deal_key, pool, shares.T)
         return level(level_key, client, facts.num_clients, min_examples, bounds(facts).largest)
 
@@ -252,7 +145,10 @@ def dirichlet(alpha: float, min_examples: int = 1, max_examples: int | None = No
                 "lower min_examples or num_clients"
             )
         if max_examples is None:
-            return Bounds(min_examples, facts.most - (facts.num_clients - 1) * min_examples)
+            largest = facts.most - (facts.num_clients - 1) * min_examples
+            if skip_full:  # below an equal part, and then all of one class
+                largest = min(largest, 2 * _equal_bounds(facts).largest + max(facts.class_counts))
+            return Bounds(min_examples, largest)
         if max_examples * facts.num_clients < facts.most or max_examples < min_examples:
             raise ValueError(
                 f"max_examples={max_examples} for {facts.num_clients} clients holds "
@@ -299,7 +195,7 @@ def shards(shards_per_client: int = 2) -> Partition:
     Args:
         shards_per_client: at least 1; a client sees about as many classes.
     """
-    _whole("shards_per_client", shards_per_client, 1)
+    check_whole_numbers(shards_per_client=shards_per_client)
 
     def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
         facts = pool.facts
@@ -337,7 +233,7 @@ def classes_per_client(classes: int = 2) -> Partition:
     Args:
         classes: at least 1.
     """
-    _whole("classes", classes, 1)
+    check_whole_numbers(classes=classes)
 
     def present_in(facts: Facts) -> np.ndarray:
         present = np.flatnonzero(np.asarray(facts.class_counts))
@@ -377,13 +273,13 @@ def circulant(shares: Sequence[float] = FEDMATCH_SHARES, balanced: int = 0) -> P
     Args:
         shares: [K] non-negative, in any scale: weight of class k for a client of type t at offset (k - t) mod
             K.
-        balanced: so many examples of every class are first given to every client, as far as they go; in the
+        balanced: number of examples of every class that every client is given first, as far as they go; in the
             papers these are the labelled ones.
     """
     weights = np.asarray(shares, np.float64)
     if weights.ndim != 1 or not np.isfinite(weights).all() or (weights < 0).any() or weights.sum() <= 0:
         raise ValueError(f"shares must be K non-negative numbers, not all zero; got {tuple(shares)}")
-    _whole("balanced", balanced, 0)
+    check_whole_numbers(0, balanced=balanced)
 
     def matrix(facts: Facts) -> np.ndarray:
         if weights.size != facts.num_classes:
@@ -451,6 +347,7 @@ def majority(factor: float = 80.0) -> Partition:
 PARTITIONS: dict[str, Callable[..., Partition]] = {
     "natural": natural,
     "iid": iid,
+    "random": random,
     "dirichlet": dirichlet,
     "dirichlet_balanced": dirichlet_balanced,
     "shards": shards,
@@ -507,11 +404,6 @@ def _positive(name: str, value: float) -> None:
         raise ValueError(f"{name} must be a number > 0, got {value}")
 
 
-def _whole(name: str, value: int, lowest: int) -> None:
-    if isinstance(value, bool) or int(value) != value or value < lowest:
-        raise ValueError(f"{name} must be a whole number >= {lowest}, got {value}")
-
-
 def _permutation(key: Key[Array, ""], size: int) -> Int[Array, " size"]:
     return rank_within(key, jnp.zeros(size, jnp.int32))
 
@@ -544,6 +436,20 @@ def _deal_unlabelled(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
 @partial(jax.jit, static_argnums=2)
 def _dirichlet(key: Key[Array, ""], concentration: Float[Array, " k"], rows: int) -> Float[Array, "rows k"]:
     return jax.random.dirichlet(key, concentration, (rows,), jnp.float32)
+
+
+@jax.jit
+def _skip_full(shares: Float[Array, "K C"], totals: Int[Array, " K"]) -> Float[Array, "K C"]:
+    """How many of every class each client gets, where those that hold an equal part by then get none."""
+    num_clients = shares.shape[1]
+    full = -(-totals.sum(dtype=jnp.int32) // num_clients)
+
+    def deal_class(held: Int[Array, " C"], row: tuple[Float[Array, " C"], Int[Array, ""]]):
+        # The floor splits a class evenly where the shares of all that are not full underflow.
+        counts = largest_remainder(jnp.where(held < full, jnp.maximum(row[0], 1e-30), 0.0), row[1])
+        return held + counts, counts
+
+    return jax.lax.scan(deal_class, jnp.zeros(num_clients, jnp.int32), (shares, totals))[1].astype(jnp.float32)
 
 
 @jax.jit

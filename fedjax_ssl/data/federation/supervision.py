@@ -7,7 +7,7 @@ client with fewer labels than asked for keeps all it has; `FederatedData.num_lab
 training examples, C clients, K classes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fedjax_ssl.data.federation.partition import Bounds, build_by_name, count_groups, rank_within
+from fedjax_ssl.checks import check_whole_numbers
+from fedjax_ssl.data.federation.dealing import count_groups, rank_within
+from fedjax_ssl.data.federation.partition import Bounds, build_by_name
+from fedjax_ssl.data.federation.unlabelled_sets import unlabelled_sets
 from fedjax_ssl.data.federation.weak_labels import (
     Entries,
     Holdings,
@@ -26,7 +29,6 @@ from fedjax_ssl.data.federation.weak_labels import (
     given,
     perturbed_shares,
     together,
-    unlabelled_sets,
 )
 from fedjax_ssl.keys import named_key
 
@@ -46,9 +48,9 @@ class Supervision(NamedTuple):
     keep: Callable[[Key[Array, ""], Holdings], Bool[Array, " N"]]
     # (client sizes, clients that keep labels, K) -> bound of labels per client
     max_labelled: Callable[[Bounds, int, int], int]
-    # (size, clients that keep labels) -> so many a client surely keeps, if all its examples have a label
+    # (size, clients that keep labels) -> labels a client surely keeps, if all its examples have one
     sure_labelled: Callable[[int, int], int]
-    server_labels: int = 0  # class-balanced examples that leave the clients for the server
+    server_labels: int = 0  # examples that leave the clients for the server, equally many of every class
     total_labels: int = 0  # labels the whole federation must have, for checks
     labelled_clients: int | None = None  # None: all
     which: str = "first"
@@ -69,6 +71,26 @@ class Supervision(NamedTuple):
                 f"{self.labelled_clients or 0} clients with labels and {sum(kinds)} with coarse labels or sets are "
                 f"asked for, but there are {num_clients} clients; lower these numbers"
             )
+
+    def server_labels_per_class(self, class_counts: Sequence[float] | Float[np.ndarray, " K"]) -> int:
+        """Labels of every class at the server: floor(server_labels / K), the rest is dropped (SemiFL's code).
+
+        Raises:
+            ValueError: that is 0, or some class has fewer examples.
+        """
+        each = self.server_labels // len(class_counts)
+        if self.server_labels and not each:
+            raise ValueError(
+                f"{self.server_labels} labels are asked for at the server, which has equally many of every class; for "
+                f"{len(class_counts)} classes ask for {len(class_counts)} at least"
+            )
+        for kind, count in enumerate(class_counts):
+            if count < each:
+                raise ValueError(
+                    f"the server is to have {each} labels of every class, but class {kind} has {int(count)} training "
+                    "examples to take them from; ask for fewer labels at the server"
+                )
+        return each
 
     def bounds(self, sizes: Bounds, num_clients: int, num_classes: int, every_example_labelled: bool) -> LabelBounds:
         """Bounds for clients of these sizes; `every_example_labelled`: no ground-truth label is missing."""
@@ -168,7 +190,7 @@ def per_client(labels: int, class_balanced: bool = False) -> Supervision:
         class_balanced: False: drawn uniformly from the client's examples. True: as equal as possible over the
             classes that the client has, the odd ones to random classes.
     """
-    _at_least_one("labels", labels)
+    check_whole_numbers(labels=labels)
 
     def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
         return _rank_in_client(key, holdings, class_balanced) < labels
@@ -178,7 +200,7 @@ def per_client(labels: int, class_balanced: bool = False) -> Supervision:
 
 def per_class(labels: int) -> Supervision:
     """`labels` labels of every class at every client, as far as the client has that class."""
-    _at_least_one("labels", labels)
+    check_whole_numbers(labels=labels)
 
     def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
         return rank_within(key, _cell(holdings)) < labels
@@ -227,7 +249,7 @@ def total(labels: int, class_balanced: bool = False) -> Supervision:
         labels: number of labels n_L, at least 1.
         class_balanced: as in `per_client`, within each client.
     """
-    _at_least_one("labels", labels)
+    check_whole_numbers(labels=labels)
 
     def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
         turn = _rank_in_client(named_key(key, "client"), holdings, class_balanced)
@@ -253,8 +275,7 @@ def xclp_noniid(labels: int, classes: int = 5) -> Supervision:
         labels: labels of each client that keeps labels, at least 1.
         classes: classes with labels at a client, 1..K.
     """
-    _at_least_one("labels", labels)
-    _at_least_one("classes", classes)
+    check_whole_numbers(labels=labels, classes=classes)
 
     def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
         num_classes, num_clients = holdings.num_classes, holdings.members.shape[0]
@@ -272,8 +293,8 @@ def xclp_noniid(labels: int, classes: int = 5) -> Supervision:
 
 
 def server(labels: int) -> Supervision:
-    """The server holds `labels` class-balanced labelled examples; they leave the clients, who see none."""
-    _at_least_one("labels", labels)
+    """The server holds floor(labels / K) labelled examples of every class; they leave the clients, who see none."""
+    check_whole_numbers(labels=labels)
     return no_labels()._replace(server_labels=labels)
 
 
@@ -284,7 +305,7 @@ def coarse(correspondence: str = "parity", overlap: float = 0.0, server_labels: 
         correspondence: "parity", "shape", "superclass", ...: see `fedjax_ssl.data.correspondence`; "own": the coarse
             labels that came with the dataset.
         overlap: this share of the coarse labels is uniform over the coarse classes.
-        server_labels: class-balanced labelled examples at the server.
+        server_labels: labelled examples at the server, as in `server`.
     """
     rule = coarse_labels(correspondence, overlap)
     return no_labels()._replace(server_labels=server_labels, weak=((rule, None),))
@@ -304,7 +325,7 @@ def sets(
     Args:
         sets: sets of each client.
         set_counts: sets of client 0, 1, ... where they differ; in place of `sets`.
-        protocol: how sets are filled, see `fedjax_ssl.data.federation.weak_labels.unlabelled_sets`.
+        protocol: how sets are filled, see `fedjax_ssl.data.federation.unlabelled_sets`.
         shared_shares: the same wanted shares at all clients.
         test_prior: class shares at test time, which clients know: of the "train" examples, "uniform", or as the
             "sets" add up to.
@@ -340,19 +361,17 @@ def mixed(
 
     Args:
         labels: labels at each client with labels; all of its examples by default.
-        coarse_clients: so many clients have coarse labels, after those with labels.
+        coarse_clients: number of clients with coarse labels, after those with labels.
         correspondence: see `coarse`.
         overlap: see `coarse`.
-        set_clients: so many clients have sets, after those.
+        set_clients: number of clients with sets, after those.
         sets: see `sets`, as the rest.
         protocol: how sets are filled.
         test_prior: class shares at test time.
         noise: of the shares of sets.
         noise_mode: "relative" or "additive".
     """
-    for name, count in (("coarse_clients", coarse_clients), ("set_clients", set_clients)):
-        if isinstance(count, bool) or int(count) != count or count < 0:
-            raise ValueError(f"{name} must be a whole number >= 0, got {count}")
+    check_whole_numbers(0, coarse_clients=coarse_clients, set_clients=set_clients)
     base = all_labels() if labels is None else per_client(labels)
     rules = (
         (coarse_labels(correspondence, overlap), coarse_clients),
@@ -372,23 +391,11 @@ def _with_sets(
 
 
 def balanced_draw(
-    key: Key[Array, ""], labels: Int[Array, " N"], available: Bool[Array, " N"], count: int
+    key: Key[Array, ""], labels: Int[Array, " N"], available: Bool[Array, " N"], each: int
 ) -> Bool[Array, " N"]:
-    """`count` of the available labelled examples, as equal over classes as the data allow.
-
-    Args:
-        key: typed PRNG key.
-        labels: int32, -1 = never drawn.
-        available: examples that may be drawn.
-        count: how many.
-
-    Returns:
-        bool [N]; fewer than `count` are True only if there are fewer.
-    """
-    eligible = available & (labels >= 0)
-    in_class = rank_within(named_key(key, "class"), jnp.where(eligible, labels, -1))
-    place = rank_within(named_key(key, "turn"), jnp.where(eligible, 0, -1), in_class)
-    return eligible & (place < count)
+    """True for `each` of the available labelled examples of every class, fewer only where there are fewer."""
+    in_class = rank_within(named_key(key, "class"), jnp.where(available & (labels >= 0), labels, -1))
+    return available & (labels >= 0) & (in_class < each)
 
 
 SUPERVISIONS: dict[str, Callable[..., Supervision]] = {
@@ -419,7 +426,7 @@ def build_supervision(
 
     Args:
         name: one of `available_supervisions()`.
-        labelled_clients: only so many clients keep labels; None: all.
+        labelled_clients: number of clients that keep labels; None: all.
         which: "first": clients 0, 1, ...; "random": drawn by key.
         **options: of the named supervision.
 
@@ -437,13 +444,8 @@ def build_supervision(
         return built._replace(keep=no_labels().keep, labelled_clients=0, which=which)
     if name in ("server", "none", "coarse", "sets", "given"):
         raise ValueError(f"labelled_clients={labelled_clients} has no meaning for supervision {name!r}; leave it out")
-    _at_least_one("labelled_clients", labelled_clients)
+    check_whole_numbers(labelled_clients=labelled_clients)
     return built._replace(labelled_clients=labelled_clients, which=which)
-
-
-def _at_least_one(name: str, value: int) -> None:
-    if isinstance(value, bool) or int(value) != value or value < 1:
-        raise ValueError(f"{name} must be a whole number >= 1, got {value}")
 
 
 def _eligible(holdings: Holdings) -> Bool[Array, " N"]:

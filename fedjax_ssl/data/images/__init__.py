@@ -1,1 +1,1 @@
-"""Image operations inside the compiled step: augmentation and normalization."""
+"""Image operations inside the compiled step: augmentation."""

@@ -1,4 +1,4 @@
-"""Augmentation inside the compiled step, and the normalization that comes after it.
+"""Augmentation inside the compiled step, before inputs are standardized.
 
 An augmentation works on images as stored (uint8 or float), one key for the whole batch. What happens to an
 image depends on the key and on its place in the batch only, so padding rows at the end change nothing.
@@ -9,10 +9,9 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Float, Int, Key, Shaped
+from jaxtyping import Array, Int, Key, Shaped
 
-from fedjax_ssl.data.dataset import Dataset
+from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.data.federation.partition import build_by_name
 from fedjax_ssl.data.images.random_operations import FIXMATCH, SEMIFL, Strength, fetch_moved, random_operations
 from fedjax_ssl.keys import named_key
@@ -106,8 +105,7 @@ def semifl(pixels: int = 4, flip: bool = True, operations: int = 2, input_max: f
 
 
 def _strong(strength: Strength, pixels: int, flip: bool, operations: int, input_max: float) -> Augmentation:
-    if isinstance(operations, bool) or int(operations) != operations or operations < 0:
-        raise ValueError(f"operations must be a whole number >= 0, got {operations}")
+    check_whole_numbers(0, operations=operations)
     if not input_max > 0:
         raise ValueError(f"input_max must be > 0, got {input_max}")
     moved = crop_flip(pixels) if flip else shift(pixels)
@@ -149,49 +147,8 @@ def augmentation(name: str, **options: Any) -> Augmentation:
     return build_by_name("augmentation", AUGMENTATIONS, name, options)
 
 
-def normalizer(
-    dataset: Dataset | None = None,
-    *,
-    input_max: float | None = None,
-    mean: tuple[float, ...] | None = None,
-    std: tuple[float, ...] | None = None,
-) -> Callable[[Shaped[Array, "*batch C"]], Float[Array, "*batch C"]]:
-    """Makes the map from stored inputs to the network's: (raw / input_max - mean) / std, in float32.
-
-    Args:
-        dataset: where `input_max`, `mean` and `std` come from unless given; None: input_max is 255, nothing
-            is subtracted.
-        input_max: stored value that maps to 1.
-        mean: per channel (or one for all), on the scale where `input_max` is 1.
-        std: likewise, positive.
-
-    Returns:
-        fn(raw [..., C], uint8 or float) -> float32 of the same shape.
-    """
-    if dataset is not None:
-        input_max = dataset.input_max if input_max is None else input_max
-        mean = dataset.mean if mean is None else mean
-        std = dataset.std if std is None else std
-    input_max = 255.0 if input_max is None else input_max
-    if not input_max > 0:
-        raise ValueError(f"input_max must be > 0, got {input_max}")
-    if std is not None and not all(value > 0 for value in std):
-        raise ValueError(f"std must be positive in every channel, got {std}")
-    center = np.asarray(0.0 if mean is None else mean, np.float64)
-    width = np.asarray(1.0 if std is None else std, np.float64)
-    # One multiplication and one addition per value, with constants worked out in double precision.
-    scale = np.asarray(1.0 / (input_max * width), np.float32)
-    offset = np.asarray(-center / width, np.float32)
-
-    def normalize(raw: Shaped[Array, "*batch C"]) -> Float[Array, "*batch C"]:
-        return raw.astype(jnp.float32) * scale + offset
-
-    return normalize
-
-
 def _check_shift(pixels: int, fill: str) -> None:
-    if isinstance(pixels, bool) or int(pixels) != pixels or pixels < 0:
-        raise ValueError(f"pixels must be a whole number >= 0, got {pixels}")
+    check_whole_numbers(0, pixels=pixels)
     if fill not in ("reflect", "constant"):
         raise ValueError(f"fill must be 'reflect' or 'constant', got {fill!r}")
 

@@ -20,22 +20,8 @@ from fedjax_ssl.keys import named_key
 
 LARGEST = 255.0  # the scale of the operations; stored values are brought to it and back
 OPERATIONS = (
-    "identity",
-    "invert",
-    "autocontrast",
-    "equalize",
-    "brightness",
-    "contrast",
-    "color",
-    "sharpness",
-    "posterize",
-    "solarize",
-    "rotate",
-    "shear_x",
-    "shear_y",
-    "translate_x",
-    "translate_y",
-    "cutout",
+    *("identity", "invert", "autocontrast", "equalize", "brightness", "contrast", "color", "sharpness", "posterize"),
+    *("solarize", "rotate", "shear_x", "shear_y", "translate_x", "translate_y", "cutout"),
 )
 
 
@@ -69,15 +55,11 @@ FIXMATCH = Strength(
     cutout_at_end=True,
 )
 # Each operation is applied with a probability that is itself uniform in [0.2, 0.8]: one half, seen from outside.
-SEMIFL = Strength(
+SEMIFL = FIXMATCH._replace(
     operations=tuple(name for name in OPERATIONS if name != "identity"),
     chance=0.5,
     fixed=True,
     enhance=(1.9, 1.9),
-    posterize=4,
-    solarize=0.0,
-    rotate=30.0,
-    shear=0.3,
     translate=100.0,
     cutout=40.0,
     cutout_at_end=False,

@@ -38,4 +38,6 @@ def load_digits() -> Dataset:
         class_names=tuple("0123456789"),
         client_names=tuple(f"form {i}" for i in range(len(FORM_STARTS))),
         input_max=16.0,
+        mean=(0.0,),  # by convention values stay in 0 .. 1
+        std=(1.0,),
     )

@@ -1,4 +1,8 @@
-"""Downloads that end: time limits, a few tries, a digest, and a file that is either complete or not there."""
+"""Downloads that end: time limits, a few tries, a digest, and a file that is either complete or not there.
+
+Not by pooch, which unpacks what a server sends as gzip-encoded, so that the digest of an archive no longer fits, and
+which sees a wrong length only after the whole download.
+"""
 
 import errno
 import hashlib

@@ -13,17 +13,10 @@ from fedjax_ssl.data.sources.fetch import DatasetUnavailable
 from fedjax_ssl.data.sources.proportions import read_proportions
 
 KERAS_NAMES = {"x_train": "inputs", "y_train": "labels", "x_test": "test_inputs", "y_test": "test_labels"}
-NAMES = (
-    "inputs",
-    "labels",
-    "client",
-    "test_inputs",
-    "test_labels",
-    "test_client",
-    "class_names",
-    "coarse",
-    "correspondence",
-    "set",
+NEEDED = ("inputs", "labels")
+OPTIONAL = (
+    *("client", "test_inputs", "test_labels", "test_client"),
+    *("class_names", "coarse", "correspondence", "set"),
 )
 
 
@@ -122,7 +115,11 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
                 f"npz: {path} holds one bare array; save both with np.savez(path, inputs=..., labels=...)."
             )
         with loaded:
-            arrays = {name: _array(path, loaded, name) for name in loaded.files if KERAS_NAMES.get(name, name) in NAMES}
+            arrays = {
+                name: _array(path, loaded, name)
+                for name in loaded.files
+                if KERAS_NAMES.get(name, name) in (*NEEDED, *OPTIONAL)
+            }
             return arrays, tuple(loaded.files)
 
 
@@ -143,14 +140,14 @@ def _rename(path: Path, arrays: Mapping[str, np.ndarray], names: tuple[str, ...]
     renamed = {KERAS_NAMES.get(name, name): values for name, values in arrays.items()}
     if len(renamed) < len(arrays):
         raise ValueError(f"{path} holds some arrays under both names, `inputs` and Keras' `x_train`; found: {found}.")
-    missing = [name for name in ("inputs", "labels") if name not in renamed]
+    missing = [name for name in NEEDED if name not in renamed]
     if "test_labels" in renamed and "test_inputs" not in renamed:
         missing.append("test_inputs")
     if missing:
         raise ValueError(
             f"{path} has no array {' and '.join(f'`{name}`' for name in missing)}; found: {found}. Needed "
             "are `inputs` and `labels` (or Keras' `x_train` and `y_train`); optional are "
-            f"{', '.join(f'`{name}`' for name in NAMES[2:])}."
+            f"{', '.join(f'`{name}`' for name in OPTIONAL)}."
         )
     return renamed
 

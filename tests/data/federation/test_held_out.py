@@ -1,12 +1,14 @@
 """What is kept from training: shares of every client, one client, clients that only have test examples."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.federation.federated_data import federate
+from fedjax_ssl.data.federation.federate import federate
 
 SIZES = (30, 1, 20, 41, 9)
 
@@ -107,6 +109,30 @@ def test_own_test_examples_are_nobodys_where_clients_are_made_up():
     for dataset, partition in ((WITH_TEST, "iid"), (make_dataset(own_test=True, natural=False), "iid")):
         data = draw(dataset, partition=partition, num_clients=3)
         assert (held_out_examples(data)[1] == -1).all() and data.num_new_clients == 0
+
+
+def test_every_client_draws_balanced_test_examples_of_its_own():
+    labels = np.repeat([0, 1, 2, -1], (9, 12, 7, 5)).astype(np.int32)
+    test = Split(np.arange(33, dtype=np.float32)[:, None], labels)
+    dataset = Dataset("toy", Split(np.ones((24, 1)), np.arange(24) % 3), test, tuple("abc"))
+    deal = partial(federate, dataset=dataset, partition="iid", num_clients=2, supervision="all", balanced_test=True)
+    data, again = deal(jax.random.key(0)), deal(jax.random.key(1))
+    rows, client = held_out_examples(data)
+    assert (np.bincount(client) == 15).all() and data.num_new_clients == 0
+    drawn = [rows[client == number] - 24 for number in range(2)]
+    for one in drawn:  # 33 / 2 / 3 = 5 of every class, each once
+        np.testing.assert_array_equal(np.bincount(labels[one]), [5, 5, 5])
+        assert len(set(one.tolist())) == 15
+    assert set(drawn[0].tolist()) != set(drawn[1].tolist()) and (rows != held_out_examples(again)[0]).any()
+    np.testing.assert_array_equal(jax.jit(deal)(jax.random.key(0)).test_index, data.test_index)
+    with pytest.raises(ValueError, match="33 test examples for 12 clients of 3 classes make 0 each"):
+        deal(jax.random.key(0), num_clients=12)
+    with pytest.raises(ValueError, match="for 1 clients of 3 classes make 11 each, and class 2 has 7"):
+        deal(jax.random.key(0), num_clients=1)
+    with pytest.raises(ValueError, match=r"leave it or test_fraction=0\.1 out"):
+        deal(jax.random.key(0), test_fraction=0.1)
+    with pytest.raises(ValueError, match="own test examples; 'toy' has none"):
+        draw(balanced_test=True)
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedjax_ssl.data.federation import partition as partition_module
 from fedjax_ssl.data.federation.partition import (
     Facts,
     Pool,
     available_partitions,
     build_partition,
-    count_groups,
-    deal,
-    largest_remainder,
-    level,
-    rank_within,
 )
 
 NATURAL = np.repeat(np.arange(6), (3, 30, 20, 40, 17, 10)).astype(np.int32)
@@ -63,10 +59,13 @@ CASES = [
     ("iid", {}, SOME_UNKNOWN, 7),
     ("iid", {}, TWO, 120),
     ("iid", {}, SKEWED, 1),
+    ("random", {}, SOME_UNKNOWN, 8),
+    ("random", {}, TWO, 7),
     ("dirichlet", {"alpha": 1e-3, "min_examples": 5, "max_examples": 20}, NO_FIVE, 8),
     ("dirichlet", {"alpha": 0.1}, SKEWED, 8),
     ("dirichlet", {"alpha": 0.5, "min_examples": 0}, SOME_UNKNOWN, 8),
     ("dirichlet", {"alpha": 0.5, "min_examples": 13}, TWO, 8),
+    ("dirichlet", {"alpha": 0.1, "skip_full": True}, SOME_UNKNOWN, 8),
     ("dirichlet_balanced", {"alpha": 0.01}, NO_FIVE, 8),
     ("dirichlet_balanced", {"alpha": 0.3}, SOME_UNKNOWN, 8),
     ("dirichlet_balanced", {"alpha": 1.0}, TWO, 1),
@@ -100,6 +99,8 @@ def check(client, name, labels, num_clients, available, bounds):
         owners = [set(client[available & (writer == NATURAL)].tolist()) for writer in range(6)]
         assert all(len(owner) == 1 for owner in owners)
         assert sorted(min(owner) for owner in owners) == [-1] * (6 - num_clients) + list(range(num_clients))
+    elif name == "random":
+        assert sizes.min() == sizes.max() == available.sum() // num_clients
     elif name != "majority":  # which leaves what nobody asks for
         assert (client[available] >= 0).all()
     if name in ("iid", "shards", "classes_per_client", "circulant"):
@@ -180,15 +181,39 @@ def test_dirichlet_shares_have_the_right_spread():
     assert abs(squares.mean() - expected) < 5 * squares.std() / np.sqrt(squares.size)
 
 
-def test_iid_deals_every_example_uniformly():
+def test_dirichlet_skips_clients_that_are_full():
+    """SemiFL: a client that holds N / C examples or more by a class gets nothing of it, all others their shares."""
+    labels = np.random.default_rng(1).choice(10, 600, p=np.arange(1, 11) / 55)
+    pool = make_pool(labels, 10, 8)
+    for alpha in (1e-3, 0.1):
+        partition = build_partition("dirichlet", alpha=alpha, min_examples=0, skip_full=True)
+        plain = build_partition("dirichlet", alpha=alpha, min_examples=0)
+        counts = table(np.asarray(partition.assign(jax.random.key(1), pool)), labels, 8, 10)
+        unskipped = table(np.asarray(plain.assign(jax.random.key(1), pool)), labels, 8, 10)
+        before = np.cumsum(counts, axis=1) - counts
+        assert counts.sum() == 600 and (counts[before >= 600 / 8] == 0).all() and (before >= 600 / 8).any()
+        np.testing.assert_array_equal(counts[:, 0], unskipped[:, 0])
+        assert counts.sum(axis=1).max() <= partition.bounds(pool.facts).largest < plain.bounds(pool.facts).largest
+    # Two classes of four clients, worked by hand: client 2 is full after the first class, the others share the second.
+    shares = jnp.asarray([[0.2, 0.1, 0.6, 0.1], [0.1, 0.2, 0.5, 0.2]], jnp.float32)
+    counts = partition_module._skip_full(shares, jnp.asarray([10, 10], jnp.int32))
+    np.testing.assert_array_equal(counts, [[2, 1, 6, 1], [2, 4, 0, 4]])
+
+
+@pytest.mark.parametrize("name", ["iid", "random"])
+def test_every_example_is_dealt_uniformly(name):
     # Chi-square over 1,500 keys with threshold at 1e-6 per example, three examples: fails for 3 seeds in a
-    # million.
+    # million. "random" leaves 2 of 12 examples to nobody (-1).
     labels = balanced_labels(3, 4)
     pool = make_pool(labels, 3, 5)
     keys = jax.random.split(jax.random.key(2), 1500)
-    clients = np.asarray(jax.jit(jax.vmap(lambda key: build_partition("iid").assign(key, pool)))(keys))
+    clients = np.asarray(jax.jit(jax.vmap(lambda key: build_partition(name).assign(key, pool)))(keys))
     for example in (0, 5, 11):
-        assert stats.chisquare(np.bincount(clients[:, example], minlength=5)).pvalue > 1e-6
+        dealt = clients[:, example]
+        assert stats.chisquare(np.bincount(dealt[dealt >= 0], minlength=5)).pvalue > 1e-6
+    # Stratified parts differ by one in every class; random ones do not care.
+    spread = max(np.ptp(table(client, labels, 5, 3), axis=0).max() for client in clients[:20])
+    assert spread == 1 if name == "iid" else spread > 1
 
 
 def test_dirichlet_balanced_has_equal_sizes_and_uneven_classes():
@@ -240,64 +265,6 @@ def test_circulant_gives_the_counts_of_the_protofssl_split():
     assert (counts.sum(axis=1) == 540).all()
 
 
-def test_largest_remainder_matches_a_loop_and_adds_up():
-    generator = np.random.default_rng(0)
-    for _ in range(20):
-        shares = generator.dirichlet(np.full(7, 0.4))
-        total = int(generator.integers(0, 200))
-        quota = shares * total
-        expected = np.floor(quota).astype(int)
-        for client in np.argsort(-(quota - expected), kind="stable")[: total - expected.sum()]:
-            expected[client] += 1
-        counts = np.asarray(largest_remainder(jnp.asarray(shares), jnp.asarray(total)))
-        np.testing.assert_array_equal(counts, expected)
-        assert counts.sum() == total
-
-
-@pytest.mark.parametrize("total", [0, 1, 59_999, 16_777_259])
-def test_largest_remainder_is_exact_for_odd_shares(total):
-    shares = jnp.stack([jnp.full(3001, 0.1), jnp.zeros(3001), jnp.arange(3001.0)])
-    counts = np.asarray(largest_remainder(shares, jnp.full(3, total, jnp.int32), jax.random.key(0)))
-    assert (counts.sum(axis=1) == total).all() and counts.min() >= 0
-    assert np.ptp(counts[1]) <= 1 + total // 1_000_000
-
-
-def test_deal_gives_exactly_the_counts_and_leaves_the_rest():
-    group = jnp.asarray([0, 1, 0, 1, 0, -1, 2, 1, 0], jnp.int32)
-    counts = jnp.asarray([[1, 0, 1], [0, 0, 0], [2, 3, 0]], jnp.int32)
-    client = np.asarray(deal(jax.random.key(0), group, counts))
-    np.testing.assert_array_equal(table(client, np.asarray(group), 3, 3), counts)
-    assert client[5] == -1 and (client == -1).sum() == 2
-
-
-def test_level_moves_as_few_as_possible():
-    client = jnp.asarray(np.repeat(np.arange(8), (0, 2, 40, 18, 10, 15, 15, 20)), jnp.int32)
-    moved = np.asarray(level(jax.random.key(0), client, 8, 4, 30))
-    sizes = np.bincount(moved, minlength=8)
-    assert sizes.min() >= 4 and sizes.max() <= 30 and sizes.sum() == 120
-    assert (moved != np.asarray(client)).sum() == 10
-    moved = np.asarray(level(jax.random.key(0), client, 8, 14, 40))
-    sizes = np.bincount(moved, minlength=8)
-    assert sizes.min() == 14 and (moved != np.asarray(client)).sum() == 30
-    np.testing.assert_array_equal(level(jax.random.key(0), client, 8, 0, 40), client)
-
-
-def test_rank_within_ignores_padding_and_orders():
-    group = jnp.asarray([2, 0, 2, 1, 2, 0, 2], jnp.int32)
-    key = jax.random.key(1)
-    rank = np.asarray(rank_within(key, group))
-    for member in range(3):
-        assert sorted(rank[np.asarray(group) == member]) == list(range(int((group == member).sum())))
-    padded = rank_within(key, jnp.concatenate([group, jnp.full(5, -1, jnp.int32)]))
-    np.testing.assert_array_equal(padded[:7], rank)
-    ordered = np.asarray(rank_within(key, jnp.zeros(6, jnp.int32), order=jnp.asarray([1, 0, 1, 0, 1, 0], jnp.int32)))
-    assert sorted(ordered[1::2]) == [0, 1, 2] and sorted(ordered[::2]) == [3, 4, 5]
-
-
-def test_count_groups_ignores_outsiders():
-    np.testing.assert_array_equal(count_groups(jnp.asarray([0, 2, 2, -1, 3], jnp.int32), 3), [1, 0, 2])
-
-
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
@@ -305,8 +272,12 @@ def test_count_groups_ignores_outsiders():
         ("dirichlet", {}, "needs the option 'alpha'"),
         ("dirichlet", {"alpah": 1.0}, "Did you mean 'alpha'"),
         ("dirichlet", {"alpha": 0.0}, "alpha must be a number > 0, got 0.0"),
-        ("dirichlet", {"alpha": 1.0, "min_examples": -1}, "min_examples must be a whole number >= 0, got -1"),
-        ("shards", {"shards_per_client": 0}, "shards_per_client must be a whole number >= 1, got 0"),
+        (
+            "dirichlet",
+            {"alpha": 1.0, "min_examples": -1},
+            "min_examples is -1; it must be a whole number of",
+        ),
+        ("shards", {"shards_per_client": 0}, "shards_per_client is 0; it must be a whole number of at least 1"),
         ("circulant", {"shares": (1, -1)}, "non-negative"),
     ],
 )

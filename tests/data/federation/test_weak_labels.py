@@ -9,7 +9,8 @@ import pytest
 
 from fedjax_ssl.data import Dataset, FederatedData, Split, federate
 from fedjax_ssl.data.federation.report import report
-from fedjax_ssl.data.federation.weak_labels import perturbed_shares, unlabelled_sets
+from fedjax_ssl.data.federation.unlabelled_sets import unlabelled_sets
+from fedjax_ssl.data.federation.weak_labels import perturbed_shares
 
 NUM_CLASSES, SIZE = 10, 600
 RNG = np.random.default_rng(0)
@@ -296,7 +297,7 @@ def test_labels_that_are_not_given_do_not_show() -> None:
         ("coarse", {"overlap": 1.0}, "overlap is 1.0"),
         ("mixed", {"coarse_clients": 1}, "needs labelled_clients"),
         ("mixed", {"labelled_clients": 2, "coarse_clients": 1, "set_clients": 1}, "there are 3 clients; lower"),
-        ("mixed", {"labelled_clients": 1, "set_clients": -1}, "set_clients must be a whole number"),
+        ("mixed", {"labelled_clients": 1, "set_clients": -1}, "set_clients is -1; it must be a whole number"),
         ("sets", {"labelled_clients": 1}, "labelled_clients=1 has no meaning for supervision 'sets'"),
     ],
 )

@@ -312,7 +312,7 @@ def test_download_then_noted_digest_is_verified(tmp_path):
     noted = raw.with_name(raw.name + ".sha256").read_text().split()
     assert noted == [hashlib.sha256(raw.read_bytes()).hexdigest(), raw.name]
     # Without the converted form the raw file is read again, and a changed byte is found.
-    again = dataclasses.replace(archive, version=2)
+    again = dataclasses.replace(archive, version=archive.version + 1)
     content = bytearray(raw.read_bytes())
     content[-1] ^= 1
     raw.write_bytes(content)

@@ -171,7 +171,7 @@ def test_glyphs_depend_on_the_seed_and_not_on_64_bit_types(tmp_path):
 def test_glyphs_are_cached_and_a_damaged_cache_is_made_again(glyphs, caplog):
     data, root = glyphs
     (folder,) = (root / "glyphs").iterdir()
-    assert folder.name == "v1-writers20-seed0-examples227"
+    assert folder.name == "v2-writers20-seed0-examples227"
     again = load("glyphs", root=root, writers=20)
     assert isinstance(again.train.x.base, np.memmap)
     np.testing.assert_array_equal(again.test.x, data.test.x)

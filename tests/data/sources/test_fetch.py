@@ -26,6 +26,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         else:
             self.send_response(200)
             self.send_header("Content-Length", str(len(CONTENT)))
+            if self.path == "/encoded":
+                self.send_header("Content-Encoding", "gzip")
             self.end_headers()
             cut = self.path == "/cut" or (self.path == "/cut-once" and count == 1)
             self.wfile.write(CONTENT[:5000] if cut else CONTENT)
@@ -61,6 +63,11 @@ def test_known_digest_and_size(server, tmp_path):
     assert fetch(f"{server.address}/good", dest, sha256=DIGEST, size=len(CONTENT)) == dest
     assert dest.read_bytes() == CONTENT
     assert [file.name for file in dest.parent.iterdir()] == ["data.bin"]
+
+
+def test_what_a_server_calls_encoded_is_kept_as_sent(server, tmp_path):
+    dest = fetch(f"{server.address}/encoded", tmp_path / "data.gz", sha256=DIGEST)
+    assert dest.read_bytes() == CONTENT
 
 
 def test_unknown_digest_is_noted(server, tmp_path):

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.federation.federated_data import federate, validate
+from fedjax_ssl.data.federation.federate import federate
+from fedjax_ssl.data.federation.federated_data import validate
 from fedjax_ssl.data.federation.partition import available_partitions
 from fedjax_ssl.data.federation.report import class_counts, plot_partition, report
 
@@ -132,11 +133,11 @@ def test_server_holds_balanced_labels_and_clients_none():
         partition="iid",
         num_clients=6,
         supervision="server",
-        supervision_options={"labels": 24},
+        supervision_options={"labels": 4 * NUM_CLASSES + 1},  # the odd one is dropped
         test_fraction=0.1,
     )
     clients, held = check(data)
-    assert len(held["server"]) == 24 and not np.asarray(data.num_labelled).any()
+    assert len(held["server"]) == int(data.num_server) == 4 * NUM_CLASSES and not np.asarray(data.num_labelled).any()
     assert np.bincount(LABELS[held["server"]]).tolist() == [4] * NUM_CLASSES
     assert data.max_labelled == 0 and data.max_unlabelled == max(map(len, clients))
 

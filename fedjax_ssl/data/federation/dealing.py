@@ -1,0 +1,131 @@
+"""Ranks and counts in place of loops over examples, so that every draw can be traced.
+
+Shapes: N training examples, C clients, G groups.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+
+@jax.jit
+def rank_within(
+    key: Key[Array, ""], group: Int[Array, " N"], order: Int[Array, " N"] | None = None
+) -> Int[Array, " N"]:
+    """The place of every example in a random order of its group.
+
+    Random bits are drawn by position, so examples appended at the end, in no group, change nothing for the
+    others.
+
+    Args:
+        key: typed PRNG key.
+        group: int32, >= 0; negative = in no group.
+        order: if given, examples with smaller `order` come first and only equal ones are shuffled.
+
+    Returns:
+        int32 [N], 0 for the first of each group; meaningless for examples in no group.
+    """
+    bits = jax.random.bits(key, group.shape, jnp.uint32)
+    sequence = jnp.lexsort((bits, group) if order is None else (bits, order, group)).astype(jnp.int32)
+    in_order = group[sequence]
+    start = jnp.searchsorted(in_order, in_order).astype(jnp.int32)
+    return jnp.zeros(group.shape, jnp.int32).at[sequence].set(jnp.arange(group.shape[0], dtype=jnp.int32) - start)
+
+
+def count_groups(group: Int[Array, " N"], num_groups: int) -> Int[Array, " G"]:
+    """How many entries of `group` equal 0, 1, ..., num_groups-1 (int32); other values are not counted."""
+    group = jnp.where((group >= 0) & (group < num_groups), group, num_groups)
+    return jnp.zeros(num_groups + 1, jnp.int32).at[group].add(1)[:num_groups]
+
+
+@jax.jit
+def largest_remainder(
+    shares: Float[Array, "*rows C"], totals: Int[Array, "*rows"], key: Key[Array, ""] | None = None
+) -> Int[Array, "*rows C"]:
+    """Whole numbers as close to `totals * shares` as possible that add up to `totals` (Hamilton's method).
+
+    Args:
+        shares: non-negative weights, in any scale; a row of zeros counts as equal shares.
+        totals: what each row must add up to, >= 0.
+        key: breaks ties at random; without it the lower index wins.
+
+    Returns:
+        int32, same shape as `shares`; every entry is within one of its exact quota.
+    """
+    shares = jnp.asarray(shares, jnp.float32)
+    mass = shares.sum(axis=-1, keepdims=True)
+    shares = jnp.where(mass > 0, shares / jnp.where(mass > 0, mass, 1.0), 1.0 / shares.shape[-1])
+    quota = shares * totals[..., None].astype(jnp.float32)
+    floor = jnp.floor(quota)
+    # Rounding in float32 must never hand out more than there is, so the running sum is cut at the total.
+    running = jnp.minimum(jnp.cumsum(floor.astype(jnp.int32), axis=-1, dtype=jnp.int32), totals[..., None])
+    whole = jnp.diff(running, axis=-1, prepend=jnp.zeros_like(running[..., :1]))
+    left = totals - running[..., -1]
+    # Ties by index are the stable sort's own rule, so constant bits stand for "no key".
+    bits = jnp.zeros(shares.shape, jnp.uint32)
+    if key is not None:
+        bits = jax.random.bits(key, (shares.size,), jnp.uint32).reshape(shares.shape)
+    by_remainder = jnp.lexsort((bits, floor - quota), axis=-1)
+    place = jnp.argsort(by_remainder, axis=-1).astype(jnp.int32)
+    every, rest = jnp.divmod(left, jnp.int32(shares.shape[-1]))
+    return whole + every[..., None] + (place < rest[..., None]).astype(jnp.int32)
+
+
+def deal(key: Key[Array, ""], group: Int[Array, " N"], counts: Int[Array, "C G"]) -> Int[Array, " N"]:
+    """Deals the examples of every group to clients at random, so that client c gets counts[c, g] of group g.
+
+    Args:
+        key: typed PRNG key.
+        group: int32 [N], class (or other group) of every example; outside 0..G-1 = not dealt.
+        counts: int32; the column sums are at most the sizes of the groups, what is left over is not dealt.
+
+    Returns:
+        client of every example, int32 [N], -1 = not dealt.
+    """
+    num_clients, num_groups = counts.shape
+    inside = (group >= 0) & (group < num_groups)
+    group = jnp.where(inside, group, -1)
+    rank = rank_within(key, group)
+    bounds = jnp.cumsum(counts, axis=0, dtype=jnp.int32).T  # [G, C]
+    # One search over all groups: shift group g's bounds and ranks by the examples dealt before it.
+    before = jnp.cumsum(bounds[:, -1], dtype=jnp.int32) - bounds[:, -1]
+    flat = (before[:, None] + bounds).reshape(-1)
+    slot = jnp.searchsorted(flat, before[group] + rank, side="right").astype(jnp.int32)
+    return jnp.where(inside & (rank < bounds[group, -1]), slot % num_clients, -1)
+
+
+def level(
+    key: Key[Array, ""],
+    client: Int[Array, " N"],
+    num_clients: int,
+    smallest: Int[Array, ""] | int,
+    largest: Int[Array, ""] | int,
+) -> Int[Array, " N"]:
+    """Moves as few examples as possible so that every client has between `smallest` and `largest` of them.
+
+    Clients above the maximum give what is too much and clients below the minimum take what they miss; where
+    the two differ, the others give or take in proportion to what they can. Always ends, whatever the sizes
+    were.
+
+    Args:
+        key: typed PRNG key.
+        client: int32 [N], -1 = nobody's.
+        num_clients: static C.
+        smallest: at most examples / C.
+        largest: at least examples / C.
+
+    Returns:
+        int32 [N].
+    """
+    sizes = count_groups(client, num_clients)
+    give = jnp.maximum(sizes - largest, 0)
+    take = jnp.maximum(smallest - sizes, 0)
+    missing = take.sum(dtype=jnp.int32) - give.sum(dtype=jnp.int32)
+    spare = jnp.maximum(sizes - smallest, 0) - give
+    room = jnp.maximum(largest - sizes, 0) - take
+    give += largest_remainder(spare.astype(jnp.float32), jnp.maximum(missing, 0))
+    take += largest_remainder(room.astype(jnp.float32), jnp.maximum(-missing, 0))
+    give_key, take_key = jax.random.split(key)
+    moved = (client >= 0) & (rank_within(give_key, client) < give[client])
+    receiver = deal(take_key, jnp.where(moved, 0, -1), take[:, None])
+    return jnp.where(moved, receiver, client)

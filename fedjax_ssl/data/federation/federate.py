@@ -1,0 +1,348 @@
+"""`federate`: holds examples out, deals the others to clients and hides labels, all as one traceable draw."""
+
+import dataclasses
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int, Key
+
+from fedjax_ssl.data.dataset import Dataset
+from fedjax_ssl.data.federation.dealing import count_groups
+from fedjax_ssl.data.federation.federated_data import FederatedData
+from fedjax_ssl.data.federation.held_out import HeldOut, balanced_test_examples, clients_of_own_test, stratified
+from fedjax_ssl.data.federation.partition import (
+    Facts,
+    Partition,
+    Pool,
+    build_partition,
+)
+from fedjax_ssl.data.federation.supervision import Supervision, balanced_draw, build_supervision
+from fedjax_ssl.data.federation.weak_labels import Entries, Holdings, OwnWeakLabels, WeakLabels, shares_of_sets
+from fedjax_ssl.keys import named_key
+
+
+class _Plan(NamedTuple):
+    """Everything about a federation but its key and arrays."""
+
+    facts: Facts
+    partition: Partition
+    supervision: Supervision
+    held_out: HeldOut
+    max_test: int  # bounds for every key, of what is held out of the training examples
+    max_valid: int
+
+
+class _Widths(NamedTuple):
+    """Static sizes of the tables."""
+
+    max_labelled: int
+    max_unlabelled: int
+    examples: int
+    test: int
+    valid: int
+    server: int
+
+
+class _Roles(NamedTuple):
+    """What every training example is used for."""
+
+    holder: Int[Array, " N"]  # that has it, for training or as a test example; -1 = nobody
+    labelled: Bool[Array, " N"]  # the client sees the label
+    entries: Entries  # the examples as clients train on them
+    weak: WeakLabels | None
+    test: Bool[Array, " N"]
+    valid: Bool[Array, " N"]
+    server: Bool[Array, " N"]
+
+
+def federate(
+    key: Key[Array, ""],
+    dataset: Dataset,
+    *,
+    partition: str = "natural",
+    num_clients: int | None = None,
+    partition_options: Mapping[str, Any] | None = None,
+    supervision: str = "per_client",
+    supervision_options: Mapping[str, Any] | None = None,
+    test_clients: int = 0,
+    left_out_client: int | None = None,
+    test_fraction: float = 0.0,
+    client_test_fraction: float = 0.0,
+    validation_fraction: float = 0.0,
+    balanced_test: bool = False,
+) -> FederatedData:
+    """Holds examples out, deals the others to clients and hides labels.
+
+    Pure in `key`, and traceable: `jax.jit(jax.vmap(lambda k: federate(k, dataset, ...)))(keys)` draws one
+    federation per key. With a concrete key the tables are as narrow as the data; under a trace they take the
+    width that every key fits in, and the content is the same.
+
+    The test set is the dataset's own, unless one of `test_clients`, `left_out_client`, `test_fraction` and
+    `client_test_fraction` asks for another one, which is then taken from the training examples instead.
+    Validation examples and those of `test_fraction` always have a true label and are stratified by class.
+    `test_client` says which client has a test example, as far as
+    the partition tells: a natural client that only has test examples is numbered after the training clients.
+
+    Args:
+        key: typed PRNG key; decides held-out examples, partition and hidden labels, in independent streams.
+        dataset: see `fedjax_ssl.data.load`.
+        partition: a name of `available_partitions()`.
+        num_clients: number of training clients C; None: all natural clients that are not held out.
+        partition_options: of the named partition.
+        supervision: a name of `available_supervisions()`.
+        supervision_options: of the named supervision, and `labelled_clients`, `which` for all of them.
+        test_clients: number of natural clients, drawn by key, kept out of training; their examples are the test
+            set.
+        left_out_client: this natural client, counted from 0 in the order of the dataset's clients, is kept out of
+            training; all its examples, of both splits, are the test set.
+        test_fraction: share of the labelled training examples that become the test set.
+        client_test_fraction: share of each client's examples, drawn blindly, that become the test set.
+        validation_fraction: share of the remaining labelled training examples that become the validation set.
+        balanced_test: from the dataset's own test examples, each client draws its own, equally many of every class.
+
+    Returns:
+        The federation.
+
+    Raises:
+        ValueError: unknown names or options; more clients, labels or held-out data than there are.
+    """
+    natural = _natural_clients(dataset)
+    natural_sizes = np.bincount(natural[natural >= 0])
+    held_out = HeldOut(
+        test_clients, left_out_client, test_fraction, client_test_fraction, validation_fraction, balanced_test
+    )
+    held_out.check(dataset.name, len(natural_sizes))
+    if partition == "natural" and not natural_sizes.size:
+        raise ValueError(f"dataset {dataset.name!r} has no natural clients; choose another partition, such as 'iid'")
+    if supervision == "given" and dataset.set_shares is not None and partition != "natural":
+        raise ValueError(
+            f"partition {partition!r} deals the examples anew, but supervision 'given' has class shares of the sets of "
+            "the dataset's own clients; use partition 'natural'"
+        )
+    plan = _make_plan(
+        dataset,
+        natural_sizes,
+        build_partition(partition, **dict(partition_options or {})),
+        _count_clients(partition, num_clients, len(natural_sizes) - held_out.num_natural),
+        build_supervision(supervision, **dict(supervision_options or {})),
+        held_out,
+    )
+    labels = jnp.asarray(dataset.train.y, jnp.int32)
+    draw = partial(_draw_roles, plan=plan, own=_own_weak_labels(dataset))
+    # Compiled as a whole, since operation by operation a first start takes much longer (docs/benchmarks.md).
+    roles = jax.jit(draw)(key, labels, jnp.asarray(natural))
+    # Asked of the result, not of the key: a fixed key inside somebody's jit also gives traced roles.
+    traced = isinstance(roles.entries.client, jax.core.Tracer)
+    widths = _static_widths(plan) if traced else _measure(roles, plan.facts.num_clients)
+    tables = _tabulate(roles, labels, num_clients=plan.facts.num_clients, widths=widths)
+    inputs, truth = dataset.train.x, dataset.train.y
+    num_new_clients = held_out.num_natural
+    own = held_out.own_test_examples(dataset)
+    if dataset.test is not None and own.size:
+        test, client, strangers = jnp.asarray(own, jnp.int32), jnp.full(own.size, -1, jnp.int32), 0
+        if balanced_test:
+            sizes = (plan.facts.num_clients, dataset.num_classes)
+            test, client = balanced_test_examples(named_key(key, "test"), dataset.test.y, *sizes)
+        elif partition == "natural" or left_out_client is not None:
+            taken = plan.facts.num_clients + num_new_clients
+            client, strangers = clients_of_own_test(dataset, own, roles.holder, taken)
+        tables["test_index"] = jnp.concatenate([len(truth) + test, tables["test_index"]])
+        tables["test_client"] = jnp.concatenate([client, tables["test_client"]])
+        tables["num_test"] = tables["num_test"] + test.size  # all of these are real
+        hidden = jnp.full(len(dataset.test), -1, jnp.int32)
+        tables["observed"] = jnp.concatenate([tables["observed"], hidden])
+        inputs, truth = np.concatenate([inputs, dataset.test.x]), np.concatenate([truth, dataset.test.y])
+        num_new_clients += strangers
+    return FederatedData(
+        inputs=jnp.asarray(inputs),
+        labels=jnp.asarray(truth, jnp.int32),
+        num_classes=dataset.num_classes,
+        num_new_clients=num_new_clients,
+        max_labelled=widths.max_labelled,
+        max_unlabelled=widths.max_unlabelled,
+        coarse_names=_coarse_names(plan.supervision, dataset),
+        **tables,
+    )
+
+
+def _own_weak_labels(dataset: Dataset) -> OwnWeakLabels:
+    return OwnWeakLabels(
+        coarse=dataset.train.coarse,
+        num_coarse=len(dataset.coarse_names or ()),
+        correspondence=dataset.correspondence,
+        sets=dataset.train.set,
+        set_shares=dataset.set_shares,
+    )
+
+
+def _coarse_names(supervision: Supervision, dataset: Dataset) -> tuple[str, ...]:
+    named = [rule.coarse_names(dataset.num_classes) for rule, _ in supervision.weak if rule.coarse_names is not None]
+    return named[0] if named else (dataset.coarse_names or ())
+
+
+def _natural_clients(dataset: Dataset) -> Int[np.ndarray, " N"]:
+    """Natural client of every training example, numbered without gaps; -1 where the dataset has none."""
+    if dataset.train.client is None:
+        return np.full(len(dataset.train.y), -1, np.int32)
+    return np.unique(dataset.train.client, return_inverse=True)[1].astype(np.int32)
+
+
+def _count_clients(partition: str, num_clients: int | None, num_natural: int) -> int:
+    if num_clients is None:
+        if partition != "natural":
+            raise ValueError(f"partition {partition!r} needs num_clients")
+        return num_natural
+    if num_clients < 1:
+        raise ValueError(f"num_clients must be at least 1, got {num_clients}")
+    if partition == "natural" and num_clients > num_natural:
+        raise ValueError(f"num_clients={num_clients}, but only {num_natural} natural clients are left to train")
+    return num_clients
+
+
+def _make_plan(
+    dataset: Dataset,
+    natural_sizes: Int[np.ndarray, " G"],
+    partition: Partition,
+    num_clients: int,
+    supervision: Supervision,
+    held_out: HeldOut,
+) -> _Plan:
+    """Works out what holds for every key: how many examples are left to deal, at least and at most."""
+    by_size = np.sort(natural_sizes)
+    labels = dataset.train.y
+    unlabelled = int((labels < 0).sum())
+    class_counts = np.bincount(labels[labels >= 0], minlength=dataset.num_classes).astype(np.float64)
+    max_test, max_valid = int(by_size[by_size.size - held_out.num_natural :].sum()), 0
+    most = min(class_counts.sum(), float(len(labels) - by_size[: held_out.num_natural].sum()))
+    least = max(class_counts.sum() - max_test, 0.0)
+
+    def hold_out(share: float) -> int:
+        # Stratified rounding is within one of the exact share per class, and the total within a half; the rest is
+        # for float32.
+        nonlocal class_counts, most, least
+        held = int(most * share) + 2
+        class_counts = np.minimum(class_counts, class_counts * (1 - share) + 2)
+        most, least = most * (1 - share) + 1, max(least * (1 - share) - 1, 0.0)
+        return held
+
+    if held_out.test_fraction:
+        max_test = hold_out(held_out.test_fraction)
+    if held_out.validation_fraction:
+        max_valid = hold_out(held_out.validation_fraction)
+    if held_out.client_test_fraction:
+        max_test = int(held_out.client_test_fraction * (most + unlabelled) + num_clients / 2) + 1
+    supervision.check(num_clients, int(most * (1 - held_out.client_test_fraction)))
+    supervision = supervision._replace(
+        server_labels=supervision.server_labels_per_class(class_counts) * dataset.num_classes
+    )
+    most, least = int(most) - supervision.server_labels, max(int(least) - supervision.server_labels, 0)
+    if not held_out.num_natural:
+        least += unlabelled
+    if num_clients > least:
+        raise ValueError(
+            f"num_clients={num_clients}, but as few as {least} training examples may be left to deal; "
+            "lower num_clients or hold out less"
+        )
+    facts = Facts(
+        num_clients=num_clients,
+        num_classes=dataset.num_classes,
+        class_counts=tuple(int(count) for count in class_counts),
+        num_unlabelled=unlabelled,
+        natural_sizes=tuple(by_size.tolist()),
+        num_natural=by_size.size - held_out.num_natural,
+        least=least,
+        most=most + unlabelled,
+        removed=supervision.server_labels + max_valid + (max_test if held_out.test_fraction else 0),
+    )
+    return _Plan(facts, partition, supervision, held_out, max_test, max_valid)
+
+
+def _draw_roles(
+    key: Key[Array, ""], labels: Int[Array, " N"], natural: Int[Array, " N"], *, plan: _Plan, own: OwnWeakLabels
+) -> _Roles:
+    facts, held_out = plan.facts, plan.held_out
+    held = test = valid = server = jnp.zeros(labels.shape, bool)
+    newcomer = jnp.full(labels.shape, -1, jnp.int32)
+    if held_out.num_natural:
+        unseen = held_out.unseen(named_key(key, "test"), facts.num_natural + held_out.num_natural)
+        test = held = unseen[natural]
+        newcomer = jnp.where(held, facts.num_clients + jnp.cumsum(unseen, dtype=jnp.int32)[natural] - 1, -1)
+        natural = jnp.where(held, -1, (jnp.cumsum(~unseen, dtype=jnp.int32) - 1)[natural])
+    if held_out.test_fraction:
+        test = held = stratified(named_key(key, "test"), labels, ~held, facts.num_classes, held_out.test_fraction)
+    if held_out.validation_fraction:
+        share = held_out.validation_fraction
+        valid = stratified(named_key(key, "validation"), labels, ~held, facts.num_classes, share)
+    if plan.supervision.server_labels:
+        each = plan.supervision.server_labels // facts.num_classes
+        server = balanced_draw(named_key(key, "server"), labels, ~(held | valid), each)
+    pool = Pool(labels, ~(held | valid | server), natural, facts)
+    holder = client = plan.partition.assign(named_key(key, "partition"), pool)
+    if held_out.client_test_fraction:
+        test = held_out.share_of_clients(named_key(key, "test"), client, facts.num_clients)
+        client = jnp.where(test, -1, client)
+    holdings = Holdings(client, labels, jnp.ones(facts.num_clients, bool), facts.num_classes, own)
+    supervision_key = named_key(key, "supervision")
+    labelled = plan.supervision.label(supervision_key, holdings)
+    entries, weak = plan.supervision.observe(supervision_key, holdings)
+    return _Roles(jnp.maximum(holder, newcomer), labelled, entries, weak, test, valid, server)
+
+
+def _static_widths(plan: _Plan) -> _Widths:
+    """Widths that every key fits in."""
+    facts = plan.facts
+    sizes = plan.held_out.sizes_left(plan.partition.bounds(facts))
+    bounds = plan.supervision.bounds(sizes, facts.num_clients, facts.num_classes, facts.num_unlabelled == 0)
+    return _Widths(*bounds, plan.max_test, plan.max_valid, plan.supervision.server_labels)
+
+
+def _measure(roles: _Roles, num_clients: int) -> _Widths:
+    """Widths of what was drawn."""
+    client, labelled = np.asarray(roles.entries.client), np.asarray(roles.labelled)[np.asarray(roles.entries.row)]
+    sizes = np.bincount(client[client >= 0], minlength=num_clients)
+    with_label = np.bincount(client[labelled & (client >= 0)], minlength=num_clients)
+    held_out = (int(np.asarray(mask).sum()) for mask in (roles.test, roles.valid, roles.server))
+    return _Widths(int(with_label.max()), int((sizes - with_label).max()), int(sizes.max()), *held_out)
+
+
+@partial(jax.jit, static_argnames=("num_clients", "widths"))
+def _tabulate(roles: _Roles, labels: Int[Array, " N"], *, num_clients: int, widths: _Widths) -> dict[str, Any]:
+    """All index tables and counts of a federation, by the names of `FederatedData`."""
+    entries = roles.entries
+    labelled = roles.labelled[entries.row]
+    weakly = ~labelled & (entries.observation >= 0)
+    num_examples = count_groups(entries.client, num_clients)
+    owner = jnp.where(entries.client >= 0, entries.client, num_clients)
+    order = jnp.lexsort((~weakly, ~labelled, owner)).astype(jnp.int32)
+    start = jnp.cumsum(num_examples, dtype=jnp.int32) - num_examples
+    column = jnp.arange(max(widths.examples, 1), dtype=jnp.int32)
+    place = order[jnp.minimum(start[:, None] + column, order.shape[0] - 1)]
+    real = column < num_examples[:, None]
+    tables: dict[str, Any] = {
+        "observed": jnp.where(roles.labelled | roles.server, labels, -1),
+        "index": jnp.where(real, entries.row[place], 0),
+        "num_labelled": count_groups(jnp.where(labelled, entries.client, -1), num_clients),
+        "num_examples": num_examples,
+        "weak": roles.weak,
+    }
+    if roles.weak is not None:
+        tables["weak"] = dataclasses.replace(
+            roles.weak,
+            labels=jnp.where(real & weakly[place], entries.observation[place], -1),
+            num_examples=count_groups(jnp.where(weakly, entries.client, -1), num_clients),
+            share=shares_of_sets(roles.weak, entries, weakly),
+        )
+    for name, mask, width in (
+        ("test", roles.test, widths.test),
+        ("valid", roles.valid, widths.valid),
+        ("server", roles.server, widths.server),
+    ):
+        tables[f"{name}_index"] = jnp.nonzero(mask, size=width, fill_value=0)[0].astype(jnp.int32)
+        tables[f"num_{name}"] = mask.sum(dtype=jnp.int32)
+    tested = jnp.arange(widths.test, dtype=jnp.int32) < tables["num_test"]
+    tables["test_client"] = jnp.where(tested, roles.holder[tables["test_index"]], -1)
+    return tables

@@ -1,0 +1,110 @@
+"""Standardization: which mean and deviation the inputs of a dataset get, and the map that applies them."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Shaped
+
+from fedjax_ssl.data.dataset import Dataset
+
+STANDARDIZATIONS = ("auto", "dataset", "train", "none")
+BLOCK_VALUES = 1 << 22  # of a block that is taken to float64 at once
+
+
+def standardized(
+    dataset: Dataset, by: str = "auto", mean: Sequence[float] | None = None, std: Sequence[float] | None = None
+) -> tuple[Dataset, str]:
+    """The dataset with the mean and deviation that its inputs are standardized by.
+
+    Statistics of the training examples are those of `dataset.train`, every example counted once: with a label or
+    without, of all clients, and also those that a run takes out of them for test or validation, since the statistics
+    belong to the dataset and not to the split of one seed. The source's own test split is never looked at.
+
+    Args:
+        dataset: as a source gives it.
+        by: "dataset": the statistics that come with it. "train": mean and population deviation of its training
+            examples, per channel of images [n, H, W, C] and per feature of vectors [n, features], in float64; a
+            constant channel or feature has the deviation 1. "auto": "dataset" if it has statistics, else "train".
+            "none": inputs are divided by `input_max` and that is all.
+        mean: in place of the dataset's, per channel or feature or one for all, on the scale where input_max is 1.0.
+        std: likewise.
+
+    Returns:
+        The dataset, and a sentence for the log that says what was done.
+
+    Raises:
+        ValueError: an unknown `by`, statistics that the dataset does not have, or given ones that have no use.
+    """
+    if by not in STANDARDIZATIONS:
+        raise ValueError(f"standardize is {by!r}; allowed: {', '.join(STANDARDIZATIONS)}")
+    if mean is not None or std is not None:
+        if by in ("train", "none"):
+            raise ValueError(f"mean or std is given, which standardize={by!r} does not use; leave one of them out")
+        dataset = dataclasses.replace(
+            dataset,
+            mean=dataset.mean if mean is None else tuple(mean),
+            std=dataset.std if std is None else tuple(std),
+        )
+    known = dataset.mean is not None or dataset.std is not None
+    if by == "dataset" and not known:
+        raise ValueError(
+            f"standardize is 'dataset', but dataset {dataset.name!r} has no mean and deviation of its own; use 'train' "
+            "for those of its training examples, 'none', or give mean and std"
+        )
+    if by == "none" and known:
+        dataset = dataclasses.replace(dataset, mean=None, std=None)
+    if by == "train" or (by == "auto" and not known):
+        center, width = _statistics(dataset.train.x, dataset.input_max)
+        dataset = dataclasses.replace(dataset, mean=tuple(center.tolist()), std=tuple(width.tolist()))
+        whose = f"of the {len(dataset.train):,} training examples of all clients"
+    else:
+        whose = f"that belong to dataset {dataset.name!r}" if mean is None and std is None else "as given"
+    if (dataset.mean or (0.0,), dataset.std or (1.0,)) == ((0.0,), (1.0,)):
+        return dataset, f"inputs are divided by {dataset.input_max:g} and not standardized"
+    return dataset, (
+        f"inputs are standardized by mean {_in_words(dataset.mean or (0.0,))} and deviation "
+        f"{_in_words(dataset.std or (1.0,))} {whose}"
+    )
+
+
+def _statistics(
+    inputs: Shaped[np.ndarray, "n *shape C"], input_max: float
+) -> tuple[Float[np.ndarray, " C"], Float[np.ndarray, " C"]]:
+    """Mean and deviation over all axes but the last, in two passes over blocks: inputs may be memory-mapped."""
+    axes, count = tuple(range(inputs.ndim - 1)), inputs.size // inputs.shape[-1]
+    size = max(BLOCK_VALUES // max(inputs[0].size, 1), 1)
+    blocks = [slice(start, start + size) for start in range(0, len(inputs), size)]
+    mean = sum(inputs[rows].sum(axes, np.float64) for rows in blocks) / count
+    std = np.sqrt(sum(np.square(inputs[rows] - mean).sum(axes) for rows in blocks) / count)
+    # Not a deviation of 0: the mean of equal values may be off by a rounding error.
+    lowest, highest = (np.stack([of(inputs[rows], axes) for rows in blocks]) for of in (np.min, np.max))
+    constant = lowest.min(axis=0) == highest.max(axis=0)
+    return mean / input_max, np.where(constant, 1.0, std / input_max)
+
+
+def _in_words(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.4g}" for value in values) if len(values) <= 3 else "of each feature"
+
+
+def normalizer(dataset: Dataset) -> Callable[[Shaped[Array, "*batch C"]], Float[Array, "*batch C"]]:
+    """Makes the map from stored inputs to the network's: (raw / input_max - mean) / std, in float32.
+
+    Args:
+        dataset: has `input_max`, `mean` and `std`; without a mean nothing is subtracted, without a deviation nothing
+            is divided by.
+
+    Returns:
+        fn(raw [..., C], uint8 or float) -> float32 of the same shape.
+    """
+    center = np.asarray(dataset.mean or 0.0, np.float64)
+    width = np.asarray(dataset.std or 1.0, np.float64)
+    # One multiplication and one addition per value, with constants worked out in double precision.
+    scale = np.asarray(1.0 / (dataset.input_max * width), np.float32)
+    offset = np.asarray(-center / width, np.float32)
+
+    def normalize(raw: Shaped[Array, "*batch C"]) -> Float[Array, "*batch C"]:
+        return raw.astype(jnp.float32) * scale + offset
+
+    return normalize

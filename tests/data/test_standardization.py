@@ -1,0 +1,114 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.data import Dataset, Split, federate, load, normalizer, standardization, standardized
+
+RNG = np.random.default_rng(0)
+IMAGES = RNG.integers(0, 256, (12, 5, 6, 3), np.uint8)
+LABELS = np.arange(12) % 3
+
+
+def toy(inputs=IMAGES, **fields):
+    return Dataset("toy", Split(inputs, LABELS), Split(inputs[:4] // 2, LABELS[:4]), ("a", "b", "c"), **fields)
+
+
+@pytest.mark.parametrize("block", [1, 400, 1 << 22])
+def test_images_get_statistics_per_channel_of_the_training_examples(block, monkeypatch):
+    monkeypatch.setattr(standardization, "BLOCK_VALUES", block)
+    for inputs in (IMAGES, IMAGES[..., :1]):
+        dataset, said = standardized(toy(inputs))
+        np.testing.assert_allclose(dataset.mean, (inputs / 255).mean(axis=(0, 1, 2)), rtol=1e-13)
+        np.testing.assert_allclose(dataset.std, (inputs / 255).std(axis=(0, 1, 2)), rtol=1e-13)
+        assert said.endswith("of the 12 training examples of all clients")
+        result = np.asarray(normalizer(dataset)(jnp.asarray(inputs)), np.float64)
+        np.testing.assert_allclose(result.mean(axis=(0, 1, 2)), 0, atol=1e-6)
+        np.testing.assert_allclose(result.std(axis=(0, 1, 2)), 1, rtol=1e-6)
+
+
+def test_vectors_get_statistics_per_feature():
+    features = RNG.normal(3.0, [1.0, 5.0, 0.1, 2.0], (12, 4)).astype(np.float32)
+    features[:, 3] = 0.1  # whose float64 mean over 12 is not 0.1 to the last bit
+    dataset, said = standardized(toy(features, input_max=2.0))
+    np.testing.assert_allclose(dataset.mean, features.mean(axis=0, dtype=np.float64) / 2, rtol=1e-13)
+    np.testing.assert_allclose(dataset.std[:3], features[:, :3].std(axis=0, dtype=np.float64) / 2, rtol=1e-13)
+    assert dataset.std[3] == 1.0
+    assert "mean of each feature and deviation of each feature" in said
+    result = np.asarray(normalizer(dataset)(jnp.asarray(features)))
+    np.testing.assert_allclose(result.std(axis=0), [1, 1, 1, 0], atol=1e-5)
+    assert standardized(toy(np.full((12, 5, 6, 1), 7, np.uint8)))[0].std == (1.0,)
+
+
+def test_who_is_counted():
+    """Examples of the test split are not; those without a label, and those that a seed holds out, are."""
+    dataset = toy()
+    other_test = dataclasses.replace(dataset, test=Split(255 - IMAGES[:4], LABELS[:4]))
+    unlabelled = dataclasses.replace(dataset, train=Split(IMAGES, np.full(12, -1)))
+    expected = standardized(dataset)[0]
+    for changed in (other_test, unlabelled):
+        assert standardized(changed)[0].mean == expected.mean
+        assert standardized(changed)[0].std == expected.std
+
+
+def test_known_statistics_come_first():
+    known = toy(mean=(0.5,), std=(0.25,))
+    dataset, said = standardized(known)
+    assert (dataset.mean, dataset.std) == ((0.5,), (0.25,))
+    assert said == "inputs are standardized by mean 0.5 and deviation 0.25 that belong to dataset 'toy'"
+    assert standardized(known, "dataset")[0].mean == (0.5,)
+    assert standardized(known, "train")[0].mean == standardized(toy())[0].mean
+    for by in ("none", "auto"):
+        dataset, said = standardized(toy(mean=(0.0,), std=(1.0,)), by)
+        assert said == "inputs are divided by 255 and not standardized"
+        np.testing.assert_allclose(normalizer(dataset)(jnp.asarray(IMAGES)), IMAGES / 255.0, rtol=1e-6)
+    assert (standardized(known, "none")[0].mean, standardized(known, "none")[0].std) == (None, None)
+
+
+def test_given_statistics_replace_the_datasets():
+    """CIFAR-10's other deviations, those of SemiFL and FedUL, are given like this."""
+    dataset, said = standardized(toy(mean=(0.5,), std=(0.25,)), std=(0.2023, 0.1994, 0.2010))
+    assert (dataset.mean, dataset.std) == ((0.5,), (0.2023, 0.1994, 0.2010))
+    assert said == "inputs are standardized by mean 0.5 and deviation 0.2023, 0.1994, 0.201 as given"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"by": "tests"}, "standardize is 'tests'; allowed: auto, dataset, train, none"),
+        ({"by": True}, "standardize is True; allowed: auto, dataset, train, none"),
+        (
+            {"by": "dataset"},
+            "dataset 'toy' has no mean and deviation of its own; use 'train' for those of its train",
+        ),
+        ({"by": "train", "mean": (0.1,)}, "mean or std is given, which standardize='train' does not use"),
+        ({"mean": (0.1, 0.2)}, "mean has 2 values; allowed are 1 and 3"),
+        ({"std": (0.0,)}, "every value must be positive"),
+    ],
+)
+def test_refusals(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        standardized(toy(), **arguments)
+
+
+def test_npz_and_embedded_sources(tmp_path):
+    path = tmp_path / "mine.npz"
+    np.savez(path, inputs=IMAGES, labels=LABELS)
+    assert standardized(load("npz", path=path))[0].mean == standardized(toy())[0].mean
+    assert standardized(load("digits"))[1] == "inputs are divided by 16 and not standardized"
+
+
+def test_normalizer_of_a_dataset():
+    mean, std = (0.5, 0.4, 0.3), (0.2, 0.25, 0.5)
+    expected = (IMAGES.astype(np.float64) / 16 - np.array(mean)) / np.array(std)
+    result = jax.jit(normalizer(toy(input_max=16.0, mean=mean, std=std)))(jnp.asarray(IMAGES))
+    assert result.dtype == jnp.float32
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=2e-6)
+
+
+def test_a_federation_holds_inputs_as_they_are_stored():
+    dataset, _ = standardized(toy())
+    federation = federate(jax.random.key(0), dataset, partition="iid", num_clients=3, supervision="all")
+    np.testing.assert_array_equal(federation.inputs[:12], IMAGES)
