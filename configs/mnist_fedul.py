@@ -13,13 +13,13 @@ The paper's error for 10 sets, iid, is 0.78 %; experiments/fedul_table.py has al
 with a tenth of the labels, has no L1 term.
 """
 
-from fedjax_ssl import config as configs
+from fedjax_ssl import presets
 
 L1 = {10: 1e-5, 20: 5e-6, 40: 2e-6}
 
 
 def get_config(argument=None):
-    config = configs.unlabelled_sets(argument)
+    config = presets.unlabelled_sets(argument)
     config.rounds = 100
     config.data.name = "mnist"
     config.data.validation_fraction = 0.2

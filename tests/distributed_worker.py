@@ -5,13 +5,12 @@ import signal
 import sys
 import time
 
-from fedjax_ssl import config as configs
-from fedjax_ssl import main, train
+from fedjax_ssl import main, presets, train
 
 
 def get_config(predictors=""):
     """The experiment of the tests; this file is its config file."""
-    config = configs.digits_by_writer("fedavg", "3")
+    config = presets.digits_by_writer("fedavg", "3")
     config.rounds, config.eval_every = 8, 1
     config.data.test_clients = 9
     config.model.name = "linear"

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import config as configs
-from fedjax_ssl import train
+from fedjax_ssl import presets, train
 from fedjax_ssl.experiment import build_method, federate, load_experiment
 
 
 def programs(**fields):
-    config = configs.digits_by_writer("fedavg", "2")
+    config = presets.digits_by_writer("fedavg", "2")
     config.rounds, config.optimizer.local_epochs = 6, 1
     config.update_from_flattened_dict(fields)
     experiment, key = load_experiment(config), jax.random.key(0)

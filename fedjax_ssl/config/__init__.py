@@ -1,41 +1,27 @@
 """What a run is told: fields with their defaults, their checks, and their resolution."""
 
 from fedjax_ssl.config.resolve import (
-    FEDUL_METHODS,
-    MIXED_VARIANTS,
     ConfigError,
     ConfigNote,
     check_federated_optimizer,
     default,
-    digits_by_writer,
-    digits_with_server,
     get,
-    mixed_federation,
     naming,
-    one_shot,
     options,
     predictors,
     replace_number,
     resolve,
-    unlabelled_sets,
 )
 
 __all__ = [
-    "FEDUL_METHODS",
-    "MIXED_VARIANTS",
     "ConfigError",
     "ConfigNote",
     "check_federated_optimizer",
     "default",
-    "digits_by_writer",
-    "digits_with_server",
     "get",
-    "mixed_federation",
     "naming",
-    "one_shot",
     "options",
     "predictors",
     "replace_number",
     "resolve",
-    "unlabelled_sets",
 ]

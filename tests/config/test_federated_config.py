@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import pytest
 
 from fedjax_ssl import config as configs
+from fedjax_ssl import presets
 from fedjax_ssl.experiment import build_method, federate, load_experiment
 
 
 def config_with(**fields):
-    config = configs.digits_by_writer("fedavg", "2")
+    config = presets.digits_by_writer("fedavg", "2")
     config.update_from_flattened_dict(fields)
     return config
 

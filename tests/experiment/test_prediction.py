@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from fedjax_ssl import config as configs
+from fedjax_ssl import presets
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.experiment.prediction import jobs_of
 from fedjax_ssl.tracking import ConfigMismatch
@@ -14,7 +14,7 @@ from fedjax_ssl.train import run
 
 
 def quick(variant="inputs"):
-    config = configs.one_shot(variant, rounds=2)
+    config = presets.one_shot(variant, rounds=2)
     config.eval_every = 1
     config.optimizer.local_epochs = 1
     config.prediction.num_bits = 128
@@ -145,7 +145,7 @@ def test_an_approximate_search_says_how_many_neighbours_it_found(features, tmp_p
 
 
 def test_ways_of_predicting_have_names_of_their_own():
-    config = configs.one_shot("network", rounds=1)
+    config = presets.one_shot("network", rounds=1)
     names = [job.name for job in jobs_of(config)]
     assert names[:4] == ["network", "xclp_paper", "xclp_code", "xclp_paper_labelled"]
     assert len(set(names)) == len(names) == 9
@@ -189,7 +189,7 @@ def test_what_makes_no_sense_is_refused(changes, message, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:Clients .* do not tell all classes apart")
 def test_clients_with_coarse_labels_get_predictions_in_their_own_space_too(tmp_path):
-    config = configs.mixed_federation("channels", labelled=2, coarse=4, sets=3)
+    config = presets.mixed_federation("channels", labelled=2, coarse=4, sets=3)
     config.rounds = config.eval_every = 1
     config.supervision.labels, config.supervision.sets = 10, 5
     config.supervision.correspondence = None  # parity, by default
