@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from fedjax_ssl.registry import did_you_mean
+from fedjax_ssl.registry import check_known
 
 CIFAR100_SUPERCLASSES = (
     "aquatic_mammals",
@@ -97,8 +97,7 @@ def correspondence(name: str, num_classes: int) -> Correspondence:
     Raises:
         ValueError: an unknown name, or a number of classes that the correspondence is not made for.
     """
-    if name not in _TABLE:
-        raise ValueError(f"unknown correspondence {name!r}.{did_you_mean(name, _TABLE)} Allowed: {', '.join(_TABLE)}")
+    check_known("correspondence", name, _TABLE)
     entry = _TABLE[name]
     if num_classes < 1 or (entry.num_classes is not None and num_classes != entry.num_classes):
         fitting = [other for other, one in _TABLE.items() if one.num_classes in (None, num_classes)]

@@ -35,6 +35,7 @@ from fedjax_ssl.federated.method import (
     Trained,
     View,
 )
+from fedjax_ssl.federated.optimizer_registry import FEDERATED_OPTIMIZERS, LocalTraining
 from fedjax_ssl.federated.optimizers import FederatedOptimizer, Numbers, fedavg, fedopt, fedprox
 from fedjax_ssl.federated.placement import PLACEMENTS, map_clients
 from fedjax_ssl.federated.reduction import REDUCTIONS
@@ -44,6 +45,7 @@ from fedjax_ssl.federated.scaffold import scaffold
 __all__ = [
     "BYTES_PER_NUMBER",
     "CLIENTS_AT_ONCE",
+    "FEDERATED_OPTIMIZERS",
     "OPTIMIZERS",
     "PLACEMENTS",
     "REDUCTIONS",
@@ -54,6 +56,7 @@ __all__ = [
     "Client",
     "Cohort",
     "FederatedOptimizer",
+    "LocalTraining",
     "Method",
     "Numbers",
     "Round",

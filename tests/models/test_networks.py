@@ -272,8 +272,8 @@ def test_available_lists_every_network():
     ("name", "options", "message"),
     [
         ("cn", {}, "Did you mean 'cnn'"),
-        ("vgg", {}, "Allowed: linear, mlp, cnn, cnn13, mnist_cnn, resnet18, wrn28"),
-        ("cnn", {"drop_out": True}, "Did you mean 'dropout'.*Allowed: dropout, norm"),
+        ("vgg", {}, "Available: linear, mlp, cnn, cnn13, mnist_cnn, resnet18, wrn28"),
+        ("cnn", {"drop_out": True}, "Did you mean 'dropout'.*options: dropout, norm"),
         ("linear", {"norm": "bn"}, "no option 'norm'"),
         ("cnn", {"norm": "ln"}, "allowed: none, bn, gn"),
         ("cnn", {"lowering": "fft"}, "allowed: auto"),

@@ -13,10 +13,10 @@ from jaxtyping import Array, Bool, Int, Key
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.federation.held_out import HeldOut, clients_of_own_test, stratified
 from fedjax_ssl.data.federation.partition import (
+    PARTITIONS,
     Facts,
     Partition,
     Pool,
-    build_partition,
     count_groups,
 )
 from fedjax_ssl.data.federation.supervision import Supervision, balanced_draw, build_supervision
@@ -182,10 +182,10 @@ def federate(
     Args:
         key: typed PRNG key; decides held-out examples, partition and hidden labels, in independent streams.
         dataset: see `fedjax_ssl.data.load`.
-        partition: a name of `available_partitions()`.
+        partition: a name of `PARTITIONS`.
         num_clients: number of training clients C; None: all natural clients that are not held out.
         partition_options: of the named partition.
-        supervision: a name of `available_supervisions()`.
+        supervision: a name of `SUPERVISIONS`.
         supervision_options: of the named supervision, and `labelled_clients`, `which` for all of them.
         test_clients: so many natural clients, drawn by key, are kept out of training; their examples are the test
             set.
@@ -215,7 +215,7 @@ def federate(
     plan = _make_plan(
         dataset,
         natural_sizes,
-        build_partition(partition, **dict(partition_options or {})),
+        PARTITIONS.build(partition, **dict(partition_options or {})),
         _count_clients(partition, num_clients, len(natural_sizes) - held_out.num_natural),
         build_supervision(supervision, **dict(supervision_options or {})),
         held_out,

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fedjax_ssl.data.federation.partition import Bounds, build_by_name, count_groups, rank_within
+from fedjax_ssl.data.federation.partition import Bounds, count_groups, rank_within
 from fedjax_ssl.data.federation.weak_labels import (
     Entries,
     Holdings,
@@ -29,6 +29,7 @@ from fedjax_ssl.data.federation.weak_labels import (
     unlabelled_sets,
 )
 from fedjax_ssl.keys import named_key
+from fedjax_ssl.registry import Registry
 
 
 class LabelBounds(NamedTuple):
@@ -391,25 +392,24 @@ def balanced_draw(
     return eligible & (place < count)
 
 
-SUPERVISIONS: dict[str, Callable[..., Supervision]] = {
-    "all": all_labels,
-    "none": no_labels,
-    "per_client": per_client,
-    "per_class": per_class,
-    "fraction": fraction,
-    "total": total,
-    "xclp_noniid": xclp_noniid,
-    "server": server,
-    "coarse": coarse,
-    "sets": sets,
-    "given": as_given,
-    "mixed": mixed,
-}
-
-
-def available_supervisions() -> tuple[str, ...]:
-    """Names that `federate(supervision=...)` accepts."""
-    return tuple(SUPERVISIONS)
+SUPERVISIONS: Registry[Supervision] = Registry(
+    "supervision",
+    {
+        "all": all_labels,
+        "none": no_labels,
+        "per_client": per_client,
+        "per_class": per_class,
+        "fraction": fraction,
+        "total": total,
+        "xclp_noniid": xclp_noniid,
+        "server": server,
+        "coarse": coarse,
+        "sets": sets,
+        "given": as_given,
+        "mixed": mixed,
+    },
+    common={"labelled_clients": int, "which": str},
+)
 
 
 def build_supervision(
@@ -418,7 +418,7 @@ def build_supervision(
     """Looks a supervision up by name.
 
     Args:
-        name: one of `available_supervisions()`.
+        name: one of `SUPERVISIONS`.
         labelled_clients: only so many clients keep labels; None: all.
         which: "first": clients 0, 1, ...; "random": drawn by key.
         **options: of the named supervision.
@@ -428,7 +428,7 @@ def build_supervision(
     """
     if which not in ("first", "random"):
         raise ValueError(f"which must be 'first' or 'random', got {which!r}")
-    built = build_by_name("supervision", SUPERVISIONS, name, options)
+    built = SUPERVISIONS.build(name, **options)
     if labelled_clients is None:
         if name == "mixed":
             raise ValueError("supervision 'mixed' needs labelled_clients: how many clients have class labels, or 0")

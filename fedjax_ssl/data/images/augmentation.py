@@ -5,7 +5,7 @@ image depends on the key and on its place in the batch only, so padding rows at 
 """
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key, Shaped
 
 from fedjax_ssl.data.dataset import Dataset
-from fedjax_ssl.data.federation.partition import build_by_name
 from fedjax_ssl.data.images.random_operations import FIXMATCH, SEMIFL, Strength, fetch_moved, random_operations
 from fedjax_ssl.keys import named_key
+from fedjax_ssl.registry import Registry
 
 Augmentation = Callable[[Key[Array, ""], Shaped[Array, "n H W C"]], Shaped[Array, "n H W C"]]
 
@@ -118,35 +118,19 @@ def _strong(strength: Strength, pixels: int, flip: bool, operations: int, input_
     return augment
 
 
-AUGMENTATIONS: dict[str, Callable[..., Augmentation]] = {
-    "none": no_augmentation,
-    "shift": shift,
-    "crop_flip": crop_flip,
-    "rotate": rotate,
-    "fixmatch": fixmatch,
-    "semifl": semifl,
-}
-
-
-def available_augmentations() -> tuple[str, ...]:
-    """Names that `augmentation` accepts."""
-    return tuple(AUGMENTATIONS)
-
-
-def augmentation(name: str, **options: Any) -> Augmentation:
-    """Looks an augmentation up by name.
-
-    Args:
-        name: one of `available_augmentations()`.
-        **options: of the named augmentation.
-
-    Returns:
-        fn(key, images [n, H, W, C]) -> images of the same shape and dtype; works under jit and vmap.
-
-    Raises:
-        ValueError: unknown name or option (with the nearest known one), or a bad option.
-    """
-    return build_by_name("augmentation", AUGMENTATIONS, name, options)
+AUGMENTATIONS: Registry[Augmentation] = Registry(
+    "augmentation",
+    {
+        "none": no_augmentation,
+        "shift": shift,
+        "crop_flip": crop_flip,
+        "rotate": rotate,
+        "fixmatch": fixmatch,
+        "semifl": semifl,
+    },
+    given=("input_max",),
+)
+augmentation = AUGMENTATIONS.build  # (name, **options) -> Augmentation, which works under jit and vmap
 
 
 def normalizer(

@@ -7,10 +7,9 @@ import pytest
 from scipy import stats
 
 from fedjax_ssl.data.federation.partition import (
+    PARTITIONS,
     Facts,
     Pool,
-    available_partitions,
-    build_partition,
     count_groups,
     deal,
     largest_remainder,
@@ -112,7 +111,7 @@ def test_complete_disjoint_and_bounded(name, options, labels, num_clients, held_
     available = np.arange(labels.size) % 9 != 0 if held_out and num_clients < 100 else np.ones(labels.size, bool)
     options = {**options, "min_examples": 13 - 2 * held_out} if options.get("min_examples") == 13 else options
     pool = case_pool(name, labels, num_clients, available)
-    partition = build_partition(name, **options)
+    partition = PARTITIONS.build(name, **options)
     client = np.asarray(partition.assign(jax.random.key(3), pool))
     check(client, name, labels, num_clients, available, partition.bounds(pool.facts))
     np.testing.assert_array_equal(client, partition.assign(jax.random.key(3), pool))
@@ -124,7 +123,7 @@ def test_complete_disjoint_and_bounded(name, options, labels, num_clients, held_
 def test_vmapped_over_keys_is_the_same_per_key(name, options, labels, num_clients):
     available = np.arange(labels.size) % 9 != 0
     pool = case_pool(name, labels, num_clients, available)
-    partition = build_partition(name, **options)
+    partition = PARTITIONS.build(name, **options)
     keys = jax.random.split(jax.random.key(3), 20)
     stacked = np.asarray(jax.jit(jax.vmap(lambda key: partition.assign(key, pool)))(keys))
     for client in stacked:
@@ -134,13 +133,13 @@ def test_vmapped_over_keys_is_the_same_per_key(name, options, labels, num_client
 
 
 def test_every_partition_has_a_case():
-    assert {case[0] for case in CASES} == set(available_partitions())
+    assert {case[0] for case in CASES} == set(PARTITIONS)
 
 
 def test_majority_has_two_frequent_classes_and_hands_out_in_the_order_of_the_file():
     labels = np.arange(1000) % 10
     pool = make_pool(labels, 10, 5)
-    client = np.asarray(build_partition("majority").assign(jax.random.key(0), pool))
+    client = np.asarray(PARTITIONS.build("majority").assign(jax.random.key(0), pool))
     counts = np.zeros((6, 10), int)
     np.add.at(counts, (client, labels), 1)
     for number in range(5):
@@ -154,14 +153,14 @@ def test_majority_has_two_frequent_classes_and_hands_out_in_the_order_of_the_fil
 
 def test_iid_differs_by_at_most_one():
     pool = make_pool(SOME_UNKNOWN, 10, 7)
-    client = np.asarray(build_partition("iid").assign(jax.random.key(0), pool))
+    client = np.asarray(PARTITIONS.build("iid").assign(jax.random.key(0), pool))
     assert np.ptp(np.bincount(client)) <= 1
     assert (np.ptp(table(client, SOME_UNKNOWN, 7, 10), axis=0) <= 1).all()
 
 
 def test_natural_keeps_the_clients_as_they_are():
     pool = make_pool(SKEWED, 10, 6, natural=NATURAL)
-    np.testing.assert_array_equal(build_partition("natural").assign(jax.random.key(0), pool), NATURAL)
+    np.testing.assert_array_equal(PARTITIONS.build("natural").assign(jax.random.key(0), pool), NATURAL)
 
 
 def test_dirichlet_shares_have_the_right_spread():
@@ -170,7 +169,7 @@ def test_dirichlet_shares_have_the_right_spread():
     alpha, num_clients, each = 0.5, 5, 400
     labels = balanced_labels(4, each)
     pool = make_pool(labels, 4, num_clients)
-    partition = build_partition("dirichlet", alpha=alpha, min_examples=0)
+    partition = PARTITIONS.build("dirichlet", alpha=alpha, min_examples=0)
     clients = np.asarray(
         jax.jit(jax.vmap(lambda key: partition.assign(key, pool)))(jax.random.split(jax.random.key(5), 500))
     )
@@ -186,7 +185,7 @@ def test_iid_deals_every_example_uniformly():
     labels = balanced_labels(3, 4)
     pool = make_pool(labels, 3, 5)
     keys = jax.random.split(jax.random.key(2), 1500)
-    clients = np.asarray(jax.jit(jax.vmap(lambda key: build_partition("iid").assign(key, pool)))(keys))
+    clients = np.asarray(jax.jit(jax.vmap(lambda key: PARTITIONS.build("iid").assign(key, pool)))(keys))
     for example in (0, 5, 11):
         assert stats.chisquare(np.bincount(clients[:, example], minlength=5)).pvalue > 1e-6
 
@@ -196,7 +195,7 @@ def test_dirichlet_balanced_has_equal_sizes_and_uneven_classes():
     pool = make_pool(labels, 10, 8)
     spreads = []
     for alpha in (0.1, 1.0, 100.0):
-        partition = build_partition("dirichlet_balanced", alpha=alpha)
+        partition = PARTITIONS.build("dirichlet_balanced", alpha=alpha)
         clients = [np.asarray(partition.assign(jax.random.key(seed), pool)) for seed in range(5)]
         counts = np.stack([table(client, labels, 8, 10) for client in clients])
         assert (counts.sum(axis=2) == 15).all() and (counts.sum(axis=1) == 12).all()
@@ -207,7 +206,7 @@ def test_dirichlet_balanced_has_equal_sizes_and_uneven_classes():
 def test_shards_are_runs_of_the_sorted_labels():
     labels = balanced_labels(10, 12)
     pool = make_pool(labels, 10, 8)
-    client = np.asarray(build_partition("shards", shards_per_client=2).assign(jax.random.key(0), pool))
+    client = np.asarray(PARTITIONS.build("shards", shards_per_client=2).assign(jax.random.key(0), pool))
     counts = table(client, labels, 8, 10)
     # 16 shards of 7 or 8 examples out of sorted runs of 12: a shard touches at most two classes, a client four.
     assert np.isin(counts.sum(axis=1), (14, 15, 16)).all()
@@ -218,7 +217,7 @@ def test_shards_are_runs_of_the_sorted_labels():
 def test_classes_per_client_is_exact_and_balanced(num_clients, classes):
     labels = balanced_labels(10, 12)
     pool = make_pool(labels, 10, num_clients)
-    partition = build_partition("classes_per_client", classes=classes)
+    partition = PARTITIONS.build("classes_per_client", classes=classes)
     for seed in range(5):
         counts = table(np.asarray(partition.assign(jax.random.key(seed), pool)), labels, num_clients, 10)
         assert ((counts > 0).sum(axis=1) == classes).all()
@@ -232,7 +231,7 @@ def test_circulant_gives_the_counts_of_the_protofssl_split():
     # class.
     labels = balanced_labels(10, 5400)
     pool = make_pool(labels, 10, 100)
-    client = np.asarray(build_partition("circulant", balanced=5).assign(jax.random.key(0), pool))
+    client = np.asarray(PARTITIONS.build("circulant", balanced=5).assign(jax.random.key(0), pool))
     counts = table(client, labels, 100, 10)
     offset_zero = np.array([249, 78, 20, 20, 20, 15, 20, 20, 20, 78])
     expected = np.stack([np.roll(offset_zero, client % 10) for client in range(100)])
@@ -312,7 +311,7 @@ def test_count_groups_ignores_outsiders():
 )
 def test_bad_options(name, options, message):
     with pytest.raises(ValueError, match=message):
-        build_partition(name, **options)
+        PARTITIONS.build(name, **options)
 
 
 @pytest.mark.parametrize(
@@ -326,4 +325,4 @@ def test_bad_options(name, options, message):
 )
 def test_options_that_do_not_fit_the_data(name, options, message):
     with pytest.raises(ValueError, match=message):
-        build_partition(name, **options).bounds(make_pool(SKEWED, 10, 10).facts)
+        PARTITIONS.build(name, **options).bounds(make_pool(SKEWED, 10, 10).facts)
