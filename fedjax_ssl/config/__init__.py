@@ -1,27 +1,18 @@
 """What a run is told: fields with their defaults, their checks, and their resolution."""
 
-from fedjax_ssl.config.resolve import (
-    ConfigError,
-    ConfigNote,
-    check_federated_optimizer,
-    default,
-    get,
-    naming,
-    options,
-    predictors,
-    replace_number,
-    resolve,
-)
+from fedjax_ssl.config.errors import ConfigError, ConfigNote, naming
+from fedjax_ssl.config.fields import check_field, default
+from fedjax_ssl.config.resolve import federated_optimizer, options, predictors, replace_numbers, resolve
 
 __all__ = [
     "ConfigError",
     "ConfigNote",
-    "check_federated_optimizer",
+    "check_field",
     "default",
-    "get",
+    "federated_optimizer",
     "naming",
     "options",
     "predictors",
-    "replace_number",
+    "replace_numbers",
     "resolve",
 ]
