@@ -8,15 +8,15 @@ import time
 from pathlib import Path
 
 from fedjax_ssl import presets
+from fedjax_ssl.experiment.run import run
 from fedjax_ssl.tracking import Checkpoints
-from fedjax_ssl.train import run
 
 ROUNDS = 10
 TIMES = ("seconds", "client_updates_per_second")
 CHILD = """
 import sys
 from tests.test_resume import experiment
-from fedjax_ssl.train import run
+from fedjax_ssl.experiment.run import run
 run(experiment(), sys.argv[1])
 """
 

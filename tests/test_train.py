@@ -9,7 +9,8 @@ import pytest
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import presets
-from fedjax_ssl.train import make_train, run
+from fedjax_ssl.experiment.run import run
+from fedjax_ssl.train import make_train
 
 
 def experiment(method="fedavg", **fields):

@@ -25,7 +25,7 @@ from fedjax_ssl import config as configs
 from fedjax_ssl import data, processor
 from fedjax_ssl.data.correspondence import CIFAR100_SUPERCLASS_OF, CIFAR100_SUPERCLASSES, correspondence
 from fedjax_ssl.experiment import Experiment, build_method, federate, load_experiment
-from fedjax_ssl.train import compile_block
+from fedjax_ssl.experiment.rounds import compile_block
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 # image shape, classes, training examples, test examples, writers
