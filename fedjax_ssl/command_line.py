@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from fedjax_ssl import data, methods, processor, tracking
-from fedjax_ssl.config import ConfigError, ConfigNote, check_field
+from fedjax_ssl.config import CHOICES, ConfigError, ConfigNote, check_field
 
 USER_ERRORS = (
     ConfigError,
@@ -90,10 +90,10 @@ def explain(error: Exception) -> str:
 
 
 def describe_choices() -> str:
-    """Methods and datasets, a line each."""
+    """All that a config can name, a line each."""
     lines = []
-    for title, choices in (("methods:", methods.available()), ("datasets:", data.available())):
-        lines += [title, *(f"  {name:22}{line}" for name, line in choices.items())]
+    for registry in dict.fromkeys((methods.METHODS, *CHOICES.values())):
+        lines += [f"{registry.kind}s:", *(f"  {name:22}{line}" for name, line in registry.available().items())]
     return "\n".join(lines)
 
 

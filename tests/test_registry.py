@@ -1,11 +1,12 @@
 """The table that every kind of thing in a config is looked up in, and things of a user's own in all of them."""
 
+import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,12 +15,7 @@ import pytest
 from fedjax_ssl import config as configs
 from fedjax_ssl import data
 from fedjax_ssl.config.fields import CHOICES
-from fedjax_ssl.data import Dataset, Split
-from fedjax_ssl.data.federation.partition import iid
-from fedjax_ssl.data.federation.supervision import per_class
 from fedjax_ssl.experiment import build_method, federate, load_experiment
-from fedjax_ssl.federated import FederatedOptimizer, LocalTraining, fedprox
-from fedjax_ssl.models.layers import Head, lecun_normal
 from fedjax_ssl.registry import Option, Registry
 
 
@@ -72,64 +68,33 @@ def test_every_choice_is_described_and_its_options_are_fields_of_the_config(sect
         assert fields.get_type(option) is kind
 
 
-def two_blobs(gap: float = 4.0) -> Dataset:
-    labels = np.arange(60, dtype=np.int32) % 2
-    inputs = (gap * labels[:, None] + np.random.default_rng(0).normal(size=(60, 3))).astype(np.float32)
-    return Dataset("blobs", Split(inputs, labels, None), None, ("low", "high"), input_max=1.0)
-
-
-def equal_parts(extra: int = 0):
-    return iid()
-
-
-def some_of_each(labels: int):
-    return per_class(labels)
-
-
-def louder(factor: float = 2.0):
-    return lambda key, inputs: factor * inputs
-
-
-class Line(nn.Module):
-    num_classes: int
-    width: int = 4
-    normalize_features: bool = False
-    aux_head: bool = False
-
-    @nn.compact
-    def __call__(self, inputs, train: bool, mask=None):
-        features = nn.relu(nn.Dense(self.width)(inputs))
-        return Head(self.num_classes, self.normalize_features, self.aux_head, lecun_normal)(features)
-
-
-def pulled(local: LocalTraining, strength: float = 0.1) -> FederatedOptimizer:
-    return fedprox(strength * local.learning_rate)
-
-
 OWN = {
-    "data": (two_blobs, {"gap": 8.0}),
-    "partition": (equal_parts, {"num_clients": 3}),
-    "supervision": (some_of_each, {"labels": 5}),
-    "augment": (louder, {"factor": 3.0}),
-    "model": (Line, {"width": 5}),
-    "federated": (pulled, {"strength": 0.2}),
+    "method": ("method", {"small_batches": True}),
+    "data": ("dataset", {"gap": 8.0}),
+    "partition": ("partition", {"num_clients": 3, "block": 4}),
+    "supervision": ("supervision", {"highest": 0}),
+    "augment": ("augmentation", {"factor": 3.0}),
+    "model": ("Model", {"width": 5}),
+    "federated": ("optimizer", {"strength": 0.2}),
 }
 
 
 def test_a_config_can_name_things_of_the_users_own_in_every_section(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("own_things")
-    module.__dict__.update({builder.__name__: builder for builder, _ in OWN.values()})
-    monkeypatch.setitem(sys.modules, "own_things", module)
+    text = (Path(__file__).resolve().parent.parent / "docs" / "extending.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"<!-- tests/test_registry.py runs this block. -->\n```python\n(.*?)```", text, re.DOTALL)
+    module = ModuleType("my_things")
+    monkeypatch.setitem(sys.modules, "my_things", module)
+    exec(compile(block, "extending.md", "exec"), module.__dict__)
     config = configs.default()
     config.rounds, config.data.test_fraction = 1, 0.2
     with config.unlocked():  # options that no choice of ours has are no fields yet
         for section, (builder, options) in OWN.items():
-            config[section].update({"name": f"own_things:{builder.__name__}", **options})
+            config[section].update({"name": f"my_things:{builder}", **options})
     experiment = load_experiment(config)
     assert experiment.dataset.train.x[1].mean() > 5
     assert experiment.config.federated.strength == 0.2
     federation = federate(experiment, jax.random.key(0))
-    assert (federation.num_clients, federation.summary()["labelled_examples"]) == (3, 30)
+    assert (federation.num_clients, federation.summary()["labelled_examples"]) == (3, 24)
     method = build_method(experiment, federation, {"federated.strength": jnp.asarray(0.3)})
     state, info = method.round(jax.random.key(0), method.init(jax.random.key(0), federation), federation)
     assert {leaf.shape for leaf in jax.tree.leaves(state.params)} >= {(5,)}

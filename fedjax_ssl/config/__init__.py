@@ -1,10 +1,11 @@
 """What a run is told: fields with their defaults, their checks, and their resolution."""
 
 from fedjax_ssl.config.errors import ConfigError, ConfigNote, naming
-from fedjax_ssl.config.fields import check_field, default
+from fedjax_ssl.config.fields import CHOICES, check_field, default
 from fedjax_ssl.config.resolve import federated_optimizer, options, predictors, replace_numbers, resolve
 
 __all__ = [
+    "CHOICES",
     "ConfigError",
     "ConfigNote",
     "check_field",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.images.augmentation import augmentation, available_augmentations, normalizer
+from fedjax_ssl.data.images.augmentation import AUGMENTATIONS, augmentation, normalizer
 from fedjax_ssl.data.images.random_operations import fetch_moved
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (12, 9, 7, 3)).astype(np.uint8)
@@ -47,7 +47,7 @@ def test_every_result_is_a_padded_crop_and_all_occur(name, options, mode):
         assert len(seen) == (50 if name == "crop_flip" else 25)
 
 
-@pytest.mark.parametrize("name", available_augmentations())
+@pytest.mark.parametrize("name", list(AUGMENTATIONS))
 def test_padding_key_and_dtype(name):
     augment = jax.jit(augmentation(name))
     images = jnp.asarray(IMAGES)
