@@ -1,6 +1,6 @@
 """Checks of arguments, in one wording; real numbers may be traced by a sweep, and those cannot be looked at."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -40,17 +40,11 @@ def check_weights(**weights: Any) -> None:
     check_numbers(**weights)
 
 
-def check_choices(allowed: Collection[str] | Mapping[str, Collection[str]], /, **given: Any) -> None:
-    """Raises ValueError for what is not among the allowed names.
-
-    Args:
-        allowed: for all that is given, or by the names of what is given.
-        **given: by the names that a message calls them.
-    """
+def check_choices(allowed: Collection[str], /, **given: Any) -> None:
+    """Raises ValueError for what is not among the allowed names."""
     for name, choice in given.items():
-        names = allowed[name] if isinstance(allowed, Mapping) else allowed
-        if choice not in names:
-            raise ValueError(f"{name} is {choice!r}.{did_you_mean(choice, names)} Allowed: {', '.join(names)}")
+        if choice not in allowed:
+            raise ValueError(f"{name} is {choice!r}.{did_you_mean(choice, allowed)} Allowed: {', '.join(allowed)}")
 
 
 def is_zero(weight: float | Array) -> bool:

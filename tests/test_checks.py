@@ -49,4 +49,4 @@ def test_a_choice_that_nobody_knows_gets_the_nearest_one() -> None:
     with pytest.raises(ValueError, match=r"^name is 'adm'\. Did you mean 'adam'\? Allowed: sgd, adam$"):
         check_choices(("sgd", "adam"), name="adm")
     with pytest.raises(ValueError, match=r"^mode is 3\. Allowed: a, b$"):
-        check_choices({"mode": ("a", "b"), "other": ("c",)}, other="c", mode=3)
+        check_choices({"a": 1, "b": 2}, other="b", mode=3)

@@ -223,14 +223,14 @@ def test_perturbed_passes_leave_the_running_batch_statistics_alone() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("fedpl", {"mix": "images"}, "mix is 'images'; allowed: inputs, logits"),
+        ("fedpl", {"mix": "images"}, "mix is 'images'.* Allowed: inputs, logits"),
         ("fedpl", {"warmup_rounds": -1}, "warmup_rounds is -1"),
         ("fedpl", {"threshold": 40.0}, "threshold is 40.0"),
         ("fedpl", {"mix_alpha": 0.0}, "mix_alpha is 0.0"),
         ("fedpl", {"l1": -0.1}, "l1 is -0.1"),
         ("fedllp", {"l1": -0.1}, "l1 is -0.1"),
         ("fedllp", {"set_size": -3}, "set_size is -3"),
-        ("fedllp_vat", {"rampup": "never"}, "rampup is 'never'; allowed: run, per_epoch"),
+        ("fedllp_vat", {"rampup": "never"}, "rampup is 'never'.* Allowed: run, per_epoch"),
         ("fedllp_vat", {"ramp_epochs": 0}, "ramp_epochs is 0"),
         ("fedllp_vat", {"vat_radius": -1.0}, "vat_radius is -1.0"),
     ],

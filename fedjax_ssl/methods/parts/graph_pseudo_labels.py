@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl import graph
+from fedjax_ssl.checks import check_choices
 from fedjax_ssl.federated import BYTES_PER_NUMBER, Round, Setup, Traffic, map_rows
 from fedjax_ssl.federated.terms import PseudoLabels, examples_mask, network_features
 from fedjax_ssl.graph import Propagation, class_weights
@@ -18,10 +19,8 @@ CLASS_WEIGHTINGS = ("none", "inverse_freq")
 
 def check_graph_settings(graph_features: str, class_weighting: str) -> None:
     """Raises ValueError for a setting that does not exist."""
-    if graph_features not in GRAPH_FEATURES:
-        raise ValueError(f"graph_features is {graph_features!r}; allowed: {', '.join(GRAPH_FEATURES)}")
-    if class_weighting not in CLASS_WEIGHTINGS:
-        raise ValueError(f"class_weighting is {class_weighting!r}; allowed: {', '.join(CLASS_WEIGHTINGS)}")
+    check_choices(GRAPH_FEATURES, graph_features=graph_features)
+    check_choices(CLASS_WEIGHTINGS, class_weighting=class_weighting)
 
 
 def cohort_features(setup: Setup, round: Round, graph_features: str, augment: bool) -> Float[Array, "p n d"]:
