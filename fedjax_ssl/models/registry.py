@@ -5,6 +5,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 
+from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.models.cnn import CNN
 from fedjax_ssl.models.cnn13 import CNN13
 from fedjax_ssl.models.efficientnet import EfficientNetB0
@@ -55,8 +56,7 @@ def build(name: str, *, num_classes: int, input_shape: tuple[int, ...], **given:
         ValueError: unknown name or option, a value or input shape that the network cannot work with, or a
             file of weights that does not fit it.
     """
-    if not isinstance(num_classes, int) or num_classes < 1:
-        raise ValueError(f"num_classes must be a positive integer, got {num_classes!r}")
+    check_whole_numbers(num_classes=num_classes)
     input_shape = tuple(input_shape)
     if not input_shape or any(size < 1 for size in input_shape):
         raise ValueError(f"input_shape must be one or more positive integers, got {input_shape}")
