@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from fedjax_ssl.checks import check_numbers
 from fedjax_ssl.registry import check_known
 
 CIFAR100_SUPERCLASSES = (
@@ -121,8 +122,7 @@ def overlapping(matrix: Float[np.ndarray, "J K"], epsilon: float) -> Float[np.nd
     Raises:
         ValueError: epsilon outside [0, 1].
     """
-    if not 0 <= epsilon <= 1:
-        raise ValueError(f"the overlap of coarse classes is {epsilon}; it must be in [0, 1]")
+    check_numbers("[0, 1]", overlap=epsilon)
     return (1 - epsilon) * matrix + epsilon / matrix.shape[0]
 
 

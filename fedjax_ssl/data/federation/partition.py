@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from fedjax_ssl.checks import check_numbers, check_whole_numbers
 from fedjax_ssl.registry import Registry
 
 FEDMATCH_SHARES = (244, 73, 15, 15, 15, 10, 15, 15, 15, 73)
@@ -231,10 +232,10 @@ def dirichlet(alpha: float, min_examples: int = 1, max_examples: int | None = No
         max_examples: every client has at most so many. Without it the tables of a traced call must allow for
             one client that has nearly everything.
     """
-    _positive("alpha", alpha)
-    _whole("min_examples", min_examples, 0)
+    check_numbers("(0, inf)", alpha=alpha)
+    check_whole_numbers(0, min_examples=min_examples)
     if max_examples is not None:
-        _whole("max_examples", max_examples, 1)
+        check_whole_numbers(max_examples=max_examples)
 
     def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
         facts = pool.facts
@@ -274,7 +275,7 @@ def dirichlet_balanced(alpha: float) -> Partition:
     Args:
         alpha: > 0, total concentration; small = uneven.
     """
-    _positive("alpha", alpha)
+    check_numbers("(0, inf)", alpha=alpha)
 
     def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
         facts = pool.facts
@@ -298,7 +299,7 @@ def shards(shards_per_client: int = 2) -> Partition:
     Args:
         shards_per_client: at least 1; a client sees about as many classes.
     """
-    _whole("shards_per_client", shards_per_client, 1)
+    check_whole_numbers(shards_per_client=shards_per_client)
 
     def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
         facts = pool.facts
@@ -336,7 +337,7 @@ def classes_per_client(classes: int = 2) -> Partition:
     Args:
         classes: at least 1.
     """
-    _whole("classes", classes, 1)
+    check_whole_numbers(classes=classes)
 
     def present_in(facts: Facts) -> np.ndarray:
         present = np.flatnonzero(np.asarray(facts.class_counts))
@@ -382,7 +383,7 @@ def circulant(shares: Sequence[float] = FEDMATCH_SHARES, balanced: int = 0) -> P
     weights = np.asarray(shares, np.float64)
     if weights.ndim != 1 or not np.isfinite(weights).all() or (weights < 0).any() or weights.sum() <= 0:
         raise ValueError(f"shares must be K non-negative numbers, not all zero; got {tuple(shares)}")
-    _whole("balanced", balanced, 0)
+    check_whole_numbers(0, balanced=balanced)
 
     def matrix(facts: Facts) -> np.ndarray:
         if weights.size != facts.num_classes:
@@ -419,7 +420,7 @@ def majority(factor: float = 80.0) -> Partition:
     Args:
         factor: > 0, how much more of its two classes a client asks for.
     """
-    _positive("factor", factor)
+    check_numbers("(0, inf)", factor=factor)
 
     def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
         facts = pool.facts
@@ -461,16 +462,6 @@ PARTITIONS: Registry[Partition] = Registry(
     },
     common={"num_clients": int},
 )
-
-
-def _positive(name: str, value: float) -> None:
-    if not (np.isfinite(value) and value > 0):
-        raise ValueError(f"{name} must be a number > 0, got {value}")
-
-
-def _whole(name: str, value: int, lowest: int) -> None:
-    if isinstance(value, bool) or int(value) != value or value < lowest:
-        raise ValueError(f"{name} must be a whole number >= {lowest}, got {value}")
 
 
 def _permutation(key: Key[Array, ""], size: int) -> Int[Array, " size"]:

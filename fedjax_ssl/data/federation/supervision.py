@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from fedjax_ssl.checks import check_choices, check_numbers, check_whole_numbers
 from fedjax_ssl.data.federation.partition import Bounds, count_groups, rank_within
 from fedjax_ssl.data.federation.weak_labels import (
     Entries,
@@ -169,7 +170,7 @@ def per_client(labels: int, class_balanced: bool = False) -> Supervision:
         class_balanced: False: drawn uniformly from the client's examples. True: as equal as possible over the
             classes that the client has, the odd ones to random classes.
     """
-    _at_least_one("labels", labels)
+    check_whole_numbers(labels=labels)
 
     def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
         return _rank_in_client(key, holdings, class_balanced) < labels
@@ -179,7 +180,7 @@ def per_client(labels: int, class_balanced: bool = False) -> Supervision:
 
 def per_class(labels: int) -> Supervision:
     """`labels` labels of every class at every client, as far as the client has that class."""
-    _at_least_one("labels", labels)
+    check_whole_numbers(labels=labels)
 
     def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
         return rank_within(key, _cell(holdings)) < labels
@@ -199,8 +200,9 @@ def fraction(fraction: float, class_balanced: bool = False) -> Supervision:
         fraction: in (0, 1].
         class_balanced: as in `per_client`.
     """
-    if not 0 < fraction <= 1:
-        raise ValueError(f"fraction must be in (0, 1], got {fraction}; for no labels use supervision 'none'")
+    if fraction == 0:
+        raise ValueError("fraction is 0; for no labels use supervision 'none'")
+    check_numbers("(0, 1]", fraction=fraction)
 
     def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
         sizes = count_groups(holdings.client, holdings.members.shape[0]).astype(jnp.float32)
@@ -228,7 +230,7 @@ def total(labels: int, class_balanced: bool = False) -> Supervision:
         labels: number of labels n_L, at least 1.
         class_balanced: as in `per_client`, within each client.
     """
-    _at_least_one("labels", labels)
+    check_whole_numbers(labels=labels)
 
     def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
         turn = _rank_in_client(named_key(key, "client"), holdings, class_balanced)
@@ -254,8 +256,8 @@ def xclp_noniid(labels: int, classes: int = 5) -> Supervision:
         labels: labels of each client that keeps labels, at least 1.
         classes: classes with labels at a client, 1..K.
     """
-    _at_least_one("labels", labels)
-    _at_least_one("classes", classes)
+    check_whole_numbers(labels=labels)
+    check_whole_numbers(classes=classes)
 
     def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
         num_classes, num_clients = holdings.num_classes, holdings.members.shape[0]
@@ -274,7 +276,7 @@ def xclp_noniid(labels: int, classes: int = 5) -> Supervision:
 
 def server(labels: int) -> Supervision:
     """The server holds `labels` class-balanced labelled examples; they leave the clients, who see none."""
-    _at_least_one("labels", labels)
+    check_whole_numbers(labels=labels)
     return no_labels()._replace(server_labels=labels)
 
 
@@ -351,9 +353,7 @@ def mixed(
         noise: of the shares of sets.
         noise_mode: "relative" or "additive".
     """
-    for name, count in (("coarse_clients", coarse_clients), ("set_clients", set_clients)):
-        if isinstance(count, bool) or int(count) != count or count < 0:
-            raise ValueError(f"{name} must be a whole number >= 0, got {count}")
+    check_whole_numbers(0, coarse_clients=coarse_clients, set_clients=set_clients)
     base = all_labels() if labels is None else per_client(labels)
     rules = (
         (coarse_labels(correspondence, overlap), coarse_clients),
@@ -365,10 +365,9 @@ def mixed(
 def _with_sets(
     base: Supervision, weak: tuple[tuple[WeakRule, int | None], ...], prior: str, noise: float, mode: str
 ) -> Supervision:
-    if prior not in ("train", "uniform", "sets"):
-        raise ValueError(f"test_prior is {prior!r}; allowed: train, uniform, sets")
-    if not noise >= 0 or mode not in ("relative", "additive"):
-        raise ValueError(f"noise is {noise} and noise_mode {mode!r}; allowed: noise >= 0, relative or additive")
+    check_choices(("train", "uniform", "sets"), test_prior=prior)
+    check_numbers(noise=noise)
+    check_choices(("relative", "additive"), noise_mode=mode)
     return base._replace(weak=weak, prior=prior, noise=(noise, mode))
 
 
@@ -426,8 +425,7 @@ def build_supervision(
     Raises:
         ValueError: unknown name or option (with the nearest known one), a missing or a bad option.
     """
-    if which not in ("first", "random"):
-        raise ValueError(f"which must be 'first' or 'random', got {which!r}")
+    check_choices(("first", "random"), which=which)
     built = SUPERVISIONS.build(name, **options)
     if labelled_clients is None:
         if name == "mixed":
@@ -437,13 +435,8 @@ def build_supervision(
         return built._replace(keep=no_labels().keep, labelled_clients=0, which=which)
     if name in ("server", "none", "coarse", "sets", "given"):
         raise ValueError(f"labelled_clients={labelled_clients} has no meaning for supervision {name!r}; leave it out")
-    _at_least_one("labelled_clients", labelled_clients)
+    check_whole_numbers(labelled_clients=labelled_clients)
     return built._replace(labelled_clients=labelled_clients, which=which)
-
-
-def _at_least_one(name: str, value: int) -> None:
-    if isinstance(value, bool) or int(value) != value or value < 1:
-        raise ValueError(f"{name} must be a whole number >= 1, got {value}")
 
 
 def _eligible(holdings: Holdings) -> Bool[Array, " N"]:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key, Shaped
 
+from fedjax_ssl.checks import check_choices, check_numbers, check_whole_numbers
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.images.random_operations import FIXMATCH, SEMIFL, Strength, fetch_moved, random_operations
 from fedjax_ssl.keys import named_key
@@ -67,8 +68,7 @@ def rotate(degrees: float = 20.0) -> Augmentation:
     Args:
         degrees: largest angle, in [0, 180].
     """
-    if not 0 <= degrees <= 180:
-        raise ValueError(f"degrees must be in [0, 180], got {degrees}")
+    check_numbers("[0, 180]", degrees=degrees)
 
     def augment(key: Key[Array, ""], images: Shaped[Array, "n H W C"]) -> Shaped[Array, "n H W C"]:
         _check_images(images)
@@ -106,10 +106,8 @@ def semifl(pixels: int = 4, flip: bool = True, operations: int = 2, input_max: f
 
 
 def _strong(strength: Strength, pixels: int, flip: bool, operations: int, input_max: float) -> Augmentation:
-    if isinstance(operations, bool) or int(operations) != operations or operations < 0:
-        raise ValueError(f"operations must be a whole number >= 0, got {operations}")
-    if not input_max > 0:
-        raise ValueError(f"input_max must be > 0, got {input_max}")
+    check_whole_numbers(0, operations=operations)
+    check_numbers("(0, inf)", input_max=input_max)
     moved = crop_flip(pixels) if flip else shift(pixels)
 
     def augment(key: Key[Array, ""], images: Shaped[Array, "n H W C"]) -> Shaped[Array, "n H W C"]:
@@ -157,8 +155,7 @@ def normalizer(
         mean = dataset.mean if mean is None else mean
         std = dataset.std if std is None else std
     input_max = 255.0 if input_max is None else input_max
-    if not input_max > 0:
-        raise ValueError(f"input_max must be > 0, got {input_max}")
+    check_numbers("(0, inf)", input_max=input_max)
     if std is not None and not all(value > 0 for value in std):
         raise ValueError(f"std must be positive in every channel, got {std}")
     center = np.asarray(0.0 if mean is None else mean, np.float64)
@@ -174,10 +171,8 @@ def normalizer(
 
 
 def _check_shift(pixels: int, fill: str) -> None:
-    if isinstance(pixels, bool) or int(pixels) != pixels or pixels < 0:
-        raise ValueError(f"pixels must be a whole number >= 0, got {pixels}")
-    if fill not in ("reflect", "constant"):
-        raise ValueError(f"fill must be 'reflect' or 'constant', got {fill!r}")
+    check_whole_numbers(0, pixels=pixels)
+    check_choices(("reflect", "constant"), fill=fill)
 
 
 def _check_images(images: Shaped[Array, "n H W C"]) -> None:

@@ -303,9 +303,13 @@ def test_count_groups_ignores_outsiders():
         ("dirichelt", {"alpha": 1.0}, "Did you mean 'dirichlet'"),
         ("dirichlet", {}, "needs the option 'alpha'"),
         ("dirichlet", {"alpah": 1.0}, "Did you mean 'alpha'"),
-        ("dirichlet", {"alpha": 0.0}, "alpha must be a number > 0, got 0.0"),
-        ("dirichlet", {"alpha": 1.0, "min_examples": -1}, "min_examples must be a whole number >= 0, got -1"),
-        ("shards", {"shards_per_client": 0}, "shards_per_client must be a whole number >= 1, got 0"),
+        ("dirichlet", {"alpha": 0.0}, "alpha is 0.0; it must be a number above 0"),
+        (
+            "dirichlet",
+            {"alpha": 1.0, "min_examples": -1},
+            "min_examples is -1; it must be a whole number of at least 0",
+        ),
+        ("shards", {"shards_per_client": 0}, "shards_per_client is 0; it must be a whole number of at least 1"),
         ("circulant", {"shares": (1, -1)}, "non-negative"),
     ],
 )

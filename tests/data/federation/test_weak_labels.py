@@ -287,16 +287,20 @@ def test_labels_that_are_not_given_do_not_show() -> None:
     [
         ("sets", {"sets": 0}, "sets is 0; every client with sets needs at least 1"),
         ("sets", {"set_counts": (2, 3)}, "2 numbers of sets are given for 3 clients"),
-        ("sets", {"protocol": "cleen"}, "protocol of the sets is 'cleen'; allowed: dealt, drawn, clean, reference"),
+        (
+            "sets",
+            {"protocol": "cleen"},
+            "protocol is 'cleen'. Did you mean 'clean'.* Allowed: dealt, drawn, clean, reference",
+        ),
         ("sets", {"noise": -1.0}, "noise is -1.0"),
-        ("sets", {"test_prior": "test"}, "test_prior is 'test'; allowed: train, uniform, sets"),
+        ("sets", {"test_prior": "test"}, "test_prior is 'test'.* Allowed: train, uniform, sets"),
         ("coarse", {"correspondence": "partiy"}, "Did you mean 'parity'"),
         ("coarse", {"correspondence": "superclass"}, "is for 100 classes, the data has 10"),
         ("coarse", {"correspondence": "own"}, "the dataset has no coarse labels of its own"),
         ("coarse", {"overlap": 1.0}, "overlap is 1.0"),
         ("mixed", {"coarse_clients": 1}, "needs labelled_clients"),
         ("mixed", {"labelled_clients": 2, "coarse_clients": 1, "set_clients": 1}, "there are 3 clients; lower"),
-        ("mixed", {"labelled_clients": 1, "set_clients": -1}, "set_clients must be a whole number"),
+        ("mixed", {"labelled_clients": 1, "set_clients": -1}, "set_clients is -1; it must be a whole number"),
         ("sets", {"labelled_clients": 1}, "labelled_clients=1 has no meaning for supervision 'sets'"),
     ],
 )
@@ -306,5 +310,5 @@ def test_bad_options_are_refused(supervision: str, options: dict, message: str) 
 
 
 def test_low_and_dominance_are_checked() -> None:
-    with pytest.raises(ValueError, match=r"low is 1\.0 and dominance 10"):
+    with pytest.raises(ValueError, match=r"low is 1\.0; it must be a number in \[0, 1\)"):
         unlabelled_sets((3,), low=1.0)

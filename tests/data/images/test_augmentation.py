@@ -90,9 +90,9 @@ def test_no_shift_and_constant_value():
     [
         ("shfit", {}, "unknown augmentation 'shfit'. Did you mean 'shift'"),
         ("shift", {"pixel": 1}, "Did you mean 'pixels'"),
-        ("shift", {"pixels": -1}, "pixels must be a whole number >= 0, got -1"),
-        ("rotate", {"degrees": -1.0}, r"degrees must be in \[0, 180\], got -1"),
-        ("crop_flip", {"fill": "mirror"}, "fill must be 'reflect' or 'constant', got 'mirror'"),
+        ("shift", {"pixels": -1}, "pixels is -1; it must be a whole number of at least 0"),
+        ("rotate", {"degrees": -1.0}, r"degrees is -1.0; it must be a number in \[0, 180\]"),
+        ("crop_flip", {"fill": "mirror"}, "fill is 'mirror'. Allowed: reflect, constant"),
     ],
 )
 def test_bad_options(name, options, message):
@@ -138,5 +138,5 @@ def test_normalizer_of_a_dataset():
 def test_normalizer_refuses_zero_spread():
     with pytest.raises(ValueError, match="std must be positive"):
         normalizer(std=(0.0, 1.0))
-    with pytest.raises(ValueError, match="input_max must be > 0, got 0"):
+    with pytest.raises(ValueError, match="input_max is 0; it must be a number above 0"):
         normalizer(input_max=0)

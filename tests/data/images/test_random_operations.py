@@ -111,9 +111,9 @@ def test_other_ranges_of_values():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"operations": -1}, "operations must be a whole number >= 0, got -1"),
-        ({"input_max": 0}, "input_max must be > 0, got 0"),
-        ({"pixels": -2}, "pixels must be a whole number >= 0, got -2"),
+        ({"operations": -1}, "operations is -1; it must be a whole number of at least 0"),
+        ({"input_max": 0}, "input_max is 0; it must be a number above 0"),
+        ({"pixels": -2}, "pixels is -2; it must be a whole number of at least 0"),
     ],
 )
 def test_bad_options(options, message):
