@@ -52,14 +52,7 @@ def predictions_csv(
 
 
 def clients_csv(dataset: Dataset, federation: FederatedData, outcomes: Sequence[Outcome], natural: bool = True) -> str:
-    """A line per client that has new examples: counts, accuracy and balanced accuracy of every outcome.
-
-    Args:
-        dataset: as in `predictions_csv`, like the others.
-        federation: likewise.
-        outcomes: likewise.
-        natural: likewise.
-    """
+    """Arguments as of `predictions_csv`; a line per client that has new examples, with counts and all scores."""
     client = np.asarray(federation.test_client)
     new = np.bincount(client[client >= 0], minlength=federation.num_clients + federation.num_new_clients)
     nothing = np.zeros(federation.num_new_clients, np.int32)

@@ -43,35 +43,6 @@ def run_block(
     return state, {**infos, **federated.evaluate(method, state, federation)}
 
 
-def compile_block(
-    method: Method, state: ServerState, key: Key[Array, ""], federation: FederatedData, rounds: int, **placed: Any
-) -> Callable[..., tuple[ServerState, Metrics]]:
-    """Compiles `run_block`.
-
-    Args:
-        method: what is run.
-        state: server state, or its shapes.
-        key: the run's key.
-        federation: clients and test examples.
-        rounds: how many.
-        **placed: arguments of `jax.jit`: where what goes in and what comes out lies.
-
-    Returns:
-        (state, key, federation) -> (new state, metric row); the new state takes the place of the old one in memory.
-
-    Raises:
-        ConfigError: a setting that a method checks only when it is traced, or not enough memory.
-    """
-    block = jax.jit(partial(run_block, method, rounds=rounds), donate_argnums=0, **placed)
-    with naming("method"):
-        # Traced without their places: what local training reads of them would clash with the places that
-        # `shard_map` gives to the clients.
-        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state, key, federation))
-        lowered = block.lower(*shapes)
-    with _explaining_memory():
-        return lowered.compile()
-
-
 class Programs:
     """The compiled rounds and evaluation of a run, compiled when first needed and timed apart from running."""
 
@@ -82,11 +53,26 @@ class Programs:
         self._placed: dict[str, Any] = {} if mesh is None else {"in_shardings": everywhere, "out_shardings": everywhere}
         self._compiled: dict[int, Callable[..., tuple[ServerState, Metrics]]] = {}
 
+    def compile(self, state: ServerState, rounds: int) -> Callable[..., tuple[ServerState, Metrics]]:
+        """`run_block` as a program of (state, key, federation); the new state takes the place of the old one in memory.
+
+        Raises:
+            ConfigError: a setting that a method checks only when it is traced, or not enough memory.
+        """
+        block = jax.jit(partial(run_block, self._method, rounds=rounds), donate_argnums=0, **self._placed)
+        with naming("method"):
+            # Traced without their places: what local training reads of them would clash with the places that
+            # `shard_map` gives to the clients.
+            shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state, *self._arguments))
+            lowered = block.lower(*shapes)
+        with _explaining_memory():
+            return lowered.compile()
+
     def advance(self, state: ServerState, rounds: int, seconds: dict[str, float]) -> tuple[dict[str, Any], ServerState]:
         """Runs rounds and an evaluation; adds the time to `seconds`. Returns (metric row, new state)."""
         if rounds not in self._compiled:
             begin = time.perf_counter()
-            self._compiled[rounds] = compile_block(self._method, state, *self._arguments, rounds, **self._placed)
+            self._compiled[rounds] = self.compile(state, rounds)
             seconds["compile_seconds"] += time.perf_counter() - begin
         begin = time.perf_counter()
         with _explaining_memory():

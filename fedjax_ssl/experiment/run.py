@@ -1,7 +1,7 @@
 """A run with its folder: rounds, checkpoints, predictions, summary."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from fedjax_ssl.experiment.build import (
 )
 from fedjax_ssl.experiment.prediction_csv import clients_csv, predictions_csv
 from fedjax_ssl.experiment.rounds import TOTALS, Programs
-from fedjax_ssl.federated import Method, ServerState
+from fedjax_ssl.federated import Method
 
 # Fields that change how a run is watched, where it finds its data or what is done with the trained network, but not
 # the network.
@@ -120,7 +120,22 @@ def _run_in(record: tracking.Record | tracking.NoRecord, experiment: Experiment,
                 return summary
         draw_data = partial(record.draw_data, partial(data.plot_partition, federation))
         programs = Programs(method, placed_key, placed, mesh)
-        state = _train(config, programs, start, state, seconds, record, progress, draw_data, team)
+        while start < config.rounds:
+            rounds = min(config.eval_every - start % config.eval_every, config.rounds - start)
+            row, state = programs.advance(state, rounds, seconds)
+            start = row["round"]
+            record.append(row)
+            progress.update(start, row)
+            if not row["local_steps"]:
+                progress.note(f"nobody trained in the last {rounds} rounds: no client had anything to learn from")
+            team.feed()
+            due = config.checkpoint_every * config.eval_every
+            stop = start < config.rounds and team.preempted(-(-start // config.eval_every))
+            if stop or start == config.rounds or (due and start % due == 0):
+                record.save(start, state, seconds)
+            if stop:
+                raise distributed.Preempted
+            draw_data()  # not before the first numbers, which it would delay
         draw_data()
         outcomes: list[prediction.Outcome] = []
         natural = config.partition.name == "natural"
@@ -138,37 +153,6 @@ def _run_in(record: tracking.Record | tracking.NoRecord, experiment: Experiment,
         summary = team.values_from_first(summary)
         progress.finish(summary, files)
     return summary
-
-
-def _train(
-    config: ml_collections.ConfigDict,
-    programs: Programs,
-    start: int,
-    state: ServerState,
-    seconds: dict[str, float],
-    record: tracking.Record | tracking.NoRecord,
-    progress: tracking.Progress,
-    draw_data: Callable[[], None],
-    team: Team,
-) -> ServerState:
-    """Runs the rounds that are left; metrics and checkpoints are on disk after each block of them."""
-    while start < config.rounds:
-        rounds = min(config.eval_every - start % config.eval_every, config.rounds - start)
-        row, state = programs.advance(state, rounds, seconds)
-        start = row["round"]
-        record.append(row)
-        progress.update(start, row)
-        if not row["local_steps"]:
-            progress.note(f"nobody trained in the last {rounds} rounds: no client had anything to learn from")
-        team.feed()
-        due = config.checkpoint_every * config.eval_every
-        stop = start < config.rounds and team.preempted(-(-start // config.eval_every))
-        if stop or start == config.rounds or (due and start % due == 0):
-            record.save(start, state, seconds)
-        if stop:
-            raise distributed.Preempted
-        draw_data()  # not before the first numbers, which it would delay
-    return state
 
 
 def _check_labels(config: ml_collections.ConfigDict, method: Method, federation: data.FederatedData) -> None:

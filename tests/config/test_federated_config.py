@@ -58,6 +58,10 @@ def test_a_setting_that_the_optimizer_does_not_take_is_noted():
         ({"federated.name": "scaffold", "optimizer.clip_norm": 1.0}, "clip_norm=1.0; use .*clip_norm=None"),
         ({"federated.name": "fednova", "federated.mu": 10.0}, r"federated: mu is 10\.0 .* product must be below 1"),
         ({"federated.name": "fedavgm", "federated.server_momentum": 1.0}, r"server_momentum is 1\.0; .* in \[0, 1\)"),
+        (
+            {"federated.name": "fedprox", "federated.mu": float("nan")},
+            r"config\.federated\.mu is nan; .* of at least 0",
+        ),
         ({"federated.name": "scafold"}, "Did you mean 'scaffold'"),
     ],
 )
