@@ -14,14 +14,7 @@ from fedjax_ssl.experiment.prediction import Outcome
 def predictions_csv(
     dataset: Dataset, federation: FederatedData, outcomes: Sequence[Outcome], natural: bool = True
 ) -> str:
-    """A line per new example: where it is in the dataset, whose it is, its true and its predicted labels.
-
-    Args:
-        dataset: has names of classes and clients.
-        federation: of which the outcomes are.
-        outcomes: of one run.
-        natural: clients are the dataset's own, whose names are used.
-    """
+    """A line per new example: where it is, whose it is, its true and predicted labels; `natural`: clients have names."""
     classes = dataset.class_names
     client = np.asarray(federation.test_client)
     place = np.flatnonzero(client >= 0)
