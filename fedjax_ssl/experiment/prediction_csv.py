@@ -14,7 +14,7 @@ from fedjax_ssl.experiment.prediction import Outcome
 def predictions_csv(
     dataset: Dataset, federation: FederatedData, outcomes: Sequence[Outcome], natural: bool = True
 ) -> str:
-    """A line per new example: where it is, whose it is, its true and predicted labels; `natural`: clients have names."""
+    """A line per new example: where it is, whose it is, true and predicted labels; `natural`: clients have names."""
     classes = dataset.class_names
     client = np.asarray(federation.test_client)
     place = np.flatnonzero(client >= 0)
