@@ -10,9 +10,9 @@ The lower baseline of every semi-supervised method here. With `:all` every label
 Result over 5 seeds, time and hardware: docs/results.md. Not an experiment of the paper.
 """
 
-from fedjax_ssl import config as configs
+from fedjax_ssl import presets
 
 
 def get_config(labels=None):
-    config = configs.digits_by_writer("fedavg", labels)
+    config = presets.digits_by_writer("fedavg", labels)
     return config

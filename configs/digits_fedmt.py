@@ -13,6 +13,7 @@ docs/methods/fedmt.md. Not an experiment of the paper.
 """
 
 from fedjax_ssl import config as configs
+from fedjax_ssl import presets
 
 MATRICES = ("known", "estimated", "fedtrans")
 VARIANTS = "LABELS,SPACE,MATRIX with SPACE in {shape, parity, halves} and MATRIX in {known, estimated, fedtrans}"
@@ -24,7 +25,7 @@ def get_config(variant="20,shape,known"):
         raise configs.ConfigError(f"configs/digits_fedmt.py:{variant}: give {VARIANTS}, for example 20,shape,known")
     labels, space, matrix = parts
     transfer = matrix == "fedtrans"  # which uses no matrix
-    config = configs.digits_with_server("fedtrans" if transfer else "fedmt", labels)
+    config = presets.digits_with_server("fedtrans" if transfer else "fedmt", labels)
     config.supervision.name = "coarse"
     config.supervision.server_labels = config.supervision.labels
     config.supervision.labels = None

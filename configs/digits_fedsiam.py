@@ -10,10 +10,10 @@ Only clients with labels take part; the network has a second head for the consis
 Result over 5 seeds, time and hardware: docs/results.md. Not an experiment of the paper.
 """
 
-from fedjax_ssl import config as configs
+from fedjax_ssl import presets
 
 
 def get_config(labels=None):
-    config = configs.digits_by_writer("fedsiam", labels)
+    config = presets.digits_by_writer("fedsiam", labels)
     config.model.aux_head = True
     return config

@@ -14,11 +14,11 @@ these are the first part of fedpl: after five, as in the paper, its own predicti
 Result over 3 seeds, time and hardware: docs/methods/fedul.md. Not an experiment of the paper.
 """
 
-from fedjax_ssl import config as configs
+from fedjax_ssl import presets
 
 
 def get_config(argument=None):
-    config = configs.unlabelled_sets(argument)
+    config = presets.unlabelled_sets(argument)
     config.rounds = 60
     config.eval_every = 5
     config.data.test_fraction = 0.2

@@ -12,11 +12,11 @@ alone), labels_xclp (all others count as unlabelled), coarse and sets (only thes
 Result over 5 seeds, time and hardware: docs/methods/mixed.md. Not an experiment of a paper.
 """
 
-from fedjax_ssl import config as configs
+from fedjax_ssl import presets
 
 
 def get_config(variant=None):
-    config = configs.mixed_federation(variant or "mixed", labelled=2, coarse=4, sets=3)
+    config = presets.mixed_federation(variant or "mixed", labelled=2, coarse=4, sets=3)
     config.rounds = 80
     config.data.test_clients = 3
     config.supervision.labels = 10

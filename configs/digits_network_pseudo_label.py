@@ -10,10 +10,10 @@ Pseudo-labels are made anew in every round after 40 rounds on the labels alone.
 Result over 5 seeds, time and hardware: docs/results.md. Not an experiment of the paper.
 """
 
-from fedjax_ssl import config as configs
+from fedjax_ssl import presets
 
 
 def get_config(labels=None):
-    config = configs.digits_by_writer("network_pseudo_label", labels)
+    config = presets.digits_by_writer("network_pseudo_label", labels)
     config.method.warmup_rounds = 40
     return config

@@ -13,11 +13,11 @@ training data, the others with all labels:
 The application of XCLP's section 4 to data that the paper does not have. Results, time and hardware: docs/results.md.
 """
 
-from fedjax_ssl import config as configs
+from fedjax_ssl import presets
 
 
 def get_config(variant="inputs"):
-    config = configs.one_shot(variant, rounds=80)
+    config = presets.one_shot(variant, rounds=80)
     config.optimizer.learning_rate = 0.3
     config.optimizer.local_epochs = 5
     config.prediction.num_neighbors = 5

@@ -11,6 +11,7 @@ learns slowly with this small network. Result: docs/methods/protofssl.md. Not an
 """
 
 from fedjax_ssl import config as configs
+from fedjax_ssl import presets
 
 
 def get_config(labels="3"):
@@ -18,7 +19,7 @@ def get_config(labels="3"):
         raise configs.ConfigError(
             f"labels per digit and writer are {labels!r}; give a number of at least 2, for support and query"
         )
-    config = configs.digits_by_writer("protofssl")
+    config = presets.digits_by_writer("protofssl")
     config.supervision.name = "per_class"
     config.supervision.labels = int(labels)
     config.method.distance = "sq_euclidean"

@@ -9,8 +9,8 @@ No augmentation: these images are 8 x 8. Result over 5 seeds, time and hardware:
 experiment of the paper.
 """
 
-from fedjax_ssl import config as configs
+from fedjax_ssl import presets
 
 
 def get_config(server_labels=None):
-    return configs.digits_with_server("semifl", server_labels)
+    return presets.digits_with_server("semifl", server_labels)

@@ -8,8 +8,8 @@ The digits: 11 writers do nothing, 3 writers that were never seen are the test.
 Result over 5 seeds, time and hardware: docs/methods/fedmt.md. Not an experiment of a paper.
 """
 
-from fedjax_ssl import config as configs
+from fedjax_ssl import presets
 
 
 def get_config(server_labels=None):
-    return configs.digits_with_server("single", server_labels)
+    return presets.digits_with_server("single", server_labels)

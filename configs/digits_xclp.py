@@ -11,11 +11,11 @@ Settings of the authors' code (docs/methods/xclp.md) but 5 neighbours instead of
 Result over 5 seeds, time and hardware: docs/results.md. Not an experiment of the paper.
 """
 
-from fedjax_ssl import config as configs
+from fedjax_ssl import presets
 
 
 def get_config(labels=None):
-    config = configs.digits_by_writer("xclp", labels)
+    config = presets.digits_by_writer("xclp", labels)
     config.method.warmup_rounds = 40
     config.method.num_neighbors = 5
     return config

@@ -16,6 +16,7 @@ in place of 100 local steps, and L, k, alpha are ours. The metric is balanced ac
 """
 
 from fedjax_ssl import config as configs
+from fedjax_ssl import presets
 
 VARIANTS = {"features": "inputs", "pretrained": "network", "finetuned": "network", "left_out": "left_out"}
 
@@ -25,7 +26,7 @@ def get_config(variant="features"):
         raise configs.ConfigError(
             f"configs/fed_isic_predict.py has no variant {variant!r}; it has: {', '.join(VARIANTS)}"
         )
-    config = configs.one_shot(VARIANTS[variant], rounds=0 if variant == "pretrained" else 57)
+    config = presets.one_shot(VARIANTS[variant], rounds=0 if variant == "pretrained" else 57)
     config.data.client_test_fraction = 0.0  # FLamby's own test images are the new ones
     if variant == "features":
         config.data.name = "npz"

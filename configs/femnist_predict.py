@@ -14,13 +14,14 @@ The paper's numbers are in its Table 6. Results of `glyphs`, which are not FEMNI
 """
 
 from fedjax_ssl import config as configs
+from fedjax_ssl import presets
 
 
 def get_config(argument="inputs,femnist"):
     variant, _, data = argument.partition(",")
     if data not in ("", "femnist", "glyphs"):
         raise configs.ConfigError(f"configs/femnist_predict.py has no data {data!r}; it has: femnist, glyphs")
-    config = configs.one_shot(variant, rounds=60 if data == "glyphs" else 500)
+    config = presets.one_shot(variant, rounds=60 if data == "glyphs" else 500)
     config.data.name = data or "femnist"
     config.model.name = "mlp"
     config.model.hidden = (128,)

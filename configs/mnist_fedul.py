@@ -14,13 +14,13 @@ the round is chosen, are the same for all clients and drawn by class, not the la
 tenth of the labels, has no L1 term.
 """
 
-from fedjax_ssl import config as configs
+from fedjax_ssl import presets
 
 L1 = {10: 1e-5, 20: 5e-6, 40: 2e-6}
 
 
 def get_config(argument=None):
-    config = configs.unlabelled_sets(argument)
+    config = presets.unlabelled_sets(argument)
     config.rounds = 100
     config.data.name = "mnist"
     config.data.validation_fraction = 0.2

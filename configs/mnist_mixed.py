@@ -11,11 +11,11 @@ An .npz file with Keras' arrays: --config.data.name=npz --config.data.path=mnist
 Measured at a smaller scale, on what hardware: docs/methods/mixed.md. Not an experiment of a paper.
 """
 
-from fedjax_ssl import config as configs
+from fedjax_ssl import presets
 
 
 def get_config(variant=None):
-    config = configs.mixed_federation(variant or "mixed", labelled=4, coarse=14, sets=14)
+    config = presets.mixed_federation(variant or "mixed", labelled=4, coarse=14, sets=14)
     config.rounds = 100
     config.data.name = "mnist"
     config.partition.name = "iid"

@@ -14,13 +14,14 @@ hides nine tenths of the other labels; `iid` does the same after dealing the tra
 """
 
 from fedjax_ssl import config as configs
+from fedjax_ssl import presets
 
 
 def get_config(argument="inputs,given"):
     variant, _, examples = argument.partition(",")
     if examples not in ("", "given", "hold_out", "iid"):
         raise configs.ConfigError(f"configs/npz_predict.py has no {examples!r}; it has: given, hold_out, iid")
-    config = configs.one_shot(variant, rounds=60)
+    config = presets.one_shot(variant, rounds=60)
     config.data.name = "npz"
     config.data.path = "data.npz"
     config.eval_every = 20

@@ -30,9 +30,9 @@ import numpy as np
 
 from fedjax_ssl import models, tracking
 from fedjax_ssl.command_line import use_compilation_cache
-from fedjax_ssl.config import FEDUL_METHODS
 from fedjax_ssl.data.federation.unlabelled_sets import PROTOCOLS
 from fedjax_ssl.experiment.tables import facts, load_config, markdown, positive
+from fedjax_ssl.presets import FEDUL_METHODS
 from fedjax_ssl.train import make_train, over_seeds
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"

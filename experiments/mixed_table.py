@@ -20,8 +20,8 @@ import numpy as np
 
 from fedjax_ssl import tracking
 from fedjax_ssl.command_line import use_compilation_cache
-from fedjax_ssl.config import MIXED_VARIANTS
 from fedjax_ssl.experiment.tables import facts, load_config, markdown, positive, spread, train_seeds
+from fedjax_ssl.presets import MIXED_VARIANTS
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 

@@ -28,8 +28,8 @@ import numpy as np
 
 from fedjax_ssl import data, tracking
 from fedjax_ssl.command_line import USER_ERRORS, use_compilation_cache
-from fedjax_ssl.experiment import build_method, federate, load_experiment, prediction
-from fedjax_ssl.train import run_rounds
+from fedjax_ssl.experiment import build_method, device_mesh, federate, load_experiment, prediction, prediction_settings
+from fedjax_ssl.experiment.rounds import run_rounds
 
 
 class Run(NamedTuple):
@@ -118,13 +118,15 @@ def _run(
     key = jax.random.key(seed)
     federation = federate(experiment, key)
     data.validate(federation)
-    prediction.check(experiment.config, federation)
+    asked = prediction_settings(experiment.config)
+    prediction.check(asked, federation)
     method = build_method(experiment, federation)
+    mesh = device_mesh(experiment.config.federated.devices, experiment.config.federated.reduce)
     state = jax.jit(method.init)(key, federation)
     if config.rounds:
         rounds = experiment.config.rounds
         state, _ = jax.jit(lambda state, data: run_rounds(method, key, state, data, rounds))(state, federation)
-    outcomes = prediction.summary_of(list(prediction.predict(experiment, method, state, key, federation)))
+    outcomes = prediction.summary_of(list(prediction.predict(asked, method, state, key, federation, mesh)))
     left_out = experiment.config.data.left_out_client
     what = f"{features}, {fraction:.0%} labelled, seed {seed}" if left_out is None else f"without client {left_out}"
     print(

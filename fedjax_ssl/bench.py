@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from fedjax_ssl.benchmarks import WORKLOADS, Options, measure, table
+from fedjax_ssl.checks import check_choices, check_numbers, check_whole_numbers
 from fedjax_ssl.command_line import USER_ERRORS, notes_instead_of_warnings
-from fedjax_ssl.config import ConfigError
+from fedjax_ssl.config import ConfigError, naming
 from fedjax_ssl.federated import PLACEMENTS
 from fedjax_ssl.registry import did_you_mean
 
@@ -79,16 +80,11 @@ def _names(given: str) -> list[str]:
 
 
 def _options(given: argparse.Namespace) -> Options:
-    for name, lowest in (("repeats", 1), ("rounds", 1), ("threads", 1)):
-        value = getattr(given, name)
-        if value is not None and value < lowest:
-            raise ConfigError(f"--{name} is {value}; it must be at least {lowest}")
-    for name in ("scale", "limit"):
-        value = getattr(given, name)
-        if not 0 < value < float("inf"):
-            raise ConfigError(f"--{name} is {value}; it must be a positive number")
-    if given.placement is not None and given.placement not in PLACEMENTS:
-        raise ConfigError(f"--placement is {given.placement!r}; allowed: {', '.join(PLACEMENTS)}")
+    flags = {f"--{name}": value for name, value in vars(given).items() if value is not None}
+    with naming():
+        check_whole_numbers(**{flag: flags[flag] for flag in ("--repeats", "--rounds", "--threads") if flag in flags})
+        check_numbers("(0, inf)", **{flag: flags[flag] for flag in ("--scale", "--limit")})
+        check_choices(PLACEMENTS, **{flag: flags[flag] for flag in ("--placement",) if flag in flags})
     return Options(given.repeats, given.rounds, given.scale, given.limit, given.placement, given.heap, given.threads)
 
 

@@ -1,31 +1,52 @@
-"""Checks of what methods are told; real numbers may be traced by a sweep, and those cannot be looked at."""
+"""Checks of arguments, in one wording; real numbers may be traced by a sweep, and those cannot be looked at."""
 
-from collections.abc import Mapping
+from collections.abc import Collection
+from typing import Any
 
+import numpy as np
 from jaxtyping import Array
 
+from fedjax_ssl.registry import did_you_mean
 
-def check_weights(**weights: float | Array) -> None:
-    """Raises ValueError for a negative weight; a traced one cannot be looked at."""
-    for name, weight in weights.items():
-        if isinstance(weight, (int, float)) and weight < 0:
-            raise ValueError(f"{name} is {weight}; it must be >= 0")
+
+def check_whole_numbers(lowest: int = 1, /, **numbers: Any) -> None:
+    """Raises ValueError for what is not a whole number of at least `lowest`."""
+    for name, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < lowest:
+            raise ValueError(f"{name} is {value!r}; it must be a whole number of at least {lowest}")
+
+
+def check_numbers(interval: str = "[0, inf)", /, **numbers: Any) -> None:
+    """Raises ValueError for what is not a number in an interval, nan among it; a traced number passes.
+
+    Args:
+        interval: as in mathematics, for example "[0, 1)": with 0 and without 1. inf belongs to none.
+        **numbers: by the names that a message calls them.
+    """
+    lowest, highest = map(float, interval[1:-1].split(","))
+    for name, value in numbers.items():
+        if isinstance(value, (Array, np.ndarray)):
+            continue
+        real = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+        above = real and (value > lowest or (value == lowest and interval[0] == "["))
+        if not (above and (value < highest or (value == highest and interval[-1] == "]"))):
+            half = f"of at least {lowest:g}" if interval[0] == "[" else f"above {lowest:g}"
+            where = half if highest == np.inf else f"in {interval}"
+            raise ValueError(f"{name} is {value!r}; it must be a number {where}")
+
+
+def check_weights(**weights: Any) -> None:
+    """Raises ValueError for what is not a number of at least 0; a traced one passes."""
+    check_numbers(**weights)
+
+
+def check_choices(allowed: Collection[str], /, **given: Any) -> None:
+    """Raises ValueError for what is not among the allowed names."""
+    for name, choice in given.items():
+        if choice not in allowed:
+            raise ValueError(f"{name} is {choice!r}.{did_you_mean(choice, allowed)} Allowed: {', '.join(allowed)}")
 
 
 def is_zero(weight: float | Array) -> bool:
     """Whether a weight is known to be 0; a traced one is not."""
     return isinstance(weight, (int, float)) and weight == 0
-
-
-def check_whole_numbers(lowest: int = 1, /, **numbers: int) -> None:
-    """Raises ValueError for what is not a whole number of at least `lowest`."""
-    for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
-            raise ValueError(f"{name} is {value!r}; it must be a whole number of at least {lowest}")
-
-
-def check_choices(allowed: Mapping[str, tuple[str, ...]], /, **given: str) -> None:
-    """Raises ValueError for what is not among the names allowed for it."""
-    for name, choice in given.items():
-        if choice not in allowed[name]:
-            raise ValueError(f"{name} is {choice!r}; allowed: {', '.join(allowed[name])}")

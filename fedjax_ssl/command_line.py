@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from fedjax_ssl import data, methods, processor, tracking
-from fedjax_ssl.config import ConfigError, ConfigNote
+from fedjax_ssl.config import CHOICES, ConfigError, ConfigNote, check_field
 
 USER_ERRORS = (
     ConfigError,
@@ -65,9 +65,7 @@ def use_processor(threads: int | None, devices: int | None = None) -> None:
     Raises:
         ConfigError: less than one thread.
     """
-    whole = isinstance(threads, int) and not isinstance(threads, bool)
-    if threads is not None and not (whole and threads >= 1):
-        raise ConfigError(f"config.threads is {threads!r}; it must be a whole number of at least 1, or None")
+    check_field("threads", threads)
     # A config is checked later; what makes no sense here is refused there.
     sharers = devices if isinstance(devices, int) and 1 < devices <= processor.cores() else 1
     if sharers > 1:
@@ -92,10 +90,10 @@ def explain(error: Exception) -> str:
 
 
 def describe_choices() -> str:
-    """Methods and datasets, a line each."""
+    """All that a config can name, a line each."""
     lines = []
-    for title, choices in (("methods:", methods.available()), ("datasets:", data.available())):
-        lines += [title, *(f"  {name:22}{line}" for name, line in choices.items())]
+    for registry in dict.fromkeys((methods.METHODS, *CHOICES.values())):
+        lines += [f"{registry.kind}s:", *(f"  {name:22}{line}" for name, line in registry.available().items())]
     return "\n".join(lines)
 
 

@@ -18,7 +18,7 @@ from fedjax_ssl.command_line import (
     use_processor,
 )
 from fedjax_ssl.config import ConfigError
-from fedjax_ssl.train import run
+from fedjax_ssl.experiment.run import run
 
 USAGE = "Usage: python -m fedjax_ssl.main --config FILE.py[:VARIANT] [--workdir FOLDER] [--config.FIELD=VALUE ...]"
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Experiment, for example configs/digits_xclp.py.")

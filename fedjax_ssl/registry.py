@@ -1,10 +1,129 @@
-"""What an error message says to a name that nobody knows."""
+"""What a config names and how it is built: a table per kind, with the nearest name for one that nobody knows."""
 
 import difflib
-from collections.abc import Iterable
+import importlib
+import inspect
+import types
+import typing
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
+
+Built = TypeVar("Built")
 
 
-def did_you_mean(name: object, known: Iterable[str]) -> str:
+class Option(NamedTuple):
+    """What a choice can be told beside its name."""
+
+    type: type  # as a config stores it
+    default: Any  # `inspect.Parameter.empty`: it has to be given
+
+
+class Registry(Generic[Built]):
+    """Builders of one kind by name. The parameters of a builder are the options of its choice.
+
+    A name of the form "module:function" stands for a builder of the user's own.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        builders: Mapping[str, Callable[..., Built] | tuple[Callable[..., Built], str]],
+        *,
+        leading: int = 0,
+        given: Collection[str] = (),
+        common: Mapping[str, type] = types.MappingProxyType({}),
+    ):
+        """Makes the table.
+
+        Args:
+            kind: in words, for messages.
+            builders: by name; with a line about the choice, where the beginning of its docstring is none.
+            leading: so many parameters at the front come from the package and are no options.
+            given: names of further parameters that come from the package, by those builders that have them.
+            common: options of every choice that are not its builder's, and their types.
+        """
+        self.kind, self.common = kind, common
+        pairs = {name: one if isinstance(one, tuple) else (one, _first_words(one)) for name, one in builders.items()}
+        self._builders = {name: builder for name, (builder, _) in pairs.items()}
+        self._lines = {name: line for name, (_, line) in pairs.items()}
+        self._leading, self._given = leading, given
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._builders)
+
+    def available(self) -> dict[str, str]:
+        """Names, with a line about each."""
+        return dict(self._lines)
+
+    def builder(self, name: str) -> Callable[..., Built]:
+        """The builder of a name.
+
+        Raises:
+            ValueError: nobody knows the name, or the user's own cannot be imported.
+        """
+        module, _, function = name.partition(":")
+        if function:
+            try:
+                return getattr(importlib.import_module(module), function)
+            except (ImportError, AttributeError) as error:
+                raise ValueError(f"{self.kind} {name!r} is not there: {error}") from error
+        check_known(self.kind, name, self._builders)
+        return self._builders[name]
+
+    def options(self, name: str) -> dict[str, Option]:
+        """The options of a choice, without those common to all.
+
+        Raises:
+            ValueError: as `builder`.
+        """
+        parameters = list(inspect.signature(self.builder(name), eval_str=True).parameters.values())[self._leading :]
+        return {p.name: Option(_stored(p), p.default) for p in parameters if p.name not in self._given}
+
+    def fields(self) -> dict[str, type]:
+        """The options of all choices and their types, as a section of a config has them."""
+        fields = dict(self.common)
+        for name in self:
+            fields.update({option: what.type for option, what in self.options(name).items()})
+        return fields
+
+    def takes(self, name: str, parameter: str) -> bool:
+        """Whether a choice's builder has a parameter, which may be one that the package gives."""
+        return parameter in inspect.signature(self.builder(name)).parameters
+
+    def check(self, name: str, options: Collection[str]) -> None:
+        """Raises ValueError for an unknown name, an option that the choice does not take, or a missing one."""
+        known = self.options(name)
+        for option in options:
+            if option not in known and option not in self.common:
+                hint = did_you_mean(option, known)
+                has = ", ".join((*known, *self.common)) or "none"
+                raise ValueError(f"{self.kind} {name!r} has no option {option!r}.{hint} Its options: {has}")
+        for option, (_, value) in known.items():
+            if value is inspect.Parameter.empty and option not in options:
+                raise ValueError(f"{self.kind} {name!r} needs the option {option!r}")
+
+    def build(self, name: str, /, *leading: Any, **options: Any) -> Built:
+        """Builds a choice.
+
+        Args:
+            name: one of `available()`, or "module:function".
+            *leading: what the package puts in front.
+            **options: of the choice, and what the package gives by name.
+
+        Raises:
+            ValueError: as `check`, or what the builder raises for a value.
+        """
+        self.check(name, [option for option in options if option not in self._given])
+        return self.builder(name)(*leading, **options)
+
+
+def check_known(kind: str, name: object, known: Collection[str]) -> None:
+    """Raises ValueError for a name that is not among the known ones."""
+    if name not in known:
+        raise ValueError(f"unknown {kind} {name!r}.{did_you_mean(name, known)} Available: {', '.join(known)}")
+
+
+def did_you_mean(name: object, known: Collection[str]) -> str:
     """A sentence that names the nearest known name, with a space before it; nothing where none is near.
 
     Args:
@@ -13,3 +132,23 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     """
     close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
     return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def _first_words(builder: Callable[..., Any]) -> str:
+    return " ".join((inspect.getdoc(builder) or "").split("\n\n")[0].split())
+
+
+def _stored(parameter: inspect.Parameter) -> type:
+    """The type of a config's field for a parameter: `float | Array | None` is stored as float."""
+    annotation = parameter.annotation
+    if annotation is parameter.empty and parameter.default is not parameter.empty:
+        return type(parameter.default)
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        return type(parts[0])
+    for part in parts if origin in (types.UnionType, typing.Union) else (annotation,):
+        if part in (bool, int, float, str):
+            return part
+        if typing.get_origin(part) is not None:
+            return tuple
+    return str

@@ -5,13 +5,13 @@ import signal
 import sys
 import time
 
-from fedjax_ssl import config as configs
-from fedjax_ssl import main, train
+from fedjax_ssl import main, presets
+from fedjax_ssl.experiment.rounds import Programs
 
 
 def get_config(predictors=""):
     """The experiment of the tests; this file is its config file."""
-    config = configs.digits_by_writer("fedavg", "3")
+    config = presets.digits_by_writer("fedavg", "3")
     config.rounds, config.eval_every = 8, 1
     config.data.test_clients = 9
     config.model.name = "linear"
@@ -45,7 +45,7 @@ HARMS = {
 
 def harm_after(round: int, harm: str) -> None:
     """Lets the harm happen when this round is computed and not yet recorded."""
-    advance = train._Programs.advance
+    advance = Programs.advance
 
     def advance_and_suffer(*arguments):
         row, state = advance(*arguments)
@@ -54,7 +54,7 @@ def harm_after(round: int, harm: str) -> None:
             HARMS[harm]()
         return row, state
 
-    train._Programs.advance = advance_and_suffer
+    Programs.advance = advance_and_suffer
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def test_without_json_there_is_a_table(capsys: pytest.CaptureFixture[str]) -> No
     [
         (("--workloads", "W2,w5"), ("'w5'", "Did you mean 'W5'?", *WORKLOADS)),
         (("--repeats", "0"), ("--repeats is 0", "at least 1")),
-        (("--scale", "-1"), ("--scale is -1.0", "positive")),
+        (("--scale", "-1"), ("--scale is -1.0", "above 0")),
         (("--placement", "everywhere"), ("'everywhere'", "sequential", "lanes")),
     ],
 )

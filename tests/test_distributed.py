@@ -25,8 +25,8 @@ from jax.sharding import Mesh
 from fedjax_ssl import config as configs
 from fedjax_ssl import distributed, tracking
 from fedjax_ssl.config import ConfigError
+from fedjax_ssl.experiment.run import run
 from fedjax_ssl.tracking import Checkpoints
-from fedjax_ssl.train import run
 from tests.distributed_worker import get_config
 from tests.test_resume import rows_of
 

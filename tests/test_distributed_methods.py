@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from fedjax_ssl import methods
+from fedjax_ssl.experiment.run import run
 from fedjax_ssl.experiment.tables import load_config
-from fedjax_ssl.train import run
 from tests.test_distributed import ROOT, assert_same_run, launch
 
 CONFIGS = {

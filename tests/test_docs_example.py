@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from fedjax_ssl import config as configs
-from fedjax_ssl import data
+from fedjax_ssl import data, presets
 from fedjax_ssl.experiment import build_method, federate, load_experiment
 from fedjax_ssl.train import make_train
 
@@ -45,7 +45,7 @@ def test_settings_of_the_example_are_fields_of_the_config(recipe: str) -> None:
 
 
 def test_entropy_term_makes_predictions_surer_and_the_network_learns(recipe: str) -> None:
-    config = configs.digits_by_writer(recipe, "5")
+    config = presets.digits_by_writer(recipe, "5")
     config.rounds = config.eval_every = 6
     config.method.warmup_rounds = 3
     train, experiment = make_train(config), load_experiment(config)

@@ -7,22 +7,22 @@ import sys
 import time
 from pathlib import Path
 
-from fedjax_ssl import config as configs
+from fedjax_ssl import presets
+from fedjax_ssl.experiment.run import run
 from fedjax_ssl.tracking import Checkpoints
-from fedjax_ssl.train import run
 
 ROUNDS = 10
 TIMES = ("seconds", "client_updates_per_second")
 CHILD = """
 import sys
 from tests.test_resume import experiment
-from fedjax_ssl.train import run
+from fedjax_ssl.experiment.run import run
 run(experiment(), sys.argv[1])
 """
 
 
 def experiment(**fields):
-    config = configs.digits_by_writer("network_pseudo_label", "2")
+    config = presets.digits_by_writer("network_pseudo_label", "2")
     config.rounds = ROUNDS
     config.eval_every = 1
     config.method.warmup_rounds = 3

@@ -6,18 +6,19 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import config as configs
-from fedjax_ssl import train
+from fedjax_ssl import presets
 from fedjax_ssl.experiment import build_method, federate, load_experiment
+from fedjax_ssl.experiment.rounds import Programs
 
 
 def programs(**fields):
-    config = configs.digits_by_writer("fedavg", "2")
+    config = presets.digits_by_writer("fedavg", "2")
     config.rounds, config.optimizer.local_epochs = 6, 1
     config.update_from_flattened_dict(fields)
     experiment, key = load_experiment(config), jax.random.key(0)
     federation = federate(experiment, key)
     method = build_method(experiment, federation)
-    return train._Programs(method, key, federation), jax.jit(method.init)(key, federation)
+    return Programs(method, key, federation), jax.jit(method.init)(key, federation)
 
 
 def test_after_the_first_block_nothing_is_compiled_and_nothing_is_copied_unasked():

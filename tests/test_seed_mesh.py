@@ -7,13 +7,14 @@ import pytest
 from jax.sharding import Mesh
 
 from fedjax_ssl import config as configs
-from fedjax_ssl import federated
+from fedjax_ssl import federated, presets
 from fedjax_ssl.experiment import build_method, federate, load_experiment
-from fedjax_ssl.train import describe_placement, make_train, over_seeds
+from fedjax_ssl.experiment.run import describe_placement
+from fedjax_ssl.train import make_train, over_seeds
 
 
 def config(**fields):
-    config = configs.digits_by_writer("fedavg", "2")
+    config = presets.digits_by_writer("fedavg", "2")
     config.rounds, config.eval_every, config.optimizer.local_epochs = 2, 2, 1
     config.model.name = "linear"
     config.update_from_flattened_dict({"federated.cohort_size": 5, **fields})

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import config as configs
-from fedjax_ssl.train import make_train, run
+from fedjax_ssl import presets
+from fedjax_ssl.experiment.run import run
+from fedjax_ssl.train import make_train
 
 
 def experiment(method="fedavg", **fields):
-    config = configs.digits_by_writer(method, "2")
+    config = presets.digits_by_writer(method, "2")
     config.rounds = 5
     config.eval_every = 2
     config.optimizer.local_epochs = 1

@@ -25,7 +25,7 @@ from fedjax_ssl import config as configs
 from fedjax_ssl import data, processor
 from fedjax_ssl.data.correspondence import CIFAR100_SUPERCLASS_OF, CIFAR100_SUPERCLASSES, correspondence
 from fedjax_ssl.experiment import Experiment, build_method, federate, load_experiment
-from fedjax_ssl.train import compile_block
+from fedjax_ssl.experiment.rounds import Programs
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 # image shape, classes, training examples, test examples, writers
@@ -76,7 +76,7 @@ def compile_seconds(name: str) -> float:
     method = build_method(experiment, federation)
     state = jax.eval_shape(method.init, key, federation)
     begin = time.perf_counter()
-    compile_block(method, state, key, federation, min(experiment.config.eval_every, experiment.config.rounds))
+    Programs(method, key, federation).compile(state, min(experiment.config.eval_every, experiment.config.rounds))
     return time.perf_counter() - begin
 
 

@@ -20,9 +20,10 @@ from fedjax_ssl.benchmarks.workloads import WORKLOADS, Variant, Workload
 from fedjax_ssl.command_line import map_large_buffers, use_processor
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.experiment import Experiment, build_method, federate
+from fedjax_ssl.experiment.rounds import run_rounds
 from fedjax_ssl.federated import VECTORIZED_RUNS, Choice, Method, ServerState
 from fedjax_ssl.federated.method import Metrics
-from fedjax_ssl.train import over_seeds, run_rounds
+from fedjax_ssl.train import over_seeds
 
 
 class Options(NamedTuple):

@@ -95,7 +95,6 @@ class Workload:
         config = configs.default(self.method)
         config.update_from_flattened_dict(
             {
-                "data.name": "fake",
                 "rounds": self.rounds + self.rounds_before,
                 "federated.cohort_size": self.cohort_size,
                 **self.settings,

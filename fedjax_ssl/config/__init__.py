@@ -1,41 +1,19 @@
 """What a run is told: fields with their defaults, their checks, and their resolution."""
 
-from fedjax_ssl.config.resolve import (
-    FEDUL_METHODS,
-    MIXED_VARIANTS,
-    ConfigError,
-    ConfigNote,
-    check_federated_optimizer,
-    default,
-    digits_by_writer,
-    digits_with_server,
-    get,
-    mixed_federation,
-    naming,
-    one_shot,
-    options,
-    predictors,
-    replace_number,
-    resolve,
-    unlabelled_sets,
-)
+from fedjax_ssl.config.errors import ConfigError, ConfigNote, naming
+from fedjax_ssl.config.fields import CHOICES, check_field, default
+from fedjax_ssl.config.resolve import federated_optimizer, options, predictors, replace_numbers, resolve
 
 __all__ = [
-    "FEDUL_METHODS",
-    "MIXED_VARIANTS",
+    "CHOICES",
     "ConfigError",
     "ConfigNote",
-    "check_federated_optimizer",
+    "check_field",
     "default",
-    "digits_by_writer",
-    "digits_with_server",
-    "get",
-    "mixed_federation",
+    "federated_optimizer",
     "naming",
-    "one_shot",
     "options",
     "predictors",
-    "replace_number",
+    "replace_numbers",
     "resolve",
-    "unlabelled_sets",
 ]

@@ -1,346 +1,22 @@
-"""Config defaults and validation. A config file starts from `default(method)` and changes what it needs.
+"""From a config as a file and the command line left it to one that is checked and complete."""
 
-Every section that names something (dataset, partition, supervision, model, augmentation) also lists the options that
-its choices take; None means the choice's own default. `config.method` holds the settings of its method only.
-"""
-
-import contextlib
-import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import ml_collections
-from ml_collections import config_dict
 
-from fedjax_ssl import data, methods, models
-from fedjax_ssl.federated import OPTIMIZERS, PLACEMENTS, REDUCTIONS, SCHEDULES, WEIGHTINGS
+from fedjax_ssl import methods
+from fedjax_ssl.config.errors import ConfigError, ConfigNote, naming
+from fedjax_ssl.config.fields import CHOICES, check_fields, default, get
+from fedjax_ssl.federated import FEDERATED_OPTIMIZERS, LocalSettings
 from fedjax_ssl.registry import did_you_mean
 
 PREDICTORS = ("network", "xclp", "per_client_lp")
-_INT, _FLOAT, _TEXT, _FLAG, _TUPLE = int, float, str, bool, tuple
-
-
-class ConfigError(ValueError):
-    """A setting that cannot be used; the message names the field, its value and what is allowed."""
-
-
-class ConfigNote(UserWarning):
-    """A setting that has no effect beside the others."""
-
-
-def default(method: str = "fedavg") -> ml_collections.ConfigDict:
-    """The config every experiment starts from: labels-only federated averaging on the embedded digits.
-
-    Args:
-        method: name of a method, whose settings become `config.method`.
-    """
-    config = ml_collections.ConfigDict()
-    config.seed = 0  # decides everything random: partition, labels, cohorts, batches, initial network
-    config.rounds = 100  # 0: no training, only the predictions below
-    config.eval_every = 5  # rounds between evaluations, run as one compiled call
-    config.checkpoint_every = 1  # evaluations between checkpoints; 0: only at the end
-    config.precision = "float32"  # of forward and backward passes: or "bf16", with float32 parameters
-    config.threads = config_dict.placeholder(_INT)  # of a CPU; one per core by default, 1 suits linear models
-
-    config.data = _section(
-        name="digits",
-        path=_TEXT,  # npz: the file
-        proportions=_TEXT,  # npz: class shares of its sets, a CSV file
-        root=_TEXT,  # folder for downloads and caches; $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl by default
-        download=True,
-        num_classes=_INT,  # npz: where the labels do not show all classes
-        input_max=_FLOAT,  # npz: stored value that becomes 1.0
-        standardize="auto",  # inputs by mean and deviation: of the "dataset", its "train" examples; "none"
-        mean=_TUPLE,  # ... in place of the dataset's, per channel or feature
-        std=_TUPLE,
-        size=_INT,  # fed_isic2019: height and width of the images
-        writers=_INT,  # glyphs: how many writers are drawn
-        test_clients=0,  # whole natural clients held out as test set
-        left_out_client=_INT,  # this natural client is the test set
-        test_fraction=0.0,  # share of the examples held out as test set, where the dataset has none
-        client_test_fraction=0.0,  # share of every client's examples held out as its test examples
-        validation_fraction=0.0,
-        balanced_test=False,  # each client draws test examples, equally many of every class, from the dataset's own
-    )
-    config.partition = _section(
-        name="natural",
-        num_clients=_INT,  # all natural clients by default
-        alpha=_FLOAT,
-        min_examples=_INT,
-        max_examples=_INT,
-        skip_full=_FLAG,  # dirichlet: nothing more for a client with an equal part of all examples
-        shards_per_client=_INT,
-        classes=_INT,
-        shares=_TUPLE,
-        balanced=_INT,
-        factor=_FLOAT,
-    )
-    config.supervision = _section(
-        name="all",
-        labels=_INT,
-        fraction=_FLOAT,
-        class_balanced=_FLAG,
-        classes=_INT,
-        labelled_clients=_INT,  # only so many clients keep labels
-        which=_TEXT,  # ... the "first" or "random" ones
-        correspondence=_TEXT,  # coarse, mixed: which coarse labels
-        overlap=_FLOAT,  # ... this share of them is random
-        server_labels=_INT,  # coarse: class labels at the server
-        sets=_INT,  # sets, mixed: unlabelled sets of each client
-        set_counts=_TUPLE,  # ... or of client 0, 1, ...
-        protocol=_TEXT,  # ... how sets are filled: "dealt", "drawn", "clean" or "reference"
-        shared_shares=_FLAG,  # ... all clients' sets have the same shares
-        test_prior=_TEXT,  # ... class shares at test time: "train", "uniform" or "sets"
-        noise=_FLOAT,  # ... error of the class shares that clients know
-        noise_mode=_TEXT,
-        coarse_clients=_INT,  # mixed: so many clients with coarse labels
-        set_clients=_INT,  # mixed: so many clients with sets
-    )
-    config.augment = _section(name="none", pixels=_INT, degrees=_FLOAT)
-    config.strong_augment = _section(name="none", pixels=_INT, degrees=_FLOAT, flip=_FLAG, operations=_INT)
-    config.model = _section(
-        name="mlp",
-        norm=_TEXT,
-        hidden=_TUPLE,
-        widen=_INT,  # wrn28: factor of the widths
-        activation=_TEXT,
-        weights=_TEXT,  # efficientnet_b0: pretrained weights, an .npz file
-        stochastic_depth=_FLOAT,
-        dropout=_FLAG,
-        dropout_rate=_FLOAT,
-        normalize_features=_FLAG,
-        aux_head=_FLAG,
-        stem=_TEXT,
-        lowering=_TEXT,
-    )
-    config.method = ml_collections.ConfigDict({"name": method, **methods.settings(method)})
-    config.optimizer = _section(
-        name="sgd",
-        learning_rate=0.1,
-        schedule="constant",  # or "cosine" over schedule_rounds
-        schedule_rounds=_INT,  # rounds by default
-        momentum=0.0,
-        nesterov=False,
-        weight_decay=0.0,
-        clip_norm=_FLOAT,  # largest norm of a gradient; no clipping by default
-        keep_state=False,  # clients keep momentum and the like between their rounds, instead of starting anew
-        batch_size=10,
-        local_epochs=1,
-    )
-    config.federated = _section(
-        name="fedavg",  # fedprox, scaffold, fednova, fedavgm, fedadam, fedyogi
-        cohort_size=_INT,  # clients per round; all by default
-        weighting="uniform",  # or "examples", "labelled"
-        mu=_FLOAT,  # fedprox (0.01 by default), fednova (0)
-        server_learning_rate=_FLOAT,  # scaffold, fedavgm (1 by default), fedadam, fedyogi (0.01)
-        server_momentum=0.5,  # fedavgm
-        placement="auto",  # or "sequential", "vmap", "chunked", "lanes"
-        chunk_size=_INT,  # clients at once on a device, with "chunked" or "lanes"; by default as many as fit
-        devices=_INT,  # that share each cohort; one, or all of several processes, by default
-        reduce="ordered",  # sums over devices: or "fixed", "fast"
-    )
-    config.prediction = _section(
-        predictors="",  # "network,xclp,per_client_lp": label the clients' test examples after the last round
-        features="network",  # what the graphs compare: features of the "network", or "inputs" as they are stored
-        variant="both",  # settings of the "paper", of the authors' "code", or "both"
-        unlabelled="with",  # unlabelled training examples in the graphs: "with", "without", or "both"
-        similarity="exact",  # per_client_lp: "exact" cosines or "lsh"
-        num_bits=4096,
-        num_neighbors=10,
-        alpha=0.99,
-        similarity_power=_FLOAT,  # the variant's by default, as the next two
-        label_norm=_TEXT,
-        confidence_scale=_TEXT,
-        groups=1,  # xclp: clients are cut at random into so many groups with a graph each
-        new_batch_size=_INT,  # new examples that a client brings at a time; all by default
-        neighbor_search="exact",  # xclp: or "approximate", for millions of points
-    )
-    config.distributed = _section(
-        coordinator=_TEXT,  # host:port of process 0; one process by default. Or set $FEDJAX_SSL_COORDINATOR,
-        num_processes=_INT,  # ... $FEDJAX_SSL_NUM_PROCESSES and
-        process_id=_INT,  # ... $FEDJAX_SSL_PROCESS_ID
-        auto=False,  # take the three from Slurm, Open MPI, GKE or a TPU
-        heartbeat_seconds=30,  # without a sign of life until a process counts as dead
-        shutdown_seconds=60,  # that processes wait for each other at the end
-        initialization_seconds=120,  # ... and at the start
-        stall_minutes=60.0,  # without a finished block of rounds until a process gives up; 0: never
-    )
-    return config.lock()
-
-
-def digits_by_writer(method: str, labels: str | None = None) -> ml_collections.ConfigDict:
-    """The embedded digits: 11 writers train with few labels, 3 writers that were never seen are the test.
-
-    Which writers are held out and which digits keep their label follow from the seed.
-
-    Args:
-        method: name of a method.
-        labels: labels per writer, as a config file's argument gives them ("5"); "all" keeps every label.
-
-    Raises:
-        ConfigError: `labels` is not a number.
-    """
-    config = default(method)
-    config.rounds = 80
-    config.data.test_clients = 3
-    config.optimizer.learning_rate = 0.3
-    config.optimizer.local_epochs = 5
-    count = labels or "5"
-    if count == "all":
-        config.supervision.name = "all"
-        return config
-    if not count.isdigit() or int(count) < 1:
-        raise ConfigError(f'labels per writer is {count!r}; give a number of at least 1, or "all"')
-    config.supervision.name = "per_client"
-    config.supervision.labels = int(count)
-    config.optimizer.batch_size = min(50, int(count))
-    return config
-
-
-def digits_with_server(method: str, labels: str | None = None) -> ml_collections.ConfigDict:
-    """The embedded digits with labels at the server: 11 writers train without any, 3 that were never seen are the test.
-
-    Clients and server train in turns, with SemiFL's optimizers; the learning rate and the epochs at the server are
-    larger, as there are fewer examples.
-
-    Args:
-        method: name of a method whose server trains.
-        labels: class-balanced labels at the server, as a config file's argument gives them ("20").
-
-    Raises:
-        ConfigError: `labels` is not a number.
-    """
-    count = labels or "20"
-    if not count.isdigit() or int(count) < 1:
-        raise ConfigError(f"labels at the server are {count!r}; give a number of at least 1")
-    config = default(method)
-    config.rounds = 30
-    config.data.test_clients = 3
-    config.supervision.name = "server"
-    config.supervision.labels = int(count)
-    config.method.server_epochs = 10
-    config.optimizer.learning_rate = 0.1
-    config.optimizer.schedule = "cosine"
-    config.optimizer.momentum = 0.9
-    config.optimizer.nesterov = True
-    config.optimizer.weight_decay = 5e-4
-    config.optimizer.clip_norm = 1.0
-    config.optimizer.local_epochs = 2
-    config.federated.name = "fedavgm"
-    return config
-
-
-def one_shot(variant: str, rounds: int) -> ml_collections.ConfigDict:
-    """Prediction for new examples (XCLP section 4): what all of its config files start from.
-
-    Args:
-        variant: "inputs": graphs of the inputs as they are stored, nothing is trained. "network": graphs of the
-            features of a network that FedAvg trains on the labels. In both, a fifth of every client's examples is
-            new and a tenth of the others is labelled. "left_out": features as in "network", all examples of one
-            client are new and all of the others are labelled.
-        rounds: of FedAvg, where a network is trained.
-
-    Raises:
-        ConfigError: there is no such variant.
-    """
-    predictors = {
-        "inputs": "xclp,per_client_lp",
-        "network": "network,xclp,per_client_lp",
-        "left_out": "network,xclp",  # per-client LP has no label to propagate there
-    }
-    if variant not in predictors:
-        raise ConfigError(f"there is no variant {variant!r} of this config; it has: {', '.join(predictors)}")
-    config = default("fedavg")
-    config.rounds = 0 if variant == "inputs" else rounds
-    config.prediction.predictors = predictors[variant]
-    config.prediction.features = "inputs" if variant == "inputs" else "network"
-    if variant == "left_out":
-        config.data.left_out_client = 0
-        return config
-    config.data.client_test_fraction = 0.2
-    config.supervision.name = "fraction"
-    config.supervision.fraction = 0.1
-    config.prediction.unlabelled = "both"
-    return config
-
-
-MIXED_VARIANTS = ("mixed", "channels", "labels", "labels_xclp", "coarse", "sets")
-
-
-def mixed_federation(variant: str, labelled: int, coarse: int, sets: int) -> ml_collections.ConfigDict:
-    """A federation of clients with labels, coarse labels, sets, or nothing; or what is left without some of them.
-
-    Args:
-        variant: "mixed": all of them, with channels and propagated labels. "channels": all of them, channels alone.
-            "labels": only the clients with class labels, as people do who leave out what they cannot use.
-            "labels_xclp": all others are clients without labels (FedAvg+XCLP). "coarse", "sets": only such clients.
-        labelled: clients with class labels.
-        coarse: clients with coarse labels.
-        sets: clients with sets.
-
-    Raises:
-        ConfigError: there is no such variant.
-    """
-    if variant not in MIXED_VARIANTS:
-        raise ConfigError(f"there is no variant {variant!r} of this config; it has: {', '.join(MIXED_VARIANTS)}")
-    everybody = variant in ("mixed", "channels")
-    config = default({"mixed": "mixed", "labels": "fedavg", "labels_xclp": "xclp"}.get(variant, "fedul"))
-    config.supervision.name = "mixed"
-    config.supervision.labelled_clients = labelled if everybody or variant.startswith("labels") else 0
-    config.supervision.coarse_clients = coarse if everybody or variant == "coarse" else 0
-    config.supervision.set_clients = sets if everybody or variant == "sets" else 0
-    config.supervision.which = "random"
-    return config
-
-
-FEDUL_METHODS = ("fedul", "fedpl", "fedllp", "fedllp_vat", "fedavg")
-
-
-def unlabelled_sets(argument: str | None = None) -> ml_collections.ConfigDict:
-    """Five clients with unlabelled sets, trained with Adam: what the config files of FedUL's benchmark start from.
-
-    Args:
-        argument: sets of each client, split and method, the last two if wanted: "20", "20,noniid", "20,iid,fedpl".
-            Split "noniid" gives every client two classes that it mostly has. Method "fedavg" has class labels of a
-            tenth of the examples in place of sets.
-
-    Raises:
-        ConfigError: it is none of these.
-    """
-    given = (argument or "10").split(",")
-    sets, split, method = (*given, *("10", "iid", "fedul")[len(given) :])[:3]
-    known = sets.isdigit() and int(sets) > 1 and split in ("iid", "noniid") and method in FEDUL_METHODS
-    if len(given) > 3 or not known:
-        raise ConfigError(
-            f"the argument of this config is {argument!r}; give the number of sets, at least 2, iid or noniid, and one "
-            f"of {', '.join(FEDUL_METHODS)}: for example 10,iid,fedul"
-        )
-    config = default(method)
-    config.partition.name = "iid" if split == "iid" else "majority"
-    config.partition.num_clients = 5
-    if method == "fedavg":
-        config.supervision.name = "fraction"
-        config.supervision.fraction = 0.1
-    else:
-        config.supervision.name = "sets"
-        config.supervision.sets = int(sets)
-    config.optimizer.name = "adam"
-    config.eval_every = 1
-    return config
-
-
-def _section(**fields: Any) -> ml_collections.ConfigDict:
-    """A section; a bare type stands for a field that is None until it is set."""
-    return ml_collections.ConfigDict(
-        {name: config_dict.placeholder(value) if isinstance(value, type) else value for name, value in fields.items()}
-    )
-
-
-def options(section: ml_collections.ConfigDict) -> dict[str, Any]:
-    """The options of a section that were set: everything but `name` that is not None."""
-    return {key: value for key, value in section.items() if key != "name" and value is not None}
+# Overriding one of these by another choice leaves options behind that the new one need not take.
+_DROPS_OPTIONS = ("partition", "supervision", "augment", "strong_augment", "federated")
+_TRACEABLE = ("optimizer", "federated", "method")
 
 
 def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
@@ -359,71 +35,96 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
         ConfigError: naming the field, its value and what is allowed.
     """
     resolved = ml_collections.ConfigDict(config.to_dict())
-    name = resolved.method.name
-    try:
+    name, given = resolved.method.name, resolved.method.to_dict()
+    with naming("method.name"):
         known = methods.settings(name)
-    except ValueError as error:
-        raise ConfigError(f"config.method.name: {error}") from None
     _refuse_unknown(resolved)
-    given = resolved.method.to_dict()
     resolved.method = ml_collections.ConfigDict(
         {"name": name, **{key: given.get(key, value) for key, value in known.items()}}
     )
-    for section, kind in _CHOICES.items():
-        _drop_unused(resolved, section, kind)
+    for section in CHOICES:
+        _check_options(resolved, section)
     if resolved.optimizer.schedule_rounds is None:
         resolved.optimizer.schedule_rounds = max(resolved.rounds, 1)
     if resolved.federated.devices is None:
         resolved.federated.devices = jax.device_count() if jax.process_count() > 1 else 1
-    if resolved.federated.mu is None:
-        resolved.federated.mu = 0.0 if resolved.federated.name == "fednova" else 0.01
-    if resolved.federated.server_learning_rate is None:
-        resolved.federated.server_learning_rate = 1.0 if resolved.federated.name in ("scaffold", "fedavgm") else 0.01
+    for option, (_, value) in FEDERATED_OPTIMIZERS.options(resolved.federated.name).items():
+        if resolved.federated.get(option) is None:  # a sweep replaces what is there
+            resolved.federated[option] = value
+    check_fields(resolved)
     _check_stages(resolved)
     _check_prediction(resolved)
-    for field, lowest in _LOWEST.items():
-        value = get(resolved, field)
-        if value is None and field in _CHOSEN_LATER:
-            continue
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not lowest <= value < math.inf:
-            raise ConfigError(f"config.{field} is {value!r}; it must be a finite number of at least {lowest}")
-    for field, allowed in _ALLOWED.items():
-        value = get(resolved, field)
-        if value not in allowed:
-            names = [name for name in allowed if name is not None]
-            hint = did_you_mean(value, names)
-            raise ConfigError(f"config.{field} is {value!r}.{hint} Allowed: {', '.join(names)}")
-    check_federated_optimizer(resolved)
+    federated_optimizer(resolved)
     return resolved.lock()
 
 
-def check_federated_optimizer(config: Any) -> None:
-    """What the federated optimizer takes for granted about local training.
+def options(section: Any) -> dict[str, Any]:
+    """The options of a section that were set: everything but `name` that is not None."""
+    return {key: value for key, value in section.items() if key != "name" and value is not None}
+
+
+def federated_optimizer(config: Any) -> Any:
+    """The federated optimizer that a config names.
 
     Args:
-        config: a config or a dictionary like one, in which numbers may be traced.
+        config: resolved, or a dictionary like one, in which numbers may be traced.
 
     Raises:
-        ConfigError: naming the fields.
+        ConfigError: a value that it does not take, also one of local training.
     """
-    local, server = config["optimizer"], config["federated"]
-    plain = isinstance(local["momentum"], (int, float)) and local["momentum"] == 0 and local["clip_norm"] is None
-    if server["name"] == "scaffold" and (local["name"] != "sgd" or not plain):
-        raise ConfigError(
-            "config.federated.name is 'scaffold', whose control variates are mean gradients of plain SGD, but "
-            f"config.optimizer has name={local['name']!r}, momentum={local['momentum']}, "
-            f"clip_norm={local['clip_norm']}; use config.optimizer.name='sgd', momentum=0.0 and clip_norm=None, or "
-            "another config.federated.name"
+    server, local = config["federated"], config["optimizer"]
+    taken = FEDERATED_OPTIMIZERS.options(server["name"])
+    with naming("federated"):
+        return FEDERATED_OPTIMIZERS.build(
+            server["name"],
+            LocalSettings(**{name: local[name] for name in LocalSettings._fields}),
+            **{option: server[option] for option in taken},
         )
-    shrinkage = server["mu"] * local["learning_rate"]
-    if server["name"] == "fednova" and isinstance(shrinkage, float) and shrinkage >= 1:
-        raise ConfigError(
-            f"config.federated.mu is {server['mu']} and config.optimizer.learning_rate {local['learning_rate']}; "
-            "with fednova their product must be below 1"
-        )
-    momentum = server["server_momentum"]
-    if isinstance(momentum, (int, float)) and not 0 <= momentum < 1:
-        raise ConfigError(f"config.federated.server_momentum is {momentum}; it must lie in [0, 1)")
+
+
+def replace_numbers(config: ml_collections.ConfigDict, numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """The config as a dictionary, with values, which may be traced, in place of real-valued settings.
+
+    Args:
+        config: resolved.
+        numbers: by dotted names of fields.
+
+    Raises:
+        ConfigError: there is no such field, or it is not a real number, so that it decides shapes or code.
+    """
+    replaced = config.to_dict()
+    known = sorted(
+        name for name in _fields(replaced) if name.split(".")[0] in _TRACEABLE and isinstance(get(config, name), float)
+    )
+    for field, value in numbers.items():
+        if field not in known:
+            raise ConfigError(f"hyperparameter {field!r} is no real-valued setting of this config; these are: {known}")
+        section, _, name = field.rpartition(".")
+        get(replaced, section)[name] = value
+    return replaced
+
+
+def predictors(config: ml_collections.ConfigDict) -> tuple[str, ...]:
+    """Names in `config.prediction.predictors`."""
+    return tuple(name.strip() for name in config.prediction.predictors.split(",") if name.strip())
+
+
+def _check_options(config: ml_collections.ConfigDict, section: str) -> None:
+    registry, choice = CHOICES[section], config[section]
+    with naming(section):
+        known = registry.options(choice.name)
+        if section in _DROPS_OPTIONS:
+            for option in registry.fields():
+                if option not in known and option not in registry.common and choice[option] is not None:
+                    warnings.warn(
+                        f"config.{section}.{option}={choice[option]} has no effect: {registry.kind} {choice.name!r} "
+                        "does not take it",
+                        ConfigNote,
+                        stacklevel=3,
+                    )
+                    choice[option] = None
+        taken = {*registry.fields(), *known}
+        registry.check(choice.name, [option for option in options(choice) if option in taken])
 
 
 def _check_stages(config: ml_collections.ConfigDict) -> None:
@@ -441,11 +142,6 @@ def _check_stages(config: ml_collections.ConfigDict) -> None:
             f"config.method.warmup_rounds is {warmup}; with validation data it must be a multiple of "
             f"config.eval_every ({config.eval_every}), so that the model of stage 1 is evaluated"
         )
-
-
-def predictors(config: ml_collections.ConfigDict) -> list[str]:
-    """Names in `config.prediction.predictors`."""
-    return [name.strip() for name in config.prediction.predictors.split(",") if name.strip()]
 
 
 def _check_prediction(config: ml_collections.ConfigDict) -> None:
@@ -475,11 +171,6 @@ def _check_prediction(config: ml_collections.ConfigDict) -> None:
             "config.prediction.features is 'network', whose weights config.rounds=0 leaves random; train it, give "
             "config.model.weights (efficientnet_b0), or use --config.prediction.features=inputs"
         )
-    if not 0 <= section.alpha < 1:
-        raise ConfigError(f"config.prediction.alpha is {section.alpha}; it must lie in [0, 1), for example 0.99")
-    for field, lowest in (("similarity_power", "above 0"), ("new_batch_size", "at least 1")):
-        if section[field] is not None and section[field] <= 0:
-            raise ConfigError(f"config.prediction.{field} is {section[field]}; it must be {lowest}")
     if section.neighbor_search == "approximate" and section.groups > 1:
         raise ConfigError(
             f"config.prediction.groups is {section.groups} and neighbor_search is 'approximate', which is for one "
@@ -488,13 +179,16 @@ def _check_prediction(config: ml_collections.ConfigDict) -> None:
 
 
 def _refuse_unknown(config: ml_collections.ConfigDict) -> None:
-    """A config file may unlock the config and misspell a field, which nothing would read."""
+    """A config file may unlock the config, to set options of its own choices, and misspell a field."""
     known = {field for field in _fields(default().to_dict()) if not field.startswith("method.")}
     for method in (*methods.available(), config.method.name):
         known |= {f"method.{setting}" for setting in ("name", *methods.settings(method))}
+    for section, registry in CHOICES.items():
+        with naming(section):
+            known |= {f"{section}.{option}" for option in registry.options(config[section].name)}
     for field in _fields(config.to_dict()):
         if field not in known:
-            hint = did_you_mean(f"config.{field}", (f"config.{name}" for name in known))
+            hint = did_you_mean(f"config.{field}", [f"config.{name}" for name in known])
             raise ConfigError(f"config.{field} is no field of a config.{hint}")
 
 
@@ -504,102 +198,3 @@ def _fields(config: dict[str, Any], prefix: str = "") -> Iterator[str]:
             yield from _fields(value, f"{prefix}{name}.")
         else:
             yield prefix + name
-
-
-def _drop_unused(config: ml_collections.ConfigDict, section: str, kind: str) -> None:
-    """Options of a choice that was overridden by another one: the new choice need not take them."""
-    choice = config[section]
-    accepted = data.accepted_options(kind, choice.name)
-    if accepted is None:
-        return  # no such choice: building it says which there are
-    for option in options(choice):
-        if option not in accepted:
-            warnings.warn(
-                f"config.{section}.{option}={choice[option]} has no effect: {kind} {choice.name!r} does not take it",
-                ConfigNote,
-                stacklevel=3,
-            )
-            choice[option] = None
-
-
-@contextlib.contextmanager
-def naming(section: str) -> Iterator[None]:
-    """Turns a ValueError of a room into a `ConfigError` that names the section of the config it came from."""
-    try:
-        yield
-    except ConfigError:
-        raise
-    except ValueError as error:
-        raise ConfigError(f"config.{section}: {error}") from error
-
-
-def get(config: Any, field: str) -> Any:
-    """The value of a dotted field, for example "optimizer.learning_rate"."""
-    for part in field.split("."):
-        config = config[part]
-    return config
-
-
-def replace_number(config: dict[str, Any], field: str, value: Any) -> None:
-    """Puts a value, which may be traced, in place of a real-valued setting.
-
-    Raises:
-        ConfigError: there is no such field, or it is not a real number, so that it decides shapes or code.
-    """
-    section, _, name = field.rpartition(".")
-    known = sorted(
-        name
-        for name in _fields(config)
-        if isinstance(get(config, name), float) and name.split(".")[0] in ("optimizer", "federated", "method")
-    )
-    if field not in known:
-        raise ConfigError(f"hyperparameter {field!r} is no real-valued setting of this config; these are: {known}")
-    get(config, section)[name] = value
-
-
-_CHOICES = {
-    "partition": "partition",
-    "supervision": "supervision",
-    "augment": "augmentation",
-    "strong_augment": "augmentation",
-}
-_CHOSEN_LATER = ("threads", "federated.chunk_size")  # None: it follows from the device
-_LOWEST = {
-    "seed": 0,
-    "rounds": 0,
-    "eval_every": 1,
-    "checkpoint_every": 0,
-    "threads": 1,
-    "data.test_clients": 0,
-    "data.test_fraction": 0.0,
-    "data.validation_fraction": 0.0,
-    "optimizer.learning_rate": 0.0,
-    "optimizer.schedule_rounds": 1,
-    "optimizer.weight_decay": 0.0,
-    "optimizer.batch_size": 1,
-    "optimizer.local_epochs": 1,
-    "federated.mu": 0.0,
-    "federated.server_learning_rate": 0.0,
-    "federated.chunk_size": 1,
-    "federated.devices": 1,
-    "prediction.num_bits": 1,
-    "prediction.num_neighbors": 1,
-    "prediction.groups": 1,
-}
-_ALLOWED: dict[str, tuple[str | None, ...]] = {
-    "precision": tuple(models.PRECISIONS),
-    "data.standardize": data.STANDARDIZATIONS,
-    "optimizer.name": OPTIMIZERS,
-    "optimizer.schedule": SCHEDULES,
-    "federated.name": ("fedavg", "fedprox", "scaffold", "fednova", "fedavgm", "fedadam", "fedyogi"),
-    "federated.weighting": tuple(WEIGHTINGS),
-    "federated.placement": PLACEMENTS,
-    "federated.reduce": REDUCTIONS,
-    "prediction.features": ("network", "inputs"),
-    "prediction.variant": ("paper", "code", "both"),
-    "prediction.unlabelled": ("with", "without", "both"),
-    "prediction.similarity": ("exact", "lsh"),
-    "prediction.label_norm": (None, "none", "class"),
-    "prediction.confidence_scale": (None, "none", "max"),
-    "prediction.neighbor_search": ("exact", "approximate"),
-}

@@ -3,22 +3,26 @@
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.federation.federate import federate
 from fedjax_ssl.data.federation.federated_data import FederatedData, validate
+from fedjax_ssl.data.federation.partition import PARTITIONS
 from fedjax_ssl.data.federation.report import plot_partition, report
+from fedjax_ssl.data.federation.supervision import SUPERVISIONS
 from fedjax_ssl.data.federation.weak_labels import WeakLabels
-from fedjax_ssl.data.images.augmentation import augmentation
-from fedjax_ssl.data.options import accepted_options
+from fedjax_ssl.data.images.augmentation import AUGMENTATIONS, augmentation
 from fedjax_ssl.data.sources.fetch import DatasetUnavailable
-from fedjax_ssl.data.sources.load import available, load
+from fedjax_ssl.data.sources.load import SOURCES, available, load
 from fedjax_ssl.data.standardization import STANDARDIZATIONS, normalizer, standardized
 
 __all__ = [
+    "AUGMENTATIONS",
+    "PARTITIONS",
+    "SOURCES",
     "STANDARDIZATIONS",
+    "SUPERVISIONS",
     "Dataset",
     "DatasetUnavailable",
     "FederatedData",
     "Split",
     "WeakLabels",
-    "accepted_options",
     "augmentation",
     "available",
     "federate",

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from fedjax_ssl.registry import did_you_mean
+from fedjax_ssl.checks import check_numbers
+from fedjax_ssl.registry import check_known
 
 # fmt: off
 CIFAR100_SUPERCLASSES = (
@@ -81,8 +82,7 @@ def correspondence(name: str, num_classes: int) -> Correspondence:
     Raises:
         ValueError: an unknown name, or a number of classes that the correspondence is not made for.
     """
-    if name not in _TABLE:
-        raise ValueError(f"unknown correspondence {name!r}.{did_you_mean(name, _TABLE)} Allowed: {', '.join(_TABLE)}")
+    check_known("correspondence", name, _TABLE)
     entry = _TABLE[name]
     if num_classes < 1 or (entry.num_classes is not None and num_classes != entry.num_classes):
         fitting = [other for other, one in _TABLE.items() if one.num_classes in (None, num_classes)]
@@ -106,8 +106,7 @@ def overlapping(matrix: Float[np.ndarray, "J K"], epsilon: float) -> Float[np.nd
     Raises:
         ValueError: epsilon outside [0, 1].
     """
-    if not 0 <= epsilon <= 1:
-        raise ValueError(f"the overlap of coarse classes is {epsilon}; it must be in [0, 1]")
+    check_numbers("[0, 1]", overlap=epsilon)
     return (1 - epsilon) * matrix + epsilon / matrix.shape[0]
 
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fedjax_ssl.config import ConfigError
+from fedjax_ssl.config import ConfigError, check_field
 
 # Exit codes, beside 1 (exception), 2 (mistake of the user) and 130 (Ctrl-C).
 STALLED = 3
@@ -14,7 +14,7 @@ VARIABLES = {
     "num_processes": "FEDJAX_SSL_NUM_PROCESSES",
     "process_id": "FEDJAX_SSL_PROCESS_ID",
 }
-_LOWEST = {"heartbeat_seconds": 1, "shutdown_seconds": 1, "initialization_seconds": 1, "stall_minutes": 0}
+_LIMITS = ("heartbeat_seconds", "shutdown_seconds", "initialization_seconds", "stall_minutes")
 
 
 class Settings(NamedTuple):
@@ -43,13 +43,9 @@ def settings(section: Mapping[str, Any], environment: Mapping[str, str] = os.env
     Raises:
         ConfigError: naming the field, its value and what is allowed.
     """
-    for field, lowest in _LOWEST.items():
-        value = section[field]
-        if isinstance(value, bool) or not isinstance(value, int | float) or not lowest <= value < float("inf"):
-            raise ConfigError(
-                f"config.distributed.{field} is {value!r}; it must be a finite number of at least {lowest}"
-            )
-    limits = {field: section[field] for field in _LOWEST}
+    limits = {field: section[field] for field in _LIMITS}
+    for field, value in limits.items():
+        check_field(f"distributed.{field}", value)
     given = {
         field: section[field] if section[field] is not None else environment.get(name) or None
         for field, name in VARIABLES.items()

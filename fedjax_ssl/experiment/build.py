@@ -1,4 +1,4 @@
-"""From a config to what a run is made of: dataset, federation, method."""
+"""From a resolved config to what a run is made of: dataset, federation, method. Nothing below sees the config."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 import jax
 import ml_collections
 import numpy as np
-import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import data, distributed, federated, methods, models
-from fedjax_ssl.federated import Method, Setup
+from fedjax_ssl.experiment.prediction import PredictionSettings
+from fedjax_ssl.federated import Execution, Method, Setup
 from fedjax_ssl.keys import named_key
 
 
@@ -31,17 +31,17 @@ def load_experiment(config: ml_collections.ConfigDict) -> Experiment:
         ConfigError: a setting cannot be used.
         DatasetUnavailable: the dataset is not on disk and could not be downloaded.
     """
-    resolved = configs.resolve(config)
-    section = resolved.data
-    given = {
-        name: section[name]
-        for name in ("num_classes", "input_max", "writers", "size", "proportions")
-        if section[name] is not None
-    }
+    return load_resolved(configs.resolve(config))
+
+
+def load_resolved(config: ml_collections.ConfigDict) -> Experiment:
+    """The same for a config that is resolved; raises as `load_experiment`."""
+    section = config.data
     with configs.naming("data"):
-        dataset = data.load(section.name, root=section.root, path=section.path, download=section.download, **given)
-        dataset, said = data.standardized(dataset, section.standardize, section.mean, section.std)
-    return Experiment(resolved, dataset, said)
+        given = {name: section.get(name) for name in data.SOURCES.options(section.name)}
+        places = {"root": section.root, "path": section.path, "download": section.download}
+        dataset = data.load(section.name, **places, **configs.options(given))
+        return Experiment(config, *data.standardized(dataset, section.standardize, section.mean, section.std))
 
 
 def federate(experiment: Experiment, key: Key[Array, ""]) -> data.FederatedData:
@@ -82,13 +82,19 @@ def build_method(
         hyperparameters: values that replace fields of the config, by dotted name; they may be traced.
         report: is told whenever a round is traced how its clients are placed.
     """
-    config = experiment.config.to_dict()
-    for field, value in (hyperparameters or {}).items():
-        configs.replace_number(config, field, value)
-    configs.check_federated_optimizer(config)
-    local, server = config["optimizer"], config["federated"]
+    config = configs.replace_numbers(experiment.config, hyperparameters or {})
     # What is traced may be vectorized, over any number of runs.
     alone = not hyperparameters and not _is_traced(federation)
+    execution = _execution(config["federated"], federation, alone, report)
+    setup = _setup(config, experiment.dataset, federation)
+    name = config["method"].pop("name")
+    with configs.naming("method"):
+        return federated.execute(methods.build(name, setup, **config["method"]), execution)
+
+
+def _setup(config: dict[str, Any], dataset: data.Dataset, federation: data.FederatedData) -> Setup:
+    """Model, inputs, optimizers and sizes."""
+    local, server = config["optimizer"], config["federated"]
     with configs.naming("model"):
         model = models.build(
             config["model"]["name"],
@@ -97,16 +103,17 @@ def build_method(
             **configs.options(config["model"]),
         )
         model = models.in_precision(model, config["precision"])
-    with configs.naming("augment"):
-        augment = data.augmentation(config["augment"]["name"], **configs.options(config["augment"]))
-    with configs.naming("strong_augment"):
-        strong_augment = _strong_augmentation(config["strong_augment"], experiment.dataset)
-    with configs.naming("optimizer or config.federated"):
-        setup = Setup(
+    federated_optimizer = configs.federated_optimizer(config)
+    augment, strong_augment = _augmentation("augment", config, dataset), None
+    if config["strong_augment"]["name"] != "none":
+        strong_augment = _augmentation("strong_augment", config, dataset)
+    with configs.naming("optimizer"):
+        return Setup(
             model=model,
-            normalize=data.normalizer(experiment.dataset),
+            normalize=data.normalizer(dataset),
             augment=augment,
-            federated_optimizer=_federated_optimizer(server, local),
+            strong_augment=strong_augment,
+            federated_optimizer=federated_optimizer,
             local_optimizer=federated.local_optimizer(
                 local["name"],
                 momentum=local["momentum"],
@@ -128,20 +135,54 @@ def build_method(
             weighting=server["weighting"],
             keep_optimizer=local["keep_state"],
             rounds=config["rounds"],
-            strong_augment=strong_augment,
         )
-    execution = federated.Execution(
-        placement=server["placement"],
-        chunk_size=server["chunk_size"],
-        mesh=device_mesh(experiment.config),
-        reduce=server["reduce"],
+
+
+def _execution(
+    section: Mapping[str, Any],
+    federation: data.FederatedData,
+    alone: bool,
+    report: Callable[[federated.Choice], None] | None,
+) -> Execution:
+    """On which devices and how many at a time clients train: what changes the time of a run and not its results."""
+    placement = section["placement"]
+    return Execution(
+        placement=placement,
+        chunk_size=section["chunk_size"],
+        mesh=device_mesh(section["devices"], section["reduce"]),
+        reduce=section["reduce"],
         memory=federated.device_memory() if alone or federated.vectorized_runs() else None,
-        everyone=_clients_of_known_size(federation, server["placement"]) if alone else None,
+        everyone=_clients_of_known_size(federation, placement) if alone else None,
         report=report,
     )
-    with configs.naming("method"):
-        settings = {name: value for name, value in config["method"].items() if name != "name"}
-        return federated.execute(methods.build(config["method"]["name"], setup, **settings), execution)
+
+
+def device_mesh(devices: int, reduce: str) -> Mesh | None:
+    """The devices that share the work of a run; None where it is one and sums need no devices.
+
+    Args:
+        devices: how many, over all processes.
+        reduce: how sums over devices are made.
+
+    Raises:
+        ConfigError: there are not so many, or several processes cannot share them evenly.
+    """
+    found = distributed.run_devices(devices)
+    # Fixed-point sums differ from plain ones, so that one device has to add as several do.
+    alone = len(found) == 1 and reduce != "fixed"
+    return None if alone else Mesh(np.array(found), ("clients",))
+
+
+def prediction_settings(config: ml_collections.ConfigDict) -> PredictionSettings:
+    """What a resolved config says about predictions after training."""
+    return PredictionSettings(**{**config.prediction, "predictors": configs.predictors(config)})
+
+
+def _augmentation(kind: str, config: dict[str, Any], dataset: data.Dataset) -> Callable[[Array, Array], Array]:
+    name = config[kind]["name"]
+    with configs.naming(kind):
+        stored = {"input_max": dataset.input_max} if data.AUGMENTATIONS.takes(name, "input_max") else {}
+        return data.augmentation(name, **stored, **configs.options(config[kind]))
 
 
 def _clients_of_known_size(federation: data.FederatedData, placement: str) -> federated.Client | None:
@@ -156,47 +197,8 @@ def _is_traced(federation: data.FederatedData) -> bool:
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(federation))
 
 
-def _strong_augmentation(section: Mapping[str, Any], dataset: data.Dataset) -> Callable[[Array, Array], Array] | None:
-    name = section["name"]
-    if name == "none":
-        return None
-    takes_range = "input_max" in (data.accepted_options("augmentation", name) or ())
-    stored = {"input_max": dataset.input_max} if takes_range else {}
-    return data.augmentation(name, **stored, **configs.options(section))
-
-
-def _federated_optimizer(server: Mapping[str, Any], local: Mapping[str, Any]) -> federated.FederatedOptimizer:
-    rate = server["server_learning_rate"]
-    # FedOpt's settings (Reddi et al., ICLR 2021): beta1 0.9, beta2 0.99, tau 1e-3.
-    moments = {"b1": 0.9, "b2": 0.99, "eps": 1e-3}
-    choices: dict[str, Callable[[], federated.FederatedOptimizer]] = {
-        "fedavg": federated.fedavg,
-        "fedprox": lambda: federated.fedprox(server["mu"]),
-        "scaffold": lambda: federated.scaffold(rate),
-        "fednova": lambda: federated.fednova(
-            local["momentum"], server["mu"], nesterov=local["nesterov"], adaptive=local["name"] != "sgd"
-        ),
-        "fedavgm": lambda: federated.fedopt(optax.sgd(rate, server["server_momentum"])),
-        "fedadam": lambda: federated.fedopt(optax.adam(rate, **moments)),
-        "fedyogi": lambda: federated.fedopt(optax.yogi(rate, **moments)),
-    }
-    return choices[server["name"]]()
-
-
-def device_mesh(config: ml_collections.ConfigDict) -> Mesh | None:
-    """The devices that share the work of a run; None where it is one and sums need no devices.
-
-    Raises:
-        ConfigError: there are not so many, or several processes cannot share them evenly.
-    """
-    devices = distributed.run_devices(config.federated.devices)
-    # Fixed-point sums differ from plain ones, so that one device has to add as several do.
-    alone = len(devices) == 1 and config.federated.reduce != "fixed"
-    return None if alone else Mesh(np.array(devices), ("clients",))
-
-
 def _cohort_size(given: int | None, num_clients: int) -> int:
-    if given is not None and not 1 <= given <= num_clients:
+    if given is not None and given > num_clients:
         raise configs.ConfigError(
             f"config.federated.cohort_size is {given}, but there are {num_clients} clients; allowed: 1..{num_clients}"
         )

@@ -1,11 +1,9 @@
-"""The prediction application: from a config to labels for the new examples that clients hold.
+"""The prediction application: labels for the new examples that clients hold.
 
 What a run's `config.prediction` asks for is done once, after the last round: every predictor labels all test examples
 that belong to a client, and is scored over all of them and at each client.
 """
 
-import csv
-import io
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,14 +11,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
-from fedjax_ssl import config as configs
 from fedjax_ssl import data, graph
-from fedjax_ssl.config import ConfigError
-from fedjax_ssl.experiment.build import Experiment, device_mesh
+from fedjax_ssl.config import ConfigError, naming
 from fedjax_ssl.federated import (
     Method,
     Scores,
@@ -49,6 +45,25 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+class PredictionSettings(NamedTuple):
+    """What is to be predicted and how; each field is explained in `config.prediction`."""
+
+    predictors: tuple[str, ...]
+    features: str
+    variant: str
+    unlabelled: str
+    similarity: str
+    num_bits: int
+    num_neighbors: int
+    alpha: float
+    similarity_power: float | None
+    label_norm: str | None
+    confidence_scale: str | None
+    groups: int
+    new_batch_size: int | None
+    neighbor_search: str
+
+
 class Job(NamedTuple):
     """One way of predicting."""
 
@@ -68,20 +83,16 @@ class Outcome(NamedTuple):
     neighbor_recall: float | None  # measured, where neighbours were searched approximately
 
 
-def jobs_of(config: ml_collections.ConfigDict) -> list[Job]:
-    """The ways of predicting that a config asks for, in its order.
-
-    Args:
-        config: resolved.
+def jobs_of(settings: PredictionSettings) -> list[Job]:
+    """The ways of predicting that are asked for, in the order of the predictors.
 
     Returns:
         The jobs; jobs that share a graph, which are those that differ in the variant only, stand side by side.
     """
-    section = config.prediction
-    variants = list(VARIANTS) if section.variant == "both" else [section.variant]
-    points = {"with": [True], "without": [False], "both": [True, False]}[section.unlabelled]
+    variants = list(VARIANTS) if settings.variant == "both" else [settings.variant]
+    points = {"with": [True], "without": [False], "both": [True, False]}[settings.unlabelled]
     jobs = []
-    for predictor in configs.predictors(config):
+    for predictor in settings.predictors:
         if predictor == "network":
             jobs.append(Job(predictor, None, True, predictor))
             continue
@@ -91,55 +102,56 @@ def jobs_of(config: ml_collections.ConfigDict) -> list[Job]:
     return jobs
 
 
-def check(config: ml_collections.ConfigDict, federation: data.FederatedData) -> None:
+def check(settings: PredictionSettings, federation: data.FederatedData) -> None:
     """Raises ConfigError where a prediction that is asked for makes no sense for this federation.
 
     Args:
-        config: resolved.
+        settings: which predictions.
         federation: known, not traced.
     """
-    names = configs.predictors(config)
-    if not names:
+    if not settings.predictors:
         return
     holders = np.unique(np.asarray(federation.test_client))
     holders = holders[holders >= 0]
     if not holders.size:
         raise ConfigError(
-            f"config.prediction.predictors is {config.prediction.predictors!r}, but no new example belongs to a "
+            f"config.prediction.predictors is {','.join(settings.predictors)!r}, but no new example belongs to a "
             "client. Hold some out with --config.data.client_test_fraction=0.2 or --config.data.left_out_client=0, or "
             "give them in the dataset (npz: test_inputs and test_client, with the natural partition)"
         )
     labels = np.concatenate([np.asarray(federation.num_labelled), np.zeros(federation.num_new_clients, np.int32)])
-    if "per_client_lp" in names and not labels[holders].any():
+    if "per_client_lp" in settings.predictors and not labels[holders].any():
         raise ConfigError(
             "config.prediction.predictors names per_client_lp, which labels a client's examples from this client's "
             "own labels, but no client with new examples has any, as in leave-one-client-out. Leave it out: "
             "--config.prediction.predictors=network,xclp"
         )
-    if config.prediction.groups > labels.size:
-        raise ConfigError(f"config.prediction.groups is {config.prediction.groups}; there are {labels.size} clients")
+    if settings.groups > labels.size:
+        raise ConfigError(f"config.prediction.groups is {settings.groups}; there are {labels.size} clients")
 
 
 def predict(
-    experiment: Experiment,
+    settings: PredictionSettings,
     method: Method,
     state: ServerState,
     key: Key[Array, ""],
     federation: data.FederatedData,
+    mesh: Mesh | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Outcome]:
-    """Labels the test examples of all clients in every way that the config asks for, one after another.
+    """Labels the test examples of all clients in every way that is asked for, one after another.
 
     Args:
-        experiment: config and dataset.
+        settings: which predictions.
         method: gives the network's predictions and features.
         state: of the method, after training.
         key: the run's key; projections and groups follow from it.
         federation: see `check`.
+        mesh: devices that share the search for neighbours in one graph of all clients.
         report: is told what is being done, a line for each graph.
 
     Yields:
-        One outcome per job of the config.
+        One outcome per job.
 
     Raises:
         ConfigError: a setting cannot be used.
@@ -147,7 +159,7 @@ def predict(
     num_clients = federation.num_clients + federation.num_new_clients
     truth = federation.labels[federation.test_index]
     begin = time.perf_counter()
-    for jobs, found, recalls in _predict(experiment.config, method, state, key, federation, report):
+    for jobs, found, recalls in _predict(settings, method, state, key, federation, mesh, report):
         found = jax.block_until_ready(found)
         seconds = time.perf_counter() - begin
         for job, predictions in zip(jobs, found, strict=True):
@@ -159,32 +171,34 @@ def predict(
 
 
 def _predict(
-    config: ml_collections.ConfigDict,
+    settings: PredictionSettings,
     method: Method,
     state: ServerState,
     key: Key[Array, ""],
     federation: data.FederatedData,
+    mesh: Mesh | None,
     report: Callable[[str], None],
 ) -> Iterator[tuple[list[Job], list[Predictions], list[float]]]:
     """Jobs that share a graph, what each found, and the measured recall of its searches where they are approximate."""
     key = named_key(key, "prediction")
-    for predictor, of_predictor in itertools.groupby(jobs_of(config), lambda job: job.predictor):
+    for predictor, of_predictor in itertools.groupby(jobs_of(settings), lambda job: job.predictor):
         jobs = list(of_predictor)
         if predictor == "network":
             report("predicting: network ...")
             yield jobs, [_by_network(method, state, federation)], []
             continue
-        settings = [_settings(config.prediction, job.variant) for job in jobs if job.unlabelled == jobs[0].unlabelled]
-        points, search = points_of(federation), _Search(config)
-        with configs.naming("prediction"):
-            embed = _embedding(config.prediction, method, state)
-            graph_of, num_graphs = _graphs(config.prediction, predictor, key, federation)
-            label = _labeller(config.prediction, predictor, key, federation, points, embed, search, settings)
+        variants = [_variant(settings, job.variant) for job in jobs if job.unlabelled == jobs[0].unlabelled]
+        points = points_of(federation)
+        search = _Search(settings.neighbor_search == "approximate", mesh if settings.groups == 1 else None)
+        with naming("prediction"):
+            embed = _embedding(settings.features, method, state)
+            graph_of, num_graphs = _graphs(predictor, key, federation, settings.groups)
+            label = _labeller(settings, predictor, key, federation, points, embed, search, variants)
         for unlabelled, sharing in itertools.groupby(jobs, lambda job: job.unlabelled):
             together = list(sharing)
             report(f"predicting: {', '.join(job.name for job in together)} ...")
             search.recalls.clear()
-            with configs.naming("prediction"):
+            with naming("prediction"):
                 found = predict_with_graphs(
                     federation,
                     points,
@@ -192,7 +206,7 @@ def _predict(
                     graph_of,
                     num_graphs,
                     unlabelled=unlabelled,
-                    new_batch_size=config.prediction.new_batch_size,
+                    new_batch_size=settings.new_batch_size,
                 )
             yield together, found, search.recalls
 
@@ -215,9 +229,9 @@ def _in_own_spaces(log_probs: Array, federation: data.FederatedData) -> Array:
     return jnp.asarray(labels)
 
 
-def _embedding(section: ml_collections.ConfigDict, method: Method, state: ServerState) -> Callable[[Array], Array]:
+def _embedding(features: str, method: Method, state: ServerState) -> Callable[[Array], Array]:
     """Raw inputs -> what the graphs compare."""
-    if section.features == "inputs":
+    if features == "inputs":
         return lambda inputs: inputs.reshape(inputs.shape[0], -1).astype(jnp.result_type(float))
     embed = method.embed
     if embed is None:
@@ -227,45 +241,42 @@ def _embedding(section: ml_collections.ConfigDict, method: Method, state: Server
     )
 
 
-def _settings(section: ml_collections.ConfigDict, variant: str | None) -> PropagationSettings:
-    """The settings of a variant, with what the config names itself in their place."""
+def _variant(settings: PredictionSettings, variant: str | None) -> PropagationSettings:
+    """How one propagation is done: as the variant says, but for what was set."""
     chosen = VARIANTS[variant or "paper"]
-    given = {name: section[name] for name in chosen if section[name] is not None}
-    return PropagationSettings(section.num_bits, section.num_neighbors, section.alpha, **{**chosen, **given})
+    given = {name: getattr(settings, name) for name in chosen if getattr(settings, name) is not None}
+    return PropagationSettings(settings.num_bits, settings.num_neighbors, settings.alpha, **{**chosen, **given})
 
 
-def _graphs(
-    section: ml_collections.ConfigDict, predictor: str, key: Key[Array, ""], federation: data.FederatedData
-) -> tuple[Array, int]:
+def _graphs(predictor: str, key: Key[Array, ""], federation: data.FederatedData, groups: int) -> tuple[Array, int]:
     """The graph of each client, and how many there are."""
     num_clients = federation.num_clients + federation.num_new_clients
     if predictor == "per_client_lp":
         return jnp.arange(num_clients, dtype=jnp.int32), num_clients
-    return random_groups(named_key(key, "groups"), num_clients, section.groups), section.groups
+    return random_groups(named_key(key, "groups"), num_clients, groups), groups
 
 
 def _labeller(
-    section: ml_collections.ConfigDict,
+    settings: PredictionSettings,
     predictor: str,
     key: Key[Array, ""],
     federation: data.FederatedData,
     points: Points,
     embed: Callable[[Array], Array],
     search: "_Search",
-    settings: list[PropagationSettings],
+    variants: list[PropagationSettings],
 ) -> Labeller:
     alone = predictor == "per_client_lp"
-    if alone and section.similarity == "exact":
-        return by_cosines(federation, points, embed, settings)
-    return by_codes(key, federation, points, embed, settings, neighbor_search=nearest_neighbors if alone else search)
+    if alone and settings.similarity == "exact":
+        return by_cosines(federation, points, embed, variants)
+    return by_codes(key, federation, points, embed, variants, neighbor_search=nearest_neighbors if alone else search)
 
 
 class _Search:
-    """The search for neighbours that a config asks for; keeps how many of them an approximate one found."""
+    """The search for neighbours that is asked for; keeps how many of them an approximate one found."""
 
-    def __init__(self, config: ml_collections.ConfigDict):
-        self._approximate = config.prediction.neighbor_search == "approximate"
-        self._mesh = device_mesh(config) if config.prediction.groups == 1 else None
+    def __init__(self, approximate: bool, mesh: Mesh | None):
+        self._approximate, self._mesh = approximate, mesh
         self.recalls: list[float] = []
 
     def __call__(self, codes: Array, num_bits: int, num_neighbors: int, valid: Array | None = None) -> Neighbors:
@@ -312,82 +323,3 @@ def summary_of(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
             row["neighbor_recall"] = outcome.neighbor_recall
         rows.append(row)
     return rows
-
-
-def predictions_table(experiment: Experiment, federation: data.FederatedData, outcomes: Sequence[Outcome]) -> str:
-    """CSV with a line per new example: where it is in the dataset, whose it is, its true and its predicted labels."""
-    classes = experiment.dataset.class_names
-    client = np.asarray(federation.test_client)
-    place = np.flatnonzero(client >= 0)
-    rows = np.asarray(federation.test_index)[place]
-    truth = np.asarray(federation.labels)[rows]
-    names = _client_names(experiment, federation)
-    header, columns = ["split", "row", "client", "label"], []
-    for one in outcomes:
-        header += [one.job.name, f"{one.job.name}_confidence"]
-        columns.append([_class_name(classes, label) for label in np.asarray(one.found.labels)[place]])
-        columns.append([f"{value:.4f}" for value in np.asarray(one.found.confidence)[place]])
-        if one.found.coarse is not None:
-            header.append(f"{one.job.name}_coarse")
-            found = np.asarray(one.found.coarse)[place]
-            columns.append([_class_name(federation.coarse_names, label) for label in found])
-    train = len(experiment.dataset.train)
-    lines = (
-        [
-            "train" if row < train else "test",
-            int(row if row < train else row - train),
-            names[client[where]],
-            _class_name(classes, label),
-            *(column[i] for column in columns),
-        ]
-        for i, (where, row, label) in enumerate(zip(place, rows, truth, strict=True))
-    )
-    return _csv([header, *lines])
-
-
-def clients_table(experiment: Experiment, federation: data.FederatedData, outcomes: Sequence[Outcome]) -> str:
-    """CSV with a line per client that has new examples: counts, accuracy and balanced accuracy of every outcome."""
-    client = np.asarray(federation.test_client)
-    new = np.bincount(client[client >= 0], minlength=federation.num_clients + federation.num_new_clients)
-    nothing = np.zeros(federation.num_new_clients, np.int32)
-    examples, labelled = (
-        np.concatenate([np.asarray(counts), nothing]) for counts in (federation.num_examples, federation.num_labelled)
-    )
-    names = _client_names(experiment, federation)
-    header = ["client", "training_examples", "labelled_examples", "new_examples"]
-    header += [f"{one.job.name}_{score}" for one in outcomes for score in ("accuracy", "balanced_accuracy")]
-    scores = [
-        np.asarray(values)
-        for one in outcomes
-        for values in (one.scores.client_accuracy, one.scores.client_balanced_accuracy)
-    ]
-    lines = (
-        [names[c], examples[c], labelled[c], new[c], *("" if np.isnan(s[c]) else f"{s[c]:.4f}" for s in scores)]
-        for c in np.flatnonzero(new).tolist()
-    )
-    return _csv([header, *lines])
-
-
-def _client_names(experiment: Experiment, federation: data.FederatedData) -> dict[int, str]:
-    """Names of the clients that have new examples: the dataset's where clients are natural, numbers otherwise."""
-    dataset, client = experiment.dataset, np.asarray(federation.test_client)
-    numbers, first = np.unique(client, return_index=True)
-    if experiment.config.partition.name != "natural" or dataset.train.client is None:
-        return {int(number): str(number) for number in numbers}
-    natural = dataset.train.client
-    if dataset.test is not None:
-        of_test = dataset.test.client if dataset.test.client is not None else np.full(len(dataset.test), -1, np.int32)
-        natural = np.concatenate([natural, of_test])
-    of_number = natural[np.asarray(federation.test_index)[first]]
-    known = dataset.client_names
-    return {int(n): str(i) if known is None else known[i] for n, i in zip(numbers, of_number, strict=True) if n >= 0}
-
-
-def _class_name(names: Sequence[str], label: int) -> str:
-    return names[label] if label >= 0 else ""
-
-
-def _csv(lines: Sequence[Sequence[Any]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(lines)
-    return text.getvalue()

@@ -51,6 +51,7 @@ from fedjax_ssl.federated.method import (
     never,
     no_traffic,
 )
+from fedjax_ssl.federated.optimizer_registry import FEDERATED_OPTIMIZERS, LocalSettings
 from fedjax_ssl.federated.optimizers import FederatedOptimizer, Local, Numbers, Report, Turn, fedavg, fedopt, fedprox
 from fedjax_ssl.federated.placement import PLACEMENTS, map_clients
 from fedjax_ssl.federated.reduction import REDUCTIONS
@@ -62,6 +63,7 @@ from fedjax_ssl.federated.setup import WEIGHTINGS, Setup
 __all__ = [
     "BYTES_PER_NUMBER",
     "CLIENTS_AT_ONCE",
+    "FEDERATED_OPTIMIZERS",
     "OPTIMIZERS",
     "PLACEMENTS",
     "REDUCTIONS",
@@ -80,6 +82,7 @@ __all__ = [
     "ForLog",
     "Kept",
     "Local",
+    "LocalSettings",
     "Method",
     "Network",
     "Now",

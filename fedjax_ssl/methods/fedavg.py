@@ -8,6 +8,7 @@ References:
 
 from collections.abc import Callable
 
+from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.federated import (
     Method,
     ServerState,
@@ -50,7 +51,6 @@ def after_labelled_stage(
     Raises:
         ValueError: if `warmup_rounds` is negative.
     """
-    if warmup_rounds < 0:
-        raise ValueError(f"warmup_rounds is {warmup_rounds}; it must be >= 0")
+    check_whole_numbers(0, warmup_rounds=warmup_rounds)
     stages = (labelled_stage(setup, warmup_rounds), stage) if warmup_rounds else (stage,)
     return federated_method(setup, stages, network=network)

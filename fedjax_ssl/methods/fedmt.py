@@ -53,14 +53,7 @@ from fedjax_ssl.objectives import (
     normalize_counts,
     pad_channel,
 )
-
-CHOICES = {
-    "correspondence": ("known", "estimated"),
-    "projection_examples": ("fix", "all"),
-    "gate": ("confident", "none"),
-    "fallback": ("prior", "uniform", "zero"),
-    "estimate_scope": ("client", "pooled"),
-}
+from fedjax_ssl.objectives.correspondence import FALLBACKS
 
 
 class Estimate(NamedTuple):
@@ -121,14 +114,11 @@ def fedmt(
     Raises:
         ValueError: for a setting outside these, or settings that leave nothing to train on.
     """
-    check_choices(
-        CHOICES,
-        correspondence=correspondence,
-        projection_examples=projection_examples,
-        gate=gate,
-        fallback=fallback,
-        estimate_scope=estimate_scope,
-    )
+    check_choices(("known", "estimated"), correspondence=correspondence)
+    check_choices(("fix", "all"), projection_examples=projection_examples)
+    check_choices(("confident", "none"), gate=gate)
+    check_choices(FALLBACKS, fallback=fallback)
+    check_choices(("client", "pooled"), estimate_scope=estimate_scope)
     check_weights(projection_weight=projection_weight, smoothing=smoothing)
     pooled, everybody, from_all = estimate_scope == "pooled", gate == "none", projection_examples == "all"
     if everybody and not from_all:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from fedjax_ssl.checks import check_choices, check_numbers, check_whole_numbers
 from fedjax_ssl.data import WeakLabels
 from fedjax_ssl.federated import Method, Setup, Stage, Step, Stream, Term, federated_method
 from fedjax_ssl.federated.terms import augmented_view
@@ -65,14 +66,10 @@ def fedpl(
     Raises:
         ValueError: a number outside what is allowed, or an unknown way to mix.
     """
-    if warmup_rounds < 0:
-        raise ValueError(f"fedpl: warmup_rounds is {warmup_rounds}; it must be >= 0")
-    if mix not in MIXES:
-        raise ValueError(f"fedpl: mix is {mix!r}; allowed: {', '.join(MIXES)}")
-    if isinstance(mix_alpha, (int, float)) and not mix_alpha > 0:
-        raise ValueError(f"fedpl: mix_alpha is {mix_alpha}; it must be positive")
-    if isinstance(threshold, (int, float)) and not 0 <= threshold <= 1:
-        raise ValueError(f"fedpl: threshold is {threshold}; it must be in [0, 1]")
+    check_whole_numbers(0, warmup_rounds=warmup_rounds)
+    check_choices(MIXES, mix=mix)
+    check_numbers("(0, inf)", mix_alpha=mix_alpha)
+    check_numbers("[0, 1]", threshold=threshold)
     view = augmented_view(setup, "labelled")
 
     def set_labels(step: Step) -> Array:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from fedjax_ssl.checks import check_choices, check_whole_numbers
 from fedjax_ssl.federated import (
     BYTES_PER_NUMBER,
     AtClient,
@@ -75,10 +76,8 @@ def fedsiam(
     Raises:
         ValueError: if `predict_with` is something else, `ramp_rounds` is below 1, or the network has no second head.
     """
-    if predict_with not in ("student", "teacher"):
-        raise ValueError(f"fedsiam: predict_with is {predict_with!r}; allowed: student, teacher")
-    if ramp_rounds < 1:
-        raise ValueError(f"fedsiam: ramp_rounds is {ramp_rounds}; it must be at least 1")
+    check_choices(("student", "teacher"), predict_with=predict_with)
+    check_whole_numbers(ramp_rounds=ramp_rounds)
     view = augmented_view(setup, "mixed")
 
     def init(key: Array, params: PyTree, model_state: PyTree, everyone: Client) -> Teacher:

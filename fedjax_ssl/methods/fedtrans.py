@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from fedjax_ssl.checks import check_whole_numbers
+from fedjax_ssl.checks import check_choices, check_whole_numbers
 from fedjax_ssl.data import WeakLabels
 from fedjax_ssl.federated import (
     AtServer,
@@ -74,8 +74,7 @@ def fedtrans(
         ValueError: for a setting outside these, or a network without a second head; when a round is traced, for a
             federation without coarse labels, without examples at the server, or with more weak labels than outputs.
     """
-    if finetune not in FINETUNE:
-        raise ValueError(f"finetune is {finetune!r}; allowed: {', '.join(FINETUNE)}")
+    check_choices(FINETUNE, finetune=finetune)
     check_whole_numbers(coarse_rounds=coarse_rounds)
     _check_heads(setup)
     server = server_training(setup, server_batch_size, server_epochs)

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from fedjax_ssl.checks import check_weights, is_zero
+from fedjax_ssl.checks import check_weights, check_whole_numbers, is_zero
 from fedjax_ssl.federated import (
     BYTES_PER_NUMBER,
     AtServer,
@@ -122,8 +122,7 @@ def mixed(
     check_weights(**weights)
     if all(map(is_zero, weights.values())):
         raise ValueError("mixed: all weights are 0, so there is nothing to learn from; raise one")
-    if warmup_rounds < 0:
-        raise ValueError(f"warmup_rounds is {warmup_rounds}; it must be >= 0")
+    check_whole_numbers(0, warmup_rounds=warmup_rounds)
     settings = PropagationSettings(num_bits, num_neighbors, alpha, similarity_power, label_norm, confidence_scale)
 
     def prepare(state: PyTree, round: Round) -> tuple[PseudoLabels, PyTree]:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fedjax_ssl.checks import check_choices, check_weights, check_whole_numbers, is_zero
+from fedjax_ssl.checks import check_choices, check_numbers, check_weights, check_whole_numbers, is_zero
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import (
     BYTES_PER_NUMBER,
@@ -61,16 +61,8 @@ from fedjax_ssl.methods.parts.prototype_losses import (
 )
 from fedjax_ssl.objectives import class_prototypes, mean_prototypes
 from fedjax_ssl.objectives.prototypes import DISTANCES
-from fedjax_ssl.objectives.sharpening import check_temperature
 
 TERM = "protofssl"
-_CHOICES = {
-    "distance": DISTANCES,
-    "unlabel_loss": ("ce", "mse"),
-    "proto_source": ("local_support", "global"),
-    "proto_refresh": ("end", "begin"),
-    "eval_bank": ("two_rounds", "latest"),
-}
 
 
 class State(NamedTuple):
@@ -179,14 +171,17 @@ def protofssl(
     Raises:
         ValueError: for a setting outside these.
     """
-    check_choices(_CHOICES, distance=distance, unlabel_loss=unlabel_loss, proto_source=proto_source)
-    check_choices(_CHOICES, proto_refresh=proto_refresh, eval_bank=eval_bank)
+    check_choices(DISTANCES, distance=distance)
+    check_choices(("ce", "mse"), unlabel_loss=unlabel_loss)
+    check_choices(("local_support", "global"), proto_source=proto_source)
+    check_choices(("end", "begin"), proto_refresh=proto_refresh)
+    check_choices(("two_rounds", "latest"), eval_bank=eval_bank)
     check_whole_numbers(num_support=num_support, num_query=num_query, num_unlabelled=num_unlabelled)
     check_whole_numbers(num_helpers=num_helpers, helper_interval=helper_interval)
     check_whole_numbers(keep_proto_rounds=keep_proto_rounds, min_proto_count=min_proto_count)
     check_whole_numbers(0, unlabel_round=unlabel_round, warmup_episode=warmup_episode)
     check_weights(unlabelled_weight=unlabelled_weight, proto_noise_std=proto_noise_std, l2=l2)
-    check_temperature("protofssl: temperature", temperature)
+    check_numbers("(0, inf)", temperature=temperature)
     if warmup_episode >= setup.local_epochs:
         raise ValueError(
             f"protofssl: warmup_episode is {warmup_episode}; of {setup.local_epochs} local steps "

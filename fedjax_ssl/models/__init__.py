@@ -4,9 +4,10 @@ from fedjax_ssl.models.convolution import conv2d
 from fedjax_ssl.models.model import Model, Outputs, count_parameters
 from fedjax_ssl.models.pooling import max_pool
 from fedjax_ssl.models.precision import PRECISIONS, in_precision
-from fedjax_ssl.models.registry import available, build, options
+from fedjax_ssl.models.registry import MODELS, available, build, options
 
 __all__ = [
+    "MODELS",
     "PRECISIONS",
     "Model",
     "Outputs",

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import jax
 from jaxtyping import Array, Float
 
+from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.models import lowerings
 from fedjax_ssl.models.winograd import winograd
 
@@ -102,8 +103,7 @@ def conv2d(
 
 def resolve_padding(image: tuple[int, ...], window: tuple[int, ...], stride: int, padding: Padding) -> lowerings.Pads:
     """Numbers of values before and after each spatial axis; see `conv2d` for the rules and errors."""
-    if not isinstance(stride, int) or stride < 1:
-        raise ValueError(f"stride must be a positive integer, got {stride!r}")
+    check_whole_numbers(stride=stride)
     if isinstance(padding, int) and padding >= 0:
         before = after = (padding, padding)
     elif padding == "VALID":

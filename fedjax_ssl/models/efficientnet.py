@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from fedjax_ssl.checks import check_numbers
 from fedjax_ssl.models.depthwise import depthwise_conv2d
 from fedjax_ssl.models.layers import Conv, Dropout, Kernel, Network, kaiming_fan_out, keep_mask
 from fedjax_ssl.models.model import Outputs
@@ -141,8 +142,7 @@ class EfficientNetB0(Network):
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Bool[Array, " n"] | None) -> Outputs:
-        if not 0 <= self.stochastic_depth < 1:
-            raise ValueError(f"stochastic_depth must be in [0, 1), got {self.stochastic_depth}")
+        check_numbers("[0, 1)", stochastic_depth=self.stochastic_depth)
         x = nn.silu(ConvNorm(STEM_FILTERS, 3, 2, "bn", self.lowering, name="stem")(inputs, train, mask))
         total, done = sum(stage.blocks for stage in STAGES), 0
         for i, stage in enumerate(STAGES, 1):

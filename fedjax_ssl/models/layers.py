@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from fedjax_ssl.checks import check_numbers
 from fedjax_ssl.models.convolution import conv2d
 from fedjax_ssl.models.model import Outputs
 from fedjax_ssl.models.normalization import statistics_dtype
@@ -119,8 +120,7 @@ class Dropout(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n ..."], train: bool) -> Float[Array, "n ..."]:
-        if not 0 <= self.rate < 1:
-            raise ValueError(f"dropout rate must be in [0, 1), got {self.rate}")
+        check_numbers("[0, 1)", dropout_rate=self.rate)
         if not train or self.rate == 0:
             return inputs
         keep = keep_mask(self.make_rng("dropout"), inputs.shape, self.rate)

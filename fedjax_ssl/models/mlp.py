@@ -5,6 +5,7 @@ from collections.abc import Callable
 import flax.linen as nn
 from jaxtyping import Array, Bool, Float
 
+from fedjax_ssl.checks import check_choices
 from fedjax_ssl.models.layers import Dense, Dropout, Network, lecun_normal
 from fedjax_ssl.models.model import Outputs
 from fedjax_ssl.models.normalization import Norm
@@ -37,8 +38,7 @@ class MLP(Network):
     def __call__(self, inputs: Float[Array, "n ..."], train: bool, mask: Bool[Array, " n"] | None) -> Outputs:
         if not self.hidden or any(not isinstance(width, int) or width < 1 for width in self.hidden):
             raise ValueError(f"hidden must be one or more positive integers, got {self.hidden!r}")
-        if self.activation not in ACTIVATIONS:
-            raise ValueError(f"activation={self.activation!r} is unknown; allowed: {', '.join(ACTIVATIONS)}")
+        check_choices(ACTIVATIONS, activation=self.activation)
         activation = ACTIVATIONS[self.activation]
         x = inputs.reshape(inputs.shape[0], -1)
         for i, width in enumerate(self.hidden, 1):

@@ -5,6 +5,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
+from fedjax_ssl.checks import check_choices
+
 NORMS = ("none", "bn", "gn")
 GROUPS = 32
 
@@ -111,8 +113,7 @@ class Norm(nn.Module):
     def __call__(
         self, inputs: Float[Array, "n ... c"], train: bool, mask: Bool[Array, " n"] | None
     ) -> Float[Array, "n ... c"]:
-        if self.kind not in NORMS:
-            raise ValueError(f"norm={self.kind!r} is unknown; allowed: {', '.join(NORMS)}")
+        check_choices(NORMS, norm=self.kind)
         if self.kind == "none":
             return inputs
         if self.kind == "bn":

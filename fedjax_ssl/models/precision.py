@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
+from fedjax_ssl.checks import check_choices
 from fedjax_ssl.models.model import Model, Outputs
 
 PRECISIONS = {"float32": jnp.float32, "bf16": jnp.bfloat16}
@@ -28,8 +29,7 @@ def in_precision(model: Model, precision: str) -> Model:
     Raises:
         ValueError: for another precision.
     """
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision is {precision!r}; allowed: {', '.join(PRECISIONS)}")
+    check_choices(PRECISIONS, precision=precision)
     if precision == "float32":
         return model
     dtype = PRECISIONS[precision]

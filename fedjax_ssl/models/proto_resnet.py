@@ -4,6 +4,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from fedjax_ssl.checks import check_choices
 from fedjax_ssl.models.layers import Conv, Network, lecun_normal, unit_length
 from fedjax_ssl.models.model import Outputs
 from fedjax_ssl.models.normalization import NORMS, Norm
@@ -53,8 +54,7 @@ class Trunk(nn.Module):
                 f"models 'resnet8' and 'resnet9' need square images of 8x8 or more, got {inputs.shape[1:]}; pad or "
                 "resize them, or use model 'cnn' or 'mlp'"
             )
-        if self.norm not in (*NORMS, "sbn"):
-            raise ValueError(f"norm={self.norm!r} is unknown; allowed: {', '.join(NORMS)}, sbn")
+        check_choices((*NORMS, "sbn"), norm=self.norm)
         pools = LARGE_POOLS if inputs.shape[1] >= LARGE_SIDE else POOLS
 
         def block(x: Array, number: int, filters: int, pool: int = 1) -> Array:

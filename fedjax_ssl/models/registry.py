@@ -1,11 +1,11 @@
 """Networks by name."""
 
-import dataclasses
 from typing import Any
 
 import flax.linen as nn
 import jax
 
+from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.models.cnn import CNN
 from fedjax_ssl.models.cnn13 import CNN13
 from fedjax_ssl.models.efficientnet import EfficientNetB0
@@ -17,31 +17,26 @@ from fedjax_ssl.models.pretrained import LAYERS, pretrained
 from fedjax_ssl.models.proto_resnet import ResNet8, ResNet9
 from fedjax_ssl.models.resnet import ResNet18
 from fedjax_ssl.models.wide_resnet import WideResNet28
-from fedjax_ssl.registry import did_you_mean
+from fedjax_ssl.registry import Registry
 
-_NETWORKS: dict[str, tuple[type[nn.Module], str]] = {
-    "linear": (Linear, "softmax regression on the flattened input"),
-    "mlp": (MLP, "fully connected network, one hidden layer of 128 by default"),
-    "cnn": (CNN, "two 3x3 convolutions and 128 hidden units, the FEMNIST benchmarks' network"),
-    "cnn13": (CNN13, "nine weight-normalised convolutions, the CIFAR network of XCLP"),
-    "mnist_cnn": (MnistCNN, "three 5x5 convolutions and two hidden layers, the MNIST network of FedUL"),
-    "resnet18": (ResNet18, "residual network, stem='cifar', stem='imagenet' or stem='imagenet_unpooled'"),
-    "wrn28": (WideResNet28, "wide residual network WRN-28-k, widen=2 by default, the CIFAR network of SemiFL"),
-    "resnet8": (ResNet8, "eight convolutions without a head, the embedding network of ProtoFSSL"),
-    "resnet9": (ResNet9, "the same with a dense head, the network of ProtoFSSL's baselines"),
-    "efficientnet_b0": (EfficientNetB0, "EfficientNet-B0, from torchvision's weights with weights='an .npz file'"),
-}
-
-
-def available() -> dict[str, str]:
-    """Names that `build` knows, each with one line of description."""
-    return {name: description for name, (_, description) in _NETWORKS.items()}
-
-
-def options(name: str) -> list[str]:
-    """What `build` takes for the network `name`, one of `available()`, beside the number of classes and the shape."""
-    network = _NETWORKS[name][0]
-    return [f.name for f in dataclasses.fields(network) if f.name not in ("num_classes", "parent", "name")]
+MODELS: Registry[nn.Module] = Registry(
+    "model",
+    {
+        "linear": (Linear, "softmax regression on the flattened input"),
+        "mlp": (MLP, "fully connected network, one hidden layer of 128 by default"),
+        "cnn": (CNN, "two 3x3 convolutions and 128 hidden units, the FEMNIST benchmarks' network"),
+        "cnn13": (CNN13, "nine weight-normalised convolutions, the CIFAR network of XCLP"),
+        "mnist_cnn": (MnistCNN, "three 5x5 convolutions and two hidden layers, the MNIST network of FedUL"),
+        "resnet18": (ResNet18, "residual network, stem='cifar', stem='imagenet' or stem='imagenet_unpooled'"),
+        "wrn28": (WideResNet28, "wide residual network WRN-28-k, widen=2 by default, the CIFAR network of SemiFL"),
+        "resnet8": (ResNet8, "eight convolutions without a head, the embedding network of ProtoFSSL"),
+        "resnet9": (ResNet9, "the same with a dense head, the network of ProtoFSSL's baselines"),
+        "efficientnet_b0": (EfficientNetB0, "EfficientNet-B0, from torchvision's weights with weights='an .npz file'"),
+    },
+    given=("num_classes", "parent", "name"),
+)
+available = MODELS.available  # () -> names that `build` knows, each with a line about it
+options = MODELS.options  # name -> what `build` takes for it
 
 
 def build(name: str, *, num_classes: int, input_shape: tuple[int, ...], **given: Any) -> Model:
@@ -61,23 +56,13 @@ def build(name: str, *, num_classes: int, input_shape: tuple[int, ...], **given:
         ValueError: unknown name or option, a value or input shape that the network cannot work with, or a
             file of weights that does not fit it.
     """
-    if name not in _NETWORKS:
-        raise ValueError(f"unknown model {name!r}.{did_you_mean(name, _NETWORKS)} Allowed: {', '.join(_NETWORKS)}")
-    network = _NETWORKS[name][0]
-    allowed = options(name)
-    for option in given:
-        if option not in allowed:
-            raise ValueError(
-                f"model {name!r} has no option {option!r}.{did_you_mean(option, allowed)} Allowed: {', '.join(allowed)}"
-            )
-    if not isinstance(num_classes, int) or num_classes < 1:
-        raise ValueError(f"num_classes must be a positive integer, got {num_classes!r}")
+    check_whole_numbers(num_classes=num_classes)
     input_shape = tuple(input_shape)
     if not input_shape or any(size < 1 for size in input_shape):
         raise ValueError(f"input_shape must be one or more positive integers, got {input_shape}")
     hashable = {option: tuple(value) if isinstance(value, list) else value for option, value in given.items()}
-    module = network(num_classes=num_classes, **hashable)
+    module = MODELS.build(name, num_classes=num_classes, **hashable)
     model = from_linen(module, input_shape, getattr(module, "needs_key", False))
     jax.eval_shape(model.init, jax.random.key(0))  # a shape or value that does not fit is an error here, not later
     weights = getattr(module, "weights", None)
-    return pretrained(model, weights, LAYERS[name]()) if weights else model
+    return pretrained(model, weights, LAYERS[name]()) if weights and name in LAYERS else model

@@ -4,6 +4,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from fedjax_ssl.checks import check_choices
 from fedjax_ssl.models.layers import Conv, Dropout, Network, kaiming_fan_out
 from fedjax_ssl.models.model import Outputs
 from fedjax_ssl.models.normalization import Norm
@@ -87,8 +88,7 @@ class ResNet18(Network):
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Bool[Array, " n"] | None) -> Outputs:
-        if self.stem not in STEMS:
-            raise ValueError(f"stem={self.stem!r} is unknown; allowed: {', '.join(STEMS)}")
+        check_choices(STEMS, stem=self.stem)
         size, stride = (3, 1) if self.stem == "cifar" else (7, 2)
         x = nn.relu(ConvNorm(64, size, stride, self.norm, self.lowering, name="stem")(inputs, train, mask))
         if self.stem == "imagenet":

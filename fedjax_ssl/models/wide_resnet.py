@@ -4,6 +4,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.models.layers import Conv, Network, kaiming_fan_out, torch_uniform
 from fedjax_ssl.models.model import Outputs
 from fedjax_ssl.models.normalization import Norm
@@ -57,8 +58,7 @@ class WideResNet28(Network):
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Bool[Array, " n"] | None) -> Outputs:
-        if not isinstance(self.widen, int) or self.widen < 1:
-            raise ValueError(f"widen={self.widen!r} is no width; it must be a whole number of at least 1")
+        check_whole_numbers(widen=self.widen)
         x = _conv(16, 3, 1, self.norm, self.lowering, "stem")(inputs)
         for group, filters in enumerate((16, 32, 64), 1):
             for block in range(1, _BLOCKS_PER_GROUP + 1):

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from fedjax_ssl.checks import check_choices
 from fedjax_ssl.objectives.float_range import at_least_float32
 
 FALLBACKS = ("prior", "uniform", "zero")
@@ -61,8 +62,7 @@ def normalize_counts(
     Raises:
         ValueError: an unknown fallback.
     """
-    if fallback not in FALLBACKS:
-        raise ValueError(f"fallback is {fallback!r}; it must be one of {', '.join(map(repr, FALLBACKS))}.")
+    check_choices(FALLBACKS, fallback=fallback)
     total = jnp.sum(label_counts)
     uniform = jnp.full_like(label_counts, 1.0 / label_counts.shape[0])
     prior = jnp.where(total > 0, label_counts / jnp.maximum(total, 1.0), uniform)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from fedjax_ssl.checks import check_numbers
 from fedjax_ssl.objectives.cross_entropy import batch_cross_entropy
 
 ATTEMPTS = 64  # a try fails with a chance of 1/2 at most where alpha <= 1
@@ -18,10 +19,8 @@ def mixup_share(key: Key[Array, ""], alpha: float | Float[Array, ""]) -> Float[A
     Raises:
         ValueError: a known alpha that is not positive.
     """
-    known = isinstance(alpha, (int, float))
-    if known and not alpha > 0:
-        raise ValueError(f"alpha of mixup is {alpha}; it must be positive, for example 0.75.")
-    if not known or alpha > 1:
+    check_numbers("(0, inf)", alpha=alpha)
+    if not isinstance(alpha, (int, float)) or alpha > 1:
         return jax.random.beta(key, alpha, alpha, dtype=jnp.result_type(float))
     tries = jax.random.uniform(key, (ATTEMPTS, 2), minval=float(jnp.finfo(jnp.float32).tiny)) ** (1.0 / alpha)
     total = jnp.sum(tries, axis=1)

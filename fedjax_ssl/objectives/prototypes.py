@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from fedjax_ssl.checks import check_choices, check_numbers
 from fedjax_ssl.objectives.float_range import at_least_float32, most_negative
-from fedjax_ssl.objectives.sharpening import check_temperature
 
 DISTANCES = ("sq_euclidean", "mean_sq", "euclidean")
 ROOT_FLOOR = 1e-12  # the root has an infinite slope at 0
@@ -55,9 +55,8 @@ def prototype_log_probs(
     Raises:
         ValueError: an unknown distance, or a temperature that is known not to be positive.
     """
-    if distance not in DISTANCES:
-        raise ValueError(f"distance is {distance!r}; it must be one of {', '.join(map(repr, DISTANCES))}.")
-    check_temperature("temperature", temperature)
+    check_choices(DISTANCES, distance=distance)
+    check_numbers("(0, inf)", temperature=temperature)
     embeddings = at_least_float32(embeddings)
     centers = jnp.where(present[:, None], prototypes, jnp.zeros_like(prototypes)).astype(embeddings.dtype)
     if distance == "euclidean":
@@ -121,7 +120,7 @@ def helper_pseudo_labels(
     Raises:
         ValueError: an unknown distance, or a temperature or sharpening that is known not to be positive.
     """
-    check_temperature("sharpening", sharpening)
+    check_numbers("(0, inf)", sharpening=sharpening)
     filled, known = fill_missing_prototypes(helper_prototypes, helper_present)
     counted = jnp.any(helper_present, axis=1)
     by_helper = jax.vmap(lambda own: prototype_log_probs(embeddings, own, known, temperature, distance=distance))(

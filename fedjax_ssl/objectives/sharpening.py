@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from fedjax_ssl.checks import check_numbers
 from fedjax_ssl.objectives.float_range import most_negative
 
 
@@ -19,13 +20,7 @@ def sharpen(probs: Float[Array, "n K"], temperature: float | Float[Array, ""]) -
     Raises:
         ValueError: a known temperature that is not positive.
     """
-    check_temperature("temperature", temperature)
+    check_numbers("(0, inf)", temperature=temperature)
     positive = probs > 0
     log_probs = jnp.log(jnp.where(positive, probs, jnp.ones_like(probs)))
     return jax.nn.softmax(jnp.where(positive, log_probs / temperature, most_negative(probs)))
-
-
-def check_temperature(name: str, temperature: float | Float[Array, ""]) -> None:
-    """Raises unless a temperature that is a Python number is positive; arrays may be traced and are not looked at."""
-    if isinstance(temperature, (int, float)) and not temperature > 0:
-        raise ValueError(f"{name} is {temperature}; it must be positive, for example 0.5.")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import config as configs
-from fedjax_ssl import data, methods
+from fedjax_ssl import data, methods, presets
 from fedjax_ssl.experiment import Experiment, federate
 
 FILES = sorted((Path(__file__).parents[2] / "configs").glob("*.py"))
@@ -32,7 +32,7 @@ def test_every_config_file_resolves(path):
 def test_there_is_a_digits_config_for_every_method():
     """The baselines of FedUL, and fedtrans of FedMT, are variants of their configs."""
     found = {path.stem.removeprefix("digits_") for path in FILES if path.stem.startswith("digits_")}
-    assert found | {*configs.FEDUL_METHODS, "fedtrans"} == {*methods.available(), "predict"}
+    assert found | {*presets.FEDUL_METHODS, "fedtrans"} == {*methods.available(), "predict"}
 
 
 def test_cifar10_variants_follow_the_spec():
@@ -94,11 +94,11 @@ def test_resolving_fills_in_what_depends_on_other_fields_and_locks():
 @pytest.mark.parametrize("labels", ["0", "-1", "many"])
 def test_labels_per_writer_must_be_a_number(labels):
     with pytest.raises(configs.ConfigError, match="labels per writer"):
-        configs.digits_by_writer("fedavg", labels)
+        presets.digits_by_writer("fedavg", labels)
 
 
 def test_a_run_that_ends_within_stage_1_is_noted():
-    config = configs.digits_by_writer("xclp")
+    config = presets.digits_by_writer("xclp")
     config.rounds, config.method.warmup_rounds = 3, 3
     with pytest.warns(configs.ConfigNote, match="stage 1 alone takes 3"):
         configs.resolve(config)
@@ -110,7 +110,7 @@ def test_a_run_that_ends_within_stage_1_is_noted():
 
 
 def test_with_validation_data_the_model_of_stage_1_has_to_be_evaluated():
-    config = configs.digits_by_writer("xclp")
+    config = presets.digits_by_writer("xclp")
     config.method.warmup_rounds, config.data.validation_fraction = 7, 0.1
     with pytest.raises(configs.ConfigError, match="multiple of"):
         configs.resolve(config)

@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import pytest
 
 from fedjax_ssl import config as configs
+from fedjax_ssl import presets
 from fedjax_ssl.experiment import build_method, federate, load_experiment
 
 
 def config_with(**fields):
-    config = configs.digits_by_writer("fedavg", "2")
+    config = presets.digits_by_writer("fedavg", "2")
     config.update_from_flattened_dict(fields)
     return config
 
@@ -20,22 +21,30 @@ def federation():
 
 
 @pytest.mark.parametrize(
-    ("name", "mu", "rate"),
+    ("name", "settings"),
     [
-        ("fedprox", 0.01, 0.01),
-        ("fednova", 0.0, 0.01),
-        ("scaffold", 0.01, 1.0),
-        ("fedavgm", 0.01, 1.0),
-        ("fedadam", 0.01, 0.01),
+        ("fedavg", {}),
+        ("fedprox", {"mu": 0.01}),
+        ("fednova", {"mu": 0.0}),
+        ("scaffold", {"server_learning_rate": 1.0}),
+        ("fedavgm", {"server_learning_rate": 1.0, "server_momentum": 0.5}),
+        ("fedadam", {"server_learning_rate": 0.01}),
     ],
 )
-def test_defaults_follow_the_name(name: str, mu: float, rate: float) -> None:
-    resolved = configs.resolve(config_with(**{"federated.name": name}))
-    assert (resolved.federated.mu, resolved.federated.server_learning_rate) == (mu, rate)
-    given = configs.resolve(
-        config_with(**{"federated.name": name, "federated.mu": 0.5, "federated.server_learning_rate": 0.3})
-    )
-    assert (given.federated.mu, given.federated.server_learning_rate) == (0.5, 0.3)
+def test_defaults_follow_the_name(name: str, settings: dict[str, float]) -> None:
+    def resolved(**fields):
+        section = configs.resolve(config_with(**{"federated.name": name, **fields})).federated
+        found = {setting: section[setting] for setting in ("mu", "server_learning_rate", "server_momentum")}
+        return {setting: value for setting, value in found.items() if value is not None}
+
+    assert resolved() == settings
+    assert resolved(**{f"federated.{setting}": 0.3 for setting in settings}) == dict.fromkeys(settings, 0.3)
+
+
+def test_a_setting_that_the_optimizer_does_not_take_is_noted():
+    with pytest.warns(configs.ConfigNote, match=r"federated\.mu=0\.3 has no effect: federated optimizer 'fedadam'"):
+        resolved = configs.resolve(config_with(**{"federated.name": "fedadam", "federated.mu": 0.3}))
+    assert resolved.federated.mu is None
 
 
 @pytest.mark.parametrize(
@@ -43,12 +52,16 @@ def test_defaults_follow_the_name(name: str, mu: float, rate: float) -> None:
     [
         (
             {"federated.name": "scaffold", "optimizer.name": "adam"},
-            r"config\.federated\.name is 'scaffold'.*config\.optimizer has name='adam', momentum=0\.0.*name='sgd'",
+            r"config\.federated: scaffold's .*config\.optimizer has name='adam', momentum=0\.0.*name='sgd'",
         ),
         ({"federated.name": "scaffold", "optimizer.momentum": 0.9}, "has name='sgd', momentum=0.9"),
         ({"federated.name": "scaffold", "optimizer.clip_norm": 1.0}, "clip_norm=1.0; use .*clip_norm=None"),
-        ({"federated.name": "fednova", "federated.mu": 10.0}, r"federated\.mu is 10\.0 .* product must be below 1"),
-        ({"federated.server_momentum": 1.0}, r"server_momentum is 1\.0; it must lie in \[0, 1\)"),
+        ({"federated.name": "fednova", "federated.mu": 10.0}, r"federated: mu is 10\.0 .* product must be below 1"),
+        ({"federated.name": "fedavgm", "federated.server_momentum": 1.0}, r"server_momentum is 1\.0; .* in \[0, 1\)"),
+        (
+            {"federated.name": "fedprox", "federated.mu": float("nan")},
+            r"config\.federated\.mu is nan; .* of at least 0",
+        ),
         ({"federated.name": "scafold"}, "Did you mean 'scaffold'"),
     ],
 )
@@ -57,10 +70,9 @@ def test_what_does_not_go_together_is_refused(fields, message: str) -> None:
         configs.resolve(config_with(**fields))
 
 
-def test_a_gradient_norm_to_clip_at_must_be_positive(federation) -> None:
-    experiment = load_experiment(config_with(**{"optimizer.clip_norm": 0.0}))
-    with pytest.raises(configs.ConfigError, match=r"config\.optimizer.*clip_norm is 0\.0; it must be positive"):
-        build_method(experiment, federation)
+def test_a_gradient_norm_to_clip_at_must_be_positive() -> None:
+    with pytest.raises(configs.ConfigError, match=r"config\.optimizer\.clip_norm is 0\.0; .* a number above 0"):
+        configs.resolve(config_with(**{"optimizer.clip_norm": 0.0}))
 
 
 def test_a_traced_momentum_is_refused_where_there_must_be_none(federation) -> None:

@@ -58,14 +58,14 @@ def test_overlap_mixes_with_the_uniform_distribution() -> None:
     np.testing.assert_array_equal(overlapping(matrix, 0.0), matrix)
     np.testing.assert_allclose(overlapping(matrix, 0.2)[:, 3], [0.1, 0.9])
     np.testing.assert_allclose(overlapping(correspondence("case", 62).matrix, 1.0), 1 / 36)
-    with pytest.raises(ValueError, match=r"is 1\.5; it must be in \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"overlap is 1\.5; it must be a number in \[0, 1\]"):
         overlapping(matrix, 1.5)
 
 
 @pytest.mark.parametrize(
     ("name", "num_classes", "message"),
     [
-        ("paritty", 10, "unknown correspondence 'paritty'. Did you mean 'parity'.*Allowed: identity, parity"),
+        ("paritty", 10, "unknown correspondence 'paritty'. Did you mean 'parity'.*Available: identity, parity"),
         ("parity", 62, "'parity' is for 10 classes, the data has 62; for 62 there are: identity, case, kind"),
         ("superclass", 10, "'superclass' is for 100 classes, the data has 10; for 10 .* parity, shape, halves"),
         ("identity", 0, "'identity' is for one or more classes, the data has 0"),

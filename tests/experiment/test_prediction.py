@@ -6,15 +6,16 @@ import json
 import numpy as np
 import pytest
 
-from fedjax_ssl import config as configs
+from fedjax_ssl import presets
 from fedjax_ssl.config import ConfigError
+from fedjax_ssl.experiment import prediction_settings
 from fedjax_ssl.experiment.prediction import jobs_of
+from fedjax_ssl.experiment.run import run
 from fedjax_ssl.tracking import ConfigMismatch
-from fedjax_ssl.train import run
 
 
 def quick(variant="inputs"):
-    config = configs.one_shot(variant, rounds=2)
+    config = presets.one_shot(variant, rounds=2)
     config.eval_every = 1
     config.optimizer.local_epochs = 1
     config.prediction.num_bits = 128
@@ -145,12 +146,16 @@ def test_an_approximate_search_says_how_many_neighbours_it_found(features, tmp_p
 
 
 def test_ways_of_predicting_have_names_of_their_own():
-    config = configs.one_shot("network", rounds=1)
-    names = [job.name for job in jobs_of(config)]
+    config = presets.one_shot("network", rounds=1)
+    names = [job.name for job in jobs_of(prediction_settings(config))]
     assert names[:4] == ["network", "xclp_paper", "xclp_code", "xclp_paper_labelled"]
     assert len(set(names)) == len(names) == 9
     config.prediction.variant, config.prediction.unlabelled = "paper", "without"
-    assert [job.name for job in jobs_of(config)] == ["network", "xclp_labelled", "per_client_lp_labelled"]
+    assert [job.name for job in jobs_of(prediction_settings(config))] == [
+        "network",
+        "xclp_labelled",
+        "per_client_lp_labelled",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -164,9 +169,15 @@ def test_ways_of_predicting_have_names_of_their_own():
         ({"prediction.groups": 99}, "config.prediction.groups is 99; there are 14 clients"),
         ({"prediction.predictors": "xclp, xclp"}, "names one of them twice"),
         ({"prediction.features": "network"}, "whose weights config.rounds=0 leaves random"),
-        ({"prediction.alpha": 1.0}, "config.prediction.alpha is 1.0; it must lie in [0, 1)"),
-        ({"prediction.similarity_power": -1.0}, "config.prediction.similarity_power is -1.0; it must be above 0"),
-        ({"prediction.new_batch_size": 0}, "config.prediction.new_batch_size is 0; it must be at least 1"),
+        ({"prediction.alpha": 1.0}, "config.prediction.alpha is 1.0; it must be a number in [0, 1)"),
+        (
+            {"prediction.similarity_power": -1.0},
+            "prediction.similarity_power is -1.0; it must be a number above 0",
+        ),
+        (
+            {"prediction.new_batch_size": 0},
+            "prediction.new_batch_size is 0; it must be a whole number of at least 1",
+        ),
         ({"prediction.similarity": "exakt"}, "config.prediction.similarity is 'exakt'. Did you mean 'exact'?"),
         ({"prediction.label_norm": "clas"}, "config.prediction.label_norm is 'clas'. Did you mean 'class'?"),
         ({"prediction.confidence_scale": "client_max"}, "config.prediction.confidence_scale is 'client_max'"),
@@ -189,7 +200,7 @@ def test_what_makes_no_sense_is_refused(changes, message, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:Clients .* do not tell all classes apart")
 def test_clients_with_coarse_labels_get_predictions_in_their_own_space_too(tmp_path):
-    config = configs.mixed_federation("channels", labelled=2, coarse=4, sets=3)
+    config = presets.mixed_federation("channels", labelled=2, coarse=4, sets=3)
     config.rounds = config.eval_every = 1
     config.supervision.labels, config.supervision.sets = 10, 5
     config.supervision.correspondence = None  # parity, by default

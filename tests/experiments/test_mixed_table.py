@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedjax_ssl import config as configs
+from fedjax_ssl import presets
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,7 +29,7 @@ def test_the_table_runs_and_leaves_table_and_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["digits_mixed", "mnist_mixed"])
 def test_every_variant_has_its_clients(name: str) -> None:
     get_config = runpy.run_path(str(ROOT / "configs" / f"{name}.py"))["get_config"]
-    for variant in configs.MIXED_VARIANTS:
+    for variant in presets.MIXED_VARIANTS:
         config = configs.resolve(get_config(variant)).supervision
         counts = (config.labelled_clients, config.coarse_clients, config.set_clients)
         kinds = {"labels": (1, 0, 0), "labels_xclp": (1, 0, 0), "coarse": (0, 1, 0), "sets": (0, 0, 1)}

@@ -42,9 +42,9 @@ def test_means_deviations_and_paired_orderings(script: dict) -> None:
 def test_what_was_run_is_kept_when_the_next_run_fails(script: dict, tmp_path: Path, capsys) -> None:
     config = tmp_path / "one_predict.py"
     config.write_text(
-        "from fedjax_ssl import config as configs\n"
+        "from fedjax_ssl import presets\n"
         "def get_config(variant):\n"
-        "    config = configs.one_shot(variant, rounds=0)\n"
+        "    config = presets.one_shot(variant, rounds=0)\n"
         "    config.prediction.update(predictors='xclp', num_bits=64, unlabelled='with')\n"
         "    return config\n"
     )

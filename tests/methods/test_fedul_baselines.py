@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from fedjax_ssl import config as configs
-from fedjax_ssl import methods
+from fedjax_ssl import methods, presets
 from fedjax_ssl.data import FederatedData, WeakLabels
 from fedjax_ssl.federated import Client, Now, Step, Stream
 from fedjax_ssl.methods.fedllp import local_epochs_done, set_per_step
@@ -226,14 +226,14 @@ def test_perturbed_passes_leave_the_running_batch_statistics_alone() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("fedpl", {"mix": "images"}, "mix is 'images'; allowed: inputs, logits"),
+        ("fedpl", {"mix": "images"}, "mix is 'images'.* Allowed: inputs, logits"),
         ("fedpl", {"warmup_rounds": -1}, "warmup_rounds is -1"),
         ("fedpl", {"threshold": 40.0}, "threshold is 40.0"),
         ("fedpl", {"mix_alpha": 0.0}, "mix_alpha is 0.0"),
         ("fedpl", {"l1": -0.1}, "l1 is -0.1"),
         ("fedllp", {"l1": -0.1}, "l1 is -0.1"),
         ("fedllp", {"set_size": -3}, "set_size is -3"),
-        ("fedllp_vat", {"rampup": "never"}, "rampup is 'never'; allowed: run, per_epoch"),
+        ("fedllp_vat", {"rampup": "never"}, "rampup is 'never'.* Allowed: run, per_epoch"),
         ("fedllp_vat", {"ramp_epochs": 0}, "ramp_epochs is 0"),
         ("fedllp_vat", {"vat_radius": -1.0}, "vat_radius is -1.0"),
     ],
@@ -253,12 +253,12 @@ def test_learning_from_proportions_needs_sets() -> None:
 @pytest.mark.parametrize("argument", ["ten", "1", "10,dirichlet", "10,iid,xclp", "10,iid,fedul,5"])
 def test_the_argument_of_its_configs_is_checked(argument: str) -> None:
     with pytest.raises(configs.ConfigError, match=f"'{argument}'; give the number of sets, at least 2, iid or noniid"):
-        configs.unlabelled_sets(argument)
+        presets.unlabelled_sets(argument)
 
 
 def test_its_configs_name_split_sets_and_method() -> None:
-    config = configs.unlabelled_sets("20,noniid,fedllp")
+    config = presets.unlabelled_sets("20,noniid,fedllp")
     assert (config.partition.name, config.supervision.sets, config.method.name) == ("majority", 20, "fedllp")
-    config = configs.unlabelled_sets("40,iid,fedavg")
+    config = presets.unlabelled_sets("40,iid,fedavg")
     assert (config.partition.name, config.supervision.name, config.supervision.fraction) == ("iid", "fraction", 0.1)
-    assert configs.unlabelled_sets().supervision.sets == 10
+    assert presets.unlabelled_sets().supervision.sets == 10

@@ -345,7 +345,7 @@ def test_the_loss_of_a_fresh_resnet8_is_the_logarithm_of_the_number_of_classes()
         ({"num_helpers": 0}, "num_helpers is 0"),
         ({"helper_interval": 1.5}, "helper_interval is 1.5"),
         ({"unlabel_round": -1}, "unlabel_round is -1; it must be a whole number of at least 0"),
-        ({"temperature": 0.0}, "temperature is 0.0; it must be positive"),
+        ({"temperature": 0.0}, "temperature is 0.0; it must be a number above 0"),
         ({"proto_noise_std": -0.1}, "proto_noise_std is -0.1"),
         ({"unlabelled_weight": -1.0}, "unlabelled_weight is -1.0"),
     ],

@@ -49,9 +49,9 @@ def test_an_unknown_method_is_refused_with_the_nearest_one(setup, name: str, hin
 
 
 def test_an_unknown_setting_is_refused(setup) -> None:
-    with pytest.raises(ValueError, match=r"xclp has no setting 'bits'.*num_bits"):
+    with pytest.raises(ValueError, match=r"'xclp' has no option 'bits'.*num_bits"):
         methods.build("xclp", setup, bits=8)
-    with pytest.raises(ValueError, match=r"fedavg has no setting 'alpha'.*none"):
+    with pytest.raises(ValueError, match=r"'fedavg' has no option 'alpha'.*none"):
         methods.build("fedavg", setup, alpha=0.5)
 
 

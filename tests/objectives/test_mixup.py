@@ -61,5 +61,5 @@ def test_shares_of_a_mix_are_beta_distributed(alpha: float) -> None:
 
 
 def test_the_parameter_of_the_share_is_checked() -> None:
-    with pytest.raises(ValueError, match=r"alpha of mixup is 0.*positive"):
+    with pytest.raises(ValueError, match=r"alpha is 0.*above 0"):
         mixup_share(jax.random.key(0), 0.0)

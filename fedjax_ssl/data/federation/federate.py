@@ -15,10 +15,10 @@ from fedjax_ssl.data.federation.dealing import count_groups
 from fedjax_ssl.data.federation.federated_data import FederatedData
 from fedjax_ssl.data.federation.held_out import HeldOut, balanced_test_examples, clients_of_own_test, stratified
 from fedjax_ssl.data.federation.partition import (
+    PARTITIONS,
     Facts,
     Partition,
     Pool,
-    build_partition,
 )
 from fedjax_ssl.data.federation.supervision import Supervision, balanced_draw, build_supervision
 from fedjax_ssl.data.federation.weak_labels import Entries, Holdings, OwnWeakLabels, WeakLabels, shares_of_sets
@@ -90,10 +90,10 @@ def federate(
     Args:
         key: typed PRNG key; decides held-out examples, partition and hidden labels, in independent streams.
         dataset: see `fedjax_ssl.data.load`.
-        partition: a name of `available_partitions()`.
+        partition: a name of `PARTITIONS`.
         num_clients: number of training clients C; None: all natural clients that are not held out.
         partition_options: of the named partition.
-        supervision: a name of `available_supervisions()`.
+        supervision: a name of `SUPERVISIONS`.
         supervision_options: of the named supervision, and `labelled_clients`, `which` for all of them.
         test_clients: number of natural clients, drawn by key, kept out of training; their examples are the test
             set.
@@ -126,7 +126,7 @@ def federate(
     plan = _make_plan(
         dataset,
         natural_sizes,
-        build_partition(partition, **dict(partition_options or {})),
+        PARTITIONS.build(partition, **dict(partition_options or {})),
         _count_clients(partition, num_clients, len(natural_sizes) - held_out.num_natural),
         build_supervision(supervision, **dict(supervision_options or {})),
         held_out,

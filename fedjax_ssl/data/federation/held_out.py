@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, Key
 
+from fedjax_ssl.checks import check_numbers
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.federation.dealing import count_groups, largest_remainder, rank_within
 from fedjax_ssl.data.federation.partition import Bounds
@@ -31,8 +32,7 @@ class HeldOut(NamedTuple):
     def check(self, name: str, num_natural: int) -> None:
         """Raises ValueError where that cannot be taken from the dataset `name` with `num_natural` clients."""
         for argument in ("test_fraction", "client_test_fraction", "validation_fraction"):
-            if not 0 <= getattr(self, argument) < 1:
-                raise ValueError(f"{argument} must be in [0, 1), got {getattr(self, argument)}")
+            check_numbers("[0, 1)", **{argument: getattr(self, argument)})
         nothing = HeldOut()
         given = [
             f"{argument}={getattr(self, argument)}"

@@ -10,17 +10,16 @@ partition does with the classes.
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from inspect import Parameter, signature
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fedjax_ssl.checks import check_whole_numbers
+from fedjax_ssl.checks import check_numbers, check_whole_numbers
 from fedjax_ssl.data.federation.dealing import count_groups, deal, largest_remainder, level, rank_within
-from fedjax_ssl.registry import did_you_mean
+from fedjax_ssl.registry import Registry
 
 FEDMATCH_SHARES = (244, 73, 15, 15, 15, 10, 15, 15, 15, 73)
 
@@ -124,7 +123,7 @@ def dirichlet(
         skip_full: classes are dealt in turn, and of the next one a client that holds an equal part of all examples or
             more gets nothing (SemiFL, FedMT).
     """
-    _positive("alpha", alpha)
+    check_numbers("(0, inf)", alpha=alpha)
     check_whole_numbers(0, min_examples=min_examples)
     check_whole_numbers(max_examples=1 if max_examples is None else max_examples)
 
@@ -171,7 +170,7 @@ def dirichlet_balanced(alpha: float) -> Partition:
     Args:
         alpha: > 0, total concentration; small = uneven.
     """
-    _positive("alpha", alpha)
+    check_numbers("(0, inf)", alpha=alpha)
 
     def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
         facts = pool.facts
@@ -316,7 +315,7 @@ def majority(factor: float = 80.0) -> Partition:
     Args:
         factor: > 0, how much more of its two classes a client asks for.
     """
-    _positive("factor", factor)
+    check_numbers("(0, inf)", factor=factor)
 
     def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
         facts = pool.facts
@@ -344,64 +343,21 @@ def majority(factor: float = 80.0) -> Partition:
     return Partition(assign, bounds)
 
 
-PARTITIONS: dict[str, Callable[..., Partition]] = {
-    "natural": natural,
-    "iid": iid,
-    "random": random,
-    "dirichlet": dirichlet,
-    "dirichlet_balanced": dirichlet_balanced,
-    "shards": shards,
-    "classes_per_client": classes_per_client,
-    "circulant": circulant,
-    "majority": majority,
-}
-
-
-def available_partitions() -> tuple[str, ...]:
-    """Names that `federate(partition=...)` accepts."""
-    return tuple(PARTITIONS)
-
-
-def build_partition(name: str, **options: Any) -> Partition:
-    """Looks a partition up by name.
-
-    Raises:
-        ValueError: unknown name or option (with the nearest known one), a missing or a bad option.
-    """
-    return build_by_name("partition", PARTITIONS, name, options)
-
-
-def build_by_name(kind: str, table: dict[str, Callable[..., Any]], name: str, options: dict[str, Any]) -> Any:
-    """Calls `table[name](**options)` after checking the name and the options.
-
-    Args:
-        kind: what the table holds, for messages.
-        table: factories by name.
-        name: one of the table's names.
-        options: keyword arguments of that factory.
-
-    Raises:
-        ValueError: unknown name or option (with the nearest known one), or an option that must be given is
-            not.
-    """
-    if name not in table:
-        raise ValueError(f"unknown {kind} {name!r}.{did_you_mean(name, table)} Allowed: {', '.join(table)}")
-    parameters = signature(table[name]).parameters
-    for option in options:
-        if option not in parameters:
-            allowed = ", ".join(parameters) or "none"
-            raise ValueError(
-                f"unknown option {option!r} of {kind} {name!r}.{did_you_mean(option, parameters)} Allowed: {allowed}"
-            )
-    for parameter in parameters.values():
-        if parameter.default is Parameter.empty and parameter.name not in options:
-            raise ValueError(f"{kind} {name!r} needs the option {parameter.name!r}")
-    return table[name](**options)
-
-
-def _positive(name: str, value: float) -> None:
-    if not (np.isfinite(value) and value > 0):
-        raise ValueError(f"{name} must be a number > 0, got {value}")
+PARTITIONS: Registry[Partition] = Registry(
+    "partition",
+    {
+        "natural": natural,
+        "iid": iid,
+        "random": random,
+        "dirichlet": dirichlet,
+        "dirichlet_balanced": dirichlet_balanced,
+        "shards": shards,
+        "classes_per_client": classes_per_client,
+        "circulant": circulant,
+        "majority": majority,
+    },
+    common={"num_clients": int},
+)
 
 
 def _permutation(key: Key[Array, ""], size: int) -> Int[Array, " size"]:

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fedjax_ssl.checks import check_whole_numbers
+from fedjax_ssl.checks import check_choices, check_numbers, check_whole_numbers
 from fedjax_ssl.data.federation.dealing import count_groups, rank_within
-from fedjax_ssl.data.federation.partition import Bounds, build_by_name
+from fedjax_ssl.data.federation.partition import Bounds
 from fedjax_ssl.data.federation.unlabelled_sets import unlabelled_sets
 from fedjax_ssl.data.federation.weak_labels import (
     Entries,
@@ -31,6 +31,7 @@ from fedjax_ssl.data.federation.weak_labels import (
     together,
 )
 from fedjax_ssl.keys import named_key
+from fedjax_ssl.registry import Registry
 
 
 class LabelBounds(NamedTuple):
@@ -220,8 +221,9 @@ def fraction(fraction: float, class_balanced: bool = False) -> Supervision:
         fraction: in (0, 1].
         class_balanced: as in `per_client`.
     """
-    if not 0 < fraction <= 1:
-        raise ValueError(f"fraction must be in (0, 1], got {fraction}; for no labels use supervision 'none'")
+    if fraction == 0:
+        raise ValueError("fraction is 0; for no labels use supervision 'none'")
+    check_numbers("(0, 1]", fraction=fraction)
 
     def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
         sizes = count_groups(holdings.client, holdings.members.shape[0]).astype(jnp.float32)
@@ -383,10 +385,9 @@ def mixed(
 def _with_sets(
     base: Supervision, weak: tuple[tuple[WeakRule, int | None], ...], prior: str, noise: float, mode: str
 ) -> Supervision:
-    if prior not in ("train", "uniform", "sets"):
-        raise ValueError(f"test_prior is {prior!r}; allowed: train, uniform, sets")
-    if not noise >= 0 or mode not in ("relative", "additive"):
-        raise ValueError(f"noise is {noise} and noise_mode {mode!r}; allowed: noise >= 0, relative or additive")
+    check_choices(("train", "uniform", "sets"), test_prior=prior)
+    check_numbers(noise=noise)
+    check_choices(("relative", "additive"), noise_mode=mode)
     return base._replace(weak=weak, prior=prior, noise=(noise, mode))
 
 
@@ -398,25 +399,24 @@ def balanced_draw(
     return available & (labels >= 0) & (in_class < each)
 
 
-SUPERVISIONS: dict[str, Callable[..., Supervision]] = {
-    "all": all_labels,
-    "none": no_labels,
-    "per_client": per_client,
-    "per_class": per_class,
-    "fraction": fraction,
-    "total": total,
-    "xclp_noniid": xclp_noniid,
-    "server": server,
-    "coarse": coarse,
-    "sets": sets,
-    "given": as_given,
-    "mixed": mixed,
-}
-
-
-def available_supervisions() -> tuple[str, ...]:
-    """Names that `federate(supervision=...)` accepts."""
-    return tuple(SUPERVISIONS)
+SUPERVISIONS: Registry[Supervision] = Registry(
+    "supervision",
+    {
+        "all": all_labels,
+        "none": no_labels,
+        "per_client": per_client,
+        "per_class": per_class,
+        "fraction": fraction,
+        "total": total,
+        "xclp_noniid": xclp_noniid,
+        "server": server,
+        "coarse": coarse,
+        "sets": sets,
+        "given": as_given,
+        "mixed": mixed,
+    },
+    common={"labelled_clients": int, "which": str},
+)
 
 
 def build_supervision(
@@ -425,7 +425,7 @@ def build_supervision(
     """Looks a supervision up by name.
 
     Args:
-        name: one of `available_supervisions()`.
+        name: one of `SUPERVISIONS`.
         labelled_clients: number of clients that keep labels; None: all.
         which: "first": clients 0, 1, ...; "random": drawn by key.
         **options: of the named supervision.
@@ -433,9 +433,8 @@ def build_supervision(
     Raises:
         ValueError: unknown name or option (with the nearest known one), a missing or a bad option.
     """
-    if which not in ("first", "random"):
-        raise ValueError(f"which must be 'first' or 'random', got {which!r}")
-    built = build_by_name("supervision", SUPERVISIONS, name, options)
+    check_choices(("first", "random"), which=which)
+    built = SUPERVISIONS.build(name, **options)
     if labelled_clients is None:
         if name == "mixed":
             raise ValueError("supervision 'mixed' needs labelled_clients: how many clients have class labels, or 0")

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from fedjax_ssl.checks import check_choices, check_numbers
 from fedjax_ssl.data.federation.dealing import count_groups, rank_within
 from fedjax_ssl.data.federation.partition import Bounds
 from fedjax_ssl.data.federation.weak_labels import Entries, Holdings, Observed, WeakRule, drawn_observations, normalized
@@ -43,10 +44,9 @@ def unlabelled_sets(
     """
     if not counts or min(counts) < 1:
         raise ValueError(f"sets is {', '.join(map(str, counts))}; every client with sets needs at least 1")
-    if protocol not in PROTOCOLS:
-        raise ValueError(f"protocol of the sets is {protocol!r}; allowed: {', '.join(PROTOCOLS)}")
-    if not 0 <= low < 1 or not dominance > 0:
-        raise ValueError(f"low is {low} and dominance {dominance}; allowed: 0 <= low < 1 and dominance > 0")
+    check_choices(PROTOCOLS, protocol=protocol)
+    check_numbers("[0, 1)", low=low)
+    check_numbers("(0, inf)", dominance=dominance)
     most = max(counts)
 
     def observe(key: Key[Array, ""], holdings: Holdings) -> Observed:

@@ -19,7 +19,7 @@ from fedjax_ssl.data.correspondence import CORRESPONDENCES, overlapping
 from fedjax_ssl.data.correspondence import correspondence as correspondence_named
 from fedjax_ssl.data.federation.dealing import count_groups
 from fedjax_ssl.data.federation.partition import Bounds
-from fedjax_ssl.registry import did_you_mean
+from fedjax_ssl.registry import check_known
 
 
 @jax.tree_util.register_dataclass
@@ -103,10 +103,7 @@ def coarse_labels(correspondence: str, overlap: float = 0.0) -> WeakRule:
     Raises:
         ValueError: the overlap is outside what is allowed.
     """
-    names = (*CORRESPONDENCES, "own")
-    if correspondence not in names:
-        hint = did_you_mean(correspondence, names)
-        raise ValueError(f"unknown correspondence {correspondence!r}.{hint} Allowed: {', '.join(names)}")
+    check_known("correspondence", correspondence, (*CORRESPONDENCES, "own"))
     if not 0 <= overlap < 1 or (overlap and correspondence == "own"):
         raise ValueError(f"overlap is {overlap}; it must be in [0, 1), and 0 where the dataset's own labels are used")
 

@@ -5,16 +5,16 @@ image depends on the key and on its place in the batch only, so padding rows at 
 """
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, Key, Shaped
 
-from fedjax_ssl.checks import check_whole_numbers
-from fedjax_ssl.data.federation.partition import build_by_name
+from fedjax_ssl.checks import check_choices, check_numbers, check_whole_numbers
 from fedjax_ssl.data.images.random_operations import FIXMATCH, SEMIFL, Strength, fetch_moved, random_operations
 from fedjax_ssl.keys import named_key
+from fedjax_ssl.registry import Registry
 
 Augmentation = Callable[[Key[Array, ""], Shaped[Array, "n H W C"]], Shaped[Array, "n H W C"]]
 
@@ -66,8 +66,7 @@ def rotate(degrees: float = 20.0) -> Augmentation:
     Args:
         degrees: largest angle, in [0, 180].
     """
-    if not 0 <= degrees <= 180:
-        raise ValueError(f"degrees must be in [0, 180], got {degrees}")
+    check_numbers("[0, 180]", degrees=degrees)
 
     def augment(key: Key[Array, ""], images: Shaped[Array, "n H W C"]) -> Shaped[Array, "n H W C"]:
         _check_images(images)
@@ -106,8 +105,7 @@ def semifl(pixels: int = 4, flip: bool = True, operations: int = 2, input_max: f
 
 def _strong(strength: Strength, pixels: int, flip: bool, operations: int, input_max: float) -> Augmentation:
     check_whole_numbers(0, operations=operations)
-    if not input_max > 0:
-        raise ValueError(f"input_max must be > 0, got {input_max}")
+    check_numbers("(0, inf)", input_max=input_max)
     moved = crop_flip(pixels) if flip else shift(pixels)
 
     def augment(key: Key[Array, ""], images: Shaped[Array, "n H W C"]) -> Shaped[Array, "n H W C"]:
@@ -116,41 +114,24 @@ def _strong(strength: Strength, pixels: int, flip: bool, operations: int, input_
     return augment
 
 
-AUGMENTATIONS: dict[str, Callable[..., Augmentation]] = {
-    "none": no_augmentation,
-    "shift": shift,
-    "crop_flip": crop_flip,
-    "rotate": rotate,
-    "fixmatch": fixmatch,
-    "semifl": semifl,
-}
-
-
-def available_augmentations() -> tuple[str, ...]:
-    """Names that `augmentation` accepts."""
-    return tuple(AUGMENTATIONS)
-
-
-def augmentation(name: str, **options: Any) -> Augmentation:
-    """Looks an augmentation up by name.
-
-    Args:
-        name: one of `available_augmentations()`.
-        **options: of the named augmentation.
-
-    Returns:
-        fn(key, images [n, H, W, C]) -> images of the same shape and dtype; works under jit and vmap.
-
-    Raises:
-        ValueError: unknown name or option (with the nearest known one), or a bad option.
-    """
-    return build_by_name("augmentation", AUGMENTATIONS, name, options)
+AUGMENTATIONS: Registry[Augmentation] = Registry(
+    "augmentation",
+    {
+        "none": no_augmentation,
+        "shift": shift,
+        "crop_flip": crop_flip,
+        "rotate": rotate,
+        "fixmatch": fixmatch,
+        "semifl": semifl,
+    },
+    given=("input_max",),
+)
+augmentation = AUGMENTATIONS.build  # (name, **options) -> Augmentation, which works under jit and vmap
 
 
 def _check_shift(pixels: int, fill: str) -> None:
     check_whole_numbers(0, pixels=pixels)
-    if fill not in ("reflect", "constant"):
-        raise ValueError(f"fill must be 'reflect' or 'constant', got {fill!r}")
+    check_choices(("reflect", "constant"), fill=fill)
 
 
 def _check_images(images: Shaped[Array, "n H W C"]) -> None:

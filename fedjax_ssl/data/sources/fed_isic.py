@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
+from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.sources.cache import ROOT_VARIABLE, data_root, load_converted, save_converted
 from fedjax_ssl.data.sources.catalog import EMBEDDED
@@ -67,8 +68,7 @@ def load_fed_isic(*, root: str | Path | None = None, path: str | Path | None = N
         DatasetUnavailable: the folder or some images are not there, or an image is damaged; says what to do.
         ValueError: a size below 1, or a table without a column or with a value out of range.
     """
-    if not isinstance(size, int) or size < 1:
-        raise ValueError(f"{NAME}: size is {size!r}; it must be a positive whole number of pixels, for example 64.")
+    check_whole_numbers(size=size)
     folder = data_root(root) / NAME
     given = folder / "raw" if path is None else Path(path).expanduser()
     _require(given)

@@ -16,6 +16,7 @@ from jax import lax
 from jax.scipy.special import ndtr
 from jaxtyping import Array, Float, Int, Key, UInt8
 
+from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.sources.cache import data_root, load_converted, save_converted
 from fedjax_ssl.data.sources.glyph_strokes import CHARACTERS, form_table
@@ -71,8 +72,7 @@ def load_glyphs(
     Raises:
         ValueError: an option out of range.
     """
-    if writers < 1:
-        raise ValueError(f"glyphs: writers is {writers}; it must be at least 1.")
+    check_whole_numbers(writers=writers)
     if examples < MIN_EXAMPLES:
         raise ValueError(f"glyphs: examples is {examples}; the mean per writer must be at least {MIN_EXAMPLES}.")
     if not 0 <= seed < 2**31:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.data.correspondence import check_correspondence
 from fedjax_ssl.data.dataset import Dataset, Split, check_finite, check_labels
 from fedjax_ssl.data.sources.fetch import DatasetUnavailable
@@ -193,8 +194,7 @@ def _class_names(
     if names is not None:
         return names
     if num_classes is not None:
-        if num_classes < 2:
-            raise ValueError(f"num_classes is {num_classes}; it must be at least 2.")
+        check_whole_numbers(2, num_classes=num_classes)
         return tuple(str(k) for k in range(num_classes))
     present = np.unique(labels if test_labels is None else np.concatenate([labels, test_labels]))
     present = present[present >= 0]

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from fedjax_ssl.checks import check_weights, is_zero
+from fedjax_ssl.checks import check_choices, check_weights, is_zero
 from fedjax_ssl.data import FederatedData, WeakLabels
 from fedjax_ssl.federated import AtServer, Client, Setup, Stage, Step, Stream, Term, View, known_epochs, never
 from fedjax_ssl.federated.terms import augmented_view
@@ -96,8 +96,7 @@ def channel_term(
     Raises:
         ValueError: for an unknown loss.
     """
-    if surrogate_loss not in SURROGATE_LOSSES:
-        raise ValueError(f"surrogate_loss is {surrogate_loss!r}; allowed: {', '.join(SURROGATE_LOSSES)}")
+    check_choices(SURROGATE_LOSSES, surrogate_loss=surrogate_loss)
     seen, channel = view or augmented_view(setup, stream), channel or own_channel()
 
     def loss(step: Step) -> Array:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fedjax_ssl.checks import check_weights, is_zero
+from fedjax_ssl.checks import check_numbers, check_weights, is_zero
 from fedjax_ssl.federated import (
     AtServer,
     Client,
@@ -126,8 +126,7 @@ def confident_losses(
         ValueError: a negative weight, or a `mixup_alpha` that is not positive.
     """
     check_weights(fix_weight=fix_weight, mix_weight=mix_weight)
-    if isinstance(mixup_alpha, (int, float)) and not mixup_alpha > 0:
-        raise ValueError(f"mixup_alpha is {mixup_alpha}; it must be > 0")
+    check_numbers("(0, inf)", mixup_alpha=mixup_alpha)
     terms = (fix_term(setup, fix_weight), mix_term(setup, mix_weight, mixup_alpha))
     return tuple(term for term in terms if not is_zero(term.weight))
 

@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Int32, Key
 
 from fedjax_ssl import graph
+from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import map_rows
 from fedjax_ssl.graph import (
@@ -203,8 +204,8 @@ def predict_with_graphs(
     Raises:
         ValueError: as `fedjax_ssl.graph.xclp`, for a batch size below 1, or for batches of a federation that is traced.
     """
-    if new_batch_size is not None and new_batch_size < 1:
-        raise ValueError(f"new_batch_size is {new_batch_size}; it must be at least 1, or None for all at once")
+    if new_batch_size is not None:
+        check_whole_numbers(new_batch_size=new_batch_size)
     empty = jnp.zeros(data.test_index.shape[0], jnp.result_type(float))
     nothing = Predictions(jnp.full(empty.shape, -1, jnp.int32), empty)
     found: list[Predictions] = []

@@ -11,7 +11,7 @@ import pytest
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.federation.federate import federate
 from fedjax_ssl.data.federation.federated_data import validate
-from fedjax_ssl.data.federation.partition import available_partitions
+from fedjax_ssl.data.federation.partition import PARTITIONS
 from fedjax_ssl.data.federation.report import class_counts, plot_partition, report
 
 NUM_CLASSES = 6
@@ -194,7 +194,7 @@ def test_hidden_labels_do_not_change_what_is_seen():
     assert contents(draw(jax.random.key(0), changed, test_clients=2)) == contents(data)
 
 
-@pytest.mark.parametrize("partition", available_partitions())
+@pytest.mark.parametrize("partition", list(PARTITIONS))
 @pytest.mark.parametrize("enabled", [False, True])
 def test_dtypes_do_not_depend_on_64_bit_mode(partition, enabled):
     needed = {"dirichlet": {"alpha": 0.4}, "dirichlet_balanced": {"alpha": 0.4}, "circulant": {"shares": range(6)}}
@@ -238,18 +238,18 @@ def test_pytree_and_summary():
     [
         ({"partition": "idd", "num_clients": 3}, "unknown partition 'idd'. Did you mean 'iid'"),
         ({"partition": "iid"}, "partition 'iid' needs num_clients"),
-        ({"partition": "iid", "num_clients": 0}, "num_clients must be at least 1, got 0"),
+        ({"partition": "iid", "num_clients": 0}, "num_clients is 0; it must be a whole number of at least 1"),
         ({"partition": "iid", "num_clients": 241}, "num_clients=241, but as few as 240 training examples"),
         ({"num_clients": 8}, "num_clients=8, but only 7 natural clients"),
         ({"test_clients": 7}, "test_clients=7, but dataset 'toy' has 7; at least one must train"),
         ({"test_clients": -1}, "test_clients=-1"),
         ({"test_clients": 1, "test_fraction": 0.1}, "give only one"),
-        ({"test_fraction": 1.0}, r"test_fraction must be in \[0, 1\), got 1.0"),
-        ({"validation_fraction": -0.1}, r"validation_fraction must be in \[0, 1\), got -0.1"),
+        ({"test_fraction": 1.0}, r"test_fraction is 1.0; it must be a number in \[0, 1\)"),
+        ({"validation_fraction": -0.1}, r"validation_fraction is -0.1; it must be a number in \[0, 1\)"),
         ({"supervision": "total", "supervision_options": {"labels": 241}}, "labels=241, but only 240"),
         ({"supervision_options": {"labels": 2, "labelled_clients": 8}}, "labelled_clients=8, but there are 7"),
         ({"supervision_options": {"label": 2}}, "Did you mean 'labels'"),
-        ({"partition_options": {"alpha": 1.0}}, "unknown option 'alpha' of partition 'natural'"),
+        ({"partition_options": {"alpha": 1.0}}, "partition 'natural' has no option 'alpha'"),
     ],
 )
 def test_bad_arguments(options, message):

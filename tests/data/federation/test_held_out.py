@@ -141,7 +141,7 @@ def test_every_client_draws_balanced_test_examples_of_its_own():
         ({"left_out_client": 5}, r"left_out_client=5, but dataset 'toy' has 5; allowed: 0\.\.4"),
         ({"left_out_client": -1}, "left_out_client=-1"),
         ({"left_out_client": 0, "test_fraction": 0.1}, "left_out_client=0 and test_fraction=0.1: give only one"),
-        ({"client_test_fraction": 1.0}, r"client_test_fraction must be in \[0, 1\)"),
+        ({"client_test_fraction": 1.0}, r"client_test_fraction is 1.0; it must be a number in \[0, 1\)"),
         ({"client_test_fraction": 0.1, "test_clients": 1}, "give only one"),
     ],
 )

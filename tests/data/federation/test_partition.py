@@ -8,10 +8,9 @@ from scipy import stats
 
 from fedjax_ssl.data.federation import partition as partition_module
 from fedjax_ssl.data.federation.partition import (
+    PARTITIONS,
     Facts,
     Pool,
-    available_partitions,
-    build_partition,
 )
 
 NATURAL = np.repeat(np.arange(6), (3, 30, 20, 40, 17, 10)).astype(np.int32)
@@ -113,7 +112,7 @@ def test_complete_disjoint_and_bounded(name, options, labels, num_clients, held_
     available = np.arange(labels.size) % 9 != 0 if held_out and num_clients < 100 else np.ones(labels.size, bool)
     options = {**options, "min_examples": 13 - 2 * held_out} if options.get("min_examples") == 13 else options
     pool = case_pool(name, labels, num_clients, available)
-    partition = build_partition(name, **options)
+    partition = PARTITIONS.build(name, **options)
     client = np.asarray(partition.assign(jax.random.key(3), pool))
     check(client, name, labels, num_clients, available, partition.bounds(pool.facts))
     np.testing.assert_array_equal(client, partition.assign(jax.random.key(3), pool))
@@ -125,7 +124,7 @@ def test_complete_disjoint_and_bounded(name, options, labels, num_clients, held_
 def test_vmapped_over_keys_is_the_same_per_key(name, options, labels, num_clients):
     available = np.arange(labels.size) % 9 != 0
     pool = case_pool(name, labels, num_clients, available)
-    partition = build_partition(name, **options)
+    partition = PARTITIONS.build(name, **options)
     keys = jax.random.split(jax.random.key(3), 20)
     stacked = np.asarray(jax.jit(jax.vmap(lambda key: partition.assign(key, pool)))(keys))
     for client in stacked:
@@ -135,13 +134,13 @@ def test_vmapped_over_keys_is_the_same_per_key(name, options, labels, num_client
 
 
 def test_every_partition_has_a_case():
-    assert {case[0] for case in CASES} == set(available_partitions())
+    assert {case[0] for case in CASES} == set(PARTITIONS)
 
 
 def test_majority_has_two_frequent_classes_and_hands_out_in_the_order_of_the_file():
     labels = np.arange(1000) % 10
     pool = make_pool(labels, 10, 5)
-    client = np.asarray(build_partition("majority").assign(jax.random.key(0), pool))
+    client = np.asarray(PARTITIONS.build("majority").assign(jax.random.key(0), pool))
     counts = np.zeros((6, 10), int)
     np.add.at(counts, (client, labels), 1)
     for number in range(5):
@@ -155,14 +154,14 @@ def test_majority_has_two_frequent_classes_and_hands_out_in_the_order_of_the_fil
 
 def test_iid_differs_by_at_most_one():
     pool = make_pool(SOME_UNKNOWN, 10, 7)
-    client = np.asarray(build_partition("iid").assign(jax.random.key(0), pool))
+    client = np.asarray(PARTITIONS.build("iid").assign(jax.random.key(0), pool))
     assert np.ptp(np.bincount(client)) <= 1
     assert (np.ptp(table(client, SOME_UNKNOWN, 7, 10), axis=0) <= 1).all()
 
 
 def test_natural_keeps_the_clients_as_they_are():
     pool = make_pool(SKEWED, 10, 6, natural=NATURAL)
-    np.testing.assert_array_equal(build_partition("natural").assign(jax.random.key(0), pool), NATURAL)
+    np.testing.assert_array_equal(PARTITIONS.build("natural").assign(jax.random.key(0), pool), NATURAL)
 
 
 def test_dirichlet_shares_have_the_right_spread():
@@ -171,7 +170,7 @@ def test_dirichlet_shares_have_the_right_spread():
     alpha, num_clients, each = 0.5, 5, 400
     labels = balanced_labels(4, each)
     pool = make_pool(labels, 4, num_clients)
-    partition = build_partition("dirichlet", alpha=alpha, min_examples=0)
+    partition = PARTITIONS.build("dirichlet", alpha=alpha, min_examples=0)
     clients = np.asarray(
         jax.jit(jax.vmap(lambda key: partition.assign(key, pool)))(jax.random.split(jax.random.key(5), 500))
     )
@@ -186,8 +185,8 @@ def test_dirichlet_skips_clients_that_are_full():
     labels = np.random.default_rng(1).choice(10, 600, p=np.arange(1, 11) / 55)
     pool = make_pool(labels, 10, 8)
     for alpha in (1e-3, 0.1):
-        partition = build_partition("dirichlet", alpha=alpha, min_examples=0, skip_full=True)
-        plain = build_partition("dirichlet", alpha=alpha, min_examples=0)
+        partition = PARTITIONS.build("dirichlet", alpha=alpha, min_examples=0, skip_full=True)
+        plain = PARTITIONS.build("dirichlet", alpha=alpha, min_examples=0)
         counts = table(np.asarray(partition.assign(jax.random.key(1), pool)), labels, 8, 10)
         unskipped = table(np.asarray(plain.assign(jax.random.key(1), pool)), labels, 8, 10)
         before = np.cumsum(counts, axis=1) - counts
@@ -207,7 +206,7 @@ def test_every_example_is_dealt_uniformly(name):
     labels = balanced_labels(3, 4)
     pool = make_pool(labels, 3, 5)
     keys = jax.random.split(jax.random.key(2), 1500)
-    clients = np.asarray(jax.jit(jax.vmap(lambda key: build_partition(name).assign(key, pool)))(keys))
+    clients = np.asarray(jax.jit(jax.vmap(lambda key: PARTITIONS.build(name).assign(key, pool)))(keys))
     for example in (0, 5, 11):
         dealt = clients[:, example]
         assert stats.chisquare(np.bincount(dealt[dealt >= 0], minlength=5)).pvalue > 1e-6
@@ -221,7 +220,7 @@ def test_dirichlet_balanced_has_equal_sizes_and_uneven_classes():
     pool = make_pool(labels, 10, 8)
     spreads = []
     for alpha in (0.1, 1.0, 100.0):
-        partition = build_partition("dirichlet_balanced", alpha=alpha)
+        partition = PARTITIONS.build("dirichlet_balanced", alpha=alpha)
         clients = [np.asarray(partition.assign(jax.random.key(seed), pool)) for seed in range(5)]
         counts = np.stack([table(client, labels, 8, 10) for client in clients])
         assert (counts.sum(axis=2) == 15).all() and (counts.sum(axis=1) == 12).all()
@@ -232,7 +231,7 @@ def test_dirichlet_balanced_has_equal_sizes_and_uneven_classes():
 def test_shards_are_runs_of_the_sorted_labels():
     labels = balanced_labels(10, 12)
     pool = make_pool(labels, 10, 8)
-    client = np.asarray(build_partition("shards", shards_per_client=2).assign(jax.random.key(0), pool))
+    client = np.asarray(PARTITIONS.build("shards", shards_per_client=2).assign(jax.random.key(0), pool))
     counts = table(client, labels, 8, 10)
     # 16 shards of 7 or 8 examples out of sorted runs of 12: a shard touches at most two classes, a client four.
     assert np.isin(counts.sum(axis=1), (14, 15, 16)).all()
@@ -243,7 +242,7 @@ def test_shards_are_runs_of_the_sorted_labels():
 def test_classes_per_client_is_exact_and_balanced(num_clients, classes):
     labels = balanced_labels(10, 12)
     pool = make_pool(labels, 10, num_clients)
-    partition = build_partition("classes_per_client", classes=classes)
+    partition = PARTITIONS.build("classes_per_client", classes=classes)
     for seed in range(5):
         counts = table(np.asarray(partition.assign(jax.random.key(seed), pool)), labels, num_clients, 10)
         assert ((counts > 0).sum(axis=1) == classes).all()
@@ -257,7 +256,7 @@ def test_circulant_gives_the_counts_of_the_protofssl_split():
     # class.
     labels = balanced_labels(10, 5400)
     pool = make_pool(labels, 10, 100)
-    client = np.asarray(build_partition("circulant", balanced=5).assign(jax.random.key(0), pool))
+    client = np.asarray(PARTITIONS.build("circulant", balanced=5).assign(jax.random.key(0), pool))
     counts = table(client, labels, 100, 10)
     offset_zero = np.array([249, 78, 20, 20, 20, 15, 20, 20, 20, 78])
     expected = np.stack([np.roll(offset_zero, client % 10) for client in range(100)])
@@ -271,7 +270,7 @@ def test_circulant_gives_the_counts_of_the_protofssl_split():
         ("dirichelt", {"alpha": 1.0}, "Did you mean 'dirichlet'"),
         ("dirichlet", {}, "needs the option 'alpha'"),
         ("dirichlet", {"alpah": 1.0}, "Did you mean 'alpha'"),
-        ("dirichlet", {"alpha": 0.0}, "alpha must be a number > 0, got 0.0"),
+        ("dirichlet", {"alpha": 0.0}, "alpha is 0.0; it must be a number above 0"),
         (
             "dirichlet",
             {"alpha": 1.0, "min_examples": -1},
@@ -283,7 +282,7 @@ def test_circulant_gives_the_counts_of_the_protofssl_split():
 )
 def test_bad_options(name, options, message):
     with pytest.raises(ValueError, match=message):
-        build_partition(name, **options)
+        PARTITIONS.build(name, **options)
 
 
 @pytest.mark.parametrize(
@@ -297,4 +296,4 @@ def test_bad_options(name, options, message):
 )
 def test_options_that_do_not_fit_the_data(name, options, message):
     with pytest.raises(ValueError, match=message):
-        build_partition(name, **options).bounds(make_pool(SKEWED, 10, 10).facts)
+        PARTITIONS.build(name, **options).bounds(make_pool(SKEWED, 10, 10).facts)

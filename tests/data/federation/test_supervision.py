@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from fedjax_ssl.data.federation.partition import Bounds
-from fedjax_ssl.data.federation.supervision import available_supervisions, balanced_draw, build_supervision
+from fedjax_ssl.data.federation.supervision import SUPERVISIONS, balanced_draw, build_supervision
 from fedjax_ssl.data.federation.weak_labels import Holdings
 
 NUM_CLIENTS, NUM_CLASSES = 12, 5
@@ -101,11 +101,11 @@ def test_bounds_hold_where_every_example_has_a_label():
         bounds = build_supervision(name, **options).bounds(Bounds(25, 25), NUM_CLIENTS, NUM_CLASSES, True)
         assert counts.max() <= bounds.max_labelled and (25 - counts).max() <= bounds.max_unlabelled
         assert name not in tight or tuple(bounds) == (*tight[name], 25)
-    assert seen == set(available_supervisions())
+    assert seen == set(SUPERVISIONS)
 
 
 def test_every_supervision_has_a_case():
-    assert {case[0] for case in CASES} == set(available_supervisions())
+    assert {case[0] for case in CASES} == set(SUPERVISIONS)
 
 
 def test_all_and_none():
@@ -249,14 +249,14 @@ def test_balanced_draw_is_balanced_and_exact():
         ("per_client", {"label": 1}, "Did you mean 'labels'"),
         ("per_client", {"labels": 0}, "labels is 0; it must be a whole number of at least 1"),
         ("fraction", {"fraction": 0.0}, "use supervision 'none'"),
-        ("fraction", {"fraction": 1.5}, r"fraction must be in \(0, 1\], got 1.5"),
+        ("fraction", {"fraction": 1.5}, r"fraction is 1.5; it must be a number in \(0, 1\]"),
         (
             "total",
             {"labels": 5, "labelled_clients": 0},
             "labelled_clients is 0; it must be a whole number of at least 1",
         ),
         ("server", {"labels": 5, "labelled_clients": 2}, "has no meaning for supervision 'server'"),
-        ("all", {"which": "last"}, "which must be 'first' or 'random', got 'last'"),
+        ("all", {"which": "last"}, "which is 'last'. Allowed: first, random"),
     ],
 )
 def test_bad_options(name, options, message):

@@ -288,9 +288,13 @@ def test_labels_that_are_not_given_do_not_show() -> None:
     [
         ("sets", {"sets": 0}, "sets is 0; every client with sets needs at least 1"),
         ("sets", {"set_counts": (2, 3)}, "2 numbers of sets are given for 3 clients"),
-        ("sets", {"protocol": "cleen"}, "protocol of the sets is 'cleen'; allowed: dealt, drawn, clean, reference"),
+        (
+            "sets",
+            {"protocol": "cleen"},
+            "protocol is 'cleen'. Did you mean 'clean'.* Allowed: dealt, drawn, clean, reference",
+        ),
         ("sets", {"noise": -1.0}, "noise is -1.0"),
-        ("sets", {"test_prior": "test"}, "test_prior is 'test'; allowed: train, uniform, sets"),
+        ("sets", {"test_prior": "test"}, "test_prior is 'test'.* Allowed: train, uniform, sets"),
         ("coarse", {"correspondence": "partiy"}, "Did you mean 'parity'"),
         ("coarse", {"correspondence": "superclass"}, "is for 100 classes, the data has 10"),
         ("coarse", {"correspondence": "own"}, "the dataset has no coarse labels of its own"),
@@ -307,5 +311,5 @@ def test_bad_options_are_refused(supervision: str, options: dict, message: str) 
 
 
 def test_low_and_dominance_are_checked() -> None:
-    with pytest.raises(ValueError, match=r"low is 1\.0 and dominance 10"):
+    with pytest.raises(ValueError, match=r"low is 1\.0; it must be a number in \[0, 1\)"):
         unlabelled_sets((3,), low=1.0)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.data.images.augmentation import augmentation, available_augmentations
+from fedjax_ssl.data.images.augmentation import AUGMENTATIONS, augmentation
 from fedjax_ssl.data.images.random_operations import fetch_moved
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (12, 9, 7, 3)).astype(np.uint8)
@@ -46,7 +46,7 @@ def test_every_result_is_a_padded_crop_and_all_occur(name, options, mode):
         assert len(seen) == (50 if name == "crop_flip" else 25)
 
 
-@pytest.mark.parametrize("name", available_augmentations())
+@pytest.mark.parametrize("name", list(AUGMENTATIONS))
 def test_padding_key_and_dtype(name):
     augment = jax.jit(augmentation(name))
     images = jnp.asarray(IMAGES)
@@ -90,8 +90,8 @@ def test_no_shift_and_constant_value():
         ("shfit", {}, "unknown augmentation 'shfit'. Did you mean 'shift'"),
         ("shift", {"pixel": 1}, "Did you mean 'pixels'"),
         ("shift", {"pixels": -1}, "pixels is -1; it must be a whole number of at least 0"),
-        ("rotate", {"degrees": -1.0}, r"degrees must be in \[0, 180\], got -1"),
-        ("crop_flip", {"fill": "mirror"}, "fill must be 'reflect' or 'constant', got 'mirror'"),
+        ("rotate", {"degrees": -1.0}, r"degrees is -1.0; it must be a number in \[0, 180\]"),
+        ("crop_flip", {"fill": "mirror"}, "fill is 'mirror'. Allowed: reflect, constant"),
     ],
 )
 def test_bad_options(name, options, message):

@@ -112,7 +112,7 @@ def test_other_ranges_of_values():
     ("options", "message"),
     [
         ({"operations": -1}, "operations is -1; it must be a whole number of at least 0"),
-        ({"input_max": 0}, "input_max must be > 0, got 0"),
+        ({"input_max": 0}, "input_max is 0; it must be a number above 0"),
         ({"pixels": -2}, "pixels is -2; it must be a whole number of at least 0"),
     ],
 )

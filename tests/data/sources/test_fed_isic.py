@@ -185,7 +185,7 @@ def test_tables_that_are_none(read, folder):
 
 def test_size_and_options(read):
     for size in (0, -3, 2.5):
-        with pytest.raises(ValueError, match=f"size is {size}; it must be a positive whole number"):
+        with pytest.raises(ValueError, match=f"size is {size}; it must be a whole number of at least 1"):
             read(size=size)
     with pytest.raises(ValueError, match=r"no option 'sizes'\. Did you mean 'size'"):
         read(sizes=8)

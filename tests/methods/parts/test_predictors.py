@@ -162,7 +162,7 @@ def test_variants_share_neighbours_and_are_what_each_is_alone():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"options": {"new_batch_size": 0}}, "new_batch_size is 0; it must be at least 1"),
+        ({"options": {"new_batch_size": 0}}, "new_batch_size is 0; it must be a whole number of at least 1"),
         ({"variants": (SETTINGS._replace(num_neighbors=0),)}, "num_neighbors is 0"),
         ({"variants": (SETTINGS._replace(alpha=1.0),)}, "alpha is 1.0"),
         ({"variants": (SETTINGS, SETTINGS._replace(num_neighbors=4))}, "give num_bits and num_neighbors one value"),

@@ -1,0 +1,74 @@
+"""Federated optimizers by name, from the settings that a config has for them."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import optax
+from jaxtyping import Array
+
+from fedjax_ssl.federated.fednova import fednova
+from fedjax_ssl.federated.optimizers import FederatedOptimizer, fedavg, fedopt, fedprox
+from fedjax_ssl.federated.scaffold import scaffold
+from fedjax_ssl.registry import Registry
+
+
+class LocalSettings(NamedTuple):
+    """The clients' optimizer, as far as a federated one has to know it; numbers may be traced."""
+
+    name: str
+    learning_rate: float | Array
+    momentum: float | Array
+    nesterov: bool
+    clip_norm: float | Array | None
+
+
+def _scaffold(local: LocalSettings, server_learning_rate: float | Array = 1.0) -> FederatedOptimizer:
+    plain = isinstance(local.momentum, (int, float)) and local.momentum == 0 and local.clip_norm is None
+    if local.name != "sgd" or not plain:
+        raise ValueError(
+            "scaffold's control variates are mean gradients of plain SGD, but config.optimizer has "
+            f"name={local.name!r}, momentum={local.momentum}, clip_norm={local.clip_norm}; use name='sgd', "
+            "momentum=0.0 and clip_norm=None, or another federated optimizer"
+        )
+    return scaffold(server_learning_rate)
+
+
+def _fednova(local: LocalSettings, mu: float | Array = 0.0) -> FederatedOptimizer:
+    shrinkage = mu * local.learning_rate
+    if isinstance(shrinkage, float) and shrinkage >= 1:
+        raise ValueError(
+            f"mu is {mu} and config.optimizer.learning_rate {local.learning_rate}; with fednova their product must be "
+            "below 1"
+        )
+    return fednova(local.momentum, mu, nesterov=local.nesterov, adaptive=local.name != "sgd")
+
+
+def _fedavgm(
+    local: LocalSettings, server_learning_rate: float | Array = 1.0, server_momentum: float | Array = 0.5
+) -> FederatedOptimizer:
+    return fedopt(optax.sgd(server_learning_rate, server_momentum))
+
+
+def _moments(
+    server: Callable[..., optax.GradientTransformation],
+    local: LocalSettings,
+    server_learning_rate: float | Array = 0.01,
+) -> FederatedOptimizer:
+    # FedOpt's settings (Reddi et al., ICLR 2021): beta1, beta2, tau.
+    return fedopt(server(server_learning_rate, b1=0.9, b2=0.99, eps=1e-3))
+
+
+FEDERATED_OPTIMIZERS: Registry[FederatedOptimizer] = Registry(
+    "federated optimizer",
+    {
+        "fedavg": (lambda local: fedavg(), "the mean of the clients' models"),
+        "fedprox": (lambda local, mu=0.01: fedprox(mu), "local training is drawn to the global model, by mu"),
+        "scaffold": (_scaffold, "control variates against the drift of clients; SGD without momentum or clipping"),
+        "fednova": (_fednova, "clients' changes are normalized by their numbers of local steps"),
+        "fedavgm": (_fedavgm, "the clients' mean change goes through momentum at the server"),
+        "fedadam": (partial(_moments, optax.adam), "... through Adam"),
+        "fedyogi": (partial(_moments, optax.yogi), "... through Yogi"),
+    },
+    leading=1,
+)

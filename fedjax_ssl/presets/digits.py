@@ -1,0 +1,67 @@
+"""The embedded digits, with labels at the writers or at the server."""
+
+import ml_collections
+
+from fedjax_ssl.config import ConfigError, default
+
+
+def digits_by_writer(method: str, labels: str | None = None) -> ml_collections.ConfigDict:
+    """The embedded digits: 11 writers train with few labels, 3 writers that were never seen are the test.
+
+    Which writers are held out and which digits keep their label follow from the seed.
+
+    Args:
+        method: name of a method.
+        labels: labels per writer, as a config file's argument gives them ("5"); "all" keeps every label.
+
+    Raises:
+        ConfigError: `labels` is not a number.
+    """
+    config = default(method)
+    config.rounds = 80
+    config.data.test_clients = 3
+    config.optimizer.learning_rate = 0.3
+    config.optimizer.local_epochs = 5
+    count = labels or "5"
+    if count == "all":
+        config.supervision.name = "all"
+        return config
+    if not count.isdigit() or int(count) < 1:
+        raise ConfigError(f'labels per writer is {count!r}; give a number of at least 1, or "all"')
+    config.supervision.name = "per_client"
+    config.supervision.labels = int(count)
+    config.optimizer.batch_size = min(50, int(count))
+    return config
+
+
+def digits_with_server(method: str, labels: str | None = None) -> ml_collections.ConfigDict:
+    """The embedded digits with labels at the server: 11 writers train without any, 3 that were never seen are the test.
+
+    Clients and server train in turns, with SemiFL's optimizers; the learning rate and the epochs at the server are
+    larger, as there are fewer examples.
+
+    Args:
+        method: name of a method whose server trains.
+        labels: class-balanced labels at the server, as a config file's argument gives them ("20").
+
+    Raises:
+        ConfigError: `labels` is not a number.
+    """
+    count = labels or "20"
+    if not count.isdigit() or int(count) < 1:
+        raise ConfigError(f"labels at the server are {count!r}; give a number of at least 1")
+    config = default(method)
+    config.rounds = 30
+    config.data.test_clients = 3
+    config.supervision.name = "server"
+    config.supervision.labels = int(count)
+    config.method.server_epochs = 10
+    config.optimizer.learning_rate = 0.1
+    config.optimizer.schedule = "cosine"
+    config.optimizer.momentum = 0.9
+    config.optimizer.nesterov = True
+    config.optimizer.weight_decay = 5e-4
+    config.optimizer.clip_norm = 1.0
+    config.optimizer.local_epochs = 2
+    config.federated.name = "fedavgm"
+    return config
