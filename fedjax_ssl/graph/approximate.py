@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int32, UInt32
 
-from fedjax_ssl.graph.checks import check_codes, check_count, check_rows
+from fedjax_ssl.checks import check_whole_numbers
+from fedjax_ssl.graph.checks import check_codes, check_rows
 from fedjax_ssl.graph.hamming import paired_distances
 from fedjax_ssl.graph.neighbors import (
     Neighbors,
@@ -75,11 +76,11 @@ def approximate_neighbors(
     """
     codes = jnp.asarray(codes)
     check_codes(codes, num_bits)
-    check_count("num_neighbors", num_neighbors)
+    check_whole_numbers(num_neighbors=num_neighbors)
     check_rows("valid", valid, codes.shape[0])
-    check_count("num_trees", num_trees)
-    check_count("leaf_size", leaf_size, 2)
-    check_count("num_refinements", num_refinements, 0)
+    check_whole_numbers(num_trees=num_trees)
+    check_whole_numbers(2, leaf_size=leaf_size)
+    check_whole_numbers(0, num_refinements=num_refinements)
     if codes.shape[0] <= leaf_size:
         return nearest_neighbors(codes, num_bits, num_neighbors, valid)
     valid = jnp.ones(codes.shape[0], bool) if valid is None else jnp.asarray(valid)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from fedjax_ssl.checks import check_choices
+from fedjax_ssl.checks import check_choices, check_whole_numbers
 from fedjax_ssl.graph.settings import PropagationSettings
 
 CHOICES = {
@@ -23,12 +23,6 @@ CHOICES = {
 def is_known(value: object) -> bool:
     """Whether a value can be looked at now, that is, whether it is not being traced."""
     return not isinstance(value, jax.core.Tracer)
-
-
-def check_count(name: str, value: int, least: int = 1) -> None:
-    """Raises unless `value` is an integer of at least `least`."""
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
-        raise ValueError(f"{name} is {value!r}; it must be an integer of at least {least}.")
 
 
 def check_alpha(alpha: float | jax.Array) -> None:
@@ -50,7 +44,8 @@ def check_settings(settings: PropagationSettings) -> None:
     check_alpha(settings.alpha)
     check_power(settings.similarity_power)
     words = ("label_norm", "confidence_scale", "solver")
-    check_choices(CHOICES, **{word: getattr(settings, word) for word in words})
+    for word in words:
+        check_choices(CHOICES[word], **{word: getattr(settings, word)})
 
 
 def check_features(features: jax.Array) -> None:
@@ -72,7 +67,7 @@ def check_features(features: jax.Array) -> None:
 
 def check_codes(codes: jax.Array, num_bits: int) -> None:
     """Raises unless codes are uint32 [n, ceil(num_bits / 32)]."""
-    check_count("num_bits", num_bits)
+    check_whole_numbers(num_bits=num_bits)
     words = -(-num_bits // 32)
     if codes.ndim != 2 or codes.dtype != jnp.uint32 or codes.shape[1] != words:
         raise ValueError(
@@ -83,7 +78,7 @@ def check_codes(codes: jax.Array, num_bits: int) -> None:
 
 def check_labels(labels: jax.Array, num_points: int, num_classes: int) -> None:
     """Raises unless labels are integers [n], and within {-1, .., num_classes - 1} where that can be seen."""
-    check_count("num_classes", num_classes)
+    check_whole_numbers(num_classes=num_classes)
     if labels.shape != (num_points,) or not jnp.issubdtype(labels.dtype, jnp.integer):
         raise ValueError(
             f"labels have shape {labels.shape} and dtype {labels.dtype}; "

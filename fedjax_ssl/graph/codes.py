@@ -8,7 +8,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Key, UInt32
 
-from fedjax_ssl.graph.checks import check_count, check_features
+from fedjax_ssl.checks import check_whole_numbers
+from fedjax_ssl.graph.checks import check_features
 
 # Every product has this shape, whatever the number of points: a row's code then does not depend on how many
 # rows stand around it, since a matrix product may sum in another order when its shape changes.
@@ -42,7 +43,7 @@ def lsh_codes(key: Key[Array, ""], features: Float[Array, "n d"], num_bits: int)
         ValueError: if the features are not [n, d] floats, are known and not finite, or num_bits < 1.
     """
     features = jnp.asarray(features)
-    check_count("num_bits", num_bits)
+    check_whole_numbers(num_bits=num_bits)
     check_features(features)
     return _lsh_codes(key, features, num_bits)
 

@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, Int32, UInt32
 
-from fedjax_ssl.graph.checks import check_count
+from fedjax_ssl.checks import check_whole_numbers
 
 # Sums over more words than this compile too slowly when written out; they are written out block by block.
 _MOST_WORDS_AT_ONCE = 128
@@ -134,7 +134,7 @@ def cosine_from_hamming(distance: Int[Array, "..."], num_bits: int) -> Float[Arr
     Raises:
         ValueError: if num_bits < 1.
     """
-    check_count("num_bits", num_bits)
+    check_whole_numbers(num_bits=num_bits)
     bits = np.arange(num_bits + 1)
     table = np.where(2 * bits >= num_bits, 0.0, np.cos(np.pi * bits / num_bits))
     return jnp.asarray(table, jnp.result_type(float))[jnp.clip(distance, 0, num_bits)]

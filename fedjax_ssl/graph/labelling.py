@@ -172,7 +172,7 @@ def label_propagation(
     Raises:
         ValueError: as `xclp`, or if "lsh" comes without a key.
     """
-    check_choices(checks.CHOICES, similarity=similarity)
+    check_choices(checks.CHOICES["similarity"], similarity=similarity)
     if settings.confidence_scale == "client_max":
         settings = settings._replace(confidence_scale="max")
     features, valid = _checked(features, valid)

@@ -13,8 +13,8 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, Int32, UInt32
 
-from fedjax_ssl.checks import check_choices
-from fedjax_ssl.graph.checks import CHOICES, check_codes, check_count, check_features, check_mesh, check_rows
+from fedjax_ssl.checks import check_choices, check_whole_numbers
+from fedjax_ssl.graph.checks import CHOICES, check_codes, check_features, check_mesh, check_rows
 from fedjax_ssl.graph.codes import has_angle
 from fedjax_ssl.graph.hamming import (
     cosine_from_hamming,
@@ -77,9 +77,9 @@ def nearest_neighbors(
     """
     codes = jnp.asarray(codes)
     check_codes(codes, num_bits)
-    check_count("num_neighbors", num_neighbors)
+    check_whole_numbers(num_neighbors=num_neighbors)
     check_rows("valid", valid, codes.shape[0])
-    check_choices(CHOICES, kernel=kernel)
+    check_choices(CHOICES["kernel"], kernel=kernel)
     check_mesh(mesh)
     if kernel == "auto":
         kernel = fastest_kernel(jax.default_backend() if mesh is None else mesh.devices.flat[0].platform)
@@ -109,7 +109,7 @@ def cosine_neighbors(
     """
     features = jnp.asarray(features)
     check_features(features)
-    check_count("num_neighbors", num_neighbors)
+    check_whole_numbers(num_neighbors=num_neighbors)
     check_rows("valid", valid, features.shape[0])
     if valid is None:
         valid = jnp.ones(features.shape[0], bool)

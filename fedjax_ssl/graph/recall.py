@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, UInt32
 
-from fedjax_ssl.graph.checks import check_codes, check_count, check_rows
+from fedjax_ssl.checks import check_whole_numbers
+from fedjax_ssl.graph.checks import check_codes, check_rows
 from fedjax_ssl.graph.hamming import paired_distances
 from fedjax_ssl.graph.neighbors import Neighbors, fastest_kernel, nearest_to_rows
 
@@ -40,7 +41,7 @@ def neighbor_recall(
     """
     codes = jnp.asarray(codes)
     check_codes(codes, num_bits)
-    check_count("sample", sample)
+    check_whole_numbers(sample=sample)
     if sample > _MOST_SAMPLES:
         raise ValueError(f"sample is {sample}; at most {_MOST_SAMPLES} points can be searched for.")
     check_rows("valid", valid, codes.shape[0])

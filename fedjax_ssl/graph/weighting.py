@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax.scipy.special import xlogy
 from jaxtyping import Array, Bool, Float, Int
 
-from fedjax_ssl.graph.checks import check_count
+from fedjax_ssl.checks import check_whole_numbers
 
 
 def confidence(scores: Float[Array, "n c"]) -> Float[Array, " n"]:
@@ -56,7 +56,7 @@ def class_weights(labels: Int[Array, " n"], valid: Bool[Array, " n"], num_classe
     Raises:
         ValueError: if num_classes < 1.
     """
-    check_count("num_classes", num_classes)
+    check_whole_numbers(num_classes=num_classes)
     labels = jnp.where(jnp.asarray(valid), jnp.asarray(labels), -1)
     counts = class_counts(labels, num_classes)
     share = jnp.sum(counts) / num_classes

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, Key
 
+from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.federation.dealing import count_groups
 from fedjax_ssl.data.federation.federated_data import FederatedData
@@ -196,8 +197,7 @@ def _count_clients(partition: str, num_clients: int | None, num_natural: int) ->
         if partition != "natural":
             raise ValueError(f"partition {partition!r} needs num_clients")
         return num_natural
-    if num_clients < 1:
-        raise ValueError(f"num_clients must be at least 1, got {num_clients}")
+    check_whole_numbers(num_clients=num_clients)
     if partition == "natural" and num_clients > num_natural:
         raise ValueError(f"num_clients={num_clients}, but only {num_natural} natural clients are left to train")
     return num_clients

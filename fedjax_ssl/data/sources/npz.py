@@ -26,8 +26,6 @@ def load_npz(
     path: Path | str | None = None,
     num_classes: int | None = None,
     input_max: float | None = None,
-    mean: tuple[float, ...] | None = None,
-    std: tuple[float, ...] | None = None,
     proportions: Path | str | None = None,
 ) -> Dataset:
     """Loads an `.npz` file of arrays (no pickled objects).
@@ -44,8 +42,6 @@ def load_npz(
         path: the file.
         num_classes: K. By default it follows from the labels, and then every class must occur.
         input_max: the stored value that maps to 1.0; by default 255 for uint8 and 1 for floating point.
-        mean: per channel, on the scale where input_max is 1.0.
-        std: like mean.
         proportions: CSV file with the class shares of each client's sets; see `fedjax_ssl.data.sources.proportions`.
 
     Returns:
@@ -88,8 +84,6 @@ def load_npz(
         class_names=names,
         client_names=client_names,
         input_max=input_max if input_max is not None else (255.0 if inputs.dtype == np.uint8 else 1.0),
-        mean=None if mean is None else tuple(mean),
-        std=None if std is None else tuple(std),
         coarse_names=coarse_names,
         correspondence=correspondence,
         set_shares=set_shares,

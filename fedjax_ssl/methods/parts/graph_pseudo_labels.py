@@ -10,12 +10,11 @@ from fedjax_ssl.federated.terms import PseudoLabels, examples_mask, network_feat
 from fedjax_ssl.graph import Propagation, PropagationSettings, class_weights
 from fedjax_ssl.keys import named_key
 
-_CHOICES = {"graph_features": ("network", "inputs"), "class_weighting": ("none", "inverse_freq")}
-
 
 def check_graph_settings(graph_features: str, class_weighting: str) -> None:
     """Raises ValueError for a setting that does not exist."""
-    check_choices(_CHOICES, graph_features=graph_features, class_weighting=class_weighting)
+    check_choices(("network", "inputs"), graph_features=graph_features)
+    check_choices(("none", "inverse_freq"), class_weighting=class_weighting)
 
 
 def cohort_features(setup: Setup, round: Round, graph_features: str, augment: bool) -> Float[Array, "p n d"]:
