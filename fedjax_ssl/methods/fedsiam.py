@@ -31,7 +31,7 @@ from fedjax_ssl.federated import (
 from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.fedavg import after_labelled_stage, mixed_stage
+from fedjax_ssl.methods.parts.two_stages import after_labelled_stage, mixed_stage
 from fedjax_ssl.objectives import batch_cross_entropy, consistency, consistency_ramp, teacher_decay
 
 TERM = "mean_teacher"

@@ -11,8 +11,8 @@ from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import PseudoLabels, examples_mask, pseudo_label_term
 from fedjax_ssl.graph import PropagationSettings, label_propagation
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.fedavg import after_labelled_stage, mixed_stage
 from fedjax_ssl.methods.parts.graph_pseudo_labels import check_graph_settings, cohort_features, to_pseudo_labels
+from fedjax_ssl.methods.parts.two_stages import after_labelled_stage, mixed_stage
 
 
 def per_client_lp(

@@ -15,7 +15,6 @@ from fedjax_ssl.federated import Method, Round, Setup
 from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import PseudoLabels, examples_mask, pseudo_label_term
 from fedjax_ssl.graph import PropagationSettings
-from fedjax_ssl.methods.fedavg import after_labelled_stage, mixed_stage
 from fedjax_ssl.methods.parts.graph_pseudo_labels import (
     check_graph_settings,
     cohort_features,
@@ -23,6 +22,7 @@ from fedjax_ssl.methods.parts.graph_pseudo_labels import (
     propagate_over_cohort,
     to_pseudo_labels,
 )
+from fedjax_ssl.methods.parts.two_stages import after_labelled_stage, mixed_stage
 
 
 def xclp(
