@@ -98,7 +98,7 @@ def fedllp_vat(
             )
             return outputs.logits
 
-        perturbation = vat_direction(predict, inputs, named_key(step.key, "direction"), vat_radius)
+        perturbation = vat_direction(predict, inputs, named_key(step.key, "direction"), vat_radius, mask=batch.mask)
         loss = vat_loss(predict(inputs), predict(inputs + perturbation), batch.mask)
         epochs = local_epochs_done(step, setup.local_epochs, rampup)
         return vat_rampup(epochs, ramp_epochs, vat_weight).astype(loss.dtype) * loss
