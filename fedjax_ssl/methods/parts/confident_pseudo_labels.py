@@ -30,10 +30,8 @@ from fedjax_ssl.federated import (
     Step,
     Stream,
     Term,
-    Traffic,
     View,
     never,
-    no_traffic,
 )
 from fedjax_ssl.federated.method import Metrics, PyTree
 from fedjax_ssl.federated.sampler import masked_permutation
@@ -67,11 +65,9 @@ def confident_term(
     threshold: float | Array,
     strict: bool,
     extra: Extra = lambda round, probabilities, confident: (),
-    takes_part: Callable[[Sent, Round], Bool[Array, " p"]] = has_confident,
     diagnose: Callable[[Outcome], Metrics] = lambda outcome: {},
-    traffic: Callable[[Outcome], Traffic] = no_traffic,
 ) -> Term:
-    """Labels the cohort's examples before local training; a term without a loss of its own.
+    """Labels the cohort's examples before local training; a term without a loss, sent to clients with a confident one.
 
     An example with a class label keeps it and is confident. A client with values that are not finite counts as
     confident, so that it trains, is dropped, and is counted as dropped.
@@ -81,9 +77,7 @@ def confident_term(
         threshold: of the largest class probability.
         strict: confident above the threshold, not at it.
         extra: what else the probabilities give.
-        takes_part: who trains; by default clients with a confident example.
         diagnose: more for the log than the quality of the pseudo-labels.
-        traffic: bytes beside the model.
     """
 
     def prepare(state: PyTree, round: Round) -> tuple[Sent, PyTree]:
@@ -108,13 +102,8 @@ def confident_term(
         pseudo_labels = PseudoLabels(given, sent.confidence, sent.confidence)
         return {**diagnose_pseudo_labels(pseudo_labels, truth, outcome.round.clients), **diagnose(outcome)}
 
-    return Term(
-        CONFIDENT,
-        (),
-        lambda step: jnp.zeros(()),
-        server=AtServer(prepare=prepare, takes_part=takes_part),
-        log=ForLog(diagnose=log, traffic=traffic),
-    )
+    server = AtServer(prepare=prepare, takes_part=has_confident)
+    return Term(CONFIDENT, (), lambda step: jnp.zeros(()), server=server, log=ForLog(diagnose=log))
 
 
 def confident_losses(
