@@ -19,6 +19,7 @@ from fedjax_ssl import data, distributed, federated, methods, models, tracking
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.distributed import Team
 from fedjax_ssl.experiment import Experiment, build_method, device_mesh, federate, load_experiment, prediction
+from fedjax_ssl.experiment.weighting import check_weighting
 from fedjax_ssl.federated import Method, ServerState
 from fedjax_ssl.federated.method import Metrics
 
@@ -188,8 +189,9 @@ def _run_in(record: tracking.Record | tracking.NoRecord, experiment: Experiment,
 
     method = build_method(experiment, federation, report=report)
     # Without training it is labels that are predicted from.
-    learner = method if config.rounds else method._replace(needs=("labels",), needs_all=False)
+    learner = method if config.rounds else method._replace(needs=("labels",), needs_all=False, trains_unlabelled=False)
     _check_labels(config, learner, federation)
+    check_weighting(config.federated.weighting, learner, federation)
     template = jax.eval_shape(method.init, key, federation)
 
     nothing: dict[str, float] = {"compile_seconds": 0.0, "train_seconds": 0.0}
