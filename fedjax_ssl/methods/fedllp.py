@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from fedjax_ssl.checks import check_weights
+from fedjax_ssl.checks import check_choices, check_weights, check_whole_numbers
 from fedjax_ssl.data import WeakLabels
 from fedjax_ssl.federated import (
     AtServer,
@@ -32,8 +32,6 @@ from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.channel_terms import with_l1
 from fedjax_ssl.objectives import proportion_loss, vat_direction, vat_loss, vat_rampup
-
-RAMPUPS = ("run", "per_epoch")
 
 
 def fedllp(setup: Setup, *, l1: float = 0.0, set_size: int = 0) -> Method:
@@ -76,10 +74,8 @@ def fedllp_vat(
     Raises:
         ValueError: a number outside what is allowed, an unknown ramp-up, or a federation without sets.
     """
-    if rampup not in RAMPUPS:
-        raise ValueError(f"fedllp_vat: rampup is {rampup!r}; allowed: {', '.join(RAMPUPS)}")
-    if ramp_epochs < 1:
-        raise ValueError(f"fedllp_vat: ramp_epochs is {ramp_epochs}; it must be at least 1")
+    check_choices({"rampup": ("run", "per_epoch")}, rampup=rampup)
+    check_whole_numbers(ramp_epochs=ramp_epochs)
     check_weights(vat_weight=vat_weight, vat_radius=vat_radius)
     view = augmented_view(setup, "set")
 
@@ -174,8 +170,7 @@ def local_epochs_done(step: Step, local_epochs: int, rampup: str) -> Float[Array
 
 
 def _sets_stage(setup: Setup, terms: tuple[Term, ...], l1: float | Array, set_size: int) -> Stage:
-    if isinstance(set_size, bool) or int(set_size) != set_size or set_size < 0:
-        raise ValueError(f"set_size is {set_size}; it must be a whole number >= 1, or 0 for whole sets")
+    check_whole_numbers(0, set_size=set_size)
     return Stage(
         with_l1(terms, l1),
         set_per_step(setup.local_epochs, set_size),

@@ -13,14 +13,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from fedjax_ssl.checks import check_choices, check_whole_numbers
 from fedjax_ssl.data import WeakLabels
 from fedjax_ssl.federated import Method, Setup, Stage, Step, Stream, Term, federated_method
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.channel_terms import known_stage
 from fedjax_ssl.objectives import batch_cross_entropy, mixup, mixup_cross_entropy, mixup_share
-
-MIXES = ("inputs", "logits")
 
 
 class Confidence(NamedTuple):
@@ -65,10 +64,8 @@ def fedpl(
     Raises:
         ValueError: a number outside what is allowed, or an unknown way to mix.
     """
-    if warmup_rounds < 0:
-        raise ValueError(f"fedpl: warmup_rounds is {warmup_rounds}; it must be >= 0")
-    if mix not in MIXES:
-        raise ValueError(f"fedpl: mix is {mix!r}; allowed: {', '.join(MIXES)}")
+    check_whole_numbers(0, warmup_rounds=warmup_rounds)
+    check_choices({"mix": ("inputs", "logits")}, mix=mix)
     if isinstance(mix_alpha, (int, float)) and not mix_alpha > 0:
         raise ValueError(f"fedpl: mix_alpha is {mix_alpha}; it must be positive")
     if isinstance(threshold, (int, float)) and not 0 <= threshold <= 1:

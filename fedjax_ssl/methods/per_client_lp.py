@@ -52,7 +52,6 @@ def per_client_lp(
         ValueError: for a setting outside these.
     """
     check_graph_settings(graph_features, class_weighting)
-
     settings = PropagationSettings(num_bits, num_neighbors, alpha, similarity_power, label_norm, confidence_scale)
 
     def prepare(state: PyTree, round: Round) -> tuple[PseudoLabels, PyTree]:
