@@ -4,8 +4,9 @@ Rounds of federated averaging on labels alone come first (stage 1), then rounds 
 
 1. The cohort's clients embed all their examples with the global network and send codes of `num_bits` bits, the signs of
    random projections. Of two examples whose codes differ in h bits, the cosine is about cos(pi h / num_bits).
-2. One graph over all clients' examples joins each to its `num_neighbors` nearest: W = A + A^T with A the kept cosines,
-   normalized to S = D^-1/2 W D^-1/2. From the labels Y [N, K] come the scores Z = (I - alpha S)^-1 Y (algorithm 1).
+2. One graph over all clients' examples joins each to its `num_neighbors` nearest. With A their cosines, to the power
+   `similarity_power`, W = A + A^T and its row sums D, S = D^-1/2 W D^-1/2 carries the labels Y [N, K]: the scores are
+   Z = (I - alpha S)^-1 Y (algorithm 1).
 3. An unlabelled example gets the class with the largest score and the weight 1 - H(z / sum z) / log K, a labelled one
    keeps its label with weight 1; kappa, the inverse frequency of the class, balances classes (section 2).
 4. Clients minimize 1/|B| sum_i weight_i kappa_(y_i) CE(f(x_i), y_i) over batches of as many labelled as unlabelled
