@@ -15,19 +15,8 @@ from jaxtyping import Array, Float, Int, Key
 
 from fedjax_ssl.checks import check_choices, check_weights, check_whole_numbers
 from fedjax_ssl.data import WeakLabels
-from fedjax_ssl.federated import (
-    AtServer,
-    Client,
-    Method,
-    Now,
-    Sampler,
-    Schedule,
-    Setup,
-    Stage,
-    Step,
-    Term,
-    federated_method,
-)
+from fedjax_ssl.federated import Method, Setup, Stage, Term, federated_method
+from fedjax_ssl.federated.method import AtServer, Client, Now, Sampler, Schedule, Step
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.channel_terms import with_l1

@@ -25,23 +25,8 @@ from jaxtyping import Array, Bool, Float
 
 from fedjax_ssl.checks import check_choices, check_weights, is_zero
 from fedjax_ssl.data import WeakLabels
-from fedjax_ssl.federated import (
-    BYTES_PER_NUMBER,
-    AtServer,
-    Client,
-    Method,
-    Outcome,
-    Round,
-    Sent,
-    Setup,
-    Stage,
-    Step,
-    Term,
-    Traffic,
-    count,
-    never,
-)
-from fedjax_ssl.federated.method import Metrics, PyTree
+from fedjax_ssl.federated import BYTES_PER_NUMBER, Method, Setup, Stage, Term, count
+from fedjax_ssl.federated.method import AtServer, Client, Metrics, Outcome, PyTree, Round, Sent, Step, Traffic, never
 from fedjax_ssl.federated.terms import augmented_view, examples_mask
 from fedjax_ssl.methods.parts.alternating_training import alternating
 from fedjax_ssl.methods.parts.channel_terms import channel_losses, channel_of, learns

@@ -21,23 +21,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fedjax_ssl.checks import check_choices, check_whole_numbers
-from fedjax_ssl.federated import (
-    BYTES_PER_NUMBER,
-    AtClient,
-    AtServer,
-    ForLog,
-    Method,
-    Outcome,
-    Round,
-    Sent,
-    ServerState,
-    Setup,
-    Step,
-    Term,
-    Traffic,
-    count,
-)
-from fedjax_ssl.federated.method import PyTree
+from fedjax_ssl.federated import BYTES_PER_NUMBER, Method, Setup, Step, Term, count
+from fedjax_ssl.federated.method import AtClient, AtServer, ForLog, Outcome, PyTree, Round, Sent, ServerState, Traffic
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.two_stages import after_labelled_stage, mixed_stage

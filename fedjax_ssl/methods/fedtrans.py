@@ -14,23 +14,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl.checks import check_choices, check_whole_numbers
 from fedjax_ssl.data import WeakLabels
-from fedjax_ssl.federated import (
-    AtServer,
-    Client,
-    Method,
-    Now,
-    Round,
-    Sampler,
-    Schedule,
-    Sent,
-    Setup,
-    Stage,
-    Step,
-    Term,
-    epochs,
-    federated_method,
-)
-from fedjax_ssl.federated.method import Params, PyTree
+from fedjax_ssl.federated import Method, Setup, Stage, Term, epochs, federated_method
+from fedjax_ssl.federated.method import AtServer, Client, Now, Params, PyTree, Round, Sampler, Schedule, Sent, Step
 from fedjax_ssl.federated.static_batch_norm import with_static_batch_norm
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.methods.parts.alternating_training import server_training

@@ -23,26 +23,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl.checks import check_weights, check_whole_numbers, is_zero
-from fedjax_ssl.federated import (
-    BYTES_PER_NUMBER,
-    AtServer,
-    Client,
-    ForLog,
-    Method,
-    Outcome,
-    Round,
-    Sent,
-    Setup,
-    Stage,
-    Step,
-    Term,
-    Traffic,
-    count,
-    federated_method,
-    mixed_epochs,
-    never,
-)
-from fedjax_ssl.federated.method import PyTree
+from fedjax_ssl.federated import BYTES_PER_NUMBER, Method, Setup, Stage, Term, count, federated_method, mixed_epochs
+from fedjax_ssl.federated.method import AtServer, Client, ForLog, Outcome, PyTree, Round, Sent, Step, Traffic, never
 from fedjax_ssl.federated.terms import (
     PseudoLabels,
     augmented_view,

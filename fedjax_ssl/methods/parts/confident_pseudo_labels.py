@@ -16,24 +16,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.checks import check_weights, is_zero
-from fedjax_ssl.federated import (
-    AtServer,
-    Client,
-    ForLog,
-    Now,
-    Outcome,
-    Round,
-    Sampler,
-    Schedule,
-    Sent,
-    Setup,
-    Step,
-    Stream,
-    Term,
-    View,
-    never,
-)
-from fedjax_ssl.federated.method import Metrics, PyTree
+from fedjax_ssl.federated import Client, Round, Sampler, Schedule, Setup, Step, Term
+from fedjax_ssl.federated.method import AtServer, ForLog, Metrics, Now, Outcome, PyTree, Sent, Stream, View, never
 from fedjax_ssl.federated.sampler import masked_permutation
 from fedjax_ssl.federated.terms import PseudoLabels, diagnose_pseudo_labels, examples_mask, network_outputs
 from fedjax_ssl.keys import named_key

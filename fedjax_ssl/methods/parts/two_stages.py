@@ -6,17 +6,8 @@ Stage 1 is federated averaging on the labelled examples; stage 2 trains on label
 from collections.abc import Callable
 
 from fedjax_ssl.checks import check_whole_numbers
-from fedjax_ssl.federated import (
-    Method,
-    ServerState,
-    Setup,
-    Stage,
-    Term,
-    federated_method,
-    labelled_epochs,
-    mixed_epochs,
-)
-from fedjax_ssl.federated.method import PyTree
+from fedjax_ssl.federated import Method, Setup, Stage, Term, federated_method, labelled_epochs, mixed_epochs
+from fedjax_ssl.federated.method import PyTree, ServerState
 from fedjax_ssl.federated.terms import supervised_term
 
 
