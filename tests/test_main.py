@@ -108,6 +108,10 @@ def test_a_truncated_checkpoint_falls_back_to_the_one_before(start, tmp_path):
         ((DIGITS, "--config.data.test_clients=14"), ("14",)),
         ((DIGITS, "--config.federated.cohort_size=12"), ("cohort_size is 12", "1..11")),
         ((DIGITS, "--config.federated.cohort_size=0"), ("cohort_size is 0", "at least 1")),
+        (
+            (XCLP, "--config.federated.weighting=labelled", "--config.supervision.labelled_clients=4"),
+            ("weighting is 'labelled', but 7 of 11 clients have no class labels",),
+        ),
         ((DIGITS, "--config.data.name=npz", "--config.data.path=none.npz"), ("none.npz", "inputs")),
         ((f"--config={CONFIGS / 'femnist_xclp.py'}:glyps",), ("no variant 'glyps'", "femnist, glyphs")),
         ((f"--config={CONFIGS / 'cifar10_xclp.py'}:1,2",), ("cifar10_xclp.py:1,2", "5000,100,iid")),

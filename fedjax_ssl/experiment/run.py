@@ -24,6 +24,7 @@ from fedjax_ssl.experiment.build import (
 )
 from fedjax_ssl.experiment.prediction_csv import clients_csv, predictions_csv
 from fedjax_ssl.experiment.rounds import TOTALS, Programs
+from fedjax_ssl.experiment.weighting import check_weighting
 from fedjax_ssl.federated import Method
 
 # Fields that change how a run is watched, where it finds its data or what is done with the trained network, but not
@@ -87,8 +88,9 @@ def _run_in(record: tracking.Record | tracking.NoRecord, experiment: Experiment,
 
     method = build_method(experiment, federation, report=report)
     # Without training it is labels that are predicted from.
-    learner = method if config.rounds else method._replace(needs=("labels",), needs_all=False)
+    learner = method if config.rounds else method._replace(needs=("labels",), needs_all=False, trains_unlabelled=False)
     _check_labels(config, learner, federation)
+    check_weighting(config.federated.weighting, learner, federation)
     template = jax.eval_shape(method.init, key, federation)
 
     nothing: dict[str, float] = {"compile_seconds": 0.0, "train_seconds": 0.0}

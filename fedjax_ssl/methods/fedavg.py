@@ -6,51 +6,10 @@ References:
     federated learning, TMLR 2023.
 """
 
-from collections.abc import Callable
-
-from fedjax_ssl.checks import check_whole_numbers
-from fedjax_ssl.federated import (
-    Method,
-    ServerState,
-    Setup,
-    Stage,
-    Term,
-    federated_method,
-    labelled_epochs,
-    mixed_epochs,
-)
-from fedjax_ssl.federated.method import PyTree
-from fedjax_ssl.federated.terms import supervised_term
+from fedjax_ssl.federated import Method, Setup, federated_method
+from fedjax_ssl.methods.parts.two_stages import labelled_stage
 
 
 def fedavg(setup: Setup) -> Method:
     """FedAvg (or whatever federated optimizer the run names) on labelled examples of clients that have some."""
-    return federated_method(setup, (labelled_stage(setup, None),))
-
-
-def labelled_stage(setup: Setup, rounds: int | None) -> Stage:
-    """Rounds of supervised training: epochs over the labelled examples, cohort of clients with labels."""
-    sampler = labelled_epochs(setup.batch_size, setup.local_epochs, setup.max_labelled)
-    return Stage((supervised_term(setup),), sampler, labelled_quota="only", rounds=rounds)
-
-
-def mixed_stage(setup: Setup, term: Term, labelled_quota: str = "proportional") -> Stage:
-    """Rounds of semi-supervised training until the end: batches of labelled and unlabelled examples, stream "mixed"."""
-    sampler = mixed_epochs(setup.batch_size, setup.local_epochs, setup.max_labelled, setup.max_unlabelled)
-    return Stage((term,), sampler, labelled_quota=labelled_quota)
-
-
-def after_labelled_stage(
-    setup: Setup,
-    stage: Stage,
-    warmup_rounds: int,
-    network: Callable[[ServerState], tuple[PyTree, PyTree]] | None = None,
-) -> Method:
-    """Stage 2 methods: `warmup_rounds` rounds of labels-only training first, none if 0.
-
-    Raises:
-        ValueError: if `warmup_rounds` is negative.
-    """
-    check_whole_numbers(0, warmup_rounds=warmup_rounds)
-    stages = (labelled_stage(setup, warmup_rounds), stage) if warmup_rounds else (stage,)
-    return federated_method(setup, stages, network=network)
+    return federated_method(setup, (labelled_stage(setup, rounds=None),))

@@ -15,25 +15,12 @@ from jaxtyping import Array, Float, Int, Key
 
 from fedjax_ssl.checks import check_choices, check_weights, check_whole_numbers
 from fedjax_ssl.data import WeakLabels
-from fedjax_ssl.federated import (
-    AtServer,
-    Client,
-    Method,
-    Now,
-    Sampler,
-    Schedule,
-    Setup,
-    Stage,
-    Step,
-    Term,
-    federated_method,
-)
+from fedjax_ssl.federated import Method, Setup, Stage, Term, federated_method
+from fedjax_ssl.federated.method import AtServer, Client, Now, Sampler, Schedule, Step
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.channel_terms import with_l1
 from fedjax_ssl.objectives import proportion_loss, vat_direction, vat_loss, vat_rampup
-
-RAMPUPS = ("run", "per_epoch")
 
 
 def fedllp(setup: Setup, *, l1: float = 0.0, set_size: int = 0) -> Method:
@@ -76,7 +63,7 @@ def fedllp_vat(
     Raises:
         ValueError: a number outside what is allowed, an unknown ramp-up, or a federation without sets.
     """
-    check_choices(RAMPUPS, rampup=rampup)
+    check_choices(("run", "per_epoch"), rampup=rampup)
     check_whole_numbers(ramp_epochs=ramp_epochs)
     check_weights(vat_weight=vat_weight, vat_radius=vat_radius)
     view = augmented_view(setup, "set")
@@ -96,7 +83,7 @@ def fedllp_vat(
             )
             return outputs.logits
 
-        perturbation = vat_direction(predict, inputs, named_key(step.key, "direction"), vat_radius)
+        perturbation = vat_direction(predict, inputs, named_key(step.key, "direction"), vat_radius, mask=batch.mask)
         loss = vat_loss(predict(inputs), predict(inputs + perturbation), batch.mask)
         epochs = local_epochs_done(step, setup.local_epochs, rampup)
         return vat_rampup(epochs, ramp_epochs, vat_weight).astype(loss.dtype) * loss

@@ -1,8 +1,16 @@
 """FedMT: clients whose labels are of another, mostly coarser space than the classes that are wanted.
 
-The server has a few examples with class labels. A client's label is the class seen through a correspondence matrix
-M [J, K], known beforehand or estimated from the client's own confident pseudo-labels; the projection loss -log (M p)_j
-fits M times the predicted class probabilities to the client's labels. Everything else is SemiFL.
+The server has a few examples with class labels. A client's label is the class seen through a correspondence matrix,
+M [J, K] with M_jk = P(label j | class k) (equation 2). A round is one of SemiFL, with two things more:
+
+1. Confident pseudo-labels as in `fedjax_ssl.methods.semifl`, in the space of the classes. FedMT(E) estimates M from
+   them: M_jk is the share of label j among the confident examples of the client whose pseudo-label is k (equation 4).
+2. To SemiFL's two losses comes the projection loss, for an example with label j, scores z = f(a(x)) and p = softmax z:
+
+       -log (M p)_j = LSE_k(z_k) - LSE_k(z_k + log M_jk)    (equation 3, computed as on the right).
+
+3. The mean of the clients' changes is a step of the federated optimizer, then the server trains on its examples
+   (equation 1). Algorithm 1 has the server first, so it also trains once before round 0.
 
 References:
     Federated learning with mixed-type labels, arXiv 2210.02042v4: equations 1 to 4 and algorithm 1.
@@ -17,24 +25,8 @@ from jaxtyping import Array, Bool, Float
 
 from fedjax_ssl.checks import check_choices, check_weights, is_zero
 from fedjax_ssl.data import WeakLabels
-from fedjax_ssl.federated import (
-    BYTES_PER_NUMBER,
-    AtServer,
-    Client,
-    Method,
-    Outcome,
-    Round,
-    Sent,
-    Setup,
-    Stage,
-    Step,
-    Term,
-    Traffic,
-    count,
-    never,
-    no_traffic,
-)
-from fedjax_ssl.federated.method import Metrics, PyTree
+from fedjax_ssl.federated import BYTES_PER_NUMBER, Method, Setup, Stage, Term, count
+from fedjax_ssl.federated.method import AtServer, Client, Metrics, Outcome, PyTree, Round, Sent, Step, Traffic, never
 from fedjax_ssl.federated.terms import augmented_view, examples_mask
 from fedjax_ssl.methods.parts.alternating_training import alternating
 from fedjax_ssl.methods.parts.channel_terms import channel_losses, channel_of, learns
@@ -82,6 +74,7 @@ def fedmt(
     server_batch_size: int = 10,
     server_epochs: int = 5,
     static_batch_norm: bool = True,
+    separate_passes: bool = False,
 ) -> Method:
     """FedMT: coarse labels at clients through a known or an estimated correspondence, class labels at the server.
 
@@ -106,10 +99,11 @@ def fedmt(
         estimate_scope: "client", or "pooled" for one estimate from the counts of all clients of the round, which must
             then have one label space.
         mixup_alpha: of the Beta distribution of the mixing share, > 0.
-        warm_start: the server alone trains in the first round.
+        warm_start: before round 0 the server trains alone, for its epochs of a round at the learning rate of round 0.
         server_batch_size: labelled examples per step at the server.
         server_epochs: epochs per round at the server.
         static_batch_norm: statistics of batch norm layers by a pass over the data.
+        separate_passes: a forward pass per loss, see `fedjax_ssl.methods.semifl`.
 
     Raises:
         ValueError: for a setting outside these, or settings that leave nothing to train on.
@@ -120,38 +114,28 @@ def fedmt(
     check_choices(FALLBACKS, fallback=fallback)
     check_choices(("client", "pooled"), estimate_scope=estimate_scope)
     check_weights(projection_weight=projection_weight, smoothing=smoothing)
-    pooled, everybody, from_all = estimate_scope == "pooled", gate == "none", projection_examples == "all"
+    losses = confident_losses(setup, fix_weight, mix_weight, mixup_alpha)
+    projects, from_all, everybody = not is_zero(projection_weight), projection_examples == "all", gate == "none"
     if everybody and not from_all:
         raise ValueError("gate is 'none', so projection_examples must be 'all': a client may have no confident example")
-    if is_zero(projection_weight) and everybody:
+    if everybody and not projects:
         raise ValueError("gate is 'none', so projection_weight must be above 0: other clients have nothing to train on")
-    losses = confident_losses(setup, fix_weight, mix_weight, mixup_alpha)
-    if is_zero(projection_weight) and not losses:
+    if not projects and not losses:
         raise ValueError("fix_weight, mix_weight and projection_weight are all 0; clients would have nothing to learn")
-    if is_zero(projection_weight):
-        losses = (confident_term(setup, threshold, strict), *losses)
+    if projects:
+        estimate = partial(estimated, fallback=fallback, smoothing=smoothing, pooled=estimate_scope == "pooled")
+        labels = confident_term(setup, threshold, strict, estimate, diagnose=_diagnose)
+        if everybody:
+            labels = labels._replace(server=labels.server._replace(takes_part=_confident_or_labelled))
+        if estimate_scope == "pooled":
+            labels = labels._replace(log=labels.log._replace(traffic=_counts_traffic))
+        stream, known, remainder = "known" if from_all else "fix", correspondence == "known", fallback == "zero"
+        terms = (labels, *losses, projection_term(setup, projection_weight, stream, known, remainder))
     else:
-        sent = confident_term(
-            setup,
-            threshold,
-            strict,
-            extra=partial(estimated, fallback=fallback, smoothing=smoothing, pooled=pooled),
-            takes_part=_confident_or_labelled if everybody else has_confident,
-            diagnose=_diagnose,
-            traffic=_counts_traffic if pooled else no_traffic,
-        )
-        stream, known = "known" if from_all else "fix", correspondence == "known"
-        losses = (sent, *losses, projection_term(setup, projection_weight, stream, known, remainder=fallback == "zero"))
+        terms = (confident_term(setup, threshold, strict), *losses)
     sampler = confident_epochs(setup.batch_size, setup.local_epochs, from_all, everybody)
-    return alternating(
-        setup,
-        Stage(losses, sampler),
-        server_batch_size,
-        server_epochs,
-        static_batch_norm,
-        needs=("coarse", "server"),
-        server_first=warm_start,
-    )
+    clients, needs = Stage(terms, sampler, separate_passes=separate_passes), ("coarse", "server")
+    return alternating(setup, clients, server_batch_size, server_epochs, static_batch_norm, needs, warm_start)
 
 
 def projection_term(setup: Setup, weight: float | Array, stream: str, known: bool, remainder: bool) -> Term:

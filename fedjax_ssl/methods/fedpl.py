@@ -21,8 +21,6 @@ from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.channel_terms import known_stage
 from fedjax_ssl.objectives import batch_cross_entropy, mixup, mixup_cross_entropy, mixup_share
 
-MIXES = ("inputs", "logits")
-
 
 class Confidence(NamedTuple):
     """A batch split by confidence; pair j joins the j-th confident row with the j-th other one, in batch order."""
@@ -67,7 +65,7 @@ def fedpl(
         ValueError: a number outside what is allowed, or an unknown way to mix.
     """
     check_whole_numbers(0, warmup_rounds=warmup_rounds)
-    check_choices(MIXES, mix=mix)
+    check_choices(("inputs", "logits"), mix=mix)
     check_numbers("(0, inf)", mix_alpha=mix_alpha)
     check_numbers("[0, 1]", threshold=threshold)
     view = augmented_view(setup, "labelled")

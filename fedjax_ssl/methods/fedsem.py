@@ -12,7 +12,7 @@ from jaxtyping import Array
 from fedjax_ssl.federated import Client, Method, Round, Setup
 from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import PseudoLabels, network_pseudo_labels, pseudo_label_term
-from fedjax_ssl.methods.fedavg import after_labelled_stage, mixed_stage
+from fedjax_ssl.methods.parts.two_stages import after_labelled_stage, mixed_stage
 
 
 def fedsem(setup: Setup, *, warmup_rounds: int = 0) -> Method:

@@ -1,5 +1,14 @@
 """FedSiam: mean-teacher consistency at the clients; student and teacher are averaged separately.
 
+The student f has two heads, f1 and f2; the teacher g is a moving average of the student. With two augmentations a, b of
+the same batch B of examples, K classes, and the number r of the round, a client minimizes
+
+    1/|B| sum over labelled CE(f1(a(x)), y) + head_weight / (|B| K) sum |f1(a(x)) - f2(a(x))|^2
+        + ramp(r) / (|B| K) sum |softmax f2(a(x)) - softmax g1(b(x))|^2,
+
+ramp(r) = consistency_weight exp(-5 (1 - min(r, R) / R)^2) with R = ramp_rounds. After its step t, counted over the
+run, g becomes d_t g + (1 - d_t) f with d_t = min(1 - 1 / (t + 1), decay).
+
 References:
     Long et al., FedSiam: Towards adaptive federated semi-supervised learning, arXiv 2012.03292; in the form of
     Scott et al., TMLR 2023, arXiv 2210.06434.
@@ -12,27 +21,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fedjax_ssl.checks import check_choices, check_whole_numbers
-from fedjax_ssl.federated import (
-    BYTES_PER_NUMBER,
-    AtClient,
-    AtServer,
-    Client,
-    ForLog,
-    Method,
-    Outcome,
-    Round,
-    Sent,
-    ServerState,
-    Setup,
-    Step,
-    Term,
-    Traffic,
-    count,
-)
-from fedjax_ssl.federated.method import PyTree
+from fedjax_ssl.federated import BYTES_PER_NUMBER, Method, Setup, Step, Term, count
+from fedjax_ssl.federated.method import AtClient, AtServer, ForLog, Outcome, PyTree, Round, Sent, ServerState, Traffic
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.fedavg import after_labelled_stage, mixed_stage
+from fedjax_ssl.methods.parts.two_stages import after_labelled_stage, mixed_stage
 from fedjax_ssl.objectives import batch_cross_entropy, consistency, consistency_ramp, teacher_decay
 
 TERM = "mean_teacher"
@@ -59,10 +52,6 @@ def fedsiam(
 ) -> Method:
     """Mean teacher in every client. The network needs a second head (model option `aux_head=True`).
 
-    The loss is the cross-entropy of the labelled rows, plus head_weight times the squared distance of the two heads'
-    logits, plus a ramped weight times the squared distance of the second head's probabilities from the teacher's on
-    another augmentation of the same examples.
-
     Args:
         setup: the run.
         warmup_rounds: rounds of labels-only training before.
@@ -79,13 +68,6 @@ def fedsiam(
     check_choices(("student", "teacher"), predict_with=predict_with)
     check_whole_numbers(ramp_rounds=ramp_rounds)
     view = augmented_view(setup, "mixed")
-
-    def init(key: Array, params: PyTree, model_state: PyTree, everyone: Client) -> Teacher:
-        return Teacher(params, model_state, jnp.zeros(()))
-
-    def prepare(teacher: Teacher, round: Round) -> tuple[Sent, Teacher]:
-        fresh = Teacher(round.params, round.model_state, jnp.zeros(()))
-        return Sent(), jax.tree.map(lambda new, old: jnp.where(round.number == 0, new, old), fresh, teacher)
 
     def loss(step: Step) -> tuple[Array, Teacher]:
         batch, student, teacher = step.streams["mixed"], step.outputs[view.name], step.local
@@ -109,32 +91,41 @@ def fedsiam(
         )
         return value, teacher._replace(model_state=teacher_state)
 
-    def after_step(teacher: Teacher, params: PyTree) -> Teacher:
+    def follow(teacher: Teacher, params: PyTree) -> Teacher:
         step = teacher.step + 1.0
         keep = teacher_decay(step, decay)
         averaged = jax.tree.map(lambda old, new: keep * old + (1.0 - keep) * new, teacher.params, params)
         return Teacher(averaged, teacher.model_state, step)
 
-    def teacher_network(state: ServerState) -> tuple[PyTree, PyTree]:
-        teacher = state.terms[TERM]
-        student = (state.params["model"], state.model_state)
-        return jax.tree.map(  # before its first step there is no teacher
-            lambda taught, own: jnp.where(teacher.step > 0, taught, own), (teacher.params, teacher.model_state), student
-        )
-
-    def traffic(outcome: Outcome) -> Traffic:
-        round = outcome.round
-        teacher = sum(leaf.size for leaf in jax.tree.leaves((round.params, round.model_state)))
-        both_ways = count(jnp.sum(round.valid), BYTES_PER_NUMBER * teacher)
-        return Traffic(both_ways, both_ways)
-
-    term = Term(
-        TERM,
-        (view,),
-        loss,
-        server=AtServer(init, prepare, absorb=lambda teacher, outcome: outcome.local),
-        client=AtClient(start=lambda teacher, params, model_state, kept: teacher, after_step=after_step),
-        log=ForLog(traffic=traffic),
+    # The server's teacher is the mean of the clients', from which they go on in the next round.
+    server = AtServer(
+        init=lambda key, params, model_state, everyone: Teacher(params, model_state, jnp.zeros(())),
+        prepare=_from_student,
+        absorb=lambda teacher, outcome: outcome.local,
     )
+    client = AtClient(start=lambda teacher, params, model_state, kept: teacher, after_step=follow)
+    term = Term(TERM, (view,), loss, server=server, client=client, log=ForLog(traffic=_traffic))
     stage = mixed_stage(setup, term, "proportional" if unlabelled_clients else "only")
-    return after_labelled_stage(setup, stage, warmup_rounds, teacher_network if predict_with == "teacher" else None)
+    return after_labelled_stage(setup, stage, warmup_rounds, _teacher_network if predict_with == "teacher" else None)
+
+
+def _from_student(teacher: Teacher, round: Round) -> tuple[Sent, Teacher]:
+    """In the stage's first round the teacher is the student."""
+    fresh = Teacher(round.params, round.model_state, jnp.zeros(()))
+    return Sent(), jax.tree.map(lambda new, old: jnp.where(round.number == 0, new, old), fresh, teacher)
+
+
+def _teacher_network(state: ServerState) -> tuple[PyTree, PyTree]:
+    """The teacher; before its first step there is none, but the student."""
+    teacher, student = state.terms[TERM], (state.params["model"], state.model_state)
+    return jax.tree.map(
+        lambda taught, own: jnp.where(teacher.step > 0, taught, own), (teacher.params, teacher.model_state), student
+    )
+
+
+def _traffic(outcome: Outcome) -> Traffic:
+    """The teacher goes both ways beside the student."""
+    round = outcome.round
+    teacher = sum(leaf.size for leaf in jax.tree.leaves((round.params, round.model_state)))
+    both_ways = count(jnp.sum(round.valid), BYTES_PER_NUMBER * teacher)
+    return Traffic(both_ways, both_ways)

@@ -14,30 +14,14 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl.checks import check_choices, check_whole_numbers
 from fedjax_ssl.data import WeakLabels
-from fedjax_ssl.federated import (
-    AtServer,
-    Client,
-    Method,
-    Now,
-    Round,
-    Sampler,
-    Schedule,
-    Sent,
-    Setup,
-    Stage,
-    Step,
-    Term,
-    epochs,
-    federated_method,
-)
-from fedjax_ssl.federated.method import Params, PyTree
+from fedjax_ssl.federated import Method, Setup, Stage, Term, epochs, federated_method
+from fedjax_ssl.federated.method import AtServer, Client, Now, Params, PyTree, Round, Sampler, Schedule, Sent, Step
 from fedjax_ssl.federated.static_batch_norm import with_static_batch_norm
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.methods.parts.alternating_training import server_training
 from fedjax_ssl.methods.parts.channel_terms import learns
 from fedjax_ssl.objectives import batch_cross_entropy
 
-FINETUNE = ("all", "head")
 COARSE = "coarse"  # the stream of examples with a coarse label
 HEAD, SECOND_HEAD = "head", "aux_head"  # names of the two heads in the network's parameters
 BODY = "body"  # the parameter group of everything but the main head, so with the second one
@@ -74,7 +58,7 @@ def fedtrans(
         ValueError: for a setting outside these, or a network without a second head; when a round is traced, for a
             federation without coarse labels, without examples at the server, or with more weak labels than outputs.
     """
-    check_choices(FINETUNE, finetune=finetune)
+    check_choices(("all", "head"), finetune=finetune)
     check_whole_numbers(coarse_rounds=coarse_rounds)
     _check_heads(setup)
     server = server_training(setup, server_batch_size, server_epochs)

@@ -1,8 +1,14 @@
 """FedUL: learning a classifier from unlabelled sets whose class shares are known.
 
-Every client tells its sets apart through a fixed transition layer on top of the classifier; the classifier that does so
-best is the one wanted, and the layer is dropped at test time. A client with class labels is a client whose sets are
-pure, and one with coarse labels has another matrix, so that all of them may train together.
+Client c knows the share pi_mk of class k in each of its sets m, the share bar_pi_m of set m in its examples, and the
+class shares pi_k of the test. With eta_k(x) = p(y = k | x), the set that an example is in has the probabilities
+
+    Q_m(eta) = bar_pi_m sum_k pi_mk eta_k / pi_k, normalized over m    (theorem 1).
+
+Clients minimize the mean of -log Q_m(softmax f(x)) over their examples, plus l1 times the sum of the parameters'
+absolute values; any federated optimizer averages them (algorithm 1). The classifier that tells the sets apart best is
+eta itself, so the layer Q, which has no parameters, is dropped at test time. A client with class labels is one whose
+sets are pure, and one with coarse labels has another matrix, so that all of them may train together.
 
 References:
     Lu, Wang, Li, Niu, Dou, Sugiyama, Federated learning from only unlabeled data with class-conditional-sharing
@@ -34,5 +40,7 @@ def fedul(
     Raises:
         ValueError: for an unknown loss or a negative weight.
     """
-    term = channel_term(setup, channel=own_channel(use_test_prior), surrogate_loss=surrogate_loss)
-    return federated_method(setup, (known_stage(setup, (term,), l1, drop_last),), needs=("sets", "coarse", "labels"))
+    layer = own_channel(use_test_prior)  # Q, from what the federation says of the client's sets
+    loss = channel_term(setup, channel=layer, surrogate_loss=surrogate_loss)
+    stage = known_stage(setup, (loss,), l1, drop_last)  # epochs over all examples in a set or with a label
+    return federated_method(setup, (stage,), needs=("sets", "coarse", "labels"))

@@ -23,26 +23,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl.checks import check_weights, check_whole_numbers, is_zero
-from fedjax_ssl.federated import (
-    BYTES_PER_NUMBER,
-    AtServer,
-    Client,
-    ForLog,
-    Method,
-    Outcome,
-    Round,
-    Sent,
-    Setup,
-    Stage,
-    Step,
-    Term,
-    Traffic,
-    count,
-    federated_method,
-    mixed_epochs,
-    never,
-)
-from fedjax_ssl.federated.method import PyTree
+from fedjax_ssl.federated import BYTES_PER_NUMBER, Method, Setup, Stage, Term, count, federated_method, mixed_epochs
+from fedjax_ssl.federated.method import AtServer, Client, ForLog, Outcome, PyTree, Round, Sent, Step, Traffic, never
 from fedjax_ssl.federated.terms import (
     PseudoLabels,
     augmented_view,
@@ -51,7 +33,7 @@ from fedjax_ssl.federated.terms import (
     network_outputs,
     pseudo_label_term,
 )
-from fedjax_ssl.graph import PropagationSettings, confidence
+from fedjax_ssl.graph import Propagation, PropagationSettings, confidence
 from fedjax_ssl.methods.parts.channel_terms import (
     channel_losses,
     channel_of,
@@ -124,34 +106,10 @@ def mixed(
         raise ValueError("mixed: all weights are 0, so there is nothing to learn from; raise one")
     check_whole_numbers(0, warmup_rounds=warmup_rounds)
     settings = PropagationSettings(num_bits, num_neighbors, alpha, similarity_power, label_norm, confidence_scale)
-
-    def prepare(state: PyTree, round: Round) -> tuple[PseudoLabels, PyTree]:
-        outputs = network_outputs(setup, round, round.clients)
-        features = outputs.features if graph_features == "network" else cohort_features(setup, round, "inputs", False)
-        own, likelihood = round.clients.observed, observation_likelihood(round.clients, setup.num_classes)
-        anchors = _anchors(outputs.logits, likelihood, round.clients, anchor_confidence)
-        result = propagate_over_cohort(setup, round, features, anchors, settings)
-        scores = result.scores * likelihood.reshape(result.scores.shape)
-        reached = result.valid & jnp.any(scores > 0, axis=1)
-        labels = jnp.where(reached, jnp.argmax(scores, axis=1).astype(own.dtype), -1).reshape(own.shape)
-        # The scale of the confidence is the graph's; an observation only sharpens or confirms what was propagated.
-        sharper = jnp.where(reached, confidence(jnp.where(reached[:, None], scores, 1.0)), 0.0)
-        certainty = jnp.maximum(sharper, jnp.where(reached, result.confidence, 0.0))
-        given = own >= 0
-        refined = result._replace(
-            labels=jnp.where(given, own, labels).reshape(-1),
-            confidence=jnp.where(given.reshape(-1), 1.0, certainty),
-            # A labelled example counts as the graph says: not where its values are NaN.
-            valid=jnp.where(given.reshape(-1), result.valid, reached),
-        )
-        targets = to_pseudo_labels(refined, examples_mask(round.clients), setup.num_classes, class_weighting)
-        # Class labels count in the channel term already.
-        return targets._replace(weights=jnp.where(given, 0.0, targets.weights)), state
-
     terms = [channel_term(setup, "mixed")._replace(weight=channel_weight)]
     if not is_zero(pseudo_label_weight):
-        traffic = partial(graph_traffic, setup, num_bits)
-        terms.append(pseudo_label_term(setup, prepare, traffic)._replace(weight=pseudo_label_weight))
+        term = propagated_term(setup, settings, graph_features, class_weighting, anchor_confidence)
+        terms.append(term._replace(weight=pseudo_label_weight))
     if not is_zero(prototype_weight):
         terms.append(prototype_term(setup, prototype_temperature)._replace(weight=prototype_weight))
     sampler = mixed_epochs(
@@ -165,6 +123,53 @@ def mixed(
     alone = known_stage(setup, (channel_term(setup),), l1)._replace(rounds=warmup_rounds)
     stages = (alone, stage) if warmup_rounds else (stage,)
     return federated_method(setup, stages, needs=("labels", "coarse", "sets"))
+
+
+def propagated_term(
+    setup: Setup,
+    settings: PropagationSettings,
+    graph_features: str,
+    class_weighting: str,
+    anchor_confidence: float | Array,
+) -> Term:
+    """Pseudo-labels by propagation over one graph, which never contradict what the client knows.
+
+    Args:
+        setup: the run.
+        settings: of the propagation.
+        graph_features: "network" features or raw "inputs".
+        class_weighting: "none" or "inverse_freq".
+        anchor_confidence: see `mixed`.
+    """
+
+    def prepare(state: PyTree, round: Round) -> tuple[PseudoLabels, PyTree]:
+        outputs = network_outputs(setup, round, round.clients)
+        features = outputs.features if graph_features == "network" else cohort_features(setup, round, "inputs", False)
+        own, likelihood = round.clients.observed, observation_likelihood(round.clients, setup.num_classes)
+        anchors = _anchors(outputs.logits, likelihood, round.clients, anchor_confidence)
+        result = _refined(propagate_over_cohort(setup, round, features, anchors, settings), likelihood, own)
+        targets = to_pseudo_labels(result, examples_mask(round.clients), setup.num_classes, class_weighting)
+        # Class labels count in the channel term already.
+        return targets._replace(weights=jnp.where(own >= 0, 0.0, targets.weights)), state
+
+    return pseudo_label_term(setup, prepare, partial(graph_traffic, setup, settings.num_bits))
+
+
+def _refined(result: Propagation, likelihood: Float[Array, "p n K"], own: Int[Array, "p n"]) -> Propagation:
+    """The propagated scores times how likely each class makes what was observed; class labels stay."""
+    scores = result.scores * likelihood.reshape(result.scores.shape)
+    reached = result.valid & jnp.any(scores > 0, axis=1)
+    labels = jnp.where(reached, jnp.argmax(scores, axis=1).astype(own.dtype), -1)
+    # The scale of the confidence is the graph's; an observation only sharpens or confirms what was propagated.
+    sharper = jnp.where(reached, confidence(jnp.where(reached[:, None], scores, 1.0)), 0.0)
+    certainty = jnp.maximum(sharper, jnp.where(reached, result.confidence, 0.0))
+    own = own.reshape(-1)
+    return result._replace(
+        labels=jnp.where(own >= 0, own, labels),
+        confidence=jnp.where(own >= 0, 1.0, certainty),
+        # A labelled example counts as the graph says: not where its values are NaN.
+        valid=jnp.where(own >= 0, result.valid, reached),
+    )
 
 
 class Prototypes(NamedTuple):

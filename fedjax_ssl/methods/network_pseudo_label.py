@@ -8,7 +8,7 @@ from fedjax_ssl.federated import Method, Round, Setup
 from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import PseudoLabels, network_pseudo_labels, pseudo_label_term
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.fedavg import after_labelled_stage, mixed_stage
+from fedjax_ssl.methods.parts.two_stages import after_labelled_stage, mixed_stage
 
 
 def network_pseudo_label(setup: Setup, *, warmup_rounds: int = 0, augment_predictions: bool = False) -> Method:

@@ -11,8 +11,8 @@ from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import PseudoLabels, examples_mask, pseudo_label_term
 from fedjax_ssl.graph import PropagationSettings, label_propagation
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.fedavg import after_labelled_stage, mixed_stage
 from fedjax_ssl.methods.parts.graph_pseudo_labels import check_graph_settings, cohort_features, to_pseudo_labels
+from fedjax_ssl.methods.parts.two_stages import after_labelled_stage, mixed_stage
 
 
 def per_client_lp(
@@ -52,7 +52,6 @@ def per_client_lp(
         ValueError: for a setting outside these.
     """
     check_graph_settings(graph_features, class_weighting)
-
     settings = PropagationSettings(num_bits, num_neighbors, alpha, similarity_power, label_norm, confidence_scale)
 
     def prepare(state: PyTree, round: Round) -> tuple[PseudoLabels, PyTree]:

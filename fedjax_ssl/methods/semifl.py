@@ -1,8 +1,20 @@
 """SemiFL: clients without any label and a server with a few, training in turns.
 
+A round, with f_W the network that a client receives, a the weak and A the strong augmentation:
+
+1. Every client of the cohort labels its examples: p = softmax f_W(a(x)), y = argmax p. Those with max p >= tau are its
+   set "fix"; a client for which it is empty sits the round out.
+2. Local epochs over "fix". With every batch comes one of the same size, "mix", drawn with replacement from all examples
+   of the client, and one share s ~ Beta(alpha, alpha). With x_s = s a(x_fix) + (1 - s) a(x_mix), the loss is
+
+       CE(f(A(x_fix)), y_fix) + mix_weight [s CE(f(x_s), y_fix) + (1 - s) CE(f(x_s), y_mix)].
+
+3. The mean of the clients' changes is a step of the federated optimizer.
+4. The server trains on its labelled examples: CE(f(a(x)), y).
+
 References:
     Diao, Ding, Tarokh, SemiFL: semi-supervised federated learning for unlabeled clients with alternate training,
-    NeurIPS 2022, arXiv 2106.01432.
+    NeurIPS 2022, arXiv 2106.01432: section 3 and algorithm 1.
 """
 
 from fedjax_ssl.federated import Method, Setup, Stage
@@ -19,6 +31,7 @@ def semifl(
     server_batch_size: int = 10,
     server_epochs: int = 5,
     static_batch_norm: bool = True,
+    separate_passes: bool = False,
 ) -> Method:
     """SemiFL: confident pseudo-labels at the clients, then supervised training at the server, in every round.
 
@@ -27,17 +40,21 @@ def semifl(
 
     Args:
         setup: the run.
-        threshold: a pseudo-label is confident at it or above.
-        mixup_alpha: of the Beta distribution of the mixing share, > 0.
+        threshold: tau.
+        mixup_alpha: alpha of the Beta distribution, > 0.
         mix_weight: of the loss on mixtures; 0 leaves it out.
         server_batch_size: labelled examples per step at the server; the paper has 250 with more than 1000 labels.
         server_epochs: epochs per round at the server.
         static_batch_norm: statistics of batch norm layers by a pass over the data, see
             `fedjax_ssl.federated.static_batch_norm`.
+        separate_passes: A(x_fix) and x_s go through the network one by one, as in the paper, so that batch norm layers
+            see the statistics of each alone; False: together, which is faster.
 
     Raises:
         ValueError: for a setting outside these.
     """
-    terms = (confident_term(setup, threshold, strict=False), *confident_losses(setup, 1.0, mix_weight, mixup_alpha))
-    stage = Stage(terms, confident_epochs(setup.batch_size, setup.local_epochs))
-    return alternating(setup, stage, server_batch_size, server_epochs, static_batch_norm, needs=("server",))
+    labels = confident_term(setup, threshold, strict=False)  # step 1, once per round; it has no loss
+    losses = confident_losses(setup, 1.0, mix_weight, mixup_alpha)  # one term each
+    sampler = confident_epochs(setup.batch_size, setup.local_epochs)
+    clients = Stage((labels, *losses), sampler, separate_passes=separate_passes)
+    return alternating(setup, clients, server_batch_size, server_epochs, static_batch_norm, needs=("server",))

@@ -1,8 +1,16 @@
 """FedAvg+XCLP: pseudo-labels by label propagation over one graph of all the cohort's examples.
 
-In every round the cohort's clients embed their examples with the global network, hash the embeddings, and one graph
-over all clients' examples carries labels from labelled to unlabelled ones. Clients then train on labels and
-pseudo-labels weighted by confidence.
+Rounds of federated averaging on labels alone come first (stage 1), then rounds of stage 2 (algorithm 2):
+
+1. The cohort's clients embed all their examples with the global network and send codes of `num_bits` bits, the signs of
+   random projections. Of two examples whose codes differ in h bits, the cosine is about cos(pi h / num_bits).
+2. One graph over all clients' examples joins each to its `num_neighbors` nearest. With A their cosines, to the power
+   `similarity_power`, W = A + A^T and its row sums D, S = D^-1/2 W D^-1/2 carries the labels Y [N, K]: the scores are
+   Z = (I - alpha S)^-1 Y (algorithm 1).
+3. An unlabelled example gets the class with the largest score and the weight 1 - H(z / sum z) / log K, a labelled one
+   keeps its label with weight 1; kappa, the inverse frequency of the class, balances classes (section 2).
+4. Clients minimize 1/|B| sum_i weight_i kappa_(y_i) CE(f(x_i), y_i) over batches of as many labelled as unlabelled
+   examples; the mean of their changes is a step of the federated optimizer.
 
 References:
     Scott, Yeo, Lampert, Cross-client label propagation for transductive and semi-supervised federated learning, TMLR
@@ -15,7 +23,6 @@ from fedjax_ssl.federated import Method, Round, Setup
 from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import PseudoLabels, examples_mask, pseudo_label_term
 from fedjax_ssl.graph import PropagationSettings
-from fedjax_ssl.methods.fedavg import after_labelled_stage, mixed_stage
 from fedjax_ssl.methods.parts.graph_pseudo_labels import (
     check_graph_settings,
     cohort_features,
@@ -23,6 +30,7 @@ from fedjax_ssl.methods.parts.graph_pseudo_labels import (
     propagate_over_cohort,
     to_pseudo_labels,
 )
+from fedjax_ssl.methods.parts.two_stages import after_labelled_stage, mixed_stage
 
 
 def xclp(
@@ -60,7 +68,6 @@ def xclp(
         ValueError: for a setting outside these.
     """
     check_graph_settings(graph_features, class_weighting)
-
     settings = PropagationSettings(num_bits, num_neighbors, alpha, similarity_power, label_norm, confidence_scale)
 
     def prepare(state: PyTree, round: Round) -> tuple[PseudoLabels, PyTree]:
@@ -68,8 +75,5 @@ def xclp(
         result = propagate_over_cohort(setup, round, features, round.clients.observed, settings, fixed_projections)
         return to_pseudo_labels(result, examples_mask(round.clients), setup.num_classes, class_weighting), state
 
-    return after_labelled_stage(
-        setup,
-        mixed_stage(setup, pseudo_label_term(setup, prepare, partial(graph_traffic, setup, num_bits))),
-        warmup_rounds,
-    )
+    term = pseudo_label_term(setup, prepare, partial(graph_traffic, setup, num_bits))
+    return after_labelled_stage(setup, mixed_stage(setup, term), warmup_rounds)

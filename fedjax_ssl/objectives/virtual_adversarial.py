@@ -17,12 +17,14 @@ def vat_direction(
     key: Key[Array, ""],
     radius: float | Float[Array, ""],
     *,
+    mask: Bool[Array, " n"] | None = None,
     finite_difference: float | None = None,
 ) -> Float[Array, "n ..."]:
     """The perturbation of length `radius` per example that changes the predictions most, after one power iteration.
 
     g = H u with H the Hessian of KL(p(x) || p(x + d)) at d = 0 and u a random unit vector per example; the result is
-    radius * g / (||g|| + 1e-8), a constant for gradients.
+    radius * g / (||g|| + 1e-8), a constant for gradients. With batch norm a row also moves the others'
+    predictions, and g is that of the sum over all rows in the mask.
 
     Args:
         predict: logits of inputs; the same randomness (dropout) and frozen running statistics in every call, else the
@@ -30,6 +32,7 @@ def vat_direction(
         inputs: floating inputs of one batch.
         key: of the random start u.
         radius: length of the perturbation over all pixels and channels of an example.
+        mask: rows that belong to the batch, and get a perturbation; None: all.
         finite_difference: None for the exact Hessian-vector product; a number xi for the gradient at d = xi u as in the
             paper, which with xi = 1e-6 in float32 is lost in rounding for most pixels.
     """
@@ -37,7 +40,7 @@ def vat_direction(
     start = _unit_rows(jax.random.normal(key, inputs.shape, inputs.dtype))
 
     def slope(perturbation: Array) -> Array:
-        return jax.grad(lambda d: jnp.sum(_divergence(target, predict(inputs + d))))(perturbation)
+        return jax.grad(lambda d: jnp.sum(_divergence(target, predict(inputs + d)), where=mask))(perturbation)
 
     if finite_difference is None:
         _, gradient = jax.jvp(slope, (jnp.zeros_like(inputs),), (start,))

@@ -13,7 +13,7 @@ import pytest
 from fedjax_ssl import methods
 from fedjax_ssl.federated import AtClient, AtServer, Sent, Stage, Term, View, federated_method
 from fedjax_ssl.federated.terms import supervised_term
-from fedjax_ssl.methods.fedavg import labelled_stage
+from fedjax_ssl.methods.parts.two_stages import labelled_stage
 from fedjax_ssl.models import Model
 from fedjax_ssl.objectives import batch_cross_entropy
 from tests import toy

@@ -11,7 +11,7 @@ from fedjax_ssl.federated import Stage, federated_method
 from fedjax_ssl.federated.fednova import step_norm
 from fedjax_ssl.federated.optimizers import Local
 from fedjax_ssl.federated.terms import supervised_term
-from fedjax_ssl.methods.fedavg import labelled_stage
+from fedjax_ssl.methods.parts.two_stages import labelled_stage
 from tests import toy
 
 KEY = jax.random.key(5)

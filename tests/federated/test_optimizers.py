@@ -6,7 +6,7 @@ import pytest
 
 from fedjax_ssl import federated
 from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Local, Turn
-from fedjax_ssl.methods.fedavg import labelled_stage
+from fedjax_ssl.methods.parts.two_stages import labelled_stage
 from tests import toy
 
 ANCHOR = {"model": np.array([1.0, -2.0, 0.5]), "other": np.array([0.25])}

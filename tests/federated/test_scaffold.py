@@ -11,7 +11,7 @@ from fedjax_ssl import federated
 from fedjax_ssl.federated import Stage, federated_method, sample_cohort
 from fedjax_ssl.federated.terms import supervised_term
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.fedavg import labelled_stage
+from fedjax_ssl.methods.parts.two_stages import labelled_stage
 from fedjax_ssl.models import count_parameters
 from tests import toy
 

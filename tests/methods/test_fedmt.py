@@ -215,26 +215,42 @@ def test_the_identity_alone_is_federated_averaging_with_a_server_that_trains():
     assert infos[0]["correspondence_error"] > 0.1 and infos[0]["classes_without_support"] == toy.NUM_CLASSES
 
 
-def test_the_server_alone_trains_in_the_first_round_and_estimates_use_no_hidden_knowledge():
+def test_before_round_0_the_server_trains_once_at_the_rate_of_round_0():
+    """Against one round of `single`, whose epochs are the same single batch; no round of the run is used up."""
+    data = toy.weak_federation("coarse")
+    run = toy.setup(data, model=toy.linear_model(), rounds=2)
+    run = run._replace(learning_rate=federated.learning_rate_schedule("cosine", 0.2, 2))
+    method = methods.build("fedmt", run, threshold=0.5)
+    start = jax.jit(method.init)(key(), data)
+    alone, _ = toy.train(methods.build("single", run), key(), data, 1)
+    chex.assert_trees_all_close(start.params, alone.params, rtol=1e-6, atol=1e-7)
+    cold = jax.jit(methods.build("fedmt", run, warm_start=False).init)(key(), data)
+    chex.assert_trees_all_equal(start._replace(params=cold.params), cold)
+    assert float(jnp.abs(start.params["model"]["w"] - cold.params["model"]["w"]).max()) > 1e-2
+    _, infos = toy.run(jax.jit(method.round), key(), start, data, 2)
+    assert [info["clients"] for info in infos] == [data.num_clients] * 2
+
+
+def test_estimates_use_no_hidden_knowledge():
     data = toy.weak_federation("coarse")
     run = toy.setup(data, model=toy.linear_model())
     method = methods.build("fedmt", run, threshold=0.5, correspondence="estimated")
-    one_round = jax.jit(method.round)
+    init, one_round = jax.jit(method.init), jax.jit(method.round)
 
-    def two_rounds(federation: FederatedData):
-        return toy.run(one_round, key(), method.init(key(), federation), federation, 2)
+    def train(federation: FederatedData):
+        state, (info,) = toy.run(one_round, key(), init(key(), federation), federation, 1)
+        return state, info
 
-    state, infos = two_rounds(data)
-    assert infos[0]["clients"] == 0 and infos[1]["clients"] == data.num_clients
-    assert np.isnan(infos[0]["correspondence_error"]) and np.isfinite(infos[1]["correspondence_error"])
-    again, scrambled = two_rounds(toy.with_hidden_labels_scrambled(data))
+    state, info = train(data)
+    assert np.isfinite(info["correspondence_error"])
+    again, scrambled = train(toy.with_hidden_labels_scrambled(data))
     chex.assert_trees_all_equal(again, state)
-    assert scrambled[1]["pseudo_label_accuracy"] < infos[1]["pseudo_label_accuracy"]
+    assert scrambled["pseudo_label_accuracy"] < info["pseudo_label_accuracy"]
     assert data.weak is not None
     unknown = dataclasses.replace(data, weak=dataclasses.replace(data.weak, matrix=jnp.zeros_like(data.weak.matrix)))
-    blind, logged = two_rounds(unknown)
+    blind, logged = train(unknown)
     chex.assert_trees_all_equal(blind.params, state.params)
-    assert np.isnan(logged[1]["correspondence_error"])
+    assert np.isnan(logged["correspondence_error"])
 
 
 def gaussian_classes(seed: int) -> FederatedData:

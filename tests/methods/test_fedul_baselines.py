@@ -223,6 +223,17 @@ def test_perturbed_passes_leave_the_running_batch_statistics_alone() -> None:
     assert float(optax.tree.norm(optax.tree.sub(moved, params))) > 1e-4
 
 
+def test_padding_does_not_move_the_perturbation_in_a_network_with_batch_norm() -> None:
+    """The weight is large, so that a wrong direction would show."""
+    data = toy.weak_federation("sets")
+    ends = []
+    for federation in (data, toy.padded(data, clients=0, columns=5)):
+        run = toy.setup(federation, model_options={"norm": "bn"}, local_epochs=1)
+        method = methods.build("fedllp_vat", run, vat_weight=50.0, vat_radius=3.0, ramp_epochs=1)
+        ends.append(toy.train(method, KEY, federation, 1)[0])
+    chex.assert_trees_all_close(ends[0].params, ends[1].params, rtol=0, atol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [

@@ -280,6 +280,47 @@ def test_inputs_and_targets_are_mixed_in_the_same_share():
     assert info["local_steps"] > 5 and info["loss"] < 1e-6
 
 
+NORMAL = np.random.default_rng(8).normal(size=(2, 8, toy.NUM_FEATURES)).astype(np.float32)
+SEEN = {"weak": jnp.asarray(NORMAL[0]), "strong": jnp.asarray(3.0 - NORMAL[1])}
+
+
+@pytest.mark.parametrize(
+    ("name", "views", "norms"),
+    [("semifl", ("strong", "weak"), ("bn", "none")), ("fedmt", ("strong", "weak", "weak"), ("bn",))],
+)
+def test_separate_passes_are_those_of_each_view_by_hand(name, views, norms):
+    """One step on one batch of labels 0. An augmented batch is always the same, and so is a mixture of two."""
+    data = toy.federation(sizes=(8,), labelled=(8,))
+    data = dataclasses.replace(data, observed=jnp.where(data.observed >= 0, 0, -1))
+    always = {
+        kind: lambda key, inputs, seen=seen: jnp.broadcast_to(seen[: len(inputs)], inputs.shape)
+        for kind, seen in SEEN.items()
+    }
+    moved = {}
+    for norm in norms:
+        run = toy.setup(data, model_options={"norm": norm}, augment=always["weak"], batch_size=8, local_epochs=1)
+        run = run._replace(strong_augment=always["strong"])
+
+        def loss(params, state, separate, run=run):
+            inputs = [SEEN[view] for view in views]
+            batches = inputs if separate else [jnp.concatenate(inputs)]
+            scores = [run.model.apply(params, state, batch, train=True)[0].logits for batch in batches]
+            return -sum(jnp.sum(jax.nn.log_softmax(one)[:, 0]) for one in scores) / 8
+
+        slope = jax.jit(jax.grad(loss), static_argnums=2)
+        for separate in (False, True):
+            method = methods.build(name, run, static_batch_norm=False, separate_passes=separate)
+            start = method.init(key(), data)
+            end, info = jax.jit(method.round)(key(), start, data)
+            assert info["local_steps"] == 1
+            step = slope(start.params["model"], start.model_state, separate)
+            expected = jax.tree.map(lambda w, g: w - 0.1 * g, start.params["model"], step)
+            chex.assert_trees_all_close(end.params["model"], expected, rtol=1e-4, atol=1e-5)
+            moved[norm, separate] = end.params
+    differences = {norm: optax.tree.norm(optax.tree.sub(moved[norm, True], moved[norm, False])) for norm in norms}
+    assert differences["bn"] > 1e-2 and differences.get("none", 0.0) < 1e-5
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

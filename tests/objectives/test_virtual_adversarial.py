@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,6 +43,25 @@ def test_direction_has_the_radius_hurts_most_and_is_constant() -> None:
     assert vat_loss(clean, network(inputs + direction), mask) > vat_loss(clean, network(inputs + noise), mask)
     slope = jax.jit(jax.grad(lambda scale: vat_direction(lambda x: scale * network(x), inputs, key, 0.05).sum()))(1.0)
     assert float(slope) == 0.0
+
+
+def test_padding_changes_nothing_where_rows_are_normalized_together() -> None:
+    """A row of padding is normalized by the others' statistics, so it has a prediction that moves with them."""
+
+    def normalized(inputs: jax.Array, mask: jax.Array) -> jax.Array:
+        rows = inputs.reshape(len(inputs), -1)
+        mean, var = (jnp.mean(x, axis=0, where=mask[:, None]) for x in (rows, (rows - rows[mask].mean(0)) ** 2))
+        return network((rows - mean) / jnp.sqrt(var + 1e-5))
+
+    def direction(padding: int) -> np.ndarray:
+        mask = np.arange(4 + padding) < 4
+        inputs = jnp.pad(jnp.asarray(INPUTS, jnp.float32), ((0, padding), (0, 0), (0, 0)))
+        key, predict = jax.random.key(1), functools.partial(normalized, mask=mask)
+        return np.asarray(jax.jit(lambda x: vat_direction(predict, x, key, 0.7, mask=mask))(inputs))
+
+    padded = direction(3)
+    np.testing.assert_allclose(padded[:4], direction(0), atol=1e-5)
+    np.testing.assert_array_equal(padded[4:], 0.0)
 
 
 def test_loss_is_the_mean_divergence_from_a_constant(float64) -> None:

@@ -1,36 +1,35 @@
-"""Stages of the methods whose labels are at the server: `single`, SemiFL, FedMT, fedtrans."""
+"""Training in turns at clients and server: `single`, SemiFL, FedMT, fedtrans."""
 
 from fedjax_ssl.checks import check_whole_numbers
-from fedjax_ssl.federated import Method, ServerTraining, Setup, Stage, federated_method, labelled_epochs
+from fedjax_ssl.federated import Method, Pretraining, ServerTraining, Setup, Stage, federated_method, labelled_epochs
 from fedjax_ssl.federated.static_batch_norm import with_static_batch_norm
 from fedjax_ssl.federated.terms import supervised_term
 
 
 def alternating(
     setup: Setup,
-    stage: Stage,
+    clients: Stage,
     server_batch_size: int,
     server_epochs: int,
     static_batch_norm: bool,
     needs: tuple[str, ...],
     server_first: bool = False,
 ) -> Method:
-    """Rounds of a stage in which the server trains after the clients, where it has examples.
+    """Rounds in which the server trains after the clients, where it has examples.
 
     Args:
         setup: the run.
-        stage: of the clients; one without terms leaves training to the server.
+        clients: what they do; without terms, nothing.
         server_batch_size: examples per step at the server.
         server_epochs: epochs per round at the server.
         static_batch_norm: whether statistics of batch norm layers come from a pass over the data.
         needs: what the method learns from.
-        server_first: the server alone trains in the first round.
+        server_first: before round 0 the server trains as in a round, at the learning rate of round 0.
     """
     server = server_training(setup, server_batch_size, server_epochs)
-    stages: tuple[Stage, ...] = (stage._replace(server=server) if setup.max_server or not stage.terms else stage,)
-    if server_first and setup.max_server:
-        stages = (Stage((), None, rounds=1, server=server), *stages)
-    method = federated_method(setup, stages, needs=needs)
+    stage = clients._replace(server=server) if setup.max_server or not clients.terms else clients
+    first = Pretraining(server, 1, setup.learning_rate) if server_first and setup.max_server else None
+    method = federated_method(setup, (stage,), needs=needs, pretraining=first)
     return with_static_batch_norm(method, setup.model, setup.normalize) if static_batch_norm else method
 
 

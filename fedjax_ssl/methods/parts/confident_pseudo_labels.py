@@ -16,26 +16,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.checks import check_numbers, check_weights, is_zero
-from fedjax_ssl.federated import (
-    AtServer,
-    Client,
-    ForLog,
-    Now,
-    Outcome,
-    Round,
-    Sampler,
-    Schedule,
-    Sent,
-    Setup,
-    Step,
-    Stream,
-    Term,
-    Traffic,
-    View,
-    never,
-    no_traffic,
-)
-from fedjax_ssl.federated.method import Metrics, PyTree
+from fedjax_ssl.federated import Client, Round, Sampler, Schedule, Setup, Step, Term
+from fedjax_ssl.federated.method import AtServer, ForLog, Metrics, Now, Outcome, PyTree, Sent, Stream, View, never
 from fedjax_ssl.federated.sampler import masked_permutation
 from fedjax_ssl.federated.terms import PseudoLabels, diagnose_pseudo_labels, examples_mask, network_outputs
 from fedjax_ssl.keys import named_key
@@ -67,11 +49,9 @@ def confident_term(
     threshold: float | Array,
     strict: bool,
     extra: Extra = lambda round, probabilities, confident: (),
-    takes_part: Callable[[Sent, Round], Bool[Array, " p"]] = has_confident,
     diagnose: Callable[[Outcome], Metrics] = lambda outcome: {},
-    traffic: Callable[[Outcome], Traffic] = no_traffic,
 ) -> Term:
-    """Labels the cohort's examples before local training; a term without a loss of its own.
+    """Labels the cohort's examples before local training; a term without a loss, sent to clients with a confident one.
 
     An example with a class label keeps it and is confident. A client with values that are not finite counts as
     confident, so that it trains, is dropped, and is counted as dropped.
@@ -81,9 +61,7 @@ def confident_term(
         threshold: of the largest class probability.
         strict: confident above the threshold, not at it.
         extra: what else the probabilities give.
-        takes_part: who trains; by default clients with a confident example.
         diagnose: more for the log than the quality of the pseudo-labels.
-        traffic: bytes beside the model.
     """
 
     def prepare(state: PyTree, round: Round) -> tuple[Sent, PyTree]:
@@ -108,13 +86,8 @@ def confident_term(
         pseudo_labels = PseudoLabels(given, sent.confidence, sent.confidence)
         return {**diagnose_pseudo_labels(pseudo_labels, truth, outcome.round.clients), **diagnose(outcome)}
 
-    return Term(
-        CONFIDENT,
-        (),
-        lambda step: jnp.zeros(()),
-        server=AtServer(prepare=prepare, takes_part=takes_part),
-        log=ForLog(diagnose=log, traffic=traffic),
-    )
+    server = AtServer(prepare=prepare, takes_part=has_confident)
+    return Term(CONFIDENT, (), lambda step: jnp.zeros(()), server=server, log=ForLog(diagnose=log))
 
 
 def confident_losses(

@@ -1,0 +1,31 @@
+import pytest
+
+from fedjax_ssl import methods
+from fedjax_ssl.config import ConfigError
+from fedjax_ssl.data import FederatedData
+from fedjax_ssl.experiment.weighting import check_weighting
+from tests import toy
+
+
+def check(name: str, data: FederatedData, weighting: str = "labelled", **options) -> None:
+    check_weighting(weighting, methods.build(name, toy.setup(data), **options), data)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "count"), [("xclp", "labels", 1), ("semifl", "server", 6), ("fedul", "sets", 1)]
+)
+def test_training_of_clients_without_labels_is_not_thrown_away(name: str, kind: str, count: int) -> None:
+    data = toy.weak_federation(kind)
+    with pytest.raises(ConfigError, match=f"weighting is 'labelled', but {count} of 6 clients have no class labels"):
+        check(name, data)
+    for weighting in ("uniform", "examples"):
+        check(name, data, weighting)
+
+
+def test_weights_by_labels_fit_where_all_that_train_have_some() -> None:
+    data = toy.federation()
+    for name in ("fedavg", "per_client_lp", "single"):
+        check(name, data)
+    check("per_client_lp", toy.federation(labelled=(1,) * 6), unlabelled_clients=True)
+    with pytest.raises(ConfigError, match="1 of 6 clients"):
+        check("per_client_lp", data, unlabelled_clients=True)
