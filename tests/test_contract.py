@@ -161,12 +161,29 @@ def in_one_scan(method: Method, data: FederatedData) -> Callable[[jax.Array], tu
     return train
 
 
-def test_keys_placement_and_padding_do_not_matter(case: Case) -> None:
-    """Two keys at once, six clients in chunks of four, empty clients at the end, larger bounds: one program for all."""
+def in_chunks_with_padding(case: Case) -> tuple[Method, FederatedData]:
+    """Six clients in chunks of four, empty clients at the end, larger bounds."""
     data = toy.padded(case.data)
     other = cases.build(case.name, data, cohort_size=case.data.num_clients, placement="chunked", chunk_size=4)
-    train = in_one_scan(other, data)
-    states, infos = jax.device_get(jax.jit(jax.vmap(train))(jnp.stack([jax.random.key(1), jax.random.key(2)])))
+    return other, data
+
+
+def two_keys() -> jax.Array:
+    return jnp.stack([jax.random.key(1), jax.random.key(2)])
+
+
+def test_keys_clients_and_rounds_vectorize(case: Case) -> None:
+    """Traced only: types and structure; some methods compute it below, all of them in `make thorough`."""
+    states, infos = jax.eval_shape(jax.vmap(in_one_scan(*in_chunks_with_padding(case))), two_keys())
+    jax.tree.map(lambda many, one: chex.assert_shape(many, (2, *one.shape)), states.params, case.end.params)
+    assert infos.keys() == case.infos[0].keys() and {info.shape for info in infos.values()} == {(2, ROUNDS)}
+
+
+@programs_of_their_own(quick=cases.MECHANISMS)
+def test_keys_placement_and_padding_do_not_matter(case: Case) -> None:
+    """Two keys at once, in chunks and with padding: one program for all."""
+    train = in_one_scan(*in_chunks_with_padding(case))
+    states, infos = jax.device_get(jax.jit(jax.vmap(train))(two_keys()))
     for place, seed in enumerate((1, 2)):
         alone, expected = rerun(case, case.data, seed)
         chex.assert_trees_all_close(
@@ -178,8 +195,7 @@ def test_keys_placement_and_padding_do_not_matter(case: Case) -> None:
 
 @programs_of_their_own()
 def test_placement_and_padding_do_not_matter(case: Case) -> None:
-    data = toy.padded(case.data)
-    other = cases.build(case.name, data, cohort_size=case.data.num_clients, placement="chunked", chunk_size=4)
+    other, data = in_chunks_with_padding(case)
     state, infos = toy.train(other, key(), data, ROUNDS)
     chex.assert_trees_all_close(state.params, case.end.params, rtol=1e-5, atol=1e-5)
     infos_close(infos, case.infos, 1e-5)
@@ -188,7 +204,7 @@ def test_placement_and_padding_do_not_matter(case: Case) -> None:
 @programs_of_their_own()
 def test_vmapped_keys_equal_separate_runs(case: Case) -> None:
     train = in_one_scan(case.method, case.data)
-    together, _ = jax.jit(jax.vmap(train))(jnp.stack([jax.random.key(1), jax.random.key(2)]))
+    together, _ = jax.jit(jax.vmap(train))(two_keys())
     for place, seed in enumerate((1, 2)):
         alone, _ = rerun(case, case.data, seed)
         mine = jax.tree.map(lambda leaf, at=place: leaf[at], together)

@@ -210,6 +210,7 @@ def gaussians(seed: int) -> FederatedData:
     )
 
 
+@pytest.mark.thorough
 def test_sets_alone_lead_to_the_bayes_classifier() -> None:
     """Check 13 with its thresholds; 12 rounds at a rate of 8 lead where 200 rounds at 0.5 do."""
     rng = np.random.default_rng(100)
