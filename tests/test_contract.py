@@ -50,6 +50,7 @@ class Case(NamedTuple):
     method: Method
     init: Any
     round: Any
+    predict: Any
     traces: list[int]  # one entry per time that `round` was traced
     start: ServerState
     end: ServerState  # after ROUNDS rounds with KEY
@@ -86,7 +87,8 @@ def case(request: pytest.FixtureRequest) -> Case:
     init, one_round = jax.jit(method.init), jax.jit(counted)
     start = init(key(), data)
     end, infos = toy.run(one_round, key(), start, data, ROUNDS)
-    return Case(request.param, kind, data, method, init, one_round, traces, start, end, infos)
+    predict = jax.jit(method.predict)
+    return Case(request.param, kind, data, method, init, one_round, predict, traces, start, end, infos)
 
 
 def programs_of_their_own(names: Collection[str] = METHODS, quick: Collection[str] = ()) -> Callable[..., Any]:
@@ -248,13 +250,13 @@ def test_resume_is_bit_exact(case: Case, tmp_path: Any) -> None:
 
 def test_learns_a_separable_problem(case: Case) -> None:
     state, _ = toy.run(case.round, key(), case.end, case.data, 12)
-    predictions = case.method.predict(state, case.data.inputs)
+    predictions = case.predict(state, case.data.inputs)
     chosen = np.argmax(predictions, axis=1)[case.data.test_index]
     assert np.mean(chosen == case.data.labels[case.data.test_index]) > 0.8  # chance: 1/3
 
 
 def test_predictions_are_normalized_log_probabilities(case: Case) -> None:
-    predictions = case.method.predict(case.end, case.data.inputs)
+    predictions = case.predict(case.end, case.data.inputs)
     assert predictions.shape == (case.data.inputs.shape[0], case.data.num_classes)
     np.testing.assert_allclose(np.exp(predictions).sum(axis=1), 1.0, rtol=1e-5)
 
