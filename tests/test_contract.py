@@ -195,25 +195,6 @@ def test_keys_placement_and_padding_do_not_matter(case: Case) -> None:
         infos_close(mine, expected, 1e-5)
 
 
-@programs_of_their_own()
-def test_placement_and_padding_do_not_matter(case: Case) -> None:
-    other, data = in_chunks_with_padding(case)
-    state, infos = toy.train(other, key(), data, ROUNDS)
-    chex.assert_trees_all_close(state.params, case.end.params, rtol=1e-5, atol=1e-5)
-    infos_close(infos, case.infos, 1e-5)
-
-
-@programs_of_their_own()
-def test_vmapped_keys_equal_separate_runs(case: Case) -> None:
-    train = in_one_scan(case.method, case.data)
-    together, _ = jax.jit(jax.vmap(train))(two_keys())
-    for place, seed in enumerate((1, 2)):
-        alone, _ = rerun(case, case.data, seed)
-        mine = jax.tree.map(lambda leaf, at=place: leaf[at], together)
-        # float32 after four rounds; batched matrix products add in another order
-        chex.assert_trees_all_close(mine.params, alone.params, rtol=1e-4, atol=1e-5)
-
-
 @programs_of_their_own(cases.MECHANISMS)
 def test_lanes_on_two_devices_train_every_client_as_if_alone(case: Case) -> None:
     """Six clients of 1 to 14 examples: three per device in two lanes, of which one takes two clients in turn."""

@@ -11,6 +11,7 @@ from tests.graph.test_propagation import clustered_codes
 
 KEY = jax.random.key(0)
 SOLVERS = ["cholesky", "conjugate_gradient"]
+VARIANT = {"similarity_power": 3.0, "label_norm": "class", "confidence_scale": "max"}
 
 
 def points_and_labels(num_points: int = 90, num_classes: int = 3, seed: int = 0):
@@ -32,17 +33,18 @@ def test_labels_clusters_from_few_labels():
     assert (np.asarray(found.confidence) >= 0).all() and (np.asarray(found.confidence) <= 1).all()
 
 
-def test_equals_the_dense_float64_path_on_3000_points():
-    codes, _ = clustered_codes(4, 3000, 256, 12)
+@pytest.mark.parametrize("size", [1000, pytest.param(3000, marks=pytest.mark.thorough)])
+def test_equals_the_dense_float64_path(size):
+    codes, _ = clustered_codes(4, size, 256, 12)
     random = np.random.default_rng(0)
-    labels = np.where(random.random(3000) < 0.05, random.integers(4, size=3000), -1).astype(np.int32)
+    labels = np.where(random.random(size) < 150 / size, random.integers(4, size=size), -1).astype(np.int32)
     distance = reference.hamming(codes)
-    packed = distance * 3000 + np.arange(3000)
+    packed = distance * size + np.arange(size)
     np.fill_diagonal(packed, np.iinfo(np.int64).max)
     expected = np.argsort(packed, axis=1)[:, :10]
     np.testing.assert_array_equal(graph.nearest_neighbors(codes, 256, 10).index, expected)
     weight = reference.weights(reference.cosines(distance, 256), list(expected))
-    system = np.eye(3000) - 0.99 * reference.normalize(weight)
+    system = np.eye(size) - 0.99 * reference.normalize(weight)
     scores = np.linalg.solve(system, reference.one_hot(labels, 4))
     found = graph.xclp_from_codes(codes, labels, 4, 256, solver="conjugate_gradient")
     np.testing.assert_allclose(found.scores, scores, rtol=1e-4)
@@ -52,8 +54,15 @@ def test_equals_the_dense_float64_path_on_3000_points():
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("options", [{}, dict(similarity_power=3.0, label_norm="class", confidence_scale="max")])
-@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize(
+    ("solver", "options"),
+    [
+        ("conjugate_gradient", VARIANT),
+        ("cholesky", {}),
+        pytest.param("conjugate_gradient", {}, marks=pytest.mark.thorough),
+        pytest.param("cholesky", VARIANT, marks=pytest.mark.thorough),
+    ],
+)
 def test_padding_changes_no_bit(solver, options):
     points, _, shown = points_and_labels()
     rows = np.sort(np.random.default_rng(3).choice(140, 90, replace=False))
