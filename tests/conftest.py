@@ -39,7 +39,7 @@ def pytest_collection_finish() -> None:
     """What was imported stays; looking for dead objects among all that tracing makes would take a tenth of it."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    gc.set_threshold(20_000, 10, 10)
 
 
 @pytest.fixture
