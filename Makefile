@@ -34,10 +34,13 @@ demo: setup  ## run the main job on the embedded digits from the start, curves i
 	@echo "numbers: $(DEMO)/metrics.csv, $(DEMO)/summary.json"
 
 test: setup  ## run the tests in two processes
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-thorough: setup  ## run the tests that take minutes: every method over several processes, and in lanes on two devices
-	$(BIN)/python -m pytest -m thorough
+# Runs over several processes take the cores for themselves: a process that waits too long for another one ends.
+SEVERAL_PROCESSES := tests/test_distributed.py tests/test_distributed_methods.py
+thorough: setup  ## run the tests that are not quick: every case of what make test shows by one, runs over several processes
+	$(BIN)/python -m pytest -m thorough -n 2 --dist loadfile $(SEVERAL_PROCESSES:%=--ignore=%)
+	$(BIN)/python -m pytest -m thorough $(SEVERAL_PROCESSES)
 
 lint: setup  ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -2,11 +2,13 @@
 
 Every method trains the toy federation of the kind that it learns from, with one round of its first stage if it has two,
 so that both stages run in one compiled program. A test that needs other data takes data of the same shapes, and no new
-compilation.
+compilation. What is special about a method is said in `tests/methods/cases.py`.
 """
 
 import dataclasses
+import functools
 import math
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import chex
@@ -19,21 +21,14 @@ from jax.sharding import Mesh
 
 from fedjax_ssl import federated, methods
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated import FederatedOptimizer, Method, ServerState, Setup
+from fedjax_ssl.federated import FederatedOptimizer, Method, ServerState
 from fedjax_ssl.models import count_parameters
 from fedjax_ssl.tracking import Checkpoints
 from tests import toy
+from tests.methods import cases
 
 ROUNDS = 4
-OPTIONS: dict[str, dict[str, Any]] = {
-    "xclp": {"num_bits": 256, "num_neighbors": 3},
-    "per_client_lp": {"num_neighbors": 3},
-    "fedsiam": {"consistency_weight": 10.0},  # the default is too strong for this learning rate
-    "semifl": {"threshold": 0.5},  # some examples are confident from the first round on
-    "fedmt": {"threshold": 0.5, "warm_start": False},
-    "fedtrans": {"coarse_rounds": 1},
-    "mixed": {"num_bits": 256, "num_neighbors": 3},
-}
+METHODS = sorted(methods.available())
 OPTIMIZERS: dict[str, FederatedOptimizer] = {  # beside fedavg, which all other tests use
     "fedprox": federated.fedprox(0.1),
     "scaffold": federated.scaffold(),
@@ -42,22 +37,6 @@ OPTIMIZERS: dict[str, FederatedOptimizer] = {  # beside fedavg, which all other 
     "fedadam": federated.fedopt(optax.adam(0.03, b1=0.9, b2=0.99, eps=1e-3)),
     "fedyogi": federated.fedopt(optax.yogi(0.03, b1=0.9, b2=0.99, eps=1e-3)),
 }
-NOTHING_WITHOUT_LABELS = {
-    "fedavg",
-    "xclp",
-    "per_client_lp",
-    "fedsiam",
-    "fedul",
-    "fedpl",
-    "fedllp",
-    "fedllp_vat",
-    "protofssl",
-}
-# Together these keep local state, state at the server and targets that are sent, send back more than a model, use weak
-# labels and train the server: enough for what costs a program per method and depends on the engine alone.
-EVERY_MECHANISM = {"fedavg", "xclp", "fedsiam", "fedllp", "fedmt", "protofssl"}
-AFTER_ONE_ROUND = {"protofssl"}  # their pseudo-labels come from what clients sent in the round before
-ROUNDS_WITH_CLIENTS = {"single": 0, "fedtrans": 1}  # after them the server trains alone
 COMMON = {"loss", "clients", "local_steps", "examples", "dropped_clients", "bytes_down", "bytes_up"}
 PSEUDO_LABELS = {"pseudo_label_accuracy", "pseudo_label_coverage", "confidence_correct", "confidence_wrong"}
 
@@ -71,35 +50,34 @@ class Case(NamedTuple):
     method: Method
     init: Any
     round: Any
+    predict: Any
     traces: list[int]  # one entry per time that `round` was traced
     start: ServerState
     end: ServerState  # after ROUNDS rounds with KEY
     infos: list[dict[str, float]]
+
+    @property
+    def declared(self) -> cases.Case:
+        return cases.of(self.name)
+
+    @property
+    def first_rounds(self) -> int:
+        """Rounds in which clients train."""
+        return ROUNDS if self.declared.clients_train is None else self.declared.clients_train
 
 
 def key() -> jax.Array:
     return jax.random.key(1)
 
 
-def settings(name: str) -> dict[str, Any]:
-    warmup = {"warmup_rounds": 1} if "warmup_rounds" in methods.settings(name) else {}
-    return {**OPTIONS.get(name, {}), **warmup}
+federation = functools.cache(toy.weak_federation)
 
 
-def setup_for(name: str, data: FederatedData, **changes: Any) -> Setup:
-    options = {"aux_head": True} if name in ("fedsiam", "fedtrans") else {}
-    return toy.setup(data, model_options=options, augment=toy.jitter, **{"placement": "sequential", **changes})
-
-
-def build(name: str, data: FederatedData, **changes: Any) -> Method:
-    return methods.build(name, setup_for(name, data, **changes), **settings(name))
-
-
-@pytest.fixture(scope="module", params=sorted(methods.available()))
+@pytest.fixture(scope="module", params=METHODS)
 def case(request: pytest.FixtureRequest) -> Case:
-    kind = build(request.param, toy.federation()).needs[0]
-    data = toy.weak_federation(kind)
-    method = build(request.param, data)
+    kind = cases.build(request.param, federation("labels")).needs[0]
+    data = federation(kind)
+    method = cases.build(request.param, data)
     traces: list[int] = []
 
     def counted(*arguments: Any) -> Any:
@@ -109,7 +87,14 @@ def case(request: pytest.FixtureRequest) -> Case:
     init, one_round = jax.jit(method.init), jax.jit(counted)
     start = init(key(), data)
     end, infos = toy.run(one_round, key(), start, data, ROUNDS)
-    return Case(request.param, kind, data, method, init, one_round, traces, start, end, infos)
+    predict = jax.jit(method.predict)
+    return Case(request.param, kind, data, method, init, one_round, predict, traces, start, end, infos)
+
+
+def programs_of_their_own(names: Collection[str] = METHODS, quick: Collection[str] = ()) -> Callable[..., Any]:
+    """For a test that compiles more per method: these methods, of which `make test` takes the `quick` ones only."""
+    marked = [pytest.param(name, marks=() if name in quick else pytest.mark.thorough) for name in names]
+    return pytest.mark.parametrize("case", marked, indirect=True, scope="module")
 
 
 def rerun(case: Case, data: FederatedData, seed: int = 1) -> tuple[ServerState, list[dict[str, float]]]:
@@ -137,15 +122,14 @@ def test_state_keeps_structure_shapes_and_types_and_rounds_compile_once(case: Ca
 
 
 def test_every_round_reports_the_common_metrics(case: Case) -> None:
-    two_stages = "warmup_rounds" in settings(case.name)
-    first_rounds = ROUNDS_WITH_CLIENTS.get(case.name, ROUNDS)
+    two_stages, first_rounds = "warmup_rounds" in case.declared.settings, case.first_rounds
     for number, info in enumerate(case.infos):
         assert info.keys() >= COMMON
         assert all(math.isfinite(info[name]) for name in COMMON)
         undefined = {name for name, value in info.items() if not math.isfinite(value)}
         if number == 0 and two_stages:
             assert undefined == info.keys() & PSEUDO_LABELS, "stage 1 makes no pseudo-labels"
-        elif number == 0 and case.name in AFTER_ONE_ROUND:
+        elif number < case.declared.first_targets:
             assert undefined == PSEUDO_LABELS - {"pseudo_label_coverage"} and info["pseudo_label_coverage"] == 0
         elif number < first_rounds < ROUNDS:
             assert undefined == {"server_loss", "server_dropped"}, "the server does not train yet"
@@ -169,23 +153,54 @@ def test_same_key_same_bits_other_key_other_result(case: Case) -> None:
     assert float(optax.tree.norm(optax.tree.sub(other.params, case.end.params))) > 1e-3
 
 
-def test_placement_and_padding_do_not_matter(case: Case) -> None:
-    """Six clients in chunks of four, empty clients at the end and larger bounds: one program for both questions."""
+def in_one_scan(method: Method, data: FederatedData) -> Callable[[jax.Array], tuple[ServerState, Any]]:
+    """A run from the start as a function of its key; infos have a leading axis of rounds."""
+
+    def train(seed_key: jax.Array) -> tuple[ServerState, Any]:
+        first = method.init(seed_key, data)
+        return jax.lax.scan(lambda state, _: method.round(seed_key, state, data), first, length=ROUNDS)
+
+    return train
+
+
+def in_chunks_with_padding(case: Case) -> tuple[Method, FederatedData]:
+    """Six clients in chunks of four, empty clients at the end, larger bounds."""
     data = toy.padded(case.data)
-    size = case.data.num_clients
-    other = build(case.name, data, cohort_size=size, placement="chunked", chunk_size=4)
-    state, infos = toy.train(other, key(), data, ROUNDS)
-    chex.assert_trees_all_close(state.params, case.end.params, rtol=1e-5, atol=1e-5)
-    infos_close(infos, case.infos, 1e-5)
+    other = cases.build(case.name, data, cohort_size=case.data.num_clients)
+    other = toy.executed(other, placement="chunked", chunk_size=4)
+    return other, data
 
 
-@pytest.mark.thorough
+def two_keys() -> jax.Array:
+    return jnp.stack([jax.random.key(1), jax.random.key(2)])
+
+
+def test_keys_clients_and_rounds_vectorize(case: Case) -> None:
+    """Traced only: types and structure; some methods compute it below, all of them in `make thorough`."""
+    states, infos = jax.eval_shape(jax.vmap(in_one_scan(*in_chunks_with_padding(case))), two_keys())
+    jax.tree.map(lambda many, one: chex.assert_shape(many, (2, *one.shape)), states.params, case.end.params)
+    assert infos.keys() == case.infos[0].keys() and {info.shape for info in infos.values()} == {(2, ROUNDS)}
+
+
+@programs_of_their_own(quick=cases.MECHANISMS)
+def test_keys_placement_and_padding_do_not_matter(case: Case) -> None:
+    """Two keys at once, in chunks and with padding: one program for all."""
+    train = in_one_scan(*in_chunks_with_padding(case))
+    states, infos = jax.device_get(jax.jit(jax.vmap(train))(two_keys()))
+    for place, seed in enumerate((1, 2)):
+        alone, expected = rerun(case, case.data, seed)
+        chex.assert_trees_all_close(
+            jax.tree.map(lambda leaf, at=place: leaf[at], states.params), alone.params, rtol=1e-5, atol=1e-5
+        )
+        mine = [{name: value[place, number] for name, value in infos.items()} for number in range(ROUNDS)]
+        infos_close(mine, expected, 1e-5)
+
+
+@programs_of_their_own(cases.MECHANISMS)
 def test_lanes_on_two_devices_train_every_client_as_if_alone(case: Case) -> None:
     """Six clients of 1 to 14 examples: three per device in two lanes, of which one takes two clients in turn."""
-    if case.name not in EVERY_MECHANISM:
-        pytest.skip("it depends on the engine alone: run for one method of each mechanism")
     mesh = Mesh(np.array(jax.devices()[:2]), ("clients",))
-    other = build(case.name, case.data, placement="lanes", chunk_size=2, mesh=mesh)
+    other = toy.executed(cases.build(case.name, case.data), placement="lanes", chunk_size=2, mesh=mesh)
     state, infos = toy.train(other, key(), case.data, ROUNDS)
     chex.assert_trees_all_close(state, case.end, rtol=1e-5, atol=1e-5)
     infos_close(infos, case.infos, 1e-5)
@@ -204,21 +219,6 @@ def test_hidden_labels_do_not_leak(case: Case) -> None:
         assert infos[-1]["pseudo_label_accuracy"] != case.infos[-1]["pseudo_label_accuracy"]
 
 
-def test_vmapped_keys_equal_separate_runs(case: Case) -> None:
-    def train(seed_key: jax.Array) -> ServerState:
-        first = case.method.init(seed_key, case.data)
-        return jax.lax.scan(
-            lambda state, _: (case.method.round(seed_key, state, case.data)[0], None), first, length=ROUNDS
-        )[0]
-
-    together = jax.jit(jax.vmap(train))(jnp.stack([jax.random.key(1), jax.random.key(2)]))
-    for place, seed in enumerate((1, 2)):
-        alone, _ = rerun(case, case.data, seed)
-        mine = jax.tree.map(lambda leaf, at=place: leaf[at], together)
-        # float32 after four rounds; batched matrix products add in another order
-        chex.assert_trees_all_close(mine.params, alone.params, rtol=1e-4, atol=1e-5)
-
-
 def test_resume_is_bit_exact(case: Case, tmp_path: Any) -> None:
     half, _ = toy.run(case.round, key(), case.start, case.data, ROUNDS // 2)
     Checkpoints(tmp_path).save(ROUNDS // 2, half)
@@ -232,13 +232,13 @@ def test_resume_is_bit_exact(case: Case, tmp_path: Any) -> None:
 
 def test_learns_a_separable_problem(case: Case) -> None:
     state, _ = toy.run(case.round, key(), case.end, case.data, 12)
-    predictions = case.method.predict(state, case.data.inputs)
+    predictions = case.predict(state, case.data.inputs)
     chosen = np.argmax(predictions, axis=1)[case.data.test_index]
     assert np.mean(chosen == case.data.labels[case.data.test_index]) > 0.8  # chance: 1/3
 
 
 def test_predictions_are_normalized_log_probabilities(case: Case) -> None:
-    predictions = case.method.predict(case.end, case.data.inputs)
+    predictions = case.predict(case.end, case.data.inputs)
     assert predictions.shape == (case.data.inputs.shape[0], case.data.num_classes)
     np.testing.assert_allclose(np.exp(predictions).sum(axis=1), 1.0, rtol=1e-5)
 
@@ -247,8 +247,7 @@ def test_predictions_are_normalized_log_probabilities(case: Case) -> None:
 def test_a_client_full_of_nan_is_as_good_as_absent(case: Case, client: int) -> None:
     broken, infos = rerun(case, toy.with_broken_client(case.data, client))
     absent, expected = rerun(case, toy.without(case.data, client))
-    first_rounds = ROUNDS_WITH_CLIENTS.get(case.name, ROUNDS)
-    assert [info["dropped_clients"] for info in infos] == [float(number < first_rounds) for number in range(ROUNDS)]
+    assert [info["dropped_clients"] for info in infos] == [float(n < case.first_rounds) for n in range(ROUNDS)]
     assert [info["dropped_clients"] for info in expected] == [0.0] * ROUNDS
     chex.assert_tree_all_finite(broken)
     chex.assert_trees_all_close(broken.params, absent.params, rtol=1e-6, atol=1e-6)
@@ -277,38 +276,56 @@ def test_no_labels_anywhere_changes_nothing_or_stays_finite(case: Case) -> None:
     state, infos = rerun(case, data)
     chex.assert_tree_all_finite(state)
     assert [info["dropped_clients"] for info in infos] == [0.0] * ROUNDS
-    if case.name in NOTHING_WITHOUT_LABELS:
+    if not case.declared.learns_without_labels:
         chex.assert_trees_all_equal(state.params, case.init(key(), data).params)
 
 
-@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
-def test_every_federated_optimizer_fits(case: Case, name: str) -> None:
-    method = build(case.name, case.data, federated_optimizer=OPTIMIZERS[name])
+def fits(case: Case, optimizer: FederatedOptimizer) -> None:
+    method = cases.build(case.name, case.data, federated_optimizer=optimizer)
     first = jax.eval_shape(method.init, key(), case.data)
     after, info = jax.eval_shape(method.round, key(), first, case.data)
     chex.assert_trees_all_equal_shapes_and_dtypes(first, after)
     assert info.keys() == case.infos[0].keys()
 
 
+def test_a_federated_optimizer_fits(case: Case) -> None:
+    """The methods take the optimizers in turn."""
+    fits(case, OPTIMIZERS[sorted(OPTIMIZERS)[METHODS.index(case.name) % len(OPTIMIZERS)]])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_every_federated_optimizer_fits(case: Case, name: str) -> None:
+    fits(case, OPTIMIZERS[name])
+
+
+@programs_of_their_own(cases.MECHANISMS, quick={"fedavg"})
 def test_a_server_side_optimizer_trains(case: Case) -> None:
-    if case.name not in EVERY_MECHANISM:
-        pytest.skip("it depends on the engine alone: run for one method of each mechanism")
-    method = build(case.name, case.data, federated_optimizer=OPTIMIZERS["fedadam"])
+    method = cases.build(case.name, case.data, federated_optimizer=OPTIMIZERS["fedadam"])
     state, infos = toy.train(method, key(), case.data, ROUNDS)
     chex.assert_tree_all_finite(state)
     assert loss_on_labels(infos[-1]) < loss_on_labels(infos[1])
 
 
+@functools.cache
+def federated_averaging(second_head: bool) -> tuple[Any, Any]:
+    """Parameters after one and after two rounds of federated averaging on labels, for a network of one head or two."""
+    like = "fedsiam" if second_head else "fedavg"
+    plain = methods.build("fedavg", cases.setup(like, federation("labels")))
+    one_round, start = jax.jit(plain.round), jax.jit(plain.init)(key(), federation("labels"))
+    one, _ = toy.run(one_round, key(), start, federation("labels"), 1)
+    two, _ = toy.run(one_round, key(), one, federation("labels"), 1)
+    return one.params, two.params
+
+
 def test_first_stage_is_labels_only_federated_averaging(case: Case) -> None:
-    if case.kind != "labels" or "warmup_rounds" not in settings(case.name):
+    if case.kind != "labels" or "warmup_rounds" not in case.declared.settings:
         pytest.skip("only for methods that begin with rounds of federated averaging on labels")
-    plain = methods.build("fedavg", setup_for(case.name, case.data))
+    one, two = federated_averaging(bool(case.declared.model))
     first, _ = toy.run(case.round, key(), case.start, case.data, 1)
-    expected, _ = toy.train(plain, key(), case.data, 2)
-    one, _ = toy.train(plain, key(), case.data, 1)
-    chex.assert_trees_all_equal(first.params, one.params)
+    chex.assert_trees_all_equal(first.params, one)
     second, _ = toy.run(case.round, key(), first, case.data, 1)
-    assert float(optax.tree.norm(optax.tree.sub(second.params, expected.params))) > 1e-4
+    assert float(optax.tree.norm(optax.tree.sub(second.params, two))) > 1e-4
 
 
 @pytest.mark.parametrize("name", ["xclp", "per_client_lp"])
@@ -319,7 +336,7 @@ def test_a_cohort_without_any_target_leaves_the_model_as_it_is(name):
     data = dataclasses.replace(data, observed=jnp.full_like(data.observed, -1), num_labelled=nothing)
     options = {"unlabelled_clients": True} if name == "per_client_lp" else {}
     run = toy.setup(data, local_optimizer=federated.local_optimizer("sgd", weight_decay=0.1))
-    method = methods.build(name, run, **OPTIONS[name], **options)
+    method = methods.build(name, run, **cases.CASES[name].settings, **options)
     start = method.init(jax.random.key(0), data)
     state, info = jax.jit(method.round)(jax.random.key(0), start, data)
     chex.assert_trees_all_equal(state.params, start.params)

@@ -36,6 +36,7 @@ PROCESSES, DEVICES_EACH = 2, 2
 LIMIT = 100.0  # seconds until a process is killed, whatever it waits for
 # What harms which process after which round, one after the other on one folder.
 HARMS = {"kill": (0, 2), "exception": (1, 3), "freeze": (1, 4), "terminate": (1, 5)}
+A_CRASH_AND_A_REQUEST = ("kill", "terminate")
 
 
 class Ended(NamedTuple):
@@ -133,23 +134,31 @@ def whole(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def harmed(tmp_path_factory):
-    """A run of 2 processes with 2 devices each to which everything happens; what was there after the freeze is kept."""
+@pytest.fixture(
+    scope="module",
+    params=[A_CRASH_AND_A_REQUEST, pytest.param(tuple(HARMS), marks=pytest.mark.thorough)],
+    ids=["crash and request", "everything"],
+)
+def harmed(request, tmp_path_factory):
+    """A run of 2 processes with 2 devices each to which all this happens; what was there before the last is kept."""
     folder = tmp_path_factory.mktemp("harmed") / "run"
     ended = {}
-    for harm in HARMS:
+    for harm in request.param:
+        if harm == request.param[-1]:
+            shutil.copytree(folder, folder.with_name("before_the_last"))
         ended[harm] = launch(folder, "--config.federated.reduce=fixed", harm=harm)
-        if harm == "freeze":
-            shutil.copytree(folder, folder.with_name("after_freeze"))
     ended[None] = launch(folder, "--config.federated.reduce=fixed")
     return folder, ended
 
 
-@pytest.mark.parametrize("harm", HARMS)
-def test_when_one_process_comes_to_harm_all_end(harmed, harm):
+def test_when_one_process_comes_to_harm_all_end(harmed):
     _, ended = harmed
-    codes, logs, seconds = ended[harm]
+    for harm in ended.keys() - {None}:
+        check_that_all_ended(harm, ended[harm])
+
+
+def check_that_all_ended(harm, how):
+    codes, logs, seconds = how
     victim = HARMS[harm][0]
     other = 1 - victim
     assert "harm at" in logs[victim] and seconds < 15, (seconds, logs)
@@ -172,10 +181,12 @@ def test_after_all_that_the_same_command_ends_in_the_same_bits(harmed, whole):
     assert "test accuracy" in ended[None].logs[0] and "test accuracy" not in ended[None].logs[1]
 
 
-@pytest.mark.parametrize("devices", [4, 1])
+@pytest.mark.parametrize("devices", [pytest.param(4, marks=pytest.mark.thorough), 1])
 def test_a_checkpoint_of_several_processes_goes_on_in_one(harmed, whole, devices, tmp_path):
-    shutil.copytree(harmed[0].with_name("after_freeze"), tmp_path / "run")
-    assert Checkpoints(tmp_path / "run").latest() in (3, 4)
+    folder, ended = harmed
+    shutil.copytree(folder.with_name("before_the_last"), tmp_path / "run")
+    _, round = HARMS[[harm for harm in HARMS if harm in ended][-2]]
+    assert Checkpoints(tmp_path / "run").latest() in (round - 1, round)
     alone(tmp_path / "run", **{"federated.devices": devices, "federated.reduce": "fixed"})
     assert_same_run(tmp_path / "run", whole)
 

@@ -8,37 +8,22 @@ import pytest
 from fedjax_ssl import methods
 from fedjax_ssl.experiment.run import run
 from fedjax_ssl.experiment.tables import load_config
+from tests.methods import cases
 from tests.test_distributed import ROOT, assert_same_run, launch
 
-CONFIGS = {
-    "fedavg": "digits_fedavg.py",
-    "xclp": "digits_xclp.py",
-    "per_client_lp": "digits_per_client_lp.py",
-    "network_pseudo_label": "digits_network_pseudo_label.py",
-    "fedsem": "digits_fedsem.py",
-    "fedsiam": "digits_fedsiam.py",
-    "fedul": "digits_fedul.py",
-    "fedpl": "digits_fedul.py:10,iid,fedpl",
-    "fedllp": "digits_fedul.py:10,iid,fedllp",
-    "fedllp_vat": "digits_fedul.py:10,iid,fedllp_vat",
-    "single": "digits_single.py",
-    "semifl": "digits_semifl.py",
-    "fedmt": "digits_fedmt.py:20,shape,estimated",
-    "fedtrans": "digits_fedmt.py:20,shape,fedtrans",
-    "protofssl": "digits_protofssl.py",
-    "mixed": "digits_mixed.py",
-}
+NAMES = sorted(methods.available())
 
 
 def test_every_method_has_a_config() -> None:
-    assert CONFIGS.keys() == methods.available().keys()
+    for name in NAMES:
+        assert (ROOT / "configs" / cases.of(name).config.partition(":")[0]).is_file(), name
 
 
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::fedjax_ssl.config.ConfigNote")
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", NAMES)
 def test_two_processes_have_the_bits_of_one(name: str, tmp_path: Path) -> None:
-    path, _, argument = CONFIGS[name].partition(":")
+    path, _, argument = cases.of(name).config.partition(":")
     config = load_config(ROOT / "configs" / path, argument or None)
     assert config.method.name == name
     changes = {"rounds": 3, "eval_every": 1, "federated.devices": 4}
@@ -47,7 +32,7 @@ def test_two_processes_have_the_bits_of_one(name: str, tmp_path: Path) -> None:
     config.update_from_flattened_dict(changes)
     run(config, tmp_path / "one")
     overrides = [f"--config.{field}={value}" for field, value in changes.items()]
-    ended = launch(tmp_path / "two", *overrides, config=f"{ROOT / 'configs' / CONFIGS[name]}")
+    ended = launch(tmp_path / "two", *overrides, config=f"{ROOT / 'configs' / cases.of(name).config}")
     assert ended.codes == [0, 0], ended.logs
     assert all(re.search(rf"process {index} of 2", log) for index, log in enumerate(ended.logs))
     assert_same_run(tmp_path / "two", tmp_path / "one")

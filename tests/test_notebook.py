@@ -5,12 +5,14 @@ import re
 from pathlib import Path
 
 import nbformat
+import pytest
 from nbclient import NotebookClient
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK = ROOT / "notebooks" / "quickstart.ipynb"
 
 
+@pytest.mark.thorough
 def test_quickstart_runs_and_shows_figures_and_accuracies(tmp_path: Path) -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     environment = {

@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from fedjax_ssl import presets
 from fedjax_ssl.experiment.run import run
 from fedjax_ssl.tracking import Checkpoints
@@ -43,12 +45,13 @@ def results_of(folder: Path) -> dict:
     return {name: value for name, value in summary.items() if not any(part in name for part in measured)}
 
 
-def test_killed_at_any_time(tmp_path):
+# Within stage 2; and once each: before anything was recorded, within stage 1, within stage 2.
+@pytest.mark.parametrize("moments", [(6,), pytest.param((0, 2, 6), marks=pytest.mark.thorough)])
+def test_killed_at_any_time(tmp_path, moments):
+    """Rows are flushed one by one, so the moment within a row, a checkpoint or a round is random."""
     run(experiment(), tmp_path / "whole")
     killed = tmp_path / "killed"
-    # Killed once each: before anything was recorded, within stage 1, within stage 2 (rows are flushed one by one, so
-    # the moment within a row, a checkpoint or a round is random).
-    for rows_before_kill in (0, 2, 6):
+    for rows_before_kill in moments:
         process = subprocess.Popen([sys.executable, "-c", CHILD, str(killed)], stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + 120
         while process.poll() is None and time.monotonic() < deadline:

@@ -28,17 +28,21 @@ def keys():
 
 
 @pytest.fixture(scope="module")
+def alone():
+    return jax.jit(make_train(experiment()))
+
+
+@pytest.fixture(scope="module")
 def sweep(keys):
     return jax.jit(jax.vmap(make_train(experiment())))(keys)
 
 
-def test_a_sweep_over_seeds_is_separate_runs(keys, sweep):
+def test_a_sweep_over_seeds_is_separate_runs(keys, sweep, alone):
     """Batched and single products add in another order: 1e-5 after 5 rounds of float32."""
     states, metrics = sweep
-    train = jax.jit(make_train(experiment()))
     for number, key in enumerate(keys):
-        state, alone = train(key)
-        for name, values in alone.items():
+        state, single = alone(key)
+        for name, values in single.items():
             np.testing.assert_allclose(values, metrics[name][number], rtol=1e-5, atol=1e-5, err_msg=name)
         for one, many in zip(jax.tree.leaves(state.params), jax.tree.leaves(states.params), strict=True):
             np.testing.assert_allclose(one, many[number], rtol=1e-4, atol=1e-5)
@@ -70,15 +74,18 @@ def test_the_command_line_gives_the_same_numbers_and_says_how_clients_are_placed
     assert [row["round"] for row in rows] == [2, 4]
 
 
-def test_a_sweep_over_a_learning_rate(keys):
+def test_a_sweep_over_a_learning_rate(keys, alone):
+    """The config's own rate and another."""
     train = make_train(experiment())
-    rates = jnp.asarray([0.01, 0.3])
+    rates = jnp.asarray([experiment().optimizer.learning_rate, 0.01])
     _, swept = jax.jit(jax.vmap(lambda rate: train(keys[0], {"optimizer.learning_rate": rate})))(rates)
-    for number, rate in enumerate((0.01, 0.3)):
-        _, alone = jax.jit(make_train(experiment(**{"optimizer.learning_rate": rate})))(keys[0])
-        np.testing.assert_allclose(swept["test_loss"][number], alone["test_loss"], rtol=1e-4)
+    other = jax.jit(make_train(experiment(**{"optimizer.learning_rate": 0.01})))
+    for number, single in enumerate((alone, other)):
+        np.testing.assert_allclose(swept["test_loss"][number], single(keys[0])[1]["test_loss"], rtol=1e-4)
+    assert (swept["test_loss"][0] != swept["test_loss"][1]).all()
 
 
+@pytest.mark.thorough
 def test_a_sweep_over_alpha(keys):
     train = make_train(experiment("xclp", **{"method.num_bits": 64, "rounds": 2}))
     _, swept = jax.jit(jax.vmap(lambda alpha: train(keys[0], {"method.alpha": alpha})))(jnp.asarray([0.5, 0.99]))
@@ -96,7 +103,7 @@ def test_a_whole_number_setting_cannot_be_traced(keys):
         train(keys[0], {"method.num_neighbors": jnp.asarray(3)})
 
 
-@pytest.mark.parametrize("name", ["fedprox", "fedadam"])
+@pytest.mark.parametrize("name", [pytest.param("fedprox", marks=pytest.mark.thorough), "fedadam"])
 def test_federated_optimizers_by_name(keys, name):
     _, metrics = jax.jit(make_train(experiment(**{"federated.name": name})))(keys[0])
     assert np.all(np.isfinite(metrics["test_loss"]))

@@ -56,12 +56,12 @@ def federation(
         index=jnp.asarray(index),
         num_labelled=jnp.asarray(labelled, jnp.int32),
         num_examples=jnp.asarray(sizes, jnp.int32),
-        test_index=sum(sizes) + jnp.arange(num_test, dtype=jnp.int32),
+        test_index=jnp.asarray(sum(sizes) + np.arange(num_test), jnp.int32),
         num_test=jnp.asarray(num_test, jnp.int32),
-        test_client=jnp.full(num_test, -1, jnp.int32),
-        valid_index=jnp.zeros((0,), jnp.int32),
-        num_valid=jnp.zeros((), jnp.int32),
-        server_index=sum(sizes) + num_test + jnp.arange(server, dtype=jnp.int32),
+        test_client=jnp.asarray(np.full(num_test, -1), jnp.int32),
+        valid_index=jnp.asarray(np.zeros(0), jnp.int32),
+        num_valid=jnp.asarray(0, jnp.int32),
+        server_index=jnp.asarray(sum(sizes) + num_test + np.arange(server), jnp.int32),
         num_server=jnp.asarray(server, jnp.int32),
         num_classes=NUM_CLASSES,
         max_labelled=max(sizes),  # bounds for whatever labels are seen, so that tests share compiled programs
@@ -110,7 +110,7 @@ def _weak_labels(kind: str, labels: np.ndarray, sizes: Sequence[int], labelled: 
         from_sets=jnp.asarray(clients & (kind == "sets")),
         matrix=jnp.asarray(matrix, dtype),
         share=jnp.asarray(share, dtype),
-        prior=jnp.full(NUM_CLASSES, 1.0 / NUM_CLASSES, dtype),
+        prior=jnp.asarray(np.full(NUM_CLASSES, 1.0 / NUM_CLASSES), dtype),
     )
 
 
@@ -177,32 +177,32 @@ def in_order(stream: str, batch_size: int, num_steps: int) -> Sampler:
     return Sampler(schedule)
 
 
+def changed(tree: Any, **arrays: Any) -> Any:
+    """The tree with these arrays in place of its own, of the same types. NumPy made them, so nothing was compiled."""
+    made = {name: jnp.asarray(array, getattr(tree, name).dtype) for name, array in arrays.items()}
+    return dataclasses.replace(tree, **made)
+
+
 def without(data: FederatedData, *clients: int) -> FederatedData:
     """The federation in which these clients have no examples."""
-    gone, weak = jnp.asarray(clients), data.weak
+    there, weak = ~np.isin(np.arange(data.num_clients), clients), data.weak
     if weak is not None:
-        weak = dataclasses.replace(weak, num_examples=weak.num_examples.at[gone].set(0))
-    return dataclasses.replace(
-        data,
-        num_examples=data.num_examples.at[gone].set(0),
-        num_labelled=data.num_labelled.at[gone].set(0),
-        weak=weak,
+        weak = changed(weak, num_examples=np.where(there, weak.num_examples, 0))
+    gone = changed(
+        data, num_examples=np.where(there, data.num_examples, 0), num_labelled=np.where(there, data.num_labelled, 0)
     )
+    return dataclasses.replace(gone, weak=weak)
 
 
 def without_knowledge(data: FederatedData) -> FederatedData:
     """The federation in which nobody knows anything about the class of any example."""
     weak = data.weak
     if weak is not None:
-        nothing = jnp.zeros_like(weak.num_examples)
-        weak = dataclasses.replace(weak, labels=jnp.full_like(weak.labels, -1), num_examples=nothing)
-    return dataclasses.replace(
-        data,
-        observed=jnp.full_like(data.observed, -1),
-        num_labelled=jnp.zeros_like(data.num_labelled),
-        num_server=jnp.zeros_like(data.num_server),
-        weak=weak,
+        weak = changed(weak, labels=np.full(weak.labels.shape, -1), num_examples=np.zeros(weak.num_examples.shape))
+    blind = changed(
+        data, observed=np.full(data.observed.shape, -1), num_labelled=np.zeros(data.num_clients), num_server=0
     )
+    return dataclasses.replace(blind, weak=weak)
 
 
 def only(data: FederatedData, client: int) -> FederatedData:
@@ -214,40 +214,40 @@ def padded(data: FederatedData, clients: int = 2, columns: int = 3) -> Federated
     """The same federation with empty clients at the end and larger bounds everywhere."""
     more, weak = ((0, clients), (0, columns)), data.weak
     if weak is not None:
-        weak = dataclasses.replace(
+        weak = changed(
             weak,
-            labels=jnp.pad(weak.labels, more, constant_values=-1),
-            num_examples=jnp.pad(weak.num_examples, (0, clients)),
-            num_observations=jnp.pad(weak.num_observations, (0, clients)),
-            from_sets=jnp.pad(weak.from_sets, (0, clients)),
-            matrix=jnp.pad(weak.matrix, ((0, clients), (0, 1), (0, 0))),
-            share=jnp.pad(weak.share, ((0, clients), (0, 1))),
+            labels=np.pad(weak.labels, more, constant_values=-1),
+            num_examples=np.pad(weak.num_examples, (0, clients)),
+            num_observations=np.pad(weak.num_observations, (0, clients)),
+            from_sets=np.pad(weak.from_sets, (0, clients)),
+            matrix=np.pad(weak.matrix, ((0, clients), (0, 1), (0, 0))),
+            share=np.pad(weak.share, ((0, clients), (0, 1))),
         )
-    return dataclasses.replace(
+    wider = changed(
         data,
-        index=jnp.pad(data.index, more),
-        num_labelled=jnp.pad(data.num_labelled, (0, clients)),
-        num_examples=jnp.pad(data.num_examples, (0, clients)),
-        test_index=jnp.pad(data.test_index, (0, columns)),
-        test_client=jnp.pad(data.test_client, (0, columns), constant_values=-1),
-        server_index=jnp.pad(data.server_index, (0, columns)),
-        max_labelled=data.max_labelled + 1,
-        max_unlabelled=data.max_unlabelled + 2,
-        weak=weak,
+        index=np.pad(data.index, more),
+        num_labelled=np.pad(data.num_labelled, (0, clients)),
+        num_examples=np.pad(data.num_examples, (0, clients)),
+        test_index=np.pad(data.test_index, (0, columns)),
+        test_client=np.pad(data.test_client, (0, columns), constant_values=-1),
+        server_index=np.pad(data.server_index, (0, columns)),
+    )
+    return dataclasses.replace(
+        wider, max_labelled=data.max_labelled + 1, max_unlabelled=data.max_unlabelled + 2, weak=weak
     )
 
 
 def stored_differently(data: FederatedData, seed: int = 0) -> FederatedData:
     """The same federation with the rows of the flat arrays in another order; padding still points to row 0."""
     order = np.random.default_rng(seed).permutation(data.inputs.shape[0])
-    moved = jnp.asarray(np.argsort(order), jnp.int32)
-    real = jnp.arange(data.max_examples) < data.num_examples[:, None]
-    return dataclasses.replace(
+    moved = np.argsort(order)
+    real = np.arange(data.max_examples) < np.asarray(data.num_examples)[:, None]
+    return changed(
         data,
-        inputs=data.inputs[order],
-        labels=data.labels[order],
-        observed=data.observed[order],
-        index=jnp.where(real, moved[data.index], 0),
+        inputs=np.asarray(data.inputs)[order],
+        labels=np.asarray(data.labels)[order],
+        observed=np.asarray(data.observed)[order],
+        index=np.where(real, moved[data.index], 0),
         test_index=moved[data.test_index],
         server_index=moved[data.server_index],
     )
@@ -255,15 +255,17 @@ def stored_differently(data: FederatedData, seed: int = 0) -> FederatedData:
 
 def with_hidden_labels_scrambled(data: FederatedData) -> FederatedData:
     """The same federation with wrong ground truth on every unlabelled training example."""
-    training = jnp.zeros(data.labels.shape, bool).at[data.index.reshape(-1)].set(True)
-    wrong = (data.labels + 1) % data.num_classes
-    return dataclasses.replace(data, labels=jnp.where(training & (data.observed < 0), wrong, data.labels))
+    labels = np.asarray(data.labels)
+    training = np.isin(np.arange(labels.size), data.index)
+    hidden = training & (np.asarray(data.observed) < 0)
+    return changed(data, labels=np.where(hidden, (labels + 1) % data.num_classes, labels))
 
 
 def with_broken_client(data: FederatedData, client: int) -> FederatedData:
     """The same federation with NaN in all of this client's inputs."""
-    rows = data.index[client, : int(data.num_examples[client])]
-    return dataclasses.replace(data, inputs=data.inputs.at[rows].set(jnp.nan))
+    inputs = np.array(data.inputs)
+    inputs[np.asarray(data.index)[client, : int(data.num_examples[client])]] = np.nan
+    return changed(data, inputs=inputs)
 
 
 def run(

@@ -115,6 +115,7 @@ def test_after_training_the_network_predicts_too_and_features_are_its_own(traine
     assert again["predictions"] == summary["predictions"]
 
 
+@pytest.mark.thorough
 def test_two_devices_train_and_predict_as_one(trained, tmp_path):
     config = quick("network")
     config.prediction.predictors = "network,xclp"

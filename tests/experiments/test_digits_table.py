@@ -24,6 +24,7 @@ def cells(script: dict) -> list:
     ]
 
 
+@pytest.mark.thorough
 def test_digits_table_runs_and_leaves_table_rows_and_plot(
     script: dict, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

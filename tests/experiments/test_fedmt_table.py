@@ -16,6 +16,7 @@ def script() -> dict:
     return runpy.run_path(str(SCRIPT))
 
 
+@pytest.mark.thorough
 def test_the_table_runs_and_leaves_table_matrix_and_rows(
     script: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

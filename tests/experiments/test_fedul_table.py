@@ -15,6 +15,7 @@ def script() -> dict:
     return runpy.run_path(str(SCRIPT))
 
 
+@pytest.mark.thorough
 def test_the_table_runs_and_leaves_table_and_rows(
     script: dict, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

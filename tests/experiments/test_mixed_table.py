@@ -12,6 +12,7 @@ from fedjax_ssl import presets
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.thorough
 def test_the_table_runs_and_leaves_table_and_rows(tmp_path: Path) -> None:
     script = runpy.run_path(str(ROOT / "experiments" / "mixed_table.py"))
     small = ["rounds=2", "model.name=linear", "optimizer.local_epochs=1"]

@@ -1,5 +1,7 @@
 """Episodes: what a local step draws."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,13 +19,17 @@ def client(labels=tuple(LABELS), unlabelled: int = 5, padding: int = 3) -> Clien
     observed = np.full(size, -1, np.int32)
     observed[: len(labels)] = labels
     count, total = jnp.asarray(len(labels), jnp.int32), jnp.asarray(len(labels) + unlabelled, jnp.int32)
-    index = jnp.arange(size, dtype=jnp.int32)
-    return Client(jnp.zeros((), jnp.int32), index, jnp.asarray(observed), count, total, sent={}, received=())
+    index = jnp.asarray(np.arange(size, dtype=np.int32))
+    return Client(jnp.asarray(0, jnp.int32), index, jnp.asarray(observed), count, total, sent={}, received=())
+
+
+@functools.partial(jax.jit, static_argnames=("bound", "num_unlabelled", "support"))
+def schedule_of(one: Client, key, first, bound: int, num_unlabelled: int, support: int):
+    return episodes(STEPS, CLASSES, support, 2, num_unlabelled, bound, lambda *_: first).schedule(key, one, toy.NOW)
 
 
 def draw(one: Client, seed: int = 0, bound: int = 12, num_unlabelled: int = 4, first: int = 2, support: int = 1):
-    sampler = episodes(STEPS, CLASSES, support, 2, num_unlabelled, bound, lambda *_: jnp.asarray(first, jnp.int32))
-    schedule = sampler.schedule(jax.random.key(seed), one, toy.NOW)
+    schedule = schedule_of(one, jax.random.key(seed), np.int32(first), bound, num_unlabelled, support)
     return jax.tree.map(np.asarray, schedule)
 
 

@@ -13,7 +13,7 @@ from tests import toy
 
 
 def a_client(num_labelled: int, num_examples: int, width: int = 32) -> Client:
-    observed = jnp.where(jnp.arange(width) < num_labelled, 0, -1)
+    observed = jnp.asarray(np.where(np.arange(width) < num_labelled, 0, -1))
     return Client(
         id=jnp.asarray(0, jnp.int32),
         rows=jnp.zeros(width, jnp.int32),
@@ -194,5 +194,5 @@ def test_mixed_epochs_do_not_depend_on_the_bounds(num_labelled: int, num_example
 def test_schedules_run_in_64_bit_mode(float64) -> None:
     client = a_client(3, 9)
     for sampler in (labelled_epochs(2, 2, 4), mixed_epochs(2, 2, 4, 8)):
-        schedule = sampler.schedule(jax.random.key(0), client, toy.NOW)
+        schedule = jax.jit(sampler.schedule)(jax.random.key(0), client, toy.NOW)
         assert int(schedule.num_steps) > 0

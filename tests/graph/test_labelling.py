@@ -13,7 +13,10 @@ from tests.graph import reference
 from tests.graph.test_propagation import clustered_codes
 
 KEY = jax.random.key(0)
-SOLVERS = ["cholesky", "conjugate_gradient"]
+# The solvers take turns; `make thorough` has every test with both.
+CHOLESKY_FIRST = ["cholesky", pytest.param("conjugate_gradient", marks=pytest.mark.thorough)]
+CONJUGATE_GRADIENT_FIRST = [pytest.param("cholesky", marks=pytest.mark.thorough), "conjugate_gradient"]
+VARIANT = {"similarity_power": 3.0, "label_norm": "class", "confidence_scale": "max"}
 
 
 def points_and_labels(num_points: int = 90, num_classes: int = 3, seed: int = 0):
@@ -49,17 +52,18 @@ def test_the_settings_of_xclp_are_those_of_the_tuple():
             assert (np.asarray(changed.confidence) != np.asarray(found.confidence)).any(), name
 
 
-def test_equals_the_dense_float64_path_on_3000_points():
-    codes, _ = clustered_codes(4, 3000, 256, 12)
+@pytest.mark.parametrize("size", [1000, pytest.param(3000, marks=pytest.mark.thorough)])
+def test_equals_the_dense_float64_path(size):
+    codes, _ = clustered_codes(4, size, 256, 12)
     random = np.random.default_rng(0)
-    labels = np.where(random.random(3000) < 0.05, random.integers(4, size=3000), -1).astype(np.int32)
+    labels = np.where(random.random(size) < 150 / size, random.integers(4, size=size), -1).astype(np.int32)
     distance = reference.hamming(codes)
-    packed = distance * 3000 + np.arange(3000)
+    packed = distance * size + np.arange(size)
     np.fill_diagonal(packed, np.iinfo(np.int64).max)
     expected = np.argsort(packed, axis=1)[:, :10]
     np.testing.assert_array_equal(graph.nearest_neighbors(codes, 256, 10).index, expected)
     weight = reference.weights(reference.cosines(distance, 256), list(expected))
-    system = np.eye(3000) - 0.99 * reference.normalize(weight)
+    system = np.eye(size) - 0.99 * reference.normalize(weight)
     scores = np.linalg.solve(system, reference.one_hot(labels, 4))
     found = graph.xclp_from_codes(codes, labels, 4, Settings(256, solver="conjugate_gradient"))
     np.testing.assert_allclose(found.scores, scores, rtol=1e-4)
@@ -69,8 +73,15 @@ def test_equals_the_dense_float64_path_on_3000_points():
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("options", [{}, dict(similarity_power=3.0, label_norm="class", confidence_scale="max")])
-@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize(
+    ("solver", "options"),
+    [
+        ("conjugate_gradient", VARIANT),
+        ("cholesky", {}),
+        pytest.param("conjugate_gradient", {}, marks=pytest.mark.thorough),
+        pytest.param("cholesky", VARIANT, marks=pytest.mark.thorough),
+    ],
+)
 def test_padding_changes_no_bit(solver, options):
     points, _, shown = points_and_labels()
     rows = np.sort(np.random.default_rng(3).choice(140, 90, replace=False))
@@ -108,7 +119,7 @@ def test_order_of_points_and_classes_does_not_matter():
     np.testing.assert_array_equal(renamed.labels, names[np.asarray(straight.labels)])
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("solver", CONJUGATE_GRADIENT_FIRST)
 def test_clients_far_apart_are_labelled_as_if_alone(solver):
     # Codes around 0 and around all ones: cross-client similarities are 0, so no edge joins the clients.
     first = reference.random_codes(0, 8, 32) & np.uint32(0xFF)
@@ -160,7 +171,7 @@ def test_label_propagation_maps_over_padded_clients(similarity):
     np.testing.assert_array_equal(together.valid.sum(axis=1), sizes)
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("solver", CHOLESKY_FIRST)
 def test_without_propagation_only_labelled_points_are_valid(solver):
     points, _, shown = points_and_labels()
     found = graph.xclp(KEY, points, shown, 3, num_bits=128, alpha=0.0, solver=solver)
@@ -169,7 +180,7 @@ def test_without_propagation_only_labelled_points_are_valid(solver):
     np.testing.assert_array_equal(found.confidence, shown >= 0)
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("solver", CONJUGATE_GRADIENT_FIRST)
 def test_component_without_labels_is_invalid(solver):
     codes = np.repeat(np.array([0, 0xFFFFFFFF], np.uint32), 8)[:, None]
     labels = np.full(16, -1, np.int32)
@@ -180,7 +191,7 @@ def test_component_without_labels_is_invalid(solver):
     np.testing.assert_allclose(found.confidence, 8 * [1] + 8 * [0], rtol=1e-6)
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("solver", CHOLESKY_FIRST)
 def test_points_at_a_right_angle_to_all_others_are_isolated(solver):
     # Half of all bits differ: neighbours are listed, at similarity 0, and make no edge.
     codes = np.append(np.zeros(8, np.uint32), np.uint32([0x0000FFFF, 0xFFFFFFFF]))[:, None]

@@ -26,11 +26,13 @@ def assert_equals_reference(found, codes, num_bits, count, valid=None):
 
 @pytest.fixture
 def small_tiles(monkeypatch):
-    # 24 rows per tile do not divide 700 points.
-    monkeypatch.setattr(neighbors_module, "_rows_per_tile", lambda num_rows, num_points, num_words: 24)
-    jax.clear_caches()
+    # 24 rows per tile do not divide 700 points. Other programs stay: clearing all caches would compile them again.
+    asked = []
+    monkeypatch.setattr(neighbors_module, "_rows_per_tile", lambda *sizes: asked.append(sizes) or 24)
+    neighbors_module._nearest_codes.clear_cache()
     yield
-    jax.clear_caches()
+    neighbors_module._nearest_codes.clear_cache()
+    assert asked, "the search was compiled again"
 
 
 @pytest.mark.parametrize("kernel", ["popcount", "matmul"])

@@ -31,7 +31,7 @@ def data() -> FederatedData:
     return toy.weak_federation("coarse", labelled=WITHOUT_CLASS_LABELS)
 
 
-@pytest.fixture(scope="module", params=["head", "all"])
+@pytest.fixture(scope="module", params=["head", pytest.param("all", marks=pytest.mark.thorough)])
 def trained(request, data):
     """The setting, accuracy on the test examples, states from the start to the end, and their infos."""
     # One step per round at the server, so that its loss is that of the network it starts from.

@@ -50,7 +50,7 @@ def fedul(data: FederatedData, changes: dict[str, Any] | None = None, **options:
     return methods.build("fedul", toy.setup(data, **(changes or {})), **options)
 
 
-@pytest.mark.parametrize("from_sets", [True, False])
+@pytest.mark.parametrize("from_sets", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_pure_sets_in_the_shares_of_the_test_and_identical_coarse_labels_are_federated_averaging(
     from_sets: bool,
 ) -> None:
@@ -210,6 +210,7 @@ def gaussians(seed: int) -> FederatedData:
     )
 
 
+@pytest.mark.thorough
 def test_sets_alone_lead_to_the_bayes_classifier() -> None:
     """Check 13 with its thresholds; 12 rounds at a rate of 8 lead where 200 rounds at 0.5 do."""
     rng = np.random.default_rng(100)

@@ -55,7 +55,7 @@ def test_true_pseudo_labels_with_weight_one_are_supervised_averaging_on_the_same
     assert [info["loss"] for info in infos] == pytest.approx([info["loss"] for info in expected_infos], rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ["xclp", "per_client_lp"])
+@pytest.mark.parametrize("name", ["xclp", pytest.param("per_client_lp", marks=pytest.mark.thorough)])
 def test_without_propagation_only_labels_are_left(name: str) -> None:
     """alpha = 0: the influence matrix is the identity, unlabelled rows are invalid."""
     data = toy.federation()

@@ -10,6 +10,7 @@ from fedjax_ssl import models
 from fedjax_ssl.models.resnet import ResNet18
 from fedjax_ssl.models.wide_resnet import PreActivationBlock
 
+THOROUGH = pytest.mark.thorough
 SMALL = {
     "linear": ((5,), {}),
     "mlp": ((4, 2), {"hidden": (32, 64)}),
@@ -19,9 +20,10 @@ SMALL = {
     "resnet18": ((8, 8, 3), {}),
     "wrn28": ((4, 4, 3), {"widen": 1}),
 }
-# the deep networks once each: they take the layers' behaviour from the same modules
+# the deep networks once each, most of them in `make thorough`: they take the layers' behaviour from the same modules
 NORMS = [(name, norm) for name in ("mlp", "cnn") for norm in ("none", "bn", "gn")]
-NORMS += [("cnn13", "bn"), ("mnist_cnn", "bn"), ("resnet18", "gn"), ("wrn28", "bn")]
+NORMS += [("mnist_cnn", "bn")]
+NORMS += [pytest.param(*deep, marks=THOROUGH) for deep in (("cnn13", "bn"), ("resnet18", "gn"), ("wrn28", "bn"))]
 FEATURES = {"linear": 5, "mlp": 64, "cnn": 128, "cnn13": 128, "mnist_cnn": 512, "resnet18": 512, "wrn28": 64}
 
 
@@ -42,6 +44,11 @@ def drawn(model):
     return jax.tree_util.tree_map_with_path(draw, jax.eval_shape(model.init, jax.random.key(0)))
 
 
+def evaluated(model, params, state, x):
+    """Outputs of the network in one program."""
+    return jax.jit(lambda p, s, x: model.apply(p, s, x, train=False)[0])(params, state, x)
+
+
 @pytest.mark.parametrize(
     ("name", "num_classes", "shape", "options", "count"),
     [
@@ -52,16 +59,16 @@ def drawn(model):
         ("cnn", 62, (28, 28, 1), {}, 1_206_590),
         ("cnn", 10, (32, 32, 3), {}, 1_626_442),
         ("cnn13", 10, (32, 32, 3), {}, 3_125_908),
-        ("cnn13", 100, (32, 32, 3), {}, 3_137_608),
-        ("cnn13", 10, (32, 32, 3), {"aux_head": True}, 3_125_908 + 1_300),
+        pytest.param("cnn13", 100, (32, 32, 3), {}, 3_137_608, marks=THOROUGH),
+        pytest.param("cnn13", 10, (32, 32, 3), {"aux_head": True}, 3_125_908 + 1_300, marks=THOROUGH),
         ("resnet18", 100, (84, 84, 3), {"stem": "imagenet"}, 11_227_812),
         ("resnet18", 10, (32, 32, 3), {"stem": "cifar"}, 11_173_962),
-        ("resnet18", 10, (32, 32, 3), {"stem": "imagenet_unpooled"}, 11_181_642),
+        pytest.param("resnet18", 10, (32, 32, 3), {"stem": "imagenet_unpooled"}, 11_181_642, marks=THOROUGH),
         ("mnist_cnn", 10, (28, 28, 1), {}, 14_219_210),
         ("mnist_cnn", 10, (28, 28, 3), {}, 14_219_210),
         ("wrn28", 10, (32, 32, 3), {}, 1_467_610),
-        ("wrn28", 100, (32, 32, 3), {}, 1_479_220),
-        ("wrn28", 100, (32, 32, 3), {"widen": 8}, 23_401_012),
+        pytest.param("wrn28", 100, (32, 32, 3), {}, 1_479_220, marks=THOROUGH),
+        pytest.param("wrn28", 100, (32, 32, 3), {"widen": 8}, 23_401_012, marks=THOROUGH),
     ],
 )
 def test_parameter_counts(name, num_classes, shape, options, count):
@@ -102,9 +109,9 @@ def test_features_are_the_heads_input():
         model, shape = small(name)
         params, state = drawn(model)
         x = jnp.asarray(np.random.default_rng(1).standard_normal((4, *shape), np.float32))
-        outputs, _ = model.apply(params, state, x, train=False)
+        outputs = evaluated(model, params, state, x)
         assert outputs.aux_logits is None
-        logits = outputs.features @ params["head"]["kernel"].T + params["head"]["bias"]
+        logits = np.asarray(outputs.features) @ np.asarray(params["head"]["kernel"]).T + params["head"]["bias"]
         np.testing.assert_allclose(outputs.logits, logits, rtol=1e-4, atol=1e-5)
 
 
@@ -112,7 +119,7 @@ def test_mlp_without_activation_is_linear():
     model, shape = small("mlp", hidden=(6, 5), activation="none")
     params, state = drawn(model)
     x = np.random.default_rng(1).standard_normal((4, *shape), np.float32)
-    outputs, _ = model.apply(params, state, jnp.asarray(x), train=False)
+    outputs = evaluated(model, params, state, jnp.asarray(x))
     first, second = (params[name] for name in ("dense1", "dense2"))
     hidden = x.reshape(4, -1) @ np.asarray(first["kernel"]).T + np.asarray(first["bias"])
     features = hidden @ np.asarray(second["kernel"]).T + np.asarray(second["bias"])
@@ -149,8 +156,8 @@ def test_grey_images_are_three_equal_channels():
     colour = models.build("mnist_cnn", num_classes=3, input_shape=(4, 4, 3))
     params, state = drawn(grey)
     x = jnp.asarray(np.random.default_rng(1).standard_normal((2, 4, 4, 1), np.float32))
-    outputs, _ = grey.apply(params, state, x, train=False)
-    expected, _ = colour.apply(params, state, jnp.repeat(x, 3, axis=-1), train=False)
+    outputs = evaluated(grey, params, state, x)
+    expected = evaluated(colour, params, state, np.repeat(x, 3, axis=-1))
     np.testing.assert_array_equal(outputs.logits, expected.logits)
 
 

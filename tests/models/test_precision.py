@@ -15,7 +15,7 @@ def network(precision):
 
 def test_parameters_statistics_outputs_and_gradients_keep_their_type():
     full, half = network("float32"), network("bf16")
-    params, state = half.init(KEY)
+    params, state = jax.jit(half.init)(KEY)
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves((params, state)))
 
     def loss(model):
@@ -23,7 +23,7 @@ def test_parameters_statistics_outputs_and_gradients_keep_their_type():
             outputs, new_state = model.apply(params, state, INPUTS, train=True)
             return jnp.sum(outputs.logits**2), (outputs, new_state)
 
-        return jax.value_and_grad(of, has_aux=True)(params)
+        return jax.jit(jax.value_and_grad(of, has_aux=True))(params)
 
     (_, (exact, exact_state)), exact_slope = loss(full)
     (_, (outputs, new_state)), slope = loss(half)

@@ -1,5 +1,6 @@
 """ResNet8 and ResNet9 of ProtoFSSL: the table of their layers, pools, Keras' norm layers."""
 
+import functools
 import math
 
 import jax
@@ -102,16 +103,21 @@ def test_embeddings_follow_the_layers_one_by_one():
     )
     x = jnp.asarray(rng.normal(size=(3, 8, 8, 1)), jnp.float32)
 
-    def layer(inputs, number, pool=1):
+    def layer(params, inputs, number, pool=1):
         weights = params[f"block{number}"]["conv"]
         z = jnp.maximum(models.conv2d(inputs, weights["kernel"], padding="SAME", lowering="lax") + weights["bias"], 0.0)
         n, side, _, filters = z.shape
         return z.reshape(n, side // pool, pool, side // pool, pool, filters).max((2, 4))
 
-    z = layer(layer(x, 1), 2, 2)
-    z = z + layer(layer(z, 3), 4)
-    z = layer(layer(z, 5, 2), 6, 2)
-    z = (z + layer(layer(z, 7), 8)).max((1, 2))
+    @jax.jit
+    def layers(params, x):
+        step = functools.partial(layer, params)
+        z = step(step(x, 1), 2, 2)
+        z = z + step(step(z, 3), 4)
+        z = step(step(z, 5, 2), 6, 2)
+        return (z + step(step(z, 7), 8)).max((1, 2))
+
+    z = layers(params, x)
     own = {name: value for name, value in params.items() if name != "head"}
     outputs, state = jax.jit(lambda p, x: model.apply(p, {}, x, train=True))(own, x)
     np.testing.assert_allclose(outputs.features, z, rtol=1e-4, atol=1e-5)

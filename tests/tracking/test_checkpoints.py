@@ -287,6 +287,7 @@ while True:
 """
 
 
+@pytest.mark.thorough
 def test_sigkill_at_any_moment_leaves_a_good_checkpoint(tmp_path):
     moments = random.Random(0)
     started = []

@@ -36,6 +36,12 @@ def make_pool(labels, num_classes, num_clients, available=None, natural=None):
     return Pool(jnp.asarray(labels), jnp.asarray(available), jnp.asarray(natural, jnp.int32), facts)
 
 
+def assignment(partition, pool):
+    """Clients of all examples as a function of the seed, in one program."""
+    assign = jax.jit(lambda key: partition.assign(key, pool))
+    return lambda seed: np.asarray(assign(jax.random.key(seed)))
+
+
 def balanced_labels(num_classes, each):
     return np.tile(np.arange(num_classes), each)
 
@@ -106,18 +112,26 @@ def check(client, name, labels, num_clients, available, bounds):
         assert np.ptp(np.bincount(client[(labels < 0) & available], minlength=num_clients)) <= 1
 
 
-@pytest.mark.parametrize("held_out", [False, True])
-@pytest.mark.parametrize(("name", "options", "labels", "num_clients"), CASES)
+# With and without examples held out: by turns, and both of every case in `make thorough`.
+BY_TURNS = [
+    pytest.param(*case, held_out, marks=() if held_out == place % 2 else pytest.mark.thorough)
+    for place, case in enumerate(CASES)
+    for held_out in (False, True)
+]
+
+
+@pytest.mark.parametrize(("name", "options", "labels", "num_clients", "held_out"), BY_TURNS)
 def test_complete_disjoint_and_bounded(name, options, labels, num_clients, held_out):
     available = np.arange(labels.size) % 9 != 0 if held_out and num_clients < 100 else np.ones(labels.size, bool)
     options = {**options, "min_examples": 13 - 2 * held_out} if options.get("min_examples") == 13 else options
     pool = case_pool(name, labels, num_clients, available)
     partition = PARTITIONS.build(name, **options)
-    client = np.asarray(partition.assign(jax.random.key(3), pool))
+    assign = assignment(partition, pool)
+    client = assign(3)
     check(client, name, labels, num_clients, available, partition.bounds(pool.facts))
-    np.testing.assert_array_equal(client, partition.assign(jax.random.key(3), pool))
+    np.testing.assert_array_equal(client, assign(3))
     if num_clients not in (1, 6):
-        assert (client != np.asarray(partition.assign(jax.random.key(4), pool))).any()
+        assert (client != assign(4)).any()
 
 
 @pytest.mark.parametrize(("name", "options", "labels", "num_clients"), FIRST_CASES)
@@ -140,7 +154,7 @@ def test_every_partition_has_a_case():
 def test_majority_has_two_frequent_classes_and_hands_out_in_the_order_of_the_file():
     labels = np.arange(1000) % 10
     pool = make_pool(labels, 10, 5)
-    client = np.asarray(PARTITIONS.build("majority").assign(jax.random.key(0), pool))
+    client = assignment(PARTITIONS.build("majority"), pool)(0)
     counts = np.zeros((6, 10), int)
     np.add.at(counts, (client, labels), 1)
     for number in range(5):
@@ -154,7 +168,7 @@ def test_majority_has_two_frequent_classes_and_hands_out_in_the_order_of_the_fil
 
 def test_iid_differs_by_at_most_one():
     pool = make_pool(SOME_UNKNOWN, 10, 7)
-    client = np.asarray(PARTITIONS.build("iid").assign(jax.random.key(0), pool))
+    client = assignment(PARTITIONS.build("iid"), pool)(0)
     assert np.ptp(np.bincount(client)) <= 1
     assert (np.ptp(table(client, SOME_UNKNOWN, 7, 10), axis=0) <= 1).all()
 
@@ -221,7 +235,7 @@ def test_dirichlet_balanced_has_equal_sizes_and_uneven_classes():
     spreads = []
     for alpha in (0.1, 1.0, 100.0):
         partition = PARTITIONS.build("dirichlet_balanced", alpha=alpha)
-        clients = [np.asarray(partition.assign(jax.random.key(seed), pool)) for seed in range(5)]
+        clients = list(map(assignment(partition, pool), range(5)))
         counts = np.stack([table(client, labels, 8, 10) for client in clients])
         assert (counts.sum(axis=2) == 15).all() and (counts.sum(axis=1) == 12).all()
         spreads.append(((counts / 15) ** 2).sum(axis=2).mean())
@@ -231,7 +245,7 @@ def test_dirichlet_balanced_has_equal_sizes_and_uneven_classes():
 def test_shards_are_runs_of_the_sorted_labels():
     labels = balanced_labels(10, 12)
     pool = make_pool(labels, 10, 8)
-    client = np.asarray(PARTITIONS.build("shards", shards_per_client=2).assign(jax.random.key(0), pool))
+    client = assignment(PARTITIONS.build("shards", shards_per_client=2), pool)(0)
     counts = table(client, labels, 8, 10)
     # 16 shards of 7 or 8 examples out of sorted runs of 12: a shard touches at most two classes, a client four.
     assert np.isin(counts.sum(axis=1), (14, 15, 16)).all()
@@ -243,8 +257,8 @@ def test_classes_per_client_is_exact_and_balanced(num_clients, classes):
     labels = balanced_labels(10, 12)
     pool = make_pool(labels, 10, num_clients)
     partition = PARTITIONS.build("classes_per_client", classes=classes)
-    for seed in range(5):
-        counts = table(np.asarray(partition.assign(jax.random.key(seed), pool)), labels, num_clients, 10)
+    for client in map(assignment(partition, pool), range(5)):
+        counts = table(client, labels, num_clients, 10)
         assert ((counts > 0).sum(axis=1) == classes).all()
         assert np.ptp((counts > 0).sum(axis=0)) <= 1
         for column in counts.T:
@@ -256,7 +270,7 @@ def test_circulant_gives_the_counts_of_the_protofssl_split():
     # class.
     labels = balanced_labels(10, 5400)
     pool = make_pool(labels, 10, 100)
-    client = np.asarray(PARTITIONS.build("circulant", balanced=5).assign(jax.random.key(0), pool))
+    client = assignment(PARTITIONS.build("circulant", balanced=5), pool)(0)
     counts = table(client, labels, 100, 10)
     offset_zero = np.array([249, 78, 20, 20, 20, 15, 20, 20, 20, 78])
     expected = np.stack([np.roll(offset_zero, client % 10) for client in range(100)])

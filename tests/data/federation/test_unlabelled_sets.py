@@ -23,7 +23,7 @@ def dataset() -> Dataset:
 @pytest.mark.parametrize(
     ("partition", "sets", "used", "distinct", "mean_largest_share"),
     [
-        ("iid", 40, 2191, 1967, None),
+        pytest.param("iid", 40, 2191, 1967, None, marks=pytest.mark.thorough),
         ("majority", 40, 6128, 2002, 0.39),
     ],
 )

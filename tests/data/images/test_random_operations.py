@@ -11,12 +11,13 @@ from fedjax_ssl.data.images.random_operations import FIXMATCH, OPERATIONS, SEMIF
 COLOUR = jnp.asarray(np.random.default_rng(1).integers(0, 256, (64, 9, 7, 3)).astype(np.uint8))
 GREY = COLOUR[..., :1]
 ALWAYS = SEMIFL._replace(chance=1.0)
+compiled = jax.jit(random_operations, static_argnums=(2, 3))
 
 
 def applied(name, images, **changes):
     """One operation on every image, at its largest magnitude unless told otherwise."""
     strength = ALWAYS._replace(operations=(name,), **changes)
-    return np.asarray(random_operations(jax.random.key(0), images, strength, 1), np.float64)
+    return np.asarray(compiled(jax.random.key(0), images, strength, 1), np.float64)
 
 
 def test_values_are_changed_as_named():
@@ -80,7 +81,7 @@ def test_rotation_and_shear_keep_the_middle():
 def test_a_cutout_is_grey_and_never_larger_than_allowed():
     white = jnp.full((200, 8, 8, 1), 255, jnp.uint8)
     strength = FIXMATCH._replace(operations=("identity",))
-    cut = np.asarray(random_operations(jax.random.key(2), white, strength))
+    cut = np.asarray(compiled(jax.random.key(2), white, strength))
     assert set(np.unique(cut)) == {128, 255}
     rows, columns = (cut == 128).any(axis=2).sum(axis=1), (cut == 128).any(axis=1).sum(axis=1)
     assert rows.max() == columns.max() == 4 and rows.min() == 0
@@ -91,7 +92,7 @@ def test_every_named_operation_is_drawn_and_magnitudes_differ():
     names = FIXMATCH.operations
     assert set(names) | {"invert", "cutout"} == set(OPERATIONS) and "identity" not in SEMIFL.operations
     same = jnp.broadcast_to(COLOUR[:1], COLOUR.shape)
-    results = np.asarray(augmentation("fixmatch", pixels=2)(jax.random.key(4), same))
+    results = np.asarray(jax.jit(augmentation("fixmatch", pixels=2))(jax.random.key(4), same))
     assert results.dtype == np.uint8 and len({image.tobytes() for image in results}) == 64
 
 
@@ -102,7 +103,7 @@ def test_other_ranges_of_values():
     result = np.asarray(jax.jit(strong)(jax.random.key(5), jnp.asarray(digits)))
     assert result.dtype == np.uint8 and result.max() == 16 and len(np.unique(result)) > 10
     shares = jnp.asarray(np.asarray(GREY, np.float32) / 255)
-    strong, wide = (augmentation("fixmatch", pixels=1, input_max=top) for top in (1.0, 255.0))
+    strong, wide = (jax.jit(augmentation("fixmatch", pixels=1, input_max=top)) for top in (1.0, 255.0))
     expected = np.asarray(wide(jax.random.key(6), GREY), np.float64) / 255
     difference = np.abs(np.asarray(strong(jax.random.key(6), shares)) - expected)
     assert (difference < 1.01 / 255).mean() > 0.98  # rounding may move a value over a threshold

@@ -1,7 +1,7 @@
 """One-shot prediction: which points stand in which graph, against the propagation of `fedjax_ssl.graph` itself."""
 
 import dataclasses
-from functools import partial
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -33,18 +33,31 @@ def federation():
 
 
 DATA = federation()
+xclp = jax.jit(graph.xclp, static_argnums=3, static_argnames=SETTINGS._fields)
+label_propagation = jax.jit(graph.label_propagation, static_argnums=(2, 3))
 OWNED = np.asarray(DATA.test_client) >= 0
 
 
-def predict(data=DATA, graph_of=ONE_GRAPH, num_graphs=1, exact=False, options=None, variants=None, **search):
-    points = points_of(data)
-    settings = (SETTINGS,) if variants is None else variants
-    if exact:
-        label = by_cosines(data, points, embed, settings)
-    else:
-        label = by_codes(KEY, data, points, embed, settings, **search)
-    found = predict_with_graphs(data, points, label, graph_of, num_graphs, **(options or {}))
-    return found[0] if variants is None else found
+def predict(
+    data=DATA, graph_of=ONE_GRAPH, num_graphs=1, exact=False, options=None, variants=None, traced=True, **search
+):
+    """Traced, which is quicker to test; the number of batches and protocols have to be known."""
+    options, settings = options or {}, (SETTINGS,) if variants is None else variants
+
+    def found(data):
+        points = points_of(data)
+        if exact:
+            label = by_cosines(data, points, embed, settings)
+        else:
+            label = by_codes(KEY, data, points, embed, settings, **search)
+        return predict_with_graphs(data, points, label, graph_of, num_graphs, **options)
+
+    known = "new_batch_size" in options or "exchange" in search or not traced
+    all_found = (found if known else jax.jit(found))(data)
+    return all_found[0] if variants is None else all_found
+
+
+one_graph = functools.cache(predict)
 
 
 def rows_of(client, data=DATA, unlabelled=True):
@@ -65,10 +78,10 @@ def expected(clients, unlabelled=True, new=None, exact=False):
     features = embed(DATA.inputs[np.pad(rows, (0, padding))])
     observed, valid = jnp.asarray(np.pad(observed, (0, padding))), jnp.arange(80) < len(rows)
     if exact:
-        result = graph.label_propagation(features, observed, toy.NUM_CLASSES, SETTINGS, valid=valid)
+        result = label_propagation(features, observed, toy.NUM_CLASSES, SETTINGS, valid=valid)
     else:
         key = named_key(KEY, "projections")
-        result = graph.xclp(key, features, observed, toy.NUM_CLASSES, **SETTINGS._asdict(), valid=valid)
+        result = xclp(key, features, observed, toy.NUM_CLASSES, **SETTINGS._asdict(), valid=valid)
     chosen = slice(len(rows) - len(new), len(rows))
     return new, np.asarray(result.labels)[chosen], np.asarray(result.confidence)[chosen]
 
@@ -104,14 +117,13 @@ def test_a_graph_per_client_is_label_propagation_alone():
 
 
 def test_one_graph_labels_the_examples_of_clients_without_labels_or_training_data():
-    found = predict()
+    found = one_graph()
     for client in (2, NUM_CLIENTS - 1):
         assert (np.asarray(found.labels)[np.asarray(DATA.test_client) == client] >= 0).all()
 
 
 def test_under_a_trace_the_labels_are_the_same():
-    found = predict()
-    traced = jax.jit(lambda data: predict(data))(DATA)
+    found, traced = predict(traced=False), one_graph()
     np.testing.assert_array_equal(found.labels, traced.labels)
     np.testing.assert_allclose(found.confidence, traced.confidence, atol=1e-5)
 
@@ -125,12 +137,12 @@ def test_new_examples_in_batches():
         new, labels, _ = expected(range(NUM_CLIENTS), new=chosen)
         np.testing.assert_array_equal(found.labels[new], labels)
     at_once = predict(options={"new_batch_size": 3})
-    np.testing.assert_array_equal(at_once.labels, predict().labels)
+    np.testing.assert_array_equal(at_once.labels, one_graph().labels)
 
 
 def test_true_labels_do_not_matter():
     scrambled = dataclasses.replace(DATA, labels=(DATA.labels + 1) % toy.NUM_CLASSES)
-    np.testing.assert_array_equal(predict().labels, predict(scrambled).labels)
+    np.testing.assert_array_equal(one_graph().labels, predict(scrambled).labels)
 
 
 def test_random_groups():
@@ -184,7 +196,7 @@ def test_a_protocol_predicts_between_rounds(num_graphs):
     variants = (SETTINGS, SETTINGS._replace(label_norm="class", confidence_scale="client_max"))
 
     def ask(**search):
-        points, embed_inputs = points_of(DATA), partial(method.embed, before)
+        points, embed_inputs = points_of(DATA), functools.partial(method.embed, before)
         label = by_codes(KEY, DATA, points, embed_inputs, variants, **search)
         return predict_with_graphs(DATA, points, label, graph_of, num_graphs)
 

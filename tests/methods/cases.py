@@ -1,0 +1,79 @@
+"""What the suites over all methods have to know of a method beside what it says of itself (`needs`, its settings).
+
+A method that keeps every promise with its default settings needs no line here, but for a config `digits_NAME.py`.
+"""
+
+from typing import Any, NamedTuple
+
+from fedjax_ssl import methods
+from fedjax_ssl.federated import Method, Setup
+from tests import toy
+
+
+class Case(NamedTuple):
+    """One method in the contract suite: the toy run that it is shown with, and the promises that are not its own."""
+
+    config: str = ""  # under configs/, with its argument; "": digits_NAME.py
+    settings: dict[str, Any] = {}  # noqa: RUF012  # its own, on the toy federation
+    model: dict[str, Any] = {}  # noqa: RUF012  # options of its network
+    mechanism: str = ""  # what of the engine it is the example of, for tests whose result depends on the engine alone
+    clients_train: int | None = None  # rounds in which clients train, the server alone in all others; None: every round
+    first_targets: int = 0  # rounds without pseudo-labels at the start, beside `warmup_rounds`
+    learns_without_labels: str = ""  # why the model moves although nobody knows anything of a class; "": it does not
+
+
+CASES = {
+    "fedavg": Case(mechanism="labels only, nothing sent beside the model"),
+    "xclp": Case(
+        settings={"num_bits": 256, "num_neighbors": 3},
+        mechanism="targets sent to the clients, from data of all of them",
+    ),
+    "per_client_lp": Case(settings={"num_neighbors": 3}),
+    "network_pseudo_label": Case(learns_without_labels="the network labels whatever it is given"),
+    "fedsem": Case(learns_without_labels="the network labels whatever it is given"),
+    "fedsiam": Case(
+        settings={"consistency_weight": 10.0},  # the default is too strong for this learning rate
+        model={"aux_head": True},
+        mechanism="state of the local step",
+    ),
+    "fedpl": Case(config="digits_fedul.py:10,iid,fedpl"),
+    "fedllp": Case(config="digits_fedul.py:10,iid,fedllp", mechanism="weak labels"),
+    "fedllp_vat": Case(config="digits_fedul.py:10,iid,fedllp_vat"),
+    "single": Case(clients_train=0),
+    "semifl": Case(
+        settings={"threshold": 0.5},  # some examples are confident from the first round on
+        learns_without_labels="the network labels whatever it is sure of",
+    ),
+    "fedmt": Case(
+        config="digits_fedmt.py:20,shape,estimated",
+        settings={"threshold": 0.5, "warm_start": False},
+        mechanism="a server that trains, after the clients",
+        learns_without_labels="the network labels whatever it is sure of",
+    ),
+    "fedtrans": Case(
+        config="digits_fedmt.py:20,shape,fedtrans",
+        settings={"coarse_rounds": 1},
+        model={"aux_head": True},
+        clients_train=1,
+    ),
+    "protofssl": Case(mechanism="what clients send back beside their model", first_targets=1),
+    "mixed": Case(settings={"num_bits": 256, "num_neighbors": 3}),
+}
+MECHANISMS = sorted(name for name, case in CASES.items() if case.mechanism)
+
+
+def of(name: str) -> Case:
+    """The case of a registered method, complete: with one round of its first stage, and its config."""
+    case = CASES.get(name, Case())
+    first_stage = {"warmup_rounds": 1} if "warmup_rounds" in methods.settings(name) else {}
+    return case._replace(settings={**first_stage, **case.settings}, config=case.config or f"digits_{name}.py")
+
+
+def setup(name: str, data: Any, **changes: Any) -> Setup:
+    """The toy run of a method; `changes` are fields of `Setup`."""
+    return toy.setup(data, model_options=of(name).model, augment=toy.jitter, **changes)
+
+
+def build(name: str, data: Any, **changes: Any) -> Method:
+    """The method with the settings of its case."""
+    return methods.build(name, setup(name, data, **changes), **of(name).settings)
