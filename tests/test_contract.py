@@ -179,7 +179,7 @@ def test_keys_clients_and_rounds_vectorize(case: Case) -> None:
     """Traced only: types and structure; some methods compute it below, all of them in `make thorough`."""
     states, infos = jax.eval_shape(jax.vmap(in_one_scan(*in_chunks_with_padding(case))), two_keys())
     jax.tree.map(lambda many, one: chex.assert_shape(many, (2, *one.shape)), states.params, case.end.params)
-    assert infos.keys() == case.infos[0].keys() and {info.shape for info in infos.values()} == {(2, ROUNDS)}
+    assert infos.keys() == case.infos[0].keys() and {info.shape for info in jax.tree.leaves(infos)} == {(2, ROUNDS)}
 
 
 @programs_of_their_own(quick=cases.MECHANISMS)
@@ -187,6 +187,7 @@ def test_keys_placement_and_padding_do_not_matter(case: Case) -> None:
     """Two keys at once, in chunks and with padding: one program for all."""
     train = in_one_scan(*in_chunks_with_padding(case))
     states, infos = jax.device_get(jax.jit(jax.vmap(train))(two_keys()))
+    infos = federated.to_numbers(infos)
     for place, seed in enumerate((1, 2)):
         alone, expected = rerun(case, case.data, seed)
         chex.assert_trees_all_close(
