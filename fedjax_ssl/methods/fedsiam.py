@@ -6,8 +6,8 @@ the same batch B of examples, K classes, and the number r of the round, a client
     1/|B| sum over labelled CE(f1(a(x)), y) + head_weight / (|B| K) sum |f1(a(x)) - f2(a(x))|^2
         + ramp(r) / (|B| K) sum |softmax f2(a(x)) - softmax g1(b(x))|^2,
 
-ramp(r) = consistency_weight exp(-5 (1 - min(r, R) / R)^2) with R = ramp_rounds. After its step t, counted over the
-run, g becomes d_t g + (1 - d_t) f with d_t = min(1 - 1 / (t + 1), decay).
+ramp(r) = consistency_weight exp(-5 (1 - min(r, R) / R)^2) with R = ramp_rounds. After step t, counted on from round to
+round as the mean over the clients, g becomes d g + (1 - d) f with d = min(1 - 1 / (t + 1), decay).
 
 References:
     Long et al., FedSiam: Towards adaptive federated semi-supervised learning, arXiv 2012.03292; in the form of
