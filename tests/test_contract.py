@@ -5,7 +5,6 @@ so that both stages run in one compiled program. A test that needs other data ta
 compilation. What is special about a method is said in `tests/methods/cases.py`.
 """
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Collection
@@ -327,18 +326,3 @@ def test_first_stage_is_labels_only_federated_averaging(case: Case) -> None:
     chex.assert_trees_all_equal(first.params, one)
     second, _ = toy.run(case.round, key(), first, case.data, 1)
     assert float(optax.tree.norm(optax.tree.sub(second.params, two))) > 1e-4
-
-
-@pytest.mark.parametrize("name", ["xclp", "per_client_lp"])
-def test_a_cohort_without_any_target_leaves_the_model_as_it_is(name):
-    """XCLP section 8: with weight decay, training on nothing would still shrink the model."""
-    data = toy.federation()
-    nothing = jnp.zeros_like(data.num_labelled)
-    data = dataclasses.replace(data, observed=jnp.full_like(data.observed, -1), num_labelled=nothing)
-    options = {"unlabelled_clients": True} if name == "per_client_lp" else {}
-    run = toy.setup(data, local_optimizer=federated.local_optimizer("sgd", weight_decay=0.1))
-    method = methods.build(name, run, **cases.CASES[name].settings, **options)
-    start = method.init(jax.random.key(0), data)
-    state, info = jax.jit(method.round)(jax.random.key(0), start, data)
-    chex.assert_trees_all_equal(state.params, start.params)
-    assert info["local_steps"] == 0 and info["pseudo_label_coverage"] == 0
