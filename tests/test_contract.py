@@ -174,8 +174,9 @@ def two_keys() -> jax.Array:
     return jnp.stack([jax.random.key(1), jax.random.key(2)])
 
 
+@programs_of_their_own(quick=set(METHODS) - set(cases.MECHANISMS))
 def test_keys_clients_and_rounds_vectorize(case: Case) -> None:
-    """Traced only: types and structure; some methods compute it below, all of them in `make thorough`."""
+    """Traced only: types and structure; the other methods compute it below, and in `make thorough` all of them do."""
     states, infos = jax.eval_shape(jax.vmap(in_one_scan(*in_chunks_with_padding(case))), two_keys())
     jax.tree.map(lambda many, one: chex.assert_shape(many, (2, *one.shape)), states.params, case.end.params)
     assert infos.keys() == case.infos[0].keys() and {info.shape for info in jax.tree.leaves(infos)} == {(2, ROUNDS)}

@@ -41,11 +41,18 @@ def setup(data, **changes):
     return toy.setup(data, model=toy.linear_model(), evaluation_batch_size=7, **changes)
 
 
+def features(run, round: Round, key: jax.Array | None = None) -> np.ndarray:
+    """`network_features` in one program."""
+    return np.asarray(
+        jax.jit(lambda round, key: network_features(run, round, *(() if key is None else (key,))))(round, key)
+    )
+
+
 def test_network_pseudo_labels_are_the_networks_classes_weighted_by_entropy() -> None:
     """XCLP section 5.4: argmax of the softmax, weight 1 - H / log K; labelled examples keep label and weight 1."""
     data = toy.federation()
     ids = [0, 2, 5]
-    found = network_pseudo_labels(setup(data), a_round(data, ids), a_round(data, ids).clients)
+    found = jax.jit(lambda: network_pseudo_labels(setup(data), a_round(data, ids), a_round(data, ids).clients))()
     weights = toy.linear_model().init(jax.random.key(0))[0]
     for slot, client in enumerate(ids):
         size, seen = toy.SIZES[client], toy.LABELLED[client]
@@ -63,8 +70,8 @@ def test_network_pseudo_labels_are_the_networks_classes_weighted_by_entropy() ->
 
 def test_network_features_do_not_depend_on_cohort_and_padding() -> None:
     data, wide = toy.federation(), toy.padded(toy.federation())
-    alone = network_features(setup(data), a_round(data, [5]))
-    among = network_features(setup(wide), a_round(wide, [0, 3, 5]))
+    alone = features(setup(data), a_round(data, [5]))
+    among = features(setup(wide), a_round(wide, [0, 3, 5]))
     np.testing.assert_array_equal(alone[0], among[2, : alone.shape[1]])
 
 
@@ -73,10 +80,10 @@ def test_augmented_features_do_not_depend_on_cohort_and_padding() -> None:
     data, wide = toy.federation(), toy.padded(toy.federation())
     key = jax.random.key(4)
     size = toy.SIZES[5]
-    alone = network_features(setup(data, augment=toy.jitter), a_round(data, [5]), key)
-    among = network_features(setup(wide, augment=toy.jitter), a_round(wide, [0, 3, 5]), key)
+    alone = features(setup(data, augment=toy.jitter), a_round(data, [5]), key)
+    among = features(setup(wide, augment=toy.jitter), a_round(wide, [0, 3, 5]), key)
     np.testing.assert_allclose(alone[0, :size], among[2, :size], rtol=1e-6)
-    noise = np.asarray(alone[0, :size] - network_features(setup(data), a_round(data, [5]))[0, :size])
+    noise = np.asarray(alone[0, :size] - features(setup(data), a_round(data, [5]))[0, :size])
     assert len(np.unique(noise[:, 0])) == size, "every example has its own draw"
 
 

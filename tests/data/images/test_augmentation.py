@@ -46,7 +46,11 @@ def test_every_result_is_a_padded_crop_and_all_occur(name, options, mode):
         assert len(seen) == (50 if name == "crop_flip" else 25)
 
 
-@pytest.mark.parametrize("name", list(AUGMENTATIONS))
+# Of the two strong ones, which share their operations, one.
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.thorough if n == "semifl" else ()) for n in AUGMENTATIONS],
+)
 def test_padding_key_and_dtype(name):
     augment = jax.jit(augmentation(name))
     images = jnp.asarray(IMAGES)
