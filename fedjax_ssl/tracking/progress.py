@@ -191,11 +191,7 @@ def _summary_lines(summary: Mapping[str, Any]) -> dict[str, str]:
         "examples": (summary.get("examples_per_second"), "{:,.0f} per second"),
     }
     shown = {name: form.format(value) for name, (value, form) in lines.items() if value is not None}
-    for name, field in (
-        ("sent up", "bytes_up"),
-        ("sent down", "bytes_down"),
-        ("peak memory", "peak_memory_bytes"),
-    ):
+    for name, field in (("sent up", "bytes_up"), ("sent down", "bytes_down"), ("peak memory", "peak_memory_bytes")):
         # Where nothing was trained, that nothing was sent says nothing.
         if summary.get(field) is not None and (summary[field] or summary.get("train_seconds")):
             shown[name] = bytes_in_words(summary[field])

@@ -15,11 +15,7 @@ PROTOCOLS = ("dealt", "drawn", "clean", "reference")
 
 
 def unlabelled_sets(
-    counts: tuple[int, ...],
-    protocol: str = "dealt",
-    shared: bool = False,
-    low: float = 0.1,
-    dominance: float = 10.0,
+    counts: tuple[int, ...], protocol: str = "dealt", shared: bool = False, low: float = 0.1, dominance: float = 10.0
 ) -> WeakRule:
     """Cuts the examples of every client into sets of known, different class shares (FedUL, section 7 of its code).
 

@@ -144,12 +144,7 @@ def _bits(key: Key[Array, ""], name: str, size: int) -> Int[Array, " size"]:
 
 
 def _crop(
-    key: Key[Array, ""],
-    images: Shaped[Array, "n H W C"],
-    pixels: int,
-    fill: str,
-    value: float,
-    flip: Array | None,
+    key: Key[Array, ""], images: Shaped[Array, "n H W C"], pixels: int, fill: str, value: float, flip: Array | None
 ) -> Shaped[Array, "n H W C"]:
     """Shifts every image and mirrors those with `flip`, by two gathers: rows, then columns."""
     _check_images(images)
