@@ -13,6 +13,8 @@ from rich.progress import Progress as RichProgress
 from rich.table import Table
 from rich.text import Text
 
+from fedjax_ssl.tracking.files import Closing
+
 _SHOWN = (
     ("accuracy", "test_accuracy", "{:.1%}"),
     ("pseudo-labels", "pseudo_label_accuracy", "{:.1%}"),
@@ -20,7 +22,7 @@ _SHOWN = (
 )
 
 
-class Progress:
+class Progress(Closing):
     """Reports a run to a person.
 
     On a terminal there is one live line; elsewhere (a file, a pipe, a notebook) one plain line per evaluation
@@ -147,12 +149,6 @@ class Progress:
         """Takes the bar off the terminal; a second call does nothing."""
         if self._bar is not None:
             self._bar.stop()
-
-    def __enter__(self) -> "Progress":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def _time_left(self, round: int) -> str:
         """Extrapolates from the first evaluation on: the time before it has compiling in it and says nothing."""
