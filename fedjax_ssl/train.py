@@ -19,9 +19,7 @@ from fedjax_ssl.federated.method import Metrics
 PyTree = Any
 
 
-def make_train(
-    config: ml_collections.ConfigDict,
-) -> Callable[..., tuple[ServerState, Metrics]]:
+def make_train(config: ml_collections.ConfigDict) -> Callable[..., tuple[ServerState, Metrics]]:
     """The whole experiment as one pure function.
 
     `train(key)` draws the partition, the labels kept, the initial network and everything else from `key`, runs all

@@ -3,5 +3,3 @@
 from fedjax_ssl.benchmarks.measure import Options, measure
 from fedjax_ssl.benchmarks.report import table
 from fedjax_ssl.benchmarks.workloads import WORKLOADS, Variant, Workload
-
-__all__ = ["WORKLOADS", "Options", "Variant", "Workload", "measure", "table"]

@@ -212,10 +212,7 @@ WORKLOADS: dict[str, Workload] = {
         ),
         rounds=1,
         method="xclp",
-        variants=(
-            Variant("XCLP"),
-            Variant("ProtoFSSL", changes=_PROTOFSSL),
-        ),
+        variants=(Variant("XCLP"), Variant("ProtoFSSL", changes=_PROTOFSSL)),
         note="XCLP: one round of stage 2 with one local epoch (the paper's have five), embeddings and graph count in "
         "the time but not in the operations; ProtoFSSL: the second round, since the first has no pseudo-labels, ten "
         "episodes of 30 labelled and 100 unlabelled images as in the paper; prototypes and the diagnosis of "

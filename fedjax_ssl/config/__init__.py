@@ -3,17 +3,3 @@
 from fedjax_ssl.config.errors import ConfigError, ConfigNote, naming
 from fedjax_ssl.config.fields import CHOICES, check_field, default
 from fedjax_ssl.config.resolve import federated_optimizer, options, predictors, replace_numbers, resolve
-
-__all__ = [
-    "CHOICES",
-    "ConfigError",
-    "ConfigNote",
-    "check_field",
-    "default",
-    "federated_optimizer",
-    "naming",
-    "options",
-    "predictors",
-    "replace_numbers",
-    "resolve",
-]

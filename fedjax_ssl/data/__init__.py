@@ -11,25 +11,3 @@ from fedjax_ssl.data.images.augmentation import AUGMENTATIONS, augmentation
 from fedjax_ssl.data.sources.fetch import DatasetUnavailable
 from fedjax_ssl.data.sources.load import SOURCES, available, load
 from fedjax_ssl.data.standardization import STANDARDIZATIONS, normalizer, standardized
-
-__all__ = [
-    "AUGMENTATIONS",
-    "PARTITIONS",
-    "SOURCES",
-    "STANDARDIZATIONS",
-    "SUPERVISIONS",
-    "Dataset",
-    "DatasetUnavailable",
-    "FederatedData",
-    "Split",
-    "WeakLabels",
-    "augmentation",
-    "available",
-    "federate",
-    "load",
-    "normalizer",
-    "plot_partition",
-    "report",
-    "standardized",
-    "validate",
-]

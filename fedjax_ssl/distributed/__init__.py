@@ -5,17 +5,3 @@ from fedjax_ssl.distributed.settings import PREEMPTED, STALLED, Settings, settin
 from fedjax_ssl.distributed.start import Preempted, leave, start
 from fedjax_ssl.distributed.team import Team
 from fedjax_ssl.distributed.watchdog import Watchdog
-
-__all__ = [
-    "PREEMPTED",
-    "STALLED",
-    "Preempted",
-    "Settings",
-    "Team",
-    "Watchdog",
-    "leave",
-    "run_devices",
-    "settings",
-    "share_out",
-    "start",
-]

@@ -8,5 +8,3 @@ from fedjax_ssl.experiment.build import (
     load_experiment,
     prediction_settings,
 )
-
-__all__ = ["Experiment", "build_method", "device_mesh", "federate", "load_experiment", "prediction_settings"]

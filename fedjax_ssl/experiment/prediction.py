@@ -17,26 +17,10 @@ from jaxtyping import Array, Key
 
 from fedjax_ssl import data, graph
 from fedjax_ssl.config import ConfigError, naming
-from fedjax_ssl.federated import (
-    Method,
-    Scores,
-    ServerState,
-    likeliest_coarse,
-    map_rows,
-    score_labels,
-)
+from fedjax_ssl.federated import Method, Scores, ServerState, likeliest_coarse, map_rows, score_labels
 from fedjax_ssl.graph import Neighbors, PropagationSettings, approximate_neighbors, nearest_neighbors, neighbor_recall
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.parts.predictors import (
-    Labeller,
-    Points,
-    Predictions,
-    by_codes,
-    by_cosines,
-    points_of,
-    predict_with_graphs,
-    random_groups,
-)
+from fedjax_ssl.methods.parts import predictors
 
 # Of XCLP and per-client LP alike: the paper's text, and the authors' code.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -77,7 +61,7 @@ class Outcome(NamedTuple):
     """What one way of predicting gave."""
 
     job: Job
-    found: Predictions
+    found: predictors.Predictions
     scores: Scores
     seconds: float  # of all jobs that share its graph, compiling included
     neighbor_recall: float | None  # measured, where neighbours were searched approximately
@@ -178,7 +162,7 @@ def _predict(
     federation: data.FederatedData,
     mesh: Mesh | None,
     report: Callable[[str], None],
-) -> Iterator[tuple[list[Job], list[Predictions], list[float]]]:
+) -> Iterator[tuple[list[Job], list[predictors.Predictions], list[float]]]:
     """Jobs that share a graph, what each found, and the measured recall of its searches where they are approximate."""
     key = named_key(key, "prediction")
     for predictor, of_predictor in itertools.groupby(jobs_of(settings), lambda job: job.predictor):
@@ -188,7 +172,7 @@ def _predict(
             yield jobs, [_by_network(method, state, federation)], []
             continue
         variants = [_variant(settings, job.variant) for job in jobs if job.unlabelled == jobs[0].unlabelled]
-        points = points_of(federation)
+        points = predictors.points_of(federation)
         search = _Search(settings.neighbor_search == "approximate", mesh if settings.groups == 1 else None)
         with naming("prediction"):
             embed = _embedding(settings.features, method, state)
@@ -199,7 +183,7 @@ def _predict(
             report(f"predicting: {', '.join(job.name for job in together)} ...")
             search.recalls.clear()
             with naming("prediction"):
-                found = predict_with_graphs(
+                found = predictors.predict_with_graphs(
                     federation,
                     points,
                     label,
@@ -211,11 +195,11 @@ def _predict(
             yield together, found, search.recalls
 
 
-def _by_network(method: Method, state: ServerState, federation: data.FederatedData) -> Predictions:
+def _by_network(method: Method, state: ServerState, federation: data.FederatedData) -> predictors.Predictions:
     log_probs = map_rows(lambda inputs: method.predict(state, inputs), federation.inputs, federation.test_index)
     certainty = graph.confidence(jnp.exp(log_probs))
     coarse = _in_own_spaces(log_probs, federation) if "coarse" in federation.kinds() else None
-    return Predictions(jnp.argmax(log_probs, axis=1).astype(jnp.int32), certainty, coarse)
+    return predictors.Predictions(jnp.argmax(log_probs, axis=1).astype(jnp.int32), certainty, coarse)
 
 
 def _in_own_spaces(log_probs: Array, federation: data.FederatedData) -> Array:
@@ -253,7 +237,7 @@ def _graphs(predictor: str, key: Key[Array, ""], federation: data.FederatedData,
     num_clients = federation.num_clients + federation.num_new_clients
     if predictor == "per_client_lp":
         return jnp.arange(num_clients, dtype=jnp.int32), num_clients
-    return random_groups(named_key(key, "groups"), num_clients, groups), groups
+    return predictors.random_groups(named_key(key, "groups"), num_clients, groups), groups
 
 
 def _labeller(
@@ -261,15 +245,16 @@ def _labeller(
     predictor: str,
     key: Key[Array, ""],
     federation: data.FederatedData,
-    points: Points,
+    points: predictors.Points,
     embed: Callable[[Array], Array],
     search: "_Search",
     variants: list[PropagationSettings],
-) -> Labeller:
+) -> predictors.Labeller:
     alone = predictor == "per_client_lp"
     if alone and settings.similarity == "exact":
-        return by_cosines(federation, points, embed, variants)
-    return by_codes(key, federation, points, embed, variants, neighbor_search=nearest_neighbors if alone else search)
+        return predictors.by_cosines(federation, points, embed, variants)
+    neighbor_search = nearest_neighbors if alone else search
+    return predictors.by_codes(key, federation, points, embed, variants, neighbor_search=neighbor_search)
 
 
 class _Search:

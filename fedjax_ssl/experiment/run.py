@@ -13,15 +13,8 @@ from fedjax_ssl import config as configs
 from fedjax_ssl import data, distributed, federated, methods, models, tracking
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.distributed import Team
-from fedjax_ssl.experiment import prediction
-from fedjax_ssl.experiment.build import (
-    Experiment,
-    build_method,
-    device_mesh,
-    federate,
-    load_resolved,
-    prediction_settings,
-)
+from fedjax_ssl.experiment import Experiment, build_method, device_mesh, federate, prediction, prediction_settings
+from fedjax_ssl.experiment.build import load_resolved
 from fedjax_ssl.experiment.prediction_csv import clients_csv, predictions_csv
 from fedjax_ssl.experiment.rounds import TOTALS, Programs
 from fedjax_ssl.experiment.weighting import check_weighting

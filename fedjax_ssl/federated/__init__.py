@@ -4,23 +4,12 @@ from fedjax_ssl.federated.clients import all_clients
 from fedjax_ssl.federated.cohort import Cohort, sample_cohort
 from fedjax_ssl.federated.engine import Pretraining, federated_method
 from fedjax_ssl.federated.episodes import episodes
-from fedjax_ssl.federated.evaluation import (
-    Scores,
-    balanced_accuracy,
-    evaluate,
-    likeliest_coarse,
-    score_labels,
-)
+from fedjax_ssl.federated.evaluation import Scores, balanced_accuracy, evaluate, likeliest_coarse, score_labels
 from fedjax_ssl.federated.exact_count import Count, count, to_numbers
 from fedjax_ssl.federated.execution import Execution, execute
 from fedjax_ssl.federated.fednova import fednova
 from fedjax_ssl.federated.forward import map_rows
-from fedjax_ssl.federated.local_optimizer import (
-    OPTIMIZERS,
-    SCHEDULES,
-    learning_rate_schedule,
-    local_optimizer,
-)
+from fedjax_ssl.federated.local_optimizer import OPTIMIZERS, SCHEDULES, learning_rate_schedule, local_optimizer
 from fedjax_ssl.federated.memory import CLIENTS_AT_ONCE, VECTORIZED_RUNS, Choice, device_memory, vectorized_runs
 from fedjax_ssl.federated.method import (
     AtClient,
@@ -59,81 +48,3 @@ from fedjax_ssl.federated.round import BYTES_PER_NUMBER
 from fedjax_ssl.federated.sampler import epochs, known_epochs, labelled_epochs, mixed_epochs
 from fedjax_ssl.federated.scaffold import scaffold
 from fedjax_ssl.federated.setup import WEIGHTINGS, Setup
-
-__all__ = [
-    "BYTES_PER_NUMBER",
-    "CLIENTS_AT_ONCE",
-    "FEDERATED_OPTIMIZERS",
-    "OPTIMIZERS",
-    "PLACEMENTS",
-    "REDUCTIONS",
-    "SCHEDULES",
-    "VECTORIZED_RUNS",
-    "WEIGHTINGS",
-    "AtClient",
-    "AtServer",
-    "Choice",
-    "Client",
-    "ClientKind",
-    "Cohort",
-    "Count",
-    "Execution",
-    "FederatedOptimizer",
-    "ForLog",
-    "Kept",
-    "Local",
-    "LocalSettings",
-    "Method",
-    "Network",
-    "Now",
-    "Numbers",
-    "Outcome",
-    "Perturbation",
-    "Pretraining",
-    "Report",
-    "Round",
-    "Sampler",
-    "Schedule",
-    "Scores",
-    "Sent",
-    "ServerState",
-    "ServerTraining",
-    "Setup",
-    "Stage",
-    "Step",
-    "Stream",
-    "Term",
-    "Traffic",
-    "Trained",
-    "Turn",
-    "View",
-    "all_clients",
-    "balanced_accuracy",
-    "count",
-    "device_memory",
-    "episodes",
-    "epochs",
-    "evaluate",
-    "everybody",
-    "execute",
-    "fedavg",
-    "federated_method",
-    "fednova",
-    "fedopt",
-    "fedprox",
-    "known_epochs",
-    "labelled_epochs",
-    "learning_rate_schedule",
-    "likeliest_coarse",
-    "local_optimizer",
-    "map_clients",
-    "map_rows",
-    "mixed_epochs",
-    "never",
-    "no_traffic",
-    "sample_cohort",
-    "scaffold",
-    "score_labels",
-    "to_numbers",
-    "vectorized_runs",
-]

@@ -11,33 +11,3 @@ from fedjax_ssl.graph.propagation import Solution, influence_columns, influence_
 from fedjax_ssl.graph.recall import neighbor_recall
 from fedjax_ssl.graph.settings import PropagationSettings
 from fedjax_ssl.graph.weighting import class_weights, confidence
-
-__all__ = [
-    "IDEAL",
-    "Exchange",
-    "Graph",
-    "Neighbors",
-    "Propagation",
-    "PropagationSettings",
-    "Solution",
-    "approximate_neighbors",
-    "build_graph",
-    "class_weights",
-    "confidence",
-    "cosine_from_hamming",
-    "cosine_neighbors",
-    "dense_matrix",
-    "hamming_matrix",
-    "has_angle",
-    "influence_columns",
-    "influence_matrix",
-    "label_propagation",
-    "lsh_codes",
-    "multiply",
-    "nearest_neighbors",
-    "neighbor_recall",
-    "propagate",
-    "solve",
-    "xclp",
-    "xclp_from_codes",
-]

@@ -89,13 +89,7 @@ def approximate_neighbors(
 
 @partial(jax.jit, static_argnames=("num_bits", "num_neighbors", "num_trees", "leaf_size", "num_refinements"))
 def _approximate_neighbors(
-    codes: Array,
-    valid: Array,
-    num_bits: int,
-    num_neighbors: int,
-    num_trees: int,
-    leaf_size: int,
-    num_refinements: int,
+    codes: Array, valid: Array, num_bits: int, num_neighbors: int, num_trees: int, leaf_size: int, num_refinements: int
 ) -> Neighbors:
     num_points = codes.shape[0]
     shape = (num_neighbors, num_points)

@@ -40,12 +40,7 @@ def hamming_matrix(
                 f"codes have shapes {codes_a.shape} and {codes_b.shape} and dtypes {codes_a.dtype} and "
                 f"{codes_b.dtype}; both must be uint32 [points, words] with the same number of words."
             )
-    return _hamming_matrix(codes_a, codes_b.T)
-
-
-@jax.jit
-def _hamming_matrix(codes_a: Array, words_b: Array) -> Array:
-    return popcount_distances(codes_a, words_b, jnp.int32)
+    return jax.jit(popcount_distances, static_argnums=2)(codes_a, codes_b.T, jnp.int32)
 
 
 def popcount_distances(

@@ -264,12 +264,7 @@ def _label_matrix(labels: Array, valid: Array, num_classes: int, divide_by_count
 
 @partial(jax.jit, static_argnames="confidence_scale")
 def _read_labels(
-    scores: Array,
-    labels: Array,
-    valid: Array,
-    clients: Array | None,
-    order: Array | None,
-    confidence_scale: str,
+    scores: Array, labels: Array, valid: Array, clients: Array | None, order: Array | None, confidence_scale: str
 ) -> Propagation:
     labelled = valid & (labels >= 0) & (labels < scores.shape[1])
     reached = valid & (jnp.max(scores, axis=1) > 0)

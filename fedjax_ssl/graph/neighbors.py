@@ -16,12 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, Int32, UInt32
 from fedjax_ssl.checks import check_choices, check_whole_numbers
 from fedjax_ssl.graph.checks import CHOICES, check_codes, check_features, check_mesh, check_rows
 from fedjax_ssl.graph.codes import has_angle
-from fedjax_ssl.graph.hamming import (
-    cosine_from_hamming,
-    matmul_distances,
-    popcount_distances,
-    signs_from_codes,
-)
+from fedjax_ssl.graph.hamming import cosine_from_hamming, matmul_distances, popcount_distances, signs_from_codes
 from fedjax_ssl.graph.selection import largest_value, smallest
 
 # Similarities below this are rounding noise around a right angle.

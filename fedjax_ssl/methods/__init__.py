@@ -54,6 +54,3 @@ def settings(name: str) -> dict[str, Any]:
         ValueError: for an unknown method, naming the nearest one.
     """
     return {setting: option.default for setting, option in METHODS.options(name).items()}
-
-
-__all__ = ["METHODS", "available", "build", "check_channels", "settings"]

@@ -37,15 +37,8 @@ from fedjax_ssl.methods.parts.confident_pseudo_labels import (
     has_confident,
     sent_to,
 )
-from fedjax_ssl.objectives import (
-    Channel,
-    correspondence_channel,
-    correspondence_counts,
-    is_observable,
-    normalize_counts,
-    pad_channel,
-)
-from fedjax_ssl.objectives.correspondence import FALLBACKS
+from fedjax_ssl.objectives import Channel, correspondence_channel, is_observable, pad_channel
+from fedjax_ssl.objectives.correspondence import FALLBACKS, correspondence_counts, normalize_counts
 
 
 class Estimate(NamedTuple):

@@ -10,36 +10,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from fedjax_ssl.checks import check_choices, check_numbers, check_weights, check_whole_numbers, is_zero
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated import (
-    BYTES_PER_NUMBER,
-    AtClient,
-    AtServer,
-    Client,
-    ForLog,
-    Method,
-    Now,
-    Outcome,
-    Round,
-    Sampler,
-    Sent,
-    ServerState,
-    Setup,
-    Stage,
-    Step,
-    Term,
-    Traffic,
-    Trained,
-    View,
-    count,
-    episodes,
-    federated_method,
-)
-from fedjax_ssl.federated.episodes import QUERY, SUPPORT, UNLABELLED
-from fedjax_ssl.federated.method import Metrics, PyTree
+from fedjax_ssl.federated import BYTES_PER_NUMBER, Client, Method, Round, Sampler, ServerState, Setup, Stage, Step, Term
+from fedjax_ssl.federated.engine import federated_method
+from fedjax_ssl.federated.episodes import QUERY, SUPPORT, UNLABELLED, episodes
+from fedjax_ssl.federated.exact_count import count
+from fedjax_ssl.federated.method import AtClient, AtServer, ForLog, Metrics, Now, Outcome, Sent, Traffic, Trained, View
 from fedjax_ssl.federated.terms import PseudoLabels, augmented_view, diagnose_pseudo_labels, network_outputs
 from fedjax_ssl.graph.weighting import class_counts
 from fedjax_ssl.keys import named_key

@@ -5,17 +5,3 @@ from fedjax_ssl.models.model import Model, Outputs, count_parameters
 from fedjax_ssl.models.pooling import max_pool
 from fedjax_ssl.models.precision import PRECISIONS, in_precision
 from fedjax_ssl.models.registry import MODELS, available, build, options
-
-__all__ = [
-    "MODELS",
-    "PRECISIONS",
-    "Model",
-    "Outputs",
-    "available",
-    "build",
-    "conv2d",
-    "count_parameters",
-    "in_precision",
-    "max_pool",
-    "options",
-]

@@ -1,11 +1,11 @@
 """The small convolutional network of the FEMNIST benchmarks."""
 
 import flax.linen as nn
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from fedjax_ssl.models.layers import Conv, Dense, Dropout, Network, lecun_normal
 from fedjax_ssl.models.model import Outputs
-from fedjax_ssl.models.normalization import Norm
+from fedjax_ssl.models.normalization import Mask, Norm
 from fedjax_ssl.models.pooling import max_pool
 
 
@@ -31,7 +31,7 @@ class CNN(Network):
         return self.dropout
 
     @nn.compact
-    def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Bool[Array, " n"] | None) -> Outputs:
+    def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
         x = inputs
         if x.ndim != 4 or min(x.shape[1:3]) < 6:
             raise ValueError(

@@ -2,11 +2,11 @@
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from fedjax_ssl.models.layers import Conv, Dropout, Network
 from fedjax_ssl.models.model import Outputs
-from fedjax_ssl.models.normalization import Norm
+from fedjax_ssl.models.normalization import Mask, Norm
 from fedjax_ssl.models.pooling import max_pool
 
 # (filters, kernel side, padding) of the convolutions between two pools
@@ -38,12 +38,8 @@ class CNN13(Network):
     normalize_features: bool = True
     lowering: str = "auto"
 
-    @property
-    def needs_key(self) -> bool:
-        return self.dropout_rate > 0
-
     @nn.compact
-    def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Bool[Array, " n"] | None) -> Outputs:
+    def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
         x = inputs
         for stage, layers in enumerate(_STAGES, 1):
             if stage > 1:

@@ -5,13 +5,13 @@ from typing import NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from fedjax_ssl.checks import check_numbers
 from fedjax_ssl.models.depthwise import depthwise_conv2d
 from fedjax_ssl.models.layers import Conv, Dropout, Kernel, Network, kaiming_fan_out, keep_mask
 from fedjax_ssl.models.model import Outputs
-from fedjax_ssl.models.normalization import Norm
+from fedjax_ssl.models.normalization import Mask, Norm
 from fedjax_ssl.models.resnet import ConvNorm
 
 
@@ -46,9 +46,7 @@ class DepthwiseNorm(nn.Module):
     lowering: str
 
     @nn.compact
-    def __call__(
-        self, inputs: Float[Array, "n h w c"], train: bool, mask: Bool[Array, " n"] | None
-    ) -> Float[Array, "n h2 w2 c"]:
+    def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Float[Array, "n h2 w2 c"]:
         shape = (self.size, self.size, 1, inputs.shape[-1])
         kernel, _ = Kernel(shape, kaiming_fan_out, use_bias=False, weight_norm=False, name="conv")()
         padding = self.size // 2
@@ -88,9 +86,7 @@ class InvertedResidual(nn.Module):
     lowering: str
 
     @nn.compact
-    def __call__(
-        self, inputs: Float[Array, "n h w c"], train: bool, mask: Bool[Array, " n"] | None
-    ) -> Float[Array, "n h2 w2 f"]:
+    def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Float[Array, "n h2 w2 f"]:
         channels = inputs.shape[-1]
         x = inputs
         if self.stage.expansion > 1:
@@ -141,7 +137,7 @@ class EfficientNetB0(Network):
         return self.dropout_rate > 0 or self.stochastic_depth > 0
 
     @nn.compact
-    def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Bool[Array, " n"] | None) -> Outputs:
+    def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
         check_numbers("[0, 1)", stochastic_depth=self.stochastic_depth)
         x = nn.silu(ConvNorm(STEM_FILTERS, 3, 2, "bn", self.lowering, name="stem")(inputs, train, mask))
         total, done = sum(stage.blocks for stage in STAGES), 0

@@ -153,6 +153,11 @@ class Network(nn.Module):
     normalize_features: bool = False
     aux_head: bool = False
 
+    @property
+    def needs_key(self) -> bool:
+        """Whether training draws random bits: where there is dropout."""
+        return getattr(self, "dropout_rate", 0.0) > 0
+
     def scores(
         self, features: Float[Array, "n d"], initializer: Initializer | None = None, weight_norm: bool = False
     ) -> Outputs:

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 
 import flax.linen as nn
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from fedjax_ssl.checks import check_choices
 from fedjax_ssl.models.layers import Dense, Dropout, Network, lecun_normal
 from fedjax_ssl.models.model import Outputs
-from fedjax_ssl.models.normalization import Norm
+from fedjax_ssl.models.normalization import Mask, Norm
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"relu": nn.relu, "none": lambda x: x}
 
@@ -30,12 +30,8 @@ class MLP(Network):
     norm: str = "none"
     dropout_rate: float = 0.0
 
-    @property
-    def needs_key(self) -> bool:
-        return self.dropout_rate > 0
-
     @nn.compact
-    def __call__(self, inputs: Float[Array, "n ..."], train: bool, mask: Bool[Array, " n"] | None) -> Outputs:
+    def __call__(self, inputs: Float[Array, "n ..."], train: bool, mask: Mask) -> Outputs:
         if not self.hidden or any(not isinstance(width, int) or width < 1 for width in self.hidden):
             raise ValueError(f"hidden must be one or more positive integers, got {self.hidden!r}")
         check_choices(ACTIVATIONS, activation=self.activation)

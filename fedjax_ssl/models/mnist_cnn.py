@@ -2,11 +2,11 @@
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from fedjax_ssl.models.layers import Conv, Dense, Dropout, Network
 from fedjax_ssl.models.model import Outputs
-from fedjax_ssl.models.normalization import Norm
+from fedjax_ssl.models.normalization import Mask, Norm
 from fedjax_ssl.models.pooling import max_pool
 
 
@@ -29,12 +29,8 @@ class MnistCNN(Network):
     dropout_rate: float = 0.0
     lowering: str = "auto"
 
-    @property
-    def needs_key(self) -> bool:
-        return self.dropout_rate > 0
-
     @nn.compact
-    def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Bool[Array, " n"] | None) -> Outputs:
+    def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
         x = inputs
         if x.ndim != 4 or min(x.shape[1:3]) < 4:
             raise ValueError(

@@ -7,6 +7,8 @@ from jaxtyping import Array, Bool, Float
 
 from fedjax_ssl.checks import check_choices
 
+Mask = Bool[Array, " n"] | None  # rows that count in the statistics of a batch; None: all
+
 NORMS = ("none", "bn", "gn")
 GROUPS = 32
 
@@ -29,9 +31,7 @@ class BatchNorm(nn.Module):
     epsilon: float = 1e-5
 
     @nn.compact
-    def __call__(
-        self, inputs: Float[Array, "n ... c"], train: bool, mask: Bool[Array, " n"] | None
-    ) -> Float[Array, "n ... c"]:
+    def __call__(self, inputs: Float[Array, "n ... c"], train: bool, mask: Mask) -> Float[Array, "n ... c"]:
         channels = inputs.shape[-1]
         default = jnp.result_type(float)
         mean = self.variable("batch_stats", "mean", jnp.zeros, (channels,), default)
@@ -110,9 +110,7 @@ class Norm(nn.Module):
     epsilon: float = 1e-5
 
     @nn.compact
-    def __call__(
-        self, inputs: Float[Array, "n ... c"], train: bool, mask: Bool[Array, " n"] | None
-    ) -> Float[Array, "n ... c"]:
+    def __call__(self, inputs: Float[Array, "n ... c"], train: bool, mask: Mask) -> Float[Array, "n ... c"]:
         check_choices(NORMS, norm=self.kind)
         if self.kind == "none":
             return inputs

@@ -2,12 +2,12 @@
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from fedjax_ssl.checks import check_choices
 from fedjax_ssl.models.layers import Conv, Network, lecun_normal, unit_length
 from fedjax_ssl.models.model import Outputs
-from fedjax_ssl.models.normalization import NORMS, Norm
+from fedjax_ssl.models.normalization import NORMS, Mask, Norm
 from fedjax_ssl.models.pooling import max_pool
 
 FEATURES = 512
@@ -25,9 +25,7 @@ class ConvBlock(nn.Module):
     lowering: str
 
     @nn.compact
-    def __call__(
-        self, inputs: Float[Array, "n h w c"], train: bool, mask: Bool[Array, " n"] | None
-    ) -> Float[Array, "n h2 w2 f"]:
+    def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Float[Array, "n h2 w2 f"]:
         x = Conv(self.filters, initializer=lecun_normal, lowering=self.lowering, name="conv")(inputs)
         kind, momentum = ("bn", 1.0) if self.norm == "sbn" else (self.norm, MOMENTUM)
         x = Norm(kind, momentum=momentum, epsilon=EPSILON, name="norm")(x, train, mask)
@@ -46,9 +44,7 @@ class Trunk(nn.Module):
     lowering: str
 
     @nn.compact
-    def __call__(
-        self, inputs: Float[Array, "n h w c"], train: bool, mask: Bool[Array, " n"] | None
-    ) -> Float[Array, "n 512"]:
+    def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Float[Array, "n 512"]:
         if inputs.ndim != 4 or inputs.shape[1] != inputs.shape[2] or inputs.shape[1] < 8:
             raise ValueError(
                 f"models 'resnet8' and 'resnet9' need square images of 8x8 or more, got {inputs.shape[1:]}; pad or "
@@ -91,7 +87,7 @@ class ResNet8(Network):
     has_class_scores = False
 
     @nn.compact
-    def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Bool[Array, " n"] | None) -> Outputs:
+    def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
         if self.aux_head:
             raise ValueError("aux_head=True, but model 'resnet8' has no head at all; use model 'resnet9'")
         trunk = Trunk(self.norm, self.lowering)
@@ -116,7 +112,7 @@ class ResNet9(Network):
     lowering: str = "auto"
 
     @nn.compact
-    def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Bool[Array, " n"] | None) -> Outputs:
+    def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
         trunk = Trunk(self.norm, self.lowering)
         nn.share_scope(self, trunk)
         return self.scores(trunk(inputs, train, mask), nn.initializers.glorot_uniform())

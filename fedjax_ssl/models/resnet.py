@@ -2,15 +2,21 @@
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from fedjax_ssl.checks import check_choices
 from fedjax_ssl.models.layers import Conv, Dropout, Network, kaiming_fan_out
 from fedjax_ssl.models.model import Outputs
-from fedjax_ssl.models.normalization import Norm
+from fedjax_ssl.models.normalization import Mask, Norm
 from fedjax_ssl.models.pooling import max_pool
 
 STEMS = ("cifar", "imagenet", "imagenet_unpooled")
+
+
+def residual_conv(filters: int, size: int, stride: int, norm: str, lowering: str, name: str) -> Conv:
+    """A convolution of a residual network, with a bias only where there are no norm layers."""
+    padding, use_bias = size // 2, norm == "none"
+    return Conv(filters, size, stride, padding, kaiming_fan_out, use_bias, lowering=lowering, name=name)
 
 
 class ConvNorm(nn.Module):
@@ -23,19 +29,8 @@ class ConvNorm(nn.Module):
     lowering: str
 
     @nn.compact
-    def __call__(
-        self, inputs: Float[Array, "n h w c"], train: bool, mask: Bool[Array, " n"] | None
-    ) -> Float[Array, "n h2 w2 f"]:
-        x = Conv(
-            self.filters,
-            self.size,
-            self.stride,
-            padding=self.size // 2,
-            initializer=kaiming_fan_out,
-            use_bias=self.norm == "none",
-            lowering=self.lowering,
-            name="conv",
-        )(inputs)
+    def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Float[Array, "n h2 w2 f"]:
+        x = residual_conv(self.filters, self.size, self.stride, self.norm, self.lowering, "conv")(inputs)
         return Norm(self.norm, name="norm")(x, train, mask)
 
 
@@ -48,9 +43,7 @@ class BasicBlock(nn.Module):
     lowering: str
 
     @nn.compact
-    def __call__(
-        self, inputs: Float[Array, "n h w c"], train: bool, mask: Bool[Array, " n"] | None
-    ) -> Float[Array, "n h2 w2 f"]:
+    def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Float[Array, "n h2 w2 f"]:
         def layer(x: Array, size: int, stride: int, name: str) -> Array:
             return ConvNorm(self.filters, size, stride, self.norm, self.lowering, name=name)(x, train, mask)
 
@@ -82,12 +75,8 @@ class ResNet18(Network):
     dropout_rate: float = 0.0
     lowering: str = "auto"
 
-    @property
-    def needs_key(self) -> bool:
-        return self.dropout_rate > 0
-
     @nn.compact
-    def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Bool[Array, " n"] | None) -> Outputs:
+    def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
         check_choices(STEMS, stem=self.stem)
         size, stride = (3, 1) if self.stem == "cifar" else (7, 2)
         x = nn.relu(ConvNorm(64, size, stride, self.norm, self.lowering, name="stem")(inputs, train, mask))

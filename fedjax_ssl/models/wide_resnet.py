@@ -2,12 +2,13 @@
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from fedjax_ssl.checks import check_whole_numbers
-from fedjax_ssl.models.layers import Conv, Network, kaiming_fan_out, torch_uniform
+from fedjax_ssl.models.layers import Network, torch_uniform
 from fedjax_ssl.models.model import Outputs
-from fedjax_ssl.models.normalization import Norm
+from fedjax_ssl.models.normalization import Mask, Norm
+from fedjax_ssl.models.resnet import residual_conv
 
 _BLOCKS_PER_GROUP = 4  # (28 - 4) / 6
 
@@ -24,9 +25,7 @@ class PreActivationBlock(nn.Module):
     lowering: str
 
     @nn.compact
-    def __call__(
-        self, inputs: Float[Array, "n h w c"], train: bool, mask: Bool[Array, " n"] | None
-    ) -> Float[Array, "n h2 w2 f"]:
+    def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Float[Array, "n h2 w2 f"]:
         active = nn.relu(Norm(self.norm, name="norm1")(inputs, train, mask))
         x = self._conv(active, 3, self.stride, "conv1")
         x = self._conv(nn.relu(Norm(self.norm, name="norm2")(x, train, mask)), 3, 1, "conv2")
@@ -34,7 +33,7 @@ class PreActivationBlock(nn.Module):
         return x + (self._conv(active, 1, self.stride, "shortcut") if changed else inputs)
 
     def _conv(self, inputs: Array, size: int, stride: int, name: str) -> Array:
-        return _conv(self.filters, size, stride, self.norm, self.lowering, name)(inputs)
+        return residual_conv(self.filters, size, stride, self.norm, self.lowering, name)(inputs)
 
 
 class WideResNet28(Network):
@@ -57,9 +56,9 @@ class WideResNet28(Network):
     lowering: str = "auto"
 
     @nn.compact
-    def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Bool[Array, " n"] | None) -> Outputs:
+    def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
         check_whole_numbers(widen=self.widen)
-        x = _conv(16, 3, 1, self.norm, self.lowering, "stem")(inputs)
+        x = residual_conv(16, 3, 1, self.norm, self.lowering, "stem")(inputs)
         for group, filters in enumerate((16, 32, 64), 1):
             for block in range(1, _BLOCKS_PER_GROUP + 1):
                 stride = 2 if group > 1 and block == 1 else 1
@@ -69,16 +68,3 @@ class WideResNet28(Network):
                 )
         x = nn.relu(Norm(self.norm, name="norm")(x, train, mask))
         return self.scores(jnp.mean(x, (1, 2)), torch_uniform(x.shape[-1]))
-
-
-def _conv(filters: int, size: int, stride: int, norm: str, lowering: str, name: str) -> Conv:
-    return Conv(
-        filters,
-        size,
-        stride,
-        padding=size // 2,
-        initializer=kaiming_fan_out,
-        use_bias=norm == "none",
-        lowering=lowering,
-        name=name,
-    )

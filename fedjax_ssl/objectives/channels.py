@@ -110,10 +110,7 @@ def is_observable(observed: Int[Array, " n"], channel: Channel) -> Bool[Array, "
 
 
 def channel_cross_entropy(
-    logits: Float[Array, "n K"],
-    observed: Int[Array, " n"],
-    channel: Channel,
-    weights: Float[Array, " n"] | None = None,
+    logits: Float[Array, "n K"], observed: Int[Array, " n"], channel: Channel, weights: Float[Array, " n"] | None = None
 ) -> Float[Array, " n"]:
     """-log q of what was observed, of every row in nats.
 
@@ -130,10 +127,7 @@ def channel_cross_entropy(
 
 
 def channel_cross_entropy_on_probs(
-    logits: Float[Array, "n K"],
-    observed: Int[Array, " n"],
-    channel: Channel,
-    weights: Float[Array, " n"] | None = None,
+    logits: Float[Array, "n K"], observed: Int[Array, " n"], channel: Channel, weights: Float[Array, " n"] | None = None
 ) -> Float[Array, " n"]:
     """-log softmax(q) of what was observed: a second softmax on probabilities, as FedUL's public code has it.
 

@@ -4,13 +4,3 @@ from fedjax_ssl.presets.digits import digits_by_writer, digits_with_server
 from fedjax_ssl.presets.mixed_federation import MIXED_VARIANTS, mixed_federation
 from fedjax_ssl.presets.one_shot import one_shot
 from fedjax_ssl.presets.unlabelled_sets import FEDUL_METHODS, unlabelled_sets
-
-__all__ = [
-    "FEDUL_METHODS",
-    "MIXED_VARIANTS",
-    "digits_by_writer",
-    "digits_with_server",
-    "mixed_federation",
-    "one_shot",
-    "unlabelled_sets",
-]

@@ -11,33 +11,3 @@ from fedjax_ssl.tracking.record import NoRecord, Record
 from fedjax_ssl.tracking.run_folder import ConfigMismatch, RunFolder, RunFolderError, config_differences
 from fedjax_ssl.tracking.summary import read_summary, summarize, write_summary
 from fedjax_ssl.tracking.writers import TensorBoardWriter, WandbWriter, Writer, open_writers
-
-__all__ = [
-    "CheckpointDamaged",
-    "CheckpointError",
-    "Checkpoints",
-    "ConfigMismatch",
-    "FolderLock",
-    "FolderLocked",
-    "MetricLog",
-    "NoRecord",
-    "Progress",
-    "Record",
-    "RunFolder",
-    "RunFolderError",
-    "TensorBoardWriter",
-    "WandbWriter",
-    "Writer",
-    "bytes_in_words",
-    "config_differences",
-    "device_description",
-    "git_commit",
-    "open_writers",
-    "peak_memory_bytes",
-    "plot_curves",
-    "read_summary",
-    "summarize",
-    "versions",
-    "write_atomically",
-    "write_summary",
-]

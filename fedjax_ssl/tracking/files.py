@@ -3,11 +3,25 @@
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
+
+
+class Closing:
+    """A context manager that calls `close` at its end."""
+
+    def close(self) -> None:
+        """Gives back what is held."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -86,27 +100,22 @@ def encode_json(value: Any, *, indent: int | None = None) -> str:
     JSON has no such numbers, and null would not tell an overflow from a missing value. Python's float(),
     NumPy and pandas read these strings as the numbers they stand for.
     """
-    return json.dumps(_name_non_finite(plain_value(value)), indent=indent, allow_nan=False)
+    return json.dumps(_map_leaves(_name_non_finite, plain_value(value)), indent=indent, allow_nan=False)
 
 
 def decode_json(text: str) -> Any:
     """Reads what encode_json wrote, with the non-finite floats as floats again."""
-    return _restore_non_finite(json.loads(text))
+    return _map_leaves(lambda one: _NON_FINITE.get(one, one) if isinstance(one, str) else one, json.loads(text))
+
+
+def _map_leaves(change: Callable[[Any], Any], value: Any) -> Any:
+    """Changes what is no mapping or list; not `jax.tree.map`, which sorts the names."""
+    if isinstance(value, dict):
+        return {name: _map_leaves(change, item) for name, item in value.items()}
+    return [_map_leaves(change, item) for item in value] if isinstance(value, list) else change(value)
 
 
 def _name_non_finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _name_non_finite(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_name_non_finite(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value
-
-
-def _restore_non_finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _restore_non_finite(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_restore_non_finite(item) for item in value]
-    return _NON_FINITE.get(value, value) if isinstance(value, str) else value

@@ -61,15 +61,10 @@ class FolderLock:
             if error.errno not in _NO_LOCKING:
                 raise
             warnings.warn(
-                f"{self._path.parent} is on a file system without locks: do not start a second run there.",
-                stacklevel=4,
+                f"{self._path.parent} is on a file system without locks: do not start a second run there.", stacklevel=4
             )
         file.truncate(0)
-        owner = {
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
-            "since": time.strftime("%Y-%m-%d %H:%M:%S"),
-        }
+        owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
         file.write(json.dumps(owner))
         file.flush()
 

@@ -13,6 +13,8 @@ from rich.progress import Progress as RichProgress
 from rich.table import Table
 from rich.text import Text
 
+from fedjax_ssl.tracking.files import Closing
+
 _SHOWN = (
     ("accuracy", "test_accuracy", "{:.1%}"),
     ("pseudo-labels", "pseudo_label_accuracy", "{:.1%}"),
@@ -20,7 +22,7 @@ _SHOWN = (
 )
 
 
-class Progress:
+class Progress(Closing):
     """Reports a run to a person.
 
     On a terminal there is one live line; elsewhere (a file, a pipe, a notebook) one plain line per evaluation
@@ -148,12 +150,6 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
-    def __enter__(self) -> "Progress":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
     def _time_left(self, round: int) -> str:
         """Extrapolates from the first evaluation on: the time before it has compiling in it and says nothing."""
         now = self._clock()
@@ -191,11 +187,7 @@ def _summary_lines(summary: Mapping[str, Any]) -> dict[str, str]:
         "examples": (summary.get("examples_per_second"), "{:,.0f} per second"),
     }
     shown = {name: form.format(value) for name, (value, form) in lines.items() if value is not None}
-    for name, field in (
-        ("sent up", "bytes_up"),
-        ("sent down", "bytes_down"),
-        ("peak memory", "peak_memory_bytes"),
-    ):
+    for name, field in (("sent up", "bytes_up"), ("sent down", "bytes_down"), ("peak memory", "peak_memory_bytes")):
         # Where nothing was trained, that nothing was sent says nothing.
         if summary.get(field) is not None and (summary[field] or summary.get("train_seconds")):
             shown[name] = bytes_in_words(summary[field])

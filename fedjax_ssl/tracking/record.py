@@ -10,14 +10,14 @@ from typing import Any
 
 from fedjax_ssl.tracking.checkpoints import Checkpoints
 from fedjax_ssl.tracking.curves import plot_curves
-from fedjax_ssl.tracking.files import write_atomically
+from fedjax_ssl.tracking.files import Closing, write_atomically
 from fedjax_ssl.tracking.metric_log import MetricLog
 from fedjax_ssl.tracking.progress import Progress
 from fedjax_ssl.tracking.run_folder import RunFolder
 from fedjax_ssl.tracking.summary import read_summary, write_summary
 
 
-class Record:
+class Record(Closing):
     """The record of a run in its folder. Use it as a context manager, or call `close` at the end.
 
     Attributes:
@@ -112,14 +112,8 @@ class Record:
         """Gives the folder back; a second call does nothing."""
         self.folder.close()
 
-    def __enter__(self) -> "Record":
-        return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-
-class NoRecord:
+class NoRecord(Closing):
     """Stands in for a `Record` in a process that must not write: it finds nothing and keeps nothing.
 
     Attributes:
@@ -174,9 +168,3 @@ class NoRecord:
     def close(self) -> None:
         """Closes the report; a second call does nothing."""
         self._nowhere.close()
-
-    def __enter__(self) -> "NoRecord":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjax_ssl.tracking.files import encode_json, write_atomically
+from fedjax_ssl.tracking.files import Closing, encode_json, write_atomically
 from fedjax_ssl.tracking.lock import FolderLock
 
 
@@ -18,7 +18,7 @@ class ConfigMismatch(RunFolderError):
     """The run folder belongs to a run with another config."""
 
 
-class RunFolder:
+class RunFolder(Closing):
     """`--workdir`: created or opened again, locked for this process, its config stored or compared.
 
     Use it as a context manager, or call `close` at the end.
@@ -107,12 +107,6 @@ class RunFolder:
     def close(self) -> None:
         """Gives the lock back; a second call does nothing."""
         self._lock.release()
-
-    def __enter__(self) -> "RunFolder":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 def config_differences(

@@ -80,11 +80,7 @@ class WandbWriter:
 
 
 def open_writers(
-    names: Sequence[str],
-    workdir: str | os.PathLike,
-    *,
-    config: Mapping[str, Any],
-    resume_round: int | None = None,
+    names: Sequence[str], workdir: str | os.PathLike, *, config: Mapping[str, Any], resume_round: int | None = None
 ) -> list[Writer]:
     """Opens the viewers' records that a config names.
 

@@ -87,11 +87,7 @@ class HeldOut(NamedTuple):
 
 
 def stratified(
-    key: Key[Array, ""],
-    labels: Int[Array, " N"],
-    available: Bool[Array, " N"],
-    num_classes: int,
-    share: float,
+    key: Key[Array, ""], labels: Int[Array, " N"], available: Bool[Array, " N"], num_classes: int, share: float
 ) -> Bool[Array, " N"]:
     """Draws a random share of the available labelled examples, the same of every class up to rounding.
 

@@ -38,10 +38,7 @@ def class_counts(data: FederatedData) -> tuple[Int[np.ndarray, "C K"], Int[np.nd
 
 
 def report(
-    data: FederatedData,
-    class_names: Sequence[str],
-    client_names: Sequence[str] | None = None,
-    max_rows: int = 20,
+    data: FederatedData, class_names: Sequence[str], client_names: Sequence[str] | None = None, max_rows: int = 20
 ) -> str:
     """A table of clients with examples, labelled examples, classes and a small histogram over classes.
 
@@ -109,11 +106,7 @@ def _weak_columns(data: FederatedData) -> dict[str, Int[np.ndarray, " C"]]:
     return {name: column for name, column in columns.items() if column.any()}
 
 
-def plot_partition(
-    data: FederatedData,
-    path: str | os.PathLike[str],
-    class_names: Sequence[str] | None = None,
-) -> None:
+def plot_partition(data: FederatedData, path: str | os.PathLike[str], class_names: Sequence[str] | None = None) -> None:
     """Draws client x class counts as circles, area ~ examples, with the labelled ones filled in, and saves
     the picture.
 

@@ -107,7 +107,7 @@ class Supervision(NamedTuple):
         num_clients = holdings.members.shape[0]
         limit = num_clients if self.labelled_clients is None else self.labelled_clients
         holdings = holdings._replace(members=self._place(key, num_clients) < limit)
-        return self.keep(named_key(key, "labels"), holdings) & _eligible(holdings)
+        return self.keep(named_key(key, "labels"), holdings) & holdings.eligible
 
     def observe(self, key: Key[Array, ""], holdings: Holdings) -> tuple[Entries, WeakLabels | None]:
         """The clients' entries, and what they know of those without a label.
@@ -168,7 +168,7 @@ def _facts(observed: Observed) -> dict[str, Array]:
 def all_labels() -> Supervision:
     """Every example keeps its label."""
     return Supervision(
-        lambda key, holdings: _eligible(holdings),
+        lambda key, holdings: holdings.eligible,
         lambda sizes, keeping, num_classes: sizes.largest,
         lambda size, keeping: size,
     )
@@ -177,7 +177,7 @@ def all_labels() -> Supervision:
 def no_labels() -> Supervision:
     """No client sees any label."""
     return Supervision(
-        lambda key, holdings: jnp.zeros_like(_eligible(holdings)),
+        lambda key, holdings: jnp.zeros_like(holdings.eligible),
         lambda sizes, keeping, num_classes: 0,
         lambda size, keeping: 0,
     )
@@ -204,7 +204,7 @@ def per_class(labels: int) -> Supervision:
     check_whole_numbers(labels=labels)
 
     def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
-        return rank_within(key, _cell(holdings)) < labels
+        return rank_within(key, holdings.cell) < labels
 
     # Fewest labels are kept where all of a client's examples are of one class.
     return Supervision(
@@ -255,7 +255,7 @@ def total(labels: int, class_balanced: bool = False) -> Supervision:
 
     def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
         turn = _rank_in_client(named_key(key, "client"), holdings, class_balanced)
-        everyone = jnp.where(_eligible(holdings), 0, -1)
+        everyone = jnp.where(holdings.eligible, 0, -1)
         return rank_within(named_key(key, "turn"), everyone, turn) < labels
 
     def max_labelled(sizes: Bounds, keeping: int, num_classes: int) -> int:
@@ -447,23 +447,11 @@ def build_supervision(
     return built._replace(labelled_clients=labelled_clients, which=which)
 
 
-def _eligible(holdings: Holdings) -> Bool[Array, " N"]:
-    keeps = holdings.members[jnp.maximum(holdings.client, 0)]
-    return (holdings.client >= 0) & (holdings.labels >= 0) & keeps
-
-
-def _cell(holdings: Holdings) -> Int[Array, " N"]:
-    """The (client, class) cell of every example that may be labelled, -1 elsewhere."""
-    return jnp.where(_eligible(holdings), holdings.client * holdings.num_classes + holdings.labels, -1)
-
-
 def _rank_in_client(
     key: Key[Array, ""], holdings: Holdings, class_balanced: bool, among: Bool[Array, " N"] | None = None
 ) -> Int[Array, " N"]:
     """Random place within the client; `class_balanced`: classes take turns, in random order in every turn."""
-    eligible = _eligible(holdings) if among is None else _eligible(holdings) & among
+    eligible = holdings.eligible if among is None else holdings.eligible & among
     client = jnp.where(eligible, holdings.client, -1)
-    turn = None
-    if class_balanced:
-        turn = rank_within(named_key(key, "class"), _cell(holdings))
+    turn = rank_within(named_key(key, "class"), holdings.cell) if class_balanced else None
     return rank_within(named_key(key, "client"), client, turn)

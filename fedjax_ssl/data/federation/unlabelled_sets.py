@@ -15,11 +15,7 @@ PROTOCOLS = ("dealt", "drawn", "clean", "reference")
 
 
 def unlabelled_sets(
-    counts: tuple[int, ...],
-    protocol: str = "dealt",
-    shared: bool = False,
-    low: float = 0.1,
-    dominance: float = 10.0,
+    counts: tuple[int, ...], protocol: str = "dealt", shared: bool = False, low: float = 0.1, dominance: float = 10.0
 ) -> WeakRule:
     """Cuts the examples of every client into sets of known, different class shares (FedUL, section 7 of its code).
 
@@ -57,7 +53,7 @@ def unlabelled_sets(
             )
         num_sets = _spread(counts, holdings.members)
         wanted = _wanted(named_key(key, "shares"), num_sets, num_classes, most)
-        pool = _class_counts(holdings, num_clients)
+        pool = count_groups(holdings.cell, num_clients * num_classes).reshape(num_clients, -1)
         if protocol == "drawn":
             return _draw_each(named_key(key, "sets"), holdings, num_sets, wanted, pool)
         size = pool.sum(axis=1, dtype=jnp.int32) // jnp.maximum(num_sets, 1)  # of a set
@@ -113,17 +109,6 @@ def _spread(counts: tuple[int, ...], members: Bool[Array, " C"]) -> Int[Array, "
     return jnp.where(members, table[jnp.clip(place, 0, len(counts) - 1)], 0)
 
 
-def _cell(holdings: Holdings) -> Int[Array, " N"]:
-    """(client, class) cell of every example of the members, -1 elsewhere."""
-    client = holdings.client
-    mine = (client >= 0) & (holdings.labels >= 0) & holdings.members[jnp.maximum(client, 0)]
-    return jnp.where(mine, client * holdings.num_classes + holdings.labels, -1)
-
-
-def _class_counts(holdings: Holdings, num_clients: int) -> Int[Array, "C K"]:
-    return count_groups(_cell(holdings), num_clients * holdings.num_classes).reshape(num_clients, -1)
-
-
 def _clean_quota(wanted: Array, pool: Array, size: Array) -> Int[Array, "C O K"]:
     """Examples per set and class: equal sets, smaller by one factor per client.
 
@@ -150,7 +135,7 @@ def _dealt_quota(wanted: Array, pool: Array) -> Int[Array, "C O K"]:
 
 
 def _draw_disjoint(key: Key[Array, ""], holdings: Holdings, quota: Int[Array, "C O K"]) -> Entries:
-    cell = _cell(holdings)
+    cell = holdings.cell
     rank = rank_within(key, cell)
     ends = jnp.cumsum(quota, axis=1, dtype=jnp.int32)  # [C, O, K]
     mine = ends[jnp.maximum(holdings.client, 0), :, jnp.maximum(holdings.labels, 0)]  # [N, O]
@@ -166,7 +151,7 @@ def _draw_each(
     """Every example falls into a set by chance; class shares and sizes of the sets are those to be expected."""
     chances = wanted / jnp.maximum(wanted.sum(axis=1, keepdims=True), 1e-12)  # P(set | class)
     mine = chances[jnp.maximum(holdings.client, 0), :, jnp.maximum(holdings.labels, 0)]  # [N, O]
-    real = _cell(holdings) >= 0
+    real = holdings.eligible
     drawn = drawn_observations(key, jnp.log(mine))
     rows = jnp.arange(real.shape[0], dtype=jnp.int32)
     entries = Entries(jnp.where(real, holdings.client, -1), rows, jnp.where(real, drawn, -1))
@@ -175,7 +160,7 @@ def _draw_each(
 
 
 def _draw_overlapping(key: Key[Array, ""], holdings: Holdings, quota: Int[Array, "C O K"], copies: int) -> Entries:
-    cell = _cell(holdings)
+    cell = holdings.cell
     size, num_sets = cell.shape[0], quota.shape[1]
 
     def draw(number: Array) -> Bool[Array, " N"]:

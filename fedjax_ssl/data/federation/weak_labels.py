@@ -74,6 +74,16 @@ class Holdings(NamedTuple):
     num_classes: int
     own: OwnWeakLabels = OwnWeakLabels()
 
+    @property
+    def eligible(self) -> Bool[Array, " N"]:
+        """Examples of the members that have a label."""
+        return (self.client >= 0) & (self.labels >= 0) & self.members[jnp.maximum(self.client, 0)]
+
+    @property
+    def cell(self) -> Int[Array, " N"]:
+        """The (client, class) cell of every eligible example, -1 elsewhere."""
+        return jnp.where(self.eligible, self.client * self.num_classes + self.labels, -1)
+
 
 class Observed(NamedTuple):
     """What a rule says about its clients; zero for all others."""

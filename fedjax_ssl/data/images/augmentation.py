@@ -32,12 +32,7 @@ def shift(pixels: int = 2, fill: Literal["reflect", "constant"] = "reflect", val
         fill: what comes in at the border: the image mirrored about its edge pixels, or `value`.
         value: stored value for `fill="constant"`.
     """
-    _check_shift(pixels, fill)
-
-    def augment(key: Key[Array, ""], images: Shaped[Array, "n H W C"]) -> Shaped[Array, "n H W C"]:
-        return _crop(key, images, pixels, fill, value, None)
-
-    return augment
+    return _shifted(pixels, fill, value, mirrored=False)
 
 
 def crop_flip(pixels: int = 4, fill: Literal["reflect", "constant"] = "reflect", value: float = 0.0) -> Augmentation:
@@ -49,13 +44,7 @@ def crop_flip(pixels: int = 4, fill: Literal["reflect", "constant"] = "reflect",
         fill: what comes in at the border: the image mirrored about its edge pixels, or `value`.
         value: stored value for `fill="constant"`.
     """
-    _check_shift(pixels, fill)
-
-    def augment(key: Key[Array, ""], images: Shaped[Array, "n H W C"]) -> Shaped[Array, "n H W C"]:
-        flip = (_bits(key, "flip", images.shape[0]) % 2).astype(bool)
-        return _crop(key, images, pixels, fill, value, flip)
-
-    return augment
+    return _shifted(pixels, fill, value, mirrored=True)
 
 
 def rotate(degrees: float = 20.0) -> Augmentation:
@@ -129,9 +118,15 @@ AUGMENTATIONS: Registry[Augmentation] = Registry(
 augmentation = AUGMENTATIONS.build  # (name, **options) -> Augmentation, which works under jit and vmap
 
 
-def _check_shift(pixels: int, fill: str) -> None:
+def _shifted(pixels: int, fill: str, value: float, mirrored: bool) -> Augmentation:
     check_whole_numbers(0, pixels=pixels)
     check_choices(("reflect", "constant"), fill=fill)
+
+    def augment(key: Key[Array, ""], images: Shaped[Array, "n H W C"]) -> Shaped[Array, "n H W C"]:
+        flip = (_bits(key, "flip", images.shape[0]) % 2).astype(bool) if mirrored else None
+        return _crop(key, images, pixels, fill, value, flip)
+
+    return augment
 
 
 def _check_images(images: Shaped[Array, "n H W C"]) -> None:
@@ -144,12 +139,7 @@ def _bits(key: Key[Array, ""], name: str, size: int) -> Int[Array, " size"]:
 
 
 def _crop(
-    key: Key[Array, ""],
-    images: Shaped[Array, "n H W C"],
-    pixels: int,
-    fill: str,
-    value: float,
-    flip: Array | None,
+    key: Key[Array, ""], images: Shaped[Array, "n H W C"], pixels: int, fill: str, value: float, flip: Array | None
 ) -> Shaped[Array, "n H W C"]:
     """Shifts every image and mirrors those with `flip`, by two gathers: rows, then columns."""
     _check_images(images)

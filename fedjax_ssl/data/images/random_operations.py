@@ -203,10 +203,7 @@ def fetch_moved(
 
 
 def _cutout(
-    key: Key[Array, ""],
-    images: Float[Array, "n H W C"],
-    magnitude: Float[Array, " n"],
-    largest: float,
+    key: Key[Array, ""], images: Float[Array, "n H W C"], magnitude: Float[Array, " n"], largest: float
 ) -> Float[Array, "n H W C"]:
     """A mid-grey square around a random pixel, cut off at the border."""
     size, height, width, _ = images.shape

@@ -57,7 +57,8 @@ def load_archive(
     raw = folder / "raw"
     if download:
         try:
-            _download_missing(archive, raw, timeout)
+            for file in _missing(archive, raw):
+                fetch(file.urls, raw / file.name, sha256=file.sha256, size=file.size, timeout=timeout)
         except FetchFailed as failure:
             raise DatasetUnavailable(_not_here(archive, raw, (converted, raw), failure.tried)) from failure
         except OSError as error:
@@ -71,11 +72,6 @@ def load_archive(
 
 def _missing(archive: Archive, raw: Path) -> list[RemoteFile]:
     return [file for file in archive.files if not (raw / file.name).is_file()]
-
-
-def _download_missing(archive: Archive, raw: Path, timeout: float) -> None:
-    for file in _missing(archive, raw):
-        fetch(file.urls, raw / file.name, sha256=file.sha256, size=file.size, timeout=timeout)
 
 
 def _require(archive: Archive, raw: Path, looked: Sequence[Path]) -> None:

@@ -83,13 +83,8 @@ def save_converted(dataset: Dataset, folder: Path) -> None:
 
 
 def _load_split(folder: Path, name: str) -> Split:
-    return Split(
-        x=np.load(folder / f"{name}_x.npy", mmap_mode="r"),
-        y=np.load(folder / f"{name}_y.npy"),
-        client=_load_optional(folder, f"{name}_client"),
-        coarse=_load_optional(folder, f"{name}_coarse"),
-        set=_load_optional(folder, f"{name}_set"),
-    )
+    optional = {field: _load_optional(folder, f"{name}_{field}") for field in ("client", "coarse", "set")}
+    return Split(np.load(folder / f"{name}_x.npy", mmap_mode="r"), np.load(folder / f"{name}_y.npy"), **optional)
 
 
 def _load_optional(folder: Path, name: str) -> np.ndarray | None:

@@ -197,13 +197,5 @@ def _damage(path: Path, where: str = "") -> Iterator[None]:
         yield
     except FormatError:
         raise
-    except (
-        EOFError,
-        zlib.error,
-        gzip.BadGzipFile,
-        tarfile.TarError,
-        sqlite3.Error,
-        ValueError,
-        TypeError,
-    ) as error:
+    except (EOFError, zlib.error, gzip.BadGzipFile, tarfile.TarError, sqlite3.Error, ValueError, TypeError) as error:
         raise FormatError(f"{path}{where} is cut short, damaged or in another format: {error}") from error

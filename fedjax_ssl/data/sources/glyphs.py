@@ -48,11 +48,7 @@ LETTER_PERCENT = (
 
 
 def load_glyphs(
-    *,
-    root: str | Path | None = None,
-    writers: int = 100,
-    seed: int = 0,
-    examples: int = MEAN_EXAMPLES,
+    *, root: str | Path | None = None, writers: int = 100, seed: int = 0, examples: int = MEAN_EXAMPLES
 ) -> Dataset:
     """Draws the set, or opens it if these options were drawn before.
 

@@ -37,12 +37,7 @@ available = SOURCES.available  # () -> names that `load` knows, each with a line
 
 
 def load(
-    name: str,
-    *,
-    root: str | Path | None = None,
-    path: str | Path | None = None,
-    download: bool = True,
-    **options: Any,
+    name: str, *, root: str | Path | None = None, path: str | Path | None = None, download: bool = True, **options: Any
 ) -> Dataset:
     """Loads a dataset by name.
 

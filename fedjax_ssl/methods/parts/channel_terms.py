@@ -17,22 +17,10 @@ from fedjax_ssl.checks import check_choices, check_weights, is_zero
 from fedjax_ssl.data import FederatedData, WeakLabels
 from fedjax_ssl.federated import AtServer, Client, Setup, Stage, Step, Stream, Term, View, known_epochs, never
 from fedjax_ssl.federated.terms import augmented_view
-from fedjax_ssl.objectives import (
-    Channel,
-    assess_identifiability,
-    channel_cross_entropy,
-    channel_cross_entropy_on_probs,
-    check_correspondence,
-    check_observed,
-    check_set_priors,
-    check_test_prior,
-    correspondence_channel,
-    cross_entropy,
-    diagnose_matrix,
-    identifiability_warnings,
-    l1_norm,
-    set_channel,
-)
+from fedjax_ssl.objectives import Channel, check_test_prior, correspondence_channel, cross_entropy, l1_norm, set_channel
+from fedjax_ssl.objectives.channel_checks import check_correspondence, check_observed, check_set_priors
+from fedjax_ssl.objectives.channels import channel_cross_entropy, channel_cross_entropy_on_probs
+from fedjax_ssl.objectives.identifiability import assess_identifiability, diagnose_matrix, identifiability_warnings
 
 SURROGATE_LOSSES = {"nll": channel_cross_entropy, "ce_on_probs": channel_cross_entropy_on_probs}
 

@@ -21,15 +21,8 @@ from fedjax_ssl import graph
 from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import map_rows
-from fedjax_ssl.graph import (
-    Exchange,
-    Neighbors,
-    Propagation,
-    PropagationSettings,
-    has_angle,
-    lsh_codes,
-    nearest_neighbors,
-)
+from fedjax_ssl.graph import Exchange, Neighbors, Propagation, PropagationSettings, nearest_neighbors
+from fedjax_ssl.graph.codes import has_angle, lsh_codes
 from fedjax_ssl.keys import named_key
 
 # Points embedded and hashed at once: their features are never all in memory. As many are labelled at once where
