@@ -209,10 +209,6 @@ def no_state(key: Key[Array, ""], params: PyTree, model_state: PyTree, everyone:
     return ()
 
 
-def _send_nothing(state: PyTree, round: Round) -> tuple[Sent, PyTree]:
-    return Sent(), state
-
-
 def everybody(sent: Sent, round: Round) -> Bool[Array, " p"]:
     """All clients of the cohort have something to train on."""
     return round.valid
@@ -221,30 +217,6 @@ def everybody(sent: Sent, round: Round) -> Bool[Array, " p"]:
 def never(sent: Sent, round: Round) -> Bool[Array, " p"]:
     """Nobody trains because of this term: it goes along with others."""
     return jnp.zeros_like(round.valid)
-
-
-def _absorb_nothing(state: PyTree, outcome: Outcome) -> PyTree:
-    return state
-
-
-def _remember_nothing(params: PyTree, model_state: PyTree, client: Client) -> PyTree:
-    return ()
-
-
-def _no_local(state: PyTree, params: PyTree, model_state: PyTree, kept: PyTree) -> PyTree:
-    return ()
-
-
-def _keep_local(local: PyTree, params: PyTree) -> PyTree:
-    return local
-
-
-def _collect_nothing(trained: Trained) -> PyTree:
-    return ()
-
-
-def _diagnose_nothing(outcome: Outcome, truth: Array, measured: PyTree) -> Metrics:
-    return {}
 
 
 def no_traffic(outcome: Outcome) -> Traffic:
@@ -257,29 +229,31 @@ class AtServer(NamedTuple):
 
     init: Callable[[Key[Array, ""], PyTree, PyTree, Client], PyTree] = no_state
     # ^ (key, network parameters, model state, everyone) -> state
-    prepare: Callable[[PyTree, Round], tuple[Sent, PyTree]] = _send_nothing  # (state, round) -> (sent, state)
+    prepare: Callable[[PyTree, Round], tuple[Sent, PyTree]] = lambda state, round: (Sent(), state)
+    # ^ (state, round) -> (sent, state)
     takes_part: Callable[[Sent, Round], Array] = everybody
     # ^ (sent, round) -> bool [p]: who has something to train on; a client for whom no term says so takes no step
-    absorb: Callable[[PyTree, Outcome], PyTree] = _absorb_nothing  # (state, outcome) -> state
+    absorb: Callable[[PyTree, Outcome], PyTree] = lambda state, outcome: state  # (state, outcome) -> state
 
 
 class AtClient(NamedTuple):
     """What a term does at a client beside its loss."""
 
-    keep: Callable[[PyTree, PyTree, Client], PyTree] = _remember_nothing
+    keep: Callable[[PyTree, PyTree, Client], PyTree] = lambda params, model_state, client: ()
     # ^ (network parameters, model state, client) -> what the client keeps between its rounds, before the first one
-    start: Callable[[PyTree, PyTree, PyTree, PyTree], PyTree] = _no_local
+    start: Callable[[PyTree, PyTree, PyTree, PyTree], PyTree] = lambda state, params, model_state, kept: ()
     # ^ (term state, network parameters, model state, kept) -> local state, which lives as long as local training
-    after_step: Callable[[PyTree, PyTree], PyTree] = _keep_local  # (local state, new params) -> local state
-    collect: Callable[[Trained], PyTree] = _collect_nothing  # -> upload
+    after_step: Callable[[PyTree, PyTree], PyTree] = lambda local, params: local
+    # ^ (local state, new params) -> local state
+    collect: Callable[[Trained], PyTree] = lambda trained: ()  # -> upload
     remember: Callable[[Trained], PyTree] | None = None  # -> what is kept from now on; None: it stays as it is
 
 
 class ForLog(NamedTuple):
     """What a term says of a round; nothing of it reaches training."""
 
-    measure: Callable[[Trained], PyTree] = _collect_nothing  # at a client -> for `diagnose` alone
-    diagnose: Callable[[Outcome, Array, PyTree], Metrics] = _diagnose_nothing
+    measure: Callable[[Trained], PyTree] = lambda trained: ()  # at a client -> for `diagnose` alone
+    diagnose: Callable[[Outcome, Array, PyTree], Metrics] = lambda outcome, truth, measured: {}
     # ^ (outcome, true labels [p, n], measured with leading axis p) -> metrics
     traffic: Callable[[Outcome], Traffic] = no_traffic
 
