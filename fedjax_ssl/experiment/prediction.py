@@ -57,7 +57,7 @@ class Job(NamedTuple):
     name: str  # tells the jobs of one run apart
 
 
-class Outcome(NamedTuple):
+class Predicted(NamedTuple):
     """What one way of predicting gave."""
 
     job: Job
@@ -122,7 +122,7 @@ def predict(
     federation: data.FederatedData,
     mesh: Mesh | None = None,
     report: Callable[[str], None] = lambda line: None,
-) -> Iterator[Outcome]:
+) -> Iterator[Predicted]:
     """Labels the test examples of all clients in every way that is asked for, one after another.
 
     Args:
@@ -150,7 +150,7 @@ def predict(
             scores = score_labels(
                 predictions.labels, truth, federation.test_client, num_clients, federation.num_classes
             )
-            yield Outcome(job, predictions, scores, seconds, float(np.mean(recalls)) if recalls else None)
+            yield Predicted(job, predictions, scores, seconds, float(np.mean(recalls)) if recalls else None)
         begin = time.perf_counter()
 
 
@@ -272,7 +272,7 @@ class _Search:
         return neighbors
 
 
-def summary_of(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+def summary_of(outcomes: Sequence[Predicted]) -> list[dict[str, Any]]:
     """The outcomes as `summary.json` holds them.
 
     Args:

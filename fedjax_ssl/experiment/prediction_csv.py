@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from fedjax_ssl.data import Dataset, FederatedData
-from fedjax_ssl.experiment.prediction import Outcome
+from fedjax_ssl.experiment.prediction import Predicted
 
 
 def predictions_csv(
-    dataset: Dataset, federation: FederatedData, outcomes: Sequence[Outcome], natural: bool = True
+    dataset: Dataset, federation: FederatedData, outcomes: Sequence[Predicted], natural: bool = True
 ) -> str:
     """A line per new example: where it is, whose it is, true and predicted labels; `natural`: clients have names."""
     classes = dataset.class_names
@@ -44,7 +44,9 @@ def predictions_csv(
     return _csv([header, *lines])
 
 
-def clients_csv(dataset: Dataset, federation: FederatedData, outcomes: Sequence[Outcome], natural: bool = True) -> str:
+def clients_csv(
+    dataset: Dataset, federation: FederatedData, outcomes: Sequence[Predicted], natural: bool = True
+) -> str:
     """Arguments as of `predictions_csv`; a line per client that has new examples, with counts and all scores."""
     client = np.asarray(federation.test_client)
     new = np.bincount(client[client >= 0], minlength=federation.num_clients + federation.num_new_clients)

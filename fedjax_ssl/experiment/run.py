@@ -133,7 +133,7 @@ def _run_in(record: tracking.Record | tracking.NoRecord, experiment: Experiment,
                 raise distributed.Preempted
             draw_data()  # not before the first numbers, which it would delay
         draw_data()
-        outcomes: list[prediction.Outcome] = []
+        outcomes: list[prediction.Predicted] = []
         natural = config.partition.name == "natural"
         for outcome in prediction.predict(asked, method, state, placed_key, placed, mesh, progress.note):
             outcomes.append(outcome)

@@ -20,12 +20,12 @@ from fedjax_ssl.federated.forward import forward_views
 from fedjax_ssl.federated.method import (
     Client,
     Kept,
-    Network,
     Now,
     Params,
     Perturbation,
     Sampler,
     Schedule,
+    Snapshot,
     Step,
     Stream,
     Streams,
@@ -143,66 +143,79 @@ def batch_of(schedule: Schedule, *place: Int[Array, ""]) -> Batch:
 
 def client_update(training: LocalTraining, task: Task, broadcast: Broadcast) -> ClientUpdate:
     """The pieces of local training in one round."""
-    packings = {group: packing(broadcast.params[group]) for group in training.groups}
-    common = {group: packings[group].pack(broadcast.params[group]) for group in training.groups}
-    shared = [group for group in training.groups if group not in training.private]
-    flat_state, unravel_state = ravel_pytree(broadcast.model_state)
-    network = training.combine(broadcast.params)
-    phases = {group: [term for term in task.terms if term.group == group] for group in training.groups}
-    phases = {group: terms for group, terms in phases.items() if terms}
+    run = _ClientRound(training, task, broadcast)
+    return ClientUpdate(run.schedule, run.start, run.step, run.finish)
 
-    def to_params(grouped: Grouped) -> Params:
-        return {group: packings[group].unpack(grouped[group]) for group in training.groups}
 
-    def key_of(client: Client) -> Key[Array, ""]:
-        return jax.random.fold_in(named_key(broadcast.key, "client"), client.id)
+class _ClientRound:
+    """Local training in one round; what is the same for every client is worked out once."""
 
-    def rate_of(client: Client) -> Float[Array, ""]:
-        return broadcast.learning_rate if task.rate is None else broadcast.learning_rate * task.rate(client)
+    def __init__(self, training: LocalTraining, task: Task, broadcast: Broadcast):
+        self.training, self.task, self.broadcast = training, task, broadcast
+        self.packings = {group: packing(broadcast.params[group]) for group in training.groups}
+        self.common = {group: self.packings[group].pack(broadcast.params[group]) for group in training.groups}
+        self.shared = [group for group in training.groups if group not in training.private]
+        self.flat_state, self.unravel_state = ravel_pytree(broadcast.model_state)
+        self.network = training.combine(broadcast.params)
+        phases = {group: [term for term in task.terms if term.group == group] for group in training.groups}
+        self.phases = {group: terms for group, terms in phases.items() if terms}
 
-    def kept_by(client: Client, term: Term) -> PyTree:
+    def to_params(self, grouped: Grouped) -> Params:
+        return {group: self.packings[group].unpack(grouped[group]) for group in self.training.groups}
+
+    def key_of(self, client: Client) -> Key[Array, ""]:
+        return jax.random.fold_in(named_key(self.broadcast.key, "client"), client.id)
+
+    def rate_of(self, client: Client) -> Float[Array, ""]:
+        rate = self.broadcast.learning_rate
+        return rate if self.task.rate is None else rate * self.task.rate(client)
+
+    def kept_by(self, client: Client, term: Term) -> PyTree:
         return () if client.kept is None else client.kept.terms.get(term.name, ())
 
-    def anchor_of(client: Client) -> Grouped:
+    def anchor_of(self, client: Client) -> Grouped:
         """The parameters that a client starts from: those of its group, and its own private ones."""
-        given = {group: common[group] for group in shared}
-        given = training.federated_optimizer.start(broadcast.optimizer, client.received, given)
-        own = common if client.kept is None else {**common, **client.kept.params}
-        return {group: given[group] if group in given else own[group] for group in training.groups}
+        given = {group: self.common[group] for group in self.shared}
+        given = self.training.federated_optimizer.start(self.broadcast.optimizer, client.received, given)
+        own = self.common if client.kept is None else {**self.common, **client.kept.params}
+        return {group: given[group] if group in given else own[group] for group in self.training.groups}
 
-    def schedule(client: Client) -> Schedule:
-        return task.sampler.schedule(named_key(key_of(client), "batches"), client, broadcast.now)
+    def schedule(self, client: Client) -> Schedule:
+        return self.task.sampler.schedule(named_key(self.key_of(client), "batches"), client, self.broadcast.now)
 
-    def start(client: Client) -> ClientProgress:
-        anchor = anchor_of(client)
-        optimizer = {group: training.optimizer.init({group: anchor[group]}) for group in training.groups}
+    def start(self, client: Client) -> ClientProgress:
+        anchor = self.anchor_of(client)
+        optimizer = {group: self.training.optimizer.init({group: anchor[group]}) for group in self.training.groups}
         if client.kept is not None:
             optimizer = {**optimizer, **client.kept.optimizer}
         return ClientProgress(
             params=anchor,
-            model_state=flat_state,
+            model_state=self.flat_state,
             optimizer=optimizer,
             local={
                 term.name: term.client.start(
-                    broadcast.terms[term.name], network, broadcast.model_state, kept_by(client, term)
+                    self.broadcast.terms[term.name],
+                    self.network,
+                    self.broadcast.model_state,
+                    self.kept_by(client, term),
                 )
-                for term in task.terms
+                for term in self.task.terms
             },
             loss=jnp.zeros(()),
             examples=jnp.zeros((), jnp.int32),
         )
 
-    def step(client: Client, number: Int[Array, ""], batch: Batch, progress: ClientProgress) -> ClientProgress:
-        step_key = jax.random.fold_in(named_key(key_of(client), "step"), number)
-        streams = _gather_streams(batch, client, broadcast.inputs)
+    def step(self, client: Client, number: Int[Array, ""], batch: Batch, progress: ClientProgress) -> ClientProgress:
+        step_key = jax.random.fold_in(named_key(self.key_of(client), "step"), number)
+        streams = _gather_streams(batch, client, self.broadcast.inputs)
         examples = progress.examples
         for mask in (stream.mask for stream in streams.values()):
             examples = examples + jnp.sum(mask, dtype=jnp.int32)
         progress = progress._replace(examples=examples)
-        for group, terms in phases.items():
-            after = one_phase(client, progress, number, group, terms, streams, named_key(step_key, group))
+        for group, terms in self.phases.items():
+            after = self.one_phase(client, progress, number, group, terms, streams, named_key(step_key, group))
             views = _views(terms)
-            if len(phases) > 1 and views:
+            if len(self.phases) > 1 and views:
                 # A group without a row in this step takes no step at all: no weight decay, no momentum.
                 rows = jnp.any(jnp.concatenate([view.real(streams) for view in views]))
                 after = jax.tree.map(lambda new, old, keep=rows: jnp.where(keep, new, old), after, progress)
@@ -210,6 +223,7 @@ def client_update(training: LocalTraining, task: Task, broadcast: Broadcast) -> 
         return progress
 
     def one_phase(
+        self,
         client: Client,
         progress: ClientProgress,
         number: Int[Array, ""],
@@ -218,17 +232,17 @@ def client_update(training: LocalTraining, task: Task, broadcast: Broadcast) -> 
         streams: Streams,
         phase_key: Key[Array, ""],
     ) -> ClientProgress:
-        received = Network(training.combine(to_params(anchor_of(client))), broadcast.model_state)
+        received = Snapshot(self.training.combine(self.to_params(self.anchor_of(client))), self.broadcast.model_state)
 
         def evaluate(
             one_group: Packed, terms: list[Term], probe: Perturbation | None, unperturbed: dict[str, Outputs] | None
         ) -> _Losses:
-            groups = to_params({**progress.params, group: one_group})
-            params = training.combine(groups)
-            model_state = unravel_state(progress.model_state)
+            groups = self.to_params({**progress.params, group: one_group})
+            params = self.training.combine(groups)
+            model_state = self.unravel_state(progress.model_state)
             views = _views(terms, () if probe is None else probe.views)
             inputs, outputs, new_state = forward_views(
-                training.model, params, model_state, views, streams, phase_key, task.separate_passes
+                self.training.model, params, model_state, views, streams, phase_key, self.task.separate_passes
             )
             seen = Step(
                 outputs=outputs,
@@ -243,7 +257,7 @@ def client_update(training: LocalTraining, task: Task, broadcast: Broadcast) -> 
                 model_state=model_state,
                 received=received,
                 key=named_key(phase_key, "perturbation"),
-                now=broadcast.now,
+                now=self.broadcast.now,
                 number=number,
                 unperturbed=unperturbed,
             )
@@ -252,7 +266,7 @@ def client_update(training: LocalTraining, task: Task, broadcast: Broadcast) -> 
                 result = term.loss(
                     seen._replace(
                         sent=client.sent.get(term.name, ()),
-                        shared=broadcast.now.shared.get(term.name, ()),
+                        shared=self.broadcast.now.shared.get(term.name, ()),
                         local=progress.local[term.name],
                         key=named_key(phase_key, term.name),
                     )
@@ -263,16 +277,16 @@ def client_update(training: LocalTraining, task: Task, broadcast: Broadcast) -> 
             return _Losses(values, at, local, ravel_pytree(new_state)[0], outputs)
 
         weights = progress.params[group]
-        loss, slope, losses = _gradient(evaluate, weights, terms, task.perturbation, packings[group])
+        loss, slope, losses = _gradient(evaluate, weights, terms, self.task.perturbation, self.packings[group])
         gradient: Grouped = {group: slope}
-        only, anchor = {group: weights}, {group: anchor_of(client)[group]}
-        if group in shared:
-            gradient = training.federated_optimizer.correct(gradient, only, anchor, client.received)
-        updates, optimizer_state = training.optimizer.update(gradient, progress.optimizer[group], only)
-        rate = rate_of(client)
+        only, anchor = {group: weights}, {group: self.anchor_of(client)[group]}
+        if group in self.shared:
+            gradient = self.training.federated_optimizer.correct(gradient, only, anchor, client.received)
+        updates, optimizer_state = self.training.optimizer.update(gradient, progress.optimizer[group], only)
+        rate = self.rate_of(client)
         new = jax.tree.map(lambda w, update: w - rate * update, only, updates)
         params = {**progress.params, **new}
-        moved, local = training.combine(to_params(params)), {**progress.local, **losses.local}
+        moved, local = self.training.combine(self.to_params(params)), {**progress.local, **losses.local}
         for term in terms:
             local[term.name] = term.client.after_step(local[term.name], moved)
         return progress._replace(
@@ -284,59 +298,59 @@ def client_update(training: LocalTraining, task: Task, broadcast: Broadcast) -> 
         )
 
     def finish(
-        client: Client, num_steps: Int[Array, ""], end: ClientProgress
+        self, client: Client, num_steps: Int[Array, ""], end: ClientProgress
     ) -> tuple[dict[str, PyTree], dict[str, PyTree]]:
-        begin = start(client)
+        begin = self.start(client)
         finite = jnp.isfinite(end.loss)
         for values in jax.tree.leaves((end.params, end.model_state)):
             finite = finite & jnp.all(jnp.isfinite(values))
         trained = finite & (num_steps > 0)
         loss, examples = end.loss, end.examples
         end = jax.tree.map(lambda new, old: jnp.where(trained, new, old), end, begin)
-        groups, received = to_params(end.params), to_params(begin.params)
-        model_state = unravel_state(end.model_state)
+        groups, received = self.to_params(end.params), self.to_params(begin.params)
+        model_state = self.unravel_state(end.model_state)
         result = Trained(
             client=client,
-            params=training.combine(groups),
+            params=self.training.combine(groups),
             groups=groups,
             uploaded=groups,
             received=received,
             model_state=model_state,
             local=end.local,
             num_steps=num_steps,
-            inputs=broadcast.inputs,
-            validation=broadcast.validation,
-            key=key_of(client),
-            now=broadcast.now,
+            inputs=self.broadcast.inputs,
+            validation=self.broadcast.validation,
+            key=self.key_of(client),
+            now=self.broadcast.now,
         )
-        sent_up = {group: end.params[group] for group in shared}
-        if training.upload is not None:
-            result = result._replace(uploaded={**groups, **training.upload(result)})
-            sent_up = {group: packings[group].pack(result.uploaded[group]) for group in shared}
-        uploads = {term.name: term.client.collect(result) for term in task.terms}
-        weight = jnp.where(trained, task.weigh(client, uploads), 0.0)
-        report = training.federated_optimizer.report(
+        sent_up = {group: end.params[group] for group in self.shared}
+        if self.training.upload is not None:
+            result = result._replace(uploaded={**groups, **self.training.upload(result)})
+            sent_up = {group: self.packings[group].pack(result.uploaded[group]) for group in self.shared}
+        uploads = {term.name: term.client.collect(result) for term in self.task.terms}
+        weight = jnp.where(trained, self.task.weigh(client, uploads), 0.0)
+        report = self.training.federated_optimizer.report(
             Local(
-                anchor={group: begin.params[group] for group in shared},
+                anchor={group: begin.params[group] for group in self.shared},
                 params=sent_up,
-                weights={group: weight if group in phases else jnp.zeros_like(weight) for group in shared},
+                weights={group: weight if group in self.phases else jnp.zeros_like(weight) for group in self.shared},
                 num_steps=num_steps,
-                learning_rate=rate_of(client),
+                learning_rate=self.rate_of(client),
                 received=client.received,
                 kept=() if client.kept is None else client.kept.federated,
             )
         )
-        remembering = [term for term in task.terms if term.client.remember is not None]
+        remembering = [term for term in self.task.terms if term.client.remember is not None]
         kept = Kept(
-            params={group: end.params[group] for group in training.private},
-            optimizer=end.optimizer if training.keep_optimizer else {},
+            params={group: end.params[group] for group in self.training.private},
+            optimizer=end.optimizer if self.training.keep_optimizer else {},
             terms={term.name: term.client.remember(result) for term in remembering},  # type: ignore[misc]
             federated=report.kept,
         )
         summed = {
             "optimizer": report.summed,
             "weight": weight,
-            "model_state": weight.astype(flat_state.dtype) * (end.model_state - flat_state),
+            "model_state": weight.astype(self.flat_state.dtype) * (end.model_state - self.flat_state),
             "local": jax.tree.map(lambda x: weight * x.astype(weight.dtype), end.local),
             "loss": jnp.where(finite, loss, 0.0),
             "steps": jnp.where(finite, num_steps, 0),
@@ -346,12 +360,10 @@ def client_update(training: LocalTraining, task: Task, broadcast: Broadcast) -> 
         stacked = {
             "kept": kept,
             "uploads": uploads,
-            "measured": {term.name: term.log.measure(result) for term in task.terms},
+            "measured": {term.name: term.log.measure(result) for term in self.task.terms},
             "counts": weight > 0,
         }
         return summed, stacked
-
-    return ClientUpdate(schedule, start, step, finish)
 
 
 def _gradient(

@@ -131,7 +131,7 @@ class View(NamedTuple):
         return streams[self.stream].mask if self.mask is None else self.mask(streams)
 
 
-class Network(NamedTuple):
+class Snapshot(NamedTuple):
     """Parameters and batch statistics of a network."""
 
     params: PyTree
@@ -151,7 +151,7 @@ class Step(NamedTuple):
     params: PyTree  # network parameters of this step, differentiable
     groups: Params  # the same by parameter group, for losses on one group (FedMatch's norms)
     model_state: PyTree
-    received: Network  # the network that the client started from, frozen
+    received: Snapshot  # the network that the client started from, frozen
     key: Key[Array, ""]
     now: Now
     number: Int[Array, ""]  # local steps before this one

@@ -58,7 +58,7 @@ class Helpers(NamedTuple):
     active: Bool[Array, ""]  # unlabelled examples are learned from in this round
 
 
-class Settings(NamedTuple):
+class EpisodeSettings(NamedTuple):
     """Of the method, as `protofssl` explains them."""
 
     num_support: int
@@ -166,7 +166,7 @@ def protofssl(
             f"protofssl: warmup_episode is {warmup_episode}; of {setup.local_epochs} local steps "
             "(config.optimizer.local_epochs) none would use unlabelled examples"
         )
-    settings = Settings(
+    settings = EpisodeSettings(
         num_support=num_support,
         num_query=num_query,
         num_unlabelled=num_unlabelled,
@@ -189,7 +189,7 @@ def protofssl(
     return _with_bank(setup, settings, federated_method(setup, (stage,), class_scores=False))
 
 
-def _term(setup: Setup, settings: Settings) -> Term:
+def _term(setup: Setup, settings: EpisodeSettings) -> Term:
     """What ProtoFSSL adds to federated averaging: one loss, prototypes up, helpers' prototypes down."""
     streams = (SUPPORT, QUERY, UNLABELLED) if settings.pseudo_labelled else (SUPPORT, QUERY)
     views = {stream: augmented_view(setup, stream) for stream in streams}
@@ -212,7 +212,7 @@ def _term(setup: Setup, settings: Settings) -> Term:
     )
 
 
-def _sampler(setup: Setup, settings: Settings) -> Sampler:
+def _sampler(setup: Setup, settings: EpisodeSettings) -> Sampler:
     """A step is an episode; unlabelled examples are drawn from the first step that learns from them."""
     steps = setup.local_epochs
 
@@ -230,13 +230,13 @@ def _sampler(setup: Setup, settings: Settings) -> Sampler:
     )
 
 
-def _shared_classes(setup: Setup, settings: Settings, client: Client) -> Bool[Array, " K"]:
+def _shared_classes(setup: Setup, settings: EpisodeSettings, client: Client) -> Bool[Array, " K"]:
     return class_counts(client.observed, setup.num_classes) >= settings.min_proto_count
 
 
 def _share(
     setup: Setup,
-    settings: Settings,
+    settings: EpisodeSettings,
     params: PyTree,
     model_state: PyTree,
     client: Client,
@@ -251,13 +251,13 @@ def _share(
     return PrototypeSets(centers, _shared_classes(setup, settings, client))
 
 
-def _prototypes_after(setup: Setup, settings: Settings, trained: Trained) -> PrototypeSets:
+def _prototypes_after(setup: Setup, settings: EpisodeSettings, trained: Trained) -> PrototypeSets:
     """At the end of local training, for the next round."""
     network = trained.params, trained.model_state
     return _share(setup, settings, *network, trained.client, trained.inputs, trained.key)
 
 
-def _prototypes_before(setup: Setup, settings: Settings, round: Round) -> PrototypeSets:
+def _prototypes_before(setup: Setup, settings: EpisodeSettings, round: Round) -> PrototypeSets:
     """At the beginning, with the model just received, for the same round; leading axis p."""
     begin = named_key(round.key, "begin")
     keys = jax.vmap(lambda client: jax.random.fold_in(begin, client))(round.clients.id)
@@ -268,7 +268,7 @@ def _prototypes_before(setup: Setup, settings: Settings, round: Round) -> Protot
     return jax.vmap(share)(round.clients, keys)
 
 
-def _prepare(setup: Setup, settings: Settings, state: State, round: Round) -> tuple[Sent, State]:
+def _prepare(setup: Setup, settings: EpisodeSettings, state: State, round: Round) -> tuple[Sent, State]:
     """Chooses the helpers whose prototypes everybody receives."""
     bank = state.bank
     if settings.proto_refresh == "begin":
@@ -283,7 +283,7 @@ def _prepare(setup: Setup, settings: Settings, state: State, round: Round) -> tu
     return Sent(shared=Helpers(PrototypeSets(helpers.centers, needed), active)), State(bank, helpers)
 
 
-def _loss(setup: Setup, settings: Settings, views: dict[str, View], step: Step) -> Float[Array, ""]:
+def _loss(setup: Setup, settings: EpisodeSettings, views: dict[str, View], step: Step) -> Float[Array, ""]:
     """L = L_s + lambda L_u of one episode (algorithm 1)."""
     helpers, scoring = step.shared, settings.scoring
     features = {stream: step.outputs[view.name].features for stream, view in views.items()}
@@ -316,7 +316,7 @@ def _store(state: State, outcome: Outcome) -> State:
 
 
 def _diagnose(
-    setup: Setup, settings: Settings, outcome: Outcome, truth: Int[Array, "p n"], measured: PyTree
+    setup: Setup, settings: EpisodeSettings, outcome: Outcome, truth: Int[Array, "p n"], measured: PyTree
 ) -> Metrics:
     """Of `num_unlabelled` unlabelled examples of every client, under the model that was sent."""
     round, helpers = outcome.round, outcome.sent.shared
@@ -339,7 +339,7 @@ def _diagnose(
     return diagnose_pseudo_labels(targets, jnp.take_along_axis(truth, within, axis=1), seen)
 
 
-def _traffic(setup: Setup, settings: Settings, outcome: Outcome) -> Traffic:
+def _traffic(setup: Setup, settings: EpisodeSettings, outcome: Outcome) -> Traffic:
     """Helpers' prototypes to every client, every client's own back."""
     round, sets = outcome.round, outcome.sent.shared.sets
     down = jnp.sum(sets.present) * jnp.sum(round.valid)
@@ -348,7 +348,7 @@ def _traffic(setup: Setup, settings: Settings, outcome: Outcome) -> Traffic:
     return Traffic(count(down, size), count(jnp.sum(classes & round.valid[:, None]), size))
 
 
-def _with_bank(setup: Setup, settings: Settings, method: Method) -> Method:
+def _with_bank(setup: Setup, settings: EpisodeSettings, method: Method) -> Method:
     """The method with an empty bank at the start, and predictions by the prototypes in it."""
     embed = method.embed
     assert embed is not None

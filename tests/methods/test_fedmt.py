@@ -10,7 +10,7 @@ import pytest
 
 from fedjax_ssl import federated, methods, models
 from fedjax_ssl.data import FederatedData, WeakLabels
-from fedjax_ssl.federated import Client, Network, Round, Step, Stream
+from fedjax_ssl.federated import Client, Round, Snapshot, Step, Stream
 from fedjax_ssl.federated.terms import supervised_term
 from fedjax_ssl.methods.fedmt import Estimate, projection_term
 from fedjax_ssl.methods.fedmt import estimated as eager_estimated
@@ -120,7 +120,7 @@ def step_of(logits, weak: WeakLabels | None, estimate: Estimate | tuple, labels,
     batch = Stream(place, mask, nobody, jnp.zeros((size, 1)), None if client is None else client.labels)
     outputs = {view: models.Outputs(logits, logits, None)}
     zero = jnp.zeros((), int)
-    nothing = Network({}, {})
+    nothing = Snapshot({}, {})
     return Step(outputs, {}, {stream: batch}, owner, (), (), (), {}, {}, {}, nothing, key(), toy.NOW, zero)
 
 
