@@ -42,10 +42,7 @@ def batch_cross_entropy(
 
 
 def clipped_cross_entropy(
-    targets: Float[Array, "n K"],
-    log_probs: Float[Array, "n K"],
-    mask: Bool[Array, " n"],
-    epsilon: float = CLIP,
+    targets: Float[Array, "n K"], log_probs: Float[Array, "n K"], mask: Bool[Array, " n"], epsilon: float = CLIP
 ) -> Float[Array, ""]:
     """-1/B sum_i sum_k q_ik log clip(p_ik, epsilon, 1 - epsilon), B = rows in the mask; 0 without any.
 

@@ -126,9 +126,12 @@ class Supervision(NamedTuple):
         if self.noise[0]:
             shown = weak_labels.perturbed_shares(named_key(key, "noise"), weak.matrix, *self.noise)
             weak = weak._replace(matrix=jnp.where(weak.from_sets[:, None, None], shown, weak.matrix))
-        facts = {name: values for name, values in weak._asdict().items() if name != "entries"}
-        nothing = {"labels": jnp.zeros((num_clients, 0), jnp.int32), "num_examples": jnp.zeros(num_clients, jnp.int32)}
-        return entries, WeakLabels(**nothing, **facts, prior=self._prior(holdings, weak))
+        return entries, WeakLabels(
+            labels=jnp.zeros((num_clients, 0), jnp.int32),
+            num_examples=jnp.zeros(num_clients, jnp.int32),
+            prior=self._prior(holdings, weak),
+            **{name: values for name, values in weak._asdict().items() if name != "entries"},
+        )
 
     def _prior(self, holdings: Holdings, weak: Observed) -> Float[Array, " K"]:
         counts = jnp.ones(holdings.num_classes, jnp.float32)
