@@ -7,16 +7,7 @@ from pathlib import Path
 from absl import flags, logging
 from ml_collections import config_flags
 
-from fedjax_ssl import distributed
-from fedjax_ssl.command_line import (
-    USER_ERRORS,
-    describe_choices,
-    explain,
-    map_large_buffers,
-    notes_instead_of_warnings,
-    use_compilation_cache,
-    use_processor,
-)
+from fedjax_ssl import command_line, distributed
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.experiment.run import run
 
@@ -33,21 +24,21 @@ def main(arguments: list[str]) -> int:
         other ends too, see docs/distributed.md.
     """
     if {"-h", "--help"} & set(arguments):
-        print(f"{USAGE}\n\n{describe_choices()}")
+        print(f"{USAGE}\n\n{command_line.describe_choices()}")
         return 0
     try:
         config_file = _parse(arguments)
-        use_compilation_cache()
-        map_large_buffers()
-        with notes_instead_of_warnings():
+        command_line.use_compilation_cache()
+        command_line.map_large_buffers()
+        with command_line.notes_instead_of_warnings():
             # Both before anything is computed.
             alone = distributed.settings(_CONFIG.value.distributed) is None
-            use_processor(_CONFIG.value.get("threads"), _CONFIG.value.federated.devices if alone else None)
+            command_line.use_processor(_CONFIG.value.get("threads"), _CONFIG.value.federated.devices if alone else None)
             team = distributed.start(_CONFIG.value.distributed)
             run(_CONFIG.value, _WORKDIR.value or Path("runs") / config_file.stem, team)
     except KeyboardInterrupt:
         return distributed.leave(130, "\nstopped; the same command goes on from the last checkpoint")
-    except USER_ERRORS as error:
+    except command_line.USER_ERRORS as error:
         if os.environ.get("FEDJAX_SSL_DEBUG"):
             raise
         return distributed.leave(2, f"error: {error}")
@@ -62,7 +53,7 @@ def _parse(arguments: list[str]) -> Path:
             raise ConfigError("--config is missing")
         _CONFIG.value.keys()  # a file that could not be loaded says so only when it is used
     except (AttributeError, KeyError, flags.Error, OSError, ValueError) as error:
-        raise ConfigError(f"{explain(error)}\n{USAGE}") from error
+        raise ConfigError(f"{command_line.explain(error)}\n{USAGE}") from error
     if rest[1:]:
         raise ConfigError(f"unexpected argument {rest[1]!r}\n{USAGE}")
     logging.set_verbosity(logging.WARNING)

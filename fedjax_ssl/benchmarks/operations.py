@@ -47,25 +47,13 @@ def _products(jaxpr: core.Jaxpr) -> list[int]:
             kernel = _shape(equation.invars[1])
             filters = kernel[equation.params["dimension_numbers"].rhs_spec[0]]
             found.append(2 * math.prod(_shape(equation.outvars[0])) * math.prod(kernel) // filters)
-        for inner in _inner(equation.params):
+        for inner in core.jaxprs_in_params(equation.params):
             found += [times * count for count in _products(inner)]
     return found
 
 
 def _shape(variable: Any) -> tuple[int, ...]:
     return variable.aval.shape
-
-
-def _inner(parameters: dict[str, Any]) -> list[core.Jaxpr]:
-    """The functions that an equation calls."""
-    found = []
-    for value in parameters.values():
-        for one in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(one, core.ClosedJaxpr):
-                found.append(one.jaxpr)
-            elif isinstance(one, core.Jaxpr):
-                found.append(one)
-    return found
 
 
 def product_operations_per_second(seconds: float = 0.5) -> float:

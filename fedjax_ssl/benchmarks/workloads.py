@@ -20,55 +20,32 @@ _IMAGES_AT_ONCE = 20_000
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """One way to run a workload.
+    """One way to run a workload."""
 
-    Attributes:
-        name: shown beside the workload; "" where there is only one way.
-        settings: dotted fields of the config that differ from the workload's.
-        seeds: runs in one program.
-        vectorized: seeds by `jax.vmap` on every backend, instead of by `fedjax_ssl.train.over_seeds`.
-        changes: fields of the workload that differ here, for example "method".
-    """
-
-    name: str = ""
-    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    seeds: int = 1
-    vectorized: bool = False
-    changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    name: str = ""  # shown beside the workload; "" where there is only one way
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # dotted fields of the config that differ
+    seeds: int = 1  # runs in one program
+    vectorized: bool = False  # seeds by `jax.vmap` on every backend, instead of by `fedjax_ssl.train.over_seeds`
+    changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # other fields of the workload, as "method"
 
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """A federation and what is trained on it.
+    """A federation and what is trained on it."""
 
-    Attributes:
-        title: one line.
-        input_shape: of an image.
-        num_classes: K.
-        num_clients: C.
-        cohort_size: clients per round.
-        mean_size: examples per client, on average.
-        sigma: standard deviation of the logarithm of the sizes; 0: all clients are equal.
-        settings: dotted fields of the config that differ from its defaults.
-        rounds: in one compiled call, which is what is timed.
-        method: name of the method.
-        variants: ways to run it.
-        note: what a reader of the numbers has to know.
-    """
-
-    title: str
-    input_shape: tuple[int, int, int]
-    num_classes: int
-    num_clients: int
-    cohort_size: int
-    mean_size: int
-    settings: Mapping[str, Any]
-    rounds: int
+    title: str  # one line
+    input_shape: tuple[int, int, int]  # of an image
+    num_classes: int  # K
+    num_clients: int  # C
+    cohort_size: int  # clients per round
+    mean_size: int  # examples per client, on average
+    settings: Mapping[str, Any]  # dotted fields of the config that differ from its defaults
+    rounds: int  # in one compiled call, which is what is timed
     rounds_before: int = 0  # at least this many run before those that are measured
-    sigma: float = 0.0
+    sigma: float = 0.0  # standard deviation of the logarithm of the sizes; 0: all clients are equal
     method: str = "fedavg"
-    variants: tuple[Variant, ...] = (Variant(),)
-    note: str = ""
+    variants: tuple[Variant, ...] = (Variant(),)  # ways to run it
+    note: str = ""  # what a reader of the numbers has to know
 
     def scaled(self, scale: float) -> "Workload":
         """The same workload with `scale` times as many clients, clients per round and rounds, at least one of each."""

@@ -85,7 +85,17 @@ def build_method(
     config = configs.replace_numbers(experiment.config, hyperparameters or {})
     # What is traced may be vectorized, over any number of runs.
     alone = not hyperparameters and not _is_traced(federation)
-    execution = _execution(config["federated"], federation, alone, report)
+    section = config["federated"]
+    # What changes the time of a run and not its results.
+    execution = Execution(
+        placement=section["placement"],
+        chunk_size=section["chunk_size"],
+        mesh=device_mesh(section["devices"], section["reduce"]),
+        reduce=section["reduce"],
+        memory=federated.device_memory() if alone or federated.vectorized_runs() else None,
+        everyone=_clients_of_known_size(federation, section["placement"]) if alone else None,
+        report=report,
+    )
     setup = _setup(config, experiment.dataset, federation)
     name = config["method"].pop("name")
     with configs.naming("method"):
@@ -136,25 +146,6 @@ def _setup(config: dict[str, Any], dataset: data.Dataset, federation: data.Feder
             keep_optimizer=local["keep_state"],
             rounds=config["rounds"],
         )
-
-
-def _execution(
-    section: Mapping[str, Any],
-    federation: data.FederatedData,
-    alone: bool,
-    report: Callable[[federated.Choice], None] | None,
-) -> Execution:
-    """On which devices and how many at a time clients train: what changes the time of a run and not its results."""
-    placement = section["placement"]
-    return Execution(
-        placement=placement,
-        chunk_size=section["chunk_size"],
-        mesh=device_mesh(section["devices"], section["reduce"]),
-        reduce=section["reduce"],
-        memory=federated.device_memory() if alone or federated.vectorized_runs() else None,
-        everyone=_clients_of_known_size(federation, placement) if alone else None,
-        report=report,
-    )
 
 
 def device_mesh(devices: int, reduce: str) -> Mesh | None:

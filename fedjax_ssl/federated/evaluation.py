@@ -139,11 +139,7 @@ class Scores(NamedTuple):
 
 
 def score_labels(
-    predicted: Int[Array, " m"],
-    labels: Int[Array, " m"],
-    client: Int[Array, " m"],
-    num_clients: int,
-    num_classes: int,
+    predicted: Int[Array, " m"], labels: Int[Array, " m"], client: Int[Array, " m"], num_clients: int, num_classes: int
 ) -> Scores:
     """Scores predicted labels, pooled and by client, where there is a true label.
 

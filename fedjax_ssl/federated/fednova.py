@@ -70,11 +70,7 @@ def fednova(
 
 
 def step_norm(
-    num_steps: Int[Array, ""],
-    momentum: float | Array = 0.0,
-    shrinkage: float | Array = 0.0,
-    *,
-    nesterov: bool = False,
+    num_steps: Int[Array, ""], momentum: float | Array = 0.0, shrinkage: float | Array = 0.0, *, nesterov: bool = False
 ) -> Float[Array, ""]:
     """||a||_1 of local SGD: how far equal gradients of size 1 carry a client, in learning rates.
 

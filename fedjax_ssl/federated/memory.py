@@ -1,12 +1,12 @@
 """How many clients train at once on a device: as many as its memory holds, estimated from shapes without compiling."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxprs_in_params
 
 from fedjax_ssl.federated.client import ClientUpdate, batch_of
 from fedjax_ssl.federated.method import Client, Now, Sampler
@@ -120,7 +120,7 @@ def intermediate_bytes(jaxpr: ClosedJaxpr | Jaxpr) -> int:
     """
     total = 0
     for equation in jaxpr.eqns:
-        inner = list(_inner(equation.params.values()))
+        inner = list(jaxprs_in_params(equation.params))
         if not inner or equation.primitive.name in ("scan", "while"):
             total += sum(_bytes(variable.aval) for variable in equation.outvars)
         total += sum(map(intermediate_bytes, inner))
@@ -165,13 +165,3 @@ def device_memory() -> int | None:
 def _bytes(array: Any) -> int:
     dtype = getattr(array, "dtype", None)  # tokens have none
     return 0 if dtype is None else int(np.prod(array.shape, dtype=np.int64)) * dtype.itemsize
-
-
-def _inner(values: Any) -> Iterator[Jaxpr]:
-    for value in values:
-        if isinstance(value, ClosedJaxpr):
-            yield value.jaxpr
-        elif isinstance(value, Jaxpr):
-            yield value
-        elif isinstance(value, tuple | list):
-            yield from _inner(value)

@@ -71,19 +71,12 @@ class StochasticDepth(nn.Module):
 
 
 class InvertedResidual(nn.Module):
-    """Expand to more channels, filter each of them, reweight them, project; around an identity where shapes agree.
+    """Expand to more channels, filter each of them, reweight them, project; around an identity where shapes agree."""
 
-    Attributes:
-        stage: the widths and the kernel side.
-        stride: of the depthwise convolution.
-        drop_rate: of stochastic depth.
-        lowering: see `conv2d`.
-    """
-
-    stage: StageShape
-    stride: int
-    drop_rate: float
-    lowering: str
+    stage: StageShape  # the widths and the kernel side
+    stride: int  # of the depthwise convolution
+    drop_rate: float  # of stochastic depth
+    lowering: str  # see `conv2d`
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Float[Array, "n h2 w2 f"]:

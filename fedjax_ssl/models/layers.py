@@ -29,22 +29,14 @@ class Kernel(nn.Module):
     """A weight array and its bias.
 
     With `weight_norm` the weight is g * v / ||v||, one g and one norm per output channel, and starts as v
-    (Salimans and Kingma, Weight Normalization, NeurIPS 2016).
-
-    Attributes:
-        shape: of the weight, [..., inputs, outputs].
-        initializer: of the weight; None takes PyTorch's default for weight and bias. With an initializer the
-            bias starts at zero.
-        use_bias: whether there is a bias.
-        weight_norm: whether the weight is kept as direction and length.
-        outputs_first: keep and return the weight as [outputs, ..., inputs].
+    (Salimans and Kingma, Weight Normalization, NeurIPS 2016). With an initializer the bias starts at zero.
     """
 
-    shape: tuple[int, ...]
-    initializer: Initializer | None
-    use_bias: bool
-    weight_norm: bool
-    outputs_first: bool = False
+    shape: tuple[int, ...]  # of the weight, [..., inputs, outputs]
+    initializer: Initializer | None  # of the weight; None takes PyTorch's default for weight and bias
+    use_bias: bool  # whether there is a bias
+    weight_norm: bool  # whether the weight is kept as direction and length
+    outputs_first: bool = False  # keep and return the weight as [outputs, ..., inputs]
 
     @nn.compact
     def __call__(self) -> tuple[Array, Array | None]:

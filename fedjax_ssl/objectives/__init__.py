@@ -18,7 +18,7 @@ from fedjax_ssl.objectives.channels import (
     set_channel,
 )
 from fedjax_ssl.objectives.correspondence import correspondence_counts, estimate_correspondence, normalize_counts
-from fedjax_ssl.objectives.cross_entropy import batch_cross_entropy, cross_entropy
+from fedjax_ssl.objectives.cross_entropy import batch_cross_entropy, clipped_cross_entropy, cross_entropy
 from fedjax_ssl.objectives.identifiability import (
     Identifiability,
     MatrixDiagnostics,
@@ -39,5 +39,4 @@ from fedjax_ssl.objectives.prototypes import (
     prototype_log_probs,
 )
 from fedjax_ssl.objectives.sharpening import sharpen
-from fedjax_ssl.objectives.soft_targets import clipped_cross_entropy
 from fedjax_ssl.objectives.virtual_adversarial import vat_direction, vat_loss, vat_rampup

@@ -1,8 +1,10 @@
-"""Cross-entropy with hard targets that may be missing."""
+"""Cross-entropy with hard targets that may be missing, and with soft ones against clipped probabilities."""
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
+
+CLIP = 1e-7  # Keras' epsilon
 
 
 def cross_entropy(logits: Float[Array, "n K"], targets: Int[Array, " n"]) -> Float[Array, " n"]:
@@ -36,5 +38,26 @@ def batch_cross_entropy(
     losses = cross_entropy(logits, targets)
     if weights is not None:
         losses = losses * weights
+    return _mean_over_batch(losses, mask)
+
+
+def clipped_cross_entropy(
+    targets: Float[Array, "n K"], log_probs: Float[Array, "n K"], mask: Bool[Array, " n"], epsilon: float = CLIP
+) -> Float[Array, ""]:
+    """-1/B sum_i sum_k q_ik log clip(p_ik, epsilon, 1 - epsilon), B = rows in the mask; 0 without any.
+
+    This is how Keras computes it. A probability outside the bounds gets no gradient; its target still does.
+
+    Args:
+        targets: q, a distribution per row.
+        log_probs: log p.
+        mask: rows that count.
+        epsilon: distance of the bounds from 0 and 1.
+    """
+    clipped = jnp.log(jnp.clip(jnp.exp(log_probs), epsilon, 1.0 - epsilon))
+    return _mean_over_batch(-jnp.sum(targets.astype(clipped.dtype) * clipped, axis=1), mask)
+
+
+def _mean_over_batch(losses: Float[Array, " n"], mask: Bool[Array, " n"]) -> Float[Array, ""]:
     size = jnp.maximum(jnp.sum(mask, dtype=losses.dtype), 1.0)
     return jnp.sum(jnp.where(mask, losses, jnp.zeros_like(losses))) / size

@@ -128,7 +128,9 @@ def federate(
         held_out,
     )
     labels = jnp.asarray(dataset.train.y, jnp.int32)
-    draw = partial(_draw_roles, plan=plan, own=_own_weak_labels(dataset))
+    train, num_coarse = dataset.train, len(dataset.coarse_names or ())
+    weak = OwnWeakLabels(train.coarse, num_coarse, dataset.correspondence, train.set, dataset.set_shares)
+    draw = partial(_draw_roles, plan=plan, own=weak)
     # Compiled as a whole, since operation by operation a first start takes much longer (docs/benchmarks.md).
     roles = jax.jit(draw)(key, labels, jnp.asarray(natural))
     # Asked of the result, not of the key: a fixed key inside somebody's jit also gives traced roles.
@@ -162,16 +164,6 @@ def federate(
         max_unlabelled=widths.max_unlabelled,
         coarse_names=_coarse_names(plan.supervision, dataset),
         **tables,
-    )
-
-
-def _own_weak_labels(dataset: Dataset) -> OwnWeakLabels:
-    return OwnWeakLabels(
-        coarse=dataset.train.coarse,
-        num_coarse=len(dataset.coarse_names or ()),
-        correspondence=dataset.correspondence,
-        sets=dataset.train.set,
-        set_shares=dataset.set_shares,
     )
 
 

@@ -16,20 +16,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.checks import check_choices, check_numbers, check_whole_numbers
+from fedjax_ssl.data.federation import weak_labels
 from fedjax_ssl.data.federation.dealing import count_groups, rank_within
 from fedjax_ssl.data.federation.partition import Bounds
 from fedjax_ssl.data.federation.unlabelled_sets import unlabelled_sets
-from fedjax_ssl.data.federation.weak_labels import (
-    Entries,
-    Holdings,
-    Observed,
-    WeakLabels,
-    WeakRule,
-    coarse_labels,
-    given,
-    perturbed_shares,
-    together,
-)
+from fedjax_ssl.data.federation.weak_labels import Entries, Holdings, Observed, WeakLabels, WeakRule
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.registry import Registry
 
@@ -130,17 +121,16 @@ class Supervision(NamedTuple):
             observed.append(rule.observe(weak_key, holdings._replace(members=members)))
         kept = (plain.client >= 0) & others[jnp.maximum(plain.client, 0)]
         plain = plain._replace(client=jnp.where(kept, plain.client, -1))
-        weak = together(observed)
+        weak = weak_labels.together(observed)
         entries = jax.tree.map(lambda *parts: jnp.concatenate(parts), plain, weak.entries)
         if self.noise[0]:
-            shown = perturbed_shares(named_key(key, "noise"), weak.matrix, *self.noise)
+            shown = weak_labels.perturbed_shares(named_key(key, "noise"), weak.matrix, *self.noise)
             weak = weak._replace(matrix=jnp.where(weak.from_sets[:, None, None], shown, weak.matrix))
-        nothing = jnp.zeros(num_clients, jnp.int32)
         return entries, WeakLabels(
             labels=jnp.zeros((num_clients, 0), jnp.int32),
-            num_examples=nothing,
+            num_examples=jnp.zeros(num_clients, jnp.int32),
             prior=self._prior(holdings, weak),
-            **_facts(weak),
+            **{name: values for name, values in weak._asdict().items() if name != "entries"},
         )
 
     def _prior(self, holdings: Holdings, weak: Observed) -> Float[Array, " K"]:
@@ -159,10 +149,6 @@ class Supervision(NamedTuple):
         if self.which == "random" and (self.labelled_clients is not None or self.weak):
             return rank_within(named_key(key, "clients"), jnp.zeros(num_clients, jnp.int32))
         return jnp.arange(num_clients, dtype=jnp.int32)
-
-
-def _facts(observed: Observed) -> dict[str, Array]:
-    return {name: values for name, values in observed._asdict().items() if name != "entries"}
 
 
 def all_labels() -> Supervision:
@@ -309,7 +295,7 @@ def coarse(correspondence: str = "parity", overlap: float = 0.0, server_labels: 
         overlap: this share of the coarse labels is uniform over the coarse classes.
         server_labels: labelled examples at the server, as in `server`.
     """
-    rule = coarse_labels(correspondence, overlap)
+    rule = weak_labels.coarse_labels(correspondence, overlap)
     return no_labels()._replace(server_labels=server_labels, weak=((rule, None),))
 
 
@@ -344,7 +330,7 @@ def as_given(test_prior: str = "sets") -> Supervision:
     Args:
         test_prior: class shares at test time: "sets", as the sets add up to, "train" or "uniform".
     """
-    return _with_sets(all_labels(), ((given(), None),), test_prior, 0.0, "relative")
+    return _with_sets(all_labels(), ((weak_labels.given(), None),), test_prior, 0.0, "relative")
 
 
 def mixed(
@@ -376,7 +362,7 @@ def mixed(
     check_whole_numbers(0, coarse_clients=coarse_clients, set_clients=set_clients)
     base = all_labels() if labels is None else per_client(labels)
     rules = (
-        (coarse_labels(correspondence, overlap), coarse_clients),
+        (weak_labels.coarse_labels(correspondence, overlap), coarse_clients),
         (unlabelled_sets((sets,), protocol), set_clients),
     )
     return _with_sets(base, rules, test_prior, noise, noise_mode)

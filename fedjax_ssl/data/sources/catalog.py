@@ -37,42 +37,25 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """One file of a dataset.
+    """One file of a dataset."""
 
-    Attributes:
-        name: its file name, as published.
-        urls: addresses, the first that answers is taken.
-        size: length in bytes, None where nobody states it.
-        sha256: digest, None where nobody states it (that of the first download is then kept).
-    """
-
-    name: str
-    urls: tuple[str, ...]
-    size: int | None = None
-    sha256: str | None = None
+    name: str  # its file name, as published
+    urls: tuple[str, ...]  # addresses, the first that answers is taken
+    size: int | None = None  # length in bytes, None where nobody states it
+    sha256: str | None = None  # digest, None where nobody states it (that of the first download is then kept)
 
 
 @dataclass(frozen=True)
 class Archive:
-    """One published dataset.
+    """One published dataset."""
 
-    Attributes:
-        name: the name it is loaded by.
-        description: one line for `available`.
-        files: what must be at hand.
-        read: turns {file name: path} into the dataset; raises `formats.FormatError` for damaged files.
-        terms: licence and whom to cite.
-        substitute: what to run where the dataset cannot be had.
-        version: goes into the converted cache's name; raise it when `read` changes what it returns.
-    """
-
-    name: str
-    description: str
-    files: tuple[RemoteFile, ...]
-    read: Callable[[Mapping[str, Path]], Dataset]
-    terms: str
-    substitute: str = f"run on data that needs no download: {EMBEDDED}"
-    version: int = 1
+    name: str  # it is loaded by
+    description: str  # one line for `available`
+    files: tuple[RemoteFile, ...]  # what must be at hand
+    read: Callable[[Mapping[str, Path]], Dataset]  # {file name: path} -> dataset; `formats.FormatError` for damage
+    terms: str  # licence and whom to cite
+    substitute: str = f"run on data that needs no download: {EMBEDDED}"  # where the dataset cannot be had
+    version: int = 1  # goes into the converted cache's name; raise it when `read` changes what it returns
 
 
 def read_mnist(files: Mapping[str, Path]) -> Dataset:

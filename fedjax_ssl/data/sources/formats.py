@@ -22,19 +22,12 @@ class FormatError(ValueError):
 
 
 class ClientArrays(NamedTuple):
-    """Examples of one split with the client of each.
+    """Examples of one split with the client of each."""
 
-    Attributes:
-        x: uint8 [n, 28, 28, 1].
-        y: int32 [n].
-        client: int32 [n], positions in `names`.
-        names: client identifiers, sorted.
-    """
-
-    x: np.ndarray
-    y: np.ndarray
-    client: np.ndarray
-    names: tuple[str, ...]
+    x: np.ndarray  # uint8 [n, 28, 28, 1]
+    y: np.ndarray  # int32 [n]
+    client: np.ndarray  # int32 [n], positions in `names`
+    names: tuple[str, ...]  # client identifiers, sorted
 
 
 def read_idx(path: Path) -> np.ndarray:
