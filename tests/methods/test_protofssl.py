@@ -347,7 +347,7 @@ def test_the_loss_of_a_fresh_resnet8_is_the_logarithm_of_the_number_of_classes()
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"distance": "cosine"}, "'cosine'; allowed: sq_euclidean, mean_sq, euclidean"),
+        ({"distance": "cosine"}, "'cosine'.* Allowed: sq_euclidean, mean_sq, euclidean"),
         ({"unlabel_loss": "kl"}, "ce, mse"),
         ({"proto_source": "server"}, "local_support, global"),
         ({"proto_refresh": "middle"}, "end, begin"),
