@@ -41,13 +41,6 @@ class CNN13(Network):
                 x = Dropout(self.dropout_rate, name=f"dropout{stage - 1}")(x, train)
             for layer, (filters, size, padding) in enumerate(layers, 1):
                 place = f"{stage}_{layer}"
-                x = Conv(
-                    filters,
-                    size,
-                    padding=padding,
-                    weight_norm=True,
-                    lowering=self.lowering,
-                    name=f"conv{place}",
-                )(x)
+                x = Conv(filters, size, 1, padding, weight_norm=True, lowering=self.lowering, name=f"conv{place}")(x)
                 x = nn.leaky_relu(Norm(self.norm, name=f"norm{place}")(x, train, mask), 0.1)
         return self.scores(jnp.mean(x, (1, 2)), weight_norm=True)

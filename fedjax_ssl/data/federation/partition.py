@@ -72,10 +72,9 @@ def natural() -> Partition:
         number = jnp.where(kept, jnp.cumsum(kept, dtype=jnp.int32) - 1, -1)
         return jnp.where(pool.available & (pool.natural >= 0), number[pool.natural], -1)
 
-    def bounds(facts: Facts) -> Bounds:
-        return Bounds(max(0, min(facts.natural_sizes) - facts.removed), max(facts.natural_sizes))
-
-    return Partition(assign, bounds)
+    return Partition(
+        assign, lambda facts: Bounds(max(0, min(facts.natural_sizes) - facts.removed), max(facts.natural_sizes))
+    )
 
 
 def iid() -> Partition:
@@ -100,10 +99,7 @@ def random() -> Partition:
         client = rank // jnp.maximum(size, 1)
         return jnp.where(pool.available & (client < pool.facts.num_clients), client, -1)
 
-    def bounds(facts: Facts) -> Bounds:
-        return Bounds(facts.least // facts.num_clients, facts.most // facts.num_clients)
-
-    return Partition(assign, bounds)
+    return Partition(assign, lambda facts: Bounds(facts.least // facts.num_clients, facts.most // facts.num_clients))
 
 
 def dirichlet(
@@ -331,10 +327,7 @@ def majority(factor: float = 80.0) -> Partition:
         client = jnp.where(labelled & (client < num_clients), client, -1)
         return jnp.where(labelled, client, _deal_unlabelled(unlabelled_key, pool))
 
-    def bounds(facts: Facts) -> Bounds:
-        return Bounds(0, _equal_bounds(facts).largest)
-
-    return Partition(assign, bounds)
+    return Partition(assign, lambda facts: Bounds(0, _equal_bounds(facts).largest))
 
 
 PARTITIONS: Registry[Partition] = Registry(

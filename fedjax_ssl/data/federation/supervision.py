@@ -177,23 +177,19 @@ def per_client(labels: int, class_balanced: bool = False) -> Supervision:
             classes that the client has, the odd ones to random classes.
     """
     check_whole_numbers(labels=labels)
-
-    def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
-        return _rank_in_client(key, holdings, class_balanced) < labels
-
-    return Supervision(keep, lambda sizes, keeping, num_classes: labels, lambda size, keeping: min(labels, size))
+    return Supervision(
+        lambda key, holdings: _rank_in_client(key, holdings, class_balanced) < labels,
+        lambda sizes, keeping, num_classes: labels,
+        lambda size, keeping: min(labels, size),
+    )
 
 
 def per_class(labels: int) -> Supervision:
     """`labels` labels of every class at every client, as far as the client has that class."""
     check_whole_numbers(labels=labels)
-
-    def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
-        return rank_within(key, holdings.cell) < labels
-
     # Fewest labels are kept where all of a client's examples are of one class.
     return Supervision(
-        keep,
+        lambda key, holdings: rank_within(key, holdings.cell) < labels,
         lambda sizes, keeping, num_classes: labels * num_classes,
         lambda size, keeping: min(labels, size),
     )
