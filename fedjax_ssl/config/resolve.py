@@ -1,11 +1,12 @@
 """From a config as a file and the command line left it to one that is checked and complete."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import ml_collections
+from flax.traverse_util import flatten_dict
 
 from fedjax_ssl import methods
 from fedjax_ssl.config.errors import ConfigError, ConfigNote, naming
@@ -93,9 +94,8 @@ def replace_numbers(config: ml_collections.ConfigDict, numbers: Mapping[str, Any
         ConfigError: there is no such field, or it is not a real number, so that it decides shapes or code.
     """
     replaced = config.to_dict()
-    known = sorted(
-        name for name in _fields(replaced) if name.split(".")[0] in _TRACEABLE and isinstance(get(config, name), float)
-    )
+    real = {name for name, value in flatten_dict(replaced, sep=".").items() if isinstance(value, float)}
+    known = sorted(name for name in real if name.split(".")[0] in _TRACEABLE)
     for field, value in numbers.items():
         if field not in known:
             raise ConfigError(f"hyperparameter {field!r} is no real-valued setting of this config; these are: {known}")
@@ -180,21 +180,13 @@ def _check_prediction(config: ml_collections.ConfigDict) -> None:
 
 def _refuse_unknown(config: ml_collections.ConfigDict) -> None:
     """A config file may unlock the config, to set options of its own choices, and misspell a field."""
-    known = {field for field in _fields(default().to_dict()) if not field.startswith("method.")}
+    known = {field for field in flatten_dict(default().to_dict(), sep=".") if not field.startswith("method.")}
     for method in (*methods.available(), config.method.name):
         known |= {f"method.{setting}" for setting in ("name", *methods.settings(method))}
     for section, registry in CHOICES.items():
         with naming(section):
             known |= {f"{section}.{option}" for option in registry.options(config[section].name)}
-    for field in _fields(config.to_dict()):
+    for field in flatten_dict(config.to_dict(), sep="."):
         if field not in known:
             hint = did_you_mean(f"config.{field}", [f"config.{name}" for name in known])
             raise ConfigError(f"config.{field} is no field of a config.{hint}")
-
-
-def _fields(config: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    for name, value in config.items():
-        if isinstance(value, dict):
-            yield from _fields(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name

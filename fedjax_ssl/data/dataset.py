@@ -79,22 +79,15 @@ def _as_ids(name: str, values: Any, length: int) -> np.ndarray:
 class Split:
     """Examples of one split. Other integer and float widths are converted; anything else is refused.
 
-    Attributes:
-        x: uint8 images [n, H, W, C] as stored, or float32 features [n, ...]; all values finite.
-        y: int32 [n], class of each example, -1 = no label exists.
-        client: int32 [n], natural client (writer, centre, patient) of each example, or None.
-        coarse: int32 [n], label of each example in a second, mostly coarser space, -1 = none exists; or None.
-        set: int32 [n], the set of each example, numbered from 0 within its natural client, -1 = in none; or None.
-
     Raises:
         ValueError: shapes, types or values that do not fit; names the field.
     """
 
-    x: np.ndarray
-    y: np.ndarray
-    client: np.ndarray | None = None
-    coarse: np.ndarray | None = None
-    set: np.ndarray | None = None
+    x: np.ndarray  # uint8 images [n, H, W, C] as stored, or float32 features [n, ...]; all values finite
+    y: np.ndarray  # int32 [n], class of each example, -1 = no label exists
+    client: np.ndarray | None = None  # int32 [n], natural client (writer, centre, patient) of each example
+    coarse: np.ndarray | None = None  # int32 [n], label in a second, mostly coarser space, -1 = none exists
+    set: np.ndarray | None = None  # int32 [n], numbered from 0 within the natural client, -1 = in none
 
     def __post_init__(self) -> None:
         x = _as_inputs(self.x)
@@ -117,38 +110,26 @@ class Split:
 class Dataset:
     """A named dataset: what `load` returns and `federate` cuts into clients.
 
-    Attributes:
-        name: the name it was loaded by.
-        train: training examples, at least one.
-        test: test examples of the same shape, or None where the source has no split of its own.
-        class_names: K names; class k is labelled k.
-        client_names: names of the natural clients; client i of both splits is client_names[i].
-        input_max: the stored value that maps to 1.0.
-        mean: per channel of images or feature of vectors (or one for all), on the scale where input_max is 1.0; None:
-            not known; (0,) and a deviation of (1,): inputs are not standardized, by convention.
-        std: like mean, positive.
-        coarse_names: names of the J labels of `Split.coarse`, where there are such labels.
-        correspondence: [J, K], P(coarse label | class), columns sum to 1; None: nobody knows it.
-        set_shares: [G, O, K], class shares of the sets of the G natural clients that have training examples, in
-            increasing order of client; rows sum to 1, or are 0 on padding. None: nobody knows them.
-        extra: source-specific facts, such as the options it was made with.
-
     Raises:
         ValueError: parts that do not fit together; names the field.
     """
 
-    name: str
-    train: Split
-    test: Split | None
-    class_names: tuple[str, ...]
-    client_names: tuple[str, ...] | None = None
-    input_max: float = 255.0
+    name: str  # it was loaded by
+    train: Split  # at least one example
+    test: Split | None  # examples of the same shape, or None where the source has no split of its own
+    class_names: tuple[str, ...]  # K names; class k is labelled k
+    client_names: tuple[str, ...] | None = None  # of the natural clients; client i of both splits is client_names[i]
+    input_max: float = 255.0  # the stored value that maps to 1.0
+    # Per channel of images or feature of vectors (or one for all), on the scale where input_max is 1.0; None: not
+    # known; a mean of (0,) and a deviation of (1,): inputs are not standardized, by convention.
     mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    coarse_names: tuple[str, ...] | None = None
-    correspondence: np.ndarray | None = None
+    std: tuple[float, ...] | None = None  # positive
+    coarse_names: tuple[str, ...] | None = None  # of the J labels of `Split.coarse`, where there are such labels
+    correspondence: np.ndarray | None = None  # [J, K], P(coarse label | class), columns sum to 1; None: nobody knows it
+    # [G, O, K], class shares of the sets of the G natural clients that have training examples, in increasing order of
+    # client; rows sum to 1, or are 0 on padding. None: nobody knows them.
     set_shares: np.ndarray | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)  # source-specific, such as the options it was made with
 
     def __post_init__(self) -> None:
         if len(self.train) == 0:

@@ -26,9 +26,7 @@ def clients_of(data: FederatedData, ids: Int[Array, " p"], valid: Bool[Array, " 
         everybody = replace(weak, prior=jnp.broadcast_to(weak.prior, (data.num_clients, *weak.prior.shape)))
         weak = jax.tree.map(lambda table: table[ids], everybody)
         weak = replace(
-            weak,
-            labels=jnp.where(real, weak.labels, -1),
-            num_examples=jnp.where(present, weak.num_examples, 0),
+            weak, labels=jnp.where(real, weak.labels, -1), num_examples=jnp.where(present, weak.num_examples, 0)
         )
     return Client(
         ids,

@@ -12,18 +12,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fedjax_ssl.checks import check_weights
-from fedjax_ssl.federated.optimizers import (
-    FederatedOptimizer,
-    Grouped,
-    Local,
-    Numbers,
-    Report,
-    Turn,
-    fedavg,
-    proximal,
-    weighted_change,
-    weighted_mean,
-)
+from fedjax_ssl.federated import optimizers
+from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Local, Numbers, Report, Turn
 
 PyTree = Any
 
@@ -55,18 +45,18 @@ def fednova(
         if not adaptive:
             norm = step_norm(steps, momentum, mu * local.learning_rate, nesterov=nesterov)
         shares = {g: jnp.where(norm > 0, w / jnp.where(norm > 0, norm, 1.0), 0.0) for g, w in local.weights.items()}
-        summed = weighted_change(local._replace(weights=shares)).summed
+        summed = optimizers.weighted_change(local._replace(weights=shares)).summed
         return Report({**summed, "weight": local.weights, "norm": {g: w * norm for g, w in local.weights.items()}})
 
     def apply(state: PyTree, anchor: Grouped, summed: PyTree, turn: Turn) -> tuple[Grouped, PyTree]:
-        norm, change = (weighted_mean(summed[name], summed["weight"]) for name in ("norm", "change"))
+        norm, change = (optimizers.weighted_mean(summed[name], summed["weight"]) for name in ("norm", "change"))
         moved = {g: jax.tree.map(lambda w, d, n=norm[g]: w + n * d, anchor[g], change[g]) for g in anchor}
         return moved, state
 
     def sends(params: Grouped) -> Numbers:
         return Numbers(down=0, up=1)  # ||a_i||_1
 
-    return fedavg()._replace(correct=proximal(mu), report=report, apply=apply, sends=sends)
+    return optimizers.fedavg()._replace(correct=optimizers.proximal(mu), report=report, apply=apply, sends=sends)
 
 
 def step_norm(

@@ -11,16 +11,8 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from fedjax_ssl.checks import check_weights
-from fedjax_ssl.federated.optimizers import (
-    FederatedOptimizer,
-    Grouped,
-    Local,
-    Numbers,
-    Report,
-    Turn,
-    weighted_change,
-    weighted_mean,
-)
+from fedjax_ssl.federated import optimizers
+from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Local, Numbers, Report, Turn
 
 PyTree = Any
 
@@ -57,14 +49,14 @@ def scaffold(server_learning_rate: float | Array = 1.0) -> FederatedOptimizer:
         moved = trained & (distance > 0)  # a rate of 0 says nothing about the gradient
         scale = jnp.where(moved, 1.0 / jnp.where(moved, distance, 1.0), 0.0)
         update = jax.tree.map(lambda w, w0: scale * (w0 - w), local.params, local.anchor)  # mean of a local step
-        summed = {**weighted_change(local).summed, "update": update, "moved": moved.astype(scale.dtype)}
+        summed = {**optimizers.weighted_change(local).summed, "update": update, "moved": moved.astype(scale.dtype)}
         variate = jax.tree.map(
             lambda u, difference, old: jnp.where(moved, u - difference, old), update, local.received, local.kept
         )
         return Report(summed, variate)
 
     def apply(state: PyTree, anchor: Grouped, summed: PyTree, turn: Turn) -> tuple[Grouped, PyTree]:
-        change = weighted_mean(summed["change"], summed["weight"])
+        change = optimizers.weighted_mean(summed["change"], summed["weight"])
         params = jax.tree.map(lambda w, d: w + server_learning_rate * d, anchor, change)
         # c_i+ - c_i is the mean update less c.
         variate = jax.tree.map(

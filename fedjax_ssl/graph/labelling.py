@@ -62,11 +62,10 @@ def xclp(
 ) -> Propagation:
     """Labels all points of all clients by propagation over one graph (XCLP, Algorithm 1).
 
-    Labelled points keep their own label with confidence 1; `scores` still holds what was propagated. A point
-    that no label reaches (isolated, in a component without labels, or more edges away from any label than
-    conjugate gradients took iterations) gets label -1, confidence 0 and valid False, and so does a row with
-    NaN or infinity that comes in under a trace. A zero row has no angle and is isolated. Labels out of range
-    count as none under a trace.
+    Labelled points keep their own label with confidence 1; `scores` still holds what was propagated. A point that no
+    label reaches (isolated, in a component without labels, or more edges away from any label than conjugate gradients
+    took iterations) gets label -1, confidence 0 and valid False, and so does a row with NaN or infinity that comes in
+    under a trace. A zero row has no angle and is isolated. Labels out of range count as none under a trace.
 
     Args:
         key: typed key of the projections, one per call.

@@ -61,8 +61,7 @@ def nearest_neighbors(
         valid: [n], False for rows that neither have nor are neighbours (padding). None: all are valid.
         kernel: "popcount" (exclusive or and population count), "matmul" (int8 products) or "auto": the
             first on CPUs, the second elsewhere. The result is the same.
-        mesh: the devices to share the rows among; all its axes together count as one list of devices.
-            None: one device.
+        mesh: the devices to share the rows among; all its axes together count as one list of devices. None: one device.
 
     Returns:
         Neighbors, [n, k] each; with a mesh, whole on each of its devices.

@@ -57,8 +57,7 @@ def solve(
         graph: from `build_graph`, n points.
         label_matrix: [n, c] right-hand sides.
         alpha: in [0, 1).
-        solver: "cholesky" (dense, O(n^2) memory), "conjugate_gradient" (O(n k)), or "auto": Cholesky up
-            to 512 points.
+        solver: "cholesky" (dense, O(n^2) memory), "conjugate_gradient" (O(n k)), or "auto": Cholesky up to 512 points.
         tolerance: of conjugate gradients, on ||r|| / ||b|| of every column; None: 1e-6 in float32 and
             1e-12 in float64.
         max_iterations: of conjugate gradients.

@@ -21,22 +21,16 @@ class CNN13(Network):
     """Nine convolutions in three stages, two 2x2 max-pools with dropout, global average, one affine map.
 
     Each convolution has a bias and weight normalisation and is followed by the norm layer and LeakyReLU(0.1);
-    the head is weight-normalised too. The feature has 128 values. 3,125,908 parameters for 32x32x3 and 10 classes
+    the heads are weight-normalised too. The feature has 128 values. 3,125,908 parameters for 32x32x3 and 10 classes
     with batch norm. Images of 12x12 or more. Weights and biases start as PyTorch's defaults, lengths g as ||v||.
 
     Source: XCLP section 5, "FedAvg+XCLP", CIFAR network.
-
-    Attributes:
-        norm: "bn", "gn" or "none".
-        dropout_rate: after each max-pool, 0 turns it off.
-        aux_head: add a second, weight-normalised affine map of the feature.
-        lowering: how the convolutions are computed, see `conv2d`.
     """
 
-    norm: str = "bn"
-    dropout_rate: float = 0.5
+    norm: str = "bn"  # or "gn" or "none"
+    dropout_rate: float = 0.5  # after each max-pool, 0 turns it off
     normalize_features: bool = True
-    lowering: str = "auto"
+    lowering: str = "auto"  # how the convolutions are computed, see `conv2d`
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
@@ -47,13 +41,6 @@ class CNN13(Network):
                 x = Dropout(self.dropout_rate, name=f"dropout{stage - 1}")(x, train)
             for layer, (filters, size, padding) in enumerate(layers, 1):
                 place = f"{stage}_{layer}"
-                x = Conv(
-                    filters,
-                    size,
-                    padding=padding,
-                    weight_norm=True,
-                    lowering=self.lowering,
-                    name=f"conv{place}",
-                )(x)
+                x = Conv(filters, size, 1, padding, weight_norm=True, lowering=self.lowering, name=f"conv{place}")(x)
                 x = nn.leaky_relu(Norm(self.norm, name=f"norm{place}")(x, train, mask), 0.1)
         return self.scores(jnp.mean(x, (1, 2)), weight_norm=True)

@@ -66,23 +66,17 @@ class Trunk(nn.Module):
 class ResNet8(Network):
     """The embedding network of ProtoFSSL: 6,565,760 parameters, 512 features, no class scores.
 
-    For methods that score classes by the distance to prototypes; `Outputs.logits` has no column. Convolutions start
-    LeCun normal (truncated), biases zero. Batch norm has epsilon 1e-3 and running statistics in which a batch weighs
-    0.01, as Keras has them.
+    For methods that score classes by the distance to prototypes; `Outputs.logits` has no column, no layer depends on
+    `num_classes`, and `aux_head` cannot be had. Convolutions start LeCun normal (truncated), biases zero. Batch norm
+    has epsilon 1e-3 and running statistics in which a batch weighs 0.01, as Keras has them.
 
     Images of 8x8 to 95x95 are pooled by 2, 2, 2, larger ones by 3, 2, 4; the last pool always takes the whole map.
 
     Source: Kim et al., ProtoFSSL, arXiv 2205.13921, appendix, and its public code.
-
-    Attributes:
-        num_classes: K, of the data; no layer depends on it.
-        norm: "none", "bn", "gn" or "sbn", batch norm whose running statistics are those of the last batch.
-        aux_head: not there, as there is no head.
-        lowering: how the convolutions are computed, see `conv2d`.
     """
 
-    norm: str = "none"
-    lowering: str = "auto"
+    norm: str = "none"  # or "bn", "gn" or "sbn", batch norm whose running statistics are those of the last batch
+    lowering: str = "auto"  # how the convolutions are computed, see `conv2d`
 
     has_class_scores = False
 
@@ -102,14 +96,10 @@ class ResNet9(Network):
     """`ResNet8` and a dense head: 6,570,890 parameters for ten classes; the network of ProtoFSSL's baselines.
 
     The head starts Glorot uniform.
-
-    Attributes:
-        norm: "none", "bn", "gn" or "sbn", batch norm whose running statistics are those of the last batch.
-        lowering: how the convolutions are computed, see `conv2d`.
     """
 
-    norm: str = "none"
-    lowering: str = "auto"
+    norm: str = "none"  # or "bn", "gn" or "sbn", batch norm whose running statistics are those of the last batch
+    lowering: str = "auto"  # how the convolutions are computed, see `conv2d`
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:

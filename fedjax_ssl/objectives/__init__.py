@@ -37,6 +37,6 @@ from fedjax_ssl.objectives.prototypes import (
     helper_pseudo_labels,
     mean_prototypes,
     prototype_log_probs,
+    sharpen,
 )
-from fedjax_ssl.objectives.sharpening import sharpen
 from fedjax_ssl.objectives.virtual_adversarial import vat_direction, vat_loss, vat_rampup

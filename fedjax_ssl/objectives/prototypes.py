@@ -94,6 +94,24 @@ def fill_missing_prototypes(
     return jnp.where(present[:, :, None], prototypes, means), known
 
 
+def sharpen(probs: Float[Array, "n K"], temperature: float | Float[Array, ""]) -> Float[Array, "n K"]:
+    """p_k^(1/T) / sum_k' p_k'^(1/T): T = 1 changes nothing, T -> 0 is the arg max.
+
+    Computed in log space, so that small T does not underflow; a probability of 0 stays 0 and gets no gradient.
+
+    Args:
+        probs: probabilities, a row per example; rows need not sum to 1.
+        temperature: T, positive.
+
+    Raises:
+        ValueError: a known temperature that is not positive.
+    """
+    check_numbers("(0, inf)", temperature=temperature)
+    positive = probs > 0
+    log_probs = jnp.log(jnp.where(positive, probs, jnp.ones_like(probs)))
+    return jax.nn.softmax(jnp.where(positive, log_probs / temperature, most_negative(probs)))
+
+
 def helper_pseudo_labels(
     embeddings: Float[Array, "n d"],
     helper_prototypes: Float[Array, "H K d"],

@@ -60,15 +60,8 @@ def plot_curves(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike, *, t
             rounds, values = zip(*points, strict=True)
             if panel.unit == "B":
                 values = tuple(itertools.accumulate(0.0 if math.isnan(value) else value for value in values))
-            marker = "o" if len(points) <= 25 else ""
-            axes.plot(
-                rounds,
-                [scale * value for value in values],
-                color=color,
-                marker=marker,
-                markersize=3.5,
-                label=_label(name),
-            )
+            scaled, marker = [scale * value for value in values], "o" if len(points) <= 25 else ""
+            axes.plot(rounds, scaled, color=color, marker=marker, markersize=3.5, label=_label(name))
         axes.set_title(panel.title, loc="left", fontsize=11, fontweight="bold")
         axes.set_xlabel("round")
         axes.set_xlim(0, 1.02 * max(row["round"] for row in rows))  # the same for all panels

@@ -62,8 +62,7 @@ def _sync_folder(folder: Path) -> None:
 def plain_value(value: Any) -> Any:
     """Turns NumPy and JAX scalars, tuples and paths into what JSON knows.
 
-    A 16 or 32 bit float becomes the shortest decimal that reads back as the same value (0.1, not
-    0.10000000149011612).
+    A 16 or 32 bit float becomes the shortest decimal that reads back as the same value (0.1, not 0.10000000149011612).
 
     Args:
         value: None, a bool, number, string, path, array with one element, or lists and mappings of these.

@@ -114,8 +114,7 @@ class Progress(Closing):
 
         Args:
             round: finished rounds.
-            row: metric row; of it are shown "test_accuracy", "pseudo_label_accuracy" and
-                "client_updates_per_second".
+            row: metric row; of it are shown "test_accuracy", "pseudo_label_accuracy" and "client_updates_per_second".
         """
         left = self._time_left(round)
         values = ", ".join(

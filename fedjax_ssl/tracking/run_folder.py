@@ -43,8 +43,7 @@ class RunFolder(Closing):
         Raises:
             FolderLocked: another process works here.
             ConfigMismatch: the stored config differs; the message lists every field.
-            RunFolderError: no folder can be here, the stored config cannot be read, or results lie here
-                without one.
+            RunFolderError: no folder can be here, the stored config cannot be read, or results lie here without one.
         """
         self.path = Path(path)
         self.config_file = self.path / "config.json"

@@ -37,8 +37,7 @@ class TensorBoardWriter:
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Takes one row."""
-        numbers = _numbers(row)
-        for name, value in numbers.items():
+        for name, value in _numbers(row).items():
             self._writer.add_scalar(name, value, global_step=row["round"])
 
     def close(self) -> None:

@@ -14,8 +14,7 @@ def rank_within(
 ) -> Int[Array, " N"]:
     """The place of every example in a random order of its group.
 
-    Random bits are drawn by position, so examples appended at the end, in no group, change nothing for the
-    others.
+    Random bits are drawn by position, so examples appended at the end, in no group, change nothing for the others.
 
     Args:
         key: typed PRNG key.
@@ -103,9 +102,8 @@ def level(
 ) -> Int[Array, " N"]:
     """Moves as few examples as possible so that every client has between `smallest` and `largest` of them.
 
-    Clients above the maximum give what is too much and clients below the minimum take what they miss; where
-    the two differ, the others give or take in proportion to what they can. Always ends, whatever the sizes
-    were.
+    Clients above the maximum give what is too much and clients below the minimum take what they miss; where the two
+    differ, the others give or take in proportion to what they can. Always ends, whatever the sizes were.
 
     Args:
         key: typed PRNG key.

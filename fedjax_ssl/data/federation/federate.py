@@ -91,8 +91,7 @@ def federate(
         partition_options: of the named partition.
         supervision: a name of `SUPERVISIONS`.
         supervision_options: of the named supervision, and `labelled_clients`, `which` for all of them.
-        test_clients: number of natural clients, drawn by key, kept out of training; their examples are the test
-            set.
+        test_clients: number of natural clients, drawn by key, kept out of training; their examples are the test set.
         left_out_client: this natural client, counted from 0 in the order of the dataset's clients, is kept out of
             training; all its examples, of both splits, are the test set.
         test_fraction: share of the labelled training examples that become the test set.

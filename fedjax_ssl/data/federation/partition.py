@@ -1,10 +1,9 @@
 """Who holds which training example.
 
-Every partition is written with ranks and counts instead of loops over examples, so that it can be traced: the
-same function runs on one key or inside `jit(vmap(...))` over many. Shapes: N training examples, C clients, K
-classes. Examples that are not in the pool (held out for test, validation or the server) get client -1;
-examples without a class label (label -1 in the dataset) are dealt evenly to all clients whatever the
-partition does with the classes.
+Every partition is written with ranks and counts instead of loops over examples, so that it can be traced: the same
+function runs on one key or inside `jit(vmap(...))` over many. Shapes: N training examples, C clients, K classes.
+Examples that are not in the pool (held out for test, validation or the server) get client -1; examples without a class
+label (label -1 in the dataset) are dealt evenly to all clients whatever the partition does with the classes.
 """
 
 import dataclasses
@@ -73,10 +72,9 @@ def natural() -> Partition:
         number = jnp.where(kept, jnp.cumsum(kept, dtype=jnp.int32) - 1, -1)
         return jnp.where(pool.available & (pool.natural >= 0), number[pool.natural], -1)
 
-    def bounds(facts: Facts) -> Bounds:
-        return Bounds(max(0, min(facts.natural_sizes) - facts.removed), max(facts.natural_sizes))
-
-    return Partition(assign, bounds)
+    return Partition(
+        assign, lambda facts: Bounds(max(0, min(facts.natural_sizes) - facts.removed), max(facts.natural_sizes))
+    )
 
 
 def iid() -> Partition:
@@ -101,10 +99,7 @@ def random() -> Partition:
         client = rank // jnp.maximum(size, 1)
         return jnp.where(pool.available & (client < pool.facts.num_clients), client, -1)
 
-    def bounds(facts: Facts) -> Bounds:
-        return Bounds(facts.least // facts.num_clients, facts.most // facts.num_clients)
-
-    return Partition(assign, bounds)
+    return Partition(assign, lambda facts: Bounds(facts.least // facts.num_clients, facts.most // facts.num_clients))
 
 
 def dirichlet(
@@ -160,12 +155,10 @@ def dirichlet(
 
 
 def dirichlet_balanced(alpha: float) -> Partition:
-    """Clients of equal size whose class mixes are drawn from Dir(alpha * class frequencies) (Hsu et al.,
-    2019).
+    """Clients of equal size whose class mixes are drawn from Dir(alpha * class frequencies) (Hsu et al., 2019).
 
-    Where the original lets clients draw in turn until classes run out, so that the last clients get
-    leftovers, all mixes are scaled together to the class totals and to equal sizes (iterative proportional
-    fitting).
+    Where the original lets clients draw in turn until classes run out, so that the last clients get leftovers, all
+    mixes are scaled together to the class totals and to equal sizes (iterative proportional fitting).
 
     Args:
         alpha: > 0, total concentration; small = uneven.
@@ -188,8 +181,7 @@ def dirichlet_balanced(alpha: float) -> Partition:
 
 
 def shards(shards_per_client: int = 2) -> Partition:
-    """Examples sorted by label and cut into equal shards; each client gets some at random (McMahan et al.,
-    2017).
+    """Examples sorted by label and cut into equal shards; each client gets some at random (McMahan et al., 2017).
 
     Args:
         shards_per_client: at least 1; a client sees about as many classes.
@@ -270,8 +262,7 @@ def circulant(shares: Sequence[float] = FEDMATCH_SHARES, balanced: int = 0) -> P
     ProtoFSSL, whose CIFAR-10 split is `balanced=5` with 5,400 training images of every class and 100 clients.
 
     Args:
-        shares: [K] non-negative, in any scale: weight of class k for a client of type t at offset (k - t) mod
-            K.
+        shares: [K] non-negative, in any scale: weight of class k for a client of type t at offset (k - t) mod K.
         balanced: number of examples of every class that every client is given first, as far as they go; in the
             papers these are the labelled ones.
     """
@@ -296,8 +287,7 @@ def circulant(shares: Sequence[float] = FEDMATCH_SHARES, balanced: int = 0) -> P
         table = matrix(facts)
         mass = table.sum(axis=0)
         table = np.where(mass > 0, table / np.where(mass > 0, mass, 1.0), 1.0 / facts.num_clients)
-        # One more per class than the exact quota covers the rounding; the evenly dealt part is at most
-        # `balanced`.
+        # One more per class than the exact quota covers the rounding; the evenly dealt part is at most `balanced`.
         sizes = np.ceil(table * np.asarray(facts.class_counts)).sum(axis=1) + facts.num_classes * balanced
         largest = int(sizes.max()) + -(-facts.num_unlabelled // facts.num_clients)
         return Bounds(0, min(largest, facts.most))
@@ -337,10 +327,7 @@ def majority(factor: float = 80.0) -> Partition:
         client = jnp.where(labelled & (client < num_clients), client, -1)
         return jnp.where(labelled, client, _deal_unlabelled(unlabelled_key, pool))
 
-    def bounds(facts: Facts) -> Bounds:
-        return Bounds(0, _equal_bounds(facts).largest)
-
-    return Partition(assign, bounds)
+    return Partition(assign, lambda facts: Bounds(0, _equal_bounds(facts).largest))
 
 
 PARTITIONS: Registry[Partition] = Registry(

@@ -107,8 +107,7 @@ def _weak_columns(data: FederatedData) -> dict[str, Int[np.ndarray, " C"]]:
 
 
 def plot_partition(data: FederatedData, path: str | os.PathLike[str], class_names: Sequence[str] | None = None) -> None:
-    """Draws client x class counts as circles, area ~ examples, with the labelled ones filled in, and saves
-    the picture.
+    """Draws client x class counts as circles, area ~ examples, with the labelled ones filled in, and saves the picture.
 
     Args:
         data: one federation, not traced.

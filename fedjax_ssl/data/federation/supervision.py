@@ -1,10 +1,9 @@
 """Which labels are seen, and by whom.
 
-A supervision hides labels after the data have been dealt; only "server" acts before, because its examples
-leave the clients. Only the rules that balance classes look at labels, as the person who prepares such a split
-would; "all", "fraction", "total" and "per_client" choose blindly among the examples that have a label. A
-client with fewer labels than asked for keeps all it has; `FederatedData.num_labelled` tells. Shapes: N
-training examples, C clients, K classes.
+A supervision hides labels after the data have been dealt; only "server" acts before, because its examples leave the
+clients. Only the rules that balance classes look at labels, as the person who prepares such a split would; "all",
+"fraction", "total" and "per_client" choose blindly among the examples that have a label. A client with fewer labels
+than asked for keeps all it has; `FederatedData.num_labelled` tells. Shapes: N training examples, C clients, K classes.
 """
 
 from collections.abc import Callable, Sequence
@@ -178,23 +177,19 @@ def per_client(labels: int, class_balanced: bool = False) -> Supervision:
             classes that the client has, the odd ones to random classes.
     """
     check_whole_numbers(labels=labels)
-
-    def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
-        return _rank_in_client(key, holdings, class_balanced) < labels
-
-    return Supervision(keep, lambda sizes, keeping, num_classes: labels, lambda size, keeping: min(labels, size))
+    return Supervision(
+        lambda key, holdings: _rank_in_client(key, holdings, class_balanced) < labels,
+        lambda sizes, keeping, num_classes: labels,
+        lambda size, keeping: min(labels, size),
+    )
 
 
 def per_class(labels: int) -> Supervision:
     """`labels` labels of every class at every client, as far as the client has that class."""
     check_whole_numbers(labels=labels)
-
-    def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
-        return rank_within(key, holdings.cell) < labels
-
     # Fewest labels are kept where all of a client's examples are of one class.
     return Supervision(
-        keep,
+        lambda key, holdings: rank_within(key, holdings.cell) < labels,
         lambda sizes, keeping, num_classes: labels * num_classes,
         lambda size, keeping: min(labels, size),
     )
@@ -254,10 +249,9 @@ def total(labels: int, class_balanced: bool = False) -> Supervision:
 def xclp_noniid(labels: int, classes: int = 5) -> Supervision:
     """XCLP's non-iid labels: each client has labels of `classes` classes only, while its data may hold all.
 
-    In every block of K consecutive clients one set of classes is drawn, and the clients of the block take its
-    K cyclic shifts, so that every class is labelled at equally many of them (FedAvg+XCLP, the CIFAR-10 splits
-    of the released code). Numbers per class differ by at most one; where a client lacks a class its other
-    drawn classes stand in.
+    In every block of K consecutive clients one set of classes is drawn, and the clients of the block take its K cyclic
+    shifts, so that every class is labelled at equally many of them (FedAvg+XCLP, the CIFAR-10 splits of the released
+    code). Numbers per class differ by at most one; where a client lacks a class its other drawn classes stand in.
 
     Args:
         labels: labels of each client that keeps labels, at least 1.

@@ -36,8 +36,7 @@ def shift(pixels: int = 2, fill: Literal["reflect", "constant"] = "reflect", val
 
 
 def crop_flip(pixels: int = 4, fill: Literal["reflect", "constant"] = "reflect", value: float = 0.0) -> Augmentation:
-    """`shift`, then a horizontal flip of every second image on average: the CIFAR augmentation of
-    FedAvg+XCLP.
+    """`shift`, then a horizontal flip of every second image on average: the CIFAR augmentation of FedAvg+XCLP.
 
     Args:
         pixels: largest shift, >= 0 and smaller than the images.

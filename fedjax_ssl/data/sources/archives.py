@@ -28,9 +28,8 @@ def load_archive(
 ) -> Dataset:
     """Loads a published dataset.
 
-    Looked for, in this order: the converted form in `<root>/<name>/`, the original files in
-    `<root>/<name>/raw/`, the addresses in the catalogue. With `path` the original files are read from that
-    folder and nothing else is tried.
+    Looked for, in this order: the converted form in `<root>/<name>/`, the original files in `<root>/<name>/raw/`, the
+    addresses in the catalogue. With `path` the original files are read from that folder and nothing else is tried.
 
     Args:
         archive: the catalogue entry.

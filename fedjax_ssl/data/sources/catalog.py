@@ -143,6 +143,11 @@ def _mnist(name: str, size: int, sha256: str) -> RemoteFile:
     return RemoteFile(f"{name}-ubyte.gz", tuple(f"{host}/{name}-ubyte.gz" for host in hosts), size, sha256)
 
 
+def _cifar(name: str, size: int, sha256: str) -> RemoteFile:
+    file = f"{name}-binary.tar.gz"
+    return RemoteFile(file, (f"https://www.cs.toronto.edu/~kriz/{file}",), size, sha256)
+
+
 MNIST = Archive(
     name="mnist",
     description="70,000 handwritten digits, 28x28x1, 10 classes; downloaded, 12 MB",
@@ -159,14 +164,7 @@ MNIST = Archive(
 CIFAR10 = Archive(
     name="cifar10",
     description="60,000 photographs, 32x32x3, 10 classes; downloaded, 170 MB",
-    files=(
-        RemoteFile(
-            "cifar-10-binary.tar.gz",
-            ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
-            170_052_171,
-            "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-        ),
-    ),
+    files=(_cifar("cifar-10", 170_052_171, "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"),),
     read=read_cifar10,
     terms="no licence stated; cite Krizhevsky (2009), Learning Multiple Layers of Features from Tiny Images",
 )
@@ -174,14 +172,7 @@ CIFAR10 = Archive(
 CIFAR100 = Archive(
     name="cifar100",
     description="60,000 photographs, 32x32x3, 100 classes in 20 superclasses; downloaded, 169 MB",
-    files=(
-        RemoteFile(
-            "cifar-100-binary.tar.gz",
-            ("https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",),
-            168_513_733,
-            "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-        ),
-    ),
+    files=(_cifar("cifar-100", 168_513_733, "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"),),
     read=read_cifar100,
     terms="no licence stated; cite Krizhevsky (2009), Learning Multiple Layers of Features from Tiny Images",
 )

@@ -1,10 +1,9 @@
 """`digits`: 1,797 real handwritten digits by 14 natural writers, inside the package.
 
-The images are the test part of "Optical Recognition of Handwritten Digits" (E. Alpaydin and C. Kaynak, UCI
-Machine Learning Repository, 1998), in the form scikit-learn ships. Licence: UCI is said to offer it under
-CC BY 4.0, which the dataset's page (number 80 there) has to confirm before a release; scikit-learn's copy
-names UCI as its source and states no terms of its own. Cite Alpaydin and Kaynak (1998), Cascading
-Classifiers, Kybernetika.
+The images are the test part of "Optical Recognition of Handwritten Digits" (E. Alpaydin and C. Kaynak, UCI Machine
+Learning Repository, 1998), in the form scikit-learn ships. Licence: UCI is said to offer it under CC BY 4.0, which the
+dataset's page (number 80 there) has to confirm before a release; scikit-learn's copy names UCI as its source and states
+no terms of its own. Cite Alpaydin and Kaynak (1998), Cascading Classifiers, Kybernetika.
 """
 
 from importlib import resources
@@ -13,9 +12,8 @@ import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset, Split
 
-# Every writer filled in a form with the same 130 digits in the same order. The label sequence repeats that
-# form 14 times, with 0 to 8 digits missing or doubled, so aligning it with the form gives where each one
-# starts.
+# Every writer filled in a form with the same 130 digits in the same order. The label sequence repeats that form 14
+# times, with 0 to 8 digits missing or doubled, so aligning it with the form gives where each one starts.
 FORM_STARTS = (0, 130, 256, 386, 516, 646, 776, 906, 1029, 1157, 1287, 1415, 1545, 1667)
 
 

@@ -74,10 +74,9 @@ def fetch(
 ) -> Path:
     """Downloads one file from the first mirror that has it.
 
-    The bytes go to a `.part` file beside `dest`, which is renamed only when length and digest are right. An
-    address that does not resolve, answers 4xx or gives wrong bytes is left at once; 5xx, broken and silent
-    connections are tried three times. Without a known digest, the digest of what came is written to
-    `<dest>.sha256`.
+    The bytes go to a `.part` file beside `dest`, which is renamed only when length and digest are right. An address
+    that does not resolve, answers 4xx or gives wrong bytes is left at once; 5xx, broken and silent connections are
+    tried three times. Without a known digest, the digest of what came is written to `<dest>.sha256`.
 
     Args:
         urls: one address or several mirrors of the same file.

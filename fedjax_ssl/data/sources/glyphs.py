@@ -1,9 +1,8 @@
 """`glyphs`: a rendered stand-in shaped like FEMNIST, for work without a download.
 
-62 classes in FEMNIST's order, 28x28 grey images, natural clients that differ in how they write, the same
-share of digits and a similar spread of examples per client. Every image is drawn from our own strokes by a
-random writer. It has FEMNIST's shapes, skew and look-alikes, not its content: **never report accuracies on it
-as FEMNIST's.**
+62 classes in FEMNIST's order, 28x28 grey images, natural clients that differ in how they write, the same share of
+digits and a similar spread of examples per client. Every image is drawn from our own strokes by a random writer. It has
+FEMNIST's shapes, skew and look-alikes, not its content: **never report accuracies on it as FEMNIST's.**
 """
 
 from functools import partial
@@ -52,9 +51,8 @@ def load_glyphs(
 ) -> Dataset:
     """Draws the set, or opens it if these options were drawn before.
 
-    The first writers of a larger set are the writers of a smaller one with the same seed and `examples`. Each
-    writer's examples are split 90 / 10 into train and test, as FEMNIST's are. Backends may round single grey
-    values differently.
+    The first writers of a larger set are the writers of a smaller one with the same seed and `examples`. Each writer's
+    examples are split 90 / 10 into train and test, as FEMNIST's are. Backends may round single grey values differently.
 
     Args:
         root: folder of all datasets; default $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl.
