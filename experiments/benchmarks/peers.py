@@ -66,7 +66,7 @@ def make_plan(name: str, rounds: int) -> Plan:
     import jax
 
     from fedjax_ssl.experiment import Experiment, federate
-    from fedjax_ssl.federated import Client, labelled_epochs
+    from fedjax_ssl.federated import Client, Now, labelled_epochs
     from fedjax_ssl.federated.cohort import sample_cohort
     from fedjax_ssl.keys import named_key
 
@@ -93,11 +93,12 @@ def make_plan(name: str, rounds: int) -> Plan:
             federation.num_labelled[cohort.ids],
             federation.num_examples[cohort.ids],
             sent={},
-            variates=(),
+            received=(),
         )
         client_keys = jax.vmap(jax.random.fold_in, (None, 0))(named_key(round_key, "client"), clients.id)
         batch_keys = jax.vmap(lambda k: named_key(k, "batches"))(client_keys)
-        return clients.index, jax.vmap(sampler.schedule)(batch_keys, clients)
+        now = Now(number)
+        return clients.rows, jax.vmap(lambda k, client: sampler.schedule(k, client, now))(batch_keys, clients)
 
     drawn = []
     for number in range(rounds):

@@ -154,7 +154,7 @@ def test_epochs_go_over_the_examples_between_class_labels_and_nothing():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"finetune": "body"}, "finetune is 'body'; allowed: all, head"),
+        ({"finetune": "body"}, "finetune is 'body'. Allowed: all, head"),
         ({"coarse_rounds": 0}, "coarse_rounds is 0; it must be a whole number of at least 1"),
         ({"coarse_rounds": 1.5}, r"coarse_rounds is 1\.5; it must be"),
         ({"coarse_rounds": True}, "coarse_rounds is True"),

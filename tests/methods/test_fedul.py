@@ -148,9 +148,9 @@ def test_the_last_partial_batch_and_the_test_prior_can_be_left_out() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"surrogate_loss": "mse"}, "surrogate_loss is 'mse'; allowed: nll, ce_on_probs"),
+        ({"surrogate_loss": "mse"}, "surrogate_loss is 'mse'. Allowed: nll, ce_on_probs"),
         ({"l1": -1.0}, "l1 is -1.0"),
-        ({"temperature": 1.0}, "fedul has no setting 'temperature'"),
+        ({"temperature": 1.0}, "method 'fedul' has no option 'temperature'"),
     ],
 )
 def test_bad_settings_are_refused(options: dict[str, Any], message: str) -> None:

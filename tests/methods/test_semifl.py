@@ -324,8 +324,8 @@ def test_separate_passes_are_those_of_each_view_by_hand(name, views, norms):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mixup_alpha": 0.0}, "mixup_alpha is 0.0; it must be > 0"),
-        ({"mix_weight": -1.0}, "mix_weight is -1.0; it must be >= 0"),
+        ({"mixup_alpha": 0.0}, "mixup_alpha is 0.0; it must be a number above 0"),
+        ({"mix_weight": -1.0}, "mix_weight is -1.0; it must be a number of at least 0"),
         ({"server_epochs": 0}, "server_epochs is 0"),
         ({"server_batch_size": 0}, "server_batch_size is 0"),
     ],
