@@ -275,6 +275,7 @@ def gaussian_classes(seed: int) -> FederatedData:
     )
 
 
+@pytest.mark.thorough
 def test_coarse_labels_help_and_wrong_ones_harm():
     """Check 15: order and gap over five seeds."""
     data = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(gaussian_classes(seed) for seed in range(5)))

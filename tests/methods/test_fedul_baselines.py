@@ -223,6 +223,7 @@ def test_perturbed_passes_leave_the_running_batch_statistics_alone() -> None:
     assert float(optax.tree.norm(optax.tree.sub(moved, params))) > 1e-4
 
 
+@pytest.mark.thorough
 def test_padding_does_not_move_the_perturbation_in_a_network_with_batch_norm() -> None:
     """The weight is large, so that a wrong direction would show."""
     data = toy.weak_federation("sets")

@@ -79,6 +79,7 @@ def channels_alone(data: FederatedData, start: ServerState) -> Trained:
     return toy.run(jax.jit(method.round), KEY, start, data, 3)
 
 
+@pytest.mark.thorough
 def test_all_kinds_take_part_and_the_federation_is_learned(data: FederatedData, train: Callable[..., Trained]) -> None:
     assert data.kinds() == ("labels", "coarse", "sets")
     state, infos = train(data, 4)

@@ -140,7 +140,11 @@ class Oracle:
 
 @pytest.mark.parametrize(
     ("stop", "source"),
-    [pytest.param(False, "local_support", marks=pytest.mark.thorough), (True, "local_support"), (False, "global")],
+    [
+        pytest.param(False, "local_support", marks=pytest.mark.thorough),
+        (True, "local_support"),
+        pytest.param(False, "global", marks=pytest.mark.thorough),
+    ],
     ids=str,
 )
 def test_three_rounds_follow_the_formulas(float64, stop: bool, source: str) -> None:

@@ -286,7 +286,10 @@ SEEN = {"weak": jnp.asarray(NORMAL[0]), "strong": jnp.asarray(3.0 - NORMAL[1])}
 
 @pytest.mark.parametrize(
     ("name", "views", "norms"),
-    [("semifl", ("strong", "weak"), ("bn", "none")), ("fedmt", ("strong", "weak", "weak"), ("bn",))],
+    [
+        ("semifl", ("strong", "weak"), ("bn", "none")),
+        pytest.param("fedmt", ("strong", "weak", "weak"), ("bn",), marks=pytest.mark.thorough),
+    ],
 )
 def test_separate_passes_are_those_of_each_view_by_hand(name, views, norms):
     """One step on one batch of labels 0. An augmented batch is always the same, and so is a mixture of two."""

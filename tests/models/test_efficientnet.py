@@ -41,6 +41,7 @@ def exported(tmp_path_factory):
     return path
 
 
+@pytest.mark.thorough
 def test_values_are_torchvisions(exported):
     options = {"num_classes": 3, "input_shape": (40, 33, 3)}
     model = models.build("efficientnet_b0", **options, weights=str(exported))

@@ -20,10 +20,11 @@ def dataset() -> Dataset:
     return Dataset("made", Split(np.zeros((len(labels), 1), np.float32), labels), test, tuple("abcdefghij"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("partition", "sets", "used", "distinct", "mean_largest_share"),
     [
-        pytest.param("iid", 40, 2191, 1967, None, marks=pytest.mark.thorough),
+        ("iid", 40, 2191, 1967, None),
         ("majority", 40, 6128, 2002, 0.39),
     ],
 )
