@@ -38,7 +38,7 @@ class Registry(Generic[Built]):
         Args:
             kind: in words, for messages.
             builders: by name; with a line about the choice, where the beginning of its docstring is none.
-            leading: so many parameters at the front come from the package and are no options.
+            leading: number of parameters at the front that come from the package and are no options.
             given: names of further parameters that come from the package, by those builders that have them.
             common: options of every choice that are not its builder's, and their types.
         """

@@ -13,6 +13,7 @@ import ml_collections
 import numpy as np
 
 from fedjax_ssl import tracking
+from fedjax_ssl.federated import to_numbers
 from fedjax_ssl.train import make_train, over_seeds
 
 MISSING = "-"
@@ -32,7 +33,7 @@ def train_seeds(config: ml_collections.ConfigDict, seeds: Sequence[int]) -> tupl
     """
     keys = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
     states, metrics = jax.jit(over_seeds(make_train(config)))(keys)
-    return states, {name: np.asarray(values, np.float64) for name, values in metrics.items()}
+    return states, {name: values.astype(np.float64) for name, values in to_numbers(metrics).items()}
 
 
 def spread(shares: np.ndarray, sign: str = "") -> str:

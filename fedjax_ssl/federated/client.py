@@ -215,7 +215,7 @@ class _ClientRound:
         for group, terms in self.phases.items():
             after = self.one_phase(client, progress, number, group, terms, streams, named_key(step_key, group))
             views = _views(terms)
-            if len(self.phases) > 1 and views:
+            if views and (len(self.phases) > 1 or self.task.sampler.empty_steps):
                 # A group without a row in this step takes no step at all: no weight decay, no momentum.
                 rows = jnp.any(jnp.concatenate([view.real(streams) for view in views]))
                 after = jax.tree.map(lambda new, old, keep=rows: jnp.where(keep, new, old), after, progress)
@@ -328,7 +328,13 @@ class _ClientRound:
             result = result._replace(uploaded={**groups, **self.training.upload(result)})
             sent_up = {group: self.packings[group].pack(result.uploaded[group]) for group in self.shared}
         uploads = {term.name: term.client.collect(result) for term in self.task.terms}
-        weight = jnp.where(trained, self.task.weigh(client, uploads), 0.0)
+        wanted = self.task.weigh(client, uploads)
+        remembered = {term.name: term.client.remember(result) for term in self.task.terms if term.client.remember}
+        sound = jnp.isfinite(wanted)
+        for values in jax.tree.leaves(remembered):
+            sound = sound & jnp.all(jnp.isfinite(values))
+        finite, trained = finite & (sound | ~trained), trained & sound
+        weight = jnp.where(trained, wanted, 0.0)
         report = self.training.federated_optimizer.report(
             Local(
                 anchor={group: begin.params[group] for group in self.shared},
@@ -340,11 +346,10 @@ class _ClientRound:
                 kept=() if client.kept is None else client.kept.federated,
             )
         )
-        remembering = [term for term in self.task.terms if term.client.remember is not None]
         kept = Kept(
             params={group: end.params[group] for group in self.training.private},
             optimizer=end.optimizer if self.training.keep_optimizer else {},
-            terms={term.name: term.client.remember(result) for term in remembering},  # type: ignore[misc]
+            terms=remembered,
             federated=report.kept,
         )
         summed = {
@@ -361,7 +366,7 @@ class _ClientRound:
             "kept": kept,
             "uploads": uploads,
             "measured": {term.name: term.log.measure(result) for term in self.task.terms},
-            "counts": weight > 0,
+            "counts": trained,
         }
         return summed, stacked
 

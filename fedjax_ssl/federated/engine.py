@@ -62,8 +62,8 @@ def federated_method(
     Args:
         setup: model, optimizers, sizes.
         stages: run one after another; all but the last need `rounds`. The learning-rate schedule starts anew in each.
-        groups: parameter groups in the order in which a local step updates them. A group that has no row of a batch in
-            a step takes no step at all.
+        groups: parameter groups in the order in which a local step updates them. Of several, one that has
+            no row of a batch in a step takes no step at all.
         private: groups that every client keeps to itself and that are never averaged (FedRep's heads). The server's
             own training uses the common ones.
         split: a freshly initialized network's parameters -> parameters by group.
@@ -125,7 +125,7 @@ def federated_method(
                 for name, term in terms.items()
             },
             clients=first_kept(training, tuple(terms.values()), params, model_state, everyone),
-            server=_server_optimizer(training, stages, packed),
+            server=_server_optimizer(training, stages, pretraining, packed),
         )
         return state if pretraining is None else _pretrained(training, pretraining, key, state, data)
 
@@ -189,12 +189,15 @@ def _switch(
     traces = [jax.make_jaxpr(branch, return_shape=True)(*arguments) for branch in branches]
     infos = [shape[1] for _, shape in traces]
     missing = jnp.full((), jnp.nan, jnp.result_type(float))
-    names = sorted(set().union(*infos))
+    names, common = sorted(set().union(*infos)), set.intersection(*map(set, infos))
 
     def branch_of(trace: Any, shape: Any) -> Callable[..., tuple[ServerState, Metrics]]:
         def run(*leaves: Array) -> tuple[ServerState, Metrics]:
             state, info = jax.tree.unflatten(jax.tree.structure(shape), jaxpr_as_fun(trace)(*leaves))
-            return state, {name: info.get(name, missing) for name in names}
+            # What is missing in a stage is NaN there, so that it cannot be a whole number in another one.
+            return state, {
+                name: info[name] if name in common else info.get(name, missing).astype(missing.dtype) for name in names
+            }
 
         return run
 
@@ -227,12 +230,19 @@ def _pretrained(
     return jax.lax.fori_loop(jnp.int32(0), jnp.int32(pretraining.rounds), one_round, state)
 
 
-def _server_optimizer(training: LocalTraining, stages: tuple[Stage, ...], packed: Params) -> PyTree:
+def _server_optimizer(
+    training: LocalTraining, stages: tuple[Stage, ...], pretraining: Pretraining | None, packed: Params
+) -> PyTree:
     """State of the optimizer at the server, one per replica; nothing where it starts anew in every round."""
-    keeping = [stage.server for stage in stages if stage.server is not None and stage.server.keep_optimizer]
-    if not keeping:
+    servers = [*(stage.server for stage in stages), None if pretraining is None else pretraining.server]
+    counts = {max(server.members, 1) for server in servers if server is not None and server.keep_optimizer}
+    if not counts:
         return {}
-    count = max(max(server.members, 1) for server in keeping)
+    if len(counts) > 1:
+        raise ValueError(
+            f"the server keeps the state of its optimizer with {sorted(counts)} replicas; give it one number"
+        )
+    (count,) = counts
     state = {group: training.optimizer.init({group: arrays}) for group, arrays in packed.items()}
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *jnp.shape(x))), state)
 

@@ -52,7 +52,7 @@ class ServerState(NamedTuple):
     optimizer: PyTree  # state of the federated optimizer at the server
     terms: dict[str, PyTree]  # state of every term, by term name
     clients: Kept  # what every client keeps, leading axis C
-    server: PyTree  # state of the optimizer of training at the server by stage, where it lives on
+    server: PyTree  # state of the local optimizer at the server, where it lives on; leading axis: replicas
 
 
 class Client(NamedTuple):
@@ -289,10 +289,11 @@ class Perturbation(NamedTuple):
 class ClientKind(NamedTuple):
     """Clients that train otherwise than the rest of the cohort."""
 
-    members: Callable[[Client], Bool[Array, " p"]]  # clients, leading axis p -> who is of this kind
+    members: Callable[[Client], Bool[Array, " p"]]  # clients, leading axis p -> who is; the first kind counts
     terms: tuple[Term, ...]
     sampler: "Sampler"
     rate: Callable[[Client], Float[Array, ""]] | None = None  # client -> factor of its learning rate; None: 1
+    weigh: Callable[[Client, dict[str, PyTree]], Float[Array, ""]] | None = None  # as in `Stage`, with its own uploads
 
 
 class ServerTraining(NamedTuple):
@@ -301,7 +302,7 @@ class ServerTraining(NamedTuple):
     terms: tuple[Term, ...]
     sampler: "Sampler"
     when: tuple[str, ...] = ("after",)  # "before" the clients, "after" their models were averaged, or both
-    members: int = 0  # so many replicas train beside the clients instead and are members of the average
+    members: int = 0  # replicas that train beside the clients instead and are members of the average
     keep_optimizer: bool = False  # the state of its local optimizer lives on from round to round
 
 
@@ -317,7 +318,7 @@ class Stage(NamedTuple):
     rounds: int | None = None  # None: until the end
     count_labels: Callable[[Client], Array] = lambda clients: clients.num_labelled  # for the quota
     server: ServerTraining | None = None
-    kinds: tuple[ClientKind, ...] = ()  # clients of the cohort to whom `terms`, `sampler` and `rate` do not apply
+    kinds: tuple[ClientKind, ...] = ()  # clients of the cohort to whom `terms`, `sampler`, `rate`, `weigh` do not apply
     rate: Callable[[Client], Float[Array, ""]] | None = None  # client -> factor of its learning rate; None: 1
     weigh: Callable[[Client, dict[str, PyTree]], Float[Array, ""]] | None = None
     # ^ (client, uploads by term) -> its weight in the average; None: the run's weighting
@@ -338,3 +339,4 @@ class Sampler(NamedTuple):
 
     schedule: Callable[[Key[Array, ""], Client, Now], Schedule]
     reads_sent: bool = False  # the schedule depends on what terms sent, so that nothing is known of it before a round
+    empty_steps: bool = False  # a step may have no row; the parameters then stay, with several groups in any case

@@ -27,7 +27,6 @@ from fedjax_ssl.federated.method import (
     ServerState,
     ServerTraining,
     Stage,
-    Term,
     Validation,
 )
 from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Turn, fedavg
@@ -82,7 +81,7 @@ def run_round(
     key = jax.random.fold_in(named_key(run_key, "round"), state.round)
     everyone = all_clients(data)
     cohort = Cohort(jnp.zeros((0,), jnp.int32), jnp.zeros((0,), bool))
-    if stage.terms:
+    if stage.terms or stage.kinds:
         counts = stage.count_labels(everyone)
         size, quota = setup.cohort_size, stage.labelled_quota
         cohort = sample_cohort(named_key(key, "cohort"), counts, data.num_examples, size, quota)
@@ -110,7 +109,7 @@ def run_round(
         state, log = train_at_server(training, server, context(state), state, data, rate, "server before")
         logs.append(log)
     info: Metrics = {}
-    if stage.terms:
+    if stage.terms or stage.kinds:
         state, info, more = _train_clients(setup, training, stage, context(state), state, data, rate, execution)
         logs += more
     if server is not None and "after" in server.when:
@@ -154,16 +153,19 @@ def _train_clients(
     execution: Execution,
 ) -> tuple[ServerState, Metrics, list[Metrics]]:
     """Trains the cohort, kind by kind, and with it the server's replicas that are members of the average."""
-    assert stage.sampler is not None
-    weigh = stage.weigh or (lambda client, uploads: WEIGHTINGS[setup.weighting](client))
+
+    def weighting(client: Client, uploads: dict[str, PyTree]) -> Float[Array, ""]:
+        return WEIGHTINGS[setup.weighting](client)
+
     rest = jnp.ones_like(context.valid)
     works = []
     for kind in stage.kinds:
-        members = kind.members(context.clients)
+        members = rest & kind.members(context.clients)
         rest = rest & ~members
-        works.append((Task(kind.terms, kind.sampler, weigh, kind.rate), members))
-    task = Task(stage.terms, stage.sampler, weigh, stage.rate, stage.perturbation, stage.separate_passes)
-    works.insert(0, (task, rest))
+        works.append((Task(kind.terms, kind.sampler, kind.weigh or weighting, kind.rate), members))
+    if stage.sampler is not None:
+        more = stage.perturbation, stage.separate_passes
+        works.insert(0, (Task(stage.terms, stage.sampler, stage.weigh or weighting, stage.rate, *more), rest))
     placed = [
         _Work(task, members, partial(place_clients, execution, task.sampler, state, data)) for task, members in works
     ]
@@ -195,7 +197,10 @@ def _train(
     ids, kept = context.clients.id, context.clients.kept
     assert kept is not None
     turn = Turn(named_key(context.key, "federated"), state.round, ids, context.valid, data.num_clients, members)
-    received = optimizer.send(state.optimizer, kept.federated, turn)
+    # Replicas keep nothing: they send what clients before their first round would.
+    beside = jax.tree.map(lambda x: jnp.zeros((members, *x.shape[1:]), x.dtype), kept.federated)
+    everybody = jax.tree.map(lambda x, more: jnp.concatenate([x, more]), kept.federated, beside)
+    received = optimizer.send(state.optimizer, everybody if members else kept.federated, turn)
     clients = context.clients._replace(
         sent={name: message.own for name, message in sent.items()},
         received=jax.tree.map(lambda x: x[:size], received),
@@ -231,8 +236,7 @@ def _train(
 
     before = {group: packing(tree).pack(tree) for group, tree in state.params.items() if group not in training.private}
     moved, optimizer_state = optimizer.apply(state.optimizer, before, summed["optimizer"], turn)
-    weight = summed["weight"]
-    scale = jnp.where(weight > 0, 1.0 / jnp.where(weight > 0, weight, 1.0), 0.0)
+    _, scale = _mean_weight(summed)
     flat_state, unravel_state = ravel_pytree(state.model_state)
     after = state._replace(
         params={g: packing(tree).unpack(moved[g]) if g in moved else tree for g, tree in state.params.items()},
@@ -241,26 +245,48 @@ def _train(
         terms=states,
         clients=kept_table.write(state.clients, together.stacked["kept"], ids, counts),
     )
-    network = training.combine(state.params)
-    outcomes = {}
-    for term in terms:
-        # Where nobody trained, a local state is what it was at the start.
-        own = jax.tree.map(lambda x: x[0], kept.terms.get(term.name, ()))
-        fresh = term.client.start(states[term.name], network, state.model_state, own)
-        mean = jax.tree.map(
-            lambda total, old: jnp.where(weight > 0, scale * total, old.astype(total.dtype)).astype(old.dtype),
-            summed["local"][term.name],
-            fresh,
-        )
-        uploads = together.stacked["uploads"][term.name]
-        outcomes[term.name] = Outcome(context, sent[term.name], uploads, counts, mean, state, after)
+    outcomes: dict[str, Outcome] = {}
+    for work, result in zip(works, results, strict=True):
+        outcomes |= _outcomes(training, work, result, Outcome(context, Sent(), (), counts, (), state, after), sent)
     absorbed = {term.name: term.server.absorb(states[term.name], outcomes[term.name]) for term in terms}
     info = _work_done(summed) | {"clients": jnp.sum(context.valid, dtype=jnp.int32)}
-    info |= _bytes_sent(terms, outcomes, optimizer, before, flat_state.size)
+    info |= _bytes_sent(works, outcomes, optimizer, before, flat_state.size)
     truth = data.labels[context.clients.rows]
     for term in terms:
         info |= term.log.diagnose(outcomes[term.name], truth, together.stacked["measured"][term.name])
     return after._replace(terms={**states, **absorbed}), info, log
+
+
+def _outcomes(
+    training: LocalTraining, work: _Work, result: _Results, seen: Outcome, sent: dict[str, Sent]
+) -> dict[str, Outcome]:
+    """What the server sees for each term of one kind of clients; others of the cohort do not count."""
+    state, context = seen.before, seen.round
+    network, kept = training.combine(state.params), context.clients.kept
+    weight, scale = _mean_weight(result.summed)
+    outcomes = {}
+    for term in work.task.terms:
+        # Where nobody trained, a local state is what it was at the start.
+        own = () if kept is None else jax.tree.map(lambda x: x[0], kept.terms.get(term.name, ()))
+        fresh = term.client.start(seen.after.terms[term.name], network, state.model_state, own)
+        mean = jax.tree.map(
+            lambda total, old: jnp.where(weight > 0, scale * total, old.astype(total.dtype)).astype(old.dtype),
+            result.summed["local"][term.name],
+            fresh,
+        )
+        outcomes[term.name] = seen._replace(
+            sent=sent[term.name],
+            uploads=result.stacked["uploads"][term.name],
+            counts=result.stacked["counts"] & context.valid & work.members,
+            local=mean,
+        )
+    return outcomes
+
+
+def _mean_weight(summed: dict[str, Any]) -> tuple[Array, Array]:
+    """The sum of the clients' weights, and what sums are multiplied by for a mean; 0 where nothing has weight."""
+    weight = summed["weight"]
+    return weight, jnp.where(weight > 0, 1.0 / jnp.where(weight > 0, weight, 1.0), 0.0)
 
 
 def _join(results: list[_Results], works: list[_Work], before: Kept) -> _Results:
@@ -319,21 +345,24 @@ def _work_done(summed: dict[str, Any]) -> Metrics:
 
 
 def _bytes_sent(
-    terms: list[Term],
+    works: list[_Work],
     outcomes: dict[str, Outcome],
     optimizer: FederatedOptimizer,
     params: Grouped,
     state_size: int,
 ) -> Metrics:
-    """Bytes of the models, unless a term sends something in their place, and of everything beside them."""
-    clients = jnp.sum(next(iter(outcomes.values())).round.valid, dtype=jnp.int32)
+    """Bytes of the models, unless a term of the client's kind sends something in their place, and of all else."""
     beside = optimizer.sends(params)
     model = sum(values.size for values in jax.tree.leaves(params)) + state_size
-    traffic = [term.log.traffic(outcomes[term.name]) for term in terms]
-    down = count(clients, BYTES_PER_NUMBER * (model * all(t.model_down for t in traffic) + beside.down))
-    up = count(clients, BYTES_PER_NUMBER * (model * all(t.model_up for t in traffic) + beside.up))
-    for one in traffic:
-        down, up = down + one.down, up + one.up
+    down = up = count(0)
+    for work in works:
+        seen = [outcomes[term.name] for term in work.task.terms]
+        clients = jnp.sum(seen[0].round.valid & work.members, dtype=jnp.int32)
+        traffic = [term.log.traffic(one) for term, one in zip(work.task.terms, seen, strict=True)]
+        down += count(clients, BYTES_PER_NUMBER * (model * all(t.model_down for t in traffic) + beside.down))
+        up += count(clients, BYTES_PER_NUMBER * (model * all(t.model_up for t in traffic) + beside.up))
+        for one in traffic:
+            down, up = down + one.down, up + one.up
     return {"bytes_down": down, "bytes_up": up}
 
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
 from fedjax_ssl import federated
 from fedjax_ssl.federated import (
@@ -459,10 +460,47 @@ def test_two_kinds_of_clients_have_their_own_terms_steps_and_rates(float64) -> N
         terms=(pull("labelled", lambda step: jnp.asarray(1.0)),),
         sampler=toy.in_order("all", 4, 1),
     )
+    sparse = ForLog(traffic=lambda outcome: Traffic(federated.count(0), federated.count(1), model_up=False))
+    mean = AtServer(
+        init=lambda *_: jnp.zeros(2), absorb=lambda _, seen: jnp.stack([seen.local, jnp.sum(seen.counts).astype(float)])
+    )
+    ones = AtClient(start=lambda *_: jnp.ones(()), remember=lambda trained: jnp.ones(()), keep=lambda *_: jnp.zeros(()))
+    kind = kind._replace(
+        terms=(kind.terms[0]._replace(log=sparse, server=mean, client=ones),),
+        rate=lambda client: 0.5 + 0.5 * client.id.astype(float),
+    )
     method = method_of(data, pull("rest", lambda step: jnp.asarray(9.0)), kinds=(kind,), rate=lambda _: 0.5, steps=2)
     state, infos = after(method, data)
-    assert number(state) == pytest.approx((2 * 0.5 + 4 * 9 * (1 - 0.75**2)) / 6, rel=1e-12)
+    assert number(state) == pytest.approx((0.25 + 0.5 + 4 * 9 * (1 - 0.75**2)) / 6, rel=1e-12)
     assert infos[0]["local_steps"] == 2 + 4 * 2
+    # Each kind has its own mean, its own who counts and its own bytes, and remembers for itself.
+    np.testing.assert_array_equal(state.terms["labelled"], [1.0, 2.0])
+    np.testing.assert_array_equal(state.clients.terms["labelled"], [1, 1, 0, 0, 0, 0])
+    assert infos[0]["bytes_up"] == 4 * 4 + 1 and infos[0]["bytes_down"] == 6 * 4
+
+
+def test_a_weight_of_zero_keeps_what_was_learned_and_one_that_is_no_number_drops_the_client(float64) -> None:
+    """Client 0 weighs nothing and still trains its own head; client 1 weighs NaN and is dropped with all it has."""
+    data = toy.federation()
+    terms = pull("body", own_id, "w"), pull("head", lambda step: jnp.asarray(2.0), "head", "head")
+    weights = jnp.asarray([0.0, jnp.nan, 1.0, 1.0, 1.0, 1.0])
+    more = {"start": {"w": 0.0, "head": 0.0}, "private": ("head",), "weigh": lambda client, _: weights[client.id]}
+    state, infos = after(method_of(data, *terms, **more), data)
+    np.testing.assert_array_equal(np.ravel(state.clients.params["head"][0]), [1, 0, 1, 1, 1, 1])
+    assert number(state, "w") == pytest.approx(0.5 * np.mean([2, 3, 4, 5])) and infos[0]["dropped_clients"] == 1
+
+
+def test_private_parameters_do_not_depend_on_placement_devices_or_seeds_at_once() -> None:
+    data = toy.federation()
+    terms = pull("body", own_id, "w"), pull("head", own_id, "head", "head")
+    scaffold = {"federated_optimizer": federated.scaffold(), "keep_optimizer": True}
+    method = method_of(data, *terms, start={"w": 0.0, "head": 1.0}, private=("head",), cohort_size=4, **scaffold)
+    expected, _ = after(method, data, 2)
+    mesh = Mesh(np.array(jax.devices()[:2]), ("clients",))
+    shared, _ = after(toy.executed(method, mesh=mesh, placement="lanes", chunk_size=2), data, 2)
+    chex.assert_trees_all_close(shared, expected, rtol=1e-6)
+    restored = jax.tree.map(jnp.asarray, jax.device_get(expected))
+    chex.assert_trees_all_equal(toy.run(jax.jit(method.round), KEY, restored, data, 1)[0], after(method, data, 3)[0])
 
 
 def test_an_epoch_goes_over_what_a_round_chose() -> None:
