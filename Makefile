@@ -34,7 +34,7 @@ demo: setup  ## run the main job on the embedded digits from the start, curves i
 	@echo "numbers: $(DEMO)/metrics.csv, $(DEMO)/summary.json"
 
 test: setup  ## run the tests in two processes
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Runs over several processes take the cores for themselves: a process that waits too long for another one ends.
 SEVERAL_PROCESSES := tests/test_distributed.py tests/test_distributed_methods.py
