@@ -69,8 +69,6 @@ def merge(parts: list[tuple[Kept, Bool[Array, " p"]]], before: Kept) -> Kept:
         parts: by kind, (what the kind's clients keep, which slots are of that kind).
         before: what they kept so far, of which terms take the place that a kind does not have.
     """
-    if len(parts) == 1:
-        return parts[0][0]
     result = before
     for kept, members in parts:
         kept = kept._replace(terms={**before.terms, **{n: v for n, v in kept.terms.items() if n in before.terms}})

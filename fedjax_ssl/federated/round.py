@@ -197,10 +197,10 @@ def _train(
     ids, kept = context.clients.id, context.clients.kept
     assert kept is not None
     turn = Turn(named_key(context.key, "federated"), state.round, ids, context.valid, data.num_clients, members)
-    # Replicas keep nothing: they send what clients before their first round would.
-    beside = jax.tree.map(lambda x: jnp.zeros((members, *x.shape[1:]), x.dtype), kept.federated)
-    everybody = jax.tree.map(lambda x, more: jnp.concatenate([x, more]), kept.federated, beside)
-    received = optimizer.send(state.optimizer, everybody if members else kept.federated, turn)
+    everybody = kept.federated
+    if members:
+        everybody = jax.tree.map(lambda x, more: jnp.concatenate([x, more]), everybody, _nothing_kept(members, state))
+    received = optimizer.send(state.optimizer, everybody, turn)
     clients = context.clients._replace(
         sent={name: message.own for name, message in sent.items()},
         received=jax.tree.map(lambda x: x[:size], received),
@@ -290,7 +290,7 @@ def _mean_weight(summed: dict[str, Any]) -> tuple[Array, Array]:
 
 
 def _join(results: list[_Results], works: list[_Work], before: Kept) -> _Results:
-    """The results of all kinds of clients: each has summed and stacked zeros for clients of other kinds."""
+    """The results of all kinds of clients together; what a term sent or averaged stays with its kind's results."""
     if len(results) == 1:
         return results[0]
     summed: dict[str, Any] = {}
@@ -300,9 +300,7 @@ def _join(results: list[_Results], works: list[_Work], before: Kept) -> _Results
         "counts": jnp.stack([result.stacked["counts"] for result in results]).any(0),
         "kept": kept_table.merge([(r.stacked["kept"], w.members) for r, w in zip(results, works, strict=True)], before),
     }
-    summed["local"] = {name: total for result in results for name, total in result.summed["local"].items()}
-    for field in ("uploads", "measured"):
-        stacked[field] = {name: value for result in results for name, value in result.stacked[field].items()}
+    stacked["measured"] = {name: value for r in results for name, value in r.stacked["measured"].items()}
     return _Results(summed, stacked)
 
 
@@ -319,8 +317,8 @@ def _train_replicas(
     one = server_as_client(data)
     clients = jax.tree.map(lambda x: jnp.repeat(x, server.members, axis=0), one)
     kept = Kept({}, state.server if server.keep_optimizer else {}, {}, ())
-    federated = jax.tree.map(lambda x: jnp.zeros((server.members, *x.shape[1:]), x.dtype), state.clients.federated)
-    clients = clients._replace(id=replicas, received=received, kept=kept._replace(federated=federated))
+    own_kept = kept._replace(federated=_nothing_kept(server.members, state))
+    clients = clients._replace(id=replicas, received=received, kept=own_kept)
     own = training._replace(keep_optimizer=server.keep_optimizer, upload=None)
     broadcast = broadcast._replace(key=named_key(broadcast.key, "server"))
     update_of = partial(client_update, own, Task(server.terms, server.sampler, _uniform))
@@ -328,6 +326,11 @@ def _train_replicas(
     own_only = result.stacked["kept"]._replace(params={}, federated=())
     new = kept_table.write(kept, own_only, replicas, result.stacked["counts"])
     return result, new.optimizer if server.keep_optimizer else state.server
+
+
+def _nothing_kept(members: int, state: ServerState) -> PyTree:
+    """What the federated optimizer keeps for replicas: they send what clients before their first round would."""
+    return jax.tree.map(lambda x: jnp.zeros((members, *x.shape[1:]), x.dtype), state.clients.federated)
 
 
 def _uniform(client: Client, uploads: dict[str, PyTree]) -> Float[Array, ""]:
