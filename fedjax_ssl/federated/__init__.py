@@ -42,6 +42,7 @@ from fedjax_ssl.federated.method import (
 )
 from fedjax_ssl.federated.optimizer_registry import FEDERATED_OPTIMIZERS, LocalSettings
 from fedjax_ssl.federated.optimizers import FederatedOptimizer, Local, Numbers, Report, Turn, fedavg, fedopt, fedprox
+from fedjax_ssl.federated.paired_batches import Steps, fixed_steps, paired_batches, passes
 from fedjax_ssl.federated.placement import PLACEMENTS, map_clients
 from fedjax_ssl.federated.reduction import REDUCTIONS
 from fedjax_ssl.federated.round import BYTES_PER_NUMBER

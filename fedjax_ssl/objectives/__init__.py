@@ -17,6 +17,12 @@ from fedjax_ssl.objectives.channels import (
     pad_channel,
     set_channel,
 )
+from fedjax_ssl.objectives.consistency import (
+    annealed_cross_entropy,
+    fixmatch_loss,
+    training_signal_ceiling,
+    uda_loss,
+)
 from fedjax_ssl.objectives.correspondence import correspondence_counts, estimate_correspondence, normalize_counts
 from fedjax_ssl.objectives.cross_entropy import batch_cross_entropy, clipped_cross_entropy, cross_entropy
 from fedjax_ssl.objectives.identifiability import (

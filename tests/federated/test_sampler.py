@@ -7,7 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.federated import Client, Sampler, Schedule, labelled_epochs, mixed_epochs
+from fedjax_ssl.federated import (
+    Client,
+    Sampler,
+    Schedule,
+    fixed_steps,
+    labelled_epochs,
+    mixed_epochs,
+    paired_batches,
+    passes,
+)
 from fedjax_ssl.federated.sampler import cycled_permutations, masked_permutation
 from tests import toy
 
@@ -196,3 +205,30 @@ def test_schedules_run_in_64_bit_mode(float64) -> None:
     for sampler in (labelled_epochs(2, 2, 4), mixed_epochs(2, 2, 4, 8)):
         schedule = jax.jit(sampler.schedule)(jax.random.key(0), client, toy.NOW)
         assert int(schedule.num_steps) > 0
+
+
+@pytest.mark.parametrize(
+    ("labelled", "examples", "too", "steps"),
+    [(4, 20, False, 4), (4, 4, False, 2), (0, 20, False, 6), (4, 20, True, 4), (0, 0, False, 0)],
+)
+def test_paired_batches_go_through_both_streams(labelled: int, examples: int, too: bool, steps: int) -> None:
+    """Two passes in batches of 4 and 8: 16 examples in 4 steps, and 20 in 6, the last batch of the second filled up."""
+    client = a_client(labelled, examples)
+    schedule = compiled(paired_batches, 4, 8, passes(4, 8, 2, 4, 20), 4, 20, too)(jax.random.key(0), client, toy.NOW)
+    assert int(schedule.num_steps) == steps
+    for stream, first in (("labelled", 0), ("unlabelled", 0 if too else labelled)):
+        last = labelled if stream == "labelled" else examples
+        rows = np.asarray(schedule.positions[stream])[:steps].ravel()
+        real = np.asarray(schedule.masks[stream])
+        assert real[:steps].all() == (last > first or not steps) and not real[steps:].any()
+        if last > first:
+            counts = np.bincount(rows - first, minlength=last - first)
+            assert rows.min() >= first and rows.max() < last and counts.max() - counts.min() <= 1
+
+
+def test_paired_batches_of_a_fixed_number_of_steps() -> None:
+    make = compiled(paired_batches, 4, 8, fixed_steps(3), 4, 20)
+    assert int(make(jax.random.key(0), a_client(1, 20), toy.NOW).num_steps) == 3
+    assert int(make(jax.random.key(0), a_client(0, 0), toy.NOW).num_steps) == 0
+    with pytest.raises(ValueError, match="local_steps"):
+        fixed_steps(0)
