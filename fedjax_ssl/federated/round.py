@@ -250,7 +250,7 @@ def _train(
         outcomes |= _outcomes(training, work, result, Outcome(context, Sent(), (), counts, (), state, after), sent)
     absorbed = {term.name: term.server.absorb(states[term.name], outcomes[term.name]) for term in terms}
     info = _work_done(summed) | {"clients": jnp.sum(context.valid, dtype=jnp.int32)}
-    info |= _bytes_sent(works, outcomes, optimizer, before, flat_state.size)
+    info |= _bytes_sent(works, outcomes, optimizer, before, 0 if optimizer.alone else flat_state.size)
     truth = data.labels[context.clients.rows]
     for term in terms:
         info |= term.log.diagnose(outcomes[term.name], truth, together.stacked["measured"][term.name])
