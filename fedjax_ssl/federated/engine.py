@@ -114,7 +114,7 @@ def federated_method(
         if pretraining is not None:
             terms |= {term.name: term for term in pretraining.server.terms}
         packed = {group: packing(tree).pack(tree) for group, tree in params.items()}
-        shared = {group: arrays for group, arrays in packed.items() if group not in private}
+        shared = {group: packed[group] for group in training.shared}
         state = ServerState(
             round=jnp.zeros((), jnp.int32),
             params=params,

@@ -234,7 +234,7 @@ def _train(
             summed = {**summed, name: jax.tree.map(jnp.add, summed[name], result.summed[name])}
         state = state._replace(server=server)
 
-    before = {group: packing(tree).pack(tree) for group, tree in state.params.items() if group not in training.private}
+    before = {group: packing(state.params[group]).pack(state.params[group]) for group in training.shared}
     moved, optimizer_state = optimizer.apply(state.optimizer, before, summed["optimizer"], turn)
     scale = mean_scale(summed["weight"])
     flat_state, unravel_state = ravel_pytree(state.model_state)
