@@ -257,7 +257,7 @@ def _server_terms(stage: Stage) -> tuple[Term, ...]:
 
 def _trains_unlabelled(stage: Stage) -> bool:
     only_labelled = stage.labelled_quota == "only" and stage.count_labels is Stage._field_defaults["count_labels"]
-    return bool(stage.terms) and not only_labelled
+    return bool(_terms(stage)) and not only_labelled
 
 
 def _check(setup: Setup, stages: tuple[Stage, ...], groups: tuple[str, ...], private: tuple[str, ...]) -> None:
