@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.extend.core import jaxpr_as_fun
 from jaxtyping import Array, Int
 
+from fedjax_ssl.checks import check_choices
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated.client import LocalTraining
 from fedjax_ssl.federated.clients import all_clients
@@ -261,8 +262,7 @@ def _trains_unlabelled(stage: Stage) -> bool:
 
 
 def _check(setup: Setup, stages: tuple[Stage, ...], groups: tuple[str, ...], private: tuple[str, ...]) -> None:
-    if setup.weighting not in WEIGHTINGS:
-        raise ValueError(f"weighting is {setup.weighting!r}; allowed: {', '.join(WEIGHTINGS)}")
+    check_choices(WEIGHTINGS, weighting=setup.weighting)
     if any(stage.rounds is None for stage in stages[:-1]):
         raise ValueError("every stage but the last needs a number of rounds")
     if not set(private) <= set(groups):

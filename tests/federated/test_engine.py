@@ -281,7 +281,7 @@ def test_clients_of_a_kind_without_labels_train_unless_the_cohort_has_labels_onl
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda stage: {"weighting": "size"}, "'size'.*uniform, examples, labelled"),
+        (lambda stage: {"weighting": "size"}, "weighting is 'size'.*uniform, examples, labelled"),
         (lambda stage: {"stages": (stage, stage)}, "every stage but the last needs a number of rounds"),
         (lambda stage: {"stages": (stage._replace(terms=stage.terms * 2),)}, "different names"),
     ],
