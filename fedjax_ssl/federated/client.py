@@ -54,6 +54,11 @@ class LocalTraining(NamedTuple):
     federated_optimizer: FederatedOptimizer
     upload: Callable[[Trained], Params] | None  # what the server sees of trained parameters; None: all of them
 
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """Groups that are sent and averaged."""
+        return tuple(group for group in self.groups if group not in self.private)
+
 
 class Task(NamedTuple):
     """What clients of one kind do in a round."""
@@ -154,7 +159,7 @@ class _ClientRound:
         self.training, self.task, self.broadcast = training, task, broadcast
         self.packings = {group: packing(broadcast.params[group]) for group in training.groups}
         self.common = {group: self.packings[group].pack(broadcast.params[group]) for group in training.groups}
-        self.shared = [group for group in training.groups if group not in training.private]
+        self.shared = training.shared
         self.flat_state, self.unravel_state = ravel_pytree(broadcast.model_state)
         phases = {group: [term for term in task.terms if term.group == group] for group in training.groups}
         self.phases = {group: terms for group, terms in phases.items() if terms}

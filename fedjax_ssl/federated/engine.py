@@ -9,6 +9,7 @@ from jax.extend.core import jaxpr_as_fun
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Int
 
+from fedjax_ssl.checks import check_choices
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated.client import LocalTraining
 from fedjax_ssl.federated.clients import all_clients
@@ -121,7 +122,7 @@ def federated_method(
         if pretraining is not None:
             terms |= {term.name: term for term in pretraining.server.terms}
         packed = {group: packing(tree).pack(tree) for group, tree in params.items()}
-        shared = {group: arrays for group, arrays in packed.items() if group not in private}
+        shared = {group: packed[group] for group in training.shared}
         state = ServerState(
             round=jnp.zeros((), jnp.int32),
             params=params,
@@ -268,7 +269,7 @@ def _server_terms(stage: Stage) -> tuple[Term, ...]:
 
 def _trains_unlabelled(stage: Stage) -> bool:
     only_labelled = stage.labelled_quota == "only" and stage.count_labels is Stage._field_defaults["count_labels"]
-    return bool(stage.terms) and not only_labelled
+    return bool(_terms(stage)) and not only_labelled
 
 
 def _check_alone(stages: tuple[Stage, ...], pretraining: Pretraining | None) -> None:
@@ -288,8 +289,7 @@ def _check_alone(stages: tuple[Stage, ...], pretraining: Pretraining | None) -> 
 
 
 def _check(setup: Setup, stages: tuple[Stage, ...], groups: tuple[str, ...], private: tuple[str, ...]) -> None:
-    if setup.weighting not in WEIGHTINGS:
-        raise ValueError(f"weighting is {setup.weighting!r}; allowed: {', '.join(WEIGHTINGS)}")
+    check_choices(WEIGHTINGS, weighting=setup.weighting)
     if any(stage.rounds is None for stage in stages[:-1]):
         raise ValueError("every stage but the last needs a number of rounds")
     if not set(private) <= set(groups):

@@ -19,7 +19,7 @@ def first_kept(
 ) -> Kept:
     """What all C clients have before their first round, leading axis C."""
     packed = {group: packing(tree).pack(tree) for group, tree in params.items()}
-    shared = {group: arrays for group, arrays in packed.items() if group not in training.private}
+    shared = {group: packed[group] for group in training.shared}
     network, count = training.combine(params), everyone.id.shape[0]
 
     def alike(tree: PyTree) -> PyTree:

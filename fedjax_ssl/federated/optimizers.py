@@ -97,10 +97,14 @@ def weighted_mean(totals: Grouped, weights: dict[str, Float[Array, ""]]) -> Grou
     """Weighted sums divided by the sum of the weights of each group; 0 where nothing has weight."""
 
     def divide(total: PyTree, weight: Float[Array, ""]) -> PyTree:
-        scale = jnp.where(weight > 0, 1.0 / jnp.where(weight > 0, weight, 1.0), 0.0)
-        return jax.tree.map(lambda leaf: scale * leaf, total)
+        return jax.tree.map(lambda leaf: mean_scale(weight) * leaf, total)
 
     return {group: divide(total, weights[group]) for group, total in totals.items()}
+
+
+def mean_scale(weight: Float[Array, ""]) -> Float[Array, ""]:
+    """What a weighted sum is multiplied by for the mean, given the sum of the weights; 0 where nothing has weight."""
+    return jnp.where(weight > 0, 1.0 / jnp.where(weight > 0, weight, 1.0), 0.0)
 
 
 def fedavg() -> FederatedOptimizer:
