@@ -17,7 +17,7 @@ from fedjax_ssl.experiment import Experiment, build_method, device_mesh, federat
 from fedjax_ssl.experiment.build import load_resolved
 from fedjax_ssl.experiment.prediction_csv import clients_csv, predictions_csv
 from fedjax_ssl.experiment.rounds import TOTALS, Programs
-from fedjax_ssl.experiment.weighting import check_weighting
+from fedjax_ssl.experiment.fit import check_weighting
 from fedjax_ssl.federated import Method
 
 # Fields that change how a run is watched, where it finds its data or what is done with the trained network, but not
