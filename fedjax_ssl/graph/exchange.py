@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from fedjax_ssl.graph.fixed_point import from_fixed_point, spare_bits, to_fixed_point
 from fedjax_ssl.graph.graph import Graph
 from fedjax_ssl.graph.neighbors import Neighbors, neighbors_from_matrix
 from fedjax_ssl.graph.propagation import influence_columns
@@ -39,11 +40,18 @@ class Exchange(NamedTuple):
     Exact sums make labels, confidences and scores those of `IDEAL`, bit for bit; rounding once for each client with
     labels, they are not those of the kernels, but within 2^-(f + 1) for each, see `fraction_bits`.
 
+    Where given, `begin(num_points)` is called ahead of these with every client and the number of its points that have a
+    code; `columns(columns)` sends every client the columns [n, labelled] of S of its labelled points and returns them as
+    they arrive; `without_distances()` says who dropped out of the distances: no point of theirs stays in the graph.
+
     Not covered: the counts of label_norm "class" and the maximum of confidence_scale "max", which the server learns.
     """
 
     distances: Callable[[int, int, np.ndarray, np.ndarray], np.ndarray] | None = None
     row_sums: Callable[[dict[int, np.ndarray], np.ndarray], np.ndarray] | None = None
+    begin: Callable[[dict[int, int]], None] | None = None
+    columns: Callable[[dict[int, np.ndarray]], dict[int, np.ndarray]] | None = None
+    without_distances: Callable[[], set[int]] | None = None
 
 
 def _count_differing_bits(a: int, b: int, codes_a: np.ndarray, codes_b: np.ndarray) -> np.ndarray:
@@ -60,26 +68,38 @@ def _add_up(shares: dict[int, np.ndarray], clients: np.ndarray) -> np.ndarray:
 IDEAL = Exchange(_count_differing_bits, _add_up)  # what a protocol has to agree with; it hides nothing
 
 
+def begin_exchange(exchange: Exchange, clients: Array, valid: Array, usable: Array) -> None:
+    """Tells the protocols who takes part: clients [n] with valid rows, and how many of theirs are usable."""
+    if exchange.begin is not None:
+        owner, there = np.asarray(clients), np.asarray(usable)
+        everybody = np.unique(owner[np.asarray(valid)]).tolist()
+        exchange.begin({client: int((owner[there] == client).sum()) for client in everybody})
+
+
 def exchanged_neighbors(
-    distances: Callable[..., np.ndarray], codes: Array, clients: Array, usable: Array, settings: PropagationSettings
+    exchange: Exchange, codes: Array, clients: Array, usable: Array, settings: PropagationSettings
 ) -> Neighbors:
     """Steps 4 to 6: the server gets all distances, 4 n^2 bytes, and keeps the nearest; not usable: sends nothing."""
+    assert exchange.distances is not None
     all_codes, owner, there = np.asarray(codes), np.asarray(clients), np.asarray(usable)
     unknown = settings.num_bits + 1
     matrix = np.full((len(owner), len(owner)), unknown, np.int32)
     rows = {client: np.flatnonzero(there & (owner == client)) for client in np.unique(owner[there]).tolist()}
     for a, b in combinations_with_replacement(rows, 2):
-        block = distances(a, b, all_codes[rows[a]], all_codes[rows[b]])
+        block = exchange.distances(a, b, all_codes[rows[a]], all_codes[rows[b]])
         _check("distances", block, (len(rows[a]), len(rows[b])), np.int32)
         if ((block < 0) | (block > unknown)).any():
             raise ValueError(f"exchange.distances returned {block.min()}..{block.max()}; allowed: 0..{unknown}")
         matrix[np.ix_(rows[a], rows[b])] = block
         matrix[np.ix_(rows[b], rows[a])] = block.T
+    for client in exchange.without_distances() if exchange.without_distances is not None else ():
+        matrix[owner == client] = unknown
+        matrix[:, owner == client] = unknown
     return neighbors_from_matrix(jnp.asarray(matrix), jnp.asarray(there), settings.num_bits, settings.num_neighbors)
 
 
 def exchanged_scores(
-    row_sums: Callable[..., np.ndarray],
+    exchange: Exchange,
     graph: Graph,
     label_matrix: Array,
     clients: Array,
@@ -93,37 +113,51 @@ def exchanged_scores(
     if not labelled.size:
         return jnp.asarray(scores)
     # The server's columns of S; it sends a client those of its labelled points (steps 9 and 10).
-    columns = np.asarray(influence_columns(graph, settings.alpha, jnp.asarray(labelled), settings.solver), float)[rows]
+    all_columns = np.asarray(influence_columns(graph, settings.alpha, jnp.asarray(labelled), settings.solver))[rows]
     everybody = np.unique(owner[rows]).tolist()
-    scale = 2.0 ** fraction_bits(labelled.size, len(everybody), settings)
+    columns = {client: np.ascontiguousarray(all_columns[:, owner[labelled] == client]) for client in everybody}
+    if exchange.columns is not None:
+        columns = exchange.columns(columns)
+    largest = largest_score(labelled.size, settings)
+    bits = fraction_bits(labelled.size, len(everybody), settings)
     shares = {}
     for client in everybody:
         # The client multiplies them with its labels (step 11). Rounding is here, ahead of every protocol.
-        own = owner[labelled] == client
-        share = columns[:, own] @ targets[labelled[own]].astype(float)
-        shares[client] = np.rint(scale * np.maximum(share, 0)).astype(np.uint32)
-    total = row_sums(shares, owner[rows])
+        own = labelled[owner[labelled] == client]
+        share = columns[client].astype(float) @ targets[own].astype(float)
+        # What an iterative solver leaves below 0 is 0.
+        shares[client] = to_fixed_point(np.where(share < 0, 0, share), bits, largest)
+    assert exchange.row_sums is not None
+    total = exchange.row_sums(shares, owner[rows])
     _check("row_sums", total, (rows.size, targets.shape[1]), np.uint32)
-    scores[rows] = total / scale
+    scores[rows] = from_fixed_point(total, bits)
     return jnp.asarray(scores)
 
 
 def fraction_bits(num_labelled: int, num_clients: int, settings: PropagationSettings) -> int:
     """Bits f behind the point of row sums, the most with which the largest possible score stays below 2^32.
 
-    Eigenvalues of S are at most 1 / (1 - alpha), so scores are at most |y_c| / (1 - alpha). The length |y_c| of a
-    column of Y is at most sqrt(num_labelled), and 1 where labels are divided by their number. The numbers are public:
-    labelled points of all clients, and clients, each of which rounds. ValueError if fewer than 8 bits are left.
+    The numbers are public: labelled points of all clients, and clients, each of which rounds. ValueError if fewer than
+    8 bits are left.
     """
-    length = math.sqrt(num_labelled) if settings.label_norm == "none" else 1.0
-    largest = 1.01 * length / (1 - float(settings.alpha))  # 1 % for the error of an iterative solver
-    bits = math.floor(math.log2((2**32 - num_clients) / largest))
+    largest = largest_score(num_labelled, settings)
+    bits = spare_bits(largest, num_clients)
     if bits < _LEAST_FRACTION_BITS:
         raise ValueError(
             f"alpha is {settings.alpha}; with {num_labelled} labels scores can reach {largest:.3g}, which leaves sums "
             f"modulo 2^32 {bits} bits behind the point, fewer than {_LEAST_FRACTION_BITS}. Lower alpha."
         )
     return bits
+
+
+def largest_score(num_labelled: int, settings: PropagationSettings) -> float:
+    """What no score can exceed, known from public numbers.
+
+    Eigenvalues of S are at most 1 / (1 - alpha), so scores are at most |y_c| / (1 - alpha). The length |y_c| of a
+    column of Y is at most sqrt(num_labelled), and 1 where labels are divided by their number.
+    """
+    length = math.sqrt(num_labelled) if settings.label_norm == "none" else 1.0
+    return 1.01 * length / (1 - float(settings.alpha))  # 1 % for the error of an iterative solver
 
 
 def _check(name: str, found: np.ndarray, shape: tuple[int, ...], dtype: type) -> None:

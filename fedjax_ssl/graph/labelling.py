@@ -25,7 +25,7 @@ from jaxtyping import Array, Bool, Float, Int, Int32, Key, UInt32
 from fedjax_ssl.checks import check_choices
 from fedjax_ssl.graph import checks
 from fedjax_ssl.graph.codes import has_angle, lsh_codes
-from fedjax_ssl.graph.exchange import Exchange, exchanged_neighbors, exchanged_scores
+from fedjax_ssl.graph.exchange import Exchange, begin_exchange, exchanged_neighbors, exchanged_scores
 from fedjax_ssl.graph.graph import build_graph
 from fedjax_ssl.graph.neighbors import Neighbors, cosine_neighbors, nearest_neighbors
 from fedjax_ssl.graph.propagation import propagate
@@ -225,22 +225,23 @@ def _label(
     else:
         order, points, labels, valid, angled, clients = _points_first(points, labels, valid, angled, clients)
     usable = valid if angled is None else valid & angled
-    distances, row_sums = exchange or Exchange()
-    if exchange is not None:
+    distances, row_sums = (exchange or Exchange())[:2]
+    if exchange is not None and clients is not None:
         checks.check_on_host(points, labels, usable, clients, settings.alpha)
+        begin_exchange(exchange, clients, valid, usable)
     # Steps 4 to 6: distances, similarities, the nearest neighbours.
-    if distances is None or clients is None:
+    if exchange is None or distances is None or clients is None:
         neighbors = find_neighbors(points, usable)
     else:
-        neighbors = exchanged_neighbors(distances, points, clients, usable, settings)
+        neighbors = exchanged_neighbors(exchange, points, clients, usable, settings)
     # Steps 7 and 8: the symmetric, normalized graph.
     graph = build_graph(neighbors, settings.similarity_power)
     # Steps 9 to 12: scores.
     label_matrix = _label_matrix(labels, valid, num_classes, settings.label_norm == "class").astype(graph.weight.dtype)
-    if row_sums is None or clients is None:
+    if exchange is None or row_sums is None or clients is None:
         scores = propagate(graph, label_matrix, settings.alpha, settings.solver)
     else:
-        scores = exchanged_scores(row_sums, graph, label_matrix, clients, valid, settings)
+        scores = exchanged_scores(exchange, graph, label_matrix, clients, valid, settings)
     # Step 13: labels and confidences.
     return _read_labels(scores, labels, valid, clients, order, settings.confidence_scale)
 

@@ -67,11 +67,11 @@ def test_a_protocol_for_sums_alone_gives_the_bits_of_the_ideal():
 
 def test_neighbours_are_those_of_the_kernels():
     usable = jnp.asarray(ROWS["valid"] & ROWS["has_code"])
-    found = exchanged_neighbors(MaskedExchange().distances, CODES, ROWS["clients"], usable, SETTINGS)
+    found = exchanged_neighbors(MaskedExchange().exchange, CODES, ROWS["clients"], usable, SETTINGS)
     jax.tree.map(np.testing.assert_array_equal, found, graph.nearest_neighbors(CODES, BITS, 4, usable))
     for codes in (CODES[:1], CODES[:0], np.repeat(CODES[:1], 70, axis=0)):  # one point, none, all the same
         rows = len(codes)
-        found = exchanged_neighbors(graph.IDEAL.distances, codes, ROWS["clients"][:rows], np.ones(rows, bool), SETTINGS)
+        found = exchanged_neighbors(graph.IDEAL, codes, ROWS["clients"][:rows], np.ones(rows, bool), SETTINGS)
         jax.tree.map(np.testing.assert_array_equal, found, graph.nearest_neighbors(codes, BITS, 4))
 
 

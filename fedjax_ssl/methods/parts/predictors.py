@@ -116,7 +116,11 @@ def by_codes(
 
     def label(place: Array, observed: Array, real: Array) -> list[Propagation]:
         search = _once(neighbor_search, 0)
-        protocols = exchange and exchange._replace(distances=exchange.distances and _once(exchange.distances, 2))
+        # Variants of one graph share its distances, and so the session in which they were worked out.
+        protocols = exchange and exchange._replace(
+            distances=exchange.distances and _once(exchange.distances, 2),
+            begin=exchange.begin and _once(exchange.begin, 0),
+        )
         return [
             graph.xclp_from_codes(
                 codes[place],

@@ -1,0 +1,198 @@
+"""SecureHamming by oblivious transfer: all distances between two clients' points, known to the server alone.
+
+The receiver chooses with every bit of every point u; the sender offers, for all its points v at once, the vectors
+r + v_l and r + 1 - v_l. What the receiver gets is t = r + (u_l xor v_l). Summed over the bits, t at one client and r at
+the other are uniform, and their difference is the distance. Correlated transfers make r of the pad of choice 0, so
+that one vector per transfer travels.
+
+References:
+    Bringer, Chabanne, Patey, SHADE: secure Hamming distance computation from oblivious transfer, 2013.
+    Scott, Yeo, Lampert, 2023: appendix, SecureHamming.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from fedjax_ssl.secure.bits import bits_of, check_distances, ring
+from fedjax_ssl.secure.endpoint import Endpoint, Outgoing
+from fedjax_ssl.secure.errors import SERVER, MalformedMessage
+from fedjax_ssl.secure.messages import BaseChoices, BasePoint, Corrections, DistanceShare, OtColumns
+from fedjax_ssl.secure.oblivious import WIDTH, BaseReceiver, BaseSender, ExtensionReceiver, ExtensionSender
+from fedjax_ssl.secure.primitives import BLOCK_BYTES
+
+_CHUNK_BYTES = 2**21  # of pads at a time: bounds memory, and is fastest while it stays in the processor's cache
+
+
+def chunks(num_chosen: int, num_offered: int, num_bits: int) -> Iterator[tuple[int, int]]:
+    """How the receiver's points are cut: (points, transfers) of every message; both sides work it out alike."""
+    width = np.dtype(ring(num_bits)).itemsize * num_offered * num_bits
+    step = max(1, _CHUNK_BYTES // max(width, 1))
+    for start in range(0, num_chosen, step):
+        points = min(step, num_chosen - start)
+        yield points, -(-points * num_bits // 8) * 8
+
+
+def _context(endpoint: Endpoint, receiver: int, sender: int) -> bytes:
+    return endpoint.context(b"base transfers", receiver, sender) + endpoint.transcript
+
+
+class TransferReceiver:
+    """The client with fewer points.
+
+    Args:
+        endpoint: with a channel to the sender.
+        peer: the sender.
+        codes: uint32 [n, words] of its own points.
+        num_offered: points of the sender, from the roster.
+        num_bits: L.
+    """
+
+    def __init__(self, endpoint: Endpoint, peer: int, codes: np.ndarray, num_offered: int, num_bits: int):
+        self.endpoint, self._peer, self._dtype = endpoint, peer, ring(num_bits)
+        self._bits, self._num_offered, self._num_bits = bits_of(codes, num_bits), num_offered, num_bits
+        self._base = BaseSender(_context(endpoint, endpoint.party, peer), peer)
+        self._extension: ExtensionReceiver | None = None
+        self._chunks = chunks(len(codes), num_offered, num_bits)
+        self._waiting: tuple[int, int, np.ndarray, np.ndarray] | None = None  # points, first transfer, choices, rows
+        self._share = np.zeros((len(codes), num_offered), self._dtype)
+        self._done = 0
+
+    def start(self) -> list[Outgoing]:
+        """The first message of the base transfers."""
+        return [self.endpoint.pack(self._peer, BasePoint(self._base.point))]
+
+    def receive(self, data: bytes) -> list[Outgoing]:
+        """Choices of the base transfers, then corrections chunk by chunk."""
+        sender, message = self.endpoint.unpack(data)
+        if sender == self._peer and isinstance(message, BaseChoices) and self._extension is None:
+            self._extension = ExtensionReceiver(self._base.seeds(message.points))
+            return self._ask()
+        if sender == self._peer and isinstance(message, Corrections) and self._waiting is not None:
+            self._take(message)
+            return self._ask()
+        raise MalformedMessage("a message that is not due", sender)
+
+    def _ask(self) -> list[Outgoing]:
+        assert self._extension is not None
+        points, transfers = next(self._chunks, (0, 0))
+        if not points:
+            self._waiting = None
+            return [self.endpoint.pack(SERVER, DistanceShare(self._peer, self._share))]
+        choices = np.zeros(transfers, np.uint8)
+        choices[: points * self._num_bits] = self._bits[self._done : self._done + points].reshape(-1)
+        first, columns, rows = self._extension.extend(choices)
+        self._waiting = points, first, choices[: points * self._num_bits], rows[: points * self._num_bits]
+        return [self.endpoint.pack(self._peer, OtColumns(first, columns))]
+
+    def _take(self, message: Corrections) -> None:
+        assert self._waiting is not None and self._extension is not None
+        points, first, choices, rows = self._waiting
+        _check_corrections(message, first, (len(choices), self._num_offered), self._dtype, self._peer)
+        pads = self._extension.pads(rows, first, _blocks(self._num_offered, self._dtype))
+        values = _as_numbers(pads, self._num_offered, self._dtype)
+        values += message.values * choices.astype(self._dtype)[:, None]
+        self._share[self._done : self._done + points] = _sum_bits(values, points, self._num_bits)
+        self._done += points
+
+
+class TransferSender:
+    """The client with more points. Arguments as `TransferReceiver`, with the number of points of the receiver."""
+
+    def __init__(self, endpoint: Endpoint, peer: int, codes: np.ndarray, num_chosen: int, num_bits: int):
+        self.endpoint, self._peer, self._dtype = endpoint, peer, ring(num_bits)
+        self._by_bit = np.ascontiguousarray(bits_of(codes, num_bits).T).astype(self._dtype)  # [L, n]
+        self._num_bits = num_bits
+        self._extension: ExtensionSender | None = None
+        self._plan = list(chunks(num_chosen, len(codes), num_bits))
+        self._share = np.zeros((num_chosen, len(codes)), self._dtype)
+        self._done = 0
+
+    def start(self) -> list[Outgoing]:
+        """It waits for the receiver."""
+        return []
+
+    def receive(self, data: bytes) -> list[Outgoing]:
+        """The point of the base transfers, then columns chunk by chunk."""
+        sender, message = self.endpoint.unpack(data)
+        if sender == self._peer and isinstance(message, BasePoint) and self._extension is None:
+            context = _context(self.endpoint, self._peer, self.endpoint.party)
+            base = BaseReceiver(context, self._peer, message.point)
+            self._extension = ExtensionSender(base.choices, base.seeds)
+            return [self.endpoint.pack(self._peer, BaseChoices(base.hidden))]
+        if sender == self._peer and isinstance(message, OtColumns) and self._extension is not None and self._plan:
+            return self._answer(message)
+        raise MalformedMessage("a message that is not due", sender)
+
+    def _answer(self, message: OtColumns) -> list[Outgoing]:
+        assert self._extension is not None
+        points, transfers = self._plan[0]
+        if message.columns.shape != (WIDTH, transfers // 8):
+            raise MalformedMessage(f"columns of shape {message.columns.shape} for {transfers} transfers", self._peer)
+        rows = self._extension.extend(message.first, message.columns, self._peer)[: points * self._num_bits]
+        del self._plan[0]
+        num_offered = self._by_bit.shape[1]
+        pads = self._extension.pads(rows, message.first, _blocks(num_offered, self._dtype))
+        offered, other = (
+            _as_numbers(pad, num_offered, self._dtype).reshape(points, self._num_bits, num_offered) for pad in pads
+        )
+        offered -= self._by_bit  # r
+        self._share[self._done : self._done + points] = offered.sum(axis=1, dtype=self._dtype)
+        self._done += points
+        # The second message is r + 1 - v, of which the pad of choice 1 is known to the receiver.
+        offered += 1 - self._by_bit
+        offered -= other
+        outgoing = [self.endpoint.pack(self._peer, Corrections(message.first, offered.reshape(-1, num_offered)))]
+        if not self._plan:
+            outgoing.append(self.endpoint.pack(SERVER, DistanceShare(self._peer, self._share)))
+        return outgoing
+
+
+class TransferServer:
+    """The server: takes one half from the other. `distances` [receiver's points, sender's points] when both came."""
+
+    def __init__(self, endpoint: Endpoint, receiver: int, sender: int, shape: tuple[int, int], num_bits: int):
+        self.endpoint, self._peers = endpoint, {receiver: sender, sender: receiver}
+        self._receiver, self._shape, self._num_bits = receiver, shape, num_bits
+        self._shares: dict[int, np.ndarray] = {}
+        self.distances: np.ndarray | None = None
+
+    def start(self) -> list[Outgoing]:
+        """It waits for the clients."""
+        return []
+
+    def receive(self, data: bytes) -> list[Outgoing]:
+        """A client's half."""
+        sender, message = self.endpoint.unpack(data)
+        due = isinstance(message, DistanceShare) and sender not in self._shares
+        if not due or message.peer != self._peers.get(sender):
+            raise MalformedMessage("a message that is not due", sender)
+        dtype = ring(self._num_bits)
+        if message.values.shape != self._shape or message.values.dtype != dtype:
+            raise MalformedMessage(f"{message.values.dtype} of shape {message.values.shape} for {self._shape}", sender)
+        self._shares[sender] = message.values
+        if len(self._shares) == 2:
+            chosen = self._shares.pop(self._receiver)
+            (offered,) = self._shares.values()
+            difference = chosen - offered
+            check_distances(difference, self._num_bits, *self._peers)
+            self.distances = difference.astype(np.int32)
+        return []
+
+
+def _blocks(num_offered: int, dtype: type) -> int:
+    return -(-num_offered * np.dtype(dtype).itemsize // BLOCK_BYTES)
+
+
+def _as_numbers(pads: np.ndarray, count: int, dtype: type) -> np.ndarray:
+    """Pads uint64 [m, blocks, 2] -> [m, count]."""
+    return np.ascontiguousarray(pads.reshape(len(pads), -1).view(dtype)[:, :count])
+
+
+def _sum_bits(values: np.ndarray, points: int, num_bits: int) -> np.ndarray:
+    return values.reshape(points, num_bits, -1).sum(axis=1, dtype=values.dtype)
+
+
+def _check_corrections(message: Corrections, first: int, shape: tuple[int, int], dtype: type, peer: int) -> None:
+    if message.first != first or message.values.shape != shape or message.values.dtype != dtype:
+        raise MalformedMessage(f"corrections {message.values.shape} of {message.values.dtype}; due: {shape}", peer)

@@ -1,0 +1,172 @@
+"""The three levels of XCLP's protocols: the same integers, bit for bit.
+
+| level | what happens | counters |
+|---|---|---|
+| "ideal" | the plain computation; nothing is hidden | none |
+| "accounted" | the plain computation | messages and bytes as the wire formats have them |
+| "real" | the parties exchange messages | measured, equal to those of "accounted" |
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedjax_ssl.checks import check_choices, check_whole_numbers
+from fedjax_ssl.graph import IDEAL, Exchange
+from fedjax_ssl.secure import accounting
+from fedjax_ssl.secure.bits import roles
+from fedjax_ssl.secure.errors import TooFewClients
+from fedjax_ssl.secure.network import Traffic
+from fedjax_ssl.secure.row_sums import MIN_CLIENTS
+
+LEVELS = ("ideal", "accounted", "real")
+HAMMING = ("transfer", "paillier")
+DROPS = ("keys", "hamming", "mask", "sums", "result")
+
+
+class Protocols:
+    """Level "ideal", and what the levels share: who is there, and which rows are whose.
+
+    Args:
+        num_bits: L.
+        hamming: "transfer" (oblivious transfer) or "paillier" (least traffic, most time).
+        key_bits: of Paillier's modulus.
+        min_clients: of a sum.
+        recovery: client that vanish inside a sum do not restart it (Shamir mode); half of the clients and one more
+            give a key.
+        seed: 32 bytes that the first client sends the others: what the codes follow from. None: it is not sent.
+        drop: client -> phase in which it vanishes: "keys" before it sent its key, "hamming" with half of its distances,
+            "mask" before it agreed on masks, "sums" before it sent its masked rows, "result" before it read its rows.
+
+    Raises:
+        ValueError: for a setting outside these.
+    """
+
+    level = "ideal"
+
+    def __init__(
+        self,
+        num_bits: int,
+        *,
+        hamming: str = "transfer",
+        key_bits: int = 2048,
+        min_clients: int = MIN_CLIENTS,
+        recovery: bool = False,
+        seed: bytes | None = None,
+        drop: Mapping[int, str] | None = None,
+    ):
+        check_whole_numbers(num_bits=num_bits)
+        check_whole_numbers(2, min_clients=min_clients)
+        check_choices(HAMMING, hamming=hamming)
+        for phase in (drop or {}).values():
+            check_choices(DROPS, drop=phase)
+        if hamming == "paillier" and (key_bits % 16 or key_bits < 256):
+            raise ValueError(f"key_bits is {key_bits}; it must be a multiple of 16 and at least 256")
+        self.num_bits, self.hamming, self.key_bits, self.seed = num_bits, hamming, key_bits, seed
+        self.min_clients, self.recovery, self.drop = min_clients, recovery, dict(drop or {})
+        self.traffic = Traffic()
+        self.seconds: Counter[tuple[str, int]] = Counter()  # by (phase, party), at level "real"
+        self.counts: dict[int, int] = {}  # points of the clients of this session
+        self.gone: set[int] = set()
+        self.session = 0
+        self._pairs: Counter[int] = Counter()
+
+    @property
+    def exchange(self) -> Exchange:
+        """What `fedjax_ssl.graph` calls."""
+        return Exchange(self.distances, self.row_sums, self.begin, self.columns, self.without_distances)
+
+    def begin(self, num_points: Mapping[int, int]) -> None:
+        """Starts a session. Args: the number of points of every client that is invited."""
+        self.session += 1
+        self._pairs = Counter()
+        self.gone = self._leaving("keys", num_points)
+        self.counts = {client: count for client, count in sorted(num_points.items()) if client not in self.gone}
+        self._begin(list(num_points))
+
+    def distances(self, a: int, b: int, codes_a: np.ndarray, codes_b: np.ndarray) -> np.ndarray:
+        """Distances of all points of a to all of b, int32; num_bits + 1 where one of them is gone."""
+        for client in {a, b}:
+            self._pairs[client] += 1
+            if client in self._leaving("hamming") and self._pairs[client] > len(self.counts) // 2:
+                self.gone.add(client)
+        found = None if {a, b} & self.gone else self._distances(a, b, codes_a, codes_b)
+        return np.full((len(codes_a), len(codes_b)), self.num_bits + 1, np.int32) if found is None else found
+
+    def without_distances(self) -> set[int]:
+        """Clients that vanished before all their distances were known: no point of theirs stays in the graph."""
+        return set(self.gone)
+
+    def columns(self, columns: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
+        """Columns of S as they arrive at the clients."""
+        return columns
+
+    def row_sums(self, shares: dict[int, np.ndarray], clients: np.ndarray) -> np.ndarray:
+        """Sum of the live clients' matrices modulo 2^32 or 2^64; 0 in rows of clients that are gone.
+
+        Raises:
+            TooFewClients: so few are live that a sum would show single matrices.
+        """
+        if not self.counts:
+            self.begin({client: 0 for client in shares})
+        invited = [client for client in sorted(shares) if client not in self.gone]
+        total = self._row_sums(invited, shares, clients)
+        self.gone |= self._leaving("mask") | self._leaving("sums") | self._leaving("result")
+        return total
+
+    def _leaving(self, phase: str, among: Mapping[int, int] | None = None) -> set[int]:
+        here = self.counts if among is None else among
+        return {client for client, other in self.drop.items() if other == phase and client in here}
+
+    def _begin(self, invited: list[int]) -> None:
+        pass
+
+    def _distances(self, a: int, b: int, codes_a: np.ndarray, codes_b: np.ndarray) -> np.ndarray | None:
+        assert IDEAL.distances is not None
+        return IDEAL.distances(a, b, codes_a, codes_b)
+
+    def _row_sums(self, invited: list[int], shares: dict[int, np.ndarray], clients: np.ndarray) -> np.ndarray:
+        live = [client for client in invited if self.drop.get(client) not in ("mask", "sums")]
+        if len(live) < self.min_clients:
+            raise TooFewClients(f"{len(live)} clients are live; a sum needs at least {self.min_clients}")
+        total = np.zeros_like(shares[invited[0]])
+        for client in live:
+            total += shares[client]
+        total[~np.isin(clients, [client for client in live if self.drop.get(client) != "result"])] = 0
+        return total
+
+
+class AccountedProtocols(Protocols):
+    """Level "accounted": counts what the messages of level "real" would weigh."""
+
+    level = "accounted"
+
+    def columns(self, columns: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
+        """As given; counted."""
+        here = {client: some for client, some in columns.items() if client not in self.gone}
+        accounting.add_columns(self.traffic, here)
+        return columns
+
+    def _begin(self, invited: list[int]) -> None:
+        accounting.add_session(self.traffic, list(self.counts), self.seed is not None)
+
+    def _distances(self, a: int, b: int, codes_a: np.ndarray, codes_b: np.ndarray) -> np.ndarray | None:
+        if a == b:
+            accounting.add_own_distances(self.traffic, a, len(codes_a), self.num_bits)
+        elif self.hamming == "transfer":
+            chosen, offered = roles(a, b, self.counts)
+            sizes = self.counts[chosen], self.counts[offered]
+            accounting.add_transfers(self.traffic, chosen, offered, *sizes, self.num_bits)
+        else:
+            other, owner = roles(a, b, self.counts)
+            sizes = self.counts[owner], self.counts[other]
+            accounting.add_paillier(self.traffic, owner, other, *sizes, self.num_bits, self.key_bits)
+        return super()._distances(a, b, codes_a, codes_b)
+
+    def _row_sums(self, invited: list[int], shares: dict[int, np.ndarray], clients: np.ndarray) -> np.ndarray:
+        counts = {client: int((clients == client).sum()) for client in invited}
+        example = shares[invited[0]]
+        size = example.dtype.itemsize * example.shape[1], example.shape[1], example.dtype.itemsize
+        accounting.add_row_sums(self.traffic, counts, size[1], size[2], self.drop, self.min_clients, self.recovery)
+        return super()._row_sums(invited, shares, clients)

@@ -1,0 +1,366 @@
+"""The wire format: a header of fixed size, and a body of typed fields whose lengths are checked before anything is made.
+
+Numbers are little-endian. A message of another version, kind or length, with a byte too few or too many, is refused with
+`MalformedMessage`. Decoding makes views of the bytes, never copies, and evaluates nothing.
+"""
+
+import hashlib
+import math
+import struct
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_ssl.secure.errors import MalformedMessage
+from fedjax_ssl.secure.primitives import KEY_BYTES, POINT_BYTES, SIGNATURE_BYTES, TAG_BYTES
+
+VERSION = 1
+_MAGIC = b"XCLP"
+_HEADER = struct.Struct("<4sBBH16sIIiiQQ")
+HEADER_BYTES = _HEADER.size
+RUN_BYTES = 16
+SHARE_BYTES = 33  # of a number modulo the prime of `shamir`
+
+
+class Header(NamedTuple):
+    """Where a message belongs. All of it is authenticated together with the body."""
+
+    kind: int  # of the message
+    run: bytes  # 16 random bytes
+    round: int
+    attempt: int
+    sender: int
+    receiver: int
+    sequence: int  # of the messages from this sender to this receiver
+
+
+class Blob(NamedTuple):
+    """A field of so many bytes."""
+
+    length: int
+
+
+class Whole(NamedTuple):
+    """A field that is a whole number below 2^64."""
+
+
+class Numbers(NamedTuple):
+    """A field that is an array: which types it may have, and its number of axes."""
+
+    dtypes: tuple[type, ...]
+    axes: int
+
+
+_DTYPES: tuple[type, ...] = (np.uint8, np.uint16, np.uint32, np.uint64, np.float32, np.float64)
+_RING = (np.uint8, np.uint16, np.uint32)
+_SUMS = (np.uint32, np.uint64)
+
+
+class SessionKey(NamedTuple):
+    """Client -> server: its identity, a fresh key, and how many points it has; signed."""
+
+    identity: bytes
+    public: bytes
+    num_points: int
+    signature: bytes
+
+
+class Roster(NamedTuple):
+    """Server -> client: all session keys, the server's own last; `first` are the clients' first rows."""
+
+    clients: np.ndarray  # uint32 [C]
+    num_points: np.ndarray  # uint64 [C]
+    first: np.ndarray  # uint64 [C]
+    identities: np.ndarray  # uint8 [C + 1, 32]
+    publics: np.ndarray  # uint8 [C + 1, 32]
+    signatures: np.ndarray  # uint8 [C + 1, 64]
+
+
+class Seed(NamedTuple):
+    """First client -> every other client: what the random hyperplanes follow from."""
+
+    seed: bytes
+
+
+class OwnDistances(NamedTuple):
+    """Client -> server: the distances between its own points."""
+
+    distances: np.ndarray  # uint8, uint16 or uint32 [n, n]
+
+
+class BasePoint(NamedTuple):
+    """Receiver -> sender: the first message of the base oblivious transfers."""
+
+    point: bytes
+
+
+class BaseChoices(NamedTuple):
+    """Sender -> receiver: its choices among the base oblivious transfers, hidden."""
+
+    points: np.ndarray  # uint8 [128, 32]
+
+
+class OtColumns(NamedTuple):
+    """Receiver -> sender: columns of the extension, which hide the receiver's bits."""
+
+    first: int  # number of the first transfer
+    columns: np.ndarray  # uint8 [128, bytes]
+
+
+class Corrections(NamedTuple):
+    """Sender -> receiver: for every transfer what the second message adds to the pads."""
+
+    first: int
+    values: np.ndarray  # uint8, uint16 or uint32 [transfers, points]
+
+
+class DistanceShare(NamedTuple):
+    """Client -> server: its half of the distances to another client's points."""
+
+    peer: int
+    values: np.ndarray  # uint8, uint16 or uint32 [n, m]
+
+
+class EncryptedBits(NamedTuple):
+    """Key owner -> other client: the key, and every bit of its points, packed and encrypted."""
+
+    modulus: np.ndarray  # uint8 [bytes], little-endian
+    num_points: int
+    ciphertexts: np.ndarray  # uint8 [L, blocks, 2 * bytes]
+
+
+class EncryptedDistances(NamedTuple):
+    """Other client -> key owner: distances of its points, packed, masked and re-randomized."""
+
+    ciphertexts: np.ndarray  # uint8 [points, blocks, 2 * bytes]
+
+
+class PackedShare(NamedTuple):
+    """Client -> server: masked plaintexts of the key owner, or the masks of the other client."""
+
+    peer: int
+    modulus: np.ndarray  # uint8 [bytes]
+    values: np.ndarray  # uint8 [points, blocks, bytes]
+
+
+class Columns(NamedTuple):
+    """Server -> client: the columns of S of its labelled points, and the digests of what every client was sent."""
+
+    columns: np.ndarray  # float32 or float64 [n, labelled]
+    digests: np.ndarray  # uint8 [C, 32]
+
+
+class SumStart(NamedTuple):
+    """Server -> client: a sum begins."""
+
+    num_classes: int
+    modulus_bits: int  # 32 or 64
+
+
+class MaskKey(NamedTuple):
+    """Client -> server: a fresh key for the masks of this attempt, its rows, what it was told; signed."""
+
+    public: bytes
+    num_rows: int
+    told: bytes  # digest of what the server told it
+    signature: bytes
+
+
+class MaskKeys(NamedTuple):
+    """Server -> client: the mask keys of all who take part in this attempt."""
+
+    clients: np.ndarray  # uint32 [C]
+    publics: np.ndarray  # uint8 [C, 32]
+    num_rows: np.ndarray  # uint64 [C]
+    first: np.ndarray  # uint64 [C]
+    told: np.ndarray  # uint8 [C, 32]
+    signatures: np.ndarray  # uint8 [C, 64]
+
+
+class MaskedRows(NamedTuple):
+    """Client -> server: its part of everybody else's rows and check rows, masked."""
+
+    rows: np.ndarray  # uint32 or uint64 [rows, K]
+
+
+class RowTotals(NamedTuple):
+    """Server -> client: the masked sums of its rows, and of its check row."""
+
+    rows: np.ndarray  # uint32 or uint64 [rows + 1, K]
+
+
+class KeyShare(NamedTuple):
+    """Client -> client with recovery: a Shamir share of the sender's mask key."""
+
+    share: bytes
+
+
+class RecoveryRequest(NamedTuple):
+    """Server -> client with recovery: who is gone, and whose rows arrived."""
+
+    gone: np.ndarray  # uint32
+    uploaded: np.ndarray  # uint32
+
+
+class Recovery(NamedTuple):
+    """Client -> server with recovery: its own masks of the others' rows, and its shares of the gone clients' keys."""
+
+    seeds: np.ndarray  # uint8 [uploaded, 32], zeros for its own
+    shares: np.ndarray  # uint8 [gone, 33]
+
+
+_Layout = tuple[Blob | Whole | Numbers, ...]
+_BYTES_2D, _COUNTS, _IDS = Numbers((np.uint8,), 2), Numbers((np.uint64,), 1), Numbers((np.uint32,), 1)
+_ALL: tuple[tuple[type, bool, _Layout], ...] = (  # message, whether it is sealed, fields; the kind is the place
+    (SessionKey, False, (Blob(KEY_BYTES), Blob(KEY_BYTES), Whole(), Blob(SIGNATURE_BYTES))),
+    (Roster, False, (_IDS, _COUNTS, _COUNTS, _BYTES_2D, _BYTES_2D, _BYTES_2D)),
+    (Seed, True, (Blob(KEY_BYTES),)),
+    (OwnDistances, True, (Numbers(_RING, 2),)),
+    (BasePoint, True, (Blob(POINT_BYTES),)),
+    (BaseChoices, True, (_BYTES_2D,)),
+    (OtColumns, True, (Whole(), _BYTES_2D)),
+    (Corrections, True, (Whole(), Numbers(_RING, 2))),
+    (DistanceShare, True, (Whole(), Numbers(_RING, 2))),
+    (EncryptedBits, True, (Numbers((np.uint8,), 1), Whole(), Numbers((np.uint8,), 3))),
+    (EncryptedDistances, True, (Numbers((np.uint8,), 3),)),
+    (PackedShare, True, (Whole(), Numbers((np.uint8,), 1), Numbers((np.uint8,), 3))),
+    (Columns, True, (Numbers((np.float32, np.float64), 2), _BYTES_2D)),
+    (SumStart, True, (Whole(), Whole())),
+    (MaskKey, True, (Blob(KEY_BYTES), Whole(), Blob(KEY_BYTES), Blob(SIGNATURE_BYTES))),
+    (MaskKeys, True, (_IDS, _BYTES_2D, _COUNTS, _COUNTS, _BYTES_2D, _BYTES_2D)),
+    (MaskedRows, True, (Numbers(_SUMS, 2),)),
+    (RowTotals, True, (Numbers(_SUMS, 2),)),
+    (KeyShare, True, (Blob(SHARE_BYTES),)),
+    (RecoveryRequest, True, (_IDS, _IDS)),
+    (Recovery, True, (_BYTES_2D, _BYTES_2D)),
+)
+MESSAGES: tuple[type, ...] = tuple(row[0] for row in _ALL)
+_KINDS = {message: kind for kind, message in enumerate(MESSAGES, 1)}
+_MOST_EMPTY = 2**20  # along an axis of an array without numbers
+_COUNT = struct.Struct("<Q")
+_ARRAY = struct.Struct("<B")
+_AXIS = struct.Struct("<I")
+
+
+def kind_of(message: type) -> int:
+    """The number of a message type on the wire."""
+    return _KINDS[message]
+
+
+def is_sealed(kind: int) -> bool:
+    """Whether messages of this kind travel encrypted; the others are signed."""
+    return _ALL[kind - 1][1]
+
+
+def pack_header(header: Header, body_bytes: int) -> bytes:
+    """The header of a message; `body_bytes` counts the tag of a sealed one."""
+    _, run, *numbers = header
+    return _HEADER.pack(_MAGIC, VERSION, header.kind, 0, run, *numbers, body_bytes)
+
+
+def unpack_header(data: bytes) -> tuple[Header, memoryview, memoryview]:
+    """(header, its bytes, the bytes of the body).
+
+    Raises:
+        MalformedMessage: not a message of this version, or a length that is not the one it claims.
+    """
+    view = memoryview(data)
+    if len(view) < HEADER_BYTES:
+        raise MalformedMessage(f"{len(view)} bytes are no message; the header alone has {HEADER_BYTES}")
+    magic, version, kind, reserved, run, round, attempt, sender, receiver, sequence, length = _HEADER.unpack_from(view)
+    if magic != _MAGIC or reserved:
+        raise MalformedMessage("bytes that are no message of this protocol")
+    if version != VERSION:
+        raise MalformedMessage(f"a message of version {version}; this is version {VERSION}", sender)
+    if not 1 <= kind <= len(_ALL):
+        raise MalformedMessage(f"a message of the unknown kind {kind}", sender)
+    if length != len(view) - HEADER_BYTES:
+        raise MalformedMessage(f"a message claims {length} bytes and has {len(view) - HEADER_BYTES}", sender)
+    header = Header(kind, bytes(run), round, attempt, sender, receiver, sequence)
+    return header, view[:HEADER_BYTES], view[HEADER_BYTES:]
+
+
+def encode(message: Any) -> bytes:
+    """The body of a message."""
+    parts: list[bytes] = []
+    for field, value in zip(_ALL[_KINDS[type(message)] - 1][2], message, strict=True):
+        if isinstance(field, Blob):
+            if len(value) != field.length:
+                raise MalformedMessage(f"a field of {len(value)} bytes; it must have {field.length}")
+            parts.append(bytes(value))
+        elif isinstance(field, Whole):
+            parts.append(_COUNT.pack(value))
+        else:
+            if value.dtype.type not in field.dtypes or value.ndim != field.axes:
+                raise MalformedMessage(f"an array of {value.dtype} with {value.ndim} axes; allowed: {field}")
+            code = _ARRAY.pack(_DTYPES.index(value.dtype.type))
+            parts += [code, *map(_AXIS.pack, value.shape)]
+            parts.append(np.ascontiguousarray(value, value.dtype.newbyteorder("<")).tobytes())
+    return b"".join(parts)
+
+
+def decode(kind: int, body: bytes | memoryview, sender: int) -> Any:
+    """The message that a body holds; arrays are read-only views of it.
+
+    Raises:
+        MalformedMessage: naming the sender.
+    """
+    message, _, layout = _ALL[kind - 1]
+    view, place, values = memoryview(body), 0, []
+
+    def take(length: int) -> memoryview:
+        nonlocal place
+        if length > len(view) - place:
+            raise MalformedMessage(
+                f"a field of {message.__name__} claims {length} bytes of {len(view) - place}", sender
+            )
+        place += length
+        return view[place - length : place]
+
+    for field in layout:
+        if isinstance(field, Blob):
+            values.append(bytes(take(field.length)))
+        elif isinstance(field, Whole):
+            values.append(_COUNT.unpack(take(_COUNT.size))[0])
+        else:
+            code = _ARRAY.unpack(take(_ARRAY.size))[0]
+            if code >= len(_DTYPES) or _DTYPES[code] not in field.dtypes:
+                raise MalformedMessage(f"an array of {message.__name__} has a type that is not allowed", sender)
+            dtype = np.dtype(_DTYPES[code]).newbyteorder("<")
+            shape = [_AXIS.unpack(take(_AXIS.size))[0] for _ in range(field.axes)]
+            data = take(math.prod(shape) * dtype.itemsize)
+            if not data and max(shape) > _MOST_EMPTY:
+                raise MalformedMessage(f"an empty array of {message.__name__} claims the shape {shape}", sender)
+            values.append(np.frombuffer(data, dtype).reshape(shape) if data else np.empty(shape, dtype))
+    if place != len(view):
+        raise MalformedMessage(f"{len(view) - place} bytes too many behind {message.__name__}", sender)
+    return message(*values)
+
+
+def wire_bytes(message: type, *shapes: tuple[int, tuple[int, ...]] | int) -> int:
+    """Bytes of a message on the wire, header and seal included, without making it.
+
+    Args:
+        message: its type.
+        *shapes: for every array in it (bytes per number, shape).
+    """
+    _, sealed, layout = _ALL[_KINDS[message] - 1]
+    total, arrays = HEADER_BYTES + TAG_BYTES * sealed, iter(shapes)
+    for field in layout:
+        if isinstance(field, Blob):
+            total += field.length
+        elif isinstance(field, Whole):
+            total += _COUNT.size
+        else:
+            itemsize, shape = next(arrays)  # type: ignore[misc]
+            total += _ARRAY.size + _AXIS.size * field.axes + itemsize * math.prod(shape)
+    return total
+
+
+def digest(*parts: bytes) -> bytes:
+    """SHA-256 of parts, each with its length."""
+    hasher = hashlib.sha256()
+    for part in parts:
+        hasher.update(_COUNT.pack(len(part)))
+        hasher.update(part)
+    return hasher.digest()

@@ -1,0 +1,241 @@
+"""The cryptographic primitives, all of them from `cryptography` and libsodium, in the few forms that are used here.
+
+Random bytes come from the operating system only, so that a fork or a resumed run never repeats them.
+"""
+
+import functools
+import importlib
+import secrets
+from typing import Any
+
+import numpy as np
+
+from fedjax_ssl.secure.errors import BadKey, MissingExtra, NotAuthentic
+
+KEY_BYTES, POINT_BYTES, TAG_BYTES, SIGNATURE_BYTES = 32, 32, 16, 64
+BLOCK_BYTES = 16  # of AES
+_STREAM_BYTES = 2**18  # of key stream at a time: stays in the processor's cache
+# The fixed key of the hash; any public constant will do.
+_HASH_KEY = bytes.fromhex("243f6a8885a308d313198a2e03707344")
+
+
+def load(module: str, extra: str = "secure") -> Any:
+    """An optional module.
+
+    Raises:
+        MissingExtra: it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingExtra(
+            f"the protocols need the package {module.partition('.')[0]!r}, which is not installed: "
+            f"pip install 'fedjax_ssl[{extra}]'"
+        ) from error
+
+
+_load = functools.cache(load)
+
+
+def _asymmetric(name: str) -> Any:
+    return _load(f"cryptography.hazmat.primitives.asymmetric.{name}")
+
+
+def _invalid_signature() -> type[Exception]:
+    return _load("cryptography.exceptions").InvalidSignature
+
+
+class ExchangeKey:
+    """A fresh X25519 key pair (RFC 7748)."""
+
+    def __init__(self, private: bytes | None = None):
+        keys = _asymmetric("x25519").X25519PrivateKey
+        self._private = keys.generate() if private is None else keys.from_private_bytes(private)
+        self.public: bytes = self._private.public_key().public_bytes_raw()
+
+    def agree(self, public: bytes) -> bytes:
+        """The 32 bytes shared with the owner of `public`.
+
+        Raises:
+            BadKey: a point of low order, with which the secret would be known to all.
+        """
+        try:
+            return self._private.exchange(_asymmetric("x25519").X25519PublicKey.from_public_bytes(public))
+        except ValueError as error:
+            raise BadKey("a public key is a point of low order") from error
+
+    def private_bytes(self) -> bytes:
+        """The private key, which Shamir mode shares out."""
+        return self._private.private_bytes_raw()
+
+    def __repr__(self) -> str:
+        return "ExchangeKey(...)"
+
+
+class Identity:
+    """A party's long-term Ed25519 key pair: whoever pins its public key knows who signed."""
+
+    def __init__(self) -> None:
+        self._private = _asymmetric("ed25519").Ed25519PrivateKey.generate()
+        self.public: bytes = self._private.public_key().public_bytes_raw()
+
+    def sign(self, data: bytes) -> bytes:
+        """The 64 bytes of a signature."""
+        return self._private.sign(data)
+
+    def __repr__(self) -> str:
+        return "Identity(...)"
+
+
+def verify(public: bytes, signature: bytes, data: bytes, sender: int) -> None:
+    """Raises NotAuthentic for a signature that does not fit."""
+    try:
+        _asymmetric("ed25519").Ed25519PublicKey.from_public_bytes(public).verify(signature, data)
+    except _invalid_signature() as error:
+        raise NotAuthentic("a signature does not fit", sender) from error
+
+
+def hkdf(secret: bytes, salt: bytes, info: bytes, length: int = KEY_BYTES) -> bytes:
+    """HKDF-SHA256 (RFC 5869)."""
+    hashes = _load("cryptography.hazmat.primitives.hashes")
+    derive = _load("cryptography.hazmat.primitives.kdf.hkdf").HKDF
+    return derive(algorithm=hashes.SHA256(), length=length, salt=salt, info=info).derive(secret)
+
+
+def seal(key: bytes, nonce: bytes, plain: bytes, associated: bytes) -> bytes:
+    """ChaCha20-Poly1305 (RFC 8439): as many bytes and 16 more."""
+    return _load("cryptography.hazmat.primitives.ciphers.aead").ChaCha20Poly1305(key).encrypt(nonce, plain, associated)
+
+
+def unseal(key: bytes, nonce: bytes, sealed: bytes, associated: bytes, sender: int) -> bytes:
+    """What was sealed.
+
+    Raises:
+        NotAuthentic: a single bit of it, of the nonce or of the associated data is another one.
+    """
+    aead = _load("cryptography.hazmat.primitives.ciphers.aead").ChaCha20Poly1305(key)
+    try:
+        return aead.decrypt(nonce, sealed, associated)
+    except _load("cryptography.exceptions").InvalidTag as error:
+        raise NotAuthentic("a seal does not fit", sender) from error
+
+
+def _encryptor(algorithm: str, key: bytes, mode: Any, *more: bytes) -> Any:
+    algorithms = _load("cryptography.hazmat.primitives.ciphers.algorithms")
+    ciphers = _load("cryptography.hazmat.primitives.ciphers")
+    return ciphers.Cipher(getattr(algorithms, algorithm)(key, *more), mode).encryptor()
+
+
+def add_key_stream(total: np.ndarray, key: bytes, sign: int) -> None:
+    """Adds a ChaCha20 key stream to a matrix in place, or takes it away, modulo 2^32 or 2^64.
+
+    Args:
+        total: contiguous uint32 or uint64, little-endian as the stream is read.
+        key: 32 bytes of which there is no second use; the nonce is 0.
+        sign: +1 or -1.
+    """
+    cipher = _encryptor("ChaCha20", key, None, bytes(16))
+    flat = total.reshape(-1)
+    step = _STREAM_BYTES // flat.itemsize
+    zeros, stream = _buffers()
+    words = stream.view(flat.dtype.newbyteorder("<"))
+    for start in range(0, flat.size, step):
+        part = flat[start : start + step]
+        cipher.update_into(zeros[: part.nbytes], stream[: part.nbytes])
+        (np.add if sign > 0 else np.subtract)(part, words[: part.size], out=part)
+
+
+@functools.cache
+def _buffers() -> tuple[np.ndarray, np.ndarray]:
+    return np.zeros(_STREAM_BYTES, np.uint8), np.empty(_STREAM_BYTES, np.uint8)
+
+
+class BitStream:
+    """AES-128-CTR key stream of one seed, which goes on where the last call ended: no byte comes twice."""
+
+    def __init__(self, seed: bytes):
+        modes = _load("cryptography.hazmat.primitives.ciphers.modes")
+        self._cipher = _encryptor("AES", seed, modes.CTR(bytes(BLOCK_BYTES)))
+
+    def fill(self, out: np.ndarray, zeros: np.ndarray) -> None:
+        """Writes the next bytes to `out`; `zeros` has as many bytes, all 0."""
+        self._cipher.update_into(zeros, out)
+
+    def __repr__(self) -> str:
+        return "BitStream(...)"
+
+
+class BlockHash:
+    """The correlation-robust hash H(tweak, x) = P(P(x) ^ tweak) ^ P(x), with P = AES-128 of a fixed key.
+
+    References:
+        Guo, Katz, Wang, Yu, Efficient and secure multiparty computation from fixed-key block ciphers, IEEE S&P 2020:
+        the tweakable form TMMO.
+    """
+
+    def __init__(self) -> None:
+        self._cipher = _encryptor("AES", _HASH_KEY, _load("cryptography.hazmat.primitives.ciphers.modes").ECB())
+
+    def _permute(self, blocks: np.ndarray) -> np.ndarray:
+        out = np.empty(blocks.nbytes + BLOCK_BYTES - 1, np.uint8)  # as long as the library asks for
+        self._cipher.update_into(blocks.reshape(-1).view(np.uint8), out)
+        return out[: blocks.nbytes].view(np.uint64).reshape(blocks.shape)
+
+    def expand(self, rows: np.ndarray, first: int, num_blocks: int) -> np.ndarray:
+        """Pads of every row.
+
+        Args:
+            rows: uint64 [m, 2], 16 bytes each.
+            first: number of the first row, of all that were ever hashed with one correlation.
+            num_blocks: 16-byte blocks per row; tweaks are (row number, block number).
+
+        Returns:
+            uint64 [m, num_blocks, 2].
+        """
+        inner = self._permute(np.ascontiguousarray(rows))
+        blocks = np.repeat(inner[:, None], num_blocks, axis=1)
+        blocks[:, :, 0] ^= np.arange(first, first + len(rows), dtype=np.uint64)[:, None]
+        blocks[:, :, 1] ^= np.arange(num_blocks, dtype=np.uint64)
+        outer = self._permute(blocks)
+        outer ^= inner[:, None]
+        return outer
+
+
+class Group:
+    """The prime-order group of Ed25519, as libsodium has it; points are 32 bytes."""
+
+    def __init__(self) -> None:
+        self._sodium = _load("nacl.bindings")
+        self._errors = (_load("nacl.exceptions").CryptoError, ValueError, TypeError)
+
+    def scalar(self) -> bytes:
+        """A random scalar."""
+        return self._sodium.crypto_core_ed25519_scalar_reduce(secrets.token_bytes(64))
+
+    def base(self, scalar: bytes) -> bytes:
+        """scalar * generator."""
+        return self._sodium.crypto_scalarmult_ed25519_base_noclamp(scalar)
+
+    def multiply(self, scalar: bytes, point: bytes) -> bytes:
+        """scalar * point.
+
+        Raises:
+            BadKey: the product is the identity element.
+        """
+        try:
+            return self._sodium.crypto_scalarmult_ed25519_noclamp(scalar, point)
+        except self._errors as error:
+            raise BadKey("a product of group elements is the identity element") from error
+
+    def add(self, one: bytes, other: bytes) -> bytes:
+        """one + other."""
+        return self._sodium.crypto_core_ed25519_add(one, other)
+
+    def subtract(self, one: bytes, other: bytes) -> bytes:
+        """one - other."""
+        return self._sodium.crypto_core_ed25519_sub(one, other)
+
+    def check(self, point: bytes, sender: int) -> None:
+        """Raises BadKey for bytes that are no element of the group, not canonical, or the identity element."""
+        if not self._sodium.crypto_core_ed25519_is_valid_point(point):
+            raise BadKey("a group element is not valid", sender)

@@ -1,0 +1,357 @@
+"""SecureRowSums: every client learns its own rows of a sum of matrices, and the server nothing.
+
+1. The server opens an attempt. Every client answers with a fresh key, signed.
+2. The server passes all keys on. Every client adds to its matrix masks that cancel in the sum, blanks its own rows by
+   not sending them, and sends the others.
+3. The server adds up and returns to every client its rows, to which the client adds its own masked ones.
+
+Somebody whose rows do not come is left out, and so are its rows: a new attempt begins with fresh keys. With recovery
+(Shamir mode) those who sent their rows give the server instead what it needs to take the masks of the others away. A row
+of zeros for every client is summed along; what its owner reads there is 0, unless parties were told different things.
+
+References:
+    Scott, Yeo, Lampert, 2023: appendix, SecureRowSums.
+    Bonawitz et al., Practical secure aggregation for privacy-preserving machine learning, CCS 2017: recovery. There all
+    of a client's own mask is revealed; here only its masks of rows whose owners are there, since the rows of the others
+    would become readable.
+"""
+
+import secrets
+
+import numpy as np
+
+from fedjax_ssl.secure import messages, shamir
+from fedjax_ssl.secure.endpoint import Endpoint, Outgoing
+from fedjax_ssl.secure.errors import SERVER, BadKey, InconsistentView, MalformedMessage, StaleMessage, TooFewClients
+from fedjax_ssl.secure.masks import PairMasks, Rows, add_own_masks, own_seed
+from fedjax_ssl.secure.messages import (
+    SHARE_BYTES,
+    KeyShare,
+    MaskedRows,
+    MaskKey,
+    MaskKeys,
+    Recovery,
+    RecoveryRequest,
+    RowTotals,
+    SumStart,
+)
+from fedjax_ssl.secure.primitives import KEY_BYTES, SIGNATURE_BYTES, ExchangeKey
+from fedjax_ssl.secure.session import check_partition, check_table, first_rows, table
+
+MIN_CLIENTS = 3
+_PURPOSE = b"mask key"
+NOTHING_TOLD = bytes(KEY_BYTES)
+
+
+def _signed_parts(key: MaskKey, num_classes: int, bits: int) -> tuple[bytes, ...]:
+    return key.public, *(n.to_bytes(8, "little") for n in (key.num_rows, num_classes, bits)), key.told
+
+
+class RowSumClient:
+    """A client.
+
+    Args:
+        endpoint: of its session.
+        shares: for every client of the session its rows of this client's matrix, uint32 or uint64 [n_p, K].
+        told: digest of what the server told everybody about this sum.
+        min_clients: it refuses to take part in a sum of fewer.
+        threshold: with recovery, how many shares give a key; None: without.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        shares: dict[int, np.ndarray],
+        told: bytes = NOTHING_TOLD,
+        min_clients: int = MIN_CLIENTS,
+        threshold: int | None = None,
+    ):
+        self.endpoint, self._shares, self._told = endpoint, shares, told
+        self._min_clients, self._threshold = min_clients, threshold
+        own = shares[endpoint.party]
+        self._dtype, self._num_classes = own.dtype, own.shape[1]
+        self.result: np.ndarray | None = None  # its rows of the sum
+        self._forget()
+
+    def __repr__(self) -> str:
+        return f"RowSumClient({self.endpoint.party})"
+
+    def start(self) -> list[Outgoing]:
+        """It waits for the server."""
+        return []
+
+    def receive(self, data: bytes) -> list[Outgoing]:
+        """Start, keys, shares, a request for recovery, totals."""
+        header = messages.unpack_header(data)[0]
+        attempt = self.endpoint.last_attempt
+        if messages.MESSAGES[header.kind - 1] is SumStart:
+            if header.attempt <= attempt:
+                raise StaleMessage("the start of an attempt that was there before", header.sender)
+            attempt = header.attempt
+        sender, message = self.endpoint.unpack(data, attempt)
+        if sender == SERVER and isinstance(message, SumStart):
+            return self._begin(message, attempt)
+        if sender == SERVER and isinstance(message, MaskKeys) and self._key is not None and self._keys is None:
+            return self._mask(message)
+        if isinstance(message, KeyShare) and self._threshold is not None and sender not in self._received:
+            self._received[sender] = message.share
+            return self._upload()
+        if sender == SERVER and isinstance(message, RecoveryRequest) and self._sent and self._gone is None:
+            return self._recover(message)
+        if sender == SERVER and isinstance(message, RowTotals) and self._sent:
+            return self._read(message)
+        raise MalformedMessage("a message that is not due", sender)
+
+    def _forget(self) -> None:
+        """No key or mask of one attempt is known in the next."""
+        self._key: ExchangeKey | None = None
+        self._keys: MaskKeys | None = None
+        self._own_secret = b""
+        self._own_rows: np.ndarray | None = None
+        self._received: dict[int, bytes] = {}
+        self._gone: list[int] | None = None
+        self._sent = False
+
+    def _begin(self, start: SumStart, attempt: int) -> list[Outgoing]:
+        if (start.num_classes, start.modulus_bits) != (self._num_classes, 8 * self._dtype.itemsize):
+            raise InconsistentView(f"a sum of {start.num_classes} columns modulo 2^{start.modulus_bits}", SERVER)
+        self._forget()
+        self.endpoint.last_attempt = attempt
+        self._key, self._own_secret = ExchangeKey(), secrets.token_bytes(KEY_BYTES)
+        key = MaskKey(self._key.public, len(self._shares[self.endpoint.party]), self._told, bytes(SIGNATURE_BYTES))
+        parts = _signed_parts(key, start.num_classes, start.modulus_bits)
+        key = key._replace(signature=self.endpoint.sign(_PURPOSE, *parts, attempt=attempt))
+        return [self.endpoint.pack(SERVER, key, attempt)]
+
+    def _mask(self, keys: MaskKeys) -> list[Outgoing]:
+        """Checks everybody's keys and rows; sends its masked rows, or first its shares."""
+        self._check(keys)
+        self._keys = keys
+        self._publics = dict(zip(keys.clients.tolist(), map(bytes, keys.publics), strict=True))
+        self._rows = Rows(tuple(keys.clients.tolist()), tuple(keys.num_rows.tolist()))
+        if self._threshold is None:
+            return self._upload()
+        assert self._key is not None
+        others = [client for client in self._rows.clients if client != self.endpoint.party]
+        shares = shamir.share_out(self._key.private_bytes(), list(self._rows.clients), self._threshold)
+        self._received[self.endpoint.party] = shares[self.endpoint.party]
+        outgoing = [self.endpoint.pack(other, KeyShare(shares[other]), self.endpoint.last_attempt) for other in others]
+        return outgoing + self._upload()
+
+    def _check(self, keys: MaskKeys) -> None:
+        me, count = self.endpoint.party, len(keys.clients)
+        check_partition(keys.clients, keys.num_rows, keys.first)
+        if count < self._min_clients:
+            raise TooFewClients(f"{count} clients are live; a sum needs at least {self._min_clients}")
+        publics, told = (check_table(some, count, KEY_BYTES, SERVER) for some in (keys.publics, keys.told))
+        signatures = check_table(keys.signatures, count, SIGNATURE_BYTES, SERVER)
+        assert self._key is not None
+        entries = dict(zip(keys.clients.tolist(), publics, strict=True))
+        if entries.get(me) != self._key.public:
+            raise InconsistentView("the list of keys has no or another entry for its reader", SERVER)
+        if len(set(publics)) < count:
+            raise BadKey("a mask key is there twice", SERVER)
+        counts = dict(zip(entries, keys.num_rows.tolist(), strict=True))
+        expected = {client: len(rows) for client, rows in self._shares.items()}
+        if any(expected.get(client) != rows for client, rows in counts.items()):
+            raise InconsistentView("clients claim other rows than the matrix has for them", SERVER)
+        if set(told) != {self._told}:
+            raise InconsistentView("clients were told different things", SERVER)
+        for client, signature, rows in zip(entries, signatures, keys.num_rows.tolist(), strict=True):
+            key = MaskKey(entries[client], rows, self._told, signature)
+            parts = _signed_parts(key, self._num_classes, 8 * self._dtype.itemsize)
+            self.endpoint.verify(client, signature, _PURPOSE, *parts, attempt=self.endpoint.last_attempt)
+
+    def _upload(self) -> list[Outgoing]:
+        """Its masked part of the others' rows, once everybody's share is there if there are shares."""
+        if self._keys is None or self._sent:
+            return []
+        if self._threshold is not None and set(self._received) != set(self._rows.clients):
+            return []
+        me, attempt = self.endpoint.party, self.endpoint.last_attempt
+        assert self._key is not None
+        masks = PairMasks(self.endpoint, attempt, 8 * self._dtype.itemsize, self._keys)
+        total = np.zeros((len(self._rows.owner), self._num_classes), self._dtype)
+        np.concatenate([self._shares[client] for client in self._rows.clients], out=total[: -len(self._rows.clients)])
+        for other, public in self._publics.items():
+            if other != me:
+                masks.add(total, me, self._key, other, public)
+        own = self._rows.owner == me
+        self._own_rows = total[own]
+        if self._threshold is not None:
+            seeds = {other: own_seed(self._own_secret, other) for other in self._publics if other != me}
+            add_own_masks(total, self._rows, seeds, 1)
+        self._sent = True
+        return [self.endpoint.pack(SERVER, MaskedRows(total[~own]), attempt)]
+
+    def _recover(self, request: RecoveryRequest) -> list[Outgoing]:
+        me, threshold = self.endpoint.party, self._threshold
+        gone, uploaded = request.gone.tolist(), request.uploaded.tolist()
+        # Of nobody both are revealed: the key of its pair masks and its own mask.
+        if threshold is None or sorted(gone + uploaded) != list(self._rows.clients) or me not in uploaded:
+            raise InconsistentView("a request for recovery that does not name every client once", SERVER)
+        if len(uploaded) < max(self._min_clients, threshold):
+            raise TooFewClients(f"{len(uploaded)} clients are left; recovery needs {max(self._min_clients, threshold)}")
+        self._gone = gone
+        assert self._own_rows is not None and self._keys is not None and self._key is not None
+        # Its own rows go without the masks that it shares with those who are gone.
+        masks = PairMasks(self.endpoint, self.endpoint.last_attempt, 8 * self._dtype.itemsize, self._keys)
+        for client in gone:
+            stream = np.zeros((len(self._rows.owner), self._num_classes), self._dtype)
+            masks.add(stream, me, self._key, client, self._publics[client])
+            self._own_rows -= stream[self._rows.owner == me]
+        seeds = [bytes(KEY_BYTES) if client == me else own_seed(self._own_secret, client) for client in uploaded]
+        shares = table([self._received[client] for client in gone], SHARE_BYTES)
+        return [self.endpoint.pack(SERVER, Recovery(table(seeds, KEY_BYTES), shares), self.endpoint.last_attempt)]
+
+    def _read(self, totals: RowTotals) -> list[Outgoing]:
+        assert self._own_rows is not None
+        if totals.rows.shape != self._own_rows.shape or totals.rows.dtype != self._dtype:
+            raise MalformedMessage(f"totals of shape {totals.rows.shape}; due: {self._own_rows.shape}", SERVER)
+        found = totals.rows + self._own_rows
+        if found[-1].any():
+            raise InconsistentView("the check row is not 0: the masks of this attempt do not cancel", SERVER)
+        self.result = found[:-1]
+        self._forget()
+        return []
+
+
+class RowSumServer:
+    """The server.
+
+    Args:
+        endpoint: of its session.
+        invited: the clients.
+        num_classes: K.
+        dtype: uint32 or uint64.
+        min_clients: with fewer it gives up.
+        threshold: with recovery, how many shares give a key; None: without.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        invited: list[int],
+        num_classes: int,
+        dtype: type,
+        min_clients: int = MIN_CLIENTS,
+        threshold: int | None = None,
+    ):
+        self.endpoint, self.live, self._dtype, self._num_classes = endpoint, list(invited), np.dtype(dtype), num_classes
+        self._min_clients, self._threshold = min_clients, threshold
+        self.attempts = 0  # that it took
+        self._phase = "keys"
+        self._keys: dict[int, MaskKey] = {}
+        self._uploads: dict[int, np.ndarray] = {}
+        self._recoveries: dict[int, Recovery] = {}
+
+    def start(self) -> list[Outgoing]:
+        """Opens an attempt."""
+        if len(self.live) < self._min_clients:
+            raise TooFewClients(f"{len(self.live)} clients are live; a sum needs at least {self._min_clients}")
+        self._phase, self._keys, self._uploads, self._recoveries = "keys", {}, {}, {}
+        self.attempts += 1
+        self.endpoint.last_attempt += 1
+        message = SumStart(self._num_classes, 8 * self._dtype.itemsize)
+        return [self.endpoint.pack(client, message, self.endpoint.last_attempt) for client in self.live]
+
+    def receive(self, data: bytes) -> list[Outgoing]:
+        """Keys, masked rows, recoveries."""
+        sender, message = self.endpoint.unpack(data, self.endpoint.last_attempt)
+        if isinstance(message, MaskKey) and self._phase == "keys" and sender in set(self.live) - set(self._keys):
+            parts = _signed_parts(message, self._num_classes, 8 * self._dtype.itemsize)
+            attempt = self.endpoint.last_attempt
+            self.endpoint.verify(sender, message.signature, _PURPOSE, *parts, attempt=attempt)
+            self._keys[sender] = message
+            return self._pass_on() if len(self._keys) == len(self.live) else []
+        if isinstance(message, MaskedRows) and self._phase == "rows" and sender in set(self._keys) - set(self._uploads):
+            shape = (len(self._rows.owner) - self._rows.own_count(sender), self._num_classes)
+            if message.rows.shape != shape or message.rows.dtype != self._dtype:
+                raise MalformedMessage(f"{message.rows.dtype} rows of shape {message.rows.shape}; due: {shape}", sender)
+            self._uploads[sender] = message.rows
+            return self._finish() if len(self._uploads) == len(self._keys) else []
+        if isinstance(message, Recovery) and self._phase == "recovery" and sender not in self._recoveries:
+            shapes = (len(self._uploads), KEY_BYTES), (len(self._gone()), SHARE_BYTES)
+            if (message.seeds.shape, message.shares.shape) != shapes:
+                raise MalformedMessage(f"a recovery of another shape than {shapes}", sender)
+            self._recoveries[sender] = message
+            return self._unmask() if len(self._recoveries) == len(self._uploads) else []
+        raise MalformedMessage("a message that is not due", sender)
+
+    def expire(self) -> list[Outgoing] | None:
+        """Goes on without those who did not answer."""
+        if self._phase == "keys":
+            return self._pass_on()
+        if self._phase == "rows" and self._threshold is not None:
+            if len(self._uploads) >= max(self._min_clients, self._threshold):
+                return self._finish()
+            # Nobody sends rows before all shares are there; whoever stopped them will not answer the next start.
+            if self.attempts > len(self.live):
+                raise TooFewClients(f"no sum after {self.attempts} attempts")
+            return self.start()
+        if self._phase in ("rows", "recovery"):
+            answers = self._uploads if self._phase == "rows" else self._recoveries
+            self.live = [client for client in self.live if client in answers]
+            return self.start()
+        return None
+
+    def _gone(self) -> list[int]:
+        return [client for client in self._rows.clients if client not in self._uploads]
+
+    def _pass_on(self) -> list[Outgoing]:
+        self.live = sorted(self._keys)
+        if len(self.live) < self._min_clients:
+            raise TooFewClients(f"{len(self.live)} clients are live; a sum needs at least {self._min_clients}")
+        keys = [self._keys[client] for client in self.live]
+        counts = np.array([key.num_rows for key in keys], np.uint64)
+        self._message = MaskKeys(
+            np.array(self.live, np.uint32),
+            table([key.public for key in keys], KEY_BYTES),
+            counts,
+            first_rows(counts),
+            table([key.told for key in keys], KEY_BYTES),
+            table([key.signature for key in keys], SIGNATURE_BYTES),
+        )
+        self._rows = Rows(tuple(self.live), tuple(counts.tolist()))
+        self._phase = "rows"
+        return [self.endpoint.pack(client, self._message, self.endpoint.last_attempt) for client in self.live]
+
+    def _finish(self) -> list[Outgoing]:
+        owner = self._rows.owner
+        self._total = np.zeros((len(owner), self._num_classes), self._dtype)
+        for client, rows in self._uploads.items():
+            self._total[owner != client] += rows
+        if self._threshold is None:
+            return self._send()
+        self._phase = "recovery"
+        request = RecoveryRequest(np.array(self._gone(), np.uint32), np.array(sorted(self._uploads), np.uint32))
+        return [self.endpoint.pack(client, request, self.endpoint.last_attempt) for client in sorted(self._uploads)]
+
+    def _unmask(self) -> list[Outgoing]:
+        """Takes away the own masks of those who are there, and the pair masks of those who are gone."""
+        uploaded, owner = sorted(self._uploads), self._rows.owner
+        masks = PairMasks(self.endpoint, self.endpoint.last_attempt, 8 * self._dtype.itemsize, self._message)
+        for client, recovery in self._recoveries.items():
+            seeds = {other: seed.tobytes() for other, seed in zip(uploaded, recovery.seeds, strict=True)}
+            del seeds[client]
+            add_own_masks(self._total, self._rows, seeds, -1)
+        for place, client in enumerate(self._gone()):
+            some = list(self._recoveries)[: self._threshold]
+            shares = {holder: self._recoveries[holder].shares[place].tobytes() for holder in some}
+            key = ExchangeKey(shamir.put_together(shares))
+            if key.public != self._keys[client].public:
+                raise InconsistentView(f"the shares of the mask key of client {client} do not fit together")
+            for other in uploaded:
+                stream = np.zeros_like(self._total)
+                masks.add(stream, other, key, client, self._keys[other].public)
+                self._total[owner != other] -= stream[owner != other]
+        self.live = uploaded
+        return self._send()
+
+    def _send(self) -> list[Outgoing]:
+        self._phase, owner = "done", self._rows.owner
+        outgoing = []
+        for client in sorted(self._uploads):
+            totals = RowTotals(self._total[owner == client])
+            outgoing.append(self.endpoint.pack(client, totals, self.endpoint.last_attempt))
+        return outgoing

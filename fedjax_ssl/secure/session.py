@@ -1,0 +1,158 @@
+"""The beginning of a session: everybody's fresh keys and numbers of points, signed, and one view of them for all."""
+
+import itertools
+
+import numpy as np
+
+from fedjax_ssl.secure import messages
+from fedjax_ssl.secure.endpoint import Endpoint, Outgoing
+from fedjax_ssl.secure.errors import SERVER, BadKey, InconsistentView, MalformedMessage, NotAuthentic
+from fedjax_ssl.secure.messages import Roster, SessionKey
+from fedjax_ssl.secure.primitives import KEY_BYTES, SIGNATURE_BYTES
+
+_PURPOSE = b"session key"
+
+
+def first_rows(counts: np.ndarray) -> np.ndarray:
+    """Where every client's rows begin, uint64: rows stand client after client."""
+    return np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.uint64) if len(counts) else np.zeros(0, np.uint64)
+
+
+def table(keys: list[bytes], width: int) -> np.ndarray:
+    """Keys or signatures as uint8 [C, width]."""
+    return np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), width)
+
+
+def check_table(values: np.ndarray, rows: int, width: int, sender: int) -> list[bytes]:
+    """The rows of a table of this size, as bytes. Raises MalformedMessage for another size."""
+    if values.shape != (rows, width):
+        raise MalformedMessage(f"a table of shape {values.shape}; it must be {(rows, width)}", sender)
+    return [row.tobytes() for row in values]
+
+
+def check_partition(clients: np.ndarray, counts: np.ndarray, first: np.ndarray) -> None:
+    """Raises InconsistentView unless clients differ and their rows follow each other, neither gaps nor overlaps."""
+    if not len(clients) == len(counts) == len(first):
+        raise InconsistentView("lists of clients and of their rows differ in length", SERVER)
+    if any(one >= other for one, other in itertools.pairwise(clients.tolist())):
+        raise InconsistentView("a list of clients is not in order, or names one of them twice", SERVER)
+    if (counts > 2**40).any() or not np.array_equal(first, first_rows(counts)):
+        raise InconsistentView("the rows of the clients overlap or leave gaps", SERVER)
+
+
+def _signed(endpoint: Endpoint, num_points: int) -> SessionKey:
+    public = endpoint.key.public
+    signature = endpoint.sign(_PURPOSE, endpoint.identity, public, _number(num_points))
+    return SessionKey(endpoint.identity, public, num_points, signature)
+
+
+def _check(endpoint: Endpoint, sender: int, key: SessionKey) -> None:
+    if endpoint.pinned.get(sender) != key.identity:
+        raise BadKey("an identity key is not the pinned one", sender)
+    endpoint.verify(sender, key.signature, _PURPOSE, key.identity, key.public, _number(key.num_points))
+
+
+def _number(value: int) -> bytes:
+    return value.to_bytes(8, "little")
+
+
+class SessionClient:
+    """A client: sends its key, checks everybody's, and opens channels to all."""
+
+    def __init__(self, endpoint: Endpoint, num_points: int):
+        self.endpoint, self.num_points = endpoint, num_points
+        self.counts: dict[int, int] = {}  # client -> points, once the roster is there
+
+    def start(self) -> list[Outgoing]:
+        """Its session key."""
+        return [self.endpoint.pack(SERVER, _signed(self.endpoint, self.num_points))]
+
+    def receive(self, data: bytes) -> list[Outgoing]:
+        """Checks the roster."""
+        sender, message = self.endpoint.unpack(data)
+        if sender != SERVER or not isinstance(message, Roster) or self.counts:
+            raise MalformedMessage("a message that is not due", sender)
+        keys = self._keys(message)
+        self.endpoint.transcript = messages.digest(b"roster", messages.encode(message))
+        for party, key in keys.items():
+            if party != self.endpoint.party:
+                self.endpoint.connect(party, key.public)
+        self.counts = {party: key.num_points for party, key in keys.items() if party != SERVER}
+        return []
+
+    def _keys(self, roster: Roster) -> dict[int, SessionKey]:
+        check_partition(roster.clients, roster.num_points, roster.first)
+        rows = len(roster.clients) + 1
+        columns = [
+            check_table(values, rows, width, SERVER)
+            for values, width in (
+                (roster.identities, KEY_BYTES),
+                (roster.publics, KEY_BYTES),
+                (roster.signatures, SIGNATURE_BYTES),
+            )
+        ]
+        counts = [*roster.num_points.tolist(), 0]
+        keys = {
+            party: SessionKey(identity, public, count, signature)
+            for party, identity, public, count, signature in zip(
+                [*roster.clients.tolist(), SERVER], columns[0], columns[1], counts, columns[2], strict=True
+            )
+        }
+        own = keys.get(self.endpoint.party)
+        if own is None or (own.public, own.num_points) != (self.endpoint.key.public, self.num_points):
+            raise InconsistentView("the roster has no or another entry for its reader", SERVER)
+        if len({key.public for key in keys.values()}) < rows or len({key.identity for key in keys.values()}) < rows:
+            raise BadKey("a key is there twice", SERVER)
+        for party, key in keys.items():
+            _check(self.endpoint, party, key)
+        return keys
+
+
+class SessionServer:
+    """The server: collects the keys and sends everybody all of them."""
+
+    def __init__(self, endpoint: Endpoint, invited: list[int]):
+        self.endpoint, self._invited = endpoint, set(invited)
+        self._keys: dict[int, SessionKey] = {}
+        self.counts: dict[int, int] = {}
+
+    def start(self) -> list[Outgoing]:
+        """It waits for the clients."""
+        return []
+
+    def receive(self, data: bytes) -> list[Outgoing]:
+        """Checks a client's key; the last one closes the list."""
+        sender, key = self.endpoint.unpack(data)
+        if not isinstance(key, SessionKey) or sender not in self._invited or sender in self._keys or self.counts:
+            raise MalformedMessage("a message that is not due", sender)
+        _check(self.endpoint, sender, key)
+        if key.public in {other.public for other in self._keys.values()} | {self.endpoint.key.public}:
+            raise BadKey("a key is there twice", sender)
+        self._keys[sender] = key
+        return self._close() if len(self._keys) == len(self._invited) else []
+
+    def expire(self) -> list[Outgoing] | None:
+        """Whoever has not come stays out."""
+        return None if self.counts else self._close()
+
+    def _close(self) -> list[Outgoing]:
+        clients = sorted(self._keys)
+        if not clients:
+            raise NotAuthentic("no client came to the session")
+        keys = [self._keys[client] for client in clients]
+        self.counts = {client: key.num_points for client, key in zip(clients, keys, strict=True)}
+        counts = np.array([key.num_points for key in keys], np.uint64)
+        all_keys = [*keys, _signed(self.endpoint, 0)]
+        roster = Roster(
+            np.array(clients, np.uint32),
+            counts,
+            first_rows(counts),
+            table([key.identity for key in all_keys], KEY_BYTES),
+            table([key.public for key in all_keys], KEY_BYTES),
+            table([key.signature for key in all_keys], SIGNATURE_BYTES),
+        )
+        self.endpoint.transcript = messages.digest(b"roster", messages.encode(roster))
+        outgoing = [self.endpoint.pack(client, roster) for client in clients]
+        for client, key in zip(clients, keys, strict=True):
+            self.endpoint.connect(client, key.public)
+        return outgoing
