@@ -4,6 +4,7 @@ What a run's `config.prediction` asks for is done once, after the last round: ev
 that belong to a client, and is scored over all of them and at each client.
 """
 
+import hashlib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
-from fedjax_ssl import data, graph
+from fedjax_ssl import data, graph, secure
 from fedjax_ssl.config import ConfigError, naming
 from fedjax_ssl.federated import Method, Scores, ServerState, likeliest_coarse, map_rows, score_labels
 from fedjax_ssl.graph import Neighbors, PropagationSettings, approximate_neighbors, nearest_neighbors, neighbor_recall
@@ -46,6 +47,8 @@ class PredictionSettings(NamedTuple):
     groups: int
     new_batch_size: int | None
     neighbor_search: str
+    protocol: str | None
+    hamming: str
 
 
 class Job(NamedTuple):
@@ -65,6 +68,7 @@ class Predicted(NamedTuple):
     scores: Scores
     seconds: float  # of all jobs that share its graph, compiling included
     neighbor_recall: float | None  # measured, where neighbours were searched approximately
+    protocol_bytes: int | None = None  # of all messages of its graph, where they are counted
 
 
 def jobs_of(settings: PredictionSettings) -> list[Job]:
@@ -143,14 +147,14 @@ def predict(
     num_clients = federation.num_clients + federation.num_new_clients
     truth = federation.labels[federation.test_index]
     begin = time.perf_counter()
-    for jobs, found, recalls in _predict(settings, method, state, key, federation, mesh, report):
+    for jobs, found, recalls, traffic in _predict(settings, method, state, key, federation, mesh, report):
         found = jax.block_until_ready(found)
         seconds = time.perf_counter() - begin
         for job, predictions in zip(jobs, found, strict=True):
             scores = score_labels(
                 predictions.labels, truth, federation.test_client, num_clients, federation.num_classes
             )
-            yield Predicted(job, predictions, scores, seconds, float(np.mean(recalls)) if recalls else None)
+            yield Predicted(job, predictions, scores, seconds, float(np.mean(recalls)) if recalls else None, traffic)
         begin = time.perf_counter()
 
 
@@ -162,26 +166,28 @@ def _predict(
     federation: data.FederatedData,
     mesh: Mesh | None,
     report: Callable[[str], None],
-) -> Iterator[tuple[list[Job], list[predictors.Predictions], list[float]]]:
-    """Jobs that share a graph, what each found, and the measured recall of its searches where they are approximate."""
+) -> Iterator[tuple[list[Job], list[predictors.Predictions], list[float], int | None]]:
+    """Jobs that share a graph, what each found, the measured recall of approximate searches, bytes of the protocols."""
     key = named_key(key, "prediction")
     for predictor, of_predictor in itertools.groupby(jobs_of(settings), lambda job: job.predictor):
         jobs = list(of_predictor)
         if predictor == "network":
             report("predicting: network ...")
-            yield jobs, [_by_network(method, state, federation)], []
+            yield jobs, [_by_network(method, state, federation)], [], None
             continue
         variants = [_variant(settings, job.variant) for job in jobs if job.unlabelled == jobs[0].unlabelled]
         points = predictors.points_of(federation)
         search = _Search(settings.neighbor_search == "approximate", mesh if settings.groups == 1 else None)
         with naming("prediction"):
             embed = _embedding(settings.features, method, state)
+            protocols = _protocols(settings, key) if predictor == "xclp" else None
             graph_of, num_graphs = _graphs(predictor, key, federation, settings.groups)
-            label = _labeller(settings, predictor, key, federation, points, embed, search, variants)
+            label = _labeller(settings, predictor, key, federation, points, embed, search, variants, protocols)
         for unlabelled, sharing in itertools.groupby(jobs, lambda job: job.unlabelled):
             together = list(sharing)
             report(f"predicting: {', '.join(job.name for job in together)} ...")
             search.recalls.clear()
+            before = protocols.traffic.total() if protocols is not None else 0
             with naming("prediction"):
                 found = predictors.predict_with_graphs(
                     federation,
@@ -192,7 +198,16 @@ def _predict(
                     unlabelled=unlabelled,
                     new_batch_size=settings.new_batch_size,
                 )
-            yield together, found, search.recalls
+            counted = protocols is not None and protocols.level != "ideal"
+            yield together, found, search.recalls, protocols.traffic.total() - before if protocols and counted else None
+
+
+def _protocols(settings: PredictionSettings, key: Key[Array, ""]) -> secure.Protocols | None:
+    """What runs between the clients of a graph; None: the kernels."""
+    if settings.protocol is None:
+        return None
+    seed = hashlib.sha256(np.asarray(jax.random.key_data(key)).tobytes()).digest()
+    return secure.protocols(settings.protocol, settings.num_bits, hamming=settings.hamming, seed=seed)
 
 
 def _by_network(method: Method, state: ServerState, federation: data.FederatedData) -> predictors.Predictions:
@@ -249,12 +264,16 @@ def _labeller(
     embed: Callable[[Array], Array],
     search: "_Search",
     variants: list[PropagationSettings],
+    protocols: secure.Protocols | None,
 ) -> predictors.Labeller:
     alone = predictor == "per_client_lp"
     if alone and settings.similarity == "exact":
         return predictors.by_cosines(federation, points, embed, variants)
     neighbor_search = nearest_neighbors if alone else search
-    return predictors.by_codes(key, federation, points, embed, variants, neighbor_search=neighbor_search)
+    exchange = protocols and protocols.exchange
+    return predictors.by_codes(
+        key, federation, points, embed, variants, neighbor_search=neighbor_search, exchange=exchange
+    )
 
 
 class _Search:
@@ -306,5 +325,7 @@ def summary_of(outcomes: Sequence[Predicted]) -> list[dict[str, Any]]:
         row["seconds"] = outcome.seconds
         if outcome.neighbor_recall is not None:
             row["neighbor_recall"] = outcome.neighbor_recall
+        if outcome.protocol_bytes is not None:
+            row["protocol_bytes"] = outcome.protocol_bytes
         rows.append(row)
     return rows
