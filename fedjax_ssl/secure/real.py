@@ -104,6 +104,7 @@ class RealProtocols(Protocols):
         else:
             machines, server = self._paillier(offered, chosen, codes)
         self.network.run("hamming", {**machines, SERVER: server})
+        self.gone |= self.network.gone
         if server.distances is None:
             return None
         first = chosen if self.hamming == "transfer" else offered
