@@ -198,8 +198,10 @@ def _predict(
                     unlabelled=unlabelled,
                     new_batch_size=settings.new_batch_size,
                 )
-            counted = protocols is not None and protocols.level != "ideal"
-            yield together, found, search.recalls, protocols.traffic.total() - before if protocols and counted else None
+            weighed = None
+            if protocols is not None and protocols.level != "ideal":
+                weighed = protocols.traffic.total() - before
+            yield together, found, search.recalls, weighed
 
 
 def _protocols(settings: PredictionSettings, key: Key[Array, ""]) -> secure.Protocols | None:
@@ -270,7 +272,7 @@ def _labeller(
     if alone and settings.similarity == "exact":
         return predictors.by_cosines(federation, points, embed, variants)
     neighbor_search = nearest_neighbors if alone else search
-    exchange = protocols and protocols.exchange
+    exchange = None if protocols is None else protocols.exchange
     return predictors.by_codes(
         key, federation, points, embed, variants, neighbor_search=neighbor_search, exchange=exchange
     )

@@ -40,9 +40,9 @@ class Exchange(NamedTuple):
     Exact sums make labels, confidences and scores those of `IDEAL`, bit for bit; rounding once for each client with
     labels, they are not those of the kernels, but within 2^-(f + 1) for each, see `fraction_bits`.
 
-    Where given, `begin(num_points)` is called ahead of these with every client and the number of its points that have a
-    code; `columns(columns)` sends every client the columns [n, labelled] of S of its labelled points and returns them as
-    they arrive; `without_distances()` says who dropped out of the distances: no point of theirs stays in the graph.
+    Where given, `begin(num_points)` is called ahead of these with every client and the number of its points that have
+    a code; `columns(columns)` sends every client the columns [n, labelled] of S of its labelled points and returns them
+    as they arrive; `without_distances()` says who dropped out of the distances: no point of theirs stays in the graph.
 
     Not covered: the counts of label_norm "class" and the maximum of confidence_scale "max", which the server learns.
     """

@@ -31,7 +31,9 @@ def to_fixed_point(values: np.ndarray, fraction_bits: int, largest: float, dtype
     """
     bits = 8 * np.dtype(dtype).itemsize
     if not largest * 2.0**fraction_bits < 2.0**bits:
-        raise ValueError(f"numbers up to {largest:.3g} with {fraction_bits} bits behind the point do not fit {bits} bits")
+        raise ValueError(
+            f"numbers up to {largest:.3g} with {fraction_bits} bits behind the point do not fit {bits} bits"
+        )
     allowed = (values == 0) | ((values >= np.finfo(float).tiny) & (values <= largest))
     if not allowed.all():
         raise ValueError(

@@ -1,6 +1,6 @@
 """One-shot XCLP on the embedded digits with its protocols: `python -m fedjax_ssl.secure [--drop 3@mask,5@sums]`.
 
-14 writers label the new fifth of their digits; a tenth of the others has labels (configs/digits_predict.py, raw pixels).
+A fifth of the digits of 14 writers is new; a tenth of the others has labels (configs/digits_predict.py, raw pixels).
 """
 
 import argparse
@@ -50,8 +50,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--bits", type=int, default=1024, help="bits of a code (1024)")
     parser.add_argument("--clients", type=int, default=14, help="writers that take part, 3 to 14 (14)")
     parser.add_argument("--seed", type=int, default=0, help="of the split, the labels and the codes (0)")
-    parser.add_argument("--drop", default="", help=f"clients that vanish, as 3@mask,5@sums; at {', '.join(secure.DROPS)}")
-    parser.add_argument("--recovery", action="store_true", help="Shamir mode: no restart when a client vanishes in a sum")
+    parser.add_argument(
+        "--drop", default="", help=f"clients that vanish, as 3@mask,5@sums; at {', '.join(secure.DROPS)}"
+    )
+    parser.add_argument(
+        "--recovery", action="store_true", help="Shamir mode: no restart when a client vanishes in a sum"
+    )
     parser.add_argument("--key-bits", type=int, default=2048, help="of Paillier's modulus (2048)")
     return parser
 
@@ -117,7 +121,9 @@ def _print_costs(chosen: Protocols, counted: Protocols, num_clients: int) -> Non
         seconds = sum(some for place, some in chosen.seconds.items() if place[0] == phase)
         sizes = f"{chosen.traffic.total(phase):>16,}{counted.traffic.total(phase):>18,}"
         print(f"{phase:10}{sent:>10,}{sizes}{seconds:>10.3f}")
-    print(f"\n{'party':12}{'sent bytes':>16}{'received bytes':>16}" + "".join(f"{phase + ' s':>11}" for phase in _PHASES))
+    print(
+        f"\n{'party':12}{'sent bytes':>16}{'received bytes':>16}" + "".join(f"{phase + ' s':>11}" for phase in _PHASES)
+    )
     for party in [*range(num_clients), SERVER]:
         sizes = f"{chosen.traffic.total(sender=party):>16,}{chosen.traffic.total(receiver=party):>16,}"
         print(f"{party_name(party):12}{sizes}" + "".join(f"{chosen.seconds[phase, party]:>11.3f}" for phase in _PHASES))

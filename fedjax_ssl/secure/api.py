@@ -100,9 +100,14 @@ def secure_row_sums(
     if clients.shape != shape[:1] or not set(clients.tolist()) <= set(shares):
         raise ValueError(f"clients has shape {clients.shape} for {shape[0]} rows, or names somebody without a matrix")
     if largest_sum is not None:
-        modulus, largest = 2 ** (8 * dtype.itemsize), max((int(some.max()) for some in shares.values() if some.size), default=0)
+        modulus, largest = (
+            2 ** (8 * dtype.itemsize),
+            max((int(some.max()) for some in shares.values() if some.size), default=0),
+        )
         if largest_sum >= modulus or largest > largest_sum:
-            raise ValueError(f"the sum can reach {max(largest_sum, largest)}; allowed: below {min(modulus, largest_sum + 1)}")
+            raise ValueError(
+                f"the sum can reach {max(largest_sum, largest)}; allowed: below {min(modulus, largest_sum + 1)}"
+            )
     chosen = protocols(level, 1, **settings)
     chosen.begin({client: 0 for client in shares})
     result = chosen.row_sums(dict(shares), clients)

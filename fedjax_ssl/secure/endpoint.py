@@ -1,4 +1,4 @@
-"""What a party holds in one session: its identity, the channels to the others, and how messages are sealed and opened."""
+"""What a party holds in one session: its identity, its channels, and how messages are sealed and opened."""
 
 import struct
 from collections.abc import Mapping
@@ -103,7 +103,7 @@ class Endpoint:
         Nothing is remembered of a message that is refused.
 
         Raises:
-            ProtocolError: not a message, not for this party or this place, not from whom it says, or not the first time.
+            ProtocolError: no message, not for this party or this place, not from whom it says, or not the first time.
         """
         header, head, body = messages.unpack_header(data)
         sender = header.sender
@@ -117,7 +117,7 @@ class Endpoint:
             if sender not in self._channels:
                 raise NotAuthentic("there is no channel to the sender", sender)
             nonce, key = _nonce(header.sequence), self._channels[sender].receive_key
-            body = memoryview(primitives.unseal(key, nonce, body, head, sender))
+            body = memoryview(primitives.unseal(key, nonce, bytes(body), bytes(head), sender))
             self._next[sender] = header.sequence + 1
         return sender, messages.decode(header.kind, body, sender)
 

@@ -1,9 +1,9 @@
 """SecureHamming by Paillier's cryptosystem: least traffic, most time.
 
-The key owner packs bit l of all its points u into one number, a slot of w bits for each point, and encrypts it. The other
-client forms, for each of its points v, the packed sums over l of u_l + v_l - 2 u_l v_l under encryption, adds one number R
-that is uniform modulo N, and re-randomizes. The owner decrypts a uniform number and passes it to the server, which takes
-R away.
+The key owner packs bit l of all its points u into one number, a slot of w bits for each point, and encrypts it. The
+other client forms, for each of its points v, the packed sums over l of u_l + v_l - 2 u_l v_l under encryption, adds one
+number R that is uniform modulo N, and re-randomizes. The owner decrypts a uniform number and passes it to the server,
+which takes R away.
 
 Re-randomizing is not optional: without it the owner, who made all ciphertexts, can test every guess of v.
 
@@ -125,7 +125,10 @@ class PaillierEvaluator:
         public = PublicKey(modulus)
         columns = np.array(_checked(message.ciphertexts, public, sender), object).reshape(num_bits, blocks)
         self._done = True
-        ones = [_pack(np.ones(min(slots, self._num_packed - start), np.uint8), width) for start in range(0, slots * blocks, slots)]
+        ones = [
+            _pack(np.ones(min(slots, self._num_packed - start), np.uint8), width)
+            for start in range(0, slots * blocks, slots)
+        ]
         totals = [public.add(columns[:, block]) for block in range(blocks)]
         results, masks = [], []
         for bits in self._bits.astype(bool):

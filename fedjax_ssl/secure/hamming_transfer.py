@@ -55,7 +55,7 @@ class TransferReceiver:
         self._extension: ExtensionReceiver | None = None
         self._chunks = chunks(len(codes), num_offered, num_bits)
         self._waiting: tuple[int, int, np.ndarray, np.ndarray] | None = None  # points, first transfer, choices, rows
-        self._share = np.zeros((len(codes), num_offered), self._dtype)
+        self._share: np.ndarray = np.zeros((len(codes), num_offered), self._dtype)
         self._done = 0
 
     def start(self) -> list[Outgoing]:
@@ -101,11 +101,11 @@ class TransferSender:
 
     def __init__(self, endpoint: Endpoint, peer: int, codes: np.ndarray, num_chosen: int, num_bits: int):
         self.endpoint, self._peer, self._dtype = endpoint, peer, ring(num_bits)
-        self._by_bit = np.ascontiguousarray(bits_of(codes, num_bits).T).astype(self._dtype)  # [L, n]
+        self._by_bit: np.ndarray = np.ascontiguousarray(bits_of(codes, num_bits).T).astype(self._dtype)  # [L, n]
         self._num_bits = num_bits
         self._extension: ExtensionSender | None = None
         self._plan = list(chunks(num_chosen, len(codes), num_bits))
-        self._share = np.zeros((num_chosen, len(codes)), self._dtype)
+        self._share: np.ndarray = np.zeros((num_chosen, len(codes)), self._dtype)
         self._done = 0
 
     def start(self) -> list[Outgoing]:

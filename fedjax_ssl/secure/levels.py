@@ -7,7 +7,7 @@
 | "real" | the parties exchange messages | measured, equal to those of "accounted" |
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 import numpy as np
@@ -66,7 +66,7 @@ class Protocols:
         self.num_bits, self.hamming, self.key_bits, self.seed = num_bits, hamming, key_bits, seed
         self.min_clients, self.recovery, self.drop = min_clients, recovery, dict(drop or {})
         self.traffic = Traffic()
-        self.seconds: Counter[tuple[str, int]] = Counter()  # by (phase, party), at level "real"
+        self.seconds: defaultdict[tuple[str, int], float] = defaultdict(float)  # by (phase, party), at level "real"
         self.counts: dict[int, int] = {}  # points of the clients of this session
         self.gone: set[int] = set()
         self.session = 0

@@ -1,7 +1,7 @@
-"""The wire format: a header of fixed size, and a body of typed fields whose lengths are checked before anything is made.
+"""The wire format: a header of fixed size, and a body of typed fields whose lengths are checked first.
 
-Numbers are little-endian. A message of another version, kind or length, with a byte too few or too many, is refused with
-`MalformedMessage`. Decoding makes views of the bytes, never copies, and evaluates nothing.
+Numbers are little-endian. A message of another version, kind or length, with a byte too few or too many, is refused
+with `MalformedMessage`. Decoding makes views of the bytes, never copies, and evaluates nothing.
 """
 
 import hashlib
@@ -282,7 +282,7 @@ def unpack_header(data: bytes) -> tuple[Header, memoryview, memoryview]:
 
 def encode(message: Any) -> bytes:
     """The body of a message."""
-    parts: list[bytes] = []
+    parts: list[Any] = []
     for field, value in zip(_ALL[_KINDS[type(message)] - 1][2], message, strict=True):
         if isinstance(field, Blob):
             if len(value) != field.length:
@@ -306,7 +306,8 @@ def decode(kind: int, body: bytes | memoryview, sender: int) -> Any:
         MalformedMessage: naming the sender.
     """
     message, _, layout = _ALL[kind - 1]
-    view, place, values = memoryview(body), 0, []
+    view, place = memoryview(body), 0
+    values: list[Any] = []
 
     def take(length: int) -> memoryview:
         nonlocal place

@@ -94,7 +94,7 @@ class Network:
         self.leaves = dict(leaves or {})
         self.gone: set[int] = set()
         self.traffic = Traffic()
-        self.seconds: Counter[tuple[str, int]] = Counter()  # by (phase, party)
+        self.seconds: defaultdict[tuple[str, int], float] = defaultdict(float)  # by (phase, party)
         self.refused: list[tuple[int, ProtocolError]] = []  # (who refused, why), for the log
 
     def run(self, phase: str, machines: Mapping[int, Machine]) -> None:

@@ -6,8 +6,9 @@
 3. The server adds up and returns to every client its rows, to which the client adds its own masked ones.
 
 Somebody whose rows do not come is left out, and so are its rows: a new attempt begins with fresh keys. With recovery
-(Shamir mode) those who sent their rows give the server instead what it needs to take the masks of the others away. A row
-of zeros for every client is summed along; what its owner reads there is 0, unless parties were told different things.
+(Shamir mode) those who sent their rows give the server instead what it needs to take the masks of the others away. A
+row of zeros for every client is summed along; what its owner reads there is 0, unless parties were told different
+things.
 
 References:
     Scott, Yeo, Lampert, 2023: appendix, SecureRowSums.

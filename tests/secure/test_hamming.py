@@ -198,7 +198,10 @@ def test_the_server_refuses_other_shares(message):
     server = TransferServer(ends[SERVER], 0, 1, (3, 4), 40)
     with pytest.raises(MalformedMessage, match="client 0"):
         server.receive(ends[0].pack(SERVER, message).data)
-    good = messages.DistanceShare(1, np.full((3, 4), 45, np.uint8)), messages.DistanceShare(0, np.full((3, 4), 5, np.uint8))
+    good = (
+        messages.DistanceShare(1, np.full((3, 4), 45, np.uint8)),
+        messages.DistanceShare(0, np.full((3, 4), 5, np.uint8)),
+    )
     server.receive(ends[0].pack(SERVER, good[0]).data)
     server.receive(ends[1].pack(SERVER, good[1]).data)
     assert (server.distances == 40).all()
@@ -231,7 +234,9 @@ def guesses(packed, result, mask, num_bits):
     ones = sum(1 << (slot * num_bits.bit_length()) for slot in range(packed.num_points))
     possible = []
     for guess in itertools.product((0, 1), repeat=num_bits):
-        product = public.add(columns) * public.times(public.add([c for c, bit in zip(columns, guess, strict=True) if bit]), -2)
+        product = public.add(columns) * public.times(
+            public.add([c for c, bit in zip(columns, guess, strict=True) if bit]), -2
+        )
         shifted = product * (1 + (ones * sum(guess) + mask) * public.modulus) % public.squared
         if int(shifted) == result:
             possible.append(guess)

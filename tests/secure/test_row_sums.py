@@ -50,7 +50,7 @@ class Sum:
 
     def __init__(self, shares=SHARES, threshold=None, leaves=None, told=None, tamper=None, min_clients=3, ends=None):
         self.ends = ends or connected(COUNTS)
-        places = {client: np.flatnonzero(OWNER == client) for client in CLIENTS}
+        places = {client: np.flatnonzero(client == OWNER) for client in CLIENTS}
         given = dict(min_clients=min_clients, threshold=threshold)
         self.clients = {
             client: RowSumClient(
@@ -79,7 +79,7 @@ class Sum:
         expected = plain(self.shares, live)
         for client, found in self.results.items():
             if client in (live if readers is None else readers):
-                np.testing.assert_array_equal(found, expected[OWNER == client])
+                np.testing.assert_array_equal(found, expected[client == OWNER])
             else:
                 assert found is None
 
@@ -238,7 +238,10 @@ def test_masks_used_twice_would_show_the_dropped_client(monkeypatch):
     np.testing.assert_array_equal(stripped_of_masks(twice=True), stream[:4])
 
 
-@pytest.mark.parametrize("leaves, attempts", [({3: MaskedRows}, 1), ({0: MaskedRows}, 1), ({5: messages.Recovery}, 2), ({5: messages.KeyShare}, 2)])
+@pytest.mark.parametrize(
+    "leaves, attempts",
+    [({3: MaskedRows}, 1), ({0: MaskedRows}, 1), ({5: messages.Recovery}, 2), ({5: messages.KeyShare}, 2)],
+)
 def test_recovery(leaves, attempts):
     """Who vanishes with its rows costs no new attempt; who vanishes elsewhere does."""
     some = Sum(threshold=3, leaves=leaves).run()
@@ -476,7 +479,9 @@ def byte_tests(view):
         "bytes": stats.chisquare(counts).pvalue,
         "bits": stats.binomtest(int(bits.sum()), len(bits)).pvalue,
         "serial": 2 * stats.norm.sf(abs(correlation)),
-        "uniform": stats.kstest(view.astype(float) + np.random.default_rng(0).random(len(view)), "uniform", (0, 256)).pvalue,
+        "uniform": stats.kstest(
+            view.astype(float) + np.random.default_rng(0).random(len(view)), "uniform", (0, 256)
+        ).pvalue,
     }
 
 
@@ -522,7 +527,9 @@ def test_no_distinguisher():
 
     assert abs(auc(views) - 0.5) < 0.03
     biased = views.copy()
-    biased[:, 3::4] = np.where(np.random.default_rng(1).random(biased[:, 3::4].shape) < 0.2, labels[:, None] * 128, biased[:, 3::4])
+    biased[:, 3::4] = np.where(
+        np.random.default_rng(1).random(biased[:, 3::4].shape) < 0.2, labels[:, None] * 128, biased[:, 3::4]
+    )
     assert auc(biased.astype(np.uint8)) > 0.9
 
 
@@ -533,7 +540,8 @@ def test_seeds_of_32_bits_would_be_found():
     found = [
         seed
         for seed in range(40_000, 40_500)
-        if len(set((upload - np.random.RandomState(seed).randint(0, 2**32, 4, np.uint64).astype(np.uint32)).tolist())) == 1
+        if len(set((upload - np.random.RandomState(seed).randint(0, 2**32, 4, np.uint64).astype(np.uint32)).tolist()))
+        == 1
     ]
     assert found == [secret]
     keys = {ExchangeKey().private_bytes() for _ in range(100)}

@@ -65,9 +65,8 @@ def test_masks_go_on_over_the_buffer(dtype):
 
 
 def test_seal_is_that_of_rfc_8439():
-    plain = (
-        b"Ladies and Gentlemen of the class of '99: If I could offer you only one tip for the future, sunscreen would be it."
-    )
+    plain = b"Ladies and Gentlemen of the class of '99: If I could offer you only one tip for "
+    plain += b"the future, sunscreen would be it."
     key, nonce = bytes(range(0x80, 0xA0)), bytes.fromhex("070000004041424344454647")
     associated = bytes.fromhex("50515253c0c1c2c3c4c5c6c7")
     sealed = primitives.seal(key, nonce, plain, associated)
@@ -82,7 +81,7 @@ def test_seal_is_that_of_rfc_8439():
 
 
 def test_aes_streams_are_those_of_nist():
-    """SP 800-38A, F.1.1: the first block of key stream at counter c is the encryption of c; here all counters from 0."""
+    """SP 800-38A, F.5.1, and our own streams: block c is the encryption of c, from 0 on."""
     key = bytes.fromhex("2b7e151628aed2a6abf7158809cf4f3c")
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
