@@ -29,7 +29,10 @@ def run_rounds(
         (state, metrics): "round" is the number of rounds done; counts and bytes are sums, everything else is the mean
         over the rounds in which it was defined.
     """
-    state, infos = jax.lax.scan(lambda s, _: method.round(key, s, federation), state, length=rounds)
+    if method.on_host:
+        state, infos = _one_by_one(method, key, state, federation, rounds)
+    else:
+        state, infos = jax.lax.scan(lambda s, _: method.round(key, s, federation), state, length=rounds)
 
     def summed(name: str, values: Any) -> Any:
         if isinstance(values, federated.Count):
@@ -37,6 +40,22 @@ def run_rounds(
         return jnp.sum(values) if name in TOTALS else jnp.nanmean(values)
 
     return state, {"round": state.round, **{name: summed(name, values) for name, values in infos.items()}}
+
+
+def _one_by_one(
+    method: Method, key: Key[Array, ""], state: ServerState, federation: FederatedData, rounds: int
+) -> tuple[ServerState, Metrics]:
+    """What a scan returns, of rounds that cannot be traced; NaN where a stage does not have a metric of another one."""
+    infos: list[Metrics] = []
+    for _ in range(rounds):
+        state, info = method.round(key, state, federation)
+        infos.append(info)
+    missing = jnp.full((), jnp.nan)
+    names = sorted(set().union(*infos))
+    return state, {
+        name: jax.tree.map(lambda *values: jnp.stack(values), *(info.get(name, missing) for info in infos))
+        for name in names
+    }
 
 
 def run_block(
@@ -63,6 +82,8 @@ class Programs:
         Raises:
             ConfigError: a setting that a method checks only when it is traced, or not enough memory.
         """
+        if self._method.on_host:
+            return partial(run_block, self._method, rounds=rounds)
         block = jax.jit(partial(run_block, self._method, rounds=rounds), donate_argnums=0, **self._placed)
         with naming("method"):
             # Traced without their places: what local training reads of them would clash with the places that

@@ -59,6 +59,7 @@ def federated_method(
     class_scores: bool = True,
     upload: Callable[[Trained], Params] | None = None,
     pretraining: Pretraining | None = None,
+    on_host: bool = False,
 ) -> Method:
     """Builds a method out of terms.
 
@@ -78,6 +79,7 @@ def federated_method(
         upload: what the server sees of a trained client's parameters, by group, where this is not all of them: the one
             place where uploads lose something (FedMatch's sparse differences). By default they are sent as they are.
         pretraining: before round 0.
+        on_host: a round calls host functions: it looks at values, and cannot be traced.
 
     Returns:
         A `Method`. Its `round` takes the run's key and folds the round number in itself, so rounds can be scanned with
@@ -157,6 +159,8 @@ def federated_method(
         execution = execution or Execution()
         if len(rounds) == 1:
             return rounds[0](key, state, data, execution)
+        if on_host:
+            return rounds[sum(int(state.round) >= start for start in starts[1:])](key, state, data, execution)
         number = jnp.sum(state.round >= jnp.array(starts[1:]), dtype=jnp.int32)
         return _switch(number, [lambda *given, run=run: run(*given, execution) for run in rounds], key, state, data)
 
@@ -187,6 +191,7 @@ def federated_method(
         needs_all=needs_all,
         trains_unlabelled=any(_trains_unlabelled(stage) for stage in stages),
         alone=alone,
+        on_host=on_host,
     )
 
 

@@ -33,6 +33,7 @@ class Method(NamedTuple):
     needs_all: bool = False  # it needs every one of them
     trains_unlabelled: bool = True  # clients without class labels train too
     alone: bool = False  # no global model: scores are means over the clients' own models
+    on_host: bool = False  # a round calls host functions, so that it cannot be traced
 
 
 class Kept(NamedTuple):

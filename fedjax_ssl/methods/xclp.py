@@ -28,9 +28,11 @@ from fedjax_ssl.methods.parts.graph_pseudo_labels import (
     cohort_features,
     graph_traffic,
     propagate_over_cohort,
+    protocol_traffic,
     to_pseudo_labels,
 )
 from fedjax_ssl.methods.parts.two_stages import after_labelled_stage, mixed_stage
+from fedjax_ssl.secure import protocols
 
 
 def xclp(
@@ -47,6 +49,8 @@ def xclp(
     graph_features: str = "network",
     graph_augment: bool = False,
     fixed_projections: bool = False,
+    protocol: str | None = None,
+    hamming: str = "transfer",
 ) -> Method:
     """FedAvg+XCLP. Defaults are those of the authors' code; the paper's text has power 1 and no norm, scale, weights.
 
@@ -63,17 +67,26 @@ def xclp(
         graph_features: what is hashed: "network" features or raw "inputs".
         graph_augment: weakly augment the examples before they are embedded.
         fixed_projections: the same hash in every round of a run instead of a fresh one.
+        protocol: "ideal", "accounted" or "real": clients and server find distances and scores together, between the
+            compiled parts of a round, see `fedjax_ssl.secure`. None: the kernels, which round nothing.
+        hamming: protocol of the distances, "transfer" or "paillier".
 
     Raises:
         ValueError: for a setting outside these.
     """
     check_graph_settings(graph_features, class_weighting)
+    chosen = None if protocol is None else protocols(protocol, num_bits, hamming=hamming)
+    exchange = None if chosen is None else chosen.exchange
     settings = PropagationSettings(num_bits, num_neighbors, alpha, similarity_power, label_norm, confidence_scale)
 
     def prepare(state: PyTree, round: Round) -> tuple[PseudoLabels, PyTree]:
         features = cohort_features(setup, round, graph_features, graph_augment)
-        result = propagate_over_cohort(setup, round, features, round.clients.observed, settings, fixed_projections)
+        result = propagate_over_cohort(
+            setup, round, features, round.clients.observed, settings, fixed_projections, exchange
+        )
         return to_pseudo_labels(result, examples_mask(round.clients), setup.num_classes, class_weighting), state
 
-    term = pseudo_label_term(setup, prepare, partial(graph_traffic, setup, num_bits))
-    return after_labelled_stage(setup, mixed_stage(setup, term), warmup_rounds)
+    counted = chosen is not None and chosen.level != "ideal"
+    traffic = protocol_traffic(chosen) if counted else partial(graph_traffic, setup, num_bits)
+    term = pseudo_label_term(setup, prepare, traffic)
+    return after_labelled_stage(setup, mixed_stage(setup, term), warmup_rounds, on_host=chosen is not None)

@@ -1,5 +1,7 @@
 """What the two label-propagation methods share: features of the cohort, and a propagation's result as pseudo-labels."""
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -7,8 +9,9 @@ from fedjax_ssl import graph
 from fedjax_ssl.checks import check_choices
 from fedjax_ssl.federated import BYTES_PER_NUMBER, Outcome, Round, Setup, Traffic, count, map_rows
 from fedjax_ssl.federated.terms import PseudoLabels, examples_mask, network_features
-from fedjax_ssl.graph import Propagation, PropagationSettings, class_weights
+from fedjax_ssl.graph import Exchange, Propagation, PropagationSettings, class_weights
 from fedjax_ssl.keys import named_key
+from fedjax_ssl.secure import SERVER, Protocols
 
 
 def check_graph_settings(graph_features: str, class_weighting: str) -> None:
@@ -35,11 +38,12 @@ def propagate_over_cohort(
     labels: Int[Array, "p n"],
     settings: PropagationSettings,
     fixed_projections: bool = False,
+    exchange: Exchange | None = None,
 ) -> Propagation:
     """Label propagation over one graph of all the cohort's examples (XCLP, Algorithm 1).
 
-    Labels are propagated from `labels`, -1 = none. `fixed_projections` keeps one hash in all rounds of a run. The
-    result holds the p * n examples in a row, client after client.
+    Labels are propagated from `labels`, -1 = none. `fixed_projections` keeps one hash in all rounds of a run.
+    `exchange` are protocols between the clients, not under a trace. The result holds the p * n examples in a row, client after client.
     """
     real = examples_mask(round.clients)
     owner = jnp.broadcast_to(jnp.arange(real.shape[0])[:, None], real.shape)
@@ -50,6 +54,7 @@ def propagate_over_cohort(
         setup.num_classes,
         valid=real.reshape(-1),
         clients=owner.reshape(-1),
+        exchange=exchange,
         **settings._asdict(),
     )
 
@@ -59,6 +64,21 @@ def graph_traffic(setup: Setup, num_bits: int, outcome: Outcome) -> Traffic:
     examples = jnp.sum(outcome.round.clients.num_examples)
     words = -(-num_bits // 32)
     return Traffic(count(examples, BYTES_PER_NUMBER * setup.num_classes), count(examples, BYTES_PER_NUMBER * words))
+
+
+def protocol_traffic(protocols: Protocols) -> Callable[[Outcome], Traffic]:
+    """Bytes that the cohort's clients were sent and sent in the protocols of a round, as the server relays them."""
+    before = {"down": 0, "up": 0}
+
+    def traffic(outcome: Outcome) -> Traffic:
+        of_server = protocols.traffic.total(sender=SERVER), protocols.traffic.total(receiver=SERVER)
+        between = protocols.traffic.total() - sum(of_server)
+        total = {"down": of_server[0] + between, "up": of_server[1] + between}
+        sent = {name: total[name] - before[name] for name in total}
+        before.update(total)
+        return Traffic(count(1, sent["down"]), count(1, sent["up"]))
+
+    return traffic
 
 
 def to_pseudo_labels(

@@ -28,12 +28,13 @@ def after_labelled_stage(
     stage: Stage,
     warmup_rounds: int,
     network: Callable[[ServerState], tuple[PyTree, PyTree]] | None = None,
+    on_host: bool = False,
 ) -> Method:
-    """`warmup_rounds` rounds of stage 1, none if 0, then a stage 2.
+    """`warmup_rounds` rounds of stage 1, none if 0, then a stage 2; `on_host` as in `federated_method`.
 
     Raises:
         ValueError: if `warmup_rounds` is not a whole number of at least 0.
     """
     check_whole_numbers(0, warmup_rounds=warmup_rounds)
     stages = (labelled_stage(setup, warmup_rounds), stage) if warmup_rounds else (stage,)
-    return federated_method(setup, stages, network=network)
+    return federated_method(setup, stages, network=network, on_host=on_host)
