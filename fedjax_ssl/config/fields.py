@@ -101,7 +101,9 @@ _FIELDS: dict[str, Field] = {
     "prediction.groups": Field(1, whole, 1),  # xclp: clients are cut at random into so many, with a graph each
     "prediction.new_batch_size": Field(int, whole, 1),  # examples that a client brings at a time; all by default
     "prediction.neighbor_search": Field("exact", one_of, ("exact", "approximate")),  # xclp; for millions of points
-    "prediction.protocol": Field(str, one_of, secure.LEVELS),  # xclp; between the clients of a graph: docs/secure.md
+    "prediction.protocol": Field(
+        "none", one_of, secure.CHOICES
+    ),  # xclp; between the clients of a graph: docs/secure.md
     "prediction.hamming": Field("transfer", one_of, secure.HAMMING),  # ... with which its distances are found
     "distributed.coordinator": Field(str),  # host:port of process 0; one process by default. Or set
     "distributed.num_processes": Field(int),  # ... $FEDJAX_SSL_COORDINATOR, $FEDJAX_SSL_NUM_PROCESSES and

@@ -171,7 +171,7 @@ def _check_prediction(config: ml_collections.ConfigDict) -> None:
             "config.prediction.features is 'network', whose weights config.rounds=0 leaves random; train it, give "
             "config.model.weights (efficientnet_b0), or use --config.prediction.features=inputs"
         )
-    if section.neighbor_search == "approximate" and section.protocol is not None:
+    if section.neighbor_search == "approximate" and section.protocol != "none":
         raise ConfigError(
             f"config.prediction.protocol is {section.protocol!r} and neighbor_search is 'approximate'; with protocols "
             "the server gets all distances and searches exactly: use one of them"

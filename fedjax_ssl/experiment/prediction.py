@@ -47,7 +47,7 @@ class PredictionSettings(NamedTuple):
     groups: int
     new_batch_size: int | None
     neighbor_search: str
-    protocol: str | None
+    protocol: str
     hamming: str
 
 
@@ -206,7 +206,7 @@ def _predict(
 
 def _protocols(settings: PredictionSettings, key: Key[Array, ""]) -> secure.Protocols | None:
     """What runs between the clients of a graph; None: the kernels."""
-    if settings.protocol is None:
+    if settings.protocol == "none":
         return None
     seed = hashlib.sha256(np.asarray(jax.random.key_data(key)).tobytes()).digest()
     return secure.protocols(settings.protocol, settings.num_bits, hamming=settings.hamming, seed=seed)

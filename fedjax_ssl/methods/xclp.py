@@ -17,9 +17,11 @@ References:
     2023, arXiv 2210.06434: Algorithms 1 and 2.
 """
 
+from collections.abc import Callable
 from functools import partial
 
-from fedjax_ssl.federated import Method, Round, Setup
+from fedjax_ssl.checks import check_choices
+from fedjax_ssl.federated import Method, Outcome, Round, Setup, Traffic
 from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import PseudoLabels, examples_mask, pseudo_label_term
 from fedjax_ssl.graph import PropagationSettings
@@ -32,7 +34,7 @@ from fedjax_ssl.methods.parts.graph_pseudo_labels import (
     to_pseudo_labels,
 )
 from fedjax_ssl.methods.parts.two_stages import after_labelled_stage, mixed_stage
-from fedjax_ssl.secure import protocols
+from fedjax_ssl.secure import CHOICES, protocols
 
 
 def xclp(
@@ -49,7 +51,7 @@ def xclp(
     graph_features: str = "network",
     graph_augment: bool = False,
     fixed_projections: bool = False,
-    protocol: str | None = None,
+    protocol: str = "none",
     hamming: str = "transfer",
 ) -> Method:
     """FedAvg+XCLP. Defaults are those of the authors' code; the paper's text has power 1 and no norm, scale, weights.
@@ -68,14 +70,15 @@ def xclp(
         graph_augment: weakly augment the examples before they are embedded.
         fixed_projections: the same hash in every round of a run instead of a fresh one.
         protocol: "ideal", "accounted" or "real": clients and server find distances and scores together, between the
-            compiled parts of a round, see `fedjax_ssl.secure`. None: the kernels, which round nothing.
+            compiled parts of a round, see `fedjax_ssl.secure`. "none": the kernels, which round nothing.
         hamming: protocol of the distances, "transfer" or "paillier".
 
     Raises:
         ValueError: for a setting outside these.
     """
     check_graph_settings(graph_features, class_weighting)
-    chosen = None if protocol is None else protocols(protocol, num_bits, hamming=hamming)
+    check_choices(CHOICES, protocol=protocol)
+    chosen = None if protocol == "none" else protocols(protocol, num_bits, hamming=hamming)
     exchange = None if chosen is None else chosen.exchange
     settings = PropagationSettings(num_bits, num_neighbors, alpha, similarity_power, label_norm, confidence_scale)
 
@@ -86,7 +89,8 @@ def xclp(
         )
         return to_pseudo_labels(result, examples_mask(round.clients), setup.num_classes, class_weighting), state
 
-    counted = chosen is not None and chosen.level != "ideal"
-    traffic = protocol_traffic(chosen) if counted else partial(graph_traffic, setup, num_bits)
+    traffic: Callable[[Outcome], Traffic] = partial(graph_traffic, setup, num_bits)
+    if chosen is not None and chosen.level != "ideal":
+        traffic = protocol_traffic(chosen)
     term = pseudo_label_term(setup, prepare, traffic)
     return after_labelled_stage(setup, mixed_stage(setup, term), warmup_rounds, on_host=chosen is not None)

@@ -17,5 +17,5 @@ from fedjax_ssl.secure.errors import (
     TooFewClients,
     party_name,
 )
-from fedjax_ssl.secure.levels import DROPS, HAMMING, LEVELS, Protocols
+from fedjax_ssl.secure.levels import CHOICES, DROPS, HAMMING, LEVELS, Protocols
 from fedjax_ssl.secure.network import Traffic

@@ -21,6 +21,7 @@ from fedjax_ssl.secure.network import Traffic
 from fedjax_ssl.secure.row_sums import MIN_CLIENTS
 
 LEVELS = ("ideal", "accounted", "real")
+CHOICES = ("none", *LEVELS)  # of a config; "none": the kernels
 HAMMING = ("transfer", "paillier")
 DROPS = ("keys", "hamming", "mask", "sums", "result")
 

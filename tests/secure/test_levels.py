@@ -46,7 +46,9 @@ def test_levels_agree_in_every_variant(settings, hamming):
     assert found["real"][1].traffic == found["accounted"][1].traffic
 
 
-@pytest.mark.parametrize("phase", DROPS)
+@pytest.mark.parametrize(
+    "phase", [pytest.param(phase, marks=[pytest.mark.thorough] * (phase in ("keys", "result"))) for phase in DROPS]
+)
 def test_dropouts(phase):
     """The table of the spec, section 6.5, with clients 2, 5, 9 and a minimum of two; client 9 vanishes."""
     options = dict(drop={9: phase}, min_clients=2)

@@ -10,7 +10,7 @@ from fedjax_ssl.secure import MalformedMessage, ProtocolError, messages
 from fedjax_ssl.secure.messages import MESSAGES, Blob, Header, Numbers, Whole, decode, encode, kind_of
 from tests.secure import parties
 
-FEW = settings(max_examples=15, deadline=None, derandomize=True, database=None)
+FEW = settings(max_examples=8, deadline=None, derandomize=True, database=None)
 MANY = settings(max_examples=400, deadline=None, database=None)
 
 

@@ -548,6 +548,7 @@ def test_seeds_of_32_bits_would_be_found():
     assert len(keys) == 100 and {len(key) for key in keys} == {32}
 
 
+@pytest.mark.thorough
 def test_printed_masks_show_the_server_nothing():
     """l = 4, three clients, one row each, one class: all 4^6 views are seen equally often, whatever the shares are."""
     clients, seen = np.arange(3), []

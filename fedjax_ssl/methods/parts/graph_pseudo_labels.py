@@ -43,7 +43,8 @@ def propagate_over_cohort(
     """Label propagation over one graph of all the cohort's examples (XCLP, Algorithm 1).
 
     Labels are propagated from `labels`, -1 = none. `fixed_projections` keeps one hash in all rounds of a run.
-    `exchange` are protocols between the clients, not under a trace. The result holds the p * n examples in a row, client after client.
+    `exchange` are protocols between the clients, not under a trace. The result holds the p * n examples in a row,
+    client after client.
     """
     real = examples_mask(round.clients)
     owner = jnp.broadcast_to(jnp.arange(real.shape[0])[:, None], real.shape)
