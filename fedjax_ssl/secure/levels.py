@@ -34,8 +34,8 @@ class Protocols:
         hamming: "transfer" (oblivious transfer) or "paillier" (least traffic, most time).
         key_bits: of Paillier's modulus.
         min_clients: of a sum.
-        recovery: client that vanish inside a sum do not restart it (Shamir mode); half of the clients and one more
-            give a key.
+        recovery: clients that vanish inside a sum do not restart it (Shamir mode); shares of more than half of the
+            clients give a key.
         seed: 32 bytes that the first client sends the others: what the codes follow from. None: it is not sent.
         drop: client -> phase in which it vanishes: "keys" before it sent its key, "hamming" with half of its distances,
             "mask" before it agreed on masks, "sums" before it sent its masked rows, "result" before it read its rows.

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from fedjax_ssl.secure import SERVER, InconsistentView, MalformedMessage, messages, secure_hamming
 from fedjax_ssl.secure.hamming_paillier import PackedBits, PaillierEvaluator, packing
@@ -163,6 +164,50 @@ def run_transfer(tamper=lambda sender, receiver, data: data, codes=None, num_bit
     network = Network(Recorder(tamper))
     network.run("hamming", machines)
     return machines, network
+
+
+def transfer_views(bits_of_0, bits_of_1):
+    """What the server is sent, by client, and the corrections that the receiver is sent; many copies of one pair."""
+    codes = {0: codes_of(np.repeat([bits_of_0], 40, 0)), 1: codes_of(np.repeat([bits_of_1], 41, 0))}
+    ends, seen = connected({0: 40, 1: 41}), {}
+    num_bits = len(bits_of_0)
+    machines = {
+        0: TransferReceiver(ends[0], 1, codes[0], 41, num_bits),
+        1: TransferSender(ends[1], 0, codes[1], 40, num_bits),
+        SERVER: TransferServer(ends[SERVER], 0, 1, (40, 41), num_bits),
+    }
+    for party in (0, SERVER):
+        unpack = ends[party].unpack
+
+        def look(data, attempt=0, unpack=unpack):
+            sender, message = unpack(data, attempt)
+            if isinstance(message, messages.DistanceShare | messages.Corrections):
+                seen[type(message), sender] = message.values.astype(int)
+            return sender, message
+
+        ends[party].unpack = look
+    Network().run("hamming", machines)
+    share, half = seen[messages.DistanceShare, 0], seen[messages.DistanceShare, 1]
+    return share, half, seen[messages.Corrections, 1]
+
+
+def test_views_depend_on_the_distance_alone():
+    """Two inputs with equal distance: the server's shares are uniform, their difference is the distance, and nothing
+    tells the inputs apart; what the receiver is sent is uniform as well."""
+    random = np.random.default_rng(0)
+    u, other = random.integers(0, 2, (2, 40), np.uint8)
+    flip = random.permutation(40) < 17
+    views = []
+    for v, w in ((u, u ^ flip), (other, other ^ flip[::-1])):
+        share, half, corrections = transfer_views(v, w)
+        assert ((share - half) % 256 == 17).all()
+        views.append((share.reshape(-1), corrections.reshape(-1)))
+    for one, two in zip(*views, strict=True):
+        for some in (one, two):
+            assert stats.chisquare(np.bincount(some, minlength=256)).pvalue > 1e-6
+        assert stats.chi2_contingency([np.bincount(some, minlength=256) for some in (one, two)]).pvalue > 1e-6
+    # Power: halves that are not masked show the input at once.
+    assert stats.chisquare(np.bincount(np.repeat(u, 40), minlength=256)).pvalue < 1e-9
 
 
 def test_a_changed_message_gives_no_distances():

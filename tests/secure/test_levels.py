@@ -1,10 +1,14 @@
 """The three levels in XCLP: the same labels, confidences and scores, bit for bit, and counters that agree."""
 
+import json
+
 import jax
 import numpy as np
 import pytest
 
-from fedjax_ssl import graph
+from fedjax_ssl import graph, presets
+from fedjax_ssl.config import ConfigError, resolve
+from fedjax_ssl.experiment.run import run as run_experiment
 from fedjax_ssl.secure import DROPS, SERVER, TooFewClients, __main__, messages, protocols
 from fedjax_ssl.secure.real import RealProtocols
 from tests.graph.test_exchange import BITS, LABELS, PAPER, ROWS, label
@@ -135,6 +139,30 @@ def test_no_secret_is_printed(capsys, caplog):
     keys = [channel.send_key for end in real._endpoints.values() for channel in end._channels.values()]
     for secret in keys:
         assert secret.hex() not in text and repr(secret)[2:-1] not in text
+
+
+def test_protocols_search_exactly():
+    config = presets.one_shot("inputs", rounds=0)
+    config.prediction.update({"neighbor_search": "approximate", "protocol": "real"})
+    with pytest.raises(ConfigError, match="protocol is 'real' and neighbor_search is 'approximate'.* use one of them"):
+        resolve(config)
+
+
+@pytest.mark.thorough
+def test_a_run_predicts_with_protocols(tmp_path):
+    """The run's summary has their bytes; predictions are those of the plain computation."""
+    rows = {}
+    for level in LEVELS:
+        config = presets.one_shot("inputs", rounds=0)
+        config.prediction.update({"predictors": "xclp", "variant": "paper", "num_bits": 32, "protocol": level})
+        config.prediction.num_neighbors = 5
+        run_experiment(config, tmp_path / level)
+        summary = json.loads((tmp_path / level / "summary.json").read_text())
+        rows[level] = summary["predictions"][0] | {"seconds": None}
+    assert rows["real"] == rows["accounted"] and rows["real"].pop("protocol_bytes") > 10**7
+    assert rows["real"] == rows["ideal"]
+    files = [(tmp_path / level / "predictions.csv").read_text() for level in LEVELS]
+    assert len(set(files)) == 1
 
 
 @pytest.mark.parametrize(
