@@ -144,7 +144,7 @@ def test_no_secret_is_printed(capsys, caplog):
 def test_protocols_search_exactly():
     config = presets.one_shot("inputs", rounds=0)
     config.prediction.update({"neighbor_search": "approximate", "protocol": "real"})
-    with pytest.raises(ConfigError, match="protocol is 'real' and neighbor_search is 'approximate'.* use one of them"):
+    with pytest.raises(ConfigError, match=r"protocol is 'real' and neighbor_search is 'approximate'.* use one of them"):
         resolve(config)
 
 
