@@ -183,9 +183,9 @@ def guessing_term(
     def note(step: Step) -> tuple[Array, Int[Array, " n"]]:
         value, guess = loss(step)
         batch, size = step.streams[UNLABELLED], step.local.shape[0]
-        said = step.number * codes + jnp.where(guess.counted, guess.labels + 1, 0)
+        said = step.number * codes + jnp.where(guess.counted, guess.labels.astype(jnp.int32) + 1, 0)
         place = jnp.where(batch.mask, batch.position, size)
-        return value, step.local.at[place].max(said.astype(step.local.dtype), mode="drop")
+        return value, step.local.at[place].max(said, mode="drop")
 
     def diagnose(outcome: Outcome, truth: Int[Array, "p n"], notes: Any) -> Metrics:
         labels = jnp.where(outcome.counts[:, None], notes % codes - 1, -1)

@@ -1,0 +1,10 @@
+"""X
+
+    python -m fedjax_ssl.main --config configs/digits_fixmatch.py
+"""
+
+from fedjax_ssl import presets
+
+
+def get_config(labels=None):
+    return presets.digits_consistency("fixmatch", labels)
