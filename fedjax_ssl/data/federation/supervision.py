@@ -150,12 +150,18 @@ class Supervision(NamedTuple):
         return jnp.arange(num_clients, dtype=jnp.int32)
 
 
-def all_labels() -> Supervision:
-    """Every example keeps its label."""
+def all_labels(server_labels: int = 0) -> Supervision:
+    """Every example keeps its label.
+
+    Args:
+        server_labels: labelled examples at the server, as in `server`; the clients have all others.
+    """
+    check_whole_numbers(0, server_labels=server_labels)
     return Supervision(
         lambda key, holdings: holdings.eligible,
         lambda sizes, keeping, num_classes: sizes.largest,
         lambda size, keeping: size,
+        server_labels=server_labels,
     )
 
 
