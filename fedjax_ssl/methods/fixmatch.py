@@ -74,14 +74,14 @@ def fixmatch(
     check_numbers("[0, 1]", threshold=threshold)
     check_choices(("batch", "confident"), mask_mean=mask_mean)
     shared = Shared(
-        labelled_weight,
-        unlabelled_weight,
-        unlabelled_ratio,
-        labelled_too,
-        ema_decay,
-        server_turn,
-        server_batch_size,
-        server_epochs,
+        labelled_weight=labelled_weight,
+        unlabelled_weight=unlabelled_weight,
+        unlabelled_ratio=unlabelled_ratio,
+        labelled_too=labelled_too,
+        ema_decay=ema_decay,
+        server_turn=server_turn,
+        server_batch_size=server_batch_size,
+        server_epochs=server_epochs,
     )
     weak, strong = augmented_view(setup, UNLABELLED), strong_view(setup)
 

@@ -76,14 +76,14 @@ def mean_teacher(
     check_choices(("teacher", "student"), predict_with=predict_with)
     check_whole_numbers(ramp_rounds=ramp_rounds)
     shared = Shared(
-        labelled_weight,
-        unlabelled_weight,
-        unlabelled_ratio,
-        labelled_too,
-        0.0,  # the teacher is a moving average already
-        server_turn,
-        server_batch_size,
-        server_epochs,
+        labelled_weight=labelled_weight,
+        unlabelled_weight=unlabelled_weight,
+        unlabelled_ratio=unlabelled_ratio,
+        labelled_too=labelled_too,
+        ema_decay=0.0,  # the teacher is a moving average already
+        server_turn=server_turn,
+        server_batch_size=server_batch_size,
+        server_epochs=server_epochs,
     )
     weak = augmented_view(setup, UNLABELLED)
 

@@ -77,14 +77,14 @@ def mixmatch(
     check_whole_numbers(num_augmentations=num_augmentations, ramp_rounds=ramp_rounds)
     check_numbers("(0, inf)", temperature=temperature, mixup_alpha=mixup_alpha)
     shared = Shared(
-        labelled_weight,
-        unlabelled_weight,
-        unlabelled_ratio,
-        False,
-        ema_decay,
-        server_turn,
-        server_batch_size,
-        server_epochs,
+        labelled_weight=labelled_weight,
+        unlabelled_weight=unlabelled_weight,
+        unlabelled_ratio=unlabelled_ratio,
+        labelled_too=False,
+        ema_decay=ema_decay,
+        server_turn=server_turn,
+        server_batch_size=server_batch_size,
+        server_epochs=server_epochs,
     )
     shared.check()
     known: tuple[View, ...] = (augmented_view(setup, LABELLED),) if setup.max_labelled else ()

@@ -63,14 +63,14 @@ def pi_model(
     """
     check_whole_numbers(ramp_rounds=ramp_rounds)
     shared = Shared(
-        labelled_weight,
-        unlabelled_weight,
-        unlabelled_ratio,
-        labelled_too,
-        ema_decay,
-        server_turn,
-        server_batch_size,
-        server_epochs,
+        labelled_weight=labelled_weight,
+        unlabelled_weight=unlabelled_weight,
+        unlabelled_ratio=unlabelled_ratio,
+        labelled_too=labelled_too,
+        ema_decay=ema_decay,
+        server_turn=server_turn,
+        server_batch_size=server_batch_size,
+        server_epochs=server_epochs,
     )
     weak = augmented_view(setup, UNLABELLED)
 

@@ -69,14 +69,14 @@ def pseudo_label(
     check_whole_numbers(0, ramp_start=ramp_start)
     check_whole_numbers(ramp_start + 1, ramp_end=ramp_end)
     shared = Shared(
-        labelled_weight,
-        unlabelled_weight,
-        unlabelled_ratio,
-        labelled_too,
-        ema_decay,
-        server_turn,
-        server_batch_size,
-        server_epochs,
+        labelled_weight=labelled_weight,
+        unlabelled_weight=unlabelled_weight,
+        unlabelled_ratio=unlabelled_ratio,
+        labelled_too=labelled_too,
+        ema_decay=ema_decay,
+        server_turn=server_turn,
+        server_batch_size=server_batch_size,
+        server_epochs=server_epochs,
     )
     weak = augmented_view(setup, UNLABELLED)
 

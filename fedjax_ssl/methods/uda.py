@@ -82,14 +82,14 @@ def uda(
     if tsa != "none" and not (tsa_rounds or setup.rounds):
         raise ValueError("tsa_rounds is 0, all rounds of the run, but it is not known how many; set tsa_rounds")
     shared = Shared(
-        labelled_weight,
-        unlabelled_weight,
-        unlabelled_ratio,
-        labelled_too,
-        ema_decay,
-        server_turn,
-        server_batch_size,
-        server_epochs,
+        labelled_weight=labelled_weight,
+        unlabelled_weight=unlabelled_weight,
+        unlabelled_ratio=unlabelled_ratio,
+        labelled_too=labelled_too,
+        ema_decay=ema_decay,
+        server_turn=server_turn,
+        server_batch_size=server_batch_size,
+        server_epochs=server_epochs,
     )
     weak, strong = augmented_view(setup, UNLABELLED), strong_view(setup)
 

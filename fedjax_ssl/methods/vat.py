@@ -60,14 +60,14 @@ def vat(
     check_numbers("(0, inf)", radius=radius)
     check_weights(entropy_weight=entropy_weight)
     shared = Shared(
-        labelled_weight,
-        unlabelled_weight,
-        unlabelled_ratio,
-        labelled_too,
-        ema_decay,
-        server_turn,
-        server_batch_size,
-        server_epochs,
+        labelled_weight=labelled_weight,
+        unlabelled_weight=unlabelled_weight,
+        unlabelled_ratio=unlabelled_ratio,
+        labelled_too=labelled_too,
+        ema_decay=ema_decay,
+        server_turn=server_turn,
+        server_batch_size=server_batch_size,
+        server_epochs=server_epochs,
     )
 
     def loss(step: Step) -> Array:

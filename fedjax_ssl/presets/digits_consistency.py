@@ -6,7 +6,7 @@ from fedjax_ssl.presets.digits import digits_by_writer, digits_with_server
 
 
 def digits_consistency(method: str, labels: str | None = None) -> ml_collections.ConfigDict:
-    """The embedded digits with labels at the writers or at the server; images are moved by a pixel, or disturbed.
+    """The embedded digits with labels at the writers or at the server; a weak view is moved, a strong one turned.
 
     Args:
         method: name of a method of this family.
@@ -25,7 +25,5 @@ def digits_consistency(method: str, labels: str | None = None) -> ml_collections
     config.augment.name = "shift"
     config.augment.pixels = 1
     config.augment.fill = "constant"
-    config.strong_augment.name = "fixmatch"
-    config.strong_augment.pixels = 1
-    config.strong_augment.flip = False
+    config.strong_augment.name = "rotate"
     return config

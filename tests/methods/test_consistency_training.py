@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl import methods
+from fedjax_ssl import config as configs
+from fedjax_ssl import methods, presets
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.mixmatch import shuffled
 from fedjax_ssl.objectives import fixmatch_loss, mixup_share
@@ -356,8 +357,10 @@ def test_labels_at_the_server(turn: str) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", [*FIXED])
 def test_learns_from_labels_at_the_server(name: str) -> None:
+    """With a step or two at the server in a round, most of them drift away on their own predictions."""
     data = toy.weak_federation("server")
-    method = cases.build(name, data)
+    settings = {**cases.of(name).settings, "server_batch_size": 3, "server_epochs": 10}
+    method = methods.build(name, cases.setup(name, data), **settings)
     state, _ = toy.train(method, KEY, data, 16)
     chosen = np.argmax(jax.jit(method.predict)(state, data.inputs), axis=1)[data.test_index]
     assert np.mean(chosen == data.labels[data.test_index]) > 0.8  # chance: 1/3
@@ -414,3 +417,12 @@ def test_mean_over_confident_rows() -> None:
     assert float(fixmatch_loss(weak, strong, everything, 0.9, "confident")) == pytest.approx(rows.mean())
     assert float(fixmatch_loss(weak, strong, everything, 0.9)) == pytest.approx(rows.sum() / 3)
     assert float(fixmatch_loss(weak, strong, everything, 0.999, "confident")) == 0.0
+
+
+@pytest.mark.parametrize("name", [*FIXED])
+def test_the_digits_have_labels_at_the_writers_or_at_the_server(name: str) -> None:
+    at_writers, at_server = (configs.resolve(presets.digits_consistency(name, given)) for given in ("10", "server,30"))
+    assert (at_writers.supervision.name, at_writers.supervision.labels) == ("per_client", 10)
+    assert (at_server.supervision.name, at_server.supervision.labels) == ("server", 30)
+    with pytest.raises(configs.ConfigError, match="labels at the server are 'many'"):
+        presets.digits_consistency(name, "server,many")

@@ -126,6 +126,7 @@ def test_own_test_split_comes_after_the_training_examples():
     assert replaced.inputs.shape[0] == 240 and int(replaced.num_test) == 60
 
 
+@pytest.mark.thorough
 def test_all_labels_at_clients_and_some_at_the_server():
     data = federate(
         jax.random.key(0),
