@@ -139,7 +139,7 @@ VIEWS = ("labelled/weak", "unlabelled/weak", "unlabelled/weak/1")
 
 
 @jax.jit
-def all_draws() -> list[list[dict[str, jax.Array]]]:
+def all_draws() -> dict[str, jax.Array]:
     """The random numbers of client 0, by round and step."""
 
     def draw(number: jax.Array, step: jax.Array) -> dict[str, jax.Array]:
@@ -411,9 +411,9 @@ def test_partners_are_a_permutation_of_the_real_rows() -> None:
 
 def test_mean_over_confident_rows() -> None:
     """ProtoFSSL's FixMatch; without a confident row the loss is 0."""
-    weak, strong = np.array([[3.0, 0], [0.1, 0], [0, 4.0]]), np.array([[1.0, 0], [0, 5.0], [0.5, 0]])
-    rows = -np.log(softmax(strong))[[0, 2], [0, 1]]
-    everything = np.ones(3, bool)
+    weak, strong = jnp.array([[3.0, 0], [0.1, 0], [0, 4.0]]), jnp.array([[1.0, 0], [0, 5.0], [0.5, 0]])
+    rows = -np.log(softmax(np.asarray(strong)))[[0, 2], [0, 1]]
+    everything = jnp.ones(3, bool)
     assert float(fixmatch_loss(weak, strong, everything, 0.9, "confident")) == pytest.approx(rows.mean())
     assert float(fixmatch_loss(weak, strong, everything, 0.9)) == pytest.approx(rows.sum() / 3)
     assert float(fixmatch_loss(weak, strong, everything, 0.999, "confident")) == 0.0
