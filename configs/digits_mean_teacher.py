@@ -14,4 +14,6 @@ from fedjax_ssl import presets
 
 
 def get_config(labels=None):
-    return presets.digits_consistency("mean_teacher", labels)
+    config = presets.digits_consistency("mean_teacher", labels)
+    config.method.unlabelled_weight = 10.0
+    return config

@@ -14,4 +14,7 @@ from fedjax_ssl import presets
 
 
 def get_config(labels=None):
-    return presets.digits_consistency("pi_model", labels)
+    config = presets.digits_consistency("pi_model", labels)
+    config.method.unlabelled_weight = 10.0
+    config.optimizer.local_epochs = 1
+    return config

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import config as configs
-from fedjax_ssl import methods, presets
+from fedjax_ssl import federated, methods, presets
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.mixmatch import shuffled
 from fedjax_ssl.objectives import fixmatch_loss, mixup_share
@@ -375,6 +375,19 @@ def test_clients_train_on_what_there_is() -> None:
     assert "pseudo_label_accuracy" not in info
     with pytest.raises(ValueError, match=r"nothing to learn from.*unlabelled_weight 0\.0"):
         methods.build("fixmatch", toy.setup(data, max_labelled=0), unlabelled_weight=0.0)
+
+
+@pytest.mark.parametrize("name", [*FIXED])
+def test_clients_alone(name: str) -> None:
+    """FedMatch's Local-X: what needs a server is refused."""
+    run = toy.setup(toy.federation(), federated_optimizer=federated.local(), rounds=8)
+    if name == "mean_teacher":
+        with pytest.raises(ValueError, match="no server"):
+            methods.build(name, run)
+    else:
+        methods.build(name, run)
+        with pytest.raises(ValueError, match="'moving_average' needs one"):
+            methods.build(name, run, ema_decay=0.5)
 
 
 @pytest.mark.parametrize(
