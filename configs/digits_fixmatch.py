@@ -14,4 +14,6 @@ from fedjax_ssl import presets
 
 
 def get_config(labels=None):
-    return presets.digits_consistency("fixmatch", labels)
+    config = presets.digits_consistency("fixmatch", labels)
+    config.method.unlabelled_ratio = 2
+    return config
