@@ -19,6 +19,7 @@ from fedjax_ssl.experiment.prediction_csv import clients_csv, predictions_csv
 from fedjax_ssl.experiment.rounds import TOTALS, Programs
 from fedjax_ssl.experiment.weighting import check_weighting
 from fedjax_ssl.federated import Method
+from fedjax_ssl.methods.parts.cost_model import COSTS
 
 # Fields that change how a run is watched, where it finds its data or what is done with the trained network, but not
 # the network.
@@ -206,7 +207,7 @@ def _summarize(
     last = rows[-1] if rows else {}
     totals = {name: sum(int(row[name]) for row in rows) for name in TOTALS}
     extra: dict[str, Any] = {"dropped_clients": totals["dropped_clients"], "local_steps": totals["local_steps"]}
-    for name in ("test_balanced_accuracy", "test_loss", "pseudo_label_accuracy", "pseudo_label_coverage"):
+    for name in ("test_balanced_accuracy", "test_loss", "pseudo_label_accuracy", "pseudo_label_coverage", *COSTS):
         if name in last:
             extra[name] = last[name]
     if predictions:

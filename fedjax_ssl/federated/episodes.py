@@ -71,6 +71,14 @@ def episodes(
     return Sampler(schedule, reads_sent=True)
 
 
+def support_and_query(
+    counts: Int[Array, "*n"], num_support: int, num_query: int
+) -> tuple[Int[Array, "*n"], Int[Array, "*n"]]:
+    """How many examples of classes with so many labels are support and query in a step; see `episodes`."""
+    support = jnp.where(counts > 1, jnp.minimum(num_support, counts - 1), counts)
+    return support, jnp.minimum(num_query, counts - support)
+
+
 def _by_class(
     key: Key[Array, ""], classes: Int[Array, " n"], num_classes: int, num_support: int, num_query: int
 ) -> tuple[dict[str, Int[Array, " b"]], dict[str, Bool[Array, " b"]]]:
@@ -79,8 +87,7 @@ def _by_class(
     order = jnp.lexsort((jax.random.bits(key, group.shape), group)).astype(jnp.int32)  # class after class
     counts = jnp.sum(group[None] == jnp.arange(num_classes, dtype=group.dtype)[:, None], axis=1, dtype=jnp.int32)
     starts = jnp.cumsum(counts) - counts
-    support = jnp.where(counts > 1, jnp.minimum(num_support, counts - 1), counts)
-    query = jnp.minimum(num_query, counts - support)
+    support, query = support_and_query(counts, num_support, num_query)
 
     def slots(begin: Int[Array, " K"], taken: Int[Array, " K"], width: int) -> tuple[Array, Array]:
         column = jnp.arange(width, dtype=jnp.int32)

@@ -36,7 +36,7 @@ def embedding_model() -> models.Model:
 
 
 def build(data, *, run: dict[str, Any] | None = None, **options: Any):
-    setup = toy.setup(data, model=embedding_model(), learning_rate=RATE, **{"local_epochs": 3, **(run or {})})
+    setup = toy.setup(data, **{"model": embedding_model(), "learning_rate": RATE, "local_epochs": 3, **(run or {})})
     return methods.build("protofssl", setup, **{"num_unlabelled": 4, **options})
 
 
@@ -200,12 +200,21 @@ def test_without_weight_it_is_a_supervised_prototypical_network() -> None:
 
 
 def test_examples_count_queries_support_and_unlabelled_ones() -> None:
-    """E (K (n_S + n_Q) + n_U) per client, and the first steps without unlabelled examples."""
+    """E (K (n_S + n_Q) + n_U) per client, and the first steps without unlabelled examples; and what they cost.
+
+    With 10^9 operations per example, GFLOP are examples.
+    """
     data = toy.federation(sizes=(18, 18), labelled=(9, 9))
-    _, infos = rounds(build(data), data, 2)
+    counted = {"model": embedding_model()._replace(forward_operations=lambda: 10**9)}
+    _, infos = rounds(build(data, run=counted), data, 2)
     assert [info["examples"] for info in infos] == [2 * 3 * 9, 2 * 3 * 13]
+    for info, rows in zip(infos, (27, 39), strict=True):
+        assert (info["as_run_forward_gflop"], info["as_run_gflop"]) == (rows + 9, 3 * rows + 9)
+        assert info["analytic_gflop"] == pytest.approx(18 + 9 + WIDTH * 5 * 3 * 9 / 1e9)
+        assert info["analytic_megabytes"] == pytest.approx(4 * WIDTH * (2 * toy.NUM_FEATURES + 6 * 3) / 1e6)
     _, infos = rounds(build(data, warmup_episode=2), data, 2)
     assert [info["examples"] for info in infos] == [2 * 3 * 9, 2 * (3 * 9 + 4)]
+    assert "as_run_gflop" not in infos[0]
 
 
 def test_bytes_are_those_of_model_and_prototypes() -> None:

@@ -19,6 +19,13 @@ class PrototypeSets(NamedTuple):
     present: Bool[Array, "*sets K"]
 
 
+class Helpers(NamedTuple):
+    """What all clients receive beside the model."""
+
+    sets: PrototypeSets  # [H, K, d]; all absent where they are not needed
+    active: Bool[Array, ""]  # unlabelled examples are learned from in this round
+
+
 class PrototypeBank(NamedTuple):
     """A ring buffer of rounds, the newest first."""
 
