@@ -82,7 +82,9 @@ def _run_in(record: tracking.Record | tracking.NoRecord, experiment: Experiment,
 
     method = build_method(experiment, federation, report=report)
     # Without training it is labels that are predicted from.
-    learner = method if config.rounds else method._replace(needs=("labels",), needs_all=False, trains_unlabelled=False)
+    learner = method
+    if not config.rounds:
+        learner = method._replace(needs=("labels",), needs_all=False, trains_unlabelled=False, check=None)
     _check_labels(config, learner, federation)
     check_weighting(config.federated.weighting, learner, federation)
     template = jax.eval_shape(method.init, key, federation)
@@ -124,7 +126,7 @@ def _run_in(record: tracking.Record | tracking.NoRecord, experiment: Experiment,
             record.append(row)
             progress.update(start, row)
             if not row["local_steps"]:
-                progress.note(f"nobody trained in the last {rounds} rounds: no client had anything to learn from")
+                progress.note(f"nobody trained in the last {rounds} rounds: {_why(row)}")
             team.feed()
             due = config.checkpoint_every * config.eval_every
             stop = start < config.rounds and team.preempted(-(-start // config.eval_every))
@@ -153,7 +155,7 @@ def _run_in(record: tracking.Record | tracking.NoRecord, experiment: Experiment,
 
 
 def _check_labels(config: ml_collections.ConfigDict, method: Method, federation: data.FederatedData) -> None:
-    """Refuses a federation without what the method learns from; says what its weak labels leave open."""
+    """Refuses a federation without what the method learns from; says what its labels leave open."""
     there, needs = federation.kinds(), method.needs
     if not (set(needs) <= set(there) if method.needs_all else set(there) & set(needs)):
         words = (" and " if method.needs_all else " or ").join(_KINDS[kind] for kind in needs)
@@ -162,10 +164,18 @@ def _check_labels(config: ml_collections.ConfigDict, method: Method, federation:
             f"config.supervision.name={config.supervision.name!r} this federation has "
             f"{' and '.join(_KINDS[kind] for kind in there) or 'no label of any kind'}"
         )
-    if {"coarse", "sets"} & set(needs):
-        with configs.naming("supervision"):
-            for warning in methods.check_channels(federation):
-                warnings.warn(warning, configs.ConfigNote, stacklevel=2)
+    with configs.naming("supervision"):
+        notes = methods.check_channels(federation) if {"coarse", "sets"} & set(needs) else []
+        notes += [] if method.check is None else method.check(federation)
+    for note in notes:
+        warnings.warn(note, configs.ConfigNote, stacklevel=2)
+
+
+def _why(row: dict[str, Any]) -> str:
+    """Why a block of rounds has no local step."""
+    if dropped := int(row["dropped_clients"]):
+        return f"what {dropped} clients returned was not finite, and no other had anything to learn from"
+    return "no client had anything to learn from"
 
 
 _KINDS = {

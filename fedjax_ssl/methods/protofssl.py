@@ -16,9 +16,10 @@ from fedjax_ssl.checks import check_choices, check_numbers, check_weights, check
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import BYTES_PER_NUMBER, Client, Method, Round, Sampler, ServerState, Setup, Stage, Step, Term
 from fedjax_ssl.federated.engine import federated_method
-from fedjax_ssl.federated.episodes import QUERY, SUPPORT, UNLABELLED, episodes, support_and_query
+from fedjax_ssl.federated.episodes import QUERY, SUPPORT, UNLABELLED, check_episodes, episodes, support_and_query
 from fedjax_ssl.federated.exact_count import count
 from fedjax_ssl.federated.method import AtClient, AtServer, ForLog, Metrics, Now, Outcome, Sent, Traffic, Trained, View
+from fedjax_ssl.federated.setup import WEIGHTINGS
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.graph.weighting import class_counts
 from fedjax_ssl.keys import named_key
@@ -29,6 +30,7 @@ from fedjax_ssl.methods.parts.prototype_bank import (
     PrototypeSets,
     choose_helpers,
     empty_bank,
+    finite_sets,
     newest_sets,
     push,
 )
@@ -181,6 +183,8 @@ def protofssl(
     )
     quota = "any" if settings.global_source else "only"
     stage = Stage((_term(setup, settings),), _sampler(setup, settings), labelled_quota=quota)
+    if settings.proto_refresh == "end":
+        stage = stage._replace(weigh=partial(_weigh, setup))
     return _with_bank(setup, settings, federated_method(setup, (stage,), class_scores=False))
 
 
@@ -208,6 +212,11 @@ def _term(setup: Setup, settings: EpisodeSettings) -> Term:
     return Term(
         TERM, tuple(views.values()), partial(_loss, setup, settings, views), server=server, client=client, log=log
     )
+
+
+def _weigh(setup: Setup, client: Client, uploads: dict[str, PyTree]) -> Float[Array, ""]:
+    """The run's weight; NaN, which drops the client, where the prototypes that it uploads are not finite."""
+    return jnp.where(jnp.all(finite_sets(uploads[TERM])), WEIGHTINGS[setup.weighting](client), jnp.nan)
 
 
 def _sampler(setup: Setup, settings: EpisodeSettings) -> Sampler:
@@ -369,4 +378,7 @@ def _with_bank(setup: Setup, settings: EpisodeSettings, method: Method) -> Metho
         sets = newest_sets(state.terms[TERM].bank, 2 if settings.eval_bank == "two_rounds" else 1)
         return mean_log_probs(embed(state, inputs), sets, settings.scoring.distance)
 
-    return method._replace(init=init, predict=predict)
+    check = partial(
+        check_episodes, num_support=settings.num_support, num_query=settings.num_query, queries=settings.global_source
+    )
+    return method._replace(init=init, predict=predict, check=check)
