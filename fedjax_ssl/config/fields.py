@@ -45,6 +45,7 @@ _FIELDS: dict[str, Field] = {
     "rounds": Field(100, whole, 0),  # 0: no training, only the predictions below
     "eval_every": Field(5, whole, 1),  # rounds between evaluations, run as one compiled call
     "checkpoint_every": Field(1, whole, 0),  # evaluations between checkpoints; 0: only at the end
+    "select_from": Field(0, whole, 0),  # rounds before a model may be the one of the best validation accuracy
     "precision": Field("float32", one_of, PRECISIONS),  # of forward and backward passes; parameters stay float32
     "threads": Field(int, whole, 1),  # of a CPU; one per core by default, 1 suits linear models
     "data.name": Field("digits"),

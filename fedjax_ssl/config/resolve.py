@@ -54,6 +54,7 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
             resolved.federated[option] = value
     check_fields(resolved)
     _check_stages(resolved)
+    _check_selection(resolved)
     _check_prediction(resolved)
     federated_optimizer(resolved)
     return resolved.lock()
@@ -141,6 +142,23 @@ def _check_stages(config: ml_collections.ConfigDict) -> None:
         raise ConfigError(
             f"config.method.warmup_rounds is {warmup}; with validation data it must be a multiple of "
             f"config.eval_every ({config.eval_every}), so that the model of stage 1 is evaluated"
+        )
+
+
+def _check_selection(config: ml_collections.ConfigDict) -> None:
+    """A run has to evaluate a model that may be selected."""
+    last = config.rounds
+    if config.select_from and last and config.select_from > last:
+        raise ConfigError(
+            f"config.select_from is {config.select_from}, but the run ends after {last} rounds, so that no model could be "
+            "selected; lower it"
+        )
+    if config.select_from and not config.data.validation_fraction:
+        warnings.warn(
+            f"config.select_from={config.select_from} has no effect without validation data "
+            "(config.data.validation_fraction)",
+            ConfigNote,
+            stacklevel=3,
         )
 
 

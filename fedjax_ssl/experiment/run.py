@@ -224,8 +224,9 @@ def _summarize(
         extra["predictions"] = predictions
         extra["prediction"] = _what_was_predicted(config)
     if "validation_accuracy" in last:
-        warmup = min(config.method.get("warmup_rounds", 0), last["round"])  # from the model of stage 1 on
-        candidates = [row for row in rows if row["round"] >= warmup]
+        # From the model of stage 1 on, or later.
+        first = min(max(config.method.get("warmup_rounds", 0), config.select_from), last["round"])
+        candidates = [row for row in rows if row["round"] >= first]
         chosen = max(candidates, key=lambda row: row["validation_accuracy"])
         extra["selected_round"] = chosen["round"]
         extra["selected_test_accuracy"] = chosen["test_accuracy"]
