@@ -75,6 +75,7 @@ _FIELDS: dict[str, Field] = {
     "optimizer.weight_decay": Field(0.0, number, "[0, inf)"),
     "optimizer.clip_norm": Field(float, number, "(0, inf)"),  # largest norm of a gradient; no clipping by default
     "optimizer.keep_state": Field(False),  # clients keep momentum and the like between their rounds
+    "optimizer.average_state": Field(False),  # clients start from the mean of what the last cohort ended with
     "optimizer.batch_size": Field(10, whole, 1),
     "optimizer.local_epochs": Field(1, whole, 1),
     "federated.name": Field("fedavg"),

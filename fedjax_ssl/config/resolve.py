@@ -147,11 +147,10 @@ def _check_stages(config: ml_collections.ConfigDict) -> None:
 
 def _check_selection(config: ml_collections.ConfigDict) -> None:
     """A run has to evaluate a model that may be selected."""
-    last = config.rounds
-    if config.select_from and last and config.select_from > last:
+    if config.rounds and config.select_from > config.rounds:
         raise ConfigError(
-            f"config.select_from is {config.select_from}, but the run ends after {last} rounds, so that no model could be "
-            "selected; lower it"
+            f"config.select_from is {config.select_from}, but the run ends after {config.rounds} rounds, so that no "
+            "model could be selected; lower it"
         )
     if config.select_from and not config.data.validation_fraction:
         warnings.warn(

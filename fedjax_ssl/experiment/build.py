@@ -144,6 +144,7 @@ def _setup(config: dict[str, Any], dataset: data.Dataset, federation: data.Feder
             local_epochs=local["local_epochs"],
             weighting=server["weighting"],
             keep_optimizer=local["keep_state"],
+            average_optimizer=local["average_state"],
             rounds=config["rounds"],
         )
 

@@ -102,6 +102,7 @@ def federated_method(
         keep_optimizer=setup.keep_optimizer,
         federated_optimizer=setup.federated_optimizer,
         upload=upload,
+        average_optimizer=setup.average_optimizer,
     )
     starts = [0]
     for stage in stages[:-1]:
@@ -127,6 +128,11 @@ def federated_method(
             },
             clients=first_kept(training, tuple(terms.values()), params, model_state, everyone),
             server=_server_optimizer(training, stages, pretraining, packed),
+            local_optimizer={
+                group: training.optimizer.init({group: packed[group]})
+                for group in training.shared
+                if training.average_optimizer
+            },
         )
         return state if pretraining is None else _pretrained(training, pretraining, key, state, data)
 
@@ -263,6 +269,11 @@ def _trains_unlabelled(stage: Stage) -> bool:
 
 def _check(setup: Setup, stages: tuple[Stage, ...], groups: tuple[str, ...], private: tuple[str, ...]) -> None:
     check_choices(WEIGHTINGS, weighting=setup.weighting)
+    if setup.keep_optimizer and setup.average_optimizer:
+        raise ValueError(
+            "clients keep the state of their optimizer (keep_state) and start from the mean of the last cohort's "
+            "(average_state); use one of them"
+        )
     if any(stage.rounds is None for stage in stages[:-1]):
         raise ValueError("every stage but the last needs a number of rounds")
     if not set(private) <= set(groups):

@@ -55,6 +55,7 @@ class ServerState(NamedTuple):
     terms: dict[str, PyTree]  # state of every term, by term name
     clients: Kept  # what every client keeps, leading axis C
     server: PyTree  # state of the local optimizer at the server, where it lives on; leading axis: replicas
+    local_optimizer: dict[str, PyTree] = {}  # noqa: RUF012  its mean over the clients by group, if they start from it
 
 
 class Client(NamedTuple):
