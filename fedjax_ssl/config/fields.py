@@ -61,6 +61,8 @@ _FIELDS: dict[str, Field] = {
     "data.client_test_fraction": Field(0.0, number, "[0, 1)"),  # of every client's examples, its test examples
     "data.validation_fraction": Field(0.0, number, "[0, 1)"),
     "data.balanced_test": Field(False),  # clients draw test examples, equally many of every class
+    "data.pools": Field(tuple),  # training, validation and test examples of every class, of both splits together
+    "data.shuffle_pools": Field(False),  # ... not the training examples first
     "partition.name": Field("natural"),
     "supervision.name": Field("all"),
     "augment.name": Field("none"),

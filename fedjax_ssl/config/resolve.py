@@ -138,7 +138,7 @@ def _check_stages(config: ml_collections.ConfigDict) -> None:
             f"config.rounds is {config.rounds}, stage 1 alone takes {first} (config.method.{name}): no stage 2 here"
         )
         warnings.warn(stages, ConfigNote, stacklevel=3)
-    if config.data.validation_fraction and isinstance(warmup, int) and warmup % config.eval_every:
+    if _validates(config) and isinstance(warmup, int) and warmup % config.eval_every:
         raise ConfigError(
             f"config.method.warmup_rounds is {warmup}; with validation data it must be a multiple of "
             f"config.eval_every ({config.eval_every}), so that the model of stage 1 is evaluated"
@@ -152,13 +152,18 @@ def _check_selection(config: ml_collections.ConfigDict) -> None:
             f"config.select_from is {config.select_from}, but the run ends after {config.rounds} rounds, so that no "
             "model could be selected; lower it"
         )
-    if config.select_from and not config.data.validation_fraction:
+    if config.select_from and not _validates(config):
         warnings.warn(
             f"config.select_from={config.select_from} has no effect without validation data "
-            "(config.data.validation_fraction)",
+            "(config.data.validation_fraction or config.data.pools)",
             ConfigNote,
             stacklevel=3,
         )
+
+
+def _validates(config: ml_collections.ConfigDict) -> bool:
+    pools = config.data.pools
+    return bool(config.data.validation_fraction or (pools and len(pools) > 1 and pools[1]))
 
 
 def _check_prediction(config: ml_collections.ConfigDict) -> None:

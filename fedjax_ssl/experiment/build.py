@@ -64,6 +64,8 @@ def federate(experiment: Experiment, key: Key[Array, ""]) -> data.FederatedData:
             client_test_fraction=section.client_test_fraction,
             validation_fraction=section.validation_fraction,
             balanced_test=section.balanced_test,
+            pools=section.pools,
+            shuffle_pools=section.shuffle_pools,
         )
 
 
