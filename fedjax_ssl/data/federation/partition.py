@@ -312,7 +312,7 @@ def class_counts(counts: Sequence[int], balanced: int = 0, unlabelled: int | Non
     if unlabelled is not None:
         check_whole_numbers(0, unlabelled=unlabelled)
 
-    def table(facts: Facts) -> Int[np.ndarray, "C K1"]:
+    def table(facts: Facts) -> Int[np.ndarray, "C K"]:
         if len(given) not in (1, facts.num_classes):
             raise ValueError(
                 f"counts has {len(given)} entries, the data have {facts.num_classes} classes; give one number per "
@@ -326,20 +326,24 @@ def class_counts(counts: Sequence[int], balanced: int = 0, unlabelled: int | Non
                     f"{facts.num_clients} clients are to get {asked} examples of class {number}, but {there} are left "
                     "to deal; lower counts or num_clients"
                 )
-        without = np.diff(np.arange(facts.num_clients + 1) * facts.num_unlabelled // facts.num_clients)
-        if unlabelled is not None:
-            without = np.full(facts.num_clients, unlabelled)
-        if without.sum() > facts.num_unlabelled:
+        if unlabelled is not None and unlabelled * facts.num_clients > facts.num_unlabelled:
             raise ValueError(
                 f"{facts.num_clients} clients are to get {unlabelled} examples without a label each, but there are "
                 f"{facts.num_unlabelled}; lower unlabelled or num_clients"
             )
-        return np.concatenate([each, without[:, None]], axis=1).astype(np.int32)
+        return each.astype(np.int32)
 
     def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
-        return deal(key, _class_or_unlabelled(pool), jnp.asarray(table(pool.facts)))
+        class_key, unlabelled_key = jax.random.split(key)
+        labelled = pool.available & (pool.labels >= 0)
+        client = deal(class_key, jnp.where(labelled, pool.labels, -1), jnp.asarray(table(pool.facts)))
+        return jnp.where(labelled, client, _deal_unlabelled(unlabelled_key, pool, unlabelled))
 
-    return Partition(assign, lambda facts: Bounds(0, int(table(facts).sum(axis=1).max())))
+    def bounds(facts: Facts) -> Bounds:
+        most = -(-facts.num_unlabelled // facts.num_clients) if unlabelled is None else unlabelled
+        return Bounds(0, int(table(facts).sum(axis=1).max()) + most)
+
+    return Partition(assign, bounds)
 
 
 def majority(factor: float = 80.0) -> Partition:
@@ -418,8 +422,11 @@ def _deal_classes(key: Key[Array, ""], pool: Pool, shares: Float[Array, "C K"], 
     return deal(deal_key, group, counts.at[:num_classes].add(rest).T)
 
 
-def _deal_unlabelled(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
+def _deal_unlabelled(key: Key[Array, ""], pool: Pool, each: int | None = None) -> Int[Array, " N"]:
+    """Deals examples without a label evenly, all of them or so many to each client."""
     group = jnp.where(pool.available & (pool.labels < 0), 0, -1)
+    if each is not None:
+        return deal(key, group, jnp.full((pool.facts.num_clients, 1), each, jnp.int32))
     equal = jnp.ones((1, pool.facts.num_clients), jnp.float32)
     return deal(key, group, largest_remainder(equal, count_groups(group, 1)).T)
 

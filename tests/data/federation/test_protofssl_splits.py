@@ -106,6 +106,7 @@ def test_stl10_has_unlabelled_images_of_unknown_class() -> None:
     check_pools(data, used, 150, 150)
 
 
+@pytest.mark.thorough
 def test_pools_that_are_shuffled_first() -> None:
     """The paper's text: merge, shuffle, split; then a tenth of the test images is from the official test split."""
     data = cut(CIFAR10, "cifar10", "iid", **{"data.shuffle_pools": True})
