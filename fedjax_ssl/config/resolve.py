@@ -146,19 +146,14 @@ def _check_stages(config: ml_collections.ConfigDict) -> None:
 
 
 def _check_selection(config: ml_collections.ConfigDict) -> None:
-    """A run has to evaluate a model that may be selected."""
-    if config.rounds and config.select_from > config.rounds:
-        raise ConfigError(
-            f"config.select_from is {config.select_from}, but the run ends after {config.rounds} rounds, so that no "
-            "model could be selected; lower it"
-        )
+    """Says where `select_from` does not do what it says."""
+    note = ""
     if config.select_from and not _validates(config):
-        warnings.warn(
-            f"config.select_from={config.select_from} has no effect without validation data "
-            "(config.data.validation_fraction or config.data.pools)",
-            ConfigNote,
-            stacklevel=3,
-        )
+        note = "has no effect without validation data (config.data.validation_fraction or config.data.pools)"
+    elif 0 < config.rounds < config.select_from:
+        note = f"comes after the last of {config.rounds} rounds, so that the model of that round is the selected one"
+    if note:
+        warnings.warn(f"config.select_from={config.select_from} {note}", ConfigNote, stacklevel=3)
 
 
 def _validates(config: ml_collections.ConfigDict) -> bool:

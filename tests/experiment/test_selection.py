@@ -36,8 +36,8 @@ def test_the_best_round_from_a_given_one_on(fields, expected) -> None:
     assert summary(**fields) == expected
 
 
-def test_a_round_after_the_last_is_refused_and_one_without_validation_data_has_no_effect() -> None:
-    with pytest.raises(configs.ConfigError, match=r"config\.select_from is 6, but the run ends after 5 rounds"):
-        summary(select_from=6)
+def test_a_round_after_the_last_or_without_validation_data_is_said_to_do_nothing() -> None:
+    with pytest.warns(configs.ConfigNote, match=r"config\.select_from=6 comes after the last of 5 rounds"):
+        assert summary(select_from=6) == (5, 0.5)
     with pytest.warns(configs.ConfigNote, match="select_from=2 has no effect without validation data"):
         summary(select_from=2, **{"data.validation_fraction": 0.0})
