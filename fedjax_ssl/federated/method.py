@@ -34,6 +34,7 @@ class Method(NamedTuple):
     trains_unlabelled: bool = True  # clients without class labels train too
     check: Callable[[FederatedData], list[str]] | None = None
     # ^ (federation, on the host) -> what somebody should know before training, a sentence each; may raise ValueError
+    alone: bool = False  # no global model: scores are means over the clients' own models
 
 
 class Kept(NamedTuple):
@@ -43,6 +44,7 @@ class Kept(NamedTuple):
     optimizer: dict[str, PyTree]  # state of the local optimizer by parameter group, if the run keeps it
     terms: dict[str, PyTree]  # what terms remember, by term name
     federated: PyTree  # what the federated optimizer keeps at clients: SCAFFOLD's control variates
+    model_state: PyTree = ()  # batch statistics, in one vector, of clients that train alone
 
 
 class ServerState(NamedTuple):

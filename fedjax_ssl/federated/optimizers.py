@@ -79,6 +79,7 @@ class FederatedOptimizer(NamedTuple):
     )
     # ^ (gradient, params, anchor, received) -> gradient, each of one group at a time but what was received
     report: Callable[[Local], Report] = lambda local: weighted_change(local)
+    alone: bool = False  # no federation: every client goes on with its own model, and nothing is averaged
     # For the count of bytes.
     sends: Callable[[Grouped], Numbers] = lambda params: Numbers(0, 0)
 
@@ -112,6 +113,11 @@ def fedavg() -> FederatedOptimizer:
     Written as anchor + weighted mean of the clients' changes, so that a round in which nobody trained changes nothing.
     """
     return fedopt(None)
+
+
+def local() -> FederatedOptimizer:
+    """No federation: every client trains a model of its own on what it has, all of them in one program."""
+    return fedavg()._replace(alone=True)
 
 
 def fedprox(mu: float) -> FederatedOptimizer:

@@ -260,9 +260,9 @@ def _train(
         outcomes |= _outcomes(training, work, result, Outcome(context, Sent(), (), counts, (), state, after), sent)
     absorbed = {term.name: term.server.absorb(states[term.name], outcomes[term.name]) for term in terms}
     info = _work_done(summed) | {"clients": jnp.sum(context.valid, dtype=jnp.int32)}
-    info |= _bytes_sent(works, outcomes, optimizer, before, flat_state.size)
+    info |= _bytes_sent(works, outcomes, optimizer, before, 0 if optimizer.alone else flat_state.size)
     if training.average_optimizer:
-        # Beside the model, and not among the bytes above: the papers' optimizers are not sent.
+        # Beside the bytes above and not among them: ProtoFSSL, whose clients share one optimizer, does not count it.
         size = sum(jnp.size(values) for values in jax.tree.leaves(state.local_optimizer))
         info["optimizer_state_bytes"] = count(info["clients"], 2 * BYTES_PER_NUMBER * size)
     truth = data.labels[context.clients.rows]

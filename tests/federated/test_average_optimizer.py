@@ -82,3 +82,5 @@ def test_one_way_to_keep_the_state_at_a_time() -> None:
     data = toy.federation()
     with pytest.raises(ValueError, match=r"average_state.*use one of them"):
         method_of(data, pull("id", own_id), keep_optimizer=True, **RMSPROP)
+    with pytest.raises(ValueError, match="clients that train alone have no mean"):
+        method_of(data, pull("id", own_id), federated_optimizer=federated.local(), **RMSPROP)
