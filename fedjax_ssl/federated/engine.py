@@ -30,7 +30,7 @@ from fedjax_ssl.federated.method import (
 )
 from fedjax_ssl.federated.packing import packing
 from fedjax_ssl.federated.round import run_round, train_at_server
-from fedjax_ssl.federated.setup import WEIGHTINGS, Setup
+from fedjax_ssl.federated.setup import KEEP_BY, WEIGHTINGS, Setup
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Outputs
 
@@ -107,6 +107,7 @@ def federated_method(
         private=private,
         optimizer=setup.local_optimizer,
         keep_optimizer=setup.keep_optimizer,
+        keep_by_slot=setup.keep_by == "slot",
         federated_optimizer=setup.federated_optimizer,
         upload=upload,
     )
@@ -290,6 +291,7 @@ def _check_alone(stages: tuple[Stage, ...], pretraining: Pretraining | None) -> 
 
 def _check(setup: Setup, stages: tuple[Stage, ...], groups: tuple[str, ...], private: tuple[str, ...]) -> None:
     check_choices(WEIGHTINGS, weighting=setup.weighting)
+    check_choices(KEEP_BY, keep_by=setup.keep_by)
     if any(stage.rounds is None for stage in stages[:-1]):
         raise ValueError("every stage but the last needs a number of rounds")
     if not set(private) <= set(groups):
