@@ -2,6 +2,7 @@
 
 from fedjax_ssl.federated.clients import all_clients
 from fedjax_ssl.federated.cohort import Cohort, random_slots, sample_cohort
+from fedjax_ssl.federated.diversity import with_gradient_diversity
 from fedjax_ssl.federated.engine import Pretraining, federated_method
 from fedjax_ssl.federated.episodes import episodes
 from fedjax_ssl.federated.evaluation import Scores, balanced_accuracy, evaluate, likeliest_coarse, score_labels
@@ -9,6 +10,7 @@ from fedjax_ssl.federated.exact_count import Count, count, to_numbers
 from fedjax_ssl.federated.execution import Execution, execute
 from fedjax_ssl.federated.fednova import fednova
 from fedjax_ssl.federated.forward import map_rows
+from fedjax_ssl.federated.grouped import grouped
 from fedjax_ssl.federated.local_optimizer import OPTIMIZERS, SCHEDULES, learning_rate_schedule, local_optimizer
 from fedjax_ssl.federated.memory import CLIENTS_AT_ONCE, VECTORIZED_RUNS, Choice, device_memory, vectorized_runs
 from fedjax_ssl.federated.method import (
