@@ -11,6 +11,7 @@ from fedjax_ssl.methods.fedllp import fedllp, fedllp_vat
 from fedjax_ssl.methods.fedmt import fedmt
 from fedjax_ssl.methods.fedpl import fedpl
 from fedjax_ssl.methods.fedrep import fedrep
+from fedjax_ssl.methods.fedrgd import fedrgd
 from fedjax_ssl.methods.fedsem import fedsem
 from fedjax_ssl.methods.fedsiam import fedsiam
 from fedjax_ssl.methods.fedtrans import fedtrans
@@ -42,6 +43,7 @@ _RECIPES = (
     fedtrans,
     protofssl,
     mixed,
+    fedrgd,
     fedrep,
 )
 METHODS: Registry[Method] = Registry("method", {recipe.__name__: recipe for recipe in _RECIPES}, leading=1)

@@ -59,6 +59,11 @@ CASES = {
     ),
     "protofssl": Case(mechanism="what clients send back beside their model", first_targets=1),
     "fedrep": Case(model={"aux_head": True}, settings={"head_epochs": 2}, never_sent=("head", "aux_head")),
+    "fedrgd": Case(
+        settings={"local_steps": 20, "lr_schedule": "run"},
+        first_targets=4,  # users are sure of nothing for longer than that
+        learns_without_labels="the network labels whatever it is sure of",
+    ),
     "mixed": Case(settings={"num_bits": 256, "num_neighbors": 3}),
 }
 MECHANISMS = sorted(name for name, case in CASES.items() if case.mechanism)
