@@ -56,6 +56,7 @@ def test_the_body_is_all_that_is_sent(trained) -> None:
     assert info["bytes_up"] == info["bytes_down"] == 4 * 4 * count_parameters(start.params["body"])
 
 
+@pytest.mark.thorough
 def test_the_average_has_the_server_as_one_more_client(data) -> None:
     """Everybody alone from the same start: the next body is the mean of the five bodies."""
     settings = {"head_epochs": 1, "body_epochs": 1, "server_batch_size": 3}
@@ -78,6 +79,7 @@ def test_the_average_has_the_server_as_one_more_client(data) -> None:
     chex.assert_trees_all_equal(untouched, start.params["head"])
 
 
+@pytest.mark.thorough
 def test_one_sampler_after_the_other() -> None:
     """Two epochs of "head" and one of "body": six labelled examples in batches of four."""
     data = toy.federation(sizes=(6, 3), labelled=(6, 3))

@@ -172,6 +172,7 @@ def test_the_global_model_is_the_mean_of_groups_that_differ(trained) -> None:
     assert jax.tree.leaves(state.server)[0].shape[0] == 2, "a replica per group goes on with its momentum"
 
 
+@pytest.mark.thorough
 def test_labels_at_clients_bridge_the_groups(float64) -> None:
     data = toy.federation()
     changes = {"augment": toy.jitter}
@@ -215,6 +216,7 @@ def test_the_supervised_reference_trains_on_the_labels_of_clients_and_server() -
     assert "pseudo_label_accuracy" not in info
 
 
+@pytest.mark.thorough
 def test_the_first_period_of_an_epoch_may_have_a_step_more() -> None:
     data = toy.federation()
     sampler = steps_of(run_of(data, federated.fedavg()), Batches(512, 2), ("unlabelled",))
