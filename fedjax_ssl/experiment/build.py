@@ -115,7 +115,8 @@ def _setup(config: dict[str, Any], dataset: data.Dataset, federation: data.Feder
             **configs.options(config["model"]),
         )
         model = models.in_precision(model, config["precision"])
-    federated_optimizer = configs.federated_optimizer(config)
+    cohort_size = _cohort_size(server["cohort_size"], federation.num_clients)
+    federated_optimizer = configs.federated_optimizer(config, cohort_size)
     augment, strong_augment = _augmentation("augment", config, dataset), None
     if config["strong_augment"]["name"] != "none":
         strong_augment = _augmentation("strong_augment", config, dataset)
@@ -141,12 +142,13 @@ def _setup(config: dict[str, Any], dataset: data.Dataset, federation: data.Feder
             max_unlabelled=federation.max_unlabelled,
             max_known=federation.max_known,
             max_server=federation.server_index.shape[-1],
-            cohort_size=_cohort_size(server["cohort_size"], federation.num_clients),
+            cohort_size=cohort_size,
             batch_size=local["batch_size"],
             local_epochs=local["local_epochs"],
             weighting=server["weighting"],
             keep_optimizer=local["keep_state"],
             average_optimizer=local["average_state"],
+            keep_by=local["keep_by"],
             rounds=config["rounds"],
         )
 

@@ -50,7 +50,8 @@ class LocalTraining(NamedTuple):
     groups: tuple[str, ...]  # order of the phases within a local step
     private: tuple[str, ...]  # groups that clients keep to themselves
     optimizer: optax.GradientTransformation
-    keep_optimizer: bool  # its state lives on at the client
+    keep_optimizer: bool  # its state lives on, at the client
+    keep_by_slot: bool  # ... or in the slot of the cohort that a client fills
     federated_optimizer: FederatedOptimizer
     upload: Callable[[Trained], Params] | None  # what the server sees of trained parameters; None: all of them
     average_optimizer: bool = False  # its state is averaged at the server, for the groups that are shared

@@ -309,6 +309,7 @@ class ServerTraining(NamedTuple):
     when: tuple[str, ...] = ("after",)  # "before" the clients, "after" their models were averaged, or both
     members: int = 0  # replicas that train beside the clients instead and are members of the average
     keep_optimizer: bool = False  # the state of its local optimizer lives on from round to round
+    statistics: bool = False  # batch statistics of the next model are the replicas', not those of all members
 
 
 class Stage(NamedTuple):

@@ -10,6 +10,8 @@ from fedjax_ssl.methods.fedavg import fedavg
 from fedjax_ssl.methods.fedllp import fedllp, fedllp_vat
 from fedjax_ssl.methods.fedmt import fedmt
 from fedjax_ssl.methods.fedpl import fedpl
+from fedjax_ssl.methods.fedrep import fedrep
+from fedjax_ssl.methods.fedrgd import fedrgd
 from fedjax_ssl.methods.fedsem import fedsem
 from fedjax_ssl.methods.fedsiam import fedsiam
 from fedjax_ssl.methods.fedtrans import fedtrans
@@ -55,6 +57,8 @@ _RECIPES = (
     vat,
     pi_model,
     pseudo_label,
+    fedrgd,
+    fedrep,
 )
 METHODS: Registry[Method] = Registry("method", {recipe.__name__: recipe for recipe in _RECIPES}, leading=1)
 available = METHODS.available  # () -> names of all methods with a line about each

@@ -19,6 +19,7 @@ class Case(NamedTuple):
     mechanism: str = ""  # what of the engine it is the example of, for tests whose result depends on the engine alone
     clients_train: int | None = None  # rounds in which clients train, the server alone in all others; None: every round
     first_targets: int = 0  # rounds without pseudo-labels at the start, beside `warmup_rounds`
+    never_sent: tuple[str, ...] = ()  # parameter groups that stay where they are
     learns_without_labels: str = ""  # why the model moves although nobody knows anything of a class; "": it does not
 
 
@@ -57,6 +58,12 @@ CASES = {
         clients_train=1,
     ),
     "protofssl": Case(mechanism="what clients send back beside their model", first_targets=1),
+    "fedrep": Case(model={"aux_head": True}, settings={"head_epochs": 2}, never_sent=("head", "aux_head")),
+    "fedrgd": Case(
+        settings={"local_steps": 20, "lr_schedule": "run"},
+        first_targets=4,  # users are sure of nothing for longer than that
+        learns_without_labels="the network labels whatever it is sure of",
+    ),
     "mixed": Case(settings={"num_bits": 256, "num_neighbors": 3}),
     # Small weights, batches and ramps: the defaults are for many rounds on images.
     "fixmatch": Case(
