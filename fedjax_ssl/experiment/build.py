@@ -177,7 +177,8 @@ def prediction_settings(config: ml_collections.ConfigDict) -> PredictionSettings
 def _augmentation(kind: str, config: dict[str, Any], dataset: data.Dataset) -> Callable[[Array, Array], Array]:
     name = config[kind]["name"]
     with configs.naming(kind):
-        stored = {"input_max": dataset.input_max} if data.AUGMENTATIONS.takes(name, "input_max") else {}
+        known = {"input_max": dataset.input_max, "input_mean": dataset.mean}
+        stored = {what: value for what, value in known.items() if data.AUGMENTATIONS.takes(name, what)}
         return data.augmentation(name, **stored, **configs.options(config[kind]))
 
 
