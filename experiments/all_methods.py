@@ -58,13 +58,16 @@ class Unfit(Exception):
     """A method that cannot learn from this federation."""
 
 
-def federation_config(name: str, labels: str, path: str | None) -> ml_collections.ConfigDict:
+def federation_config(
+    name: str, labels: str, path: str | None = None, count: int | None = None
+) -> ml_collections.ConfigDict:
     """What all methods share: data, clients, labels, network; and an optimizer for those that are to share it.
 
     Args:
         name: "digits", "glyphs", "mnist" or "cifar10".
         labels: "clients", "server" or "all".
         path: an `.npz` file in place of the download, for "mnist" and "cifar10".
+        count: labels of a client or of the server.
     """
     config = configs.default("fedavg")
     config.data.name = "npz" if path else name
@@ -84,14 +87,19 @@ def federation_config(name: str, labels: str, path: str | None) -> ml_collection
         config.supervision.labels = 20
     else:
         config.partition.name, config.partition.num_clients = "iid", 100
-        config.model.name = "mnist_cnn" if name == "mnist" else "cnn"
+        if name == "mnist":
+            config.model.hidden = (200, 200)  # the network of FedAvg's paper that it calls 2NN
+        else:
+            config.model.name = "cnn"
         config.augment.name = "shift" if name == "mnist" else "crop_flip"
         config.strong_augment.name = "fixmatch"
         config.strong_augment.flip = name != "mnist"
     if labels == "server":
         config.supervision.name = "server"
         config.supervision.labels = {"digits": 50, "glyphs": 620}.get(name, 1000)
-    elif labels == "all":
+    if count is not None:
+        config.supervision.labels = count
+    if labels == "all":
         config.supervision.name = "all"
         config.supervision.labels = None
     return config
@@ -205,7 +213,7 @@ def main(arguments: list[str] | None = None) -> None:
     use_compilation_cache()
     begin, seeds, rows, unfit = time.perf_counter(), list(range(options.seeds)), [], []
     options.output.mkdir(parents=True, exist_ok=True)
-    shared = federation_config(options.federation, options.labels, options.path)
+    shared = federation_config(options.federation, options.labels, options.path, options.count)
     everything = federation_config(options.federation, "all", options.path)
     jobs = [(name, name, shared) for name in options.methods] + [(BOUND, BASELINE, everything)]
     alike, labelled_steps = options.optimizer == "shared", math.nan
@@ -317,6 +325,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--federation", choices=("digits", "glyphs", "mnist", "cifar10"), default="digits")
     parser.add_argument("--labels", choices=("clients", "server"), default="clients", help="who has labels")
+    parser.add_argument("--count", type=positive, help="labels of each client, or of the server")
     parser.add_argument("--path", help="an .npz file of mnist or cifar10, in place of the download")
     parser.add_argument("--seeds", type=positive, default=5, help="runs per method, seeds 0, 1, ...")
     parser.add_argument("--steps", type=positive, default=5000, help="local steps of a run, over all clients")
