@@ -138,6 +138,7 @@ class Snapshot(NamedTuple):
 
     params: PyTree
     model_state: PyTree
+    groups: Params = {}  # noqa: RUF012  the parameters by group
 
 
 class Step(NamedTuple):
@@ -306,6 +307,7 @@ class ServerTraining(NamedTuple):
     when: tuple[str, ...] = ("after",)  # "before" the clients, "after" their models were averaged, or both
     members: int = 0  # replicas that train beside the clients instead and are members of the average
     keep_optimizer: bool = False  # the state of its local optimizer lives on from round to round
+    rate: Callable[[Client], Float[Array, ""]] | None = None  # as in `Stage`; not of replicas
 
 
 class Stage(NamedTuple):

@@ -134,9 +134,9 @@ def train_at_server(
     clients = server_as_client(data)._replace(kept=kept)
     here = context._replace(key=named_key(context.key, key_name), clients=clients, valid=always)
     alone = training._replace(
-        federated_optimizer=fedavg(), private=(), keep_optimizer=server.keep_optimizer, upload=None
+        federated_optimizer=fedavg(), private=(), keep_optimizer=server.keep_optimizer, upload=None, receive=None
     )
-    work = _Work(Task(server.terms, server.sampler, _uniform), always, train_cohort)
+    work = _Work(Task(server.terms, server.sampler, _uniform, server.rate), always, train_cohort)
     trained, info, _ = _train(alone, [work], None, here, own, data, learning_rate)
     after = trained.clients.optimizer if server.keep_optimizer else state.server
     return trained._replace(optimizer=state.optimizer, clients=state.clients, server=after), info
@@ -314,7 +314,7 @@ def _train_replicas(
     kept = Kept({}, state.server if server.keep_optimizer else {}, {}, ())
     own_kept = kept._replace(federated=_nothing_kept(server.members, state))
     clients = clients._replace(id=replicas, received=received, kept=own_kept)
-    own = training._replace(keep_optimizer=server.keep_optimizer, upload=None)
+    own = training._replace(keep_optimizer=server.keep_optimizer, upload=None, receive=None)
     broadcast = broadcast._replace(key=named_key(broadcast.key, "server"))
     update_of = partial(client_update, own, Task(server.terms, server.sampler, _uniform))
     result = _Results(*train_cohort(update_of, broadcast, clients, jnp.ones((server.members,), bool)))
