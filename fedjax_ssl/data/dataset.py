@@ -231,7 +231,9 @@ def with_pooled_splits(dataset: Dataset) -> Dataset:
     if test is None:
         raise ValueError(f"pool_splits: dataset {dataset.name!r} has no test examples of its own; leave it out")
     if train.set is not None:
-        raise ValueError(f"pool_splits: the sets of dataset {dataset.name!r} are of its training examples; leave it out")
+        raise ValueError(
+            f"pool_splits: the sets of dataset {dataset.name!r} are of its training examples; leave it out"
+        )
     both = {}
     for name in ("x", "y", "client", "coarse"):
         parts = (getattr(train, name), getattr(test, name))

@@ -76,6 +76,14 @@ class Client(NamedTuple):
         return self.num_labelled if self.weak is None else self.num_labelled + self.weak.num_examples
 
 
+class Validation(NamedTuple):
+    """The federation's validation examples, for clients that look at them (FedMatch's learning rates)."""
+
+    rows: Int[Array, " v"]
+    labels: Int[Array, " v"]
+    num_examples: Int[Array, ""]  # how many are real; they come first
+
+
 class Round(NamedTuple):
     """What a term may use to prepare a round. Ground-truth labels are not among it, so they cannot leak."""
 
@@ -90,6 +98,7 @@ class Round(NamedTuple):
     groups: Params  # the same by parameter group
     model_state: PyTree
     inputs: Array  # [N, ...] raw inputs of all examples
+    validation: Validation | None = None
 
 
 class Sent(NamedTuple):
@@ -159,14 +168,6 @@ class Step(NamedTuple):
     now: Now
     number: Int[Array, ""]  # local steps before this one
     unperturbed: dict[str, Outputs] | None = None  # outputs before a `Perturbation`, as constants
-
-
-class Validation(NamedTuple):
-    """The federation's validation examples, for clients that look at them (FedMatch's learning rates)."""
-
-    rows: Int[Array, " v"]
-    labels: Int[Array, " v"]
-    num_examples: Int[Array, ""]  # how many are real; they come first
 
 
 class Trained(NamedTuple):

@@ -100,6 +100,7 @@ def run_round(
             groups=state.params,
             model_state=state.model_state,
             inputs=data.inputs,
+            validation=_validation(data),
         )
 
     rate = setup.learning_rate(state.round - start)
@@ -215,7 +216,7 @@ def _train(
         optimizer=state.optimizer,
         terms=states,
         inputs=data.inputs,
-        validation=Validation(data.valid_index, data.labels[data.valid_index], data.num_valid),
+        validation=_validation(data),
     )
     results = []
     for work in works:
@@ -326,6 +327,10 @@ def _train_replicas(
 def _nothing_kept(members: int, state: ServerState) -> PyTree:
     """What the federated optimizer keeps for replicas: they send what clients before their first round would."""
     return jax.tree.map(lambda x: jnp.zeros((members, *x.shape[1:]), x.dtype), state.clients.federated)
+
+
+def _validation(data: FederatedData) -> Validation:
+    return Validation(data.valid_index, data.labels[data.valid_index], data.num_valid)
 
 
 def _uniform(client: Client, uploads: dict[str, PyTree]) -> Float[Array, ""]:

@@ -57,6 +57,13 @@ CASES = {
         clients_train=1,
     ),
     "protofssl": Case(mechanism="what clients send back beside their model", first_targets=1),
+    "fedmatch": Case(
+        settings={
+            **{"supervised_weight": 3.0, "l2_weight": 1.0, "threshold": 0.4},  # for this learning rate and its rounds
+            **{"helper_interval": 2, "lr_schedule": "none", "encoding": "dense"},
+        },
+        learns_without_labels="psi follows sigma, and the network labels whatever it is sure of",
+    ),
     "mixed": Case(settings={"num_bits": 256, "num_neighbors": 3}),
 }
 MECHANISMS = sorted(name for name, case in CASES.items() if case.mechanism)
