@@ -234,8 +234,10 @@ def with_pooled_splits(dataset: Dataset) -> Dataset:
         raise ValueError(
             f"pool_splits: the sets of dataset {dataset.name!r} are of its training examples; leave it out"
         )
-    both = {}
-    for name in ("x", "y", "client", "coarse"):
-        parts = (getattr(train, name), getattr(test, name))
-        both[name] = None if any(part is None for part in parts) else np.concatenate(parts)
-    return replace(dataset, train=Split(**both), test=None)
+
+    def both(first: np.ndarray | None, second: np.ndarray | None) -> np.ndarray | None:
+        return None if first is None or second is None else np.concatenate([first, second])
+
+    inputs, labels = np.concatenate([train.x, test.x]), np.concatenate([train.y, test.y])
+    client, coarse = both(train.client, test.client), both(train.coarse, test.coarse)
+    return replace(dataset, train=Split(inputs, labels, client, coarse), test=None)

@@ -46,6 +46,7 @@ def fedmatch(
     setup: Setup,
     *,
     preset: str = "paper",
+    labels_at: str = "auto",
     supervised_weight: float | None = None,
     agreement_weight: float = 1e-2,
     kl_weight: float = 1e-2,
@@ -78,13 +79,13 @@ def fedmatch(
 ) -> Method:
     """FedMatch: labelled examples move one part of the weights, unlabelled ones and similar clients' models the other.
 
-    Where the server has labelled examples it trains on them, and the clients on unlabelled ones alone. The paper's
-    optimizer is SGD at 1e-3 with `config.optimizer.batch_size` = 10 labelled examples per step.
+    The paper's optimizer is SGD at 1e-3 with `config.optimizer.batch_size` = 10 labelled examples per step.
 
     Args:
         setup: the run.
         preset: what a setting that is None is: "paper", "code" (threshold 0.75, patience 20 with labels at the server,
             clip_eps 1e-7) or "streaming_alt" (supervised_weight 1, delta_threshold 1e-5).
+        labels_at: who trains on labels: the "server", the "clients", or "auto": the server, if it has some.
         supervised_weight: lambda_s; 10.
         agreement_weight: lambda_a; the paper's lambda_ICCS is this and the next one.
         kl_weight: lambda_i.
@@ -121,8 +122,8 @@ def fedmatch(
     Raises:
         ValueError: for a setting outside these, or where learning rate times l2_weight is 1 or more.
     """
-    given = {name: value for name, value in locals().items() if name not in ("setup", "preset")}
-    settings = settings_of(setup, preset, given)
+    given = {name: value for name, value in locals().items() if name not in ("setup", "preset", "labels_at")}
+    settings = settings_of(setup, preset, labels_at, given)
     stage = Stage(
         terms=(_unsupervised(setup, settings),),
         sampler=matched_batches(
@@ -187,8 +188,8 @@ def regularizer(parts: Params, l2_weight: float | Array, l1_weight: float | Arra
     """lambda_L2 ||sigma - psi||^2 + lambda_L1 ||psi||_1, sums over all weights; a part that is missing is 0."""
     sigma, psi = parts.get(SIGMA), parts.get(PSI)
     difference = psi if sigma is None else sigma if psi is None else jax.tree.map(jnp.subtract, sigma, psi)
-    squares = sum(jnp.sum(jnp.square(w)) for w in jax.tree.leaves(difference))
-    return l2_weight * squares + (0.0 if psi is None else l1_weight * l1_norm(psi))
+    squares = sum((jnp.sum(jnp.square(w)) for w in jax.tree.leaves(difference)), start=jnp.zeros(()))
+    return l2_weight * squares + (l1_weight * l1_norm(psi) if psi is not None else 0.0)
 
 
 def _unsupervised(setup: Setup, settings: Settings) -> Term:

@@ -17,16 +17,18 @@ EPSILON, MOMENTUM = 1e-3, 0.01  # Keras' defaults; the momentum is the weight of
 
 
 class ConvBlock(nn.Module):
-    """3x3 convolution with bias, norm layer, ReLU, max-pooling."""
+    """3x3 convolution, norm layer, ReLU, max-pooling."""
 
     filters: int
     norm: str
     pool: int
     lowering: str
+    use_bias: bool = True
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Float[Array, "n h2 w2 f"]:
-        x = Conv(self.filters, initializer=lecun_normal, lowering=self.lowering, name="conv")(inputs)
+        options = {"use_bias": self.use_bias, "lowering": self.lowering}
+        x = Conv(self.filters, initializer=lecun_normal, **options, name="conv")(inputs)
         kind, momentum = ("bn", 1.0) if self.norm == "sbn" else (self.norm, MOMENTUM)
         x = Norm(kind, momentum=momentum, epsilon=EPSILON, name="norm")(x, train, mask)
         # ReLU after the pool is the same function and works on fewer values.
@@ -42,9 +44,11 @@ class Trunk(nn.Module):
 
     norm: str
     lowering: str
+    use_bias: bool = True
+    width: float = 1.0  # of 64 to 512 channels, this share
 
     @nn.compact
-    def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Float[Array, "n 512"]:
+    def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Float[Array, "n d"]:
         if inputs.ndim != 4 or inputs.shape[1] != inputs.shape[2] or inputs.shape[1] < 8:
             raise ValueError(
                 f"models 'resnet8' and 'resnet9' need square images of 8x8 or more, got {inputs.shape[1:]}; pad or "
@@ -54,13 +58,20 @@ class Trunk(nn.Module):
         pools = LARGE_POOLS if inputs.shape[1] >= LARGE_SIDE else POOLS
 
         def block(x: Array, number: int, filters: int, pool: int = 1) -> Array:
-            return ConvBlock(filters, self.norm, pool, self.lowering, name=f"block{number}")(x, train, mask)
+            channels = scaled(filters, self.width)
+            layer = ConvBlock(channels, self.norm, pool, self.lowering, self.use_bias, name=f"block{number}")
+            return layer(x, train, mask)
 
         x = block(block(inputs, 1, 64), 2, 128, pools[0])
         x = x + block(block(x, 3, 128), 4, 128)
         x = block(block(x, 5, 256, pools[1]), 6, FEATURES, pools[2])
         x = x + block(block(x, 7, FEATURES), 8, FEATURES)
         return max_pool(x, x.shape[1]).reshape(x.shape[0], -1)
+
+
+def scaled(channels: int, width: float) -> int:
+    """So many channels times a factor, at least one."""
+    return max(round(channels * width), 1)
 
 
 class ResNet8(Network):

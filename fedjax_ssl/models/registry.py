@@ -9,6 +9,7 @@ from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.models.cnn import CNN
 from fedjax_ssl.models.cnn13 import CNN13
 from fedjax_ssl.models.efficientnet import EfficientNetB0
+from fedjax_ssl.models.fedmatch_networks import FedMatchAlexNet, FedMatchResNet9
 from fedjax_ssl.models.linear import Linear
 from fedjax_ssl.models.mlp import MLP
 from fedjax_ssl.models.mnist_cnn import MnistCNN
@@ -31,6 +32,8 @@ MODELS: Registry[nn.Module] = Registry(
         "wrn28": (WideResNet28, "wide residual network WRN-28-k, widen=2 by default, the CIFAR network of SemiFL"),
         "resnet8": (ResNet8, "eight convolutions without a head, the embedding network of ProtoFSSL"),
         "resnet9": (ResNet9, "the same with a dense head, the network of ProtoFSSL's baselines"),
+        "fedmatch_resnet9": (FedMatchResNet9, "the same without biases, of any width, the CIFAR network of FedMatch"),
+        "fedmatch_alexnet": (FedMatchAlexNet, "three convolutions and two hidden layers without biases, of FedMatch"),
         "efficientnet_b0": (EfficientNetB0, "EfficientNet-B0, from torchvision's weights with weights='an .npz file'"),
     },
     given=("num_classes", "parent", "name"),

@@ -60,7 +60,7 @@ CASES = {
     "fedmatch": Case(
         settings={
             **{"supervised_weight": 3.0, "l2_weight": 1.0, "threshold": 0.4},  # for this learning rate and its rounds
-            **{"helper_interval": 2, "lr_schedule": "none", "encoding": "dense"},
+            **{"helper_interval": 2, "lr_schedule": "none", "encoding": "dense", "labels_at": "clients"},
         },
         learns_without_labels="psi follows sigma, and the network labels whatever it is sure of",
     ),

@@ -271,6 +271,8 @@ def test_available_lists_every_network():
         *SMALL,
         "resnet8",
         "resnet9",
+        "fedmatch_resnet9",
+        "fedmatch_alexnet",
         "efficientnet_b0",
     ]  # these have files of their own
     assert all(models.available().values())

@@ -298,9 +298,10 @@ def _measure(roles: _Roles, num_clients: int) -> _Widths:
     client, labelled = np.asarray(roles.entries.client), np.asarray(roles.labelled)[np.asarray(roles.entries.row)]
     sizes = np.bincount(client[client >= 0], minlength=num_clients)
     with_label = np.bincount(client[labelled & (client >= 0)], minlength=num_clients)
-    held_out = (int(np.asarray(mask).sum()) for mask in (roles.test, roles.valid, roles.server))
+    test, valid, server = (int(np.asarray(mask).sum()) for mask in (roles.test, roles.valid, roles.server))
     fewest = int(with_label[with_label > 0].min()) if with_label.any() else 1
-    return _Widths(int(with_label.max()), int((sizes - with_label).max()), int(sizes.max()), *held_out, fewest)
+    most = int(with_label.max()), int((sizes - with_label).max()), int(sizes.max())
+    return _Widths(*most, test, valid, server, fewest)
 
 
 @partial(jax.jit, static_argnames=("num_clients", "widths"))

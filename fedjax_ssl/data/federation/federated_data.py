@@ -80,8 +80,8 @@ class FederatedData:
         tables += [(self.server_index, self.num_server)]
         used = np.zeros(self.inputs.shape[0], bool)
         for rows, count in tables:
-            rows, count = np.asarray(rows), np.asarray(count)
-            used[rows[np.arange(rows.shape[-1]) < count[..., None]]] = True
+            real = np.arange(rows.shape[-1]) < np.asarray(count)[..., None]
+            used[np.asarray(rows)[real]] = True
         return int((~used).sum())
 
     def kinds(self) -> tuple[str, ...]:

@@ -59,8 +59,8 @@ class ToClient(NamedTuple):
     helpers: PyTree  # [H, ...]
     available: Bool[Array, " H"]
     entries: dict[str, Int[Array, "..."]]  # numbers that are sent, by part; of each helper [H]
-    lossy: tuple[Params, Params] | tuple[()]  # which entries are sent, and what the client has in place of the others
-    rate: Float[Array, ""] | tuple[()] = ()  # factor of the learning rate, where it is the same for all
+    lossy: tuple[Params, Params] | None  # which entries are sent, and what the client has in place of the others
+    rate: Float[Array, ""] | None = None  # factor of the learning rate, where it is the same for all
 
 
 class Upload(NamedTuple):
@@ -112,13 +112,14 @@ def to_cohort(exchange: Exchange, store: Store, round: Round) -> ToClient:
 
         sizes, received = jax.vmap(helper)(helpers)
         entries = {part: num_sent(masks[part]) for part in masks} | {HELPERS: jnp.where(there, sizes, 0)}
-        return ToClient(received, there, entries, (masks, held) if exchange.s2c_lossy else ())
+        return ToClient(received, there, entries, (masks, held) if exchange.s2c_lossy else None)
 
     return jax.vmap(to_one)(held, fresh, helpers, there)
 
 
 def receive(sent: ToClient, parts: Params) -> Params:
     """The model that a client has of the one that was sent, where differences are all that is sent."""
+    assert sent.lossy is not None, "only with s2c_lossy"
     masks, held = sent.lossy
     return merge(masks, parts, held)
 

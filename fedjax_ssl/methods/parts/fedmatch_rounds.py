@@ -4,7 +4,7 @@ Source: Jeong et al., FedMatch, ICLR 2021, arXiv 2006.12097; schedules as in the
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -33,11 +33,12 @@ from fedjax_ssl.methods.parts.fedmatch_settings import Settings
 from fedjax_ssl.methods.parts.matched_batches import Bounds, matched_batches
 from fedjax_ssl.methods.parts.plateau import Plateau, first_plateau, next_plateau, validate
 
+Known = TypeVar("Known")
 TERM = "fedmatch"
 RATES: dict[
     str, Callable[[Client], Float[Array, ""]] | None
 ] = {  # by `lr_schedule`: factor of a client's learning rate
-    "client": lambda client: remembered_by(client).plateau.factor,
+    "client": lambda client: _known(remembered_by(client).plateau).factor,
     "global": lambda client: client.sent[TERM].rate,
     "none": None,
 }
@@ -47,15 +48,15 @@ class State(NamedTuple):
     """What the server keeps beside the model."""
 
     store: Store
-    plateau: Plateau | tuple[()]  # of the learning rate that all clients have, if they do
+    plateau: Plateau | None  # of the learning rate that all clients have, if they do
 
 
 class Remembered(NamedTuple):
-    """What a client keeps; () where its settings need nothing."""
+    """What a client keeps; None where its settings need nothing."""
 
-    plateau: Plateau | tuple[()]
-    accuracy: Float[Array, ""] | tuple[()]  # of its model on the validation examples
-    helpers: tuple[PyTree, Bool[Array, " H"]] | tuple[()]  # the last ones, and which there are
+    plateau: Plateau | None
+    accuracy: Float[Array, ""] | None  # of its model on the validation examples
+    helpers: tuple[PyTree, Bool[Array, " H"]] | None  # the last ones, and which there are
 
 
 class Votes(NamedTuple):
@@ -124,15 +125,15 @@ def around_training(setup: Setup, settings: Settings) -> tuple[AtServer, AtClien
 
     def init(key: Key[Array, ""], network: PyTree, model_state: PyTree, everyone: Client) -> State:
         store = fedmatch_exchange.empty_store(settings.split(network), everyone.id.shape[0], setup.num_classes)
-        return State(store, first_plateau(settings.patience) if lr_schedule == "global" else ())
+        return State(store, first_plateau(settings.patience) if lr_schedule == "global" else None)
 
     def prepare(state: State, round: Round) -> tuple[Sent, State]:
         sent, plateau = fedmatch_exchange.to_cohort(exchange, state.store, round), state.plateau
         if lr_schedule == "global":
-            network = evaluated(settings, round.groups), round.model_state
-            loss, _ = validate(setup, *network, round.inputs, round.validation)
-            after = next_plateau(state.plateau, loss, settings.lr_divisor, settings.patience)
-            plateau = jax.tree.map(lambda new, old: jnp.where(round.number > 0, new, old), after, state.plateau)
+            network, before = (evaluated(settings, round.groups), round.model_state), _known(state.plateau)
+            loss, _ = validate(setup, *network, round.inputs, _known(round.validation))
+            after = next_plateau(before, loss, settings.lr_divisor, settings.patience)
+            plateau = jax.tree.map(lambda new, old: jnp.where(round.number > 0, new, old), after, before)
             sent = sent._replace(rate=jnp.broadcast_to(plateau.factor, round.valid.shape))
         with_helpers = fedmatch_exchange.helpers_due(exchange, round.number)
         if settings.helper_hold == "keep":
@@ -147,9 +148,9 @@ def around_training(setup: Setup, settings: Settings) -> tuple[AtServer, AtClien
         nobody = jax.tree.map(lambda w: jnp.zeros(many + w.shape, w.dtype), network), jnp.zeros(many, bool)
         own = lr_schedule == "client"
         return Remembered(
-            plateau=first_plateau(settings.patience) if own else (),
-            accuracy=jnp.zeros(()) if own else (),
-            helpers=nobody if settings.helper_hold == "keep" else (),
+            plateau=first_plateau(settings.patience) if own else None,
+            accuracy=jnp.zeros(()) if own else None,
+            helpers=nobody if settings.helper_hold == "keep" else None,
         )
 
     def remember(trained: Trained) -> Remembered:
@@ -157,7 +158,7 @@ def around_training(setup: Setup, settings: Settings) -> tuple[AtServer, AtClien
         if lr_schedule == "client":
             network = evaluated(settings, trained.groups), trained.model_state
             loss, accuracy = validate(setup, *network, trained.inputs, trained.validation)
-            after = next_plateau(kept.plateau, loss, settings.lr_divisor, settings.patience)
+            after = next_plateau(_known(kept.plateau), loss, settings.lr_divisor, settings.patience)
             kept = kept._replace(plateau=after, accuracy=accuracy)
         if settings.helper_hold == "keep":
             kept = kept._replace(helpers=_latest(trained.client.sent[TERM], kept))
@@ -216,6 +217,12 @@ def server_training(setup: Setup, settings: Settings, supervised: Term) -> Serve
         client=AtClient(collect=loss_after),
     )
     return ServerTraining((term,), sampler, when=("before",), rate=lambda client: client.sent[term.name])
+
+
+def _known(value: Known | None) -> Known:
+    """What the settings say is there."""
+    assert value is not None
+    return value
 
 
 def _latest(sent: ToClient, kept: Remembered) -> tuple[PyTree, Bool[Array, " H"]]:

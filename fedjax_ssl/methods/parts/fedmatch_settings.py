@@ -98,16 +98,24 @@ class Settings(NamedTuple):
         return Exchange(uploaded=uploaded, helper_part=self.unsupervised_part, **same)
 
 
-def settings_of(setup: Setup, preset: str, given: dict[str, Any]) -> Settings:
+def settings_of(setup: Setup, preset: str, labels_at: str, given: dict[str, Any]) -> Settings:
     """Fills in what the preset says where a setting is None, and checks all.
+
+    Args:
+        setup: the run.
+        preset: one of `PRESETS`.
+        labels_at: "clients", "server" or "auto".
+        given: the other settings by name.
 
     Raises:
         ValueError: a setting that is not allowed, or a run that would diverge.
     """
     check_choices(PRESETS, preset=preset)
-    at_server = setup.max_server > 0
+    check_choices(("auto", "clients", "server"), labels_at=labels_at)
+    at_server = setup.max_server > 0 if labels_at == "auto" else labels_at == "server"
     said = {name: values[at_server] for name, values in PRESETS[preset].items()}
-    settings = Settings(at_server, **{n: said.get(n) if value is None else value for n, value in given.items()})
+    full: dict[str, Any] = {name: said.get(name) if value is None else value for name, value in given.items()}
+    settings = Settings(at_server, **full)
     check_choices(DECOMPOSITIONS, decomposition=settings.decomposition)
     check_choices(TIES, tie=settings.tie)
     check_choices(NOISES, noise=settings.noise)

@@ -82,13 +82,14 @@ def matched_batches(
         all_of_them = client.num_examples - client.num_labelled
         if num_parts == 1:
             return client.num_labelled, all_of_them
-        each = rounds_per_part
-        if each is None:
-            if now.num_rounds is None:
-                raise ValueError(f"the unlabelled examples come in {num_parts} parts; say rounds_per_part")
-            each = jnp.maximum(now.num_rounds // num_parts, 1)
+        if rounds_per_part is not None:
+            each = jnp.asarray(rounds_per_part, jnp.int32)
+        elif now.num_rounds is not None:
+            each = now.num_rounds // num_parts
+        else:
+            raise ValueError(f"the unlabelled examples come in {num_parts} parts; say rounds_per_part")
         size = all_of_them // num_parts
-        return client.num_labelled + size * jnp.minimum(now.number // each, num_parts - 1), size
+        return client.num_labelled + size * jnp.minimum(now.number // jnp.maximum(each, 1), num_parts - 1), size
 
     def schedule(key: Key[Array, ""], client: Client, now: Now) -> Schedule:
         start, unlabelled = part(client, now)
