@@ -143,7 +143,7 @@ def _check_stability(setup: Setup, l2_weight: Number) -> None:
     rate = setup.learning_rate(jnp.zeros((), jnp.int32))
     if isinstance(rate, jax.core.Tracer) or isinstance(l2_weight, jax.core.Tracer) or is_zero(l2_weight):
         return
-    product = float(rate) * float(l2_weight)
+    product = round(float(rate) * float(l2_weight), 6)  # the rate is a number of 32 bits
     said = f"the learning rate {float(rate):g} times l2_weight {float(l2_weight):g} is {product:g}"
     if product >= 1:
         raise ValueError(f"{said}; from 1 on psi diverges. Lower one of them, in the paper it is 0.01")
