@@ -18,7 +18,11 @@ def shapes(name: str, shape: tuple[int, ...] = (32, 32, 3), **options: object) -
     [
         ("fedmatch_resnet9", {}, 6_568_640),
         ("fedmatch_resnet9", {"shape": (28, 28, 1), "pad": 2, "colours": True}, 6_568_640),
-        ("fedmatch_resnet9", {"width": 0.25}, 27 * 16 + 9 * (16 * 32 + 2 * 32**2 + 32 * 64 + 64 * 128 + 2 * 128**2) + 1280),
+        (
+            "fedmatch_resnet9",
+            {"width": 0.25},
+            27 * 16 + 9 * (16 * 32 + 2 * 32**2 + 32 * 64 + 64 * 128 + 2 * 128**2) + 1280,
+        ),
         ("fedmatch_alexnet", {}, 3072 + 73_728 + 131_072 + 1024 * 2048 + 2048**2 + 20_480),
         ("fedmatch_alexnet", {"shape": (28, 28, 1), "pad": 2, "colours": True}, 6_519_808),
     ],
@@ -30,7 +34,7 @@ def test_parameter_counts(name: str, options: dict, count: int) -> None:
 
 
 def test_costs_of_the_paper() -> None:
-    """FedMatch section 13, check 19: 379,261,952 products an image, so 1,524.6 GFLOP for 50 + 4 * 490 forward passes."""
+    """FedMatch section 13, check 19: 379,261,952 products an image; 1,524.6 GFLOP for 50 + 4 * 490 forward passes."""
     model = models.build("fedmatch_resnet9", num_classes=10, input_shape=(32, 32, 3), lowering="lax")
     first = 2 * 32 * 32 * 27 * 64
     forward = (training_operations_per_example(model, (32, 32, 3)) + first) / 3
