@@ -76,6 +76,6 @@ def validate(
 
     scores = map_rows(logits, inputs, validation.rows, setup.evaluation_batch_size)
     real = jnp.arange(validation.rows.shape[0], dtype=jnp.int32) < validation.num_examples
-    right = (jnp.argmax(scores, axis=1) == validation.labels).astype(scores.dtype)
+    right = (jnp.argmax(scores, axis=1).astype(jnp.int32) == validation.labels).astype(scores.dtype)
     loss = batch_cross_entropy(scores, validation.labels, real)
     return jax.lax.stop_gradient(loss), jnp.mean(right, where=real)

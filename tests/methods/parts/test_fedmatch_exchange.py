@@ -48,7 +48,7 @@ def settings(**changes) -> Exchange:
 
 @pytest.fixture(scope="module")
 def exchanged():
-    """(server, client, helpers, trained, round, seen, epsilon, delta) -> sent, raw and merged uploads and their counts."""
+    """(server, client, helpers, trained, round, seen, epsilon, delta) -> what is sent, received and uploaded."""
 
     def both(server, client, helpers, trained, number, seen, epsilon, delta):
         exchange = settings(l1_threshold=epsilon, delta_threshold=delta, s2c_lossy=True, first_contact="init")
