@@ -71,8 +71,8 @@ class FedMatchAlexNet(Network):
         if min(x.shape[1:3]) < 19:
             raise ValueError(f"model 'fedmatch_alexnet' needs images of 19x19 or more, got {x.shape[1:]}; use pad")
         for layer, (filters, size) in enumerate(((64, 4), (128, 3), (256, 2)), 1):
-            options = {"padding": "VALID", "initializer": lecun_normal, "use_bias": False, "lowering": self.lowering}
-            x = Conv(scaled(filters, self.width), size, **options, name=f"conv{layer}")(x)
+            channels, given = scaled(filters, self.width), (1, "VALID", lecun_normal, False)
+            x = Conv(channels, size, *given, lowering=self.lowering, name=f"conv{layer}")(x)
             # ReLU after the pool is the same function and works on fewer values.
             x = nn.relu(max_pool(x, 2))
         x = x.reshape(x.shape[0], -1)

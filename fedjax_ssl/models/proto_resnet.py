@@ -27,8 +27,8 @@ class ConvBlock(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Float[Array, "n h2 w2 f"]:
-        options = {"use_bias": self.use_bias, "lowering": self.lowering}
-        x = Conv(self.filters, initializer=lecun_normal, **options, name="conv")(inputs)
+        bias, lowering = self.use_bias, self.lowering
+        x = Conv(self.filters, initializer=lecun_normal, use_bias=bias, lowering=lowering, name="conv")(inputs)
         kind, momentum = ("bn", 1.0) if self.norm == "sbn" else (self.norm, MOMENTUM)
         x = Norm(kind, momentum=momentum, epsilon=EPSILON, name="norm")(x, train, mask)
         # ReLU after the pool is the same function and works on fewer values.
