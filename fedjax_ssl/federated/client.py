@@ -54,6 +54,7 @@ class LocalTraining(NamedTuple):
     federated_optimizer: FederatedOptimizer
     upload: Callable[[Trained], Params] | None  # what the server sees of trained parameters; None: all of them
     receive: Callable[[Client, Params], Params] | None = None  # what a client has of what is sent; None: all of it
+    average_optimizer: bool = False  # its state is averaged at the server, for the groups that are shared
 
     @property
     def shared(self) -> tuple[str, ...]:
@@ -81,6 +82,7 @@ class Broadcast(NamedTuple):
     params: Params
     model_state: PyTree
     optimizer: PyTree  # state of the federated optimizer, from which clients may start differently
+    local_optimizer: dict[str, PyTree]  # state of the local one by group, where clients start from a common one
     terms: dict[str, PyTree]  # server state of the terms, from which local states start
     inputs: Array
     validation: Validation
@@ -209,6 +211,7 @@ class _ClientRound:
     def start(self, client: Client) -> ClientProgress:
         anchor, network = self.anchor_of(client), self.network_of(client)
         optimizer = {group: self.training.optimizer.init({group: anchor[group]}) for group in self.training.groups}
+        optimizer = {**optimizer, **self.broadcast.local_optimizer}
         if client.kept is not None:
             optimizer = {**optimizer, **client.kept.optimizer}
         return ClientProgress(
@@ -351,15 +354,18 @@ class _ClientRound:
         wanted = self.task.weigh(client, uploads)
         remembered = {term.name: term.client.remember(result) for term in self.task.terms if term.client.remember}
         sound = jnp.isfinite(wanted)
-        for values in jax.tree.leaves(remembered):
+        averaged = {group: end.optimizer[group] for group in self.shared if self.training.average_optimizer}
+        for values in jax.tree.leaves((remembered, averaged)):
             sound = sound & jnp.all(jnp.isfinite(values))
         finite, trained = finite & (sound | ~trained), trained & sound
+        averaged = jax.tree.map(lambda x: jnp.where(trained, x, jnp.zeros_like(x)), averaged)
         weight = jnp.where(trained, wanted, 0.0)
+        weights = {group: weight if group in self.phases else jnp.zeros_like(weight) for group in self.shared}
         report = self.training.federated_optimizer.report(
             Local(
                 anchor=self.sent_to(client),
                 params=sent_up,
-                weights={group: weight if group in self.phases else jnp.zeros_like(weight) for group in self.shared},
+                weights=weights,
                 num_steps=num_steps,
                 learning_rate=self.rate_of(client),
                 received=client.received,
@@ -379,7 +385,8 @@ class _ClientRound:
             "weight": weight,
             "model_state": (0.0 if alone else weight.astype(self.flat_state.dtype))
             * (end.model_state - self.flat_state),
-            "local": jax.tree.map(lambda x: weight * x.astype(weight.dtype), end.local),
+            "local": _times(weight, end.local),
+            "local_optimizer": {g: (weights[g], _times(weights[g], state)) for g, state in averaged.items()},
             "loss": jnp.where(finite, loss, 0.0),
             "steps": jnp.where(finite, num_steps, 0),
             "examples": jnp.where(finite, examples, 0),
@@ -392,6 +399,10 @@ class _ClientRound:
             "counts": trained,
         }
         return summed, stacked
+
+
+def _times(weight: Float[Array, ""], tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: weight * x.astype(weight.dtype), tree)
 
 
 def _gradient(

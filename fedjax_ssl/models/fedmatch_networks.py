@@ -14,7 +14,12 @@ from fedjax_ssl.models.layers import Conv, Dense, Network, lecun_normal
 from fedjax_ssl.models.model import Outputs
 from fedjax_ssl.models.normalization import Mask
 from fedjax_ssl.models.pooling import max_pool
-from fedjax_ssl.models.proto_resnet import Trunk, scaled
+from fedjax_ssl.models.proto_resnet import EIGHT, Trunk
+
+
+def scaled(channels: int, width: float) -> int:
+    """So many channels times a factor, at least one."""
+    return max(round(channels * width), 1)
 
 
 def prepared(inputs: Float[Array, "n h w c"], pad: int, colours: bool) -> Float[Array, "n h2 w2 c2"]:
@@ -47,7 +52,8 @@ class FedMatchResNet9(Network):
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
         check_numbers("(0, inf)", width=self.width)
-        trunk = Trunk("none", self.lowering, use_bias=False, width=self.width)
+        layout = tuple(part._replace(filters=scaled(part.filters, self.width)) for part in EIGHT)
+        trunk = Trunk("none", self.lowering, layout, use_bias=False)
         nn.share_scope(self, trunk)
         features = trunk(prepared(inputs, self.pad, self.colours), train, mask)
         return self.scores(features, lecun_normal, use_bias=False)

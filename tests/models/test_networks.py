@@ -196,6 +196,7 @@ def test_blocks_of_the_wide_network(filters, stride):
     np.testing.assert_allclose(block.apply({"params": params}, x, False, None), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.thorough
 def test_vmap_over_parameters_equals_a_loop():
     model, shape = small("mlp", norm="bn", dropout_rate=0.25)
     params, state = jax.tree.map(lambda a: jnp.stack([a, 2 * a, 0.5 * a]), drawn(model))
@@ -271,6 +272,8 @@ def test_available_lists_every_network():
         *SMALL,
         "resnet8",
         "resnet9",
+        "resnet17",
+        "proto_resnet18",
         "fedmatch_resnet9",
         "fedmatch_alexnet",
         "efficientnet_b0",

@@ -195,6 +195,24 @@ def per_class(labels: int) -> Supervision:
     )
 
 
+def circulant(label_counts: Sequence[int]) -> Supervision:
+    """Client c sees label_counts[(k - c) mod K] labels of class k, as far as it has that class.
+
+    Args:
+        label_counts: [K] by offset from the client's preferred class c mod K.
+    """
+    given = tuple(label_counts)
+    check_whole_numbers(0, **{f"label_counts[{place}]": count for place, count in enumerate(given)})
+
+    def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
+        if len(given) != holdings.num_classes:
+            raise ValueError(f"label_counts has {len(given)} entries, the data have {holdings.num_classes} classes")
+        offset = (jnp.maximum(holdings.labels, 0) - jnp.maximum(holdings.client, 0)) % holdings.num_classes
+        return rank_within(key, holdings.cell) < jnp.asarray(given, jnp.int32)[offset]
+
+    return Supervision(keep, lambda sizes, keeping, num_classes: sum(given), lambda size, keeping: 0)
+
+
 def fraction(fraction: float, class_balanced: bool = False) -> Supervision:
     """A share of each client's examples keeps its labels, rounded to the nearest number and at least one.
 
@@ -386,6 +404,7 @@ SUPERVISIONS: Registry[Supervision] = Registry(
         "none": no_labels,
         "per_client": per_client,
         "per_class": per_class,
+        "circulant": circulant,
         "fraction": fraction,
         "total": total,
         "xclp_noniid": xclp_noniid,

@@ -199,8 +199,13 @@ def test_hidden_labels_do_not_change_what_is_seen():
 @pytest.mark.parametrize("partition", list(PARTITIONS))
 @pytest.mark.parametrize("enabled", [False, True])
 def test_dtypes_do_not_depend_on_64_bit_mode(partition, enabled):
-    needed = {"dirichlet": {"alpha": 0.4}, "dirichlet_balanced": {"alpha": 0.4}, "circulant": {"shares": range(6)}}
-    needed["fedmatch"] = {"balanced": 1, "noniid": True, "matrix": ((1 / 6,) * 6,), "parts": 2}
+    needed = {
+        "dirichlet": {"alpha": 0.4},
+        "dirichlet_balanced": {"alpha": 0.4},
+        "circulant": {"shares": range(6)},
+        "class_counts": {"counts": range(6)},
+        "fedmatch": {"balanced": 1, "noniid": True, "matrix": ((1 / 6,) * 6,), "parts": 2},
+    }
     options = {"num_clients": 5, "partition_options": needed.get(partition), "test_fraction": 0.1}
     rules = {
         "total": {"labels": 9, "class_balanced": True},

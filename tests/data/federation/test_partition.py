@@ -86,6 +86,7 @@ CASES = [
     ("circulant", {"shares": (3, 0)}, TWO, 1),
     ("fedmatch", {"balanced": 0}, TWO, 6),
     ("fedmatch", {"balanced": 0, "noniid": True}, SOME_UNKNOWN, 8),
+    ("class_counts", {"counts": (3, 1), "balanced": 1}, TWO, 8),
     ("majority", {"factor": 1.0}, SKEWED, 1),
     ("majority", {}, SOME_UNKNOWN, 5),
 ]
@@ -108,7 +109,7 @@ def check(client, name, labels, num_clients, available, bounds):
         assert sorted(min(owner) for owner in owners) == [-1] * (6 - num_clients) + list(range(num_clients))
     elif name == "random":
         assert sizes.min() == sizes.max() == available.sum() // num_clients
-    elif name not in ("fedmatch", "majority"):  # which leave what nobody asks for
+    elif name not in ("majority", "class_counts", "fedmatch"):  # which leave what nobody asks for
         assert (client[available] >= 0).all()
     if name in ("iid", "shards", "classes_per_client", "circulant"):
         assert np.ptp(np.bincount(client[(labels < 0) & available], minlength=num_clients)) <= 1
@@ -136,6 +137,7 @@ def test_complete_disjoint_and_bounded(name, options, labels, num_clients, held_
         assert (client != assign(4)).any()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "options", "labels", "num_clients"), FIRST_CASES)
 def test_vmapped_over_keys_is_the_same_per_key(name, options, labels, num_clients):
     available = np.arange(labels.size) % 9 != 0
@@ -181,6 +183,7 @@ def test_natural_keeps_the_clients_as_they_are():
     np.testing.assert_array_equal(PARTITIONS.build("natural").assign(jax.random.key(0), pool), NATURAL)
 
 
+@pytest.mark.thorough
 def test_dirichlet_shares_have_the_right_spread():
     # E[sum of squared shares] = (alpha + 1) / (C alpha + 1). 2,000 draws against 5 standard errors: a right
     # implementation fails for less than one seed in a million.
