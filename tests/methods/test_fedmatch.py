@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_ssl.config import ConfigError
+from fedjax_ssl.experiment.fit import check_labels
 from fedjax_ssl.federated import ServerState, Setup
 from fedjax_ssl.methods.fedmatch import consistency, fedmatch, regularizer
 from fedjax_ssl.methods.parts.fedmatch_exchange import Exchange, helpers_due
@@ -251,3 +253,11 @@ def test_without_validation_examples_the_learning_rate_cannot_follow_them() -> N
     state = jax.eval_shape(method.init, KEY, data)
     with pytest.raises(ValueError, match=r"there are none; hold some out with config.data.validation_fraction"):
         jax.eval_shape(method.round, KEY, state, data)
+
+
+def test_labels_at_neither_side_are_refused_before_training() -> None:
+    data = toy.without_knowledge(one_client())
+    with pytest.raises(
+        ConfigError, match=r"'fedmatch' learns from class labels at clients or class labels at the server"
+    ):
+        check_labels("none", "fedmatch", fedmatch(run_of(data)), data)
