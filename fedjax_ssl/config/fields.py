@@ -17,7 +17,15 @@ from fedjax_ssl.checks import check_numbers as number
 from fedjax_ssl.checks import check_whole_numbers as whole
 from fedjax_ssl.config.errors import naming
 from fedjax_ssl.data import AUGMENTATIONS, PARTITIONS, SOURCES, STANDARDIZATIONS, SUPERVISIONS
-from fedjax_ssl.federated import FEDERATED_OPTIMIZERS, OPTIMIZERS, PLACEMENTS, REDUCTIONS, SCHEDULES, WEIGHTINGS
+from fedjax_ssl.federated import (
+    FEDERATED_OPTIMIZERS,
+    KEEP_BY,
+    OPTIMIZERS,
+    PLACEMENTS,
+    REDUCTIONS,
+    SCHEDULES,
+    WEIGHTINGS,
+)
 from fedjax_ssl.models import MODELS, PRECISIONS
 from fedjax_ssl.registry import Registry
 
@@ -79,6 +87,7 @@ _FIELDS: dict[str, Field] = {
     "optimizer.clip_norm": Field(float, number, "(0, inf)"),  # largest norm of a gradient; no clipping by default
     "optimizer.keep_state": Field(False),  # clients keep momentum and the like between their rounds
     "optimizer.average_state": Field(False),  # clients start from the mean of what the last cohort ended with
+    "optimizer.keep_by": Field("client", one_of, KEEP_BY),  # ... or the cohort's slots do, whoever fills them
     "optimizer.batch_size": Field(10, whole, 1),
     "optimizer.local_epochs": Field(1, whole, 1),
     "federated.name": Field("fedavg"),

@@ -56,7 +56,7 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     _check_stages(resolved)
     _check_selection(resolved)
     _check_prediction(resolved)
-    federated_optimizer(resolved)
+    federated_optimizer(resolved, resolved.federated.cohort_size)
     return resolved.lock()
 
 
@@ -65,22 +65,25 @@ def options(section: Any) -> dict[str, Any]:
     return {key: value for key, value in section.items() if key != "name" and value is not None}
 
 
-def federated_optimizer(config: Any) -> Any:
+def federated_optimizer(config: Any, cohort_size: int | None = None) -> Any:
     """The federated optimizer that a config names.
 
     Args:
         config: resolved, or a dictionary like one, in which numbers may be traced.
+        cohort_size: clients per round, once it is known.
 
     Raises:
         ConfigError: a value that it does not take, also one of local training.
     """
     server, local = config["federated"], config["optimizer"]
     taken = FEDERATED_OPTIMIZERS.options(server["name"])
+    given = {"cohort_size": cohort_size} if FEDERATED_OPTIMIZERS.takes(server["name"], "cohort_size") else {}
     with naming("federated"):
         return FEDERATED_OPTIMIZERS.build(
             server["name"],
             LocalSettings(**{name: local[name] for name in LocalSettings._fields}),
             **{option: server[option] for option in taken},
+            **given,
         )
 
 

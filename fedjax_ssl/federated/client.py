@@ -50,7 +50,8 @@ class LocalTraining(NamedTuple):
     groups: tuple[str, ...]  # order of the phases within a local step
     private: tuple[str, ...]  # groups that clients keep to themselves
     optimizer: optax.GradientTransformation
-    keep_optimizer: bool  # its state lives on at the client
+    keep_optimizer: bool  # its state lives on, at the client
+    keep_by_slot: bool  # ... or in the slot of the cohort that a client fills
     federated_optimizer: FederatedOptimizer
     upload: Callable[[Trained], Params] | None  # what the server sees of trained parameters; None: all of them
     receive: Callable[[Client, Params], Params] | None = None  # what a client has of what is sent; None: all of it

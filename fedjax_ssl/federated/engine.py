@@ -31,7 +31,7 @@ from fedjax_ssl.federated.method import (
 )
 from fedjax_ssl.federated.packing import packing
 from fedjax_ssl.federated.round import run_round, train_at_server
-from fedjax_ssl.federated.setup import WEIGHTINGS, Setup
+from fedjax_ssl.federated.setup import KEEP_BY, WEIGHTINGS, Setup
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Outputs
 
@@ -111,6 +111,7 @@ def federated_method(
         private=private,
         optimizer=setup.local_optimizer,
         keep_optimizer=setup.keep_optimizer,
+        keep_by_slot=setup.keep_by == "slot",
         federated_optimizer=setup.federated_optimizer,
         upload=upload,
         receive=receive,
@@ -308,6 +309,7 @@ def _check(setup: Setup, stages: tuple[Stage, ...], groups: tuple[str, ...], pri
         )
     if setup.average_optimizer and setup.federated_optimizer.alone:
         raise ValueError("clients that train alone have no mean of their optimizers' states; leave average_state out")
+    check_choices(KEEP_BY, keep_by=setup.keep_by)
     if any(stage.rounds is None for stage in stages[:-1]):
         raise ValueError("every stage but the last needs a number of rounds")
     if not set(private) <= set(groups):

@@ -312,6 +312,7 @@ class ServerTraining(NamedTuple):
     members: int = 0  # replicas that train beside the clients instead and are members of the average
     keep_optimizer: bool = False  # the state of its local optimizer lives on from round to round
     rate: Callable[[Client], Float[Array, ""]] | None = None  # as in `Stage`; not of replicas
+    statistics: bool = False  # batch statistics of the next model are the replicas', not those of all members
 
 
 class Stage(NamedTuple):

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import kept as kept_table
 from fedjax_ssl.federated.client import Broadcast, LocalTraining, Task, client_update
 from fedjax_ssl.federated.clients import all_clients, clients_of, server_as_client
-from fedjax_ssl.federated.cohort import Cohort, sample_cohort
+from fedjax_ssl.federated.cohort import Cohort, random_slots, sample_cohort
 from fedjax_ssl.federated.exact_count import count
 from fedjax_ssl.federated.execution import Execution, place_clients
 from fedjax_ssl.federated.method import (
@@ -86,14 +86,17 @@ def run_round(
         size, quota = setup.cohort_size, stage.labelled_quota
         cohort = sample_cohort(named_key(key, "cohort"), counts, data.num_examples, size, quota)
 
+    slots = _slots_of(key, cohort.ids, cohort.valid, data)
+
     def context(state: ServerState) -> Round:
         clients = clients_of(data, cohort.ids, cohort.valid)
+        kept = kept_table.gather(state.clients, cohort.ids, slots if training.keep_by_slot else None)
         return Round(
             key=key,
             run_key=run_key,
             number=state.round - start,
             num_rounds=None if num_rounds is None else jnp.int32(num_rounds),
-            clients=clients._replace(kept=kept_table.gather(state.clients, cohort.ids)),
+            clients=clients._replace(kept=kept),
             valid=cohort.valid,
             everyone=everyone._replace(kept=state.clients),
             params=training.combine(state.params),
@@ -141,6 +144,7 @@ def train_at_server(
         federated_optimizer=fedavg(),
         private=(),
         keep_optimizer=server.keep_optimizer,
+        keep_by_slot=False,
         upload=None,
         receive=None,
         average_optimizer=False,
@@ -206,7 +210,8 @@ def _train(
     size, members = context.valid.shape[0], 0 if replicas is None else replicas.members
     ids, kept = context.clients.id, context.clients.kept
     assert kept is not None
-    turn = Turn(named_key(context.key, "federated"), state.round, ids, context.valid, data.num_clients, members)
+    slots = _slots_of(context.key, ids, context.valid, data)
+    turn = Turn(named_key(context.key, "federated"), state.round, ids, context.valid, data.num_clients, members, slots)
     everybody = kept.federated
     if members:
         everybody = jax.tree.map(lambda x, more: jnp.concatenate([x, more]), everybody, _nothing_kept(members, state))
@@ -237,6 +242,7 @@ def _train(
     together = _join(results, works, kept)
     counts = together.stacked["counts"] & context.valid
     summed, log = together.summed, None
+    statistics = summed
     if replicas is not None:
         beside = jax.tree.map(lambda x: x[size:], received)
         result, server = _train_replicas(training, replicas, broadcast, state, data, beside)
@@ -244,17 +250,20 @@ def _train(
         for name in ("optimizer", "weight", "model_state"):
             summed = {**summed, name: jax.tree.map(jnp.add, summed[name], result.summed[name])}
         state = state._replace(server=server)
+        statistics = result.summed if replicas.statistics else summed
 
     before = {group: packing(state.params[group]).pack(state.params[group]) for group in training.shared}
     moved, optimizer_state = optimizer.apply(state.optimizer, before, summed["optimizer"], turn)
-    scale = mean_scale(summed["weight"])
+    scale = mean_scale(statistics["weight"])
     flat_state, unravel_state = ravel_pytree(state.model_state)
     after = state._replace(
         params={g: packing(tree).unpack(moved[g]) if g in moved else tree for g, tree in state.params.items()},
-        model_state=unravel_state(flat_state + scale.astype(flat_state.dtype) * summed["model_state"]),
+        model_state=unravel_state(flat_state + scale.astype(flat_state.dtype) * statistics["model_state"]),
         optimizer=optimizer_state,
         terms=states,
-        clients=kept_table.write(state.clients, together.stacked["kept"], ids, counts),
+        clients=kept_table.write(
+            state.clients, together.stacked["kept"], ids, counts, slots if training.keep_by_slot else None
+        ),
         local_optimizer=_mean_optimizer(state.local_optimizer, summed["local_optimizer"]),
     )
     outcomes: dict[str, Outcome] = {}
@@ -267,10 +276,17 @@ def _train(
         # Beside the bytes above and not among them: ProtoFSSL, whose clients share one optimizer, does not count it.
         size = sum(jnp.size(values) for values in jax.tree.leaves(state.local_optimizer))
         info["optimizer_state_bytes"] = count(info["clients"], 2 * BYTES_PER_NUMBER * size)
+    info |= optimizer.log(summed["optimizer"], turn)
     truth = data.labels[context.clients.rows]
     for term in terms:
         info |= term.log.diagnose(outcomes[term.name], truth, together.stacked["measured"][term.name])
     return after._replace(terms={**states, **absorbed}), info, log
+
+
+def _slots_of(
+    key: Key[Array, ""], ids: Int[Array, " p"], valid: Bool[Array, " p"], data: FederatedData
+) -> Int[Array, " p"]:
+    return random_slots(named_key(key, "slots"), ids, valid, data.num_clients)
 
 
 def _outcomes(
@@ -343,7 +359,13 @@ def _train_replicas(
     kept = Kept({}, state.server if server.keep_optimizer else {}, {}, ())
     own_kept = kept._replace(federated=_nothing_kept(server.members, state))
     clients = clients._replace(id=replicas, received=received, kept=own_kept)
-    own = training._replace(keep_optimizer=server.keep_optimizer, upload=None, receive=None, average_optimizer=False)
+    own = training._replace(
+        keep_optimizer=server.keep_optimizer,
+        keep_by_slot=False,
+        upload=None,
+        receive=None,
+        average_optimizer=False,
+    )
     broadcast = broadcast._replace(key=named_key(broadcast.key, "server"), local_optimizer={})
     update_of = partial(client_update, own, Task(server.terms, server.sampler, _uniform))
     result = _Results(*train_cohort(update_of, broadcast, clients, jnp.ones((server.members,), bool)))

@@ -166,6 +166,33 @@ def mixed_epochs(
     return Sampler(schedule)
 
 
+def in_turn(*samplers: Sampler) -> Sampler:
+    """First all steps of one sampler, then those of the next; the streams of the others have no row meanwhile.
+
+    With a parameter group per sampler, groups are trained one after another: one without a row takes no step (FedRep's
+    head, then its body).
+
+    Args:
+        *samplers: whose streams have different names.
+    """
+
+    def schedule(key: Key[Array, ""], client: Client, now: Now) -> Schedule:
+        drawn = [one.schedule(jax.random.fold_in(key, n), client, now) for n, one in enumerate(samplers)]
+        bounds = [jax.tree.leaves(one.masks)[0].shape[0] for one in drawn]
+        step, start = jnp.arange(sum(bounds), dtype=jnp.int32), jnp.zeros((), jnp.int32)
+        positions: dict[str, Array] = {}
+        masks: dict[str, Array] = {}
+        for one, bound in zip(drawn, bounds, strict=True):
+            own, end = jnp.clip(step - start, 0, bound - 1), start + one.num_steps
+            mine = ((step >= start) & (step < end))[:, None]
+            masks |= {name: mask[own] & mine for name, mask in one.masks.items()}
+            positions |= {name: jnp.where(mine, table[own], 0) for name, table in one.positions.items()}
+            start = end
+        return Schedule(positions, masks, start)
+
+    return Sampler(schedule, reads_sent=any(one.reads_sent for one in samplers))
+
+
 def _permutation_per_epoch(
     key: Key[Array, ""], count: Int[Array, ""], size: int, local_epochs: int
 ) -> Int[Array, "E size"]:

@@ -120,13 +120,15 @@ class Dropout(nn.Module):
     """
 
     rate: float
+    whole_channels: bool = False  # a channel of an image [h, w, c] is dropped as a whole
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n ..."], train: bool) -> Float[Array, "n ..."]:
         check_numbers("[0, 1)", dropout_rate=self.rate)
         if not train or self.rate == 0:
             return inputs
-        keep = keep_mask(self.make_rng("dropout"), inputs.shape, self.rate)
+        shape = (inputs.shape[0], 1, 1, inputs.shape[-1]) if self.whole_channels else inputs.shape
+        keep = keep_mask(self.make_rng("dropout"), shape, self.rate)
         return jnp.where(keep, inputs / (1 - self.rate), 0)
 
 

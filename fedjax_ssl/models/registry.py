@@ -9,6 +9,7 @@ from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.models.cnn import CNN
 from fedjax_ssl.models.cnn13 import CNN13
 from fedjax_ssl.models.efficientnet import EfficientNetB0
+from fedjax_ssl.models.emnist_cnn import EmnistCNN
 from fedjax_ssl.models.fedmatch_networks import FedMatchAlexNet, FedMatchResNet9
 from fedjax_ssl.models.linear import Linear
 from fedjax_ssl.models.mlp import MLP
@@ -26,6 +27,7 @@ MODELS: Registry[nn.Module] = Registry(
         "linear": (Linear, "softmax regression on the flattened input"),
         "mlp": (MLP, "fully connected network, one hidden layer of 128 by default"),
         "cnn": (CNN, "two 3x3 convolutions and 128 hidden units, the FEMNIST benchmarks' network"),
+        "emnist_cnn": (EmnistCNN, "two 3x3 convolutions and 128 hidden units, the EMNIST network of FedRGD"),
         "cnn13": (CNN13, "nine weight-normalised convolutions, the CIFAR network of XCLP"),
         "mnist_cnn": (MnistCNN, "three 5x5 convolutions and two hidden layers, the MNIST network of FedUL"),
         "resnet18": (ResNet18, "residual network, stem='cifar', stem='imagenet' or stem='imagenet_unpooled'"),

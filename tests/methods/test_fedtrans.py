@@ -11,7 +11,7 @@ import pytest
 from fedjax_ssl import federated, methods
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import Setup
-from fedjax_ssl.methods.fedtrans import coarse_cross_entropy, coarse_epochs
+from fedjax_ssl.methods.parts.second_head import coarse_cross_entropy, coarse_epochs
 from tests import toy
 
 KEY = jax.random.key(4)

@@ -9,14 +9,14 @@ label (label -1 in the dataset) are dealt evenly to all clients whatever the par
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fedjax_ssl.checks import check_numbers, check_whole_numbers
+from fedjax_ssl.checks import check_choices, check_numbers, check_whole_numbers
 from fedjax_ssl.data.federation.dealing import count_groups, deal, largest_remainder, level, rank_within
 from fedjax_ssl.registry import Registry
 
@@ -447,6 +447,59 @@ def majority(factor: float = 80.0) -> Partition:
     return Partition(assign, lambda facts: Bounds(0, _equal_bounds(facts).largest))
 
 
+def own_class(skew: float, own_part: Literal["size", "class"] = "size", cut: bool = True) -> Partition:
+    """FedRGD's non-iid split: client c first gets examples of class c mod K, then of what all classes leave.
+
+    With own_part="size", the share of its own class is skew + (1 - skew) / K on average, and the mean total variation
+    distance of the class shares of two clients of different classes is `skew`, as far as the classes last: what a class
+    lacks is made up from the others. 0 is `random`, up to a remainder that is dealt here too. No example is dealt
+    twice.
+
+    Args:
+        skew: R in [0, 1], the part that is of the client's own class.
+        own_part: R of the client's "size", and the rest at random (CIFAR-10, SVHN); or of the "class", and the rest in
+            class proportions (EMNIST).
+        cut: where the clients are a multiple of the classes, one part per class is dealt, and cut at random into equal
+            parts for its clients (CIFAR-10, EMNIST); False: every client has exactly R of its own class (SVHN).
+    """
+    check_numbers("[0, 1]", skew=skew)
+    check_choices(("size", "class"), own_part=own_part)
+
+    def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
+        facts = pool.facts
+        parts = facts.num_clients // facts.num_classes if cut and facts.num_clients % facts.num_classes == 0 else 1
+        bases = facts.num_clients // parts
+        own_key, rest_key, cut_key, unlabelled_key = jax.random.split(key, 4)
+        labelled = pool.available & (pool.labels >= 0)
+        group = jnp.where(labelled, pool.labels, -1)
+        totals, number = count_groups(group, facts.num_classes), labelled.sum(dtype=jnp.int32)
+        base = jnp.arange(bases, dtype=jnp.int32)
+        size, kind = number // bases + (base < number % bases).astype(jnp.int32), base % facts.num_classes
+        of_kind = jnp.sum(kind == kind[:, None], axis=1, dtype=jnp.int32)
+        asked = skew * (size if own_part == "size" else totals[kind] / of_kind).astype(jnp.float32)
+        asked = jnp.floor(asked + 1e-4).astype(jnp.int32)
+        before = jnp.sum(jnp.where((kind == kind[:, None]) & (base < base[:, None]), asked, 0), axis=1, dtype=jnp.int32)
+        own = jnp.clip(totals[kind] - before, 0, asked)
+        counts = jnp.where(kind[:, None] == jnp.arange(facts.num_classes), own[:, None], 0).astype(jnp.int32)
+        dealt = deal(own_key, group, counts)
+        rest = labelled & (dealt < 0)
+        if own_part == "size":
+            others = deal(rest_key, jnp.where(rest, 0, -1), (size - own)[:, None].astype(jnp.int32))
+        else:
+            others = rank_within(rest_key, jnp.where(rest, 0, -1), group) % bases
+        dealt = jnp.where(rest, others, dealt)
+        dealt = dealt + bases * (rank_within(cut_key, dealt) % parts)
+        return jnp.where(labelled, dealt, _deal_unlabelled(unlabelled_key, pool))
+
+    def bounds(facts: Facts) -> Bounds:
+        equal = _equal_bounds(facts)
+        if own_part == "size":
+            return Bounds(max(equal.smallest - 1, 0), equal.largest + 1)
+        return Bounds(0, min(equal.largest + max(facts.class_counts) + 2, facts.most))
+
+    return Partition(assign, bounds)
+
+
 PARTITIONS: Registry[Partition] = Registry(
     "partition",
     {
@@ -461,6 +514,7 @@ PARTITIONS: Registry[Partition] = Registry(
         "fedmatch": fedmatch,
         "class_counts": class_counts,
         "majority": majority,
+        "own_class": own_class,
     },
     common={"num_clients": int},
 )

@@ -150,12 +150,18 @@ class Supervision(NamedTuple):
         return jnp.arange(num_clients, dtype=jnp.int32)
 
 
-def all_labels() -> Supervision:
-    """Every example keeps its label."""
+def all_labels(server_labels: int = 0) -> Supervision:
+    """Every example keeps its label.
+
+    Args:
+        server_labels: labelled examples at the server, as in `server`; the clients have all others.
+    """
+    check_whole_numbers(0, server_labels=server_labels)
     return Supervision(
         lambda key, holdings: holdings.eligible,
         lambda sizes, keeping, num_classes: sizes.largest,
         lambda size, keeping: size,
+        server_labels=server_labels,
     )
 
 
@@ -292,10 +298,34 @@ def xclp_noniid(labels: int, classes: int = 5) -> Supervision:
     return Supervision(keep, lambda sizes, keeping, num_classes: labels, lambda size, keeping: 0)
 
 
-def server(labels: int) -> Supervision:
-    """The server holds floor(labels / K) labelled examples of every class; they leave the clients, who see none."""
+def class_pairs(labels: int) -> Supervision:
+    """FedRGD's non-iid labels: client c has labels of classes 2c and 2c + 1 (mod K) only, half of each.
+
+    The classes of what stays unlabelled are those of the client's data without these.
+
+    Args:
+        labels: of each client that keeps labels, at least 2; the odd one is of class 2c.
+    """
+    check_whole_numbers(2, labels=labels)
+
+    def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
+        client = jnp.maximum(holdings.client, 0)
+        place = (holdings.labels - 2 * client) % holdings.num_classes
+        quota = jnp.where(place == 0, labels - labels // 2, labels // 2)
+        return holdings.eligible & (place < 2) & (rank_within(key, holdings.cell) < quota)
+
+    return Supervision(keep, lambda sizes, keeping, num_classes: labels, lambda size, keeping: 0)
+
+
+def server(labels: int, at_clients: bool = False) -> Supervision:
+    """The server holds floor(labels / K) labelled examples of every class; they leave the clients, who see none.
+
+    Args:
+        labels: at the server.
+        at_clients: the clients see all labels of their examples too: the supervised reference.
+    """
     check_whole_numbers(labels=labels)
-    return no_labels()._replace(server_labels=labels)
+    return (all_labels() if at_clients else no_labels())._replace(server_labels=labels)
 
 
 def coarse(correspondence: str = "parity", overlap: float = 0.0, server_labels: int = 0) -> Supervision:
@@ -408,6 +438,7 @@ SUPERVISIONS: Registry[Supervision] = Registry(
         "fraction": fraction,
         "total": total,
         "xclp_noniid": xclp_noniid,
+        "class_pairs": class_pairs,
         "server": server,
         "coarse": coarse,
         "sets": sets,

@@ -126,6 +126,22 @@ def test_own_test_split_comes_after_the_training_examples():
     assert replaced.inputs.shape[0] == 240 and int(replaced.num_test) == 60
 
 
+@pytest.mark.thorough
+def test_all_labels_at_clients_and_some_at_the_server():
+    data = federate(
+        jax.random.key(0),
+        DATASET,
+        partition="iid",
+        num_clients=6,
+        supervision="all",
+        supervision_options={"server_labels": 4 * NUM_CLASSES},
+        test_fraction=0.1,
+    )
+    assert data.kinds() == ("labels", "server") and int(data.num_server) == 4 * NUM_CLASSES
+    np.testing.assert_array_equal(data.num_labelled, data.num_examples)
+    assert data.max_unlabelled == 0
+
+
 def test_server_holds_balanced_labels_and_clients_none():
     data = federate(
         jax.random.key(0),

@@ -89,6 +89,10 @@ CASES = [
     ("class_counts", {"counts": (3, 1), "balanced": 1}, TWO, 8),
     ("majority", {"factor": 1.0}, SKEWED, 1),
     ("majority", {}, SOME_UNKNOWN, 5),
+    ("own_class", {"skew": 0.4}, SOME_UNKNOWN, 8),
+    ("own_class", {"skew": 1.0}, SKEWED, 20),
+    ("own_class", {"skew": 0.6, "own_part": "class"}, SKEWED, 20),
+    ("own_class", {"skew": 1.0, "own_part": "class", "cut": False}, SOME_UNKNOWN, 10),
 ]
 FIRST_CASES = [case for place, case in enumerate(CASES) if case[0] != CASES[place - 1][0]]
 
@@ -154,6 +158,31 @@ def test_vmapped_over_keys_is_the_same_per_key(name, options, labels, num_client
 
 def test_every_partition_has_a_case():
     assert {case[0] for case in CASES} == set(PARTITIONS)
+
+
+@pytest.mark.parametrize("skew", [0.0, 0.4, 1.0])
+def test_own_class_has_the_distance_between_clients_that_was_asked_for(skew):
+    """CIFAR-10 less 1,000 labelled images of the server: ten users of 4,900."""
+    labels = balanced_labels(10, 4900)
+    client = assignment(PARTITIONS.build("own_class", skew=skew), make_pool(labels, 10, 10))(1)
+    counts = table(client, labels, 10, 10)
+    assert (counts.sum(axis=1) == 4900).all() and (counts.sum(axis=0) == 4900).all()
+    shares = counts / 4900
+    distance = np.abs(shares[:, None] - shares[None]).sum(axis=2) / 2
+    assert abs(distance[np.triu_indices(10, 1)].mean() - skew) < 0.03
+    if skew == 1:
+        np.testing.assert_array_equal(shares, np.eye(10))
+
+
+def test_own_class_cuts_its_parts_for_the_clients_of_a_class():
+    labels = balanced_labels(10, 300)
+    client = assignment(PARTITIONS.build("own_class", skew=0.5), make_pool(labels, 10, 30))(1)
+    counts = table(client, labels, 30, 10)
+    own = counts[np.arange(30), np.arange(30) % 10]
+    assert (counts.sum(axis=1) == 100).all() and 0.45 < own.mean() / 100 < 0.65
+    assert (np.argmax(counts, axis=1) == np.arange(30) % 10).all()
+    with pytest.raises(ValueError, match=r"skew is 1\.5"):
+        PARTITIONS.build("own_class", skew=1.5)
 
 
 def test_majority_has_two_frequent_classes_and_hands_out_in_the_order_of_the_file():

@@ -51,6 +51,7 @@ CASES = [
     ("total", {"labels": 50}),
     ("total", {"labels": 7, "class_balanced": True}),
     ("xclp_noniid", {"labels": 4, "classes": 2}),
+    ("class_pairs", {"labels": 5}),
     ("server", {"labels": 9}),
     ("coarse", {"correspondence": "identity"}),
     ("sets", {"sets": 2}),
@@ -196,6 +197,22 @@ def test_xclp_noniid_has_five_shifted_classes(labels, num_clients):
         rows = counts[10 * block : 10 * block + 10] > 0
         np.testing.assert_array_equal(rows, [np.roll(rows[0], shift) for shift in range(10)])
         assert (rows.sum(axis=0) == 5).all()
+
+
+def test_class_pairs_have_labels_of_two_classes(labels=50):
+    """FedRGD: 100 clients with 25 labels of each of their two classes; every class is at 20 of them."""
+    client, truth = np.repeat(np.arange(100), 500), np.tile(np.arange(10), 5000)
+    kept = keep("class_pairs", 3, client, truth, 100, 10, labels=labels)
+    counts = np.zeros((100, 10), int)
+    np.add.at(counts, (client[kept], truth[kept]), 1)
+    pairs = np.stack([2 * np.arange(100) % 10, (2 * np.arange(100) + 1) % 10], axis=1)
+    assert (np.take_along_axis(counts, pairs, axis=1) == 25).all() and counts.sum() == 5000
+    assert ((counts > 0).sum(axis=0) == 20).all()
+
+
+def test_the_supervised_reference_keeps_the_labels_of_clients_beside_those_of_the_server():
+    assert build_supervision("server", labels=10, at_clients=True).server_labels == 10
+    assert keep("server", labels=10, at_clients=True).sum() == ELIGIBLE.sum()
 
 
 def test_xclp_noniid_fills_up_from_the_other_drawn_classes():
