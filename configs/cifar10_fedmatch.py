@@ -15,8 +15,8 @@ model to (S2C) and from (C2S) a client and round, where averaging the whole netw
     server      iid       44.95 +- 0.49    45    22
     server      non-iid   44.17 +- 0.19    42    20
 
-Not reproduced yet: it is a run for a GPU. Augmentation is the run's own: give the paper's RandAugment with
---config.strong_augment.name. More in docs/methods/fedmatch.md.
+Not reproduced yet: it is a run for a GPU. Strong augmentation is RandAugment as in the authors' code. More in
+docs/methods/fedmatch.md.
 """
 
 from fedjax_ssl import config as configs
@@ -43,6 +43,7 @@ def get_config(variant="lc,iid"):
     config.partition.noniid = split == "noniid"
     config.partition.balanced = 5 if where == "lc" else 0
     config.supervision.name, config.supervision.labels = ("per_class", 5) if where == "lc" else ("server", 1000)
+    config.strong_augment.name = "randaugment_fedmatch"
     config.model.name = "fedmatch_resnet9"
     config.model.width = float(width or 1)
     config.optimizer.learning_rate = 1e-3

@@ -35,6 +35,7 @@ def get_config(variant="lc"):
     config.partition.balanced = 5 if where == "lc" else 0
     config.partition.parts = 10
     config.supervision.name, config.supervision.labels = ("per_class", 5) if where == "lc" else ("server", 1000)
+    config.strong_augment.name = "randaugment_fedmatch"
     config.model.name = "fedmatch_resnet9"
     config.model.width = float(width or 1)
     config.model.pad, config.model.colours = 2, True
