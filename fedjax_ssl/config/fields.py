@@ -63,6 +63,7 @@ _FIELDS: dict[str, Field] = {
     "data.standardize": Field("auto", one_of, STANDARDIZATIONS),  # by mean and deviation of whom
     "data.mean": Field(tuple),  # ... in place of the dataset's, per channel or feature
     "data.std": Field(tuple),
+    "data.pool_splits": Field(False),  # the dataset's own test examples are training examples too; hold others out
     "data.test_clients": Field(0, whole, 0),  # whole natural clients held out as test set
     "data.left_out_client": Field(int, whole, 0),  # this natural client is the test set
     "data.test_fraction": Field(0.0, number, "[0, 1)"),  # of the examples, the test set where the dataset has none

@@ -41,6 +41,8 @@ def load_resolved(config: ml_collections.ConfigDict) -> Experiment:
         given = {name: section.get(name) for name in data.SOURCES.options(section.name)}
         places = {"root": section.root, "path": section.path, "download": section.download}
         dataset = data.load(section.name, **places, **configs.options(given))
+        if section.pool_splits:
+            dataset = data.with_pooled_splits(dataset)
         return Experiment(config, *data.standardized(dataset, section.standardize, section.mean, section.std))
 
 
@@ -150,6 +152,8 @@ def _setup(config: dict[str, Any], dataset: data.Dataset, federation: data.Feder
             average_optimizer=local["average_state"],
             keep_by=local["keep_by"],
             rounds=config["rounds"],
+            min_labelled=federation.min_labelled,
+            num_parts=federation.num_parts,
         )
 
 

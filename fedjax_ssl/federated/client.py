@@ -54,6 +54,7 @@ class LocalTraining(NamedTuple):
     keep_by_slot: bool  # ... or in the slot of the cohort that a client fills
     federated_optimizer: FederatedOptimizer
     upload: Callable[[Trained], Params] | None  # what the server sees of trained parameters; None: all of them
+    receive: Callable[[Client, Params], Params] | None = None  # what a client has of what is sent; None: all of it
     average_optimizer: bool = False  # its state is averaged at the server, for the groups that are shared
 
     @property
@@ -180,10 +181,17 @@ class _ClientRound:
     def kept_by(self, client: Client, term: Term) -> PyTree:
         return () if client.kept is None else client.kept.terms.get(term.name, ())
 
-    def anchor_of(self, client: Client) -> Grouped:
-        """The parameters that a client starts from: those of its group, and its own private ones."""
+    def sent_to(self, client: Client) -> Grouped:
+        """The shared parameters that a client is sent: the global ones, or those of its group."""
         given = {group: self.common[group] for group in self.shared}
-        given = self.training.federated_optimizer.start(self.broadcast.optimizer, client.received, given)
+        return self.training.federated_optimizer.start(self.broadcast.optimizer, client.received, given)
+
+    def anchor_of(self, client: Client) -> Grouped:
+        """The parameters that a client starts from: what it has of those sent, and its own private ones."""
+        given = self.sent_to(client)
+        if self.training.receive is not None:
+            had = self.training.receive(client, {group: self.packings[group].unpack(given[group]) for group in given})
+            given = {group: self.packings[group].pack(had[group]) for group in given}
         own = self.common if client.kept is None else {**self.common, **client.kept.params}
         return {group: given[group] if group in given else own[group] for group in self.training.groups}
 
@@ -195,8 +203,8 @@ class _ClientRound:
 
     def network_of(self, client: Client) -> Snapshot:
         """The network that a client starts from."""
-        params = self.training.combine(self.to_params(self.anchor_of(client)))
-        return Snapshot(params, self.unravel_state(self.statistics_of(client)))
+        groups = self.to_params(self.anchor_of(client))
+        return Snapshot(self.training.combine(groups), self.unravel_state(self.statistics_of(client)), groups)
 
     def schedule(self, client: Client) -> Schedule:
         return self.task.sampler.schedule(named_key(self.key_of(client), "batches"), client, self.broadcast.now)
@@ -356,7 +364,7 @@ class _ClientRound:
         weights = {group: weight if group in self.phases else jnp.zeros_like(weight) for group in self.shared}
         report = self.training.federated_optimizer.report(
             Local(
-                anchor={group: begin.params[group] for group in self.shared},
+                anchor=self.sent_to(client),
                 params=sent_up,
                 weights=weights,
                 num_steps=num_steps,

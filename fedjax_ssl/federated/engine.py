@@ -18,6 +18,7 @@ from fedjax_ssl.federated.kept import first_kept
 from fedjax_ssl.federated.local_optimizer import LearningRate
 from fedjax_ssl.federated.method import (
     AtServer,
+    Client,
     Method,
     Metrics,
     Params,
@@ -58,6 +59,7 @@ def federated_method(
     needs_all: bool = False,
     class_scores: bool = True,
     upload: Callable[[Trained], Params] | None = None,
+    receive: Callable[[Client, Params], Params] | None = None,
     pretraining: Pretraining | None = None,
 ) -> Method:
     """Builds a method out of terms.
@@ -77,6 +79,8 @@ def federated_method(
         class_scores: losses or predictions read the network's class scores; False for methods that replace `predict`.
         upload: what the server sees of a trained client's parameters, by group, where this is not all of them: the one
             place where uploads lose something (FedMatch's sparse differences). By default they are sent as they are.
+        receive: the same on the way to a client: (client, with what terms sent to it; the parameters sent, by shared
+            group) -> those that it starts from. By default it starts from what is sent.
         pretraining: before round 0.
 
     Returns:
@@ -110,6 +114,7 @@ def federated_method(
         keep_by_slot=setup.keep_by == "slot",
         federated_optimizer=setup.federated_optimizer,
         upload=upload,
+        receive=receive,
         average_optimizer=setup.average_optimizer,
     )
     starts = [0]

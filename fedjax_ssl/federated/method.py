@@ -79,6 +79,14 @@ class Client(NamedTuple):
         return self.num_labelled if self.weak is None else self.num_labelled + self.weak.num_examples
 
 
+class Validation(NamedTuple):
+    """The federation's validation examples, for clients that look at them (FedMatch's learning rates)."""
+
+    rows: Int[Array, " v"]
+    labels: Int[Array, " v"]
+    num_examples: Int[Array, ""]  # how many are real; they come first
+
+
 class Round(NamedTuple):
     """What a term may use to prepare a round. Ground-truth labels are not among it, so they cannot leak."""
 
@@ -93,6 +101,7 @@ class Round(NamedTuple):
     groups: Params  # the same by parameter group
     model_state: PyTree
     inputs: Array  # [N, ...] raw inputs of all examples
+    validation: Validation | None = None
 
 
 class Sent(NamedTuple):
@@ -141,6 +150,7 @@ class Snapshot(NamedTuple):
 
     params: PyTree
     model_state: PyTree
+    groups: Params = {}  # noqa: RUF012  the parameters by group
 
 
 class Step(NamedTuple):
@@ -161,14 +171,6 @@ class Step(NamedTuple):
     now: Now
     number: Int[Array, ""]  # local steps before this one
     unperturbed: dict[str, Outputs] | None = None  # outputs before a `Perturbation`, as constants
-
-
-class Validation(NamedTuple):
-    """The federation's validation examples, for clients that look at them (FedMatch's learning rates)."""
-
-    rows: Int[Array, " v"]
-    labels: Int[Array, " v"]
-    num_examples: Int[Array, ""]  # how many are real; they come first
 
 
 class Trained(NamedTuple):
@@ -309,6 +311,7 @@ class ServerTraining(NamedTuple):
     when: tuple[str, ...] = ("after",)  # "before" the clients, "after" their models were averaged, or both
     members: int = 0  # replicas that train beside the clients instead and are members of the average
     keep_optimizer: bool = False  # the state of its local optimizer lives on from round to round
+    rate: Callable[[Client], Float[Array, ""]] | None = None  # as in `Stage`; not of replicas
     statistics: bool = False  # batch statistics of the next model are the replicas', not those of all members
 
 

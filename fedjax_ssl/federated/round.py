@@ -103,6 +103,7 @@ def run_round(
             groups=state.params,
             model_state=state.model_state,
             inputs=data.inputs,
+            validation=_validation(data),
         )
 
     rate = setup.learning_rate(state.round - start)
@@ -145,9 +146,10 @@ def train_at_server(
         keep_optimizer=server.keep_optimizer,
         keep_by_slot=False,
         upload=None,
+        receive=None,
         average_optimizer=False,
     )
-    work = _Work(Task(server.terms, server.sampler, _uniform), always, train_cohort)
+    work = _Work(Task(server.terms, server.sampler, _uniform, server.rate), always, train_cohort)
     trained, info, _ = _train(alone, [work], None, here, own, data, learning_rate)
     after = trained.clients.optimizer if server.keep_optimizer else state.server
     untouched = {"optimizer": state.optimizer, "clients": state.clients, "local_optimizer": state.local_optimizer}
@@ -229,7 +231,7 @@ def _train(
         local_optimizer=state.local_optimizer,
         terms=states,
         inputs=data.inputs,
-        validation=Validation(data.valid_index, data.labels[data.valid_index], data.num_valid),
+        validation=_validation(data),
     )
     results = []
     for work in works:
@@ -358,7 +360,11 @@ def _train_replicas(
     own_kept = kept._replace(federated=_nothing_kept(server.members, state))
     clients = clients._replace(id=replicas, received=received, kept=own_kept)
     own = training._replace(
-        keep_optimizer=server.keep_optimizer, keep_by_slot=False, upload=None, average_optimizer=False
+        keep_optimizer=server.keep_optimizer,
+        keep_by_slot=False,
+        upload=None,
+        receive=None,
+        average_optimizer=False,
     )
     broadcast = broadcast._replace(key=named_key(broadcast.key, "server"), local_optimizer={})
     update_of = partial(client_update, own, Task(server.terms, server.sampler, _uniform))
@@ -371,6 +377,10 @@ def _train_replicas(
 def _nothing_kept(members: int, state: ServerState) -> PyTree:
     """What the federated optimizer keeps for replicas: they send what clients before their first round would."""
     return jax.tree.map(lambda x: jnp.zeros((members, *x.shape[1:]), x.dtype), state.clients.federated)
+
+
+def _validation(data: FederatedData) -> Validation:
+    return Validation(data.valid_index, data.labels[data.valid_index], data.num_valid)
 
 
 def _uniform(client: Client, uploads: dict[str, PyTree]) -> Float[Array, ""]:

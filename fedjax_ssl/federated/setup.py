@@ -48,3 +48,5 @@ class Setup(NamedTuple):
     rounds: int | None = None  # of the run; None: not known
     evaluation_batch_size: int = 512
     strong_augment: Callable[[Array, Array], Array] | None = None  # like `augment`; None: the weak one
+    min_labelled: int = 1  # bound over the clients that have labels, from `FederatedData`, as is the next one
+    num_parts: int = 1  # in which clients' unlabelled examples come, one after another

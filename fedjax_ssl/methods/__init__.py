@@ -8,6 +8,7 @@ from typing import Any
 from fedjax_ssl.federated import Method
 from fedjax_ssl.methods.fedavg import fedavg
 from fedjax_ssl.methods.fedllp import fedllp, fedllp_vat
+from fedjax_ssl.methods.fedmatch import fedmatch
 from fedjax_ssl.methods.fedmt import fedmt
 from fedjax_ssl.methods.fedpl import fedpl
 from fedjax_ssl.methods.fedrep import fedrep
@@ -49,6 +50,7 @@ _RECIPES = (
     fedmt,
     fedtrans,
     protofssl,
+    fedmatch,
     mixed,
     fixmatch,
     uda,

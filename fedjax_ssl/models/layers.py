@@ -98,15 +98,16 @@ class Dense(nn.Module):
     features: int
     initializer: Initializer | None = None
     weight_norm: bool = False
+    use_bias: bool = True
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n d"]) -> Float[Array, "n f"]:
         shape = (inputs.shape[-1], self.features)
-        kernel = Kernel(shape, self.initializer, True, self.weight_norm, outputs_first=True, name="weights")
+        kernel = Kernel(shape, self.initializer, self.use_bias, self.weight_norm, outputs_first=True, name="weights")
         nn.share_scope(self, kernel)
         weight, bias = kernel()
         outputs = lax.dot_general(inputs, weight, (((inputs.ndim - 1,), (1,)), ((), ())))
-        count_operations(self, math.prod(outputs.shape[1:]) * (2 * inputs.shape[-1] + 1))
+        count_operations(self, math.prod(outputs.shape[1:]) * (2 * inputs.shape[-1] + (bias is not None)))
         return outputs if bias is None else outputs + bias
 
 
@@ -157,14 +158,18 @@ class Network(nn.Module):
         return getattr(self, "dropout_rate", 0.0) > 0
 
     def scores(
-        self, features: Float[Array, "n d"], initializer: Initializer | None = None, weight_norm: bool = False
+        self,
+        features: Float[Array, "n d"],
+        initializer: Initializer | None = None,
+        weight_norm: bool = False,
+        use_bias: bool = True,
     ) -> Outputs:
         """The last layers; the arguments are those of `Dense`."""
         if self.normalize_features:
             features = unit_length(features)
         heads = ("head", "aux_head") if self.aux_head else ("head",)
         count_operations(self, SOFTMAX_OPERATIONS * self.num_classes)
-        logits = [Dense(self.num_classes, initializer, weight_norm, name=name)(features) for name in heads]
+        logits = [Dense(self.num_classes, initializer, weight_norm, use_bias, name=name)(features) for name in heads]
         return Outputs(logits[0], features, logits[1] if self.aux_head else None)
 
 

@@ -53,16 +53,18 @@ SEVENTEEN = (
 
 
 class ConvBlock(nn.Module):
-    """3x3 convolution with bias, norm layer, ReLU, max-pooling."""
+    """3x3 convolution, norm layer, ReLU, max-pooling."""
 
     filters: int
     norm: str
     pool: int
     lowering: str
+    use_bias: bool = True
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Float[Array, "n h2 w2 f"]:
-        x = Conv(self.filters, initializer=lecun_normal, lowering=self.lowering, name="conv")(inputs)
+        bias, lowering = self.use_bias, self.lowering
+        x = Conv(self.filters, initializer=lecun_normal, use_bias=bias, lowering=lowering, name="conv")(inputs)
         kind, momentum = ("bn", 1.0) if self.norm == "sbn" else (self.norm, MOMENTUM)
         x = Norm(kind, momentum=momentum, epsilon=EPSILON, name="norm")(x, train, mask)
         if self.pool > 1:
@@ -82,9 +84,10 @@ class Trunk(nn.Module):
     norm: str
     lowering: str
     layout: tuple[Part, ...] = EIGHT
+    use_bias: bool = True
 
     @nn.compact
-    def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Float[Array, "n 512"]:
+    def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Float[Array, "n d"]:
         if inputs.ndim != 4 or inputs.shape[1] != inputs.shape[2] or inputs.shape[1] < 8:
             raise ValueError(
                 "models 'resnet8', 'resnet9', 'resnet17' and 'proto_resnet18' need square images of 8x8 or more, got "
@@ -98,7 +101,8 @@ class Trunk(nn.Module):
             for _ in range(part.blocks):
                 number += 1
                 pool = next(pools) if part.pool else 1
-                x = ConvBlock(part.filters, self.norm, pool, self.lowering, name=f"block{number}")(x, train, mask)
+                block = ConvBlock(part.filters, self.norm, pool, self.lowering, self.use_bias, name=f"block{number}")
+                x = block(x, train, mask)
             if part.residual:
                 x = before + x
                 count_operations(self, math.prod(x.shape[1:]))

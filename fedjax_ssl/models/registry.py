@@ -10,6 +10,7 @@ from fedjax_ssl.models.cnn import CNN
 from fedjax_ssl.models.cnn13 import CNN13
 from fedjax_ssl.models.efficientnet import EfficientNetB0
 from fedjax_ssl.models.emnist_cnn import EmnistCNN
+from fedjax_ssl.models.fedmatch_networks import FedMatchAlexNet, FedMatchResNet9
 from fedjax_ssl.models.linear import Linear
 from fedjax_ssl.models.mlp import MLP
 from fedjax_ssl.models.mnist_cnn import MnistCNN
@@ -35,6 +36,8 @@ MODELS: Registry[nn.Module] = Registry(
         "resnet9": (ResNet9, "the same with a dense head, the network of ProtoFSSL's baselines"),
         "resnet17": (ResNet17, "seventeen convolutions without a head, the large embedding network of ProtoFSSL"),
         "proto_resnet18": (ProtoResNet18, "the same with a dense head, the large network of ProtoFSSL's baselines"),
+        "fedmatch_resnet9": (FedMatchResNet9, "resnet9 without biases, of any width, the CIFAR network of FedMatch"),
+        "fedmatch_alexnet": (FedMatchAlexNet, "three convolutions and two hidden layers without biases, of FedMatch"),
         "efficientnet_b0": (EfficientNetB0, "EfficientNet-B0, from torchvision's weights with weights='an .npz file'"),
     },
     given=("num_classes", "parent", "name"),

@@ -1,5 +1,6 @@
 """Pure losses and label channels: no model, no client loop, no I/O."""
 
+from fedjax_ssl.objectives.agreement import agreement_vote, inter_client_kl
 from fedjax_ssl.objectives.channel_checks import (
     check_correspondence,
     check_observed,

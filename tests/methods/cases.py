@@ -58,6 +58,13 @@ CASES = {
         clients_train=1,
     ),
     "protofssl": Case(mechanism="what clients send back beside their model", first_targets=1),
+    "fedmatch": Case(
+        settings={
+            **{"supervised_weight": 3.0, "l2_weight": 1.0, "threshold": 0.4},  # for this learning rate and its rounds
+            **{"helper_interval": 2, "lr_schedule": "none", "encoding": "dense", "labels_at": "clients"},
+        },
+        learns_without_labels="psi follows sigma, and the network labels whatever it is sure of",
+    ),
     "fedrep": Case(model={"aux_head": True}, settings={"head_epochs": 2}, never_sent=("head", "aux_head")),
     "fedrgd": Case(
         settings={"local_steps": 20, "lr_schedule": "run"},

@@ -287,6 +287,8 @@ def test_available_lists_every_network():
         "resnet9",
         "resnet17",
         "proto_resnet18",
+        "fedmatch_resnet9",
+        "fedmatch_alexnet",
         "efficientnet_b0",
     ]  # these have files of their own
     assert all(models.available().values())

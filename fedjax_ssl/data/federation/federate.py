@@ -16,6 +16,7 @@ from fedjax_ssl.data.federation.dealing import count_groups
 from fedjax_ssl.data.federation.federated_data import FederatedData
 from fedjax_ssl.data.federation.held_out import HeldOut, balanced_test_examples, clients_of_own_test, stratified
 from fedjax_ssl.data.federation.partition import PARTITIONS, Facts, Partition, Pool
+from fedjax_ssl.data.federation.streaming import in_parts
 from fedjax_ssl.data.federation.supervision import Supervision, balanced_draw, build_supervision
 from fedjax_ssl.data.federation.weak_labels import Entries, Holdings, OwnWeakLabels, WeakLabels, shares_of_sets
 from fedjax_ssl.keys import named_key
@@ -42,6 +43,7 @@ class _Widths(NamedTuple):
     test: int
     valid: int
     server: int
+    min_labelled: int = 1  # of a client that has any
 
 
 class _Roles(NamedTuple):
@@ -179,6 +181,8 @@ def federate(
         num_new_clients=num_new_clients,
         max_labelled=widths.max_labelled,
         max_unlabelled=widths.max_unlabelled,
+        min_labelled=widths.min_labelled,
+        num_parts=plan.partition.parts,
         coarse_names=_coarse_names(plan.supervision, dataset),
         **tables,
     )
@@ -326,6 +330,9 @@ def _draw_roles(
     supervision_key = named_key(key, "supervision")
     labelled = plan.supervision.label(supervision_key, holdings)
     entries, weak = plan.supervision.observe(supervision_key, holdings)
+    if plan.partition.parts > 1:
+        sizes = plan.partition.parts, facts.num_clients, facts.num_classes
+        entries = in_parts(named_key(key, "parts"), entries, labelled, labels, *sizes)
     return _Roles(jnp.maximum(holder, newcomer), labelled, entries, weak, test, valid, server)
 
 
@@ -342,8 +349,10 @@ def _measure(roles: _Roles, num_clients: int) -> _Widths:
     client, labelled = np.asarray(roles.entries.client), np.asarray(roles.labelled)[np.asarray(roles.entries.row)]
     sizes = np.bincount(client[client >= 0], minlength=num_clients)
     with_label = np.bincount(client[labelled & (client >= 0)], minlength=num_clients)
-    held_out = (int(np.asarray(mask).sum()) for mask in (roles.test, roles.valid, roles.server))
-    return _Widths(int(with_label.max()), int((sizes - with_label).max()), int(sizes.max()), *held_out)
+    test, valid, server = (int(np.asarray(mask).sum()) for mask in (roles.test, roles.valid, roles.server))
+    fewest = int(with_label[with_label > 0].min()) if with_label.any() else 1
+    most = int(with_label.max()), int((sizes - with_label).max()), int(sizes.max())
+    return _Widths(*most, test, valid, server, fewest)
 
 
 @partial(jax.jit, static_argnames=("num_clients", "widths"))

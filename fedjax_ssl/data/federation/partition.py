@@ -21,6 +21,7 @@ from fedjax_ssl.data.federation.dealing import count_groups, deal, largest_remai
 from fedjax_ssl.registry import Registry
 
 FEDMATCH_SHARES = (244, 73, 15, 15, 15, 10, 15, 15, 15, 73)
+FEDMATCH_MATRIX = np.stack([np.roll((0.5, 0.15, 0.03, 0.03, 0.03, 0.02, 0.03, 0.03, 0.03, 0.15), i) for i in range(10)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Partition(NamedTuple):
 
     assign: Callable[[Key[Array, ""], Pool], Int[Array, " N"]]
     bounds: Callable[[Facts], Bounds]
+    parts: int = 1  # in which clients' unlabelled examples come, see `fedjax_ssl.data.federation.streaming`
 
 
 def natural() -> Partition:
@@ -295,6 +297,70 @@ def circulant(shares: Sequence[float] = FEDMATCH_SHARES, balanced: int = 0) -> P
     return Partition(assign, bounds)
 
 
+def fedmatch(
+    noniid: bool = False, balanced: int = 5, matrix: Sequence[Sequence[float]] | None = None, parts: int = 1
+) -> Partition:
+    """FedMatch's tasks: `balanced` examples of every class for each client, and a share of the others.
+
+    IID: floor(rest / C) of what is left of every class. Non-IID: client c draws floor(all that is left / C) classes
+    from row c mod R of a matrix, and clients in turn take so many examples of each class as long as there are any:
+    some examples are then at no client, and the last clients have fewer (Jeong et al., ICLR 2021; the authors' code).
+
+    Args:
+        noniid: which of the two.
+        balanced: in the paper the labelled examples of clients, 5 of a class, beside supervision `per_class`. 0 with
+            the labels at the server.
+        matrix: [R, K], rows sum to 1; for ten classes the paper's by default: row 0 is (.50, .15, .03, .03, .03, .02,
+            .03, .03, .03, .15), and every other one is the row before it rotated by one class.
+        parts: T, in which a client's unlabelled examples come one after another (streaming): of every class
+            floor(n / T) in each, and the rest is not used.
+    """
+    check_whole_numbers(0, balanced=balanced)
+    check_whole_numbers(parts=parts)
+
+    def rows_of(facts: Facts) -> Float[np.ndarray, "C K"]:
+        rows = FEDMATCH_MATRIX if matrix is None else np.asarray(matrix, np.float64)
+        if rows.ndim != 2 or rows.shape[1] != facts.num_classes:
+            raise ValueError(
+                f"{'the matrix of FedMatch' if matrix is None else 'matrix'} has shape {rows.shape}, the data have "
+                f"{facts.num_classes} classes; give a matrix with a column for each of them"
+            )
+        if not (rows >= 0).all() or not np.allclose(rows.sum(axis=1), 1.0, rtol=0, atol=1e-6):
+            raise ValueError(f"rows of matrix must be at least 0 and sum to 1; they sum to {rows.sum(axis=1)}")
+        return rows[np.arange(facts.num_clients) % len(rows)]
+
+    def check(facts: Facts) -> None:
+        for kind, count in enumerate(facts.class_counts):
+            if count < balanced * facts.num_clients:
+                raise ValueError(
+                    f"{facts.num_clients} clients are to have {balanced} examples of every class, but class {kind} has "
+                    f"{count}; lower partition.balanced or use fewer clients"
+                )
+
+    def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
+        facts = pool.facts
+        check(facts)
+        num_clients, num_classes = facts.num_clients, facts.num_classes
+        group = _class_or_unlabelled(pool)
+        totals = count_groups(group, num_classes + 1)
+        rest = jnp.maximum(totals[:num_classes] - balanced * num_clients, 0)
+        draw_key, deal_key = jax.random.split(key)
+        counts = jnp.broadcast_to(rest // num_clients, (num_clients, num_classes))
+        if noniid:
+            drawn = _class_draws(draw_key, rows_of(facts), rest.sum(dtype=jnp.int32) // num_clients, facts.most)
+            taken_before = jnp.cumsum(drawn, axis=0, dtype=jnp.int32) - drawn
+            counts = jnp.clip(rest - taken_before, 0, drawn)
+        nobody_knows = largest_remainder(jnp.ones(num_clients, jnp.float32), totals[num_classes])
+        return deal(deal_key, group, jnp.concatenate([counts + balanced, nobody_knows[:, None]], axis=1))
+
+    def bounds(facts: Facts) -> Bounds:
+        check(facts)
+        left = facts.most - balanced * facts.num_clients * facts.num_classes
+        return Bounds(0, balanced * facts.num_classes + left // facts.num_clients + 1)
+
+    return Partition(assign, bounds, parts)
+
+
 def class_counts(counts: Sequence[int], balanced: int = 0, unlabelled: int | None = None) -> Partition:
     """Whole numbers: client c gets counts[(k - c) mod K] examples of class k; what is left is unused.
 
@@ -445,6 +511,7 @@ PARTITIONS: Registry[Partition] = Registry(
         "shards": shards,
         "classes_per_client": classes_per_client,
         "circulant": circulant,
+        "fedmatch": fedmatch,
         "class_counts": class_counts,
         "majority": majority,
         "own_class": own_class,
@@ -474,6 +541,21 @@ def _deal_classes(key: Key[Array, ""], pool: Pool, shares: Float[Array, "C K"], 
     counts = largest_remainder(equal, even)
     rest = largest_remainder(shares.T, (totals - even)[:num_classes], tie_key)
     return deal(deal_key, group, counts.at[:num_classes].add(rest).T)
+
+
+def _class_draws(
+    key: Key[Array, ""], rows: Float[np.ndarray, "C K"], number: Int[Array, ""], most: int
+) -> Int[Array, "C K"]:
+    """How often each class comes up in `number` independent draws of every client from its row, at most `most / C`."""
+    ends = jnp.asarray(np.cumsum(rows, axis=1)[:, :-1], jnp.float32)
+    place = jnp.arange(max(most // len(rows), 1), dtype=jnp.int32)
+
+    def of_client(client: Int[Array, ""], ends: Float[Array, " k"]) -> Int[Array, " K"]:
+        draws = jax.random.uniform(jax.random.fold_in(key, client), place.shape, jnp.float32)
+        drawn = jnp.searchsorted(ends, draws, side="right").astype(jnp.int32)
+        return count_groups(jnp.where(place < number, drawn, -1), rows.shape[1])
+
+    return jax.vmap(of_client)(jnp.arange(len(rows), dtype=jnp.int32), ends)
 
 
 def _deal_unlabelled(key: Key[Array, ""], pool: Pool, each: int | None = None) -> Int[Array, " N"]:

@@ -220,6 +220,7 @@ def test_dtypes_do_not_depend_on_64_bit_mode(partition, enabled):
         "dirichlet_balanced": {"alpha": 0.4},
         "circulant": {"shares": range(6)},
         "class_counts": {"counts": range(6)},
+        "fedmatch": {"balanced": 1, "noniid": True, "matrix": ((1 / 6,) * 6,), "parts": 2},
     }
     options = {"num_clients": 5, "partition_options": needed.get(partition), "test_fraction": 0.1}
     rules = {
