@@ -1,7 +1,7 @@
-"""Training on confident pseudo-labels: what SemiFL and FedMT have in common.
+"""Training on confident pseudo-labels: what SemiFL, FedMT, (FL)^2 and CBAFed have in common.
 
 Once per round, with the model just received, every client labels all its examples. It trains on those of which the
-model is confident, under strong augmentation, and on mixtures of these with any of its examples.
+model is confident; SemiFL and FedMT do so under strong augmentation, and on mixtures of these with any of its examples.
 
 References:
     Diao, Ding, Tarokh, SemiFL, NeurIPS 2022, arXiv 2106.01432: section 3 and algorithm 1.
@@ -22,6 +22,7 @@ from fedjax_ssl.federated.sampler import masked_permutation
 from fedjax_ssl.federated.terms import PseudoLabels, diagnose_pseudo_labels, examples_mask, network_outputs
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.objectives import batch_cross_entropy, mixup, mixup_cross_entropy, mixup_share
+from fedjax_ssl.objectives.float_range import at_least_float32
 
 CONFIDENT = "confident"  # the term that sends; others find its `ConfidentLabels` by this name
 
@@ -35,8 +36,34 @@ class ConfidentLabels(NamedTuple):
     extra: PyTree = ()  # what a method adds
 
 
+class Choice(NamedTuple):
+    """Pseudo-labels of a cohort's examples, and which of them are trained on."""
+
+    labels: Int[Array, "p n"]
+    confident: Bool[Array, "p n"]
+
+
+Choose = Callable[[PyTree, Float[Array, "p n K"], Bool[Array, "p n"]], Choice]
+# ^ (state of the term, class probabilities, which examples are real) -> choice. An example with probabilities that are
+# not finite is to count as confident: its client then trains, is dropped, and is counted as dropped.
 Extra = Callable[[Round, Float[Array, "p n K"], Bool[Array, "p n"]], PyTree]
 # ^ (round, class probabilities, which examples are confident) -> extra, leading axis p
+
+
+def above(threshold: float | Array, strict: bool = False) -> Choose:
+    """The likeliest class, where its probability reaches a threshold.
+
+    Args:
+        threshold: of the largest class probability.
+        strict: confident above the threshold, not at it.
+    """
+
+    def choose(state: PyTree, probabilities: Float[Array, "p n K"], real: Bool[Array, "p n"]) -> Choice:
+        largest = jnp.max(probabilities, axis=-1)
+        unsure = (largest <= threshold) if strict else (largest < threshold)
+        return Choice(jnp.argmax(probabilities, axis=-1).astype(jnp.int32), ~unsure)
+
+    return choose
 
 
 def has_confident(sent: Sent, round: Round) -> Bool[Array, " p"]:
@@ -46,32 +73,29 @@ def has_confident(sent: Sent, round: Round) -> Bool[Array, " p"]:
 
 def confident_term(
     setup: Setup,
-    threshold: float | Array,
-    strict: bool,
+    choose: Choose,
     extra: Extra = lambda round, probabilities, confident: (),
     diagnose: Callable[[Outcome], Metrics] = lambda outcome: {},
 ) -> Term:
     """Labels the cohort's examples before local training; a term without a loss, sent to clients with a confident one.
 
-    An example with a class label keeps it and is confident. A client with values that are not finite counts as
-    confident, so that it trains, is dropped, and is counted as dropped.
+    An example with a class label keeps it and is confident.
 
     Args:
         setup: the run.
-        threshold: of the largest class probability.
-        strict: confident above the threshold, not at it.
+        choose: says which pseudo-label an example has, and whether it is trained on.
         extra: what else the probabilities give.
         diagnose: more for the log than the quality of the pseudo-labels.
     """
 
     def prepare(state: PyTree, round: Round) -> tuple[Sent, PyTree]:
         logits = network_outputs(setup, round, round.clients, named_key(round.key, "pseudo-labels")).logits
-        probabilities = jax.nn.softmax(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)))
+        probabilities = jax.nn.softmax(at_least_float32(logits))
         labelled, real = round.clients.observed >= 0, examples_mask(round.clients)
         largest = jnp.max(probabilities, axis=-1)
-        unsure = (largest <= threshold) if strict else (largest < threshold)
-        predicted = jnp.where(labelled, round.clients.observed, jnp.argmax(probabilities, axis=-1).astype(jnp.int32))
-        confident = real & (labelled | ~unsure)
+        choice = choose(state, probabilities, real)
+        predicted = jnp.where(labelled, round.clients.observed, choice.labels)
+        confident = real & (labelled | choice.confident)
         labels = ConfidentLabels(
             jnp.where(real, predicted, -1),
             confident,
@@ -144,7 +168,11 @@ def mix_term(setup: Setup, weight: float | Array, alpha: float | Array) -> Term:
 
 
 def confident_epochs(
-    batch_size: int, local_epochs: int, with_known: bool = False, whole_epochs: Bool[Array, ""] | bool = False
+    batch_size: int,
+    local_epochs: int,
+    with_known: bool = False,
+    whole_epochs: Bool[Array, ""] | bool = False,
+    with_partners: bool = True,
 ) -> Sampler:
     """Epochs over the confident examples, and as many partners for mixing.
 
@@ -158,6 +186,7 @@ def confident_epochs(
         with_known: whether there is a stream "known".
         whole_epochs: an epoch goes through all examples of "known" even where fewer are confident; slots of "fix" and
             "mix" are then empty towards its end.
+        with_partners: whether there is a stream "mix".
     """
 
     def schedule(key: Key[Array, ""], client: Client, now: Now) -> Schedule:
@@ -182,9 +211,10 @@ def confident_epochs(
 
         positions = {"fix": jax.vmap(confident_first)(per_epoch_keys("fix"))[at]}
         masks = {"fix": running & (slot < number)}
-        draws = jax.random.bits(named_key(key, "mix"), slot.shape, jnp.uint32)
-        anyone = jnp.maximum(client.num_examples, 1).astype(jnp.uint32)
-        positions["mix"], masks["mix"] = (draws % anyone).astype(jnp.int32), masks["fix"]
+        if with_partners:
+            draws = jax.random.bits(named_key(key, "mix"), slot.shape, jnp.uint32)
+            anyone = jnp.maximum(client.num_examples, 1).astype(jnp.uint32)
+            positions["mix"], masks["mix"] = (draws % anyone).astype(jnp.int32), masks["fix"]
         if with_known:
             orders = jax.vmap(lambda k: masked_permutation(k, client.num_known, size))(per_epoch_keys("known"))
             positions["known"], masks["known"] = orders[at], running & (slot < client.num_known)
