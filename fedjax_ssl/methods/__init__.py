@@ -14,6 +14,7 @@ from fedjax_ssl.methods.fedsem import fedsem
 from fedjax_ssl.methods.fedsiam import fedsiam
 from fedjax_ssl.methods.fedtrans import fedtrans
 from fedjax_ssl.methods.fedul import fedul
+from fedjax_ssl.methods.fl2 import fl2
 from fedjax_ssl.methods.mixed import mixed
 from fedjax_ssl.methods.network_pseudo_label import network_pseudo_label
 from fedjax_ssl.methods.parts.channel_terms import check_channels
@@ -41,6 +42,7 @@ _RECIPES = (
     fedtrans,
     protofssl,
     mixed,
+    fl2,
 )
 METHODS: Registry[Method] = Registry("method", {recipe.__name__: recipe for recipe in _RECIPES}, leading=1)
 available = METHODS.available  # () -> names of all methods with a line about each

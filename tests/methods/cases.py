@@ -57,6 +57,10 @@ CASES = {
         clients_train=1,
     ),
     "protofssl": Case(mechanism="what clients send back beside their model", first_targets=1),
+    "fl2": Case(
+        settings={"pretrain_calls": 1},
+        learns_without_labels="the network labels whatever it is sure of",
+    ),
     "mixed": Case(settings={"num_bits": 256, "num_neighbors": 3}),
 }
 MECHANISMS = sorted(name for name, case in CASES.items() if case.mechanism)
