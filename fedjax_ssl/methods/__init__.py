@@ -6,6 +6,7 @@ A recipe of your own is named "module:function", for example `--config.method.na
 from typing import Any
 
 from fedjax_ssl.federated import Method
+from fedjax_ssl.methods.cbafed import cbafed
 from fedjax_ssl.methods.fedavg import fedavg
 from fedjax_ssl.methods.fedllp import fedllp, fedllp_vat
 from fedjax_ssl.methods.fedmt import fedmt
@@ -43,6 +44,7 @@ _RECIPES = (
     protofssl,
     mixed,
     fl2,
+    cbafed,
 )
 METHODS: Registry[Method] = Registry("method", {recipe.__name__: recipe for recipe in _RECIPES}, leading=1)
 available = METHODS.available  # () -> names of all methods with a line about each

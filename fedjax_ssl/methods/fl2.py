@@ -3,7 +3,7 @@
 The server has a few labelled examples, the clients have none. A round, with f_W the network that a client receives, a
 the weak and A the strong augmentation:
 
-1. Every client k of the cohort labels its n_k examples: q_i = softmax f_W(a(x_i)), y_i = argmax q_i, m_i = max q_i. With
+1. Every client k of the cohort labels its examples: q_i = softmax f_W(a(x_i)), y_i = argmax q_i, m_i = max q_i. With
    tau_k the mean of m_i and p_k the mean of q_i, its threshold for class c is tau_k p_k(c) / max p_k. It trains on
    A = {i: m_i >= threshold of y_i}; of F = {i: m_i >= 0.95} it is sure.
 2. Local epochs over A. With x = A(u) for the rows of a batch, Q = softmax f(x) before the step, W* the weights that are
@@ -159,9 +159,9 @@ def client_thresholds(
     return tau, tau[:, None] * (shares / jnp.where(most > 0, most, 1.0))
 
 
-def at_own_thresholds(state: PyTree, probabilities: Float[Array, "p n K"], real: Bool[Array, "p n"]) -> Choice:
+def at_own_thresholds(state: PyTree, round: Round, probabilities: Float[Array, "p n K"]) -> Choice:
     """The set A of every client; all of its examples where one is not finite, so that the client is dropped."""
-    _, thresholds = client_thresholds(probabilities, real)
+    _, thresholds = client_thresholds(probabilities, examples_mask(round.clients))
     labels = jnp.argmax(probabilities, axis=2).astype(jnp.int32)
     unsure = jnp.max(probabilities, axis=2) < jnp.take_along_axis(thresholds, labels, axis=1)
     return Choice(labels, ~unsure)

@@ -13,10 +13,10 @@ import pytest
 
 from fedjax_ssl import federated, methods, models
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated import ServerState
+from fedjax_ssl.federated import Client, Round, ServerState
 from fedjax_ssl.federated.optimizers import Local
 from fedjax_ssl.methods.fl2 import at_own_thresholds, by_uncertainty, client_thresholds
-from fedjax_ssl.methods.parts.confident_pseudo_labels import CONFIDENT
+from fedjax_ssl.methods.parts.confident_pseudo_labels import CONFIDENT, Choice
 from fedjax_ssl.objectives import batch_cross_entropy, divergence_from, sharpness_ascent
 from tests import toy
 
@@ -26,6 +26,15 @@ def key() -> jax.Array:
 
 
 ROWS = np.array([[0.96, 0.03, 0.01], [0.5, 0.3, 0.2], [0.2, 0.45, 0.35], [0.1, 0.3, 0.6], [0.36, 0.33, 0.31]])
+
+
+@jax.jit
+def chosen(probabilities: jax.Array, sizes: jax.Array) -> Choice:
+    """What clients of these sizes train on."""
+    nothing = jnp.zeros(probabilities.shape[:2], jnp.int32)
+    clients = Client(sizes, nothing, nothing - 1, sizes * 0, sizes, {}, ())
+    round_fields = dict.fromkeys(Round._fields) | {"clients": clients}
+    return at_own_thresholds((), Round(**round_fields), probabilities)
 
 
 def test_thresholds_of_a_client(float64) -> None:
@@ -38,7 +47,7 @@ def test_thresholds_of_a_client(float64) -> None:
     np.testing.assert_allclose(tau[0], 0.574, rtol=1e-12)
     np.testing.assert_allclose(thresholds[0], [0.574, 0.3817641509, 0.3980094340], atol=1e-10)
     np.testing.assert_array_equal(tau[1], 0.0)
-    choice = jax.jit(lambda *given: at_own_thresholds((), *given))(probabilities, real)
+    choice = chosen(probabilities, jnp.asarray([5, 0, 5], jnp.int32))
     np.testing.assert_array_equal(choice.confident[0, :5], [True, False, True, True, False])
     np.testing.assert_array_equal(choice.labels[0, :5], [0, 0, 1, 2, 0])
     assert np.isnan(tau[2]) and bool(jnp.all(choice.confident[2])), "it trains, and is dropped"
@@ -50,7 +59,7 @@ def test_the_surest_example_stays_whatever_a_mean_rounds_to() -> None:
     rows = np.tile(np.array([largest, 1 - largest], np.float32), (13, 1))[None]
     tau, _ = client_thresholds(jnp.asarray(rows), jnp.ones((1, 13), bool))
     assert tau[0] <= largest
-    choice = at_own_thresholds((), jnp.asarray(rows), jnp.ones((1, 13), bool))
+    choice = chosen(jnp.asarray(rows), jnp.asarray([13], jnp.int32))
     assert bool(jnp.all(choice.confident))
 
 

@@ -17,8 +17,9 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.checks import check_numbers, check_weights, is_zero
 from fedjax_ssl.federated import Client, Round, Sampler, Schedule, Setup, Step, Term
+from fedjax_ssl.federated.forward import labelling_key
 from fedjax_ssl.federated.method import AtServer, ForLog, Metrics, Now, Outcome, PyTree, Sent, Stream, View, never
-from fedjax_ssl.federated.sampler import masked_permutation
+from fedjax_ssl.federated.sampler import batches_per_epoch, masked_permutation
 from fedjax_ssl.federated.terms import PseudoLabels, diagnose_pseudo_labels, examples_mask, network_outputs
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.objectives import batch_cross_entropy, mixup, mixup_cross_entropy, mixup_share
@@ -43,9 +44,9 @@ class Choice(NamedTuple):
     confident: Bool[Array, "p n"]
 
 
-Choose = Callable[[PyTree, Float[Array, "p n K"], Bool[Array, "p n"]], Choice]
-# ^ (state of the term, class probabilities, which examples are real) -> choice. An example with probabilities that are
-# not finite is to count as confident: its client then trains, is dropped, and is counted as dropped.
+Choose = Callable[[PyTree, Round, Float[Array, "p n K"]], Choice]
+# ^ (state of the term, round, class probabilities) -> choice. An example with probabilities that are not finite is to
+# count as confident: its client then trains, is dropped, and is counted as dropped.
 Extra = Callable[[Round, Float[Array, "p n K"], Bool[Array, "p n"]], PyTree]
 # ^ (round, class probabilities, which examples are confident) -> extra, leading axis p
 
@@ -58,7 +59,7 @@ def above(threshold: float | Array, strict: bool = False) -> Choose:
         strict: confident above the threshold, not at it.
     """
 
-    def choose(state: PyTree, probabilities: Float[Array, "p n K"], real: Bool[Array, "p n"]) -> Choice:
+    def choose(state: PyTree, round: Round, probabilities: Float[Array, "p n K"]) -> Choice:
         largest = jnp.max(probabilities, axis=-1)
         unsure = (largest <= threshold) if strict else (largest < threshold)
         return Choice(jnp.argmax(probabilities, axis=-1).astype(jnp.int32), ~unsure)
@@ -89,11 +90,11 @@ def confident_term(
     """
 
     def prepare(state: PyTree, round: Round) -> tuple[Sent, PyTree]:
-        logits = network_outputs(setup, round, round.clients, named_key(round.key, "pseudo-labels")).logits
+        logits = network_outputs(setup, round, round.clients, labelling_key(round.key)).logits
         probabilities = jax.nn.softmax(at_least_float32(logits))
         labelled, real = round.clients.observed >= 0, examples_mask(round.clients)
         largest = jnp.max(probabilities, axis=-1)
-        choice = choose(state, probabilities, real)
+        choice = choose(state, round, probabilities)
         predicted = jnp.where(labelled, round.clients.observed, choice.labels)
         confident = real & (labelled | choice.confident)
         labels = ConfidentLabels(
@@ -128,10 +129,15 @@ def confident_losses(
     return tuple(term for term in terms if not is_zero(term.weight))
 
 
-def fix_term(setup: Setup, weight: float | Array) -> Term:
-    """Cross-entropy of confident examples, strongly augmented, against their pseudo-labels."""
-    strong = setup.strong_augment or setup.augment
-    view = View("fix/strong", "fix", lambda key, streams: setup.normalize(strong(key, streams["fix"].inputs)))
+def fix_term(setup: Setup, weight: float | Array, as_labelled: bool = False) -> Term:
+    """Cross-entropy of confident examples against their pseudo-labels.
+
+    Args:
+        setup: the run.
+        weight: of the loss.
+        as_labelled: on the very views that were labelled; else on strongly augmented ones.
+    """
+    view = strong_view(setup) if not as_labelled else labelled_view(setup)
 
     def loss(step: Step) -> Array:
         batch = step.streams["fix"]
@@ -139,6 +145,23 @@ def fix_term(setup: Setup, weight: float | Array) -> Term:
         return batch_cross_entropy(step.outputs[view.name].logits, targets, batch.mask)
 
     return Term("fix", (view,), loss, weight, server=AtServer(takes_part=never))
+
+
+def strong_view(setup: Setup) -> View:
+    """Confident examples under the run's strong augmentation."""
+    strong = setup.strong_augment or setup.augment
+    return View("fix/strong", "fix", lambda key, streams: setup.normalize(strong(key, streams["fix"].inputs)))
+
+
+def labelled_view(setup: Setup) -> View:
+    """Confident examples just as the network saw them when it labelled them, in every step of the round."""
+
+    def build(key: Key[Array, ""], streams: dict[str, Stream]) -> Array:
+        batch = streams["fix"]
+        seen = jax.vmap(lambda row_key, row: setup.augment(row_key, row[None])[0])(batch.row_keys, batch.inputs)
+        return setup.normalize(seen)
+
+    return View("fix/labelled", "fix", build)
 
 
 def mix_term(setup: Setup, weight: float | Array, alpha: float | Array) -> Term:
@@ -173,6 +196,7 @@ def confident_epochs(
     with_known: bool = False,
     whole_epochs: Bool[Array, ""] | bool = False,
     with_partners: bool = True,
+    skip_single: bool = False,
 ) -> Sampler:
     """Epochs over the confident examples, and as many partners for mixing.
 
@@ -187,6 +211,7 @@ def confident_epochs(
         whole_epochs: an epoch goes through all examples of "known" even where fewer are confident; slots of "fix" and
             "mix" are then empty towards its end.
         with_partners: whether there is a stream "mix".
+        skip_single: see `fedjax_ssl.federated.sampler.batches_per_epoch`.
     """
 
     def schedule(key: Key[Array, ""], client: Client, now: Now) -> Schedule:
@@ -195,7 +220,7 @@ def confident_epochs(
         confident = sent_to(client).confident & (place < client.num_examples)
         number = jnp.sum(confident, dtype=jnp.int32)
         longest = jnp.where(whole_epochs, jnp.maximum(number, client.num_known), number)
-        per_epoch = -(-longest // batch_size)
+        per_epoch = batches_per_epoch(longest, batch_size, skip_single)
         steps = local_epochs * -(-size // batch_size)
         step = jnp.arange(steps, dtype=jnp.int32)
         epoch = step // jnp.maximum(per_epoch, 1)
