@@ -50,7 +50,7 @@ def harm_after(round: int, harm: str) -> None:
     def advance_and_suffer(*arguments):
         row, state = advance(*arguments)
         if row["round"] == round:
-            print(f"harm at {time.time()}", flush=True)
+            print(f"comes to harm: {harm}", flush=True)
             HARMS[harm]()
         return row, state
 

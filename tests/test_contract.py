@@ -2,7 +2,8 @@
 
 Every method trains the toy federation of the kind that it learns from, with one round of its first stage if it has two,
 so that both stages run in one compiled program. A test that needs other data takes data of the same shapes, and no new
-compilation. What is special about a method is said in `tests/methods/cases.py`.
+compilation. What is special about a method is said in `tests/methods/cases.py`. `make test` compiles one method for
+each mechanism of the engine and traces all the others, which `make thorough` compiles.
 """
 
 import functools
@@ -72,7 +73,12 @@ def key() -> jax.Array:
 federation = functools.cache(toy.weak_federation)
 
 
-@pytest.fixture(scope="module", params=METHODS)
+def quick_are(quick: Collection[str], names: Collection[str] = METHODS) -> list[Any]:
+    """The methods as parameters of a test; `make test` takes the quick ones only."""
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.thorough) for name in names]
+
+
+@pytest.fixture(scope="module", params=quick_are(cases.MECHANISMS))
 def case(request: pytest.FixtureRequest) -> Case:
     kind = cases.build(request.param, federation("labels")).needs[0]
     data = federation(kind)
@@ -92,8 +98,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 def programs_of_their_own(names: Collection[str] = METHODS, quick: Collection[str] = ()) -> Callable[..., Any]:
     """For a test that compiles more per method: these methods, of which `make test` takes the `quick` ones only."""
-    marked = [pytest.param(name, marks=() if name in quick else pytest.mark.thorough) for name in names]
-    return pytest.mark.parametrize("case", marked, indirect=True, scope="module")
+    return pytest.mark.parametrize("case", quick_are(quick, names), indirect=True, scope="module")
 
 
 def rerun(case: Case, data: FederatedData, seed: int = 1) -> tuple[ServerState, list[dict[str, float]]]:
@@ -162,30 +167,32 @@ def in_one_scan(method: Method, data: FederatedData) -> Callable[[jax.Array], tu
     return train
 
 
-def in_chunks_with_padding(case: Case) -> tuple[Method, FederatedData]:
+def in_chunks_with_padding(name: str, data: FederatedData) -> tuple[Method, FederatedData]:
     """Six clients in chunks of four, empty clients at the end, larger bounds."""
-    data = toy.padded(case.data)
-    other = cases.build(case.name, data, cohort_size=case.data.num_clients)
-    other = toy.executed(other, placement="chunked", chunk_size=4)
-    return other, data
+    more = toy.padded(data)
+    other = cases.build(name, more, cohort_size=data.num_clients)
+    return toy.executed(other, placement="chunked", chunk_size=4), more
 
 
 def two_keys() -> jax.Array:
     return jnp.stack([jax.random.key(1), jax.random.key(2)])
 
 
-@programs_of_their_own(quick=set(METHODS) - set(cases.MECHANISMS))
-def test_keys_clients_and_rounds_vectorize(case: Case) -> None:
+@pytest.mark.parametrize("name", quick_are(set(METHODS) - set(cases.MECHANISMS)))
+def test_keys_clients_and_rounds_vectorize(name: str) -> None:
     """Traced only: types and structure; the other methods compute it below, and in `make thorough` all of them do."""
-    states, infos = jax.eval_shape(jax.vmap(in_one_scan(*in_chunks_with_padding(case))), two_keys())
-    jax.tree.map(lambda many, one: chex.assert_shape(many, (2, *one.shape)), states.params, case.end.params)
-    assert infos.keys() == case.infos[0].keys() and {info.shape for info in jax.tree.leaves(infos)} == {(2, ROUNDS)}
+    data = federation(cases.build(name, federation("labels")).needs[0])
+    method, padded = in_chunks_with_padding(name, data)
+    start = jax.eval_shape(method.init, key(), padded)
+    states, infos = jax.eval_shape(jax.vmap(in_one_scan(method, padded)), two_keys())
+    jax.tree.map(lambda many, one: chex.assert_shape(many, (2, *one.shape)), states, start)
+    assert infos.keys() >= COMMON and {info.shape for info in jax.tree.leaves(infos)} == {(2, ROUNDS)}
 
 
 @programs_of_their_own(quick=cases.MECHANISMS)
 def test_keys_placement_and_padding_do_not_matter(case: Case) -> None:
     """Two keys at once, in chunks and with padding: one program for all."""
-    train = in_one_scan(*in_chunks_with_padding(case))
+    train = in_one_scan(*in_chunks_with_padding(case.name, case.data))
     states, infos = jax.device_get(jax.jit(jax.vmap(train))(two_keys()))
     infos = federated.to_numbers(infos)
     for place, seed in enumerate((1, 2)):

@@ -1,6 +1,5 @@
 """A run with its folder: rounds, checkpoints, predictions, summary."""
 
-import warnings
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -10,15 +9,13 @@ import jax
 import ml_collections
 
 from fedjax_ssl import config as configs
-from fedjax_ssl import data, distributed, federated, methods, models, tracking
-from fedjax_ssl.config import ConfigError
+from fedjax_ssl import data, distributed, federated, models, tracking
 from fedjax_ssl.distributed import Team
 from fedjax_ssl.experiment import Experiment, build_method, device_mesh, federate, prediction, prediction_settings
 from fedjax_ssl.experiment.build import load_resolved
+from fedjax_ssl.experiment.fit import check_labels, check_weighting
 from fedjax_ssl.experiment.prediction_csv import clients_csv, predictions_csv
 from fedjax_ssl.experiment.rounds import TOTALS, Programs
-from fedjax_ssl.experiment.weighting import check_weighting
-from fedjax_ssl.federated import Method
 
 # Fields that change how a run is watched, where it finds its data or what is done with the trained network, but not
 # the network.
@@ -82,7 +79,7 @@ def _run_in(record: tracking.Record | tracking.NoRecord, experiment: Experiment,
     method = build_method(experiment, federation, report=report)
     # Without training it is labels that are predicted from.
     learner = method if config.rounds else method._replace(needs=("labels",), needs_all=False, trains_unlabelled=False)
-    _check_labels(config, learner, federation)
+    check_labels(config.supervision.name, config.method.name, learner, federation)
     check_weighting(config.federated.weighting, learner, federation)
     template = jax.eval_shape(method.init, key, federation)
 
@@ -149,30 +146,6 @@ def _run_in(record: tracking.Record | tracking.NoRecord, experiment: Experiment,
         summary = team.values_from_first(summary)
         progress.finish(summary, files)
     return summary
-
-
-def _check_labels(config: ml_collections.ConfigDict, method: Method, federation: data.FederatedData) -> None:
-    """Refuses a federation without what the method learns from; says what its weak labels leave open."""
-    there, needs = federation.kinds(), method.needs
-    if not (set(needs) <= set(there) if method.needs_all else set(there) & set(needs)):
-        words = (" and " if method.needs_all else " or ").join(_KINDS[kind] for kind in needs)
-        raise ConfigError(
-            f"method {config.method.name!r} learns from {words}; with "
-            f"config.supervision.name={config.supervision.name!r} this federation has "
-            f"{' and '.join(_KINDS[kind] for kind in there) or 'no label of any kind'}"
-        )
-    if {"coarse", "sets"} & set(needs):
-        with configs.naming("supervision"):
-            for warning in methods.check_channels(federation):
-                warnings.warn(warning, configs.ConfigNote, stacklevel=2)
-
-
-_KINDS = {
-    "labels": "class labels at clients",
-    "server": "class labels at the server",
-    "coarse": "coarse labels",
-    "sets": "sets with known class shares",
-}
 
 
 def describe_placement(choice: federated.Choice, backend: str) -> str:

@@ -41,7 +41,17 @@ from fedjax_ssl.federated.method import (
     no_traffic,
 )
 from fedjax_ssl.federated.optimizer_registry import FEDERATED_OPTIMIZERS, LocalSettings
-from fedjax_ssl.federated.optimizers import FederatedOptimizer, Local, Numbers, Report, Turn, fedavg, fedopt, fedprox
+from fedjax_ssl.federated.optimizers import (
+    FederatedOptimizer,
+    Local,
+    Numbers,
+    Report,
+    Turn,
+    fedavg,
+    fedopt,
+    fedprox,
+    local,
+)
 from fedjax_ssl.federated.paired_batches import Steps, fixed_steps, paired_batches, passes
 from fedjax_ssl.federated.placement import PLACEMENTS, map_clients
 from fedjax_ssl.federated.reduction import REDUCTIONS

@@ -54,6 +54,11 @@ class LocalTraining(NamedTuple):
     federated_optimizer: FederatedOptimizer
     upload: Callable[[Trained], Params] | None  # what the server sees of trained parameters; None: all of them
 
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """Groups that are sent and averaged."""
+        return tuple(group for group in self.groups if group not in self.private)
+
 
 class Task(NamedTuple):
     """What clients of one kind do in a round."""
@@ -154,9 +159,8 @@ class _ClientRound:
         self.training, self.task, self.broadcast = training, task, broadcast
         self.packings = {group: packing(broadcast.params[group]) for group in training.groups}
         self.common = {group: self.packings[group].pack(broadcast.params[group]) for group in training.groups}
-        self.shared = [group for group in training.groups if group not in training.private]
+        self.shared = training.shared
         self.flat_state, self.unravel_state = ravel_pytree(broadcast.model_state)
-        self.network = training.combine(broadcast.params)
         phases = {group: [term for term in task.terms if term.group == group] for group in training.groups}
         self.phases = {group: terms for group, terms in phases.items() if terms}
 
@@ -180,24 +184,32 @@ class _ClientRound:
         own = self.common if client.kept is None else {**self.common, **client.kept.params}
         return {group: given[group] if group in given else own[group] for group in self.training.groups}
 
+    def statistics_of(self, client: Client) -> Array:
+        """The batch statistics that a client starts from, in one vector."""
+        if client.kept is None or not self.training.federated_optimizer.alone:
+            return self.flat_state
+        return client.kept.model_state
+
+    def network_of(self, client: Client) -> Snapshot:
+        """The network that a client starts from."""
+        params = self.training.combine(self.to_params(self.anchor_of(client)))
+        return Snapshot(params, self.unravel_state(self.statistics_of(client)))
+
     def schedule(self, client: Client) -> Schedule:
         return self.task.sampler.schedule(named_key(self.key_of(client), "batches"), client, self.broadcast.now)
 
     def start(self, client: Client) -> ClientProgress:
-        anchor = self.anchor_of(client)
+        anchor, network = self.anchor_of(client), self.network_of(client)
         optimizer = {group: self.training.optimizer.init({group: anchor[group]}) for group in self.training.groups}
         if client.kept is not None:
             optimizer = {**optimizer, **client.kept.optimizer}
         return ClientProgress(
             params=anchor,
-            model_state=self.flat_state,
+            model_state=self.statistics_of(client),
             optimizer=optimizer,
             local={
                 term.name: term.client.start(
-                    self.broadcast.terms[term.name],
-                    self.network,
-                    self.broadcast.model_state,
-                    self.kept_by(client, term),
+                    self.broadcast.terms[term.name], network.params, network.model_state, self.kept_by(client, term)
                 )
                 for term in self.task.terms
             },
@@ -233,7 +245,7 @@ class _ClientRound:
         streams: Streams,
         phase_key: Key[Array, ""],
     ) -> ClientProgress:
-        received = Snapshot(self.training.combine(self.to_params(self.anchor_of(client))), self.broadcast.model_state)
+        received = self.network_of(client)
 
         def evaluate(
             one_group: Packed, terms: list[Term], probe: Perturbation | None, unperturbed: dict[str, Outputs] | None
@@ -353,16 +365,19 @@ class _ClientRound:
                 kept=() if client.kept is None else client.kept.federated,
             )
         )
+        alone = self.training.federated_optimizer.alone
         kept = Kept(
             params={group: end.params[group] for group in self.training.private},
             optimizer=end.optimizer if self.training.keep_optimizer else {},
             terms=remembered,
             federated=report.kept,
+            model_state=end.model_state if alone else (),
         )
         summed = {
             "optimizer": report.summed,
             "weight": weight,
-            "model_state": weight.astype(self.flat_state.dtype) * (end.model_state - self.flat_state),
+            "model_state": (0.0 if alone else weight.astype(self.flat_state.dtype))
+            * (end.model_state - self.flat_state),
             "local": jax.tree.map(lambda x: weight * x.astype(weight.dtype), end.local),
             "loss": jnp.where(finite, loss, 0.0),
             "steps": jnp.where(finite, num_steps, 0),

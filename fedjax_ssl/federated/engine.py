@@ -6,8 +6,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.extend.core import jaxpr_as_fun
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Int
 
+from fedjax_ssl.checks import check_choices
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated.client import LocalTraining
 from fedjax_ssl.federated.clients import all_clients
@@ -15,6 +17,7 @@ from fedjax_ssl.federated.execution import Execution
 from fedjax_ssl.federated.kept import first_kept
 from fedjax_ssl.federated.local_optimizer import LearningRate
 from fedjax_ssl.federated.method import (
+    AtServer,
     Method,
     Metrics,
     Params,
@@ -84,9 +87,14 @@ def federated_method(
 
     Raises:
         ValueError: if a stage but the last has no length, two terms share a name, a term moves a group that is not
-            there, the weighting is unknown, or the network has no class scores and the method reads them.
+            there, the weighting is unknown, the network has no class scores and the method reads them, or clients
+            that train alone need a server.
     """
     _check(setup, stages, groups, private)
+    alone = setup.federated_optimizer.alone
+    if alone:
+        _check_alone(stages, pretraining)
+        private = groups
     if class_scores and not setup.model.has_class_scores:
         raise ValueError(
             "the network has no class scores, which this method learns and predicts with; use a network with a head "
@@ -114,7 +122,7 @@ def federated_method(
         if pretraining is not None:
             terms |= {term.name: term for term in pretraining.server.terms}
         packed = {group: packing(tree).pack(tree) for group, tree in params.items()}
-        shared = {group: arrays for group, arrays in packed.items() if group not in private}
+        shared = {group: packed[group] for group in training.shared}
         state = ServerState(
             round=jnp.zeros((), jnp.int32),
             params=params,
@@ -164,17 +172,21 @@ def federated_method(
     def predict_for(state: ServerState, client: Int[Array, ""], inputs: Array) -> Array:
         own = jax.tree.map(lambda table: table[client], state.clients.params)
         groups = {g: packing(tree).unpack(own[g]) if g in own else tree for g, tree in state.params.items()}
-        return predicted(apply(combine(groups), state.model_state, inputs))
+        statistics = state.model_state
+        if alone:
+            statistics = ravel_pytree(statistics)[1](state.clients.model_state[client])
+        return predicted(apply(combine(groups), statistics, inputs))
 
     return Method(
         init,
         round,
         predict=lambda state, inputs: predicted(apply(*global_network(state), inputs)),
-        embed=lambda state, inputs: apply(*global_network(state), inputs).features,
+        embed=None if alone else lambda state, inputs: apply(*global_network(state), inputs).features,
         predict_for=predict_for if private else None,
         needs=needs,
         needs_all=needs_all,
         trains_unlabelled=any(_trains_unlabelled(stage) for stage in stages),
+        alone=alone,
     )
 
 
@@ -257,12 +269,27 @@ def _server_terms(stage: Stage) -> tuple[Term, ...]:
 
 def _trains_unlabelled(stage: Stage) -> bool:
     only_labelled = stage.labelled_quota == "only" and stage.count_labels is Stage._field_defaults["count_labels"]
-    return bool(stage.terms) and not only_labelled
+    return bool(_terms(stage)) and not only_labelled
+
+
+def _check_alone(stages: tuple[Stage, ...], pretraining: Pretraining | None) -> None:
+    """Raises ValueError where clients that train alone would need a server."""
+    if pretraining is not None or any(stage.server for stage in stages):
+        raise ValueError(
+            "config.federated.name='local' has no server, but this method trains at the server; give the labels to "
+            "clients, or use a federated optimizer"
+        )
+    unused = AtServer()
+    for term in (term for stage in stages for term in _terms(stage)):
+        if term.server.prepare is not unused.prepare or term.server.absorb is not unused.absorb:
+            raise ValueError(
+                f"config.federated.name='local' has no server, but this method's {term.name!r} needs one; use a "
+                "method whose clients need nobody else, such as 'fedavg' or 'fixmatch'"
+            )
 
 
 def _check(setup: Setup, stages: tuple[Stage, ...], groups: tuple[str, ...], private: tuple[str, ...]) -> None:
-    if setup.weighting not in WEIGHTINGS:
-        raise ValueError(f"weighting is {setup.weighting!r}; allowed: {', '.join(WEIGHTINGS)}")
+    check_choices(WEIGHTINGS, weighting=setup.weighting)
     if any(stage.rounds is None for stage in stages[:-1]):
         raise ValueError("every stage but the last needs a number of rounds")
     if not set(private) <= set(groups):

@@ -1,6 +1,7 @@
 """Evaluation on the test and validation examples, all in one batch loop; scores pooled and by client."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -27,7 +28,8 @@ def evaluate(method: Method, state: ServerState, data: FederatedData, batch_size
         learn from coarse labels, "test_coarse_accuracy" too: how often argmax_j (M p)_j is the coarse label of a test
         example, mean over the clients with coarse labels of known correspondence M; NaN if there is none. For methods
         whose clients have models of their own, "test_client_accuracy" too: each client's model on its own test
-        examples, mean over the clients that have some; NaN if nobody has.
+        examples, mean over the clients that have some; NaN if nobody has. Where clients train alone there is no global
+        model: every score is the mean over the models of the clients that have training examples.
     """
     metrics = _score(method, state, data, data.test_index, data.num_test, "test", batch_size)
     if method.predict_for is not None:
@@ -46,7 +48,28 @@ def _score(
     name: str,
     batch_size: int,
 ) -> Metrics:
-    log_probs = map_rows(lambda inputs: method.predict(state, inputs), data.inputs, rows, batch_size)
+    predict_for = method.predict_for
+    if not method.alone or predict_for is None:
+        predict = partial(method.predict, state)
+        return _score_model(method, predict, data, rows, count, name, batch_size)
+
+    def of_client(client: Int[Array, ""]) -> Metrics:
+        return _score_model(method, partial(predict_for, state, client), data, rows, count, name, batch_size)
+
+    scores = jax.lax.map(of_client, jnp.arange(data.num_clients, dtype=jnp.int32))
+    return {name: jnp.mean(values, where=data.num_examples > 0) for name, values in scores.items()}
+
+
+def _score_model(
+    method: Method,
+    predict: Callable[[Array], Array],
+    data: FederatedData,
+    rows: Int[Array, " m"],
+    count: Int[Array, ""],
+    name: str,
+    batch_size: int,
+) -> Metrics:
+    log_probs = map_rows(predict, data.inputs, rows, batch_size)
     labels = data.labels[rows]
     real = (jnp.arange(rows.shape[0], dtype=jnp.int32) < count) & (labels >= 0)
     chosen = jnp.take_along_axis(log_probs, jnp.maximum(labels, 0)[:, None], axis=1)[:, 0]

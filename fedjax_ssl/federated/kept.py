@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Int
 
 from fedjax_ssl.federated.client import LocalTraining
@@ -18,7 +19,7 @@ def first_kept(
 ) -> Kept:
     """What all C clients have before their first round, leading axis C."""
     packed = {group: packing(tree).pack(tree) for group, tree in params.items()}
-    shared = {group: arrays for group, arrays in packed.items() if group not in training.private}
+    shared = {group: packed[group] for group in training.shared}
     network, count = training.combine(params), everyone.id.shape[0]
 
     def alike(tree: PyTree) -> PyTree:
@@ -36,6 +37,7 @@ def first_kept(
         optimizer=optimizer,
         terms={name: kept for name, kept in by_term.items() if jax.tree.leaves(kept)},
         federated=alike(training.federated_optimizer.keep(shared)),
+        model_state=alike(ravel_pytree(model_state)[0]) if training.federated_optimizer.alone else (),
     )
 
 

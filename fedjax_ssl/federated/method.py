@@ -33,6 +33,7 @@ class Method(NamedTuple):
     needs: tuple[str, ...] = ("labels",)  # it learns from any of these: see `FederatedData.kinds`
     needs_all: bool = False  # it needs every one of them
     trains_unlabelled: bool = True  # clients without class labels train too
+    alone: bool = False  # no global model: scores are means over the clients' own models
 
 
 class Kept(NamedTuple):
@@ -42,6 +43,7 @@ class Kept(NamedTuple):
     optimizer: dict[str, PyTree]  # state of the local optimizer by parameter group, if the run keeps it
     terms: dict[str, PyTree]  # what terms remember, by term name
     federated: PyTree  # what the federated optimizer keeps at clients: SCAFFOLD's control variates
+    model_state: PyTree = ()  # batch statistics, in one vector, of clients that train alone
 
 
 class ServerState(NamedTuple):

@@ -8,7 +8,7 @@ import optax
 from jaxtyping import Array
 
 from fedjax_ssl.federated.fednova import fednova
-from fedjax_ssl.federated.optimizers import FederatedOptimizer, fedavg, fedopt, fedprox
+from fedjax_ssl.federated.optimizers import FederatedOptimizer, fedavg, fedopt, fedprox, local
 from fedjax_ssl.federated.scaffold import scaffold
 from fedjax_ssl.registry import Registry
 
@@ -62,8 +62,9 @@ def _moments(
 FEDERATED_OPTIMIZERS: Registry[FederatedOptimizer] = Registry(
     "federated optimizer",
     {
-        "fedavg": (lambda local: fedavg(), "the mean of the clients' models"),
-        "fedprox": (lambda local, mu=0.01: fedprox(mu), "local training is drawn to the global model, by mu"),
+        "fedavg": (lambda settings: fedavg(), "the mean of the clients' models"),
+        "local": (lambda settings: local(), "no federation: every client trains alone, scores are means over clients"),
+        "fedprox": (lambda settings, mu=0.01: fedprox(mu), "local training is drawn to the global model, by mu"),
         "scaffold": (_scaffold, "control variates against the drift of clients; SGD without momentum or clipping"),
         "fednova": (_fednova, "clients' changes are normalized by their numbers of local steps"),
         "fedavgm": (_fedavgm, "the clients' mean change goes through momentum at the server"),

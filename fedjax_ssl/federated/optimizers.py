@@ -79,6 +79,7 @@ class FederatedOptimizer(NamedTuple):
     )
     # ^ (gradient, params, anchor, received) -> gradient, each of one group at a time but what was received
     report: Callable[[Local], Report] = lambda local: weighted_change(local)
+    alone: bool = False  # no federation: every client goes on with its own model, and nothing is averaged
     # For the count of bytes.
     sends: Callable[[Grouped], Numbers] = lambda params: Numbers(0, 0)
 
@@ -96,10 +97,14 @@ def weighted_mean(totals: Grouped, weights: dict[str, Float[Array, ""]]) -> Grou
     """Weighted sums divided by the sum of the weights of each group; 0 where nothing has weight."""
 
     def divide(total: PyTree, weight: Float[Array, ""]) -> PyTree:
-        scale = jnp.where(weight > 0, 1.0 / jnp.where(weight > 0, weight, 1.0), 0.0)
-        return jax.tree.map(lambda leaf: scale * leaf, total)
+        return jax.tree.map(lambda leaf: mean_scale(weight) * leaf, total)
 
     return {group: divide(total, weights[group]) for group, total in totals.items()}
+
+
+def mean_scale(weight: Float[Array, ""]) -> Float[Array, ""]:
+    """What a weighted sum is multiplied by for the mean, given the sum of the weights; 0 where nothing has weight."""
+    return jnp.where(weight > 0, 1.0 / jnp.where(weight > 0, weight, 1.0), 0.0)
 
 
 def fedavg() -> FederatedOptimizer:
@@ -108,6 +113,11 @@ def fedavg() -> FederatedOptimizer:
     Written as anchor + weighted mean of the clients' changes, so that a round in which nobody trained changes nothing.
     """
     return fedopt(None)
+
+
+def local() -> FederatedOptimizer:
+    """No federation: every client trains a model of its own on what it has, all of them in one program."""
+    return fedavg()._replace(alone=True)
 
 
 def fedprox(mu: float) -> FederatedOptimizer:

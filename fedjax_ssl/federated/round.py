@@ -29,7 +29,7 @@ from fedjax_ssl.federated.method import (
     Stage,
     Validation,
 )
-from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Turn, fedavg
+from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Turn, fedavg, mean_scale
 from fedjax_ssl.federated.packing import packing
 from fedjax_ssl.federated.placement import train_cohort, without_examples
 from fedjax_ssl.federated.setup import WEIGHTINGS, Setup
@@ -234,9 +234,9 @@ def _train(
             summed = {**summed, name: jax.tree.map(jnp.add, summed[name], result.summed[name])}
         state = state._replace(server=server)
 
-    before = {group: packing(tree).pack(tree) for group, tree in state.params.items() if group not in training.private}
+    before = {group: packing(state.params[group]).pack(state.params[group]) for group in training.shared}
     moved, optimizer_state = optimizer.apply(state.optimizer, before, summed["optimizer"], turn)
-    _, scale = _mean_weight(summed)
+    scale = mean_scale(summed["weight"])
     flat_state, unravel_state = ravel_pytree(state.model_state)
     after = state._replace(
         params={g: packing(tree).unpack(moved[g]) if g in moved else tree for g, tree in state.params.items()},
@@ -250,7 +250,7 @@ def _train(
         outcomes |= _outcomes(training, work, result, Outcome(context, Sent(), (), counts, (), state, after), sent)
     absorbed = {term.name: term.server.absorb(states[term.name], outcomes[term.name]) for term in terms}
     info = _work_done(summed) | {"clients": jnp.sum(context.valid, dtype=jnp.int32)}
-    info |= _bytes_sent(works, outcomes, optimizer, before, flat_state.size)
+    info |= _bytes_sent(works, outcomes, optimizer, before, 0 if optimizer.alone else flat_state.size)
     truth = data.labels[context.clients.rows]
     for term in terms:
         info |= term.log.diagnose(outcomes[term.name], truth, together.stacked["measured"][term.name])
@@ -263,7 +263,8 @@ def _outcomes(
     """What the server sees for each term of one kind of clients; others of the cohort do not count."""
     state, context = seen.before, seen.round
     network, kept = training.combine(state.params), context.clients.kept
-    weight, scale = _mean_weight(result.summed)
+    weight = result.summed["weight"]
+    scale = mean_scale(weight)
     outcomes = {}
     for term in work.task.terms:
         # Where nobody trained, a local state is what it was at the start.
@@ -281,12 +282,6 @@ def _outcomes(
             local=mean,
         )
     return outcomes
-
-
-def _mean_weight(summed: dict[str, Any]) -> tuple[Array, Array]:
-    """The sum of the clients' weights, and what sums are multiplied by for a mean; 0 where nothing has weight."""
-    weight = summed["weight"]
-    return weight, jnp.where(weight > 0, 1.0 / jnp.where(weight > 0, weight, 1.0), 0.0)
 
 
 def _join(results: list[_Results], works: list[_Work], before: Kept) -> _Results:

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from fedjax_ssl import methods
-from fedjax_ssl.federated import AtClient, AtServer, Sent, Stage, Term, View, federated_method
+from fedjax_ssl.federated import AtClient, AtServer, ClientKind, Sent, Stage, Term, View, federated_method
 from fedjax_ssl.federated.terms import supervised_term
 from fedjax_ssl.methods.parts.two_stages import labelled_stage
 from fedjax_ssl.models import Model
@@ -269,10 +269,19 @@ def test_small_images_with_dropout_train_in_a_convolutional_network() -> None:
     assert method.predict(state, images.inputs).shape == (images.inputs.shape[0], toy.NUM_CLASSES)
 
 
+def test_clients_of_a_kind_without_labels_train_unless_the_cohort_has_labels_only() -> None:
+    run = toy.setup(toy.federation())
+    stage = labelled_stage(run, None)
+    kind = ClientKind(lambda clients: clients.num_labelled == 0, stage.terms, stage.sampler)
+    for quota, trains in (("any", True), ("only", False)):
+        method = federated_method(run, (Stage((), None, labelled_quota=quota, kinds=(kind,)),))
+        assert method.trains_unlabelled == trains
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda stage: {"weighting": "size"}, "'size'.*uniform, examples, labelled"),
+        (lambda stage: {"weighting": "size"}, "weighting is 'size'.*uniform, examples, labelled"),
         (lambda stage: {"stages": (stage, stage)}, "every stage but the last needs a number of rounds"),
         (lambda stage: {"stages": (stage._replace(terms=stage.terms * 2),)}, "different names"),
     ],

@@ -3,7 +3,7 @@ import pytest
 from fedjax_ssl import methods
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.experiment.weighting import check_weighting
+from fedjax_ssl.experiment.fit import check_weighting
 from tests import toy
 
 

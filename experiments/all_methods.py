@@ -1,0 +1,343 @@
+"""Every method that fits one federation: same clients, labels, network, seeds and number of local steps.
+
+    python experiments/all_methods.py                                             # digits by writer, labels at clients
+    python experiments/all_methods.py --labels server                             # ... at the server
+    python experiments/all_methods.py --federation mnist --path mnist.npz         # also: cifar10, glyphs
+    python experiments/all_methods.py --methods fedavg fixmatch --seeds 2 --steps 2000
+
+A method's own settings and its optimizer are those of its config `configs/digits_NAME.py`. `--set NAME.FIELD=VALUE`
+replaces a setting, `--optimizer shared` gives all methods plain SGD with one learning rate. Everything else is the
+federation's. A method takes as many rounds as use up the local steps of its clients and its server; two stages have
+half of them each. Two rounds of one seed count the steps, then one compiled program runs all seeds. "fedavg, all
+labels" knows every label. Methods that do not fit the federation are listed with the reason.
+
+Leaves all_methods.md, .csv (every single run) and .png (accuracy against bytes) in the output folder, rewritten after
+every method. Measured results: docs/results.md.
+"""
+
+import argparse
+import ast
+import csv
+import io
+import math
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import ml_collections
+import numpy as np
+
+from fedjax_ssl import config as configs
+from fedjax_ssl import methods, tracking
+from fedjax_ssl.command_line import use_compilation_cache
+from fedjax_ssl.experiment import build_method, federate, load_experiment
+from fedjax_ssl.experiment.fit import check_labels, check_weighting
+from fedjax_ssl.experiment.tables import MISSING, facts, load_config, markdown, positive, spread, train_seeds
+
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+BASELINE, BOUND = "fedavg", "fedavg, all labels"
+SECTIONS = ("data", "partition", "supervision", "augment", "strong_augment")
+
+
+class Row(NamedTuple):
+    """One method; one entry per seed."""
+
+    method: str
+    rounds: int
+    accuracy: np.ndarray  # on the test set after the last round
+    best: np.ndarray  # highest of the evaluations
+    pseudo: np.ndarray  # accuracy of pseudo-labels in the last rounds; NaN where the method makes none
+    down: np.ndarray  # bytes from the server to clients, whole run
+    up: np.ndarray
+    steps: np.ndarray  # local steps, whole run
+    seconds: float  # of all seeds, compiling included
+
+
+class Unfit(Exception):
+    """A method that cannot learn from this federation."""
+
+
+def federation_config(name: str, labels: str, path: str | None) -> ml_collections.ConfigDict:
+    """What all methods share: data, clients, labels, network; and an optimizer for those that are to share it.
+
+    Args:
+        name: "digits", "glyphs", "mnist" or "cifar10".
+        labels: "clients", "server" or "all".
+        path: an `.npz` file in place of the download, for "mnist" and "cifar10".
+    """
+    config = configs.default("fedavg")
+    config.data.name = "npz" if path else name
+    config.data.path = path
+    config.federated.cohort_size = 10
+    config.optimizer.batch_size = 10
+    config.supervision.name, config.supervision.labels = "per_client", 10
+    if name == "digits":
+        config.data.test_clients = 3
+        config.optimizer.learning_rate = 0.1
+        config.supervision.labels = 5
+    elif name == "glyphs":
+        config.model.name = "cnn"
+        config.augment.name = "shift"
+        config.strong_augment.name = "fixmatch"
+        config.strong_augment.flip = False
+        config.supervision.labels = 20
+    else:
+        config.partition.name, config.partition.num_clients = "iid", 100
+        config.model.name = "mnist_cnn" if name == "mnist" else "cnn"
+        config.augment.name = "shift" if name == "mnist" else "crop_flip"
+        config.strong_augment.name = "fixmatch"
+        config.strong_augment.flip = name != "mnist"
+    if labels == "server":
+        config.supervision.name = "server"
+        config.supervision.labels = {"digits": 50, "glyphs": 620}.get(name, 1000)
+    elif labels == "all":
+        config.supervision.name = "all"
+        config.supervision.labels = None
+    return config
+
+
+def method_config(
+    method: str, shared: ml_collections.ConfigDict, changes: dict[str, Any], shared_optimizer: bool
+) -> ml_collections.ConfigDict:
+    """The shared config with a method's own settings: its section, its network's options, its optimizers.
+
+    Args:
+        method: a registered method.
+        shared: from `federation_config`.
+        changes: fields of the method's section in place of those of its config.
+        shared_optimizer: the clients' optimizer is the shared one.
+
+    Raises:
+        Unfit: there is no config of the method for the digits.
+    """
+    path = CONFIGS / f"digits_{method}.py"
+    if not path.exists():
+        raise Unfit("no configs/digits_NAME.py for it")
+    config = load_config(path)
+    if config.method.name != method:
+        raise Unfit(f"configs/{path.name} is of {config.method.name}")
+    own = config.model.to_dict()
+    with config.unlocked():
+        for section in (*SECTIONS, "optimizer") if shared_optimizer else SECTIONS:
+            config[section] = ml_collections.ConfigDict(shared[section].to_dict())
+        config.model = ml_collections.ConfigDict({**shared.model.to_dict(), "aux_head": own.get("aux_head")})
+    config.federated.cohort_size = shared.federated.cohort_size
+    config.federated.weighting = shared.federated.weighting
+    for name, value in changes.items():
+        config.method[name] = value
+    return config
+
+
+def steps_of_a_round(config: ml_collections.ConfigDict) -> float:
+    """Mean local steps of the first two rounds with seed 0: the first one may lack what clients upload in it.
+
+    Raises:
+        Unfit: the method cannot learn from this federation.
+    """
+    key = jax.random.key(0)
+    try:
+        experiment = load_experiment(config)
+        federation = federate(experiment, key)
+        method = build_method(experiment, federation)
+        check_labels(config.supervision.name, config.method.name, method, federation)
+        check_weighting(config.federated.weighting, method, federation)
+    except configs.ConfigError as error:
+        raise Unfit(str(error)) from error
+    one_round = jax.jit(method.round)
+    state, first = one_round(key, jax.jit(method.init)(key, federation), federation)
+    _, second = one_round(key, state, federation)
+    return max(float(first["local_steps"]), float(second["local_steps"]))
+
+
+def planned(config: ml_collections.ConfigDict, steps: int, labelled_steps: float) -> ml_collections.ConfigDict:
+    """The config with as many rounds as use up a number of local steps.
+
+    Args:
+        config: of one method.
+        steps: local steps of a run, over all clients and the server.
+        labelled_steps: local steps of a round of `fedavg`, which is what the first of two stages does.
+
+    Raises:
+        Unfit: the method cannot learn from this federation, or nobody takes a step.
+    """
+    two_stages = bool(config.method.get("warmup_rounds"))
+    if two_stages:
+        config.method.warmup_rounds = 0
+    config.rounds = 1000  # what the method plans for in the two rounds that are counted
+    per_round = steps_of_a_round(config)
+    if not per_round:
+        raise Unfit("nobody takes a local step")
+    share = steps / 2 if two_stages else steps
+    config.rounds = max(round(share / per_round), 2)
+    if two_stages:
+        config.method.warmup_rounds = max(round(share / labelled_steps), 1)
+        config.rounds += config.method.warmup_rounds
+    config.eval_every = max(config.rounds // 5, 1)
+    return config
+
+
+def run(config: ml_collections.ConfigDict, label: str, seeds: list[int]) -> Row:
+    """Trains one method with every seed, in one program."""
+    begin = time.perf_counter()
+    _, metrics = train_seeds(config, seeds)
+    accuracy = metrics["test_accuracy"]
+    return Row(
+        label,
+        config.rounds,
+        accuracy[:, -1],
+        np.max(accuracy, axis=1),
+        metrics.get("pseudo_label_accuracy", np.full_like(accuracy, math.nan))[:, -1],
+        metrics["bytes_down"].sum(axis=1),
+        metrics["bytes_up"].sum(axis=1),
+        metrics["local_steps"].sum(axis=1),
+        time.perf_counter() - begin,
+    )
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the methods and writes the files.
+
+    Args:
+        arguments: command line without the program's name; that of the process by default.
+    """
+    options = _parse(arguments)
+    use_compilation_cache()
+    begin, seeds, rows, unfit = time.perf_counter(), list(range(options.seeds)), [], []
+    options.output.mkdir(parents=True, exist_ok=True)
+    shared = federation_config(options.federation, options.labels, options.path)
+    everything = federation_config(options.federation, "all", options.path)
+    jobs = [(name, name, shared) for name in options.methods] + [(BOUND, BASELINE, everything)]
+    alike, labelled_steps = options.optimizer == "shared", math.nan
+    if options.labels == "clients":
+        labelled_steps = steps_of_a_round(method_config(BASELINE, shared, {}, alike))
+    print(f"{len(jobs)} methods, {len(seeds)} seeds each, on {tracking.device_description()}", flush=True)
+    for number, (label, name, given) in enumerate(jobs, start=1):
+        try:
+            config = method_config(name, given, options.set.get(name, {}), alike)
+            config = planned(config, options.steps, labelled_steps)
+            row = run(config, label, seeds)
+        except Unfit as reason:
+            unfit.append((label, str(reason)))
+            print(f"[{number:2}/{len(jobs)}] {label}: does not fit", flush=True)
+            continue
+        rows.append(row)
+        print(
+            f"[{number:2}/{len(jobs)}] {label}: accuracy {spread(row.accuracy)} % after {row.rounds} rounds "
+            f"({row.seconds:.0f} s)",
+            flush=True,
+        )
+        notes = facts(time.perf_counter() - begin, options.seeds)
+        notes[1] = f"{options.seeds} seeds, {options.steps:,} local steps each"
+        _write(options.output, rows, unfit, notes, seeds)
+    print(f"\n{(options.output / 'all_methods.md').read_text(encoding='utf-8')}")
+
+
+def table(rows: list[Row]) -> str:
+    """The methods in Markdown, the best first; bytes relative to those of `fedavg` with as many local steps."""
+    base = next((row for row in rows if row.method == BASELINE), None)
+    header = ["method", "accuracy, %", "best, %", "pseudo-labels, %", "down", "up", "rounds", "local steps", "s"]
+    lines = [
+        [
+            row.method,
+            spread(row.accuracy),
+            spread(row.best),
+            spread(row.pseudo),
+            _relative(row.down, None if base is None else base.down),
+            _relative(row.up, None if base is None else base.up),
+            str(row.rounds),
+            f"{row.steps.mean():,.0f}",
+            f"{row.seconds:.0f}",
+        ]
+        for row in sorted(rows, key=lambda row: -row.accuracy.mean())
+    ]
+    return markdown(header, lines)
+
+
+def plot(rows: list[Row], path: Path) -> None:
+    """Draws test accuracy against the bytes of a run in both directions, with a bar of one standard deviation."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.0, 5.0), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    sending = [row for row in rows if (row.down + row.up).mean() > 0]
+    for row in sending:
+        megabytes = (row.down + row.up).mean() / 1e6
+        bar = 100 * row.accuracy.std(ddof=1) if len(row.accuracy) > 1 else 0.0
+        color = "#D55E00" if row.method in (BASELINE, BOUND) else "#0072B2"
+        axes.errorbar(megabytes, 100 * row.accuracy.mean(), yerr=bar, fmt="o", color=color, markersize=4, capsize=2)
+        axes.annotate(
+            row.method,
+            (megabytes, 100 * row.accuracy.mean()),
+            xytext=(5, 3),
+            textcoords="offset points",
+            fontsize=8,
+            color=color,
+        )
+    axes.set_xscale("log")
+    axes.set_xlabel("megabytes sent in a run, both ways")
+    axes.set_ylabel("test accuracy, %")
+    axes.margins(x=0.15)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path)
+
+
+def _write(folder: Path, rows: list[Row], unfit: list[tuple[str, str]], notes: list[str], seeds: list[int]) -> None:
+    parts = [table(rows), "\n".join(f"- {note}" for note in notes)]
+    if unfit:
+        parts.append("Not run:\n\n" + "\n".join(f"- {name}: {reason}" for name, reason in unfit))
+    (folder / "all_methods.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    (folder / "all_methods.csv").write_text(_rows(rows, seeds), encoding="utf-8")
+    plot(rows, folder / "all_methods.png")
+
+
+def _rows(rows: list[Row], seeds: list[int]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    fields = ("accuracy", "best", "pseudo", "down", "up", "steps")
+    writer.writerow(["method", "seed", "rounds", *fields])
+    for row in rows:
+        for number, seed in enumerate(seeds):
+            values = [float(getattr(row, field)[number]) for field in fields]
+            writer.writerow([row.method, seed, row.rounds, *("" if math.isnan(value) else value for value in values)])
+    return text.getvalue()
+
+
+def _relative(values: np.ndarray, base: np.ndarray | None) -> str:
+    return MISSING if base is None or not base.mean() else f"{values.mean() / base.mean():.2f}"
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    known = list(methods.available())
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--federation", choices=("digits", "glyphs", "mnist", "cifar10"), default="digits")
+    parser.add_argument("--labels", choices=("clients", "server"), default="clients", help="who has labels")
+    parser.add_argument("--path", help="an .npz file of mnist or cifar10, in place of the download")
+    parser.add_argument("--seeds", type=positive, default=5, help="runs per method, seeds 0, 1, ...")
+    parser.add_argument("--steps", type=positive, default=5000, help="local steps of a run, over all clients")
+    parser.add_argument("--methods", nargs="+", choices=known, default=known, metavar="NAME", help=", ".join(known))
+    parser.add_argument("--set", nargs="+", default=[], metavar="NAME.FIELD=VALUE", help="settings of single methods")
+    parser.add_argument("--optimizer", choices=("own", "shared"), default="own", help="of the methods' configs, or one")
+    parser.add_argument("--output", type=Path, default=Path("runs/all_methods"), help="folder for the three files")
+    options = parser.parse_args(arguments)
+    changes: dict[str, dict[str, Any]] = {}
+    for text in options.set:
+        place, sign, value = text.partition("=")
+        name, dot, field = place.partition(".")
+        if not (sign and dot) or name not in known or field not in methods.settings(name):
+            parser.error(f"--set {text!r}: write METHOD.FIELD=VALUE with a field of that method's settings")
+        try:
+            changes.setdefault(name, {})[field] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            changes.setdefault(name, {})[field] = value
+    options.set = changes
+    return options
+
+
+if __name__ == "__main__":
+    main()
