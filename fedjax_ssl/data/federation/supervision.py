@@ -274,6 +274,19 @@ def xclp_noniid(labels: int, classes: int = 5) -> Supervision:
     return Supervision(keep, lambda sizes, keeping, num_classes: labels, lambda size, keeping: 0)
 
 
+def dealt() -> Supervision:
+    """The labels of those examples that the partition dealt as labelled ones (`paired_dirichlet`)."""
+
+    def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
+        if holdings.labelled is None:
+            raise ValueError(
+                "supervision 'dealt' needs a partition that deals labelled examples apart: 'paired_dirichlet'"
+            )
+        return holdings.labelled
+
+    return Supervision(keep, lambda sizes, keeping, num_classes: sizes.largest, lambda size, keeping: 0)
+
+
 def server(labels: int) -> Supervision:
     """The server holds floor(labels / K) labelled examples of every class; they leave the clients, who see none."""
     check_whole_numbers(labels=labels)
@@ -389,6 +402,7 @@ SUPERVISIONS: Registry[Supervision] = Registry(
         "fraction": fraction,
         "total": total,
         "xclp_noniid": xclp_noniid,
+        "dealt": dealt,
         "server": server,
         "coarse": coarse,
         "sets": sets,
