@@ -18,6 +18,7 @@ SMALL = {
     "cnn13": ((12, 12, 1), {}),
     "mnist_cnn": ((4, 4, 1), {}),
     "resnet18": ((8, 8, 3), {}),
+    "resnet8_basic": ((4, 4, 3), {"widen": 2}),
     "wrn28": ((4, 4, 3), {"widen": 1}),
 }
 # the deep networks once each, most of them in `make thorough`: they take the layers' behaviour from the same modules
@@ -25,6 +26,7 @@ NORMS = [(name, norm) for name in ("mlp", "cnn") for norm in ("none", "bn", "gn"
 NORMS += [("mnist_cnn", "bn")]
 NORMS += [pytest.param(*deep, marks=THOROUGH) for deep in (("cnn13", "bn"), ("resnet18", "gn"), ("wrn28", "bn"))]
 FEATURES = {"linear": 5, "mlp": 64, "cnn": 128, "cnn13": 128, "mnist_cnn": 512, "resnet18": 512, "wrn28": 64}
+FEATURES["resnet8_basic"] = 128
 
 
 def small(name, **options):
@@ -66,6 +68,9 @@ def evaluated(model, params, state, x):
         pytest.param("resnet18", 10, (32, 32, 3), {"stem": "imagenet_unpooled"}, 11_181_642, marks=THOROUGH),
         ("mnist_cnn", 10, (28, 28, 1), {}, 14_219_210),
         ("mnist_cnn", 10, (28, 28, 3), {}, 14_219_210),
+        pytest.param("resnet18", 10, (32, 32, 3), {"stem": "imagenet"}, 11_181_642, marks=THOROUGH),
+        ("resnet8_basic", 10, (32, 32, 3), {}, 1_227_594),
+        ("resnet8_basic", 100, (32, 32, 3), {}, 1_250_724),
         ("wrn28", 10, (32, 32, 3), {}, 1_467_610),
         pytest.param("wrn28", 100, (32, 32, 3), {}, 1_479_220, marks=THOROUGH),
         pytest.param("wrn28", 100, (32, 32, 3), {"widen": 8}, 23_401_012, marks=THOROUGH),
@@ -280,7 +285,7 @@ def test_available_lists_every_network():
     ("name", "options", "message"),
     [
         ("cn", {}, "Did you mean 'cnn'"),
-        ("vgg", {}, "Available: linear, mlp, cnn, cnn13, mnist_cnn, resnet18, wrn28"),
+        ("vgg", {}, "Available: linear, mlp, cnn, cnn13, mnist_cnn, resnet18, resnet8_basic, wrn28"),
         ("cnn", {"drop_out": True}, "Did you mean 'dropout'.*options: .*dropout, norm"),
         ("linear", {"norm": "bn"}, "no option 'norm'"),
         ("cnn", {"norm": "ln"}, "norm is 'ln'.* Allowed: none, bn, gn"),
