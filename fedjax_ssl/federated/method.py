@@ -274,8 +274,8 @@ class Term(NamedTuple):
     """What a method adds to federated averaging. Only `name`, `views` and `loss` are required.
 
     Order within a round: `server.prepare` (across the cohort); per client `client.start`, then for every local step
-    `loss`, `client.revise` and `client.after_step`, then `client.collect` and `client.remember`; at the end `server.absorb` and, for
-    the log only, `log.diagnose` and `log.traffic`.
+    `loss`, `client.revise` and `client.after_step`, then `client.collect` and `client.remember`; at the end
+    `server.absorb` and, for the log only, `log.diagnose` and `log.traffic`.
     """
 
     name: str

@@ -21,6 +21,7 @@ from fedjax_ssl.methods.network_pseudo_label import network_pseudo_label
 from fedjax_ssl.methods.parts.channel_terms import check_channels
 from fedjax_ssl.methods.per_client_lp import per_client_lp
 from fedjax_ssl.methods.protofssl import protofssl
+from fedjax_ssl.methods.sage import sage
 from fedjax_ssl.methods.semifl import semifl
 from fedjax_ssl.methods.single import single
 from fedjax_ssl.methods.xclp import xclp
@@ -45,6 +46,7 @@ _RECIPES = (
     mixed,
     fl2,
     cbafed,
+    sage,
 )
 METHODS: Registry[Method] = Registry("method", {recipe.__name__: recipe for recipe in _RECIPES}, leading=1)
 available = METHODS.available  # () -> names of all methods with a line about each

@@ -65,6 +65,10 @@ CASES = {
         settings={"warmup_epochs": 2, "base_threshold": 0.5},  # some examples are kept from the first round on
         learns_without_labels="the network labels whatever it is sure of",
     ),
+    "sage": Case(
+        settings={"threshold": 0.5},
+        learns_without_labels="the network labels whatever it is sure of",
+    ),
     "mixed": Case(settings={"num_bits": 256, "num_neighbors": 3}),
 }
 MECHANISMS = sorted(name for name, case in CASES.items() if case.mechanism)

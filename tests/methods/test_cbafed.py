@@ -95,7 +95,7 @@ def one_number() -> Model:
     return Model(lambda key: ({"w": jnp.zeros(())}, {"steps": jnp.zeros(())}), apply)
 
 
-def up(stream: str, client: AtClient = AtClient(), slope: float = 1.0) -> Term:
+def up(stream: str, client: AtClient, slope: float = 1.0) -> Term:
     """Adds `slope` to the number in every step of rate 1."""
     view = View(stream, stream, lambda key, streams: streams[stream].inputs)
     return Term("up", (view,), lambda step: -slope * step.params["w"], client=client)
@@ -118,8 +118,8 @@ def test_global_residual(float64) -> None:
     """Check 4: rounds 0 to 10, after one of warm-up in which the model is still 0."""
     data = toy.federation(sizes=(4,), labelled=(4,))
     run = toy.setup(data, model=one_number(), learning_rate=1.0)
-    still = Stage((up("labelled", slope=0.0),), toy.in_order("labelled", 4, 1), rounds=1)
-    stage = Stage((up("labelled"),), toy.in_order("labelled", 4, 1))
+    still = Stage((up("labelled", AtClient(), 0.0),), toy.in_order("labelled", 4, 1), rounds=1)
+    stage = Stage((up("labelled", AtClient()),), toy.in_order("labelled", 4, 1))
     plain = federated_method(run, (still, stage))
     method = with_global_residual(plain, 0.5, 5, first_round=1)
     state, one_round, seen = jax.jit(method.init)(key(), data), jax.jit(method.round), []
