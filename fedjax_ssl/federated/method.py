@@ -121,7 +121,9 @@ class Stream(NamedTuple):
     @property
     def row_keys(self) -> Key[Array, " b"]:
         """The examples' keys in this round: with them, an example looks in every step as when it was labelled."""
-        return jax.vmap(lambda place: jax.random.fold_in(self.key, place))(self.position)
+        own = self.key
+        assert own is not None, "the streams of local training have one"
+        return jax.vmap(lambda place: jax.random.fold_in(own, place))(self.position)
 
 
 Streams = dict[str, Stream]

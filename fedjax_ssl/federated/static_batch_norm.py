@@ -24,7 +24,7 @@ class Part(NamedTuple):
     """Examples of a pass, in the order in which they come."""
 
     rows: Int[Array, " r"]
-    count: Int[Array, ""]  # how many of them are real; they come first
+    num_rows: Int[Array, ""]  # how many of them are real; they come first
     batch_size: int
 
 
@@ -62,14 +62,14 @@ def batch_statistics(
             place = number * size + jnp.arange(size, dtype=jnp.int32)
             values = normalize(inputs[padded[place]])
             # One client's broken values must not reach everybody's statistics.
-            mask = (place < part.count) & jnp.all(jnp.isfinite(values), axis=tuple(range(1, values.ndim)))
+            mask = (place < part.num_rows) & jnp.all(jnp.isfinite(values), axis=tuple(range(1, values.ndim)))
             _, state = model.apply(params, nothing, values, train=True, key=jax.random.key(0), mask=mask)
             # From zero, a running average holds the batch's statistics times the weight of a batch in that layer.
             counts = jnp.sum(mask) > 1
             batch = jax.tree.map(lambda x, weight: jnp.where(counts, x / weight, 0.0), state, weights)
             return jax.tree.map(jnp.add, total[0], batch), total[1] + counts.astype(jnp.int32)
 
-        return jax.lax.fori_loop(0, -(-part.count // size), add_batch, total)
+        return jax.lax.fori_loop(0, -(-part.num_rows // size), add_batch, total)
 
     summed, batches = reduce(add_part, parts, (nothing, jnp.zeros((), jnp.int32)))
     return jax.tree.map(
@@ -105,7 +105,7 @@ def with_static_batch_norm(
         if server_batch_size is None:
             return (_joined(batch_size, server, clients),)
         own = _joined(server_batch_size, server)
-        labels = jnp.where(jnp.arange(own.rows.shape[0]) < own.count, data.observed[own.rows], data.num_classes)
+        labels = jnp.where(jnp.arange(own.rows.shape[0]) < own.num_rows, data.observed[own.rows], data.num_classes)
         by_class = own.rows[jnp.argsort(labels, stable=True)]
         return own._replace(rows=by_class), _joined(batch_size, clients)
 

@@ -116,7 +116,8 @@ def fl2(
             log=labels.log._replace(traffic=_one_number_up),
         )
     learned = fix_term(setup, pseudo_label_weight)
-    terms, perturbation = (labels, learned), None
+    terms: tuple[Term, ...] = (labels, learned)
+    perturbation = None
     if not is_zero(consistency_weight):
         terms = (*terms, _consistency_term(learned, threshold, consistency_weight))
         ascent = partial(sharpness_ascent, radius=rho, adaptive=perturb == "asam", eta=eta)

@@ -62,7 +62,7 @@ CASES = {
         learns_without_labels="the network labels whatever it is sure of",
     ),
     "cbafed": Case(
-        settings={"warmup_epochs": 2, "base_threshold": 0.5},  # some examples are kept from the first round on
+        settings={"warmup_epochs": 2, "base_threshold": 0.2},  # some examples are kept from the first round on
         learns_without_labels="the network labels whatever it is sure of",
     ),
     "sage": Case(
