@@ -28,5 +28,5 @@ def get_config(labelled_writers=None):
     config.optimizer.clip_norm = 5.0
     config.optimizer.keep_state = True
     config.optimizer.local_epochs = 11
-    config.federated.weighting = "labelled"
+    config.federated.weighting = "examples"  # of the warm-up
     return config

@@ -101,7 +101,7 @@ def cbafed(
     Args:
         setup: the run.
         warmup_rounds: rounds at the start in which clients with labels train alone; the average is as
-            `config.federated.weighting` says, in the paper by "labelled" examples.
+            `config.federated.weighting` says, in the paper by "examples".
         warmup_epochs: local epochs of these.
         base_threshold: T_c of a class with as many examples as the standard deviation.
         largest_threshold: the most that T_c may be; the code has 0.9 for SVHN.
