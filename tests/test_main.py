@@ -67,6 +67,7 @@ def test_a_folder_of_another_config_is_refused(start, tmp_path):
     assert "seed: 0 -> 7" in error and "--workdir" in error
 
 
+@pytest.mark.thorough
 def test_a_start_that_failed_does_not_block_its_folder(start):
     quick = (*QUICK, "--config.method.num_bits=64")
     assert start(XCLP, *quick, "--config.method.num_neighbors=0")[0] == 2

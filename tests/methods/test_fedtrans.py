@@ -50,6 +50,7 @@ def moved(one, other) -> list[bool]:
     return [bool(np.any(a != b)) for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)]
 
 
+@pytest.mark.thorough
 def test_the_main_head_keeps_its_bits_in_stage_1_and_the_body_where_only_the_head_is_finetuned(trained):
     finetune, _, states, _, _ = trained
     start, middle, end = states[0], states[COARSE_ROUNDS], states[-1]

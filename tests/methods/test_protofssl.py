@@ -199,6 +199,7 @@ def test_without_weight_it_is_a_supervised_prototypical_network() -> None:
     assert "pseudo_label_accuracy" not in infos[-1]
 
 
+@pytest.mark.thorough
 def test_examples_count_queries_support_and_unlabelled_ones() -> None:
     """E (K (n_S + n_Q) + n_U) per client, and the first steps without unlabelled examples."""
     data = toy.federation(sizes=(18, 18), labelled=(9, 9))
@@ -284,6 +285,7 @@ def test_noise_is_added_to_what_is_shared_and_to_nothing_else(plain) -> None:
     assert len(np.unique(np.round(difference, 6))) == difference.size
 
 
+@pytest.mark.thorough
 def test_clients_without_labels_train_only_towards_global_prototypes() -> None:
     data = toy.federation(sizes=(9, 9, 9), labelled=(6, 0, 6))
     _, infos = rounds(build(data), data, 2)
@@ -301,6 +303,7 @@ def test_a_client_without_unlabelled_examples_learns_from_its_labels() -> None:
     assert infos[1]["examples"] == 2 * 3 * 6 + 3 * 3
 
 
+@pytest.mark.thorough
 def test_unlabelled_examples_do_not_enter_batch_statistics_before_they_are_used() -> None:
     """Statistics mix what is in the batch, and in round 0 that is labelled examples alone."""
     data = balanced()
@@ -318,6 +321,7 @@ def test_unlabelled_examples_do_not_enter_batch_statistics_before_they_are_used(
     assert not np.allclose(*(second.model_state["norm1"]["mean"] for _, second in results))
 
 
+@pytest.mark.thorough
 def test_squared_weights_of_convolutions_count() -> None:
     """Keras' l2: lambda sum W^2, kernels of convolutions only."""
     data = toy.federation(sizes=(6,), labelled=(6,))
@@ -336,6 +340,7 @@ def test_squared_weights_of_convolutions_count() -> None:
     assert float(penalized - without) == pytest.approx(0.1 * squares, rel=1e-4)
 
 
+@pytest.mark.thorough
 def test_the_loss_of_a_fresh_resnet8_is_the_logarithm_of_the_number_of_classes() -> None:
     """Distances of 0.002 to 0.012, so that the loss starts near ln 10."""
     model = models.build("resnet8", num_classes=10, input_shape=(32, 32, 3), lowering="lax")

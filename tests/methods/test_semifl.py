@@ -313,6 +313,7 @@ NORMAL = np.random.default_rng(8).normal(size=(2, 8, toy.NUM_FEATURES)).astype(n
 SEEN = {"weak": jnp.asarray(NORMAL[0]), "strong": jnp.asarray(3.0 - NORMAL[1])}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "views", "norms"),
     [

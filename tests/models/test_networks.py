@@ -201,6 +201,7 @@ def test_blocks_of_the_wide_network(filters, stride):
     np.testing.assert_allclose(block.apply({"params": params}, x, False, None), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.thorough
 def test_vmap_over_parameters_equals_a_loop():
     model, shape = small("mlp", norm="bn", dropout_rate=0.25)
     params, state = jax.tree.map(lambda a: jnp.stack([a, 2 * a, 0.5 * a]), drawn(model))

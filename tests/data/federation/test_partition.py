@@ -138,6 +138,7 @@ def test_complete_disjoint_and_bounded(name, options, labels, num_clients, held_
         assert (client != assign(4)).any()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "options", "labels", "num_clients"), FIRST_CASES)
 def test_vmapped_over_keys_is_the_same_per_key(name, options, labels, num_clients):
     available = np.arange(labels.size) % 9 != 0
@@ -183,6 +184,7 @@ def test_natural_keeps_the_clients_as_they_are():
     np.testing.assert_array_equal(PARTITIONS.build("natural").assign(jax.random.key(0), pool), NATURAL)
 
 
+@pytest.mark.thorough
 def test_dirichlet_shares_have_the_right_spread():
     # E[sum of squared shares] = (alpha + 1) / (C alpha + 1). 2,000 draws against 5 standard errors: a right
     # implementation fails for less than one seed in a million.
