@@ -128,8 +128,7 @@ def cbafed(
         raise ValueError("cbafed compares how many examples the classes have; it needs two classes at least")
     labelled = supervised_term(setup)
     if not is_zero(local_residual):
-        residual = partial(with_local_residual, setup.batch_size, local_residual, residual_epochs)
-        labelled = labelled._replace(client=residual(labelled.client))
+        labelled = labelled._replace(client=with_local_residual(setup.batch_size, local_residual, residual_epochs))
     own = ThresholdSettings(base_threshold, largest_threshold, tail_share, tail_second)
     unlabelled = ClientKind(
         members=lambda clients: clients.num_labelled == 0,
@@ -213,7 +212,7 @@ def _labelled_counts(setup: Setup, round: Round) -> Float[Array, " K"]:
     return class_counts(labels.reshape(-1), setup.num_classes)
 
 
-def with_local_residual(batch_size: int, share: float | Array, interval: int, client: AtClient) -> AtClient:
+def with_local_residual(batch_size: int, share: float | Array, interval: int) -> AtClient:
     """Weights and batch statistics W after every `interval` epochs become share R + (1 - share) W, which is then R.
 
     R is at first what there is after epoch 0. Momentum stays as it is.
@@ -222,7 +221,6 @@ def with_local_residual(batch_size: int, share: float | Array, interval: int, cl
         batch_size: labelled examples per step, see `labelled_epochs`.
         share: of R.
         interval: epochs.
-        client: what the term does at a client beside this.
     """
 
     def start(state: PyTree, params: PyTree, model_state: PyTree, kept: PyTree) -> Snapshot:
@@ -235,7 +233,7 @@ def with_local_residual(batch_size: int, share: float | Array, interval: int, cl
         now = _blend(ends & (epoch > 0), share, held, now)
         return jax.tree.map(lambda old, new: jnp.where(ends, new, old), held, now), now
 
-    return client._replace(start=start, revise=revise)
+    return AtClient(start=start, revise=revise)
 
 
 def _blend(due: Bool[Array, ""], share: float | Array, old: Any, new: Any) -> Any:

@@ -79,7 +79,7 @@ def fl2(
     server_epochs: int = 5,
     static_batch_norm: bool = True,
 ) -> Method:
-    """(FL)^2: client-specific adaptive thresholds, sharpness-aware consistency, averages by certainty.
+    """(FL)^2: client-specific adaptive thresholds, sharpness-aware consistency, averages by uncertainty.
 
     The paper's global momentum is `config.federated.name = "fedavgm"`, its clipping `config.optimizer.clip_norm = 1`.
     With `config.optimizer.keep_state`, clients and server go on with the momentum of their last round, as in the code.
@@ -106,6 +106,7 @@ def fl2(
     check_choices(PERTURBATIONS, perturb=perturb)
     check_numbers("(0, inf)", rho=rho)
     check_weights(pseudo_label_weight=pseudo_label_weight, consistency_weight=consistency_weight, eta=eta)
+    check_numbers(threshold=threshold)
     check_whole_numbers(0, pretrain_calls=pretrain_calls)
     if is_zero(pseudo_label_weight) and is_zero(consistency_weight):
         raise ValueError("pseudo_label_weight and consistency_weight are both 0; clients would have nothing to learn")

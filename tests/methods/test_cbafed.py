@@ -1,5 +1,6 @@
 """CBAFed: numbers of the specification's checks, limits and edge cases."""
 
+from functools import partial
 from typing import Any
 
 import chex
@@ -14,6 +15,7 @@ from fedjax_ssl.federated.optimizers import Local
 from fedjax_ssl.federated.sampler import batches_per_epoch
 from fedjax_ssl.methods.cbafed import (
     RESIDUAL,
+    Thresholds,
     ThresholdSettings,
     choose_by_class,
     class_thresholds,
@@ -44,43 +46,51 @@ SVHN = np.array([15, 292, 986, 116, 63, 1285, 1352, 1438, 807, 267])
 KEPT = np.array([100, 900, 1500, 300, 200, 1800, 1700, 1600, 1200, 700])
 
 
+@partial(jax.jit, static_argnums=(1,))
+def thresholds_of(counts: jax.Array, largest: float) -> Thresholds:
+    return class_thresholds(counts, settings(largest))
+
+
 def test_thresholds_of_the_stored_split(float64) -> None:
     """Checks 1 and 2."""
-    lowest, tail = class_thresholds(jnp.asarray(SVHN, float), settings(0.9))
+    lowest, tail = thresholds_of(np.asarray(SVHN, float), 0.9)
     first = [0.7556364060, 0.7974729866, 0.9, 0.7708908993, 0.7628860662, 0.9, 0.9, 0.9, 0.8752557989, 0.7936971219]
     np.testing.assert_allclose(lowest, first, atol=1e-10)
     assert np.flatnonzero(tail).tolist() == [0, 3, 4]
-    lowest, _ = class_thresholds(jnp.asarray(SVHN, float), settings(0.95))
+    lowest, _ = thresholds_of(np.asarray(SVHN, float), 0.95)
     np.testing.assert_allclose(lowest[np.array([2, 5, 6, 7])], [0.9022909899, 0.9474503314, 0.95, 0.95], atol=1e-10)
-    lowest, tail = class_thresholds(jnp.asarray(SVHN + KEPT, float), settings(0.9))
+    lowest, tail = thresholds_of(np.asarray(SVHN + KEPT, float), 0.9)
     later = [0.7739033559, 0.8387009012, 0.9, 0.7920129763, 0.7828077540, 0.9, 0.9, 0.9, 0.8877352553, 0.8251638096]
     np.testing.assert_allclose(lowest, later, atol=1e-10)
     assert np.flatnonzero(tail).tolist() == [0, 3, 4]
 
 
+choose = jax.jit(choose_by_class, static_argnums=2)
+
+
 def test_selection(float64) -> None:
     """Check 3, and the same without second classes."""
-    labelled = jnp.asarray([40.0, 50.0, 2.0, 8.0])
-    thresholds = class_thresholds(labelled, settings(0.95))
+    labelled = np.array([40.0, 50.0, 2.0, 8.0])
+    thresholds = thresholds_of(labelled, 0.95)
     np.testing.assert_allclose(thresholds.lowest, [0.9056813910, 0.9456813910, 0.7536813910, 0.7776813910], atol=1e-10)
     np.testing.assert_array_equal(thresholds.tail, [False, False, True, False])
     rows = [[95, 2, 2, 1], [80, 5, 10, 5], [5, 85, 4, 6], [3, 2, 90, 5], [30, 25, 40, 5], [96, 1, 2, 1]]
-    probabilities = jnp.asarray(rows, float) / 100
-    labels, kept = choose_by_class(probabilities, thresholds, tail_second=True)
+    probabilities = np.array(rows) / 100
+    labels, kept = choose(probabilities, thresholds, True)
     np.testing.assert_array_equal(np.where(kept, labels, -1), [0, 2, -1, 2, -1, 0])
-    counts = jnp.asarray(np.bincount(np.asarray(labels)[np.asarray(kept)], minlength=4), float)
+    counts = np.bincount(np.asarray(labels)[np.asarray(kept)], minlength=4).astype(float)
     np.testing.assert_array_equal(counts, [2, 0, 2, 0])
-    following = class_thresholds(labelled + counts, settings(0.95)).lowest
+    following = thresholds_of(labelled + counts, 0.95).lowest
     np.testing.assert_allclose(following, [0.9116119081, 0.9423811389, 0.7654580620, 0.7808426773], atol=1e-10)
-    first, kept = choose_by_class(probabilities, thresholds, tail_second=False)
+    first, kept = choose(probabilities, thresholds, False)
     np.testing.assert_array_equal(np.where(kept, first, -1), [0, -1, -1, 2, -1, 0])
-    at_the_threshold = jnp.asarray([[thresholds.lowest[2], 0.0, 0.0, 0.0]])[:, np.array([1, 2, 0, 3])]
-    assert not choose_by_class(at_the_threshold, thresholds, tail_second=False)[1][0], "it has to be above"
+    at_the_threshold = np.array([[0.0, 0.0, float(thresholds.lowest[2]), 0.0]])
+    assert not choose(at_the_threshold, thresholds, False)[1][0], "it has to be above"
 
 
 def test_classes_without_any_example(float64) -> None:
     """Edge case: nothing is known of any class, and nothing is divided by 0."""
-    lowest, tail = class_thresholds(jnp.zeros(3), settings(0.95))
+    lowest, tail = thresholds_of(np.zeros(3, np.float32), 0.95)
     np.testing.assert_allclose(lowest, 0.84)
     assert bool(jnp.all(tail))
 
@@ -101,17 +111,22 @@ def up(stream: str, client: AtClient, slope: float = 1.0) -> Term:
     return Term("up", (view,), lambda step: -slope * step.params["w"], client=client)
 
 
-def test_local_residual(float64) -> None:
+@pytest.mark.parametrize(
+    ("epochs", "number", "steps"),
+    [
+        (11, 3.0, 6.0),
+        *(pytest.param(*case, marks=pytest.mark.thorough) for case in ((5, 5, 10), (6, 2, 4), (10, 6, 12))),
+    ],
+)
+def test_local_residual(float64, epochs: int, number: float, steps: float) -> None:
     """Check 4: 11 epochs of two steps, each of which adds a half; the running statistic goes the same way."""
     data = toy.federation(sizes=(7,), labelled=(7,))
     run = toy.setup(data, model=one_number(), learning_rate=1.0)
-    term = up("labelled", with_local_residual(4, 0.8, 5, AtClient()), 0.5)
-    seen = []
-    for epochs in (5, 6, 10, 11):
-        stage = Stage((term,), labelled_epochs(4, epochs, 7, skip_single=True))
-        state, _ = toy.train(federated_method(run, (stage,)), key(), data, 1)
-        seen.append((float(state.params["model"]["w"]), float(state.model_state["steps"])))
-    np.testing.assert_allclose(seen, [(5, 10), (2, 4), (6, 12), (3, 6)], rtol=1e-12)
+    term = up("labelled", with_local_residual(4, 0.8, 5), 0.5)
+    stage = Stage((term,), labelled_epochs(4, epochs, 7, skip_single=True))
+    state, _ = toy.train(federated_method(run, (stage,)), key(), data, 1)
+    found = float(state.params["model"]["w"]), float(state.model_state["steps"])
+    assert found == pytest.approx((number, steps), rel=1e-12)
 
 
 def test_global_residual(float64) -> None:
@@ -181,6 +196,7 @@ def test_clients_train_on_the_very_views_that_they_labelled() -> None:
     assert infos[0]["loss"] < 1e-5 and infos[0]["examples"] == 2 * 11
 
 
+@pytest.mark.thorough
 def test_nobody_keeps_anything_and_the_labelled_clients_are_federated_averaging() -> None:
     """Limit: thresholds above 1 and no residuals; clients weigh by their labels."""
     data = toy.federation()

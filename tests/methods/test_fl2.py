@@ -57,7 +57,7 @@ def test_the_surest_example_stays_whatever_a_mean_rounds_to() -> None:
     """Edge case: in float32, the mean of 13 equal numbers may lie above them."""
     largest = np.float32(0.7)
     rows = np.tile(np.array([largest, 1 - largest], np.float32), (13, 1))[None]
-    tau, _ = client_thresholds(jnp.asarray(rows), jnp.ones((1, 13), bool))
+    tau, _ = jax.jit(client_thresholds)(rows, np.ones((1, 13), bool))
     assert tau[0] <= largest
     choice = chosen(jnp.asarray(rows), jnp.asarray([13], jnp.int32))
     assert bool(jnp.all(choice.confident))
@@ -200,6 +200,7 @@ def fl2_round() -> Callable[..., tuple[ServerState, dict[str, Any]]]:
     return call
 
 
+@pytest.mark.thorough
 def test_fixed_thresholds_and_no_consistency_are_semifl_without_mixing(fl2_round) -> None:
     """Check 5, first limit."""
     data = toy.weak_federation("server")
@@ -211,6 +212,7 @@ def test_fixed_thresholds_and_no_consistency_are_semifl_without_mixing(fl2_round
     assert info["local_steps"] == expected["local_steps"] > 0
 
 
+@pytest.mark.thorough
 def test_nobody_trains_where_nothing_is_sure(fl2_round) -> None:
     """A threshold that nothing reaches: the server alone trains, whatever the weight of the consistency."""
     data = toy.weak_federation("server")
@@ -220,6 +222,7 @@ def test_nobody_trains_where_nothing_is_sure(fl2_round) -> None:
     assert info["pseudo_label_coverage"] == 0 and info["server_loss"] > 0
 
 
+@pytest.mark.thorough
 def test_without_a_sure_row_a_step_is_plain_pseudo_labelling() -> None:
     """Edge case: adaptive thresholds train on rows of which none is sure; the perturbation is then 0."""
     data = toy.weak_federation("server")
@@ -238,6 +241,7 @@ def test_without_a_sure_row_a_step_is_plain_pseudo_labelling() -> None:
     assert float(optax.tree.norm(optax.tree.sub(one, start))) > 1e-3
 
 
+@pytest.mark.thorough
 def test_the_server_trains_before_round_0_at_the_rate_of_round_0() -> None:
     data = toy.weak_federation("server")
     run = toy.setup(data, model=toy.linear_model(), keep_optimizer=True)

@@ -72,7 +72,7 @@ def test_no_gradient_reaches_what_makes_the_targets() -> None:
         corrected = corrected_labels(jax.nn.softmax(ours), jax.nn.softmax(theirs), 0.5)
         return soft_label_divergence(jnp.asarray(STRONG), corrected, jnp.ones(5, bool))
 
-    slopes = jax.grad(loss, argnums=(0, 1))(jnp.log(jnp.asarray(OURS)), jnp.log(jnp.asarray(THEIRS)))
+    slopes = jax.jit(jax.grad(loss, argnums=(0, 1)))(np.log(np.float32(OURS)), np.log(np.float32(THEIRS)))
     assert not np.any(np.asarray(slopes))
 
 
@@ -113,6 +113,7 @@ def sage_round():
     return call
 
 
+@pytest.mark.thorough
 def test_with_a_threshold_that_nothing_reaches_it_is_supervised_federated_averaging(sage_round) -> None:
     """Check 5, first limit; as many steps as whole batches fit into a client's examples."""
     mine, info = sage_round(threshold=1.1)
@@ -134,19 +135,21 @@ def test_with_a_threshold_that_nothing_reaches_it_is_supervised_federated_averag
 def test_limits_of_the_targets() -> None:
     """Check 5: a share of 1 is FixMatch where the local model is confident, a share of 0 takes the global class."""
     ours, theirs = jnp.asarray(OURS), jnp.asarray(THEIRS)
-    local, both = corrected_labels(ours, theirs, 0.95, 0.0), corrected_labels(ours, theirs, 0.95, 1e9)
+    of = jax.jit(corrected_labels, static_argnums=2)
+    local, both = of(ours, theirs, 0.95, 0.0), of(ours, theirs, 0.95, 1e9)
     sure = np.asarray(OURS).max(1) >= 0.95
     np.testing.assert_allclose(np.asarray(local.targets)[sure], np.eye(3)[[0, 0, 0]])
     np.testing.assert_allclose(both.targets, np.eye(3)[np.argmax(THEIRS, axis=1)], atol=1.1e-6)
     only = Corrected(local.targets, jnp.asarray(sure))
-    found = soft_label_divergence(jnp.asarray(STRONG), only, jnp.ones(5, bool))
+    found = jax.jit(soft_label_divergence)(jnp.asarray(STRONG), only, jnp.ones(5, bool))
     labels = jnp.where(jnp.asarray(sure), jnp.argmax(ours, axis=1), -1)
     expected = batch_cross_entropy(jnp.asarray(STRONG), labels, jnp.ones(5, bool))
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_the_received_model_stays_as_it_was_and_its_statistics_are_its_own() -> None:
-    """The loss sees the frozen model in evaluation mode: of the first step on, its predictions never change."""
+    """The loss sees the frozen model in evaluation mode, in all three steps."""
     data = toy.only(toy.federation(), 0)
     run = toy.setup(data, model_options={"norm": "bn"}, batch_size=12, local_epochs=3)
     run = run._replace(local_optimizer=federated.local_optimizer(momentum=0.9))
