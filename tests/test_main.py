@@ -113,6 +113,10 @@ def test_a_truncated_checkpoint_falls_back_to_the_one_before(start, tmp_path):
             (XCLP, "--config.federated.weighting=labelled", "--config.supervision.labelled_clients=4"),
             ("weighting is 'labelled', but 7 of 11 clients have no class labels",),
         ),
+        (
+            (f"--config={CONFIGS / 'digits_protofssl.py'}", "--config.supervision.labels=1"),
+            ("config.supervision: no client has two labels of one class", "give every client 3 labels per class"),
+        ),
         ((DIGITS, "--config.data.name=npz", "--config.data.path=none.npz"), ("none.npz", "inputs")),
         ((f"--config={CONFIGS / 'femnist_xclp.py'}:glyps",), ("no variant 'glyps'", "femnist, glyphs")),
         ((f"--config={CONFIGS / 'cifar10_xclp.py'}:1,2",), ("cifar10_xclp.py:1,2", "5000,100,iid")),

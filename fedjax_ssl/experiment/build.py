@@ -64,6 +64,8 @@ def federate(experiment: Experiment, key: Key[Array, ""]) -> data.FederatedData:
             client_test_fraction=section.client_test_fraction,
             validation_fraction=section.validation_fraction,
             balanced_test=section.balanced_test,
+            pools=section.pools,
+            shuffle_pools=section.shuffle_pools,
         )
 
 
@@ -144,6 +146,7 @@ def _setup(config: dict[str, Any], dataset: data.Dataset, federation: data.Feder
             local_epochs=local["local_epochs"],
             weighting=server["weighting"],
             keep_optimizer=local["keep_state"],
+            average_optimizer=local["average_state"],
             rounds=config["rounds"],
         )
 

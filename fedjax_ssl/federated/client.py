@@ -53,6 +53,7 @@ class LocalTraining(NamedTuple):
     keep_optimizer: bool  # its state lives on at the client
     federated_optimizer: FederatedOptimizer
     upload: Callable[[Trained], Params] | None  # what the server sees of trained parameters; None: all of them
+    average_optimizer: bool = False  # its state is averaged at the server, for the groups that are shared
 
     @property
     def shared(self) -> tuple[str, ...]:
@@ -80,6 +81,7 @@ class Broadcast(NamedTuple):
     params: Params
     model_state: PyTree
     optimizer: PyTree  # state of the federated optimizer, from which clients may start differently
+    local_optimizer: dict[str, PyTree]  # state of the local one by group, where clients start from a common one
     terms: dict[str, PyTree]  # server state of the terms, from which local states start
     inputs: Array
     validation: Validation
@@ -201,6 +203,7 @@ class _ClientRound:
     def start(self, client: Client) -> ClientProgress:
         anchor, network = self.anchor_of(client), self.network_of(client)
         optimizer = {group: self.training.optimizer.init({group: anchor[group]}) for group in self.training.groups}
+        optimizer = {**optimizer, **self.broadcast.local_optimizer}
         if client.kept is not None:
             optimizer = {**optimizer, **client.kept.optimizer}
         return ClientProgress(
@@ -350,15 +353,18 @@ class _ClientRound:
         wanted = self.task.weigh(client, uploads)
         remembered = {term.name: term.client.remember(result) for term in self.task.terms if term.client.remember}
         sound = jnp.isfinite(wanted)
-        for values in jax.tree.leaves(remembered):
+        averaged = {group: end.optimizer[group] for group in self.shared if self.training.average_optimizer}
+        for values in jax.tree.leaves((remembered, averaged)):
             sound = sound & jnp.all(jnp.isfinite(values))
         finite, trained = finite & (sound | ~trained), trained & sound
+        averaged = jax.tree.map(lambda x: jnp.where(trained, x, jnp.zeros_like(x)), averaged)
         weight = jnp.where(trained, wanted, 0.0)
+        weights = {group: weight if group in self.phases else jnp.zeros_like(weight) for group in self.shared}
         report = self.training.federated_optimizer.report(
             Local(
                 anchor={group: begin.params[group] for group in self.shared},
                 params=sent_up,
-                weights={group: weight if group in self.phases else jnp.zeros_like(weight) for group in self.shared},
+                weights=weights,
                 num_steps=num_steps,
                 learning_rate=self.rate_of(client),
                 received=client.received,
@@ -378,7 +384,8 @@ class _ClientRound:
             "weight": weight,
             "model_state": (0.0 if alone else weight.astype(self.flat_state.dtype))
             * (end.model_state - self.flat_state),
-            "local": jax.tree.map(lambda x: weight * x.astype(weight.dtype), end.local),
+            "local": _times(weight, end.local),
+            "local_optimizer": {g: (weights[g], _times(weights[g], state)) for g, state in averaged.items()},
             "loss": jnp.where(finite, loss, 0.0),
             "steps": jnp.where(finite, num_steps, 0),
             "examples": jnp.where(finite, examples, 0),
@@ -391,6 +398,10 @@ class _ClientRound:
             "counts": trained,
         }
         return summed, stacked
+
+
+def _times(weight: Float[Array, ""], tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: weight * x.astype(weight.dtype), tree)
 
 
 def _gradient(

@@ -109,6 +109,7 @@ def federated_method(
         keep_optimizer=setup.keep_optimizer,
         federated_optimizer=setup.federated_optimizer,
         upload=upload,
+        average_optimizer=setup.average_optimizer,
     )
     starts = [0]
     for stage in stages[:-1]:
@@ -134,6 +135,11 @@ def federated_method(
             },
             clients=first_kept(training, tuple(terms.values()), params, model_state, everyone),
             server=_server_optimizer(training, stages, pretraining, packed),
+            local_optimizer={
+                group: training.optimizer.init({group: packed[group]})
+                for group in training.shared
+                if training.average_optimizer
+            },
         )
         return state if pretraining is None else _pretrained(training, pretraining, key, state, data)
 
@@ -290,6 +296,13 @@ def _check_alone(stages: tuple[Stage, ...], pretraining: Pretraining | None) -> 
 
 def _check(setup: Setup, stages: tuple[Stage, ...], groups: tuple[str, ...], private: tuple[str, ...]) -> None:
     check_choices(WEIGHTINGS, weighting=setup.weighting)
+    if setup.keep_optimizer and setup.average_optimizer:
+        raise ValueError(
+            "clients keep the state of their optimizer (keep_state) and start from the mean of the last cohort's "
+            "(average_state); use one of them"
+        )
+    if setup.average_optimizer and setup.federated_optimizer.alone:
+        raise ValueError("clients that train alone have no mean of their optimizers' states; leave average_state out")
     if any(stage.rounds is None for stage in stages[:-1]):
         raise ValueError("every stage but the last needs a number of rounds")
     if not set(private) <= set(groups):

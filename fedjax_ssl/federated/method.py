@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fedjax_ssl.data import WeakLabels
+from fedjax_ssl.data import FederatedData, WeakLabels
 from fedjax_ssl.federated.exact_count import Count, count
 from fedjax_ssl.models import Outputs
 
@@ -33,6 +33,8 @@ class Method(NamedTuple):
     needs: tuple[str, ...] = ("labels",)  # it learns from any of these: see `FederatedData.kinds`
     needs_all: bool = False  # it needs every one of them
     trains_unlabelled: bool = True  # clients without class labels train too
+    check: Callable[[FederatedData], list[str]] | None = None
+    # ^ (federation, on the host) -> what somebody should know before training, a sentence each; may raise ValueError
     alone: bool = False  # no global model: scores are means over the clients' own models
 
 
@@ -56,6 +58,7 @@ class ServerState(NamedTuple):
     terms: dict[str, PyTree]  # state of every term, by term name
     clients: Kept  # what every client keeps, leading axis C
     server: PyTree  # state of the local optimizer at the server, where it lives on; leading axis: replicas
+    local_optimizer: dict[str, PyTree] = {}  # noqa: RUF012  its mean over the clients by group, if they start from it
 
 
 class Client(NamedTuple):

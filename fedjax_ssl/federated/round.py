@@ -115,7 +115,10 @@ def run_round(
     if server is not None and "after" in server.when:
         state, log = train_at_server(training, server, context(state), state, data, rate)
         logs.append(log)
-    return state._replace(round=state.round + 1), reduce(_with_server, logs, info)
+    info = reduce(_with_server, logs, info)
+    if training.average_optimizer:
+        info = {"optimizer_state_bytes": count(0), **info}
+    return state._replace(round=state.round + 1), info
 
 
 def train_at_server(
@@ -130,16 +133,21 @@ def train_at_server(
     """The server as a federation of one client that is always there."""
     always = jnp.ones((1,), bool)
     kept = Kept({}, state.server if server.keep_optimizer else {}, {}, ())
-    own = state._replace(optimizer=(), clients=kept)
+    own = state._replace(optimizer=(), clients=kept, local_optimizer={})
     clients = server_as_client(data)._replace(kept=kept)
     here = context._replace(key=named_key(context.key, key_name), clients=clients, valid=always)
     alone = training._replace(
-        federated_optimizer=fedavg(), private=(), keep_optimizer=server.keep_optimizer, upload=None
+        federated_optimizer=fedavg(),
+        private=(),
+        keep_optimizer=server.keep_optimizer,
+        upload=None,
+        average_optimizer=False,
     )
     work = _Work(Task(server.terms, server.sampler, _uniform), always, train_cohort)
     trained, info, _ = _train(alone, [work], None, here, own, data, learning_rate)
     after = trained.clients.optimizer if server.keep_optimizer else state.server
-    return trained._replace(optimizer=state.optimizer, clients=state.clients, server=after), info
+    untouched = {"optimizer": state.optimizer, "clients": state.clients, "local_optimizer": state.local_optimizer}
+    return trained._replace(server=after, **untouched), info
 
 
 def _train_clients(
@@ -213,6 +221,7 @@ def _train(
         params=state.params,
         model_state=state.model_state,
         optimizer=state.optimizer,
+        local_optimizer=state.local_optimizer,
         terms=states,
         inputs=data.inputs,
         validation=Validation(data.valid_index, data.labels[data.valid_index], data.num_valid),
@@ -244,6 +253,7 @@ def _train(
         optimizer=optimizer_state,
         terms=states,
         clients=kept_table.write(state.clients, together.stacked["kept"], ids, counts),
+        local_optimizer=_mean_optimizer(state.local_optimizer, summed["local_optimizer"]),
     )
     outcomes: dict[str, Outcome] = {}
     for work, result in zip(works, results, strict=True):
@@ -251,6 +261,10 @@ def _train(
     absorbed = {term.name: term.server.absorb(states[term.name], outcomes[term.name]) for term in terms}
     info = _work_done(summed) | {"clients": jnp.sum(context.valid, dtype=jnp.int32)}
     info |= _bytes_sent(works, outcomes, optimizer, before, 0 if optimizer.alone else flat_state.size)
+    if training.average_optimizer:
+        # Beside the bytes above and not among them: ProtoFSSL, whose clients share one optimizer, does not count it.
+        size = sum(jnp.size(values) for values in jax.tree.leaves(state.local_optimizer))
+        info["optimizer_state_bytes"] = count(info["clients"], 2 * BYTES_PER_NUMBER * size)
     truth = data.labels[context.clients.rows]
     for term in terms:
         info |= term.log.diagnose(outcomes[term.name], truth, together.stacked["measured"][term.name])
@@ -284,12 +298,25 @@ def _outcomes(
     return outcomes
 
 
+def _mean_optimizer(before: dict[str, PyTree], summed: dict[str, tuple[Array, PyTree]]) -> dict[str, PyTree]:
+    """The clients' mean state of the local optimizer; a group of which nothing has weight keeps the one before."""
+
+    def mean(weight: Float[Array, ""], total: Array, old: Array) -> Array:
+        value = mean_scale(weight) * total
+        value = value if jnp.issubdtype(old.dtype, jnp.floating) else jnp.round(value)  # counts of steps
+        return jnp.where(weight > 0, value.astype(old.dtype), old)
+
+    return {
+        group: jax.tree.map(partial(mean, weight), total, before[group]) for group, (weight, total) in summed.items()
+    }
+
+
 def _join(results: list[_Results], works: list[_Work], before: Kept) -> _Results:
     """The results of all kinds of clients together; what a term sent or averaged stays with its kind's results."""
     if len(results) == 1:
         return results[0]
     summed: dict[str, Any] = {}
-    for name in ("optimizer", "weight", "model_state", "loss", "steps", "examples", "dropped"):
+    for name in ("optimizer", "weight", "model_state", "loss", "steps", "examples", "dropped", "local_optimizer"):
         summed[name] = reduce(partial(jax.tree.map, jnp.add), [result.summed[name] for result in results])
     stacked: dict[str, Any] = {
         "counts": jnp.stack([result.stacked["counts"] for result in results]).any(0),
@@ -314,8 +341,8 @@ def _train_replicas(
     kept = Kept({}, state.server if server.keep_optimizer else {}, {}, ())
     own_kept = kept._replace(federated=_nothing_kept(server.members, state))
     clients = clients._replace(id=replicas, received=received, kept=own_kept)
-    own = training._replace(keep_optimizer=server.keep_optimizer, upload=None)
-    broadcast = broadcast._replace(key=named_key(broadcast.key, "server"))
+    own = training._replace(keep_optimizer=server.keep_optimizer, upload=None, average_optimizer=False)
+    broadcast = broadcast._replace(key=named_key(broadcast.key, "server"), local_optimizer={})
     update_of = partial(client_update, own, Task(server.terms, server.sampler, _uniform))
     result = _Results(*train_cohort(update_of, broadcast, clients, jnp.ones((server.members,), bool)))
     own_only = result.stacked["kept"]._replace(params={}, federated=())

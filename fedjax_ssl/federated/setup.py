@@ -41,6 +41,7 @@ class Setup(NamedTuple):
     local_epochs: int
     weighting: str = "uniform"
     keep_optimizer: bool = False  # clients keep the state of their local optimizer between rounds
+    average_optimizer: bool = False  # clients start from the mean of what the states were at the last cohort's end
     rounds: int | None = None  # of the run; None: not known
     evaluation_batch_size: int = 512
     strong_augment: Callable[[Array, Array], Array] | None = None  # like `augment`; None: the weak one

@@ -30,15 +30,13 @@ from fedjax_ssl.federated import (
     Step,
     Steps,
     Term,
-    View,
     federated_method,
     paired_batches,
 )
 from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import augmented_view, supervised_term
+from fedjax_ssl.methods.parts.consistency_training import UNLABELLED, Guess, guessing_term, strong_view
 from fedjax_ssl.objectives.soft_correction import HALVES_AT_05, corrected_labels, soft_label_divergence
-
-UNLABELLED = "unlabelled"
 
 
 def sage(
@@ -92,22 +90,15 @@ def client_weight(client: Client, labelled_copies: float | Array) -> Float[Array
 
 
 def _correction_term(setup: Setup, threshold: float | Array, weight: float | Array, kappa: float | Array) -> Term:
-    weak, strong = augmented_view(setup, UNLABELLED), _strong_view(setup)
+    """The loss on unlabelled examples; in the log, its pseudo-label is the class that has most of the target."""
+    weak, strong = augmented_view(setup, UNLABELLED), strong_view(setup)
 
-    def loss(step: Step) -> Float[Array, ""]:
+    def loss(step: Step) -> tuple[Float[Array, ""], Guess]:
         frozen, seen = step.received, step.inputs[weak.name]
         theirs, _ = setup.model.apply(frozen.params, frozen.model_state, seen, train=False)
         ours = step.outputs[weak.name]
         corrected = corrected_labels(jax.nn.softmax(ours.logits), jax.nn.softmax(theirs.logits), threshold, kappa)
-        return soft_label_divergence(step.outputs[strong.name].logits, corrected, step.streams[UNLABELLED].mask)
+        value = soft_label_divergence(step.outputs[strong.name].logits, corrected, step.streams[UNLABELLED].mask)
+        return value, Guess(jnp.argmax(corrected.targets, axis=1), corrected.counted)
 
-    return Term("soft correction", (weak, strong), loss, weight)
-
-
-def _strong_view(setup: Setup) -> View:
-    augment = setup.strong_augment or setup.augment
-    return View(
-        f"{UNLABELLED}/strong",
-        UNLABELLED,
-        lambda key, streams: setup.normalize(augment(key, streams[UNLABELLED].inputs)),
-    )
+    return guessing_term("soft correction", (weak, strong), setup.num_classes, loss)._replace(weight=weight)

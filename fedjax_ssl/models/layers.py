@@ -1,6 +1,7 @@
 """The layers with weights, dropout, and the class scores that every network ends in."""
 
 import math
+import operator
 
 import flax.linen as nn
 import jax
@@ -14,6 +15,7 @@ from fedjax_ssl.models.model import Outputs
 from fedjax_ssl.models.normalization import statistics_dtype
 
 Initializer = nn.initializers.Initializer
+SOFTMAX_OPERATIONS = 5  # per class
 
 lecun_normal = nn.initializers.lecun_normal()
 kaiming_fan_out = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
@@ -23,6 +25,11 @@ def torch_uniform(fan_in: int) -> Initializer:
     """Uniform on +-1/sqrt(fan_in): PyTorch's default for weights and biases of linear and conv layers."""
     bound = 1 / math.sqrt(fan_in)
     return lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound)
+
+
+def count_operations(module: nn.Module, operations: int) -> None:
+    """Notes what a part of a network does with one example, when the network starts; see `Model.forward_operations`."""
+    module.sow("operations", "count", operations, init_fn=lambda: 0, reduce_fn=operator.add)
 
 
 class Kernel(nn.Module):
@@ -76,6 +83,8 @@ class Conv(nn.Module):
         nn.share_scope(self, kernel)
         weight, bias = kernel()
         outputs = conv2d(inputs, weight, stride=self.stride, padding=self.padding, lowering=self.lowering)
+        size = math.prod(outputs.shape[1:])
+        count_operations(self, size * (2 * math.prod(shape[:-1]) + (bias is not None)))
         return outputs if bias is None else outputs + bias
 
 
@@ -97,6 +106,7 @@ class Dense(nn.Module):
         nn.share_scope(self, kernel)
         weight, bias = kernel()
         outputs = lax.dot_general(inputs, weight, (((inputs.ndim - 1,), (1,)), ((), ())))
+        count_operations(self, math.prod(outputs.shape[1:]) * (2 * inputs.shape[-1] + 1))
         return outputs if bias is None else outputs + bias
 
 
@@ -151,6 +161,7 @@ class Network(nn.Module):
         if self.normalize_features:
             features = unit_length(features)
         heads = ("head", "aux_head") if self.aux_head else ("head",)
+        count_operations(self, SOFTMAX_OPERATIONS * self.num_classes)
         logits = [Dense(self.num_classes, initializer, weight_norm, name=name)(features) for name in heads]
         return Outputs(logits[0], features, logits[1] if self.aux_head else None)
 

@@ -14,7 +14,7 @@ from fedjax_ssl.models.mlp import MLP
 from fedjax_ssl.models.mnist_cnn import MnistCNN
 from fedjax_ssl.models.model import Model, from_linen
 from fedjax_ssl.models.pretrained import LAYERS, pretrained
-from fedjax_ssl.models.proto_resnet import ResNet8, ResNet9
+from fedjax_ssl.models.proto_resnet import ProtoResNet18, ResNet8, ResNet9, ResNet17
 from fedjax_ssl.models.resnet import ResNet18
 from fedjax_ssl.models.three_stage_resnet import ThreeStageResNet8
 from fedjax_ssl.models.wide_resnet import WideResNet28
@@ -36,6 +36,8 @@ MODELS: Registry[nn.Module] = Registry(
         "wrn28": (WideResNet28, "wide residual network WRN-28-k, widen=2 by default, the CIFAR network of SemiFL"),
         "resnet8": (ResNet8, "eight convolutions without a head, the embedding network of ProtoFSSL"),
         "resnet9": (ResNet9, "the same with a dense head, the network of ProtoFSSL's baselines"),
+        "resnet17": (ResNet17, "seventeen convolutions without a head, the large embedding network of ProtoFSSL"),
+        "proto_resnet18": (ProtoResNet18, "the same with a dense head, the large network of ProtoFSSL's baselines"),
         "efficientnet_b0": (EfficientNetB0, "EfficientNet-B0, from torchvision's weights with weights='an .npz file'"),
     },
     given=("num_classes", "parent", "name"),

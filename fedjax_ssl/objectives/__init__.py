@@ -20,11 +20,17 @@ from fedjax_ssl.objectives.channels import (
 from fedjax_ssl.objectives.consistency import (
     annealed_cross_entropy,
     fixmatch_loss,
+    linear_ramp,
     training_signal_ceiling,
     uda_loss,
 )
 from fedjax_ssl.objectives.correspondence import correspondence_counts, estimate_correspondence, normalize_counts
-from fedjax_ssl.objectives.cross_entropy import batch_cross_entropy, clipped_cross_entropy, cross_entropy
+from fedjax_ssl.objectives.cross_entropy import (
+    batch_cross_entropy,
+    clipped_cross_entropy,
+    cross_entropy,
+    soft_cross_entropy,
+)
 from fedjax_ssl.objectives.identifiability import (
     Identifiability,
     MatrixDiagnostics,
@@ -46,4 +52,4 @@ from fedjax_ssl.objectives.prototypes import (
     sharpen,
 )
 from fedjax_ssl.objectives.sharpness import divergence_from, sharpness_ascent
-from fedjax_ssl.objectives.virtual_adversarial import vat_direction, vat_loss, vat_rampup
+from fedjax_ssl.objectives.virtual_adversarial import mean_entropy, vat_direction, vat_loss, vat_rampup

@@ -70,6 +70,30 @@ CASES = {
         learns_without_labels="the network labels whatever it is sure of",
     ),
     "mixed": Case(settings={"num_bits": 256, "num_neighbors": 3}),
+    # Small weights, batches and ramps: the defaults are for many rounds on images.
+    "fixmatch": Case(
+        settings={"threshold": 0.5, "unlabelled_ratio": 2, "ema_decay": 0.5},
+        learns_without_labels="the network labels whatever it is sure of",
+    ),
+    "uda": Case(
+        settings={"threshold": 0.5, "tsa_rounds": 2, "unlabelled_ratio": 2},
+        learns_without_labels="the network labels whatever it is sure of",
+    ),
+    "mixmatch": Case(
+        settings={"unlabelled_weight": 5.0, "ramp_rounds": 2},
+        learns_without_labels="the network labels whatever it is given",
+    ),
+    "mean_teacher": Case(
+        settings={"unlabelled_weight": 5.0, "decay": 0.9}, learns_without_labels="two views are to agree"
+    ),
+    "vat": Case(settings={"radius": 0.5}, learns_without_labels="neighbours are to agree"),
+    "pi_model": Case(
+        settings={"unlabelled_weight": 5.0, "ramp_rounds": 2}, learns_without_labels="two views are to agree"
+    ),
+    "pseudo_label": Case(
+        settings={"ramp_start": 0, "ramp_end": 2, "unlabelled_weight": 1.0, "unlabelled_ratio": 2},
+        learns_without_labels="the network labels whatever it is given",
+    ),
 }
 MECHANISMS = sorted(name for name, case in CASES.items() if case.mechanism)
 

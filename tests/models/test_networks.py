@@ -277,6 +277,8 @@ def test_available_lists_every_network():
         *SMALL,
         "resnet8",
         "resnet9",
+        "resnet17",
+        "proto_resnet18",
         "efficientnet_b0",
     ]  # these have files of their own
     assert all(models.available().values())

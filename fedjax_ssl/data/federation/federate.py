@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.checks import check_whole_numbers
-from fedjax_ssl.data.dataset import Dataset
+from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.federation.dealing import count_groups
 from fedjax_ssl.data.federation.federated_data import FederatedData
 from fedjax_ssl.data.federation.held_out import HeldOut, balanced_test_examples, clients_of_own_test, stratified
@@ -30,6 +30,7 @@ class _Plan(NamedTuple):
     held_out: HeldOut
     max_test: int  # bounds for every key, of what is held out of the training examples
     max_valid: int
+    num_train: int  # examples of the dataset's own training split
 
 
 class _Widths(NamedTuple):
@@ -70,6 +71,8 @@ def federate(
     client_test_fraction: float = 0.0,
     validation_fraction: float = 0.0,
     balanced_test: bool = False,
+    pools: tuple[int, int, int] | None = None,
+    shuffle_pools: bool = False,
 ) -> FederatedData:
     """Holds examples out, deals the others to clients and hides labels.
 
@@ -98,6 +101,10 @@ def federate(
         client_test_fraction: share of each client's examples, drawn blindly, that become the test set.
         validation_fraction: share of the remaining labelled training examples that become the validation set.
         balanced_test: from the dataset's own test examples, each client draws its own, equally many of every class.
+        pools: training, validation and test examples of every class, from the dataset's training and test examples
+            together; what is left is unused, and all examples without a label are for training.
+        shuffle_pools: all of a class are shuffled before they are cut into pools; otherwise the dataset's own training
+            examples come first, so that the others are mostly test examples.
 
     Returns:
         The federation.
@@ -105,10 +112,20 @@ def federate(
     Raises:
         ValueError: unknown names or options; more clients, labels or held-out data than there are.
     """
+    num_train = len(dataset.train)
+    if pools is not None:
+        dataset = _merged(dataset)
     natural = _natural_clients(dataset)
     natural_sizes = np.bincount(natural[natural >= 0])
     held_out = HeldOut(
-        test_clients, left_out_client, test_fraction, client_test_fraction, validation_fraction, balanced_test
+        test_clients,
+        left_out_client,
+        test_fraction,
+        client_test_fraction,
+        validation_fraction,
+        balanced_test,
+        pools,
+        shuffle_pools,
     )
     held_out.check(dataset.name, len(natural_sizes))
     if partition == "natural" and not natural_sizes.size:
@@ -125,6 +142,7 @@ def federate(
         _count_clients(partition, num_clients, len(natural_sizes) - held_out.num_natural),
         build_supervision(supervision, **dict(supervision_options or {})),
         held_out,
+        num_train,
     )
     labels = jnp.asarray(dataset.train.y, jnp.int32)
     train, num_coarse = dataset.train, len(dataset.coarse_names or ())
@@ -196,6 +214,7 @@ def _make_plan(
     num_clients: int,
     supervision: Supervision,
     held_out: HeldOut,
+    num_train: int,
 ) -> _Plan:
     """Works out what holds for every key: how many examples are left to deal, at least and at most."""
     by_size = np.sort(natural_sizes)
@@ -215,6 +234,14 @@ def _make_plan(
         most, least = most * (1 - share) + 1, max(least * (1 - share) - 1, 0.0)
         return held
 
+    removed = 0
+    if held_out.pools:
+        train, valid, test = held_out.pools
+        _check_pools(held_out.pools, class_counts)
+        max_test, max_valid = test * dataset.num_classes, valid * dataset.num_classes
+        removed = int(class_counts.sum()) - train * dataset.num_classes
+        class_counts = np.full(dataset.num_classes, float(train))
+        most = least = class_counts.sum()
     if held_out.test_fraction:
         max_test = hold_out(held_out.test_fraction)
     if held_out.validation_fraction:
@@ -242,9 +269,31 @@ def _make_plan(
         num_natural=by_size.size - held_out.num_natural,
         least=least,
         most=most + unlabelled,
-        removed=supervision.server_labels + max_valid + (max_test if held_out.test_fraction else 0),
+        removed=supervision.server_labels + (removed or max_valid + (max_test if held_out.test_fraction else 0)),
     )
-    return _Plan(facts, partition, supervision, held_out, max_test, max_valid)
+    return _Plan(facts, partition, supervision, held_out, max_test, max_valid, num_train)
+
+
+def _check_pools(pools: tuple[int, int, int], class_counts: Float[np.ndarray, " K"]) -> None:
+    kind, fewest = int(class_counts.argmin()), int(class_counts.min())
+    if fewest < sum(pools):
+        raise ValueError(
+            f"pools={tuple(pools)} asks for {sum(pools)} examples of every class, but class {kind} has {fewest}, "
+            "training and test examples together; lower them"
+        )
+
+
+def _merged(dataset: Dataset) -> Dataset:
+    """The same dataset with its test examples after the training ones, and no test split."""
+    train, test = dataset.train, dataset.test
+    if test is None:
+        return dataset
+    columns: dict[str, Any] = {}
+    for name in ("client", "coarse"):
+        parts = getattr(train, name), getattr(test, name)
+        columns[name] = None if any(part is None for part in parts) else np.concatenate(parts)
+    merged = Split(np.concatenate([train.x, test.x]), np.concatenate([train.y, test.y]), **columns)
+    return dataclasses.replace(dataset, train=merged, test=None)
 
 
 def _draw_roles(
@@ -258,6 +307,8 @@ def _draw_roles(
         test = held = unseen[natural]
         newcomer = jnp.where(held, facts.num_clients + jnp.cumsum(unseen, dtype=jnp.int32)[natural] - 1, -1)
         natural = jnp.where(held, -1, (jnp.cumsum(~unseen, dtype=jnp.int32) - 1)[natural])
+    if held_out.pools:
+        held, valid, test = held_out.in_pools(named_key(key, "pools"), labels, plan.num_train)
     if held_out.test_fraction:
         test = held = stratified(named_key(key, "test"), labels, ~held, facts.num_classes, held_out.test_fraction)
     if held_out.validation_fraction:

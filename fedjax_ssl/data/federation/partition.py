@@ -299,6 +299,57 @@ def circulant(shares: Sequence[float] = FEDMATCH_SHARES, balanced: int = 0) -> P
     return Partition(assign, bounds)
 
 
+def class_counts(counts: Sequence[int], balanced: int = 0, unlabelled: int | None = None) -> Partition:
+    """Whole numbers: client c gets counts[(k - c) mod K] examples of class k; what is left is unused.
+
+    The splits of ProtoFSSL (`fedjax_ssl.presets.protofssl_split`).
+
+    Args:
+        counts: [K] by offset from the client's preferred class c mod K, or one number for all classes.
+        balanced: examples of every class that every client is given beside them; in the paper the labelled ones.
+        unlabelled: examples without a class label for each client; all of them, evenly, by default.
+    """
+    given = tuple(counts)
+    check_whole_numbers(0, balanced=balanced, **{f"counts[{place}]": count for place, count in enumerate(given)})
+    if not sum(given) + balanced:
+        raise ValueError(f"counts are {given} and balanced is 0, so that no client would get anything")
+    if unlabelled is not None:
+        check_whole_numbers(0, unlabelled=unlabelled)
+
+    def table(facts: Facts) -> Int[np.ndarray, "C K"]:
+        if len(given) not in (1, facts.num_classes):
+            raise ValueError(
+                f"counts has {len(given)} entries, the data have {facts.num_classes} classes; give one number per "
+                "class, by offset from the client's preferred class, or one for all"
+            )
+        client, kind = np.arange(facts.num_clients), np.arange(facts.num_classes)
+        each = np.resize(given, facts.num_classes)[(kind - client[:, None]) % facts.num_classes] + balanced
+        for number, (asked, there) in enumerate(zip(each.sum(axis=0), facts.class_counts, strict=True)):
+            if asked > there:
+                raise ValueError(
+                    f"{facts.num_clients} clients are to get {asked} examples of class {number}, but {there} are left "
+                    "to deal; lower counts or num_clients"
+                )
+        if unlabelled is not None and unlabelled * facts.num_clients > facts.num_unlabelled:
+            raise ValueError(
+                f"{facts.num_clients} clients are to get {unlabelled} examples without a label each, but there are "
+                f"{facts.num_unlabelled}; lower unlabelled or num_clients"
+            )
+        return each.astype(np.int32)
+
+    def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
+        class_key, unlabelled_key = jax.random.split(key)
+        labelled = pool.available & (pool.labels >= 0)
+        client = deal(class_key, jnp.where(labelled, pool.labels, -1), jnp.asarray(table(pool.facts)))
+        return jnp.where(labelled, client, _deal_unlabelled(unlabelled_key, pool, unlabelled))
+
+    def bounds(facts: Facts) -> Bounds:
+        most = -(-facts.num_unlabelled // facts.num_clients) if unlabelled is None else unlabelled
+        return Bounds(0, int(table(facts).sum(axis=1).max()) + most)
+
+    return Partition(assign, bounds)
+
+
 def majority(factor: float = 80.0) -> Partition:
     """FedUL's non-iid split, as in its released code: client c has mostly examples of classes 2c and 2c + 1 (mod K).
 
@@ -384,6 +435,7 @@ PARTITIONS: Registry[Partition] = Registry(
         "shards": shards,
         "classes_per_client": classes_per_client,
         "circulant": circulant,
+        "class_counts": class_counts,
         "majority": majority,
         "paired_dirichlet": paired_dirichlet,
     },
@@ -414,8 +466,11 @@ def _deal_classes(key: Key[Array, ""], pool: Pool, shares: Float[Array, "C K"], 
     return deal(deal_key, group, counts.at[:num_classes].add(rest).T)
 
 
-def _deal_unlabelled(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
+def _deal_unlabelled(key: Key[Array, ""], pool: Pool, each: int | None = None) -> Int[Array, " N"]:
+    """Deals examples without a label evenly, all of them or so many to each client."""
     group = jnp.where(pool.available & (pool.labels < 0), 0, -1)
+    if each is not None:
+        return deal(key, group, jnp.full((pool.facts.num_clients, 1), each, jnp.int32))
     equal = jnp.ones((1, pool.facts.num_clients), jnp.float32)
     return deal(key, group, largest_remainder(equal, count_groups(group, 1)).T)
 

@@ -150,12 +150,18 @@ class Supervision(NamedTuple):
         return jnp.arange(num_clients, dtype=jnp.int32)
 
 
-def all_labels() -> Supervision:
-    """Every example keeps its label."""
+def all_labels(server_labels: int = 0) -> Supervision:
+    """Every example keeps its label.
+
+    Args:
+        server_labels: labelled examples at the server, as in `server`; the clients have all others.
+    """
+    check_whole_numbers(0, server_labels=server_labels)
     return Supervision(
         lambda key, holdings: holdings.eligible,
         lambda sizes, keeping, num_classes: sizes.largest,
         lambda size, keeping: size,
+        server_labels=server_labels,
     )
 
 
@@ -193,6 +199,24 @@ def per_class(labels: int) -> Supervision:
         lambda sizes, keeping, num_classes: labels * num_classes,
         lambda size, keeping: min(labels, size),
     )
+
+
+def circulant(label_counts: Sequence[int]) -> Supervision:
+    """Client c sees label_counts[(k - c) mod K] labels of class k, as far as it has that class.
+
+    Args:
+        label_counts: [K] by offset from the client's preferred class c mod K.
+    """
+    given = tuple(label_counts)
+    check_whole_numbers(0, **{f"label_counts[{place}]": count for place, count in enumerate(given)})
+
+    def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
+        if len(given) != holdings.num_classes:
+            raise ValueError(f"label_counts has {len(given)} entries, the data have {holdings.num_classes} classes")
+        offset = (jnp.maximum(holdings.labels, 0) - jnp.maximum(holdings.client, 0)) % holdings.num_classes
+        return rank_within(key, holdings.cell) < jnp.asarray(given, jnp.int32)[offset]
+
+    return Supervision(keep, lambda sizes, keeping, num_classes: sum(given), lambda size, keeping: 0)
 
 
 def fraction(fraction: float, class_balanced: bool = False) -> Supervision:
@@ -399,6 +423,7 @@ SUPERVISIONS: Registry[Supervision] = Registry(
         "none": no_labels,
         "per_client": per_client,
         "per_class": per_class,
+        "circulant": circulant,
         "fraction": fraction,
         "total": total,
         "xclp_noniid": xclp_noniid,

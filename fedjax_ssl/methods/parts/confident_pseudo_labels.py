@@ -22,6 +22,7 @@ from fedjax_ssl.federated.method import AtServer, ForLog, Metrics, Now, Outcome,
 from fedjax_ssl.federated.sampler import batches_per_epoch, masked_permutation
 from fedjax_ssl.federated.terms import PseudoLabels, diagnose_pseudo_labels, examples_mask, network_outputs
 from fedjax_ssl.keys import named_key
+from fedjax_ssl.methods.parts.consistency_training import strong_view
 from fedjax_ssl.objectives import batch_cross_entropy, mixup, mixup_cross_entropy, mixup_share
 from fedjax_ssl.objectives.float_range import at_least_float32
 
@@ -137,7 +138,7 @@ def fix_term(setup: Setup, weight: float | Array, as_labelled: bool = False) -> 
         weight: of the loss.
         as_labelled: on the very views that were labelled; else on strongly augmented ones.
     """
-    view = strong_view(setup) if not as_labelled else labelled_view(setup)
+    view = labelled_view(setup) if as_labelled else strong_view(setup, "fix")
 
     def loss(step: Step) -> Array:
         batch = step.streams["fix"]
@@ -145,12 +146,6 @@ def fix_term(setup: Setup, weight: float | Array, as_labelled: bool = False) -> 
         return batch_cross_entropy(step.outputs[view.name].logits, targets, batch.mask)
 
     return Term("fix", (view,), loss, weight, server=AtServer(takes_part=never))
-
-
-def strong_view(setup: Setup) -> View:
-    """Confident examples under the run's strong augmentation."""
-    strong = setup.strong_augment or setup.augment
-    return View("fix/strong", "fix", lambda key, streams: setup.normalize(strong(key, streams["fix"].inputs)))
 
 
 def labelled_view(setup: Setup) -> View:

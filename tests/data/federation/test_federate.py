@@ -126,6 +126,22 @@ def test_own_test_split_comes_after_the_training_examples():
     assert replaced.inputs.shape[0] == 240 and int(replaced.num_test) == 60
 
 
+@pytest.mark.thorough
+def test_all_labels_at_clients_and_some_at_the_server():
+    data = federate(
+        jax.random.key(0),
+        DATASET,
+        partition="iid",
+        num_clients=6,
+        supervision="all",
+        supervision_options={"server_labels": 4 * NUM_CLASSES},
+        test_fraction=0.1,
+    )
+    assert data.kinds() == ("labels", "server") and int(data.num_server) == 4 * NUM_CLASSES
+    np.testing.assert_array_equal(data.num_labelled, data.num_examples)
+    assert data.max_unlabelled == 0
+
+
 def test_server_holds_balanced_labels_and_clients_none():
     data = federate(
         jax.random.key(0),
@@ -213,8 +229,13 @@ def test_hidden_labels_do_not_change_what_is_seen():
 @pytest.mark.parametrize("partition", list(PARTITIONS))
 @pytest.mark.parametrize("enabled", [False, True])
 def test_dtypes_do_not_depend_on_64_bit_mode(partition, enabled):
-    needed = {"dirichlet": {"alpha": 0.4}, "dirichlet_balanced": {"alpha": 0.4}, "circulant": {"shares": range(6)}}
-    needed["paired_dirichlet"] = {"alpha": 0.4, "labels_per_class": 2}
+    needed = {
+        "dirichlet": {"alpha": 0.4},
+        "dirichlet_balanced": {"alpha": 0.4},
+        "circulant": {"shares": range(6)},
+        "class_counts": {"counts": range(6)},
+        "paired_dirichlet": {"alpha": 0.4, "labels_per_class": 2},
+    }
     options = {"num_clients": 4, "partition_options": needed.get(partition), "test_fraction": 0.1}
     rules = {
         "total": {"labels": 9, "class_balanced": True},

@@ -86,6 +86,7 @@ CASES = [
     ("circulant", {}, SKEWED, 8),
     ("circulant", {"balanced": 1}, SOME_UNKNOWN, 25),
     ("circulant", {"shares": (3, 0)}, TWO, 1),
+    ("class_counts", {"counts": (3, 1), "balanced": 1}, TWO, 8),
     ("majority", {"factor": 1.0}, SKEWED, 1),
     ("majority", {}, SOME_UNKNOWN, 5),
     ("paired_dirichlet", {"alpha": 0.1, "labels_per_class": 2}, EVEN_AND_UNKNOWN, 8),
@@ -110,7 +111,7 @@ def check(client, name, labels, num_clients, available, bounds):
         assert sorted(min(owner) for owner in owners) == [-1] * (6 - num_clients) + list(range(num_clients))
     elif name == "random":
         assert sizes.min() == sizes.max() == available.sum() // num_clients
-    elif name != "majority":  # which leaves what nobody asks for
+    elif name not in ("majority", "class_counts"):  # which leave what nobody asks for
         assert (client[available] >= 0).all()
     if name in ("iid", "shards", "classes_per_client", "circulant"):
         assert np.ptp(np.bincount(client[(labels < 0) & available], minlength=num_clients)) <= 1

@@ -46,6 +46,7 @@ CASES = [
     ("per_client", {"labels": 100}),
     ("per_client", {"labels": 7, "class_balanced": True, "labelled_clients": 4}),
     ("per_class", {"labels": 2}),
+    ("circulant", {"label_counts": (3, 1, 0, 0, 1)}),
     ("fraction", {"fraction": 0.1}),
     ("fraction", {"fraction": 1.0, "labelled_clients": 2, "which": "random"}),
     ("total", {"labels": 50}),
