@@ -16,7 +16,7 @@ def get_config(labels=None):
     config = presets.digits_by_writer("sage", labels)
     config.optimizer.batch_size = 16
     config.optimizer.learning_rate = 0.1
-    config.optimizer.local_epochs = 1  # 10 steps; with five times as many on 5 labels, clients drift apart
+    config.optimizer.local_epochs = 1  # ten steps: with fifty, clients believe their own mistakes
     config.optimizer.momentum = 0.9
     config.optimizer.weight_decay = 1e-4
     return config
