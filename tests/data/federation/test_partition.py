@@ -250,6 +250,7 @@ def test_dirichlet_balanced_has_equal_sizes_and_uneven_classes():
     assert spreads[0] > 0.5 > spreads[1] > spreads[2] + 0.05
 
 
+@pytest.mark.thorough
 def test_pairs_have_equal_sizes_and_mixes_of_their_own_for_labelled_and_other_examples():
     """SAGE: 600 examples, 20 of each of ten classes labelled; the first cut leaves a quarter of a slice at least."""
     labels = balanced_labels(10, 60)
@@ -276,12 +277,13 @@ def test_a_slice_is_split_as_in_the_code():
     first = np.array([[1.0, 1.0, 0.9, 0.9], [0.9, 0.6, 0.1, 0.6], [1.0, 1.0, 1.0, 1.0]])
     shares = jnp.asarray(np.stack([first, 1.0 - first], axis=2)[None], jnp.float32)
     # The first draw gives 4 + 4 and then nothing more: half of it. With that draw alone, and the last two:
-    np.testing.assert_array_equal(pairs._even_enough(shares, counts), [[4, 4, 0, 0]])
-    np.testing.assert_array_equal(pairs._even_enough(shares[:, 1:], counts), [[3, 2, 0, 2]])
+    split = jax.jit(pairs._even_enough)
+    np.testing.assert_array_equal(split(shares, counts), [[4, 4, 0, 0]])
+    np.testing.assert_array_equal(split(shares[:, 1:], counts), [[3, 2, 0, 2]])
     uneven = jnp.asarray(
         [[9, 1]], jnp.int32
     )  # the second client gets all of what is left, 1 of 10: none is even enough
-    np.testing.assert_array_equal(pairs._even_enough(shares[:, 2:, :2], uneven), [[9, 0]])
+    np.testing.assert_array_equal(split(shares[:, 2:, :2], uneven), [[9, 0]])
 
 
 def test_shards_are_runs_of_the_sorted_labels():
