@@ -16,7 +16,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fedjax_ssl.federated.forward import forward_views
+from fedjax_ssl.federated.forward import forward_views, labelling_key
 from fedjax_ssl.federated.method import (
     Client,
     Kept,
@@ -231,7 +231,8 @@ class _ClientRound:
 
     def step(self, client: Client, number: Int[Array, ""], batch: Batch, progress: ClientProgress) -> ClientProgress:
         step_key = jax.random.fold_in(named_key(self.key_of(client), "step"), number)
-        streams = _gather_streams(batch, client, self.broadcast.inputs)
+        own_key = jax.random.fold_in(labelling_key(self.broadcast.key), client.id)
+        streams = _gather_streams(batch, client, self.broadcast.inputs, own_key)
         examples = progress.examples
         for mask in (stream.mask for stream in streams.values()):
             examples = examples + jnp.sum(mask, dtype=jnp.int32)
@@ -309,13 +310,19 @@ class _ClientRound:
         updates, optimizer_state = self.training.optimizer.update(gradient, progress.optimizer[group], only)
         rate = self.rate_of(client)
         new = jax.tree.map(lambda w, update: w - rate * update, only, updates)
+        local, model_state = {**progress.local, **losses.local}, losses.model_state
+        for term in terms:
+            if term.client.revise is not None:
+                own = Snapshot(self.packings[group].unpack(new[group]), self.unravel_state(model_state))
+                local[term.name], own = term.client.revise(local[term.name], own, client, number)
+                new, model_state = {group: self.packings[group].pack(own.params)}, ravel_pytree(own.model_state)[0]
         params = {**progress.params, **new}
-        moved, local = self.training.combine(self.to_params(params)), {**progress.local, **losses.local}
+        moved = self.training.combine(self.to_params(params))
         for term in terms:
             local[term.name] = term.client.after_step(local[term.name], moved)
         return progress._replace(
             params=params,
-            model_state=losses.model_state,
+            model_state=model_state,
             optimizer={**progress.optimizer, group: optimizer_state},
             local=local,
             loss=progress.loss + loss,
@@ -462,7 +469,7 @@ def _gradient(
     return loss + more, jax.tree.map(jnp.add, plain, gradient), losses
 
 
-def _gather_streams(batch: Batch, client: Client, inputs: Array) -> Streams:
+def _gather_streams(batch: Batch, client: Client, inputs: Array, key: Key[Array, ""]) -> Streams:
     streams = {}
     for name, position in batch.positions.items():
         mask = batch.masks[name]
@@ -471,7 +478,7 @@ def _gather_streams(batch: Batch, client: Client, inputs: Array) -> Streams:
         # Padding points to row 0, which may be another client's NaN: a zero loss would still have a NaN gradient.
         real = mask.reshape(-1, *[1] * (rows.ndim - 1))
         weak = None if client.weak is None else jnp.where(mask, client.weak.labels[position], -1)
-        streams[name] = Stream(position, mask, observed, jnp.where(real, rows, jnp.zeros_like(rows)), weak)
+        streams[name] = Stream(position, mask, observed, jnp.where(real, rows, jnp.zeros_like(rows)), weak, key)
     return streams
 
 

@@ -169,7 +169,7 @@ def federated_method(
         execution = execution or Execution()
         if len(rounds) == 1:
             return rounds[0](key, state, data, execution)
-        number = jnp.sum(state.round >= jnp.array(starts[1:]), dtype=jnp.int32)
+        number = jnp.sum(state.round >= jnp.array(starts[1:], jnp.int32), dtype=jnp.int32)
         return _switch(number, [lambda *given, run=run: run(*given, execution) for run in rounds], key, state, data)
 
     def predicted(outputs: Outputs) -> Array:

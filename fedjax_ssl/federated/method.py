@@ -8,6 +8,7 @@ C clients, p = cohort size, n = padded examples per client, b = examples of one 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
@@ -127,6 +128,14 @@ class Stream(NamedTuple):
     observed: Int[Array, " b"]  # observed class label, -1 = nothing
     inputs: Array  # [b, ...] raw
     weak: Int[Array, " b"] | None = None  # observed weak label, -1 = nothing; None where no client has any
+    key: Key[Array, ""] | None = None  # of this client in this round, the same in every step
+
+    @property
+    def row_keys(self) -> Key[Array, " b"]:
+        """The examples' keys in this round: with them, an example looks in every step as when it was labelled."""
+        own = self.key
+        assert own is not None, "the streams of local training have one"
+        return jax.vmap(lambda place: jax.random.fold_in(own, place))(self.position)
 
 
 Streams = dict[str, Stream]
@@ -252,6 +261,9 @@ class AtClient(NamedTuple):
     # ^ (term state, network parameters, model state, kept) -> local state, which lives as long as local training
     after_step: Callable[[PyTree, PyTree], PyTree] = lambda local, params: local
     # ^ (local state, new params) -> local state
+    revise: Callable[[PyTree, Snapshot, Client, Array], tuple[PyTree, Snapshot]] | None = None
+    # ^ (local state, the term's parameter group and batch statistics after a step, client, number of the step) ->
+    # (local state, what training goes on with); None: with these
     collect: Callable[[Trained], PyTree] = lambda trained: ()  # -> upload
     remember: Callable[[Trained], PyTree] | None = None  # -> what is kept from now on; None: it stays as it is
 
@@ -269,8 +281,8 @@ class Term(NamedTuple):
     """What a method adds to federated averaging. Only `name`, `views` and `loss` are required.
 
     Order within a round: `server.prepare` (across the cohort); per client `client.start`, then for every local step
-    `loss` and `client.after_step`, then `client.collect` and `client.remember`; at the end `server.absorb` and, for
-    the log only, `log.diagnose` and `log.traffic`.
+    `loss`, `client.revise` and `client.after_step`, then `client.collect` and `client.remember`; at the end
+    `server.absorb` and, for the log only, `log.diagnose` and `log.traffic`.
     """
 
     name: str

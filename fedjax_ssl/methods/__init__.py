@@ -6,6 +6,7 @@ A recipe of your own is named "module:function", for example `--config.method.na
 from typing import Any
 
 from fedjax_ssl.federated import Method
+from fedjax_ssl.methods.cbafed import cbafed
 from fedjax_ssl.methods.fedavg import fedavg
 from fedjax_ssl.methods.fedllp import fedllp, fedllp_vat
 from fedjax_ssl.methods.fedmatch import fedmatch
@@ -18,6 +19,7 @@ from fedjax_ssl.methods.fedsiam import fedsiam
 from fedjax_ssl.methods.fedtrans import fedtrans
 from fedjax_ssl.methods.fedul import fedul
 from fedjax_ssl.methods.fixmatch import fixmatch
+from fedjax_ssl.methods.fl2 import fl2
 from fedjax_ssl.methods.mean_teacher import mean_teacher
 from fedjax_ssl.methods.mixed import mixed
 from fedjax_ssl.methods.mixmatch import mixmatch
@@ -27,6 +29,7 @@ from fedjax_ssl.methods.per_client_lp import per_client_lp
 from fedjax_ssl.methods.pi_model import pi_model
 from fedjax_ssl.methods.protofssl import protofssl
 from fedjax_ssl.methods.pseudo_label import pseudo_label
+from fedjax_ssl.methods.sage import sage
 from fedjax_ssl.methods.semifl import semifl
 from fedjax_ssl.methods.single import single
 from fedjax_ssl.methods.uda import uda
@@ -52,6 +55,9 @@ _RECIPES = (
     protofssl,
     fedmatch,
     mixed,
+    fl2,
+    cbafed,
+    sage,
     fixmatch,
     uda,
     mixmatch,

@@ -18,6 +18,7 @@ from fedjax_ssl.models.model import Model, from_linen
 from fedjax_ssl.models.pretrained import LAYERS, pretrained
 from fedjax_ssl.models.proto_resnet import ProtoResNet18, ResNet8, ResNet9, ResNet17
 from fedjax_ssl.models.resnet import ResNet18
+from fedjax_ssl.models.three_stage_resnet import ThreeStageResNet8
 from fedjax_ssl.models.wide_resnet import WideResNet28
 from fedjax_ssl.registry import Registry
 
@@ -31,6 +32,10 @@ MODELS: Registry[nn.Module] = Registry(
         "cnn13": (CNN13, "nine weight-normalised convolutions, the CIFAR network of XCLP"),
         "mnist_cnn": (MnistCNN, "three 5x5 convolutions and two hidden layers, the MNIST network of FedUL"),
         "resnet18": (ResNet18, "residual network, stem='cifar', stem='imagenet' or stem='imagenet_unpooled'"),
+        "resnet8_basic": (
+            ThreeStageResNet8,
+            "residual network with a basic block per stage, the CIFAR network of SAGE",
+        ),
         "wrn28": (WideResNet28, "wide residual network WRN-28-k, widen=2 by default, the CIFAR network of SemiFL"),
         "resnet8": (ResNet8, "eight convolutions without a head, the embedding network of ProtoFSSL"),
         "resnet9": (ResNet9, "the same with a dense head, the network of ProtoFSSL's baselines"),

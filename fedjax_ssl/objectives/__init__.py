@@ -52,4 +52,5 @@ from fedjax_ssl.objectives.prototypes import (
     prototype_log_probs,
     sharpen,
 )
+from fedjax_ssl.objectives.sharpness import divergence_from, sharpness_ascent
 from fedjax_ssl.objectives.virtual_adversarial import mean_entropy, vat_direction, vat_loss, vat_rampup

@@ -19,6 +19,7 @@ SMALL = {
     "mnist_cnn": ((4, 4, 1), {}),
     "emnist_cnn": ((8, 8, 1), {}),
     "resnet18": ((8, 8, 3), {}),
+    "resnet8_basic": ((4, 4, 3), {"widen": 2}),
     "wrn28": ((4, 4, 3), {"widen": 1}),
 }
 # the deep networks once each, most of them in `make thorough`: they take the layers' behaviour from the same modules
@@ -33,6 +34,7 @@ FEATURES = {
     "mnist_cnn": 512,
     "emnist_cnn": 128,
     "resnet18": 512,
+    "resnet8_basic": 128,
     "wrn28": 64,
 }
 
@@ -79,6 +81,9 @@ def evaluated(model, params, state, x):
         ("emnist_cnn", 47, (28, 28, 1), {}, 1_204_655),
         ("resnet18", 10, (32, 32, 3), {"stem": "cifar", "norm": "gn"}, 11_173_962),
         ("resnet9", 10, (32, 32, 3), {"norm": "gn"}, 6_575_370),
+        pytest.param("resnet18", 10, (32, 32, 3), {"stem": "imagenet"}, 11_181_642, marks=THOROUGH),
+        ("resnet8_basic", 10, (32, 32, 3), {}, 1_227_594),
+        ("resnet8_basic", 100, (32, 32, 3), {}, 1_250_724),
         ("wrn28", 10, (32, 32, 3), {}, 1_467_610),
         pytest.param("wrn28", 100, (32, 32, 3), {}, 1_479_220, marks=THOROUGH),
         pytest.param("wrn28", 100, (32, 32, 3), {"widen": 8}, 23_401_012, marks=THOROUGH),
@@ -298,7 +303,7 @@ def test_available_lists_every_network():
     ("name", "options", "message"),
     [
         ("cn", {}, "Did you mean 'cnn'"),
-        ("vgg", {}, "Available: linear, mlp, cnn, emnist_cnn, cnn13, mnist_cnn, resnet18, wrn28"),
+        ("vgg", {}, "Available: linear, mlp, cnn, emnist_cnn, cnn13, mnist_cnn, resnet18, resnet8_basic, wrn28"),
         ("cnn", {"drop_out": True}, "Did you mean 'dropout'.*options: .*dropout, norm"),
         ("linear", {"norm": "bn"}, "no option 'norm'"),
         ("cnn", {"norm": "ln"}, "norm is 'ln'.* Allowed: none, bn, gn"),

@@ -322,11 +322,13 @@ def _draw_roles(
         each = plan.supervision.server_labels // facts.num_classes
         server = balanced_draw(named_key(key, "server"), labels, ~(held | valid), each)
     pool = Pool(labels, ~(held | valid | server), natural, facts)
-    holder = client = plan.partition.assign(named_key(key, "partition"), pool)
+    partition_key, apart = named_key(key, "partition"), plan.partition.labelled
+    holder = client = plan.partition.assign(partition_key, pool)
     if held_out.client_test_fraction:
         test = held_out.share_of_clients(named_key(key, "test"), client, facts.num_clients)
         client = jnp.where(test, -1, client)
-    holdings = Holdings(client, labels, jnp.ones(facts.num_clients, bool), facts.num_classes, own)
+    everyone, known = jnp.ones(facts.num_clients, bool), None if apart is None else apart(partition_key, pool)
+    holdings = Holdings(client, labels, everyone, facts.num_classes, own, known)
     supervision_key = named_key(key, "supervision")
     labelled = plan.supervision.label(supervision_key, holdings)
     entries, weak = plan.supervision.observe(supervision_key, holdings)

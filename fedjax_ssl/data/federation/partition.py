@@ -18,6 +18,8 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.checks import check_choices, check_numbers, check_whole_numbers
 from fedjax_ssl.data.federation.dealing import count_groups, deal, largest_remainder, level, rank_within
+from fedjax_ssl.data.federation.pairs import deal_to_pairs, labelled_examples
+from fedjax_ssl.keys import named_key
 from fedjax_ssl.registry import Registry
 
 FEDMATCH_SHARES = (244, 73, 15, 15, 15, 10, 15, 15, 15, 73)
@@ -61,6 +63,8 @@ class Partition(NamedTuple):
     assign: Callable[[Key[Array, ""], Pool], Int[Array, " N"]]
     bounds: Callable[[Facts], Bounds]
     parts: int = 1  # in which clients' unlabelled examples come, see `fedjax_ssl.data.federation.streaming`
+    labelled: Callable[[Key[Array, ""], Pool], Bool[Array, " N"]] | None = None
+    # ^ (the key of `assign`, pool) -> examples that were dealt as labelled ones, for the supervision "dealt"
 
 
 def natural() -> Partition:
@@ -500,6 +504,45 @@ def own_class(skew: float, own_part: Literal["size", "class"] = "size", cut: boo
     return Partition(assign, bounds)
 
 
+def paired_dirichlet(alpha: float, labels_per_class: int) -> Partition:
+    """Equal clients in pairs with uneven class mixes, labelled and other examples dealt apart (SAGE).
+
+    See `fedjax_ssl.data.federation.pairs`; with supervision `dealt`, clients see the labels of those dealt as labelled.
+
+    Args:
+        alpha: > 0, small = uneven.
+        labels_per_class: labelled examples of every class in the federation.
+    """
+    check_numbers("(0, inf)", alpha=alpha)
+    check_whole_numbers(labels_per_class=labels_per_class)
+
+    def labelled(key: Key[Array, ""], pool: Pool) -> Bool[Array, " N"]:
+        group, num_classes = _class_or_unlabelled(pool), pool.facts.num_classes
+        return labelled_examples(named_key(key, "labelled"), group, num_classes, labels_per_class)
+
+    def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
+        bounds(pool.facts)
+        group, known, facts = _class_or_unlabelled(pool), labelled(key, pool), pool.facts
+        sizes = facts.num_classes + 1, facts.num_clients, alpha
+        client = deal_to_pairs(named_key(key, "known"), jnp.where(known, group, -1), *sizes)
+        others = deal_to_pairs(named_key(key, "others"), jnp.where(known, -1, group), *sizes)
+        return jnp.where(known, client, others)
+
+    def bounds(facts: Facts) -> Bounds:
+        if facts.num_clients % 2:
+            raise ValueError(f"paired_dirichlet deals to pairs of clients, but num_clients is {facts.num_clients}")
+        if min(facts.class_counts) < labels_per_class:
+            kind = int(np.argmin(facts.class_counts))
+            raise ValueError(
+                f"labels_per_class is {labels_per_class}, but class {kind} has {facts.class_counts[kind]} training "
+                "examples; lower it"
+            )
+        # Two equal cuts, each within one.
+        return Bounds(max(facts.least // facts.num_clients - 1, 0), facts.most // facts.num_clients + 2)
+
+    return Partition(assign, bounds, labelled)
+
+
 PARTITIONS: Registry[Partition] = Registry(
     "partition",
     {
@@ -515,6 +558,7 @@ PARTITIONS: Registry[Partition] = Registry(
         "class_counts": class_counts,
         "majority": majority,
         "own_class": own_class,
+        "paired_dirichlet": paired_dirichlet,
     },
     common={"num_clients": int},
 )

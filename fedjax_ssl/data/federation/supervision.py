@@ -317,6 +317,19 @@ def class_pairs(labels: int) -> Supervision:
     return Supervision(keep, lambda sizes, keeping, num_classes: labels, lambda size, keeping: 0)
 
 
+def dealt() -> Supervision:
+    """The labels of those examples that the partition dealt as labelled ones (`paired_dirichlet`)."""
+
+    def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
+        if holdings.labelled is None:
+            raise ValueError(
+                "supervision 'dealt' needs a partition that deals labelled examples apart: 'paired_dirichlet'"
+            )
+        return holdings.labelled
+
+    return Supervision(keep, lambda sizes, keeping, num_classes: sizes.largest, lambda size, keeping: 0)
+
+
 def server(labels: int, at_clients: bool = False) -> Supervision:
     """The server holds floor(labels / K) labelled examples of every class; they leave the clients, who see none.
 
@@ -439,6 +452,7 @@ SUPERVISIONS: Registry[Supervision] = Registry(
         "total": total,
         "xclp_noniid": xclp_noniid,
         "class_pairs": class_pairs,
+        "dealt": dealt,
         "server": server,
         "coarse": coarse,
         "sets": sets,

@@ -73,6 +73,7 @@ class Holdings(NamedTuple):
     members: Bool[Array, " C"]  # clients that a rule is about
     num_classes: int
     own: OwnWeakLabels = OwnWeakLabels()
+    labelled: Bool[Array, " N"] | None = None  # dealt as labelled ones, by a partition that tells them apart
 
     @property
     def eligible(self) -> Bool[Array, " N"]:

@@ -203,6 +203,20 @@ def test_a_fixed_key_inside_somebody_elses_jit():
     assert contents(inside) == contents(draw(jax.random.key(0), DATASET, test_clients=3))
 
 
+def test_labels_are_those_that_the_partition_dealt():
+    """SAGE: two labelled examples of every class, dealt apart; every client has equally many of both kinds."""
+    deal = partial(federate, jax.random.key(0), supervision="dealt", num_clients=4)
+    options = {"alpha": 0.1, "labels_per_class": 2}
+    data = deal(DATASET, partition="paired_dirichlet", partition_options=options)
+    check(data)
+    seen = np.asarray(data.observed)
+    np.testing.assert_array_equal(np.bincount(seen[seen >= 0], minlength=NUM_CLASSES), 2)
+    np.testing.assert_array_equal(data.num_labelled, 3)
+    np.testing.assert_array_equal(data.num_examples, 60)
+    with pytest.raises(ValueError, match="needs a partition that deals labelled examples apart"):
+        deal(DATASET, partition="iid")
+
+
 def test_hidden_labels_do_not_change_what_is_seen():
     # Other labels where nothing was observed: the same clients see the same labels of the same examples.
     data = draw(jax.random.key(0), DATASET, test_clients=2)
@@ -221,8 +235,9 @@ def test_dtypes_do_not_depend_on_64_bit_mode(partition, enabled):
         "circulant": {"shares": range(6)},
         "class_counts": {"counts": range(6)},
         "fedmatch": {"balanced": 1, "noniid": True, "matrix": ((1 / 6,) * 6,), "parts": 2},
+        "paired_dirichlet": {"alpha": 0.4, "labels_per_class": 2},
     }
-    options = {"num_clients": 5, "partition_options": needed.get(partition), "test_fraction": 0.1}
+    options = {"num_clients": 4, "partition_options": needed.get(partition), "test_fraction": 0.1}
     rules = {
         "total": {"labels": 9, "class_balanced": True},
         "xclp_noniid": {"labels": 9},

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedjax_ssl.data.federation import pairs
 from fedjax_ssl.data.federation import partition as partition_module
 from fedjax_ssl.data.federation.partition import (
     PARTITIONS,
@@ -57,6 +58,7 @@ SKEWED = np.random.default_rng(0).choice(10, 120, p=np.arange(1, 11) / 55)
 NO_FIVE = np.where(SKEWED == 5, 6, SKEWED)
 TWO = np.arange(120) % 3 // 2
 SOME_UNKNOWN = np.where(np.arange(120) % 4 == 0, -1, SKEWED)
+EVEN_AND_UNKNOWN = np.where(np.arange(120) % 12 == 0, -1, np.arange(120) % 10)
 # The first case of every partition is also traced; all have the same length, so that operations compile once.
 CASES = [
     ("natural", {}, SKEWED, 4),
@@ -93,6 +95,8 @@ CASES = [
     ("own_class", {"skew": 1.0}, SKEWED, 20),
     ("own_class", {"skew": 0.6, "own_part": "class"}, SKEWED, 20),
     ("own_class", {"skew": 1.0, "own_part": "class", "cut": False}, SOME_UNKNOWN, 10),
+    ("paired_dirichlet", {"alpha": 0.1, "labels_per_class": 2}, EVEN_AND_UNKNOWN, 8),
+    ("paired_dirichlet", {"alpha": 1e-3, "labels_per_class": 5}, TWO, 2),
 ]
 FIRST_CASES = [case for place, case in enumerate(CASES) if case[0] != CASES[place - 1][0]]
 
@@ -277,6 +281,42 @@ def test_dirichlet_balanced_has_equal_sizes_and_uneven_classes():
     assert spreads[0] > 0.5 > spreads[1] > spreads[2] + 0.05
 
 
+@pytest.mark.thorough
+def test_pairs_have_equal_sizes_and_mixes_of_their_own_for_labelled_and_other_examples():
+    """SAGE: 600 examples, 20 of each of ten classes labelled; the first cut leaves a quarter of a slice at least."""
+    labels = balanced_labels(10, 60)
+    pool = make_pool(labels, 10, 6)
+    partition = PARTITIONS.build("paired_dirichlet", alpha=0.1, labels_per_class=20)
+    draw = jax.jit(lambda key: (partition.assign(key, pool), partition.labelled(key, pool)))
+    spread = []
+    for seed in range(5):
+        client, labelled = map(np.asarray, draw(jax.random.key(seed)))
+        np.testing.assert_array_equal(np.bincount(labels[labelled]), 20)
+        parts = [table(client[where], labels[where], 6, 10) for where in (labelled, ~labelled)]
+        assert np.ptp(parts[0].sum(1)) <= 1 and np.ptp(parts[1].sum(1)) <= 1
+        shares = [part / part.sum(1, keepdims=True) for part in parts]
+        spread += [shares[0].std(), np.abs(shares[0] - shares[1]).mean()]
+    assert min(spread) > 0.05, "uneven, and not alike"
+    even = PARTITIONS.build("paired_dirichlet", alpha=1e4, labels_per_class=20)
+    client = assignment(even, pool)(0)
+    assert table(client, labels, 6, 10).max() <= 20
+
+
+def test_a_slice_is_split_as_in_the_code():
+    """A client that holds half of the slice gets no more; of several draws the first even enough one counts."""
+    counts = jnp.asarray([[4, 4, 4, 4]], jnp.int32)
+    first = np.array([[1.0, 1.0, 0.9, 0.9], [0.9, 0.6, 0.1, 0.6], [1.0, 1.0, 1.0, 1.0]])
+    shares = jnp.asarray(np.stack([first, 1.0 - first], axis=2)[None], jnp.float32)
+    # The first draw gives 4 + 4 and then nothing more: half of it. With that draw alone, and the last two:
+    split = jax.jit(pairs._even_enough)
+    np.testing.assert_array_equal(split(shares, counts), [[4, 4, 0, 0]])
+    np.testing.assert_array_equal(split(shares[:, 1:], counts), [[3, 2, 0, 2]])
+    uneven = jnp.asarray(
+        [[9, 1]], jnp.int32
+    )  # the second client gets all of what is left, 1 of 10: none is even enough
+    np.testing.assert_array_equal(split(shares[:, 2:, :2], uneven), [[9, 0]])
+
+
 def test_shards_are_runs_of_the_sorted_labels():
     labels = balanced_labels(10, 12)
     pool = make_pool(labels, 10, 8)
@@ -341,6 +381,7 @@ def test_bad_options(name, options, message):
         ("dirichlet", {"alpha": 1.0, "max_examples": 11}, "raise it to at least 12"),
         ("classes_per_client", {"classes": 11}, "the training data have 10 classes"),
         ("circulant", {"shares": (1, 2)}, "shares has 2 entries, the data have 10 classes"),
+        ("paired_dirichlet", {"alpha": 0.1, "labels_per_class": 5}, "labels_per_class is 5, but class 0 has 4"),
     ],
 )
 def test_options_that_do_not_fit_the_data(name, options, message):

@@ -26,7 +26,8 @@ def keep(name, key=0, client=CLIENT, truth=LABELS, num_clients=NUM_CLIENTS, num_
 
 
 def holdings(client, truth, num_clients=NUM_CLIENTS, num_classes=NUM_CLASSES):
-    return Holdings(client, truth, jnp.ones(num_clients, bool), num_classes)
+    everything = jnp.ones(client.shape, bool)
+    return Holdings(client, truth, jnp.ones(num_clients, bool), num_classes, labelled=everything)
 
 
 def keep_many(rule, keys, client, truth, num_clients=NUM_CLIENTS, num_classes=NUM_CLASSES):
@@ -52,6 +53,7 @@ CASES = [
     ("total", {"labels": 7, "class_balanced": True}),
     ("xclp_noniid", {"labels": 4, "classes": 2}),
     ("class_pairs", {"labels": 5}),
+    ("dealt", {}),
     ("server", {"labels": 9}),
     ("coarse", {"correspondence": "identity"}),
     ("sets", {"sets": 2}),
@@ -93,6 +95,7 @@ def test_bounds_hold_where_every_example_has_a_label():
         "total": (5, 21),
         "server": (0, 25),
         "given": (25, 0),
+        "dealt": (25, 25),
     }
     seen = set()
     for name, options in CASES:
