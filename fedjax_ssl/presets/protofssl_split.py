@@ -3,7 +3,7 @@
 import ml_collections
 
 from fedjax_ssl.config import ConfigError
-from fedjax_ssl.data.federation.partition import FEDMATCH_SHARES
+from fedjax_ssl.data.federation.published_partitions import FEDMATCH_SHARES
 
 POOLS = {"cifar10": (5400, 300, 300), "svhn": (5400, 200, 200), "stl10": (1000, 150, 150)}
 CLIENTS, LABELS = 100, 5

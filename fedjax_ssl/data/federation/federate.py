@@ -15,7 +15,8 @@ from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.federation.dealing import count_groups
 from fedjax_ssl.data.federation.federated_data import FederatedData
 from fedjax_ssl.data.federation.held_out import HeldOut, balanced_test_examples, clients_of_own_test, stratified
-from fedjax_ssl.data.federation.partition import PARTITIONS, Facts, Partition, Pool
+from fedjax_ssl.data.federation.partition import PARTITIONS
+from fedjax_ssl.data.federation.pool import Facts, Partition, Pool
 from fedjax_ssl.data.federation.streaming import in_parts
 from fedjax_ssl.data.federation.supervision import Supervision, balanced_draw, build_supervision
 from fedjax_ssl.data.federation.weak_labels import Entries, Holdings, OwnWeakLabels, WeakLabels, shares_of_sets

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Int, Key
 from fedjax_ssl.checks import check_numbers, check_whole_numbers
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.federation.dealing import count_groups, largest_remainder, rank_within
-from fedjax_ssl.data.federation.partition import Bounds
+from fedjax_ssl.data.federation.pool import Bounds
 from fedjax_ssl.keys import named_key
 
 

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from fedjax_ssl.data.correspondence import CORRESPONDENCES, overlapping
 from fedjax_ssl.data.correspondence import correspondence as correspondence_named
 from fedjax_ssl.data.federation.dealing import count_groups
-from fedjax_ssl.data.federation.partition import Bounds
+from fedjax_ssl.data.federation.pool import Bounds
 from fedjax_ssl.registry import check_known
 
 

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.data import Dataset, Split, federate, report, with_pooled_splits
-from fedjax_ssl.data.federation.partition import FEDMATCH_MATRIX, PARTITIONS, Facts, Pool
+from fedjax_ssl.data.federation.partition import PARTITIONS
+from fedjax_ssl.data.federation.pool import Facts, Pool
+from fedjax_ssl.data.federation.published_partitions import FEDMATCH_MATRIX
 from fedjax_ssl.data.federation.report import class_counts
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjax_ssl.data.federation.partition import Bounds
+from fedjax_ssl.data.federation.pool import Bounds
 from fedjax_ssl.data.federation.supervision import SUPERVISIONS, balanced_draw, build_supervision
 from fedjax_ssl.data.federation.weak_labels import Holdings
 
