@@ -105,7 +105,7 @@ def uda(
 
 
 def _annealed(setup: Setup, schedule: AnnealingSchedule, rounds: int) -> Term:
-    """Cross-entropy on stream "labelled" with training signal annealing over so many rounds."""
+    """Cross-entropy on stream "labelled" with training signal annealing over these rounds."""
     view = augmented_view(setup, LABELLED)
 
     def loss(step: Step) -> Array:

@@ -52,6 +52,7 @@ class Partition(NamedTuple):
     bounds: Callable[[Facts], Bounds]
     parts: int = 1  # in which clients' unlabelled examples come, see `fedjax_ssl.data.federation.streaming`
     labelled: Callable[[Key[Array, ""], Pool], Bool[Array, " N"]] | None = None
+    # ^ (the key of `assign`, pool) -> examples that were dealt as labelled ones, for the supervision "dealt"
 
 
 def class_or_unlabelled(pool: Pool) -> Int[Array, " N"]:
@@ -74,7 +75,7 @@ def deal_classes(key: Key[Array, ""], pool: Pool, shares: Float[Array, "C K"], b
 
 
 def deal_unlabelled(key: Key[Array, ""], pool: Pool, each: int | None = None) -> Int[Array, " N"]:
-    """Deals examples without a label evenly, all of them or so many to each client."""
+    """Deals examples without a label evenly, all of them or `each` to every client."""
     group = jnp.where(pool.available & (pool.labels < 0), 0, -1)
     if each is not None:
         return deal(key, group, jnp.full((pool.facts.num_clients, 1), each, jnp.int32))

@@ -133,7 +133,7 @@ def strong_view(setup: Setup, stream: str = UNLABELLED) -> View:
 
 
 def weak_views(setup: Setup, number: int) -> tuple[View, ...]:
-    """So many independent weakly augmented views of stream "unlabelled"."""
+    """Independent weakly augmented views of stream "unlabelled"."""
     first = augmented_view(setup, UNLABELLED)
     return (first, *(first._replace(name=f"{first.name}/{place}") for place in range(1, number)))
 
