@@ -250,7 +250,9 @@ def own_class(skew: float, own_part: Literal["size", "class"] = "size", cut: boo
         asked = jnp.floor(asked + 1e-4).astype(jnp.int32)
         before = jnp.sum(jnp.where((kind == kind[:, None]) & (base < base[:, None]), asked, 0), axis=1, dtype=jnp.int32)
         own = jnp.clip(totals[kind] - before, 0, asked)
-        counts = jnp.where(kind[:, None] == jnp.arange(facts.num_classes), own[:, None], 0).astype(jnp.int32)
+        counts = jnp.where(kind[:, None] == jnp.arange(facts.num_classes, dtype=jnp.int32), own[:, None], 0).astype(
+            jnp.int32
+        )
         dealt = deal(own_key, group, counts)
         rest = labelled & (dealt < 0)
         if own_part == "size":
