@@ -11,7 +11,7 @@ tables of the paper are not known to us. About 1.4 EFLOP, a run for a large GPU;
 
 "client": 5 of 100 clients in each of 600 rounds of 5 steps, ResNet-9 with group norm. Table 3 of ProtoFSSL (arXiv
 2205.13921) quotes 69.7 % (iid) and 63.4 % (non-iid) for FedRGD; not run yet. What differs from what is known of these
-runs, whose code was not published complete: strong views are FixMatch's, the schedule is a plain cosine (theirs runs
+runs, whose code was not published complete: the schedule is a plain cosine (theirs runs
 through 2.24 pi, see `lr_schedule`), pseudo-labels go from the weak to the strong view, and unlabelled images of
 "noniid" are the client's iid part without its labelled ones. More in docs/methods/fedrgd.md.
 """
@@ -31,7 +31,7 @@ def get_config(variant="server"):
     config.data.mean = (0.4914, 0.4822, 0.4465)
     config.data.std = (0.2471, 0.2435, 0.2616)
     config.augment.name = "crop_flip"
-    config.strong_augment.name = "fixmatch"
+    config.strong_augment.name = "randaugment_fedrgd"
     config.method.labels = labels
     config.method.warmup_steps = 5 * STEPS_PER_EPOCH[labels]
     config.model.norm = "gn"

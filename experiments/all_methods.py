@@ -5,11 +5,12 @@
     python experiments/all_methods.py --federation mnist --path mnist.npz         # also: cifar10, glyphs
     python experiments/all_methods.py --methods fedavg fixmatch --seeds 2 --steps 2000
 
-A method's own settings and its optimizer are those of its config `configs/digits_NAME.py`. `--set NAME.FIELD=VALUE`
-replaces a setting, `--optimizer shared` gives all methods plain SGD with one learning rate. Everything else is the
-federation's. A method takes as many rounds as use up the local steps of its clients and its server; two stages have
-half of them each. Two rounds of one seed count the steps, then one compiled program runs all seeds. "fedavg, all
-labels" knows every label. Methods that do not fit the federation are listed with the reason.
+A method's own settings and its optimizer are those of its config `configs/digits_NAME.py`. `--optimizer shared` gives
+plain SGD with one learning rate to all methods but those whose config has another optimizer than SGD. `--set
+NAME.FIELD=VALUE` replaces a setting of a method, or any field of its config, as `fedmatch.optimizer.learning_rate`.
+Everything else is the federation's. A method takes as many rounds as use up the local steps of its clients and its
+server; two stages have half of them each. Two rounds of one seed count the steps, then one compiled program runs all
+seeds. "fedavg, all labels" knows every label. Methods that do not fit the federation are listed with the reason.
 
 Leaves all_methods.md, .csv (every single run) and .png (accuracy against bytes) in the output folder, rewritten after
 every method. Measured results: docs/results.md.
@@ -36,7 +37,13 @@ from fedjax_ssl.experiment.fit import check_labels, check_weighting
 from fedjax_ssl.experiment.tables import MISSING, facts, load_config, markdown, positive, spread, train_seeds
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+CONSISTENCY = ("fixmatch", "uda", "mixmatch", "mean_teacher", "vat", "pi_model", "pseudo_label")
 BASELINE, BOUND = "fedavg", "fedavg, all labels"
+# Arguments of configs whose default is another federation.
+ARGUMENTS = {
+    "clients": {"fedrgd": "client"},
+    "server": {"fedmatch": "ls", **dict.fromkeys(CONSISTENCY, "server,20")},
+}
 SECTIONS = ("data", "partition", "supervision", "augment", "strong_augment")
 
 
@@ -74,6 +81,7 @@ def federation_config(
     config.data.path = path
     config.federated.cohort_size = 10
     config.optimizer.batch_size = 10
+    config.data.validation_fraction = 0.05  # for methods that look at such examples
     config.supervision.name, config.supervision.labels = "per_client", 10
     if name == "digits":
         config.data.test_clients = 3
@@ -113,8 +121,8 @@ def method_config(
     Args:
         method: a registered method.
         shared: from `federation_config`.
-        changes: fields of the method's section in place of those of its config.
-        shared_optimizer: the clients' optimizer is the shared one.
+        changes: of fields of the config, by dotted name.
+        shared_optimizer: the clients' optimizer is the shared one, unless the config's is another than SGD.
 
     Raises:
         Unfit: there is no config of the method for the digits.
@@ -122,18 +130,19 @@ def method_config(
     path = CONFIGS / f"digits_{method}.py"
     if not path.exists():
         raise Unfit("no configs/digits_NAME.py for it")
-    config = load_config(path)
+    where = "server" if shared.supervision.name == "server" else "clients"
+    config = load_config(path, ARGUMENTS[where].get(method))
     if config.method.name != method:
         raise Unfit(f"configs/{path.name} is of {config.method.name}")
     own = config.model.to_dict()
     with config.unlocked():
-        for section in (*SECTIONS, "optimizer") if shared_optimizer else SECTIONS:
+        alike = shared_optimizer and config.optimizer.name == shared.optimizer.name
+        for section in (*SECTIONS, "optimizer") if alike else SECTIONS:
             config[section] = ml_collections.ConfigDict(shared[section].to_dict())
         config.model = ml_collections.ConfigDict({**shared.model.to_dict(), "aux_head": own.get("aux_head")})
     config.federated.cohort_size = shared.federated.cohort_size
     config.federated.weighting = shared.federated.weighting
-    for name, value in changes.items():
-        config.method[name] = value
+    config.update_from_flattened_dict(changes)
     return config
 
 
@@ -338,14 +347,22 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     for text in options.set:
         place, sign, value = text.partition("=")
         name, dot, field = place.partition(".")
-        if not (sign and dot) or name not in known or field not in methods.settings(name):
-            parser.error(f"--set {text!r}: write METHOD.FIELD=VALUE with a field of that method's settings")
+        if not (sign and dot) or name not in known:
+            parser.error(f"--set {text!r}: write METHOD.FIELD=VALUE")
+        path = field if "." in field else f"method.{field}"
+        if not _has(configs.default(name), path):
+            parser.error(f"--set {text!r}: config.{path} of {name!r} is no field")
         try:
-            changes.setdefault(name, {})[field] = ast.literal_eval(value)
+            changes.setdefault(name, {})[path] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
-            changes.setdefault(name, {})[field] = value
+            changes.setdefault(name, {})[path] = value
     options.set = changes
     return options
+
+
+def _has(config: ml_collections.ConfigDict, path: str) -> bool:
+    section, _, field = path.rpartition(".")
+    return section in config and field in config[section]
 
 
 if __name__ == "__main__":

@@ -37,8 +37,7 @@ def fl2_on_cifar(dataset: str, variant: str) -> ml_collections.ConfigDict:
     config.supervision.name = "server"
     config.supervision.labels = labels
     config.augment.name = "crop_flip"
-    config.strong_augment.name = "fixmatch"
-    config.strong_augment.operations = 3
+    config.strong_augment.name = "randaugment_fl2"
     config.model.name = "wrn28"
     config.model.widen = 2 if dataset == "cifar10" else 8
     config.method.rho = 0.1 if dataset == "cifar10" else 1.0
@@ -83,7 +82,7 @@ def sage_on_cifar(dataset: str, split: str) -> ml_collections.ConfigDict:
         config.partition.labels_per_class = 500 if dataset == "cifar10" else 50
         config.supervision.name = "dealt"
     config.augment.name = "crop_flip"
-    config.strong_augment.name = "fixmatch"
+    config.strong_augment.name = "randaugment_sage"
     config.model.name = "resnet8_basic"
     config.optimizer.learning_rate = 0.1
     config.optimizer.momentum = 0.9
