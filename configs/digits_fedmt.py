@@ -25,11 +25,7 @@ def get_config(variant="20,shape,known"):
         raise configs.ConfigError(f"configs/digits_fedmt.py:{variant}: give {VARIANTS}, for example 20,shape,known")
     labels, space, matrix = parts
     transfer = matrix == "fedtrans"  # which uses no matrix
-    config = presets.digits_with_server("fedtrans" if transfer else "fedmt", labels)
-    config.supervision.name = "coarse"
-    config.supervision.server_labels = config.supervision.labels
-    config.supervision.labels = None
-    config.supervision.correspondence = space
+    config = presets.digits_with_coarse_labels("fedtrans" if transfer else "fedmt", labels, space)
     if transfer:
         config.model.aux_head = True
         config.method.coarse_rounds = config.optimizer.schedule_rounds = config.rounds // 2  # of each of its stages

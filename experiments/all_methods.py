@@ -5,11 +5,12 @@
     python experiments/all_methods.py --federation mnist --path mnist.npz         # also: cifar10, glyphs
     python experiments/all_methods.py --methods fedavg fixmatch --seeds 2 --steps 2000
 
-A method's own settings and its optimizer are those of its config `configs/digits_NAME.py`. `--set NAME.FIELD=VALUE`
-replaces a setting, `--optimizer shared` gives all methods plain SGD with one learning rate. Everything else is the
-federation's. A method takes as many rounds as use up the local steps of its clients and its server; two stages have
-half of them each. Two rounds of one seed count the steps, then one compiled program runs all seeds. "fedavg, all
-labels" knows every label. Methods that do not fit the federation are listed with the reason.
+A method's own settings and its optimizer are those of its config `configs/digits_NAME.py`. `--optimizer shared` gives
+plain SGD with one learning rate to all methods but those whose config has another optimizer than SGD. `--set
+NAME.FIELD=VALUE` replaces a setting of a method, or any field of its config, as `fedmatch.optimizer.learning_rate`.
+Everything else is the federation's. A method takes as many rounds as use up the local steps of its clients and its
+server; two stages have half of them each. Two rounds of one seed count the steps, then one compiled program runs all
+seeds. "fedavg, all labels" knows every label. Methods that do not fit the federation are listed with the reason.
 
 Leaves all_methods.md, .csv (every single run) and .png (accuracy against bytes) in the output folder, rewritten after
 every method. Measured results: docs/results.md.
@@ -36,7 +37,13 @@ from fedjax_ssl.experiment.fit import check_labels, check_weighting
 from fedjax_ssl.experiment.tables import MISSING, facts, load_config, markdown, positive, spread, train_seeds
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+CONSISTENCY = ("fixmatch", "uda", "mixmatch", "mean_teacher", "vat", "pi_model", "pseudo_label")
 BASELINE, BOUND = "fedavg", "fedavg, all labels"
+# Arguments of configs whose default is another federation.
+ARGUMENTS = {
+    "clients": {"fedrgd": "client"},
+    "server": {"fedmatch": "ls", **dict.fromkeys(CONSISTENCY, "server,20")},
+}
 SECTIONS = ("data", "partition", "supervision", "augment", "strong_augment")
 
 
@@ -58,19 +65,23 @@ class Unfit(Exception):
     """A method that cannot learn from this federation."""
 
 
-def federation_config(name: str, labels: str, path: str | None) -> ml_collections.ConfigDict:
+def federation_config(
+    name: str, labels: str, path: str | None = None, count: int | None = None
+) -> ml_collections.ConfigDict:
     """What all methods share: data, clients, labels, network; and an optimizer for those that are to share it.
 
     Args:
         name: "digits", "glyphs", "mnist" or "cifar10".
         labels: "clients", "server" or "all".
         path: an `.npz` file in place of the download, for "mnist" and "cifar10".
+        count: labels of a client or of the server.
     """
     config = configs.default("fedavg")
     config.data.name = "npz" if path else name
     config.data.path = path
     config.federated.cohort_size = 10
     config.optimizer.batch_size = 10
+    config.data.validation_fraction = 0.05  # for methods that look at such examples
     config.supervision.name, config.supervision.labels = "per_client", 10
     if name == "digits":
         config.data.test_clients = 3
@@ -84,14 +95,19 @@ def federation_config(name: str, labels: str, path: str | None) -> ml_collection
         config.supervision.labels = 20
     else:
         config.partition.name, config.partition.num_clients = "iid", 100
-        config.model.name = "mnist_cnn" if name == "mnist" else "cnn"
+        if name == "mnist":
+            config.model.hidden = (200, 200)  # the network of FedAvg's paper that it calls 2NN
+        else:
+            config.model.name = "cnn"
         config.augment.name = "shift" if name == "mnist" else "crop_flip"
         config.strong_augment.name = "fixmatch"
         config.strong_augment.flip = name != "mnist"
     if labels == "server":
         config.supervision.name = "server"
         config.supervision.labels = {"digits": 50, "glyphs": 620}.get(name, 1000)
-    elif labels == "all":
+    if count is not None:
+        config.supervision.labels = count
+    if labels == "all":
         config.supervision.name = "all"
         config.supervision.labels = None
     return config
@@ -105,8 +121,8 @@ def method_config(
     Args:
         method: a registered method.
         shared: from `federation_config`.
-        changes: fields of the method's section in place of those of its config.
-        shared_optimizer: the clients' optimizer is the shared one.
+        changes: of fields of the config, by dotted name.
+        shared_optimizer: the clients' optimizer is the shared one, unless the config's is another than SGD.
 
     Raises:
         Unfit: there is no config of the method for the digits.
@@ -114,18 +130,19 @@ def method_config(
     path = CONFIGS / f"digits_{method}.py"
     if not path.exists():
         raise Unfit("no configs/digits_NAME.py for it")
-    config = load_config(path)
+    where = "server" if shared.supervision.name == "server" else "clients"
+    config = load_config(path, ARGUMENTS[where].get(method))
     if config.method.name != method:
         raise Unfit(f"configs/{path.name} is of {config.method.name}")
     own = config.model.to_dict()
     with config.unlocked():
-        for section in (*SECTIONS, "optimizer") if shared_optimizer else SECTIONS:
+        alike = shared_optimizer and config.optimizer.name == shared.optimizer.name
+        for section in (*SECTIONS, "optimizer") if alike else SECTIONS:
             config[section] = ml_collections.ConfigDict(shared[section].to_dict())
         config.model = ml_collections.ConfigDict({**shared.model.to_dict(), "aux_head": own.get("aux_head")})
     config.federated.cohort_size = shared.federated.cohort_size
     config.federated.weighting = shared.federated.weighting
-    for name, value in changes.items():
-        config.method[name] = value
+    config.update_from_flattened_dict(changes)
     return config
 
 
@@ -205,7 +222,7 @@ def main(arguments: list[str] | None = None) -> None:
     use_compilation_cache()
     begin, seeds, rows, unfit = time.perf_counter(), list(range(options.seeds)), [], []
     options.output.mkdir(parents=True, exist_ok=True)
-    shared = federation_config(options.federation, options.labels, options.path)
+    shared = federation_config(options.federation, options.labels, options.path, options.count)
     everything = federation_config(options.federation, "all", options.path)
     jobs = [(name, name, shared) for name in options.methods] + [(BOUND, BASELINE, everything)]
     alike, labelled_steps = options.optimizer == "shared", math.nan
@@ -317,6 +334,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--federation", choices=("digits", "glyphs", "mnist", "cifar10"), default="digits")
     parser.add_argument("--labels", choices=("clients", "server"), default="clients", help="who has labels")
+    parser.add_argument("--count", type=positive, help="labels of each client, or of the server")
     parser.add_argument("--path", help="an .npz file of mnist or cifar10, in place of the download")
     parser.add_argument("--seeds", type=positive, default=5, help="runs per method, seeds 0, 1, ...")
     parser.add_argument("--steps", type=positive, default=5000, help="local steps of a run, over all clients")
@@ -329,14 +347,22 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     for text in options.set:
         place, sign, value = text.partition("=")
         name, dot, field = place.partition(".")
-        if not (sign and dot) or name not in known or field not in methods.settings(name):
-            parser.error(f"--set {text!r}: write METHOD.FIELD=VALUE with a field of that method's settings")
+        if not (sign and dot) or name not in known:
+            parser.error(f"--set {text!r}: write METHOD.FIELD=VALUE")
+        path = field if "." in field else f"method.{field}"
+        if not _has(configs.default(name), path):
+            parser.error(f"--set {text!r}: config.{path} of {name!r} is no field")
         try:
-            changes.setdefault(name, {})[field] = ast.literal_eval(value)
+            changes.setdefault(name, {})[path] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
-            changes.setdefault(name, {})[field] = value
+            changes.setdefault(name, {})[path] = value
     options.set = changes
     return options
+
+
+def _has(config: ml_collections.ConfigDict, path: str) -> bool:
+    section, _, field = path.rpartition(".")
+    return section in config and field in config[section]
 
 
 if __name__ == "__main__":

@@ -67,6 +67,7 @@ def test_a_folder_of_another_config_is_refused(start, tmp_path):
     assert "seed: 0 -> 7" in error and "--workdir" in error
 
 
+@pytest.mark.thorough
 def test_a_start_that_failed_does_not_block_its_folder(start):
     quick = (*QUICK, "--config.method.num_bits=64")
     assert start(XCLP, *quick, "--config.method.num_neighbors=0")[0] == 2
@@ -111,6 +112,10 @@ def test_a_truncated_checkpoint_falls_back_to_the_one_before(start, tmp_path):
         (
             (XCLP, "--config.federated.weighting=labelled", "--config.supervision.labelled_clients=4"),
             ("weighting is 'labelled', but 7 of 11 clients have no class labels",),
+        ),
+        (
+            (f"--config={CONFIGS / 'digits_protofssl.py'}", "--config.supervision.labels=1"),
+            ("config.supervision: no client has two labels of one class", "give every client 3 labels per class"),
         ),
         ((DIGITS, "--config.data.name=npz", "--config.data.path=none.npz"), ("none.npz", "inputs")),
         ((f"--config={CONFIGS / 'femnist_xclp.py'}:glyps",), ("no variant 'glyps'", "femnist, glyphs")),

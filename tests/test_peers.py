@@ -14,6 +14,7 @@ def script() -> dict:
     return runpy.run_path(str(SCRIPT))
 
 
+@pytest.mark.thorough
 def test_the_plan_repeats_one_round_of_ours(script: dict) -> None:
     plan, before, after, _ = script["one_round_of_ours"]()
     assert plan.examples() == 600 and plan.counts() == (10, 60)

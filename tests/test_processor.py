@@ -68,6 +68,7 @@ def test_what_is_no_number_of_threads_is_refused(threads: object) -> None:
         use_processor(threads)
 
 
+@pytest.mark.thorough
 def test_a_processor_starts_as_many_devices_as_share_a_cohort() -> None:
     program = (
         "from fedjax_ssl import processor; processor.cores = lambda: 4;"

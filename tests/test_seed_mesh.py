@@ -85,6 +85,7 @@ def test_clients_at_once_are_chosen_unless_they_are_given():
     assert placed(key, **{"federated.chunk_size": 3}) == federated.Choice("chunked", 3)
 
 
+@pytest.mark.thorough
 def test_vectorized_seeds_share_the_memory_of_a_device(keys, monkeypatch):
     """A quarter of the memory for each of four runs; nothing is known of a sweep that does not say how many it has."""
     monkeypatch.setattr(federated, "device_memory", lambda: 10**9)

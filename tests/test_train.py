@@ -76,6 +76,7 @@ def test_the_command_line_gives_the_same_numbers_and_says_how_clients_are_placed
     assert [row["round"] for row in rows] == [2, 4]
 
 
+@pytest.mark.thorough
 def test_a_sweep_over_a_learning_rate(keys, alone):
     """The config's own rate and another."""
     train = make_train(experiment())
@@ -105,6 +106,7 @@ def test_a_whole_number_setting_cannot_be_traced(keys):
         train(keys[0], {"method.num_neighbors": jnp.asarray(3)})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [pytest.param("fedprox", marks=pytest.mark.thorough), "fedadam"])
 def test_federated_optimizers_by_name(keys, name):
     _, metrics = jax.jit(make_train(experiment(**{"federated.name": name})))(keys[0])

@@ -211,8 +211,9 @@ def only(data: FederatedData, client: int) -> FederatedData:
 
 
 def padded(data: FederatedData, clients: int = 2, columns: int = 3) -> FederatedData:
-    """The same federation with empty clients at the end and larger bounds everywhere."""
+    """The same federation with empty clients at the end and larger bounds of everything that there is."""
     more, weak = ((0, clients), (0, columns)), data.weak
+    server_columns = columns if data.server_index.size else 0
     if weak is not None:
         weak = changed(
             weak,
@@ -230,7 +231,7 @@ def padded(data: FederatedData, clients: int = 2, columns: int = 3) -> Federated
         num_examples=np.pad(data.num_examples, (0, clients)),
         test_index=np.pad(data.test_index, (0, columns)),
         test_client=np.pad(data.test_client, (0, columns), constant_values=-1),
-        server_index=np.pad(data.server_index, (0, columns)),
+        server_index=np.pad(data.server_index, (0, server_columns)),
     )
     return dataclasses.replace(
         wider, max_labelled=data.max_labelled + 1, max_unlabelled=data.max_unlabelled + 2, weak=weak

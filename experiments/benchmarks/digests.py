@@ -39,6 +39,13 @@ METHODS = {
     "fedtrans": ("digits_fedmt", "20,shape,fedtrans", {"method.coarse_rounds": 1}),
     "protofssl": ("digits_protofssl", None, {}),
     "mixed": ("digits_mixed", None, {"method.prototype_weight": 0.1}),
+    "fixmatch": ("digits_fixmatch", None, {"method.ema_decay": 0.5}),
+    "uda": ("digits_uda", None, {}),
+    "mixmatch": ("digits_mixmatch", None, {}),
+    "mean_teacher": ("digits_mean_teacher", None, {}),
+    "vat": ("digits_vat", None, {"method.entropy_weight": 0.1}),
+    "pi_model": ("digits_pi_model", None, {}),
+    "pseudo_label": ("digits_pseudo_label", "server,20", {}),
 }
 OPTIMIZERS = ("fedprox", "scaffold", "fednova", "fedavgm", "fedadam", "fedyogi")
 ROUNDS = 3

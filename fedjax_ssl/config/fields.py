@@ -17,7 +17,15 @@ from fedjax_ssl.checks import check_numbers as number
 from fedjax_ssl.checks import check_whole_numbers as whole
 from fedjax_ssl.config.errors import naming
 from fedjax_ssl.data import AUGMENTATIONS, PARTITIONS, SOURCES, STANDARDIZATIONS, SUPERVISIONS
-from fedjax_ssl.federated import FEDERATED_OPTIMIZERS, OPTIMIZERS, PLACEMENTS, REDUCTIONS, SCHEDULES, WEIGHTINGS
+from fedjax_ssl.federated import (
+    FEDERATED_OPTIMIZERS,
+    KEEP_BY,
+    OPTIMIZERS,
+    PLACEMENTS,
+    REDUCTIONS,
+    SCHEDULES,
+    WEIGHTINGS,
+)
 from fedjax_ssl.models import MODELS, PRECISIONS
 from fedjax_ssl.registry import Registry
 
@@ -45,6 +53,7 @@ _FIELDS: dict[str, Field] = {
     "rounds": Field(100, whole, 0),  # 0: no training, only the predictions below
     "eval_every": Field(5, whole, 1),  # rounds between evaluations, run as one compiled call
     "checkpoint_every": Field(1, whole, 0),  # evaluations between checkpoints; 0: only at the end
+    "select_from": Field(0, whole, 0),  # rounds before a model may be the one of the best validation accuracy
     "precision": Field("float32", one_of, PRECISIONS),  # of forward and backward passes; parameters stay float32
     "threads": Field(int, whole, 1),  # of a CPU; one per core by default, 1 suits linear models
     "data.name": Field("digits"),
@@ -54,12 +63,15 @@ _FIELDS: dict[str, Field] = {
     "data.standardize": Field("auto", one_of, STANDARDIZATIONS),  # by mean and deviation of whom
     "data.mean": Field(tuple),  # ... in place of the dataset's, per channel or feature
     "data.std": Field(tuple),
+    "data.pool_splits": Field(False),  # the dataset's own test examples are training examples too; hold others out
     "data.test_clients": Field(0, whole, 0),  # whole natural clients held out as test set
     "data.left_out_client": Field(int, whole, 0),  # this natural client is the test set
     "data.test_fraction": Field(0.0, number, "[0, 1)"),  # of the examples, the test set where the dataset has none
     "data.client_test_fraction": Field(0.0, number, "[0, 1)"),  # of every client's examples, its test examples
     "data.validation_fraction": Field(0.0, number, "[0, 1)"),
     "data.balanced_test": Field(False),  # clients draw test examples, equally many of every class
+    "data.pools": Field(tuple),  # training, validation and test examples of every class, of both splits together
+    "data.shuffle_pools": Field(False),  # ... not the training examples first
     "partition.name": Field("natural"),
     "supervision.name": Field("all"),
     "augment.name": Field("none"),
@@ -74,6 +86,8 @@ _FIELDS: dict[str, Field] = {
     "optimizer.weight_decay": Field(0.0, number, "[0, inf)"),
     "optimizer.clip_norm": Field(float, number, "(0, inf)"),  # largest norm of a gradient; no clipping by default
     "optimizer.keep_state": Field(False),  # clients keep momentum and the like between their rounds
+    "optimizer.average_state": Field(False),  # clients start from the mean of what the last cohort ended with
+    "optimizer.keep_by": Field("client", one_of, KEEP_BY),  # ... or the cohort's slots do, whoever fills them
     "optimizer.batch_size": Field(10, whole, 1),
     "optimizer.local_epochs": Field(1, whole, 1),
     "federated.name": Field("fedavg"),

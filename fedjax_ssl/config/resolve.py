@@ -54,8 +54,9 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
             resolved.federated[option] = value
     check_fields(resolved)
     _check_stages(resolved)
+    _check_selection(resolved)
     _check_prediction(resolved)
-    federated_optimizer(resolved)
+    federated_optimizer(resolved, resolved.federated.cohort_size)
     return resolved.lock()
 
 
@@ -64,22 +65,25 @@ def options(section: Any) -> dict[str, Any]:
     return {key: value for key, value in section.items() if key != "name" and value is not None}
 
 
-def federated_optimizer(config: Any) -> Any:
+def federated_optimizer(config: Any, cohort_size: int | None = None) -> Any:
     """The federated optimizer that a config names.
 
     Args:
         config: resolved, or a dictionary like one, in which numbers may be traced.
+        cohort_size: clients per round, once it is known.
 
     Raises:
         ConfigError: a value that it does not take, also one of local training.
     """
     server, local = config["federated"], config["optimizer"]
     taken = FEDERATED_OPTIMIZERS.options(server["name"])
+    given = {"cohort_size": cohort_size} if FEDERATED_OPTIMIZERS.takes(server["name"], "cohort_size") else {}
     with naming("federated"):
         return FEDERATED_OPTIMIZERS.build(
             server["name"],
             LocalSettings(**{name: local[name] for name in LocalSettings._fields}),
             **{option: server[option] for option in taken},
+            **given,
         )
 
 
@@ -137,11 +141,27 @@ def _check_stages(config: ml_collections.ConfigDict) -> None:
             f"config.rounds is {config.rounds}, stage 1 alone takes {first} (config.method.{name}): no stage 2 here"
         )
         warnings.warn(stages, ConfigNote, stacklevel=3)
-    if config.data.validation_fraction and isinstance(warmup, int) and warmup % config.eval_every:
+    if _validates(config) and isinstance(warmup, int) and warmup % config.eval_every:
         raise ConfigError(
             f"config.method.warmup_rounds is {warmup}; with validation data it must be a multiple of "
             f"config.eval_every ({config.eval_every}), so that the model of stage 1 is evaluated"
         )
+
+
+def _check_selection(config: ml_collections.ConfigDict) -> None:
+    """Says where `select_from` does not do what it says."""
+    note = ""
+    if config.select_from and not _validates(config):
+        note = "has no effect without validation data (config.data.validation_fraction or config.data.pools)"
+    elif 0 < config.rounds < config.select_from:
+        note = f"comes after the last of {config.rounds} rounds, so that the model of that round is the selected one"
+    if note:
+        warnings.warn(f"config.select_from={config.select_from} {note}", ConfigNote, stacklevel=3)
+
+
+def _validates(config: ml_collections.ConfigDict) -> bool:
+    pools = config.data.pools
+    return bool(config.data.validation_fraction or (pools and len(pools) > 1 and pools[1]))
 
 
 def _check_prediction(config: ml_collections.ConfigDict) -> None:

@@ -1,6 +1,6 @@
 """Data: sources, partitions, supervision, augmentation; everything ends as `FederatedData` on the device."""
 
-from fedjax_ssl.data.dataset import Dataset, Split
+from fedjax_ssl.data.dataset import Dataset, Split, with_pooled_splits
 from fedjax_ssl.data.federation.federate import federate
 from fedjax_ssl.data.federation.federated_data import FederatedData, validate
 from fedjax_ssl.data.federation.partition import PARTITIONS

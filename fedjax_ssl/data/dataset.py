@@ -1,7 +1,7 @@
 """What every source ends as: arrays on the host, checked once where they are made."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -219,3 +219,25 @@ class Dataset:
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one example."""
         return self.train.x.shape[1:]
+
+
+def with_pooled_splits(dataset: Dataset) -> Dataset:
+    """The dataset whose own test examples follow the training examples, for runs that hold out their own (FedMatch).
+
+    Raises:
+        ValueError: it has no test examples, or sets, which belong to clients of the training examples.
+    """
+    train, test = dataset.train, dataset.test
+    if test is None:
+        raise ValueError(f"pool_splits: dataset {dataset.name!r} has no test examples of its own; leave it out")
+    if train.set is not None:
+        raise ValueError(
+            f"pool_splits: the sets of dataset {dataset.name!r} are of its training examples; leave it out"
+        )
+
+    def both(first: np.ndarray | None, second: np.ndarray | None) -> np.ndarray | None:
+        return None if first is None or second is None else np.concatenate([first, second])
+
+    inputs, labels = np.concatenate([train.x, test.x]), np.concatenate([train.y, test.y])
+    client, coarse = both(train.client, test.client), both(train.coarse, test.coarse)
+    return replace(dataset, train=Split(inputs, labels, client, coarse), test=None)

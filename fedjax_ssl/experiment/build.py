@@ -41,6 +41,8 @@ def load_resolved(config: ml_collections.ConfigDict) -> Experiment:
         given = {name: section.get(name) for name in data.SOURCES.options(section.name)}
         places = {"root": section.root, "path": section.path, "download": section.download}
         dataset = data.load(section.name, **places, **configs.options(given))
+        if section.pool_splits:
+            dataset = data.with_pooled_splits(dataset)
         return Experiment(config, *data.standardized(dataset, section.standardize, section.mean, section.std))
 
 
@@ -64,6 +66,8 @@ def federate(experiment: Experiment, key: Key[Array, ""]) -> data.FederatedData:
             client_test_fraction=section.client_test_fraction,
             validation_fraction=section.validation_fraction,
             balanced_test=section.balanced_test,
+            pools=section.pools,
+            shuffle_pools=section.shuffle_pools,
         )
 
 
@@ -113,7 +117,8 @@ def _setup(config: dict[str, Any], dataset: data.Dataset, federation: data.Feder
             **configs.options(config["model"]),
         )
         model = models.in_precision(model, config["precision"])
-    federated_optimizer = configs.federated_optimizer(config)
+    cohort_size = _cohort_size(server["cohort_size"], federation.num_clients)
+    federated_optimizer = configs.federated_optimizer(config, cohort_size)
     augment, strong_augment = _augmentation("augment", config, dataset), None
     if config["strong_augment"]["name"] != "none":
         strong_augment = _augmentation("strong_augment", config, dataset)
@@ -139,12 +144,16 @@ def _setup(config: dict[str, Any], dataset: data.Dataset, federation: data.Feder
             max_unlabelled=federation.max_unlabelled,
             max_known=federation.max_known,
             max_server=federation.server_index.shape[-1],
-            cohort_size=_cohort_size(server["cohort_size"], federation.num_clients),
+            cohort_size=cohort_size,
             batch_size=local["batch_size"],
             local_epochs=local["local_epochs"],
             weighting=server["weighting"],
             keep_optimizer=local["keep_state"],
+            average_optimizer=local["average_state"],
+            keep_by=local["keep_by"],
             rounds=config["rounds"],
+            min_labelled=federation.min_labelled,
+            num_parts=federation.num_parts,
         )
 
 
@@ -172,7 +181,8 @@ def prediction_settings(config: ml_collections.ConfigDict) -> PredictionSettings
 def _augmentation(kind: str, config: dict[str, Any], dataset: data.Dataset) -> Callable[[Array, Array], Array]:
     name = config[kind]["name"]
     with configs.naming(kind):
-        stored = {"input_max": dataset.input_max} if data.AUGMENTATIONS.takes(name, "input_max") else {}
+        known = {"input_max": dataset.input_max, "input_mean": dataset.mean}
+        stored = {what: value for what, value in known.items() if data.AUGMENTATIONS.takes(name, what)}
         return data.augmentation(name, **stored, **configs.options(config[kind]))
 
 

@@ -18,7 +18,7 @@ KINDS = {
 
 
 def check_labels(supervision: str, name: str, method: Method, federation: FederatedData) -> None:
-    """Refuses a federation without what the method learns from; warns of what its weak labels leave open.
+    """Refuses a federation without what the method learns from; warns of what its labels leave open.
 
     Args:
         supervision: `config.supervision.name`, for the message.
@@ -36,10 +36,11 @@ def check_labels(supervision: str, name: str, method: Method, federation: Federa
             f"method {name!r} learns from {words}; with config.supervision.name={supervision!r} this federation has "
             f"{' and '.join(KINDS[kind] for kind in there) or 'no label of any kind'}"
         )
-    if {"coarse", "sets"} & set(needs):
-        with naming("supervision"):
-            for warning in methods.check_channels(federation):
-                warnings.warn(warning, ConfigNote, stacklevel=2)
+    with naming("supervision"):
+        notes = methods.check_channels(federation) if {"coarse", "sets"} & set(needs) else []
+        notes += [] if method.check is None else method.check(federation)
+    for note in notes:
+        warnings.warn(note, ConfigNote, stacklevel=2)
 
 
 def check_weighting(weighting: str, method: Method, federation: FederatedData) -> None:

@@ -16,6 +16,7 @@ from fedjax_ssl.experiment.build import load_resolved
 from fedjax_ssl.experiment.fit import check_labels, check_weighting
 from fedjax_ssl.experiment.prediction_csv import clients_csv, predictions_csv
 from fedjax_ssl.experiment.rounds import TOTALS, Programs
+from fedjax_ssl.methods.parts.cost_model import COSTS
 
 # Fields that change how a run is watched, where it finds its data or what is done with the trained network, but not
 # the network.
@@ -78,7 +79,9 @@ def _run_in(record: tracking.Record | tracking.NoRecord, experiment: Experiment,
 
     method = build_method(experiment, federation, report=report)
     # Without training it is labels that are predicted from.
-    learner = method if config.rounds else method._replace(needs=("labels",), needs_all=False, trains_unlabelled=False)
+    learner = method
+    if not config.rounds:
+        learner = method._replace(needs=("labels",), needs_all=False, trains_unlabelled=False, check=None)
     check_labels(config.supervision.name, config.method.name, learner, federation)
     check_weighting(config.federated.weighting, learner, federation)
     template = jax.eval_shape(method.init, key, federation)
@@ -120,7 +123,7 @@ def _run_in(record: tracking.Record | tracking.NoRecord, experiment: Experiment,
             record.append(row)
             progress.update(start, row)
             if not row["local_steps"]:
-                progress.note(f"nobody trained in the last {rounds} rounds: no client had anything to learn from")
+                progress.note(f"nobody trained in the last {rounds} rounds: {_why(row)}")
             team.feed()
             due = config.checkpoint_every * config.eval_every
             stop = start < config.rounds and team.preempted(-(-start // config.eval_every))
@@ -146,6 +149,13 @@ def _run_in(record: tracking.Record | tracking.NoRecord, experiment: Experiment,
         summary = team.values_from_first(summary)
         progress.finish(summary, files)
     return summary
+
+
+def _why(row: dict[str, Any]) -> str:
+    """Why a block of rounds has no local step."""
+    if dropped := int(row["dropped_clients"]):
+        return f"what {dropped} clients returned was not finite, and no other had anything to learn from"
+    return "no client had anything to learn from"
 
 
 def describe_placement(choice: federated.Choice, backend: str) -> str:
@@ -179,15 +189,16 @@ def _summarize(
     last = rows[-1] if rows else {}
     totals = {name: sum(int(row[name]) for row in rows) for name in TOTALS}
     extra: dict[str, Any] = {"dropped_clients": totals["dropped_clients"], "local_steps": totals["local_steps"]}
-    for name in ("test_balanced_accuracy", "test_loss", "pseudo_label_accuracy", "pseudo_label_coverage"):
+    for name in ("test_balanced_accuracy", "test_loss", "pseudo_label_accuracy", "pseudo_label_coverage", *COSTS):
         if name in last:
             extra[name] = last[name]
     if predictions:
         extra["predictions"] = predictions
         extra["prediction"] = _what_was_predicted(config)
     if "validation_accuracy" in last:
-        warmup = min(config.method.get("warmup_rounds", 0), last["round"])  # from the model of stage 1 on
-        candidates = [row for row in rows if row["round"] >= warmup]
+        # From the model of stage 1 on, or later.
+        first = min(max(config.method.get("warmup_rounds", 0), config.select_from), last["round"])
+        candidates = [row for row in rows if row["round"] >= first]
         chosen = max(candidates, key=lambda row: row["validation_accuracy"])
         extra["selected_round"] = chosen["round"]
         extra["selected_test_accuracy"] = chosen["test_accuracy"]

@@ -1,7 +1,8 @@
 """The engine: the method contract, cohorts, local training, placement, federated optimizers, evaluation."""
 
 from fedjax_ssl.federated.clients import all_clients
-from fedjax_ssl.federated.cohort import Cohort, sample_cohort
+from fedjax_ssl.federated.cohort import Cohort, random_slots, sample_cohort
+from fedjax_ssl.federated.diversity import with_gradient_diversity
 from fedjax_ssl.federated.engine import Pretraining, federated_method
 from fedjax_ssl.federated.episodes import episodes
 from fedjax_ssl.federated.evaluation import Scores, balanced_accuracy, evaluate, likeliest_coarse, score_labels
@@ -9,6 +10,7 @@ from fedjax_ssl.federated.exact_count import Count, count, to_numbers
 from fedjax_ssl.federated.execution import Execution, execute
 from fedjax_ssl.federated.fednova import fednova
 from fedjax_ssl.federated.forward import map_rows
+from fedjax_ssl.federated.grouped import grouped
 from fedjax_ssl.federated.local_optimizer import OPTIMIZERS, SCHEDULES, learning_rate_schedule, local_optimizer
 from fedjax_ssl.federated.memory import CLIENTS_AT_ONCE, VECTORIZED_RUNS, Choice, device_memory, vectorized_runs
 from fedjax_ssl.federated.method import (
@@ -43,6 +45,7 @@ from fedjax_ssl.federated.method import (
 from fedjax_ssl.federated.optimizer_registry import FEDERATED_OPTIMIZERS, LocalSettings
 from fedjax_ssl.federated.optimizers import (
     FederatedOptimizer,
+    Groups,
     Local,
     Numbers,
     Report,
@@ -56,6 +59,6 @@ from fedjax_ssl.federated.paired_batches import Steps, fixed_steps, paired_batch
 from fedjax_ssl.federated.placement import PLACEMENTS, map_clients
 from fedjax_ssl.federated.reduction import REDUCTIONS
 from fedjax_ssl.federated.round import BYTES_PER_NUMBER
-from fedjax_ssl.federated.sampler import epochs, known_epochs, labelled_epochs, mixed_epochs
+from fedjax_ssl.federated.sampler import epochs, in_turn, known_epochs, labelled_epochs, mixed_epochs
 from fedjax_ssl.federated.scaffold import scaffold
-from fedjax_ssl.federated.setup import WEIGHTINGS, Setup
+from fedjax_ssl.federated.setup import KEEP_BY, WEIGHTINGS, Setup

@@ -16,7 +16,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fedjax_ssl.federated.forward import forward_views
+from fedjax_ssl.federated.forward import forward_views, labelling_key
 from fedjax_ssl.federated.method import (
     Client,
     Kept,
@@ -50,9 +50,12 @@ class LocalTraining(NamedTuple):
     groups: tuple[str, ...]  # order of the phases within a local step
     private: tuple[str, ...]  # groups that clients keep to themselves
     optimizer: optax.GradientTransformation
-    keep_optimizer: bool  # its state lives on at the client
+    keep_optimizer: bool  # its state lives on, at the client
+    keep_by_slot: bool  # ... or in the slot of the cohort that a client fills
     federated_optimizer: FederatedOptimizer
     upload: Callable[[Trained], Params] | None  # what the server sees of trained parameters; None: all of them
+    receive: Callable[[Client, Params], Params] | None = None  # what a client has of what is sent; None: all of it
+    average_optimizer: bool = False  # its state is averaged at the server, for the groups that are shared
 
     @property
     def shared(self) -> tuple[str, ...]:
@@ -80,6 +83,7 @@ class Broadcast(NamedTuple):
     params: Params
     model_state: PyTree
     optimizer: PyTree  # state of the federated optimizer, from which clients may start differently
+    local_optimizer: dict[str, PyTree]  # state of the local one by group, where clients start from a common one
     terms: dict[str, PyTree]  # server state of the terms, from which local states start
     inputs: Array
     validation: Validation
@@ -177,10 +181,17 @@ class _ClientRound:
     def kept_by(self, client: Client, term: Term) -> PyTree:
         return () if client.kept is None else client.kept.terms.get(term.name, ())
 
-    def anchor_of(self, client: Client) -> Grouped:
-        """The parameters that a client starts from: those of its group, and its own private ones."""
+    def sent_to(self, client: Client) -> Grouped:
+        """The shared parameters that a client is sent: the global ones, or those of its group."""
         given = {group: self.common[group] for group in self.shared}
-        given = self.training.federated_optimizer.start(self.broadcast.optimizer, client.received, given)
+        return self.training.federated_optimizer.start(self.broadcast.optimizer, client.received, given)
+
+    def anchor_of(self, client: Client) -> Grouped:
+        """The parameters that a client starts from: what it has of those sent, and its own private ones."""
+        given = self.sent_to(client)
+        if self.training.receive is not None:
+            had = self.training.receive(client, {group: self.packings[group].unpack(given[group]) for group in given})
+            given = {group: self.packings[group].pack(had[group]) for group in given}
         own = self.common if client.kept is None else {**self.common, **client.kept.params}
         return {group: given[group] if group in given else own[group] for group in self.training.groups}
 
@@ -192,8 +203,8 @@ class _ClientRound:
 
     def network_of(self, client: Client) -> Snapshot:
         """The network that a client starts from."""
-        params = self.training.combine(self.to_params(self.anchor_of(client)))
-        return Snapshot(params, self.unravel_state(self.statistics_of(client)))
+        groups = self.to_params(self.anchor_of(client))
+        return Snapshot(self.training.combine(groups), self.unravel_state(self.statistics_of(client)), groups)
 
     def schedule(self, client: Client) -> Schedule:
         return self.task.sampler.schedule(named_key(self.key_of(client), "batches"), client, self.broadcast.now)
@@ -201,6 +212,7 @@ class _ClientRound:
     def start(self, client: Client) -> ClientProgress:
         anchor, network = self.anchor_of(client), self.network_of(client)
         optimizer = {group: self.training.optimizer.init({group: anchor[group]}) for group in self.training.groups}
+        optimizer = {**optimizer, **self.broadcast.local_optimizer}
         if client.kept is not None:
             optimizer = {**optimizer, **client.kept.optimizer}
         return ClientProgress(
@@ -219,7 +231,8 @@ class _ClientRound:
 
     def step(self, client: Client, number: Int[Array, ""], batch: Batch, progress: ClientProgress) -> ClientProgress:
         step_key = jax.random.fold_in(named_key(self.key_of(client), "step"), number)
-        streams = _gather_streams(batch, client, self.broadcast.inputs)
+        own_key = jax.random.fold_in(labelling_key(self.broadcast.key), client.id)
+        streams = _gather_streams(batch, client, self.broadcast.inputs, own_key)
         examples = progress.examples
         for mask in (stream.mask for stream in streams.values()):
             examples = examples + jnp.sum(mask, dtype=jnp.int32)
@@ -297,13 +310,19 @@ class _ClientRound:
         updates, optimizer_state = self.training.optimizer.update(gradient, progress.optimizer[group], only)
         rate = self.rate_of(client)
         new = jax.tree.map(lambda w, update: w - rate * update, only, updates)
+        local, model_state = {**progress.local, **losses.local}, losses.model_state
+        for term in terms:
+            if term.client.revise is not None:
+                own = Snapshot(self.packings[group].unpack(new[group]), self.unravel_state(model_state))
+                local[term.name], own = term.client.revise(local[term.name], own, client, number)
+                new, model_state = {group: self.packings[group].pack(own.params)}, ravel_pytree(own.model_state)[0]
         params = {**progress.params, **new}
-        moved, local = self.training.combine(self.to_params(params)), {**progress.local, **losses.local}
+        moved = self.training.combine(self.to_params(params))
         for term in terms:
             local[term.name] = term.client.after_step(local[term.name], moved)
         return progress._replace(
             params=params,
-            model_state=losses.model_state,
+            model_state=model_state,
             optimizer={**progress.optimizer, group: optimizer_state},
             local=local,
             loss=progress.loss + loss,
@@ -343,15 +362,18 @@ class _ClientRound:
         wanted = self.task.weigh(client, uploads)
         remembered = {term.name: term.client.remember(result) for term in self.task.terms if term.client.remember}
         sound = jnp.isfinite(wanted)
-        for values in jax.tree.leaves(remembered):
+        averaged = {group: end.optimizer[group] for group in self.shared if self.training.average_optimizer}
+        for values in jax.tree.leaves((remembered, averaged)):
             sound = sound & jnp.all(jnp.isfinite(values))
         finite, trained = finite & (sound | ~trained), trained & sound
+        averaged = jax.tree.map(lambda x: jnp.where(trained, x, jnp.zeros_like(x)), averaged)
         weight = jnp.where(trained, wanted, 0.0)
+        weights = {group: weight if group in self.phases else jnp.zeros_like(weight) for group in self.shared}
         report = self.training.federated_optimizer.report(
             Local(
-                anchor={group: begin.params[group] for group in self.shared},
+                anchor=self.sent_to(client),
                 params=sent_up,
-                weights={group: weight if group in self.phases else jnp.zeros_like(weight) for group in self.shared},
+                weights=weights,
                 num_steps=num_steps,
                 learning_rate=self.rate_of(client),
                 received=client.received,
@@ -371,7 +393,8 @@ class _ClientRound:
             "weight": weight,
             "model_state": (0.0 if alone else weight.astype(self.flat_state.dtype))
             * (end.model_state - self.flat_state),
-            "local": jax.tree.map(lambda x: weight * x.astype(weight.dtype), end.local),
+            "local": _times(weight, end.local),
+            "local_optimizer": {g: (weights[g], _times(weights[g], state)) for g, state in averaged.items()},
             "loss": jnp.where(finite, loss, 0.0),
             "steps": jnp.where(finite, num_steps, 0),
             "examples": jnp.where(finite, examples, 0),
@@ -384,6 +407,10 @@ class _ClientRound:
             "counts": trained,
         }
         return summed, stacked
+
+
+def _times(weight: Float[Array, ""], tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: weight * x.astype(weight.dtype), tree)
 
 
 def _gradient(
@@ -442,7 +469,7 @@ def _gradient(
     return loss + more, jax.tree.map(jnp.add, plain, gradient), losses
 
 
-def _gather_streams(batch: Batch, client: Client, inputs: Array) -> Streams:
+def _gather_streams(batch: Batch, client: Client, inputs: Array, key: Key[Array, ""]) -> Streams:
     streams = {}
     for name, position in batch.positions.items():
         mask = batch.masks[name]
@@ -451,7 +478,7 @@ def _gather_streams(batch: Batch, client: Client, inputs: Array) -> Streams:
         # Padding points to row 0, which may be another client's NaN: a zero loss would still have a NaN gradient.
         real = mask.reshape(-1, *[1] * (rows.ndim - 1))
         weak = None if client.weak is None else jnp.where(mask, client.weak.labels[position], -1)
-        streams[name] = Stream(position, mask, observed, jnp.where(real, rows, jnp.zeros_like(rows)), weak)
+        streams[name] = Stream(position, mask, observed, jnp.where(real, rows, jnp.zeros_like(rows)), weak, key)
     return streams
 
 

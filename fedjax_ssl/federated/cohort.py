@@ -60,6 +60,29 @@ def sample_cohort(
     return _cohort(drawn, size, num_clients)
 
 
+def random_slots(
+    key: Key[Array, ""], ids: Int[Array, " p"], valid: Bool[Array, " p"], num_clients: int
+) -> Int[Array, " p"]:
+    """The clients' places in a random order of the cohort, drawn by their ids.
+
+    Empty slots stand for clients that were not drawn, those of the lowest ids, so that where everybody is drawn a
+    client without examples changes nobody else's place.
+
+    Args:
+        key: typed PRNG key.
+        ids: of the cohort, in increasing order, empty slots last.
+        valid: False on empty slots.
+        num_clients: C.
+
+    Returns:
+        A permutation of 0..p-1, int32.
+    """
+    drawn = jnp.zeros(num_clients, bool).at[jnp.where(valid, ids, num_clients)].set(True, mode="drop")
+    with_absent = jnp.argsort(~drawn, stable=True)[: ids.shape[0]]
+    order = jnp.argsort(jax.random.bits(key, (num_clients,))[with_absent], stable=True)
+    return jnp.argsort(order).astype(jnp.int32)
+
+
 def _draw(
     priority: Float[Array, " C"], eligible: Bool[Array, " C"], count: Int[Array, ""], size: int
 ) -> Int[Array, " size"]:

@@ -18,6 +18,7 @@ from fedjax_ssl.federated.kept import first_kept
 from fedjax_ssl.federated.local_optimizer import LearningRate
 from fedjax_ssl.federated.method import (
     AtServer,
+    Client,
     Method,
     Metrics,
     Params,
@@ -30,7 +31,7 @@ from fedjax_ssl.federated.method import (
 )
 from fedjax_ssl.federated.packing import packing
 from fedjax_ssl.federated.round import run_round, train_at_server
-from fedjax_ssl.federated.setup import WEIGHTINGS, Setup
+from fedjax_ssl.federated.setup import KEEP_BY, WEIGHTINGS, Setup
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Outputs
 
@@ -58,6 +59,7 @@ def federated_method(
     needs_all: bool = False,
     class_scores: bool = True,
     upload: Callable[[Trained], Params] | None = None,
+    receive: Callable[[Client, Params], Params] | None = None,
     pretraining: Pretraining | None = None,
     on_host: bool = False,
 ) -> Method:
@@ -78,6 +80,8 @@ def federated_method(
         class_scores: losses or predictions read the network's class scores; False for methods that replace `predict`.
         upload: what the server sees of a trained client's parameters, by group, where this is not all of them: the one
             place where uploads lose something (FedMatch's sparse differences). By default they are sent as they are.
+        receive: the same on the way to a client: (client, with what terms sent to it; the parameters sent, by shared
+            group) -> those that it starts from. By default it starts from what is sent.
         pretraining: before round 0.
         on_host: a round calls host functions: it looks at values, and cannot be traced.
 
@@ -109,8 +113,11 @@ def federated_method(
         private=private,
         optimizer=setup.local_optimizer,
         keep_optimizer=setup.keep_optimizer,
+        keep_by_slot=setup.keep_by == "slot",
         federated_optimizer=setup.federated_optimizer,
         upload=upload,
+        receive=receive,
+        average_optimizer=setup.average_optimizer,
     )
     starts = [0]
     for stage in stages[:-1]:
@@ -136,6 +143,11 @@ def federated_method(
             },
             clients=first_kept(training, tuple(terms.values()), params, model_state, everyone),
             server=_server_optimizer(training, stages, pretraining, packed),
+            local_optimizer={
+                group: training.optimizer.init({group: packed[group]})
+                for group in training.shared
+                if training.average_optimizer
+            },
         )
         return state if pretraining is None else _pretrained(training, pretraining, key, state, data)
 
@@ -161,7 +173,7 @@ def federated_method(
             return rounds[0](key, state, data, execution)
         if on_host:
             return rounds[sum(int(state.round) >= start for start in starts[1:])](key, state, data, execution)
-        number = jnp.sum(state.round >= jnp.array(starts[1:]), dtype=jnp.int32)
+        number = jnp.sum(state.round >= jnp.array(starts[1:], jnp.int32), dtype=jnp.int32)
         return _switch(number, [lambda *given, run=run: run(*given, execution) for run in rounds], key, state, data)
 
     def predicted(outputs: Outputs) -> Array:
@@ -295,6 +307,14 @@ def _check_alone(stages: tuple[Stage, ...], pretraining: Pretraining | None) -> 
 
 def _check(setup: Setup, stages: tuple[Stage, ...], groups: tuple[str, ...], private: tuple[str, ...]) -> None:
     check_choices(WEIGHTINGS, weighting=setup.weighting)
+    if setup.keep_optimizer and setup.average_optimizer:
+        raise ValueError(
+            "clients keep the state of their optimizer (keep_state) and start from the mean of the last cohort's "
+            "(average_state); use one of them"
+        )
+    if setup.average_optimizer and setup.federated_optimizer.alone:
+        raise ValueError("clients that train alone have no mean of their optimizers' states; leave average_state out")
+    check_choices(KEEP_BY, keep_by=setup.keep_by)
     if any(stage.rounds is None for stage in stages[:-1]):
         raise ValueError("every stage but the last needs a number of rounds")
     if not set(private) <= set(groups):

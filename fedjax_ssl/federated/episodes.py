@@ -9,8 +9,10 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Int, Key
 
+from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated.method import Client, Now, Sampler, Schedule
 from fedjax_ssl.federated.sampler import masked_permutation
 from fedjax_ssl.keys import named_key
@@ -71,6 +73,50 @@ def episodes(
     return Sampler(schedule, reads_sent=True)
 
 
+def check_episodes(data: FederatedData, num_support: int, num_query: int, queries: bool = False) -> list[str]:
+    """Compares the labels that clients have with those that an episode asks for; on the host, before training.
+
+    Args:
+        data: the federation.
+        num_support: of every class.
+        num_query: of every class.
+        queries: whether support examples are queries too.
+
+    Returns:
+        What somebody should know, a sentence each.
+
+    Raises:
+        ValueError: no episode of any client has a query.
+    """
+    index, known = np.asarray(data.index), np.asarray(data.num_labelled)
+    classes = np.where(np.arange(index.shape[1]) < known[:, None], np.asarray(data.observed)[index], -1)
+    counts = np.stack([(classes == kind).sum(axis=1) for kind in range(data.num_classes)], axis=1)
+    if counts.max() < 2 and not queries:
+        raise ValueError(
+            "no client has two labels of one class, one for the support of an episode and one for a query; give every "
+            f"client {num_support + num_query} labels per class, or 2 at least"
+        )
+    notes = []
+    if (without := int((known == 0).sum())) and not queries:
+        notes.append(f"{without} of {known.size} clients have no class labels: they have no prototypes and never train")
+    held, asked = counts[known > 0], num_support + num_query
+    if fewer := int((held < asked).sum()):
+        notes.append(
+            f"an episode asks for {asked} labels of every class ({num_support} support, {num_query} queries); of "
+            f"{held.size} classes at clients with labels, {fewer} have fewer, of which {(held == 0).sum()} have none "
+            f"(probability 0 there) and {(held == 1).sum()} a single one (support, never a query)"
+        )
+    return notes
+
+
+def support_and_query(
+    counts: Int[Array, "*n"], num_support: int, num_query: int
+) -> tuple[Int[Array, "*n"], Int[Array, "*n"]]:
+    """How many examples of classes with so many labels are support and query in a step; see `episodes`."""
+    support = jnp.where(counts > 1, jnp.minimum(num_support, counts - 1), counts)
+    return support, jnp.minimum(num_query, counts - support)
+
+
 def _by_class(
     key: Key[Array, ""], classes: Int[Array, " n"], num_classes: int, num_support: int, num_query: int
 ) -> tuple[dict[str, Int[Array, " b"]], dict[str, Bool[Array, " b"]]]:
@@ -79,8 +125,7 @@ def _by_class(
     order = jnp.lexsort((jax.random.bits(key, group.shape), group)).astype(jnp.int32)  # class after class
     counts = jnp.sum(group[None] == jnp.arange(num_classes, dtype=group.dtype)[:, None], axis=1, dtype=jnp.int32)
     starts = jnp.cumsum(counts) - counts
-    support = jnp.where(counts > 1, jnp.minimum(num_support, counts - 1), counts)
-    query = jnp.minimum(num_query, counts - support)
+    support, query = support_and_query(counts, num_support, num_query)
 
     def slots(begin: Int[Array, " K"], taken: Int[Array, " K"], width: int) -> tuple[Array, Array]:
         column = jnp.arange(width, dtype=jnp.int32)

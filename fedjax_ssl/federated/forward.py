@@ -14,6 +14,11 @@ from fedjax_ssl.models import Model, Outputs
 PyTree = Any
 
 
+def labelling_key(round_key: Key[Array, ""]) -> Key[Array, ""]:
+    """Of the views that examples are labelled in before a round; folded with the client and the example's place."""
+    return named_key(round_key, "pseudo-labels")
+
+
 def map_rows(
     function: Callable[..., PyTree],
     inputs: Array,

@@ -41,12 +41,24 @@ def first_kept(
     )
 
 
-def gather(kept: Kept, ids: Int[Array, " p"]) -> Kept:
-    """The rows of a cohort; those of empty slots do not matter."""
-    return jax.tree.map(lambda table: table.at[ids].get(mode="clip"), kept)
+def gather(kept: Kept, ids: Int[Array, " p"], slots: Int[Array, " p"] | None = None) -> Kept:
+    """The rows of a cohort; those of empty slots do not matter.
+
+    Args:
+        kept: of all clients.
+        ids: of the cohort.
+        slots: rows with the state of its local optimizers; None: that of every client is in its own row.
+    """
+
+    def take(table: PyTree, rows: Int[Array, " p"]) -> PyTree:
+        return jax.tree.map(lambda x: x.at[rows].get(mode="clip"), table)
+
+    return take(kept, ids)._replace(optimizer=take(kept.optimizer, ids if slots is None else slots))
 
 
-def write(kept: Kept, new: Kept, ids: Int[Array, " p"], counts: Bool[Array, " p"]) -> Kept:
+def write(
+    kept: Kept, new: Kept, ids: Int[Array, " p"], counts: Bool[Array, " p"], slots: Int[Array, " p"] | None = None
+) -> Kept:
     """The table after a round. Who trained nothing or was dropped keeps what it had.
 
     Args:
@@ -54,14 +66,19 @@ def write(kept: Kept, new: Kept, ids: Int[Array, " p"], counts: Bool[Array, " p"
         new: of the cohort, leading axis p; terms that remember nothing new are left out.
         ids: of the cohort.
         counts: who trained and was kept.
+        slots: as in `gather`.
     """
     terms = {**gather(kept, ids).terms, **new.terms}
     new = new._replace(terms={name: terms[name] for name in kept.terms})
 
-    def put(table: Array, rows: Array) -> Array:
-        return table.at[jnp.where(counts, ids, table.shape[0])].set(rows.astype(table.dtype), mode="drop")
+    def put(table: PyTree, values: PyTree, rows: Int[Array, " p"]) -> PyTree:
+        def put_leaf(x: Array, new: Array) -> Array:
+            return x.at[jnp.where(counts, rows, x.shape[0])].set(new.astype(x.dtype), mode="drop")
 
-    return jax.tree.map(put, kept, new)
+        return jax.tree.map(put_leaf, table, values)
+
+    optimizer = put(kept.optimizer, new.optimizer, ids if slots is None else slots)
+    return put(kept._replace(optimizer={}), new._replace(optimizer={}), ids)._replace(optimizer=optimizer)
 
 
 def merge(parts: list[tuple[Kept, Bool[Array, " p"]]], before: Kept) -> Kept:

@@ -8,10 +8,11 @@ C clients, p = cohort size, n = padded examples per client, b = examples of one 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fedjax_ssl.data import WeakLabels
+from fedjax_ssl.data import FederatedData, WeakLabels
 from fedjax_ssl.federated.exact_count import Count, count
 from fedjax_ssl.models import Outputs
 
@@ -32,6 +33,8 @@ class Method(NamedTuple):
     needs: tuple[str, ...] = ("labels",)  # it learns from any of these: see `FederatedData.kinds`
     needs_all: bool = False  # it needs every one of them
     trains_unlabelled: bool = True  # clients without class labels train too
+    check: Callable[[FederatedData], list[str]] | None = None
+    # ^ (federation, on the host) -> what somebody should know before training, a sentence each; may raise ValueError
     alone: bool = False  # no global model: scores are means over the clients' own models
     on_host: bool = False  # a round calls host functions, so that it cannot be traced
 
@@ -56,6 +59,7 @@ class ServerState(NamedTuple):
     terms: dict[str, PyTree]  # state of every term, by term name
     clients: Kept  # what every client keeps, leading axis C
     server: PyTree  # state of the local optimizer at the server, where it lives on; leading axis: replicas
+    local_optimizer: dict[str, PyTree] = {}  # noqa: RUF012  its mean over the clients by group, if they start from it
 
 
 class Client(NamedTuple):
@@ -77,6 +81,14 @@ class Client(NamedTuple):
         return self.num_labelled if self.weak is None else self.num_labelled + self.weak.num_examples
 
 
+class Validation(NamedTuple):
+    """The federation's validation examples, for clients that look at them (FedMatch's learning rates)."""
+
+    rows: Int[Array, " v"]
+    labels: Int[Array, " v"]
+    num_examples: Int[Array, ""]  # how many are real; they come first
+
+
 class Round(NamedTuple):
     """What a term may use to prepare a round. Ground-truth labels are not among it, so they cannot leak."""
 
@@ -91,6 +103,7 @@ class Round(NamedTuple):
     groups: Params  # the same by parameter group
     model_state: PyTree
     inputs: Array  # [N, ...] raw inputs of all examples
+    validation: Validation | None = None
 
 
 class Sent(NamedTuple):
@@ -116,6 +129,14 @@ class Stream(NamedTuple):
     observed: Int[Array, " b"]  # observed class label, -1 = nothing
     inputs: Array  # [b, ...] raw
     weak: Int[Array, " b"] | None = None  # observed weak label, -1 = nothing; None where no client has any
+    key: Key[Array, ""] | None = None  # of this client in this round, the same in every step
+
+    @property
+    def row_keys(self) -> Key[Array, " b"]:
+        """The examples' keys in this round: with them, an example looks in every step as when it was labelled."""
+        own = self.key
+        assert own is not None, "the streams of local training have one"
+        return jax.vmap(lambda place: jax.random.fold_in(own, place))(self.position)
 
 
 Streams = dict[str, Stream]
@@ -139,6 +160,7 @@ class Snapshot(NamedTuple):
 
     params: PyTree
     model_state: PyTree
+    groups: Params = {}  # noqa: RUF012  the parameters by group
 
 
 class Step(NamedTuple):
@@ -159,14 +181,6 @@ class Step(NamedTuple):
     now: Now
     number: Int[Array, ""]  # local steps before this one
     unperturbed: dict[str, Outputs] | None = None  # outputs before a `Perturbation`, as constants
-
-
-class Validation(NamedTuple):
-    """The federation's validation examples, for clients that look at them (FedMatch's learning rates)."""
-
-    rows: Int[Array, " v"]
-    labels: Int[Array, " v"]
-    num_examples: Int[Array, ""]  # how many are real; they come first
 
 
 class Trained(NamedTuple):
@@ -248,6 +262,9 @@ class AtClient(NamedTuple):
     # ^ (term state, network parameters, model state, kept) -> local state, which lives as long as local training
     after_step: Callable[[PyTree, PyTree], PyTree] = lambda local, params: local
     # ^ (local state, new params) -> local state
+    revise: Callable[[PyTree, Snapshot, Client, Array], tuple[PyTree, Snapshot]] | None = None
+    # ^ (local state, the term's parameter group and batch statistics after a step, client, number of the step) ->
+    # (local state, what training goes on with); None: with these
     collect: Callable[[Trained], PyTree] = lambda trained: ()  # -> upload
     remember: Callable[[Trained], PyTree] | None = None  # -> what is kept from now on; None: it stays as it is
 
@@ -265,8 +282,8 @@ class Term(NamedTuple):
     """What a method adds to federated averaging. Only `name`, `views` and `loss` are required.
 
     Order within a round: `server.prepare` (across the cohort); per client `client.start`, then for every local step
-    `loss` and `client.after_step`, then `client.collect` and `client.remember`; at the end `server.absorb` and, for
-    the log only, `log.diagnose` and `log.traffic`.
+    `loss`, `client.revise` and `client.after_step`, then `client.collect` and `client.remember`; at the end
+    `server.absorb` and, for the log only, `log.diagnose` and `log.traffic`.
     """
 
     name: str
@@ -307,6 +324,8 @@ class ServerTraining(NamedTuple):
     when: tuple[str, ...] = ("after",)  # "before" the clients, "after" their models were averaged, or both
     members: int = 0  # replicas that train beside the clients instead and are members of the average
     keep_optimizer: bool = False  # the state of its local optimizer lives on from round to round
+    rate: Callable[[Client], Float[Array, ""]] | None = None  # as in `Stage`; not of replicas
+    statistics: bool = False  # batch statistics of the next model are the replicas', not those of all members
 
 
 class Stage(NamedTuple):

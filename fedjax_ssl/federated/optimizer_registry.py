@@ -8,6 +8,7 @@ import optax
 from jaxtyping import Array
 
 from fedjax_ssl.federated.fednova import fednova
+from fedjax_ssl.federated.grouped import check_sizes, default_sizes, equal_sizes, grouped
 from fedjax_ssl.federated.optimizers import FederatedOptimizer, fedavg, fedopt, fedprox, local
 from fedjax_ssl.federated.scaffold import scaffold
 from fedjax_ssl.registry import Registry
@@ -59,6 +60,27 @@ def _moments(
     return fedopt(server(server_learning_rate, b1=0.9, b2=0.99, eps=1e-3))
 
 
+def _grouped(
+    local: LocalSettings,
+    groups: int | None = None,
+    group_sizes: tuple[int, ...] | None = None,
+    broadcast_global: bool = False,
+    replica_same_batches: bool = False,
+    cohort_size: int | None = None,
+) -> FederatedOptimizer:
+    if groups is not None and group_sizes is not None:
+        raise ValueError(f"groups={groups} and group_sizes={tuple(group_sizes)} are both given; give one of them")
+    if group_sizes is not None:
+        sizes = tuple(group_sizes)
+        if cohort_size is not None:
+            check_sizes(sizes, cohort_size)
+    elif cohort_size is None:  # only checked so far
+        sizes = (1,) * (2 if groups is None else groups)
+    else:
+        sizes = default_sizes(cohort_size) if groups is None else equal_sizes(cohort_size, groups)
+    return grouped(sizes, broadcast_global, replica_same_batches)
+
+
 FEDERATED_OPTIMIZERS: Registry[FederatedOptimizer] = Registry(
     "federated optimizer",
     {
@@ -70,6 +92,8 @@ FEDERATED_OPTIMIZERS: Registry[FederatedOptimizer] = Registry(
         "fedavgm": (_fedavgm, "the clients' mean change goes through momentum at the server"),
         "fedadam": (partial(_moments, optax.adam), "... through Adam"),
         "fedyogi": (partial(_moments, optax.yogi), "... through Yogi"),
+        "grouped": (_grouped, "groups of clients, each with a model of its own and a replica of the server (FedRGD)"),
     },
     leading=1,
+    given=("cohort_size",),
 )

@@ -29,6 +29,7 @@ class Turn(NamedTuple):
     valid: Bool[Array, " p"]  # False on slots without a client
     num_clients: int  # C, of the federation
     members: int = 0  # replicas of the server
+    slots: Int[Array, " p"] | None = None  # the clients' places in a random order, see `random_slots`
 
 
 class Report(NamedTuple):
@@ -57,6 +58,15 @@ class Numbers(NamedTuple):
     up: int
 
 
+class Groups(NamedTuple):
+    """Parts of a cohort that are averaged on their own."""
+
+    number: int = 1
+    replicas: int = 1  # of the server, where a method has it as a member of the average
+    membership: Callable[[PyTree], Float[Array, " G"]] = lambda received: jnp.ones((1,))
+    # ^ received -> 1 for the groups that a client or replica is in, else 0
+
+
 def _same_for_all(state: PyTree, received: PyTree, common: Grouped) -> Grouped:
     return common
 
@@ -80,7 +90,9 @@ class FederatedOptimizer(NamedTuple):
     # ^ (gradient, params, anchor, received) -> gradient, each of one group at a time but what was received
     report: Callable[[Local], Report] = lambda local: weighted_change(local)
     alone: bool = False  # no federation: every client goes on with its own model, and nothing is averaged
-    # For the count of bytes.
+    groups: Groups = Groups()
+    # For the log and the count of bytes.
+    log: Callable[[PyTree, Turn], dict[str, Array]] = lambda summed, turn: {}  # (reported in sum, turn) -> metrics
     sends: Callable[[Grouped], Numbers] = lambda params: Numbers(0, 0)
 
 
@@ -102,7 +114,7 @@ def weighted_mean(totals: Grouped, weights: dict[str, Float[Array, ""]]) -> Grou
     return {group: divide(total, weights[group]) for group, total in totals.items()}
 
 
-def mean_scale(weight: Float[Array, ""]) -> Float[Array, ""]:
+def mean_scale(weight: Float[Array, "..."]) -> Float[Array, "..."]:
     """What a weighted sum is multiplied by for the mean, given the sum of the weights; 0 where nothing has weight."""
     return jnp.where(weight > 0, 1.0 / jnp.where(weight > 0, weight, 1.0), 0.0)
 

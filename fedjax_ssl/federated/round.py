@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import kept as kept_table
 from fedjax_ssl.federated.client import Broadcast, LocalTraining, Task, client_update
 from fedjax_ssl.federated.clients import all_clients, clients_of, server_as_client
-from fedjax_ssl.federated.cohort import Cohort, sample_cohort
+from fedjax_ssl.federated.cohort import Cohort, random_slots, sample_cohort
 from fedjax_ssl.federated.exact_count import count
 from fedjax_ssl.federated.execution import Execution, place_clients
 from fedjax_ssl.federated.method import (
@@ -86,20 +86,24 @@ def run_round(
         size, quota = setup.cohort_size, stage.labelled_quota
         cohort = sample_cohort(named_key(key, "cohort"), counts, data.num_examples, size, quota)
 
+    slots = _slots_of(key, cohort.ids, cohort.valid, data)
+
     def context(state: ServerState) -> Round:
         clients = clients_of(data, cohort.ids, cohort.valid)
+        kept = kept_table.gather(state.clients, cohort.ids, slots if training.keep_by_slot else None)
         return Round(
             key=key,
             run_key=run_key,
             number=state.round - start,
             num_rounds=None if num_rounds is None else jnp.int32(num_rounds),
-            clients=clients._replace(kept=kept_table.gather(state.clients, cohort.ids)),
+            clients=clients._replace(kept=kept),
             valid=cohort.valid,
             everyone=everyone._replace(kept=state.clients),
             params=training.combine(state.params),
             groups=state.params,
             model_state=state.model_state,
             inputs=data.inputs,
+            validation=_validation(data),
         )
 
     rate = setup.learning_rate(state.round - start)
@@ -115,7 +119,10 @@ def run_round(
     if server is not None and "after" in server.when:
         state, log = train_at_server(training, server, context(state), state, data, rate)
         logs.append(log)
-    return state._replace(round=state.round + 1), reduce(_with_server, logs, info)
+    info = reduce(_with_server, logs, info)
+    if training.average_optimizer:
+        info = {"optimizer_state_bytes": count(0), **info}
+    return state._replace(round=state.round + 1), info
 
 
 def train_at_server(
@@ -130,16 +137,23 @@ def train_at_server(
     """The server as a federation of one client that is always there."""
     always = jnp.ones((1,), bool)
     kept = Kept({}, state.server if server.keep_optimizer else {}, {}, ())
-    own = state._replace(optimizer=(), clients=kept)
+    own = state._replace(optimizer=(), clients=kept, local_optimizer={})
     clients = server_as_client(data)._replace(kept=kept)
     here = context._replace(key=named_key(context.key, key_name), clients=clients, valid=always)
     alone = training._replace(
-        federated_optimizer=fedavg(), private=(), keep_optimizer=server.keep_optimizer, upload=None
+        federated_optimizer=fedavg(),
+        private=(),
+        keep_optimizer=server.keep_optimizer,
+        keep_by_slot=False,
+        upload=None,
+        receive=None,
+        average_optimizer=False,
     )
-    work = _Work(Task(server.terms, server.sampler, _uniform), always, train_cohort)
+    work = _Work(Task(server.terms, server.sampler, _uniform, server.rate), always, train_cohort)
     trained, info, _ = _train(alone, [work], None, here, own, data, learning_rate)
     after = trained.clients.optimizer if server.keep_optimizer else state.server
-    return trained._replace(optimizer=state.optimizer, clients=state.clients, server=after), info
+    untouched = {"optimizer": state.optimizer, "clients": state.clients, "local_optimizer": state.local_optimizer}
+    return trained._replace(server=after, **untouched), info
 
 
 def _train_clients(
@@ -196,7 +210,8 @@ def _train(
     size, members = context.valid.shape[0], 0 if replicas is None else replicas.members
     ids, kept = context.clients.id, context.clients.kept
     assert kept is not None
-    turn = Turn(named_key(context.key, "federated"), state.round, ids, context.valid, data.num_clients, members)
+    slots = _slots_of(context.key, ids, context.valid, data)
+    turn = Turn(named_key(context.key, "federated"), state.round, ids, context.valid, data.num_clients, members, slots)
     everybody = kept.federated
     if members:
         everybody = jax.tree.map(lambda x, more: jnp.concatenate([x, more]), everybody, _nothing_kept(members, state))
@@ -213,9 +228,10 @@ def _train(
         params=state.params,
         model_state=state.model_state,
         optimizer=state.optimizer,
+        local_optimizer=state.local_optimizer,
         terms=states,
         inputs=data.inputs,
-        validation=Validation(data.valid_index, data.labels[data.valid_index], data.num_valid),
+        validation=_validation(data),
     )
     results = []
     for work in works:
@@ -226,6 +242,7 @@ def _train(
     together = _join(results, works, kept)
     counts = together.stacked["counts"] & context.valid
     summed, log = together.summed, None
+    statistics = summed
     if replicas is not None:
         beside = jax.tree.map(lambda x: x[size:], received)
         result, server = _train_replicas(training, replicas, broadcast, state, data, beside)
@@ -233,17 +250,21 @@ def _train(
         for name in ("optimizer", "weight", "model_state"):
             summed = {**summed, name: jax.tree.map(jnp.add, summed[name], result.summed[name])}
         state = state._replace(server=server)
+        statistics = result.summed if replicas.statistics else summed
 
     before = {group: packing(state.params[group]).pack(state.params[group]) for group in training.shared}
     moved, optimizer_state = optimizer.apply(state.optimizer, before, summed["optimizer"], turn)
-    scale = mean_scale(summed["weight"])
+    scale = mean_scale(statistics["weight"])
     flat_state, unravel_state = ravel_pytree(state.model_state)
     after = state._replace(
         params={g: packing(tree).unpack(moved[g]) if g in moved else tree for g, tree in state.params.items()},
-        model_state=unravel_state(flat_state + scale.astype(flat_state.dtype) * summed["model_state"]),
+        model_state=unravel_state(flat_state + scale.astype(flat_state.dtype) * statistics["model_state"]),
         optimizer=optimizer_state,
         terms=states,
-        clients=kept_table.write(state.clients, together.stacked["kept"], ids, counts),
+        clients=kept_table.write(
+            state.clients, together.stacked["kept"], ids, counts, slots if training.keep_by_slot else None
+        ),
+        local_optimizer=_mean_optimizer(state.local_optimizer, summed["local_optimizer"]),
     )
     outcomes: dict[str, Outcome] = {}
     for work, result in zip(works, results, strict=True):
@@ -251,10 +272,21 @@ def _train(
     absorbed = {term.name: term.server.absorb(states[term.name], outcomes[term.name]) for term in terms}
     info = _work_done(summed) | {"clients": jnp.sum(context.valid, dtype=jnp.int32)}
     info |= _bytes_sent(works, outcomes, optimizer, before, 0 if optimizer.alone else flat_state.size)
+    if training.average_optimizer:
+        # Beside the bytes above and not among them: ProtoFSSL, whose clients share one optimizer, does not count it.
+        size = sum(jnp.size(values) for values in jax.tree.leaves(state.local_optimizer))
+        info["optimizer_state_bytes"] = count(info["clients"], 2 * BYTES_PER_NUMBER * size)
+    info |= optimizer.log(summed["optimizer"], turn)
     truth = data.labels[context.clients.rows]
     for term in terms:
         info |= term.log.diagnose(outcomes[term.name], truth, together.stacked["measured"][term.name])
     return after._replace(terms={**states, **absorbed}), info, log
+
+
+def _slots_of(
+    key: Key[Array, ""], ids: Int[Array, " p"], valid: Bool[Array, " p"], data: FederatedData
+) -> Int[Array, " p"]:
+    return random_slots(named_key(key, "slots"), ids, valid, data.num_clients)
 
 
 def _outcomes(
@@ -284,12 +316,25 @@ def _outcomes(
     return outcomes
 
 
+def _mean_optimizer(before: dict[str, PyTree], summed: dict[str, tuple[Array, PyTree]]) -> dict[str, PyTree]:
+    """The clients' mean state of the local optimizer; a group of which nothing has weight keeps the one before."""
+
+    def mean(weight: Float[Array, ""], total: Array, old: Array) -> Array:
+        value = mean_scale(weight) * total
+        value = value if jnp.issubdtype(old.dtype, jnp.floating) else jnp.round(value)  # counts of steps
+        return jnp.where(weight > 0, value.astype(old.dtype), old)
+
+    return {
+        group: jax.tree.map(partial(mean, weight), total, before[group]) for group, (weight, total) in summed.items()
+    }
+
+
 def _join(results: list[_Results], works: list[_Work], before: Kept) -> _Results:
     """The results of all kinds of clients together; what a term sent or averaged stays with its kind's results."""
     if len(results) == 1:
         return results[0]
     summed: dict[str, Any] = {}
-    for name in ("optimizer", "weight", "model_state", "loss", "steps", "examples", "dropped"):
+    for name in ("optimizer", "weight", "model_state", "loss", "steps", "examples", "dropped", "local_optimizer"):
         summed[name] = reduce(partial(jax.tree.map, jnp.add), [result.summed[name] for result in results])
     stacked: dict[str, Any] = {
         "counts": jnp.stack([result.stacked["counts"] for result in results]).any(0),
@@ -314,8 +359,14 @@ def _train_replicas(
     kept = Kept({}, state.server if server.keep_optimizer else {}, {}, ())
     own_kept = kept._replace(federated=_nothing_kept(server.members, state))
     clients = clients._replace(id=replicas, received=received, kept=own_kept)
-    own = training._replace(keep_optimizer=server.keep_optimizer, upload=None)
-    broadcast = broadcast._replace(key=named_key(broadcast.key, "server"))
+    own = training._replace(
+        keep_optimizer=server.keep_optimizer,
+        keep_by_slot=False,
+        upload=None,
+        receive=None,
+        average_optimizer=False,
+    )
+    broadcast = broadcast._replace(key=named_key(broadcast.key, "server"), local_optimizer={})
     update_of = partial(client_update, own, Task(server.terms, server.sampler, _uniform))
     result = _Results(*train_cohort(update_of, broadcast, clients, jnp.ones((server.members,), bool)))
     own_only = result.stacked["kept"]._replace(params={}, federated=())
@@ -326,6 +377,10 @@ def _train_replicas(
 def _nothing_kept(members: int, state: ServerState) -> PyTree:
     """What the federated optimizer keeps for replicas: they send what clients before their first round would."""
     return jax.tree.map(lambda x: jnp.zeros((members, *x.shape[1:]), x.dtype), state.clients.federated)
+
+
+def _validation(data: FederatedData) -> Validation:
+    return Validation(data.valid_index, data.labels[data.valid_index], data.num_valid)
 
 
 def _uniform(client: Client, uploads: dict[str, PyTree]) -> Float[Array, ""]:

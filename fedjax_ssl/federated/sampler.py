@@ -51,7 +51,21 @@ def cycled_permutations(
     return order[:length].astype(jnp.int32) % one_pass
 
 
-def labelled_epochs(batch_size: int, local_epochs: int, max_labelled: int) -> Sampler:
+def batches_per_epoch(count: Int[Array, ""], batch_size: int, skip_single: bool = False) -> Int[Array, ""]:
+    """Batches of one pass over `count` examples, the last partial one among them.
+
+    Args:
+        count: examples.
+        batch_size: examples per batch.
+        skip_single: a last batch of one example is left out, unless there is no other; batch norm cannot tell anything
+            from one row where an image has become a single pixel.
+    """
+    if not skip_single:
+        return -(-count // batch_size)
+    return jnp.maximum(-(-(count - 1) // batch_size), jnp.minimum(count, 1))
+
+
+def labelled_epochs(batch_size: int, local_epochs: int, max_labelled: int, skip_single: bool = False) -> Sampler:
     """Epochs over the labelled examples: stream "labelled", freshly shuffled, the last partial batch kept.
 
     This is local training of FedAvg (McMahan et al., AISTATS 2017) and stage 1 of FedAvg+XCLP.
@@ -60,8 +74,11 @@ def labelled_epochs(batch_size: int, local_epochs: int, max_labelled: int) -> Sa
         batch_size: examples per local step.
         local_epochs: passes over the labelled examples per round.
         max_labelled: static bound of labelled examples per client.
+        skip_single: see `batches_per_epoch`.
     """
-    return epochs("labelled", lambda client: client.num_labelled, batch_size, local_epochs, max_labelled)
+    return epochs(
+        "labelled", lambda client: client.num_labelled, batch_size, local_epochs, max_labelled, skip_single=skip_single
+    )
 
 
 def known_epochs(batch_size: int, local_epochs: int, max_known: int, drop_last: bool = False) -> Sampler:
@@ -85,6 +102,7 @@ def epochs(
     local_epochs: int,
     max_count: int,
     drop_last: bool = False,
+    skip_single: bool = False,
 ) -> Sampler:
     """Epochs over the first `count(client)` examples of a client, freshly shuffled.
 
@@ -95,6 +113,7 @@ def epochs(
         local_epochs: passes per round.
         max_count: static bound.
         drop_last: leave the last partial batch of an epoch out.
+        skip_single: see `batches_per_epoch`.
     """
     size = max(max_count, 1)
     steps = local_epochs * -(-size // batch_size)
@@ -102,7 +121,7 @@ def epochs(
     def schedule(key: Key[Array, ""], client: Client, now: Now) -> Schedule:
         number = count(client)
         orders = _permutation_per_epoch(named_key(key, "labelled"), number, size, local_epochs)
-        per_epoch = number // batch_size if drop_last else -(-number // batch_size)
+        per_epoch = number // batch_size if drop_last else batches_per_epoch(number, batch_size, skip_single)
         epoch, within = _divide(jnp.arange(steps, dtype=jnp.int32), per_epoch)
         slot = within[:, None] * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
         mask = (slot < number) & (epoch < local_epochs)[:, None]
@@ -164,6 +183,33 @@ def mixed_epochs(
         return Schedule({"mixed": positions}, {"mixed": masks}, local_epochs * per_epoch)
 
     return Sampler(schedule)
+
+
+def in_turn(*samplers: Sampler) -> Sampler:
+    """First all steps of one sampler, then those of the next; the streams of the others have no row meanwhile.
+
+    With a parameter group per sampler, groups are trained one after another: one without a row takes no step (FedRep's
+    head, then its body).
+
+    Args:
+        *samplers: whose streams have different names.
+    """
+
+    def schedule(key: Key[Array, ""], client: Client, now: Now) -> Schedule:
+        drawn = [one.schedule(jax.random.fold_in(key, n), client, now) for n, one in enumerate(samplers)]
+        bounds = [jax.tree.leaves(one.masks)[0].shape[0] for one in drawn]
+        step, start = jnp.arange(sum(bounds), dtype=jnp.int32), jnp.zeros((), jnp.int32)
+        positions: dict[str, Array] = {}
+        masks: dict[str, Array] = {}
+        for one, bound in zip(drawn, bounds, strict=True):
+            own, end = jnp.clip(step - start, 0, bound - 1), start + one.num_steps
+            mine = ((step >= start) & (step < end))[:, None]
+            masks |= {name: mask[own] & mine for name, mask in one.masks.items()}
+            positions |= {name: jnp.where(mine, table[own], 0) for name, table in one.positions.items()}
+            start = end
+        return Schedule(positions, masks, start)
+
+    return Sampler(schedule, reads_sent=any(one.reads_sent for one in samplers))
 
 
 def _permutation_per_epoch(

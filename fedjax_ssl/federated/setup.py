@@ -18,6 +18,8 @@ WEIGHTINGS: dict[str, Callable[[Client], Float[Array, ""]]] = {
     "labelled": lambda client: client.num_labelled.astype(jnp.result_type(float)),
 }
 
+KEEP_BY = ("client", "slot")
+
 
 class Setup(NamedTuple):
     """What a run decides and every method needs; a recipe takes it together with the method's own settings.
@@ -40,7 +42,11 @@ class Setup(NamedTuple):
     batch_size: int
     local_epochs: int
     weighting: str = "uniform"
-    keep_optimizer: bool = False  # clients keep the state of their local optimizer between rounds
+    keep_optimizer: bool = False  # the state of local optimizers lives on between rounds
+    keep_by: str = "client"  # whose state it is: the client's, or the "slot"'s in the cohort, whoever fills it
+    average_optimizer: bool = False  # clients start from the mean of what the states were at the last cohort's end
     rounds: int | None = None  # of the run; None: not known
     evaluation_batch_size: int = 512
     strong_augment: Callable[[Array, Array], Array] | None = None  # like `augment`; None: the weak one
+    min_labelled: int = 1  # bound over the clients that have labels, from `FederatedData`, as is the next one
+    num_parts: int = 1  # in which clients' unlabelled examples come, one after another

@@ -6,7 +6,8 @@ and each batch counts equally. Source: Diao et al., HeteroFL, ICLR 2021; SemiFL,
 """
 
 from collections.abc import Callable
-from typing import Any
+from functools import reduce
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,15 +20,21 @@ from fedjax_ssl.models import Model
 PyTree = Any
 
 
+class Part(NamedTuple):
+    """Examples of a pass, in the order in which they come."""
+
+    rows: Int[Array, " r"]
+    num_rows: Int[Array, ""]  # how many of them are real; they come first
+    batch_size: int
+
+
 def batch_statistics(
     model: Model,
     normalize: Callable[[Array], Array],
     params: PyTree,
     model_state: PyTree,
     inputs: Array,
-    rows: Int[Array, " r"],
-    count: Int[Array, ""],
-    batch_size: int = 250,
+    *parts: Part,
 ) -> PyTree:
     """Statistics of the network's batch norm layers, averaged over batches.
 
@@ -37,32 +44,34 @@ def batch_statistics(
         params: of the network.
         model_state: gives the structure, and the result where there is no batch of two examples.
         inputs: raw inputs of all examples [N, ...].
-        rows: which examples, in this order; those with a value that is not finite are left out.
-        count: how many of them are real; they come first.
-        batch_size: examples per batch; the last one may be short and counts as much, but a single example is left out.
+        *parts: which examples; those with a value that is not finite are left out. The last batch of a part may be
+            short and counts as much, but a single example is left out.
 
     Returns:
         A tree like `model_state`.
     """
     if not jax.tree.leaves(model_state):
         return model_state
-    size = max(min(batch_size, rows.shape[0]), 1)
-    padded = jnp.concatenate([rows, jnp.zeros(-rows.shape[0] % size, rows.dtype)])
     nothing, weights = jax.tree.map(jnp.zeros_like, model_state), model.batch_weights()
 
-    def add_batch(number: Int[Array, ""], total: tuple[PyTree, Array]) -> tuple[PyTree, Array]:
-        place = number * size + jnp.arange(size, dtype=jnp.int32)
-        values = normalize(inputs[padded[place]])
-        # One client's broken values must not reach everybody's statistics.
-        mask = (place < count) & jnp.all(jnp.isfinite(values), axis=tuple(range(1, values.ndim)))
-        _, state = model.apply(params, nothing, values, train=True, key=jax.random.key(0), mask=mask)
-        # From zero, a running average holds the batch's statistics times the weight of a batch in that layer.
-        counts = jnp.sum(mask) > 1
-        batch = jax.tree.map(lambda x, weight: jnp.where(counts, x / weight, 0.0), state, weights)
-        return jax.tree.map(jnp.add, total[0], batch), total[1] + counts.astype(jnp.int32)
+    def add_part(total: tuple[PyTree, Array], part: Part) -> tuple[PyTree, Array]:
+        size = max(min(part.batch_size, part.rows.shape[0]), 1)
+        padded = jnp.concatenate([part.rows, jnp.zeros(-part.rows.shape[0] % size, part.rows.dtype)])
 
-    used = -(-count // size)
-    summed, batches = jax.lax.fori_loop(0, used, add_batch, (nothing, jnp.zeros((), jnp.int32)))
+        def add_batch(number: Int[Array, ""], total: tuple[PyTree, Array]) -> tuple[PyTree, Array]:
+            place = number * size + jnp.arange(size, dtype=jnp.int32)
+            values = normalize(inputs[padded[place]])
+            # One client's broken values must not reach everybody's statistics.
+            mask = (place < part.num_rows) & jnp.all(jnp.isfinite(values), axis=tuple(range(1, values.ndim)))
+            _, state = model.apply(params, nothing, values, train=True, key=jax.random.key(0), mask=mask)
+            # From zero, a running average holds the batch's statistics times the weight of a batch in that layer.
+            counts = jnp.sum(mask) > 1
+            batch = jax.tree.map(lambda x, weight: jnp.where(counts, x / weight, 0.0), state, weights)
+            return jax.tree.map(jnp.add, total[0], batch), total[1] + counts.astype(jnp.int32)
+
+        return jax.lax.fori_loop(0, -(-part.num_rows // size), add_batch, total)
+
+    summed, batches = reduce(add_part, parts, (nothing, jnp.zeros((), jnp.int32)))
     return jax.tree.map(
         lambda x, old: jnp.where(batches > 0, x / jnp.maximum(batches, 1).astype(x.dtype), old), summed, model_state
     )
@@ -74,6 +83,7 @@ def with_static_batch_norm(
     normalize: Callable[[Array], Array],
     network: Callable[[ServerState], PyTree] = lambda state: state.params["model"],
     batch_size: int = 250,
+    server_batch_size: int | None = None,
 ) -> Method:
     """The same method with statistics worked out anew at the start and after every round.
 
@@ -86,18 +96,23 @@ def with_static_batch_norm(
         normalize: raw inputs -> the network's.
         network: state -> the network's parameters.
         batch_size: examples per batch.
+        server_batch_size: the server's examples are in batches of their own of this size, in the order of their
+            classes, as in (FL)^2; None: they are in front of the clients' in one sequence.
     """
+
+    def parts(data: FederatedData) -> tuple[Part, ...]:
+        server, clients = (data.server_index[None], data.num_server[None]), (data.index, data.num_examples)
+        if server_batch_size is None:
+            return (_joined(batch_size, server, clients),)
+        own = _joined(server_batch_size, server)
+        labels = jnp.where(jnp.arange(own.rows.shape[0]) < own.num_rows, data.observed[own.rows], data.num_classes)
+        by_class = own.rows[jnp.argsort(labels, stable=True)]
+        return own._replace(rows=by_class), _joined(batch_size, clients)
 
     def refreshed(state: ServerState, data: FederatedData) -> ServerState:
         if not jax.tree.leaves(state.model_state):
             return state
-        tables = ((data.server_index[None], data.num_server[None]), (data.index, data.num_examples))
-        rows = jnp.concatenate([index.reshape(-1) for index, _ in tables])
-        real = jnp.concatenate([(jnp.arange(i.shape[1]) < count[:, None]).reshape(-1) for i, count in tables])
-        rows = rows[jnp.argsort(~real, stable=True)]
-        statistics = batch_statistics(
-            model, normalize, network(state), state.model_state, data.inputs, rows, jnp.sum(real), batch_size
-        )
+        statistics = batch_statistics(model, normalize, network(state), state.model_state, data.inputs, *parts(data))
         return state._replace(model_state=statistics)
 
     def init(key: Array, data: FederatedData) -> ServerState:
@@ -108,3 +123,10 @@ def with_static_batch_norm(
         return refreshed(new, data), info
 
     return method._replace(init=init, round=round)
+
+
+def _joined(batch_size: int, *tables: tuple[Int[Array, "p n"], Int[Array, " p"]]) -> Part:
+    """The examples of padded tables one after another, padding at the end."""
+    rows = jnp.concatenate([index.reshape(-1) for index, _ in tables])
+    real = jnp.concatenate([(jnp.arange(i.shape[1]) < count[:, None]).reshape(-1) for i, count in tables])
+    return Part(rows[jnp.argsort(~real, stable=True)], jnp.sum(real), batch_size)

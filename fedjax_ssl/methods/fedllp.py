@@ -19,8 +19,9 @@ from fedjax_ssl.federated import Method, Setup, Stage, Term, federated_method
 from fedjax_ssl.federated.method import AtServer, Client, Now, Sampler, Schedule, Step
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.keys import named_key
+from fedjax_ssl.methods.parts.adversarial import adversarial_loss
 from fedjax_ssl.methods.parts.channel_terms import with_l1
-from fedjax_ssl.objectives import proportion_loss, vat_direction, vat_loss, vat_rampup
+from fedjax_ssl.objectives import proportion_loss, vat_rampup
 
 
 def fedllp(setup: Setup, *, l1: float = 0.0, set_size: int = 0) -> Method:
@@ -69,22 +70,7 @@ def fedllp_vat(
     view = augmented_view(setup, "set")
 
     def consistency(step: Step) -> Array:
-        batch, inputs = step.streams["set"], step.inputs[view.name]
-
-        def predict(seen: Float[Array, "n ..."]) -> Float[Array, "n K"]:
-            # Batch statistics and the same dropout in every pass; the running statistics are not touched.
-            outputs, _ = setup.model.apply(
-                step.params,
-                step.model_state,
-                seen,
-                train=True,
-                key=named_key(step.key, "dropout"),
-                mask=batch.mask,
-            )
-            return outputs.logits
-
-        perturbation = vat_direction(predict, inputs, named_key(step.key, "direction"), vat_radius, mask=batch.mask)
-        loss = vat_loss(predict(inputs), predict(inputs + perturbation), batch.mask)
+        loss = adversarial_loss(setup, step, step.inputs[view.name], step.streams["set"].mask, vat_radius).loss
         epochs = local_epochs_done(step, setup.local_epochs, rampup)
         return vat_rampup(epochs, ramp_epochs, vat_weight).astype(loss.dtype) * loss
 

@@ -31,6 +31,7 @@ from fedjax_ssl.federated.terms import augmented_view, examples_mask
 from fedjax_ssl.methods.parts.alternating_training import alternating
 from fedjax_ssl.methods.parts.channel_terms import channel_losses, channel_of, learns
 from fedjax_ssl.methods.parts.confident_pseudo_labels import (
+    above,
     confident_epochs,
     confident_losses,
     confident_term,
@@ -117,7 +118,7 @@ def fedmt(
         raise ValueError("fix_weight, mix_weight and projection_weight are all 0; clients would have nothing to learn")
     if projects:
         estimate = partial(estimated, fallback=fallback, smoothing=smoothing, pooled=estimate_scope == "pooled")
-        labels = confident_term(setup, threshold, strict, estimate, diagnose=_diagnose)
+        labels = confident_term(setup, above(threshold, strict), estimate, diagnose=_diagnose)
         if everybody:
             labels = labels._replace(server=labels.server._replace(takes_part=_confident_or_labelled))
         if estimate_scope == "pooled":
@@ -125,10 +126,10 @@ def fedmt(
         stream, known, remainder = "known" if from_all else "fix", correspondence == "known", fallback == "zero"
         terms = (labels, *losses, projection_term(setup, projection_weight, stream, known, remainder))
     else:
-        terms = (confident_term(setup, threshold, strict), *losses)
+        terms = (confident_term(setup, above(threshold, strict)), *losses)
     sampler = confident_epochs(setup.batch_size, setup.local_epochs, from_all, everybody)
     clients, needs = Stage(terms, sampler, separate_passes=separate_passes), ("coarse", "server")
-    return alternating(setup, clients, server_batch_size, server_epochs, static_batch_norm, needs, warm_start)
+    return alternating(setup, clients, server_batch_size, server_epochs, static_batch_norm, needs, int(warm_start))
 
 
 def projection_term(setup: Setup, weight: float | Array, stream: str, known: bool, remainder: bool) -> Term:

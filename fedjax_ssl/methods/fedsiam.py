@@ -14,29 +14,25 @@ References:
     Scott et al., TMLR 2023, arXiv 2210.06434.
 """
 
-from typing import NamedTuple
-
 import jax
-import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from fedjax_ssl.checks import check_choices, check_whole_numbers
-from fedjax_ssl.federated import BYTES_PER_NUMBER, Method, Setup, Step, Term, count
-from fedjax_ssl.federated.method import AtClient, AtServer, ForLog, Outcome, PyTree, Round, Sent, ServerState, Traffic
+from fedjax_ssl.federated import Method, Setup, Step, Term
+from fedjax_ssl.federated.method import ForLog
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.keys import named_key
+from fedjax_ssl.methods.parts.teacher import (
+    Teacher,
+    teacher_at_client,
+    teacher_at_server,
+    teacher_network,
+    teacher_traffic,
+)
 from fedjax_ssl.methods.parts.two_stages import after_labelled_stage, mixed_stage
-from fedjax_ssl.objectives import batch_cross_entropy, consistency, consistency_ramp, teacher_decay
+from fedjax_ssl.objectives import batch_cross_entropy, consistency, consistency_ramp
 
 TERM = "mean_teacher"
-
-
-class Teacher(NamedTuple):
-    """The moving average of the student, and the number of steps it has seen."""
-
-    params: PyTree
-    model_state: PyTree
-    step: Float[Array, ""]
 
 
 def fedsiam(
@@ -91,41 +87,15 @@ def fedsiam(
         )
         return value, teacher._replace(model_state=teacher_state)
 
-    def follow(teacher: Teacher, params: PyTree) -> Teacher:
-        step = teacher.step + 1.0
-        keep = teacher_decay(step, decay)
-        averaged = jax.tree.map(lambda old, new: keep * old + (1.0 - keep) * new, teacher.params, params)
-        return Teacher(averaged, teacher.model_state, step)
-
-    # The server's teacher is the mean of the clients', from which they go on in the next round.
-    server = AtServer(
-        init=lambda key, params, model_state, everyone: Teacher(params, model_state, jnp.zeros(())),
-        prepare=_from_student,
-        absorb=lambda teacher, outcome: outcome.local,
+    term = Term(
+        TERM,
+        (view,),
+        loss,
+        server=teacher_at_server(),
+        client=teacher_at_client(decay),
+        log=ForLog(traffic=teacher_traffic),
     )
-    client = AtClient(start=lambda teacher, params, model_state, kept: teacher, after_step=follow)
-    term = Term(TERM, (view,), loss, server=server, client=client, log=ForLog(traffic=_traffic))
     stage = mixed_stage(setup, term, "proportional" if unlabelled_clients else "only")
-    return after_labelled_stage(setup, stage, warmup_rounds, _teacher_network if predict_with == "teacher" else None)
-
-
-def _from_student(teacher: Teacher, round: Round) -> tuple[Sent, Teacher]:
-    """In the stage's first round the teacher is the student."""
-    fresh = Teacher(round.params, round.model_state, jnp.zeros(()))
-    return Sent(), jax.tree.map(lambda new, old: jnp.where(round.number == 0, new, old), fresh, teacher)
-
-
-def _teacher_network(state: ServerState) -> tuple[PyTree, PyTree]:
-    """The teacher; before its first step there is none, but the student."""
-    teacher, student = state.terms[TERM], (state.params["model"], state.model_state)
-    return jax.tree.map(
-        lambda taught, own: jnp.where(teacher.step > 0, taught, own), (teacher.params, teacher.model_state), student
+    return after_labelled_stage(
+        setup, stage, warmup_rounds, teacher_network(TERM) if predict_with == "teacher" else None
     )
-
-
-def _traffic(outcome: Outcome) -> Traffic:
-    """The teacher goes both ways beside the student."""
-    round = outcome.round
-    teacher = sum(leaf.size for leaf in jax.tree.leaves((round.params, round.model_state)))
-    both_ways = count(jnp.sum(round.valid), BYTES_PER_NUMBER * teacher)
-    return Traffic(both_ways, both_ways)

@@ -16,25 +16,29 @@ from fedjax_ssl.checks import check_choices, check_numbers, check_weights, check
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import BYTES_PER_NUMBER, Client, Method, Round, Sampler, ServerState, Setup, Stage, Step, Term
 from fedjax_ssl.federated.engine import federated_method
-from fedjax_ssl.federated.episodes import QUERY, SUPPORT, UNLABELLED, episodes
+from fedjax_ssl.federated.episodes import QUERY, SUPPORT, UNLABELLED, check_episodes, episodes, support_and_query
 from fedjax_ssl.federated.exact_count import count
 from fedjax_ssl.federated.method import AtClient, AtServer, ForLog, Metrics, Now, Outcome, Sent, Traffic, Trained, View
-from fedjax_ssl.federated.terms import PseudoLabels, augmented_view, diagnose_pseudo_labels, network_outputs
+from fedjax_ssl.federated.setup import WEIGHTINGS
+from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.graph.weighting import class_counts
 from fedjax_ssl.keys import named_key
+from fedjax_ssl.methods.parts.cost_model import Cost, Work, cost_metrics, protofssl_cost
 from fedjax_ssl.methods.parts.prototype_bank import (
+    Helpers,
     PrototypeBank,
     PrototypeSets,
     choose_helpers,
     empty_bank,
+    finite_sets,
     newest_sets,
     push,
 )
+from fedjax_ssl.methods.parts.prototype_log import diagnose_helpers
 from fedjax_ssl.methods.parts.prototype_losses import (
     Scoring,
     labelled_prototypes,
     mean_log_probs,
-    pseudo_labels,
     query_loss,
     unlabelled_loss,
 )
@@ -49,13 +53,6 @@ class State(NamedTuple):
 
     bank: PrototypeBank
     helpers: PrototypeSets  # as last chosen, [H, K, d]
-
-
-class Helpers(NamedTuple):
-    """What all clients receive beside the model."""
-
-    sets: PrototypeSets  # [H, K, d]; all absent where they are not needed
-    active: Bool[Array, ""]  # unlabelled examples are learned from in this round
 
 
 class EpisodeSettings(NamedTuple):
@@ -186,6 +183,8 @@ def protofssl(
     )
     quota = "any" if settings.global_source else "only"
     stage = Stage((_term(setup, settings),), _sampler(setup, settings), labelled_quota=quota)
+    if settings.proto_refresh == "end":
+        stage = stage._replace(weigh=partial(_weigh, setup))
     return _with_bank(setup, settings, federated_method(setup, (stage,), class_scores=False))
 
 
@@ -201,33 +200,40 @@ def _term(setup: Setup, settings: EpisodeSettings) -> Term:
         return labelled | towards_helpers if settings.global_source else labelled
 
     server = AtServer(prepare=partial(_prepare, setup, settings), takes_part=takes_part)
-    client, log = AtClient(), ForLog(traffic=partial(_traffic, setup, settings))
+    client = AtClient()
+    log = ForLog(
+        measure=partial(_rows_used, setup, settings),
+        diagnose=partial(_diagnose, setup, settings),
+        traffic=partial(_traffic, setup, settings),
+    )
     if settings.proto_refresh == "end":
         server = server._replace(absorb=_store)
         client = client._replace(collect=partial(_prototypes_after, setup, settings))
-    if settings.pseudo_labelled:
-        log = log._replace(diagnose=partial(_diagnose, setup, settings))
     return Term(
         TERM, tuple(views.values()), partial(_loss, setup, settings, views), server=server, client=client, log=log
     )
 
 
+def _weigh(setup: Setup, client: Client, uploads: dict[str, PyTree]) -> Float[Array, ""]:
+    """The run's weight; NaN, which drops the client, where the prototypes that it uploads are not finite."""
+    return jnp.where(jnp.all(finite_sets(uploads[TERM])), WEIGHTINGS[setup.weighting](client), jnp.nan)
+
+
 def _sampler(setup: Setup, settings: EpisodeSettings) -> Sampler:
     """A step is an episode; unlabelled examples are drawn from the first step that learns from them."""
-    steps = setup.local_epochs
-
-    def first_unlabelled_step(client: Client, now: Now) -> Int[Array, ""]:
-        return jnp.where(now.shared[TERM].active, settings.warmup_episode, steps)
-
     return episodes(
-        steps,
+        setup.local_epochs,
         setup.num_classes,
         settings.num_support,
         settings.num_query,
         settings.num_unlabelled if settings.pseudo_labelled else 0,
         setup.max_labelled,
-        first_unlabelled_step,
+        partial(_first_unlabelled_step, setup, settings),
     )
+
+
+def _first_unlabelled_step(setup: Setup, settings: EpisodeSettings, client: Client, now: Now) -> Int[Array, ""]:
+    return jnp.where(now.shared[TERM].active, settings.warmup_episode, setup.local_epochs)
 
 
 def _shared_classes(setup: Setup, settings: EpisodeSettings, client: Client) -> Bool[Array, " K"]:
@@ -315,28 +321,33 @@ def _store(state: State, outcome: Outcome) -> State:
     return state._replace(bank=push(state.bank, outcome.uploads, outcome.round.clients.id, outcome.counts))
 
 
+def _rows_used(setup: Setup, settings: EpisodeSettings, trained: Trained) -> tuple[Int[Array, ""], Int[Array, ""]]:
+    """Examples that a client went through: (forward and backward, forward only, for the prototypes it shares)."""
+    client, steps = trained.client, trained.num_steps
+    counts = class_counts(client.observed, setup.num_classes).astype(jnp.int32)
+    support, query = support_and_query(counts, settings.num_support, settings.num_query)
+    rows = steps * jnp.sum(support + query, dtype=jnp.int32)
+    if settings.pseudo_labelled:
+        without = jnp.minimum(_first_unlabelled_step(setup, settings, client, trained.now), steps)
+        unlabelled = jnp.minimum(settings.num_unlabelled, client.num_examples - client.num_labelled)
+        rows = rows + (steps - without) * unlabelled
+    return rows, client.num_labelled
+
+
 def _diagnose(
     setup: Setup, settings: EpisodeSettings, outcome: Outcome, truth: Int[Array, "p n"], measured: PyTree
 ) -> Metrics:
-    """Of `num_unlabelled` unlabelled examples of every client, under the model that was sent."""
-    round, helpers = outcome.round, outcome.sent.shared
-    clients, size = round.clients, round.clients.rows.shape[1]
-    place = clients.num_labelled[:, None] + jnp.arange(min(settings.num_unlabelled, size), dtype=jnp.int32)
-    within = jnp.minimum(place, size - 1)
-    rows = jnp.take_along_axis(clients.rows, within, axis=1)
-    features = network_outputs(setup, round, clients._replace(rows=rows)).features
-    probs = jax.vmap(lambda z: pseudo_labels(z, helpers.sets, settings.scoring))(features)
-    largest = jnp.max(probs, axis=2)
-    given = (place < clients.num_examples[:, None]) & helpers.active & jnp.isfinite(largest)
-    labels = jnp.where(given, jnp.argmax(probs, axis=2).astype(jnp.int32), -1)
-    seen = clients._replace(
-        rows=rows,
-        observed=jnp.full_like(rows, -1),
-        num_labelled=jnp.zeros_like(clients.num_labelled),
-        num_examples=clients.num_examples - clients.num_labelled,
-    )
-    targets = PseudoLabels(labels, largest, largest)
-    return diagnose_pseudo_labels(targets, jnp.take_along_axis(truth, within, axis=1), seen)
+    """What the round cost and, of `num_unlabelled` unlabelled examples of every client, how good pseudo-labels are."""
+    width = outcome.sent.shared.sets.centers.shape[-1]
+
+    def cost(work: Work) -> Cost:
+        used = work if settings.pseudo_labelled else work._replace(unlabelled=0)
+        return protofssl_cost(used, settings.most_helpers, setup.num_classes, width)
+
+    metrics = cost_metrics(setup, outcome, cost, *measured)
+    if not settings.pseudo_labelled:
+        return metrics
+    return metrics | diagnose_helpers(setup, settings.num_unlabelled, settings.scoring, outcome, truth)
 
 
 def _traffic(setup: Setup, settings: EpisodeSettings, outcome: Outcome) -> Traffic:
@@ -367,4 +378,7 @@ def _with_bank(setup: Setup, settings: EpisodeSettings, method: Method) -> Metho
         sets = newest_sets(state.terms[TERM].bank, 2 if settings.eval_bank == "two_rounds" else 1)
         return mean_log_probs(embed(state, inputs), sets, settings.scoring.distance)
 
-    return method._replace(init=init, predict=predict)
+    check = partial(
+        check_episodes, num_support=settings.num_support, num_query=settings.num_query, queries=settings.global_source
+    )
+    return method._replace(init=init, predict=predict, check=check)

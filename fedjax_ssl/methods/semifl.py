@@ -19,7 +19,7 @@ References:
 
 from fedjax_ssl.federated import Method, Setup, Stage
 from fedjax_ssl.methods.parts.alternating_training import alternating
-from fedjax_ssl.methods.parts.confident_pseudo_labels import confident_epochs, confident_losses, confident_term
+from fedjax_ssl.methods.parts.confident_pseudo_labels import above, confident_epochs, confident_losses, confident_term
 
 
 def semifl(
@@ -53,7 +53,7 @@ def semifl(
     Raises:
         ValueError: for a setting outside these.
     """
-    labels = confident_term(setup, threshold, strict=False)  # step 1, once per round; it has no loss
+    labels = confident_term(setup, above(threshold))  # step 1, once per round; it has no loss
     losses = confident_losses(setup, 1.0, mix_weight, mixup_alpha)  # one term each
     sampler = confident_epochs(setup.batch_size, setup.local_epochs)
     clients = Stage((labels, *losses), sampler, separate_passes=separate_passes)

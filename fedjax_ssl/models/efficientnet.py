@@ -1,5 +1,6 @@
 """EfficientNet-B0: inverted residual blocks with depthwise convolutions and squeeze-and-excitation."""
 
+import math
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -9,7 +10,7 @@ from jaxtyping import Array, Float
 
 from fedjax_ssl.checks import check_numbers
 from fedjax_ssl.models.depthwise import depthwise_conv2d
-from fedjax_ssl.models.layers import Conv, Dropout, Kernel, Network, kaiming_fan_out, keep_mask
+from fedjax_ssl.models.layers import Conv, Dropout, Kernel, Network, count_operations, kaiming_fan_out, keep_mask
 from fedjax_ssl.models.model import Outputs
 from fedjax_ssl.models.normalization import Mask, Norm
 from fedjax_ssl.models.resnet import ConvNorm
@@ -51,6 +52,7 @@ class DepthwiseNorm(nn.Module):
         kernel, _ = Kernel(shape, kaiming_fan_out, use_bias=False, weight_norm=False, name="conv")()
         padding = self.size // 2
         x = depthwise_conv2d(inputs, kernel, stride=self.stride, padding=padding, lowering=self.lowering)
+        count_operations(self, 2 * self.size**2 * math.prod(x.shape[1:]))
         return Norm("bn", name="norm")(x, train, mask)
 
 

@@ -1,6 +1,7 @@
 """The layers with weights, dropout, and the class scores that every network ends in."""
 
 import math
+import operator
 
 import flax.linen as nn
 import jax
@@ -14,6 +15,7 @@ from fedjax_ssl.models.model import Outputs
 from fedjax_ssl.models.normalization import statistics_dtype
 
 Initializer = nn.initializers.Initializer
+SOFTMAX_OPERATIONS = 5  # per class
 
 lecun_normal = nn.initializers.lecun_normal()
 kaiming_fan_out = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
@@ -23,6 +25,11 @@ def torch_uniform(fan_in: int) -> Initializer:
     """Uniform on +-1/sqrt(fan_in): PyTorch's default for weights and biases of linear and conv layers."""
     bound = 1 / math.sqrt(fan_in)
     return lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound)
+
+
+def count_operations(module: nn.Module, operations: int) -> None:
+    """Notes what a part of a network does with one example, when the network starts; see `Model.forward_operations`."""
+    module.sow("operations", "count", operations, init_fn=lambda: 0, reduce_fn=operator.add)
 
 
 class Kernel(nn.Module):
@@ -76,6 +83,8 @@ class Conv(nn.Module):
         nn.share_scope(self, kernel)
         weight, bias = kernel()
         outputs = conv2d(inputs, weight, stride=self.stride, padding=self.padding, lowering=self.lowering)
+        size = math.prod(outputs.shape[1:])
+        count_operations(self, size * (2 * math.prod(shape[:-1]) + (bias is not None)))
         return outputs if bias is None else outputs + bias
 
 
@@ -89,14 +98,16 @@ class Dense(nn.Module):
     features: int
     initializer: Initializer | None = None
     weight_norm: bool = False
+    use_bias: bool = True
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n d"]) -> Float[Array, "n f"]:
         shape = (inputs.shape[-1], self.features)
-        kernel = Kernel(shape, self.initializer, True, self.weight_norm, outputs_first=True, name="weights")
+        kernel = Kernel(shape, self.initializer, self.use_bias, self.weight_norm, outputs_first=True, name="weights")
         nn.share_scope(self, kernel)
         weight, bias = kernel()
         outputs = lax.dot_general(inputs, weight, (((inputs.ndim - 1,), (1,)), ((), ())))
+        count_operations(self, math.prod(outputs.shape[1:]) * (2 * inputs.shape[-1] + (bias is not None)))
         return outputs if bias is None else outputs + bias
 
 
@@ -109,13 +120,15 @@ class Dropout(nn.Module):
     """
 
     rate: float
+    whole_channels: bool = False  # a channel of an image [h, w, c] is dropped as a whole
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n ..."], train: bool) -> Float[Array, "n ..."]:
         check_numbers("[0, 1)", dropout_rate=self.rate)
         if not train or self.rate == 0:
             return inputs
-        keep = keep_mask(self.make_rng("dropout"), inputs.shape, self.rate)
+        shape = (inputs.shape[0], 1, 1, inputs.shape[-1]) if self.whole_channels else inputs.shape
+        keep = keep_mask(self.make_rng("dropout"), shape, self.rate)
         return jnp.where(keep, inputs / (1 - self.rate), 0)
 
 
@@ -145,13 +158,18 @@ class Network(nn.Module):
         return getattr(self, "dropout_rate", 0.0) > 0
 
     def scores(
-        self, features: Float[Array, "n d"], initializer: Initializer | None = None, weight_norm: bool = False
+        self,
+        features: Float[Array, "n d"],
+        initializer: Initializer | None = None,
+        weight_norm: bool = False,
+        use_bias: bool = True,
     ) -> Outputs:
         """The last layers; the arguments are those of `Dense`."""
         if self.normalize_features:
             features = unit_length(features)
         heads = ("head", "aux_head") if self.aux_head else ("head",)
-        logits = [Dense(self.num_classes, initializer, weight_norm, name=name)(features) for name in heads]
+        count_operations(self, SOFTMAX_OPERATIONS * self.num_classes)
+        logits = [Dense(self.num_classes, initializer, weight_norm, use_bias, name=name)(features) for name in heads]
         return Outputs(logits[0], features, logits[1] if self.aux_head else None)
 
 

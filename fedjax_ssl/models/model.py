@@ -30,12 +30,15 @@ class Model(NamedTuple):
     has_class_scores: False for a network of features alone, whose `Outputs.logits` have no column.
     batch_weights: `() -> tree like state`: how much a batch weighs in each running statistic, as Python floats. Only
         statistics by a pass over the data ask for it.
+    forward_operations: `() -> int`, additions and multiplications for one example: of convolutions, dense layers, their
+        biases and one softmax, in ProtoFSSL's networks also of pools and residual sums. None where nobody counted.
     """
 
     init: Callable[[PRNGKeyArray], tuple[PyTree, PyTree]]
     apply: Callable[..., tuple[Outputs, PyTree]]
     has_class_scores: bool = True
     batch_weights: Callable[[], PyTree] = dict
+    forward_operations: Callable[[], int] | None = None
 
 
 def count_parameters(params: PyTree) -> int:
@@ -51,7 +54,7 @@ def from_linen(module: nn.Module, input_shape: tuple[int, ...], needs_key: bool)
 
     Args:
         module: keeps its batch statistics in the collection "batch_stats", and at its start the weights of a batch in
-            them in "batch_weights"; draws from the stream "dropout".
+            them in "batch_weights" and the operations of its layers in "operations"; draws from the stream "dropout".
         input_shape: shape of one example.
         needs_key: whether `module` draws random bits in training.
 
@@ -67,10 +70,17 @@ def from_linen(module: nn.Module, input_shape: tuple[int, ...], needs_key: bool)
         variables = variables_of(key)
         return variables["params"], variables.get("batch_stats", {})
 
+    def noted(collection: str) -> PyTree:
+        """What layers note of themselves at the start, in Python numbers."""
+        notes: dict[str, PyTree] = {}
+        jax.eval_shape(lambda key: notes.update(variables_of(key).get(collection, {})), jax.random.key(0))
+        return notes
+
     def batch_weights() -> PyTree:
-        weights: dict[str, PyTree] = {}
-        jax.eval_shape(lambda key: weights.update(variables_of(key).get("batch_weights", {})), jax.random.key(0))
-        return weights
+        return noted("batch_weights")
+
+    def forward_operations() -> int:
+        return sum(jax.tree.leaves(noted("operations")))
 
     def apply(
         params: PyTree,
@@ -98,4 +108,4 @@ def from_linen(module: nn.Module, input_shape: tuple[int, ...], needs_key: bool)
         outputs, updates = module.apply(variables, inputs, train, mask, rngs=rngs, mutable=["batch_stats"])
         return outputs, updates.get("batch_stats", {})
 
-    return Model(init, apply, getattr(module, "has_class_scores", True), batch_weights)
+    return Model(init, apply, getattr(module, "has_class_scores", True), batch_weights, forward_operations)

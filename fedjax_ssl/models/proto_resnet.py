@@ -1,90 +1,132 @@
-"""The residual networks of ProtoFSSL: eight convolutions, with or without a dense head."""
+"""The residual networks of ProtoFSSL: eight or seventeen convolutions, with or without a dense head."""
+
+import math
+from typing import ClassVar, NamedTuple
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fedjax_ssl.checks import check_choices
-from fedjax_ssl.models.layers import Conv, Network, lecun_normal, unit_length
+from fedjax_ssl.models.layers import Conv, Network, count_operations, lecun_normal, unit_length
 from fedjax_ssl.models.model import Outputs
 from fedjax_ssl.models.normalization import NORMS, Mask, Norm
 from fedjax_ssl.models.pooling import max_pool
 
 FEATURES = 512
 LARGE_SIDE = 96  # from here on the pools are those of 96x96 images
-POOLS, LARGE_POOLS = (2, 2, 2), (3, 2, 4)  # after conv2, conv5 and conv6; the last pool takes what is left
+POOLS, LARGE_POOLS = (2, 2, 2), (3, 2, 4)  # one after another; the last pool takes what is left
 EPSILON, MOMENTUM = 1e-3, 0.01  # Keras' defaults; the momentum is the weight of the batch
 
 
+class Part(NamedTuple):
+    """Blocks of one width."""
+
+    filters: int
+    blocks: int = 1
+    residual: bool = False  # their input is added to what comes out
+    pool: bool = False
+
+
+EIGHT = (
+    Part(64),
+    Part(128, pool=True),
+    Part(128, 2, residual=True),
+    Part(256, pool=True),
+    Part(FEATURES, pool=True),
+    Part(FEATURES, 2, residual=True),
+)
+SEVENTEEN = (
+    Part(64),
+    Part(64, 2, residual=True),
+    Part(64, 2, residual=True),
+    Part(128, pool=True),
+    Part(128, residual=True),
+    Part(128, 2, residual=True),
+    Part(256, pool=True),
+    Part(256, residual=True),
+    Part(256, 2, residual=True),
+    Part(FEATURES, pool=True),
+    Part(FEATURES, residual=True),
+    Part(FEATURES, 2, residual=True),
+)
+
+
 class ConvBlock(nn.Module):
-    """3x3 convolution with bias, norm layer, ReLU, max-pooling."""
+    """3x3 convolution, norm layer, ReLU, max-pooling."""
 
     filters: int
     norm: str
     pool: int
     lowering: str
+    use_bias: bool = True
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Float[Array, "n h2 w2 f"]:
-        x = Conv(self.filters, initializer=lecun_normal, lowering=self.lowering, name="conv")(inputs)
+        bias, lowering = self.use_bias, self.lowering
+        x = Conv(self.filters, initializer=lecun_normal, use_bias=bias, lowering=lowering, name="conv")(inputs)
         kind, momentum = ("bn", 1.0) if self.norm == "sbn" else (self.norm, MOMENTUM)
         x = Norm(kind, momentum=momentum, epsilon=EPSILON, name="norm")(x, train, mask)
+        if self.pool > 1:
+            x = max_pool(x, self.pool)
+            count_operations(self, math.prod(x.shape[1:]) * self.pool**2)
         # ReLU after the pool is the same function and works on fewer values.
-        return nn.relu(max_pool(x, self.pool) if self.pool > 1 else x)
+        return nn.relu(x)
 
 
 class Trunk(nn.Module):
-    """Conv1; Conv2 and pool; x + Conv4(Conv3(x)); Conv5 and pool; Conv6 and pool; x + Conv8(Conv7(x)); pool.
+    """Blocks one after another, with residual branches around some, and a pool over the whole map.
 
-    A residual branch ends in its own ReLU, none follows the sum, so that embeddings are not negative. The last pool is
-    the maximum over the whole map: 4x4 for images of 32x32 and of 96x96, the sizes of the paper.
+    A residual branch ends in its own ReLU, none follows the sum, so that embeddings are not negative. The last pool
+    takes 4x4 values for images of 32x32 and of 96x96, the sizes of the paper.
     """
 
     norm: str
     lowering: str
+    layout: tuple[Part, ...] = EIGHT
+    use_bias: bool = True
 
     @nn.compact
-    def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Float[Array, "n 512"]:
+    def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Float[Array, "n d"]:
         if inputs.ndim != 4 or inputs.shape[1] != inputs.shape[2] or inputs.shape[1] < 8:
             raise ValueError(
-                f"models 'resnet8' and 'resnet9' need square images of 8x8 or more, got {inputs.shape[1:]}; pad or "
-                "resize them, or use model 'cnn' or 'mlp'"
+                "models 'resnet8', 'resnet9', 'resnet17' and 'proto_resnet18' need square images of 8x8 or more, got "
+                f"{inputs.shape[1:]}; pad or resize them, or use model 'cnn' or 'mlp'"
             )
         check_choices((*NORMS, "sbn"), norm=self.norm)
-        pools = LARGE_POOLS if inputs.shape[1] >= LARGE_SIDE else POOLS
-
-        def block(x: Array, number: int, filters: int, pool: int = 1) -> Array:
-            return ConvBlock(filters, self.norm, pool, self.lowering, name=f"block{number}")(x, train, mask)
-
-        x = block(block(inputs, 1, 64), 2, 128, pools[0])
-        x = x + block(block(x, 3, 128), 4, 128)
-        x = block(block(x, 5, 256, pools[1]), 6, FEATURES, pools[2])
-        x = x + block(block(x, 7, FEATURES), 8, FEATURES)
+        pools = iter(LARGE_POOLS if inputs.shape[1] >= LARGE_SIDE else POOLS)
+        x, number = inputs, 0
+        for part in self.layout:
+            before = x
+            for _ in range(part.blocks):
+                number += 1
+                pool = next(pools) if part.pool else 1
+                block = ConvBlock(part.filters, self.norm, pool, self.lowering, self.use_bias, name=f"block{number}")
+                x = block(x, train, mask)
+            if part.residual:
+                x = before + x
+                count_operations(self, math.prod(x.shape[1:]))
+        count_operations(self, math.prod(x.shape[1:]))
         return max_pool(x, x.shape[1]).reshape(x.shape[0], -1)
 
 
-class ResNet8(Network):
-    """The embedding network of ProtoFSSL: 6,565,760 parameters, 512 features, no class scores.
-
-    For methods that score classes by the distance to prototypes; `Outputs.logits` has no column, no layer depends on
-    `num_classes`, and `aux_head` cannot be had. Convolutions start LeCun normal (truncated), biases zero. Batch norm
-    has epsilon 1e-3 and running statistics in which a batch weighs 0.01, as Keras has them.
-
-    Images of 8x8 to 95x95 are pooled by 2, 2, 2, larger ones by 3, 2, 4; the last pool always takes the whole map.
-
-    Source: Kim et al., ProtoFSSL, arXiv 2205.13921, appendix, and its public code.
-    """
+class Embedding(Network):
+    """A trunk without a head; `Outputs.logits` has no column."""
 
     norm: str = "none"  # or "bn", "gn" or "sbn", batch norm whose running statistics are those of the last batch
     lowering: str = "auto"  # how the convolutions are computed, see `conv2d`
 
     has_class_scores = False
+    layout: ClassVar[tuple[Part, ...]] = EIGHT
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
         if self.aux_head:
-            raise ValueError("aux_head=True, but model 'resnet8' has no head at all; use model 'resnet9'")
-        trunk = Trunk(self.norm, self.lowering)
+            raise ValueError(
+                f"aux_head=True, but model {type(self).__name__.lower()!r} has no head at all; use model 'resnet9' or "
+                "'proto_resnet18'"
+            )
+        trunk = Trunk(self.norm, self.lowering, self.layout)
         nn.share_scope(self, trunk)
         features = trunk(inputs, train, mask)
         if self.normalize_features:
@@ -92,17 +134,45 @@ class ResNet8(Network):
         return Outputs(jnp.zeros((features.shape[0], 0), features.dtype), features, None)
 
 
-class ResNet9(Network):
-    """`ResNet8` and a dense head: 6,570,890 parameters for ten classes; the network of ProtoFSSL's baselines.
-
-    The head starts Glorot uniform.
-    """
+class Classifier(Network):
+    """A trunk and a dense head, which starts Glorot uniform."""
 
     norm: str = "none"  # or "bn", "gn" or "sbn", batch norm whose running statistics are those of the last batch
     lowering: str = "auto"  # how the convolutions are computed, see `conv2d`
 
+    layout: ClassVar[tuple[Part, ...]] = EIGHT
+
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
-        trunk = Trunk(self.norm, self.lowering)
+        trunk = Trunk(self.norm, self.lowering, self.layout)
         nn.share_scope(self, trunk)
         return self.scores(trunk(inputs, train, mask), nn.initializers.glorot_uniform())
+
+
+class ResNet8(Embedding):
+    """The embedding network of ProtoFSSL: 6,565,760 parameters, 512 features, no class scores.
+
+    For methods that score classes by the distance to prototypes; no layer depends on `num_classes`, and `aux_head`
+    cannot be had. Convolutions start LeCun normal (truncated), biases zero. Batch norm has epsilon 1e-3 and running
+    statistics in which a batch weighs 0.01, as Keras has them.
+
+    Images of 8x8 to 95x95 are pooled by 2, 2, 2, larger ones by 3, 2, 4; the last pool always takes the whole map.
+
+    Source: Kim et al., ProtoFSSL, arXiv 2205.13921, appendix, and its public code.
+    """
+
+
+class ResNet9(Classifier):
+    """`ResNet8` and a dense head: 6,570,890 parameters for ten classes; the network of ProtoFSSL's baselines."""
+
+
+class ResNet17(Embedding):
+    """The large embedding network of ProtoFSSL's Table 4: 10,991,104 parameters, otherwise as `ResNet8`."""
+
+    layout: ClassVar[tuple[Part, ...]] = SEVENTEEN
+
+
+class ProtoResNet18(Classifier):
+    """`ResNet17` and a dense head: 10,996,234 parameters for ten classes; not torchvision's ResNet-18."""
+
+    layout: ClassVar[tuple[Part, ...]] = SEVENTEEN

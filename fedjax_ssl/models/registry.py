@@ -9,13 +9,16 @@ from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.models.cnn import CNN
 from fedjax_ssl.models.cnn13 import CNN13
 from fedjax_ssl.models.efficientnet import EfficientNetB0
+from fedjax_ssl.models.emnist_cnn import EmnistCNN
+from fedjax_ssl.models.fedmatch_networks import FedMatchAlexNet, FedMatchResNet9
 from fedjax_ssl.models.linear import Linear
 from fedjax_ssl.models.mlp import MLP
 from fedjax_ssl.models.mnist_cnn import MnistCNN
 from fedjax_ssl.models.model import Model, from_linen
 from fedjax_ssl.models.pretrained import LAYERS, pretrained
-from fedjax_ssl.models.proto_resnet import ResNet8, ResNet9
+from fedjax_ssl.models.proto_resnet import ProtoResNet18, ResNet8, ResNet9, ResNet17
 from fedjax_ssl.models.resnet import ResNet18
+from fedjax_ssl.models.three_stage_resnet import ThreeStageResNet8
 from fedjax_ssl.models.wide_resnet import WideResNet28
 from fedjax_ssl.registry import Registry
 
@@ -25,12 +28,21 @@ MODELS: Registry[nn.Module] = Registry(
         "linear": (Linear, "softmax regression on the flattened input"),
         "mlp": (MLP, "fully connected network, one hidden layer of 128 by default"),
         "cnn": (CNN, "two 3x3 convolutions and 128 hidden units, the FEMNIST benchmarks' network"),
+        "emnist_cnn": (EmnistCNN, "two 3x3 convolutions and 128 hidden units, the EMNIST network of FedRGD"),
         "cnn13": (CNN13, "nine weight-normalised convolutions, the CIFAR network of XCLP"),
         "mnist_cnn": (MnistCNN, "three 5x5 convolutions and two hidden layers, the MNIST network of FedUL"),
         "resnet18": (ResNet18, "residual network, stem='cifar', stem='imagenet' or stem='imagenet_unpooled'"),
+        "resnet8_basic": (
+            ThreeStageResNet8,
+            "residual network with a basic block per stage, the CIFAR network of SAGE",
+        ),
         "wrn28": (WideResNet28, "wide residual network WRN-28-k, widen=2 by default, the CIFAR network of SemiFL"),
         "resnet8": (ResNet8, "eight convolutions without a head, the embedding network of ProtoFSSL"),
         "resnet9": (ResNet9, "the same with a dense head, the network of ProtoFSSL's baselines"),
+        "resnet17": (ResNet17, "seventeen convolutions without a head, the large embedding network of ProtoFSSL"),
+        "proto_resnet18": (ProtoResNet18, "the same with a dense head, the large network of ProtoFSSL's baselines"),
+        "fedmatch_resnet9": (FedMatchResNet9, "resnet9 without biases, of any width, the CIFAR network of FedMatch"),
+        "fedmatch_alexnet": (FedMatchAlexNet, "three convolutions and two hidden layers without biases, of FedMatch"),
         "efficientnet_b0": (EfficientNetB0, "EfficientNet-B0, from torchvision's weights with weights='an .npz file'"),
     },
     given=("num_classes", "parent", "name"),

@@ -1,5 +1,6 @@
 """Pure losses and label channels: no model, no client loop, no I/O."""
 
+from fedjax_ssl.objectives.agreement import agreement_vote, inter_client_kl
 from fedjax_ssl.objectives.channel_checks import (
     check_correspondence,
     check_observed,
@@ -20,11 +21,17 @@ from fedjax_ssl.objectives.channels import (
 from fedjax_ssl.objectives.consistency import (
     annealed_cross_entropy,
     fixmatch_loss,
+    linear_ramp,
     training_signal_ceiling,
     uda_loss,
 )
 from fedjax_ssl.objectives.correspondence import correspondence_counts, estimate_correspondence, normalize_counts
-from fedjax_ssl.objectives.cross_entropy import batch_cross_entropy, clipped_cross_entropy, cross_entropy
+from fedjax_ssl.objectives.cross_entropy import (
+    batch_cross_entropy,
+    clipped_cross_entropy,
+    cross_entropy,
+    soft_cross_entropy,
+)
 from fedjax_ssl.objectives.identifiability import (
     Identifiability,
     MatrixDiagnostics,
@@ -45,4 +52,5 @@ from fedjax_ssl.objectives.prototypes import (
     prototype_log_probs,
     sharpen,
 )
-from fedjax_ssl.objectives.virtual_adversarial import vat_direction, vat_loss, vat_rampup
+from fedjax_ssl.objectives.sharpness import divergence_from, sharpness_ascent
+from fedjax_ssl.objectives.virtual_adversarial import mean_entropy, vat_direction, vat_loss, vat_rampup

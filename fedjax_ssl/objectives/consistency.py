@@ -15,6 +15,7 @@ from fedjax_ssl.checks import check_choices
 from fedjax_ssl.objectives.cross_entropy import batch_cross_entropy, cross_entropy
 
 AnnealingSchedule = Literal["exp", "linear", "log"]
+MaskMean = Literal["batch", "confident"]
 
 
 def fixmatch_loss(
@@ -22,6 +23,7 @@ def fixmatch_loss(
     strong_logits: Float[Array, "n K"],
     mask: Bool[Array, " n"],
     threshold: float | Array,
+    mask_mean: MaskMean = "batch",
 ) -> Float[Array, ""]:
     """1/B sum_i [max q_i >= threshold] CE(argmax q_i, strong_i), q = softmax(weak), B = rows in the mask.
 
@@ -32,11 +34,14 @@ def fixmatch_loss(
         strong_logits: of the views that learn them.
         mask: rows that belong to the batch.
         threshold: of the largest probability; above 1 nothing is confident.
+        mask_mean: "confident": the mean over the confident rows in place of the batch, 0 without any.
     """
+    check_choices(("batch", "confident"), mask_mean=mask_mean)
     probabilities = jax.lax.stop_gradient(jax.nn.softmax(weak_logits))
     confident = jnp.max(probabilities, axis=1) >= threshold
     labels = jnp.argmax(probabilities, axis=1).astype(jnp.int32)
-    return batch_cross_entropy(strong_logits, jnp.where(confident, labels, -1), mask)
+    counted = mask if mask_mean == "batch" else mask & confident
+    return batch_cross_entropy(strong_logits, jnp.where(confident, labels, -1), counted)
 
 
 def uda_loss(
@@ -100,3 +105,8 @@ def training_signal_ceiling(
     check_choices(("exp", "linear", "log"), schedule=schedule)
     alpha = {"exp": jnp.exp(5 * (progress - 1)), "linear": progress, "log": 1 - jnp.exp(-5 * progress)}[schedule]
     return alpha * (1 - 1 / num_classes) + 1 / num_classes
+
+
+def linear_ramp(number: Int[Array, ""], start: int, end: int) -> Float[Array, ""]:
+    """A weight that rises from 0 at `start` to 1 at `end`: clip((number - start) / (end - start), 0, 1)."""
+    return jnp.clip((number - start).astype(jnp.result_type(float)) / (end - start), 0.0, 1.0)

@@ -41,6 +41,19 @@ def batch_cross_entropy(
     return _mean_over_batch(losses, mask)
 
 
+def soft_cross_entropy(
+    logits: Float[Array, "n K"], targets: Float[Array, "n K"], mask: Bool[Array, " n"]
+) -> Float[Array, ""]:
+    """-1/B sum_i sum_k q_ik log p_ik, p = softmax(logits), B = rows in the mask; 0 without any.
+
+    Args:
+        logits: unnormalized class scores.
+        targets: q, a distribution per row.
+        mask: rows that count.
+    """
+    return _mean_over_batch(-jnp.sum(targets * jax.nn.log_softmax(logits), axis=1), mask)
+
+
 def clipped_cross_entropy(
     targets: Float[Array, "n K"], log_probs: Float[Array, "n K"], mask: Bool[Array, " n"], epsilon: float = CLIP
 ) -> Float[Array, ""]:

@@ -18,6 +18,6 @@ def consistency_ramp(round_number: Int[Array, ""], max_weight: float, ramp_round
     return max_weight * jnp.exp(-5.0 * (1.0 - progress) ** 2)
 
 
-def teacher_decay(step: Float[Array, ""], decay: float) -> Float[Array, ""]:
+def teacher_decay(step: Float[Array, ""], decay: float | Array) -> Float[Array, ""]:
     """Decay of the teacher's moving average at step t = 1, 2, ...: min(1 - 1/(t + 1), decay)."""
     return jnp.minimum(1.0 - 1.0 / (step + 1.0), decay)

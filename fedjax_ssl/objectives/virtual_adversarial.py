@@ -64,6 +64,20 @@ def vat_loss(
     return jnp.sum(jnp.where(mask, rows, jnp.zeros_like(rows))) / jnp.maximum(jnp.sum(mask, dtype=rows.dtype), 1.0)
 
 
+def mean_entropy(logits: Float[Array, "n K"], mask: Bool[Array, " n"]) -> Float[Array, ""]:
+    """Entropy of the predictions in nats, averaged over the rows in the mask: entropy minimization beside VAT.
+
+    Grandvalet and Bengio, NeurIPS 2004.
+
+    Args:
+        logits: unnormalized class scores.
+        mask: rows that belong to the batch.
+    """
+    log_probs = jax.nn.log_softmax(logits)
+    rows = -jnp.sum(jnp.exp(log_probs) * log_probs, axis=1)
+    return jnp.sum(jnp.where(mask, rows, jnp.zeros_like(rows))) / jnp.maximum(jnp.sum(mask, dtype=rows.dtype), 1.0)
+
+
 def vat_rampup(step: Int[Array, ""], total: int, max_weight: float) -> Float[Array, ""]:
     """Weight of the VAT loss: max_weight * exp(-5 (1 - min(t, T)/T)^2) at local step t = 0, 1, .. with T = `total`."""
     return consistency_ramp(step, max_weight, total)

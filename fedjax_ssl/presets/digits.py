@@ -55,7 +55,8 @@ def digits_with_server(method: str, labels: str | None = None) -> ml_collections
     config.data.test_clients = 3
     config.supervision.name = "server"
     config.supervision.labels = int(count)
-    config.method.server_epochs = 10
+    if "server_epochs" in config.method:
+        config.method.server_epochs = 10
     config.optimizer.learning_rate = 0.1
     config.optimizer.schedule = "cosine"
     config.optimizer.momentum = 0.9
@@ -64,4 +65,20 @@ def digits_with_server(method: str, labels: str | None = None) -> ml_collections
     config.optimizer.clip_norm = 1.0
     config.optimizer.local_epochs = 2
     config.federated.name = "fedavgm"
+    return config
+
+
+def digits_with_coarse_labels(method: str, labels: str | None, space: str) -> ml_collections.ConfigDict:
+    """`digits_with_server` whose writers have coarse labels.
+
+    Args:
+        method: name of a method.
+        labels: class labels at the server, as there.
+        space: of the coarse labels, see `fedjax_ssl.data.correspondence`.
+    """
+    config = digits_with_server(method, labels)
+    config.supervision.name = "coarse"
+    config.supervision.server_labels = config.supervision.labels
+    config.supervision.labels = None
+    config.supervision.correspondence = space
     return config

@@ -49,6 +49,7 @@ def test_cifar10_variants_follow_the_spec():
         assert (config.optimizer.batch_size, config.optimizer.learning_rate) == (batch_size, rate)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("labelled_clients", [50, pytest.param(100, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("labels", [1000, 5000])
 @pytest.mark.parametrize("split", ["iid", "noniid"])

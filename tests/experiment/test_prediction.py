@@ -61,6 +61,7 @@ def table(path):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.thorough
 def test_labels_for_the_users_new_examples(features, tmp_path, capsys):
     path, truth = features
     config, folder = of_file(path), tmp_path / "run"
@@ -199,6 +200,7 @@ def test_what_makes_no_sense_is_refused(changes, message, tmp_path):
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:Clients .* do not tell all classes apart")
 def test_clients_with_coarse_labels_get_predictions_in_their_own_space_too(tmp_path):
     config = presets.mixed_federation("channels", labelled=2, coarse=4, sets=3)

@@ -30,11 +30,11 @@ def test_the_best_comes_first_and_bytes_are_relative_to_fedavg(script: dict) -> 
 
 
 def test_settings_of_one_method_are_parsed(script: dict, capsys: pytest.CaptureFixture[str]) -> None:
-    options = script["_parse"](["--set", "semifl.threshold=0.8", "fedsiam.predict_with=teacher"])
-    assert options.set == {"semifl": {"threshold": 0.8}, "fedsiam": {"predict_with": "teacher"}}
+    options = script["_parse"](["--set", "semifl.threshold=0.8", "semifl.optimizer.name=adam"])
+    assert options.set == {"semifl": {"method.threshold": 0.8, "optimizer.name": "adam"}}
     with pytest.raises(SystemExit):
         script["_parse"](["--set", "semifl.treshold=0.8"])
-    assert "METHOD.FIELD=VALUE" in capsys.readouterr().err
+    assert "config.method.treshold of 'semifl' is no field" in capsys.readouterr().err
 
 
 @pytest.mark.thorough

@@ -39,6 +39,7 @@ def test_means_deviations_and_paired_orderings(script: dict) -> None:
     assert "T2: xclp above FedAvg's network for 1 of 3 left-out clients, equal for 1" in found
 
 
+@pytest.mark.thorough
 def test_what_was_run_is_kept_when_the_next_run_fails(script: dict, tmp_path: Path, capsys) -> None:
     config = tmp_path / "one_predict.py"
     config.write_text(

@@ -257,6 +257,7 @@ def test_if_every_update_is_dropped_the_model_stays() -> None:
     assert infos[0]["dropped_clients"] == 6.0
 
 
+@pytest.mark.thorough
 def test_small_images_with_dropout_train_in_a_convolutional_network() -> None:
     data = toy.federation()
     rng = np.random.default_rng(0)

@@ -103,6 +103,7 @@ def test_equally_many_steps_are_fedavg_or_fedprox(float64, mu: float) -> None:
     assert infos[0]["bytes_down"] == costs[0]["bytes_down"]
 
 
+@pytest.mark.thorough
 def test_clients_of_different_sizes_count_by_their_share_and_not_by_their_steps(float64) -> None:
     """With Adam the norm is the number of steps; the toy clients take 1 to 4 of them."""
     data = toy.federation()

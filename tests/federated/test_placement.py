@@ -70,12 +70,13 @@ def trained(placement: str, num_devices: int, reduce: str = "ordered") -> federa
 THOROUGH = pytest.mark.thorough
 
 
-@pytest.mark.parametrize("placement", [pytest.param("sequential", marks=THOROUGH), "lanes", "chunked"])
+@pytest.mark.parametrize("placement", [*(pytest.param(p, marks=THOROUGH) for p in ("sequential", "chunked")), "lanes"])
 @pytest.mark.parametrize("num_devices", [pytest.param(2, marks=THOROUGH), 4])
 def test_devices_share_a_cohort_bit_by_bit(placement: str, num_devices: int) -> None:
     chex.assert_trees_all_equal(trained(placement, 0), trained(placement, num_devices))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "placement", [pytest.param("sequential", marks=THOROUGH), "lanes", pytest.param("chunked", marks=THOROUGH)]
 )

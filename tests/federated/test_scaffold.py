@@ -105,6 +105,7 @@ def test_variates_held_at_zero_are_fedavg_bit_for_bit() -> None:
     assert infos[0]["bytes_up"] == 4 * count_parameters(expected.params) * infos[0]["clients"]
 
 
+@pytest.mark.thorough
 def test_one_device_and_four_give_the_same_model_and_variates() -> None:
     data = toy.federation()
 

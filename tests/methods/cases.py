@@ -19,6 +19,7 @@ class Case(NamedTuple):
     mechanism: str = ""  # what of the engine it is the example of, for tests whose result depends on the engine alone
     clients_train: int | None = None  # rounds in which clients train, the server alone in all others; None: every round
     first_targets: int = 0  # rounds without pseudo-labels at the start, beside `warmup_rounds`
+    never_sent: tuple[str, ...] = ()  # parameter groups that stay where they are
     learns_without_labels: str = ""  # why the model moves although nobody knows anything of a class; "": it does not
 
 
@@ -57,7 +58,56 @@ CASES = {
         clients_train=1,
     ),
     "protofssl": Case(mechanism="what clients send back beside their model", first_targets=1),
+    "fedmatch": Case(
+        settings={
+            **{"supervised_weight": 3.0, "l2_weight": 1.0, "threshold": 0.4},  # for this learning rate and its rounds
+            **{"helper_interval": 2, "lr_schedule": "none", "encoding": "dense", "labels_at": "clients"},
+        },
+        learns_without_labels="psi follows sigma, and the network labels whatever it is sure of",
+    ),
+    "fedrep": Case(model={"aux_head": True}, settings={"head_epochs": 2}, never_sent=("head", "aux_head")),
+    "fedrgd": Case(
+        settings={"local_steps": 20, "lr_schedule": "run"},
+        first_targets=4,  # users are sure of nothing for longer than that
+        learns_without_labels="the network labels whatever it is sure of",
+    ),
+    "fl2": Case(
+        settings={"pretrain_calls": 1},
+        learns_without_labels="the network labels whatever it is sure of",
+    ),
+    "cbafed": Case(
+        settings={"warmup_epochs": 2, "base_threshold": 0.2},  # some examples are kept from the first round on
+        learns_without_labels="the network labels whatever it is sure of",
+    ),
+    "sage": Case(
+        settings={"threshold": 0.5},
+        learns_without_labels="the network labels whatever it is sure of",
+    ),
     "mixed": Case(settings={"num_bits": 256, "num_neighbors": 3}),
+    # Small weights, batches and ramps: the defaults are for many rounds on images.
+    "fixmatch": Case(
+        settings={"threshold": 0.5, "unlabelled_ratio": 2, "ema_decay": 0.5},
+        learns_without_labels="the network labels whatever it is sure of",
+    ),
+    "uda": Case(
+        settings={"threshold": 0.5, "tsa_rounds": 2, "unlabelled_ratio": 2},
+        learns_without_labels="the network labels whatever it is sure of",
+    ),
+    "mixmatch": Case(
+        settings={"unlabelled_weight": 5.0, "ramp_rounds": 2},
+        learns_without_labels="the network labels whatever it is given",
+    ),
+    "mean_teacher": Case(
+        settings={"unlabelled_weight": 5.0, "decay": 0.9}, learns_without_labels="two views are to agree"
+    ),
+    "vat": Case(settings={"radius": 0.5}, learns_without_labels="neighbours are to agree"),
+    "pi_model": Case(
+        settings={"unlabelled_weight": 5.0, "ramp_rounds": 2}, learns_without_labels="two views are to agree"
+    ),
+    "pseudo_label": Case(
+        settings={"ramp_start": 0, "ramp_end": 2, "unlabelled_weight": 1.0, "unlabelled_ratio": 2},
+        learns_without_labels="the network labels whatever it is given",
+    ),
 }
 MECHANISMS = sorted(name for name, case in CASES.items() if case.mechanism)
 

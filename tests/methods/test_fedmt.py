@@ -193,6 +193,7 @@ def test_without_projection_it_is_semifl():
     assert infos[0]["local_steps"] > 0
 
 
+@pytest.mark.thorough
 def test_the_identity_alone_is_federated_averaging_with_a_server_that_trains():
     """Check 14, second limit: coarse labels that are the classes, no confident examples, whole epochs."""
     seen = toy.federation(labelled=toy.SIZES, server=toy.NUM_SERVER)
@@ -215,6 +216,7 @@ def test_the_identity_alone_is_federated_averaging_with_a_server_that_trains():
     assert infos[0]["correspondence_error"] > 0.1 and infos[0]["classes_without_support"] == toy.NUM_CLASSES
 
 
+@pytest.mark.thorough
 def test_before_round_0_the_server_trains_once_at_the_rate_of_round_0():
     """Against one round of `single`, whose epochs are the same single batch; no round of the run is used up."""
     data = toy.weak_federation("coarse")

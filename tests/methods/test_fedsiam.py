@@ -69,6 +69,7 @@ def test_student_and_teacher_follow_the_formulas(float64) -> None:
     assert float(state.terms["mean_teacher"].step) == 6.0
 
 
+@pytest.mark.thorough
 def test_the_teacher_starts_from_the_student_of_the_first_stage() -> None:
     data = one_client()
     method = method_for(data, warmup_rounds=1)

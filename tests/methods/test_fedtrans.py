@@ -11,7 +11,7 @@ import pytest
 from fedjax_ssl import federated, methods
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import Setup
-from fedjax_ssl.methods.fedtrans import coarse_cross_entropy, coarse_epochs
+from fedjax_ssl.methods.parts.second_head import coarse_cross_entropy, coarse_epochs
 from tests import toy
 
 KEY = jax.random.key(4)
@@ -50,6 +50,7 @@ def moved(one, other) -> list[bool]:
     return [bool(np.any(a != b)) for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)]
 
 
+@pytest.mark.thorough
 def test_the_main_head_keeps_its_bits_in_stage_1_and_the_body_where_only_the_head_is_finetuned(trained):
     finetune, _, states, _, _ = trained
     start, middle, end = states[0], states[COARSE_ROUNDS], states[-1]

@@ -117,6 +117,7 @@ def with_pure_sets(data: FederatedData) -> FederatedData:
     )
 
 
+@pytest.mark.thorough
 def test_the_first_rounds_of_fedpl_on_pure_sets_are_federated_averaging() -> None:
     data, labelled = with_pure_sets(toy.weak_federation("sets")), toy.federation(labelled=toy.SIZES)
     expected, _ = toy.train(methods.build("fedavg", toy.setup(labelled)), KEY, labelled, 2)

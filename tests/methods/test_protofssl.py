@@ -36,7 +36,7 @@ def embedding_model() -> models.Model:
 
 
 def build(data, *, run: dict[str, Any] | None = None, **options: Any):
-    setup = toy.setup(data, model=embedding_model(), learning_rate=RATE, **{"local_epochs": 3, **(run or {})})
+    setup = toy.setup(data, **{"model": embedding_model(), "learning_rate": RATE, "local_epochs": 3, **(run or {})})
     return methods.build("protofssl", setup, **{"num_unlabelled": 4, **options})
 
 
@@ -199,13 +199,23 @@ def test_without_weight_it_is_a_supervised_prototypical_network() -> None:
     assert "pseudo_label_accuracy" not in infos[-1]
 
 
+@pytest.mark.thorough
 def test_examples_count_queries_support_and_unlabelled_ones() -> None:
-    """E (K (n_S + n_Q) + n_U) per client, and the first steps without unlabelled examples."""
+    """E (K (n_S + n_Q) + n_U) per client, and the first steps without unlabelled examples; and what they cost.
+
+    With 10^9 operations per example, GFLOP are examples.
+    """
     data = toy.federation(sizes=(18, 18), labelled=(9, 9))
-    _, infos = rounds(build(data), data, 2)
+    counted = {"model": embedding_model()._replace(forward_operations=lambda: 10**9)}
+    _, infos = rounds(build(data, run=counted), data, 2)
     assert [info["examples"] for info in infos] == [2 * 3 * 9, 2 * 3 * 13]
+    for info, rows in zip(infos, (27, 39), strict=True):
+        assert (info["as_run_forward_gflop"], info["as_run_gflop"]) == (rows + 9, 3 * rows + 9)
+        assert info["analytic_gflop"] == pytest.approx(18 + 9 + WIDTH * 5 * 3 * 9 / 1e9)
+        assert info["analytic_megabytes"] == pytest.approx(4 * WIDTH * (2 * toy.NUM_FEATURES + 6 * 3) / 1e6)
     _, infos = rounds(build(data, warmup_episode=2), data, 2)
     assert [info["examples"] for info in infos] == [2 * 3 * 9, 2 * (3 * 9 + 4)]
+    assert "as_run_gflop" not in infos[0]
 
 
 def test_bytes_are_those_of_model_and_prototypes() -> None:
@@ -284,6 +294,44 @@ def test_noise_is_added_to_what_is_shared_and_to_nothing_else(plain) -> None:
     assert len(np.unique(np.round(difference, 6))) == difference.size
 
 
+def test_a_client_whose_prototypes_alone_are_not_finite_is_dropped_and_counted() -> None:
+    """As if it had not been there: neither in the average nor in the bank."""
+
+    def apply(params, state, inputs, *, train, key=None, mask=None):
+        outputs, state = embedding_model().apply(params, state, inputs, train=train)
+        bad = (inputs[:, :1] > 100) & (not train)
+        return outputs._replace(features=jnp.where(bad, jnp.nan, outputs.features)), state
+
+    data, absent = balanced(), balanced(labelled=(0, 7, 6))
+    method = build(data, run={"model": embedding_model()._replace(apply=apply)})
+    inputs = np.array(data.inputs)
+    inputs[np.asarray(data.index[0, :9]), 0] = 1000.0
+    one_round = jax.jit(method.round)
+    state, info = one_round(KEY, method.init(KEY, data), dataclasses.replace(data, inputs=jnp.asarray(inputs)))
+    expected, _ = one_round(KEY, method.init(KEY, absent), absent)
+    assert info["dropped_clients"] == 1
+    chex.assert_trees_all_equal(state.params, expected.params)
+    present = np.asarray(state.terms[TERM].bank.sets.present[0]).any(axis=1)
+    assert sorted(np.asarray(state.terms[TERM].bank.owner[0])[present]) == [1, 2]
+
+
+def test_labels_that_an_episode_misses_are_said_before_training() -> None:
+    data = toy.federation(sizes=(18, 18, 18), labelled=(9, 5, 0))
+    method = build(data)
+    assert method.check is not None
+    without, fewer = method.check(data)
+    assert without.startswith("1 of 3 clients have no class labels")
+    assert "asks for 3 labels" in fewer and "of 6 classes at clients with labels, 3 have fewer" in fewer
+    assert "0 have none" in fewer and "1 a single one" in fewer
+    assert method.check(toy.federation(sizes=(18, 18), labelled=(9, 9))) == []
+    single = toy.federation(sizes=(18, 18), labelled=(3, 3))
+    with pytest.raises(ValueError, match=r"no client has two labels of one class.*client 3 labels"):
+        method.check(single)
+    towards_helpers = build(single, proto_source="global")
+    assert towards_helpers.check is not None and "6 a single one" in towards_helpers.check(single)[0]
+
+
+@pytest.mark.thorough
 def test_clients_without_labels_train_only_towards_global_prototypes() -> None:
     data = toy.federation(sizes=(9, 9, 9), labelled=(6, 0, 6))
     _, infos = rounds(build(data), data, 2)
@@ -301,6 +349,7 @@ def test_a_client_without_unlabelled_examples_learns_from_its_labels() -> None:
     assert infos[1]["examples"] == 2 * 3 * 6 + 3 * 3
 
 
+@pytest.mark.thorough
 def test_unlabelled_examples_do_not_enter_batch_statistics_before_they_are_used() -> None:
     """Statistics mix what is in the batch, and in round 0 that is labelled examples alone."""
     data = balanced()
@@ -318,6 +367,7 @@ def test_unlabelled_examples_do_not_enter_batch_statistics_before_they_are_used(
     assert not np.allclose(*(second.model_state["norm1"]["mean"] for _, second in results))
 
 
+@pytest.mark.thorough
 def test_squared_weights_of_convolutions_count() -> None:
     """Keras' l2: lambda sum W^2, kernels of convolutions only."""
     data = toy.federation(sizes=(6,), labelled=(6,))
@@ -336,6 +386,7 @@ def test_squared_weights_of_convolutions_count() -> None:
     assert float(penalized - without) == pytest.approx(0.1 * squares, rel=1e-4)
 
 
+@pytest.mark.thorough
 def test_the_loss_of_a_fresh_resnet8_is_the_logarithm_of_the_number_of_classes() -> None:
     """Distances of 0.002 to 0.012, so that the loss starts near ln 10."""
     model = models.build("resnet8", num_classes=10, input_shape=(32, 32, 3), lowering="lax")

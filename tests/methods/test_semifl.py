@@ -15,10 +15,11 @@ from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import Client, Method, ServerState
 from fedjax_ssl.federated.method import Metrics
 from fedjax_ssl.federated.optimizers import Local
-from fedjax_ssl.federated.static_batch_norm import batch_statistics, with_static_batch_norm
+from fedjax_ssl.federated.static_batch_norm import Part, batch_statistics, with_static_batch_norm
 from fedjax_ssl.methods.parts.confident_pseudo_labels import (
     CONFIDENT,
     ConfidentLabels,
+    above,
     confident_epochs,
     confident_term,
     mix_term,
@@ -128,7 +129,9 @@ def test_static_batch_norm_averages_batches():
     params, state = model.init(key())
     values = jnp.asarray([0.0, 1.0, 2.0, 3.0, 10.0, 12.0, 99.0, jnp.nan, 50.0])[:, None]
     rows = jnp.asarray([0, 1, 2, 3, 4, 5, 6, 7, 8], jnp.int32)
-    statistics = jax.jit(lambda count: batch_statistics(model, lambda x: x, params, state, values, rows, count, 3))
+    statistics = jax.jit(
+        lambda count: batch_statistics(model, lambda x: x, params, state, values, Part(rows, count, 3))
+    )
     for count in (6, 7, 8):
         result = statistics(jnp.asarray(count))
         np.testing.assert_allclose(result["mean"], [4.66666667], rtol=1e-6)
@@ -143,7 +146,7 @@ def test_static_batch_norm_takes_every_layers_own_weight_of_a_batch(norm):
     params, state = jax.tree.map(lambda x: jnp.full(x.shape, 0.1, x.dtype), jax.eval_shape(model.init, key()))
     inputs = jax.random.normal(key(), (7, 8, 8, 1))
     rows = jnp.arange(7, dtype=jnp.int32)
-    found = batch_statistics(model, lambda x: x, params, state, inputs, rows, jnp.asarray(7), 4)
+    found = batch_statistics(model, lambda x: x, params, state, inputs, Part(rows, jnp.asarray(7), 4))
     layer = params["block1"]["conv"]
     responses = models.conv2d(inputs, layer["kernel"]) + layer["bias"]
     batches = [np.asarray(batch, np.float64).reshape(-1, 64) for batch in (responses[:4], responses[4:])]
@@ -163,10 +166,36 @@ def test_static_batch_norm_is_that_of_the_new_model_and_the_order_of_examples_is
     rows += [np.asarray(data.index[c, :size]) for c, size in enumerate(np.asarray(data.num_examples))]
     rows = jnp.asarray(np.concatenate(rows))
     expected = batch_statistics(
-        run.model, run.normalize, after.params["model"], after.model_state, data.inputs, rows, rows.size
+        run.model, run.normalize, after.params["model"], after.model_state, data.inputs, Part(rows, rows.size, 250)
     )
     chex.assert_trees_all_close(after.model_state, expected, rtol=1e-5, atol=1e-6)
     chex.assert_trees_all_equal_shapes_and_dtypes(after.model_state, method.init(key(), data).model_state)
+
+
+def test_batches_of_two_sizes_count_equally():
+    """(FL)^2: the server's examples, class by class, in batches of their own."""
+    model = one_channel()
+    params, state = model.init(key())
+    values = jnp.asarray([0.0, 1.0, 2.0, 3.0, 10.0, 12.0])[:, None]
+    parts = [Part(jnp.asarray(rows), jnp.asarray(len(rows)), len(rows)) for rows in ([0, 1], [2, 3, 4, 5])]
+    found = jax.jit(lambda: batch_statistics(model, lambda x: x, params, state, values, *parts))()
+    np.testing.assert_allclose(found["mean"], [(0.5 + 6.75) / 2], rtol=1e-6)
+    np.testing.assert_allclose(found["var"], [(0.5 + np.var([2, 3, 10, 12], ddof=1)) / 2], rtol=1e-6)
+
+
+def test_the_servers_batches_are_in_the_order_of_classes():
+    data = toy.weak_federation("server")
+    data = toy.changed(data, inputs=np.arange(data.inputs.size).reshape(data.inputs.shape) % 97)
+    model = one_channel()
+    params, start = model.init(key())
+    state = ServerState((), {"model": params}, start, (), {}, (), ())
+    method = Method(lambda key, data: state, lambda *_: (state, {}), lambda *_: jnp.zeros(()))
+    found = with_static_batch_norm(method, model, lambda x: x[:, :1], batch_size=100, server_batch_size=3)
+    mean = found.init(key(), data).model_state["mean"]
+    first, server = np.asarray(data.inputs)[:, 0], np.asarray(data.server_index)
+    by_class = server[np.argsort(np.asarray(data.labels)[server], kind="stable")]
+    means = [first[batch].mean() for batch in (*np.split(by_class, 3), np.arange(sum(toy.SIZES)))]
+    np.testing.assert_allclose(mean, [np.mean(means)], rtol=1e-6)
 
 
 def test_without_batch_norm_static_statistics_cost_nothing():
@@ -272,7 +301,7 @@ def test_inputs_and_targets_are_mixed_in_the_same_share():
         share = jnp.mean(step.inputs["mix"][:, 0], where=rows)  # of class 0 in the targets
         return jnp.abs(loss - (share * ours + (1.0 - share) * theirs))
 
-    terms = (confident_term(run, 1.1, strict=False), term._replace(loss=difference))
+    terms = (confident_term(run, above(1.1)), term._replace(loss=difference))
     method = federated.federated_method(run, (federated.Stage(terms, confident_epochs(4, 2)),))
     start = method.init(key(), data)
     third = {"w": jnp.zeros_like(start.params["model"]["w"]), "b": jnp.asarray([0.0, 0.0, 5.0])}
@@ -284,6 +313,7 @@ NORMAL = np.random.default_rng(8).normal(size=(2, 8, toy.NUM_FEATURES)).astype(n
 SEEN = {"weak": jnp.asarray(NORMAL[0]), "strong": jnp.asarray(3.0 - NORMAL[1])}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "views", "norms"),
     [

@@ -54,6 +54,7 @@ def test_values_are_torchvisions(exported):
     chex.assert_trees_all_equal(new_state, state)
 
 
+@pytest.mark.thorough
 def test_another_number_of_classes_and_a_second_head_start_at_random(exported):
     model, template = shapes(8, weights=str(exported), aux_head=True)
     first, second = model.init(jax.random.key(0)), model.init(jax.random.key(1))

@@ -17,14 +17,26 @@ SMALL = {
     "cnn": ((8, 8, 1), {}),
     "cnn13": ((12, 12, 1), {}),
     "mnist_cnn": ((4, 4, 1), {}),
+    "emnist_cnn": ((8, 8, 1), {}),
     "resnet18": ((8, 8, 3), {}),
+    "resnet8_basic": ((4, 4, 3), {"widen": 2}),
     "wrn28": ((4, 4, 3), {"widen": 1}),
 }
 # the deep networks once each, most of them in `make thorough`: they take the layers' behaviour from the same modules
 NORMS = [(name, norm) for name in ("mlp", "cnn") for norm in ("none", "bn", "gn")]
 NORMS += [("mnist_cnn", "bn")]
 NORMS += [pytest.param(*deep, marks=THOROUGH) for deep in (("cnn13", "bn"), ("resnet18", "gn"), ("wrn28", "bn"))]
-FEATURES = {"linear": 5, "mlp": 64, "cnn": 128, "cnn13": 128, "mnist_cnn": 512, "resnet18": 512, "wrn28": 64}
+FEATURES = {
+    "linear": 5,
+    "mlp": 64,
+    "cnn": 128,
+    "cnn13": 128,
+    "mnist_cnn": 512,
+    "emnist_cnn": 128,
+    "resnet18": 512,
+    "resnet8_basic": 128,
+    "wrn28": 64,
+}
 
 
 def small(name, **options):
@@ -66,6 +78,12 @@ def evaluated(model, params, state, x):
         pytest.param("resnet18", 10, (32, 32, 3), {"stem": "imagenet_unpooled"}, 11_181_642, marks=THOROUGH),
         ("mnist_cnn", 10, (28, 28, 1), {}, 14_219_210),
         ("mnist_cnn", 10, (28, 28, 3), {}, 14_219_210),
+        ("emnist_cnn", 47, (28, 28, 1), {}, 1_204_655),
+        ("resnet18", 10, (32, 32, 3), {"stem": "cifar", "norm": "gn"}, 11_173_962),
+        ("resnet9", 10, (32, 32, 3), {"norm": "gn"}, 6_575_370),
+        pytest.param("resnet18", 10, (32, 32, 3), {"stem": "imagenet"}, 11_181_642, marks=THOROUGH),
+        ("resnet8_basic", 10, (32, 32, 3), {}, 1_227_594),
+        ("resnet8_basic", 100, (32, 32, 3), {}, 1_250_724),
         ("wrn28", 10, (32, 32, 3), {}, 1_467_610),
         pytest.param("wrn28", 100, (32, 32, 3), {}, 1_479_220, marks=THOROUGH),
         pytest.param("wrn28", 100, (32, 32, 3), {"widen": 8}, 23_401_012, marks=THOROUGH),
@@ -75,7 +93,7 @@ def test_parameter_counts(name, num_classes, shape, options, count):
     model = models.build(name, num_classes=num_classes, input_shape=shape, **options)
     params, state = jax.eval_shape(model.init, jax.random.key(0))
     assert models.count_parameters(params) == count
-    assert models.count_parameters(state) == {"cnn13": 4_096, "resnet18": 9_600}.get(
+    assert models.count_parameters(state) == {"cnn13": 4_096, "resnet18": 9_600 * (options.get("norm") != "gn")}.get(
         name, models.count_parameters(state)
     )
 
@@ -196,6 +214,7 @@ def test_blocks_of_the_wide_network(filters, stride):
     np.testing.assert_allclose(block.apply({"params": params}, x, False, None), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.thorough
 def test_vmap_over_parameters_equals_a_loop():
     model, shape = small("mlp", norm="bn", dropout_rate=0.25)
     params, state = jax.tree.map(lambda a: jnp.stack([a, 2 * a, 0.5 * a]), drawn(model))
@@ -271,6 +290,10 @@ def test_available_lists_every_network():
         *SMALL,
         "resnet8",
         "resnet9",
+        "resnet17",
+        "proto_resnet18",
+        "fedmatch_resnet9",
+        "fedmatch_alexnet",
         "efficientnet_b0",
     ]  # these have files of their own
     assert all(models.available().values())
@@ -280,7 +303,7 @@ def test_available_lists_every_network():
     ("name", "options", "message"),
     [
         ("cn", {}, "Did you mean 'cnn'"),
-        ("vgg", {}, "Available: linear, mlp, cnn, cnn13, mnist_cnn, resnet18, wrn28"),
+        ("vgg", {}, "Available: linear, mlp, cnn, emnist_cnn, cnn13, mnist_cnn, resnet18, resnet8_basic, wrn28"),
         ("cnn", {"drop_out": True}, "Did you mean 'dropout'.*options: .*dropout, norm"),
         ("linear", {"norm": "bn"}, "no option 'norm'"),
         ("cnn", {"norm": "ln"}, "norm is 'ln'.* Allowed: none, bn, gn"),
@@ -293,6 +316,7 @@ def test_available_lists_every_network():
         ("wrn28", {"widen": 0}, "widen is 0; it must be a whole number"),
         ("wrn28", {"norm": "gn"}, "divisible by 32, layer 'block1_1/norm1' has 16"),
         ("mnist_cnn", {"input_shape": (3, 8, 1)}, "4x4 or more"),
+        ("emnist_cnn", {"input_shape": (5, 8, 1)}, "6x6 or more"),
         ("cnn", {"input_shape": (64,)}, "height, width, channels"),
         ("cnn", {"input_shape": (5, 8, 1)}, "6x6 or more"),
         ("cnn13", {"input_shape": (8, 8, 3)}, "does not fit"),

@@ -56,6 +56,9 @@ def maps(side, channels=3):
         ("resnet8", {"shape": (96, 96, 3)}, 6_565_760, 0),
         ("resnet8", {"shape": (28, 28, 1)}, 6_565_760 - 2 * 9 * 64, 0),
         ("resnet9", {"shape": (8, 8, 3), "aux_head": True}, 6_570_890 + 5_130, 0),
+        ("resnet17", {}, 10_991_104, 0),
+        ("resnet17", {"norm": "sbn"}, 10_991_104 + 7_808, 7_808),
+        ("proto_resnet18", {}, 10_996_234, 0),
     ],
 )
 def test_parameter_counts(name, options, count, statistics):
@@ -65,7 +68,7 @@ def test_parameter_counts(name, options, count, statistics):
 
 
 def test_kernels_alone_are_the_papers_totals():
-    for name, total in (("resnet8", 6_563_520), ("resnet9", 6_568_640)):
+    for name, total in (("resnet8", 6_563_520), ("resnet9", 6_568_640), ("resnet17", 10_987_200)):
         leaves = jax.tree_util.tree_leaves_with_path(shapes(name)[0])
         assert sum(math.prod(leaf.shape) for path, leaf in leaves if path[-1].key == "kernel") == total
 
@@ -81,6 +84,22 @@ def test_maps_and_multiplications_of_the_table():
     model = models.build("resnet8", num_classes=10, input_shape=(32, 32, 3), lowering="lax")
     first = 2 * MULTIPLICATIONS[1][1]
     assert training_operations_per_example(model, (32, 32, 3)) == 3 * 2 * 379_256_832 - first
+    large = models.build("resnet17", num_classes=10, input_shape=(32, 32, 3), lowering="lax")
+    assert training_operations_per_example(large, (32, 32, 3)) == 3 * 2 * 718_995_456 - first
+
+
+@pytest.mark.parametrize(
+    ("name", "side", "expected"),
+    [
+        ("resnet8", 32, 759_169_024),
+        ("resnet9", 32, 759_179_324),
+        ("resnet8", 96, 3_357_900_800),
+        ("resnet17", 32, 2 * 718_995_456 + 729_088 + 237_568 + 245_760),  # products, biases, pools, residual sums
+    ],
+)
+def test_operations_of_a_forward_pass_are_those_of_the_cost_tables(name, side, expected):
+    model = models.build(name, num_classes=10, input_shape=(side, side, 3))
+    assert model.forward_operations() == expected
 
 
 @pytest.mark.parametrize(
@@ -92,10 +111,35 @@ def test_pools_for_other_sizes(side, expected):
     assert tuple(found[number][1] for number in (1, 2, 4, 6, 8)) == expected
 
 
-def test_embeddings_follow_the_layers_one_by_one():
+def eight(step, x):
+    z = step(step(x, 1), 2, 2)
+    z = z + step(step(z, 3), 4)
+    z = step(step(z, 5, 2), 6, 2)
+    return z + step(step(z, 7), 8)
+
+
+def seventeen(step, x):
+    z = step(x, 1)
+    z = z + step(step(z, 2), 3)
+    z = z + step(step(z, 4), 5)
+    for number in (6, 10, 14):
+        z = step(z, number, 2)
+        z = z + step(z, number + 1)
+        z = z + step(step(z, number + 2), number + 3)
+    return z
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "loop"),
+    [
+        ("resnet8", "resnet9", eight),
+        pytest.param("resnet17", "proto_resnet18", seventeen, marks=pytest.mark.thorough),
+    ],
+)
+def test_embeddings_follow_the_layers_one_by_one(name, head, loop):
     """Against a plain loop; embeddings are not negative, and there are no class scores without a head."""
-    model = models.build("resnet8", num_classes=3, input_shape=(8, 8, 1), lowering="lax")
-    with_head = models.build("resnet9", num_classes=3, input_shape=(8, 8, 1), lowering="lax")
+    model = models.build(name, num_classes=3, input_shape=(8, 8, 1), lowering="lax")
+    with_head = models.build(head, num_classes=3, input_shape=(8, 8, 1), lowering="lax")
     rng = np.random.default_rng(0)
     params = jax.tree.map(
         lambda x: jnp.asarray(rng.normal(size=x.shape) / np.sqrt(max(np.prod(x.shape[:-1]), 1)), jnp.float32),
@@ -111,11 +155,7 @@ def test_embeddings_follow_the_layers_one_by_one():
 
     @jax.jit
     def layers(params, x):
-        step = functools.partial(layer, params)
-        z = step(step(x, 1), 2, 2)
-        z = z + step(step(z, 3), 4)
-        z = step(step(z, 5, 2), 6, 2)
-        return (z + step(step(z, 7), 8)).max((1, 2))
+        return loop(functools.partial(layer, params), x).max((1, 2))
 
     z = layers(params, x)
     own = {name: value for name, value in params.items() if name != "head"}

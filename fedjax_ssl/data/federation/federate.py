@@ -8,14 +8,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.checks import check_whole_numbers
-from fedjax_ssl.data.dataset import Dataset
+from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.federation.dealing import count_groups
 from fedjax_ssl.data.federation.federated_data import FederatedData
 from fedjax_ssl.data.federation.held_out import HeldOut, balanced_test_examples, clients_of_own_test, stratified
-from fedjax_ssl.data.federation.partition import PARTITIONS, Facts, Partition, Pool
+from fedjax_ssl.data.federation.partition import PARTITIONS
+from fedjax_ssl.data.federation.pool import Facts, Partition, Pool
+from fedjax_ssl.data.federation.streaming import in_parts
 from fedjax_ssl.data.federation.supervision import Supervision, balanced_draw, build_supervision
 from fedjax_ssl.data.federation.weak_labels import Entries, Holdings, OwnWeakLabels, WeakLabels, shares_of_sets
 from fedjax_ssl.keys import named_key
@@ -30,6 +32,7 @@ class _Plan(NamedTuple):
     held_out: HeldOut
     max_test: int  # bounds for every key, of what is held out of the training examples
     max_valid: int
+    num_train: int  # examples of the dataset's own training split
 
 
 class _Widths(NamedTuple):
@@ -41,6 +44,7 @@ class _Widths(NamedTuple):
     test: int
     valid: int
     server: int
+    min_labelled: int = 1  # of a client that has any
 
 
 class _Roles(NamedTuple):
@@ -70,6 +74,8 @@ def federate(
     client_test_fraction: float = 0.0,
     validation_fraction: float = 0.0,
     balanced_test: bool = False,
+    pools: tuple[int, int, int] | None = None,
+    shuffle_pools: bool = False,
 ) -> FederatedData:
     """Holds examples out, deals the others to clients and hides labels.
 
@@ -98,6 +104,10 @@ def federate(
         client_test_fraction: share of each client's examples, drawn blindly, that become the test set.
         validation_fraction: share of the remaining labelled training examples that become the validation set.
         balanced_test: from the dataset's own test examples, each client draws its own, equally many of every class.
+        pools: training, validation and test examples of every class, from the dataset's training and test examples
+            together; what is left is unused, and all examples without a label are for training.
+        shuffle_pools: all of a class are shuffled before they are cut into pools; otherwise the dataset's own training
+            examples come first, so that the others are mostly test examples.
 
     Returns:
         The federation.
@@ -105,10 +115,20 @@ def federate(
     Raises:
         ValueError: unknown names or options; more clients, labels or held-out data than there are.
     """
+    num_train = len(dataset.train)
+    if pools is not None:
+        dataset = _merged(dataset)
     natural = _natural_clients(dataset)
     natural_sizes = np.bincount(natural[natural >= 0])
     held_out = HeldOut(
-        test_clients, left_out_client, test_fraction, client_test_fraction, validation_fraction, balanced_test
+        test_clients,
+        left_out_client,
+        test_fraction,
+        client_test_fraction,
+        validation_fraction,
+        balanced_test,
+        pools,
+        shuffle_pools,
     )
     held_out.check(dataset.name, len(natural_sizes))
     if partition == "natural" and not natural_sizes.size:
@@ -125,6 +145,7 @@ def federate(
         _count_clients(partition, num_clients, len(natural_sizes) - held_out.num_natural),
         build_supervision(supervision, **dict(supervision_options or {})),
         held_out,
+        num_train,
     )
     labels = jnp.asarray(dataset.train.y, jnp.int32)
     train, num_coarse = dataset.train, len(dataset.coarse_names or ())
@@ -161,6 +182,8 @@ def federate(
         num_new_clients=num_new_clients,
         max_labelled=widths.max_labelled,
         max_unlabelled=widths.max_unlabelled,
+        min_labelled=widths.min_labelled,
+        num_parts=plan.partition.parts,
         coarse_names=_coarse_names(plan.supervision, dataset),
         **tables,
     )
@@ -196,6 +219,7 @@ def _make_plan(
     num_clients: int,
     supervision: Supervision,
     held_out: HeldOut,
+    num_train: int,
 ) -> _Plan:
     """Works out what holds for every key: how many examples are left to deal, at least and at most."""
     by_size = np.sort(natural_sizes)
@@ -215,6 +239,14 @@ def _make_plan(
         most, least = most * (1 - share) + 1, max(least * (1 - share) - 1, 0.0)
         return held
 
+    removed = 0
+    if held_out.pools:
+        train, valid, test = held_out.pools
+        _check_pools(held_out.pools, class_counts)
+        max_test, max_valid = test * dataset.num_classes, valid * dataset.num_classes
+        removed = int(class_counts.sum()) - train * dataset.num_classes
+        class_counts = np.full(dataset.num_classes, float(train))
+        most = least = class_counts.sum()
     if held_out.test_fraction:
         max_test = hold_out(held_out.test_fraction)
     if held_out.validation_fraction:
@@ -242,9 +274,31 @@ def _make_plan(
         num_natural=by_size.size - held_out.num_natural,
         least=least,
         most=most + unlabelled,
-        removed=supervision.server_labels + max_valid + (max_test if held_out.test_fraction else 0),
+        removed=supervision.server_labels + (removed or max_valid + (max_test if held_out.test_fraction else 0)),
     )
-    return _Plan(facts, partition, supervision, held_out, max_test, max_valid)
+    return _Plan(facts, partition, supervision, held_out, max_test, max_valid, num_train)
+
+
+def _check_pools(pools: tuple[int, int, int], class_counts: Float[np.ndarray, " K"]) -> None:
+    kind, fewest = int(class_counts.argmin()), int(class_counts.min())
+    if fewest < sum(pools):
+        raise ValueError(
+            f"pools={tuple(pools)} asks for {sum(pools)} examples of every class, but class {kind} has {fewest}, "
+            "training and test examples together; lower them"
+        )
+
+
+def _merged(dataset: Dataset) -> Dataset:
+    """The same dataset with its test examples after the training ones, and no test split."""
+    train, test = dataset.train, dataset.test
+    if test is None:
+        return dataset
+    columns: dict[str, Any] = {}
+    for name in ("client", "coarse"):
+        parts = getattr(train, name), getattr(test, name)
+        columns[name] = None if any(part is None for part in parts) else np.concatenate(parts)
+    merged = Split(np.concatenate([train.x, test.x]), np.concatenate([train.y, test.y]), **columns)
+    return dataclasses.replace(dataset, train=merged, test=None)
 
 
 def _draw_roles(
@@ -258,6 +312,8 @@ def _draw_roles(
         test = held = unseen[natural]
         newcomer = jnp.where(held, facts.num_clients + jnp.cumsum(unseen, dtype=jnp.int32)[natural] - 1, -1)
         natural = jnp.where(held, -1, (jnp.cumsum(~unseen, dtype=jnp.int32) - 1)[natural])
+    if held_out.pools:
+        held, valid, test = held_out.in_pools(named_key(key, "pools"), labels, plan.num_train)
     if held_out.test_fraction:
         test = held = stratified(named_key(key, "test"), labels, ~held, facts.num_classes, held_out.test_fraction)
     if held_out.validation_fraction:
@@ -267,14 +323,19 @@ def _draw_roles(
         each = plan.supervision.server_labels // facts.num_classes
         server = balanced_draw(named_key(key, "server"), labels, ~(held | valid), each)
     pool = Pool(labels, ~(held | valid | server), natural, facts)
-    holder = client = plan.partition.assign(named_key(key, "partition"), pool)
+    partition_key, apart = named_key(key, "partition"), plan.partition.labelled
+    holder = client = plan.partition.assign(partition_key, pool)
     if held_out.client_test_fraction:
         test = held_out.share_of_clients(named_key(key, "test"), client, facts.num_clients)
         client = jnp.where(test, -1, client)
-    holdings = Holdings(client, labels, jnp.ones(facts.num_clients, bool), facts.num_classes, own)
+    everyone, known = jnp.ones(facts.num_clients, bool), None if apart is None else apart(partition_key, pool)
+    holdings = Holdings(client, labels, everyone, facts.num_classes, own, known)
     supervision_key = named_key(key, "supervision")
     labelled = plan.supervision.label(supervision_key, holdings)
     entries, weak = plan.supervision.observe(supervision_key, holdings)
+    if plan.partition.parts > 1:
+        sizes = plan.partition.parts, facts.num_clients, facts.num_classes
+        entries = in_parts(named_key(key, "parts"), entries, labelled, labels, *sizes)
     return _Roles(jnp.maximum(holder, newcomer), labelled, entries, weak, test, valid, server)
 
 
@@ -291,8 +352,10 @@ def _measure(roles: _Roles, num_clients: int) -> _Widths:
     client, labelled = np.asarray(roles.entries.client), np.asarray(roles.labelled)[np.asarray(roles.entries.row)]
     sizes = np.bincount(client[client >= 0], minlength=num_clients)
     with_label = np.bincount(client[labelled & (client >= 0)], minlength=num_clients)
-    held_out = (int(np.asarray(mask).sum()) for mask in (roles.test, roles.valid, roles.server))
-    return _Widths(int(with_label.max()), int((sizes - with_label).max()), int(sizes.max()), *held_out)
+    test, valid, server = (int(np.asarray(mask).sum()) for mask in (roles.test, roles.valid, roles.server))
+    fewest = int(with_label[with_label > 0].min()) if with_label.any() else 1
+    most = int(with_label.max()), int((sizes - with_label).max()), int(sizes.max())
+    return _Widths(*most, test, valid, server, fewest)
 
 
 @partial(jax.jit, static_argnames=("num_clients", "widths"))

@@ -34,6 +34,8 @@ class FederatedData:
     max_labelled: int = _static()  # bound over clients
     max_unlabelled: int = _static()  # bound over clients
     num_new_clients: int = _static(default=0)  # clients C, C + 1, ... that have test examples but train on nothing
+    min_labelled: int = _static(default=1)  # bound over clients that have labels
+    num_parts: int = _static(default=1)  # of equal size, in which the unlabelled examples in `index` come (streaming)
     weak: WeakLabels | None = None  # coarse labels and sets, where some client has any
     coarse_names: tuple[str, ...] = _static(default=())  # of the coarse labels, where they have names
 
@@ -67,8 +69,20 @@ class FederatedData:
             "server_examples": int(self.num_server),
             "validation_examples": int(self.num_valid),
             "test_examples": int(self.num_test),
+            "unused_examples": self._count_unused(),
             "new_clients": self.num_new_clients,
         }
+
+    def _count_unused(self) -> int:
+        """Examples that are in no table: rests of a partition, classes that ran out."""
+        tables = [(self.index, self.num_examples)]
+        tables += [(self.test_index, self.num_test), (self.valid_index, self.num_valid)]
+        tables += [(self.server_index, self.num_server)]
+        used = np.zeros(self.inputs.shape[0], bool)
+        for rows, count in tables:
+            real = np.arange(rows.shape[-1]) < np.asarray(count)[..., None]
+            used[np.asarray(rows)[real]] = True
+        return int((~used).sum())
 
     def kinds(self) -> tuple[str, ...]:
         """What there is to learn from: clients' class "labels", the "server"'s, "coarse" labels, "sets"; not in jit."""

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, Key
 
-from fedjax_ssl.checks import check_numbers
+from fedjax_ssl.checks import check_numbers, check_whole_numbers
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.federation.dealing import count_groups, largest_remainder, rank_within
-from fedjax_ssl.data.federation.partition import Bounds
+from fedjax_ssl.data.federation.pool import Bounds
 from fedjax_ssl.keys import named_key
 
 
@@ -23,6 +23,8 @@ class HeldOut(NamedTuple):
     client_test_fraction: float = 0.0
     validation_fraction: float = 0.0
     balanced_test: bool = False
+    pools: tuple[int, int, int] | None = None  # training, validation and test examples of every class
+    shuffle_pools: bool = False
 
     @property
     def num_natural(self) -> int:
@@ -36,13 +38,15 @@ class HeldOut(NamedTuple):
         nothing = HeldOut()
         given = [
             f"{argument}={getattr(self, argument)}"
-            for argument in ("test_clients", "left_out_client", "test_fraction", "client_test_fraction")
+            for argument in ("test_clients", "left_out_client", "test_fraction", "client_test_fraction", "pools")
             if getattr(self, argument) != getattr(nothing, argument)
         ]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)}: give only one of them")
         if self.balanced_test and given:
             raise ValueError(f"balanced_test draws from the dataset's own test examples; leave it or {given[0]} out")
+        if self.pools is not None:
+            self._check_pools()
         have = f"has {num_natural}" if num_natural else "has no natural clients"
         if self.test_clients and not 0 < self.test_clients < num_natural:
             raise ValueError(f"test_clients={self.test_clients}, but dataset {name!r} {have}; at least one must train")
@@ -51,6 +55,38 @@ class HeldOut(NamedTuple):
                 f"left_out_client={self.left_out_client}, but dataset {name!r} {have}"
                 + (f"; allowed: 0..{num_natural - 1}" if num_natural > 1 else "; at least one other must train")
             )
+
+    def _check_pools(self) -> None:
+        sizes = tuple(self.pools or ())
+        if len(sizes) != 3:
+            raise ValueError(f"pools is {sizes}; give training, validation and test examples of every class")
+        check_whole_numbers(1, **{"pools[0]": sizes[0], "pools[2]": sizes[2]})
+        check_whole_numbers(0, **{"pools[1]": sizes[1]})
+        if self.validation_fraction:
+            raise ValueError(
+                f"pools={sizes} and validation_fraction={self.validation_fraction}: give only one of them; the second "
+                "number of pools is the validation set's"
+            )
+
+    def in_pools(
+        self, key: Key[Array, ""], labels: Int[Array, " N"], num_train: int
+    ) -> tuple[Bool[Array, " N"], Bool[Array, " N"], Bool[Array, " N"]]:
+        """Cuts every class into pools.
+
+        Args:
+            key: shuffles each class.
+            labels: -1 = none; such examples are in no pool.
+            num_train: examples of the dataset's own training split, which come first unless pools are shuffled.
+
+        Returns:
+            (held out, validation, test); of what is held out, the rest is unused.
+        """
+        train, valid, test = self.pools or (0, 0, 0)
+        known = labels >= 0
+        late = (jnp.arange(labels.shape[0], dtype=jnp.int32) >= num_train).astype(jnp.int32)
+        place = rank_within(key, jnp.where(known, labels, -1), None if self.shuffle_pools else late)
+        held = known & (place >= train)
+        return held, held & (place < train + valid), held & (place >= train + valid) & (place < train + valid + test)
 
     def own_test_examples(self, dataset: Dataset) -> Int[np.ndarray, " t"]:
         """Rows of the dataset's own test split that are test examples: all, or those of the client left out."""

@@ -6,59 +6,36 @@ Examples that are not in the pool (held out for test, validation or the server) 
 label (label -1 in the dataset) are dealt evenly to all clients whatever the partition does with the classes.
 """
 
-import dataclasses
-from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key
 
 from fedjax_ssl.checks import check_numbers, check_whole_numbers
-from fedjax_ssl.data.federation.dealing import count_groups, deal, largest_remainder, level, rank_within
+from fedjax_ssl.data.federation.dealing import count_groups, largest_remainder, level, rank_within
+from fedjax_ssl.data.federation.pool import (
+    Bounds,
+    Facts,
+    Partition,
+    Pool,
+    class_or_unlabelled,
+    deal_classes,
+    deal_unlabelled,
+    equal_bounds,
+)
+from fedjax_ssl.data.federation.published_partitions import (
+    circulant,
+    class_counts,
+    fedmatch,
+    majority,
+    own_class,
+    paired_dirichlet,
+)
 from fedjax_ssl.registry import Registry
 
-FEDMATCH_SHARES = (244, 73, 15, 15, 15, 10, 15, 15, 15, 73)
-
-
-@dataclasses.dataclass(frozen=True)
-class Pool:
-    """The training examples to deal, and what is known about them before any key is drawn."""
-
-    labels: Int[Array, " N"]  # -1 = no label exists
-    available: Bool[Array, " N"]  # False where held out
-    natural: Int[Array, " N"]  # natural client 0..G-1, -1 = held out or none
-    facts: "Facts"
-
-
-class Facts(NamedTuple):
-    """What holds for every key: Python numbers, so that shapes may depend on them."""
-
-    num_clients: int
-    num_classes: int
-    class_counts: tuple[int, ...]  # [K] examples of each class, at most
-    num_unlabelled: int  # examples without a label, at most
-    natural_sizes: tuple[int, ...]  # sizes of all natural clients, before anything is held out; () = none exist
-    num_natural: int  # G, natural clients that are not held out
-    least: int  # examples in the pool, at least
-    most: int  # and at most
-    removed: int  # examples taken out of the natural clients that remain, at most
-
-
-class Bounds(NamedTuple):
-    """Client sizes that hold for every key."""
-
-    smallest: int
-    largest: int
-
-
-class Partition(NamedTuple):
-    """`assign(key, pool)` -> client of every example, int32 [N]; `bounds(facts)` -> `Bounds`."""
-
-    assign: Callable[[Key[Array, ""], Pool], Int[Array, " N"]]
-    bounds: Callable[[Facts], Bounds]
+# ^ (the key of `assign`, pool) -> examples that were dealt as labelled ones, for the supervision "dealt"
 
 
 def natural() -> Partition:
@@ -81,13 +58,13 @@ def iid() -> Partition:
     """Stratified equal parts: client sizes and every class's counts differ by at most one between clients."""
 
     def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
-        group = _class_or_unlabelled(pool)
+        group = class_or_unlabelled(pool)
         order_key, seat_key = jax.random.split(key)
         place = rank_within(order_key, jnp.where(group >= 0, 0, -1), group)
         seats = _permutation(seat_key, pool.facts.num_clients)
         return jnp.where(group >= 0, seats[place % pool.facts.num_clients], -1)
 
-    return Partition(assign, _equal_bounds)
+    return Partition(assign, equal_bounds)
 
 
 def random() -> Partition:
@@ -127,8 +104,8 @@ def dirichlet(
         share_key, deal_key, level_key = jax.random.split(key, 3)
         shares = _dirichlet(share_key, jnp.full(facts.num_clients, alpha, jnp.float32), facts.num_classes)
         if skip_full:
-            shares = _skip_full(shares, count_groups(_class_or_unlabelled(pool), facts.num_classes))
-        client = _deal_classes(deal_key, pool, shares.T)
+            shares = _skip_full(shares, count_groups(class_or_unlabelled(pool), facts.num_classes))
+        client = deal_classes(deal_key, pool, shares.T)
         return level(level_key, client, facts.num_clients, min_examples, bounds(facts).largest)
 
     def bounds(facts: Facts) -> Bounds:
@@ -141,7 +118,7 @@ def dirichlet(
         if max_examples is None:
             largest = facts.most - (facts.num_clients - 1) * min_examples
             if skip_full:  # below an equal part, and then all of one class
-                largest = min(largest, 2 * _equal_bounds(facts).largest + max(facts.class_counts))
+                largest = min(largest, 2 * equal_bounds(facts).largest + max(facts.class_counts))
             return Bounds(min_examples, largest)
         if max_examples * facts.num_clients < facts.most or max_examples < min_examples:
             raise ValueError(
@@ -167,17 +144,17 @@ def dirichlet_balanced(alpha: float) -> Partition:
 
     def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
         facts = pool.facts
-        totals = count_groups(_class_or_unlabelled(pool), facts.num_classes).astype(jnp.float32)
+        totals = count_groups(class_or_unlabelled(pool), facts.num_classes).astype(jnp.float32)
         prior = jnp.asarray(facts.class_counts, jnp.float32)
         concentration = jnp.maximum(alpha * prior / prior.sum(), 1e-6)
         mix_key, deal_key, level_key = jax.random.split(key, 3)
         mixes = _dirichlet(mix_key, concentration, facts.num_clients)
-        client = _deal_classes(deal_key, pool, _fit_margins(mixes, totals))
+        client = deal_classes(deal_key, pool, _fit_margins(mixes, totals))
         size = count_groups(jnp.where(client >= 0, 0, -1), 1)[0]
         smallest = size // facts.num_clients
         return level(level_key, client, facts.num_clients, smallest, -(-size // facts.num_clients))
 
-    return Partition(assign, _equal_bounds)
+    return Partition(assign, equal_bounds)
 
 
 def shards(shards_per_client: int = 2) -> Partition:
@@ -204,7 +181,7 @@ def shards(shards_per_client: int = 2) -> Partition:
         )
         owner = _permutation(owner_key, num_shards) // shards_per_client
         client = jnp.where(labelled, owner[jnp.clip(shard, 0, num_shards - 1)], -1)
-        return jnp.where(labelled, client, _deal_unlabelled(unlabelled_key, pool))
+        return jnp.where(labelled, client, deal_unlabelled(unlabelled_key, pool))
 
     def bounds(facts: Facts) -> Bounds:
         num_shards = facts.num_clients * shards_per_client
@@ -244,7 +221,7 @@ def classes_per_client(classes: int = 2) -> Partition:
         chosen = _balanced_choice(choice_key, present.size, facts.num_clients, classes)
         member = jnp.zeros((facts.num_clients, facts.num_classes), jnp.float32)
         member = member.at[jnp.arange(facts.num_clients)[:, None], present[chosen]].set(1.0)
-        return _deal_classes(deal_key, pool, member)
+        return deal_classes(deal_key, pool, member)
 
     def bounds(facts: Facts) -> Bounds:
         present = present_in(facts)
@@ -253,81 +230,6 @@ def classes_per_client(classes: int = 2) -> Partition:
         return Bounds(0, int(parts[-classes:].sum()) + -(-facts.num_unlabelled // facts.num_clients))
 
     return Partition(assign, bounds)
-
-
-def circulant(shares: Sequence[float] = FEDMATCH_SHARES, balanced: int = 0) -> Partition:
-    """FedMatch's non-iid matrix: client c prefers class c mod K, with a share that depends on (k - c) mod K.
-
-    The default is the ten-class matrix of FedMatch (Jeong et al., ICLR 2021) in the whole numbers of
-    ProtoFSSL, whose CIFAR-10 split is `balanced=5` with 5,400 training images of every class and 100 clients.
-
-    Args:
-        shares: [K] non-negative, in any scale: weight of class k for a client of type t at offset (k - t) mod K.
-        balanced: number of examples of every class that every client is given first, as far as they go; in the
-            papers these are the labelled ones.
-    """
-    weights = np.asarray(shares, np.float64)
-    if weights.ndim != 1 or not np.isfinite(weights).all() or (weights < 0).any() or weights.sum() <= 0:
-        raise ValueError(f"shares must be K non-negative numbers, not all zero; got {tuple(shares)}")
-    check_whole_numbers(0, balanced=balanced)
-
-    def matrix(facts: Facts) -> np.ndarray:
-        if weights.size != facts.num_classes:
-            raise ValueError(
-                f"shares has {weights.size} entries, the data have {facts.num_classes} classes; "
-                "give one share per class, by offset from the client's preferred class"
-            )
-        offset = np.arange(facts.num_classes)[None] - np.arange(facts.num_clients)[:, None]
-        return weights[offset % facts.num_classes]
-
-    def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
-        return _deal_classes(key, pool, jnp.asarray(matrix(pool.facts), jnp.float32), balanced)
-
-    def bounds(facts: Facts) -> Bounds:
-        table = matrix(facts)
-        mass = table.sum(axis=0)
-        table = np.where(mass > 0, table / np.where(mass > 0, mass, 1.0), 1.0 / facts.num_clients)
-        # One more per class than the exact quota covers the rounding; the evenly dealt part is at most `balanced`.
-        sizes = np.ceil(table * np.asarray(facts.class_counts)).sum(axis=1) + facts.num_classes * balanced
-        largest = int(sizes.max()) + -(-facts.num_unlabelled // facts.num_clients)
-        return Bounds(0, min(largest, facts.most))
-
-    return Partition(assign, bounds)
-
-
-def majority(factor: float = 80.0) -> Partition:
-    """FedUL's non-iid split, as in its released code: client c has mostly examples of classes 2c and 2c + 1 (mod K).
-
-    Client c asks for shares drawn from U[0.45, 0.55] per class, multiplied by `factor` for its two classes, of an equal
-    part of the data. Classes are handed out in the order of the file, and what runs out is missing: the last clients
-    have classes without examples.
-
-    Args:
-        factor: > 0, how much more of its two classes a client asks for.
-    """
-    check_numbers("(0, inf)", factor=factor)
-
-    def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
-        facts = pool.facts
-        num_clients, num_classes = facts.num_clients, facts.num_classes
-        labelled = pool.available & (pool.labels >= 0)
-        owner, kind = jnp.arange(num_clients, dtype=jnp.int32)[:, None], jnp.arange(num_classes, dtype=jnp.int32)
-        preferred = (kind == 2 * owner % num_classes) | (kind == (2 * owner + 1) % num_classes)
-        share_key, unlabelled_key = jax.random.split(key)
-        shares = jax.random.uniform(share_key, (num_clients, num_classes), jnp.float32, 0.45, 0.55)
-        shares = jnp.where(preferred, factor * shares, shares)
-        part = (labelled.sum(dtype=jnp.int32) // num_clients).astype(shares.dtype)
-        asked = jnp.floor(shares / shares.sum(axis=1, keepdims=True) * part + 1e-4).astype(jnp.int32)
-        ends = jnp.cumsum(asked, axis=0, dtype=jnp.int32)
-        # The place of an example among those of its class, in the order of the file.
-        one_hot = (pool.labels[:, None] == kind) & labelled[:, None]
-        within = jnp.cumsum(one_hot, axis=0, dtype=jnp.int32) - 1
-        place = jnp.sum(jnp.where(one_hot, within, 0), axis=1, dtype=jnp.int32)
-        client = jnp.sum(place[:, None] >= ends[:, jnp.maximum(pool.labels, 0)].T, axis=1, dtype=jnp.int32)
-        client = jnp.where(labelled & (client < num_clients), client, -1)
-        return jnp.where(labelled, client, _deal_unlabelled(unlabelled_key, pool))
-
-    return Partition(assign, lambda facts: Bounds(0, _equal_bounds(facts).largest))
 
 
 PARTITIONS: Registry[Partition] = Registry(
@@ -341,7 +243,11 @@ PARTITIONS: Registry[Partition] = Registry(
         "shards": shards,
         "classes_per_client": classes_per_client,
         "circulant": circulant,
+        "fedmatch": fedmatch,
+        "class_counts": class_counts,
         "majority": majority,
+        "own_class": own_class,
+        "paired_dirichlet": paired_dirichlet,
     },
     common={"num_clients": int},
 )
@@ -349,31 +255,6 @@ PARTITIONS: Registry[Partition] = Registry(
 
 def _permutation(key: Key[Array, ""], size: int) -> Int[Array, " size"]:
     return rank_within(key, jnp.zeros(size, jnp.int32))
-
-
-def _class_or_unlabelled(pool: Pool) -> Int[Array, " N"]:
-    """Class of every example of the pool, K for those without a label, -1 outside the pool."""
-    group = jnp.where(pool.labels >= 0, pool.labels, pool.facts.num_classes)
-    return jnp.where(pool.available, group, -1)
-
-
-def _deal_classes(key: Key[Array, ""], pool: Pool, shares: Float[Array, "C K"], balanced: int = 0) -> Int[Array, " N"]:
-    """Splits every class by its column of `shares`, after `balanced` examples of it for every client."""
-    num_clients, num_classes = shares.shape
-    group = _class_or_unlabelled(pool)
-    totals = count_groups(group, num_classes + 1)
-    even = jnp.minimum(totals, balanced * num_clients).at[num_classes].set(totals[num_classes])
-    equal = jnp.ones((num_classes + 1, num_clients), jnp.float32)
-    tie_key, deal_key = jax.random.split(key)
-    counts = largest_remainder(equal, even)
-    rest = largest_remainder(shares.T, (totals - even)[:num_classes], tie_key)
-    return deal(deal_key, group, counts.at[:num_classes].add(rest).T)
-
-
-def _deal_unlabelled(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
-    group = jnp.where(pool.available & (pool.labels < 0), 0, -1)
-    equal = jnp.ones((1, pool.facts.num_clients), jnp.float32)
-    return deal(key, group, largest_remainder(equal, count_groups(group, 1)).T)
 
 
 @partial(jax.jit, static_argnums=2)
@@ -405,10 +286,6 @@ def _fit_margins(mixes: Float[Array, "C K"], totals: Float[Array, " K"]) -> Floa
 
     # The floor keeps every entry reachable when alpha is so small that most shares underflow.
     return jax.lax.fori_loop(0, 50, fit, jnp.maximum(mixes, 1e-9))
-
-
-def _equal_bounds(facts: Facts) -> Bounds:
-    return Bounds(facts.least // facts.num_clients, -(-facts.most // facts.num_clients))
 
 
 def _balanced_choice(key: Key[Array, ""], num_classes: int, num_clients: int, classes: int) -> Int[Array, "C m"]:

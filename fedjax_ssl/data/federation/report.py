@@ -86,7 +86,8 @@ def report(
         f"{summary['train_examples']} training examples, {summary['labelled_examples']} labelled"
         f"{''.join(f', {columns[name].sum()} {words}' for name, words in _WEAK.items() if name in columns)}; "
         f"server {summary['server_examples']}, validation {summary['validation_examples']}, "
-        f"test {summary['test_examples']}",
+        f"test {summary['test_examples']}"
+        + (f"; {summary['unused_examples']} examples are in none of these" if summary["unused_examples"] else ""),
         "",
         line((*header, f"histogram over {data.num_classes} classes: {_abbreviated(class_names)}")),
         *map(line, rows),

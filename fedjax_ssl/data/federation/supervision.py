@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from fedjax_ssl.checks import check_choices, check_numbers, check_whole_numbers
 from fedjax_ssl.data.federation import weak_labels
 from fedjax_ssl.data.federation.dealing import count_groups, rank_within
-from fedjax_ssl.data.federation.partition import Bounds
+from fedjax_ssl.data.federation.pool import Bounds
 from fedjax_ssl.data.federation.unlabelled_sets import unlabelled_sets
 from fedjax_ssl.data.federation.weak_labels import Entries, Holdings, Observed, WeakLabels, WeakRule
 from fedjax_ssl.keys import named_key
@@ -150,12 +150,18 @@ class Supervision(NamedTuple):
         return jnp.arange(num_clients, dtype=jnp.int32)
 
 
-def all_labels() -> Supervision:
-    """Every example keeps its label."""
+def all_labels(server_labels: int = 0) -> Supervision:
+    """Every example keeps its label.
+
+    Args:
+        server_labels: labelled examples at the server, as in `server`; the clients have all others.
+    """
+    check_whole_numbers(0, server_labels=server_labels)
     return Supervision(
         lambda key, holdings: holdings.eligible,
         lambda sizes, keeping, num_classes: sizes.largest,
         lambda size, keeping: size,
+        server_labels=server_labels,
     )
 
 
@@ -193,6 +199,24 @@ def per_class(labels: int) -> Supervision:
         lambda sizes, keeping, num_classes: labels * num_classes,
         lambda size, keeping: min(labels, size),
     )
+
+
+def circulant(label_counts: Sequence[int]) -> Supervision:
+    """Client c sees label_counts[(k - c) mod K] labels of class k, as far as it has that class.
+
+    Args:
+        label_counts: [K] by offset from the client's preferred class c mod K.
+    """
+    given = tuple(label_counts)
+    check_whole_numbers(0, **{f"label_counts[{place}]": count for place, count in enumerate(given)})
+
+    def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
+        if len(given) != holdings.num_classes:
+            raise ValueError(f"label_counts has {len(given)} entries, the data have {holdings.num_classes} classes")
+        offset = (jnp.maximum(holdings.labels, 0) - jnp.maximum(holdings.client, 0)) % holdings.num_classes
+        return rank_within(key, holdings.cell) < jnp.asarray(given, jnp.int32)[offset]
+
+    return Supervision(keep, lambda sizes, keeping, num_classes: sum(given), lambda size, keeping: 0)
 
 
 def fraction(fraction: float, class_balanced: bool = False) -> Supervision:
@@ -274,10 +298,47 @@ def xclp_noniid(labels: int, classes: int = 5) -> Supervision:
     return Supervision(keep, lambda sizes, keeping, num_classes: labels, lambda size, keeping: 0)
 
 
-def server(labels: int) -> Supervision:
-    """The server holds floor(labels / K) labelled examples of every class; they leave the clients, who see none."""
+def class_pairs(labels: int) -> Supervision:
+    """FedRGD's non-iid labels: client c has labels of classes 2c and 2c + 1 (mod K) only, half of each.
+
+    The classes of what stays unlabelled are those of the client's data without these.
+
+    Args:
+        labels: of each client that keeps labels, at least 2; the odd one is of class 2c.
+    """
+    check_whole_numbers(2, labels=labels)
+
+    def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
+        client = jnp.maximum(holdings.client, 0)
+        place = (holdings.labels - 2 * client) % holdings.num_classes
+        quota = jnp.where(place == 0, labels - labels // 2, labels // 2)
+        return holdings.eligible & (place < 2) & (rank_within(key, holdings.cell) < quota)
+
+    return Supervision(keep, lambda sizes, keeping, num_classes: labels, lambda size, keeping: 0)
+
+
+def dealt() -> Supervision:
+    """The labels of those examples that the partition dealt as labelled ones (`paired_dirichlet`)."""
+
+    def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
+        if holdings.labelled is None:
+            raise ValueError(
+                "supervision 'dealt' needs a partition that deals labelled examples apart: 'paired_dirichlet'"
+            )
+        return holdings.labelled
+
+    return Supervision(keep, lambda sizes, keeping, num_classes: sizes.largest, lambda size, keeping: 0)
+
+
+def server(labels: int, at_clients: bool = False) -> Supervision:
+    """The server holds floor(labels / K) labelled examples of every class; they leave the clients, who see none.
+
+    Args:
+        labels: at the server.
+        at_clients: the clients see all labels of their examples too: the supervised reference.
+    """
     check_whole_numbers(labels=labels)
-    return no_labels()._replace(server_labels=labels)
+    return (all_labels() if at_clients else no_labels())._replace(server_labels=labels)
 
 
 def coarse(correspondence: str = "parity", overlap: float = 0.0, server_labels: int = 0) -> Supervision:
@@ -386,9 +447,12 @@ SUPERVISIONS: Registry[Supervision] = Registry(
         "none": no_labels,
         "per_client": per_client,
         "per_class": per_class,
+        "circulant": circulant,
         "fraction": fraction,
         "total": total,
         "xclp_noniid": xclp_noniid,
+        "class_pairs": class_pairs,
+        "dealt": dealt,
         "server": server,
         "coarse": coarse,
         "sets": sets,

@@ -7,7 +7,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.checks import check_choices, check_numbers
 from fedjax_ssl.data.federation.dealing import count_groups, rank_within
-from fedjax_ssl.data.federation.partition import Bounds
+from fedjax_ssl.data.federation.pool import Bounds
 from fedjax_ssl.data.federation.weak_labels import Entries, Holdings, Observed, WeakRule, drawn_observations, normalized
 from fedjax_ssl.keys import named_key
 

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from fedjax_ssl.data.correspondence import CORRESPONDENCES, overlapping
 from fedjax_ssl.data.correspondence import correspondence as correspondence_named
 from fedjax_ssl.data.federation.dealing import count_groups
-from fedjax_ssl.data.federation.partition import Bounds
+from fedjax_ssl.data.federation.pool import Bounds
 from fedjax_ssl.registry import check_known
 
 
@@ -73,6 +73,7 @@ class Holdings(NamedTuple):
     members: Bool[Array, " C"]  # clients that a rule is about
     num_classes: int
     own: OwnWeakLabels = OwnWeakLabels()
+    labelled: Bool[Array, " N"] | None = None  # dealt as labelled ones, by a partition that tells them apart
 
     @property
     def eligible(self) -> Bool[Array, " N"]:

@@ -1,4 +1,7 @@
-"""Training in turns at clients and server: `single`, SemiFL, FedMT, fedtrans."""
+"""Training in turns at clients and server: `single`, SemiFL, FedMT, fedtrans, (FL)^2."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
 
 from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.federated import Method, Pretraining, ServerTraining, Setup, Stage, federated_method, labelled_epochs
@@ -13,7 +16,9 @@ def alternating(
     server_epochs: int,
     static_batch_norm: bool,
     needs: tuple[str, ...],
-    server_first: bool = False,
+    pretraining_rounds: int = 0,
+    keep_optimizer: bool = False,
+    norm_batch_sizes: tuple[int | None, int] = (None, 250),
 ) -> Method:
     """Rounds in which the server trains after the clients, where it has examples.
 
@@ -24,13 +29,27 @@ def alternating(
         server_epochs: epochs per round at the server.
         static_batch_norm: whether statistics of batch norm layers come from a pass over the data.
         needs: what the method learns from.
-        server_first: before round 0 the server trains as in a round, at the learning rate of round 0.
+        pretraining_rounds: so often the server trains as in a round before round 0, at the learning rate of round 0.
+        keep_optimizer: the state of the server's optimizer lives on from round to round.
+        norm_batch_sizes: of that pass: of the server's examples, None if they are in front of the clients' in one
+            sequence, and of the clients'.
     """
-    server = server_training(setup, server_batch_size, server_epochs)
+    server = server_training(setup, server_batch_size, server_epochs)._replace(keep_optimizer=keep_optimizer)
     stage = clients._replace(server=server) if setup.max_server or not clients.terms else clients
-    first = Pretraining(server, 1, setup.learning_rate) if server_first and setup.max_server else None
+    first = None
+    if pretraining_rounds and setup.max_server:
+
+        def rate(number: Int[Array, ""]) -> Float[Array, ""]:
+            return setup.learning_rate(jnp.zeros_like(number))
+
+        first = Pretraining(server, pretraining_rounds, rate)
     method = federated_method(setup, (stage,), needs=needs, pretraining=first)
-    return with_static_batch_norm(method, setup.model, setup.normalize) if static_batch_norm else method
+    if not static_batch_norm:
+        return method
+    of_server, of_clients = norm_batch_sizes
+    return with_static_batch_norm(
+        method, setup.model, setup.normalize, batch_size=of_clients, server_batch_size=of_server
+    )
 
 
 def server_training(setup: Setup, batch_size: int, epochs: int) -> ServerTraining:

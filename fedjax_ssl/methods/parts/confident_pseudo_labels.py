@@ -1,7 +1,7 @@
-"""Training on confident pseudo-labels: what SemiFL and FedMT have in common.
+"""Training on confident pseudo-labels: what SemiFL, FedMT, (FL)^2 and CBAFed have in common.
 
 Once per round, with the model just received, every client labels all its examples. It trains on those of which the
-model is confident, under strong augmentation, and on mixtures of these with any of its examples.
+model is confident; SemiFL and FedMT do so under strong augmentation, and on mixtures of these with any of its examples.
 
 References:
     Diao, Ding, Tarokh, SemiFL, NeurIPS 2022, arXiv 2106.01432: section 3 and algorithm 1.
@@ -17,11 +17,14 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.checks import check_numbers, check_weights, is_zero
 from fedjax_ssl.federated import Client, Round, Sampler, Schedule, Setup, Step, Term
+from fedjax_ssl.federated.forward import labelling_key
 from fedjax_ssl.federated.method import AtServer, ForLog, Metrics, Now, Outcome, PyTree, Sent, Stream, View, never
-from fedjax_ssl.federated.sampler import masked_permutation
+from fedjax_ssl.federated.sampler import batches_per_epoch, masked_permutation
 from fedjax_ssl.federated.terms import PseudoLabels, diagnose_pseudo_labels, examples_mask, network_outputs
 from fedjax_ssl.keys import named_key
+from fedjax_ssl.methods.parts.consistency_training import strong_view
 from fedjax_ssl.objectives import batch_cross_entropy, mixup, mixup_cross_entropy, mixup_share
+from fedjax_ssl.objectives.float_range import at_least_float32
 
 CONFIDENT = "confident"  # the term that sends; others find its `ConfidentLabels` by this name
 
@@ -35,8 +38,34 @@ class ConfidentLabels(NamedTuple):
     extra: PyTree = ()  # what a method adds
 
 
+class Choice(NamedTuple):
+    """Pseudo-labels of a cohort's examples, and which of them are trained on."""
+
+    labels: Int[Array, "p n"]
+    confident: Bool[Array, "p n"]
+
+
+Choose = Callable[[PyTree, Round, Float[Array, "p n K"]], Choice]
+# ^ (state of the term, round, class probabilities) -> choice. An example with probabilities that are not finite is to
+# count as confident: its client then trains, is dropped, and is counted as dropped.
 Extra = Callable[[Round, Float[Array, "p n K"], Bool[Array, "p n"]], PyTree]
 # ^ (round, class probabilities, which examples are confident) -> extra, leading axis p
+
+
+def above(threshold: float | Array, strict: bool = False) -> Choose:
+    """The likeliest class, where its probability reaches a threshold.
+
+    Args:
+        threshold: of the largest class probability.
+        strict: confident above the threshold, not at it.
+    """
+
+    def choose(state: PyTree, round: Round, probabilities: Float[Array, "p n K"]) -> Choice:
+        largest = jnp.max(probabilities, axis=-1)
+        unsure = (largest <= threshold) if strict else (largest < threshold)
+        return Choice(jnp.argmax(probabilities, axis=-1).astype(jnp.int32), ~unsure)
+
+    return choose
 
 
 def has_confident(sent: Sent, round: Round) -> Bool[Array, " p"]:
@@ -46,32 +75,29 @@ def has_confident(sent: Sent, round: Round) -> Bool[Array, " p"]:
 
 def confident_term(
     setup: Setup,
-    threshold: float | Array,
-    strict: bool,
+    choose: Choose,
     extra: Extra = lambda round, probabilities, confident: (),
     diagnose: Callable[[Outcome], Metrics] = lambda outcome: {},
 ) -> Term:
     """Labels the cohort's examples before local training; a term without a loss, sent to clients with a confident one.
 
-    An example with a class label keeps it and is confident. A client with values that are not finite counts as
-    confident, so that it trains, is dropped, and is counted as dropped.
+    An example with a class label keeps it and is confident.
 
     Args:
         setup: the run.
-        threshold: of the largest class probability.
-        strict: confident above the threshold, not at it.
+        choose: says which pseudo-label an example has, and whether it is trained on.
         extra: what else the probabilities give.
         diagnose: more for the log than the quality of the pseudo-labels.
     """
 
     def prepare(state: PyTree, round: Round) -> tuple[Sent, PyTree]:
-        logits = network_outputs(setup, round, round.clients, named_key(round.key, "pseudo-labels")).logits
-        probabilities = jax.nn.softmax(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)))
+        logits = network_outputs(setup, round, round.clients, labelling_key(round.key)).logits
+        probabilities = jax.nn.softmax(at_least_float32(logits))
         labelled, real = round.clients.observed >= 0, examples_mask(round.clients)
         largest = jnp.max(probabilities, axis=-1)
-        unsure = (largest <= threshold) if strict else (largest < threshold)
-        predicted = jnp.where(labelled, round.clients.observed, jnp.argmax(probabilities, axis=-1).astype(jnp.int32))
-        confident = real & (labelled | ~unsure)
+        choice = choose(state, round, probabilities)
+        predicted = jnp.where(labelled, round.clients.observed, choice.labels)
+        confident = real & (labelled | choice.confident)
         labels = ConfidentLabels(
             jnp.where(real, predicted, -1),
             confident,
@@ -104,10 +130,15 @@ def confident_losses(
     return tuple(term for term in terms if not is_zero(term.weight))
 
 
-def fix_term(setup: Setup, weight: float | Array) -> Term:
-    """Cross-entropy of confident examples, strongly augmented, against their pseudo-labels."""
-    strong = setup.strong_augment or setup.augment
-    view = View("fix/strong", "fix", lambda key, streams: setup.normalize(strong(key, streams["fix"].inputs)))
+def fix_term(setup: Setup, weight: float | Array, as_labelled: bool = False) -> Term:
+    """Cross-entropy of confident examples against their pseudo-labels.
+
+    Args:
+        setup: the run.
+        weight: of the loss.
+        as_labelled: on the very views that were labelled; else on strongly augmented ones.
+    """
+    view = labelled_view(setup) if as_labelled else strong_view(setup, "fix")
 
     def loss(step: Step) -> Array:
         batch = step.streams["fix"]
@@ -115,6 +146,17 @@ def fix_term(setup: Setup, weight: float | Array) -> Term:
         return batch_cross_entropy(step.outputs[view.name].logits, targets, batch.mask)
 
     return Term("fix", (view,), loss, weight, server=AtServer(takes_part=never))
+
+
+def labelled_view(setup: Setup) -> View:
+    """Confident examples just as the network saw them when it labelled them, in every step of the round."""
+
+    def build(key: Key[Array, ""], streams: dict[str, Stream]) -> Array:
+        batch = streams["fix"]
+        seen = jax.vmap(lambda row_key, row: setup.augment(row_key, row[None])[0])(batch.row_keys, batch.inputs)
+        return setup.normalize(seen)
+
+    return View("fix/labelled", "fix", build)
 
 
 def mix_term(setup: Setup, weight: float | Array, alpha: float | Array) -> Term:
@@ -144,7 +186,12 @@ def mix_term(setup: Setup, weight: float | Array, alpha: float | Array) -> Term:
 
 
 def confident_epochs(
-    batch_size: int, local_epochs: int, with_known: bool = False, whole_epochs: Bool[Array, ""] | bool = False
+    batch_size: int,
+    local_epochs: int,
+    with_known: bool = False,
+    whole_epochs: Bool[Array, ""] | bool = False,
+    with_partners: bool = True,
+    skip_single: bool = False,
 ) -> Sampler:
     """Epochs over the confident examples, and as many partners for mixing.
 
@@ -158,6 +205,8 @@ def confident_epochs(
         with_known: whether there is a stream "known".
         whole_epochs: an epoch goes through all examples of "known" even where fewer are confident; slots of "fix" and
             "mix" are then empty towards its end.
+        with_partners: whether there is a stream "mix".
+        skip_single: see `fedjax_ssl.federated.sampler.batches_per_epoch`.
     """
 
     def schedule(key: Key[Array, ""], client: Client, now: Now) -> Schedule:
@@ -166,7 +215,7 @@ def confident_epochs(
         confident = sent_to(client).confident & (place < client.num_examples)
         number = jnp.sum(confident, dtype=jnp.int32)
         longest = jnp.where(whole_epochs, jnp.maximum(number, client.num_known), number)
-        per_epoch = -(-longest // batch_size)
+        per_epoch = batches_per_epoch(longest, batch_size, skip_single)
         steps = local_epochs * -(-size // batch_size)
         step = jnp.arange(steps, dtype=jnp.int32)
         epoch = step // jnp.maximum(per_epoch, 1)
@@ -182,9 +231,10 @@ def confident_epochs(
 
         positions = {"fix": jax.vmap(confident_first)(per_epoch_keys("fix"))[at]}
         masks = {"fix": running & (slot < number)}
-        draws = jax.random.bits(named_key(key, "mix"), slot.shape, jnp.uint32)
-        anyone = jnp.maximum(client.num_examples, 1).astype(jnp.uint32)
-        positions["mix"], masks["mix"] = (draws % anyone).astype(jnp.int32), masks["fix"]
+        if with_partners:
+            draws = jax.random.bits(named_key(key, "mix"), slot.shape, jnp.uint32)
+            anyone = jnp.maximum(client.num_examples, 1).astype(jnp.uint32)
+            positions["mix"], masks["mix"] = (draws % anyone).astype(jnp.int32), masks["fix"]
         if with_known:
             orders = jax.vmap(lambda k: masked_permutation(k, client.num_known, size))(per_epoch_keys("known"))
             positions["known"], masks["known"] = orders[at], running & (slot < client.num_known)

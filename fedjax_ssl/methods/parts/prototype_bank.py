@@ -19,6 +19,13 @@ class PrototypeSets(NamedTuple):
     present: Bool[Array, "*sets K"]
 
 
+class Helpers(NamedTuple):
+    """What all clients receive beside the model."""
+
+    sets: PrototypeSets  # [H, K, d]; all absent where they are not needed
+    active: Bool[Array, ""]  # unlabelled examples are learned from in this round
+
+
 class PrototypeBank(NamedTuple):
     """A ring buffer of rounds, the newest first."""
 
@@ -46,12 +53,17 @@ def push(
         owner: client ids.
         kept: which clients took part and were not dropped.
     """
-    finite = jnp.all(jnp.isfinite(uploads.centers), axis=2) | ~uploads.present
-    present = uploads.present & (kept & jnp.all(finite, axis=1))[:, None]
+    present = uploads.present & (kept & finite_sets(uploads))[:, None]
     centers = jnp.where(present[:, :, None], uploads.centers, 0.0).astype(bank.sets.centers.dtype)
     newest = PrototypeBank(PrototypeSets(centers, present), owner)
     moved = jax.tree.map(lambda new, old: jnp.concatenate([new[None], old[:-1]]), newest, bank)
     return jax.tree.map(lambda new, old: jnp.where(jnp.any(present), new, old), moved, bank)
+
+
+def finite_sets(sets: PrototypeSets) -> Bool[Array, "*sets"]:
+    """Which sets have finite prototypes of all the classes that they have."""
+    finite = jnp.all(jnp.isfinite(sets.centers), axis=-1)
+    return jnp.all(finite | ~sets.present, axis=-1)
 
 
 def newest_sets(bank: PrototypeBank, rounds: int) -> PrototypeSets:

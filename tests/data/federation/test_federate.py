@@ -126,6 +126,22 @@ def test_own_test_split_comes_after_the_training_examples():
     assert replaced.inputs.shape[0] == 240 and int(replaced.num_test) == 60
 
 
+@pytest.mark.thorough
+def test_all_labels_at_clients_and_some_at_the_server():
+    data = federate(
+        jax.random.key(0),
+        DATASET,
+        partition="iid",
+        num_clients=6,
+        supervision="all",
+        supervision_options={"server_labels": 4 * NUM_CLASSES},
+        test_fraction=0.1,
+    )
+    assert data.kinds() == ("labels", "server") and int(data.num_server) == 4 * NUM_CLASSES
+    np.testing.assert_array_equal(data.num_labelled, data.num_examples)
+    assert data.max_unlabelled == 0
+
+
 def test_server_holds_balanced_labels_and_clients_none():
     data = federate(
         jax.random.key(0),
@@ -187,6 +203,20 @@ def test_a_fixed_key_inside_somebody_elses_jit():
     assert contents(inside) == contents(draw(jax.random.key(0), DATASET, test_clients=3))
 
 
+def test_labels_are_those_that_the_partition_dealt():
+    """SAGE: two labelled examples of every class, dealt apart; every client has equally many of both kinds."""
+    deal = partial(federate, jax.random.key(0), supervision="dealt", num_clients=4)
+    options = {"alpha": 0.1, "labels_per_class": 2}
+    data = deal(DATASET, partition="paired_dirichlet", partition_options=options)
+    check(data)
+    seen = np.asarray(data.observed)
+    np.testing.assert_array_equal(np.bincount(seen[seen >= 0], minlength=NUM_CLASSES), 2)
+    np.testing.assert_array_equal(data.num_labelled, 3)
+    np.testing.assert_array_equal(data.num_examples, 60)
+    with pytest.raises(ValueError, match="needs a partition that deals labelled examples apart"):
+        deal(DATASET, partition="iid")
+
+
 def test_hidden_labels_do_not_change_what_is_seen():
     # Other labels where nothing was observed: the same clients see the same labels of the same examples.
     data = draw(jax.random.key(0), DATASET, test_clients=2)
@@ -199,8 +229,16 @@ def test_hidden_labels_do_not_change_what_is_seen():
 @pytest.mark.parametrize("partition", list(PARTITIONS))
 @pytest.mark.parametrize("enabled", [False, True])
 def test_dtypes_do_not_depend_on_64_bit_mode(partition, enabled):
-    needed = {"dirichlet": {"alpha": 0.4}, "dirichlet_balanced": {"alpha": 0.4}, "circulant": {"shares": range(6)}}
-    options = {"num_clients": 5, "partition_options": needed.get(partition), "test_fraction": 0.1}
+    needed = {
+        "dirichlet": {"alpha": 0.4},
+        "dirichlet_balanced": {"alpha": 0.4},
+        "circulant": {"shares": range(6)},
+        "class_counts": {"counts": range(6)},
+        "fedmatch": {"balanced": 1, "noniid": True, "matrix": ((1 / 6,) * 6,), "parts": 2},
+        "own_class": {"skew": 0.4},
+        "paired_dirichlet": {"alpha": 0.4, "labels_per_class": 2},
+    }
+    options = {"num_clients": 4, "partition_options": needed.get(partition), "test_fraction": 0.1}
     rules = {
         "total": {"labels": 9, "class_balanced": True},
         "xclp_noniid": {"labels": 9},

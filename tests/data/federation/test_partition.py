@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedjax_ssl.data.federation import pairs
 from fedjax_ssl.data.federation import partition as partition_module
 from fedjax_ssl.data.federation.partition import (
     PARTITIONS,
@@ -57,6 +58,7 @@ SKEWED = np.random.default_rng(0).choice(10, 120, p=np.arange(1, 11) / 55)
 NO_FIVE = np.where(SKEWED == 5, 6, SKEWED)
 TWO = np.arange(120) % 3 // 2
 SOME_UNKNOWN = np.where(np.arange(120) % 4 == 0, -1, SKEWED)
+EVEN_AND_UNKNOWN = np.where(np.arange(120) % 12 == 0, -1, np.arange(120) % 10)
 # The first case of every partition is also traced; all have the same length, so that operations compile once.
 CASES = [
     ("natural", {}, SKEWED, 4),
@@ -84,8 +86,17 @@ CASES = [
     ("circulant", {}, SKEWED, 8),
     ("circulant", {"balanced": 1}, SOME_UNKNOWN, 25),
     ("circulant", {"shares": (3, 0)}, TWO, 1),
+    ("fedmatch", {"balanced": 0}, TWO, 6),
+    ("fedmatch", {"balanced": 0, "noniid": True}, SOME_UNKNOWN, 8),
+    ("class_counts", {"counts": (3, 1), "balanced": 1}, TWO, 8),
     ("majority", {"factor": 1.0}, SKEWED, 1),
     ("majority", {}, SOME_UNKNOWN, 5),
+    ("own_class", {"skew": 0.4}, SOME_UNKNOWN, 8),
+    ("own_class", {"skew": 1.0}, SKEWED, 20),
+    ("own_class", {"skew": 0.6, "own_part": "class"}, SKEWED, 20),
+    ("own_class", {"skew": 1.0, "own_part": "class", "cut": False}, SOME_UNKNOWN, 10),
+    ("paired_dirichlet", {"alpha": 0.1, "labels_per_class": 2}, EVEN_AND_UNKNOWN, 8),
+    ("paired_dirichlet", {"alpha": 1e-3, "labels_per_class": 5}, TWO, 2),
 ]
 FIRST_CASES = [case for place, case in enumerate(CASES) if case[0] != CASES[place - 1][0]]
 
@@ -106,7 +117,7 @@ def check(client, name, labels, num_clients, available, bounds):
         assert sorted(min(owner) for owner in owners) == [-1] * (6 - num_clients) + list(range(num_clients))
     elif name == "random":
         assert sizes.min() == sizes.max() == available.sum() // num_clients
-    elif name != "majority":  # which leaves what nobody asks for
+    elif name not in ("majority", "class_counts", "fedmatch"):  # which leave what nobody asks for
         assert (client[available] >= 0).all()
     if name in ("iid", "shards", "classes_per_client", "circulant"):
         assert np.ptp(np.bincount(client[(labels < 0) & available], minlength=num_clients)) <= 1
@@ -134,6 +145,7 @@ def test_complete_disjoint_and_bounded(name, options, labels, num_clients, held_
         assert (client != assign(4)).any()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "options", "labels", "num_clients"), FIRST_CASES)
 def test_vmapped_over_keys_is_the_same_per_key(name, options, labels, num_clients):
     available = np.arange(labels.size) % 9 != 0
@@ -150,6 +162,31 @@ def test_vmapped_over_keys_is_the_same_per_key(name, options, labels, num_client
 
 def test_every_partition_has_a_case():
     assert {case[0] for case in CASES} == set(PARTITIONS)
+
+
+@pytest.mark.parametrize("skew", [0.0, 0.4, 1.0])
+def test_own_class_has_the_distance_between_clients_that_was_asked_for(skew):
+    """CIFAR-10 less 1,000 labelled images of the server: ten users of 4,900."""
+    labels = balanced_labels(10, 4900)
+    client = assignment(PARTITIONS.build("own_class", skew=skew), make_pool(labels, 10, 10))(1)
+    counts = table(client, labels, 10, 10)
+    assert (counts.sum(axis=1) == 4900).all() and (counts.sum(axis=0) == 4900).all()
+    shares = counts / 4900
+    distance = np.abs(shares[:, None] - shares[None]).sum(axis=2) / 2
+    assert abs(distance[np.triu_indices(10, 1)].mean() - skew) < 0.03
+    if skew == 1:
+        np.testing.assert_array_equal(shares, np.eye(10))
+
+
+def test_own_class_cuts_its_parts_for_the_clients_of_a_class():
+    labels = balanced_labels(10, 300)
+    client = assignment(PARTITIONS.build("own_class", skew=0.5), make_pool(labels, 10, 30))(1)
+    counts = table(client, labels, 30, 10)
+    own = counts[np.arange(30), np.arange(30) % 10]
+    assert (counts.sum(axis=1) == 100).all() and 0.45 < own.mean() / 100 < 0.65
+    assert (np.argmax(counts, axis=1) == np.arange(30) % 10).all()
+    with pytest.raises(ValueError, match=r"skew is 1\.5"):
+        PARTITIONS.build("own_class", skew=1.5)
 
 
 def test_majority_has_two_frequent_classes_and_hands_out_in_the_order_of_the_file():
@@ -179,6 +216,7 @@ def test_natural_keeps_the_clients_as_they_are():
     np.testing.assert_array_equal(PARTITIONS.build("natural").assign(jax.random.key(0), pool), NATURAL)
 
 
+@pytest.mark.thorough
 def test_dirichlet_shares_have_the_right_spread():
     # E[sum of squared shares] = (alpha + 1) / (C alpha + 1). 2,000 draws against 5 standard errors: a right
     # implementation fails for less than one seed in a million.
@@ -241,6 +279,42 @@ def test_dirichlet_balanced_has_equal_sizes_and_uneven_classes():
         assert (counts.sum(axis=2) == 15).all() and (counts.sum(axis=1) == 12).all()
         spreads.append(((counts / 15) ** 2).sum(axis=2).mean())
     assert spreads[0] > 0.5 > spreads[1] > spreads[2] + 0.05
+
+
+@pytest.mark.thorough
+def test_pairs_have_equal_sizes_and_mixes_of_their_own_for_labelled_and_other_examples():
+    """SAGE: 600 examples, 20 of each of ten classes labelled; the first cut leaves a quarter of a slice at least."""
+    labels = balanced_labels(10, 60)
+    pool = make_pool(labels, 10, 6)
+    partition = PARTITIONS.build("paired_dirichlet", alpha=0.1, labels_per_class=20)
+    draw = jax.jit(lambda key: (partition.assign(key, pool), partition.labelled(key, pool)))
+    spread = []
+    for seed in range(5):
+        client, labelled = map(np.asarray, draw(jax.random.key(seed)))
+        np.testing.assert_array_equal(np.bincount(labels[labelled]), 20)
+        parts = [table(client[where], labels[where], 6, 10) for where in (labelled, ~labelled)]
+        assert np.ptp(parts[0].sum(1)) <= 1 and np.ptp(parts[1].sum(1)) <= 1
+        shares = [part / part.sum(1, keepdims=True) for part in parts]
+        spread += [shares[0].std(), np.abs(shares[0] - shares[1]).mean()]
+    assert min(spread) > 0.05, "uneven, and not alike"
+    even = PARTITIONS.build("paired_dirichlet", alpha=1e4, labels_per_class=20)
+    client = assignment(even, pool)(0)
+    assert table(client, labels, 6, 10).max() <= 20
+
+
+def test_a_slice_is_split_as_in_the_code():
+    """A client that holds half of the slice gets no more; of several draws the first even enough one counts."""
+    counts = jnp.asarray([[4, 4, 4, 4]], jnp.int32)
+    first = np.array([[1.0, 1.0, 0.9, 0.9], [0.9, 0.6, 0.1, 0.6], [1.0, 1.0, 1.0, 1.0]])
+    shares = jnp.asarray(np.stack([first, 1.0 - first], axis=2)[None], jnp.float32)
+    # The first draw gives 4 + 4 and then nothing more: half of it. With that draw alone, and the last two:
+    split = jax.jit(pairs._even_enough)
+    np.testing.assert_array_equal(split(shares, counts), [[4, 4, 0, 0]])
+    np.testing.assert_array_equal(split(shares[:, 1:], counts), [[3, 2, 0, 2]])
+    uneven = jnp.asarray(
+        [[9, 1]], jnp.int32
+    )  # the second client gets all of what is left, 1 of 10: none is even enough
+    np.testing.assert_array_equal(split(shares[:, 2:, :2], uneven), [[9, 0]])
 
 
 def test_shards_are_runs_of_the_sorted_labels():
@@ -307,6 +381,7 @@ def test_bad_options(name, options, message):
         ("dirichlet", {"alpha": 1.0, "max_examples": 11}, "raise it to at least 12"),
         ("classes_per_client", {"classes": 11}, "the training data have 10 classes"),
         ("circulant", {"shares": (1, 2)}, "shares has 2 entries, the data have 10 classes"),
+        ("paired_dirichlet", {"alpha": 0.1, "labels_per_class": 5}, "labels_per_class is 5, but class 0 has 4"),
     ],
 )
 def test_options_that_do_not_fit_the_data(name, options, message):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjax_ssl.data.federation.partition import Bounds
+from fedjax_ssl.data.federation.pool import Bounds
 from fedjax_ssl.data.federation.supervision import SUPERVISIONS, balanced_draw, build_supervision
 from fedjax_ssl.data.federation.weak_labels import Holdings
 
@@ -26,7 +26,8 @@ def keep(name, key=0, client=CLIENT, truth=LABELS, num_clients=NUM_CLIENTS, num_
 
 
 def holdings(client, truth, num_clients=NUM_CLIENTS, num_classes=NUM_CLASSES):
-    return Holdings(client, truth, jnp.ones(num_clients, bool), num_classes)
+    everything = jnp.ones(client.shape, bool)
+    return Holdings(client, truth, jnp.ones(num_clients, bool), num_classes, labelled=everything)
 
 
 def keep_many(rule, keys, client, truth, num_clients=NUM_CLIENTS, num_classes=NUM_CLASSES):
@@ -45,11 +46,14 @@ CASES = [
     ("per_client", {"labels": 100}),
     ("per_client", {"labels": 7, "class_balanced": True, "labelled_clients": 4}),
     ("per_class", {"labels": 2}),
+    ("circulant", {"label_counts": (3, 1, 0, 0, 1)}),
     ("fraction", {"fraction": 0.1}),
     ("fraction", {"fraction": 1.0, "labelled_clients": 2, "which": "random"}),
     ("total", {"labels": 50}),
     ("total", {"labels": 7, "class_balanced": True}),
     ("xclp_noniid", {"labels": 4, "classes": 2}),
+    ("class_pairs", {"labels": 5}),
+    ("dealt", {}),
     ("server", {"labels": 9}),
     ("coarse", {"correspondence": "identity"}),
     ("sets", {"sets": 2}),
@@ -91,6 +95,7 @@ def test_bounds_hold_where_every_example_has_a_label():
         "total": (5, 21),
         "server": (0, 25),
         "given": (25, 0),
+        "dealt": (25, 25),
     }
     seen = set()
     for name, options in CASES:
@@ -195,6 +200,22 @@ def test_xclp_noniid_has_five_shifted_classes(labels, num_clients):
         rows = counts[10 * block : 10 * block + 10] > 0
         np.testing.assert_array_equal(rows, [np.roll(rows[0], shift) for shift in range(10)])
         assert (rows.sum(axis=0) == 5).all()
+
+
+def test_class_pairs_have_labels_of_two_classes(labels=50):
+    """FedRGD: 100 clients with 25 labels of each of their two classes; every class is at 20 of them."""
+    client, truth = np.repeat(np.arange(100), 500), np.tile(np.arange(10), 5000)
+    kept = keep("class_pairs", 3, client, truth, 100, 10, labels=labels)
+    counts = np.zeros((100, 10), int)
+    np.add.at(counts, (client[kept], truth[kept]), 1)
+    pairs = np.stack([2 * np.arange(100) % 10, (2 * np.arange(100) + 1) % 10], axis=1)
+    assert (np.take_along_axis(counts, pairs, axis=1) == 25).all() and counts.sum() == 5000
+    assert ((counts > 0).sum(axis=0) == 20).all()
+
+
+def test_the_supervised_reference_keeps_the_labels_of_clients_beside_those_of_the_server():
+    assert build_supervision("server", labels=10, at_clients=True).server_labels == 10
+    assert keep("server", labels=10, at_clients=True).sum() == ELIGIBLE.sum()
 
 
 def test_xclp_noniid_fills_up_from_the_other_drawn_classes():

@@ -4,10 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import ndimage
 
 from fedjax_ssl.data.images.augmentation import AUGMENTATIONS, augmentation
-from fedjax_ssl.data.images.random_operations import fetch_moved
+from fedjax_ssl.data.images.weak import slide, turn
 
+STRONG = [name for name in AUGMENTATIONS if name in ("fixmatch", "semifl") or name.startswith("randaugment")]
 IMAGES = np.random.default_rng(0).integers(0, 256, (12, 9, 7, 3)).astype(np.uint8)
 
 
@@ -46,10 +48,10 @@ def test_every_result_is_a_padded_crop_and_all_occur(name, options, mode):
         assert len(seen) == (50 if name == "crop_flip" else 25)
 
 
-# Of the two strong ones, which share their operations, one.
+# `test_random_augment.py` shows the same of the strong ones by a policy that compiles in less time.
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=pytest.mark.thorough if n == "semifl" else ()) for n in AUGMENTATIONS],
+    [pytest.param(n, marks=pytest.mark.thorough if n in STRONG else ()) for n in AUGMENTATIONS],
 )
 def test_padding_key_and_dtype(name):
     augment = jax.jit(augmentation(name))
@@ -60,7 +62,8 @@ def test_padding_key_and_dtype(name):
     np.testing.assert_array_equal(padded[:12], result)
     floats = augment(jax.random.key(1), images.astype(jnp.float32))
     assert floats.dtype == jnp.float32
-    np.testing.assert_array_equal(floats, np.asarray(result, np.float32))
+    whole = jnp.round(floats) if name == "translate" else floats
+    np.testing.assert_array_equal(whole, np.asarray(result, np.float32))
     assert (name == "none") == bool((result == images).all())
     if name != "none":
         assert (augment(jax.random.key(2), images) != result).any()
@@ -113,9 +116,8 @@ def test_images_that_do_not_fit():
 
 def test_rotation_is_about_the_centre_within_the_given_angle():
     square = jnp.asarray(IMAGES[:, :7])
-    turn = jax.jit(fetch_moved)
     for turns in range(4):
-        turned = turn(square, jnp.full(12, turns * np.pi / 2, jnp.float32))
+        turned = jax.jit(turn)(square, jnp.full(12, turns * np.pi / 2, jnp.float32))
         np.testing.assert_array_equal(turned, np.rot90(square, turns, axes=(1, 2)))
     # A bar from the centre to the right, seen under the angles that were drawn.
     bar = np.zeros((400, 41, 41, 1), np.float32)
@@ -126,3 +128,29 @@ def test_rotation_is_about_the_centre_within_the_given_angle():
     angles = np.rad2deg(np.arctan2(-np.sum(weight * y, axis=(1, 2)), np.sum(weight * x, axis=(1, 2))))
     assert -21 < angles.min() < -18 and 18 < angles.max() < 21, "both ends of the range, and nothing beyond"
     assert abs(angles.mean()) < 2
+
+
+@pytest.mark.parametrize("name", STRONG)
+def test_shape_and_type_stay(name):
+    for images in (IMAGES, IMAGES[..., :1].astype(np.float32), IMAGES[:1], IMAGES[:0]):
+        result = jax.eval_shape(augmentation(name, operations=len(images) % 3), jax.random.key(0), images)
+        assert (result.shape, result.dtype) == (images.shape, images.dtype)
+
+
+def test_translation_by_parts_of_pixels():
+    images = IMAGES[:4].astype(np.float32)
+    offset = np.array([0.0, 1.75, -0.4, -8.2], np.float32)
+    for axis in (1, 2):
+        moved = jax.jit(slide, static_argnums=(2, 3))(images, offset, axis, 9.0)
+        for image, by, result in zip(images, offset, moved, strict=True):
+            shift = np.where(np.arange(3) == axis - 1, by, 0.0)
+            expected = ndimage.shift(image, shift, order=1, mode="grid-constant", cval=9.0)
+            np.testing.assert_allclose(result, expected, atol=1e-3)
+    # A ramp tells how far each image moved: at most two pixels of sixteen, in both directions.
+    ramp = np.broadcast_to(np.arange(16.0)[:, None, None] * 10 + np.arange(16.0)[:, None], (300, 16, 16, 1))
+    augment = jax.jit(augmentation("translate", flip=False, input_max=510.0))
+    results = np.asarray(augment(jax.random.key(0), ramp.astype(np.float32)))[..., 0]
+    moved = 7.5 * 11 - results[:, 4:12, 4:12].mean(axis=(1, 2))
+    assert -22 <= moved.min() < -17 and 17 < moved.max() <= 22
+    # The corner is all border where either offset is above 1: 300 images are off by 0.12 with probability below 1e-4.
+    assert abs((results[:, 0, 0] == 255).mean() - (1 - 0.75**2)) < 0.12

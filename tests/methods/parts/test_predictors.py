@@ -122,12 +122,14 @@ def test_one_graph_labels_the_examples_of_clients_without_labels_or_training_dat
         assert (np.asarray(found.labels)[np.asarray(DATA.test_client) == client] >= 0).all()
 
 
+@pytest.mark.thorough
 def test_under_a_trace_the_labels_are_the_same():
     found, traced = predict(traced=False), one_graph()
     np.testing.assert_array_equal(found.labels, traced.labels)
     np.testing.assert_allclose(found.confidence, traced.confidence, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_new_examples_in_batches():
     found = predict(options={"new_batch_size": 2})
     owner = np.asarray(DATA.test_client)
@@ -154,6 +156,7 @@ def test_random_groups():
             random_groups(KEY, 11, number)
 
 
+@pytest.mark.thorough
 def test_variants_share_neighbours_and_are_what_each_is_alone():
     calls = []
 
@@ -185,7 +188,7 @@ def test_bad_settings_are_refused(changes, message):
         predict(**changes)
 
 
-@pytest.mark.parametrize("num_graphs", [1, 2])
+@pytest.mark.parametrize("num_graphs", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_a_protocol_predicts_between_rounds(num_graphs):
     """A network trains, its features meet in a protocol on the host, and training goes on as if nothing had been."""
     method = methods.build("fedavg", toy.setup(DATA))

@@ -1,0 +1,32 @@
+"""CBAFed on real handwriting: one writer has labels for all digits, ten have none.
+
+The digits: 11 writers train, 3 writers that were never seen are the test.
+
+    python -m fedjax_ssl.main --config configs/digits_cbafed.py
+    python -m fedjax_ssl.main --config configs/digits_cbafed.py:3                           # three labelled writers
+
+No augmentation: these images are 8 x 8. Result, time and hardware: docs/methods/modern.md. Not an experiment of the
+paper.
+"""
+
+from fedjax_ssl import config as configs
+
+
+def get_config(labelled_writers=None):
+    count = labelled_writers or "1"
+    if not count.isdigit() or int(count) < 1:
+        raise configs.ConfigError(f"labelled writers are {count!r}; give a number of at least 1")
+    config = configs.default("cbafed")
+    config.rounds = 51
+    config.data.test_clients = 3
+    config.supervision.name = "all"
+    config.supervision.labelled_clients = int(count)
+    config.method.warmup_epochs = 51
+    config.optimizer.learning_rate = 0.03
+    config.optimizer.momentum = 0.9
+    config.optimizer.weight_decay = 5e-4
+    config.optimizer.clip_norm = 5.0
+    config.optimizer.keep_state = True
+    config.optimizer.local_epochs = 11
+    config.federated.weighting = "examples"  # of the warm-up
+    return config

@@ -1,0 +1,20 @@
+"""Pi-model: two passes over differently moved views should predict the same.
+
+The digits: 11 writers train with 5 labels each, 3 writers that were never seen are the test.
+
+    python -m fedjax_ssl.main --config configs/digits_pi_model.py
+    python -m fedjax_ssl.main --config configs/digits_pi_model.py:10           # 10 labels per writer
+    python -m fedjax_ssl.main --config configs/digits_pi_model.py:server,20    # 20 labels, all at the server
+
+Both views are moved by up to a pixel; the network has no dropout. See docs/methods/consistency.md. Not an experiment
+of the paper.
+"""
+
+from fedjax_ssl import presets
+
+
+def get_config(labels=None):
+    config = presets.digits_consistency("pi_model", labels)
+    config.method.unlabelled_weight = 10.0
+    config.optimizer.local_epochs = 1
+    return config

@@ -1,0 +1,22 @@
+"""SAGE on real handwriting: every writer has labels for a few digits.
+
+The digits: 11 writers train with 5 labels each, 3 writers that were never seen are the test.
+
+    python -m fedjax_ssl.main --config configs/digits_sage.py
+    python -m fedjax_ssl.main --config configs/digits_sage.py:20                            # 20 labels per writer
+
+No augmentation: these images are 8 x 8. Result, time and hardware: docs/methods/modern.md. Not an experiment of the
+paper.
+"""
+
+from fedjax_ssl import presets
+
+
+def get_config(labels=None):
+    config = presets.digits_by_writer("sage", labels)
+    config.optimizer.batch_size = 16
+    config.optimizer.learning_rate = 0.1
+    config.optimizer.local_epochs = 1  # ten steps: with fifty, clients believe their own mistakes
+    config.optimizer.momentum = 0.9
+    config.optimizer.weight_decay = 1e-4
+    return config

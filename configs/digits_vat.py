@@ -1,0 +1,19 @@
+"""Virtual adversarial training: predictions should not change within a small ball.
+
+The digits: 11 writers train with 5 labels each, 3 writers that were never seen are the test.
+
+    python -m fedjax_ssl.main --config configs/digits_vat.py
+    python -m fedjax_ssl.main --config configs/digits_vat.py:10           # 10 labels per writer
+    python -m fedjax_ssl.main --config configs/digits_vat.py:server,20    # 20 labels, all at the server
+
+A perturbation has length 1 over the 64 standardized pixels. See docs/methods/consistency.md. Not an experiment of the
+paper.
+"""
+
+from fedjax_ssl import presets
+
+
+def get_config(labels=None):
+    config = presets.digits_consistency("vat", labels)
+    config.method.radius = 1.0
+    return config

@@ -1,0 +1,88 @@
+"""What a partition deals and what it returns, and how examples are dealt in several of them.
+
+Shapes: N training examples, C clients, K classes.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from fedjax_ssl.data.federation.dealing import count_groups, deal, largest_remainder
+
+
+@dataclasses.dataclass(frozen=True)
+class Pool:
+    """The training examples to deal, and what is known about them before any key is drawn."""
+
+    labels: Int[Array, " N"]  # -1 = no label exists
+    available: Bool[Array, " N"]  # False where held out
+    natural: Int[Array, " N"]  # natural client 0..G-1, -1 = held out or none
+    facts: "Facts"
+
+
+class Facts(NamedTuple):
+    """What holds for every key: Python numbers, so that shapes may depend on them."""
+
+    num_clients: int
+    num_classes: int
+    class_counts: tuple[int, ...]  # [K] examples of each class, at most
+    num_unlabelled: int  # examples without a label, at most
+    natural_sizes: tuple[int, ...]  # sizes of all natural clients, before anything is held out; () = none exist
+    num_natural: int  # G, natural clients that are not held out
+    least: int  # examples in the pool, at least
+    most: int  # and at most
+    removed: int  # examples taken out of the natural clients that remain, at most
+
+
+class Bounds(NamedTuple):
+    """Client sizes that hold for every key."""
+
+    smallest: int
+    largest: int
+
+
+class Partition(NamedTuple):
+    """`assign(key, pool)` -> client of every example, int32 [N]; `bounds(facts)` -> `Bounds`."""
+
+    assign: Callable[[Key[Array, ""], Pool], Int[Array, " N"]]
+    bounds: Callable[[Facts], Bounds]
+    parts: int = 1  # in which clients' unlabelled examples come, see `fedjax_ssl.data.federation.streaming`
+    labelled: Callable[[Key[Array, ""], Pool], Bool[Array, " N"]] | None = None
+    # ^ (the key of `assign`, pool) -> examples that were dealt as labelled ones, for the supervision "dealt"
+
+
+def class_or_unlabelled(pool: Pool) -> Int[Array, " N"]:
+    """Class of every example of the pool, K for those without a label, -1 outside the pool."""
+    group = jnp.where(pool.labels >= 0, pool.labels, pool.facts.num_classes)
+    return jnp.where(pool.available, group, -1)
+
+
+def deal_classes(key: Key[Array, ""], pool: Pool, shares: Float[Array, "C K"], balanced: int = 0) -> Int[Array, " N"]:
+    """Splits every class by its column of `shares`, after `balanced` examples of it for every client."""
+    num_clients, num_classes = shares.shape
+    group = class_or_unlabelled(pool)
+    totals = count_groups(group, num_classes + 1)
+    even = jnp.minimum(totals, balanced * num_clients).at[num_classes].set(totals[num_classes])
+    equal = jnp.ones((num_classes + 1, num_clients), jnp.float32)
+    tie_key, deal_key = jax.random.split(key)
+    counts = largest_remainder(equal, even)
+    rest = largest_remainder(shares.T, (totals - even)[:num_classes], tie_key)
+    return deal(deal_key, group, counts.at[:num_classes].add(rest).T)
+
+
+def deal_unlabelled(key: Key[Array, ""], pool: Pool, each: int | None = None) -> Int[Array, " N"]:
+    """Deals examples without a label evenly, all of them or `each` to every client."""
+    group = jnp.where(pool.available & (pool.labels < 0), 0, -1)
+    if each is not None:
+        return deal(key, group, jnp.full((pool.facts.num_clients, 1), each, jnp.int32))
+    equal = jnp.ones((1, pool.facts.num_clients), jnp.float32)
+    return deal(key, group, largest_remainder(equal, count_groups(group, 1)).T)
+
+
+def equal_bounds(facts: Facts) -> Bounds:
+    """Sizes of clients that get equally many examples, up to one."""
+    return Bounds(facts.least // facts.num_clients, -(-facts.most // facts.num_clients))

@@ -1,0 +1,326 @@
+"""Partitions of single papers: FedMatch, ProtoFSSL, FedUL, FedRGD and SAGE; the others are in `partition.py`."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from fedjax_ssl.checks import check_choices, check_numbers, check_whole_numbers
+from fedjax_ssl.data.federation.dealing import count_groups, deal, largest_remainder, rank_within
+from fedjax_ssl.data.federation.pairs import deal_to_pairs, labelled_examples
+from fedjax_ssl.data.federation.pool import (
+    Bounds,
+    Facts,
+    Partition,
+    Pool,
+    class_or_unlabelled,
+    deal_classes,
+    deal_unlabelled,
+    equal_bounds,
+)
+from fedjax_ssl.keys import named_key
+
+FEDMATCH_SHARES = (244, 73, 15, 15, 15, 10, 15, 15, 15, 73)
+FEDMATCH_MATRIX = np.stack([np.roll((0.5, 0.15, 0.03, 0.03, 0.03, 0.02, 0.03, 0.03, 0.03, 0.15), i) for i in range(10)])
+
+
+def circulant(shares: Sequence[float] = FEDMATCH_SHARES, balanced: int = 0) -> Partition:
+    """FedMatch's non-iid matrix: client c prefers class c mod K, with a share that depends on (k - c) mod K.
+
+    The default is the ten-class matrix of FedMatch (Jeong et al., ICLR 2021) in the whole numbers of
+    ProtoFSSL, whose CIFAR-10 split is `balanced=5` with 5,400 training images of every class and 100 clients.
+
+    Args:
+        shares: [K] non-negative, in any scale: weight of class k for a client of type t at offset (k - t) mod K.
+        balanced: number of examples of every class that every client is given first, as far as they go; in the
+            papers these are the labelled ones.
+    """
+    weights = np.asarray(shares, np.float64)
+    if weights.ndim != 1 or not np.isfinite(weights).all() or (weights < 0).any() or weights.sum() <= 0:
+        raise ValueError(f"shares must be K non-negative numbers, not all zero; got {tuple(shares)}")
+    check_whole_numbers(0, balanced=balanced)
+
+    def matrix(facts: Facts) -> np.ndarray:
+        if weights.size != facts.num_classes:
+            raise ValueError(
+                f"shares has {weights.size} entries, the data have {facts.num_classes} classes; "
+                "give one share per class, by offset from the client's preferred class"
+            )
+        offset = np.arange(facts.num_classes)[None] - np.arange(facts.num_clients)[:, None]
+        return weights[offset % facts.num_classes]
+
+    def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
+        return deal_classes(key, pool, jnp.asarray(matrix(pool.facts), jnp.float32), balanced)
+
+    def bounds(facts: Facts) -> Bounds:
+        table = matrix(facts)
+        mass = table.sum(axis=0)
+        table = np.where(mass > 0, table / np.where(mass > 0, mass, 1.0), 1.0 / facts.num_clients)
+        # One more per class than the exact quota covers the rounding; the evenly dealt part is at most `balanced`.
+        sizes = np.ceil(table * np.asarray(facts.class_counts)).sum(axis=1) + facts.num_classes * balanced
+        largest = int(sizes.max()) + -(-facts.num_unlabelled // facts.num_clients)
+        return Bounds(0, min(largest, facts.most))
+
+    return Partition(assign, bounds)
+
+
+def fedmatch(
+    noniid: bool = False, balanced: int = 5, matrix: Sequence[Sequence[float]] | None = None, parts: int = 1
+) -> Partition:
+    """FedMatch's tasks: `balanced` examples of every class for each client, and a share of the others.
+
+    IID: floor(rest / C) of what is left of every class. Non-IID: client c draws floor(all that is left / C) classes
+    from row c mod R of a matrix, and clients in turn take so many examples of each class as long as there are any:
+    some examples are then at no client, and the last clients have fewer (Jeong et al., ICLR 2021; the authors' code).
+
+    Args:
+        noniid: which of the two.
+        balanced: in the paper the labelled examples of clients, 5 of a class, beside supervision `per_class`. 0 with
+            the labels at the server.
+        matrix: [R, K], rows sum to 1; for ten classes the paper's by default: row 0 is (.50, .15, .03, .03, .03, .02,
+            .03, .03, .03, .15), and every other one is the row before it rotated by one class.
+        parts: T, in which a client's unlabelled examples come one after another (streaming): of every class
+            floor(n / T) in each, and the rest is not used.
+    """
+    check_whole_numbers(0, balanced=balanced)
+    check_whole_numbers(parts=parts)
+
+    def rows_of(facts: Facts) -> Float[np.ndarray, "C K"]:
+        rows = FEDMATCH_MATRIX if matrix is None else np.asarray(matrix, np.float64)
+        if rows.ndim != 2 or rows.shape[1] != facts.num_classes:
+            raise ValueError(
+                f"{'the matrix of FedMatch' if matrix is None else 'matrix'} has shape {rows.shape}, the data have "
+                f"{facts.num_classes} classes; give a matrix with a column for each of them"
+            )
+        if not (rows >= 0).all() or not np.allclose(rows.sum(axis=1), 1.0, rtol=0, atol=1e-6):
+            raise ValueError(f"rows of matrix must be at least 0 and sum to 1; they sum to {rows.sum(axis=1)}")
+        return rows[np.arange(facts.num_clients) % len(rows)]
+
+    def check(facts: Facts) -> None:
+        for kind, count in enumerate(facts.class_counts):
+            if count < balanced * facts.num_clients:
+                raise ValueError(
+                    f"{facts.num_clients} clients are to have {balanced} examples of every class, but class {kind} has "
+                    f"{count}; lower partition.balanced or use fewer clients"
+                )
+
+    def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
+        facts = pool.facts
+        check(facts)
+        num_clients, num_classes = facts.num_clients, facts.num_classes
+        group = class_or_unlabelled(pool)
+        totals = count_groups(group, num_classes + 1)
+        rest = jnp.maximum(totals[:num_classes] - balanced * num_clients, 0)
+        draw_key, deal_key = jax.random.split(key)
+        counts = jnp.broadcast_to(rest // num_clients, (num_clients, num_classes))
+        if noniid:
+            drawn = _class_draws(draw_key, rows_of(facts), rest.sum(dtype=jnp.int32) // num_clients, facts.most)
+            taken_before = jnp.cumsum(drawn, axis=0, dtype=jnp.int32) - drawn
+            counts = jnp.clip(rest - taken_before, 0, drawn)
+        nobody_knows = largest_remainder(jnp.ones(num_clients, jnp.float32), totals[num_classes])
+        return deal(deal_key, group, jnp.concatenate([counts + balanced, nobody_knows[:, None]], axis=1))
+
+    def bounds(facts: Facts) -> Bounds:
+        check(facts)
+        left = facts.most - balanced * facts.num_clients * facts.num_classes
+        return Bounds(0, balanced * facts.num_classes + left // facts.num_clients + 1)
+
+    return Partition(assign, bounds, parts)
+
+
+def class_counts(counts: Sequence[int], balanced: int = 0, unlabelled: int | None = None) -> Partition:
+    """Whole numbers: client c gets counts[(k - c) mod K] examples of class k; what is left is unused.
+
+    The splits of ProtoFSSL (`fedjax_ssl.presets.protofssl_split`).
+
+    Args:
+        counts: [K] by offset from the client's preferred class c mod K, or one number for all classes.
+        balanced: examples of every class that every client is given beside them; in the paper the labelled ones.
+        unlabelled: examples without a class label for each client; all of them, evenly, by default.
+    """
+    given = tuple(counts)
+    check_whole_numbers(0, balanced=balanced, **{f"counts[{place}]": count for place, count in enumerate(given)})
+    if not sum(given) + balanced:
+        raise ValueError(f"counts are {given} and balanced is 0, so that no client would get anything")
+    if unlabelled is not None:
+        check_whole_numbers(0, unlabelled=unlabelled)
+
+    def table(facts: Facts) -> Int[np.ndarray, "C K"]:
+        if len(given) not in (1, facts.num_classes):
+            raise ValueError(
+                f"counts has {len(given)} entries, the data have {facts.num_classes} classes; give one number per "
+                "class, by offset from the client's preferred class, or one for all"
+            )
+        client, kind = np.arange(facts.num_clients), np.arange(facts.num_classes)
+        each = np.resize(given, facts.num_classes)[(kind - client[:, None]) % facts.num_classes] + balanced
+        for number, (asked, there) in enumerate(zip(each.sum(axis=0), facts.class_counts, strict=True)):
+            if asked > there:
+                raise ValueError(
+                    f"{facts.num_clients} clients are to get {asked} examples of class {number}, but {there} are left "
+                    "to deal; lower counts or num_clients"
+                )
+        if unlabelled is not None and unlabelled * facts.num_clients > facts.num_unlabelled:
+            raise ValueError(
+                f"{facts.num_clients} clients are to get {unlabelled} examples without a label each, but there are "
+                f"{facts.num_unlabelled}; lower unlabelled or num_clients"
+            )
+        return each.astype(np.int32)
+
+    def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
+        class_key, unlabelled_key = jax.random.split(key)
+        labelled = pool.available & (pool.labels >= 0)
+        client = deal(class_key, jnp.where(labelled, pool.labels, -1), jnp.asarray(table(pool.facts)))
+        return jnp.where(labelled, client, deal_unlabelled(unlabelled_key, pool, unlabelled))
+
+    def bounds(facts: Facts) -> Bounds:
+        most = -(-facts.num_unlabelled // facts.num_clients) if unlabelled is None else unlabelled
+        return Bounds(0, int(table(facts).sum(axis=1).max()) + most)
+
+    return Partition(assign, bounds)
+
+
+def majority(factor: float = 80.0) -> Partition:
+    """FedUL's non-iid split, as in its released code: client c has mostly examples of classes 2c and 2c + 1 (mod K).
+
+    Client c asks for shares drawn from U[0.45, 0.55] per class, multiplied by `factor` for its two classes, of an equal
+    part of the data. Classes are handed out in the order of the file, and what runs out is missing: the last clients
+    have classes without examples.
+
+    Args:
+        factor: > 0, how much more of its two classes a client asks for.
+    """
+    check_numbers("(0, inf)", factor=factor)
+
+    def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
+        facts = pool.facts
+        num_clients, num_classes = facts.num_clients, facts.num_classes
+        labelled = pool.available & (pool.labels >= 0)
+        owner, kind = jnp.arange(num_clients, dtype=jnp.int32)[:, None], jnp.arange(num_classes, dtype=jnp.int32)
+        preferred = (kind == 2 * owner % num_classes) | (kind == (2 * owner + 1) % num_classes)
+        share_key, unlabelled_key = jax.random.split(key)
+        shares = jax.random.uniform(share_key, (num_clients, num_classes), jnp.float32, 0.45, 0.55)
+        shares = jnp.where(preferred, factor * shares, shares)
+        part = (labelled.sum(dtype=jnp.int32) // num_clients).astype(shares.dtype)
+        asked = jnp.floor(shares / shares.sum(axis=1, keepdims=True) * part + 1e-4).astype(jnp.int32)
+        ends = jnp.cumsum(asked, axis=0, dtype=jnp.int32)
+        # The place of an example among those of its class, in the order of the file.
+        one_hot = (pool.labels[:, None] == kind) & labelled[:, None]
+        within = jnp.cumsum(one_hot, axis=0, dtype=jnp.int32) - 1
+        place = jnp.sum(jnp.where(one_hot, within, 0), axis=1, dtype=jnp.int32)
+        client = jnp.sum(place[:, None] >= ends[:, jnp.maximum(pool.labels, 0)].T, axis=1, dtype=jnp.int32)
+        client = jnp.where(labelled & (client < num_clients), client, -1)
+        return jnp.where(labelled, client, deal_unlabelled(unlabelled_key, pool))
+
+    return Partition(assign, lambda facts: Bounds(0, equal_bounds(facts).largest))
+
+
+def own_class(skew: float, own_part: Literal["size", "class"] = "size", cut: bool = True) -> Partition:
+    """FedRGD's non-iid split: client c first gets examples of class c mod K, then of what all classes leave.
+
+    With own_part="size", the share of its own class is skew + (1 - skew) / K on average, and the mean total variation
+    distance of the class shares of two clients of different classes is `skew`, as far as the classes last: what a class
+    lacks is made up from the others. 0 is `random`, up to a remainder that is dealt here too. No example is dealt
+    twice.
+
+    Args:
+        skew: R in [0, 1], the part that is of the client's own class.
+        own_part: R of the client's "size", and the rest at random (CIFAR-10, SVHN); or of the "class", and the rest in
+            class proportions (EMNIST).
+        cut: where the clients are a multiple of the classes, one part per class is dealt, and cut at random into equal
+            parts for its clients (CIFAR-10, EMNIST); False: every client has exactly R of its own class (SVHN).
+    """
+    check_numbers("[0, 1]", skew=skew)
+    check_choices(("size", "class"), own_part=own_part)
+
+    def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
+        facts = pool.facts
+        parts = facts.num_clients // facts.num_classes if cut and facts.num_clients % facts.num_classes == 0 else 1
+        bases = facts.num_clients // parts
+        own_key, rest_key, cut_key, unlabelled_key = jax.random.split(key, 4)
+        labelled = pool.available & (pool.labels >= 0)
+        group = jnp.where(labelled, pool.labels, -1)
+        totals, number = count_groups(group, facts.num_classes), labelled.sum(dtype=jnp.int32)
+        base = jnp.arange(bases, dtype=jnp.int32)
+        size, kind = number // bases + (base < number % bases).astype(jnp.int32), base % facts.num_classes
+        of_kind = jnp.sum(kind == kind[:, None], axis=1, dtype=jnp.int32)
+        asked = skew * (size if own_part == "size" else totals[kind] / of_kind).astype(jnp.float32)
+        asked = jnp.floor(asked + 1e-4).astype(jnp.int32)
+        before = jnp.sum(jnp.where((kind == kind[:, None]) & (base < base[:, None]), asked, 0), axis=1, dtype=jnp.int32)
+        own = jnp.clip(totals[kind] - before, 0, asked)
+        counts = jnp.where(kind[:, None] == jnp.arange(facts.num_classes, dtype=jnp.int32), own[:, None], 0).astype(
+            jnp.int32
+        )
+        dealt = deal(own_key, group, counts)
+        rest = labelled & (dealt < 0)
+        if own_part == "size":
+            others = deal(rest_key, jnp.where(rest, 0, -1), (size - own)[:, None].astype(jnp.int32))
+        else:
+            others = rank_within(rest_key, jnp.where(rest, 0, -1), group) % bases
+        dealt = jnp.where(rest, others, dealt)
+        dealt = dealt + bases * (rank_within(cut_key, dealt) % parts)
+        return jnp.where(labelled, dealt, deal_unlabelled(unlabelled_key, pool))
+
+    def bounds(facts: Facts) -> Bounds:
+        equal = equal_bounds(facts)
+        if own_part == "size":
+            return Bounds(max(equal.smallest - 1, 0), equal.largest + 1)
+        return Bounds(0, min(equal.largest + max(facts.class_counts) + 2, facts.most))
+
+    return Partition(assign, bounds)
+
+
+def paired_dirichlet(alpha: float, labels_per_class: int) -> Partition:
+    """Equal clients in pairs with uneven class mixes, labelled and other examples dealt apart (SAGE).
+
+    See `fedjax_ssl.data.federation.pairs`; with supervision `dealt`, clients see the labels of those dealt as labelled.
+
+    Args:
+        alpha: > 0, small = uneven.
+        labels_per_class: labelled examples of every class in the federation.
+    """
+    check_numbers("(0, inf)", alpha=alpha)
+    check_whole_numbers(labels_per_class=labels_per_class)
+
+    def labelled(key: Key[Array, ""], pool: Pool) -> Bool[Array, " N"]:
+        group, num_classes = class_or_unlabelled(pool), pool.facts.num_classes
+        return labelled_examples(named_key(key, "labelled"), group, num_classes, labels_per_class)
+
+    def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
+        bounds(pool.facts)
+        group, known, facts = class_or_unlabelled(pool), labelled(key, pool), pool.facts
+        sizes = facts.num_classes + 1, facts.num_clients, alpha
+        client = deal_to_pairs(named_key(key, "known"), jnp.where(known, group, -1), *sizes)
+        others = deal_to_pairs(named_key(key, "others"), jnp.where(known, -1, group), *sizes)
+        return jnp.where(known, client, others)
+
+    def bounds(facts: Facts) -> Bounds:
+        if facts.num_clients % 2:
+            raise ValueError(f"paired_dirichlet deals to pairs of clients, but num_clients is {facts.num_clients}")
+        if min(facts.class_counts) < labels_per_class:
+            kind = int(np.argmin(facts.class_counts))
+            raise ValueError(
+                f"labels_per_class is {labels_per_class}, but class {kind} has {facts.class_counts[kind]} training "
+                "examples; lower it"
+            )
+        # Two equal cuts, each within one.
+        return Bounds(max(facts.least // facts.num_clients - 1, 0), facts.most // facts.num_clients + 2)
+
+    return Partition(assign, bounds, labelled=labelled)
+
+
+def _class_draws(
+    key: Key[Array, ""], rows: Float[np.ndarray, "C K"], number: Int[Array, ""], most: int
+) -> Int[Array, "C K"]:
+    """How often each class comes up in `number` independent draws of every client from its row, at most `most / C`."""
+    ends = jnp.asarray(np.cumsum(rows, axis=1)[:, :-1], jnp.float32)
+    place = jnp.arange(max(most // len(rows), 1), dtype=jnp.int32)
+
+    def of_client(client: Int[Array, ""], ends: Float[Array, " k"]) -> Int[Array, " K"]:
+        draws = jax.random.uniform(jax.random.fold_in(key, client), place.shape, jnp.float32)
+        drawn = jnp.searchsorted(ends, draws, side="right").astype(jnp.int32)
+        return count_groups(jnp.where(place < number, drawn, -1), rows.shape[1])
+
+    return jax.vmap(of_client)(jnp.arange(len(rows), dtype=jnp.int32), ends)

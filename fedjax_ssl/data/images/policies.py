@@ -1,0 +1,187 @@
+"""Policies of random augmentation as data: which operations are drawn, how often, and how strong.
+
+A strength is an entry of a table; a range is a table of `LEVELS` evenly spaced strengths. Sources: the papers and their
+published code, as `docs/data.md` lists them.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+LEVELS = 1024  # entries that stand for a range
+
+Table = Float[np.ndarray, " L"]
+Fill = float | tuple[float, ...]  # value on the scale 0..255, for all channels or for each
+
+MOVEMENTS = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
+ENHANCERS = ("brightness", "color", "contrast", "sharpness")
+BLACK, GREY = 0.0, 128.0
+CIFAR_MEAN = (125.0, 123.0, 114.0)
+
+
+class Choice(NamedTuple):
+    """One operation that may be drawn."""
+
+    operation: str  # of `random_augment.OPERATIONS`
+    # One per level, or a single one for all levels; none where the operation has no strength. Degrees (rotate), pixels
+    # per pixel (shear), factors (enhancers), bits kept (posterize), threshold (solarize), shares of the side or pixels
+    # (translate, cutout).
+    amounts: tuple[float, ...] = ()
+    signed: bool = False  # a fair coin decides on the sign: of a movement, or of what an enhancer's factor has beyond 1
+    pixels: bool = False  # the amounts of translate and cutout are pixels
+    fill: Fill = BLACK  # of pixels that come in or are hidden
+    smooth: bool = False  # shear by cubic interpolation, not by the nearest pixel
+    full: bool = True  # a cutout that would begin outside keeps its full side
+
+
+class Policy(NamedTuple):
+    """How a batch is augmented."""
+
+    choices: tuple[Choice, ...]
+    number: int  # operations one after the other, drawn with replacement
+    chance: float = 1.0  # that a drawn operation is applied
+    # An image draws one of these once, and every operation's level below it, uniformly.
+    levels: tuple[int, ...] = (LEVELS,)
+    cutout: Choice | None = None  # after the operations
+
+
+def fedmatch(number: int) -> Policy:
+    """FedMatch's published code: 13 operations, six of them per image, the weakest half of ten levels."""
+    places = np.linspace(0.0, 1.0, 10)[:5]
+
+    def table(largest: float) -> tuple[float, ...]:
+        return tuple(largest * places)
+
+    return Policy(
+        (
+            Choice("autocontrast"),
+            Choice("identity"),  # the code's equalize, which does nothing
+            Choice("rotate", table(360.0), fill=GREY),
+            Choice("solarize", tuple(256.0 - 25.0 * places)),
+            Choice("color", table(0.9), signed=True),
+            Choice("posterize", tuple(np.round(8.0 - 4.0 * places))),
+            Choice("contrast", table(0.5), signed=True),
+            Choice("brightness", table(0.3), signed=True),
+            Choice("sharpness", table(0.9), signed=True),
+            *(Choice(name, table(0.3), signed=True, smooth=True) for name in ("shear_x", "shear_y")),
+            *(Choice(name, table(0.2), signed=True) for name in ("translate_x", "translate_y")),
+        ),
+        number,
+        levels=(2, 3, 4, 5),
+    )
+
+
+def uda(number: int, fill: Fill = CIFAR_MEAN) -> Policy:
+    """UDA's published code: 15 operations at whole levels 1 to 9, each applied with probability one half."""
+    level = np.arange(1, 10)
+    choices = (
+        *_moved(3.0 * level, 0.03 * level, 1.0 * level, pixels=True, fill=fill),
+        *(Choice(name) for name in ("invert", "autocontrast", "equalize")),
+        *(Choice(name, tuple(0.18 * level + 0.1)) for name in ENHANCERS),
+        Choice("posterize", tuple(4 - _floor(0.4 * level))),
+        Choice("solarize", tuple(256 - _floor(25.6 * level))),
+        Choice("cutout", tuple(2.0 * level), pixels=True, fill=fill, full=False),
+    )
+    return Policy(choices, number, chance=0.5, levels=(9,))
+
+
+def original(number: int, magnitude: float) -> Policy:
+    """RandAugment: 14 operations at one magnitude from 0 to 10, which the paper maps linearly to ranges.
+
+    The ranges are ours where it names none: factors from 0.1 to 1.9, otherwise the ends of FixMatch's ranges.
+    """
+    level = np.array([magnitude])
+    choices = (
+        *_moved(3.0 * level, 0.03 * level, 0.03 * level),
+        *(Choice(name) for name in ("identity", "autocontrast", "equalize")),
+        *(Choice(name, tuple(0.18 * level + 0.1)) for name in ENHANCERS),
+        Choice("posterize", tuple(8 - _floor(0.4 * level))),
+        Choice("solarize", tuple(256 - _floor(25.6 * level))),
+    )
+    return Policy(choices, number, levels=(1,))
+
+
+def fixmatch(number: int, cutout: float = 0.5, fixed: bool = False) -> Policy:
+    """FixMatch: 14 operations of uniform strength, then a cutout of a uniform or fixed share of the side."""
+    return Policy(
+        _uniform(bits=(4, 5, 6, 7, 8)),
+        number,
+        cutout=Choice("cutout", (cutout,) if fixed else _range(0.0, cutout), fill=GREY, full=False),
+    )
+
+
+def fl2(number: int) -> Policy:
+    """(FL)^2's published code: as `fixmatch`, with 4 to 7 bits and a cutout in the mean colour."""
+    return Policy(_uniform(bits=(4, 5, 6, 7)), number, cutout=Choice("cutout", _range(0.0, 0.5), fill=CIFAR_MEAN))
+
+
+def levelled(number: int, whole_pixels: bool) -> Policy:
+    """SAGE's and FedRGD's published code: 14 operations at whole levels 1 to 9, then a grey cutout of half the side.
+
+    Args:
+        number: operations per image.
+        whole_pixels: translation by whole pixels, as for sides of 32 (SAGE), or by shares of the side (FedRGD).
+    """
+    level = np.arange(1, 10)
+    shift = _floor(0.96 * level) if whole_pixels else 0.03 * level
+    choices = (
+        *_moved(3.0 * level, 0.03 * level, shift, pixels=whole_pixels),
+        *(Choice(name) for name in ("identity", "autocontrast", "equalize")),
+        *(Choice(name, tuple(0.09 * level + 0.05)) for name in ENHANCERS),
+        Choice("posterize", tuple(4 + _floor(0.4 * level))),
+        Choice("solarize", tuple(256 - _floor(25.6 * level))),
+    )
+    return Policy(choices, number, chance=0.5, levels=(9,), cutout=Choice("cutout", (0.5,), fill=127.0))
+
+
+def semifl(number: int) -> Policy:
+    """SemiFL's published code: 15 operations at their largest magnitude, each applied half of the time.
+
+    The probability is itself uniform in [0.2, 0.8] there: one half, seen from outside.
+    """
+    return Policy(
+        (
+            *(Choice(name) for name in ("invert", "autocontrast", "equalize")),
+            *(Choice(name, (1.9,)) for name in ("brightness", "contrast", "color", "sharpness")),
+            Choice("posterize", (4.0,)),
+            Choice("solarize", (0.0,)),
+            *_moved(np.array([30.0]), np.array([0.3]), np.array([100.0]), pixels=True),
+            Choice("cutout", (40.0,), pixels=True, fill=GREY),
+        ),
+        number,
+        chance=0.5,
+        levels=(1,),
+    )
+
+
+def _uniform(bits: tuple[int, ...]) -> tuple[Choice, ...]:
+    """The 14 operations of FixMatch with the strengths of its appendix."""
+    steps = [len(bits) * place // LEVELS for place in range(LEVELS)]
+    return (
+        *(Choice(name) for name in ("identity", "autocontrast", "equalize")),
+        *(Choice(name, _range(0.05, 0.95)) for name in ENHANCERS),
+        Choice("posterize", tuple(float(bits[step]) for step in steps)),
+        Choice("solarize", _range(0.0, 256.0)),
+        Choice("rotate", _range(-30.0, 30.0)),
+        *(Choice(name, _range(-0.3, 0.3)) for name in MOVEMENTS[1:]),
+    )
+
+
+def _moved(degrees: Table, shear: Table, shift: Table, pixels: bool = False, fill: Fill = BLACK) -> tuple[Choice, ...]:
+    """The five movements, each in both directions."""
+    amounts = (degrees, shear, shear, shift, shift)
+    return tuple(
+        Choice(name, tuple(map(float, values)), signed=True, fill=fill, pixels=pixels and name.startswith("translate"))
+        for name, values in zip(MOVEMENTS, amounts, strict=True)
+    )
+
+
+def _range(low: float, high: float) -> tuple[float, ...]:
+    """The middles of equal parts of a range."""
+    return tuple(low + (high - low) * (np.arange(LEVELS) + 0.5) / LEVELS)
+
+
+def _floor(values: Table) -> Table:
+    """The largest whole numbers that are not above; 25.6 * 5 is 128, whatever its last binary place says."""
+    return np.floor(values + 1e-9)

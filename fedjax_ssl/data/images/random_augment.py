@@ -1,0 +1,218 @@
+"""Random operations inside the compiled step: a policy applied to a batch.
+
+The batch is cut into groups, place p belonging to group p mod `groups`. A group draws its operations, an image its own
+strengths, signs, cutouts and whether an operation is applied at all. What an image gets depends on the key and on its
+place only, so padding rows at the end change nothing.
+
+Groups are there for speed: on a CPU they are worked off one after another, and of each operation only the drawn one is
+computed, also under `vmap` over clients or seeds, whose groups then follow one another too. On accelerators all groups
+are computed at once, all operations of a policy, and each group keeps its own. Both give the same images.
+
+Source: RandAugment (Cubuk et al., NeurIPS 2020).
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_batching import sequential_vmap
+from jaxtyping import Array, Bool, Float, Int, Key, Shaped
+
+from fedjax_ssl.data.images import operations
+from fedjax_ssl.data.images.operations import LARGEST, Images
+from fedjax_ssl.data.images.policies import ENHANCERS, MOVEMENTS, Choice, Fill, Policy
+from fedjax_ssl.keys import named_key
+
+GROUPS = 16
+
+_PLAIN = {
+    "identity": lambda images: images,
+    "invert": operations.invert,
+    "autocontrast": operations.autocontrast,
+    "equalize": operations.equalize,
+}
+_GRADED = {
+    "brightness": operations.brightness,
+    "color": operations.color,
+    "contrast": operations.contrast,
+    "sharpness": operations.sharpness,
+    "posterize": operations.posterize,
+    "solarize": operations.solarize,
+}
+OPERATIONS = (*_PLAIN, *_GRADED, *MOVEMENTS, "cutout")
+
+# (images, entry of the strengths [n], spots of cutouts [n, 2]) -> images
+Branch = Callable[[Images, Int[Array, " n"], Float[Array, "n 2"]], Images]
+
+
+class Draws(NamedTuple):
+    """What a batch draws; one row per operation in turn."""
+
+    operation: Int[Array, "N G"]  # per group
+    entry: Int[Array, "N n"]  # of the operation's strengths
+    applied: Bool[Array, "N n"]
+    spot: Float[Array, "N n 2"]  # of a cutout, as shares of height and width
+
+
+def random_augment(
+    key: Key[Array, ""],
+    images: Shaped[Array, "n H W C"],
+    policy: Policy,
+    groups: int = GROUPS,
+    input_max: float = 255.0,
+    in_turn: bool | None = None,
+) -> Shaped[Array, "n H W C"]:
+    """Applies the random operations of a policy to every image.
+
+    Args:
+        key: typed PRNG key.
+        images: as stored, integer or floating; grey or colour. Floating ones are rounded to 256 levels.
+        policy: what is drawn.
+        groups: how many parts of the batch draw operations of their own; 0: every image.
+        input_max: largest stored value.
+        in_turn: one group after another, or all operations for all groups at once. None: in turn on CPUs.
+
+    Returns:
+        Images of the same shape and dtype, with values in [0, input_max].
+    """
+    size, height, width, channels = images.shape
+    if size == 0:
+        return images
+    groups = min(groups, size) if groups else size
+    draws = draw(key, policy, size, groups)
+    rows = -(-size // groups)
+    steps = [branch(choice, height, width, channels) for choice in policy.choices]
+    last_cutout = None if policy.cutout is None else branch(policy.cutout, height, width, channels)
+
+    def one_group(group: tuple[Array, Draws, Array, Array]) -> Shaped[Array, "rows H W C"]:
+        stored, drawn, entry, spot = group
+        planes = _to_levels(jnp.moveaxis(stored, -1, 1), input_max)
+
+        def one_operation(planes: Images, drawn: Draws) -> tuple[Images, None]:
+            changed = jax.lax.switch(drawn.operation, steps, planes, drawn.entry, drawn.spot)
+            return jnp.where(drawn.applied[:, None, None, None], changed, planes), None
+
+        planes, _ = jax.lax.scan(one_operation, planes, drawn)
+        if last_cutout is not None:
+            planes = last_cutout(planes, entry, spot)
+        return jnp.moveaxis(_from_levels(planes, input_max, stored.dtype), 1, -1)
+
+    def split(values: Shaped[Array, "n ..."]) -> Shaped[Array, "G rows ..."]:
+        padded = jnp.concatenate([values, values[: rows * groups - size]]) if size % groups else values
+        return jnp.swapaxes(padded.reshape(rows, groups, *values.shape[1:]), 0, 1)
+
+    def split_draws(values: Shaped[Array, "N n ..."]) -> Shaped[Array, "G N rows ..."]:
+        return jnp.swapaxes(jax.vmap(split)(values), 0, 1)
+
+    one = Draws(draws.operation.T, *map(split_draws, draws[1:]))
+    entry, spot = _final_draws(key, policy, size)
+    apart = (split(images), one, split(entry), split(spot))
+    if jax.default_backend() == "cpu" if in_turn is None else in_turn:
+        results = sequential_vmap(functools.partial(jax.lax.map, one_group))(apart)
+    else:
+        results = jax.vmap(one_group)(apart)
+    return jnp.swapaxes(results, 0, 1).reshape(rows * groups, height, width, channels)[:size]
+
+
+def draw(key: Key[Array, ""], policy: Policy, size: int, groups: int) -> Draws:
+    """Draws for a batch of `size` images in `groups` groups."""
+    options = jnp.asarray(policy.levels, jnp.uint32)
+    chosen = jax.random.bits(named_key(key, "levels"), (size,)) % jnp.uint32(len(policy.levels))
+    levels = options[chosen]
+
+    def one(number: Int[Array, ""]) -> Draws:
+        own = jax.random.fold_in(key, number)
+        operation = jax.random.bits(named_key(own, "operation"), (groups,)) % jnp.uint32(len(policy.choices))
+        level = jax.random.bits(named_key(own, "level"), (size,)) % levels
+        negative = ~jax.random.bernoulli(named_key(own, "sign"), shape=(size,))
+        applied = jax.random.uniform(named_key(own, "chance"), (size,), jnp.float32) < policy.chance
+        # Entries of signed strengths come in pairs.
+        entry = 2 * level.astype(jnp.int32) + negative.astype(jnp.int32)
+        return Draws(operation.astype(jnp.int32), entry, applied, _spots(named_key(own, "cutout"), size))
+
+    return jax.vmap(one)(jnp.arange(policy.number, dtype=jnp.uint32))
+
+
+def _final_draws(key: Key[Array, ""], policy: Policy, size: int) -> tuple[Int[Array, " n"], Float[Array, "n 2"]]:
+    """Entry and spot of the cutout at the end."""
+    count = 1 if policy.cutout is None else len(policy.cutout.amounts)
+    level = jax.random.bits(named_key(key, "side"), (size,)) % jnp.uint32(count)
+    return 2 * level.astype(jnp.int32), _spots(named_key(key, "cutout"), size)
+
+
+def _spots(key: Key[Array, ""], size: int) -> Float[Array, "n 2"]:
+    drawn = [jax.random.uniform(named_key(key, axis), (size,), jnp.float32) for axis in ("y", "x")]
+    return jnp.stack(drawn, axis=-1)
+
+
+def branch(choice: Choice, height: int, width: int, channels: int) -> Branch:
+    """One operation with its strengths: entry 2 k is level k, entry 2 k + 1 the same with the other sign."""
+    name = choice.operation
+    if name in _PLAIN:
+        return lambda images, entry, spot: _PLAIN[name](images)
+    strengths = _strengths(choice, height, width)
+    fill = _fill(choice.fill, channels)
+
+    def apply(images: Images, entry: Int[Array, " n"], spot: Float[Array, "n 2"]) -> Images:
+        strength = jnp.asarray(strengths)[entry % len(strengths)]
+        if name in _GRADED:
+            return _GRADED[name](images, strength)
+        if name == "cutout":
+            return operations.cutout(images, strength, spot, fill, choice.full)
+        if choice.smooth:
+            return operations.shear_smoothly(images, strength, fill, _axis(name))
+        return operations.move(images, strength, fill)
+
+    return apply
+
+
+def _strengths(choice: Choice, height: int, width: int) -> Shaped[np.ndarray, "L ..."]:
+    """What an operation takes, for both signs of every level."""
+    name = choice.operation
+    amounts = np.repeat(np.asarray(choice.amounts, np.float64), 2)
+    if choice.signed:
+        amounts[1::2] *= -1.0
+        amounts = amounts + 1.0 if name in ENHANCERS else amounts
+    if name in ("translate_x", "translate_y", "cutout") and not choice.pixels:
+        amounts = amounts * {"translate_x": width, "translate_y": height, "cutout": min(height, width)}[name]
+    if name == "posterize":
+        return (2.0 ** (8.0 - amounts)).astype(np.float32)
+    if name == "solarize":
+        return np.ceil(amounts).astype(np.float32)
+    if name == "rotate":
+        return operations.rotation(amounts, height, width)
+    if choice.smooth:
+        return operations.shear_offsets(amounts, height if name == "shear_x" else width)
+    if name in MOVEMENTS:
+        return (operations.shear if name.startswith("shear") else operations.translation)(amounts, _axis(name))
+    return amounts.astype(np.float32)
+
+
+def _axis(name: str) -> int:
+    return 1 if name.endswith("_x") else 0
+
+
+def _fill(fill: Fill, channels: int) -> Float[np.ndarray, " C"]:
+    """The value per channel; images without colour get the luminance of a colour."""
+    values = np.atleast_1d(np.asarray(fill, np.float32))
+    if len(values) == 3 and channels != 3:
+        values = np.round(values[None] @ np.asarray([0.299, 0.587, 0.114], np.float32))
+    return np.broadcast_to(values, (channels,))
+
+
+def _to_levels(stored: Shaped[Array, "n C H W"], input_max: float) -> Images:
+    """Stored values on the scale 0..255, whole; what lies outside comes to its end."""
+    values = stored.astype(jnp.float32)
+    if input_max == LARGEST and not jnp.issubdtype(stored.dtype, jnp.floating):
+        return values
+    return jnp.clip(jnp.round(values * (LARGEST / input_max)), 0.0, LARGEST)
+
+
+def _from_levels(planes: Images, input_max: float, dtype: jnp.dtype) -> Shaped[Array, "n C H W"]:
+    values = planes if input_max == LARGEST else planes * (input_max / LARGEST)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        values = jnp.round(values)
+    return jnp.clip(values, 0.0, input_max).astype(dtype)

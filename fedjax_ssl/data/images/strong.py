@@ -1,0 +1,152 @@
+"""Strong augmentation by name: RandAugment as the papers of the field use it.
+
+Each is a policy of `policies.py`, after a shift and a flip where the paper has them; `docs/data.md` shows their
+operations and ranges side by side. Common arguments:
+
+    pixels, flip: largest shift in front and whether every second image on average is mirrored; not for images that mean
+        something else then, such as digits.
+    operations: random operations per image.
+    groups: how many parts of a batch draw operations of their own; 0: every image does, which is slower on CPUs.
+    input_max: largest stored value.
+"""
+
+from collections.abc import Sequence
+
+from jaxtyping import Array, Key, Shaped
+
+from fedjax_ssl.checks import check_numbers, check_whole_numbers
+from fedjax_ssl.data.images import policies
+from fedjax_ssl.data.images.operations import LARGEST
+from fedjax_ssl.data.images.random_augment import GROUPS, random_augment
+from fedjax_ssl.data.images.view import Augmentation, check_images
+from fedjax_ssl.data.images.weak import crop_flip, shift
+from fedjax_ssl.keys import named_key
+
+
+def fixmatch(
+    pixels: int = 4,
+    flip: bool = True,
+    operations: int = 2,
+    cutout: float = 0.5,
+    fixed_cutout: bool = False,
+    groups: int = GROUPS,
+    input_max: float = 255.0,
+) -> Augmentation:
+    """Strong augmentation of FixMatch: operations of uniform strength, then a cutout.
+
+    Args:
+        pixels: see above.
+        flip: see above.
+        operations: see above.
+        cutout: largest side of the cutout, as a share of the images'.
+        fixed_cutout: always this side; otherwise uniform up to it.
+        groups: see above.
+        input_max: see above.
+    """
+    check_numbers("[0, 1]", cutout=cutout)
+    check_whole_numbers(0, operations=operations)
+    return _strong(policies.fixmatch(operations, cutout, fixed_cutout), pixels, flip, groups, input_max)
+
+
+def semifl(
+    pixels: int = 4, flip: bool = True, operations: int = 2, groups: int = 0, input_max: float = 255.0
+) -> Augmentation:
+    """Strong augmentation of SemiFL's published code: every operation at its largest magnitude.
+
+    Translation by 100 and a cutout of 40 pixels leave nothing of many small images: this is for reproduction.
+    """
+    check_whole_numbers(0, operations=operations)
+    return _strong(policies.semifl(operations), pixels, flip, groups, input_max)
+
+
+def randaugment(
+    operations: int = 3,
+    magnitude: float = 4.0,
+    pixels: int = 0,
+    flip: bool = False,
+    groups: int = GROUPS,
+    input_max: float = 255.0,
+) -> Augmentation:
+    """RandAugment as published: operations of one magnitude; the defaults are those for CIFAR-10 and WRN-28-2.
+
+    Args:
+        operations: the paper's N.
+        magnitude: the paper's M, from 0 to 10.
+        pixels: see above.
+        flip: see above.
+        groups: see above.
+        input_max: see above.
+    """
+    check_whole_numbers(0, operations=operations)
+    check_numbers("[0, 10]", magnitude=magnitude)
+    return _strong(policies.original(operations, magnitude), pixels, flip, groups, input_max)
+
+
+def fedmatch(
+    operations: int = 6, pixels: int = 0, flip: bool = False, groups: int = GROUPS, input_max: float = 255.0
+) -> Augmentation:
+    """RandAugment of FedMatch's published code: six weak operations, rotation by up to 160 degrees among them."""
+    check_whole_numbers(0, operations=operations)
+    return _strong(policies.fedmatch(operations), pixels, flip, groups, input_max)
+
+
+def uda(
+    operations: int = 2,
+    pixels: int = 0,
+    flip: bool = False,
+    groups: int = GROUPS,
+    input_max: float = 255.0,
+    input_mean: Sequence[float] | None = None,
+) -> Augmentation:
+    """RandAugment of UDA's published code: two operations of random level, each applied half of the time.
+
+    Args:
+        operations: see above.
+        pixels: see above.
+        flip: see above.
+        groups: see above.
+        input_max: see above.
+        input_mean: of the dataset per channel, as shares of `input_max`: what comes in at the border and in cutouts.
+            None: CIFAR-10's.
+    """
+    check_whole_numbers(0, operations=operations)
+    fill = policies.CIFAR_MEAN if input_mean is None else tuple(LARGEST * float(mean) for mean in input_mean)
+    return _strong(policies.uda(operations, fill), pixels, flip, groups, input_max)
+
+
+def fl2(
+    pixels: int = 4, flip: bool = True, operations: int = 3, groups: int = GROUPS, input_max: float = 255.0
+) -> Augmentation:
+    """Strong augmentation of (FL)^2's published code: three operations of uniform strength, then a cutout."""
+    check_whole_numbers(0, operations=operations)
+    return _strong(policies.fl2(operations), pixels, flip, groups, input_max)
+
+
+def sage(
+    pixels: int = 4, flip: bool = True, operations: int = 2, groups: int = GROUPS, input_max: float = 255.0
+) -> Augmentation:
+    """Strong augmentation of SAGE's published code: two operations at nine levels, then a cutout of half the side."""
+    check_whole_numbers(0, operations=operations)
+    return _strong(policies.levelled(operations, whole_pixels=True), pixels, flip, groups, input_max)
+
+
+def fedrgd(
+    pixels: int = 4, flip: bool = True, operations: int = 2, groups: int = GROUPS, input_max: float = 255.0
+) -> Augmentation:
+    """Strong augmentation of FedRGD's published code: that of SAGE, translated by shares of the side."""
+    check_whole_numbers(0, operations=operations)
+    return _strong(policies.levelled(operations, whole_pixels=False), pixels, flip, groups, input_max)
+
+
+def _strong(policy: policies.Policy, pixels: int, flip: bool, groups: int, input_max: float) -> Augmentation:
+    check_whole_numbers(0, groups=groups)
+    check_numbers("(0, inf)", input_max=input_max)
+    moved = crop_flip(pixels) if flip else shift(pixels)
+
+    def augment(key: Key[Array, ""], images: Shaped[Array, "n H W C"]) -> Shaped[Array, "n H W C"]:
+        check_images(images)
+        if pixels or flip:
+            images = moved(key, images)
+        return random_augment(named_key(key, "operations"), images, policy, groups, input_max)
+
+    return augment

@@ -1,0 +1,171 @@
+"""Weak augmentation by name: flips, shifts, rotation."""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key, Shaped
+
+from fedjax_ssl.checks import check_choices, check_numbers, check_whole_numbers
+from fedjax_ssl.data.images.view import Augmentation, check_images
+from fedjax_ssl.keys import named_key
+
+
+def no_augmentation() -> Augmentation:
+    """Images as they are."""
+    return lambda key, images: images
+
+
+def shift(pixels: int = 2, fill: Literal["reflect", "constant"] = "reflect", value: float = 0.0) -> Augmentation:
+    """Translation by whole pixels, uniform in [-pixels, pixels] in each direction.
+
+    Args:
+        pixels: largest shift, >= 0 and smaller than the images.
+        fill: what comes in at the border: the image mirrored about its edge pixels, or `value`.
+        value: stored value for `fill="constant"`.
+    """
+    return _shifted(pixels, fill, value, mirrored=False)
+
+
+def crop_flip(pixels: int = 4, fill: Literal["reflect", "constant"] = "reflect", value: float = 0.0) -> Augmentation:
+    """`shift`, then a horizontal flip of every second image on average: the CIFAR augmentation of FedAvg+XCLP.
+
+    Args:
+        pixels: largest shift, >= 0 and smaller than the images.
+        fill: what comes in at the border: the image mirrored about its edge pixels, or `value`.
+        value: stored value for `fill="constant"`.
+    """
+    return _shifted(pixels, fill, value, mirrored=True)
+
+
+def rotate(degrees: float = 20.0) -> Augmentation:
+    """Rotation about the centre by an angle uniform in [-degrees, degrees], nearest pixel, 0 outside.
+
+    FedUL's augmentation of MNIST (its released code).
+
+    Args:
+        degrees: largest angle, in [0, 180].
+    """
+    check_numbers("[0, 180]", degrees=degrees)
+
+    def augment(key: Key[Array, ""], images: Shaped[Array, "n H W C"]) -> Shaped[Array, "n H W C"]:
+        check_images(images)
+        drawn = jax.random.uniform(named_key(key, "angle"), images.shape[:1], jnp.float32, -1.0, 1.0)
+        return turn(images, jnp.deg2rad(degrees) * drawn)
+
+    return augment
+
+
+def translate(share: float = 0.125, flip: bool = True, value: float = 0.5, input_max: float = 255.0) -> Augmentation:
+    """Translation by any part of the side up to `share` in each direction, linear between pixels, and a flip.
+
+    The weak view of FixMatch in ProtoFSSL's baselines.
+
+    Args:
+        share: largest translation, in [0, 1].
+        flip: mirror every second image on average.
+        value: what comes in at the border, as a share of `input_max`.
+        input_max: largest stored value.
+    """
+    check_numbers("[0, 1]", share=share, value=value)
+    check_numbers("(0, inf)", input_max=input_max)
+
+    def augment(key: Key[Array, ""], images: Shaped[Array, "n H W C"]) -> Shaped[Array, "n H W C"]:
+        check_images(images)
+        size = images.shape[0]
+        moved = images.astype(jnp.float32)
+        if flip:
+            mirrored = (_bits(key, "flip", size) % 2).astype(bool)
+            moved = jnp.where(mirrored[:, None, None, None], moved[:, :, ::-1], moved)
+        for axis, name in ((1, "down"), (2, "right")):
+            side = images.shape[axis]
+            offset = jax.random.uniform(named_key(key, name), (size,), jnp.float32, -share * side, share * side)
+            moved = slide(moved, offset, axis, value * input_max)
+        if not jnp.issubdtype(images.dtype, jnp.floating):
+            moved = jnp.round(moved)
+        return moved.astype(images.dtype)
+
+    return augment
+
+
+def _shifted(pixels: int, fill: str, value: float, mirrored: bool) -> Augmentation:
+    check_whole_numbers(0, pixels=pixels)
+    check_choices(("reflect", "constant"), fill=fill)
+
+    def augment(key: Key[Array, ""], images: Shaped[Array, "n H W C"]) -> Shaped[Array, "n H W C"]:
+        flip = (_bits(key, "flip", images.shape[0]) % 2).astype(bool) if mirrored else None
+        return _crop(key, images, pixels, fill, value, flip)
+
+    return augment
+
+
+def _bits(key: Key[Array, ""], name: str, size: int) -> Int[Array, " size"]:
+    return jax.random.bits(named_key(key, name), (size,), jnp.uint32)
+
+
+def _crop(
+    key: Key[Array, ""], images: Shaped[Array, "n H W C"], pixels: int, fill: str, value: float, flip: Array | None
+) -> Shaped[Array, "n H W C"]:
+    """Shifts every image and mirrors those with `flip`, by two gathers: rows, then columns."""
+    check_images(images)
+    size, height, width, _ = images.shape
+    if pixels >= min(height, width):
+        raise ValueError(f"pixels={pixels} must be smaller than the images, which are {height} x {width}")
+    steps = jnp.uint32(2 * pixels + 1)
+    down = (_bits(key, "down", size) % steps).astype(jnp.int32) - pixels
+    right = (_bits(key, "right", size) % steps).astype(jnp.int32) - pixels
+    rows = jnp.arange(height, dtype=jnp.int32) - down[:, None]
+    columns = jnp.arange(width, dtype=jnp.int32) - right[:, None]
+    if flip is not None:
+        columns = jnp.where(flip[:, None], columns[:, ::-1], columns)
+    moved = jnp.take_along_axis(images, _reflect(rows, height)[:, :, None, None], axis=1)
+    moved = jnp.take_along_axis(moved, _reflect(columns, width)[:, None, :, None], axis=2)
+    if fill == "reflect":
+        return moved
+    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
+    return jnp.where(inside[..., None], moved, jnp.asarray(value, images.dtype))
+
+
+def _reflect(position: Int[Array, "n s"], size: int) -> Int[Array, "n s"]:
+    """Positions beyond the border, mirrored about the border pixel."""
+    return (size - 1) - jnp.abs((size - 1) - jnp.abs(position))
+
+
+def turn(images: Shaped[Array, "n H W C"], angle: Float[Array, " n"]) -> Shaped[Array, "n H W C"]:
+    """Images turned about their centre by an angle in radians, counter-clockwise: nearest pixel, 0 outside."""
+    size, height, width, _ = images.shape
+    y = jnp.arange(height, dtype=jnp.float32)[:, None] - (height - 1) / 2
+    x = jnp.arange(width, dtype=jnp.float32) - (width - 1) / 2
+    cosine, sine = jnp.cos(angle)[:, None, None], jnp.sin(angle)[:, None, None]
+    column = jnp.round(cosine * x - sine * y + (width - 1) / 2).astype(jnp.int32)
+    row = jnp.round(sine * x + cosine * y + (height - 1) / 2).astype(jnp.int32)
+    inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
+    place = jnp.clip(row, 0, height - 1) * width + jnp.clip(column, 0, width - 1)
+    flat = images.reshape(size, height * width, -1)
+    fetched = jnp.take_along_axis(flat, place.reshape(size, -1, 1), axis=1).reshape(images.shape)
+    return jnp.where(inside[..., None], fetched, jnp.zeros((), images.dtype))
+
+
+def slide(
+    images: Float[Array, "n H W C"], offset: Float[Array, " n"], axis: int, value: float
+) -> Float[Array, "n H W C"]:
+    """Images moved along axis 1 (down) or 2 (right), linear between two neighbours, with `value` outside.
+
+    Args:
+        images: floating.
+        offset: pixels, any real number.
+        axis: 1 or 2.
+        value: what comes in at the border.
+    """
+    length = images.shape[axis]
+    whole = jnp.floor(offset)
+    share = (offset - whole)[:, None, None, None]
+    first = jnp.arange(length, dtype=jnp.int32) - whole.astype(jnp.int32)[:, None]
+
+    def fetched(place: Int[Array, "n length"]) -> Float[Array, "n H W C"]:
+        inside = (place >= 0) & (place < length)
+        shape = (-1, length, 1, 1) if axis == 1 else (-1, 1, length, 1)
+        found = jnp.take_along_axis(images, jnp.clip(place, 0, length - 1).reshape(shape), axis=axis)
+        return jnp.where(inside.reshape(shape), found, value)
+
+    return (1.0 - share) * fetched(first) + share * fetched(first - 1)

@@ -1,0 +1,269 @@
+"""CBAFed: a few clients with labels for all of their examples, all others without any; class-balanced thresholds.
+
+The labelled clients train alone at first (warm-up). Then, in a round with W the model that a client receives:
+
+1. A client with labels trains on them, with local residuals: after epochs 5, 10, ... the weights and batch statistics
+   become 0.8 times those of the last such moment, at first the end of epoch 0, plus 0.2 times the present ones.
+2. A client without labels labels its examples once, in one view each: p = softmax f_W(a(x)). It keeps those with
+   max p > T_c for the likeliest class c. Of the others it keeps those whose second class is a tail class, with that
+   label. It trains on these very views, and uploads how many it kept of every class.
+3. The models are averaged, with as many shares as a client has labels or kept examples. After rounds 5, 10, ... the
+   model and its batch statistics become the mean of themselves and of those of the last such moment (global residual).
+4. Let a_c be the labelled and the kept examples of class c, K the number of classes, s_c = K/10 a_c / sum a. Then
+
+       T_c = min(s_c + 0.84 - std s, 0.95),    tail classes: s_c < 0.03.
+
+Written after the authors' code, as the text of the paper was not at hand (docs/methods/modern.md).
+
+References:
+    Li, Li, Wang, Class balanced adaptive pseudo labeling for federated semi-supervised learning, CVPR 2023.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from fedjax_ssl.checks import check_numbers, check_weights, check_whole_numbers, is_zero
+from fedjax_ssl.data import FederatedData
+from fedjax_ssl.federated import (
+    BYTES_PER_NUMBER,
+    AtClient,
+    Client,
+    ClientKind,
+    Method,
+    Round,
+    Setup,
+    Snapshot,
+    Stage,
+    Term,
+    Traffic,
+    count,
+    federated_method,
+    labelled_epochs,
+)
+from fedjax_ssl.federated.method import Metrics, Outcome, PyTree, ServerState, Trained
+from fedjax_ssl.federated.sampler import batches_per_epoch
+from fedjax_ssl.federated.terms import examples_mask, supervised_term
+from fedjax_ssl.graph.weighting import class_counts
+from fedjax_ssl.methods.parts.confident_pseudo_labels import (
+    CONFIDENT,
+    Choice,
+    confident_epochs,
+    confident_term,
+    fix_term,
+    sent_to,
+)
+
+RESIDUAL = "global residual"  # of the state's terms: the model of the last global residual
+
+
+class Thresholds(NamedTuple):
+    """Of the largest class probability, and which classes have few examples."""
+
+    lowest: Float[Array, " K"]
+    tail: Bool[Array, " K"]
+
+
+class ThresholdSettings(NamedTuple):
+    """Of the method, as `cbafed` explains them."""
+
+    base: float | Array
+    largest: float | Array
+    tail: float | Array
+    tail_second: bool
+
+
+def cbafed(
+    setup: Setup,
+    *,
+    warmup_rounds: int = 1,
+    warmup_epochs: int = 501,
+    base_threshold: float = 0.84,
+    largest_threshold: float = 0.95,
+    tail_share: float = 0.03,
+    tail_second: bool = True,
+    local_residual: float = 0.8,
+    residual_epochs: int = 5,
+    global_residual: float = 0.5,
+    residual_rounds: int = 5,
+    unlabelled_epochs: int = 1,
+    unlabelled_rate: float = 2 / 3,
+    labelled_weight: float = 1.0,
+) -> Method:
+    """CBAFed: class-balanced adaptive thresholds, residual weights.
+
+    Clients with a label train on their labels, `config.optimizer.local_epochs` a round; all others have none. As in the
+    code, momentum lives on with `config.optimizer.keep_state`, and all clients take part.
+
+    Args:
+        setup: the run.
+        warmup_rounds: rounds at the start in which clients with labels train alone; the average is as
+            `config.federated.weighting` says, in the paper by "examples".
+        warmup_epochs: local epochs of these.
+        base_threshold: T_c of a class with as many examples as the standard deviation.
+        largest_threshold: the most that T_c may be; the code has 0.9 for SVHN.
+        tail_share: a class with less than this is a tail class.
+        tail_second: whether an unsure example may be labelled with its second class.
+        local_residual: share of the earlier weights at a client with labels; 0 leaves it out.
+        residual_epochs: between two local residuals.
+        global_residual: share of the earlier model at the server; 0 leaves it out.
+        residual_rounds: between two global residuals.
+        unlabelled_epochs: local epochs at a client without labels.
+        unlabelled_rate: its learning rate, as a factor of the run's; 0.02 to 0.03 in the code.
+        labelled_weight: factor of the weight of clients with labels in the average.
+
+    Raises:
+        ValueError: for a setting outside these, or a single class.
+    """
+    check_whole_numbers(0, warmup_rounds=warmup_rounds)
+    check_whole_numbers(warmup_epochs=warmup_epochs, unlabelled_epochs=unlabelled_epochs)
+    check_whole_numbers(residual_epochs=residual_epochs, residual_rounds=residual_rounds)
+    check_numbers("[0, 1)", local_residual=local_residual, global_residual=global_residual)
+    check_numbers(base_threshold=base_threshold, largest_threshold=largest_threshold, tail_share=tail_share)
+    check_weights(unlabelled_rate=unlabelled_rate, labelled_weight=labelled_weight)
+    if setup.num_classes < 2:
+        raise ValueError("cbafed compares how many examples the classes have; it needs two classes at least")
+    labelled = supervised_term(setup)
+    if not is_zero(local_residual):
+        labelled = labelled._replace(client=with_local_residual(setup.batch_size, local_residual, residual_epochs))
+    own = ThresholdSettings(base_threshold, largest_threshold, tail_share, tail_second)
+    unlabelled = ClientKind(
+        members=lambda clients: clients.num_labelled == 0,
+        terms=(_labelling_term(setup, own), fix_term(setup, 1.0, as_labelled=True)),
+        sampler=confident_epochs(setup.batch_size, unlabelled_epochs, with_partners=False, skip_single=True),
+        rate=lambda client: jnp.asarray(unlabelled_rate, jnp.result_type(float)),
+        weigh=lambda client, uploads: jnp.sum(uploads[CONFIDENT]),
+    )
+    epochs = partial(labelled_epochs, setup.batch_size, max_labelled=setup.max_labelled, skip_single=True)
+    together = Stage(
+        (labelled,),
+        epochs(setup.local_epochs),
+        kinds=(unlabelled,),
+        weigh=lambda client, uploads: labelled_weight * client.num_labelled.astype(jnp.result_type(float)),
+    )
+    warm_up = Stage((labelled,), epochs(warmup_epochs), labelled_quota="only", rounds=warmup_rounds)
+    method = federated_method(setup, (warm_up, together) if warmup_rounds else (together,))
+    return with_global_residual(method, global_residual, residual_rounds, warmup_rounds)
+
+
+def class_thresholds(counts: Float[Array, " K"], settings: ThresholdSettings) -> Thresholds:
+    """Step 4.
+
+    Args:
+        counts: a, examples of every class; without any, all classes count the same and are tail classes.
+        settings: of the method.
+    """
+    num_classes = counts.shape[0]
+    share = counts / jnp.maximum(jnp.sum(counts), 1.0) * (num_classes / 10)
+    lowest = share + settings.base - jnp.std(share, ddof=1)
+    return Thresholds(jnp.minimum(lowest, settings.largest), share < settings.tail)
+
+
+def choose_by_class(
+    probabilities: Float[Array, "... K"], thresholds: Thresholds, tail_second: bool
+) -> tuple[Int[Array, "..."], Bool[Array, "..."]]:
+    """Step 2: the label of every example, and whether it is kept."""
+    first, largest = jnp.argmax(probabilities, axis=-1).astype(jnp.int32), jnp.max(probabilities, axis=-1)
+    sure = ~(largest <= thresholds.lowest[first])
+    if not tail_second:
+        return first, sure
+    others = jnp.where(jax.nn.one_hot(first, probabilities.shape[-1], dtype=bool), -1.0, probabilities)
+    second = jnp.argmax(others, axis=-1).astype(jnp.int32)
+    return jnp.where(sure, first, second), sure | thresholds.tail[second]
+
+
+def _labelling_term(setup: Setup, settings: ThresholdSettings) -> Term:
+    """Labels the examples of clients without labels; its state is what they kept of every class, b."""
+
+    def choose(kept: Float[Array, " K"], round: Round, probabilities: Float[Array, "p n K"]) -> Choice:
+        thresholds = class_thresholds(_labelled_counts(setup, round) + kept, settings)
+        labels, confident = choose_by_class(probabilities, thresholds, settings.tail_second)
+        return Choice(labels, confident & (round.clients.num_labelled == 0)[:, None])
+
+    def kept_of(trained: Trained) -> Float[Array, " K"]:
+        sent = sent_to(trained.client)
+        return class_counts(jnp.where(sent.confident, sent.labels, -1), setup.num_classes)
+
+    def absorb(kept: Float[Array, " K"], outcome: Outcome) -> Float[Array, " K"]:
+        return jnp.sum(jnp.where(outcome.counts[:, None], outcome.uploads, 0.0), axis=0)
+
+    def traffic(outcome: Outcome) -> Traffic:
+        """Thresholds and a bit per class down, kept examples of every class up."""
+        clients = jnp.sum(outcome.round.valid & (outcome.round.clients.num_labelled == 0), dtype=jnp.int32)
+        numbers = BYTES_PER_NUMBER * setup.num_classes
+        return Traffic(count(clients, numbers + -(-setup.num_classes // 8)), count(clients, numbers))
+
+    term = confident_term(setup, choose)
+    return term._replace(
+        server=term.server._replace(init=lambda *_: jnp.zeros(setup.num_classes), absorb=absorb),
+        client=AtClient(collect=kept_of),
+        log=term.log._replace(traffic=traffic),
+    )
+
+
+def _labelled_counts(setup: Setup, round: Round) -> Float[Array, " K"]:
+    """Labelled examples of every class at all clients; those with a value that is not finite do not count."""
+    everyone = round.everyone
+    sound = jnp.all(jnp.isfinite(round.inputs), axis=tuple(range(1, round.inputs.ndim)))[everyone.rows]
+    labels = jnp.where(sound & examples_mask(everyone), everyone.observed, -1)
+    return class_counts(labels.reshape(-1), setup.num_classes)
+
+
+def with_local_residual(batch_size: int, share: float | Array, interval: int) -> AtClient:
+    """Weights and batch statistics W after every `interval` epochs become share R + (1 - share) W, which is then R.
+
+    R is at first what there is after epoch 0. Momentum stays as it is.
+
+    Args:
+        batch_size: labelled examples per step, see `labelled_epochs`.
+        share: of R.
+        interval: epochs.
+    """
+
+    def start(state: PyTree, params: PyTree, model_state: PyTree, kept: PyTree) -> Snapshot:
+        return Snapshot(params, model_state)
+
+    def revise(held: Snapshot, now: Snapshot, client: Client, number: Int[Array, ""]) -> tuple[Snapshot, Snapshot]:
+        steps = jnp.maximum(batches_per_epoch(client.num_labelled, batch_size, skip_single=True), 1)
+        epoch = number // steps
+        ends = ((number + 1) % steps == 0) & (epoch % interval == 0)
+        now = _blend(ends & (epoch > 0), share, held, now)
+        return jax.tree.map(lambda old, new: jnp.where(ends, new, old), held, now), now
+
+    return AtClient(start=start, revise=revise)
+
+
+def _blend(due: Bool[Array, ""], share: float | Array, old: Any, new: Any) -> Any:
+    """Where it is due, share times the old values and the rest of the new ones; the new ones otherwise."""
+    return jax.tree.map(lambda x, y: jnp.where(due, share * x + (1.0 - share) * y, y), old, new)
+
+
+def with_global_residual(method: Method, share: float | Array, interval: int, first_round: int) -> Method:
+    """The same method, whose model W after every `interval` rounds becomes share W' + (1 - share) W, which is then W'.
+
+    Args:
+        method: its state's batch statistics are part of the model.
+        share: of W'; 0 leaves everything as it is.
+        interval: rounds.
+        first_round: the round in which counting begins; W' is at first the model before it.
+    """
+    if is_zero(share):
+        return method
+
+    def init(key: Array, data: FederatedData) -> ServerState:
+        state = method.init(key, data)
+        return state._replace(terms={**state.terms, RESIDUAL: Snapshot(state.params, state.model_state)})
+
+    def round(key: Array, state: ServerState, data: FederatedData, **how: Any) -> tuple[ServerState, Metrics]:
+        after, info = method.round(key, state, data, **how)
+        number, held = state.round - first_round, after.terms[RESIDUAL]
+        due = (number > 0) & (number % interval == 0)
+        now = _blend(due, share, held, Snapshot(after.params, after.model_state))
+        held = jax.tree.map(lambda old, new: jnp.where(due | (number < 0), new, old), held, now)
+        terms = {**after.terms, RESIDUAL: held}
+        return after._replace(params=now.params, model_state=now.model_state, terms=terms), info
+
+    return method._replace(init=init, round=round)

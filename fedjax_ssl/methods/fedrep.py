@@ -1,0 +1,187 @@
+"""FedRep: one body for all, heads that stay at the clients.
+
+A round, from the body that is sent and the head that a client has kept:
+
+1. Head epochs: the client trains its head, the body is frozen.
+2. Body epochs: it trains the body, the head is frozen.
+3. The mean of the clients' changes of the body is a step of the federated optimizer.
+
+As a baseline of FedMT (`labels="coarse"`), the clients' labels are of another space, with a J-way head at each client,
+and the server, with a K-way head for the classes, is one more client: it trains in the same way on its labelled
+examples, and its body is a member of the average. The network of the average body and the server's head predicts.
+
+References:
+    Collins, Hassani, Mokhtari, Shakkottai, Exploiting shared representations for personalized federated learning, ICML
+    2021, arXiv 2102.07078: algorithm 1, with epochs of SGD for both parts.
+    Named as an alternative in: Federated learning with mixed-type labels, arXiv 2210.02042v4; how it is used there is
+    our own definition.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from fedjax_ssl.checks import check_choices, check_whole_numbers
+from fedjax_ssl.federated import (
+    BYTES_PER_NUMBER,
+    ForLog,
+    Method,
+    ServerTraining,
+    Setup,
+    Stage,
+    Step,
+    Term,
+    Traffic,
+    count,
+    epochs,
+    federated_method,
+    in_turn,
+)
+from fedjax_ssl.federated.method import Outcome, Params, PyTree, Sampler, ServerState
+from fedjax_ssl.federated.packing import packing
+from fedjax_ssl.federated.terms import augmented_view
+from fedjax_ssl.methods.parts.second_head import (
+    HEAD,
+    SECOND_HEAD,
+    check_heads,
+    coarse_epochs,
+    coarse_term,
+    count_coarse,
+)
+from fedjax_ssl.models import count_parameters
+from fedjax_ssl.objectives import batch_cross_entropy
+
+BODY = "body"  # parameter group; also the stream of batches that train it, as "head" is that of the heads
+
+
+def fedrep(
+    setup: Setup,
+    *,
+    labels: str = "coarse",
+    head_epochs: int = 10,
+    body_epochs: int = 1,
+    shared_head: bool = False,
+    server_batch_size: int = 10,
+) -> Method:
+    """FedRep: a shared body, and heads that stay at the clients and at the server.
+
+    With `labels="coarse"` the network needs a second head (model option `aux_head=True`), whose first outputs are for
+    the coarse labels; clients without coarse labels, and those whose weak labels are sets, take no part. With
+    `labels="class"` every client predicts with its own head; the global network then has the mean of the heads of all
+    clients, which FedRep itself does not have.
+
+    Args:
+        setup: the run; its `local_epochs` have no part in it.
+        labels: "coarse", or "class" for FedRep as its paper has it.
+        head_epochs: local epochs of the head, with the body frozen.
+        body_epochs: local epochs of the body after that, with the head frozen.
+        shared_head: with coarse labels, the clients' head is averaged among them.
+        server_batch_size: labelled examples per step at the server, with coarse labels.
+
+    Raises:
+        ValueError: for a setting outside these, or a network without a second head; when a round is traced, for a
+            federation without coarse labels, without examples at the server, or with more weak labels than outputs.
+    """
+    check_choices(("coarse", "class"), labels=labels)
+    check_whole_numbers(head_epochs=head_epochs, body_epochs=body_epochs, server_batch_size=server_batch_size)
+    if labels == "class":
+        if shared_head:
+            raise ValueError("shared_head is True and labels is 'class': nothing would be private; that is 'fedavg'")
+        return _with_class_labels(setup, head_epochs, body_epochs)
+    check_heads(setup, "fedrep")
+    terms = tuple(coarse_term(setup, "fedrep", group, stream) for group, stream in ((SECOND_HEAD, HEAD), (BODY, BODY)))
+    sent = (BODY, SECOND_HEAD) if shared_head else (BODY,)
+    body = terms[1]._replace(log=ForLog(traffic=partial(_without_server_head, sent)))
+    sampler = in_turn(
+        coarse_epochs(setup.batch_size, head_epochs, setup.max_known, HEAD),
+        coarse_epochs(setup.batch_size, body_epochs, setup.max_known, BODY),
+    )
+    server_terms = tuple(class_term(setup, group, f"{group} at server") for group in (HEAD, BODY))
+    at_server = _class_epochs(server_batch_size, head_epochs, body_epochs, setup.max_server)
+    stage = Stage(
+        (terms[0], body),
+        sampler,
+        labelled_quota="only",
+        count_labels=count_coarse,
+        server=ServerTraining(server_terms, at_server, members=1, keep_optimizer=setup.keep_optimizer),
+    )
+    groups = (SECOND_HEAD, HEAD, BODY)
+    method = federated_method(
+        setup,
+        (stage,),
+        groups=groups,
+        private=() if shared_head else (SECOND_HEAD,),
+        split=partial(_split, groups),
+        combine=_combine,
+        needs=("coarse", "server"),
+        needs_all=True,
+    )
+    return method._replace(predict_for=None)  # a client's own head does not score classes
+
+
+def class_term(setup: Setup, group: str, name: str) -> Term:
+    """Cross-entropy of the main head's outputs on class labels, weakly augmented, for one parameter group.
+
+    Args:
+        setup: the run.
+        group: that the loss moves; its stream has the same name.
+        name: of the term.
+    """
+    view = augmented_view(setup, group)
+
+    def loss(step: Step) -> Array:
+        batch = step.streams[group]
+        return batch_cross_entropy(step.outputs[view.name].logits, batch.observed, batch.mask)
+
+    return Term(name, (view,), loss, group=group)
+
+
+def _with_class_labels(setup: Setup, head_epochs: int, body_epochs: int) -> Method:
+    """FedRep with class labels at the clients."""
+    sampler = _class_epochs(setup.batch_size, head_epochs, body_epochs, setup.max_labelled)
+    terms = tuple(class_term(setup, group, group) for group in (HEAD, BODY))
+
+    def mean_head(state: ServerState) -> tuple[PyTree, PyTree]:
+        mean = jax.tree.map(lambda heads: jnp.mean(heads, axis=0), state.clients.params[HEAD])
+        head = packing(state.params[HEAD]).unpack(mean)
+        return _combine({**state.params, HEAD: head}), state.model_state
+
+    groups = (HEAD, BODY)
+    return federated_method(
+        setup,
+        (Stage(terms, sampler, labelled_quota="only"),),
+        groups=groups,
+        private=(HEAD,),
+        split=partial(_split, groups),
+        combine=_combine,
+        network=mean_head,
+    )
+
+
+def _class_epochs(batch_size: int, head_epochs: int, body_epochs: int, most: int) -> Sampler:
+    """Epochs over the examples with a class label: first the stream of the head, then that of the body."""
+
+    def of(stream: str, passes: int) -> Sampler:
+        return epochs(stream, lambda client: client.num_labelled, batch_size, passes, most)
+
+    return in_turn(of(HEAD, head_epochs), of(BODY, body_epochs))
+
+
+def _without_server_head(sent: tuple[str, ...], outcome: Outcome) -> Traffic:
+    """The server's head never leaves it: what goes both ways is the body, and the clients' head if it is shared."""
+    before = outcome.before
+    numbers = count_parameters([before.params[group] for group in sent]) + count_parameters(before.model_state)
+    both_ways = count(jnp.sum(outcome.round.valid), BYTES_PER_NUMBER * numbers)
+    return Traffic(both_ways, both_ways, model_down=False, model_up=False)
+
+
+def _split(groups: tuple[str, ...], params: PyTree) -> Params:
+    """A group per head, and one of everything else."""
+    heads = {group: {group: params[group]} for group in groups if group != BODY}
+    return {**heads, BODY: {name: part for name, part in params.items() if name not in heads}}
+
+
+def _combine(groups: Params) -> PyTree:
+    return {name: part for group in groups.values() for name, part in group.items()}

@@ -1,0 +1,211 @@
+"""(FL)^2: SemiFL without mixtures, with thresholds of every client's own and predictions that hold in flat minima.
+
+The server has a few labelled examples, the clients have none. A round, with f_W the network that a client receives, a
+the weak and A the strong augmentation:
+
+1. Every client k of the cohort labels its examples: q_i = softmax f_W(a(x_i)), y_i = argmax q_i, m_i = max q_i. With
+   tau_k the mean of m_i and p_k the mean of q_i, its threshold for class c is tau_k p_k(c) / max p_k. It trains on
+   A = {i: m_i >= threshold of y_i}; of F = {i: m_i >= 0.95} it is sure.
+2. Local epochs over A. With x = A(u) for the rows of a batch, Q = softmax f(x) before the step, W* the weights that are
+   perturbed to where CE(f(x), y), averaged over the sure rows, rises (ASAM, radius rho), and B rows in the batch:
+
+       1/B sum_i CE(f_W(x_i), y_i)  +  1/B sum_{i in F} KL[Q_i || softmax f_W*(x_i)].
+
+   The gradient of the second loss is taken at W*, and the step is taken from W.
+3. The clients' models are averaged with weights 1 - tau_k, the mean change is a step of the federated optimizer.
+4. The server trains on its labelled examples; it also does so before round 0.
+
+Settings follow the authors' code where paper and code differ (docs/methods/modern.md).
+
+References:
+    Lee, Le, Shin, Lee, (FL)^2: overcoming few labels in federated semi-supervised learning, NeurIPS 2024,
+    arXiv 2410.23227: section 4 and algorithm 1.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from fedjax_ssl.checks import check_choices, check_numbers, check_weights, check_whole_numbers, is_zero
+from fedjax_ssl.federated import (
+    BYTES_PER_NUMBER,
+    AtClient,
+    AtServer,
+    Client,
+    Method,
+    Perturbation,
+    Round,
+    Setup,
+    Stage,
+    Step,
+    Term,
+    Traffic,
+    count,
+    never,
+)
+from fedjax_ssl.federated.method import Outcome, PyTree
+from fedjax_ssl.federated.terms import examples_mask
+from fedjax_ssl.methods.parts.alternating_training import alternating
+from fedjax_ssl.methods.parts.confident_pseudo_labels import (
+    CONFIDENT,
+    Choice,
+    above,
+    confident_epochs,
+    confident_term,
+    fix_term,
+    sent_to,
+)
+from fedjax_ssl.objectives import batch_cross_entropy, divergence_from, sharpness_ascent
+
+SMALLEST_WEIGHT = 1e-12  # of a client in the average: where all are certain, they count the same
+PERTURBATIONS = ("asam", "sam")
+
+
+def fl2(
+    setup: Setup,
+    *,
+    threshold: float = 0.95,
+    adaptive_thresholds: bool = True,
+    pseudo_label_weight: float = 1.0,
+    consistency_weight: float = 1.0,
+    perturb: str = "asam",
+    rho: float = 0.1,
+    eta: float = 0.01,
+    uncertainty_weights: bool = True,
+    pretrain_calls: int = 10,
+    server_batch_size: int = 10,
+    server_epochs: int = 5,
+    static_batch_norm: bool = True,
+) -> Method:
+    """(FL)^2: client-specific adaptive thresholds, sharpness-aware consistency, averages by uncertainty.
+
+    The paper's global momentum is `config.federated.name = "fedavgm"`, its clipping `config.optimizer.clip_norm = 1`.
+    With `config.optimizer.keep_state`, clients and server go on with the momentum of their last round, as in the code.
+
+    Args:
+        setup: the run.
+        threshold: at which an example counts as sure.
+        adaptive_thresholds: False: only sure examples are trained on, as in SemiFL.
+        pseudo_label_weight: w_a, of the loss on all pseudo-labels that are trained on; 0 leaves it out.
+        consistency_weight: w_cs, of the loss at perturbed weights; 0 leaves it and its passes out.
+        perturb: "asam", or "sam", whose ball does not depend on the size of the weights.
+        rho: radius of the ball; the paper has 1 for CIFAR-100.
+        eta: added to the size of the weights (ASAM).
+        uncertainty_weights: clients weigh 1 - tau_k in the average; False: as `config.federated.weighting` says.
+        pretrain_calls: so often the server trains, for `server_epochs` each, before round 0; 0 leaves it out.
+        server_batch_size: labelled examples per step at the server.
+        server_epochs: epochs per round at the server.
+        static_batch_norm: statistics of batch norm layers by a pass over the data, with batches of 10 at the server and
+            of 2048 at the clients.
+
+    Raises:
+        ValueError: for a setting outside these.
+    """
+    check_choices(PERTURBATIONS, perturb=perturb)
+    check_numbers("(0, inf)", rho=rho)
+    check_weights(pseudo_label_weight=pseudo_label_weight, consistency_weight=consistency_weight, eta=eta)
+    check_numbers(threshold=threshold)
+    check_whole_numbers(0, pretrain_calls=pretrain_calls)
+    if is_zero(pseudo_label_weight) and is_zero(consistency_weight):
+        raise ValueError("pseudo_label_weight and consistency_weight are both 0; clients would have nothing to learn")
+    labels = confident_term(setup, at_own_thresholds if adaptive_thresholds else above(threshold), certainty)
+    if uncertainty_weights:
+        labels = labels._replace(
+            client=AtClient(collect=lambda trained: sent_to(trained.client).extra),
+            log=labels.log._replace(traffic=_one_number_up),
+        )
+    learned = fix_term(setup, pseudo_label_weight)
+    terms: tuple[Term, ...] = (labels, learned)
+    perturbation = None
+    if not is_zero(consistency_weight):
+        terms = (*terms, _consistency_term(learned, threshold, consistency_weight))
+        ascent = partial(sharpness_ascent, radius=rho, adaptive=perturb == "asam", eta=eta)
+        perturbation = Perturbation(_sure_cross_entropy(learned, threshold), ascent, learned.views)
+    clients = Stage(
+        tuple(term for term in terms if not is_zero(term.weight)),
+        confident_epochs(setup.batch_size, setup.local_epochs, with_partners=False),
+        weigh=by_uncertainty if uncertainty_weights else None,
+        perturbation=perturbation,
+    )
+    return alternating(
+        setup,
+        clients,
+        server_batch_size,
+        server_epochs,
+        static_batch_norm,
+        needs=("server",),
+        pretraining_rounds=pretrain_calls,
+        keep_optimizer=setup.keep_optimizer,
+        norm_batch_sizes=(10, 2048),
+    )
+
+
+def client_thresholds(
+    probabilities: Float[Array, "p n K"], real: Bool[Array, "p n"]
+) -> tuple[Float[Array, " p"], Float[Array, "p K"]]:
+    """Step 1: tau_k, and the thresholds of client k for every class.
+
+    Args:
+        probabilities: of the classes.
+        real: which examples are no padding.
+    """
+    counted = real[:, :, None]
+    size = jnp.maximum(jnp.sum(real, axis=1, dtype=probabilities.dtype), 1.0)
+    largest = jnp.where(real, jnp.max(probabilities, axis=2), 0.0)
+    # A mean may round above the values that it is of; the surest example has to stay.
+    tau = jnp.minimum(jnp.sum(largest, axis=1) / size, jnp.max(largest, axis=1))
+    shares = jnp.sum(jnp.where(counted, probabilities, 0.0), axis=1) / size[:, None]
+    most = jnp.max(shares, axis=1, keepdims=True)
+    return tau, tau[:, None] * (shares / jnp.where(most > 0, most, 1.0))
+
+
+def at_own_thresholds(state: PyTree, round: Round, probabilities: Float[Array, "p n K"]) -> Choice:
+    """The set A of every client; all of its examples where one is not finite, so that the client is dropped."""
+    _, thresholds = client_thresholds(probabilities, examples_mask(round.clients))
+    labels = jnp.argmax(probabilities, axis=2).astype(jnp.int32)
+    unsure = jnp.max(probabilities, axis=2) < jnp.take_along_axis(thresholds, labels, axis=1)
+    return Choice(labels, ~unsure)
+
+
+def certainty(round: Round, probabilities: Float[Array, "p n K"], confident: Bool[Array, "p n"]) -> Float[Array, " p"]:
+    """tau_k, which a client uploads."""
+    return client_thresholds(probabilities, examples_mask(round.clients))[0]
+
+
+def by_uncertainty(client: Client, uploads: dict[str, PyTree]) -> Float[Array, ""]:
+    """The weight 1 - tau_k of a client in the average."""
+    return jnp.maximum(1.0 - uploads[CONFIDENT], SMALLEST_WEIGHT)
+
+
+def _sure_rows(step: Step, threshold: float | Array) -> Bool[Array, " b"]:
+    batch = step.streams["fix"]
+    return batch.mask & (sent_to(step.client).confidence[batch.position] >= threshold)
+
+
+def _sure_cross_entropy(learned: Term, threshold: float | Array) -> Callable[[Step], Array]:
+    """L_p, whose gradient says where to perturb the weights to: the mean over the sure rows, 0 without any."""
+    (view,) = learned.views
+
+    def loss(step: Step) -> Float[Array, ""]:
+        targets = sent_to(step.client).labels[step.streams["fix"].position]
+        return batch_cross_entropy(step.outputs[view.name].logits, targets, _sure_rows(step, threshold))
+
+    return loss
+
+
+def _consistency_term(learned: Term, threshold: float | Array, weight: float | Array) -> Term:
+    """L_cs: the sure rows' predictions at the perturbed weights, against those before."""
+    (view,) = learned.views
+
+    def loss(step: Step) -> Float[Array, ""]:
+        assert step.unperturbed is not None, "its term is perturbed"
+        before, after = step.unperturbed[view.name].logits, step.outputs[view.name].logits
+        return divergence_from(before, after, _sure_rows(step, threshold), step.streams["fix"].mask)
+
+    return Term("consistency", (view,), loss, weight, perturbed=True, server=AtServer(takes_part=never))
+
+
+def _one_number_up(outcome: Outcome) -> Traffic:
+    return Traffic(count(0), count(jnp.sum(outcome.round.valid, dtype=jnp.int32), BYTES_PER_NUMBER))

@@ -1,0 +1,127 @@
+"""Batches of a labelled and an unlabelled stream in stored order, where the labelled ones decide the number of steps.
+
+Source: the code of FedMatch (Jeong et al., ICLR 2021), whose clients go through their examples in the order in which
+these are stored, and never shuffle them.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int, Key
+
+from fedjax_ssl.checks import check_whole_numbers
+from fedjax_ssl.federated import Client, Sampler, Schedule, Setup
+from fedjax_ssl.federated.method import Now
+from fedjax_ssl.federated.sampler import masked_permutation
+from fedjax_ssl.keys import named_key
+
+UNLABELLED_BATCH = 100  # where nothing else says how large it is
+
+
+class Bounds(NamedTuple):
+    """Static bounds of clients' examples; those of `Setup` by default."""
+
+    max_labelled: int
+    min_labelled: int  # of a client that has labels
+    max_unlabelled: int
+
+
+def steps_per_epoch(count: Int[Array, ""], batch_size: int) -> Int[Array, ""]:
+    """round(count / batch_size), a half to the even number; 1 for less than half a batch, 0 without any example."""
+    # Whole numbers all the way: a quotient in floating point may miss the half.
+    whole, rest = count // batch_size, count % batch_size
+    up = (2 * rest > batch_size) | ((2 * rest == batch_size) & (whole % 2 == 1))
+    return jnp.where(count > 0, jnp.maximum(whole + up.astype(count.dtype), 1), 0)
+
+
+def bounds_of(setup: Setup) -> Bounds:
+    """Bounds of what clients of a run have in a round, which is one part of their stream."""
+    return Bounds(setup.max_labelled, setup.min_labelled, -(-setup.max_unlabelled // setup.num_parts))
+
+
+def matched_batches(
+    batch_size: int,
+    unlabelled_batch_size: int | None,
+    local_epochs: int,
+    bounds: Bounds,
+    num_parts: int = 1,
+    rounds_per_part: int | None = None,
+    shuffle: bool = False,
+) -> Sampler:
+    """Streams "labelled" and "unlabelled", contiguous slices of the client's examples as they are stored.
+
+    An epoch of a client with labels is round(labelled / batch_size) steps, see `steps_per_epoch`, each with the next
+    `batch_size` labelled and the next `unlabelled_batch_size` unlabelled examples; by default ceil(unlabelled / steps)
+    of these, so that an epoch uses each once. Without labels it is round(unlabelled / unlabelled_batch_size) steps.
+    What is left over is not used; a slice that reaches beyond the end is shorter.
+
+    Args:
+        batch_size: labelled examples per step.
+        unlabelled_batch_size: unlabelled examples per step; None: as above, and 100 for clients without labels.
+        local_epochs: epochs per round.
+        bounds: static ones.
+        num_parts: T, in which clients' unlabelled examples come, of equal size and in order. Part
+            min(round // rounds_per_part, T - 1) is all that a client has in a round.
+        rounds_per_part: the stage's rounds // T by default.
+        shuffle: a fresh order of both streams in every epoch.
+
+    Raises:
+        ValueError: a number below 1.
+    """
+    check_whole_numbers(batch_size=batch_size, local_epochs=local_epochs)
+    check_whole_numbers(unlabelled_batch_size=1 if unlabelled_batch_size is None else unlabelled_batch_size)
+    check_whole_numbers(rounds_per_part=1 if rounds_per_part is None else rounds_per_part)
+    fixed = unlabelled_batch_size or UNLABELLED_BATCH
+    most = max(_steps(bounds.max_labelled, batch_size), _steps(bounds.max_unlabelled, fixed))
+    fewest = max(_steps(bounds.min_labelled, batch_size), 1)
+    width = unlabelled_batch_size or max(min(fixed, bounds.max_unlabelled), -(-bounds.max_unlabelled // fewest), 1)
+
+    def part(client: Client, now: Now) -> tuple[Int[Array, ""], Int[Array, ""]]:
+        """First example and number of what a client has in this round of its unlabelled examples."""
+        all_of_them = client.num_examples - client.num_labelled
+        if num_parts == 1:
+            return client.num_labelled, all_of_them
+        if rounds_per_part is not None:
+            each = jnp.asarray(rounds_per_part, jnp.int32)
+        elif now.num_rounds is not None:
+            each = now.num_rounds // num_parts
+        else:
+            raise ValueError(f"the unlabelled examples come in {num_parts} parts; say rounds_per_part")
+        size = all_of_them // num_parts
+        return client.num_labelled + size * jnp.minimum(now.number // jnp.maximum(each, 1), num_parts - 1), size
+
+    def schedule(key: Key[Array, ""], client: Client, now: Now) -> Schedule:
+        start, unlabelled = part(client, now)
+        steps = steps_per_epoch(client.num_labelled, batch_size)
+        taken = jnp.full_like(unlabelled, fixed)
+        if unlabelled_batch_size is None:
+            taken = jnp.where(steps > 0, -(-unlabelled // jnp.maximum(steps, 1)), taken)
+        steps = jnp.where(client.num_labelled > 0, steps, steps_per_epoch(unlabelled, fixed))
+        step = jnp.arange(local_epochs * most, dtype=jnp.int32)
+        epoch, within = step // jnp.maximum(steps, 1), step % jnp.maximum(steps, 1)
+        running = step < local_epochs * steps
+
+        def slices(name: str, count: Int[Array, ""], size: Int[Array, ""], width: int, bound: int) -> tuple:
+            column = jnp.arange(width, dtype=jnp.int32)
+            slot = within[:, None] * size + column
+            mask: Bool[Array, "S b"] = running[:, None] & (column < size) & (slot < count)
+            slot = jnp.where(mask, slot, 0)
+            if shuffle:
+                keys = [jax.random.fold_in(named_key(key, name), number) for number in range(local_epochs)]
+                orders = jnp.stack([masked_permutation(one, count, max(bound, 1)) for one in keys])
+                slot = orders[jnp.minimum(epoch, local_epochs - 1)[:, None], slot]
+            return slot, mask
+
+        whole = jnp.full_like(unlabelled, batch_size)
+        labelled = slices("labelled", client.num_labelled, whole, batch_size, bounds.max_labelled)
+        others = slices("unlabelled", unlabelled, taken, width, bounds.max_unlabelled)
+        positions = {"labelled": labelled[0], "unlabelled": jnp.where(others[1], start + others[0], 0)}
+        return Schedule(positions, {"labelled": labelled[1], "unlabelled": others[1]}, local_epochs * steps)
+
+    return Sampler(schedule)
+
+
+def _steps(count: int, batch_size: int) -> int:
+    """`steps_per_epoch` of Python's numbers, which round half to even themselves."""
+    return max(round(count / batch_size), 1) if count else 0

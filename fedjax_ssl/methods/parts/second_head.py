@@ -1,0 +1,116 @@
+"""Networks with a second head, for coarse labels of the clients, beside the one for the server's classes.
+
+What the baselines of FedMT have in common that use no correspondence: transfer learning and FedRep.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from fedjax_ssl.data import WeakLabels
+from fedjax_ssl.federated import Setup, Term, epochs
+from fedjax_ssl.federated.method import AtServer, Client, Now, PyTree, Round, Sampler, Schedule, Sent, Step
+from fedjax_ssl.federated.terms import augmented_view
+from fedjax_ssl.methods.parts.channel_terms import learns
+from fedjax_ssl.objectives import batch_cross_entropy
+
+COARSE = "coarse"  # the stream of examples with a coarse label
+HEAD, SECOND_HEAD = "head", "aux_head"  # names of the two heads in the network's parameters
+
+
+def count_coarse(clients: Client) -> Int[Array, " p"]:
+    """Examples with a coarse label that tells something about the class."""
+    nothing = jnp.zeros_like(clients.num_labelled)
+    if clients.weak is None:
+        return nothing
+    told = learns(clients._replace(num_labelled=nothing))  # class labels are of another space, and do not count
+    return jnp.where(told & ~clients.weak.from_sets, clients.weak.num_examples, 0)
+
+
+def coarse_term(setup: Setup, method: str, group: str, stream: str = COARSE) -> Term:
+    """Cross-entropy of the second head's outputs on the coarse labels of a stream, weakly augmented.
+
+    Args:
+        setup: the run.
+        method: its name, for messages.
+        group: parameters that the loss moves.
+        stream: of the batches; the term has its name.
+    """
+    view = augmented_view(setup, stream)
+
+    def prepare(state: PyTree, round: Round) -> tuple[Sent, PyTree]:
+        _check_federation(setup, method, round.clients.weak)
+        return Sent(), state
+
+    def loss(step: Step) -> Array:
+        batch, weak, logits = step.streams[stream], step.client.weak, step.outputs[view.name].aux_logits
+        assert weak is not None and batch.weak is not None and logits is not None, "see `_check_federation`"
+        return coarse_cross_entropy(logits, batch.weak, weak.num_observations, batch.mask)
+
+    return Term(stream, (view,), loss, group=group, server=AtServer(prepare=prepare))
+
+
+def coarse_cross_entropy(
+    logits: Float[Array, "b K"], labels: Int[Array, " b"], num_observations: Int[Array, ""], mask: Bool[Array, " b"]
+) -> Float[Array, ""]:
+    """Cross-entropy of the first J of K outputs, averaged over the batch.
+
+    Args:
+        logits: scores of the second head.
+        labels: coarse label of every row, below J; -1 = none.
+        num_observations: J. The other outputs have probability 0 and no gradient.
+        mask: rows that belong to the batch.
+    """
+    used = jnp.arange(logits.shape[1], dtype=jnp.int32) < num_observations
+    # Not -inf: where a client has no coarse labels at all, a row of -inf alone would be NaN.
+    return batch_cross_entropy(jnp.where(used, logits, jnp.finfo(logits.dtype).min), labels, mask)
+
+
+def coarse_epochs(batch_size: int, local_epochs: int, max_examples: int, stream: str = COARSE) -> Sampler:
+    """Epochs over the examples with a weak label and no class label, the last partial batch kept.
+
+    Args:
+        batch_size: examples per local step.
+        local_epochs: passes over these examples per round.
+        max_examples: static bound of such examples per client.
+        stream: its name.
+    """
+
+    def count(client: Client) -> Int[Array, ""]:
+        return jnp.zeros_like(client.num_labelled) if client.weak is None else client.weak.num_examples
+
+    from_first = epochs(stream, count, batch_size, local_epochs, max_examples)
+
+    def schedule(key: Array, client: Client, now: Now) -> Schedule:
+        drawn = from_first.schedule(key, client, now)
+        # In a client's table they follow the examples with a class label.
+        positions = jnp.where(drawn.masks[stream], drawn.positions[stream] + client.num_labelled, 0)
+        return drawn._replace(positions={stream: positions})
+
+    return Sampler(schedule)
+
+
+def check_heads(setup: Setup, method: str) -> None:
+    """Raises ValueError for a network without a second head."""
+    params, _ = jax.eval_shape(setup.model.init, jax.random.key(0))
+    if not {HEAD, SECOND_HEAD} <= set(params):
+        raise ValueError(
+            f"{method} needs a network with a second head: set config.model.aux_head = True; the parameters of "
+            f"this one are {', '.join(sorted(params))}, without {HEAD} or {SECOND_HEAD}"
+        )
+
+
+def _check_federation(setup: Setup, method: str, weak: WeakLabels | None) -> None:
+    """What shapes tell of a federation; how many labels there are is known in a traced round too."""
+    if weak is None:
+        raise ValueError(f"{method} needs clients with coarse labels, for example config.supervision.name = 'coarse'")
+    if not setup.max_server:
+        raise ValueError(
+            f"{method} needs class labels at the server, for example config.supervision.server_labels = 20"
+        )
+    most = weak.matrix.shape[1]
+    if most > setup.num_classes:
+        raise ValueError(
+            f"clients have up to {most} coarse labels or sets, but the second head of {method} has only "
+            f"{setup.num_classes} outputs, one per class; use at most so many"
+        )

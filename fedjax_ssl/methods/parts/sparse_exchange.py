@@ -1,0 +1,72 @@
+"""Models that are sent as differences: what counts as changed, what arrives, and how many bytes that is.
+
+Source: Jeong et al., FedMatch, ICLR 2021, arXiv 2006.12097, section 3.3, and the authors' code.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int, PyTree
+
+from fedjax_ssl.checks import check_choices
+from fedjax_ssl.federated import count
+from fedjax_ssl.federated.exact_count import Count
+
+ENCODINGS = ("smallest", "dense", "bitmap", "coordinates")
+BYTES_PER_NUMBER = 4  # also of an index
+
+
+def sparse(params: PyTree, threshold: float | Array) -> PyTree:
+    """The parameters, with 0 in place of those of size `threshold` and less."""
+    return jax.tree.map(lambda w: jnp.where(jnp.abs(w) > threshold, w, jnp.zeros_like(w)), params)
+
+
+def changed(new: PyTree, old: PyTree, threshold: float | Array) -> PyTree:
+    """Which entries differ by more than `threshold`; a tree of bool arrays."""
+    return jax.tree.map(lambda a, b: jnp.abs(a - b) > threshold, new, old)
+
+
+def merge(sent: PyTree, new: PyTree, old: PyTree) -> PyTree:
+    """What the receiver of the entries `sent` has: these of `new`, all others of `old`."""
+    return jax.tree.map(jnp.where, sent, new, old)
+
+
+def num_sent(sent: PyTree) -> Int[Array, ""]:
+    """How many entries of a tree of bool arrays are true, as int32: float32 would count to 2^24 only."""
+    return sum((jnp.sum(mask, dtype=jnp.int32) for mask in jax.tree.leaves(sent)), start=jnp.zeros((), jnp.int32))
+
+
+def message_bytes(
+    entries: Int[Array, "*messages"], size: int, encoding: str, there: Bool[Array, "*messages"] | None = None
+) -> Count:
+    """Bytes of messages with so many of `size` numbers each.
+
+    "dense": all numbers, 4 bytes each. "bitmap": a bit for every number says whether it follows. "coordinates": its
+    place beside each. "smallest": for every message the shortest of them.
+
+    Args:
+        entries: numbers that are sent.
+        size: numbers of the whole model.
+        encoding: one of `ENCODINGS`.
+        there: messages that are sent at all; others have 0 bytes.
+
+    Raises:
+        ValueError: for another encoding.
+    """
+    check_choices(ENCODINGS, encoding=encoding)
+    some, bitmap = jnp.ones_like(entries), -(-size // 8)
+    lengths = {
+        "coordinates": count(entries, 2 * BYTES_PER_NUMBER),
+        "bitmap": count(entries, BYTES_PER_NUMBER) + count(some, bitmap),
+        "dense": count(some, BYTES_PER_NUMBER * size),
+    }
+    if encoding == "smallest":
+        # 8 e < 4 e + bitmap, and 4 e + bitmap >= 4 size; each as one comparison that cannot overflow.
+        few, nearly_all = entries < -(-bitmap // BYTES_PER_NUMBER), entries >= size - bitmap // BYTES_PER_NUMBER
+        length = _select(few, lengths["coordinates"], _select(nearly_all, lengths["dense"], lengths["bitmap"]))
+    else:
+        length = lengths[encoding]
+    return length if there is None else _select(there, length, count(jnp.zeros_like(entries)))
+
+
+def _select(condition: Bool[Array, "*messages"], one: Count, other: Count) -> Count:
+    return Count(*(jnp.where(condition, a, b) for a, b in zip(one, other, strict=True)))

@@ -1,0 +1,104 @@
+"""SAGE: every client has a few labels; the global model corrects its pseudo-labels where it is less sure than thought.
+
+f_W is the model in training and f_g the one that the client received, frozen, with its running batch statistics. A
+local step has B labelled examples (x, y) and 2 B of all the client's examples u, with weak views a(u) and strong ones
+A(u), all in one forward pass of f_W. With p and q the predictions of f_W and f_g for a(u), c_p and c_q their largest
+values, lambda = exp(-kappa |c_p - c_q|) and e(.) the unit vector of the likeliest class, it minimizes
+
+    mean CE(y, f_W(a(x)))  +  w_u 1/2B sum_u [c_p >= tau or c_q >= tau] KL[t || f_W(A(u))],
+
+    t = lambda e(p) + (1 - lambda) e(q)  where c_p >= tau,    t = e(q)  elsewhere.
+
+A client weighs as many shares as it has labelled examples and examples.
+
+Written after the authors' code, as only the abstract of the paper was at hand (docs/methods/modern.md).
+
+References:
+    SAGE, CVPR 2025, arXiv 2503.13227: confidence-driven soft correction.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from fedjax_ssl.checks import check_numbers, check_weights, check_whole_numbers
+from fedjax_ssl.federated import (
+    Client,
+    Method,
+    Setup,
+    Stage,
+    Step,
+    Steps,
+    Term,
+    federated_method,
+    paired_batches,
+)
+from fedjax_ssl.federated.method import PyTree
+from fedjax_ssl.federated.terms import augmented_view, supervised_term
+from fedjax_ssl.methods.parts.consistency_training import UNLABELLED, Guess, guessing_term, strong_view
+from fedjax_ssl.objectives.soft_correction import HALVES_AT_05, corrected_labels, soft_label_divergence
+
+
+def sage(
+    setup: Setup,
+    *,
+    threshold: float = 0.95,
+    unlabelled_weight: float = 1.0,
+    kappa: float = HALVES_AT_05,
+    unlabelled_ratio: int = 2,
+    labelled_copies: float = 1.0,
+) -> Method:
+    """SAGE: FixMatch at the clients, its pseudo-labels softly corrected by the received model.
+
+    A local epoch has as many steps as whole batches of `config.optimizer.batch_size` fit into a client's examples; a
+    client with fewer takes none.
+
+    Args:
+        setup: the run.
+        threshold: tau.
+        unlabelled_weight: w_u.
+        kappa: how fast the local model's share falls with the difference of the confidences; by default it is a half at
+            a difference of 0.05.
+        unlabelled_ratio: unlabelled examples per labelled one in a step.
+        labelled_copies: times that a labelled example counts in a client's weight; 2000 in the code, by a side effect.
+
+    Raises:
+        ValueError: for a setting outside these.
+    """
+    check_numbers(threshold=threshold, kappa=kappa)
+    check_weights(unlabelled_weight=unlabelled_weight, labelled_copies=labelled_copies)
+    check_whole_numbers(unlabelled_ratio=unlabelled_ratio)
+    size, most = setup.batch_size, setup.max_labelled + setup.max_unlabelled
+    steps = Steps(
+        lambda client: setup.local_epochs * (client.num_examples // size), max(setup.local_epochs * (most // size), 1)
+    )
+    sampler = paired_batches(
+        size, unlabelled_ratio * size, steps, setup.max_labelled, setup.max_unlabelled, labelled_too=True
+    )
+    terms = supervised_term(setup), _correction_term(setup, threshold, unlabelled_weight, kappa)
+
+    def weigh(client: Client, uploads: dict[str, PyTree]) -> Float[Array, ""]:
+        return client_weight(client, labelled_copies)
+
+    return federated_method(setup, (Stage(terms, sampler, weigh=weigh),))
+
+
+def client_weight(client: Client, labelled_copies: float | Array) -> Float[Array, ""]:
+    """|S| labelled_copies + |U|, where U are all examples of the client, the labelled ones S among them."""
+    dtype = jnp.result_type(float)
+    return labelled_copies * client.num_labelled.astype(dtype) + client.num_examples.astype(dtype)
+
+
+def _correction_term(setup: Setup, threshold: float | Array, weight: float | Array, kappa: float | Array) -> Term:
+    """The loss on unlabelled examples; in the log, its pseudo-label is the class that has most of the target."""
+    weak, strong = augmented_view(setup, UNLABELLED), strong_view(setup)
+
+    def loss(step: Step) -> tuple[Float[Array, ""], Guess]:
+        frozen, seen = step.received, step.inputs[weak.name]
+        theirs, _ = setup.model.apply(frozen.params, frozen.model_state, seen, train=False)
+        ours = step.outputs[weak.name]
+        corrected = corrected_labels(jax.nn.softmax(ours.logits), jax.nn.softmax(theirs.logits), threshold, kappa)
+        value = soft_label_divergence(step.outputs[strong.name].logits, corrected, step.streams[UNLABELLED].mask)
+        return value, Guess(jnp.argmax(corrected.targets, axis=1), corrected.counted)
+
+    return guessing_term("soft correction", (weak, strong), setup.num_classes, loss)._replace(weight=weight)

@@ -1,0 +1,136 @@
+"""(FL)^2, SAGE and CBAFed on CIFAR-10 and CIFAR-100, with the settings of their papers and codes."""
+
+import ml_collections
+
+from fedjax_ssl.config import ConfigError, default
+
+# (FL)^2's mean and deviation, pixels in [0, 1].
+FL2_MEAN = {"cifar10": (0.485, 0.456, 0.406), "cifar100": (129.3 / 255, 124.1 / 255, 112.4 / 255)}
+FL2_STD = {"cifar10": (0.229, 0.224, 0.225), "cifar100": (68.2 / 255, 65.4 / 255, 70.4 / 255)}
+
+
+def fl2_on_cifar(dataset: str, variant: str) -> ml_collections.ConfigDict:
+    """(FL)^2: labels at the server, 100 clients without any, 10 per round.
+
+    Args:
+        dataset: "cifar10" (WRN-28-2, radius 0.1) or "cifar100" (WRN-28-8, radius 1).
+        variant: labels at the server and the split, "iid" or a Dirichlet concentration: "40,0.1".
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    labels, alpha = _labels_and_split(variant)
+    config = default("fl2")
+    config.rounds = 800
+    config.eval_every = 10
+    config.checkpoint_every = 5
+    config.data.name = dataset
+    config.data.mean = FL2_MEAN[dataset]
+    config.data.std = FL2_STD[dataset]
+    config.partition.name = "random"
+    config.partition.num_clients = 100
+    if alpha is not None:
+        config.partition.name = "dirichlet"
+        config.partition.alpha = alpha
+        config.partition.min_examples = 10
+        config.partition.skip_full = True
+    config.supervision.name = "server"
+    config.supervision.labels = labels
+    config.augment.name = "crop_flip"
+    config.strong_augment.name = "randaugment_fl2"
+    config.model.name = "wrn28"
+    config.model.widen = 2 if dataset == "cifar10" else 8
+    config.method.rho = 0.1 if dataset == "cifar10" else 1.0
+    config.optimizer.learning_rate = 0.03
+    config.optimizer.schedule = "cosine"
+    config.optimizer.momentum = 0.9
+    config.optimizer.nesterov = True
+    config.optimizer.weight_decay = 5e-4
+    config.optimizer.clip_norm = 1.0
+    config.optimizer.keep_state = True
+    config.optimizer.batch_size = 32
+    config.optimizer.local_epochs = 5
+    config.federated.name = "fedavgm"
+    config.federated.cohort_size = 10
+    return config
+
+
+def sage_on_cifar(dataset: str, split: str) -> ml_collections.ConfigDict:
+    """SAGE: 20 clients with 250 labelled images each, 8 per round.
+
+    Args:
+        dataset: "cifar10" or "cifar100".
+        split: "iid" or the concentration of the split in pairs.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    _, alpha = _labels_and_split(f"5000,{split}")
+    config = default("sage")
+    config.rounds = 300 if dataset == "cifar10" else 500
+    config.checkpoint_every = 5
+    config.data.name = dataset
+    config.partition.num_clients = 20
+    if alpha is None:
+        config.partition.name = "iid"
+        config.supervision.name = "total"
+        config.supervision.labels = 5000
+        config.supervision.class_balanced = True
+    else:
+        config.partition.name = "paired_dirichlet"
+        config.partition.alpha = alpha
+        config.partition.labels_per_class = 500 if dataset == "cifar10" else 50
+        config.supervision.name = "dealt"
+    config.augment.name = "crop_flip"
+    config.strong_augment.name = "randaugment_sage"
+    config.model.name = "resnet8_basic"
+    config.optimizer.learning_rate = 0.1
+    config.optimizer.momentum = 0.9
+    config.optimizer.weight_decay = 1e-4
+    config.optimizer.batch_size = 128
+    config.optimizer.local_epochs = 5
+    config.federated.cohort_size = 8
+    return config
+
+
+def cbafed_on_cifar(dataset: str) -> ml_collections.ConfigDict:
+    """CBAFed: one client with labels for all of its images, nine without any, all in every round.
+
+    Args:
+        dataset: "cifar10" or "cifar100".
+    """
+    config = default("cbafed")
+    config.method.warmup_epochs = 501 if dataset == "cifar10" else 1001
+    config.rounds = config.method.warmup_rounds + config.method.warmup_epochs  # as many rounds as epochs of the warm-up
+    config.checkpoint_every = 5
+    config.data.name = dataset
+    config.partition.name = "dirichlet"
+    config.partition.num_clients = 10
+    config.partition.alpha = 0.8
+    config.partition.min_examples = 10
+    config.partition.skip_full = True
+    config.supervision.name = "all"
+    config.supervision.labelled_clients = 1
+    config.augment.name = "crop_flip"
+    config.model.name = "resnet18"
+    config.model.stem = "imagenet"
+    config.optimizer.learning_rate = 0.03
+    config.optimizer.momentum = 0.9
+    config.optimizer.weight_decay = 5e-4
+    config.optimizer.clip_norm = 5.0
+    config.optimizer.keep_state = True
+    config.optimizer.batch_size = 64
+    config.optimizer.local_epochs = 11
+    config.federated.weighting = "examples"
+    return config
+
+
+def _labels_and_split(variant: str) -> tuple[int, float | None]:
+    try:
+        labels, split = variant.split(",")
+        return int(labels), None if split == "iid" else float(split)
+    except ValueError:
+        raise ConfigError(
+            f"the argument of this config is {variant!r}; give the number of labels where it has one, and iid or a "
+            "Dirichlet concentration, for example 40,0.1"
+        ) from None

@@ -1,0 +1,143 @@
+"""ProtoFSSL's splits on generated labels with the class counts of the published data sets."""
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_ssl import config as configs
+from fedjax_ssl import presets
+from fedjax_ssl.data import Dataset, Split
+from fedjax_ssl.experiment import Experiment, federate
+
+CIFAR10 = ((5000,) * 10, (1000,) * 10, 0)
+SVHN = (
+    (4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659),
+    (1744, 5099, 4149, 2882, 2523, 2384, 1977, 2019, 1660, 1595),
+    0,
+)
+STL10 = ((500,) * 10, (800,) * 10, 100_000)
+NAMES = tuple("abcdefghij")
+
+
+def generated(train, test, unlabelled):
+    """Labels in a random order; an input is the example's number."""
+    rng = np.random.default_rng(0)
+    labels = [rng.permutation(np.repeat(np.arange(10), counts)) for counts in (train, test)]
+    labels[0] = np.concatenate([labels[0], np.full(unlabelled, -1)]).astype(np.int32)
+    parts = [Split(np.arange(values.size, dtype=np.float32)[:, None], values.astype(np.int32)) for values in labels]
+    return Dataset("generated", *parts, NAMES)
+
+
+def cut(counts, dataset, split, **fields):
+    config = configs.default("protofssl")
+    presets.protofssl_split(config, dataset, split)
+    config.data.name = "digits"  # a source that is there; only what `federate` reads matters
+    config.update_from_flattened_dict(fields)
+    return federate(Experiment(configs.resolve(config), generated(*counts)), jax.random.key(0))
+
+
+def held(data):
+    """Labelled and unlabelled examples by client and class, the last class being unknown; all rows that are used."""
+    index, known = np.asarray(data.index), np.asarray(data.num_labelled)
+    slots = np.arange(index.shape[1])
+    real, seen = slots < np.asarray(data.num_examples)[:, None], slots < known[:, None]
+    classes = np.asarray(data.labels)[index]
+    tables = [
+        np.stack([((classes == kind) & mask).sum(axis=1) for kind in (*range(10), -1)], axis=1)
+        for mask in (seen, real & ~seen)
+    ]
+    used = [
+        index[real],
+        *(np.asarray(data.test_index)[: int(data.num_test)], np.asarray(data.valid_index)[: int(data.num_valid)]),
+    ]
+    return *tables, used
+
+
+def by_offset(counts):
+    return np.array([[counts[(kind - client) % 10] for kind in range(10)] for client in range(100)])
+
+
+def check_pools(data, used, valid, test):
+    """Nothing twice; validation and test examples equally many of every class."""
+    together = np.concatenate(used)
+    assert np.unique(together).size == together.size
+    for rows, each in ((used[2], valid), (used[1], test)):
+        np.testing.assert_array_equal(np.bincount(np.asarray(data.labels)[rows], minlength=10), each)
+
+
+def test_cifar10_with_fedmatchs_matrix() -> None:
+    data = cut(CIFAR10, "cifar10", "noniid")
+    labelled, unlabelled, used = held(data)
+    np.testing.assert_array_equal(labelled[:, :10], 5)
+    np.testing.assert_array_equal(unlabelled[:, :10], by_offset((244, 73, 15, 15, 15, 10, 15, 15, 15, 73)))
+    assert set(unlabelled.sum(axis=1)) == {490} and set(unlabelled.sum(axis=0)[:10]) == {4900}
+    check_pools(data, used, 300, 300)
+    # All official training images are trained on, and 400 official test images of every class.
+    official_test = np.concatenate(used[1:]) >= 50_000
+    assert official_test.all() and (used[0] >= 50_000).sum() == 4_000
+    shares = unlabelled[:10, :10] / 490
+    pairs = [np.abs(shares[a] - shares[b]).sum() / 2 for a in range(10) for b in range(a)]
+    assert np.mean(pairs) == pytest.approx(0.635, abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("split", "labels", "others"),
+    [
+        pytest.param("iid", (5,), (49,), marks=pytest.mark.thorough),
+        ("xnid", (23, 5, 5, 5, 3, 3, 3, 3, 0, 0), (243, 49, 49, 49, 25, 25, 25, 25, 0, 0)),
+        pytest.param("iid_full", (54,), (0,), marks=pytest.mark.thorough),
+        pytest.param("noniid_full", (249, 78, 20, 20, 20, 15, 20, 20, 20, 78), (0,), marks=pytest.mark.thorough),
+    ],
+)
+def test_svhn_is_cut_to_equal_classes(split, labels, others) -> None:
+    data = cut(SVHN, "svhn", split)
+    labelled, unlabelled, used = held(data)
+    np.testing.assert_array_equal(labelled[:, :10], by_offset(np.resize(labels, 10)))
+    np.testing.assert_array_equal(unlabelled[:, :10], by_offset(np.resize(others, 10)))
+    assert set((labelled + unlabelled).sum(axis=1)) == {540}
+    check_pools(data, used, 200, 200)
+
+
+def test_stl10_has_unlabelled_images_of_unknown_class() -> None:
+    data = cut(STL10, "stl10", "iid")
+    labelled, unlabelled, used = held(data)
+    np.testing.assert_array_equal(labelled, [[10] * 10 + [0]] * 100)
+    np.testing.assert_array_equal(unlabelled, [[0] * 10 + [980]] * 100)
+    check_pools(data, used, 150, 150)
+
+
+@pytest.mark.thorough
+def test_pools_that_are_shuffled_first() -> None:
+    """The paper's text: merge, shuffle, split; then a tenth of the test images is from the official test split."""
+    data = cut(CIFAR10, "cifar10", "iid", **{"data.shuffle_pools": True})
+    *_, used = held(data)
+    check_pools(data, used, 300, 300)
+    assert (used[1] >= 50_000).mean() == pytest.approx(1 / 6, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"data.pools": (5401, 300, 300)}, "6001 examples of every class, but class 0 has 6000"),
+        ({"data.pools": (5400, 300)}, "give training, validation and test examples of every class"),
+        ({"data.pools": (5399, 300, 300)}, "100 clients are to get 5400 examples of class 0, but 5399 are left"),
+        ({"data.validation_fraction": 0.1}, "give only one of them"),
+        ({"data.test_fraction": 0.1}, "give only one of them"),
+        ({"partition.counts": (1, 2)}, "counts has 2 entries, the data have 10 classes"),
+        ({"partition.counts": (0,), "partition.balanced": 0}, "no client would get anything"),
+        ({"partition.unlabelled": 3}, "3 examples without a label each, but there are 0"),
+        (
+            {"supervision.name": "circulant", "supervision.label_counts": (1, 2), "supervision.labels": None},
+            "2 entries",
+        ),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(fields, message) -> None:
+    with pytest.raises(configs.ConfigError, match=message):
+        cut(CIFAR10, "cifar10", "iid", **fields)
+
+
+def test_unknown_splits_are_refused() -> None:
+    for dataset, split in (("stl10", "noniid"), ("cifar10", "odd"), ("mnist", "iid")):
+        with pytest.raises(configs.ConfigError, match="no split"):
+            presets.protofssl_split(configs.default("protofssl"), dataset, split)
