@@ -45,7 +45,7 @@ def get_config(variant="lc,iid"):
     config.supervision.name, config.supervision.labels = ("per_class", 5) if where == "lc" else ("server", 1000)
     config.strong_augment.name = "randaugment_fedmatch"
     config.model.name = "fedmatch_resnet9"
-    config.model.width = float(width or 1)
+    config.model.width_factor = float(width or 1)
     config.optimizer.learning_rate = 1e-3
     config.federated.cohort_size = 5
     return config

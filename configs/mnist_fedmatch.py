@@ -37,7 +37,7 @@ def get_config(variant="lc"):
     config.supervision.name, config.supervision.labels = ("per_class", 5) if where == "lc" else ("server", 1000)
     config.strong_augment.name = "randaugment_fedmatch"
     config.model.name = "fedmatch_resnet9"
-    config.model.width = float(width or 1)
+    config.model.width_factor = float(width or 1)
     config.model.pad, config.model.colours = 2, True
     config.optimizer.learning_rate = 1e-3
     return config

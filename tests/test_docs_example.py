@@ -62,6 +62,7 @@ def test_entropy_term_makes_predictions_surer_and_the_network_learns(recipe: str
     assert min(accuracy) > 0.3  # chance is 0.1
 
 
+@pytest.mark.thorough
 def test_runs_from_python(capsys: pytest.CaptureFixture[str]) -> None:
     metrics = run_block("running.md")["metrics"]
     assert metrics["test_accuracy"].shape == (3, 2)  # three learning rates, two evaluations

@@ -44,15 +44,15 @@ def prepared(inputs: Float[Array, "n h w c"], pad: int, colours: bool) -> Float[
 class FedMatchResNet9(Network):
     """`ResNet9` without biases: 6,568,640 parameters for images of 32x32x3 and ten classes."""
 
-    width: float = 1.0  # of 64 to 512 channels, this share
+    width_factor: float = 1.0  # of 64 to 512 channels, this share
     pad: int = 0  # border of zeros, for 28x28 images 2
     colours: bool = False  # grey images in three equal channels
     lowering: str = "auto"  # how the convolutions are computed, see `conv2d`
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
-        check_numbers("(0, inf)", width=self.width)
-        layout = tuple(part._replace(filters=scaled(part.filters, self.width)) for part in EIGHT)
+        check_numbers("(0, inf)", width_factor=self.width_factor)
+        layout = tuple(part._replace(filters=scaled(part.filters, self.width_factor)) for part in EIGHT)
         trunk = Trunk("none", self.lowering, layout, use_bias=False)
         nn.share_scope(self, trunk)
         features = trunk(prepared(inputs, self.pad, self.colours), train, mask)
@@ -65,23 +65,23 @@ class FedMatchAlexNet(Network):
     No padding; 6,519,808 parameters for images of 32x32x3 and ten classes. The feature is the last hidden layer.
     """
 
-    width: float = 1.0  # of all channels and hidden units, this share
+    width_factor: float = 1.0  # of all channels and hidden units, this share
     pad: int = 0  # border of zeros, for 28x28 images 2
     colours: bool = False  # grey images in three equal channels
     lowering: str = "auto"  # how the convolutions are computed, see `conv2d`
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
-        check_numbers("(0, inf)", width=self.width)
+        check_numbers("(0, inf)", width_factor=self.width_factor)
         x = prepared(inputs, self.pad, self.colours)
         if min(x.shape[1:3]) < 19:
             raise ValueError(f"model 'fedmatch_alexnet' needs images of 19x19 or more, got {x.shape[1:]}; use pad")
         for layer, (filters, size) in enumerate(((64, 4), (128, 3), (256, 2)), 1):
-            channels, given = scaled(filters, self.width), (1, "VALID", lecun_normal, False)
+            channels, given = scaled(filters, self.width_factor), (1, "VALID", lecun_normal, False)
             x = Conv(channels, size, *given, lowering=self.lowering, name=f"conv{layer}")(x)
             # ReLU after the pool is the same function and works on fewer values.
             x = nn.relu(max_pool(x, 2))
         x = x.reshape(x.shape[0], -1)
         for layer in (1, 2):
-            x = nn.relu(Dense(scaled(2048, self.width), lecun_normal, use_bias=False, name=f"dense{layer}")(x))
+            x = nn.relu(Dense(scaled(2048, self.width_factor), lecun_normal, use_bias=False, name=f"dense{layer}")(x))
         return self.scores(x, lecun_normal, use_bias=False)

@@ -28,9 +28,9 @@ MODELS: Registry[nn.Module] = Registry(
         "linear": (Linear, "softmax regression on the flattened input"),
         "mlp": (MLP, "fully connected network, one hidden layer of 128 by default"),
         "cnn": (CNN, "two 3x3 convolutions and 128 hidden units, the FEMNIST benchmarks' network"),
-        "emnist_cnn": (EmnistCNN, "two 3x3 convolutions and 128 hidden units, the EMNIST network of FedRGD"),
         "cnn13": (CNN13, "nine weight-normalised convolutions, the CIFAR network of XCLP"),
         "mnist_cnn": (MnistCNN, "three 5x5 convolutions and two hidden layers, the MNIST network of FedUL"),
+        "emnist_cnn": (EmnistCNN, "two 3x3 convolutions and 128 hidden units, the EMNIST network of FedRGD"),
         "resnet18": (ResNet18, "residual network, stem='cifar', stem='imagenet' or stem='imagenet_unpooled'"),
         "resnet8_basic": (
             ThreeStageResNet8,

@@ -86,6 +86,7 @@ def test_labels_for_the_users_new_examples(features, tmp_path, capsys):
     assert "xclp" in printed and "without a label" in printed and str(folder / "predictions.csv") in printed
 
 
+@pytest.mark.thorough
 def test_new_examples_that_nobody_can_score(features, tmp_path):
     path, _ = features
     arrays = dict(np.load(path))

@@ -67,6 +67,7 @@ def test_codes_of_more_words_than_are_summed_at_once():
     assert_same(found, graph.nearest_neighbors(codes, 4200, 3))
 
 
+@pytest.mark.thorough
 def test_labels_with_shared_rows_are_the_same():
     random = np.random.default_rng(0)
     points = random.normal(size=(90, 6)).astype(np.float32)

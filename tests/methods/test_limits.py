@@ -103,6 +103,7 @@ def pair() -> Pair:
     return Pair(data, across.init(KEY, data), jax.jit(across.round), jax.jit(alone.round))
 
 
+@pytest.mark.thorough
 def test_a_cohort_of_one_client_is_label_propagation_on_its_own(pair: Pair) -> None:
     """XCLP section 9.3, item 6, p = 1: the same labels from another hash, with nearly the same confidence."""
     single = toy.only(pair.data, 0)

@@ -88,6 +88,7 @@ def test_all_kinds_take_part_and_the_federation_is_learned(data: FederatedData, 
     assert infos[-1]["pseudo_label_coverage"] > 0.9
 
 
+@pytest.mark.thorough
 def test_without_the_graph_the_pseudo_labels_cost_and_send_nothing(
     data: FederatedData, train: Callable[..., Trained], channels_alone: Trained
 ) -> None:

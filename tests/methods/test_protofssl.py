@@ -186,6 +186,7 @@ def test_before_the_first_round_predictions_are_uniform(plain) -> None:
     np.testing.assert_allclose(found, -np.log(3.0), rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_without_weight_it_is_a_supervised_prototypical_network() -> None:
     """As if the unlabelled loss never began; nothing is sent down, and there are no pseudo-labels."""
     data = balanced()

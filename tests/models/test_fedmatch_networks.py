@@ -20,7 +20,7 @@ def shapes(name: str, shape: tuple[int, ...] = (32, 32, 3), **options: object) -
         ("fedmatch_resnet9", {"shape": (28, 28, 1), "pad": 2, "colours": True}, 6_568_640),
         (
             "fedmatch_resnet9",
-            {"width": 0.25},
+            {"width_factor": 0.25},
             27 * 16 + 9 * (16 * 32 + 2 * 32**2 + 32 * 64 + 64 * 128 + 2 * 128**2) + 1280,
         ),
         ("fedmatch_alexnet", {}, 3072 + 73_728 + 131_072 + 1024 * 2048 + 2048**2 + 20_480),
@@ -43,7 +43,7 @@ def test_costs_of_the_paper() -> None:
 
 
 def test_grey_images_are_shown_in_three_channels_inside_a_border() -> None:
-    options = {"num_classes": 3, "width": 1 / 32, "lowering": "lax"}
+    options = {"num_classes": 3, "width_factor": 1 / 32, "lowering": "lax"}
     grey = models.build("fedmatch_alexnet", input_shape=(17, 17, 1), pad=1, colours=True, **options)
     plain = models.build("fedmatch_alexnet", input_shape=(19, 19, 3), **options)
     params, state = grey.init(jax.random.key(0))
@@ -63,7 +63,7 @@ def test_grey_images_are_shown_in_three_channels_inside_a_border() -> None:
         ("fedmatch_resnet9", {"colours": True}, r"\(height, width, 1\) with colours=True, got \(32, 32, 3\)"),
         ("fedmatch_alexnet", {"shape": (18, 18, 1)}, "needs images of 19x19 or more"),
         ("fedmatch_alexnet", {"shape": (64,)}, r"\(height, width, channels\), got \(64,\)"),
-        ("fedmatch_alexnet", {"width": 0.0}, "width is 0.0; it must be a number above 0"),
+        ("fedmatch_alexnet", {"width_factor": 0.0}, "width_factor is 0.0; it must be a number above 0"),
         ("fedmatch_resnet9", {"pad": -1}, "pad is -1; it must be a whole number of at least 0"),
     ],
 )

@@ -303,7 +303,7 @@ def test_available_lists_every_network():
     ("name", "options", "message"),
     [
         ("cn", {}, "Did you mean 'cnn'"),
-        ("vgg", {}, "Available: linear, mlp, cnn, emnist_cnn, cnn13, mnist_cnn, resnet18, resnet8_basic, wrn28"),
+        ("vgg", {}, "Available: linear, mlp, cnn, cnn13, mnist_cnn, emnist_cnn, resnet18, resnet8_basic, wrn28"),
         ("cnn", {"drop_out": True}, "Did you mean 'dropout'.*options: .*dropout, norm"),
         ("linear", {"norm": "bn"}, "no option 'norm'"),
         ("cnn", {"norm": "ln"}, "norm is 'ln'.* Allowed: none, bn, gn"),

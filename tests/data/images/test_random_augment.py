@@ -137,6 +137,7 @@ def small(groups, number=3):
     return functools.partial(random_augment.random_augment, policy=policy, groups=groups)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("groups", [pytest.param(0, marks=pytest.mark.thorough), 4])
 def test_every_way_to_compute_gives_the_same_images(groups):
     """One after another, several clients under `vmap`, all at once as on accelerators, and a longer batch."""

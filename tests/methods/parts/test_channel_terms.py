@@ -24,6 +24,7 @@ def test_the_l1_norm_is_a_term_unless_its_weight_is_zero() -> None:
         with_l1(terms, -0.1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["semifl", "fedmt", "mixed"])
 def test_methods_are_built_where_the_clients_sizes_are_looked_at_before_training(name: str) -> None:
     """As placement "auto" does on accelerators; what is confident is not known then."""
@@ -32,6 +33,7 @@ def test_methods_are_built_where_the_clients_sizes_are_looked_at_before_training
     jax.eval_shape(method.round, jax.random.key(0), jax.eval_shape(method.init, jax.random.key(0), data), data)
 
 
+@pytest.mark.thorough
 def test_with_prototypes_a_client_full_of_nan_is_dropped_alone_and_l1_shrinks_the_network() -> None:
     data = toy.weak_federation("sets")
     options = {"pseudo_label_weight": 0.0, "prototype_weight": 0.3, "l1": 0.5}

@@ -188,6 +188,7 @@ def test_bad_settings_are_refused(changes, message):
         predict(**changes)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_graphs", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_a_protocol_predicts_between_rounds(num_graphs):
     """A network trains, its features meet in a protocol on the host, and training goes on as if nothing had been."""
