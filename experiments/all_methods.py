@@ -72,9 +72,9 @@ def federation_config(
 
     Args:
         name: "digits", "glyphs", "mnist" or "cifar10".
-        labels: "clients", "server" or "all".
+        labels: "clients": some at every client. "per_class": some of every class at every client. "server" or "all".
         path: an `.npz` file in place of the download, for "mnist" and "cifar10".
-        count: labels of a client or of the server.
+        count: labels of a client, of a class at a client, or of the server.
     """
     config = configs.default("fedavg")
     config.data.name = "npz" if path else name
@@ -102,6 +102,8 @@ def federation_config(
         config.augment.name = "shift" if name == "mnist" else "crop_flip"
         config.strong_augment.name = "fixmatch"
         config.strong_augment.flip = name != "mnist"
+    if labels == "per_class":
+        config.supervision.name, config.supervision.labels = "per_class", 5
     if labels == "server":
         config.supervision.name = "server"
         config.supervision.labels = {"digits": 50, "glyphs": 620}.get(name, 1000)
@@ -226,7 +228,7 @@ def main(arguments: list[str] | None = None) -> None:
     everything = federation_config(options.federation, "all", options.path)
     jobs = [(name, name, shared) for name in options.methods] + [(BOUND, BASELINE, everything)]
     alike, labelled_steps = options.optimizer == "shared", math.nan
-    if options.labels == "clients":
+    if options.labels != "server":
         labelled_steps = steps_of_a_round(method_config(BASELINE, shared, {}, alike))
     print(f"{len(jobs)} methods, {len(seeds)} seeds each, on {tracking.device_description()}", flush=True)
     for number, (label, name, given) in enumerate(jobs, start=1):
@@ -333,8 +335,10 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--federation", choices=("digits", "glyphs", "mnist", "cifar10"), default="digits")
-    parser.add_argument("--labels", choices=("clients", "server"), default="clients", help="who has labels")
-    parser.add_argument("--count", type=positive, help="labels of each client, or of the server")
+    parser.add_argument(
+        "--labels", choices=("clients", "per_class", "server"), default="clients", help="who has labels"
+    )
+    parser.add_argument("--count", type=positive, help="labels of each client, of each class there, or of the server")
     parser.add_argument("--path", help="an .npz file of mnist or cifar10, in place of the download")
     parser.add_argument("--seeds", type=positive, default=5, help="runs per method, seeds 0, 1, ...")
     parser.add_argument("--steps", type=positive, default=5000, help="local steps of a run, over all clients")
