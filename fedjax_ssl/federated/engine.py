@@ -119,19 +119,58 @@ def federated_method(
         receive=receive,
         average_optimizer=setup.average_optimizer,
     )
-    starts = [0]
-    for stage in stages[:-1]:
-        starts.append(starts[-1] + (stage.rounds or 0))
+
+    def apply(params: PyTree, model_state: PyTree, inputs: Array) -> Outputs:
+        return setup.model.apply(params, model_state, setup.normalize(inputs), train=False)[0]
+
+    def global_outputs(state: ServerState, inputs: Array) -> Outputs:
+        params, model_state = network(state) if network else (combine(state.params), state.model_state)
+        return apply(params, model_state, inputs)
+
+    def own_outputs(state: ServerState, client: Int[Array, ""], inputs: Array) -> Outputs:
+        own = jax.tree.map(lambda table: table[client], state.clients.params)
+        groups = {g: packing(tree).unpack(own[g]) if g in own else tree for g, tree in state.params.items()}
+        statistics = state.model_state
+        if alone:
+            statistics = ravel_pytree(statistics)[1](state.clients.model_state[client])
+        return apply(combine(groups), statistics, inputs)
+
+    def predict_for(state: ServerState, client: Int[Array, ""], inputs: Array) -> Array:
+        return jax.nn.log_softmax(own_outputs(state, client, inputs).logits)
+
+    return Method(
+        _init_of(setup, training, stages, split, pretraining),
+        _round_of(setup, training, stages, on_host),
+        predict=lambda state, inputs: jax.nn.log_softmax(global_outputs(state, inputs).logits),
+        embed=None if alone else lambda state, inputs: global_outputs(state, inputs).features,
+        predict_for=predict_for if private else None,
+        needs=needs,
+        needs_all=needs_all,
+        trains_unlabelled=any(_trains_unlabelled(stage) for stage in stages),
+        alone=alone,
+        on_host=on_host,
+    )
+
+
+def _init_of(
+    setup: Setup,
+    training: LocalTraining,
+    stages: tuple[Stage, ...],
+    split: Callable[[PyTree], Params],
+    pretraining: Pretraining | None,
+) -> Callable[[Array, FederatedData], ServerState]:
+    """`Method.init`: the state before round 0."""
+    terms = {term.name: term for stage in stages for term in (*_terms(stage), *_server_terms(stage))}
+    if pretraining is not None:
+        terms |= {term.name: term for term in pretraining.server.terms}
 
     def init(key: Array, data: FederatedData) -> ServerState:
         network, model_state = setup.model.init(named_key(key, "model"))
         params = split(network)
         everyone = all_clients(data)
-        terms = {term.name: term for stage in stages for term in (*_terms(stage), *_server_terms(stage))}
-        if pretraining is not None:
-            terms |= {term.name: term for term in pretraining.server.terms}
         packed = {group: packing(tree).pack(tree) for group, tree in params.items()}
         shared = {group: packed[group] for group in training.shared}
+        averaged = training.shared if training.average_optimizer else ()
         state = ServerState(
             round=jnp.zeros((), jnp.int32),
             params=params,
@@ -143,27 +182,34 @@ def federated_method(
             },
             clients=first_kept(training, tuple(terms.values()), params, model_state, everyone),
             server=_server_optimizer(training, stages, pretraining, packed),
-            local_optimizer={
-                group: training.optimizer.init({group: packed[group]})
-                for group in training.shared
-                if training.average_optimizer
-            },
+            local_optimizer={group: training.optimizer.init({group: packed[group]}) for group in averaged},
         )
         return state if pretraining is None else _pretrained(training, pretraining, key, state, data)
 
-    def round_of(number: int, stage: Stage) -> Callable[..., tuple[ServerState, Metrics]]:
+    return init
+
+
+def _round_of(
+    setup: Setup, training: LocalTraining, stages: tuple[Stage, ...], on_host: bool
+) -> Callable[..., tuple[ServerState, Metrics]]:
+    """`Method.round`: a round of the stage that the state is in."""
+    starts = [0]
+    for stage in stages[:-1]:
+        starts.append(starts[-1] + (stage.rounds or 0))
+
+    def of_stage(stage: Stage, start: int) -> Callable[..., tuple[ServerState, Metrics]]:
         length = stage.rounds
         if length is None and setup.rounds is not None:
-            length = max(setup.rounds - starts[number], 0)
+            length = max(setup.rounds - start, 0)
 
         def run(
             key: Array, state: ServerState, data: FederatedData, execution: Execution
         ) -> tuple[ServerState, Metrics]:
-            return run_round(setup, training, stage, length, starts[number], key, state, data, execution)
+            return run_round(setup, training, stage, length, start, key, state, data, execution)
 
         return run
 
-    rounds = [round_of(number, stage) for number, stage in enumerate(stages)]
+    rounds = [of_stage(stage, start) for stage, start in zip(stages, starts, strict=True)]
 
     def round(
         key: Array, state: ServerState, data: FederatedData, execution: Execution | None = None
@@ -176,35 +222,7 @@ def federated_method(
         number = jnp.sum(state.round >= jnp.array(starts[1:], jnp.int32), dtype=jnp.int32)
         return _switch(number, [lambda *given, run=run: run(*given, execution) for run in rounds], key, state, data)
 
-    def predicted(outputs: Outputs) -> Array:
-        return jax.nn.log_softmax(outputs.logits)
-
-    def apply(params: PyTree, model_state: PyTree, inputs: Array) -> Outputs:
-        return setup.model.apply(params, model_state, setup.normalize(inputs), train=False)[0]
-
-    def global_network(state: ServerState) -> tuple[PyTree, PyTree]:
-        return network(state) if network else (combine(state.params), state.model_state)
-
-    def predict_for(state: ServerState, client: Int[Array, ""], inputs: Array) -> Array:
-        own = jax.tree.map(lambda table: table[client], state.clients.params)
-        groups = {g: packing(tree).unpack(own[g]) if g in own else tree for g, tree in state.params.items()}
-        statistics = state.model_state
-        if alone:
-            statistics = ravel_pytree(statistics)[1](state.clients.model_state[client])
-        return predicted(apply(combine(groups), statistics, inputs))
-
-    return Method(
-        init,
-        round,
-        predict=lambda state, inputs: predicted(apply(*global_network(state), inputs)),
-        embed=None if alone else lambda state, inputs: apply(*global_network(state), inputs).features,
-        predict_for=predict_for if private else None,
-        needs=needs,
-        needs_all=needs_all,
-        trains_unlabelled=any(_trains_unlabelled(stage) for stage in stages),
-        alone=alone,
-        on_host=on_host,
-    )
+    return round
 
 
 def _switch(
