@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("cryptography")
 pytest.importorskip("nacl")
 
-from fedjax_ssl.secure import SERVER
+from fedjax_ssl.secure import SERVER, primitives
 from fedjax_ssl.secure.endpoint import Endpoint
 from fedjax_ssl.secure.network import InMemory, Network
 from fedjax_ssl.secure.primitives import Identity
@@ -41,6 +41,25 @@ class Recorder(InMemory):
     def send(self, sender, receiver, data):
         self.sent.append((sender, receiver, data))
         super().send(sender, receiver, self._tamper(sender, receiver, data))
+
+
+def record_keys(monkeypatch):
+    """Lists that fill with every (key, nonce) of a seal, and every (cipher, key, nonce) of a stream, from here on."""
+    seals, streams = [], []
+    seal, encryptor = primitives.seal, primitives._encryptor
+
+    def recording_seal(key, nonce, plain, associated):
+        seals.append((key, nonce))
+        return seal(key, nonce, plain, associated)
+
+    def recording_encryptor(algorithm, key, mode, *more):
+        if key != primitives._HASH_KEY:  # a public constant
+            streams.append((algorithm, key, *more))
+        return encryptor(algorithm, key, mode, *more)
+
+    monkeypatch.setattr(primitives, "seal", recording_seal)
+    monkeypatch.setattr(primitives, "_encryptor", recording_encryptor)
+    return seals, streams
 
 
 def codes_of(bits):

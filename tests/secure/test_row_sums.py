@@ -19,9 +19,10 @@ from fedjax_ssl.secure import (
     messages,
     secure_row_sums,
 )
+from fedjax_ssl.secure.masks import PairMasks
 from fedjax_ssl.secure.messages import MaskedRows, MaskKeys, RecoveryRequest, RowTotals, SumStart
 from fedjax_ssl.secure.network import Network
-from fedjax_ssl.secure.primitives import ExchangeKey, add_key_stream
+from fedjax_ssl.secure.primitives import ExchangeKey, add_key_stream, hkdf
 from fedjax_ssl.secure.row_sums import RowSumClient, RowSumServer
 from tests.secure import printed
 from tests.secure.parties import Recorder, connected
@@ -180,62 +181,59 @@ def test_a_late_message_is_refused():
         some.clients[0].receive(some.ends[SERVER].pack(0, SumStart(CLASSES, 32), 1).data)
 
 
-def test_masks_used_twice_would_show_the_dropped_client(monkeypatch):
-    """A variant that keeps its masks over attempts: the survivors' two uploads take all of a late matrix's masks away
-    but the one that it shares with the owner of the row. With fresh masks nothing comes off."""
-    from fedjax_ssl.secure import masks, row_sums
+@pytest.fixture
+def one_stream_for_a_pair(monkeypatch):
+    """The deliberately broken variant: masks depend on the pair, and on no run, round, attempt or roster."""
 
-    keys = {client: ExchangeKey() for client in CLIENTS}
+    def add(self, total, one, key, other, public):
+        add_key_stream(total, hkdf(bytes(sorted((one, other))), b"", b"pair"), 1 if one < other else -1)
 
-    def stripped_of_masks(twice):
-        some = Sum(tamper=functools.partial(hold, []))
-        if twice:
-            # The broken variant: masks depend on nothing but the pair.
-            def pair(self, one, public):
-                return bytes(a ^ b for a, b in zip(one.public, public, strict=True))
+    return lambda: monkeypatch.setattr(PairMasks, "add", add)
 
-            monkeypatch.setattr(masks.PairMasks, "key", pair)
-            begin = row_sums.RowSumClient._begin
 
-            def begin_again(self, start, attempt):
-                monkeypatch.setattr(row_sums, "ExchangeKey", lambda: keys[self.endpoint.party])
-                return begin(self, start, attempt)
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_stream_in_two_transcripts_would_show_a_matrix(one_stream_for_a_pair, broken):
+    """One attempt twice, the second time without labels at client 3: streams used twice cancel, and the server alone
+    reads all rows that client 3 sends."""
+    if broken:
+        one_stream_for_a_pair()
+    first, second = Sum().run(), Sum({**SHARES, 3: np.zeros_like(SHARES[3])}).run()
+    difference = uploads(first)[1, 3] - uploads(second)[1, 3]
+    in_order = np.concatenate([SHARES[3][client == OWNER] for client in CLIENTS])
+    assert COUNTS[3] == 0 and len(difference) == len(in_order) + len(CLIENTS) - 1
+    found = difference[: len(in_order)] == in_order
+    assert found.all() if broken else not found.any()
 
-            monkeypatch.setattr(row_sums.RowSumClient, "_begin", begin_again)
-        some.run()
-        seen = uploads(some)
-        late = late_rows[-1]
-        # Rows of client 0 (the first four): what 2 and 5 sent first, less what they sent again, is their mask with 3.
-        stripped = late[:4] + sum(seen[1, client][:4] - seen[2, client][:4] for client in (2, 5))
-        # What is left is the share of client 3 and its mask with client 0, in rows that client 0 does not send.
-        rest = stripped - SHARES[3][np.flatnonzero(OWNER == 0)]
-        return rest
 
-    late_rows = []
+@pytest.mark.parametrize("broken", [False, True])
+def test_masks_used_twice_would_show_the_dropped_client(one_stream_for_a_pair, monkeypatch, broken):
+    """Client 3's rows arrive after a restart without it. If streams are used twice, what a survivor sent first less
+    what it sent again is its stream with client 3, and comes off the late rows. The stream of a row's owner stays, as
+    it does not send that row; an owner that helps the server takes it off too. Fresh masks of the others stay."""
+    if broken:
+        one_stream_for_a_pair()
+    streams, add = {}, PairMasks.add
 
-    def hold(held, sender, receiver, data):
+    def remember(self, total, one, key, other, public):
+        stream = np.zeros_like(total)
+        add(self, stream, one, key, other, public)
+        streams.setdefault((one, other), stream)  # of the first attempt
+        total += stream
+
+    monkeypatch.setattr(PairMasks, "add", remember)
+
+    def delay(sender, receiver, data):
         kind = messages.MESSAGES[messages.unpack_header(data)[0].kind - 1]
-        return data[:-1] if sender == 3 and kind is MaskedRows else data
+        return data[:-1] if sender == 3 and kind is MaskedRows else data  # damaged, so it counts as not arrived
 
-    upload = row_sums.RowSumClient._upload
-
-    def remember(self):
-        out = upload(self)
-        if self.endpoint.party == 3 and self._sent:
-            total = np.zeros((len(self._rows.owner), CLASSES), np.uint32)
-            total[: -len(CLIENTS)] = np.concatenate([self._shares[client] for client in self._rows.clients])
-            made = masks.PairMasks(self.endpoint, self.endpoint.last_attempt, 32, self._keys)
-            for other, public in self._publics.items():
-                if other != 3:
-                    made.add(total, 3, self._key, other, public)
-            late_rows.append(total)
-        return out
-
-    monkeypatch.setattr(row_sums.RowSumClient, "_upload", remember)
-    stream = np.zeros((12, CLASSES), np.uint32)
-    add_key_stream(stream, bytes(a ^ b for a, b in zip(keys[3].public, keys[0].public, strict=True)), -1)
-    assert not (stripped_of_masks(twice=False) == stream[:4]).any()
-    np.testing.assert_array_equal(stripped_of_masks(twice=True), stream[:4])
+    some = Sum(tamper=delay).run()
+    some.check((0, 2, 5))
+    seen, own = uploads(some), slice(COUNTS[0])  # rows of client 0 are the first ones
+    without_survivors = seen[1, 3][own] + sum(seen[1, client][own] - seen[2, client][own] for client in (2, 5))
+    of_client_3 = SHARES[3][OWNER == 0]
+    assert not (without_survivors == of_client_3).any()
+    found = without_survivors + streams[0, 3][own] == of_client_3
+    assert found.all() if broken else not found.any()
 
 
 @pytest.mark.parametrize(

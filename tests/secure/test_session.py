@@ -16,12 +16,13 @@ from fedjax_ssl.secure import (
     StaleMessage,
     messages,
     primitives,
+    protocols,
 )
 from fedjax_ssl.secure.endpoint import Endpoint
 from fedjax_ssl.secure.messages import HEADER_BYTES, DistanceShare, OwnDistances, Seed
 from fedjax_ssl.secure.network import Network
 from fedjax_ssl.secure.session import SessionClient, SessionServer
-from tests.secure.parties import IDENTITIES, PINNED, RUN, Recorder, connected, endpoints
+from tests.secure.parties import IDENTITIES, PINNED, RUN, Recorder, connected, endpoints, random_codes, record_keys
 
 COUNTS = {0: 2, 3: 0, 5: 4}
 SEED = Seed(bytes(range(32)))
@@ -203,22 +204,7 @@ def test_views_that_differ_open_no_channel():
 
 def test_keys_and_nonces_are_used_once(monkeypatch):
     """Across rounds and runs, with the same identities, every sealing key and nonce, and every stream, is new."""
-    seals, streams = [], []
-    seal, encryptor = primitives.seal, primitives._encryptor
-
-    def recording_seal(key, nonce, plain, associated):
-        seals.append((key, nonce))
-        return seal(key, nonce, plain, associated)
-
-    def recording_encryptor(algorithm, key, mode, *more):
-        streams.append((algorithm, key, *more))
-        return encryptor(algorithm, key, mode, *more)
-
-    monkeypatch.setattr(primitives, "seal", recording_seal)
-    monkeypatch.setattr(primitives, "_encryptor", recording_encryptor)
-    from fedjax_ssl.secure import protocols
-    from tests.secure.parties import random_codes
-
+    seals, streams = record_keys(monkeypatch)
     codes = random_codes(np.random.default_rng(0), (3, 2, 4), 20)
     shares = {client: np.full((9, 2), 7, np.uint32) for client in codes}
     for _ in range(2):
@@ -229,7 +215,7 @@ def test_keys_and_nonces_are_used_once(monkeypatch):
             for _ in range(2):
                 real.row_sums(shares, np.repeat([0, 1, 2], [3, 2, 4]))
     masks = [stream for stream in streams if stream[0] == "ChaCha20"]
-    columns = [stream for stream in streams if stream[0] == "AES" and stream[1] != primitives._HASH_KEY]
+    columns = [stream for stream in streams if stream[0] == "AES"]
     assert len(seals) == len(set(seals)) > 100
     # Each of 2 runs, 2 rounds, 2 sums: of 3 pairs the two ends, and 6 own masks at client and server.
     assert len(masks) == 8 * (6 + 12) and len(set(masks)) == 8 * (3 + 6)
