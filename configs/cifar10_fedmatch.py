@@ -25,7 +25,9 @@ from fedjax_ssl import config as configs
 def get_config(variant="lc,iid"):
     where, _, rest = variant.partition(",")
     split, _, width = rest.partition(",")
-    if where not in ("lc", "ls") or split not in ("", "iid", "noniid"):
+    channels = width or "1"
+    known = where in ("lc", "ls") and split in ("", "iid", "noniid")
+    if not known or not channels.replace(".", "", 1).isdigit():
         raise configs.ConfigError(
             f"configs/cifar10_fedmatch.py:{variant}: give lc or ls, then iid or noniid, then the share of "
             "channels if it is not all: lc,iid,0.25"
@@ -45,7 +47,7 @@ def get_config(variant="lc,iid"):
     config.supervision.name, config.supervision.labels = ("per_class", 5) if where == "lc" else ("server", 1000)
     config.strong_augment.name = "randaugment_fedmatch"
     config.model.name = "fedmatch_resnet9"
-    config.model.width_factor = float(width or 1)
+    config.model.width_factor = float(channels)
     config.optimizer.learning_rate = 1e-3
     config.federated.cohort_size = 5
     return config

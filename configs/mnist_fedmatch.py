@@ -17,7 +17,8 @@ from fedjax_ssl import config as configs
 
 def get_config(variant="lc"):
     where, _, width = variant.partition(",")
-    if where not in ("lc", "ls"):
+    channels = width or "1"
+    if where not in ("lc", "ls") or not channels.replace(".", "", 1).isdigit():
         raise configs.ConfigError(
             f"configs/mnist_fedmatch.py:{variant}: give lc or ls, and a share of the channels: lc,1"
         )
@@ -37,7 +38,7 @@ def get_config(variant="lc"):
     config.supervision.name, config.supervision.labels = ("per_class", 5) if where == "lc" else ("server", 1000)
     config.strong_augment.name = "randaugment_fedmatch"
     config.model.name = "fedmatch_resnet9"
-    config.model.width_factor = float(width or 1)
+    config.model.width_factor = float(channels)
     config.model.pad, config.model.colours = 2, True
     config.optimizer.learning_rate = 1e-3
     return config

@@ -142,7 +142,11 @@ def default(method: str = "fedavg") -> ml_collections.ConfigDict:
     Args:
         method: name of a method, whose settings become `config.method`.
     """
-    fields: dict[str, Any] = {"method": {"name": method, **methods.settings(method)}}
+    own_settings = {
+        setting: config_dict.placeholder(option.type) if option.default is None else option.default
+        for setting, option in methods.METHODS.options(method).items()
+    }
+    fields: dict[str, Any] = {"method": {"name": method, **own_settings}}
     for name, (value, *_) in (_OPTIONS | _FIELDS).items():
         section, _, own = name.rpartition(".")
         place = fields.setdefault(section, {}) if section else fields

@@ -232,7 +232,8 @@ def with_pooled_splits(dataset: Dataset) -> Dataset:
         raise ValueError(f"pool_splits: dataset {dataset.name!r} has no test examples of its own; leave it out")
     if train.set is not None:
         raise ValueError(
-            f"pool_splits: the sets of dataset {dataset.name!r} are of its training examples; leave it out"
+            f"the sets of dataset {dataset.name!r} are of its training examples, so that its test examples cannot be "
+            "pooled with them; leave pool_splits and pools out"
         )
 
     def both(first: np.ndarray | None, second: np.ndarray | None) -> np.ndarray | None:

@@ -43,6 +43,29 @@ def check_labels(supervision: str, name: str, method: Method, federation: Federa
         warnings.warn(note, ConfigNote, stacklevel=2)
 
 
+def note_missing_labels(supervision: str, labels: int | None, federation: FederatedData) -> None:
+    """Warns where clients have fewer labelled examples of a class than were asked for.
+
+    Args:
+        supervision: `config.supervision.name`; anything but "per_class" asks for no number of each class.
+        labels: `config.supervision.labels`.
+        federation: its labels; not traced.
+    """
+    if supervision != "per_class" or labels is None:
+        return
+    observed = np.asarray(federation.observed)[np.asarray(federation.index)]
+    labelled = np.arange(observed.shape[1]) < np.asarray(federation.num_labelled)[:, None]
+    counts = np.stack([((observed == k) & labelled).sum(axis=1) for k in range(federation.num_classes)])
+    asked = counts[:, np.asarray(federation.num_labelled) > 0]
+    if (asked < labels).any():
+        warnings.warn(
+            f"config.supervision.labels asks for {labels} labelled examples of every class, but clients with labels "
+            f"have fewer of {(asked < labels).sum()} of {asked.size} classes, {(asked == 0).sum()} of them without any",
+            ConfigNote,
+            stacklevel=2,
+        )
+
+
 def check_weighting(weighting: str, method: Method, federation: FederatedData) -> None:
     """Refuses weights of 0 for clients that train.
 

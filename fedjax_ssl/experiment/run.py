@@ -13,7 +13,7 @@ from fedjax_ssl import data, distributed, federated, models, tracking
 from fedjax_ssl.distributed import Team
 from fedjax_ssl.experiment import Experiment, build_method, device_mesh, federate, prediction, prediction_settings
 from fedjax_ssl.experiment.build import load_resolved
-from fedjax_ssl.experiment.fit import check_labels, check_weighting
+from fedjax_ssl.experiment.fit import check_labels, check_weighting, note_missing_labels
 from fedjax_ssl.experiment.prediction_csv import clients_csv, predictions_csv
 from fedjax_ssl.experiment.rounds import TOTALS, Programs
 from fedjax_ssl.methods.parts.cost_model import COSTS
@@ -83,6 +83,7 @@ def _run_in(record: tracking.Record | tracking.NoRecord, experiment: Experiment,
     if not config.rounds:
         learner = method._replace(needs=("labels",), needs_all=False, trains_unlabelled=False, check=None)
     check_labels(config.supervision.name, config.method.name, learner, federation)
+    note_missing_labels(config.supervision.name, config.supervision.labels, federation)
     check_weighting(config.federated.weighting, learner, federation)
     template = jax.eval_shape(method.init, key, federation)
 
@@ -96,7 +97,7 @@ def _run_in(record: tracking.Record | tracking.NoRecord, experiment: Experiment,
     files = record.files(trained=bool(config.rounds), predicted=bool(asked.predictors))
     with record.progress(config.rounds, start) as progress:
         progress.start(
-            method=config.method.name,
+            method=config.method.name + " (no federation: scores are means over the clients' models)" * method.alone,
             model=config.model.name,
             num_parameters=models.count_parameters(template.params),
             dataset=config.data.name,

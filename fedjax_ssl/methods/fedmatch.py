@@ -23,10 +23,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from fedjax_ssl.federated import Method, ServerState, Setup, Stage, Step, Term, View, federated_method
+from fedjax_ssl.federated import Method, ServerState, Setup, Stage, Step, Term, federated_method
 from fedjax_ssl.federated.method import Params
 from fedjax_ssl.federated.terms import augmented_view, supervised_term
 from fedjax_ssl.methods.parts import fedmatch_rounds as rounds
+from fedjax_ssl.methods.parts.consistency_training import strong_view
 from fedjax_ssl.methods.parts.fedmatch_exchange import PSI, SIGMA, combine, upload
 from fedjax_ssl.methods.parts.fedmatch_settings import Settings, settings_of
 from fedjax_ssl.methods.parts.matched_batches import bounds_of, matched_batches
@@ -154,7 +155,7 @@ def fedmatch(
         split=settings.split,
         combine=combine,
         network=evaluated,
-        needs=("labels", "server"),
+        needs=("server",) if settings.at_server else ("labels",),
         upload=partial(upload, settings.exchange),
         receive=rounds.receive_differences if settings.s2c_lossy else None,
     )
@@ -194,12 +195,7 @@ def regularizer(parts: Params, l2_weight: float | Array, l1_weight: float | Arra
 
 def _unsupervised(setup: Setup, settings: Settings) -> Term:
     """L_u, and all that server and clients send each other for it."""
-    plain, strong_augment = augmented_view(setup, "unlabelled"), setup.strong_augment or setup.augment
-    strong = View(
-        "unlabelled/strong",
-        "unlabelled",
-        lambda key, streams: setup.normalize(strong_augment(key, streams["unlabelled"].inputs)),
-    )
+    plain, strong = augmented_view(setup, "unlabelled"), strong_view(setup)
 
     def loss(step: Step) -> tuple[Array, rounds.Votes]:
         batch = step.streams["unlabelled"]

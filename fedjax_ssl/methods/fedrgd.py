@@ -44,7 +44,6 @@ from fedjax_ssl.federated import (
     Stage,
     Step,
     Term,
-    View,
     federated_method,
     fixed_steps,
     paired_batches,
@@ -58,6 +57,7 @@ from fedjax_ssl.federated.terms import (
     network_outputs,
     supervised_term,
 )
+from fedjax_ssl.methods.parts.consistency_training import strong_view
 from fedjax_ssl.methods.parts.step_schedules import NOMINAL_STEPS, with_step_schedule
 from fedjax_ssl.objectives import fixmatch_loss
 
@@ -160,13 +160,7 @@ def unlabelled_term(setup: Setup, user_loss: str, consistency: str, threshold: f
     """
     check_choices(("cross_view", "self_view"), consistency=consistency)
     check_numbers(threshold=threshold)
-    strong_augment = setup.strong_augment or setup.augment
-    weak = augmented_view(setup, "unlabelled")
-    strong = View(
-        "unlabelled/strong",
-        "unlabelled",
-        lambda key, streams: setup.normalize(strong_augment(key, streams["unlabelled"].inputs)),
-    )
+    weak, strong = augmented_view(setup, "unlabelled"), strong_view(setup)
 
     def crl(step: Step) -> Array:
         mask = step.streams["unlabelled"].mask

@@ -3,6 +3,7 @@
 import pytest
 
 from fedjax_ssl import config as configs
+from fedjax_ssl import methods
 from fedjax_ssl.config import fields
 
 TABLE = fields._FIELDS
@@ -37,3 +38,15 @@ def test_what_is_outside_is_refused_before_data_are_loaded(field: str, value, me
     config.update_from_flattened_dict({field: value})
     with pytest.raises(configs.ConfigError, match=message):
         configs.resolve(config)
+
+
+@pytest.mark.parametrize("method", sorted(methods.available()))
+def test_every_setting_of_a_method_can_be_given(method: str) -> None:
+    """Also those that are None until they are: a value of their type is taken, one of another type is not."""
+    config = fields.default(method)
+    for setting, option in methods.METHODS.options(method).items():
+        if option.default is None:
+            config.method[setting] = {int: 3, float: 0.5, str: "a", bool: True}[option.type]
+            assert config.method[setting] is not None
+            with pytest.raises(TypeError):
+                config.method[setting] = {"another": "type"}

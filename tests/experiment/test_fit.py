@@ -1,9 +1,9 @@
 import pytest
 
 from fedjax_ssl import methods
-from fedjax_ssl.config import ConfigError
+from fedjax_ssl.config import ConfigError, ConfigNote
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.experiment.fit import check_weighting
+from fedjax_ssl.experiment.fit import check_weighting, note_missing_labels
 from tests import toy
 
 
@@ -29,3 +29,13 @@ def test_weights_by_labels_fit_where_all_that_train_have_some() -> None:
     check("per_client_lp", toy.federation(labelled=(1,) * 6), unlabelled_clients=True)
     with pytest.raises(ConfigError, match="1 of 6 clients"):
         check("per_client_lp", data, unlabelled_clients=True)
+
+
+def test_missing_labels_are_noted() -> None:
+    data = toy.federation()
+    with pytest.warns(
+        ConfigNote, match="asks for 2 labelled examples of every class.* fewer of 11 of 15 classes, 3 of"
+    ):
+        note_missing_labels("per_class", 2, data)
+    for supervision, labels in (("per_client", 2), ("all", None)):
+        note_missing_labels(supervision, labels, data)

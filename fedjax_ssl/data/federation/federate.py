@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.checks import check_whole_numbers
-from fedjax_ssl.data.dataset import Dataset, Split
+from fedjax_ssl.data.dataset import Dataset, with_pooled_splits
 from fedjax_ssl.data.federation.dealing import count_groups
 from fedjax_ssl.data.federation.federated_data import FederatedData
 from fedjax_ssl.data.federation.held_out import HeldOut, balanced_test_examples, clients_of_own_test, stratified
@@ -117,7 +117,7 @@ def federate(
     """
     num_train = len(dataset.train)
     if pools is not None:
-        dataset = _merged(dataset)
+        dataset = dataset if dataset.test is None else with_pooled_splits(dataset)
     natural = _natural_clients(dataset)
     natural_sizes = np.bincount(natural[natural >= 0])
     held_out = HeldOut(
@@ -286,19 +286,6 @@ def _check_pools(pools: tuple[int, int, int], class_counts: Float[np.ndarray, " 
             f"pools={tuple(pools)} asks for {sum(pools)} examples of every class, but class {kind} has {fewest}, "
             "training and test examples together; lower them"
         )
-
-
-def _merged(dataset: Dataset) -> Dataset:
-    """The same dataset with its test examples after the training ones, and no test split."""
-    train, test = dataset.train, dataset.test
-    if test is None:
-        return dataset
-    columns: dict[str, Any] = {}
-    for name in ("client", "coarse"):
-        parts = getattr(train, name), getattr(test, name)
-        columns[name] = None if any(part is None for part in parts) else np.concatenate(parts)
-    merged = Split(np.concatenate([train.x, test.x]), np.concatenate([train.y, test.y]), **columns)
-    return dataclasses.replace(dataset, train=merged, test=None)
 
 
 def _draw_roles(

@@ -109,7 +109,7 @@ def validate(data: FederatedData, truth_required: bool = True) -> None:
         truth_required: False where test examples are there to be labelled and not to be scored.
 
     Raises:
-        ValueError: no clients, a client without examples, or no test examples.
+        ValueError: no clients, a client without examples, no test examples, or parts that are all empty.
     """
     sizes = np.asarray(data.num_examples)
     if sizes.size == 0 or sizes.sum() == 0:
@@ -124,6 +124,11 @@ def validate(data: FederatedData, truth_required: bool = True) -> None:
         raise ValueError(
             "there are no test examples; hold some out (test_clients, left_out_client, test_fraction or "
             "client_test_fraction), or give them in the dataset"
+        )
+    if data.num_parts > 1 and not (sizes > np.asarray(data.num_labelled)).any():
+        raise ValueError(
+            f"unlabelled examples come in {data.num_parts} parts, but no client has that many of any class: every part "
+            "is empty; lower config.partition.parts"
         )
     if truth_required and not (np.asarray(data.labels)[np.asarray(data.test_index)] >= 0).any():
         raise ValueError(f"none of the {int(data.num_test)} test examples has a label to be scored by")

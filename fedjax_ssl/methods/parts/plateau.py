@@ -67,8 +67,8 @@ def validate(
     """
     if not validation.rows.shape[0]:
         raise ValueError(
-            "lr_schedule divides a client's learning rate by its loss on validation examples, and there are none; hold "
-            "some out with config.data.validation_fraction, or set lr_schedule='none'"
+            "lr_schedule lowers a learning rate when the loss on validation examples stops falling, and there are "
+            "none; hold some out with config.data.validation_fraction, or set lr_schedule='none'"
         )
 
     def logits(raw: Array) -> Array:

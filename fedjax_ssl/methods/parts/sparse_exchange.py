@@ -8,11 +8,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PyTree
 
 from fedjax_ssl.checks import check_choices
-from fedjax_ssl.federated import count
+from fedjax_ssl.federated import BYTES_PER_NUMBER, count
 from fedjax_ssl.federated.exact_count import Count
 
 ENCODINGS = ("smallest", "dense", "bitmap", "coordinates")
-BYTES_PER_NUMBER = 4  # also of an index
 
 
 def sparse(params: PyTree, threshold: float | Array) -> PyTree:
