@@ -6,7 +6,7 @@ learning rate.
     python -m fedjax_ssl.main --config configs/digits_fedmatch.py         # 5 labels of each digit at every writer
     python -m fedjax_ssl.main --config configs/digits_fedmatch.py:ls      # 100 labels at the server, none at writers
 
-A learning rate 30 times the paper's for this small network, and by so much smaller l2_weight; no strong augmentation.
+A learning rate 30 times the paper's for this small network, l2_weight a thirtieth of it; no strong augmentation.
 Helpers in every other round, since 60 rounds have few tenths. Result: docs/methods/fedmatch.md. Not an experiment of
 the paper.
 """

@@ -219,7 +219,7 @@ def main(arguments: list[str]) -> None:
     """Prints the tables that the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", default="layers,network,pool", help="comma-separated subset of the default")
-    parser.add_argument("--layers", type=int, default=len(LAYERS), help="only the first so many layers")
+    parser.add_argument("--layers", type=int, default=len(LAYERS), help="number of layers, the first ones")
     parser.add_argument("--steps", type=int, default=4, help="local steps per burst")
     parser.add_argument("--repeats", type=int, default=30, help="bursts per contestant")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="cores for both sides")

@@ -387,7 +387,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
     parser.add_argument("--repeats", type=int, default=5, help="timed blocks per system, after one that warms up")
     parser.add_argument("--rounds", type=int, help="rounds per block; the workload's own by default")
-    parser.add_argument("--cores", type=int, help="all systems on so many cores, for a machine shared with other work")
+    parser.add_argument("--cores", type=int, help="cores for all systems, on a machine shared with other work")
     parser.add_argument("--json", help="write the measurements here")
     parser.add_argument("--check", action="store_true", help="compare the result of one round instead of the time")
     options = parser.parse_args(arguments)

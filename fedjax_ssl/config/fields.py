@@ -86,8 +86,8 @@ _FIELDS: dict[str, Field] = {
     "optimizer.weight_decay": Field(0.0, number, "[0, inf)"),
     "optimizer.clip_norm": Field(float, number, "(0, inf)"),  # largest norm of a gradient; no clipping by default
     "optimizer.keep_state": Field(False),  # clients keep momentum and the like between their rounds
-    "optimizer.average_state": Field(False),  # clients start from the mean of what the last cohort ended with
     "optimizer.keep_by": Field("client", one_of, KEEP_BY),  # ... or the cohort's slots do, whoever fills them
+    "optimizer.average_state": Field(False),  # clients start from the mean of what the last cohort ended with
     "optimizer.batch_size": Field(10, whole, 1),
     "optimizer.local_epochs": Field(1, whole, 1),
     "federated.name": Field("fedavg"),
@@ -112,12 +112,11 @@ _FIELDS: dict[str, Field] = {
     "prediction.similarity_power": Field(float, number, "(0, inf)"),  # the variant's by default, as the next two
     "prediction.label_norm": Field(str, one_of, ("none", "class")),
     "prediction.confidence_scale": Field(str, one_of, ("none", "max")),
-    "prediction.groups": Field(1, whole, 1),  # xclp: clients are cut at random into so many, with a graph each
+    "prediction.groups": Field(1, whole, 1),  # xclp: clients are cut at random into groups, with a graph each
     "prediction.new_batch_size": Field(int, whole, 1),  # examples that a client brings at a time; all by default
     "prediction.neighbor_search": Field("exact", one_of, ("exact", "approximate")),  # xclp; for millions of points
-    "prediction.protocol": Field(
-        "none", one_of, secure.CHOICES
-    ),  # xclp; between the clients of a graph: docs/secure.md
+    # xclp; between the clients of a graph: docs/secure.md
+    "prediction.protocol": Field("none", one_of, secure.CHOICES),
     "prediction.hamming": Field("transfer", one_of, secure.HAMMING),  # ... with which its distances are found
     "distributed.coordinator": Field(str),  # host:port of process 0; one process by default. Or set
     "distributed.num_processes": Field(int),  # ... $FEDJAX_SSL_COORDINATOR, $FEDJAX_SSL_NUM_PROCESSES and

@@ -165,7 +165,7 @@ def device_mesh(devices: int, reduce: str) -> Mesh | None:
         reduce: how sums over devices are made.
 
     Raises:
-        ConfigError: there are not so many, or several processes cannot share them evenly.
+        ConfigError: there are fewer, or several processes cannot share them evenly.
     """
     found = distributed.run_devices(devices)
     # Fixed-point sums differ from plain ones, so that one device has to add as several do.

@@ -112,7 +112,7 @@ def check_episodes(data: FederatedData, num_support: int, num_query: int, querie
 def support_and_query(
     counts: Int[Array, "*n"], num_support: int, num_query: int
 ) -> tuple[Int[Array, "*n"], Int[Array, "*n"]]:
-    """How many examples of classes with so many labels are support and query in a step; see `episodes`."""
+    """How many examples of a class are support and query in a step, given its number of labels; see `episodes`."""
     support = jnp.where(counts > 1, jnp.minimum(num_support, counts - 1), counts)
     return support, jnp.minimum(num_query, counts - support)
 

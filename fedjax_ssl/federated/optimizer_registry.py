@@ -24,36 +24,36 @@ class LocalSettings(NamedTuple):
     clip_norm: float | Array | None
 
 
-def _scaffold(local: LocalSettings, server_learning_rate: float | Array = 1.0) -> FederatedOptimizer:
-    plain = isinstance(local.momentum, (int, float)) and local.momentum == 0 and local.clip_norm is None
-    if local.name != "sgd" or not plain:
+def _scaffold(settings: LocalSettings, server_learning_rate: float | Array = 1.0) -> FederatedOptimizer:
+    plain = isinstance(settings.momentum, (int, float)) and settings.momentum == 0 and settings.clip_norm is None
+    if settings.name != "sgd" or not plain:
         raise ValueError(
             "scaffold's control variates are mean gradients of plain SGD, but config.optimizer has "
-            f"name={local.name!r}, momentum={local.momentum}, clip_norm={local.clip_norm}; use name='sgd', "
+            f"name={settings.name!r}, momentum={settings.momentum}, clip_norm={settings.clip_norm}; use name='sgd', "
             "momentum=0.0 and clip_norm=None, or another federated optimizer"
         )
     return scaffold(server_learning_rate)
 
 
-def _fednova(local: LocalSettings, mu: float | Array = 0.0) -> FederatedOptimizer:
-    shrinkage = mu * local.learning_rate
+def _fednova(settings: LocalSettings, mu: float | Array = 0.0) -> FederatedOptimizer:
+    shrinkage = mu * settings.learning_rate
     if isinstance(shrinkage, float) and shrinkage >= 1:
         raise ValueError(
-            f"mu is {mu} and config.optimizer.learning_rate {local.learning_rate}; with fednova their product must be "
-            "below 1"
+            f"mu is {mu} and config.optimizer.learning_rate {settings.learning_rate}; with fednova their product must "
+            "be below 1"
         )
-    return fednova(local.momentum, mu, nesterov=local.nesterov, adaptive=local.name != "sgd")
+    return fednova(settings.momentum, mu, nesterov=settings.nesterov, adaptive=settings.name != "sgd")
 
 
 def _fedavgm(
-    local: LocalSettings, server_learning_rate: float | Array = 1.0, server_momentum: float | Array = 0.5
+    settings: LocalSettings, server_learning_rate: float | Array = 1.0, server_momentum: float | Array = 0.5
 ) -> FederatedOptimizer:
     return fedopt(optax.sgd(server_learning_rate, server_momentum))
 
 
 def _moments(
     server: Callable[..., optax.GradientTransformation],
-    local: LocalSettings,
+    settings: LocalSettings,
     server_learning_rate: float | Array = 0.01,
 ) -> FederatedOptimizer:
     # FedOpt's settings (Reddi et al., ICLR 2021): beta1, beta2, tau.
@@ -61,7 +61,7 @@ def _moments(
 
 
 def _grouped(
-    local: LocalSettings,
+    settings: LocalSettings,
     groups: int | None = None,
     group_sizes: tuple[int, ...] | None = None,
     broadcast_global: bool = False,

@@ -69,7 +69,7 @@ class Batches(NamedTuple):
     """Local steps of a round."""
 
     number: int  # T
-    extra_every: int  # rounds; the first of so many takes one step more; 0: none does
+    extra_every: int  # rounds, of which the first takes one step more; 0: none does
 
 
 def fedrgd(

@@ -94,7 +94,7 @@ def fl2(
         rho: radius of the ball; the paper has 1 for CIFAR-100.
         eta: added to the size of the weights (ASAM).
         uncertainty_weights: clients weigh 1 - tau_k in the average; False: as `config.federated.weighting` says.
-        pretrain_calls: so often the server trains, for `server_epochs` each, before round 0; 0 leaves it out.
+        pretrain_calls: how often the server trains before round 0, for `server_epochs` each time; 0 leaves it out.
         server_batch_size: labelled examples per step at the server.
         server_epochs: epochs per round at the server.
         static_batch_norm: statistics of batch norm layers by a pass over the data, with batches of 10 at the server and

@@ -18,7 +18,7 @@ from fedjax_ssl.models.proto_resnet import EIGHT, Trunk
 
 
 def scaled(channels: int, width: float) -> int:
-    """So many channels times a factor, at least one."""
+    """A number of channels times a factor, rounded, at least one."""
     return max(round(channels * width), 1)
 
 

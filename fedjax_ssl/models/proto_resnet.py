@@ -90,7 +90,7 @@ class Trunk(nn.Module):
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Float[Array, "n d"]:
         if inputs.ndim != 4 or inputs.shape[1] != inputs.shape[2] or inputs.shape[1] < 8:
             raise ValueError(
-                "models 'resnet8', 'resnet9', 'resnet17' and 'proto_resnet18' need square images of 8x8 or more, got "
+                "the residual networks of ProtoFSSL and FedMatch need square images of 8x8 or more, got "
                 f"{inputs.shape[1:]}; pad or resize them, or use model 'cnn' or 'mlp'"
             )
         check_choices((*NORMS, "sbn"), norm=self.norm)

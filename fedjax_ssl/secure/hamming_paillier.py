@@ -23,7 +23,7 @@ from fedjax_ssl.secure.paillier import PublicKey, SecretKey
 
 
 def packing(num_points: int, num_bits: int, key_bits: int) -> tuple[int, int, int]:
-    """(bits of a slot, slots of a plaintext, plaintexts for so many points)."""
+    """(bits of a slot, slots of a plaintext, plaintexts for `num_points` points)."""
     width = num_bits.bit_length()
     slots = (key_bits - 1) // width
     return width, slots, -(-num_points // slots)

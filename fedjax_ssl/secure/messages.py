@@ -35,7 +35,7 @@ class Header(NamedTuple):
 
 
 class Blob(NamedTuple):
-    """A field of so many bytes."""
+    """A field of `length` bytes."""
 
     length: int
 

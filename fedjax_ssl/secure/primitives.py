@@ -30,7 +30,7 @@ def load(module: str, extra: str = "secure") -> Any:
     except ImportError as error:
         raise MissingExtra(
             f"the protocols need the package {module.partition('.')[0]!r}, which is not installed: "
-            f"pip install 'fedjax_ssl[{extra}]'"
+            f"in a checkout, pip install '.[{extra}]'"
         ) from error
 
 

@@ -115,5 +115,5 @@ def _optional(module: str, extra: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         raise ValueError(
-            f"the writer {extra!r} needs the package {module}: pip install 'fedjax_ssl[{extra}]'"
+            f"the writer {extra!r} needs the package {module}: in a checkout, pip install '.[{extra}]'"
         ) from error

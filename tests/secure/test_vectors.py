@@ -213,5 +213,5 @@ def test_shares_of_a_secret():
 
 
 def test_a_missing_package_is_named_with_its_extra():
-    with pytest.raises(MissingExtra, match=r"'no_such_package'.*pip install 'fedjax_ssl\[secure\]'"):
+    with pytest.raises(MissingExtra, match=r"'no_such_package'.*pip install '\.\[secure\]'"):
         primitives.load("no_such_package.module")

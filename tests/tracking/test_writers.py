@@ -79,6 +79,6 @@ def test_an_unknown_writer_and_a_missing_extra_are_named(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"unknown writer 'csv'; there are 'tensorboard', 'wandb'"):
         open_writers(["csv"], tmp_path, config={})
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    with pytest.raises(ValueError, match=r"pip install 'fedjax_ssl\[tensorboard\]'"):
+    with pytest.raises(ValueError, match=r"pip install '\.\[tensorboard\]'"):
         open_writers(["tensorboard"], tmp_path, config={})
     assert open_writers([], tmp_path, config={}) == []

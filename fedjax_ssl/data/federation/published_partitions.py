@@ -73,8 +73,9 @@ def fedmatch(
     """FedMatch's tasks: `balanced` examples of every class for each client, and a share of the others.
 
     IID: floor(rest / C) of what is left of every class. Non-IID: client c draws floor(all that is left / C) classes
-    from row c mod R of a matrix, and clients in turn take so many examples of each class as long as there are any:
-    some examples are then at no client, and the last clients have fewer (Jeong et al., ICLR 2021; the authors' code).
+    from row c mod R of a matrix, and clients in turn take an example of the class for each draw, as long as there are
+    any: some examples are then at no client, and the last clients have fewer (Jeong et al., ICLR 2021; the authors'
+    code).
 
     Args:
         noniid: which of the two.

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from fedjax_ssl.data.sources.fetch import DatasetUnavailable
 from fedjax_ssl.registry import did_you_mean
 
-TOLERANCE = 1e-3  # a row may miss 1 by so much, as rounded shares do, and is normalized then
+TOLERANCE = 1e-3  # by which a row may miss 1, as rounded shares do; it is normalized then
 
 
 def read_proportions(

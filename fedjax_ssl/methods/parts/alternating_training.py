@@ -29,7 +29,8 @@ def alternating(
         server_epochs: epochs per round at the server.
         static_batch_norm: whether statistics of batch norm layers come from a pass over the data.
         needs: what the method learns from.
-        pretraining_rounds: so often the server trains as in a round before round 0, at the learning rate of round 0.
+        pretraining_rounds: how often the server trains before round 0, each time as in a round and at the learning rate
+            of round 0.
         keep_optimizer: the state of the server's optimizer lives on from round to round.
         norm_batch_sizes: of that pass: of the server's examples, None if they are in front of the clients' in one
             sequence, and of the clients'.

@@ -35,9 +35,8 @@ from fedjax_ssl.methods.parts.plateau import Plateau, first_plateau, next_platea
 
 Known = TypeVar("Known")
 TERM = "fedmatch"
-RATES: dict[
-    str, Callable[[Client], Float[Array, ""]] | None
-] = {  # by `lr_schedule`: factor of a client's learning rate
+# By `lr_schedule`: factor of a client's learning rate.
+RATES: dict[str, Callable[[Client], Float[Array, ""]] | None] = {
     "client": lambda client: _known(remembered_by(client).plateau).factor,
     "global": lambda client: client.sent[TERM].rate,
     "none": None,

@@ -235,7 +235,7 @@ def random_groups(key: Key[Array, ""], num_clients: int, num_groups: int) -> Int
 
 
 def _batches(points: Points, batch_size: int | None) -> list[Bool[Array, " n"]]:
-    """Which points each call sees: all training points, and so many new ones of every client."""
+    """Which points each call sees: all training points, and at most `batch_size` new ones of every client."""
     here = points.client >= 0
     if batch_size is None:
         return [here]

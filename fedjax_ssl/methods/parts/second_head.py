@@ -112,5 +112,5 @@ def _check_federation(setup: Setup, method: str, weak: WeakLabels | None) -> Non
     if most > setup.num_classes:
         raise ValueError(
             f"clients have up to {most} coarse labels or sets, but the second head of {method} has only "
-            f"{setup.num_classes} outputs, one per class; use at most so many"
+            f"{setup.num_classes} outputs, one per class; use at most {setup.num_classes}"
         )

@@ -37,7 +37,7 @@ def num_sent(sent: PyTree) -> Int[Array, ""]:
 def message_bytes(
     entries: Int[Array, "*messages"], size: int, encoding: str, there: Bool[Array, "*messages"] | None = None
 ) -> Count:
-    """Bytes of messages with so many of `size` numbers each.
+    """Bytes of messages that each carry `entries` of a model's `size` numbers.
 
     "dense": all numbers, 4 bytes each. "bitmap": a bit for every number says whether it follows. "coordinates": its
     place beside each. "smallest": for every message the shortest of them.

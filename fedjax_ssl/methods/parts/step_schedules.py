@@ -41,7 +41,8 @@ def with_step_schedule(
 ) -> Setup:
     """The run with its learning rate times the factor at the first local step of each round.
 
-    In round 0 of a warm-up that is the factor of its last step, since it would be 0.
+    In a round that begins during warm-up it is the factor at the round's last step, or at the end of warm-up if that
+    comes first: at the first step of round 0 the factor is 0.
 
     Args:
         setup: the run.
