@@ -1,4 +1,4 @@
-"""Every method that fits one federation: same clients, labels, network, seeds and number of local steps.
+"""Every method that fits one federation: same clients, labels, network, seeds, and about as many local steps.
 
     python experiments/all_methods.py                                             # digits by writer, labels at clients
     python experiments/all_methods.py --labels server                             # ... at the server
@@ -9,11 +9,11 @@ A method's own settings and its optimizer are those of its config `configs/digit
 plain SGD with one learning rate to all methods but those whose config has another optimizer than SGD. `--set
 NAME.FIELD=VALUE` replaces a setting of a method, or any field of its config, as `fedmatch.optimizer.learning_rate`.
 Everything else is the federation's. A method takes as many rounds as use up the local steps of its clients and its
-server; two stages have half of them each. Two rounds of one seed count the steps, then one compiled program runs all
+server, at least two; two stages have half of them each. Two rounds of one seed count the steps, then one compiled program runs all
 seeds. "fedavg, all labels" knows every label. Methods that do not fit the federation are listed with the reason.
 
 Leaves all_methods.md, .csv (every single run) and .png (accuracy against bytes) in the output folder, rewritten after
-every method. Measured results: docs/results.md.
+every method.
 """
 
 import argparse
@@ -45,6 +45,13 @@ ARGUMENTS = {
     "server": {"fedmatch": "ls", **dict.fromkeys(CONSISTENCY, "server,20")},
 }
 SECTIONS = ("data", "partition", "supervision", "augment", "strong_augment")
+
+
+LEGEND = (
+    "accuracy: on the test set after the last round; best: of five evaluations; pseudo-labels: share of right ones in the "
+    "last rounds; down, up: bytes of the run from and to the server, relative to fedavg; local steps: of all clients and "
+    "the server; s: seconds of all seeds, compiling included"
+)
 
 
 class Row(NamedTuple):
@@ -247,7 +254,8 @@ def main(arguments: list[str] | None = None) -> None:
             flush=True,
         )
         notes = facts(time.perf_counter() - begin, options.seeds)
-        notes[1] = f"{options.seeds} seeds, {options.steps:,} local steps each"
+        notes[1] = f"{options.seeds} seeds, about {options.steps:,} local steps each, in at least two rounds"
+        notes.insert(0, LEGEND)
         _write(options.output, rows, unfit, notes, seeds)
     print(f"\n{(options.output / 'all_methods.md').read_text(encoding='utf-8')}")
 
