@@ -9,8 +9,9 @@ A method's own settings and its optimizer are those of its config `configs/digit
 plain SGD with one learning rate to all methods but those whose config has another optimizer than SGD. `--set
 NAME.FIELD=VALUE` replaces a setting of a method, or any field of its config, as `fedmatch.optimizer.learning_rate`.
 Everything else is the federation's. A method takes as many rounds as use up the local steps of its clients and its
-server, at least two; two stages have half of them each. Two rounds of one seed count the steps, then one compiled program runs all
-seeds. "fedavg, all labels" knows every label. Methods that do not fit the federation are listed with the reason.
+server, at least two; two stages have half of them each. Two rounds of one seed count the steps, then one compiled
+program runs all seeds. "fedavg, all labels" knows every label. Methods that do not fit the federation are listed with
+the reason.
 
 Leaves all_methods.md, .csv (every single run) and .png (accuracy against bytes) in the output folder, rewritten after
 every method.
@@ -48,9 +49,9 @@ SECTIONS = ("data", "partition", "supervision", "augment", "strong_augment")
 
 
 LEGEND = (
-    "accuracy: on the test set after the last round; best: of five evaluations; pseudo-labels: share of right ones in the "
-    "last rounds; down, up: bytes of the run from and to the server, relative to fedavg; local steps: of all clients and "
-    "the server; s: seconds of all seeds, compiling included"
+    "accuracy: on the test set after the last round; best: of five evaluations; pseudo-labels: share of right ones in "
+    "the last rounds; down, up: bytes of the run from and to the server, relative to fedavg; local steps: of all "
+    "clients and the server; s: seconds of all seeds, compiling included"
 )
 
 
