@@ -36,7 +36,6 @@ PROCESSES, DEVICES_EACH = 2, 2
 LIMIT = 100.0  # seconds until a process is killed, whatever it waits for
 # What harms which process after which round, one after the other on one folder.
 HARMS = {"kill": (0, 2), "exception": (1, 3), "freeze": (1, 4), "terminate": (1, 5)}
-A_CRASH_AND_A_REQUEST = ("kill", "terminate")
 
 
 class Ended(NamedTuple):
@@ -133,8 +132,8 @@ def whole(tmp_path_factory):
 
 @pytest.fixture(
     scope="module",
-    params=[A_CRASH_AND_A_REQUEST, pytest.param(tuple(HARMS), marks=pytest.mark.thorough)],
-    ids=["crash and request", "everything"],
+    params=[pytest.param(tuple(HARMS), marks=pytest.mark.thorough)],
+    ids=["everything"],
 )
 def harmed(request, tmp_path_factory):
     """A run of 2 processes with 2 devices each to which all this happens; what was there before the last is kept."""

@@ -70,6 +70,7 @@ def test_killed_at_any_time(tmp_path, moments):
     assert results_of(killed) == results_of(tmp_path / "whole")
 
 
+@pytest.mark.thorough
 def test_checkpoints_only_at_the_end(tmp_path):
     """How often checkpoints are written may change between starts: it does not change the result."""
     run(experiment(checkpoint_every=0), tmp_path)

@@ -64,6 +64,7 @@ def test_metrics_have_a_row_per_evaluation(sweep):
     assert {values.shape for values in metrics.values()} == {(3, 3)}
 
 
+@pytest.mark.thorough
 def test_the_command_line_gives_the_same_numbers_and_says_how_clients_are_placed(tmp_path, capsys):
     config = experiment("network_pseudo_label", **{"method.warmup_rounds": 2, "rounds": 4, "seed": 5})
     run(config, tmp_path)

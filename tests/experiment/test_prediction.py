@@ -106,6 +106,7 @@ def trained(tmp_path_factory):
     return folder, run(quick("network"), folder)
 
 
+@pytest.mark.thorough
 def test_after_training_the_network_predicts_too_and_features_are_its_own(trained):
     folder, summary = trained
     network, xclp, alone = summary["predictions"]

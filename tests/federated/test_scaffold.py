@@ -85,6 +85,7 @@ def test_three_rounds_of_some_clients_are_the_published_algorithm(float64) -> No
     np.testing.assert_array_equal(held[np.array(sorted(never))], 0)
 
 
+@pytest.mark.thorough
 def test_variates_held_at_zero_are_fedavg_bit_for_bit() -> None:
     data = toy.federation()
     scaffold = federated.scaffold()

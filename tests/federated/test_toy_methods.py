@@ -490,6 +490,7 @@ def test_a_weight_of_zero_keeps_what_was_learned_and_one_that_is_no_number_drops
     assert number(state, "w") == pytest.approx(0.5 * np.mean([2, 3, 4, 5])) and infos[0]["dropped_clients"] == 1
 
 
+@pytest.mark.thorough
 def test_private_parameters_do_not_depend_on_placement_devices_or_seeds_at_once() -> None:
     data = toy.federation()
     terms = pull("body", own_id, "w"), pull("head", own_id, "head", "head")

@@ -56,6 +56,7 @@ def test_finds_most_neighbors_and_only_real_ones(padded):
     assert recall > 0.8
 
 
+@pytest.mark.thorough
 def test_more_work_finds_more():
     codes, _ = clustered_codes(0, 500, BITS, 5)
     recalls = []

@@ -119,6 +119,7 @@ def test_order_of_points_and_classes_does_not_matter():
     np.testing.assert_array_equal(renamed.labels, names[np.asarray(straight.labels)])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("solver", CONJUGATE_GRADIENT_FIRST)
 def test_clients_far_apart_are_labelled_as_if_alone(solver):
     # Codes around 0 and around all ones: cross-client similarities are 0, so no edge joins the clients.
@@ -151,6 +152,7 @@ def test_long_codes_approach_exact_cosines():
     assert errors[1] < 0.5 * errors[0]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("similarity", ["exact", "lsh"])
 def test_label_propagation_maps_over_padded_clients(similarity):
     sizes = [90, 18, 0, 1]
@@ -243,6 +245,7 @@ def test_one_class():
     np.testing.assert_array_equal(found.confidence, 1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_points, solver", [(0, "auto"), (1, "auto"), (2, "auto"), (2, "conjugate_gradient")])
 def test_very_few_points(num_points, solver):
     points = np.array([[1, 0], [1, 0.1]], np.float32)[:num_points]

@@ -121,6 +121,7 @@ def test_bad_arguments_are_refused():
         graph.nearest_neighbors(codes, 32, 1, kernel="gpu")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("bound", [None, 5])
 @pytest.mark.parametrize("length, count", [(1, 1), (300, 300), (2000, 7), (5000, 40)])
 def test_smallest_orders_by_value_and_position(length, count, bound):

@@ -47,6 +47,7 @@ def test_graph_equals_the_dense_reference(power):
     np.testing.assert_allclose(graph.multiply(built, vectors), reference.normalize(weight) @ vectors, atol=1e-13)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_point_that_all_others_point_to(count):
@@ -124,6 +125,7 @@ def test_fixed_point_iteration_reaches_the_scores():
     assert (errors[1:] <= alpha * errors[:-1] * (1 + 1e-9) + 1e-14).all()
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_columns_of_the_clients_add_up(solver):
@@ -179,6 +181,7 @@ def test_auto_takes_cholesky_for_small_graphs(monkeypatch):
     assert graph.solve(example(), target, 0.99).iterations > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_maps_over_graphs_and_alphas(solver):
     codes = np.stack([clustered_codes(seed, 250, 64, 5)[0] for seed in range(3)])

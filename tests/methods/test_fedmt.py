@@ -165,6 +165,7 @@ def test_columns_of_zeros_take_mass_away_and_impossible_labels_are_left_out():
     np.testing.assert_allclose(value, 0.0, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_client_with_sets_projects_through_its_class_shares():
     shares = np.array([[[0.8, 0.1, 0.1], [0.2, 0.5, 0.3]]])
     weak = weak_labels([[0, 1, 1]], [2], shares, from_sets=True, share=[[0.4, 0.6]])

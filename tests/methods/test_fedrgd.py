@@ -125,6 +125,7 @@ def test_places_in_the_cohort_are_those_of_ids_and_do_not_depend_on_who_is_absen
     np.testing.assert_array_equal(without_two[:5], places[[0, 1, 3, 4, 5]])
 
 
+@pytest.mark.thorough
 def test_momentum_stays_with_the_slots(float64) -> None:
     """Two clients of which one is drawn per round: they go on with each other's momentum."""
     data = toy.federation(sizes=(4, 4), labelled=(4, 4))

@@ -83,6 +83,7 @@ def test_the_teacher_starts_from_the_student_of_the_first_stage() -> None:
     assert float(state.terms["mean_teacher"].step) == 3.0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("predict_with", ["student", "teacher"])
 def test_predictions_come_from_the_chosen_network(predict_with: str) -> None:
     data = one_client()
@@ -93,6 +94,7 @@ def test_predictions_come_from_the_chosen_network(predict_with: str) -> None:
     np.testing.assert_allclose(jax.jit(method.predict)(state, data.inputs), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_before_its_first_step_the_teacher_predicts_like_the_student() -> None:
     data = one_client()
     method = method_for(data, predict_with="teacher", warmup_rounds=2)
@@ -109,6 +111,7 @@ def test_bytes_count_student_and_teacher() -> None:
     assert infos[0]["bytes_up"] == infos[0]["bytes_down"] == 2 * 4 * numbers
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("unlabelled_clients", "clients"), [(False, 5), (True, 6)])
 def test_clients_without_labels_take_part_if_they_may(unlabelled_clients: bool, clients: int) -> None:
     data = toy.federation()

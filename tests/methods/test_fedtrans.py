@@ -64,6 +64,7 @@ def test_the_main_head_keeps_its_bits_in_stage_1_and_the_body_where_only_the_hea
         assert all(moved(end.params["body"], middle.params["body"]))
 
 
+@pytest.mark.thorough
 def test_after_both_stages_the_server_knows_the_classes(trained):
     _, accuracy, _, infos, _ = trained
     assert accuracy > 0.7  # chance: 1/3; coarse labels do not tell classes 0 and 2 apart

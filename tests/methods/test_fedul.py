@@ -97,6 +97,7 @@ def test_numbering_of_sets_and_of_clients_does_not_matter() -> None:
     chex.assert_trees_all_close(state.params, expected.params, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_client_with_one_set_or_equal_sets_takes_no_part() -> None:
     """Section 13: its loss is constant, so that training would only add noise."""
     data = sets()
@@ -120,6 +121,7 @@ def test_a_client_with_one_set_or_equal_sets_takes_no_part() -> None:
     assert float(optax.tree.norm(optax.tree.sub(together.params, absent.params))) > 1e-3
 
 
+@pytest.mark.thorough
 def test_a_class_of_no_set_is_not_moved() -> None:
     """Check 10: the gradient of its scores is exactly 0."""
     data = sets()

@@ -125,6 +125,7 @@ def test_the_first_rounds_of_fedpl_on_pure_sets_are_federated_averaging() -> Non
     chex.assert_trees_all_equal(state.params, expected.params)
 
 
+@pytest.mark.thorough
 def test_mixing_inputs_of_a_linear_model_is_mixing_its_scores() -> None:
     data = toy.weak_federation("sets")
     ends = []
@@ -205,6 +206,7 @@ def test_the_ramp_starts_anew_in_every_epoch_of_the_released_code_and_goes_on_he
     assert weight(at_step(20, 0), "run") == weight(at_step(50, 0), "run") == 1.0
 
 
+@pytest.mark.thorough
 def test_perturbed_passes_leave_the_running_batch_statistics_alone() -> None:
     """With weight 0 nothing is left of the passes, wherever they look."""
     data = toy.weak_federation("sets")

@@ -37,6 +37,7 @@ def given_labels(run, table) -> Term:
     return pseudo_label_term(run, prepare)
 
 
+@pytest.mark.thorough
 def test_true_pseudo_labels_with_weight_one_are_supervised_averaging_on_the_same_batches() -> None:
     """XCLP section 9.3, item 6."""
     data = toy.federation()
@@ -55,6 +56,7 @@ def test_true_pseudo_labels_with_weight_one_are_supervised_averaging_on_the_same
     assert [info["loss"] for info in infos] == pytest.approx([info["loss"] for info in expected_infos], rel=1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["xclp", pytest.param("per_client_lp", marks=pytest.mark.thorough)])
 def test_without_propagation_only_labels_are_left(name: str) -> None:
     """alpha = 0: the influence matrix is the identity, unlabelled rows are invalid."""
@@ -114,6 +116,7 @@ def test_a_cohort_of_one_client_is_label_propagation_on_its_own(pair: Pair) -> N
     assert float(across["confidence_correct"]) == pytest.approx(float(alone["confidence_correct"]), abs=0.05)
 
 
+@pytest.mark.thorough
 def test_labels_reach_a_client_without_any_only_over_a_common_graph(pair: Pair) -> None:
     _, across = pair.across(KEY, pair.start, pair.data)
     _, alone = pair.alone(KEY, pair.start, pair.data)

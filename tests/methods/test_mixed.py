@@ -137,6 +137,7 @@ def test_likelihoods_are_the_rows_of_the_channels(data: FederatedData) -> None:
     np.testing.assert_array_equal(jax.jit(learns)(clients), [True, True, True, False, True, True])
 
 
+@pytest.mark.thorough
 def test_kinds_may_be_stacked_differently_and_prototypes_of_every_class_with_a_label_are_sent(
     data: FederatedData, start: ServerState, channels_alone: Trained
 ) -> None:
