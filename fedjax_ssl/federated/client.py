@@ -201,16 +201,17 @@ class _ClientRound:
             return self.flat_state
         return client.kept.model_state
 
-    def network_of(self, client: Client) -> Snapshot:
-        """The network that a client starts from."""
-        groups = self.to_params(self.anchor_of(client))
+    def network_of(self, client: Client, anchor: Grouped) -> Snapshot:
+        """The network that a client starts from, of the parameters that it starts from."""
+        groups = self.to_params(anchor)
         return Snapshot(self.training.combine(groups), self.unravel_state(self.statistics_of(client)), groups)
 
     def schedule(self, client: Client) -> Schedule:
         return self.task.sampler.schedule(named_key(self.key_of(client), "batches"), client, self.broadcast.now)
 
     def start(self, client: Client) -> ClientProgress:
-        anchor, network = self.anchor_of(client), self.network_of(client)
+        anchor = self.anchor_of(client)
+        network = self.network_of(client, anchor)
         optimizer = {group: self.training.optimizer.init({group: anchor[group]}) for group in self.training.groups}
         optimizer = {**optimizer, **self.broadcast.local_optimizer}
         if client.kept is not None:
@@ -257,7 +258,8 @@ class _ClientRound:
         streams: Streams,
         phase_key: Key[Array, ""],
     ) -> ClientProgress:
-        received = self.network_of(client)
+        start = self.anchor_of(client)
+        received = self.network_of(client, start)
 
         def evaluate(
             one_group: Packed, terms: list[Term], probe: Perturbation | None, unperturbed: dict[str, Outputs] | None
@@ -304,7 +306,7 @@ class _ClientRound:
         weights = progress.params[group]
         loss, slope, losses = _gradient(evaluate, weights, terms, self.task.perturbation, self.packings[group])
         gradient: Grouped = {group: slope}
-        only, anchor = {group: weights}, {group: self.anchor_of(client)[group]}
+        only, anchor = {group: weights}, {group: start[group]}
         if group in self.shared:
             gradient = self.training.federated_optimizer.correct(gradient, only, anchor, client.received)
         updates, optimizer_state = self.training.optimizer.update(gradient, progress.optimizer[group], only)

@@ -140,15 +140,7 @@ def train_at_server(
     own = state._replace(optimizer=(), clients=kept, local_optimizer={})
     clients = server_as_client(data)._replace(kept=kept)
     here = context._replace(key=named_key(context.key, key_name), clients=clients, valid=always)
-    alone = training._replace(
-        federated_optimizer=fedavg(),
-        private=(),
-        keep_optimizer=server.keep_optimizer,
-        keep_by_slot=False,
-        upload=None,
-        receive=None,
-        average_optimizer=False,
-    )
+    alone = _at_server(training, server)._replace(federated_optimizer=fedavg(), private=())
     work = _Work(Task(server.terms, server.sampler, _uniform, server.rate), always, train_cohort)
     trained, info, _ = _train(alone, [work], None, here, own, data, learning_rate)
     after = trained.clients.optimizer if server.keep_optimizer else state.server
@@ -359,19 +351,20 @@ def _train_replicas(
     kept = Kept({}, state.server if server.keep_optimizer else {}, {}, ())
     own_kept = kept._replace(federated=_nothing_kept(server.members, state))
     clients = clients._replace(id=replicas, received=received, kept=own_kept)
-    own = training._replace(
-        keep_optimizer=server.keep_optimizer,
-        keep_by_slot=False,
-        upload=None,
-        receive=None,
-        average_optimizer=False,
-    )
+    own = _at_server(training, server)
     broadcast = broadcast._replace(key=named_key(broadcast.key, "server"), local_optimizer={})
     update_of = partial(client_update, own, Task(server.terms, server.sampler, _uniform))
     result = _Results(*train_cohort(update_of, broadcast, clients, jnp.ones((server.members,), bool)))
     own_only = result.stacked["kept"]._replace(params={}, federated=())
     new = kept_table.write(kept, own_only, replicas, result.stacked["counts"])
     return result, new.optimizer if server.keep_optimizer else state.server
+
+
+def _at_server(training: LocalTraining, server: ServerTraining) -> LocalTraining:
+    """Local training as the server does it: nothing is sent, and its optimizer's state is its own."""
+    return training._replace(
+        keep_optimizer=server.keep_optimizer, keep_by_slot=False, upload=None, receive=None, average_optimizer=False
+    )
 
 
 def _nothing_kept(members: int, state: ServerState) -> PyTree:
