@@ -98,9 +98,12 @@ def test_resize_crop_cuts_windows_out_of_what_pillow_enlarges():
     image = np.random.default_rng(0).integers(0, 256, (8, 6, 3), np.uint8)
     enlarged = np.asarray(Image.fromarray(image).resize((9, 9), Image.Resampling.BILINEAR))
     windows = [enlarged[y : y + 8, x : x + 6] for y in range(2) for x in range(4)]
-    allowed = {window.tobytes() for window in windows} | {window[:, ::-1].tobytes() for window in windows}
+    allowed = np.stack(windows + [window[:, ::-1] for window in windows]).astype(int)
     cut = np.asarray(augmentation("resize_crop", size=9)(jax.random.key(0), jnp.asarray(np.stack([image] * 200))))
-    assert {one.tobytes() for one in cut} == allowed  # each of 16 is missing with probability 200 * exp(-13)
+    # A value halfway between two whole ones may go either way: Pillow's weights are rounded, too.
+    away = np.abs(cut.astype(int)[:, None] - allowed).max(axis=(2, 3, 4))
+    assert (away.min(axis=1) <= 1).all()
+    assert set(away.argmin(axis=1)) == set(range(16))  # one of 16 is missing with probability 16 * exp(-13)
     with pytest.raises(ValueError, match="size=7 must be at least the images' size, which is 8 x 6"):
         augmentation("resize_crop", size=7)(jax.random.key(0), jnp.asarray(image[None]))
 
