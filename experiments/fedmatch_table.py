@@ -25,7 +25,6 @@ import ml_collections
 import numpy as np
 
 from fedjax_ssl import config as configs
-from fedjax_ssl import tracking
 from fedjax_ssl.command_line import use_compilation_cache
 from fedjax_ssl.experiment.tables import MISSING, facts, load_config, markdown, positive, spread, train_seeds
 
@@ -72,7 +71,9 @@ def make_config(method: str, options: argparse.Namespace) -> ml_collections.Conf
     config.rounds = options.rounds or config.rounds
     config.eval_every = max(config.rounds // 10, 1)
     if method in (LABELS_ONLY, ALL_LABELS):
-        config.method.name = "single" if at_server and method == LABELS_ONLY else "fedavg"
+        name = "single" if at_server and method == LABELS_ONLY else "fedavg"
+        settings = {"server_batch_size": 100, "server_epochs": 1} if name == "single" else {}
+        config.method = ml_collections.ConfigDict(configs.default(name).method.to_dict() | settings)
         config.optimizer.learning_rate *= 10
         if method == ALL_LABELS:
             config.supervision.name, config.supervision.labels = "all", None

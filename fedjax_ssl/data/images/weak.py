@@ -91,7 +91,8 @@ def translate(share: float = 0.125, flip: bool = True, value: float = 0.5, input
 def resize_crop(size: int = 40, flip: bool = True) -> Augmentation:
     """Enlargement to `size` pixels, a window of the image's own size cut out of it anywhere, and a flip.
 
-    CBAFed's augmentation. Bilinear, as Pillow does it up to one stored level: along rows first, whole values after each direction.
+    CBAFed's augmentation. Bilinear and equal to Pillow's up to one stored level: along rows first, rounded to whole
+    values after each direction.
 
     Args:
         size: height and width of the enlarged image, at least those of the images.
