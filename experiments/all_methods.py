@@ -51,7 +51,7 @@ SECTIONS = ("data", "partition", "supervision", "augment", "strong_augment")
 
 
 LEGEND = (
-    "accuracy: on the test set after the last round; best: of five evaluations; pseudo-labels: share of right ones in "
+    "accuracy: on the test set after the last round; best: of the evaluations; pseudo-labels: share of right ones in "
     "the last rounds; down, up: bytes of the run from and to the server, relative to fedavg; local steps: of all "
     "clients and the server; s: seconds of all seeds, compiling included"
 )
@@ -207,7 +207,10 @@ def planned(
     elif two_stages:
         config.method.warmup_rounds = max(round(share / labelled_steps), 1)
         config.rounds += config.method.warmup_rounds
-    config.eval_every = max(config.rounds // 5, 1)
+    every = max(config.rounds // 5, 1)
+    if two_stages:  # the model at the end of stage 1 is evaluated
+        every = next(number for number in range(every, 0, -1) if config.method.warmup_rounds % number == 0)
+    config.eval_every = every
     return config
 
 
