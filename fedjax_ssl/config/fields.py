@@ -14,6 +14,7 @@ from ml_collections import config_dict
 from fedjax_ssl import methods, secure
 from fedjax_ssl.checks import check_choices as one_of
 from fedjax_ssl.checks import check_numbers as number
+from fedjax_ssl.checks import check_several as several
 from fedjax_ssl.checks import check_whole_numbers as whole
 from fedjax_ssl.config.errors import naming
 from fedjax_ssl.data import AUGMENTATIONS, PARTITIONS, SOURCES, STANDARDIZATIONS, SUPERVISIONS
@@ -25,9 +26,11 @@ from fedjax_ssl.federated import (
     REDUCTIONS,
     SCHEDULES,
     WEIGHTINGS,
+    scores,
 )
 from fedjax_ssl.models import MODELS, PRECISIONS
 from fedjax_ssl.registry import Registry
+from fedjax_ssl.tracking import WRITERS
 
 CHOICES: dict[str, Registry[Any]] = {  # section -> what its name is one of
     "data": SOURCES,
@@ -55,6 +58,9 @@ _FIELDS: dict[str, Field] = {
     "checkpoint_every": Field(1, whole, 0),  # evaluations between checkpoints; 0: only at the end
     "select_from": Field(0, whole, 0),  # rounds before a model may be the one of the best validation accuracy
     "precision": Field("float32", one_of, PRECISIONS),  # of forward and backward passes; parameters stay float32
+    # Scores beside accuracy: by client, macro F1, calibration error, area under the ROC curve (which takes longest).
+    "metrics": Field(("clients", "f1", "ece"), several, scores.CHOICES),
+    "profile": Field(False),  # jax.profiler's trace of the first block of rounds, without compiling, in the run folder
     "threads": Field(int, whole, 1),  # of a CPU; one per core by default, 1 suits linear models
     "data.name": Field("digits"),
     "data.path": Field(str),  # the file of npz, the folder of a published dataset
@@ -100,6 +106,12 @@ _FIELDS: dict[str, Field] = {
     "federated.chunk_size": Field(int, whole, 1),  # clients at once on a device; by default as many as fit
     "federated.devices": Field(int, whole, 1),  # that share each cohort; one, or all of several processes, by default
     "federated.reduce": Field("ordered", one_of, REDUCTIONS),  # sums over devices
+    # Evaluations without a better validation accuracy until the run ends; all rounds by default.
+    "early_stopping.patience": Field(int, whole, 1),
+    "tracking.writers": Field((), several, WRITERS),  # viewers that get the metrics too
+    "tracking.project": Field("fedjax_ssl"),  # ... at wandb; the experiment at mlflow
+    "tracking.offline": Field(False),  # wandb and mlflow keep their records in the run folder
+    "tracking.uri": Field(str),  # mlflow's server or store; $MLFLOW_TRACKING_URI or mlflow's own default by default
     # "network,xclp,per_client_lp": label the clients' test examples after the last round
     "prediction.predictors": Field(""),
     "prediction.features": Field("network", one_of, ("network", "inputs")),  # what the graphs compare; inputs as stored

@@ -52,9 +52,11 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     for option, (_, value) in FEDERATED_OPTIMIZERS.options(resolved.federated.name).items():
         if resolved.federated.get(option) is None:  # a sweep replaces what is there
             resolved.federated[option] = value
+    resolved.metrics, resolved.tracking.writers = map(_names, (resolved.metrics, resolved.tracking.writers))
     check_fields(resolved)
     _check_stages(resolved)
     _check_selection(resolved)
+    _check_early_stopping(resolved)
     _check_prediction(resolved)
     federated_optimizer(resolved, resolved.federated.cohort_size)
     return resolved.lock()
@@ -162,6 +164,22 @@ def _check_selection(config: ml_collections.ConfigDict) -> None:
 def _validates(config: ml_collections.ConfigDict) -> bool:
     pools = config.data.pools
     return bool(config.data.validation_fraction or (pools and len(pools) > 1 and pools[1]))
+
+
+def _check_early_stopping(config: ml_collections.ConfigDict) -> None:
+    if config.early_stopping.patience is not None and not _validates(config):
+        raise ConfigError(
+            f"config.early_stopping.patience is {config.early_stopping.patience}, but there are no validation data to "
+            "judge by (test data must not end a run). Hold some out: --config.data.validation_fraction=0.1"
+        )
+
+
+def _names(given: Any) -> Any:
+    """Names as a tuple, also where the command line has several in one text with commas between."""
+    if not isinstance(given, tuple | list):
+        return given
+    texts = [part for name in given for part in (name.split(",") if isinstance(name, str) else (name,))]
+    return tuple(text.strip() if isinstance(text, str) else text for text in texts if text)
 
 
 def _check_prediction(config: ml_collections.ConfigDict) -> None:

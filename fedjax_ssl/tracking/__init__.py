@@ -10,4 +10,11 @@ from fedjax_ssl.tracking.progress import Progress, bytes_in_words
 from fedjax_ssl.tracking.record import NoRecord, Record
 from fedjax_ssl.tracking.run_folder import ConfigMismatch, RunFolder, RunFolderError, config_differences
 from fedjax_ssl.tracking.summary import read_summary, summarize, write_summary
-from fedjax_ssl.tracking.writers import TensorBoardWriter, WandbWriter, Writer, open_writers
+from fedjax_ssl.tracking.writers import (
+    WRITERS,
+    WriterFailed,
+    Writers,
+    WriterSettings,
+    check_writers,
+    open_writers,
+)
