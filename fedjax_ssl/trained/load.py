@@ -8,7 +8,6 @@ import jax
 
 from fedjax_ssl import tracking
 from fedjax_ssl.experiment import model_file
-from fedjax_ssl.tracking.files import decode_json
 from fedjax_ssl.trained.model import TrainedModel, TrainedModelError
 
 CHECKPOINTS = ("auto", "best", "last")
@@ -38,7 +37,7 @@ def load_run(workdir: str | os.PathLike, checkpoint: str = "auto") -> TrainedMod
     if checkpoint not in CHECKPOINTS:
         raise TrainedModelError(f"checkpoint is {checkpoint!r}; allowed: {', '.join(CHECKPOINTS)}")
     folder = Path(workdir)
-    config, model = _read(folder)
+    stored, model = _read(folder)
     best = tracking.Checkpoints(folder, folder="best")
     chosen = "best" if checkpoint == "best" or (checkpoint == "auto" and best.latest() is not None) else "last"
     checkpoints = best if chosen == "best" else tracking.Checkpoints(folder)
@@ -49,25 +48,24 @@ def load_run(workdir: str | os.PathLike, checkpoint: str = "auto") -> TrainedMod
             if chosen == "best"
             else f"{folder} has no checkpoint yet; wait for the first one, or run the same command again"
         )
-    resolved, rebuilt = model_file.rebuild(config, model)
+    resolved, rebuilt = model_file.rebuild(stored.config, model)
     number, state, _ = checkpoints.restore(rebuilt.state)
-    log = tracking.MetricLog.read(folder)
     return TrainedModel(
         path=folder,
         config=resolved,
         round=number,
         checkpoint=chosen,
-        metrics=next((row for row in log if row["round"] == number), {}),
-        summary=_summary(folder),
+        metrics=next((row for row in stored.rows if row["round"] == number), {}),
+        summary=stored.summary,
         state=jax.tree.map(jax.numpy.asarray, state),
         rebuilt=rebuilt,
-        rebuild=lambda **options: model_file.rebuild(config, model, **options)[1].method,
+        rebuild=lambda **options: model_file.rebuild(stored.config, model, **options)[1].method,
         description=model,
     )
 
 
-def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """config.json and model.json."""
+def _read(folder: Path) -> tuple[tracking.StoredRun, dict[str, Any]]:
+    """The run, and model.json."""
     if not folder.is_dir():
         raise TrainedModelError(f"{folder} is no folder; give the run folder, as --workdir of the run named it")
     if not (folder / "config.json").exists():
@@ -79,13 +77,10 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             f"{folder} has no model.json, which runs write since version 0.2. The command that made the run, given "
             "again, adds it and does not train anew"
         )
+    stored = tracking.read_run(folder)
+    if not stored.config:
+        raise TrainedModelError(f"{folder} holds no run that can be read: {'; '.join(stored.problems)}")
     try:
-        config = decode_json((folder / "config.json").read_text(encoding="utf-8"))
-        return config, model_file.read((folder / "model.json").read_text(encoding="utf-8"))
+        return stored, model_file.read((folder / "model.json").read_text(encoding="utf-8"))
     except ValueError as error:
-        raise TrainedModelError(f"{folder}: config.json or model.json cannot be read: {error}") from error
-
-
-def _summary(folder: Path) -> dict[str, Any] | None:
-    path = folder / "summary.json"
-    return tracking.read_summary(path) if path.exists() else None
+        raise TrainedModelError(f"{folder}/model.json cannot be read: {error}") from error

@@ -1,7 +1,8 @@
 """A trained model: what it predicts for raw inputs, and how sure it is."""
 
+import contextlib
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -135,12 +136,8 @@ class TrainedModel:
         if self._method.network is None:
             raise TrainedModelError(f"method {self.config.method.name!r} does not say which network it predicts with")
         parameters, statistics = self._method.network(self._state, number)
-        try:
+        with _needing("safetensors"):
             return export.save_parameters(path, parameters, statistics, self._facts())
-        except ImportError as error:
-            raise TrainedModelError(
-                "writing .safetensors needs the package safetensors: pip install 'fedjax_ssl[export]'"
-            ) from error
 
     def save_prediction(
         self,
@@ -151,7 +148,7 @@ class TrainedModel:
     ) -> Path:
         """Writes `predict` as a program (StableHLO by `jax.export`) with the parameters in it, for any batch size.
 
-        `jax.export.deserialize(Path(path).read_bytes()).call(inputs)` runs it, without this package.
+        Needs the extra `export`. `jax.export.deserialize(Path(path).read_bytes()).call(inputs)` runs it, without this package.
 
         Args:
             path: the file.
@@ -162,7 +159,7 @@ class TrainedModel:
             The file.
 
         Raises:
-            TrainedModelError: as `predict`.
+            TrainedModelError: as `predict`, or flatbuffers is not there.
         """
         number = self._client_number(client)
         # The plain convolution: the others are chosen for this machine, and their shapes for batches of known size.
@@ -173,7 +170,8 @@ class TrainedModel:
                 return jnp.exp(method.predict(state, inputs))
             return jnp.exp(self._own(method)(state, jnp.int32(number), inputs))
 
-        return export.save_prediction(path, predict, self.input_shape, self.input_dtype, platforms)
+        with _needing("flatbuffers"):
+            return export.save_prediction(path, predict, self.input_shape, self.input_dtype, platforms)
 
     def _facts(self) -> dict[str, Any]:
         """What somebody needs who has the parameters alone."""
@@ -259,6 +257,14 @@ class TrainedModel:
         except ValueError as error:
             raise TrainedModelError(str(error)) from error
         return values.astype(np.float32, copy=False)
+
+
+@contextlib.contextmanager
+def _needing(package: str) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise TrainedModelError(f"this needs the package {package}: pip install 'fedjax_ssl[export]'") from error
 
 
 def _some(names: Collection[str]) -> str:

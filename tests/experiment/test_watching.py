@@ -101,7 +101,7 @@ def test_clients_have_their_names_and_labels_are_counted(tmp_path, capsys):
     output = capsys.readouterr().out
     assert "40 test examples, 30 labelled test examples" in output
     assert "(30 with a label)" in (tmp_path / "run" / "partition.txt").read_text()
-    rows = list(csv.DictReader((tmp_path / "run" / "client_accuracy.csv").open()))
+    rows = list(csv.DictReader((tmp_path / "run" / "client_accuracy.csv").read_text().splitlines()))
     assert [row["round"] for row in rows] == ["1", "2"] and rows[0].keys() == {"round", "Site A", "Site B"}
     accuracies = [float(rows[1][site]) for site in sites]
     assert summary["test_client_accuracy"] == pytest.approx(np.mean(accuracies))

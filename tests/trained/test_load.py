@@ -60,7 +60,8 @@ def test_the_best_checkpoint_is_that_of_the_summary(folder):
     best = load_run(folder)
     assert best.checkpoint == "best" and best.round == best.summary["selected_round"]
     assert best.metrics["test_accuracy"] == best.summary["selected_test_accuracy"]
-    accuracies = [json.loads(line)["validation_accuracy"] for line in (folder / "metrics.jsonl").open()]
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    accuracies = [json.loads(line)["validation_accuracy"] for line in lines]
     assert best.round == 1 + int(np.argmax(accuracies))
 
 
