@@ -63,7 +63,7 @@ def test_why_not(changes, fields, expected):
 
 
 def test_nothing_is_against_a_constant_learning_rate():
-    assert reason({"rounds": (4, 8), "optimizer.schedule_rounds": (4, 8)}) == ""
+    assert reason({"rounds": (4, 8), "optimizer.schedule_rounds": (4, 8)}, rounds=8) == ""
     assert longer.restorable([4, 5], 2) == 4 and longer.restorable([5], 2) == 0
 
 
