@@ -31,22 +31,13 @@ import ml_collections
 import numpy as np
 
 from fedjax_ssl import config as configs
-from fedjax_ssl import methods, tracking
+from fedjax_ssl import methods, presets, tracking
 from fedjax_ssl.command_line import use_compilation_cache
 from fedjax_ssl.experiment import build_method, federate, load_experiment
 from fedjax_ssl.experiment.fit import check_labels, check_weighting
-from fedjax_ssl.experiment.tables import MISSING, facts, load_config, markdown, positive, spread, train_seeds
+from fedjax_ssl.experiment.tables import MISSING, facts, markdown, positive, spread, train_seeds
 
-CONFIGS = Path(__file__).resolve().parent.parent / "configs"
-CONSISTENCY = ("fixmatch", "uda", "mixmatch", "mean_teacher", "vat", "pi_model", "pseudo_label")
 BASELINE, BOUND = "fedavg", "fedavg, all labels"
-# Arguments of configs whose default is another federation.
-ARGUMENTS = {
-    "clients": {"fedrgd": "client"},
-    "server": {"fedmatch": "ls", **dict.fromkeys(CONSISTENCY, "server,20")},
-}
-SECTIONS = ("data", "partition", "supervision", "augment", "strong_augment")
-
 
 LEGEND = (
     "accuracy: on the test set after the last round; best: of five evaluations; pseudo-labels: share of right ones in "
@@ -73,85 +64,11 @@ class Unfit(Exception):
     """A method that cannot learn from this federation."""
 
 
-def federation_config(
-    name: str, labels: str, path: str | None = None, count: int | None = None
-) -> ml_collections.ConfigDict:
-    """What all methods share: data, clients, labels, network; and an optimizer for those that are to share it.
-
-    Args:
-        name: "digits", "glyphs", "mnist" or "cifar10".
-        labels: "clients": some at every client. "per_class": some of every class at every client. "server" or "all".
-        path: an `.npz` file in place of the download, for "mnist" and "cifar10".
-        count: labels of a client, of a class at a client, or of the server.
-    """
-    config = configs.default("fedavg")
-    config.data.name = "npz" if path else name
-    config.data.path = path
-    config.federated.cohort_size = 10
-    config.optimizer.batch_size = 10
-    config.data.validation_fraction = 0.05  # for methods that look at such examples
-    config.supervision.name, config.supervision.labels = "per_client", 10
-    if name == "digits":
-        config.data.test_clients = 3
-        config.optimizer.learning_rate = 0.1
-        config.supervision.labels = 5
-    elif name == "glyphs":
-        config.model.name = "cnn"
-        config.augment.name = "shift"
-        config.strong_augment.name = "fixmatch"
-        config.strong_augment.flip = False
-        config.supervision.labels = 20
-    else:
-        config.partition.name, config.partition.num_clients = "iid", 100
-        if name == "mnist":
-            config.model.hidden = (200, 200)  # the network of FedAvg's paper that it calls 2NN
-        else:
-            config.model.name = "cnn"
-        config.augment.name = "shift" if name == "mnist" else "crop_flip"
-        config.strong_augment.name = "fixmatch"
-        config.strong_augment.flip = name != "mnist"
-    if labels == "per_class":
-        config.supervision.name, config.supervision.labels = "per_class", 5
-    if labels == "server":
-        config.supervision.name = "server"
-        config.supervision.labels = {"digits": 50, "glyphs": 620}.get(name, 1000)
-    if count is not None:
-        config.supervision.labels = count
-    if labels == "all":
-        config.supervision.name = "all"
-        config.supervision.labels = None
-    return config
-
-
 def method_config(
     method: str, shared: ml_collections.ConfigDict, changes: dict[str, Any], shared_optimizer: bool
 ) -> ml_collections.ConfigDict:
-    """The shared config with a method's own settings: its section, its network's options, its optimizers.
-
-    Args:
-        method: a registered method.
-        shared: from `federation_config`.
-        changes: of fields of the config, by dotted name.
-        shared_optimizer: the clients' optimizer is the shared one, unless the config's is another than SGD.
-
-    Raises:
-        Unfit: there is no config of the method for the digits.
-    """
-    path = CONFIGS / f"digits_{method}.py"
-    if not path.exists():
-        raise Unfit("no configs/digits_NAME.py for it")
-    where = "server" if shared.supervision.name == "server" else "clients"
-    config = load_config(path, ARGUMENTS[where].get(method))
-    if config.method.name != method:
-        raise Unfit(f"configs/{path.name} is of {config.method.name}")
-    own = config.model.to_dict()
-    with config.unlocked():
-        alike = shared_optimizer and config.optimizer.name == shared.optimizer.name
-        for section in (*SECTIONS, "optimizer") if alike else SECTIONS:
-            config[section] = ml_collections.ConfigDict(shared[section].to_dict())
-        config.model = ml_collections.ConfigDict({**shared.model.to_dict(), "aux_head": own.get("aux_head")})
-    config.federated.cohort_size = shared.federated.cohort_size
-    config.federated.weighting = shared.federated.weighting
+    """`presets.of_method` with changes of fields of the config, by dotted name."""
+    config = presets.of_method(method, shared, shared_optimizer)
     config.update_from_flattened_dict(changes)
     return config
 
@@ -232,8 +149,8 @@ def main(arguments: list[str] | None = None) -> None:
     use_compilation_cache()
     begin, seeds, rows, unfit = time.perf_counter(), list(range(options.seeds)), [], []
     options.output.mkdir(parents=True, exist_ok=True)
-    shared = federation_config(options.federation, options.labels, options.path, options.count)
-    everything = federation_config(options.federation, "all", options.path)
+    shared = presets.federation(options.federation, options.labels, options.path, options.count)
+    everything = presets.federation(options.federation, "all", options.path)
     jobs = [(name, name, shared) for name in options.methods] + [(BOUND, BASELINE, everything)]
     alike, labelled_steps = options.optimizer == "shared", math.nan
     if options.labels != "server":

@@ -19,9 +19,8 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from fedjax_ssl import config as configs
-from fedjax_ssl.data import Dataset, FederatedData, Split, WeakLabels
+from fedjax_ssl.data import Dataset, FederatedData, Split, WeakLabels, client_names
 from fedjax_ssl.experiment.build import Experiment, build_method
-from fedjax_ssl.experiment.client_names import client_names
 from fedjax_ssl.federated import Method, ServerState
 
 VERSION = 1

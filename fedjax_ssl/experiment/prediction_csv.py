@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.data import Dataset, FederatedData
-from fedjax_ssl.experiment.client_names import client_names
+from fedjax_ssl.data import Dataset, FederatedData, client_names
 from fedjax_ssl.experiment.prediction import Predicted
 
 

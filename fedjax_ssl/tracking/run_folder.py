@@ -1,5 +1,6 @@
 """The folder of one run: its place for every file, its config, and its lock."""
 
+import contextlib
 import json
 import os
 from collections.abc import Collection, Mapping
@@ -40,7 +41,7 @@ class RunFolder(Closing):
         ignore: Collection[str] = (),
         undecided: Collection[str] = (),
     ):
-        """Opens the folder; nothing is written when an error is raised, except the folder and its lock.
+        """Opens the folder; when an error is raised, nothing is written.
 
         Args:
             path: created with its parents if need be.
@@ -67,6 +68,7 @@ class RunFolder(Closing):
         self.checkpoint_folder = self.path / "checkpoints"
         self.changes: dict[str, tuple[Any, Any]] = {}
         self._text = text = _config_text(config)
+        self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = FolderLock(self.path)
@@ -84,7 +86,9 @@ class RunFolder(Closing):
                 self._compare(json.loads(text), ignore, undecided)
         except BaseException:
             self._lock.release()
+            self._remove_what_was_made()
             raise
+        self._open = True
 
     def _results(self) -> list[str]:
         """What an earlier start left that would be lost; a start that failed before its first row leaves nothing."""
@@ -107,7 +111,7 @@ class RunFolder(Closing):
             ) from error
         if differences := config_differences(stored, config, ignore=(*ignore, *undecided)):
             raise self._mismatch(differences)
-        old, new = _flatten(stored), _flatten(config)
+        old, new = flat_config(stored), flat_config(config)
         self.changes = {
             name: (old[name], new[name])
             for name in undecided
@@ -139,8 +143,19 @@ class RunFolder(Closing):
         )
 
     def close(self) -> None:
-        """Gives the lock back; a second call does nothing."""
+        """Gives the lock back; a second call does nothing. A start that came to nothing leaves nothing."""
+        if self._open and not self._results():
+            for left in (self.config_file, self.metrics_csv, self.path / "partition.txt", self.path / ".lock"):
+                left.unlink(missing_ok=True)
+            self._remove_what_was_made()
+        self._open = False
         self._lock.release()
+
+    def _remove_what_was_made(self) -> None:
+        """Takes the folders away that this start made, as far as they are empty."""
+        for folder in self._made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
 
 def config_differences(
