@@ -52,7 +52,6 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     for option, what in FEDERATED_OPTIMIZERS.options(resolved.federated.name).items():
         if resolved.federated.get(option) is None:  # a sweep replaces what is there
             resolved.federated[option] = what.default
-    resolved.metrics, resolved.tracking.writers = map(_names, (resolved.metrics, resolved.tracking.writers))
     check_fields(resolved)
     _check_stages(resolved)
     _check_selection(resolved)
@@ -172,14 +171,6 @@ def _check_early_stopping(config: ml_collections.ConfigDict) -> None:
             f"config.early_stopping.patience is {config.early_stopping.patience}, but there are no validation data to "
             "judge by (test data must not end a run). Hold some out: --config.data.validation_fraction=0.1"
         )
-
-
-def _names(given: Any) -> Any:
-    """Names as a tuple, also where the command line has several in one text with commas between."""
-    if not isinstance(given, tuple | list):
-        return given
-    texts = [part for name in given for part in (name.split(",") if isinstance(name, str) else (name,))]
-    return tuple(text.strip() if isinstance(text, str) else text for text in texts if text)
 
 
 def _check_prediction(config: ml_collections.ConfigDict) -> None:

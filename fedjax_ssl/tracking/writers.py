@@ -242,11 +242,11 @@ def open_writers(
     Raises:
         ValueError: a package that is not installed, or a viewer that cannot be reached.
     """
-    folder = {"project": settings.project, "offline": settings.offline}
+    _, project, offline, uri = settings
     known: dict[str, Callable[[], Writer]] = {
         "tensorboard": lambda: TensorBoardWriter(workdir, config=config, resume_round=resume_round),
-        "wandb": lambda: WandbWriter(workdir, config=config, **folder),
-        "mlflow": lambda: MlflowWriter(workdir, config=config, uri=settings.uri, **folder),
+        "wandb": lambda: WandbWriter(workdir, config=config, project=project, offline=offline),
+        "mlflow": lambda: MlflowWriter(workdir, config=config, project=project, offline=offline, uri=uri),
     }
     check_writers(settings)
     writers: dict[str, Writer] = {}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_ssl import command_line
+from fedjax_ssl import cli, command_line
 from fedjax_ssl.tracking import write_atomically
 from fedjax_ssl.trained.inputs import Examples, read_examples
 from fedjax_ssl.trained.load import CHECKPOINTS, load_run
@@ -39,9 +39,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="fedjax-ssl predict",
-        description="Labels new examples with a trained run. The labels are CSV on standard output, or in a file.",
+    parser = cli.parser(
+        "predict", "Labels new examples with a trained run. The labels are CSV on standard output, or in a file."
     )
     parser.add_argument("run", type=Path, help="run folder")
     parser.add_argument(

@@ -148,7 +148,8 @@ class TrainedModel:
     ) -> Path:
         """Writes `predict` as a program (StableHLO by `jax.export`) with the parameters in it, for any batch size.
 
-        Needs the extra `export`. `jax.export.deserialize(Path(path).read_bytes()).call(inputs)` runs it, without this package.
+        `jax.export.deserialize(Path(path).read_bytes()).call(inputs)` runs it, without this package. Needs the extra
+        `export`.
 
         Args:
             path: the file.

@@ -66,9 +66,8 @@ def test_a_viewer_that_is_not_installed_is_said_before_anything_is_done(tmp_path
     assert not (tmp_path / "run").exists()
 
 
-def test_names_with_commas_between_them_and_unknown_ones():
-    config = configs.default()
-    config.metrics, config.tracking.writers = ("f1, auroc",), ("wandb,mlflow",)
+def test_unknown_scores_and_viewers_are_named():
+    config = configs.load("digits", [("metrics", "f1,auroc"), ("tracking.writers", "wandb,mlflow")])
     resolved = configs.resolve(config)
     assert resolved.metrics == ("f1", "auroc") and resolved.tracking.writers == ("wandb", "mlflow")
     config.metrics = ("f2",)
