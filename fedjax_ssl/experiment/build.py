@@ -88,7 +88,7 @@ def build_method(
     """
     config = configs.replace_numbers(experiment.config, hyperparameters or {})
     # What is traced may be vectorized, over any number of runs.
-    alone = not hyperparameters and not _is_traced(federation)
+    alone = not hyperparameters and not _is_abstract(federation)
     section = config["federated"]
     # What changes the time of a run and not its results.
     execution = Execution(
@@ -197,8 +197,9 @@ def _clients_of_known_size(federation: data.FederatedData, placement: str) -> fe
     return everyone
 
 
-def _is_traced(federation: data.FederatedData) -> bool:
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(federation))
+def _is_abstract(federation: data.FederatedData) -> bool:
+    """Whether its arrays have no values: they are traced, or shapes alone."""
+    return any(isinstance(leaf, jax.core.Tracer | jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(federation))
 
 
 def _cohort_size(given: int | None, num_clients: int) -> int:
