@@ -2,4 +2,11 @@
 
 from fedjax_ssl.config.errors import ConfigError, ConfigNote, naming
 from fedjax_ssl.config.fields import CHOICES, check_field, default
-from fedjax_ssl.config.resolve import federated_optimizer, options, predictors, replace_numbers, resolve
+from fedjax_ssl.config.resolve import (
+    federated_optimizer,
+    options,
+    predictors,
+    replace_numbers,
+    resolve,
+    traced_numbers,
+)
