@@ -1,7 +1,8 @@
 """From a config as a file and the command line left it to one that is checked and complete."""
 
+import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -11,8 +12,13 @@ from flax.traverse_util import flatten_dict
 from fedjax_ssl import methods
 from fedjax_ssl.config.errors import ConfigError, ConfigNote, naming
 from fedjax_ssl.config.fields import CHOICES, check_fields, default, get
-from fedjax_ssl.federated import FEDERATED_OPTIMIZERS, LocalSettings
-from fedjax_ssl.registry import did_you_mean
+from fedjax_ssl.federated import (
+    FEDERATED_OPTIMIZERS,
+    LocalSettings,
+    learning_rate_schedule,
+    local_optimizer,
+)
+from fedjax_ssl.registry import did_you_mean, takes_array
 
 PREDICTORS = ("network", "xclp", "per_client_lp")
 # Overriding one of these by another choice leaves options behind that the new one need not take.
@@ -107,6 +113,36 @@ def replace_numbers(config: ml_collections.ConfigDict, numbers: Mapping[str, Any
         section, _, name = field.rpartition(".")
         get(replaced, section)[name] = value
     return replaced
+
+
+def traced_numbers(config: ml_collections.ConfigDict) -> dict[str, float]:
+    """The numbers of a run that are arguments of its compiled programs; all other settings are part of their code.
+
+    A number is one where its parameter is annotated as `float | Array` and it is not 0: 0 often leaves something out.
+    Of these, another value needs no other program. Recipes, federated and local optimizers have such parameters.
+
+    Args:
+        config: resolved.
+
+    Returns:
+        Values by dotted names of fields, for `replace_numbers`.
+    """
+    sections = {
+        "optimizer": _arrays_of(local_optimizer) | _arrays_of(learning_rate_schedule),
+        "federated": _arrays_of(FEDERATED_OPTIMIZERS.builder(config.federated.name)),
+        "method": _arrays_of(methods.METHODS.builder(config.method.name)),
+    }
+    return {
+        f"{section}.{name}": config[section][name]
+        for section, names in sections.items()
+        for name in sorted(names & set(config[section]))
+        if isinstance(config[section][name], float) and config[section][name] != 0
+    }
+
+
+def _arrays_of(builder: Callable[..., Any]) -> set[str]:
+    parameters = inspect.signature(builder, eval_str=True).parameters.values()
+    return {parameter.name for parameter in parameters if takes_array(parameter)}
 
 
 def predictors(config: ml_collections.ConfigDict) -> tuple[str, ...]:
