@@ -108,8 +108,9 @@ class ActiveRun(Closing):
         )
         progress.note(self._experiment.standardization)
         if self.round == 0:
-            names = self._experiment.dataset.class_names
-            table = data.report(self.federation, names, max_rows=self.federation.num_clients)
+            dataset, clients = self._experiment.dataset, self.federation.num_clients
+            names = data.client_names(dataset, self.federation, config.partition.name == "natural")[:clients]
+            table = data.report(self.federation, dataset.class_names, names, max_rows=clients)
             self.record.describe_data(table + "\n")
         if self.round == config.rounds:
             summary = self._team.values_from_first(self.record.summary())
