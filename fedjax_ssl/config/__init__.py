@@ -11,4 +11,5 @@ from fedjax_ssl.config.resolve import (
     replace_numbers,
     resolve,
     traced_numbers,
+    validates,
 )

@@ -178,7 +178,7 @@ def _check_stages(config: ml_collections.ConfigDict) -> None:
             f"config.rounds is {config.rounds}, stage 1 alone takes {first} (config.method.{name}): no stage 2 here"
         )
         warnings.warn(stages, ConfigNote, stacklevel=3)
-    if _validates(config) and isinstance(warmup, int) and warmup % config.eval_every:
+    if validates(config) and isinstance(warmup, int) and warmup % config.eval_every:
         raise ConfigError(
             f"config.method.warmup_rounds is {warmup}; with validation data it must be a multiple of "
             f"config.eval_every ({config.eval_every}), so that the model of stage 1 is evaluated"
@@ -188,7 +188,7 @@ def _check_stages(config: ml_collections.ConfigDict) -> None:
 def _check_selection(config: ml_collections.ConfigDict) -> None:
     """Says where `select_from` does not do what it says."""
     note = ""
-    if config.select_from and not _validates(config):
+    if config.select_from and not validates(config):
         note = "has no effect without validation data (config.data.validation_fraction or config.data.pools)"
     elif 0 < config.rounds < config.select_from:
         note = f"comes after the last of {config.rounds} rounds, so that the model of that round is the selected one"
@@ -196,7 +196,8 @@ def _check_selection(config: ml_collections.ConfigDict) -> None:
         warnings.warn(f"config.select_from={config.select_from} {note}", ConfigNote, stacklevel=3)
 
 
-def _validates(config: ml_collections.ConfigDict) -> bool:
+def validates(config: ml_collections.ConfigDict) -> bool:
+    """Whether a resolved config holds validation data out."""
     pools = config.data.pools
     return bool(config.data.validation_fraction or (pools and len(pools) > 1 and pools[1]))
 
