@@ -32,8 +32,9 @@ def make_train(config: ml_collections.ConfigDict) -> Callable[..., tuple[ServerS
 
     Returns:
         `train(key, hyperparameters=None) -> (final state, metrics)`; every metric is an array with one entry per
-        evaluation (that by client: a row), "round" says after which. "bytes_up" and "bytes_down" are exact beyond 32 bits, as `Count`:
-        `fedjax_ssl.federated.to_numbers(metrics)` turns all metrics into NumPy arrays.
+        evaluation (of `fedjax_ssl.federated.BY_CLIENT`: a row), "round" says after which. "bytes_up" and "bytes_down"
+        are exact beyond 32 bits, as `Count`: `fedjax_ssl.federated.to_numbers(metrics)` turns all metrics into NumPy
+        arrays.
 
     Raises:
         ConfigError: a setting cannot be used.

@@ -203,7 +203,7 @@ def validates(config: ml_collections.ConfigDict) -> bool:
 
 
 def _check_early_stopping(config: ml_collections.ConfigDict) -> None:
-    if config.early_stopping.patience is not None and not _validates(config):
+    if config.early_stopping.patience is not None and not validates(config):
         raise ConfigError(
             f"config.early_stopping.patience is {config.early_stopping.patience}, but there are no validation data to "
             "judge by (test data must not end a run). Hold some out: --config.data.validation_fraction=0.1"

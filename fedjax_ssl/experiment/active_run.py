@@ -219,7 +219,7 @@ class ActiveRun(Closing):
     def finish(self) -> None:
         """Makes the predictions that are asked for, and writes the summary."""
         self._draw_data()
-        if self.round < self.config.rounds:  # what follows is about the model that was chosen
+        if self.config.early_stopping.patience is not None:  # what follows is about the model that was chosen
             here = jax.tree.map(lambda leaf: leaf.addressable_data(0), self.state)
             _, best, _ = self._team.from_first(self.record.restore_best(self._template) or (0, here, {}))
             self.state = distributed.share_out(best, self.code.mesh)
