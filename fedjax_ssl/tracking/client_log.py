@@ -2,7 +2,6 @@
 
 import csv
 import io
-import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,10 +39,10 @@ class ClientLog:
 
         Args:
             round: finished rounds.
-            accuracies: by name of the client, NaN for those without test examples; the same clients at every call.
+            accuracies: by name of the client; the same clients at every call.
         """
         if not self._columns:
-            self._columns = [name for name, value in accuracies.items() if not math.isnan(value)]
+            self._columns = list(accuracies)
             write_atomically(self.path, _csv([["round", *self._columns]]))
         row = [str(round), *(str(plain_value(accuracies[name])) for name in self._columns)]
         with open(self.path, "a", encoding="utf-8", newline="") as file:

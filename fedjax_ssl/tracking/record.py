@@ -35,6 +35,7 @@ class Record(Closing):
         ignore: Collection[str] = (),
         undecided: Collection[str] = (),
         writers: WriterSettings | None = None,
+        quiet: bool = False,
     ):
         """Opens the folder.
 
@@ -44,6 +45,7 @@ class Record(Closing):
             ignore: as for `RunFolder`.
             undecided: as for `RunFolder`.
             writers: viewers that get the metrics too; none by default.
+            quiet: tell the person nothing.
         """
         self.folder = RunFolder(workdir, config, ignore=ignore, undecided=undecided)
         self.path = self.folder.path
@@ -53,6 +55,7 @@ class Record(Closing):
         self._clients: ClientLog | None = None
         self._writers = Writers({})
         self._round = 0  # restored
+        self._stream = open(os.devnull, "w", encoding="utf-8") if quiet else None  # noqa: SIM115
 
     @property
     def changes(self) -> dict[str, tuple[Any, Any]]:
@@ -129,7 +132,7 @@ class Record(Closing):
 
     def progress(self, total_rounds: int, start_round: int) -> Progress:
         """Returns what reports to the person, see `Progress`."""
-        return Progress(total_rounds, start_round=start_round)
+        return Progress(total_rounds, start_round=start_round, stream=self._stream)
 
     def describe_data(self, text: str) -> None:
         """Writes partition.txt."""
@@ -181,6 +184,8 @@ class Record(Closing):
         """Gives the folder back; a second call does nothing."""
         self._writers.close()
         self.folder.close()
+        if self._stream is not None:
+            self._stream.close()
 
 
 class NoRecord(Closing):

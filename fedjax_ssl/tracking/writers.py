@@ -24,7 +24,7 @@ _PARAMS_AT_ONCE = 100  # that MLflow takes in one call
 class WriterSettings(NamedTuple):
     """Which viewers get the rows of a run, and where they keep them."""
 
-    names: tuple[str, ...] = ()  # of `WRITERS`
+    writers: tuple[str, ...] = ()  # of `WRITERS`
     project: str = "fedjax_ssl"
     offline: bool = False  # nothing leaves the machine: the records lie in the run folder
     uri: str | None = None  # MLflow's server or store; None: $MLFLOW_TRACKING_URI, or MLflow's own default
@@ -221,7 +221,7 @@ class Writers(Closing):
 
 def check_writers(settings: WriterSettings) -> None:
     """Raises ValueError for a writer whose package is not installed; says what to install."""
-    for name in settings.names:
+    for name in settings.writers:
         _optional(name)
 
 
@@ -250,7 +250,7 @@ def open_writers(
     }
     check_writers(settings)
     writers: dict[str, Writer] = {}
-    for name in settings.names:
+    for name in settings.writers:
         try:
             writers[name] = known[name]()
         except Exception as error:

@@ -11,13 +11,15 @@ import pytest
 from fedjax_ssl import config as configs
 from fedjax_ssl import load_run, presets
 from fedjax_ssl.experiment.run import run
-from tests.test_resume import experiment
 
 
 def stopping(**fields):
-    # Nothing is learned, so that no evaluation is better than the first one.
-    quick = {"eval_every": 1, "optimizer.learning_rate": 0.0, "optimizer.local_epochs": 1, "method.warmup_rounds": 0}
-    return experiment(**{**quick, "data.validation_fraction": 0.2, "early_stopping.patience": 2, **fields})
+    """A run that learns nothing, so that no evaluation is better than the first one."""
+    config = presets.digits_by_writer("fedavg", "5")
+    config.rounds, config.eval_every, config.early_stopping.patience = 10, 1, 2
+    config.data.validation_fraction, config.optimizer.learning_rate, config.optimizer.local_epochs = 0.2, 0.0, 1
+    config.update_from_flattened_dict(fields)
+    return config
 
 
 def test_a_run_ends_when_nothing_gets_better(tmp_path, capsys):
