@@ -191,7 +191,7 @@ class ActiveRun(Closing):
         self._progress.finish(summary, self._files)
 
     def _draw_data(self) -> None:
-        self.record.draw_data(partial(data.plot_partition, self.federation))
+        self.record.draw_data(partial(self.shared.draw, self._experiment))
 
     def _say_once(self, line: str) -> None:
         if line not in self._said:
