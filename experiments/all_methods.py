@@ -4,13 +4,15 @@
     python experiments/all_methods.py --labels server                             # ... at the server
     python experiments/all_methods.py --federation mnist --path mnist.npz         # also: cifar10, glyphs
     python experiments/all_methods.py --methods fedavg fixmatch --seeds 2 --steps 2000
+    python experiments/all_methods.py --rounds 100                                # as many rounds in place of steps
 
 A method's own settings and its optimizer are those of its config `configs/digits_NAME.py`. `--optimizer shared` gives
 plain SGD with one learning rate to all methods but those whose config has another optimizer than SGD. `--set
 NAME.FIELD=VALUE` replaces a setting of a method, or any field of its config, as `fedmatch.optimizer.learning_rate`.
 Everything else is the federation's. A method takes as many rounds as use up the local steps of its clients and its
 server, at least two; two stages have half of them each. Two rounds of one seed count the steps, then one compiled
-program runs all seeds. "fedavg, all labels" knows every label. Methods that do not fit the federation are listed with
+program runs all seeds. With `--rounds` all take as many rounds, and methods that send the whole network both ways send
+as much. "fedavg, all labels" knows every label. Methods that do not fit the federation are listed with
 the reason.
 
 Leaves all_methods.md, .csv (every single run) and .png (accuracy against bytes) in the output folder, rewritten after
@@ -40,7 +42,7 @@ from fedjax_ssl.experiment.tables import MISSING, facts, markdown, positive, spr
 BASELINE, BOUND = "fedavg", "fedavg, all labels"
 
 LEGEND = (
-    "accuracy: on the test set after the last round; best: of five evaluations; pseudo-labels: share of right ones in "
+    "accuracy: on the test set after the last round; best: of the evaluations; pseudo-labels: share of right ones in "
     "the last rounds; down, up: bytes of the run from and to the server, relative to fedavg; local steps: of all "
     "clients and the server; s: seconds of all seeds, compiling included"
 )
@@ -94,13 +96,16 @@ def steps_of_a_round(config: ml_collections.ConfigDict) -> float:
     return max(float(first["local_steps"]), float(second["local_steps"]))
 
 
-def planned(config: ml_collections.ConfigDict, steps: int, labelled_steps: float) -> ml_collections.ConfigDict:
+def planned(
+    config: ml_collections.ConfigDict, steps: int, labelled_steps: float, rounds: int | None = None
+) -> ml_collections.ConfigDict:
     """The config with as many rounds as use up a number of local steps.
 
     Args:
         config: of one method.
         steps: local steps of a run, over all clients and the server.
         labelled_steps: local steps of a round of `fedavg`, which is what the first of two stages does.
+        rounds: of both stages together, in place of steps.
 
     Raises:
         Unfit: the method cannot learn from this federation, or nobody takes a step.
@@ -113,11 +118,16 @@ def planned(config: ml_collections.ConfigDict, steps: int, labelled_steps: float
     if not per_round:
         raise Unfit("nobody takes a local step")
     share = steps / 2 if two_stages else steps
-    config.rounds = max(round(share / per_round), 2)
-    if two_stages:
+    config.rounds = rounds or max(round(share / per_round), 2)
+    if two_stages and rounds:
+        config.method.warmup_rounds = rounds // 2
+    elif two_stages:
         config.method.warmup_rounds = max(round(share / labelled_steps), 1)
         config.rounds += config.method.warmup_rounds
-    config.eval_every = max(config.rounds // 5, 1)
+    every = max(config.rounds // 5, 1)
+    if two_stages:  # the model at the end of stage 1 is evaluated
+        every = next(number for number in range(every, 0, -1) if config.method.warmup_rounds % number == 0)
+    config.eval_every = every
     return config
 
 
@@ -159,7 +169,7 @@ def main(arguments: list[str] | None = None) -> None:
     for number, (label, name, given) in enumerate(jobs, start=1):
         try:
             config = method_config(name, given, options.set.get(name, {}), alike)
-            config = planned(config, options.steps, labelled_steps)
+            config = planned(config, options.steps, labelled_steps, options.rounds)
             row = run(config, label, seeds)
         except Unfit as reason:
             unfit.append((label, str(reason)))
@@ -172,14 +182,15 @@ def main(arguments: list[str] | None = None) -> None:
             flush=True,
         )
         notes = facts(time.perf_counter() - begin, options.seeds)
-        notes[1] = f"{options.seeds} seeds, about {options.steps:,} local steps each, in at least two rounds"
+        budget = f"about {options.steps:,} local steps each, in at least two rounds"
+        notes[1] = f"{options.seeds} seeds, {f'{options.rounds} rounds each' if options.rounds else budget}"
         notes.insert(0, LEGEND)
         _write(options.output, rows, unfit, notes, seeds)
     print(f"\n{(options.output / 'all_methods.md').read_text(encoding='utf-8')}")
 
 
 def table(rows: list[Row]) -> str:
-    """The methods in Markdown, the best first; bytes relative to those of `fedavg` with as many local steps."""
+    """The methods in Markdown, the best first; bytes relative to those of `fedavg`."""
     base = next((row for row in rows if row.method == BASELINE), None)
     header = ["method", "accuracy, %", "best, %", "pseudo-labels, %", "down", "up", "rounds", "local steps", "s"]
     lines = [
@@ -268,6 +279,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--path", help="an .npz file of mnist or cifar10, in place of the download")
     parser.add_argument("--seeds", type=positive, default=5, help="runs per method, seeds 0, 1, ...")
     parser.add_argument("--steps", type=positive, default=5000, help="local steps of a run, over all clients")
+    parser.add_argument("--rounds", type=positive, help="rounds of a run, in place of a number of local steps")
     parser.add_argument("--methods", nargs="+", choices=known, default=known, metavar="NAME", help=", ".join(known))
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME.FIELD=VALUE", help="settings of single methods")
     parser.add_argument("--optimizer", choices=("own", "shared"), default="own", help="of the methods' configs, or one")
