@@ -60,9 +60,9 @@ def _section(field: str) -> str:
 
 
 def _choice(section: str, registry: Registry[Any], name: str) -> Described:
-    line = registry.available().get(name) or "of your own"
+    line = registry.available().get(name, "of your own").rstrip(".")
     meaning = FIELDS[f"{section}.name"].meaning if f"{section}.name" in FIELDS else "the method"
-    return Described(f"{section}.name", name, f"{', '.join(registry)}, or module:function", f"{meaning}: {line.rstrip('.')}")
+    return Described(f"{section}.name", name, f"{', '.join(registry)}, or module:function", f"{meaning}: {line}")
 
 
 def _described(config: ml_collections.ConfigDict, name: str, field: Field) -> Described:
