@@ -57,14 +57,16 @@ def spread_text(value: Spread | None, unit: str) -> str:
     return mean if value.deviation is None else f"{mean} ± {written(value.deviation, unit)}"
 
 
-def difference_text(value: Difference | None, unit: str) -> str:
-    """For example "+1.2 [+0.4, +2.0]"."""
-    if value is None:
+def difference_text(cell: Cell, unit: str) -> str:
+    """For example "+1.2 [+0.4, +2.0]", with the number of pairs where it is not that of the runs."""
+    value = cell.difference
+    if value is None or cell.spread is None:
         return "-"
-    mean = written(value.mean, unit, sign=True)
-    if value.low is None:
-        return mean
-    return f"{mean} [{written(value.low, unit, sign=True)}, {written(value.high, unit, sign=True)}]"
+    text = written(value.mean, unit, sign=True)
+    if value.low is not None:
+        text += f" [{written(value.low, unit, sign=True)}, {written(value.high, unit, sign=True)}]"
+    pairs = f" ({value.pairs} {'pair' if value.pairs == 1 else 'pairs'})"
+    return text if value.pairs == cell.spread.number else text + pairs
 
 
 def _by_seed(group: Group, name: str) -> dict[int, float]:

@@ -42,7 +42,7 @@ def lines(groups: Sequence[Group], cells: Sequence[Cell], metric: Metric) -> lis
             group.name,
             str(len(group.finished)),
             spread_text(cell.spread, metric.unit),
-            difference_text(cell.difference, metric.unit),
+            difference_text(cell, metric.unit),
             *(
                 spread_text(cost and cost._replace(deviation=None), unit)
                 for cost, (_, unit, _) in zip(costs_of(group), COSTS, strict=True)

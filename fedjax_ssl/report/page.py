@@ -173,7 +173,7 @@ def _row(group: Group, cell: Cell, report: Report) -> dict[str, Any]:
         "text": spread_text(cell.spread, unit),
         "value": _mean(cell.spread),
         "difference": "" if cell.difference is None else cell.difference.mean,
-        "difference_text": difference_text(cell.difference, unit),
+        "difference_text": difference_text(cell, unit),
         "sign": _sign(cell, report.metric),
         "costs": [
             (_mean(cost), spread_text(cost and cost._replace(deviation=None), unit))
@@ -192,7 +192,7 @@ def _packed(cell: Cell, metric: Metric) -> list[Any]:
     return [
         spread_text(found, metric.unit),
         *((short(found.mean), short(found.deviation)) if found else (None, None)),
-        difference_text(other, metric.unit),
+        difference_text(cell, metric.unit),
         *((short(other.mean), short(other.low), short(other.high)) if other else (None, None, None)),
         _sign(cell, metric),
     ]

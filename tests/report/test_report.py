@@ -67,7 +67,9 @@ def test_mean_spread_and_paired_interval_are_those_of_scipy(two):
     assert f"+4.7 [{written(expected.low, '%', sign=True)}, {written(expected.high, '%', sign=True)}]" in page
 
 
-def test_only_common_seeds_are_paired():
+def test_only_common_seeds_are_paired(two):
+    shutil.rmtree(two / "a3")
+    assert " (3 pairs)" in page_of(two)
     assert paired_difference({0: 1.0, 5: 3.0}, {0: 0.5, 1: 9.0}) == (1, 0.5, None, None)
     assert paired_difference({0: 1.0}, {1: 1.0}) is None
     assert paired_difference({0: float("nan")}, {0: 1.0}) is None
