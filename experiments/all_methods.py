@@ -4,13 +4,15 @@
     python experiments/all_methods.py --labels server                             # ... at the server
     python experiments/all_methods.py --federation mnist --path mnist.npz         # also: cifar10, glyphs
     python experiments/all_methods.py --methods fedavg fixmatch --seeds 2 --steps 2000
+    python experiments/all_methods.py --rounds 100                                # as many rounds in place of steps
 
 A method's own settings and its optimizer are those of its config `configs/digits_NAME.py`. `--optimizer shared` gives
 plain SGD with one learning rate to all methods but those whose config has another optimizer than SGD. `--set
 NAME.FIELD=VALUE` replaces a setting of a method, or any field of its config, as `fedmatch.optimizer.learning_rate`.
 Everything else is the federation's. A method takes as many rounds as use up the local steps of its clients and its
 server, at least two; two stages have half of them each. Two rounds of one seed count the steps, then one compiled
-program runs all seeds. "fedavg, all labels" knows every label. Methods that do not fit the federation are listed with
+program runs all seeds. With `--rounds` all take as many rounds, and methods that send the whole network both ways send
+as much. "fedavg, all labels" knows every label. Methods that do not fit the federation are listed with
 the reason.
 
 Leaves all_methods.md, .csv (every single run) and .png (accuracy against bytes) in the output folder, rewritten after
@@ -31,25 +33,16 @@ import ml_collections
 import numpy as np
 
 from fedjax_ssl import config as configs
-from fedjax_ssl import methods, tracking
+from fedjax_ssl import methods, presets, tracking
 from fedjax_ssl.command_line import use_compilation_cache
 from fedjax_ssl.experiment import build_method, federate, load_experiment
 from fedjax_ssl.experiment.fit import check_labels, check_weighting
-from fedjax_ssl.experiment.tables import MISSING, facts, load_config, markdown, positive, spread, train_seeds
+from fedjax_ssl.experiment.tables import MISSING, facts, markdown, positive, spread, train_seeds
 
-CONFIGS = Path(__file__).resolve().parent.parent / "configs"
-CONSISTENCY = ("fixmatch", "uda", "mixmatch", "mean_teacher", "vat", "pi_model", "pseudo_label")
 BASELINE, BOUND = "fedavg", "fedavg, all labels"
-# Arguments of configs whose default is another federation.
-ARGUMENTS = {
-    "clients": {"fedrgd": "client"},
-    "server": {"fedmatch": "ls", **dict.fromkeys(CONSISTENCY, "server,20")},
-}
-SECTIONS = ("data", "partition", "supervision", "augment", "strong_augment")
-
 
 LEGEND = (
-    "accuracy: on the test set after the last round; best: of five evaluations; pseudo-labels: share of right ones in "
+    "accuracy: on the test set after the last round; best: of the evaluations; pseudo-labels: share of right ones in "
     "the last rounds; down, up: bytes of the run from and to the server, relative to fedavg; local steps: of all "
     "clients and the server; s: seconds of all seeds, compiling included"
 )
@@ -73,85 +66,11 @@ class Unfit(Exception):
     """A method that cannot learn from this federation."""
 
 
-def federation_config(
-    name: str, labels: str, path: str | None = None, count: int | None = None
-) -> ml_collections.ConfigDict:
-    """What all methods share: data, clients, labels, network; and an optimizer for those that are to share it.
-
-    Args:
-        name: "digits", "glyphs", "mnist" or "cifar10".
-        labels: "clients": some at every client. "per_class": some of every class at every client. "server" or "all".
-        path: an `.npz` file in place of the download, for "mnist" and "cifar10".
-        count: labels of a client, of a class at a client, or of the server.
-    """
-    config = configs.default("fedavg")
-    config.data.name = "npz" if path else name
-    config.data.path = path
-    config.federated.cohort_size = 10
-    config.optimizer.batch_size = 10
-    config.data.validation_fraction = 0.05  # for methods that look at such examples
-    config.supervision.name, config.supervision.labels = "per_client", 10
-    if name == "digits":
-        config.data.test_clients = 3
-        config.optimizer.learning_rate = 0.1
-        config.supervision.labels = 5
-    elif name == "glyphs":
-        config.model.name = "cnn"
-        config.augment.name = "shift"
-        config.strong_augment.name = "fixmatch"
-        config.strong_augment.flip = False
-        config.supervision.labels = 20
-    else:
-        config.partition.name, config.partition.num_clients = "iid", 100
-        if name == "mnist":
-            config.model.hidden = (200, 200)  # the network of FedAvg's paper that it calls 2NN
-        else:
-            config.model.name = "cnn"
-        config.augment.name = "shift" if name == "mnist" else "crop_flip"
-        config.strong_augment.name = "fixmatch"
-        config.strong_augment.flip = name != "mnist"
-    if labels == "per_class":
-        config.supervision.name, config.supervision.labels = "per_class", 5
-    if labels == "server":
-        config.supervision.name = "server"
-        config.supervision.labels = {"digits": 50, "glyphs": 620}.get(name, 1000)
-    if count is not None:
-        config.supervision.labels = count
-    if labels == "all":
-        config.supervision.name = "all"
-        config.supervision.labels = None
-    return config
-
-
 def method_config(
     method: str, shared: ml_collections.ConfigDict, changes: dict[str, Any], shared_optimizer: bool
 ) -> ml_collections.ConfigDict:
-    """The shared config with a method's own settings: its section, its network's options, its optimizers.
-
-    Args:
-        method: a registered method.
-        shared: from `federation_config`.
-        changes: of fields of the config, by dotted name.
-        shared_optimizer: the clients' optimizer is the shared one, unless the config's is another than SGD.
-
-    Raises:
-        Unfit: there is no config of the method for the digits.
-    """
-    path = CONFIGS / f"digits_{method}.py"
-    if not path.exists():
-        raise Unfit("no configs/digits_NAME.py for it")
-    where = "server" if shared.supervision.name == "server" else "clients"
-    config = load_config(path, ARGUMENTS[where].get(method))
-    if config.method.name != method:
-        raise Unfit(f"configs/{path.name} is of {config.method.name}")
-    own = config.model.to_dict()
-    with config.unlocked():
-        alike = shared_optimizer and config.optimizer.name == shared.optimizer.name
-        for section in (*SECTIONS, "optimizer") if alike else SECTIONS:
-            config[section] = ml_collections.ConfigDict(shared[section].to_dict())
-        config.model = ml_collections.ConfigDict({**shared.model.to_dict(), "aux_head": own.get("aux_head")})
-    config.federated.cohort_size = shared.federated.cohort_size
-    config.federated.weighting = shared.federated.weighting
+    """`presets.of_method` with changes of fields of the config, by dotted name."""
+    config = presets.of_method(method, shared, shared_optimizer)
     config.update_from_flattened_dict(changes)
     return config
 
@@ -177,13 +96,16 @@ def steps_of_a_round(config: ml_collections.ConfigDict) -> float:
     return max(float(first["local_steps"]), float(second["local_steps"]))
 
 
-def planned(config: ml_collections.ConfigDict, steps: int, labelled_steps: float) -> ml_collections.ConfigDict:
+def planned(
+    config: ml_collections.ConfigDict, steps: int, labelled_steps: float, rounds: int | None = None
+) -> ml_collections.ConfigDict:
     """The config with as many rounds as use up a number of local steps.
 
     Args:
         config: of one method.
         steps: local steps of a run, over all clients and the server.
         labelled_steps: local steps of a round of `fedavg`, which is what the first of two stages does.
+        rounds: of both stages together, in place of steps.
 
     Raises:
         Unfit: the method cannot learn from this federation, or nobody takes a step.
@@ -196,11 +118,16 @@ def planned(config: ml_collections.ConfigDict, steps: int, labelled_steps: float
     if not per_round:
         raise Unfit("nobody takes a local step")
     share = steps / 2 if two_stages else steps
-    config.rounds = max(round(share / per_round), 2)
-    if two_stages:
+    config.rounds = rounds or max(round(share / per_round), 2)
+    if two_stages and rounds:
+        config.method.warmup_rounds = rounds // 2
+    elif two_stages:
         config.method.warmup_rounds = max(round(share / labelled_steps), 1)
         config.rounds += config.method.warmup_rounds
-    config.eval_every = max(config.rounds // 5, 1)
+    every = max(config.rounds // 5, 1)
+    if two_stages:  # the model at the end of stage 1 is evaluated
+        every = next(number for number in range(every, 0, -1) if config.method.warmup_rounds % number == 0)
+    config.eval_every = every
     return config
 
 
@@ -232,8 +159,8 @@ def main(arguments: list[str] | None = None) -> None:
     use_compilation_cache()
     begin, seeds, rows, unfit = time.perf_counter(), list(range(options.seeds)), [], []
     options.output.mkdir(parents=True, exist_ok=True)
-    shared = federation_config(options.federation, options.labels, options.path, options.count)
-    everything = federation_config(options.federation, "all", options.path)
+    shared = presets.federation(options.federation, options.labels, options.path, options.count)
+    everything = presets.federation(options.federation, "all", options.path)
     jobs = [(name, name, shared) for name in options.methods] + [(BOUND, BASELINE, everything)]
     alike, labelled_steps = options.optimizer == "shared", math.nan
     if options.labels != "server":
@@ -242,7 +169,7 @@ def main(arguments: list[str] | None = None) -> None:
     for number, (label, name, given) in enumerate(jobs, start=1):
         try:
             config = method_config(name, given, options.set.get(name, {}), alike)
-            config = planned(config, options.steps, labelled_steps)
+            config = planned(config, options.steps, labelled_steps, options.rounds)
             row = run(config, label, seeds)
         except Unfit as reason:
             unfit.append((label, str(reason)))
@@ -255,14 +182,15 @@ def main(arguments: list[str] | None = None) -> None:
             flush=True,
         )
         notes = facts(time.perf_counter() - begin, options.seeds)
-        notes[1] = f"{options.seeds} seeds, about {options.steps:,} local steps each, in at least two rounds"
+        budget = f"about {options.steps:,} local steps each, in at least two rounds"
+        notes[1] = f"{options.seeds} seeds, {f'{options.rounds} rounds each' if options.rounds else budget}"
         notes.insert(0, LEGEND)
         _write(options.output, rows, unfit, notes, seeds)
     print(f"\n{(options.output / 'all_methods.md').read_text(encoding='utf-8')}")
 
 
 def table(rows: list[Row]) -> str:
-    """The methods in Markdown, the best first; bytes relative to those of `fedavg` with as many local steps."""
+    """The methods in Markdown, the best first; bytes relative to those of `fedavg`."""
     base = next((row for row in rows if row.method == BASELINE), None)
     header = ["method", "accuracy, %", "best, %", "pseudo-labels, %", "down", "up", "rounds", "local steps", "s"]
     lines = [
@@ -351,6 +279,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--path", help="an .npz file of mnist or cifar10, in place of the download")
     parser.add_argument("--seeds", type=positive, default=5, help="runs per method, seeds 0, 1, ...")
     parser.add_argument("--steps", type=positive, default=5000, help="local steps of a run, over all clients")
+    parser.add_argument("--rounds", type=positive, help="rounds of a run, in place of a number of local steps")
     parser.add_argument("--methods", nargs="+", choices=known, default=known, metavar="NAME", help=", ".join(known))
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME.FIELD=VALUE", help="settings of single methods")
     parser.add_argument("--optimizer", choices=("own", "shared"), default="own", help="of the methods' configs, or one")

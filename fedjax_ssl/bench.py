@@ -16,6 +16,11 @@ from fedjax_ssl.federated import PLACEMENTS
 from fedjax_ssl.registry import did_you_mean
 
 
+def command(arguments: list[str]) -> int:
+    """`main`, without the program's name in front: `fedjax-ssl bench`."""
+    return main(["bench", *arguments])
+
+
 def main(arguments: list[str]) -> int:
     """Measures workloads and prints them, a JSON object per line or a table; progress goes to standard error.
 

@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import os
-import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import Any
 
 import jax
 
-from fedjax_ssl import data, methods, processor, tracking
+from fedjax_ssl import data, distributed, methods, own_code, processor, tracking
 from fedjax_ssl.config import CHOICES, ConfigError, ConfigNote, check_field
 
 USER_ERRORS = (
@@ -80,13 +79,32 @@ def use_processor(threads: int | None, devices: int | None = None) -> None:
         os.environ["NPROC"] = str(max(wanted, least))
 
 
-def explain(error: Exception) -> str:
-    """What is wrong with the flags, without the traceback that ml_collections puts into its messages."""
-    if isinstance(error, AttributeError):
-        field, hint = re.search(r"'(\w+)", str(error)), re.search(r'Did you mean "(\w+)"', str(error))
-        if field:
-            return f"the config has no field {field[1]!r}." + (f" Did you mean {hint[1]!r}?" if hint else "")
-    return str(error).strip().splitlines()[-1].strip().removeprefix(f"{ConfigError.__module__}.ConfigError: ")
+def leave(error: BaseException) -> int:
+    """Ends a command on an error: one message where it is the user's, or was raised in code of the user's own.
+
+    Args:
+        error: that reached the command. With $FEDJAX_SSL_DEBUG set it is raised again.
+
+    Returns:
+        The exit code: 2, or 130 after Ctrl-C.
+
+    Raises:
+        BaseException: `error`, where it is a fault of ours.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return distributed.leave(130, "\nstopped; the same command goes on from the last checkpoint")
+    message = None if os.environ.get("FEDJAX_SSL_DEBUG") else _message(error)
+    if message is None:
+        raise error
+    return distributed.leave(2, f"error: {message}")
+
+
+def _message(error: BaseException) -> str | None:
+    if not isinstance(error, USER_ERRORS):
+        return own_code.blame(error)
+    cause = error.__cause__
+    place = None if cause is None or isinstance(cause, ConfigError) else own_code.place(cause)
+    return str(error) if place is None or place in str(error) else f"{error} ({place})"
 
 
 def describe_choices() -> str:

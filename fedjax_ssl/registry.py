@@ -1,12 +1,14 @@
 """What a config names and how it is built: a table per kind, with the nearest name for one that nobody knows."""
 
 import difflib
-import importlib
 import inspect
 import types
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
+
+from fedjax_ssl.own_code import import_named
 
 Built = TypeVar("Built")
 
@@ -16,6 +18,8 @@ class Option(NamedTuple):
 
     type: type  # as a config stores it
     default: Any  # `inspect.Parameter.empty`: it has to be given
+    optional: bool = False  # whether None is a value of it
+    choices: tuple[Any, ...] = ()  # of a Literal; empty: any value of the type
 
 
 class Registry(Generic[Built]):
@@ -47,6 +51,7 @@ class Registry(Generic[Built]):
         self._builders = {name: builder for name, (builder, _) in pairs.items()}
         self._lines = {name: line for name, (_, line) in pairs.items()}
         self._leading, self._given = leading, given
+        self._options: dict[str, dict[str, Option]] = {}  # that were asked for before
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._builders)
@@ -61,12 +66,8 @@ class Registry(Generic[Built]):
         Raises:
             ValueError: nobody knows the name, or the user's own cannot be imported.
         """
-        module, _, function = name.partition(":")
-        if function:
-            try:
-                return getattr(importlib.import_module(module), function)
-            except (ImportError, AttributeError) as error:
-                raise ValueError(f"{self.kind} {name!r} is not there: {error}") from error
+        if ":" in str(name):
+            return import_named(self.kind, name)
         check_known(self.kind, name, self._builders)
         return self._builders[name]
 
@@ -76,8 +77,33 @@ class Registry(Generic[Built]):
         Raises:
             ValueError: as `builder`.
         """
+        if name not in self._options:
+            self._options[name] = self._read_options(name)
+        return dict(self._options[name])
+
+    def _read_options(self, name: str) -> dict[str, Option]:
         parameters = list(inspect.signature(self.builder(name), eval_str=True).parameters.values())[self._leading :]
-        return {p.name: Option(_stored(p), p.default) for p in parameters if p.name not in self._given}
+        return {
+            p.name: Option(_stored(p), p.default, _optional(p), _choices(p.annotation))
+            for p in parameters
+            if p.name not in self._given
+        }
+
+    def meanings(self, name: str) -> dict[str, str]:
+        """What the options of a choice mean, from "Args:" or "Attributes:" in the docstring of its builder.
+
+        Raises:
+            ValueError: as `builder`.
+        """
+        import docstring_parser  # only where help is asked for
+
+        builder: Any = self.builder(name)
+        builder = builder.func if isinstance(builder, partial) else builder
+        found: dict[str, str] = {}
+        for one in reversed(inspect.getmro(builder)) if inspect.isclass(builder) else (builder,):
+            text = docstring_parser.parse(inspect.cleandoc(one.__doc__ or ""))
+            found |= {what.arg_name: " ".join((what.description or "").split()) for what in text.params}
+        return {option: found.get(option, "") for option in self.options(name)}
 
     def fields(self) -> dict[str, type]:
         """The options of all choices and their types, as a section of a config has them."""
@@ -98,8 +124,8 @@ class Registry(Generic[Built]):
                 hint = did_you_mean(option, known)
                 has = ", ".join((*known, *self.common)) or "none"
                 raise ValueError(f"{self.kind} {name!r} has no option {option!r}.{hint} Its options: {has}")
-        for option, (_, value) in known.items():
-            if value is inspect.Parameter.empty and option not in options:
+        for option, what in known.items():
+            if what.default is inspect.Parameter.empty and option not in options:
                 raise ValueError(f"{self.kind} {name!r} needs the option {option!r}")
 
     def build(self, name: str, /, *leading: Any, **options: Any) -> Built:
@@ -136,6 +162,17 @@ def did_you_mean(name: object, known: Collection[str]) -> str:
 
 def _first_words(builder: Callable[..., Any]) -> str:
     return " ".join((inspect.getdoc(builder) or "").split("\n\n")[0].split())
+
+
+def _optional(parameter: inspect.Parameter) -> bool:
+    return parameter.default is None or type(None) in typing.get_args(parameter.annotation)
+
+
+def _choices(annotation: Any) -> tuple[Any, ...]:
+    """What a Literal allows, which may stand beside None."""
+    if typing.get_origin(annotation) is Literal:
+        return typing.get_args(annotation)
+    return next((found for part in typing.get_args(annotation) if (found := _choices(part))), ())
 
 
 def _stored(parameter: inspect.Parameter) -> type:

@@ -1,11 +1,9 @@
 """The command line: what a user sees, above all when something is wrong."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
-from absl import flags
 
 from fedjax_ssl import main as command
 
@@ -22,14 +20,7 @@ def start(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: str) -> tuple[int, str, str]:
-        for name in list(flags.FLAGS):
-            if name.startswith("config."):
-                delattr(flags.FLAGS, name)
-        flags.FLAGS.unparse_flags()
-        flags.FLAGS["config"].unparse()
-        flags.FLAGS["workdir"].unparse()
-        monkeypatch.setattr(sys, "argv", ["main", *arguments])  # ml_collections looks for overrides here
-        code = command.main(sys.argv)
+        code = command.main(["main", *arguments])
         output = capsys.readouterr()
         return code, output.out, output.err
 
@@ -90,7 +81,7 @@ def test_a_truncated_checkpoint_falls_back_to_the_one_before(start, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ((DIGITS, "--config.round=5"), ("'round'", "rounds")),
+        ((DIGITS, "--config.round=5"), ("no field 'round'", "'rounds'")),
         ((DIGITS, "--config.rounds=many"), ("rounds=many",)),
         ((DIGITS, "--config.threads=0"), ("config.threads is 0", "at least 1")),
         ((DIGITS, "--config.threads=two"), ("threads=two",)),
@@ -121,7 +112,11 @@ def test_a_truncated_checkpoint_falls_back_to_the_one_before(start, tmp_path):
         ((f"--config={CONFIGS / 'femnist_xclp.py'}:glyps",), ("no variant 'glyps'", "femnist, glyphs")),
         ((f"--config={CONFIGS / 'cifar10_xclp.py'}:1,2",), ("cifar10_xclp.py:1,2", "5000,100,iid")),
         (("--config=absent.py",), ("absent.py",)),
-        ((), ("--config is missing",)),
+        (("--config=configs/digits_fedavg.py",), ("no config file", "in the package: digits_fedavg")),
+        (("--config=digits_fedag",), ("no config 'digits_fedag'", "Did you mean 'digits_fedavg'")),
+        ((), ("name is missing", "usage:")),
+        ((DIGITS, "--workdir"), ("--workdir needs a value",)),
+        ((DIGITS, "--set", "rounds"), ("--set rounds has no value",)),
         ((DIGITS, "more"), ("unexpected argument 'more'",)),
     ],
 )

@@ -16,7 +16,7 @@ from fedjax_ssl.registry import did_you_mean
 
 PREDICTORS = ("network", "xclp", "per_client_lp")
 # Overriding one of these by another choice leaves options behind that the new one need not take.
-_DROPS_OPTIONS = ("partition", "supervision", "augment", "strong_augment", "federated")
+_DROPS_OPTIONS = ("partition", "supervision", "augment", "strong_augment", "cohort", "federated")
 _TRACEABLE = ("optimizer", "federated", "method")
 
 
@@ -49,9 +49,9 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
         resolved.optimizer.schedule_rounds = max(resolved.rounds, 1)
     if resolved.federated.devices is None:
         resolved.federated.devices = jax.device_count() if jax.process_count() > 1 else 1
-    for option, (_, value) in FEDERATED_OPTIMIZERS.options(resolved.federated.name).items():
+    for option, what in FEDERATED_OPTIMIZERS.options(resolved.federated.name).items():
         if resolved.federated.get(option) is None:  # a sweep replaces what is there
-            resolved.federated[option] = value
+            resolved.federated[option] = what.default
     check_fields(resolved)
     _check_stages(resolved)
     _check_selection(resolved)

@@ -3,11 +3,12 @@
 from fedjax_ssl.data.dataset import Dataset, Split, with_pooled_splits
 from fedjax_ssl.data.federation.federate import federate
 from fedjax_ssl.data.federation.federated_data import FederatedData, validate
+from fedjax_ssl.data.federation.names import client_names, natural_names
 from fedjax_ssl.data.federation.partition import PARTITIONS
 from fedjax_ssl.data.federation.report import plot_partition, report
 from fedjax_ssl.data.federation.supervision import SUPERVISIONS
 from fedjax_ssl.data.federation.weak_labels import WeakLabels
 from fedjax_ssl.data.images.augmentation import AUGMENTATIONS, augmentation
 from fedjax_ssl.data.sources.fetch import DatasetUnavailable
-from fedjax_ssl.data.sources.load import SOURCES, available, load
+from fedjax_ssl.data.sources.load import SOURCES, TERMS, available, load
 from fedjax_ssl.data.standardization import STANDARDIZATIONS, normalizer, standardized

@@ -118,6 +118,8 @@ def _setup(config: dict[str, Any], dataset: data.Dataset, federation: data.Feder
         )
         model = models.in_precision(model, config["precision"])
     cohort_size = _cohort_size(server["cohort_size"], federation.num_clients)
+    with configs.naming("cohort"):
+        draw_cohort = federated.cohort_sampler(config["cohort"]["name"], **configs.options(config["cohort"]))
     federated_optimizer = configs.federated_optimizer(config, cohort_size)
     augment, strong_augment = _augmentation("augment", config, dataset), None
     if config["strong_augment"]["name"] != "none":
@@ -153,6 +155,7 @@ def _setup(config: dict[str, Any], dataset: data.Dataset, federation: data.Feder
             keep_by=local["keep_by"],
             rounds=config["rounds"],
             min_labelled=federation.min_labelled,
+            draw_cohort=draw_cohort,
             num_parts=federation.num_parts,
         )
 

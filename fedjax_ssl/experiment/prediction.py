@@ -156,6 +156,27 @@ def predict(
             )
             yield Predicted(job, predictions, scores, seconds, float(np.mean(recalls)) if recalls else None, traffic)
         begin = time.perf_counter()
+    if advice := how_to_read(jobs_of(settings)):
+        report(advice)
+
+
+def how_to_read(jobs: Sequence[Job]) -> str:
+    """Which of several ways of predicting to look at, and what their names mean; empty where there is nothing to say.
+
+    Where all were tried, one graph of all clients' points, unlabelled ones too, with the settings of the authors' code
+    did best (docs/results.md).
+    """
+    graphs = [job for job in jobs if job.variant is not None]
+    if len(graphs) < 2:
+        return ""
+    best = min(graphs, key=lambda job: (job.predictor != "xclp", not job.unlabelled, job.variant != "code"))
+    meanings = {
+        "_code": "settings of the authors' code",
+        "_paper": "settings of the paper's text",
+        "_labelled": "without unlabelled training examples in the graph",
+    }
+    told = [f"{end}: {words}" for end, words in meanings.items() if any(end in job.name for job in graphs)]
+    return f"read {best.name} first, which did best where all were compared (docs/results.md). {'; '.join(told)}"
 
 
 def _predict(

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.data import Dataset, FederatedData
+from fedjax_ssl.data import Dataset, FederatedData, client_names
 from fedjax_ssl.experiment.prediction import Predicted
 
 
@@ -20,7 +20,7 @@ def predictions_csv(
     place = np.flatnonzero(client >= 0)
     rows = np.asarray(federation.test_index)[place]
     truth = np.asarray(federation.labels)[rows]
-    names = _client_names(dataset, federation, natural)
+    names = client_names(dataset, federation, natural)
     header, columns = ["split", "row", "client", "label"], []
     for one in outcomes:
         header += [one.job.name, f"{one.job.name}_confidence"]
@@ -54,7 +54,7 @@ def clients_csv(
     examples, labelled = (
         np.concatenate([np.asarray(counts), nothing]) for counts in (federation.num_examples, federation.num_labelled)
     )
-    names = _client_names(dataset, federation, natural)
+    names = client_names(dataset, federation, natural)
     header = ["client", "training_examples", "labelled_examples", "new_examples"]
     header += [f"{one.job.name}_{score}" for one in outcomes for score in ("accuracy", "balanced_accuracy")]
     scores = [
@@ -67,21 +67,6 @@ def clients_csv(
         for c in np.flatnonzero(new).tolist()
     )
     return _csv([header, *lines])
-
-
-def _client_names(dataset: Dataset, federation: FederatedData, natural: bool) -> dict[int, str]:
-    """Names of the clients that have new examples: the dataset's where clients are natural, numbers otherwise."""
-    client = np.asarray(federation.test_client)
-    numbers, first = np.unique(client, return_index=True)
-    if not natural or dataset.train.client is None:
-        return {int(number): str(number) for number in numbers}
-    owner = dataset.train.client
-    if dataset.test is not None:
-        of_test = dataset.test.client if dataset.test.client is not None else np.full(len(dataset.test), -1, np.int32)
-        owner = np.concatenate([owner, of_test])
-    of_number = owner[np.asarray(federation.test_index)[first]]
-    known = dataset.client_names
-    return {int(n): str(i) if known is None else known[i] for n, i in zip(numbers, of_number, strict=True) if n >= 0}
 
 
 def _class_name(names: Sequence[str], label: int) -> str:

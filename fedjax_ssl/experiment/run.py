@@ -107,7 +107,9 @@ def _run_in(record: tracking.Record | tracking.NoRecord, experiment: Experiment,
         )
         progress.note(experiment.standardization)
         if start == 0:
-            table = data.report(federation, experiment.dataset.class_names, max_rows=federation.num_clients)
+            natural = config.partition.name == "natural"
+            names = data.client_names(experiment.dataset, federation, natural)[: federation.num_clients]
+            table = data.report(federation, experiment.dataset.class_names, names, max_rows=federation.num_clients)
             record.describe_data(table + "\n")
         if start == config.rounds:
             summary = team.values_from_first(record.summary())

@@ -1,7 +1,7 @@
 """The engine: the method contract, cohorts, local training, placement, federated optimizers, evaluation."""
 
 from fedjax_ssl.federated.clients import all_clients
-from fedjax_ssl.federated.cohort import Cohort, random_slots, sample_cohort
+from fedjax_ssl.federated.cohort import COHORTS, Cohort, CohortSampler, cohort_sampler, random_slots, sample_cohort
 from fedjax_ssl.federated.diversity import with_gradient_diversity
 from fedjax_ssl.federated.engine import Pretraining, federated_method
 from fedjax_ssl.federated.episodes import episodes

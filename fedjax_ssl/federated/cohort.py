@@ -1,10 +1,14 @@
-"""Which clients take part in a round."""
+"""Which clients take part in a round, by name."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
+
+from fedjax_ssl.checks import check_numbers
+from fedjax_ssl.registry import Registry
 
 QUOTAS = ("any", "proportional", "only")
 
@@ -14,6 +18,11 @@ class Cohort(NamedTuple):
 
     ids: Int[Array, " p"]  # C in empty slots: gathers clamp it, scatters drop it
     valid: Bool[Array, " p"]  # False in slots for which no client was eligible
+
+
+# (key, labelled examples per client, examples per client, slots p, labelled_quota) -> a cohort of p slots, traceable;
+# see `sample_cohort`.
+CohortSampler = Callable[[Key[Array, ""], Int[Array, " C"], Int[Array, " C"], int, str], Cohort]
 
 
 def sample_cohort(
@@ -40,6 +49,90 @@ def sample_cohort(
     Raises:
         ValueError: if `size` is not in 1..C or the quota is unknown.
     """
+    # 24 bits, which float32 holds exactly: on a CPU, selecting the largest is 20 times as fast as sorting integers.
+    priority = (jax.random.bits(key, num_examples.shape) >> 8).astype(jnp.float32)
+    return _highest(priority, num_labelled, num_examples, size, labelled_quota)
+
+
+def by_size(power: float = 1.0) -> CohortSampler:
+    """Clients with more examples are drawn more often, one after another without replacement.
+
+    Args:
+        power: of the number of examples that the chance of being drawn next follows; 0 draws uniformly.
+
+    Source: Efraimidis and Spirakis, Weighted random sampling with a reservoir, 2006.
+    """
+    check_numbers("[0, inf)", power=power)
+
+    def draw(
+        key: Key[Array, ""],
+        num_labelled: Int[Array, " C"],
+        num_examples: Int[Array, " C"],
+        size: int,
+        labelled_quota: str,
+    ) -> Cohort:
+        weight = jnp.maximum(num_examples, 1).astype(jnp.float32) ** power
+        drawn = jax.random.uniform(key, num_examples.shape, jnp.float32)
+        # A power of the draw in (0, 1), as a logarithm that no large weight rounds to 0.
+        priority = jnp.exp(jnp.log(jnp.maximum(drawn, 1e-7)) * (weight.mean() / weight))
+        return _highest(priority, num_labelled, num_examples, size, labelled_quota)
+
+    return draw
+
+
+def uniform() -> CohortSampler:
+    """Clients are drawn uniformly without replacement."""
+    return sample_cohort
+
+
+COHORTS: Registry[CohortSampler] = Registry(
+    "cohort sampler",
+    {
+        "uniform": (uniform, "clients are drawn uniformly, without replacement"),
+        "by_size": (by_size, "clients with more examples are drawn more often, without replacement"),
+    },
+)
+
+
+def cohort_sampler(name: str, **options: Any) -> CohortSampler:
+    """Looks up how cohorts are drawn.
+
+    Args:
+        name: of `COHORTS`, or "module:function".
+        **options: of the choice.
+
+    Raises:
+        ValueError: an unknown name or option; from the sampler: a cohort of another shape.
+    """
+    draw = COHORTS.build(name, **options)
+
+    def checked(
+        key: Key[Array, ""],
+        num_labelled: Int[Array, " C"],
+        num_examples: Int[Array, " C"],
+        size: int,
+        labelled_quota: str,
+    ) -> Cohort:
+        cohort = draw(key, num_labelled, num_examples, size, labelled_quota)
+        ids, valid = jnp.shape(cohort.ids), jnp.shape(cohort.valid)
+        if ids != (size,) or valid != (size,):
+            raise ValueError(
+                f"cohort sampler {name!r} returned ids of shape {ids} and valid of shape {valid}; a round has {size} "
+                f"slots, so both must be ({size},)"
+            )
+        return cohort
+
+    return checked
+
+
+def _highest(
+    priority: Float[Array, " C"],
+    num_labelled: Int[Array, " C"],
+    num_examples: Int[Array, " C"],
+    size: int,
+    labelled_quota: str,
+) -> Cohort:
+    """The eligible clients of highest priority, which is at least 0."""
     num_clients = num_examples.shape[0]
     if not 1 <= size <= num_clients:
         raise ValueError(f"cohort size is {size}; with {num_clients} clients it must be 1..{num_clients}")
@@ -47,8 +140,6 @@ def sample_cohort(
         raise ValueError(f"labelled_quota is {labelled_quota!r}; allowed: {', '.join(QUOTAS)}")
     present = num_examples > 0
     labelled, unlabelled = present & (num_labelled > 0), present & (num_labelled == 0)
-    # 24 bits, which float32 holds exactly: on a CPU, selecting the largest is 20 times as fast as sorting integers.
-    priority = (jax.random.bits(key, (num_clients,)) >> 8).astype(jnp.float32)
     if labelled_quota == "any":
         return _cohort([_draw(priority, present, jnp.asarray(size), size)], size, num_clients)
     if labelled_quota == "only":

@@ -11,7 +11,11 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-OPTIMIZERS = ("sgd", "adam", "rmsprop")
+OPTIMIZERS = {  # with a line about each
+    "sgd": "gradient descent, with momentum if wanted",
+    "adam": "Adam, with its usual moments",
+    "rmsprop": "v <- 0.9 v + 0.1 g^2, without momentum or bias correction",
+}
 SCHEDULES = ("constant", "cosine")
 LearningRate = Callable[[Int[Array, ""]], Float[Array, ""]]
 

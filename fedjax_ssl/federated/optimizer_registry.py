@@ -68,6 +68,16 @@ def _grouped(
     replica_same_batches: bool = False,
     cohort_size: int | None = None,
 ) -> FederatedOptimizer:
+    """FedRGD's, see `fedjax_ssl.federated.grouped`.
+
+    Args:
+        settings: of the clients.
+        groups: how many, of about equal size; by default of about ten clients each, at least two.
+        group_sizes: clients of each group, in place of `groups`.
+        broadcast_global: everybody starts from the global model.
+        replica_same_batches: the groups' replicas of the server see the same batches.
+        cohort_size: clients per round, once it is known.
+    """
     if groups is not None and group_sizes is not None:
         raise ValueError(f"groups={groups} and group_sizes={tuple(group_sizes)} are both given; give one of them")
     if group_sizes is not None:

@@ -13,7 +13,7 @@ from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import kept as kept_table
 from fedjax_ssl.federated.client import Broadcast, LocalTraining, Task, client_update
 from fedjax_ssl.federated.clients import all_clients, clients_of, server_as_client
-from fedjax_ssl.federated.cohort import Cohort, random_slots, sample_cohort
+from fedjax_ssl.federated.cohort import Cohort, random_slots
 from fedjax_ssl.federated.exact_count import count
 from fedjax_ssl.federated.execution import Execution, place_clients
 from fedjax_ssl.federated.method import (
@@ -84,7 +84,7 @@ def run_round(
     if stage.terms or stage.kinds:
         counts = stage.count_labels(everyone)
         size, quota = setup.cohort_size, stage.labelled_quota
-        cohort = sample_cohort(named_key(key, "cohort"), counts, data.num_examples, size, quota)
+        cohort = setup.draw_cohort(named_key(key, "cohort"), counts, data.num_examples, size, quota)
 
     slots = _slots_of(key, cohort.ids, cohort.valid, data)
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
+from fedjax_ssl.federated.cohort import CohortSampler, sample_cohort
 from fedjax_ssl.federated.local_optimizer import LearningRate
 from fedjax_ssl.federated.method import Client
 from fedjax_ssl.federated.optimizers import FederatedOptimizer
@@ -50,3 +51,4 @@ class Setup(NamedTuple):
     strong_augment: Callable[[Array, Array], Array] | None = None  # like `augment`; None: the weak one
     min_labelled: int = 1  # bound over the clients that have labels, from `FederatedData`, as is the next one
     num_parts: int = 1  # in which clients' unlabelled examples come, one after another
+    draw_cohort: CohortSampler = sample_cohort  # which clients take part in a round

@@ -15,6 +15,7 @@ References:
     clients, ICLR 2022, arXiv 2204.03304: theorem 1 and algorithm 1.
 """
 
+from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import Method, Setup, federated_method
 from fedjax_ssl.methods.parts.channel_terms import channel_term, known_stage, own_channel
 
@@ -43,4 +44,11 @@ def fedul(
     layer = own_channel(use_test_prior)  # Q, from what the federation says of the client's sets
     loss = channel_term(setup, channel=layer, surrogate_loss=surrogate_loss)
     stage = known_stage(setup, (loss,), l1, drop_last)  # epochs over all examples in a set or with a label
-    return federated_method(setup, (stage,), needs=("sets", "coarse", "labels"))
+    method = federated_method(setup, (stage,), needs=("sets", "coarse", "labels"))
+    return method._replace(check=_check)
+
+
+def _check(data: FederatedData) -> list[str]:
+    if {"sets", "coarse"} & set(data.kinds()):
+        return []
+    return ["clients have class labels alone, no sets and no coarse labels: with those, fedul is FedAvg"]

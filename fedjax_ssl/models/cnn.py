@@ -14,11 +14,16 @@ class CNN(Network):
 
     The shape of LEAF's successor benchmarks (TFF's and fedjax's EMNIST network): 1,206,590 parameters for 28x28x1 and
     62 classes. The feature is the hidden layer, after dropout in training. Weights LeCun normal, biases zero.
+
+    Attributes:
+        dropout: drop 1/4 of the pooled values and 1/2 of the hidden units in training.
+        norm: "none", "bn" or "gn", after each convolution.
+        lowering: how the convolutions are computed, see `conv2d`.
     """
 
-    dropout: bool = True  # drop 1/4 of the pooled values and 1/2 of the hidden units in training
-    norm: str = "none"  # or "bn" or "gn", after each convolution
-    lowering: str = "auto"  # how the convolutions are computed, see `conv2d`
+    dropout: bool = True
+    norm: str = "none"
+    lowering: str = "auto"
 
     @property
     def needs_key(self) -> bool:

@@ -25,12 +25,17 @@ class CNN13(Network):
     with batch norm. Images of 12x12 or more. Weights and biases start as PyTorch's defaults, lengths g as ||v||.
 
     Source: XCLP section 5, "FedAvg+XCLP", CIFAR network.
+
+    Attributes:
+        norm: "bn", "gn" or "none".
+        dropout_rate: after each max-pool, 0 turns it off.
+        lowering: how the convolutions are computed, see `conv2d`.
     """
 
-    norm: str = "bn"  # or "gn" or "none"
-    dropout_rate: float = 0.5  # after each max-pool, 0 turns it off
+    norm: str = "bn"
+    dropout_rate: float = 0.5
     normalize_features: bool = True
-    lowering: str = "auto"  # how the convolutions are computed, see `conv2d`
+    lowering: str = "auto"
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:

@@ -113,14 +113,19 @@ class EfficientNetB0(Network):
     weights it can start from. Convolutions start Kaiming normal (fan-out), the head as PyTorch's default.
 
     Source: Tan and Le, EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks, ICML 2019.
+
+    Attributes:
+        weights: path of an `.npz` file with the arrays of torchvision's state dict to start from, see
+            `pretrained.pretrained`; None or "" starts at random.
+        dropout_rate: before the head, 0 turns it off.
+        stochastic_depth: rate that the blocks' rates rise to, 0 turns it off.
+        lowering: how the convolutions are computed, see `conv2d`.
     """
 
-    # Path of an `.npz` file with the arrays of torchvision's state dict to start from, see `pretrained.pretrained`;
-    # None or "" starts at random.
     weights: str | None = None
-    dropout_rate: float = 0.2  # before the head, 0 turns it off
-    stochastic_depth: float = 0.2  # rate that the blocks' rates rise to, 0 turns it off
-    lowering: str = "auto"  # how the convolutions are computed, see `conv2d` and `depthwise_conv2d`
+    dropout_rate: float = 0.2
+    stochastic_depth: float = 0.2
+    lowering: str = "auto"
 
     @property
     def needs_key(self) -> bool:

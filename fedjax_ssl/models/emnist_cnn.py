@@ -17,10 +17,14 @@ class EmnistCNN(Network):
     never calls.
 
     Source: the public code of FedRGD, arXiv 2008.11364.
+
+    Attributes:
+        dropout_rate: of the pooled channels, 0 turns it off.
+        lowering: how the convolutions are computed, see `conv2d`.
     """
 
-    dropout_rate: float = 0.25  # of the pooled channels; 0 turns it off
-    lowering: str = "auto"  # how the convolutions are computed, see `conv2d`
+    dropout_rate: float = 0.25
+    lowering: str = "auto"
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:

@@ -42,12 +42,19 @@ def prepared(inputs: Float[Array, "n h w c"], pad: int, colours: bool) -> Float[
 
 
 class FedMatchResNet9(Network):
-    """`ResNet9` without biases: 6,568,640 parameters for images of 32x32x3 and ten classes."""
+    """`ResNet9` without biases: 6,568,640 parameters for images of 32x32x3 and ten classes.
 
-    width_factor: float = 1.0  # of 64 to 512 channels, this share
-    pad: int = 0  # border of zeros, for 28x28 images 2
-    colours: bool = False  # grey images in three equal channels
-    lowering: str = "auto"  # how the convolutions are computed, see `conv2d`
+    Attributes:
+        width_factor: of 64 to 512 channels, this share.
+        pad: border of zeros, for 28x28 images 2.
+        colours: grey images in three equal channels.
+        lowering: how the convolutions are computed, see `conv2d`.
+    """
+
+    width_factor: float = 1.0
+    pad: int = 0
+    colours: bool = False
+    lowering: str = "auto"
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
@@ -63,12 +70,18 @@ class FedMatchAlexNet(Network):
     """Convolutions of 64 (4x4), 128 (3x3), 256 (2x2) channels, 2x2 max-pooling after each, two hidden layers of 2048.
 
     No padding; 6,519,808 parameters for images of 32x32x3 and ten classes. The feature is the last hidden layer.
+
+    Attributes:
+        width_factor: of all channels and hidden units, this share.
+        pad: border of zeros, for 28x28 images 2.
+        colours: grey images in three equal channels.
+        lowering: how the convolutions are computed, see `conv2d`.
     """
 
-    width_factor: float = 1.0  # of all channels and hidden units, this share
-    pad: int = 0  # border of zeros, for 28x28 images 2
-    colours: bool = False  # grey images in three equal channels
-    lowering: str = "auto"  # how the convolutions are computed, see `conv2d`
+    width_factor: float = 1.0
+    pad: int = 0
+    colours: bool = False
+    lowering: str = "auto"
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:

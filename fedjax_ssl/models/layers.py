@@ -146,11 +146,17 @@ def keep_mask(key: jax.Array, shape: tuple[int, ...], rate: float) -> jax.Array:
 
 
 class Network(nn.Module):
-    """What all networks have in common: these options, and last layers that score the classes."""
+    """What all networks have in common: these options, and last layers that score the classes.
 
-    num_classes: int  # K
-    normalize_features: bool = False  # divide each feature vector by its Euclidean length (a zero vector stays zero)
-    aux_head: bool = False  # add a second affine map of the same features, `Outputs.aux_logits`
+    Attributes:
+        num_classes: K.
+        normalize_features: divide each feature vector by its Euclidean length (a zero vector stays zero).
+        aux_head: add a second affine map of the same features, `Outputs.aux_logits`.
+    """
+
+    num_classes: int
+    normalize_features: bool = False
+    aux_head: bool = False
 
     @property
     def needs_key(self) -> bool:

@@ -17,12 +17,18 @@ class MLP(Network):
     """Hidden layers of (affine, norm, activation, dropout); the feature is the last hidden layer.
 
     Weights LeCun normal, biases zero.
+
+    Attributes:
+        hidden: widths of the hidden layers, at least one.
+        activation: "relu", or "none": a linear network, whose first layer XCLP's FEMNIST appendix takes as feature.
+        norm: "none", "bn" or "gn".
+        dropout_rate: after every hidden layer, 0 turns it off.
     """
 
-    hidden: tuple[int, ...] = (128,)  # widths of the hidden layers, at least one
-    activation: str = "relu"  # "none": a linear network, whose first layer XCLP's FEMNIST appendix takes as feature
-    norm: str = "none"  # or "bn" or "gn"
-    dropout_rate: float = 0.0  # after every hidden layer, 0 turns it off
+    hidden: tuple[int, ...] = (128,)
+    activation: str = "relu"
+    norm: str = "none"
+    dropout_rate: float = 0.0
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n ..."], train: bool, mask: Mask) -> Outputs:

@@ -18,11 +18,16 @@ class MnistCNN(Network):
     last hidden layer. Weights and biases start as PyTorch's defaults.
 
     Source: FedUL's network for MNIST.
+
+    Attributes:
+        norm: "bn", "gn" or "none".
+        dropout_rate: after each of the five hidden blocks, 0 turns it off.
+        lowering: how the convolutions are computed, see `conv2d`.
     """
 
-    norm: str = "bn"  # or "gn" or "none"
-    dropout_rate: float = 0.0  # after each of the five hidden blocks; 0 turns it off
-    lowering: str = "auto"  # how the convolutions are computed, see `conv2d`
+    norm: str = "bn"
+    dropout_rate: float = 0.0
+    lowering: str = "auto"
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:

@@ -189,8 +189,9 @@ def _read(path: Path) -> dict[str, np.ndarray]:
                     arrays[name] = values
         except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
             where = "" if name is None else f" (array {name!r})"
+            why = "it holds Python objects, or is of another kind" if "pickle" in str(error) else str(error)
             raise ValueError(
-                f"weights {path}{where} is not a readable .npz file of plain arrays, or it is damaged: {error}. "
+                f"weights {path}{where} is not a readable .npz file of plain arrays, or it is damaged: {why}. "
                 f"Make it with {EXPORT}"
             ) from error
     return arrays

@@ -111,10 +111,15 @@ class Trunk(nn.Module):
 
 
 class Embedding(Network):
-    """A trunk without a head; `Outputs.logits` has no column."""
+    """A trunk without a head; `Outputs.logits` has no column.
 
-    norm: str = "none"  # or "bn", "gn" or "sbn", batch norm whose running statistics are those of the last batch
-    lowering: str = "auto"  # how the convolutions are computed, see `conv2d`
+    Attributes:
+        norm: "none", "bn", "gn" or "sbn", batch norm whose running statistics are those of the last batch.
+        lowering: how the convolutions are computed, see `conv2d`.
+    """
+
+    norm: str = "none"
+    lowering: str = "auto"
 
     has_class_scores = False
     layout: ClassVar[tuple[Part, ...]] = EIGHT
@@ -135,10 +140,15 @@ class Embedding(Network):
 
 
 class Classifier(Network):
-    """A trunk and a dense head, which starts Glorot uniform."""
+    """A trunk and a dense head, which starts Glorot uniform.
 
-    norm: str = "none"  # or "bn", "gn" or "sbn", batch norm whose running statistics are those of the last batch
-    lowering: str = "auto"  # how the convolutions are computed, see `conv2d`
+    Attributes:
+        norm: "none", "bn", "gn" or "sbn", batch norm whose running statistics are those of the last batch.
+        lowering: how the convolutions are computed, see `conv2d`.
+    """
+
+    norm: str = "none"
+    lowering: str = "auto"
 
     layout: ClassVar[tuple[Part, ...]] = EIGHT
 

@@ -61,14 +61,19 @@ class ResNet18(Network):
     head as PyTorch's default.
 
     Source: He et al., Deep Residual Learning for Image Recognition, CVPR 2016.
+
+    Attributes:
+        stem: "cifar" (3x3), "imagenet" (7x7 with stride 2, then 3x3 max-pooling with stride 2) or "imagenet_unpooled"
+            (without the max-pooling, as in FedUL).
+        norm: "bn", "gn" or "none".
+        dropout_rate: after the stem and after each stage, 0 turns it off.
+        lowering: how the convolutions are computed, see `conv2d`.
     """
 
-    # "cifar" (3x3), "imagenet" (7x7 with stride 2, then 3x3 max-pooling with stride 2) or "imagenet_unpooled" (without
-    # the max-pooling, as in FedUL)
     stem: str = "cifar"
-    norm: str = "bn"  # or "gn" or "none"
-    dropout_rate: float = 0.0  # after the stem and after each stage; 0 turns it off
-    lowering: str = "auto"  # how the convolutions are computed, see `conv2d`
+    norm: str = "bn"
+    dropout_rate: float = 0.0
+    lowering: str = "auto"
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:

@@ -21,11 +21,16 @@ class ThreeStageResNet8(Network):
 
     Source: He et al., Deep Residual Learning for Image Recognition, CVPR 2016, section 4.2, with n = 1 and k times the
     width, as the code of SAGE has it.
+
+    Attributes:
+        widen: the factor k on all widths.
+        norm: "bn" or "none"; "gn" where all channels divide by 32.
+        lowering: how the convolutions are computed, see `conv2d`.
     """
 
-    widen: int = 4  # k
-    norm: str = "bn"  # or "none"; "gn" where all channels divide by 32
-    lowering: str = "auto"  # how the convolutions are computed, see `conv2d`
+    widen: int = 4
+    norm: str = "bn"
+    lowering: str = "auto"
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:

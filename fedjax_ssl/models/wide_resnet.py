@@ -44,11 +44,16 @@ class WideResNet28(Network):
     norm layers; the head's weight starts uniform on +-1/sqrt(64k), its bias at 0.
 
     Source: Zagoruyko and Komodakis, Wide Residual Networks, BMVC 2016, without dropout, as SemiFL uses it.
+
+    Attributes:
+        widen: the factor k on all widths.
+        norm: "bn" or "none"; "gn" cannot be had, as the first norm layer has 16 channels.
+        lowering: how the convolutions are computed, see `conv2d`.
     """
 
-    widen: int = 2  # k
-    norm: str = "bn"  # or "none"; "gn" cannot be had, as the first norm layer has 16 channels
-    lowering: str = "auto"  # how the convolutions are computed, see `conv2d`
+    widen: int = 2
+    norm: str = "bn"
+    lowering: str = "auto"
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:

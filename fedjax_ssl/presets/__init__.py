@@ -6,4 +6,5 @@ from fedjax_ssl.presets.digits_consistency import digits_consistency
 from fedjax_ssl.presets.mixed_federation import MIXED_VARIANTS, mixed_federation
 from fedjax_ssl.presets.one_shot import one_shot
 from fedjax_ssl.presets.protofssl_split import protofssl_split
+from fedjax_ssl.presets.sources import federation, of_method, source
 from fedjax_ssl.presets.unlabelled_sets import FEDUL_METHODS, unlabelled_sets

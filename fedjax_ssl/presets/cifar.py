@@ -111,7 +111,7 @@ def cbafed_on_cifar(dataset: str) -> ml_collections.ConfigDict:
     config.partition.skip_full = True
     config.supervision.name = "all"
     config.supervision.labelled_clients = 1
-    config.augment.name = "crop_flip"
+    config.augment.name = "resize_crop"
     config.model.name = "resnet18"
     config.model.stem = "imagenet"
     config.optimizer.learning_rate = 0.03

@@ -1,5 +1,6 @@
 """The folder of one run: its place for every file, its config, and its lock."""
 
+import contextlib
 import json
 import os
 from collections.abc import Collection, Mapping
@@ -32,7 +33,7 @@ class RunFolder(Closing):
     """
 
     def __init__(self, path: str | os.PathLike, config: Mapping[str, Any], *, ignore: Collection[str] = ()):
-        """Opens the folder; nothing is written when an error is raised, except the folder and its lock.
+        """Opens the folder; when an error is raised, nothing is written.
 
         Args:
             path: created with its parents if need be.
@@ -55,6 +56,7 @@ class RunFolder(Closing):
         self.clients_csv = self.path / "predictions_by_client.csv"
         self.checkpoint_folder = self.path / "checkpoints"
         text = _config_text(config)
+        self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = FolderLock(self.path)
@@ -72,7 +74,9 @@ class RunFolder(Closing):
                 self._compare(json.loads(text), ignore)
         except BaseException:
             self._lock.release()
+            self._remove_what_was_made()
             raise
+        self._open = True
 
     def _results(self) -> list[str]:
         """What an earlier start left that would be lost; a start that failed before its first row leaves nothing."""
@@ -104,8 +108,19 @@ class RunFolder(Closing):
             write_atomically(self.config_file, _config_text(config))
 
     def close(self) -> None:
-        """Gives the lock back; a second call does nothing."""
+        """Gives the lock back; a second call does nothing. A start that came to nothing leaves nothing."""
+        if self._open and not self._results():
+            for left in (self.config_file, self.metrics_csv, self.path / "partition.txt", self.path / ".lock"):
+                left.unlink(missing_ok=True)
+            self._remove_what_was_made()
+        self._open = False
         self._lock.release()
+
+    def _remove_what_was_made(self) -> None:
+        """Takes the folders away that this start made, as far as they are empty."""
+        for folder in self._made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
 
 def config_differences(

@@ -1,9 +1,12 @@
+import sys
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.federated import sample_cohort
+from fedjax_ssl.federated import Cohort, cohort_sampler, sample_cohort
 
 compiled = jax.jit(sample_cohort, static_argnums=(3, 4))
 
@@ -109,3 +112,24 @@ def test_cohorts_are_drawn_in_64_bit_mode(float64) -> None:
     labelled, examples = counts((1, 2), (0, 2), (1, 3))
     cohort = sample_cohort(jax.random.key(0), labelled, examples, 2)
     assert cohort.ids.dtype == jnp.int32
+
+
+def test_larger_clients_are_drawn_more_often_by_their_size():
+    """Expected: shares of the first draw are the sizes'; 4,000 keys, so off by 0.03 with a chance below 1e-3."""
+    sizes = jnp.array([10, 30, 60, 0], jnp.int32)
+    draw = cohort_sampler("by_size")
+    keys = jax.random.split(jax.random.key(0), 4000)
+    ids = np.asarray(jax.vmap(lambda key: draw(key, sizes, sizes, 1, "any").ids[0])(keys))
+    np.testing.assert_allclose(np.bincount(ids, minlength=4) / 4000, [0.1, 0.3, 0.6, 0.0], atol=0.03)
+    pair = draw(keys[0], sizes, sizes, 3, "any")
+    assert pair.ids.tolist() == [0, 1, 2] and bool(pair.valid.all())
+
+
+def test_a_cohort_of_another_shape_is_refused(monkeypatch):
+    def short():
+        return lambda key, labelled, examples, size, quota: Cohort(jnp.zeros(1, jnp.int32), jnp.ones(1, bool))
+
+    monkeypatch.setitem(sys.modules, "own_cohorts", SimpleNamespace(short=short))
+    sizes = jnp.full(4, 5, jnp.int32)
+    with pytest.raises(ValueError, match=r"'own_cohorts:short' returned ids of shape \(1,\).*has 3 slots"):
+        cohort_sampler("own_cohorts:short")(jax.random.key(0), sizes, sizes, 3, "any")

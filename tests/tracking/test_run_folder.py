@@ -24,6 +24,16 @@ def test_a_start_without_results_makes_way_for_another_config(tmp_path):
         assert folder.is_new and json.loads(folder.config_file.read_text()) == {"rounds": 6}
 
 
+def test_a_start_that_came_to_nothing_leaves_nothing(tmp_path):
+    path = tmp_path / "runs" / "digits"
+    with RunFolder(path, CONFIG) as folder:
+        (folder.path / "partition.txt").write_text("")
+    assert not (tmp_path / "runs").exists()
+    tmp_path.joinpath("notes").write_text("mine")
+    RunFolder(tmp_path, CONFIG).close()
+    assert [file.name for file in tmp_path.iterdir()] == ["notes"]
+
+
 def test_first_start_stores_the_config_and_the_same_config_opens_it_again(tmp_path):
     path = tmp_path / "runs" / "digits"
     with RunFolder(path, CONFIG) as folder:

@@ -15,12 +15,14 @@ from fedjax_ssl.data.dataset import Dataset, with_pooled_splits
 from fedjax_ssl.data.federation.dealing import count_groups
 from fedjax_ssl.data.federation.federated_data import FederatedData
 from fedjax_ssl.data.federation.held_out import HeldOut, balanced_test_examples, clients_of_own_test, stratified
+from fedjax_ssl.data.federation.names import natural_names
 from fedjax_ssl.data.federation.partition import PARTITIONS
 from fedjax_ssl.data.federation.pool import Facts, Partition, Pool
 from fedjax_ssl.data.federation.streaming import in_parts
 from fedjax_ssl.data.federation.supervision import Supervision, balanced_draw, build_supervision
 from fedjax_ssl.data.federation.weak_labels import Entries, Holdings, OwnWeakLabels, WeakLabels, shares_of_sets
 from fedjax_ssl.keys import named_key
+from fedjax_ssl.registry import did_you_mean
 
 
 class _Plan(NamedTuple):
@@ -69,7 +71,7 @@ def federate(
     supervision: str = "per_client",
     supervision_options: Mapping[str, Any] | None = None,
     test_clients: int = 0,
-    left_out_client: int | None = None,
+    left_out_client: int | str | None = None,
     test_fraction: float = 0.0,
     client_test_fraction: float = 0.0,
     validation_fraction: float = 0.0,
@@ -98,8 +100,8 @@ def federate(
         supervision: a name of `SUPERVISIONS`.
         supervision_options: of the named supervision, and `labelled_clients`, `which` for all of them.
         test_clients: number of natural clients, drawn by key, kept out of training; their examples are the test set.
-        left_out_client: this natural client, counted from 0 in the order of the dataset's clients, is kept out of
-            training; all its examples, of both splits, are the test set.
+        left_out_client: this natural client is kept out of training; all its examples, of both splits, are the test
+            set. Its name, or its number, counted from 0 in the order of the dataset's clients.
         test_fraction: share of the labelled training examples that become the test set.
         client_test_fraction: share of each client's examples, drawn blindly, that become the test set.
         validation_fraction: share of the remaining labelled training examples that become the validation set.
@@ -122,7 +124,7 @@ def federate(
     natural_sizes = np.bincount(natural[natural >= 0])
     held_out = HeldOut(
         test_clients,
-        left_out_client,
+        _number_of(dataset, left_out_client),
         test_fraction,
         client_test_fraction,
         validation_fraction,
@@ -201,6 +203,21 @@ def _natural_clients(dataset: Dataset) -> Int[np.ndarray, " N"]:
     return np.unique(dataset.train.client, return_inverse=True)[1].astype(np.int32)
 
 
+def _number_of(dataset: Dataset, client: int | str | None) -> int | None:
+    """The number of a natural client that is given by its name."""
+    if not isinstance(client, str):
+        return client
+    names = natural_names(dataset)
+    if client not in names:
+        shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+        hint = did_you_mean(client, names)
+        raise ValueError(
+            f"left_out_client={client!r}, but dataset {dataset.name!r} has no such client.{hint} Its clients: "
+            f"{shown or 'none'}"
+        )
+    return names.index(client)
+
+
 def _count_clients(partition: str, num_clients: int | None, num_natural: int) -> int:
     if num_clients is None:
         if partition != "natural":
@@ -258,7 +275,10 @@ def _make_plan(
         server_labels=supervision.server_labels_per_class(class_counts) * dataset.num_classes
     )
     most, least = int(most) - supervision.server_labels, max(int(least) - supervision.server_labels, 0)
-    if not held_out.num_natural:
+    if held_out.num_natural:
+        # Whole clients are held out, whatever of theirs has a label.
+        least = max(least, len(labels) - max_test - max_valid - supervision.server_labels)
+    else:
         least += unlabelled
     if num_clients > least:
         raise ValueError(

@@ -47,7 +47,7 @@ def report(
     Args:
         data: one federation, not traced.
         class_names: K names, printed as the histogram's legend.
-        client_names: one name per client; None: their numbers.
+        client_names: one name per client, printed behind its number; None: numbers alone.
         max_rows: clients printed one by one; minimum, median and maximum always cover all clients.
 
     Returns:
@@ -68,7 +68,9 @@ def report(
         "of them labelled": (labelled_counts > 0).sum(1),
         **_weak_columns(data),
     }
-    names = [str(client) for client in range(data.num_clients)] if client_names is None else list(client_names)
+    names = [str(client) for client in range(data.num_clients)]
+    if client_names is not None and list(client_names) != names:
+        names = [f"{number} {name}" for number, name in zip(names, client_names, strict=True)]
     header, values = ("client", *columns), np.stack(list(columns.values()), axis=1)
     shown = min(max_rows, data.num_clients)
     rows = [(names[client], *map(str, values[client]), _histogram(counts[client])) for client in range(shown)]

@@ -191,7 +191,11 @@ def per_client(labels: int, class_balanced: bool = False) -> Supervision:
 
 
 def per_class(labels: int) -> Supervision:
-    """`labels` labels of every class at every client, as far as the client has that class."""
+    """`labels` labels of every class at every client, as far as the client has that class.
+
+    Args:
+        labels: of each class at a client.
+    """
     check_whole_numbers(labels=labels)
     # Fewest labels are kept where all of a client's examples are of one class.
     return Supervision(

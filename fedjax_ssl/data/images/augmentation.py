@@ -10,6 +10,7 @@ AUGMENTATIONS: Registry[Augmentation] = Registry(
         "none": weak.no_augmentation,
         "shift": weak.shift,
         "crop_flip": weak.crop_flip,
+        "resize_crop": weak.resize_crop,
         "rotate": weak.rotate,
         "translate": weak.translate,
         "fixmatch": strong.fixmatch,

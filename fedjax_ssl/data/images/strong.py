@@ -1,13 +1,7 @@
 """Strong augmentation by name: RandAugment as the papers of the field use it.
 
 Each is a policy of `policies.py`, after a shift and a flip where the paper has them; `docs/data.md` shows their
-operations and ranges side by side. Common arguments:
-
-    pixels, flip: largest shift in front and whether every second image on average is mirrored; not for images that mean
-        something else then, such as digits.
-    operations: random operations per image.
-    groups: how many parts of a batch draw operations of their own; 0: every image does, which is slower on CPUs.
-    input_max: largest stored value.
+operations and ranges side by side.
 """
 
 from collections.abc import Sequence
@@ -35,13 +29,13 @@ def fixmatch(
     """Strong augmentation of FixMatch: operations of uniform strength, then a cutout.
 
     Args:
-        pixels: see above.
-        flip: see above.
-        operations: see above.
+        pixels: largest shift in front.
+        flip: whether every second image on average is mirrored; not for digits and the like.
+        operations: random operations per image.
         cutout: largest side of the cutout, as a share of the images'.
         fixed_cutout: always this side; otherwise uniform up to it.
-        groups: see above.
-        input_max: see above.
+        groups: parts of a batch that draw operations of their own; 0: every image does, which is slower on CPUs.
+        input_max: largest stored value.
     """
     check_numbers("[0, 1]", cutout=cutout)
     check_whole_numbers(0, operations=operations)
@@ -54,6 +48,13 @@ def semifl(
     """Strong augmentation of SemiFL's published code: every operation at its largest magnitude.
 
     Translation by 100 and a cutout of 40 pixels leave nothing of many small images: this is for reproduction.
+
+    Args:
+        pixels: largest shift in front.
+        flip: whether every second image on average is mirrored; not for digits and the like.
+        operations: random operations per image.
+        groups: parts of a batch that draw operations of their own; 0: every image does, which is slower on CPUs.
+        input_max: largest stored value.
     """
     check_whole_numbers(0, operations=operations)
     return _strong(policies.semifl(operations), pixels, flip, groups, input_max)
@@ -72,10 +73,10 @@ def randaugment(
     Args:
         operations: the paper's N.
         magnitude: the paper's M, from 0 to 10.
-        pixels: see above.
-        flip: see above.
-        groups: see above.
-        input_max: see above.
+        pixels: largest shift in front.
+        flip: whether every second image on average is mirrored; not for digits and the like.
+        groups: parts of a batch that draw operations of their own; 0: every image does, which is slower on CPUs.
+        input_max: largest stored value.
     """
     check_whole_numbers(0, operations=operations)
     check_numbers("[0, 10]", magnitude=magnitude)
@@ -85,7 +86,15 @@ def randaugment(
 def fedmatch(
     operations: int = 6, pixels: int = 0, flip: bool = False, groups: int = GROUPS, input_max: float = 255.0
 ) -> Augmentation:
-    """RandAugment of FedMatch's published code: six weak operations, rotation by up to 160 degrees among them."""
+    """RandAugment of FedMatch's published code: six weak operations, rotation by up to 160 degrees among them.
+
+    Args:
+        operations: random operations per image.
+        pixels: largest shift in front.
+        flip: whether every second image on average is mirrored; not for digits and the like.
+        groups: parts of a batch that draw operations of their own; 0: every image does, which is slower on CPUs.
+        input_max: largest stored value.
+    """
     check_whole_numbers(0, operations=operations)
     return _strong(policies.fedmatch(operations), pixels, flip, groups, input_max)
 
@@ -101,11 +110,11 @@ def uda(
     """RandAugment of UDA's published code: two operations of random level, each applied half of the time.
 
     Args:
-        operations: see above.
-        pixels: see above.
-        flip: see above.
-        groups: see above.
-        input_max: see above.
+        operations: random operations per image.
+        pixels: largest shift in front.
+        flip: whether every second image on average is mirrored; not for digits and the like.
+        groups: parts of a batch that draw operations of their own; 0: every image does, which is slower on CPUs.
+        input_max: largest stored value.
         input_mean: of the dataset per channel, as shares of `input_max`: what comes in at the border and in cutouts.
             None: CIFAR-10's.
     """
@@ -117,7 +126,15 @@ def uda(
 def fl2(
     pixels: int = 4, flip: bool = True, operations: int = 3, groups: int = GROUPS, input_max: float = 255.0
 ) -> Augmentation:
-    """Strong augmentation of (FL)^2's published code: three operations of uniform strength, then a cutout."""
+    """Strong augmentation of (FL)^2's published code: three operations of uniform strength, then a cutout.
+
+    Args:
+        pixels: largest shift in front.
+        flip: whether every second image on average is mirrored; not for digits and the like.
+        operations: random operations per image.
+        groups: parts of a batch that draw operations of their own; 0: every image does, which is slower on CPUs.
+        input_max: largest stored value.
+    """
     check_whole_numbers(0, operations=operations)
     return _strong(policies.fl2(operations), pixels, flip, groups, input_max)
 
@@ -125,7 +142,15 @@ def fl2(
 def sage(
     pixels: int = 4, flip: bool = True, operations: int = 2, groups: int = GROUPS, input_max: float = 255.0
 ) -> Augmentation:
-    """Strong augmentation of SAGE's published code: two operations at nine levels, then a cutout of half the side."""
+    """Strong augmentation of SAGE's published code: two operations at nine levels, then a cutout of half the side.
+
+    Args:
+        pixels: largest shift in front.
+        flip: whether every second image on average is mirrored; not for digits and the like.
+        operations: random operations per image.
+        groups: parts of a batch that draw operations of their own; 0: every image does, which is slower on CPUs.
+        input_max: largest stored value.
+    """
     check_whole_numbers(0, operations=operations)
     return _strong(policies.levelled(operations, whole_pixels=True), pixels, flip, groups, input_max)
 
@@ -133,7 +158,15 @@ def sage(
 def fedrgd(
     pixels: int = 4, flip: bool = True, operations: int = 2, groups: int = GROUPS, input_max: float = 255.0
 ) -> Augmentation:
-    """Strong augmentation of FedRGD's published code: that of SAGE, translated by shares of the side."""
+    """Strong augmentation of FedRGD's published code: that of SAGE, translated by shares of the side.
+
+    Args:
+        pixels: largest shift in front.
+        flip: whether every second image on average is mirrored; not for digits and the like.
+        operations: random operations per image.
+        groups: parts of a batch that draw operations of their own; 0: every image does, which is slower on CPUs.
+        input_max: largest stored value.
+    """
     check_whole_numbers(0, operations=operations)
     return _strong(policies.levelled(operations, whole_pixels=False), pixels, flip, groups, input_max)
 

@@ -1,4 +1,4 @@
-"""Weak augmentation by name: flips, shifts, rotation."""
+"""Weak augmentation by name: flips, shifts, rotation, enlargement."""
 
 from typing import Literal
 
@@ -86,6 +86,52 @@ def translate(share: float = 0.125, flip: bool = True, value: float = 0.5, input
         return moved.astype(images.dtype)
 
     return augment
+
+
+def resize_crop(size: int = 40, flip: bool = True) -> Augmentation:
+    """Enlargement to `size` pixels, a window of the image's own size cut out of it anywhere, and a flip.
+
+    CBAFed's augmentation. Bilinear and equal to Pillow's up to one stored level: along rows first, rounded to whole
+    values after each direction.
+
+    Args:
+        size: height and width of the enlarged image, at least those of the images.
+        flip: mirror every second image on average.
+    """
+    check_whole_numbers(size=size)
+
+    def augment(key: Key[Array, ""], images: Shaped[Array, "n H W C"]) -> Shaped[Array, "n H W C"]:
+        check_images(images)
+        count, height, width, _ = images.shape
+        if size < max(height, width):
+            raise ValueError(f"size={size} must be at least the images' size, which is {height} x {width}")
+        whole = not jnp.issubdtype(images.dtype, jnp.floating)
+        enlarged = images.astype(jnp.float32)
+        for axis, side in ((2, width), (1, height)):
+            enlarged = jnp.moveaxis(jnp.tensordot(enlarged, _enlarging(side, size), ((axis,), (1,))), -1, axis)
+            enlarged = jnp.floor(enlarged + 0.5) if whole else enlarged
+        rows = _places(key, "down", count, size, height)
+        columns = _places(key, "right", count, size, width)
+        if flip:
+            mirrored = (_bits(key, "flip", count) % 2).astype(bool)
+            columns = jnp.where(mirrored[:, None], columns[:, ::-1], columns)
+        cut = jnp.take_along_axis(enlarged, rows[:, :, None, None], axis=1)
+        return jnp.take_along_axis(cut, columns[:, None, :, None], axis=2).astype(images.dtype)
+
+    return augment
+
+
+def _enlarging(side: int, size: int) -> Float[Array, "size side"]:
+    """Weights of the stored pixels in those of an enlarged line: linear between centres, the edge repeated."""
+    centre = (jnp.arange(size, dtype=jnp.float32) + 0.5) * (side / size) - 0.5
+    weight = jnp.maximum(1.0 - jnp.abs(centre[:, None] - jnp.arange(side, dtype=jnp.float32)), 0.0)
+    return weight / jnp.sum(weight, axis=1, keepdims=True)
+
+
+def _places(key: Key[Array, ""], name: str, count: int, size: int, side: int) -> Int[Array, "count side"]:
+    """For every image a window of `side` neighbouring places among `size`, each as likely."""
+    first = (_bits(key, name, count) % jnp.uint32(size - side + 1)).astype(jnp.int32)
+    return first[:, None] + jnp.arange(side, dtype=jnp.int32)
 
 
 def _shifted(pixels: int, fill: str, value: float, mirrored: bool) -> Augmentation:

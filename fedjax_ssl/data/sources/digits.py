@@ -16,6 +16,11 @@ from fedjax_ssl.data.dataset import Dataset, Split
 # times, with 0 to 8 digits missing or doubled, so aligning it with the form gives where each one starts.
 FORM_STARTS = (0, 130, 256, 386, 516, 646, 776, 906, 1029, 1157, 1287, 1415, 1545, 1667)
 
+TERMS = (
+    "UCI dataset 80; CC BY 4.0, to be confirmed on its page; cite Alpaydin and Kaynak (1998), Cascading Classifiers, "
+    "Kybernetika"
+)
+
 
 def load_digits() -> Dataset:
     """Loads the embedded digits; needs no network, no folder and no scikit-learn.

@@ -7,7 +7,9 @@ from typing import Any
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.sources.archives import load_archive
 from fedjax_ssl.data.sources.catalog import ARCHIVES
+from fedjax_ssl.data.sources.digits import TERMS as DIGITS_TERMS
 from fedjax_ssl.data.sources.digits import load_digits
+from fedjax_ssl.data.sources.fed_isic import TERMS as FED_ISIC_TERMS
 from fedjax_ssl.data.sources.fed_isic import load_fed_isic
 from fedjax_ssl.data.sources.glyphs import load_glyphs
 from fedjax_ssl.data.sources.npz import load_npz
@@ -33,6 +35,13 @@ SOURCES: Registry[Dataset] = Registry(
     },
     given=PLACES,
 )
+TERMS = {  # licence and whom to cite
+    "digits": DIGITS_TERMS,
+    "glyphs": "part of this package, Apache-2.0",
+    "npz": "yours",
+    **{name: archive.terms for name, archive in ARCHIVES.items()},
+    "fed_isic2019": FED_ISIC_TERMS,
+}
 available = SOURCES.available  # () -> names that `load` knows, each with a line about it
 
 

@@ -104,7 +104,12 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
         try:
             loaded = np.load(file, allow_pickle=False)
         except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-            raise DatasetUnavailable(f"npz: {path} is not a readable .npz file, or it is cut short: {error}") from error
+            # NumPy takes what it does not know for pickled objects, and says how to load those.
+            why = "it is of another kind" if "pickle" in str(error) else str(error)
+            raise DatasetUnavailable(
+                f"npz: {path} is not a readable .npz file, or it is cut short: {why}. Save one with np.savez(path, "
+                "inputs=..., labels=...)"
+            ) from error
         if not isinstance(loaded, np.lib.npyio.NpzFile):
             raise DatasetUnavailable(
                 f"npz: {path} holds one bare array; save both with np.savez(path, inputs=..., labels=...)."
@@ -123,8 +128,8 @@ def _array(path: Path, loaded: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
         return loaded[name]
     except ValueError as error:
         raise ValueError(
-            f"{path}: array {name!r} holds Python objects, which are refused because unpickling can run "
-            f"code; save it as a plain numeric array ({error})."
+            f"{path}: array {name!r} holds Python objects, which are refused because they can run code; save it as an "
+            "array of numbers, or of strings of one length (dtype=str)."
         ) from error
     except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DatasetUnavailable(f"npz: array {name!r} of {path} is damaged: {error}") from error

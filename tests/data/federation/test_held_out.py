@@ -9,6 +9,8 @@ import pytest
 
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.federation.federate import federate
+from fedjax_ssl.data.federation.names import client_names
+from fedjax_ssl.data.federation.report import report
 
 SIZES = (30, 1, 20, 41, 9)
 
@@ -148,3 +150,30 @@ def test_every_client_draws_balanced_test_examples_of_its_own():
 def test_what_cannot_be_held_out(options, message):
     with pytest.raises(ValueError, match=message):
         draw(**options)
+
+
+@pytest.mark.parametrize("held", [{"left_out_client": 3}, {"test_clients": 2}])
+def test_partly_labelled_clients_can_be_held_out(held):
+    """Two examples of each client have a label: what is left to deal are all examples of the others."""
+    labels = np.full(sum(SIZES), -1, np.int32)
+    place = np.concatenate([np.arange(size) for size in SIZES])
+    labels[place < 2] = place[place < 2]
+    dataset = Dataset("toy", Split(DATASET.train.x, labels, DATASET.train.client), None, ("a", "b"))
+    data = draw(dataset, **held)
+    gone = 1 if "left_out_client" in held else 2
+    assert data.num_clients == len(SIZES) - gone and data.num_new_clients == gone
+    assert int(data.num_test) + int(data.num_examples.sum()) == sum(SIZES)
+
+
+def test_a_client_is_left_out_by_its_name():
+    named = Dataset("toy", DATASET.train, None, tuple("abcd"), client_names=tuple(f"site {i}" for i in range(10)))
+    data = draw(named, left_out_client="site 7")
+    assert int(data.num_test) == SIZES[3]
+    assert client_names(named, data) == ["site 1", "site 3", "site 5", "site 9", "site 7"]
+    assert client_names(named, data, natural=False) == list("01234")
+    text = report(data, tuple("abcd"), client_names(named, data)[:4])
+    assert "\n0 site 1 " in text and "\n3 site 9 " in text
+    with pytest.raises(ValueError, match=r"no such client. Did you mean 'site 7'.*Its clients: site 1, site 3"):
+        draw(named, left_out_client="site 77")
+    with pytest.raises(ValueError, match="Its clients: none"):
+        draw(make_dataset(natural=False), left_out_client="a", partition="iid", num_clients=2)

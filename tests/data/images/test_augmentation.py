@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from PIL import Image
 from scipy import ndimage
 
 from fedjax_ssl.data.images.augmentation import AUGMENTATIONS, augmentation
@@ -62,8 +63,9 @@ def test_padding_key_and_dtype(name):
     np.testing.assert_array_equal(padded[:12], result)
     floats = augment(jax.random.key(1), images.astype(jnp.float32))
     assert floats.dtype == jnp.float32
-    whole = jnp.round(floats) if name == "translate" else floats
-    np.testing.assert_array_equal(whole, np.asarray(result, np.float32))
+    whole = jnp.round(floats) if name in ("translate", "resize_crop") else floats
+    rounded_twice = 1.0 if name == "resize_crop" else 0.0
+    np.testing.assert_allclose(whole, np.asarray(result, np.float32), rtol=0, atol=rounded_twice)
     assert (name == "none") == bool((result == images).all())
     if name != "none":
         assert (augment(jax.random.key(2), images) != result).any()
@@ -90,6 +92,20 @@ def test_no_shift_and_constant_value():
     np.testing.assert_array_equal(augmentation("shift", pixels=0)(jax.random.key(0), images), images)
     augment = augmentation("shift", pixels=6, fill="constant", value=7)
     assert set(np.unique(augment(jax.random.key(0), jnp.zeros_like(images)))) == {0, 7}
+
+
+def test_resize_crop_cuts_windows_out_of_what_pillow_enlarges():
+    image = np.random.default_rng(0).integers(0, 256, (8, 6, 3), np.uint8)
+    enlarged = np.asarray(Image.fromarray(image).resize((9, 9), Image.Resampling.BILINEAR))
+    windows = [enlarged[y : y + 8, x : x + 6] for y in range(2) for x in range(4)]
+    allowed = np.stack(windows + [window[:, ::-1] for window in windows]).astype(int)
+    cut = np.asarray(augmentation("resize_crop", size=9)(jax.random.key(0), jnp.asarray(np.stack([image] * 200))))
+    # A value halfway between two whole ones may go either way: Pillow's weights are rounded, too.
+    away = np.abs(cut.astype(int)[:, None] - allowed).max(axis=(2, 3, 4))
+    assert (away.min(axis=1) <= 1).all()
+    assert set(away.argmin(axis=1)) == set(range(16))  # one of 16 is missing with probability 16 * exp(-13)
+    with pytest.raises(ValueError, match="size=7 must be at least the images' size, which is 8 x 6"):
+        augmentation("resize_crop", size=7)(jax.random.key(0), jnp.asarray(image[None]))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,19 @@
+"""Any method on your own arrays, whose clients and labels are as in the file.
+
+    fedjax-ssl run npz --data.path=scans.npz                # FedAvg
+    fedjax-ssl run npz:xclp --data.path=scans.npz           # another method
+    fedjax-ssl run npz:semifl --data.path=scans.npz --supervision.labels=50     # 50 labels, moved to the server
+    fedjax-ssl sweep npz --data.path=scans.npz --seeds 5 --set method.name=fedavg,xclp,fixmatch,uda,mean_teacher
+    python -m fedjax_ssl.main --config configs/npz.py:xclp --config.data.path=scans.npz
+
+The file: docs/data.md. `npz:METHOD,clients` hides labels but for 10 of each client; likewise per_class, server, coarse
+(labels of another space are in the file), sets, mixed and all. A file without clients: --partition.name=iid
+--partition.num_clients=10. Hold out a site: --data.left_out_client=NAME. One hidden layer; for images
+--model.name=cnn --augment.name=shift --strong_augment.name=fixmatch. 60 rounds of all clients.
+"""
+
+from fedjax_ssl import presets
+
+
+def get_config(argument="fedavg", method=None, rounds=None):
+    return presets.source("npz", argument, method, rounds)

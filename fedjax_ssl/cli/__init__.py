@@ -1,0 +1,143 @@
+"""The console command `fedjax-ssl`: a table of subcommands, each imported when it is called, so that help is quick."""
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from fedjax_ssl import __version__
+from fedjax_ssl.own_code import make_importable
+from fedjax_ssl.registry import check_known, did_you_mean
+
+PROGRAM = "fedjax-ssl"
+
+
+class Command(NamedTuple):
+    """A subcommand."""
+
+    function: str  # "module:function", which takes the arguments behind the subcommand and returns an exit code
+    line: str  # what it is for
+    example: str
+
+
+COMMANDS = {
+    "run": Command("fedjax_ssl.cli.run:main", "train one experiment", "run digits_xclp --rounds=50"),
+    "sweep": Command(
+        "fedjax_ssl.sweep.command:main", "train many, over settings and seeds", "sweep digits --seeds 5 --set ..."
+    ),
+    "report": Command("fedjax_ssl.report.command:main", "compare runs on one page", "report runs/..."),
+    "predict": Command("fedjax_ssl.trained.command:main", "label new examples with a trained run", "predict RUN x.npz"),
+    "data": Command("fedjax_ssl.cli.data:main", "which datasets there are, and what is in them", "data info digits"),
+    "bench": Command("fedjax_ssl.bench:command", "measure the speed of federated rounds", "bench --workloads W2"),
+    "list": Command("fedjax_ssl.cli.listing:main", "what a config can name", "list methods"),
+    "new": Command("fedjax_ssl.cli.new:main", "write a folder to start a study from", "new my_study"),
+    "completion": Command(
+        "fedjax_ssl.cli.completion:main", "print what lets a shell complete this command", "completion bash"
+    ),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs a subcommand.
+
+    Args:
+        arguments: without the program; those of the process by default.
+
+    Returns:
+        Its exit code. 2 for a mistake of the user, after one message on standard error; 130 after Ctrl-C. A process of
+        several has other ends too, see docs/distributed.md.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if "_ARGCOMPLETE" in os.environ:
+        _function("fedjax_ssl.cli.completion:complete")()
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage())
+        return 0 if arguments else 2
+    if arguments[0] in ("-V", "--version"):
+        print(versions())
+        return 0
+    name, *rest = arguments
+    if name not in COMMANDS:
+        kind = "option" if name.startswith("-") else "command"
+        print(
+            f"error: there is no {kind} {name!r}.{did_you_mean(name, COMMANDS)} Commands: {', '.join(COMMANDS)}",
+            file=sys.stderr,
+        )
+        return 2
+    make_importable(Path.cwd())
+    try:
+        return _function(COMMANDS[name].function)(rest)
+    except (Exception, KeyboardInterrupt) as error:
+        from fedjax_ssl.command_line import leave
+
+        return leave(error)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors as everywhere here: the usage, one line, exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}\n{self.format_usage()}")
+
+
+def parser(command: str, description: str) -> argparse.ArgumentParser:
+    """A parser in the style of all subcommands: no abbreviations, and lines of the description stay."""
+    return _Parser(
+        prog=f"{PROGRAM} {command}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def one_of(kind: str, known: Collection[str]) -> Callable[[str], str]:
+    """A type of an argument, for `add_argument`: one of these names, or an error that names the nearest."""
+
+    def check(text: str) -> str:
+        try:
+            check_known(kind, text, known)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+        return text
+
+    return check
+
+
+def usage() -> str:
+    """What `--help` prints."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {command.line}" for name, command in COMMANDS.items()]
+    examples = [f"  {PROGRAM} {command.example}" for command in COMMANDS.values()]
+    return "\n".join(
+        [
+            f"usage: {PROGRAM} COMMAND ...",
+            "",
+            "Federated learning with few, coarse or no labels.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "options:",
+            f"  {'-h, --help':{width}}  this; behind a command: what it takes",
+            f"  {'--version':{width}}  versions of fedjax_ssl, jax and Python",
+            "",
+            "examples:",
+            *examples,
+        ]
+    )
+
+
+def versions() -> str:
+    """What `--version` prints; jax is not imported for it."""
+    import importlib.metadata
+    import platform
+
+    return f"fedjax_ssl {__version__} (jax {importlib.metadata.version('jax')}, Python {platform.python_version()})"
+
+
+def _function(place: str) -> Callable[..., Any]:
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)

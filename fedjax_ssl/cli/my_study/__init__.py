@@ -1,0 +1,1 @@
+"""What `fedjax-ssl new` writes, with the study's name in place of `my_study`."""

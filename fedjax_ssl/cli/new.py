@@ -1,0 +1,40 @@
+"""`fedjax-ssl new`: a folder to start a study from."""
+
+from importlib import resources
+from pathlib import Path
+
+from fedjax_ssl.cli import PROGRAM, parser
+
+TEMPLATE = "my_study"  # folder of the files here, and the word in them that stands for the study's name
+
+
+def main(arguments: list[str]) -> int:
+    """Writes the folder.
+
+    Returns:
+        0; 2 where the name cannot be one, or something of that name is there.
+    """
+    own = parser("new", "Writes a folder with a config, a method of your own and a test, to start a study from.")
+    own.add_argument("folder", metavar="FOLDER", help="its name is the study's: letters, digits, underscores")
+    folder = Path(own.parse_args(arguments).folder)
+    name = folder.name
+    if not name.isidentifier():
+        own.error(f"{name!r} cannot be the name of a Python module; use letters, digits and underscores")
+    if folder.exists():
+        own.error(f"{folder} is there already; give another name")
+    folder.mkdir(parents=True)
+    files = [file for file in resources.files(f"{__package__}.{TEMPLATE}").iterdir() if TEMPLATE in file.name]
+    for file in sorted(files, key=lambda file: file.name):
+        text = file.read_text(encoding="utf-8").replace(TEMPLATE, name)
+        (folder / file.name.replace(TEMPLATE, name)).write_text(text, encoding="utf-8")
+    config = folder / f"{name}.py"
+    print(
+        f"{config}    the study: data, network, settings\n"
+        f"{folder / f'{name}_method.py'}    a method of your own\n"
+        f"{folder / f'test_{name}.py'}    a test of both\n\n"
+        f"Next:\n"
+        f"  {PROGRAM} run {config}           # the method\n"
+        f"  {PROGRAM} run {config}:fedavg    # another one on the same federation\n"
+        f"  pytest {folder}"
+    )
+    return 0

@@ -1,0 +1,111 @@
+"""`fedjax-ssl run`: one experiment."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from fedjax_ssl import command_line, distributed
+from fedjax_ssl import config as configs
+from fedjax_ssl.cli.describe import describe_config
+from fedjax_ssl.config import ConfigError
+from fedjax_ssl.experiment.run import run
+
+USAGE = "usage: fedjax-ssl run NAME[:ARGUMENT] [--workdir FOLDER] [--FIELD=VALUE ...]"
+HELP = f"""{USAGE}
+
+Trains one experiment. The same command again goes on where the last one stopped.
+
+  NAME                of a shipped config (`fedjax-ssl list configs`), or a file of your own: my_study/config.py
+  ARGUMENT            of the config: its help says what it takes
+  --workdir FOLDER    where everything is written; runs/NAME by default
+  --FIELD=VALUE       a setting, for example --optimizer.learning_rate=0.1; also --config.FIELD=VALUE and
+                      --set FIELD=VALUE. None gives a field back to its default where it has one of its own
+  --help              behind NAME: every field of the config, its value, what is allowed and what it means
+
+`python -m fedjax_ssl.main --config NAME ...` is the same."""
+
+
+class Asked(NamedTuple):
+    """What a command line says."""
+
+    name: str | None
+    workdir: Path | None
+    settings: list[tuple[str, str]]
+    help: bool
+
+
+def main(arguments: list[str]) -> int:
+    """Runs what the arguments say, or prints help.
+
+    Returns:
+        0.
+
+    Raises:
+        ConfigError: and what else `fedjax_ssl.experiment.run.run` raises; `fedjax_ssl.cli.main` makes messages of it.
+    """
+    asked = parse(arguments)
+    if asked.help:
+        text = f"{HELP}\n\n{command_line.describe_choices()}"
+        print(text if asked.name is None else describe_config(asked.name, asked.settings))
+        return 0
+    if asked.name is None:
+        raise ConfigError(f"the config's name is missing\n{USAGE}")
+    config = configs.load(asked.name, asked.settings)
+    command_line.use_compilation_cache()
+    command_line.map_large_buffers()
+    with command_line.notes_instead_of_warnings():
+        # Both before anything is computed.
+        alone = distributed.settings(config.distributed) is None
+        command_line.use_processor(config.get("threads"), config.federated.devices if alone else None)
+        team = distributed.start(config.distributed)
+        run(config, asked.workdir or Path("runs") / configs.find(asked.name).run_name, team)
+    return 0
+
+
+def parse(arguments: list[str]) -> Asked:
+    """Reads a command line; whether the fields exist is not looked at.
+
+    Raises:
+        ConfigError: an argument that means nothing.
+    """
+    names: list[str] = []
+    settings: list[tuple[str, str]] = []
+    workdir, asked_for_help = None, False
+    rest = iter(_pairs(arguments))
+    for option, value in rest:
+        if option is None:
+            names.append(value or "")
+        elif option in ("-h", "--help"):
+            asked_for_help = True
+        elif value is None:
+            raise ConfigError(f"{option} needs a value: {option}=VALUE\n{USAGE}")
+        elif option == "--workdir":
+            workdir = Path(value)
+        elif option == "--config":
+            names.insert(0, value)
+        elif option == "--set":
+            field, equals, text = value.partition("=")
+            if not equals:
+                raise ConfigError(f"--set {value} has no value; give --set FIELD=VALUE\n{USAGE}")
+            settings.append((field, text))
+        else:
+            settings.append((option.removeprefix("--"), value))
+    if names[1:]:
+        raise ConfigError(f"unexpected argument {names[1]!r}\n{USAGE}")
+    return Asked(names[0] if names else None, workdir, settings, asked_for_help)
+
+
+def _pairs(arguments: list[str]) -> Iterator[tuple[str | None, str | None]]:
+    """Options with their values, which follow "=" or stand behind; None in front of what is no option."""
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if word in ("-h", "--help"):
+            yield word, None
+        elif not word.startswith("--"):
+            yield None, word
+        elif "=" in word:
+            option, _, value = word.partition("=")
+            yield option, value
+        else:
+            yield word, rest.pop(0) if rest and not rest[0].startswith("--") else None

@@ -1,0 +1,222 @@
+"""From the name of a config and settings, as a user types them, to the config.
+
+One way: the name gives a file, its `get_config` a config, and every setting replaces a field of it.
+"""
+
+import ast
+import inspect
+import re
+import runpy
+from collections.abc import Callable, Iterable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_collections
+import numpy as np
+
+from fedjax_ssl.config.errors import ConfigError, naming
+from fedjax_ssl.config.fields import Kind, kinds, method_section
+from fedjax_ssl.own_code import blame, make_importable
+from fedjax_ssl.registry import did_you_mean
+from fedjax_ssl.shipped import shipped_configs
+
+Settings = Iterable[tuple[str, Any]]
+
+WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    object: "a whole number or a name",
+    tuple: "values with commas between, for example 64,64",
+}
+_TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+# Parameters of a `get_config` beside its argument, and the settings that they are given.
+_TOLD = {"method": ("method.name", Kind(str, False)), "rounds": ("rounds", Kind(int, False))}
+
+
+class Source(NamedTuple):
+    """Where a config comes from."""
+
+    path: Path
+    argument: str | None  # of its `get_config`
+
+    @property
+    def run_name(self) -> str:
+        """Names a run of it, for example "digits_semifl" for `digits:semifl`."""
+        rest = re.sub(r"[^\w.-]+", "_", self.argument or "").strip("_")
+        return f"{self.path.stem}_{rest}" if rest else self.path.stem
+
+
+def load(name: str, settings: Settings = ()) -> ml_collections.ConfigDict:
+    """The config of a name, with settings of one's own.
+
+    Args:
+        name: of a shipped config ("digits_xclp"), with an argument of it ("digits:semifl"), or a file
+            ("my_study/config.py", "my_study/config.py:10"). Modules in the folder of a file can be named in a config.
+        settings: dotted fields, "config." in front or not, and a value or its text each; in any order, but of two for
+            one field the last one counts. Names go first, so that the options of what they name can be given.
+            `method.name` is told to a config that takes any method, which then brings what that method needs; in
+            others it replaces the method, and settings that both methods have keep their value. `rounds` is told to
+            a config that fits the lengths of its stages to them.
+
+    Returns:
+        A config, not resolved yet.
+
+    Raises:
+        ConfigError: there is no such config or field, a value is not of its type, or the file has an error.
+    """
+    source = find(name)
+    given = {field.removeprefix("config."): value for field, value in settings}
+    get_config = _read(source.path)
+    parameters = inspect.signature(get_config).parameters
+    told = {
+        parameter: _value(field, given[field], kind)
+        for parameter, (field, kind) in _TOLD.items()
+        if parameter in parameters and field in given
+    }
+    return with_settings(_call(get_config, source, told), given.items())
+
+
+def find(name: str) -> Source:
+    """The file and the argument that a name stands for.
+
+    Raises:
+        ConfigError: there is no such config.
+    """
+    known = shipped_configs()
+    if file := re.fullmatch(r"(.*\.py)(?::(.*))?", name, re.DOTALL):
+        path = Path(file[1])
+        if path.is_file():
+            return Source(path, file[2])
+        there = f" A config of this name is in the package: {path.stem}" if path.stem in known else ""
+        hint = there or did_you_mean(str(path), [str(one) for one in path.parent.glob("*.py")])
+        raise ConfigError(f"there is no config file {file[1]}.{hint}")
+    stem, colon, argument = name.partition(":")
+    if stem in known:
+        return Source(known[stem], argument if colon else None)
+    raise ConfigError(
+        f"there is no config {stem!r}.{did_you_mean(stem, known)} `fedjax-ssl list configs` names all; a file of your "
+        "own ends in .py"
+    )
+
+
+def with_settings(config: ml_collections.ConfigDict, settings: Settings) -> ml_collections.ConfigDict:
+    """A copy of a config with other values in some fields; arguments and errors as of `load`."""
+    copy = deepcopy(config).lock()
+    given = {field.removeprefix("config."): value for field, value in settings}
+    for field in sorted(given, key=_order):
+        known = kinds(copy)
+        if field not in known:
+            raise ConfigError(_no_field(copy, field, known))
+        value = _value(field, given[field], known[field])
+        with copy.unlocked():
+            if field == "method.name" and value != copy.method.name:
+                copy.method = _of_method(value, copy.method)
+            else:
+                copy.update_from_flattened_dict({field: value})
+    return copy
+
+
+def _order(field: str) -> tuple[bool, bool]:
+    return field != "method.name", not field.endswith(".name")
+
+
+def _of_method(name: str, before: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+    """The section of another method; what both have keeps its value."""
+    with naming("method.name"):
+        section = method_section(name)
+    kept = {setting: value for setting, value in before.items() if setting in section and setting != "name"}
+    return ml_collections.ConfigDict({**section, **kept})
+
+
+def _no_field(config: ml_collections.ConfigDict, field: str, known: Iterable[str]) -> str:
+    section, _, last = field.rpartition(".")
+    namesakes = [one for one in known if one.endswith(f".{last}")]
+    hint = f" Did you mean {namesakes[0]!r}?" if namesakes else did_you_mean(field, list(known))
+    line = f"the config has no field {field!r}.{hint}"
+    if section != "method":
+        return line
+    settings = ", ".join(config.method)
+    return f"{line} config.method of {config.method.name!r} has: {settings}"
+
+
+def _value(field: str, given: Any, kind: Kind) -> Any:
+    """A value of the field's type from what was given, which may be its text."""
+    text = given.strip() if isinstance(given, str) else None
+    none = given is None or text == "None" or (text == "none" and kind.type not in (str, object))
+    if none:
+        if kind.optional:
+            return None
+        raise ConfigError(f"config.{field}=None: give {WORDS[kind.type]}")
+    value = given.item() if isinstance(given, np.generic) else given
+    if text is not None:
+        value = _from_text(text, kind.type)
+    if kind.type is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if kind.type is tuple and isinstance(value, list):
+        value = tuple(value)
+    if not isinstance(value, kind.type) or (kind.type is int and isinstance(value, bool)):
+        raise ConfigError(f"config.{field}={given}: give {WORDS[kind.type]}" + " or None" * kind.optional)
+    return value
+
+
+def _from_text(text: str, kind: type) -> Any:
+    """The value, or the text itself where it is none of this type."""
+    try:
+        if kind is bool:
+            return _TRUTH.get(text.lower(), text)
+        if kind is object:
+            return int(text)
+        if kind is tuple:
+            return _tuple(text)
+        return kind(text)
+    except ValueError:
+        return text
+
+
+def _tuple(text: str) -> tuple[Any, ...]:
+    try:
+        found = ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        found = tuple(part.strip() for part in text.split(",") if part.strip())
+    return tuple(found) if isinstance(found, (tuple, list)) else (found,)
+
+
+def _read(path: Path) -> Callable[..., Any]:
+    if path.resolve() not in shipped_configs().values():
+        make_importable(path.parent)
+    try:
+        names = runpy.run_path(str(path))
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{path} cannot be read: {_why(error)}") from error
+    if "get_config" not in names:
+        raise ConfigError(f"{path} is no config file: it has no function get_config")
+    return names["get_config"]
+
+
+def _call(get_config: Callable[..., Any], source: Source, told: dict[str, Any]) -> ml_collections.ConfigDict:
+    given = () if source.argument is None else (source.argument,)
+    try:
+        inspect.signature(get_config).bind(*given, **told)
+    except TypeError as error:
+        needs = "takes no argument" if given else "needs an argument"
+        shown = f"; got {source.argument!r}" if given else f": {source.path.stem}:ARGUMENT"
+        raise ConfigError(f"{source.path.name} {needs}{shown}") from error
+    try:
+        config = get_config(*given, **told)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"get_config of {source.path} failed: {_why(error)}") from error
+    if not isinstance(config, ml_collections.ConfigDict):
+        raise ConfigError(f"get_config of {source.path} returned {type(config).__name__}; a config is a ConfigDict")
+    return config
+
+
+def _why(error: Exception) -> str:
+    """An error of a config file, with its place in the file where one is known."""
+    return blame(error) or f"{type(error).__name__}: {str(error).strip()}"

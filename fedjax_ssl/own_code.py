@@ -1,0 +1,93 @@
+"""Code of a user's own: brought in by name or from a file, and blamed for what it raises."""
+
+import difflib
+import importlib
+import linecache
+import sys
+import sysconfig
+import traceback
+from pathlib import Path
+from typing import Any
+
+_PACKAGE = str(Path(__file__).resolve().parent)
+# Where other people's code is; what is called from here and lies elsewhere is the user's.
+_PYTHON = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib")})
+_INSTALLED = {"site-packages", "dist-packages"}
+
+
+def make_importable(folder: Path) -> None:
+    """Modules in a folder can be named from now on; what is importable already goes first."""
+    name = str(folder.resolve())
+    if name not in sys.path:
+        sys.path.append(name)
+
+
+def import_named(kind: str, name: str) -> Any:
+    """What "module:attribute" stands for.
+
+    Args:
+        kind: of thing, for messages.
+        name: as in a config.
+
+    Raises:
+        ValueError: there is no such module, or nothing of that name in it; says where was looked and what is near.
+            An error in the module's own code is raised as it is.
+    """
+    module, _, attribute = name.partition(":")
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # something that the module needs
+        raise ValueError(
+            f"{kind} {name!r} is not there: no module named {error.name!r}. A module is looked for in the folder of "
+            "the config file, in the folder where the command is started, and where Python finds others (PYTHONPATH)"
+        ) from error
+    try:
+        return getattr(found, attribute)
+    except AttributeError as error:
+        near = difflib.get_close_matches(attribute, [one for one in vars(found) if not one.startswith("_")], n=1)
+        hint = f" Did you mean '{module}:{near[0]}'?" if near else ""
+        place = getattr(found, "__file__", None) or "a module without a file"
+        raise ValueError(f"{kind} {name!r} is not there: {place} has no {attribute!r}.{hint}") from error
+
+
+def blame(error: BaseException) -> str | None:
+    """An error that a user's own code raised, in one message; None where no such code was running.
+
+    Returns:
+        For example "TypeError: add got incompatible shapes (my_methods.py, line 12, in loss: `a + b`)".
+    """
+    where = place(error)
+    if where is None:
+        return None
+    text = error.msg if isinstance(error, SyntaxError) else str(error).strip().split("\n\n")[0]
+    return f"{type(error).__name__}: {text or 'no message'} ({where})"
+
+
+def place(error: BaseException) -> str | None:
+    """Where a user's own code raised an error, with its traceback: file, line, function and code; None: nowhere."""
+    if isinstance(error, SyntaxError) and error.filename and _is_own(error.filename):
+        return f"{_shown(error.filename)}, line {error.lineno}"
+    found, called = None, False
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        called = called or file.startswith(_PACKAGE)
+        if called and _is_own(file):  # and not code that called ours
+            found = (file, line, frame.f_code.co_name)
+    if found is None:
+        return None
+    file, line, function = found
+    code = linecache.getline(file, line).strip()
+    inside = "" if function == "<module>" else f", in {function}"
+    return f"{_shown(file)}, line {line}{inside}" + (f": `{code}`" if code else "")
+
+
+def _is_own(file: str) -> bool:
+    return not file.startswith(("<", _PACKAGE, *_PYTHON)) and not _INSTALLED & {*Path(file).parts}
+
+
+def _shown(file: str) -> str:
+    """A path from the current folder on where it lies in it."""
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file

@@ -1,0 +1,191 @@
+"""One dataset and any method that fits it: what the configs `digits`, `glyphs`, `mnist`, ... start from.
+
+All methods get the same clients, labels, network and cohort. What is a method's own, its settings, its optimizers and a
+second head, is taken from its config on the digits, `configs/digits_METHOD.py`.
+"""
+
+from typing import NamedTuple
+
+import ml_collections
+
+from fedjax_ssl.config import ConfigError, default, load, naming
+from fedjax_ssl.methods import METHODS
+from fedjax_ssl.registry import check_known
+
+CONSISTENCY = ("fixmatch", "uda", "mixmatch", "mean_teacher", "vat", "pi_model", "pseudo_label")
+# Configs of methods that have none of their own name, or one whose default argument is another federation.
+_CONFIGS = {
+    "fedpl": "digits_fedul:10,iid,fedpl",
+    "fedllp": "digits_fedul:10,iid,fedllp",
+    "fedllp_vat": "digits_fedul:10,iid,fedllp_vat",
+    "fedtrans": "digits_fedmt:20,shape,fedtrans",
+}
+_ARGUMENTS = {
+    "clients": {"fedrgd": "client"},
+    "server": {"fedmatch": "ls", **dict.fromkeys(CONSISTENCY, "server,20")},
+}
+_STAGES = ("warmup_rounds", "coarse_rounds")  # rounds of a first stage, which keeps its share of a run
+# Where a method's labels are, by the supervision of its config on the digits.
+LABELS = {
+    "per_client": "clients",
+    "per_class": "per_class",
+    "server": "server",
+    "coarse": "coarse",
+    "sets": "sets",
+    "mixed": "mixed",
+    "all": "all",
+    "given": "given",
+}
+
+
+class _Source(NamedTuple):
+    """How much there is of a dataset to use."""
+
+    rounds: int
+    labels: int  # of a client
+    server: int  # labels at the server
+    model: str = "mlp"
+    correspondence: str | None = None  # of coarse labels
+    clients: int | None = 100  # dealt alike; None: the natural ones
+
+
+SOURCES = {
+    "digits": _Source(80, 5, 50, correspondence="shape", clients=None),
+    "glyphs": _Source(60, 20, 620, "cnn", "kind", None),
+    "femnist": _Source(1000, 20, 620, "cnn", "kind", None),
+    "mnist": _Source(100, 10, 1000, correspondence="shape"),
+    "cifar10": _Source(200, 10, 1000, "cnn"),
+    "npz": _Source(60, 10, 100, correspondence="own", clients=None),
+}
+
+
+def source(name: str, argument: str, method: str | None = None, rounds: int | None = None) -> ml_collections.ConfigDict:
+    """A dataset and a method.
+
+    Args:
+        name: of `SOURCES`.
+        argument: METHOD or METHOD,LABELS. The labels are where that method's are by default; "clients", "per_class",
+            "server", "coarse", "sets", "mixed", "all" or "given" puts them elsewhere.
+        method: in place of the argument's, for example from `--method.name`.
+        rounds: in place of the dataset's. A first stage keeps its share of them.
+
+    Raises:
+        ConfigError: there is no such method, or no such place for labels.
+    """
+    named, _, labels = argument.partition(",")
+    method = method or named
+    with naming():
+        if labels:
+            check_known("place of labels", labels, list(LABELS.values()))
+    own = _own_config(method, labels)
+    if not labels:
+        labels = LABELS[own.supervision.name] if own.supervision.labelled_clients is None else "clients"
+        labels = "given" if name == "npz" and labels in ("clients", "sets", "coarse") else labels
+    shared, facts = federation(name, labels), SOURCES[name]
+    config = of_method(method, shared)
+    config.rounds = facts.rounds if rounds is None else rounds
+    config.eval_every = every = max(config.rounds // 20, 1)
+    share = config.rounds / own.rounds
+    for stage in _STAGES:
+        if own.method.get(stage):  # ends with an evaluation
+            config.method[stage] = max(round(own.method[stage] * share / every), 1) * every
+    if own.optimizer.schedule_rounds is not None:
+        config.optimizer.schedule_rounds = max(round(own.optimizer.schedule_rounds * share), 1)
+    if name == "digits":  # the views that the method has there
+        for section in ("augment", "strong_augment"):
+            config[section].update(own[section].to_dict())
+    return config
+
+
+def federation(name: str, labels: str, path: str | None = None, count: int | None = None) -> ml_collections.ConfigDict:
+    """What all methods share: data, clients, labels, network; and an optimizer for those that are to share it.
+
+    Args:
+        name: of `SOURCES`.
+        labels: "clients": some at every client. "per_class": some of every class at every client. "server". "coarse":
+            of another space at the clients, and some class labels at the server. "sets": class shares of unlabelled
+            sets. "mixed": clients of all kinds. "all". "given": what the dataset has.
+        path: an `.npz` file in place of the download.
+        count: labels of a client, of a class at a client, or of the server.
+
+    Raises:
+        ConfigError: the dataset has no coarse labels.
+    """
+    facts, config = SOURCES[name], default("fedavg")
+    config.data.name = "npz" if path else name
+    config.data.path = path
+    config.federated.cohort_size = 10
+    config.optimizer.batch_size = 10
+    config.data.validation_fraction = 0.05  # for methods that look at such examples
+    config.model.name = facts.model
+    if name == "digits":
+        config.data.test_clients = 3
+    elif facts.clients is not None:
+        config.partition.name, config.partition.num_clients = "iid", facts.clients
+        if name == "mnist":
+            config.model.hidden = (200, 200)  # the network of FedAvg's paper that it calls 2NN
+    if name == "npz":
+        config.federated.cohort_size = None  # nobody knows how many clients there are
+    elif name != "digits":
+        config.augment.name = "crop_flip" if name == "cifar10" else "shift"
+        config.strong_augment.name = "fixmatch"
+        config.strong_augment.flip = name == "cifar10"
+    _hide_labels(config.supervision, name, labels, count)
+    return config
+
+
+def _hide_labels(section: ml_collections.ConfigDict, name: str, labels: str, count: int | None) -> None:
+    facts = SOURCES[name]
+    section.name = next(kind for kind, place in LABELS.items() if place == labels)
+    counts = {"clients": facts.labels, "mixed": facts.labels, "per_class": 5, "server": facts.server}
+    section.labels = counts.get(labels) if count is None else count
+    if labels in ("all", "given"):
+        section.labels = None
+    if labels in ("coarse", "mixed"):
+        if facts.correspondence is None:
+            raise ConfigError(f"{name} has no coarse labels here; take another method, or the labels of another place")
+        section.correspondence = facts.correspondence
+    if labels == "coarse":
+        section.labels, section.server_labels = None, facts.server if count is None else count
+    if labels in ("sets", "mixed"):
+        section.sets = 5
+    if labels == "mixed":
+        clients = facts.clients or 11
+        section.labelled_clients = max(clients // 5, 1)
+        section.coarse_clients = section.set_clients = clients // 3
+        section.which = "random"
+
+
+def of_method(
+    method: str, shared: ml_collections.ConfigDict, shared_optimizer: bool = False
+) -> ml_collections.ConfigDict:
+    """The shared config with a method's own settings: its section, its network's second head, its optimizers.
+
+    Args:
+        method: a registered method, or "module:function", which gets the optimizer of `digits_fedavg`.
+        shared: from `federation`.
+        shared_optimizer: the clients' optimizer is the shared one, unless the config's is another than SGD.
+
+    Raises:
+        ConfigError: there is no such method.
+    """
+    config = _own_config(method, "server" if shared.supervision.name == "server" else "clients")
+    own = config.model.to_dict()
+    alike = shared_optimizer and config.optimizer.name == shared.optimizer.name
+    with config.unlocked():
+        for section in ("data", "partition", "supervision", "augment", "strong_augment", *["optimizer"] * alike):
+            config[section] = ml_collections.ConfigDict(shared[section].to_dict())
+        config.model = ml_collections.ConfigDict({**shared.model.to_dict(), "aux_head": own.get("aux_head")})
+    config.federated.cohort_size = shared.federated.cohort_size
+    config.federated.weighting = shared.federated.weighting
+    return config
+
+
+def _own_config(method: str, labels: str) -> ml_collections.ConfigDict:
+    """The config of a method on the digits."""
+    if ":" in method:
+        return load("digits_fedavg", [("method.name", method)])
+    with naming("method.name"):
+        check_known("method", method, list(METHODS))
+    argument = _ARGUMENTS.get(labels, {}).get(method)
+    return load(_CONFIGS.get(method, f"digits_{method}") + (f":{argument}" if argument else ""))

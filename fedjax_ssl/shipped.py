@@ -1,0 +1,12 @@
+"""The configs that the package brings, by name. Nothing is imported here: a shell's completion asks for the names."""
+
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def shipped_configs() -> dict[str, Path]:
+    """Names and files: of an installed package those inside it, of a checkout those in `configs/` beside it."""
+    inside = _PACKAGE / "configs"
+    folder = inside if inside.is_dir() else _PACKAGE.parent / "configs"
+    return {path.stem: path for path in sorted(folder.glob("*.py"))}

@@ -1,0 +1,121 @@
+"""The console command: help without jax, lists, data, a new study, completion."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedjax_ssl import cli
+from fedjax_ssl.cli.listing import KINDS
+
+ROOT = Path(__file__).parents[2]
+
+
+def call(capsys, *arguments: str) -> tuple[int, str, str]:
+    try:
+        code = cli.main([*arguments])
+    except SystemExit as end:  # of argparse
+        code = end.code
+    output = capsys.readouterr()
+    return code, output.out, output.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["--version"], ["completion", "bash"], ["list", "configs"], ["new", "--help"], ["list", "--help"]],
+)
+def test_what_needs_no_jax_does_not_import_it(arguments):
+    code = (
+        "import sys; from fedjax_ssl import cli\n"
+        f"try: cli.main({arguments!r})\nexcept SystemExit: pass\n"
+        "sys.exit(any(name in sys.modules for name in ('jax', 'numpy', 'flax', 'ml_collections', 'matplotlib')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0 and done.stdout, done.stderr
+
+
+def test_a_shell_that_asks_is_answered_with_commands_and_configs():
+    asked = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_SUPPRESS_SPACE": "1", "_ARGCOMPLETE_IFS": " "}
+    for line, expected in (("fedjax-ssl r", {"run", "report"}), ("fedjax-ssl run digits_x", {"digits_xclp"})):
+        environment = os.environ | asked | {"COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_TYPE": "9"}
+        code = "import os; os.dup2(1, 8); from fedjax_ssl import cli; cli.main([])"  # argcomplete answers on 8
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment)
+        assert expected <= set(done.stdout.split()), (line, done)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "messages"),
+    [
+        (["rn"], ("no command 'rn'. Did you mean 'run'", "sweep")),
+        (["--hlep"], ("no option '--hlep'",)),
+        (["list", "method"], ("unknown list 'method'. Did you mean 'methods'",)),
+        (["data", "inf"], ("unknown command 'inf'. Did you mean 'info'",)),
+        (["data", "info"], ("needs a NAME", "glyphs")),
+        (["data", "info", "digit"], ("unknown dataset 'digit'. Did you mean 'digits'",)),
+        (["new", "my-study"], ("'my-study' cannot be the name of a Python module",)),
+        (["completion", "csh"], ("unknown shell 'csh'", "fish")),
+        (["run", "digits_fedavg", "-x"], ("unexpected argument '-x'",)),
+    ],
+)
+def test_a_mistake_gets_one_message_and_exit_code_2(capsys, arguments, messages):
+    code, _, error = call(capsys, *arguments)
+    assert code == 2 and error.count("error:") == 1 and "Traceback" not in error
+    assert all(message in error for message in messages), error
+
+
+def test_lists_have_a_line_each(capsys):
+    for kind in KINDS:
+        code, output, _ = call(capsys, "list", kind)
+        assert code == 0 and output.startswith(kind) and len(output.splitlines()) > 2
+    _, output, _ = call(capsys, "list")
+    assert all(f"{kind} (" in output for kind in KINDS)
+    for name in ("fixmatch", "wrn28", "femnist", "dirichlet", "per_class", "crop_flip", "scaffold", "rmsprop"):
+        assert f"\n  {name} " in output
+    assert "digits_xclp" in output and "FedAvg+XCLP on real handwriting" in output
+
+
+def test_help_of_a_config_prints_every_field(capsys):
+    code, output, _ = call(capsys, "run", "digits_xclp", "--method.num_neighbors=7", "--help")
+    assert code == 0 and output.startswith("FedAvg+XCLP on real handwriting.")
+    assert "--rounds=80" in output and "--method.num_neighbors=7" in output and "--supervision.labels=5" in output
+    assert "evaluations between checkpoints" in output and "a whole number of at least 1" in output
+    assert "--partition.alpha" not in output  # of another partition
+    assert max(map(len, output.splitlines())) <= 120
+
+
+def test_facts_about_a_dataset(capsys, tmp_path):
+    _, output, _ = call(capsys, "data", "info", "digits")
+    assert "1,797 examples" in output and "8 x 8 x 1" in output and "0 (178)" in output and "form 0 (130)" in output
+    assert "Alpaydin" in output
+    path = tmp_path / "own.npz"
+    sites = np.array(["north"] * 6 + ["south"] * 6)
+    np.savez(path, inputs=np.zeros((12, 3), np.float32), labels=np.array([0, 1, -1] * 4), client=sites)
+    _, output, _ = call(capsys, "data", "info", "npz", "--path", str(path))
+    assert "12 examples, 4 of them without a class label" in output and "north (6), south (6)" in output
+    code, output, _ = call(capsys, "data", "info", "mnist", "--root", str(tmp_path))
+    assert code == 0 and "CC BY-SA" in output and "train-images-idx3-ubyte.gz" in output
+    assert "cifar100" in call(capsys, "data", "list")[1]
+
+
+def test_a_new_study_has_a_config_a_method_and_a_test(capsys, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path / "nowhere"))  # restores sys.path at the end
+    monkeypatch.chdir(tmp_path)
+    code, output, _ = call(capsys, "new", "hospital")
+    assert code == 0 and "fedjax-ssl run hospital/hospital.py" in output
+    assert {file.name for file in (tmp_path / "hospital").iterdir()} == {
+        *("hospital.py", "hospital_method.py", "test_hospital.py")
+    }
+    assert "my_study" not in "".join(file.read_text() for file in (tmp_path / "hospital").iterdir())
+    code, output, _ = call(capsys, "run", "hospital/hospital.py", "--help")
+    assert "--method.entropy_weight=0.1" in output and "of the entropy; 0 leaves it out" in output
+    assert call(capsys, "new", "hospital")[0] == 2
+
+
+@pytest.mark.thorough
+def test_the_test_of_a_new_study_passes(tmp_path):
+    subprocess.run([sys.executable, "-m", "fedjax_ssl.cli", "new", "mine"], cwd=tmp_path, check=True)
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "mine"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,183 @@
+"""From a name and settings to a config: names, order, types, None, and what is said about mistakes."""
+
+from pathlib import Path
+
+import pytest
+
+from fedjax_ssl import config as configs
+from fedjax_ssl import methods, presets
+from fedjax_ssl.config import ConfigError, load
+from fedjax_ssl.shipped import shipped_configs
+
+ROOT = Path(__file__).parents[2]
+OWN = """
+from fedjax_ssl import config, presets
+VALUE = 3
+
+def get_config(writers="4"):
+    config = presets.digits_by_writer("fedavg")
+    config.rounds = VALUE
+    config.supervision.labelled_clients = int(writers)
+    return config
+"""
+
+
+def test_a_shipped_config_by_name_and_by_path_is_the_same():
+    path = ROOT / "configs" / "digits_xclp.py"
+    assert load("digits_xclp").to_dict() == load(str(path)).to_dict()
+    assert load("digits_xclp:10").supervision.labels == load(f"{path}:10").supervision.labels == 10
+    assert configs.find("digits_xclp:10").run_name == "digits_xclp_10"
+    assert configs.find(str(path)).run_name == "digits_xclp"
+    assert set(shipped_configs()) == {path.stem for path in (ROOT / "configs").glob("*.py")}
+
+
+def test_settings_in_any_order_by_value_or_by_text():
+    settings = [
+        ("config.method.threshold", "0.8"),
+        ("rounds", "7"),
+        ("model.hidden", "64,32"),
+        ("optimizer.nesterov", "true"),
+        ("partition.alpha", 1),
+        ("method.name", "semifl"),
+        ("partition.name", "dirichlet"),
+        ("data.path", "None"),
+        ("optimizer.clip_norm", None),
+        ("rounds", 9),
+    ]
+    for given in (settings, settings[-1:] + settings[:1] + settings[2:-1]):
+        config = load("digits_xclp", given)
+        assert (config.method.name, config.method.threshold) == ("semifl", 0.8)
+        assert "num_neighbors" not in config.method
+        assert config.rounds == 9 and config.model.hidden == (64, 32) and config.optimizer.nesterov is True
+        assert config.partition.alpha == 1.0 and isinstance(config.partition.alpha, float)
+        assert config.data.path is None and config.optimizer.clip_norm is None
+        assert configs.resolve(config).method.threshold == 0.8
+
+
+def test_another_method_keeps_settings_that_both_have_and_none_is_one():
+    config = load("digits_xclp", [("method.name", "fedsem")])
+    assert config.method.to_dict() == {"name": "fedsem", "warmup_rounds": 40}
+    ours = load("digits_fedmatch", [("method.unlabelled_batch_size", "7")])
+    assert ours.method.unlabelled_batch_size == 7
+    assert load("digits_fedmatch:ls", [("method.unlabelled_batch_size", "None")]).method.unlabelled_batch_size is None
+
+
+def test_none_as_the_name_of_a_choice_stays_a_name():
+    config = load("digits_fixmatch", [("augment.name", "none"), ("data.standardize", "none"), ("model.norm", "none")])
+    assert config.augment.name == config.data.standardize == config.model.norm == "none"
+
+
+def test_the_config_that_was_given_stays_as_it_is():
+    config = presets.digits_by_writer("xclp")
+    other = configs.with_settings(config, [("rounds", 3), ("method.name", "fedsem"), ("supervision.labels", 9)])
+    assert (config.rounds, config.method.name, config.supervision.labels) == (80, "xclp", 5)
+    assert (other.rounds, other.method.name, other.supervision.labels) == (3, "fedsem", 9)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("digits_xlcp", [], "there is no config 'digits_xlcp'. Did you mean 'digits_xclp'"),
+        ("nothing.py", [], "there is no config file nothing.py"),
+        ("configs/digits_xclp.py:5", [], "digits_xclp.py"),
+        ("digits_xclp", [("optimizer.learning_rat", "1")], "'optimizer.learning_rat'. Did you mean 'optimizer.learn"),
+        ("digits_xclp", [("config.round", "1")], "no field 'round'. Did you mean 'rounds'"),
+        ("digits_xclp", [("learning_rate", "1")], "no field 'learning_rate'. Did you mean 'optimizer.learning_rate'"),
+        ("digits_xclp", [("method.treshold", 1)], "no field 'method.treshold'.*of 'xclp' has: .*num_neighbors"),
+        ("digits_xclp", [("method.name", "semi")], "unknown method 'semi'. Did you mean 'semifl'"),
+        ("digits_xclp", [("rounds", "many")], "config.rounds=many: give a whole number$"),
+        ("digits_xclp", [("rounds", "2.5")], "config.rounds=2.5: give a whole number$"),
+        ("digits_xclp", [("rounds", "None")], "config.rounds=None: give a whole number$"),
+        ("digits_xclp", [("threads", "x")], "config.threads=x: give a whole number or None"),
+        ("digits_xclp", [("seed", True)], "config.seed=True: give a whole number"),
+        ("digits_xclp", [("optimizer.nesterov", "maybe")], "nesterov=maybe: give true or false"),
+        ("digits_xclp", [("optimizer.momentum", "a lot")], "momentum=a lot: give a number"),
+        ("cifar10_cbafed:5", [], "cifar10_cbafed.py takes no argument; got '5'"),
+    ],
+)
+def test_a_mistake_is_named_with_what_is_near(name, settings, message, tmp_path, monkeypatch):
+    if name.startswith("configs/"):
+        monkeypatch.chdir(tmp_path)
+        message = "in the package: digits_xclp"
+    with pytest.raises(ConfigError, match=message):
+        load(name, settings)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (OWN.replace("VALUE = 3", "VALUE = "), r"cannot be read: SyntaxError: invalid syntax \(.*own.py, line 3"),
+        (
+            OWN.replace("VALUE = 3", "VALUE = UNKNOWN"),
+            r"be read: NameError: .*own.py, line 3: `VALUE = UNKNOWN`",
+        ),
+        (OWN.replace("config.rounds", "config.round"), r"failed: AttributeError: .*own.py, line 7, in get_config"),
+        (OWN.replace("return config", "return 5"), "returned int; a config is a ConfigDict"),
+        ("A = 1\n", "it has no function get_config"),
+    ],
+)
+def test_a_mistake_in_a_file_is_placed(text, message, tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        load(str(path))
+
+
+def test_a_file_of_ones_own_with_an_argument_and_a_module_beside_it(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path / "nowhere"))  # restores sys.path at the end
+    folder = tmp_path / "study"
+    folder.mkdir()
+    (folder / "own.py").write_text(OWN)
+    (folder / "beside_own.py").write_text(
+        "from fedjax_ssl.methods.fedavg import fedavg\n\ndef mine(setup, *, strength: float = 0.5):\n"
+        "    return fedavg(setup)\n"
+    )
+    config = load(f"{folder / 'own.py'}:2", [("method.strength", "0.7"), ("method.name", "beside_own:mine")])
+    assert config.supervision.labelled_clients == 2 and config.rounds == 3
+    assert config.method.to_dict() == {"name": "beside_own:mine", "strength": 0.7}
+    with pytest.raises(ConfigError, match=r"has no 'minee'\. Did you mean 'beside_own:mine'"):
+        load(str(folder / "own.py"), [("method.name", "beside_own:minee")])
+    with pytest.raises(ConfigError, match=r"no module named 'besides'\. A module is looked for in the folder"):
+        load(str(folder / "own.py"), [("method.name", "besides:mine")])
+
+
+@pytest.mark.parametrize("method", sorted(methods.available()))
+def test_the_digits_take_every_method_and_bring_what_it_needs(method):
+    config = load("digits", [("method.name", method), ("rounds", "40")])
+    assert config.method.name == method and config.rounds == 40
+    assert config.to_dict() == load(f"digits:{method}", [("rounds", "40")]).to_dict()
+    configs.resolve(config)  # without a note that a stage is too long
+
+
+def test_what_methods_need_comes_with_them():
+    assert load("digits:semifl").supervision.name == "server"
+    assert load("digits:fixmatch").strong_augment.name == "rotate"
+    assert load("digits:fixmatch,server").supervision.name == "server"
+    assert load("digits:fedsiam").model.aux_head is True
+    assert load("digits:fedul").supervision.name == "sets"
+    assert load("glyphs:xclp").method.warmup_rounds == 30 and load("glyphs:xclp").rounds == 60
+    assert load("npz:fedul").supervision.name == load("npz").supervision.name == "given"
+    with pytest.raises(ConfigError, match=r"unknown place of labels 'serve'. Did you mean 'server'"):
+        load("digits:fixmatch,serve")
+    with pytest.raises(ConfigError, match=r"unknown method 'fixmach'. Did you mean 'fixmatch'"):
+        load("digits:fixmach")
+
+
+@pytest.mark.parametrize("name", ["digits_fedrep", "npz_predict", "cifar10_fedrgd"])
+def test_every_field_is_described_with_a_meaning(name):
+    described = configs.describe(load(name))
+    assert len({one.field for one in described}) == len(described)
+    assert not [one.field for one in described if not one.meaning or not one.allowed]
+
+
+@pytest.mark.parametrize("section", ["method", *configs.CHOICES])
+def test_every_option_of_every_choice_has_a_meaning(section):
+    registry = methods.METHODS if section == "method" else configs.CHOICES[section]
+    told = {field.rpartition(".")[2] for field in configs.FIELDS if field.startswith(f"{section}.")}
+    missing = [
+        f"{name}.{option}"
+        for name in registry
+        for option, meaning in registry.meanings(name).items()
+        if not meaning and option not in told
+    ]
+    assert not missing
