@@ -2,7 +2,7 @@
 
 import sys
 
-from fedjax_ssl.report.command import main
+from fedjax_ssl.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(["report", *sys.argv[1:]]))

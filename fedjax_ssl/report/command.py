@@ -10,17 +10,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedjax_ssl.cli import PROGRAM, one_of, parser
 from fedjax_ssl.report.comparison import Cell, compare
 from fedjax_ssl.report.errors import ReportError
 from fedjax_ssl.report.exports import EXPORTS, header, lines
-from fedjax_ssl.report.groups import choose_baseline, group_runs
-from fedjax_ssl.report.metrics import choose_metric, metrics_of
-from fedjax_ssl.report.page import Report, render
+from fedjax_ssl.report.page import render
+from fedjax_ssl.report.reading import Report, read
 from fedjax_ssl.report.statistics import LEVEL
-from fedjax_ssl.tracking import RunFolderError, StoredRun, bytes_in_words, find_runs, read_run, write_atomically
+from fedjax_ssl.tracking import RunFolderError, bytes_in_words, write_atomically
 
 _SHOWN = 20  # groups in the terminal
-_NAMED = 4  # folders of which the same is to be said
 
 
 def main(arguments: list[str]) -> int:
@@ -35,7 +34,7 @@ def main(arguments: list[str]) -> int:
     given = _parser().parse_args(arguments)
     try:
         report = read(given.runs, metric=given.metric, baseline=given.baseline)
-        page = render(report, shlex.join(["fedjax-ssl", "report", *arguments]))
+        page = render(report, shlex.join([PROGRAM, "report", *arguments]))
         written = {"report": _write(given.output, page)}
         cells = compare(report.groups, report.baseline, report.metric)
         for kind in given.export:
@@ -53,73 +52,27 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def read(paths: Sequence[str | Path], *, metric: str | None = None, baseline: str | None = None) -> Report:
-    """Reads run folders, sorts them into groups and chooses what they are compared by.
-
-    Args:
-        paths: run folders, or folders that hold some at any depth.
-        metric: a column of `metrics.csv`, or a number of `summary.json`; the test accuracy by default.
-        baseline: as for `choose_baseline`.
-
-    Raises:
-        ReportError: there is no run, or no such metric or group.
-        RunFolderError: a path does not exist.
-    """
-    found = [read_run(path) for path in find_runs(paths)]
-    problems = [f"{run.path}: {problem}" for run in found for problem in run.problems]
-    runs = [run for run in found if run.config]
-    places = " ".join(map(str, paths))
-    if not runs:
-        reasons = "".join(f"\n  {line}" for line in problems[:10])
-        raise ReportError(
-            f"no run in {places}: no folder there holds the config.json of a run. Give a --workdir of "
-            f"`fedjax-ssl run`, the folder of a sweep, or a folder above them.{reasons}"
-        )
-    started = [run for run in runs if run.rows or run.summary]
-    problems += _together("not started, left out", [run for run in runs if run not in started])
-    if not started:
-        raise ReportError(f"no run in {places} has a result yet: {len(runs)} were found, none has a metric row")
-    groups = group_runs(started)
-    for group in groups:
-        for run in group.doubled:
-            problems.append(f"{run.path}: seed {run.config['seed']} of {group.name} is there already, not counted")
-    problems += _together("not finished, not in the numbers", [run for run in started if run.state != "finished"])
-    metrics = metrics_of(started)
-    if not metrics:
-        raise ReportError(f"no run in {places} has a metric: their rows hold counts alone")
-    return Report(started, groups, choose_baseline(groups, baseline), metrics, choose_metric(metrics, metric), problems)
-
-
-def _together(what: str, runs: Sequence[StoredRun]) -> list[str]:
-    """One line for all runs of which the same is to be said."""
-    if not runs:
-        return []
-    named = ", ".join(f"{run.path} ({run.state})" if run.rows else str(run.path) for run in runs[:_NAMED])
-    more = f" and {len(runs) - _NAMED} more" if len(runs) > _NAMED else ""
-    return [f"{what}: {named}{more}"]
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="fedjax-ssl report",
-        description="Compares runs on one self-contained page. Runs whose configs differ in the seed alone are a "
+    own = parser(
+        "report",
+        "Compares runs on one self-contained page. Runs whose configs differ in the seed alone are a\n"
         "group; groups are compared with a baseline over the seeds that both have.",
-        allow_abbrev=False,
     )
-    parser.add_argument("runs", nargs="+", metavar="FOLDER", help="run folders, or folders that hold some")
-    parser.add_argument("--metric", help="column of metrics.csv or number of summary.json (test_accuracy)")
-    parser.add_argument(
+    own.add_argument("runs", nargs="+", metavar="FOLDER", help="run folders, or folders that hold some")
+    own.add_argument("--metric", metavar="NAME", help="column of metrics.csv or number of summary.json (test_accuracy)")
+    own.add_argument(
         "--baseline", metavar="GROUP", help="name of a group, words of it, or a run's folder (the first group)"
     )
-    parser.add_argument("--output", type=Path, default=Path("report.html"), metavar="FILE", help="(report.html)")
-    parser.add_argument(
+    own.add_argument("--output", type=Path, default=Path("report.html"), metavar="FILE", help="(report.html)")
+    own.add_argument(
         "--export",
         action="append",
-        choices=list(EXPORTS),
+        type=one_of("export", EXPORTS),
         default=[],
-        help="the table beside the page as well; may be given several times",
+        metavar="KIND",
+        help=f"the table beside the page as well: {', '.join(EXPORTS)}; may be given several times",
     )
-    return parser
+    return own
 
 
 def _write(path: Path, text: str) -> Path:

@@ -5,7 +5,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import Any
 
 import jinja2
 
@@ -18,32 +18,13 @@ from fedjax_ssl.report.exports import header
 from fedjax_ssl.report.groups import Group, comes_with_a_name, differing_fields, text_of
 from fedjax_ssl.report.metrics import Metric, value_of, written
 from fedjax_ssl.report.pictures import pictures_of
+from fedjax_ssl.report.reading import Report
 from fedjax_ssl.report.statistics import METHOD, Spread
 from fedjax_ssl.tracking import StoredRun
 
 _BEST = 7  # groups that charts start with: one colour each
 _NUMBERS = 160_000  # in all curves of a page, about six bytes each
 _MOST_CURVES = 300  # groups
-
-
-class Report(NamedTuple):
-    """What a page is made of.
-
-    Attributes:
-        runs: all that were read, in the order they were found.
-        groups: of these runs.
-        baseline: one of the groups.
-        metrics: that some run has.
-        metric: the one that the page starts with.
-        problems: a sentence for everything that could not be read or is not counted.
-    """
-
-    runs: list[StoredRun]
-    groups: list[Group]
-    baseline: Group
-    metrics: list[Metric]
-    metric: Metric
-    problems: list[str]
 
 
 def render(report: Report, command: str) -> str:
