@@ -31,8 +31,8 @@ _FROM_SUMMARY = (
     "peak_memory_bytes",
 )
 _USUAL = ("test_accuracy", "test_client_accuracy", "validation_accuracy")
-_SHARES = ("accuracy", "coverage", "f1", "auroc", "ece", "recall", "precision", "tenth")
-_LESS_IS_BETTER = ("loss", "ece", "bytes", "seconds", "memory", "error", "dropped")
+_SHARES = ("accuracy", "coverage", "f1", "auroc", "ece", "recall", "precision", "tenth", "spread")
+_LESS_IS_BETTER = ("loss", "ece", "bytes", "seconds", "memory", "error", "dropped", "spread")
 
 
 class Metric(NamedTuple):

@@ -1,10 +1,14 @@
 """From runs to one page: everything that `assets/report.html` shows, worked out and put in."""
 
 import datetime
+import json
 import os
+import re
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -194,7 +198,7 @@ def _title(report: Report) -> str:
 def _facts(report: Report) -> list[str]:
     runs = [run for group in report.groups for run in group.runs]
     seeds = sorted({len(group.runs) for group in report.groups})
-    states = Counter(run.state.split(",")[0] for run in runs)
+    states = Counter(re.split("[,:]", run.state)[0] for run in runs)
     counted = {"run": len(runs), "group": len(report.groups)}
     each = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     facts = [f"{number} {name}{'s' * (number != 1)}" for name, number in counted.items()]
@@ -228,8 +232,31 @@ def _environments(runs: Sequence[StoredRun]) -> dict[str, Any]:
     count = Counter(tuple(_environment(summary).items()) for summary in told)
     environments = [(number, dict(pairs)) for pairs, number in count.items() if pairs]
     names = dict.fromkeys(name for _, found in environments for name in found)
-    commands = dict.fromkeys(str(summary["command"]) for summary in told if summary.get("command"))
-    return {"environments": environments, "environment_names": list(names), "commands": list(commands)}
+    return {"environments": environments, "environment_names": list(names), "commands": _commands(runs)}
+
+
+def _commands(runs: Sequence[StoredRun]) -> list[str]:
+    """What was typed: the command of the sweep that a run belongs to, or its own."""
+    of_sweeps: dict[Path, str | None] = {}
+    found: dict[str, None] = {}
+    for run in runs:
+        sweep = run.path.resolve().parent.parent
+        if sweep not in of_sweeps:
+            of_sweeps[sweep] = _sweep_command(sweep)
+        command = of_sweeps[sweep] or (run.summary or {}).get("command")
+        if command:
+            found[str(command)] = None
+    return list(found)
+
+
+def _sweep_command(folder: Path) -> str | None:
+    for name in ("sweep.json", "search.json"):
+        try:
+            words = json.loads((folder / name).read_text("utf-8"))["command"]
+            return shlex.join(map(str, words))
+        except (OSError, ValueError, KeyError, TypeError):  # no sweep, or a damaged file: the runs' own commands
+            continue
+    return None
 
 
 def _environment(summary: Mapping[str, Any]) -> dict[str, str]:

@@ -55,7 +55,7 @@ def read(paths: Sequence[str | Path], *, metric: str | None = None, baseline: st
             f"`fedjax-ssl run`, the folder of a sweep, or a folder above them.{reasons}"
         )
     started = [run for run in runs if run.rows or run.summary]
-    problems += _together("not started, left out", [run for run in runs if run not in started])
+    problems += _together("no result, left out", [run for run in runs if run not in started])
     if not started:
         raise ReportError(f"no run in {places} has a result yet: {len(runs)} were found, none has a metric row")
     groups = group_runs(started)
@@ -73,6 +73,6 @@ def _together(what: str, runs: Sequence[StoredRun]) -> list[str]:
     """One line for all runs of which the same is to be said."""
     if not runs:
         return []
-    named = ", ".join(f"{run.path} ({run.state})" if run.rows else str(run.path) for run in runs[:_NAMED])
+    named = ", ".join(f"{run.path} ({run.state})" if run.rows or run.ended else str(run.path) for run in runs[:_NAMED])
     more = f" and {len(runs) - _NAMED} more" if len(runs) > _NAMED else ""
     return [f"{what}: {named}{more}"]

@@ -158,6 +158,14 @@ def test_csv_holds_unrounded_numbers(two):
     assert r"81.0 $\pm$ 1.8" in tex and tex.count(r"\\") == 3 and r"test accuracy (\%)" in tex
 
 
+def test_the_command_is_that_of_the_sweep(sweep, tmp_path):
+    assert '<pre tabindex="0">fedjax-ssl sweep digits --seeds 5</pre>' in page_of(sweep)
+    write_run(tmp_path / "runs" / "one", command="python -m fedjax_ssl.sweep.work", picture=False)
+    (tmp_path / "sweep.json").write_text(json.dumps({"command": ["fedjax-ssl", "sweep", "digits", "--set", "a=1,2"]}))
+    page = page_of(tmp_path)
+    assert "fedjax-ssl sweep digits --set a=1,2" in page and "sweep.work" not in page
+
+
 def test_hostile_names_stay_text(tmp_path):
     hostile = "</script><script>alert(1)</script>\"'&|\\ _{}$"
     write_run(tmp_path / "a", settings={"data.path": hostile})
@@ -192,7 +200,7 @@ def test_an_unfinished_run_is_in_no_number(tmp_path, capsys):
     page = page_of(tmp_path)
     said = capsys.readouterr().err
     assert f"not finished, not in the numbers: {tmp_path}/2 (unfinished, round 30 of 60), " in said
-    assert f"not started, left out: {tmp_path}/waiting" in said
+    assert f"no result, left out: {tmp_path}/waiting" in said
     payload = payload_of(page)
     assert "2 of 3" in page and payload["table"]["test_accuracy"][1][0] == "-"
     assert [curve["x"]["round"][-1] for curve in payload["curves"]] == [60, 20]
