@@ -93,7 +93,7 @@ def test_text_can_be_read_on_its_background(browser, page):
             for name, value in found.items():
                 lighter, darker = max(value, found[ground]), min(value, found[ground])
                 contrast = (lighter + 0.05) / (darker + 0.05)
-                least = 0 if name in ("page", "panel") else 2.7 if name.startswith("c") else 4.5
+                least = 0 if name in ("page", "panel") else 3 if name.startswith("c") else 4.5
                 assert contrast >= least, (scheme, name, ground, contrast)
 
 
