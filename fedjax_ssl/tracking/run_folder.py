@@ -136,7 +136,7 @@ def config_differences(
     Returns:
         One line per differing field, sorted by name: "name: old -> new", "-" standing for a missing field.
     """
-    old, new = _flatten(stored), _flatten(config)
+    old, new = flat_config(stored), flat_config(config)
     lines = []
     for name in sorted(old.keys() | new.keys()):
         if any(name == skipped or name.startswith(f"{skipped}.") for skipped in ignore):
@@ -155,11 +155,17 @@ def _config_text(config: Mapping[str, Any]) -> str:
         raise RunFolderError(f"the config cannot be stored as JSON: {error}") from error
 
 
-def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The fields of a nested config by their dotted names.
+
+    Args:
+        config: nested mapping.
+        prefix: put before every name.
+    """
     flat: dict[str, Any] = {}
     for name, value in config.items():
         if isinstance(value, Mapping) and value:
-            flat.update(_flatten(value, f"{prefix}{name}."))
+            flat.update(flat_config(value, f"{prefix}{name}."))
         else:
             flat[f"{prefix}{name}"] = value
     return flat
