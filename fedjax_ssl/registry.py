@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
+from jaxtyping import Array
+
 from fedjax_ssl.own_code import import_named
 
 Built = TypeVar("Built")
@@ -158,6 +160,11 @@ def did_you_mean(name: object, known: Collection[str]) -> str:
     """
     close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
     return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def takes_array(parameter: inspect.Parameter) -> bool:
+    """Whether a parameter is annotated as one that takes an array too, as `float | Array` is."""
+    return Array in typing.get_args(parameter.annotation)
 
 
 def _first_words(builder: Callable[..., Any]) -> str:

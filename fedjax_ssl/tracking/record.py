@@ -24,18 +24,27 @@ class Record(Closing):
         path: the folder.
     """
 
-    def __init__(self, workdir: str | os.PathLike, config: Mapping[str, Any], *, ignore: Collection[str] = ()):
+    def __init__(
+        self,
+        workdir: str | os.PathLike,
+        config: Mapping[str, Any],
+        *,
+        ignore: Collection[str] = (),
+        quiet: bool = False,
+    ):
         """Opens the folder.
 
         Args:
             workdir: as for `RunFolder`, which says what is raised.
             config: as for `RunFolder`.
             ignore: as for `RunFolder`.
+            quiet: tell the person nothing.
         """
         self.folder = RunFolder(workdir, config, ignore=ignore)
         self.path = self.folder.path
         self._checkpoints = Checkpoints(self.path)
         self._log: MetricLog | None = None
+        self._stream = open(os.devnull, "w", encoding="utf-8") if quiet else None  # noqa: SIM115
 
     def restore(self, template: Any) -> tuple[int, Any, dict[str, Any]] | None:
         """Loads the last sound checkpoint and drops the metric rows of later rounds.
@@ -65,7 +74,7 @@ class Record(Closing):
 
     def progress(self, total_rounds: int, start_round: int) -> Progress:
         """Returns what reports to the person, see `Progress`."""
-        return Progress(total_rounds, start_round=start_round)
+        return Progress(total_rounds, start_round=start_round, stream=self._stream)
 
     def describe_data(self, text: str) -> None:
         """Writes partition.txt."""
@@ -111,6 +120,8 @@ class Record(Closing):
     def close(self) -> None:
         """Gives the folder back; a second call does nothing."""
         self.folder.close()
+        if self._stream is not None:
+            self._stream.close()
 
 
 class NoRecord(Closing):

@@ -1,9 +1,12 @@
 """The federation on the device: flat arrays of examples and, per client, a padded table of rows."""
 
 import dataclasses
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
@@ -99,6 +102,35 @@ class FederatedData:
             "clients_with_coarse_labels": int(np.asarray(self.weak.has_coarse).sum()),
             "clients_with_sets": int((known & sets).sum()),
         }
+
+
+def of_one_shape(federations: Sequence[FederatedData]) -> list[FederatedData]:
+    """The same federations with tables of equal width, so that they can share compiled programs.
+
+    Args:
+        federations: of equally many clients, and with the same further static fields.
+    """
+    tables = ("index", "test_index", "test_client", "valid_index", "server_index")
+    widths = {name: max(getattr(one, name).shape[-1] for one in federations) for name in tables}
+    bounds: dict[str, Any] = {
+        name: max(getattr(one, name) for one in federations) for name in ("max_labelled", "max_unlabelled")
+    }
+    bounds["min_labelled"] = min(one.min_labelled for one in federations)
+
+    def wider(table: Array, width: int, padding: int) -> Array:
+        beside = [(0, 0)] * (table.ndim - 1) + [(0, width - table.shape[-1])]
+        return jnp.pad(table, beside, constant_values=padding)
+
+    def padded(one: FederatedData) -> FederatedData:
+        columns: dict[str, Any] = {
+            name: wider(getattr(one, name), widths[name], -(name == "test_client")) for name in tables
+        }
+        weak = one.weak
+        if weak is not None:
+            weak = dataclasses.replace(weak, labels=wider(weak.labels, widths["index"], -1))
+        return dataclasses.replace(one, **columns, **bounds, weak=weak)
+
+    return [padded(one) for one in federations]
 
 
 def validate(data: FederatedData, truth_required: bool = True) -> None:
