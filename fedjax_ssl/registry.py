@@ -8,8 +8,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
-from jaxtyping import Array
-
 from fedjax_ssl.own_code import import_named
 
 Built = TypeVar("Built")
@@ -164,6 +162,8 @@ def did_you_mean(name: object, known: Collection[str]) -> str:
 
 def takes_array(parameter: inspect.Parameter) -> bool:
     """Whether a parameter is annotated as one that takes an array too, as `float | Array` is."""
+    from jaxtyping import Array  # not at the top: it brings jax, which `fedjax-ssl --help` does not need
+
     return Array in typing.get_args(parameter.annotation)
 
 

@@ -48,13 +48,13 @@ class Train:
         method = build_method(experiment, federation, hyperparameters)
         state = method.init(key, federation)
 
-        every, rounds = experiment.config.eval_every, experiment.config.rounds
+        every, rounds, names = experiment.config.eval_every, experiment.config.rounds, experiment.config.metrics
         state, metrics = jax.lax.scan(
-            lambda s, _: run_block(method, s, key, federation, every), state, length=rounds // every
+            lambda s, _: run_block(method, s, key, federation, every, names), state, length=rounds // every
         )
         if rounds % every:
-            state, last = run_block(method, state, key, federation, rounds % every)
-            metrics = jax.tree.map(lambda all, one: jnp.append(all, one), metrics, last)
+            state, last = run_block(method, state, key, federation, rounds % every, names)
+            metrics = jax.tree.map(lambda all, one: jnp.concatenate([all, one[None]]), metrics, last)
         return state, metrics
 
 
@@ -74,8 +74,9 @@ def make_train(config: ml_collections.ConfigDict) -> Train:
 
     Returns:
         `train(key, hyperparameters=None, inputs=None) -> (final state, metrics)`; every metric is an array with one
-        entry per evaluation, "round" says after which. "bytes_up" and "bytes_down" are exact beyond 32 bits, as
-        `Count`: `fedjax_ssl.federated.to_numbers(metrics)` turns all metrics into NumPy arrays.
+        entry per evaluation (of `fedjax_ssl.federated.BY_CLIENT`: a row), "round" says after which. "bytes_up" and
+        "bytes_down" are exact beyond 32 bits, as `Count`: `fedjax_ssl.federated.to_numbers(metrics)` turns all metrics
+        into NumPy arrays.
 
     Raises:
         ConfigError: a setting cannot be used.

@@ -61,6 +61,7 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     check_fields(resolved)
     _check_stages(resolved)
     _check_selection(resolved)
+    _check_early_stopping(resolved)
     _check_prediction(resolved)
     federated_optimizer(resolved, resolved.federated.cohort_size)
     return resolved.lock()
@@ -199,6 +200,14 @@ def validates(config: ml_collections.ConfigDict) -> bool:
     """Whether a resolved config holds validation data out."""
     pools = config.data.pools
     return bool(config.data.validation_fraction or (pools and len(pools) > 1 and pools[1]))
+
+
+def _check_early_stopping(config: ml_collections.ConfigDict) -> None:
+    if config.early_stopping.patience is not None and not validates(config):
+        raise ConfigError(
+            f"config.early_stopping.patience is {config.early_stopping.patience}, but there are no validation data to "
+            "judge by (test data must not end a run). Hold some out: --config.data.validation_fraction=0.1"
+        )
 
 
 def _check_prediction(config: ml_collections.ConfigDict) -> None:

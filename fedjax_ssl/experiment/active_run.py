@@ -1,7 +1,8 @@
 """A run on its way in its folder: prepared, advanced block by block, and ended with predictions and a summary."""
 
 import contextlib
-from collections.abc import Callable, Hashable, Mapping
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -10,13 +11,15 @@ import jax
 from fedjax_ssl import config as configs
 from fedjax_ssl import data, distributed, models, tracking
 from fedjax_ssl.distributed import Team
-from fedjax_ssl.experiment import prediction
+from fedjax_ssl.experiment import longer, model_file, prediction
 from fedjax_ssl.experiment.build import Experiment, build_method, execution_of, prediction_settings
 from fedjax_ssl.experiment.fit import check_labels, check_weighting, note_missing_labels
 from fedjax_ssl.experiment.outcome import describe_placement, summarize, what_was_predicted, why_nobody_trained
 from fedjax_ssl.experiment.prediction_csv import clients_csv, predictions_csv
 from fedjax_ssl.experiment.programs import code_of, described, inputs_of
+from fedjax_ssl.experiment.selection import out_of_patience, selected
 from fedjax_ssl.experiment.shared import Shared
+from fedjax_ssl.federated import BY_CLIENT
 from fedjax_ssl.tracking.files import Closing
 
 Watch = Callable[[Mapping[str, Any]], bool]  # metric row -> whether the run is to stop here
@@ -74,10 +77,16 @@ class ActiveRun(Closing):
         self.code = code_of(experiment, execution, self.method)
         self.inputs = inputs_of(config, jax.random.key(config.seed), self.federation)
         self._template = shared.programs.template(self.code, self.inputs)
+        self._settle_changes()
+        record.describe_model(model_file.describe(experiment, self.federation))
         nothing: dict[str, float] = {"compile_seconds": 0.0, "train_seconds": 0.0}
         found = record.restore(self._template) or (0, shared.programs.init(self.code, self.inputs), nothing)
         self._first_round, self.state, self._seconds = team.from_first(found)
         self.round, self.summary, self.stopped = self._first_round, None, False
+        self._rows: list[dict[str, Any]] = team.values_from_first(record.rows())
+        self._names = data.client_names(experiment.dataset, self.federation, config.partition.name == "natural")
+        self._of_clients: dict[str, float] = {}
+        self._profiled = False
         team.connect(self.code.mesh)
         self.state, self.inputs = distributed.share_out((self.state, self.inputs), self.code.mesh)
         self._files = record.files(trained=bool(config.rounds), predicted=bool(self._asked.predictors))
@@ -92,6 +101,16 @@ class ActiveRun(Closing):
         check_labels(config.supervision.name, config.method.name, learner, self.federation)
         note_missing_labels(config.supervision.name, config.supervision.labels, self.federation)
         check_weighting(config.federated.weighting, learner, self.federation)
+
+    def _settle_changes(self) -> None:
+        """Lets a run that was complete get longer, or says why it cannot."""
+        if not self.record.changes:
+            return
+        checkpoints = self.record.checkpoints()
+        reason = longer.why_not(self._experiment, self.federation, self.inputs.key, self.record.changes, checkpoints)
+        if reason:
+            self.record.refuse(reason)
+        self.record.accept(longer.restorable(checkpoints, self.config.eval_every))
 
     def start(self) -> None:
         """Says and writes what is about to run; a run that is complete already gets its summary."""
@@ -108,16 +127,18 @@ class ActiveRun(Closing):
         )
         progress.note(self._experiment.standardization)
         if self.round == 0:
-            dataset, clients = self._experiment.dataset, self.federation.num_clients
-            names = data.client_names(dataset, self.federation, config.partition.name == "natural")[:clients]
-            table = data.report(self.federation, dataset.class_names, names, max_rows=clients)
+            count, classes = self.federation.num_clients, self._experiment.dataset.class_names
+            table = data.report(self.federation, classes, self._names[:count], max_rows=count)
             self.record.describe_data(table + "\n")
-        if self.round == config.rounds:
+        if not self.block:
             summary = self._team.values_from_first(self.record.summary())
             if summary is not None and summary.get("prediction", {}) == what_was_predicted(config):
                 progress.note("this run is complete already")
                 progress.finish(summary, self._files)
                 self.summary = summary
+                return
+        with configs.naming("tracking"):
+            self.record.open_writers()
 
     @property
     def done(self) -> bool:
@@ -132,9 +153,27 @@ class ActiveRun(Closing):
 
     @property
     def block(self) -> int:
-        """Rounds until the next evaluation; 0 when all are done."""
+        """Rounds until the next evaluation; 0 when all are done, or waiting for a better model is over."""
+        if out_of_patience(self.config, self._rows):
+            return 0
         every, left = self.config.eval_every, self.config.rounds - self.round
         return min(every - self.round % every, left)
+
+    def compiling(self) -> None:
+        """Says that its program is compiled now."""
+        self._progress.compiling()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Says so, and traces the first block where `config.profile` asks for it."""
+        self._progress.training()
+        if not self.config.profile or self._profiled or not self._team.writes:
+            yield
+            return
+        self._profiled, folder = True, self.record.path / "profile"
+        with jax.profiler.trace(str(folder)):
+            yield
+        self._progress.note(f"profile of {self.block} rounds and an evaluation: {folder}")
 
     def take(self, row: dict[str, Any], state: Any, compiling: float, training: float) -> None:
         """Keeps what a block gave.
@@ -153,16 +192,25 @@ class ActiveRun(Closing):
         self._seconds["train_seconds"] += training
         for choice in self.shared.programs.choices(self.code):
             self._say_once(describe_placement(choice, jax.default_backend()))
+        by_client = row.pop(BY_CLIENT, None)
+        if by_client is not None:
+            named = zip(self._names, by_client.tolist(), strict=True)
+            self._of_clients = {name: value for name, value in named if not math.isnan(value)}
         self.round, self.state = start, state
-        self.record.append(row)
+        self.record.append(row, self._of_clients)
+        self._rows.append(row)
+        best = selected(config, self._rows)
+        if best is row:
+            self.record.save_best(start, state)
         self._progress.update(start, row)
         if not row["local_steps"]:
             self._progress.note(f"nobody trained in the last {rounds} rounds: {why_nobody_trained(row)}")
         self._team.feed()
         due = config.checkpoint_every * config.eval_every
-        preempted = start < config.rounds and self._team.preempted(-(-start // config.eval_every))
-        self.stopped = start < config.rounds and self._watch is not None and self._watch(row)
-        if preempted or self.stopped or start == config.rounds or (due and start % due == 0):
+        last = self.block == 0
+        preempted = not last and self._team.preempted(-(-start // config.eval_every))
+        self.stopped = not last and self._watch is not None and self._watch(row)
+        if preempted or self.stopped or last or (due and start % due == 0):
             self.record.save(start, state, self._seconds)
         if preempted:
             raise distributed.Preempted
@@ -171,6 +219,10 @@ class ActiveRun(Closing):
     def finish(self) -> None:
         """Makes the predictions that are asked for, and writes the summary."""
         self._draw_data()
+        if self.config.early_stopping.patience is not None:  # what follows is about the model that was chosen
+            here = jax.tree.map(lambda leaf: leaf.addressable_data(0), self.state)
+            _, best, _ = self._team.from_first(self.record.restore_best(self._template) or (0, here, {}))
+            self.state = distributed.share_out(best, self.code.mesh)
         config, dataset = self.config, self._experiment.dataset
         natural, outcomes = config.partition.name == "natural", []
         for outcome in prediction.predict(
@@ -189,6 +241,8 @@ class ActiveRun(Closing):
         summary = self._team.values_from_first(summary)
         self.summary = summary
         self._progress.finish(summary, self._files)
+        if self._of_clients:
+            self._progress.clients(self._of_clients, self.record.path / "client_accuracy.csv")
 
     def _draw_data(self) -> None:
         self.record.draw_data(partial(self.shared.draw, self._experiment))

@@ -104,7 +104,7 @@ def build_method(
     config = configs.replace_numbers(experiment.config, hyperparameters or {})
     if execution is None:
         # What is traced may be vectorized, over any number of runs.
-        execution = execution_of(experiment, federation, alone=not hyperparameters and not _is_traced(federation))
+        execution = execution_of(experiment, federation, alone=not hyperparameters and not _is_abstract(federation))
     if report is not None:
         execution = execution._replace(report=report)
     setup = _setup(config, experiment.dataset, federation)
@@ -223,8 +223,9 @@ def _clients_of_known_size(federation: data.FederatedData, placement: str) -> fe
     return everyone
 
 
-def _is_traced(federation: data.FederatedData) -> bool:
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(federation))
+def _is_abstract(federation: data.FederatedData) -> bool:
+    """Whether its arrays have no values: they are traced, or shapes alone."""
+    return any(isinstance(leaf, jax.core.Tracer | jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(federation))
 
 
 def _cohort_size(given: int | None, num_clients: int) -> int:

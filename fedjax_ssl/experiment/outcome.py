@@ -7,7 +7,14 @@ import ml_collections
 
 from fedjax_ssl import federated, tracking
 from fedjax_ssl.experiment.rounds import TOTALS
+from fedjax_ssl.experiment.selection import selected
 from fedjax_ssl.methods.parts.cost_model import COSTS
+
+_LAST = (  # of the last row, where it has them
+    *("test_balanced_accuracy", "test_loss", "test_macro_f1", "test_ece", "test_auroc"),
+    *("test_client_accuracy", "test_client_accuracy_worst_tenth", "test_client_accuracy_spread"),
+    *("pseudo_label_accuracy", "pseudo_label_coverage"),
+)
 
 
 def why_nobody_trained(row: dict[str, Any]) -> str:
@@ -56,17 +63,15 @@ def summarize(
     last = rows[-1] if rows else {}
     totals = {name: sum(int(row[name]) for row in rows) for name in TOTALS}
     extra: dict[str, Any] = {"dropped_clients": totals["dropped_clients"], "local_steps": totals["local_steps"]}
-    for name in ("test_balanced_accuracy", "test_loss", "pseudo_label_accuracy", "pseudo_label_coverage", *COSTS):
+    for name in (*_LAST, *COSTS):
         if name in last:
             extra[name] = last[name]
+    if last and last["round"] < config.rounds:
+        extra["stopped_early"] = True
     if predictions:
         extra["predictions"] = predictions
         extra["prediction"] = what_was_predicted(config)
-    if "validation_accuracy" in last:
-        # From the model of stage 1 on, or later.
-        first = min(max(config.method.get("warmup_rounds", 0), config.select_from), last["round"])
-        candidates = [row for row in rows if row["round"] >= first]
-        chosen = max(candidates, key=lambda row: row["validation_accuracy"])
+    if (chosen := selected(config, rows)) is not None:
         extra["selected_round"] = chosen["round"]
         extra["selected_validation_accuracy"] = chosen["validation_accuracy"]
         extra["selected_test_accuracy"] = chosen["test_accuracy"]
@@ -75,7 +80,7 @@ def summarize(
         method=config.method.name,
         dataset=config.data.name,
         seed=config.seed,
-        rounds=config.rounds,
+        rounds=last["round"] if last else config.rounds,
         client_updates=totals["clients"],
         examples=totals["examples"],
         bytes_up=totals["bytes_up"],

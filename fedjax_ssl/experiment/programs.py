@@ -30,7 +30,10 @@ from fedjax_ssl.tracking.files import plain_value
 
 PyTree = Any
 # Sections and fields of a config that no compiled code depends on: shapes and arrays tell what comes of them.
-NOT_CODE = ("seed", "partition", "supervision", "prediction", "distributed", "checkpoint_every", "select_from")
+NOT_CODE = (
+    *("seed", "partition", "supervision", "prediction", "distributed", "checkpoint_every", "select_from"),
+    *("early_stopping", "profile", "tracking"),
+)
 
 
 class Inputs(NamedTuple):
@@ -48,6 +51,7 @@ class Code(NamedTuple):
     build: Callable[[Mapping[str, Array], FederatedData, Report | None], Method]  # may be traced
     mesh: Mesh | None = None  # devices that share a run
     on_host: bool = False  # rounds call host functions and cannot be traced
+    metrics: tuple[str, ...] = ()  # beside accuracy, see `fedjax_ssl.federated.evaluate`
 
 
 def code_of(experiment: Experiment, execution: Execution, method: Method) -> Code:
@@ -67,7 +71,7 @@ def code_of(experiment: Experiment, execution: Execution, method: Method) -> Cod
     def build(numbers: Mapping[str, Array], federation: FederatedData, report: Report | None = None) -> Method:
         return method if method.on_host else build_method(experiment, federation, numbers, report, execution)
 
-    return Code(digest.hexdigest(), build, execution.mesh, method.on_host)
+    return Code(digest.hexdigest(), build, execution.mesh, method.on_host, tuple(experiment.config.metrics))
 
 
 def inputs_of(config: Any, key: Key[Array, ""], federation: FederatedData) -> Inputs:
@@ -89,6 +93,13 @@ def static_part(config: Any) -> str:
         section, _, name = field.partition(".")
         fields[section][name] = "an argument"
     return json.dumps(plain_value(fields), sort_keys=True)
+
+
+class Around(NamedTuple):
+    """What somebody who watches a block does around it."""
+
+    compiling: Callable[[], None] = lambda: None  # before a program is compiled
+    running: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext  # while it runs
 
 
 class Programs:
@@ -125,7 +136,12 @@ class Programs:
         return self._compiled[key][0](*inputs)
 
     def advance(
-        self, code: Code, states: Sequence[ServerState], inputs: Sequence[Inputs], rounds: int
+        self,
+        code: Code,
+        states: Sequence[ServerState],
+        inputs: Sequence[Inputs],
+        rounds: int,
+        around: Around | None = None,
     ) -> tuple[list[dict[str, Any]], list[ServerState], float, float]:
         """Runs rounds and an evaluation of one run, or of several that are at the same round and have the same code.
 
@@ -134,22 +150,25 @@ class Programs:
             states: their states, which the new ones replace in memory.
             inputs: of each run, with the same shapes.
             rounds: of the block.
+            around: is told what happens.
 
         Returns:
-            (a row of metrics and the new state of each run, seconds of compiling, seconds of running).
+            (a row of metrics and the new state of each run, seconds of compiling, seconds of running). In a row, what
+            is known by client is an array.
 
         Raises:
             ConfigError: a setting that a method checks only when it is traced, or not enough memory.
         """
+        around = around or Around()
         begin = time.perf_counter()
-        program, arguments = self.compile(code, states, inputs, rounds)
+        program, arguments = self.compile(code, states, inputs, rounds, around.compiling)
         compiled = time.perf_counter()
-        with _explaining_memory():
+        with around.running(), _explaining_memory():
             after, metrics = program(*arguments)
             found = {name: np.asarray(value) for name, value in federated.to_numbers(jax.device_get(metrics)).items()}
         elapsed = time.perf_counter() - compiled
         rows = [
-            {name: (value if len(states) == 1 else value[place]).item() for name, value in found.items()}
+            {name: _plain(value if len(states) == 1 else value[place]) for name, value in found.items()}
             for place in range(len(states))
         ]
         for row in rows:
@@ -158,20 +177,38 @@ class Programs:
         return rows, list(after) if len(states) > 1 else [after], compiled - begin, elapsed
 
     def compile(
-        self, code: Code, states: Sequence[ServerState], inputs: Sequence[Inputs], rounds: int
+        self,
+        code: Code,
+        states: Sequence[ServerState],
+        inputs: Sequence[Inputs],
+        rounds: int,
+        compiling: Callable[[], None] = lambda: None,
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """The program of `advance`, and its arguments; of the states only shapes are used."""
+        """The program of `advance`, and its arguments; of the states only shapes are used.
+
+        Args:
+            code: of the runs.
+            states: their states.
+            inputs: of each run.
+            rounds: of the block.
+            compiling: is called before something is compiled.
+        """
         if code.on_host:
             (one,) = inputs
             return _block(code, rounds, None), (states[0], *one)
         arguments = (states[0], *inputs[0]) if len(states) == 1 else _together(states, inputs)
         key = ("rounds", code.name, rounds, len(states), *described(arguments))
         if key not in self._compiled:
+            compiling()
             choices: list[Choice] = []
             block = _block(code, rounds, choices.append)
             program = _compile(block if len(states) == 1 else _vectorized(block), arguments, code.mesh)
             self._compiled[key] = program, choices
         return self._compiled[key][0], arguments
+
+
+def _plain(value: np.ndarray) -> Any:
+    return value.item() if value.ndim == 0 else value
 
 
 def _init(code: Code) -> Callable[..., ServerState]:
@@ -185,7 +222,7 @@ def _block(code: Code, rounds: int, report: Report | None) -> Callable[..., tupl
     def block(
         state: ServerState, numbers: Mapping[str, Array], key: Key[Array, ""], federation: FederatedData
     ) -> tuple[ServerState, Metrics]:
-        return run_block(code.build(numbers, federation, report), state, key, federation, rounds)
+        return run_block(code.build(numbers, federation, report), state, key, federation, rounds, code.metrics)
 
     return block
 

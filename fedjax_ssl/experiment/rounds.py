@@ -1,5 +1,6 @@
 """Rounds in one compiled loop, and the evaluation after them."""
 
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -53,8 +54,16 @@ def _one_by_one(
 
 
 def run_block(
-    method: Method, state: ServerState, key: Key[Array, ""], federation: FederatedData, rounds: int
+    method: Method,
+    state: ServerState,
+    key: Key[Array, ""],
+    federation: FederatedData,
+    rounds: int,
+    metrics: Collection[str] = (),
 ) -> tuple[ServerState, Metrics]:
-    """Rounds and the evaluation after them: what a run executes, logs and checkpoints; returns as `run_rounds`."""
+    """Rounds and the evaluation after them, with further `metrics`: what a run executes, logs and checkpoints.
+
+    Returns as `run_rounds`; every metric is a scalar, but for `fedjax_ssl.federated.BY_CLIENT`.
+    """
     state, infos = run_rounds(method, key, state, federation, rounds)
-    return state, {**infos, **federated.evaluate(method, state, federation)}
+    return state, {**infos, **federated.evaluate(method, state, federation, metrics=metrics)}

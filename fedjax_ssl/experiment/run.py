@@ -10,12 +10,17 @@ import ml_collections
 from fedjax_ssl import config as configs
 from fedjax_ssl import tracking
 from fedjax_ssl.distributed import Team
+from fedjax_ssl.experiment import longer
 from fedjax_ssl.experiment.active_run import ActiveRun, Watch
+from fedjax_ssl.experiment.programs import Around
 from fedjax_ssl.experiment.shared import Shared
 
 # Fields that change how a run is watched, where it finds its data or what is done with the trained network, but not
 # the network.
-UNCOMPARED = ("checkpoint_every", "data.root", "data.download", "data.timeout", "prediction", "distributed")
+UNCOMPARED = (
+    *("checkpoint_every", "metrics", "profile", "tracking", "prediction", "distributed"),
+    *("data.root", "data.download", "data.timeout"),
+)
 
 
 class Point(NamedTuple):
@@ -106,8 +111,13 @@ def _opened(
 ) -> Iterator[ActiveRun]:
     # Sums that are not exact depend on the number of devices.
     ignored = UNCOMPARED if resolved.federated.reduce == "fast" else (*UNCOMPARED, "federated.devices")
+    writers = tracking.WriterSettings(**resolved.tracking)
+    with configs.naming("tracking"):
+        tracking.check_writers(writers)
     with (
-        tracking.Record(workdir, resolved.to_dict(), ignore=ignored, quiet=quiet)
+        tracking.Record(
+            workdir, resolved.to_dict(), ignore=ignored, undecided=longer.FIELDS, writers=writers, quiet=quiet
+        )
         if team.writes
         else tracking.NoRecord(workdir) as record,
         ActiveRun(record, shared.experiment(resolved), shared, team, watch) as active,
@@ -129,7 +139,11 @@ def advance(runs: Sequence[ActiveRun]) -> None:
         first = min(waiting, key=lambda one: one.round)
         together = [one for one in waiting if one.kind == first.kind]
         rows, states, compiling, training = first.shared.programs.advance(
-            first.code, [one.state for one in together], [one.inputs for one in together], first.block
+            first.code,
+            [one.state for one in together],
+            [one.inputs for one in together],
+            first.block,
+            Around(first.compiling, first.running),
         )
         for one, row, state in zip(together, rows, states, strict=True):
             one.take(row, state, compiling / len(together), training / len(together))

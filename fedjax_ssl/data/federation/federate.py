@@ -169,6 +169,7 @@ def federate(
     tables = _tabulate(roles, labels, num_clients=plan.facts.num_clients, widths=widths)
     examples, truth = [dataset.train.x], dataset.train.y
     num_new_clients = held_out.num_natural
+    owned = bool(held_out.num_natural or client_test_fraction)
     own = held_out.own_test_examples(dataset)
     if dataset.test is not None and own.size:
         test, client, strangers = jnp.asarray(own, jnp.int32), jnp.full(own.size, -1, jnp.int32), 0
@@ -178,6 +179,7 @@ def federate(
         elif partition == "natural" or left_out_client is not None:
             taken = plan.facts.num_clients + num_new_clients
             client, strangers = clients_of_own_test(dataset, own, roles.holder, taken)
+        owned |= balanced_test or (partition == "natural" and dataset.test.client is not None)
         tables["test_index"] = jnp.concatenate([len(truth) + test, tables["test_index"]])
         tables["test_client"] = jnp.concatenate([client, tables["test_client"]])
         tables["num_test"] = tables["num_test"] + test.size  # all of these are real
@@ -195,6 +197,7 @@ def federate(
         min_labelled=widths.min_labelled,
         num_parts=plan.partition.parts,
         coarse_names=_coarse_names(plan.supervision, dataset),
+        owned_test=owned,
         **tables,
     )
 

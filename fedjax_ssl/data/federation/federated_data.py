@@ -41,6 +41,7 @@ class FederatedData:
     num_parts: int = _static(default=1)  # of equal size, in which the unlabelled examples in `index` come (streaming)
     weak: WeakLabels | None = None  # coarse labels and sets, where some client has any
     coarse_names: tuple[str, ...] = _static(default=())  # of the coarse labels, where they have names
+    owned_test: bool = _static(default=False)  # test examples belong to clients, as far as `test_client` says
 
     @property
     def num_clients(self) -> int:
@@ -72,6 +73,7 @@ class FederatedData:
             "server_examples": int(self.num_server),
             "validation_examples": int(self.num_valid),
             "test_examples": int(self.num_test),
+            **self._labelled_test(),
             "unused_examples": self._count_unused(),
             "new_clients": self.num_new_clients,
         }
@@ -86,6 +88,12 @@ class FederatedData:
             real = np.arange(rows.shape[-1]) < np.asarray(count)[..., None]
             used[np.asarray(rows)[real]] = True
         return int((~used).sum())
+
+    def _labelled_test(self) -> dict[str, int]:
+        """How many test examples have a true label, so that they are scored, where these are not all."""
+        tested = np.arange(self.test_index.shape[0]) < np.asarray(self.num_test)
+        scored = int((tested & (np.asarray(self.labels)[np.asarray(self.test_index)] >= 0)).sum())
+        return {} if scored == int(self.num_test) else {"labelled_test_examples": scored}
 
     def kinds(self) -> tuple[str, ...]:
         """What there is to learn from: clients' class "labels", the "server"'s, "coarse" labels, "sets"; not in jit."""
