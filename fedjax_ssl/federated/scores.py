@@ -32,8 +32,8 @@ def calibration_error(
     confidence = jnp.exp(jnp.max(log_probs, axis=1))
     correct = (jnp.argmax(log_probs, axis=1) == labels).astype(confidence.dtype)
     place = jnp.clip(jnp.ceil(confidence * ECE_BINS).astype(jnp.int32) - 1, 0, ECE_BINS - 1)
-    gaps = jnp.zeros(ECE_BINS + 1, confidence.dtype).at[jnp.where(real, place, ECE_BINS)].add(correct - confidence)
-    return jnp.sum(jnp.abs(gaps[:ECE_BINS])) / jnp.sum(real).astype(gaps.dtype)
+    gaps = jnp.sum((correct - confidence)[:, None], axis=0, where=_in_slots(place, real, ECE_BINS))
+    return jnp.sum(jnp.abs(gaps)) / jnp.sum(real).astype(gaps.dtype)
 
 
 def auroc(log_probs: Float[Array, "m K"], labels: Int[Array, " m"], real: Bool[Array, " m"]) -> Float[Array, ""]:
@@ -61,7 +61,9 @@ def accuracy_by_client(
 ) -> Float[Array, " C"]:
     """Share of right predictions among each client's examples; NaN for a client without any."""
     slot = jnp.where(real & (client >= 0), client, num_clients)
-    return _counts(slot, correct, num_clients) / _counts(slot, jnp.ones_like(real), num_clients)
+    both = jnp.stack([correct, jnp.ones_like(correct)], axis=1).astype(jnp.result_type(float))
+    right, examples = jnp.zeros((num_clients + 1, 2), both.dtype).at[slot].add(both)[:num_clients].T
+    return right / examples
 
 
 def over_clients(accuracies: Float[Array, " C"]) -> dict[str, Float[Array, ""]]:
@@ -83,5 +85,9 @@ def over_clients(accuracies: Float[Array, " C"]) -> dict[str, Float[Array, ""]]:
 
 def _counts(slots: Int[Array, " m"], counted: Bool[Array, " m"], num_slots: int) -> Float[Array, " K"]:
     """How many counted examples are in each slot."""
-    nothing = jnp.zeros(num_slots + 1, jnp.result_type(float))
-    return nothing.at[jnp.where(counted, slots, num_slots)].add(1.0)[:num_slots]
+    return jnp.sum(_in_slots(slots, counted, num_slots), axis=0, dtype=jnp.result_type(float))
+
+
+def _in_slots(slots: Int[Array, " m"], counted: Bool[Array, " m"], num_slots: int) -> Bool[Array, "m K"]:
+    """Whether a counted example is in a slot. Sums over it compile faster than scattered ones, for few slots."""
+    return counted[:, None] & (slots[:, None] == jnp.arange(num_slots, dtype=slots.dtype))

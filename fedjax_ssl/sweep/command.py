@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -46,12 +47,13 @@ def main(arguments: list[str]) -> int:
     Raises:
         ConfigError: and what else a run raises at its start; `fedjax_ssl.cli.main` makes messages of it.
     """
-    given = _parser().parse_args(arguments)
+    given = parser().parse_args(arguments)
     with command_line.notes_instead_of_warnings():
         return _sweep(given, ["fedjax-ssl", "sweep", *arguments])
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """What the command takes."""
     parser = new_parser(
         "sweep",
         f"Many runs of a config: all combinations of values and seeds, each in a folder of its own.\n\n{_EXAMPLES}",
@@ -112,15 +114,21 @@ def _sweep(given: argparse.Namespace, command: Sequence[str]) -> int:
         print(line, flush=True)
     if given.dry_run:
         return 0
+    if given.show:
+        return _cluster().submit(given, folder, plan, command)
     _prepare(folder)
-    if given.submit or given.show:
-        return importlib.import_module("fedjax_ssl.sweep.cluster").submit(given, folder, plan, command)
+    if given.submit:
+        return _cluster().submit(given, folder, plan, command)
     with FolderLock(folder):
         plans.save(folder, plan, command)
         if not results.has_parquet():
             print("note: results.parquet needs pyarrow: pip install 'fedjax_ssl[sweep]'", file=sys.stderr)
         ended = conduct.conduct(folder, plan, workers)
     return _say_end(folder, plan, ended)
+
+
+def _cluster() -> Any:
+    return importlib.import_module("fedjax_ssl.sweep.cluster")
 
 
 def _plan(given: argparse.Namespace) -> Plan:

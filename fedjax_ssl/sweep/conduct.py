@@ -54,20 +54,20 @@ def tasks(sweep: Path, plan: Plan, workers: int) -> list[Task]:
     return sorted((task for task in cut if task.runs), key=lambda task: -len(task.runs))
 
 
-def conduct(sweep: Path, plan: Plan, workers: int, show: IO[str] = sys.stdout) -> Ended:
+def conduct(sweep: Path, plan: Plan, workers: int, show: IO[str] | None = None) -> Ended:
     """Does all runs that are missing, and writes the tables after every program.
 
     Args:
         sweep: folder of the sweep.
         plan: what is in its `sweep.json`.
         workers: processes at a time.
-        show: where progress goes.
+        show: where progress goes; standard output by default.
 
     Returns:
         How many runs stand where.
     """
     waiting = tasks(sweep, plan, workers)
-    report = _Report(sum(len(task.runs) for task in waiting), show)
+    report = _Report(sum(len(task.runs) for task in waiting), show or sys.stdout)
     told: queue.Queue[tuple[Worker, dict[str, Any] | None]] = queue.Queue()
     busy: list[Worker] = []
     results.write(sweep, plan)
@@ -84,13 +84,22 @@ def conduct(sweep: Path, plan: Plan, workers: int, show: IO[str] = sys.stdout) -
             waiting = [*([Task(worker.task.program, rest)] if rest else []), *waiting]
             results.write(sweep, plan)
     finally:
-        for worker in busy:
-            worker.process.terminate()
-        for worker in busy:
-            worker.process.wait()
+        end([worker.process for worker in busy])
         rows = results.write(sweep, plan)
     counts = [sum(row["status"] == status for row in rows) for status in _STATUSES]
     return Ended(*counts)
+
+
+def end(processes: Sequence[subprocess.Popen]) -> None:
+    """Ends processes that still run, and closes what leads to them."""
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
 
 
 _STATUSES = (results.DONE, results.FAILED, results.STOPPED, results.MISSING)
@@ -128,14 +137,12 @@ def _listen(worker: Worker, told: queue.Queue) -> None:
         with contextlib.suppress(ValueError):
             told.put((worker, json.loads(line)))
     worker.process.wait()
-    told.put((worker, None))
+    told.put((worker, None))  # the last thing that is read of it
 
 
 def _after(sweep: Path, worker: Worker, report: "_Report") -> list[PlannedRun]:
     """What a worker that ended has left over: nothing, or those after the run that it died in, which has failed."""
-    assert worker.process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):
-        worker.process.stdin.close()
+    end([worker.process])
     left = [run for run in worker.task.runs if run.name not in report.ended]
     code = worker.process.returncode
     if not left or not code:

@@ -118,9 +118,7 @@ def _run_workers(folder: Path, count: int) -> None:
         for process in processes:
             process.wait()
     finally:
-        for process in processes:
-            process.terminate()
-            process.wait()
+        conduct.end(processes)
 
 
 def write_table(opened: Any, study: Study, folder: Path) -> list[dict[str, Any]]:

@@ -26,6 +26,7 @@ class StoredRun(NamedTuple):
         summary: None where the run is not finished.
         clients: accuracies in [0, 1] of single clients, by name, where they were logged: of "model" after the last
             evaluation, and of every predictor.
+        ended: how a run without a summary ended, where a sweep noted it ("failed: not enough memory"); else "".
         problems: a sentence for everything that could not be read.
     """
 
@@ -34,15 +35,18 @@ class StoredRun(NamedTuple):
     rows: list[dict[str, Any]]
     summary: dict[str, Any] | None
     clients: dict[str, dict[str, float]]
+    ended: str
     problems: tuple[str, ...]
 
     @property
     def state(self) -> str:
-        """In words: "finished", "unfinished, round 20 of 60", "not started", or "no run" for a folder of others."""
+        """In words: "finished", "unfinished, round 20 of 60", "not started", what `ended` says, or "no run"."""
         if not self.config:
             return "no run"
         if self.summary is not None:
             return "finished"
+        if self.ended:
+            return self.ended
         if not self.rows:
             return "not started"
         return f"unfinished, round {self.rows[-1]['round']} of {self.config.get('rounds', '?')}"
@@ -73,7 +77,9 @@ def read_run(folder: str | os.PathLike) -> StoredRun:
     summary = _read_json(path / "summary.json", problems)
     clients = _read_last(path / "client_accuracy.csv", problems)
     clients |= _read_clients(path / "predictions_by_client.csv", problems)
-    return StoredRun(path, config or {}, rows, summary, clients, tuple(problems))
+    ended = _read_json(path / "ended.json", problems) or {}
+    said = ": ".join(str(ended[name]) for name in ("status", "message") if ended.get(name))
+    return StoredRun(path, config or {}, rows, summary, clients, said, tuple(problems))
 
 
 def find_runs(paths: Iterable[str | os.PathLike]) -> list[Path]:

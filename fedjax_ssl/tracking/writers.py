@@ -5,6 +5,7 @@ The record of a run is its folder. A viewer that fails on the way is left out wi
 
 import importlib
 import json
+import math
 import os
 import time
 import uuid
@@ -267,11 +268,11 @@ def open_writers(
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, int | float]:
-    """The columns that are numbers, without the round."""
+    """The columns that are finite numbers, without the round; viewers draw no others, and some complain of them."""
     found = {}
     for name, value in row.items():
         plain = value if isinstance(value, dict | list | tuple) else plain_value(value)
-        if name not in ("round", "rounds") and isinstance(plain, int | float):
+        if name not in ("round", "rounds") and isinstance(plain, int | float) and math.isfinite(plain):
             found[name] = plain
     return found
 

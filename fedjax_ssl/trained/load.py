@@ -74,8 +74,8 @@ def _read(folder: Path) -> tuple[tracking.StoredRun, dict[str, Any]]:
         raise TrainedModelError(f"{folder} is no run folder: it has no config.json.{hint}")
     if not (folder / "model.json").exists():
         raise TrainedModelError(
-            f"{folder} has no model.json, which runs write since version 0.2. The command that made the run, given "
-            "again, adds it and does not train anew"
+            f"{folder} has no model.json: an earlier version made this run. Its command, given again, adds the file and "
+            "does not train anew"
         )
     stored = tracking.read_run(folder)
     if not stored.config:

@@ -63,7 +63,7 @@ def test_names_are_file_names_and_differ():
     plan = planned("model.hidden=(64,64),None", "precision=float32,bf16")
     names = [run.name for run in plan.runs]
     assert len(set(names)) == len(names) == 8
-    assert "hidden=64-64,precision=bf16,seed=0" in names and "hidden=none,precision=bf16,seed=1" in names
+    assert "hidden=64-64,precision=bf16,seed=0" in names and "hidden=None,precision=bf16,seed=1" in names
     long = planned("data.path=" + ",".join(letter * 150 for letter in "xy"), seeds=(0,))
     assert len({run.name for run in long.runs}) == 2 and all(len(run.name) <= 100 for run in long.runs)
 

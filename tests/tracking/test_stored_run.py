@@ -43,6 +43,13 @@ def test_an_unfinished_run_is_no_problem(tmp_path):
     assert (run.state, run.problems, len(run.rows)) == ("unfinished, round 5 of 60", (), 1)
 
 
+def test_what_a_sweep_noted_of_a_run_that_failed(tmp_path):
+    write(tmp_path, config__json=json.dumps(CONFIG), ended__json='{"status": "failed", "message": "no memory"}')
+    assert read_run(tmp_path).state == "failed: no memory"
+    write(tmp_path, summary__json="{}")
+    assert read_run(tmp_path).state == "finished"
+
+
 def test_damage_is_named_and_passed_over(tmp_path):
     run = read_run(
         write(

@@ -1,5 +1,6 @@
 """Viewers: what they are told, in which order, and what happens where one is missing or fails."""
 
+import math
 import sys
 from types import SimpleNamespace
 
@@ -9,7 +10,7 @@ import pytest
 from fedjax_ssl.tracking import WriterFailed, WriterSettings, open_writers
 
 ROWS = [
-    {"round": 2, "test_accuracy": jnp.float32(0.5), "note": "text", "missing": None},
+    {"round": 2, "test_accuracy": jnp.float32(0.5), "note": "text", "missing": None, "undefined": math.nan},
     {"round": 4, "test_accuracy": 0.75},
 ]
 CONFIG = {"seed": 3, "model": {"name": "mlp", "hidden": (8, 4), "norm": None}}
