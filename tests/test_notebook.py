@@ -172,6 +172,7 @@ class Bare:
         self.site, self.folder = path / "site", path / "notebooks"
         (self.site / "pip").mkdir(parents=True)
         self.folder.mkdir()
+        (self.site / "pip" / "__init__.py").touch()  # a whole package, so that it goes before the real pip
         (self.site / "pip" / "__main__.py").write_text(FAKE_PIP)
 
     def put(self, place: Path, *files: str) -> None:
