@@ -79,7 +79,7 @@ def check_sweep_on_an_accelerator(shown: Shown) -> None:
     assert shown.pictures == 1
     assert "25 runs in one program" in shown.text
     assert shown.text.count("<- highest mean") == 1
-    assert shown.numbers(r"(\d+) runs, per run: in turn \S+ ms, at once \S+ ms") == [4, 16]
+    assert shown.numbers(r"(\d+) runs, per run: in turn \S+ ms, at once \S+ ms") == [1, 16]
     assert "refused: hyperparameter 'optimizer.batch_size' is no real-valued setting" in shown.text
 
 
