@@ -44,7 +44,7 @@ def check_quickstart(shown: Shown) -> None:
 def check_choose_a_method(shown: Shown) -> None:
     assert shown.pictures == 1
     # The labels are where each method looks for them.
-    labels_of = dict(re.findall(r"digits:(\w+)\n +11 clients .*?, ([^;]+; server \d+)", shown.text))
+    labels_of = dict(re.findall(r"digits:(\w+)\n +11 clients .*? training examples, ([^;]+; server \d+)", shown.text))
     assert labels_of["xclp"] == "55 labelled; server 0"
     assert labels_of["semifl"] == "0 labelled; server 50"
     assert "with a coarse label" in labels_of["fedmt"] and "in sets" in labels_of["fedul"]
@@ -57,7 +57,7 @@ def check_choose_a_method(shown: Shown) -> None:
 
 
 def check_your_own_images(shown: Shown) -> None:
-    assert shown.pictures == 3
+    assert shown.pictures == 2
     assert len(list(shown.folder.glob("images/*/*.png"))) == 500
     assert "4 clients (4 with labels), 400 training examples" in shown.text and "test 100" in shown.text
     assert not re.search(r"^\d harbour", shown.text, re.MULTILINE)  # left out
@@ -79,7 +79,7 @@ def check_sweep_on_an_accelerator(shown: Shown) -> None:
     assert shown.pictures == 1
     assert "25 runs in one program" in shown.text
     assert shown.text.count("<- highest mean") == 1
-    assert shown.numbers(r"(\d+) runs, per run: in turn \S+ ms, at once \S+ ms") == [1, 16]
+    assert shown.numbers(r"(\d+) in one program, each run: in turn \S+ ms, at once \S+ ms") == [1, 16]
     assert "refused: hyperparameter 'optimizer.batch_size' is no real-valued setting" in shown.text
 
 
