@@ -69,7 +69,12 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     make_importable(Path.cwd())
     try:
-        return _function(COMMANDS[name].function)(rest)
+        code: int = _function(COMMANDS[name].function)(rest)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # whoever reads, `head` for example, has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (Exception, KeyboardInterrupt) as error:
         from fedjax_ssl.command_line import leave
 
