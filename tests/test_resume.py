@@ -41,7 +41,7 @@ def rows_of(folder: Path) -> list[dict]:
 
 def results_of(folder: Path) -> dict:
     summary = json.loads((folder / "summary.json").read_text())
-    measured = ("seconds", "per_second", "peak_memory", "versions", "device")
+    measured = ("seconds", "per_second", "peak_memory", "versions", "device", "command")
     return {name: value for name, value in summary.items() if not any(part in name for part in measured)}
 
 

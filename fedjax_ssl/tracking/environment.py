@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import platform
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,23 @@ def versions() -> dict[str, str]:
             continue
     commit = git_commit()
     return found if commit is None else {**found, "git_commit": commit}
+
+
+def command() -> str:
+    """Returns the command that started this process, or the one that started its workers, as a person would type it.
+
+    A module of this package is written as `python -m`, an installed program by its name.
+    """
+    program, *rest = sys.argv
+    path, package = Path(program).resolve(), Path(__file__).resolve().parent.parent
+    if path.suffix != ".py":
+        start = [path.name] if path.is_file() else ["python", program]
+    elif path.is_relative_to(package):
+        parts = path.relative_to(package.parent).with_suffix("").parts
+        start = ["python", "-m", ".".join(parts).removesuffix(".__main__")]
+    else:
+        start = ["python", program]
+    return shlex.join(word for word in [*start, *rest] if word)
 
 
 def git_commit() -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_ssl.tracking.environment import device_description, peak_memory_bytes, versions
+from fedjax_ssl.tracking.environment import command, device_description, peak_memory_bytes, versions
 from fedjax_ssl.tracking.files import decode_json, encode_json, write_atomically
 
 
@@ -44,7 +44,7 @@ def summarize(
     Returns:
         The fields in the order of the file. `test_accuracy` is the last row's, `best_test_accuracy` the
         highest (which looks at the test set and is no fair result); both are None without test data. The
-        rates are per second of `train_seconds`, None where nothing was trained.
+        rates are per second of `train_seconds`, None where nothing was trained; `command` is that of the last start.
 
     Raises:
         ValueError: `extra` has a field that is there already.
@@ -67,6 +67,7 @@ def summarize(
         "bytes_down": bytes_down,
         "versions": versions(),
         "device": device_description(),
+        "command": command(),
     }
     if doubled := fields.keys() & (extra or {}).keys():
         raise ValueError(f"extra names {sorted(doubled)}, which the summary has already; choose other names")

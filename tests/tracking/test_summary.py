@@ -1,11 +1,15 @@
 import json
 import math
+import sys
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
+import fedjax_ssl
 from fedjax_ssl.tracking import (
+    command,
     device_description,
     environment,
     git_commit,
@@ -16,6 +20,7 @@ from fedjax_ssl.tracking import (
     write_summary,
 )
 
+PACKAGE = Path(fedjax_ssl.__file__).parent
 ARGUMENTS = {
     "method": "xclp",
     "dataset": "digits",
@@ -29,7 +34,7 @@ ARGUMENTS = {
     "bytes_down": 7,
 }
 FIELDS = """method dataset seed rounds test_accuracy best_test_accuracy compile_seconds train_seconds
-client_updates_per_second examples_per_second peak_memory_bytes bytes_up bytes_down versions device"""
+client_updates_per_second examples_per_second peak_memory_bytes bytes_up bytes_down versions device command"""
 
 
 def test_the_summary_has_the_documented_fields_and_survives_the_file(tmp_path):
@@ -64,6 +69,25 @@ def test_versions_name_what_decides_the_numbers():
     found = versions()
     assert found["jax"] == jax.__version__ and found["numpy"] == np.__version__
     assert found["python"].startswith("3.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([f"{PACKAGE}/main.py", "--config", "a b.py"], "python -m fedjax_ssl.main --config 'a b.py'"),
+        ([f"{PACKAGE}/report/__main__.py", "runs"], "python -m fedjax_ssl.report runs"),
+        (
+            [sys.executable, "run", "digits"],
+            f"{Path(sys.executable).resolve().name} run digits",
+        ),  # an installed program
+        (["study.py", "5"], "python study.py 5"),
+        (["-c"], "python -c"),
+        ([""], "python"),
+    ],
+)
+def test_the_command_is_written_as_it_was_typed(monkeypatch, arguments, expected):
+    monkeypatch.setattr(sys, "argv", arguments)
+    assert command() == expected
 
 
 def test_a_commit_is_told_only_for_a_tracked_file(tmp_path, monkeypatch):

@@ -1,0 +1,101 @@
+"""The command: `fedjax-ssl report runs/...`, from run folders to one page and a table."""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedjax_ssl.cli import PROGRAM, one_of, parser
+from fedjax_ssl.report.comparison import Cell, compare
+from fedjax_ssl.report.errors import ReportError
+from fedjax_ssl.report.exports import EXPORTS, header, lines
+from fedjax_ssl.report.page import render
+from fedjax_ssl.report.reading import Report, read
+from fedjax_ssl.report.statistics import LEVEL
+from fedjax_ssl.tracking import RunFolderError, bytes_in_words, write_atomically
+
+_SHOWN = 20  # groups in the terminal
+
+
+def main(arguments: list[str]) -> int:
+    """Makes a report.
+
+    Args:
+        arguments: without the program and the subcommand.
+
+    Returns:
+        0; 2 for a mistake of the user, after one message on standard error.
+    """
+    given = _parser().parse_args(arguments)
+    try:
+        report = read(given.runs, metric=given.metric, baseline=given.baseline)
+        page = render(report, shlex.join([PROGRAM, "report", *arguments]))
+        written = {"report": _write(given.output, page)}
+        cells = compare(report.groups, report.baseline, report.metric)
+        for kind in given.export:
+            ending, export = EXPORTS[kind]
+            text = export(report.groups, cells, report.metric, report.baseline)
+            written[kind] = _write(given.output.with_suffix(ending), text)
+    except (ReportError, RunFolderError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for line in report.problems:
+        print(f"note: {line}", file=sys.stderr)
+    _show(report, cells)
+    for kind, path in written.items():
+        print(f"{kind}: {path} ({bytes_in_words(path.stat().st_size)})")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    own = parser(
+        "report",
+        "Compares runs on one self-contained page. Runs whose configs differ in the seed alone are a\n"
+        "group; groups are compared with a baseline over the seeds that both have.",
+    )
+    own.add_argument("runs", nargs="+", metavar="FOLDER", help="run folders, or folders that hold some")
+    own.add_argument("--metric", metavar="NAME", help="column of metrics.csv or number of summary.json (test_accuracy)")
+    own.add_argument(
+        "--baseline", metavar="GROUP", help="name of a group, words of it, or a run's folder (the first group)"
+    )
+    own.add_argument("--output", type=Path, default=Path("report.html"), metavar="FILE", help="(report.html)")
+    own.add_argument(
+        "--export",
+        action="append",
+        type=one_of("export", EXPORTS),
+        default=[],
+        metavar="KIND",
+        help=f"the table beside the page as well: {', '.join(EXPORTS)}; may be given several times",
+    )
+    return own
+
+
+def _write(path: Path, text: str) -> Path:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text)
+    except OSError as error:
+        raise ReportError(f"{path} cannot be written: {error.strerror}. Give another --output.") from error
+    return path
+
+
+def _show(report: Report, cells: Sequence[Cell]) -> None:
+    """The table in a terminal."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    metric = header(report.metric, report.baseline)[2]
+    for column, title in enumerate(("group", "runs", metric, "difference")):
+        table.add_column(Text(title), justify="right" if column else "left", overflow="fold")
+    rows = lines(report.groups, cells, report.metric)
+    for row in rows[:_SHOWN]:
+        table.add_row(*map(Text, row[:4]))
+    console = Console(highlight=False, markup=False)
+    console.print(table)
+    if len(rows) > _SHOWN:
+        console.print(f"... and {len(rows) - _SHOWN} more groups")
+    if len(rows) > 1:
+        console.print(f"difference to {report.baseline.name} over common seeds, with its {LEVEL:.0%} interval")

@@ -1,0 +1,125 @@
+"""Run folders as `run` leaves them, without a run: curves that rise, from a formula and a seed."""
+
+import functools
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from fedjax_ssl import config
+from fedjax_ssl.tracking import flat_config
+
+VERSIONS = {"python": "3.11.7", "fedjax_ssl": "0.1.0", "jax": "0.10.2", "numpy": "2.4.6"}
+QUALITY = {"fedavg": 0.87, "fixmatch": 0.885, "semifl": 0.90, "fedmatch": 0.88, "xclp": 0.925}
+
+
+@functools.cache
+def _config_text(method: str) -> str:
+    return json.dumps(config.default(method).to_dict())
+
+
+def write_run(
+    folder: Path,
+    *,
+    method: str = "fedavg",
+    seed: int = 0,
+    settings: dict | None = None,
+    rounds: int = 60,
+    done: int | None = None,
+    every: int = 5,
+    accuracy: float | None = None,
+    test: bool = True,
+    clients: int = 0,
+    picture: bool = True,
+    command: str = "fedjax-ssl sweep digits --seeds 5",
+) -> Path:
+    """Writes a run folder.
+
+    Args:
+        folder: of the run.
+        method: name.
+        seed: of the run.
+        settings: fields by their dotted names.
+        rounds: of the config.
+        done: rounds after which the run was killed; None: it is finished.
+        every: rounds between rows.
+        accuracy: of the last round; made up by default.
+        test: whether there are test data.
+        clients: that have an accuracy of their own.
+        picture: whether there is a partition.png.
+        command: in the summary.
+    """
+    folder.mkdir(parents=True)
+    fields = json.loads(_config_text(method))
+    fields |= {"seed": seed, "rounds": rounds}
+    fields["optimizer"]["schedule_rounds"] = rounds
+    for name, value in (settings or {}).items():
+        section, _, own = name.rpartition(".")
+        (fields[section] if section else fields)[own] = value
+    (folder / "config.json").write_text(json.dumps(fields, indent=2))
+    flat = flat_config(fields)
+    random = np.random.default_rng([seed, *map(ord, method), int(1000 * flat["optimizer.learning_rate"])])
+    rate = flat["optimizer.learning_rate"]
+    best = QUALITY.get(method, 0.85) - 0.03 * math.log10(rate / 0.2) ** 2 + random.normal(0, 0.007)
+    rows = []
+    for number in range(every, (rounds if done is None else done) + 1, every):
+        grown = 1 - math.exp(-number * rate**0.4 / (0.07 * rounds))
+        reached = 0.15 + (best - 0.15) * grown + random.normal(0, 0.006)
+        row = {"bytes_down": 2114200, "bytes_up": 2114200, "clients": 55, "dropped_clients": 0, "examples": 12882}
+        row |= {"local_steps": 1334, "loss": 2.3 - 2.1 * grown + abs(random.normal(0, 0.01)), "round": number}
+        if method != "fedavg":
+            row |= {"pseudo_label_accuracy": 0.5 + 0.4 * grown, "pseudo_label_coverage": 0.9 * grown}
+        if test:
+            row |= {"test_accuracy": reached, "test_balanced_accuracy": reached - 0.004, "test_loss": 2.4 - 2 * grown}
+        rows.append(row | {"seconds": 0.37 * random.uniform(0.9, 1.2), "client_updates_per_second": 150.0})
+    if accuracy is not None and rows:
+        rows[-1]["test_accuracy"] = accuracy
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if done is None:
+        last = rows[-1] if rows else {}
+        summary = {"method": method, "dataset": "digits", "seed": seed, "rounds": rounds}
+        summary |= {"test_accuracy": last.get("test_accuracy"), "compile_seconds": 11.5}
+        summary |= {"train_seconds": sum(row["seconds"] for row in rows), "versions": VERSIONS}
+        summary |= {"device": "CPU (2 cores, 1 device)", "command": command, "peak_memory_bytes": 708374528}
+        (folder / "summary.json").write_text(json.dumps(summary))
+    if clients:
+        shares = np.clip(best - np.abs(random.normal(0, 0.06, clients)), 0, 1)
+        lines = [f"site {number},5,{share:.4f},{share:.4f}" for number, share in enumerate(shares)]
+        header = "client,new_examples,network_accuracy,network_balanced_accuracy"
+        (folder / "predictions_by_client.csv").write_text("\n".join([header, *lines, ""]))
+    (folder / "partition.txt").write_text("11 clients (11 with labels), 1402 training examples, 550 labelled\n")
+    if picture:
+        _draw(folder / "partition.png", random)
+    return folder
+
+
+def write_sweep(
+    folder: Path, methods=tuple(QUALITY), rates=(0.03, 0.1, 0.3, 1.0), seeds: int = 5, **arguments
+) -> list[Path]:
+    """Writes a grid of runs, 5 methods x 4 learning rates x 5 seeds by default."""
+    return [
+        write_run(
+            folder / "runs" / f"{method}_lr{rate:g}_seed{seed}",
+            method=method,
+            seed=seed,
+            settings={"optimizer.learning_rate": rate},
+            **arguments,
+        )
+        for method in methods
+        for rate in rates
+        for seed in range(seeds)
+    ]
+
+
+def _draw(path: Path, random: np.random.Generator) -> None:
+    picture = Image.new("RGB", (880, 620), "white")
+    draw = ImageDraw.Draw(picture)
+    for client in range(11):
+        for label in range(10):
+            radius, x, y = random.uniform(4, 26), 60 + 74 * client, 40 + 58 * label
+            draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill="#b0c4de")
+            small = radius * random.uniform(0, 0.7)
+            draw.ellipse((x - small, y - small, x + small, y + small), fill="#ff8c00")
+    picture.save(path)

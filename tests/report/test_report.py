@@ -1,0 +1,272 @@
+"""The report: its numbers by hand, its exports, and what it says of folders that are not as they should be."""
+
+import csv
+import io
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedjax_ssl.report import ReportError, read
+from fedjax_ssl.report.clients import profile
+from fedjax_ssl.report.command import main
+from fedjax_ssl.report.comparison import compare
+from fedjax_ssl.report.effects import effects_of
+from fedjax_ssl.report.exports import EXPORTS
+from fedjax_ssl.report.groups import choose_baseline
+from fedjax_ssl.report.metrics import metric, written
+from fedjax_ssl.report.statistics import paired_difference
+from tests.report.folders import write_run, write_sweep
+
+BEFORE, AFTER = [0.80, 0.83, 0.79, 0.82], [0.85, 0.84, 0.86, 0.88]
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    """Two methods, two learning rates, three seeds."""
+    folder = tmp_path_factory.mktemp("sweep")
+    write_sweep(folder, ("fedavg", "xclp"), (0.03, 0.3), 3, clients=11)
+    return folder
+
+
+def page_of(folder, *options):
+    assert main([str(folder), "--output", str(folder / "report.html"), *options]) == 0
+    return (folder / "report.html").read_text()
+
+
+def payload_of(page):
+    return json.loads(re.search(r'id="payload">(.*?)</script>', page, re.DOTALL)[1])
+
+
+def lines_of(folder):
+    return (folder / "metrics.jsonl").read_text().splitlines()
+
+
+@pytest.fixture
+def two(tmp_path):
+    for seed, (before, after) in enumerate(zip(BEFORE, AFTER, strict=True)):
+        write_run(tmp_path / f"a{seed}", seed=seed, accuracy=before, picture=False)
+        write_run(tmp_path / f"b{seed}", seed=seed, accuracy=after, method="xclp", picture=False)
+    return tmp_path
+
+
+def test_mean_spread_and_paired_interval_are_those_of_scipy(two):
+    report = read([two])
+    first, second = compare(report.groups, report.baseline, report.metric)
+    assert first.spread == (4, pytest.approx(np.mean(BEFORE)), pytest.approx(np.std(BEFORE, ddof=1)))
+    assert first.difference is None
+    expected = stats.ttest_rel(AFTER, BEFORE).confidence_interval(0.95)
+    assert second.difference.mean == pytest.approx(np.mean(AFTER) - np.mean(BEFORE))
+    assert (second.difference.low, second.difference.high) == pytest.approx((expected.low, expected.high))
+    page = page_of(two)
+    assert "84.0" not in page or "81.0 ± 1.8" in page  # the table as text, not only as data
+    assert f"{100 * np.mean(AFTER):.1f} ± {100 * np.std(AFTER, ddof=1):.1f}" in page
+    assert f"+4.7 [{written(expected.low, '%', sign=True)}, {written(expected.high, '%', sign=True)}]" in page
+
+
+def test_only_common_seeds_are_paired(two):
+    shutil.rmtree(two / "a3")
+    assert " (3 pairs)" in page_of(two)
+    assert paired_difference({0: 1.0, 5: 3.0}, {0: 0.5, 1: 9.0}) == (1, 0.5, None, None)
+    assert paired_difference({0: 1.0}, {1: 1.0}) is None
+    assert paired_difference({0: float("nan")}, {0: 1.0}) is None
+    assert paired_difference({0: 1.0, 1: 2.0}, {0: 0.0, 1: 1.0}).low == 1.0
+
+
+def test_groups_are_named_by_what_differs(sweep, tmp_path):
+    names = [group.name for group in read([sweep]).groups]
+    assert names == [f"{m}, learning_rate={r}" for m in ("fedavg", "xclp") for r in ("0.03", "0.3")]
+    runs = [{"rounds": 40}, {"rounds": 80}]
+    for number, one in enumerate(runs):
+        write_run(tmp_path / f"run_{number}", **one)
+        shutil.copytree(tmp_path / f"run_{number}", tmp_path / f"same_{number}")
+    report = read([tmp_path])
+    assert [group.name for group in report.groups] == ["rounds=40", "rounds=80"]
+    assert [len(group.runs) for group in report.groups] == [1, 1]
+    assert "seed 0 of rounds=40 is there already" in " ".join(report.problems)
+
+
+def test_where_a_run_finds_its_data_makes_no_other_group(tmp_path):
+    for seed, root in enumerate((None, "/data", "/elsewhere")):
+        write_run(tmp_path / root.strip("/") if root else tmp_path / "x", seed=seed, settings={"data.root": root})
+    assert [len(group.runs) for group in read([tmp_path]).groups] == [3]
+
+
+def test_baseline_by_name_words_or_folder(sweep):
+    groups = read([sweep]).groups
+    assert choose_baseline(groups, "xclp, learning_rate=0.3") is groups[3]
+    assert choose_baseline(groups, "xclp learning_rate=0.03") is groups[2]
+    assert choose_baseline(groups, str(sweep / "runs" / "xclp_lr0.3_seed1")) is groups[3]
+    with pytest.raises(ReportError, match="fits 2 groups"):
+        choose_baseline(groups, "xclp")
+    with pytest.raises(ReportError, match="is no group"):
+        choose_baseline(groups, "xclq")
+
+
+def test_curves_are_means_over_the_seeds(sweep):
+    payload = payload_of(page_of(sweep))
+    rows = [[json.loads(line) for line in lines_of(sweep / f"runs/xclp_lr0.3_seed{seed}")] for seed in range(3)]
+    values = np.array([[row["test_accuracy"] for row in run] for run in rows])
+    curve = payload["curves"][3]
+    mean, deviation = curve["y"]["test_accuracy"]
+    np.testing.assert_allclose(mean, values.mean(0), rtol=1e-4)
+    np.testing.assert_allclose(deviation, values.std(0, ddof=1), rtol=1e-4)
+    assert curve["x"]["round"] == list(range(5, 61, 5))
+    np.testing.assert_allclose(curve["x"]["bytes"], 4228400 * np.arange(1, 13), rtol=1e-4)
+    seconds = np.cumsum([[row["seconds"] for row in run] for run in rows], axis=1).mean(0)
+    np.testing.assert_allclose(curve["x"]["seconds"], seconds, rtol=1e-4)
+    assert curve["x"]["local_steps"][-1] == 12 * 1334
+
+
+def test_effects_join_what_differs_in_nothing_else(sweep, tmp_path):
+    (effect,) = effects_of(read([sweep]).groups)
+    assert (effect["field"], effect["log"], effect["alone"]) == ("optimizer.learning_rate", True, True)
+    assert effect["lines"] == [
+        {"name": "fedavg", "points": [(0.03, 0), (0.3, 1)]},
+        {"name": "xclp", "points": [(0.03, 2), (0.3, 3)]},
+    ]
+    for number in range(5):  # drawn together, as by a search: no line has two points
+        drawn = {"optimizer.learning_rate": 0.1 + 0.07 * number, "optimizer.momentum": 0.1 * number}
+        write_run(tmp_path / str(number), settings=drawn, picture=False)
+    effects = effects_of(read([tmp_path]).groups)
+    assert [one["field"] for one in effects] == ["optimizer.learning_rate", "optimizer.momentum"]
+    assert all(not one["alone"] and len(one["lines"][0]["points"]) == 5 for one in effects)
+
+
+def test_worst_tenth_of_the_clients(sweep):
+    found = profile([np.linspace(0, 1, 21), np.linspace(0, 1, 21)])
+    assert found[:4] == (21, pytest.approx(0.5), pytest.approx(0.05), 0.0)  # three clients: 0, 0.05, 0.1
+    assert profile([[0.25]]) == (1, 0.25, 0.25, 0.25, [0.25])
+    page = page_of(sweep)
+    assert "Worst tenth" in page and set(payload_of(page)["clients"]["network"]) == set("0123")
+
+
+def test_csv_holds_unrounded_numbers(two):
+    page_of(two, "--export", "csv", "--export", "md", "--export", "latex")
+    lines = list(csv.DictReader(io.StringIO((two / "report.csv").read_text())))
+    assert [line["method.name"] for line in lines] == ["fedavg", "xclp"]
+    assert float(lines[1]["mean"]) == pytest.approx(np.mean(AFTER), abs=1e-12)
+    assert (lines[0]["difference"], lines[0]["pairs"], lines[1]["pairs"]) == ("", "0", "4")
+    assert float(lines[1]["sent_both_ways"]) == 12 * 4228400
+    text = (two / "report.md").read_text().splitlines()
+    assert text[0].startswith("| group | runs | test accuracy (%) | difference to fedavg")
+    assert text[2].startswith("| fedavg | 4 | 81.0 ± 1.8 | - |")
+    tex = (two / "report.tex").read_text()
+    assert r"81.0 $\pm$ 1.8" in tex and tex.count(r"\\") == 3 and r"test accuracy (\%)" in tex
+
+
+def test_the_command_is_that_of_the_sweep(sweep, tmp_path):
+    assert '<pre tabindex="0">fedjax-ssl sweep digits --seeds 5</pre>' in page_of(sweep)
+    write_run(tmp_path / "runs" / "one", command="python -m fedjax_ssl.sweep.work", picture=False)
+    (tmp_path / "sweep.json").write_text(json.dumps({"command": ["fedjax-ssl", "sweep", "digits", "--set", "a=1,2"]}))
+    page = page_of(tmp_path)
+    assert "fedjax-ssl sweep digits --set a=1,2" in page and "sweep.work" not in page
+
+
+def test_hostile_names_stay_text(tmp_path):
+    hostile = "</script><script>alert(1)</script>\"'&|\\ _{}$"
+    write_run(tmp_path / "a", settings={"data.path": hostile})
+    write_run(tmp_path / "b", settings={"data.path": "=1+1"})
+    page = page_of(tmp_path)
+    assert "<script>alert" not in page and page.count("</script>") == 2
+    assert hostile in payload_of(page)["groups"][0]
+    report = read([tmp_path])
+    cells = compare(report.groups, report.baseline, report.metric)
+    made = {kind: export(report.groups, cells, report.metric, report.baseline) for kind, (_, export) in EXPORTS.items()}
+    assert "\\|" in made["md"] and r"\{\}\$" in made["latex"] and r"\textbackslash{}" in made["latex"]
+    assert [line["data.path"] for line in csv.DictReader(io.StringIO(made["csv"]))] == [hostile, "'=1+1"]
+
+
+def test_a_page_asks_for_nothing(sweep):
+    page = page_of(sweep)
+    assert "default-src &#39;none&#39;" in page or "default-src 'none'" in page
+    assert not re.search(r'(src|href)="(?!#|data:)', page) and "url(" not in page and "@import" not in page
+
+
+def test_a_single_run(tmp_path):
+    page = page_of(write_run(tmp_path / "one"))
+    assert "All runs have one config" in page and ">fedavg<" in page and "data:image/png" in page
+    assert payload_of(page)["curves"][0]["y"]["test_accuracy"][1] is None  # no band
+
+
+def test_an_unfinished_run_is_in_no_number(tmp_path, capsys):
+    for seed in range(3):
+        write_run(tmp_path / f"{seed}", seed=seed, done=30 if seed == 2 else None)
+    write_run(tmp_path / "alone", method="xclp", done=20)
+    write_run(tmp_path / "waiting", method="xclp", seed=1, done=0)
+    page = page_of(tmp_path)
+    said = capsys.readouterr().err
+    assert f"not finished, not in the numbers: {tmp_path}/2 (unfinished, round 30 of 60), " in said
+    assert f"no result, left out: {tmp_path}/waiting" in said
+    payload = payload_of(page)
+    assert "2 of 3" in page and payload["table"]["test_accuracy"][1][0] == "-"
+    assert [curve["x"]["round"][-1] for curve in payload["curves"]] == [60, 20]
+
+
+def test_runs_without_test_data_are_compared_by_what_they_have(tmp_path):
+    write_run(tmp_path / "a", test=False)
+    assert read([tmp_path]).metric.name == "loss"
+    write_run(tmp_path / "b", seed=1)
+    report = read([tmp_path])
+    (cell,) = compare(report.groups, report.baseline, report.metric)
+    assert report.metric.name == "test_accuracy" and cell.spread.number == 1
+    assert page_of(tmp_path)
+
+
+def test_a_value_that_is_not_finite(tmp_path):
+    write_run(tmp_path / "a", accuracy=float("nan"))
+    write_run(tmp_path / "b", seed=1)
+    assert "not finite" in page_of(tmp_path)
+
+
+def test_predictions_without_training(tmp_path):
+    folder = write_run(tmp_path / "a", rounds=0, clients=14)
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["predictions"] = [{"name": "xclp_paper", "accuracy": 0.9, "balanced_accuracy": 0.8, "coverage": 1.0}]
+    (folder / "summary.json").write_text(json.dumps(summary))
+    report = read([folder])
+    assert report.metric.name in {one.name for one in report.metrics}
+    page = page_of(folder, "--metric", "xclp_paper_accuracy")
+    assert "90.0" in page and 'id="curves"' not in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere"], "nowhere does not exist"),
+        (["empty"], "no run in empty"),
+        (["runs", "--metric", "test_acuracy"], "Did you mean 'test_accuracy'?"),
+        (["runs", "--baseline", "fedprox"], "is no group"),
+        (["runs", "--output", "runs/one/config.json/x.html"], "cannot be written"),
+    ],
+)
+def test_mistakes_end_in_one_message(tmp_path, monkeypatch, capsys, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "runs" / "one", picture=False)
+    (tmp_path / "empty").mkdir()
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ") and said in captured.err and not captured.out
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_damaged_picture_is_named(tmp_path, capsys):
+    folder = write_run(tmp_path / "one")
+    (folder / "partition.png").write_bytes(b"\x89PNG nothing")
+    assert "partition.png cannot be shown" in page_of(folder)
+
+
+def test_what_a_name_tells_of_a_metric():
+    found = {name: metric(name)[1:] for name in ("test_accuracy", "test_loss", "test_ece", "train_seconds", "test_f1")}
+    assert found == {
+        "test_accuracy": ("%", 1),
+        "test_loss": ("", -1),
+        "test_ece": ("%", -1),
+        "train_seconds": ("s", -1),
+        "test_f1": ("%", 1),
+    }
+    assert [written(value, "%", sign=True) for value in (0.0123, -0.0123, 0.0001, None)] == ["+1.2", "-1.2", "0.0", "-"]
+    assert [written(value, "") for value in (0.012345, 0.5, 123.4, 98765.0)] == ["0.0123", "0.500", "123", "98,765"]
