@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -145,7 +146,16 @@ class RunFolder(Closing):
     def close(self) -> None:
         """Gives the lock back; a second call does nothing. A start that came to nothing leaves nothing."""
         if self._open and not self._results():
-            for left in (self.config_file, self.metrics_csv, self.path / "partition.txt", self.path / ".lock"):
+            if self.path in self._made:  # so that all in it is of this start
+                shutil.rmtree(self.path, ignore_errors=True)
+            own = (
+                self.config_file,
+                self.metrics_csv,
+                self.model_file,
+                self.path / "partition.txt",
+                self.path / ".lock",
+            )
+            for left in own:
                 left.unlink(missing_ok=True)
             self._remove_what_was_made()
         self._open = False
