@@ -6,7 +6,7 @@
     fedjax-ssl sweep digits --seeds 5 --set method.name=fedavg,xclp,fixmatch,uda,mean_teacher
     python -m fedjax_ssl.main --config configs/digits.py:xclp
 
-5 labels at every writer; 50 at the server, 5 sets of a writer, "shape" as coarse labels, where the method learns from
+5 labels at every writer; 50 at the server, 10 sets of a writer, "shape" as coarse labels, where the method learns from
 those. 80 rounds, all but one writer in each, views as in the method's own config `digits_METHOD`. That one has settings
 that suit the method; here all have the same federation. Results of a comparison: docs/results.md.
 """

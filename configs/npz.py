@@ -8,8 +8,9 @@
 
 The file: docs/data.md. `npz:METHOD,clients` hides labels but for 10 of each client; likewise per_class, server, coarse
 (labels of another space are in the file), sets, mixed and all. A file without clients: --partition.name=iid
---partition.num_clients=10. Hold out a site: --data.left_out_client=NAME. One hidden layer; for images
---model.name=cnn --augment.name=shift --strong_augment.name=fixmatch. 60 rounds of all clients.
+--partition.num_clients=10. Without test examples: --data.client_test_fraction=0.2, or a whole site,
+--data.left_out_client=NAME. One hidden layer; for images --model.name=cnn --augment.name=shift
+--strong_augment.name=fixmatch. 60 rounds of all clients.
 """
 
 from fedjax_ssl import presets

@@ -47,6 +47,20 @@ def check_choices(allowed: Collection[str], /, **given: Any) -> None:
             raise ValueError(f"{name} is {choice!r}.{did_you_mean(choice, allowed)} Allowed: {', '.join(allowed)}")
 
 
+def check_several(allowed: Collection[str], /, **given: Any) -> None:
+    """Raises ValueError for what is not a tuple of different allowed names."""
+    for name, choices in given.items():
+        if not isinstance(choices, (tuple, list)):
+            raise ValueError(f"{name} is {choices!r}; it must be a tuple of names, of {', '.join(allowed)}")
+        for choice in choices:
+            if choice not in allowed:
+                raise ValueError(
+                    f"{name} names {choice!r}.{did_you_mean(choice, allowed)} Allowed: {', '.join(allowed)}"
+                )
+        if len(set(choices)) < len(choices):
+            raise ValueError(f"{name} is {tuple(choices)!r}, which names one of them twice")
+
+
 def is_zero(weight: float | Array) -> bool:
     """Whether a weight is known to be 0; a traced one is not."""
     return isinstance(weight, (int, float)) and weight == 0

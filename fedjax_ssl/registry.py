@@ -160,6 +160,13 @@ def did_you_mean(name: object, known: Collection[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
+def takes_array(parameter: inspect.Parameter) -> bool:
+    """Whether a parameter is annotated as one that takes an array too, as `float | Array` is."""
+    from jaxtyping import Array  # not at the top: it brings jax, which `fedjax-ssl --help` does not need
+
+    return Array in typing.get_args(parameter.annotation)
+
+
 def _first_words(builder: Callable[..., Any]) -> str:
     return " ".join((inspect.getdoc(builder) or "").split("\n\n")[0].split())
 

@@ -1,5 +1,6 @@
 """A whole experiment as one pure function: `make_train(config) -> train(key)`, and `over_seeds` for many of them."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from jaxtyping import Array, Key
 
 from fedjax_ssl import federated
 from fedjax_ssl.config import ConfigError
-from fedjax_ssl.experiment import build_method, federate, load_experiment
+from fedjax_ssl.experiment import Experiment, build_method, federate, load_experiment
 from fedjax_ssl.experiment.rounds import run_block
 from fedjax_ssl.federated import ServerState
 from fedjax_ssl.federated.method import Metrics
@@ -19,7 +20,45 @@ from fedjax_ssl.federated.method import Metrics
 PyTree = Any
 
 
-def make_train(config: ml_collections.ConfigDict) -> Callable[..., tuple[ServerState, Metrics]]:
+class Train:
+    """What `make_train` returns."""
+
+    def __init__(self, experiment: Experiment):
+        """Keeps what is the same for all keys.
+
+        Args:
+            experiment: config and dataset.
+        """
+        self._experiment = experiment
+
+    @functools.cached_property
+    def inputs(self) -> Array:
+        """The examples on the device; passed as an argument, they are no constant of the compiled program."""
+        return federate(self._experiment, jax.random.key(0)).inputs
+
+    def __call__(
+        self,
+        key: Key[Array, ""],
+        hyperparameters: Mapping[str, Array] | None = None,
+        inputs: Array | None = None,
+    ) -> tuple[ServerState, Metrics]:
+        """Trains; see `make_train`."""
+        experiment = self._experiment
+        federation = federate(experiment, key, inputs)
+        method = build_method(experiment, federation, hyperparameters)
+        state = method.init(key, federation)
+
+        every, rounds, names = experiment.config.eval_every, experiment.config.rounds, experiment.config.metrics
+        state, metrics = jax.lax.scan(
+            lambda s, _: run_block(method, s, key, federation, every, names), state, length=rounds // every
+        )
+        if rounds % every:
+            state, last = run_block(method, state, key, federation, rounds % every, names)
+            metrics = jax.tree.map(lambda all, one: jnp.concatenate([all, one[None]]), metrics, last)
+        return state, metrics
+
+
+def make_train(config: ml_collections.ConfigDict) -> Train:
     """The whole experiment as one pure function.
 
     `train(key)` draws the partition, the labels kept, the initial network and everything else from `key`, runs all
@@ -27,13 +66,17 @@ def make_train(config: ml_collections.ConfigDict) -> Callable[..., tuple[ServerS
     place of `over_seeds`, is a seed sweep in one compiled program; `train(key, {"optimizer.learning_rate": rate})`
     replaces settings that enter as numbers, so it can be vmapped over them too.
 
+    Traced like this, the examples are a constant of the program. Large ones are better an argument of it:
+    `jax.jit(lambda keys, inputs: over_seeds(lambda key: train(key, None, inputs))(keys))(keys, train.inputs)`.
+
     Args:
         config: as a config file returns it; what its section `prediction` asks for is left to `run`.
 
     Returns:
-        `train(key, hyperparameters=None) -> (final state, metrics)`; every metric is an array with one entry per
-        evaluation, "round" says after which. "bytes_up" and "bytes_down" are exact beyond 32 bits, as `Count`:
-        `fedjax_ssl.federated.to_numbers(metrics)` turns all metrics into NumPy arrays.
+        `train(key, hyperparameters=None, inputs=None) -> (final state, metrics)`; every metric is an array with one
+        entry per evaluation (of `fedjax_ssl.federated.BY_CLIENT`: a row), "round" says after which. "bytes_up" and
+        "bytes_down" are exact beyond 32 bits, as `Count`: `fedjax_ssl.federated.to_numbers(metrics)` turns all metrics
+        into NumPy arrays.
 
     Raises:
         ConfigError: a setting cannot be used.
@@ -42,22 +85,7 @@ def make_train(config: ml_collections.ConfigDict) -> Callable[..., tuple[ServerS
     experiment = load_experiment(config)
     if not experiment.config.rounds:
         raise ConfigError("config.rounds is 0, so there is nothing to train; `run` makes predictions without training")
-
-    def train(key: Key[Array, ""], hyperparameters: Mapping[str, Array] | None = None) -> tuple[ServerState, Metrics]:
-        federation = federate(experiment, key)
-        method = build_method(experiment, federation, hyperparameters)
-        state = method.init(key, federation)
-
-        every, rounds = experiment.config.eval_every, experiment.config.rounds
-        state, metrics = jax.lax.scan(
-            lambda s, _: run_block(method, s, key, federation, every), state, length=rounds // every
-        )
-        if rounds % every:
-            state, last = run_block(method, state, key, federation, rounds % every)
-            metrics = jax.tree.map(lambda all, one: jnp.append(all, one), metrics, last)
-        return state, metrics
-
-    return train
+    return Train(experiment)
 
 
 def over_seeds(train: Callable[..., PyTree], mesh: Mesh | None = None) -> Callable[..., PyTree]:

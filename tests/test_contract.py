@@ -169,10 +169,10 @@ def in_one_scan(method: Method, data: FederatedData) -> Callable[[jax.Array], tu
     return train
 
 
-def in_chunks_with_padding(name: str, data: FederatedData) -> tuple[Method, FederatedData]:
+def in_chunks_with_padding(name: str, data: FederatedData, **settings: Any) -> tuple[Method, FederatedData]:
     """Six clients in chunks of four, empty clients at the end, larger bounds."""
     more = toy.padded(data)
-    other = cases.build(name, more, cohort_size=data.num_clients)
+    other = cases.build(name, more, settings, cohort_size=data.num_clients)
     return toy.executed(other, placement="chunked", chunk_size=4), more
 
 
@@ -182,11 +182,21 @@ def two_keys() -> jax.Array:
 
 @pytest.mark.parametrize("name", quick_are(set(METHODS) - set(cases.MECHANISMS)))
 def test_keys_clients_and_rounds_vectorize(name: str) -> None:
-    """Traced only: types and structure; the other methods compute it below, and in `make thorough` all of them do."""
+    """Traced only: types and structure; the other methods compute it below, and in `make thorough` all of them do.
+
+    The settings that enter a run's program as numbers do so here.
+    """
     data = federation(cases.build(name, federation("labels")).needs[0])
     method, padded = in_chunks_with_padding(name, data)
     start = jax.eval_shape(method.init, key(), padded)
-    states, infos = jax.eval_shape(jax.vmap(in_one_scan(method, padded)), two_keys())
+    numbers = jax.tree.map(
+        lambda _: jax.ShapeDtypeStruct((), jnp.float32, weak_type=True), cases.traceable_numbers(name)
+    )
+
+    def train(numbers: dict[str, jax.Array], key: jax.Array) -> tuple[ServerState, Any]:
+        return in_one_scan(*in_chunks_with_padding(name, data, **numbers))(key)
+
+    states, infos = jax.eval_shape(jax.vmap(train, (None, 0)), numbers, two_keys())
     jax.tree.map(lambda many, one: chex.assert_shape(many, (2, *one.shape)), states, start)
     assert infos.keys() >= COMMON and {info.shape for info in jax.tree.leaves(infos)} == {(2, ROUNDS)}
 

@@ -9,8 +9,6 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# Named by a config, imported on demand, and what it forgets to declare.
-ON_DEMAND = {"tensorflow-datasets", "importlib-resources"}
 
 
 def spelled(name: str) -> str:
@@ -30,7 +28,7 @@ def test_dependencies_are_what_the_package_imports():
     distributions = packages_distributions()
     others = modules - set(sys.stdlib_module_names) - {"fedjax_ssl"}
     imported = {spelled(distributions[module][0]) for module in others}
-    assert imported | ON_DEMAND == declared
+    assert imported == declared
 
 
 def test_a_start_imports_nothing_that_it_does_not_need():

@@ -58,7 +58,7 @@ def optimizer(settings):
 
 @pytest.fixture
 def start(tmp_path, monkeypatch, capsys):
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "own_things.py").write_text(METHODS)
     monkeypatch.chdir(tmp_path)
 
@@ -89,7 +89,7 @@ def start(tmp_path, monkeypatch, capsys):
         ("model", "Model", ("AttributeError", "own_things.py, line 43, in __init__")),
         ("federated", "optimizer", ("KeyError: 'no state' (own_things.py, line 47",)),
         ("method", "refuse", ("own_things.py has no 'refuse'. Did you mean 'own_things:refuses'",)),
-        ("model", "own.nothing:Model", ("no module named 'own'",)),
+        ("model", "absent.nothing:Model", ("no module named 'absent'",)),
     ],
 )
 def test_the_users_line_is_named(start, tmp_path, field, name, messages):

@@ -10,7 +10,7 @@ import pytest
 from fedjax_ssl import config as configs
 from fedjax_ssl import presets
 from fedjax_ssl.experiment.run import run
-from fedjax_ssl.federated import to_numbers
+from fedjax_ssl.federated import BY_CLIENT, to_numbers
 from fedjax_ssl.train import make_train
 
 
@@ -61,6 +61,7 @@ def test_metrics_have_a_row_per_evaluation(sweep):
     metrics = to_numbers(sweep[1])
     np.testing.assert_array_equal(metrics["round"], [[2, 4, 5]] * 3)
     np.testing.assert_array_equal(metrics["clients"], [[22, 22, 11]] * 3)
+    assert metrics.pop(BY_CLIENT).shape == (3, 3, 14)  # 11 clients that train, 3 whose examples are the test
     assert {values.shape for values in metrics.values()} == {(3, 3)}
 
 

@@ -25,7 +25,8 @@ from fedjax_ssl import config as configs
 from fedjax_ssl import data, processor
 from fedjax_ssl.data.correspondence import CIFAR100_SUPERCLASS_OF, CIFAR100_SUPERCLASSES, correspondence
 from fedjax_ssl.experiment import Experiment, build_method, federate, load_experiment
-from fedjax_ssl.experiment.rounds import Programs
+from fedjax_ssl.experiment.build import execution_of
+from fedjax_ssl.experiment.programs import Programs, code_of, inputs_of
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 # image shape, classes, training examples, test examples, writers
@@ -73,10 +74,12 @@ def compile_seconds(name: str) -> float:
     experiment = Experiment(configs.resolve(config), stand_in(shape)) if shape in SHAPES else load_experiment(config)
     key = jax.random.key(experiment.config.seed)
     federation = federate(experiment, key)
-    method = build_method(experiment, federation)
-    state = jax.eval_shape(method.init, key, federation)
+    execution = execution_of(experiment, federation, alone=True)
+    code = code_of(experiment, execution, build_method(experiment, federation, execution=execution))
+    programs, inputs = Programs(), inputs_of(experiment.config, key, federation)
+    state = programs.template(code, inputs)
     begin = time.perf_counter()
-    Programs(method, key, federation).compile(state, min(experiment.config.eval_every, experiment.config.rounds))
+    programs.compile(code, [state], [inputs], min(experiment.config.eval_every, experiment.config.rounds))
     return time.perf_counter() - begin
 
 

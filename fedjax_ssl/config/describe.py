@@ -60,7 +60,7 @@ def _section(field: str) -> str:
 
 
 def _choice(section: str, registry: Registry[Any], name: str) -> Described:
-    line = registry.available().get(name) or "of your own"
+    line = registry.available().get(name, "of your own").rstrip(".")
     meaning = FIELDS[f"{section}.name"].meaning if f"{section}.name" in FIELDS else "the method"
     return Described(f"{section}.name", name, f"{', '.join(registry)}, or module:function", f"{meaning}: {line}")
 
@@ -74,7 +74,7 @@ def _described(config: ml_collections.ConfigDict, name: str, field: Field) -> De
         words = f"a number in {field.allowed}"
     elif field.check is check_choices:
         words = ", ".join(field.allowed)
-    return Described(name, get(config, name), words, field.meaning)
+    return Described(name, get(config, name), words + " or None" * isinstance(field.default, type), field.meaning)
 
 
 def _option(name: str, value: Any, option: Option, meaning: str) -> Described:
@@ -82,4 +82,4 @@ def _option(name: str, value: Any, option: Option, meaning: str) -> Described:
     words = ", ".join(map(str, option.choices)) or WORDS[option.type]
     given = option.default is not inspect.Parameter.empty
     shown = option.default if value is None and given else value
-    return Described(name, shown, words + " or None" * option.optional, meaning)
+    return Described(name, shown, words + " or None" * option.optional, meaning.rstrip("."))

@@ -14,6 +14,7 @@ from ml_collections import config_dict
 from fedjax_ssl import methods, secure
 from fedjax_ssl.checks import check_choices as one_of
 from fedjax_ssl.checks import check_numbers as number
+from fedjax_ssl.checks import check_several as several
 from fedjax_ssl.checks import check_whole_numbers as whole
 from fedjax_ssl.config.errors import naming
 from fedjax_ssl.data import AUGMENTATIONS, PARTITIONS, SOURCES, STANDARDIZATIONS, SUPERVISIONS
@@ -26,9 +27,11 @@ from fedjax_ssl.federated import (
     REDUCTIONS,
     SCHEDULES,
     WEIGHTINGS,
+    scores,
 )
 from fedjax_ssl.models import MODELS, PRECISIONS
 from fedjax_ssl.registry import Registry
+from fedjax_ssl.tracking import WRITERS
 
 CHOICES: dict[str, Registry[Any]] = {  # section -> what its name is one of
     "data": SOURCES,
@@ -66,6 +69,15 @@ FIELDS: dict[str, Field] = {
     "select_from": Field(0, whole, 0, "rounds before a model may be the one of the best validation accuracy"),
     "precision": Field(
         "float32", one_of, PRECISIONS, "of forward and backward passes; parameters stay in single precision"
+    ),
+    "metrics": Field(
+        ("clients", "f1", "ece"),
+        several,
+        scores.CHOICES,
+        "scores beside accuracy: by client, macro F1, calibration error, area under the ROC curve (takes longest)",
+    ),
+    "profile": Field(
+        False, meaning="write jax.profiler's trace of the first block of rounds, without compiling, to the run folder"
     ),
     "threads": Field(int, whole, 1, "of a CPU; one per core by default, 1 suits linear models"),
     "data.name": Field("digits", meaning="the dataset"),
@@ -128,6 +140,15 @@ FIELDS: dict[str, Field] = {
     "federated.chunk_size": Field(int, whole, 1, "clients at once on a device; by default as many as fit"),
     "federated.devices": Field(int, whole, 1, "that share each cohort; one, or all of several processes, by default"),
     "federated.reduce": Field("ordered", one_of, REDUCTIONS, "how sums over devices are made"),
+    "early_stopping.patience": Field(
+        int, whole, 1, "evaluations without a better validation accuracy until the run ends; all rounds by default"
+    ),
+    "tracking.writers": Field((), several, WRITERS, "viewers that get the metrics too"),
+    "tracking.project": Field("fedjax_ssl", meaning="at wandb; the experiment at mlflow"),
+    "tracking.offline": Field(False, meaning="wandb and mlflow keep their records in the run folder"),
+    "tracking.uri": Field(
+        str, meaning="mlflow's server or store; $MLFLOW_TRACKING_URI, or mlflow's own default, by default"
+    ),
     "prediction.predictors": Field(
         "",
         meaning="network, xclp, per_client_lp, with commas between: label the clients' test examples after the last "

@@ -1,7 +1,8 @@
 """From a config as a file and the command line left it to one that is checked and complete."""
 
+import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -11,8 +12,13 @@ from flax.traverse_util import flatten_dict
 from fedjax_ssl import methods
 from fedjax_ssl.config.errors import ConfigError, ConfigNote, naming
 from fedjax_ssl.config.fields import CHOICES, check_fields, default, get
-from fedjax_ssl.federated import FEDERATED_OPTIMIZERS, LocalSettings
-from fedjax_ssl.registry import did_you_mean
+from fedjax_ssl.federated import (
+    FEDERATED_OPTIMIZERS,
+    LocalSettings,
+    learning_rate_schedule,
+    local_optimizer,
+)
+from fedjax_ssl.registry import did_you_mean, takes_array
 
 PREDICTORS = ("network", "xclp", "per_client_lp")
 # Overriding one of these by another choice leaves options behind that the new one need not take.
@@ -55,6 +61,7 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     check_fields(resolved)
     _check_stages(resolved)
     _check_selection(resolved)
+    _check_early_stopping(resolved)
     _check_prediction(resolved)
     federated_optimizer(resolved, resolved.federated.cohort_size)
     return resolved.lock()
@@ -108,6 +115,36 @@ def replace_numbers(config: ml_collections.ConfigDict, numbers: Mapping[str, Any
     return replaced
 
 
+def traced_numbers(config: ml_collections.ConfigDict) -> dict[str, float]:
+    """The numbers of a run that are arguments of its compiled programs; all other settings are part of their code.
+
+    A number is one where its parameter is annotated as `float | Array` and it is not 0: 0 often leaves something out.
+    Of these, another value needs no other program. Recipes, federated and local optimizers have such parameters.
+
+    Args:
+        config: resolved.
+
+    Returns:
+        Values by dotted names of fields, for `replace_numbers`.
+    """
+    sections = {
+        "optimizer": _arrays_of(local_optimizer) | _arrays_of(learning_rate_schedule),
+        "federated": _arrays_of(FEDERATED_OPTIMIZERS.builder(config.federated.name)),
+        "method": _arrays_of(methods.METHODS.builder(config.method.name)),
+    }
+    return {
+        f"{section}.{name}": config[section][name]
+        for section, names in sections.items()
+        for name in sorted(names & set(config[section]))
+        if isinstance(config[section][name], float) and config[section][name] != 0
+    }
+
+
+def _arrays_of(builder: Callable[..., Any]) -> set[str]:
+    parameters = inspect.signature(builder, eval_str=True).parameters.values()
+    return {parameter.name for parameter in parameters if takes_array(parameter)}
+
+
 def predictors(config: ml_collections.ConfigDict) -> tuple[str, ...]:
     """Names in `config.prediction.predictors`."""
     return tuple(name.strip() for name in config.prediction.predictors.split(",") if name.strip())
@@ -141,7 +178,7 @@ def _check_stages(config: ml_collections.ConfigDict) -> None:
             f"config.rounds is {config.rounds}, stage 1 alone takes {first} (config.method.{name}): no stage 2 here"
         )
         warnings.warn(stages, ConfigNote, stacklevel=3)
-    if _validates(config) and isinstance(warmup, int) and warmup % config.eval_every:
+    if validates(config) and isinstance(warmup, int) and warmup % config.eval_every:
         raise ConfigError(
             f"config.method.warmup_rounds is {warmup}; with validation data it must be a multiple of "
             f"config.eval_every ({config.eval_every}), so that the model of stage 1 is evaluated"
@@ -151,7 +188,7 @@ def _check_stages(config: ml_collections.ConfigDict) -> None:
 def _check_selection(config: ml_collections.ConfigDict) -> None:
     """Says where `select_from` does not do what it says."""
     note = ""
-    if config.select_from and not _validates(config):
+    if config.select_from and not validates(config):
         note = "has no effect without validation data (config.data.validation_fraction or config.data.pools)"
     elif 0 < config.rounds < config.select_from:
         note = f"comes after the last of {config.rounds} rounds, so that the model of that round is the selected one"
@@ -159,9 +196,18 @@ def _check_selection(config: ml_collections.ConfigDict) -> None:
         warnings.warn(f"config.select_from={config.select_from} {note}", ConfigNote, stacklevel=3)
 
 
-def _validates(config: ml_collections.ConfigDict) -> bool:
+def validates(config: ml_collections.ConfigDict) -> bool:
+    """Whether a resolved config holds validation data out."""
     pools = config.data.pools
     return bool(config.data.validation_fraction or (pools and len(pools) > 1 and pools[1]))
+
+
+def _check_early_stopping(config: ml_collections.ConfigDict) -> None:
+    if config.early_stopping.patience is not None and not validates(config):
+        raise ConfigError(
+            f"config.early_stopping.patience is {config.early_stopping.patience}, but there are no validation data to "
+            "judge by (test data must not end a run). Hold some out: --config.data.validation_fraction=0.1"
+        )
 
 
 def _check_prediction(config: ml_collections.ConfigDict) -> None:

@@ -15,6 +15,10 @@ from fedjax_ssl.experiment.prediction import PredictionSettings
 from fedjax_ssl.federated import Execution, Method, Setup
 from fedjax_ssl.keys import named_key
 
+# Tables may be a quarter wider than a seed needs, so that another seed does not need another program.
+_WIDEST = 1.25
+Report = Callable[[federated.Choice], None]
+
 
 class Experiment(NamedTuple):
     """A resolved config with its dataset loaded: everything about a run but its randomness."""
@@ -46,8 +50,14 @@ def load_resolved(config: ml_collections.ConfigDict) -> Experiment:
         return Experiment(config, *data.standardized(dataset, section.standardize, section.mean, section.std))
 
 
-def federate(experiment: Experiment, key: Key[Array, ""]) -> data.FederatedData:
-    """The federation that the config describes, with everything random in it drawn from `key`."""
+def federate(experiment: Experiment, key: Key[Array, ""], inputs: Array | None = None) -> data.FederatedData:
+    """The federation that the config describes, with everything random in it drawn from `key`.
+
+    Args:
+        experiment: config and dataset.
+        key: of the run.
+        inputs: of another federation of this experiment, to share them; they may be traced.
+    """
     config, section = experiment.config, experiment.config.data
     partition_options = configs.options(config.partition)
     num_clients = partition_options.pop("num_clients", None)
@@ -68,6 +78,8 @@ def federate(experiment: Experiment, key: Key[Array, ""]) -> data.FederatedData:
             balanced_test=section.balanced_test,
             pools=section.pools,
             shuffle_pools=section.shuffle_pools,
+            inputs=inputs,
+            widest=_WIDEST,
         )
 
 
@@ -75,7 +87,8 @@ def build_method(
     experiment: Experiment,
     federation: data.FederatedData,
     hyperparameters: Mapping[str, Array] | None = None,
-    report: Callable[[federated.Choice], None] | None = None,
+    report: Report | None = None,
+    execution: Execution | None = None,
 ) -> Method:
     """The method that the config names, for this federation.
 
@@ -85,25 +98,38 @@ def build_method(
             placement.
         hyperparameters: values that replace fields of the config, by dotted name; they may be traced.
         report: is told whenever a round is traced how its clients are placed.
+        execution: in place of what the config says; for numbers and federations that are traced in a program whose
+            placement was decided before.
     """
     config = configs.replace_numbers(experiment.config, hyperparameters or {})
-    # What is traced may be vectorized, over any number of runs.
-    alone = not hyperparameters and not _is_traced(federation)
-    section = config["federated"]
-    # What changes the time of a run and not its results.
-    execution = Execution(
-        placement=section["placement"],
-        chunk_size=section["chunk_size"],
-        mesh=device_mesh(section["devices"], section["reduce"]),
-        reduce=section["reduce"],
-        memory=federated.device_memory() if alone or federated.vectorized_runs() else None,
-        everyone=_clients_of_known_size(federation, section["placement"]) if alone else None,
-        report=report,
-    )
+    if execution is None:
+        # What is traced may be vectorized, over any number of runs.
+        execution = execution_of(experiment, federation, alone=not hyperparameters and not _is_abstract(federation))
+    if report is not None:
+        execution = execution._replace(report=report)
     setup = _setup(config, experiment.dataset, federation)
     name = config["method"].pop("name")
     with configs.naming("method"):
         return federated.execute(methods.build(name, setup, **config["method"]), execution)
+
+
+def execution_of(experiment: Experiment, federation: data.FederatedData, *, alone: bool) -> Execution:
+    """What changes the time of a run and not its results, but for rounding.
+
+    Args:
+        experiment: config and dataset.
+        federation: whose clients' sizes may decide the placement.
+        alone: no other run shares the device, unless they are vectorized by name, and the federation is not traced.
+    """
+    section = experiment.config.federated
+    return Execution(
+        placement=section.placement,
+        chunk_size=section.chunk_size,
+        mesh=device_mesh(section.devices, section.reduce),
+        reduce=section.reduce,
+        memory=federated.device_memory() if alone or federated.vectorized_runs() else None,
+        everyone=_clients_of_known_size(federation, section.placement) if alone else None,
+    )
 
 
 def _setup(config: dict[str, Any], dataset: data.Dataset, federation: data.FederatedData) -> Setup:
@@ -197,8 +223,9 @@ def _clients_of_known_size(federation: data.FederatedData, placement: str) -> fe
     return everyone
 
 
-def _is_traced(federation: data.FederatedData) -> bool:
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(federation))
+def _is_abstract(federation: data.FederatedData) -> bool:
+    """Whether its arrays have no values: they are traced, or shapes alone."""
+    return any(isinstance(leaf, jax.core.Tracer | jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(federation))
 
 
 def _cohort_size(given: int | None, num_clients: int) -> int:

@@ -1,7 +1,6 @@
 """Tables over seeds: one compiled program per cell that trains all seeds, cells as text, facts about the run."""
 
 import argparse
-import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,9 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
+from jaxtyping import Array
 
+from fedjax_ssl import config as configs
 from fedjax_ssl import tracking
 from fedjax_ssl.federated import to_numbers
 from fedjax_ssl.train import make_train, over_seeds
@@ -21,8 +22,7 @@ MISSING = "-"
 
 def load_config(path: str | Path, argument: str | None = None) -> ml_collections.ConfigDict:
     """What `--config PATH:ARGUMENT` stands for on the command line."""
-    given = () if argument is None else (argument,)
-    return runpy.run_path(str(path))["get_config"](*given)
+    return configs.load(str(path) if argument is None else f"{path}:{argument}")
 
 
 def train_seeds(config: ml_collections.ConfigDict, seeds: Sequence[int]) -> tuple[Any, dict[str, np.ndarray]]:
@@ -31,8 +31,12 @@ def train_seeds(config: ml_collections.ConfigDict, seeds: Sequence[int]) -> tupl
     Returns:
         (final states, metrics), each with a leading axis over seeds; metrics then have one entry per evaluation.
     """
-    keys = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
-    states, metrics = jax.jit(over_seeds(make_train(config)))(keys)
+    keys, train = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32)), make_train(config)
+
+    def sweep(keys: Array, inputs: Array) -> Any:
+        return over_seeds(lambda key: train(key, None, inputs))(keys)
+
+    states, metrics = jax.jit(sweep)(keys, train.inputs)
     return states, {name: values.astype(np.float64) for name, values in to_numbers(metrics).items()}
 
 

@@ -5,7 +5,14 @@ from fedjax_ssl.federated.cohort import COHORTS, Cohort, CohortSampler, cohort_s
 from fedjax_ssl.federated.diversity import with_gradient_diversity
 from fedjax_ssl.federated.engine import Pretraining, federated_method
 from fedjax_ssl.federated.episodes import episodes
-from fedjax_ssl.federated.evaluation import Scores, balanced_accuracy, evaluate, likeliest_coarse, score_labels
+from fedjax_ssl.federated.evaluation import (
+    BY_CLIENT,
+    Scores,
+    balanced_accuracy,
+    evaluate,
+    likeliest_coarse,
+    score_labels,
+)
 from fedjax_ssl.federated.exact_count import Count, count, to_numbers
 from fedjax_ssl.federated.execution import Execution, execute
 from fedjax_ssl.federated.fednova import fednova

@@ -120,35 +120,34 @@ def federated_method(
         average_optimizer=setup.average_optimizer,
     )
 
-    def apply(params: PyTree, model_state: PyTree, inputs: Array) -> Outputs:
-        return setup.model.apply(params, model_state, setup.normalize(inputs), train=False)[0]
-
-    def global_outputs(state: ServerState, inputs: Array) -> Outputs:
-        params, model_state = network(state) if network else (combine(state.params), state.model_state)
-        return apply(params, model_state, inputs)
-
-    def own_outputs(state: ServerState, client: Int[Array, ""], inputs: Array) -> Outputs:
+    def network_of(state: ServerState, client: Int[Array, ""] | None = None) -> tuple[PyTree, PyTree]:
+        if client is None:
+            return network(state) if network else (combine(state.params), state.model_state)
         own = jax.tree.map(lambda table: table[client], state.clients.params)
         groups = {g: packing(tree).unpack(own[g]) if g in own else tree for g, tree in state.params.items()}
         statistics = state.model_state
         if alone:
             statistics = ravel_pytree(statistics)[1](state.clients.model_state[client])
-        return apply(combine(groups), statistics, inputs)
+        return combine(groups), statistics
+
+    def outputs(state: ServerState, inputs: Array, client: Int[Array, ""] | None = None) -> Outputs:
+        return setup.model.apply(*network_of(state, client), setup.normalize(inputs), train=False)[0]
 
     def predict_for(state: ServerState, client: Int[Array, ""], inputs: Array) -> Array:
-        return jax.nn.log_softmax(own_outputs(state, client, inputs).logits)
+        return jax.nn.log_softmax(outputs(state, inputs, client).logits)
 
     return Method(
         _init_of(setup, training, stages, split, pretraining),
         _round_of(setup, training, stages, on_host),
-        predict=lambda state, inputs: jax.nn.log_softmax(global_outputs(state, inputs).logits),
-        embed=None if alone else lambda state, inputs: global_outputs(state, inputs).features,
+        predict=lambda state, inputs: jax.nn.log_softmax(outputs(state, inputs).logits),
+        embed=None if alone else lambda state, inputs: outputs(state, inputs).features,
         predict_for=predict_for if private else None,
         needs=needs,
         needs_all=needs_all,
         trains_unlabelled=any(_trains_unlabelled(stage) for stage in stages),
         alone=alone,
         on_host=on_host,
+        network=network_of,
     )
 
 

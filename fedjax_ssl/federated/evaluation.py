@@ -1,6 +1,6 @@
 """Evaluation on the test and validation examples, all in one batch loop; scores pooled and by client."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import NamedTuple
 
@@ -9,11 +9,20 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl.data import FederatedData, WeakLabels
+from fedjax_ssl.federated import scores
 from fedjax_ssl.federated.forward import map_rows
 from fedjax_ssl.federated.method import Method, Metrics, ServerState
 
+BY_CLIENT = "test_accuracy_by_client"  # the one metric that is no scalar
 
-def evaluate(method: Method, state: ServerState, data: FederatedData, batch_size: int = 512) -> Metrics:
+
+def evaluate(
+    method: Method,
+    state: ServerState,
+    data: FederatedData,
+    batch_size: int = 512,
+    metrics: Collection[str] = (),
+) -> Metrics:
     """Scores the global model.
 
     Args:
@@ -21,6 +30,7 @@ def evaluate(method: Method, state: ServerState, data: FederatedData, batch_size
         state: server state.
         data: the federation; its ground-truth labels are used here and in diagnostics only.
         batch_size: examples per forward pass.
+        metrics: further ones, of `scores.CHOICES`.
 
     Returns:
         "test_accuracy", "test_balanced_accuracy" (mean recall over the classes that occur), "test_loss" (nats), and the
@@ -30,13 +40,22 @@ def evaluate(method: Method, state: ServerState, data: FederatedData, batch_size
         whose clients have models of their own, "test_client_accuracy" too: each client's model on its own test
         examples, mean over the clients that have some; NaN if nobody has. Where clients train alone there is no global
         model: every score is the mean over the models of the clients that have training examples.
+
+        With "f1", "ece" and "auroc" also "test_macro_f1", "test_ece" and "test_auroc", and the same of validation
+        examples; see `fedjax_ssl.federated.scores`. With "clients", where test examples belong to clients or clients
+        have models of their own: "test_client_accuracy" for the global model too, its "_worst_tenth" and "_spread", and
+        `BY_CLIENT` [clients that train, new clients], NaN for those without a test example that has a label.
     """
-    metrics = _score(method, state, data, data.test_index, data.num_test, "test", batch_size)
+    found = _score(method, state, data, data.test_index, data.num_test, "test", batch_size, metrics)
     if method.predict_for is not None:
-        metrics["test_client_accuracy"] = _client_accuracy(method.predict_for, state, data, batch_size)
+        own = _own_accuracies(method.predict_for, state, data, batch_size)
+        found["test_client_accuracy"] = jnp.mean(own, where=~jnp.isnan(own))
+        if "clients" in metrics:
+            strangers = jnp.full(data.num_new_clients, jnp.nan, own.dtype)  # they have no model of their own
+            found |= _over_clients(jnp.concatenate([own, strangers]))
     if data.valid_index.shape[0]:
-        metrics |= _score(method, state, data, data.valid_index, data.num_valid, "validation", batch_size)
-    return metrics
+        found |= _score(method, state, data, data.valid_index, data.num_valid, "validation", batch_size, metrics)
+    return found
 
 
 def _score(
@@ -47,17 +66,18 @@ def _score(
     count: Int[Array, ""],
     name: str,
     batch_size: int,
+    metrics: Collection[str],
 ) -> Metrics:
     predict_for = method.predict_for
     if not method.alone or predict_for is None:
         predict = partial(method.predict, state)
-        return _score_model(method, predict, data, rows, count, name, batch_size)
+        return _score_model(method, predict, data, rows, count, name, batch_size, metrics)
 
     def of_client(client: Int[Array, ""]) -> Metrics:
-        return _score_model(method, partial(predict_for, state, client), data, rows, count, name, batch_size)
+        return _score_model(method, partial(predict_for, state, client), data, rows, count, name, batch_size, metrics)
 
-    scores = jax.lax.map(of_client, jnp.arange(data.num_clients, dtype=jnp.int32))
-    return {name: jnp.mean(values, where=data.num_examples > 0) for name, values in scores.items()}
+    found = jax.lax.map(of_client, jnp.arange(data.num_clients, dtype=jnp.int32))
+    return {name: jnp.mean(values, where=data.num_examples > 0) for name, values in found.items()}
 
 
 def _score_model(
@@ -68,20 +88,38 @@ def _score_model(
     count: Int[Array, ""],
     name: str,
     batch_size: int,
+    metrics: Collection[str],
 ) -> Metrics:
     log_probs = map_rows(predict, data.inputs, rows, batch_size)
     labels = data.labels[rows]
     real = (jnp.arange(rows.shape[0], dtype=jnp.int32) < count) & (labels >= 0)
     chosen = jnp.take_along_axis(log_probs, jnp.maximum(labels, 0)[:, None], axis=1)[:, 0]
-    correct = jnp.argmax(log_probs, axis=1) == labels
-    coarse = {}
+    predicted = jnp.argmax(log_probs, axis=1)
+    correct = predicted == labels
+    found: Metrics = {}
     if data.weak is not None and data.coarse_names and "coarse" in method.needs:
-        coarse = {f"{name}_coarse_accuracy": _coarse_accuracy(data.weak, log_probs, labels, real)}
-    return coarse | {
+        found[f"{name}_coarse_accuracy"] = _coarse_accuracy(data.weak, log_probs, labels, real)
+    found |= {
         f"{name}_accuracy": jnp.mean(correct.astype(log_probs.dtype), where=real),
         f"{name}_balanced_accuracy": balanced_accuracy(correct, labels, real, data.num_classes),
         f"{name}_loss": jnp.mean(-chosen, where=real),
     }
+    if "f1" in metrics:
+        found[f"{name}_macro_f1"] = scores.macro_f1(predicted, labels, real, data.num_classes)
+    if "ece" in metrics:
+        found[f"{name}_ece"] = scores.calibration_error(log_probs, labels, real)
+    if "auroc" in metrics:
+        found[f"{name}_auroc"] = scores.auroc(log_probs, labels, real)
+    if name == "test" and "clients" in metrics and data.owned_test and method.predict_for is None:
+        num_clients = data.num_clients + data.num_new_clients
+        found |= _over_clients(scores.accuracy_by_client(correct, real, data.test_client, num_clients))
+    return found
+
+
+def _over_clients(accuracies: Float[Array, " C"]) -> Metrics:
+    summed_up = {f"test_client_accuracy_{name}": value for name, value in scores.over_clients(accuracies).items()}
+    mean = jnp.mean(accuracies, where=~jnp.isnan(accuracies))
+    return {"test_client_accuracy": mean, **summed_up, BY_CLIENT: accuracies}
 
 
 def likeliest_coarse(log_probs: Float[Array, "m K"], matrix: Float[Array, "O K"]) -> Int[Array, " m"]:
@@ -111,10 +149,10 @@ def _coarse_accuracy(
     return jnp.mean(values, where=known)
 
 
-def _client_accuracy(
+def _own_accuracies(
     predict_for: Callable[..., Array], state: ServerState, data: FederatedData, batch_size: int
-) -> Float[Array, ""]:
-    """Mean over clients of the accuracy of their own models on their own test examples."""
+) -> Float[Array, " C"]:
+    """Accuracy of every client's own model on its own test examples; NaN for a client that has none."""
     num_clients, num_test = data.num_clients, data.test_index.shape[0]
     labels = data.labels[data.test_index]
     real = (jnp.arange(num_test, dtype=jnp.int32) < data.num_test) & (labels >= 0)
@@ -139,7 +177,7 @@ def _client_accuracy(
     batches = jnp.arange(num_test // size + num_clients, dtype=jnp.int32)
     clients, right = jax.lax.map(score_batch, batches)
     hits = jnp.zeros(num_clients, jnp.int32).at[clients].add(right)
-    return jnp.mean(hits / jnp.maximum(counts, 1), where=counts > 0)
+    return jnp.where(counts > 0, hits / jnp.maximum(counts, 1), jnp.nan)
 
 
 def balanced_accuracy(

@@ -25,7 +25,7 @@ def local_optimizer(
     *,
     momentum: float | Array = 0.0,
     nesterov: bool = False,
-    weight_decay: float = 0.0,
+    weight_decay: float | Array = 0.0,
     clip_norm: float | Array | None = None,
 ) -> optax.GradientTransformation:
     """Builds the client's optimizer; its state starts anew in every round.
@@ -77,9 +77,7 @@ def standard_promotion(optimizer: optax.GradientTransformation) -> optax.Gradien
     return optax.GradientTransformation(optimizer.init, update)
 
 
-def learning_rate_schedule(
-    name: str, learning_rate: float | Float[Array, ""], schedule_rounds: int = 1
-) -> LearningRate:
+def learning_rate_schedule(name: str, learning_rate: float | Array, schedule_rounds: int = 1) -> LearningRate:
     """A rate for every round, constant within the round.
 
     Args:

@@ -19,7 +19,7 @@ VECTORIZED_RUNS = "vectorized runs"
 # Largest over mean number of local steps from which on lanes are worth carrying the results of the whole cohort.
 _UNEQUAL = 1.25
 # Part of the free memory that is planned with: the rest is for the compiler's workspaces and for fragmentation.
-_USABLE = 0.8
+USABLE = 0.8
 
 
 class Choice(NamedTuple):
@@ -73,7 +73,7 @@ def choose(
     if limit is None:
         return Choice(placement, max(min(CLIENTS_AT_ONCE, num_clients), 1))
     need = estimate(placement)
-    free = max(int(_USABLE * limit) - need.kept, 0)
+    free = max(int(USABLE * limit) - need.kept, 0)
     fitting = free // max(need.per_client, 1)
     return Choice(placement, max(min(fitting, num_clients), 1), need.per_client, free)
 

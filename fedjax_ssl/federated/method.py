@@ -37,6 +37,9 @@ class Method(NamedTuple):
     # ^ (federation, on the host) -> what somebody should know before training, a sentence each; may raise ValueError
     alone: bool = False  # no global model: scores are means over the clients' own models
     on_host: bool = False  # a round calls host functions, so that it cannot be traced
+    network: Callable[..., tuple[PyTree, PyTree]] | None = None
+    # ^ (state, client id or None) -> (parameters, batch statistics) of the network that predicts, the client's own or
+    # the global one; None: prediction is no network's
 
 
 class Kept(NamedTuple):

@@ -24,6 +24,10 @@ class LocalSettings(NamedTuple):
     clip_norm: float | Array | None
 
 
+def _fedprox(settings: LocalSettings, mu: float | Array = 0.01) -> FederatedOptimizer:
+    return fedprox(mu)
+
+
 def _scaffold(settings: LocalSettings, server_learning_rate: float | Array = 1.0) -> FederatedOptimizer:
     plain = isinstance(settings.momentum, (int, float)) and settings.momentum == 0 and settings.clip_norm is None
     if settings.name != "sgd" or not plain:
@@ -96,7 +100,7 @@ FEDERATED_OPTIMIZERS: Registry[FederatedOptimizer] = Registry(
     {
         "fedavg": (lambda settings: fedavg(), "the mean of the clients' models"),
         "local": (lambda settings: local(), "no federation: every client trains alone, scores are means over clients"),
-        "fedprox": (lambda settings, mu=0.01: fedprox(mu), "local training is drawn to the global model, by mu"),
+        "fedprox": (_fedprox, "local training is drawn to the global model, by mu"),
         "scaffold": (_scaffold, "control variates against the drift of clients; SGD without momentum or clipping"),
         "fednova": (_fednova, "clients' changes are normalized by their numbers of local steps"),
         "fedavgm": (_fedavgm, "the clients' mean change goes through momentum at the server"),

@@ -132,7 +132,7 @@ def local() -> FederatedOptimizer:
     return fedavg()._replace(alone=True)
 
 
-def fedprox(mu: float) -> FederatedOptimizer:
+def fedprox(mu: float | Array) -> FederatedOptimizer:
     """FedProx: FedAvg whose local objective has mu/2 ||w - w_global||^2 added; mu = 0 is FedAvg.
 
     Args:

@@ -24,7 +24,7 @@ from fedjax_ssl.methods.parts.channel_terms import with_l1
 from fedjax_ssl.objectives import proportion_loss, vat_rampup
 
 
-def fedllp(setup: Setup, *, l1: float = 0.0, set_size: int = 0) -> Method:
+def fedllp(setup: Setup, *, l1: float | Array = 0.0, set_size: int = 0) -> Method:
     """FedLLP: the cross-entropy between a set's class shares and its mean prediction, one set per local step.
 
     Args:
@@ -42,11 +42,11 @@ def fedllp(setup: Setup, *, l1: float = 0.0, set_size: int = 0) -> Method:
 def fedllp_vat(
     setup: Setup,
     *,
-    vat_weight: float = 5e-4,
-    vat_radius: float = 0.01,
+    vat_weight: float | Array = 5e-4,
+    vat_radius: float | Array = 0.01,
     ramp_epochs: int = 20,
     rampup: str = "run",
-    l1: float = 0.0,
+    l1: float | Array = 0.0,
     set_size: int = 0,
 ) -> Method:
     """FedLLP with virtual adversarial training: predictions should not change within a small ball.

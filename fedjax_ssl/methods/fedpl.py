@@ -36,12 +36,12 @@ def fedpl(
     setup: Setup,
     *,
     warmup_rounds: int = 5,
-    threshold: float = 0.4,
-    mix_weight: float = 0.3,
+    threshold: float | Array = 0.4,
+    mix_weight: float | Array = 0.3,
     mix_alpha: float = 0.75,
     mix: str = "inputs",
     skip_empty: bool = False,
-    l1: float = 0.0,
+    l1: float | Array = 0.0,
     drop_last: bool = False,
 ) -> Method:
     """FedPL: pseudo-labels from the class shares of sets, then from the network itself.

@@ -78,7 +78,7 @@ def fedrgd(
     labels: str = "server",
     user_loss: str = "crl",
     consistency: str = "cross_view",
-    threshold: float = 0.95,
+    threshold: float | Array = 0.95,
     local_steps: int = 16,
     lr_schedule: str = "plain",
     warmup_steps: int = 0,

@@ -39,10 +39,10 @@ def fedsiam(
     setup: Setup,
     *,
     warmup_rounds: int = 0,
-    consistency_weight: float = 100.0,
+    consistency_weight: float | Array = 100.0,
     ramp_rounds: int = 5,
-    head_weight: float = 0.01,
-    decay: float = 0.97,
+    head_weight: float | Array = 0.01,
+    decay: float | Array = 0.97,
     unlabelled_clients: bool = False,
     predict_with: str = "student",
 ) -> Method:

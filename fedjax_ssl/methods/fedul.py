@@ -15,6 +15,8 @@ References:
     clients, ICLR 2022, arXiv 2204.03304: theorem 1 and algorithm 1.
 """
 
+from jaxtyping import Array
+
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import Method, Setup, federated_method
 from fedjax_ssl.methods.parts.channel_terms import channel_term, known_stage, own_channel
@@ -23,7 +25,7 @@ from fedjax_ssl.methods.parts.channel_terms import channel_term, known_stage, ow
 def fedul(
     setup: Setup,
     *,
-    l1: float = 0.0,
+    l1: float | Array = 0.0,
     use_test_prior: bool = True,
     surrogate_loss: str = "nll",
     drop_last: bool = False,

@@ -56,20 +56,20 @@ def mixed(
     setup: Setup,
     *,
     warmup_rounds: int = 0,
-    channel_weight: float = 1.0,
-    pseudo_label_weight: float = 1.0,
-    prototype_weight: float = 0.0,
-    prototype_temperature: float = 1.0,
-    anchor_confidence: float = 0.9,
+    channel_weight: float | Array = 1.0,
+    pseudo_label_weight: float | Array = 1.0,
+    prototype_weight: float | Array = 0.0,
+    prototype_temperature: float | Array = 1.0,
+    anchor_confidence: float | Array = 0.9,
     num_bits: int = 4096,
     num_neighbors: int = 10,
-    alpha: float = 0.99,
-    similarity_power: float = 3.0,
+    alpha: float | Array = 0.99,
+    similarity_power: float | Array = 3.0,
     label_norm: str = "class",
     confidence_scale: str = "max",
     class_weighting: str = "inverse_freq",
     graph_features: str = "network",
-    l1: float = 0.0,
+    l1: float | Array = 0.0,
 ) -> Method:
     """Any mix of labels, coarse labels, sets and nothing: channels, propagated labels and prototypes in one objective.
 
@@ -179,7 +179,7 @@ class Prototypes(NamedTuple):
     present: Bool[Array, " K"]
 
 
-def prototype_term(setup: Setup, temperature: float) -> Term:
+def prototype_term(setup: Setup, temperature: float | Array) -> Term:
     """Cross-entropy of what was observed, with classes scored by the distance to their prototypes.
 
     Prototypes are the mean embeddings of the cohort's examples with a class label, under the network of this round:

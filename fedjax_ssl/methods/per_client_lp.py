@@ -5,6 +5,7 @@ References:
 """
 
 import jax
+from jaxtyping import Array
 
 from fedjax_ssl.federated import Method, Round, Setup
 from fedjax_ssl.federated.method import PyTree
@@ -22,8 +23,8 @@ def per_client_lp(
     similarity: str = "exact",
     num_bits: int = 4096,
     num_neighbors: int = 10,
-    alpha: float = 0.99,
-    similarity_power: float = 3.0,
+    alpha: float | Array = 0.99,
+    similarity_power: float | Array = 3.0,
     label_norm: str = "class",
     confidence_scale: str = "max",
     class_weighting: str = "inverse_freq",

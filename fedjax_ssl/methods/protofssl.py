@@ -97,8 +97,8 @@ def protofssl(
     num_support: int = 1,
     num_query: int = 2,
     num_unlabelled: int = 100,
-    unlabelled_weight: float = 0.3,
-    temperature: float = 0.5,
+    unlabelled_weight: float | Array = 0.3,
+    temperature: float | Array = 0.5,
     distance: str = "mean_sq",
     unlabel_loss: str = "ce",
     stop_gradient_pseudo_label: bool = False,
@@ -108,11 +108,11 @@ def protofssl(
     proto_refresh: str = "end",
     keep_proto_rounds: int = 1,
     min_proto_count: int = 1,
-    proto_noise_std: float = 0.0,
+    proto_noise_std: float | Array = 0.0,
     unlabel_round: int = 0,
     warmup_episode: int = 0,
     eval_bank: str = "two_rounds",
-    l2: float = 0.0,
+    l2: float | Array = 0.0,
 ) -> Method:
     """ProtoFSSL: classes are scored by prototypes; the helpers' prototypes of the round before give pseudo-labels.
 

@@ -42,11 +42,11 @@ from fedjax_ssl.objectives.soft_correction import HALVES_AT_05, corrected_labels
 def sage(
     setup: Setup,
     *,
-    threshold: float = 0.95,
-    unlabelled_weight: float = 1.0,
-    kappa: float = HALVES_AT_05,
+    threshold: float | Array = 0.95,
+    unlabelled_weight: float | Array = 1.0,
+    kappa: float | Array = HALVES_AT_05,
     unlabelled_ratio: int = 2,
-    labelled_copies: float = 1.0,
+    labelled_copies: float | Array = 1.0,
 ) -> Method:
     """SAGE: FixMatch at the clients, its pseudo-labels softly corrected by the received model.
 

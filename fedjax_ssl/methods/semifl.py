@@ -17,6 +17,8 @@ References:
     NeurIPS 2022, arXiv 2106.01432: section 3 and algorithm 1.
 """
 
+from jaxtyping import Array
+
 from fedjax_ssl.federated import Method, Setup, Stage
 from fedjax_ssl.methods.parts.alternating_training import alternating
 from fedjax_ssl.methods.parts.confident_pseudo_labels import above, confident_epochs, confident_losses, confident_term
@@ -25,9 +27,9 @@ from fedjax_ssl.methods.parts.confident_pseudo_labels import above, confident_ep
 def semifl(
     setup: Setup,
     *,
-    threshold: float = 0.95,
+    threshold: float | Array = 0.95,
     mixup_alpha: float = 0.75,
-    mix_weight: float = 1.0,
+    mix_weight: float | Array = 1.0,
     server_batch_size: int = 10,
     server_epochs: int = 5,
     static_batch_norm: bool = True,

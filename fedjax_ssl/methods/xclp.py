@@ -20,6 +20,8 @@ References:
 from collections.abc import Callable
 from functools import partial
 
+from jaxtyping import Array
+
 from fedjax_ssl.checks import check_choices
 from fedjax_ssl.federated import Method, Outcome, Round, Setup, Traffic
 from fedjax_ssl.federated.method import PyTree
@@ -43,8 +45,8 @@ def xclp(
     warmup_rounds: int = 0,
     num_bits: int = 4096,
     num_neighbors: int = 10,
-    alpha: float = 0.99,
-    similarity_power: float = 3.0,
+    alpha: float | Array = 0.99,
+    similarity_power: float | Array = 3.0,
     label_norm: str = "class",
     confidence_scale: str = "max",
     class_weighting: str = "inverse_freq",

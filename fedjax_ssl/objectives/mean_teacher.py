@@ -12,7 +12,7 @@ def consistency(
     return jnp.sum(squares) / (jnp.maximum(jnp.sum(mask, dtype=squares.dtype), 1.0) * squares.shape[1])
 
 
-def consistency_ramp(round_number: Int[Array, ""], max_weight: float, ramp_rounds: int) -> Float[Array, ""]:
+def consistency_ramp(round_number: Int[Array, ""], max_weight: float | Array, ramp_rounds: int) -> Float[Array, ""]:
     """Weight of the consistency loss: max_weight * exp(-5 (1 - min(r, ramp)/ramp)^2), r counted from 1."""
     progress = jnp.minimum(round_number, ramp_rounds).astype(jnp.result_type(float)) / ramp_rounds
     return max_weight * jnp.exp(-5.0 * (1.0 - progress) ** 2)

@@ -78,7 +78,7 @@ def mean_entropy(logits: Float[Array, "n K"], mask: Bool[Array, " n"]) -> Float[
     return jnp.sum(jnp.where(mask, rows, jnp.zeros_like(rows))) / jnp.maximum(jnp.sum(mask, dtype=rows.dtype), 1.0)
 
 
-def vat_rampup(step: Int[Array, ""], total: int, max_weight: float) -> Float[Array, ""]:
+def vat_rampup(step: Int[Array, ""], total: int, max_weight: float | Array) -> Float[Array, ""]:
     """Weight of the VAT loss: max_weight * exp(-5 (1 - min(t, T)/T)^2) at local step t = 0, 1, .. with T = `total`."""
     return consistency_ramp(step, max_weight, total)
 

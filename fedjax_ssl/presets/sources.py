@@ -55,7 +55,7 @@ SOURCES = {
     "femnist": _Source(1000, 20, 620, "cnn", "kind", None),
     "mnist": _Source(100, 10, 1000, correspondence="shape"),
     "cifar10": _Source(200, 10, 1000, "cnn"),
-    "npz": _Source(60, 10, 100, correspondence="own", clients=None),
+    "npz": _Source(60, 10, 20, correspondence="own", clients=None),
 }
 
 
@@ -79,8 +79,11 @@ def source(name: str, argument: str, method: str | None = None, rounds: int | No
             check_known("place of labels", labels, list(LABELS.values()))
     own = _own_config(method, labels)
     if not labels:
-        labels = LABELS[own.supervision.name] if own.supervision.labelled_clients is None else "clients"
-        labels = "given" if name == "npz" and labels in ("clients", "sets", "coarse") else labels
+        labels = LABELS[own.supervision.name]
+        if name == "npz" and labels in ("clients", "sets", "mixed", "all"):
+            labels = "given"
+        elif labels == "all":  # some clients have all: CBAFed
+            labels = "clients"
     shared, facts = federation(name, labels), SOURCES[name]
     config = of_method(method, shared)
     config.rounds = facts.rounds if rounds is None else rounds
@@ -148,7 +151,7 @@ def _hide_labels(section: ml_collections.ConfigDict, name: str, labels: str, cou
     if labels == "coarse":
         section.labels, section.server_labels = None, facts.server if count is None else count
     if labels in ("sets", "mixed"):
-        section.sets = 5
+        section.sets = 10
     if labels == "mixed":
         clients = facts.clients or 11
         section.labelled_clients = max(clients // 5, 1)

@@ -11,4 +11,11 @@ from fedjax_ssl.tracking.record import NoRecord, Record
 from fedjax_ssl.tracking.run_folder import ConfigMismatch, RunFolder, RunFolderError, config_differences, flat_config
 from fedjax_ssl.tracking.stored_run import StoredRun, find_runs, natural_order, read_run
 from fedjax_ssl.tracking.summary import read_summary, summarize, write_summary
-from fedjax_ssl.tracking.writers import TensorBoardWriter, WandbWriter, Writer, open_writers
+from fedjax_ssl.tracking.writers import (
+    WRITERS,
+    WriterFailed,
+    Writers,
+    WriterSettings,
+    check_writers,
+    open_writers,
+)

@@ -39,19 +39,20 @@ class CheckpointDamaged(UserWarning):
 class Checkpoints:
     """Saves and restores the state of a run, bit for bit."""
 
-    def __init__(self, workdir: str | os.PathLike, keep: int = 2):
+    def __init__(self, workdir: str | os.PathLike, keep: int = 2, folder: str = "checkpoints"):
         """Opens `workdir/checkpoints`; the folder is made by the first save.
 
         Args:
             workdir: the run folder.
             keep: rounds that stay on the disk; with 2, a damaged file costs the rounds since the one before.
+            folder: another name for it.
 
         Raises:
             ValueError: keep is below 1.
         """
         if keep < 1:
             raise ValueError(f"keep={keep}: at least 1 checkpoint has to stay on the disk")
-        self._folder = Path(workdir).absolute() / "checkpoints"
+        self._folder = Path(workdir).absolute() / folder
         self._keep = keep
 
     def save(self, round: int, state: Any, extra: Mapping[str, Any] | None = None) -> None:
@@ -86,7 +87,22 @@ class Checkpoints:
 
     def latest(self) -> int | None:
         """Returns the newest round that was saved, or None; whether it is sound, `restore` finds out."""
-        return max(self._rounds(), default=None)
+        return max(self.rounds(), default=None)
+
+    def rounds(self) -> list[int]:
+        """Returns the rounds that were saved, in increasing order; whether they are sound, `restore` finds out."""
+        names = os.listdir(self._folder) if self._folder.is_dir() else []
+        return sorted(int(match[1]) for match in map(_NAME.fullmatch, names) if match)
+
+    def forget(self, after_round: int) -> None:
+        """Removes the checkpoints of later rounds.
+
+        Args:
+            after_round: those up to and including it stay.
+        """
+        for round in self.rounds():
+            if round > after_round:
+                _remove(self._path(round))
 
     def restore(self, template: Any) -> tuple[int, Any, dict[str, Any]]:
         """Loads the newest sound checkpoint.
@@ -103,7 +119,7 @@ class Checkpoints:
         Raises:
             CheckpointError: there is no checkpoint, none is sound, or the state has another structure.
         """
-        rounds = sorted(self._rounds(), reverse=True)
+        rounds = self.rounds()[::-1]
         if not rounds:
             raise CheckpointError(f"no checkpoint in {self._folder}; start the run without restoring")
         for round in rounds:
@@ -130,10 +146,6 @@ class Checkpoints:
     def _path(self, round: int) -> Path:
         return self._folder / f"round_{round:08d}.ckpt"
 
-    def _rounds(self) -> list[int]:
-        names = os.listdir(self._folder) if self._folder.is_dir() else []
-        return [int(match[1]) for match in map(_NAME.fullmatch, names) if match]
-
     def _read(self, round: int) -> tuple[dict[str, Any], memoryview]:
         """The header of a sound file, and the bytes of its arrays."""
         try:
@@ -150,7 +162,7 @@ class Checkpoints:
         return header, written[end + 1 :]
 
     def _remove_obsolete(self, current: int) -> None:
-        rounds = sorted(self._rounds())
+        rounds = self.rounds()
         kept = [round for round in rounds if round <= current][-self._keep :]
         for round in set(rounds).difference(kept):
             _remove(self._path(round))

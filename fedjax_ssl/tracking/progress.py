@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as RichProgress
 from rich.table import Table
 from rich.text import Text
 
 from fedjax_ssl.tracking.files import Closing
+from fedjax_ssl.tracking.live_line import COMPILING, LiveLine, duration
 
 _SHOWN = (
     ("accuracy", "test_accuracy", "{:.1%}"),
     ("pseudo-labels", "pseudo_label_accuracy", "{:.1%}"),
     ("client updates/s", "client_updates_per_second", "{:,.0f}"),
 )
+_LISTED_CLIENTS = 10  # by accuracy, at the end of a run
 
 
 class Progress(Closing):
@@ -54,20 +54,9 @@ class Progress(Closing):
         self._start_round = start_round
         self._anchor = (start_round, clock())
         self._evaluated = False
-        self._bar: RichProgress | None = None
+        self._bar: LiveLine | None = None
         if terminal and not self._console.is_dumb_terminal:
-            self._bar = RichProgress(
-                SpinnerColumn(),
-                TextColumn("round"),
-                MofNCompleteColumn(),
-                BarColumn(bar_width=24),
-                TextColumn("{task.fields[values]}"),
-                TimeElapsedColumn(),
-                TextColumn("{task.fields[left]}"),
-                console=self._console,
-                transient=True,
-            )
-            self._task = self._bar.add_task("", total=total_rounds, completed=start_round, values="", left="")
+            self._bar = LiveLine(total_rounds, start_round, self._console)
 
     def start(
         self,
@@ -107,7 +96,7 @@ class Progress(Closing):
         if self._bar is not None:
             self._bar.start()
         elif self._start_round < self._total:
-            self._line("compiling ...")
+            self._line(COMPILING)
 
     def update(self, round: int, row: Mapping[str, Any]) -> None:
         """Reports an evaluation.
@@ -117,16 +106,26 @@ class Progress(Closing):
             row: metric row; of it are shown "test_accuracy", "pseudo_label_accuracy" and "client_updates_per_second".
         """
         left = self._time_left(round)
-        values = ", ".join(
-            f"{label} {form.format(float(row[name]))}"
+        values = {
+            name: f"{label} {form.format(float(row[name]))}"
             for label, name, form in _SHOWN
             if row.get(name) is not None and math.isfinite(float(row[name]))
-        )
+        }
+        if self._bar is None:
+            self._line(", ".join([f"round {round}/{self._total}", *values.values(), *([left] if left else [])]))
+            return
+        accuracy, more, speed = (values.get(name, "") for _, name, _ in _SHOWN)
+        self._bar.show(round, values=accuracy, more=more, speed=speed, left=left)
+
+    def compiling(self) -> None:
+        """Says so on a terminal; elsewhere a line at the start has said it."""
         if self._bar is not None:
-            self._bar.update(self._task, completed=round, values=values, left=left)
-        else:
-            line = ", ".join(part for part in (f"round {round}/{self._total}", values, left) if part)
-            self._line(line)
+            self._bar.show(values=COMPILING, more="", speed="")
+
+    def training(self) -> None:
+        """Says on a terminal that compiling is over."""
+        if self._bar is not None and self._bar.state["values"] == COMPILING:
+            self._bar.show(values="training ...")
 
     def note(self, text: str) -> None:
         """Prints a line above the bar, for example a warning."""
@@ -144,6 +143,22 @@ class Progress(Closing):
         lines = {**_summary_lines(summary), **_prediction_lines(summary.get("predictions", ()))}
         self._table({**lines, **{name: str(path) for name, path in files.items()}})
 
+    def clients(self, accuracies: Mapping[str, float], file: str | Path) -> None:
+        """Prints how accurate the last model is for each client, the worst first.
+
+        Args:
+            accuracies: by name of the client; of clients that have test examples with labels.
+            file: where those stand for which there is no room.
+        """
+        ranked = sorted(accuracies.items(), key=lambda item: item[1])
+        shown = ranked if len(ranked) <= 2 * _LISTED_CLIENTS else ranked[:_LISTED_CLIENTS]
+        width = max((len(name) for name, _ in shown), default=0)
+        self._line(f"accuracy by client{', the worst' if len(shown) < len(ranked) else ''}:")
+        for name, value in shown:
+            self._line(f"  {name:<{width}}  {value:7.2%}")
+        if len(shown) < len(ranked):
+            self._line(f"  ... {len(ranked) - len(shown):,} more in {file}")
+
     def close(self) -> None:
         """Takes the bar off the terminal; a second call does nothing."""
         if self._bar is not None:
@@ -157,7 +172,7 @@ class Progress(Closing):
         done, seconds = round - self._anchor[0], now - self._anchor[1]
         if done <= 0 or round >= self._total:
             return ""
-        return f"{_duration(seconds / done * (self._total - round))} left"
+        return f"{duration(seconds / done * (self._total - round))} left"
 
     def _line(self, text: str) -> None:
         self._console.print(text, markup=False, soft_wrap=True)
@@ -180,12 +195,22 @@ def _summary_lines(summary: Mapping[str, Any]) -> dict[str, str]:
     lines = {
         "test accuracy": (summary.get("test_accuracy"), "{:.2%}"),
         "best": (summary.get("best_test_accuracy"), "{:.2%}"),
+        "macro F1": (summary.get("test_macro_f1"), "{:.2%}"),
+        "AUROC": (summary.get("test_auroc"), "{:.4f}"),
+        "ECE": (summary.get("test_ece"), "{:.4f}"),
         "training": (summary.get("train_seconds") or None, "{:,.1f} s"),
         "compiling": (summary.get("compile_seconds") or None, "{:,.1f} s"),
         "client updates": (summary.get("client_updates_per_second"), "{:,.0f} per second"),
         "examples": (summary.get("examples_per_second"), "{:,.0f} per second"),
     }
     shown = {name: form.format(value) for name, (value, form) in lines.items() if value is not None}
+    if summary.get("test_client_accuracy_spread") is not None:
+        mean, worst, spread = (summary[f"test_client_accuracy{part}"] for part in ("", "_worst_tenth", "_spread"))
+        shown["clients"] = f"mean {mean:.2%}, worst tenth {worst:.2%}, spread {spread:.2%}"
+    if summary.get("stopped_early"):
+        shown["stopped early"] = (
+            f"after round {summary['rounds']}; best by validation: round {summary['selected_round']}"
+        )
     for name, field in (("sent up", "bytes_up"), ("sent down", "bytes_down"), ("peak memory", "peak_memory_bytes")):
         # Where nothing was trained, that nothing was sent says nothing.
         if summary.get(field) is not None and (summary[field] or summary.get("train_seconds")):
@@ -216,9 +241,3 @@ def bytes_in_words(count: float) -> str:
     """Writes a count with a decimal prefix, 12,300,000 as "12.3 MB"."""
     power = min(4, int(math.log10(count) // 3)) if count >= 1000 else 0
     return f"{count / 1000**power:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(math.ceil(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}"

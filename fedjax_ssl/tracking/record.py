@@ -6,15 +6,18 @@ Of several processes that train one federation, one has a `Record`. The others h
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NoReturn
 
 from fedjax_ssl.tracking.checkpoints import Checkpoints
+from fedjax_ssl.tracking.client_log import ClientLog
 from fedjax_ssl.tracking.curves import plot_curves
-from fedjax_ssl.tracking.files import Closing, write_atomically
+from fedjax_ssl.tracking.files import Closing, encode_json, write_atomically
 from fedjax_ssl.tracking.metric_log import MetricLog
 from fedjax_ssl.tracking.progress import Progress
 from fedjax_ssl.tracking.run_folder import RunFolder
 from fedjax_ssl.tracking.summary import read_summary, write_summary
+from fedjax_ssl.tracking.writers import Writers, WriterSettings, open_writers
 
 
 class Record(Closing):
@@ -24,18 +27,58 @@ class Record(Closing):
         path: the folder.
     """
 
-    def __init__(self, workdir: str | os.PathLike, config: Mapping[str, Any], *, ignore: Collection[str] = ()):
+    def __init__(
+        self,
+        workdir: str | os.PathLike,
+        config: Mapping[str, Any],
+        *,
+        ignore: Collection[str] = (),
+        undecided: Collection[str] = (),
+        writers: WriterSettings | None = None,
+        quiet: bool = False,
+    ):
         """Opens the folder.
 
         Args:
             workdir: as for `RunFolder`, which says what is raised.
             config: as for `RunFolder`.
             ignore: as for `RunFolder`.
+            undecided: as for `RunFolder`.
+            writers: viewers that get the metrics too; none by default.
+            quiet: tell the person nothing.
         """
-        self.folder = RunFolder(workdir, config, ignore=ignore)
+        self.folder = RunFolder(workdir, config, ignore=ignore, undecided=undecided)
         self.path = self.folder.path
-        self._checkpoints = Checkpoints(self.path)
+        self._config, self._settings = config, writers or WriterSettings()
+        self._checkpoints, self._best = Checkpoints(self.path), Checkpoints(self.path, folder="best")
         self._log: MetricLog | None = None
+        self._clients: ClientLog | None = None
+        self._writers = Writers({})
+        self._round = 0  # restored
+        self._stream = open(os.devnull, "w", encoding="utf-8") if quiet else None  # noqa: SIM115
+
+    @property
+    def changes(self) -> dict[str, tuple[Any, Any]]:
+        """Undecided fields of the config that differ, see `RunFolder`."""
+        return self.folder.changes
+
+    def checkpoints(self) -> list[int]:
+        """Returns the rounds that can be restored."""
+        return self._checkpoints.rounds()
+
+    def accept(self, after_round: int) -> None:
+        """Lets the run go on under a config whose `changes` were found to be no obstacle.
+
+        Args:
+            after_round: from here on it goes on; the summary and later checkpoints are those of the shorter run.
+        """
+        self.folder.summary_file.unlink(missing_ok=True)
+        self._checkpoints.forget(after_round)
+        self.folder.accept()
+
+    def refuse(self, reason: str) -> NoReturn:
+        """Raises ConfigMismatch, see `RunFolder.refuse`."""
+        self.folder.refuse(reason)
 
     def restore(self, template: Any) -> tuple[int, Any, dict[str, Any]] | None:
         """Loads the last sound checkpoint and drops the metric rows of later rounds.
@@ -48,16 +91,40 @@ class Record(Closing):
         """
         self._log = MetricLog(self.path)
         found = None if self._checkpoints.latest() is None else self._checkpoints.restore(template)
-        self._log.truncate(after_round=found[0] if found else 0)
+        self._round = found[0] if found else 0
+        self._log.truncate(after_round=self._round)
+        self._best.forget(after_round=self._round)
         return found
+
+    def restore_best(self, template: Any) -> tuple[int, Any, dict[str, Any]] | None:
+        """Loads the checkpoint of the best validation accuracy; None where there is none."""
+        return None if self._best.latest() is None else self._best.restore(template)
+
+    def open_writers(self) -> None:
+        """Opens the viewers' records; what is raised, `fedjax_ssl.tracking.open_writers` says."""
+        self._writers = open_writers(self._settings, self.path, config=self._config, resume_round=self._round)
 
     def save(self, round: int, state: Any, extra: Mapping[str, Any]) -> None:
         """Saves a checkpoint, see `Checkpoints.save`."""
         self._checkpoints.save(round, state, extra)
 
-    def append(self, row: Mapping[str, Any]) -> None:
-        """Adds a metric row, see `MetricLog.append`."""
+    def save_best(self, round: int, state: Any) -> None:
+        """Saves the checkpoint of the best validation accuracy so far."""
+        self._best.save(round, state)
+
+    def append(self, row: Mapping[str, Any], clients: Mapping[str, float] | None = None) -> None:
+        """Adds a metric row, see `MetricLog.append`.
+
+        Args:
+            row: numbers by column.
+            clients: accuracies by name of the client, where they are known.
+        """
+        if clients:
+            if self._clients is None:
+                self._clients = ClientLog(self.path, after_round=self._round)
+            self._clients.append(row["round"], clients)
         self._open_log().append(row)
+        self._writers.write(row)
 
     def rows(self) -> list[dict[str, Any]]:
         """Returns all metric rows of the run so far."""
@@ -65,11 +132,15 @@ class Record(Closing):
 
     def progress(self, total_rounds: int, start_round: int) -> Progress:
         """Returns what reports to the person, see `Progress`."""
-        return Progress(total_rounds, start_round=start_round)
+        return Progress(total_rounds, start_round=start_round, stream=self._stream)
 
     def describe_data(self, text: str) -> None:
         """Writes partition.txt."""
         write_atomically(self.path / "partition.txt", text)
+
+    def describe_model(self, model: Mapping[str, Any]) -> None:
+        """Writes model.json."""
+        write_atomically(self.folder.model_file, encode_json(model, indent=1) + "\n")
 
     def draw_data(self, draw: Callable[[Path], object]) -> None:
         """Has partition.png drawn unless it is there."""
@@ -102,6 +173,7 @@ class Record(Closing):
         if rows:
             plot_curves(rows, self.folder.curves_file, title=title)
         write_summary(self.folder.summary_file, summary)
+        self._writers.finish(summary)
 
     def _open_log(self) -> MetricLog:
         if self._log is None:
@@ -110,7 +182,10 @@ class Record(Closing):
 
     def close(self) -> None:
         """Gives the folder back; a second call does nothing."""
+        self._writers.close()
         self.folder.close()
+        if self._stream is not None:
+            self._stream.close()
 
 
 class NoRecord(Closing):
@@ -118,7 +193,10 @@ class NoRecord(Closing):
 
     Attributes:
         path: the folder in which another process keeps the record.
+        changes: none.
     """
+
+    changes: Mapping[str, tuple[Any, Any]] = MappingProxyType({})
 
     def __init__(self, workdir: str | os.PathLike):
         """Opens nothing.
@@ -129,13 +207,32 @@ class NoRecord(Closing):
         self.path = Path(workdir)
         self._nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
+    def checkpoints(self) -> list[int]:
+        """Finds no checkpoint."""
+        return []
+
+    def accept(self, after_round: int) -> None:
+        """Stores nothing."""
+
+    def refuse(self, reason: str) -> None:
+        """Leaves that to another process."""
+
     def restore(self, template: Any) -> None:
         """Finds no checkpoint."""
+
+    def restore_best(self, template: Any) -> None:
+        """Finds no checkpoint."""
+
+    def open_writers(self) -> None:
+        """Opens nothing."""
 
     def save(self, round: int, state: Any, extra: Mapping[str, Any]) -> None:
         """Saves nothing."""
 
-    def append(self, row: Mapping[str, Any]) -> None:
+    def save_best(self, round: int, state: Any) -> None:
+        """Saves nothing."""
+
+    def append(self, row: Mapping[str, Any], clients: Mapping[str, float] | None = None) -> None:
         """Keeps no row."""
 
     def rows(self) -> list[dict[str, Any]]:
@@ -147,6 +244,9 @@ class NoRecord(Closing):
         return Progress(total_rounds, start_round=start_round, stream=self._nowhere)
 
     def describe_data(self, text: str) -> None:
+        """Writes nothing."""
+
+    def describe_model(self, model: Mapping[str, Any]) -> None:
         """Writes nothing."""
 
     def draw_data(self, draw: Callable[[Path], object]) -> None:

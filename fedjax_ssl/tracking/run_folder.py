@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from fedjax_ssl.tracking.files import Closing, encode_json, write_atomically
 from fedjax_ssl.tracking.lock import FolderLock
@@ -27,12 +27,20 @@ class RunFolder(Closing):
     Attributes:
         path: the folder.
         is_new: True unless an earlier start stored its config and results here.
-        config_file, metrics_csv, metrics_jsonl, summary_file, curves_file, predictions_csv, clients_csv: the files
-            of the run.
+        changes: undecided fields that differ: stored value and the one now, by dotted name.
+        config_file, metrics_csv, metrics_jsonl, summary_file, curves_file, model_file, predictions_csv, clients_csv:
+            the files of the run.
         checkpoint_folder: where `Checkpoints` keeps its files.
     """
 
-    def __init__(self, path: str | os.PathLike, config: Mapping[str, Any], *, ignore: Collection[str] = ()):
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        config: Mapping[str, Any],
+        *,
+        ignore: Collection[str] = (),
+        undecided: Collection[str] = (),
+    ):
         """Opens the folder; when an error is raised, nothing is written.
 
         Args:
@@ -40,6 +48,8 @@ class RunFolder(Closing):
             config: nested mapping of numbers, strings, None and lists of these.
             ignore: dotted names of fields, or groups of fields, that do not change the result of a run
                 ("progress", "checkpoint.every"): they are not compared, and the last ones are stored.
+            undecided: dotted names of fields whose change somebody else judges: `changes` has those that differ, and
+                nothing is stored before `accept` or `refuse`.
 
         Raises:
             FolderLocked: another process works here.
@@ -52,10 +62,12 @@ class RunFolder(Closing):
         self.metrics_jsonl = self.path / "metrics.jsonl"
         self.summary_file = self.path / "summary.json"
         self.curves_file = self.path / "curves.png"
+        self.model_file = self.path / "model.json"
         self.predictions_csv = self.path / "predictions.csv"
         self.clients_csv = self.path / "predictions_by_client.csv"
         self.checkpoint_folder = self.path / "checkpoints"
-        text = _config_text(config)
+        self.changes: dict[str, tuple[Any, Any]] = {}
+        self._text = text = _config_text(config)
         self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -71,7 +83,7 @@ class RunFolder(Closing):
                 self._refuse_orphans(results)
                 write_atomically(self.config_file, text)
             else:
-                self._compare(json.loads(text), ignore)
+                self._compare(json.loads(text), ignore, undecided)
         except BaseException:
             self._lock.release()
             self._remove_what_was_made()
@@ -90,22 +102,45 @@ class RunFolder(Closing):
                 "Give another --workdir, or delete this folder."
             )
 
-    def _compare(self, config: dict, ignore: Collection[str]) -> None:
+    def _compare(self, config: dict, ignore: Collection[str], undecided: Collection[str]) -> None:
         try:
             stored = json.loads(self.config_file.read_text(encoding="utf-8"))
         except ValueError as error:
             raise RunFolderError(
                 f"{self.config_file} is damaged ({error}). Give another --workdir, or delete this folder."
             ) from error
-        differences = config_differences(stored, config, ignore=ignore)
-        if differences:
-            raise ConfigMismatch(
-                f"{self.path} holds a run with another config (stored -> now):\n"
-                + "".join(f"  {line}\n" for line in differences)
-                + "Give another --workdir, set these fields back, or delete the folder to start again."
-            )
-        if stored != config:
-            write_atomically(self.config_file, _config_text(config))
+        if differences := config_differences(stored, config, ignore=(*ignore, *undecided)):
+            raise self._mismatch(differences)
+        old, new = flat_config(stored), flat_config(config)
+        self.changes = {
+            name: (old[name], new[name])
+            for name in undecided
+            if name in old and name in new and json.dumps(old[name]) != json.dumps(new[name])
+        }
+        if stored != config and not self.changes:
+            write_atomically(self.config_file, self._text)
+
+    def accept(self) -> None:
+        """Stores the config with its `changes`: the run goes on under it."""
+        write_atomically(self.config_file, self._text)
+        self.changes = {}
+
+    def refuse(self, reason: str) -> NoReturn:
+        """Raises ConfigMismatch for the `changes`.
+
+        Args:
+            reason: one or more sentences.
+        """
+        lines = [f"{name}: {json.dumps(old)} -> {json.dumps(new)}" for name, (old, new) in sorted(self.changes.items())]
+        raise self._mismatch(lines, f"{reason}\n")
+
+    def _mismatch(self, differences: list[str], reason: str = "") -> ConfigMismatch:
+        return ConfigMismatch(
+            f"{self.path} holds a run with another config (stored -> now):\n"
+            + "".join(f"  {line}\n" for line in differences)
+            + reason
+            + "Give another --workdir, set these fields back, or delete the folder to start again."
+        )
 
     def close(self) -> None:
         """Gives the lock back; a second call does nothing. A start that came to nothing leaves nothing."""

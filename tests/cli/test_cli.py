@@ -14,6 +14,12 @@ from fedjax_ssl.cli.listing import KINDS
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.fixture(autouse=True)
+def own_path(monkeypatch):
+    """Folders of a test's config files are importable in this test alone."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
 def call(capsys, *arguments: str) -> tuple[int, str, str]:
     try:
         code = cli.main([*arguments])
@@ -101,7 +107,6 @@ def test_facts_about_a_dataset(capsys, tmp_path):
 
 
 def test_a_new_study_has_a_config_a_method_and_a_test(capsys, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(tmp_path / "nowhere"))  # restores sys.path at the end
     monkeypatch.chdir(tmp_path)
     code, output, _ = call(capsys, "new", "hospital")
     assert code == 0 and "fedjax-ssl run hospital/hospital.py" in output
@@ -119,3 +124,23 @@ def test_the_test_of_a_new_study_passes(tmp_path):
     subprocess.run([sys.executable, "-m", "fedjax_ssl.cli", "new", "mine"], cwd=tmp_path, check=True)
     done = subprocess.run([sys.executable, "-m", "pytest", "-q", "mine"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.thorough
+def test_a_hospitals_file_partly_labelled_with_one_site_left_out(capsys, tmp_path, monkeypatch):
+    generator = np.random.default_rng(0)
+    classes = np.arange(240) % 3
+    site = np.array(["north", "south", "east", "west"])[np.arange(240) // 3 % 4]
+    points = (generator.normal(size=(240, 6)) + 3 * np.eye(3, 6)[classes]).astype(np.float32)
+    labels = np.where(generator.random(240) < 0.5, classes, -1)
+    labels[site == "west"] = classes[site == "west"]
+    np.savez(tmp_path / "scans.npz", inputs=points, labels=labels, client=site)
+    monkeypatch.chdir(tmp_path)
+    asked = ("run", "npz:xclp", "--data.path=scans.npz", "--rounds=4", "--method.num_bits=64")
+    code, _, error = call(capsys, *asked, "--data.left_out_client=west")
+    assert code == 0, error
+    table = (tmp_path / "runs/npz_xclp/partition.txt").read_text()
+    assert all(f" {name} " in table for name in ("north", "south", "east")) and "west" not in table
+    assert "test 60" in table
+    code, _, error = call(capsys, *asked, "--data.left_out_client=wets", "--workdir=other")
+    assert code == 2 and "Did you mean 'west'" in error and not (tmp_path / "other").exists()

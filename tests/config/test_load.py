@@ -1,12 +1,16 @@
 """From a name and settings to a config: names, order, types, None, and what is said about mistakes."""
 
+import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import methods, presets
 from fedjax_ssl.config import ConfigError, load
+from fedjax_ssl.experiment import build_method, federate, load_experiment
+from fedjax_ssl.experiment.fit import check_labels, check_weighting
 from fedjax_ssl.shipped import shipped_configs
 
 ROOT = Path(__file__).parents[2]
@@ -20,6 +24,12 @@ def get_config(writers="4"):
     config.supervision.labelled_clients = int(writers)
     return config
 """
+
+
+@pytest.fixture(autouse=True)
+def own_path(monkeypatch):
+    """Folders of a test's config files are importable in this test alone."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
 
 
 def test_a_shipped_config_by_name_and_by_path_is_the_same():
@@ -123,8 +133,7 @@ def test_a_mistake_in_a_file_is_placed(text, message, tmp_path):
         load(str(path))
 
 
-def test_a_file_of_ones_own_with_an_argument_and_a_module_beside_it(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(tmp_path / "nowhere"))  # restores sys.path at the end
+def test_a_file_of_ones_own_with_an_argument_and_a_module_beside_it(tmp_path):
     folder = tmp_path / "study"
     folder.mkdir()
     (folder / "own.py").write_text(OWN)
@@ -147,6 +156,21 @@ def test_the_digits_take_every_method_and_bring_what_it_needs(method):
     assert config.method.name == method and config.rounds == 40
     assert config.to_dict() == load(f"digits:{method}", [("rounds", "40")]).to_dict()
     configs.resolve(config)  # without a note that a stage is too long
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore:Clients .* do not tell all classes apart")
+@pytest.mark.parametrize("method", sorted(methods.available()))
+def test_the_digits_fit_every_method(method):
+    config = load(f"digits:{method}")
+    experiment = load_experiment(config)
+    federation = federate(experiment, jax.random.key(0))
+    learner = build_method(experiment, federation)
+    check_labels(config.supervision.name, method, learner, federation)
+    check_weighting(config.federated.weighting, learner, federation)
+    if method in ("fedsiam", "fedtrans", "protofssl", "fedmatch", "mixed", "fixmatch", "fedllp_vat", "semifl"):
+        key = jax.random.key(0)
+        jax.eval_shape(learner.round, key, jax.eval_shape(learner.init, key, federation), federation)
 
 
 def test_what_methods_need_comes_with_them():

@@ -9,7 +9,7 @@ import pytest
 from fedjax_ssl import presets
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.experiment import prediction_settings
-from fedjax_ssl.experiment.prediction import jobs_of
+from fedjax_ssl.experiment.prediction import how_to_read, jobs_of
 from fedjax_ssl.experiment.run import run
 from fedjax_ssl.tracking import ConfigMismatch
 
@@ -199,7 +199,17 @@ def test_what_makes_no_sense_is_refused(changes, message, tmp_path):
     with pytest.raises(ConfigError) as error:
         run(config, tmp_path / "run")
     assert message in str(error.value)
-    assert not (tmp_path / "run" / "summary.json").exists()
+    assert not (tmp_path / "run").exists()
+
+
+def test_of_several_ways_one_is_to_be_read_first():
+    config = quick()
+    config.prediction.variant = config.prediction.unlabelled = "both"
+    config.prediction.predictors = "network,per_client_lp,xclp"
+    advice = how_to_read(jobs_of(prediction_settings(config)))
+    assert advice.startswith("read xclp_code first") and "_labelled: without unlabelled" in advice
+    config.prediction.predictors = "network"
+    assert how_to_read(jobs_of(prediction_settings(config))) == ""
 
 
 @pytest.mark.thorough

@@ -3,7 +3,7 @@
 import pytest
 
 from fedjax_ssl import config as configs
-from fedjax_ssl.experiment import run as run_module
+from fedjax_ssl.experiment.outcome import summarize
 from fedjax_ssl.experiment.rounds import TOTALS
 
 ACCURACIES = (0.9, 0.5, 0.7, 0.7, 0.6)  # after rounds 1 to 5, of validation
@@ -19,7 +19,7 @@ def summary(**fields):
         for number, value in enumerate(ACCURACIES, start=1)
     ]
     seconds = {"compile_seconds": 0.0, "train_seconds": 0.0}
-    found = run_module._summarize(configs.resolve(config), rows, seconds, [])
+    found = summarize(configs.resolve(config), rows, seconds, [])
     return found["selected_round"], found["selected_test_accuracy"]
 
 

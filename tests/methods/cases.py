@@ -3,8 +3,11 @@
 A method that keeps every promise with its default settings needs no line here, but for a config `digits_NAME.py`.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from fedjax_ssl import config as configs
 from fedjax_ssl import methods
 from fedjax_ssl.federated import Method, Setup
 from tests import toy
@@ -124,6 +127,15 @@ def setup(name: str, data: Any, **changes: Any) -> Setup:
     return toy.setup(data, model_options=of(name).model, augment=toy.jitter, **changes)
 
 
-def build(name: str, data: Any, **changes: Any) -> Method:
-    """The method with the settings of its case."""
-    return methods.build(name, setup(name, data, **changes), **of(name).settings)
+def build(name: str, data: Any, numbers: Mapping[str, Any] = MappingProxyType({}), **changes: Any) -> Method:
+    """The method with the settings of its case, some of which may give way to numbers."""
+    return methods.build(name, setup(name, data, **changes), **{**of(name).settings, **numbers})
+
+
+def traceable_numbers(name: str) -> dict[str, float]:
+    """The settings of a method's case that are arguments of a run's program, see `config.traced_numbers`."""
+    config = configs.default(name)
+    for setting, value in of(name).settings.items():
+        config.method[setting] = value
+    numbers = configs.traced_numbers(config)
+    return {field.removeprefix("method."): value for field, value in numbers.items() if field.startswith("method.")}

@@ -60,6 +60,7 @@ def test_pure_sets_in_the_shares_of_the_test_and_identical_coarse_labels_are_fed
     data = all_weak(from_sets)
     state, infos = toy.train(fedul(data), KEY, data, 3)
     chex.assert_trees_all_equal(state.params, expected.params)
+    assert "fedul is FedAvg" in fedul(data).check(data)[0] and fedul(sets()).check(sets()) == []
     assert [info["loss"] for info in infos] == [info["loss"] for info in expected_infos]
 
 

@@ -1,8 +1,11 @@
 import io
 
 import pytest
+from rich.console import Console
+from rich.text import Text
 
 from fedjax_ssl.tracking import Progress
+from fedjax_ssl.tracking.live_line import LiveLine, fitting
 
 START = {
     "method": "xclp",
@@ -120,6 +123,61 @@ def test_a_terminal_gets_a_bar(monkeypatch):
         "runs/[digits]/curves.png",
     ):
         assert part in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_round_accuracy_and_time_left_stay_readable(width):
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, _environ={})
+    line = LiveLine(8000, 0, console)
+    line.show(
+        4200, values="accuracy 81.2%", more="pseudo-labels 95.0%", speed="client updates/s 1,234", left="1:02:03 left"
+    )
+    (text,) = lines_of(line, console)
+    assert len(text) <= width and "…" not in text
+    for part in ("round 4200/8000", "accuracy 81.2%", "1:02:03 left"):
+        assert part in text
+    assert ("pseudo-labels 95.0%" in text) == (width >= 80)
+    assert ("client updates/s 1,234" in text and "so far" in text) == (width == 200)
+
+
+def lines_of(line, console):
+    with console.capture() as captured:
+        console.print(line.get_renderable())
+    return Text.from_ansi(captured.get()).plain.splitlines()
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_terminal_says_that_it_compiles(monkeypatch, width):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", str(width))
+    stream = Terminal()
+    with Progress(12, stream=stream) as progress:
+        progress.start(**START)
+        assert "compiling ..." in stream.getvalue()
+        progress.training()
+        assert "training ..." in stream.getvalue()
+        progress.update(4, ROW)
+        so_far = len(stream.getvalue())
+        progress.compiling()  # a shorter last block
+        assert "compiling ..." in stream.getvalue()[so_far:]
+
+
+def test_what_matters_least_goes_first():
+    parts = {"a": "aaaa", "b": "", "c": "cc", "d": "d"}
+    assert fitting(parts, ("c", "a", "b", "d"), 11) == {"a": "aaaa", "c": "cc", "d": "d"}
+    assert fitting(parts, ("c", "a", "b", "d"), 10) == {"a": "aaaa", "c": "cc"}
+    assert fitting(parts, ("a", "b", "c", "d"), 1) == {"a": "aaaa"}
+
+
+def test_clients_are_listed_from_the_worst_on():
+    stream = io.StringIO()
+    progress = Progress(2, stream=stream)
+    progress.clients({"north": 0.75, "south-west": 0.5}, "runs/x/client_accuracy.csv")
+    progress.clients({str(number): number / 100 for number in range(25)}, "runs/x/client_accuracy.csv")
+    lines = stream.getvalue().splitlines()
+    assert lines[:3] == ["accuracy by client:", "  south-west   50.00%", "  north        75.00%"]
+    assert lines[3] == "accuracy by client, the worst:" and lines[4] == "  0    0.00%"
+    assert lines[-1] == "  ... 15 more in runs/x/client_accuracy.csv"
 
 
 def test_a_dumb_terminal_gets_plain_lines(monkeypatch):

@@ -78,6 +78,8 @@ def federate(
     balanced_test: bool = False,
     pools: tuple[int, int, int] | None = None,
     shuffle_pools: bool = False,
+    inputs: Array | None = None,
+    widest: float = 1.0,
 ) -> FederatedData:
     """Holds examples out, deals the others to clients and hides labels.
 
@@ -110,6 +112,10 @@ def federate(
             together; what is left is unused, and all examples without a label are for training.
         shuffle_pools: all of a class are shuffled before they are cut into pools; otherwise the dataset's own training
             examples come first, so that the others are mostly test examples.
+        inputs: of an earlier federation with other randomness and the same arguments, so that both share them; they
+            may be traced, so that they are no constant of a program.
+        widest: with a concrete key too, tables take the width that every key fits in where it is at most so many
+            times what they need; keys then share their programs.
 
     Returns:
         The federation.
@@ -157,10 +163,13 @@ def federate(
     roles = jax.jit(draw)(key, labels, jnp.asarray(natural))
     # Asked of the result, not of the key: a fixed key inside somebody's jit also gives traced roles.
     traced = isinstance(roles.entries.client, jax.core.Tracer)
-    widths = _static_widths(plan) if traced else _measure(roles, plan.facts.num_clients)
+    widths = _static_widths(plan)
+    if not traced:
+        widths = _narrower(_measure(roles, plan.facts.num_clients), widths, widest)
     tables = _tabulate(roles, labels, num_clients=plan.facts.num_clients, widths=widths)
-    inputs, truth = dataset.train.x, dataset.train.y
+    examples, truth = [dataset.train.x], dataset.train.y
     num_new_clients = held_out.num_natural
+    owned = bool(held_out.num_natural or client_test_fraction)
     own = held_out.own_test_examples(dataset)
     if dataset.test is not None and own.size:
         test, client, strangers = jnp.asarray(own, jnp.int32), jnp.full(own.size, -1, jnp.int32), 0
@@ -170,15 +179,16 @@ def federate(
         elif partition == "natural" or left_out_client is not None:
             taken = plan.facts.num_clients + num_new_clients
             client, strangers = clients_of_own_test(dataset, own, roles.holder, taken)
+        owned |= balanced_test or (partition == "natural" and dataset.test.client is not None)
         tables["test_index"] = jnp.concatenate([len(truth) + test, tables["test_index"]])
         tables["test_client"] = jnp.concatenate([client, tables["test_client"]])
         tables["num_test"] = tables["num_test"] + test.size  # all of these are real
         hidden = jnp.full(len(dataset.test), -1, jnp.int32)
         tables["observed"] = jnp.concatenate([tables["observed"], hidden])
-        inputs, truth = np.concatenate([inputs, dataset.test.x]), np.concatenate([truth, dataset.test.y])
+        examples, truth = [*examples, dataset.test.x], np.concatenate([truth, dataset.test.y])
         num_new_clients += strangers
     return FederatedData(
-        inputs=jnp.asarray(inputs),
+        inputs=_on_device(examples) if inputs is None else inputs,
         labels=jnp.asarray(truth, jnp.int32),
         num_classes=dataset.num_classes,
         num_new_clients=num_new_clients,
@@ -187,8 +197,13 @@ def federate(
         min_labelled=widths.min_labelled,
         num_parts=plan.partition.parts,
         coarse_names=_coarse_names(plan.supervision, dataset),
+        owned_test=owned,
         **tables,
     )
+
+
+def _on_device(examples: list[np.ndarray]) -> Array:
+    return jnp.asarray(examples[0] if len(examples) == 1 else np.concatenate(examples))
 
 
 def _coarse_names(supervision: Supervision, dataset: Dataset) -> tuple[str, ...]:
@@ -363,6 +378,18 @@ def _measure(roles: _Roles, num_clients: int) -> _Widths:
     fewest = int(with_label[with_label > 0].min()) if with_label.any() else 1
     most = int(with_label.max()), int((sizes - with_label).max()), int(sizes.max())
     return _Widths(*most, test, valid, server, fewest)
+
+
+def _narrower(measured: _Widths, bounds: _Widths, widest: float) -> _Widths:
+    """The widths that every key fits in where they are at most `widest` times what is needed, which it is elsewhere."""
+    # Those of the clients' tables belong together: none may be wider than the other two allow.
+    together = measured[:3], bounds[:3]
+    close = all(bound <= widest * needed for needed, bound in zip(*together, strict=True))
+    tables = bounds[:3] if close else measured[:3]
+    test, valid, server = (
+        bound if bound <= widest * needed else needed for needed, bound in zip(measured[3:6], bounds[3:6], strict=True)
+    )
+    return _Widths(*tables, test, valid, server, measured.min_labelled)
 
 
 @partial(jax.jit, static_argnames=("num_clients", "widths"))

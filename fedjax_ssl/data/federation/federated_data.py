@@ -1,9 +1,12 @@
 """The federation on the device: flat arrays of examples and, per client, a padded table of rows."""
 
 import dataclasses
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
@@ -38,6 +41,7 @@ class FederatedData:
     num_parts: int = _static(default=1)  # of equal size, in which the unlabelled examples in `index` come (streaming)
     weak: WeakLabels | None = None  # coarse labels and sets, where some client has any
     coarse_names: tuple[str, ...] = _static(default=())  # of the coarse labels, where they have names
+    owned_test: bool = _static(default=False)  # test examples belong to clients, as far as `test_client` says
 
     @property
     def num_clients(self) -> int:
@@ -69,6 +73,7 @@ class FederatedData:
             "server_examples": int(self.num_server),
             "validation_examples": int(self.num_valid),
             "test_examples": int(self.num_test),
+            **self._labelled_test(),
             "unused_examples": self._count_unused(),
             "new_clients": self.num_new_clients,
         }
@@ -83,6 +88,12 @@ class FederatedData:
             real = np.arange(rows.shape[-1]) < np.asarray(count)[..., None]
             used[np.asarray(rows)[real]] = True
         return int((~used).sum())
+
+    def _labelled_test(self) -> dict[str, int]:
+        """How many test examples have a true label, so that they are scored, where these are not all."""
+        tested = np.arange(self.test_index.shape[0]) < np.asarray(self.num_test)
+        scored = int((tested & (np.asarray(self.labels)[np.asarray(self.test_index)] >= 0)).sum())
+        return {} if scored == int(self.num_test) else {"labelled_test_examples": scored}
 
     def kinds(self) -> tuple[str, ...]:
         """What there is to learn from: clients' class "labels", the "server"'s, "coarse" labels, "sets"; not in jit."""
@@ -99,6 +110,35 @@ class FederatedData:
             "clients_with_coarse_labels": int(np.asarray(self.weak.has_coarse).sum()),
             "clients_with_sets": int((known & sets).sum()),
         }
+
+
+def of_one_shape(federations: Sequence[FederatedData]) -> list[FederatedData]:
+    """The same federations with tables of equal width, so that they can share compiled programs.
+
+    Args:
+        federations: of equally many clients, and with the same further static fields.
+    """
+    tables = ("index", "test_index", "test_client", "valid_index", "server_index")
+    widths = {name: max(getattr(one, name).shape[-1] for one in federations) for name in tables}
+    bounds: dict[str, Any] = {
+        name: max(getattr(one, name) for one in federations) for name in ("max_labelled", "max_unlabelled")
+    }
+    bounds["min_labelled"] = min(one.min_labelled for one in federations)
+
+    def wider(table: Array, width: int, padding: int) -> Array:
+        beside = [(0, 0)] * (table.ndim - 1) + [(0, width - table.shape[-1])]
+        return jnp.pad(table, beside, constant_values=padding)
+
+    def padded(one: FederatedData) -> FederatedData:
+        columns: dict[str, Any] = {
+            name: wider(getattr(one, name), widths[name], -(name == "test_client")) for name in tables
+        }
+        weak = one.weak
+        if weak is not None:
+            weak = dataclasses.replace(weak, labels=wider(weak.labels, widths["index"], -1))
+        return dataclasses.replace(one, **columns, **bounds, weak=weak)
+
+    return [padded(one) for one in federations]
 
 
 def validate(data: FederatedData, truth_required: bool = True) -> None:

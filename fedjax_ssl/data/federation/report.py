@@ -89,6 +89,7 @@ def report(
         f"{''.join(f', {columns[name].sum()} {words}' for name, words in _WEAK.items() if name in columns)}; "
         f"server {summary['server_examples']}, validation {summary['validation_examples']}, "
         f"test {summary['test_examples']}"
+        + (f" ({summary['labelled_test_examples']} with a label)" if "labelled_test_examples" in summary else "")
         + (f"; {summary['unused_examples']} examples are in none of these" if summary["unused_examples"] else ""),
         "",
         line((*header, f"histogram over {data.num_classes} classes: {_abbreviated(class_names)}")),

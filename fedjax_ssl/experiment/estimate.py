@@ -1,0 +1,66 @@
+"""What a run is estimated to take of a device's memory, and how many runs fit on it at once."""
+
+from typing import NamedTuple
+
+import jax
+import ml_collections
+
+from fedjax_ssl import config as configs
+from fedjax_ssl import federated
+from fedjax_ssl.experiment.build import Experiment, build_method, execution_of
+from fedjax_ssl.experiment.shared import Shared
+from fedjax_ssl.federated.memory import USABLE, tree_bytes
+
+_MUCH = 2**50  # bytes: a device on which every cohort fits
+
+
+class Estimate(NamedTuple):
+    """Bytes."""
+
+    examples: int  # of the dataset, held once for all runs
+    each: int  # of a run with one client at a time
+
+
+def estimate(config: ml_collections.ConfigDict, shared: Shared | None = None) -> Estimate:
+    """Estimates the memory of a run: tables, state twice, what the cohort keeps, and one client that trains.
+
+    Args:
+        config: as for `fedjax_ssl.experiment.run.run`.
+        shared: where the dataset and the federation are looked up.
+
+    Raises:
+        ConfigError: a setting cannot be used.
+        DatasetUnavailable: the dataset is not on disk and could not be downloaded.
+    """
+    shared = shared or Shared()
+    experiment = shared.experiment(configs.resolve(config))
+    federation = shared.federation(experiment)
+    choices: list[federated.Choice] = []
+    execution = execution_of(experiment, federation, alone=True)
+    execution = execution._replace(placement="chunked", chunk_size=None, memory=_MUCH, everyone=None, mesh=None)
+    method = build_method(experiment, federation, report=choices.append, execution=execution)
+    key, examples = jax.random.key(0), tree_bytes(federation.inputs)
+    state = jax.eval_shape(method.init, key, federation)
+    own = tree_bytes(federation) - examples + 2 * tree_bytes(state)
+    if method.on_host:
+        return Estimate(examples, own)
+    jax.eval_shape(method.round, key, state, federation)
+    usable = int(USABLE * (_MUCH - examples - own))
+    return Estimate(examples, own + max(usable - (one.limit or 0) + (one.bytes_per_client or 0) for one in choices))
+
+
+def runs_at_once(config: ml_collections.ConfigDict, shared: Shared, limit: int | None) -> int:
+    """How many runs of a config fit on a device at once; one where its memory is not known, and on a CPU.
+
+    There the work is the limit, and vectorized runs take longer than the same runs in turn (docs/benchmarks.md, W8).
+
+    Args:
+        config: as for `fedjax_ssl.experiment.run.run`.
+        shared: where the dataset and the federation are looked up.
+        limit: bytes of the device.
+    """
+    experiment: Experiment = shared.experiment(configs.resolve(config))
+    if limit is None or jax.default_backend() == "cpu" or experiment.config.federated.devices > 1:
+        return 1
+    found = estimate(config, shared)
+    return max(int(USABLE * (limit - found.examples)) // max(found.each, 1), 1)

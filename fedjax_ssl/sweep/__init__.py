@@ -1,0 +1,1 @@
+"""Many runs from one command: points, plan, workers, tables; see docs/sweeps.md."""

@@ -1,0 +1,141 @@
+"""`--submit`: an array of jobs, one per program, handed in by submitit; each may be preempted and started again."""
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedjax_ssl.config import ConfigError
+from fedjax_ssl.sweep import conduct, results
+from fedjax_ssl.sweep import plan as plans
+from fedjax_ssl.sweep.conduct import Task
+from fedjax_ssl.sweep.plan import Plan
+from fedjax_ssl.sweep.work import perform
+from fedjax_ssl.tracking import FolderLock
+
+# Starts of a job that ran into its time limit; between them it goes on from its checkpoints.
+_STARTS = 1000
+
+
+class Job:
+    """The runs of one program, as a job does them; picklable."""
+
+    def __init__(self, sweep: Path, names: Sequence[str]):
+        """Remembers what to do.
+
+        Args:
+            sweep: folder of the sweep, which the job reaches under the same path.
+            names: of the runs.
+        """
+        self._sweep, self._names = sweep, tuple(names)
+
+    def __call__(self) -> dict[str, int]:
+        """Does what is missing, and writes the tables; returns how many runs stand where."""
+        plan = plans.load(self._sweep)
+        assert plan is not None, "it was written before the job was handed in"
+        mine = [run for run in plan.runs if run.name in self._names]
+        missing = [run.name for run in results.unfinished(self._sweep, mine)]
+        try:
+            if missing:
+                perform(self._sweep, plan, missing, lambda told: print(told, flush=True))
+        finally:
+            rows = results.write(self._sweep, plan)
+        own = [row["status"] for row in rows if row["run"] in self._names]
+        return {status: own.count(status) for status in dict.fromkeys(own)}
+
+    def checkpoint(self) -> Any:
+        """What submitit hands in again where the job is preempted or out of time."""
+        return _extra().helpers.DelayedSubmission(self)
+
+
+def submit(given: argparse.Namespace, folder: Path, plan: Plan, command: Sequence[str]) -> int:
+    """Hands the missing runs of a sweep in, or shows what would be handed in.
+
+    Args:
+        given: of the command line.
+        folder: of the sweep.
+        plan: of it.
+        command: that was given.
+
+    Returns:
+        0.
+
+    Raises:
+        ConfigError: an option that cannot be used, no Slurm here, or submitit is not installed.
+    """
+    cluster, waiting = given.submit or "slurm", conduct.tasks(folder, plan, 1)
+    options = options_of(given.slurm)
+    if not waiting:
+        print(f"all runs are done: {folder / 'results.csv'}")
+        return 0
+    if given.show:
+        for line in described(waiting, cluster, options, given.hours):
+            print(line)
+        return 0
+    with FolderLock(folder):
+        plans.save(folder, plan, command)
+        results.write(folder, plan)
+        jobs = hand_in(waiting, folder, cluster, options, given.hours)
+    print(f"handed in {len(jobs)} jobs: {', '.join(job.job_id for job in jobs)}; logs: {folder / 'jobs'}")
+    print(f"{folder / 'results.csv'} is written as they end; the same command hands in what is missing then")
+    return 0
+
+
+def hand_in(waiting: Sequence[Task], folder: Path, cluster: str, options: Mapping[str, Any], hours: float) -> list[Any]:
+    """Hands tasks in as one array; returns submitit's jobs.
+
+    Args:
+        waiting: a job each.
+        folder: of the sweep.
+        cluster: "slurm" or "local".
+        options: of Slurm, as submitit calls them.
+        hours: time limit of a job.
+
+    Raises:
+        ConfigError: there is no such cluster here, or it refuses.
+    """
+    library = _extra()
+    # Jobs import what this process can; Slurm hands the environment on.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    try:
+        executor = library.AutoExecutor(folder / "jobs", cluster=cluster, slurm_max_num_timeout=_STARTS)
+        named = {f"slurm_{name}": value for name, value in options.items()} if cluster == "slurm" else {}
+        executor.update_parameters(timeout_min=max(round(60 * hours), 1), name=f"sweep_{folder.name}", **named)
+        with executor.batch():
+            return [executor.submit(Job(folder.resolve(), [run.name for run in task.runs])) for task in waiting]
+    except Exception as error:
+        raise ConfigError(f"nothing was handed in to {cluster}: {error}") from error
+
+
+def options_of(texts: Sequence[str]) -> dict[str, Any]:
+    """Reads `--slurm NAME=VALUE`.
+
+    Raises:
+        ConfigError: it is no such text.
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name or not value:
+            raise ConfigError(f"--slurm {text!r} is not of the form NAME=VALUE, for example gpus_per_node=1")
+        found[name.replace("-", "_")] = int(value) if value.isdecimal() else value
+    return found
+
+
+def described(waiting: Sequence[Task], cluster: str, options: Mapping[str, Any], hours: float) -> list[str]:
+    """What would be handed in."""
+    settings = "".join(f", {name}={value}" for name, value in options.items())
+    lines = [f"an array of {len(waiting)} jobs for {cluster}, {hours:g} h each{settings}:"]
+    for number, task in enumerate(waiting):
+        lines.append(f"  {number}: program {task.program}, {len(task.runs)} runs: {conduct.names(task.runs)}")
+    return lines
+
+
+def _extra() -> Any:
+    try:
+        return importlib.import_module("submitit")
+    except ImportError as error:
+        raise ConfigError("--submit needs the package submitit: pip install 'fedjax_ssl[sweep]'") from error

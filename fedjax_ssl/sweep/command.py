@@ -1,0 +1,208 @@
+"""`fedjax-ssl sweep`: many runs of a config from one command."""
+
+import argparse
+import contextlib
+import importlib
+import importlib.metadata
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from fedjax_ssl import command_line, data, processor
+from fedjax_ssl.cli import parser as new_parser
+from fedjax_ssl.config import ConfigError
+from fedjax_ssl.experiment.estimate import estimate
+from fedjax_ssl.sweep import axes, conduct, results
+from fedjax_ssl.sweep import plan as plans
+from fedjax_ssl.sweep.plan import Plan
+from fedjax_ssl.tracking import FolderLock, RunFolderError, bytes_in_words
+
+_EXAMPLES = """\
+examples:
+  fedjax-ssl sweep digits_xclp --seeds 5
+  fedjax-ssl sweep digits_xclp --seeds 5 --set method.name=fedavg,xclp --set optimizer.learning_rate=0.03,0.1,0.3
+  fedjax-ssl sweep digits_xclp --set method.alpha=0.9,0.99 --set method.num_neighbors=5,10 --zip
+  fedjax-ssl sweep digits_xclp --random 20 --set optimizer.learning_rate=0.001..1
+  fedjax-ssl sweep my_study.py            # a file with get_sweep(), which yields configs
+  fedjax-ssl sweep digits_xclp --set data.validation_fraction=0.2 --search optuna --trials 50 \\
+      --set optimizer.learning_rate=0.001..1
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Plans a sweep, shows the plan, and carries it out.
+
+    Args:
+        arguments: of the command line, without program and subcommand.
+
+    Returns:
+        0; 1 if runs failed.
+
+    Raises:
+        ConfigError: and what else a run raises at its start; `fedjax_ssl.cli.main` makes messages of it.
+    """
+    given = parser().parse_args(arguments)
+    with command_line.notes_instead_of_warnings():
+        return _sweep(given, ["fedjax-ssl", "sweep", *arguments])
+
+
+def parser() -> argparse.ArgumentParser:
+    """What the command takes."""
+    parser = new_parser(
+        "sweep",
+        f"Many runs of a config: all combinations of values and seeds, each in a folder of its own.\n\n{_EXAMPLES}",
+    )
+    add = parser.add_argument
+    add("config", help="a config's name, NAME:ARGUMENT, a file, or a file with get_sweep()")
+    add("--set", action="append", default=[], metavar="FIELD=VALUES", help="values with commas between, or LOW..HIGH")
+    add("--seeds", metavar="N", help="run each point with seeds 0 to N - 1, or with those listed (0,7,11)")
+    add("--zip", action="store_true", help="the first values of all fields together, then the second, and so on")
+    add("--random", type=int, metavar="N", help="N points, with every value drawn at random")
+    add("--random-seed", type=int, default=0, metavar="S", help="of --random and --search (default: 0)")
+    add("--workdir", metavar="FOLDER", help="of the sweep; runs/sweep_CONFIG by default")
+    add("--workers", type=int, metavar="N", help="processes at a time; by default one per core, or one on accelerators")
+    add("--dry-run", action="store_true", help="show the plan and do nothing")
+    _add_search(parser)
+    _add_cluster(parser)
+    return parser
+
+
+def _add_search(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("search", "let Optuna choose the points by the validation accuracy")
+    add = group.add_argument
+    add("--search", choices=["optuna"], help="needs validation data, such as --set data.validation_fraction=0.2")
+    add("--trials", type=int, default=50, metavar="N", help="of the study, all workers together (default: 50)")
+    add("--sampler", choices=["tpe", "random"], default="tpe", help="default: tpe")
+    add("--pruner", choices=["hyperband", "median", "none"], default="hyperband", help="default: hyperband")
+    add("--storage", metavar="URL", help="of the study; by default a journal in the folder of the sweep")
+    add("--study", metavar="NAME", help="name in the storage; the name of the sweep's folder by default")
+
+
+def _add_cluster(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("cluster", "an array of jobs, one per program, through submitit")
+    add = group.add_argument
+    add(
+        "--submit", choices=["slurm", "local"], help="hand the programs in and return; local: processes of this machine"
+    )
+    add("--slurm", action="append", default=[], metavar="NAME=VALUE", help="such as partition=gpu, gpus_per_node=1")
+    add("--hours", type=float, default=24.0, metavar="H", help="time limit of a job (default: 24)")
+    add("--print", action="store_true", dest="show", help="show what would be submitted and do nothing")
+
+
+def _sweep(given: argparse.Namespace, command: Sequence[str]) -> int:
+    if given.workers is not None and given.workers < 1:
+        raise ConfigError(f"--workers is {given.workers}; it must be at least 1")
+    # Planning is for the CPU: what this process took of an accelerator's memory its workers would not have.
+    with contextlib.suppress(RuntimeError):
+        jax.config.update("jax_platforms", "cpu")
+    folder = Path(given.workdir or Path("runs") / f"sweep_{Path(given.config.partition(':')[0]).stem}")
+    if given.search:
+        workers = given.workers or default_workers()
+        return importlib.import_module("fedjax_ssl.sweep.search").search(given, folder, command, workers)
+    plan = _plan(given)
+    stored = plans.load(folder)
+    if stored is not None:
+        plan = plans.extended(stored, plan, folder)
+    workers = given.workers or default_workers()
+    for line in describe(given.config, plan, folder, workers):
+        print(line, flush=True)
+    if given.dry_run:
+        return 0
+    if given.show:
+        return _cluster().submit(given, folder, plan, command)
+    _prepare(folder)
+    if given.submit:
+        return _cluster().submit(given, folder, plan, command)
+    with FolderLock(folder):
+        plans.save(folder, plan, command)
+        if not results.has_parquet():
+            print("note: results.parquet needs pyarrow: pip install 'fedjax_ssl[sweep]'", file=sys.stderr)
+        ended = conduct.conduct(folder, plan, workers)
+    return _say_end(folder, plan, ended)
+
+
+def _cluster() -> Any:
+    return importlib.import_module("fedjax_ssl.sweep.cluster")
+
+
+def _plan(given: argparse.Namespace) -> Plan:
+    seeds = axes.parse_seeds(given.seeds)
+    if plans.is_sweep_file(given.config):
+        if given.set or given.zip or given.random is not None:
+            raise ConfigError(
+                f"{given.config} yields its configs itself; set fields there, not with --set, --zip or --random"
+            )
+        return plans.from_file(given.config, seeds)
+    parsed = [axes.parse_axis(text) for text in given.set]
+    points = axes.points(parsed, seeds, zipped=given.zip, random=given.random, seed=given.random_seed)
+    return plans.from_settings(given.config, points)
+
+
+def _prepare(folder: Path) -> None:
+    """Makes the folder; a run's own folder is no place for a sweep."""
+    if (folder / "config.json").exists():
+        raise RunFolderError(f"{folder} is the folder of a single run; give another --workdir")
+    try:
+        (folder / "runs").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunFolderError(f"{folder} cannot be used: {error.strerror}. Give another --workdir.") from error
+
+
+def describe(title: str, plan: Plan, folder: Path, workers: int) -> list[str]:
+    """The plan in a few lines."""
+    programs = plan.programs
+    missing = sum(len(results.unfinished(folder, runs)) for runs in programs)
+    there = f", {len(plan.runs) - missing} of them done" if missing < len(plan.runs) else ""
+    lines = [f"{title}: {_count(len(plan.runs), 'run')}{there}, {_count(len(programs), 'compiled program')}"]
+    for field in plan.fields:
+        values = list(dict.fromkeys(str(run.point[field]) for run in plan.runs if field in run.point))
+        shown = ", ".join(values[:8]) + (f", ... ({len(values)} values)" if len(values) > 8 else "")
+        lines.append(f"  {field}: {shown}")
+    lines.append(f"  memory: {_memory(plan)}")
+    lines.append(f"  workers: {_count(min(workers, missing) or workers, 'process', 'processes')} at a time")
+    lines.append(f"  folder: {folder}")
+    return lines
+
+
+def _memory(plan: Plan) -> str:
+    config = plans.config_of(plan.runs[0])
+    config.data.download = False
+    try:
+        found = estimate(config)
+    except data.DatasetUnavailable:
+        return "known once the dataset is there"
+    each, examples = bytes_in_words(found.each), bytes_in_words(found.examples)
+    several = " (first program)" if len(plan.programs) > 1 else ""
+    return f"about {each} a run beside {examples} of examples{several}"
+
+
+def default_workers() -> int:
+    """One per core; one where there is an accelerator, on which runs are vectorized."""
+    if os.environ.get("JAX_PLATFORMS") == "cpu" or not importlib.metadata.entry_points(group="jax_plugins"):
+        return processor.cores()
+    asked = [sys.executable, "-c", "import jax; print(jax.default_backend())"]
+    found = subprocess.run(asked, capture_output=True, text=True, check=False)
+    return processor.cores() if found.stdout.split()[-1:] in ([], ["cpu"]) else 1
+
+
+def _say_end(folder: Path, plan: Plan, ended: conduct.Ended) -> int:
+    print(f"\n{_count(ended.done, 'run')} of {len(plan.runs)} done: {folder / 'results.csv'}")
+    if ended.failed:
+        failed = [run for run in plan.runs if results.status_of(results.folder_of(folder, run.name))[0] == "failed"]
+        print(f"{_count(ended.failed, 'run')} failed: {conduct.names(failed)}", file=sys.stderr)
+        print("Their messages are in the table; the same command tries them again.", file=sys.stderr)
+    if ended.missing:
+        print(f"{_count(ended.missing, 'run')} missing: another process works on them", file=sys.stderr)
+    command = shlex.join(["fedjax-ssl", "report", str(folder)])
+    print(f"compare them: {command}")
+    return 1 if ended.failed or ended.missing else 0
+
+
+def _count(number: int, one: str, several: str | None = None) -> str:
+    return f"{number:,} {one if number == 1 else several or one + 's'}"

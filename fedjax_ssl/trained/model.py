@@ -1,0 +1,272 @@
+"""A trained model: what it predicts for raw inputs, and how sure it is."""
+
+import contextlib
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+from jaxtyping import Float, Shaped
+
+from fedjax_ssl.data.dataset import check_finite
+from fedjax_ssl.experiment.model_file import Rebuilt
+from fedjax_ssl.federated import Method, ServerState
+from fedjax_ssl.registry import did_you_mean
+from fedjax_ssl.trained import export
+
+
+class TrainedModelError(ValueError):
+    """A run folder without a usable model, or inputs that the model does not take."""
+
+
+class TrainedModel:
+    """What a run has trained, from `fedjax_ssl.load_run`.
+
+    Attributes:
+        path: the run folder.
+        config: the run's config, resolved and locked.
+        round: rounds after which the model is as it is here.
+        checkpoint: "last" or "best" (by validation accuracy).
+        metrics: the row of that round in `metrics.csv`.
+        summary: `summary.json`; None for a run that is not complete.
+        class_names: K names; column k of a prediction is class k.
+        client_names: of all clients; those that train come first.
+        input_shape: of one example.
+        input_dtype: of the inputs as the dataset stores them: uint8 or float32.
+    """
+
+    def __init__(
+        self,
+        *,
+        path: Path,
+        config: ml_collections.ConfigDict,
+        round: int,
+        checkpoint: str,
+        metrics: Mapping[str, Any],
+        summary: Mapping[str, Any] | None,
+        state: ServerState,
+        rebuilt: Rebuilt,
+        rebuild: Callable[..., Method],
+        description: Mapping[str, Any],
+    ):
+        """`load_run` makes this; `rebuild` gives the method with other options of the network."""
+        self.path, self.config, self.round, self.checkpoint = path, config, round, checkpoint
+        self.metrics, self.summary = dict(metrics), None if summary is None else dict(summary)
+        self.class_names, self.client_names = rebuilt.dataset.class_names, rebuilt.client_names
+        self.input_shape, self.input_dtype = rebuilt.dataset.input_shape, rebuilt.dataset.train.x.dtype
+        self.input_max: float = rebuilt.dataset.input_max
+        self._state, self._method, self._num_clients = state, rebuilt.method, rebuilt.num_clients
+        self._rebuild, self._description = rebuild, description
+        self._compiled: dict[str, Callable[..., jax.Array]] = {}
+
+    def __repr__(self) -> str:
+        """Method, dataset, round and accuracy."""
+        accuracy = self.metrics.get("test_accuracy")
+        scored = "" if accuracy is None else f", test accuracy {accuracy:.2%}"
+        return f"<{self.config.method.name} on {self.config.data.name}, round {self.round}{scored}>"
+
+    def predict(
+        self, inputs: Shaped[np.ndarray, "n ..."], *, client: int | str | None = None, batch_size: int = 512
+    ) -> Float[np.ndarray, "n K"]:
+        """Class probabilities.
+
+        Args:
+            inputs: raw, as the dataset stores them: [n, *input_shape] of `input_dtype`; other floating-point types are
+                converted where it is float32.
+            client: by the model of this client, named as in `client_names` or by its number, where clients have models
+                of their own; None: by the global model.
+            batch_size: examples per forward pass, at most.
+
+        Returns:
+            Probabilities, float32, rows sum to 1.
+
+        Raises:
+            TrainedModelError: inputs of another shape or type, an unknown client, or no such model.
+        """
+        number = self._client_number(client)
+        if number is None:
+            compiled = self._compile("global", lambda state, _, x: jnp.exp(self._method.predict(state, x)))
+        else:
+            compiled = self._compile("own", lambda state, c, x: jnp.exp(self._own(self._method)(state, c, x)))
+        return self._in_batches(partial(compiled, self._state, jnp.int32(number or 0)), inputs, batch_size)
+
+    def embed(self, inputs: Shaped[np.ndarray, "n ..."], *, batch_size: int = 512) -> Float[np.ndarray, "n d"]:
+        """Features of the global model, its head's inputs.
+
+        Args:
+            inputs: as for `predict`.
+            batch_size: as for `predict`.
+
+        Returns:
+            Features, float32.
+
+        Raises:
+            TrainedModelError: inputs of another shape or type, or a method without features.
+        """
+        embed = self._method.embed
+        if embed is None:
+            raise TrainedModelError(
+                f"method {self.config.method.name!r} with config.federated.name={self.config.federated.name!r} has no "
+                "global model, and so no features"
+            )
+        return self._in_batches(partial(self._compile("embed", embed), self._state), inputs, batch_size)
+
+    def save_parameters(self, path: str | os.PathLike, *, client: int | str | None = None) -> Path:
+        """Writes the network's parameters and batch statistics as a `.safetensors` file.
+
+        Its names are those of the network's tree with dots between ("params.Dense_0.kernel", "batch_stats..."), and its
+        metadata say what goes in and comes out. Needs the extra `export`.
+
+        Args:
+            path: the file.
+            client: as for `predict`.
+
+        Returns:
+            The file.
+
+        Raises:
+            TrainedModelError: as `predict`; a method whose predictions are no network's; or safetensors is not there.
+        """
+        number = self._client_number(client)
+        if self._method.network is None:
+            raise TrainedModelError(f"method {self.config.method.name!r} does not say which network it predicts with")
+        parameters, statistics = self._method.network(self._state, number)
+        with _needing("safetensors"):
+            return export.save_parameters(path, parameters, statistics, self._facts())
+
+    def save_prediction(
+        self,
+        path: str | os.PathLike,
+        *,
+        client: int | str | None = None,
+        platforms: Collection[str] = export.PLATFORMS,
+    ) -> Path:
+        """Writes `predict` as a program (StableHLO by `jax.export`) with the parameters in it, for any batch size.
+
+        `jax.export.deserialize(Path(path).read_bytes()).call(inputs)` runs it, without this package. Needs the extra
+        `export`.
+
+        Args:
+            path: the file.
+            client: as for `predict`.
+            platforms: for which it is lowered.
+
+        Returns:
+            The file.
+
+        Raises:
+            TrainedModelError: as `predict`, or flatbuffers is not there.
+        """
+        number = self._client_number(client)
+        # The plain convolution: the others are chosen for this machine, and their shapes for batches of known size.
+        method, state = self._rebuild(lowering="lax"), self._state
+
+        def predict(inputs: jax.Array) -> jax.Array:
+            if number is None:
+                return jnp.exp(method.predict(state, inputs))
+            return jnp.exp(self._own(method)(state, jnp.int32(number), inputs))
+
+        with _needing("flatbuffers"):
+            return export.save_prediction(path, predict, self.input_shape, self.input_dtype, platforms)
+
+    def _facts(self) -> dict[str, Any]:
+        """What somebody needs who has the parameters alone."""
+        return {
+            "method": self.config.method.name,
+            "model": {name: value for name, value in self.config.model.to_dict().items() if value is not None},
+            "inputs": self._description["inputs"],
+            "class_names": list(self.class_names),
+            "round": self.round,
+        }
+
+    def _client_number(self, client: int | str | None) -> int | None:
+        own = self._method.predict_for is not None
+        known = self.client_names[: self._num_clients]
+        if client is None:
+            if self._method.alone:
+                raise TrainedModelError(
+                    "the clients of this run trained alone, so that there is no global model; name the client whose "
+                    f"model is to be used: {_some(known)}"
+                )
+            return None
+        if not own:
+            raise TrainedModelError(
+                f"client is {client!r}, but with method {self.config.method.name!r} all clients have the global model; "
+                "leave client out"
+            )
+        if client in known:
+            return known.index(str(client))
+        if isinstance(client, (int, np.integer)) and 0 <= client < self._num_clients:
+            return int(client)
+        raise TrainedModelError(f"unknown client {client!r}.{did_you_mean(client, known)} Clients: {_some(known)}")
+
+    @staticmethod
+    def _own(method: Method) -> Callable[..., jax.Array]:
+        predict_for = method.predict_for
+        assert predict_for is not None, "asked before"
+        return predict_for
+
+    def _compile(self, name: str, function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+        if name not in self._compiled:
+            self._compiled[name] = jax.jit(function)
+        return self._compiled[name]
+
+    def _in_batches(self, function: Callable[..., jax.Array], inputs: Any, batch_size: int) -> np.ndarray:
+        """Results of batches of one size, so that one program serves all; the last one is filled up with zeros."""
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+            raise TrainedModelError(f"batch_size is {batch_size!r}; it must be a whole number of at least 1")
+        values = self._checked(inputs)
+        count = len(values)
+        # Few inputs take the next power of two, so that callers with ever other numbers do not compile each time.
+        size = min(batch_size, 1 << max(count - 1, 0).bit_length())
+        results = []
+        for start in range(0, max(count, 1), size):
+            batch = values[start : start + size]
+            filled = np.zeros((size, *self.input_shape), self.input_dtype)
+            filled[: len(batch)] = batch
+            results.append(np.asarray(function(filled))[: len(batch)])
+        return np.concatenate(results)
+
+    def _checked(self, inputs: Any) -> np.ndarray:
+        values, wanted = np.asarray(inputs), f"[n, {', '.join(map(str, self.input_shape))}]"
+        if values.shape[1:] != self.input_shape or values.ndim != len(self.input_shape) + 1:
+            hint = ""
+            if values.shape == self.input_shape:
+                hint = " This looks like a single example: give inputs[None]"
+            elif self.input_shape[-1] == 1 and values.shape[1:] == self.input_shape[:-1]:
+                hint = " The channel axis is missing: give inputs[..., None]"
+            raise TrainedModelError(f"inputs have shape {list(values.shape)}; this model takes {wanted}.{hint}")
+        if self.input_dtype == np.uint8:
+            if values.dtype != np.uint8:
+                raise TrainedModelError(
+                    f"inputs are {values.dtype}; this model takes them as its dataset stores them: uint8, from 0 to "
+                    f"{self.input_max:g}. Give raw values, neither divided nor standardized: the model does that"
+                )
+            return values
+        if not np.issubdtype(values.dtype, np.floating):
+            raise TrainedModelError(
+                f"inputs are {values.dtype}; this model takes floating-point values, as its dataset stores them (up to "
+                f"{self.input_max:g} before they are standardized, which the model does)"
+            )
+        try:
+            check_finite("inputs", values)
+        except ValueError as error:
+            raise TrainedModelError(str(error)) from error
+        return values.astype(np.float32, copy=False)
+
+
+@contextlib.contextmanager
+def _needing(package: str) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise TrainedModelError(f"this needs the package {package}: pip install 'fedjax_ssl[export]'") from error
+
+
+def _some(names: Collection[str]) -> str:
+    return f"{', '.join(list(names)[:10])}{f', ... ({len(names)} clients)' if len(names) > 10 else ''}"

@@ -1,0 +1,124 @@
+"""The plan of a sweep: runs, names, programs, `sweep.json`, and how a sweep grows."""
+
+import json
+
+import pytest
+
+from fedjax_ssl import config as configs
+from fedjax_ssl import presets
+from fedjax_ssl.config import ConfigError
+from fedjax_ssl.sweep import plan as plans
+from fedjax_ssl.sweep.axes import parse_axis, points
+from fedjax_ssl.tracking import RunFolderError
+
+
+def planned(*texts, seeds=(0, 1), config="digits_fedavg", **how):
+    return plans.from_settings(config, points([parse_axis(text) for text in texts], seeds, **how))
+
+
+METHODS = "method.name=fedavg,xclp"
+RATES = "optimizer.learning_rate=0.03,0.1"
+
+
+def test_seeds_and_numbers_share_a_program_and_methods_do_not():
+    plan = planned(METHODS, RATES)
+    assert [len(runs) for runs in plan.programs] == [4, 4]
+    assert plan.fields == ("method.name", "optimizer.learning_rate", "seed")
+    assert plan.runs[0].name == "method=fedavg,lr=0.03,seed=0"
+    assert plan.runs[-1].name == "method=xclp,lr=0.1,seed=1"
+    assert plan.runs[-1].config["seed"] == 1 and plan.runs[-1].config["optimizer"]["learning_rate"] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("text", "programs"),
+    [
+        ("optimizer.momentum=0.5,0.9", 1),
+        ("optimizer.momentum=0,0.9", 2),  # without momentum there is no momentum buffer
+        ("optimizer.batch_size=5,10", 2),
+        ("supervision.labels=1,2", 2),
+        ("federated.name=fedprox,fedavg", 2),
+        ("checkpoint_every=1,2", 1),
+    ],
+)
+def test_what_decides_code_or_shapes_makes_a_program(text, programs):
+    if text.startswith("checkpoint_every"):  # and is not even another run
+        with pytest.raises(ConfigError, match="same run"):
+            planned(text, seeds=None)
+        return
+    assert len(planned(text).programs) == programs
+
+
+def test_a_setting_of_a_method_is_for_the_methods_that_have_it():
+    plan = planned(METHODS, "method.alpha=0.9,0.99", "method.num_bits=256", seeds=(0,))
+    assert [run.name for run in plan.runs] == [
+        "method=fedavg,seed=0",
+        "method=xclp,alpha=0.9,seed=0",
+        "method=xclp,alpha=0.99,seed=0",
+    ]
+    with pytest.raises(ConfigError, match=r"none of the methods fedavg, xclp has the setting 'method\.alhpa'.*alpha"):
+        planned(METHODS, "method.alhpa=0.9")
+
+
+def test_names_are_file_names_and_differ():
+    plan = planned("model.hidden=(64,64),None", "precision=float32,bf16")
+    names = [run.name for run in plan.runs]
+    assert len(set(names)) == len(names) == 8
+    assert "hidden=64-64,precision=bf16,seed=0" in names and "hidden=None,precision=bf16,seed=1" in names
+    long = planned("data.path=" + ",".join(letter * 150 for letter in "xy"), seeds=(0,))
+    assert len({run.name for run in long.runs}) == 2 and all(len(run.name) <= 100 for run in long.runs)
+
+
+def test_the_plan_survives_its_file(tmp_path):
+    plan = planned(METHODS, "model.hidden=(64,64),(128,)")
+    plans.save(tmp_path, plan, ["fedjax-ssl", "sweep"])
+    stored = plans.load(tmp_path)
+    assert stored == plan
+    assert configs.resolve(plans.config_of(stored.runs[0])).model.hidden == (64, 64)
+    assert plans.load(tmp_path / "nowhere") is None
+    (tmp_path / "sweep.json").write_text("{")
+    with pytest.raises(RunFolderError, match="damaged"):
+        plans.load(tmp_path)
+
+
+def test_a_sweep_grows_and_does_not_shrink(tmp_path):
+    plan = planned(RATES)
+    more = plans.extended(plan, planned(METHODS, "optimizer.learning_rate=0.03,0.1,0.3", seeds=(0, 1, 2)), tmp_path)
+    assert more.runs[:4] == plan.runs  # names stay, though there are more fields now
+    assert len(more.runs) == 18 and [len(runs) for runs in more.programs] == [9, 9]
+    assert len({run.name for run in more.runs}) == 18
+    with pytest.raises(RunFolderError, match=r"2 runs that this command leaves out:\n  lr=0\.03,seed=1"):
+        plans.extended(plan, planned(RATES, seeds=(0,)), tmp_path)
+    with pytest.raises(RunFolderError, match="rounds: 80 -> 20"):
+        plans.extended(plan, planned(RATES, "rounds=20"), tmp_path)
+
+
+def test_a_file_yields_configs(tmp_path):
+    path = tmp_path / "study.py"
+    path.write_text(
+        "from fedjax_ssl import presets\n"
+        "def get_sweep():\n"
+        "    for method in ('fedavg', 'xclp'):\n"
+        "        for batch in (5, 10):\n"
+        "            config = presets.digits_by_writer(method, '5')\n"
+        "            config.optimizer.batch_size = batch\n"
+        "            yield config\n"
+    )
+    assert plans.is_sweep_file(str(path)) and not plans.is_sweep_file("digits_fedavg")
+    plan = plans.from_file(path, (0, 1))
+    assert len(plan.runs) == 8 and len(plan.programs) == 4
+    assert plan.runs[0].name == "method=fedavg,batch=5,seed=0"
+
+
+def test_a_mistake_in_a_setting_is_told_before_anything_runs():
+    with pytest.raises(ConfigError, match="learning_rate"):
+        planned("optimizer.learning_rat=0.1")
+    with pytest.raises(ConfigError, match="learning_rate is -1"):
+        planned("optimizer.learning_rate=-1")
+
+
+def test_stored_changes_are_few(tmp_path):
+    plan = planned(RATES)
+    plans.save(tmp_path, plan, [])
+    content = json.loads((tmp_path / "sweep.json").read_text())
+    assert content["runs"][3]["changes"] == {"optimizer.learning_rate": 0.1, "seed": 1}
+    assert presets.digits_by_writer("fedavg", "5").rounds == content["programs"]["0"]["rounds"]

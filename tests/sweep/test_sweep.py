@@ -1,0 +1,277 @@
+"""A sweep as a whole: runs as `run` makes them, tables, going on after any end, workers, clusters, searches."""
+
+import csv
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from fedjax_ssl import config as configs
+from fedjax_ssl.cli import main
+from fedjax_ssl.experiment.run import run
+from fedjax_ssl.sweep import cluster, conduct, results, search, studies, trials, work
+from fedjax_ssl.sweep import command as sweep_command
+from fedjax_ssl.sweep import plan as plans
+from fedjax_ssl.sweep.axes import parse_axis, points
+
+SMALL = ("rounds=4", "eval_every=2", "optimizer.local_epochs=1", "data.test_clients=9")
+TIMES = ("seconds", "client_updates_per_second")
+
+
+def planned(folder, *texts, seeds=(0, 1), config="digits_fedavg"):
+    plan = plans.from_settings(config, points([parse_axis(text) for text in (*SMALL, *texts)], seeds))
+    (folder / "runs").mkdir(parents=True)
+    plans.save(folder, plan, ["fedjax-ssl", "sweep"])
+    return plan
+
+
+def command(folder, *texts, workers=1, **options):
+    given = [f"--set={text}" for text in (*SMALL, *texts)]
+    given += [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    return ["sweep", "digits_fedavg", *given, f"--workers={workers}", f"--workdir={folder}"]
+
+
+def rows_of(folder):
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if name not in TIMES} for row in rows]
+
+
+def table(folder):
+    return list(csv.DictReader((folder / "results.csv").read_text().splitlines()))
+
+
+def parameters(folder):
+    content = sorted((folder / "checkpoints").glob("*.ckpt"))[-1].read_bytes()
+    return content[content.index(b"\n") : -32]  # between the header, which has seconds, and the digest
+
+
+def test_runs_are_those_of_run_a_failure_stops_nobody_and_what_is_done_is_not_done_again(tmp_path):
+    plan = planned(tmp_path, "optimizer.learning_rate=0.1,0.3", seeds=(0,))
+    broken = plan.runs[1]._replace(name="broken", config={**plan.runs[1].config, "threads": None})
+    broken.config["data"] = {**broken.config["data"], "test_clients": 100}
+    runs, told = [broken, *plan.runs], []
+    work.work(tmp_path, runs, told.append, runs)
+    ended = {one["run"]: one["status"] for one in told if one["event"] == "end"}
+    assert ended == {"broken": "failed", "lr=0.1,seed=0": "done", "lr=0.3,seed=0": "done"}
+    for name, rate in (("lr=0.1,seed=0", 0.1), ("lr=0.3,seed=0", 0.3)):
+        alone = configs.load("digits_fedavg", [*(text.split("=") for text in SMALL), ("optimizer.learning_rate", rate)])
+        run(alone, tmp_path / "alone" / name)
+        mine = results.folder_of(tmp_path, name)
+        assert rows_of(mine) == rows_of(tmp_path / "alone" / name)
+        assert parameters(mine) == parameters(tmp_path / "alone" / name)
+        # The folder is one of `run`: the same config finds it complete.
+        assert run(alone, mine)["test_accuracy"] == json.loads((mine / "summary.json").read_text())["test_accuracy"]
+    rows = results.write(tmp_path, plans.Plan(plan.fields, tuple(runs)))
+    assert [row["status"] for row in rows] == ["failed", "done", "done"]
+    assert "test_clients" in rows[0]["message"] and table(tmp_path)[0]["message"] == rows[0]["message"]
+    assert float(table(tmp_path)[1]["test_accuracy"]) == rows[1]["test_accuracy"]
+    assert [one.name for one in results.unfinished(tmp_path, runs)] == ["broken"]
+
+
+def test_tasks_are_programs_cut_into_parts_where_there_are_more_workers(tmp_path):
+    plan = planned(tmp_path, "optimizer.batch_size=5,10", seeds=(0, 1, 2, 3))
+    assert [len(task.runs) for task in conduct.tasks(tmp_path, plan, 2)] == [4, 4]
+    parts = conduct.tasks(tmp_path, plan, 4)
+    assert sorted((task.program, len(task.runs)) for task in parts) == [(0, 2), (0, 2), (1, 2), (1, 2)]
+    for one in plan.runs[:5]:
+        results.mark(results.folder_of(tmp_path, one.name), results.STOPPED)
+    assert [(task.program, len(task.runs)) for task in conduct.tasks(tmp_path, plan, 1)] == [(1, 3)]
+
+
+def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path, capsys):
+    assert main([*command(tmp_path / "a", "optimizer.batch_size=5,10", seeds=3), "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "6 runs, 2 compiled programs" in shown and "optimizer.batch_size: 5, 10" in shown and "a run beside" in shown
+    assert not (tmp_path / "a").exists()
+    wanted = command(tmp_path / "a", "optimizer.batch_size=5,10", slurm="partition=gpu", seeds=3)
+    assert main([*wanted, "--submit=slurm", "--print"]) == 0
+    shown = capsys.readouterr().out
+    assert "an array of 2 jobs for slurm, 24 h each, partition=gpu" in shown and "program 1, 3 runs" in shown
+    assert not (tmp_path / "a").exists()
+
+
+def test_mistakes_are_told_at_once(tmp_path, capsys):
+    (tmp_path / "config.json").write_text("{}")
+    for given, said in (
+        (["--search=optuna"], "nothing to choose"),
+        (["--search=optuna", "--set=optimizer.learning_rate=0.01..1"], r"--set data.validation_fraction=0.2"),
+        (["--set=optimizer.learning_rate=0.01..1"], "how many points"),
+        ([], "folder of a single run"),
+        (["--submit=slurm", "--slurm=gpu"], "folder of a single run"),
+    ):
+        assert main(["sweep", "digits_fedavg", *given, f"--workdir={tmp_path}"]) == 2
+        assert said in capsys.readouterr().err
+
+
+@pytest.mark.thorough
+def test_the_command_grows_a_sweep_and_writes_both_tables(tmp_path, capsys):
+    folder = tmp_path / "a"
+    assert main(command(folder, "optimizer.learning_rate=0.1,0.3", seeds=2, workers=2)) == 0
+    first = table(folder)
+    assert [row["status"] for row in first] == ["done"] * 4 and "[4/4]" in capsys.readouterr().out
+    assert main(command(folder, "optimizer.learning_rate=0.1,0.3", seeds=3)) == 0
+    assert len(table(folder)) == 6 and "[2/2]" in capsys.readouterr().out
+    assert table(folder)[0] == first[0]
+    parquet = pytest.importorskip("pyarrow.parquet")
+    columns = parquet.read_table(folder / "results.parquet").to_pydict()
+    assert columns["run"] == [row["run"] for row in table(folder)]
+    assert columns["test_accuracy"] == [float(row["test_accuracy"]) for row in table(folder)]
+    assert main(command(folder, "optimizer.learning_rate=0.1", seeds=3)) == 2
+    assert "3 runs that this command leaves out" in capsys.readouterr().err
+
+
+@pytest.mark.thorough
+def test_killed_at_random_moments_it_ends_in_the_same_table(tmp_path):
+    def given(folder):
+        return [sys.executable, "-m", "fedjax_ssl.cli", *command(folder, "optimizer.learning_rate=0.1,0.3", seeds=3)]
+
+    subprocess.run(given(tmp_path / "whole"), check=True, stdout=subprocess.DEVNULL)
+    draws = random.Random(0)
+    for _ in range(10):
+        process = subprocess.Popen(given(tmp_path / "killed"), stdout=subprocess.DEVNULL, start_new_session=True)
+        time.sleep(draws.uniform(1, 12))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    time.sleep(1)  # the worker of the last one sees that it is alone
+    subprocess.run(given(tmp_path / "killed"), check=True, stdout=subprocess.DEVNULL)
+    assert (tmp_path / "killed" / "results.csv").read_text() == (tmp_path / "whole" / "results.csv").read_text()
+    for folder in (tmp_path / "whole" / "runs").iterdir():
+        assert rows_of(tmp_path / "killed" / "runs" / folder.name) == rows_of(folder)
+        assert parameters(tmp_path / "killed" / "runs" / folder.name) == parameters(folder)
+
+
+@pytest.mark.thorough
+def test_a_worker_that_dies_fails_its_run_and_the_others_go_on(tmp_path, monkeypatch):
+    plan = planned(tmp_path, seeds=(0, 1, 2))
+    (tmp_path / "deadly.py").write_text(
+        "import os, sys\n"
+        "from fedjax_ssl.experiment import run as runs\n"
+        "from fedjax_ssl.sweep import work\n"
+        "whole = work.run_together\n"
+        "def deadly(points, shared):\n"
+        "    if points[0].config.seed == 1: os.kill(os.getpid(), 9)\n"
+        "    return whole(points, shared)\n"
+        "work.run_together = deadly\n"
+        "sys.exit(work.main(sys.argv[1:]))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(conduct, "WORKER", "deadly")
+    ended = conduct.conduct(tmp_path, plan, 1)
+    assert (ended.done, ended.failed) == (2, 1)
+    assert [row["message"] for row in table(tmp_path) if row["status"] == "failed"] == [
+        "its process ended by SIGKILL; was the memory enough?"
+    ]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("config", ["digits_xclp", "digits_semifl"])
+def test_vectorized_runs_are_single_runs_but_for_rounding(tmp_path, config):
+    extra = ("method.warmup_rounds=2",) if config == "digits_xclp" else ()
+    plan = planned(tmp_path, *extra, "optimizer.learning_rate=0.05,0.1", config=config)
+    work.work(tmp_path, plan.runs, lambda told: None, plan.runs, at_once=4)
+    for one in plan.runs:
+        run(plans.config_of(one), tmp_path / "alone" / one.name)
+        mine, alone = rows_of(results.folder_of(tmp_path, one.name)), rows_of(tmp_path / "alone" / one.name)
+        for row, other in zip(mine, alone, strict=True):
+            assert row["bytes_up"] == other["bytes_up"]
+            np.testing.assert_allclose(row["test_loss"], other["test_loss"], rtol=2e-3)
+
+
+@pytest.mark.thorough
+def test_jobs_of_a_cluster_do_their_programs_and_can_be_started_again(tmp_path):
+    pytest.importorskip("submitit")
+    plan = planned(tmp_path, "optimizer.batch_size=5,10", seeds=(0,))
+    jobs = cluster.hand_in(conduct.tasks(tmp_path, plan, 1), tmp_path, "local", {}, 1.0)
+    assert [job.result() for job in jobs] == [{"done": 1}, {"done": 1}]
+    assert [row["status"] for row in table(tmp_path)] == ["done", "done"]
+    again = cluster.Job(tmp_path, [one.name for one in plan.runs])
+    assert again.checkpoint().function() == {"done": 2}
+
+
+@pytest.mark.thorough
+def test_slurm_gets_one_array(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("submitit")
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name, script in (("srun", "exit 0"), ("sbatch", f'cp "$1" {tmp_path}/batch.sh; echo Submitted batch job 42')):
+        (tools / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tools / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    given = command(tmp_path / "a", "optimizer.batch_size=5,10", slurm="partition=gpu", hours=2)
+    assert main([*given, "--slurm=gpus_per_node=1", "--submit=slurm"]) == 0
+    assert "handed in 2 jobs: 42_0, 42_1" in capsys.readouterr().out
+    script = (tmp_path / "batch.sh").read_text()
+    for line in ("--array=0-1", "--partition=gpu", "--gpus-per-node=1", "--time=120", "--job-name=sweep_a"):
+        assert line in script
+    assert len(plans.load(tmp_path / "a").runs) == 2
+
+
+SEARCH = ("data.validation_fraction=0.2", "optimizer.learning_rate=0.001..1")
+
+
+def study_in(folder, *more):
+    given = [*command(folder, *SEARCH)[1:], "--search=optuna", *more]
+    return search.study_of(sweep_command.parser().parse_args(given), folder)
+
+
+@pytest.mark.thorough
+def test_two_workers_share_a_study_that_is_killed_and_goes_on(tmp_path):
+    optuna = pytest.importorskip("optuna")
+    folder = tmp_path / "a"
+    given = [*command(folder, *SEARCH, workers=2), "--search=optuna"]
+    started = [sys.executable, "-m", "fedjax_ssl.cli", *given, "--trials=8"]
+    process = subprocess.Popen(started, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    for line in itertools.islice(iter(process.stdout.readline, ""), 40):
+        if line.startswith("trial="):
+            break
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    time.sleep(2)
+    assert main([*given, "--trials=10"]) == 0
+    found = studies.current(studies.open_study(studies.load(folder), folder))
+    assert len(found) == 10
+    states = {trial.state for trial in found}
+    assert states <= {optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED}
+    rows = table(folder)
+    assert len(rows) == 10 and {row["status"] for row in rows} <= {"done", "stopped"}
+    done = [row for row in rows if row["status"] == "done"]
+    assert all(float(row["score"]) == float(row["selected_validation_accuracy"]) for row in done)
+
+
+@pytest.mark.thorough
+def test_a_bad_trial_is_pruned_and_trials_together_share_a_program(tmp_path, monkeypatch):
+    optuna = pytest.importorskip("optuna")
+    study = study_in(tmp_path, "--trials=6", "--pruner=median", "--sampler=random")
+
+    class Slow(optuna.pruners.BasePruner):
+        def prune(self, study, trial):
+            return trial.params["optimizer.learning_rate"] < 0.05
+
+    monkeypatch.setattr(studies, "_pruner", lambda study, pruners: Slow())
+    trials.work(study, tmp_path, at_once=3)
+    opened = studies.open_study(study, tmp_path)
+    states = [trial.state.name for trial in opened.trials]
+    assert len(states) == 6 and {"PRUNED", "COMPLETE"} == set(states)
+    search.write_table(opened, study, tmp_path)
+    pruned = next(row for row in table(tmp_path) if row["state"] == "pruned")
+    assert pruned["message"] == "stopped by the pruner" and pruned["status"] == "stopped"
+    assert 0 < len(rows_of(results.folder_of(tmp_path, pruned["run"]))) < 4
+
+
+@pytest.mark.thorough
+def test_seeds_of_a_trial_are_averaged(tmp_path):
+    pytest.importorskip("optuna")
+    study = study_in(tmp_path, "--trials=1", "--pruner=none", "--seeds=2")
+    trials.work(study, tmp_path)
+    rows = search.write_table(studies.open_study(study, tmp_path), study, tmp_path)
+    assert [row["run"] for row in rows] == ["trial=0000,seed=0", "trial=0000,seed=1"]
+    mean = np.mean([row["selected_validation_accuracy"] for row in rows])
+    np.testing.assert_allclose([row["score"] for row in rows], mean)

@@ -1,0 +1,18 @@
+from fedjax_ssl.tracking.client_log import ClientLog
+
+
+def test_a_column_per_client_that_has_test_examples(tmp_path):
+    log = ClientLog(tmp_path)
+    log.append(5, {"north, old": 0.5, "7": 0.25})
+    log.append(10, {"north, old": 0.75, "7": 1.0})
+    assert log.path.read_text() == 'round,"north, old",7\n5,0.5,0.25\n10,0.75,1.0\n'
+
+
+def test_a_run_that_goes_on_drops_later_rounds_and_what_was_cut_short(tmp_path):
+    log = ClientLog(tmp_path)
+    for round in (5, 10, 15):
+        log.append(round, {"a": 0.5, "b": round / 100})
+    with log.path.open("a") as file:
+        file.write("20,0.")
+    ClientLog(tmp_path, after_round=10).append(15, {"a": 0.5, "b": 0.9})
+    assert log.path.read_text() == "round,a,b\n5,0.5,0.05\n10,0.5,0.1\n15,0.5,0.9\n"

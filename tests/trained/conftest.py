@@ -1,0 +1,32 @@
+"""A run on the digits of three writers held out, with validation examples, trained once for all tests of the room."""
+
+import pytest
+
+from fedjax_ssl import data, load_run, presets
+from fedjax_ssl.experiment.run import run
+
+
+def experiment(**fields):
+    config = presets.digits_by_writer("fedavg", "all")
+    config.rounds, config.eval_every, config.optimizer.local_epochs = 4, 1, 1
+    config.data.test_clients, config.data.validation_fraction = 3, 0.2
+    config.metrics = ("clients", "f1", "ece", "auroc")
+    config.update_from_flattened_dict(fields)
+    return config
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "digits"
+    run(experiment(), path)
+    return path
+
+
+@pytest.fixture
+def model(folder):
+    return load_run(folder, "last")
+
+
+@pytest.fixture(scope="session")
+def digits():
+    return data.load("digits")

@@ -1,0 +1,135 @@
+"""`fedjax-ssl predict`: files in, labels out, one message where something is wrong."""
+
+import csv
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedjax_ssl.trained.command import main
+
+
+@pytest.fixture
+def predict(folder, capsys):
+    """Calls the command; returns (exit code, rows of the CSV, standard error)."""
+
+    def call(*arguments):
+        code = main([str(folder), *map(str, arguments)])
+        output = capsys.readouterr()
+        return code, list(csv.DictReader(io.StringIO(output.out))), output.err
+
+    return call
+
+
+def test_arrays_with_labels(predict, digits, tmp_path):
+    file, labels = tmp_path / "images.npz", digits.train.y[:20].copy()
+    labels[3] = -1
+    np.savez(file, inputs=digits.train.x[:20], labels=labels)
+    code, rows, error = predict(file, "--checkpoint", "last", "--all")
+    assert code == 0 and len(rows) == 20
+    right = sum(row["label"] == row["true_label"] for row in rows)
+    assert f"{right / 19:.2%} (19 of 20 have a label)" in error and "array 'inputs'" in error
+    assert rows[3]["true_label"] == "" and rows[0]["input"] == "0" and rows[0]["name"] == rows[0]["label"]
+    every = [float(rows[0][f"probability_{name}"]) for name in range(10)]
+    assert sum(every) == pytest.approx(1, abs=1e-4) and max(every) == float(rows[0]["probability"])
+
+
+def test_labels_go_to_a_file(predict, digits, tmp_path):
+    file = tmp_path / "images.npz"
+    np.savez(file, images=digits.train.x[:3, ..., 0])  # grey images, without a channel axis and without labels
+    code, rows, error = predict(file, "--output", tmp_path / "new" / "labels.csv")
+    assert code == 0 and not rows and "accuracy" not in error.replace("test accuracy", "")
+    lines = (tmp_path / "new" / "labels.csv").read_text().splitlines()
+    assert lines[0] == "input,label,name,probability" and len(lines) == 4
+
+
+def test_images_in_folders_with_the_names_of_classes(predict, model, digits, tmp_path):
+    for row in (0, 1, 2):
+        folder = tmp_path / "images" / ("unknown" if row == 2 else str(digits.train.y[row]))
+        folder.mkdir(parents=True, exist_ok=True)
+        # As an image goes from 0 to 255, the digits from 0 to 16.
+        pixels = np.rint(digits.train.x[row, ..., 0] * (255 / 16)).astype(np.uint8)
+        Image.fromarray(pixels).convert("RGB").save(folder / f"{row}.png")
+    code, rows, error = predict(tmp_path / "images", "--checkpoint", "last")
+    assert code == 0 and "(2 of 3 have a label)" in error
+    found = {row["input"].rpartition("/")[2]: row for row in rows}
+    expected = model.predict(digits.train.x[:3])
+    for row in (0, 1, 2):
+        assert float(found[f"{row}.png"]["probability"]) == pytest.approx(expected[row].max(), abs=1e-5)
+    assert found["2.png"]["true_label"] == ""
+
+
+def test_export(predict, tmp_path):
+    pytest.importorskip("safetensors")
+    code, rows, error = predict("--export", tmp_path / "out")
+    assert code == 0 and not rows and "parameters.safetensors" in error
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {"parameters.safetensors", "prediction.stablehlo"}
+
+
+def large(path):
+    Image.new("RGB", (20, 10)).save(path / "large.png")
+    return "large.png"
+
+
+def deep(path):
+    Image.new("I;16", (8, 8)).save(path / "deep.png")
+    return "deep.png"
+
+
+def broken(path):
+    (path / "broken.png").write_bytes(b"no image")
+    return "broken.png"
+
+
+def empty(path):
+    (path / "empty").mkdir()
+    return "empty"
+
+
+def arrays(name="x.npz", **given):
+    def write(path):
+        np.savez(path / name, **given)
+        return name
+
+    return write
+
+
+IMAGES = np.zeros((2, 8, 8, 1), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda path: "none.npz", "none.npz does not exist"),
+        (large, "has 20x10 pixels, the model takes 8x8; --resize"),
+        (deep, "pixels of mode 'I;16'"),
+        (broken, "broken.png cannot be read as an image"),
+        (empty, "has no images"),
+        (arrays(a=IMAGES, b=IMAGES), "has no array of inputs. Arrays in it: a, b; known names: test_inputs"),
+        (arrays(inputs=IMAGES, labels=np.array([0])), "array 'labels' has shape [1]; there are 2 inputs"),
+        (arrays(inputs=IMAGES, labels=np.array([0, 10])), "label 10 in row 1; the model has the classes 0 to 9"),
+        (arrays(inputs=IMAGES, labels=np.array(["0", "ten"])), "names the class 'ten', which the model does not know"),
+        (arrays(inputs=IMAGES, labels=np.array([0.5, 1.0])), "array 'labels' is float64"),
+        (arrays(inputs=np.array([{}, {}])), "is not a readable .npz file of plain arrays"),
+        (arrays(inputs=IMAGES / 2), "inputs are float64; this model takes them as its dataset stores them: uint8"),
+    ],
+)
+def test_a_mistake_gets_one_message_and_exit_code_2(predict, tmp_path, make, expected):
+    code, rows, error = predict(tmp_path / make(tmp_path))
+    assert code == 2 and not rows
+    assert error.count("error:") == 1 and "Traceback" not in error and expected in error, error
+
+
+def test_other_mistakes(predict, capsys, tmp_path):
+    assert predict()[0] == 2
+    np.savez(tmp_path / "x.npz", inputs=IMAGES)
+    code, _, error = predict(tmp_path / "x.npz", "--client", "3")
+    assert code == 2 and "all clients have the global model" in error
+    assert main([str(tmp_path), str(tmp_path / "x.npz")]) == 2
+    assert "is no run folder" in capsys.readouterr().err
+
+
+def test_images_can_be_resized(predict, tmp_path):
+    code, rows, _ = predict(tmp_path / large(tmp_path), "--resize")
+    assert code == 0 and len(rows) == 1

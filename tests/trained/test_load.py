@@ -1,0 +1,185 @@
+"""A run folder as a model: the same predictions as in the run, without its data."""
+
+import json
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_ssl import load_run, presets
+from fedjax_ssl.config import resolve
+from fedjax_ssl.experiment import build, federate
+from fedjax_ssl.experiment.run import run
+from fedjax_ssl.trained import TrainedModelError
+from tests.trained.conftest import experiment
+
+
+def test_it_predicts_what_the_run_was_scored_by(model, digits):
+    federation = federate(build.load_experiment(experiment()), jax.random.key(0))
+    rows = np.asarray(federation.test_index)[: int(federation.num_test)]
+    images, labels = np.asarray(federation.inputs)[rows], np.asarray(federation.labels)[rows]
+    probabilities = model.predict(images, batch_size=64)
+    assert probabilities.shape == (len(rows), 10) and probabilities.dtype == np.float32
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1.0, rtol=1e-5)
+    right = probabilities.argmax(axis=1) == labels
+    assert right.mean() == pytest.approx(model.metrics["test_accuracy"], abs=1e-6)
+    # By client, with the writers' names.
+    owner = np.asarray(federation.test_client)[: int(federation.num_test)]
+    for number in np.unique(owner):
+        name = model.client_names[number]
+        writer = digits.train.client[rows[owner == number][0]]
+        assert name == digits.client_names[writer]
+        text = (model.path / "client_accuracy.csv").read_text().splitlines()
+        last = dict(zip(text[0].split(","), text[-1].split(","), strict=True))
+        assert float(last[name]) == pytest.approx(right[owner == number].mean(), abs=1e-6)
+
+
+def test_batches_do_not_matter_and_features_have_the_width_of_the_head(model, digits):
+    images = digits.train.x[:9]
+    whole = model.predict(images)
+    np.testing.assert_allclose(model.predict(images, batch_size=2), whole, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(model.predict(images[3:4])[0], whole[3], rtol=1e-5, atol=1e-7)
+    assert model.predict(images[:0]).shape == (0, 10)
+    assert model.embed(images).shape == (9, 128)
+
+
+def test_what_it_knows(model):
+    assert (model.input_shape, model.input_dtype, model.input_max) == ((8, 8, 1), np.uint8, 16.0)
+    assert model.config.method.name == "fedavg" and model.config.is_locked
+    assert model.round == 4 and model.metrics["round"] == 4 and model.summary["rounds"] == 4
+    assert len(model.client_names) == 14 and model.class_names == tuple(map(str, range(10)))
+    assert str(model).startswith("<fedavg on digits, round 4, test accuracy ")
+
+
+def test_the_best_checkpoint_is_that_of_the_summary(folder):
+    best = load_run(folder)
+    assert best.checkpoint == "best" and best.round == best.summary["selected_round"]
+    assert best.metrics["test_accuracy"] == best.summary["selected_test_accuracy"]
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    accuracies = [json.loads(line)["validation_accuracy"] for line in lines]
+    assert best.round == 1 + int(np.argmax(accuracies))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "expected"),
+    [
+        (np.zeros((8, 8, 1), np.uint8), r"shape \[8, 8, 1\]; this model takes \[n, 8, 8, 1\].* give inputs\[None\]"),
+        (np.zeros((5, 8, 8), np.uint8), r"give inputs\[..., None\]"),
+        (np.zeros((5, 64), np.uint8), r"inputs have shape \[5, 64\]"),
+        (np.zeros((5, 8, 8, 1)), "inputs are float64; this model takes .* uint8, from 0 to 16"),
+        (["a"], r"inputs have shape \[1\]"),
+    ],
+)
+def test_other_inputs_are_refused(model, inputs, expected):
+    with pytest.raises(TrainedModelError, match=expected):
+        model.predict(inputs)
+
+
+def test_a_client_is_asked_for_only_where_clients_have_models(model):
+    with pytest.raises(TrainedModelError, match="method 'fedavg' all clients have the global model"):
+        model.predict(np.zeros((1, 8, 8, 1), np.uint8), client=0)
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        (lambda path: shutil.rmtree(path), "is no folder"),
+        (lambda path: (path / "config.json").unlink(), "is no run folder: it has no config.json"),
+        (lambda path: (path / "model.json").unlink(), "has no model.json: .* does not train anew"),
+        (lambda path: (path / "model.json").write_text('{"version": 99}'), "has version 99, this fedjax_ssl reads"),
+        (lambda path: (path / "model.json").write_text("{"), "cannot be read"),
+        (lambda path: shutil.rmtree(path / "checkpoints"), "has no checkpoint yet"),
+    ],
+)
+def test_a_folder_without_a_model_says_what_is_missing(folder, tmp_path, damage, expected):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    damage(copy)
+    with pytest.raises(TrainedModelError, match=expected):
+        load_run(copy, "last")
+
+
+def test_runs_in_a_folder_are_named(folder):
+    with pytest.raises(TrainedModelError, match="Runs in it: digits"):
+        load_run(folder.parent)
+
+
+def test_a_run_without_validation_examples_has_no_best_one(folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    shutil.rmtree(copy / "best")
+    assert load_run(copy).checkpoint == "last"
+    with pytest.raises(TrainedModelError, match=r"no validation examples \(config.data.validation_fraction\)"):
+        load_run(copy, "best")
+    with pytest.raises(TrainedModelError, match="allowed: auto, best, last"):
+        load_run(copy, "newest")
+
+
+def test_the_data_are_not_needed_and_the_package_stays_light(folder, tmp_path):
+    code = (
+        "import sys, fedjax_ssl; assert 'jax' not in sys.modules and 'flax' not in sys.modules\n"
+        "import numpy as np\n"
+        f"model = fedjax_ssl.load_run({str(folder)!r})\n"
+        "import fedjax_ssl.data.sources.load as load\n"
+        "print(model.predict(np.zeros((1, 8, 8, 1), np.uint8)).shape, 'matplotlib' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.stdout.split("\n")[0] == "(1, 10) False", done.stderr
+
+
+def of_npz(tmp_path, dtype, **fields):
+    """A run on features or images of one's own, of two sites."""
+    generator = np.random.default_rng(0)
+    inputs = generator.integers(0, 255, (60, 6)) if dtype == np.uint8 else generator.normal(size=(60, 6))
+    file = tmp_path / "own.npz"
+    sites = np.array(["north", "south"])[np.arange(60) % 2]
+    np.savez(file, inputs=inputs.astype(dtype), labels=np.arange(60) // 2 % 3, client=sites)
+    config = presets.digits_by_writer("fedavg", "all")
+    config.data.update({"name": "npz", "path": str(file), "client_test_fraction": 0.3, "test_clients": 0})
+    config.data.root = str(tmp_path)
+    config.rounds, config.eval_every, config.model.hidden = 2, 1, (5,)
+    with config.unlocked():
+        config.update_from_flattened_dict(fields)
+    run(config, tmp_path / "run")
+    file.unlink()
+    return load_run(tmp_path / "run"), inputs.astype(dtype)
+
+
+def test_clients_with_models_of_their_own_are_asked_by_name(tmp_path):
+    model, inputs = of_npz(tmp_path, np.float32, **{"federated.name": "local"})
+    north, south = (model.predict(inputs, client=name) for name in ("north", "south"))
+    assert np.abs(north - south).max() > 1e-3
+    np.testing.assert_array_equal(model.predict(inputs.astype(np.float64), client=1), south)
+    with pytest.raises(TrainedModelError, match=r"trained alone, .* whose model is to be used: north, south"):
+        model.predict(inputs)
+    with pytest.raises(TrainedModelError, match=r"unknown client 'nort'\. Did you mean 'north'\?"):
+        model.predict(inputs, client="nort")
+    with pytest.raises(TrainedModelError, match="has no global model, and so no features"):
+        model.embed(inputs)
+    with pytest.raises(TrainedModelError, match="NaN or infinite"):
+        model.predict(np.full((1, 6), np.nan), client=0)
+    with pytest.raises(TrainedModelError, match="inputs are int64; this model takes floating-point"):
+        model.predict(np.zeros((1, 6), int), client=0)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "name", ["xclp", "fedrep", "fedmatch", "protofssl", "mean_teacher", "semifl", "fedrgd", "fedul"]
+)
+def test_every_kind_of_state_comes_back(tmp_path, name):
+    """Own heads, two parameter groups, a bank of prototypes, a teacher, labels at the server, groups, sets."""
+    configs = Path(__file__).parents[2] / "configs"
+    config = runpy.run_path(str(configs / f"digits_{name}.py"))["get_config"]()
+    config.rounds, config.eval_every = 2, 1
+    if "warmup_rounds" in config.method:
+        config.method.warmup_rounds = 1
+    run(config, tmp_path)
+    model = load_run(tmp_path, "last")
+    federation = federate(build.load_resolved(resolve(config)), jax.random.key(config.seed))
+    rows = np.asarray(federation.test_index)[: int(federation.num_test)]
+    images, labels = np.asarray(federation.inputs)[rows], np.asarray(federation.labels)[rows]
+    found = np.mean(model.predict(images).argmax(axis=1) == labels)
+    assert found == pytest.approx(model.metrics["test_accuracy"], abs=1e-6)
