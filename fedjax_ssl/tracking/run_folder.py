@@ -11,6 +11,13 @@ from typing import Any, NoReturn
 from fedjax_ssl.tracking.files import Closing, encode_json, write_atomically
 from fedjax_ssl.tracking.lock import FolderLock
 
+# Fields, or groups of fields, of a config that decide how a run is watched and where it finds its data, but not what
+# comes out of it.
+WATCHING = (
+    *("checkpoint_every", "metrics", "profile", "tracking", "distributed"),
+    *("data.root", "data.download", "data.timeout"),
+)
+
 
 class RunFolderError(ValueError):
     """The run folder cannot be used as it is."""
