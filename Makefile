@@ -36,9 +36,12 @@ demo: setup  ## run the main job on the embedded digits from the start, curves i
 test: setup  ## run the tests in two processes
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
+# What the thorough tests need beside the development tools; without it they skip what they cannot try.
+EVERYTHING := dev,docs,export,sweep,tensorboard
 # Runs over several processes take the cores for themselves: a process that waits too long for another one ends.
 SEVERAL_PROCESSES := tests/test_distributed.py tests/test_distributed_methods.py
-thorough: setup  ## run the tests that are not quick: every case of what make test shows by one, runs over several processes
+thorough:  ## run the tests that are not quick: every case of what make test shows by one, runs over several processes
+	$(MAKE) setup EXTRAS=$(EVERYTHING)
 	$(BIN)/python -m pytest -m thorough -n 2 --dist loadfile $(SEVERAL_PROCESSES:%=--ignore=%)
 	$(BIN)/python -m pytest -m thorough $(SEVERAL_PROCESSES)
 

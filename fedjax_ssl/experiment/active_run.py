@@ -245,7 +245,7 @@ class ActiveRun(Closing):
             self._progress.clients(self._of_clients, self.record.path / "client_accuracy.csv")
 
     def _draw_data(self) -> None:
-        self.record.draw_data(partial(data.plot_partition, self.federation))
+        self.record.draw_data(partial(self.shared.draw, self._experiment))
 
     def _say_once(self, line: str) -> None:
         if line not in self._said:

@@ -93,8 +93,7 @@ def run_together(points: Sequence[Point], shared: Shared) -> list[dict[str, Any]
             advance(list(active.values()))
         except Exception as error:
             results = [
-                error if place in active and active[place].summary is None else result
-                for place, result in enumerate(results)
+                error if place in active and not active[place].done else result for place, result in enumerate(results)
             ]
         for place, one in active.items():
             results[place] = results[place] or one.summary

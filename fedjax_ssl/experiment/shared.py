@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -27,12 +28,14 @@ class Shared:
         self.programs = Programs()
         self._dataset: tuple[str, Experiment] | None = None
         self._federations: dict[str, data.FederatedData] = {}
+        self._pictures: dict[str, bytes] = {}
 
     def experiment(self, config: ml_collections.ConfigDict) -> Experiment:
         """The experiment of a resolved config; raises as `load_resolved`."""
         name = _text(config.data)
         if self._dataset is None or self._dataset[0] != name:
-            self._dataset, self._federations = (name, load_resolved(config)), {}
+            self._dataset = name, load_resolved(config)
+            self._federations, self._pictures = {}, {}
         return self._dataset[1]._replace(config=config)
 
     def federation(self, experiment: Experiment) -> data.FederatedData:
@@ -44,6 +47,15 @@ class Shared:
             inputs = None if earlier is None else earlier.inputs
             self._federations[name] = federate(experiment, jax.random.key(config.seed), inputs)
         return self._federations[name]
+
+    def draw(self, experiment: Experiment, path: Path) -> None:
+        """Draws the partition of an experiment into a file; each federation is drawn once."""
+        name = self._name(experiment.config)
+        if name not in self._pictures:
+            data.plot_partition(self.federation(experiment), path)
+            self._pictures[name] = path.read_bytes()
+        else:
+            path.write_bytes(self._pictures[name])
 
     def align(self, configs: Sequence[ml_collections.ConfigDict]) -> None:
         """Gives the federations of runs tables of equal width, where that leaves the shapes of their states alone.

@@ -233,6 +233,7 @@ def test_two_workers_share_a_study_that_is_killed_and_goes_on(tmp_path):
             break
     process.send_signal(signal.SIGKILL)
     process.wait()
+    process.stdout.close()
     time.sleep(2)
     assert main([*given, "--trials=10"]) == 0
     found = studies.current(studies.open_study(studies.load(folder), folder))
