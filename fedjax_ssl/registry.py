@@ -77,6 +77,8 @@ class Registry(Generic[Built]):
         Raises:
             ValueError: as `builder`.
         """
+        if name not in self._builders:  # the user's own may be another one tomorrow, in a notebook
+            return self._read_options(name)
         if name not in self._options:
             self._options[name] = self._read_options(name)
         return dict(self._options[name])

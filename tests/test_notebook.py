@@ -1,20 +1,116 @@
-"""The notebook that users start with runs from top to bottom, in few rounds, and shows what its text speaks of."""
+"""Every notebook runs from top to bottom, in few rounds, and shows what its text speaks of."""
 
 import os
 import re
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
 
 ROOT = Path(__file__).resolve().parent.parent
-NOTEBOOK = ROOT / "notebooks" / "quickstart.ipynb"
+NOTEBOOKS = {path.stem: path for path in sorted((ROOT / "notebooks").glob("*.ipynb"))}
+
+
+class Shown(NamedTuple):
+    """What an executed notebook shows."""
+
+    text: str  # standard output of all cells
+    pictures: int
+    folder: Path  # in which it worked
+
+    def numbers(self, pattern: str) -> list[float]:
+        """The numbers that the pattern's group finds in the text."""
+        found = [float(number) for number in re.findall(pattern, self.text)]
+        assert found, pattern
+        return found
+
+
+def check_quickstart(shown: Shown) -> None:
+    assert shown.pictures == 4
+    assert "1,797 pictures of 8 x 8 pixels by 14 writers" in shown.text
+    assert "11 clients (11 with labels)" in shown.text
+    results = re.findall(r"(labels only|XCLP) +(\S+) % on unseen writers", shown.text)
+    assert [name for name, _ in results] == ["labels only", "XCLP"]
+    (together,) = shown.numbers(r"one graph of all clients: +(\S+) %")
+    (alone,) = shown.numbers(r"one graph for every client: +(\S+) %")
+    assert together > alone + 20  # what the text says about one graph per client
+
+
+def check_choose_a_method(shown: Shown) -> None:
+    assert shown.pictures == 1
+    # The labels are where each method looks for them.
+    labels_of = dict(re.findall(r"digits:(\w+)\n +11 clients .*?, ([^;]+; server \d+)", shown.text))
+    assert labels_of["xclp"] == "55 labelled; server 0"
+    assert labels_of["semifl"] == "0 labelled; server 50"
+    assert "with a coarse label" in labels_of["fedmt"] and "in sets" in labels_of["fedul"]
+    assert "with a coarse label" in labels_of["mixed"] and "in sets" in labels_of["mixed"]
+    assert "refused: method 'semifl' learns from class labels at the server" in shown.text
+    compared = re.findall(r"^(\w+) +\S+ % \(", shown.text, re.MULTILINE)
+    assert compared == ["fedavg", "network_pseudo_label", "mean_teacher", "fixmatch", "xclp"]
+    assert re.search(r"fedavg +\+0\.0 points over fedavg$", shown.text, re.MULTILINE)
+    assert re.search(r"xclp .* % of its guessed labels are right", shown.text)
+
+
+def check_your_own_images(shown: Shown) -> None:
+    assert shown.pictures == 3
+    assert len(list(shown.folder.glob("images/*/*.png"))) == 500
+    assert "4 clients (4 with labels), 400 training examples" in shown.text and "test 100" in shown.text
+    assert not re.search(r"^\d harbour", shown.text, re.MULTILINE)  # left out
+    assert all(10 < share <= 100 for share in shown.numbers(r"(\S+) % right in the place that was left out"))
+    guessed = (shown.folder / "guessed.csv").read_text().splitlines()
+    assert f"% of {len(guessed) - 1} guessed labels are right" in shown.text
+    assert (shown.folder / "runs" / "xclp" / "summary.json").exists()
+
+
+def check_write_a_method(shown: Shown) -> None:
+    assert shown.pictures == 1
+    assert "threshold: 0.95" in shown.text
+    assert "Did you mean 'method.threshold'?" in shown.text
+    assert re.search(r"strength 0\.0: .* by seed: \+0\.0, \+0\.0, \+0\.0 points", shown.text)
+    assert "scalar-output" in shown.text  # a loss of several numbers
+
+
+def check_sweep_on_an_accelerator(shown: Shown) -> None:
+    assert shown.pictures == 1
+    assert "25 runs in one program" in shown.text
+    assert shown.text.count("<- highest mean") == 1
+    assert shown.numbers(r"(\d+) runs, per run: in turn \S+ ms, at once \S+ ms") == [4, 16]
+    assert "refused: hyperparameter 'optimizer.batch_size' is no real-valued setting" in shown.text
+
+
+def check_mixed_supervision(shown: Shown) -> None:
+    assert shown.pictures == 2
+    assert "20 labelled" in shown.text and "with a coarse label" in shown.text
+    compared = re.findall(r"^(\w+) +\S+ % on unseen writers", shown.text, re.MULTILINE)
+    assert compared == ["labels", "labels_xclp", "channels", "mixed"]
+    assert all(0 < share < 100 for share in shown.numbers(r"coarse label (\S+) %"))
+    assert all(20 < share <= 100 for share in shown.numbers(r"labels that travelled \(mixed\): (\S+) % right"))
+
+
+def check_one_shot_prediction(shown: Shown) -> None:
+    assert shown.pictures == 2
+    (together,) = shown.numbers(r"xclp +(\S+) % of 360 new digits right")
+    (alone,) = shown.numbers(r"per_client_lp +(\S+) % of 360 new digits right")
+    assert together > alone + 20
+    assert "split,row,client,label,xclp,xclp_confidence" in shown.text
+    (left_out,) = shown.numbers(r"xclp +(\S+) % of \d+ digits of a new writer")
+    assert left_out > 80  # without a label of its own
+    surest, everything = (shown.numbers(rf"the surest +{part} %: (\S+) % right")[0] for part in (50, 100))
+    assert surest >= everything
+
+
+CHECKS: dict[str, Callable[[Shown], None]] = {name: globals()[f"check_{name}"] for name in NOTEBOOKS}
 
 
 @pytest.mark.thorough
-def test_quickstart_runs_and_shows_figures_and_accuracies(tmp_path: Path) -> None:
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_runs_and_shows_what_it_speaks_of(name: str, tmp_path: Path) -> None:
+    notebook = nbformat.read(NOTEBOOKS[name], as_version=4)
     environment = {
         **os.environ,  # with this process's compilation cache
         "JAX_PLATFORMS": "cpu",
@@ -24,24 +120,145 @@ def test_quickstart_runs_and_shows_figures_and_accuracies(tmp_path: Path) -> Non
         "FEDJAX_SSL_NOTEBOOK_ROUNDS": "4",
     }
     # The kernel works in an empty folder: the notebook needs nothing but the package.
-    client = NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}})
+    client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}})
     client.execute(env=environment)
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     pictures = [output for output in outputs if "image/png" in output.get("data", {})]
-    assert len(pictures) == 4
     text = "".join(output.text for output in outputs if output.output_type == "stream" and output.name == "stdout")
-    assert "1,797 pictures of 8 x 8 pixels by 14 writers" in text
-    assert "11 clients (11 with labels)" in text
-    results = re.findall(r"(labels only|XCLP) +(\S+) % on unseen writers", text)
-    assert [name for name, _ in results] == ["labels only", "XCLP"]
-    together = re.search(r"one graph of all clients: +(\S+) %", text)
-    alone = re.search(r"one graph for every client: +(\S+) %", text)
-    assert together and alone
-    assert float(together[1]) > float(alone[1]) + 20  # what the text says about one graph per client
+    CHECKS[name](Shown(text, len(pictures), tmp_path))
 
 
-def test_quickstart_is_committed_without_outputs() -> None:
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_is_committed_without_outputs(name: str) -> None:
+    notebook = nbformat.read(NOTEBOOKS[name], as_version=4)
     nbformat.validate(notebook)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert code and all(not cell.outputs and cell.execution_count is None for cell in code)
+
+
+def first_cell(name: str = "quickstart") -> str:
+    return next(cell.source for cell in nbformat.read(NOTEBOOKS[name], as_version=4).cells if cell.cell_type == "code")
+
+
+def test_all_notebooks_start_with_the_same_cell() -> None:
+    assert {name for name in NOTEBOOKS if first_cell(name) != first_cell()} == set()
+
+
+def test_all_notebooks_are_listed_in_the_docs() -> None:
+    listed = (ROOT / "docs" / "notebooks.md").read_text(encoding="utf-8")
+    assert [name for name in NOTEBOOKS if f"`{name}.ipynb`" not in listed] == []
+
+
+# Stands for pip: writes down what it was asked for, and installs a package unless $PIP_FAILS.
+FAKE_PIP = """
+import os, pathlib, sys
+
+here = pathlib.Path(__file__).parent
+(here / "asked").write_text(" ".join(sys.argv[1:]))
+if "PIP_FAILS" in os.environ:
+    sys.exit("ERROR: No matching distribution found for fedjax_ssl")
+for name, text in {"fedjax_ssl/__init__.py": "__version__ = '9.9'", "ml_collections.py": ""}.items():
+    file = here.parent / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(text)
+"""
+
+
+class Bare:
+    """A Python without any package but a pip of ours, and a folder that stands for a notebook's."""
+
+    def __init__(self, path: Path):
+        """`path`: an empty folder."""
+        self.site, self.folder = path / "site", path / "notebooks"
+        (self.site / "pip").mkdir(parents=True)
+        self.folder.mkdir()
+        (self.site / "pip" / "__init__.py").touch()  # a whole package, so that it goes before the real pip
+        (self.site / "pip" / "__main__.py").write_text(FAKE_PIP)
+
+    def put(self, place: Path, *files: str) -> None:
+        """Writes files; a package's says its version."""
+        for name in files:
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            (place / name).write_text("__version__ = '1.0'\n")
+
+    def run_first_cell(self, before: str = "", **environment: str) -> subprocess.CompletedProcess:
+        """Runs it as a kernel does, in the notebook's folder, without what is installed here."""
+        environment = {"PATH": str(self.site), "PYTHONPATH": str(self.site), **environment}
+        command = [sys.executable, "-S", "-c", f"{before}\n{first_cell()}"]
+        return subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True)
+
+    @property
+    def asked(self) -> str | None:
+        """What pip was asked to install."""
+        file = self.site / "pip" / "asked"
+        return file.read_text().split()[-1] if file.exists() else None
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Bare:
+    return Bare(tmp_path)
+
+
+def test_the_first_cell_leaves_an_installed_package_alone(bare: Bare) -> None:
+    bare.put(bare.site, "fedjax_ssl/__init__.py", "ml_collections.py")
+    (bare.folder / "fedjax_ssl").mkdir()  # no package, whatever it holds
+    done = bare.run_first_cell()
+    assert (done.returncode, done.stdout, done.stderr) == (0, "fedjax_ssl 1.0\n", "")
+    assert bare.asked is None
+
+
+def test_the_first_cell_installs_although_a_folder_has_the_package_s_name(bare: Bare) -> None:
+    bare.put(bare.folder, "fedjax_ssl/notes.txt")
+    done = bare.run_first_cell()
+    assert done.returncode == 0, done.stderr
+    assert bare.asked == "fedjax_ssl"  # from the package index
+    assert done.stdout.endswith("fedjax_ssl 9.9\n")
+
+
+def test_the_first_cell_takes_the_newest_wheel_beside_it(bare: Bare) -> None:
+    for age, version in enumerate(("0.3.0", "0.2.0")):
+        wheel = bare.folder / f"fedjax_ssl-{version}-py3-none-any.whl"
+        wheel.touch()
+        os.utime(wheel, (1000 - age, 1000 - age))
+    bare.put(bare.folder, "fedjax_ssl/pyproject.toml", "fedjax_ssl/fedjax_ssl/__init__.py")
+    done = bare.run_first_cell()
+    assert done.returncode == 0, done.stderr
+    assert bare.asked == str(bare.folder / "fedjax_ssl-0.3.0-py3-none-any.whl")
+
+
+@pytest.mark.parametrize("place", ["fedjax_ssl", "."])
+def test_the_first_cell_takes_a_checkout_beside_or_around_it(bare: Bare, place: str) -> None:
+    checkout = bare.folder / place if place != "." else bare.folder.parent
+    bare.put(checkout, "pyproject.toml", "fedjax_ssl/__init__.py")
+    done = bare.run_first_cell()
+    assert done.returncode == 0, done.stderr
+    assert bare.asked == str(checkout)
+
+
+def test_the_first_cell_brings_jax_for_an_nvidia_gpu_along(bare: Bare) -> None:
+    (bare.site / "nvidia-smi").touch(mode=0o755)
+    assert bare.run_first_cell().returncode == 0
+    assert bare.asked == "fedjax_ssl[cuda12]"
+
+
+def test_the_first_cell_asks_for_a_restart_where_an_older_version_was_loaded(bare: Bare) -> None:
+    bare.put(bare.site, "numpy.py", "numpy-2.0.dist-info/METADATA")
+    (bare.site / "numpy-2.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 2.0\n")
+    done = bare.run_first_cell(before="import numpy")
+    assert "numpy: a newer version was installed. Restart the session" in done.stdout
+
+
+def test_without_anything_to_install_the_first_cell_says_what_to_do(bare: Bare) -> None:
+    done = bare.run_first_cell(PIP_FAILS="1")
+    assert done.returncode == 1
+    message = done.stderr.split("NotInstalled: ")[-1]
+    assert message.startswith("fedjax_ssl is not installed, and could not be installed from the package index")
+    for part in ("pip said: ERROR: No matching distribution found", "`make build`", "beside this notebook"):
+        assert part in message
+
+
+def test_a_wheel_that_cannot_be_installed_is_named(bare: Bare) -> None:
+    wheel = bare.folder / "fedjax_ssl-0.1.0-py3-none-any.whl"
+    wheel.touch()
+    done = bare.run_first_cell(PIP_FAILS="1")
+    assert done.returncode == 1 and f"could not be installed from {wheel}" in done.stderr

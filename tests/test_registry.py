@@ -110,6 +110,20 @@ def test_a_config_can_name_things_of_the_users_own_in_every_section(monkeypatch:
         configs.resolve(config)
 
 
+def test_a_function_that_is_defined_anew_has_its_new_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    def first(setup, *, weight: float = 1.0):
+        """As a cell of a notebook has it."""
+
+    def second(setup, *, threshold: float = 0.5):
+        """As the same cell has it a minute later."""
+
+    cells = ModuleType("cells")
+    monkeypatch.setitem(sys.modules, "cells", cells)
+    for method, options in ((first, ["weight"]), (second, ["threshold"])):
+        monkeypatch.setattr(cells, "method", method, raising=False)
+        assert list(FORMS.options("cells:method"))[1:] == options
+
+
 def test_an_option_of_another_dataset_is_refused() -> None:
     config = configs.default()
     config.data.writers = 3
