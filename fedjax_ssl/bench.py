@@ -1,4 +1,4 @@
-"""The command line of the benchmarks: `python -m fedjax_ssl.bench [--workloads W2,W5] [--json]`."""
+"""The command line of the benchmarks: `fedjax-ssl bench`, or `python -m fedjax_ssl.bench [--workloads W2,W5]`."""
 
 import argparse
 import concurrent.futures
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     listing = "\n".join(f"  {name}  {workload.title}" for name, workload in WORKLOADS.items())
     parser = argparse.ArgumentParser(
-        prog="python -m fedjax_ssl.bench",
+        prog="fedjax-ssl bench",
         description=f"Speed of federated rounds on fake data.\n\nworkloads:\n{listing}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -6,7 +6,7 @@ import sys
 import time
 
 from fedjax_ssl import main, presets
-from fedjax_ssl.experiment.rounds import Programs
+from fedjax_ssl.experiment.programs import Programs
 
 
 def get_config(predictors=""):
@@ -48,11 +48,11 @@ def harm_after(round: int, harm: str) -> None:
     advance = Programs.advance
 
     def advance_and_suffer(*arguments):
-        row, state = advance(*arguments)
-        if row["round"] == round:
+        rows, *rest = advance(*arguments)
+        if rows[0]["round"] == round:
             print(f"comes to harm: {harm}", flush=True)
             HARMS[harm]()
-        return row, state
+        return rows, *rest
 
     Programs.advance = advance_and_suffer
 

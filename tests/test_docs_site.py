@@ -54,4 +54,6 @@ def test_the_steps_of_xclp_are_numbered_as_written(site):
 def test_the_reference_has_what_the_rooms_offer(site):
     text = (site / "reference/training/index.html").read_text(encoding="utf-8")
     assert "make_train" in text and "over_seeds" in text and "hyperparameters" in text
+    outputs = (site / "reference/models/index.html").read_text(encoding="utf-8")
+    assert "class scores before the softmax" in outputs  # the comment of a field
     assert "read_run" in (site / "reference/tracking/index.html").read_text(encoding="utf-8")

@@ -97,6 +97,17 @@ def test_a_sweep_over_alpha(keys):
     assert np.all(np.isfinite(swept["test_loss"])) and swept["test_loss"][0, -1] != swept["test_loss"][1, -1]
 
 
+@pytest.mark.thorough
+def test_examples_can_be_an_argument_of_the_program(keys):
+    def largest_constant(train, *arguments):
+        constants = jax.make_jaxpr(train)(*arguments).consts
+        return max(one.nbytes for one in constants if not jnp.issubdtype(one.dtype, jax.dtypes.prng_key))
+
+    train = make_train(experiment())
+    given = largest_constant(lambda key, inputs: train(key, None, inputs), keys[0], train.inputs)
+    assert given < train.inputs.nbytes / 2 < largest_constant(train, keys[0])
+
+
 def test_an_unknown_hyperparameter_is_an_error(keys):
     with pytest.raises(configs.ConfigError, match=r"optimizer\.lr"):
         make_train(experiment())(keys[0], {"optimizer.lr": 0.1})

@@ -22,6 +22,7 @@ _MODULES = {
     "secure": "secure.api",
     "tracking": "tracking",
     "report": "report",
+    "trained": "trained",
 }
 
 

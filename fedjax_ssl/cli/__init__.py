@@ -26,10 +26,14 @@ class Command(NamedTuple):
 COMMANDS = {
     "run": Command("fedjax_ssl.cli.run:main", "train one experiment", "run digits_xclp --rounds=50"),
     "sweep": Command(
-        "fedjax_ssl.sweep.command:main", "train many, over settings and seeds", "sweep digits --seeds 5 --set ..."
+        "fedjax_ssl.sweep.command:main",
+        "train many, over settings and seeds",
+        "sweep digits --seeds 5 --set method.name=fedavg,xclp",
     ),
-    "report": Command("fedjax_ssl.report.command:main", "compare runs on one page", "report runs/..."),
-    "predict": Command("fedjax_ssl.trained.command:main", "label new examples with a trained run", "predict RUN x.npz"),
+    "report": Command("fedjax_ssl.report.command:main", "compare runs on one page", "report runs"),
+    "predict": Command(
+        "fedjax_ssl.trained.command:main", "label new examples with a trained run", "predict runs/digits_xclp new.npz"
+    ),
     "data": Command("fedjax_ssl.cli.data:main", "which datasets there are, and what is in them", "data info digits"),
     "bench": Command("fedjax_ssl.bench:command", "measure the speed of federated rounds", "bench --workloads W2"),
     "list": Command("fedjax_ssl.cli.listing:main", "what a config can name", "list methods"),
@@ -69,7 +73,12 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     make_importable(Path.cwd())
     try:
-        return _function(COMMANDS[name].function)(rest)
+        code: int = _function(COMMANDS[name].function)(rest)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # whoever reads, `head` for example, has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (Exception, KeyboardInterrupt) as error:
         from fedjax_ssl.command_line import leave
 

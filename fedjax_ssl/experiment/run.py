@@ -17,10 +17,7 @@ from fedjax_ssl.experiment.shared import Shared
 
 # Fields that change how a run is watched, where it finds its data or what is done with the trained network, but not
 # the network.
-UNCOMPARED = (
-    *("checkpoint_every", "metrics", "profile", "tracking", "prediction", "distributed"),
-    *("data.root", "data.download", "data.timeout"),
-)
+UNCOMPARED = (*tracking.WATCHING, "prediction")
 
 
 class Point(NamedTuple):

@@ -21,17 +21,19 @@ class Outputs(NamedTuple):
 class Model(NamedTuple):
     """A network as pure functions; any function pair of this form is a model, whatever it is built with.
 
-    init: `(key) -> (params, state)`. `params` are nested dicts of floating-point arrays, `state` holds the
-        running batch statistics ({} for a network without).
-    apply: `(params, state, inputs, *, train, key=None, mask=None) -> (Outputs, new_state)`. `inputs` are
-        float [n, ...], already normalised. `train` (a Python bool) turns dropout and batch statistics on;
-        a network with dropout then needs `key`. `mask` (bool [n], default all true) marks the rows that count
-        in batch statistics. In evaluation the state comes back as it was.
-    has_class_scores: False for a network of features alone, whose `Outputs.logits` have no column.
-    batch_weights: `() -> tree like state`: how much a batch weighs in each running statistic, as Python floats. Only
-        statistics by a pass over the data ask for it.
-    forward_operations: `() -> int`, additions and multiplications for one example: of convolutions, dense layers, their
-        biases and one softmax, in ProtoFSSL's networks also of pools and residual sums. None where nobody counted.
+    Attributes:
+        init: `(key) -> (params, state)`. `params` are nested dicts of floating-point arrays, `state` holds the
+            running batch statistics ({} for a network without).
+        apply: `(params, state, inputs, *, train, key=None, mask=None) -> (Outputs, new_state)`. `inputs` are
+            float [n, ...], already normalised. `train` (a Python bool) turns dropout and batch statistics on;
+            a network with dropout then needs `key`. `mask` (bool [n], default all true) marks the rows that count
+            in batch statistics. In evaluation the state comes back as it was.
+        has_class_scores: False for a network of features alone, whose `Outputs.logits` have no column.
+        batch_weights: `() -> tree like state`: how much a batch weighs in each running statistic, as Python floats.
+            Only statistics by a pass over the data ask for it.
+        forward_operations: `() -> int`, additions and multiplications for one example: of convolutions, dense layers,
+            their biases and one softmax, in ProtoFSSL's networks also of pools and residual sums. None where nobody
+            counted.
     """
 
     init: Callable[[PRNGKeyArray], tuple[PyTree, PyTree]]

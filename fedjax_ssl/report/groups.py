@@ -6,20 +6,8 @@ from typing import Any, NamedTuple
 
 from fedjax_ssl.registry import did_you_mean
 from fedjax_ssl.report.errors import ReportError
-from fedjax_ssl.tracking import StoredRun, flat_config
+from fedjax_ssl.tracking import WATCHING, StoredRun, flat_config
 
-# Decide how a run is watched and where it finds its data, but not what comes out of it; the seed makes no other group.
-_NOT_COMPARED = (
-    "seed",
-    "checkpoint_every",
-    "data.download",
-    "data.root",
-    "data.timeout",
-    "distributed",
-    "metrics",
-    "profile",
-    "tracking",
-)
 _FIRST = ("method.name", "data.name", "partition.name", "supervision.name", "model.name", "federated.name")
 
 
@@ -134,7 +122,7 @@ def _compared(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in flat_config(config).items()
-        if value is not None and not any(name == one or name.startswith(f"{one}.") for one in _NOT_COMPARED)
+        if value is not None and not any(name == one or name.startswith(f"{one}.") for one in ("seed", *WATCHING))
     }
 
 

@@ -19,7 +19,7 @@ from fedjax_ssl.tracking.files import decode_json, encode_json, write_atomically
 DONE, FAILED, STOPPED, MISSING = "done", "failed", "stopped", "missing"
 _ENDED = "ended.json"  # in the folder of a run that ended without a summary
 # What a summary says of the machine and of the clock: two sweeps of the same runs differ in it.
-_MEASURED = ("seconds", "per_second", "peak_memory", "versions", "device")
+_MEASURED = ("seconds", "per_second", "peak_memory", "versions", "device", "command")
 
 
 def folder_of(sweep: Path, name: str) -> Path:

@@ -8,7 +8,14 @@ from fedjax_ssl.tracking.lock import FolderLock, FolderLocked
 from fedjax_ssl.tracking.metric_log import MetricLog
 from fedjax_ssl.tracking.progress import Progress, bytes_in_words
 from fedjax_ssl.tracking.record import NoRecord, Record
-from fedjax_ssl.tracking.run_folder import ConfigMismatch, RunFolder, RunFolderError, config_differences, flat_config
+from fedjax_ssl.tracking.run_folder import (
+    WATCHING,
+    ConfigMismatch,
+    RunFolder,
+    RunFolderError,
+    config_differences,
+    flat_config,
+)
 from fedjax_ssl.tracking.stored_run import StoredRun, find_runs, natural_order, read_run
 from fedjax_ssl.tracking.summary import read_summary, summarize, write_summary
 from fedjax_ssl.tracking.writers import (

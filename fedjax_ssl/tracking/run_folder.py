@@ -3,12 +3,20 @@
 import contextlib
 import json
 import os
+import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 from fedjax_ssl.tracking.files import Closing, encode_json, write_atomically
 from fedjax_ssl.tracking.lock import FolderLock
+
+# Fields, or groups of fields, of a config that decide how a run is watched and where it finds its data, but not what
+# comes out of it.
+WATCHING = (
+    *("checkpoint_every", "metrics", "profile", "tracking", "distributed"),
+    *("data.root", "data.download", "data.timeout"),
+)
 
 
 class RunFolderError(ValueError):
@@ -145,7 +153,16 @@ class RunFolder(Closing):
     def close(self) -> None:
         """Gives the lock back; a second call does nothing. A start that came to nothing leaves nothing."""
         if self._open and not self._results():
-            for left in (self.config_file, self.metrics_csv, self.path / "partition.txt", self.path / ".lock"):
+            if self.path in self._made:  # so that all in it is of this start
+                shutil.rmtree(self.path, ignore_errors=True)
+            own = (
+                self.config_file,
+                self.metrics_csv,
+                self.model_file,
+                self.path / "partition.txt",
+                self.path / ".lock",
+            )
+            for left in own:
                 left.unlink(missing_ok=True)
             self._remove_what_was_made()
         self._open = False

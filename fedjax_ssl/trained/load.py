@@ -74,8 +74,8 @@ def _read(folder: Path) -> tuple[tracking.StoredRun, dict[str, Any]]:
         raise TrainedModelError(f"{folder} is no run folder: it has no config.json.{hint}")
     if not (folder / "model.json").exists():
         raise TrainedModelError(
-            f"{folder} has no model.json: an earlier version made this run. Its command, given again, adds the file and "
-            "does not train anew"
+            f"{folder} has no model.json: an earlier version made this run. Its command, given again, adds the file "
+            "and does not train anew"
         )
     stored = tracking.read_run(folder)
     if not stored.config:

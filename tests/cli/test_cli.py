@@ -144,3 +144,12 @@ def test_a_hospitals_file_partly_labelled_with_one_site_left_out(capsys, tmp_pat
     assert "test 60" in table
     code, _, error = call(capsys, *asked, "--data.left_out_client=wets", "--workdir=other")
     assert code == 2 and "Did you mean 'west'" in error and not (tmp_path / "other").exists()
+
+
+def test_a_reader_that_stops_early_gets_no_traceback():
+    code = "import sys; from fedjax_ssl import cli; sys.exit(cli.main(['list', 'configs']))"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
+    ) as one:
+        one.stdout.close()
+        assert one.stderr.read() == b"" and one.wait() == 0

@@ -19,7 +19,8 @@ def short(**fields):
 
 
 # Between two evaluations the run goes on from an earlier checkpoint.
-@pytest.mark.parametrize("first", [4, pytest.param(5, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("first", [4, 5])
 def test_the_same_bits_as_of_a_long_run(tmp_path, first):
     fields = {"data.validation_fraction": 0.2}
     run(short(**fields, rounds=first), tmp_path / "grown")
@@ -39,8 +40,11 @@ def test_the_same_bits_as_of_a_long_run(tmp_path, first):
         assert all(jax.tree.leaves(same)), which
 
 
-def reason(changes, checkpoints=(4,), **fields):
-    built = load_experiment(short(**fields))
+def reason(changes, checkpoints=(4,), method="fedavg", **fields):
+    config = presets.digits_by_writer(method, "5")
+    config.rounds, config.eval_every = 6, 2
+    config.update_from_flattened_dict(fields)
+    built = load_experiment(config)
     key = jax.random.key(0)
     return longer.why_not(built, federate(built, key), key, changes, checkpoints)
 
@@ -48,12 +52,12 @@ def reason(changes, checkpoints=(4,), **fields):
 @pytest.mark.parametrize(
     ("changes", "fields", "expected"),
     [
-        ({"rounds": (10, 4)}, {}, "A run can get longer, but this one has 10 rounds already"),
-        ({"rounds": (3, 4)}, {}, "Its checkpoints are of round 3, where a longer run has no evaluation"),
+        ({"rounds": (10, 6)}, {}, "A run can get longer, but this one has 10 rounds already"),
+        ({"rounds": (3, 6)}, {}, "Its checkpoints are of round 3, where a longer run has no evaluation"),
         (
-            {"rounds": (3, 4), "optimizer.schedule_rounds": (3, 4)},
+            {"rounds": (3, 6), "optimizer.schedule_rounds": (3, 6)},
             {"optimizer.schedule": "cosine"},
-            "followed a cosine over 3 rounds, and over 4 they would have been others. "
+            "followed a cosine over 3 rounds, and over 6 they would have been others. "
             "--config.optimizer.schedule_rounds=3 keeps them",
         ),
     ],
@@ -63,16 +67,13 @@ def test_why_not(changes, fields, expected):
 
 
 def test_nothing_is_against_a_constant_learning_rate():
-    assert reason({"rounds": (4, 8), "optimizer.schedule_rounds": (4, 8)}, rounds=8) == ""
+    assert reason({"rounds": (4, 6), "optimizer.schedule_rounds": (4, 6)}) == ""
     assert longer.restorable([4, 5], 2) == 4 and longer.restorable([5], 2) == 0
 
 
+@pytest.mark.thorough
 def test_annealing_over_all_rounds_is_found():
-    config = presets.digits_by_writer("uda", "5")
-    config.rounds = 6
-    built, key = load_experiment(config), jax.random.key(0)
-    federation = federate(built, key)
-    found = longer.why_not(built, federation, key, {"rounds": (5, 6)}, (5,))
+    found = reason({"rounds": (4, 6)}, method="uda")
     assert "is another one in a longer run" in found and "give it the old number: config.method.tsa_rounds=0" in found
 
 

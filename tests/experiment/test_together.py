@@ -14,6 +14,7 @@ from fedjax_ssl.experiment.run import Point, run, run_together
 from fedjax_ssl.experiment.shared import Shared
 
 ROUNDS = 4
+RUNS = ((0, 0.3), (1, 0.1))  # seed and learning rate
 TIMES = ("seconds", "client_updates_per_second")
 
 
@@ -38,9 +39,9 @@ def digest(folder):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """Runs with two seeds and two learning rates, one after another in one process, and what they share."""
+    """Two runs that differ in seed and learning rate, one after another in one process, and what they share."""
     folder, shared = tmp_path_factory.mktemp("alone"), Shared()
-    for seed, rate in ((0, 0.3), (0, 0.1), (1, 0.3)):
+    for seed, rate in RUNS:
         config = experiment(seed=seed, **{"optimizer.learning_rate": rate})
         run(config, folder / f"{seed}-{rate}", shared=shared)
     return folder, shared
@@ -49,15 +50,16 @@ def alone(tmp_path_factory):
 def test_another_seed_or_learning_rate_needs_no_other_program(alone):
     folder, shared = alone
     assert shared.programs.count == 1
-    results = [rows_of(folder / name)[-1]["test_loss"] for name in ("0-0.3", "0-0.1", "1-0.3")]
-    assert len(set(results)) == 3
+    one, other = (rows_of(folder / f"{seed}-{rate}")[-1]["test_loss"] for seed, rate in RUNS)
+    assert one != other
 
 
+@pytest.mark.thorough
 def test_runs_together_are_the_same_runs_and_a_mistake_stops_nobody(alone, tmp_path):
     folder, _ = alone
     points = [
         Point(experiment(seed=seed, **{"optimizer.learning_rate": rate}), tmp_path / f"{seed}-{rate}")
-        for seed, rate in ((0, 0.3), (0, 0.1), (1, 0.3), (0, 0.2))
+        for seed, rate in ((0, 0.3), (0, 0.1), (1, 0.1), (0, 0.2))
     ]
     points[3].config.data.test_clients = 100
     stopped = points[1]._replace(watch=lambda row: True)
@@ -66,7 +68,7 @@ def test_runs_together_are_the_same_runs_and_a_mistake_stops_nobody(alone, tmp_p
     assert isinstance(wrong, configs.ConfigError) and "test_clients" in str(wrong)
     assert second is None and not (tmp_path / "0-0.1" / "summary.json").exists()
     assert first["seed"] == 0 and third["seed"] == 1
-    for name in ("0-0.3", "1-0.3"):
+    for name in ("0-0.3", "1-0.1"):
         for one, other in zip(rows_of(tmp_path / name), rows_of(folder / name), strict=True):
             for metric in other:
                 np.testing.assert_allclose(one[metric], other[metric], rtol=1e-4, err_msg=metric)
@@ -76,6 +78,7 @@ def test_runs_together_are_the_same_runs_and_a_mistake_stops_nobody(alone, tmp_p
     assert [row["round"] for row in rows_of(tmp_path / "0-0.1")] == [2, 4]
 
 
+@pytest.mark.thorough
 def test_examples_are_held_once_for_all_seeds_and_tables_get_one_width():
     shared = Shared()
     given = [
@@ -104,6 +107,7 @@ def test_examples_are_held_once_for_all_seeds_and_tables_get_one_width():
         assert one.summary() == wide.summary()
 
 
+@pytest.mark.thorough
 def test_as_many_runs_at_once_as_the_memory_holds(monkeypatch):
     shared, config = Shared(), experiment()
     found = estimate(config, shared)

@@ -10,7 +10,9 @@ import pytest
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import load_run, presets
+from fedjax_ssl.data import report
 from fedjax_ssl.experiment.run import run
+from tests import toy
 
 
 def stopping(**fields):
@@ -18,16 +20,31 @@ def stopping(**fields):
     config = presets.digits_by_writer("fedavg", "5")
     config.rounds, config.eval_every, config.early_stopping.patience = 10, 1, 2
     config.data.validation_fraction, config.optimizer.learning_rate, config.optimizer.local_epochs = 0.2, 0.0, 1
+    config.metrics = ("f1",)
     config.update_from_flattened_dict(fields)
     return config
 
 
-def test_a_run_ends_when_nothing_gets_better(tmp_path, capsys):
-    summary = run(stopping(), tmp_path)
+def test_a_run_ends_when_nothing_gets_better_and_viewers_are_told(tmp_path, capsys, monkeypatch):
+    told = []
+    writer = SimpleNamespace(
+        add_scalar=lambda name, value, global_step: told.append((name, global_step)),
+        add_hparams=lambda settings, metrics, name: told.append((settings, metrics)),
+        close=lambda: told.append("closed"),
+    )
+    monkeypatch.setitem(sys.modules, "tensorboardX", SimpleNamespace(SummaryWriter=lambda *a, **k: writer))
+    watched = {"tracking.writers": ("tensorboard",)}
+    summary = run(stopping(**watched), tmp_path)
     assert summary["rounds"] == 3 and summary["stopped_early"] and summary["selected_round"] == 1
     assert load_run(tmp_path).round == 1 and load_run(tmp_path, "last").round == 3
     assert "stopped early" in capsys.readouterr().out
+    assert ("test_macro_f1", 1) in told and ("test_accuracy", 3) in told and told[-1] == "closed"
+    settings, metrics = told[-2]
+    assert settings["optimizer.learning_rate"] == 0.0 and metrics["test_accuracy"] == summary["test_accuracy"]
+    told.clear()
+    # Who watches is no part of the run.
     assert run(stopping(), tmp_path) == json.loads((tmp_path / "summary.json").read_text())
+    assert run(stopping(**watched), tmp_path) == summary and not told
     assert "this run is complete already" in capsys.readouterr().out
 
 
@@ -41,24 +58,6 @@ def test_predictions_are_made_by_the_best_model(tmp_path):
     fields = {"prediction.predictors": "network", "optimizer.learning_rate": 3.0, "rounds": 8}
     summary = run(stopping(**fields, **{"early_stopping.patience": 8}), tmp_path)
     assert summary["predictions"][0]["accuracy"] == pytest.approx(summary["selected_test_accuracy"], abs=1e-6)
-
-
-def test_viewers_get_rows_config_and_summary(tmp_path, monkeypatch):
-    told = []
-    writer = SimpleNamespace(
-        add_scalar=lambda name, value, global_step: told.append((name, global_step)),
-        add_hparams=lambda settings, metrics, name: told.append((settings, metrics)),
-        close=lambda: told.append("closed"),
-    )
-    monkeypatch.setitem(sys.modules, "tensorboardX", SimpleNamespace(SummaryWriter=lambda *a, **k: writer))
-    summary = run(stopping(rounds=2, **{"tracking.writers": ("tensorboard",)}), tmp_path)
-    assert ("test_macro_f1", 1) in told and ("test_accuracy", 2) in told and told[-1] == "closed"
-    settings, metrics = told[-2]
-    assert settings["optimizer.learning_rate"] == 0.0 and metrics["test_accuracy"] == summary["test_accuracy"]
-    told.clear()
-    run(stopping(rounds=2, **{"tracking.writers": ("tensorboard",)}), tmp_path)
-    assert not told  # it is complete already
-    run(stopping(rounds=2), tmp_path)  # who watches is no part of the run
 
 
 def test_a_viewer_that_is_not_installed_is_said_before_anything_is_done(tmp_path, monkeypatch):
@@ -80,6 +79,17 @@ def test_unknown_scores_and_viewers_are_named():
         configs.resolve(config)
 
 
+def test_test_examples_without_a_label_are_counted():
+    data = toy.federation()
+    labels = np.array(data.labels)
+    labels[np.asarray(data.test_index)[:12]] = -1
+    assert "labelled_test_examples" not in data.summary()
+    some = toy.changed(data, labels=labels)
+    assert some.summary()["labelled_test_examples"] == 48
+    assert "test 60 (48 with a label)" in report(some, ("a", "b", "c"))
+
+
+@pytest.mark.thorough
 def test_clients_have_their_names_and_labels_are_counted(tmp_path, capsys):
     """A folder of two sites, some of whose test examples have no label."""
     generator = np.random.default_rng(0)

@@ -78,27 +78,27 @@ def with_owners(data):
 
 def test_evaluation_has_what_is_asked_for_and_padding_does_not_count() -> None:
     data = numbered(with_owners(toy.federation()))
-    method = method_with(fixed_scores(data.inputs.shape[0]))
-    found = jax.jit(lambda d: evaluate(method, None, d, metrics=scores.CHOICES))(data)
-    plain = evaluate(method, None, data)
-    names = {"test_macro_f1", "test_ece", "test_auroc", "test_client_accuracy", BY_CLIENT}
-    names |= {"test_client_accuracy_worst_tenth", "test_client_accuracy_spread"}
-    assert found.keys() - plain.keys() == names
     rows, owner = np.asarray(data.test_index), np.asarray(data.test_client)
-    right = fixed_scores(data.inputs.shape[0])[rows].argmax(1) == np.asarray(data.labels)[rows]
-    expected = [right[owner == client].mean() if (owner == client).any() else np.nan for client in range(8)]
-    np.testing.assert_allclose(found[BY_CLIENT], expected, rtol=1e-6)
-    assert float(found["test_client_accuracy"]) == pytest.approx(np.nanmean(expected))
-    more = dataclasses.replace(
+    padded = dataclasses.replace(
         data,
         test_index=jnp.concatenate([data.test_index, jnp.zeros(5, jnp.int32)]),
         test_client=jnp.concatenate([data.test_client, jnp.zeros(5, jnp.int32)]),
     )
-    again = evaluate(method, None, more, metrics=scores.CHOICES)
-    for name, value in found.items():
-        np.testing.assert_allclose(again[name], value, rtol=1e-6, err_msg=name)
+    every = fixed_scores(data.inputs.shape[0])
+    found = jax.jit(lambda d: evaluate(method_with(every), None, d, metrics=scores.CHOICES))(padded)
+    names = {"test_macro_f1", "test_ece", "test_auroc", "test_client_accuracy", BY_CLIENT}
+    names |= {"test_client_accuracy_worst_tenth", "test_client_accuracy_spread"}
+    assert found.keys() == names | {"test_accuracy", "test_balanced_accuracy", "test_loss"}
+    truth, chosen = np.asarray(data.labels)[rows], every[rows].argmax(1)
+    expected = [(chosen == truth)[owner == client].mean() if (owner == client).any() else np.nan for client in range(8)]
+    np.testing.assert_allclose(found[BY_CLIENT], expected, rtol=1e-6)
+    assert float(found["test_client_accuracy"]) == pytest.approx(np.nanmean(expected))
+    assert float(found["test_macro_f1"]) == pytest.approx(f1_score(truth, chosen, average="macro"), rel=1e-6)
+    area = np.mean([roc_auc_score(truth == k, every[rows, k]) for k in range(toy.NUM_CLASSES)])
+    assert float(found["test_auroc"]) == pytest.approx(area, rel=1e-5)
 
 
+@pytest.mark.thorough
 def test_metrics_can_be_vectorized_over_runs() -> None:
     data = numbered(with_owners(toy.federation()))
     several = jnp.asarray(np.stack([fixed_scores(data.inputs.shape[0], seed) for seed in range(3)]))
@@ -117,7 +117,7 @@ def test_metrics_can_be_vectorized_over_runs() -> None:
             np.testing.assert_allclose(together[name][run], value, rtol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("width", [0, 3])
+@pytest.mark.parametrize("width", [pytest.param(0, marks=pytest.mark.thorough), 3])
 def test_without_a_test_example_all_is_nan(width: int) -> None:
     data = numbered(toy.federation())
     empty = dataclasses.replace(
@@ -127,7 +127,8 @@ def test_without_a_test_example_all_is_nan(width: int) -> None:
         num_test=jnp.zeros((), jnp.int32),
         owned_test=True,
     )
-    found = evaluate(method_with(fixed_scores(data.inputs.shape[0])), None, empty, metrics=scores.CHOICES)
+    method = method_with(fixed_scores(data.inputs.shape[0]))
+    found = jax.jit(lambda d: evaluate(method, None, d, metrics=scores.CHOICES))(empty)
     assert all(np.isnan(value).all() for value in found.values())
 
 

@@ -62,7 +62,7 @@ def test_mean_spread_and_paired_interval_are_those_of_scipy(two):
     assert second.difference.mean == pytest.approx(np.mean(AFTER) - np.mean(BEFORE))
     assert (second.difference.low, second.difference.high) == pytest.approx((expected.low, expected.high))
     page = page_of(two)
-    assert "84.0" not in page or "81.0 ± 1.8" in page  # the table as text, not only as data
+    assert ">81.0 ± 1.8</td>" in page  # the table as text, not only as data
     assert f"{100 * np.mean(AFTER):.1f} ± {100 * np.std(AFTER, ddof=1):.1f}" in page
     assert f"+4.7 [{written(expected.low, '%', sign=True)}, {written(expected.high, '%', sign=True)}]" in page
 
@@ -182,7 +182,7 @@ def test_hostile_names_stay_text(tmp_path):
 
 def test_a_page_asks_for_nothing(sweep):
     page = page_of(sweep)
-    assert "default-src &#39;none&#39;" in page or "default-src 'none'" in page
+    assert "default-src 'none'" in page
     assert not re.search(r'(src|href)="(?!#|data:)', page) and "url(" not in page and "@import" not in page
 
 

@@ -50,7 +50,7 @@ function swatch(host, index) {
   add(svg, "path", { d: "M1,7H29", stroke: colour, "stroke-width": 2.2, "stroke-dasharray": dash });
   add(svg, "path", { d: shape(15, 7), fill: colour });
 }
-function ticks(low, high, log, count) {
+function ticks(low, high, log, count, whole = false) {
   if (!(high > low)) return [low];
   if (log) {
     const found = [];
@@ -61,7 +61,8 @@ function ticks(low, high, log, count) {
     return inside.filter((_, index) => index % every === 0);
   }
   const rough = (high - low) / count, size = 10 ** Math.floor(Math.log10(rough));
-  const step = size * [1, 2, 2.5, 5, 10].find((factor) => factor * size >= rough * 0.999);
+  const fits = (step) => step >= rough * 0.999 && (!whole || Number.isInteger(step));
+  const step = [1, 2, 2.5, 5, 10].map((factor) => factor * size).find(fits) ?? 1;
   const found = [];
   for (let value = Math.ceil(low / step - 1e-9) * step; value <= high + step * 1e-6; value += step)
     found.push(Math.abs(value) < step * 1e-9 ? 0 : value);
@@ -111,7 +112,7 @@ function chart(host, spec) {
   const below = height - margin.bottom;
   add(svg, "line", { x1: margin.left, x2: width - margin.right, y1: below, y2: below, class: "axis" });
   const given = spec.kind === "dots" ? [...new Set(all.map(([x]) => x))].sort((a, b) => a - b) : [];
-  for (const value of given.length && given.length <= 7 ? given : ticks(x0, x1, spec.x.log, Math.max(2, Math.min(8, width / 90)))) {
+  for (const value of given.length && given.length <= 7 ? given : ticks(x0, x1, spec.x.log, Math.max(2, Math.min(8, width / 90)), spec.x.whole)) {
     add(svg, "line", { x1: X(value), x2: X(value), y1: below, y2: below + 4, class: "axis" });
     add(svg, "text", { x: X(value), y: below + 17, "text-anchor": "middle" }, formatX(value));
   }
@@ -178,7 +179,7 @@ function drawCurves() {
       return { index, name, points: places && mean ? mean.map((value, at) => [places[at], value, deviation ? deviation[at] : null]) : [] };
     });
     const name = host.dataset.axis.replace("_", " ");
-    chart(host, { title: `${title}${suffix(unit)} over ${name}`, label: `${title} over ${name}, ${series.length} groups; the last values are in the table of results`, kind: "line", series, x: { title: axisTitle, unit: axisUnit }, y: { unit } });
+    chart(host, { title: `${title}${suffix(unit)} over ${name}`, label: `${title} over ${name}, ${series.length} groups; the last values are in the table of results`, kind: "line", series, x: { title: axisTitle, unit: axisUnit, whole: name === "round" }, y: { unit } });
   }
 }
 function drawEffects() {
