@@ -74,7 +74,7 @@ def launch(
     if harm:
         shared["HARM"] = ":".join(map(str, (harm, *HARMS[harm])))
     if harm == "exception":
-        shared["FEDJAX_SSL_DEBUG"] = "1"  # it comes from a file of the tests: a user's own code, whose mistake ends in 2
+        shared["FEDJAX_SSL_DEBUG"] = "1"  # a file of the tests is a user's own code, whose mistakes end in 2
     command = [sys.executable, str(WORKER), f"--config={config}", f"--workdir={folder}", *overrides]
     logs = [folder.with_name(f"{folder.name}_{harm}_{index}.log") for index in range(PROCESSES)]
     with contextlib.ExitStack() as stack:

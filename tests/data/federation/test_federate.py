@@ -330,7 +330,7 @@ def test_report_and_counts():
     assert (labelled.sum(axis=1) == 3).all() and (labelled <= counts).all()
     lines = report(data, DATASET.class_names, client_names=["Ann", "Bo", "Cy", "Di"]).splitlines()
     assert lines[0].startswith("4 clients (4 with labels)") and "12 labelled" in lines[0]
-    assert lines[3].split()[:3] == ["Ann", str(len(clients[0])), "3"]
+    assert lines[3].split()[:4] == ["0", "Ann", str(len(clients[0])), "3"]
     assert [line.split()[0] for line in lines[-3:]] == ["min", "median", "max"]
     with pytest.raises(ValueError, match="class_names has 2 names, the data have 6 classes"):
         report(data, ("a", "b"))
