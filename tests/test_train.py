@@ -38,6 +38,7 @@ def sweep(keys):
     return jax.jit(jax.vmap(make_train(experiment())))(keys)
 
 
+@pytest.mark.thorough
 def test_a_sweep_over_seeds_is_separate_runs(keys, sweep, alone):
     """Batched and single products add in another order: 1e-5 after 5 rounds of float32."""
     states, metrics = sweep

@@ -129,6 +129,7 @@ def test_two_devices_train_and_predict_as_one(trained, tmp_path):
     assert alone["test_accuracy"] == shared["test_accuracy"]
 
 
+@pytest.mark.thorough
 def test_a_folder_belongs_to_its_data_and_predictions_can_be_made_again(features, tmp_path):
     config = of_file(features[0])
     first = run(config, tmp_path / "run")["predictions"]

@@ -184,6 +184,7 @@ def one_round(data: FederatedData, name: str = "fedmt", rounds: int = 1, changes
     return toy.train(methods.build(name, run, **options), key(), data, rounds)
 
 
+@pytest.mark.thorough
 def test_without_projection_it_is_semifl():
     """Check 14, first limit; the coarse labels are not looked at."""
     data = toy.weak_federation("coarse")
@@ -234,6 +235,7 @@ def test_before_round_0_the_server_trains_once_at_the_rate_of_round_0():
     assert [info["clients"] for info in infos] == [data.num_clients] * 2
 
 
+@pytest.mark.thorough
 def test_estimates_use_no_hidden_knowledge():
     data = toy.weak_federation("coarse")
     run = toy.setup(data, model=toy.linear_model())

@@ -138,12 +138,13 @@ class Oracle:
         return float(np.mean([losses for _, losses, _ in trained]))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("stop", "source"),
     [
-        pytest.param(False, "local_support", marks=pytest.mark.thorough),
+        (False, "local_support"),
         (True, "local_support"),
-        pytest.param(False, "global", marks=pytest.mark.thorough),
+        (False, "global"),
     ],
     ids=str,
 )
@@ -230,6 +231,7 @@ def test_bytes_are_those_of_model_and_prototypes() -> None:
     assert infos[0]["bytes_up"] == 3 * model + 4 * prototype  # classes with 3, 3, 3 and 3, 2, 2 labels
 
 
+@pytest.mark.thorough
 def test_fewer_helpers_are_drawn_anew_in_every_round() -> None:
     data = toy.federation(sizes=(9,) * 6, labelled=(6,) * 6)
     states, _ = rounds(build(data, num_helpers=2), data, 5)
@@ -286,6 +288,7 @@ def test_at_the_beginning_the_model_just_received_makes_the_prototypes() -> None
     assert np.isfinite(infos[1]["pseudo_label_accuracy"])
 
 
+@pytest.mark.thorough
 def test_noise_is_added_to_what_is_shared_and_to_nothing_else(plain) -> None:
     data, _, states, _ = plain
     without, with_noise = states[1], rounds(build(data, proto_noise_std=0.5), data, 1)[0][-1]
@@ -343,6 +346,7 @@ def test_clients_without_labels_train_only_towards_global_prototypes() -> None:
     chex.assert_tree_all_finite(states[-1])
 
 
+@pytest.mark.thorough
 def test_a_client_without_unlabelled_examples_learns_from_its_labels() -> None:
     data = toy.federation(sizes=(9, 6), labelled=(6, 6))
     states, infos = rounds(build(data), data, 3)
@@ -423,12 +427,13 @@ def test_settings_outside_what_is_allowed_are_refused(options: dict, message: st
         build(balanced(), **options)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({"distance": "euclidean"}, marks=pytest.mark.thorough),
+        {"distance": "euclidean"},
         {"unlabel_loss": "mse"},
-        pytest.param({"distance": "sq_euclidean"}, marks=pytest.mark.thorough),
+        {"distance": "sq_euclidean"},
     ],
 )
 def test_other_distances_and_losses_train(options: dict) -> None:

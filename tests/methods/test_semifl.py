@@ -157,6 +157,7 @@ def test_static_batch_norm_takes_every_layers_own_weight_of_a_batch(norm):
     assert set(jax.tree.leaves(model.batch_weights())) == weights
 
 
+@pytest.mark.thorough
 def test_static_batch_norm_is_that_of_the_new_model_and_the_order_of_examples_is_server_first():
     data = toy.weak_federation("server")
     run = toy.setup(data, model="mlp", model_options={"norm": "bn"})

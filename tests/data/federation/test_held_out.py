@@ -113,6 +113,7 @@ def test_own_test_examples_are_nobodys_where_clients_are_made_up():
         assert (held_out_examples(data)[1] == -1).all() and data.num_new_clients == 0
 
 
+@pytest.mark.thorough
 def test_every_client_draws_balanced_test_examples_of_its_own():
     labels = np.repeat([0, 1, 2, -1], (9, 12, 7, 5)).astype(np.int32)
     test = Split(np.arange(33, dtype=np.float32)[:, None], labels)

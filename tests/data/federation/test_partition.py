@@ -236,6 +236,7 @@ def test_dirichlet_shares_have_the_right_spread():
     assert abs(squares.mean() - expected) < 5 * squares.std() / np.sqrt(squares.size)
 
 
+@pytest.mark.thorough
 def test_dirichlet_skips_clients_that_are_full():
     """SemiFL: a client that holds N / C examples or more by a class gets nothing of it, all others their shares."""
     labels = np.random.default_rng(1).choice(10, 600, p=np.arange(1, 11) / 55)

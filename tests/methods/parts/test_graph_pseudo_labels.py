@@ -11,9 +11,10 @@ from tests import toy
 DATA = toy.federation(noise=1.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("fixed", "warmup_rounds"),
-    [pytest.param(True, 0, marks=pytest.mark.thorough), (True, 1), pytest.param(False, 0, marks=pytest.mark.thorough)],
+    [(True, 0), (True, 1), (False, 0)],
 )
 def test_fixed_projections_stay_for_a_run_and_change_with_its_seed(fixed, warmup_rounds):
     """The network stands still and everybody takes part, so only the hash can change the confidences."""
