@@ -86,6 +86,8 @@ def source(name: str, argument: str, method: str | None = None, rounds: int | No
             labels = "clients"
     shared, facts = federation(name, labels), SOURCES[name]
     config = of_method(method, shared)
+    if name != "digits":  # rates that suit 64 small numbers are too high for images
+        config.optimizer.learning_rate = min(config.optimizer.learning_rate, shared.optimizer.learning_rate)
     config.rounds = facts.rounds if rounds is None else rounds
     config.eval_every = every = max(config.rounds // 20, 1)
     share = config.rounds / own.rounds
@@ -129,6 +131,7 @@ def federation(name: str, labels: str, path: str | None = None, count: int | Non
             config.model.hidden = (200, 200)  # the network of FedAvg's paper that it calls 2NN
     if name == "npz":
         config.federated.cohort_size = None  # nobody knows how many clients there are
+        config.optimizer.learning_rate = 0.03  # ... or what inputs; low enough for images that are standardized
     elif name != "digits":
         config.augment.name = "crop_flip" if name == "cifar10" else "shift"
         config.strong_augment.name = "fixmatch"
