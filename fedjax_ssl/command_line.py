@@ -100,6 +100,8 @@ def leave(error: BaseException) -> int:
 
 
 def _message(error: BaseException) -> str | None:
+    if isinstance(error, OSError) and error.filename is not None and own_code.place(error) is None:
+        return f"{error.filename} cannot be used: {error.strerror}"
     if not isinstance(error, USER_ERRORS):
         return own_code.blame(error)
     cause = error.__cause__

@@ -42,6 +42,7 @@ COMMANDS = {
         "fedjax_ssl.cli.completion:main", "print what lets a shell complete this command", "completion bash"
     ),
 }
+UNFINISHED = ("run", "sweep", "bench")  # have more to do than to print
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -78,7 +79,10 @@ def main(arguments: list[str] | None = None) -> int:
         return code
     except BrokenPipeError:  # whoever reads, `head` for example, has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        if name not in UNFINISHED:
+            return 0
+        print("error: nobody reads the output any more; the same command goes on with what is missing", file=sys.stderr)
+        return 1
     except (Exception, KeyboardInterrupt) as error:
         from fedjax_ssl.command_line import leave
 

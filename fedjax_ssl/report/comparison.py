@@ -1,7 +1,7 @@
 """The numbers of a report: every group's mean and spread, and its difference to the baseline, metric by metric."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedjax_ssl.report.groups import Group
 from fedjax_ssl.report.metrics import Metric, total, value_of, written
@@ -14,6 +14,7 @@ COSTS: tuple[tuple[str, str, Callable[[StoredRun], float | None]], ...] = (
     ("local steps", "", lambda run: total(run, "local_steps")),
     ("training time", "s", lambda run: value_of(run, "train_seconds")),
 )
+_TEST_DATA = ("name", "path", "pool_splits", "test_clients", "left_out_client", "test_fraction", "client_test_fraction")
 
 
 class Cell(NamedTuple):
@@ -32,11 +33,12 @@ def compare(groups: Sequence[Group], baseline: Group, metric: Metric) -> list[Ce
         metric: of the runs.
     """
     by_seed = [_by_seed(group, metric.name) for group in groups]
-    reference = by_seed[groups.index(baseline)]
-    return [
-        Cell(spread(list(values.values())), None if values is reference else paired_difference(values, reference))
-        for values in by_seed
-    ]
+    reference, tested = by_seed[groups.index(baseline)], _tested_on(baseline)
+    cells = []
+    for group, values in zip(groups, by_seed, strict=True):
+        comparable = group is not baseline and _tested_on(group) == tested
+        cells.append(Cell(spread(list(values.values())), paired_difference(values, reference) if comparable else None))
+    return cells
 
 
 def costs_of(group: Group) -> list[Spread | None]:
@@ -67,6 +69,11 @@ def difference_text(cell: Cell, unit: str) -> str:
         text += f" [{written(value.low, unit, sign=True)}, {written(value.high, unit, sign=True)}]"
     pairs = f" ({value.pairs} {'pair' if value.pairs == 1 else 'pairs'})"
     return text if value.pairs == cell.spread.number else text + pairs
+
+
+def _tested_on(group: Group) -> list[Any]:
+    """What decides which examples a seed is tested on."""
+    return [group.config.get(f"data.{field}") for field in _TEST_DATA]
 
 
 def _by_seed(group: Group, name: str) -> dict[int, float]:

@@ -1,6 +1,7 @@
 """Runs that differ in nothing but their seed, and names that say what sets such groups apart."""
 
 import json
+import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -100,8 +101,8 @@ def choose_baseline(groups: Sequence[Group], given: str | None) -> Group:
     for group in groups:
         if given == group.name or any(str(run.path) == given.rstrip("/") for run in group.runs):
             return group
-    words = given.replace(",", " ").split()
-    matching = [group for group in groups if words and set(words) <= set(group.name.replace(",", " ").split())]
+    words = set(re.split("[ ,=]+", given))
+    matching = [group for group in groups if words <= set(re.split("[ ,=]+", group.name))]
     if len(matching) == 1:
         return matching[0]
     names = [group.name for group in matching or groups]

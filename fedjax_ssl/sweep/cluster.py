@@ -67,18 +67,18 @@ def submit(given: argparse.Namespace, folder: Path, plan: Plan, command: Sequenc
         ConfigError: an option that cannot be used, no Slurm here, or submitit is not installed.
     """
     cluster, waiting = given.submit or "slurm", conduct.tasks(folder, plan, 1)
-    options = options_of(given.slurm)
+    options, hours = options_of(given.slurm), 24.0 if given.hours is None else given.hours
     if not waiting:
         print(f"all runs are done: {folder / 'results.csv'}")
         return 0
     if given.show:
-        for line in described(waiting, cluster, options, given.hours):
+        for line in described(waiting, cluster, options, hours):
             print(line)
         return 0
     with FolderLock(folder):
         plans.save(folder, plan, command)
         results.write(folder, plan)
-        jobs = hand_in(waiting, folder, cluster, options, given.hours)
+        jobs = hand_in(waiting, folder, cluster, options, hours)
     print(f"handed in {len(jobs)} jobs: {', '.join(job.job_id for job in jobs)}; logs: {folder / 'jobs'}")
     print(f"{folder / 'results.csv'} is written as they end; the same command hands in what is missing then")
     return 0

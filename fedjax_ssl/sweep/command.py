@@ -15,10 +15,11 @@ from typing import Any
 import jax
 
 from fedjax_ssl import command_line, data, processor
+from fedjax_ssl import config as configs
 from fedjax_ssl.cli import parser as new_parser
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.experiment.estimate import estimate
-from fedjax_ssl.sweep import axes, conduct, results
+from fedjax_ssl.sweep import axes, conduct, results, studies
 from fedjax_ssl.sweep import plan as plans
 from fedjax_ssl.sweep.plan import Plan
 from fedjax_ssl.tracking import FolderLock, RunFolderError, bytes_in_words
@@ -77,9 +78,9 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("search", "let Optuna choose the points by the validation accuracy")
     add = group.add_argument
     add("--search", choices=["optuna"], help="needs validation data, such as --set data.validation_fraction=0.2")
-    add("--trials", type=int, default=50, metavar="N", help="of the study, all workers together (default: 50)")
-    add("--sampler", choices=["tpe", "random"], default="tpe", help="default: tpe")
-    add("--pruner", choices=["hyperband", "median", "none"], default="hyperband", help="default: hyperband")
+    add("--trials", type=int, metavar="N", help="of the study, all workers together (default: 50)")
+    add("--sampler", choices=studies.SAMPLERS, help="default: tpe")
+    add("--pruner", choices=studies.PRUNERS, help="default: hyperband")
     add("--storage", metavar="URL", help="of the study; by default a journal in the folder of the sweep")
     add("--study", metavar="NAME", help="name in the storage; the name of the sweep's folder by default")
 
@@ -91,7 +92,7 @@ def _add_cluster(parser: argparse.ArgumentParser) -> None:
         "--submit", choices=["slurm", "local"], help="hand the programs in and return; local: processes of this machine"
     )
     add("--slurm", action="append", default=[], metavar="NAME=VALUE", help="such as partition=gpu, gpus_per_node=1")
-    add("--hours", type=float, default=24.0, metavar="H", help="time limit of a job (default: 24)")
+    add("--hours", type=float, metavar="H", help="time limit of a job (default: 24)")
     add("--print", action="store_true", dest="show", help="show what would be submitted and do nothing")
 
 
@@ -101,10 +102,13 @@ def _sweep(given: argparse.Namespace, command: Sequence[str]) -> int:
     # Planning is for the CPU: what this process took of an accelerator's memory its workers would not have.
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_platforms", "cpu")
-    folder = Path(given.workdir or Path("runs") / f"sweep_{Path(given.config.partition(':')[0]).stem}")
+    _check_options(given)
+    folder = _folder_of(given)
     if given.search:
+        _check_folder(folder, plans.FILE, "sweep")
         workers = given.workers or default_workers()
         return importlib.import_module("fedjax_ssl.sweep.search").search(given, folder, command, workers)
+    _check_folder(folder, studies.FILE, "search")
     plan = _plan(given)
     stored = plans.load(folder)
     if stored is not None:
@@ -116,7 +120,7 @@ def _sweep(given: argparse.Namespace, command: Sequence[str]) -> int:
         return 0
     if given.show:
         return _cluster().submit(given, folder, plan, command)
-    _prepare(folder)
+    (folder / "runs").mkdir(parents=True, exist_ok=True)
     if given.submit:
         return _cluster().submit(given, folder, plan, command)
     with FolderLock(folder):
@@ -144,14 +148,35 @@ def _plan(given: argparse.Namespace) -> Plan:
     return plans.from_settings(given.config, points)
 
 
-def _prepare(folder: Path) -> None:
-    """Makes the folder; a run's own folder is no place for a sweep."""
+def _check_options(given: argparse.Namespace) -> None:
+    """Refuses options that would do nothing."""
+    groups = {"--search": ("trials", "sampler", "pruner", "storage", "study"), "--submit": ("slurm", "hours")}
+    there = {"--search": given.search, "--submit": given.submit or given.show}
+    for needed, options in groups.items():
+        for option in options:
+            if getattr(given, option) not in (None, []) and not there[needed]:
+                raise ConfigError(f"--{option} does nothing without {needed}")
+    if given.hours is not None and given.hours <= 0:
+        raise ConfigError(f"--hours is {given.hours:g}; it must be above 0")
+
+
+def _folder_of(given: argparse.Namespace) -> Path:
+    if given.workdir == "":
+        raise ConfigError("--workdir is empty; give a folder, or leave it out")
+    if given.workdir:
+        return Path(given.workdir)
+    path = given.config if plans.is_sweep_file(given.config) else None
+    return Path("runs") / f"sweep_{Path(path).stem if path else configs.find(given.config).run_name}"
+
+
+def _check_folder(folder: Path, others: str, kind: str) -> None:
+    """Refuses a folder in which something else is kept."""
     if (folder / "config.json").exists():
         raise RunFolderError(f"{folder} is the folder of a single run; give another --workdir")
-    try:
-        (folder / "runs").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunFolderError(f"{folder} cannot be used: {error.strerror}. Give another --workdir.") from error
+    if (folder / others).exists():
+        raise RunFolderError(f"{folder} is the folder of a {kind}, whose results would be lost; give another --workdir")
+    if folder.exists() and not folder.is_dir():
+        raise RunFolderError(f"{folder} is a file; give another --workdir")
 
 
 def describe(title: str, plan: Plan, folder: Path, workers: int) -> list[str]:

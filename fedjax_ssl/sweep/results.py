@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import importlib
+import importlib.util
 import io
 import math
 import traceback

@@ -65,10 +65,11 @@ def study_of(given: argparse.Namespace, folder: Path) -> Study:
     Raises:
         ConfigError: options that do not go together, a setting that cannot be used, or no validation data.
     """
-    if given.zip or given.random is not None or given.submit:
-        raise ConfigError("--search chooses the points itself, here: leave --zip, --random and --submit out")
-    if given.trials < 1:
-        raise ConfigError(f"--trials is {given.trials}; it must be at least 1")
+    if given.zip or given.random is not None or given.submit or given.show:
+        raise ConfigError("--search chooses the points itself, here: leave --zip, --random, --submit and --print out")
+    trials = 50 if given.trials is None else given.trials
+    if trials < 1:
+        raise ConfigError(f"--trials is {trials}; it must be at least 1")
     parsed = [axes.parse_axis(text) for text in given.set]
     free = [axis for axis in parsed if isinstance(axis.values, Range) or len(axis.values) > 1]
     if not free:
@@ -80,9 +81,9 @@ def study_of(given: argparse.Namespace, folder: Path) -> Study:
         settings={axis.field: axis.values[0] for axis in parsed if axis not in free},
         axes=free,
         seeds=axes.parse_seeds(given.seeds) or (),
-        trials=given.trials,
-        sampler=given.sampler,
-        pruner=given.pruner,
+        trials=trials,
+        sampler=given.sampler or studies.SAMPLERS[0],
+        pruner=given.pruner or studies.PRUNERS[0],
         seed=given.random_seed,
         storage=given.storage,
         name=given.study or folder.name,

@@ -104,6 +104,9 @@ class RunFolder(Closing):
         return [item.name for item in kept if item.exists()]
 
     def _refuse_orphans(self, results: list[str]) -> None:
+        for name, kind in (("sweep.json", "sweep"), ("search.json", "search")):
+            if (self.path / name).exists():
+                raise RunFolderError(f"{self.path} is the folder of a {kind}; give another --workdir.")
         if results:
             raise RunFolderError(
                 f"{self.path} holds {' and '.join(results)} but no config.json to tell which run they belong to. "

@@ -247,6 +247,11 @@ class TrainedModel:
                     f"inputs are {values.dtype}; this model takes them as its dataset stores them: uint8, from 0 to "
                     f"{self.input_max:g}. Give raw values, neither divided nor standardized: the model does that"
                 )
+            if values.size and values.max() > self.input_max:
+                raise TrainedModelError(
+                    f"inputs go up to {values.max()}; this model takes them as its dataset stores them: from 0 to "
+                    f"{self.input_max:g}"
+                )
             return values
         if not np.issubdtype(values.dtype, np.floating):
             raise TrainedModelError(

@@ -98,12 +98,22 @@ def test_where_a_run_finds_its_data_makes_no_other_group(tmp_path):
 def test_baseline_by_name_words_or_folder(sweep):
     groups = read([sweep]).groups
     assert choose_baseline(groups, "xclp, learning_rate=0.3") is groups[3]
-    assert choose_baseline(groups, "xclp learning_rate=0.03") is groups[2]
+    assert choose_baseline(groups, "xclp learning_rate=0.03") is choose_baseline(groups, "xclp 0.03") is groups[2]
     assert choose_baseline(groups, str(sweep / "runs" / "xclp_lr0.3_seed1")) is groups[3]
     with pytest.raises(ReportError, match="fits 2 groups"):
         choose_baseline(groups, "xclp")
     with pytest.raises(ReportError, match="is no group"):
         choose_baseline(groups, "xclq")
+
+
+def test_no_difference_to_what_was_tested_on_other_data(tmp_path):
+    for name, data in (("a", "digits"), ("b", "digits"), ("c", "glyphs")):
+        for seed in range(2):
+            settings = {"data.name": data, "optimizer.learning_rate": 0.2 if name == "b" else 0.1}
+            write_run(tmp_path / f"{name}{seed}", seed=seed, settings=settings, picture=False)
+    report = read([tmp_path])
+    cells = compare(report.groups, report.baseline, report.metric)
+    assert [cell.difference is None for cell in cells] == [True, False, True]
 
 
 def test_curves_are_means_over_the_seeds(sweep):

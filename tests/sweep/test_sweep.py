@@ -20,6 +20,7 @@ from fedjax_ssl.sweep import cluster, conduct, results, search, studies, trials,
 from fedjax_ssl.sweep import command as sweep_command
 from fedjax_ssl.sweep import plan as plans
 from fedjax_ssl.sweep.axes import parse_axis, points
+from fedjax_ssl.tracking import RunFolder, RunFolderError
 
 SMALL = ("rounds=4", "eval_every=2", "optimizer.local_epochs=1", "data.test_clients=9")
 TIMES = ("seconds", "client_updates_per_second")
@@ -97,16 +98,28 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path, capsys):
 
 
 def test_mistakes_are_told_at_once(tmp_path, capsys):
-    (tmp_path / "config.json").write_text("{}")
-    for given, said in (
-        (["--search=optuna"], "nothing to choose"),
-        (["--search=optuna", "--set=optimizer.learning_rate=0.01..1"], r"--set data.validation_fraction=0.2"),
-        (["--set=optimizer.learning_rate=0.01..1"], "how many points"),
-        ([], "folder of a single run"),
-        (["--submit=slurm", "--slurm=gpu"], "folder of a single run"),
+    for name, file in (("run", "config.json"), ("sweep", "sweep.json"), ("search", "search.json")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).write_text("{}")
+    search = "--search=optuna"
+    for folder, given, said in (
+        ("new", [search], "nothing to choose"),
+        ("new", [search, "--set=optimizer.learning_rate=0.01..1"], r"--set data.validation_fraction=0.2"),
+        ("new", [search, "--print"], "leave --zip, --random, --submit and --print out"),
+        ("new", ["--set=optimizer.learning_rate=0.01..1"], "how many points"),
+        ("new", ["--trials=3"], "--trials does nothing without --search"),
+        ("new", ["--hours=3"], "--hours does nothing without --submit"),
+        ("run", [], "folder of a single run"),
+        ("run", ["--submit=slurm", "--slurm=gpu"], "folder of a single run"),
+        ("run", [search], "folder of a single run"),
+        ("sweep", [search], "folder of a sweep, whose results would be lost"),
+        ("search", [], "folder of a search, whose results would be lost"),
     ):
-        assert main(["sweep", "digits_fedavg", *given, f"--workdir={tmp_path}"]) == 2
+        assert main(["sweep", "digits_fedavg", *given, f"--workdir={tmp_path / folder}"]) == 2
         assert said in capsys.readouterr().err
+    for folder in ("sweep", "search"):
+        with pytest.raises(RunFolderError, match=f"is the folder of a {folder}; give another --workdir"):
+            RunFolder(tmp_path / folder, {})
 
 
 @pytest.mark.thorough
