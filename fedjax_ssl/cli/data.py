@@ -44,6 +44,7 @@ def describe(name: str, path: str | None = None, root: str | None = None, downlo
 
     Raises:
         ValueError: as `data.load`.
+        DatasetUnavailable: it cannot be read from `path`, or downloaded.
     """
     lines = {name: data.available().get(name, "of your own")}
     if name == "npz" and path is None:
@@ -51,6 +52,8 @@ def describe(name: str, path: str | None = None, root: str | None = None, downlo
     try:
         dataset = data.load(name, path=path, root=root, download=download)
     except data.DatasetUnavailable as error:
+        if path is not None or download:  # it was to be there
+            raise
         return _table(lines | {"terms": data.TERMS.get(name, "not stated")}) + f"\n\n{error}"
     for what, split in (("training", dataset.train), ("test", dataset.test)):
         if split is not None:

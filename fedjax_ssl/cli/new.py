@@ -1,5 +1,7 @@
 """`fedjax-ssl new`: a folder to start a study from."""
 
+import keyword
+import sys
 from importlib import resources
 from pathlib import Path
 
@@ -18,8 +20,8 @@ def main(arguments: list[str]) -> int:
     own.add_argument("folder", metavar="FOLDER", help="its name is the study's: letters, digits, underscores")
     folder = Path(own.parse_args(arguments).folder)
     name = folder.name
-    if not name.isidentifier():
-        own.error(f"{name!r} cannot be the name of a Python module; use letters, digits and underscores")
+    if not name.isidentifier() or keyword.iskeyword(name) or name in sys.stdlib_module_names:
+        own.error(f"{name!r} cannot be the name of a module of your own; use letters, digits and underscores")
     if folder.exists():
         own.error(f"{folder} is there already; give another name")
     folder.mkdir(parents=True)

@@ -34,7 +34,8 @@ def check_labels(supervision: str, name: str, method: Method, federation: Federa
         words = (" and " if method.needs_all else " or ").join(KINDS[kind] for kind in needs)
         raise ConfigError(
             f"method {name!r} learns from {words}; with config.supervision.name={supervision!r} this federation has "
-            f"{' and '.join(KINDS[kind] for kind in there) or 'no label of any kind'}"
+            f"{' and '.join(KINDS[kind] for kind in there) or 'no label of any kind'}. The configs digits, glyphs, "
+            f"mnist, cifar10 and npz put labels where a method wants them, for example digits:{name}"
         )
     with naming("supervision"):
         notes = methods.check_channels(federation) if {"coarse", "sets"} & set(needs) else []

@@ -74,7 +74,8 @@ def _read_npz(path: Path, model: TrainedModel) -> Examples:
     except TrainedModelError:
         raise
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise TrainedModelError(f"{path} is not a readable .npz file of plain arrays: {_line(error)}") from error
+        why = "it is of another kind, or holds Python objects" if "pickle" in str(error) else _line(error)
+        raise TrainedModelError(f"{path} is not a readable .npz file of plain arrays: {why}") from error
     if inputs.ndim == len(model.input_shape) == 3 and model.input_shape[-1] == 1:
         inputs = inputs[..., None]  # grey images without a channel axis, as the source "npz" takes them too
     labels = np.full(len(inputs), -1) if given is None else _labels(given, len(inputs), pair[1], model)
