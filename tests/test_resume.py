@@ -46,7 +46,8 @@ def results_of(folder: Path) -> dict:
 
 
 # Within stage 2; and once each: before anything was recorded, within stage 1, within stage 2.
-@pytest.mark.parametrize("moments", [(6,), pytest.param((0, 2, 6), marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("moments", [(6,), (0, 2, 6)])
 def test_killed_at_any_time(tmp_path, moments):
     """Rows are flushed one by one, so the moment within a row, a checkpoint or a round is random."""
     run(experiment(), tmp_path / "whole")

@@ -76,7 +76,7 @@ def test_equals_the_dense_float64_path(size):
 @pytest.mark.parametrize(
     ("solver", "options"),
     [
-        ("conjugate_gradient", VARIANT),
+        pytest.param("conjugate_gradient", VARIANT, marks=pytest.mark.thorough),
         ("cholesky", {}),
         pytest.param("conjugate_gradient", {}, marks=pytest.mark.thorough),
         pytest.param("cholesky", VARIANT, marks=pytest.mark.thorough),

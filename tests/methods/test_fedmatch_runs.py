@@ -55,6 +55,7 @@ def at_server():
     return states, infos
 
 
+@pytest.mark.thorough
 def test_clients_without_labels_train_psi_alone(at_server) -> None:
     """Check 6: the sigma that a client hands back is the server's, bit for bit, which was trained before."""
     states, infos = at_server

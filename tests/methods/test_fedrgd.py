@@ -162,6 +162,7 @@ def trained():
     return trained_by(data, federated.grouped((3, 3)), 2, changes)
 
 
+@pytest.mark.thorough
 def test_the_global_model_is_the_mean_of_groups_that_differ(trained) -> None:
     state, info = trained
     (models,) = state.optimizer["model"]

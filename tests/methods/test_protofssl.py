@@ -169,6 +169,7 @@ def test_three_rounds_follow_the_formulas(float64, stop: bool, source: str) -> N
     np.testing.assert_allclose(jnp.exp(found), expected, rtol=1e-7)
 
 
+@pytest.mark.thorough
 def test_helpers_are_the_uploads_of_the_round_before(plain) -> None:
     """The bank holds two rounds, the newest first."""
     _, _, states, infos = plain
@@ -220,6 +221,7 @@ def test_examples_count_queries_support_and_unlabelled_ones() -> None:
     assert "as_run_gflop" not in infos[0]
 
 
+@pytest.mark.thorough
 def test_bytes_are_those_of_model_and_prototypes() -> None:
     """2 Theta + C (1 + H) K per client, here with 3 helpers and one class that a client does not have."""
     data = toy.federation(sizes=(12, 10, 9), labelled=(9, 7, 2))
@@ -298,6 +300,7 @@ def test_noise_is_added_to_what_is_shared_and_to_nothing_else(plain) -> None:
     assert len(np.unique(np.round(difference, 6))) == difference.size
 
 
+@pytest.mark.thorough
 def test_a_client_whose_prototypes_alone_are_not_finite_is_dropped_and_counted() -> None:
     """As if it had not been there: neither in the average nor in the bank."""
 

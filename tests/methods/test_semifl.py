@@ -238,6 +238,7 @@ def test_every_epoch_goes_once_through_the_confident_examples():
     assert int(jax.jit(sampler.schedule)(key(), client_with([False] * 7), toy.NOW).num_steps) == 0
 
 
+@pytest.mark.thorough
 def test_all_labels_full_batches_and_no_mixing_are_federated_averaging(semifl_round):
     """Check 8, first limit."""
     data = toy.weak_federation("server", labelled=toy.SIZES)

@@ -124,6 +124,7 @@ def test_the_package_stays_light():
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False).returncode == 0
 
 
+@pytest.mark.thorough
 def test_a_run_gets_longer(folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "copy")
     before = (copy / "metrics.jsonl").read_text()

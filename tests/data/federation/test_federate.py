@@ -180,9 +180,8 @@ TRACED = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("dataset", "options"), [pytest.param(*TRACED[0], marks=pytest.mark.thorough), TRACED[1]], ids=["clients", "server"]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize(("dataset", "options"), TRACED[:2], ids=["clients", "server"])
 def test_vmapped_over_keys_has_the_same_content_per_key(dataset, options):
     options = {"supervision_options": {"labels": 3}, **options}
     keys = jax.random.split(jax.random.key(5), 3)

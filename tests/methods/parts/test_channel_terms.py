@@ -47,6 +47,7 @@ def test_with_prototypes_a_client_full_of_nan_is_dropped_alone_and_l1_shrinks_th
     assert log["loss"] > 0.4 * size, "the norm is part of the loss"
 
 
+@pytest.mark.thorough
 def test_the_servers_work_counts_and_a_server_that_diverges_is_seen() -> None:
     data = toy.weak_federation("server")
     method = methods.build(

@@ -86,6 +86,7 @@ def expected(clients, unlabelled=True, new=None, exact=False):
     return new, np.asarray(result.labels)[chosen], np.asarray(result.confidence)[chosen]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("unlabelled", [True, False])
 def test_one_graph_is_xclp_over_all_points(unlabelled):
     found = predict(options={"unlabelled": unlabelled})
