@@ -13,8 +13,10 @@ import jax
 
 from fedjax_ssl import data, distributed, methods, own_code, processor, tracking
 from fedjax_ssl.config import CHOICES, ConfigError, ConfigNote, check_field
+from fedjax_ssl.errors import UserError
 
 USER_ERRORS = (
+    UserError,
     ConfigError,
     data.DatasetUnavailable,
     tracking.CheckpointError,

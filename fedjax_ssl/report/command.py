@@ -12,12 +12,11 @@ from rich.text import Text
 
 from fedjax_ssl.cli import PROGRAM, one_of, parser
 from fedjax_ssl.report.comparison import Cell, compare
-from fedjax_ssl.report.errors import ReportError
 from fedjax_ssl.report.exports import EXPORTS, header, lines
 from fedjax_ssl.report.page import render
 from fedjax_ssl.report.reading import Report, read
 from fedjax_ssl.report.statistics import LEVEL
-from fedjax_ssl.tracking import RunFolderError, bytes_in_words, write_atomically
+from fedjax_ssl.tracking import bytes_in_words, write_output
 
 _SHOWN = 20  # groups in the terminal
 
@@ -29,21 +28,20 @@ def main(arguments: list[str]) -> int:
         arguments: without the program and the subcommand.
 
     Returns:
-        0; 2 for a mistake of the user, after one message on standard error.
+        0.
+
+    Raises:
+        ReportError: there is nothing to report, or it cannot be written; `fedjax_ssl.cli.main` makes messages of it.
     """
     given = _parser().parse_args(arguments)
-    try:
-        report = read(given.runs, metric=given.metric, baseline=given.baseline)
-        page = render(report, shlex.join([PROGRAM, "report", *arguments]))
-        written = {"report": _write(given.output, page)}
-        cells = compare(report.groups, report.baseline, report.metric)
-        for kind in given.export:
-            ending, export = EXPORTS[kind]
-            text = export(report.groups, cells, report.metric, report.baseline)
-            written[kind] = _write(given.output.with_suffix(ending), text)
-    except (ReportError, RunFolderError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    report = read(given.runs, metric=given.metric, baseline=given.baseline)
+    written = {"report": given.output}
+    write_output(given.output, render(report, shlex.join([PROGRAM, "report", *arguments])))
+    cells = compare(report.groups, report.baseline, report.metric)
+    for kind in given.export:
+        ending, export = EXPORTS[kind]
+        written[kind] = given.output.with_suffix(ending)
+        write_output(written[kind], export(report.groups, cells, report.metric, report.baseline))
     for line in report.problems:
         print(f"note: {line}", file=sys.stderr)
     _show(report, cells)
@@ -73,15 +71,6 @@ def _parser() -> argparse.ArgumentParser:
         help=f"the table beside the page as well: {', '.join(EXPORTS)}; may be given several times",
     )
     return own
-
-
-def _write(path: Path, text: str) -> Path:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text)
-    except OSError as error:
-        raise ReportError(f"{path} cannot be written: {error.strerror}. Give another --output.") from error
-    return path
 
 
 def _show(report: Report, cells: Sequence[Cell]) -> None:

@@ -24,7 +24,7 @@ from fedjax_ssl.report.metrics import Metric, value_of, written
 from fedjax_ssl.report.pictures import pictures_of
 from fedjax_ssl.report.reading import Report
 from fedjax_ssl.report.statistics import METHOD, Spread
-from fedjax_ssl.tracking import StoredRun
+from fedjax_ssl.tracking import SEARCH_FILE, SWEEP_FILE, StoredRun
 
 _BEST = 7  # groups that charts start with: one colour each
 _NUMBERS = 160_000  # in all curves of a page, about six bytes each
@@ -250,7 +250,7 @@ def _commands(runs: Sequence[StoredRun]) -> list[str]:
 
 
 def _sweep_command(folder: Path) -> str | None:
-    for name in ("sweep.json", "search.json"):
+    for name in (SWEEP_FILE, SEARCH_FILE):
         try:
             words = json.loads((folder / name).read_text("utf-8"))["command"]
             return shlex.join(map(str, words))

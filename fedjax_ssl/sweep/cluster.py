@@ -3,7 +3,6 @@
 import argparse
 import importlib
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -99,7 +98,7 @@ def hand_in(waiting: Sequence[Task], folder: Path, cluster: str, options: Mappin
     """
     library = _extra()
     # Jobs import what this process can; Slurm hands the environment on.
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    os.environ["PYTHONPATH"] = conduct.import_path()
     try:
         executor = library.AutoExecutor(folder / "jobs", cluster=cluster, slurm_max_num_timeout=_STARTS)
         named = {f"slurm_{name}": value for name, value in options.items()} if cluster == "slurm" else {}

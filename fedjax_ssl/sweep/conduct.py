@@ -123,9 +123,14 @@ def _start(sweep: Path, task: Task, at_a_time: int, told: queue.Queue) -> Worker
     return worker
 
 
+def import_path() -> str:
+    """Where this process imports from, as $PYTHONPATH of another one."""
+    return os.pathsep.join(filter(None, sys.path))
+
+
 def environment_of(workers: int) -> dict[str, str]:
     """The environment of one of several workers: it imports what this process can, and has its share of the cores."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment = {**os.environ, "PYTHONPATH": import_path()}
     if workers > 1 and "NPROC" not in environment:
         environment["NPROC"] = str(max(processor.cores() // workers, 1))
     return environment

@@ -18,10 +18,10 @@ from fedjax_ssl.experiment.programs import static_part
 from fedjax_ssl.experiment.run import UNCOMPARED
 from fedjax_ssl.registry import did_you_mean
 from fedjax_ssl.sweep.axes import Settings
-from fedjax_ssl.tracking import RunFolderError, config_differences
+from fedjax_ssl.tracking import SWEEP_FILE as FILE
+from fedjax_ssl.tracking import RunFolderError, config_differences, read_stored
 from fedjax_ssl.tracking.files import plain_value, write_atomically
 
-FILE = "sweep.json"
 _SHORT = {"optimizer.learning_rate": "lr", "optimizer.batch_size": "batch", "optimizer.local_epochs": "epochs"}
 _LONGEST = 100  # letters of a run's name
 _SHOWN = 5  # differences in a message
@@ -202,11 +202,8 @@ def load(folder: Path) -> Plan | None:
     Raises:
         RunFolderError: it cannot be read.
     """
-    path = folder / FILE
-    if not path.exists():
-        return None
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+
+    def build(content: dict[str, Any]) -> Plan:
         bases = {number: flatten_dict(config, sep=".") for number, config in content["programs"].items()}
         runs = [
             PlannedRun(
@@ -218,10 +215,8 @@ def load(folder: Path) -> Plan | None:
             for row in content["runs"]
         ]
         return Plan(tuple(content["fields"]), tuple(runs))
-    except (ValueError, KeyError, TypeError) as error:
-        raise RunFolderError(
-            f"{path} is damaged ({error!r}). Give another --workdir, or delete this folder."
-        ) from error
+
+    return read_stored(folder / FILE, build)
 
 
 def extended(stored: Plan, wanted: Plan, folder: Path) -> Plan:

@@ -13,10 +13,10 @@ import ml_collections
 from fedjax_ssl import config as configs
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.sweep.axes import Axis, Range
-from fedjax_ssl.tracking import RunFolderError, config_differences
+from fedjax_ssl.tracking import SEARCH_FILE as FILE
+from fedjax_ssl.tracking import RunFolderError, config_differences, read_stored
 from fedjax_ssl.tracking.files import write_atomically
 
-FILE = "search.json"
 METRIC = "validation_accuracy"
 SAMPLERS = ("tpe", "random")
 PRUNERS = ("hyperband", "median", "none")
@@ -145,21 +145,16 @@ def load(folder: Path) -> Study | None:
     Raises:
         RunFolderError: it cannot be read.
     """
-    path = folder / FILE
-    if not path.exists():
-        return None
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+
+    def build(content: dict[str, Any]) -> Study:
         content["axes"] = [
             Axis(one["field"], Range(**one["range"]) if "range" in one else tuple(one["values"]))
             for one in content["axes"]
         ]
         content["seeds"] = tuple(content["seeds"])
         return Study(**{name: content[name] for name in Study._fields})
-    except (ValueError, KeyError, TypeError) as error:
-        raise RunFolderError(
-            f"{path} is damaged ({error!r}). Give another --workdir, or delete this folder."
-        ) from error
+
+    return read_stored(folder / FILE, build)
 
 
 def check_same(stored: Study, study: Study, folder: Path) -> None:

@@ -9,6 +9,8 @@ from typing import Any, Self
 
 import numpy as np
 
+from fedjax_ssl.errors import UserError
+
 
 class Closing:
     """A context manager that calls `close` at its end."""
@@ -46,6 +48,19 @@ def write_atomically(path: str | os.PathLike, content: str | bytes | Iterable[by
         os.fsync(file.fileno())
     os.replace(temporary, path)
     _sync_folder(path.parent)
+
+
+def write_output(path: Path, content: str) -> None:
+    """Writes what a command was asked for with --output, and the folders above it.
+
+    Raises:
+        UserError: it cannot be written there.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}. Give another --output.") from error
 
 
 def _sync_folder(folder: Path) -> None:

@@ -4,9 +4,9 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from fedjax_ssl.tracking.files import Closing, encode_json, write_atomically
 from fedjax_ssl.tracking.lock import FolderLock
@@ -17,6 +17,10 @@ WATCHING = (
     *("checkpoint_every", "metrics", "profile", "tracking", "distributed"),
     *("data.root", "data.download", "data.timeout"),
 )
+# What the folder of many runs has in place of `config.json`.
+SWEEP_FILE, SEARCH_FILE = "sweep.json", "search.json"
+
+Built = TypeVar("Built")
 
 
 class RunFolderError(ValueError):
@@ -104,7 +108,7 @@ class RunFolder(Closing):
         return [item.name for item in kept if item.exists()]
 
     def _refuse_orphans(self, results: list[str]) -> None:
-        for name, kind in (("sweep.json", "sweep"), ("search.json", "search")):
+        for name, kind in ((SWEEP_FILE, "sweep"), (SEARCH_FILE, "search")):
             if (self.path / name).exists():
                 raise RunFolderError(f"{self.path} is the folder of a {kind}; give another --workdir.")
         if results:
@@ -176,6 +180,26 @@ class RunFolder(Closing):
         for folder in self._made:
             with contextlib.suppress(OSError):
                 folder.rmdir()
+
+
+def read_stored(path: Path, build: Callable[[Any], Built]) -> Built | None:
+    """What is made of a JSON file in the folder of runs; None where there is none.
+
+    Args:
+        path: of the file.
+        build: its content -> the result.
+
+    Raises:
+        RunFolderError: it cannot be read, or `build` cannot use it.
+    """
+    if not path.exists():
+        return None
+    try:
+        return build(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunFolderError(
+            f"{path} is damaged ({error!r}). Give another --workdir, or delete this folder."
+        ) from error
 
 
 def config_differences(

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_ssl import cli, command_line
-from fedjax_ssl.tracking import write_atomically
+from fedjax_ssl.tracking import write_output
 from fedjax_ssl.trained.inputs import Examples, read_examples
 from fedjax_ssl.trained.load import CHECKPOINTS, load_run
 from fedjax_ssl.trained.model import TrainedModel, TrainedModelError
@@ -22,19 +22,15 @@ def main(arguments: list[str]) -> int:
         arguments: without the program and the subcommand.
 
     Returns:
-        0; 2 for a mistake of the user, after one message on standard error.
+        0.
+
+    Raises:
+        TrainedModelError: and what else reading a run raises; `fedjax_ssl.cli.main` makes messages of it.
     """
     given = _parser().parse_args(arguments)
     command_line.use_compilation_cache()
-    try:
-        with command_line.notes_instead_of_warnings():
-            _predict(given)
-    except (TrainedModelError, *command_line.USER_ERRORS) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:
-        # Whoever read the labels has enough of them; Python would complain once more at its end.
-        sys.stdout = None  # type: ignore[assignment]
+    with command_line.notes_instead_of_warnings():
+        _predict(given)
     return 0
 
 
@@ -88,7 +84,7 @@ def _predict(given: argparse.Namespace) -> None:
         if given.output is None:
             sys.stdout.write(text)
         else:
-            _write(given.output, text)
+            write_output(given.output, text)
             facts["labels"] = str(given.output)
     if given.export is not None:
         given.export.mkdir(parents=True, exist_ok=True)
@@ -113,11 +109,3 @@ def _csv(model: TrainedModel, examples: Examples, probabilities: np.ndarray, eve
             line += [truth, model.class_names[truth]] if truth >= 0 else ["", ""]
         writer.writerow([*line, *(f"{value:.6f}" for value in row)] if every else line)
     return text.getvalue()
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text)
-    except OSError as error:
-        raise TrainedModelError(f"{path} cannot be written: {error.strerror}") from error

@@ -14,13 +14,14 @@ import numpy as np
 from jaxtyping import Float, Shaped
 
 from fedjax_ssl.data.dataset import check_finite
+from fedjax_ssl.errors import UserError
 from fedjax_ssl.experiment.model_file import Rebuilt
 from fedjax_ssl.federated import Method, ServerState
 from fedjax_ssl.registry import did_you_mean
 from fedjax_ssl.trained import export
 
 
-class TrainedModelError(ValueError):
+class TrainedModelError(UserError):
     """A run folder without a usable model, or inputs that the model does not take."""
 
 

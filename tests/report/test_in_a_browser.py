@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-from fedjax_ssl.report.command import main
+from fedjax_ssl import cli
 from tests.report.folders import write_run, write_sweep
 
 pytestmark = pytest.mark.thorough
@@ -35,7 +35,12 @@ def page(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sweep")
     write_sweep(folder, clients=11)
     write_run(folder / "unfinished", method="xclp", done=20, seed=9)
-    assert main([str(folder), "--output", str(folder / "report.html"), "--baseline", "fedavg learning_rate=0.1"]) == 0
+    assert (
+        cli.main(
+            ["report", str(folder), "--output", str(folder / "report.html"), "--baseline", "fedavg learning_rate=0.1"]
+        )
+        == 0
+    )
     assert (folder / "report.html").stat().st_size < 3_000_000
     return folder / "report.html"
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedjax_ssl import cli
 from fedjax_ssl.report import ReportError, read
 from fedjax_ssl.report.clients import profile
-from fedjax_ssl.report.command import main
 from fedjax_ssl.report.comparison import compare
 from fedjax_ssl.report.effects import effects_of
 from fedjax_ssl.report.exports import EXPORTS
@@ -33,7 +33,7 @@ def sweep(tmp_path_factory):
 
 
 def page_of(folder, *options):
-    assert main([str(folder), "--output", str(folder / "report.html"), *options]) == 0
+    assert cli.main(["report", str(folder), "--output", str(folder / "report.html"), *options]) == 0
     return (folder / "report.html").read_text()
 
 
@@ -257,7 +257,7 @@ def test_mistakes_end_in_one_message(tmp_path, monkeypatch, capsys, arguments, s
     monkeypatch.chdir(tmp_path)
     write_run(tmp_path / "runs" / "one", picture=False)
     (tmp_path / "empty").mkdir()
-    assert main(arguments) == 2
+    assert cli.main(["report", *arguments]) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("error: ") and said in captured.err and not captured.out
     assert not (tmp_path / "report.html").exists()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedjax_ssl.trained.command import main
+from fedjax_ssl import cli
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def predict(folder, capsys):
     """Calls the command; returns (exit code, rows of the CSV, standard error)."""
 
     def call(*arguments):
-        code = main([str(folder), *map(str, arguments)])
+        code = cli.main(["predict", str(folder), *map(str, arguments)])
         output = capsys.readouterr()
         return code, list(csv.DictReader(io.StringIO(output.out))), output.err
 
@@ -126,7 +126,7 @@ def test_other_mistakes(predict, capsys, tmp_path):
     np.savez(tmp_path / "x.npz", inputs=IMAGES)
     code, _, error = predict(tmp_path / "x.npz", "--client", "3")
     assert code == 2 and "all clients have the global model" in error
-    assert main([str(tmp_path), str(tmp_path / "x.npz")]) == 2
+    assert cli.main(["predict", str(tmp_path), str(tmp_path / "x.npz")]) == 2
     assert "is no run folder" in capsys.readouterr().err
 
 

@@ -1,0 +1,5 @@
+"""What a command answers with one message, wherever in the house it was found."""
+
+
+class UserError(ValueError):
+    """A mistake of the user; the message says what was wrong and what to give instead."""
