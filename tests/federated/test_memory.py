@@ -149,6 +149,7 @@ def test_spread_is_that_of_the_steps_a_sampler_takes(data) -> None:
     assert size_spread(sampler, all_clients(nobody)) == 1.0
 
 
+@pytest.mark.thorough
 def test_memory_changes_a_round_by_rounding_only(data) -> None:
     def trained(**how) -> federated.ServerState:
         method = toy.executed(methods.build("fedavg", toy.setup(data)), **how)

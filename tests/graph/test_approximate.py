@@ -73,6 +73,7 @@ def test_one_leaf_is_exact(num_points, count):
     jax.tree.map(np.testing.assert_array_equal, found, graph.nearest_neighbors(codes, BITS, count))
 
 
+@pytest.mark.thorough
 def test_refining_small_leaves_until_nothing_is_missing():
     # More neighbours than a leaf holds: refinements fill the lists up to all that exist.
     codes = reference.random_codes(1, 9, BITS)
@@ -107,6 +108,7 @@ def test_is_a_function_of_the_codes_also_under_jit():
     jax.tree.map(np.testing.assert_array_equal, jax.jit(find)(codes), first)
 
 
+@pytest.mark.thorough
 def test_codes_of_many_words():
     codes = np.repeat(reference.random_codes(3, 10, 32), 140, axis=1)
     found = graph.approximate_neighbors(codes, 4480, 3, num_trees=2, leaf_size=6, num_refinements=3)

@@ -38,6 +38,7 @@ def test_labels_clusters_from_few_labels():
     assert (np.asarray(found.confidence) >= 0).all() and (np.asarray(found.confidence) <= 1).all()
 
 
+@pytest.mark.thorough
 def test_the_settings_of_xclp_are_those_of_the_tuple():
     parameters = inspect.signature(graph.xclp).parameters
     assert {name: parameters[name].default for name in Settings._fields} == Settings()._asdict()
@@ -142,6 +143,7 @@ def test_one_client_equals_label_propagation_alone():
     jax.tree.map(np.testing.assert_array_equal, joint, alone)
 
 
+@pytest.mark.thorough
 def test_long_codes_approach_exact_cosines():
     points, _, shown = points_and_labels()
     exact = graph.label_propagation(points, shown, 3, Settings(alpha=0.5))
@@ -293,6 +295,7 @@ def test_duplicated_points_share_their_scores():
     assert len(set(np.asarray(found.labels)[30:50].tolist())) == 1
 
 
+@pytest.mark.thorough
 def test_maps_over_keys_and_hyperparameters():
     points, _, shown = points_and_labels()
     keys, alphas, powers = jax.random.split(KEY, 3), jnp.array([0.5, 0.9, 0.99]), jnp.array([1.0, 2.0, 3.0])

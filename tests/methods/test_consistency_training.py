@@ -233,6 +233,7 @@ def test_pseudo_label_learns_its_own_predictions_as_much_as_the_ramp_says() -> N
     assert infos[0]["pseudo_label_coverage"] == 1.0
 
 
+@pytest.mark.thorough
 def test_mean_teacher_follows_the_formula() -> None:
     states, _ = train("mean_teacher")
     oracle, teacher = Oracle("mean_teacher", states), Oracle("mean_teacher", states)

@@ -42,6 +42,7 @@ def moved(one, other) -> np.ndarray:
     return np.any([np.any(np.asarray(a != b).reshape(len(a), -1), axis=1) for a, b in pairs], axis=0)
 
 
+@pytest.mark.thorough
 def test_heads_stay_with_who_trains_them(trained) -> None:
     start, after, info = trained
     assert moved(start.clients.params, after.clients.params).sum() == info["clients"] == 4

@@ -124,6 +124,7 @@ def test_labels_reach_a_client_without_any_only_over_a_common_graph(pair: Pair) 
     assert float(alone["pseudo_label_coverage"]) == pytest.approx(9 / 21)
 
 
+@pytest.mark.thorough
 def test_bytes_are_those_of_the_model_and_of_codes_and_scores(pair: Pair) -> None:
     _, across = pair.across(KEY, pair.start, pair.data)
     _, alone = pair.alone(KEY, pair.start, pair.data)

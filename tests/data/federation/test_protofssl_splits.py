@@ -65,6 +65,7 @@ def check_pools(data, used, valid, test):
         np.testing.assert_array_equal(np.bincount(np.asarray(data.labels)[rows], minlength=10), each)
 
 
+@pytest.mark.thorough
 def test_cifar10_with_fedmatchs_matrix() -> None:
     data = cut(CIFAR10, "cifar10", "noniid")
     labelled, unlabelled, used = held(data)
@@ -98,6 +99,7 @@ def test_svhn_is_cut_to_equal_classes(split, labels, others) -> None:
     check_pools(data, used, 200, 200)
 
 
+@pytest.mark.thorough
 def test_stl10_has_unlabelled_images_of_unknown_class() -> None:
     data = cut(STL10, "stl10", "iid")
     labelled, unlabelled, used = held(data)
