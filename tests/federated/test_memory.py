@@ -140,6 +140,7 @@ def test_the_sum_of_intermediate_values_bounds_what_the_compiler_takes() -> None
     assert bound <= 10 * (analysis.temp_size_in_bytes + analysis.output_size_in_bytes)
 
 
+@pytest.mark.thorough
 def test_spread_is_that_of_the_steps_a_sampler_takes(data) -> None:
     everyone = jax.device_get(all_clients(data))
     sampler = federated.labelled_epochs(4, 2, data.max_labelled)
@@ -165,6 +166,7 @@ def test_a_cpu_tells_no_memory() -> None:
     assert device_memory() is None
 
 
+@pytest.mark.thorough
 def test_on_an_accelerator_unequal_clients_go_into_lanes(data, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     for sizes, placement in ((toy.SIZES, "lanes"), ((8,) * 6, "chunked")):

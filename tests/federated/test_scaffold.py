@@ -118,6 +118,7 @@ def test_one_device_and_four_give_the_same_model_and_variates() -> None:
     chex.assert_trees_all_equal(trained(), trained(mesh=mesh))
 
 
+@pytest.mark.thorough
 def test_clients_that_were_dropped_or_absent_keep_their_variates() -> None:
     data = toy.federation()
     method = method_of(data, federated.scaffold())

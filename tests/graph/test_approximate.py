@@ -100,6 +100,7 @@ def test_duplicated_points_find_each_other():
     assert graph.neighbor_recall(found, codes, BITS) == 1
 
 
+@pytest.mark.thorough
 def test_is_a_function_of_the_codes_also_under_jit():
     codes, _ = clustered_codes(2, 500, BITS, 5)
     find = partial(graph.approximate_neighbors, num_bits=BITS, num_neighbors=6, **SMALL)
@@ -115,6 +116,7 @@ def test_codes_of_many_words():
     jax.tree.map(np.testing.assert_array_equal, found, graph.nearest_neighbors(codes, 4480, 3))
 
 
+@pytest.mark.thorough
 def test_labels_from_approximate_neighbors():
     codes, cluster = clustered_codes(0, 500, BITS, 5)
     labels = np.where(np.arange(500) % 10 == 0, cluster, -1).astype(np.int32)

@@ -73,14 +73,15 @@ def test_equals_the_dense_float64_path(size):
     np.testing.assert_array_equal(found.labels, raw)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     ("solver", "options"),
     [
-        pytest.param("conjugate_gradient", VARIANT, marks=pytest.mark.thorough),
+        ("conjugate_gradient", VARIANT),
         ("cholesky", {}),
-        pytest.param("conjugate_gradient", {}, marks=pytest.mark.thorough),
-        pytest.param("cholesky", VARIANT, marks=pytest.mark.thorough),
+        ("conjugate_gradient", {}),
+        ("cholesky", VARIANT),
     ],
 )
 def test_padding_changes_no_bit(solver, options):
@@ -208,6 +209,7 @@ def test_points_at_a_right_angle_to_all_others_are_isolated(solver):
     np.testing.assert_array_equal(found.scores[8:], [[0, 0], [1, 0]])
 
 
+@pytest.mark.thorough
 def test_neighbor_search_gets_codes_and_counts_in_order():
     points, _, shown = points_and_labels(20)
     calls = []

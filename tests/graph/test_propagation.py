@@ -161,6 +161,7 @@ def test_what_the_solver_tells():
     assert dense.converged and dense.iterations == 0 and dense.residual < 1e-5
 
 
+@pytest.mark.thorough
 def test_columns_of_zeros_and_the_number_of_columns_do_not_matter():
     built, target = example(), reference.one_hot(labels_for(250), 3)
     wide = np.zeros((250, 5))

@@ -52,6 +52,7 @@ def test_heads_stay_with_who_trains_them(trained) -> None:
         assert all(np.any(a != b) for a, b in pairs), group
 
 
+@pytest.mark.thorough
 def test_the_body_is_all_that_is_sent(trained) -> None:
     start, _, info = trained
     assert info["bytes_up"] == info["bytes_down"] == 4 * 4 * count_parameters(start.params["body"])

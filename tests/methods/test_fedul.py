@@ -50,7 +50,8 @@ def fedul(data: FederatedData, changes: dict[str, Any] | None = None, **options:
     return methods.build("fedul", toy.setup(data, **(changes or {})), **options)
 
 
-@pytest.mark.parametrize("from_sets", [True, pytest.param(False, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("from_sets", [True, False])
 def test_pure_sets_in_the_shares_of_the_test_and_identical_coarse_labels_are_federated_averaging(
     from_sets: bool,
 ) -> None:

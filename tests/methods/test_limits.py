@@ -73,7 +73,8 @@ def test_without_propagation_only_labels_are_left(name: str) -> None:
     assert np.isnan(infos[0]["pseudo_label_accuracy"])
 
 
-@pytest.mark.parametrize("name", ["xclp", pytest.param("per_client_lp", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["xclp", "per_client_lp"])
 def test_a_cohort_without_any_target_leaves_the_model_as_it_is(name: str) -> None:
     """XCLP section 8: with weight decay, training on nothing would still shrink the model."""
     data = toy.without_knowledge(toy.federation())

@@ -270,6 +270,7 @@ def test_prototypes_of_more_rounds_help() -> None:
     np.testing.assert_array_equal(helpers.centers, bank.centers[:2].reshape(6, 3, WIDTH))
 
 
+@pytest.mark.thorough
 def test_the_latest_sets_alone_predict_something_else(plain) -> None:
     data, both, states, _ = plain
     latest, state = build(data, eval_bank="latest"), states[-1]

@@ -139,7 +139,8 @@ def test_static_batch_norm_averages_batches():
     chex.assert_trees_all_equal(statistics(jnp.asarray(1)), state)
 
 
-@pytest.mark.parametrize("norm", [pytest.param("bn", marks=pytest.mark.thorough), "sbn"])
+@pytest.mark.thorough
+@pytest.mark.parametrize("norm", ["bn", "sbn"])
 def test_static_batch_norm_takes_every_layers_own_weight_of_a_batch(norm):
     """In `resnet9` a batch weighs 0.01 ("bn") or 1 ("sbn"), elsewhere 0.1; the statistics are those of the batches."""
     model = models.build("resnet9", num_classes=3, input_shape=(8, 8, 1), norm=norm)
@@ -184,6 +185,7 @@ def test_batches_of_two_sizes_count_equally():
     np.testing.assert_allclose(found["var"], [(0.5 + np.var([2, 3, 10, 12], ddof=1)) / 2], rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_the_servers_batches_are_in_the_order_of_classes():
     data = toy.weak_federation("server")
     data = toy.changed(data, inputs=np.arange(data.inputs.size).reshape(data.inputs.shape) % 97)
@@ -263,6 +265,7 @@ def test_nobody_confident_leaves_training_at_the_server(semifl_round):
     assert float(optax.tree.norm(optax.tree.sub(mine.params, start.params))) > 1e-3
 
 
+@pytest.mark.thorough
 def test_a_client_without_a_confident_example_sits_out(semifl_round):
     data = toy.weak_federation("server")
     # What client 1 has looks like nothing: all classes get the same score from the model's bias alone.

@@ -25,6 +25,7 @@ def shapes(num_classes, shape=(64, 64, 3), **options):
     return model, jax.eval_shape(model.init, jax.random.key(0))
 
 
+@pytest.mark.thorough
 def test_parameter_counts():
     _, (params, state) = shapes(1000)
     assert models.count_parameters(params) == 5_288_548

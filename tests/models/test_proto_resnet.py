@@ -129,11 +129,12 @@ def seventeen(step, x):
     return z
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "head", "loop"),
     [
         ("resnet8", "resnet9", eight),
-        pytest.param("resnet17", "proto_resnet18", seventeen, marks=pytest.mark.thorough),
+        ("resnet17", "proto_resnet18", seventeen),
     ],
 )
 def test_embeddings_follow_the_layers_one_by_one(name, head, loop):

@@ -120,6 +120,7 @@ def test_shared_reference_shares_are_normalized_over_the_sets() -> None:
     np.testing.assert_array_less(SIZE / 3 / 10 - 10 - 1e-3, counts.sum(axis=1))
 
 
+@pytest.mark.thorough
 def test_numbers_of_sets_may_differ_between_clients() -> None:
     data = draw("sets", set_counts=(2, 5, 3))
     check_shares(data)
@@ -198,9 +199,8 @@ def test_a_mixed_federation_has_clients_of_four_kinds() -> None:
     assert sorted(np.asarray(drawn.weak.num_observations)) == [0, 0, 0, 2, 2, 5]
 
 
-@pytest.mark.parametrize(
-    "protocol", [*(pytest.param(p, marks=pytest.mark.thorough) for p in ("dealt", "drawn")), "reference"]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("protocol", ["dealt", "drawn", "reference"])
 def test_a_trace_draws_the_same_federation(protocol: str) -> None:
     options = {**FOUR_KINDS, "protocol": protocol}
     key = jax.random.key(3)
