@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_ssl.config import ConfigError
-from fedjax_ssl.sweep import conduct, results
 from fedjax_ssl.sweep import plan as plans
-from fedjax_ssl.sweep.conduct import Task
+from fedjax_ssl.sweep import results, scheduler
 from fedjax_ssl.sweep.plan import Plan
-from fedjax_ssl.sweep.work import perform
+from fedjax_ssl.sweep.scheduler import Task
+from fedjax_ssl.sweep.worker import perform
 from fedjax_ssl.tracking import FolderLock
 
 # Starts of a job that ran into its time limit; between them it goes on from its checkpoints.
@@ -65,7 +65,7 @@ def submit(given: argparse.Namespace, folder: Path, plan: Plan, command: Sequenc
     Raises:
         ConfigError: an option that cannot be used, no Slurm here, or submitit is not installed.
     """
-    cluster, waiting = given.submit or "slurm", conduct.tasks(folder, plan, 1)
+    cluster, waiting = given.submit or "slurm", scheduler.tasks(folder, plan, 1)
     options, hours = options_of(given.slurm), 24.0 if given.hours is None else given.hours
     if not waiting:
         print(f"all runs are done: {folder / 'results.csv'}")
@@ -98,7 +98,7 @@ def hand_in(waiting: Sequence[Task], folder: Path, cluster: str, options: Mappin
     """
     library = _extra()
     # Jobs import what this process can; Slurm hands the environment on.
-    os.environ["PYTHONPATH"] = conduct.import_path()
+    os.environ["PYTHONPATH"] = scheduler.import_path()
     try:
         executor = library.AutoExecutor(folder / "jobs", cluster=cluster, slurm_max_num_timeout=_STARTS)
         named = {f"slurm_{name}": value for name, value in options.items()} if cluster == "slurm" else {}
@@ -129,7 +129,7 @@ def described(waiting: Sequence[Task], cluster: str, options: Mapping[str, Any],
     settings = "".join(f", {name}={value}" for name, value in options.items())
     lines = [f"an array of {len(waiting)} jobs for {cluster}, {hours:g} h each{settings}:"]
     for number, task in enumerate(waiting):
-        lines.append(f"  {number}: program {task.program}, {len(task.runs)} runs: {conduct.names(task.runs)}")
+        lines.append(f"  {number}: program {task.program}, {len(task.runs)} runs: {scheduler.names(task.runs)}")
     return lines
 
 

@@ -19,7 +19,7 @@ from fedjax_ssl import config as configs
 from fedjax_ssl.cli import parser as new_parser
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.experiment.estimate import estimate
-from fedjax_ssl.sweep import axes, conduct, results, studies
+from fedjax_ssl.sweep import axes, results, scheduler, studies
 from fedjax_ssl.sweep import plan as plans
 from fedjax_ssl.sweep.plan import Plan
 from fedjax_ssl.tracking import FolderLock, RunFolderError, bytes_in_words
@@ -127,7 +127,7 @@ def _sweep(given: argparse.Namespace, command: Sequence[str]) -> int:
         plans.save(folder, plan, command)
         if not results.has_parquet():
             print("note: results.parquet needs pyarrow: pip install 'fedjax_ssl[sweep]'", file=sys.stderr)
-        ended = conduct.conduct(folder, plan, workers)
+        ended = scheduler.conduct(folder, plan, workers)
     return _say_end(folder, plan, ended)
 
 
@@ -216,11 +216,11 @@ def default_workers() -> int:
     return processor.cores() if found.stdout.split()[-1:] in ([], ["cpu"]) else 1
 
 
-def _say_end(folder: Path, plan: Plan, ended: conduct.Ended) -> int:
+def _say_end(folder: Path, plan: Plan, ended: scheduler.Ended) -> int:
     print(f"\n{_count(ended.done, 'run')} of {len(plan.runs)} done: {folder / 'results.csv'}")
     if ended.failed:
         failed = [run for run in plan.runs if results.status_of(results.folder_of(folder, run.name))[0] == "failed"]
-        print(f"{_count(ended.failed, 'run')} failed: {conduct.names(failed)}", file=sys.stderr)
+        print(f"{_count(ended.failed, 'run')} failed: {scheduler.names(failed)}", file=sys.stderr)
         print("Their messages are in the table; the same command tries them again.", file=sys.stderr)
     if ended.missing:
         print(f"{_count(ended.missing, 'run')} missing: another process works on them", file=sys.stderr)

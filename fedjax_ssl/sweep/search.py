@@ -13,7 +13,7 @@ from typing import Any
 
 from fedjax_ssl import config as configs
 from fedjax_ssl.config import ConfigError
-from fedjax_ssl.sweep import axes, conduct, results, studies
+from fedjax_ssl.sweep import axes, results, scheduler, studies
 from fedjax_ssl.sweep.axes import Range
 from fedjax_ssl.sweep.plan import Plan, PlannedRun
 from fedjax_ssl.sweep.studies import Study
@@ -110,7 +110,7 @@ def _run_workers(folder: Path, count: int) -> None:
         subprocess.Popen(
             [sys.executable, "-m", WORKER, str(folder)],
             stdin=subprocess.PIPE,
-            env=conduct.environment_of(count) | {studies.WORKER_NUMBER: str(number)},
+            env=scheduler.environment_of(count) | {studies.WORKER_NUMBER: str(number)},
             start_new_session=True,  # Ctrl-C is for this process, which ends its workers
         )
         for number in range(count)
@@ -119,7 +119,7 @@ def _run_workers(folder: Path, count: int) -> None:
         for process in processes:
             process.wait()
     finally:
-        conduct.end(processes)
+        scheduler.end(processes)
 
 
 def write_table(opened: Any, study: Study, folder: Path) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from fedjax_ssl.experiment.shared import Shared
 from fedjax_ssl.federated import device_memory
 from fedjax_ssl.sweep import results, studies
 from fedjax_ssl.sweep.studies import METRIC, Study
-from fedjax_ssl.sweep.work import end_with_parent
+from fedjax_ssl.sweep.worker import end_with_parent
 from fedjax_ssl.tracking import MetricLog
 
 

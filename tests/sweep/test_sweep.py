@@ -16,7 +16,7 @@ import pytest
 from fedjax_ssl import config as configs
 from fedjax_ssl.cli import main
 from fedjax_ssl.experiment.run import run
-from fedjax_ssl.sweep import cluster, conduct, results, search, studies, trials, work
+from fedjax_ssl.sweep import cluster, results, scheduler, search, studies, trials, worker
 from fedjax_ssl.sweep import command as sweep_command
 from fedjax_ssl.sweep import plan as plans
 from fedjax_ssl.sweep.axes import parse_axis, points
@@ -58,7 +58,7 @@ def test_runs_are_those_of_run_a_failure_stops_nobody_and_what_is_done_is_not_do
     wrong = {**plan.runs[0].config["data"], "test_clients": 100}
     broken = plan.runs[0]._replace(name="broken", config={**plan.runs[0].config, "data": wrong})
     runs, told = [broken, *plan.runs], []
-    work.work(tmp_path, runs, told.append, runs)
+    worker.work(tmp_path, runs, told.append, runs)
     ended = {one["run"]: one["status"] for one in told if one["event"] == "end"}
     assert ended == {"broken": "failed", "seed=0": "done"}
     alone = configs.load("digits_fedavg", [text.split("=") for text in SMALL])
@@ -77,12 +77,12 @@ def test_runs_are_those_of_run_a_failure_stops_nobody_and_what_is_done_is_not_do
 
 def test_tasks_are_programs_cut_into_parts_where_there_are_more_workers(tmp_path):
     plan = planned(tmp_path, "optimizer.batch_size=5,10", seeds=(0, 1, 2, 3))
-    assert [len(task.runs) for task in conduct.tasks(tmp_path, plan, 2)] == [4, 4]
-    parts = conduct.tasks(tmp_path, plan, 4)
+    assert [len(task.runs) for task in scheduler.tasks(tmp_path, plan, 2)] == [4, 4]
+    parts = scheduler.tasks(tmp_path, plan, 4)
     assert sorted((task.program, len(task.runs)) for task in parts) == [(0, 2), (0, 2), (1, 2), (1, 2)]
     for one in plan.runs[:5]:
         results.mark(results.folder_of(tmp_path, one.name), results.STOPPED)
-    assert [(task.program, len(task.runs)) for task in conduct.tasks(tmp_path, plan, 1)] == [(1, 3)]
+    assert [(task.program, len(task.runs)) for task in scheduler.tasks(tmp_path, plan, 1)] == [(1, 3)]
 
 
 def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path, capsys):
@@ -165,17 +165,17 @@ def test_a_worker_that_dies_fails_its_run_and_the_others_go_on(tmp_path, monkeyp
     (tmp_path / "deadly.py").write_text(
         "import os, sys\n"
         "from fedjax_ssl.experiment import run as runs\n"
-        "from fedjax_ssl.sweep import work\n"
-        "whole = work.run_together\n"
+        "from fedjax_ssl.sweep import worker\n"
+        "whole = worker.run_together\n"
         "def deadly(points, shared):\n"
         "    if points[0].config.seed == 1: os.kill(os.getpid(), 9)\n"
         "    return whole(points, shared)\n"
-        "work.run_together = deadly\n"
-        "sys.exit(work.main(sys.argv[1:]))\n"
+        "worker.run_together = deadly\n"
+        "sys.exit(worker.main(sys.argv[1:]))\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(conduct, "WORKER", "deadly")
-    ended = conduct.conduct(tmp_path, plan, 1)
+    monkeypatch.setattr(scheduler, "WORKER", "deadly")
+    ended = scheduler.conduct(tmp_path, plan, 1)
     assert (ended.done, ended.failed) == (2, 1)
     assert [row["message"] for row in table(tmp_path) if row["status"] == "failed"] == [
         "its process ended by SIGKILL; was the memory enough?"
@@ -187,7 +187,7 @@ def test_a_worker_that_dies_fails_its_run_and_the_others_go_on(tmp_path, monkeyp
 def test_vectorized_runs_are_single_runs_but_for_rounding(tmp_path, config):
     extra = ("method.warmup_rounds=2",) if config == "digits_xclp" else ()
     plan = planned(tmp_path, *extra, "optimizer.learning_rate=0.05,0.1", config=config)
-    work.work(tmp_path, plan.runs, lambda told: None, plan.runs, at_once=4)
+    worker.work(tmp_path, plan.runs, lambda told: None, plan.runs, at_once=4)
     for one in plan.runs:
         run(plans.config_of(one), tmp_path / "alone" / one.name)
         mine, alone = rows_of(results.folder_of(tmp_path, one.name)), rows_of(tmp_path / "alone" / one.name)
@@ -200,7 +200,7 @@ def test_vectorized_runs_are_single_runs_but_for_rounding(tmp_path, config):
 def test_jobs_of_a_cluster_do_their_programs_and_can_be_started_again(tmp_path):
     pytest.importorskip("submitit")
     plan = planned(tmp_path, "optimizer.batch_size=5,10", seeds=(0,))
-    jobs = cluster.hand_in(conduct.tasks(tmp_path, plan, 1), tmp_path, "local", {}, 1.0)
+    jobs = cluster.hand_in(scheduler.tasks(tmp_path, plan, 1), tmp_path, "local", {}, 1.0)
     assert [job.result() for job in jobs] == [{"done": 1}, {"done": 1}]
     assert [row["status"] for row in table(tmp_path)] == ["done", "done"]
     again = cluster.Job(tmp_path, [one.name for one in plan.runs])

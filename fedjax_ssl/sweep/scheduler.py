@@ -18,7 +18,7 @@ from fedjax_ssl import processor
 from fedjax_ssl.sweep import results
 from fedjax_ssl.sweep.plan import Plan, PlannedRun
 
-WORKER = "fedjax_ssl.sweep.work"
+WORKER = "fedjax_ssl.sweep.worker"
 
 
 class Task(NamedTuple):

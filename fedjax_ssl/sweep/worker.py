@@ -1,6 +1,6 @@
 """The runs of one program, done by this process: what a worker of a sweep does, here or on a cluster.
 
-`python -m fedjax_ssl.sweep.work FOLDER` reads the names of its runs, a JSON list, from the first line of its standard
+`python -m fedjax_ssl.sweep.worker FOLDER` reads the names of its runs, a JSON list, from the first line of its standard
 input, and writes lines of JSON to standard output: which runs start, and how each one ended. It ends when its standard
 input does: then whoever started it is gone.
 """
