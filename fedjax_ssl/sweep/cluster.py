@@ -12,7 +12,7 @@ from fedjax_ssl.sweep import plan as plans
 from fedjax_ssl.sweep import results, scheduler
 from fedjax_ssl.sweep.plan import Plan
 from fedjax_ssl.sweep.scheduler import Task
-from fedjax_ssl.sweep.worker import perform
+from fedjax_ssl.sweep.worker import set_up_and_run
 from fedjax_ssl.tracking import FolderLock
 
 # Starts of a job that ran into its time limit; between them it goes on from its checkpoints.
@@ -39,7 +39,7 @@ class Job:
         missing = [run.name for run in results.unfinished(self._sweep, mine)]
         try:
             if missing:
-                perform(self._sweep, plan, missing, lambda told: print(told, flush=True))
+                set_up_and_run(self._sweep, plan, missing, lambda told: print(told, flush=True))
         finally:
             rows = results.write(self._sweep, plan)
         own = [row["status"] for row in rows if row["run"] in self._names]

@@ -1,4 +1,4 @@
-"""`fedjax-ssl sweep`: many runs of a config from one command."""
+"""`fedjax-ssl sweep`: from the command line to a plan, and on to the scheduler, a cluster or a search."""
 
 import argparse
 import contextlib
@@ -127,7 +127,7 @@ def _sweep(given: argparse.Namespace, command: Sequence[str]) -> int:
         plans.save(folder, plan, command)
         if not results.has_parquet():
             print("note: results.parquet needs pyarrow: pip install 'fedjax_ssl[sweep]'", file=sys.stderr)
-        ended = scheduler.conduct(folder, plan, workers)
+        ended = scheduler.execute(folder, plan, workers)
     return _say_end(folder, plan, ended)
 
 

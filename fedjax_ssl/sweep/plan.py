@@ -1,4 +1,4 @@
-"""The runs of a sweep: their configs, names and programs, and how `sweep.json` keeps them."""
+"""From points to runs: their configs, names and programs, and how `sweep.json` keeps them for the workers."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Carries out the plan of a sweep on this machine: workers by core, progress, tables after every program."""
+"""Deals the programs of a plan to worker processes of this machine, shows progress, and has the tables written."""
 
 import contextlib
 import json
@@ -54,7 +54,7 @@ def tasks(sweep: Path, plan: Plan, workers: int) -> list[Task]:
     return sorted((task for task in cut if task.runs), key=lambda task: -len(task.runs))
 
 
-def conduct(sweep: Path, plan: Plan, workers: int, show: IO[str] | None = None) -> Ended:
+def execute(sweep: Path, plan: Plan, workers: int, show: IO[str] | None = None) -> Ended:
     """Does all runs that are missing, and writes the tables after every program.
 
     Args:
@@ -84,13 +84,13 @@ def conduct(sweep: Path, plan: Plan, workers: int, show: IO[str] | None = None) 
             waiting = [*([Task(worker.task.program, rest)] if rest else []), *waiting]
             results.write(sweep, plan)
     finally:
-        end([worker.process for worker in busy])
+        stop_processes([worker.process for worker in busy])
         rows = results.write(sweep, plan)
     counts = [sum(row["status"] == status for row in rows) for status in _STATUSES]
     return Ended(*counts)
 
 
-def end(processes: Sequence[subprocess.Popen]) -> None:
+def stop_processes(processes: Sequence[subprocess.Popen]) -> None:
     """Ends processes that still run, and closes what leads to them."""
     for process in processes:
         process.terminate()
@@ -147,7 +147,7 @@ def _listen(worker: Worker, told: queue.Queue) -> None:
 
 def _after(sweep: Path, worker: Worker, report: "_Report") -> list[PlannedRun]:
     """What a worker that ended has left over: nothing, or those after the run that it died in, which has failed."""
-    end([worker.process])
+    stop_processes([worker.process])
     left = [run for run in worker.task.runs if run.name not in report.ended]
     code = worker.process.returncode
     if not left or not code:

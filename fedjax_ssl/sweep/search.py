@@ -119,7 +119,7 @@ def _run_workers(folder: Path, count: int) -> None:
         for process in processes:
             process.wait()
     finally:
-        scheduler.end(processes)
+        scheduler.stop_processes(processes)
 
 
 def write_table(opened: Any, study: Study, folder: Path) -> list[dict[str, Any]]:

@@ -58,7 +58,7 @@ def test_runs_are_those_of_run_a_failure_stops_nobody_and_what_is_done_is_not_do
     wrong = {**plan.runs[0].config["data"], "test_clients": 100}
     broken = plan.runs[0]._replace(name="broken", config={**plan.runs[0].config, "data": wrong})
     runs, told = [broken, *plan.runs], []
-    worker.work(tmp_path, runs, told.append, runs)
+    worker.run_program(tmp_path, runs, told.append, runs)
     ended = {one["run"]: one["status"] for one in told if one["event"] == "end"}
     assert ended == {"broken": "failed", "seed=0": "done"}
     alone = configs.load("digits_fedavg", [text.split("=") for text in SMALL])
@@ -166,16 +166,16 @@ def test_a_worker_that_dies_fails_its_run_and_the_others_go_on(tmp_path, monkeyp
         "import os, sys\n"
         "from fedjax_ssl.experiment import run as runs\n"
         "from fedjax_ssl.sweep import worker\n"
-        "whole = worker.run_together\n"
+        "whole = worker.run_batch\n"
         "def deadly(points, shared):\n"
         "    if points[0].config.seed == 1: os.kill(os.getpid(), 9)\n"
         "    return whole(points, shared)\n"
-        "worker.run_together = deadly\n"
+        "worker.run_batch = deadly\n"
         "sys.exit(worker.main(sys.argv[1:]))\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(scheduler, "WORKER", "deadly")
-    ended = scheduler.conduct(tmp_path, plan, 1)
+    ended = scheduler.execute(tmp_path, plan, 1)
     assert (ended.done, ended.failed) == (2, 1)
     assert [row["message"] for row in table(tmp_path) if row["status"] == "failed"] == [
         "its process ended by SIGKILL; was the memory enough?"
@@ -187,7 +187,7 @@ def test_a_worker_that_dies_fails_its_run_and_the_others_go_on(tmp_path, monkeyp
 def test_vectorized_runs_are_single_runs_but_for_rounding(tmp_path, config):
     extra = ("method.warmup_rounds=2",) if config == "digits_xclp" else ()
     plan = planned(tmp_path, *extra, "optimizer.learning_rate=0.05,0.1", config=config)
-    worker.work(tmp_path, plan.runs, lambda told: None, plan.runs, at_once=4)
+    worker.run_program(tmp_path, plan.runs, lambda told: None, plan.runs, at_once=4)
     for one in plan.runs:
         run(plans.config_of(one), tmp_path / "alone" / one.name)
         mine, alone = rows_of(results.folder_of(tmp_path, one.name)), rows_of(tmp_path / "alone" / one.name)
@@ -268,7 +268,7 @@ def test_a_bad_trial_is_pruned_and_trials_together_share_a_program(tmp_path, mon
             return trial.params["optimizer.learning_rate"] < 0.05
 
     monkeypatch.setattr(studies, "_pruner", lambda study, pruners: Slow())
-    trials.work(study, tmp_path, at_once=3)
+    trials.run_trials(study, tmp_path, at_once=3)
     opened = studies.open_study(study, tmp_path)
     states = [trial.state.name for trial in opened.trials]
     assert len(states) == 6 and {"PRUNED", "COMPLETE"} == set(states)
@@ -282,7 +282,7 @@ def test_a_bad_trial_is_pruned_and_trials_together_share_a_program(tmp_path, mon
 def test_seeds_of_a_trial_are_averaged(tmp_path):
     pytest.importorskip("optuna")
     study = study_in(tmp_path, "--trials=1", "--pruner=none", "--seeds=2")
-    trials.work(study, tmp_path)
+    trials.run_trials(study, tmp_path)
     rows = search.write_table(studies.open_study(study, tmp_path), study, tmp_path)
     assert [row["run"] for row in rows] == ["trial=0000,seed=0", "trial=0000,seed=1"]
     mean = np.mean([row["selected_validation_accuracy"] for row in rows])
