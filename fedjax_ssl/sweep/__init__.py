@@ -9,6 +9,6 @@ The way of a run through the sweep:
    `fedjax_ssl.experiment.run.run_batch` trains them, each in a run folder of its own.
 5. `results.py` reads from these folders where each run stands, and writes the tables.
 
-In a search, `search.py` stands in the place of plan and scheduler, `trials.py` in that of the worker: it asks the study of
-`studies.py` for the next point.
+In a search, `search.py` stands in the place of plan and scheduler, and `trials.py` in that of the worker: it asks the
+study of `studies.py` for the next point.
 """

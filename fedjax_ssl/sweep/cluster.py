@@ -14,6 +14,7 @@ from fedjax_ssl.sweep.plan import Plan
 from fedjax_ssl.sweep.scheduler import Task
 from fedjax_ssl.sweep.worker import set_up_and_run
 from fedjax_ssl.tracking import FolderLock
+from fedjax_ssl.words import counted
 
 # Starts of a job that ran into its time limit; between them it goes on from its checkpoints.
 _STARTS = 1000
@@ -78,7 +79,7 @@ def submit(given: argparse.Namespace, folder: Path, plan: Plan, command: Sequenc
         plans.save(folder, plan, command)
         results.write(folder, plan)
         jobs = hand_in(waiting, folder, cluster, options, hours)
-    print(f"handed in {len(jobs)} jobs: {', '.join(job.job_id for job in jobs)}; logs: {folder / 'jobs'}")
+    print(f"handed in {counted(len(jobs), 'job')}: {', '.join(job.job_id for job in jobs)}; logs: {folder / 'jobs'}")
     print(f"{folder / 'results.csv'} is written as they end; the same command hands in what is missing then")
     return 0
 
@@ -127,9 +128,11 @@ def options_of(texts: Sequence[str]) -> dict[str, Any]:
 def described(waiting: Sequence[Task], cluster: str, options: Mapping[str, Any], hours: float) -> list[str]:
     """What would be handed in."""
     settings = "".join(f", {name}={value}" for name, value in options.items())
-    lines = [f"an array of {len(waiting)} jobs for {cluster}, {hours:g} h each{settings}:"]
+    lines = [f"an array of {counted(len(waiting), 'job')} for {cluster}, {hours:g} h each{settings}:"]
     for number, task in enumerate(waiting):
-        lines.append(f"  {number}: program {task.program}, {len(task.runs)} runs: {scheduler.names(task.runs)}")
+        lines.append(
+            f"  {number}: program {task.program}, {counted(len(task.runs), 'run')}: {scheduler.names(task.runs)}"
+        )
     return lines
 
 

@@ -1,8 +1,10 @@
 """A worker of a search: it asks the study for trials, runs them, and tells how they ended.
 
-`python -m fedjax_ssl.sweep.trials FOLDER` works until the study has its trials, or until its standard input ends.
+`python -m fedjax_ssl.sweep.trials FOLDER` works until the study has its trials, or until its standard input ends. The
+first line of that input is a JSON list of the notes that were shown already.
 """
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -163,12 +165,13 @@ def main(arguments: list[str]) -> int:
         arguments: the folder.
     """
     folder = Path(arguments[0])
+    shown = json.loads(sys.stdin.readline())
     end_with_parent()
     study = studies.load(folder)
     assert study is not None, "who starts a worker has written it"
     command_line.use_compilation_cache()
     command_line.map_large_buffers()
-    with command_line.notes_instead_of_warnings():
+    with command_line.notes_instead_of_warnings(shown=shown):
         command_line.use_processor(study.config_of(study.first_point).get("threads"))
         run_trials(study, folder)
     return 0

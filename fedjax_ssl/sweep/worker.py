@@ -1,8 +1,8 @@
 """The runs of one program, done by this process: what a worker of a sweep does, here or on a cluster.
 
 `python -m fedjax_ssl.sweep.worker FOLDER` reads the names of its runs, a JSON list, from the first line of its standard
-input, and writes lines of JSON to standard output: which runs start, and how each one ended. It ends when its standard
-input does: then whoever started it is gone.
+input, and writes lines of JSON to standard output: which runs start, how each one ended, what there is to note. It
+ends when its standard input does: then whoever started it is gone.
 """
 
 import json
@@ -106,7 +106,7 @@ def set_up_and_run(sweep: Path, plan: Plan, names: Collection[str], tell: Tell) 
     command_line.use_compilation_cache()
     command_line.map_large_buffers()
     command_line.use_processor(runs[0].config["threads"])
-    with command_line.notes_instead_of_warnings():
+    with command_line.notes_instead_of_warnings(lambda text: tell({"event": "note", "text": text})):
         run_program(sweep, runs, tell, [run for run in plan.runs if run.program == runs[0].program])
 
 

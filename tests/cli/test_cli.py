@@ -5,10 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import argcomplete
 import numpy as np
 import pytest
 
 from fedjax_ssl import cli
+from fedjax_ssl.cli import completion
 from fedjax_ssl.cli.listing import KINDS
 
 ROOT = Path(__file__).parents[2]
@@ -146,6 +148,61 @@ def test_a_hospitals_file_partly_labelled_with_one_site_left_out(capsys, tmp_pat
     assert "test 60" in table
     code, _, error = call(capsys, *asked, "--data.left_out_client=wets", "--workdir=other")
     assert code == 2 and "Did you mean 'west'" in error and not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("run digits_xclp --optimizer.l", {"--optimizer.learning_rate", "--optimizer.local_epochs"}),
+        ("run digits:xclp --set method.num_n", {"method.num_neighbors="}),
+        ("sweep digits --set method.name=xclp,fedavg --set method.num_n", {"method.num_neighbors="}),
+        ("sweep digits --tr", {"--trials"}),
+        ("run nothing --optimizer.l", set()),
+    ],
+)
+def test_a_shell_is_told_the_fields_of_a_config(monkeypatch, line, expected):
+    line = f"fedjax-ssl {line}"
+    told = {}
+    monkeypatch.setattr(completion.argcomplete, "autocomplete", lambda own, **others: told.update(parser=own))
+    monkeypatch.setenv("COMP_LINE", line)
+    monkeypatch.setenv("COMP_POINT", str(len(line)))
+    completion.complete()
+    asked = line.rpartition(" ")[2]
+    finder = argcomplete.CompletionFinder(told["parser"], always_complete_options=False)
+    before = ["fedjax-ssl", *line.rpartition(" ")[0].split()[1:]]
+    assert {one.strip() for one in finder._get_completions(before, asked, "", None)} == expected
+
+
+def stopped(capsys, *arguments: str) -> str:
+    code, _, error = call(capsys, *arguments)
+    assert code == 130
+    return error.strip()
+
+
+def test_what_follows_ctrl_c_is_said_as_it_is(capsys, tmp_path, monkeypatch):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedjax_ssl.cli.run.run", stop)
+    monkeypatch.setattr("fedjax_ssl.report.command.read", stop)
+    asked = ("run", "digits_fedavg", f"--workdir={tmp_path}")
+    assert stopped(capsys, *asked) == "stopped; there is no checkpoint yet: the same command starts from the beginning"
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "round_00000010.ckpt").touch()
+    assert stopped(capsys, *asked) == "stopped; the same command goes on after round 10, of the last checkpoint"
+    assert stopped(capsys, "report", str(tmp_path)) == "stopped"
+
+
+@pytest.mark.thorough
+def test_a_run_whose_reader_stops_early_says_so(tmp_path):
+    code = "import sys; from fedjax_ssl import cli; sys.exit(cli.main(sys.argv[1:]))"
+    asked = ["run", "digits_fedavg", "--rounds=5", f"--workdir={tmp_path / 'a'}"]
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *asked], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
+    ) as one:
+        one.stdout.close()
+        error = one.stderr.read().decode()
+        assert "nobody reads the output any more" in error and "Traceback" not in error and one.wait() == 1
 
 
 def test_a_reader_that_stops_early_gets_no_traceback():

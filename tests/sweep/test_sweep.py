@@ -110,16 +110,55 @@ def test_mistakes_are_told_at_once(tmp_path, capsys):
         ("new", ["--trials=3"], "--trials does nothing without --search"),
         ("new", ["--hours=3"], "--hours does nothing without --submit"),
         ("run", [], "folder of a single run"),
+        ("run/config.json", [], "run/config.json is a file"),
+        ("run/config.json/below", ["--dry-run"], "run/config.json is a file"),
         ("run", ["--submit=slurm", "--slurm=gpu"], "folder of a single run"),
         ("run", [search], "folder of a single run"),
         ("sweep", [search], "folder of a sweep, whose results would be lost"),
         ("search", [], "folder of a search, whose results would be lost"),
     ):
         assert main(["sweep", "digits_fedavg", *given, f"--workdir={tmp_path / folder}"]) == 2
-        assert said in capsys.readouterr().err
+        output = capsys.readouterr()
+        assert said in output.err and output.out == ""  # no plan of what cannot be
     for folder in ("sweep", "search"):
         with pytest.raises(RunFolderError, match=f"is the folder of a {folder}; give another --workdir"):
             RunFolder(tmp_path / folder, {})
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--sampler=tpee"], "unknown sampler 'tpee'. Did you mean 'tpe'?"),
+        (["--submit=slrm"], "unknown cluster 'slrm'. Did you mean 'slurm'?"),
+        (["--worker=3"], "there is no option '--worker'. Did you mean '--workers'?"),
+        (["--rounds=3"], "given as --set rounds=VALUE"),
+        (["--config.optimizer.learning_rate", "0.1"], "given as --set optimizer.learning_rate=VALUE"),
+        (
+            ["--set", "rounds=3", "eval_every=1"],
+            "unexpected argument 'eval_every=1'. Fields of the config are",
+        ),
+        (["more"], "unexpected argument 'more'."),
+    ],
+)
+def test_a_word_that_the_command_does_not_know_is_told_with_the_nearest(capsys, given, said):
+    with pytest.raises(SystemExit) as end:
+        main(["sweep", "digits_fedavg", *given])
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and said in error and len(error.splitlines()) == 2
+
+
+def test_a_note_of_several_workers_is_shown_once(capsys):
+    report = scheduler._Report(2, {"said at the start"}, sys.stdout)
+    for text in ("said at the start", "said by both", "said by both"):
+        report.take({"event": "note", "text": text})
+    assert capsys.readouterr().err == "note: said by both\n"
+
+
+@pytest.mark.thorough
+def test_a_sweep_shows_a_note_of_its_config_once(tmp_path):
+    given = command(tmp_path / "a", "select_from=2", workers=2, seeds=2)
+    done = subprocess.run([sys.executable, "-m", "fedjax_ssl.cli", *given], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr.count("note: config.select_from=2") == 1, done.stderr
 
 
 @pytest.mark.thorough
