@@ -9,6 +9,7 @@ from fedjax_ssl.cli import one_of, parser
 from fedjax_ssl.cli.listing import print_list
 from fedjax_ssl.config import naming
 from fedjax_ssl.registry import check_known
+from fedjax_ssl.words import counted
 
 MANY = 20  # classes and clients that are named one by one
 
@@ -73,7 +74,7 @@ def describe(name: str, path: str | None = None, root: str | None = None, downlo
 def _split_in_words(split: data.Split, dataset: data.Dataset) -> str:
     without = int((split.y < 0).sum())
     weak = {"a coarse label": split.coarse, "a set": split.set}
-    parts = [f"{len(split):,} examples"]
+    parts = [counted(len(split), "example")]
     parts += [f"{without:,} of them without a class label"] * bool(without)
     parts += [f"{int((have >= 0).sum()):,} with {what}" for what, have in weak.items() if have is not None]
     return ", ".join(parts)
