@@ -47,13 +47,18 @@ class Ended(NamedTuple):
 
 
 def tasks(sweep: Path, plan: Plan, workers: int) -> list[Task]:
-    """What is to do, a task per program; where there are fewer of these than workers, they are cut into parts."""
+    """What is to do, a task per program; programs that would leave workers idle at the end are cut into parts.
+
+    Of five programs for two workers, two are dealt to each, and the fifth is cut in two.
+    """
     programs = [(runs[0].program, results.unfinished(sweep, runs)) for runs in plan.programs]
-    waiting = [(number, runs) for number, runs in programs if runs]
-    parts = math.ceil(workers / max(len(waiting), 1))
-    cut = [Task(number, runs[place::parts]) for number, runs in waiting for place in range(parts)]
     # The longest first, so that workers end together.
-    return sorted((task for task in cut if task.runs), key=lambda task: -len(task.runs))
+    waiting = sorted(((number, runs) for number, runs in programs if runs), key=lambda one: -len(one[1]))
+    last = len(waiting) % workers
+    whole = [Task(number, runs) for number, runs in waiting[: len(waiting) - last]]
+    parts = math.ceil(workers / max(last, 1))
+    cut = [Task(number, runs[place::parts]) for number, runs in waiting[len(whole) :] for place in range(parts)]
+    return [*whole, *(task for task in cut if task.runs)]
 
 
 def execute(sweep: Path, plan: Plan, workers: int, notes: Iterable[str] = (), show: IO[str] | None = None) -> Ended:

@@ -75,14 +75,17 @@ def test_runs_are_those_of_run_a_failure_stops_nobody_and_what_is_done_is_not_do
     assert [one.name for one in results.unfinished(tmp_path, runs)] == ["broken"]
 
 
-def test_tasks_are_programs_cut_into_parts_where_there_are_more_workers(tmp_path):
+def test_tasks_are_programs_and_those_that_would_leave_workers_idle_are_cut_into_parts(tmp_path):
     plan = planned(tmp_path, "optimizer.batch_size=5,10", seeds=(0, 1, 2, 3))
     assert [len(task.runs) for task in scheduler.tasks(tmp_path, plan, 2)] == [4, 4]
     parts = scheduler.tasks(tmp_path, plan, 4)
     assert sorted((task.program, len(task.runs)) for task in parts) == [(0, 2), (0, 2), (1, 2), (1, 2)]
+    assert [len(task.runs) for task in scheduler.tasks(tmp_path, plan, 3)] == [2, 2, 2, 2]
     for one in plan.runs[:5]:
         results.mark(results.folder_of(tmp_path, one.name), results.STOPPED)
     assert [(task.program, len(task.runs)) for task in scheduler.tasks(tmp_path, plan, 1)] == [(1, 3)]
+    three = planned(tmp_path / "three", "optimizer.batch_size=2,5,10", seeds=(0, 1, 2, 3))
+    assert [len(task.runs) for task in scheduler.tasks(tmp_path / "three", three, 2)] == [4, 4, 2, 2]
 
 
 def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path, capsys):
