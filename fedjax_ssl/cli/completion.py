@@ -36,7 +36,7 @@ def complete() -> None:
     words = {
         "run": [*shipped_configs()],
         "sweep": [*shipped_configs()],
-        "data": ["list", "info"],
+        "data": ["list", "info", "check"],
         "list": _kinds(),
         "completion": [*HOW],
     }

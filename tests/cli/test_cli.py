@@ -61,6 +61,11 @@ def test_a_shell_that_asks_is_answered_with_commands_and_configs():
         (["data", "inf"], ("unknown command 'inf'. Did you mean 'info'",)),
         (["data", "info"], ("needs a NAME", "glyphs")),
         (["data", "info", "digit"], ("unknown dataset 'digit'. Did you mean 'digits'",)),
+        (["data", "check"], ("needs a PATH",)),
+        (["data", "check", "gone.csv"], ("gone.csv is not there",)),
+        (["data", "check", "pyproject.toml", "--size=3"], ("unknown argument '--size=3'", "--data.OPTION=VALUE")),
+        (["data", "check", "tests", "--data.sise=3"], ("no field 'data.sise'. Did you mean 'data.size'",)),
+        (["data", "check", "tests", "--data.writers=3"], ("data.writers is no option of 'folder'", "data.size")),
         (["new", "my-study"], ("'my-study' cannot be the name of a module of your own",)),
         (["new", "json"], ("'json' cannot be the name of a module of your own",)),
         (["data", "info", "npz", "--path=missing.npz"], ("missing.npz",)),
@@ -106,6 +111,19 @@ def test_facts_about_a_dataset(capsys, tmp_path):
     code, output, _ = call(capsys, "data", "info", "mnist", "--root", str(tmp_path))
     assert code == 0 and "CC BY-SA" in output and "train-images-idx3-ubyte.gz" in output
     assert "cifar100" in call(capsys, "data", "list")[1]
+
+
+def test_your_own_data_are_checked_before_a_run(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDJAX_SSL_DATA", str(tmp_path / "kept"))
+    rows = [f"{age},{sort},north" for age, sort in zip(range(20), ["red", "white"] * 10, strict=True)]
+    (tmp_path / "wine.csv").write_text("\n".join(["age,sort,client", *rows]))
+    code, output, _ = call(capsys, "data", "check", "wine.csv")
+    assert code == 2 and "problems:" in output and "no column 'label'" in output and "not ready" in output
+    code, output, error = call(capsys, "data", "check", "wine.csv", "--data.label_column=sort")
+    assert code == 0 and error == "" and "red (10), white (10)" in output and "worth a look" not in output
+    command = "fedjax-ssl run table --data.path=wine.csv --data.label_column=sort --data.client_test_fraction=0.2"
+    assert command in output
 
 
 def test_a_new_study_has_a_config_a_method_and_a_test(capsys, tmp_path, monkeypatch):

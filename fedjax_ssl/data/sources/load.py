@@ -1,5 +1,6 @@
 """`load` and `available`: datasets by name."""
 
+import logging
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,15 @@ from fedjax_ssl.data.sources.digits import TERMS as DIGITS_TERMS
 from fedjax_ssl.data.sources.digits import load_digits
 from fedjax_ssl.data.sources.fed_isic import TERMS as FED_ISIC_TERMS
 from fedjax_ssl.data.sources.fed_isic import load_fed_isic
+from fedjax_ssl.data.sources.folder import load_folder
 from fedjax_ssl.data.sources.glyphs import load_glyphs
 from fedjax_ssl.data.sources.npz import load_npz
+from fedjax_ssl.data.sources.table import load_table
 from fedjax_ssl.registry import Registry
 
 PLACES = ("root", "path", "download")
-
+OWN = ("npz", "folder", "table")  # read what is at path= and nothing else
+logger = logging.getLogger(__name__)
 
 SOURCES: Registry[Dataset] = Registry(
     "dataset",
@@ -27,6 +31,14 @@ SOURCES: Registry[Dataset] = Registry(
             "rendered characters by writer, 28x28x1, 62 classes, a stand-in shaped like FEMNIST; in the package",
         ),
         "npz": (load_npz, "your own arrays: path= an .npz file with `inputs`, `labels` and, if known, `client`"),
+        "folder": (
+            load_folder,
+            "your own images: path= a folder of them by site and class, or with a table of file, label, client",
+        ),
+        "table": (
+            load_table,
+            "your own features: path= a CSV or Parquet file with the columns label and, if known, client",
+        ),
         **{name: (partial(load_archive, archive), archive.description) for name, archive in ARCHIVES.items()},
         "fed_isic2019": (
             load_fed_isic,
@@ -38,7 +50,7 @@ SOURCES: Registry[Dataset] = Registry(
 TERMS = {  # licence and whom to cite
     "digits": DIGITS_TERMS,
     "glyphs": "part of this package, Apache-2.0",
-    "npz": "yours",
+    **dict.fromkeys(OWN, "yours"),
     **{name: archive.terms for name, archive in ARCHIVES.items()},
     "fed_isic2019": FED_ISIC_TERMS,
 }
@@ -53,7 +65,8 @@ def load(
     Args:
         name: one of `available()`.
         root: folder of all datasets; default $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl.
-        path: for "npz" the file; for published datasets a folder with their original files.
+        path: for "npz" and "table" the file, for "folder" the folder; for published datasets a folder with their
+            original files.
         download: whether the network may be used.
         **options: of the source, for example writers=20 for "glyphs".
 
@@ -64,6 +77,16 @@ def load(
         ValueError: an unknown name or option, or content that does not fit; says what is allowed.
         DatasetUnavailable: not here and not to be had, or damaged; says what to put where.
     """
+    dataset = read(name, root=root, path=path, download=download, **options)
+    for note in dataset.extra.get("notes", ()):
+        logger.warning("%s: %s", path or name, note)
+    return dataset
+
+
+def read(
+    name: str, *, root: str | Path | None = None, path: str | Path | None = None, download: bool = True, **options: Any
+) -> Dataset:
+    """The same without a word about what was skipped, which is in `extra["notes"]`."""
     if path and not SOURCES.takes(name, "path"):
         raise ValueError(f"dataset {name!r} is in the package and takes no path=; got {str(path)!r}")
     places = {"root": root or None, "path": path or None, "download": download}
