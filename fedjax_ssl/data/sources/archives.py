@@ -1,12 +1,13 @@
 """From a catalogue entry to arrays: converted cache, then the original files, then a download."""
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.sources.cache import ROOT_VARIABLE, data_root, load_converted, save_converted
-from fedjax_ssl.data.sources.catalog import Archive, RemoteFile
+from fedjax_ssl.data.sources.entries import Archive, RemoteFile
 from fedjax_ssl.data.sources.fetch import (
     DIGEST_SUFFIX,
     DatasetUnavailable,
@@ -16,6 +17,8 @@ from fedjax_ssl.data.sources.fetch import (
     recorded_sha256,
 )
 from fedjax_ssl.data.sources.formats import FormatError
+
+logger = logging.getLogger(__name__)
 
 
 def load_archive(
@@ -49,7 +52,7 @@ def load_archive(
         _require(archive, given, looked=(given,))
         return _read(archive, given)
     folder = data_root(root) / archive.name
-    converted = folder / f"converted-v{archive.version}"
+    converted = folder / "-".join(["converted", f"v{archive.version}", *[archive.variant] * bool(archive.variant)])
     cached = load_converted(converted)
     if cached is not None:
         return cached
@@ -87,6 +90,11 @@ def _read(archive: Archive, raw: Path) -> Dataset:
         raise DatasetUnavailable(
             f"{archive.name}: {error}\nTo go on, delete that file and start again, or {archive.substitute}"
         ) from error
+    found = len(dataset.train), 0 if dataset.test is None else len(dataset.test)
+    if archive.examples not in (None, found):
+        logger.warning(
+            "%s has %d + %d examples; the published set has %d + %d", archive.name, *found, *archive.examples
+        )
     return dataclasses.replace(dataset, extra={**dataset.extra, "terms": archive.terms})
 
 

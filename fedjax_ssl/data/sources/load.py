@@ -1,6 +1,7 @@
 """`load` and `available`: datasets by name."""
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,28 @@ from fedjax_ssl.data.sources.archives import load_archive
 from fedjax_ssl.data.sources.catalog import ARCHIVES
 from fedjax_ssl.data.sources.digits import TERMS as DIGITS_TERMS
 from fedjax_ssl.data.sources.digits import load_digits
+from fedjax_ssl.data.sources.emnist import load_emnist
 from fedjax_ssl.data.sources.fed_isic import TERMS as FED_ISIC_TERMS
 from fedjax_ssl.data.sources.fed_isic import load_fed_isic
 from fedjax_ssl.data.sources.folder import load_folder
 from fedjax_ssl.data.sources.glyphs import load_glyphs
 from fedjax_ssl.data.sources.npz import load_npz
+from fedjax_ssl.data.sources.omniglot import load_omniglot
+from fedjax_ssl.data.sources.stl10 import load_stl10
+from fedjax_ssl.data.sources.svhn import load_svhn
 from fedjax_ssl.data.sources.table import load_table
 from fedjax_ssl.registry import Registry
 
 PLACES = ("root", "path", "download")
 OWN = ("npz", "folder", "table")  # read what is at path= and nothing else
+# Published datasets with options of their own.
+LOADERS: dict[str, Callable[..., Dataset]] = {
+    "emnist": load_emnist,
+    "svhn": load_svhn,
+    "stl10": load_stl10,
+    "omniglot": load_omniglot,
+}
+
 logger = logging.getLogger(__name__)
 
 SOURCES: Registry[Dataset] = Registry(
@@ -39,7 +52,10 @@ SOURCES: Registry[Dataset] = Registry(
             load_table,
             "your own features: path= a CSV or Parquet file with the columns label and, if known, client",
         ),
-        **{name: (partial(load_archive, archive), archive.description) for name, archive in ARCHIVES.items()},
+        **{
+            name: (LOADERS.get(name, partial(load_archive, archive)), archive.description)
+            for name, archive in ARCHIVES.items()
+        },
         "fed_isic2019": (
             load_fed_isic,
             "23,247 dermoscopic images of 6 centres, 64x64x3 or size=, 8 classes; you place FLamby's folder at path=",
