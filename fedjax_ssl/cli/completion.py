@@ -36,7 +36,7 @@ def complete() -> None:
     words = {
         "run": [*shipped_configs()],
         "sweep": [*shipped_configs()],
-        "data": ["list", "info", "check"],
+        "data": ["list", "info", "check", "download", "verify"],
         "list": _kinds(),
         "completion": [*HOW],
     }

@@ -1,9 +1,12 @@
 """`fedjax-ssl data`: which datasets there are, what is in one, and what is wrong with a user's own."""
 
 import argparse
+import logging
 import shlex
+import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,12 +16,14 @@ from fedjax_ssl.cli.listing import print_list
 from fedjax_ssl.config import ConfigError, default, naming, options, with_settings
 from fedjax_ssl.registry import check_known
 
-COMMANDS = ("list", "info", "check")
+COMMANDS = ("list", "info", "check", "download", "verify")
 HELP = """Which datasets there are, and what is in one.
 
   data list                          names, a line each
   data info NAME                     counts of one that is here, how to get one that is not, and its terms
-  data check PATH [--data.X=VALUE]   your own folder of images, table or .npz: what is there, and what is wrong"""
+  data check PATH [--data.X=VALUE]   your own folder of images, table or .npz: what is there, and what is wrong
+  data download NAME                 fetches a published dataset, or what is missing of it, and makes it ready
+  data verify NAME                   whether its original files are those that were published"""
 MANY = 20  # classes and clients that are named one by one
 
 
@@ -38,6 +43,8 @@ def main(arguments: list[str]) -> int:
     with naming():
         if asked.what == "check":
             return _check(asked, settings)
+        if asked.what in ("download", "verify"):
+            return {"download": _download, "verify": _verify}[asked.what](asked, _options(asked.name, settings))
         if ":" not in asked.name:
             check_known("dataset", asked.name, list(data.SOURCES))
         print(describe(asked.name, asked.path, asked.root, asked.download))
@@ -50,12 +57,7 @@ def _check(asked: argparse.Namespace, settings: list[tuple[str, str]]) -> int:
     named = dict(settings)
     source = named.pop("data.name", None) or data.source_of(path.expanduser(), named.get("data.file_column", "file"))
     check_known("source of your own", source, data.OWN)
-    section = with_settings(default("fedavg"), [("data.name", source), *named.items()]).data
-    given = {name: section.get(name) for name in data.SOURCES.options(source)}
-    known = {"data.root", *(f"data.{name}" for name in given)}
-    if other := sorted(set(named) - known):
-        raise ConfigError(f"{other[0]} is no option of {source!r}; its options: {', '.join(sorted(known))}")
-    found = data.check(path, source, root=asked.root or section.root, **options(given))
+    found = data.check(path, source, root=asked.root, **_options(source, list(named.items())))
     print(f"{path}: read as {source!r}, {data.available()[source]}\n")
     if found.dataset is not None:
         print(_table(_contents(found.dataset)))
@@ -71,6 +73,41 @@ def _check(asked: argparse.Namespace, settings: list[tuple[str, str]]) -> int:
     told = " ".join(shlex.quote(f"--{field}={value}") for field, value in [("data.path", asked.name), *named.items()])
     print(f"\nready: fedjax-ssl run {source} {told}{_still_to_choose(found.dataset)}")
     return 0
+
+
+def _options(source: str, settings: list[tuple[str, str]]) -> dict[str, Any]:
+    """The options of a source, from text as `run` takes it."""
+    check_known("dataset", source, list(data.SOURCES))
+    section = with_settings(default("fedavg"), [("data.name", source), *settings]).data
+    given = {name: section.get(name) for name in data.SOURCES.options(source)}
+    known = [f"data.{name}" for name in given]
+    if other := sorted({field for field, _ in settings}.difference(known)):
+        raise ConfigError(f"{other[0]} is no option of {source!r}; its options: {', '.join(known) or 'none'}")
+    return options(given)
+
+
+def _download(asked: argparse.Namespace, given: dict[str, Any]) -> int:
+    """Fetches what is not here, brings it into the form that opens at once, and says what it is."""
+    log, shown = logging.getLogger("fedjax_ssl.data"), logging.StreamHandler(sys.stderr)
+    level = log.level
+    log.addHandler(shown)
+    log.setLevel(logging.INFO)
+    try:
+        dataset = data.load(asked.name, path=asked.path, root=asked.root, **given)
+    finally:
+        log.removeHandler(shown)
+        log.setLevel(level)
+    print(_table(_contents(dataset) | {"terms": data.TERMS[asked.name]}))
+    return 0
+
+
+def _verify(asked: argparse.Namespace, given: dict[str, Any]) -> int:
+    """Compares original files with what is published; 2 where one is missing or another."""
+    found = data.verify(asked.name, root=asked.root, **given)
+    words = {True: "right", False: "WRONG", None: "here"}
+    for file in found:
+        print(f"{words[file.right] if file.path.exists() else 'missing'}  {file.path}: {file.said}")
+    return 2 if any(file.right is False for file in found) else 0
 
 
 def _still_to_choose(dataset: data.Dataset | None) -> str:
@@ -173,14 +210,14 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[tuple[str, st
     own.add_argument("--root", help="folder of all datasets; $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl by default")
     own.add_argument("--download", action="store_true", help="info: download it if it is not here")
     asked, rest = own.parse_known_args(arguments)
-    if asked.what == "info" and asked.name is None:
-        own.error("data info needs a NAME: " + ", ".join(data.SOURCES))
+    if asked.what in ("info", "download", "verify") and asked.name is None:
+        own.error(f"data {asked.what} needs a NAME: " + ", ".join(data.SOURCES))
     if asked.what == "check" and asked.name is None:
         own.error("data check needs a PATH: a folder of images, a CSV or Parquet file, or an .npz file")
     settings = []
     for word in rest:
         field, equals, value = word.removeprefix("--").removeprefix("config.").partition("=")
-        if asked.what != "check" or not equals or not field.startswith("data."):
-            own.error(f"unknown argument {word!r}; data check takes --data.OPTION=VALUE as `run` does")
+        if asked.what in ("list", "info") or not equals or not field.startswith("data."):
+            own.error(f"unknown argument {word!r}; check, download and verify take --data.OPTION=VALUE as `run` does")
         settings.append((field, value))
     return asked, settings

@@ -64,6 +64,9 @@ def test_a_shell_that_asks_is_answered_with_commands_and_configs():
         (["data", "check"], ("needs a PATH",)),
         (["data", "check", "gone.csv"], ("gone.csv is not there",)),
         (["data", "check", "pyproject.toml", "--size=3"], ("unknown argument '--size=3'", "--data.OPTION=VALUE")),
+        (["data", "download", "fashion"], ("unknown dataset 'fashion'", "fashion_mnist")),
+        (["data", "download", "svhn", "--data.size=3"], ("data.size is no option of 'svhn'", "data.extra")),
+        (["data", "verify", "digits"], ("'digits' is not downloaded", "mnist")),
         (["data", "check", "tests", "--data.sise=3"], ("no field 'data.sise'. Did you mean 'data.size'",)),
         (["data", "check", "tests", "--data.writers=3"], ("data.writers is no option of 'folder'", "data.size")),
         (["new", "my-study"], ("'my-study' cannot be the name of a module of your own",)),
@@ -124,6 +127,23 @@ def test_your_own_data_are_checked_before_a_run(capsys, tmp_path, monkeypatch):
     assert code == 0 and error == "" and "red (10), white (10)" in output and "worth a look" not in output
     command = "fedjax-ssl run table --data.path=wine.csv --data.label_column=sort --data.client_test_fraction=0.2"
     assert command in output
+
+
+def test_original_files_are_verified_and_what_is_here_is_not_downloaded(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDJAX_SSL_DATA", str(tmp_path))
+    raw = tmp_path / "femnist" / "raw"
+    raw.mkdir(parents=True)
+    (raw / "federated_emnist_train.sqlite").write_bytes(b"x")
+    (raw / "federated_emnist_test.sqlite").write_bytes(b"y")
+    code, output, _ = call(capsys, "data", "verify", "femnist")
+    assert code == 0 and output.count("here  ") == 2 and "1 bytes; no digest is published" in output
+    (raw / "federated_emnist_test.sqlite.sha256").write_text("00  federated_emnist_test.sqlite")
+    code, output, _ = call(capsys, "data", "verify", "femnist")
+    assert code == 2 and "WRONG" in output and "expected 00 as noted" in output
+    code, output, _ = call(capsys, "data", "verify", "svhn", "--data.extra=true")
+    assert code == 2 and output.count("missing  ") == 3 and "extra_32x32.mat: not here; published at http" in output
+    code, output, _ = call(capsys, "data", "download", "digits")
+    assert code == 0 and "1,797 examples" in output
 
 
 def test_a_new_study_has_a_config_a_method_and_a_test(capsys, tmp_path, monkeypatch):

@@ -7,31 +7,34 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_ssl.data.dataset import Dataset
-from fedjax_ssl.data.sources.archives import load_archive
+from fedjax_ssl.data.sources.archives import Verified, load_archive, verify_files
 from fedjax_ssl.data.sources.catalog import ARCHIVES
 from fedjax_ssl.data.sources.digits import TERMS as DIGITS_TERMS
 from fedjax_ssl.data.sources.digits import load_digits
-from fedjax_ssl.data.sources.emnist import load_emnist
+from fedjax_ssl.data.sources.emnist import emnist, load_emnist
+from fedjax_ssl.data.sources.entries import Archive
 from fedjax_ssl.data.sources.fed_isic import TERMS as FED_ISIC_TERMS
 from fedjax_ssl.data.sources.fed_isic import load_fed_isic
 from fedjax_ssl.data.sources.folder import load_folder
 from fedjax_ssl.data.sources.glyphs import load_glyphs
 from fedjax_ssl.data.sources.npz import load_npz
-from fedjax_ssl.data.sources.omniglot import load_omniglot
-from fedjax_ssl.data.sources.stl10 import load_stl10
-from fedjax_ssl.data.sources.svhn import load_svhn
+from fedjax_ssl.data.sources.omniglot import load_omniglot, omniglot
+from fedjax_ssl.data.sources.stl10 import load_stl10, stl10
+from fedjax_ssl.data.sources.svhn import load_svhn, svhn
 from fedjax_ssl.data.sources.table import load_table
 from fedjax_ssl.registry import Registry
 
 PLACES = ("root", "path", "download")
 OWN = ("npz", "folder", "table")  # read what is at path= and nothing else
-# Published datasets with options of their own.
+# Published datasets with options of their own: how they are loaded, and their entry in the catalogue.
 LOADERS: dict[str, Callable[..., Dataset]] = {
     "emnist": load_emnist,
     "svhn": load_svhn,
     "stl10": load_stl10,
     "omniglot": load_omniglot,
 }
+
+ENTRIES: dict[str, Callable[..., Archive]] = {"emnist": emnist, "svhn": svhn, "stl10": stl10, "omniglot": omniglot}
 
 logger = logging.getLogger(__name__)
 
@@ -108,3 +111,23 @@ def read(
     places = {"root": root or None, "path": path or None, "download": download}
     taken = {place: value for place, value in places.items() if SOURCES.takes(name, place)}
     return SOURCES.build(name, **taken, **options)
+
+
+def verify(name: str, *, root: str | Path | None = None, **options: Any) -> list[Verified]:
+    """Compares the original files of a published dataset with what is published.
+
+    Args:
+        name: of a dataset that is downloaded.
+        root: folder of all datasets; default $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl.
+        **options: of the source, which decide what files there are.
+
+    Returns:
+        A line about each file.
+
+    Raises:
+        ValueError: an unknown name or option, or a dataset that is not downloaded.
+    """
+    SOURCES.check(name, options)
+    if name not in ARCHIVES:
+        raise ValueError(f"dataset {name!r} is not downloaded; those that are: {', '.join(ARCHIVES)}")
+    return verify_files(ENTRIES[name](**options) if name in ENTRIES else ARCHIVES[name], root)
