@@ -42,7 +42,7 @@ def complete() -> None:
     places = {
         "run": [*shipped_configs()],
         "sweep": [*shipped_configs()],
-        "data": ["list", "info"],
+        "data": ["list", "info", "check", "download", "verify"],
         "list": _kinds(),
         "completion": [*HOW],
     }

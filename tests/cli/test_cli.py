@@ -69,6 +69,14 @@ def test_a_shell_that_asks_is_answered_with_commands_and_configs():
         (["data", "inf"], ("unknown command 'inf'. Did you mean 'info'",)),
         (["data", "info"], ("needs a NAME", "glyphs")),
         (["data", "info", "digit"], ("unknown dataset 'digit'. Did you mean 'digits'",)),
+        (["data", "check"], ("needs a PATH",)),
+        (["data", "check", "gone.csv"], ("gone.csv is not there",)),
+        (["data", "check", "pyproject.toml", "--size=3"], ("unknown argument '--size=3'", "--data.OPTION=VALUE")),
+        (["data", "download", "fashion"], ("unknown dataset 'fashion'", "fashion_mnist")),
+        (["data", "download", "svhn", "--data.size=3"], ("data.size is no option of 'svhn'", "data.extra")),
+        (["data", "verify", "digits"], ("'digits' is not downloaded", "mnist")),
+        (["data", "check", "tests", "--data.sise=3"], ("no field 'data.sise'. Did you mean 'data.size'",)),
+        (["data", "check", "tests", "--data.writers=3"], ("data.writers is no option of 'folder'", "data.size")),
         (["new", "my-study"], ("'my-study' cannot be the name of a module of your own",)),
         (["new", "json"], ("'json' cannot be the name of a module of your own",)),
         (["data", "info", "npz", "--path=missing.npz"], ("missing.npz",)),
@@ -114,6 +122,36 @@ def test_facts_about_a_dataset(capsys, tmp_path):
     code, output, _ = call(capsys, "data", "info", "mnist", "--root", str(tmp_path))
     assert code == 0 and "CC BY-SA" in output and "train-images-idx3-ubyte.gz" in output
     assert "cifar100" in call(capsys, "data", "list")[1]
+
+
+def test_your_own_data_are_checked_before_a_run(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDJAX_SSL_DATA", str(tmp_path / "kept"))
+    rows = [f"{age},{sort},north" for age, sort in zip(range(20), ["red", "white"] * 10, strict=True)]
+    (tmp_path / "wine.csv").write_text("\n".join(["age,sort,client", *rows]))
+    code, output, _ = call(capsys, "data", "check", "wine.csv")
+    assert code == 2 and "problems:" in output and "no column 'label'" in output and "not ready" in output
+    code, output, error = call(capsys, "data", "check", "wine.csv", "--data.label_column=sort")
+    assert code == 0 and error == "" and "red (10), white (10)" in output and "worth a look" not in output
+    command = "fedjax-ssl run table --data.path=wine.csv --data.label_column=sort --data.client_test_fraction=0.2"
+    assert command in output
+
+
+def test_original_files_are_verified_and_what_is_here_is_not_downloaded(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDJAX_SSL_DATA", str(tmp_path))
+    raw = tmp_path / "femnist" / "raw"
+    raw.mkdir(parents=True)
+    (raw / "federated_emnist_train.sqlite").write_bytes(b"x")
+    (raw / "federated_emnist_test.sqlite").write_bytes(b"y")
+    code, output, _ = call(capsys, "data", "verify", "femnist")
+    assert code == 0 and output.count("here  ") == 2 and "1 bytes; no digest is published" in output
+    (raw / "federated_emnist_test.sqlite.sha256").write_text("00  federated_emnist_test.sqlite")
+    code, output, _ = call(capsys, "data", "verify", "femnist")
+    assert code == 2 and "WRONG" in output and "expected 00 as noted" in output
+    code, output, _ = call(capsys, "data", "verify", "svhn", "--data.extra=true")
+    assert code == 2 and output.count("missing  ") == 3 and "extra_32x32.mat: not here; published at http" in output
+    code, output, _ = call(capsys, "data", "download", "digits")
+    assert code == 0 and "1,797 examples" in output
 
 
 def test_a_new_study_has_a_config_a_method_and_a_test(capsys, tmp_path, monkeypatch):
