@@ -11,6 +11,7 @@ from jaxtyping import Array, Key
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import data, distributed, federated, methods, models
+from fedjax_ssl.backend import backend
 from fedjax_ssl.experiment.prediction import PredictionSettings
 from fedjax_ssl.federated import Execution, Method, Setup
 from fedjax_ssl.keys import named_key
@@ -217,7 +218,7 @@ def _augmentation(kind: str, config: dict[str, Any], dataset: data.Dataset) -> C
 
 def _clients_of_known_size(federation: data.FederatedData, placement: str) -> federated.Client | None:
     """All clients, where their sizes decide the placement."""
-    if placement != "auto" or jax.default_backend() == "cpu":
+    if placement != "auto" or backend() == "cpu":
         return None
     everyone: federated.Client = jax.device_get(federated.all_clients(federation))
     return everyone

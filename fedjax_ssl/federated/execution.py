@@ -4,10 +4,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool
 
+from fedjax_ssl.backend import backend
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated.client import Broadcast, ClientUpdate
 from fedjax_ssl.federated.memory import Choice, Need, choose, estimate_need, size_spread, tree_bytes, vectorized_runs
@@ -66,7 +66,7 @@ def place_clients(
         execution.placement,
         execution.chunk_size,
         share,
-        backend=jax.default_backend(),
+        backend=backend(),
         spread=spread,
         limit=None if execution.memory is None else _free(execution.memory, runs or 1, state, data),
         estimate=estimate,
