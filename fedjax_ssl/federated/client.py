@@ -40,6 +40,7 @@ from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Model, Outputs
 
 PyTree = Any
+LOCAL_STEP = "local_step"  # the scope in which local steps are traced: profiles and compiled programs name it
 
 
 class LocalTraining(NamedTuple):
@@ -230,6 +231,7 @@ class _ClientRound:
             examples=jnp.zeros((), jnp.int32),
         )
 
+    @jax.named_scope(LOCAL_STEP)
     def step(self, client: Client, number: Int[Array, ""], batch: Batch, progress: ClientProgress) -> ClientProgress:
         step_key = jax.random.fold_in(named_key(self.key_of(client), "step"), number)
         own_key = jax.random.fold_in(labelling_key(self.broadcast.key), client.id)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxprs_in_params
 
+from fedjax_ssl.backend import elsewhere
 from fedjax_ssl.federated.client import ClientUpdate, batch_of
 from fedjax_ssl.federated.method import Client, Now, Sampler
 
@@ -29,6 +30,14 @@ class Choice(NamedTuple):
     clients_at_once: int  # on a device
     bytes_per_client: int | None = None  # estimated; None: the choice did not need it
     limit: int | None = None  # bytes that the clients at once may take together; None: not known
+    bytes_kept: int | None = None  # estimated, of what the round keeps of the cohort
+
+    @property
+    def estimated_bytes(self) -> int | None:
+        """What a round is estimated to take beside its arguments and results; None: the choice did not need it."""
+        if self.bytes_per_client is None or self.bytes_kept is None:
+            return None
+        return self.clients_at_once * self.bytes_per_client + self.bytes_kept
 
 
 class Need(NamedTuple):
@@ -75,7 +84,7 @@ def choose(
     need = estimate(placement)
     free = max(int(USABLE * limit) - need.kept, 0)
     fitting = free // max(need.per_client, 1)
-    return Choice(placement, max(min(fitting, num_clients), 1), need.per_client, free)
+    return Choice(placement, max(min(fitting, num_clients), 1), need.per_client, free, need.kept)
 
 
 def estimate_need(update: ClientUpdate, clients: Client, placement: str, num_clients: int, gathered: int = 0) -> Need:
@@ -152,9 +161,13 @@ def vectorized_runs() -> int | None:
 def device_memory() -> int | None:
     """Bytes that JAX may fill on the smallest device of this process; None where the backend does not tell.
 
+    Where programs are traced for a device that is not here, of that one.
+
     With several processes also None: a choice that depends on one's own devices could differ between them, and their
     programs would wait for each other for ever.
     """
+    if (there := elsewhere()) is not None:
+        return there.memory
     if jax.process_count() > 1:
         return None
     limits = [(device.memory_stats() or {}).get("bytes_limit") for device in jax.local_devices()]
