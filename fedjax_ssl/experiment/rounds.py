@@ -12,6 +12,7 @@ from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import Method, ServerState
 from fedjax_ssl.federated.method import Metrics
 
+ROUNDS = "rounds"  # the scope in which rounds are traced: profiles and compiled programs name it
 TOTALS = ("bytes_down", "bytes_up", "local_steps", "examples", "clients", "dropped_clients")
 
 
@@ -27,7 +28,8 @@ def run_rounds(
     if method.on_host:
         state, infos = _one_by_one(method, key, state, federation, rounds)
     else:
-        state, infos = jax.lax.scan(lambda s, _: method.round(key, s, federation), state, length=rounds)
+        with jax.named_scope(ROUNDS):
+            state, infos = jax.lax.scan(lambda s, _: method.round(key, s, federation), state, length=rounds)
 
     def summed(name: str, values: Any) -> Any:
         if isinstance(values, federated.Count):
