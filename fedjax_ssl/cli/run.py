@@ -8,6 +8,7 @@ from fedjax_ssl import command_line, distributed
 from fedjax_ssl import config as configs
 from fedjax_ssl.cli.describe import describe_config
 from fedjax_ssl.config import ConfigError
+from fedjax_ssl.experiment.divergence import EXIT_CODE as DIVERGED
 from fedjax_ssl.experiment.run import run
 
 USAGE = "usage: fedjax-ssl run NAME[:ARGUMENT] [--workdir FOLDER] [--FIELD=VALUE ...]"
@@ -38,7 +39,7 @@ def main(arguments: list[str]) -> int:
     """Runs what the arguments say, or prints help.
 
     Returns:
-        0.
+        0, or `DIVERGED`.
 
     Raises:
         ConfigError: and what else `fedjax_ssl.experiment.run.run` raises; `fedjax_ssl.cli.main` makes messages of it.
@@ -58,8 +59,8 @@ def main(arguments: list[str]) -> int:
         alone = distributed.settings(config.distributed) is None
         command_line.use_processor(config.get("threads"), config.federated.devices if alone else None)
         team = distributed.start(config.distributed)
-        run(config, asked.workdir or Path("runs") / configs.find(asked.name).run_name, team)
-    return 0
+        summary = run(config, asked.workdir or Path("runs") / configs.find(asked.name).run_name, team)
+    return distributed.leave(DIVERGED, f"error: {summary['diverged']}") if "diverged" in summary else 0
 
 
 def parse(arguments: list[str]) -> Asked:

@@ -82,7 +82,9 @@ class Field(NamedTuple):
 
 
 FIELDS: dict[str, Field] = {
-    "seed": Field(0, _seed, 2**32 - 1, "decides everything random: partition, labels, cohorts, batches, initial network"),
+    "seed": Field(
+        0, _seed, 2**32 - 1, "decides everything random: partition, labels, cohorts, batches, initial network"
+    ),
     "rounds": Field(100, whole, 0, "rounds of training; 0: none, only what config.prediction asks for"),
     "eval_every": Field(5, whole, 1, "rounds between evaluations, run as one compiled call"),
     "checkpoint_every": Field(1, whole, 0, "evaluations between checkpoints; 0: only at the end"),
@@ -123,10 +125,7 @@ FIELDS: dict[str, Field] = {
     "data.validation_fraction": Field(0.0, number, "[0, 1)", "of the training examples, those for validation"),
     "data.balanced_test": Field(False, meaning="clients draw test examples, equally many of every class"),
     "data.pools": Field(
-        tuple,
-        _each,
-        COUNT_OR_NONE,
-        "training, validation and test examples of every class, of both splits together"
+        tuple, _each, COUNT_OR_NONE, "training, validation and test examples of every class, of both splits together"
     ),
     "data.shuffle_pools": Field(False, meaning="pools are drawn at random, not the training examples first"),
     "partition.name": Field("natural", meaning="how examples are dealt to clients"),
