@@ -88,7 +88,7 @@ def leave(error: BaseException) -> int:
         error: that reached the command. With $FEDJAX_SSL_DEBUG set it is raised again.
 
     Returns:
-        The exit code: 2, or 130 after Ctrl-C.
+        The exit code: 2, what the error says of its own, or 130 after Ctrl-C.
 
     Raises:
         BaseException: `error`, where it is a fault of ours.
@@ -98,7 +98,7 @@ def leave(error: BaseException) -> int:
     message = None if os.environ.get("FEDJAX_SSL_DEBUG") else _message(error)
     if message is None:
         raise error
-    return distributed.leave(2, f"error: {message}")
+    return distributed.leave(getattr(error, "exit_code", 2), f"error: {message}")
 
 
 def _message(error: BaseException) -> str | None:
@@ -130,7 +130,7 @@ def notes_instead_of_warnings() -> Iterator[None]:
             print(f"note: {message}", file=sys.stderr)
 
     with warnings.catch_warnings():
-        for category in (ConfigNote, tracking.CheckpointDamaged):
+        for category in (ConfigNote, tracking.CheckpointDamaged, tracking.FolderMended):
             warnings.simplefilter("always", category)
         warnings.showwarning = show
         yield

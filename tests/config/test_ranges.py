@@ -81,7 +81,7 @@ def test_the_message_names_field_value_and_range(section, choice, option, value,
 
 def test_a_seed_is_not_cut_to_that_of_another_run() -> None:
     """jax.random.key(2**32) has the bits of key(0)."""
-    with pytest.raises(configs.ConfigError, match="config.seed is 4294967296; it must be a whole number from 0 to"):
+    with pytest.raises(configs.ConfigError, match=r"config\.seed is 4294967296; it must be a whole number from 0 to"):
         configs.check_field("seed", 2**32)
 
 
