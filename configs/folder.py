@@ -4,7 +4,7 @@
     fedjax-ssl run folder --data.path=scans                    # FedAvg
     fedjax-ssl run folder:xclp --data.path=scans --data.size=32
     fedjax-ssl run folder:fixmatch,server --data.path=scans/labels.csv --supervision.labels=50
-    fedjax-ssl sweep folder --data.path=scans --seeds 5 --set method.name=fedavg,xclp,fixmatch,uda,mean_teacher
+    fedjax-ssl sweep folder --set data.path=scans --set method.name=fedavg,xclp,fixmatch,uda --seeds 5
     python -m fedjax_ssl.main --config configs/folder.py:xclp --config.data.path=scans
 
 The folder: docs/data.md. Clients and labels are as in it; `folder:METHOD,clients` hides labels but for 10 of each

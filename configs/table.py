@@ -3,7 +3,7 @@
     fedjax-ssl data check patients.csv                         # what is there, and what is wrong
     fedjax-ssl run table --data.path=patients.csv              # FedAvg
     fedjax-ssl run table:xclp --data.path=patients.csv --data.label_column=diagnosis --data.ignore=id,date
-    fedjax-ssl sweep table --data.path=patients.csv --seeds 5 --set method.name=fedavg,xclp,pseudo_label
+    fedjax-ssl sweep table --set data.path=patients.csv --set method.name=fedavg,xclp,pseudo_label --seeds 5
     python -m fedjax_ssl.main --config configs/table.py:xclp --config.data.path=patients.csv
 
 The file: docs/data.md. Clients and labels are as in it; `table:METHOD,clients` hides labels but for 10 of each client;
