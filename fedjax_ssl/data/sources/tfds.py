@@ -353,8 +353,8 @@ def _not_here(dataset: str, folders: Path, tried: Sequence[str] = ()) -> str:
     lines.append("To go on, do one of these:")
     lines.append(
         f"  - prepare it where TensorFlow is installed, `pip install tensorflow tensorflow-datasets "
-        f"importlib_resources; tfds build {dataset}`,\n    and copy the folder to {folders / dataset}; reading needs no "
-        "TensorFlow"
+        f"importlib_resources; tfds build {dataset}`,\n    and copy the folder to {folders / dataset}; reading it "
+        "needs no TensorFlow"
     )
     lines.append(f"  - point {FOLDER_VARIABLE} or path= at the folder of prepared datasets")
     lines.append(f"  - run on data that needs no download: {EMBEDDED}")
