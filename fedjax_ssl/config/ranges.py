@@ -111,7 +111,7 @@ OPTIONS: dict[str, Mapping[str, Range]] = {
         "writers": _up_to(1_000_000),
         "seed": COUNT_OR_NONE,
         "examples": _up_to(1_000_000),
-        "num_classes": Range(check_whole_numbers, 2),
+        "num_classes": _up_to(1_000_000, 2),
         "input_max": POSITIVE,
         "timeout": POSITIVE,
         "size": _up_to(10_000),
