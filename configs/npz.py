@@ -3,7 +3,7 @@
     fedjax-ssl run npz --data.path=scans.npz                # FedAvg
     fedjax-ssl run npz:xclp --data.path=scans.npz           # another method
     fedjax-ssl run npz:semifl --data.path=scans.npz --supervision.labels=50     # 50 labels, moved to the server
-    fedjax-ssl sweep npz --data.path=scans.npz --seeds 5 --set method.name=fedavg,xclp,fixmatch,uda,mean_teacher
+    fedjax-ssl sweep npz --set data.path=scans.npz --set method.name=fedavg,xclp,fixmatch,uda --seeds 5
     python -m fedjax_ssl.main --config configs/npz.py:xclp --config.data.path=scans.npz
 
 The file: docs/data.md. `npz:METHOD,clients` hides labels but for 10 of each client; likewise per_class, server, coarse

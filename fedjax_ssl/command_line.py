@@ -5,7 +5,7 @@ import ctypes
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,8 @@ def leave(error: BaseException) -> int:
     """Ends a command on an error: one message where it is the user's, or was raised in code of the user's own.
 
     Args:
-        error: that reached the command. With $FEDJAX_SSL_DEBUG set it is raised again.
+        error: that reached the command. With $FEDJAX_SSL_DEBUG set it is raised again. The message of a
+            KeyboardInterrupt says what the same command does now; only who was at work knows what is kept.
 
     Returns:
         The exit code: 2, what the error says of its own, or 130 after Ctrl-C.
@@ -94,7 +95,7 @@ def leave(error: BaseException) -> int:
         BaseException: `error`, where it is a fault of ours.
     """
     if isinstance(error, KeyboardInterrupt):
-        return distributed.leave(130, "\nstopped; the same command goes on from the last checkpoint")
+        return distributed.leave(130, "\n" + "; ".join(["stopped", *map(str, error.args)]))
     message = None if os.environ.get("FEDJAX_SSL_DEBUG") else _message(error)
     if message is None:
         raise error
@@ -119,18 +120,33 @@ def describe_choices() -> str:
     return "\n".join(lines)
 
 
+def print_note(text: str) -> None:
+    """Shows a note."""
+    print(f"note: {text}", file=sys.stderr, flush=True)
+
+
 @contextlib.contextmanager
-def notes_instead_of_warnings() -> Iterator[None]:
-    """Shows what our code warns about as one line each, once, without the source line that Python prints."""
-    shown: set[str] = set()
+def notes_instead_of_warnings(
+    show_note: Callable[[str], None] = print_note, shown: Iterable[str] = ()
+) -> Iterator[set[str]]:
+    """Shows what our code warns about as one line each, once, without the source line that Python prints.
+
+    Args:
+        show_note: what shows one; a worker tells it to the process that started it.
+        shown: notes that were shown before.
+
+    Yields:
+        All that were shown so far.
+    """
+    said = set(shown)
 
     def show(message: Warning | str, *details: Any, **more: Any) -> None:
-        if str(message) not in shown:
-            shown.add(str(message))
-            print(f"note: {message}", file=sys.stderr)
+        if str(message) not in said:
+            said.add(str(message))
+            show_note(str(message))
 
     with warnings.catch_warnings():
         for category in (ConfigNote, tracking.CheckpointDamaged, tracking.FolderMended):
             warnings.simplefilter("always", category)
         warnings.showwarning = show
-        yield
+        yield said

@@ -11,6 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Key
 
 from fedjax_ssl import federated
+from fedjax_ssl.backend import backend
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.experiment import Experiment, build_method, federate, load_experiment
 from fedjax_ssl.experiment.rounds import run_block
@@ -108,7 +109,7 @@ def over_seeds(train: Callable[..., PyTree], mesh: Mesh | None = None) -> Callab
     """
 
     def here(*arguments: PyTree) -> PyTree:
-        if jax.default_backend() != "cpu":
+        if backend() != "cpu":
             return jax.vmap(train, axis_name=federated.VECTORIZED_RUNS)(*arguments)
         return jax.lax.map(lambda one: train(*one), arguments)
 

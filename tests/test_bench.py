@@ -28,6 +28,7 @@ def test_json_has_one_object_per_line_and_nothing_else(capsys: pytest.CaptureFix
     assert np.isfinite(row["loss"]) and row["device"].startswith("CPU") and "jax" in row["versions"]
 
 
+@pytest.mark.thorough
 def test_without_json_there_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main(["bench", "--workloads", "W2", "--placement", "lanes", *SMALL]) == 0
     output = capsys.readouterr()

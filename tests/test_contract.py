@@ -201,7 +201,7 @@ def test_keys_clients_and_rounds_vectorize(name: str) -> None:
     assert infos.keys() >= COMMON and {info.shape for info in jax.tree.leaves(infos)} == {(2, ROUNDS)}
 
 
-@programs_of_their_own(quick={"fedavg", "xclp", "protofssl"})
+@programs_of_their_own(quick={"fedavg", "xclp"})
 def test_keys_placement_and_padding_do_not_matter(case: Case) -> None:
     """Two keys at once, in chunks and with padding: one program for all."""
     train = in_one_scan(*in_chunks_with_padding(case.name, case.data))

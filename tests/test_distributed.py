@@ -213,6 +213,7 @@ def test_processes_with_different_configs_are_refused(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.thorough
 def test_processes_that_do_not_find_each_other(tmp_path):
     command = [sys.executable, str(WORKER), f"--config={WORKER}", f"--workdir={tmp_path}"]
     command.append("--config.distributed.initialization_seconds=1")

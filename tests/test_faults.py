@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedjax_ssl import config as configs
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.data import DatasetUnavailable, load
 from fedjax_ssl.experiment.run import run
@@ -143,14 +144,14 @@ def test_damaged_arrays_of_a_user_are_one_message_or_finite(tmp_path: Path) -> N
 def test_ctrl_c_during_imports_ends_with_one_line() -> None:
     for module in ("numpy", "jax._src.core", "flax.core", "optax"):
         line = [sys.executable, "-X", "importtime", "-m", "fedjax_ssl.cli", "run", "digits_fedavg"]
-        process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        assert process.stderr is not None
-        for text in process.stderr:
-            if text.rstrip().endswith(f" {module}"):
-                break
-        process.send_signal(signal.SIGINT)
-        rest = [text for text in process.stderr if not text.startswith("import time:")]
-        assert process.wait(60) == 130, rest
+        with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            for text in process.stderr:
+                if text.rstrip().endswith(f" {module}"):
+                    break
+            process.send_signal(signal.SIGINT)
+            rest = [text for text in process.stderr if not text.startswith("import time:")]
+        assert process.returncode == 130, rest
         assert "".join(rest).strip() == "stopped before anything was done", rest
 
 
@@ -163,8 +164,6 @@ def test_ctrl_c_during_imports_ends_with_one_line() -> None:
     ],
 )
 def test_a_file_that_is_no_config_is_one_message(tmp_path: Path, text: str, message: str) -> None:
-    from fedjax_ssl import config as configs
-
     path = tmp_path / "mine.py"
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
@@ -173,8 +172,6 @@ def test_a_file_that_is_no_config_is_one_message(tmp_path: Path, text: str, mess
 
 @pytest.mark.parametrize("name", ["math:pi", "os:path", "..:x", ":", "json:"])
 def test_a_name_that_builds_nothing_is_one_message(name: str) -> None:
-    from fedjax_ssl import config as configs
-
     with pytest.raises(ConfigError, match="no name; give module:function|no function that builds one"):
         configs.load("digits_fedavg", [("method.name", name)])
 

@@ -135,6 +135,7 @@ def test_femnist_without_data_says_what_to_do(start, tmp_path):
     assert "--config configs/femnist_xclp.py:glyphs" in error
 
 
+@pytest.mark.thorough
 def test_an_option_of_another_choice_is_noted_and_ignored(start):
     code, _, error = start(DIGITS, *QUICK, "--config.supervision.name=all")
     assert code == 0 and "note: config.supervision.labels=5 has no effect" in error

@@ -48,7 +48,9 @@ def test_the_sdist_holds_what_builds_and_tests_it(tmp_path: Path) -> None:
 
 def test_no_module_loads_what_can_run_code() -> None:
     # NumPy loads no objects unless it is told to.
-    forbidden = r"allow_pickle\s*=\s*True|^\s*(import|from) (pickle|shelve|dill|cloudpickle|joblib|marshal)\b|torch\.load"
+    forbidden = (
+        r"allow_pickle\s*=\s*True|^\s*(import|from) (pickle|shelve|dill|cloudpickle|joblib|marshal)\b|torch\.load"
+    )
     found = [str(path) for path in PACKAGE.rglob("*.py") if re.search(forbidden, path.read_text(), re.MULTILINE)]
     assert not found
 

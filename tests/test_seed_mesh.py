@@ -30,6 +30,7 @@ def keys():
     return jax.vmap(jax.random.key)(np.arange(4))
 
 
+@pytest.mark.thorough
 def test_seeds_and_clients_on_four_devices_give_the_bits_of_one(keys):
     """Two groups of two devices: each group trains two seeds in turn and shares their cohorts of five clients."""
     alone = jax.jit(over_seeds(make_train(config())))(keys)

@@ -51,6 +51,7 @@ def test_a_sweep_over_seeds_is_separate_runs(keys, sweep, alone):
             np.testing.assert_allclose(one, many[number], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_seeds_differ_in_everything_random(sweep):
     """Held-out writers, hidden labels and the initial network follow from the key."""
     _, metrics = sweep

@@ -18,60 +18,22 @@ import time
 from pathlib import Path
 
 import jax
-import numpy as np
 from ml_collections import ConfigDict
 
-from fedjax_ssl import config as configs
-from fedjax_ssl import data, processor
-from fedjax_ssl.data.correspondence import CIFAR100_SUPERCLASS_OF, CIFAR100_SUPERCLASSES, correspondence
-from fedjax_ssl.experiment import Experiment, build_method, federate, load_experiment
+from fedjax_ssl import processor
+from fedjax_ssl.benchmarks.stand_in import stand_in_experiment
+from fedjax_ssl.experiment import build_method, federate
 from fedjax_ssl.experiment.build import execution_of
 from fedjax_ssl.experiment.programs import Programs, code_of, inputs_of
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-# image shape, classes, training examples, test examples, writers
-SHAPES = {
-    "mnist": ((28, 28, 1), 10, 60_000, 10_000, None),
-    "cifar10": ((32, 32, 3), 10, 50_000, 10_000, None),
-    "cifar100": ((32, 32, 3), 100, 50_000, 10_000, None),
-    "femnist": ((28, 28, 1), 62, 671_585, 77_483, 3_400),
-    "rsna_fedul": ((224, 224, 3), 6, 3_000, 300, None),
-    "npz_fedul": ((28, 28, 1), 10, 60_000, 10_000, None),
-    "npz_xclp": ((28, 28, 1), 10, 60_000, 10_000, None),
-}
-
-
-def stand_in(name: str) -> data.Dataset:
-    """Random images of a dataset's shape."""
-    shape, classes, train, test, writers = SHAPES[name]
-    generator = np.random.default_rng(0)
-    superclasses = name == "cifar100"
-
-    def split(count: int) -> data.Split:
-        labels = np.arange(count) % classes
-        return data.Split(
-            generator.integers(0, 256, (count, *shape), np.uint8),
-            labels,
-            None if writers is None else generator.permutation(count) % writers,
-            np.array(CIFAR100_SUPERCLASS_OF)[labels] if superclasses else None,
-        )
-
-    return data.Dataset(
-        name,
-        split(train),
-        split(test),
-        tuple(str(label) for label in range(classes)),
-        coarse_names=CIFAR100_SUPERCLASSES if superclasses else None,
-        correspondence=correspondence("superclass", classes).matrix if superclasses else None,
-    )
 
 
 def compile_seconds(name: str) -> float:
     """Seconds to trace and compile the first block of rounds of configs/NAME.py with the evaluation after it."""
     jax.config.update("jax_enable_compilation_cache", False)
     config: ConfigDict = runpy.run_path(str(CONFIGS / f"{name}.py"))["get_config"]()
-    shape = name if name in SHAPES else config.data.name
-    experiment = Experiment(configs.resolve(config), stand_in(shape)) if shape in SHAPES else load_experiment(config)
+    experiment = stand_in_experiment(name, config)
     key = jax.random.key(experiment.config.seed)
     federation = federate(experiment, key)
     execution = execution_of(experiment, federation, alone=True)

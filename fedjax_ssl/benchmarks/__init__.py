@@ -1,5 +1,7 @@
-"""Speed on fake data: the workloads of `python -m fedjax_ssl.bench`, how they are measured and shown."""
+"""Speed on fake data: the workloads of `python -m fedjax_ssl.bench`, how they are measured, bounded and shown."""
 
+from fedjax_ssl.benchmarks.ahead import AheadOptions, Compiled, compile_config, compile_workload, prepare
 from fedjax_ssl.benchmarks.measure import Options, measure
-from fedjax_ssl.benchmarks.report import table
+from fedjax_ssl.benchmarks.report import ahead_table, table
+from fedjax_ssl.benchmarks.targets import TARGETS, CompilerMissing, Target
 from fedjax_ssl.benchmarks.workloads import WORKLOADS, Variant, Workload

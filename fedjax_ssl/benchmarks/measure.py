@@ -129,18 +129,8 @@ def compile_rounds(
     method: Method, federation: FederatedData, variant: Variant, seed: int, rounds: int, rounds_before: int = 0
 ) -> Block:
     """Initializes all seeds, compiles a block of rounds, and runs the rounds before in whole blocks."""
-    keys = jax.vmap(jax.random.key)(seed + jnp.arange(variant.seeds))
-    sweep = partial(jax.vmap, axis_name=VECTORIZED_RUNS) if variant.vectorized else over_seeds
-
-    def advance(keys: Key[Array, " s"], states: ServerState, federation: FederatedData) -> tuple[ServerState, Metrics]:
-        def one(key: Key[Array, ""], state: ServerState) -> tuple[ServerState, Metrics]:
-            return run_rounds(method, key, state, federation, rounds)
-
-        if variant.seeds == 1:  # what a run compiles
-            only = one(*jax.tree.map(lambda x: x[0], (keys, states)))
-            return jax.tree.map(lambda x: x[None], only)
-        return sweep(one)(keys, states)
-
+    keys = seed_keys(variant, seed)
+    advance = rounds_of_all_seeds(method, variant, rounds)
     states = jax.jit(jax.vmap(method.init, in_axes=(0, None)))(keys, federation)
     begin = time.perf_counter()
     program = jax.jit(advance).lower(keys, states, federation).compile()
@@ -155,6 +145,29 @@ def compile_rounds(
         return jax.device_get(metrics)
 
     return Block(run, seconds, int(getattr(analysis, "temp_size_in_bytes", 0) or 0))
+
+
+def seed_keys(variant: Variant, seed: int) -> Key[Array, " s"]:
+    """A run's key for each seed of a variant."""
+    return jax.vmap(jax.random.key)(seed + jnp.arange(variant.seeds))
+
+
+def rounds_of_all_seeds(
+    method: Method, variant: Variant, rounds: int
+) -> Callable[[Key[Array, " s"], ServerState, FederatedData], tuple[ServerState, Metrics]]:
+    """What a block computes: rounds of all seeds, from their keys and states."""
+    sweep = partial(jax.vmap, axis_name=VECTORIZED_RUNS) if variant.vectorized else over_seeds
+
+    def advance(keys: Key[Array, " s"], states: ServerState, federation: FederatedData) -> tuple[ServerState, Metrics]:
+        def one(key: Key[Array, ""], state: ServerState) -> tuple[ServerState, Metrics]:
+            return run_rounds(method, key, state, federation, rounds)
+
+        if variant.seeds == 1:  # what a run compiles
+            only = one(*jax.tree.map(lambda x: x[0], (keys, states)))
+            return jax.tree.map(lambda x: x[None], only)
+        return sweep(one)(keys, states)
+
+    return advance
 
 
 def time_blocks(run: Callable[[], Metrics], repeats: int, limit: float) -> tuple[Timings, dict[str, float]]:

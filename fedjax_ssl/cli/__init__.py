@@ -46,6 +46,7 @@ COMMANDS = {
     ),
 }
 UNFINISHED = ("run", "sweep", "bench")  # have more to do than to print
+_LONG_USAGE = 3  # lines; a longer one hides the message before it
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -92,21 +93,51 @@ def main(arguments: list[str] | None = None) -> int:
         return leave(error)
 
 
-class _Parser(argparse.ArgumentParser):
-    """Errors as everywhere here: the usage, one line, exit code 2."""
+class Parser(argparse.ArgumentParser):
+    """Errors as everywhere here: one line, the usage where it is short, exit code 2."""
+
+    hint: Callable[[str], str]  # about a word that the command does not know
+
+    def options(self) -> list[str]:
+        """The long options, without those that argparse adds."""
+        return [option for option in self._option_string_actions if option.startswith("--") and option != "--help"]
+
+    def parse_args(self, args=None, namespace=None):  # type: ignore[override]
+        given, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self.error(self._about(unknown[0]))
+        return given
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message}\n{self.format_usage()}")
+        usage = self.format_usage()
+        if len(usage.splitlines()) > _LONG_USAGE:
+            usage = f"`{self.prog} --help` explains what it takes\n"
+        self.exit(2, f"error: {message}\n{usage}")
+
+    def _about(self, word: str) -> str:
+        if not word.startswith("-"):
+            return f"unexpected argument {word!r}.{self.hint(word)}"
+        option = word.partition("=")[0]
+        near = self.hint(word) or did_you_mean(option, self._option_string_actions)
+        return f"there is no option {option!r}.{near}"
 
 
-def parser(command: str, description: str) -> argparse.ArgumentParser:
-    """A parser in the style of all subcommands: no abbreviations, and lines of the description stay."""
-    return _Parser(
+def parser(command: str, description: str, hint: Callable[[str], str] | None = None) -> Parser:
+    """A parser in the style of all subcommands: no abbreviations, and lines of the description stay.
+
+    Args:
+        command: the subcommand.
+        description: for its help.
+        hint: what to say of a word that the command does not know: a sentence with a space before it, or nothing.
+    """
+    made = Parser(
         prog=f"{PROGRAM} {command}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    made.hint = hint or (lambda word: "")
+    return made
 
 
 def one_of(kind: str, known: Collection[str]) -> Callable[[str], str]:

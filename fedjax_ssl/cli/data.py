@@ -1,36 +1,128 @@
-"""`fedjax-ssl data`: which datasets there are, and what is in one."""
+"""`fedjax-ssl data`: which datasets there are, what is in one, and what is wrong with a user's own."""
 
 import argparse
+import logging
+import shlex
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedjax_ssl import data
 from fedjax_ssl.cli import one_of, parser
 from fedjax_ssl.cli.listing import print_list
-from fedjax_ssl.config import naming
+from fedjax_ssl.config import ConfigError, default, naming, options, with_settings
 from fedjax_ssl.registry import check_known
+from fedjax_ssl.words import counted
 
+COMMANDS = ("list", "info", "check", "download", "verify")
+HELP = """Which datasets there are, and what is in one.
+
+  data list                          names, a line each
+  data info NAME                     counts of one that is here, how to get one that is not, and its terms
+  data check PATH [--data.X=VALUE]   your own folder of images, table or .npz: what is there, and what is wrong
+  data download NAME                 fetches a published dataset, or what is missing of it, and makes it ready
+  data verify NAME                   whether its original files are those that were published"""
 MANY = 20  # classes and clients that are named one by one
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the list, or facts about one dataset.
+    """Prints the list, facts about one dataset, or what is wrong with a user's own.
 
     Returns:
-        0.
+        0; 2 where a user's own data cannot be trained on.
 
     Raises:
-        ConfigError: an unknown dataset, or a file whose content does not fit.
+        ConfigError: an unknown dataset or option, or a file whose content does not fit.
     """
-    asked = _parse(arguments)
+    asked, settings = _parse(arguments)
     if asked.what == "list":
         print_list("datasets")
         return 0
     with naming():
-        if ":" not in asked.name:
-            check_known("dataset", asked.name, list(data.SOURCES))
+        if asked.what == "check":
+            return _check(asked, settings)
+        if asked.what in ("download", "verify"):
+            return {"download": _download, "verify": _verify}[asked.what](asked, _options(asked.name, settings))
+        _check_name(asked.name)
         print(describe(asked.name, asked.path, asked.root, asked.download))
     return 0
+
+
+def _check(asked: argparse.Namespace, settings: list[tuple[str, str]]) -> int:
+    """Prints what is in a user's own data, and what is wrong with them."""
+    path = Path(asked.name)
+    named = dict(settings)
+    source = named.pop("data.name", None) or data.source_of(path.expanduser(), named.get("data.file_column", "file"))
+    check_known("source of your own", source, data.OWN)
+    found = data.check(path, source, root=asked.root, **_options(source, list(named.items())))
+    print(f"{path}: read as {source!r}, {data.available()[source]}\n")
+    if found.dataset is not None:
+        print(_table(_contents(found.dataset)))
+    for title, lines in (("worth a look", found.notes), ("problems", found.problems)):
+        if lines:
+            print(f"\n{title}:")
+            print(
+                "\n".join(textwrap.fill(line, 116, initial_indent="  - ", subsequent_indent="    ") for line in lines)
+            )
+    if found.problems:
+        print("\nnot ready: mend the problems, and check again")
+        return 2
+    told = " ".join(shlex.quote(f"--{field}={value}") for field, value in [("data.path", asked.name), *named.items()])
+    print(f"\nready: fedjax-ssl run {source} {told}{_still_to_choose(found.dataset)}")
+    return 0
+
+
+def _options(source: str, settings: list[tuple[str, str]]) -> dict[str, Any]:
+    """The options of a source, from text as `run` takes it."""
+    _check_name(source)
+    section = with_settings(default("fedavg"), [("data.name", source), *settings]).data
+    given = {name: section.get(name) for name in data.SOURCES.options(source)}
+    known = [f"data.{name}" for name in given]
+    if other := sorted({field for field, _ in settings}.difference(known)):
+        raise ConfigError(f"{other[0]} is no option of {source!r}; its options: {', '.join(known) or 'none'}")
+    return options(given)
+
+
+def _download(asked: argparse.Namespace, given: dict[str, Any]) -> int:
+    """Fetches what is not here, brings it into the form that opens at once, and says what it is."""
+    log, shown = logging.getLogger("fedjax_ssl.data"), logging.StreamHandler(sys.stderr)
+    level = log.level
+    log.addHandler(shown)
+    log.setLevel(logging.INFO)
+    try:
+        dataset = data.load(asked.name, path=asked.path, root=asked.root, **given)
+    finally:
+        log.removeHandler(shown)
+        log.setLevel(level)
+    print(_table(_contents(dataset) | {"terms": _terms(asked.name)}))
+    return 0
+
+
+def _verify(asked: argparse.Namespace, given: dict[str, Any]) -> int:
+    """Compares original files with what is published; 2 where one is missing or another."""
+    found = data.verify(asked.name, root=asked.root, **given)
+    words = {True: "right", False: "WRONG", None: "here"}
+    for file in found:
+        print(f"{words[file.right] if file.path.exists() else 'missing'}  {file.path}: {file.said}")
+    return 2 if any(file.right is False for file in found) else 0
+
+
+def _check_name(name: str) -> None:
+    if ":" not in name:
+        check_known("dataset", name, list(data.SOURCES))
+
+
+def _still_to_choose(dataset: data.Dataset | None) -> str:
+    """Options that a run of this dataset has to be given, because it has no clients or no test examples of its own."""
+    chosen = ""
+    if dataset is not None and dataset.train.client is None:
+        chosen += " --partition.name=iid --partition.num_clients=10"
+    if dataset is not None and dataset.test is None:
+        chosen += " --data.test_fraction=0.2" if dataset.train.client is None else " --data.client_test_fraction=0.2"
+    return chosen
 
 
 def describe(name: str, path: str | None = None, root: str | None = None, download: bool = False) -> str:
@@ -47,14 +139,22 @@ def describe(name: str, path: str | None = None, root: str | None = None, downlo
         DatasetUnavailable: it cannot be read from `path`, or downloaded.
     """
     lines = {name: data.available().get(name, "of your own")}
-    if name == "npz" and path is None:
-        return _table(lines | {"content": "your file's: give it with --path", "terms": data.TERMS["npz"]})
+    if name in data.OWN and path is None:
+        return _table(lines | {"content": "your file's: give it with --path", "terms": data.TERMS[name]})
     try:
         dataset = data.load(name, path=path, root=root, download=download)
     except data.DatasetUnavailable as error:
         if path is not None or download:  # it was to be there
             raise
-        return _table(lines | {"terms": data.TERMS.get(name, "not stated")}) + f"\n\n{error}"
+        return _table(lines | {"terms": _terms(name)}) + f"\n\n{error}"
+    lines |= _contents(dataset)
+    lines["terms"] = _terms(name)
+    return _table(lines)
+
+
+def _contents(dataset: data.Dataset) -> dict[str, str]:
+    """What is in a dataset, by what it is about."""
+    lines = {}
     for what, split in (("training", dataset.train), ("test", dataset.test)):
         if split is not None:
             lines[what] = _split_in_words(split, dataset)
@@ -66,14 +166,17 @@ def describe(name: str, path: str | None = None, root: str | None = None, downlo
     if dataset.coarse_names:
         lines["coarse labels"] = f"{len(dataset.coarse_names)}: {_few(dataset.coarse_names)}"
     lines["clients"] = _clients(dataset)
-    lines["terms"] = data.TERMS.get(name, "not stated")
-    return _table(lines)
+    return lines
+
+
+def _terms(name: str) -> str:
+    return data.TERMS.get(name.partition(":")[0], "not stated")
 
 
 def _split_in_words(split: data.Split, dataset: data.Dataset) -> str:
     without = int((split.y < 0).sum())
     weak = {"a coarse label": split.coarse, "a set": split.set}
-    parts = [f"{len(split):,} examples"]
+    parts = [counted(len(split), "example")]
     parts += [f"{without:,} of them without a class label"] * bool(without)
     parts += [f"{int((have >= 0).sum()):,} with {what}" for what, have in weak.items() if have is not None]
     return ", ".join(parts)
@@ -107,14 +210,23 @@ def _table(lines: dict[str, str]) -> str:
     return "\n".join(f"{name:{width}}{line}" for name, line in lines.items())
 
 
-def _parse(arguments: list[str]) -> argparse.Namespace:
-    own = parser("data", "Which datasets there are, and what is in one.")
-    own.add_argument("what", type=one_of("command", ("list", "info")), metavar="list | info", help="all, or NAME alone")
-    own.add_argument("name", nargs="?", metavar="NAME", help="of the list, or module:function of your own")
-    own.add_argument("--path", help="the file of npz, the folder with the original files of a published dataset")
+def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
+    """What was asked, and settings of `config.data` as text."""
+    own = parser("data", HELP)
+    own.add_argument("what", type=one_of("command", COMMANDS), metavar=" | ".join(COMMANDS), help="see above")
+    own.add_argument("name", nargs="?", metavar="NAME | PATH", help="of the list, or module:function of your own")
+    own.add_argument("--path", help="info: your file or folder, or the folder with the original files")
     own.add_argument("--root", help="folder of all datasets; $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl by default")
-    own.add_argument("--download", action="store_true", help="download it if it is not here")
-    asked = own.parse_args(arguments)
-    if asked.what == "info" and asked.name is None:
-        own.error("data info needs a NAME: " + ", ".join(data.SOURCES))
-    return asked
+    own.add_argument("--download", action="store_true", help="info: download it if it is not here")
+    asked, rest = own.parse_known_args(arguments)
+    if asked.what in ("info", "download", "verify") and asked.name is None:
+        own.error(f"data {asked.what} needs a NAME: " + ", ".join(data.SOURCES))
+    if asked.what == "check" and asked.name is None:
+        own.error("data check needs a PATH: a folder of images, a CSV or Parquet file, or an .npz file")
+    settings = []
+    for word in rest:
+        field, equals, value = word.removeprefix("--").removeprefix("config.").partition("=")
+        if asked.what in ("list", "info") or not equals or not field.startswith("data."):
+            own.error(f"unknown argument {word!r}; check, download and verify take --data.OPTION=VALUE as `run` does")
+        settings.append((field, value))
+    return asked, settings

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from fedjax_ssl import command_line, distributed
+from fedjax_ssl import command_line, distributed, tracking
 from fedjax_ssl import config as configs
 from fedjax_ssl.cli.describe import describe_config
 from fedjax_ssl.config import ConfigError
@@ -59,8 +59,20 @@ def main(arguments: list[str]) -> int:
         alone = distributed.settings(config.distributed) is None
         command_line.use_processor(config.get("threads"), config.federated.devices if alone else None)
         team = distributed.start(config.distributed)
-        summary = run(config, asked.workdir or Path("runs") / configs.find(asked.name).run_name, team)
+        workdir = asked.workdir or Path("runs") / configs.find(asked.name).run_name
+        try:
+            summary = run(config, workdir, team)
+        except KeyboardInterrupt as stop:
+            raise KeyboardInterrupt(_what_follows(workdir)) from stop
     return distributed.leave(DIVERGED, f"error: {summary['diverged']}") if "diverged" in summary else 0
+
+
+def _what_follows(workdir: Path) -> str:
+    """What the same command does after a stop."""
+    rounds = tracking.Checkpoints(workdir).rounds()
+    if not rounds:
+        return "there is no checkpoint yet: the same command starts from the beginning"
+    return f"the same command goes on after round {rounds[-1]}, of the last checkpoint"
 
 
 def parse(arguments: list[str]) -> Asked:

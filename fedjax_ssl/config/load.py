@@ -61,7 +61,7 @@ def load(name: str, settings: Settings = ()) -> ml_collections.ConfigDict:
     """
     source = find(name)
     given = {field.removeprefix("config."): value for field, value in settings}
-    get_config = _read(source.path)
+    get_config = _read(source.path, "get_config")
     parameters = inspect.signature(get_config).parameters
     told = {
         parameter: _value(field, given[field], kind)
@@ -69,6 +69,28 @@ def load(name: str, settings: Settings = ()) -> ml_collections.ConfigDict:
         if parameter in parameters and field in given
     }
     return with_settings(_call(get_config, source, told), given.items())
+
+
+def load_several(path: str | Path, function: str) -> list[ml_collections.ConfigDict]:
+    """The configs that a function of a Python file yields.
+
+    Args:
+        path: of the file. Modules in its folder can be named in a config.
+        function: takes no argument.
+
+    Raises:
+        ConfigError: the file has an error or no such function, or what it yields is no config.
+    """
+    yields = _read(Path(path), function)
+    try:
+        given = list(yields())
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{function} of {path} failed: {_why(error)}") from error
+    if not all(isinstance(config, ml_collections.ConfigDict) for config in given):
+        raise ConfigError(f"{function} of {path} yields something that is no config; yield what get_config returns")
+    return given
 
 
 def find(name: str) -> Source:
@@ -176,7 +198,8 @@ def _tuple(text: str) -> tuple[Any, ...]:
     return tuple(found) if isinstance(found, (tuple, list)) else (found,)
 
 
-def _read(path: Path) -> Callable[..., Any]:
+def _read(path: Path, function: str) -> Callable[..., Any]:
+    """A function of a Python file, whose neighbours can be imported from now on."""
     if path.resolve() not in shipped_configs().values():
         make_importable(path.parent)
     try:
@@ -187,9 +210,9 @@ def _read(path: Path) -> Callable[..., Any]:
         raise ConfigError(f"{path} is no config file: it ends Python when it is read (exit {error.code})") from error
     except Exception as error:
         raise ConfigError(f"{path} cannot be read: {_why(error)}") from error
-    if not callable(names.get("get_config")):
-        raise ConfigError(f"{path} is no config file: it has no function get_config")
-    return names["get_config"]
+    if not callable(names.get(function)):
+        raise ConfigError(f"{path} is no config file: it has no function {function}")
+    return names[function]
 
 
 def _call(get_config: Callable[..., Any], source: Source, told: dict[str, Any]) -> ml_collections.ConfigDict:

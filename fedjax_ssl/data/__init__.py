@@ -1,5 +1,6 @@
 """Data: sources, partitions, supervision, augmentation; everything ends as `FederatedData` on the device."""
 
+from fedjax_ssl.data.check import Checked, check, remarks, source_of
 from fedjax_ssl.data.dataset import Dataset, Split, with_pooled_splits
 from fedjax_ssl.data.federation.federate import federate
 from fedjax_ssl.data.federation.federated_data import FederatedData, validate
@@ -10,5 +11,6 @@ from fedjax_ssl.data.federation.supervision import SUPERVISIONS
 from fedjax_ssl.data.federation.weak_labels import WeakLabels
 from fedjax_ssl.data.images.augmentation import AUGMENTATIONS, augmentation
 from fedjax_ssl.data.sources.fetch import DatasetUnavailable
-from fedjax_ssl.data.sources.load import SOURCES, TERMS, available, load
+from fedjax_ssl.data.sources.load import OWN, SOURCES, TERMS, available, load, verify
+from fedjax_ssl.data.sources.problems import BadData
 from fedjax_ssl.data.standardization import STANDARDIZATIONS, normalizer, standardized

@@ -21,6 +21,7 @@ from fedjax_ssl.experiment.selection import out_of_patience, selected
 from fedjax_ssl.experiment.shared import Shared
 from fedjax_ssl.federated import BY_CLIENT
 from fedjax_ssl.tracking.files import Closing
+from fedjax_ssl.words import counted
 
 Watch = Callable[[Mapping[str, Any]], bool]  # metric row -> whether the run is to stop here
 
@@ -173,7 +174,7 @@ class ActiveRun(Closing):
         self._profiled, folder = True, self.record.path / "profile"
         with jax.profiler.trace(str(folder)):
             yield
-        self._progress.note(f"profile of {self.block} rounds and an evaluation: {folder}")
+        self._progress.note(f"profile of {counted(self.block, 'round')} and an evaluation: {folder}")
 
     def take(self, row: dict[str, Any], state: Any, compiling: float, training: float) -> None:
         """Keeps what a block gave.
@@ -208,7 +209,7 @@ class ActiveRun(Closing):
         if said:
             self._progress.note(said)
         if not row["local_steps"] and not lost:
-            self._progress.note(f"nobody trained in the last {rounds} rounds: {why_nobody_trained(row)}")
+            self._progress.note(f"nobody trained in the last {counted(rounds, 'round')}: {why_nobody_trained(row)}")
         self._team.feed()
         due = config.checkpoint_every * config.eval_every
         last = self.block == 0

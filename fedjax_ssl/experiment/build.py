@@ -11,6 +11,7 @@ from jaxtyping import Array, Key
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import data, distributed, federated, methods, models
+from fedjax_ssl.backend import backend
 from fedjax_ssl.experiment.prediction import PredictionSettings
 from fedjax_ssl.federated import Execution, Method, Setup
 from fedjax_ssl.keys import named_key
@@ -131,7 +132,7 @@ def execution_of(experiment: Experiment, federation: data.FederatedData, *, alon
         mesh=device_mesh(section.devices, section.reduce),
         reduce=section.reduce,
         memory=federated.device_memory() if alone or federated.vectorized_runs() else None,
-        everyone=_clients_of_known_size(federation, section.placement) if alone else None,
+        everyone=_clients_of_known_size(federation) if alone else None,
     )
 
 
@@ -218,9 +219,9 @@ def _augmentation(kind: str, config: dict[str, Any], dataset: data.Dataset) -> C
         return data.augmentation(name, **stored, **configs.options(config[kind]))
 
 
-def _clients_of_known_size(federation: data.FederatedData, placement: str) -> federated.Client | None:
-    """All clients, where their sizes decide the placement."""
-    if placement != "auto" or jax.default_backend() == "cpu":
+def _clients_of_known_size(federation: data.FederatedData) -> federated.Client | None:
+    """All clients, where their sizes decide the placement and how long loops of local steps are."""
+    if backend() == "cpu":
         return None
     everyone: federated.Client = jax.device_get(federated.all_clients(federation))
     return everyone

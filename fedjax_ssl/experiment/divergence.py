@@ -12,7 +12,7 @@ from fedjax_ssl.config.fields import get
 from fedjax_ssl.experiment.selection import selected
 
 Row = Mapping[str, Any]
-ROUNDS = "diverged_rounds"  # metric: rounds without any finite update, up to this one
+DIVERGED_ROUNDS = "diverged_rounds"  # metric: rounds without any finite update, up to this one
 EXIT_CODE = 4  # of a run that ends so; 3 and 75 are in `fedjax_ssl.distributed`
 # Of a mean loss; those of a network that knows nothing are the logarithm of the number of classes, times a weight.
 _HUGE = 1e8
@@ -31,20 +31,20 @@ def carry(row: dict[str, Any], before: Sequence[Row], rounds: int) -> int:
     Where nobody learned anything in the whole block, there is no mean loss: it becomes nan.
 
     Args:
-        row: of the block, with `ROUNDS` as `fedjax_ssl.experiment.rounds` counts it.
+        row: of the block, with `DIVERGED_ROUNDS` as `fedjax_ssl.experiment.rounds` counts it.
         before: earlier rows.
         rounds: of the block.
 
     Returns:
         Rounds without any finite update, up to this one.
     """
-    found = int(row.pop(ROUNDS, 0))
+    found = int(row.pop(DIVERGED_ROUNDS, 0))
     if not found:
         return 0
     if found == rounds:
         row["loss"] = math.nan
-        found += int(before[-1].get(ROUNDS, 0)) if before else 0
-    row[ROUNDS] = found
+        found += int(before[-1].get(DIVERGED_ROUNDS, 0)) if before else 0
+    row[DIVERGED_ROUNDS] = found
     return found
 
 
@@ -58,8 +58,8 @@ def note(row: Row, before: Sequence[Row], rounds: int, config: ml_collections.Co
         config: resolved.
     """
     losses = [one["loss"] for one in (*before, row) if one["local_steps"] and math.isfinite(one["loss"])]
-    found = row.get(ROUNDS, 0)
-    if found and not (before and before[-1].get(ROUNDS)):
+    found = row.get(DIVERGED_ROUNDS, 0)
+    if found and not (before and before[-1].get(DIVERGED_ROUNDS)):
         dropped = int(row["dropped_clients"])
         whose = f"{dropped} of the {int(row['clients'])} updates of clients" if dropped else "those of the server"
         largest = f"the largest mean loss before was {max(losses):.3g}" if losses else "no loss was finite before"
@@ -88,7 +88,7 @@ def ended(state: Any, rows: Sequence[Row], config: ml_collections.ConfigDict) ->
     if not rows:
         return {}
     last = rows[-1]
-    found = int(last.get(ROUNDS, 0))
+    found = int(last.get(DIVERGED_ROUNDS, 0))
     if not found and _finite(state.params):
         return {}
     first = last["round"] - found + 1 if found else last["round"]

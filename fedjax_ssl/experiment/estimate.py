@@ -49,7 +49,7 @@ def estimate(config: ml_collections.ConfigDict, shared: Shared | None = None) ->
     return Estimate(examples, own + max(usable - (one.limit or 0) + (one.bytes_per_client or 0) for one in choices))
 
 
-def runs_at_once(config: ml_collections.ConfigDict, shared: Shared, limit: int | None) -> int:
+def runs_that_fit(config: ml_collections.ConfigDict, shared: Shared, limit: int | None) -> int:
     """How many runs of a config fit on a device at once; one where its memory is not known, and on a CPU.
 
     There the work is the limit, and vectorized runs take longer than the same runs in turn (docs/benchmarks.md, W8).

@@ -9,10 +9,11 @@ from jaxtyping import Array, Int, Key
 
 from fedjax_ssl import federated
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.experiment.divergence import ROUNDS
+from fedjax_ssl.experiment.divergence import DIVERGED_ROUNDS
 from fedjax_ssl.federated import Method, ServerState
 from fedjax_ssl.federated.method import Metrics
 
+ROUNDS = "rounds"  # the scope in which rounds are traced: profiles and compiled programs name it
 TOTALS = ("bytes_down", "bytes_up", "local_steps", "examples", "clients", "dropped_clients")
 
 
@@ -29,7 +30,8 @@ def run_rounds(
     if method.on_host:
         state, infos = _one_by_one(method, key, state, federation, rounds)
     else:
-        state, infos = jax.lax.scan(lambda s, _: method.round(key, s, federation), state, length=rounds)
+        with jax.named_scope(ROUNDS):
+            state, infos = jax.lax.scan(lambda s, _: method.round(key, s, federation), state, length=rounds)
 
     def summed(name: str, values: Any) -> Any:
         if isinstance(values, federated.Count):
@@ -37,7 +39,7 @@ def run_rounds(
         return jnp.sum(values) if name in TOTALS else jnp.nanmean(values)
 
     metrics = {name: summed(name, values) for name, values in infos.items()}
-    return state, {"round": state.round, **metrics, ROUNDS: _rounds_in_vain(infos)}
+    return state, {"round": state.round, **metrics, DIVERGED_ROUNDS: _rounds_in_vain(infos)}
 
 
 def _rounds_in_vain(infos: Metrics) -> Int[Array, ""]:

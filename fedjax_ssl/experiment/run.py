@@ -64,14 +64,14 @@ def run(
         return active.summary
 
 
-def run_together(points: Sequence[Point], shared: Shared) -> list[dict[str, Any] | Exception | None]:
+def run_batch(points: Sequence[Point], shared: Shared) -> list[dict[str, Any] | Exception | None]:
     """Runs several experiments at once, vectorized in one program where code and shapes are the same.
 
     Every run leaves the folder that `run` leaves, and goes on with the one that is there. Its numbers are those of
     `run` but for rounding: vectorized products add in another order.
 
     Args:
-        points: the runs, in different folders; as many as the device's memory holds, see `runs_at_once`.
+        points: the runs, in different folders; as many as the device's memory holds, see `runs_that_fit`.
         shared: what the runs of the process share.
 
     Returns:

@@ -1,5 +1,6 @@
 """The engine: the method contract, cohorts, local training, placement, federated optimizers, evaluation."""
 
+from fedjax_ssl.federated.client import LOCAL_STEP
 from fedjax_ssl.federated.clients import all_clients
 from fedjax_ssl.federated.cohort import COHORTS, Cohort, CohortSampler, cohort_sampler, random_slots, sample_cohort
 from fedjax_ssl.federated.diversity import with_gradient_diversity
@@ -7,6 +8,7 @@ from fedjax_ssl.federated.engine import Pretraining, federated_method
 from fedjax_ssl.federated.episodes import episodes
 from fedjax_ssl.federated.evaluation import (
     BY_CLIENT,
+    EVALUATION,
     Scores,
     balanced_accuracy,
     evaluate,

@@ -8,6 +8,7 @@ Parameters are carried in few arrays per group, see `fedjax_ssl.federated.packin
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -40,6 +41,7 @@ from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Model, Outputs
 
 PyTree = Any
+LOCAL_STEP = "local_step"  # the scope in which local steps are traced: profiles and compiled programs name it
 
 
 class LocalTraining(NamedTuple):
@@ -128,8 +130,14 @@ class _Losses(NamedTuple):
     outputs: dict[str, Outputs]
 
 
-def train_client(update: ClientUpdate, client: Client) -> tuple[PyTree, PyTree]:
+def train_client(update: ClientUpdate, client: Client, to_bound: bool = False) -> tuple[PyTree, PyTree]:
     """Trains one client.
+
+    Args:
+        update: local training.
+        client: whom.
+        to_bound: the loop of local steps runs to the static bound of the schedule, and steps beyond the client's own
+            change nothing. On a GPU, a loop whose end is known when it is compiled asks the host nothing.
 
     Returns:
         (what is summed over the cohort, what is stacked over it). An update with a value that is not finite is
@@ -137,12 +145,26 @@ def train_client(update: ClientUpdate, client: Client) -> tuple[PyTree, PyTree]:
     """
     schedule = update.schedule(client)
 
+    @jax.named_scope(LOCAL_STEP)
     def one_step(number: Int[Array, ""], progress: ClientProgress) -> ClientProgress:
         return update.step(client, number, batch_of(schedule, number), progress)
 
-    # A loop with a traced bound: a client takes exactly its own number of steps. Nothing differentiates through it.
-    end = jax.lax.fori_loop(0, schedule.num_steps, one_step, update.start(client))
+    @jax.named_scope(LOCAL_STEP)
+    def step_or_not(number: Int[Array, ""], progress: ClientProgress) -> ClientProgress:
+        own = number < schedule.num_steps
+        return jax.tree.map(partial(jnp.where, own), one_step(number, progress), progress)
+
+    if to_bound:
+        end = jax.lax.fori_loop(0, step_bound(schedule), step_or_not, update.start(client))
+    else:
+        # A loop with a traced bound: a client takes exactly its own number of steps. Nothing differentiates through it.
+        end = jax.lax.fori_loop(0, schedule.num_steps, one_step, update.start(client))
     return update.finish(client, schedule.num_steps, end)
+
+
+def step_bound(schedule: Schedule) -> int:
+    """The static bound of a client's local steps: rows of its tables."""
+    return jax.tree.leaves(schedule.masks)[0].shape[0]
 
 
 def batch_of(schedule: Schedule, *place: Int[Array, ""]) -> Batch:

@@ -70,7 +70,7 @@ def episodes(
         learns = jnp.any(known) | ((number > 0) & (first < num_steps))
         return Schedule(positions, masks, jnp.where(learns, num_steps, 0))
 
-    return Sampler(schedule, reads_sent=True)
+    return Sampler(schedule, reads_sent=True, equal_steps=True)
 
 
 def check_episodes(data: FederatedData, num_support: int, num_query: int, queries: bool = False) -> list[str]:

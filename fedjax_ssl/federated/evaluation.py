@@ -13,9 +13,11 @@ from fedjax_ssl.federated import scores
 from fedjax_ssl.federated.forward import map_rows
 from fedjax_ssl.federated.method import Method, Metrics, ServerState
 
+EVALUATION = "evaluation"  # the scope in which it is traced: profiles and compiled programs name it
 BY_CLIENT = "test_accuracy_by_client"  # the one metric that is no scalar
 
 
+@jax.named_scope(EVALUATION)
 def evaluate(
     method: Method,
     state: ServerState,

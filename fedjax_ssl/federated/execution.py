@@ -4,13 +4,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool
 
+from fedjax_ssl.backend import backend
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated.client import Broadcast, ClientUpdate
-from fedjax_ssl.federated.memory import Choice, Need, choose, estimate_need, size_spread, tree_bytes, vectorized_runs
+from fedjax_ssl.federated.memory import Choice, Need, choose, estimate_need, step_counts, tree_bytes, vectorized_runs
 from fedjax_ssl.federated.method import Client, Method, Sampler, ServerState
 from fedjax_ssl.federated.placement import train_cohort
 
@@ -53,9 +53,9 @@ def place_clients(
     mesh = execution.mesh
     num_devices = 1 if mesh is None else mesh.size
     share, runs = -(-valid.shape[0] // num_devices), vectorized_runs()
-    spread = None
-    if execution.everyone is not None and not sampler.reads_sent and runs is None:  # lanes are slow where vectorized
-        spread = size_spread(sampler, execution.everyone)
+    counts = None
+    if execution.everyone is not None and not sampler.reads_sent:
+        counts = step_counts(sampler, execution.everyone)
 
     def estimate(placement: str) -> Need:
         return estimate_need(
@@ -66,16 +66,17 @@ def place_clients(
         execution.placement,
         execution.chunk_size,
         share,
-        backend=jax.default_backend(),
-        spread=spread,
+        backend=backend(),
+        spread=None if counts is None or runs is not None else counts.spread,  # lanes are slow where vectorized
         limit=None if execution.memory is None else _free(execution.memory, runs or 1, state, data),
         estimate=estimate,
     )
     if execution.report is not None:
         execution.report(choice)
-    return train_cohort(
-        update_of, broadcast, clients, valid, choice.placement, choice.clients_at_once, mesh, execution.reduce
-    )
+    # The program of a CPU decides on its own whether a loop goes on; there a step that changes nothing is lost time.
+    to_bound = backend() != "cpu" and (sampler.equal_steps or (counts is not None and counts.to_bound))
+    how = choice.placement, choice.clients_at_once, mesh, execution.reduce, to_bound
+    return train_cohort(update_of, broadcast, clients, valid, *how)
 
 
 def _free(memory: int, runs: int, state: ServerState, data: FederatedData) -> int:

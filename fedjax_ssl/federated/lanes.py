@@ -5,16 +5,14 @@ starts a client from the global model, takes exactly that client's steps, puts i
 next one, so that all lanes are busy until nearly the end.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Int32
 
-from fedjax_ssl.federated.client import ClientProgress, ClientUpdate, batch_of
+from fedjax_ssl.federated.client import LOCAL_STEP, ClientProgress, ClientUpdate, batch_of
 from fedjax_ssl.federated.method import Client
-
-PyTree = Any
 
 
 class LanePlan(NamedTuple):
@@ -23,15 +21,6 @@ class LanePlan(NamedTuple):
     queue: Int32[Array, "L p"]  # clients of a lane in the order in which it takes them, then p
     start: Int32[Array, " p"]  # steps that its lane takes before a client
     length: Int32[Array, ""]  # steps of the longest lane
-
-
-class _Lanes(NamedTuple):
-    """What is carried from one step of the lanes to the next."""
-
-    place: Int32[Array, " L"]  # in the lane's queue
-    client: Client  # whom the lane is busy with, leading axis L
-    progress: ClientProgress  # leading axis L
-    ends: ClientProgress  # leading axis p
 
 
 def pack(num_steps: Int[Array, " p"], num_lanes: int) -> LanePlan:
@@ -66,9 +55,6 @@ def run_lanes(
 ) -> tuple[Int32[Array, " p"], ClientProgress]:
     """Runs the local steps of a cohort in lanes.
 
-    Under `vmap`, as in a sweep over seeds, its conditionals turn into selections that go over all results in every
-    step: other placements are faster there.
-
     Args:
         update: from `client_update`.
         clients: leading axis p.
@@ -83,41 +69,25 @@ def run_lanes(
     num_steps = jnp.where(valid, schedules.num_steps, 0).astype(jnp.int32)
     plan = pack(num_steps, num_lanes)
     lanes = jnp.arange(num_lanes, dtype=jnp.int32)
-    start_all = jax.vmap(update.start)
 
-    def take_step(number: Array, state: _Lanes) -> _Lanes:
-        who = plan.queue[lanes, jnp.minimum(state.place, size - 1)]
-        who = jnp.where(state.place < size, who, size)
+    @jax.named_scope(LOCAL_STEP)
+    def take_step(number: Array, state: tuple[Array, ClientProgress]) -> tuple[Array, ClientProgress]:
+        place, everybody = state
+        who = plan.queue[lanes, jnp.minimum(place, size - 1)]
+        who = jnp.where(place < size, who, size)
         busy = who < size
         known = jnp.minimum(who, size - 1)
         within = number - plan.start[known]
-        first, last = busy & (within == 0), busy & (within == num_steps[known] - 1)
+        # Every client's progress has its own place, where its lane finds what it starts from and leaves what it has
+        # reached: no lane asks whether a client begins or ends. An idle lane writes beyond the end.
+        client, progress = jax.tree.map(lambda x: x[known], (clients, everybody))
+        after = jax.vmap(update.step)(client, within, batch_of(schedules, known, within), progress)
+        target = jnp.where(busy, who, size + lanes)
+        everybody = jax.tree.map(
+            lambda kept, new: kept.at[target].set(new, mode="drop", unique_indices=True), everybody, after
+        )
+        last = busy & (within == num_steps[known] - 1)
+        return place + last.astype(jnp.int32), everybody
 
-        def begin(state: _Lanes) -> _Lanes:
-            next_ones = jax.tree.map(lambda x: x[known], clients)
-            client, progress = _where(first, (next_ones, start_all(next_ones)), (state.client, state.progress))
-            return state._replace(client=client, progress=progress)
-
-        state = jax.lax.cond(jnp.any(first), begin, lambda state: state, state)
-        batch = batch_of(schedules, known, within)
-        progress = jax.vmap(update.step)(state.client, within, batch, state.progress)
-        progress = _where(busy, progress, state.progress)
-
-        def put_aside(ends: ClientProgress) -> ClientProgress:
-            target = jnp.where(last, who, size)
-            return jax.tree.map(lambda kept, new: kept.at[target].set(new, mode="drop"), ends, progress)
-
-        ends = jax.lax.cond(jnp.any(last), put_aside, lambda ends: ends, state.ends)
-        return _Lanes(state.place + last.astype(jnp.int32), state.client, progress, ends)
-
-    anybody = jnp.zeros(num_lanes, jnp.int32)
-    first = jax.tree.map(lambda x: x[anybody], clients)
-    start = _Lanes(place=anybody, client=first, progress=start_all(first), ends=start_all(clients))
-    return num_steps, jax.lax.fori_loop(0, plan.length, take_step, start).ends
-
-
-def _where(condition: Bool[Array, " L"], new: PyTree, old: PyTree) -> PyTree:
-    def choose(a: Array, b: Array) -> Array:
-        return jnp.where(jnp.expand_dims(condition, tuple(range(1, a.ndim))), a, b)
-
-    return jax.tree.map(choose, new, old)
+    start = jnp.zeros(num_lanes, jnp.int32), jax.vmap(update.start)(clients)
+    return num_steps, jax.lax.fori_loop(0, plan.length, take_step, start)[1]

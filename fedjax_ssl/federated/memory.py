@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxprs_in_params
 
-from fedjax_ssl.federated.client import ClientUpdate, batch_of
+from fedjax_ssl.backend import elsewhere
+from fedjax_ssl.federated.client import ClientUpdate, batch_of, step_bound
 from fedjax_ssl.federated.method import Client, Now, Sampler
 
 PyTree = Any
@@ -16,7 +17,8 @@ PyTree = Any
 CLIENTS_AT_ONCE = 8
 # Name of the axis along which a sweep vectorizes its runs, so that each knows how many share the device.
 VECTORIZED_RUNS = "vectorized runs"
-# Largest over mean number of local steps from which on lanes are worth carrying the results of the whole cohort.
+# Largest over mean number of local steps from which on lanes are worth carrying the results of the whole cohort, and
+# up to which a loop of constant length is worth its idle steps.
 _UNEQUAL = 1.25
 # Part of the free memory that is planned with: the rest is for the compiler's workspaces and for fragmentation.
 USABLE = 0.8
@@ -29,6 +31,14 @@ class Choice(NamedTuple):
     clients_at_once: int  # on a device
     bytes_per_client: int | None = None  # estimated; None: the choice did not need it
     limit: int | None = None  # bytes that the clients at once may take together; None: not known
+    bytes_kept: int | None = None  # estimated, of what the round keeps of the cohort
+
+    @property
+    def estimated_bytes(self) -> int | None:
+        """What a round is estimated to take beside its arguments and results; None: the choice did not need it."""
+        if self.bytes_per_client is None or self.bytes_kept is None:
+            return None
+        return self.clients_at_once * self.bytes_per_client + self.bytes_kept
 
 
 class Need(NamedTuple):
@@ -52,7 +62,7 @@ def choose(
 
     Args:
         placement: as in a config. "auto": "sequential" on a CPU, otherwise "lanes" where clients are known to differ
-            in size and "chunked" where not.
+            in size and do not all train at once, and "chunked" where not.
         given: clients at once that the user asked for.
         num_clients: of the cohort on one device: there are never more at once.
         backend: what JAX computes on, as `jax.default_backend` names it.
@@ -60,14 +70,25 @@ def choose(
         limit: bytes of the device that a round may fill; None: not known, then 8 clients at once.
         estimate: placement -> what it needs; called only if the choice depends on it.
     """
-    if placement == "auto" and backend == "cpu":
-        placement = "sequential"
-    elif placement == "auto":
-        placement = "lanes" if spread is not None and spread > _UNEQUAL else "chunked"
+    if placement == "auto":
+        if backend == "cpu":
+            return Choice("sequential", 1)
+        together = _at_once("chunked", given, num_clients, limit, estimate)
+        # Lanes are for clients that wait: where all train at once, nobody does.
+        if spread is None or spread <= _UNEQUAL or together.clients_at_once >= num_clients:
+            return together
+        placement = "lanes"
     if placement == "sequential":
         return Choice(placement, 1)
     if placement == "vmap":
         return Choice(placement, num_clients)
+    return _at_once(placement, given, num_clients, limit, estimate)
+
+
+def _at_once(
+    placement: str, given: int | None, num_clients: int, limit: int | None, estimate: Callable[[str], Need]
+) -> Choice:
+    """As many clients at once as are asked for, or as fit."""
     if given is not None:
         return Choice(placement, given)
     if limit is None:
@@ -75,7 +96,7 @@ def choose(
     need = estimate(placement)
     free = max(int(USABLE * limit) - need.kept, 0)
     fitting = free // max(need.per_client, 1)
-    return Choice(placement, max(min(fitting, num_clients), 1), need.per_client, free)
+    return Choice(placement, max(min(fitting, num_clients), 1), need.per_client, free, need.kept)
 
 
 def estimate_need(update: ClientUpdate, clients: Client, placement: str, num_clients: int, gathered: int = 0) -> Need:
@@ -127,8 +148,26 @@ def intermediate_bytes(jaxpr: ClosedJaxpr | Jaxpr) -> int:
     return total
 
 
-def size_spread(sampler: Sampler, clients: Client) -> float:
-    """Largest over mean number of local steps of the clients that take any; 1 where nobody does.
+class StepCounts(NamedTuple):
+    """Local steps of a federation's clients."""
+
+    bound: int  # that no client exceeds, known from shapes
+    largest: int
+    mean: float  # of the clients that take any; 0: nobody does
+
+    @property
+    def spread(self) -> float:
+        """Largest over mean number of steps; 1 where nobody takes any."""
+        return self.largest / self.mean if self.mean else 1.0
+
+    @property
+    def to_bound(self) -> bool:
+        """Whether everybody may as well run to the bound: it costs at most a quarter more steps."""
+        return self.mean > 0 and self.bound <= _UNEQUAL * self.mean
+
+
+def step_counts(sampler: Sampler, clients: Client) -> StepCounts:
+    """Counts the local steps of clients.
 
     Args:
         sampler: draws the batches.
@@ -137,8 +176,10 @@ def size_spread(sampler: Sampler, clients: Client) -> float:
     with jax.ensure_compile_time_eval():  # a round that is traced asks
         key, now = jax.random.key(0), Now(jnp.zeros((), jnp.int32))
         num_steps = np.asarray(jax.jit(jax.vmap(lambda client: sampler.schedule(key, client, now).num_steps))(clients))
+        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), clients)
+        bound = step_bound(jax.eval_shape(lambda client: sampler.schedule(key, client, now), one))
     taken = num_steps[num_steps > 0]
-    return float(taken.max() / taken.mean()) if len(taken) else 1.0
+    return StepCounts(bound, int(taken.max()), float(taken.mean())) if len(taken) else StepCounts(bound, 0, 0.0)
 
 
 def vectorized_runs() -> int | None:
@@ -152,9 +193,13 @@ def vectorized_runs() -> int | None:
 def device_memory() -> int | None:
     """Bytes that JAX may fill on the smallest device of this process; None where the backend does not tell.
 
+    Where programs are traced for a device that is not here, of that one.
+
     With several processes also None: a choice that depends on one's own devices could differ between them, and their
     programs would wait for each other for ever.
     """
+    if (there := elsewhere()) is not None:
+        return there.memory
     if jax.process_count() > 1:
         return None
     limits = [(device.memory_stats() or {}).get("bytes_limit") for device in jax.local_devices()]

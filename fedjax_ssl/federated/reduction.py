@@ -12,6 +12,8 @@ from jaxtyping import Array, Bool, Int
 
 PyTree = Any
 REDUCTIONS = ("ordered", "fixed", "fast")
+# Clients whose values one turn of the loop over them adds: they become one kernel on accelerators.
+_AT_ONCE = 16
 # Bits of the integers that a sum may take, of which those of the number of clients are left free for adding.
 _BITS = 30
 
@@ -24,7 +26,10 @@ def add_one(total: PyTree, entry: PyTree, counts: Bool[Array, ""]) -> PyTree:
 def add_in_order(
     values: PyTree, valid: Bool[Array, " p"], start: PyTree | None = None, order: Int[Array, " p"] | None = None
 ) -> PyTree:
-    """Adds up the entries of a cohort in client order.
+    """Adds up the entries of a cohort in client order, one after another for every element.
+
+    The order is kept within a turn of the loop too, so that the bits depend neither on how many clients a turn adds nor
+    on how many devices hold them.
 
     Args:
         values: leading axis p.
@@ -39,12 +44,12 @@ def add_in_order(
         start = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), values)
     entries = (values, valid)
     if order is None:
-        return jax.lax.scan(lambda total, one: (add_one(total, *one), None), start, entries)[0]
+        return jax.lax.scan(lambda total, one: (add_one(total, *one), None), start, entries, unroll=_AT_ONCE)[0]
 
     def add_entry(total: PyTree, place: Array) -> tuple[PyTree, None]:
         return add_one(total, *jax.tree.map(lambda x: x[place], entries)), None
 
-    return jax.lax.scan(add_entry, start, order)[0]
+    return jax.lax.scan(add_entry, start, order, unroll=_AT_ONCE)[0]
 
 
 def sum_over_devices(

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int32, UInt32
 
+from fedjax_ssl.backend import backend
 from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.graph.checks import check_codes, check_rows
 from fedjax_ssl.graph.hamming import paired_distances
@@ -184,7 +185,7 @@ def _search_leaves(leaves: Array, codes: Array, valid: Array, num_bits: int, num
     num_leaves, size = leaves.shape
     codes = jnp.pad(codes, ((0, 1), (0, 0)))
     valid = jnp.pad(valid, (0, 1))
-    kernel = fastest_kernel(jax.default_backend())
+    kernel = fastest_kernel(backend())
     own = jnp.arange(size, dtype=jnp.int32)
 
     def search(leaf: Array) -> _Lists:
@@ -262,4 +263,4 @@ def _by_blocks(function: Callable[[Array], _Lists], num_points: int, block: int)
 
 
 def _platform(settings: dict[str, int]) -> int:
-    return settings["cpu" if jax.default_backend() == "cpu" else "accelerator"]
+    return settings["cpu" if backend() == "cpu" else "accelerator"]

@@ -32,6 +32,8 @@ from fedjax_ssl.graph.propagation import propagate
 from fedjax_ssl.graph.settings import PropagationSettings
 from fedjax_ssl.graph.weighting import class_counts, confidence, scale_confidence
 
+LABEL_GRAPH = "label_graph"  # the scope in which graphs are traced: profiles and compiled programs name it
+
 
 class Propagation(NamedTuple):
     """Labels for every point, and how far to trust them."""
@@ -198,6 +200,7 @@ def _checked(features: Array, valid: Array | None) -> tuple[Array, Array | None]
     return features, finite if valid is None else finite & valid
 
 
+@jax.named_scope(LABEL_GRAPH)
 def _label(
     points: Array,
     labels: Array,

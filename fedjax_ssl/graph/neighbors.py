@@ -13,6 +13,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, Int32, UInt32
 
+from fedjax_ssl.backend import backend
 from fedjax_ssl.checks import check_choices, check_whole_numbers
 from fedjax_ssl.graph.checks import CHOICES, check_codes, check_features, check_mesh, check_rows
 from fedjax_ssl.graph.codes import has_angle
@@ -76,7 +77,7 @@ def nearest_neighbors(
     check_choices(CHOICES["kernel"], kernel=kernel)
     check_mesh(mesh)
     if kernel == "auto":
-        kernel = fastest_kernel(jax.default_backend() if mesh is None else mesh.devices.flat[0].platform)
+        kernel = fastest_kernel(backend() if mesh is None else mesh.devices.flat[0].platform)
     valid = jnp.ones(codes.shape[0], bool) if valid is None else jnp.asarray(valid)
     if mesh is not None:
         codes, valid = jax.device_put((codes, valid), NamedSharding(mesh, PartitionSpec()))
@@ -274,7 +275,7 @@ def _search(
 
 
 def _rows_per_tile(num_rows: int, num_points: int, num_words: int) -> int:
-    platform = "cpu" if jax.default_backend() == "cpu" else "accelerator"
+    platform = "cpu" if backend() == "cpu" else "accelerator"
     fewest, most = _TILE_ROWS[platform]
     rows = _TILE_ENTRIES[platform] // num_points
     if platform == "cpu":

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-import jax
 from jaxtyping import Array, Float
 
+from fedjax_ssl.backend import backend
 from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.models import lowerings
 from fedjax_ssl.models.winograd import winograd
@@ -125,6 +125,6 @@ def resolve_padding(image: tuple[int, ...], window: tuple[int, ...], stride: int
 
 def _choose(kernel_shape: tuple[int, ...]) -> Callable:
     height, width, channels, _ = kernel_shape
-    if jax.default_backend() == "cpu":
+    if backend() == "cpu":
         return winograd if channels >= _WINOGRAD_CHANNELS else lowerings.slices
     return lowerings.slices if height == width == 1 else lowerings.plain_or_slices

@@ -2,11 +2,11 @@
 
 import functools
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from fedjax_ssl.backend import backend
 from fedjax_ssl.models.convolution import Padding, resolve_padding
 from fedjax_ssl.models.lowerings import Pads
 from fedjax_ssl.models.normalization import statistics_dtype
@@ -50,7 +50,7 @@ def depthwise_conv2d(
             f"got {inputs.shape} and {kernel.shape}"
         )
     pads = resolve_padding(inputs.shape[1:3], kernel.shape[:2], stride, padding)
-    grouped = jax.default_backend() != "cpu" if lowering == "auto" else lowering == "lax"
+    grouped = backend() != "cpu" if lowering == "auto" else lowering == "lax"
     return (_grouped if grouped else _slices)(inputs, kernel, stride, pads)
 
 

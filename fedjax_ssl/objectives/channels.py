@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
+from fedjax_ssl.objectives.cross_entropy import at_target
 from fedjax_ssl.objectives.float_range import at_least_float32, most_negative
 
 
@@ -149,7 +150,7 @@ def channel_cross_entropy_on_probs(
 def _observed_loss(
     log_probs: Float[Array, "n O"], observed: Int[Array, " n"], channel: Channel, weights: Float[Array, " n"] | None
 ) -> Float[Array, " n"]:
-    chosen = jnp.take_along_axis(log_probs, jnp.maximum(observed, 0)[:, None], axis=1)[:, 0]
+    chosen = at_target(log_probs, observed)
     losses = jnp.where(is_observable(observed, channel), -chosen, jnp.zeros_like(chosen))
     return losses if weights is None else losses * weights
 

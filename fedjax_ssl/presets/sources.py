@@ -9,6 +9,7 @@ from typing import NamedTuple
 import ml_collections
 
 from fedjax_ssl.config import ConfigError, default, load, naming
+from fedjax_ssl.data import OWN
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.registry import check_known
 
@@ -56,6 +57,8 @@ SOURCES = {
     "mnist": _Source(100, 10, 1000, correspondence="shape"),
     "cifar10": _Source(200, 10, 1000, "cnn"),
     "npz": _Source(60, 10, 20, correspondence="own", clients=None),
+    "folder": _Source(60, 10, 20, "cnn", correspondence="own", clients=None),
+    "table": _Source(60, 10, 20, correspondence="own", clients=None),
 }
 
 
@@ -80,7 +83,7 @@ def source(name: str, argument: str, method: str | None = None, rounds: int | No
     own = _own_config(method, labels)
     if not labels:
         labels = LABELS[own.supervision.name]
-        if name == "npz" and labels in ("clients", "sets", "mixed", "all"):
+        if name in OWN and labels in ("clients", "sets", "mixed", "all"):
             labels = "given"
         elif labels == "all":  # some clients have all: CBAFed
             labels = "clients"
@@ -129,10 +132,10 @@ def federation(name: str, labels: str, path: str | None = None, count: int | Non
         config.partition.name, config.partition.num_clients = "iid", facts.clients
         if name == "mnist":
             config.model.hidden = (200, 200)  # the network of FedAvg's paper that it calls 2NN
-    if name == "npz":
+    if name in OWN:
         config.federated.cohort_size = None  # nobody knows how many clients there are
         config.optimizer.learning_rate = 0.03  # ... or what inputs; low enough for images that are standardized
-    elif name != "digits":
+    if facts.model == "cnn" or name == "mnist":  # images
         config.augment.name = "crop_flip" if name == "cifar10" else "shift"
         config.strong_augment.name = "fixmatch"
         config.strong_augment.flip = name == "cifar10"

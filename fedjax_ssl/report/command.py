@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -16,7 +15,8 @@ from fedjax_ssl.report.exports import EXPORTS, header, lines
 from fedjax_ssl.report.page import render
 from fedjax_ssl.report.reading import Report, read
 from fedjax_ssl.report.statistics import LEVEL
-from fedjax_ssl.tracking import bytes_in_words, write_output
+from fedjax_ssl.tracking import Console, bytes_in_words, write_output
+from fedjax_ssl.words import counted
 
 _SHOWN = 20  # groups in the terminal
 
@@ -76,15 +76,16 @@ def _parser() -> argparse.ArgumentParser:
 def _show(report: Report, cells: Sequence[Cell]) -> None:
     """The table in a terminal."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    metric = header(report.metric, report.baseline)[2]
-    for column, title in enumerate(("group", "runs", metric, "difference")):
-        table.add_column(Text(title), justify="right" if column else "left", overflow="fold")
+    metric = header(report.metric, report.baseline).metric
+    table.add_column(Text("group"), overflow="fold")
+    for title in ("runs", metric, "difference"):
+        table.add_column(Text(title), justify="right", overflow="fold")
     rows = lines(report.groups, cells, report.metric)
     for row in rows[:_SHOWN]:
-        table.add_row(*map(Text, row[:4]))
+        table.add_row(*map(Text, (row.group, row.runs, row.metric, row.difference)))
     console = Console(highlight=False, markup=False)
     console.print(table)
     if len(rows) > _SHOWN:
-        console.print(f"... and {len(rows) - _SHOWN} more groups")
+        console.print(f"... and {counted(len(rows) - _SHOWN, 'more group')}")
     if len(rows) > 1:
         console.print(f"difference to {report.baseline.name} over common seeds, with its {LEVEL:.0%} interval")

@@ -5,7 +5,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedjax_ssl.report.comparison import COSTS, Cell, costs_of, difference_text, spread_text
 from fedjax_ssl.report.groups import Group
@@ -21,49 +21,63 @@ _LATEX = {
 }
 
 
-def header(metric: Metric, baseline: Group) -> list[str]:
+class Line(NamedTuple):
+    """A line of the table as text, or the titles of its columns."""
+
+    group: str
+    runs: str
+    metric: str
+    difference: str
+    costs: tuple[str, ...]
+
+    @property
+    def cells(self) -> list[str]:
+        """All columns, from left to right."""
+        return [self.group, self.runs, self.metric, self.difference, *self.costs]
+
+
+def header(metric: Metric, baseline: Group) -> Line:
     """Titles of the columns of `lines`."""
     unit = {"%": " (%)", "s": " (s)"}.get(metric.unit, "")
     points = {"%": "points, "}.get(metric.unit, "")
-    costs = [f"{title} (s)" if unit_ == "s" else title for title, unit_, _ in COSTS]
-    return [
-        "group",
-        "runs",
-        f"{metric.title}{unit}",
-        f"difference to {baseline.name} ({points}{LEVEL:.0%} interval)",
-        *costs,
-    ]
+    return Line(
+        group="group",
+        runs="runs",
+        metric=f"{metric.title}{unit}",
+        difference=f"difference to {baseline.name} ({points}{LEVEL:.0%} interval)",
+        costs=tuple(f"{title} (s)" if unit_ == "s" else title for title, unit_, _ in COSTS),
+    )
 
 
-def lines(groups: Sequence[Group], cells: Sequence[Cell], metric: Metric) -> list[list[str]]:
+def lines(groups: Sequence[Group], cells: Sequence[Cell], metric: Metric) -> list[Line]:
     """The table as text, a line per group."""
     return [
-        [
-            group.name,
-            str(len(group.finished)),
-            spread_text(cell.spread, metric.unit),
-            difference_text(cell, metric.unit),
-            *(
+        Line(
+            group=group.name,
+            runs=str(len(group.finished)),
+            metric=spread_text(cell.spread, metric.unit),
+            difference=difference_text(cell, metric.unit),
+            costs=tuple(
                 spread_text(cost and cost._replace(deviation=None), unit)
                 for cost, (_, unit, _) in zip(costs_of(group), COSTS, strict=True)
             ),
-        ]
+        )
         for group, cell in zip(groups, cells, strict=True)
     ]
 
 
 def markdown(groups: Sequence[Group], cells: Sequence[Cell], metric: Metric, baseline: Group) -> str:
     """A table for a README; mean ± standard deviation over seeds, and how the interval is made below it."""
-    titles = header(metric, baseline)
-    rows = [titles, ["---", *["---:"] * (len(titles) - 1)], *lines(groups, cells, metric)]
+    titles = header(metric, baseline).cells
+    rows = [titles, ["---", *["---:"] * (len(titles) - 1)], *(line.cells for line in lines(groups, cells, metric))]
     text = [f"| {' | '.join(map(_markdown, row))} |" for row in rows]
     return "\n".join([*text, "", f"Mean ± standard deviation over seeds. {METHOD}"]) + "\n"
 
 
 def latex(groups: Sequence[Group], cells: Sequence[Cell], metric: Metric, baseline: Group) -> str:
     """A tabular that needs the package booktabs."""
-    titles = header(metric, baseline)
-    body = [" & ".join(map(_latex, row)) + r" \\" for row in lines(groups, cells, metric)]
+    titles = header(metric, baseline).cells
+    body = [" & ".join(map(_latex, line.cells)) + r" \\" for line in lines(groups, cells, metric)]
     return (
         "\n".join(
             [

@@ -14,7 +14,7 @@ from typing import Any
 import jinja2
 
 import fedjax_ssl
-from fedjax_ssl.report.clients import profiles_of
+from fedjax_ssl.report.clients import Profile, profiles_of
 from fedjax_ssl.report.comparison import COSTS, Cell, compare, costs_of, difference_text, spread_text
 from fedjax_ssl.report.curves import AXES, curves_of, short
 from fedjax_ssl.report.effects import effects_of
@@ -25,10 +25,12 @@ from fedjax_ssl.report.pictures import pictures_of
 from fedjax_ssl.report.reading import Report
 from fedjax_ssl.report.statistics import METHOD, Spread
 from fedjax_ssl.tracking import SEARCH_FILE, SWEEP_FILE, StoredRun
+from fedjax_ssl.words import counted
 
 _BEST = 7  # groups that charts start with: one colour each
 _NUMBERS = 160_000  # in all curves of a page, about six bytes each
 _MOST_CURVES = 300  # groups
+Profiles = Mapping[str, Mapping[int, Profile]]  # measure -> number of the group -> accuracy over its clients
 
 
 def render(report: Report, command: str) -> str:
@@ -48,20 +50,16 @@ def render(report: Report, command: str) -> str:
 
 
 def _values(report: Report) -> dict[str, Any]:
+    """What the page is filled with, section by section."""
     groups, metric = report.groups, report.metric
     problems = list(report.problems)
     cells = {one.name: compare(groups, report.baseline, one) for one in report.metrics}
-    curves = _curves(report)
-    effects = effects_of(groups)
-    profiles = profiles_of(groups)
+    curves, effects, profiles = _curves(report), effects_of(groups), profiles_of(groups)
     pictures = pictures_of(groups, problems)
-    rows = [_row(group, cell, report) for group, cell in zip(groups, cells[metric.name], strict=True)]
-    configs = [group.config for group in groups]
-    differing = differing_fields(configs)
-    drawn = [axis for axis in AXES if any(one["x"].get(axis) for one in curves if one)]
+    axes = [axis for axis in AXES if any(one["x"].get(axis) for one in curves if one)]
     sections = {
         "results": "Results",
-        "curves": "Curves" if drawn else "",
+        "curves": "Curves" if axes else "",
         "settings": "Effects" if effects else "",
         "clients": "Clients" if profiles else "",
         "data": "Data" if pictures else "",
@@ -69,6 +67,7 @@ def _values(report: Report) -> dict[str, Any]:
         "runs": "Runs",
         "versions": "Versions",
     }
+    titles = header(metric, report.baseline)
     return {
         "title": _title(report),
         "facts": _facts(report),
@@ -80,59 +79,81 @@ def _values(report: Report) -> dict[str, Any]:
         "metric": metric,
         "best": min(_BEST, len(groups)),
         "baseline": report.baseline.name,
-        "headings": header(metric, report.baseline)[2:4],
-        "costs": [(title + (" (s)" if unit == "s" else ""), unit) for title, unit, _ in COSTS],
-        "rows": rows,
-        "has_curves": bool(drawn),
-        "axes": drawn,
+        "headings": (titles.metric, titles.difference),
+        "costs": [(title, unit) for title, (_, unit, _) in zip(titles.costs, COSTS, strict=True)],
+        "rows": [_row(group, cell, report) for group, cell in zip(groups, cells[metric.name], strict=True)],
+        "has_curves": bool(axes),
+        "axes": axes,
         "effects": effects,
         "measures": list(profiles),
-        "clients": [
-            {
-                "measure": measure,
-                "group": index,
-                "name": groups[index].name,
-                "clients": one.clients,
-                "shares": (one.mean, one.worst_tenth, one.lowest),
-            }
-            for measure, found in profiles.items()
-            for index, one in found.items()
-        ],
+        "clients": _clients(profiles, groups),
         "pictures": [{**one._asdict(), "seed": one.source.config["seed"]} for one in pictures],
+        **_configs([group.config for group in groups]),
+        "runs": _runs(report),
+        **_environments(report.runs),
+        "payload": _payload(report, cells, curves, effects, profiles),
+    }
+
+
+def _clients(profiles: Profiles, groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """A line per measure and group of the table about clients."""
+    return [
+        {
+            "measure": measure,
+            "group": index,
+            "name": groups[index].name,
+            "clients": one.clients,
+            "shares": (one.mean, one.worst_tenth, one.lowest),
+        }
+        for measure, found in profiles.items()
+        for index, one in found.items()
+    ]
+
+
+def _configs(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Fields side by side: those that differ, those that differ because they belong to a name, and all others."""
+    differing = differing_fields(configs)
+    with_names = [field for field in differing if comes_with_a_name(field, configs)]
+    return {
         "differing": [
             (field, [text_of(config.get(field)) for config in configs])
             for field in differing
-            if not comes_with_a_name(field, configs)
+            if field not in with_names
         ],
         "with_names": [
-            (field, text_of(next(config[field] for config in configs if field in config)))
-            for field in differing
-            if comes_with_a_name(field, configs)
+            (field, text_of(next(config[field] for config in configs if field in config))) for field in with_names
         ],
         "common": [(field, text_of(value)) for field, value in configs[0].items() if field not in differing],
-        "runs": _runs(report),
-        **_environments(report.runs),
-        "payload": {
-            "metric": metric.name,
-            "metrics": {
-                one.name: {
-                    "title": one.title,
-                    "unit": one.unit,
-                    "better": one.better,
-                    "difference": header(one, report.baseline)[3],
-                }
-                for one in report.metrics
-            },
-            "groups": [group.name for group in groups],
-            "baseline": groups.index(report.baseline),
-            "best": _BEST,
-            "table": {one.name: [_packed(cell, one) for cell in cells[one.name]] for one in report.metrics},
-            "curves": curves,
-            "effects": effects,
-            "clients": {
-                measure: {index: one.curve for index, one in found.items()} for measure, found in profiles.items()
-            },
-        },
+    }
+
+
+def _payload(
+    report: Report,
+    cells: Mapping[str, Sequence[Cell]],
+    curves: Sequence[Any],
+    effects: Sequence[Any],
+    profiles: Profiles,
+) -> dict[str, Any]:
+    """What the page's script draws and sorts, as JSON."""
+    metrics = {
+        one.name: {
+            "title": one.title,
+            "unit": one.unit,
+            "better": one.better,
+            "difference": header(one, report.baseline).difference,
+        }
+        for one in report.metrics
+    }
+    return {
+        "metric": report.metric.name,
+        "metrics": metrics,
+        "groups": [group.name for group in report.groups],
+        "baseline": report.groups.index(report.baseline),
+        "best": _BEST,
+        "table": {one.name: [_packed(cell, one) for cell in cells[one.name]] for one in report.metrics},
+        "curves": curves,
+        "effects": effects,
+        "clients": {measure: {index: one.curve for index, one in found.items()} for measure, found in profiles.items()},
     }
 
 
@@ -199,9 +220,8 @@ def _facts(report: Report) -> list[str]:
     runs = [run for group in report.groups for run in group.runs]
     seeds = sorted({len(group.runs) for group in report.groups})
     states = Counter(re.split("[,:]", run.state)[0] for run in runs)
-    counted = {"run": len(runs), "group": len(report.groups)}
     each = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    facts = [f"{number} {name}{'s' * (number != 1)}" for name, number in counted.items()]
+    facts = [counted(len(runs), "run"), counted(len(report.groups), "group")]
     facts.append(f"{each} {'seed' if seeds == [1] else 'seeds'} each")
     return facts + [f"{number} {state}" for state, number in states.items() if state != "finished"]
 

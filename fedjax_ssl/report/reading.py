@@ -8,6 +8,7 @@ from fedjax_ssl.report.errors import ReportError
 from fedjax_ssl.report.groups import Group, choose_baseline, group_runs
 from fedjax_ssl.report.metrics import Metric, choose_metric, metrics_of
 from fedjax_ssl.tracking import StoredRun, find_runs, read_run
+from fedjax_ssl.words import counted
 
 _NAMED = 4  # folders of which the same is to be said
 
@@ -57,7 +58,7 @@ def read(paths: Sequence[str | Path], *, metric: str | None = None, baseline: st
     started = [run for run in runs if run.rows or run.summary]
     problems += _together("no result, left out", [run for run in runs if run not in started])
     if not started:
-        raise ReportError(f"no run in {places} has a result yet: {len(runs)} were found, none has a metric row")
+        raise ReportError(f"no run in {places} has a result yet: none of {counted(len(runs), 'run')} has a metric row")
     groups = group_runs(started)
     for group in groups:
         for run in group.doubled:

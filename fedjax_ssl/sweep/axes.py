@@ -1,4 +1,4 @@
-"""What is swept: `--set FIELD=VALUES`, seeds, and the points that they span."""
+"""What is swept: `--set FIELD=VALUES`, seeds, and the points that they span, one for each run of the plan."""
 
 import itertools
 import math

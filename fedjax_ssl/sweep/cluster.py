@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_ssl.config import ConfigError
-from fedjax_ssl.sweep import conduct, results
 from fedjax_ssl.sweep import plan as plans
-from fedjax_ssl.sweep.conduct import Task
+from fedjax_ssl.sweep import results, scheduler
 from fedjax_ssl.sweep.plan import Plan
-from fedjax_ssl.sweep.work import perform
+from fedjax_ssl.sweep.scheduler import Task
+from fedjax_ssl.sweep.worker import set_up_and_run
 from fedjax_ssl.tracking import FolderLock
+from fedjax_ssl.words import counted
 
 # Starts of a job that ran into its time limit; between them it goes on from its checkpoints.
 _STARTS = 1000
@@ -39,7 +40,7 @@ class Job:
         missing = [run.name for run in results.unfinished(self._sweep, mine)]
         try:
             if missing:
-                perform(self._sweep, plan, missing, lambda told: print(told, flush=True))
+                set_up_and_run(self._sweep, plan, missing, lambda told: print(told, flush=True))
         finally:
             rows = results.write(self._sweep, plan)
         own = [row["status"] for row in rows if row["run"] in self._names]
@@ -65,7 +66,7 @@ def submit(given: argparse.Namespace, folder: Path, plan: Plan, command: Sequenc
     Raises:
         ConfigError: an option that cannot be used, no Slurm here, or submitit is not installed.
     """
-    cluster, waiting = given.submit or "slurm", conduct.tasks(folder, plan, 1)
+    cluster, waiting = given.submit or "slurm", scheduler.tasks(folder, plan, 1)
     options, hours = options_of(given.slurm), 24.0 if given.hours is None else given.hours
     if not waiting:
         print(f"all runs are done: {folder / 'results.csv'}")
@@ -78,7 +79,7 @@ def submit(given: argparse.Namespace, folder: Path, plan: Plan, command: Sequenc
         plans.save(folder, plan, command)
         results.write(folder, plan)
         jobs = hand_in(waiting, folder, cluster, options, hours)
-    print(f"handed in {len(jobs)} jobs: {', '.join(job.job_id for job in jobs)}; logs: {folder / 'jobs'}")
+    print(f"handed in {counted(len(jobs), 'job')}: {', '.join(job.job_id for job in jobs)}; logs: {folder / 'jobs'}")
     print(f"{folder / 'results.csv'} is written as they end; the same command hands in what is missing then")
     return 0
 
@@ -98,7 +99,7 @@ def hand_in(waiting: Sequence[Task], folder: Path, cluster: str, options: Mappin
     """
     library = _extra()
     # Jobs import what this process can; Slurm hands the environment on.
-    os.environ["PYTHONPATH"] = conduct.import_path()
+    os.environ["PYTHONPATH"] = scheduler.import_path()
     try:
         executor = library.AutoExecutor(folder / "jobs", cluster=cluster, slurm_max_num_timeout=_STARTS)
         named = {f"slurm_{name}": value for name, value in options.items()} if cluster == "slurm" else {}
@@ -127,9 +128,11 @@ def options_of(texts: Sequence[str]) -> dict[str, Any]:
 def described(waiting: Sequence[Task], cluster: str, options: Mapping[str, Any], hours: float) -> list[str]:
     """What would be handed in."""
     settings = "".join(f", {name}={value}" for name, value in options.items())
-    lines = [f"an array of {len(waiting)} jobs for {cluster}, {hours:g} h each{settings}:"]
+    lines = [f"an array of {counted(len(waiting), 'job')} for {cluster}, {hours:g} h each{settings}:"]
     for number, task in enumerate(waiting):
-        lines.append(f"  {number}: program {task.program}, {len(task.runs)} runs: {conduct.names(task.runs)}")
+        lines.append(
+            f"  {number}: program {task.program}, {counted(len(task.runs), 'run')}: {scheduler.names(task.runs)}"
+        )
     return lines
 
 

@@ -1,4 +1,4 @@
-"""`fedjax-ssl sweep`: many runs of a config from one command."""
+"""`fedjax-ssl sweep`: from the command line to a plan, and on to the scheduler, a cluster or a search."""
 
 import argparse
 import contextlib
@@ -16,13 +16,15 @@ import jax
 
 from fedjax_ssl import command_line, data, processor
 from fedjax_ssl import config as configs
+from fedjax_ssl.cli import Parser, one_of
 from fedjax_ssl.cli import parser as new_parser
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.experiment.estimate import estimate
-from fedjax_ssl.sweep import axes, conduct, results, studies
+from fedjax_ssl.sweep import axes, results, scheduler, studies
 from fedjax_ssl.sweep import plan as plans
 from fedjax_ssl.sweep.plan import Plan
 from fedjax_ssl.tracking import FolderLock, RunFolderError, bytes_in_words
+from fedjax_ssl.words import counted
 
 _EXAMPLES = """\
 examples:
@@ -49,15 +51,16 @@ def main(arguments: list[str]) -> int:
         ConfigError: and what else a run raises at its start; `fedjax_ssl.cli.main` makes messages of it.
     """
     given = parser().parse_args(arguments)
-    with command_line.notes_instead_of_warnings():
-        return _sweep(given, ["fedjax-ssl", "sweep", *arguments])
+    with command_line.notes_instead_of_warnings() as notes:
+        return _sweep(given, ["fedjax-ssl", "sweep", *arguments], notes)
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """What the command takes."""
     parser = new_parser(
         "sweep",
         f"Many runs of a config: all combinations of values and seeds, each in a folder of its own.\n\n{_EXAMPLES}",
+        hint=_about_fields,
     )
     add = parser.add_argument
     add("config", help="a config's name, NAME:ARGUMENT, a file, or a file with get_sweep()")
@@ -74,29 +77,49 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _about_fields(word: str) -> str:
+    """What a word of the command line may have been meant to be: a field, which `run` takes as an option."""
+    field = word.lstrip("-").partition("=")[0].removeprefix("config.")
+    if "." in field or field in configs.FIELDS:
+        return f" Fields of the config are given as --set {field}=VALUE, each with a --set of its own."
+    return ""
+
+
 def _add_search(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("search", "let Optuna choose the points by the validation accuracy")
     add = group.add_argument
-    add("--search", choices=["optuna"], help="needs validation data, such as --set data.validation_fraction=0.2")
+    add(
+        "--search",
+        type=one_of("search", ("optuna",)),
+        metavar="optuna",
+        help="needs validation data, such as --set data.validation_fraction=0.2",
+    )
     add("--trials", type=int, metavar="N", help="of the study, all workers together (default: 50)")
-    add("--sampler", choices=studies.SAMPLERS, help="default: tpe")
-    add("--pruner", choices=studies.PRUNERS, help="default: hyperband")
+    add("--sampler", type=one_of("sampler", studies.SAMPLERS), metavar="NAME", help=_listed(studies.SAMPLERS))
+    add("--pruner", type=one_of("pruner", studies.PRUNERS), metavar="NAME", help=_listed(studies.PRUNERS))
     add("--storage", metavar="URL", help="of the study; by default a journal in the folder of the sweep")
     add("--study", metavar="NAME", help="name in the storage; the name of the sweep's folder by default")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names)} (default: {names[0]})"
 
 
 def _add_cluster(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("cluster", "an array of jobs, one per program, through submitit")
     add = group.add_argument
     add(
-        "--submit", choices=["slurm", "local"], help="hand the programs in and return; local: processes of this machine"
+        "--submit",
+        type=one_of("cluster", ("slurm", "local")),
+        metavar="CLUSTER",
+        help="slurm, or local for processes of this machine: hand the programs in and return",
     )
     add("--slurm", action="append", default=[], metavar="NAME=VALUE", help="such as partition=gpu, gpus_per_node=1")
     add("--hours", type=float, metavar="H", help="time limit of a job (default: 24)")
     add("--print", action="store_true", dest="show", help="show what would be submitted and do nothing")
 
 
-def _sweep(given: argparse.Namespace, command: Sequence[str]) -> int:
+def _sweep(given: argparse.Namespace, command: Sequence[str], notes: set[str]) -> int:
     if given.workers is not None and given.workers < 1:
         raise ConfigError(f"--workers is {given.workers}; it must be at least 1")
     # Planning is for the CPU: what this process took of an accelerator's memory its workers would not have.
@@ -107,27 +130,31 @@ def _sweep(given: argparse.Namespace, command: Sequence[str]) -> int:
     if given.search:
         _check_folder(folder, plans.FILE, "sweep")
         workers = given.workers or default_workers()
-        return importlib.import_module("fedjax_ssl.sweep.search").search(given, folder, command, workers)
+        return importlib.import_module("fedjax_ssl.sweep.search").search(given, folder, command, workers, notes)
     _check_folder(folder, studies.FILE, "search")
     plan = _plan(given)
     stored = plans.load(folder)
     if stored is not None:
         plan = plans.extended(stored, plan, folder)
     workers = given.workers or default_workers()
-    for line in describe(given.config, plan, folder, workers):
-        print(line, flush=True)
-    if given.dry_run:
-        return 0
-    if given.show:
-        return _cluster().submit(given, folder, plan, command)
-    (folder / "runs").mkdir(parents=True, exist_ok=True)
-    if given.submit:
-        return _cluster().submit(given, folder, plan, command)
-    with FolderLock(folder):
+    looks_only = given.dry_run or given.show
+    if not looks_only:
+        (folder / "runs").mkdir(parents=True, exist_ok=True)
+    # Taken before the plan is shown: a folder that is in use is refused first. Who hands jobs in takes it there.
+    with contextlib.nullcontext() if looks_only or given.submit else FolderLock(folder):
+        for line in describe(given.config, plan, folder, workers):
+            print(line, flush=True)
+        if given.dry_run:
+            return 0
+        if given.show or given.submit:
+            return _cluster().submit(given, folder, plan, command)
         plans.save(folder, plan, command)
         if not results.has_parquet():
-            print("note: results.parquet needs pyarrow: pip install 'fedjax_ssl[sweep]'", file=sys.stderr)
-        ended = conduct.conduct(folder, plan, workers)
+            command_line.print_note("results.parquet needs pyarrow: pip install 'fedjax_ssl[sweep]'")
+        try:
+            ended = scheduler.execute(folder, plan, workers, notes)
+        except KeyboardInterrupt as stop:
+            raise KeyboardInterrupt(scheduler.WHAT_FOLLOWS) from stop
     return _say_end(folder, plan, ended)
 
 
@@ -175,8 +202,11 @@ def _check_folder(folder: Path, others: str, kind: str) -> None:
         raise RunFolderError(f"{folder} is the folder of a single run; give another --workdir")
     if (folder / others).exists():
         raise RunFolderError(f"{folder} is the folder of a {kind}, whose results would be lost; give another --workdir")
-    if folder.exists() and not folder.is_dir():
-        raise RunFolderError(f"{folder} is a file; give another --workdir")
+    there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    if not there.is_dir():
+        raise RunFolderError(f"{there} is a file; give another --workdir")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise RunFolderError(f"nothing can be written in {there}: permission denied; give another --workdir")
 
 
 def describe(title: str, plan: Plan, folder: Path, workers: int) -> list[str]:
@@ -184,13 +214,13 @@ def describe(title: str, plan: Plan, folder: Path, workers: int) -> list[str]:
     programs = plan.programs
     missing = sum(len(results.unfinished(folder, runs)) for runs in programs)
     there = f", {len(plan.runs) - missing} of them done" if missing < len(plan.runs) else ""
-    lines = [f"{title}: {_count(len(plan.runs), 'run')}{there}, {_count(len(programs), 'compiled program')}"]
+    lines = [f"{title}: {counted(len(plan.runs), 'run')}{there}, {counted(len(programs), 'compiled program')}"]
     for field in plan.fields:
         values = list(dict.fromkeys(str(run.point[field]) for run in plan.runs if field in run.point))
         shown = ", ".join(values[:8]) + (f", ... ({len(values)} values)" if len(values) > 8 else "")
         lines.append(f"  {field}: {shown}")
     lines.append(f"  memory: {_memory(plan)}")
-    lines.append(f"  workers: {_count(min(workers, missing) or workers, 'process', 'processes')} at a time")
+    lines.append(f"  workers: {counted(min(workers, missing) or workers, 'process', 'processes')} at a time")
     lines.append(f"  folder: {folder}")
     return lines
 
@@ -216,18 +246,14 @@ def default_workers() -> int:
     return processor.cores() if found.stdout.split()[-1:] in ([], ["cpu"]) else 1
 
 
-def _say_end(folder: Path, plan: Plan, ended: conduct.Ended) -> int:
-    print(f"\n{_count(ended.done, 'run')} of {len(plan.runs)} done: {folder / 'results.csv'}")
+def _say_end(folder: Path, plan: Plan, ended: scheduler.Ended) -> int:
+    print(f"\n{counted(ended.done, 'run')} of {len(plan.runs)} done: {folder / 'results.csv'}")
     if ended.failed:
         failed = [run for run in plan.runs if results.status_of(results.folder_of(folder, run.name))[0] == "failed"]
-        print(f"{_count(ended.failed, 'run')} failed: {conduct.names(failed)}", file=sys.stderr)
+        print(f"{counted(ended.failed, 'run')} failed: {scheduler.names(failed)}", file=sys.stderr)
         print("Their messages are in the table; the same command tries them again.", file=sys.stderr)
     if ended.missing:
-        print(f"{_count(ended.missing, 'run')} missing: another process works on them", file=sys.stderr)
+        print(f"{counted(ended.missing, 'run')} missing: another process works on them", file=sys.stderr)
     command = shlex.join(["fedjax-ssl", "report", str(folder)])
     print(f"compare them: {command}")
     return 1 if ended.failed or ended.missing else 0
-
-
-def _count(number: int, one: str, several: str | None = None) -> str:
-    return f"{number:,} {one if number == 1 else several or one + 's'}"

@@ -1,9 +1,8 @@
-"""The runs of a sweep: their configs, names and programs, and how `sweep.json` keeps them."""
+"""From points to runs: their configs, names and programs, and how `sweep.json` keeps them for the workers."""
 
 import hashlib
 import json
 import re
-import runpy
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ from fedjax_ssl.sweep.axes import Settings
 from fedjax_ssl.tracking import SWEEP_FILE as FILE
 from fedjax_ssl.tracking import RunFolderError, config_differences, read_stored
 from fedjax_ssl.tracking.files import plain_value, write_atomically
+from fedjax_ssl.words import counted
 
 _SHORT = {"optimizer.learning_rate": "lr", "optimizer.batch_size": "batch", "optimizer.local_epochs": "epochs"}
 _LONGEST = 100  # letters of a run's name
@@ -145,9 +145,7 @@ def from_file(path: str | Path, seeds: Sequence[int] | None = None) -> Plan:
     Raises:
         ConfigError: the file has no such function, or yields something else.
     """
-    given = list(runpy.run_path(str(path))["get_sweep"]())
-    if not all(isinstance(config, ml_collections.ConfigDict) for config in given):
-        raise ConfigError(f"get_sweep() in {path} yields something that is no config; yield what get_config returns")
+    given = configs.load_several(Path(path), "get_sweep")
     if seeds is not None:
         given = [ml_collections.ConfigDict({**config.to_dict(), "seed": seed}) for config in given for seed in seeds]
     resolved = [configs.resolve(config) for config in given]
@@ -168,7 +166,7 @@ def from_file(path: str | Path, seeds: Sequence[int] | None = None) -> Plan:
 def is_sweep_file(name: str) -> bool:
     """Whether a name is that of a Python file that defines `get_sweep`."""
     path = Path(name)
-    return path.suffix == ".py" and path.is_file() and "def get_sweep" in path.read_text(encoding="utf-8")
+    return path.suffix == ".py" and path.is_file() and b"def get_sweep" in path.read_bytes()  # in whatever encoding
 
 
 def identity(config: Mapping[str, Any]) -> str:
@@ -252,7 +250,9 @@ def _refusal(missing: Sequence[PlannedRun], stored: Plan, wanted: Plan, folder: 
     lines = [f"  {run.name}" for run in missing[:_SHOWN]]
     if len(missing) > _SHOWN:
         lines.append(f"  and {len(missing) - _SHOWN} more")
-    reason = f"{folder} holds a sweep with {len(missing)} runs that this command leaves out:\n" + "\n".join(lines)
+    reason = f"{folder} holds a sweep with {counted(len(missing), 'run')} that this command leaves out:\n" + "\n".join(
+        lines
+    )
     if len(missing) == len(stored.runs):
         ignore = (*UNCOMPARED, *stored.fields, *wanted.fields)
         changed = config_differences(stored.runs[0].config, wanted.runs[0].config, ignore=ignore)

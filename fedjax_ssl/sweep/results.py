@@ -1,4 +1,4 @@
-"""Where the runs of a sweep stand, and their results as one table."""
+"""What became of the runs, read from the folders that workers left, and their results as one table."""
 
 import contextlib
 import csv
@@ -92,7 +92,7 @@ def _scalars(summary: Mapping[str, Any], taken: Mapping[str, Any]) -> dict[str, 
 
 def write(sweep: Path, plan: Plan) -> list[dict[str, Any]]:
     """Writes `results.csv` and, with pyarrow, `results.parquet`, each as a whole; returns the rows."""
-    with alone(sweep, ".results.lock"):
+    with exclusively(sweep, ".results.lock"):
         rows = table(sweep, plan)
         columns = [name for name in dict.fromkeys(name for row in rows for name in row) if name != "message"]
         columns.append("message")
@@ -145,7 +145,7 @@ def brief(summary: Mapping[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def alone(sweep: Path, lock: str) -> Iterator[None]:
+def exclusively(sweep: Path, lock: str) -> Iterator[None]:
     """One process at a time, of those that take the same lock; tasks of a cluster write the tables when they end."""
     try:
         import fcntl

@@ -5,25 +5,30 @@ every evaluation, and stops the run where the pruner says so.
 """
 
 import argparse
+import contextlib
+import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedjax_ssl import config as configs
 from fedjax_ssl.config import ConfigError
-from fedjax_ssl.sweep import axes, conduct, results, studies
+from fedjax_ssl.sweep import axes, results, scheduler, studies
 from fedjax_ssl.sweep.axes import Range
 from fedjax_ssl.sweep.plan import Plan, PlannedRun
 from fedjax_ssl.sweep.studies import Study
 from fedjax_ssl.tracking import FolderLock
 from fedjax_ssl.tracking.files import plain_value
+from fedjax_ssl.words import counted
 
 WORKER = "fedjax_ssl.sweep.trials"
 
 
-def search(given: argparse.Namespace, folder: Path, command: Sequence[str], workers: int) -> int:
+def search(
+    given: argparse.Namespace, folder: Path, command: Sequence[str], workers: int, notes: Collection[str] = ()
+) -> int:
     """Prepares a study in a folder, or goes on with the one that is there, and runs it.
 
     Args:
@@ -31,6 +36,7 @@ def search(given: argparse.Namespace, folder: Path, command: Sequence[str], work
         folder: of the search.
         command: that was given.
         workers: processes at a time.
+        notes: that were shown already.
 
     Returns:
         0; 1 if trials failed.
@@ -53,7 +59,9 @@ def search(given: argparse.Namespace, folder: Path, command: Sequence[str], work
         opened = studies.open_study(study, folder)
         take_up_again(opened, study, folder)
         try:
-            _run_workers(folder, min(workers, study.trials))
+            _run_workers(folder, min(workers, study.trials), notes)
+        except KeyboardInterrupt as stop:
+            raise KeyboardInterrupt(scheduler.WHAT_FOLLOWS) from stop
         finally:
             write_table(opened, study, folder)
     return _say_end(opened, folder)
@@ -105,21 +113,27 @@ def take_up_again(opened: Any, study: Study, folder: Path) -> None:
             opened.enqueue_trial(trial.params, user_attrs={"name": studies.name_of(trial)})
 
 
-def _run_workers(folder: Path, count: int) -> None:
+def _run_workers(folder: Path, count: int, notes: Collection[str]) -> None:
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", WORKER, str(folder)],
             stdin=subprocess.PIPE,
-            env=conduct.environment_of(count) | {studies.WORKER_NUMBER: str(number)},
+            text=True,
+            env=scheduler.environment_of(count) | {studies.WORKER_NUMBER: str(number)},
             start_new_session=True,  # Ctrl-C is for this process, which ends its workers
         )
         for number in range(count)
     ]
     try:
         for process in processes:
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                # It stays open: the worker ends when this process does.
+                print(json.dumps(sorted(notes)), file=process.stdin, flush=True)
+        for process in processes:
             process.wait()
     finally:
-        conduct.end(processes)
+        scheduler.stop_processes(processes)
 
 
 def write_table(opened: Any, study: Study, folder: Path) -> list[dict[str, Any]]:
@@ -143,7 +157,7 @@ def _say_end(opened: Any, folder: Path) -> int:
     done, pruned, failed = (
         sum(trial.state == state for trial in trials) for state in (states.COMPLETE, states.PRUNED, states.FAIL)
     )
-    print(f"\n{done} trials complete, {pruned} pruned, {failed} failed: {folder / 'results.csv'}")
+    print(f"\n{counted(done, 'trial')} complete, {pruned} pruned, {failed} failed: {folder / 'results.csv'}")
     if done:
         best = opened.best_trial
         print(f"best: {studies.name_of(best)}, validation accuracy {best.value:.1%}")
@@ -152,7 +166,9 @@ def _say_end(opened: Any, folder: Path) -> int:
 
 
 def _describe(study: Study, folder: Path, workers: int, there: bool) -> list[str]:
-    lines = [f"{study.config}: a study of {study.trials} trials (sampler {study.sampler}, pruner {study.pruner})"]
+    lines = [
+        f"{study.config}: a study of {counted(study.trials, 'trial')} (sampler {study.sampler}, pruner {study.pruner})"
+    ]
     for field, values in study.axes:
         if isinstance(values, Range):
             how = "whole numbers" if values.whole else "in the logarithm" if values.log else "evenly"

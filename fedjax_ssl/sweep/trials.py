@@ -1,8 +1,10 @@
 """A worker of a search: it asks the study for trials, runs them, and tells how they ended.
 
-`python -m fedjax_ssl.sweep.trials FOLDER` works until the study has its trials, or until its standard input ends.
+`python -m fedjax_ssl.sweep.trials FOLDER` works until the study has its trials, or until its standard input ends. The
+first line of that input is a JSON list of the notes that were shown already.
 """
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,14 +15,14 @@ import numpy as np
 from fedjax_ssl import command_line
 from fedjax_ssl import config as configs
 from fedjax_ssl.config import ConfigError
-from fedjax_ssl.experiment.estimate import runs_at_once
+from fedjax_ssl.experiment.estimate import runs_that_fit
 from fedjax_ssl.experiment.programs import static_part
-from fedjax_ssl.experiment.run import Point, run_together
+from fedjax_ssl.experiment.run import Point, run_batch
 from fedjax_ssl.experiment.shared import Shared
 from fedjax_ssl.federated import device_memory
 from fedjax_ssl.sweep import results, studies
 from fedjax_ssl.sweep.studies import METRIC, Study
-from fedjax_ssl.sweep.work import end_with_parent
+from fedjax_ssl.sweep.worker import end_with_parent
 from fedjax_ssl.tracking import MetricLog
 
 
@@ -103,7 +105,7 @@ class Trial:
             self.trial.report(float(row[METRIC]), row["round"])
 
 
-def work(study: Study, folder: Path, at_once: int | None = None) -> None:
+def run_trials(study: Study, folder: Path, at_once: int | None = None) -> None:
     """Does trials until the study has as many as it is to have.
 
     Args:
@@ -113,7 +115,7 @@ def work(study: Study, folder: Path, at_once: int | None = None) -> None:
     """
     shared, opened = Shared(), studies.open_study(study, folder)
     if at_once is None:
-        at_once = runs_at_once(study.config_of(study.first_point), shared, device_memory())
+        at_once = runs_that_fit(study.config_of(study.first_point), shared, device_memory())
     while batch := ask(opened, study, folder, at_once):
         for code in dict.fromkeys(trial.code for trial in batch):
             _run([trial for trial in batch if trial.code == code], shared)
@@ -123,7 +125,7 @@ def work(study: Study, folder: Path, at_once: int | None = None) -> None:
 
 def ask(opened: Any, study: Study, folder: Path, most: int) -> list[Trial]:
     """Up to so many further trials; workers of one folder ask in turn, so that there are not too many."""
-    with results.alone(folder, ".ask.lock"):
+    with results.exclusively(folder, ".ask.lock"):
         waiting = studies.optuna().trial.TrialState.WAITING
         left = study.trials - sum(trial.state != waiting for trial in studies.current(opened))
         return [Trial(opened.ask(), study, folder) for _ in range(max(min(most, left), 0))]
@@ -133,7 +135,7 @@ def _run(trials: Sequence[Trial], shared: Shared) -> None:
     while going := [(trial, point) for trial in trials if (point := trial.next_run()) is not None]:
         for _, point in going:
             results.unmark(Path(point.workdir))
-        ended = run_together([point for _, point in going], shared)
+        ended = run_batch([point for _, point in going], shared)
         for (trial, _), result in zip(going, ended, strict=True):
             trial.take(result)
 
@@ -163,14 +165,15 @@ def main(arguments: list[str]) -> int:
         arguments: the folder.
     """
     folder = Path(arguments[0])
+    shown = json.loads(sys.stdin.readline())
     end_with_parent()
     study = studies.load(folder)
     assert study is not None, "who starts a worker has written it"
     command_line.use_compilation_cache()
     command_line.map_large_buffers()
-    with command_line.notes_instead_of_warnings():
+    with command_line.notes_instead_of_warnings(shown=shown):
         command_line.use_processor(study.config_of(study.first_point).get("threads"))
-        work(study, folder)
+        run_trials(study, folder)
     return 0
 
 

@@ -23,6 +23,7 @@ from fedjax_ssl.tracking.run_folder import (
 from fedjax_ssl.tracking.storage import StorageError
 from fedjax_ssl.tracking.stored_run import StoredRun, find_runs, natural_order, read_run
 from fedjax_ssl.tracking.summary import read_summary, summarize, write_summary
+from fedjax_ssl.tracking.terminal import Console
 from fedjax_ssl.tracking.writers import (
     WRITERS,
     WriterFailed,

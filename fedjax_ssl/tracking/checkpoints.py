@@ -18,12 +18,14 @@ import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedjax_ssl.tracking.files import decode_json, encode_json, write_atomically
-from fedjax_ssl.tracking.state_arrays import StoredArray, differences, from_arrays, to_arrays
+
+if TYPE_CHECKING:  # it brings jax, without which folders are read, reported and listed
+    from fedjax_ssl.tracking.state_arrays import StoredArray
 
 _NAME = re.compile(r"round_(\d+)\.ckpt")
 _DIGEST_BYTES = hashlib.sha256().digest_size
@@ -73,6 +75,8 @@ class Checkpoints:
         """
         if round < 0:
             raise ValueError(f"round={round}: a round is at least 0")
+        from fedjax_ssl.tracking.state_arrays import to_arrays
+
         described, arrays = to_arrays(state)
         header = {"round": round, "extra": extra or {}, "arrays": [array._asdict() for array in described]}
         try:
@@ -113,7 +117,7 @@ class Checkpoints:
             round: of a sound checkpoint, as `restore` returns it.
         """
         header, content = self._read(round)
-        return bytes(content[sum(_size(StoredArray(**array)) for array in header["arrays"]) :])
+        return bytes(content[sum(map(_size, header["arrays"])) :])
 
     def restore(self, template: Any) -> tuple[int, Any, dict[str, Any]]:
         """Loads the newest sound checkpoint.
@@ -130,6 +134,8 @@ class Checkpoints:
         Raises:
             CheckpointError: there is no checkpoint, none is sound, or the state has another structure.
         """
+        from fedjax_ssl.tracking import state_arrays
+
         rounds = self.rounds()[::-1]
         if not rounds:
             raise CheckpointError(f"no checkpoint in {self._folder}; start the run without restoring")
@@ -140,15 +146,15 @@ class Checkpoints:
                 text = f"the checkpoint of round {round} is damaged and passed over: {self._path(round)} {damage}"
                 warnings.warn(text, CheckpointDamaged, stacklevel=2)
                 continue
-            stored = [StoredArray(**array) for array in header["arrays"]]
-            if lines := differences(template, stored):
+            stored = [state_arrays.StoredArray(**array) for array in header["arrays"]]
+            if lines := state_arrays.differences(template, stored):
                 raise CheckpointError(
                     f"the checkpoint of round {round} in {self._folder} does not fit this run's state; "
                     "it was saved by another version or with other settings:\n"
                     + "".join(f"  {line}\n" for line in lines)
                     + "Give another --workdir, or restore with the version that saved it (see summary.json)."
                 )
-            return round, from_arrays(template, stored, _arrays(stored, content)), header["extra"]
+            return round, state_arrays.from_arrays(template, stored, _arrays(stored, content)), header["extra"]
         raise CheckpointError(
             f"no checkpoint in {self._folder} is usable: all {len(rounds)} are damaged (see the notes above). "
             "Delete the run folder, or give another --workdir, to start again."
@@ -169,8 +175,8 @@ class Checkpoints:
         try:
             end = content.index(b"\n")
             header = decode_json(content[:end].decode())
-            stored, extra = [StoredArray(**array) for array in header["arrays"]], header["extra"]
-            sound = isinstance(extra, dict) and sum(map(_size, stored)) <= len(written) - end - 1
+            size = sum(map(_size, header["arrays"]))
+            sound = isinstance(header["extra"], dict) and size <= len(written) - end - 1
             found = header["round"]
         except (ValueError, KeyError, TypeError) as error:
             raise _Damage("is no checkpoint of this program") from error
@@ -204,12 +210,12 @@ def _with_digest(parts: Iterable[Any]) -> Iterator[Any]:
     yield digest.digest()
 
 
-def _size(stored: StoredArray) -> int:
-    """Bytes of an array."""
-    return int(np.prod(stored.shape, dtype=np.int64)) * np.dtype(stored.dtype).itemsize
+def _size(array: dict[str, Any]) -> int:
+    """Bytes of an array that a header describes."""
+    return int(np.prod(array["shape"], dtype=np.int64)) * np.dtype(array["dtype"]).itemsize
 
 
-def _arrays(stored: list[StoredArray], content: memoryview) -> list[np.ndarray]:
+def _arrays(stored: "list[StoredArray]", content: memoryview) -> list[np.ndarray]:
     arrays, offset = [], 0
     for one in stored:
         arrays.append(np.ndarray(one.shape, one.dtype, content, offset))

@@ -51,7 +51,13 @@ def plot_curves(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike, *, t
 
     across = min(2, len(drawn))
     down = math.ceil(len(drawn) / across)
-    figure = Figure(figsize=(5.6 * across, 3.4 * down + 0.4), dpi=130, layout="constrained")
+    # Margins are given, in inches: to have them found would draw everything twice, in every run of a sweep.
+    width, height = 5.6 * across, 3.4 * down + 0.4
+    figure = Figure(figsize=(width, height), dpi=130)
+    figure.subplots_adjust(
+        **{"left": 0.75 / width, "right": 1 - 0.2 / width, "bottom": 0.5 / height, "top": 1 - 0.75 / height},
+        **{"wspace": 0.18, "hspace": 0.32},
+    )
     canvas = FigureCanvasAgg(figure)
     for position, (panel, columns) in enumerate(drawn, start=1):
         axes = figure.add_subplot(down, across, position)

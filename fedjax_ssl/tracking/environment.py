@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jax
-
 from fedjax_ssl import processor
 
 _PACKAGES = ("fedjax_ssl", "jax", "jaxlib", "flax", "optax", "numpy")
@@ -71,6 +69,8 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 def device_description() -> str:
     """Returns the devices that JAX uses in words: "2 x NVIDIA H200" or "CPU (4 cores, 1 device)"."""
+    import jax  # not at the top: folders are read without it
+
     devices = jax.devices()
     if devices[0].platform != "cpu":
         kind = devices[0].device_kind
@@ -87,6 +87,8 @@ def peak_memory_bytes() -> int:
     Where the backend counts it (GPU, TPU), this is the peak of the fullest local device. Otherwise it is the peak
     resident size of this process, 0 where the operating system does not tell.
     """
+    import jax
+
     stats = [device.memory_stats() or {} for device in jax.local_devices()]
     peaks = [stat["peak_bytes_in_use"] for stat in stats if "peak_bytes_in_use" in stat]
     if peaks:

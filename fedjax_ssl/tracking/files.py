@@ -1,5 +1,6 @@
 """Writing files whole or not at all, and values as JSON."""
 
+import contextlib
 import json
 import math
 import os
@@ -41,12 +42,17 @@ def write_atomically(path: str | os.PathLike, content: str | bytes | Iterable[by
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "wb") as file:
-        whole = content.encode() if isinstance(content, str) else content
-        file.writelines([whole] if isinstance(whole, bytes) else whole)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "wb") as file:
+            whole = content.encode() if isinstance(content, str) else content
+            file.writelines([whole] if isinstance(whole, bytes) else whole)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except (Exception, KeyboardInterrupt):
+        with contextlib.suppress(OSError):  # the first error is the one to hear of
+            temporary.unlink(missing_ok=True)
+        raise
     _sync_folder(path.parent)
 
 

@@ -134,9 +134,7 @@ class MetricLog:
         Args:
             after_round: the round of the restored checkpoint; rows up to and including it stay.
         """
-        kept = [
-            (row, line) for row, line in zip(self._rows, self._lines, strict=True) if _round(row) <= after_round
-        ]
+        kept = [(row, line) for row, line in zip(self._rows, self._lines, strict=True) if _round(row) <= after_round]
         if len(kept) == len(self._rows):
             return
         write_atomically(self._jsonl, b"".join(line for _, line in kept))

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from fedjax_ssl.tracking.files import Closing
 from fedjax_ssl.tracking.live_line import COMPILING, LiveLine, duration
+from fedjax_ssl.tracking.terminal import Console
 
 _SHOWN = (
     ("accuracy", "test_accuracy", "{:.1%}"),

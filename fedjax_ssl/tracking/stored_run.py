@@ -89,13 +89,13 @@ def find_runs(paths: Iterable[str | os.PathLike]) -> list[Path]:
     folder that looks like a run may belong to another program; `read_run` tells.
 
     Args:
-        paths: existing folders, or a file of a run folder.
+        paths: existing folders.
 
     Returns:
         The folders, in the order of the paths and of their names (run_2 before run_10).
 
     Raises:
-        RunFolderError: a path does not exist.
+        RunFolderError: a path does not exist, or is a file.
     """
     found: dict[str, Path] = {}
     seen: set[str] = set()
@@ -103,7 +103,9 @@ def find_runs(paths: Iterable[str | os.PathLike]) -> list[Path]:
         path = Path(given)
         if not path.exists():
             raise RunFolderError(f"{path} does not exist; give run folders, or a folder that holds some")
-        for folder in _search(path if path.is_dir() else path.parent, seen):
+        if not path.is_dir():
+            raise RunFolderError(f"{path} is a file; give the run folder, or a folder that holds some: {path.parent}")
+        for folder in _search(path, seen):
             found.setdefault(os.path.realpath(folder), folder)
     return list(found.values())
 

@@ -50,9 +50,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--client", help="name or number of the client whose own model is used")
     parser.add_argument(
         "--checkpoint",
-        choices=CHECKPOINTS,
+        type=cli.one_of("checkpoint", CHECKPOINTS),
         default="auto",
-        help="auto: of the best validation accuracy where there are validation examples, else the last",
+        metavar="NAME",
+        help=f"{', '.join(CHECKPOINTS)}; auto: best by validation where there are validation examples, else last",
     )
     parser.add_argument("--resize", action="store_true", help="bring images to the size that the model takes")
     parser.add_argument(

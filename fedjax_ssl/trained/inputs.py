@@ -12,6 +12,7 @@ from PIL import Image, UnidentifiedImageError
 
 from fedjax_ssl.registry import did_you_mean
 from fedjax_ssl.trained.model import TrainedModel, TrainedModelError
+from fedjax_ssl.words import counted
 
 IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 # Pairs of arrays, inputs and labels; the first whose inputs are there is taken, so new examples go before old ones.
@@ -131,7 +132,7 @@ def _read_images(files: Sequence[Path], model: TrainedModel, resize: bool) -> Ex
         values = pixels.reshape(model.input_shape) * scale
         inputs[place] = np.rint(values) if model.input_dtype == np.uint8 else values
     labels = [model.class_names.index(p.parent.name) if p.parent.name in model.class_names else -1 for p in files]
-    return Examples(inputs, [str(file) for file in files], np.array(labels, np.int64), f"{len(files)} images")
+    return Examples(inputs, [str(file) for file in files], np.array(labels, np.int64), counted(len(files), "image"))
 
 
 def _pixels(file: Path, size: tuple[int, int], mode: str, resize: bool) -> np.ndarray:

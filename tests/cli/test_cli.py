@@ -1,15 +1,23 @@
 """The console command: help without jax, lists, data, a new study, completion."""
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import argcomplete
 import numpy as np
 import pytest
 
 from fedjax_ssl import cli
+from fedjax_ssl.cli import completion, run
 from fedjax_ssl.cli.listing import KINDS
+from fedjax_ssl.report.command import _parser as report_parser
+from fedjax_ssl.shipped import shipped_configs
+from fedjax_ssl.sweep.command import parser as sweep_parser
+from fedjax_ssl.trained.command import _parser as predict_parser
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,6 +69,14 @@ def test_a_shell_that_asks_is_answered_with_commands_and_configs():
         (["data", "inf"], ("unknown command 'inf'. Did you mean 'info'",)),
         (["data", "info"], ("needs a NAME", "glyphs")),
         (["data", "info", "digit"], ("unknown dataset 'digit'. Did you mean 'digits'",)),
+        (["data", "check"], ("needs a PATH",)),
+        (["data", "check", "gone.csv"], ("gone.csv is not there",)),
+        (["data", "check", "pyproject.toml", "--size=3"], ("unknown argument '--size=3'", "--data.OPTION=VALUE")),
+        (["data", "download", "fashion"], ("unknown dataset 'fashion'", "fashion_mnist")),
+        (["data", "download", "svhn", "--data.size=3"], ("data.size is no option of 'svhn'", "data.extra")),
+        (["data", "verify", "digits"], ("'digits' is not downloaded", "mnist")),
+        (["data", "check", "tests", "--data.sise=3"], ("no field 'data.sise'. Did you mean 'data.size'",)),
+        (["data", "check", "tests", "--data.writers=3"], ("data.writers is no option of 'folder'", "data.size")),
         (["new", "my-study"], ("'my-study' cannot be the name of a module of your own",)),
         (["new", "json"], ("'json' cannot be the name of a module of your own",)),
         (["data", "info", "npz", "--path=missing.npz"], ("missing.npz",)),
@@ -108,6 +124,36 @@ def test_facts_about_a_dataset(capsys, tmp_path):
     assert "cifar100" in call(capsys, "data", "list")[1]
 
 
+def test_your_own_data_are_checked_before_a_run(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDJAX_SSL_DATA", str(tmp_path / "kept"))
+    rows = [f"{age},{sort},north" for age, sort in zip(range(20), ["red", "white"] * 10, strict=True)]
+    (tmp_path / "wine.csv").write_text("\n".join(["age,sort,client", *rows]))
+    code, output, _ = call(capsys, "data", "check", "wine.csv")
+    assert code == 2 and "problems:" in output and "no column 'label'" in output and "not ready" in output
+    code, output, error = call(capsys, "data", "check", "wine.csv", "--data.label_column=sort")
+    assert code == 0 and error == "" and "red (10), white (10)" in output and "worth a look" not in output
+    command = "fedjax-ssl run table --data.path=wine.csv --data.label_column=sort --data.client_test_fraction=0.2"
+    assert command in output
+
+
+def test_original_files_are_verified_and_what_is_here_is_not_downloaded(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDJAX_SSL_DATA", str(tmp_path))
+    raw = tmp_path / "femnist" / "raw"
+    raw.mkdir(parents=True)
+    (raw / "federated_emnist_train.sqlite").write_bytes(b"x")
+    (raw / "federated_emnist_test.sqlite").write_bytes(b"y")
+    code, output, _ = call(capsys, "data", "verify", "femnist")
+    assert code == 0 and output.count("here  ") == 2 and "1 bytes; no digest is published" in output
+    (raw / "federated_emnist_test.sqlite.sha256").write_text("00  federated_emnist_test.sqlite")
+    code, output, _ = call(capsys, "data", "verify", "femnist")
+    assert code == 2 and "WRONG" in output and "expected 00 as noted" in output
+    code, output, _ = call(capsys, "data", "verify", "svhn", "--data.extra=true")
+    assert code == 2 and output.count("missing  ") == 3 and "extra_32x32.mat: not here; published at http" in output
+    code, output, _ = call(capsys, "data", "download", "digits")
+    assert code == 0 and "1,797 examples" in output
+
+
 def test_a_new_study_has_a_config_a_method_and_a_test(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, output, _ = call(capsys, "new", "hospital")
@@ -148,6 +194,61 @@ def test_a_hospitals_file_partly_labelled_with_one_site_left_out(capsys, tmp_pat
     assert code == 2 and "Did you mean 'west'" in error and not (tmp_path / "other").exists()
 
 
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("run digits_xclp --optimizer.l", {"--optimizer.learning_rate", "--optimizer.local_epochs"}),
+        ("run digits:xclp --set method.num_n", {"method.num_neighbors="}),
+        ("sweep digits --set method.name=xclp,fedavg --set method.num_n", {"method.num_neighbors="}),
+        ("sweep digits --tr", {"--trials"}),
+        ("run nothing --optimizer.l", set()),
+    ],
+)
+def test_a_shell_is_told_the_fields_of_a_config(monkeypatch, line, expected):
+    line = f"fedjax-ssl {line}"
+    told = {}
+    monkeypatch.setattr(completion.argcomplete, "autocomplete", lambda own, **others: told.update(parser=own))
+    monkeypatch.setenv("COMP_LINE", line)
+    monkeypatch.setenv("COMP_POINT", str(len(line)))
+    completion.complete()
+    asked = line.rpartition(" ")[2]
+    finder = argcomplete.CompletionFinder(told["parser"], always_complete_options=False)
+    before = ["fedjax-ssl", *line.rpartition(" ")[0].split()[1:]]
+    assert {one.strip() for one in finder._get_completions(before, asked, "", None)} == expected
+
+
+def stopped(capsys, *arguments: str) -> str:
+    code, _, error = call(capsys, *arguments)
+    assert code == 130
+    return error.strip()
+
+
+def test_what_follows_ctrl_c_is_said_as_it_is(capsys, tmp_path, monkeypatch):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedjax_ssl.cli.run.run", stop)
+    monkeypatch.setattr("fedjax_ssl.report.command.read", stop)
+    asked = ("run", "digits_fedavg", f"--workdir={tmp_path}")
+    assert stopped(capsys, *asked) == "stopped; there is no checkpoint yet: the same command starts from the beginning"
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "round_00000010.ckpt").touch()
+    assert stopped(capsys, *asked) == "stopped; the same command goes on after round 10, of the last checkpoint"
+    assert stopped(capsys, "report", str(tmp_path)) == "stopped"
+
+
+@pytest.mark.thorough
+def test_a_run_whose_reader_stops_early_says_so(tmp_path):
+    code = "import sys; from fedjax_ssl import cli; sys.exit(cli.main(sys.argv[1:]))"
+    asked = ["run", "digits_fedavg", "--rounds=5", f"--workdir={tmp_path / 'a'}"]
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *asked], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
+    ) as one:
+        one.stdout.close()
+        error = one.stderr.read().decode()
+        assert "nobody reads the output any more" in error and "Traceback" not in error and one.wait() == 1
+
+
 def test_a_reader_that_stops_early_gets_no_traceback():
     code = "import sys; from fedjax_ssl import cli; sys.exit(cli.main(['list', 'configs']))"
     with subprocess.Popen(
@@ -155,3 +256,32 @@ def test_a_reader_that_stops_early_gets_no_traceback():
     ) as one:
         one.stdout.close()
         assert one.stderr.read() == b"" and one.wait() == 0
+
+
+def commands_in_the_docs() -> list[list[str]]:
+    pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("configs/*.py")]
+    found = []
+    for page in pages:
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+        for line in re.findall(r"^ {4}(?:\$ )?fedjax-ssl (.*)$", text, re.MULTILINE):
+            found.append(shlex.split(line.partition("  #")[0]))
+    return found
+
+
+def test_commands_in_the_docs_are_taken():
+    """Words and options of every command in a block, as its parser reads them; the mistakes shown are left out."""
+    parsers = {"sweep": sweep_parser, "report": report_parser, "predict": predict_parser}
+    known, taken = shipped_configs(), []
+    for name, *rest in commands_in_the_docs():
+        if name in parsers:
+            given = parsers[name]().parse_args(rest)
+            taken.append(name)
+            if name == "sweep" and not given.config.endswith(".py"):
+                assert given.config.partition(":")[0] in known, rest
+        elif name == "run" and "learning_rat=" not in " ".join(rest):
+            asked = run.parse(rest)
+            assert asked.name is None or asked.name.partition(":")[0] in known or ".py" in asked.name, rest
+            taken.append(name)
+        else:
+            assert name in cli.COMMANDS, name
+    assert {"run", "sweep", "report", "predict"} <= set(taken) and len(taken) > 30

@@ -181,6 +181,12 @@ def test_what_methods_need_comes_with_them():
     assert load("digits:fedul").supervision.name == "sets"
     assert load("glyphs:xclp").method.warmup_rounds == 30 and load("glyphs:xclp").rounds == 60
     assert load("npz:fedul").supervision.name == load("npz").supervision.name == "given"
+    folder, table = (
+        load("folder:xclp", [("data.size", "32")]),
+        load("table:fixmatch,server", [("data.ignore", "id,day")]),
+    )
+    assert (folder.data.size, folder.model.name, folder.strong_augment.name) == (32, "cnn", "fixmatch")
+    assert (table.data.ignore, table.model.name, table.strong_augment.name) == (("id", "day"), "mlp", "none")
     with pytest.raises(ConfigError, match=r"unknown place of labels 'serve'. Did you mean 'server'"):
         load("digits:fixmatch,serve")
     with pytest.raises(ConfigError, match=r"unknown method 'fixmach'. Did you mean 'fixmatch'"):

@@ -23,7 +23,7 @@ def row(number: int, diverged: int, **more) -> dict:
     """Of a block of 5 rounds with 4 clients each."""
     return {
         **{"round": number, "clients": 20, "dropped_clients": 4 * diverged, "local_steps": 7 * (5 - diverged)},
-        **{"loss": 0.0 if diverged == 5 else 2.5, divergence.ROUNDS: diverged, **more},
+        **{"loss": 0.0 if diverged == 5 else 2.5, divergence.DIVERGED_ROUNDS: diverged, **more},
     }
 
 
@@ -57,7 +57,7 @@ def test_the_first_block_that_diverges_is_noted_once_and_counted_on() -> None:
         "or limit gradients by config.optimizer.clip_norm."
     )
     assert notes[2] == ""
-    assert [one.get(divergence.ROUNDS) for one in rows] == [None, 2, 7]
+    assert [one.get(divergence.DIVERGED_ROUNDS) for one in rows] == [None, 2, 7]
     assert rows[1]["loss"] == 2.5 and math.isnan(rows[2]["loss"]), "no mean of nothing"
     said = divergence.ended(STATE, rows, CONFIG)
     assert said["diverged_in_round"] == 9
@@ -69,7 +69,7 @@ def test_a_run_that_recovered_or_was_fine_ends_as_any_other() -> None:
     for place, one in enumerate(rows):
         divergence.carry(one, rows[:place], 5)
     assert divergence.ended(STATE, rows, CONFIG) == {}
-    assert divergence.ROUNDS not in rows[1]
+    assert divergence.DIVERGED_ROUNDS not in rows[1]
     broken = STATE._replace(params={"w": jnp.array([1.0, jnp.nan])})
     said = divergence.ended(broken, rows, CONFIG)
     assert said["diverged_in_round"] == 10 and "the model after the last round is not finite" in said["diverged"]
@@ -100,7 +100,7 @@ def test_a_diverged_run_says_so_in_the_end_and_when_it_is_asked_again(config, se
         assert done.returncode == divergence.EXIT_CODE
         assert "error: training has diverged: from round" in done.stderr and "Traceback" not in done.stderr
     found = read_run(tmp_path)
-    assert found.rows[-1][divergence.ROUNDS] >= 3 and found.summary["diverged_in_round"] <= 2
+    assert found.rows[-1][divergence.DIVERGED_ROUNDS] >= 3 and found.summary["diverged_in_round"] <= 2
 
 
 def test_results_of_make_train_carry_it_too() -> None:

@@ -66,6 +66,7 @@ def test_why_not(changes, fields, expected):
     assert expected in reason(changes, (3,), **fields)
 
 
+@pytest.mark.thorough
 def test_nothing_is_against_a_constant_learning_rate():
     assert reason({"rounds": (4, 6), "optimizer.schedule_rounds": (4, 6)}) == ""
     assert longer.restorable([4, 5], 2) == 4 and longer.restorable([5], 2) == 0

@@ -142,6 +142,7 @@ def test_a_folder_belongs_to_its_data_and_predictions_can_be_made_again(features
         run(config, tmp_path / "run")
 
 
+@pytest.mark.thorough
 def test_an_approximate_search_says_how_many_neighbours_it_found(features, tmp_path):
     config = of_file(features[0])
     config.prediction.predictors, config.prediction.neighbor_search = "xclp", "approximate"

@@ -9,8 +9,8 @@ import pytest
 from fedjax_ssl import config as configs
 from fedjax_ssl import presets
 from fedjax_ssl.data.federation.federated_data import of_one_shape
-from fedjax_ssl.experiment.estimate import estimate, runs_at_once
-from fedjax_ssl.experiment.run import Point, run, run_together
+from fedjax_ssl.experiment.estimate import estimate, runs_that_fit
+from fedjax_ssl.experiment.run import Point, run, run_batch
 from fedjax_ssl.experiment.shared import Shared
 
 ROUNDS = 4
@@ -64,7 +64,7 @@ def test_runs_together_are_the_same_runs_and_a_mistake_stops_nobody(alone, tmp_p
     points[3].config.data.test_clients = 100
     stopped = points[1]._replace(watch=lambda row: True)
     shared = Shared()
-    first, second, third, wrong = run_together([points[0], stopped, *points[2:]], shared)
+    first, second, third, wrong = run_batch([points[0], stopped, *points[2:]], shared)
     assert isinstance(wrong, configs.ConfigError) and "test_clients" in str(wrong)
     assert second is None and not (tmp_path / "0-0.1" / "summary.json").exists()
     assert first["seed"] == 0 and third["seed"] == 1
@@ -114,7 +114,7 @@ def test_as_many_runs_at_once_as_the_memory_holds(monkeypatch):
     assert found.examples == shared.federation(shared.experiment(configs.resolve(config))).inputs.nbytes
     assert found.each > 2 * 4 * 64 * 128  # two states with the first layer's weights
     limit = found.examples + 10 * found.each
-    assert runs_at_once(config, shared, limit) == 1, "a CPU does them in turn"
+    assert runs_that_fit(config, shared, limit) == 1, "a CPU does them in turn"
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert runs_at_once(config, shared, limit) == 8  # a fifth is left free
-    assert runs_at_once(config, shared, None) == runs_at_once(config, shared, found.examples) == 1
+    assert runs_that_fit(config, shared, limit) == 8  # a fifth is left free
+    assert runs_that_fit(config, shared, None) == runs_that_fit(config, shared, found.examples) == 1

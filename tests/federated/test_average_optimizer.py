@@ -44,6 +44,7 @@ def test_accumulators_are_averaged_like_the_parameters(float64, placement: str) 
     assert infos[0]["optimizer_state_bytes"] == 6 * 8 and infos[0]["bytes_up"] == 6 * 4
 
 
+@pytest.mark.thorough
 def test_steps_are_counted_on_and_private_groups_start_anew() -> None:
     data = toy.federation()
     terms = pull("body", own_id, "w"), pull("head", own_id, "head", "head")
@@ -69,6 +70,7 @@ def test_a_client_with_an_accumulator_that_is_not_finite_is_dropped() -> None:
     np.testing.assert_allclose(found, 0.1, rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_the_server_has_an_optimizer_of_its_own() -> None:
     data = toy.federation(server=4)
     server = ServerTraining((pull("server", lambda step: jnp.asarray(7.0)),), toy.in_order("all", 4, 1))

@@ -114,6 +114,7 @@ def test_cohorts_are_drawn_in_64_bit_mode(float64) -> None:
     assert cohort.ids.dtype == jnp.int32
 
 
+@pytest.mark.thorough
 def test_larger_clients_are_drawn_more_often_by_their_size():
     """Expected: shares of the first draw are the sizes'; 4,000 keys, so off by 0.03 with a chance below 1e-3."""
     sizes = jnp.array([10, 30, 60, 0], jnp.int32)

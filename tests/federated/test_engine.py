@@ -139,6 +139,7 @@ def test_parameter_groups_move_in_turn_and_only_by_their_own_losses(float64) -> 
             np.testing.assert_allclose(state.params[group][name], mean, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.thorough
 def test_learning_rate_starts_again_in_every_stage() -> None:
     data = toy.federation()
     run = toy.setup(data)._replace(learning_rate=lambda number: jnp.where(number == 0, 0.1, 0.0))

@@ -81,7 +81,7 @@ def test_a_server_step_by_hand(float64) -> None:
     np.testing.assert_array_equal(same["model"], anchor)
 
 
-@pytest.mark.parametrize("mu", [0.0, 0.5])
+@pytest.mark.parametrize("mu", [pytest.param(0.0, marks=pytest.mark.thorough), 0.5])
 def test_equally_many_steps_are_fedavg_or_fedprox(float64, mu: float) -> None:
     data = toy.federation()
 

@@ -17,7 +17,7 @@ from fedjax_ssl.federated.memory import (
     choose,
     device_memory,
     intermediate_bytes,
-    size_spread,
+    step_counts,
     tree_bytes,
 )
 from tests import toy
@@ -37,10 +37,11 @@ def refuse(placement: str) -> Need:
         ("auto", None, "cpu", 3.0, 2000, Choice("sequential", 1)),
         ("auto", 5, "gpu", 3.0, 2000, Choice("lanes", 5)),
         ("auto", None, "gpu", None, None, Choice("chunked", CLIENTS_AT_ONCE)),
-        ("auto", None, "gpu", 1.0, 1000, Choice("chunked", 48, 10, 700)),
-        ("auto", None, "gpu", 1.2, 500, Choice("chunked", 30, 10, 300)),
-        ("auto", None, "tpu", 1.5, 1000, Choice("lanes", 30, 10, 300)),
-        ("lanes", None, "gpu", 1.0, 200, Choice("lanes", 1, 10, 0)),  # too little: the device has to say so
+        ("auto", None, "gpu", 1.0, 1000, Choice("chunked", 48, 10, 700, 100)),
+        ("auto", None, "gpu", 1.2, 500, Choice("chunked", 30, 10, 300, 100)),
+        ("auto", None, "gpu", 3.0, 1000, Choice("chunked", 48, 10, 700, 100)),  # all fit, so that nobody waits
+        ("auto", None, "tpu", 1.5, 700, Choice("lanes", 6, 10, 60, 500)),
+        ("lanes", None, "gpu", 1.0, 200, Choice("lanes", 1, 10, 0, 500)),  # too little: the device has to say so
         ("chunked", None, "cpu", None, None, Choice("chunked", CLIENTS_AT_ONCE)),
         ("vmap", None, "gpu", None, 100, Choice("vmap", 48)),
         ("sequential", 4, "gpu", None, 100, Choice("sequential", 1)),
@@ -140,15 +141,17 @@ def test_the_sum_of_intermediate_values_bounds_what_the_compiler_takes() -> None
     assert bound <= 10 * (analysis.temp_size_in_bytes + analysis.output_size_in_bytes)
 
 
+@pytest.mark.thorough
 def test_spread_is_that_of_the_steps_a_sampler_takes(data) -> None:
     everyone = jax.device_get(all_clients(data))
     sampler = federated.labelled_epochs(4, 2, data.max_labelled)
     steps = -(-np.array(toy.LABELLED) // 4)
-    assert size_spread(sampler, everyone) == pytest.approx(steps.max() / steps[steps > 0].mean())
+    assert step_counts(sampler, everyone).spread == pytest.approx(steps.max() / steps[steps > 0].mean())
     nobody = toy.without_knowledge(data)
-    assert size_spread(sampler, all_clients(nobody)) == 1.0
+    assert step_counts(sampler, all_clients(nobody)).spread == 1.0
 
 
+@pytest.mark.thorough
 def test_memory_changes_a_round_by_rounding_only(data) -> None:
     def trained(**how) -> federated.ServerState:
         method = toy.executed(methods.build("fedavg", toy.setup(data)), **how)
@@ -164,15 +167,40 @@ def test_a_cpu_tells_no_memory() -> None:
     assert device_memory() is None
 
 
+@pytest.mark.thorough
 def test_on_an_accelerator_unequal_clients_go_into_lanes(data, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    for sizes, placement in ((toy.SIZES, "lanes"), ((8,) * 6, "chunked")):
+    for sizes, at_once, placement in ((toy.SIZES, 2, "lanes"), (toy.SIZES, None, "chunked"), ((8,) * 6, 2, "chunked")):
         equal_or_not = toy.federation(sizes=sizes, labelled=sizes)
         found: list[Choice] = []
         everyone = jax.device_get(all_clients(equal_or_not))
         method = methods.build("fedavg", toy.setup(equal_or_not))
-        method = toy.executed(method, everyone=everyone, memory=10**8, report=found.append)
+        method = toy.executed(method, everyone=everyone, memory=10**8, chunk_size=at_once, report=found.append)
         state = jax.eval_shape(method.init, jax.random.key(0), equal_or_not)
         jax.eval_shape(method.round, jax.random.key(0), state, equal_or_not)
         assert [choice.placement for choice in found] == [placement]
-        assert found[0].clients_at_once == 6
+        assert found[0].clients_at_once == (at_once or 6)
+
+
+def test_clients_of_nearly_equal_size_run_to_a_constant_number_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an accelerator, where a loop whose end is not known asks the host; one client stops before the others."""
+    sizes = (12, 12, 12, 12, 12, 8)
+    data = toy.federation(sizes=sizes, labelled=sizes)
+
+    def method_for(clients: FederatedData) -> federated.Method:
+        everyone = jax.device_get(all_clients(clients))
+        how = {"placement": "chunked", "chunk_size": 6, "everyone": everyone}
+        return toy.executed(methods.build("fedavg", toy.setup(data)), **how)
+
+    def asks(method: federated.Method) -> bool:
+        state = jax.eval_shape(method.init, jax.random.key(1), data)
+        return " while[" in str(jax.make_jaxpr(method.round)(jax.random.key(1), state, data))
+
+    plain, infos = toy.train(method_for(data), jax.random.key(1), data, 1)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    constant, again = toy.train(method_for(data), jax.random.key(1), data, 1)
+    chex.assert_trees_all_equal(constant, plain)
+    assert again == infos
+    assert not asks(method_for(data))
+    few = (12, 1, 1, 1, 1, 1)
+    assert asks(method_for(toy.federation(sizes=few, labelled=few)))

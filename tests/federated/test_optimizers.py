@@ -144,6 +144,7 @@ def with_optimizer(data, optimizer: FederatedOptimizer) -> federated.Method:
     return federated.federated_method(setup, (labelled_stage(setup, None),))
 
 
+@pytest.mark.thorough
 def test_fedprox_without_strength_is_fedavg_bit_for_bit(plain_round) -> None:
     data, expected = plain_round
     method = with_optimizer(data, federated.fedprox(0.0))
@@ -152,6 +153,7 @@ def test_fedprox_without_strength_is_fedavg_bit_for_bit(plain_round) -> None:
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.thorough
 def test_fedprox_stays_closer_to_the_global_model(plain_round) -> None:
     data, expected = plain_round
     method = with_optimizer(data, federated.fedprox(3.0))

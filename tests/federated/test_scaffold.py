@@ -118,6 +118,7 @@ def test_one_device_and_four_give_the_same_model_and_variates() -> None:
     chex.assert_trees_all_equal(trained(), trained(mesh=mesh))
 
 
+@pytest.mark.thorough
 def test_clients_that_were_dropped_or_absent_keep_their_variates() -> None:
     data = toy.federation()
     method = method_of(data, federated.scaffold())
@@ -135,6 +136,7 @@ def test_clients_that_were_dropped_or_absent_keep_their_variates() -> None:
     np.testing.assert_array_equal(before[2], 0)  # has no labels, so it never takes a step
 
 
+@pytest.mark.thorough
 def test_a_rate_of_zero_leaves_the_variates() -> None:
     data = toy.federation()
     method = method_of(data, federated.scaffold(), learning_rate=0.0)
@@ -142,6 +144,7 @@ def test_a_rate_of_zero_leaves_the_variates() -> None:
     assert all(not np.any(leaf) for leaf in jax.tree.leaves((state.optimizer, state.clients)))
 
 
+@pytest.mark.thorough
 def test_variates_take_out_the_drift(float64) -> None:
     """Two clients with quadratic losses of different curvature: FedAvg settles beside the optimum, SCAFFOLD at it."""
     curvature, optimum, rate, steps = np.array([1.0, 6.0]), np.array([4.0, -1.0]), 0.1, 10

@@ -73,6 +73,7 @@ def test_one_leaf_is_exact(num_points, count):
     jax.tree.map(np.testing.assert_array_equal, found, graph.nearest_neighbors(codes, BITS, count))
 
 
+@pytest.mark.thorough
 def test_refining_small_leaves_until_nothing_is_missing():
     # More neighbours than a leaf holds: refinements fill the lists up to all that exist.
     codes = reference.random_codes(1, 9, BITS)
@@ -99,6 +100,7 @@ def test_duplicated_points_find_each_other():
     assert graph.neighbor_recall(found, codes, BITS) == 1
 
 
+@pytest.mark.thorough
 def test_is_a_function_of_the_codes_also_under_jit():
     codes, _ = clustered_codes(2, 500, BITS, 5)
     find = partial(graph.approximate_neighbors, num_bits=BITS, num_neighbors=6, **SMALL)
@@ -107,12 +109,14 @@ def test_is_a_function_of_the_codes_also_under_jit():
     jax.tree.map(np.testing.assert_array_equal, jax.jit(find)(codes), first)
 
 
+@pytest.mark.thorough
 def test_codes_of_many_words():
     codes = np.repeat(reference.random_codes(3, 10, 32), 140, axis=1)
     found = graph.approximate_neighbors(codes, 4480, 3, num_trees=2, leaf_size=6, num_refinements=3)
     jax.tree.map(np.testing.assert_array_equal, found, graph.nearest_neighbors(codes, 4480, 3))
 
 
+@pytest.mark.thorough
 def test_labels_from_approximate_neighbors():
     codes, cluster = clustered_codes(0, 500, BITS, 5)
     labels = np.where(np.arange(500) % 10 == 0, cluster, -1).astype(np.int32)

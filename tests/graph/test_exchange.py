@@ -94,6 +94,7 @@ def test_parties_see_what_the_protocol_shows_them():
         assert not message[owner == client].any() and np.mean(message[owner != client] == 0) < 0.01
 
 
+@pytest.mark.thorough
 def test_a_client_that_drops_out_before_the_sums_counts_without_its_labels():
     found = label(exchange=MaskedExchange(dropped=9).exchange)
     without = label(exchange=graph.IDEAL, labels=np.where(ROWS["clients"] == 9, -1, LABELS))

@@ -38,6 +38,7 @@ def test_labels_clusters_from_few_labels():
     assert (np.asarray(found.confidence) >= 0).all() and (np.asarray(found.confidence) <= 1).all()
 
 
+@pytest.mark.thorough
 def test_the_settings_of_xclp_are_those_of_the_tuple():
     parameters = inspect.signature(graph.xclp).parameters
     assert {name: parameters[name].default for name in Settings._fields} == Settings()._asdict()
@@ -72,14 +73,15 @@ def test_equals_the_dense_float64_path(size):
     np.testing.assert_array_equal(found.labels, raw)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     ("solver", "options"),
     [
-        pytest.param("conjugate_gradient", VARIANT, marks=pytest.mark.thorough),
+        ("conjugate_gradient", VARIANT),
         ("cholesky", {}),
-        pytest.param("conjugate_gradient", {}, marks=pytest.mark.thorough),
-        pytest.param("cholesky", VARIANT, marks=pytest.mark.thorough),
+        ("conjugate_gradient", {}),
+        ("cholesky", VARIANT),
     ],
 )
 def test_padding_changes_no_bit(solver, options):
@@ -142,6 +144,7 @@ def test_one_client_equals_label_propagation_alone():
     jax.tree.map(np.testing.assert_array_equal, joint, alone)
 
 
+@pytest.mark.thorough
 def test_long_codes_approach_exact_cosines():
     points, _, shown = points_and_labels()
     exact = graph.label_propagation(points, shown, 3, Settings(alpha=0.5))
@@ -206,6 +209,7 @@ def test_points_at_a_right_angle_to_all_others_are_isolated(solver):
     np.testing.assert_array_equal(found.scores[8:], [[0, 0], [1, 0]])
 
 
+@pytest.mark.thorough
 def test_neighbor_search_gets_codes_and_counts_in_order():
     points, _, shown = points_and_labels(20)
     calls = []
@@ -293,6 +297,7 @@ def test_duplicated_points_share_their_scores():
     assert len(set(np.asarray(found.labels)[30:50].tolist())) == 1
 
 
+@pytest.mark.thorough
 def test_maps_over_keys_and_hyperparameters():
     points, _, shown = points_and_labels()
     keys, alphas, powers = jax.random.split(KEY, 3), jnp.array([0.5, 0.9, 0.99]), jnp.array([1.0, 2.0, 3.0])

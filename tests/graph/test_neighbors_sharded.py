@@ -61,6 +61,7 @@ def test_codes_may_lie_on_one_device_or_in_shards():
         assert_same(graph.nearest_neighbors(jax.device_put(codes, place), 6, 10, mesh=mesh), expected)
 
 
+@pytest.mark.thorough
 def test_codes_of_more_words_than_are_summed_at_once():
     codes = reference.random_codes(1, 9, 4200)
     found = graph.nearest_neighbors(codes, 4200, 3, mesh=mesh_of(2))

@@ -35,7 +35,7 @@ def labels_for(num_points: int, num_classes: int = 3) -> np.ndarray:
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("power", [1.0, 3.0, pytest.param(0.5, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("power", [*(pytest.param(p, marks=pytest.mark.thorough) for p in (0.5, 1.0)), 3.0])
 def test_graph_equals_the_dense_reference(power):
     codes, _ = clustered_codes(0, 250, 64, 5)
     built = graph.build_graph(graph.nearest_neighbors(codes, 64, 4), power)
@@ -161,6 +161,7 @@ def test_what_the_solver_tells():
     assert dense.converged and dense.iterations == 0 and dense.residual < 1e-5
 
 
+@pytest.mark.thorough
 def test_columns_of_zeros_and_the_number_of_columns_do_not_matter():
     built, target = example(), reference.one_hot(labels_for(250), 3)
     wide = np.zeros((250, 5))

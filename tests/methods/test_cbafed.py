@@ -177,6 +177,7 @@ def test_a_last_batch_of_one_example_is_left_out() -> None:
     assert int(schedule.masks["fix"].sum()) == 4
 
 
+@pytest.mark.thorough
 def test_clients_train_on_the_very_views_that_they_labelled() -> None:
     """The weak view draws noise; in every step of two epochs, the network sees what it saw when it labelled."""
     data = toy.federation(sizes=(6, 5), labelled=(0, 0))

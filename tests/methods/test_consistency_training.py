@@ -194,6 +194,7 @@ def test_predictions_by_the_moving_average_leave_training_alone() -> None:
     np.testing.assert_array_equal(off[2].terms["moving_average"].params["w"], two)
 
 
+@pytest.mark.thorough
 def test_uda_sharpens_and_anneals() -> None:
     states, _ = train("uda")
     oracle = Oracle("uda", states)
@@ -233,6 +234,7 @@ def test_pseudo_label_learns_its_own_predictions_as_much_as_the_ramp_says() -> N
     assert infos[0]["pseudo_label_coverage"] == 1.0
 
 
+@pytest.mark.thorough
 def test_mean_teacher_follows_the_formula() -> None:
     states, _ = train("mean_teacher")
     oracle, teacher = Oracle("mean_teacher", states), Oracle("mean_teacher", states)
@@ -292,7 +294,8 @@ def test_vat_follows_the_formula() -> None:
     np.testing.assert_allclose(states[1].params["model"]["w"], oracle.w, rtol=1e-6)
 
 
-@pytest.mark.parametrize("alpha", [0.75, pytest.param(1e-3, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("alpha", [0.75, 1e-3])
 def test_mixmatch_follows_the_formula(alpha: float) -> None:
     """With alpha near 0 nothing is mixed: cross-entropy, and squared distance to sharpened guesses."""
     states, _ = train("mixmatch", fixed=(("mixup_alpha", alpha),))

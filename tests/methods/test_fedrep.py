@@ -42,6 +42,7 @@ def moved(one, other) -> np.ndarray:
     return np.any([np.any(np.asarray(a != b).reshape(len(a), -1), axis=1) for a, b in pairs], axis=0)
 
 
+@pytest.mark.thorough
 def test_heads_stay_with_who_trains_them(trained) -> None:
     start, after, info = trained
     assert moved(start.clients.params, after.clients.params).sum() == info["clients"] == 4
@@ -51,6 +52,7 @@ def test_heads_stay_with_who_trains_them(trained) -> None:
         assert all(np.any(a != b) for a, b in pairs), group
 
 
+@pytest.mark.thorough
 def test_the_body_is_all_that_is_sent(trained) -> None:
     start, _, info = trained
     assert info["bytes_up"] == info["bytes_down"] == 4 * 4 * count_parameters(start.params["body"])

@@ -247,6 +247,7 @@ def test_gradient_diversity_of_the_worked_examples(float64) -> None:
         gradient_diversity(three, norm_ord=3)
 
 
+@pytest.mark.thorough
 def test_a_round_reports_the_diversity_within_its_groups(float64) -> None:
     """Every client moves by half its id; members of a group are those that share a mean."""
     data = toy.federation()

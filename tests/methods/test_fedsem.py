@@ -1,5 +1,6 @@
 import jax
 import numpy as np
+import pytest
 
 from fedjax_ssl import methods
 from tests import toy
@@ -7,6 +8,7 @@ from tests import toy
 KEY = jax.random.key(2)
 
 
+@pytest.mark.thorough
 def test_pseudo_labels_are_made_once_for_everybody_and_then_frozen() -> None:
     data = toy.federation()
     run = toy.setup(data, cohort_size=3)  # most clients are absent when the labels are made

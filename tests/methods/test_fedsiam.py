@@ -44,6 +44,7 @@ def method_for(data, **options):
     return methods.build("fedsiam", run, **options)
 
 
+@pytest.mark.thorough
 def test_student_and_teacher_follow_the_formulas(float64) -> None:
     data = one_client()
     method = method_for(data)
@@ -104,6 +105,7 @@ def test_before_its_first_step_the_teacher_predicts_like_the_student() -> None:
     np.testing.assert_allclose(jax.jit(method.predict)(state, data.inputs), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_bytes_count_student_and_teacher() -> None:
     data = one_client()
     _, infos = toy.train(method_for(data), KEY, data, 1)

@@ -75,6 +75,7 @@ def test_after_both_stages_the_server_knows_the_classes(trained):
         assert np.isnan(info["server_loss"]) == (number < COARSE_ROUNDS)
 
 
+@pytest.mark.thorough
 def test_a_loss_that_moves_both_groups_is_logged_once(trained, data):
     _, _, states, infos, _ = trained
     before = states[COARSE_ROUNDS]
@@ -87,6 +88,7 @@ def test_a_loss_that_moves_both_groups_is_logged_once(trained, data):
     np.testing.assert_allclose(infos[COARSE_ROUNDS]["server_loss"], expected, rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_clients_with_sets_or_class_labels_alone_take_no_part(trained, data):
     method = trained[-1]
     assert data.weak is not None

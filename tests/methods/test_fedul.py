@@ -50,7 +50,8 @@ def fedul(data: FederatedData, changes: dict[str, Any] | None = None, **options:
     return methods.build("fedul", toy.setup(data, **(changes or {})), **options)
 
 
-@pytest.mark.parametrize("from_sets", [True, pytest.param(False, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("from_sets", [True, False])
 def test_pure_sets_in_the_shares_of_the_test_and_identical_coarse_labels_are_federated_averaging(
     from_sets: bool,
 ) -> None:
@@ -63,6 +64,7 @@ def test_pure_sets_in_the_shares_of_the_test_and_identical_coarse_labels_are_fed
     assert [info["loss"] for info in infos] == [info["loss"] for info in expected_infos]
 
 
+@pytest.mark.thorough
 def test_on_class_labels_alone_it_is_federated_averaging() -> None:
     data = toy.federation()
     expected, _ = toy.train(methods.build("fedavg", toy.setup(data)), KEY, data, 2)
@@ -71,6 +73,7 @@ def test_on_class_labels_alone_it_is_federated_averaging() -> None:
     assert "fedul is FedAvg" in fedul(data).check(data)[0] and fedul(sets()).check(sets()) == []
 
 
+@pytest.mark.thorough
 def test_numbering_of_sets_and_of_clients_does_not_matter() -> None:
     """Check 11; whole clients are one batch here, so that no order of examples is left."""
     data = sets()
@@ -137,6 +140,7 @@ def test_a_class_of_no_set_is_not_moved() -> None:
         assert float(jnp.abs(after[name][..., :2] - before[name][..., :2]).max()) > 1e-3
 
 
+@pytest.mark.thorough
 def test_the_last_partial_batch_and_the_test_prior_can_be_left_out() -> None:
     data = sets()
     method = fedul(data, {"local_epochs": 1}, drop_last=True, use_test_prior=False)

@@ -155,6 +155,7 @@ def test_every_set_is_one_step_of_every_epoch() -> None:
     assert len(set(orders)) > 1
 
 
+@pytest.mark.thorough
 def test_padding_of_sets_and_examples_changes_no_step() -> None:
     labels, shares = [0, 2, 1, 0, 2, 0, 1], np.eye(3)
     plain = jax.jit(set_per_step(2).schedule)(KEY, client_with(sets_of_one_client(labels, shares)), toy.NOW)

@@ -73,7 +73,8 @@ def test_without_propagation_only_labels_are_left(name: str) -> None:
     assert np.isnan(infos[0]["pseudo_label_accuracy"])
 
 
-@pytest.mark.parametrize("name", ["xclp", pytest.param("per_client_lp", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["xclp", "per_client_lp"])
 def test_a_cohort_without_any_target_leaves_the_model_as_it_is(name: str) -> None:
     """XCLP section 8: with weight decay, training on nothing would still shrink the model."""
     data = toy.without_knowledge(toy.federation())
@@ -124,6 +125,7 @@ def test_labels_reach_a_client_without_any_only_over_a_common_graph(pair: Pair) 
     assert float(alone["pseudo_label_coverage"]) == pytest.approx(9 / 21)
 
 
+@pytest.mark.thorough
 def test_bytes_are_those_of_the_model_and_of_codes_and_scores(pair: Pair) -> None:
     _, across = pair.across(KEY, pair.start, pair.data)
     _, alone = pair.alone(KEY, pair.start, pair.data)

@@ -182,6 +182,7 @@ def test_helpers_are_the_uploads_of_the_round_before(plain) -> None:
     assert [info["pseudo_label_coverage"] for info in infos] == [0.0, 1.0, 1.0]
 
 
+@pytest.mark.thorough
 def test_before_the_first_round_predictions_are_uniform(plain) -> None:
     data, method, states, _ = plain
     found = jax.jit(method.predict)(states[0], data.inputs)
@@ -249,6 +250,7 @@ def test_fewer_helpers_are_drawn_anew_in_every_round() -> None:
     assert len(seen) > 1  # all four draws equal: probability below 0.001
 
 
+@pytest.mark.thorough
 def test_a_longer_interval_keeps_helpers() -> None:
     """Chosen in rounds 1, 3, 5, ...: where (r - 1) mod 2 = 0."""
     data = balanced()
@@ -259,6 +261,7 @@ def test_a_longer_interval_keeps_helpers() -> None:
     assert not np.array_equal(helpers[2].centers, helpers[3].centers)
 
 
+@pytest.mark.thorough
 def test_prototypes_of_more_rounds_help() -> None:
     data = balanced()
     states, _ = rounds(build(data, keep_proto_rounds=2, num_helpers=6), data, 3)
@@ -267,6 +270,7 @@ def test_prototypes_of_more_rounds_help() -> None:
     np.testing.assert_array_equal(helpers.centers, bank.centers[:2].reshape(6, 3, WIDTH))
 
 
+@pytest.mark.thorough
 def test_the_latest_sets_alone_predict_something_else(plain) -> None:
     data, both, states, _ = plain
     latest, state = build(data, eval_bank="latest"), states[-1]
@@ -278,6 +282,7 @@ def test_the_latest_sets_alone_predict_something_else(plain) -> None:
     assert not np.allclose(found, jax.jit(both.predict)(state, data.inputs), atol=1e-4)
 
 
+@pytest.mark.thorough
 def test_at_the_beginning_the_model_just_received_makes_the_prototypes() -> None:
     data = balanced()
     states, infos = rounds(build(data, proto_refresh="begin"), data, 2)

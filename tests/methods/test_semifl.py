@@ -139,6 +139,7 @@ def test_static_batch_norm_averages_batches():
     chex.assert_trees_all_equal(statistics(jnp.asarray(1)), state)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("norm", ["bn", "sbn"])
 def test_static_batch_norm_takes_every_layers_own_weight_of_a_batch(norm):
     """In `resnet9` a batch weighs 0.01 ("bn") or 1 ("sbn"), elsewhere 0.1; the statistics are those of the batches."""
@@ -184,6 +185,7 @@ def test_batches_of_two_sizes_count_equally():
     np.testing.assert_allclose(found["var"], [(0.5 + np.var([2, 3, 10, 12], ddof=1)) / 2], rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_the_servers_batches_are_in_the_order_of_classes():
     data = toy.weak_federation("server")
     data = toy.changed(data, inputs=np.arange(data.inputs.size).reshape(data.inputs.shape) % 97)
@@ -217,6 +219,7 @@ def client_with(confident: list[bool], size: int = 9) -> Client:
     return Client(nothing, index, labels - 1, nothing, count.astype(jnp.int32), sent, ())
 
 
+@pytest.mark.thorough
 def test_every_epoch_goes_once_through_the_confident_examples():
     """Check 9: padding changes nothing; partners are drawn anew from all of the client's examples."""
     sampler = confident_epochs(batch_size=2, local_epochs=3)
@@ -249,6 +252,7 @@ def test_all_labels_full_batches_and_no_mixing_are_federated_averaging(semifl_ro
     assert info["local_steps"] == expected["local_steps"] > 0
 
 
+@pytest.mark.thorough
 def test_nobody_confident_leaves_training_at_the_server(semifl_round):
     """Check 8, second limit: also the momentum stays as it is."""
     data = toy.weak_federation("server")
@@ -261,6 +265,7 @@ def test_nobody_confident_leaves_training_at_the_server(semifl_round):
     assert float(optax.tree.norm(optax.tree.sub(mine.params, start.params))) > 1e-3
 
 
+@pytest.mark.thorough
 def test_a_client_without_a_confident_example_sits_out(semifl_round):
     data = toy.weak_federation("server")
     # What client 1 has looks like nothing: all classes get the same score from the model's bias alone.
@@ -281,6 +286,7 @@ def test_the_strong_view_is_what_confident_examples_are_trained_on(semifl_round)
     assert float(jnp.abs(strong - weak).max()) > 1e-3
 
 
+@pytest.mark.thorough
 def test_inputs_and_targets_are_mixed_in_the_same_share():
     """Check 5 in a run: confident examples are 1 and of class 0, the others are 0 and taken for class 2."""
     data = toy.federation()

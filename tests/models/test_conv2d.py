@@ -162,7 +162,9 @@ def test_gradient_of_a_gradient(name):
             np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("lowering", ["auto", "lax", "slices", "rows", "winograd"])
+@pytest.mark.parametrize(
+    "lowering", ["auto", *(pytest.param(p, marks=pytest.mark.thorough) for p in ("lax", "slices", "rows", "winograd"))]
+)
 def test_dtype_is_kept(lowering):
     x, k = (a.astype(jnp.bfloat16) for a in arrays((2, 5, 5, 16), (3, 3, 16, 4)))
     outputs, *gradients = run(lambda x, k: conv2d(x, k, lowering=lowering), x, k)

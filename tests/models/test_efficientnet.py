@@ -25,6 +25,7 @@ def shapes(num_classes, shape=(64, 64, 3), **options):
     return model, jax.eval_shape(model.init, jax.random.key(0))
 
 
+@pytest.mark.thorough
 def test_parameter_counts():
     _, (params, state) = shapes(1000)
     assert models.count_parameters(params) == 5_288_548
@@ -70,6 +71,7 @@ def test_every_array_has_one_name():
     assert len({layer.ours for layer in layers}) == len({layer.theirs for layer in layers}) == len(layers)
 
 
+@pytest.mark.thorough
 def test_training_needs_a_key_unless_nothing_is_drawn():
     model, (params, state) = shapes(3)
     x = jax.ShapeDtypeStruct((2, 64, 64, 3), jnp.float32)
@@ -129,6 +131,7 @@ def test_bad_builds(options, message):
         models.build("efficientnet_b0", **{"num_classes": 3, "input_shape": (32, 32, 3), **options})
 
 
+@pytest.mark.thorough
 def test_images_of_other_channels_do_not_fit_the_weights(exported):
     with pytest.raises(ValueError, match=r"'features\.0\.0\.weight' has shape \(32, 3, 3, 3\), .* needs \(32, 1, 3, 3"):
         models.build("efficientnet_b0", num_classes=3, input_shape=(32, 32, 1), weights=str(exported))

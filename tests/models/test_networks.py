@@ -108,7 +108,10 @@ def test_initialisation_is_deterministic_and_depends_on_the_key():
     np.testing.assert_array_equal(first["head"]["bias"], 0)
 
 
-@pytest.mark.parametrize("name", SMALL)
+SLOW = ("cnn13", "resnet18", "wrn28")  # compile for longer than all others together
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.thorough) if n in SLOW else n for n in SMALL])
 def test_outputs(name):
     model, shape = small(name, normalize_features=True, aux_head=True)
     params, state = drawn(model)

@@ -30,6 +30,7 @@ def test_equals_reduce_window(shape, size, stride, padding):
     np.testing.assert_allclose(gradient, oracle_gradient, rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_ties_send_the_whole_gradient_to_one_value():
     gradient = jax.grad(lambda x: jnp.sum(max_pool(x, 2)))(jnp.zeros((1, 4, 4, 1)))
     np.testing.assert_array_equal(gradient[0, :, :, 0], np.tile([[1.0, 0.0], [0.0, 0.0]], (2, 2)))

@@ -129,11 +129,12 @@ def seventeen(step, x):
     return z
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "head", "loop"),
     [
         ("resnet8", "resnet9", eight),
-        pytest.param("resnet17", "proto_resnet18", seventeen, marks=pytest.mark.thorough),
+        ("resnet17", "proto_resnet18", seventeen),
     ],
 )
 def test_embeddings_follow_the_layers_one_by_one(name, head, loop):
@@ -168,7 +169,7 @@ def test_embeddings_follow_the_layers_one_by_one(name, head, loop):
     np.testing.assert_allclose(scored.logits, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("norm", "weight"), [("bn", 0.01), ("sbn", 1.0)])
+@pytest.mark.parametrize(("norm", "weight"), [pytest.param("bn", 0.01, marks=pytest.mark.thorough), ("sbn", 1.0)])
 def test_running_statistics_follow_keras(norm, weight):
     """Momentum 0.99 and epsilon 1e-3; with "sbn", momentum 0, they are those of the last batch."""
     block = ConvBlock(2, norm, 1, "lax")
@@ -184,6 +185,7 @@ def test_running_statistics_follow_keras(norm, weight):
     np.testing.assert_allclose(outputs, np.maximum(normalized, 0.0), rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_start_of_the_weights():
     """Variance 1 / fan-in, truncated at two standard deviations of the untruncated normal; biases 0."""
     module = ResNet8(num_classes=10, lowering="lax")

@@ -85,6 +85,7 @@ def test_loss_of_sure_predictions_is_the_conditional_entropy(float64) -> None:
     assert float(jnp.mean(found)) == pytest.approx(0.3182570841, abs=1e-10)
 
 
+@pytest.mark.thorough
 def test_bias_of_the_estimate(float64) -> None:
     """Check 9: counts in the proportions P(label | class) P(class | pseudo-label), then pseudo-labels without error."""
     matrix = np.array([[0.8, 0.1, 0.0], [0.2, 0.9, 1.0]])
@@ -100,6 +101,7 @@ def test_bias_of_the_estimate(float64) -> None:
     np.testing.assert_array_equal(support, [2, 2, 1, 0])
 
 
+@pytest.mark.thorough
 def test_counts_pool_over_clients_and_ignore_padding() -> None:
     probs, observed = jnp.asarray(PROBS, jnp.float32), jnp.asarray(OBSERVED)
     whole = estimate_correspondence(probs, observed, 3, 0.955)[0]

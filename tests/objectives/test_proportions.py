@@ -30,6 +30,7 @@ def test_padding_may_be_anything_and_an_empty_set_costs_nothing() -> None:
     np.testing.assert_array_equal(gradient, 0.0)
 
 
+@pytest.mark.thorough
 def test_a_class_that_nobody_predicts_stays_finite() -> None:
     logits = jnp.tile(jnp.asarray([300.0, -300.0, 0.0], jnp.float32), (4, 1))
     value, gradient = jax.value_and_grad(proportion_loss)(

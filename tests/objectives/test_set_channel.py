@@ -118,6 +118,7 @@ def test_the_bayes_classifier_minimizes_the_risk(float64) -> None:
     np.testing.assert_allclose(found[0], BAYES[0], atol=4e-3)
 
 
+@pytest.mark.thorough
 def test_the_loss_on_probabilities_is_not_proper(float64) -> None:
     """Check 7: its minimizers on a grid, and a case in which it names the other class."""
     steps = np.arange(0, 501)

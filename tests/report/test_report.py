@@ -247,6 +247,7 @@ def test_predictions_without_training(tmp_path):
     ("arguments", "said"),
     [
         (["nowhere"], "nowhere does not exist"),
+        (["runs/one/config.json"], "config.json is a file; give the run folder"),
         (["empty"], "no run in empty"),
         (["runs", "--metric", "test_acuracy"], "Did you mean 'test_accuracy'?"),
         (["runs", "--baseline", "fedprox"], "is no group"),

@@ -16,7 +16,7 @@ import pytest
 from fedjax_ssl import config as configs
 from fedjax_ssl.cli import main
 from fedjax_ssl.experiment.run import run
-from fedjax_ssl.sweep import cluster, conduct, results, search, studies, trials, work
+from fedjax_ssl.sweep import cluster, results, scheduler, search, studies, trials, worker
 from fedjax_ssl.sweep import command as sweep_command
 from fedjax_ssl.sweep import plan as plans
 from fedjax_ssl.sweep.axes import parse_axis, points
@@ -58,7 +58,7 @@ def test_runs_are_those_of_run_a_failure_stops_nobody_and_what_is_done_is_not_do
     wrong = {**plan.runs[0].config["data"], "test_clients": 100}
     broken = plan.runs[0]._replace(name="broken", config={**plan.runs[0].config, "data": wrong})
     runs, told = [broken, *plan.runs], []
-    work.work(tmp_path, runs, told.append, runs)
+    worker.run_program(tmp_path, runs, told.append, runs)
     ended = {one["run"]: one["status"] for one in told if one["event"] == "end"}
     assert ended == {"broken": "failed", "seed=0": "done"}
     alone = configs.load("digits_fedavg", [text.split("=") for text in SMALL])
@@ -75,14 +75,17 @@ def test_runs_are_those_of_run_a_failure_stops_nobody_and_what_is_done_is_not_do
     assert [one.name for one in results.unfinished(tmp_path, runs)] == ["broken"]
 
 
-def test_tasks_are_programs_cut_into_parts_where_there_are_more_workers(tmp_path):
+def test_tasks_are_programs_and_those_that_would_leave_workers_idle_are_cut_into_parts(tmp_path):
     plan = planned(tmp_path, "optimizer.batch_size=5,10", seeds=(0, 1, 2, 3))
-    assert [len(task.runs) for task in conduct.tasks(tmp_path, plan, 2)] == [4, 4]
-    parts = conduct.tasks(tmp_path, plan, 4)
+    assert [len(task.runs) for task in scheduler.tasks(tmp_path, plan, 2)] == [4, 4]
+    parts = scheduler.tasks(tmp_path, plan, 4)
     assert sorted((task.program, len(task.runs)) for task in parts) == [(0, 2), (0, 2), (1, 2), (1, 2)]
+    assert [len(task.runs) for task in scheduler.tasks(tmp_path, plan, 3)] == [2, 2, 2, 2]
     for one in plan.runs[:5]:
         results.mark(results.folder_of(tmp_path, one.name), results.STOPPED)
-    assert [(task.program, len(task.runs)) for task in conduct.tasks(tmp_path, plan, 1)] == [(1, 3)]
+    assert [(task.program, len(task.runs)) for task in scheduler.tasks(tmp_path, plan, 1)] == [(1, 3)]
+    three = planned(tmp_path / "three", "optimizer.batch_size=2,5,10", seeds=(0, 1, 2, 3))
+    assert [len(task.runs) for task in scheduler.tasks(tmp_path / "three", three, 2)] == [4, 4, 2, 2]
 
 
 def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path, capsys):
@@ -110,16 +113,55 @@ def test_mistakes_are_told_at_once(tmp_path, capsys):
         ("new", ["--trials=3"], "--trials does nothing without --search"),
         ("new", ["--hours=3"], "--hours does nothing without --submit"),
         ("run", [], "folder of a single run"),
+        ("run/config.json", [], "run/config.json is a file"),
+        ("run/config.json/below", ["--dry-run"], "run/config.json is a file"),
         ("run", ["--submit=slurm", "--slurm=gpu"], "folder of a single run"),
         ("run", [search], "folder of a single run"),
         ("sweep", [search], "folder of a sweep, whose results would be lost"),
         ("search", [], "folder of a search, whose results would be lost"),
     ):
         assert main(["sweep", "digits_fedavg", *given, f"--workdir={tmp_path / folder}"]) == 2
-        assert said in capsys.readouterr().err
+        output = capsys.readouterr()
+        assert said in output.err and output.out == ""  # no plan of what cannot be
     for folder in ("sweep", "search"):
         with pytest.raises(RunFolderError, match=f"is the folder of a {folder}; give another --workdir"):
             RunFolder(tmp_path / folder, {})
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--sampler=tpee"], "unknown sampler 'tpee'. Did you mean 'tpe'?"),
+        (["--submit=slrm"], "unknown cluster 'slrm'. Did you mean 'slurm'?"),
+        (["--worker=3"], "there is no option '--worker'. Did you mean '--workers'?"),
+        (["--rounds=3"], "given as --set rounds=VALUE"),
+        (["--config.optimizer.learning_rate", "0.1"], "given as --set optimizer.learning_rate=VALUE"),
+        (
+            ["--set", "rounds=3", "eval_every=1"],
+            "unexpected argument 'eval_every=1'. Fields of the config are",
+        ),
+        (["more"], "unexpected argument 'more'."),
+    ],
+)
+def test_a_word_that_the_command_does_not_know_is_told_with_the_nearest(capsys, given, said):
+    with pytest.raises(SystemExit) as end:
+        main(["sweep", "digits_fedavg", *given])
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and said in error and len(error.splitlines()) == 2
+
+
+def test_a_note_of_several_workers_is_shown_once(capsys):
+    report = scheduler._Report(2, {"said at the start"}, sys.stdout)
+    for text in ("said at the start", "said by both", "said by both"):
+        report.take({"event": "note", "text": text})
+    assert capsys.readouterr().err == "note: said by both\n"
+
+
+@pytest.mark.thorough
+def test_a_sweep_shows_a_note_of_its_config_once(tmp_path):
+    given = command(tmp_path / "a", "select_from=2", workers=2, seeds=2)
+    done = subprocess.run([sys.executable, "-m", "fedjax_ssl.cli", *given], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr.count("note: config.select_from=2") == 1, done.stderr
 
 
 @pytest.mark.thorough
@@ -165,17 +207,17 @@ def test_a_worker_that_dies_fails_its_run_and_the_others_go_on(tmp_path, monkeyp
     (tmp_path / "deadly.py").write_text(
         "import os, sys\n"
         "from fedjax_ssl.experiment import run as runs\n"
-        "from fedjax_ssl.sweep import work\n"
-        "whole = work.run_together\n"
+        "from fedjax_ssl.sweep import worker\n"
+        "whole = worker.run_batch\n"
         "def deadly(points, shared):\n"
         "    if points[0].config.seed == 1: os.kill(os.getpid(), 9)\n"
         "    return whole(points, shared)\n"
-        "work.run_together = deadly\n"
-        "sys.exit(work.main(sys.argv[1:]))\n"
+        "worker.run_batch = deadly\n"
+        "sys.exit(worker.main(sys.argv[1:]))\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(conduct, "WORKER", "deadly")
-    ended = conduct.conduct(tmp_path, plan, 1)
+    monkeypatch.setattr(scheduler, "WORKER", "deadly")
+    ended = scheduler.execute(tmp_path, plan, 1)
     assert (ended.done, ended.failed) == (2, 1)
     assert [row["message"] for row in table(tmp_path) if row["status"] == "failed"] == [
         "its process ended by SIGKILL; was the memory enough?"
@@ -187,7 +229,7 @@ def test_a_worker_that_dies_fails_its_run_and_the_others_go_on(tmp_path, monkeyp
 def test_vectorized_runs_are_single_runs_but_for_rounding(tmp_path, config):
     extra = ("method.warmup_rounds=2",) if config == "digits_xclp" else ()
     plan = planned(tmp_path, *extra, "optimizer.learning_rate=0.05,0.1", config=config)
-    work.work(tmp_path, plan.runs, lambda told: None, plan.runs, at_once=4)
+    worker.run_program(tmp_path, plan.runs, lambda told: None, plan.runs, at_once=4)
     for one in plan.runs:
         run(plans.config_of(one), tmp_path / "alone" / one.name)
         mine, alone = rows_of(results.folder_of(tmp_path, one.name)), rows_of(tmp_path / "alone" / one.name)
@@ -200,7 +242,7 @@ def test_vectorized_runs_are_single_runs_but_for_rounding(tmp_path, config):
 def test_jobs_of_a_cluster_do_their_programs_and_can_be_started_again(tmp_path):
     pytest.importorskip("submitit")
     plan = planned(tmp_path, "optimizer.batch_size=5,10", seeds=(0,))
-    jobs = cluster.hand_in(conduct.tasks(tmp_path, plan, 1), tmp_path, "local", {}, 1.0)
+    jobs = cluster.hand_in(scheduler.tasks(tmp_path, plan, 1), tmp_path, "local", {}, 1.0)
     assert [job.result() for job in jobs] == [{"done": 1}, {"done": 1}]
     assert [row["status"] for row in table(tmp_path)] == ["done", "done"]
     again = cluster.Job(tmp_path, [one.name for one in plan.runs])
@@ -268,7 +310,7 @@ def test_a_bad_trial_is_pruned_and_trials_together_share_a_program(tmp_path, mon
             return trial.params["optimizer.learning_rate"] < 0.05
 
     monkeypatch.setattr(studies, "_pruner", lambda study, pruners: Slow())
-    trials.work(study, tmp_path, at_once=3)
+    trials.run_trials(study, tmp_path, at_once=3)
     opened = studies.open_study(study, tmp_path)
     states = [trial.state.name for trial in opened.trials]
     assert len(states) == 6 and {"PRUNED", "COMPLETE"} == set(states)
@@ -282,7 +324,7 @@ def test_a_bad_trial_is_pruned_and_trials_together_share_a_program(tmp_path, mon
 def test_seeds_of_a_trial_are_averaged(tmp_path):
     pytest.importorskip("optuna")
     study = study_in(tmp_path, "--trials=1", "--pruner=none", "--seeds=2")
-    trials.work(study, tmp_path)
+    trials.run_trials(study, tmp_path)
     rows = search.write_table(studies.open_study(study, tmp_path), study, tmp_path)
     assert [row["run"] for row in rows] == ["trial=0000,seed=0", "trial=0000,seed=1"]
     mean = np.mean([row["selected_validation_accuracy"] for row in rows])

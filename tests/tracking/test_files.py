@@ -19,7 +19,7 @@ def test_a_write_that_fails_leaves_the_old_content(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(OSError, match="no"):
         files.write_atomically(target, "new, and longer than the old")
-    assert target.read_text() == "old"
+    assert target.read_text() == "old" and os.listdir(tmp_path) == ["config.json"]
 
 
 def test_a_left_over_temporary_file_is_replaced(tmp_path):

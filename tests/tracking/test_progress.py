@@ -197,3 +197,12 @@ def test_an_error_leaves_the_terminal_in_order(monkeypatch):
         progress.start(**START)
         raise RuntimeError("in a round")
     assert stream.getvalue().rfind("\x1b[?25h") > stream.getvalue().rfind("\x1b[?25l")  # the cursor is back
+
+
+def test_a_reader_that_is_gone_is_an_error_that_the_caller_hears_of():
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError), Progress(10, stream=Gone()) as progress:
+        progress.start(**START)

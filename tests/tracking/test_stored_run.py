@@ -88,6 +88,8 @@ def test_run_folders_are_found_once_at_any_depth(tmp_path):
     os.symlink(tmp_path, tmp_path / "sweep" / "loop")
     by_order = [folders[2], folders[1], folders[0]]
     assert find_runs([tmp_path]) == by_order
-    assert find_runs([folders[0], tmp_path, folders[2] / "config.json"]) == [folders[0], folders[2], folders[1]]
+    assert find_runs([folders[0], tmp_path, folders[2]]) == [folders[0], folders[2], folders[1]]
     with pytest.raises(RunFolderError, match="does not exist"):
         find_runs([tmp_path / "nowhere"])
+    with pytest.raises(RunFolderError, match=r"config\.json is a file; give the run folder.*one$"):
+        find_runs([folders[2] / "config.json"])

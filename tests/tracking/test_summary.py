@@ -141,7 +141,7 @@ class FakeDevice:
 @pytest.mark.parametrize(("peaks", "text", "bytes_used"), [([7], "NVIDIA H200", 7), ([7, 9], "2 x NVIDIA H200", 9)])
 def test_accelerators(monkeypatch, peaks, text, bytes_used):
     devices = [FakeDevice(peak) for peak in peaks]
-    monkeypatch.setattr(environment.jax, "devices", lambda: devices)
-    monkeypatch.setattr(environment.jax, "local_devices", lambda: devices)
+    monkeypatch.setattr(jax, "devices", lambda: devices)
+    monkeypatch.setattr(jax, "local_devices", lambda: devices)
     assert device_description() == text
     assert peak_memory_bytes() == bytes_used

@@ -21,6 +21,7 @@ import numpy as np
 from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 
+from fedjax_ssl.backend import backend
 from fedjax_ssl.data.images import operations
 from fedjax_ssl.data.images.operations import LARGEST, Images
 from fedjax_ssl.data.images.policies import ENHANCERS, MOVEMENTS, Choice, Fill, Policy
@@ -110,7 +111,7 @@ def random_augment(
     one = Draws(draws.operation.T, *map(split_draws, draws[1:]))
     entry, spot = _final_draws(key, policy, size)
     apart = (split(images), one, split(entry), split(spot))
-    if jax.default_backend() == "cpu" if in_turn is None else in_turn:
+    if backend() == "cpu" if in_turn is None else in_turn:
         results = sequential_vmap(functools.partial(jax.lax.map, one_group))(apart)
     else:
         results = jax.vmap(one_group)(apart)

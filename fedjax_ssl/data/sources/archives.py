@@ -1,12 +1,14 @@
 """From a catalogue entry to arrays: converted cache, then the original files, then a download."""
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.sources.cache import ROOT_VARIABLE, data_root, load_converted, save_converted
-from fedjax_ssl.data.sources.catalog import Archive, RemoteFile
+from fedjax_ssl.data.sources.entries import Archive, RemoteFile
 from fedjax_ssl.data.sources.fetch import (
     DIGEST_SUFFIX,
     DatasetUnavailable,
@@ -16,6 +18,8 @@ from fedjax_ssl.data.sources.fetch import (
     recorded_sha256,
 )
 from fedjax_ssl.data.sources.formats import FormatError
+
+logger = logging.getLogger(__name__)
 
 
 def load_archive(
@@ -49,7 +53,7 @@ def load_archive(
         _require(archive, given, looked=(given,))
         return _read(archive, given)
     folder = data_root(root) / archive.name
-    converted = folder / f"converted-v{archive.version}"
+    converted = folder / "-".join(["converted", f"v{archive.version}", *[archive.variant] * bool(archive.variant)])
     cached = load_converted(converted)
     if cached is not None:
         return cached
@@ -67,6 +71,35 @@ def load_archive(
     dataset = _read(archive, raw)
     save_converted(dataset, converted)
     return dataset
+
+
+class Verified(NamedTuple):
+    """What became of comparing one original file with its entry in the catalogue."""
+
+    path: Path
+    right: bool | None  # None: it is here, but nobody knows its digest
+    said: str
+
+
+def verify_files(archive: Archive, root: str | Path | None = None) -> list[Verified]:
+    """Compares the original files of a dataset in `<root>/<name>/raw/` with what is published."""
+    raw = data_root(root) / archive.name / "raw"
+    return [_verified(archive, file, raw / file.name) for file in archive.files]
+
+
+def _verified(archive: Archive, file: RemoteFile, path: Path) -> Verified:
+    if not path.is_file():
+        return Verified(path, False, f"not here; published at {file.urls[0]}")
+    try:
+        _verify(archive, file, path)
+    except DatasetUnavailable as error:
+        return Verified(path, False, str(error).partition(": ")[2].partition("\n")[0])
+    size = f"{path.stat().st_size:,} bytes"
+    if file.sha256 is not None:
+        return Verified(path, True, f"{size}, as published")
+    if recorded_sha256(path) is not None:
+        return Verified(path, True, f"{size}, as first downloaded; no digest is published")
+    return Verified(path, None, f"{size}; no digest is published")
 
 
 def _missing(archive: Archive, raw: Path) -> list[RemoteFile]:
@@ -87,6 +120,11 @@ def _read(archive: Archive, raw: Path) -> Dataset:
         raise DatasetUnavailable(
             f"{archive.name}: {error}\nTo go on, delete that file and start again, or {archive.substitute}"
         ) from error
+    found = len(dataset.train), 0 if dataset.test is None else len(dataset.test)
+    if archive.examples not in (None, found):
+        logger.warning(
+            "%s has %d + %d examples; the published set has %d + %d", archive.name, *found, *archive.examples
+        )
     return dataclasses.replace(dataset, extra={**dataset.extra, "terms": archive.terms})
 
 

@@ -5,6 +5,7 @@ import logging
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,28 @@ def save_converted(dataset: Dataset, folder: Path) -> None:
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def kept(folder: Path, digest: str, make: Callable[[], Dataset]) -> Dataset:
+    """A dataset that is made once for every content that it is made from.
+
+    Args:
+        folder: where the converted form is kept, of this content alone: what an earlier content left is removed.
+        digest: names the content.
+        make: makes the dataset; `extra` must fit into JSON.
+
+    Returns:
+        What was kept, with inputs memory-mapped, or what was made.
+    """
+    target = folder / f"converted-{digest}"
+    if (cached := load_converted(target)) is not None:
+        return cached
+    dataset = make()
+    for older in folder.glob("converted-*"):
+        if older != target:
+            shutil.rmtree(older, ignore_errors=True)
+    save_converted(dataset, target)
+    return dataset
 
 
 def _load_split(folder: Path, name: str) -> Split:

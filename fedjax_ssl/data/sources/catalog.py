@@ -2,15 +2,20 @@
 
 import logging
 import string
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedjax_ssl.data.correspondence import CIFAR100_SUPERCLASS_OF, CIFAR100_SUPERCLASSES, correspondence
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.sources import formats
+from fedjax_ssl.data.sources.emnist import emnist
+from fedjax_ssl.data.sources.entries import Archive, RemoteFile
+from fedjax_ssl.data.sources.omniglot import omniglot
+from fedjax_ssl.data.sources.stl10 import stl10
+from fedjax_ssl.data.sources.svhn import svhn
 
 FEMNIST_CLASSES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -28,47 +33,29 @@ CIFAR100_CLASSES = (
     "willow_tree", "wolf", "woman", "worm",
 )
 # fmt: on
+FASHION_CLASSES = (
+    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+)
 FEMNIST_WRITERS = 3_400
 FEMNIST_EXAMPLES = {"train": 671_585, "test": 77_483}
-EMBEDDED = 'load("digits") or load("glyphs")'
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class RemoteFile:
-    """One file of a dataset."""
-
-    name: str  # its file name, as published
-    urls: tuple[str, ...]  # addresses, the first that answers is taken
-    size: int | None = None  # length in bytes, None where nobody states it
-    sha256: str | None = None  # digest, None where nobody states it (that of the first download is then kept)
-
-
-@dataclass(frozen=True)
-class Archive:
-    """One published dataset."""
-
-    name: str  # it is loaded by
-    description: str  # one line for `available`
-    files: tuple[RemoteFile, ...]  # what must be at hand
-    read: Callable[[Mapping[str, Path]], Dataset]  # {file name: path} -> dataset; `formats.FormatError` for damage
-    terms: str  # licence and whom to cite
-    substitute: str = f"run on data that needs no download: {EMBEDDED}"  # where the dataset cannot be had
-    version: int = 1  # goes into the converted cache's name; raise it when `read` changes what it returns
+def _four_idx(name: str, files: Mapping[str, Path], class_names: tuple[str, ...], **more: Any) -> Dataset:
+    images, labels, test_images, test_labels = (formats.read_idx(files[file.name]) for file in MNIST.files)
+    train, test = Split(images[..., None], labels), Split(test_images[..., None], test_labels)
+    return Dataset(name=name, train=train, test=test, class_names=class_names, **more)
 
 
 def read_mnist(files: Mapping[str, Path]) -> Dataset:
     """MNIST from its four IDX files."""
-    images, labels, test_images, test_labels = (formats.read_idx(files[file.name]) for file in MNIST.files)
-    return Dataset(
-        name="mnist",
-        train=Split(images[..., None], labels),
-        test=Split(test_images[..., None], test_labels),
-        class_names=tuple(string.digits),
-        mean=(0.1307,),
-        std=(0.3081,),
-    )
+    return _four_idx("mnist", files, tuple(string.digits), mean=(0.1307,), std=(0.3081,))
+
+
+def read_fashion_mnist(files: Mapping[str, Path]) -> Dataset:
+    """Fashion-MNIST from files of MNIST's names and form."""
+    return _four_idx("fashion_mnist", files, FASHION_CLASSES)
 
 
 def read_cifar10(files: Mapping[str, Path]) -> Dataset:
@@ -143,6 +130,15 @@ def _mnist(name: str, size: int, sha256: str) -> RemoteFile:
     return RemoteFile(f"{name}-ubyte.gz", tuple(f"{host}/{name}-ubyte.gz" for host in hosts), size, sha256)
 
 
+def _fashion(name: str, size: int, sha256: str) -> RemoteFile:
+    hosts = (
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+        "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion",
+        "https://storage.googleapis.com/tensorflow/tf-keras-datasets",
+    )
+    return RemoteFile(f"{name}-ubyte.gz", tuple(f"{host}/{name}-ubyte.gz" for host in hosts), size, sha256)
+
+
 def _cifar(name: str, size: int, sha256: str) -> RemoteFile:
     file = f"{name}-binary.tar.gz"
     return RemoteFile(file, (f"https://www.cs.toronto.edu/~kriz/{file}",), size, sha256)
@@ -158,7 +154,22 @@ MNIST = Archive(
         _mnist("t10k-labels-idx1", 4_542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
     ),
     read=read_mnist,
+    examples=(60_000, 10_000),
     terms="CC BY-SA 3.0 as Keras states it; cite LeCun, Bottou, Bengio and Haffner (1998)",
+)
+
+FASHION_MNIST = Archive(
+    name="fashion_mnist",
+    description="70,000 articles of clothing, 28x28x1, 10 classes; downloaded, 31 MB",
+    files=(
+        _fashion("train-images-idx3", 26_421_880, "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"),
+        _fashion("train-labels-idx1", 29_515, "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"),
+        _fashion("t10k-images-idx3", 4_422_102, "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"),
+        _fashion("t10k-labels-idx1", 5_148, "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
+    ),
+    read=read_fashion_mnist,
+    terms="MIT; cite Xiao, Rasul and Vollgraf (2017), Fashion-MNIST",
+    examples=(60_000, 10_000),
 )
 
 CIFAR10 = Archive(
@@ -166,6 +177,7 @@ CIFAR10 = Archive(
     description="60,000 photographs, 32x32x3, 10 classes; downloaded, 170 MB",
     files=(_cifar("cifar-10", 170_052_171, "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"),),
     read=read_cifar10,
+    examples=(50_000, 10_000),
     terms="no licence stated; cite Krizhevsky (2009), Learning Multiple Layers of Features from Tiny Images",
 )
 
@@ -174,6 +186,7 @@ CIFAR100 = Archive(
     description="60,000 photographs, 32x32x3, 100 classes in 20 superclasses; downloaded, 169 MB",
     files=(_cifar("cifar-100", 168_513_733, "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"),),
     read=read_cifar100,
+    examples=(50_000, 10_000),
     terms="no licence stated; cite Krizhevsky (2009), Learning Multiple Layers of Features from Tiny Images",
 )
 
@@ -192,4 +205,7 @@ FEMNIST = Archive(
     version=2,
 )
 
-ARCHIVES = {archive.name: archive for archive in (MNIST, CIFAR10, CIFAR100, FEMNIST)}
+ARCHIVES = {
+    archive.name: archive
+    for archive in (MNIST, FASHION_MNIST, emnist(), CIFAR10, CIFAR100, svhn(), stl10(), omniglot(), FEMNIST)
+}

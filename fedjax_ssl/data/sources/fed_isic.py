@@ -17,7 +17,7 @@ from PIL import Image
 from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.sources.cache import ROOT_VARIABLE, data_root, load_converted, save_converted
-from fedjax_ssl.data.sources.catalog import EMBEDDED
+from fedjax_ssl.data.sources.entries import EMBEDDED
 from fedjax_ssl.data.sources.fetch import DatasetUnavailable
 
 NAME = "fed_isic2019"

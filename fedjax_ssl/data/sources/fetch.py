@@ -4,6 +4,7 @@ Not by pooch, which unpacks what a server sends as gzip-encoded, so that the dig
 which sees a wrong length only after the whole download.
 """
 
+import contextlib
 import errno
 import hashlib
 import http.client
@@ -13,11 +14,18 @@ import socket
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO, Any
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
 
 TRIES = 3
 CHUNK_BYTES = 1 << 20
+SAY_EVERY = 5.0  # seconds between two lines about progress
 DIGEST_SUFFIX = ".sha256"
 # The disk's fault: no other try and no other mirror can help.
 DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -74,9 +82,11 @@ def fetch(
 ) -> Path:
     """Downloads one file from the first mirror that has it.
 
-    The bytes go to a `.part` file beside `dest`, which is renamed only when length and digest are right. An address
-    that does not resolve, answers 4xx or gives wrong bytes is left at once; 5xx, broken and silent connections are
-    tried three times. Without a known digest, the digest of what came is written to `<dest>.sha256`.
+    The bytes go to a `.part` file beside `dest`, which is renamed only when length and digest are right. Where the
+    digest is known, a download that was interrupted goes on from there, at the next try or in the next process. Of
+    processes that fetch into one folder the others wait for the first, and take what it has fetched. An address that
+    does not resolve, answers 4xx or gives wrong bytes is left at once; 5xx, broken and silent connections are tried
+    three times. Without a known digest, the digest of what came is written to `<dest>.sha256`.
 
     Args:
         urls: one address or several mirrors of the same file.
@@ -95,29 +105,72 @@ def fetch(
     """
     mirrors = (urls,) if isinstance(urls, str) else tuple(urls)
     dest.parent.mkdir(parents=True, exist_ok=True)
-    # The process number keeps two processes that want the same file from writing into one part file.
-    part = dest.with_name(f"{dest.name}.{os.getpid()}.part")
-    tried: list[tuple[str, str]] = []
-    try:
-        for url in mirrors:
-            try:
-                digest = _fetch_with_retries(url, part, sha256, size, timeout, wait)
-            except (_Refused, _Interrupted) as failure:
-                tried.append((url, str(failure)))
-                continue
-            if sha256 is None:
-                dest.with_name(dest.name + DIGEST_SUFFIX).write_text(f"{digest}  {dest.name}\n")
-            os.replace(part, dest)
-            return dest
-    finally:
-        part.unlink(missing_ok=True)
+    before = _identity(dest)
+    with _one_process(dest.parent) as is_alone:
+        if _identity(dest) != before:
+            return dest  # another process has fetched it meanwhile
+        # Where processes cannot wait for each other, each has a part file of its own, and none goes on with another's.
+        part = dest.with_name(f"{dest.name}.part" if is_alone else f"{dest.name}.{os.getpid()}.part")
+        resumes = is_alone and sha256 is not None
+        keep = False
+        tried: list[tuple[str, str]] = []
+        try:
+            for url in mirrors:
+                try:
+                    digest = _fetch_with_retries(url, part, sha256 if resumes else None, sha256, size, timeout, wait)
+                except (_Refused, _Interrupted) as failure:
+                    tried.append((url, str(failure)))
+                    continue
+                if sha256 is None:
+                    dest.with_name(dest.name + DIGEST_SUFFIX).write_text(f"{digest}  {dest.name}\n")
+                os.replace(part, dest)
+                return dest
+            keep = resumes
+        except KeyboardInterrupt:
+            keep = resumes
+            raise
+        finally:
+            if not keep:
+                part.unlink(missing_ok=True)
     raise FetchFailed(tried)
 
 
-def _fetch_with_retries(url: str, part: Path, sha256: str | None, size: int | None, timeout: float, wait: float) -> str:
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which file lies there, None if there is none."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_mtime_ns
+
+
+@contextlib.contextmanager
+def _one_process(folder: Path) -> Iterator[bool]:
+    """Waits until no other process fetches into this folder; False where the system cannot say so."""
+    if fcntl is None:
+        yield False
+        return
+    place = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logger.warning("another process downloads into %s; waiting for it", folder)
+            fcntl.flock(place, fcntl.LOCK_EX)
+        except OSError:  # a file system without locks
+            yield False
+            return
+        yield True
+    finally:
+        os.close(place)
+
+
+def _fetch_with_retries(
+    url: str, part: Path, resumed: str | None, sha256: str | None, size: int | None, timeout: float, wait: float
+) -> str:
     for attempt in range(TRIES):
         try:
-            return _fetch_once(url, part, sha256, size, timeout)
+            return _fetch_once(url, part, resumed, sha256, size, timeout)
         except _Interrupted as failure:
             if attempt == TRIES - 1:
                 raise _Interrupted(f"{failure} ({TRIES} tries)") from failure
@@ -126,29 +179,63 @@ def _fetch_with_retries(url: str, part: Path, sha256: str | None, size: int | No
     raise AssertionError("the last attempt returns or raises")
 
 
-def _fetch_once(url: str, part: Path, sha256: str | None, size: int | None, timeout: float) -> str:
+def _fetch_once(url: str, part: Path, resumed: str | None, sha256: str | None, size: int | None, timeout: float) -> str:
+    """Fetches a file, or what of it is missing; `resumed` is the digest that lets it go on with a part, if it may."""
+    start, digest = (0, hashlib.sha256()) if resumed is None else _so_far(part)
+    if resumed is not None and digest.hexdigest() == resumed:
+        return resumed
     request = urllib.request.Request(url, headers={"User-Agent": "fedjax_ssl"})
-    digest = hashlib.sha256()
-    received = 0
-    logger.info("downloading %s", url)
-    with open(part, "wb") as file:
+    if start:
+        request.add_header("Range", f"bytes={start}-")
+    logger.info("downloading %s%s", url, f", from byte {start:,} on" if start else "")
+    with open(part, "ab" if start else "wb") as file:
         try:
             with urllib.request.urlopen(request, timeout=timeout) as response:
-                expected = size if response.length is None else response.length
+                if start and not (response.headers.get("Content-Range") or "").startswith(f"bytes {start}-"):
+                    file.truncate(0)  # this server sends the whole file
+                    start, digest = 0, hashlib.sha256()
+                expected = size if response.length is None else start + response.length
                 if size is not None and expected != size:
                     raise _Refused(f"has {expected:,} bytes, expected {size:,}")
-                while chunk := response.read(CHUNK_BYTES):
-                    file.write(chunk)
-                    digest.update(chunk)
-                    received += len(chunk)
+                received = _receive(response, file, digest, url, start, expected)
         except (OSError, http.client.HTTPException) as error:
-            raise _classified(error, timeout) from error
+            failure = _classified(error, timeout)
+            if start and isinstance(error, urllib.error.HTTPError) and error.code == 416:
+                file.truncate(0)  # the part is longer than the file
+                failure = _Interrupted("does not go on with what was downloaded before")
+            raise failure from error
     if expected is not None and received != expected:
         raise _Interrupted(f"ended after {received:,} of {expected:,} bytes")
     if sha256 is not None and digest.hexdigest() != sha256:
-        raise _Refused(f"wrong content: sha256 {digest.hexdigest()}, expected {sha256}")
+        part.unlink()
+        reason = f"wrong content: sha256 {digest.hexdigest()}, expected {sha256}"
+        raise _Interrupted(f"{reason}, in parts") if start else _Refused(reason)
     logger.info("downloaded %s (%d bytes)", url, received)
     return digest.hexdigest()
+
+
+def _so_far(part: Path) -> tuple[int, Any]:
+    """Length and digest of what an earlier download left."""
+    try:
+        with open(part, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256")
+            return file.tell(), digest
+    except FileNotFoundError:
+        return 0, hashlib.sha256()
+
+
+def _receive(response: IO[bytes], file: IO[bytes], digest: Any, url: str, start: int, expected: int | None) -> int:
+    """Writes what comes, and says every few seconds how far it is; gives the length of the file then."""
+    received, said = start, time.monotonic()
+    while chunk := response.read(CHUNK_BYTES):
+        file.write(chunk)
+        digest.update(chunk)
+        received += len(chunk)
+        if time.monotonic() - said > SAY_EVERY:
+            said = time.monotonic()
+            of = "" if expected is None else f" of {expected / 1e6:,.0f}"
+            logger.info("%s: %s%s MB", url.rpartition("/")[2], f"{received / 1e6:,.0f}", of)
+    return received
 
 
 def _classified(error: OSError | http.client.HTTPException, timeout: float) -> Exception:

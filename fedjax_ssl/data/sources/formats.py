@@ -2,19 +2,29 @@
 
 import contextlib
 import gzip
+import lzma
 import math
 import sqlite3
 import struct
 import tarfile
+import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 
 CIFAR_SHAPE = (3, 32, 32)
 FEMNIST_SHAPE = (28, 28)
+LARGEST = 1 << 33  # bytes that an array in a file may take: more than any dataset here
+
+
+# What the standard library says about broken bytes.
+DAMAGED = (
+    *(EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, tarfile.TarError, zipfile.BadZipFile, sqlite3.Error),
+    *(ValueError, TypeError, KeyError, struct.error),
+)
 
 
 class FormatError(ValueError):
@@ -44,18 +54,29 @@ def read_idx(path: Path) -> np.ndarray:
     Raises:
         FormatError: no gzip, no IDX of bytes, or not the length it states.
     """
-    with _damage(path):
-        content = gzip.decompress(path.read_bytes())
-    if len(content) < 4 or content[:3] != b"\0\0\x08":
-        raise FormatError(f"{path} is no IDX file of bytes: it starts with {content[:4]!r}.")
-    num_axes = content[3]
-    header = 4 + 4 * num_axes
-    if len(content) < header:
-        raise FormatError(f"{path} ends inside its header, after {len(content)} bytes.")
-    shape = struct.unpack(f">{num_axes}I", content[4:header])
-    if len(content) - header != math.prod(shape):
-        raise FormatError(f"{path} states the shape {shape} but holds {len(content) - header:,} values.")
-    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
+    with open(path, "rb") as file:
+        return read_idx_stream(file, str(path))
+
+
+def read_idx_stream(file: IO[bytes], name: str) -> np.ndarray:
+    """The same from an open file, for example one in an archive; `name` is for messages."""
+    with damage(name), gzip.open(file) as content:
+        start = content.read(4)
+        if len(start) < 4 or start[:3] != b"\0\0\x08":
+            raise FormatError(f"{name} is no IDX file of bytes: it starts with {start!r}.")
+        sizes = content.read(4 * start[3])
+        if len(sizes) < 4 * start[3]:
+            raise FormatError(f"{name} ends inside its header, after {4 + len(sizes)} bytes.")
+        shape = struct.unpack(f">{start[3]}I", sizes)
+        count = math.prod(shape)
+        if count > LARGEST:
+            raise FormatError(f"{name} states the shape {shape}, {count:,} bytes; more than {LARGEST:,} are not read.")
+        values = content.read(count + 1)  # one more, to see that it ends there
+    if len(values) != count:
+        raise FormatError(
+            f"{name} states the shape {shape} but holds {'more' if len(values) > count else len(values)} values."
+        )
+    return np.frombuffer(values, np.uint8).reshape(shape)
 
 
 def read_cifar10_binary(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -95,7 +116,7 @@ def read_cifar100_binary(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray
 def _read_cifar(path: Path, names: list[str], num_labels: dict[str, int]) -> list[tuple[np.ndarray, np.ndarray]]:
     """Images and label bytes [n, labels] of the named files of an archive; `num_labels` counts the values of each."""
     content = {}
-    with _damage(path), tarfile.open(path, "r:gz") as archive:
+    with damage(path), tarfile.open(path, "r:gz") as archive:
         for member in archive:
             file = archive.extractfile(member) if member.name.endswith(".bin") else None
             if file is not None:
@@ -138,7 +159,7 @@ def read_fedjax_sqlite(path: Path, num_classes: int) -> ClientArrays:
     # Only this reader needs flax, which takes a moment to import.
     from flax import serialization
 
-    with _damage(path), contextlib.closing(_open_read_only(path)) as database:
+    with damage(path), contextlib.closing(_open_read_only(path)) as database:
         columns = {row[1] for row in database.execute("PRAGMA table_info(federated_data)")}
         if not columns >= {"client_id", "data", "num_examples"}:
             raise FormatError(
@@ -153,7 +174,7 @@ def read_fedjax_sqlite(path: Path, num_classes: int) -> ClientArrays:
         query = "SELECT client_id, data, num_examples FROM federated_data ORDER BY client_id"
         for number, (client_id, data, num_examples) in enumerate(database.execute(query)):
             name = client_id.decode("ascii", "replace") if isinstance(client_id, bytes) else str(client_id)
-            with _damage(path, f" (client {name})"):
+            with damage(path, f" (client {name})"):
                 example = serialization.msgpack_restore(zlib.decompress(data))
             _check_client(path, name, example, num_examples, num_classes)
             stop = start + num_examples
@@ -184,11 +205,11 @@ def _check_client(path: Path, name: str, example: object, num_examples: int, num
 
 
 @contextlib.contextmanager
-def _damage(path: Path, where: str = "") -> Iterator[None]:
+def damage(path: Path | str, where: str = "") -> Iterator[None]:
     """Turns what the standard library says about broken bytes into one error that names the file."""
     try:
         yield
     except FormatError:
         raise
-    except (EOFError, zlib.error, gzip.BadGzipFile, tarfile.TarError, sqlite3.Error, ValueError, TypeError) as error:
+    except DAMAGED as error:
         raise FormatError(f"{path}{where} is cut short, damaged or in another format: {error}") from error

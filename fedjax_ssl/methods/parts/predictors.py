@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Int32, Key
 
 from fedjax_ssl import graph
+from fedjax_ssl.backend import backend
 from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import map_rows
@@ -271,5 +272,5 @@ def _map_graphs(labeller: Labeller, *members: Array) -> list[Propagation]:
     if num_graphs == 1 or labeller.on_host:  # what is known stays known, so that its values are checked
         found = [labeller.label(*(values[number] for values in members)) for number in range(num_graphs)]
         return jax.tree.map(lambda *values: jnp.stack(values), *found)
-    at_once = 1 if jax.default_backend() == "cpu" else max(1, _POINTS_AT_ONCE // width)
+    at_once = 1 if backend() == "cpu" else max(1, _POINTS_AT_ONCE // width)
     return jax.lax.map(lambda one: labeller.label(*one), members, batch_size=min(at_once, num_graphs))

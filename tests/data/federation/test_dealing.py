@@ -40,6 +40,7 @@ def test_deal_gives_exactly_the_counts_and_leaves_the_rest():
     assert client[5] == -1 and (client == -1).sum() == 2
 
 
+@pytest.mark.thorough
 def test_level_moves_as_few_as_possible():
     client = jnp.asarray(np.repeat(np.arange(8), (0, 2, 40, 18, 10, 15, 15, 20)), jnp.int32)
     moved = np.asarray(level(jax.random.key(0), client, 8, 4, 30))

@@ -72,6 +72,7 @@ def check(data, dataset=DATASET, complete=True):
     return clients, held
 
 
+@pytest.mark.thorough
 def test_natural_clients_with_unseen_test_clients():
     data = draw(jax.random.key(0), DATASET, test_clients=3)
     clients, held = check(data)
@@ -202,6 +203,7 @@ def test_a_fixed_key_inside_somebody_elses_jit():
     assert contents(inside) == contents(draw(jax.random.key(0), DATASET, test_clients=3))
 
 
+@pytest.mark.thorough
 def test_labels_are_those_that_the_partition_dealt():
     """SAGE: two labelled examples of every class, dealt apart; every client has equally many of both kinds."""
     deal = partial(federate, jax.random.key(0), supervision="dealt", num_clients=4)
@@ -337,6 +339,7 @@ def test_report_and_counts():
         report(data, DATASET.class_names, client_names=("Ann",))
 
 
+@pytest.mark.thorough
 def test_report_of_many_clients_stays_short(tmp_path):
     data = draw(jax.random.key(0), DATASET, partition="iid", num_clients=120, test_fraction=0.25)
     text = report(data, DATASET.class_names, max_rows=5)

@@ -57,6 +57,7 @@ def test_a_share_of_every_client():
     assert (DATASET.train.y[rows] < 0).any()  # drawn blindly: also what has no true label
 
 
+@pytest.mark.thorough
 def test_a_share_under_a_trace_is_the_same():
     options = {"client_test_fraction": 0.3, "partition": "iid", "num_clients": 4}
     data = draw(**options)
@@ -93,6 +94,7 @@ def test_clients_held_out_at_random_are_new_clients():
         assert len(set(DATASET.train.client[rows[client == number]].tolist())) == 1
 
 
+@pytest.mark.thorough
 def test_whose_the_own_test_examples_are():
     data = draw(WITH_TEST)
     rows, client = held_out_examples(data)

@@ -346,6 +346,7 @@ def test_classes_per_client_is_exact_and_balanced(num_clients, classes):
             assert np.ptp(column[column > 0]) <= 1
 
 
+@pytest.mark.thorough
 def test_circulant_gives_the_counts_of_the_protofssl_split():
     # Section 8.2 of its specification: 100 clients, 5,400 images of each class; 5 + (244, 73, 15 or 10) of a
     # class.

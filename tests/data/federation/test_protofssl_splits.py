@@ -65,6 +65,7 @@ def check_pools(data, used, valid, test):
         np.testing.assert_array_equal(np.bincount(np.asarray(data.labels)[rows], minlength=10), each)
 
 
+@pytest.mark.thorough
 def test_cifar10_with_fedmatchs_matrix() -> None:
     data = cut(CIFAR10, "cifar10", "noniid")
     labelled, unlabelled, used = held(data)
@@ -80,13 +81,14 @@ def test_cifar10_with_fedmatchs_matrix() -> None:
     assert np.mean(pairs) == pytest.approx(0.635, abs=5e-4)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("split", "labels", "others"),
     [
-        pytest.param("iid", (5,), (49,), marks=pytest.mark.thorough),
+        ("iid", (5,), (49,)),
         ("xnid", (23, 5, 5, 5, 3, 3, 3, 3, 0, 0), (243, 49, 49, 49, 25, 25, 25, 25, 0, 0)),
-        pytest.param("iid_full", (54,), (0,), marks=pytest.mark.thorough),
-        pytest.param("noniid_full", (249, 78, 20, 20, 20, 15, 20, 20, 20, 78), (0,), marks=pytest.mark.thorough),
+        ("iid_full", (54,), (0,)),
+        ("noniid_full", (249, 78, 20, 20, 20, 15, 20, 20, 20, 78), (0,)),
     ],
 )
 def test_svhn_is_cut_to_equal_classes(split, labels, others) -> None:
@@ -98,6 +100,7 @@ def test_svhn_is_cut_to_equal_classes(split, labels, others) -> None:
     check_pools(data, used, 200, 200)
 
 
+@pytest.mark.thorough
 def test_stl10_has_unlabelled_images_of_unknown_class() -> None:
     data = cut(STL10, "stl10", "iid")
     labelled, unlabelled, used = held(data)

@@ -56,6 +56,7 @@ def check_shares(data: FederatedData) -> None:
         np.testing.assert_allclose(data.weak.share[client], sizes[:, 0] / sizes.sum(), atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_dealt_sets_use_every_example_once_and_differ_in_their_classes() -> None:
     data = draw("sets", sets=5)
     check_shares(data)
@@ -67,6 +68,7 @@ def test_dealt_sets_use_every_example_once_and_differ_in_their_classes() -> None
     np.testing.assert_array_equal(np.argmax(np.asarray(data.weak.matrix)[:, :, :5], axis=2), [np.arange(5)] * 3)
 
 
+@pytest.mark.thorough
 def test_drawn_sets_use_every_example_once_and_their_shares_are_those_to_be_expected() -> None:
     data = draw("sets", sets=5, protocol="drawn")
     rows = np.concatenate([entries_of(data, client)[0] for client in range(3)])
@@ -82,6 +84,7 @@ def test_drawn_sets_use_every_example_once_and_their_shares_are_those_to_be_expe
     assert 75 < chi_squared < 250, chi_squared
 
 
+@pytest.mark.thorough
 def test_clean_sets_are_disjoint_and_of_equal_size() -> None:
     data = draw("sets", sets=5, protocol="clean")
     check_shares(data)
@@ -93,6 +96,7 @@ def test_clean_sets_are_disjoint_and_of_equal_size() -> None:
     assert int(data.num_examples.sum()) < SIZE
 
 
+@pytest.mark.thorough
 def test_reference_sets_overlap_and_each_holds_an_example_once() -> None:
     data = draw("sets", sets=10, protocol="reference")
     check_shares(data)
@@ -102,6 +106,7 @@ def test_reference_sets_overlap_and_each_holds_an_example_once() -> None:
     assert int(data.num_examples[0]) <= SIZE // 3
 
 
+@pytest.mark.thorough
 def test_shared_reference_shares_are_normalized_over_the_sets() -> None:
     data = draw("sets", sets=10, protocol="reference", shared_shares=True)
     check_shares(data)
@@ -115,6 +120,7 @@ def test_shared_reference_shares_are_normalized_over_the_sets() -> None:
     np.testing.assert_array_less(SIZE / 3 / 10 - 10 - 1e-3, counts.sum(axis=1))
 
 
+@pytest.mark.thorough
 def test_numbers_of_sets_may_differ_between_clients() -> None:
     data = draw("sets", set_counts=(2, 5, 3))
     check_shares(data)
@@ -123,6 +129,7 @@ def test_numbers_of_sets_may_differ_between_clients() -> None:
     assert not np.asarray(data.weak.matrix[0, 2:]).any()
 
 
+@pytest.mark.thorough
 def test_noise_changes_what_clients_are_told_but_not_the_sets() -> None:
     exact, noisy = draw("sets", sets=5), draw("sets", sets=5, noise=0.4)
     np.testing.assert_array_equal(exact.weak.labels, noisy.weak.labels)
@@ -179,6 +186,7 @@ def test_own_coarse_labels_with_and_without_a_matrix() -> None:
     np.testing.assert_allclose(draw("coarse", correspondence="own", data=known).weak.matrix[2], matrix)
 
 
+@pytest.mark.thorough
 def test_a_mixed_federation_has_clients_of_four_kinds() -> None:
     data = draw("mixed", num_clients=6, **FOUR_KINDS)
     assert data.kinds() == ("labels", "coarse", "sets")
@@ -191,9 +199,8 @@ def test_a_mixed_federation_has_clients_of_four_kinds() -> None:
     assert sorted(np.asarray(drawn.weak.num_observations)) == [0, 0, 0, 2, 2, 5]
 
 
-@pytest.mark.parametrize(
-    "protocol", [*(pytest.param(p, marks=pytest.mark.thorough) for p in ("dealt", "drawn")), "reference"]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("protocol", ["dealt", "drawn", "reference"])
 def test_a_trace_draws_the_same_federation(protocol: str) -> None:
     options = {**FOUR_KINDS, "protocol": protocol}
     key = jax.random.key(3)
@@ -211,6 +218,7 @@ def test_a_trace_draws_the_same_federation(protocol: str) -> None:
     np.testing.assert_allclose(plain.weak.matrix, traced.weak.matrix, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_the_report_counts_coarse_labels_and_sets_where_there_are_any() -> None:
     data = draw("mixed", num_clients=6, **FOUR_KINDS)
     lines = report(data, dataset().class_names).splitlines()
@@ -264,6 +272,7 @@ def test_labels_coarse_labels_and_sets_are_taken_together_as_they_are_given() ->
         draw("given", num_clients=None, data=dataset(labels, client=client, set=sets), partition="natural")
 
 
+@pytest.mark.thorough
 def test_test_priors() -> None:
     uneven = dataset(np.where(LABELS == 9, 0, LABELS))
     np.testing.assert_allclose(

@@ -94,6 +94,7 @@ def test_no_shift_and_constant_value():
     assert set(np.unique(augment(jax.random.key(0), jnp.zeros_like(images)))) == {0, 7}
 
 
+@pytest.mark.thorough
 def test_resize_crop_cuts_windows_out_of_what_pillow_enlarges():
     image = np.random.default_rng(0).integers(0, 256, (8, 6, 3), np.uint8)
     enlarged = np.asarray(Image.fromarray(image).resize((9, 9), Image.Resampling.BILINEAR))

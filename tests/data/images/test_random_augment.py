@@ -178,6 +178,7 @@ def test_cutouts_lie_where_their_rule_says():
     np.testing.assert_array_equal(hidden[1].any(axis=2), expected)
 
 
+@pytest.mark.thorough
 def test_other_ranges_of_values():
     """Sixteen levels, and shares: the same operations on the same scale."""
     policy = Policy(

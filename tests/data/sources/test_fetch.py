@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from fedjax_ssl.data.sources.fetch import FetchFailed, fetch, recorded_sha256
+from fedjax_ssl.data.sources.fetch import FetchFailed, _one_process, fetch, recorded_sha256
 
 CONTENT = bytes(range(256)) * 40
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -23,13 +23,24 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send_error(503)
         elif self.path == "/silent":
             self.server.ended.wait(10)
+        elif self.path == "/range" and (asked := self.headers.get("Range")):
+            self.server.ranges.append(asked)
+            start = int(asked.removeprefix("bytes=").removesuffix("-"))
+            if start >= len(CONTENT):
+                self.send_error(416)
+                return
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {start}-{len(CONTENT) - 1}/{len(CONTENT)}")
+            self.send_header("Content-Length", str(len(CONTENT) - start))
+            self.end_headers()
+            self.wfile.write(CONTENT[start:])
         else:
             self.send_response(200)
             self.send_header("Content-Length", str(len(CONTENT)))
             if self.path == "/encoded":
                 self.send_header("Content-Encoding", "gzip")
             self.end_headers()
-            cut = self.path == "/cut" or (self.path == "/cut-once" and count == 1)
+            cut = self.path == "/cut" or (self.path in ("/cut-once", "/range") and count == 1)
             self.wfile.write(CONTENT[:5000] if cut else CONTENT)
 
     def log_message(self, *arguments):
@@ -39,7 +50,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def server():
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.asked, server.ended = {}, threading.Event()
+    server.asked, server.ranges, server.ended = {}, [], threading.Event()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     server.address = f"http://127.0.0.1:{server.server_port}"
@@ -148,3 +159,52 @@ def test_unwritable_place_is_not_the_network(server, tmp_path):
     with pytest.raises(OSError, match="file"):
         fetch(f"{server.address}/good", tmp_path / "file" / "data.bin")
     assert server.asked == {}
+
+
+def test_an_interrupted_download_goes_on_where_it_was(server, tmp_path):
+    dest = tmp_path / "data.bin"
+    fetch(f"{server.address}/range", dest, sha256=DIGEST, wait=0.01)
+    assert dest.read_bytes() == CONTENT and server.ranges == ["bytes=5000-"]
+    dest.unlink()
+    with pytest.raises(FetchFailed):
+        fetch(f"{server.address}/cut", dest, sha256=DIGEST, wait=0.01)
+    assert (tmp_path / "data.bin.part").read_bytes() == CONTENT[:5000]
+    fetch(f"{server.address}/range", dest, sha256=DIGEST)
+    assert dest.read_bytes() == CONTENT and server.ranges[1:] == ["bytes=5000-"]
+    assert list(tmp_path.iterdir()) == [dest]
+
+
+@pytest.mark.parametrize(
+    ("left", "path", "requests"),
+    [
+        (CONTENT, "/range", 0),  # whole, but was not renamed
+        (b"other" * 20, "/range", 2),  # of another file
+        (CONTENT + b"more", "/range", 2),
+        (CONTENT[:77], "/good", 1),  # a server that sends the whole file again
+    ],
+)
+def test_whatever_an_earlier_process_left_the_file_is_right(server, tmp_path, left, path, requests):
+    server.asked["/range"] = 1  # its first answer would be cut short
+    (tmp_path / "data.bin.part").write_bytes(left)
+    dest = fetch(f"{server.address}{path}", tmp_path / "data.bin", sha256=DIGEST, wait=0.01)
+    assert dest.read_bytes() == CONTENT and list(tmp_path.iterdir()) == [dest]
+    assert server.asked.get(path, 0) - (path == "/range") == requests
+
+
+def test_without_a_known_digest_nothing_is_resumed(server, tmp_path):
+    (tmp_path / "data.bin.part").write_bytes(b"old")
+    fetch(f"{server.address}/range", tmp_path / "data.bin", wait=0.01)
+    assert (tmp_path / "data.bin").read_bytes() == CONTENT and server.ranges == []
+
+
+def test_two_at_once_fetch_once(server, tmp_path, caplog):
+    dest = tmp_path / "data.bin"
+    with _one_process(tmp_path) as is_alone:
+        assert is_alone
+        other = threading.Thread(target=fetch, args=(f"{server.address}/good", dest), kwargs={"sha256": DIGEST})
+        other.start()
+        while "waiting for it" not in caplog.text:
+            time.sleep(0.005)
+        dest.write_bytes(CONTENT)  # as if this process had fetched it
+    other.join()
+    assert server.asked == {} and list(tmp_path.iterdir()) == [dest]

@@ -99,6 +99,7 @@ def test_one_graph_is_xclp_over_all_points(unlabelled):
     assert np.mean(np.asarray(found.labels)[OWNED] == truth[OWNED]) > 0.8  # chance: 1/3
 
 
+@pytest.mark.thorough
 def test_groups_have_graphs_of_their_own():
     graph_of = jnp.asarray([0, 1, 0, 1, 1, 0, 0], jnp.int32)
     found = predict(graph_of=graph_of, num_graphs=2)
@@ -108,6 +109,7 @@ def test_groups_have_graphs_of_their_own():
         np.testing.assert_allclose(found.confidence[new], confidence, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_a_graph_per_client_is_label_propagation_alone():
     found = predict(graph_of=OWN_GRAPHS, num_graphs=NUM_CLIENTS, exact=True)
     for client in range(NUM_CLIENTS):

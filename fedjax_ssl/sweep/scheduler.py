@@ -1,4 +1,4 @@
-"""Carries out the plan of a sweep on this machine: workers by core, progress, tables after every program."""
+"""Deals the programs of a plan to worker processes of this machine, shows progress, and has the tables written."""
 
 import contextlib
 import json
@@ -10,15 +10,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from fedjax_ssl import processor
+from fedjax_ssl.command_line import print_note
 from fedjax_ssl.sweep import results
 from fedjax_ssl.sweep.plan import Plan, PlannedRun
 
-WORKER = "fedjax_ssl.sweep.work"
+WORKER = "fedjax_ssl.sweep.worker"
+WHAT_FOLLOWS = "the same command goes on with what is missing"  # after Ctrl-C
 
 
 class Task(NamedTuple):
@@ -45,29 +47,35 @@ class Ended(NamedTuple):
 
 
 def tasks(sweep: Path, plan: Plan, workers: int) -> list[Task]:
-    """What is to do, a task per program; where there are fewer of these than workers, they are cut into parts."""
+    """What is to do, a task per program; programs that would leave workers idle at the end are cut into parts.
+
+    Of five programs for two workers, two are dealt to each, and the fifth is cut in two.
+    """
     programs = [(runs[0].program, results.unfinished(sweep, runs)) for runs in plan.programs]
-    waiting = [(number, runs) for number, runs in programs if runs]
-    parts = math.ceil(workers / max(len(waiting), 1))
-    cut = [Task(number, runs[place::parts]) for number, runs in waiting for place in range(parts)]
     # The longest first, so that workers end together.
-    return sorted((task for task in cut if task.runs), key=lambda task: -len(task.runs))
+    waiting = sorted(((number, runs) for number, runs in programs if runs), key=lambda one: -len(one[1]))
+    last = len(waiting) % workers
+    whole = [Task(number, runs) for number, runs in waiting[: len(waiting) - last]]
+    parts = math.ceil(workers / max(last, 1))
+    cut = [Task(number, runs[place::parts]) for number, runs in waiting[len(whole) :] for place in range(parts)]
+    return [*whole, *(task for task in cut if task.runs)]
 
 
-def conduct(sweep: Path, plan: Plan, workers: int, show: IO[str] | None = None) -> Ended:
+def execute(sweep: Path, plan: Plan, workers: int, notes: Iterable[str] = (), show: IO[str] | None = None) -> Ended:
     """Does all runs that are missing, and writes the tables after every program.
 
     Args:
         sweep: folder of the sweep.
         plan: what is in its `sweep.json`.
         workers: processes at a time.
+        notes: that were shown already; those of all workers are shown once.
         show: where progress goes; standard output by default.
 
     Returns:
         How many runs stand where.
     """
     waiting = tasks(sweep, plan, workers)
-    report = _Report(sum(len(task.runs) for task in waiting), show or sys.stdout)
+    report = _Report(sum(len(task.runs) for task in waiting), notes, show or sys.stdout)
     told: queue.Queue[tuple[Worker, dict[str, Any] | None]] = queue.Queue()
     busy: list[Worker] = []
     results.write(sweep, plan)
@@ -84,13 +92,13 @@ def conduct(sweep: Path, plan: Plan, workers: int, show: IO[str] | None = None) 
             waiting = [*([Task(worker.task.program, rest)] if rest else []), *waiting]
             results.write(sweep, plan)
     finally:
-        end([worker.process for worker in busy])
+        stop_processes([worker.process for worker in busy])
         rows = results.write(sweep, plan)
     counts = [sum(row["status"] == status for row in rows) for status in _STATUSES]
     return Ended(*counts)
 
 
-def end(processes: Sequence[subprocess.Popen]) -> None:
+def stop_processes(processes: Sequence[subprocess.Popen]) -> None:
     """Ends processes that still run, and closes what leads to them."""
     for process in processes:
         process.terminate()
@@ -147,7 +155,7 @@ def _listen(worker: Worker, told: queue.Queue) -> None:
 
 def _after(sweep: Path, worker: Worker, report: "_Report") -> list[PlannedRun]:
     """What a worker that ended has left over: nothing, or those after the run that it died in, which has failed."""
-    end([worker.process])
+    stop_processes([worker.process])
     left = [run for run in worker.task.runs if run.name not in report.ended]
     code = worker.process.returncode
     if not left or not code:
@@ -165,14 +173,20 @@ def _after(sweep: Path, worker: Worker, report: "_Report") -> list[PlannedRun]:
 class _Report:
     """Lines about runs that ended, and the time that is left."""
 
-    def __init__(self, total: int, show: IO[str]):
+    def __init__(self, total: int, notes: Iterable[str], show: IO[str]):
         self._total, self._show, self._begin = total, show, time.monotonic()
+        self._notes = set(notes)
         self.started: set[str] = set()
         self.ended: set[str] = set()
 
     def take(self, event: dict[str, Any]) -> None:
         if event["event"] == "start":
             self.started.update(event["runs"])
+            return
+        if event["event"] == "note":
+            if event["text"] not in self._notes:
+                self._notes.add(event["text"])
+                print_note(event["text"])
             return
         self.ended.add(event["run"])
         failed = "" if event["status"] == results.DONE else f"{event['status']}: "

@@ -1,8 +1,8 @@
 """The runs of one program, done by this process: what a worker of a sweep does, here or on a cluster.
 
-`python -m fedjax_ssl.sweep.work FOLDER` reads the names of its runs, a JSON list, from the first line of its standard
-input, and writes lines of JSON to standard output: which runs start, and how each one ended. It ends when its standard
-input does: then whoever started it is gone.
+`python -m fedjax_ssl.sweep.worker FOLDER` reads the names of its runs, a JSON list, from the first line of its standard
+input, and writes lines of JSON to standard output: which runs start, how each one ended, what there is to note. It
+ends when its standard input does: then whoever started it is gone.
 """
 
 import json
@@ -16,8 +16,8 @@ from typing import Any
 
 from fedjax_ssl import command_line
 from fedjax_ssl import config as configs
-from fedjax_ssl.experiment.estimate import runs_at_once
-from fedjax_ssl.experiment.run import Point, run_together
+from fedjax_ssl.experiment.estimate import runs_that_fit
+from fedjax_ssl.experiment.run import Point, run_batch
 from fedjax_ssl.experiment.shared import Shared
 from fedjax_ssl.federated import device_memory
 from fedjax_ssl.sweep import plan as plans
@@ -28,7 +28,7 @@ from fedjax_ssl.tracking import FolderLocked
 Tell = Callable[[dict[str, Any]], None]
 
 
-def work(
+def run_program(
     sweep: Path,
     runs: Sequence[PlannedRun],
     tell: Tell,
@@ -57,7 +57,7 @@ def work(
         for run in batch:
             results.unmark(results.folder_of(sweep, run.name))
         points = [Point(plans.config_of(run), results.folder_of(sweep, run.name)) for run in batch]
-        ended = run_together(points, shared)
+        ended = run_batch(points, shared)
         seconds = (time.perf_counter() - begin) / len(batch)
         for run, result in zip(batch, ended, strict=True):
             tell(_ended(sweep, run, result) | {"seconds": seconds})
@@ -67,7 +67,7 @@ def _prepare(program: Sequence[PlannedRun], shared: Shared) -> int:
     """Gives the runs of a program the same shapes; returns how many fit on the device at once."""
     try:
         shared.align([configs.resolve(plans.config_of(run)) for run in program])
-        return runs_at_once(plans.config_of(program[0]), shared, device_memory())
+        return runs_that_fit(plans.config_of(program[0]), shared, device_memory())
     except Exception:  # a run that cannot be says so itself
         return 1
 
@@ -96,18 +96,18 @@ def main(arguments: list[str]) -> int:
     end_with_parent()
     found = plans.load(sweep)
     assert found is not None, "who starts a worker has written the plan"
-    perform(sweep, found, names, lambda told: print(json.dumps(told), flush=True))
+    set_up_and_run(sweep, found, names, lambda told: print(json.dumps(told), flush=True))
     return 0
 
 
-def perform(sweep: Path, plan: Plan, names: Collection[str], tell: Tell) -> None:
+def set_up_and_run(sweep: Path, plan: Plan, names: Collection[str], tell: Tell) -> None:
     """Does the named runs, all of one program, in a process of its own that is set up as a run's."""
     runs = [run for run in plan.runs if run.name in names]
     command_line.use_compilation_cache()
     command_line.map_large_buffers()
     command_line.use_processor(runs[0].config["threads"])
-    with command_line.notes_instead_of_warnings():
-        work(sweep, runs, tell, [run for run in plan.runs if run.program == runs[0].program])
+    with command_line.notes_instead_of_warnings(lambda text: tell({"event": "note", "text": text})):
+        run_program(sweep, runs, tell, [run for run in plan.runs if run.program == runs[0].program])
 
 
 def end_with_parent() -> None:

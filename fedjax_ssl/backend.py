@@ -1,0 +1,45 @@
+"""What programs are traced for: the backend that JAX computes on here, or a device that is not here.
+
+Code that takes one way on a CPU and another one on accelerators asks `backend`. JAX's own answer is this machine's,
+which is wrong for a program that is compiled here to run elsewhere.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import NamedTuple
+
+import jax
+
+
+class Elsewhere(NamedTuple):
+    """A device that is not here."""
+
+    backend: str  # as `jax.default_backend` would name it: "gpu" or "tpu"
+    memory: int  # bytes that a program may fill
+
+
+_ELSEWHERE: ContextVar[Elsewhere | None] = ContextVar("elsewhere", default=None)
+
+
+def backend() -> str:
+    """What a program that is traced now will run on: "cpu", "gpu" or "tpu"."""
+    there = _ELSEWHERE.get()
+    return jax.default_backend() if there is None else there.backend
+
+
+def elsewhere() -> Elsewhere | None:
+    """The device that is not here; None where programs run on this machine."""
+    return _ELSEWHERE.get()
+
+
+@contextlib.contextmanager
+def tracing_for(there: Elsewhere) -> Iterator[None]:
+    """Everything that is traced within is traced for a device that is not here."""
+    jax.clear_caches()  # of functions that were traced for this machine
+    token = _ELSEWHERE.set(there)
+    try:
+        yield
+    finally:
+        _ELSEWHERE.reset(token)
+        jax.clear_caches()

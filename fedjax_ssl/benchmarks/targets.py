@@ -1,0 +1,180 @@
+"""Devices that programs can be compiled for without having one, and how their compilers are reached.
+
+One process compiles for one target.
+"""
+
+import importlib.metadata
+import importlib.util
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+from jax.experimental import topologies
+
+from fedjax_ssl.backend import Elsewhere
+from fedjax_ssl.errors import UserError
+
+
+class CompilerMissing(UserError):
+    """A target's compiler is not installed, or is one for another JAX."""
+
+
+class Target(NamedTuple):
+    """A device as its compiler and the bounds see it."""
+
+    title: str
+    platform: str  # of the compiler: "cuda" or "tpu"
+    topology: str  # for the compiler
+    extra: str  # of this package, which installs the compiler
+    memory: int  # bytes that JAX fills by default
+    bandwidth: float  # bytes per second to the device's memory
+    peak: float  # operations per second of products of float32 in JAX's default precision: TF32, on a TPU bfloat16
+    launch: float  # seconds between the starts of two kernels, at least; 0: the device starts them itself
+    description: str = ""  # of a GPU, as XLA's text format has it
+
+    @property
+    def elsewhere(self) -> Elsewhere:
+        """What is traced has to know of it."""
+        return Elsewhere("gpu" if self.platform == "cuda" else "tpu", self.memory)
+
+
+def _gpu(title: str, peak: float, bandwidth: float, capability: int, **more: float) -> Target:
+    """A GPU of NVIDIA, from what its data sheet and `cudaDeviceProp` say."""
+    fields = {
+        "threads_per_block_limit": 1024,
+        "threads_per_warp": 32,
+        "shared_memory_per_block": 49152,
+        "threads_per_core_limit": 2048,
+        "fpus_per_core": 128,
+        "block_dim_limit_x": 2147483647,
+        "block_dim_limit_y": 65535,
+        "block_dim_limit_z": 65535,
+        "memory_bandwidth": int(bandwidth),
+        "registers_per_core_limit": 65536,
+        "registers_per_block_limit": 65536,
+        **more,
+    }
+    numbers = " ".join(f"{name}: {value}" for name, value in fields.items())
+    description = (
+        f"gpu_device_info {{ {numbers} cuda_compute_capability {{ major: {capability} }} }}\n"
+        'platform_name: "CUDA" dnn_version_info { major: 9 minor: 8 } runtime_version { major: 12 minor: 9 patch: 0 }\n'
+        f'device_description_str: "{title}"'
+    )
+    memory = int(0.75 * more["device_memory_size"])  # the share that JAX takes by default
+    return Target(title, "cuda", "1x1x1", "aot-gpu", memory, bandwidth, peak, 3e-6, description)
+
+
+TARGETS: dict[str, Target] = {
+    "h100": _gpu(
+        "NVIDIA H100 80GB HBM3",
+        peak=495e12,
+        bandwidth=3.352e12,
+        capability=9,
+        shared_memory_per_core=233472,
+        shared_memory_per_block_optin=232448,
+        core_count=132,
+        l2_cache_size=52428800,
+        clock_rate_ghz=1.98,
+        device_memory_size=84929347584,
+    ),
+    "a100": _gpu(
+        "NVIDIA A100-SXM4-40GB",
+        peak=156e12,
+        bandwidth=1.555e12,
+        capability=8,
+        shared_memory_per_core=167936,
+        shared_memory_per_block_optin=166912,
+        core_count=108,
+        l2_cache_size=41943040,
+        clock_rate_ghz=1.41,
+        device_memory_size=42297786368,
+    ),
+    "tpu-v5e": Target("TPU v5e", "tpu", "v5e:2x2", "aot-tpu", 15 << 30, 0.819e12, 197e12, 0.0),
+    "tpu-v6e": Target("TPU v6e", "tpu", "v6e:2x2", "aot-tpu", 31 << 30, 1.64e12, 918e12, 0.0),
+}
+
+# Of each platform: modules that its compiler consists of.
+_MODULES = {
+    "cuda": ("jax_plugins.xla_cuda12", "nvidia.cuda_nvcc", "nvidia.cublas", "nvidia.cudnn"),
+    "tpu": ("libtpu",),
+}
+
+
+def environment(target: Target) -> Mapping[str, str]:
+    """Variables that have to be set before JAX looks for its backends: no device, no questions to a cloud."""
+    hidden = {
+        "JAX_PLATFORMS": "cpu",
+        "CUDA_VISIBLE_DEVICES": "-1",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # its lock is for the device
+        # A program for another device cannot be loaded here, and compile times are to be those of compiling.
+        "JAX_ENABLE_COMPILATION_CACHE": "0",
+    }
+    if target.platform == "tpu":
+        return hidden
+    # Without a GPU the compiler cannot try which tiles are fastest, and takes default ones.
+    flags = os.environ.get("XLA_FLAGS", "")
+    return {**hidden, "XLA_FLAGS": f"--xla_gpu_autotune_level=0 {flags}".strip()}
+
+
+def check_compiler(name: str, target: Target) -> None:
+    """Checks that a target's compiler is there.
+
+    Raises:
+        CompilerMissing: it is not, or it is one for another version of JAX.
+    """
+    missing = [module for module in _MODULES[target.platform] if not _installed(module)]
+    if missing:
+        raise CompilerMissing(
+            f"--target {name} needs the compiler of its maker, of which {', '.join(missing)} cannot be imported. No "
+            f"device is needed: pip install 'fedjax_ssl[{target.extra}]'"
+        )
+    if target.platform == "cuda":
+        plugin, jaxlib = map(importlib.metadata.version, ("jax-cuda12-plugin", "jaxlib"))
+        if plugin != jaxlib:
+            raise CompilerMissing(
+                f"--target {name} needs jax-cuda12-plugin {jaxlib}, the version of jaxlib; installed is {plugin}. "
+                f"pip install jax-cuda12-plugin=={jaxlib} jax-cuda12-pjrt=={jaxlib}"
+            )
+
+
+def devices(target: Target) -> list[jax.Device]:
+    """Devices of a target, to compile for and not to run on; `environment` is set.
+
+    Raises:
+        CompilerMissing: the compiler does not start.
+    """
+    options = {"topology_name": target.topology}
+    if target.platform == "cuda":
+        _let_gpu_name_a_compiler()
+        options = {"target_config": target.description, "topology": target.topology}
+    try:
+        return list(topologies.get_topology_desc(platform=target.platform, **options).devices)
+    except (RuntimeError, NotImplementedError) as error:  # JAX's own errors are RuntimeErrors
+        raise CompilerMissing(
+            f"the compiler of {target.title} does not start ({str(error).splitlines()[0]}); is another process "
+            f"compiling, or is it one for another JAX? pip install --upgrade 'fedjax_ssl[{target.extra}]'"
+        ) from error
+
+
+def _let_gpu_name_a_compiler() -> None:
+    """JAX takes "gpu" for the name of a device that is there (jax issue 23971); here it names a compiler."""
+    from jax._src import xla_bridge
+
+    known = xla_bridge.canonicalize_platform
+    if not getattr(known, "names_compilers", False):
+
+        def canonicalize(platform: str) -> str:
+            return "cuda" if platform == "gpu" else known(platform)
+
+        canonicalize.names_compilers = True  # type: ignore[attr-defined]
+        xla_bridge.canonicalize_platform = canonicalize
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package around it
+        return False

@@ -1,0 +1,156 @@
+"""What is in a user's own data, and what is wrong with them, before anything is trained."""
+
+import difflib
+import hashlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_ssl.data.dataset import Dataset
+from fedjax_ssl.data.sources.fetch import DatasetUnavailable
+from fedjax_ssl.data.sources.load import read
+from fedjax_ssl.data.sources.problems import SHOWN, BadData
+from fedjax_ssl.data.sources.spreadsheet import PARQUET, SEPARATED, read_sheet
+
+SIMILAR = 0.8  # of two names, as difflib has it: one letter more, less or swapped in a name of five
+SMALL = 0.1  # of the examples of a name: a misspelt one has at most this share of the right one's
+
+
+class Checked(NamedTuple):
+    """What was found."""
+
+    source: str  # of `fedjax_ssl.data.SOURCES`
+    dataset: Dataset | None  # None where there are problems
+    problems: tuple[str, ...]  # that keep it from being used
+    notes: tuple[str, ...]  # what was skipped, or is worth a look
+
+
+def check(path: Path | str, source: str | None = None, **options: Any) -> Checked:
+    """Reads a user's own data and says what is there and what is wrong.
+
+    What was read is kept, so that a run that follows starts at once.
+
+    Args:
+        path: a folder of images, a table of images or of features (CSV, Parquet), or an `.npz` file.
+        source: "folder", "table" or "npz"; by default what `path` looks like.
+        **options: of the source, and root.
+
+    Raises:
+        DatasetUnavailable: `path` is not there.
+        ValueError: an unknown source or option.
+    """
+    name = source or source_of(Path(path).expanduser(), **_names(options))
+    try:
+        dataset = read(name, path=path, **options)
+    except BadData as error:
+        return Checked(name, None, error.problems, ())
+    return Checked(name, dataset, (), (*dataset.extra.get("notes", ()), *remarks(dataset)))
+
+
+def _names(options: dict[str, Any]) -> dict[str, Any]:
+    return {"file_column": options["file_column"]} if options.get("file_column") else {}
+
+
+def source_of(path: Path, file_column: str = "file") -> str:
+    """The source that reads a path: a table with a column for the file is one of images.
+
+    Raises:
+        DatasetUnavailable: nothing is there.
+        ValueError: no source reads files of this kind.
+    """
+    if path.is_dir():
+        return "folder"
+    if not path.is_file():
+        raise DatasetUnavailable(
+            f"{path} is not there; give a folder of images, a CSV or Parquet file, or an .npz file."
+        )
+    if path.suffix.lower() == ".npz":
+        return "npz"
+    if path.suffix.lower() in (*SEPARATED, *PARQUET):
+        return "folder" if file_column in read_sheet(path).columns else "table"
+    raise BadData(path, ["is none of: a folder of images, .csv, .tsv, .parquet, .npz"])
+
+
+def remarks(dataset: Dataset) -> list[str]:
+    """What a user would want to hear of a dataset that can be trained on, a sentence each."""
+    found = _about_classes(dataset)
+    found += _spelt_alike("class", dataset.class_names, _times(dataset, "y"))
+    if dataset.client_names is not None:
+        found += _spelt_alike("client", dataset.client_names, _times(dataset, "client"))
+    if dataset.test is not None:
+        seen = {_fingerprint(row) for row in dataset.train.x}
+        again = sum(_fingerprint(row) in seen for row in dataset.test.x)
+        if again:
+            found.append(f"{again:,} of {len(dataset.test):,} test examples are training examples too, to the bit")
+    if dataset.train.x.ndim == 2:
+        constant = np.flatnonzero(dataset.train.x.min(axis=0) == dataset.train.x.max(axis=0)).tolist()
+        names = dataset.extra.get("features") or [f"number {i}" for i in range(dataset.train.x.shape[1])]
+        if constant:
+            found.append(f"{len(constant)} features are the same for all: {_listed([names[i] for i in constant])}")
+    return found
+
+
+def _times(dataset: Dataset, field: str) -> np.ndarray:
+    """How often each number occurs in training and test examples together."""
+    parts = [getattr(split, field) for split in (dataset.train, dataset.test) if split is not None]
+    values = np.concatenate([part for part in parts if part is not None])
+    count = dataset.num_classes if field == "y" else len(dataset.client_names or ())
+    return np.bincount(values[values >= 0], minlength=count)
+
+
+def _about_classes(dataset: Dataset) -> list[str]:
+    labels = dataset.train.y[dataset.train.y >= 0]
+    counts = np.bincount(labels, minlength=dataset.num_classes)
+    names = np.array(dataset.class_names, object)
+    found = []
+    for few, text in ((0, "no labelled training example"), (1, "one labelled training example")):
+        if len(labels) and (counts == few).any():
+            chosen = names[counts == few]
+            found.append(f"{'class' if len(chosen) == 1 else f'{len(chosen)} classes:'} {_listed(chosen)}: {text}")
+    if dataset.num_classes > 20 and len(labels) < 3 * dataset.num_classes:
+        found.append(
+            f"{dataset.num_classes:,} classes for {len(labels):,} labelled training examples: are these classes?"
+        )
+    blank = [name for name in dataset.class_names if name.lower() in ("nan", "na", "n/a", "none", "null", "?")]
+    if blank:
+        found.append(f"{_listed(blank)} counts as a class; leave the label empty where there is none")
+    return found
+
+
+def _spelt_alike(what: str, names: Sequence[str], times: np.ndarray) -> list[str]:
+    """Names that differ by capitals, blanks or one letter, and of which one is rare."""
+    found = []
+    plain = [re.sub(r"[\s_-]+", "", name).casefold() for name in names]
+    for small in np.argsort(times, kind="stable").tolist():
+        for large in range(len(names)):
+            if large == small or times[small] > times[large] or (times[small] == times[large] and small < large):
+                continue
+            same = plain[small] == plain[large]
+            rare = 0 < times[small] <= max(SMALL * times[large], 1) < times[large]
+            if same or (rare and _one_letter_off(plain[small], plain[large])):
+                found.append(
+                    f"{what} {names[small]!r} ({times[small]:,} examples) is spelt almost like {names[large]!r} "
+                    f"({times[large]:,}); if they are one, give them one name"
+                )
+                break
+        if len(found) == SHOWN:
+            break
+    return found
+
+
+def _one_letter_off(first: str, second: str) -> bool:
+    """Whether one is likely a misspelling of the other; "site 1" and "site 2" are not."""
+    if re.findall(r"\d+", first) != re.findall(r"\d+", second) or abs(len(first) - len(second)) > 2:
+        return False
+    return difflib.SequenceMatcher(None, first, second).ratio() >= SIMILAR
+
+
+def _fingerprint(row: np.ndarray) -> bytes:
+    return hashlib.blake2b(np.ascontiguousarray(row).tobytes(), digest_size=16).digest()
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(str, names[:SHOWN])) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

@@ -1,0 +1,34 @@
+"""What a catalogue entry is: the files of a published dataset, how they become arrays, and its terms."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedjax_ssl.data.dataset import Dataset
+
+EMBEDDED = 'load("digits") or load("glyphs")'
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """One file of a dataset."""
+
+    name: str  # its file name, as published
+    urls: tuple[str, ...]  # addresses, the first that answers is taken
+    size: int | None = None  # length in bytes, None where nobody states it
+    sha256: str | None = None  # digest, None where nobody states it (that of the first download is then kept)
+
+
+@dataclass(frozen=True)
+class Archive:
+    """One published dataset."""
+
+    name: str  # it is loaded by
+    description: str  # one line for `available`
+    files: tuple[RemoteFile, ...]  # what must be at hand
+    read: Callable[[Mapping[str, Path]], Dataset]  # {file name: path} -> dataset; `formats.FormatError` for damage
+    terms: str  # licence and whom to cite
+    substitute: str = f"run on data that needs no download: {EMBEDDED}"  # where the dataset cannot be had
+    version: int = 1  # goes into the converted cache's name; raise it when `read` changes what it returns
+    variant: str = ""  # goes there too, where options decide what `read` returns
+    examples: tuple[int, int] | None = None  # training and test examples as published; others are warned about

@@ -1,0 +1,304 @@
+"""`folder`: the user's own images, in folders by site and class, or with a table that says what each shows."""
+
+import hashlib
+import json
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from fedjax_ssl.checks import check_whole_numbers
+from fedjax_ssl.data.dataset import Dataset
+from fedjax_ssl.data.sources.cache import data_root, kept
+from fedjax_ssl.data.sources.columns import TEST, TRAIN, VALIDATION, Texts, read_columns
+from fedjax_ssl.data.sources.fetch import DatasetUnavailable
+from fedjax_ssl.data.sources.pictures import Fit, Listing, Pictures, list_images, read_images, spelling
+from fedjax_ssl.data.sources.problems import BadData, Findings, some
+from fedjax_ssl.data.sources.spreadsheet import PARQUET, SEPARATED, Sheet, as_text, read_sheet
+from fedjax_ssl.registry import did_you_mean
+
+# Part of the cache's name: raise it whenever the same files give other arrays.
+VERSION = 1
+UNLABELLED = ("unlabelled", "unlabeled")  # a folder of this name is no class
+LAYOUT = (
+    "images belong into PATH/SITE/CLASS/ or PATH/CLASS/ (with train/ and test/ above, if there are test images), or a "
+    "table PATH/NAME.csv with the columns file and label says what each shows"
+)
+
+logger = logging.getLogger(__name__)
+
+
+def load_folder(
+    *,
+    root: Path | str | None = None,
+    path: Path | str | None = None,
+    layout: Literal["auto", "site/class", "class"] = "auto",
+    size: int | None = None,
+    channels: int | None = None,
+    fit: Fit = "crop",
+    white: int | None = None,
+    classes: tuple[str, ...] | None = None,
+    proportions: Path | str | None = None,
+    file_column: str = "file",
+    label_column: str = "label",
+    client_column: str = "client",
+    split_column: str = "split",
+    set_column: str = "set",
+    coarse_column: str = "coarse",
+) -> Dataset:
+    """Reads a folder of images, once; the arrays are kept in `<root>/folder/` until a file or an option changes.
+
+    Without a table, the names of the folders say site and class, and train/ and test/ above them the split; the folder
+    "unlabelled" and images directly in the folder of a site have no label. With a table, it has a row per image:
+    `file` below the table's folder, `label` (empty = none), and where known `client`, `split` (train, test), `set`,
+    `coarse`. Images that cannot be used are left out and counted.
+
+    Args:
+        root: folder of all datasets; default $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl.
+        path: the folder, or the table in it; a table in the folder that has a column `file` is found.
+        layout: what folders are; by default as deep as the images lie.
+        size: side of the square images in pixels; by default their own where all have the same, else 64.
+        channels: 1 (grey) or 3 (colour); by default 3 if an image is in colour.
+        fit: how an image becomes a square: its middle cut out, all of it stretched, or padded with black.
+        white: value of an image with more than 8 bits that is shown as white; by default that of the fewest bits.
+        classes: names of all classes in order; by default those that occur.
+        proportions: CSV file with the class shares of each client's sets; see `fedjax_ssl.data.sources.proportions`.
+        file_column: the table's name for `file`.
+        label_column: for `label`.
+        client_column: for `client`.
+        split_column: for `split`.
+        set_column: for `set`.
+        coarse_column: for `coarse`.
+
+    Returns:
+        Dataset "folder" with inputs uint8 [n, H, W, C]; `extra["notes"]` says what was skipped.
+
+    Raises:
+        DatasetUnavailable: the folder is not there.
+        BadData: it cannot be trained on; has everything that is wrong.
+        ValueError: an option is out of range.
+    """
+    if path is None:
+        raise ValueError(f'load("folder") needs path=, a folder of images: {LAYOUT}')
+    _check_options(size, channels, white)
+    given = Path(path).expanduser()
+    if not given.exists():
+        raise DatasetUnavailable(f"folder: {given} is not there. Give path= a folder: {LAYOUT}.")
+    folder = given if given.is_dir() else given.parent
+    roles = (label_column, client_column, split_column, set_column, coarse_column)
+    columns = {"file": file_column, **dict(zip(Texts._fields[1:], roles, strict=True))}
+    listing = list_images(folder)
+    table = _table(folder, columns["file"]) if given.is_dir() else given
+    pictures = {"size": size, "channels": channels, "fit": fit, "white": white}
+    told = {"layout": layout, "classes": classes, **columns, **pictures}
+
+    def make() -> Dataset:
+        findings = Findings()
+        if table is None:
+            files, texts = _by_folders(folder, listing, layout, findings)
+        else:
+            files, texts = _by_table(read_sheet(table), listing, columns, findings)
+        findings.stop(given)
+        logger.info("%s: reading %d images; this is done once", given, len(files))
+        return _dataset(given, files, texts, classes, proportions, pictures, findings)
+
+    content = json.dumps([VERSION, listing.digest, _digest(proportions), str(table)])
+    place = json.dumps([str(folder.resolve()), told, str(proportions)])
+    home = data_root(root) / "folder" / f"{folder.resolve().name}-{_hash(place)}"
+    return kept(home, _hash(content), make)
+
+
+def _check_options(size: int | None, channels: int | None, white: int | None) -> None:
+    if size is not None:
+        check_whole_numbers(size=size)
+    if white is not None:
+        check_whole_numbers(white=white)
+    if channels not in (None, 1, 3):
+        raise ValueError(f"channels is {channels}; allowed: 1 (grey) and 3 (colour)")
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+
+
+def _digest(file: Path | str | None) -> str | None:
+    if file is None:
+        return None
+    path = Path(file).expanduser()
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "missing"
+
+
+def _table(folder: Path, column: str) -> Path | None:
+    """The one table of the folder that has a column for the file, if there is one."""
+    found = []
+    for path in sorted(folder.iterdir()):
+        if path.suffix.lower() in (*SEPARATED, *PARQUET) and not path.name.startswith("."):
+            try:
+                if column in read_sheet(path).columns:
+                    found.append(path)
+            except BadData as error:
+                # A broken table is said to be one only where its name promises to be the one.
+                if path.suffix.lower() == ".csv":
+                    raise BadData(path, [*error.problems, "move it away if it does not describe the images"]) from error
+    if len(found) > 1:
+        raise BadData(
+            folder,
+            [
+                f"has {len(found)} tables with a column {column!r}: {', '.join(path.name for path in found)}; give "
+                "one of them as path"
+            ],
+        )
+    return found[0] if found else None
+
+
+def _dataset(
+    given: Path,
+    files: Sequence[str],
+    texts: Texts,
+    classes: Sequence[str] | None,
+    proportions: Path | str | None,
+    options: Mapping,
+    findings: Findings,
+) -> Dataset:
+    columns = read_columns(texts, len(files), classes, findings)
+    findings.stop(given)  # before the images, which take longest
+    folder = given if given.is_dir() else given.parent
+    pictures: Pictures = read_images(folder, files, **options, findings=findings)
+    if len(pictures.rows) < len(files):
+        # A class or a client may have lost all that it had.
+        texts = _rows(texts, pictures.rows)
+        columns = read_columns(texts, len(pictures.rows), classes, Findings() if findings.problems else findings)
+    findings.stop(given)
+    try:
+        return columns.dataset("folder", pictures.x, proportions, list(dict.fromkeys(findings.notes)))
+    except ValueError as error:
+        raise BadData(given, [str(error)]) from error
+
+
+def _rows(texts: Texts, rows: np.ndarray) -> Texts:
+    def some_of(values: Sequence[str] | None) -> list[str] | None:
+        return None if values is None else [values[row] for row in rows]
+
+    return Texts(lambda row: texts.where(rows[row]), *(some_of(getattr(texts, name)) for name in Texts._fields[1:]))
+
+
+def _by_folders(folder: Path, listing: Listing, layout: str, findings: Findings) -> tuple[Sequence[str], Texts]:
+    """What the names of folders say about the images in them."""
+    files = listing.images
+    _note_others(listing, findings)
+    folders = [name.split("/")[:-1] for name in files]
+    split: list[str] | None = None
+    first = {parts[0].lower() for parts in folders if parts}
+    words = {*TRAIN[1:], *TEST, *VALIDATION}
+    if first & set(TRAIN) and first <= words and all(folders):
+        split = [parts[0] for parts in folders]
+        folders = [parts[1:] for parts in folders]
+    depths = Counter(len(parts) for parts in folders)
+    # How deep the labelled images lie.
+    most = {"auto": min(max(depths, default=0), 2), "class": 1, "site/class": 2}[layout]
+    deep = [row for row, parts in enumerate(folders) if len(parts) > most]
+    loose = [row for row, parts in enumerate(folders) if not parts]
+    if not files:
+        findings.problems.append(f"there is no image in it; {LAYOUT}")
+    elif most == 0:
+        findings.problems.append(
+            f"its {len(files):,} images lie side by side, so that nothing says what they show; {LAYOUT}"
+        )
+    elif deep:
+        findings.problems.append(
+            f"{len(deep):,} images lie deeper than {'SITE/CLASS' if most == 2 else 'CLASS'} "
+            f"({some(deep, files.__getitem__)}); {LAYOUT}"
+        )
+    elif loose and most == 2:
+        findings.problems.append(
+            f"{len(loose):,} images are of no site ({some(loose, files.__getitem__)}), but the others are; move them "
+            "into the folder of theirs"
+        )
+    elif loose:
+        findings.notes.append(
+            f"{len(loose):,} images lie beside the folders of the classes ({some(loose, files.__getitem__)}); they "
+            "have no label"
+        )
+    label = [
+        "" if not parts or len(parts) < most or parts[-1].lower() in UNLABELLED else parts[-1] for parts in folders
+    ]
+    client = [parts[0] for parts in folders] if most == 2 and not (deep or loose) else None
+    return files, Texts(files.__getitem__, label, client, split)
+
+
+def _by_table(
+    sheet: Sheet, listing: Listing, columns: Mapping[str, str], findings: Findings
+) -> tuple[Sequence[str], Texts]:
+    """What the rows of a table say; rows whose image is not there are left out and counted."""
+    if columns["file"] not in sheet.columns:
+        findings.problems.append(
+            f"{sheet.path.name} has no column {columns['file']!r}.{did_you_mean(columns['file'], sheet.columns)} "
+            f"Columns: {', '.join(sheet.columns)}; give the right one as data.file_column"
+        )
+        return (), Texts(str, None)
+    for role, name in columns.items():
+        if name != role and name not in sheet.columns:
+            findings.problems.append(
+                f"{sheet.path.name} has no column {name!r}, which data.{role}_column names."
+                f"{did_you_mean(name, sheet.columns)} Columns: {', '.join(sheet.columns)}"
+            )
+    there = {spelling(name): name for name in listing.images}
+    cells = [spelling(cell) for cell in as_text(sheet.columns[columns["file"]])]
+    texts = {role: as_text(sheet.columns[name]) for role, name in columns.items() if name in sheet.columns}
+    if "label" not in texts:
+        findings.notes.append(f"{sheet.path.name} has no column {columns['label']!r}: no image has a label")
+    missing = [row for row, cell in enumerate(cells) if cell not in there]
+    if missing:
+        what = f"{len(missing):,} of {len(cells):,} rows name no image in {sheet.path.parent or '.'}"
+        named = ", ".join(f"{cells[row] or 'nothing'} ({sheet.where(row)})" for row in missing[:3])
+        text = f"{what}, first {named}"
+        if len(missing) == len(cells):
+            findings.problems.append(
+                f"{text}; a file is named by its path below the folder of the table, with its ending"
+            )
+        else:
+            findings.notes.append(f"{text}; they are left out")
+    rows = _without_repeats(sheet, cells, texts, missing, findings)
+    used = {cells[row] for row in rows}
+    unnamed = sorted(name for key, name in there.items() if key not in used)
+    if unnamed:
+        findings.notes.append(
+            f"{len(unnamed):,} images are in no row of {sheet.path.name}, first {unnamed[0]}; they are left out"
+        )
+    chosen = _rows(Texts(sheet.where, *(texts.get(role) for role in Texts._fields[1:])), np.array(rows, int))
+    return [there[cells[row]] for row in rows], chosen
+
+
+def _without_repeats(
+    sheet: Sheet, cells: Sequence[str], texts: Mapping[str, Sequence[str]], missing: Sequence[int], findings: Findings
+) -> list[int]:
+    """The rows to use: of rows that say the same about one image the first one; rows that differ are a problem."""
+    first: dict[str, int] = {}
+    repeats, absent = [], set(missing)
+    for row, cell in enumerate(cells):
+        before = first.setdefault(cell, row)
+        if row in absent or before == row:
+            continue
+        repeats.append(row)
+        differ = [role for role, column in texts.items() if role != "file" and column[row] != column[before]]
+        if differ:
+            said = ", ".join(f"{role} {texts[role][before]!r} and {texts[role][row]!r}" for role in differ)
+            findings.problems.append(
+                f"{cell} has two rows that differ, {sheet.where(before)} and {sheet.where(row)}: {said}"
+            )
+    if repeats:
+        findings.notes.append(
+            f"{len(repeats):,} rows repeat an image, first {cells[repeats[0]]} ({sheet.where(repeats[0])}); it "
+            "counts once"
+        )
+    skip = absent.union(repeats)
+    return [row for row in range(len(cells)) if row not in skip]
+
+
+def _note_others(listing: Listing, findings: Findings) -> None:
+    if listing.others:
+        kinds = ", ".join(f"{count:,} {ending}" for ending, count in listing.others.most_common(5))
+        findings.notes.append(f"files that are no images by their ending: {kinds}")

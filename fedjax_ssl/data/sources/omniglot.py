@@ -1,0 +1,135 @@
+"""`omniglot`: characters of 50 alphabets, each drawn by 20 people.
+
+Source: Lake, Salakhutdinov and Tenenbaum, Human-level concept learning through probabilistic program induction,
+Science 350 (2015).
+"""
+
+import io
+import re
+import zipfile
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from PIL import Image
+
+from fedjax_ssl.checks import check_whole_numbers
+from fedjax_ssl.data.dataset import Dataset, Split
+from fedjax_ssl.data.sources.archives import load_archive
+from fedjax_ssl.data.sources.entries import Archive, RemoteFile
+from fedjax_ssl.data.sources.formats import FormatError, damage
+
+Subset = Literal["all", "background", "evaluation", "small1", "small2"]
+HOST = "https://github.com/brendenlake/omniglot/raw/master/python"
+SIDE = 105
+LARGEST_IMAGE = 1 << 16  # bytes; the originals have some 300
+
+
+def _file(name: str, size: int, sha256: str) -> RemoteFile:
+    return RemoteFile(name, (f"{HOST}/{name}",), size, sha256)
+
+
+# fmt: off
+FILES = {
+    "background": _file("images_background.zip", 9_464_212, "ad41ab679c8b5d90b271ef46be6987cc81211774a695c29dcc5367b2b26ee640"),  # noqa: E501
+    "evaluation": _file("images_evaluation.zip", 6_462_886, "1f61a8f3366785b057fc117d9228e78a16e3d976c8953b2a10fcc74cf0609cee"),  # noqa: E501
+    "small1": _file("images_background_small1.zip", 1_319_022, "f38eb80f801274ac2b4dff5b24289016bfaba4a7d5bb50deebf27104ad6cb8a4"),  # noqa: E501
+    "small2": _file("images_background_small2.zip", 1_580_917, "3ccaa407515a8778e5d0861875af38b17e418f301ad5bb3b5a6b65d901a41c7f"),  # noqa: E501
+}
+# fmt: on
+EXAMPLES = {"all": 32_460, "background": 19_280, "evaluation": 13_180, "small1": 2_720, "small2": 3_120}
+
+
+def load_omniglot(
+    *,
+    root: str | Path | None = None,
+    path: str | Path | None = None,
+    download: bool = True,
+    subset: Subset = "all",
+    size: int = 28,
+) -> Dataset:
+    """Loads Omniglot; a client is a drawer of one alphabet, whose number means somebody else in another alphabet.
+
+    Args:
+        root: folder of all datasets.
+        path: folder with the original files.
+        download: whether the network may be used.
+        subset: all 50 alphabets, the 30 or the 20 of the published division, or one of the two small sets of 5.
+        size: side of the images, area-averaged from 105.
+
+    Returns:
+        Dataset with inputs uint8 [n, size, size, 1], ink high; a class is a character of one alphabet. There is no
+        test split: hold out clients.
+
+    Raises:
+        DatasetUnavailable: it is neither here nor to be had, or damaged.
+        ValueError: a size that is not 1 to 105.
+    """
+    check_whole_numbers(size=size)
+    if size > SIDE:
+        raise ValueError(f"size is {size}; allowed are 1 to {SIDE}, the size of the original images")
+    return load_archive(omniglot(subset, size), root=root, path=path, download=download)
+
+
+def omniglot(subset: Subset = "all", size: int = 28) -> Archive:
+    """The catalogue entry."""
+    parts = ("background", "evaluation") if subset == "all" else (subset,)
+    return Archive(
+        name="omniglot",
+        description="32,460 characters of 50 alphabets by 20 drawers each, 28x28x1 or size=, 1,623 classes; downloaded",
+        files=tuple(FILES[part] for part in parts),
+        read=partial(read_omniglot, size=size),
+        terms="MIT; cite Lake, Salakhutdinov and Tenenbaum (2015)",
+        variant=f"{subset}-size{size}",
+        examples=(EXAMPLES[subset], 0),
+    )
+
+
+def read_omniglot(files: Mapping[str, Path], size: int) -> Dataset:
+    """From zip files of `.../ALPHABET/characterNN/NNNN_DD.png`, in which DD is the drawer and ink is 0.
+
+    Raises:
+        FormatError: a file is no such archive, or an image in it is damaged.
+    """
+    found: dict[tuple[str, str, int], np.ndarray] = {}
+    for path in files.values():
+        with damage(path), zipfile.ZipFile(path) as archive:
+            for member in archive.infolist():
+                match = re.fullmatch(r".*?([^/]+)/(character\d+)/\d+_(\d+)\.png", member.filename)
+                if match and not member.filename.startswith("__MACOSX"):
+                    if member.file_size > LARGEST_IMAGE:
+                        raise FormatError(
+                            f"{path}: {member.filename} has {member.file_size:,} bytes, which is no drawing."
+                        )
+                    image = _image(archive.read(member), size, f"{path}, {member.filename}")
+                    found[match[1], match[2], int(match[3])] = image
+    if not found:
+        raise FormatError(
+            f"{', '.join(str(path) for path in files.values())}: no ALPHABET/characterNN/NNNN_DD.png inside."
+        )
+    order = sorted(found)
+    classes = sorted({key[:2] for key in order})
+    drawers = sorted({(alphabet, drawer) for alphabet, _, drawer in order})
+    class_of, client_of = ({key: place for place, key in enumerate(keys)} for keys in (classes, drawers))
+    y = np.array([class_of[key[:2]] for key in order], np.int32)
+    client = np.array([client_of[key[0], key[2]] for key in order], np.int32)
+    return Dataset(
+        name="omniglot",
+        train=Split(np.stack([found[key] for key in order])[..., None], y, client),
+        test=None,
+        class_names=tuple(f"{alphabet} {character.removeprefix('character')}" for alphabet, character in classes),
+        client_names=tuple(f"{alphabet} {drawer:02}" for alphabet, drawer in drawers),
+    )
+
+
+def _image(content: bytes, size: int, name: str) -> np.ndarray:
+    try:
+        with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
+            if image.size != (SIDE, SIDE):
+                raise FormatError(f"{name} has {image.size[0]}x{image.size[1]} pixels; expected are {SIDE}x{SIDE}.")
+            grey = image.convert("L")
+            return 255 - np.asarray(grey.resize((size, size), Image.Resampling.BOX) if size != SIDE else grey)
+    except (OSError, SyntaxError) as error:
+        raise FormatError(f"{name} is damaged: {error}") from error

@@ -1,0 +1,280 @@
+"""Image files of any kind that Pillow reads, as arrays of one shape; what cannot be used is left out and counted."""
+
+import hashlib
+import os
+import struct
+import unicodedata
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+
+from fedjax_ssl.data.sources.problems import Findings
+
+Fit = Literal["crop", "stretch", "pad"]
+SIZE = 64  # of the sides, where images differ in size
+GREY = ("1", "L", "LA", "La")
+DEEP = ("I;16", "I;16B", "I;16L", "I;16N", "I")  # grey, with more than 8 bits
+TURNED = range(5, 9)  # values of EXIF's orientation that swap height and width
+# Pillow would start Ghostscript, or ask Windows, for these.
+EXTERNAL = ("EPS", "WMF")
+BROKEN = (  # what Pillow's readers raise for broken files
+    *(OSError, SyntaxError, ValueError, TypeError, KeyError, IndexError, EOFError, OverflowError, struct.error),
+    *(zlib.error, Image.DecompressionBombError),
+)
+
+
+class Listing(NamedTuple):
+    """The files of a folder and the folders in it."""
+
+    images: tuple[str, ...]  # paths below the folder with "/", sorted; judged by the ending
+    others: Counter[str]  # endings of the other files
+    digest: str  # of paths, lengths and times of change of all files
+
+
+class Pictures(NamedTuple):
+    """Decoded images."""
+
+    x: np.ndarray  # uint8 [n, H, W, C]
+    rows: np.ndarray  # int [n], which of the files they are
+
+
+class _Facts(NamedTuple):
+    size: tuple[int, int]  # width and height in pixels
+    mode: str  # "grey", "colour" or "deep"
+    pages: int
+
+
+def list_images(folder: Path) -> Listing:
+    """Finds all image files below a folder, also behind links; files and folders that start with "." are left out."""
+    Image.init()
+    endings = {ending for ending, kind in Image.EXTENSION.items() if kind in Image.OPEN and kind not in EXTERNAL}
+    images, others, digest = [], Counter[str](), hashlib.sha256()
+    for path, status in sorted(_walk(folder, "", set())):
+        digest.update(f"{path}\0{status[0]}\0{status[1]}\n".encode("utf-8", "surrogateescape"))
+        ending = os.path.splitext(path)[1].lower()
+        if ending in endings:
+            images.append(path)
+        else:
+            others[ending or "without an ending"] += 1
+    return Listing(tuple(images), others, digest.hexdigest())
+
+
+def _walk(folder: Path, below: str, seen: set[tuple[int, int]]) -> list[tuple[str, tuple[int, int]]]:
+    """Paths, lengths and times of change of all files; a folder that is reached twice is read once."""
+    status = os.stat(folder)
+    if (status.st_dev, status.st_ino) in seen:
+        return []
+    seen.add((status.st_dev, status.st_ino))
+    found = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith(".") or entry.name in ("__MACOSX", "Thumbs.db"):
+                continue
+            path = below + entry.name
+            if entry.is_dir():
+                found += _walk(Path(entry.path), f"{path}/", seen)
+            elif entry.is_file():
+                facts = entry.stat()
+                found.append((path, (facts.st_size, facts.st_mtime_ns)))
+    return found
+
+
+def spelling(path: str) -> str:
+    """A path in one spelling: accents as one letter, "/" between folders, no "./" in front."""
+    return unicodedata.normalize("NFC", path.replace("\\", "/")).removeprefix("./")
+
+
+def read_images(
+    folder: Path,
+    names: Sequence[str],
+    *,
+    size: int | None,
+    channels: int | None,
+    fit: Fit,
+    white: int | None,
+    findings: Findings,
+) -> Pictures:
+    """Decodes image files, in threads, because Pillow decodes and resizes without Python's lock.
+
+    Args:
+        folder: that the names are below.
+        names: [m] of the files.
+        size: side of the square images in pixels; by default the images' own size where all have the same, else 64.
+        channels: 1 (grey) or 3 (colour); by default 3 if an image is in colour.
+        fit: "crop": the largest part in the middle. "stretch": all of it, whatever the shape. "pad": all of it, with
+            black borders.
+        white: the stored value of an image with more than 8 bits that is shown as white; by default the smallest
+            2^b - 1 that no such image exceeds.
+        findings: what was skipped is a note; that nothing is left, or that it does not fit into memory, a problem.
+
+    Returns:
+        The images that can be used. Turned as their EXIF data say, the first page of several, without transparency.
+    """
+    facts: list[_Facts | str] = _each(lambda name: _facts(folder / name), names)
+    known = [one for one in facts if isinstance(one, _Facts)]
+    _notes(known, size, channels, findings)
+    shape = _shape(known, size, channels)
+    needed = len(known) * shape[0] * shape[1] * shape[2]
+    if needed > _memory():
+        findings.problems.append(
+            f"{len(known):,} images of {shape[1]}x{shape[0]}x{shape[2]} take {needed / 1e9:,.0f} GB, more than this "
+            f"machine has; give a smaller size than {max(shape)}"
+        )
+        return Pictures(np.empty((0, *shape), np.uint8), np.empty(0, int))
+    if white is None:
+        white = _white([folder / name for name, one in zip(names, facts, strict=True) if _is_deep(one)], findings)
+    x = np.empty((len(known), *shape), np.uint8)
+    place = np.cumsum([isinstance(one, _Facts) for one in facts]) - 1
+
+    def decode(row: int) -> str | None:
+        if isinstance(reason := facts[row], str):
+            return reason
+        try:
+            with _opened(folder / names[row]) as image:
+                x[place[row]] = _shown(image, shape, fit, white)
+        except BROKEN as error:
+            return f"cut short or damaged ({_short(error)})"
+        return None
+
+    reasons = _each(decode, range(len(names)))
+    rows = np.array([row for row, reason in enumerate(reasons) if reason is None], int)
+    _skipped(names, reasons, findings)
+    return Pictures(x if len(rows) == len(x) else x[place[rows]], rows)
+
+
+def _each(function: Callable, items: Sequence) -> list:
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(function, items))
+
+
+def _opened(path: Path) -> Image.Image:
+    return Image.open(path, formats=[kind for kind in Image.OPEN if kind not in EXTERNAL])
+
+
+def _facts(path: Path) -> _Facts | str:
+    """What the head of a file says, or why it cannot be used."""
+    try:
+        if not path.stat().st_size:
+            return "0 bytes"
+        with _opened(path) as image:
+            if image.mode == "F":
+                return "has floating-point pixels; save it with 8 or 16 bits"
+            width, height = image.size
+            if image.format in ("JPEG", "MPO", "TIFF") and image.getexif().get(ExifTags.Base.Orientation) in TURNED:
+                width, height = height, width
+            mode = "deep" if image.mode in DEEP else "grey" if image.mode in GREY or _is_grey(image) else "colour"
+            return _Facts((width, height), mode, getattr(image, "n_frames", 1))
+    except UnidentifiedImageError:
+        return "no image, whatever its name says"
+    except BROKEN as error:
+        return f"cut short or damaged ({_short(error)})"
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:80] or type(error).__name__
+
+
+def _is_grey(image: Image.Image) -> bool:
+    """Whether an image with a palette has only grey in it."""
+    if image.mode not in ("P", "PA") or not (palette := image.getpalette("RGB")):
+        return False
+    colours = np.array(palette).reshape(-1, 3)
+    return bool((colours == colours[:, :1]).all())
+
+
+def _is_deep(facts: _Facts | str) -> bool:
+    return isinstance(facts, _Facts) and facts.mode == "deep"
+
+
+def _shape(known: Sequence[_Facts], size: int | None, channels: int | None) -> tuple[int, int, int]:
+    """Height, width and channels that all images get."""
+    sizes = {one.size for one in known}
+    width, height = (size, size) if size is not None else sizes.pop() if len(sizes) == 1 else (SIZE, SIZE)
+    return height, width, channels or (3 if any(one.mode == "colour" for one in known) else 1)
+
+
+def _notes(known: Sequence[_Facts], size: int | None, channels: int | None, findings: Findings) -> None:
+    sizes = sorted({one.size for one in known}, key=lambda both: (both[0] * both[1], both))
+    if len(sizes) > 1 and size is None:
+        smallest, largest = (f"{width}x{height}" for width, height in (sizes[0], sizes[-1]))
+        findings.notes.append(
+            f"images have {len(sizes):,} sizes, from {smallest} to {largest} pixels; all become {SIZE}x{SIZE}, or what "
+            "data.size says"
+        )
+    colour = sum(one.mode == "colour" for one in known)
+    if channels is None and 0 < colour < len(known):
+        findings.notes.append(
+            f"images in grey: {len(known) - colour:,}, in colour: {colour:,}; all are read as colour, or with "
+            "data.channels=1 as grey"
+        )
+    pages = sum(one.pages > 1 for one in known)
+    if pages:
+        findings.notes.append(f"images of several pages, of which the first is read: {pages:,}")
+
+
+def _memory() -> float:
+    """Bytes of this machine's memory; infinite where the system does not say."""
+    try:
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, ValueError, OSError):
+        return float("inf")
+
+
+def _white(files: Sequence[Path], findings: Findings) -> int:
+    """The largest value of a number of bits that no image exceeds, so that all keep one scale."""
+    if not files:
+        return 255
+
+    def largest(path: Path) -> int:
+        try:
+            with _opened(path) as image:
+                return int(np.asarray(image).max())
+        except BROKEN:  # said when it is decoded
+            return 0
+
+    white = 2 ** max(max(_each(largest, files)).bit_length(), 8) - 1
+    findings.notes.append(
+        f"images with more than 8 bits: {len(files):,}; their values up to {white:,} become 0 to 255, or those up to "
+        "data.white"
+    )
+    return white
+
+
+def _shown(image: Image.Image, shape: tuple[int, int, int], fit: Fit, white: int) -> np.ndarray:
+    """uint8 [H, W, C]."""
+    height, width, channels = shape
+    if image.mode in DEEP:
+        values = np.asarray(image).astype(np.float32)
+        image = Image.fromarray(np.clip(np.rint(values * (255 / white)), 0, 255).astype(np.uint8))
+    else:
+        image = ImageOps.exif_transpose(image).convert("L" if channels == 1 else "RGB")
+    if image.size != (width, height):
+        how = Image.Resampling.BILINEAR
+        if fit == "crop":
+            image = ImageOps.fit(image, (width, height), how)
+        elif fit == "pad":
+            image = ImageOps.pad(image, (width, height), how)
+        else:
+            image = image.resize((width, height), how)
+    return np.asarray(image).reshape(height, width, -1)
+
+
+def _skipped(names: Sequence[str], reasons: Sequence[str | None], findings: Findings) -> None:
+    first: dict[str, str] = {}
+    times = Counter[str]()
+    for name, reason in zip(names, reasons, strict=True):
+        if reason is not None:
+            kind = reason.partition(" (")[0]
+            first.setdefault(kind, name)
+            times[kind] += 1
+    if not times:
+        return
+    listed = "; ".join(f"{count:,} {kind}, first {first[kind]}" for kind, count in times.most_common())
+    text = f"{times.total():,} of {len(names):,} images cannot be used: {listed}"
+    (findings.problems if times.total() == len(names) else findings.notes).append(text)

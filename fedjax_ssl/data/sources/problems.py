@@ -1,0 +1,49 @@
+"""What is wrong with a user's own data, all of it in one message."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fedjax_ssl.errors import UserError
+
+SHOWN = 5  # examples of one kind that a message names
+
+
+class BadData(UserError):
+    """A user's own data cannot be trained on as they are.
+
+    Attributes:
+        place: the folder or file.
+        problems: what is wrong, a sentence or two each.
+    """
+
+    def __init__(self, place: Path | str, problems: Sequence[str]):
+        self.place, self.problems = str(place), tuple(problems)
+        if len(self.problems) == 1:
+            super().__init__(f"{place}: {self.problems[0]}")
+        else:
+            listed = "\n".join(f"  - {problem}" for problem in self.problems)
+            super().__init__(f"{place} has {len(self.problems)} problems:\n{listed}")
+
+
+class Findings:
+    """Collects while data are read, so that a user hears of everything at once.
+
+    Attributes:
+        problems: what keeps the data from being used.
+        notes: what was skipped, or is worth a look.
+    """
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self.notes: list[str] = []
+
+    def stop(self, place: Path | str) -> None:
+        """Raises BadData if there are problems."""
+        if self.problems:
+            raise BadData(place, self.problems)
+
+
+def some(rows: Sequence[int], where: Callable[[int], str]) -> str:
+    """The places of the first rows, and how many more there are."""
+    named = ", ".join(where(row) for row in rows[:SHOWN])
+    return named if len(rows) <= SHOWN else f"{named} and {len(rows) - SHOWN:,} more"

@@ -1,0 +1,96 @@
+"""`svhn`: digits from house numbers in street views, cut out.
+
+Source: Netzer et al., Reading Digits in Natural Images with Unsupervised Feature Learning, NIPS workshop 2011.
+"""
+
+import string
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_ssl.data.dataset import Dataset, Split
+from fedjax_ssl.data.sources.archives import load_archive
+from fedjax_ssl.data.sources.entries import Archive, RemoteFile
+from fedjax_ssl.data.sources.formats import FormatError, damage
+
+HOST = "http://ufldl.stanford.edu/housenumbers"
+FILES = {
+    "train": (182_040_794, "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8"),
+    "test": (64_275_384, "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b"),
+    "extra": (1_329_278_602, "a133a4beb38a00fcdda90c9489e0c04f900b660ce8a316a5e854838379a71eb3"),
+}
+EXAMPLES = {"train": 73_257, "test": 26_032, "extra": 531_131}
+
+
+def load_svhn(
+    *, root: str | Path | None = None, path: str | Path | None = None, download: bool = True, extra: bool = False
+) -> Dataset:
+    """Loads SVHN, the cropped digits.
+
+    Args:
+        root: folder of all datasets.
+        path: folder with the original files.
+        download: whether the network may be used.
+        extra: whether the 531,131 easier examples of `extra_32x32.mat` (1.3 GB) follow the training examples.
+
+    Returns:
+        Dataset with inputs uint8 [n, 32, 32, 3].
+
+    Raises:
+        DatasetUnavailable: it is neither here nor to be had, or damaged.
+    """
+    return load_archive(svhn(extra), root=root, path=path, download=download)
+
+
+def svhn(extra: bool = False) -> Archive:
+    """The catalogue entry."""
+    parts = ("train", "test", *["extra"] * extra)
+    return Archive(
+        name="svhn",
+        description="99,289 digits of house numbers, 32x32x3, 10 classes, 531,131 more with extra=; downloaded, 246 MB",
+        files=tuple(RemoteFile(_file(part), (f"{HOST}/{_file(part)}",), *FILES[part]) for part in parts),
+        read=read_svhn,
+        terms="for non-commercial use, as its page says; cite Netzer et al. (2011)",
+        variant="extra" if extra else "",
+        examples=(EXAMPLES["train"] + extra * EXAMPLES["extra"], EXAMPLES["test"]),
+    )
+
+
+def _file(part: str) -> str:
+    return f"{part}_32x32.mat"
+
+
+def read_svhn(files: Mapping[str, Path]) -> Dataset:
+    """From MATLAB files with `X` [32, 32, 3, n] and `y` [n, 1], in which 10 stands for the digit 0.
+
+    Raises:
+        FormatError: a file is no such file, or damaged.
+    """
+    parts = {part: _read(files[_file(part)]) for part in FILES if _file(part) in files}
+    x, y = (np.concatenate([parts[part][place] for part in ("train", "extra") if part in parts]) for place in (0, 1))
+    return Dataset(name="svhn", train=Split(x, y), test=Split(*parts["test"]), class_names=tuple(string.digits))
+
+
+def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    # Only this reader needs scipy, which takes a moment to import.
+    from scipy.io import loadmat
+    from scipy.io.matlab import MatReadError
+
+    try:
+        with damage(path):
+            content = loadmat(path, variable_names=["X", "y"])
+    except (MatReadError, NotImplementedError, IndexError, OSError) as error:
+        raise FormatError(f"{path} is cut short, damaged or in another format: {error}") from error
+    missing = [name for name in ("X", "y") if name not in content]
+    if missing:
+        raise FormatError(f"{path} has no variable {' and '.join(missing)}.")
+    images, labels = content["X"], content["y"].reshape(-1)
+    if images.dtype != np.uint8 or images.shape != (32, 32, 3, len(labels)):
+        raise FormatError(
+            f"{path} has X of {images.dtype} {images.shape} and {len(labels)} labels; it must be uint8 "
+            "(32, 32, 3, labels)."
+        )
+    if len(labels) and not (labels.min() >= 1 and labels.max() <= 10):
+        raise FormatError(f"{path} has labels from {labels.min()} to {labels.max()}; there are 1 to 10.")
+    return np.ascontiguousarray(images.transpose(3, 0, 1, 2)), (labels % 10).astype(np.int32)

@@ -1,0 +1,115 @@
+"""Programs for devices that are not here: what is asked for, what is told, and that every shipped config compiles."""
+
+import importlib.metadata
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import jax
+import pytest
+
+from fedjax_ssl import backend, bench
+from fedjax_ssl.benchmarks import TARGETS, ahead, ahead_table, targets
+from fedjax_ssl.federated import Choice, device_memory
+from fedjax_ssl.shipped import shipped_configs
+from tests.benchmarks.test_hlo import LOOPS
+
+FIELDS = [
+    *("workload", "variant", "target", "kernels_per_step", "host_round_trips_per_step", "kernels_per_round"),
+    *("bytes_per_step", "operations_per_step", "temporary_bytes", "estimated_bytes", "bound_seconds_per_step"),
+    "compile_seconds",
+]
+TRAINED = [name for name in shipped_configs() if not name.endswith("_predict")]
+
+
+def compiled(text: str = LOOPS, choices: tuple[Choice, ...] = (Choice("chunked", 5, 10, 1000, 7),)) -> ahead.Compiled:
+    program = SimpleNamespace(as_text=lambda: text, memory_analysis=lambda: SimpleNamespace(temp_size_in_bytes=60))
+    return ahead._read("W2", "", "h100", program, 2, list(choices), 1.5)
+
+
+def test_a_row_has_the_fields_that_are_promised_and_nothing_else() -> None:
+    row = compiled().row()
+    assert list(row) == FIELDS and json.loads(json.dumps(row)) == row
+    assert row["kernels_per_step"] == 2 and row["host_round_trips_per_step"] == 1 and row["kernels_per_round"] == 4
+    assert row["temporary_bytes"] == 60 and row["estimated_bytes"] == 5 * 10 + 7
+    assert row["bound_seconds_per_step"] == pytest.approx(2 * 3e-6)
+
+
+def test_without_an_estimate_there_is_none() -> None:
+    assert compiled(choices=(Choice("vmap", 5),)).row()["estimated_bytes"] is None
+    assert compiled(choices=()).row()["estimated_bytes"] is None
+
+
+def test_a_loop_of_one_step_is_none_in_the_program_and_still_counts() -> None:
+    one = compiled(LOOPS.replace("vmap(local_step)/dot", "dot").replace("body/draw", "body/while/body/local_step/draw"))
+    assert one.steps.num_kernels == 1 and one.num_kinds == 1
+
+
+def test_the_table_says_that_times_are_bounds() -> None:
+    header, rule, row, _, *below = ahead_table([compiled()]).splitlines()
+    assert header.count("|") == rule.count("|") == row.count("|") and "kernels a step" in header
+    assert "compiled here, not run there" in below[0] and "bounds" in below[0]
+
+
+def test_what_is_traced_for_another_device_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "clear_caches", lambda: None)  # what other tests compiled
+    assert backend.backend() == jax.default_backend() and backend.elsewhere() is None
+    with backend.tracing_for(TARGETS["tpu-v5e"].elsewhere):
+        assert backend.backend() == "tpu" and device_memory() == TARGETS["tpu-v5e"].memory
+    assert backend.backend() == jax.default_backend()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--target", "h10"), ("'h10'", "Did you mean 'h100'?", "tpu-v5e")),
+        (("--target", "h100", "--repeats", "2"), ("--repeats does nothing with --target",)),
+        (("--configs", "digits"), ("--configs needs --target",)),
+        (("--target", "h100", "--configs", "digits_xlcp"), ("'digits_xlcp'", "digits_xclp")),
+        (("--target", "h100", "--configs", "digits", "--workloads", "W2"), ("takes the place of --workloads",)),
+        (("--target", "tpu-v6e"), ("libtpu", "pip install 'fedjax_ssl[aot-tpu]'")),
+        (("--target", "a100"), ("jax_plugins.xla_cuda12", "No device is needed", "pip install 'fedjax_ssl[aot-gpu]'")),
+    ],
+)
+def test_a_mistake_is_one_message_and_exit_code_2(
+    arguments: tuple[str, ...],
+    words: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(targets, "_installed", lambda module: False)
+    assert bench.main(["bench", *arguments]) == 2
+    output = capsys.readouterr()
+    assert output.out == "" and output.err.startswith("error: ") and output.err.count("\n") == 1
+    for word in words:
+        assert word in output.err
+
+
+def test_a_compiler_for_another_jax_is_named_with_the_version_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets, "_installed", lambda module: True)
+    versions = {"jax-cuda12-plugin": "0.12.0", "jaxlib": "0.10.2"}
+    monkeypatch.setattr(importlib.metadata, "version", versions.__getitem__)
+    with pytest.raises(targets.CompilerMissing, match=r"installed is 0\.12\.0.*jax-cuda12-plugin==0\.10\.2"):
+        targets.check_compiler("h100", TARGETS["h100"])
+
+
+def test_a_config_that_does_not_train_has_nothing_to_compile() -> None:
+    with pytest.raises(ahead.ConfigError, match="predictions without training"):
+        ahead._config("digits_predict", ahead.AheadOptions("h100"))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("target", ["h100", "tpu-v5e"])
+@pytest.mark.parametrize("config", TRAINED)
+def test_every_shipped_config_compiles(config: str, target: str) -> None:
+    try:
+        targets.check_compiler(target, TARGETS[target])
+    except targets.CompilerMissing as error:
+        pytest.skip(str(error))
+    command = [sys.executable, "-m", "fedjax_ssl.bench", "--target", target, "--configs", config, "--json"]
+    done = subprocess.run([*command, "--one-process"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (row,) = map(json.loads, done.stdout.splitlines())
+    assert list(row) == FIELDS and row["workload"] == config
+    assert row["kernels_per_step"] > 0 and row["temporary_bytes"] > 0

@@ -1,0 +1,210 @@
+"""Published datasets in their own formats, on small generated files; one pixel of each image carries the label."""
+
+import gzip
+import io
+import struct
+import tarfile
+import zipfile
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy.io import savemat
+
+from fedjax_ssl.data import DatasetUnavailable, load
+from fedjax_ssl.data.sources.catalog import ARCHIVES, FASHION_MNIST
+from fedjax_ssl.data.sources.emnist import PARTS, read_emnist
+from fedjax_ssl.data.sources.formats import FormatError
+from fedjax_ssl.data.sources.omniglot import read_omniglot
+from fedjax_ssl.data.sources.stl10 import read_stl10
+from fedjax_ssl.data.sources.svhn import read_svhn
+
+ROW, COLUMN = 3, 5
+
+
+def noise(labels, shape, seed=0):
+    """uint8 images [n, H, W, C] of noise; the marked pixel of the last channel is 4 * label."""
+    images = np.random.default_rng(seed).integers(0, 256, (len(labels), *shape), np.uint8)
+    images[:, ROW, COLUMN, -1] = 4 * np.asarray(labels)
+    return images
+
+
+def assert_marked(split, seed=0):
+    np.testing.assert_array_equal(split.x[:, ROW, COLUMN, -1], 4 * split.y)
+    np.testing.assert_array_equal(split.x, noise(split.y, split.x.shape[1:], seed))
+
+
+def idx(array):
+    array = array.astype(np.uint8)
+    return gzip.compress(struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes(), mtime=0)
+
+
+def test_fashion_mnist(tmp_path):
+    labels = np.arange(10)
+    parts = (noise(labels, (28, 28, 1))[..., 0], labels, noise(labels[:4], (28, 28, 1), 1)[..., 0], labels[:4])
+    files = {file.name: tmp_path / file.name for file in FASHION_MNIST.files}
+    for path, part in zip(files.values(), parts, strict=True):
+        path.write_bytes(idx(part))
+    data = FASHION_MNIST.read(files)
+    assert_marked(data.train)
+    assert_marked(data.test, 1)
+    assert data.class_names[9] == "Ankle boot"
+
+
+@pytest.mark.parametrize(("kind", "first"), [("byclass", 0), ("letters", 1)])
+def test_emnist_is_turned_upright(tmp_path, kind, first):
+    path = tmp_path / "gzip.zip"
+    count = len(PARTS[kind].classes)
+    with zipfile.ZipFile(path, "w") as archive:
+        for split, seed in (("train", 0), ("test", 1)):
+            images = noise(range(count), (28, 28, 1), seed)[..., 0].transpose(0, 2, 1)
+            archive.writestr(f"gzip/emnist-{kind}-{split}-images-idx3-ubyte.gz", idx(images))
+            archive.writestr(f"gzip/emnist-{kind}-{split}-labels-idx1-ubyte.gz", idx(np.arange(count) + first))
+    data = read_emnist({"gzip.zip": path}, kind)
+    assert_marked(data.train)
+    assert_marked(data.test, 1)
+    assert data.class_names[-1] == "z" and len(data.train) == count
+    with pytest.raises(FormatError, match="has no emnist-digits-train-images"):
+        read_emnist({"gzip.zip": path}, "digits")
+    if kind == "letters":
+        path.write_bytes(path.read_bytes()[:3000])
+        with pytest.raises(FormatError, match=r"gzip.zip is cut short"):
+            read_emnist({"gzip.zip": path}, kind)
+
+
+def write_svhn(folder, parts=("train", "test"), **changes):
+    files = {}
+    for seed, part in enumerate(parts):
+        labels = (np.arange(12) + seed) % 10
+        images = noise(labels, (32, 32, 3), seed).transpose(1, 2, 3, 0)
+        content = {"X": images, "y": np.where(labels == 0, 10, labels)[:, None].astype(np.uint8), **changes}
+        path = files[f"{part}_32x32.mat"] = folder / f"{part}_32x32.mat"
+        savemat(path, {name: values for name, values in content.items() if values is not None})
+    return files
+
+
+def test_svhn_and_its_extra_part(tmp_path):
+    data = read_svhn(write_svhn(tmp_path))
+    assert_marked(data.train)
+    assert_marked(data.test, 1)
+    extra = read_svhn(write_svhn(tmp_path, ("train", "test", "extra")))
+    assert len(extra.train) == 24 and (extra.train.x[:12] == data.train.x).all()
+    np.testing.assert_array_equal(extra.train.x[:, ROW, COLUMN, -1], 4 * extra.train.y)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"y": None}, "no variable y"),
+        ({"X": np.zeros((12, 32, 32, 3), np.uint8)}, r"X of uint8 .12, 32, 32, 3. and 12 labels"),
+        ({"y": np.arange(12)[:, None]}, "labels from 0 to 11"),
+    ],
+)
+def test_svhn_that_cannot_be_right(tmp_path, changes, message):
+    with pytest.raises(FormatError, match=message):
+        read_svhn(write_svhn(tmp_path, **changes))
+    (tmp_path / "train_32x32.mat").write_bytes(b"MATLAB 5.0" * 50)
+    with pytest.raises(FormatError, match=r"train_32x32.mat is cut short, damaged"):
+        read_svhn({f"{part}_32x32.mat": tmp_path / f"{part}_32x32.mat" for part in ("train", "test")})
+
+
+def write_stl10(folder, changes=()):
+    content = {}
+    for seed, split in enumerate(("train", "test", "unlabeled")):
+        labels = np.arange(10)
+        images = noise(labels, (96, 96, 3), seed)
+        content[f"{split}_X.bin"] = images.transpose(0, 3, 2, 1).tobytes()
+        content[f"{split}_y.bin"] = (labels + 1).astype(np.uint8).tobytes()
+    content.update(changes)
+    path = folder / "stl10_binary.tar.gz"
+    with tarfile.open(path, "w:gz", compresslevel=1) as archive:
+        for name, values in content.items():
+            member = tarfile.TarInfo(f"stl10_binary/{name}")
+            member.size = len(values)
+            archive.addfile(member, io.BytesIO(values))
+    return {path.name: path}
+
+
+def test_stl10_with_and_without_what_has_no_label(tmp_path):
+    files = write_stl10(tmp_path)
+    alone = read_stl10(files, unlabelled=False, size=96)
+    assert_marked(alone.train)
+    assert_marked(alone.test, 1)
+    data = read_stl10(files, unlabelled=True, size=96)
+    assert data.train.y.tolist() == [*range(10), *[-1] * 10]
+    np.testing.assert_array_equal(data.train.x[10:], noise(range(10), (96, 96, 3), 2))
+    small = read_stl10(files, unlabelled=True, size=32)
+    blocks = data.train.x.reshape(20, 32, 3, 32, 3, 3).mean(axis=(2, 4))
+    assert small.input_shape == (32, 32, 3) and np.abs(small.train.x - blocks).max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train_y.bin": bytes(10)}, "labels outside 1 to 10"),
+        ({"train_y.bin": bytes(range(1, 10))}, "10 images and 9 labels"),
+        ({"unlabeled_X.bin": b"123"}, "3 bytes, no whole number of images"),
+    ],
+)
+def test_stl10_that_cannot_be_right(tmp_path, changes, message):
+    with pytest.raises(FormatError, match=message):
+        read_stl10(write_stl10(tmp_path, changes), unlabelled=True, size=8)
+
+
+def write_omniglot(path, alphabets, top="images_background"):
+    with zipfile.ZipFile(path, "w") as archive:
+        for number, (alphabet, characters) in enumerate(alphabets.items()):
+            for character in range(1, characters + 1):
+                for drawer in (1, 2, 11):
+                    ink = np.zeros((105, 105), bool)
+                    ink[10 * number, 10 * character] = ink[100, drawer] = True
+                    file = io.BytesIO()
+                    Image.fromarray(~ink).save(file, "PNG")
+                    name = f"{top}/{alphabet}/character{character:02}/{number:02}{character:02}_{drawer:02}.png"
+                    archive.writestr(name, file.getvalue())
+                    archive.writestr(f"__MACOSX/{name}", b"")
+    return {path.name: path}
+
+
+def test_omniglot_by_drawer_of_an_alphabet(tmp_path):
+    files = write_omniglot(tmp_path / "a.zip", {"Greek": 3, "Latin": 2})
+    files |= write_omniglot(tmp_path / "b.zip", {"Tengwar": 2}, "images_evaluation")
+    data = read_omniglot(files, 105)
+    assert (len(data.train), data.num_classes, len(data.client_names), data.test) == (21, 7, 9, None)
+    for x, y, client in zip(data.train.x[..., 0], data.train.y, data.train.client, strict=True):
+        alphabet, character = data.class_names[y].split()
+        of_drawer, drawer = data.client_names[client].split()
+        place = {"Greek": 0, "Latin": 10, "Tengwar": 0}[alphabet]
+        assert alphabet == of_drawer and x[place, 10 * int(character)] == x[100, int(drawer)] == 255 and x.sum() == 510
+    assert read_omniglot(files, 28).input_shape == (28, 28, 1)
+
+
+def test_omniglot_that_cannot_be_right(tmp_path):
+    path = tmp_path / "a.zip"
+    for content, message in ((b"no image", "0001_01.png is damaged"), (bytes(1 << 17), "131,072 bytes, which is no")):
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("x/Greek/character01/0001_01.png", content)
+        with pytest.raises(FormatError, match=message):
+            read_omniglot({"a.zip": path}, 28)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("../../evil.png", b"")
+    with pytest.raises(FormatError, match="inside"):
+        read_omniglot({"a.zip": path}, 28)
+
+
+@pytest.mark.parametrize("name", list(ARCHIVES))
+def test_what_is_not_here_says_what_belongs_where(tmp_path, name):
+    with pytest.raises(DatasetUnavailable) as caught:
+        load(name, root=tmp_path, download=False)
+    for file in ARCHIVES[name].files:
+        assert f"put {file.name}" in str(caught.value) and file.urls[0] in str(caught.value)
+
+
+def test_options_have_their_own_cache_and_bounds(tmp_path):
+    folder = tmp_path / "svhn" / "raw"
+    folder.mkdir(parents=True)
+    with pytest.raises(DatasetUnavailable, match="extra_32x32"):
+        load("svhn", root=tmp_path, download=False, extra=True)
+    for name, options in (("stl10", {"size": 97}), ("omniglot", {"size": 0}), ("omniglot", {"size": 106})):
+        with pytest.raises(ValueError, match="size"):
+            load(name, root=tmp_path, download=False, **options)

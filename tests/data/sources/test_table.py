@@ -1,0 +1,133 @@
+"""Tables of features of a user's own."""
+
+import numpy as np
+import pytest
+
+from fedjax_ssl.data import BadData, DatasetUnavailable, check, load, source_of
+
+ROWS = ["age,weight,label,client", "30,1.5,ill,north", "40,-2e1,well,south", "50,3,ill,south", "60,4,,north"]
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_lines(*lines, name="patients.csv", encoding="utf-8"):
+        path = tmp_path / name
+        path.write_text("\n".join(lines) + "\n", encoding=encoding)
+        return path
+
+    return write_lines
+
+
+def read(path, **options):
+    return load("table", path=path, root=path.parent / "root", **options)
+
+
+def test_columns_become_features_labels_and_clients_and_are_kept(write, monkeypatch):
+    path = write(*ROWS)
+    first = read(path)
+    monkeypatch.setattr("fedjax_ssl.data.sources.table.read_sheet", None)
+    for data in (first, read(path)):
+        np.testing.assert_array_equal(data.train.x, np.float32([[30, 1.5], [40, -20], [50, 3], [60, 4]]))
+        assert (data.train.y.tolist(), data.train.client.tolist()) == ([0, 1, 0, -1], [0, 1, 1, 0])
+        assert (data.class_names, data.client_names) == (("ill", "well"), ("north", "south"))
+        assert (data.extra["features"], data.input_max) == (["age", "weight"], 1.0)
+
+
+def test_chosen_columns_other_names_and_a_split(write):
+    path = write(
+        "id;höhe;b;diagnosis;part;note",
+        "x;1;2;b;train;.",
+        "y;3;4;a;test;?",
+        "z;5;6;b;;",
+        "w;7;8;a;train;",
+        encoding="utf-8-sig",
+    )
+    options = {"label_column": "diagnosis", "split_column": "part"}
+    for chosen in ({"features": ("b", "höhe")}, {"ignore": ("id", "note")}):
+        data = read(path, **options, **chosen)
+        expected = np.float32([[1, 2], [5, 6], [7, 8]])
+        np.testing.assert_array_equal(data.train.x, expected[:, ::-1] if "features" in chosen else expected)
+        assert (data.train.y.tolist(), data.test.y.tolist(), data.train.client) == ([1, 1, 0], [0], None)
+    assert read(path, **options, ignore=("id", "note"), classes=("b", "c", "a")).train.y.tolist() == [0, 0, 2]
+
+
+def test_empty_cells_are_refused_or_their_rows_left_out(write):
+    path = write(*ROWS, ",7,well,south", "70,inf,ill,north")
+    with pytest.raises(
+        BadData, match=r"2 of 6 rows have empty, NaN or infinite features .*line 6, .*line 7.* age, weight"
+    ):
+        read(path)
+    data = read(path, missing="drop")
+    assert len(data.train) == 4 and "they are left out" in data.extra["notes"][0]
+
+
+@pytest.mark.parametrize(
+    ("lines", "options", "message"),
+    [
+        (["a,lable", "1,x", "2,y"], {}, "no column 'label' .label.. Did you mean 'lable'.*data.label_column"),
+        (["a,label", "m,x", "2,y"], {}, "column 'a' holds 'm' in patients.csv, line 2, which is no number; .*ignore=a"),
+        (["a;label", "1,5;x", "2;y"], {}, "write decimals with a point"),
+        (["label", "x", "y"], {}, "no column left for features"),
+        (["a,label", "1,x", "2,y"], {"features": ("a", "bb")}, "features names the column 'bb', which is not there"),
+        (["a,label", "1,x", "2,y"], {"features": ("a", "label")}, "'label' is a feature and the label at once"),
+        (["a,label", "1,x", "2,y"], {"ignore": ("b",)}, "ignore names the column 'b'"),
+        (["a,label", "1,x", "2,y"], {"client_column": "site"}, "no column 'site' .client."),
+        (["a,a,label", "1,1,x", "2,2,y"], {}, "column 'a' is there 2 times"),
+        (["a,label"], {}, "has no rows"),
+        (["a,label", '1,"x', "2,y"], {}, "line 3 is no line of a table: unexpected end of data"),
+        (["a,label,set", "1,x,0", "2,y,1"], {}, "there are sets but no clients"),
+        (
+            ["a,label,client,set", "1,x,n,0.5", "2,y,n,9"],
+            {},
+            "set is '0.5' in patients.csv, line 2, patients.csv, line 3",
+        ),
+        (["a,label,split", "1,x,test", "2,y,test"], {}, "all examples are test examples"),
+        (["a,label,coarse", "1,x,p", "2,y,p"], {}, "1 coarse classes; at least two"),
+        (["a,label", "1,x", "2,y"], {"classes": ("x", "x", "y")}, "at least two names, each once"),
+    ],
+)
+def test_tables_that_cannot_be_right(write, lines, options, message):
+    with pytest.raises(BadData, match=message):
+        read(write(*lines), **options)
+
+
+def test_bytes_that_are_no_text(tmp_path):
+    path = tmp_path / "latin.csv"
+    path.write_bytes("a,label\n1,süd\n2,y\n".encode("latin-1"))
+    with pytest.raises(BadData, match="line 2 is not UTF-8"):
+        read(path)
+    with pytest.raises(DatasetUnavailable, match=r"none.csv is not there"):
+        read(tmp_path / "none.csv")
+
+
+def test_parquet_is_the_same(tmp_path):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = {"age": [30, 40, 50], "w": [1.5, -2.0, 3.0], "label": [1.0, None, 0.0], "client": ["n", "s", "s"]}
+    parquet.write_table(arrow.table({**columns, "__index_level_0__": [0, 1, 2]}), tmp_path / "p.parquet")
+    data = read(tmp_path / "p.parquet")
+    np.testing.assert_array_equal(data.train.x, np.float32([[30, 1.5], [40, -2], [50, 3]]))
+    assert (data.train.y.tolist(), data.class_names, data.client_names) == ([1, -1, 0], ("0", "1"), ("n", "s"))
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1")
+    with pytest.raises(BadData, match="no readable Parquet file"):
+        read(tmp_path / "bad.parquet")
+
+
+def test_check_knows_the_source_by_the_file(write, tmp_path):
+    assert source_of(write(*ROWS)) == "table" and source_of(tmp_path) == "folder"
+    assert source_of(write("file,label", "a.png,x", name="about.tsv")) == "folder"
+    np.savez(tmp_path / "a.npz", inputs=np.zeros((6, 2), np.float32), labels=np.arange(6) % 2)
+    found = check(tmp_path / "a.npz")
+    assert found.source == "npz" and "2 features are the same for all: number 0, number 1" in found.notes
+    with pytest.raises(BadData, match="is none of"):
+        source_of(write("x", name="a.docx"))
+    bad = check(write("a,label", "x,y", "1,z"), root=tmp_path / "root")
+    assert bad.dataset is None and len(bad.problems) == 1
+
+
+def test_check_sees_test_examples_among_the_training_examples_and_labels_that_are_no_classes(write, tmp_path):
+    path = write("a,b,label,split", "1,2,x,", "2,3,y,", "1,2,x,test", "4,4,nan,test")
+    notes = check(path, root=tmp_path / "root").notes
+    assert "1 of 2 test examples are training examples too, to the bit" in notes
+    assert any("nan counts as a class" in note for note in notes)
+    many = write("a,label", *(f"{i},{i / 7}" for i in range(50)), name="many.csv")
+    assert any("are these classes?" in note for note in check(many, root=tmp_path / "root").notes)
