@@ -159,7 +159,7 @@ def test_a_run_goes_on_without_its_side_files(tmp_path) -> None:
             (folder / name).unlink()
             if content is not None:
                 (folder / name).write_bytes(content)
-            with _noted(name in ("metrics.jsonl", "summary.json") and content is not None or name == "metrics.jsonl"):
+            with _noted((name in ("metrics.jsonl", "summary.json") and content is not None) or name == "metrics.jsonl"):
                 train(folder)
             assert content_of(folder) == expected, (name, content)
     assert [row["round"] for row in rows] == list(range(1, ROUNDS + 1))

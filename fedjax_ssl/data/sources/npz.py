@@ -1,6 +1,7 @@
 """`npz`: the user's own arrays."""
 
 import math
+import struct
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -19,6 +20,11 @@ NEEDED = ("inputs", "labels")
 OPTIONAL = (
     *("client", "test_inputs", "test_labels", "test_client"),
     *("class_names", "coarse", "correspondence", "set"),
+)
+# What reading damaged bytes raises; of the last line, for compressions and passwords that nobody meant, and for sizes.
+_DAMAGES = (
+    *(OSError, EOFError, zipfile.BadZipFile, zlib.error, struct.error, SyntaxError, LookupError),
+    *(NotImplementedError, RuntimeError, OverflowError, MemoryError),
 )
 
 
@@ -104,7 +110,7 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     with path.open("rb") as file:
         try:
             loaded = np.load(file, allow_pickle=False)
-        except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        except (ValueError, *_DAMAGES) as error:
             # NumPy takes what it does not know for pickled objects, and says how to load those.
             why = "it is of another kind" if "pickle" in str(error) else str(error)
             raise DatasetUnavailable(
@@ -130,9 +136,8 @@ def _array(path: Path, loaded: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
     try:
         _check_size(path, loaded, name)
         values = loaded[name]
-        if not isinstance(values, np.ndarray):
-            raise DatasetUnavailable(f"npz: {name!r} in {path} is no array; save arrays with np.savez(path, ...)")
-        return values
+    except DatasetUnavailable:  # which is a RuntimeError
+        raise
     except ValueError as error:
         if "pickle" not in str(error) and "Object" not in str(error):  # what NumPy says of Python objects
             raise DatasetUnavailable(f"npz: array {name!r} of {path} is damaged: {error}") from error
@@ -140,8 +145,11 @@ def _array(path: Path, loaded: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
             f"{path}: array {name!r} holds Python objects, which are refused because they can run code; save it as an "
             "array of numbers, or of strings of one length (dtype=str)."
         ) from error
-    except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except _DAMAGES as error:
         raise DatasetUnavailable(f"npz: array {name!r} of {path} is damaged: {error}") from error
+    if not isinstance(values, np.ndarray):
+        raise DatasetUnavailable(f"npz: {name!r} in {path} is no array; save arrays with np.savez(path, ...)")
+    return values
 
 
 def _check_size(path: Path, loaded: np.lib.npyio.NpzFile, name: str) -> None:

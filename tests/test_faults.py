@@ -1,0 +1,183 @@
+"""Runs that are killed at any moment, and folders whose files are damaged at random: thorough, seeds are printed."""
+
+import contextlib
+import hashlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedjax_ssl import config as configs
+from fedjax_ssl.config import ConfigError
+from fedjax_ssl.data import DatasetUnavailable, load
+from fedjax_ssl.experiment.run import run
+from fedjax_ssl.tracking import CheckpointError, RunFolderError, read_run
+from fedjax_ssl.tracking.checkpoints import Checkpoints
+from tests.test_resume import CHILD, experiment, results_of, rows_of
+from tests.tracking.test_full_disk import content_of, train
+
+SEED = 17
+
+
+def arrays_of(folder: Path) -> dict[str, bytes]:
+    """The arrays of all checkpoints, without the times that their headers hold."""
+    checkpoints = Checkpoints(folder)
+    found = {}
+    for round in checkpoints.rounds():
+        _, content = checkpoints._read(round)
+        rows = checkpoints.history(round)
+        found[round] = hashlib.sha256(bytes(content)[: len(content) - len(rows)]).hexdigest()
+    return found
+
+
+@pytest.mark.thorough
+def test_fifty_kills_over_the_whole_life_of_a_run_lose_no_bit(tmp_path: Path) -> None:
+    print(f"seed {SEED}")
+    moments = random.Random(SEED)
+    run(experiment(), tmp_path / "whole")
+    kills = starts = 0
+    whole = rows_of(tmp_path / "whole"), results_of(tmp_path / "whole"), arrays_of(tmp_path / "whole")
+    while kills < 50:
+        folder = tmp_path / f"killed_{starts}"
+        starts += 1
+        longest = 3.0
+        while not (folder / "summary.json").exists():
+            begin = time.monotonic()
+            process = subprocess.Popen(
+                [sys.executable, "-c", CHILD, str(folder)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+            )
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(moments.uniform(0.5, longest) if kills < 50 else None)
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+                kills += 1
+                longest += 0.5  # so that a slow machine gets to the end
+            _, said = process.communicate()
+            assert process.returncode in (0, -signal.SIGKILL), said.decode()
+            assert b"Traceback" not in said, said.decode()
+            assert time.monotonic() - begin < 600
+        assert (rows_of(folder), results_of(folder), arrays_of(folder)) == whole
+    print(f"{kills} kills in {starts} runs")
+
+
+def damaged(content: bytes, moments: random.Random) -> bytes:
+    """Bytes flipped, cut off, doubled, or others in their place."""
+    kind = moments.randrange(5)
+    place = moments.randrange(len(content) + 1)
+    if kind == 0 and content:
+        changed = bytearray(content)
+        for _ in range(moments.choice((1, 1, 8))):
+            changed[moments.randrange(len(changed))] ^= 1 << moments.randrange(8)
+        return bytes(changed)
+    if kind == 1:
+        return content[:place]
+    if kind == 2:
+        return content[:place] + moments.randbytes(moments.randrange(50)) + content[place:]
+    return content[place:] + content[:place] if kind == 3 else moments.randbytes(moments.randrange(200))
+
+
+@pytest.mark.thorough
+def test_a_run_folder_with_damaged_files_goes_on_or_is_one_message(tmp_path: Path) -> None:
+    """1,500 cases. What a run goes on with ends as the run that nothing happened to, but for what the notes name."""
+    print(f"seed {SEED}")
+    moments = random.Random(SEED)
+    whole = tmp_path / "whole"
+    train(whole)
+    expected = content_of(whole)
+    # Of the table the rows that can be read stay; the earlier checkpoint is not looked at where the last is sound.
+    keeps = set(expected) - {"config.json", "client_accuracy.csv", "checkpoints/round_00000005.ckpt"}
+    refused = went_on = 0
+    for _ in range(1500):
+        folder = tmp_path / "run"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(whole, folder)
+        name = moments.choice(sorted(expected))
+        other = moments.choice(sorted(expected))
+        content = expected[other] if moments.random() < 0.2 else damaged(expected[name], moments)
+        (folder / name).write_bytes(content)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                train(folder)
+            except (RunFolderError, CheckpointError) as error:
+                refused += 1
+                assert name == "config.json" or "checkpoints" in name, (name, str(error))
+                continue
+        went_on += 1
+        now = content_of(folder)
+        assert {key: now[key] for key in keeps} == {key: expected[key] for key in keeps}, (name, other, content)
+        read_run(folder)
+    print(f"refused {refused}, went on {went_on}")
+
+
+@pytest.mark.thorough
+def test_damaged_arrays_of_a_user_are_one_message_or_finite(tmp_path: Path) -> None:
+    print(f"seed {SEED}")
+    moments = random.Random(SEED)
+    rng = np.random.default_rng(SEED)
+    plain = {"inputs": rng.normal(size=(30, 4)), "labels": np.arange(30) % 3, "client": np.arange(30) % 5}
+    path, refused = tmp_path / "mine.npz", 0
+    for number in range(4000):
+        (np.savez if number % 2 else np.savez_compressed)(path, **plain)
+        path.write_bytes(damaged(path.read_bytes(), moments))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                dataset = load("npz", path=path)
+            except (DatasetUnavailable, ValueError, ConfigError) as error:
+                refused += 1
+                assert type(error) in (DatasetUnavailable, ValueError, ConfigError), repr(error)
+                assert "\n" not in str(error)
+                continue
+        assert np.isfinite(dataset.train.x).all() and len(dataset.train.x) == len(dataset.train.y)
+    print(f"refused {refused} of 4000")
+
+
+@pytest.mark.thorough
+def test_ctrl_c_during_imports_ends_with_one_line() -> None:
+    for module in ("numpy", "jax._src.core", "flax.core", "optax"):
+        line = [sys.executable, "-X", "importtime", "-m", "fedjax_ssl.cli", "run", "digits_fedavg"]
+        with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            for text in process.stderr:
+                if text.rstrip().endswith(f" {module}"):
+                    break
+            process.send_signal(signal.SIGINT)
+            rest = [text for text in process.stderr if not text.startswith("import time:")]
+        assert process.returncode == 130, rest
+        assert "".join(rest).strip() == "stopped before anything was done", rest
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import sys\nsys.exit(3)\n", "it ends Python when it is read"),
+        ("get_config = 5\n", "it has no function get_config"),
+        ("import ml_collections\ndef get_config():\n    return ml_collections.ConfigDict({})\n", "a config without "),
+    ],
+)
+def test_a_file_that_is_no_config_is_one_message(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        configs.load(str(path))
+
+
+@pytest.mark.parametrize("name", ["math:pi", "os:path", "..:x", ":", "json:"])
+def test_a_name_that_builds_nothing_is_one_message(name: str) -> None:
+    with pytest.raises(ConfigError, match="no name; give module:function|no function that builds one"):
+        configs.load("digits_fedavg", [("method.name", name)])
+
+
+def test_a_function_that_takes_something_else_is_one_message() -> None:
+    from fedjax_ssl.methods import METHODS
+
+    with pytest.raises(ValueError, match="method 'os:system' builds none"):
+        METHODS.build("os:system", object())

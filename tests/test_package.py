@@ -1,0 +1,78 @@
+"""What is shipped: the wheel and the sdist hold the package and nothing else; no code comes out of a user's file."""
+
+import pickle
+import re
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedjax_ssl.data import DatasetUnavailable, load
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "fedjax_ssl"
+DATA = {"fedjax_ssl/data/sources/digits.npz", "fedjax_ssl/data/sources/glyph_strokes.txt", "fedjax_ssl/py.typed"}
+
+
+def sources(*folders: str) -> set[str]:
+    """Python files of the checkout, by their path."""
+    return {str(path.relative_to(ROOT)) for folder in folders for path in (ROOT / folder).rglob("*.py")}
+
+
+@pytest.mark.thorough
+def test_the_wheel_holds_the_package_and_its_configs_and_nothing_else(tmp_path: Path) -> None:
+    wheel = pytest.importorskip("hatchling.builders.wheel").WheelBuilder(str(ROOT))
+    (path,) = wheel.build(directory=str(tmp_path), versions=["standard"])
+    with zipfile.ZipFile(path) as file:
+        names = set(file.namelist())
+    shipped = {f"fedjax_ssl/{name}" for name in sources("configs")} | sources("fedjax_ssl")
+    more = {name for name in names - shipped if not re.match(r"fedjax_ssl(-[^/]+\.dist-info|/report/assets)/", name)}
+    assert not shipped - names
+    assert more == DATA, more ^ DATA
+
+
+@pytest.mark.thorough
+def test_the_sdist_holds_what_builds_and_tests_it(tmp_path: Path) -> None:
+    sdist = pytest.importorskip("hatchling.builders.sdist").SdistBuilder(str(ROOT))
+    (path,) = sdist.build(directory=str(tmp_path), versions=["standard"])
+    with tarfile.open(path) as file:
+        names = {name.partition("/")[2] for name in file.getnames()}
+    assert not sources("fedjax_ssl", "configs", "tests") - names
+    folders = {name.partition("/")[0] for name in names}
+    top = {"PKG-INFO", "pyproject.toml", ".gitignore", "CHANGELOG.md", "CITATION.cff", "LICENSE", "README.md"}
+    assert folders <= top | {"fedjax_ssl", "configs", "tests"}, folders
+    assert {name for name in names if name.endswith((".npz", ".pyc", ".ckpt", ".log"))} <= DATA
+
+
+def test_no_module_loads_what_can_run_code() -> None:
+    # NumPy loads no objects unless it is told to.
+    forbidden = (
+        r"allow_pickle\s*=\s*True|^\s*(import|from) (pickle|shelve|dill|cloudpickle|joblib|marshal)\b|torch\.load"
+    )
+    found = [str(path) for path in PACKAGE.rglob("*.py") if re.search(forbidden, path.read_text(), re.MULTILINE)]
+    assert not found
+
+
+class Opens:
+    """Would make a file if somebody loaded it."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+def test_a_file_with_code_in_it_is_refused_and_not_run(tmp_path: Path) -> None:
+    proof = tmp_path / "it ran"
+    objects = np.empty(2, object)
+    objects[:] = [Opens(proof), Opens(proof)]
+    np.savez(tmp_path / "objects.npz", inputs=objects, labels=objects)
+    (tmp_path / "plain.npz").write_bytes(pickle.dumps(Opens(proof)))
+    for name in ("objects.npz", "plain.npz"):
+        with pytest.raises((ValueError, DatasetUnavailable)) as caught:
+            load("npz", path=tmp_path / name)
+        assert "\n" not in str(caught.value)
+        assert not proof.exists()
