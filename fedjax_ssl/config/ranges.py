@@ -116,7 +116,6 @@ OPTIONS: dict[str, Mapping[str, Range]] = {
         "timeout": POSITIVE,
         "size": _up_to(10_000),
         "channels": _up_to(3),
-        "classes": COUNT,
         "white": COUNT,
     },
     "partition": {

@@ -37,6 +37,9 @@ def config_of(section: str, choice: str):
     return config
 
 
+NAMES = {("data", "classes"), ("data", "features")}  # tuples of names, not of numbers
+
+
 def nasty_of(kind: type) -> list:
     return list(NEVER[kind]) if kind in NEVER else [("a",), (None,), (math.nan,), (-1,), (True,)]
 
@@ -46,6 +49,8 @@ def test_every_number_of_a_choice_has_a_range_with_its_default_inside(section: s
     registry = REGISTRIES[section]
     for choice, option, what in ((one, *pair) for one in registry for pair in registry.options(one).items()):
         if what.type not in (int, float, tuple) or f"{section}.{option}" in fields.FIELDS:
+            continue
+        if (section, option) in NAMES:
             continue
         assert option in ranges.OPTIONS[section], f"give {section}.{option} a range in fedjax_ssl/config/ranges.py"
         allowed = ranges.range_of(section, choice, option, what.type)

@@ -3,14 +3,17 @@
 import logging
 import string
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from fedjax_ssl.data.correspondence import CIFAR100_SUPERCLASS_OF, CIFAR100_SUPERCLASSES, correspondence
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.sources import formats
+from fedjax_ssl.data.sources import formats, tff
+from fedjax_ssl.data.sources.archives import load_archive
 from fedjax_ssl.data.sources.emnist import emnist
 from fedjax_ssl.data.sources.entries import Archive, RemoteFile
 from fedjax_ssl.data.sources.omniglot import omniglot
@@ -205,7 +208,45 @@ FEMNIST = Archive(
     version=2,
 )
 
+
+def femnist(form: Literal["fedjax", "tff"] = "fedjax") -> Archive:
+    """The entry of federated EMNIST in one of its two published forms."""
+    if form == "fedjax":
+        return FEMNIST
+    file = RemoteFile(tff.EMNIST_FILE, (f"{tff.HOST}/{tff.EMNIST_FILE}",))
+    read = partial(tff.read_emnist, class_names=FEMNIST_CLASSES)
+    counts = FEMNIST_EXAMPLES["train"], FEMNIST_EXAMPLES["test"]
+    return replace(FEMNIST, files=(file,), read=read, variant=form, version=1, examples=counts)
+
+
+def load_femnist(
+    *,
+    root: str | Path | None = None,
+    path: str | Path | None = None,
+    download: bool = True,
+    form: Literal["fedjax", "tff"] = "fedjax",
+) -> Dataset:
+    """Loads federated EMNIST, by writer.
+
+    Args:
+        root: folder of all datasets.
+        path: folder with the original files.
+        download: whether the network may be used.
+        form: fedjax's two SQLite files, or the one of TensorFlow Federated, whose examples come in another order.
+
+    Returns:
+        Dataset with inputs uint8 [n, 28, 28, 1], ink high.
+
+    Raises:
+        DatasetUnavailable: it is neither here nor to be had, or damaged.
+    """
+    return load_archive(femnist(form), root=root, path=path, download=download)
+
+
 ARCHIVES = {
     archive.name: archive
-    for archive in (MNIST, FASHION_MNIST, emnist(), CIFAR10, CIFAR100, svhn(), stl10(), omniglot(), FEMNIST)
+    for archive in (
+        *(MNIST, FASHION_MNIST, emnist(), CIFAR10, CIFAR100, tff.cifar100_federated(CIFAR100_CLASSES), svhn(), stl10()),
+        *(omniglot(), FEMNIST),
+    )
 }

@@ -74,7 +74,7 @@ def emnist(kind: Kind = "byclass") -> Archive:
             ),
         ),
         read=partial(read_emnist, kind=kind),
-        terms="of NIST, in the public domain; cite Cohen et al. (2017), EMNIST",
+        terms="of NIST; cite Cohen et al. (2017), EMNIST",
         variant=kind,
         examples=PARTS[kind].examples,
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.sources.archives import Verified, load_archive, verify_files
-from fedjax_ssl.data.sources.catalog import ARCHIVES
+from fedjax_ssl.data.sources.catalog import ARCHIVES, femnist, load_femnist
 from fedjax_ssl.data.sources.digits import TERMS as DIGITS_TERMS
 from fedjax_ssl.data.sources.digits import load_digits
 from fedjax_ssl.data.sources.emnist import emnist, load_emnist
@@ -33,9 +33,16 @@ LOADERS: dict[str, Callable[..., Dataset]] = {
     "svhn": load_svhn,
     "stl10": load_stl10,
     "omniglot": load_omniglot,
+    "femnist": load_femnist,
 }
 
-ENTRIES: dict[str, Callable[..., Archive]] = {"emnist": emnist, "svhn": svhn, "stl10": stl10, "omniglot": omniglot}
+ENTRIES: dict[str, Callable[..., Archive]] = {
+    "emnist": emnist,
+    "svhn": svhn,
+    "stl10": stl10,
+    "omniglot": omniglot,
+    "femnist": femnist,
+}
 
 logger = logging.getLogger(__name__)
 

@@ -93,12 +93,25 @@ def _floats(data: bytes) -> np.ndarray:
 
 def _integers(data: bytes) -> np.ndarray:
     packed = [content for _, content in _messages(data, 1)]
-    values, content, step = [], b"".join(packed) if packed else data, 0 if packed else 1
-    place = 0
-    while place < len(content):
-        value, place = _varint(content, place + step)  # one by one: a tag of one byte before each number
-        values.append(value - (1 << 64) if value >> 63 else value)
-    return np.array(values, np.int64)
+    if packed:
+        return _varints(b"".join(packed))
+    return _varints(data)[1::2]  # one by one: a tag, which is a number too, before each
+
+
+def _varints(data: bytes) -> np.ndarray:
+    """All numbers of a row of them, int64."""
+    groups = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(groups < 0x80)
+    if not len(groups):
+        return np.empty(0, np.int64)
+    if not len(ends) or ends[-1] != len(groups) - 1:
+        raise ValueError("a number is cut short")
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    lengths = ends - starts + 1
+    if lengths.max() > 10:
+        raise ValueError("a number of more than 64 bits")
+    shifts = (7 * (np.arange(len(groups)) - np.repeat(starts, lengths))).astype(np.uint64)
+    return np.add.reduceat((groups & np.uint8(0x7F)).astype(np.uint64) << shifts, starts).view(np.int64)
 
 
 def _varint(data: bytes, place: int) -> tuple[int, int]:
