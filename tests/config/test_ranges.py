@@ -37,7 +37,7 @@ def config_of(section: str, choice: str):
     return config
 
 
-NAMES = {("data", "classes"), ("data", "features")}  # tuples of names, not of numbers
+NAMES = {("data", option) for option in ("classes", "features", "ignore")}  # tuples of names, not of numbers
 
 
 def nasty_of(kind: type) -> list:
