@@ -89,7 +89,7 @@ def leave(error: BaseException) -> int:
             KeyboardInterrupt says what the same command does now; only who was at work knows what is kept.
 
     Returns:
-        The exit code: 2, or 130 after Ctrl-C.
+        The exit code: 2, what the error says of its own, or 130 after Ctrl-C.
 
     Raises:
         BaseException: `error`, where it is a fault of ours.
@@ -99,7 +99,7 @@ def leave(error: BaseException) -> int:
     message = None if os.environ.get("FEDJAX_SSL_DEBUG") else _message(error)
     if message is None:
         raise error
-    return distributed.leave(2, f"error: {message}")
+    return distributed.leave(getattr(error, "exit_code", 2), f"error: {message}")
 
 
 def _message(error: BaseException) -> str | None:
@@ -146,7 +146,7 @@ def notes_instead_of_warnings(
             show_note(str(message))
 
     with warnings.catch_warnings():
-        for category in (ConfigNote, tracking.CheckpointDamaged):
+        for category in (ConfigNote, tracking.CheckpointDamaged, tracking.FolderMended):
             warnings.simplefilter("always", category)
         warnings.showwarning = show
         yield said

@@ -25,7 +25,8 @@ class Option(NamedTuple):
 class Registry(Generic[Built]):
     """Builders of one kind by name. The parameters of a builder are the options of its choice.
 
-    A name of the form "module:function" stands for a builder of the user's own.
+    A name of the form "module:function" stands for a builder of the user's own, and "NAME:VALUE" for the choice NAME
+    with its first option, where that is a positional one without a default.
     """
 
     def __init__(
@@ -66,10 +67,20 @@ class Registry(Generic[Built]):
         Raises:
             ValueError: nobody knows the name, or the user's own cannot be imported.
         """
-        if ":" in str(name):
+        stem, colon, argument = str(name).partition(":")
+        if colon and self._takes_argument(stem):
+            return partial(self._builders[stem], argument)
+        if colon:
             return import_named(self.kind, name)
         check_known(self.kind, name, self._builders)
         return self._builders[name]
+
+    def _takes_argument(self, name: str) -> bool:
+        """Whether "NAME:VALUE" is the choice NAME with its first option, as "tfds:mnist", and no code of one's own."""
+        if self._leading or name not in self._builders:
+            return False
+        first = next(iter(inspect.signature(self._builders[name]).parameters.values()), None)
+        return first is not None and first.kind is first.POSITIONAL_OR_KEYWORD and first.default is first.empty
 
     def options(self, name: str) -> dict[str, Option]:
         """The options of a choice, without those common to all.

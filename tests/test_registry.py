@@ -40,6 +40,7 @@ def test_options_and_their_types_come_from_the_builders() -> None:
     assert FORMS.options("circle") == {"radii": Option(tuple, (1.0,)), "bold": Option(bool, False)}
     assert FORMS.fields() == {"count": int, "size": int, "fill": str, "scale": float, "radii": tuple, "bold": bool}
     assert FORMS.takes("circle", "canvas") and not FORMS.takes("square", "canvas")
+    assert FORMS.build("square:3", fill="dots") == "3 dots None" and "size" not in FORMS.options("square:3")
     assert FORMS.build("circle", canvas="paper") == "(1.0,) on paper"
 
 

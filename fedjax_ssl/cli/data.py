@@ -46,8 +46,7 @@ def main(arguments: list[str]) -> int:
             return _check(asked, settings)
         if asked.what in ("download", "verify"):
             return {"download": _download, "verify": _verify}[asked.what](asked, _options(asked.name, settings))
-        if ":" not in asked.name:
-            check_known("dataset", asked.name, list(data.SOURCES))
+        _check_name(asked.name)
         print(describe(asked.name, asked.path, asked.root, asked.download))
     return 0
 
@@ -78,7 +77,7 @@ def _check(asked: argparse.Namespace, settings: list[tuple[str, str]]) -> int:
 
 def _options(source: str, settings: list[tuple[str, str]]) -> dict[str, Any]:
     """The options of a source, from text as `run` takes it."""
-    check_known("dataset", source, list(data.SOURCES))
+    _check_name(source)
     section = with_settings(default("fedavg"), [("data.name", source), *settings]).data
     given = {name: section.get(name) for name in data.SOURCES.options(source)}
     known = [f"data.{name}" for name in given]
@@ -98,7 +97,7 @@ def _download(asked: argparse.Namespace, given: dict[str, Any]) -> int:
     finally:
         log.removeHandler(shown)
         log.setLevel(level)
-    print(_table(_contents(dataset) | {"terms": data.TERMS[asked.name]}))
+    print(_table(_contents(dataset) | {"terms": _terms(asked.name)}))
     return 0
 
 
@@ -109,6 +108,11 @@ def _verify(asked: argparse.Namespace, given: dict[str, Any]) -> int:
     for file in found:
         print(f"{words[file.right] if file.path.exists() else 'missing'}  {file.path}: {file.said}")
     return 2 if any(file.right is False for file in found) else 0
+
+
+def _check_name(name: str) -> None:
+    if ":" not in name:
+        check_known("dataset", name, list(data.SOURCES))
 
 
 def _still_to_choose(dataset: data.Dataset | None) -> str:
@@ -142,9 +146,9 @@ def describe(name: str, path: str | None = None, root: str | None = None, downlo
     except data.DatasetUnavailable as error:
         if path is not None or download:  # it was to be there
             raise
-        return _table(lines | {"terms": data.TERMS.get(name, "not stated")}) + f"\n\n{error}"
+        return _table(lines | {"terms": _terms(name)}) + f"\n\n{error}"
     lines |= _contents(dataset)
-    lines["terms"] = data.TERMS.get(name, "not stated")
+    lines["terms"] = _terms(name)
     return _table(lines)
 
 
@@ -163,6 +167,10 @@ def _contents(dataset: data.Dataset) -> dict[str, str]:
         lines["coarse labels"] = f"{len(dataset.coarse_names)}: {_few(dataset.coarse_names)}"
     lines["clients"] = _clients(dataset)
     return lines
+
+
+def _terms(name: str) -> str:
+    return data.TERMS.get(name.partition(":")[0], "not stated")
 
 
 def _split_in_words(split: data.Split, dataset: data.Dataset) -> str:

@@ -8,6 +8,7 @@ from fedjax_ssl import command_line, distributed, tracking
 from fedjax_ssl import config as configs
 from fedjax_ssl.cli.describe import describe_config
 from fedjax_ssl.config import ConfigError
+from fedjax_ssl.experiment.divergence import EXIT_CODE as DIVERGED
 from fedjax_ssl.experiment.run import run
 
 USAGE = "usage: fedjax-ssl run NAME[:ARGUMENT] [--workdir FOLDER] [--FIELD=VALUE ...]"
@@ -38,7 +39,7 @@ def main(arguments: list[str]) -> int:
     """Runs what the arguments say, or prints help.
 
     Returns:
-        0.
+        0, or `DIVERGED`.
 
     Raises:
         ConfigError: and what else `fedjax_ssl.experiment.run.run` raises; `fedjax_ssl.cli.main` makes messages of it.
@@ -60,10 +61,10 @@ def main(arguments: list[str]) -> int:
         team = distributed.start(config.distributed)
         workdir = asked.workdir or Path("runs") / configs.find(asked.name).run_name
         try:
-            run(config, workdir, team)
+            summary = run(config, workdir, team)
         except KeyboardInterrupt as stop:
             raise KeyboardInterrupt(_what_follows(workdir)) from stop
-    return 0
+    return distributed.leave(DIVERGED, f"error: {summary['diverged']}") if "diverged" in summary else 0
 
 
 def _what_follows(workdir: Path) -> str:

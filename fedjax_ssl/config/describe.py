@@ -8,8 +8,8 @@ import ml_collections
 from fedjax_ssl import methods
 from fedjax_ssl.checks import check_choices, check_numbers, check_whole_numbers
 from fedjax_ssl.config.errors import naming
-from fedjax_ssl.config.fields import CHOICES, FIELDS, Field, get
-from fedjax_ssl.config.load import WORDS
+from fedjax_ssl.config.fields import CHOICES, FIELDS, WORDS, Field, get
+from fedjax_ssl.config.ranges import range_of
 from fedjax_ssl.registry import Option, Registry
 
 _REGISTRIES: dict[str, Registry[Any]] = {"method": methods.METHODS, **CHOICES}
@@ -48,7 +48,7 @@ def describe(config: ml_collections.ConfigDict) -> list[Described]:
         found += [one for one in fields if one.field not in others and one.field != f"{section}.name"]
         told = {one.field for one in fields}
         found += [
-            _option(f"{section}.{option}", config[section].get(option), what, meanings[option])
+            _option(section, name, option, config[section].get(option), what, meanings[option])
             for option, what in options.items()
             if f"{section}.{option}" not in told
         ]
@@ -77,9 +77,10 @@ def _described(config: ml_collections.ConfigDict, name: str, field: Field) -> De
     return Described(name, get(config, name), words + " or None" * isinstance(field.default, type), field.meaning)
 
 
-def _option(name: str, value: Any, option: Option, meaning: str) -> Described:
+def _option(section: str, choice: str, name: str, value: Any, option: Option, meaning: str) -> Described:
     """An option of a choice; None in a config stands for the choice's own default."""
-    words = ", ".join(map(str, option.choices)) or WORDS[option.type]
+    allowed = range_of(section, choice, name, option.type)
+    words = ", ".join(map(str, option.choices)) or (WORDS[option.type] if allowed is None else allowed.words())
     given = option.default is not inspect.Parameter.empty
     shown = option.default if value is None and given else value
-    return Described(name, shown, words + " or None" * option.optional, meaning.rstrip("."))
+    return Described(f"{section}.{name}", shown, words + " or None" * option.optional, meaning.rstrip("."))

@@ -16,7 +16,8 @@ from fedjax_ssl.checks import check_choices as one_of
 from fedjax_ssl.checks import check_numbers as number
 from fedjax_ssl.checks import check_several as several
 from fedjax_ssl.checks import check_whole_numbers as whole
-from fedjax_ssl.config.errors import naming
+from fedjax_ssl.config.errors import ConfigError, naming
+from fedjax_ssl.config.ranges import COUNT_OR_NONE, FINITE, POSITIVE, Range, check_range, range_of
 from fedjax_ssl.data import AUGMENTATIONS, PARTITIONS, SOURCES, STANDARDIZATIONS, SUPERVISIONS
 from fedjax_ssl.federated import (
     COHORTS,
@@ -33,6 +34,14 @@ from fedjax_ssl.models import MODELS, PRECISIONS
 from fedjax_ssl.registry import Registry
 from fedjax_ssl.tracking import WRITERS
 
+WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    object: "a whole number or a name",
+    tuple: "values with commas between, for example 64,64",
+}
 CHOICES: dict[str, Registry[Any]] = {  # section -> what its name is one of
     "data": SOURCES,
     "partition": PARTITIONS,
@@ -52,6 +61,17 @@ def _number_or_name(allowed: str, /, **given: Any) -> None:
             whole(0, **{name: value})
 
 
+def _each(allowed: Range, /, **given: Any) -> None:
+    """Raises ValueError where a number of a tuple is outside its range."""
+    for name, value in given.items():
+        check_range(name, value, allowed._replace(depth=1))
+
+
+def _seed(highest: int, /, **given: Any) -> None:
+    """Raises ValueError for what is no seed: of a larger one jax.random takes the last 32 bits, those of another."""
+    whole(0, highest, **given)
+
+
 class Field(NamedTuple):
     """What a setting is until it is set, and what it may be."""
 
@@ -62,7 +82,9 @@ class Field(NamedTuple):
 
 
 FIELDS: dict[str, Field] = {
-    "seed": Field(0, whole, 0, "decides everything random: partition, labels, cohorts, batches, initial network"),
+    "seed": Field(
+        0, _seed, 2**32 - 1, "decides everything random: partition, labels, cohorts, batches, initial network"
+    ),
     "rounds": Field(100, whole, 0, "rounds of training; 0: none, only what config.prediction asks for"),
     "eval_every": Field(5, whole, 1, "rounds between evaluations, run as one compiled call"),
     "checkpoint_every": Field(1, whole, 0, "evaluations between checkpoints; 0: only at the end"),
@@ -87,8 +109,8 @@ FIELDS: dict[str, Field] = {
     ),
     "data.download": Field(True, meaning="whether the network may be used"),
     "data.standardize": Field("auto", one_of, STANDARDIZATIONS, "by whose mean and deviation inputs are standardized"),
-    "data.mean": Field(tuple, meaning="to standardize by, in place of the dataset's, per channel or feature"),
-    "data.std": Field(tuple, meaning="to standardize by, in place of the dataset's, per channel or feature"),
+    "data.mean": Field(tuple, _each, FINITE, "to standardize by, in place of the dataset's, per channel or feature"),
+    "data.std": Field(tuple, _each, POSITIVE, "to standardize by, in place of the dataset's, per channel or feature"),
     "data.pool_splits": Field(
         False, meaning="the dataset's own test examples are training examples too; hold others out"
     ),
@@ -103,7 +125,7 @@ FIELDS: dict[str, Field] = {
     "data.validation_fraction": Field(0.0, number, "[0, 1)", "of the training examples, those for validation"),
     "data.balanced_test": Field(False, meaning="clients draw test examples, equally many of every class"),
     "data.pools": Field(
-        tuple, meaning="training, validation and test examples of every class, of both splits together"
+        tuple, _each, COUNT_OR_NONE, "training, validation and test examples of every class, of both splits together"
     ),
     "data.shuffle_pools": Field(False, meaning="pools are drawn at random, not the training examples first"),
     "partition.name": Field("natural", meaning="how examples are dealt to clients"),
@@ -184,8 +206,8 @@ FIELDS: dict[str, Field] = {
     "distributed.coordinator": Field(
         str, meaning="host:port of process 0, or $FEDJAX_SSL_COORDINATOR; one process by default"
     ),
-    "distributed.num_processes": Field(int, meaning="of the run, or $FEDJAX_SSL_NUM_PROCESSES"),
-    "distributed.process_id": Field(int, meaning="of this process, from 0 on, or $FEDJAX_SSL_PROCESS_ID"),
+    "distributed.num_processes": Field(int, whole, 1, "of the run, or $FEDJAX_SSL_NUM_PROCESSES"),
+    "distributed.process_id": Field(int, whole, 0, "of this process, from 0 on, or $FEDJAX_SSL_PROCESS_ID"),
     "distributed.auto": Field(False, meaning="take the three from Slurm, Open MPI, GKE or a TPU"),
     "distributed.heartbeat_seconds": Field(30, whole, 1, "without a sign of life until a process counts as dead"),
     "distributed.shutdown_seconds": Field(60, whole, 1, "that processes wait for each other at the end"),
@@ -268,10 +290,29 @@ def check_field(name: str, value: Any) -> None:
             check(allowed, **{f"config.{name}": value})
 
 
+def check_given(config: ml_collections.ConfigDict) -> None:
+    """Raises ConfigError for a field that is None where a value is needed."""
+    for name, kind in kinds(config).items():
+        section, _, option = name.rpartition(".")
+        if not kind.optional and (config[section] if section else config).get(option) is None:
+            raise ConfigError(f"config.{name} is None; give {WORDS[kind.type]}")
+
+
 def check_fields(config: ml_collections.ConfigDict) -> None:
-    """`check_field` for all fields of a config."""
+    """`check_field` for all fields of a config, and the ranges of the options of what it names.
+
+    Raises:
+        ConfigError: naming the field, its value and what is allowed.
+    """
     for name in FIELDS:
         check_field(name, get(config, name))
+    for section, registry in {"method": methods.METHODS, **CHOICES}.items():
+        choice = config[section]
+        for option, what in registry.options(choice.name).items():
+            value, allowed = choice.get(option), range_of(section, choice.name, option, what.type)
+            if value is not None and allowed is not None and f"{section}.{option}" not in FIELDS:
+                with naming():
+                    check_range(f"config.{section}.{option}", value, allowed)
 
 
 def get(config: Any, field: str) -> Any:

@@ -16,21 +16,13 @@ import ml_collections
 import numpy as np
 
 from fedjax_ssl.config.errors import ConfigError, naming
-from fedjax_ssl.config.fields import Kind, kinds, method_section
+from fedjax_ssl.config.fields import WORDS, Kind, kinds, method_section
 from fedjax_ssl.own_code import blame, make_importable
 from fedjax_ssl.registry import did_you_mean
 from fedjax_ssl.shipped import shipped_configs
 
 Settings = Iterable[tuple[str, Any]]
 
-WORDS = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    object: "a whole number or a name",
-    tuple: "values with commas between, for example 64,64",
-}
 _TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 # Parameters of a `get_config` beside its argument, and the settings that they are given.
 _TOLD = {"method": ("method.name", Kind(str, False)), "rounds": ("rounds", Kind(int, False))}

@@ -11,7 +11,7 @@ from flax.traverse_util import flatten_dict
 
 from fedjax_ssl import methods
 from fedjax_ssl.config.errors import ConfigError, ConfigNote, naming
-from fedjax_ssl.config.fields import CHOICES, check_fields, default, get
+from fedjax_ssl.config.fields import CHOICES, check_fields, check_given, default, get
 from fedjax_ssl.federated import (
     FEDERATED_OPTIMIZERS,
     LocalSettings,
@@ -49,6 +49,7 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     resolved.method = ml_collections.ConfigDict(
         {"name": name, **{key: given.get(key, value) for key, value in known.items()}}
     )
+    check_given(resolved)
     for section in CHOICES:
         _check_options(resolved, section)
     if resolved.optimizer.schedule_rounds is None:

@@ -11,7 +11,7 @@ import jax
 from fedjax_ssl import config as configs
 from fedjax_ssl import data, distributed, models, tracking
 from fedjax_ssl.distributed import Team
-from fedjax_ssl.experiment import longer, model_file, prediction
+from fedjax_ssl.experiment import divergence, longer, model_file, prediction
 from fedjax_ssl.experiment.build import Experiment, build_method, execution_of, prediction_settings
 from fedjax_ssl.experiment.fit import check_labels, check_weighting, note_missing_labels
 from fedjax_ssl.experiment.outcome import describe_placement, summarize, what_was_predicted, why_nobody_trained
@@ -197,6 +197,8 @@ class ActiveRun(Closing):
         if by_client is not None:
             named = zip(self._names, by_client.tolist(), strict=True)
             self._of_clients = {name: value for name, value in named if not math.isnan(value)}
+        lost = divergence.carry(row, self._rows, rounds)
+        said = divergence.note(row, self._rows, rounds, config)
         self.round, self.state = start, state
         self.record.append(row, self._of_clients)
         self._rows.append(row)
@@ -204,7 +206,9 @@ class ActiveRun(Closing):
         if best is row:
             self.record.save_best(start, state)
         self._progress.update(start, row)
-        if not row["local_steps"]:
+        if said:
+            self._progress.note(said)
+        if not row["local_steps"] and not lost:
             self._progress.note(f"nobody trained in the last {counted(rounds, 'round')}: {why_nobody_trained(row)}")
         self._team.feed()
         due = config.checkpoint_every * config.eval_every
@@ -220,11 +224,13 @@ class ActiveRun(Closing):
     def finish(self) -> None:
         """Makes the predictions that are asked for, and writes the summary."""
         self._draw_data()
+        last = self.state
         if self.config.early_stopping.patience is not None:  # what follows is about the model that was chosen
             here = jax.tree.map(lambda leaf: leaf.addressable_data(0), self.state)
             _, best, _ = self._team.from_first(self.record.restore_best(self._template) or (0, here, {}))
             self.state = distributed.share_out(best, self.code.mesh)
         config, dataset = self.config, self._experiment.dataset
+        diverged = divergence.ended(last, self.record.rows(), config)
         natural, outcomes = config.partition.name == "natural", []
         for outcome in prediction.predict(
             self._asked, self.method, self.state, *self.inputs[1:], self.code.mesh, self._progress.note
@@ -236,7 +242,7 @@ class ActiveRun(Closing):
             )
             self._team.feed()
         rows = self.record.rows()
-        summary = summarize(config, rows, self._seconds, prediction.summary_of(outcomes))
+        summary = summarize(config, rows, self._seconds, prediction.summary_of(outcomes)) | diverged
         self.record.finish(rows, summary, title=f"{config.method.name} on {config.data.name}")
         # The others get the summary when the files are there: nobody is at the end before the record is whole.
         summary = self._team.values_from_first(summary)

@@ -5,10 +5,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Key
+from jaxtyping import Array, Int, Key
 
 from fedjax_ssl import federated
 from fedjax_ssl.data import FederatedData
+from fedjax_ssl.experiment.divergence import DIVERGED_ROUNDS
 from fedjax_ssl.federated import Method, ServerState
 from fedjax_ssl.federated.method import Metrics
 
@@ -22,8 +23,9 @@ def run_rounds(
     """Runs rounds in one compiled loop.
 
     Returns:
-        (state, metrics): "round" is the number of rounds done; counts and bytes are sums, everything else is the mean
-        over the rounds in which it was defined.
+        (state, metrics): "round" is the number of rounds done; counts and bytes are sums, "diverged_rounds" counts the
+        rounds at the end in which no update was finite, everything else is the mean over the rounds in which it was
+        defined.
     """
     if method.on_host:
         state, infos = _one_by_one(method, key, state, federation, rounds)
@@ -36,7 +38,17 @@ def run_rounds(
             return values.total()
         return jnp.sum(values) if name in TOTALS else jnp.nanmean(values)
 
-    return state, {"round": state.round, **{name: summed(name, values) for name, values in infos.items()}}
+    metrics = {name: summed(name, values) for name, values in infos.items()}
+    return state, {"round": state.round, **metrics, DIVERGED_ROUNDS: _rounds_in_vain(infos)}
+
+
+def _rounds_in_vain(infos: Metrics) -> Int[Array, ""]:
+    """Rounds at the end of which each dropped something, and in none of which somebody learned anything."""
+    dropped = infos["dropped_clients"] > 0
+    if "server_dropped" in infos:
+        dropped = dropped | (infos["server_dropped"] > 0)
+    in_vain = dropped & (infos["local_steps"] == 0)
+    return jnp.sum(jnp.cumprod(in_vain[::-1].astype(jnp.int32)), dtype=jnp.int32)
 
 
 def _one_by_one(

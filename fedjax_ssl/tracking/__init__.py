@@ -13,12 +13,14 @@ from fedjax_ssl.tracking.run_folder import (
     SWEEP_FILE,
     WATCHING,
     ConfigMismatch,
+    FolderMended,
     RunFolder,
     RunFolderError,
     config_differences,
     flat_config,
     read_stored,
 )
+from fedjax_ssl.tracking.storage import StorageError
 from fedjax_ssl.tracking.stored_run import StoredRun, find_runs, natural_order, read_run
 from fedjax_ssl.tracking.summary import read_summary, summarize, write_summary
 from fedjax_ssl.tracking.terminal import Console

@@ -3,6 +3,7 @@
     checkpoints/round_00000010.ckpt
         {"round": 10, "extra": {...}, "arrays": [...]}      one line of JSON
         the bytes of the arrays, one after another
+        the history, any bytes
         the SHA-256 of all that, 32 bytes
 
 A file gets its name when all of it is on the disk. What a killed process leaves behind has another name, and the next
@@ -57,7 +58,7 @@ class Checkpoints:
         self._folder = Path(workdir).absolute() / folder
         self._keep = keep
 
-    def save(self, round: int, state: Any, extra: Mapping[str, Any] | None = None) -> None:
+    def save(self, round: int, state: Any, extra: Mapping[str, Any] | None = None, history: bytes = b"") -> None:
         """Saves a round and removes the old ones; when it returns, the checkpoint is there.
 
         Killed at any moment it leaves the earlier checkpoints usable. Later rounds than this one, which a run
@@ -67,6 +68,7 @@ class Checkpoints:
             round: number of finished rounds, at least 0.
             state: pytree of arrays, typed PRNG keys and Python scalars.
             extra: values that JSON can hold, such as counters and the best accuracy so far.
+            history: what the run's other files hold up to this round, so that it can be restored with it.
 
         Raises:
             ValueError: round is negative, or `extra` has a value that JSON cannot hold.
@@ -86,7 +88,7 @@ class Checkpoints:
         for in_the_way in (*self._folder.glob(".round_*"), *([path] if path.is_dir() else [])):
             _remove(in_the_way)
         bodies = (np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays)
-        write_atomically(path, _with_digest(itertools.chain([f"{line}\n".encode()], bodies)))
+        write_atomically(path, _with_digest(itertools.chain([f"{line}\n".encode()], bodies, [history])))
         self._remove_obsolete(round)
 
     def latest(self) -> int | None:
@@ -107,6 +109,15 @@ class Checkpoints:
         for round in self.rounds():
             if round > after_round:
                 _remove(self._path(round))
+
+    def history(self, round: int) -> bytes:
+        """Returns what `save` was given as `history`.
+
+        Args:
+            round: of a sound checkpoint, as `restore` returns it.
+        """
+        header, content = self._read(round)
+        return bytes(content[sum(map(_size, header["arrays"])) :])
 
     def restore(self, template: Any) -> tuple[int, Any, dict[str, Any]]:
         """Loads the newest sound checkpoint.
@@ -161,10 +172,18 @@ class Checkpoints:
         written = memoryview(content)[:-_DIGEST_BYTES]
         if hashlib.sha256(written).digest() != content[-_DIGEST_BYTES:]:
             raise _Damage(f"has changed since it was written; it has {len(content):,} bytes")
-        end = content.index(b"\n")
-        header = decode_json(content[:end].decode())
-        if header["round"] != round:
-            raise _Damage(f"holds round {header['round']}")
+        try:
+            end = content.index(b"\n")
+            header = decode_json(content[:end].decode())
+            size = sum(map(_size, header["arrays"]))
+            sound = isinstance(header["extra"], dict) and size <= len(written) - end - 1
+            found = header["round"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise _Damage("is no checkpoint of this program") from error
+        if not sound:
+            raise _Damage("is shorter than it says")
+        if found != round:
+            raise _Damage(f"holds round {found}")
         return header, written[end + 1 :]
 
     def _remove_obsolete(self, current: int) -> None:
@@ -189,6 +208,11 @@ def _with_digest(parts: Iterable[Any]) -> Iterator[Any]:
         digest.update(part)
         yield part
     yield digest.digest()
+
+
+def _size(array: dict[str, Any]) -> int:
+    """Bytes of an array that a header describes."""
+    return int(np.prod(array["shape"], dtype=np.int64)) * np.dtype(array["dtype"]).itemsize
 
 
 def _arrays(stored: "list[StoredArray]", content: memoryview) -> list[np.ndarray]:

@@ -1,5 +1,6 @@
 """One process at a time in a run folder."""
 
+import contextlib
 import errno
 import json
 import os
@@ -63,10 +64,10 @@ class FolderLock:
             warnings.warn(
                 f"{self._path.parent} is on a file system without locks: do not start a second run there.", stacklevel=4
             )
-        file.truncate(0)
         owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-        file.write(json.dumps(owner))
-        file.flush()
+        with contextlib.suppress(OSError):  # a full disk: the lock holds, only the message of others knows less
+            file.truncate(0)
+            os.write(file.fileno(), json.dumps(owner).encode())
 
     @staticmethod
     def _owner(file: IO[str]) -> str:

@@ -36,10 +36,31 @@ class MetricLog:
         self._jsonl = Path(workdir) / "metrics.jsonl"
         self._csv = Path(workdir) / "metrics.csv"
         self._rows: list[dict[str, Value]] = []
+        self._lines: list[bytes] = []  # of the file, a row each
         self._columns: dict[str, None] = {}
         if self._jsonl.exists():
             self._read()
             self._write_csv()
+
+    @classmethod
+    def rebuilt(cls, workdir: str | os.PathLike, history: bytes) -> "MetricLog":
+        """Opens a log whose file is replaced by what `history` of another one returned.
+
+        Args:
+            workdir: an existing folder.
+            history: all rows.
+        """
+        write_atomically(Path(workdir) / "metrics.jsonl", history)
+        return cls(workdir)
+
+    def history(self, up_to: int | None = None) -> bytes:
+        """All rows as the file has them.
+
+        Args:
+            up_to: only those up to and including this round.
+        """
+        pairs = zip(self._rows, self._lines, strict=True)
+        return b"".join(line for row, line in pairs if up_to is None or _round(row) <= up_to)
 
     def _read(self) -> None:
         content = self._jsonl.read_bytes()
@@ -54,7 +75,7 @@ class MetricLog:
                 raise RunFolderError(
                     f"{self._jsonl}, line {number} is damaged ({error}). Repair this line, or give another --workdir."
                 ) from error
-            self._remember(row)
+            self._remember(row, f"{line}\n".encode())
 
     def _check_round(self, row: Mapping[str, Any]) -> None:
         number = row.get("round") if isinstance(row, Mapping) else None
@@ -64,8 +85,9 @@ class MetricLog:
         if isinstance(last, int) and number <= last:
             raise ValueError(f"round {number} comes after round {last}, which is already there")
 
-    def _remember(self, row: dict[str, Value]) -> None:
+    def _remember(self, row: dict[str, Value], line: bytes) -> None:
         self._rows.append(row)
+        self._lines.append(line)
         self._columns.update(dict.fromkeys(row))
 
     def append(self, row: Mapping[str, Any]) -> None:
@@ -90,11 +112,12 @@ class MetricLog:
                 raise ValueError(f"column {name!r}: a cell holds one value, got {value!r}")
         self._check_round(plain)
         new_columns = plain.keys() - self._columns.keys()
+        line = f"{encode_json(plain)}\n".encode()
         with open(self._jsonl, "ab") as file:
-            file.write(f"{encode_json(plain)}\n".encode())
+            file.write(line)
             file.flush()
             os.fsync(file.fileno())
-        self._remember(plain)
+        self._remember(plain, line)
         if new_columns or not self._csv.exists():
             self._write_csv()
         else:
@@ -111,13 +134,13 @@ class MetricLog:
         Args:
             after_round: the round of the restored checkpoint; rows up to and including it stay.
         """
-        kept = [row for row in self._rows if isinstance(row["round"], int) and row["round"] <= after_round]
+        kept = [(row, line) for row, line in zip(self._rows, self._lines, strict=True) if _round(row) <= after_round]
         if len(kept) == len(self._rows):
             return
-        write_atomically(self._jsonl, "".join(f"{encode_json(row)}\n" for row in kept))
-        self._rows, self._columns = [], {}
-        for row in kept:
-            self._remember(row)
+        write_atomically(self._jsonl, b"".join(line for _, line in kept))
+        self._rows, self._lines, self._columns = [], [], {}
+        for row, line in kept:
+            self._remember(row, line)
         self._write_csv()
 
     def _write_csv(self) -> None:
@@ -126,3 +149,9 @@ class MetricLog:
         writer.writeheader()
         writer.writerows(self._rows)
         write_atomically(self._csv, text.getvalue())
+
+
+def _round(row: Mapping[str, Value]) -> int:
+    number = row["round"]
+    assert isinstance(number, int), "checked when the row was added"
+    return number

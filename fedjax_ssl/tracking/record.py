@@ -3,7 +3,9 @@
 Of several processes that train one federation, one has a `Record`. The others have a `NoRecord` and run the same code.
 """
 
+import contextlib
 import os
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +17,9 @@ from fedjax_ssl.tracking.curves import plot_curves
 from fedjax_ssl.tracking.files import Closing, encode_json, write_atomically
 from fedjax_ssl.tracking.metric_log import MetricLog
 from fedjax_ssl.tracking.progress import Progress
-from fedjax_ssl.tracking.run_folder import RunFolder
+from fedjax_ssl.tracking.run_folder import FolderMended, RunFolder, RunFolderError
+from fedjax_ssl.tracking.state_arrays import tree_bytes
+from fedjax_ssl.tracking.storage import storing
 from fedjax_ssl.tracking.summary import read_summary, write_summary
 from fedjax_ssl.tracking.writers import Writers, WriterSettings, open_writers
 
@@ -47,7 +51,8 @@ class Record(Closing):
             writers: viewers that get the metrics too; none by default.
             quiet: tell the person nothing.
         """
-        self.folder = RunFolder(workdir, config, ignore=ignore, undecided=undecided)
+        with storing(Path(workdir), lambda: "Nothing was started."):
+            self.folder = RunFolder(workdir, config, ignore=ignore, undecided=undecided)
         self.path = self.folder.path
         self._config, self._settings = config, writers or WriterSettings()
         self._checkpoints, self._best = Checkpoints(self.path), Checkpoints(self.path, folder="best")
@@ -72,9 +77,10 @@ class Record(Closing):
         Args:
             after_round: from here on it goes on; the summary and later checkpoints are those of the shorter run.
         """
-        self.folder.summary_file.unlink(missing_ok=True)
-        self._checkpoints.forget(after_round)
-        self.folder.accept()
+        with self._storing(self.folder.config_file):
+            self.folder.summary_file.unlink(missing_ok=True)
+            self._checkpoints.forget(after_round)
+            self.folder.accept()
 
     def refuse(self, reason: str) -> NoReturn:
         """Raises ConfigMismatch, see `RunFolder.refuse`."""
@@ -89,12 +95,40 @@ class Record(Closing):
         Returns:
             (round, state, extra), None where there is no checkpoint.
         """
-        self._log = MetricLog(self.path)
         found = None if self._checkpoints.latest() is None else self._checkpoints.restore(template)
         self._round = found[0] if found else 0
-        self._log.truncate(after_round=self._round)
-        self._best.forget(after_round=self._round)
+        with self._storing(self.folder.metrics_jsonl):
+            self._log = self._restored_log()
+            self._log.truncate(after_round=self._round)
+            self._best.forget(after_round=self._round)
         return found
+
+    def _restored_log(self) -> MetricLog:
+        """The metric rows up to the restored round: the file's, or the checkpoint's where these are others."""
+        file = self.folder.metrics_jsonl
+        kept = self._checkpoints.history(self._round) if self._round else b""
+        try:
+            log = MetricLog(self.path)
+        except RunFolderError as error:
+            if not kept and self._round:  # a checkpoint of a version that did not keep rows in it
+                raise
+            rows = f"its rows up to round {self._round} are back from the checkpoint" if kept else "it starts anew"
+            warnings.warn(f"{error} Done: {rows}", FolderMended, stacklevel=5)
+            return MetricLog.rebuilt(self.path, kept)
+        there = log.rows()
+        if kept and log.history(self._round) != kept:
+            what = "has other rows than" if there else "is gone, but not"
+            text = f"{file} {what} the checkpoint of round {self._round}: they are back from there"
+            warnings.warn(text, FolderMended, stacklevel=5)
+            return MetricLog.rebuilt(self.path, kept)
+        if self._round and not there:
+            text = f"{file} is gone: totals and metrics are of the rounds after {self._round} only"
+            warnings.warn(text, FolderMended, stacklevel=5)
+        if len(there) > 1 and not self._round:  # one: stopped before its first checkpoint
+            last = there[-1]["round"]
+            text = f"{file} has rows up to round {last}, but there is no checkpoint: training starts again from round 0"
+            warnings.warn(text, FolderMended, stacklevel=5)
+        return log
 
     def restore_best(self, template: Any) -> tuple[int, Any, dict[str, Any]] | None:
         """Loads the checkpoint of the best validation accuracy; None where there is none."""
@@ -106,11 +140,13 @@ class Record(Closing):
 
     def save(self, round: int, state: Any, extra: Mapping[str, Any]) -> None:
         """Saves a checkpoint, see `Checkpoints.save`."""
-        self._checkpoints.save(round, state, extra)
+        with self._storing(self.folder.checkpoint_folder, tree_bytes(state)):
+            self._checkpoints.save(round, state, extra, self._open_log().history())
 
     def save_best(self, round: int, state: Any) -> None:
         """Saves the checkpoint of the best validation accuracy so far."""
-        self._best.save(round, state)
+        with self._storing(self.path / "best", tree_bytes(state)):
+            self._best.save(round, state)
 
     def append(self, row: Mapping[str, Any], clients: Mapping[str, float] | None = None) -> None:
         """Adds a metric row, see `MetricLog.append`.
@@ -119,11 +155,12 @@ class Record(Closing):
             row: numbers by column.
             clients: accuracies by name of the client, where they are known.
         """
-        if clients:
-            if self._clients is None:
-                self._clients = ClientLog(self.path, after_round=self._round)
-            self._clients.append(row["round"], clients)
-        self._open_log().append(row)
+        with self._storing(self.folder.metrics_jsonl):
+            if clients:
+                if self._clients is None:
+                    self._clients = ClientLog(self.path, after_round=self._round)
+                self._clients.append(row["round"], clients)
+            self._open_log().append(row)
         self._writers.write(row)
 
     def rows(self) -> list[dict[str, Any]]:
@@ -136,24 +173,28 @@ class Record(Closing):
 
     def describe_data(self, text: str) -> None:
         """Writes partition.txt."""
-        write_atomically(self.path / "partition.txt", text)
+        with self._storing(self.path / "partition.txt", len(text)):
+            write_atomically(self.path / "partition.txt", text)
 
     def describe_model(self, model: Mapping[str, Any]) -> None:
         """Writes model.json."""
-        write_atomically(self.folder.model_file, encode_json(model, indent=1) + "\n")
+        with self._storing(self.folder.model_file):
+            write_atomically(self.folder.model_file, encode_json(model, indent=1) + "\n")
 
     def draw_data(self, draw: Callable[[Path], object]) -> None:
         """Has partition.png drawn unless it is there."""
         path = self.path / "partition.png"
         if not path.exists():
             unfinished = path.with_name(".partition.png")
-            draw(unfinished)
-            unfinished.replace(path)
+            with self._storing(path):
+                draw(unfinished)
+                unfinished.replace(path)
 
     def write_predictions(self, by_example: str, by_client: str) -> None:
         """Writes the tables of the predictions made so far."""
-        write_atomically(self.folder.predictions_csv, by_example)
-        write_atomically(self.folder.clients_csv, by_client)
+        with self._storing(self.folder.predictions_csv, len(by_example) + len(by_client)):
+            write_atomically(self.folder.predictions_csv, by_example)
+            write_atomically(self.folder.clients_csv, by_client)
 
     def files(self, *, trained: bool, predicted: bool) -> dict[str, Path]:
         """Returns what lies where at the end of a run, for its report."""
@@ -165,15 +206,38 @@ class Record(Closing):
         return files
 
     def summary(self) -> dict[str, Any] | None:
-        """Returns the summary of a run that was completed before, None if there is none."""
-        return read_summary(self.folder.summary_file) if self.folder.summary_file.exists() else None
+        """Returns the summary of a run that was completed before; None if there is none, or none of this run."""
+        file = self.folder.summary_file
+        if not file.exists():
+            return None
+        try:
+            found = read_summary(file)
+        except (ValueError, RecursionError) as error:
+            found, what = None, f"is damaged ({error})"
+        else:
+            rows = self._open_log().rows()
+            method, last = self._config.get("method", {}).get("name"), rows[-1]["round"] if rows else None
+            if isinstance(found, dict) and found.get("method") == method and last in (None, found.get("rounds")):
+                return found
+            found, what = None, "is not of this run"
+        warnings.warn(f"{file} {what}: it is written again", FolderMended, stacklevel=4)
+        return found
 
     def finish(self, rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], *, title: str) -> None:
         """Writes the summary and, where something was trained, the curves under this title."""
-        if rows:
-            plot_curves(rows, self.folder.curves_file, title=title)
-        write_summary(self.folder.summary_file, summary)
+        with self._storing(self.folder.summary_file):
+            if rows:
+                plot_curves(rows, self.folder.curves_file, title=title)
+            write_summary(self.folder.summary_file, summary)
         self._writers.finish(summary)
+
+    def _storing(self, path: Path, size: int | None = None) -> contextlib.AbstractContextManager[None]:
+        return storing(path, self._what_is_safe, size)
+
+    def _what_is_safe(self) -> str:
+        round = self._checkpoints.latest()
+        start = "at the start" if round is None else f"from the checkpoint of round {round}, which is safe"
+        return f"The same command goes on {start}."
 
     def _open_log(self) -> MetricLog:
         if self._log is None:

@@ -1,9 +1,11 @@
 """The folder of one run: its place for every file, its config, and its lock."""
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -29,6 +31,10 @@ class RunFolderError(ValueError):
 
 class ConfigMismatch(RunFolderError):
     """The run folder belongs to a run with another config."""
+
+
+class FolderMended(UserWarning):
+    """Something in a run folder was missing, damaged or in the way; the message says what became of it."""
 
 
 class RunFolder(Closing):
@@ -89,6 +95,7 @@ class RunFolder(Closing):
                 f"{self.path} cannot be used as run folder: {error.strerror}. Give another --workdir."
             ) from error
         try:
+            self._set_aside()
             results = self._results()
             self.is_new = not (self.config_file.exists() and results)
             if self.is_new:
@@ -101,6 +108,20 @@ class RunFolder(Closing):
             self._remove_what_was_made()
             raise
         self._open = True
+
+    def _set_aside(self) -> None:
+        """Renames folders where files of the run go, and files where its folders go."""
+        files = (self.config_file, self.metrics_csv, self.metrics_jsonl, self.summary_file, self.curves_file)
+        more = (self.model_file, self.predictions_csv, self.clients_csv)
+        names = ("partition.txt", "partition.png", "client_accuracy.csv")
+        in_the_way = [path for path in (*files, *more, *(self.path / name for name in names)) if path.is_dir()]
+        in_the_way += [path for path in (self.checkpoint_folder, self.path / "best") if path.is_file()]
+        for path in in_the_way:
+            numbers = (path.with_name(f"{path.name}.aside{number}") for number in itertools.count(1))
+            aside = next(one for one in numbers if not one.exists())
+            path.rename(aside)
+            kind = "a folder" if aside.is_dir() else "a file"
+            warnings.warn(f"{path} was {kind}, in the way of the run: it is {aside.name} now", FolderMended, 5)
 
     def _results(self) -> list[str]:
         """What an earlier start left that would be lost; a start that failed before its first row leaves nothing."""
@@ -120,7 +141,9 @@ class RunFolder(Closing):
     def _compare(self, config: dict, ignore: Collection[str], undecided: Collection[str]) -> None:
         try:
             stored = json.loads(self.config_file.read_text(encoding="utf-8"))
-        except ValueError as error:
+            if not isinstance(stored, dict):
+                raise ValueError(f"it holds {type(stored).__name__}, no object")
+        except (ValueError, RecursionError) as error:
             raise RunFolderError(
                 f"{self.config_file} is damaged ({error}). Give another --workdir, or delete this folder."
             ) from error

@@ -34,6 +34,11 @@ def to_arrays(state: Any) -> tuple[list[StoredArray], list[np.ndarray]]:
     return _describe(state), [np.asarray(array) for array in data]
 
 
+def tree_bytes(state: Any) -> int:
+    """Bytes that the arrays of a pytree take in a checkpoint."""
+    return sum(int(np.prod(one.shape, dtype=np.int64)) * np.dtype(one.dtype).itemsize for one in _describe(state))
+
+
 def differences(template: Any, stored: list[StoredArray]) -> list[str]:
     """Compares a template with what is stored.
 

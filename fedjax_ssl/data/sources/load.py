@@ -22,6 +22,7 @@ from fedjax_ssl.data.sources.omniglot import load_omniglot, omniglot
 from fedjax_ssl.data.sources.stl10 import load_stl10, stl10
 from fedjax_ssl.data.sources.svhn import load_svhn, svhn
 from fedjax_ssl.data.sources.table import load_table
+from fedjax_ssl.data.sources.tfds import load_tfds
 from fedjax_ssl.registry import Registry
 
 PLACES = ("root", "path", "download")
@@ -59,6 +60,10 @@ SOURCES: Registry[Dataset] = Registry(
             name: (LOADERS.get(name, partial(load_archive, archive)), archive.description)
             for name, archive in ARCHIVES.items()
         },
+        "tfds": (
+            load_tfds,
+            "tfds:NAME, a folder that TensorFlow Datasets prepared, read without TensorFlow",
+        ),
         "fed_isic2019": (
             load_fed_isic,
             "23,247 dermoscopic images of 6 centres, 64x64x3 or size=, 8 classes; you place FLamby's folder at path=",
@@ -72,6 +77,7 @@ TERMS = {  # licence and whom to cite
     **dict.fromkeys(OWN, "yours"),
     **{name: archive.terms for name, archive in ARCHIVES.items()},
     "fed_isic2019": FED_ISIC_TERMS,
+    "tfds": "of the dataset: https://www.tensorflow.org/datasets/catalog/overview",
 }
 available = SOURCES.available  # () -> names that `load` knows, each with a line about it
 
