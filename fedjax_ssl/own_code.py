@@ -30,10 +30,12 @@ def import_named(kind: str, name: str) -> Any:
         name: as in a config.
 
     Raises:
-        ValueError: there is no such module, or nothing of that name in it; says where was looked and what is near.
-            An error in the module's own code is raised as it is.
+        ValueError: there is no such module, or nothing of that name in it; says where was looked and what is near. Or
+            it is nothing that can be called. An error in the module's own code is raised as it is.
     """
     module, _, attribute = name.partition(":")
+    if not module or not attribute or module.startswith("."):
+        raise ValueError(f"{kind} {name!r} is no name; give module:function")
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -44,12 +46,15 @@ def import_named(kind: str, name: str) -> Any:
             "the config file, in the folder where the command is started, and where Python finds others (PYTHONPATH)"
         ) from error
     try:
-        return getattr(found, attribute)
+        named = getattr(found, attribute)
     except AttributeError as error:
         near = difflib.get_close_matches(attribute, [one for one in vars(found) if not one.startswith("_")], n=1)
         hint = f" Did you mean '{module}:{near[0]}'?" if near else ""
         place = getattr(found, "__file__", None) or "a module without a file"
         raise ValueError(f"{kind} {name!r} is not there: {place} has no {attribute!r}.{hint}") from error
+    if not callable(named):
+        raise ValueError(f"{kind} {name!r} is {type(named).__name__}, no function that builds one")
+    return named
 
 
 def blame(error: BaseException) -> str | None:

@@ -153,7 +153,13 @@ class Registry(Generic[Built]):
             ValueError: as `check`, or what the builder raises for a value.
         """
         self.check(name, [option for option in options if option not in self._given])
-        return self.builder(name)(*leading, **options)
+        try:
+            return self.builder(name)(*leading, **options)
+        except TypeError as error:
+            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                raise
+            # The call itself: something named that takes no such arguments.
+            raise ValueError(f"{self.kind} {name!r} builds none: {error}") from error
 
 
 def check_known(kind: str, name: object, known: Collection[str]) -> None:

@@ -1,10 +1,13 @@
 """The console command `fedjax-ssl`: a table of subcommands, each imported when it is called, so that help is quick."""
 
 import argparse
+import contextlib
 import importlib
 import os
+import signal
 import sys
-from collections.abc import Callable, Collection
+import threading
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -184,4 +187,26 @@ def versions() -> str:
 
 def _function(place: str) -> Callable[..., Any]:
     module, _, name = place.partition(":")
-    return getattr(importlib.import_module(module), name)
+    with _ending_at_ctrl_c():
+        return getattr(importlib.import_module(module), name)
+
+
+@contextlib.contextmanager
+def _ending_at_ctrl_c() -> Iterator[None]:
+    """Ends the process at Ctrl-C with one line, while modules are imported and nothing is to be saved.
+
+    An exception inside the import of an extension module comes out as whatever that makes of it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # which gets no signals
+        return
+
+    def end(*_: Any) -> None:
+        os.write(2, b"\nstopped before anything was done\n")
+        os._exit(130)
+
+    before = signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

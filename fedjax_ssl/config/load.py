@@ -16,7 +16,7 @@ import ml_collections
 import numpy as np
 
 from fedjax_ssl.config.errors import ConfigError, naming
-from fedjax_ssl.config.fields import WORDS, Kind, kinds, method_section
+from fedjax_ssl.config.fields import WORDS, Kind, default, kinds, method_section
 from fedjax_ssl.own_code import blame, make_importable
 from fedjax_ssl.registry import did_you_mean
 from fedjax_ssl.shipped import shipped_configs
@@ -206,9 +206,11 @@ def _read(path: Path, function: str) -> Callable[..., Any]:
         names = runpy.run_path(str(path))
     except ConfigError:
         raise
+    except SystemExit as error:
+        raise ConfigError(f"{path} is no config file: it ends Python when it is read (exit {error.code})") from error
     except Exception as error:
         raise ConfigError(f"{path} cannot be read: {_why(error)}") from error
-    if function not in names:
+    if not callable(names.get(function)):
         raise ConfigError(f"{path} is no config file: it has no function {function}")
     return names[function]
 
@@ -229,6 +231,11 @@ def _call(get_config: Callable[..., Any], source: Source, told: dict[str, Any]) 
         raise ConfigError(f"get_config of {source.path} failed: {_why(error)}") from error
     if not isinstance(config, ml_collections.ConfigDict):
         raise ConfigError(f"get_config of {source.path} returned {type(config).__name__}; a config is a ConfigDict")
+    if missing := [name for name in default() if name not in config]:
+        raise ConfigError(
+            f"get_config of {source.path} returned a config without {', '.join(missing[:3])}"
+            f"{', ...' if missing[3:] else ''}; start from fedjax_ssl.config.default()"
+        )
     return config
 
 

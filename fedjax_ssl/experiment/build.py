@@ -111,7 +111,10 @@ def build_method(
     setup = _setup(config, experiment.dataset, federation)
     name = config["method"].pop("name")
     with configs.naming("method"):
-        return federated.execute(methods.build(name, setup, **config["method"]), execution)
+        method = methods.build(name, setup, **config["method"])
+        if not isinstance(method, Method):
+            raise ValueError(f"{name} returned {type(method).__name__}; a recipe returns a fedjax_ssl.federated.Method")
+        return federated.execute(method, execution)
 
 
 def execution_of(experiment: Experiment, federation: data.FederatedData, *, alone: bool) -> Execution:

@@ -225,9 +225,10 @@ class Record(Closing):
 
     def finish(self, rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], *, title: str) -> None:
         """Writes the summary and, where something was trained, the curves under this title."""
-        with self._storing(self.folder.summary_file):
-            if rows:
+        if rows:
+            with self._storing(self.folder.curves_file):
                 plot_curves(rows, self.folder.curves_file, title=title)
+        with self._storing(self.folder.summary_file):
             write_summary(self.folder.summary_file, summary)
         self._writers.finish(summary)
 

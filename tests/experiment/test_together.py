@@ -32,11 +32,6 @@ def rows_of(folder):
     return [{name: value for name, value in row.items() if name not in TIMES} for row in rows]
 
 
-def digest(folder):
-    content = (folder / "checkpoints" / f"round_{ROUNDS:08d}.ckpt").read_bytes()
-    return content[content.index(b"\n") : -32]
-
-
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """Two runs that differ in seed and learning rate, one after another in one process, and what they share."""

@@ -1,5 +1,6 @@
 """`npz`: the user's own arrays."""
 
+import math
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -115,6 +116,8 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
                 f"npz: {path} holds one bare array; save both with np.savez(path, inputs=..., labels=...)."
             )
         with loaded:
+            if doubled := sorted({name for name in loaded.files if loaded.files.count(name) > 1}):
+                raise ValueError(f"{path} holds `{doubled[0]}` more than once; save it again with np.savez.")
             arrays = {
                 name: _array(path, loaded, name)
                 for name in loaded.files
@@ -125,14 +128,37 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
 
 def _array(path: Path, loaded: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
     try:
-        return loaded[name]
+        _check_size(path, loaded, name)
+        values = loaded[name]
+        if not isinstance(values, np.ndarray):
+            raise DatasetUnavailable(f"npz: {name!r} in {path} is no array; save arrays with np.savez(path, ...)")
+        return values
     except ValueError as error:
+        if "pickle" not in str(error) and "Object" not in str(error):  # what NumPy says of Python objects
+            raise DatasetUnavailable(f"npz: array {name!r} of {path} is damaged: {error}") from error
         raise ValueError(
             f"{path}: array {name!r} holds Python objects, which are refused because they can run code; save it as an "
             "array of numbers, or of strings of one length (dtype=str)."
         ) from error
     except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DatasetUnavailable(f"npz: array {name!r} of {path} is damaged: {error}") from error
+
+
+def _check_size(path: Path, loaded: np.lib.npyio.NpzFile, name: str) -> None:
+    """Refuses an array whose header claims more than the file holds, before memory is taken for it."""
+    member = f"{name}.npy"
+    if loaded.zip is None or member not in loaded.zip.namelist():
+        return  # no array: said where it is read
+    with loaded.zip.open(member) as file:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(file)
+        claimed, there = math.prod(shape) * dtype.itemsize, loaded.zip.getinfo(member).file_size - file.tell()
+    if claimed > there and not dtype.hasobject:
+        raise DatasetUnavailable(
+            f"npz: array {name!r} of {path} says that it has shape {shape} of {dtype}, {claimed:,} bytes; the file "
+            f"holds {there:,}. It is damaged: save it again with np.savez."
+        )
 
 
 def _rename(path: Path, arrays: Mapping[str, np.ndarray], names: tuple[str, ...]) -> dict[str, np.ndarray]:
@@ -166,6 +192,13 @@ def _inputs(path: Path, name: str, values: np.ndarray) -> np.ndarray:
             f"{path}: {name} has shape {values.shape}, which looks like [n, C, H, W]; transpose it to [n, H, W, C]."
         )
     check_finite(f"{path}: {name}", values)
+    largest = np.finfo(np.float32).max
+    if values.dtype.itemsize > 4 and (np.abs(values) > largest).any():
+        row = int(np.flatnonzero((np.abs(values) > largest).reshape(len(values), -1).any(axis=1))[0])
+        raise ValueError(
+            f"{path}: {name} has a value beyond {largest:.3g} in row {row}; single precision, in which a run computes, "
+            "ends there: scale the features."
+        )
     return values[..., None] if values.ndim == 3 else values
 
 
@@ -177,7 +210,20 @@ def _labels(path: Path, name: str, values: np.ndarray, length: int) -> np.ndarra
         raise ValueError(
             f"{path}: {name} has shape {values.shape}, {inputs} has {length:,} rows; expected ({length},)."
         )
-    return values
+    return _signed(path, name, values)
+
+
+def _signed(path: Path, name: str, values: np.ndarray) -> np.ndarray:
+    """Unsigned numbers as signed ones: beside such they would become floating point, and large ones other numbers."""
+    if values.dtype.kind != "u":
+        return values
+    beyond = np.flatnonzero(values > np.iinfo(np.int64).max)
+    if len(beyond):
+        raise ValueError(
+            f"{path}: {name} is {values[beyond[0]]} in row {beyond[0]}; allowed are whole numbers below 2**63. Number "
+            "them anew, or save the names of clients as strings."
+        )
+    return values.astype(np.int64)
 
 
 def _class_names(
@@ -187,7 +233,7 @@ def _class_names(
     test_labels: np.ndarray | None,
     num_classes: int | None,
 ) -> tuple[str, ...]:
-    names = tuple(str(name) for name in arrays["class_names"]) if "class_names" in arrays else None
+    names = _given_names(path, arrays["class_names"]) if "class_names" in arrays else None
     if names is not None and num_classes is not None and len(names) != num_classes:
         raise ValueError(f"{path}: class_names has {len(names)} names, but num_classes is {num_classes}.")
     if names is not None:
@@ -212,6 +258,18 @@ def _class_names(
             f"num_classes={inferred} if the gaps are meant."
         )
     return tuple(str(k) for k in range(inferred))
+
+
+def _given_names(path: Path, values: np.ndarray) -> tuple[str, ...]:
+    if values.ndim != 1 or values.dtype.kind not in "SUiu":
+        raise ValueError(
+            f"{path}: class_names has shape {values.shape} and dtype {values.dtype}; it must be [K], a name for each "
+            "class."
+        )
+    names = tuple(name.decode(errors="replace") if isinstance(name, bytes) else str(name) for name in values)
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"{path}: class_names has {twice[0]!r} more than once.")
+    return names
 
 
 def _coarse(
@@ -269,6 +327,7 @@ def _clients(
         if values.dtype.kind == "i" and (values < 0).any():
             row = int(np.flatnonzero(values < 0)[0])
             raise ValueError(f"{path}: {name} is {values[row]} in row {row}; clients are numbered from 0 on.")
+        values = _signed(path, name, values)
         found[name] = values
     if not found:
         return None, None, None

@@ -1,3 +1,6 @@
+import io
+import zipfile
+
 import numpy as np
 import pytest
 
@@ -166,3 +169,72 @@ def test_damaged_files(save, tmp_path):
     np.save(tmp_path / "bare.npy", IMAGES)
     with pytest.raises(DatasetUnavailable, match="one bare array"):
         load("npz", path=tmp_path / "bare.npy")
+
+
+def members(path, **contents):
+    """An .npz file with these bytes, or arrays, as members."""
+    with zipfile.ZipFile(path, "w") as file:
+        for name, content in contents.items():
+            if isinstance(content, np.ndarray):
+                array = io.BytesIO()
+                np.save(array, content)
+                content = array.getvalue()
+            file.writestr(name, content)
+    return path
+
+
+def header(shape, dtype="<f8") -> bytes:
+    """The beginning of an array that is not there."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
+    return file.getvalue()
+
+
+def test_a_header_that_claims_terabytes_takes_no_memory(tmp_path):
+    path = members(tmp_path / "mine.npz", **{"inputs.npy": header((10**6, 10**6)), "labels.npy": LABELS})
+    with pytest.raises(DatasetUnavailable, match=r"'inputs' of .* shape \(1000000, 1000000\) .*; the file holds 0"):
+        load("npz", path=path)
+
+
+def test_a_member_that_is_no_array_is_named(tmp_path):
+    path = members(tmp_path / "mine.npz", inputs=b"hello", **{"labels.npy": LABELS})
+    with pytest.raises(DatasetUnavailable, match="'inputs' in .* is no array"):
+        load("npz", path=path)
+    path = members(tmp_path / "mine.npz", **{"inputs.npy": b"hello", "labels.npy": LABELS})
+    with pytest.raises(DatasetUnavailable, match="'inputs' (in|of) .*"):
+        load("npz", path=path)
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_an_array_that_is_there_twice_is_refused(tmp_path):
+    path = members(tmp_path / "mine.npz", **{"inputs.npy": IMAGES, "labels.npy": LABELS})
+    with zipfile.ZipFile(path, "a") as file:
+        file.writestr("labels.npy", b"x")
+    with pytest.raises(ValueError, match="holds `labels` more than once"):
+        load("npz", path=path)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"class_names": np.array([["x", "y", "z"]])}, r"class_names has shape \(1, 3\)"),
+        ({"class_names": np.array("x")}, r"class_names has shape \(\)"),
+        ({"class_names": np.array(["x", "y", "x"])}, "class_names has 'x' more than once"),
+        ({"client": np.array([2**63 + 1] * 12, np.uint64)}, "client is 9223372036854775809 in row 0"),
+        ({"labels": np.array([2**64 - 1] * 12, np.uint64)}, "labels is 18446744073709551615 in row 0"),
+        ({"inputs": np.array([[0.0], [1e39]] * 6)}, r"inputs has a value beyond 3\.4e\+38 in row 1"),
+    ],
+)
+def test_what_numbers_and_names_cannot_be(save, arrays, message):
+    with pytest.raises(ValueError, match=message):
+        load("npz", path=save(**{"inputs": IMAGES, "labels": LABELS, **arrays}))
+
+
+def test_large_ids_of_two_types_stay_apart(save):
+    """As floating point, 2**53 and 2**53 + 1 would be one client."""
+    client = np.array([2**53, 2**53 + 1] * 6, np.uint64)
+    path = save(
+        **{"inputs": IMAGES, "labels": LABELS, "client": client},
+        **{"test_inputs": IMAGES[:2], "test_labels": LABELS[:2], "test_client": client[:2].astype(np.int64)},
+    )
+    assert load("npz", path=path).client_names == (str(2**53), str(2**53 + 1))
