@@ -18,7 +18,6 @@ from fedjax_ssl.tracking.files import Closing, encode_json, write_atomically
 from fedjax_ssl.tracking.metric_log import MetricLog
 from fedjax_ssl.tracking.progress import Progress
 from fedjax_ssl.tracking.run_folder import FolderMended, RunFolder, RunFolderError
-from fedjax_ssl.tracking.state_arrays import tree_bytes
 from fedjax_ssl.tracking.storage import storing
 from fedjax_ssl.tracking.summary import read_summary, write_summary
 from fedjax_ssl.tracking.writers import Writers, WriterSettings, open_writers
@@ -140,12 +139,12 @@ class Record(Closing):
 
     def save(self, round: int, state: Any, extra: Mapping[str, Any]) -> None:
         """Saves a checkpoint, see `Checkpoints.save`."""
-        with self._storing(self.folder.checkpoint_folder, tree_bytes(state)):
+        with self._storing(self.folder.checkpoint_folder, _bytes_of(state)):
             self._checkpoints.save(round, state, extra, self._open_log().history())
 
     def save_best(self, round: int, state: Any) -> None:
         """Saves the checkpoint of the best validation accuracy so far."""
-        with self._storing(self.path / "best", tree_bytes(state)):
+        with self._storing(self.path / "best", _bytes_of(state)):
             self._best.save(round, state)
 
     def append(self, row: Mapping[str, Any], clients: Mapping[str, float] | None = None) -> None:
@@ -333,3 +332,11 @@ class NoRecord(Closing):
     def close(self) -> None:
         """Closes the report; a second call does nothing."""
         self._nowhere.close()
+
+
+def _bytes_of(state: Any) -> int:
+    from fedjax_ssl.tracking.state_arrays import (
+        tree_bytes,
+    )  # not at the top: it brings jax, folders are read without it
+
+    return tree_bytes(state)
