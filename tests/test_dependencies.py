@@ -36,3 +36,9 @@ def test_a_start_imports_nothing_that_it_does_not_need():
     code = f"import sys, fedjax_ssl.train; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
+
+
+def test_folders_are_reported_without_jax():
+    code = "import sys, fedjax_ssl.report.command; print('jax' in sys.modules or 'flax' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "False"

@@ -338,3 +338,11 @@ class NoRecord(Closing):
     def close(self) -> None:
         """Closes the report; a second call does nothing."""
         self._nowhere.close()
+
+
+def _bytes_of(state: Any) -> int:
+    from fedjax_ssl.tracking.state_arrays import (
+        tree_bytes,
+    )  # not at the top: it brings jax, folders are read without it
+
+    return tree_bytes(state)
