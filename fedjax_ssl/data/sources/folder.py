@@ -135,7 +135,7 @@ def _table(folder: Path, column: str) -> Path | None:
     """The one table of the folder that has a column for the file, if there is one."""
     found = []
     for path in sorted(folder.iterdir()):
-        if path.suffix.lower() in (*SEPARATED, *PARQUET) and not path.name.startswith("."):
+        if path.suffix.lower() in (*SEPARATED, *PARQUET) and path.is_file() and not path.name.startswith("."):
             try:
                 if column in read_sheet(path).columns:
                     found.append(path)

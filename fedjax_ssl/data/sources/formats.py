@@ -166,8 +166,8 @@ def read_fedjax_sqlite(path: Path, num_classes: int) -> ClientArrays:
                 f"{path} is not in fedjax's form: it has no table federated_data(client_id, data, num_examples)."
             )
         total = database.execute("SELECT coalesce(sum(num_examples), 0) FROM federated_data").fetchone()[0]
-        if not total:
-            raise FormatError(f"{path} holds no examples.")
+        if not 0 < total <= LARGEST // math.prod(FEMNIST_SHAPE):
+            raise FormatError(f"{path} holds {'no' if not total else f'{total:,}'} examples.")
         x = np.empty((total, *FEMNIST_SHAPE, 1), np.uint8)
         y, client = np.empty(total, np.int32), np.empty(total, np.int32)
         names, start = [], 0
@@ -175,7 +175,7 @@ def read_fedjax_sqlite(path: Path, num_classes: int) -> ClientArrays:
         for number, (client_id, data, num_examples) in enumerate(database.execute(query)):
             name = client_id.decode("ascii", "replace") if isinstance(client_id, bytes) else str(client_id)
             with damage(path, f" (client {name})"):
-                example = serialization.msgpack_restore(zlib.decompress(data))
+                example = serialization.msgpack_restore(_unpacked(data, num_examples))
             _check_client(path, name, example, num_examples, num_classes)
             stop = start + num_examples
             x[start:stop, ..., 0] = np.rint(255.0 * (1.0 - example["pixels"]))
@@ -183,6 +183,15 @@ def read_fedjax_sqlite(path: Path, num_classes: int) -> ClientArrays:
             names.append(name)
             start = stop
     return ClientArrays(x, y, client, tuple(names))
+
+
+def _unpacked(data: bytes, num_examples: int) -> bytes:
+    """The content of a client, up to twice what its examples take."""
+    unpacker = zlib.decompressobj()
+    content = unpacker.decompress(data, 4096 + 8 * num_examples * (math.prod(FEMNIST_SHAPE) + 1))
+    if not unpacker.eof:
+        raise ValueError(f"incomplete, or more than {num_examples} examples")
+    return content
 
 
 def _open_read_only(path: Path) -> sqlite3.Connection:

@@ -6,8 +6,8 @@ import pytest
 from sklearn.datasets import load_digits as sklearn_digits
 from sklearn.neighbors import KNeighborsClassifier
 
-from fedjax_ssl.data import available, load
-from fedjax_ssl.data.sources.catalog import FEMNIST_CLASSES
+from fedjax_ssl.data import OWN, available, load
+from fedjax_ssl.data.sources.catalog import ARCHIVES, FEMNIST_CLASSES
 from fedjax_ssl.data.sources.digits import FORM_STARTS
 from fedjax_ssl.data.sources.glyph_strokes import FORMS, form_table
 
@@ -19,10 +19,10 @@ def glyphs(tmp_path_factory):
 
 
 def test_available_describes_every_name():
-    at_hand = {"digits", "glyphs", "npz", "folder", "table", "tfds", "fed_isic2019"}
     names = available()
-    assert {"mnist", "cifar10", "cifar100", "femnist", "svhn"} <= set(names) - at_hand
-    assert all(("downloaded" in text) == (name not in at_hand) for name, text in names.items())
+    assert {"digits", "glyphs", *OWN, "tfds", "fed_isic2019", *ARCHIVES} == set(names)
+    assert {"mnist", "cifar10", "cifar100", "femnist"} < set(ARCHIVES)
+    assert all(("downloaded" in text) == (name in ARCHIVES) for name, text in names.items())
 
 
 @pytest.mark.parametrize(
