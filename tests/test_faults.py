@@ -172,7 +172,7 @@ def test_a_file_that_is_no_config_is_one_message(tmp_path: Path, text: str, mess
 
 @pytest.mark.parametrize("name", ["math:pi", "os:path", "..:x", ":", "json:"])
 def test_a_name_that_builds_nothing_is_one_message(name: str) -> None:
-    with pytest.raises(ConfigError, match="no name; give module:function|no function that builds one"):
+    with pytest.raises(ConfigError, match=r"no name; give module:function|no function that builds one"):
         configs.load("digits_fedavg", [("method.name", name)])
 
 

@@ -22,7 +22,7 @@ class Disk:
         self.room, self.written = room, 0
 
     def open(self, file, mode="r", **how):
-        opened = builtins.open(file, mode, **how)
+        opened = builtins.open(file, mode, **how)  # noqa: SIM115
         if "r" not in mode:
             write = opened.write
             # The C classes take no attributes of one's own: a stand-in for those methods that writers use.
