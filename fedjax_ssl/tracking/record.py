@@ -341,8 +341,7 @@ class NoRecord(Closing):
 
 
 def _bytes_of(state: Any) -> int:
-    from fedjax_ssl.tracking.state_arrays import (
-        tree_bytes,
-    )  # not at the top: it brings jax, folders are read without it
+    # Not at the top: it brings jax, without which folders are read.
+    from fedjax_ssl.tracking.state_arrays import tree_bytes
 
     return tree_bytes(state)
