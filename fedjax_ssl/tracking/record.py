@@ -338,10 +338,3 @@ class NoRecord(Closing):
     def close(self) -> None:
         """Closes the report; a second call does nothing."""
         self._nowhere.close()
-
-
-def _bytes_of(state: Any) -> int:
-    # Not at the top: it brings jax, without which folders are read.
-    from fedjax_ssl.tracking.state_arrays import tree_bytes
-
-    return tree_bytes(state)

@@ -168,25 +168,17 @@ def federate(
         widths = _narrower(_measure(roles, plan.facts.num_clients), widths, widest)
     tables = _tabulate(roles, labels, num_clients=plan.facts.num_clients, widths=widths)
     examples, truth = [dataset.train.x], dataset.train.y
-    num_new_clients = held_out.num_natural
-    owned = bool(held_out.num_natural or client_test_fraction)
+    num_new_clients, owned = held_out.num_natural, bool(held_out.num_natural or client_test_fraction)
     own = held_out.own_test_examples(dataset)
     if dataset.test is not None and own.size:
-        test, client, strangers = jnp.asarray(own, jnp.int32), jnp.full(own.size, -1, jnp.int32), 0
-        if balanced_test:
-            sizes = (plan.facts.num_clients, dataset.num_classes)
-            test, client = balanced_test_examples(named_key(key, "test"), dataset.test.y, *sizes)
-        elif partition == "natural" or left_out_client is not None:
-            taken = plan.facts.num_clients + num_new_clients
-            client, strangers = clients_of_own_test(dataset, own, roles.holder, taken)
-        owned |= balanced_test or (partition == "natural" and dataset.test.client is not None)
-        tables["test_index"] = jnp.concatenate([len(truth) + test, tables["test_index"]])
-        tables["test_client"] = jnp.concatenate([client, tables["test_client"]])
-        tables["num_test"] = tables["num_test"] + test.size  # all of these are real
+        test = _own_test_examples(key, dataset, own, plan, roles, by_name=partition == "natural")
+        tables["test_index"] = jnp.concatenate([len(truth) + test.row, tables["test_index"]])
+        tables["test_client"] = jnp.concatenate([test.client, tables["test_client"]])
+        tables["num_test"] = tables["num_test"] + test.row.size  # all of these are real
         hidden = jnp.full(len(dataset.test), -1, jnp.int32)
         tables["observed"] = jnp.concatenate([tables["observed"], hidden])
         examples, truth = [*examples, dataset.test.x], np.concatenate([truth, dataset.test.y])
-        num_new_clients += strangers
+        num_new_clients, owned = num_new_clients + test.strangers, owned or test.owned
     return FederatedData(
         inputs=_on_device(examples) if inputs is None else inputs,
         labels=jnp.asarray(truth, jnp.int32),
@@ -200,6 +192,46 @@ def federate(
         owned_test=owned,
         **tables,
     )
+
+
+class _OwnTest(NamedTuple):
+    """Examples of the dataset's own test split that are tested on."""
+
+    row: Int[Array, " t"]  # in that split
+    client: Int[Array, " t"]  # that an example belongs to; -1 = none
+    strangers: int  # clients that have test examples only
+    owned: bool  # whether examples belong to clients
+
+
+def _own_test_examples(
+    key: Key[Array, ""],
+    dataset: Dataset,
+    own: Int[np.ndarray, " t"],
+    plan: _Plan,
+    roles: _Roles,
+    *,
+    by_name: bool,
+) -> _OwnTest:
+    """Which of the dataset's own test examples are tested on, and whose they are.
+
+    Args:
+        key: of the federation.
+        dataset: with a test split.
+        own: those of its test examples that were not held out otherwise.
+        plan: of the federation.
+        roles: of the training examples.
+        by_name: whether the federation's clients are the dataset's own.
+    """
+    assert dataset.test is not None
+    facts, held_out = plan.facts, plan.held_out
+    if held_out.balanced_test:
+        drawn = balanced_test_examples(named_key(key, "test"), dataset.test.y, facts.num_clients, dataset.num_classes)
+        return _OwnTest(*drawn, 0, True)
+    row, client, strangers = jnp.asarray(own, jnp.int32), jnp.full(own.size, -1, jnp.int32), 0
+    if by_name or held_out.left_out_client is not None:
+        taken = facts.num_clients + held_out.num_natural
+        client, strangers = clients_of_own_test(dataset, own, roles.holder, taken)
+    return _OwnTest(row, client, strangers, by_name and dataset.test.client is not None)
 
 
 def _on_device(examples: list[np.ndarray]) -> Array:
