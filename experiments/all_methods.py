@@ -219,26 +219,36 @@ def plot(rows: list[Row], path: Path) -> None:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     sending = [row for row in rows if (row.down + row.up).mean() > 0]
-    for row in sending:
-        megabytes = (row.down + row.up).mean() / 1e6
+    places = [((row.down + row.up).mean() / 1e6, 100 * row.accuracy.mean()) for row in sending]
+    colors = ["#D55E00" if row.method in (BASELINE, BOUND) else "#0072B2" for row in sending]
+    for row, (megabytes, accuracy), color in zip(sending, places, colors, strict=True):
         bar = 100 * row.accuracy.std(ddof=1) if len(row.accuracy) > 1 else 0.0
-        color = "#D55E00" if row.method in (BASELINE, BOUND) else "#0072B2"
-        axes.errorbar(megabytes, 100 * row.accuracy.mean(), yerr=bar, fmt="o", color=color, markersize=4, capsize=2)
-        axes.annotate(
-            row.method,
-            (megabytes, 100 * row.accuracy.mean()),
-            xytext=(5, 3),
-            textcoords="offset points",
-            fontsize=8,
-            color=color,
-        )
+        axes.errorbar(megabytes, accuracy, yerr=bar, fmt="o", color=color, markersize=4, capsize=2)
     axes.set_xscale("log")
     axes.set_xlabel("megabytes sent in a run, both ways")
     axes.set_ylabel("test accuracy, %")
     axes.margins(x=0.15)
     axes.grid(alpha=0.25)
+    _name(axes, [row.method for row in sending], places, colors)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path)
+
+
+def _name(axes: Any, names: list[str], places: list[tuple[float, float]], colors: list[str]) -> None:
+    """Writes a name beside every point, from the top down, each below those in its way."""
+    axes.figure.draw_without_rendering()  # decides where points are
+    points = axes.transData.transform(places) * 72 / axes.figure.dpi
+    written: list[tuple[float, float, float]] = []  # left, right, height, in points of print
+    for place in sorted(range(len(names)), key=lambda place: -points[place][1]):
+        left, height = points[place] + (5, 3)
+        right = left + 4.6 * len(names[place])
+        while any(left < r and right > le and abs(height - h) < 9 for le, r, h in written):
+            height -= 1
+        written.append((left, right, height))
+        offset = (5, height - points[place][1])
+        axes.annotate(
+            names[place], places[place], xytext=offset, textcoords="offset points", fontsize=8, color=colors[place]
+        )
 
 
 def _write(folder: Path, rows: list[Row], unfit: list[tuple[str, str]], notes: list[str], seeds: list[int]) -> None:
