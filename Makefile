@@ -24,7 +24,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "fedjax_ssl needs Python 3.11 or newer; name one with: make setup PYTHON=/path/to/python3"; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 		{ $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install pip; }
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $@
 
 demo: setup  ## run the main job on the embedded digits from the start, curves in runs/demo
