@@ -7,11 +7,9 @@ from pathlib import Path
 import numpy as np
 
 
-def state_bytes(folder: Path) -> bytes:
-    """The arrays of the last checkpoint in a run folder, without the header and the metric rows, which have seconds."""
-    content = sorted((folder / "checkpoints").glob("*.ckpt"))[-1].read_bytes()
-    begin = content.index(b"\n") + 1
-    arrays = json.loads(content[: begin - 1])["arrays"]
+def state_of(folder: Path) -> tuple[list[dict], bytes]:
+    """Descriptions and bytes of all arrays in a run folder's newest checkpoint; the rest of it has seconds."""
+    header, _, content = max((folder / "checkpoints").glob("*.ckpt")).read_bytes().partition(b"\n")
+    arrays = json.loads(header)["arrays"]
     size = sum(math.prod(one["shape"]) * np.dtype(one["dtype"]).itemsize for one in arrays)
-    assert size
-    return content[begin : begin + size]
+    return arrays, content[:size]

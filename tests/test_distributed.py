@@ -28,6 +28,7 @@ from fedjax_ssl.config import ConfigError
 from fedjax_ssl.experiment.run import run
 from fedjax_ssl.tracking import Checkpoints
 from tests.distributed_worker import get_config
+from tests.saved import state_of
 from tests.test_resume import rows_of
 
 ROOT = Path(__file__).parent.parent
@@ -110,12 +111,6 @@ def alone(folder: Path, predictors: str = "", **fields) -> dict:
     config = get_config(predictors)
     config.update_from_flattened_dict(fields)
     return run(config, folder)
-
-
-def state_of(folder: Path) -> tuple[list[dict], bytes]:
-    """Descriptions and bytes of all arrays in the newest checkpoint; the rest of it are times."""
-    header, _, content = max((folder / "checkpoints").iterdir()).read_bytes().partition(b"\n")
-    return json.loads(header)["arrays"], content[:-32]
 
 
 def assert_same_run(folder: Path, other: Path) -> None:

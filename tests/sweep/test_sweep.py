@@ -21,7 +21,7 @@ from fedjax_ssl.sweep import command as sweep_command
 from fedjax_ssl.sweep import plan as plans
 from fedjax_ssl.sweep.axes import parse_axis, points
 from fedjax_ssl.tracking import RunFolder, RunFolderError
-from tests.saved import state_bytes
+from tests.saved import state_of
 
 SMALL = ("rounds=4", "eval_every=2", "optimizer.local_epochs=1", "data.test_clients=9")
 TIMES = ("seconds", "client_updates_per_second")
@@ -61,7 +61,7 @@ def test_runs_are_those_of_run_a_failure_stops_nobody_and_what_is_done_is_not_do
     run(alone, tmp_path / "alone")
     mine = results.folder_of(tmp_path, "seed=0")
     assert rows_of(mine) == rows_of(tmp_path / "alone")
-    assert state_bytes(mine) == state_bytes(tmp_path / "alone")
+    assert state_of(mine) == state_of(tmp_path / "alone")
     # The folder is one of `run`: the same config finds it complete.
     assert run(alone, mine)["test_accuracy"] == json.loads((mine / "summary.json").read_text())["test_accuracy"]
     rows = results.write(tmp_path, plans.Plan(plan.fields, tuple(runs)))
@@ -194,7 +194,7 @@ def test_killed_at_random_moments_it_ends_in_the_same_table(tmp_path):
     assert (tmp_path / "killed" / "results.csv").read_text() == (tmp_path / "whole" / "results.csv").read_text()
     for folder in (tmp_path / "whole" / "runs").iterdir():
         assert rows_of(tmp_path / "killed" / "runs" / folder.name) == rows_of(folder)
-        assert state_bytes(tmp_path / "killed" / "runs" / folder.name) == state_bytes(folder)
+        assert state_of(tmp_path / "killed" / "runs" / folder.name) == state_of(folder)
 
 
 @pytest.mark.thorough
