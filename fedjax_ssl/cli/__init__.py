@@ -16,6 +16,7 @@ from fedjax_ssl.own_code import make_importable
 from fedjax_ssl.registry import check_known, did_you_mean
 
 PROGRAM = "fedjax-ssl"
+INTERRUPTED = 130  # exit code after Ctrl-C
 
 
 class Command(NamedTuple):
@@ -91,6 +92,21 @@ def main(arguments: list[str] | None = None) -> int:
         from fedjax_ssl.command_line import leave
 
         return leave(error)
+
+
+def end(code: int) -> NoReturn:
+    """Ends the process; after Ctrl-C at once, as a thread that still compiles would crash at Python's own end."""
+    if code == INTERRUPTED:
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def entry() -> NoReturn:
+    """The console script."""
+    end(main())
 
 
 class Parser(argparse.ArgumentParser):
@@ -203,7 +219,7 @@ def _ending_at_ctrl_c() -> Iterator[None]:
 
     def end(*_: Any) -> None:
         os.write(2, b"\nstopped before anything was done\n")
-        os._exit(130)
+        os._exit(INTERRUPTED)
 
     before = signal.signal(signal.SIGINT, end)
     try:

@@ -1,8 +1,6 @@
 """`python -m fedjax_ssl.cli` is `fedjax-ssl`."""
 
-import sys
-
-from fedjax_ssl.cli import main
+from fedjax_ssl.cli import entry
 
 if __name__ == "__main__":
-    sys.exit(main())
+    entry()

@@ -58,7 +58,7 @@ def standardized(
     if by == "train" or (by == "auto" and not known):
         center, width = _statistics(dataset.train.x, dataset.input_max)
         dataset = dataclasses.replace(dataset, mean=tuple(center.tolist()), std=tuple(width.tolist()))
-        whose = f"of the {len(dataset.train):,} training examples of all clients"
+        whose = f"of the {len(dataset.train):,} examples of all clients"
     else:
         whose = f"that belong to dataset {dataset.name!r}" if mean is None and std is None else "as given"
     if (dataset.mean or (0.0,), dataset.std or (1.0,)) == ((0.0,), (1.0,)):

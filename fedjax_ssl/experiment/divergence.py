@@ -12,7 +12,7 @@ from fedjax_ssl.config.fields import get
 from fedjax_ssl.experiment.selection import selected
 
 Row = Mapping[str, Any]
-DIVERGED_ROUNDS = "diverged_rounds"  # metric: rounds without any finite update, up to this one
+DIVERGED_ROUNDS = "diverged_rounds"  # metric: rounds in a row, up to this one, without any finite update
 EXIT_CODE = 4  # of a run that ends so; 3 and 75 are in `fedjax_ssl.distributed`
 # Of a mean loss; those of a network that knows nothing are the logarithm of the number of classes, times a weight.
 _HUGE = 1e8

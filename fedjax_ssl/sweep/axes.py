@@ -64,6 +64,9 @@ def parse_axis(text: str) -> Axis:
     return Axis(field, given)
 
 
+MOST_SEEDS = 10_000  # of a number of seeds
+
+
 def parse_seeds(text: str | None) -> tuple[int, ...] | None:
     """Reads `--seeds`: a number N for 0 to N - 1, or seeds with commas between.
 
@@ -76,6 +79,13 @@ def parse_seeds(text: str | None) -> tuple[int, ...] | None:
     if not all(part.strip().isdecimal() for part in parts) or (len(parts) == 1 and int(text) < 1):
         raise ConfigError(f"--seeds is {text!r}; give their number (5 for 0 to 4), or the seeds (0,7,11)")
     given = tuple(map(int, parts))
+    if len(given) == 1 and given[0] > MOST_SEEDS:
+        raise ConfigError(
+            f"--seeds is {text}, the number of seeds, and more than {MOST_SEEDS:,}; a single seed is given as "
+            f"--set seed={text}"
+        )
+    if len(set(given)) < len(given):
+        raise ConfigError(f"--seeds is {text!r}: a seed is there twice")
     return given if len(given) > 1 else tuple(range(given[0]))
 
 

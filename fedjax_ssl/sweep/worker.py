@@ -5,6 +5,7 @@ input, and writes lines of JSON to standard output: which runs start, how each o
 ends when its standard input does: then whoever started it is gone.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -96,7 +97,9 @@ def main(arguments: list[str]) -> int:
     end_with_parent()
     found = plans.load(sweep)
     assert found is not None, "who starts a worker has written the plan"
-    set_up_and_run(sweep, found, names, lambda told: print(json.dumps(told), flush=True))
+    events = sys.stdout
+    with contextlib.redirect_stdout(sys.stderr):  # what code of a user's own prints is no event
+        set_up_and_run(sweep, found, names, lambda told: print(json.dumps(told), file=events, flush=True))
     return 0
 
 

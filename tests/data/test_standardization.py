@@ -23,7 +23,7 @@ def test_images_get_statistics_per_channel_of_the_training_examples(block, monke
         dataset, said = standardized(toy(inputs))
         np.testing.assert_allclose(dataset.mean, (inputs / 255).mean(axis=(0, 1, 2)), rtol=1e-13)
         np.testing.assert_allclose(dataset.std, (inputs / 255).std(axis=(0, 1, 2)), rtol=1e-13)
-        assert said.endswith("of the 12 training examples of all clients")
+        assert said.endswith("of the 12 examples of all clients")
         result = np.asarray(normalizer(dataset)(jnp.asarray(inputs)), np.float64)
         np.testing.assert_allclose(result.mean(axis=(0, 1, 2)), 0, atol=1e-6)
         np.testing.assert_allclose(result.std(axis=(0, 1, 2)), 1, rtol=1e-6)

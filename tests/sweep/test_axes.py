@@ -45,6 +45,10 @@ def test_seeds_are_a_number_or_a_list():
     for wrong in ("0", "-1", "a", "1,"):
         with pytest.raises(ConfigError, match="number"):
             parse_seeds(wrong)
+    with pytest.raises(ConfigError, match="a single seed is given as --set seed=20261122"):
+        parse_seeds("20261122")
+    with pytest.raises(ConfigError, match="twice"):
+        parse_seeds("3,1,3")
 
 
 def test_all_combinations_with_all_seeds():

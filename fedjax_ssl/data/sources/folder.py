@@ -196,6 +196,12 @@ def _by_folders(folder: Path, listing: Listing, layout: str, findings: Findings)
     if first & set(TRAIN) and first <= words and all(folders):
         split = [parts[0] for parts in folders]
         folders = [parts[1:] for parts in folders]
+    elif first & set(TRAIN) and first & set(TEST):
+        others = sorted({parts[0] if parts else "." for parts in folders if not parts or parts[0].lower() not in words})
+        findings.problems.append(
+            f"it has folders for training and for testing, and images elsewhere too ({', '.join(others[:3])}); put "
+            "unlabelled ones into train/unlabelled/, take others away, or say in a table which image is in which set"
+        )
     depths = Counter(len(parts) for parts in folders)
     # How deep the labelled images lie.
     most = {"auto": min(max(depths, default=0), 2), "class": 1, "site/class": 2}[layout]

@@ -165,8 +165,8 @@ def _facts(path: Path) -> _Facts | str:
         with _opened(path) as image:
             if image.mode == "F":
                 return "has floating-point pixels; save it with 8 or 16 bits"
-            width, height = image.size
-            if image.format in ("JPEG", "MPO", "TIFF") and image.getexif().get(ExifTags.Base.Orientation) in TURNED:
+            width, height = image.size  # of a TIFF as it is turned already
+            if image.format in ("JPEG", "MPO") and image.getexif().get(ExifTags.Base.Orientation) in TURNED:
                 width, height = height, width
             mode = "deep" if image.mode in DEEP else "grey" if image.mode in GREY or _is_grey(image) else "colour"
             return _Facts((width, height), mode, getattr(image, "n_frames", 1))

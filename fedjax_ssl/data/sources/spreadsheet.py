@@ -60,7 +60,8 @@ def as_text(column: Sequence[str] | np.ndarray) -> list[str]:
         return [str(value) for value in column.tolist()]
     known = np.isfinite(column)
     whole = bool((column[known] == np.rint(column[known])).all())
-    return ["" if np.isnan(value) else str(int(value) if whole else value) for value in column.tolist()]
+    found = column.tolist()
+    return ["" if np.isnan(x) else str(int(x) if whole and np.isfinite(x) else x) for x in found]
 
 
 def as_numbers(column: Sequence[str] | np.ndarray) -> tuple[np.ndarray, int | None]:

@@ -156,6 +156,9 @@ class _Folder:
         files = sorted(self.folder.glob(f"*-{split}.{kind}-*-of-*"))
         if not files:
             raise FormatError(f"there is no file *-{split}.{kind}-*")
+        number = int(files[0].name.rpartition("-of-")[2])
+        if len(files) != number:
+            raise FormatError(f"split {split!r} has {len(files)} of its {number} files")
         for file in files:
             for record in read_tfrecord(file) if kind == "tfrecord" else _read_array_record(file, kind):
                 yield parse_example(record)
@@ -201,6 +204,11 @@ def _read(facts: _Folder, options: Mapping[str, Any]) -> Dataset:
             raise ValueError(
                 f"tfds:{facts.name} has no split {split!r}.{did_you_mean(split, there)} Splits: {', '.join(there)}"
             )
+    if len({*wanted, test}) <= len(wanted):
+        raise ValueError(
+            f"tfds:{facts.name}: two of the training, unlabelled and test examples are of one split "
+            f"({', '.join([*wanted, *([test] if test else [])])}); give each a split of its own"
+        )
     parts = {split: _arrays(facts, split, keys, options["size"]) for split in wanted}
     if test is not None:
         parts[test] = _arrays(facts, test, keys, options["size"])

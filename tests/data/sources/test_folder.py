@@ -192,6 +192,7 @@ def test_a_photograph_is_turned_as_it_says(tmp_path, read):
     for place in ("a", "b"):
         (tmp_path / "scans" / place).mkdir(parents=True)
         turned.save(tmp_path / "scans" / place / "0.jpg", exif=exif)
+        turned.save(tmp_path / "scans" / place / "1.tif", exif=exif, compression="tiff_lzw")
     assert read().input_shape == (8, 4, 1)
 
 
@@ -250,6 +251,7 @@ def test_repeated_rows_count_once_and_rows_without_an_image_are_left_out(tmp_pat
         (("a/b/e.png", "f.png"), {}, "1 images are of no site .f.png."),
         (("notes.txt",), {}, "there is no image in it"),
         (("test/a/0.png", "train/a/0.png"), {}, "only one class .a."),
+        (("test/a/0.png", "train/a/0.png", "more/b.png"), {}, "images elsewhere too .more.; put"),
     ],
 )
 def test_folders_that_say_too_little(tmp_path, problem, files, options, message):

@@ -125,6 +125,8 @@ def test_roles_of_features_and_splits_without_labels(tmp_path):
         ({}, "has 2 features that could be the label; name one with data.label_key"),
         ({**keys, "client_key": "wo"}, "no feature 'wo'. Did you mean 'who'"),
         ({**keys, "test_split": "tain"}, "no split 'tain'. Did you mean 'train'"),
+        ({**keys, "test_split": "train"}, "two of the training, unlabelled and test examples are of one split"),
+        ({**keys, "unlabelled_split": "train"}, "give each a split of its own"),
     ):
         with pytest.raises(ValueError, match=message):
             load("tfds:toy", path=tmp_path, root=tmp_path, **options)
@@ -181,6 +183,13 @@ def test_damage_has_one_name(tmp_path, file, content, message):
     folder = prepare(tmp_path / "toy/1.0.0", {"train": marked([0, 1])[1]})
     (folder / file).write_bytes(content)
     with pytest.raises(DatasetUnavailable, match=message):
+        load("tfds:toy", path=tmp_path, root=tmp_path)
+
+
+def test_a_file_that_is_gone_is_missed(tmp_path):
+    folder = prepare(tmp_path / "toy/1.0.0", {"train": marked([0, 1])[1]})
+    (folder / "toy-train.tfrecord-00000-of-00002").unlink()
+    with pytest.raises(DatasetUnavailable, match="split 'train' has 1 of its 2 files"):
         load("tfds:toy", path=tmp_path, root=tmp_path)
 
 
