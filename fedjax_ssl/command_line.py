@@ -13,7 +13,7 @@ import jax
 
 from fedjax_ssl import data, distributed, methods, own_code, processor, tracking
 from fedjax_ssl.config import CHOICES, ConfigError, ConfigNote, check_field
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.errors import INTERRUPTED, UserError
 
 USER_ERRORS = (
     UserError,
@@ -95,7 +95,7 @@ def leave(error: BaseException) -> int:
         BaseException: `error`, where it is a fault of ours.
     """
     if isinstance(error, KeyboardInterrupt):
-        return distributed.leave(130, "\n" + "; ".join(["stopped", *map(str, error.args)]))
+        return distributed.leave(INTERRUPTED, "\n" + "; ".join(["stopped", *map(str, error.args)]))
     message = None if os.environ.get("FEDJAX_SSL_DEBUG") else _message(error)
     if message is None:
         raise error

@@ -4,7 +4,6 @@ Nothing is run on that device: all numbers are read from the program that its co
 follow from launches, bandwidth and arithmetic, not measurements.
 """
 
-import dataclasses
 import os
 import time
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from fedjax_ssl.benchmarks import hlo
 from fedjax_ssl.benchmarks.measure import rounds_of_all_seeds, seed_keys
 from fedjax_ssl.benchmarks.stand_in import stand_in_experiment
 from fedjax_ssl.benchmarks.targets import TARGETS, check_compiler, devices, environment
-from fedjax_ssl.benchmarks.workloads import WORKLOADS
+from fedjax_ssl.benchmarks.workloads import prepared
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.experiment import Experiment, build_method, federate
 from fedjax_ssl.experiment.build import execution_of
@@ -104,10 +103,7 @@ def compile_workload(name: str, variant_name: str, options: AheadOptions) -> Com
         ConfigError: a setting cannot be used.
         CompilerMissing: the compiler does not start.
     """
-    variant = next(variant for variant in WORKLOADS[name].variants if variant.name == variant_name)
-    workload = WORKLOADS[name].of(variant).scaled(options.scale)
-    if options.placement:
-        variant = dataclasses.replace(variant, settings={"federated.placement": options.placement, **variant.settings})
+    workload, variant = prepared(name, variant_name, options.scale, options.placement)
     rounds = options.rounds or workload.rounds
     experiment = Experiment(workload.config(variant), workload.dataset())
     federation = federate(experiment, jax.random.key(experiment.config.seed))

@@ -1,6 +1,5 @@
 """How a workload is measured: one compiled block of rounds, run warm several times from the same state, and awaited."""
 
-import dataclasses
 import statistics
 import time
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from fedjax_ssl import config as configs
 from fedjax_ssl import models, processor, tracking
 from fedjax_ssl.benchmarks.operations import product_operations_per_second, training_operations_per_example
 from fedjax_ssl.benchmarks.padding import padded_share
-from fedjax_ssl.benchmarks.workloads import WORKLOADS, Variant, Workload
+from fedjax_ssl.benchmarks.workloads import WORKLOADS, Variant, Workload, prepared
 from fedjax_ssl.command_line import map_large_buffers, use_processor
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.experiment import Experiment, build_method, federate
@@ -72,10 +71,7 @@ def measure(name: str, variant_name: str, options: Options) -> dict[str, Any]:
     """
     mapped = not options.heap and map_large_buffers()
     use_processor(options.threads)
-    variant = next(variant for variant in WORKLOADS[name].variants if variant.name == variant_name)
-    workload = WORKLOADS[name].of(variant).scaled(options.scale)
-    if options.placement:
-        variant = dataclasses.replace(variant, settings={"federated.placement": options.placement, **variant.settings})
+    workload, variant = prepared(name, variant_name, options.scale, options.placement)
     rounds = options.rounds or workload.rounds
     experiment = Experiment(workload.config(variant), workload.dataset())
     config, key = experiment.config, jax.random.key(experiment.config.seed)

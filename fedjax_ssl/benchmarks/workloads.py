@@ -226,3 +226,21 @@ WORKLOADS: dict[str, Workload] = {
         "8 at once where the device's memory is not known, as on a CPU",
     ),
 }
+
+
+def prepared(
+    name: str, variant_name: str, scale: float = 1.0, placement: str | None = None
+) -> tuple[Workload, Variant]:
+    """A workload with the changes of one of its variants, and that variant.
+
+    Args:
+        name: a key of `WORKLOADS`.
+        variant_name: of one of its variants.
+        scale: see `Workload.scaled`.
+        placement: where the variant does not fix it.
+    """
+    variant = next(variant for variant in WORKLOADS[name].variants if variant.name == variant_name)
+    workload = WORKLOADS[name].of(variant).scaled(scale)
+    if placement:
+        variant = dataclasses.replace(variant, settings={"federated.placement": placement, **variant.settings})
+    return workload, variant

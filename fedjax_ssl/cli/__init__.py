@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from fedjax_ssl import __version__
+from fedjax_ssl.errors import INTERRUPTED
 from fedjax_ssl.own_code import make_importable
 from fedjax_ssl.registry import check_known, did_you_mean
 
 PROGRAM = "fedjax-ssl"
-INTERRUPTED = 130  # exit code after Ctrl-C
 
 
 class Command(NamedTuple):
@@ -217,11 +217,11 @@ def _ending_at_ctrl_c() -> Iterator[None]:
         yield  # which gets no signals
         return
 
-    def end(*_: Any) -> None:
+    def stop(*_: Any) -> None:
         os.write(2, b"\nstopped before anything was done\n")
         os._exit(INTERRUPTED)
 
-    before = signal.signal(signal.SIGINT, end)
+    before = signal.signal(signal.SIGINT, stop)
     try:
         yield
     finally:

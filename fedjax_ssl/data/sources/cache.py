@@ -1,5 +1,6 @@
 """Where datasets live on disk, and the converted form that opens without decoding anything."""
 
+import hashlib
 import json
 import logging
 import os
@@ -103,6 +104,11 @@ def kept(folder: Path, digest: str, make: Callable[[], Dataset]) -> Dataset:
             shutil.rmtree(older, ignore_errors=True)
     save_converted(dataset, target)
     return dataset
+
+
+def fingerprint(value: object) -> str:
+    """A short name for something that fits into JSON: equal values have equal ones."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
 
 
 def _load_split(folder: Path, name: str) -> Split:

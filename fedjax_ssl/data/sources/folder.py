@@ -1,7 +1,5 @@
 """`folder`: the user's own images, in folders by site and class, or with a table that says what each shows."""
 
-import hashlib
-import json
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,11 +10,12 @@ import numpy as np
 
 from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.data.dataset import Dataset
-from fedjax_ssl.data.sources.cache import data_root, kept
+from fedjax_ssl.data.sources.cache import data_root, fingerprint, kept
 from fedjax_ssl.data.sources.columns import TEST, TRAIN, VALIDATION, Texts, read_columns
 from fedjax_ssl.data.sources.fetch import DatasetUnavailable
 from fedjax_ssl.data.sources.pictures import Fit, Listing, Pictures, list_images, read_images, spelling
 from fedjax_ssl.data.sources.problems import BadData, Findings, some
+from fedjax_ssl.data.sources.proportions import proportions_digest
 from fedjax_ssl.data.sources.spreadsheet import PARQUET, SEPARATED, Sheet, as_text, read_sheet
 from fedjax_ssl.registry import did_you_mean
 
@@ -105,10 +104,10 @@ def load_folder(
         logger.info("%s: reading %d images; this is done once", given, len(files))
         return _dataset(given, files, texts, classes, proportions, pictures, findings)
 
-    content = json.dumps([VERSION, listing.digest, _digest(proportions), str(table)])
-    place = json.dumps([str(folder.resolve()), told, str(proportions)])
-    home = data_root(root) / "folder" / f"{folder.resolve().name}-{_hash(place)}"
-    return kept(home, _hash(content), make)
+    content = [VERSION, listing.digest, proportions_digest(proportions), str(table)]
+    place = [str(folder.resolve()), told, str(proportions)]
+    home = data_root(root) / "folder" / f"{folder.resolve().name}-{fingerprint(place)}"
+    return kept(home, fingerprint(content), make)
 
 
 def _check_options(size: int | None, channels: int | None, white: int | None) -> None:
@@ -118,17 +117,6 @@ def _check_options(size: int | None, channels: int | None, white: int | None) ->
         check_whole_numbers(white=white)
     if channels not in (None, 1, 3):
         raise ValueError(f"channels is {channels}; allowed: 1 (grey) and 3 (colour)")
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:12]
-
-
-def _digest(file: Path | str | None) -> str | None:
-    if file is None:
-        return None
-    path = Path(file).expanduser()
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "missing"
 
 
 def _table(folder: Path, column: str) -> Path | None:

@@ -67,9 +67,7 @@ def load_omniglot(
         DatasetUnavailable: it is neither here nor to be had, or damaged.
         ValueError: a size that is not 1 to 105.
     """
-    check_whole_numbers(size=size)
-    if size > SIDE:
-        raise ValueError(f"size is {size}; allowed are 1 to {SIDE}, the size of the original images")
+    check_whole_numbers(1, SIDE, size=size)
     return load_archive(omniglot(subset, size), root=root, path=path, download=download)
 
 

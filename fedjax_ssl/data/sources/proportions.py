@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
-from fedjax_ssl.data.sources.fetch import DatasetUnavailable
+from fedjax_ssl.data.sources.fetch import DatasetUnavailable, file_sha256
 from fedjax_ssl.registry import did_you_mean
 
 TOLERANCE = 1e-3  # by which a row may miss 1, as rounded shares do; it is normalized then
@@ -84,6 +84,12 @@ def read_proportions(
                     "examples; add its class shares, or give these examples the set -1"
                 )
     return table
+
+
+def proportions_digest(file: Path | str | None) -> str | None:
+    """Names the content of such a file, for what is kept of data made with it; None where there is none."""
+    path = None if file is None else Path(file).expanduser()
+    return file_sha256(path) if path is not None and path.is_file() else None
 
 
 def _columns(path: Path, header: list[str], class_names: Sequence[str]) -> dict[str, int]:

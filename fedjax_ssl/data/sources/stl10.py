@@ -48,9 +48,7 @@ def load_stl10(
         DatasetUnavailable: it is neither here nor to be had, or damaged.
         ValueError: a size that is not 1 to 96.
     """
-    check_whole_numbers(size=size)
-    if size > SHAPE[1]:
-        raise ValueError(f"size is {size}; allowed are 1 to {SHAPE[1]}, the size of the original images")
+    check_whole_numbers(1, SHAPE[1], size=size)
     return load_archive(stl10(unlabelled, size), root=root, path=path, download=download)
 
 

@@ -1,7 +1,5 @@
 """`table`: the user's own features, a row per example, as CSV or Parquet."""
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -9,10 +7,11 @@ from typing import Literal
 import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset
-from fedjax_ssl.data.sources.cache import data_root, kept
+from fedjax_ssl.data.sources.cache import data_root, fingerprint, kept
 from fedjax_ssl.data.sources.columns import Texts, read_columns
 from fedjax_ssl.data.sources.fetch import DatasetUnavailable
 from fedjax_ssl.data.sources.problems import BadData, Findings, some
+from fedjax_ssl.data.sources.proportions import proportions_digest
 from fedjax_ssl.data.sources.spreadsheet import Sheet, as_numbers, as_text, read_sheet
 from fedjax_ssl.registry import did_you_mean
 
@@ -89,16 +88,10 @@ def load_table(
             raise BadData(given, [str(error)]) from error
 
     status = given.stat()
-    shares = Path(proportions).expanduser() if proportions is not None else None
-    content: list[object] = [VERSION, status.st_size, status.st_mtime_ns]
-    content += [hashlib.sha256(shares.read_bytes()).hexdigest()] if shares is not None and shares.is_file() else []
+    content = [VERSION, status.st_size, status.st_mtime_ns, proportions_digest(proportions)]
     told = [str(given.resolve()), roles, features, ignore, missing, classes, str(proportions)]
-    home = data_root(root) / "table" / f"{given.stem}-{_hash(told)}"
-    return kept(home, _hash(content), make)
-
-
-def _hash(value: object) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
+    home = data_root(root) / "table" / f"{given.stem}-{fingerprint(told)}"
+    return kept(home, fingerprint(content), make)
 
 
 def _check_roles(sheet: Sheet, roles: Mapping[str, str], classes: Sequence[str] | None, findings: Findings) -> None:

@@ -5,7 +5,6 @@ the examples in files of TFRecord or array_record. TensorFlow Datasets itself re
 TensorFlow, and prepares nothing without it.
 """
 
-import hashlib
 import importlib
 import importlib.util
 import io
@@ -22,7 +21,7 @@ from PIL import Image, ImageOps
 
 from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.sources.cache import data_root, kept
+from fedjax_ssl.data.sources.cache import data_root, fingerprint, kept
 from fedjax_ssl.data.sources.entries import EMBEDDED
 from fedjax_ssl.data.sources.fetch import DatasetUnavailable
 from fedjax_ssl.data.sources.formats import FormatError
@@ -103,12 +102,8 @@ def load_tfds(
         VERSION,
         *((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(folder.iterdir())),
     ]
-    home = data_root(root) / "tfds" / f"{facts.name}-{_hash([str(folder.resolve()), options])}"
-    return kept(home, _hash(content), make)
-
-
-def _hash(value: object) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
+    home = data_root(root) / "tfds" / f"{facts.name}-{fingerprint([str(folder.resolve()), options])}"
+    return kept(home, fingerprint(content), make)
 
 
 class _Folder:
