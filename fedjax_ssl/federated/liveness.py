@@ -15,73 +15,28 @@ _LANES, _SUBLANES = 128, 8  # of a tile of a TPU: the last two axes are padded t
 _MOST_PADDING = 5  # a layout that pads more is not chosen
 
 # Functions that are called: their values are those of the caller.
-_CALLS = frozenset(
-    [
-        "jit",
-        "pjit",
-        "closed_call",
-        "core_call",
-        "custom_jvp_call",
-        "custom_vjp_call",
-        "custom_vmap_call",
-        "checkpoint",
-        "remat2",
-        "shard_map",
-    ]
-)
+_CALLS = {
+    *("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "custom_vmap_call"),
+    *("checkpoint", "remat2", "shard_map"),
+}
 # What reads its operands from memory and writes its results there.
-_READ = frozenset(
-    [
-        "dot_general",
-        "conv_general_dilated",
-        "fft",
-        "sort",
-        "top_k",
-        "approx_top_k",
-        "scatter",
-        "scatter-add",
-        "scatter-mul",
-        "scatter-min",
-        "scatter-max",
-        "reduce_window",
-        "reduce_window_sum",
-        "reduce_window_max",
-        "select_and_scatter_add",
-        "select_and_gather_add",
-        "cumsum",
-        "cumprod",
-        "cummax",
-        "cummin",
-        "cumlogsumexp",
-        "scan",
-        "while",
-        "cond",
-        "custom_call",
-        "pallas_call",
-    ]
-)
+_READ = {
+    *("dot_general", "conv_general_dilated", "fft", "sort", "top_k", "approx_top_k"),
+    *("scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max"),
+    *("reduce_window", "reduce_window_sum", "reduce_window_max"),
+    *("select_and_scatter_add", "select_and_gather_add"),
+    *("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"),
+    *("scan", "while", "cond", "custom_call", "pallas_call"),
+}
 # What reads its operands as they are computed, and writes its results.
-_WRITTEN = frozenset(
-    [
-        "reduce_sum",
-        "reduce_max",
-        "reduce_min",
-        "reduce_and",
-        "reduce_or",
-        "reduce_prod",
-        "argmax",
-        "argmin",
-        "gather",
-        "dynamic_update_slice",
-        "random_bits",
-        "rng_bit_generator",
-        "psum",
-        "all_gather",
-        "all_to_all",
-    ]
-)
+_WRITTEN = {
+    *("reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_prod", "argmax", "argmin"),
+    *("gather", "dynamic_update_slice", "random_bits", "rng_bit_generator", "psum", "all_gather", "all_to_all"),
+}
+# Other names of a part of memory.
+_VIEWS = {"reshape", "squeeze", "expand_dims"}
 # What a TPU does in memory, as it changes the layout.
-_MOVED = frozenset(["concatenate", "pad", "slice", "split", "reshape", "transpose"])
+_MOVED = {"concatenate", "pad", "slice", "split", "reshape", "transpose"}
 
 _Value = int | tuple[str, str]  # a number, or a constant
 
@@ -142,6 +97,8 @@ class _Program:
             called = functions[0].jaxpr if isinstance(functions[0], ClosedJaxpr) else functions[0]
             if len(called.invars) == len(inputs):
                 return self.add(called, inputs, [self.value(one.aval) for one in called.constvars])
+        if name in _VIEWS and not self.tiled:
+            return inputs[:1]
         same = None if functions else (name, tuple(inputs), str(equation.params))
         if same is not None and same in self.known:
             return self.known[same]
