@@ -78,7 +78,7 @@ _METHODS = {
             *("min_proto_count", "num_neighbors", "num_query", "num_support", "num_unlabelled"),
             *("patience", "ramp_end", "ramp_epochs", "ramp_rounds", "residual_epochs", "residual_rounds"),
             *("rounds_per_part", "schedule_steps", "server_batch_size", "server_epochs", "unlabelled_batch_size"),
-            *("unlabelled_epochs", "unlabelled_ratio", "warmup_epochs"),
+            *("unlabelled_epochs", "unlabelled_ratio", "warmup_epochs", "diversity_every"),
         ),
         COUNT,
     ),
