@@ -123,7 +123,7 @@ OPTIONS: dict[str, Mapping[str, Range]] = {
         "skew": SHARE,
         **dict.fromkeys(("classes", "labels_per_class", "max_examples", "parts", "shards_per_client"), COUNT),
         **dict.fromkeys(("balanced", "min_examples", "unlabelled"), COUNT_OR_NONE),
-        "counts": _COUNTS,
+        **dict.fromkeys(("counts", "labelled_counts"), _COUNTS),
         "shares": WEIGHT._replace(depth=1),
         "matrix": WEIGHT._replace(depth=2),
     },
