@@ -131,7 +131,8 @@ def federated_method(
         return combine(groups), statistics
 
     def outputs(state: ServerState, inputs: Array, client: Int[Array, ""] | None = None) -> Outputs:
-        return setup.model.apply(*network_of(state, client), setup.normalize(inputs), train=False)[0]
+        normalize = setup.normalize_test or setup.normalize
+        return setup.model.apply(*network_of(state, client), normalize(inputs), train=False)[0]
 
     def predict_for(state: ServerState, client: Int[Array, ""], inputs: Array) -> Array:
         return jax.nn.log_softmax(outputs(state, inputs, client).logits)
