@@ -153,6 +153,7 @@ def _setup(config: dict[str, Any], dataset: data.Dataset, federation: data.Feder
     with configs.naming("cohort"):
         draw_cohort = federated.cohort_sampler(config["cohort"]["name"], **configs.options(config["cohort"]))
     federated_optimizer = configs.federated_optimizer(config, cohort_size)
+    predicted, _ = data.for_prediction(dataset, inputs["test_mean"], inputs["test_std"])
     augment, strong_augment = _augmentation("augment", config, dataset), None
     if config["strong_augment"]["name"] != "none":
         strong_augment = _augmentation("strong_augment", config, dataset)
@@ -160,7 +161,7 @@ def _setup(config: dict[str, Any], dataset: data.Dataset, federation: data.Feder
         return Setup(
             model=model,
             normalize=data.normalizer(dataset),
-            normalize_test=data.normalizer(data.for_prediction(dataset, inputs["test_mean"], inputs["test_std"])[0]),
+            normalize_test=None if predicted is dataset else data.normalizer(predicted),
             augment=augment,
             strong_augment=strong_augment,
             federated_optimizer=federated_optimizer,
