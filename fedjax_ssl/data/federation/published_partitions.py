@@ -1,4 +1,4 @@
-"""Partitions of single papers: FedMatch, ProtoFSSL, FedUL and SAGE; the others are in `partition.py`, `own_class.py`."""
+"""Partitions of single papers: FedMatch, ProtoFSSL, FedUL and SAGE; see also `partition.py` and `own_class.py`."""
 
 from collections.abc import Sequence
 
