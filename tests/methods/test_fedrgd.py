@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import Mesh
 
 from fedjax_ssl import federated, methods
 from fedjax_ssl.federated import FederatedOptimizer, Setup, Stage, Term, federated_method
@@ -267,15 +268,21 @@ def test_a_round_reports_the_diversity_within_its_groups(float64) -> None:
     assert reported(federated.grouped((3, 3))) == pytest.approx(np.mean(ratios), rel=1e-12)
 
 
-@pytest.mark.parametrize("placement", ["sequential", pytest.param("vmap", marks=pytest.mark.thorough)])
-def test_full_gradients_are_those_of_all_examples_at_the_averaged_model_and_reach_nothing(float64, placement) -> None:
+@pytest.mark.parametrize(
+    ("placement", "devices"),
+    [("sequential", 1), *(pytest.param(*how, marks=pytest.mark.thorough) for how in (("vmap", 1), ("lanes", 2)))],
+)
+def test_full_gradients_are_those_of_all_examples_at_the_averaged_model_and_reach_nothing(
+    float64, placement: str, devices: int
+) -> None:
     """Batches of one example: a pass sums the gradients of a client's labelled examples, the server's of its own."""
     data = toy.federation(server=toy.NUM_SERVER)
     changes, supervised = {"batch_size": 1}, {"user_loss": "supervised", "local_steps": 1}
 
     def after(**settings):
         method = method_of(run_of(data, federated.fedavg(), **changes), **supervised, **settings)
-        method = toy.executed(method, placement=placement)
+        mesh = Mesh(np.array(jax.devices()[:devices]), ("clients",)) if devices > 1 else None
+        method = toy.executed(method, placement=placement, mesh=mesh)
         state, infos = toy.train(method, KEY, data, 1)
         return state, infos[0]
 
