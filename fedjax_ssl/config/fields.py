@@ -111,6 +111,12 @@ FIELDS: dict[str, Field] = {
     "data.standardize": Field("auto", one_of, STANDARDIZATIONS, "by whose mean and deviation inputs are standardized"),
     "data.mean": Field(tuple, _each, FINITE, "to standardize by, in place of the dataset's, per channel or feature"),
     "data.std": Field(tuple, _each, POSITIVE, "to standardize by, in place of the dataset's, per channel or feature"),
+    "data.test_mean": Field(
+        tuple, _each, FINITE, "to standardize by where inputs are predicted, if not as in training"
+    ),
+    "data.test_std": Field(
+        tuple, _each, POSITIVE, "to standardize by where inputs are predicted, if not as in training"
+    ),
     "data.pool_splits": Field(
         False, meaning="the dataset's own test examples are training examples too; hold others out"
     ),

@@ -13,4 +13,4 @@ from fedjax_ssl.data.images.augmentation import AUGMENTATIONS, augmentation
 from fedjax_ssl.data.sources.fetch import DatasetUnavailable
 from fedjax_ssl.data.sources.load import OWN, SOURCES, TERMS, available, load, verify
 from fedjax_ssl.data.sources.problems import BadData
-from fedjax_ssl.data.standardization import STANDARDIZATIONS, normalizer, standardized
+from fedjax_ssl.data.standardization import STANDARDIZATIONS, for_prediction, normalizer, standardized

@@ -69,6 +69,38 @@ def standardized(
     )
 
 
+def for_prediction(
+    dataset: Dataset, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
+) -> tuple[Dataset, str]:
+    """The dataset with the mean and deviation of inputs that are predicted, where these differ from training's.
+
+    Args:
+        dataset: with those of training.
+        mean: in place of training's.
+        std: likewise.
+
+    Returns:
+        The dataset, and what to add to the sentence for the log.
+
+    Raises:
+        ValueError: another number of values than the inputs have channels or features.
+    """
+    if mean is None and std is None:
+        return dataset, ""
+    try:
+        dataset = dataclasses.replace(
+            dataset,
+            mean=dataset.mean if mean is None else tuple(mean),
+            std=dataset.std if std is None else tuple(std),
+        )
+    except ValueError as error:
+        raise ValueError(f"of test_mean and test_std: {error}") from None
+    return dataset, (
+        f"; where they are predicted, by mean {_in_words(dataset.mean or (0.0,))} and deviation "
+        f"{_in_words(dataset.std or (1.0,))}"
+    )
+
+
 def _statistics(
     inputs: Shaped[np.ndarray, "n *shape C"], input_max: float
 ) -> tuple[Float[np.ndarray, " C"], Float[np.ndarray, " C"]]:

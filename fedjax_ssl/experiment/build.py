@@ -48,7 +48,9 @@ def load_resolved(config: ml_collections.ConfigDict) -> Experiment:
         dataset = data.load(section.name, **places, **configs.options(given))
         if section.pool_splits:
             dataset = data.with_pooled_splits(dataset)
-        return Experiment(config, *data.standardized(dataset, section.standardize, section.mean, section.std))
+        dataset, said = data.standardized(dataset, section.standardize, section.mean, section.std)
+        _, more = data.for_prediction(dataset, section.test_mean, section.test_std)
+        return Experiment(config, dataset, said + more)
 
 
 def federate(experiment: Experiment, key: Key[Array, ""], inputs: Array | None = None) -> data.FederatedData:
@@ -138,7 +140,7 @@ def execution_of(experiment: Experiment, federation: data.FederatedData, *, alon
 
 def _setup(config: dict[str, Any], dataset: data.Dataset, federation: data.FederatedData) -> Setup:
     """Model, inputs, optimizers and sizes."""
-    local, server = config["optimizer"], config["federated"]
+    local, server, inputs = config["optimizer"], config["federated"], config["data"]
     with configs.naming("model"):
         model = models.build(
             config["model"]["name"],
@@ -151,6 +153,7 @@ def _setup(config: dict[str, Any], dataset: data.Dataset, federation: data.Feder
     with configs.naming("cohort"):
         draw_cohort = federated.cohort_sampler(config["cohort"]["name"], **configs.options(config["cohort"]))
     federated_optimizer = configs.federated_optimizer(config, cohort_size)
+    predicted, _ = data.for_prediction(dataset, inputs["test_mean"], inputs["test_std"])
     augment, strong_augment = _augmentation("augment", config, dataset), None
     if config["strong_augment"]["name"] != "none":
         strong_augment = _augmentation("strong_augment", config, dataset)
@@ -158,6 +161,7 @@ def _setup(config: dict[str, Any], dataset: data.Dataset, federation: data.Feder
         return Setup(
             model=model,
             normalize=data.normalizer(dataset),
+            normalize_test=None if predicted is dataset else data.normalizer(predicted),
             augment=augment,
             strong_augment=strong_augment,
             federated_optimizer=federated_optimizer,

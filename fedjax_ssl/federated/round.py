@@ -16,6 +16,7 @@ from fedjax_ssl.federated.clients import all_clients, clients_of, server_as_clie
 from fedjax_ssl.federated.cohort import Cohort, random_slots
 from fedjax_ssl.federated.exact_count import count
 from fedjax_ssl.federated.execution import Execution, place_clients
+from fedjax_ssl.federated.gradient_pass import Members, run_gradient_pass
 from fedjax_ssl.federated.method import (
     Client,
     Kept,
@@ -176,7 +177,14 @@ def _train_clients(
         _Work(task, members, partial(place_clients, execution, task.sampler, state, data)) for task, members in works
     ]
     replicas = stage.server if stage.server is not None and stage.server.members else None
-    state, info, log = _train(training, placed, replicas, context, state, data, learning_rate)
+    look = None
+    if stage.gradient_pass is not None:
+        asked, silent = stage.gradient_pass, execution._replace(report=None)
+        own = works[0][0]._replace(sampler=asked.sampler)
+        place = partial(place_clients, silent, asked.sampler, state, data)
+        servers = Task(replicas.terms, asked.server, _uniform) if replicas and asked.server else None
+        look = partial(run_gradient_pass, asked, Members(own, place, servers), training, data)
+    state, info, log = _train(training, placed, replicas, context, state, data, learning_rate, look)
     return state, info, [] if log is None else [log]
 
 
@@ -188,8 +196,19 @@ def _train(
     state: ServerState,
     data: FederatedData,
     learning_rate: Float[Array, ""],
+    look: Callable[[Broadcast, Client, Bool[Array, " p"], ServerState], Metrics] | None = None,
 ) -> tuple[ServerState, Metrics, Metrics | None]:
     """Trains the context's clients and takes the federated optimizer's step; the round is not counted here.
+
+    Args:
+        training: what stays the same over the rounds.
+        works: the clients by kind.
+        replicas: of the server, which train beside them.
+        context: the round before anything was sent.
+        state: before the round.
+        data: the federation.
+        learning_rate: of the round.
+        look: (broadcast, the clients of the only kind, which are there, state after averaging) -> further metrics.
 
     Returns:
         (state, metrics, metrics of the server's replicas if there are any).
@@ -225,12 +244,12 @@ def _train(
         inputs=data.inputs,
         validation=_validation(data),
     )
-    results = []
+    results, active = [], clients
     for work in works:
-        takes_part = [term.server.takes_part(sent[term.name], context) for term in work.task.terms]
-        active = jnp.stack(takes_part).any(0) & work.members
+        takes_part = jnp.stack([term.server.takes_part(sent[term.name], context) for term in work.task.terms]).any(0)
+        active = without_examples(clients, takes_part & work.members)
         update_of = partial(client_update, training, work.task)
-        results.append(_Results(*work.place(update_of, broadcast, without_examples(clients, active), context.valid)))
+        results.append(_Results(*work.place(update_of, broadcast, active, context.valid)))
     together = _join(results, works, kept)
     counts = together.stacked["counts"] & context.valid
     summed, log = together.summed, None
@@ -272,6 +291,8 @@ def _train(
     truth = data.labels[context.clients.rows]
     for term in terms:
         info |= term.log.diagnose(outcomes[term.name], truth, together.stacked["measured"][term.name])
+    if look is not None:
+        info |= look(broadcast, active, context.valid, after)
     return after._replace(terms={**states, **absorbed}), info, log
 
 

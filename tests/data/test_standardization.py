@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.data import Dataset, Split, federate, load, normalizer, standardization, standardized
+from fedjax_ssl.data import Dataset, Split, federate, for_prediction, load, normalizer, standardization, standardized
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (12, 5, 6, 3), np.uint8)
@@ -72,6 +72,17 @@ def test_given_statistics_replace_the_datasets():
     dataset, said = standardized(toy(mean=(0.5,), std=(0.25,)), std=(0.2023, 0.1994, 0.2010))
     assert (dataset.mean, dataset.std) == ((0.5,), (0.2023, 0.1994, 0.2010))
     assert said == "inputs are standardized by mean 0.5 and deviation 0.2023, 0.1994, 0.201 as given"
+
+
+def test_inputs_that_are_predicted_may_have_statistics_of_their_own():
+    """SAGE's code trains with one deviation of CIFAR-10 and tests with another one."""
+    known = toy(mean=(0.5,), std=(0.25,))
+    assert for_prediction(known) == (known, "")
+    dataset, said = for_prediction(known, std=(0.2023, 0.1994, 0.2010))
+    assert (dataset.mean, dataset.std) == ((0.5,), (0.2023, 0.1994, 0.2010))
+    assert said == "; where they are predicted, by mean 0.5 and deviation 0.2023, 0.1994, 0.201"
+    with pytest.raises(ValueError, match=r"of test_mean and test_std: .* mean has 2 values; allowed are 1 and 3"):
+        for_prediction(known, mean=(0.1, 0.2))
 
 
 @pytest.mark.parametrize(
