@@ -102,7 +102,15 @@ def _verified(archive: Archive, file: RemoteFile, path: Path) -> Verified:
     return Verified(path, None, f"{size}; no digest is published")
 
 
+def _alternative(archive: Archive, raw: Path) -> tuple[str, ...]:
+    """The names of files that are here in place of the published ones; none where nothing is."""
+    whole = (names for names in archive.alternatives if all((raw / name).is_file() for name in names))
+    return next(whole, ())
+
+
 def _missing(archive: Archive, raw: Path) -> list[RemoteFile]:
+    if _alternative(archive, raw):
+        return []
     return [file for file in archive.files if not (raw / file.name).is_file()]
 
 
@@ -112,10 +120,14 @@ def _require(archive: Archive, raw: Path, looked: Sequence[Path]) -> None:
 
 
 def _read(archive: Archive, raw: Path) -> Dataset:
-    for file in archive.files:
-        _verify(archive, file, raw / file.name)
+    names = [file.name for file in archive.files]
+    if (others := _alternative(archive, raw)) and not all((raw / name).is_file() for name in names):
+        names = list(others)
+    else:
+        for file in archive.files:
+            _verify(archive, file, raw / file.name)
     try:
-        dataset = archive.read({file.name: raw / file.name for file in archive.files})
+        dataset = archive.read({name: raw / name for name in names})
     except (FormatError, OSError) as error:
         raise DatasetUnavailable(
             f"{archive.name}: {error}\nTo go on, delete that file and start again, or {archive.substitute}"

@@ -16,6 +16,7 @@ from fedjax_ssl.data.sources import formats, tff
 from fedjax_ssl.data.sources.archives import load_archive
 from fedjax_ssl.data.sources.emnist import emnist
 from fedjax_ssl.data.sources.entries import Archive, RemoteFile
+from fedjax_ssl.data.sources.mini_imagenet import mini_imagenet
 from fedjax_ssl.data.sources.omniglot import omniglot
 from fedjax_ssl.data.sources.stl10 import stl10
 from fedjax_ssl.data.sources.svhn import svhn
@@ -247,6 +248,6 @@ ARCHIVES = {
     archive.name: archive
     for archive in (
         *(MNIST, FASHION_MNIST, emnist(), CIFAR10, CIFAR100, tff.cifar100_federated(CIFAR100_CLASSES), svhn(), stl10()),
-        *(omniglot(), FEMNIST),
+        *(omniglot(), mini_imagenet(), FEMNIST),
     )
 }

@@ -31,4 +31,6 @@ class Archive:
     substitute: str = f"run on data that needs no download: {EMBEDDED}"  # where the dataset cannot be had
     version: int = 1  # goes into the converted cache's name; raise it when `read` changes what it returns
     variant: str = ""  # goes there too, where options decide what `read` returns
+    # File names that do in place of those of `files`, such as what is in an archive; nobody knows their digests.
+    alternatives: tuple[tuple[str, ...], ...] = ()
     examples: tuple[int, int] | None = None  # training and test examples as published; others are warned about

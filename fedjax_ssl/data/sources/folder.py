@@ -154,7 +154,7 @@ def _dataset(
     columns = read_columns(texts, len(files), classes, findings)
     findings.stop(given)  # before the images, which take longest
     folder = given if given.is_dir() else given.parent
-    pictures: Pictures = read_images(folder, files, **options, findings=findings)
+    pictures: Pictures = read_images([folder / name for name in files], files, **options, findings=findings)
     if len(pictures.rows) < len(files):
         # A class or a client may have lost all that it had.
         texts = _rows(texts, pictures.rows)

@@ -17,6 +17,7 @@ from fedjax_ssl.data.sources.fed_isic import TERMS as FED_ISIC_TERMS
 from fedjax_ssl.data.sources.fed_isic import load_fed_isic
 from fedjax_ssl.data.sources.folder import load_folder
 from fedjax_ssl.data.sources.glyphs import load_glyphs
+from fedjax_ssl.data.sources.mini_imagenet import load_mini_imagenet, mini_imagenet
 from fedjax_ssl.data.sources.npz import load_npz
 from fedjax_ssl.data.sources.omniglot import load_omniglot, omniglot
 from fedjax_ssl.data.sources.stl10 import load_stl10, stl10
@@ -33,6 +34,7 @@ LOADERS: dict[str, Callable[..., Dataset]] = {
     "svhn": load_svhn,
     "stl10": load_stl10,
     "omniglot": load_omniglot,
+    "mini_imagenet": load_mini_imagenet,
     "femnist": load_femnist,
 }
 
@@ -41,6 +43,7 @@ ENTRIES: dict[str, Callable[..., Archive]] = {
     "svhn": svhn,
     "stl10": stl10,
     "omniglot": omniglot,
+    "mini_imagenet": mini_imagenet,
     "femnist": femnist,
 }
 
