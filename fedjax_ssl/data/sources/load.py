@@ -8,13 +8,14 @@ from typing import Any
 
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.sources.archives import Verified, load_archive, verify_files
-from fedjax_ssl.data.sources.catalog import ARCHIVES, femnist, load_femnist
+from fedjax_ssl.data.sources.catalog import ARCHIVES
 from fedjax_ssl.data.sources.digits import TERMS as DIGITS_TERMS
 from fedjax_ssl.data.sources.digits import load_digits
 from fedjax_ssl.data.sources.emnist import emnist, load_emnist
 from fedjax_ssl.data.sources.entries import Archive
 from fedjax_ssl.data.sources.fed_isic import TERMS as FED_ISIC_TERMS
 from fedjax_ssl.data.sources.fed_isic import load_fed_isic
+from fedjax_ssl.data.sources.femnist import femnist, load_femnist
 from fedjax_ssl.data.sources.folder import load_folder
 from fedjax_ssl.data.sources.glyphs import load_glyphs
 from fedjax_ssl.data.sources.mini_imagenet import load_mini_imagenet, mini_imagenet

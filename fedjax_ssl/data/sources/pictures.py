@@ -157,7 +157,10 @@ def in_threads(function: Callable, items: Sequence) -> list:
 
 
 def _opened(file: Path | bytes) -> Image.Image:
-    return Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=[kind for kind in Image.OPEN if kind not in EXTERNAL])
+    return Image.open(
+        io.BytesIO(file) if isinstance(file, bytes) else file,
+        formats=[kind for kind in Image.OPEN if kind not in EXTERNAL],
+    )
 
 
 def _facts(file: Path | bytes) -> _Facts | str:

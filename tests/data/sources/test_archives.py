@@ -24,7 +24,8 @@ from fedjax_ssl.data import DatasetUnavailable, load
 from fedjax_ssl.data.correspondence import CIFAR100_SUPERCLASS_OF
 from fedjax_ssl.data.sources import archives
 from fedjax_ssl.data.sources.archives import load_archive
-from fedjax_ssl.data.sources.catalog import CIFAR10, CIFAR100, FEMNIST, MNIST, RemoteFile
+from fedjax_ssl.data.sources.catalog import CIFAR10, CIFAR100, MNIST, RemoteFile
+from fedjax_ssl.data.sources.femnist import FEMNIST
 from fedjax_ssl.data.sources.formats import (
     FormatError,
     read_cifar10_binary,

@@ -7,8 +7,9 @@ from sklearn.datasets import load_digits as sklearn_digits
 from sklearn.neighbors import KNeighborsClassifier
 
 from fedjax_ssl.data import OWN, available, load
-from fedjax_ssl.data.sources.catalog import ARCHIVES, FEMNIST_CLASSES
+from fedjax_ssl.data.sources.catalog import ARCHIVES
 from fedjax_ssl.data.sources.digits import FORM_STARTS
+from fedjax_ssl.data.sources.femnist import FEMNIST_CLASSES
 from fedjax_ssl.data.sources.glyph_strokes import FORMS, form_table
 
 
