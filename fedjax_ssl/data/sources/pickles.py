@@ -1,4 +1,4 @@
-"""Pickles of arrays, without what makes pickles dangerous: they hold arrays, text, numbers, lists and dicts, or nothing.
+"""Pickles of arrays, without what makes pickles dangerous: arrays, text, numbers, lists and dicts, or nothing.
 
 A pickle names the functions that its reader calls. Here a handful of names stand for functions of this file, which make
 arrays and nothing else; any other name ends the reading.
@@ -7,7 +7,7 @@ arrays and nothing else; any other name ends the reading.
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -66,7 +66,7 @@ def _scalar(dtype: np.dtype, content: bytes) -> Any:
     return np.frombuffer(content, dtype)[0]
 
 
-def _filled(content: bytes, dtype: np.dtype, shape: tuple[int, ...], order: str) -> np.ndarray:
+def _filled(content: bytes, dtype: np.dtype, shape: tuple[int, ...], order: Literal["C", "F"]) -> np.ndarray:
     """An array whose values stand in the pickle, as protocol 5 has them."""
     return np.frombuffer(content, dtype).reshape(shape, order=order)
 
