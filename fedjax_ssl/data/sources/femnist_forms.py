@@ -95,7 +95,7 @@ def _example(path: Path, h5py: Any, group: Any, name: str) -> dict[str, np.ndarr
     return found
 
 
-def _inside(path: Path, h5py: Any, group: Any, name: str, kind: type) -> Any:
+def _inside(path: Path, h5py: Any, group: Any, name: str, kind: Any) -> Any:
     """A member of a group, which lies in this file: HDF5 could have any file of the machine read in its place."""
     link = group.get(name, getlink=True)
     if not isinstance(link, h5py.HardLink):

@@ -21,6 +21,8 @@ from fedjax_ssl.data.sources.glyphs import load_glyphs
 from fedjax_ssl.data.sources.mini_imagenet import load_mini_imagenet, mini_imagenet
 from fedjax_ssl.data.sources.npz import load_npz
 from fedjax_ssl.data.sources.omniglot import load_omniglot, omniglot
+from fedjax_ssl.data.sources.rsna import TERMS as RSNA_TERMS
+from fedjax_ssl.data.sources.rsna import load_rsna
 from fedjax_ssl.data.sources.stl10 import load_stl10, stl10
 from fedjax_ssl.data.sources.svhn import load_svhn, svhn
 from fedjax_ssl.data.sources.table import load_table
@@ -79,6 +81,10 @@ SOURCES: Registry[Dataset] = Registry(
             load_fed_isic,
             "23,247 dermoscopic images of 6 centres, 64x64x3 or size=, 8 classes; you place FLamby's folder at path=",
         ),
+        "rsna_hemorrhage": (
+            load_rsna,
+            "slices of heads with one of 5 kinds of bleeding, 128x128x3 or size=; you place Kaggle's files at path=",
+        ),
     },
     given=PLACES,
 )
@@ -88,6 +94,7 @@ TERMS = {  # licence and whom to cite
     **dict.fromkeys(OWN, "yours"),
     **{name: archive.terms for name, archive in ARCHIVES.items()},
     "fed_isic2019": FED_ISIC_TERMS,
+    "rsna_hemorrhage": RSNA_TERMS,
     "tfds": "of the dataset: https://www.tensorflow.org/datasets/catalog/overview",
 }
 available = SOURCES.available  # () -> names that `load` knows, each with a line about it
