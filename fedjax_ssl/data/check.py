@@ -11,6 +11,7 @@ import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.sources.fetch import DatasetUnavailable
+from fedjax_ssl.data.sources.huggingface import is_saved_dataset
 from fedjax_ssl.data.sources.load import read
 from fedjax_ssl.data.sources.problems import SHOWN, BadData
 from fedjax_ssl.data.sources.spreadsheet import PARQUET, SEPARATED, read_sheet
@@ -34,8 +35,9 @@ def check(path: Path | str, source: str | None = None, **options: Any) -> Checke
     What was read is kept, so that a run that follows starts at once.
 
     Args:
-        path: a folder of images, a table of images or of features (CSV, Parquet), or an `.npz` file.
-        source: "folder", "table" or "npz"; by default what `path` looks like.
+        path: a folder of images or of a saved dataset of Hugging Face, a table of images or of features (CSV,
+            Parquet), or an `.npz` file.
+        source: "folder", "huggingface", "table" or "npz"; by default what `path` looks like.
         **options: of the source, and root.
 
     Raises:
@@ -62,7 +64,7 @@ def source_of(path: Path, file_column: str = "file") -> str:
         ValueError: no source reads files of this kind.
     """
     if path.is_dir():
-        return "folder"
+        return "huggingface" if is_saved_dataset(path) else "folder"
     if not path.is_file():
         raise DatasetUnavailable(
             f"{path} is not there; give a folder of images, a CSV or Parquet file, or an .npz file."

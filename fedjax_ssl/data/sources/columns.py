@@ -28,6 +28,14 @@ class Texts(NamedTuple):
     set: Sequence[str] | None = None  # whole numbers, "" = in none
     coarse: Sequence[str] | None = None  # "" = no coarse label
 
+    def rows(self, chosen: Sequence[int] | np.ndarray) -> "Texts":
+        """The same for some of the examples, by number."""
+        parts = [None if (whole := getattr(self, name)) is None else [whole[row] for row in chosen] for name in _BESIDE]
+        return Texts(lambda row: self.where(chosen[row]), *parts)
+
+
+_BESIDE = Texts._fields[1:]
+
 
 class Columns(NamedTuple):
     """The same by number."""

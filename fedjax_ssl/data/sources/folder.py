@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
 from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.sources.cache import data_root, fingerprint, kept
@@ -157,20 +155,13 @@ def _dataset(
     pictures: Pictures = read_images([folder / name for name in files], files, **options, findings=findings)
     if len(pictures.rows) < len(files):
         # A class or a client may have lost all that it had.
-        texts = _rows(texts, pictures.rows)
+        texts = texts.rows(pictures.rows)
         columns = read_columns(texts, len(pictures.rows), classes, Findings() if findings.problems else findings)
     findings.stop(given)
     try:
         return columns.dataset("folder", pictures.x, proportions, list(dict.fromkeys(findings.notes)))
     except ValueError as error:
         raise BadData(given, [str(error)]) from error
-
-
-def _rows(texts: Texts, rows: np.ndarray) -> Texts:
-    def some_of(values: Sequence[str] | None) -> list[str] | None:
-        return None if values is None else [values[row] for row in rows]
-
-    return Texts(lambda row: texts.where(rows[row]), *(some_of(getattr(texts, name)) for name in Texts._fields[1:]))
 
 
 def _by_folders(folder: Path, listing: Listing, layout: str, findings: Findings) -> tuple[Sequence[str], Texts]:
@@ -262,7 +253,7 @@ def _by_table(
         findings.notes.append(
             f"{len(unnamed):,} images are in no row of {sheet.path.name}, first {unnamed[0]}; they are left out"
         )
-    chosen = _rows(Texts(sheet.where, *(texts.get(role) for role in Texts._fields[1:])), np.array(rows, int))
+    chosen = Texts(sheet.where, *(texts.get(role) for role in Texts._fields[1:])).rows(rows)
     return [there[cells[row]] for row in rows], chosen
 
 

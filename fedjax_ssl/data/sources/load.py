@@ -18,6 +18,7 @@ from fedjax_ssl.data.sources.fed_isic import load_fed_isic
 from fedjax_ssl.data.sources.femnist import femnist, load_femnist
 from fedjax_ssl.data.sources.folder import load_folder
 from fedjax_ssl.data.sources.glyphs import load_glyphs
+from fedjax_ssl.data.sources.huggingface import load_huggingface
 from fedjax_ssl.data.sources.mini_imagenet import load_mini_imagenet, mini_imagenet
 from fedjax_ssl.data.sources.npz import load_npz
 from fedjax_ssl.data.sources.omniglot import load_omniglot, omniglot
@@ -30,7 +31,7 @@ from fedjax_ssl.data.sources.tfds import load_tfds
 from fedjax_ssl.registry import Registry
 
 PLACES = ("root", "path", "download")
-OWN = ("npz", "folder", "table")  # read what is at path= and nothing else
+OWN = ("npz", "folder", "table", "huggingface")  # read what is at path= and nothing else
 # Published datasets with options of their own: how they are loaded, and their entry in the catalogue.
 LOADERS: dict[str, Callable[..., Dataset]] = {
     "emnist": load_emnist,
@@ -68,6 +69,10 @@ SOURCES: Registry[Dataset] = Registry(
         "table": (
             load_table,
             "your own features: path= a CSV or Parquet file with the columns label and, if known, client",
+        ),
+        "huggingface": (
+            load_huggingface,
+            "a dataset of Hugging Face's library: path= the folder that save_to_disk wrote, read without that library",
         ),
         **{
             name: (LOADERS.get(name, partial(load_archive, archive)), archive.description)
@@ -108,8 +113,8 @@ def load(
     Args:
         name: one of `available()`.
         root: folder of all datasets; default $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl.
-        path: for "npz" and "table" the file, for "folder" the folder; for published datasets a folder with their
-            original files.
+        path: for "npz" and "table" the file, for "folder" and "huggingface" the folder; for published datasets a folder
+            with their original files.
         download: whether the network may be used.
         **options: of the source, for example writers=20 for "glyphs".
 

@@ -117,6 +117,7 @@ def read_images(
     Returns:
         The images that can be used. Turned as their EXIF data say, the first page of several, without transparency.
     """
+    Image.init()  # here, not by the threads
     facts: list[_Facts | str] = in_threads(lambda row: _facts(files[row]), range(len(files)))
     known = [one for one in facts if isinstance(one, _Facts)]
     _notes(known, size, channels, findings)
