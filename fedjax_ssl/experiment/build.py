@@ -44,7 +44,7 @@ def load_resolved(config: ml_collections.ConfigDict) -> Experiment:
     section = config.data
     with configs.naming("data"):
         given = {name: section.get(name) for name in data.SOURCES.options(section.name)}
-        places = {"root": section.root, "path": section.path, "download": section.download}
+        places = {"root": section.root, "path": section.path, "download": section.download, "source": section.source}
         dataset = data.load(section.name, **places, **configs.options(given))
         if section.pool_splits:
             dataset = data.with_pooled_splits(dataset)

@@ -11,7 +11,7 @@ from fedjax_ssl.data.correspondence import CIFAR100_SUPERCLASS_OF, CIFAR100_SUPE
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.sources import formats, tff
 from fedjax_ssl.data.sources.emnist import emnist
-from fedjax_ssl.data.sources.entries import Archive, RemoteFile
+from fedjax_ssl.data.sources.entries import Archive, Prepared, RemoteFile
 from fedjax_ssl.data.sources.femnist import FEMNIST
 from fedjax_ssl.data.sources.mini_imagenet import mini_imagenet
 from fedjax_ssl.data.sources.omniglot import omniglot
@@ -38,37 +38,48 @@ FASHION_CLASSES = (
 )
 
 
-def _four_idx(name: str, files: Mapping[str, Path], class_names: tuple[str, ...], **more: Any) -> Dataset:
+# What a dataset is described by beside its arrays, whichever files they come from.
+MNIST_FACTS: dict[str, Any] = {"class_names": tuple(string.digits), "mean": (0.1307,), "std": (0.3081,)}
+FASHION_FACTS: dict[str, Any] = {"class_names": FASHION_CLASSES}
+CIFAR10_FACTS: dict[str, Any] = {
+    "class_names": CIFAR10_CLASSES,
+    "mean": (0.4914, 0.4822, 0.4465),  # as XCLP's code has them
+    "std": (0.2470, 0.2435, 0.2616),
+}
+CIFAR100_FACTS: dict[str, Any] = {
+    "class_names": CIFAR100_CLASSES,
+    "mean": (0.5071, 0.4865, 0.4409),  # as SemiFL has them
+    "std": (0.2673, 0.2564, 0.2762),
+    "coarse_names": CIFAR100_SUPERCLASSES,
+    "correspondence": correspondence("superclass", len(CIFAR100_CLASSES)).matrix,
+}
+
+
+def _four_idx(name: str, files: Mapping[str, Path], facts: Mapping[str, Any]) -> Dataset:
     images, labels, test_images, test_labels = (formats.read_idx(files[file.name]) for file in MNIST.files)
     train, test = Split(images[..., None], labels), Split(test_images[..., None], test_labels)
-    return Dataset(name=name, train=train, test=test, class_names=class_names, **more)
+    return Dataset(name=name, train=train, test=test, **facts)
 
 
 def read_mnist(files: Mapping[str, Path]) -> Dataset:
     """MNIST from its four IDX files."""
-    return _four_idx("mnist", files, tuple(string.digits), mean=(0.1307,), std=(0.3081,))
+    return _four_idx("mnist", files, MNIST_FACTS)
 
 
 def read_fashion_mnist(files: Mapping[str, Path]) -> Dataset:
     """Fashion-MNIST from files of MNIST's names and form."""
-    return _four_idx("fashion_mnist", files, FASHION_CLASSES)
+    return _four_idx("fashion_mnist", files, FASHION_FACTS)
 
 
 def read_cifar10(files: Mapping[str, Path]) -> Dataset:
-    """CIFAR-10 from its binary archive; means and deviations as XCLP's code has them."""
+    """CIFAR-10 from its binary archive."""
     images, labels, test_images, test_labels = formats.read_cifar10_binary(files["cifar-10-binary.tar.gz"])
-    return Dataset(
-        name="cifar10",
-        train=Split(images, labels),
-        test=Split(test_images, test_labels),
-        class_names=CIFAR10_CLASSES,
-        mean=(0.4914, 0.4822, 0.4465),
-        std=(0.2470, 0.2435, 0.2616),
-    )
+    train, test = Split(images, labels), Split(test_images, test_labels)
+    return Dataset(name="cifar10", train=train, test=test, **CIFAR10_FACTS)
 
 
 def read_cifar100(files: Mapping[str, Path]) -> Dataset:
-    """CIFAR-100 from its binary archive, with classes and superclasses; means and deviations as SemiFL has them."""
+    """CIFAR-100 from its binary archive, with classes and superclasses."""
     path = files["cifar-100-binary.tar.gz"]
     images, labels, test_images, test_labels = formats.read_cifar100_binary(path)
     for both in (labels, test_labels):
@@ -83,11 +94,7 @@ def read_cifar100(files: Mapping[str, Path]) -> Dataset:
         name="cifar100",
         train=Split(images, labels[:, 1], coarse=labels[:, 0]),
         test=Split(test_images, test_labels[:, 1], coarse=test_labels[:, 0]),
-        class_names=CIFAR100_CLASSES,
-        mean=(0.5071, 0.4865, 0.4409),
-        std=(0.2673, 0.2564, 0.2762),
-        coarse_names=CIFAR100_SUPERCLASSES,
-        correspondence=correspondence("superclass", len(CIFAR100_CLASSES)).matrix,
+        **CIFAR100_FACTS,
     )
 
 
@@ -120,6 +127,7 @@ MNIST = Archive(
         _mnist("t10k-labels-idx1", 4_542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
     ),
     read=read_mnist,
+    prepared=Prepared("mnist", MNIST_FACTS),
     examples=(60_000, 10_000),
     terms="CC BY-SA 3.0 as Keras states it; cite LeCun, Bottou, Bengio and Haffner (1998)",
 )
@@ -134,6 +142,7 @@ FASHION_MNIST = Archive(
         _fashion("t10k-labels-idx1", 5_148, "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
     ),
     read=read_fashion_mnist,
+    prepared=Prepared("fashion_mnist", FASHION_FACTS),
     terms="MIT; cite Xiao, Rasul and Vollgraf (2017), Fashion-MNIST",
     examples=(60_000, 10_000),
 )
@@ -143,6 +152,7 @@ CIFAR10 = Archive(
     description="60,000 photographs, 32x32x3, 10 classes; downloaded, 170 MB",
     files=(_cifar("cifar-10", 170_052_171, "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"),),
     read=read_cifar10,
+    prepared=Prepared("cifar10", CIFAR10_FACTS),
     examples=(50_000, 10_000),
     terms="no licence stated; cite Krizhevsky (2009), Learning Multiple Layers of Features from Tiny Images",
 )
@@ -152,6 +162,7 @@ CIFAR100 = Archive(
     description="60,000 photographs, 32x32x3, 100 classes in 20 superclasses; downloaded, 169 MB",
     files=(_cifar("cifar-100", 168_513_733, "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"),),
     read=read_cifar100,
+    prepared=Prepared("cifar100", CIFAR100_FACTS, {"coarse_key": "coarse_label"}),
     examples=(50_000, 10_000),
     terms="no licence stated; cite Krizhevsky (2009), Learning Multiple Layers of Features from Tiny Images",
 )

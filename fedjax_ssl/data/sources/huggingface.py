@@ -163,7 +163,9 @@ def _part(folder: Path) -> _Part:
         raise BadData(folder, ["Arrow files need pyarrow: pip install 'fedjax_ssl[table]'"]) from error
     state, info = _json(folder / STATE_FILE), _json(folder / INFO_FILE)
     listed, features = state.get("_data_files"), info.get("features")
-    files: list[Any] = [one.get("filename") for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    files: list[Any] = (
+        [one.get("filename") for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    )
     if not files or not all(isinstance(name, str) and Path(name).name == name for name in files):
         raise BadData(folder / STATE_FILE, ["names no Arrow files of this folder; save the dataset again"])
     if not isinstance(features, dict) or not all(isinstance(one, dict) for one in features.values()):

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.sources.archives import Verified, load_archive, verify_files
@@ -12,7 +12,7 @@ from fedjax_ssl.data.sources.catalog import ARCHIVES
 from fedjax_ssl.data.sources.digits import TERMS as DIGITS_TERMS
 from fedjax_ssl.data.sources.digits import load_digits
 from fedjax_ssl.data.sources.emnist import emnist, load_emnist
-from fedjax_ssl.data.sources.entries import Archive
+from fedjax_ssl.data.sources.entries import Archive, Source
 from fedjax_ssl.data.sources.fed_isic import TERMS as FED_ISIC_TERMS
 from fedjax_ssl.data.sources.fed_isic import load_fed_isic
 from fedjax_ssl.data.sources.femnist import femnist, load_femnist
@@ -28,9 +28,10 @@ from fedjax_ssl.data.sources.stl10 import load_stl10, stl10
 from fedjax_ssl.data.sources.svhn import load_svhn, svhn
 from fedjax_ssl.data.sources.table import load_table
 from fedjax_ssl.data.sources.tfds import load_tfds
-from fedjax_ssl.registry import Registry
+from fedjax_ssl.registry import Registry, check_known
 
-PLACES = ("root", "path", "download")
+PLACES = ("root", "path", "download", "source")
+ORIGINS: tuple[Source, ...] = get_args(Source)
 OWN = ("npz", "folder", "table", "huggingface")  # read what is at path= and nothing else
 # Published datasets with options of their own: how they are loaded, and their entry in the catalogue.
 LOADERS: dict[str, Callable[..., Dataset]] = {
@@ -106,16 +107,28 @@ available = SOURCES.available  # () -> names that `load` knows, each with a line
 
 
 def load(
-    name: str, *, root: str | Path | None = None, path: str | Path | None = None, download: bool = True, **options: Any
+    name: str,
+    root: str | Path | None = None,
+    source: Source = "auto",
+    download: bool = True,
+    *,
+    path: str | Path | None = None,
+    **options: Any,
 ) -> Dataset:
     """Loads a dataset by name.
+
+    A published dataset is looked for in this order: the converted form in `<root>/<name>/`, the original files in
+    `<root>/<name>/raw/`, a folder that TensorFlow Datasets has prepared, the network.
 
     Args:
         name: one of `available()`.
         root: folder of all datasets; default $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl.
+        source: of a published dataset, "auto" as above; "original" without TensorFlow Datasets; "tfds" from its folder
+            of prepared datasets alone, which is `path`, $TFDS_DATA_DIR or ~/tensorflow_datasets. Any other dataset of
+            TensorFlow Datasets is named "tfds:NAME".
+        download: whether the network may be used.
         path: for "npz" and "table" the file, for "folder" and "huggingface" the folder; for published datasets a folder
             with their original files.
-        download: whether the network may be used.
         **options: of the source, for example writers=20 for "glyphs".
 
     Returns:
@@ -125,19 +138,31 @@ def load(
         ValueError: an unknown name or option, or content that does not fit; says what is allowed.
         DatasetUnavailable: not here and not to be had, or damaged; says what to put where.
     """
-    dataset = read(name, root=root, path=path, download=download, **options)
+    dataset = read(name, root=root, path=path, download=download, source=source, **options)
     for note in dataset.extra.get("notes", ()):
         logger.warning("%s: %s", path or name, note)
     return dataset
 
 
 def read(
-    name: str, *, root: str | Path | None = None, path: str | Path | None = None, download: bool = True, **options: Any
+    name: str,
+    *,
+    root: str | Path | None = None,
+    path: str | Path | None = None,
+    download: bool = True,
+    source: Source = "auto",
+    **options: Any,
 ) -> Dataset:
     """The same without a word about what was skipped, which is in `extra["notes"]`."""
     if path and not SOURCES.takes(name, "path"):
         raise ValueError(f"dataset {name!r} is in the package and takes no path=; got {str(path)!r}")
-    places = {"root": root or None, "path": path or None, "download": download}
+    check_known("source", source, ORIGINS)
+    if source == "tfds" and not SOURCES.takes(name, "source"):
+        raise ValueError(
+            f"dataset {name!r} is not in TensorFlow Datasets in this form; leave source='tfds' out. Its datasets as "
+            "they are: tfds:NAME"
+        )
+    places = {"root": root or None, "path": path or None, "download": download, "source": source}
     taken = {place: value for place, value in places.items() if SOURCES.takes(name, place)}
     return SOURCES.build(name, **taken, **options)
 

@@ -81,7 +81,7 @@ def load_tfds(
     """
     if size is not None:
         check_whole_numbers(size=size)
-    folders = Path(path or os.environ.get(FOLDER_VARIABLE) or Path("~") / "tensorflow_datasets").expanduser()
+    folders = prepared_folders(path)
     folder = _version_folder(folders, dataset)
     if folder is None and download:
         _prepare(dataset, folders)
@@ -104,6 +104,16 @@ def load_tfds(
     ]
     home = data_root(root) / "tfds" / f"{facts.name}-{fingerprint([str(folder.resolve()), options])}"
     return kept(home, fingerprint(content), make)
+
+
+def prepared_folders(path: str | Path | None = None) -> Path:
+    """The folder of prepared datasets: `path`, else $TFDS_DATA_DIR, else ~/tensorflow_datasets."""
+    return Path(path or os.environ.get(FOLDER_VARIABLE) or Path("~") / "tensorflow_datasets").expanduser()
+
+
+def is_prepared(dataset: str) -> bool:
+    """Whether a dataset (NAME or NAME/CONFIG) has been prepared there, whole or not."""
+    return any((prepared_folders() / dataset).glob("*/dataset_info.json"))
 
 
 class _Folder:

@@ -21,7 +21,7 @@ def glyphs(tmp_path_factory):
 
 def test_available_describes_every_name():
     names = available()
-    assert {"digits", "glyphs", *OWN, "tfds", "fed_isic2019", *ARCHIVES} == set(names)
+    assert {"digits", "glyphs", *OWN, "tfds", "fed_isic2019", "rsna_hemorrhage", *ARCHIVES} == set(names)
     assert {"mnist", "cifar10", "cifar100", "femnist"} < set(ARCHIVES)
     assert all(("downloaded" in text) == (name in ARCHIVES) for name, text in names.items())
 
