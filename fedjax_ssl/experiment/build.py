@@ -48,7 +48,8 @@ def load_resolved(config: ml_collections.ConfigDict) -> Experiment:
         dataset = data.load(section.name, **places, **configs.options(given))
         if section.pool_splits:
             dataset = data.with_pooled_splits(dataset)
-        return Experiment(config, *data.standardized(dataset, section.standardize, section.mean, section.std))
+        statistics = (section.standardize, section.mean, section.std, section.left_out_client)
+        return Experiment(config, *data.standardized(dataset, *statistics))
 
 
 def federate(experiment: Experiment, key: Key[Array, ""], inputs: Array | None = None) -> data.FederatedData:

@@ -20,6 +20,7 @@ from fedjax_ssl.data.sources.fetch import (
 from fedjax_ssl.data.sources.formats import FormatError
 from fedjax_ssl.data.sources.prepared import if_prepared, load_prepared
 from fedjax_ssl.data.sources.tfds import prepared_folders
+from fedjax_ssl.words import counted
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +109,7 @@ def _verified(archive: Archive, file: RemoteFile, path: Path) -> Verified:
         _verify(archive, file, path)
     except DatasetUnavailable as error:
         return Verified(path, False, str(error).partition(": ")[2].partition("\n")[0])
-    size = f"{path.stat().st_size:,} bytes"
+    size = counted(path.stat().st_size, "byte")
     if file.sha256 is not None:
         return Verified(path, True, f"{size}, as published")
     if recorded_sha256(path) is not None:

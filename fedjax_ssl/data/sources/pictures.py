@@ -16,6 +16,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from fedjax_ssl.data.sources.problems import Findings
+from fedjax_ssl.words import counted
 
 Fit = Literal["crop", "stretch", "pad"]
 SIZE = 64  # of the sides, where images differ in size
@@ -62,7 +63,7 @@ def list_images(folder: Path) -> Listing:
         if ending in endings:
             images.append(path)
         else:
-            others[ending or "without an ending"] += 1
+            others[ending if ending and is_text(ending) else "without an ending"] += 1
     return Listing(tuple(images), others, digest.hexdigest())
 
 
@@ -84,6 +85,11 @@ def _walk(folder: Path, below: str, seen: set[tuple[int, int]]) -> list[tuple[st
                 facts = entry.stat()
                 found.append((path, (facts.st_size, facts.st_mtime_ns)))
     return found
+
+
+def is_text(name: str) -> bool:
+    """Whether a name from the disk is text, which one with bytes of another encoding than the system's is not."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def spelling(path: str) -> str:
@@ -125,8 +131,8 @@ def read_images(
     needed = len(known) * shape[0] * shape[1] * shape[2]
     if needed > _memory():
         findings.problems.append(
-            f"{len(known):,} images of {shape[1]}x{shape[0]}x{shape[2]} take {needed / 1e9:,.0f} GB, more than this "
-            f"machine has; give a smaller size than {max(shape)}"
+            f"{counted(len(known), 'image')} of {shape[1]}x{shape[0]}x{shape[2]} take {needed / 1e9:,.0f} GB, more "
+            f"than this machine has; give a smaller size than {max(shape)}"
         )
         return Pictures(np.empty((0, *shape), np.uint8), np.empty(0, int))
     if white is None:
@@ -290,5 +296,5 @@ def say_skipped(names: Sequence[str], reasons: Sequence[str | None], findings: F
     if not times:
         return
     listed = "; ".join(f"{count:,} {kind}, first {first[kind]}" for kind, count in times.most_common())
-    text = f"{times.total():,} of {len(names):,} images cannot be used: {listed}"
+    text = f"{times.total():,} of {counted(len(names), 'image')} cannot be used: {listed}"
     (findings.problems if times.total() == len(names) else findings.notes).append(text)
