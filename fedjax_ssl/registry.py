@@ -139,8 +139,6 @@ class Registry(Generic[Built]):
                 raise ValueError(f"{self.kind} {name!r} has no option {option!r}.{hint} Its options: {has}")
         for option, what in known.items():
             if what.default is inspect.Parameter.empty and option not in options:
-                if self._takes_argument(name):
-                    raise ValueError(f"{self.kind} {name!r} is written {name}:{option.upper()}")
                 raise ValueError(f"{self.kind} {name!r} needs the option {option!r}")
 
     def build(self, name: str, /, *leading: Any, **options: Any) -> Built:

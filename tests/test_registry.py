@@ -49,7 +49,7 @@ def test_options_and_their_types_come_from_the_builders() -> None:
     [
         ("sqare", {}, "^unknown form 'sqare'. Did you mean 'square'\\? Available: square, circle$"),
         ("square", {"siz": 1}, "^form 'square' has no option 'siz'. Did you mean 'size'\\? Its options: size, fill,"),
-        ("square", {}, "^form 'square' is written square:SIZE$"),
+        ("square", {}, "^form 'square' needs the option 'size'$"),
         (
             "nowhere:square",
             {},

@@ -11,9 +11,9 @@ import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.sources.fetch import DatasetUnavailable
-from fedjax_ssl.data.sources.huggingface import is_saved_dataset
 from fedjax_ssl.data.sources.load import read
 from fedjax_ssl.data.sources.problems import SHOWN, BadData
+from fedjax_ssl.data.sources.saved_datasets import is_saved_dataset
 from fedjax_ssl.data.sources.spreadsheet import PARQUET, SEPARATED, read_sheet
 from fedjax_ssl.words import counted
 

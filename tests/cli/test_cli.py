@@ -68,7 +68,7 @@ def test_a_shell_that_asks_is_answered_with_commands_and_configs():
         (["list", "method"], ("unknown list 'method'. Did you mean 'methods'",)),
         (["data", "inf"], ("unknown command 'inf'. Did you mean 'info'",)),
         (["data", "info"], ("needs a NAME", "glyphs")),
-        (["data", "info", "tfds"], ("dataset 'tfds' is written tfds:DATASET",)),
+        (["data", "info", "tfds"], ("is written tfds:NAME, such as tfds:mnist",)),
         (["data", "info", "digit"], ("unknown dataset 'digit'. Did you mean 'digits'",)),
         (["data", "check"], ("needs a PATH",)),
         (["data", "check", "gone.csv"], ("gone.csv is not there",)),

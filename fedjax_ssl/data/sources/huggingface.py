@@ -1,15 +1,10 @@
-"""`huggingface`: a dataset of the library `datasets`, saved to disk, read without that library.
-
-`save_to_disk` writes Arrow files that `state.json` names, beside `dataset_info.json` with the features; of several
-splits each is such a folder, and `dataset_dict.json` above them names the splits.
-"""
+"""`huggingface`: a dataset of the library `datasets`, saved to disk, read without that library."""
 
 import importlib
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -20,26 +15,14 @@ from fedjax_ssl.data.sources.columns import Texts, read_columns
 from fedjax_ssl.data.sources.fetch import DatasetUnavailable
 from fedjax_ssl.data.sources.pictures import read_images
 from fedjax_ssl.data.sources.problems import BadData, Findings
+from fedjax_ssl.data.sources.saved_datasets import Part, is_saved_dataset, read_parts
 from fedjax_ssl.data.sources.spreadsheet import arrow_column, as_text
 from fedjax_ssl.registry import did_you_mean
 
 VERSION = 1  # of what a folder becomes: goes into the cache's name
-SPLITS_FILE, STATE_FILE, INFO_FILE = "dataset_dict.json", "state.json", "dataset_info.json"
 ROLES = ("input", "label", "coarse", "client")
 
 logger = logging.getLogger(__name__)
-
-
-class _Part(NamedTuple):
-    """One split."""
-
-    table: Any  # of pyarrow
-    features: Mapping[str, Any]  # as `dataset_info.json` describes them
-
-
-def is_saved_dataset(folder: Path) -> bool:
-    """Whether `save_to_disk` has written this folder."""
-    return (folder / SPLITS_FILE).is_file() or all((folder / name).is_file() for name in (STATE_FILE, INFO_FILE))
 
 
 def load_huggingface(
@@ -111,7 +94,7 @@ def _read(
     channels: int | None,
 ) -> Dataset:
     findings = Findings()
-    parts = _parts(folder, wanted, findings)
+    parts = read_parts(folder, wanted, findings)
     findings.stop(folder)
     names = _columns(next(iter(parts.values())), keys, findings)
     for split, part in parts.items():
@@ -132,74 +115,7 @@ def _read(
         raise BadData(folder, [str(error)]) from error
 
 
-def _parts(folder: Path, wanted: Mapping[str, str | None], findings: Findings) -> dict[str, _Part]:
-    """The splits to be used, in the order training, unlabelled, test."""
-    if not (folder / SPLITS_FILE).is_file():
-        named = [name for role in ("test", "unlabelled") if (name := wanted[role]) is not None]
-        if named:
-            findings.problems.append(
-                f"it has one split and no {named[0]!r}; save the splits together, as a DatasetDict"
-            )
-            return {}
-        return {wanted["train"] or "train": _part(folder)}
-    there: Any = _json(folder / SPLITS_FILE).get("splits")
-    if not isinstance(there, list) or not all(isinstance(name, str) and Path(name).name == name for name in there):
-        raise BadData(folder / SPLITS_FILE, ["names no splits; save the dataset again"])
-    test = wanted["test"] or ("test" if "test" in there else None)
-    chosen = [name for name in (wanted["train"], wanted["unlabelled"], test) if name is not None]
-    for name in chosen:
-        if name not in there:
-            findings.problems.append(f"it has no split {name!r}.{did_you_mean(name, there)} Splits: {', '.join(there)}")
-    if len(set(chosen)) < len(chosen):
-        findings.problems.append(f"{', '.join(chosen)} are two of one split; give each a split of its own")
-    return {} if findings.problems else {name: _part(folder / name) for name in chosen}
-
-
-def _part(folder: Path) -> _Part:
-    """The Arrow files of a split, memory-mapped."""
-    try:
-        arrow: Any = importlib.import_module("pyarrow")
-    except ImportError as error:
-        raise BadData(folder, ["Arrow files need pyarrow: pip install 'fedjax_ssl[table]'"]) from error
-    state, info = _json(folder / STATE_FILE), _json(folder / INFO_FILE)
-    listed, features = state.get("_data_files"), info.get("features")
-    files: list[Any] = (
-        [one.get("filename") for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
-    )
-    if not files or not all(isinstance(name, str) and Path(name).name == name for name in files):
-        raise BadData(folder / STATE_FILE, ["names no Arrow files of this folder; save the dataset again"])
-    if not isinstance(features, dict) or not all(isinstance(one, dict) for one in features.values()):
-        raise BadData(folder / INFO_FILE, ["describes no features; save the dataset again"])
-    if state.get("_indices_files") or state.get("_indices_data_files"):
-        raise BadData(folder, ["is a selection that an old version of datasets saved; save flatten_indices() of it"])
-    tables = []
-    for name in files:
-        try:
-            # Not closed: the tables are the file.
-            tables.append(arrow.ipc.open_stream(arrow.memory_map(str(folder / name))).read_all())
-        except (OSError, ValueError) as error:  # pyarrow's own errors are among them
-            raise BadData(folder / name, [f"is missing, cut short or no Arrow file: {error}"]) from error
-    try:
-        table = arrow.concat_tables(tables)
-    except ValueError as error:
-        raise BadData(folder, [f"has Arrow files that do not fit together: {error}"]) from error
-    if not table.num_rows:
-        raise BadData(folder, ["has no rows"])
-    known = {name: described for name, described in features.items() if name in table.column_names}
-    return _Part(table, known)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise BadData(path, [f"is missing or damaged: {error}"]) from error
-    if not isinstance(content, dict):
-        raise BadData(path, ["is not what save_to_disk writes"])
-    return content
-
-
-def _columns(part: _Part, keys: Mapping[str, str | None], findings: Findings) -> dict[str, str]:
+def _columns(part: Part, keys: Mapping[str, str | None], findings: Findings) -> dict[str, str]:
     """The column of each role: as given, or the only one that could be it."""
     images = [name for name, one in part.features.items() if one.get("_type") == "Image"]
     lists = [name for name in part.features if _is_list(part.table.column(name))]
@@ -238,7 +154,7 @@ def _is_list(column: Any) -> bool:
 
 
 def _texts(
-    parts: Mapping[str, _Part],
+    parts: Mapping[str, Part],
     names: Mapping[str, str],
     wanted: Mapping[str, str | None],
     rows: Sequence[tuple[str, int]],
@@ -262,7 +178,7 @@ def _texts(
     return Texts(where, found.get("label"), found.get("client"), kinds, None, found.get("coarse"))
 
 
-def _text(part: _Part, split: str, name: str, findings: Findings) -> list[str]:
+def _text(part: Part, split: str, name: str, findings: Findings) -> list[str]:
     """A column as text, "" where there is nothing; class labels by name."""
     types: Any = importlib.import_module("pyarrow.types")
     column, classes = part.table.column(name), part.features[name].get("names")
@@ -283,7 +199,7 @@ def _text(part: _Part, split: str, name: str, findings: Findings) -> list[str]:
     return ["" if value is None or value < 0 else str(classes[value]) for value in values]
 
 
-def _class_names(parts: Mapping[str, _Part], names: Mapping[str, str]) -> tuple[str, ...] | None:
+def _class_names(parts: Mapping[str, Part], names: Mapping[str, str]) -> tuple[str, ...] | None:
     """All classes in their order, where the dataset names them."""
     found = next(iter(parts.values())).features[names["label"]].get("names")
     return tuple(map(str, found)) if isinstance(found, list) and found else None
@@ -306,7 +222,7 @@ class _Encoded(Sequence[bytes]):
 
 
 def _inputs(
-    parts: Mapping[str, _Part],
+    parts: Mapping[str, Part],
     name: str,
     rows: Sequence[tuple[str, int]],
     size: int | None,

@@ -157,6 +157,8 @@ def read(
     if path and not SOURCES.takes(name, "path"):
         raise ValueError(f"dataset {name!r} is in the package and takes no path=; got {str(path)!r}")
     check_known("source", source, ORIGINS)
+    if name == "tfds" and "dataset" not in options:
+        raise ValueError("a dataset of TensorFlow Datasets is written tfds:NAME, such as tfds:mnist")
     if source == "tfds" and not SOURCES.takes(name, "source"):
         raise ValueError(
             f"dataset {name!r} is not in TensorFlow Datasets in this form; leave source='tfds' out. Its datasets as "

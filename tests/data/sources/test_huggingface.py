@@ -68,7 +68,7 @@ def read(path, **options):
 def test_images_of_several_splits_and_files(tmp_path, monkeypatch):
     arrays = save_splits(tmp_path / "toy", train=[0, 1, 2, 1], test=[2, 0], rest=[1, 1])
     first = read(tmp_path / "toy", client_key="who")
-    monkeypatch.setattr("fedjax_ssl.data.sources.huggingface._part", None)
+    monkeypatch.setattr("fedjax_ssl.data.sources.saved_datasets._part", None)
     for data in (first, read(tmp_path / "toy", client_key="who")):
         np.testing.assert_array_equal(data.train.x, arrays["train"])
         np.testing.assert_array_equal(data.test.x, arrays["test"])
