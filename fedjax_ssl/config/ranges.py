@@ -116,7 +116,7 @@ OPTIONS: dict[str, Mapping[str, Range]] = {
         "timeout": POSITIVE,
         "size": _up_to(10_000),
         "channels": _up_to(3),
-        "white": COUNT,
+        **dict.fromkeys(("white", "max_images"), COUNT),
     },
     "partition": {
         **dict.fromkeys(("alpha", "factor"), POSITIVE),

@@ -44,11 +44,12 @@ def load_resolved(config: ml_collections.ConfigDict) -> Experiment:
     section = config.data
     with configs.naming("data"):
         given = {name: section.get(name) for name in data.SOURCES.options(section.name)}
-        places = {"root": section.root, "path": section.path, "download": section.download}
+        places = {"root": section.root, "path": section.path, "download": section.download, "source": section.source}
         dataset = data.load(section.name, **places, **configs.options(given))
         if section.pool_splits:
             dataset = data.with_pooled_splits(dataset)
-        dataset, said = data.standardized(dataset, section.standardize, section.mean, section.std)
+        statistics = (section.standardize, section.mean, section.std, section.left_out_client)
+        dataset, said = data.standardized(dataset, *statistics)
         _, more = data.for_prediction(dataset, section.test_mean, section.test_std)
         return Experiment(config, dataset, said + more)
 
