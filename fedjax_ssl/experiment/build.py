@@ -1,5 +1,6 @@
 """From a resolved config to what a run is made of: dataset, federation, method. Nothing below sees the config."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ class Experiment(NamedTuple):
     config: ml_collections.ConfigDict
     dataset: data.Dataset
     standardization: str = ""  # for the log: what inputs are standardized by
+    host: data.HostInputs | None = None  # where its inputs stay; None: all of them are on the device
 
 
 def load_experiment(config: ml_collections.ConfigDict) -> Experiment:
@@ -57,13 +59,14 @@ def federate(experiment: Experiment, key: Key[Array, ""], inputs: Array | None =
     Args:
         experiment: config and dataset.
         key: of the run.
-        inputs: of another federation of this experiment, to share them; they may be traced.
+        inputs: of another federation of this experiment, to share them; they may be traced. Not used where inputs stay
+            on the host: then the device gets those that `always_there` names.
     """
-    config, section = experiment.config, experiment.config.data
+    config, section, host = experiment.config, experiment.config.data, experiment.host
     partition_options = configs.options(config.partition)
     num_clients = partition_options.pop("num_clients", None)
     with configs.naming("data, config.partition or config.supervision"):
-        return data.federate(
+        federation = data.federate(
             named_key(key, "data"),
             experiment.dataset,
             partition=config.partition.name,
@@ -79,9 +82,10 @@ def federate(experiment: Experiment, key: Key[Array, ""], inputs: Array | None =
             balanced_test=section.balanced_test,
             pools=section.pools,
             shuffle_pools=section.shuffle_pools,
-            inputs=inputs,
+            inputs=inputs if host is None else host,  # of which nothing is looked at
             widest=_WIDEST,
         )
+    return federation if host is None else dataclasses.replace(federation, inputs=data.always_there(host, federation))
 
 
 def build_method(

@@ -8,8 +8,9 @@ import ml_collections
 from fedjax_ssl import config as configs
 from fedjax_ssl import federated
 from fedjax_ssl.experiment.build import Experiment, build_method, execution_of
+from fedjax_ssl.experiment.residence import bytes_on_device, settled
 from fedjax_ssl.experiment.shared import Shared
-from fedjax_ssl.federated.memory import USABLE, tree_bytes
+from fedjax_ssl.federated.memory import USABLE, bytes_of_examples, tree_bytes
 
 _MUCH = 2**50  # bytes: a device on which every cohort fits
 
@@ -33,19 +34,19 @@ def estimate(config: ml_collections.ConfigDict, shared: Shared | None = None) ->
         DatasetUnavailable: the dataset is not on disk and could not be downloaded.
     """
     shared = shared or Shared()
-    experiment = shared.experiment(configs.resolve(config))
+    experiment = settled(shared.experiment(configs.resolve(config)), shared)
     federation = shared.federation(experiment)
     choices: list[federated.Choice] = []
     execution = execution_of(experiment, federation, alone=True)
     execution = execution._replace(placement="chunked", chunk_size=None, memory=_MUCH, everyone=None, mesh=None)
     method = build_method(experiment, federation, report=choices.append, execution=execution)
-    key, examples = jax.random.key(0), tree_bytes(federation.inputs)
+    key, examples = jax.random.key(0), bytes_on_device(experiment, federation)
     state = jax.eval_shape(method.init, key, federation)
-    own = tree_bytes(federation) - examples + 2 * tree_bytes(state)
+    own = tree_bytes(federation) - tree_bytes(federation.inputs) + 2 * tree_bytes(state)
     if method.on_host:
         return Estimate(examples, own)
     jax.eval_shape(method.round, key, state, federation)
-    usable = int(USABLE * (_MUCH - examples - own))
+    usable = int(USABLE * (_MUCH - bytes_of_examples(federation) - own))
     return Estimate(examples, own + max(usable - (one.limit or 0) + (one.bytes_per_client or 0) for one in choices))
 
 
@@ -60,7 +61,8 @@ def runs_that_fit(config: ml_collections.ConfigDict, shared: Shared, limit: int 
         limit: bytes of the device.
     """
     experiment: Experiment = shared.experiment(configs.resolve(config))
-    if limit is None or jax.default_backend() == "cpu" or experiment.config.federated.devices > 1:
+    alone = experiment.config.federated.devices > 1 or settled(experiment, shared).host is not None
+    if limit is None or jax.default_backend() == "cpu" or alone:
         return 1
     found = estimate(config, shared)
     return max(int(USABLE * (limit - found.examples)) // max(found.each, 1), 1)

@@ -13,6 +13,7 @@ from fedjax_ssl.distributed import Team
 from fedjax_ssl.experiment import longer
 from fedjax_ssl.experiment.active_run import ActiveRun, Watch
 from fedjax_ssl.experiment.programs import Around
+from fedjax_ssl.experiment.residence import settled
 from fedjax_ssl.experiment.shared import Shared
 
 # Fields that change how a run is watched, where it finds its data or what is done with the trained network, but not
@@ -117,7 +118,7 @@ def _opened(
         )
         if team.writes
         else tracking.NoRecord(workdir) as record,
-        ActiveRun(record, shared.experiment(resolved), shared, team, watch) as active,
+        ActiveRun(record, settled(shared.experiment(resolved), shared), shared, team, watch) as active,
     ):
         active.start()
         yield active
@@ -138,7 +139,7 @@ def advance(runs: Sequence[ActiveRun]) -> None:
         rows, states, compiling, training = first.shared.programs.advance(
             first.code,
             [one.state for one in together],
-            [one.inputs for one in together],
+            [one.feed.block(one.round, one.block) for one in together],
             first.block,
             Around(first.compiling, first.running),
         )

@@ -41,10 +41,10 @@ class Shared:
     def federation(self, experiment: Experiment) -> data.FederatedData:
         """The federation of an experiment from `self.experiment` with the seed of its config."""
         config = experiment.config
-        name = self._name(config)
+        name = self._name(config) + " on the host" * (experiment.host is not None)
         if name not in self._federations:
-            earlier = next(iter(self._federations.values()), None)
-            inputs = None if earlier is None else earlier.inputs
+            whole = [one.inputs for one in self._federations.values() if not isinstance(one.inputs, data.LoadedInputs)]
+            inputs = whole[0] if whole else None
             self._federations[name] = federate(experiment, jax.random.key(config.seed), inputs)
         return self._federations[name]
 

@@ -122,7 +122,7 @@ def with_static_batch_norm(
         new, info = method.round(key, state, data, **how)
         return refreshed(new, data), info
 
-    return method._replace(init=init, round=round)
+    return method._replace(init=init, round=round, cohort=None)
 
 
 def _joined(batch_size: int, *tables: tuple[Int[Array, "p n"], Int[Array, " p"]]) -> Part:
