@@ -1,6 +1,5 @@
 """From a resolved config to what a run is made of: dataset, federation, method. Nothing below sees the config."""
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -59,14 +58,14 @@ def federate(experiment: Experiment, key: Key[Array, ""], inputs: Array | None =
     Args:
         experiment: config and dataset.
         key: of the run.
-        inputs: of another federation of this experiment, to share them; they may be traced. Not used where inputs stay
-            on the host: then the device gets those that `always_there` names.
+        inputs: of another federation of this experiment, to share them; they may be traced. Not used where they stay on
+            the host.
     """
-    config, section, host = experiment.config, experiment.config.data, experiment.host
+    config, section = experiment.config, experiment.config.data
     partition_options = configs.options(config.partition)
     num_clients = partition_options.pop("num_clients", None)
     with configs.naming("data, config.partition or config.supervision"):
-        federation = data.federate(
+        return data.federate(
             named_key(key, "data"),
             experiment.dataset,
             partition=config.partition.name,
@@ -82,10 +81,9 @@ def federate(experiment: Experiment, key: Key[Array, ""], inputs: Array | None =
             balanced_test=section.balanced_test,
             pools=section.pools,
             shuffle_pools=section.shuffle_pools,
-            inputs=inputs if host is None else host,  # of which nothing is looked at
+            inputs=inputs if experiment.host is None else experiment.host,
             widest=_WIDEST,
         )
-    return federation if host is None else dataclasses.replace(federation, inputs=data.always_there(host, federation))
 
 
 def build_method(

@@ -22,6 +22,7 @@ from fedjax_ssl.data import (
     LoadedInputs,
     NotOnDevice,
     most_rows,
+    with_cohorts,
 )
 from fedjax_ssl.experiment.build import Experiment, build_method, execution_of, prediction_settings
 from fedjax_ssl.experiment.programs import Code, Inputs
@@ -201,7 +202,7 @@ class Feed:
         assert self._host is not None and self._draw is not None, "otherwise everything is on the device"
         drawn = self._draw(self._key, jnp.int32(start), self._federation, rounds=rounds)
         width = most_rows(self._federation, rounds * self._size)
-        loaded = withcohorts_of(self._host, self._always(), self._federation, drawn, width)
+        loaded = with_cohorts(self._host, self._always(), self._federation, drawn, width)
         loaded = distributed.share_out(loaded, self._mesh)
         return self._inputs._replace(federation=dataclasses.replace(self._inputs.federation, inputs=loaded))
 

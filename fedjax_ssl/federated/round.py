@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial, reduce
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -82,7 +82,7 @@ def run_round(
     everyone = all_clients(data)
     drawn = None
     if isinstance(data.inputs, LoadedInputs):
-        drawn, everyone = data.inputs.drawn, everyone._replace(rows=NotLoaded(everyone.rows.shape))
+        drawn, everyone = data.inputs.drawn, everyone._replace(rows=cast(Array, NotLoaded(everyone.rows.shape)))
     if drawn is None or not stage.trains_clients:
         cohort = draw_cohort(setup, stage, run_key, state.round, everyone)
     else:  # not drawn again: whose examples are there was decided

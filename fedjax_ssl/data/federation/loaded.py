@@ -38,8 +38,9 @@ class Drawn(NamedTuple):
 class LoadedInputs:
     """Inputs of N examples of which M are on the device: `inputs[rows]` as of the whole array, for rows that are there.
 
-    What a row that is not there gives is another example's, so that who asks must know which are there. What takes it
-    for a whole array, such as `jnp.isfinite(inputs)`, raises `NotOnDevice`.
+    It stands where an array of all inputs would. What a row that is not there gives is another example's, so that who
+    asks must know which are there. What takes it for a whole array, such as `jnp.isfinite(inputs)`, raises
+    `NotOnDevice`.
     """
 
     values: Array  # [M, ...]
