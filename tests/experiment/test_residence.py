@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +13,9 @@ from fedjax_ssl import config as configs
 from fedjax_ssl import data, methods
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.data import Dataset, HostInputs, Split
-from fedjax_ssl.experiment import residence
+from fedjax_ssl.experiment import Experiment, residence
 from fedjax_ssl.experiment.programs import Code, Inputs
 from fedjax_ssl.experiment.run import run
-from fedjax_ssl.experiment.shared import Shared
 from fedjax_ssl.federated import all_clients
 from fedjax_ssl.train import make_train
 from tests import toy
@@ -39,12 +39,23 @@ def rows_of(folder):
     return [{name: value for name, value in row.items() if name not in TIMES} for row in rows]
 
 
-def toy_host(federation):
-    """The toy federation's inputs as a host has them, and the federation with what is always on the device."""
+def toy_dataset(federation):
     inputs = np.asarray(federation.inputs)
     there = (Split(part, np.zeros(len(part), np.int32)) for part in (inputs[:40], inputs[40:]))
-    host = HostInputs(Dataset("toy", *there, class_names=("a",), input_max=1.0))
+    return Dataset("toy", *there, class_names=("a",), input_max=1.0)
+
+
+def toy_host(federation):
+    """The toy federation's inputs as a host has them, and the federation with what is always on the device."""
+    host = HostInputs(toy_dataset(federation))
     return host, dataclasses.replace(federation, inputs=data.always_there(host, federation))
+
+
+def toy_experiment(method="fedavg", residence="host", **fields):
+    """An experiment on the toy federation, and what a run would share, where the federation was drawn before."""
+    _, here = toy_host(toy.federation())
+    one = Experiment(configs.resolve(experiment(method, residence, **fields)), toy_dataset(toy.federation()))
+    return one, SimpleNamespace(federation=lambda experiment: here)
 
 
 def test_files_are_read_row_by_row_over_both_splits(tmp_path):
@@ -59,12 +70,11 @@ def test_files_are_read_row_by_row_over_both_splits(tmp_path):
     assert (host.shape, host.nbytes, host.bytes_of(3)) == ((12, 2, 2, 1), 48, 12)
 
 
-@pytest.mark.parametrize("cohort", [2, 6])
-def test_rounds_on_the_cohorts_examples_have_the_bits_of_rounds_on_all(cohort):
-    whole = toy.federation(server=9)
+def test_rounds_on_the_cohorts_examples_have_the_bits_of_rounds_on_all():
+    cohort, whole = 2, toy.federation(server=9)
     host, here = toy_host(whole)
     method = methods.build("fedavg", toy.setup(whole, cohort_size=cohort))
-    key, state = jax.random.key(3), None
+    key = jax.random.key(3)
     state = jax.jit(method.init)(key, whole)
     drawn = residence.cohorts_of(method, key, jnp.int32(0), whole, rounds=2)
     width = data.most_rows(whole, 2 * cohort)
@@ -94,10 +104,8 @@ def test_who_looks_at_more_than_is_there_hears_so():
 
 
 def test_the_next_block_is_brought_while_one_computes(monkeypatch):
-    config = configs.resolve(experiment())
-    shared = Shared()
-    away = residence.settled(shared.experiment(config), shared)
-    asked = []
+    one, shared = toy_experiment()
+    away, asked = residence.settled(one, shared), []
     monkeypatch.setattr(residence.Feed, "_bring", lambda feed, start, rounds: asked.append((start, rounds)) or start)
     method = methods.build("fedavg", toy.setup(toy.federation()))
     code = Code("", lambda *given: method)
@@ -105,7 +113,7 @@ def test_the_next_block_is_brought_while_one_computes(monkeypatch):
         assert [feed.block(*block) for block in ((0, 2), (2, 2), (4, 1))] == [0, 2, 4]
         assert asked == [(0, 2), (2, 2), (4, 1)]  # each once, and nothing after the last round
         assert feed.block(2, 2) == 2  # not what was expected: brought now
-    assert "examples stay on the host (115 kB)" in feed.describe()
+    assert "examples stay on the host (1.78 kB)" in feed.describe()
 
 
 @pytest.mark.parametrize(
@@ -115,31 +123,27 @@ def test_the_next_block_is_brought_while_one_computes(monkeypatch):
             {"prediction.predictors": "network,xclp", "data.client_test_fraction": 0.1},
             "names xclp, whose graph has all",
         ),
-        ({"method": "cbafed"}, "cbafed looks at the examples of all clients in a round"),
-        ({"method": "fedsem"}, "fedsem looks at the examples of all clients in a round"),
+        pytest.param({"method": "cbafed"}, "cbafed looks at the examples of all clients", marks=pytest.mark.thorough),
+        ({"method": "fedsem"}, "fedsem looks at the examples of all clients"),
     ],
 )
 def test_what_needs_all_examples_is_refused_and_left_on_the_device_by_auto(settings, message, monkeypatch):
-    config = configs.resolve(experiment(**settings))
-    shared = Shared()
     with pytest.raises(ConfigError, match=f"config.data.residence is 'host', but .*{message}.*residence=device"):
-        residence.settled(shared.experiment(config), shared)
+        residence.settled(*toy_experiment(**settings))
     monkeypatch.setattr(residence, "_too_large", lambda size: True)
-    with config.unlocked():
-        config.data.residence = "auto"
-    assert residence.settled(shared.experiment(config), shared).host is None
+    assert residence.settled(*toy_experiment(residence="auto", **settings)).host is None
 
 
 def test_auto_goes_by_size_and_a_block_that_is_too_large_says_what_to_lower(monkeypatch):
-    shared, asked = Shared(), configs.resolve(experiment(residence="auto"))
-    assert residence.settled(shared.experiment(asked), shared).host is None
-    monkeypatch.setattr(residence.processor, "memory", lambda: 150_000)  # the digits have 115 kB
-    away = residence.settled(shared.experiment(asked), shared)
+    one, shared = toy_experiment(residence="auto")
+    assert residence.settled(one, shared).host is None
+    monkeypatch.setattr(residence.processor, "memory", lambda: 3000)  # the examples have 1,776 bytes
+    away = residence.settled(one, shared)
     assert away.host is not None
-    known = residence.execution_of(away, shared.federation(away), alone=True)._replace(memory=150_000)
+    known = residence.execution_of(away, shared.federation(away), alone=True)._replace(memory=3000)
     monkeypatch.setattr(residence, "execution_of", lambda *given, **how: known)
-    with pytest.raises(ConfigError, match=r"two blocks of 2 rounds.*150 kB. Lower config.eval_every or"):
-        residence.settled(shared.experiment(configs.resolve(experiment())), shared)
+    with pytest.raises(ConfigError, match=r"two blocks of 2 rounds.* 3 kB. Lower config.eval_every or"):
+        residence.settled(*toy_experiment())
 
 
 def test_one_program_from_beginning_to_end_needs_all_examples():
