@@ -8,7 +8,7 @@ import ml_collections
 from fedjax_ssl import config as configs
 from fedjax_ssl import federated
 from fedjax_ssl.experiment.build import Experiment, build_method, execution_of
-from fedjax_ssl.experiment.residence import bytes_on_device, settled
+from fedjax_ssl.experiment.residence import bytes_on_device
 from fedjax_ssl.experiment.shared import Shared
 from fedjax_ssl.federated.memory import USABLE, bytes_of_examples, tree_bytes
 
@@ -34,7 +34,7 @@ def estimate(config: ml_collections.ConfigDict, shared: Shared | None = None) ->
         DatasetUnavailable: the dataset is not on disk and could not be downloaded.
     """
     shared = shared or Shared()
-    experiment = settled(shared.experiment(configs.resolve(config)), shared)
+    experiment = shared.experiment(configs.resolve(config))
     federation = shared.federation(experiment)
     choices: list[federated.Choice] = []
     execution = execution_of(experiment, federation, alone=True)
@@ -61,7 +61,7 @@ def runs_that_fit(config: ml_collections.ConfigDict, shared: Shared, limit: int 
         limit: bytes of the device.
     """
     experiment: Experiment = shared.experiment(configs.resolve(config))
-    alone = experiment.config.federated.devices > 1 or settled(experiment, shared).host is not None
+    alone = experiment.config.federated.devices > 1 or experiment.host is not None
     if limit is None or jax.default_backend() == "cpu" or alone:
         return 1
     found = estimate(config, shared)

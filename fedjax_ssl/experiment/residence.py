@@ -5,6 +5,7 @@ while the present one computes, and a thread brings them. The program is the sam
 """
 
 import dataclasses
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
@@ -26,7 +27,6 @@ from fedjax_ssl.data import (
 )
 from fedjax_ssl.experiment.build import Experiment, build_method, execution_of, prediction_settings
 from fedjax_ssl.experiment.programs import Code, Inputs
-from fedjax_ssl.experiment.shared import Shared
 from fedjax_ssl.federated import Method
 from fedjax_ssl.federated.memory import USABLE, tree_bytes
 from fedjax_ssl.tracking import bytes_in_words
@@ -35,21 +35,22 @@ from fedjax_ssl.words import counted
 SHARE = 0.5  # of a device's memory that examples may fill; the rest is for the round
 
 
-def settled(experiment: Experiment, shared: Shared) -> Experiment:
+def settled(experiment: Experiment, federation_of: Callable[[Experiment], FederatedData]) -> Experiment:
     """The experiment with its inputs where `config.data.residence` has them.
 
     Args:
-        experiment: from `shared`.
-        shared: where the federation is looked up.
+        experiment: with its inputs anywhere.
+        federation_of: draws it, where that is needed.
 
     Raises:
         ConfigError: inputs are to stay on the host, and this run cannot train so.
     """
+    experiment = experiment._replace(host=None)
     asked, host = experiment.config.data.residence, HostInputs(experiment.dataset)
     if asked == "device" or (asked == "auto" and not _too_large(host.nbytes)):
         return experiment
     away = experiment._replace(host=host)
-    reason = why_not(away, shared)
+    reason = why_not(away, federation_of)
     if not reason:
         return away
     if asked == "auto":
@@ -64,12 +65,12 @@ def _too_large(size: int) -> bool:
     return memory is not None and size > SHARE * memory
 
 
-def why_not(experiment: Experiment, shared: Shared) -> str:
+def why_not(experiment: Experiment, federation_of: Callable[[Experiment], FederatedData]) -> str:
     """Why a run cannot train with its inputs on the host, and what to do; empty where it can.
 
     Args:
         experiment: with `host`.
-        shared: where the federation is looked up.
+        federation_of: draws it, where that is needed.
     """
     config = experiment.config
     graphs = [name for name in prediction_settings(config).predictors if name != "network"]
@@ -78,7 +79,7 @@ def why_not(experiment: Experiment, shared: Shared) -> str:
             f"config.prediction.predictors names {', '.join(graphs)}, whose graph has all clients' examples. Use "
             "--config.data.residence=device, or leave the prediction out"
         )
-    federation = shared.federation(experiment)
+    federation = federation_of(experiment)
     execution = execution_of(experiment, federation, alone=True)
     method = build_method(experiment, federation, execution=execution)
     if method.cohort is None or _looks_at_all(method, federation):

@@ -13,7 +13,6 @@ from fedjax_ssl.distributed import Team
 from fedjax_ssl.experiment import longer
 from fedjax_ssl.experiment.active_run import ActiveRun, Watch
 from fedjax_ssl.experiment.programs import Around
-from fedjax_ssl.experiment.residence import settled
 from fedjax_ssl.experiment.shared import Shared
 
 # Fields that change how a run is watched, where it finds its data or what is done with the trained network, but not
@@ -118,7 +117,7 @@ def _opened(
         )
         if team.writes
         else tracking.NoRecord(workdir) as record,
-        ActiveRun(record, settled(shared.experiment(resolved), shared), shared, team, watch) as active,
+        ActiveRun(record, shared.experiment(resolved), shared, team, watch) as active,
     ):
         active.start()
         yield active

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -52,10 +51,10 @@ def toy_host(federation):
 
 
 def toy_experiment(method="fedavg", residence="host", **fields):
-    """An experiment on the toy federation, and what a run would share, where the federation was drawn before."""
+    """An experiment on the toy federation, and what draws it."""
     _, here = toy_host(toy.federation())
     one = Experiment(configs.resolve(experiment(method, residence, **fields)), toy_dataset(toy.federation()))
-    return one, SimpleNamespace(federation=lambda experiment: here)
+    return one, lambda experiment: here
 
 
 def test_files_are_read_row_by_row_over_both_splits(tmp_path):
@@ -104,12 +103,12 @@ def test_who_looks_at_more_than_is_there_hears_so():
 
 
 def test_the_next_block_is_brought_while_one_computes(monkeypatch):
-    one, shared = toy_experiment()
-    away, asked = residence.settled(one, shared), []
+    one, federation_of = toy_experiment()
+    away, asked = residence.settled(one, federation_of), []
     monkeypatch.setattr(residence.Feed, "_bring", lambda feed, start, rounds: asked.append((start, rounds)) or start)
     method = methods.build("fedavg", toy.setup(toy.federation()))
     code = Code("", lambda *given: method)
-    with residence.Feed(away, shared.federation(away), method, code, Inputs({}, jax.random.key(0), None)) as feed:
+    with residence.Feed(away, federation_of(away), method, code, Inputs({}, jax.random.key(0), None)) as feed:
         assert [feed.block(*block) for block in ((0, 2), (2, 2), (4, 1))] == [0, 2, 4]
         assert asked == [(0, 2), (2, 2), (4, 1)]  # each once, and nothing after the last round
         assert feed.block(2, 2) == 2  # not what was expected: brought now
@@ -135,12 +134,12 @@ def test_what_needs_all_examples_is_refused_and_left_on_the_device_by_auto(setti
 
 
 def test_auto_goes_by_size_and_a_block_that_is_too_large_says_what_to_lower(monkeypatch):
-    one, shared = toy_experiment(residence="auto")
-    assert residence.settled(one, shared).host is None
+    one, federation_of = toy_experiment(residence="auto")
+    assert residence.settled(one, federation_of).host is None
     monkeypatch.setattr(residence.processor, "memory", lambda: 3000)  # the examples have 1,776 bytes
-    away = residence.settled(one, shared)
+    away = residence.settled(one, federation_of)
     assert away.host is not None
-    known = residence.execution_of(away, shared.federation(away), alone=True)._replace(memory=3000)
+    known = residence.execution_of(away, federation_of(away), alone=True)._replace(memory=3000)
     monkeypatch.setattr(residence, "execution_of", lambda *given, **how: known)
     with pytest.raises(ConfigError, match=r"two blocks of 2 rounds.* 3 kB. Lower config.eval_every or"):
         residence.settled(*toy_experiment())
