@@ -32,7 +32,7 @@ class Shared:
         self._pictures: dict[str, bytes] = {}
 
     def experiment(self, config: ml_collections.ConfigDict) -> Experiment:
-        """The experiment of a resolved config, its inputs where they belong; raises as `load_resolved` and `settled`."""
+        """The experiment of a resolved config, inputs where they belong; raises as `load_resolved` and `settled`."""
         name = _text(config.data)
         if self._dataset is None or self._dataset[0] != name:
             self._dataset = name, load_resolved(config)
