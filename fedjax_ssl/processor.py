@@ -1,4 +1,4 @@
-"""What this process may use of the processor."""
+"""What this process may use of the machine: cores, threads, memory."""
 
 import os
 from pathlib import Path

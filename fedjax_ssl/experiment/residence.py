@@ -171,12 +171,14 @@ class Feed:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="examples")
         asked = self._coming[1] if self._coming is not None and self._coming[0] == (start, rounds) else None
-        found = self._bring(start, rounds) if asked is None else asked.result()
+        found = self._bring(self._drawn(start, rounds)) if asked is None else asked.result()
         after = start + rounds
         following = min(self._every - after % self._every, self._rounds - after)
         self._coming = None
         if following > 0:
-            self._coming = (after, following), self._thread.submit(self._bring, after, following)
+            # Drawn here, in front of the block on its device: behind it, nothing would be read before it is done.
+            drawn = self._drawn(after, following)
+            self._coming = (after, following), self._thread.submit(self._bring, drawn)
         return found
 
     def describe(self) -> str:
@@ -199,10 +201,14 @@ class Feed:
         assert isinstance(inputs, LoadedInputs)
         return inputs
 
-    def _bring(self, start: int, rounds: int) -> Inputs:
-        assert self._host is not None and self._draw is not None, "otherwise everything is on the device"
-        drawn = self._draw(self._key, jnp.int32(start), self._federation, rounds=rounds)
-        width = most_rows(self._federation, rounds * self._size)
+    def _drawn(self, start: int, rounds: int) -> Drawn:
+        assert self._draw is not None, "otherwise everything is on the device"
+        drawn: Drawn = self._draw(self._key, jnp.int32(start), self._federation, rounds=rounds)
+        return drawn
+
+    def _bring(self, drawn: Drawn) -> Inputs:
+        assert self._host is not None, "otherwise everything is on the device"
+        width = most_rows(self._federation, drawn.ids.shape[0] * self._size)
         loaded = with_cohorts(self._host, self._always(), self._federation, drawn, width)
         loaded = distributed.share_out(loaded, self._mesh)
         return self._inputs._replace(federation=dataclasses.replace(self._inputs.federation, inputs=loaded))

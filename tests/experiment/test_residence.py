@@ -105,12 +105,13 @@ def test_who_looks_at_more_than_is_there_hears_so():
 def test_the_next_block_is_brought_while_one_computes(monkeypatch):
     one, federation_of = toy_experiment()
     away, asked = residence.settled(one, federation_of), []
-    monkeypatch.setattr(residence.Feed, "_bring", lambda feed, start, rounds: asked.append((start, rounds)) or start)
+    monkeypatch.setattr(residence.Feed, "_bring", lambda feed, drawn: asked.append(drawn) or int(drawn.first))
     method = methods.build("fedavg", toy.setup(toy.federation()))
     code = Code("", lambda *given: method)
     with residence.Feed(away, federation_of(away), method, code, Inputs({}, jax.random.key(0), None)) as feed:
         assert [feed.block(*block) for block in ((0, 2), (2, 2), (4, 1))] == [0, 2, 4]
-        assert asked == [(0, 2), (2, 2), (4, 1)]  # each once, and nothing after the last round
+        # Each once, and nothing after the last round.
+        assert [(int(drawn.first), len(drawn.ids)) for drawn in asked] == [(0, 2), (2, 2), (4, 1)]
         assert feed.block(2, 2) == 2  # not what was expected: brought now
     assert "examples stay on the host (1.78 kB)" in feed.describe()
 
