@@ -124,10 +124,12 @@ class HostInputs:
         Returns:
             [width, ...].
         """
-        values = np.zeros((width, *self.shape[1:]), self.dtype)
+        values = np.empty((width, *self.shape[1:]), self.dtype)
+        values[len(rows) :] = 0
         cuts = np.searchsorted(rows, self._starts)
         for part, start, first, last in zip(self._parts, self._starts[:-1], cuts[:-1], cuts[1:], strict=True):
-            values[first:last] = part[rows[first:last] - start]
+            if first < last:  # with "clip" NumPy writes in place, without a copy between
+                np.take(part, rows[first:last] - start, axis=0, out=values[first:last], mode="clip")
         return values
 
 
