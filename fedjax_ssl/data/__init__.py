@@ -4,6 +4,17 @@ from fedjax_ssl.data.check import Checked, check, remarks, source_of
 from fedjax_ssl.data.dataset import Dataset, Split, with_pooled_splits
 from fedjax_ssl.data.federation.federate import federate
 from fedjax_ssl.data.federation.federated_data import FederatedData, validate
+from fedjax_ssl.data.federation.loaded import (
+    RESIDENCES,
+    Drawn,
+    HostInputs,
+    LoadedInputs,
+    NotLoaded,
+    NotOnDevice,
+    always_there,
+    most_rows,
+    with_cohorts,
+)
 from fedjax_ssl.data.federation.names import client_names, natural_names
 from fedjax_ssl.data.federation.partition import PARTITIONS
 from fedjax_ssl.data.federation.report import plot_partition, report

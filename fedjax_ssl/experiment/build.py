@@ -27,6 +27,7 @@ class Experiment(NamedTuple):
     config: ml_collections.ConfigDict
     dataset: data.Dataset
     standardization: str = ""  # for the log: what inputs are standardized by
+    host: data.HostInputs | None = None  # where its inputs stay; None: all of them are on the device
 
 
 def load_experiment(config: ml_collections.ConfigDict) -> Experiment:
@@ -60,7 +61,8 @@ def federate(experiment: Experiment, key: Key[Array, ""], inputs: Array | None =
     Args:
         experiment: config and dataset.
         key: of the run.
-        inputs: of another federation of this experiment, to share them; they may be traced.
+        inputs: of another federation of this experiment, to share them; they may be traced. Not used where they stay on
+            the host.
     """
     config, section = experiment.config, experiment.config.data
     partition_options = configs.options(config.partition)
@@ -82,7 +84,7 @@ def federate(experiment: Experiment, key: Key[Array, ""], inputs: Array | None =
             balanced_test=section.balanced_test,
             pools=section.pools,
             shuffle_pools=section.shuffle_pools,
-            inputs=inputs,
+            inputs=inputs if experiment.host is None else experiment.host,
             widest=_WIDEST,
         )
 

@@ -7,6 +7,7 @@ import ml_collections
 
 from fedjax_ssl import config as configs
 from fedjax_ssl.experiment.build import Experiment, build_method, execution_of
+from fedjax_ssl.experiment.residence import bytes_on_device
 from fedjax_ssl.experiment.shared import Shared
 from fedjax_ssl.federated.memory import USABLE, program_bytes, tree_bytes
 
@@ -35,9 +36,9 @@ def estimate(config: ml_collections.ConfigDict, shared: Shared | None = None) ->
     execution = execution_of(experiment, federation, alone=True)
     execution = execution._replace(placement="chunked", chunk_size=1, everyone=None, mesh=None)
     method = build_method(experiment, federation, execution=execution)
-    key, examples = jax.random.key(0), tree_bytes(federation.inputs)
+    key, examples = jax.random.key(0), bytes_on_device(experiment, federation)
     state = jax.eval_shape(method.init, key, federation)
-    own = tree_bytes(federation) - examples + 2 * tree_bytes(state)
+    own = tree_bytes(federation) - tree_bytes(federation.inputs) + 2 * tree_bytes(state)
     if method.on_host:
         return Estimate(examples, own)
     return Estimate(examples, own + program_bytes(jax.make_jaxpr(method.round)(key, state, federation)))
@@ -54,7 +55,8 @@ def runs_that_fit(config: ml_collections.ConfigDict, shared: Shared, limit: int 
         limit: bytes of the device.
     """
     experiment: Experiment = shared.experiment(configs.resolve(config))
-    if limit is None or jax.default_backend() == "cpu" or experiment.config.federated.devices > 1:
+    alone = experiment.config.federated.devices > 1 or experiment.host is not None
+    if limit is None or jax.default_backend() == "cpu" or alone:
         return 1
     found = estimate(config, shared)
     return max(int(USABLE * (limit - found.examples)) // max(found.each, 1), 1)

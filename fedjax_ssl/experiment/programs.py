@@ -322,5 +322,6 @@ def _explaining_memory() -> Iterator[None]:
             "the device has not enough memory for a round. Lower config.federated.chunk_size (clients at once, which "
             "the run chooses where it is not given; with placement 'chunked' or 'lanes'), config.optimizer.batch_size "
             "or config.federated.cohort_size, try --config.precision=bf16, or share the cohort with "
-            f"--config.federated.devices. ({str(error).splitlines()[0]})"
+            "--config.federated.devices; where examples fill the device, leave them on the host with "
+            f"--config.data.residence=host. ({str(error).splitlines()[0]})"
         ) from error

@@ -9,6 +9,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from fedjax_ssl.backend import backend, elsewhere
+from fedjax_ssl.data import FederatedData, LoadedInputs
 from fedjax_ssl.federated.client import ClientUpdate, batch_of, step_bound
 from fedjax_ssl.federated.liveness import live_bytes
 from fedjax_ssl.federated.method import Client, Now, Sampler
@@ -139,6 +140,15 @@ def program_bytes(jaxpr: ClosedJaxpr) -> int:
 def tree_bytes(tree: PyTree) -> int:
     """Bytes of all arrays in a tree, of which only shapes and types are used."""
     return sum(_bytes(leaf) for leaf in jax.tree.leaves(tree))
+
+
+def bytes_of_examples(data: FederatedData) -> int:
+    """Bytes of a device that examples take, with those of the coming rounds where these are brought meanwhile.
+
+    Args:
+        data: as a round gets it; only shapes are used.
+    """
+    return tree_bytes(data.inputs) * (2 if isinstance(data.inputs, LoadedInputs) else 1)
 
 
 class StepCounts(NamedTuple):

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from functools import partial, reduce
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fedjax_ssl.data import FederatedData
+from fedjax_ssl.data import FederatedData, LoadedInputs, NotLoaded
 from fedjax_ssl.federated import kept as kept_table
 from fedjax_ssl.federated.client import Broadcast, LocalTraining, Task, client_update
 from fedjax_ssl.federated.clients import all_clients, clients_of, server_as_client
@@ -79,14 +79,15 @@ def run_round(
         data: the federation.
         execution: where the clients run.
     """
-    key = jax.random.fold_in(named_key(run_key, "round"), state.round)
+    key = _round_key(run_key, state.round)
     everyone = all_clients(data)
-    cohort = Cohort(jnp.zeros((0,), jnp.int32), jnp.zeros((0,), bool))
-    if stage.terms or stage.kinds:
-        counts = stage.count_labels(everyone)
-        size, quota = setup.cohort_size, stage.labelled_quota
-        cohort = setup.draw_cohort(named_key(key, "cohort"), counts, data.num_examples, size, quota)
-
+    drawn = None
+    if isinstance(data.inputs, LoadedInputs):
+        drawn, everyone = data.inputs.drawn, everyone._replace(rows=cast(Array, NotLoaded(everyone.rows.shape)))
+    if drawn is None or not stage.trains_clients:
+        cohort = draw_cohort(setup, stage, run_key, state.round, everyone)
+    else:  # not drawn again: whose examples are there was decided
+        cohort = Cohort(*(table[state.round - drawn.first] for table in (drawn.ids, drawn.valid)))
     slots = _slots_of(key, cohort.ids, cohort.valid, data)
 
     def context(state: ServerState) -> Round:
@@ -114,7 +115,7 @@ def run_round(
         state, log = train_at_server(training, server, context(state), state, data, rate, "server before")
         logs.append(log)
     info: Metrics = {}
-    if stage.terms or stage.kinds:
+    if stage.trains_clients:
         state, info, more = _train_clients(setup, training, stage, context(state), state, data, rate, execution)
         logs += more
     if server is not None and "after" in server.when:
@@ -124,6 +125,28 @@ def run_round(
     if training.average_optimizer:
         info = {"optimizer_state_bytes": count(0), **info}
     return state._replace(round=state.round + 1), info
+
+
+def draw_cohort(
+    setup: Setup, stage: Stage, run_key: Key[Array, ""], number: Int[Array, ""], everyone: Client
+) -> Cohort:
+    """Who takes part in a round, which nothing that happens in training decides; without slots where nobody does.
+
+    Args:
+        setup: the run.
+        stage: of this round.
+        run_key: the run's.
+        number: rounds before this one.
+        everyone: all clients.
+    """
+    if not stage.trains_clients:
+        return Cohort(jnp.zeros((0,), jnp.int32), jnp.zeros((0,), bool))
+    key, counts = named_key(_round_key(run_key, number), "cohort"), stage.count_labels(everyone)
+    return setup.draw_cohort(key, counts, everyone.num_examples, setup.cohort_size, stage.labelled_quota)
+
+
+def _round_key(run_key: Key[Array, ""], number: Int[Array, ""]) -> Key[Array, ""]:
+    return jax.random.fold_in(named_key(run_key, "round"), number)
 
 
 def train_at_server(

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from fedjax_ssl.data.dataset import Dataset, with_pooled_splits
 from fedjax_ssl.data.federation.dealing import count_groups
 from fedjax_ssl.data.federation.federated_data import FederatedData
 from fedjax_ssl.data.federation.held_out import HeldOut, balanced_test_examples, clients_of_own_test, stratified
+from fedjax_ssl.data.federation.loaded import HostInputs, always_there
 from fedjax_ssl.data.federation.names import natural_names
 from fedjax_ssl.data.federation.partition import PARTITIONS
 from fedjax_ssl.data.federation.pool import Facts, Partition, Pool
@@ -77,7 +78,7 @@ def federate(
     balanced_test: bool = False,
     pools: tuple[int, int, int] | None = None,
     shuffle_pools: bool = False,
-    inputs: Array | None = None,
+    inputs: Array | HostInputs | None = None,
     widest: float = 1.0,
 ) -> FederatedData:
     """Holds examples out, deals the others to clients and hides labels.
@@ -112,7 +113,8 @@ def federate(
         shuffle_pools: all of a class are shuffled before they are cut into pools; otherwise the dataset's own training
             examples come first, so that the others are mostly test examples.
         inputs: of an earlier federation with other randomness and the same arguments, so that both share them; they
-            may be traced, so that they are no constant of a program.
+            may be traced, so that they are no constant of a program. `HostInputs` of the dataset stay where they are;
+            the device gets those for evaluation and the server. The key is then a concrete one.
         widest: with a concrete key too, tables take the width that every key fits in where it is at most so many
             times what they need; keys then share their programs.
 
@@ -178,8 +180,8 @@ def federate(
         tables["observed"] = jnp.concatenate([tables["observed"], hidden])
         examples, truth = [*examples, dataset.test.x], np.concatenate([truth, dataset.test.y])
         num_new_clients, owned = num_new_clients + test.strangers, owned or test.owned
-    return FederatedData(
-        inputs=_on_device(examples) if inputs is None else inputs,
+    federation = FederatedData(
+        inputs=_on_device(examples) if inputs is None else cast(Array, inputs),
         labels=jnp.asarray(truth, jnp.int32),
         num_classes=dataset.num_classes,
         num_new_clients=num_new_clients,
@@ -191,6 +193,9 @@ def federate(
         owned_test=owned,
         **tables,
     )
+    if isinstance(inputs, HostInputs):
+        return dataclasses.replace(federation, inputs=cast(Array, always_there(inputs, federation)))
+    return federation
 
 
 class _OwnTest(NamedTuple):

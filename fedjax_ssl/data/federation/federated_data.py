@@ -20,7 +20,7 @@ _static = partial(dataclasses.field, metadata={"static": True})
 class FederatedData:
     """A federated dataset as a pytree. N examples (train and test), C clients, n rows of the largest client."""
 
-    inputs: Array  # [N, ...] uint8 as stored, or float32
+    inputs: Array  # [N, ...] uint8 as stored, or float32; `LoadedInputs` where most examples stay on the host
     labels: Int[Array, " N"]  # ground truth, -1 = none; only for evaluation and diagnostics
     observed: Int[Array, " N"]  # what some client (or the server, for its rows) sees, -1 = nothing
     index: Int[Array, "C n"]  # rows of `inputs` per client: labelled ones, then those with a weak label; padding 0
