@@ -51,8 +51,12 @@ def test_no_module_loads_what_can_run_code() -> None:
     forbidden = (
         r"allow_pickle\s*=\s*True|^\s*(import|from) (pickle|shelve|dill|cloudpickle|joblib|marshal)\b|torch\.load"
     )
-    found = [str(path) for path in PACKAGE.rglob("*.py") if re.search(forbidden, path.read_text(), re.MULTILINE)]
-    assert not found
+    found = [path for path in PACKAGE.rglob("*.py") if re.search(forbidden, path.read_text(), re.MULTILINE)]
+    # The one that knows arrays alone; that it refuses all else is in tests/data/sources/test_mini_imagenet.py.
+    (restricted,) = found
+    assert restricted == PACKAGE / "data" / "sources" / "pickles.py"
+    text = restricted.read_text()
+    assert "def find_class" in text and not re.search(r"pickle\.loads?\(|[^_]Unpickler\(file", text)
 
 
 class Opens:
