@@ -90,6 +90,14 @@ def test_rounds_on_the_cohorts_examples_have_the_bits_of_rounds_on_all():
     )
 
 
+def test_a_test_split_that_is_not_used_counts_nowhere():
+    whole = toy.federation()
+    inputs = np.asarray(whole.inputs)
+    splits = (Split(part, np.zeros(len(part), np.int32)) for part in (inputs, inputs[:5]))
+    host = HostInputs(Dataset("toy", *splits, class_names=("a",), input_max=1.0))
+    assert data.always_there(host, whole).shape == whole.inputs.shape
+
+
 def test_who_looks_at_more_than_is_there_hears_so():
     _, here = toy_host(toy.federation())
     with pytest.raises(data.NotOnDevice, match="examples of all clients"):

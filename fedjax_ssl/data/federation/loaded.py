@@ -145,7 +145,7 @@ def always_there(host: HostInputs, federation: FederatedData) -> LoadedInputs:
         table, count = getattr(federation, f"{name}_index"), getattr(federation, f"num_{name}")
         rows.append(np.asarray(table)[: int(count)])
     found = np.unique(np.concatenate(rows))
-    places = np.zeros(host.shape[0], np.int32)
+    places = np.zeros(federation.labels.shape[0], np.int32)  # the dataset's own test split may be left out
     places[found] = np.arange(len(found), dtype=np.int32)
     return LoadedInputs(jnp.asarray(host.read(found, len(found))), jnp.asarray(places))
 
@@ -172,7 +172,7 @@ def with_cohorts(
         Both, M = those that are always there + `width`.
     """
     rows = _rows_of(federation, np.asarray(drawn.ids)[np.asarray(drawn.valid)])
-    numbers = np.full(width, host.shape[0], np.int32)
+    numbers = np.full(width, host.shape[0], np.int32)  # behind all rows, where nothing is kept
     numbers[: len(rows)] = rows
     loaded = _beside(always, jnp.asarray(numbers), jnp.asarray(host.read(rows, width)))
     return dataclasses.replace(loaded, drawn=drawn)
