@@ -36,7 +36,6 @@ class MetricLog:
         self._jsonl = Path(workdir) / "metrics.jsonl"
         self._csv = Path(workdir) / "metrics.csv"
         self._rows: list[dict[str, Value]] = []
-        self._lines: list[bytes] = []  # of the file, a row each
         self._columns: dict[str, None] = {}
         if self._jsonl.exists():
             self._read()
@@ -44,23 +43,14 @@ class MetricLog:
 
     @classmethod
     def rebuilt(cls, workdir: str | os.PathLike, history: bytes) -> "MetricLog":
-        """Opens a log whose file is replaced by what `history` of another one returned.
+        """Opens a log whose file is replaced.
 
         Args:
             workdir: an existing folder.
-            history: all rows.
+            history: the lines of all rows, as `append` returned them.
         """
         write_atomically(Path(workdir) / "metrics.jsonl", history)
         return cls(workdir)
-
-    def history(self, up_to: int | None = None) -> bytes:
-        """All rows as the file has them.
-
-        Args:
-            up_to: only those up to and including this round.
-        """
-        pairs = zip(self._rows, self._lines, strict=True)
-        return b"".join(line for row, line in pairs if up_to is None or _round(row) <= up_to)
 
     def _read(self) -> None:
         content = self._jsonl.read_bytes()
@@ -75,7 +65,7 @@ class MetricLog:
                 raise RunFolderError(
                     f"{self._jsonl}, line {number} is damaged ({error}). Repair this line, or give another --workdir."
                 ) from error
-            self._remember(row, f"{line}\n".encode())
+            self._remember(row)
 
     def _check_round(self, row: Mapping[str, Any]) -> None:
         number = row.get("round") if isinstance(row, Mapping) else None
@@ -85,12 +75,11 @@ class MetricLog:
         if isinstance(last, int) and number <= last:
             raise ValueError(f"round {number} comes after round {last}, which is already there")
 
-    def _remember(self, row: dict[str, Value], line: bytes) -> None:
+    def _remember(self, row: dict[str, Value]) -> None:
         self._rows.append(row)
-        self._lines.append(line)
         self._columns.update(dict.fromkeys(row))
 
-    def append(self, row: Mapping[str, Any]) -> None:
+    def append(self, row: Mapping[str, Any]) -> bytes:
         """Adds a row and puts it on the disk before it returns.
 
         Save the checkpoint of a round after its row: then a resumed run has all rows up to its checkpoint.
@@ -98,6 +87,9 @@ class MetricLog:
         Args:
             row: "round", an int above the last row's, and any columns of numbers, strings or None; NumPy and
                 JAX scalars are taken too.
+
+        Returns:
+            Its line in `metrics.jsonl`.
 
         Raises:
             ValueError: no round, a round that is already there, or a value that is no scalar.
@@ -117,12 +109,13 @@ class MetricLog:
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
-        self._remember(plain, line)
+        self._remember(plain)
         if new_columns or not self._csv.exists():
             self._write_csv()
         else:
             with open(self._csv, "a", encoding="utf-8", newline="") as file:
                 csv.DictWriter(file, list(self._columns), lineterminator="\n").writerow(plain)
+        return line
 
     def rows(self) -> list[dict[str, Value]]:
         """Returns all rows in order, as copies."""
@@ -134,13 +127,14 @@ class MetricLog:
         Args:
             after_round: the round of the restored checkpoint; rows up to and including it stay.
         """
-        kept = [(row, line) for row, line in zip(self._rows, self._lines, strict=True) if _round(row) <= after_round]
+        kept = [row for row in self._rows if _round(row) <= after_round]
         if len(kept) == len(self._rows):
             return
-        write_atomically(self._jsonl, b"".join(line for _, line in kept))
-        self._rows, self._lines, self._columns = [], [], {}
-        for row, line in kept:
-            self._remember(row, line)
+        lines = self._jsonl.read_bytes().split(b"\n")[: len(kept)]
+        write_atomically(self._jsonl, b"".join(line + b"\n" for line in lines))
+        self._rows, self._columns = [], {}
+        for row in kept:
+            self._remember(row)
         self._write_csv()
 
     def _write_csv(self) -> None:
