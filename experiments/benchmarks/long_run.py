@@ -1,7 +1,7 @@
 """Ten thousand rounds of workload W2 in a run folder: memory, bytes on the disk and time, part by part.
 
-    python experiments/benchmarks/long_run.py                         # with an evaluation and a checkpoint in every round
-    python experiments/benchmarks/long_run.py --eval-every 5          # as by default
+    python experiments/benchmarks/long_run.py                   # an evaluation and a checkpoint in every round
+    python experiments/benchmarks/long_run.py --eval-every 5    # as by default
 
 W2 (`fedjax_ssl/benchmarks/workloads.py`) with a tenth of every client's examples as its test. The run is cut into ten
 parts; a line per part: processor time of this process per round, files written after compiling included; its resident
@@ -54,6 +54,7 @@ def train(folder: Path, rounds: int, eval_every: int) -> list[Part]:
     """
     workload = WORKLOADS["W2"]
     split = workload.dataset().train
+    assert split.client is not None, "workloads name the client of every example"
     np.savez(folder / "w2.npz", inputs=split.x, labels=split.y, client=split.client)
     config = workload.config(Variant()).unlock().copy_and_resolve_references()
     config.rounds, config.eval_every = rounds, eval_every

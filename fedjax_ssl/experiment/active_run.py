@@ -84,7 +84,7 @@ class ActiveRun(Closing):
         found = record.restore(self._template) or (0, shared.programs.init(self.code, self.inputs), nothing)
         self._first_round, self.state, self._seconds = team.from_first(found)
         self.round, self.summary, self.stopped = self._first_round, None, False
-        self._rows: list[dict[str, Any]] = team.values_from_first(record.rows())
+        self._rows: list[Mapping[str, Any]] = team.values_from_first(record.rows())
         self._names = data.client_names(experiment.dataset, self.federation, config.partition.name == "natural")
         self._of_clients: dict[str, float] = {}
         self._profiled = False
@@ -176,11 +176,11 @@ class ActiveRun(Closing):
             yield
         self._progress.note(f"profile of {counted(self.block, 'round')} and an evaluation: {folder}")
 
-    def take(self, row: dict[str, Any], state: Any, compiling: float, training: float) -> None:
+    def take(self, measured: dict[str, Any], state: Any, compiling: float, training: float) -> None:
         """Keeps what a block gave.
 
         Args:
-            row: its metrics.
+            measured: its metrics.
             state: after it.
             compiling: seconds.
             training: seconds.
@@ -188,19 +188,19 @@ class ActiveRun(Closing):
         Raises:
             Preempted: a process of several was asked to end; the checkpoint is saved.
         """
-        config, start, rounds = self.config, row["round"], self.block
+        config, start, rounds = self.config, measured["round"], self.block
         self._seconds["compile_seconds"] += compiling
         self._seconds["train_seconds"] += training
         for choice in self.shared.programs.choices(self.code):
             self._say_once(describe_placement(choice, jax.default_backend()))
-        by_client = row.pop(BY_CLIENT, None)
+        by_client = measured.pop(BY_CLIENT, None)
         if by_client is not None:
             named = zip(self._names, by_client.tolist(), strict=True)
             self._of_clients = {name: value for name, value in named if not math.isnan(value)}
-        lost = divergence.carry(row, self._rows, rounds)
-        said = divergence.note(row, self._rows, rounds, config)
+        lost = divergence.carry(measured, self._rows, rounds)
+        said = divergence.note(measured, self._rows, rounds, config)
         self.round, self.state = start, state
-        self.record.append(row, self._of_clients)
+        row = self.record.append(measured, self._of_clients)
         self._rows.append(row)
         best = selected(config, self._rows)
         if best is row:

@@ -5,12 +5,19 @@ import io
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedjax_ssl.tracking.files import decode_json, encode_json, plain_value, write_atomically
 from fedjax_ssl.tracking.run_folder import RunFolderError
 
 Value = bool | int | float | str | None
+
+
+class Appended(NamedTuple):
+    """A row that was added."""
+
+    row: Mapping[str, Value]  # which the log keeps
+    line: bytes  # of `metrics.jsonl`
 
 
 class MetricLog:
@@ -79,7 +86,7 @@ class MetricLog:
         self._rows.append(row)
         self._columns.update(dict.fromkeys(row))
 
-    def append(self, row: Mapping[str, Any]) -> bytes:
+    def append(self, row: Mapping[str, Any]) -> Appended:
         """Adds a row and puts it on the disk before it returns.
 
         Save the checkpoint of a round after its row: then a resumed run has all rows up to its checkpoint.
@@ -89,7 +96,7 @@ class MetricLog:
                 JAX scalars are taken too.
 
         Returns:
-            Its line in `metrics.jsonl`.
+            The row as the log keeps it: whoever keeps this one too takes no more memory.
 
         Raises:
             ValueError: no round, a round that is already there, or a value that is no scalar.
@@ -115,7 +122,7 @@ class MetricLog:
         else:
             with open(self._csv, "a", encoding="utf-8", newline="") as file:
                 csv.DictWriter(file, list(self._columns), lineterminator="\n").writerow(plain)
-        return line
+        return Appended(plain, line)
 
     def rows(self) -> list[dict[str, Value]]:
         """Returns all rows in order, as copies."""

@@ -127,8 +127,9 @@ class Record(Closing):
             return MetricLog.rebuilt(self.path, b"")
         there = log.rows()
         if mark is not None and there:
-            text = f"neither {file} nor {self._copy.path} has the rows that the checkpoint of round {round} was saved with: "
-            warnings.warn(f"{text}totals and metrics up to there are those of {file.name}", FolderMended, stacklevel=5)
+            text = f"neither {file} nor {self._copy.path} has the rows that the checkpoint of round {round} was saved"
+            text += f" with: totals and metrics up to there are those of {file.name}"
+            warnings.warn(text, FolderMended, stacklevel=5)
         if round and not there:
             text = f"{file} is gone: totals and metrics are of the rounds after {round} only"
             warnings.warn(text, FolderMended, stacklevel=5)
@@ -157,20 +158,25 @@ class Record(Closing):
         with self._storing(self.path / "best", _bytes_of(state)):
             self._best.save(round, state)
 
-    def append(self, row: Mapping[str, Any], clients: Mapping[str, float] | None = None) -> None:
+    def append(self, row: Mapping[str, Any], clients: Mapping[str, float] | None = None) -> Mapping[str, Any]:
         """Adds a metric row, see `MetricLog.append`.
 
         Args:
             row: numbers by column.
             clients: accuracies by name of the client, where they are known.
+
+        Returns:
+            The row as it is kept.
         """
         with self._storing(self.folder.metrics_jsonl):
             if clients:
                 if self._clients is None:
                     self._clients = ClientLog(self.path, after_round=self._round)
                 self._clients.append(row["round"], clients)
-            self._uncopied.append(self._open_log().append(row))
+            kept, line = self._open_log().append(row)
+            self._uncopied.append(line)
         self._writers.write(row)
+        return kept
 
     def rows(self) -> list[dict[str, Any]]:
         """Returns all metric rows of the run so far."""
@@ -312,8 +318,9 @@ class NoRecord(Closing):
     def save_best(self, round: int, state: Any) -> None:
         """Saves nothing."""
 
-    def append(self, row: Mapping[str, Any], clients: Mapping[str, float] | None = None) -> None:
+    def append(self, row: Mapping[str, Any], clients: Mapping[str, float] | None = None) -> Mapping[str, Any]:
         """Keeps no row."""
+        return row
 
     def rows(self) -> list[dict[str, Any]]:
         """Returns no rows."""

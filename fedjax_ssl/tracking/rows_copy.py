@@ -1,4 +1,4 @@
-"""checkpoints/rows.jsonl: a second copy of the metric rows, of which every checkpoint names the beginning that is its own.
+"""checkpoints/rows.jsonl: a second copy of the metric rows; every checkpoint names the beginning that is its own.
 
 Rows are appended before the checkpoint that counts them is saved. So a checkpoint stays as small as the state, and what
 is written for the rows grows with their number, not with its square.
