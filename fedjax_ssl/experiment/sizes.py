@@ -28,7 +28,7 @@ def sizes_of(config: ConfigDict) -> dict[str, int]:
         for option, given in config[section].items():
             values = given if isinstance(given, tuple) else (given,)
             largest = max((value for value in values if isinstance(value, int)), default=0)
-            if largest >= _LARGE:
+            if largest >= _LARGE and not option.endswith("rounds"):  # how long something lasts
                 found[f"{section}.{option}"] = largest
     return found
 
