@@ -26,6 +26,10 @@ from fedjax_ssl.words import counted
 Watch = Callable[[Mapping[str, Any]], bool]  # metric row -> whether the run is to stop here
 
 
+# Columns by which a run decides how it goes on; the others are on the disk.
+_DECISIVE = ("round", "validation_accuracy", "loss", "local_steps", divergence.DIVERGED_ROUNDS)
+
+
 class ActiveRun(Closing):
     """One run. Use it as a context manager, or call `close` at the end.
 
@@ -84,7 +88,7 @@ class ActiveRun(Closing):
         found = record.restore(self._template) or (0, shared.programs.init(self.code, self.inputs), nothing)
         self._first_round, self.state, self._seconds = team.from_first(found)
         self.round, self.summary, self.stopped = self._first_round, None, False
-        self._rows: list[Mapping[str, Any]] = team.values_from_first(record.rows())
+        self._rows: list[Mapping[str, Any]] = [_decisive(row) for row in team.values_from_first(record.rows())]
         self._names = data.client_names(experiment.dataset, self.federation, config.partition.name == "natural")
         self._of_clients: dict[str, float] = {}
         self._profiled = False
@@ -176,11 +180,11 @@ class ActiveRun(Closing):
             yield
         self._progress.note(f"profile of {counted(self.block, 'round')} and an evaluation: {folder}")
 
-    def take(self, measured: dict[str, Any], state: Any, compiling: float, training: float) -> None:
+    def take(self, row: dict[str, Any], state: Any, compiling: float, training: float) -> None:
         """Keeps what a block gave.
 
         Args:
-            measured: its metrics.
+            row: its metrics.
             state: after it.
             compiling: seconds.
             training: seconds.
@@ -188,22 +192,22 @@ class ActiveRun(Closing):
         Raises:
             Preempted: a process of several was asked to end; the checkpoint is saved.
         """
-        config, start, rounds = self.config, measured["round"], self.block
+        config, start, rounds = self.config, row["round"], self.block
         self._seconds["compile_seconds"] += compiling
         self._seconds["train_seconds"] += training
         for choice in self.shared.programs.choices(self.code):
             self._say_once(describe_placement(choice, jax.default_backend()))
-        by_client = measured.pop(BY_CLIENT, None)
+        by_client = row.pop(BY_CLIENT, None)
         if by_client is not None:
             named = zip(self._names, by_client.tolist(), strict=True)
             self._of_clients = {name: value for name, value in named if not math.isnan(value)}
-        lost = divergence.carry(measured, self._rows, rounds)
-        said = divergence.note(measured, self._rows, rounds, config)
+        lost = divergence.carry(row, self._rows, rounds)
+        said = divergence.note(row, self._rows, rounds, config)
         self.round, self.state = start, state
-        row = self.record.append(measured, self._of_clients)
-        self._rows.append(row)
+        self.record.append(row, self._of_clients)
+        self._rows.append(_decisive(row))
         best = selected(config, self._rows)
-        if best is row:
+        if best is self._rows[-1]:
             self.record.save_best(start, state)
         self._progress.update(start, row)
         if said:
@@ -262,3 +266,7 @@ class ActiveRun(Closing):
     def close(self) -> None:
         """Takes the report off the terminal; a second call does nothing."""
         self._open.close()
+
+
+def _decisive(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: row[name] for name in _DECISIVE if name in row}

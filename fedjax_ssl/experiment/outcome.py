@@ -17,7 +17,7 @@ _LAST = (  # of the last row, where it has them
 )
 
 
-def why_nobody_trained(row: Mapping[str, Any]) -> str:
+def why_nobody_trained(row: dict[str, Any]) -> str:
     """Why a block of rounds has no local step."""
     if dropped := int(row["dropped_clients"]):
         return f"what {dropped} clients returned was not finite, and no other had anything to learn from"

@@ -158,29 +158,24 @@ class Record(Closing):
         with self._storing(self.path / "best", _bytes_of(state)):
             self._best.save(round, state)
 
-    def append(self, row: Mapping[str, Any], clients: Mapping[str, float] | None = None) -> Mapping[str, Any]:
+    def append(self, row: Mapping[str, Any], clients: Mapping[str, float] | None = None) -> None:
         """Adds a metric row, see `MetricLog.append`.
 
         Args:
             row: numbers by column.
             clients: accuracies by name of the client, where they are known.
-
-        Returns:
-            The row as it is kept.
         """
         with self._storing(self.folder.metrics_jsonl):
             if clients:
                 if self._clients is None:
                     self._clients = ClientLog(self.path, after_round=self._round)
                 self._clients.append(row["round"], clients)
-            kept, line = self._open_log().append(row)
-            self._uncopied.append(line)
+            self._uncopied.append(self._open_log().append(row))
         self._writers.write(row)
-        return kept
 
     def rows(self) -> list[dict[str, Any]]:
         """Returns all metric rows of the run so far."""
-        return list(self._open_log().rows())
+        return self._open_log().rows()
 
     def progress(self, total_rounds: int, start_round: int) -> Progress:
         """Returns what reports to the person, see `Progress`."""
@@ -318,9 +313,8 @@ class NoRecord(Closing):
     def save_best(self, round: int, state: Any) -> None:
         """Saves nothing."""
 
-    def append(self, row: Mapping[str, Any], clients: Mapping[str, float] | None = None) -> Mapping[str, Any]:
+    def append(self, row: Mapping[str, Any], clients: Mapping[str, float] | None = None) -> None:
         """Keeps no row."""
-        return row
 
     def rows(self) -> list[dict[str, Any]]:
         """Returns no rows."""

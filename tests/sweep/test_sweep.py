@@ -130,8 +130,8 @@ def test_mistakes_are_told_at_once(tmp_path, capsys):
         (["--sampler=tpee"], "unknown sampler 'tpee'. Did you mean 'tpe'?"),
         (["--submit=slrm"], "unknown cluster 'slrm'. Did you mean 'slurm'?"),
         (["--worker=3"], "there is no option '--worker'. Did you mean '--workers'?"),
-        (["--rounds=3"], "given as --set rounds=VALUE"),
-        (["--config.optimizer.learning_rate", "0.1"], "given as --set optimizer.learning_rate=VALUE"),
+        (["--rounds", "3"], "given as --rounds=VALUE, or --set rounds=VALUES for several"),
+        (["--config.optimizer.learning_rate", "0.1"], "given as --optimizer.learning_rate=VALUE"),
         (
             ["--set", "rounds=3", "eval_every=1"],
             "unexpected argument 'eval_every=1'. Fields of the config are",
