@@ -55,6 +55,7 @@ class Compiled(NamedTuple):
     temporary_bytes: int
     estimated_bytes: int | None  # by the placement, for what `temporary_bytes` is; None: it did not need to
     compile_seconds: float
+    unordered_sums: int  # see `hlo.unordered_sums`
 
     @property
     def bound_seconds_per_step(self) -> float:
@@ -81,6 +82,7 @@ class Compiled(NamedTuple):
             "estimated_bytes": self.estimated_bytes,
             "bound_seconds_per_step": self.bound_seconds_per_step,
             "compile_seconds": self.compile_seconds,
+            "unordered_sums": self.unordered_sums,
         }
 
 
@@ -178,7 +180,8 @@ def _read(
 ) -> Compiled:
     """The numbers of a compiled program."""
     host_drives = TARGETS[target].platform == "cuda"
-    steps, rest = hlo.steps_and_rest(hlo.parse(compiled.as_text()), LOCAL_STEP, host_drives)
+    program = hlo.parse(compiled.as_text())
+    steps, rest = hlo.steps_and_rest(program, LOCAL_STEP, host_drives)
     every_round = _divided(rest.within(ROUNDS), rounds)
     # A loop of a single step is none in the compiled program.
     parts = [one.part for one in steps] or [every_round.within(LOCAL_STEP)]
@@ -197,6 +200,7 @@ def _read(
         temporary_bytes=int(compiled.memory_analysis().temp_size_in_bytes),
         estimated_bytes=runs * max(known) if len(known) == len(needs) and known else None,
         compile_seconds=seconds,
+        unordered_sums=len(hlo.unordered_sums(program)) if host_drives else 0,  # a TPU has no atomic additions
     )
 
 
