@@ -132,7 +132,7 @@ def experiment_of(case: tuple[str, list[tuple[str, Any]]]) -> Any:
     return configs.load(f"digits:{method}", [*given, ("rounds", 1), ("eval_every", 1)])
 
 
-@cases(10, 150)
+@cases(10, 100)
 @hypothesis.given(settings_of(TAKEN, choices=False))
 def test_what_is_taken_is_built_or_refused_in_one_line(case: tuple[str, list[tuple[str, Any]]]) -> None:
     with warnings.catch_warnings():
@@ -148,7 +148,7 @@ def test_what_is_taken_is_built_or_refused_in_one_line(case: tuple[str, list[tup
             of_one_line(error, case)
 
 
-@cases(2, 30)
+@cases(2, 20)
 @hypothesis.given(settings_of(TAKEN, choices=False))
 def test_a_round_of_what_is_taken_is_finite_or_marked(
     tmp_path_factory: pytest.TempPathFactory, case: tuple[str, list[tuple[str, Any]]]
