@@ -2,6 +2,7 @@
 
     python -m fedjax_ssl.main --config configs/cifar100_sage.py              # Dirichlet concentration 0.1
     python -m fedjax_ssl.main --config configs/cifar100_sage.py:iid
+    python -m fedjax_ssl.main --config configs/cifar100_sage.py:0.1,code     # inputs standardized as in the code
 
 20 clients with 250 labelled of 2,500 images each, 8 per round, ResNet-8 of four times the width, 500 rounds: a run for
 a GPU, not reproduced. The tables of the paper were not at hand, so no result is quoted. Differences of settings:

@@ -4,6 +4,7 @@
     python -m fedjax_ssl.main --config configs/cifar10_protofssl.py:noniid,bn         # norm: none, bn, gn or sbn
     python -m fedjax_ssl.main --config configs/cifar10_protofssl.py:iid,sbn,resnet17  # the large network of Table 4
     python -m fedjax_ssl.main --config configs/cifar10_protofssl.py:xnid              # the authors' later study
+    python -m fedjax_ssl.main --config configs/cifar10_protofssl.py:xnid_overlap      # labelled images unlabelled too
     python -m fedjax_ssl.main --config configs/cifar10_protofssl.py --config.federated.name=fedprox  # mu = 0.01
 
 100 clients with 50 labelled and 490 unlabelled images, 5 per round, 300 rounds of 10 episodes, RMSprop 1e-3 whose
@@ -21,7 +22,8 @@ Not reproduced yet: it is a run for a GPU, 1.95 million images forward and backw
 from fedjax_ssl import config as configs
 from fedjax_ssl import presets
 
-SPLITS, NORMS, NETWORKS = ("iid", "noniid", "xnid"), ("none", "bn", "gn", "sbn"), ("resnet8", "resnet17")
+SPLITS = ("iid", "noniid", "xnid", "iid_overlap", "noniid_overlap", "xnid_overlap")
+NORMS, NETWORKS = ("none", "bn", "gn", "sbn"), ("resnet8", "resnet17")
 
 
 def get_config(variant="iid,none,resnet8"):
@@ -46,7 +48,7 @@ def get_config(variant="iid,none,resnet8"):
     config.optimizer.local_epochs = 10
     config.federated.cohort_size = 5
     config.federated.weighting = "examples"
-    if split == "xnid":
+    if split.startswith("xnid"):
         config.seed = 101
         config.optimizer.local_epochs = 15
         config.method.num_unlabelled = 200

@@ -86,6 +86,11 @@ def make_train(config: ml_collections.ConfigDict) -> Train:
     experiment = load_experiment(config)
     if not experiment.config.rounds:
         raise ConfigError("config.rounds is 0, so there is nothing to train; `run` makes predictions without training")
+    if experiment.config.data.residence == "host":
+        raise ConfigError(
+            "config.data.residence is 'host', but make_train is one program from beginning to end, which needs all "
+            "examples on the device; `run` brings those of a few rounds at a time"
+        )
     return Train(experiment)
 
 

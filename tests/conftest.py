@@ -28,6 +28,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).resolve().parent.parent / ".cache" / "jax-tests"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 os.environ["MPLBACKEND"] = "agg"
+# What a developer has prepared with TensorFlow Datasets is no part of a test.
+os.environ["TFDS_DATA_DIR"] = str(Path(__file__).resolve().parent / "nothing-is-prepared")
 
 import jax
 import pytest

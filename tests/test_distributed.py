@@ -177,6 +177,14 @@ def test_after_all_that_the_same_command_ends_in_the_same_bits(harmed, whole):
     assert "test accuracy" in ended[None].logs[0] and "test accuracy" not in ended[None].logs[1]
 
 
+@pytest.mark.thorough
+def test_examples_on_the_host_of_every_process_give_the_same_bits(whole, tmp_path):
+    ended = launch(tmp_path / "run", "--config.federated.reduce=fixed", "--config.data.residence=host")
+    assert ended.codes == [0, 0], ended.logs
+    assert "examples stay on the host" in ended.logs[0]
+    assert_same_run(tmp_path / "run", whole)
+
+
 @pytest.mark.parametrize("devices", [pytest.param(4, marks=pytest.mark.thorough), 1])
 def test_a_checkpoint_of_several_processes_goes_on_in_one(harmed, whole, devices, tmp_path):
     folder, ended = harmed

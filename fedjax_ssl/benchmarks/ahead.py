@@ -6,8 +6,6 @@ follow from launches, bandwidth and arithmetic, not measurements.
 
 import os
 import time
-from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -25,9 +23,10 @@ from fedjax_ssl.benchmarks.workloads import prepared
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.experiment import Experiment, build_method, federate
 from fedjax_ssl.experiment.build import execution_of
-from fedjax_ssl.experiment.programs import Programs, code_of, inputs_of
+from fedjax_ssl.experiment.programs import Programs, block_of, code_of, inputs_of
 from fedjax_ssl.experiment.rounds import ROUNDS
 from fedjax_ssl.federated import EVALUATION, LOCAL_STEP, Choice
+from fedjax_ssl.federated.memory import program_bytes
 from fedjax_ssl.graph import LABEL_GRAPH
 
 
@@ -53,7 +52,7 @@ class Compiled(NamedTuple):
     evaluation: hlo.Part  # after the block
     graph: hlo.Part  # of one round
     temporary_bytes: int
-    estimated_bytes: int | None  # by the placement, for what `temporary_bytes` is; None: it did not need to
+    estimated_bytes: int  # before compiling, for what `temporary_bytes` is
     compile_seconds: float
     unordered_sums: int  # see `hlo.unordered_sums`
 
@@ -120,8 +119,12 @@ def compile_workload(name: str, variant_name: str, options: AheadOptions) -> Com
             rounds_of_all_seeds(method, variant, rounds), donate_argnums=1, in_shardings=place, out_shardings=place
         )
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (keys, states, federation))
-        compiled, seconds = _timed(lambda: advance.lower(*shapes).compile())
-    return _read(name, variant.name, options.target, compiled, rounds, choices, seconds, variant.seeds)
+        begin = time.perf_counter()
+        traced = advance.trace(*shapes)
+        compiled = traced.lower().compile()
+        seconds = time.perf_counter() - begin
+        estimated = program_bytes(traced.jaxpr)
+    return _read(name, variant.name, options.target, compiled, rounds, choices, estimated, seconds)
 
 
 def compile_config(name: str, options: AheadOptions) -> Compiled:
@@ -150,8 +153,11 @@ def compile_config(name: str, options: AheadOptions) -> Compiled:
         code = code_of(experiment, execution, method)._replace(mesh=mesh)
         programs, inputs = Programs(), inputs_of(config, key, federation)
         state = programs.template(code, inputs)
-        (compiled, _), seconds = _timed(partial(programs.compile, code, [state], [inputs], rounds))
-    return _read(file, argument, options.target, compiled, rounds, programs.choices(code), seconds)
+        begin = time.perf_counter()
+        compiled, arguments = programs.compile(code, [state], [inputs], rounds)
+        seconds = time.perf_counter() - begin
+        estimated = program_bytes(jax.make_jaxpr(block_of(code, rounds))(*arguments))
+    return _read(file, argument, options.target, compiled, rounds, programs.choices(code), estimated, seconds)
 
 
 def _config(name: str, options: AheadOptions) -> ml_collections.ConfigDict:
@@ -163,11 +169,6 @@ def _config(name: str, options: AheadOptions) -> ml_collections.ConfigDict:
     return config
 
 
-def _timed(compiling: Callable[[], Any]) -> tuple[Any, float]:
-    begin = time.perf_counter()
-    return compiling(), time.perf_counter() - begin
-
-
 def _read(
     workload: str,
     variant: str,
@@ -175,8 +176,8 @@ def _read(
     compiled: Any,
     rounds: int,
     choices: list[Choice],
+    estimated: int,
     seconds: float,
-    runs: int = 1,
 ) -> Compiled:
     """The numbers of a compiled program."""
     host_drives = TARGETS[target].platform == "cuda"
@@ -185,8 +186,6 @@ def _read(
     every_round = _divided(rest.within(ROUNDS), rounds)
     # A loop of a single step is none in the compiled program.
     parts = [one.part for one in steps] or [every_round.within(LOCAL_STEP)]
-    needs = [choice.estimated_bytes for choice in choices]
-    known = [need for need in needs if need is not None]
     return Compiled(
         workload,
         variant,
@@ -198,7 +197,7 @@ def _read(
         evaluation=rest.within(EVALUATION),
         graph=every_round.within(LABEL_GRAPH),
         temporary_bytes=int(compiled.memory_analysis().temp_size_in_bytes),
-        estimated_bytes=runs * max(known) if len(known) == len(needs) and known else None,
+        estimated_bytes=estimated,
         compile_seconds=seconds,
         unordered_sums=len(hlo.unordered_sums(program)) if host_drives else 0,  # a TPU has no atomic additions
     )

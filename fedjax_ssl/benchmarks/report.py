@@ -48,7 +48,7 @@ _AHEAD_COLUMNS: tuple[tuple[str, Callable[[Compiled], str | None]], ...] = (
     ("a graph", lambda one: _kernels(one.graph)),
     ("ms", lambda one: _milliseconds(one.seconds(one.graph))),
     ("temporaries MB", lambda one: f"{one.temporary_bytes / 1e6:,.1f}"),
-    ("estimated MB", lambda one: None if one.estimated_bytes is None else f"{one.estimated_bytes / 1e6:,.1f}"),
+    ("estimated MB", lambda one: f"{one.estimated_bytes / 1e6:,.1f}"),
     ("compile s", lambda one: f"{one.compile_seconds:.1f}"),
 )
 

@@ -71,8 +71,15 @@ def _check(asked: argparse.Namespace, settings: list[tuple[str, str]]) -> int:
         print("\nnot ready: mend the problems, and check again")
         return 2
     told = " ".join(shlex.quote(f"--{field}={value}") for field, value in [("data.path", asked.name), *named.items()])
-    print(f"\nready: fedjax-ssl run {source} {told}{_still_to_choose(found.dataset)}")
+    print(f"\nready: fedjax-ssl run {_config(source, found.dataset)} {told}{_still_to_choose(found.dataset)}")
     return 0
+
+
+def _config(source: str, dataset: data.Dataset | None) -> str:
+    """The config that trains on a source of the user's own, with what says so where it has another name."""
+    if source != "huggingface" or dataset is None:
+        return source
+    return f"{'folder' if dataset.train.x.ndim == 4 else 'table'} --data.name={source}"
 
 
 def _options(source: str, settings: list[tuple[str, str]]) -> dict[str, Any]:

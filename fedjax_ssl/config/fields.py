@@ -18,7 +18,7 @@ from fedjax_ssl.checks import check_several as several
 from fedjax_ssl.checks import check_whole_numbers as whole
 from fedjax_ssl.config.errors import ConfigError, naming
 from fedjax_ssl.config.ranges import COUNT_OR_NONE, FINITE, POSITIVE, Range, check_range, range_of
-from fedjax_ssl.data import AUGMENTATIONS, PARTITIONS, SOURCES, STANDARDIZATIONS, SUPERVISIONS
+from fedjax_ssl.data import AUGMENTATIONS, ORIGINS, PARTITIONS, RESIDENCES, SOURCES, STANDARDIZATIONS, SUPERVISIONS
 from fedjax_ssl.federated import (
     COHORTS,
     FEDERATED_OPTIMIZERS,
@@ -108,9 +108,24 @@ FIELDS: dict[str, Field] = {
         str, meaning="folder for downloads and caches; $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl by default"
     ),
     "data.download": Field(True, meaning="whether the network may be used"),
+    "data.source": Field(
+        "auto", one_of, ORIGINS, "of a published dataset: original files, what TFDS prepared, or both"
+    ),
+    "data.residence": Field(
+        "auto",
+        one_of,
+        RESIDENCES,
+        "where examples lie; auto: on the device, unless they take over half of its memory",
+    ),
     "data.standardize": Field("auto", one_of, STANDARDIZATIONS, "by whose mean and deviation inputs are standardized"),
     "data.mean": Field(tuple, _each, FINITE, "to standardize by, in place of the dataset's, per channel or feature"),
     "data.std": Field(tuple, _each, POSITIVE, "to standardize by, in place of the dataset's, per channel or feature"),
+    "data.test_mean": Field(
+        tuple, _each, FINITE, "to standardize by where inputs are predicted, if not as in training"
+    ),
+    "data.test_std": Field(
+        tuple, _each, POSITIVE, "to standardize by where inputs are predicted, if not as in training"
+    ),
     "data.pool_splits": Field(
         False, meaning="the dataset's own test examples are training examples too; hold others out"
     ),

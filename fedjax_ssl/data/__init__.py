@@ -4,6 +4,17 @@ from fedjax_ssl.data.check import Checked, check, remarks, source_of
 from fedjax_ssl.data.dataset import Dataset, Split, with_pooled_splits
 from fedjax_ssl.data.federation.federate import federate
 from fedjax_ssl.data.federation.federated_data import FederatedData, validate
+from fedjax_ssl.data.federation.loaded import (
+    RESIDENCES,
+    Drawn,
+    HostInputs,
+    LoadedInputs,
+    NotLoaded,
+    NotOnDevice,
+    always_there,
+    most_rows,
+    with_cohorts,
+)
 from fedjax_ssl.data.federation.names import client_names, natural_names
 from fedjax_ssl.data.federation.partition import PARTITIONS
 from fedjax_ssl.data.federation.report import plot_partition, report
@@ -11,6 +22,6 @@ from fedjax_ssl.data.federation.supervision import SUPERVISIONS
 from fedjax_ssl.data.federation.weak_labels import WeakLabels
 from fedjax_ssl.data.images.augmentation import AUGMENTATIONS, augmentation
 from fedjax_ssl.data.sources.fetch import DatasetUnavailable
-from fedjax_ssl.data.sources.load import OWN, SOURCES, TERMS, available, load, verify
+from fedjax_ssl.data.sources.load import ORIGINS, OWN, SOURCES, TERMS, available, load, verify
 from fedjax_ssl.data.sources.problems import BadData
-from fedjax_ssl.data.standardization import STANDARDIZATIONS, normalizer, standardized
+from fedjax_ssl.data.standardization import STANDARDIZATIONS, for_prediction, normalizer, standardized

@@ -13,7 +13,9 @@ from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.sources.fetch import DatasetUnavailable
 from fedjax_ssl.data.sources.load import read
 from fedjax_ssl.data.sources.problems import SHOWN, BadData
+from fedjax_ssl.data.sources.saved_datasets import is_saved_dataset
 from fedjax_ssl.data.sources.spreadsheet import PARQUET, SEPARATED, read_sheet
+from fedjax_ssl.words import counted
 
 SIMILAR = 0.8  # of two names, as difflib has it: one letter more, less or swapped in a name of five
 SMALL = 0.1  # of the examples of a name: a misspelt one has at most this share of the right one's
@@ -34,8 +36,9 @@ def check(path: Path | str, source: str | None = None, **options: Any) -> Checke
     What was read is kept, so that a run that follows starts at once.
 
     Args:
-        path: a folder of images, a table of images or of features (CSV, Parquet), or an `.npz` file.
-        source: "folder", "table" or "npz"; by default what `path` looks like.
+        path: a folder of images or of a saved dataset of Hugging Face, a table of images or of features (CSV,
+            Parquet), or an `.npz` file.
+        source: "folder", "huggingface", "table" or "npz"; by default what `path` looks like.
         **options: of the source, and root.
 
     Raises:
@@ -46,7 +49,7 @@ def check(path: Path | str, source: str | None = None, **options: Any) -> Checke
     try:
         dataset = read(name, path=path, **options)
     except BadData as error:
-        return Checked(name, None, error.problems, ())
+        return Checked(name, None, error.problems, error.notes)
     return Checked(name, dataset, (), (*dataset.extra.get("notes", ()), *remarks(dataset)))
 
 
@@ -62,7 +65,7 @@ def source_of(path: Path, file_column: str = "file") -> str:
         ValueError: no source reads files of this kind.
     """
     if path.is_dir():
-        return "folder"
+        return "huggingface" if is_saved_dataset(path) else "folder"
     if not path.is_file():
         raise DatasetUnavailable(
             f"{path} is not there; give a folder of images, a CSV or Parquet file, or an .npz file."
@@ -89,7 +92,10 @@ def remarks(dataset: Dataset) -> list[str]:
         constant = np.flatnonzero(dataset.train.x.min(axis=0) == dataset.train.x.max(axis=0)).tolist()
         names = dataset.extra.get("features") or [f"number {i}" for i in range(dataset.train.x.shape[1])]
         if constant:
-            found.append(f"{len(constant)} features are the same for all: {_listed([names[i] for i in constant])}")
+            found.append(
+                f"{counted(len(constant), 'feature is', 'features are')} the same for all: "
+                f"{_listed([names[i] for i in constant])}"
+            )
     return found
 
 
@@ -111,9 +117,8 @@ def _about_classes(dataset: Dataset) -> list[str]:
             chosen = names[counts == few]
             found.append(f"{'class' if len(chosen) == 1 else f'{len(chosen)} classes:'} {_listed(chosen)}: {text}")
     if dataset.num_classes > 20 and len(labels) < 3 * dataset.num_classes:
-        found.append(
-            f"{dataset.num_classes:,} classes for {len(labels):,} labelled training examples: are these classes?"
-        )
+        labelled = counted(len(labels), "labelled training example")
+        found.append(f"{dataset.num_classes:,} classes for {labelled}: are these classes?")
     blank = [name for name in dataset.class_names if name.lower() in ("nan", "na", "n/a", "none", "null", "?")]
     if blank:
         found.append(f"{_listed(blank)} counts as a class; leave the label empty where there is none")
@@ -132,8 +137,8 @@ def _spelt_alike(what: str, names: Sequence[str], times: np.ndarray) -> list[str
             rare = 0 < times[small] <= max(SMALL * times[large], 1) < times[large]
             if same or (rare and _one_letter_off(plain[small], plain[large])):
                 found.append(
-                    f"{what} {names[small]!r} ({times[small]:,} examples) is spelt almost like {names[large]!r} "
-                    f"({times[large]:,}); if they are one, give them one name"
+                    f"{what} {names[small]!r} ({counted(int(times[small]), 'example')}) is spelt almost like "
+                    f"{names[large]!r} ({times[large]:,}); if they are one, give them one name"
                 )
                 break
         if len(found) == SHOWN:

@@ -5,22 +5,29 @@ from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array, Float, Int, Shaped
 
 from fedjax_ssl.data.dataset import Dataset
+from fedjax_ssl.data.federation.names import natural_names
+from fedjax_ssl.words import counted
 
 STANDARDIZATIONS = ("auto", "dataset", "train", "none")
 BLOCK_VALUES = 1 << 22  # of a block that is taken to float64 at once
 
 
 def standardized(
-    dataset: Dataset, by: str = "auto", mean: Sequence[float] | None = None, std: Sequence[float] | None = None
+    dataset: Dataset,
+    by: str = "auto",
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    left_out: int | str | None = None,
 ) -> tuple[Dataset, str]:
     """The dataset with the mean and deviation that its inputs are standardized by.
 
     Statistics of the training examples are those of `dataset.train`, every example counted once: with a label or
-    without, of all clients, and also those that a run takes out of them for test or validation, since the statistics
-    belong to the dataset and not to the split of one seed. The source's own test split is never looked at.
+    without, of all clients but the one that is left out, and also those that a run draws from them for test or
+    validation, since the statistics belong to the dataset and not to the split of one seed. The source's own test split
+    is never looked at.
 
     Args:
         dataset: as a source gives it.
@@ -30,6 +37,7 @@ def standardized(
             "none": inputs are divided by `input_max` and that is all.
         mean: in place of the dataset's, per channel or feature or one for all, on the scale where input_max is 1.0.
         std: likewise.
+        left_out: the natural client that is the test set, by name or counted from 0, as of `federate`.
 
     Returns:
         The dataset, and a sentence for the log that says what was done.
@@ -56,9 +64,11 @@ def standardized(
     if by == "none" and known:
         dataset = dataclasses.replace(dataset, mean=None, std=None)
     if by == "train" or (by == "auto" and not known):
-        center, width = _statistics(dataset.train.x, dataset.input_max)
+        rows, but = _counted(dataset, left_out)
+        center, width = _statistics(dataset.train.x, dataset.input_max, rows)
         dataset = dataclasses.replace(dataset, mean=tuple(center.tolist()), std=tuple(width.tolist()))
-        whose = f"of the {len(dataset.train):,} examples of all clients"
+        count = counted(len(dataset.train) if rows is None else len(rows), "example")
+        whose = f"of the {count} of all clients{but}"
     else:
         whose = f"that belong to dataset {dataset.name!r}" if mean is None and std is None else "as given"
     if (dataset.mean or (0.0,), dataset.std or (1.0,)) == ((0.0,), (1.0,)):
@@ -69,13 +79,58 @@ def standardized(
     )
 
 
+def for_prediction(
+    dataset: Dataset, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
+) -> tuple[Dataset, str]:
+    """The dataset with the mean and deviation of inputs that are predicted, where these differ from training's.
+
+    Args:
+        dataset: with those of training.
+        mean: in place of training's.
+        std: likewise.
+
+    Returns:
+        The dataset, and what to add to the sentence for the log.
+
+    Raises:
+        ValueError: another number of values than the inputs have channels or features.
+    """
+    if mean is None and std is None:
+        return dataset, ""
+    try:
+        dataset = dataclasses.replace(
+            dataset,
+            mean=dataset.mean if mean is None else tuple(mean),
+            std=dataset.std if std is None else tuple(std),
+        )
+    except ValueError as error:
+        raise ValueError(f"of test_mean and test_std: {error}") from None
+    return dataset, (
+        f"; where they are predicted, by mean {_in_words(dataset.mean or (0.0,))} and deviation "
+        f"{_in_words(dataset.std or (1.0,))}"
+    )
+
+
+def _counted(dataset: Dataset, left_out: int | str | None) -> tuple[Int[np.ndarray, " m"] | None, str]:
+    """The rows that statistics are taken of, None: all; and words for whose they are not."""
+    names = natural_names(dataset)
+    number = names.index(left_out) if isinstance(left_out, str) and left_out in names else left_out
+    # A client that is not there is refused where the federation is made.
+    if not isinstance(number, int) or not 0 <= number < len(names) or len(names) < 2 or dataset.train.client is None:
+        return None, ""
+    rows = np.flatnonzero(dataset.train.client != np.unique(dataset.train.client)[number])
+    return rows, f" but {names[number]!r}"
+
+
 def _statistics(
-    inputs: Shaped[np.ndarray, "n *shape C"], input_max: float
+    inputs: Shaped[np.ndarray, "n *shape C"], input_max: float, chosen: Int[np.ndarray, " m"] | None
 ) -> tuple[Float[np.ndarray, " C"], Float[np.ndarray, " C"]]:
     """Mean and deviation over all axes but the last, in two passes over blocks: inputs may be memory-mapped."""
-    axes, count = tuple(range(inputs.ndim - 1)), inputs.size // inputs.shape[-1]
+    number = len(inputs) if chosen is None else len(chosen)
+    axes, count = tuple(range(inputs.ndim - 1)), number * (inputs[0].size // inputs.shape[-1])
     size = max(BLOCK_VALUES // max(inputs[0].size, 1), 1)
-    blocks = [slice(start, start + size) for start in range(0, len(inputs), size)]
+    parts = [slice(start, start + size) for start in range(0, number, size)]
+    blocks = parts if chosen is None else [chosen[part] for part in parts]
     mean = sum(inputs[rows].sum(axes, np.float64) for rows in blocks) / count
     std = np.sqrt(sum(np.square(inputs[rows] - mean).sum(axes) for rows in blocks) / count)
     # Not a deviation of 0: the mean of equal values may be off by a rounding error.

@@ -17,6 +17,7 @@ from fedjax_ssl.experiment.fit import check_labels, check_weighting, note_missin
 from fedjax_ssl.experiment.outcome import describe_placement, summarize, what_was_predicted, why_nobody_trained
 from fedjax_ssl.experiment.prediction_csv import clients_csv, predictions_csv
 from fedjax_ssl.experiment.programs import code_of, described, inputs_of
+from fedjax_ssl.experiment.residence import Feed
 from fedjax_ssl.experiment.selection import out_of_patience, selected
 from fedjax_ssl.experiment.shared import Shared
 from fedjax_ssl.federated import BY_CLIENT
@@ -38,7 +39,8 @@ class ActiveRun(Closing):
         state: after these.
         shared: with the other runs of the process.
         code: what it compiles.
-        inputs: of its programs.
+        inputs: of its programs, with the examples that are always on the device.
+        feed: gives every block its own.
         summary: what `summary.json` holds, once the run is complete.
         stopped: somebody who watched has stopped it; its last checkpoint is saved.
     """
@@ -94,8 +96,10 @@ class ActiveRun(Closing):
         self._profiled = False
         team.connect(self.code.mesh)
         self.state, self.inputs = distributed.share_out((self.state, self.inputs), self.code.mesh)
+        self.feed = Feed(experiment, self.federation, self.method, self.code, self.inputs)
         self._files = record.files(trained=bool(config.rounds), predicted=bool(self._asked.predictors))
         self._open = contextlib.ExitStack()
+        self._open.enter_context(self.feed)
         self._progress = self._open.enter_context(record.progress(config.rounds, self.round))
         self._said: set[str] = set()
 
@@ -131,6 +135,8 @@ class ActiveRun(Closing):
             workdir=self.record.path,
         )
         progress.note(self._experiment.standardization)
+        if where := self.feed.describe():
+            progress.note(where)
         if self.round == 0:
             count, classes = self.federation.num_clients, self._experiment.dataset.class_names
             table = data.report(self.federation, classes, self._names[:count], max_rows=count)
@@ -153,7 +159,8 @@ class ActiveRun(Closing):
     @property
     def kind(self) -> tuple[Hashable, ...]:
         """The same for runs that one program can advance together."""
-        alone = id(self) if self.code.on_host or self.code.mesh is not None else 0
+        apart = self.code.on_host or self.code.mesh is not None or self._experiment.host is not None
+        alone = id(self) if apart else 0
         return alone, self.code.name, self.round, self.block, *described((self.state, self.inputs))
 
     @property

@@ -27,6 +27,7 @@ class Experiment(NamedTuple):
     config: ml_collections.ConfigDict
     dataset: data.Dataset
     standardization: str = ""  # for the log: what inputs are standardized by
+    host: data.HostInputs | None = None  # where its inputs stay; None: all of them are on the device
 
 
 def load_experiment(config: ml_collections.ConfigDict) -> Experiment:
@@ -44,11 +45,14 @@ def load_resolved(config: ml_collections.ConfigDict) -> Experiment:
     section = config.data
     with configs.naming("data"):
         given = {name: section.get(name) for name in data.SOURCES.options(section.name)}
-        places = {"root": section.root, "path": section.path, "download": section.download}
+        places = {"root": section.root, "path": section.path, "download": section.download, "source": section.source}
         dataset = data.load(section.name, **places, **configs.options(given))
         if section.pool_splits:
             dataset = data.with_pooled_splits(dataset)
-        return Experiment(config, *data.standardized(dataset, section.standardize, section.mean, section.std))
+        statistics = (section.standardize, section.mean, section.std, section.left_out_client)
+        dataset, said = data.standardized(dataset, *statistics)
+        _, more = data.for_prediction(dataset, section.test_mean, section.test_std)
+        return Experiment(config, dataset, said + more)
 
 
 def federate(experiment: Experiment, key: Key[Array, ""], inputs: Array | None = None) -> data.FederatedData:
@@ -57,7 +61,8 @@ def federate(experiment: Experiment, key: Key[Array, ""], inputs: Array | None =
     Args:
         experiment: config and dataset.
         key: of the run.
-        inputs: of another federation of this experiment, to share them; they may be traced.
+        inputs: of another federation of this experiment, to share them; they may be traced. Not used where they stay on
+            the host.
     """
     config, section = experiment.config, experiment.config.data
     partition_options = configs.options(config.partition)
@@ -79,7 +84,7 @@ def federate(experiment: Experiment, key: Key[Array, ""], inputs: Array | None =
             balanced_test=section.balanced_test,
             pools=section.pools,
             shuffle_pools=section.shuffle_pools,
-            inputs=inputs,
+            inputs=inputs if experiment.host is None else experiment.host,
             widest=_WIDEST,
         )
 
@@ -138,7 +143,7 @@ def execution_of(experiment: Experiment, federation: data.FederatedData, *, alon
 
 def _setup(config: dict[str, Any], dataset: data.Dataset, federation: data.FederatedData) -> Setup:
     """Model, inputs, optimizers and sizes."""
-    local, server = config["optimizer"], config["federated"]
+    local, server, inputs = config["optimizer"], config["federated"], config["data"]
     with configs.naming("model"):
         model = models.build(
             config["model"]["name"],
@@ -151,6 +156,7 @@ def _setup(config: dict[str, Any], dataset: data.Dataset, federation: data.Feder
     with configs.naming("cohort"):
         draw_cohort = federated.cohort_sampler(config["cohort"]["name"], **configs.options(config["cohort"]))
     federated_optimizer = configs.federated_optimizer(config, cohort_size)
+    predicted, _ = data.for_prediction(dataset, inputs["test_mean"], inputs["test_std"])
     augment, strong_augment = _augmentation("augment", config, dataset), None
     if config["strong_augment"]["name"] != "none":
         strong_augment = _augmentation("strong_augment", config, dataset)
@@ -158,6 +164,7 @@ def _setup(config: dict[str, Any], dataset: data.Dataset, federation: data.Feder
         return Setup(
             model=model,
             normalize=data.normalizer(dataset),
+            normalize_test=None if predicted is dataset else data.normalizer(predicted),
             augment=augment,
             strong_augment=strong_augment,
             federated_optimizer=federated_optimizer,

@@ -6,12 +6,10 @@ import jax
 import ml_collections
 
 from fedjax_ssl import config as configs
-from fedjax_ssl import federated
 from fedjax_ssl.experiment.build import Experiment, build_method, execution_of
+from fedjax_ssl.experiment.residence import bytes_on_device
 from fedjax_ssl.experiment.shared import Shared
-from fedjax_ssl.federated.memory import USABLE, tree_bytes
-
-_MUCH = 2**50  # bytes: a device on which every cohort fits
+from fedjax_ssl.federated.memory import USABLE, program_bytes, tree_bytes
 
 
 class Estimate(NamedTuple):
@@ -22,7 +20,7 @@ class Estimate(NamedTuple):
 
 
 def estimate(config: ml_collections.ConfigDict, shared: Shared | None = None) -> Estimate:
-    """Estimates the memory of a run: tables, state twice, what the cohort keeps, and one client that trains.
+    """Estimates the memory of a run: tables, state twice, and a round in which one client trains at a time.
 
     Args:
         config: as for `fedjax_ssl.experiment.run.run`.
@@ -35,18 +33,15 @@ def estimate(config: ml_collections.ConfigDict, shared: Shared | None = None) ->
     shared = shared or Shared()
     experiment = shared.experiment(configs.resolve(config))
     federation = shared.federation(experiment)
-    choices: list[federated.Choice] = []
     execution = execution_of(experiment, federation, alone=True)
-    execution = execution._replace(placement="chunked", chunk_size=None, memory=_MUCH, everyone=None, mesh=None)
-    method = build_method(experiment, federation, report=choices.append, execution=execution)
-    key, examples = jax.random.key(0), tree_bytes(federation.inputs)
+    execution = execution._replace(placement="chunked", chunk_size=1, everyone=None, mesh=None)
+    method = build_method(experiment, federation, execution=execution)
+    key, examples = jax.random.key(0), bytes_on_device(experiment, federation)
     state = jax.eval_shape(method.init, key, federation)
-    own = tree_bytes(federation) - examples + 2 * tree_bytes(state)
+    own = tree_bytes(federation) - tree_bytes(federation.inputs) + 2 * tree_bytes(state)
     if method.on_host:
         return Estimate(examples, own)
-    jax.eval_shape(method.round, key, state, federation)
-    usable = int(USABLE * (_MUCH - examples - own))
-    return Estimate(examples, own + max(usable - (one.limit or 0) + (one.bytes_per_client or 0) for one in choices))
+    return Estimate(examples, own + program_bytes(jax.make_jaxpr(method.round)(key, state, federation)))
 
 
 def runs_that_fit(config: ml_collections.ConfigDict, shared: Shared, limit: int | None) -> int:
@@ -60,7 +55,8 @@ def runs_that_fit(config: ml_collections.ConfigDict, shared: Shared, limit: int 
         limit: bytes of the device.
     """
     experiment: Experiment = shared.experiment(configs.resolve(config))
-    if limit is None or jax.default_backend() == "cpu" or experiment.config.federated.devices > 1:
+    alone = experiment.config.federated.devices > 1 or experiment.host is not None
+    if limit is None or jax.default_backend() == "cpu" or alone:
         return 1
     found = estimate(config, shared)
     return max(int(USABLE * (limit - found.examples)) // max(found.each, 1), 1)

@@ -54,9 +54,8 @@ def note_missing_labels(supervision: str, labels: int | None, federation: Federa
     """
     if supervision != "per_class" or labels is None:
         return
-    observed = np.asarray(federation.observed)[np.asarray(federation.index)]
-    labelled = np.arange(observed.shape[1]) < np.asarray(federation.num_labelled)[:, None]
-    counts = np.stack([((observed == k) & labelled).sum(axis=1) for k in range(federation.num_classes)])
+    observed = np.asarray(federation.observed_by_clients)
+    counts = np.stack([(observed == k).sum(axis=1) for k in range(federation.num_classes)])
     asked = counts[:, np.asarray(federation.num_labelled) > 0]
     if (asked < labels).any():
         warnings.warn(

@@ -2,7 +2,7 @@
 
 version                 of this file
 dataset                 name of the dataset
-inputs                  shape and type of an example as stored, and how it is standardized
+inputs                  shape and type of an example as stored, and how it is standardized to be predicted
 class_names             K names
 client_names            of all clients, those that train first
 federation              `FederatedData` without its contents: shapes, types and bounds decide those of a state
@@ -19,7 +19,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from fedjax_ssl import config as configs
-from fedjax_ssl.data import Dataset, FederatedData, Split, WeakLabels, client_names
+from fedjax_ssl.data import Dataset, FederatedData, Split, WeakLabels, client_names, for_prediction
 from fedjax_ssl.experiment.build import Experiment, build_method
 from fedjax_ssl.federated import Method, ServerState
 
@@ -43,7 +43,8 @@ def describe(experiment: Experiment, federation: FederatedData) -> dict[str, Any
         experiment: resolved config and dataset.
         federation: not traced.
     """
-    dataset = experiment.dataset
+    dataset, given = experiment.dataset, experiment.config.data
+    predicted, _ = for_prediction(dataset, given.test_mean, given.test_std)
     natural = experiment.config.partition.name == "natural"
     return {
         "version": VERSION,
@@ -52,8 +53,8 @@ def describe(experiment: Experiment, federation: FederatedData) -> dict[str, Any
             "shape": list(dataset.input_shape),
             "dtype": str(dataset.train.x.dtype),
             "max": dataset.input_max,
-            "mean": dataset.mean,
-            "std": dataset.std,
+            "mean": predicted.mean,
+            "std": predicted.std,
         },
         "class_names": dataset.class_names,
         "client_names": client_names(dataset, federation, natural),

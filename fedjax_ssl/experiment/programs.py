@@ -200,13 +200,13 @@ class Programs:
         """
         if code.on_host:
             (one,) = inputs
-            return _block(code, rounds, None), (states[0], *one)
+            return block_of(code, rounds), (states[0], *one)
         arguments = (states[0], *inputs[0]) if len(states) == 1 else _together(states, inputs)
         key = ("rounds", code.name, rounds, len(states), *described(arguments))
         if key not in self._compiled:
             compiling()
             choices: list[Choice] = []
-            block = _block(code, rounds, choices.append)
+            block = block_of(code, rounds, choices.append)
             program = _compile(block if len(states) == 1 else _vectorized(block), arguments, code)
             self._compiled[key] = program, choices
         return self._compiled[key][0], arguments
@@ -223,7 +223,18 @@ def _init(code: Code) -> Callable[..., ServerState]:
     return init
 
 
-def _block(code: Code, rounds: int, report: Report | None) -> Callable[..., tuple[ServerState, Metrics]]:
+def block_of(code: Code, rounds: int, report: Report | None = None) -> Callable[..., tuple[ServerState, Metrics]]:
+    """The function that `Programs.compile` compiles for one run.
+
+    Args:
+        code: of the run.
+        rounds: of the block.
+        report: is told how clients are placed.
+
+    Returns:
+        (state, numbers, key, federation) -> (state, metrics).
+    """
+
     def block(
         state: ServerState, numbers: Mapping[str, Array], key: Key[Array, ""], federation: FederatedData
     ) -> tuple[ServerState, Metrics]:
@@ -319,5 +330,6 @@ def _explaining_memory(sizes: Mapping[str, int]) -> Iterator[None]:
             f"the device has not enough memory for a round. Lower {f'{large}, ' * bool(large)}config.federated."
             "chunk_size (clients at once, which the run chooses where it is not given; with placement 'chunked' or "
             "'lanes'), config.optimizer.batch_size or config.federated.cohort_size, try --config.precision=bf16, or "
-            f"share the cohort with --config.federated.devices. ({str(error).splitlines()[0]})"
+            "share the cohort with --config.federated.devices; where examples fill the device, leave them on the host "
+            f"with --config.data.residence=host. ({str(error).splitlines()[0]})"
         ) from error

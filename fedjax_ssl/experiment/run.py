@@ -1,6 +1,7 @@
 """Runs with their folders: one, or several that one program trains together."""
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -135,12 +136,15 @@ def advance(runs: Sequence[ActiveRun]) -> None:
             continue
         first = min(waiting, key=lambda one: one.round)
         together = [one for one in waiting if one.kind == first.kind]
+        begin = time.perf_counter()
+        inputs = [one.feed.block(one.round, one.block) for one in together]
+        waited = time.perf_counter() - begin  # for examples that come from the host
         rows, states, compiling, training = first.shared.programs.advance(
             first.code,
             [one.state for one in together],
-            [one.inputs for one in together],
+            inputs,
             first.block,
             Around(first.compiling, first.running),
         )
         for one, row, state in zip(together, rows, states, strict=True):
-            one.take(row, state, compiling / len(together), training / len(together))
+            one.take(row, state, compiling / len(together), (waited + training) / len(together))

@@ -12,6 +12,7 @@ from fedjax_ssl import data
 from fedjax_ssl.data.federation.federated_data import of_one_shape
 from fedjax_ssl.experiment.build import Experiment, build_method, federate, load_resolved
 from fedjax_ssl.experiment.programs import Programs, described
+from fedjax_ssl.experiment.residence import settled
 from fedjax_ssl.tracking.files import plain_value
 
 
@@ -31,26 +32,25 @@ class Shared:
         self._pictures: dict[str, bytes] = {}
 
     def experiment(self, config: ml_collections.ConfigDict) -> Experiment:
-        """The experiment of a resolved config; raises as `load_resolved`."""
+        """The experiment of a resolved config, inputs where they belong; raises as `load_resolved` and `settled`."""
         name = _text(config.data)
         if self._dataset is None or self._dataset[0] != name:
             self._dataset = name, load_resolved(config)
             self._federations, self._pictures = {}, {}
-        return self._dataset[1]._replace(config=config)
+        return settled(self._dataset[1]._replace(config=config), self.federation)
 
     def federation(self, experiment: Experiment) -> data.FederatedData:
         """The federation of an experiment from `self.experiment` with the seed of its config."""
-        config = experiment.config
-        name = self._name(config)
+        config, name = experiment.config, self._name(experiment)
         if name not in self._federations:
-            earlier = next(iter(self._federations.values()), None)
-            inputs = None if earlier is None else earlier.inputs
+            whole = [one.inputs for one in self._federations.values() if not isinstance(one.inputs, data.LoadedInputs)]
+            inputs = whole[0] if whole else None
             self._federations[name] = federate(experiment, jax.random.key(config.seed), inputs)
         return self._federations[name]
 
     def draw(self, experiment: Experiment, path: Path) -> None:
         """Draws the partition of an experiment into a file; each federation is drawn once."""
-        name = self._name(experiment.config)
+        name = self._name(experiment)
         if name not in self._pictures:
             data.plot_partition(self.federation(experiment), path)
             self._pictures[name] = path.read_bytes()
@@ -67,21 +67,22 @@ class Shared:
             configs: resolved, of one program but for shapes.
         """
         experiments = [self.experiment(config) for config in configs]
-        found = {self._name(config): self.federation(one) for config, one in zip(configs, experiments, strict=True)}
+        found = {self._name(one): self.federation(one) for one in experiments}
         if len({described(one) for one in found.values()}) == 1:
             return
         widened = dict(zip(found, of_one_shape(list(found.values())), strict=True))
         first, key = experiments[0], jax.random.key(0)
         before, after = (
             jax.eval_shape(build_method(first, one).init, key, one)
-            for one in (found[self._name(first.config)], widened[self._name(first.config)])
+            for one in (found[self._name(first)], widened[self._name(first)])
         )
         if described(before) == described(after):
             self._federations.update(widened)
 
     @staticmethod
-    def _name(config: ml_collections.ConfigDict) -> str:
-        return f"{_text(config.partition)} {_text(config.supervision)} {config.seed}"
+    def _name(experiment: Experiment) -> str:
+        config, where = experiment.config, "device" if experiment.host is None else "host"
+        return f"{_text(config.partition)} {_text(config.supervision)} {config.seed} {where}"
 
 
 def _text(section: Any) -> str:

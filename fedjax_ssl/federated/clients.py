@@ -20,7 +20,9 @@ def clients_of(data: FederatedData, ids: Int[Array, " p"], valid: Bool[Array, " 
     present = jnp.ones(ids.shape, bool) if valid is None else valid
     rows = data.index[ids]
     num_examples = jnp.where(present, data.num_examples[ids], 0)
-    real = jnp.arange(rows.shape[1], dtype=jnp.int32) < num_examples[:, None]
+    num_labelled = jnp.where(present, data.num_labelled[ids], 0)
+    column = jnp.arange(rows.shape[1], dtype=jnp.int32)
+    real = column < num_examples[:, None]
     weak = data.weak
     if weak is not None:
         everybody = replace(weak, prior=jnp.broadcast_to(weak.prior, (data.num_clients, *weak.prior.shape)))
@@ -31,8 +33,9 @@ def clients_of(data: FederatedData, ids: Int[Array, " p"], valid: Bool[Array, " 
     return Client(
         ids,
         rows,
-        observed=jnp.where(real, data.observed[rows], -1),
-        num_labelled=jnp.where(present, data.num_labelled[ids], 0),
+        # Another client may see the label of an example that this one has without.
+        observed=jnp.where(column < num_labelled[:, None], data.observed[rows], -1),
+        num_labelled=num_labelled,
         num_examples=num_examples,
         sent={},
         received=(),

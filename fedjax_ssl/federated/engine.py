@@ -1,6 +1,7 @@
 """The engine: builds a `Method` from stages of terms. There is one training loop, and every method runs in it."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +14,7 @@ from fedjax_ssl.checks import check_choices
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated.client import LocalTraining
 from fedjax_ssl.federated.clients import all_clients
+from fedjax_ssl.federated.cohort import Cohort
 from fedjax_ssl.federated.execution import Execution
 from fedjax_ssl.federated.kept import first_kept
 from fedjax_ssl.federated.local_optimizer import LearningRate
@@ -30,7 +32,7 @@ from fedjax_ssl.federated.method import (
     Trained,
 )
 from fedjax_ssl.federated.packing import packing
-from fedjax_ssl.federated.round import run_round, train_at_server
+from fedjax_ssl.federated.round import draw_cohort, run_round, train_at_server
 from fedjax_ssl.federated.setup import KEEP_BY, WEIGHTINGS, Setup
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Outputs
@@ -131,7 +133,8 @@ def federated_method(
         return combine(groups), statistics
 
     def outputs(state: ServerState, inputs: Array, client: Int[Array, ""] | None = None) -> Outputs:
-        return setup.model.apply(*network_of(state, client), setup.normalize(inputs), train=False)[0]
+        normalize = setup.normalize_test or setup.normalize
+        return setup.model.apply(*network_of(state, client), normalize(inputs), train=False)[0]
 
     def predict_for(state: ServerState, client: Int[Array, ""], inputs: Array) -> Array:
         return jax.nn.log_softmax(outputs(state, inputs, client).logits)
@@ -148,6 +151,7 @@ def federated_method(
         alone=alone,
         on_host=on_host,
         network=network_of,
+        cohort=_cohort_of(setup, stages),
     )
 
 
@@ -192,9 +196,7 @@ def _round_of(
     setup: Setup, training: LocalTraining, stages: tuple[Stage, ...], on_host: bool
 ) -> Callable[..., tuple[ServerState, Metrics]]:
     """`Method.round`: a round of the stage that the state is in."""
-    starts = [0]
-    for stage in stages[:-1]:
-        starts.append(starts[-1] + (stage.rounds or 0))
+    starts = _starts(stages)
 
     def of_stage(stage: Stage, start: int) -> Callable[..., tuple[ServerState, Metrics]]:
         length = stage.rounds
@@ -222,6 +224,28 @@ def _round_of(
         return _switch(number, [lambda *given, run=run: run(*given, execution) for run in rounds], key, state, data)
 
     return round
+
+
+def _cohort_of(setup: Setup, stages: tuple[Stage, ...]) -> Callable[..., Cohort]:
+    """`Method.cohort`: of the stage that the round is in, with as many slots in all stages."""
+
+    def cohort(key: Array, number: Int[Array, ""], data: FederatedData) -> Cohort:
+        everyone = all_clients(data)
+
+        def of_stage(stage: Stage) -> Cohort:
+            ids, valid = draw_cohort(setup, stage, key, number, everyone)
+            empty = (0, setup.cohort_size - ids.shape[0])
+            return Cohort(jnp.pad(ids, empty, constant_values=data.num_clients), jnp.pad(valid, empty))
+
+        place = jnp.sum(number >= jnp.array(_starts(stages)[1:], jnp.int32), dtype=jnp.int32)
+        return jax.lax.switch(place, [partial(of_stage, stage) for stage in stages])
+
+    return cohort
+
+
+def _starts(stages: tuple[Stage, ...]) -> list[int]:
+    """Rounds before each stage."""
+    return [sum(stage.rounds or 0 for stage in stages[:place]) for place in range(len(stages))]
 
 
 def _switch(
@@ -337,6 +361,11 @@ def _check(setup: Setup, stages: tuple[Stage, ...], groups: tuple[str, ...], pri
     if not set(private) <= set(groups):
         raise ValueError(f"private groups are {', '.join(private)}; the method's groups are {', '.join(groups)}")
     for stage in stages:
+        if stage.gradient_pass is not None and (stage.kinds or setup.federated_optimizer.alone):
+            raise ValueError(
+                "gradients at the averaged model are those of clients of one kind that share a model; "
+                f"{'this stage has several kinds' if stage.kinds else 'these clients train alone'}"
+            )
         terms = (*_terms(stage), *_server_terms(stage))
         names = [term.name for term in terms]
         if len(set(names)) < len(names):

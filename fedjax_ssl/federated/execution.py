@@ -10,7 +10,16 @@ from jaxtyping import Array, Bool
 from fedjax_ssl.backend import backend
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated.client import Broadcast, ClientUpdate
-from fedjax_ssl.federated.memory import Choice, Need, choose, estimate_need, step_counts, tree_bytes, vectorized_runs
+from fedjax_ssl.federated.memory import (
+    Choice,
+    Need,
+    bytes_of_examples,
+    choose,
+    estimate_need,
+    step_counts,
+    tree_bytes,
+    vectorized_runs,
+)
 from fedjax_ssl.federated.method import Client, Method, Sampler, ServerState
 from fedjax_ssl.federated.placement import train_cohort
 
@@ -81,8 +90,8 @@ def place_clients(
 
 def _free(memory: int, runs: int, state: ServerState, data: FederatedData) -> int:
     """Bytes left for a round of one of several runs that share the examples; a round makes a new state of the old."""
-    examples = tree_bytes(data.inputs)
-    free = (memory - examples) // runs - (tree_bytes(data) - examples) - 2 * tree_bytes(state)
+    here, examples = tree_bytes(data.inputs), bytes_of_examples(data)
+    free = (memory - examples) // runs - (tree_bytes(data) - here) - 2 * tree_bytes(state)
     kept = tree_bytes(state.clients)
     if free <= 0 < kept:
         raise ValueError(

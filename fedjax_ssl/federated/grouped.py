@@ -155,6 +155,7 @@ def grouped(
         number=num_groups,
         replicas=1 if replica_same_batches else num_groups,
         membership=lambda received: (received["share"] > 0).astype(received["share"].dtype),
+        models=lambda state, params: state,
     )
     many = lambda params: jax.tree.map(lambda w: jnp.stack([w] * num_groups), params)  # noqa: E731
     return FederatedOptimizer(many, apply, send=send, start=start, report=report, groups=groups)

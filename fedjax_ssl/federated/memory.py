@@ -6,10 +6,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr
 
-from fedjax_ssl.backend import elsewhere
+from fedjax_ssl.backend import backend, elsewhere
+from fedjax_ssl.data import FederatedData, LoadedInputs
 from fedjax_ssl.federated.client import ClientUpdate, batch_of, step_bound
+from fedjax_ssl.federated.liveness import live_bytes
 from fedjax_ssl.federated.method import Client, Now, Sampler
 
 PyTree = Any
@@ -22,6 +24,8 @@ VECTORIZED_RUNS = "vectorized runs"
 _UNEQUAL = 1.25
 # Part of the free memory that is planned with: the rest is for the compiler's workspaces and for fragmentation.
 USABLE = 0.8
+# What compilers took of what was estimated, at most, over the workloads of the benchmark (docs/benchmarks.md).
+_MARGIN = {"gpu": 1.1, "tpu": 1.45, "cpu": 1.1}
 
 
 class Choice(NamedTuple):
@@ -31,14 +35,6 @@ class Choice(NamedTuple):
     clients_at_once: int  # on a device
     bytes_per_client: int | None = None  # estimated; None: the choice did not need it
     limit: int | None = None  # bytes that the clients at once may take together; None: not known
-    bytes_kept: int | None = None  # estimated, of what the round keeps of the cohort
-
-    @property
-    def estimated_bytes(self) -> int | None:
-        """What a round is estimated to take beside its arguments and results; None: the choice did not need it."""
-        if self.bytes_per_client is None or self.bytes_kept is None:
-            return None
-        return self.clients_at_once * self.bytes_per_client + self.bytes_kept
 
 
 class Need(NamedTuple):
@@ -96,15 +92,15 @@ def _at_once(
     need = estimate(placement)
     free = max(int(USABLE * limit) - need.kept, 0)
     fitting = free // max(need.per_client, 1)
-    return Choice(placement, max(min(fitting, num_clients), 1), need.per_client, free, need.kept)
+    return Choice(placement, max(min(fitting, num_clients), 1), need.per_client, free)
 
 
 def estimate_need(update: ClientUpdate, clients: Client, placement: str, num_clients: int, gathered: int = 0) -> Need:
     """Estimates the memory of a cohort's training on one device.
 
     A client that trains takes its tables and schedule, its progress (parameters, batch statistics, states of the
-    local optimizer and of the terms) twice, and the intermediate values of one local step (activations and gradients
-    among them), or of what it does before or after its steps where those are larger.
+    local optimizer and of the terms), what it adds to the sums, and the values of one local step (activations and
+    gradients among them), or of what it does before or after its steps where those are larger.
 
     Args:
         update: from `client_update`; only shapes are used, so that it may be traced.
@@ -113,19 +109,32 @@ def estimate_need(update: ClientUpdate, clients: Client, placement: str, num_cli
         num_clients: clients of the cohort on the device.
         gathered: clients whose results the device gathers from all devices.
     """
-    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), clients)
+    # Two, since some operations take another way as soon as there are several clients.
+    some = jax.tree.map(lambda x: jax.ShapeDtypeStruct((2, *x.shape[1:]), x.dtype), clients)
     number = jax.ShapeDtypeStruct((), jnp.int32)
-    schedule, start = jax.eval_shape(update.schedule, one), jax.eval_shape(update.start, one)
-    batch = jax.eval_shape(batch_of, schedule, number)
-    summed, stacked = map(tree_bytes, jax.eval_shape(update.finish, one, number, start))
-    before = intermediate_bytes(jax.make_jaxpr(update.schedule)(one))
-    during = intermediate_bytes(jax.make_jaxpr(update.step)(one, number, batch, start))
-    after = intermediate_bytes(jax.make_jaxpr(update.finish)(one, number, start))
-    progress, plan = tree_bytes(start), tree_bytes(schedule)
+    prepare, step, finish = jax.vmap(update.schedule), jax.vmap(update.step, (0, None, 0, 0)), update.finish
+    finish = jax.vmap(finish, (0, None, 0))
+    schedule, start = jax.eval_shape(prepare, some), jax.eval_shape(jax.vmap(update.start), some)
+    batch = jax.eval_shape(jax.vmap(batch_of, (0, None)), schedule, number)
+    summed, stacked = (tree_bytes(tree) // 2 for tree in jax.eval_shape(finish, some, number, start))
+    before, during, after = (
+        program_bytes(jaxpr) // 2
+        for jaxpr in (
+            jax.make_jaxpr(prepare)(some),
+            jax.make_jaxpr(step)(some, number, batch, start),
+            jax.make_jaxpr(finish)(some, number, start),
+        )
+    )
+    tables, progress, plan = (tree_bytes(tree) // 2 for tree in (some, start, schedule))
     kept = num_clients * stacked + gathered * (summed + stacked)
     if placement == "lanes":
         kept += num_clients * (progress + plan + before)
-    return Need(tree_bytes(one) + plan + 2 * progress + summed + max(before, during, after), kept)
+    return Need(tables + plan + progress + summed + max(before, during, after), kept)
+
+
+def program_bytes(jaxpr: ClosedJaxpr) -> int:
+    """What a program takes beside its arguments on the device that it is traced for, with a margin."""
+    return int(_MARGIN.get(backend(), _MARGIN["gpu"]) * live_bytes(jaxpr, tiled=backend() == "tpu"))
 
 
 def tree_bytes(tree: PyTree) -> int:
@@ -133,19 +142,13 @@ def tree_bytes(tree: PyTree) -> int:
     return sum(_bytes(leaf) for leaf in jax.tree.leaves(tree))
 
 
-def intermediate_bytes(jaxpr: ClosedJaxpr | Jaxpr) -> int:
-    """Sum of the sizes of all values that a traced function computes, in bytes.
+def bytes_of_examples(data: FederatedData) -> int:
+    """Bytes of a device that examples take, with those of the coming rounds where these are brought meanwhile.
 
-    An upper bound of what they take at a time, as most of them do not live together and many are fused away. Of a loop,
-    its body counts once and its results as a whole.
+    Args:
+        data: as a round gets it; only shapes are used.
     """
-    total = 0
-    for equation in jaxpr.eqns:
-        inner = list(jaxprs_in_params(equation.params))
-        if not inner or equation.primitive.name in ("scan", "while"):
-            total += sum(_bytes(variable.aval) for variable in equation.outvars)
-        total += sum(map(intermediate_bytes, inner))
-    return total
+    return tree_bytes(data.inputs) * (2 if isinstance(data.inputs, LoadedInputs) else 1)
 
 
 class StepCounts(NamedTuple):

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.data import FederatedData, WeakLabels
+from fedjax_ssl.federated.cohort import Cohort
 from fedjax_ssl.federated.exact_count import Count, count
 from fedjax_ssl.models import Outputs
 
@@ -40,6 +41,9 @@ class Method(NamedTuple):
     network: Callable[..., tuple[PyTree, PyTree]] | None = None
     # ^ (state, client id or None) -> (parameters, batch statistics) of the network that predicts, the client's own or
     # the global one; None: prediction is no network's
+    cohort: Callable[..., Cohort] | None = None
+    # ^ (run key, round, data) -> whose examples this round looks at beside the server's, known before it; traceable.
+    # None: it may look at any client's, so that all examples have to be on the device
 
 
 class Kept(NamedTuple):
@@ -101,11 +105,11 @@ class Round(NamedTuple):
     num_rounds: Int[Array, ""] | None  # of the stage; None: not known
     clients: Client  # the cohort, leading axis p, in increasing order of client id
     valid: Bool[Array, " p"]  # False where the cohort has fewer clients than slots
-    everyone: Client  # all C clients, for terms that act on the whole federation
+    everyone: Client  # all C clients, for terms that act on the whole federation; `rows` may be `NotLoaded`
     params: PyTree  # the network's parameters as broadcast
     groups: Params  # the same by parameter group
     model_state: PyTree
-    inputs: Array  # [N, ...] raw inputs of all examples
+    inputs: Array  # [N, ...] raw inputs of all examples, of which the clients', the server's and validation are there
     validation: Validation | None = None
 
 
@@ -309,6 +313,22 @@ class Perturbation(NamedTuple):
     views: tuple[View, ...] = ()  # that `loss` reads
 
 
+class GradientPass(NamedTuple):
+    """A second pass of the cohort over its examples, after averaging and for the log alone: nothing moves.
+
+    Everybody's gradients of the stage's losses are summed over the pass, at the averaged model, or at that of its group
+    (`fedjax_ssl.federated.Groups`). A private group of parameters is not among them.
+    """
+
+    sampler: "Sampler"  # batches of the pass
+    report: Callable[[Params, Float[Array, " G"]], PyTree]
+    # ^ (sums of gradients by parameter group, 1 for the client's group and else 0) -> what is added over the cohort;
+    # no group where the client has no example, or a gradient that is not finite
+    log: Callable[[PyTree], Metrics]  # what was added -> metrics, which must be of floating point
+    every: int = 1  # rounds; the pass is made after the last of them, the metrics of the others are NaN
+    server: "Sampler | None" = None  # replicas of the server count too, one for each group: their batches
+
+
 class ClientKind(NamedTuple):
     """Clients that train otherwise than the rest of the cohort."""
 
@@ -349,6 +369,12 @@ class Stage(NamedTuple):
     # ^ (client, uploads by term) -> its weight in the average; None: the run's weighting
     perturbation: Perturbation | None = None
     separate_passes: bool = False  # a forward pass per view, each with batch statistics of its own
+    gradient_pass: GradientPass | None = None  # for the log; not with `kinds`, and not of clients that train alone
+
+    @property
+    def trains_clients(self) -> bool:
+        """Whether there are terms for clients; otherwise only the server trains."""
+        return bool(self.terms or self.kinds)
 
 
 class Schedule(NamedTuple):

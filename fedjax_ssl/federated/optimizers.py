@@ -65,6 +65,8 @@ class Groups(NamedTuple):
     replicas: int = 1  # of the server, where a method has it as a member of the average
     membership: Callable[[PyTree], Float[Array, " G"]] = lambda received: jnp.ones((1,))
     # ^ received -> 1 for the groups that a client or replica is in, else 0
+    models: Callable[[PyTree, Grouped], Grouped] = lambda state, params: jax.tree.map(lambda w: w[None], params)
+    # ^ (state, global parameters) -> the model of every group, leading axis G
 
 
 def _same_for_all(state: PyTree, received: PyTree, common: Grouped) -> Grouped:

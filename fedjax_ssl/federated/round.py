@@ -2,20 +2,21 @@
 
 from collections.abc import Callable
 from functools import partial, reduce
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fedjax_ssl.data import FederatedData
+from fedjax_ssl.data import FederatedData, LoadedInputs, NotLoaded
 from fedjax_ssl.federated import kept as kept_table
 from fedjax_ssl.federated.client import Broadcast, LocalTraining, Task, client_update
 from fedjax_ssl.federated.clients import all_clients, clients_of, server_as_client
 from fedjax_ssl.federated.cohort import Cohort, random_slots
 from fedjax_ssl.federated.exact_count import count
 from fedjax_ssl.federated.execution import Execution, place_clients
+from fedjax_ssl.federated.gradient_pass import Members, run_gradient_pass
 from fedjax_ssl.federated.method import (
     Client,
     Kept,
@@ -78,14 +79,15 @@ def run_round(
         data: the federation.
         execution: where the clients run.
     """
-    key = jax.random.fold_in(named_key(run_key, "round"), state.round)
+    key = _round_key(run_key, state.round)
     everyone = all_clients(data)
-    cohort = Cohort(jnp.zeros((0,), jnp.int32), jnp.zeros((0,), bool))
-    if stage.terms or stage.kinds:
-        counts = stage.count_labels(everyone)
-        size, quota = setup.cohort_size, stage.labelled_quota
-        cohort = setup.draw_cohort(named_key(key, "cohort"), counts, data.num_examples, size, quota)
-
+    drawn = None
+    if isinstance(data.inputs, LoadedInputs):
+        drawn, everyone = data.inputs.drawn, everyone._replace(rows=cast(Array, NotLoaded(everyone.rows.shape)))
+    if drawn is None or not stage.trains_clients:
+        cohort = draw_cohort(setup, stage, run_key, state.round, everyone)
+    else:  # not drawn again: whose examples are there was decided
+        cohort = Cohort(*(table[state.round - drawn.first] for table in (drawn.ids, drawn.valid)))
     slots = _slots_of(key, cohort.ids, cohort.valid, data)
 
     def context(state: ServerState) -> Round:
@@ -113,7 +115,7 @@ def run_round(
         state, log = train_at_server(training, server, context(state), state, data, rate, "server before")
         logs.append(log)
     info: Metrics = {}
-    if stage.terms or stage.kinds:
+    if stage.trains_clients:
         state, info, more = _train_clients(setup, training, stage, context(state), state, data, rate, execution)
         logs += more
     if server is not None and "after" in server.when:
@@ -123,6 +125,28 @@ def run_round(
     if training.average_optimizer:
         info = {"optimizer_state_bytes": count(0), **info}
     return state._replace(round=state.round + 1), info
+
+
+def draw_cohort(
+    setup: Setup, stage: Stage, run_key: Key[Array, ""], number: Int[Array, ""], everyone: Client
+) -> Cohort:
+    """Who takes part in a round, which nothing that happens in training decides; without slots where nobody does.
+
+    Args:
+        setup: the run.
+        stage: of this round.
+        run_key: the run's.
+        number: rounds before this one.
+        everyone: all clients.
+    """
+    if not stage.trains_clients:
+        return Cohort(jnp.zeros((0,), jnp.int32), jnp.zeros((0,), bool))
+    key, counts = named_key(_round_key(run_key, number), "cohort"), stage.count_labels(everyone)
+    return setup.draw_cohort(key, counts, everyone.num_examples, setup.cohort_size, stage.labelled_quota)
+
+
+def _round_key(run_key: Key[Array, ""], number: Int[Array, ""]) -> Key[Array, ""]:
+    return jax.random.fold_in(named_key(run_key, "round"), number)
 
 
 def train_at_server(
@@ -176,7 +200,14 @@ def _train_clients(
         _Work(task, members, partial(place_clients, execution, task.sampler, state, data)) for task, members in works
     ]
     replicas = stage.server if stage.server is not None and stage.server.members else None
-    state, info, log = _train(training, placed, replicas, context, state, data, learning_rate)
+    look = None
+    if stage.gradient_pass is not None:
+        asked, silent = stage.gradient_pass, execution._replace(report=None)
+        own = works[0][0]._replace(sampler=asked.sampler)
+        place = partial(place_clients, silent, asked.sampler, state, data)
+        servers = Task(replicas.terms, asked.server, _uniform) if replicas and asked.server else None
+        look = partial(run_gradient_pass, asked, Members(own, place, servers), training, data)
+    state, info, log = _train(training, placed, replicas, context, state, data, learning_rate, look)
     return state, info, [] if log is None else [log]
 
 
@@ -188,8 +219,19 @@ def _train(
     state: ServerState,
     data: FederatedData,
     learning_rate: Float[Array, ""],
+    look: Callable[[Broadcast, Client, Bool[Array, " p"], ServerState], Metrics] | None = None,
 ) -> tuple[ServerState, Metrics, Metrics | None]:
     """Trains the context's clients and takes the federated optimizer's step; the round is not counted here.
+
+    Args:
+        training: what stays the same over the rounds.
+        works: the clients by kind.
+        replicas: of the server, which train beside them.
+        context: the round before anything was sent.
+        state: before the round.
+        data: the federation.
+        learning_rate: of the round.
+        look: (broadcast, the clients of the only kind, which are there, state after averaging) -> further metrics.
 
     Returns:
         (state, metrics, metrics of the server's replicas if there are any).
@@ -225,12 +267,12 @@ def _train(
         inputs=data.inputs,
         validation=_validation(data),
     )
-    results = []
+    results, active = [], clients
     for work in works:
-        takes_part = [term.server.takes_part(sent[term.name], context) for term in work.task.terms]
-        active = jnp.stack(takes_part).any(0) & work.members
+        takes_part = jnp.stack([term.server.takes_part(sent[term.name], context) for term in work.task.terms]).any(0)
+        active = without_examples(clients, takes_part & work.members)
         update_of = partial(client_update, training, work.task)
-        results.append(_Results(*work.place(update_of, broadcast, without_examples(clients, active), context.valid)))
+        results.append(_Results(*work.place(update_of, broadcast, active, context.valid)))
     together = _join(results, works, kept)
     counts = together.stacked["counts"] & context.valid
     summed, log = together.summed, None
@@ -272,6 +314,8 @@ def _train(
     truth = data.labels[context.clients.rows]
     for term in terms:
         info |= term.log.diagnose(outcomes[term.name], truth, together.stacked["measured"][term.name])
+    if look is not None:
+        info |= look(broadcast, active, context.valid, after)
     return after._replace(terms={**states, **absorbed}), info, log
 
 

@@ -122,7 +122,9 @@ def with_static_batch_norm(
         new, info = method.round(key, state, data, **how)
         return refreshed(new, data), info
 
-    return method._replace(init=init, round=round)
+    # Without a norm layer nobody looks at all examples.
+    statistics = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))[1])
+    return method._replace(init=init, round=round, cohort=None if statistics else method.cohort)
 
 
 def _joined(batch_size: int, *tables: tuple[Int[Array, "p n"], Int[Array, " p"]]) -> Part:

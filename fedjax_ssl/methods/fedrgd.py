@@ -33,7 +33,9 @@ from fedjax_ssl.checks import check_choices, check_numbers, check_whole_numbers
 from fedjax_ssl.federated import (
     AtServer,
     Client,
+    Diversity,
     ForLog,
+    GradientPass,
     Method,
     Now,
     Outcome,
@@ -43,10 +45,13 @@ from fedjax_ssl.federated import (
     Setup,
     Stage,
     Step,
+    Steps,
     Term,
     federated_method,
     fixed_steps,
+    full_gradient_diversity,
     paired_batches,
+    passes,
     with_gradient_diversity,
 )
 from fedjax_ssl.federated.method import Metrics, PyTree
@@ -63,6 +68,7 @@ from fedjax_ssl.objectives import fixmatch_loss
 
 LABELS = ("server", "client")
 USER_LOSSES = ("crl", "self_training", "supervised")
+DIVERSITIES = ("updates", "gradients", "both")
 
 
 class Batches(NamedTuple):
@@ -85,9 +91,12 @@ def fedrgd(
     schedule_steps: int | None = None,
     first_period_extra_step: bool = False,
     bn_stats: str = "server",
+    diversity: str = "updates",
+    diversity_every: int = 1,
     norm_ord: int = 2,
     squared: bool = True,
     include_server: bool = True,
+    exclude_norm: bool = False,
 ) -> Method:
     """FedRGD: consistency at the users, replicas of the server as members of the average, groups of users.
 
@@ -109,40 +118,58 @@ def fedrgd(
         schedule_steps: local steps of the cosine; None: of the run.
         first_period_extra_step: the first round of every 1,024 steps takes T + 1, as in the code.
         bn_stats: running statistics of batch norm layers are the "server"'s, or the "average" of all members.
-        norm_ord: of the metric "gradient_diversity", 2 or 1.
-        squared: whether its norms are squared.
-        include_server: whether replicas count in it.
+        diversity: metric of the log: "updates" (of local training, "gradient_diversity"), "gradients" (of a further
+            pass over the data at the averaged models, "full_gradient_diversity"), or "both".
+        diversity_every: rounds, of which the last makes that pass.
+        norm_ord: of these metrics, 2 or 1.
+        squared: whether their norms are squared.
+        include_server: whether replicas count in them.
+        exclude_norm: parameters of norm layers do not count in "full_gradient_diversity".
 
     Raises:
-        ValueError: for a setting outside these, or a run of unknown length without `schedule_steps`.
+        ValueError: for a setting outside these, a run of unknown length without `schedule_steps`, or gradients at an
+            averaged model where clients train alone.
     """
     check_choices(LABELS, labels=labels)
     check_choices(USER_LOSSES, user_loss=user_loss)
     check_choices(("server", "average"), bn_stats=bn_stats)
-    check_whole_numbers(local_steps=local_steps)
+    check_choices(DIVERSITIES, diversity=diversity)
+    check_whole_numbers(local_steps=local_steps, diversity_every=diversity_every)
+    how = Diversity(norm_ord, squared, include_server)
     if isinstance(threshold, (int, float)) and threshold > 1 and user_loss != "supervised":
         warnings.warn(f"threshold is {threshold}: no pseudo-label is so sure, users learn nothing", stacklevel=2)
-    optimizer = with_gradient_diversity(setup.federated_optimizer, norm_ord, squared, include_server)
     setup = with_step_schedule(setup, lr_schedule, local_steps, warmup_steps, schedule_steps)
-    setup = setup._replace(federated_optimizer=optimizer)
+    if diversity != "gradients":
+        setup = setup._replace(federated_optimizer=with_gradient_diversity(setup.federated_optimizer, how))
     batches = Batches(local_steps, max(NOMINAL_STEPS // local_steps, 1) if first_period_extra_step else 0)
     unlabelled = unlabelled_term(setup, user_loss, consistency, threshold)
+
+    def gradient_pass(*streams: str) -> GradientPass | None:
+        if diversity == "updates":
+            return None
+        server = one_pass(setup, ("labelled",), setup.max_server) if labels == "server" else None
+        own = one_pass(setup, streams)
+        return full_gradient_diversity(own, how, server=server, exclude_norm=exclude_norm, every=diversity_every)
+
     if labels == "client":
         terms = (supervised_term(setup), *(() if user_loss == "supervised" else (unlabelled,)))
         both = ("labelled", "unlabelled") if user_loss != "supervised" else ("labelled",)
-        return federated_method(setup, (Stage(terms, steps_of(setup, batches, both)),))
+        stage = Stage(terms, steps_of(setup, batches, both), gradient_pass=gradient_pass(*both))
+        return federated_method(setup, (stage,))
     at_server = supervised_term(setup)._replace(name="supervised at server")
     server = ServerTraining(
         (at_server,),
         steps_of(setup, batches, ("labelled",), setup.max_server),
-        members=optimizer.groups.replicas,
+        members=setup.federated_optimizer.groups.replicas,
         keep_optimizer=setup.keep_optimizer,
         statistics=bn_stats == "server",
     )
     if user_loss == "supervised":
         stage = Stage((supervised_term(setup),), steps_of(setup, batches, ("labelled",)), labelled_quota="only")
-        return federated_method(setup, (stage._replace(server=server),), needs=("labels", "server"), needs_all=True)
+        stage = stage._replace(server=server, gradient_pass=gradient_pass("labelled"))
+        return federated_method(setup, (stage,), needs=("labels", "server"), needs_all=True)
     stage = Stage((unlabelled,), steps_of(setup, batches, ("unlabelled",)), labelled_quota="any", server=server)
+    stage = stage._replace(gradient_pass=gradient_pass("unlabelled"))
     return federated_method(setup, (stage,), needs=("server",))
 
 
@@ -209,16 +236,47 @@ def steps_of(setup: Setup, batches: Batches, streams: tuple[str, ...], max_label
         streams: "labelled", "unlabelled" or both.
         max_labelled: static bound; None: of the clients.
     """
-    size, most = setup.batch_size, setup.max_labelled if max_labelled is None else max_labelled
-    steps = fixed_steps(batches.number + bool(batches.extra_every))
-    alone = streams == ("unlabelled",)
-    drawn_from = paired_batches(size, size, steps, most, setup.max_unlabelled, labelled_too=alone)
+    drawn_from = _streams_of(setup, fixed_steps(batches.number + bool(batches.extra_every)), streams, max_labelled)
 
     def schedule(key: Key[Array, ""], client: Client, now: Now) -> Schedule:
         drawn = drawn_from.schedule(key, client, now)
         number = drawn.num_steps
         if batches.extra_every:
             number = jnp.minimum(number, batches.number + (now.number % batches.extra_every == 0).astype(jnp.int32))
+        return drawn._replace(num_steps=number)
+
+    return Sampler(schedule)
+
+
+def one_pass(setup: Setup, streams: tuple[str, ...], max_labelled: int | None = None) -> Sampler:
+    """As many batches as go once through the client's examples; the last one is filled up.
+
+    Of both streams, the unlabelled one is passed over, and the other one is repeated.
+
+    Args:
+        setup: the run.
+        streams: "labelled", "unlabelled" (then all examples) or both.
+        max_labelled: static bound; None: of the clients.
+    """
+    size, most = setup.batch_size, setup.max_labelled if max_labelled is None else max_labelled
+    steps = passes(size, size, 1, most, setup.max_unlabelled)
+    if streams == ("unlabelled",):
+        most += setup.max_unlabelled
+        steps = Steps(lambda client: -(-client.num_examples // size), max(-(-most // size), 1))
+    elif streams == ("labelled",):
+        steps = Steps(lambda client: -(-client.num_labelled // size), max(-(-most // size), 1))
+    return _streams_of(setup, steps, streams, max_labelled)
+
+
+def _streams_of(setup: Setup, steps: Steps, streams: tuple[str, ...], max_labelled: int | None) -> Sampler:
+    """These streams of `paired_batches`, in steps that have a row."""
+    size, most = setup.batch_size, setup.max_labelled if max_labelled is None else max_labelled
+    alone = streams == ("unlabelled",)
+    drawn_from = paired_batches(size, size, steps, most, setup.max_unlabelled, labelled_too=alone)
+
+    def schedule(key: Key[Array, ""], client: Client, now: Now) -> Schedule:
+        drawn = drawn_from.schedule(key, client, now)
+        number = drawn.num_steps
         if streams == ("labelled",):  # no step without a row
             number = jnp.where(client.num_labelled > 0, number, 0)
         return Schedule(

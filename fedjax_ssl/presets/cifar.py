@@ -7,6 +7,12 @@ from fedjax_ssl.config import ConfigError, default
 # (FL)^2's mean and deviation, pixels in [0, 1].
 FL2_MEAN = {"cifar10": (0.485, 0.456, 0.406), "cifar100": (129.3 / 255, 124.1 / 255, 112.4 / 255)}
 FL2_STD = {"cifar10": (0.229, 0.224, 0.225), "cifar100": (68.2 / 255, 65.4 / 255, 70.4 / 255)}
+# SAGE's code standardizes by CIFAR-10's numbers in training whatever the dataset is, and by others in testing.
+SAGE_TRAIN = (0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)
+SAGE_TEST = {
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+}
 
 
 def fl2_on_cifar(dataset: str, variant: str) -> ml_collections.ConfigDict:
@@ -60,13 +66,20 @@ def sage_on_cifar(dataset: str, split: str) -> ml_collections.ConfigDict:
 
     Args:
         dataset: "cifar10" or "cifar100".
-        split: "iid" or the concentration of the split in pairs.
+        split: "iid" or the concentration of the split in pairs; "0.1,code": inputs are standardized as in the code, by
+            CIFAR-10's numbers in training and by others in testing.
 
     Raises:
         ConfigError: it is something else.
     """
+    split, _, norm = split.partition(",")
+    if norm not in ("", "code"):
+        raise ConfigError(f"the argument of this config ends with {norm!r}; give a split alone, or 0.1,code")
     _, alpha = _labels_and_split(f"5000,{split}")
     config = default("sage")
+    if norm == "code":
+        config.data.mean, config.data.std = SAGE_TRAIN
+        config.data.test_mean, config.data.test_std = SAGE_TEST[dataset]
     config.rounds = 300 if dataset == "cifar10" else 500
     config.checkpoint_every = 5
     config.data.name = dataset

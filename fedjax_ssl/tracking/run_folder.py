@@ -17,7 +17,7 @@ from fedjax_ssl.tracking.lock import FolderLock
 # comes out of it.
 WATCHING = (
     *("checkpoint_every", "metrics", "profile", "tracking", "distributed"),
-    *("data.root", "data.download", "data.timeout"),
+    *("data.root", "data.download", "data.timeout", "data.residence"),
 )
 # What the folder of many runs has in place of `config.json`.
 SWEEP_FILE, SEARCH_FILE = "sweep.json", "search.json"

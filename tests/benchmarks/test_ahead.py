@@ -23,22 +23,17 @@ FIELDS = [
 TRAINED = [name for name in shipped_configs() if not name.endswith("_predict")]
 
 
-def compiled(text: str = LOOPS, choices: tuple[Choice, ...] = (Choice("chunked", 5, 10, 1000, 7),)) -> ahead.Compiled:
+def compiled(text: str = LOOPS, choices: tuple[Choice, ...] = (Choice("chunked", 5, 10, 1000),)) -> ahead.Compiled:
     program = SimpleNamespace(as_text=lambda: text, memory_analysis=lambda: SimpleNamespace(temp_size_in_bytes=60))
-    return ahead._read("W2", "", "h100", program, 2, list(choices), 1.5)
+    return ahead._read("W2", "", "h100", program, 2, list(choices), 57, 1.5)
 
 
 def test_a_row_has_the_fields_that_are_promised_and_nothing_else() -> None:
     row = compiled().row()
     assert list(row) == FIELDS and json.loads(json.dumps(row)) == row
     assert row["kernels_per_step"] == 2 and row["host_round_trips_per_step"] == 1 and row["kernels_per_round"] == 4
-    assert row["temporary_bytes"] == 60 and row["estimated_bytes"] == 5 * 10 + 7
+    assert row["temporary_bytes"] == 60 and row["estimated_bytes"] == 57
     assert row["bound_seconds_per_step"] == pytest.approx(2 * 3e-6)
-
-
-def test_without_an_estimate_there_is_none() -> None:
-    assert compiled(choices=(Choice("vmap", 5),)).row()["estimated_bytes"] is None
-    assert compiled(choices=()).row()["estimated_bytes"] is None
 
 
 def test_a_loop_of_one_step_is_none_in_the_program_and_still_counts() -> None:

@@ -68,6 +68,7 @@ def test_a_shell_that_asks_is_answered_with_commands_and_configs():
         (["list", "method"], ("unknown list 'method'. Did you mean 'methods'",)),
         (["data", "inf"], ("unknown command 'inf'. Did you mean 'info'",)),
         (["data", "info"], ("needs a NAME", "glyphs")),
+        (["data", "info", "tfds"], ("is written tfds:NAME, such as tfds:mnist",)),
         (["data", "info", "digit"], ("unknown dataset 'digit'. Did you mean 'digits'",)),
         (["data", "check"], ("needs a PATH",)),
         (["data", "check", "gone.csv"], ("gone.csv is not there",)),
@@ -130,7 +131,7 @@ def test_your_own_data_are_checked_before_a_run(capsys, tmp_path, monkeypatch):
     rows = [f"{age},{sort},north" for age, sort in zip(range(20), ["red", "white"] * 10, strict=True)]
     (tmp_path / "wine.csv").write_text("\n".join(["age,sort,client", *rows]))
     code, output, _ = call(capsys, "data", "check", "wine.csv")
-    assert code == 2 and "problems:" in output and "no column 'label'" in output and "not ready" in output
+    assert code == 2 and "problems:" in output and "no column 'label'." in output and "not ready" in output
     code, output, error = call(capsys, "data", "check", "wine.csv", "--data.label_column=sort")
     assert code == 0 and error == "" and "red (10), white (10)" in output and "worth a look" not in output
     command = "fedjax-ssl run table --data.path=wine.csv --data.label_column=sort --data.client_test_fraction=0.2"
@@ -144,7 +145,7 @@ def test_original_files_are_verified_and_what_is_here_is_not_downloaded(capsys, 
     (raw / "federated_emnist_train.sqlite").write_bytes(b"x")
     (raw / "federated_emnist_test.sqlite").write_bytes(b"y")
     code, output, _ = call(capsys, "data", "verify", "femnist")
-    assert code == 0 and output.count("here  ") == 2 and "1 bytes; no digest is published" in output
+    assert code == 0 and output.count("here  ") == 2 and "1 byte; no digest is published" in output
     (raw / "federated_emnist_test.sqlite.sha256").write_text("00  federated_emnist_test.sqlite")
     code, output, _ = call(capsys, "data", "verify", "femnist")
     assert code == 2 and "WRONG" in output and "expected 00 as noted" in output

@@ -49,6 +49,15 @@ def test_cifar10_variants_follow_the_spec():
         assert (config.optimizer.batch_size, config.optimizer.learning_rate) == (batch_size, rate)
 
 
+def test_sage_is_standardized_as_in_its_code_where_that_is_asked_for():
+    get_config = load(next(path for path in FILES if path.stem == "cifar100_sage"))
+    assert get_config("0.1").data.test_std is None
+    section = configs.resolve(get_config("0.1,code")).data
+    assert (section.std, section.test_std) == ((0.2471, 0.2435, 0.2616), (0.2673, 0.2564, 0.2762))
+    with pytest.raises(configs.ConfigError, match="ends with 'codes'"):
+        get_config("0.1,codes")
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("labelled_clients", [50, pytest.param(100, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("labels", [1000, 5000])

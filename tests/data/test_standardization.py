@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.data import Dataset, Split, federate, load, normalizer, standardization, standardized
+from fedjax_ssl import presets
+from fedjax_ssl.data import Dataset, Split, federate, for_prediction, load, normalizer, standardization, standardized
+from fedjax_ssl.experiment import load_experiment
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (12, 5, 6, 3), np.uint8)
@@ -74,6 +76,17 @@ def test_given_statistics_replace_the_datasets():
     assert said == "inputs are standardized by mean 0.5 and deviation 0.2023, 0.1994, 0.201 as given"
 
 
+def test_inputs_that_are_predicted_may_have_statistics_of_their_own():
+    """SAGE's code trains with one deviation of CIFAR-10 and tests with another one."""
+    known = toy(mean=(0.5,), std=(0.25,))
+    assert for_prediction(known) == (known, "")
+    dataset, said = for_prediction(known, std=(0.2023, 0.1994, 0.2010))
+    assert (dataset.mean, dataset.std) == ((0.5,), (0.2023, 0.1994, 0.2010))
+    assert said == "; where they are predicted, by mean 0.5 and deviation 0.2023, 0.1994, 0.201"
+    with pytest.raises(ValueError, match=r"of test_mean and test_std: .* mean has 2 values; allowed are 1 and 3"):
+        for_prediction(known, mean=(0.1, 0.2))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -112,3 +125,29 @@ def test_a_federation_holds_inputs_as_they_are_stored():
     dataset, _ = standardized(toy())
     federation = federate(jax.random.key(0), dataset, partition="iid", num_clients=3, supervision="all")
     np.testing.assert_array_equal(federation.inputs[:12], IMAGES)
+
+
+@pytest.mark.parametrize("block", [1, 400, 1 << 22])
+def test_the_client_that_is_left_out_does_not_count(block, monkeypatch):
+    monkeypatch.setattr(standardization, "BLOCK_VALUES", block)
+    clients = np.repeat([4, 0, 2], 4)
+    dataset = Dataset(
+        "toy", Split(IMAGES, LABELS, clients), None, ("a", "b", "c"), client_names=("n", "none", "s", "none", "e")
+    )
+    others = IMAGES[clients != 2] / 255
+    for left_out in (1, "s"):
+        found, said = standardized(dataset, left_out=left_out)
+        np.testing.assert_allclose(found.mean, others.mean(axis=(0, 1, 2)), rtol=1e-13)
+        np.testing.assert_allclose(found.std, others.std(axis=(0, 1, 2)), rtol=1e-13)
+        assert said.endswith("of the 8 examples of all clients but 's'")
+    whole = standardized(dataset)[0].mean
+    assert all(standardized(dataset, left_out=other)[0].mean == whole for other in ("nobody", 7, None))
+
+
+def test_a_run_leaves_the_client_out_of_its_statistics(tmp_path):
+    np.savez(tmp_path / "x.npz", inputs=IMAGES, labels=LABELS, client=np.arange(12) // 4)
+    config = presets.source("npz", "fedavg")
+    config.data.path, config.data.left_out_client = str(tmp_path / "x.npz"), 2
+    experiment = load_experiment(config)
+    np.testing.assert_allclose(experiment.dataset.mean, (IMAGES[:8] / 255).mean(axis=(0, 1, 2)), rtol=1e-13)
+    assert "but '2'" in experiment.standardization

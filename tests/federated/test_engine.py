@@ -155,6 +155,17 @@ def test_learning_rate_starts_again_in_every_stage() -> None:
     assert np.isnan(accuracies).tolist() == [True, True, False, False]
 
 
+def test_what_is_predicted_may_be_normalized_otherwise_than_in_training() -> None:
+    data = toy.federation()
+    same, other = (
+        methods.build("fedavg", toy.setup(data, model=toy.linear_model(), normalize_test=test))
+        for test in (None, lambda raw: 2.0 * raw)
+    )
+    state, rows = same.init(jax.random.key(0), data), data.inputs[:4]
+    np.testing.assert_array_equal(other.predict(state, rows), same.predict(state, 2.0 * rows))
+    np.testing.assert_array_equal(other.embed(state, rows), 2.0 * rows)
+
+
 @pytest.mark.parametrize("weighting", ["uniform", "examples", "labelled"])
 def test_a_round_is_the_weighted_mean_of_what_each_client_makes_alone(weighting: str) -> None:
     """Parameters and running batch statistics, of a network with batch normalization."""

@@ -16,7 +16,6 @@ from fedjax_ssl.federated.memory import (
     Need,
     choose,
     device_memory,
-    intermediate_bytes,
     step_counts,
     tree_bytes,
 )
@@ -37,11 +36,11 @@ def refuse(placement: str) -> Need:
         ("auto", None, "cpu", 3.0, 2000, Choice("sequential", 1)),
         ("auto", 5, "gpu", 3.0, 2000, Choice("lanes", 5)),
         ("auto", None, "gpu", None, None, Choice("chunked", CLIENTS_AT_ONCE)),
-        ("auto", None, "gpu", 1.0, 1000, Choice("chunked", 48, 10, 700, 100)),
-        ("auto", None, "gpu", 1.2, 500, Choice("chunked", 30, 10, 300, 100)),
-        ("auto", None, "gpu", 3.0, 1000, Choice("chunked", 48, 10, 700, 100)),  # all fit, so that nobody waits
-        ("auto", None, "tpu", 1.5, 700, Choice("lanes", 6, 10, 60, 500)),
-        ("lanes", None, "gpu", 1.0, 200, Choice("lanes", 1, 10, 0, 500)),  # too little: the device has to say so
+        ("auto", None, "gpu", 1.0, 1000, Choice("chunked", 48, 10, 700)),
+        ("auto", None, "gpu", 1.2, 500, Choice("chunked", 30, 10, 300)),
+        ("auto", None, "gpu", 3.0, 1000, Choice("chunked", 48, 10, 700)),  # all fit, so that nobody waits
+        ("auto", None, "tpu", 1.5, 700, Choice("lanes", 6, 10, 60)),
+        ("lanes", None, "gpu", 1.0, 200, Choice("lanes", 1, 10, 0)),  # too little: the device has to say so
         ("chunked", None, "cpu", None, None, Choice("chunked", CLIENTS_AT_ONCE)),
         ("vmap", None, "gpu", None, 100, Choice("vmap", 48)),
         ("sequential", 4, "gpu", None, 100, Choice("sequential", 1)),
@@ -63,19 +62,6 @@ def test_there_are_never_more_at_once_than_clients() -> None:
 def test_bytes_of_a_tree_come_from_shapes() -> None:
     tree = {"a": jax.ShapeDtypeStruct((3, 2), jnp.float32), "b": jnp.zeros(5, bool), "key": jax.random.key(0)}
     assert tree_bytes(tree) == 24 + 5 + 8
-
-
-def test_intermediate_values_count_calls_once_and_loops_by_body_and_results() -> None:
-    x = jax.ShapeDtypeStruct((10,), jnp.float32)
-
-    def called(x: jax.Array) -> jax.Array:
-        return jax.jit(jnp.sin)(x) * x
-
-    def looped(x: jax.Array) -> jax.Array:
-        return jax.lax.scan(lambda total, _: (total * total, total), x, length=7)[1]
-
-    assert intermediate_bytes(jax.make_jaxpr(called)(x)) == 80
-    assert intermediate_bytes(jax.make_jaxpr(looped)(x)) == 40 + 40 + 280
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +89,7 @@ def test_the_estimate_grows_with_the_model_the_optimizer_and_the_batch(data) -> 
     assert small.per_client > 4 * parameters  # progress twice, gradient, update
     assert wide.per_client > small.per_client + 4 * extra
     momentum = traced_need(data, "chunked", local_optimizer=federated.local_optimizer(momentum=0.9))
-    assert momentum.per_client >= small.per_client + 2 * parameters
+    assert momentum.per_client >= small.per_client + parameters
     assert traced_need(data, "chunked", batch_size=8).per_client > small.per_client
     # Lanes keep every client's trained state.
     assert traced_need(data, "lanes").kept >= small.kept + data.num_clients * parameters
@@ -123,24 +109,6 @@ def test_devices_of_a_mesh_have_a_share_of_the_clients_and_gather_the_results(da
     assert alone.bytes_per_client == two.bytes_per_client and alone.limit != two.limit
 
 
-def test_the_sum_of_intermediate_values_bounds_what_the_compiler_takes() -> None:
-    """Temporary memory and results of a compiled gradient step, at most ten times overestimated."""
-    width = 512
-    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((16, width), (width, width), (width, width))]
-
-    def step(x: jax.Array, first: jax.Array, second: jax.Array) -> list[jax.Array]:
-        def loss(weights: list[jax.Array]) -> jax.Array:
-            return jnp.sum(jnp.tanh(jnp.tanh(x @ weights[0]) @ weights[1]) ** 2)
-
-        gradients = jax.grad(loss)([first, second])
-        return [weights - jnp.float32(0.1) * change for weights, change in zip([first, second], gradients, strict=True)]
-
-    analysis = jax.jit(step).lower(*shapes).compile().memory_analysis()
-    bound = intermediate_bytes(jax.make_jaxpr(step)(*shapes))
-    assert analysis.temp_size_in_bytes + analysis.output_size_in_bytes <= bound
-    assert bound <= 10 * (analysis.temp_size_in_bytes + analysis.output_size_in_bytes)
-
-
 @pytest.mark.thorough
 def test_spread_is_that_of_the_steps_a_sampler_takes(data) -> None:
     everyone = jax.device_get(all_clients(data))
@@ -158,7 +126,7 @@ def test_memory_changes_a_round_by_rounding_only(data) -> None:
         return toy.train(method, jax.random.key(1), data, 1)[0]
 
     found: list[Choice] = []
-    tight = trained(placement="chunked", memory=30_000, report=found.append)
+    tight = trained(placement="chunked", memory=12_000, report=found.append)
     assert 1 < found[0].clients_at_once < data.num_clients
     chex.assert_trees_all_close(tight, trained(), rtol=1e-5, atol=1e-5)
 

@@ -163,6 +163,13 @@ def test_fedprox_stays_closer_to_the_global_model(plain_round) -> None:
     assert 0 < moved < free
 
 
+def test_a_step_of_fedprox_of_the_worked_example() -> None:
+    """Gradient (.1, .2) at (1, -1), pulled towards (.8, -.5) with mu = 0.01, rate 0.1."""
+    weights, anchor, slope = ({"model": np.array(x)} for x in ((1.0, -1.0), (0.8, -0.5), (0.1, 0.2)))
+    gradient = federated.fedprox(0.01).correct(slope, weights, anchor, ())["model"]
+    np.testing.assert_allclose(weights["model"] - 0.1 * gradient, [0.9898, -1.0195], rtol=1e-12)
+
+
 def test_fedprox_refuses_a_negative_strength() -> None:
     with pytest.raises(ValueError, match=r"mu is -0.1"):
         federated.fedprox(-0.1)

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import Mesh
 
 from fedjax_ssl import federated, methods
 from fedjax_ssl.federated import FederatedOptimizer, Setup, Stage, Term, federated_method
@@ -267,6 +268,93 @@ def test_a_round_reports_the_diversity_within_its_groups(float64) -> None:
     assert reported(federated.grouped((3, 3))) == pytest.approx(np.mean(ratios), rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("placement", "devices"),
+    [("sequential", 1), *(pytest.param(*how, marks=pytest.mark.thorough) for how in (("vmap", 1), ("lanes", 2)))],
+)
+def test_full_gradients_are_those_of_all_examples_at_the_averaged_model_and_reach_nothing(
+    float64, placement: str, devices: int
+) -> None:
+    """Batches of one example: a pass sums the gradients of a client's labelled examples, the server's of its own."""
+    data = toy.federation(server=toy.NUM_SERVER)
+    changes, supervised = {"batch_size": 1}, {"user_loss": "supervised", "local_steps": 1}
+
+    def after(**settings):
+        method = method_of(run_of(data, federated.fedavg(), **changes), **supervised, **settings)
+        mesh = Mesh(np.array(jax.devices()[:devices]), ("clients",)) if devices > 1 else None
+        method = toy.executed(method, placement=placement, mesh=mesh)
+        state, infos = toy.train(method, KEY, data, 1)
+        return state, infos[0]
+
+    state, info = after(diversity="both")
+    plain, without = after()
+    chex.assert_trees_all_equal(state, plain)
+    assert {**info, "full_gradient_diversity": 0}.keys() - without.keys() == {"full_gradient_diversity"}
+    assert info["gradient_diversity"] == without["gradient_diversity"]
+
+    w, b = (np.asarray(state.params["model"][name]) for name in ("w", "b"))
+    inputs, labels = np.asarray(data.inputs), np.asarray(data.labels)
+    index = [np.asarray(data.index[c, :n]) for c, n in enumerate(toy.LABELLED) if n] + [np.asarray(data.server_index)]
+    vectors = []
+    for rows in index:
+        logits = inputs[rows] @ w + b
+        slope = np.exp(logits) / np.exp(logits).sum(1, keepdims=True) - np.eye(toy.NUM_CLASSES)[labels[rows]]
+        vectors.append(np.concatenate([np.ravel(inputs[rows].T @ slope), slope.sum(0)]))
+    expected = np.mean(np.sum(np.square(vectors), 1)) / np.sum(np.mean(vectors, 0) ** 2)
+    assert float(info["full_gradient_diversity"]) == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.thorough
+def test_full_gradients_within_groups_at_their_models_in_some_rounds(float64) -> None:
+    """Every client moves half-way to its id; at the model of its group it is then pulled to its id again."""
+    data = toy.federation()
+    pull = Term("pull", (), lambda step: 0.5 * jnp.sum((step.params["b"] - step.client.id.astype(float)) ** 2))
+
+    def reported(optimizer: FederatedOptimizer, every: int = 1) -> list[float]:
+        run = toy.setup(data, model=toy.linear_model(scale=0.0), learning_rate=0.5)
+        run = run._replace(federated_optimizer=federated.with_gradient_diversity(optimizer))
+        sampler = toy.in_order("all", 4, 1)
+        look = federated.full_gradient_diversity(sampler, every=every)
+        stage = Stage((pull,), sampler, labelled_quota="any", gradient_pass=look)
+        _, infos = toy.train(federated_method(run, (stage,)), KEY, data, 2)
+        return [float(info["full_gradient_diversity"]) for info in infos]
+
+    ids = np.arange(6)
+    first = np.mean((1.25 - ids) ** 2) / 1.25**2
+    second = np.mean((1.875 - ids) ** 2) / 0.625**2
+    np.testing.assert_allclose(reported(federated.fedavg()), [first, second], rtol=1e-12)
+    np.testing.assert_allclose(reported(federated.fedavg(), every=2), [np.nan, second], rtol=1e-12)
+    key = named_key(jax.random.fold_in(named_key(KEY, "round"), 0), "slots")
+    places = np.asarray(federated.random_slots(key, jnp.arange(6, dtype=jnp.int32), jnp.ones(6, bool), 6))
+    groups = places // 3
+    means = np.array([ids[groups == group].mean() for group in groups])
+    ratios = (means / 2 - ids) ** 2 / (means / 2) ** 2
+    assert reported(federated.grouped((3, 3)))[0] == pytest.approx(np.mean(ratios), rel=1e-12)
+
+
+@pytest.mark.thorough
+def test_full_gradients_of_groups_with_replicas_and_norm_layers_reach_nothing() -> None:
+    """Momentum in the slots, batch norm, dropped clients: the same bits with and without, on every placement."""
+    data = toy.weak_federation("server")
+    data = toy.changed(data, inputs=np.where(np.arange(len(data.inputs))[:, None] == 0, np.nan, data.inputs))
+    momentum = {"local_optimizer": federated.local_optimizer(momentum=0.9), "keep_optimizer": True, "keep_by": "slot"}
+    changes = {"model_options": {"norm": "bn"}, "augment": toy.jitter, **momentum}
+    only = {"diversity": "gradients", "exclude_norm": True, "include_server": False}
+
+    def after(**settings):
+        optimizer = federated.grouped((3, 3))
+        method = method_of(toy.setup(data, federated_optimizer=optimizer, **changes), **settings)
+        state, infos = toy.train(method, KEY, data, 2)
+        return state, infos[-1]
+
+    (plain, without), (both, every), (alone, some) = after(), after(diversity="both"), after(**only)
+    chex.assert_trees_all_equal(plain, both, alone)
+    assert int(every["dropped_clients"]) == 1, "and its gradient does not count"
+    assert every["gradient_diversity"] == without["gradient_diversity"] and "gradient_diversity" not in some
+    first, second = float(every["full_gradient_diversity"]), float(some["full_gradient_diversity"])
+    assert 1 < first < np.inf and 1 < second < np.inf and first != second
+
+
 def test_schedules_of_the_worked_examples(float64) -> None:
     factor = jax.jit(cosine_factor, static_argnums=(1, 2, 3))
     cifar = {200: 0.195090, 34.5: 0.978461, 152.5: 0.506526, 241: 1e-5}
@@ -302,11 +390,18 @@ def test_nesterov_momentum_of_the_worked_example(float64) -> None:
         ({"threshold": -1.0}, "threshold is -1"),
         ({"lr_schedule": "plain"}, "give schedule_steps"),
         ({"bn_stats": "users"}, "bn_stats is 'users'"),
+        ({"diversity": "gradient"}, "diversity is 'gradient'. Did you mean 'gradients'"),
+        ({"diversity_every": 0}, "diversity_every is 0"),
     ],
 )
 def test_refusals(settings, message) -> None:
     with pytest.raises(ValueError, match=message):
         method_of(run_of(toy.federation(), federated.fedavg()), **settings)
+
+
+def test_clients_that_train_alone_have_no_averaged_model() -> None:
+    with pytest.raises(ValueError, match=r"gradients at the averaged model .* these clients train alone"):
+        method_of(run_of(toy.federation(), federated.local()), labels="client", diversity="gradients")
 
 
 def test_a_threshold_that_nothing_reaches_is_allowed_with_a_warning() -> None:

@@ -93,6 +93,37 @@ def deal(key: Key[Array, ""], group: Int[Array, " N"], counts: Int[Array, "C G"]
     return jnp.where(inside & (rank < bounds[group, -1]), slot % num_clients, -1)
 
 
+def deal_again(
+    key: Key[Array, ""], group: Int[Array, " N"], counts: Int[Array, "C G"]
+) -> tuple[Int[Array, " N"], Int[Array, " N"]]:
+    """Goes on with `deal` where a group has run out: its examples are dealt again, in the same order.
+
+    Args:
+        key: that of `deal`.
+        group: as there.
+        counts: column sums may be larger than the groups, by N in all; nothing of an empty group is dealt.
+
+    Returns:
+        (client, example) of what is dealt again; client -1 from where on nothing is.
+    """
+    num_clients, num_groups = counts.shape
+    group = jnp.where((group >= 0) & (group < num_groups), group, -1)
+    in_order = jnp.lexsort((rank_within(key, group), group)).astype(jnp.int32)  # those of no group come first
+    sizes, bounds = count_groups(group, num_groups), jnp.cumsum(counts, axis=0, dtype=jnp.int32).T  # [G], [G, C]
+    more = jnp.where(sizes > 0, jnp.maximum(bounds[:, -1] - sizes, 0), 0)
+    ends = jnp.cumsum(more, dtype=jnp.int32)
+    slot = jnp.arange(group.shape[0], dtype=jnp.int32)
+    own = jnp.minimum(jnp.searchsorted(ends, slot, side="right").astype(jnp.int32), num_groups - 1)
+    place = sizes[own] + slot - (ends[own] - more[own])  # in the endless sequence of the group
+    before = jnp.cumsum(bounds[:, -1], dtype=jnp.int32) - bounds[:, -1]
+    flat = (before[:, None] + bounds).reshape(-1)
+    client = jnp.searchsorted(flat, before[own] + place, side="right").astype(jnp.int32) % num_clients
+    first = jnp.cumsum(sizes, dtype=jnp.int32) - sizes + jnp.sum(group < 0, dtype=jnp.int32)
+    row = in_order[first[own] + place % jnp.maximum(sizes[own], 1)]
+    there = slot < ends[-1]
+    return jnp.where(there, client, -1), jnp.where(there, row, 0)
+
+
 def level(
     key: Key[Array, ""],
     client: Int[Array, " N"],

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from fedjax_ssl.data.dataset import Dataset, with_pooled_splits
 from fedjax_ssl.data.federation.dealing import count_groups
 from fedjax_ssl.data.federation.federated_data import FederatedData
 from fedjax_ssl.data.federation.held_out import HeldOut, balanced_test_examples, clients_of_own_test, stratified
+from fedjax_ssl.data.federation.loaded import HostInputs, always_there
 from fedjax_ssl.data.federation.names import natural_names
 from fedjax_ssl.data.federation.partition import PARTITIONS
 from fedjax_ssl.data.federation.pool import Facts, Partition, Pool
@@ -53,7 +54,6 @@ class _Roles(NamedTuple):
     """What every training example is used for."""
 
     holder: Int[Array, " N"]  # that has it, for training or as a test example; -1 = nobody
-    labelled: Bool[Array, " N"]  # the client sees the label
     entries: Entries  # the examples as clients train on them
     weak: WeakLabels | None
     test: Bool[Array, " N"]
@@ -78,7 +78,7 @@ def federate(
     balanced_test: bool = False,
     pools: tuple[int, int, int] | None = None,
     shuffle_pools: bool = False,
-    inputs: Array | None = None,
+    inputs: Array | HostInputs | None = None,
     widest: float = 1.0,
 ) -> FederatedData:
     """Holds examples out, deals the others to clients and hides labels.
@@ -113,7 +113,8 @@ def federate(
         shuffle_pools: all of a class are shuffled before they are cut into pools; otherwise the dataset's own training
             examples come first, so that the others are mostly test examples.
         inputs: of an earlier federation with other randomness and the same arguments, so that both share them; they
-            may be traced, so that they are no constant of a program.
+            may be traced, so that they are no constant of a program. `HostInputs` of the dataset stay where they are;
+            the device gets those for evaluation and the server. The key is then a concrete one.
         widest: with a concrete key too, tables take the width that every key fits in where it is at most so many
             times what they need; keys then share their programs.
 
@@ -179,8 +180,8 @@ def federate(
         tables["observed"] = jnp.concatenate([tables["observed"], hidden])
         examples, truth = [*examples, dataset.test.x], np.concatenate([truth, dataset.test.y])
         num_new_clients, owned = num_new_clients + test.strangers, owned or test.owned
-    return FederatedData(
-        inputs=_on_device(examples) if inputs is None else inputs,
+    federation = FederatedData(
+        inputs=_on_device(examples) if inputs is None else cast(Array, inputs),
         labels=jnp.asarray(truth, jnp.int32),
         num_classes=dataset.num_classes,
         num_new_clients=num_new_clients,
@@ -192,6 +193,9 @@ def federate(
         owned_test=owned,
         **tables,
     )
+    if isinstance(inputs, HostInputs):
+        return dataclasses.replace(federation, inputs=cast(Array, always_there(inputs, federation)))
+    return federation
 
 
 class _OwnTest(NamedTuple):
@@ -317,6 +321,9 @@ def _make_plan(
         max_valid = hold_out(held_out.validation_fraction)
     if held_out.client_test_fraction:
         max_test = int(held_out.client_test_fraction * (most + unlabelled) + num_clients / 2) + 1
+    if partition.again is not None and (supervision.weak or held_out.client_test_fraction):
+        beside = "coarse labels or sets" if supervision.weak else "test examples of the clients (client_test_fraction)"
+        raise ValueError(f"this partition deals some examples twice, which does not go with {beside}; deal them once")
     supervision.check(num_clients, int(most * (1 - held_out.client_test_fraction)))
     supervision = supervision._replace(
         server_labels=supervision.server_labels_per_class(class_counts) * dataset.num_classes
@@ -383,14 +390,20 @@ def _draw_roles(
         test = held_out.share_of_clients(named_key(key, "test"), client, facts.num_clients)
         client = jnp.where(test, -1, client)
     everyone, known = jnp.ones(facts.num_clients, bool), None if apart is None else apart(partition_key, pool)
-    holdings = Holdings(client, labels, everyone, facts.num_classes, own, known)
+    row = jnp.arange(labels.shape[0], dtype=jnp.int32)
+    if plan.partition.again is not None:
+        again = plan.partition.again(partition_key, pool)
+        client, row = jnp.concatenate([client, again.client]), jnp.concatenate([row, again.row])
+        known = None if known is None else jnp.concatenate([known, jnp.zeros(again.row.shape, bool)])
+    holdings = Holdings(client, labels[row], everyone, facts.num_classes, own, known)
     supervision_key = named_key(key, "supervision")
     labelled = plan.supervision.label(supervision_key, holdings)
     entries, weak = plan.supervision.observe(supervision_key, holdings)
+    entries = entries._replace(row=row[entries.row], labelled=labelled[entries.row])
     if plan.partition.parts > 1:
         sizes = plan.partition.parts, facts.num_clients, facts.num_classes
-        entries = in_parts(named_key(key, "parts"), entries, labelled, labels, *sizes)
-    return _Roles(jnp.maximum(holder, newcomer), labelled, entries, weak, test, valid, server)
+        entries = in_parts(named_key(key, "parts"), entries, labels, *sizes)
+    return _Roles(jnp.maximum(holder, newcomer), entries, weak, test, valid, server)
 
 
 def _static_widths(plan: _Plan) -> _Widths:
@@ -403,7 +416,7 @@ def _static_widths(plan: _Plan) -> _Widths:
 
 def _measure(roles: _Roles, num_clients: int) -> _Widths:
     """Widths of what was drawn."""
-    client, labelled = np.asarray(roles.entries.client), np.asarray(roles.labelled)[np.asarray(roles.entries.row)]
+    client, labelled = np.asarray(roles.entries.client), np.asarray(roles.entries.labelled)
     sizes = np.bincount(client[client >= 0], minlength=num_clients)
     with_label = np.bincount(client[labelled & (client >= 0)], minlength=num_clients)
     test, valid, server = (int(np.asarray(mask).sum()) for mask in (roles.test, roles.valid, roles.server))
@@ -427,8 +440,10 @@ def _narrower(measured: _Widths, bounds: _Widths, widest: float) -> _Widths:
 @partial(jax.jit, static_argnames=("num_clients", "widths"))
 def _tabulate(roles: _Roles, labels: Int[Array, " N"], *, num_clients: int, widths: _Widths) -> dict[str, Any]:
     """All index tables and counts of a federation, by the names of `FederatedData`."""
-    entries = roles.entries
-    labelled = roles.labelled[entries.row]
+    entries, labelled = roles.entries, roles.entries.labelled
+    assert labelled is not None
+    # An example that is dealt again may have its label at one client and none at another.
+    seen = jnp.zeros(labels.shape, bool).at[entries.row].max(labelled & (entries.client >= 0)) | roles.server
     weakly = ~labelled & (entries.observation >= 0)
     num_examples = count_groups(entries.client, num_clients)
     owner = jnp.where(entries.client >= 0, entries.client, num_clients)
@@ -438,7 +453,7 @@ def _tabulate(roles: _Roles, labels: Int[Array, " N"], *, num_clients: int, widt
     place = order[jnp.minimum(start[:, None] + column, order.shape[0] - 1)]
     real = column < num_examples[:, None]
     tables: dict[str, Any] = {
-        "observed": jnp.where(roles.labelled | roles.server, labels, -1),
+        "observed": jnp.where(seen, labels, -1),
         "index": jnp.where(real, entries.row[place], 0),
         "num_labelled": count_groups(jnp.where(labelled, entries.client, -1), num_clients),
         "num_examples": num_examples,

@@ -20,9 +20,9 @@ _static = partial(dataclasses.field, metadata={"static": True})
 class FederatedData:
     """A federated dataset as a pytree. N examples (train and test), C clients, n rows of the largest client."""
 
-    inputs: Array  # [N, ...] uint8 as stored, or float32
+    inputs: Array  # [N, ...] uint8 as stored, or float32; `LoadedInputs` where most examples stay on the host
     labels: Int[Array, " N"]  # ground truth, -1 = none; only for evaluation and diagnostics
-    observed: Int[Array, " N"]  # what clients (or the server, for its rows) see, -1 = nothing
+    observed: Int[Array, " N"]  # what some client (or the server, for its rows) sees, -1 = nothing
     index: Int[Array, "C n"]  # rows of `inputs` per client: labelled ones, then those with a weak label; padding 0
     num_labelled: Int[Array, " C"]
     num_examples: Int[Array, " C"]
@@ -54,6 +54,15 @@ class FederatedData:
         return self.index.shape[-1]
 
     @property
+    def observed_by_clients(self) -> Int[Array, "C n"]:
+        """What every client sees of the class of its examples, -1 = nothing or padding.
+
+        An example that several clients have, or one client twice, may have a label in one place and none in another.
+        """
+        column = jnp.arange(self.max_examples, dtype=jnp.int32)
+        return jnp.where(column < self.num_labelled[:, None], self.observed[self.index], -1)
+
+    @property
     def max_known(self) -> int:
         """Bound over clients of the examples with a class label or a weak label."""
         return self.max_labelled if self.weak is None else self.max_examples
@@ -75,6 +84,7 @@ class FederatedData:
             "test_examples": int(self.num_test),
             **self._labelled_test(),
             "unused_examples": self._count_unused(),
+            **self._dealt_twice(),
             "new_clients": self.num_new_clients,
         }
 
@@ -88,6 +98,14 @@ class FederatedData:
             real = np.arange(rows.shape[-1]) < np.asarray(count)[..., None]
             used[np.asarray(rows)[real]] = True
         return int((~used).sum())
+
+    def _dealt_twice(self) -> dict[str, int]:
+        """How many examples clients have more than once, where these are any and not due to sets that overlap."""
+        if self.weak is not None:
+            return {}
+        real = np.arange(self.max_examples) < np.asarray(self.num_examples)[:, None]
+        number = int((np.bincount(np.asarray(self.index)[real]) > 1).sum())
+        return {"examples_dealt_twice": number} if number else {}
 
     def _labelled_test(self) -> dict[str, int]:
         """How many test examples have a true label, so that they are scored, where these are not all."""

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from fedjax_ssl.checks import check_numbers, check_whole_numbers
 from fedjax_ssl.data.federation.dealing import count_groups, largest_remainder, level, rank_within
+from fedjax_ssl.data.federation.own_class import own_class
 from fedjax_ssl.data.federation.pool import (
     Bounds,
     Facts,
@@ -30,7 +31,6 @@ from fedjax_ssl.data.federation.published_partitions import (
     class_counts,
     fedmatch,
     majority,
-    own_class,
     paired_dirichlet,
 )
 from fedjax_ssl.registry import Registry

@@ -45,6 +45,13 @@ class Bounds(NamedTuple):
     largest: int
 
 
+class Again(NamedTuple):
+    """Examples that have a holder and are dealt once more, M times in all: to another client, or to the same one."""
+
+    client: Int[Array, " M"]  # -1 = nothing is dealt
+    row: Int[Array, " M"]  # of the training examples
+
+
 class Partition(NamedTuple):
     """`assign(key, pool)` -> client of every example, int32 [N]; `bounds(facts)` -> `Bounds`."""
 
@@ -53,6 +60,8 @@ class Partition(NamedTuple):
     parts: int = 1  # in which clients' unlabelled examples come, see `fedjax_ssl.data.federation.streaming`
     labelled: Callable[[Key[Array, ""], Pool], Bool[Array, " N"]] | None = None
     # ^ (the key of `assign`, pool) -> examples that were dealt as labelled ones, for the supervision "dealt"
+    again: Callable[[Key[Array, ""], Pool], Again] | None = None
+    # ^ (the key of `assign`, pool) -> examples that are dealt again; `bounds` counts them too
 
 
 def class_or_unlabelled(pool: Pool) -> Int[Array, " N"]:

@@ -1,17 +1,17 @@
-"""Partitions of single papers: FedMatch, ProtoFSSL, FedUL, FedRGD and SAGE; the others are in `partition.py`."""
+"""Partitions of single papers: FedMatch, ProtoFSSL, FedUL and SAGE; see also `partition.py` and `own_class.py`."""
 
 from collections.abc import Sequence
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fedjax_ssl.checks import check_choices, check_numbers, check_whole_numbers
-from fedjax_ssl.data.federation.dealing import count_groups, deal, largest_remainder, rank_within
+from fedjax_ssl.checks import check_numbers, check_whole_numbers
+from fedjax_ssl.data.federation.dealing import count_groups, deal, largest_remainder
 from fedjax_ssl.data.federation.pairs import deal_to_pairs, labelled_examples
 from fedjax_ssl.data.federation.pool import (
+    Again,
     Bounds,
     Facts,
     Partition,
@@ -132,7 +132,13 @@ def fedmatch(
     return Partition(assign, bounds, parts)
 
 
-def class_counts(counts: Sequence[int], balanced: int = 0, unlabelled: int | None = None) -> Partition:
+def class_counts(
+    counts: Sequence[int],
+    balanced: int = 0,
+    unlabelled: int | None = None,
+    labelled_counts: Sequence[int] | None = None,
+    overlap: bool = False,
+) -> Partition:
     """Whole numbers: client c gets counts[(k - c) mod K] examples of class k; what is left is unused.
 
     The splits of ProtoFSSL (`fedjax_ssl.presets.protofssl_split`).
@@ -141,46 +147,88 @@ def class_counts(counts: Sequence[int], balanced: int = 0, unlabelled: int | Non
         counts: [K] by offset from the client's preferred class c mod K, or one number for all classes.
         balanced: examples of every class that every client is given beside them; in the paper the labelled ones.
         unlabelled: examples without a class label for each client; all of them, evenly, by default.
+        labelled_counts: numbers as `counts`, of examples that are dealt apart, as labelled ones: for supervision
+            `dealt`.
+        overlap: all other examples are dealt from the beginning of each class again, so that those dealt as labelled
+            ones are unlabelled examples too, of the same client or of another one (ProtoFSSL's later code).
     """
-    given = tuple(counts)
+    given, apart = tuple(counts), None if labelled_counts is None else tuple(labelled_counts)
     check_whole_numbers(0, balanced=balanced, **{f"counts[{place}]": count for place, count in enumerate(given)})
-    if not sum(given) + balanced:
+    check_whole_numbers(0, **{f"labelled_counts[{place}]": count for place, count in enumerate(apart or ())})
+    if overlap and apart is None:
+        raise ValueError(
+            "overlap says that labelled examples are unlabelled ones too, but nothing is dealt as labelled; give "
+            "labelled_counts, with supervision 'dealt'"
+        )
+    if not sum(given) + balanced + sum(apart or ()):
         raise ValueError(f"counts are {given} and balanced is 0, so that no client would get anything")
     if unlabelled is not None:
         check_whole_numbers(0, unlabelled=unlabelled)
 
-    def table(facts: Facts) -> Int[np.ndarray, "C K"]:
-        if len(given) not in (1, facts.num_classes):
-            raise ValueError(
-                f"counts has {len(given)} entries, the data have {facts.num_classes} classes; give one number per "
-                "class, by offset from the client's preferred class, or one for all"
-            )
-        client, kind = np.arange(facts.num_clients), np.arange(facts.num_classes)
-        each = np.resize(given, facts.num_classes)[(kind - client[:, None]) % facts.num_classes] + balanced
-        for number, (asked, there) in enumerate(zip(each.sum(axis=0), facts.class_counts, strict=True)):
-            if asked > there:
-                raise ValueError(
-                    f"{facts.num_clients} clients are to get {asked} examples of class {number}, but {there} are left "
-                    "to deal; lower counts or num_clients"
-                )
-        if unlabelled is not None and unlabelled * facts.num_clients > facts.num_unlabelled:
-            raise ValueError(
-                f"{facts.num_clients} clients are to get {unlabelled} examples without a label each, but there are "
-                f"{facts.num_unlabelled}; lower unlabelled or num_clients"
-            )
-        return each.astype(np.int32)
+    def tables(facts: Facts) -> tuple[Int[np.ndarray, "C K"], Int[np.ndarray, "C K"]]:
+        """Of examples dealt as labelled ones, and of all others."""
+        known = np.zeros((facts.num_clients, facts.num_classes), np.int64)
+        if apart is not None:
+            known = _by_offset(facts, "labelled_counts", apart)
+        others = _by_offset(facts, "counts", given) + balanced
+        asked = np.maximum(known.sum(axis=0), others.sum(axis=0)) if overlap else (known + others).sum(axis=0)
+        _check_counts(facts, asked, unlabelled)
+        return known.astype(np.int32), others.astype(np.int32)
+
+    def slots(key: Key[Array, ""], pool: Pool, table: Int[np.ndarray, "R K"]) -> Int[Array, " N"]:
+        labelled = pool.available & (pool.labels >= 0)
+        return deal(jax.random.split(key)[0], jnp.where(labelled, pool.labels, -1), jnp.asarray(table))
+
+    def labelled(key: Key[Array, ""], pool: Pool) -> Bool[Array, " N"]:
+        place = slots(key, pool, tables(pool.facts)[0])
+        return place >= 0
 
     def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
-        class_key, unlabelled_key = jax.random.split(key)
-        labelled = pool.available & (pool.labels >= 0)
-        client = deal(class_key, jnp.where(labelled, pool.labels, -1), jnp.asarray(table(pool.facts)))
-        return jnp.where(labelled, client, deal_unlabelled(unlabelled_key, pool, unlabelled))
+        known, others = tables(pool.facts)
+        # Labelled ones come first in every class.
+        table = known if overlap else others if apart is None else np.concatenate([known, others])
+        place = slots(key, pool, table)
+        client = jnp.where(place < 0, -1, place % pool.facts.num_clients)
+        unknown = pool.labels < 0
+        return jnp.where(unknown, deal_unlabelled(jax.random.split(key)[1], pool, unlabelled), client)
+
+    def again(key: Key[Array, ""], pool: Pool) -> Again:
+        rows = jnp.arange(pool.labels.shape[0], dtype=jnp.int32)
+        return Again(slots(key, pool, tables(pool.facts)[1]), rows)
 
     def bounds(facts: Facts) -> Bounds:
         most = -(-facts.num_unlabelled // facts.num_clients) if unlabelled is None else unlabelled
-        return Bounds(0, int(table(facts).sum(axis=1).max()) + most)
+        known, others = tables(facts)
+        return Bounds(0, int((known + others).sum(axis=1).max()) + most)
 
-    return Partition(assign, bounds)
+    apart_rule = None if apart is None else labelled
+    return Partition(assign, bounds, labelled=apart_rule, again=again if overlap else None)
+
+
+def _by_offset(facts: Facts, name: str, given: tuple[int, ...]) -> Int[np.ndarray, "C K"]:
+    """Numbers by offset from the client's preferred class, as a table."""
+    if len(given) not in (1, facts.num_classes):
+        raise ValueError(
+            f"{name} has {len(given)} entries, the data have {facts.num_classes} classes; give one number per "
+            "class, by offset from the client's preferred class, or one for all"
+        )
+    client, kind = np.arange(facts.num_clients), np.arange(facts.num_classes)
+    return np.resize(given, facts.num_classes)[(kind - client[:, None]) % facts.num_classes]
+
+
+def _check_counts(facts: Facts, asked: Int[np.ndarray, " K"], unlabelled: int | None) -> None:
+    """Raises ValueError where clients are to get more examples than there are."""
+    for number, (wanted, there) in enumerate(zip(asked, facts.class_counts, strict=True)):
+        if wanted > there:
+            raise ValueError(
+                f"{facts.num_clients} clients are to get {wanted} examples of class {number}, but {there} are left "
+                "to deal; lower counts or num_clients"
+            )
+    if unlabelled is not None and unlabelled * facts.num_clients > facts.num_unlabelled:
+        raise ValueError(
+            f"{facts.num_clients} clients are to get {unlabelled} examples without a label each, but there are "
+            f"{facts.num_unlabelled}; lower unlabelled or num_clients"
+        )
 
 
 def majority(factor: float = 80.0) -> Partition:
@@ -216,61 +264,6 @@ def majority(factor: float = 80.0) -> Partition:
         return jnp.where(labelled, client, deal_unlabelled(unlabelled_key, pool))
 
     return Partition(assign, lambda facts: Bounds(0, equal_bounds(facts).largest))
-
-
-def own_class(skew: float, own_part: Literal["size", "class"] = "size", cut: bool = True) -> Partition:
-    """FedRGD's non-iid split: client c first gets examples of class c mod K, then of what all classes leave.
-
-    With own_part="size", the share of its own class is skew + (1 - skew) / K on average, and the mean total variation
-    distance of the class shares of two clients of different classes is `skew`, as far as the classes last: what a class
-    lacks is made up from the others. 0 is `random`, up to a remainder that is dealt here too. No example is dealt
-    twice.
-
-    Args:
-        skew: R in [0, 1], the part that is of the client's own class.
-        own_part: R of the client's "size", and the rest at random (CIFAR-10, SVHN); or of the "class", and the rest in
-            class proportions (EMNIST).
-        cut: where the clients are a multiple of the classes, one part per class is dealt, and cut at random into equal
-            parts for its clients (CIFAR-10, EMNIST); False: every client has exactly R of its own class (SVHN).
-    """
-    check_numbers("[0, 1]", skew=skew)
-    check_choices(("size", "class"), own_part=own_part)
-
-    def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
-        facts = pool.facts
-        parts = facts.num_clients // facts.num_classes if cut and facts.num_clients % facts.num_classes == 0 else 1
-        bases = facts.num_clients // parts
-        own_key, rest_key, cut_key, unlabelled_key = jax.random.split(key, 4)
-        labelled = pool.available & (pool.labels >= 0)
-        group = jnp.where(labelled, pool.labels, -1)
-        totals, number = count_groups(group, facts.num_classes), labelled.sum(dtype=jnp.int32)
-        base = jnp.arange(bases, dtype=jnp.int32)
-        size, kind = number // bases + (base < number % bases).astype(jnp.int32), base % facts.num_classes
-        of_kind = jnp.sum(kind == kind[:, None], axis=1, dtype=jnp.int32)
-        asked = skew * (size if own_part == "size" else totals[kind] / of_kind).astype(jnp.float32)
-        asked = jnp.floor(asked + 1e-4).astype(jnp.int32)
-        before = jnp.sum(jnp.where((kind == kind[:, None]) & (base < base[:, None]), asked, 0), axis=1, dtype=jnp.int32)
-        own = jnp.clip(totals[kind] - before, 0, asked)
-        counts = jnp.where(kind[:, None] == jnp.arange(facts.num_classes, dtype=jnp.int32), own[:, None], 0).astype(
-            jnp.int32
-        )
-        dealt = deal(own_key, group, counts)
-        rest = labelled & (dealt < 0)
-        if own_part == "size":
-            others = deal(rest_key, jnp.where(rest, 0, -1), (size - own)[:, None].astype(jnp.int32))
-        else:
-            others = rank_within(rest_key, jnp.where(rest, 0, -1), group) % bases
-        dealt = jnp.where(rest, others, dealt)
-        dealt = dealt + bases * (rank_within(cut_key, dealt) % parts)
-        return jnp.where(labelled, dealt, deal_unlabelled(unlabelled_key, pool))
-
-    def bounds(facts: Facts) -> Bounds:
-        equal = equal_bounds(facts)
-        if own_part == "size":
-            return Bounds(max(equal.smallest - 1, 0), equal.largest + 1)
-        return Bounds(0, min(equal.largest + max(facts.class_counts) + 2, facts.most))
-
-    return Partition(assign, bounds)
 
 
 def paired_dirichlet(alpha: float, labels_per_class: int) -> Partition:

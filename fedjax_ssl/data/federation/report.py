@@ -33,8 +33,7 @@ def class_counts(data: FederatedData) -> tuple[Int[np.ndarray, "C K"], Int[np.nd
         np.add.at(table, (rows, true[rows, columns]), 1)
         return table
 
-    seen = np.asarray(data.observed)[index] >= 0
-    return count(true >= 0), count(seen & (place < sizes[:, None]))
+    return count(true >= 0), count(np.asarray(data.observed_by_clients) >= 0)
 
 
 def report(
@@ -90,7 +89,8 @@ def report(
         f"server {summary['server_examples']}, validation {summary['validation_examples']}, "
         f"test {summary['test_examples']}"
         + (f" ({summary['labelled_test_examples']} with a label)" if "labelled_test_examples" in summary else "")
-        + (f"; {summary['unused_examples']} examples are in none of these" if summary["unused_examples"] else ""),
+        + (f"; {summary['unused_examples']} examples are in none of these" if summary["unused_examples"] else "")
+        + (f"; {summary['examples_dealt_twice']} are dealt twice" if "examples_dealt_twice" in summary else ""),
         "",
         line((*header, f"histogram over {data.num_classes} classes: {_abbreviated(class_names)}")),
         *map(line, rows),

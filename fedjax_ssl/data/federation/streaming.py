@@ -2,7 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int, Key
+from jaxtyping import Array, Int, Key
 
 from fedjax_ssl.data.federation.dealing import count_groups, rank_within
 from fedjax_ssl.data.federation.weak_labels import Entries
@@ -11,7 +11,6 @@ from fedjax_ssl.data.federation.weak_labels import Entries
 def in_parts(
     key: Key[Array, ""],
     entries: Entries,
-    labelled: Bool[Array, " N"],
     labels: Int[Array, " N"],
     parts: int,
     num_clients: int,
@@ -24,8 +23,7 @@ def in_parts(
 
     Args:
         key: typed PRNG key.
-        entries: of all clients.
-        labelled: examples whose label is seen; they are in no part.
+        entries: of all clients; those whose label is seen are in no part.
         labels: ground truth, which decides the parts alone; examples of unknown class are a class of their own.
         parts: T.
         num_clients: C.
@@ -34,7 +32,8 @@ def in_parts(
     Returns:
         The entries that are left, part after part; dropped ones are nobody's.
     """
-    streamed = (entries.client >= 0) & ~labelled[entries.row]
+    assert entries.labelled is not None
+    streamed = (entries.client >= 0) & ~entries.labelled
     kind = labels[entries.row]
     kind = jnp.where(kind >= 0, kind, num_classes)
     cell = jnp.where(streamed, entries.client * (num_classes + 1) + kind, -1)

@@ -322,12 +322,13 @@ def class_pairs(labels: int) -> Supervision:
 
 
 def dealt() -> Supervision:
-    """The labels of those examples that the partition dealt as labelled ones (`paired_dirichlet`)."""
+    """The labels of those examples that the partition dealt as labelled ones (`paired_dirichlet`, `class_counts`)."""
 
     def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
         if holdings.labelled is None:
             raise ValueError(
-                "supervision 'dealt' needs a partition that deals labelled examples apart: 'paired_dirichlet'"
+                "supervision 'dealt' needs a partition that deals labelled examples apart: 'paired_dirichlet', or "
+                "'class_counts' with labelled_counts"
             )
         return holdings.labelled
 

@@ -53,6 +53,7 @@ class Entries(NamedTuple):
     client: Int[Array, " E"]  # -1 = no entry
     row: Int[Array, " E"]  # of the training examples
     observation: Int[Array, " E"]  # -1 = none
+    labelled: Bool[Array, " E"] | None = None  # the client sees the class label of this entry; None: not decided yet
 
 
 class OwnWeakLabels(NamedTuple):
@@ -66,7 +67,7 @@ class OwnWeakLabels(NamedTuple):
 
 
 class Holdings(NamedTuple):
-    """The dealt training examples, before anything is hidden."""
+    """The dealt training examples, before anything is hidden; those that are dealt again follow the N others."""
 
     client: Int[Array, " N"]  # -1 = nobody's
     labels: Int[Array, " N"]  # -1 = no label exists

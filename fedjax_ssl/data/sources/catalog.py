@@ -1,26 +1,23 @@
 """Published datasets: where their files are, how they become arrays, and their terms."""
 
-import logging
 import string
 from collections.abc import Mapping
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from fedjax_ssl.data.correspondence import CIFAR100_SUPERCLASS_OF, CIFAR100_SUPERCLASSES, correspondence
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.sources import formats, tff
-from fedjax_ssl.data.sources.archives import load_archive
 from fedjax_ssl.data.sources.emnist import emnist
-from fedjax_ssl.data.sources.entries import Archive, RemoteFile
+from fedjax_ssl.data.sources.entries import Archive, Prepared, RemoteFile
+from fedjax_ssl.data.sources.femnist import FEMNIST
+from fedjax_ssl.data.sources.mini_imagenet import mini_imagenet
 from fedjax_ssl.data.sources.omniglot import omniglot
 from fedjax_ssl.data.sources.stl10 import stl10
 from fedjax_ssl.data.sources.svhn import svhn
 
-FEMNIST_CLASSES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 # fmt: off
 CIFAR100_CLASSES = (
@@ -39,43 +36,50 @@ CIFAR100_CLASSES = (
 FASHION_CLASSES = (
     *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
 )
-FEMNIST_WRITERS = 3_400
-FEMNIST_EXAMPLES = {"train": 671_585, "test": 77_483}
-
-logger = logging.getLogger(__name__)
 
 
-def _four_idx(name: str, files: Mapping[str, Path], class_names: tuple[str, ...], **more: Any) -> Dataset:
+# What a dataset is described by beside its arrays, whichever files they come from.
+MNIST_FACTS: dict[str, Any] = {"class_names": tuple(string.digits), "mean": (0.1307,), "std": (0.3081,)}
+FASHION_FACTS: dict[str, Any] = {"class_names": FASHION_CLASSES}
+CIFAR10_FACTS: dict[str, Any] = {
+    "class_names": CIFAR10_CLASSES,
+    "mean": (0.4914, 0.4822, 0.4465),  # as XCLP's code has them
+    "std": (0.2470, 0.2435, 0.2616),
+}
+CIFAR100_FACTS: dict[str, Any] = {
+    "class_names": CIFAR100_CLASSES,
+    "mean": (0.5071, 0.4865, 0.4409),  # as SemiFL has them
+    "std": (0.2673, 0.2564, 0.2762),
+    "coarse_names": CIFAR100_SUPERCLASSES,
+    "correspondence": correspondence("superclass", len(CIFAR100_CLASSES)).matrix,
+}
+
+
+def _four_idx(name: str, files: Mapping[str, Path], facts: Mapping[str, Any]) -> Dataset:
     images, labels, test_images, test_labels = (formats.read_idx(files[file.name]) for file in MNIST.files)
     train, test = Split(images[..., None], labels), Split(test_images[..., None], test_labels)
-    return Dataset(name=name, train=train, test=test, class_names=class_names, **more)
+    return Dataset(name=name, train=train, test=test, **facts)
 
 
 def read_mnist(files: Mapping[str, Path]) -> Dataset:
     """MNIST from its four IDX files."""
-    return _four_idx("mnist", files, tuple(string.digits), mean=(0.1307,), std=(0.3081,))
+    return _four_idx("mnist", files, MNIST_FACTS)
 
 
 def read_fashion_mnist(files: Mapping[str, Path]) -> Dataset:
     """Fashion-MNIST from files of MNIST's names and form."""
-    return _four_idx("fashion_mnist", files, FASHION_CLASSES)
+    return _four_idx("fashion_mnist", files, FASHION_FACTS)
 
 
 def read_cifar10(files: Mapping[str, Path]) -> Dataset:
-    """CIFAR-10 from its binary archive; means and deviations as XCLP's code has them."""
+    """CIFAR-10 from its binary archive."""
     images, labels, test_images, test_labels = formats.read_cifar10_binary(files["cifar-10-binary.tar.gz"])
-    return Dataset(
-        name="cifar10",
-        train=Split(images, labels),
-        test=Split(test_images, test_labels),
-        class_names=CIFAR10_CLASSES,
-        mean=(0.4914, 0.4822, 0.4465),
-        std=(0.2470, 0.2435, 0.2616),
-    )
+    train, test = Split(images, labels), Split(test_images, test_labels)
+    return Dataset(name="cifar10", train=train, test=test, **CIFAR10_FACTS)
 
 
 def read_cifar100(files: Mapping[str, Path]) -> Dataset:
-    """CIFAR-100 from its binary archive, with classes and superclasses; means and deviations as SemiFL has them."""
+    """CIFAR-100 from its binary archive, with classes and superclasses."""
     path = files["cifar-100-binary.tar.gz"]
     images, labels, test_images, test_labels = formats.read_cifar100_binary(path)
     for both in (labels, test_labels):
@@ -90,41 +94,7 @@ def read_cifar100(files: Mapping[str, Path]) -> Dataset:
         name="cifar100",
         train=Split(images, labels[:, 1], coarse=labels[:, 0]),
         test=Split(test_images, test_labels[:, 1], coarse=test_labels[:, 0]),
-        class_names=CIFAR100_CLASSES,
-        mean=(0.5071, 0.4865, 0.4409),
-        std=(0.2673, 0.2564, 0.2762),
-        coarse_names=CIFAR100_SUPERCLASSES,
-        correspondence=correspondence("superclass", len(CIFAR100_CLASSES)).matrix,
-    )
-
-
-def read_femnist(files: Mapping[str, Path]) -> Dataset:
-    """Federated EMNIST, 62 classes, from fedjax's two SQLite files; clients are writers, the same in both."""
-    parts = {
-        split: formats.read_fedjax_sqlite(files[f"federated_emnist_{split}.sqlite"], len(FEMNIST_CLASSES))
-        for split in ("train", "test")
-    }
-    writers = sorted({name for part in parts.values() for name in part.names})
-    number = {name: i for i, name in enumerate(writers)}
-    found = {split: len(part.y) for split, part in parts.items()}
-    if len(writers) != FEMNIST_WRITERS or found != FEMNIST_EXAMPLES:
-        logger.warning(
-            "femnist has %d writers and %d + %d examples; the published set has %d writers and %d + %d",
-            *(len(writers), found["train"], found["test"]),
-            *(FEMNIST_WRITERS, FEMNIST_EXAMPLES["train"], FEMNIST_EXAMPLES["test"]),
-        )
-    splits = {
-        split: Split(part.x, part.y, np.array([number[name] for name in part.names], np.int32)[part.client])
-        for split, part in parts.items()
-    }
-    return Dataset(
-        name="femnist",
-        train=splits["train"],
-        test=splits["test"],
-        class_names=FEMNIST_CLASSES,
-        client_names=tuple(writers),
-        mean=(0.0,),  # by convention values stay in 0 .. 1
-        std=(1.0,),
+        **CIFAR100_FACTS,
     )
 
 
@@ -157,6 +127,7 @@ MNIST = Archive(
         _mnist("t10k-labels-idx1", 4_542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
     ),
     read=read_mnist,
+    prepared=Prepared("mnist", MNIST_FACTS),
     examples=(60_000, 10_000),
     terms="CC BY-SA 3.0 as Keras states it; cite LeCun, Bottou, Bengio and Haffner (1998)",
 )
@@ -171,6 +142,7 @@ FASHION_MNIST = Archive(
         _fashion("t10k-labels-idx1", 5_148, "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
     ),
     read=read_fashion_mnist,
+    prepared=Prepared("fashion_mnist", FASHION_FACTS),
     terms="MIT; cite Xiao, Rasul and Vollgraf (2017), Fashion-MNIST",
     examples=(60_000, 10_000),
 )
@@ -180,6 +152,7 @@ CIFAR10 = Archive(
     description="60,000 photographs, 32x32x3, 10 classes; downloaded, 170 MB",
     files=(_cifar("cifar-10", 170_052_171, "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"),),
     read=read_cifar10,
+    prepared=Prepared("cifar10", CIFAR10_FACTS),
     examples=(50_000, 10_000),
     terms="no licence stated; cite Krizhevsky (2009), Learning Multiple Layers of Features from Tiny Images",
 )
@@ -189,64 +162,15 @@ CIFAR100 = Archive(
     description="60,000 photographs, 32x32x3, 100 classes in 20 superclasses; downloaded, 169 MB",
     files=(_cifar("cifar-100", 168_513_733, "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"),),
     read=read_cifar100,
+    prepared=Prepared("cifar100", CIFAR100_FACTS, {"coarse_key": "coarse_label"}),
     examples=(50_000, 10_000),
     terms="no licence stated; cite Krizhevsky (2009), Learning Multiple Layers of Features from Tiny Images",
 )
-
-FEMNIST = Archive(
-    name="femnist",
-    description="749,068 handwritten characters by 3,400 writers, 28x28x1, 62 classes; downloaded",
-    files=tuple(
-        RemoteFile(name, (f"https://storage.googleapis.com/gresearch/fedjax/emnist/{name}",))
-        for name in ("federated_emnist_train.sqlite", "federated_emnist_test.sqlite")
-    ),
-    read=read_femnist,
-    terms="from NIST Special Database 19; cite Cohen et al. (2017), EMNIST, and Caldas et al. (2018), LEAF",
-    substitute=(
-        'run the same experiment on the embedded stand-in, load("glyphs"): --config configs/femnist_xclp.py:glyphs'
-    ),
-    version=2,
-)
-
-
-def femnist(form: Literal["fedjax", "tff"] = "fedjax") -> Archive:
-    """The entry of federated EMNIST in one of its two published forms."""
-    if form == "fedjax":
-        return FEMNIST
-    file = RemoteFile(tff.EMNIST_FILE, (f"{tff.HOST}/{tff.EMNIST_FILE}",))
-    read = partial(tff.read_emnist, class_names=FEMNIST_CLASSES)
-    counts = FEMNIST_EXAMPLES["train"], FEMNIST_EXAMPLES["test"]
-    return replace(FEMNIST, files=(file,), read=read, variant=form, version=1, examples=counts)
-
-
-def load_femnist(
-    *,
-    root: str | Path | None = None,
-    path: str | Path | None = None,
-    download: bool = True,
-    form: Literal["fedjax", "tff"] = "fedjax",
-) -> Dataset:
-    """Loads federated EMNIST, by writer.
-
-    Args:
-        root: folder of all datasets.
-        path: folder with the original files.
-        download: whether the network may be used.
-        form: fedjax's two SQLite files, or the one of TensorFlow Federated, whose examples come in another order.
-
-    Returns:
-        Dataset with inputs uint8 [n, 28, 28, 1], ink high.
-
-    Raises:
-        DatasetUnavailable: it is neither here nor to be had, or damaged.
-    """
-    return load_archive(femnist(form), root=root, path=path, download=download)
-
 
 ARCHIVES = {
     archive.name: archive
     for archive in (
         *(MNIST, FASHION_MNIST, emnist(), CIFAR10, CIFAR100, tff.cifar100_federated(CIFAR100_CLASSES), svhn(), stl10()),
-        *(omniglot(), FEMNIST),
+        *(omniglot(), mini_imagenet(), FEMNIST),
     )
 }

@@ -1,9 +1,10 @@
 """From text beside examples to what a dataset needs: classes, clients, split, sets and coarse labels by number."""
 
 import dataclasses
+import difflib
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +14,9 @@ from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.sources.problems import Findings, some
 from fedjax_ssl.data.sources.proportions import read_proportions
 from fedjax_ssl.registry import did_you_mean
+from fedjax_ssl.words import counted
 
+SIMILAR = 0.7  # of two names of columns, as difflib has it
 TRAIN, TEST = ("", "train", "training"), ("test", "testing")
 VALIDATION = ("val", "valid", "validation", "dev")  # a run draws its own; these are trained on
 
@@ -27,6 +30,14 @@ class Texts(NamedTuple):
     split: Sequence[str] | None = None  # `TRAIN`, `TEST` or `VALIDATION`
     set: Sequence[str] | None = None  # whole numbers, "" = in none
     coarse: Sequence[str] | None = None  # "" = no coarse label
+
+    def rows(self, chosen: Sequence[int] | np.ndarray) -> "Texts":
+        """The same for some of the examples, by number."""
+        parts = [None if (whole := getattr(self, name)) is None else [whole[row] for row in chosen] for name in _BESIDE]
+        return Texts(lambda row: self.where(chosen[row]), *parts)
+
+
+_BESIDE = Texts._fields[1:]
 
 
 class Columns(NamedTuple):
@@ -89,6 +100,26 @@ class Columns(NamedTuple):
 _PER_ROW = ("y", "client", "is_test", "set", "coarse")
 
 
+def misspelt(columns: Collection[str], roles: Mapping[str, str]) -> list[str]:
+    """Columns that may have been meant for a role that no column has, a sentence each.
+
+    Args:
+        columns: names of all columns.
+        roles: role -> name of its column.
+    """
+    missing = [name for name in roles.values() if name not in columns]
+    found = []
+    for column in columns:
+        plain = column.casefold()
+        for name in missing if column not in roles.values() else ():
+            # Of short names one letter is too much: "site" is no "set".
+            alike = len(name) > 3 and difflib.SequenceMatcher(None, plain, name).ratio() >= SIMILAR
+            if alike or plain in (name.casefold(), f"{name}s".casefold()):
+                found.append(f"column {column!r} is not taken for {name!r}, which is not there; did you mean {name!r}?")
+                break
+    return found
+
+
 def read_columns(texts: Texts, count: int, classes: Sequence[str] | None, findings: Findings) -> Columns:
     """Numbers the texts. What does not fit goes into `findings`; stop there before the result is used.
 
@@ -108,7 +139,8 @@ def read_columns(texts: Texts, count: int, classes: Sequence[str] | None, findin
     if texts.coarse is not None:
         coarse, coarse_names = _numbered(_plain(texts.coarse))
         if len(coarse_names) < 2:
-            findings.problems.append(f"there are {len(coarse_names)} coarse classes; at least two are needed")
+            found = counted(len(coarse_names), "coarse class is", "coarse classes are")
+            findings.problems.append(f"{found} there; at least two are needed")
     return Columns(y, class_names, client, client_names, is_test, _sets(texts, findings), coarse, coarse_names)
 
 
@@ -150,7 +182,7 @@ def _classes(
     for label, times in Counter(label for label in labels if label not in number).items():
         rows = [row for row, other in enumerate(labels) if other == label]
         findings.problems.append(
-            f"label {label!r} of {times:,} examples ({some(rows, texts.where)}) is none of the classes."
+            f"label {label!r} of {counted(times, 'example')} ({some(rows, texts.where)}) is none of the classes."
             f"{did_you_mean(label, names)} Classes: {', '.join(names)}"
         )
     return np.array([number.get(label, -1) for label in labels], np.int32), names
@@ -170,8 +202,8 @@ def _split(texts: Texts, count: int, findings: Findings) -> np.ndarray:
     validation = sum(word in VALIDATION for word in words)
     if validation:
         findings.notes.append(
-            f"{validation:,} validation examples are taken as training examples; a run draws its own, with "
-            "data.validation_fraction"
+            f"{counted(validation, 'validation example is', 'validation examples are')} trained on; a run draws its "
+            "own, with data.validation_fraction"
         )
     is_test = np.array([word in TEST for word in words], bool)
     if is_test.all():
@@ -186,7 +218,8 @@ def _clients(texts: Texts, findings: Findings) -> tuple[np.ndarray | None, tuple
     without = np.flatnonzero(client < 0).tolist()
     if without:
         findings.problems.append(
-            f"{len(without):,} examples have no client ({some(without, texts.where)}); every example belongs to one"
+            f"{counted(len(without), 'example has', 'examples have')} no client ({some(without, texts.where)}); every "
+            "example belongs to one"
         )
     return client, names
 

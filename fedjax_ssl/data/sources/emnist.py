@@ -14,7 +14,7 @@ import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.sources.archives import load_archive
-from fedjax_ssl.data.sources.entries import Archive, RemoteFile
+from fedjax_ssl.data.sources.entries import Archive, Prepared, RemoteFile, Source
 from fedjax_ssl.data.sources.formats import FormatError, damage, read_idx_stream
 
 ZIP = "gzip.zip"
@@ -40,7 +40,12 @@ PARTS = {
 
 
 def load_emnist(
-    *, root: str | Path | None = None, path: str | Path | None = None, download: bool = True, kind: Kind = "byclass"
+    *,
+    root: str | Path | None = None,
+    path: str | Path | None = None,
+    download: bool = True,
+    source: Source = "auto",
+    kind: Kind = "byclass",
 ) -> Dataset:
     """Loads EMNIST, images upright with high ink.
 
@@ -48,6 +53,7 @@ def load_emnist(
         root: folder of all datasets.
         path: folder with the original file.
         download: whether the network may be used.
+        source: of the files, as of `load`.
         kind: which of the six sets in the file: by class (62), with letters merged that look alike (47), a balanced
             part of that, letters of either case as one (26), digits, or EMNIST's own MNIST.
 
@@ -57,7 +63,7 @@ def load_emnist(
     Raises:
         DatasetUnavailable: it is neither here nor to be had, or damaged.
     """
-    return load_archive(emnist(kind), root=root, path=path, download=download)
+    return load_archive(emnist(kind), root=root, path=path, download=download, source=source)
 
 
 def emnist(kind: Kind = "byclass") -> Archive:
@@ -74,6 +80,7 @@ def emnist(kind: Kind = "byclass") -> Archive:
             ),
         ),
         read=partial(read_emnist, kind=kind),
+        prepared=Prepared(f"emnist/{kind}", {"class_names": tuple(PARTS[kind].classes)}, {}, PARTS[kind].first_label),
         terms="of NIST; cite Cohen et al. (2017), EMNIST",
         variant=kind,
         examples=PARTS[kind].examples,

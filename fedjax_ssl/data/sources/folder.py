@@ -1,23 +1,23 @@
 """`folder`: the user's own images, in folders by site and class, or with a table that says what each shows."""
 
 import logging
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
 from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.sources.cache import data_root, fingerprint, kept
-from fedjax_ssl.data.sources.columns import TEST, TRAIN, VALIDATION, Texts, read_columns
+from fedjax_ssl.data.sources.columns import TEST, TRAIN, VALIDATION, Texts, misspelt, read_columns
 from fedjax_ssl.data.sources.fetch import DatasetUnavailable
-from fedjax_ssl.data.sources.pictures import Fit, Listing, Pictures, list_images, read_images, spelling
+from fedjax_ssl.data.sources.pictures import Fit, Listing, Pictures, is_text, list_images, read_images, spelling
 from fedjax_ssl.data.sources.problems import BadData, Findings, some
 from fedjax_ssl.data.sources.proportions import proportions_digest
 from fedjax_ssl.data.sources.spreadsheet import PARQUET, SEPARATED, Sheet, as_text, read_sheet
 from fedjax_ssl.registry import did_you_mean
+from fedjax_ssl.words import counted
 
 # Part of the cache's name: raise it whenever the same files give other arrays.
 VERSION = 1
@@ -96,6 +96,8 @@ def load_folder(
 
     def make() -> Dataset:
         findings = Findings()
+        _check_names(listing, findings)
+        findings.stop(given)
         if table is None:
             files, texts = _by_folders(folder, listing, layout, findings)
         else:
@@ -108,6 +110,16 @@ def load_folder(
     place = [str(folder.resolve()), told, str(proportions)]
     home = data_root(root) / "folder" / f"{folder.resolve().name}-{fingerprint(place)}"
     return kept(home, fingerprint(content), make)
+
+
+def _check_names(listing: Listing, findings: Findings) -> None:
+    """Names in another encoding than UTF-8, as old disks have them, could be neither printed nor kept."""
+    foreign = [name for name in listing.images if not is_text(name)]
+    if foreign:
+        findings.problems.append(
+            f"{counted(len(foreign), 'image lies', 'images lie')} under names that are not UTF-8, first "
+            f"{os.fsencode(foreign[0]).decode('utf-8', 'backslashreplace')}; rename these files and folders"
+        )
 
 
 def _check_options(size: int | None, channels: int | None, white: int | None) -> None:
@@ -154,23 +166,16 @@ def _dataset(
     columns = read_columns(texts, len(files), classes, findings)
     findings.stop(given)  # before the images, which take longest
     folder = given if given.is_dir() else given.parent
-    pictures: Pictures = read_images(folder, files, **options, findings=findings)
+    pictures: Pictures = read_images([folder / name for name in files], files, **options, findings=findings)
     if len(pictures.rows) < len(files):
         # A class or a client may have lost all that it had.
-        texts = _rows(texts, pictures.rows)
+        texts = texts.rows(pictures.rows)
         columns = read_columns(texts, len(pictures.rows), classes, Findings() if findings.problems else findings)
     findings.stop(given)
     try:
         return columns.dataset("folder", pictures.x, proportions, list(dict.fromkeys(findings.notes)))
     except ValueError as error:
         raise BadData(given, [str(error)]) from error
-
-
-def _rows(texts: Texts, rows: np.ndarray) -> Texts:
-    def some_of(values: Sequence[str] | None) -> list[str] | None:
-        return None if values is None else [values[row] for row in rows]
-
-    return Texts(lambda row: texts.where(rows[row]), *(some_of(getattr(texts, name)) for name in Texts._fields[1:]))
 
 
 def _by_folders(folder: Path, listing: Listing, layout: str, findings: Findings) -> tuple[Sequence[str], Texts]:
@@ -199,22 +204,23 @@ def _by_folders(folder: Path, listing: Listing, layout: str, findings: Findings)
         findings.problems.append(f"there is no image in it; {LAYOUT}")
     elif most == 0:
         findings.problems.append(
-            f"its {len(files):,} images lie side by side, so that nothing says what they show; {LAYOUT}"
+            f"its {counted(len(files), 'image lies', 'images lie')} side by side, so that nothing says what they show; "
+            f"{LAYOUT}"
         )
     elif deep:
         findings.problems.append(
-            f"{len(deep):,} images lie deeper than {'SITE/CLASS' if most == 2 else 'CLASS'} "
+            f"{counted(len(deep), 'image lies', 'images lie')} deeper than {'SITE/CLASS' if most == 2 else 'CLASS'} "
             f"({some(deep, files.__getitem__)}); {LAYOUT}"
         )
     elif loose and most == 2:
         findings.problems.append(
-            f"{len(loose):,} images are of no site ({some(loose, files.__getitem__)}), but the others are; move them "
-            "into the folder of theirs"
+            f"{counted(len(loose), 'image is', 'images are')} of no site ({some(loose, files.__getitem__)}), but the "
+            "others are; move each into the folder of its site"
         )
     elif loose:
         findings.notes.append(
-            f"{len(loose):,} images lie beside the folders of the classes ({some(loose, files.__getitem__)}); they "
-            "have no label"
+            f"{counted(len(loose), 'image lies', 'images lie')} beside the folders of the classes "
+            f"({some(loose, files.__getitem__)}), without a label"
         )
     label = [
         "" if not parts or len(parts) < most or parts[-1].lower() in UNLABELLED else parts[-1] for parts in folders
@@ -239,6 +245,7 @@ def _by_table(
                 f"{sheet.path.name} has no column {name!r}, which data.{role}_column names."
                 f"{did_you_mean(name, sheet.columns)} Columns: {', '.join(sheet.columns)}"
             )
+    findings.notes += misspelt(sheet.columns, columns)
     there = {spelling(name): name for name in listing.images}
     cells = [spelling(cell) for cell in as_text(sheet.columns[columns["file"]])]
     texts = {role: as_text(sheet.columns[name]) for role, name in columns.items() if name in sheet.columns}
@@ -260,9 +267,10 @@ def _by_table(
     unnamed = sorted(name for key, name in there.items() if key not in used)
     if unnamed:
         findings.notes.append(
-            f"{len(unnamed):,} images are in no row of {sheet.path.name}, first {unnamed[0]}; they are left out"
+            f"{counted(len(unnamed), 'image is', 'images are')} in no row of {sheet.path.name}, first {unnamed[0]}; "
+            "left out"
         )
-    chosen = _rows(Texts(sheet.where, *(texts.get(role) for role in Texts._fields[1:])), np.array(rows, int))
+    chosen = Texts(sheet.where, *(texts.get(role) for role in Texts._fields[1:])).rows(rows)
     return [there[cells[row]] for row in rows], chosen
 
 
@@ -285,8 +293,8 @@ def _without_repeats(
             )
     if repeats:
         findings.notes.append(
-            f"{len(repeats):,} rows repeat an image, first {cells[repeats[0]]} ({sheet.where(repeats[0])}); it "
-            "counts once"
+            f"{counted(len(repeats), 'row repeats', 'rows repeat')} an image, first {cells[repeats[0]]} "
+            f"({sheet.where(repeats[0])}); it counts once"
         )
     skip = absent.union(repeats)
     return [row for row in range(len(cells)) if row not in skip]

@@ -176,7 +176,7 @@ def read_fedjax_sqlite(path: Path, num_classes: int) -> ClientArrays:
             name = client_id.decode("ascii", "replace") if isinstance(client_id, bytes) else str(client_id)
             with damage(path, f" (client {name})"):
                 example = serialization.msgpack_restore(_unpacked(data, num_examples))
-            _check_client(path, name, example, num_examples, num_classes)
+            check_client(path, name, example, num_examples, num_classes)
             stop = start + num_examples
             x[start:stop, ..., 0] = np.rint(255.0 * (1.0 - example["pixels"]))
             y[start:stop], client[start:stop] = example["label"], number
@@ -198,7 +198,8 @@ def _open_read_only(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
 
 
-def _check_client(path: Path, name: str, example: object, num_examples: int, num_classes: int) -> None:
+def check_client(path: Path, name: str, example: object, num_examples: int, num_classes: int) -> None:
+    """Raises FormatError unless an example of a client has pixels from 0 to 1 and labels in range."""
     if not isinstance(example, dict) or not {"pixels", "label"} <= example.keys():
         raise FormatError(f"{path}: client {name} has no `pixels` and `label`.")
     pixels, labels = np.asarray(example["pixels"]), np.asarray(example["label"])
@@ -209,6 +210,8 @@ def _check_client(path: Path, name: str, example: object, num_examples: int, num
         )
     if num_examples and not (pixels.min() >= 0 and pixels.max() <= 1):
         raise FormatError(f"{path}: client {name} has pixels outside 0 to 1, or NaN.")
+    if labels.dtype.kind not in "iu":
+        raise FormatError(f"{path}: client {name} has labels of the type {labels.dtype}; whole numbers are expected.")
     if num_examples and not (labels.min() >= 0 and labels.max() < num_classes):
         raise FormatError(f"{path}: client {name} has labels outside 0 to {num_classes - 1}.")
 

@@ -1,6 +1,7 @@
 """Image files of any kind that Pillow reads, as arrays of one shape; what cannot be used is left out and counted."""
 
 import hashlib
+import io
 import os
 import struct
 import unicodedata
@@ -15,6 +16,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from fedjax_ssl.data.sources.problems import Findings
+from fedjax_ssl.words import counted
 
 Fit = Literal["crop", "stretch", "pad"]
 SIZE = 64  # of the sides, where images differ in size
@@ -61,7 +63,7 @@ def list_images(folder: Path) -> Listing:
         if ending in endings:
             images.append(path)
         else:
-            others[ending or "without an ending"] += 1
+            others[ending if ending and is_text(ending) else "without an ending"] += 1
     return Listing(tuple(images), others, digest.hexdigest())
 
 
@@ -85,13 +87,18 @@ def _walk(folder: Path, below: str, seen: set[tuple[int, int]]) -> list[tuple[st
     return found
 
 
+def is_text(name: str) -> bool:
+    """Whether a name from the disk is text, which one with bytes of another encoding than the system's is not."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
 def spelling(path: str) -> str:
     """A path in one spelling: accents as one letter, "/" between folders, no "./" in front."""
     return unicodedata.normalize("NFC", path.replace("\\", "/")).removeprefix("./")
 
 
 def read_images(
-    folder: Path,
+    files: Sequence[Path] | Sequence[bytes],
     names: Sequence[str],
     *,
     size: int | None,
@@ -103,8 +110,8 @@ def read_images(
     """Decodes image files, in threads, because Pillow decodes and resizes without Python's lock.
 
     Args:
-        folder: that the names are below.
-        names: [m] of the files.
+        files: [m] where they lie, or their content.
+        names: [m], what messages call them.
         size: side of the square images in pixels; by default the images' own size where all have the same, else 64.
         channels: 1 (grey) or 3 (colour); by default 3 if an image is in colour.
         fit: "crop": the largest part in the middle. "stretch": all of it, whatever the shape. "pad": all of it, with
@@ -116,19 +123,21 @@ def read_images(
     Returns:
         The images that can be used. Turned as their EXIF data say, the first page of several, without transparency.
     """
-    facts: list[_Facts | str] = _each(lambda name: _facts(folder / name), names)
+    Image.init()  # here, not by the threads
+    facts: list[_Facts | str] = in_threads(lambda row: _facts(files[row]), range(len(files)))
     known = [one for one in facts if isinstance(one, _Facts)]
     _notes(known, size, channels, findings)
     shape = _shape(known, size, channels)
     needed = len(known) * shape[0] * shape[1] * shape[2]
     if needed > _memory():
         findings.problems.append(
-            f"{len(known):,} images of {shape[1]}x{shape[0]}x{shape[2]} take {needed / 1e9:,.0f} GB, more than this "
-            f"machine has; give a smaller size than {max(shape)}"
+            f"{counted(len(known), 'image')} of {shape[1]}x{shape[0]}x{shape[2]} take {needed / 1e9:,.0f} GB, more "
+            f"than this machine has; give a smaller size than {max(shape)}"
         )
         return Pictures(np.empty((0, *shape), np.uint8), np.empty(0, int))
     if white is None:
-        white = _white([folder / name for name, one in zip(names, facts, strict=True) if _is_deep(one)], findings)
+        deep = [row for row, one in enumerate(facts) if _is_deep(one)]
+        white = _white(files, deep, findings)
     x = np.empty((len(known), *shape), np.uint8)
     place = np.cumsum([isinstance(one, _Facts) for one in facts]) - 1
 
@@ -136,33 +145,37 @@ def read_images(
         if isinstance(reason := facts[row], str):
             return reason
         try:
-            with _opened(folder / names[row]) as image:
+            with _opened(files[row]) as image:
                 x[place[row]] = _shown(image, shape, fit, white)
         except BROKEN as error:
             return f"cut short or damaged ({_short(error)})"
         return None
 
-    reasons = _each(decode, range(len(names)))
+    reasons = in_threads(decode, range(len(files)))
     rows = np.array([row for row, reason in enumerate(reasons) if reason is None], int)
-    _skipped(names, reasons, findings)
+    say_skipped(names, reasons, findings)
     return Pictures(x if len(rows) == len(x) else x[place[rows]], rows)
 
 
-def _each(function: Callable, items: Sequence) -> list:
+def in_threads(function: Callable, items: Sequence) -> list:
+    """What a function gives for each of some things, in their order."""
     with ThreadPoolExecutor() as pool:
         return list(pool.map(function, items))
 
 
-def _opened(path: Path) -> Image.Image:
-    return Image.open(path, formats=[kind for kind in Image.OPEN if kind not in EXTERNAL])
+def _opened(file: Path | bytes) -> Image.Image:
+    return Image.open(
+        io.BytesIO(file) if isinstance(file, bytes) else file,
+        formats=[kind for kind in Image.OPEN if kind not in EXTERNAL],
+    )
 
 
-def _facts(path: Path) -> _Facts | str:
+def _facts(file: Path | bytes) -> _Facts | str:
     """What the head of a file says, or why it cannot be used."""
     try:
-        if not path.stat().st_size:
+        if not (len(file) if isinstance(file, bytes) else file.stat().st_size):
             return "0 bytes"
-        with _opened(path) as image:
+        with _opened(file) as image:
             if image.mode == "F":
                 return "has floating-point pixels; save it with 8 or 16 bits"
             width, height = image.size  # of a TIFF as it is turned already
@@ -226,21 +239,21 @@ def _memory() -> float:
         return float("inf")
 
 
-def _white(files: Sequence[Path], findings: Findings) -> int:
-    """The largest value of a number of bits that no image exceeds, so that all keep one scale."""
-    if not files:
+def _white(files: Sequence[Path] | Sequence[bytes], deep: Sequence[int], findings: Findings) -> int:
+    """The largest value of a number of bits that none of the images of these rows exceeds: all keep one scale."""
+    if not deep:
         return 255
 
-    def largest(path: Path) -> int:
+    def largest(row: int) -> int:
         try:
-            with _opened(path) as image:
+            with _opened(files[row]) as image:
                 return int(np.asarray(image).max())
         except BROKEN:  # said when it is decoded
             return 0
 
-    white = 2 ** max(max(_each(largest, files)).bit_length(), 8) - 1
+    white = 2 ** max(max(in_threads(largest, deep)).bit_length(), 8) - 1
     findings.notes.append(
-        f"images with more than 8 bits: {len(files):,}; their values up to {white:,} become 0 to 255, or those up to "
+        f"images with more than 8 bits: {len(deep):,}; their values up to {white:,} become 0 to 255, or those up to "
         "data.white"
     )
     return white
@@ -265,7 +278,14 @@ def _shown(image: Image.Image, shape: tuple[int, int, int], fit: Fit, white: int
     return np.asarray(image).reshape(height, width, -1)
 
 
-def _skipped(names: Sequence[str], reasons: Sequence[str | None], findings: Findings) -> None:
+def say_skipped(names: Sequence[str], reasons: Sequence[str | None], findings: Findings) -> None:
+    """Counts what is left out by its reason: a note, or a problem where nothing is left.
+
+    Args:
+        names: [m] of the files.
+        reasons: [m] why each cannot be used, None if it can; reasons that differ in "(...)" alone count as one.
+        findings: where it goes.
+    """
     first: dict[str, str] = {}
     times = Counter[str]()
     for name, reason in zip(names, reasons, strict=True):
@@ -276,5 +296,5 @@ def _skipped(names: Sequence[str], reasons: Sequence[str | None], findings: Find
     if not times:
         return
     listed = "; ".join(f"{count:,} {kind}, first {first[kind]}" for kind, count in times.most_common())
-    text = f"{times.total():,} of {len(names):,} images cannot be used: {listed}"
+    text = f"{times.total():,} of {counted(len(names), 'image')} cannot be used: {listed}"
     (findings.problems if times.total() == len(names) else findings.notes).append(text)

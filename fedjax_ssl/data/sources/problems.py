@@ -14,10 +14,11 @@ class BadData(UserError):
     Attributes:
         place: the folder or file.
         problems: what is wrong, a sentence or two each.
+        notes: what else was found until then.
     """
 
-    def __init__(self, place: Path | str, problems: Sequence[str]):
-        self.place, self.problems = str(place), tuple(problems)
+    def __init__(self, place: Path | str, problems: Sequence[str], notes: Sequence[str] = ()):
+        self.place, self.problems, self.notes = str(place), tuple(problems), tuple(notes)
         if len(self.problems) == 1:
             super().__init__(f"{place}: {self.problems[0]}")
         else:
@@ -40,7 +41,7 @@ class Findings:
     def stop(self, place: Path | str) -> None:
         """Raises BadData if there are problems."""
         if self.problems:
-            raise BadData(place, self.problems)
+            raise BadData(place, self.problems, tuple(dict.fromkeys(self.notes)))
 
 
 def some(rows: Sequence[int], where: Callable[[int], str]) -> str:

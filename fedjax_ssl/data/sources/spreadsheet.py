@@ -139,13 +139,14 @@ def _read_parquet(path: Path) -> Sheet:
     except (ValueError, OSError) as error:  # pyarrow's own errors are among them
         raise BadData(path, [f"is no readable Parquet file, or it is cut short: {error}"]) from error
     _check_header(path, table.column_names)
-    columns = {name: _arrow_column(table.column(name)) for name in table.column_names if not name.startswith("__index")}
+    columns = {name: arrow_column(table.column(name)) for name in table.column_names if not name.startswith("__index")}
     if not len(table):
         raise BadData(path, ["has no rows"])
     return Sheet(path, columns, range(1, len(table) + 1), "row")
 
 
-def _arrow_column(column: Any) -> Sequence[str] | np.ndarray:
+def arrow_column(column: Any) -> Sequence[str] | np.ndarray:
+    """A column of pyarrow as a sheet has it: numbers [n], NaN where there is none, or text."""
     types = importlib.import_module("pyarrow.types")
     if types.is_floating(column.type) or types.is_integer(column.type) or types.is_boolean(column.type):
         values = column.to_numpy()

@@ -15,7 +15,7 @@ from PIL import Image
 from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.sources.archives import load_archive
-from fedjax_ssl.data.sources.entries import Archive, RemoteFile
+from fedjax_ssl.data.sources.entries import Archive, Prepared, RemoteFile, Source
 from fedjax_ssl.data.sources.formats import LARGEST, FormatError, damage
 
 TAR = "stl10_binary.tar.gz"
@@ -29,6 +29,7 @@ def load_stl10(
     root: str | Path | None = None,
     path: str | Path | None = None,
     download: bool = True,
+    source: Source = "auto",
     unlabelled: bool = True,
     size: int = 96,
 ) -> Dataset:
@@ -38,6 +39,7 @@ def load_stl10(
         root: folder of all datasets.
         path: folder with the original file.
         download: whether the network may be used.
+        source: of the files, as of `load`.
         unlabelled: whether the 100,000 images without a label follow the 5,000 training images.
         size: side of the images; smaller ones are resized once (area-averaged). All at 96: 3.1 GB; at 32: 0.35 GB.
 
@@ -49,7 +51,7 @@ def load_stl10(
         ValueError: a size that is not 1 to 96.
     """
     check_whole_numbers(1, SHAPE[1], size=size)
-    return load_archive(stl10(unlabelled, size), root=root, path=path, download=download)
+    return load_archive(stl10(unlabelled, size), root=root, path=path, download=download, source=source)
 
 
 def stl10(unlabelled: bool = True, size: int = 96) -> Archive:
@@ -66,6 +68,10 @@ def stl10(unlabelled: bool = True, size: int = 96) -> Archive:
             ),
         ),
         read=partial(read_stl10, unlabelled=unlabelled, size=size),
+        # Smaller images are resized in another way there.
+        prepared=Prepared("stl10", {"class_names": CLASSES}, {"unlabelled_split": "unlabelled" if unlabelled else None})
+        if size == SHAPE[1]
+        else None,
         terms="images from ImageNet, for research; cite Coates, Lee and Ng (2011)",
         variant=f"size{size}" + "-labelled" * (not unlabelled),
         examples=(5_000 + 100_000 * unlabelled, 8_000),

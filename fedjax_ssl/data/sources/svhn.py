@@ -11,7 +11,7 @@ import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.sources.archives import load_archive
-from fedjax_ssl.data.sources.entries import Archive, RemoteFile
+from fedjax_ssl.data.sources.entries import Archive, Prepared, RemoteFile, Source
 from fedjax_ssl.data.sources.formats import FormatError, damage
 
 HOST = "http://ufldl.stanford.edu/housenumbers"
@@ -24,7 +24,12 @@ EXAMPLES = {"train": 73_257, "test": 26_032, "extra": 531_131}
 
 
 def load_svhn(
-    *, root: str | Path | None = None, path: str | Path | None = None, download: bool = True, extra: bool = False
+    *,
+    root: str | Path | None = None,
+    path: str | Path | None = None,
+    download: bool = True,
+    source: Source = "auto",
+    extra: bool = False,
 ) -> Dataset:
     """Loads SVHN, the cropped digits.
 
@@ -32,6 +37,7 @@ def load_svhn(
         root: folder of all datasets.
         path: folder with the original files.
         download: whether the network may be used.
+        source: of the files, as of `load`.
         extra: whether the 531,131 easier examples of `extra_32x32.mat` (1.3 GB) follow the training examples.
 
     Returns:
@@ -40,7 +46,7 @@ def load_svhn(
     Raises:
         DatasetUnavailable: it is neither here nor to be had, or damaged.
     """
-    return load_archive(svhn(extra), root=root, path=path, download=download)
+    return load_archive(svhn(extra), root=root, path=path, download=download, source=source)
 
 
 def svhn(extra: bool = False) -> Archive:
@@ -51,6 +57,7 @@ def svhn(extra: bool = False) -> Archive:
         description="99,289 digits of house numbers, 32x32x3, 10 classes, 531,131 more with extra=; downloaded, 246 MB",
         files=tuple(RemoteFile(_file(part), (f"{HOST}/{_file(part)}",), *FILES[part]) for part in parts),
         read=read_svhn,
+        prepared=None if extra else Prepared("svhn_cropped", {"class_names": tuple(string.digits)}),
         terms="for non-commercial use, as its page says; cite Netzer et al. (2011)",
         variant="extra" if extra else "",
         examples=(EXAMPLES["train"] + extra * EXAMPLES["extra"], EXAMPLES["test"]),

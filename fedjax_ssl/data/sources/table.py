@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.sources.cache import data_root, fingerprint, kept
-from fedjax_ssl.data.sources.columns import Texts, read_columns
+from fedjax_ssl.data.sources.columns import Texts, misspelt, read_columns
 from fedjax_ssl.data.sources.fetch import DatasetUnavailable
 from fedjax_ssl.data.sources.problems import BadData, Findings, some
 from fedjax_ssl.data.sources.proportions import proportions_digest
@@ -98,10 +98,12 @@ def _check_roles(sheet: Sheet, roles: Mapping[str, str], classes: Sequence[str] 
     for role, name in roles.items():
         if name in sheet.columns or (name == role and (role != "label" or classes is not None)):
             continue
+        asked = "" if name == role else f", which data.{role}_column names"
         findings.problems.append(
-            f"there is no column {name!r} ({role}).{did_you_mean(name, sheet.columns)} Columns: "
+            f"there is no column {name!r}{asked}.{did_you_mean(name, sheet.columns)} Columns: "
             f"{', '.join(sheet.columns)}; give the right one as data.{role}_column"
         )
+    findings.notes += misspelt(sheet.columns, {role: name for role, name in roles.items() if role != "label"})
 
 
 def _features(

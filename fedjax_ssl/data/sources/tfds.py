@@ -10,6 +10,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import socket
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,13 +32,15 @@ from fedjax_ssl.registry import did_you_mean
 FOLDER_VARIABLE = "TFDS_DATA_DIR"
 VERSION = 1  # of what a folder becomes: goes into the cache's name
 NEEDED = ("tensorflow", "tensorflow_datasets", "importlib_resources")
+# What a feature is, as the files name it; a feature of another kind is read only where a key names it.
+KINDS = ("image", "classLabel", "tensor", "text", "scalar")
 TIMEOUT = 5.0  # seconds for a host to accept a connection
 # Of these, TensorFlow Datasets stores the images with rows and columns exchanged.
 TRANSPOSED = ("emnist",)
 
 
 class _Feature(NamedTuple):
-    kind: str  # "image", "classLabel", "tensor" or another of TensorFlow Datasets
+    kind: str  # of `KINDS`, "" for any other
     shape: tuple[int, ...] | None  # None: not the same for all
 
 
@@ -81,7 +84,7 @@ def load_tfds(
     """
     if size is not None:
         check_whole_numbers(size=size)
-    folders = Path(path or os.environ.get(FOLDER_VARIABLE) or Path("~") / "tensorflow_datasets").expanduser()
+    folders = prepared_folders(path)
     folder = _version_folder(folders, dataset)
     if folder is None and download:
         _prepare(dataset, folders)
@@ -106,14 +109,24 @@ def load_tfds(
     return kept(home, fingerprint(content), make)
 
 
+def prepared_folders(path: str | Path | None = None) -> Path:
+    """The folder of prepared datasets: `path`, else $TFDS_DATA_DIR, else ~/tensorflow_datasets."""
+    return Path(path or os.environ.get(FOLDER_VARIABLE) or Path("~") / "tensorflow_datasets").expanduser()
+
+
+def is_prepared(dataset: str) -> bool:
+    """Whether a dataset (NAME or NAME/CONFIG) has been prepared there, whole or not."""
+    return any((prepared_folders() / dataset).glob("*/dataset_info.json"))
+
+
 class _Folder:
     """What the small files of a prepared folder say."""
 
     def __init__(self, folder: Path, name: str):
         self.folder, self.name = folder, name
         try:
-            self.info = json.loads((folder / "dataset_info.json").read_text())
-            features = json.loads((folder / "features.json").read_text())["featuresDict"]["features"]
+            self.info = json.loads((folder / "dataset_info.json").read_text(encoding="utf-8"))
+            features = json.loads((folder / "features.json").read_text(encoding="utf-8"))["featuresDict"]["features"]
             self.features = {key: _feature(value) for key, value in features.items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise DatasetUnavailable(f"tfds:{name}: {folder} is no prepared folder, or damaged: {error}") from error
@@ -148,7 +161,9 @@ class _Folder:
 
     def examples(self, split: str) -> Iterator[dict[str, Value]]:
         kind = self.info.get("fileFormat") or "tfrecord"
-        files = sorted(self.folder.glob(f"*-{split}.{kind}-*-of-*"))
+        # NAME-SPLIT.KIND-00000-of-00001; NAME has no "-", so that "extra-train" is not taken for "train".
+        pattern = re.compile(rf"[^-]+-{re.escape(split)}\.{re.escape(kind)}-\d+-of-\d+")
+        files = sorted(file for file in self.folder.iterdir() if pattern.fullmatch(file.name))
         if not files:
             raise FormatError(f"there is no file *-{split}.{kind}-*")
         number = int(files[0].name.rpartition("-of-")[2])
@@ -160,7 +175,8 @@ class _Folder:
 
 
 def _feature(described: Mapping[str, Any]) -> _Feature:
-    kind = next((key for key in described if key != "pythonClassName"), "")
+    kinds = [key for key in described if key in KINDS]
+    kind = kinds[0] if len(kinds) == 1 else ""
     content = described.get(kind)
     shape = content.get("shape", {}).get("dimensions") if isinstance(content, dict) else None
     sizes = tuple(int(size) for size in shape or ())

@@ -69,7 +69,7 @@ def points_of(data: FederatedData) -> Points:
     """
     real = jnp.arange(data.max_examples, dtype=jnp.int32) < data.num_examples[:, None]
     owner = jnp.broadcast_to(jnp.arange(data.num_clients, dtype=jnp.int32)[:, None], real.shape)
-    observed = jnp.where(real, data.observed[data.index], -1)
+    observed = data.observed_by_clients
     training = Points(data.index, jnp.where(real, owner, -1), observed, jnp.full_like(observed, -1))
     place = jnp.arange(data.test_index.shape[0], dtype=jnp.int32)
     new = Points(data.test_index, data.test_client, jnp.full_like(place, -1), place)

@@ -192,6 +192,27 @@ def test_own_class_cuts_its_parts_for_the_clients_of_a_class():
         PARTITIONS.build("own_class", skew=1.5)
 
 
+def test_own_class_may_deal_a_class_that_runs_out_again():
+    """FedRGD's code on SVHN: after class 9 comes class 1; the first image of a class follows its last one."""
+    counts = np.array([60, 14, 50, 40, 40, 40, 40, 40, 40, 36])
+    labels = np.repeat(np.arange(10), counts)
+    partition, pool = PARTITIONS.build("own_class", skew=0.8, cut=False, reuse=True), make_pool(labels, 10, 20)
+    deal = jax.jit(lambda key: (partition.assign(key, pool), *partition.again(key, pool)))
+    client, more, row = map(np.asarray, deal(jax.random.key(3)))
+    there = more >= 0
+    client, row = np.concatenate([client, more[there]]), np.concatenate([np.arange(400), row[there]])
+    held = table(client, labels[row], 20, 10)
+    kinds = np.array([*range(10), *range(1, 10), 1])
+    assert (held.sum(axis=1) == 20).all() and (held[np.arange(20), kinds] >= 16).all()
+    # Class 1 has 14 images, and three clients ask for 16 of them: 34 are dealt again, every one as often as any other.
+    copies = np.bincount(row[client >= 0], minlength=400)[labels == 1]
+    assert copies.sum() == 48 and set(copies) == {3, 4} and there.sum() == 34 and (labels[row[400:]] == 1).all()
+    assert (client < 0).sum() == 34, "as many others are not used"
+    for settings in ({"cut": True}, {"cut": False, "own_part": "class"}):
+        with pytest.raises(ValueError, match="reuse deals to every client R of its own size"):
+            PARTITIONS.build("own_class", skew=0.8, reuse=True, **settings)
+
+
 def test_majority_has_two_frequent_classes_and_hands_out_in_the_order_of_the_file():
     labels = np.arange(1000) % 10
     pool = make_pool(labels, 10, 5)

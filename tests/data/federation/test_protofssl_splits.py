@@ -5,9 +5,12 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import config as configs
+from fedjax_ssl import data as data_module
 from fedjax_ssl import presets
 from fedjax_ssl.data import Dataset, Split
+from fedjax_ssl.data.federation.report import report
 from fedjax_ssl.experiment import Experiment, federate
+from fedjax_ssl.federated import all_clients
 
 CIFAR10 = ((5000,) * 10, (1000,) * 10, 0)
 SVHN = (
@@ -101,6 +104,61 @@ def test_svhn_is_cut_to_equal_classes(split, labels, others) -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("split", "labels", "others", "size"),
+    [
+        ("noniid_overlap", (5,), (243, 73, 15, 15, 15, 10, 15, 15, 15, 73), 489),
+        ("xnid_overlap", (23, 5, 5, 5, 3, 3, 3, 3, 0, 0), (243, 49, 49, 49, 25, 25, 25, 25, 0, 0), 490),
+    ],
+)
+def test_labelled_images_are_unlabelled_ones_too_in_the_later_code(split, labels, others, size) -> None:
+    data = cut(CIFAR10, "cifar10", split)
+    labelled, unlabelled, used = held(data)
+    np.testing.assert_array_equal(labelled[:, :10], by_offset(np.resize(labels, 10)))
+    np.testing.assert_array_equal(unlabelled[:, :10], by_offset(others))
+    assert set(unlabelled.sum(axis=1)) == {size}
+    rows, counts = np.unique(used[0], return_counts=True)
+    assert counts.max() == 2 and (counts == 2).sum() == 5000, "every labelled image, and no other one"
+    assert data.summary()["examples_dealt_twice"] == 5000 and rows.size == 100 * size
+    assert "; 5000 are dealt twice" in report(data, NAMES)
+
+
+def test_who_has_an_example_without_its_label_does_not_see_it() -> None:
+    """Two clients; of every class one example is dealt as labelled to each, and four again, from the first one on."""
+    labels = np.arange(120, dtype=np.int32) % 10
+    split = Split(np.arange(120, dtype=np.float32)[:, None], labels)
+    options = {"counts": (4,), "labelled_counts": (1,), "overlap": True}
+    data = data_module.federate(
+        jax.random.key(0),
+        Dataset("small", split, split, NAMES),
+        partition="class_counts",
+        num_clients=2,
+        partition_options=options,
+        supervision="dealt",
+    )
+    labelled, unlabelled, (rows, *_) = held(data)
+    assert (labelled[:, :10] == 1).all() and (unlabelled[:, :10] == 4).all()
+    assert (np.unique(rows, return_counts=True)[1] == 2).sum() == 20
+    seen = np.asarray(data.observed_by_clients)
+    np.testing.assert_array_equal((seen >= 0).sum(axis=1), data.num_labelled)
+    np.testing.assert_array_equal(np.asarray(all_clients(data).observed), seen)
+    # All labelled ones are unlabelled examples of the first client, its own ones too.
+    first, others = np.asarray(data.index[0, 10:50]), np.asarray(data.index[:, :10])
+    assert np.isin(others, first).all()
+
+
+@pytest.mark.thorough
+def test_labelled_examples_may_be_dealt_apart_and_once() -> None:
+    fields = {"partition.labelled_counts": (5,), "partition.balanced": 0}
+    supervision = {"supervision.name": "dealt", "supervision.labels": None}
+    data = cut(CIFAR10, "cifar10", "noniid", **fields, **supervision)
+    labelled, unlabelled, used = held(data)
+    np.testing.assert_array_equal(labelled[:, :10], 5)
+    np.testing.assert_array_equal(unlabelled[:, :10], by_offset((244, 73, 15, 15, 15, 10, 15, 15, 15, 73)))
+    check_pools(data, used, 300, 300)
+
+
+@pytest.mark.thorough
 def test_stl10_has_unlabelled_images_of_unknown_class() -> None:
     data = cut(STL10, "stl10", "iid")
     labelled, unlabelled, used = held(data)
@@ -129,6 +187,12 @@ def test_pools_that_are_shuffled_first() -> None:
         ({"partition.counts": (1, 2)}, "counts has 2 entries, the data have 10 classes"),
         ({"partition.counts": (0,), "partition.balanced": 0}, "no client would get anything"),
         ({"partition.unlabelled": 3}, "3 examples without a label each, but there are 0"),
+        ({"partition.overlap": True}, "nothing is dealt as labelled; give labelled_counts, with supervision 'dealt'"),
+        (
+            {"partition.overlap": True, "partition.labelled_counts": (5,), "data.pools": None}
+            | {"data.client_test_fraction": 0.1},
+            r"deals some examples twice, which does not go with test examples of the clients",
+        ),
         (
             {"supervision.name": "circulant", "supervision.label_counts": (1, 2), "supervision.labels": None},
             "2 entries",

@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import http.server
 import io
+import os
 import sqlite3
 import struct
 import tarfile
@@ -24,7 +25,8 @@ from fedjax_ssl.data import DatasetUnavailable, load
 from fedjax_ssl.data.correspondence import CIFAR100_SUPERCLASS_OF
 from fedjax_ssl.data.sources import archives
 from fedjax_ssl.data.sources.archives import load_archive
-from fedjax_ssl.data.sources.catalog import CIFAR10, CIFAR100, FEMNIST, MNIST, RemoteFile
+from fedjax_ssl.data.sources.catalog import CIFAR10, CIFAR100, MNIST, RemoteFile
+from fedjax_ssl.data.sources.femnist import FEMNIST
 from fedjax_ssl.data.sources.formats import (
     FormatError,
     read_cifar10_binary,
@@ -345,7 +347,8 @@ def test_message_without_download(tmp_path):
     raw = tmp_path / "cifar10" / "raw"
     digest = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
     assert lines[0] == "cifar10 is not here."
-    assert lines[1] == f"  looked  {tmp_path / 'cifar10' / 'converted-v1'}, {raw}"
+    prepared = f"{os.environ['TFDS_DATA_DIR']}/cifar10"
+    assert lines[1] == f"  looked  {tmp_path / 'cifar10' / 'converted-v1'}, {raw}, {prepared}"
     assert lines[3] == f"  - put cifar-10-binary.tar.gz (170,052,171 bytes, sha256 {digest}) in {raw}/"
     assert "FEDJAX_SSL_DATA" in lines[5]
     assert 'load("digits") or load("glyphs")' in lines[6]

@@ -7,8 +7,9 @@ from sklearn.datasets import load_digits as sklearn_digits
 from sklearn.neighbors import KNeighborsClassifier
 
 from fedjax_ssl.data import OWN, available, load
-from fedjax_ssl.data.sources.catalog import ARCHIVES, FEMNIST_CLASSES
+from fedjax_ssl.data.sources.catalog import ARCHIVES
 from fedjax_ssl.data.sources.digits import FORM_STARTS
+from fedjax_ssl.data.sources.femnist import FEMNIST_CLASSES
 from fedjax_ssl.data.sources.glyph_strokes import FORMS, form_table
 
 
@@ -20,7 +21,7 @@ def glyphs(tmp_path_factory):
 
 def test_available_describes_every_name():
     names = available()
-    assert {"digits", "glyphs", *OWN, "tfds", "fed_isic2019", *ARCHIVES} == set(names)
+    assert {"digits", "glyphs", *OWN, "tfds", "fed_isic2019", "rsna_hemorrhage", *ARCHIVES} == set(names)
     assert {"mnist", "cifar10", "cifar100", "femnist"} < set(ARCHIVES)
     assert all(("downloaded" in text) == (name in ARCHIVES) for name, text in names.items())
 

@@ -85,7 +85,7 @@ def test_classes_alone_and_splits_above_them(tmp_path, read):
     hospital(tmp_path / "scans", sites=("Train", "test", "val"))
     data = read()
     assert (data.client_names, len(data.train), len(data.test)) == (None, 12, 6)
-    assert "6 validation examples are taken as training examples" in data.extra["notes"][0]
+    assert "6 validation examples are trained on" in data.extra["notes"][0]
 
 
 def test_images_directly_in_a_site_have_no_label(tmp_path, read):
@@ -121,7 +121,7 @@ def test_a_table_says_all(tmp_path, read, encoding, cut):
         np.testing.assert_array_equal(data.train.coarse, [0, 1, 1, 0])
         assert (data.test.y.tolist(), data.test.client.tolist(), data.test.set) == ([2], [1], None)
     assert data.set_shares.shape == (2, 2, 3)
-    assert "1 images are in no row of about.csv, first bilder/ä 5.jpg" in data.extra["notes"][0]
+    assert "1 image is in no row of about.csv, first bilder/ä 5.jpg" in data.extra["notes"][0]
 
 
 def test_unusable_images_are_left_out_and_counted(tmp_path, read, caplog):
@@ -203,7 +203,7 @@ def test_a_photograph_is_turned_as_it_says(tmp_path, read):
             ["north/ill/0.png,ill,north", "north/ill/0.png,well,north"],
             "rows that differ, about.csv, line 2 and .*, line 3",
         ),
-        (["north/ill/0.png,ill,north", "north/ill/1.png,well,"], "1 examples have no client .about.csv, line 3."),
+        (["north/ill/0.png,ill,north", "north/ill/1.png,well,"], "1 example has no client .about.csv, line 3."),
         (
             ["nrth/ill/0.png,ill,north", "x.png,well,south"],
             "2 of 2 rows name no image in .*nrth/ill/0.png .about.csv, line",
@@ -225,7 +225,7 @@ def test_all_problems_are_told_at_once_and_near_names_named(tmp_path, problem):
     rows = [f"north/ill/{i}.png,{label},{split}" for i, (label, split) in enumerate([("il", "tain"), ("well", "test")])]
     table(tmp_path, "file,label,part", *rows)
     said = problem(split_column="part", classes=("ill", "well"))
-    assert "has 2 problems" in said and "'il' of 1 examples (about.csv, line 2) is none of the classes" in said
+    assert "has 2 problems" in said and "'il' of 1 example (about.csv, line 2) is none of the classes" in said
     assert "Did you mean 'ill'?" in said and "split is 'tain'" in said and "Did you mean 'train'?" in said
     assert "no column 'image'" in problem("scans/about.csv", file_column="image")
     assert "'sit', which data.client_column names" in problem(client_column="sit")
@@ -239,16 +239,16 @@ def test_repeated_rows_count_once_and_rows_without_an_image_are_left_out(tmp_pat
     assert data.train.y.tolist() == [0, 1]
     notes = "\n".join(data.extra["notes"])
     assert "1 of 4 rows name no image" in notes and "gone.png (about.csv, line 5); they are left out" in notes
-    assert "1 rows repeat an image, first north/ill/0.png (about.csv, line 4); it counts once" in notes
+    assert "1 row repeats an image, first north/ill/0.png (about.csv, line 4); it counts once" in notes
 
 
 @pytest.mark.parametrize(
     ("files", "options", "message"),
     [
         (("a.png", "b.png"), {}, "its 2 images lie side by side"),
-        (("a/b/c/d.png", "a/b/e.png"), {}, "1 images lie deeper than SITE/CLASS .a/b/c/d.png."),
-        (("a/b/e.png",), {"layout": "class"}, "1 images lie deeper than CLASS"),
-        (("a/b/e.png", "f.png"), {}, "1 images are of no site .f.png."),
+        (("a/b/c/d.png", "a/b/e.png"), {}, "1 image lies deeper than SITE/CLASS .a/b/c/d.png."),
+        (("a/b/e.png",), {"layout": "class"}, "1 image lies deeper than CLASS"),
+        (("a/b/e.png", "f.png"), {}, "1 image is of no site .f.png."),
         (("notes.txt",), {}, "there is no image in it"),
         (("test/a/0.png", "train/a/0.png"), {}, "only one class .a."),
         (("test/a/0.png", "train/a/0.png", "more/b.png"), {}, "images elsewhere too .more.; put"),
@@ -297,7 +297,44 @@ def test_check_finds_what_a_person_would_want_to_hear(tmp_path):
     assert (found.source, found.problems) == ("folder", ())
     notes = "\n".join(found.notes)
     assert "class il: one labelled training example" in notes
-    assert "client 'nothern' (1 examples) is spelt almost like 'northern' (20)" in notes
+    assert "client 'nothern' (1 example) is spelt almost like 'northern' (20)" in notes
     assert "'Site 1'" in notes and "'site 2'" not in notes
     bad = check(tmp_path / "scans" / "northern" / "ill", root=tmp_path)
     assert bad.dataset is None and "side by side" in bad.problems[0]
+
+
+def test_what_was_found_before_a_problem_is_said_too(tmp_path):
+    hospital(tmp_path / "scans")
+    rows = [
+        f"{site}/{kind}/{i}.png,{kind},{site}"
+        for site in ("north", "south")
+        for kind in ("ill", "well")
+        for i in (0, 1)
+    ]
+    table(tmp_path, "file,lables,cleint,site,Split", *(f"{row},x,train" for row in rows), "none.png,ill,north,x,train")
+    found = check(tmp_path / "scans", root=tmp_path / "root")
+    assert "no labelled example" in found.problems[0]
+    notes = "\n".join(found.notes)
+    for part in (
+        "column 'lables' is not taken for 'label', which is not there; did you mean 'label'?",
+        "column 'cleint' is not taken for 'client'",
+        "column 'Split' is not taken for 'split'",
+        "1 of 9 rows name no image",
+        "4 images are in no row",
+    ):
+        assert part in notes
+    assert "'site'" not in notes  # no "set"
+
+
+@pytest.mark.parametrize("name", ["n\udce4he/ill/9.png", "north/ill/\udce4.png"])
+def test_names_that_are_no_text_are_a_problem_of_the_check(tmp_path, name):
+    hospital(tmp_path / "scans")
+    try:
+        save(tmp_path / "scans" / name, 0)
+    except (OSError, UnicodeEncodeError):
+        pytest.skip("this file system has names of text alone")
+    (tmp_path / "scans" / "x.\udce4").touch()
+    found = check(tmp_path / "scans", root=tmp_path / "root")
+    (problem,) = found.problems
+    assert "1 image lies under names that are not UTF-8, first n" in problem and "\\xe4" in problem
+    "\n".join((*found.problems, *found.notes)).encode()  # can be printed

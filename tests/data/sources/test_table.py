@@ -64,14 +64,14 @@ def test_empty_cells_are_refused_or_their_rows_left_out(write):
 @pytest.mark.parametrize(
     ("lines", "options", "message"),
     [
-        (["a,lable", "1,x", "2,y"], {}, "no column 'label' .label.. Did you mean 'lable'.*data.label_column"),
+        (["a,lable", "1,x", "2,y"], {}, "no column 'label'. Did you mean 'lable'.*data.label_column"),
         (["a,label", "m,x", "2,y"], {}, "column 'a' holds 'm' in patients.csv, line 2, which is no number; .*ignore=a"),
         (["a;label", "1,5;x", "2;y"], {}, "write decimals with a point"),
         (["label", "x", "y"], {}, "no column left for features"),
         (["a,label", "1,x", "2,y"], {"features": ("a", "bb")}, "features names the column 'bb', which is not there"),
         (["a,label", "1,x", "2,y"], {"features": ("a", "label")}, "'label' is a feature and the label at once"),
         (["a,label", "1,x", "2,y"], {"ignore": ("b",)}, "ignore names the column 'b'"),
-        (["a,label", "1,x", "2,y"], {"client_column": "site"}, "no column 'site' .client."),
+        (["a,label", "1,x", "2,y"], {"client_column": "site"}, "no column 'site', which data.client_column names"),
         (["a,a,label", "1,1,x", "2,2,y"], {}, "column 'a' is there 2 times"),
         (["a,label"], {}, "has no rows"),
         (["a,label", '1,"x', "2,y"], {}, "line 3 is no line of a table: unexpected end of data"),
@@ -82,7 +82,7 @@ def test_empty_cells_are_refused_or_their_rows_left_out(write):
             "set is '0.5' in patients.csv, line 2, patients.csv, line 3",
         ),
         (["a,label,split", "1,x,test", "2,y,test"], {}, "all examples are test examples"),
-        (["a,label,coarse", "1,x,p", "2,y,p"], {}, "1 coarse classes; at least two"),
+        (["a,label,coarse", "1,x,p", "2,y,p"], {}, "1 coarse class is there; at least two"),
         (["a,label", "1,x", "2,y"], {"classes": ("x", "x", "y")}, "at least two names, each once"),
     ],
 )
@@ -131,3 +131,11 @@ def test_check_sees_test_examples_among_the_training_examples_and_labels_that_ar
     assert any("nan counts as a class" in note for note in notes)
     many = write("a,label", *(f"{i},{i / 7}" for i in range(50)), name="many.csv")
     assert any("are these classes?" in note for note in check(many, root=tmp_path / "root").notes)
+
+
+def test_columns_that_may_be_misspelt_are_said(write):
+    found = check(write("age,label,Client,sett", "1,x,0,1", "2,y,1,2"), root=write("x", name="y").parent / "root")
+    assert found.dataset.extra["features"] == ["age", "Client", "sett"]
+    assert [note for note in found.notes if "taken for" in note] == [
+        "column 'Client' is not taken for 'client', which is not there; did you mean 'client'?"
+    ]

@@ -229,3 +229,21 @@ def test_a_file_of_records_is_read_in_order(tmp_path):
     path = tmp_path / "x"
     path.write_bytes(tfrecord([b"a", b"", b"ccc"]))
     assert list(read_tfrecord(path)) == [b"a", b"", b"ccc"]
+
+
+def test_a_split_whose_name_ends_alike_is_another_one(tmp_path):
+    images, records = marked([0, 1, 2, 1])
+    prepare(tmp_path / "toy/1.0.0", {"extra-train": records[:2], "train": records[2:]})
+    data = load("tfds:toy", path=tmp_path, root=tmp_path)
+    np.testing.assert_array_equal(data.train.x, images[2:])
+    more = load("tfds:toy", path=tmp_path, root=tmp_path, train_split="extra-train")
+    np.testing.assert_array_equal(more.train.x, images[:2])
+
+
+def test_what_stands_before_the_kind_of_a_feature_is_no_kind(tmp_path):
+    features = {"image": {"description": "ä", **IMAGE}, "label": {"optional": True, **LABEL}}
+    images, records = marked([0, 1])
+    folder = prepare(tmp_path / "toy/1.0.0", {"train": records}, features)
+    text = json.dumps({"featuresDict": {"features": features}}, ensure_ascii=False)
+    (folder / "features.json").write_text(text, encoding="utf-8")
+    np.testing.assert_array_equal(load("tfds:toy", path=tmp_path, root=tmp_path).train.x, images)

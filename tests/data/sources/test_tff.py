@@ -8,7 +8,8 @@ import pytest
 
 from fedjax_ssl.data.correspondence import CIFAR100_SUPERCLASS_OF
 from fedjax_ssl.data.sources import tff
-from fedjax_ssl.data.sources.catalog import CIFAR100_CLASSES, FEMNIST_CLASSES, femnist
+from fedjax_ssl.data.sources.catalog import CIFAR100_CLASSES
+from fedjax_ssl.data.sources.femnist import FEMNIST_CLASSES, femnist
 from fedjax_ssl.data.sources.formats import FormatError
 from tests.data.sources.test_tfds import example
 

@@ -1,0 +1,215 @@
+"""Examples on the host beside examples on the device: rates in alternation, and a federation larger than memory.
+
+    python experiments/benchmarks/residence.py rates W5 W3 --groups 5
+    python experiments/benchmarks/residence.py large --images 10_000_000 --folder /big/disk
+
+`rates` trains the workloads of `fedjax-ssl bench` as a run does, block after block with the evaluation, in groups of
+blocks that alternate between the two, each from the same state; a group on the host starts with nothing brought. The
+final parameters of both have to be the same, bit for bit.
+
+`large` writes images of 28x28 to a file in the folder, unless one of that size is there, and trains a run on it. Of the
+memory it tells what the process has for itself (RssAnon in /proc/self/status), which is what a machine has to have:
+pages of the file that lie in memory (RssFile) go when somebody needs the room.
+"""
+
+import argparse
+import hashlib
+import statistics
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_ssl import config as configs
+from fedjax_ssl import data, tracking
+from fedjax_ssl.benchmarks.workloads import WORKLOADS, Variant
+from fedjax_ssl.command_line import map_large_buffers, use_processor
+from fedjax_ssl.experiment import Experiment, build_method, federate
+from fedjax_ssl.experiment.build import execution_of
+from fedjax_ssl.experiment.programs import Programs, code_of, inputs_of
+from fedjax_ssl.experiment.residence import Feed
+from fedjax_ssl.experiment.run import run
+
+PER_CLIENT, TEST, SHAPE = 1000, 10_000, (28, 28, 1)
+AT_ONCE = 100_000  # images that are drawn at a time
+
+
+class Trained:
+    """A workload with its examples in one place."""
+
+    def __init__(self, name: str, where: str, programs: Programs, blocks: int, rounds: int):
+        """Compiles its program.
+
+        Args:
+            name: of the workload.
+            where: "device" or "host".
+            programs: shared by both.
+            blocks: of a group.
+            rounds: of a block.
+        """
+        workload = WORKLOADS[name]
+        settings = {"rounds": blocks * rounds, "eval_every": rounds, "data.residence": where}
+        experiment = Experiment(workload.config(Variant(settings=settings)), workload.dataset())
+        if where == "host":
+            experiment = experiment._replace(host=data.HostInputs(experiment.dataset))
+        key = jax.random.key(experiment.config.seed)
+        federation = federate(experiment, key)
+        execution = execution_of(experiment, federation, alone=True)
+        method = build_method(experiment, federation, execution=execution)
+        self._code = code_of(experiment, execution, method)
+        self._inputs = inputs_of(experiment.config, key, federation)
+        self._parts = experiment, federation, method, self._code, self._inputs
+        self._programs, self._blocks, self._rounds = programs, blocks, rounds
+        self.group(1)
+
+    def group(self, blocks: int | None = None) -> tuple[float, float, str]:
+        """Trains a group of blocks: examples per second by the clock and of processor time, digest of the result."""
+        state, examples = self._programs.init(self._code, self._inputs), 0
+        jax.block_until_ready(state)
+        begin, processor = time.perf_counter(), time.process_time()
+        with Feed(*self._parts) as feed:
+            for block in range(blocks or self._blocks):
+                inputs = feed.block(block * self._rounds, self._rounds)
+                rows, (state,), *_ = self._programs.advance(self._code, [state], [inputs], self._rounds)
+                examples += rows[0]["examples"]
+        elapsed, worked = time.perf_counter() - begin, time.process_time() - processor
+        digest = hashlib.sha256()
+        for leaf in jax.tree.leaves(state.params):
+            digest.update(np.asarray(leaf).tobytes())
+        return examples / elapsed, examples / worked, digest.hexdigest()[:16]
+
+
+def rates(names: list[str], groups: int, blocks: int, rounds: int | None) -> None:
+    """Prints a table."""
+    print("| workload | device, examples/s | host, examples/s | host/device | in processor time | same bits |")
+    print("|---|---:|---:|---:|---:|---|")
+    for name in names:
+        each, programs = rounds or WORKLOADS[name].rounds, Programs()
+        both = {where: Trained(name, where, programs, blocks, each) for where in ("device", "host")}
+        found: dict[str, list[tuple[float, float, str]]] = {where: [] for where in both}
+        for number in range(groups):
+            for where in sorted(both, reverse=bool(number % 2)):  # whoever comes first, comes second in the next one
+                found[where].append(both[where].group())
+        device, host = found["device"], found["host"]
+        pairs = list(zip(device, host, strict=True))
+        ratios = [b[0] / a[0] for a, b in pairs]
+        worked = statistics.median(b[1] / a[1] for a, b in pairs)
+        same = len({digest for group in found.values() for *_, digest in group}) == 1
+        middle = [statistics.median(group[0] for group in found[where]) for where in ("device", "host")]
+        print(
+            f"| {name} | {middle[0]:,.0f} | {middle[1]:,.0f} | {statistics.median(ratios):.3f} "
+            f"({min(ratios):.3f} to {max(ratios):.3f}) | {worked:.3f} | "
+            f"{'yes' if same else 'NO'} |",
+            flush=True,
+        )
+
+
+def generated(path: str | Path) -> data.Dataset:
+    """The source of `large`: a file of images, which stays where it is."""
+    images = np.load(path, mmap_mode="r")
+    number = np.arange(len(images), dtype=np.int32)
+    test = _images(np.random.default_rng(1), TEST, 0)
+    return data.Dataset(
+        name="generated",
+        train=data.Split(images, number % 10, number // PER_CLIENT),
+        test=data.Split(test, np.arange(TEST, dtype=np.int32) % 10),
+        class_names=tuple("0123456789"),
+        mean=(0.25,),
+        std=(0.25,),
+    )
+
+
+def _images(generator: np.random.Generator, count: int, first: int) -> np.ndarray:
+    """Noise with a bright row that tells the class, which is the image's number modulo 10."""
+    images = generator.integers(0, 128, (count, *SHAPE), np.uint8)
+    images[np.arange(count), 2 * ((first + np.arange(count)) % 10) + 4] += 100
+    return images
+
+
+def _write(path: Path, count: int) -> None:
+    generator = np.random.default_rng(0)
+    images = np.lib.format.open_memmap(path, "w+", np.uint8, (count, *SHAPE))
+    for first in range(0, count, AT_ONCE):
+        images[first : first + AT_ONCE] = _images(generator, min(AT_ONCE, count - first), first)
+    images.flush()
+
+
+class Memory(threading.Thread):
+    """Looks every 20 ms at what the process has in memory, in bytes; `highest` by the names of the system."""
+
+    def __init__(self) -> None:
+        """Starts looking."""
+        super().__init__(daemon=True)
+        self.highest: dict[str, int] = {}
+        self._over = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        """Until `stop`."""
+        while not self._over.wait(0.02):
+            lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+            for name in ("RssAnon", "RssFile", "VmRSS"):
+                self.highest[name] = max(self.highest.get(name, 0), 1024 * int(lines[name].split()[0]))
+
+    def stop(self) -> dict[str, str]:
+        """The highest values in words."""
+        self._over.set()
+        self.join()
+        return {name: tracking.bytes_in_words(value) for name, value in self.highest.items()}
+
+
+def large(folder: Path, count: int, rounds: int) -> None:
+    """Trains and prints what was needed."""
+    path = folder / f"images_{count}.npy"
+    if not path.is_file():
+        _write(path.with_suffix(".part"), count)
+        path.with_suffix(".part").rename(path)
+    config: Any = configs.default("fedavg")
+    config.update_from_flattened_dict(
+        {
+            "data.name": f"{Path(__file__).stem}:generated",
+            "data.path": str(path),
+            "data.residence": "host",
+            "model.name": "cnn",
+            "optimizer.batch_size": 20,
+            "federated.cohort_size": 10,
+            "rounds": rounds,
+            "eval_every": 2,
+        }
+    )
+    memory, begin = Memory(), time.perf_counter()
+    with tempfile.TemporaryDirectory() as workdir:
+        summary = run(config, workdir)
+    print(f"{count:,} images, {tracking.bytes_in_words(path.stat().st_size)}; highest {memory.stop()}")
+    print(f"{time.perf_counter() - begin:,.0f} s, of which training {summary['train_seconds']:,.0f} s")
+
+
+def main() -> None:
+    """Measures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = parser.add_subparsers(dest="what", required=True)
+    rated = what.add_parser("rates")
+    rated.add_argument("names", nargs="*", default=["W5"], help=f"of {', '.join(WORKLOADS)}")
+    rated.add_argument("--groups", type=int, default=5, help="of blocks, in each place")
+    rated.add_argument("--blocks", type=int, default=5, help="of a group")
+    rated.add_argument("--rounds", type=int, help="of a block; the workload's own by default")
+    huge = what.add_parser("large")
+    huge.add_argument("--images", type=lambda text: int(text.replace("_", "")), default=10_000_000)
+    huge.add_argument("--folder", type=Path, required=True, help="for the file of images")
+    huge.add_argument("--rounds", type=int, default=6)
+    given = parser.parse_args()
+    map_large_buffers()
+    use_processor(None)
+    if given.what == "rates":
+        rates(given.names, given.groups, given.blocks, given.rounds)
+    else:
+        large(given.folder, given.images, given.rounds)
+    print(f"\n{tracking.device_description()}, {tracking.versions()}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""`mini_imagenet`: 600 small photographs of each of 100 classes of ImageNet.
+
+Source: Vinyals et al., Matching Networks for One Shot Learning, NeurIPS 2016; Ravi and Larochelle, ICLR 2017.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from fedjax_ssl.checks import check_whole_numbers
+from fedjax_ssl.data.dataset import Dataset, Split
+from fedjax_ssl.data.sources.archives import load_archive
+from fedjax_ssl.data.sources.cache import ROOT_VARIABLE, data_root, fingerprint, kept
+from fedjax_ssl.data.sources.entries import EMBEDDED, Archive, RemoteFile
+from fedjax_ssl.data.sources.fetch import DatasetUnavailable
+from fedjax_ssl.data.sources.formats import FormatError
+from fedjax_ssl.data.sources.pickles import read_pickle
+from fedjax_ssl.data.sources.pictures import list_images, read_images
+from fedjax_ssl.data.sources.problems import Findings
+
+NAME = "mini_imagenet"
+VERSION = 1  # of what folders become: goes into the cache's name
+SIDE = 84
+SPLITS = ("train", "test")
+TEST_SHARE = 6  # one image in six of a class is a test image: 100 of 600
+EXAMPLES = (50_000, 10_000)
+HOST = "https://zenodo.org/record/7978538/files"
+PICKLES = tuple(f"mini-imagenet-cache-{part}.pkl" for part in ("train", "validation", "test"))
+TERMS = "images from ImageNet, for non-commercial research; cite Vinyals et al. (2016) and Ravi and Larochelle (2017)"
+
+Form = Literal["pickles", "folders"]
+
+
+def load_mini_imagenet(
+    *,
+    root: str | Path | None = None,
+    path: str | Path | None = None,
+    download: bool = True,
+    form: Form = "pickles",
+    size: int = SIDE,
+) -> Dataset:
+    """Loads Mini-ImageNet with all 100 classes in training and test examples.
+
+    The pickles are cut by class, for learning from few examples. Here the 600 images of every class are put together
+    and a sixth of them, always the same ones, are test images. Folders `train/CLASS/` and `test/CLASS/` keep their own
+    division.
+
+    Args:
+        root: folder of all datasets.
+        path: folder with the original files, or with `train/` and `test/`.
+        download: whether the network may be used, for the pickles.
+        form: three pickles as learn2learn publishes them, or folders of images.
+        size: side of the images; of folders whatever the images have, of pickles 84 alone.
+
+    Returns:
+        Dataset with inputs uint8 [n, size, size, 3]; there are no natural clients.
+
+    Raises:
+        DatasetUnavailable: it is neither here nor to be had, or damaged.
+        ValueError: a size below 1, or another one than 84 for pickles.
+    """
+    check_whole_numbers(size=size)
+    if form == "folders":
+        return _load_folders(root, path, size)
+    if size != SIDE:
+        raise ValueError(f"size is {size}; the images of the pickles have {SIDE}; other sizes with form='folders'")
+    return load_archive(mini_imagenet(), root=root, path=path, download=download)
+
+
+def mini_imagenet(form: Form = "pickles", size: int = SIDE) -> Archive:
+    """The catalogue entry of the pickles.
+
+    Raises:
+        ValueError: of folders, which nobody publishes in this form.
+    """
+    if form != "pickles":
+        raise ValueError(f"{NAME} with form={form!r} is a folder of images of your own, without files to compare with")
+    return Archive(
+        name=NAME,
+        description="60,000 photographs, 84x84x3, 100 classes; downloaded, 1.3 GB, or form=folders",
+        files=tuple(RemoteFile(name, (f"{HOST}/{name}",)) for name in PICKLES),
+        alternatives=(tuple(name.replace("validation", "val") for name in PICKLES),),
+        read=read_pickles,
+        terms=TERMS,
+        examples=EXAMPLES,
+    )
+
+
+def read_pickles(files: Mapping[str, Path]) -> Dataset:
+    """From pickles of `image_data` uint8 [n, 84, 84, 3] and `class_dict`, rows by name of the class.
+
+    Raises:
+        FormatError: a file is not in this form, damaged, or would run code.
+    """
+    images: dict[str, np.ndarray] = {}
+    for path in files.values():
+        for name, rows in _classes(path).items():
+            if name in images:
+                raise FormatError(f"{path} has the class {name}, which another file has too.")
+            images[name] = rows
+    generator = np.random.default_rng(0)
+    chosen: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
+    labels: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
+    for label, name in enumerate(sorted(images)):
+        rows, order = images[name], generator.permutation(len(images[name]))
+        few = len(rows) // TEST_SHARE
+        for split, part in (("test", order[:few]), ("train", order[few:])):
+            chosen[split].append(rows[np.sort(part)])
+            labels[split].append(np.full(len(part), label, np.int32))
+    train, test = (Split(np.concatenate(chosen[split]), np.concatenate(labels[split])) for split in SPLITS)
+    return Dataset(name=NAME, train=train, test=test if len(test) else None, class_names=tuple(sorted(images)))
+
+
+def _classes(path: Path) -> dict[str, np.ndarray]:
+    """Images [n, 84, 84, 3] of each class in a file."""
+    content = read_pickle(path)
+    if not isinstance(content, dict) or not {"image_data", "class_dict"} <= content.keys():
+        raise FormatError(f"{path} has no image_data and class_dict.")
+    images, classes = content["image_data"], content["class_dict"]
+    if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.shape[1:] != (SIDE, SIDE, 3):
+        found = f"{images.dtype} {images.shape}" if isinstance(images, np.ndarray) else type(images).__name__
+        raise FormatError(f"{path}: image_data is {found}; expected is uint8 (n, {SIDE}, {SIDE}, 3).")
+    found_rows = {}
+    for name, rows in classes.items() if isinstance(classes, dict) else [("class_dict", None)]:
+        whole = np.asarray(rows) if isinstance(rows, list | np.ndarray) else np.empty(0)
+        fits = whole.ndim == 1 and whole.dtype.kind in "iu" and len(whole)
+        if not fits or whole.min() < 0 or whole.max() >= len(images):
+            raise FormatError(f"{path}: the rows of class {name!r} are no list of numbers below {len(images):,}.")
+        found_rows[str(name)] = images[whole]
+    return found_rows
+
+
+def _load_folders(root: str | Path | None, path: str | Path | None, size: int) -> Dataset:
+    home = data_root(root) / NAME
+    folder = home / "raw" if path is None else Path(path).expanduser()
+    if not all((folder / split).is_dir() for split in SPLITS):
+        raise DatasetUnavailable(
+            f"{NAME} is not here as folders of images.\n"
+            f"  looked  {', '.join(f'{folder / split}/' for split in SPLITS)}\n"
+            "To go on, do one of these:\n"
+            "  - unpack train.tar.gz and test.tar.gz there, so that images are train/CLASS/NAME.jpg "
+            "(https://ptak.felk.cvut.cz/personal/toliageo/share/lpdeep/)\n"
+            f"  - give path= the folder that has train/ and test/, or point {ROOT_VARIABLE} or root= at a folder that "
+            f"has {NAME}/raw/ with them\n"
+            "  - leave form='folders' out: the pickles are downloaded\n"
+            f"  - run on data that needs no download: {EMBEDDED}"
+        )
+    listing = list_images(folder)
+    told = fingerprint([str(folder.resolve()), size])
+    content = fingerprint([VERSION, listing.digest])
+    return kept(home / f"folders-{told}", content, partial(_read_folders, folder, listing.images, size))
+
+
+def _read_folders(folder: Path, images: Sequence[str], size: int) -> Dataset:
+    files = [match for name in images if (match := re.fullmatch(r"(train|test)/([^/]+)/[^/]+", name))]
+    if not files:
+        raise DatasetUnavailable(f"{NAME}: {folder} has no images train/CLASS/NAME.jpg and test/CLASS/NAME.jpg.")
+    names = sorted({match[2] for match in files})
+    number = {name: place for place, name in enumerate(names)}
+    findings = Findings()
+    places, shown = [folder / match[0] for match in files], [match[0] for match in files]
+    pictures = read_images(places, shown, size=size, channels=3, fit="crop", white=None, findings=findings)
+    if findings.problems:
+        raise DatasetUnavailable(f"{NAME}: {folder}: {findings.problems[0]}")
+    y = np.array([number[files[row][2]] for row in pictures.rows], np.int32)
+    is_test = np.array([files[row][1] == "test" for row in pictures.rows])
+    if is_test.all() or not is_test.any():
+        raise DatasetUnavailable(f"{NAME}: {folder} has no {SPLITS[not is_test.all()]} images that can be read.")
+    train, test = (Split(pictures.x[part], y[part]) for part in (~is_test, is_test))
+    if (found := (len(train), len(test))) != EXAMPLES:
+        findings.notes.append("{:,} + {:,} images; the published set has {:,} + {:,}".format(*found, *EXAMPLES))
+    extra = {"terms": TERMS, "notes": findings.notes}
+    return Dataset(name=NAME, train=train, test=test, class_names=tuple(names), extra=extra)

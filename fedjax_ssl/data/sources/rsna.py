@@ -1,0 +1,225 @@
+"""`rsna_hemorrhage`: slices of computed tomography with one kind of bleeding each, from Kaggle's files.
+
+Source: Flanders et al., Construction of a Machine Learning Dataset through Collaboration: The RSNA 2019 Brain CT
+Hemorrhage Challenge, Radiology: Artificial Intelligence 2020.
+"""
+
+import csv
+import importlib
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from fedjax_ssl.checks import check_whole_numbers
+from fedjax_ssl.data.dataset import Dataset, Split
+from fedjax_ssl.data.sources.cache import ROOT_VARIABLE, data_root, fingerprint, kept
+from fedjax_ssl.data.sources.entries import EMBEDDED
+from fedjax_ssl.data.sources.fetch import DatasetUnavailable
+from fedjax_ssl.data.sources.formats import FormatError
+from fedjax_ssl.data.sources.pictures import in_threads, say_skipped
+from fedjax_ssl.data.sources.problems import Findings
+from fedjax_ssl.words import counted
+
+NAME = "rsna_hemorrhage"
+VERSION = 1  # goes into the cache's name: raise it whenever the same files give other arrays
+TABLE, IMAGES = "stage_2_train.csv", "stage_2_train"
+ANY = "any"
+CLASSES = ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "subdural")
+WINDOWS = ((40, 80), (80, 200), (40, 380))  # centre and width in Hounsfield units: brain, subdural, soft tissue
+LARGEST_FILE, LARGEST_SIDE = 1 << 24, 4096  # bytes and pixels; the originals have 0.5 MB and 512
+UNPACKED = ("1.2.840.10008.1.2", "1.2.840.10008.1.2.1", "1.2.840.10008.1.2.2")  # transfer syntaxes
+BROKEN = (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError, RuntimeError, NotImplementedError)
+TERMS = "Kaggle's rules of the competition, non-commercial; cite Flanders et al. (2020)"
+
+logger = logging.getLogger(__name__)
+
+
+def load_rsna(
+    *, root: str | Path | None = None, path: str | Path | None = None, size: int = 128, max_images: int | None = None
+) -> Dataset:
+    """Reads the training slices of the RSNA 2019 challenge that show exactly one of five kinds of bleeding.
+
+    Three channels are three windows of the same slice: brain (centre 40, width 80 Hounsfield units), subdural (80,
+    200) and soft tissue (40, 380). The centre square is resized once; the arrays are kept in
+    `<root>/rsna_hemorrhage/` until the table, the folder or an option changes. Files that cannot be read are left out
+    and counted.
+
+    Args:
+        root: folder of all datasets; default $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl.
+        path: folder with `stage_2_train.csv` and `stage_2_train/ID_*.dcm`; default `<root>/rsna_hemorrhage/raw`.
+        size: side of the square images, in pixels.
+        max_images: at most so many, drawn at random, always the same ones; all by default.
+
+    Returns:
+        Dataset with inputs uint8 [n, size, size, 3]. Clients are patients; there is no test split, so hold out
+        patients.
+
+    Raises:
+        DatasetUnavailable: the files or pydicom are not there, or the table is damaged; says what to do.
+        ValueError: an option below 1.
+    """
+    check_whole_numbers(size=size)
+    if max_images is not None:
+        check_whole_numbers(max_images=max_images)
+    home = data_root(root) / NAME
+    folder = home / "raw" if path is None else Path(path).expanduser()
+    _require(folder)
+    status = (folder / TABLE).stat()
+    content = [VERSION, status.st_size, status.st_mtime_ns, (folder / IMAGES).stat().st_mtime_ns]
+    told = fingerprint([str(folder.resolve()), size, max_images])
+    return kept(home / f"slices-{told}", fingerprint(content), lambda: _read(folder, size, max_images))
+
+
+def _require(folder: Path) -> None:
+    if (folder / IMAGES).is_dir() and (folder / TABLE).is_file():
+        return
+    raise DatasetUnavailable(
+        f"{NAME} is not here.\n"
+        f"  looked  {folder / IMAGES}/, {folder / TABLE}\n"
+        "To go on, do one of these:\n"
+        f"  - put both there, or give path= (config.data.path) the folder that has them, or point {ROOT_VARIABLE} or "
+        f"root= at a folder that has {NAME}/raw/ with them:\n"
+        "      1. accept the rules at https://www.kaggle.com/c/rsna-intracranial-hemorrhage-detection (an account is "
+        "needed)\n"
+        f"      2. download the archive there (about 180 GB), unpack {TABLE} and {IMAGES}/\n"
+        f"  - run on data that needs no download: {EMBEDDED}"
+    )
+
+
+class _Slice(NamedTuple):
+    pixels: np.ndarray  # uint8 [size, size, 3]
+    patient: str
+
+
+def _read(folder: Path, size: int, max_images: int | None) -> Dataset:
+    dicom = _library()
+    findings = Findings()
+    try:
+        chosen = _one_kind(_read_table(folder / TABLE, findings))
+    except FormatError as error:
+        raise DatasetUnavailable(f"{NAME}: {error}\nTo go on, take {TABLE} from Kaggle's archive as it is.") from error
+    names = sorted(chosen)
+    if max_images is not None and len(names) > max_images:
+        order = np.random.default_rng(0).permutation(len(names))[:max_images]
+        names = [names[row] for row in np.sort(order)]
+    if not names:
+        raise DatasetUnavailable(f"{NAME}: {folder / TABLE} has no slice with exactly one of {', '.join(CLASSES)}.")
+    logger.info("%s: reading %d slices; this is done once", NAME, len(names))
+    x = np.empty((len(names), size, size, 3), np.uint8)
+
+    def read(row: int) -> tuple[str | None, str]:
+        found = _slice(dicom, folder / IMAGES / f"{names[row]}.dcm", size)
+        if isinstance(found, str):
+            return found, ""
+        x[row] = found.pixels
+        return None, found.patient
+
+    reasons, patients = zip(*in_threads(read, range(len(names))), strict=True)
+    say_skipped([f"{name}.dcm" for name in names], reasons, findings)
+    if findings.problems:
+        raise DatasetUnavailable(f"{NAME}: {folder / IMAGES}: {findings.problems[0]}")
+    rows = np.array([row for row, reason in enumerate(reasons) if reason is None])
+    people, client = np.unique([patients[row] for row in rows], return_inverse=True)
+    y = np.array([chosen[names[row]] for row in rows], np.int32)
+    return Dataset(
+        name=NAME,
+        train=Split(x if len(rows) == len(x) else x[rows], y, client.astype(np.int32)),
+        test=None,
+        class_names=CLASSES,
+        client_names=tuple(people.tolist()),
+        extra={"terms": TERMS, "notes": findings.notes},
+    )
+
+
+def _library() -> Any:
+    try:
+        return importlib.import_module("pydicom")
+    except ImportError as error:
+        raise DatasetUnavailable(f"{NAME} needs pydicom: pip install 'fedjax_ssl[medical]'") from error
+
+
+def _read_table(path: Path, findings: Findings) -> dict[str, tuple[int, int]]:
+    """Of each slice the kinds that the table names and those that it affirms, as bits; rows `ID_x_KIND,0 or 1`.
+
+    Raises:
+        FormatError: it is no such table; names the line.
+    """
+    bit = {name: 1 << place for place, name in enumerate((*CLASSES, ANY))}
+    found: dict[str, tuple[int, int]] = {}
+    repeated = 0
+    differing: set[str] = set()
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = csv.reader(file)
+            if (header := next(rows, [])) != ["ID", "Label"]:
+                raise FormatError(f"{path} begins with {','.join(header)[:60]!r}; expected is 'ID,Label'.")
+            for line in rows:
+                if not line:
+                    continue
+                name, _, kind = line[0].rpartition("_")
+                if len(line) != 2 or kind not in bit or line[1] not in ("0", "1") or not name.startswith("ID_"):
+                    raise FormatError(f"{path}, line {rows.line_num}: {','.join(line)[:60]!r} is no ID_x_KIND,0 or 1.")
+                told, yes = found.get(name, (0, 0))
+                value = bit[kind] * (line[1] == "1")
+                if told & bit[kind]:
+                    repeated += 1
+                    if yes & bit[kind] != value:
+                        differing.add(name)
+                found[name] = told | bit[kind], yes | value
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise FormatError(f"{path} is no table of comma-separated values: {error}") from error
+    if repeated:
+        findings.notes.append(f"{counted(repeated, 'row')} of {path.name} said before; they count once")
+    if differing:
+        findings.notes.append(
+            f"{counted(len(differing), 'slice has', 'slices have')} rows of {path.name} that differ, first "
+            f"{min(differing)}; left out"
+        )
+    return {name: bits for name, bits in found.items() if name not in differing}
+
+
+def _one_kind(table: dict[str, tuple[int, int]]) -> dict[str, int]:
+    """The class of every slice with exactly one kind of bleeding."""
+    kinds = {1 << place: place for place in range(len(CLASSES))}
+    every = (1 << len(CLASSES)) - 1
+    return {
+        name: kinds[yes & every]
+        for name, (told, yes) in table.items()
+        if told & every == every and yes & every in kinds
+    }
+
+
+def _slice(dicom: Any, path: Path, size: int) -> _Slice | str:
+    """A slice, or why it cannot be used."""
+    try:
+        if not path.is_file():
+            return "not there"
+        if path.stat().st_size > LARGEST_FILE:
+            return f"larger than {LARGEST_FILE:,} bytes"
+        # Before anything else is read: deflated ones would be unpacked to any length.
+        if dicom.filereader.read_file_meta_info(path).get("TransferSyntaxUID") not in UNPACKED:
+            return "packed, or without a transfer syntax"
+        image = dicom.dcmread(path)
+        if max(image.Rows, image.Columns) > LARGEST_SIDE or image.get("NumberOfFrames", 1) not in (1, None):
+            return f"larger than {LARGEST_SIDE} pixels, or of several frames"
+        stored = np.asarray(image.pixel_array, np.float64)
+        if stored.ndim != 2:
+            return "in colour"
+        with np.errstate(over="ignore", invalid="ignore"):  # refused below
+            units = stored * float(image.get("RescaleSlope", 1)) + float(image.get("RescaleIntercept", 0))
+        return _Slice(_windows(units, size), str(image.get("PatientID") or path.stem))
+    except (dicom.errors.InvalidDicomError, *BROKEN) as error:
+        return f"cut short or damaged ({' '.join(str(error).split())[:80]})"
+
+
+def _windows(units: np.ndarray, size: int, windows: Sequence[tuple[int, int]] = WINDOWS) -> np.ndarray:
+    """uint8 [size, size, windows] of Hounsfield units [H, W]: what lies below a window is 0, above it 255."""
+    if not np.isfinite(units).all():
+        raise ValueError("values that are not finite")
+    shown = [np.clip((units - (centre - width / 2)) / width, 0, 1) for centre, width in windows]
+    image = Image.fromarray(np.rint(255 * np.stack(shown, axis=-1)).astype(np.uint8))
+    return np.asarray(ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR))

@@ -1,0 +1,145 @@
+"""Mini-ImageNet from small pickles and folders; a marked pixel carries the label."""
+
+import os
+import pickle
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedjax_ssl.data import DatasetUnavailable, load, verify
+from fedjax_ssl.data.sources.formats import FormatError
+from fedjax_ssl.data.sources.mini_imagenet import PICKLES
+from fedjax_ssl.data.sources.pickles import read_pickle
+
+ROW, COLUMN = 3, 5
+CLASSES = {"train": ("n2", "n0"), "validation": ("n3",), "test": ("n1",)}  # of the four, in their files
+EACH = 12
+
+
+def images(labels, seed=0):
+    found = np.random.default_rng(seed).integers(0, 256, (len(labels), 84, 84, 3), np.uint8)
+    found[:, ROW, COLUMN, 1] = 7 * np.array(labels)
+    found[:, 0, 0, 0] = np.arange(len(labels))
+    return found
+
+
+def write(folder, validation="validation", protocol=2, **changes):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, (part, classes) in zip(PICKLES, CLASSES.items(), strict=True):
+        labels = [int(name[1]) for name in classes for _ in range(EACH)]
+        rows = {name: list(range(place * EACH, (place + 1) * EACH)) for place, name in enumerate(classes)}
+        content = {"image_data": images(labels), "class_dict": rows, **changes}
+        part = validation if part == "validation" else part
+        (folder / f"mini-imagenet-cache-{part}.pkl").write_bytes(pickle.dumps(content, protocol))
+    return folder
+
+
+@pytest.mark.parametrize("validation", ["validation", "val"])
+def test_pickles_are_put_together_and_cut_inside_each_class(tmp_path, validation):
+    write(tmp_path / "mini_imagenet" / "raw", validation)
+    data = load("mini_imagenet", root=tmp_path, download=False)
+    assert data.class_names == ("n0", "n1", "n2", "n3") and data.input_shape == (84, 84, 3)
+    for split, count in ((data.train, 10), (data.test, 2)):
+        assert np.bincount(split.y).tolist() == [count] * 4
+        np.testing.assert_array_equal(split.x[:, ROW, COLUMN, 1], 7 * split.y)
+    together = np.concatenate([data.train.x[data.train.y == 2], data.test.x[data.test.y == 2]])
+    order = np.argsort(together[:, 0, 0, 0])
+    np.testing.assert_array_equal(together[order], images([2] * EACH + [0] * EACH)[:EACH])
+    again = load("mini_imagenet", path=tmp_path / "mini_imagenet" / "raw")  # the same ones, without the cache
+    np.testing.assert_array_equal(again.test.x, data.test.x)
+
+
+def test_folders_keep_their_division(tmp_path):
+    for split, count in (("train", 3), ("test", 1)):
+        for label, name in enumerate(("n0", "n1")):
+            folder = tmp_path / split / name
+            folder.mkdir(parents=True)
+            for place, image in enumerate(images([label] * count, seed=label)):
+                Image.fromarray(image).save(folder / f"{place}.png")
+    (tmp_path / "train/n0/7.png").write_bytes(b"no image")
+    data = load("mini_imagenet", root=tmp_path / "root", path=tmp_path, form="folders")
+    assert (data.train.y.tolist(), data.test.y.tolist()) == ([0, 0, 0, 1, 1, 1], [0, 1])
+    np.testing.assert_array_equal(data.train.x[3:], images([1, 1, 1], seed=1))
+    assert "1 of 9 images cannot be used" in data.extra["notes"][0] and "50,000 + 10,000" in data.extra["notes"][1]
+    small = load("mini_imagenet", root=tmp_path / "root", path=tmp_path, form="folders", size=8)
+    assert small.input_shape == (8, 8, 3)
+
+
+def test_what_is_missing_says_what_to_do(tmp_path):
+    write(tmp_path / "mini_imagenet" / "raw")
+    (tmp_path / "mini_imagenet" / "raw" / PICKLES[2]).unlink()
+    with pytest.raises(DatasetUnavailable, match=r"put mini-imagenet-cache-test.pkl in .*\n.*zenodo"):
+        load("mini_imagenet", root=tmp_path, download=False)
+    with pytest.raises(DatasetUnavailable, match=r"not here as folders(.|\n)*train/CLASS/NAME.jpg"):
+        load("mini_imagenet", root=tmp_path, form="folders")
+    for split in ("train", "test"):
+        (tmp_path / "mini_imagenet" / "raw" / split).mkdir()
+    with pytest.raises(DatasetUnavailable, match=r"has no images train/CLASS/NAME\.jpg"):
+        load("mini_imagenet", root=tmp_path, form="folders")
+    with pytest.raises(ValueError, match="size is 32; the images of the pickles have 84"):
+        load("mini_imagenet", root=tmp_path, size=32)
+    with pytest.raises(ValueError, match="form='folders' is a folder of images of your own"):
+        verify("mini_imagenet", root=tmp_path, form="folders")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"image_data": np.zeros((12, 84, 84), np.uint8)}, "image_data is uint8 .12, 84, 84.; expected is uint8"),
+        ({"image_data": [1]}, "image_data is list"),
+        ({"class_dict": {"n0": [99]}}, "rows of class 'n0' are no list of numbers below 24"),
+        ({"class_dict": {"n0": ["a"]}}, "rows of class 'n0'"),
+        ({"class_dict": [1]}, "rows of class 'class_dict'"),
+        ({"class_dict": {"n0": [1]}}, "has the class n0, which another file has too"),
+    ],
+)
+def test_pickles_of_another_form(tmp_path, changes, message):
+    with pytest.raises(DatasetUnavailable, match=message):
+        load("mini_imagenet", path=write(tmp_path, **changes))
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_arrays_in_pickles_of_every_protocol(tmp_path, protocol):
+    arrays = {"a": np.arange(6, dtype=np.uint8).reshape(2, 3), "f": np.asfortranarray(np.ones((2, 3)))}
+    file = tmp_path / "x"
+    file.write_bytes(pickle.dumps({**arrays, "b": b"\xff", "s": np.int64(4), "t": "é"}, protocol))
+    found = read_pickle(file)
+    assert (found["b"], found["s"], found["t"]) == (b"\xff", 4, "é")
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(found[name], array)
+
+
+class Calls:
+    """Pickles as the call of a function."""
+
+    def __init__(self, *call):
+        self.call = call
+
+    def __reduce__(self):
+        return self.call[0], self.call[1:]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (Calls(os.system, "touch here"), "calls posix.system"),
+        (Calls(eval, "1"), "calls builtins.eval"),
+        (np.array([object], object), "array of Python objects"),
+        (Calls(np._core.multiarray._reconstruct, np.ndarray, (1 << 50,), b"b"), "starts an array"),
+        (Calls(np.ndarray, (1 << 50,)), "cut short, damaged or no pickle"),
+    ],
+)
+def test_pickles_that_would_do_more_than_hold_arrays(tmp_path, monkeypatch, content, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x").write_bytes(pickle.dumps(content))
+    with pytest.raises(FormatError, match=message):
+        read_pickle(tmp_path / "x")
+    assert not (tmp_path / "here").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"no pickle", pickle.dumps({"a": np.ones(9)})[:40]])
+def test_bytes_that_are_no_pickle(tmp_path, content):
+    (tmp_path / "x").write_bytes(content)
+    with pytest.raises(FormatError, match="cut short, damaged or no pickle"):
+        read_pickle(tmp_path / "x")
