@@ -54,6 +54,7 @@ class Compiled(NamedTuple):
     temporary_bytes: int
     estimated_bytes: int  # before compiling, for what `temporary_bytes` is
     compile_seconds: float
+    unordered_sums: int  # see `hlo.unordered_sums`
 
     @property
     def bound_seconds_per_step(self) -> float:
@@ -80,6 +81,7 @@ class Compiled(NamedTuple):
             "estimated_bytes": self.estimated_bytes,
             "bound_seconds_per_step": self.bound_seconds_per_step,
             "compile_seconds": self.compile_seconds,
+            "unordered_sums": self.unordered_sums,
         }
 
 
@@ -179,7 +181,8 @@ def _read(
 ) -> Compiled:
     """The numbers of a compiled program."""
     host_drives = TARGETS[target].platform == "cuda"
-    steps, rest = hlo.steps_and_rest(hlo.parse(compiled.as_text()), LOCAL_STEP, host_drives)
+    program = hlo.parse(compiled.as_text())
+    steps, rest = hlo.steps_and_rest(program, LOCAL_STEP, host_drives)
     every_round = _divided(rest.within(ROUNDS), rounds)
     # A loop of a single step is none in the compiled program.
     parts = [one.part for one in steps] or [every_round.within(LOCAL_STEP)]
@@ -196,6 +199,7 @@ def _read(
         temporary_bytes=int(compiled.memory_analysis().temp_size_in_bytes),
         estimated_bytes=estimated,
         compile_seconds=seconds,
+        unordered_sums=len(hlo.unordered_sums(program)) if host_drives else 0,  # a TPU has no atomic additions
     )
 
 

@@ -168,6 +168,36 @@ def steps_and_rest(program: Program, scope: str, host_drives: bool = True) -> tu
     return split.steps, rest
 
 
+def unordered_sums(program: Program) -> list[str]:
+    """The operations of a program whose sums of floats a GPU may add in another order at the next run.
+
+    These are scatters that add where indices may repeat, also those of a max-pooling's gradient, by atomic additions;
+    and gradients of convolutions by cuDNN, some of whose algorithms add so. `--xla_gpu_deterministic_ops` replaces
+    them.
+
+    Args:
+        program: from `parse`.
+
+    Returns:
+        The names of their instructions.
+    """
+    found = []
+    for name, lines in program.computations.items():
+        for one in lines.values():
+            if one.opcode in ("scatter", "select-and-scatter"):
+                region = _called(one, "scatter" if one.opcode == "select-and-scatter" else "to_apply")
+                adds = any(i.opcode == "add" for i in program.computations.get(region, {}).values())
+                if adds and _is_float(one.shape) and "unique_indices=true" not in one.rest:
+                    found.append(f"{name}/{one.name}")
+            elif one.opcode == "custom-call" and "__cudnn$convBackward" in one.rest:
+                found.append(f"{name}/{one.name}")
+    return found
+
+
+def _is_float(shape: str) -> bool:
+    return any(kind.startswith(("f", "bf")) for kind, _ in _arrays(shape))
+
+
 @functools.cache
 def _scope(name: str) -> re.Pattern[str]:
     return re.compile(rf"(?<![\w.]){re.escape(name)}(?![\w.])")

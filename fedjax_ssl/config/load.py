@@ -172,7 +172,8 @@ def _value(field: str, given: Any, kind: Kind) -> Any:
     if kind.type is tuple and isinstance(value, list):
         value = tuple(value)
     if not isinstance(value, kind.type) or (kind.type is int and isinstance(value, bool)):
-        raise ConfigError(f"config.{field}={given}: give {WORDS[kind.type]}" + " or None" * kind.optional)
+        shown = repr(given) if isinstance(given, str) and not given.isprintable() else given
+        raise ConfigError(f"config.{field}={shown}: give {WORDS[kind.type]}" + " or None" * kind.optional)
     return value
 
 
@@ -193,7 +194,7 @@ def _from_text(text: str, kind: type) -> Any:
 def _tuple(text: str) -> tuple[Any, ...]:
     try:
         found = ast.literal_eval(text)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):  # TypeError: "{[]: 1}"
         found = tuple(part.strip() for part in text.split(",") if part.strip())
     return tuple(found) if isinstance(found, (tuple, list)) else (found,)
 

@@ -84,12 +84,12 @@ _METHODS = {
     ),
     **dict.fromkeys(
         (
-            *("num_helpers", "pretrain_calls", "ramp_start", "set_size", "tsa_rounds", "unlabel_round"),
+            *("pretrain_calls", "ramp_start", "set_size", "tsa_rounds", "unlabel_round"),
             *("warmup_episode", "warmup_rounds", "warmup_steps"),
         ),
         COUNT_OR_NONE,
     ),
-    "num_augmentations": _up_to(1000),
+    **dict.fromkeys(("num_augmentations", "num_helpers"), _up_to(1000)),
     "num_bits": _up_to(2**20),
     "norm_ord": _up_to(2),
 }
@@ -154,8 +154,7 @@ OPTIONS: dict[str, Mapping[str, Range]] = {
 }
 _OF_ONE = {
     ("method", "fedrgd", "threshold"): WEIGHT,  # above 1 no user learns: its paper's lower bound
-    ("method", "fedmatch", "num_helpers"): COUNT_OR_NONE,  # none: no loss between clients
-    ("method", "protofssl", "num_helpers"): COUNT,
+    ("method", "fedmatch", "num_helpers"): _up_to(1000, 0),  # none: no loss between clients
     ("supervision", "class_pairs", "labels"): Range(check_whole_numbers, 2),
 }
 

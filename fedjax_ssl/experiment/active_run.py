@@ -27,6 +27,10 @@ from fedjax_ssl.words import counted
 Watch = Callable[[Mapping[str, Any]], bool]  # metric row -> whether the run is to stop here
 
 
+# Columns by which a run decides how it goes on; the others are on the disk.
+_DECISIVE = ("round", "validation_accuracy", "loss", "local_steps", divergence.DIVERGED_ROUNDS)
+
+
 class ActiveRun(Closing):
     """One run. Use it as a context manager, or call `close` at the end.
 
@@ -86,7 +90,7 @@ class ActiveRun(Closing):
         found = record.restore(self._template) or (0, shared.programs.init(self.code, self.inputs), nothing)
         self._first_round, self.state, self._seconds = team.from_first(found)
         self.round, self.summary, self.stopped = self._first_round, None, False
-        self._rows: list[dict[str, Any]] = team.values_from_first(record.rows())
+        self._rows: list[Mapping[str, Any]] = [_decisive(row) for row in team.values_from_first(record.rows())]
         self._names = data.client_names(experiment.dataset, self.federation, config.partition.name == "natural")
         self._of_clients: dict[str, float] = {}
         self._profiled = False
@@ -208,9 +212,9 @@ class ActiveRun(Closing):
         said = divergence.note(row, self._rows, rounds, config)
         self.round, self.state = start, state
         self.record.append(row, self._of_clients)
-        self._rows.append(row)
+        self._rows.append(_decisive(row))
         best = selected(config, self._rows)
-        if best is row:
+        if best is self._rows[-1]:
             self.record.save_best(start, state)
         self._progress.update(start, row)
         if said:
@@ -269,3 +273,7 @@ class ActiveRun(Closing):
     def close(self) -> None:
         """Takes the report off the terminal; a second call does nothing."""
         self._open.close()
+
+
+def _decisive(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: row[name] for name in _DECISIVE if name in row}

@@ -57,10 +57,10 @@ def note(row: Row, before: Sequence[Row], rounds: int, config: ml_collections.Co
         rounds: of the block.
         config: resolved.
     """
-    losses = [one["loss"] for one in (*before, row) if one["local_steps"] and math.isfinite(one["loss"])]
     found = row.get(DIVERGED_ROUNDS, 0)
     if found and not (before and before[-1].get(DIVERGED_ROUNDS)):
         dropped = int(row["dropped_clients"])
+        losses = [one["loss"] for one in (*before, row) if one["local_steps"] and math.isfinite(one["loss"])]
         whose = f"{dropped} of the {int(row['clients'])} updates of clients" if dropped else "those of the server"
         largest = f"the largest mean loss before was {max(losses):.3g}" if losses else "no loss was finite before"
         return (

@@ -10,6 +10,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -24,6 +25,7 @@ from fedjax_ssl.config import ConfigError, naming
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.experiment.build import Experiment, Report, build_method
 from fedjax_ssl.experiment.rounds import run_block
+from fedjax_ssl.experiment.sizes import check_program, check_state, counting, sizes_of
 from fedjax_ssl.federated import VECTORIZED_RUNS, Choice, Execution, Method, ServerState
 from fedjax_ssl.federated.method import Metrics
 from fedjax_ssl.tracking.files import plain_value
@@ -52,6 +54,7 @@ class Code(NamedTuple):
     mesh: Mesh | None = None  # devices that share a run
     on_host: bool = False  # rounds call host functions and cannot be traced
     metrics: tuple[str, ...] = ()  # beside accuracy, see `fedjax_ssl.federated.evaluate`
+    sizes: Mapping[str, int] = MappingProxyType({})  # settings that may be too large for the memory, see `sizes_of`
 
 
 def code_of(experiment: Experiment, execution: Execution, method: Method) -> Code:
@@ -71,7 +74,8 @@ def code_of(experiment: Experiment, execution: Execution, method: Method) -> Cod
     def build(numbers: Mapping[str, Array], federation: FederatedData, report: Report | None = None) -> Method:
         return method if method.on_host else build_method(experiment, federation, numbers, report, execution)
 
-    return Code(digest.hexdigest(), build, execution.mesh, method.on_host, tuple(experiment.config.metrics))
+    config = experiment.config
+    return Code(digest.hexdigest(), build, execution.mesh, method.on_host, tuple(config.metrics), sizes_of(config))
 
 
 def inputs_of(config: Any, key: Key[Array, ""], federation: FederatedData) -> Inputs:
@@ -124,8 +128,9 @@ class Programs:
         """Shapes and types of a state."""
         key = ("template", code.name, *described(inputs))
         if key not in self._templates:
-            with naming("method"):
+            with naming("method"), counting(code.sizes):
                 self._templates[key] = jax.eval_shape(_init(code), *_shapes(inputs))
+            check_state(self._templates[key], code.sizes)
         return self._templates[key]
 
     def init(self, code: Code, inputs: Inputs) -> ServerState:
@@ -163,7 +168,7 @@ class Programs:
         begin = time.perf_counter()
         program, arguments = self.compile(code, states, inputs, rounds, around.compiling)
         compiled = time.perf_counter()
-        with around.running(), _explaining_memory():
+        with around.running(), _explaining_memory(code.sizes):
             after, metrics = program(*arguments)
             found = {name: np.asarray(value) for name, value in federated.to_numbers(jax.device_get(metrics)).items()}
         elapsed = time.perf_counter() - compiled
@@ -202,7 +207,7 @@ class Programs:
             compiling()
             choices: list[Choice] = []
             block = block_of(code, rounds, choices.append)
-            program = _compile(block if len(states) == 1 else _vectorized(block), arguments, code.mesh)
+            program = _compile(block if len(states) == 1 else _vectorized(block), arguments, code)
             self._compiled[key] = program, choices
         return self._compiled[key][0], arguments
 
@@ -280,17 +285,19 @@ def _row(states: ServerState, place: int) -> ServerState:
     )
 
 
-def _compile(function: Callable[..., Any], arguments: tuple[Any, ...], mesh: Mesh | None) -> Callable[..., Any]:
+def _compile(function: Callable[..., Any], arguments: tuple[Any, ...], code: Code) -> Callable[..., Any]:
     placed: dict[str, Any] = {}
-    if mesh is not None:
+    if code.mesh is not None:
         # Whole on every device: otherwise a process could not read what lies on those of another one.
-        everywhere = NamedSharding(mesh, PartitionSpec())
+        everywhere = NamedSharding(code.mesh, PartitionSpec())
         placed = {"in_shardings": everywhere, "out_shardings": everywhere}
-    with naming("method"):
+    with naming("method"), counting(code.sizes):
         # Traced without their places: what local training reads of them would clash with the places that
         # `shard_map` gives to the clients.
-        lowered = jax.jit(function, donate_argnums=0, **placed).lower(*_shapes(arguments))
-    with _explaining_memory():
+        traced = jax.jit(function, donate_argnums=0, **placed).trace(*_shapes(arguments))
+        check_program(traced.jaxpr, code.sizes)
+        lowered = traced.lower()
+    with _explaining_memory(code.sizes):
         return lowered.compile()
 
 
@@ -311,17 +318,18 @@ def described(tree: PyTree) -> tuple[Hashable, ...]:
 
 
 @contextlib.contextmanager
-def _explaining_memory() -> Iterator[None]:
+def _explaining_memory(sizes: Mapping[str, int]) -> Iterator[None]:
     """Says which settings to lower where a device has not enough memory."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        if "RESOURCE_EXHAUSTED" not in str(error) and "Out of memory" not in str(error):
             raise
+        large = ", ".join(f"config.{name} ({value})" for name, value in sizes.items())
         raise ConfigError(
-            "the device has not enough memory for a round. Lower config.federated.chunk_size (clients at once, which "
-            "the run chooses where it is not given; with placement 'chunked' or 'lanes'), config.optimizer.batch_size "
-            "or config.federated.cohort_size, try --config.precision=bf16, or share the cohort with "
-            "--config.federated.devices; where examples fill the device, leave them on the host with "
-            f"--config.data.residence=host. ({str(error).splitlines()[0]})"
+            f"the device has not enough memory for a round. Lower {f'{large}, ' * bool(large)}config.federated."
+            "chunk_size (clients at once, which the run chooses where it is not given; with placement 'chunked' or "
+            "'lanes'), config.optimizer.batch_size or config.federated.cohort_size, try --config.precision=bf16, or "
+            "share the cohort with --config.federated.devices; where examples fill the device, leave them on the host "
+            f"with --config.data.residence=host. ({str(error).splitlines()[0]})"
         ) from error

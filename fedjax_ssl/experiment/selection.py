@@ -35,8 +35,9 @@ def out_of_patience(config: ml_collections.ConfigDict, rows: Sequence[Row]) -> b
         config: resolved.
         rows: of the run so far.
     """
-    patience, best = config.early_stopping.patience, selected(config, rows)
-    return patience is not None and best is not None and sum(row["round"] > best["round"] for row in rows) >= patience
+    patience = config.early_stopping.patience
+    best = None if patience is None else selected(config, rows)  # which looks at all rows
+    return best is not None and sum(row["round"] > best["round"] for row in rows) >= patience
 
 
 def _accuracy(row: Row) -> float:

@@ -8,7 +8,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
     Raises:
         ConfigError: and what else a run raises at its start; `fedjax_ssl.cli.main` makes messages of it.
     """
-    given = parser().parse_args(arguments)
+    given = parser().parse_args(list(_with_fields(arguments)))
     with command_line.notes_instead_of_warnings() as notes:
         return _sweep(given, ["fedjax-ssl", "sweep", *arguments], notes)
 
@@ -64,7 +64,13 @@ def parser() -> Parser:
     )
     add = parser.add_argument
     add("config", help="a config's name, NAME:ARGUMENT, a file, or a file with get_sweep()")
-    add("--set", action="append", default=[], metavar="FIELD=VALUES", help="values with commas between, or LOW..HIGH")
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUES",
+        help="values with commas between, or LOW..HIGH; --FIELD=VALUE for one value",
+    )
     add("--seeds", metavar="N", help="run each point with seeds 0 to N - 1, or with those listed (0,7,11)")
     add("--zip", action="store_true", help="the first values of all fields together, then the second, and so on")
     add("--random", type=int, metavar="N", help="N points, with every value drawn at random")
@@ -77,12 +83,37 @@ def parser() -> Parser:
     return parser
 
 
+def _with_fields(arguments: Sequence[str]) -> Iterator[str]:
+    """The arguments with `--set FIELD=VALUE` for `--FIELD=VALUE`, which `run` takes.
+
+    Raises:
+        ConfigError: there are several values, which `run` would take as one.
+    """
+    for word in arguments:
+        field, equals, value = word.partition("=")
+        name = _field_of(field) if word.startswith("--") and equals else ""
+        if not name:
+            yield word
+            continue
+        values = axes.parse_axis(f"{name}={value}").values
+        if len(values) != 1:
+            raise ConfigError(
+                f"{word} has several values: --set {name}={value} tries each of them; a tuple stands in brackets: "
+                f"--{name}='({value})'"
+            )
+        yield from ("--set", f"{name}={value}")
+
+
+def _field_of(option: str) -> str:
+    """The field that an option of the command line names, "" where it looks like none."""
+    field = option.lstrip("-").removeprefix("config.")
+    return field if "." in field or field in configs.FIELDS else ""
+
+
 def _about_fields(word: str) -> str:
-    """What a word of the command line may have been meant to be: a field, which `run` takes as an option."""
-    field = word.lstrip("-").partition("=")[0].removeprefix("config.")
-    if "." in field or field in configs.FIELDS:
-        return f" Fields of the config are given as --set {field}=VALUE, each with a --set of its own."
-    return ""
+    """What a word of the command line may have been meant to be: a field."""
+    field = _field_of(word.partition("=")[0])
+    return f" Fields of the config are given as --{field}=VALUE, or --set {field}=VALUES for several." if field else ""
 
 
 def _add_search(parser: argparse.ArgumentParser) -> None:

@@ -3,7 +3,6 @@
     checkpoints/round_00000010.ckpt
         {"round": 10, "extra": {...}, "arrays": [...]}      one line of JSON
         the bytes of the arrays, one after another
-        the history, any bytes
         the SHA-256 of all that, 32 bytes
 
 A file gets its name when all of it is on the disk. What a killed process leaves behind has another name, and the next
@@ -58,7 +57,7 @@ class Checkpoints:
         self._folder = Path(workdir).absolute() / folder
         self._keep = keep
 
-    def save(self, round: int, state: Any, extra: Mapping[str, Any] | None = None, history: bytes = b"") -> None:
+    def save(self, round: int, state: Any, extra: Mapping[str, Any] | None = None) -> None:
         """Saves a round and removes the old ones; when it returns, the checkpoint is there.
 
         Killed at any moment it leaves the earlier checkpoints usable. Later rounds than this one, which a run
@@ -68,7 +67,6 @@ class Checkpoints:
             round: number of finished rounds, at least 0.
             state: pytree of arrays, typed PRNG keys and Python scalars.
             extra: values that JSON can hold, such as counters and the best accuracy so far.
-            history: what the run's other files hold up to this round, so that it can be restored with it.
 
         Raises:
             ValueError: round is negative, or `extra` has a value that JSON cannot hold.
@@ -85,10 +83,10 @@ class Checkpoints:
             raise ValueError(f"extra={extra!r} cannot be stored: {error}") from error
         self._folder.mkdir(exist_ok=True)
         path = self._path(round)
-        for in_the_way in (*self._folder.glob(".round_*"), *([path] if path.is_dir() else [])):
+        for in_the_way in (*self._folder.glob(".*.tmp"), *([path] if path.is_dir() else [])):
             _remove(in_the_way)
         bodies = (np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays)
-        write_atomically(path, _with_digest(itertools.chain([f"{line}\n".encode()], bodies, [history])))
+        write_atomically(path, _with_digest(itertools.chain([f"{line}\n".encode()], bodies)))
         self._remove_obsolete(round)
 
     def latest(self) -> int | None:
@@ -109,15 +107,6 @@ class Checkpoints:
         for round in self.rounds():
             if round > after_round:
                 _remove(self._path(round))
-
-    def history(self, round: int) -> bytes:
-        """Returns what `save` was given as `history`.
-
-        Args:
-            round: of a sound checkpoint, as `restore` returns it.
-        """
-        header, content = self._read(round)
-        return bytes(content[sum(map(_size, header["arrays"])) :])
 
     def restore(self, template: Any) -> tuple[int, Any, dict[str, Any]]:
         """Loads the newest sound checkpoint.

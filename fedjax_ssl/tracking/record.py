@@ -17,6 +17,7 @@ from fedjax_ssl.tracking.curves import plot_curves
 from fedjax_ssl.tracking.files import Closing, encode_json, write_atomically
 from fedjax_ssl.tracking.metric_log import MetricLog
 from fedjax_ssl.tracking.progress import Progress
+from fedjax_ssl.tracking.rows_copy import Mark, RowsCopy
 from fedjax_ssl.tracking.run_folder import FolderMended, RunFolder, RunFolderError
 from fedjax_ssl.tracking.storage import storing
 from fedjax_ssl.tracking.summary import read_summary, write_summary
@@ -56,6 +57,8 @@ class Record(Closing):
         self._config, self._settings = config, writers or WriterSettings()
         self._checkpoints, self._best = Checkpoints(self.path), Checkpoints(self.path, folder="best")
         self._log: MetricLog | None = None
+        self._copy = RowsCopy(self.folder.checkpoint_folder)
+        self._uncopied: list[bytes] = []  # lines of rows since the last checkpoint
         self._clients: ClientLog | None = None
         self._writers = Writers({})
         self._round = 0  # restored
@@ -96,34 +99,41 @@ class Record(Closing):
         """
         found = None if self._checkpoints.latest() is None else self._checkpoints.restore(template)
         self._round = found[0] if found else 0
+        mark = found[2].pop("rows", None) if found else None
         with self._storing(self.folder.metrics_jsonl):
-            self._log = self._restored_log()
+            self._log = self._restored_log(mark)
             self._log.truncate(after_round=self._round)
+            self._copy.start(self.folder.metrics_jsonl.read_bytes() if self._log.rows() else b"")
             self._best.forget(after_round=self._round)
         return found
 
-    def _restored_log(self) -> MetricLog:
-        """The metric rows up to the restored round: the file's, or the checkpoint's where these are others."""
-        file = self.folder.metrics_jsonl
-        kept = self._checkpoints.history(self._round) if self._round else b""
+    def _restored_log(self, mark: Mark | None) -> MetricLog:
+        """The metric rows up to the restored round: the file's, or those of their copy where these are others."""
+        file, round = self.folder.metrics_jsonl, self._round
+        content = file.read_bytes() if file.exists() else b""
+        kept = self._copy.find(mark, content)
+        if kept is not None:
+            if not content.startswith(kept):
+                what = "has other rows than" if content else "is gone, but not"
+                text = f"{file} {what} the checkpoint of round {round}: they are back from {self._copy.path}"
+                warnings.warn(text, FolderMended, stacklevel=5)
+            return MetricLog(self.path) if content == kept else MetricLog.rebuilt(self.path, kept)
         try:
             log = MetricLog(self.path)
         except RunFolderError as error:
-            if not kept and self._round:  # a checkpoint of a version that did not keep rows in it
+            if round:  # these are the only rows
                 raise
-            rows = f"its rows up to round {self._round} are back from the checkpoint" if kept else "it starts anew"
-            warnings.warn(f"{error} Done: {rows}", FolderMended, stacklevel=5)
-            return MetricLog.rebuilt(self.path, kept)
+            warnings.warn(f"{error} Done: it starts anew", FolderMended, stacklevel=5)
+            return MetricLog.rebuilt(self.path, b"")
         there = log.rows()
-        if kept and log.history(self._round) != kept:
-            what = "has other rows than" if there else "is gone, but not"
-            text = f"{file} {what} the checkpoint of round {self._round}: they are back from there"
+        if mark is not None and there:
+            text = f"neither {file} nor {self._copy.path} has the rows that the checkpoint of round {round} was saved"
+            text += f" with: totals and metrics up to there are those of {file.name}"
             warnings.warn(text, FolderMended, stacklevel=5)
-            return MetricLog.rebuilt(self.path, kept)
-        if self._round and not there:
-            text = f"{file} is gone: totals and metrics are of the rounds after {self._round} only"
+        if round and not there:
+            text = f"{file} is gone: totals and metrics are of the rounds after {round} only"
             warnings.warn(text, FolderMended, stacklevel=5)
-        if len(there) > 1 and not self._round:  # one: stopped before its first checkpoint
+        if len(there) > 1 and not round:  # one: stopped before its first checkpoint
             last = there[-1]["round"]
             text = f"{file} has rows up to round {last}, but there is no checkpoint: training starts again from round 0"
             warnings.warn(text, FolderMended, stacklevel=5)
@@ -140,7 +150,8 @@ class Record(Closing):
     def save(self, round: int, state: Any, extra: Mapping[str, Any]) -> None:
         """Saves a checkpoint, see `Checkpoints.save`."""
         with self._storing(self.folder.checkpoint_folder, _bytes_of(state)):
-            self._checkpoints.save(round, state, extra, self._open_log().history())
+            lines, self._uncopied = self._uncopied, []
+            self._checkpoints.save(round, state, {**extra, "rows": self._copy.extend(lines)})
 
     def save_best(self, round: int, state: Any) -> None:
         """Saves the checkpoint of the best validation accuracy so far."""
@@ -159,12 +170,12 @@ class Record(Closing):
                 if self._clients is None:
                     self._clients = ClientLog(self.path, after_round=self._round)
                 self._clients.append(row["round"], clients)
-            self._open_log().append(row)
+            self._uncopied.append(self._open_log().append(row))
         self._writers.write(row)
 
     def rows(self) -> list[dict[str, Any]]:
         """Returns all metric rows of the run so far."""
-        return list(self._open_log().rows())
+        return self._open_log().rows()
 
     def progress(self, total_rounds: int, start_round: int) -> Progress:
         """Returns what reports to the person, see `Progress`."""

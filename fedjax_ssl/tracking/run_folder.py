@@ -91,8 +91,10 @@ class RunFolder(Closing):
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = FolderLock(self.path)
         except OSError as error:
+            there = next((one for one in (self.path, *self.path.parents) if one.exists()), self.path)
+            what = f"{there} is a file, no folder" if there.is_file() else error.strerror
             raise RunFolderError(
-                f"{self.path} cannot be used as run folder: {error.strerror}. Give another --workdir."
+                f"{self.path} cannot be used as run folder: {what}. Give another --workdir."
             ) from error
         try:
             self._set_aside()

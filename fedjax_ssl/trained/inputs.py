@@ -15,6 +15,7 @@ from fedjax_ssl.trained.model import TrainedModel, TrainedModelError
 from fedjax_ssl.words import counted
 
 IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+_TABLES = (".csv", ".tsv", ".txt", ".parquet")
 # Pairs of arrays, inputs and labels; the first whose inputs are there is taken, so new examples go before old ones.
 _PAIRS = (
     *(("test_inputs", "test_labels"), ("x_test", "y_test"), ("inputs", "labels"), ("images", "labels")),
@@ -50,7 +51,12 @@ def read_examples(paths: Sequence[Path], model: TrainedModel, resize: bool = Fal
     for path in paths:
         if not path.exists():
             raise TrainedModelError(f"{path} does not exist; give an .npz file, image files, or folders of images")
-    arrays = [path for path in paths if path.suffix == ".npz"]
+        if path.is_file() and path.suffix.lower() not in (".npz", *IMAGES):
+            raise TrainedModelError(
+                f"{path} cannot be labelled: give an .npz file with the array inputs, images ({', '.join(IMAGES)}), or "
+                f"folders of images{_of_table(path, model)}"
+            )
+    arrays = [path for path in paths if path.suffix.lower() == ".npz"]
     if not arrays:
         return _read_images(_files(paths), model, resize)
     if len(paths) > 1:
@@ -104,6 +110,14 @@ def _labels(given: np.ndarray, length: int, name: str, model: TrainedModel) -> n
             f"{len(model.class_names) - 1}, and -1 = no label"
         )
     return given
+
+
+def _of_table(path: Path, model: TrainedModel) -> str:
+    """How the rows of a table become arrays, where the model takes rows."""
+    if path.suffix.lower() not in _TABLES or len(model.input_shape) != 1:
+        return ""
+    (columns,) = model.input_shape
+    return f". Of a table, save the {columns} features in the order of training: numpy.savez('rows.npz', inputs=rows)"
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:

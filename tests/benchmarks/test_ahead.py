@@ -18,7 +18,7 @@ from tests.benchmarks.test_hlo import LOOPS
 FIELDS = [
     *("workload", "variant", "target", "kernels_per_step", "host_round_trips_per_step", "kernels_per_round"),
     *("bytes_per_step", "operations_per_step", "temporary_bytes", "estimated_bytes", "bound_seconds_per_step"),
-    "compile_seconds",
+    *("compile_seconds", "unordered_sums"),
 ]
 TRAINED = [name for name in shipped_configs() if not name.endswith("_predict")]
 

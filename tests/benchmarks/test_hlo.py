@@ -259,3 +259,34 @@ def test_a_scope_is_found_below_transformations_and_not_inside_other_names() -> 
 def test_another_text_is_an_error() -> None:
     with pytest.raises(ValueError, match="no text of a compiled program"):
         hlo.parse("module @jit_f {\n}\n")
+
+
+ADDING = """
+%add.1 (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+%last (c: f32[], d: f32[]) -> f32[] {
+  %c = f32[] parameter(0)
+  ROOT %d = f32[] parameter(1)
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "unordered"),
+    [
+        ("%s = f32[8]{0} scatter(%x, %i, %u), update_window_dims={}, to_apply=%add.1", True),
+        ("%s = bf16[8]{0} scatter(%x, %i, %u), update_window_dims={}, to_apply=%add.1", True),
+        ("%s = f32[8]{0} scatter(%x, %i, %u), unique_indices=true, to_apply=%add.1", False),
+        ("%s = f32[8]{0} scatter(%x, %i, %u), update_window_dims={}, to_apply=%last", False),
+        ("%s = s32[8]{0} scatter(%x, %i, %u), update_window_dims={}, to_apply=%add.1", False),
+        ("%s = f32[8]{0} select-and-scatter(%x, %u, %x), select=%last, scatter=%add.1", True),
+        ('%s = f32[8]{0} custom-call(%x), custom_call_target="__cudnn$convBackwardFilter"', True),
+        ('%s = f32[8]{0} custom-call(%x), custom_call_target="__cudnn$convForward"', False),
+    ],
+)
+def test_sums_whose_order_a_gpu_does_not_keep(line: str, unordered: bool) -> None:
+    assert hlo.unordered_sums(entry("%x = f32[] parameter(0)", line, others=ADDING)) == ["main/s"] * unordered

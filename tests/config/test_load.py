@@ -211,3 +211,12 @@ def test_every_option_of_every_choice_has_a_meaning(section):
         if not meaning and option not in told
     ]
     assert not missing
+
+
+@pytest.mark.parametrize(
+    ("field", "text"), [("augment.cutout", "\n"), ("model.hidden", "{[]: 1}"), ("model.hidden", "(" * 3000)]
+)
+def test_text_that_is_no_value_is_one_line(field: str, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        configs.resolve(configs.load("digits_fedavg", [(field, text)]))
+    assert "\n" not in str(caught.value)

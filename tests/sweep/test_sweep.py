@@ -124,14 +124,24 @@ def test_mistakes_are_told_at_once(tmp_path, capsys):
             RunFolder(tmp_path / folder, {})
 
 
+def test_a_field_is_given_as_run_takes_it_one_value(tmp_path, capsys):
+    given = ["--rounds=4", "--config.optimizer.learning_rate=0.3", "--model.hidden=(8,4)", "--seeds=2"]
+    assert main(["sweep", "digits_fedavg", *given, f"--workdir={tmp_path}", "--dry-run"]) == 0
+    assert "2 runs" in capsys.readouterr().out
+    assert main(["sweep", "digits_fedavg", "--model.hidden=8,4", "--dry-run"]) == 2
+    error = capsys.readouterr().err
+    assert "--model.hidden=8,4 has several values: --set model.hidden=8,4 tries each of them" in error
+    assert "a tuple stands in brackets: --model.hidden='(8,4)'" in error
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
         (["--sampler=tpee"], "unknown sampler 'tpee'. Did you mean 'tpe'?"),
         (["--submit=slrm"], "unknown cluster 'slrm'. Did you mean 'slurm'?"),
         (["--worker=3"], "there is no option '--worker'. Did you mean '--workers'?"),
-        (["--rounds=3"], "given as --set rounds=VALUE"),
-        (["--config.optimizer.learning_rate", "0.1"], "given as --set optimizer.learning_rate=VALUE"),
+        (["--rounds", "3"], "given as --rounds=VALUE, or --set rounds=VALUES for several"),
+        (["--config.optimizer.learning_rate", "0.1"], "given as --optimizer.learning_rate=VALUE"),
         (
             ["--set", "rounds=3", "eval_every=1"],
             "unexpected argument 'eval_every=1'. Fields of the config are",

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedjax_ssl.tracking import Record, StorageError, client_log, files, metric_log
+from fedjax_ssl.tracking import Record, StorageError, client_log, files, metric_log, rows_copy
 
 CONFIG = {"method": {"name": "fedavg"}, "seed": 0}
 ROUNDS = 6
@@ -85,7 +85,7 @@ def content_of(folder: Path) -> dict[str, bytes]:
 
 
 def on(disk: Disk, monkeypatch) -> None:
-    for module in (files, metric_log, client_log):
+    for module in (files, metric_log, client_log, rows_copy):
         monkeypatch.setattr(module, "open", disk.open, raising=False)
 
 
@@ -151,10 +151,11 @@ def test_a_run_goes_on_without_its_side_files(tmp_path) -> None:
         "summary.json": [None, b"", b"[]", b"{}", b'{"method": "xclp", "rounds": 6}', b"[" * 10**5],
         "model.json": [None, b"\xff"],
         "partition.txt": [None],
+        "checkpoints/rows.jsonl": [None, b"", expected["metrics.jsonl"][:-30], b"x" + expected["metrics.jsonl"]],
     }
     for name, contents in damages.items():
         for place, content in enumerate(contents):
-            folder = tmp_path / f"{name}{place}"
+            folder = tmp_path / f"{Path(name).name}{place}"
             train(folder)
             (folder / name).unlink()
             if content is not None:
@@ -163,6 +164,32 @@ def test_a_run_goes_on_without_its_side_files(tmp_path) -> None:
                 train(folder)
             assert content_of(folder) == expected, (name, content)
     assert [row["round"] for row in rows] == list(range(1, ROUNDS + 1))
+
+
+def test_rows_that_both_files_have_lost_are_said(tmp_path) -> None:
+    train(tmp_path)
+    expected = content_of(tmp_path)
+    (tmp_path / "checkpoints/rows.jsonl").write_bytes(b"")
+    (tmp_path / "metrics.jsonl").write_bytes(expected["metrics.jsonl"].split(b"\n", 1)[1])
+    with pytest.warns(match=r"neither .*metrics.jsonl nor .*rows.jsonl has the rows .* of round 6 was saved"):
+        train(tmp_path)
+    (tmp_path / "checkpoints/rows.jsonl").unlink()
+    (tmp_path / "metrics.jsonl").unlink()
+    with pytest.warns(match="is gone: totals and metrics are of the rounds after 6 only"):
+        train(tmp_path)
+
+
+def test_a_checkpoint_is_no_larger_after_many_rows(tmp_path) -> None:
+    """Rows are written twice, not once per checkpoint; a later checkpoint that is damaged takes its rows with it."""
+    train(tmp_path)
+    sizes = {one.name: one.stat().st_size for one in (tmp_path / "checkpoints").glob("*.ckpt")}
+    assert len(sizes) == 2 and max(sizes.values()) - min(sizes.values()) <= 2, sizes  # digits of a number
+    expected = content_of(tmp_path)
+    assert expected["checkpoints/rows.jsonl"] == expected["metrics.jsonl"]
+    (tmp_path / "checkpoints" / "round_00000006.ckpt").write_bytes(b"")
+    with pytest.warns(match="round 6 is damaged"):
+        train(tmp_path)
+    assert content_of(tmp_path) == expected
 
 
 def test_a_folder_in_the_place_of_a_file_is_moved_aside(tmp_path) -> None:

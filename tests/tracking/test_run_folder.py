@@ -109,7 +109,7 @@ def test_a_damaged_config_is_named(tmp_path):
 
 def test_a_file_in_the_way_and_an_unstorable_config_are_errors(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunFolderError, match="File exists"):
+    with pytest.raises(RunFolderError, match=r"is a file, no folder\. Give another --workdir"):
         RunFolder(tmp_path / "file", CONFIG)
     with pytest.raises(RunFolderError, match="cannot be stored as JSON"):
         RunFolder(tmp_path / "new", {"model": object()})

@@ -82,6 +82,11 @@ def broken(path):
     return "broken.png"
 
 
+def table(folder):
+    (folder / "rows.csv").write_text("a,b\n1,2\n")
+    return "rows.csv"
+
+
 def empty(path):
     (path / "empty").mkdir()
     return "empty"
@@ -106,6 +111,7 @@ IMAGES = np.zeros((2, 8, 8, 1), np.uint8)
         (deep, "pixels of mode 'I;16'"),
         (broken, "broken.png cannot be read as an image"),
         (empty, "has no images"),
+        (table, "rows.csv cannot be labelled: give an .npz file with the array inputs, images (.bmp, "),
         (arrays(a=IMAGES, b=IMAGES), "has no array of inputs. Arrays in it: a, b; known names: test_inputs"),
         (arrays(inputs=IMAGES, labels=np.array([0])), "array 'labels' has shape [1]; there are 2 inputs"),
         (arrays(inputs=IMAGES, labels=np.array([0, 10])), "label 10 in row 1; the model has the classes 0 to 9"),
