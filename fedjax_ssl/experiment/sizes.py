@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxprs_in_params
 from ml_collections import ConfigDict
 
+from fedjax_ssl import processor
 from fedjax_ssl.backend import backend
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.federated import device_memory
@@ -72,7 +72,7 @@ def check_program(program: ClosedJaxpr, sizes: Mapping[str, int]) -> None:
 
 
 def _check(arrays: list[Any], sizes: Mapping[str, int], what: str) -> None:
-    memory = _memory()
+    memory = processor.memory() if backend() == "cpu" else device_memory()
     largest = max(arrays, key=_bytes, default=None)
     if memory is None or largest is None or _bytes(largest) <= memory:
         return
@@ -104,13 +104,3 @@ def _arrays(jaxpr: Jaxpr) -> Iterator[Any]:
 def _bytes(array: Any) -> int:
     dtype = getattr(array, "dtype", None)  # tokens have none
     return 0 if dtype is None else math.prod(array.shape) * dtype.itemsize
-
-
-def _memory() -> int | None:
-    """Bytes of the device, or of the machine where that is the device; None where nobody tells."""
-    if backend() != "cpu":
-        return device_memory()
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):  # not on every system
-        return None
