@@ -44,6 +44,7 @@ def test_settings_of_the_example_are_fields_of_the_config(recipe: str) -> None:
     assert config.method.to_dict() == {"name": recipe, "warmup_rounds": 0, "entropy_weight": 0.1}
 
 
+@pytest.mark.thorough
 def test_entropy_term_makes_predictions_surer_and_the_network_learns(recipe: str) -> None:
     config = presets.digits_by_writer(recipe, "5")
     config.rounds = config.eval_every = 6

@@ -58,6 +58,7 @@ def test_tiles_of_a_tpu_pad_small_axes() -> None:
     assert live(lambda x: x + 1, jax.ShapeDtypeStruct((16, 2), jnp.float32), tiled=True) == 5 * 16 * 2 * 4
 
 
+@pytest.mark.thorough
 def test_beside_the_account_of_a_compiler() -> None:
     """Temporary memory and results of a compiled gradient step: within a margin, at most twice above."""
     width = 512

@@ -80,6 +80,7 @@ def traced_need(data: FederatedData, placement: str, **changes) -> Need:
     return Need(choice.bytes_per_client or 0, int(0.8 * 10**9) - (choice.limit or 0))
 
 
+@pytest.mark.thorough
 def test_the_estimate_grows_with_the_model_the_optimizer_and_the_batch(data) -> None:
     small = traced_need(data, "chunked")
     model = models.build("mlp", num_classes=data.num_classes, input_shape=data.inputs.shape[1:], hidden=(64,))

@@ -80,8 +80,8 @@ def test_equals_the_dense_float64_path(size):
     [
         ("conjugate_gradient", VARIANT),
         ("cholesky", {}),
-        ("conjugate_gradient", {}),
-        ("cholesky", VARIANT),
+        pytest.param("conjugate_gradient", {}, marks=pytest.mark.thorough),
+        pytest.param("cholesky", VARIANT, marks=pytest.mark.thorough),
     ],
 )
 def test_padding_changes_no_bit(solver, options):

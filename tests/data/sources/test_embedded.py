@@ -102,6 +102,7 @@ def test_glyphs_cover_every_character_with_two_ways_to_write_most():
     np.testing.assert_allclose(table[..., 0].max((1, 2)), -table[..., 0].min((1, 2)), atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_glyphs_look_like_femnist_in_numbers(glyphs):
     data, _ = glyphs
     assert data.train.x.dtype == np.uint8
