@@ -114,10 +114,10 @@ def _for_prediction(config: ml_collections.ConfigDict, model_options: dict[str, 
 
 def _without_contents(part: Any) -> Any:
     """A federation, or a part of it, as JSON can hold it: an array is its type and shape."""
+    if hasattr(part, "shape"):  # examples on the host are a dataclass that stands for an array
+        return {"dtype": str(part.dtype), "shape": list(part.shape)}
     if dataclasses.is_dataclass(part):
         return {field.name: _without_contents(getattr(part, field.name)) for field in dataclasses.fields(part)}
-    if hasattr(part, "shape"):
-        return {"dtype": str(part.dtype), "shape": list(part.shape)}
     return part
 
 

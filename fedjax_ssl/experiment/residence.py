@@ -117,7 +117,8 @@ def bytes_on_device(experiment: Experiment, federation: FederatedData) -> int:
     """
     if experiment.host is None:
         return tree_bytes(federation.inputs)
-    width = most_rows(federation, experiment.config.eval_every * _cohort_size(experiment, federation))
+    config = experiment.config
+    width = most_rows(federation, min(config.eval_every, config.rounds) * _cohort_size(experiment, federation))
     return 3 * tree_bytes(federation.inputs) + 2 * experiment.host.bytes_of(width)
 
 
@@ -186,14 +187,15 @@ class Feed:
         if self._host is None:
             return ""
         always = self._always()
-        width = most_rows(self._federation, self._every * self._size)
+        block = min(self._every, self._rounds)
+        width = most_rows(self._federation, block * self._size)
         kept, coming, all_of_them = map(
             bytes_in_words, (tree_bytes(always.values), self._host.bytes_of(width), self._host.nbytes)
         )
         return (
             f"examples stay on the host ({all_of_them}); on the device are {len(always.values):,} for evaluation and "
-            f"server ({kept}) and those of the clients of {counted(self._every, 'round')} (at most {width:,}, "
-            f"{coming}), while the next ones are brought"
+            f"server ({kept}) and those of the clients of {counted(block, 'round')} (at most {width:,}, "
+            f"{coming}){', while the next ones are brought' * (block < self._rounds)}"
         )
 
     def _always(self) -> LoadedInputs:

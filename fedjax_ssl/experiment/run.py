@@ -147,4 +147,6 @@ def advance(runs: Sequence[ActiveRun]) -> None:
             Around(first.compiling, first.running),
         )
         for one, row, state in zip(together, rows, states, strict=True):
+            row["seconds"] += waited / len(together)
+            row["client_updates_per_second"] = row["clients"] / row["seconds"]
             one.take(row, state, compiling / len(together), (waited + training) / len(together))

@@ -105,6 +105,10 @@ def points(
         ConfigError: a field twice, axes that cannot be zipped, or a range without `random`.
     """
     _check(axes, zipped, random)
+    if seeds is not None and any(axis.field == "seed" for axis in axes):
+        raise ConfigError(
+            "seed has values of its own beside --seeds; give one of the two, or --seeds 4,5 for these seeds"
+        )
     if random is not None:
         combinations = [_draw(axes, seed, number) for number in range(random)]
     elif zipped:

@@ -65,7 +65,8 @@ class MetricLog:
                 self._check_round(row)
             except (ValueError, TypeError) as error:
                 raise RunFolderError(
-                    f"{self._jsonl}, line {number} is damaged ({error}). Repair this line, or give another --workdir."
+                    f"{self._jsonl}, line {number} is damaged ({error}). Repair this line, delete the "
+                    "file (totals are then of later rounds only), or give another --workdir."
                 ) from error
             self._remember(row, f"{line}\n".encode())
 

@@ -17,6 +17,7 @@ from fedjax_ssl.experiment.programs import Code, Inputs
 from fedjax_ssl.experiment.run import run
 from fedjax_ssl.federated import all_clients
 from fedjax_ssl.train import make_train
+from fedjax_ssl.trained import load_run
 from tests import toy
 from tests.saved import state_of
 
@@ -169,6 +170,14 @@ def test_a_run_has_the_bits_of_one_on_the_device(method, tmp_path):
     device, host = (tmp_path / where for where in data.RESIDENCES[1:])
     assert rows_of(device) == rows_of(host)
     jax.tree.map(np.testing.assert_array_equal, state_of(device), state_of(host))
+
+
+@pytest.mark.thorough
+def test_the_trained_model_needs_no_examples(tmp_path):
+    run(experiment(residence="host", rounds=2), tmp_path / "host")
+    found = load_run(tmp_path / "host").predict(np.zeros((3, 8, 8, 1), np.uint8))
+    run(experiment(residence="device", rounds=2), tmp_path / "device")
+    np.testing.assert_array_equal(found, load_run(tmp_path / "device").predict(np.zeros((3, 8, 8, 1), np.uint8)))
 
 
 @pytest.mark.thorough

@@ -84,3 +84,5 @@ def test_what_does_not_go_together_is_refused():
         points([parse_axis("optimizer.learning_rate=0.001..1")], None)
     with pytest.raises(ConfigError, match="exclude each other"):
         points([RATE], None, zipped=True, random=3)
+    with pytest.raises(ConfigError, match="seed has values of its own beside --seeds"):
+        points([parse_axis("seed=4")], [0, 1])

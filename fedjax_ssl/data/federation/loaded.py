@@ -101,7 +101,8 @@ class HostInputs:
             dataset: its arrays are kept as they are.
         """
         splits = [dataset.train] if dataset.test is None else [dataset.train, dataset.test]
-        self._parts = [split.x for split in splits]
+        # Reading rows of an array in another order would copy all of it every time.
+        self._parts = [np.require(split.x, requirements="C") for split in splits]
         self._starts = np.cumsum([0, *map(len, self._parts)])
         self.shape, self.dtype = (int(self._starts[-1]), *dataset.input_shape), self._parts[0].dtype
 
