@@ -1,7 +1,6 @@
 """Settings that ask for more than a machine's memory, found in the shapes of a traced program before it is compiled."""
 
 import contextlib
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from fedjax_ssl import processor
 from fedjax_ssl.backend import backend
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.federated import device_memory
+from fedjax_ssl.federated.liveness import array_bytes
 from fedjax_ssl.tracking.progress import bytes_in_words
 
 # What lies in memory as a whole, whatever the compiler fuses: what goes into these operations and comes out of them.
@@ -73,11 +73,11 @@ def check_program(program: ClosedJaxpr, sizes: Mapping[str, int]) -> None:
 
 def _check(arrays: list[Any], sizes: Mapping[str, int], what: str) -> None:
     memory = processor.memory() if backend() == "cpu" else device_memory()
-    largest = max(arrays, key=_bytes, default=None)
-    if memory is None or largest is None or _bytes(largest) <= memory:
+    largest = max(arrays, key=array_bytes, default=None)
+    if memory is None or largest is None or array_bytes(largest) <= memory:
         return
     shape = f"{largest.dtype}[{', '.join(f'{size:,}' for size in largest.shape)}]"
-    needs = f"{what} would need an array of {bytes_in_words(_bytes(largest))}, {shape}, and the memory has"
+    needs = f"{what} would need an array of {bytes_in_words(array_bytes(largest))}, {shape}, and the memory has"
     name = _cause(largest.shape, sizes)
     start = f"config.{name} is {sizes[name]}: " if name else ""
     lower = "lower it" if name else "lower the sizes of the model, of batches or of the cohort"
@@ -99,8 +99,3 @@ def _arrays(jaxpr: Jaxpr) -> Iterator[Any]:
             yield from (variable.aval for variable in (*equation.invars, *equation.outvars))
         for inner in jaxprs_in_params(equation.params):
             yield from _arrays(inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner)
-
-
-def _bytes(array: Any) -> int:
-    dtype = getattr(array, "dtype", None)  # tokens have none
-    return 0 if dtype is None else math.prod(array.shape) * dtype.itemsize

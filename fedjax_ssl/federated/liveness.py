@@ -75,7 +75,7 @@ class _Program:
         self.known: dict[Any, list[int]] = {}
 
     def value(self, aval: Any) -> int:
-        self.sizes.append(_tiled_bytes(aval) if self.tiled else _bytes(aval))
+        self.sizes.append(_tiled_bytes(aval) if self.tiled else array_bytes(aval))
         return len(self.sizes) - 1
 
     def add(self, jaxpr: Jaxpr, arguments: list, constants: list) -> list[_Value]:
@@ -153,13 +153,14 @@ class _Program:
                 yield from one.outputs
 
 
-def _bytes(aval: Any) -> int:
-    dtype = getattr(aval, "dtype", None)  # tokens have none
-    return 0 if dtype is None else math.prod(aval.shape) * dtype.itemsize
+def array_bytes(array: Any) -> int:
+    """Bytes of an array, of which only shape and type are used."""
+    dtype = getattr(array, "dtype", None)  # tokens have none
+    return 0 if dtype is None else math.prod(array.shape) * dtype.itemsize
 
 
 def _tiled_bytes(aval: Any) -> int:
-    plain, shape = _bytes(aval), list(getattr(aval, "shape", ()))
+    plain, shape = array_bytes(aval), list(getattr(aval, "shape", ()))
     if not plain or not shape:
         return plain
     for axis, tile in ((-1, _LANES), (-2, _SUBLANES)):

@@ -11,7 +11,7 @@ from jax.extend.core import ClosedJaxpr
 from fedjax_ssl.backend import backend, elsewhere
 from fedjax_ssl.data import FederatedData, LoadedInputs
 from fedjax_ssl.federated.client import ClientUpdate, batch_of, step_bound
-from fedjax_ssl.federated.liveness import live_bytes
+from fedjax_ssl.federated.liveness import array_bytes, live_bytes
 from fedjax_ssl.federated.method import Client, Now, Sampler
 
 PyTree = Any
@@ -139,7 +139,7 @@ def program_bytes(jaxpr: ClosedJaxpr) -> int:
 
 def tree_bytes(tree: PyTree) -> int:
     """Bytes of all arrays in a tree, of which only shapes and types are used."""
-    return sum(_bytes(leaf) for leaf in jax.tree.leaves(tree))
+    return sum(array_bytes(leaf) for leaf in jax.tree.leaves(tree))
 
 
 def bytes_of_examples(data: FederatedData) -> int:
@@ -208,8 +208,3 @@ def device_memory() -> int | None:
     limits = [(device.memory_stats() or {}).get("bytes_limit") for device in jax.local_devices()]
     known = [limit for limit in limits if limit]
     return min(known) if known and len(known) == len(limits) else None
-
-
-def _bytes(array: Any) -> int:
-    dtype = getattr(array, "dtype", None)  # tokens have none
-    return 0 if dtype is None else int(np.prod(array.shape, dtype=np.int64)) * dtype.itemsize
