@@ -16,9 +16,10 @@ from PIL import Image
 
 from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.sources.cache import ROOT_VARIABLE, data_root, load_converted, save_converted
+from fedjax_ssl.data.sources.cache import data_root, load_converted, save_converted
 from fedjax_ssl.data.sources.entries import EMBEDDED
 from fedjax_ssl.data.sources.fetch import DatasetUnavailable
+from fedjax_ssl.data.sources.placed import require_placed
 
 NAME = "fed_isic2019"
 # Part of the cache's name: raise it whenever the same files give other arrays.
@@ -38,6 +39,14 @@ TERMS = (
 )
 
 logger = logging.getLogger(__name__)
+STEPS = (
+    "      1. accept the terms of ISIC 2019 (https://challenge.isic-archive.com/data/; CC BY-NC 4.0, "
+    "non-commercial) and of HAM10000\n"
+    "      2. get FLamby (https://github.com/owkin/FLamby); in flamby/datasets/fed_isic2019/"
+    "dataset_creation_scripts/ run\n"
+    "         `python download_isic.py --output-folder FOLDER` (about 10 GB) and `python resize_images.py`\n"
+    f"      3. copy the file {TABLE} from there into FOLDER\n"
+)
 
 
 class _Examples(NamedTuple):
@@ -71,7 +80,7 @@ def load_fed_isic(*, root: str | Path | None = None, path: str | Path | None = N
     check_whole_numbers(size=size)
     folder = data_root(root) / NAME
     given = folder / "raw" if path is None else Path(path).expanduser()
-    _require(given)
+    require_placed(NAME, given, (IMAGES, TABLE), STEPS, f"{EMBEDDED}; digits has natural clients too")
     converted = folder / f"converted-v{VERSION}-size{size}-{_digest(given)}"
     cached = load_converted(converted)
     if cached is not None:
@@ -95,25 +104,6 @@ def load_fed_isic(*, root: str | Path | None = None, path: str | Path | None = N
     )
     save_converted(dataset, converted)
     return dataset
-
-
-def _require(folder: Path) -> None:
-    if (folder / IMAGES).is_dir() and (folder / TABLE).is_file():
-        return
-    raise DatasetUnavailable(
-        f"{NAME} is not here.\n"
-        f"  looked  {folder / IMAGES}/, {folder / TABLE}\n"
-        "To go on, do one of these:\n"
-        f"  - put both there, or give path= (config.data.path) the folder that has them, or point {ROOT_VARIABLE} or "
-        f"root= at a folder that has {NAME}/raw/ with them:\n"
-        "      1. accept the terms of ISIC 2019 (https://challenge.isic-archive.com/data/; CC BY-NC 4.0, "
-        "non-commercial) and of HAM10000\n"
-        "      2. get FLamby (https://github.com/owkin/FLamby); in flamby/datasets/fed_isic2019/"
-        "dataset_creation_scripts/ run\n"
-        "         `python download_isic.py --output-folder FOLDER` (about 10 GB) and `python resize_images.py`\n"
-        f"      3. copy the file {TABLE} from there into FOLDER\n"
-        f"  - run on data that needs no download: {EMBEDDED}; digits has natural clients too"
-    )
 
 
 def _digest(folder: Path) -> str:

@@ -16,11 +16,11 @@ from PIL import Image, ImageOps
 
 from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.sources.cache import ROOT_VARIABLE, data_root, fingerprint, kept
-from fedjax_ssl.data.sources.entries import EMBEDDED
+from fedjax_ssl.data.sources.cache import data_root, fingerprint, kept
 from fedjax_ssl.data.sources.fetch import DatasetUnavailable
 from fedjax_ssl.data.sources.formats import FormatError
 from fedjax_ssl.data.sources.pictures import in_threads, say_skipped
+from fedjax_ssl.data.sources.placed import require_placed
 from fedjax_ssl.data.sources.problems import Findings
 from fedjax_ssl.words import counted
 
@@ -32,6 +32,11 @@ CLASSES = ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "
 WINDOWS = ((40, 80), (80, 200), (40, 380))  # centre and width in Hounsfield units: brain, subdural, soft tissue
 LARGEST_FILE, LARGEST_SIDE = 1 << 24, 4096  # bytes and pixels; the originals have 0.5 MB and 512
 UNPACKED = ("1.2.840.10008.1.2", "1.2.840.10008.1.2.1", "1.2.840.10008.1.2.2")  # transfer syntaxes
+STEPS = (
+    "      1. accept the rules at https://www.kaggle.com/c/rsna-intracranial-hemorrhage-detection (an account is "
+    "needed)\n"
+    f"      2. download the archive there (about 180 GB), unpack {TABLE} and {IMAGES}/\n"
+)
 BROKEN = (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError, RuntimeError, NotImplementedError)
 TERMS = "Kaggle's rules of the competition, non-commercial; cite Flanders et al. (2020)"
 
@@ -67,27 +72,11 @@ def load_rsna(
         check_whole_numbers(max_images=max_images)
     home = data_root(root) / NAME
     folder = home / "raw" if path is None else Path(path).expanduser()
-    _require(folder)
+    require_placed(NAME, folder, (IMAGES, TABLE), STEPS)
     status = (folder / TABLE).stat()
     content = [VERSION, status.st_size, status.st_mtime_ns, (folder / IMAGES).stat().st_mtime_ns]
     told = fingerprint([str(folder.resolve()), size, max_images])
     return kept(home / f"slices-{told}", fingerprint(content), lambda: _read(folder, size, max_images))
-
-
-def _require(folder: Path) -> None:
-    if (folder / IMAGES).is_dir() and (folder / TABLE).is_file():
-        return
-    raise DatasetUnavailable(
-        f"{NAME} is not here.\n"
-        f"  looked  {folder / IMAGES}/, {folder / TABLE}\n"
-        "To go on, do one of these:\n"
-        f"  - put both there, or give path= (config.data.path) the folder that has them, or point {ROOT_VARIABLE} or "
-        f"root= at a folder that has {NAME}/raw/ with them:\n"
-        "      1. accept the rules at https://www.kaggle.com/c/rsna-intracranial-hemorrhage-detection (an account is "
-        "needed)\n"
-        f"      2. download the archive there (about 180 GB), unpack {TABLE} and {IMAGES}/\n"
-        f"  - run on data that needs no download: {EMBEDDED}"
-    )
 
 
 class _Slice(NamedTuple):
