@@ -77,7 +77,7 @@ _METHODS = {
             *("body_epochs", "coarse_rounds", "head_epochs", "helper_interval", "keep_proto_rounds", "local_steps"),
             *("min_proto_count", "num_neighbors", "num_query", "num_support", "num_unlabelled"),
             *("patience", "ramp_end", "ramp_epochs", "ramp_rounds", "residual_epochs", "residual_rounds"),
-            *("rounds_per_part", "schedule_steps", "server_batch_size", "server_epochs", "unlabelled_batch_size"),
+            *("schedule_steps", "server_batch_size", "server_epochs", "unlabelled_batch_size"),
             *("unlabelled_epochs", "unlabelled_ratio", "warmup_epochs", "diversity_every"),
         ),
         COUNT,
@@ -121,7 +121,8 @@ OPTIONS: dict[str, Mapping[str, Range]] = {
     "partition": {
         **dict.fromkeys(("alpha", "factor"), POSITIVE),
         "skew": SHARE,
-        **dict.fromkeys(("classes", "labels_per_class", "max_examples", "parts", "shards_per_client"), COUNT),
+        **dict.fromkeys(("classes", "labels_per_class", "max_examples", "shards_per_client"), COUNT),
+        **dict.fromkeys(("parts", "rounds_per_part"), COUNT),
         **dict.fromkeys(("balanced", "min_examples", "unlabelled"), COUNT_OR_NONE),
         **dict.fromkeys(("counts", "labelled_counts"), _COUNTS),
         "shares": WEIGHT._replace(depth=1),

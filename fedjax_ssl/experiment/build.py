@@ -180,7 +180,7 @@ def _setup(config: dict[str, Any], dataset: data.Dataset, federation: data.Feder
             ),
             num_classes=federation.num_classes,
             max_labelled=federation.max_labelled,
-            max_unlabelled=federation.max_unlabelled,
+            max_unlabelled=federation.max_unlabelled_at_once,
             max_known=federation.max_known,
             max_server=federation.server_index.shape[-1],
             cohort_size=cohort_size,

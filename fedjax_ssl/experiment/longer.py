@@ -75,9 +75,7 @@ def _round(experiment: Experiment, federation: FederatedData, key: Key[Array, ""
 
 def _something_else(config: ml_collections.ConfigDict) -> str:
     settings = ", ".join(
-        f"config.method.{name}={value}"
-        for name, value in config.method.items()
-        if name.endswith(("_rounds", "_steps", "rounds_per_part"))
+        f"config.method.{name}={value}" for name, value in config.method.items() if name.endswith(("_rounds", "_steps"))
     )
     return (
         f"A round of method {config.method.name!r} is another one in a longer run: something in it stretches over all "

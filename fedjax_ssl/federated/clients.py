@@ -10,26 +10,76 @@ from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated.method import Client
 
 
-def all_clients(data: FederatedData) -> Client:
-    """All C clients of a federation."""
-    return clients_of(data, jnp.arange(data.num_clients, dtype=jnp.int32))
+def part_of(data: FederatedData, number: Int[Array, ""], num_rounds: int | None) -> Int[Array, ""] | int:
+    """Which part of their unlabelled examples clients have in a round; 0 where these do not come in parts.
+
+    Args:
+        data: the federation.
+        number: rounds before this one.
+        num_rounds: of the run; None: not known.
+
+    Raises:
+        ValueError: nothing says how many rounds a part is there for.
+    """
+    if data.num_parts == 1:
+        return 0
+    if data.rounds_per_part is None and num_rounds is None:
+        raise ValueError(
+            f"unlabelled examples come in {data.num_parts} parts, in a run of unknown length; say for how many rounds "
+            "each is there: config.partition.rounds_per_part"
+        )
+    each = data.rounds_per_part or max((num_rounds or 0) // data.num_parts, 1)
+    return jnp.minimum(number // each, data.num_parts - 1)
 
 
-def clients_of(data: FederatedData, ids: Int[Array, " p"], valid: Bool[Array, " p"] | None = None) -> Client:
-    """Gathers clients; an empty cohort slot is a client without examples."""
+def all_clients(data: FederatedData, part: Int[Array, ""] | int = 0) -> Client:
+    """All C clients of a federation.
+
+    Args:
+        data: the federation.
+        part: of their unlabelled examples, from `part_of`.
+    """
+    return clients_of(data, jnp.arange(data.num_clients, dtype=jnp.int32), part=part)
+
+
+def clients_of(
+    data: FederatedData,
+    ids: Int[Array, " p"],
+    valid: Bool[Array, " p"] | None = None,
+    part: Int[Array, ""] | int = 0,
+) -> Client:
+    """Gathers clients; an empty cohort slot is a client without examples.
+
+    Args:
+        data: the federation.
+        ids: whom.
+        valid: False for an empty slot; all are filled by default.
+        part: of their unlabelled examples, from `part_of`. The others are not among a client's examples.
+    """
     present = jnp.ones(ids.shape, bool) if valid is None else valid
     rows = data.index[ids]
     num_examples = jnp.where(present, data.num_examples[ids], 0)
     num_labelled = jnp.where(present, data.num_labelled[ids], 0)
     column = jnp.arange(rows.shape[1], dtype=jnp.int32)
+    place: Array | None = None
+    before = jnp.zeros_like(num_labelled)
+    if data.num_parts > 1:
+        each = (num_examples - num_labelled) // data.num_parts
+        num_examples, before = num_labelled + each, part * each
+        column = column[: data.max_labelled + data.max_unlabelled_at_once]
+        place = jnp.where(column < num_labelled[:, None], column, column + before[:, None])
+        place = jnp.minimum(place, rows.shape[1] - 1)
+        rows = jnp.take_along_axis(rows, place, axis=1)
     real = column < num_examples[:, None]
     weak = data.weak
     if weak is not None:
         everybody = replace(weak, prior=jnp.broadcast_to(weak.prior, (data.num_clients, *weak.prior.shape)))
         weak = jax.tree.map(lambda table: table[ids], everybody)
-        weak = replace(
-            weak, labels=jnp.where(real, weak.labels, -1), num_examples=jnp.where(present, weak.num_examples, 0)
-        )
+        labels, known = weak.labels, jnp.where(present, weak.num_examples, 0)
+        if place is not None:
+            labels = jnp.take_along_axis(labels, place, axis=1)
+            known = jnp.clip(known - before, 0, num_examples - num_labelled)
+        weak = replace(weak, labels=jnp.where(real, labels, -1), num_examples=known)
     return Client(
         ids,
         rows,

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from fedjax_ssl.data import FederatedData, LoadedInputs, NotLoaded
 from fedjax_ssl.federated import kept as kept_table
 from fedjax_ssl.federated.client import Broadcast, LocalTraining, Task, client_update
-from fedjax_ssl.federated.clients import all_clients, clients_of, server_as_client
+from fedjax_ssl.federated.clients import all_clients, clients_of, part_of, server_as_client
 from fedjax_ssl.federated.cohort import Cohort, random_slots
 from fedjax_ssl.federated.exact_count import count
 from fedjax_ssl.federated.execution import Execution, place_clients
@@ -80,7 +80,8 @@ def run_round(
         execution: where the clients run.
     """
     key = _round_key(run_key, state.round)
-    everyone = all_clients(data)
+    part = part_of(data, state.round, setup.rounds)
+    everyone = all_clients(data, part)
     drawn = None
     if isinstance(data.inputs, LoadedInputs):
         drawn, everyone = data.inputs.drawn, everyone._replace(rows=cast(Array, NotLoaded(everyone.rows.shape)))
@@ -91,7 +92,7 @@ def run_round(
     slots = _slots_of(key, cohort.ids, cohort.valid, data)
 
     def context(state: ServerState) -> Round:
-        clients = clients_of(data, cohort.ids, cohort.valid)
+        clients = clients_of(data, cohort.ids, cohort.valid, part)
         kept = kept_table.gather(state.clients, cohort.ids, slots if training.keep_by_slot else None)
         return Round(
             key=key,

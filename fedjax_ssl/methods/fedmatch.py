@@ -72,7 +72,6 @@ def fedmatch(
     unlabelled_batch_size: int | None = None,
     server_batch_size: int = 100,
     server_epochs: int = 1,
-    rounds_per_part: int | None = None,
     shuffle: bool = False,
     lr_schedule: str = "client",
     lr_divisor: float | Array = 3.0,
@@ -113,7 +112,6 @@ def fedmatch(
         unlabelled_batch_size: per step; see `matched_batches`.
         server_batch_size: labelled examples per step at the server.
         server_epochs: before every round.
-        rounds_per_part: see `matched_batches`; for partitions with `parts`.
         shuffle: batches in a fresh order instead of the stored one.
         lr_schedule: the learning rate falls with the loss on validation examples of each "client"'s model, once per
             participation, of the "global" model, once per round, or not at all ("none").
@@ -132,8 +130,6 @@ def fedmatch(
             settings.unlabelled_batch_size,
             setup.local_epochs,
             bounds_of(setup),
-            setup.num_parts,
-            settings.rounds_per_part,
             settings.shuffle,
         ),
         labelled_quota="any",

@@ -21,7 +21,15 @@ def fedsem(setup: Setup, *, warmup_rounds: int = 0) -> Method:
     Args:
         setup: the run.
         warmup_rounds: rounds of labels-only training before; with 0 the untrained network makes the pseudo-labels.
+
+    Raises:
+        ValueError: unlabelled examples come in parts.
     """
+    if setup.num_parts > 1:
+        raise ValueError(
+            f"fedsem labels every example once, but unlabelled examples come in {setup.num_parts} parts; choose "
+            "another method or config.partition.parts=1"
+        )
 
     def init(key: Array, params: PyTree, model_state: PyTree, everyone: Client) -> PseudoLabels:
         nothing = jnp.zeros(everyone.rows.shape, jnp.result_type(float))

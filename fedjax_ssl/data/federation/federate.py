@@ -189,6 +189,7 @@ def federate(
         max_unlabelled=widths.max_unlabelled,
         min_labelled=widths.min_labelled,
         num_parts=plan.partition.parts,
+        rounds_per_part=plan.partition.rounds_per_part,
         coarse_names=_coarse_names(plan.supervision, dataset),
         owned_test=owned,
         **tables,

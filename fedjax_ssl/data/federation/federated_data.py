@@ -39,6 +39,7 @@ class FederatedData:
     num_new_clients: int = _static(default=0)  # clients C, C + 1, ... that have test examples but train on nothing
     min_labelled: int = _static(default=1)  # bound over clients that have labels
     num_parts: int = _static(default=1)  # of equal size, in which the unlabelled examples in `index` come (streaming)
+    rounds_per_part: int | None = _static(default=None)  # None: rounds of the run // num_parts
     weak: WeakLabels | None = None  # coarse labels and sets, where some client has any
     coarse_names: tuple[str, ...] = _static(default=())  # of the coarse labels, where they have names
     owned_test: bool = _static(default=False)  # test examples belong to clients, as far as `test_client` says
@@ -61,6 +62,11 @@ class FederatedData:
         """
         column = jnp.arange(self.max_examples, dtype=jnp.int32)
         return jnp.where(column < self.num_labelled[:, None], self.observed[self.index], -1)
+
+    @property
+    def max_unlabelled_at_once(self) -> int:
+        """Bound over clients of the unlabelled examples that a client has in a round: those of one part."""
+        return -(-self.max_unlabelled // self.num_parts)
 
     @property
     def max_known(self) -> int:

@@ -58,6 +58,7 @@ class Partition(NamedTuple):
     assign: Callable[[Key[Array, ""], Pool], Int[Array, " N"]]
     bounds: Callable[[Facts], Bounds]
     parts: int = 1  # in which clients' unlabelled examples come, see `fedjax_ssl.data.federation.streaming`
+    rounds_per_part: int | None = None  # None: rounds of the run // parts
     labelled: Callable[[Key[Array, ""], Pool], Bool[Array, " N"]] | None = None
     # ^ (the key of `assign`, pool) -> examples that were dealt as labelled ones, for the supervision "dealt"
     again: Callable[[Key[Array, ""], Pool], Again] | None = None

@@ -68,7 +68,11 @@ def circulant(shares: Sequence[float] = FEDMATCH_SHARES, balanced: int = 0) -> P
 
 
 def fedmatch(
-    noniid: bool = False, balanced: int = 5, matrix: Sequence[Sequence[float]] | None = None, parts: int = 1
+    noniid: bool = False,
+    balanced: int = 5,
+    matrix: Sequence[Sequence[float]] | None = None,
+    parts: int = 1,
+    rounds_per_part: int | None = None,
 ) -> Partition:
     """FedMatch's tasks: `balanced` examples of every class for each client, and a share of the others.
 
@@ -85,9 +89,10 @@ def fedmatch(
             .03, .03, .03, .15), and every other one is the row before it rotated by one class.
         parts: T, in which a client's unlabelled examples come one after another (streaming): of every class
             floor(n / T) in each, and the rest is not used.
+        rounds_per_part: rounds in which a client has a part, the last one to the end; None: rounds of the run // T.
     """
     check_whole_numbers(0, balanced=balanced)
-    check_whole_numbers(parts=parts)
+    check_whole_numbers(parts=parts, rounds_per_part=1 if rounds_per_part is None else rounds_per_part)
 
     def rows_of(facts: Facts) -> Float[np.ndarray, "C K"]:
         rows = FEDMATCH_MATRIX if matrix is None else np.asarray(matrix, np.float64)
@@ -129,7 +134,7 @@ def fedmatch(
         left = facts.most - balanced * facts.num_clients * facts.num_classes
         return Bounds(0, balanced * facts.num_classes + left // facts.num_clients + 1)
 
-    return Partition(assign, bounds, parts)
+    return Partition(assign, bounds, parts, rounds_per_part)
 
 
 def class_counts(

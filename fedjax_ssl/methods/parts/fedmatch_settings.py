@@ -62,7 +62,6 @@ class Settings(NamedTuple):
     unlabelled_batch_size: int | None
     server_batch_size: int
     server_epochs: int
-    rounds_per_part: int | None
     shuffle: bool
     lr_schedule: str
     lr_divisor: Number

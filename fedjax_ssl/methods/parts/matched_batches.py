@@ -36,8 +36,8 @@ def steps_per_epoch(count: Int[Array, ""], batch_size: int) -> Int[Array, ""]:
 
 
 def bounds_of(setup: Setup) -> Bounds:
-    """Bounds of what clients of a run have in a round, which is one part of their stream."""
-    return Bounds(setup.max_labelled, setup.min_labelled, -(-setup.max_unlabelled // setup.num_parts))
+    """Bounds of what clients of a run have in a round."""
+    return Bounds(setup.max_labelled, setup.min_labelled, setup.max_unlabelled)
 
 
 def matched_batches(
@@ -45,8 +45,6 @@ def matched_batches(
     unlabelled_batch_size: int | None,
     local_epochs: int,
     bounds: Bounds,
-    num_parts: int = 1,
-    rounds_per_part: int | None = None,
     shuffle: bool = False,
 ) -> Sampler:
     """Streams "labelled" and "unlabelled", contiguous slices of the client's examples as they are stored.
@@ -61,9 +59,6 @@ def matched_batches(
         unlabelled_batch_size: unlabelled examples per step; None: as above, and 100 for clients without labels.
         local_epochs: epochs per round.
         bounds: static ones.
-        num_parts: T, in which clients' unlabelled examples come, of equal size and in order. Part
-            min(round // rounds_per_part, T - 1) is all that a client has in a round.
-        rounds_per_part: the stage's rounds // T by default.
         shuffle: a fresh order of both streams in every epoch.
 
     Raises:
@@ -71,28 +66,13 @@ def matched_batches(
     """
     check_whole_numbers(batch_size=batch_size, local_epochs=local_epochs)
     check_whole_numbers(unlabelled_batch_size=1 if unlabelled_batch_size is None else unlabelled_batch_size)
-    check_whole_numbers(rounds_per_part=1 if rounds_per_part is None else rounds_per_part)
     fixed = unlabelled_batch_size or UNLABELLED_BATCH
     most = max(_steps(bounds.max_labelled, batch_size), _steps(bounds.max_unlabelled, fixed))
     fewest = max(_steps(bounds.min_labelled, batch_size), 1)
     width = unlabelled_batch_size or max(min(fixed, bounds.max_unlabelled), -(-bounds.max_unlabelled // fewest), 1)
 
-    def part(client: Client, now: Now) -> tuple[Int[Array, ""], Int[Array, ""]]:
-        """First example and number of what a client has in this round of its unlabelled examples."""
-        all_of_them = client.num_examples - client.num_labelled
-        if num_parts == 1:
-            return client.num_labelled, all_of_them
-        if rounds_per_part is not None:
-            each = jnp.asarray(rounds_per_part, jnp.int32)
-        elif now.num_rounds is not None:
-            each = now.num_rounds // num_parts
-        else:
-            raise ValueError(f"the unlabelled examples come in {num_parts} parts; say rounds_per_part")
-        size = all_of_them // num_parts
-        return client.num_labelled + size * jnp.minimum(now.number // jnp.maximum(each, 1), num_parts - 1), size
-
     def schedule(key: Key[Array, ""], client: Client, now: Now) -> Schedule:
-        start, unlabelled = part(client, now)
+        start, unlabelled = client.num_labelled, client.num_examples - client.num_labelled
         steps = steps_per_epoch(client.num_labelled, batch_size)
         taken = jnp.full_like(unlabelled, fixed)
         if unlabelled_batch_size is None:

@@ -1,4 +1,4 @@
-"""Batches in stored order: how many steps, which examples, parts of a stream, and the learning rate of a plateau."""
+"""Batches in stored order: how many steps, which examples, and the learning rate of a plateau."""
 
 import functools
 
@@ -14,19 +14,19 @@ from fedjax_ssl.methods.parts.plateau import first_plateau, next_plateau
 
 @functools.cache
 def program(sampler):
-    """The schedule as a compiled function of (labelled, examples, round, rounds)."""
+    """The schedule as a compiled function of (labelled, examples)."""
 
-    def schedule(labelled, examples, number, num_rounds=None):
+    def schedule(labelled, examples):
         nothing = jnp.zeros(0, jnp.int32)
         client = Client(jnp.zeros((), jnp.int32), nothing, nothing, labelled, examples, {}, ())
-        return sampler.schedule(jax.random.key(0), client, Now(number, num_rounds))
+        return sampler.schedule(jax.random.key(0), client, Now(jnp.zeros((), jnp.int32)))
 
     return jax.jit(schedule)
 
 
-def batches(sampler, labelled: int, examples: int, number: int = 0, num_rounds: int = 100) -> list[tuple[list, list]]:
+def batches(sampler, labelled: int, examples: int) -> list[tuple[list, list]]:
     """Labelled and unlabelled examples of every step."""
-    drawn = jax.device_get(program(sampler)(*np.asarray([labelled, examples, number, num_rounds], np.int32)))
+    drawn = jax.device_get(program(sampler)(*np.asarray([labelled, examples], np.int32)))
     streams = ("labelled", "unlabelled")
     return [
         tuple(drawn.positions[s][step][drawn.masks[s][step]].tolist() for s in streams)
@@ -75,20 +75,6 @@ def test_shuffled_epochs_use_the_same_examples() -> None:
         assert sorted(used(epoch, 0)) == list(range(20))
         assert sorted(used(epoch, 1)) == list(range(20, 60))
     assert found[:2] != found[2:] and found[0][0] != list(range(10))
-
-
-def test_a_round_sees_its_part_of_the_stream() -> None:
-    """Ten parts of three in 100 rounds: part t in rounds 10 t to 10 t + 9, the labelled examples in all of them."""
-    sampler = matched_batches(2, None, 1, Bounds(4, 4, 3), num_parts=10)
-    for number, part in ((0, 0), (9, 0), (10, 1), (99, 9), (120, 9)):
-        found = batches(sampler, 4, 34, number)
-        first = 4 + 3 * part
-        assert found == [([0, 1], [first, first + 1]), ([2, 3], [first + 2])]
-    assert batches(sampler, 4, 13, 20) == [([0, 1], []), ([2, 3], [])], "too few examples for ten parts"
-    often = matched_batches(2, None, 1, Bounds(4, 4, 3), num_parts=10, rounds_per_part=1)
-    assert batches(often, 4, 34, 3)[0][1] == [13, 14]
-    with pytest.raises(ValueError, match="come in 10 parts; say rounds_per_part"):
-        program(sampler)(*np.asarray([4, 34, 0], np.int32))
 
 
 def test_the_rate_falls_where_the_loss_does_not(float64) -> None:
