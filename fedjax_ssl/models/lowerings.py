@@ -12,6 +12,9 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 from jaxtyping import Array
 
+# Rows of a piece of a long contraction, by filters: the results of all pieces are then a small part of its factors.
+_FEWEST_ROWS = 32
+
 Pads = tuple[tuple[int, int], tuple[int, int]]
 
 
@@ -54,7 +57,7 @@ def plain_or_slices(inputs: Array, kernel: Array, stride: int, pads: Pads) -> Ar
     separate = functools.partial(slices, stride=stride, pads=pads)
 
     def separate_gradients(inputs: Array, kernel: Array, cotangent: Array) -> tuple[Array, Array]:
-        return jax.vjp(separate, inputs, kernel)[1](cotangent)
+        return _gradients_of_slices(inputs, kernel, cotangent, stride, pads)
 
     @custom_vmap
     def forward(inputs: Array, kernel: Array) -> Array:
@@ -93,6 +96,25 @@ def plain_or_slices(inputs: Array, kernel: Array, stride: int, pads: Pads) -> Ar
         lambda saved, cotangent: backward(*saved, cotangent),
     )
     return convolve(inputs, kernel)
+
+
+def _gradients_of_slices(
+    inputs: Array, kernel: Array, cotangent: Array, stride: int, pads: Pads
+) -> tuple[Array, Array]:
+    """The gradients of `slices`, that of the kernel as a sum over groups of images.
+
+    A GPU's compiler cuts so long a contraction itself, to fill the device, and where the pieces are uneven it copies both
+    factors to pad them.
+    """
+    filters, count = kernel.shape[3], inputs.shape[0]
+    patches, pull = jax.vjp(lambda inputs: _patches(inputs, kernel, stride, pads), inputs)
+    outputs = cotangent.reshape(-1, filters)
+    most = max(outputs.shape[0] // (_FEWEST_ROWS * filters), 1)
+    groups = max(number for number in range(1, min(most, count) + 1) if count % number == 0)
+    pieces = (x.reshape(groups, -1, x.shape[1]) for x in (patches, outputs))
+    weights = jnp.sum(lax.dot_general(*pieces, (((1,), (1,)), ((0,), (0,)))), axis=0)
+    (images,) = pull(outputs @ kernel.reshape(-1, filters).T)
+    return images, weights.reshape(kernel.shape)
 
 
 def _axes(batched: list[bool]) -> tuple[int | None, ...]:
