@@ -366,9 +366,7 @@ class _ClientRound:
             loss=progress.loss + loss,
         )
 
-    def finish(
-        self, client: Client, plan: Plan, end: ClientProgress
-    ) -> tuple[dict[str, PyTree], dict[str, PyTree]]:
+    def finish(self, client: Client, plan: Plan, end: ClientProgress) -> tuple[dict[str, PyTree], dict[str, PyTree]]:
         begin, num_steps = self.start(client), plan.num_steps
         finite = jnp.isfinite(end.loss)
         for values in jax.tree.leaves((end.params, end.model_state)):

@@ -13,7 +13,15 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated.client import Broadcast, ClientProgress, ClientUpdate, LocalTraining, Plan, Task, client_update
+from fedjax_ssl.federated.client import (
+    Broadcast,
+    ClientProgress,
+    ClientUpdate,
+    LocalTraining,
+    Plan,
+    Task,
+    client_update,
+)
 from fedjax_ssl.federated.clients import server_as_client
 from fedjax_ssl.federated.method import Client, GradientPass, Metrics, Params, ServerState
 from fedjax_ssl.federated.optimizers import Groups, fedavg

@@ -103,8 +103,8 @@ def _gradients_of_slices(
 ) -> tuple[Array, Array]:
     """The gradients of `slices`, that of the kernel as a sum over groups of images.
 
-    A GPU's compiler cuts so long a contraction itself, to fill the device, and where the pieces are uneven it copies both
-    factors to pad them.
+    A GPU's compiler cuts a contraction over so many rows itself, to fill the device, and where the pieces come out
+    uneven it copies both factors to pad them.
     """
     filters, count = kernel.shape[3], inputs.shape[0]
     patches, pull = jax.vjp(lambda inputs: _patches(inputs, kernel, stride, pads), inputs)
