@@ -111,8 +111,8 @@ def _gradients_of_slices(
     outputs = cotangent.reshape(-1, filters)
     most = max(outputs.shape[0] // (_FEWEST_ROWS * filters), 1)
     groups = max(number for number in range(1, min(most, count) + 1) if count % number == 0)
-    pieces = (x.reshape(groups, -1, x.shape[1]) for x in (patches, outputs))
-    weights = jnp.sum(lax.dot_general(*pieces, (((1,), (1,)), ((0,), (0,)))), axis=0)
+    columns, results = (x.reshape(groups, -1, x.shape[1]) for x in (patches, outputs))
+    weights = jnp.sum(lax.dot_general(columns, results, (((1,), (1,)), ((0,), (0,)))), axis=0)
     (images,) = pull(outputs @ kernel.reshape(-1, filters).T)
     return images, weights.reshape(kernel.shape)
 

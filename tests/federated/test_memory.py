@@ -23,6 +23,7 @@ from tests import toy
 
 THOROUGH = pytest.mark.thorough
 
+
 def need(placement: str) -> Need:
     return Need(per_client=10, kept=500 if placement == "lanes" else 100)
 

@@ -1,4 +1,5 @@
 import functools
+from typing import Any
 
 import chex
 import jax
@@ -9,7 +10,7 @@ from jax.sharding import Mesh
 
 from fedjax_ssl import federated, methods
 from fedjax_ssl.federated import all_clients, execution, map_clients, placement
-from fedjax_ssl.federated.client import train_client
+from fedjax_ssl.federated.client import ClientUpdate, train_client
 from fedjax_ssl.federated.placement import deal, without_examples
 from tests import toy
 
@@ -71,7 +72,12 @@ def test_loops_for_accelerators_train_as_that_of_a_cpu(
     state, metrics = rounds()
     seen: list[str] = []
     monkeypatch.setattr(execution, "backend", lambda: "gpu")
-    monkeypatch.setattr(placement, "train_client", lambda *a, loop: seen.append(loop) or train_client(*a, loop=loop))
+
+    def noting(update: ClientUpdate, client: federated.Client, loop: str) -> tuple[Any, Any]:
+        seen.append(loop)
+        return train_client(update, client, loop)
+
+    monkeypatch.setattr(placement, "train_client", noting)
     other_state, other_metrics = rounds()
     assert set(seen) == {loop}
     chex.assert_trees_all_close(state, other_state, rtol=1e-5, atol=1e-6)
