@@ -76,7 +76,7 @@ def test_kernel_gradients_in_pieces_are_those_of_slices():
     @jax.jit
     def both(x, k, cotangent):
         pull = jax.vjp(lambda x, k: lowerings.slices(x, k, 1, pads), x, k)[1]
-        return pull(cotangent), lowerings._gradients_of_slices(x, k, cotangent, 1, pads)
+        return pull(cotangent), lowerings._gradients_in_pieces(x, k, cotangent, 1, pads)
 
     values = [a.astype(jnp.float32) for a in arrays(images, kernel, outputs)]
     assert "3,112,9" in str(jax.make_jaxpr(both)(*values))
