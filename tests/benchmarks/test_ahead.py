@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import pytest
@@ -26,6 +27,18 @@ TRAINED = [name for name in shipped_configs() if not name.endswith("_predict")]
 def compiled(text: str = LOOPS, choices: tuple[Choice, ...] = (Choice("chunked", 5, 10, 1000),)) -> ahead.Compiled:
     program = SimpleNamespace(as_text=lambda: text, memory_analysis=lambda: SimpleNamespace(temp_size_in_bytes=60))
     return ahead._read("W2", "", "h100", program, 2, list(choices), 57, 1.5)
+
+
+def rows_of(target: str, *arguments: str) -> list[dict[str, Any]]:
+    """What the command says, in a process of its own."""
+    try:
+        targets.check_compiler(target, TARGETS[target])
+    except targets.CompilerMissing as error:
+        pytest.skip(str(error))
+    command = [sys.executable, "-m", "fedjax_ssl.bench", "--target", target, *arguments, "--json", "--one-process"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def test_a_row_has_the_fields_that_are_promised_and_nothing_else() -> None:
@@ -95,16 +108,19 @@ def test_a_config_that_does_not_train_has_nothing_to_compile() -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("workload", "variant", "step", "beside"), [("W2", "", 8, 40), ("W8", "64 seeds", 8, 40), ("W5", "", 30, 60)]
+)
+def test_a_local_step_takes_no_more_kernels_than_it_did(workload: str, variant: str, step: int, beside: int) -> None:
+    row = next(row for row in rows_of("h100", "--workloads", workload) if row["variant"] == variant)
+    assert row["kernels_per_step"] <= step and row["kernels_per_round"] <= beside
+    assert row["host_round_trips_per_step"] == 0
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("target", ["h100", "tpu-v5e"])
 @pytest.mark.parametrize("config", TRAINED)
 def test_every_shipped_config_compiles(config: str, target: str) -> None:
-    try:
-        targets.check_compiler(target, TARGETS[target])
-    except targets.CompilerMissing as error:
-        pytest.skip(str(error))
-    command = [sys.executable, "-m", "fedjax_ssl.bench", "--target", target, "--configs", config, "--json"]
-    done = subprocess.run([*command, "--one-process"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    (row,) = map(json.loads, done.stdout.splitlines())
+    (row,) = rows_of(target, "--configs", config)
     assert list(row) == FIELDS and row["workload"] == config
     assert row["kernels_per_step"] > 0 and row["temporary_bytes"] > 0
