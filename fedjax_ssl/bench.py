@@ -19,6 +19,7 @@ from fedjax_ssl.benchmarks import (
     Compiled,
     Options,
     ahead_table,
+    check_devices,
     compile_config,
     compile_workload,
     measure,
@@ -33,7 +34,7 @@ from fedjax_ssl.registry import did_you_mean
 
 # Options by what they are for.
 _ONLY_MEASURED = ("repeats", "limit", "threads", "heap")
-_ONLY_AHEAD = ("configs",)
+_ONLY_AHEAD = ("configs", "devices")
 
 
 def command(arguments: list[str]) -> int:
@@ -95,6 +96,12 @@ def _parser() -> argparse.ArgumentParser:
         "--configs",
         help="with --target: shipped configs instead of workloads, with commas between, arguments after a colon; data "
         "that would have to be downloaded are random images of the same shape",
+    )
+    parser.add_argument(
+        "--devices",
+        type=int,
+        default=1,
+        help="with --target: so many of them share each cohort, and the collectives of a round are counted (1)",
     )
     return parser
 
@@ -161,8 +168,9 @@ def _ahead(given: argparse.Namespace) -> Iterator[Compiled | None]:
     shipped = [] if given.configs is None else [name.strip() for name in given.configs.split(",")]
     for name in shipped:
         find(name)
+    check_devices(given.target, given.devices)
     prepare(given.target)
-    options = AheadOptions(given.target, given.rounds, given.scale, given.placement)
+    options = AheadOptions(given.target, given.rounds, given.scale, given.placement, given.devices)
     for name, variant in _variants(names):
         yield _in_process(f"{name} {variant}", partial(compile_workload, name, variant, options), given.one_process)
     for name in shipped:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from fedjax_ssl.benchmarks.ahead import Compiled
-from fedjax_ssl.benchmarks.hlo import Part
+from fedjax_ssl.benchmarks.hlo import COLLECTIVES, Part
 from fedjax_ssl.benchmarks.targets import TARGETS
 
 _COLUMNS = (
@@ -32,25 +32,39 @@ def _milliseconds(seconds: float) -> str | None:
     return f"{1e3 * seconds:.3g}" if seconds else None
 
 
+def _bound(one: Compiled, part: Part) -> str | None:
+    return _milliseconds(TARGETS[one.target].seconds(part))
+
+
 _AHEAD_COLUMNS: tuple[tuple[str, Callable[[Compiled], str | None]], ...] = (
     ("workload", lambda one: one.workload),
     ("variant", lambda one: one.variant),
     ("clients", lambda one: f"{one.choice.placement} {one.choice.clients_at_once}" if one.choice else None),
-    ("kernels a step", lambda one: _kernels(one.steps)),
-    ("asks the host", lambda one: f"{one.steps.host_round_trips:.0f}"),
-    ("MB a step", lambda one: f"{one.steps.bytes / 1e6:,.1f}"),
-    ("GFLOP a step", lambda one: f"{one.steps.operations / 1e9:.3g}"),
+    ("kernels a step", lambda one: _kernels(one.reading.step)),
+    ("asks the host", lambda one: f"{one.reading.step.host_round_trips:.0f}"),
+    ("MB a step", lambda one: f"{one.reading.step.bytes / 1e6:,.1f}"),
+    ("GFLOP a step", lambda one: f"{one.reading.step.operations / 1e9:.3g}"),
     ("ms a step", lambda one: _milliseconds(one.bound_seconds_per_step)),
-    ("kernels a round", lambda one: _kernels(one.round)),
-    ("ms a round", lambda one: _milliseconds(one.seconds(one.round))),
-    ("an evaluation", lambda one: _kernels(one.evaluation)),
-    ("ms", lambda one: _milliseconds(one.seconds(one.evaluation))),
-    ("a graph", lambda one: _kernels(one.graph)),
-    ("ms", lambda one: _milliseconds(one.seconds(one.graph))),
+    ("kernels a round", lambda one: _kernels(one.reading.round)),
+    ("ms a round", lambda one: _bound(one, one.reading.round)),
+    ("an evaluation", lambda one: _kernels(one.reading.evaluation)),
+    ("ms", lambda one: _bound(one, one.reading.evaluation)),
+    ("a graph", lambda one: _kernels(one.reading.graph)),
+    ("ms", lambda one: _bound(one, one.reading.graph)),
     ("temporaries MB", lambda one: f"{one.temporary_bytes / 1e6:,.1f}"),
     ("estimated MB", lambda one: f"{one.estimated_bytes / 1e6:,.1f}"),
     ("compile s", lambda one: f"{one.compile_seconds:.1f}"),
 )
+_SHARED_COLUMNS: tuple[tuple[str, Callable[[Compiled], str | None]], ...] = tuple(
+    (kind, lambda one, kind=kind: _exchanged(one, kind)) for kind in COLLECTIVES
+)
+
+
+def _exchanged(one: Compiled, kind: str) -> str | None:
+    for found in one.reading.collectives():
+        if found.kind == kind:
+            return f"{found.times:,.4g} ({found.bytes / 1e6:,.3g} MB)"
+    return None
 
 
 def table(rows: Iterable[dict[str, Any]]) -> str:
@@ -75,9 +89,11 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
 def ahead_table(compiled: Iterable[Compiled]) -> str:
     """Programs for a device that is not here as a Markdown table, with what the numbers mean below it."""
     compiled = list(compiled)
-    titles = [title for title, _ in _AHEAD_COLUMNS]
-    cells = [[_ahead_cell(read, one) for _, read in _AHEAD_COLUMNS] for one in compiled]
-    target = TARGETS[compiled[0].target]
+    target, shared = TARGETS[compiled[0].target], max(one.devices for one in compiled)
+    columns = _AHEAD_COLUMNS + tuple(
+        column for column in _SHARED_COLUMNS if any(column[1](one) is not None for one in compiled)
+    )
+    cells = [[read(one) or "" for _, read in columns] for one in compiled]
     launch = f"{target.launch * 1e6:.0f} us a kernel, " if target.launch else ""
     below = [
         f"{target.title}: compiled here, not run there. Times are bounds: {launch}{target.bandwidth / 1e12:.2f} TB/s, "
@@ -85,13 +101,18 @@ def ahead_table(compiled: Iterable[Compiled]) -> str:
         "Beside its steps, a round's loops are multiplied out; bytes are operands and results of every kernel, so that "
         "what a cache keeps counts too. asks the host: loops whose end is not known and conditionals, per step.",
     ]
+    if shared > 1:
+        below.append(
+            f"{shared} devices share each cohort; numbers are those of one device. Collectives of a round, with the "
+            "bytes of their results on one device; their time between devices is in no bound."
+        )
     below += [
         f"{one.workload} {one.variant}".rstrip()
-        + f": {one.num_kinds} kinds of local steps; the one that moves the most bytes is shown"
+        + f": {len(one.reading.loops)} kinds of local steps; the one that moves the most bytes is shown"
         for one in compiled
-        if one.num_kinds > 1
+        if len(one.reading.loops) > 1
     ]
-    return "\n".join([*_markdown(titles, cells), "", *below])
+    return "\n".join([*_markdown([title for title, _ in columns], cells), "", *below])
 
 
 def _markdown(titles: list[str], cells: list[list[str]]) -> list[str]:
@@ -106,10 +127,6 @@ def _markdown(titles: list[str], cells: list[list[str]]) -> list[str]:
 
     rule = ["-" * width if i < 2 else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
     return [line(titles), line(rule), *map(line, cells)]
-
-
-def _ahead_cell(read: Callable[[Compiled], str | None], one: Compiled) -> str:
-    return read(one) or ""
 
 
 def _cell(value: Any, form: str, scale: float) -> str:

@@ -16,16 +16,16 @@ from fedjax_ssl.shipped import shipped_configs
 from tests.benchmarks.test_hlo import LOOPS
 
 FIELDS = [
-    *("workload", "variant", "target", "kernels_per_step", "host_round_trips_per_step", "kernels_per_round"),
+    *("workload", "variant", "target", "devices", "kernels_per_step", "host_round_trips_per_step", "kernels_per_round"),
     *("bytes_per_step", "operations_per_step", "temporary_bytes", "estimated_bytes", "bound_seconds_per_step"),
-    *("compile_seconds", "unordered_sums"),
+    *("compile_seconds", "unordered_sums", "collectives_per_round"),
 ]
 TRAINED = [name for name in shipped_configs() if not name.endswith("_predict")]
 
 
 def compiled(text: str = LOOPS, choices: tuple[Choice, ...] = (Choice("chunked", 5, 10, 1000),)) -> ahead.Compiled:
     program = SimpleNamespace(as_text=lambda: text, memory_analysis=lambda: SimpleNamespace(temp_size_in_bytes=60))
-    return ahead._read("W2", "", "h100", program, 2, list(choices), 57, 1.5)
+    return ahead._compiled("W2", "", ahead.AheadOptions("h100"), program, 2, list(choices), 57, 1.5)
 
 
 def test_a_row_has_the_fields_that_are_promised_and_nothing_else() -> None:
@@ -38,7 +38,7 @@ def test_a_row_has_the_fields_that_are_promised_and_nothing_else() -> None:
 
 def test_a_loop_of_one_step_is_none_in_the_program_and_still_counts() -> None:
     one = compiled(LOOPS.replace("vmap(local_step)/dot", "dot").replace("body/draw", "body/while/body/local_step/draw"))
-    assert one.steps.num_kernels == 1 and one.num_kinds == 1
+    assert one.reading.step.num_kernels == 1 and not one.reading.loops and one.reading.turns == 1
 
 
 def test_the_table_says_that_times_are_bounds() -> None:
@@ -61,6 +61,8 @@ def test_what_is_traced_for_another_device_is_told_so(monkeypatch: pytest.Monkey
         (("--target", "h10"), ("'h10'", "Did you mean 'h100'?", "tpu-v5e")),
         (("--target", "h100", "--repeats", "2"), ("--repeats does nothing with --target",)),
         (("--configs", "digits"), ("--configs needs --target",)),
+        (("--devices", "4"), ("--devices needs --target",)),
+        (("--target", "tpu-v5e", "--devices", "8"), ("--devices is 8", "1 to 4")),
         (("--target", "h100", "--configs", "digits_xlcp"), ("'digits_xlcp'", "digits_xclp")),
         (("--target", "h100", "--configs", "digits", "--workloads", "W2"), ("takes the place of --workloads",)),
         (("--target", "tpu-v6e"), ("libtpu", "pip install 'fedjax_ssl[aot-tpu]'")),
