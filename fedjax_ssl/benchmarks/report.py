@@ -22,6 +22,23 @@ _COLUMNS = (
     ("padding", "padded_share", "{:.1%}"),
 )
 _SCALES = {"peak_memory_bytes": 1e-9}
+# (title, field, form, factor)
+_SMOKE_COLUMNS = (
+    ("workload", "workload", "{}", 1),
+    ("variant", "variant", "{}", 1),
+    ("ms a round", "seconds_per_round", "{:.3g}", 1e3),
+    ("bound", "bound_seconds_per_round", "{:.3g}", 1e3),
+    ("ratio", "round_over_bound", "{:.2f}", 1),
+    ("ms a step", "seconds_per_step", "{:.3g}", 1e3),
+    ("bound", "bound_seconds_per_step", "{:.3g}", 1e3),
+    ("ratio", "step_over_bound", "{:.2f}", 1),
+    ("kernels a step", "kernels_per_step", "{:,.0f}", 1),
+    ("asks the host", "host_round_trips_per_step", "{:.0f}", 1),
+    ("kernels a round", "kernels_per_round", "{:,.0f}", 1),
+    ("program MB", "program_bytes", "{:,.1f}", 1e-6),
+    ("peak MB", "peak_memory_bytes", "{:,.1f}", 1e-6),
+    ("compile s", "compile_seconds", "{:.1f}", 1),
+)
 
 
 def _kernels(part: Part) -> str | None:
@@ -113,6 +130,42 @@ def ahead_table(compiled: Iterable[Compiled]) -> str:
         if len(one.reading.loops) > 1
     ]
     return "\n".join([*_markdown([title for title, _ in columns], cells), "", *below])
+
+
+def smoke_table(rows: Iterable[dict[str, Any]], command: str) -> str:
+    """Rows of `beside_bounds` as a Markdown table, with what they mean and what they were measured on below it.
+
+    Args:
+        rows: at least one.
+        command: that measured them.
+    """
+    rows = list(rows)
+    columns = [column for column in _SMOKE_COLUMNS if any(row[column[1]] is not None for row in rows)]
+    cells = [[_cell(row[field], form, factor) for _, field, form, factor in columns] for row in rows]
+    measured = next((row for row in rows if row["seconds_per_round"] is not None), rows[0])
+    target = TARGETS.get(measured["target"] or "")
+    if target is None:
+        bounds = "There are no bounds for this device."
+    else:
+        launch = f"{target.launch * 1e6:.0f} us a kernel, " if target.launch else ""
+        bounds = (
+            f"A bound follows from the program that was measured: {launch}{target.bandwidth / 1e12:.2f} TB/s, "
+            f"{target.peak / 1e12:,.0f} TFLOP/s; a round's has its steps in it."
+        )
+    below = [
+        f"Times are measured, medians of up to {max(row['blocks'] or 0 for row in rows)} blocks of rounds on one "
+        f"device; a step's is the difference to rounds with twice the local epochs, where there was time. {bounds}",
+        "program: arguments, results and temporaries of the compiled rounds; peak: the most in use of the device, on a "
+        "CPU of the process, with the data.",
+    ]
+    below += [f"{row['workload']} {row['variant']}".rstrip() + f": {row['note']}" for row in rows if row["note"]]
+    below += [f"scale {scale}: a part of each workload" for scale in sorted({row["scale"] for row in rows} - {1.0})]
+    below.append(
+        f"{measured['device'] or 'no device'}; "
+        + ", ".join(f"{name} {version}" for name, version in measured["versions"].items())
+    )
+    titles = [title for title, *_ in columns]
+    return "\n".join([*_markdown(titles, cells), "", *(f"- {line}" for line in below), f"- command: `{command}`"])
 
 
 def _markdown(titles: list[str], cells: list[list[str]]) -> list[str]:

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import pytest
@@ -96,17 +97,46 @@ def test_a_config_that_does_not_train_has_nothing_to_compile() -> None:
         ahead._config("digits_predict", ahead.AheadOptions("h100"))
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("target", ["h100", "tpu-v5e"])
-@pytest.mark.parametrize("config", TRAINED)
-def test_every_shipped_config_compiles(config: str, target: str) -> None:
+def row_of(target: str, *arguments: str) -> dict[str, Any]:
     try:
         targets.check_compiler(target, TARGETS[target])
     except targets.CompilerMissing as error:
         pytest.skip(str(error))
-    command = [sys.executable, "-m", "fedjax_ssl.bench", "--target", target, "--configs", config, "--json"]
-    done = subprocess.run([*command, "--one-process"], capture_output=True, text=True)
+    command = [sys.executable, "-m", "fedjax_ssl.bench", "--target", target, *arguments, "--json", "--one-process"]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     (row,) = map(json.loads, done.stdout.splitlines())
-    assert list(row) == FIELDS and row["workload"] == config
-    assert row["kernels_per_step"] > 0 and row["temporary_bytes"] > 0
+    assert list(row) == FIELDS and row["kernels_per_step"] > 0 and row["temporary_bytes"] > 0
+    return row
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("target", ["h100", "tpu-v5e"])
+@pytest.mark.parametrize("config", TRAINED)
+def test_every_shipped_config_compiles(config: str, target: str) -> None:
+    row = row_of(target, "--configs", config)
+    assert row["workload"] == config and row["collectives_per_round"] == {}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("target", ["h100", "tpu-v5e"])
+def test_several_devices_share_a_cohort_and_gather_what_it_trained(target: str) -> None:
+    row = row_of(target, "--workloads", "W2", "--devices", "4")
+    # Twelve slots on four devices; every device gets the 7,850 parameters of all of them.
+    assert row["devices"] == 4 and row["collectives_per_round"]["all-gather"]["bytes"] >= 12 * 7850 * 4
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", list(TARGETS))
+def test_a_target_is_what_its_compiler_takes_it_for(name: str) -> None:
+    try:
+        targets.check_compiler(name, TARGETS[name])
+    except targets.CompilerMissing as error:
+        pytest.skip(str(error))
+    program = (
+        "from fedjax_ssl.benchmarks import prepare, targets; "
+        f"prepare({name!r}); print(targets.devices(targets.TARGETS[{name!r}])[0].device_kind)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert targets.target_of(done.stdout.strip()) == name
