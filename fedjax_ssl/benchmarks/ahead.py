@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fedjax_ssl import backend
 from fedjax_ssl import config as configs
 from fedjax_ssl.benchmarks.measure import rounds_of_all_seeds, seed_keys
-from fedjax_ssl.benchmarks.reading import Reading, read
+from fedjax_ssl.benchmarks.reading import Reading, least_turns, program_bytes, read
 from fedjax_ssl.benchmarks.stand_in import stand_in_experiment
 from fedjax_ssl.benchmarks.targets import TARGETS, Target, check_compiler, devices, environment
 from fedjax_ssl.benchmarks.workloads import prepared
@@ -25,7 +25,7 @@ from fedjax_ssl.experiment import Experiment, build_method, federate
 from fedjax_ssl.experiment.build import execution_of
 from fedjax_ssl.experiment.programs import Programs, block_of, code_of, inputs_of
 from fedjax_ssl.federated import Choice, Execution
-from fedjax_ssl.federated.memory import program_bytes
+from fedjax_ssl.federated.memory import program_bytes as estimated_bytes
 
 
 class AheadOptions(NamedTuple):
@@ -47,6 +47,10 @@ class Compiled(NamedTuple):
     choice: Choice | None  # how the clients of the last kind were placed; None: no client trains
     reading: Reading
     devices: int
+    least_turns: float | None  # of a loop of local steps whose end is not known, in a round
+    rounds_per_run: int | None
+    evaluations_per_run: int
+    program_bytes: int  # see `reading.program_bytes`
     temporary_bytes: int
     estimated_bytes: int  # before compiling, for what `temporary_bytes` is
     compile_seconds: float
@@ -55,6 +59,20 @@ class Compiled(NamedTuple):
     def bound_seconds_per_step(self) -> float:
         """What a local step takes at least."""
         return TARGETS[self.target].seconds(self.reading.step)
+
+    @property
+    def bound_seconds_per_round(self) -> float | None:
+        """What a round takes at least, with its local steps; None where that is not known."""
+        return self.reading.seconds_per_round(TARGETS[self.target], self.least_turns)
+
+    @property
+    def bound_seconds_per_run(self) -> float | None:
+        """What all rounds and evaluations of a run take at least; None where that is not known."""
+        a_round = self.bound_seconds_per_round
+        if a_round is None or self.rounds_per_run is None:
+            return None
+        evaluation = TARGETS[self.target].seconds(self.reading.evaluation)
+        return self.rounds_per_run * a_round + self.evaluations_per_run * evaluation
 
     def row(self) -> dict[str, Any]:
         """The fields of a line of JSON."""
@@ -72,6 +90,10 @@ class Compiled(NamedTuple):
             "temporary_bytes": self.temporary_bytes,
             "estimated_bytes": self.estimated_bytes,
             "bound_seconds_per_step": self.bound_seconds_per_step,
+            "bound_seconds_per_round": self.bound_seconds_per_round,
+            "rounds_per_run": self.rounds_per_run,
+            "bound_seconds_per_run": self.bound_seconds_per_run,
+            "program_bytes": self.program_bytes,
             "compile_seconds": self.compile_seconds,
             "unordered_sums": self.reading.unordered_sums,
             "collectives_per_round": {one.kind: {"times": one.times, "bytes": one.bytes} for one in collectives},
@@ -118,8 +140,12 @@ def compile_workload(name: str, variant_name: str, options: AheadOptions) -> Com
         traced = advance.trace(*shapes)
         compiled = traced.lower().compile()
         seconds = time.perf_counter() - begin
-        estimated = program_bytes(traced.jaxpr)
-    return _compiled(name, variant.name, options, compiled, rounds, choices, estimated, seconds)
+        estimated = estimated_bytes(traced.jaxpr)
+    turns = None
+    if workload.method == "fedavg":
+        turns = least_turns(workload.steps_per_round(variant), 1, choices[-1].clients_at_once * options.devices)
+    length = workload.run_rounds, 0  # a workload has no evaluation
+    return _compiled(name, variant.name, options, compiled, rounds, choices, estimated, seconds, turns, length)
 
 
 def compile_config(name: str, options: AheadOptions) -> Compiled:
@@ -151,8 +177,10 @@ def compile_config(name: str, options: AheadOptions) -> Compiled:
         begin = time.perf_counter()
         compiled, arguments = programs.compile(code, [state], [inputs], rounds)
         seconds = time.perf_counter() - begin
-        estimated = program_bytes(jax.make_jaxpr(block_of(code, rounds))(*arguments))
-    return _compiled(file, argument, options, compiled, rounds, programs.choices(code), estimated, seconds)
+        estimated = estimated_bytes(jax.make_jaxpr(block_of(code, rounds))(*arguments))
+    length = config.rounds, -(-config.rounds // config.eval_every)
+    choices = programs.choices(code)
+    return _compiled(file, argument, options, compiled, rounds, choices, estimated, seconds, None, length)
 
 
 def _mesh(target: Target, options: AheadOptions) -> Mesh:
@@ -182,6 +210,8 @@ def _compiled(
     choices: list[Choice],
     estimated: int,
     seconds: float,
+    turns: float | None,
+    length: tuple[int | None, int],
 ) -> Compiled:
     """The numbers of a compiled program."""
     return Compiled(
@@ -191,6 +221,10 @@ def _compiled(
         choice=choices[-1] if choices else None,
         reading=read(compiled.as_text(), rounds, TARGETS[options.target].host_drives),
         devices=options.devices,
+        least_turns=turns,
+        rounds_per_run=length[0],
+        evaluations_per_run=length[1],
+        program_bytes=program_bytes(compiled),
         temporary_bytes=int(compiled.memory_analysis().temp_size_in_bytes),
         estimated_bytes=estimated,
         compile_seconds=seconds,

@@ -109,6 +109,7 @@ class Steps(NamedTuple):
     part: Part  # one turn
     trips: int | None  # None: the program asks in every turn whether there is another one
     times: float = 1.0  # how often the program comes to the loop
+    sometimes: bool = False  # it stands in a branch of a conditional
 
 
 class Program(NamedTuple):
@@ -236,7 +237,9 @@ class _Split:
             if one.opcode == "while":
                 part = self.loop(one, times, scope, inside)
             elif one.opcode == "conditional":
+                before = len(self.steps)
                 branches = [self.walk(name, times, scope, inside) for name in _branches(one)]
+                self.steps[before:] = [steps._replace(sometimes=True) for steps in self.steps[before:]]
                 part = max(branches, key=lambda branch: branch.bytes)
                 part = part._replace(host_round_trips=part.host_round_trips + times * self.host_drives)
             elif one.opcode == "call":

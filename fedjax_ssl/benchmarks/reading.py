@@ -1,7 +1,7 @@
 """A compiled block of rounds, read: its local steps, what a round does beside them, its evaluation, its bounds."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedjax_ssl.benchmarks import hlo
 from fedjax_ssl.benchmarks.targets import Target
@@ -34,8 +34,8 @@ class Reading(NamedTuple):
 
     @property
     def turns(self) -> float | None:
-        """Turns of its loops of local steps that a round takes; None where a program asks for the end of one."""
-        if any(loop.trips is None for loop in self.loops):
+        """Turns of its loops of local steps that a round takes; None where that is decided while it runs."""
+        if any(loop.trips is None or loop.sometimes for loop in self.loops):
             return None
         return sum(loop.times * (loop.trips or 0) for loop in self.loops) if self.loops else 1.0
 
@@ -47,10 +47,11 @@ class Reading(NamedTuple):
             least_turns: of the only loop whose end is not known, at least so many in a round.
 
         Returns:
-            Seconds; None where the end of a loop is not known, and no turns are given.
+            Seconds; None where the end of a loop is not known and no turns are given, and where the program has rounds
+            of several kinds.
         """
         unknown = [loop for loop in self.loops if loop.trips is None]
-        if unknown and (least_turns is None or len(unknown) > 1):
+        if any(loop.sometimes for loop in self.loops) or len(unknown) > (least_turns is not None):
             return None
         total = target.seconds(self.round)
         for loop in self.loops:
@@ -94,6 +95,18 @@ def read(text: str, rounds: int, host_drives: bool) -> Reading:
         evaluation=rest.within(EVALUATION),
         unordered_sums=len(hlo.unordered_sums(program)) if host_drives else 0,  # a TPU has no atomic additions
     )
+
+
+def program_bytes(program: Any) -> int:
+    """What a compiled program takes of a device: arguments, results, temporaries; 0 where its compiler does not tell.
+
+    An argument that a result replaces counts once.
+    """
+    memory = program.memory_analysis()
+    if memory is None:
+        return 0
+    taken = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+    return int(taken - memory.alias_size_in_bytes)
 
 
 def least_turns(local_steps: float, runs: int, clients_at_once: int) -> float:

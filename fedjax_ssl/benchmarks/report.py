@@ -1,6 +1,7 @@
 """Measurements as a table."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from fedjax_ssl.benchmarks.ahead import Compiled
@@ -53,7 +54,8 @@ def _bound(one: Compiled, part: Part) -> str | None:
     return _milliseconds(TARGETS[one.target].seconds(part))
 
 
-_AHEAD_COLUMNS: tuple[tuple[str, Callable[[Compiled], str | None]], ...] = (
+_AheadColumn = tuple[str, Callable[[Compiled], str | None]]
+_AHEAD_COLUMNS: tuple[_AheadColumn, ...] = (
     ("workload", lambda one: one.workload),
     ("variant", lambda one: one.variant),
     ("clients", lambda one: f"{one.choice.placement} {one.choice.clients_at_once}" if one.choice else None),
@@ -68,12 +70,10 @@ _AHEAD_COLUMNS: tuple[tuple[str, Callable[[Compiled], str | None]], ...] = (
     ("ms", lambda one: _bound(one, one.reading.evaluation)),
     ("a graph", lambda one: _kernels(one.reading.graph)),
     ("ms", lambda one: _bound(one, one.reading.graph)),
+    ("s a run", lambda one: f"{one.bound_seconds_per_run:.3g}" if one.bound_seconds_per_run else None),
     ("temporaries MB", lambda one: f"{one.temporary_bytes / 1e6:,.1f}"),
     ("estimated MB", lambda one: f"{one.estimated_bytes / 1e6:,.1f}"),
     ("compile s", lambda one: f"{one.compile_seconds:.1f}"),
-)
-_SHARED_COLUMNS: tuple[tuple[str, Callable[[Compiled], str | None]], ...] = tuple(
-    (kind, lambda one, kind=kind: _exchanged(one, kind)) for kind in COLLECTIVES
 )
 
 
@@ -107,9 +107,8 @@ def ahead_table(compiled: Iterable[Compiled]) -> str:
     """Programs for a device that is not here as a Markdown table, with what the numbers mean below it."""
     compiled = list(compiled)
     target, shared = TARGETS[compiled[0].target], max(one.devices for one in compiled)
-    columns = _AHEAD_COLUMNS + tuple(
-        column for column in _SHARED_COLUMNS if any(column[1](one) is not None for one in compiled)
-    )
+    shared_by: list[_AheadColumn] = [(kind, partial(_exchanged, kind=kind)) for kind in COLLECTIVES]
+    columns = [*_AHEAD_COLUMNS, *(column for column in shared_by if any(map(column[1], compiled)))]
     cells = [[read(one) or "" for _, read in columns] for one in compiled]
     launch = f"{target.launch * 1e6:.0f} us a kernel, " if target.launch else ""
     below = [
@@ -117,6 +116,13 @@ def ahead_table(compiled: Iterable[Compiled]) -> str:
         f"{target.peak / 1e12:,.0f} TFLOP/s.",
         "Beside its steps, a round's loops are multiplied out; bytes are operands and results of every kernel, so that "
         "what a cache keeps counts too. asks the host: loops whose end is not known and conditionals, per step.",
+    ]
+    below += [
+        f"{one.workload} {one.variant}".rstrip()
+        + f": a run is {one.rounds_per_run:,} rounds with their local steps"
+        + (f" and {one.evaluations_per_run:,} evaluations" if one.evaluations_per_run else "")
+        for one in compiled
+        if one.bound_seconds_per_run
     ]
     if shared > 1:
         below.append(

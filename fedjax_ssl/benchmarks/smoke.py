@@ -9,7 +9,7 @@ import jax
 
 from fedjax_ssl import data, tracking
 from fedjax_ssl.benchmarks.measure import Block, compiled_block, time_blocks
-from fedjax_ssl.benchmarks.reading import Reading, least_turns, read
+from fedjax_ssl.benchmarks.reading import Reading, least_turns, program_bytes, read
 from fedjax_ssl.benchmarks.targets import TARGETS, target_of
 from fedjax_ssl.benchmarks.workloads import WORKLOADS, Variant, Workload, prepared
 from fedjax_ssl.errors import UserError
@@ -112,7 +112,7 @@ def beside_bounds(name: str, variant_name: str, options: SmokeOptions) -> dict[s
         step = _seconds_per_step(workload, variant, dataset, options, device, first) if in_time else None
     except jax.errors.JaxRuntimeError as error:
         return without_numbers(name, variant_name, options.scale, str(error).splitlines()[0], device.kind)
-    reading, memory = first.reading, first.block.program.memory_analysis()
+    reading = first.reading
     target = TARGETS[device.target] if device.target else None
     bound_of_step = target.seconds(reading.step) if target else None
     on_accelerator = device.platform != "cpu"  # a CPU starts no kernels
@@ -128,7 +128,7 @@ def beside_bounds(name: str, variant_name: str, options: SmokeOptions) -> dict[s
         "kernels_per_step": reading.step.num_kernels if on_accelerator else None,
         "host_round_trips_per_step": reading.step.host_round_trips if on_accelerator else None,
         "kernels_per_round": reading.round.num_kernels if on_accelerator else None,
-        "program_bytes": _program_bytes(memory),
+        "program_bytes": program_bytes(first.block.program),
         "temporary_bytes": first.block.temporary_bytes,
         "peak_memory_bytes": peak,
         "compile_seconds": first.block.compile_seconds,
@@ -193,11 +193,3 @@ def _seconds_per_step(
 
 def _ratio(measured: float | None, bound: float | None) -> float | None:
     return measured / bound if measured and bound else None
-
-
-def _program_bytes(memory: Any) -> int | None:
-    """What a program takes of a device; an argument that a result replaces counts once."""
-    if memory is None:
-        return None
-    taken = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
-    return int(taken - memory.alias_size_in_bytes)

@@ -19,22 +19,30 @@ from tests.benchmarks.test_hlo import LOOPS
 FIELDS = [
     *("workload", "variant", "target", "devices", "kernels_per_step", "host_round_trips_per_step", "kernels_per_round"),
     *("bytes_per_step", "operations_per_step", "temporary_bytes", "estimated_bytes", "bound_seconds_per_step"),
+    *("bound_seconds_per_round", "rounds_per_run", "bound_seconds_per_run", "program_bytes"),
     *("compile_seconds", "unordered_sums", "collectives_per_round"),
 ]
 TRAINED = [name for name in shipped_configs() if not name.endswith("_predict")]
 
 
 def compiled(text: str = LOOPS, choices: tuple[Choice, ...] = (Choice("chunked", 5, 10, 1000),)) -> ahead.Compiled:
-    program = SimpleNamespace(as_text=lambda: text, memory_analysis=lambda: SimpleNamespace(temp_size_in_bytes=60))
-    return ahead._compiled("W2", "", ahead.AheadOptions("h100"), program, 2, list(choices), 57, 1.5)
+    sizes = {"argument": 30, "output": 20, "alias": 10, "temp": 60}
+    memory = SimpleNamespace(**{f"{name}_size_in_bytes": size for name, size in sizes.items()})
+    program = SimpleNamespace(as_text=lambda: text, memory_analysis=lambda: memory)
+    options = ahead.AheadOptions("h100")
+    return ahead._compiled("W2", "", options, program, 2, list(choices), 57, 1.5, turns=6, length=(100, 10))
 
 
 def test_a_row_has_the_fields_that_are_promised_and_nothing_else() -> None:
     row = compiled().row()
-    assert list(row) == FIELDS and json.loads(json.dumps(row)) == row
+    assert sorted(row) == sorted(FIELDS) and json.loads(json.dumps(row)) == row
     assert row["kernels_per_step"] == 2 and row["host_round_trips_per_step"] == 1 and row["kernels_per_round"] == 4
     assert row["temporary_bytes"] == 60 and row["estimated_bytes"] == 57
+    assert row["program_bytes"] == 30 + 20 - 10 + 60
     assert row["bound_seconds_per_step"] == pytest.approx(2 * 3e-6)
+    # Six local steps and four kernels beside them in each of 100 rounds, and an evaluation of one after every tenth.
+    assert row["bound_seconds_per_round"] == pytest.approx((6 * 2 + 4) * 3e-6)
+    assert row["bound_seconds_per_run"] == pytest.approx((100 * 16 + 10) * 3e-6)
 
 
 def test_a_loop_of_one_step_is_none_in_the_program_and_still_counts() -> None:
@@ -46,6 +54,7 @@ def test_the_table_says_that_times_are_bounds() -> None:
     header, rule, row, _, *below = ahead_table([compiled()]).splitlines()
     assert header.count("|") == rule.count("|") == row.count("|") and "kernels a step" in header
     assert "compiled here, not run there" in below[0] and "bounds" in below[0]
+    assert below[-1] == "W2: a run is 100 rounds with their local steps and 10 evaluations"
 
 
 def test_what_is_traced_for_another_device_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +115,7 @@ def row_of(target: str, *arguments: str) -> dict[str, Any]:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     (row,) = map(json.loads, done.stdout.splitlines())
-    assert list(row) == FIELDS and row["kernels_per_step"] > 0 and row["temporary_bytes"] > 0
+    assert sorted(row) == sorted(FIELDS) and row["kernels_per_step"] > 0 and row["temporary_bytes"] > 0
     return row
 
 

@@ -34,6 +34,21 @@ def test_a_loop_without_a_known_end_needs_to_be_told_its_turns() -> None:
     assert reading.seconds_per_round(target, least_turns=5.0) == pytest.approx(known)
 
 
+STAGES = """\
+%round_body (q: (f32[8,16], f32[16,4])) -> (f32[8,16], f32[16,4]) {
+  %q = (f32[8,16]{1,0}, f32[16,4]{1,0}) parameter(0)
+  ROOT %one = (f32[8,16]{1,0}, f32[16,4]{1,0}) conditional(%q, %q), branch_computations={%stage, %stage}
+}
+
+ENTRY"""
+
+
+def test_a_program_with_rounds_of_several_kinds_has_no_bound_of_a_round() -> None:
+    reading = read(KNOWN.replace("%round_body (", "%stage (").replace("ENTRY", STAGES), 2, host_drives=True)
+    assert len(reading.loops) == 2 and reading.turns is None
+    assert reading.seconds_per_round(TARGETS["h100"], least_turns=5.0) is None
+
+
 def test_turns_follow_from_the_steps_of_all_clients() -> None:
     assert least_turns(local_steps=60, runs=1, clients_at_once=10) == 6
     assert least_turns(local_steps=64 * 60, runs=64, clients_at_once=10) == 6
