@@ -232,8 +232,9 @@ def _smoke(given: argparse.Namespace) -> int:
     rows: list[dict[str, Any]] = []
     show = partial(smoke_table, command=tracking.command())
     died = _print(_beside_bounds(given, chosen, rows), given.json, lambda row: row, show)
-    if given.docs is not None and any(row["seconds_per_round"] is not None for row in rows):
-        write_section(given.docs, rows[0]["device"], show(rows))
+    measured_on = [row["device"] for row in rows if row["seconds_per_round"] is not None]
+    if given.docs is not None and measured_on:
+        write_section(given.docs, measured_on[0], show(rows))
         print(f"written to {given.docs}", file=sys.stderr)
     return died or int(any(row["note"] not in ("", NO_TIME) for row in rows))
 

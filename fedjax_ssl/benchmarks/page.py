@@ -1,5 +1,6 @@
 """Measurements on a page of the documentation: a section per device, between two markers."""
 
+import os
 from pathlib import Path
 
 from fedjax_ssl.errors import UserError
@@ -16,9 +17,11 @@ def check_page(page: Path) -> None:
     """Checks that measurements can be written to a page.
 
     Raises:
-        PageError: there is no such file, or it has no place for them.
+        PageError: there is no such file, it cannot be written, or it has no place for them.
     """
     _split(page)
+    if not os.access(page, os.W_OK):
+        raise PageError(f"--docs {page} cannot be written: Permission denied")
 
 
 def write_section(page: Path, device: str, text: str) -> None:

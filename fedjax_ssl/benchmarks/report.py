@@ -165,6 +165,11 @@ def smoke_table(rows: Iterable[dict[str, Any]], command: str) -> str:
         "CPU of the process, with the data.",
     ]
     below += [f"{row['workload']} {row['variant']}".rstrip() + f": {row['note']}" for row in rows if row["note"]]
+    below += [
+        f"{row['workload']} {row['variant']}".rstrip() + ": one block, cold: it took long"
+        for row in rows
+        if row["warm"] is False
+    ]
     below += [f"scale {scale}: a part of each workload" for scale in sorted({row["scale"] for row in rows} - {1.0})]
     below.append(
         f"{measured['device'] or 'no device'}; "

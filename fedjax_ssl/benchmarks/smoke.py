@@ -22,7 +22,7 @@ _NUMBERS = (
     *("seconds_per_round", "bound_seconds_per_round", "round_over_bound"),
     *("seconds_per_step", "bound_seconds_per_step", "step_over_bound"),
     *("kernels_per_step", "host_round_trips_per_step", "kernels_per_round"),
-    *("program_bytes", "temporary_bytes", "peak_memory_bytes", "compile_seconds", "blocks", "rounds_per_block"),
+    *("program_bytes", "temporary_bytes", "peak_memory_bytes", "compile_seconds", "blocks", "warm", "rounds_per_block"),
 )
 
 
@@ -53,6 +53,7 @@ class Measured(NamedTuple):
 
     seconds_per_round: float
     blocks: int
+    warm: bool  # False: the first block took so long that it is the only one
     turns: float | None  # of the loops of local steps in a round; None: not known exactly
     bound: float | None  # seconds of a round at least; None: not known
     reading: Reading
@@ -133,6 +134,7 @@ def beside_bounds(name: str, variant_name: str, options: SmokeOptions) -> dict[s
         "peak_memory_bytes": peak,
         "compile_seconds": first.block.compile_seconds,
         "blocks": first.blocks,
+        "warm": first.warm,
         "rounds_per_block": options.rounds or workload.rounds,
     }
 
@@ -165,6 +167,7 @@ def _measured(
     return Measured(
         seconds_per_round=statistics.median(timings.wall) / rounds,
         blocks=len(timings.wall),
+        warm=timings.warm,
         turns=reading.turns if reading.turns is not None else least if equal else None,
         bound=reading.seconds_per_round(TARGETS[device.target], least) if device.target else None,
         reading=reading,

@@ -51,7 +51,7 @@ def test_a_step_is_the_difference_to_twice_the_epochs(monkeypatch: pytest.Monkey
         return times(seconds=0.020, turns=12.0)
 
     def times(seconds: float, turns: float | None) -> smoke.Measured:
-        return smoke.Measured(seconds, 5, turns, None, None, None)  # type: ignore[arg-type]
+        return smoke.Measured(seconds, 5, True, turns, None, None, None)  # type: ignore[arg-type]
 
     def step(first: smoke.Measured) -> float | None:
         return smoke._seconds_per_step(workload, variant, None, smoke.SmokeOptions(), None, first)  # type: ignore[arg-type]
