@@ -1,5 +1,7 @@
 """FedRGD: the numbers of its worked examples, its limits, its variants, who is averaged with whom."""
 
+import dataclasses
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -152,6 +154,18 @@ def test_everybody_from_the_global_model_in_equal_groups_is_fedavg_with_as_many_
     optimizers = federated.grouped((3, 3), broadcast_global=True), twice
     (one, _), (other, _) = (trained_by(data, optimizer, 2) for optimizer in optimizers)
     chex.assert_trees_all_close(one.params, other.params, rtol=1e-12)
+
+
+@pytest.mark.thorough
+def test_groups_that_start_equal_and_see_the_same_data_stay_equal(float64) -> None:
+    data = toy.federation(sizes=(4, 4, 4, 4), labelled=(4, 4, 4, 4), num_test=8)
+    data = dataclasses.replace(data, inputs=data.inputs * 0 + data.inputs[0], observed=data.observed * 0)
+    state, _ = trained_by(
+        data, federated.grouped((2, 2)), 2, {"batch_size": 4}, labels="client", user_loss="supervised"
+    )
+    (models,) = state.optimizer["model"]
+    assert np.any(models != 0)
+    np.testing.assert_allclose(models[0], models[1], rtol=1e-12)
 
 
 @pytest.fixture(scope="module")
