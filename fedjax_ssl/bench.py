@@ -1,6 +1,7 @@
 """The command line of the benchmarks: `fedjax-ssl bench`, or `python -m fedjax_ssl.bench [--workloads W2,W5]`.
 
-With `--target h100`, programs are compiled for a device that is not here and read, instead of run and timed.
+With `--target h100`, programs are compiled for a device that is not here and read, instead of run and timed; with
+`--smoke`, they are run on the device that is here, beside the bounds that are read from them.
 """
 
 import argparse
@@ -8,22 +9,36 @@ import concurrent.futures
 import json
 import multiprocessing
 import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from fedjax_ssl import tracking
 from fedjax_ssl.benchmarks import (
+    NO_TIME,
+    PLATFORMS,
+    SMOKE,
     TARGETS,
     WORKLOADS,
     AheadOptions,
     Compiled,
     Options,
+    SmokeOptions,
     ahead_table,
+    beside_bounds,
+    check_devices,
+    check_page,
     compile_config,
     compile_workload,
+    device_here,
     measure,
     prepare,
+    smoke_table,
     table,
+    without_numbers,
+    write_section,
 )
 from fedjax_ssl.checks import check_choices, check_numbers, check_whole_numbers
 from fedjax_ssl.command_line import USER_ERRORS, notes_instead_of_warnings
@@ -32,8 +47,10 @@ from fedjax_ssl.federated import PLACEMENTS
 from fedjax_ssl.registry import did_you_mean
 
 # Options by what they are for.
-_ONLY_MEASURED = ("repeats", "limit", "threads", "heap")
-_ONLY_AHEAD = ("configs",)
+_NOT_AHEAD = ("repeats", "limit", "threads", "heap", "smoke")
+_ONLY_AHEAD = ("configs", "devices")
+_NOT_SMOKE = ("limit", "threads", "heap")
+_ONLY_SMOKE = ("platform", "docs")
 
 
 def command(arguments: list[str]) -> int:
@@ -51,11 +68,16 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments[1:])
     try:
         with notes_instead_of_warnings():
-            if given.target is None:
-                _refuse(parser, given, _ONLY_AHEAD, "needs --target: it is for programs that are compiled and not run")
-                return _print(_measured(given), given.json, lambda row: row, table)
-            _refuse(parser, given, _ONLY_MEASURED, "does nothing with --target: programs are compiled and not run")
-            return _print(_ahead(given), given.json, Compiled.row, ahead_table)
+            if given.smoke is None:
+                _refuse(parser, given, _ONLY_SMOKE, "needs --smoke: it is for measurements beside their bounds")
+            if given.target is not None:
+                _refuse(parser, given, _NOT_AHEAD, "does nothing with --target: programs are compiled and not run")
+                return _print(_ahead(given), given.json, Compiled.row, ahead_table)
+            _refuse(parser, given, _ONLY_AHEAD, "needs --target: it is for programs that are compiled and not run")
+            if given.smoke is not None:
+                _refuse(parser, given, _NOT_SMOKE, "does nothing with --smoke: its limit is that of all workloads")
+                return _smoke(given)
+            return _print(_measured(given), given.json, lambda row: row, table)
     except USER_ERRORS as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -96,6 +118,30 @@ def _parser() -> argparse.ArgumentParser:
         help="with --target: shipped configs instead of workloads, with commas between, arguments after a colon; data "
         "that would have to be downloaded are random images of the same shape",
     )
+    parser.add_argument(
+        "--smoke",
+        nargs="?",
+        type=float,
+        const=5.0,
+        metavar="MINUTES",
+        help="measure on the accelerator that is here, each time beside its bound, for so many minutes (5); workloads "
+        f"without --workloads: {', '.join(f'{name} {variant}'.rstrip() for name, variant in SMOKE)}",
+    )
+    parser.add_argument(
+        "--platform", help=f"with --smoke: what it has to run on: {', '.join(PLATFORMS)}; what is here by default"
+    )
+    parser.add_argument(
+        "--docs",
+        type=Path,
+        metavar="PAGE",
+        help="with --smoke: write the table to this page too, between its markers: docs/benchmarks.md",
+    )
+    parser.add_argument(
+        "--devices",
+        type=int,
+        default=1,
+        help="with --target: so many of them share each cohort, and the collectives of a round are counted (1)",
+    )
     return parser
 
 
@@ -119,9 +165,10 @@ def _check(given: argparse.Namespace) -> None:
     flags = {f"--{name}": value for name, value in vars(given).items() if value is not None}
     with naming():
         check_whole_numbers(**{flag: flags[flag] for flag in ("--repeats", "--rounds", "--threads") if flag in flags})
-        check_numbers("(0, inf)", **{flag: flags[flag] for flag in ("--scale", "--limit")})
+        check_numbers("(0, inf)", **{flag: flags[flag] for flag in ("--scale", "--limit", "--smoke") if flag in flags})
         check_choices(PLACEMENTS, **{flag: flags[flag] for flag in ("--placement",) if flag in flags})
         check_choices(TARGETS, **{flag: flags[flag] for flag in ("--target",) if flag in flags})
+        check_choices(PLATFORMS, **{flag: flags[flag] for flag in ("--platform",) if flag in flags})
 
 
 def _print(
@@ -161,12 +208,54 @@ def _ahead(given: argparse.Namespace) -> Iterator[Compiled | None]:
     shipped = [] if given.configs is None else [name.strip() for name in given.configs.split(",")]
     for name in shipped:
         find(name)
+    check_devices(given.target, given.devices)
     prepare(given.target)
-    options = AheadOptions(given.target, given.rounds, given.scale, given.placement)
+    options = AheadOptions(given.target, given.rounds, given.scale, given.placement, given.devices)
     for name, variant in _variants(names):
         yield _in_process(f"{name} {variant}", partial(compile_workload, name, variant, options), given.one_process)
     for name in shipped:
         yield _in_process(name, partial(compile_config, name, options), given.one_process)
+
+
+def _smoke(given: argparse.Namespace) -> int:
+    """Measures workloads beside their bounds, prints them, and writes them to a page where one is given."""
+    chosen = list(SMOKE if given.workloads is None else _variants(_names(given.workloads)))
+    _check(given)
+    if given.docs is not None:
+        check_page(given.docs)
+    device = _in_process("looking for a device", partial(device_here, given.platform), given.one_process)
+    if device is None:
+        return 1
+    if device.target is None:
+        what = "no accelerator was found" if device.platform == "cpu" else f"nothing is known of {device.kind}"
+        print(f"note: {what}; times are measured, without bounds", file=sys.stderr)
+    rows: list[dict[str, Any]] = []
+    show = partial(smoke_table, command=tracking.command())
+    died = _print(_beside_bounds(given, chosen, rows), given.json, lambda row: row, show)
+    measured_on = [row["device"] for row in rows if row["seconds_per_round"] is not None]
+    if given.docs is not None and measured_on:
+        write_section(given.docs, measured_on[0], show(rows))
+        print(f"written to {given.docs}", file=sys.stderr)
+    return died or int(any(row["note"] not in ("", NO_TIME) for row in rows))
+
+
+def _beside_bounds(
+    given: argparse.Namespace, chosen: list[tuple[str, str]], rows: list[dict[str, Any]]
+) -> Iterator[dict[str, Any] | None]:
+    """Rows as they come, which are added to `rows`; None for a workload whose process died."""
+    end = time.monotonic() + 60 * given.smoke
+    for place, (name, variant) in enumerate(chosen):
+        left = end - time.monotonic()
+        seconds = left / (len(chosen) - place)
+        options = SmokeOptions(given.repeats, given.rounds, given.scale, given.placement, seconds)
+        if left > 0:
+            work = partial(beside_bounds, name, variant, options)
+            row = _in_process(f"{name} {variant}", work, given.one_process)
+        else:
+            row = without_numbers(name, variant, given.scale, NO_TIME)
+        if row is not None:
+            rows.append(row)
+        yield row
 
 
 def _variants(names: list[str]) -> Iterator[tuple[str, str]]:

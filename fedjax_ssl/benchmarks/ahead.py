@@ -11,23 +11,21 @@ from typing import Any, NamedTuple
 import jax
 import ml_collections
 import numpy as np
-from jax.sharding import Mesh, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_ssl import backend
 from fedjax_ssl import config as configs
-from fedjax_ssl.benchmarks import hlo
 from fedjax_ssl.benchmarks.measure import rounds_of_all_seeds, seed_keys
+from fedjax_ssl.benchmarks.reading import Reading, least_turns, program_bytes, read
 from fedjax_ssl.benchmarks.stand_in import stand_in_experiment
-from fedjax_ssl.benchmarks.targets import TARGETS, check_compiler, devices, environment
+from fedjax_ssl.benchmarks.targets import TARGETS, Target, check_compiler, devices, environment
 from fedjax_ssl.benchmarks.workloads import prepared
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.experiment import Experiment, build_method, federate
 from fedjax_ssl.experiment.build import execution_of
 from fedjax_ssl.experiment.programs import Programs, block_of, code_of, inputs_of
-from fedjax_ssl.experiment.rounds import ROUNDS
-from fedjax_ssl.federated import EVALUATION, LOCAL_STEP, Choice
-from fedjax_ssl.federated.memory import program_bytes
-from fedjax_ssl.graph import LABEL_GRAPH
+from fedjax_ssl.federated import Choice, Execution
+from fedjax_ssl.federated.memory import program_bytes as estimated_bytes
 
 
 class AheadOptions(NamedTuple):
@@ -37,6 +35,7 @@ class AheadOptions(NamedTuple):
     rounds: int | None = None  # per block; the workload's or config's own by default
     scale: float = 1.0  # of workloads, see `Workload.scaled`
     placement: str | None = None  # where the workload or config leaves it open
+    devices: int = 1  # that share each cohort
 
 
 class Compiled(NamedTuple):
@@ -46,42 +45,58 @@ class Compiled(NamedTuple):
     variant: str  # of the workload, or the config's argument
     target: str
     choice: Choice | None  # how the clients of the last kind were placed; None: no client trains
-    steps: hlo.Part  # one local step of all clients that train at once
-    num_kinds: int  # kinds of local steps; of several, `steps` is the one that moves the most bytes
-    round: hlo.Part  # what one round does beside its local steps, loops multiplied out
-    evaluation: hlo.Part  # after the block
-    graph: hlo.Part  # of one round
+    reading: Reading
+    devices: int
+    least_turns: float | None  # of a loop of local steps whose end is not known, in a round
+    rounds_per_run: int | None
+    evaluations_per_run: int
+    program_bytes: int  # see `reading.program_bytes`
     temporary_bytes: int
     estimated_bytes: int  # before compiling, for what `temporary_bytes` is
     compile_seconds: float
-    unordered_sums: int  # see `hlo.unordered_sums`
 
     @property
     def bound_seconds_per_step(self) -> float:
         """What a local step takes at least."""
-        return self.seconds(self.steps)
+        return TARGETS[self.target].seconds(self.reading.step)
 
-    def seconds(self, part: hlo.Part) -> float:
-        """What a part of the program takes at least."""
-        target = TARGETS[self.target]
-        return part.seconds(target.launch, target.bandwidth, target.peak)
+    @property
+    def bound_seconds_per_round(self) -> float | None:
+        """What a round takes at least, with its local steps; None where that is not known."""
+        return self.reading.seconds_per_round(TARGETS[self.target], self.least_turns)
+
+    @property
+    def bound_seconds_per_run(self) -> float | None:
+        """What all rounds and evaluations of a run take at least; None where that is not known."""
+        a_round = self.bound_seconds_per_round
+        if a_round is None or self.rounds_per_run is None:
+            return None
+        evaluation = TARGETS[self.target].seconds(self.reading.evaluation)
+        return self.rounds_per_run * a_round + self.evaluations_per_run * evaluation
 
     def row(self) -> dict[str, Any]:
         """The fields of a line of JSON."""
+        step, collectives = self.reading.step, self.reading.collectives()
         return {
             "workload": self.workload,
             "variant": self.variant,
             "target": self.target,
-            "kernels_per_step": self.steps.num_kernels,
-            "host_round_trips_per_step": self.steps.host_round_trips,
-            "kernels_per_round": self.round.num_kernels,
-            "bytes_per_step": self.steps.bytes,
-            "operations_per_step": self.steps.operations,
+            "devices": self.devices,
+            "kernels_per_step": step.num_kernels,
+            "host_round_trips_per_step": step.host_round_trips,
+            "kernels_per_round": self.reading.round.num_kernels,
+            "bytes_per_step": step.bytes,
+            "operations_per_step": step.operations,
             "temporary_bytes": self.temporary_bytes,
             "estimated_bytes": self.estimated_bytes,
             "bound_seconds_per_step": self.bound_seconds_per_step,
+            "bound_seconds_per_round": self.bound_seconds_per_round,
+            "rounds_per_run": self.rounds_per_run,
+            "bound_seconds_per_run": self.bound_seconds_per_run,
+            "program_bytes": self.program_bytes,
             "compile_seconds": self.compile_seconds,
-            "unordered_sums": self.unordered_sums,
+            "unordered_sums": self.reading.unordered_sums,
+            "collectives_per_round": {one.kind: {"times": one.times, "bytes": one.bytes} for one in collectives},
         }
 
 
@@ -111,9 +126,11 @@ def compile_workload(name: str, variant_name: str, options: AheadOptions) -> Com
     keys = seed_keys(variant, experiment.config.seed)
     choices: list[Choice] = []
     target = TARGETS[options.target]
-    place = SingleDeviceSharding(devices(target)[0])
+    mesh = _mesh(target, options)
+    place = NamedSharding(mesh, PartitionSpec())  # whole on every device, as in a run
     with backend.tracing_for(target.elsewhere):
-        method = build_method(experiment, federation, report=choices.append)
+        execution = _shared(execution_of(experiment, federation, alone=True), mesh)
+        method = build_method(experiment, federation, report=choices.append, execution=execution)
         states = jax.eval_shape(jax.vmap(method.init, in_axes=(0, None)), keys, federation)
         advance = jax.jit(
             rounds_of_all_seeds(method, variant, rounds), donate_argnums=1, in_shardings=place, out_shardings=place
@@ -123,8 +140,12 @@ def compile_workload(name: str, variant_name: str, options: AheadOptions) -> Com
         traced = advance.trace(*shapes)
         compiled = traced.lower().compile()
         seconds = time.perf_counter() - begin
-        estimated = program_bytes(traced.jaxpr)
-    return _read(name, variant.name, options.target, compiled, rounds, choices, estimated, seconds)
+        estimated = estimated_bytes(traced.jaxpr)
+    turns = None
+    if workload.method == "fedavg":
+        turns = least_turns(workload.steps_per_round(variant), 1, choices[-1].clients_at_once * options.devices)
+    length = workload.run_rounds, 0  # a workload has no evaluation
+    return _compiled(name, variant.name, options, compiled, rounds, choices, estimated, seconds, turns, length)
 
 
 def compile_config(name: str, options: AheadOptions) -> Compiled:
@@ -143,10 +164,10 @@ def compile_config(name: str, options: AheadOptions) -> Compiled:
     config, key = experiment.config, jax.random.key(experiment.config.seed)
     federation = federate(experiment, key)
     target = TARGETS[options.target]
-    mesh = Mesh(np.array(devices(target)[:1]), ("clients",))
+    mesh = _mesh(target, options)
     rounds = options.rounds or min(config.eval_every, config.rounds)
     with backend.tracing_for(target.elsewhere):
-        execution = execution_of(experiment, federation, alone=True)
+        execution = _shared(execution_of(experiment, federation, alone=True), mesh)
         method = build_method(experiment, federation, execution=execution)
         if method.on_host:
             raise ConfigError(f"config {name!r} runs its rounds on the host; there is no program to compile")
@@ -156,8 +177,19 @@ def compile_config(name: str, options: AheadOptions) -> Compiled:
         begin = time.perf_counter()
         compiled, arguments = programs.compile(code, [state], [inputs], rounds)
         seconds = time.perf_counter() - begin
-        estimated = program_bytes(jax.make_jaxpr(block_of(code, rounds))(*arguments))
-    return _read(file, argument, options.target, compiled, rounds, programs.choices(code), estimated, seconds)
+        estimated = estimated_bytes(jax.make_jaxpr(block_of(code, rounds))(*arguments))
+    length = config.rounds, -(-config.rounds // config.eval_every)
+    choices = programs.choices(code)
+    return _compiled(file, argument, options, compiled, rounds, choices, estimated, seconds, None, length)
+
+
+def _mesh(target: Target, options: AheadOptions) -> Mesh:
+    return Mesh(np.array(devices(target, options.devices)), ("clients",))
+
+
+def _shared(execution: Execution, mesh: Mesh) -> Execution:
+    """The same execution, with each cohort shared between the devices of a mesh where these are several."""
+    return execution._replace(mesh=mesh) if mesh.size > 1 else execution
 
 
 def _config(name: str, options: AheadOptions) -> ml_collections.ConfigDict:
@@ -169,40 +201,31 @@ def _config(name: str, options: AheadOptions) -> ml_collections.ConfigDict:
     return config
 
 
-def _read(
+def _compiled(
     workload: str,
     variant: str,
-    target: str,
+    options: AheadOptions,
     compiled: Any,
     rounds: int,
     choices: list[Choice],
     estimated: int,
     seconds: float,
+    turns: float | None,
+    length: tuple[int | None, int],
 ) -> Compiled:
     """The numbers of a compiled program."""
-    host_drives = TARGETS[target].platform == "cuda"
-    program = hlo.parse(compiled.as_text())
-    steps, rest = hlo.steps_and_rest(program, LOCAL_STEP, host_drives)
-    every_round = _divided(rest.within(ROUNDS), rounds)
-    # A loop of a single step is none in the compiled program.
-    parts = [one.part for one in steps] or [every_round.within(LOCAL_STEP)]
     return Compiled(
         workload,
         variant,
-        target,
+        options.target,
         choice=choices[-1] if choices else None,
-        steps=max(parts, key=lambda part: part.bytes),
-        num_kinds=len(parts),
-        round=every_round,
-        evaluation=rest.within(EVALUATION),
-        graph=every_round.within(LABEL_GRAPH),
+        reading=read(compiled.as_text(), rounds, TARGETS[options.target].host_drives),
+        devices=options.devices,
+        least_turns=turns,
+        rounds_per_run=length[0],
+        evaluations_per_run=length[1],
+        program_bytes=program_bytes(compiled),
         temporary_bytes=int(compiled.memory_analysis().temp_size_in_bytes),
         estimated_bytes=estimated,
         compile_seconds=seconds,
-        unordered_sums=len(hlo.unordered_sums(program)) if host_drives else 0,  # a TPU has no atomic additions
     )
-
-
-def _divided(part: hlo.Part, rounds: int) -> hlo.Part:
-    kernels = tuple(kernel._replace(times=kernel.times / rounds) for kernel in part.kernels)
-    return part._replace(kernels=kernels, host_round_trips=part.host_round_trips / rounds)

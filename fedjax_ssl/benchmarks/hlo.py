@@ -32,6 +32,8 @@ _FREE = {
 _CONTROL = {"while", "conditional", "call"}
 # Of their first operand they read as much as they return.
 _PARTIAL_READS = {"gather", "dynamic-slice", "slice"}
+# Several devices take part in them.
+COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
 
 
 class Instruction(NamedTuple):
@@ -61,6 +63,8 @@ class Kernel(NamedTuple):
     bytes: float  # read and written, each time
     operations: float  # of its products and convolutions, each time
     scope: str
+    collective: str = ""  # which of `COLLECTIVES` it is
+    exchanged: float = 0.0  # bytes of a collective's result on one device, each time
 
 
 class Part(NamedTuple):
@@ -104,6 +108,8 @@ class Steps(NamedTuple):
 
     part: Part  # one turn
     trips: int | None  # None: the program asks in every turn whether there is another one
+    times: float = 1.0  # how often the program comes to the loop
+    sometimes: bool = False  # it stands in a branch of a conditional
 
 
 class Program(NamedTuple):
@@ -231,7 +237,9 @@ class _Split:
             if one.opcode == "while":
                 part = self.loop(one, times, scope, inside)
             elif one.opcode == "conditional":
+                before = len(self.steps)
                 branches = [self.walk(name, times, scope, inside) for name in _branches(one)]
+                self.steps[before:] = [steps._replace(sometimes=True) for steps in self.steps[before:]]
                 part = max(branches, key=lambda branch: branch.bytes)
                 part = part._replace(host_round_trips=part.host_round_trips + times * self.host_drives)
             elif one.opcode == "call":
@@ -251,7 +259,7 @@ class _Split:
         asks = trips is None and self.host_drives
         if not inside and self.of_steps(one, body):
             part = self.walk(body, 1.0, scope, True)
-            self.steps.append(Steps(part._replace(host_round_trips=part.host_round_trips + asks), trips))
+            self.steps.append(Steps(part._replace(host_round_trips=part.host_round_trips + asks), trips, times))
             return Part()
         part = self.walk(body, times * (trips or 1), scope, inside)
         return part._replace(host_round_trips=part.host_round_trips + times * asks)
@@ -297,7 +305,22 @@ def _kernel(program: Program, computation: str, one: Instruction, times: float, 
     fused = called if one.opcode in ("fusion", "async-start") and called in program.computations else ""
     moved = _fused_bytes(program, computation, one, fused) if fused else _plain_bytes(program, computation, one)
     operations = sum(_operations(program, fused)) if fused else _product(program, computation, one)
-    return Kernel(one.name, one.opcode, times, moved, operations, scope)
+    kind, exchanged = _exchange(program, computation, one, fused)
+    return Kernel(one.name, one.opcode, times, moved, operations, scope, kind, exchanged)
+
+
+def _exchange(program: Program, computation: str, one: Instruction, fused: str) -> tuple[str, float]:
+    """(which of `COLLECTIVES` an instruction is or a fusion holds, bytes of its result); ("", 0) for all others."""
+    if fused:
+        inside = (_exchange(program, fused, inner, "") for inner in program.computations[fused].values())
+        return next((found for found in inside if found[0]), ("", 0.0))
+    kind = one.opcode.removesuffix("-start")
+    if kind not in COLLECTIVES:
+        return "", 0.0
+    exchanged = shape_bytes(one.shape)
+    if one.opcode.endswith("-start") and kind != "all-reduce":  # its shape has the operands in front of the results
+        exchanged -= sum(shape_bytes(program.shape_of(computation, name)) for name in one.operands)
+    return kind, exchanged
 
 
 def _plain_bytes(program: Program, computation: str, one: Instruction) -> float:

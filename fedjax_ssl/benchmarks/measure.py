@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 from jaxtyping import Array, Key
 
@@ -17,7 +18,7 @@ from fedjax_ssl.benchmarks.operations import product_operations_per_second, trai
 from fedjax_ssl.benchmarks.padding import padded_share
 from fedjax_ssl.benchmarks.workloads import WORKLOADS, Variant, Workload, prepared
 from fedjax_ssl.command_line import map_large_buffers, use_processor
-from fedjax_ssl.data import FederatedData
+from fedjax_ssl.data import Dataset, FederatedData
 from fedjax_ssl.experiment import Experiment, build_method, federate
 from fedjax_ssl.experiment.rounds import run_rounds
 from fedjax_ssl.federated import VECTORIZED_RUNS, Choice, Method, ServerState
@@ -42,7 +43,12 @@ class Block(NamedTuple):
 
     run: Callable[[], Metrics]  # the metrics on the host, once the program is done
     compile_seconds: float  # tracing included
-    temporary_bytes: int  # that the program takes beside its arguments and results
+    program: Any  # compiled
+
+    @property
+    def temporary_bytes(self) -> int:
+        """What the program takes beside its arguments and results; 0 where the backend does not tell."""
+        return int(getattr(self.program.memory_analysis(), "temp_size_in_bytes", 0) or 0)
 
 
 class Timings(NamedTuple):
@@ -73,13 +79,7 @@ def measure(name: str, variant_name: str, options: Options) -> dict[str, Any]:
     use_processor(options.threads)
     workload, variant = prepared(name, variant_name, options.scale, options.placement)
     rounds = options.rounds or workload.rounds
-    experiment = Experiment(workload.config(variant), workload.dataset())
-    config, key = experiment.config, jax.random.key(experiment.config.seed)
-    federation = federate(experiment, key)
-    choices: list[Choice] = []
-    method = build_method(experiment, federation, report=choices.append)
-    block = compile_rounds(method, federation, variant, config.seed, rounds, workload.rounds_before)
-    placed = choices[-1]  # of the last stage
+    config, federation, block, placed = compiled_block(workload, variant, workload.dataset(), rounds)
     peak = product_operations_per_second()
     timings, totals = time_blocks(block.run, options.repeats, options.limit)
     peak = max(peak, product_operations_per_second())
@@ -121,6 +121,29 @@ def measure(name: str, variant_name: str, options: Options) -> dict[str, Any]:
     }
 
 
+def compiled_block(
+    workload: Workload, variant: Variant, dataset: Dataset, rounds: int
+) -> tuple[ml_collections.ConfigDict, FederatedData, Block, Choice]:
+    """Compiles a block of rounds of a workload for the device that is here.
+
+    Args:
+        workload: with the changes of the variant.
+        variant: of it.
+        dataset: of the workload.
+        rounds: of the block.
+
+    Returns:
+        (config, federation, block, how the clients of the last stage are placed).
+    """
+    experiment = Experiment(workload.config(variant), dataset)
+    config, key = experiment.config, jax.random.key(experiment.config.seed)
+    federation = federate(experiment, key)
+    choices: list[Choice] = []
+    method = build_method(experiment, federation, report=choices.append)
+    block = compile_rounds(method, federation, variant, config.seed, rounds, workload.rounds_before)
+    return config, federation, block, choices[-1]
+
+
 def compile_rounds(
     method: Method, federation: FederatedData, variant: Variant, seed: int, rounds: int, rounds_before: int = 0
 ) -> Block:
@@ -133,14 +156,13 @@ def compile_rounds(
     seconds = time.perf_counter() - begin
     for _ in range(-(-rounds_before // rounds)):
         states, _ = program(keys, states, federation)
-    analysis = program.memory_analysis()
 
     def run() -> Metrics:
         new_states, metrics = program(keys, states, federation)
         jax.block_until_ready(new_states)
         return jax.device_get(metrics)
 
-    return Block(run, seconds, int(getattr(analysis, "temp_size_in_bytes", 0) or 0))
+    return Block(run, seconds, program)
 
 
 def seed_keys(variant: Variant, seed: int) -> Key[Array, " s"]:

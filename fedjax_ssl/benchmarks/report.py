@@ -1,10 +1,11 @@
 """Measurements as a table."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from fedjax_ssl.benchmarks.ahead import Compiled
-from fedjax_ssl.benchmarks.hlo import Part
+from fedjax_ssl.benchmarks.hlo import COLLECTIVES, Part
 from fedjax_ssl.benchmarks.targets import TARGETS
 
 _COLUMNS = (
@@ -22,6 +23,23 @@ _COLUMNS = (
     ("padding", "padded_share", "{:.1%}"),
 )
 _SCALES = {"peak_memory_bytes": 1e-9}
+# (title, field, form, factor)
+_SMOKE_COLUMNS = (
+    ("workload", "workload", "{}", 1),
+    ("variant", "variant", "{}", 1),
+    ("ms a round", "seconds_per_round", "{:.3g}", 1e3),
+    ("bound, round", "bound_seconds_per_round", "{:.3g}", 1e3),
+    ("ratio", "round_over_bound", "{:.2f}", 1),
+    ("ms a step", "seconds_per_step", "{:.3g}", 1e3),
+    ("bound, step", "bound_seconds_per_step", "{:.3g}", 1e3),
+    ("ratio", "step_over_bound", "{:.2f}", 1),
+    ("kernels a step", "kernels_per_step", "{:,.0f}", 1),
+    ("asks the host", "host_round_trips_per_step", "{:.0f}", 1),
+    ("kernels a round", "kernels_per_round", "{:,.0f}", 1),
+    ("program MB", "program_bytes", "{:,.1f}", 1e-6),
+    ("peak MB", "peak_memory_bytes", "{:,.1f}", 1e-6),
+    ("compile s", "compile_seconds", "{:.1f}", 1),
+)
 
 
 def _kernels(part: Part) -> str | None:
@@ -32,25 +50,38 @@ def _milliseconds(seconds: float) -> str | None:
     return f"{1e3 * seconds:.3g}" if seconds else None
 
 
-_AHEAD_COLUMNS: tuple[tuple[str, Callable[[Compiled], str | None]], ...] = (
+def _bound(one: Compiled, part: Part) -> str | None:
+    return _milliseconds(TARGETS[one.target].seconds(part))
+
+
+_AheadColumn = tuple[str, Callable[[Compiled], str | None]]
+_AHEAD_COLUMNS: tuple[_AheadColumn, ...] = (
     ("workload", lambda one: one.workload),
     ("variant", lambda one: one.variant),
     ("clients", lambda one: f"{one.choice.placement} {one.choice.clients_at_once}" if one.choice else None),
-    ("kernels a step", lambda one: _kernels(one.steps)),
-    ("asks the host", lambda one: f"{one.steps.host_round_trips:.0f}"),
-    ("MB a step", lambda one: f"{one.steps.bytes / 1e6:,.1f}"),
-    ("GFLOP a step", lambda one: f"{one.steps.operations / 1e9:.3g}"),
+    ("kernels a step", lambda one: _kernels(one.reading.step)),
+    ("asks the host", lambda one: f"{one.reading.step.host_round_trips:.0f}"),
+    ("MB a step", lambda one: f"{one.reading.step.bytes / 1e6:,.1f}"),
+    ("GFLOP a step", lambda one: f"{one.reading.step.operations / 1e9:.3g}"),
     ("ms a step", lambda one: _milliseconds(one.bound_seconds_per_step)),
-    ("kernels a round", lambda one: _kernels(one.round)),
-    ("ms a round", lambda one: _milliseconds(one.seconds(one.round))),
-    ("an evaluation", lambda one: _kernels(one.evaluation)),
-    ("ms", lambda one: _milliseconds(one.seconds(one.evaluation))),
-    ("a graph", lambda one: _kernels(one.graph)),
-    ("ms", lambda one: _milliseconds(one.seconds(one.graph))),
+    ("kernels a round", lambda one: _kernels(one.reading.round)),
+    ("ms a round", lambda one: _bound(one, one.reading.round)),
+    ("an evaluation", lambda one: _kernels(one.reading.evaluation)),
+    ("ms", lambda one: _bound(one, one.reading.evaluation)),
+    ("a graph", lambda one: _kernels(one.reading.graph)),
+    ("ms", lambda one: _bound(one, one.reading.graph)),
+    ("s a run", lambda one: f"{one.bound_seconds_per_run:.3g}" if one.bound_seconds_per_run else None),
     ("temporaries MB", lambda one: f"{one.temporary_bytes / 1e6:,.1f}"),
     ("estimated MB", lambda one: f"{one.estimated_bytes / 1e6:,.1f}"),
     ("compile s", lambda one: f"{one.compile_seconds:.1f}"),
 )
+
+
+def _exchanged(one: Compiled, kind: str) -> str | None:
+    for found in one.reading.collectives():
+        if found.kind == kind:
+            return f"{found.times:,.4g} ({found.bytes / 1e6:,.3g} MB)"
+    return None
 
 
 def table(rows: Iterable[dict[str, Any]]) -> str:
@@ -75,9 +106,10 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
 def ahead_table(compiled: Iterable[Compiled]) -> str:
     """Programs for a device that is not here as a Markdown table, with what the numbers mean below it."""
     compiled = list(compiled)
-    titles = [title for title, _ in _AHEAD_COLUMNS]
-    cells = [[_ahead_cell(read, one) for _, read in _AHEAD_COLUMNS] for one in compiled]
-    target = TARGETS[compiled[0].target]
+    target, shared = TARGETS[compiled[0].target], max(one.devices for one in compiled)
+    shared_by: list[_AheadColumn] = [(kind, partial(_exchanged, kind=kind)) for kind in COLLECTIVES]
+    columns = [*_AHEAD_COLUMNS, *(column for column in shared_by if any(map(column[1], compiled)))]
+    cells = [[read(one) or "" for _, read in columns] for one in compiled]
     launch = f"{target.launch * 1e6:.0f} us a kernel, " if target.launch else ""
     below = [
         f"{target.title}: compiled here, not run there. Times are bounds: {launch}{target.bandwidth / 1e12:.2f} TB/s, "
@@ -87,11 +119,64 @@ def ahead_table(compiled: Iterable[Compiled]) -> str:
     ]
     below += [
         f"{one.workload} {one.variant}".rstrip()
-        + f": {one.num_kinds} kinds of local steps; the one that moves the most bytes is shown"
+        + f": a run is {one.rounds_per_run:,} rounds with their local steps"
+        + (f" and {one.evaluations_per_run:,} evaluations" if one.evaluations_per_run else "")
         for one in compiled
-        if one.num_kinds > 1
+        if one.bound_seconds_per_run
     ]
-    return "\n".join([*_markdown(titles, cells), "", *below])
+    if shared > 1:
+        below.append(
+            f"{shared} devices share each cohort; numbers are those of one device. Collectives of a round, with the "
+            "bytes of their results on one device; their time between devices is in no bound."
+        )
+    below += [
+        f"{one.workload} {one.variant}".rstrip()
+        + f": {len(one.reading.loops)} kinds of local steps; the one that moves the most bytes is shown"
+        for one in compiled
+        if len(one.reading.loops) > 1
+    ]
+    return "\n".join([*_markdown([title for title, _ in columns], cells), "", *below])
+
+
+def smoke_table(rows: Iterable[dict[str, Any]], command: str) -> str:
+    """Rows of `beside_bounds` as a Markdown table, with what they mean and what they were measured on below it.
+
+    Args:
+        rows: at least one.
+        command: that measured them.
+    """
+    rows = list(rows)
+    columns = [column for column in _SMOKE_COLUMNS if any(row[column[1]] is not None for row in rows)]
+    cells = [[_cell(row[field], form, factor) for _, field, form, factor in columns] for row in rows]
+    measured = next((row for row in rows if row["seconds_per_round"] is not None), rows[0])
+    target = TARGETS.get(measured["target"] or "")
+    if target is None:
+        bounds = "There are no bounds for this device."
+    else:
+        launch = f"{target.launch * 1e6:.0f} us a kernel, " if target.launch else ""
+        bounds = (
+            f"A bound follows from the program that was measured: {launch}{target.bandwidth / 1e12:.2f} TB/s, "
+            f"{target.peak / 1e12:,.0f} TFLOP/s; a round's has its steps in it."
+        )
+    below = [
+        f"Times are measured, medians of up to {max(row['blocks'] or 0 for row in rows)} blocks of rounds on one "
+        f"device; a step's is the difference to rounds with twice the local epochs, where there was time. {bounds}",
+        "program: arguments, results and temporaries of the compiled rounds; peak: the most in use of the device, on a "
+        "CPU of the process, with the data.",
+    ]
+    below += [f"{row['workload']} {row['variant']}".rstrip() + f": {row['note']}" for row in rows if row["note"]]
+    below += [
+        f"{row['workload']} {row['variant']}".rstrip() + ": one block, cold: it took long"
+        for row in rows
+        if row["warm"] is False
+    ]
+    below += [f"scale {scale}: a part of each workload" for scale in sorted({row["scale"] for row in rows} - {1.0})]
+    below.append(
+        f"{measured['device'] or 'no device'}; "
+        + ", ".join(f"{name} {version}" for name, version in measured["versions"].items())
+    )
+    titles = [title for title, *_ in columns]
+    return "\n".join([*_markdown(titles, cells), "", *(f"- {line}" for line in below), f"- command: `{command}`"])
 
 
 def _markdown(titles: list[str], cells: list[list[str]]) -> list[str]:
@@ -106,10 +191,6 @@ def _markdown(titles: list[str], cells: list[list[str]]) -> list[str]:
 
     rule = ["-" * width if i < 2 else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
     return [line(titles), line(rule), *map(line, cells)]
-
-
-def _ahead_cell(read: Callable[[Compiled], str | None], one: Compiled) -> str:
-    return read(one) or ""
 
 
 def _cell(value: Any, form: str, scale: float) -> str:

@@ -13,6 +13,8 @@ import jax
 from jax.experimental import topologies
 
 from fedjax_ssl.backend import Elsewhere
+from fedjax_ssl.benchmarks.hlo import Part
+from fedjax_ssl.config import ConfigError
 from fedjax_ssl.errors import UserError
 
 
@@ -25,13 +27,24 @@ class Target(NamedTuple):
 
     title: str
     platform: str  # of the compiler: "cuda" or "tpu"
-    topology: str  # for the compiler
+    topology: str  # for the compiler; of a GPU without the devices of a host
     extra: str  # of this package, which installs the compiler
     memory: int  # bytes that JAX fills by default
     bandwidth: float  # bytes per second to the device's memory
     peak: float  # operations per second of products of float32 in JAX's default precision: TF32, on a TPU bfloat16
     launch: float  # seconds between the starts of two kernels, at least; 0: the device starts them itself
+    kinds: tuple[str, ...]  # what JAX calls the device
+    most_devices: int  # that share a program
     description: str = ""  # of a GPU, as XLA's text format has it
+
+    @property
+    def host_drives(self) -> bool:
+        """The host starts every kernel, as on a GPU; a TPU runs a program on its own."""
+        return self.platform == "cuda"
+
+    def seconds(self, part: Part) -> float:
+        """What a part of a program takes at least."""
+        return part.seconds(self.launch, self.bandwidth, self.peak)
 
     @property
     def elsewhere(self) -> Elsewhere:
@@ -62,7 +75,7 @@ def _gpu(title: str, peak: float, bandwidth: float, capability: int, **more: flo
         f'device_description_str: "{title}"'
     )
     memory = int(0.75 * more["device_memory_size"])  # the share that JAX takes by default
-    return Target(title, "cuda", "1x1x1", "aot-gpu", memory, bandwidth, peak, 3e-6, description)
+    return Target(title, "cuda", "1x1", "aot-gpu", memory, bandwidth, peak, 3e-6, (title,), 8, description)
 
 
 TARGETS: dict[str, Target] = {
@@ -90,8 +103,12 @@ TARGETS: dict[str, Target] = {
         clock_rate_ghz=1.41,
         device_memory_size=42297786368,
     ),
-    "tpu-v5e": Target("TPU v5e", "tpu", "v5e:2x2", "aot-tpu", 15 << 30, 0.819e12, 197e12, 0.0),
-    "tpu-v6e": Target("TPU v6e", "tpu", "v6e:2x2", "aot-tpu", 31 << 30, 1.64e12, 918e12, 0.0),
+    "tpu-v5e": Target(
+        "TPU v5e", "tpu", "v5e:2x2", "aot-tpu", 15 << 30, 0.819e12, 197e12, 0.0, ("TPU v5 lite", "TPU v5e"), 4
+    ),
+    "tpu-v6e": Target(
+        "TPU v6e", "tpu", "v6e:2x2", "aot-tpu", 31 << 30, 1.64e12, 918e12, 0.0, ("TPU v6 lite", "TPU v6e"), 4
+    ),
 }
 
 # Of each platform: modules that its compiler consists of.
@@ -140,7 +157,23 @@ def check_compiler(name: str, target: Target) -> None:
             )
 
 
-def devices(target: Target) -> list[jax.Device]:
+def target_of(device_kind: str) -> str | None:
+    """The key of `TARGETS` of a device that JAX calls so; None where nothing is known of it."""
+    return next((name for name, target in TARGETS.items() if device_kind in target.kinds), None)
+
+
+def check_devices(name: str, count: int) -> None:
+    """Checks that a program can be compiled for so many devices of a target.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    most = TARGETS[name].most_devices
+    if not 1 <= count <= most:
+        raise ConfigError(f"--devices is {count}; allowed for --target {name}: 1 to {most}, those of one host")
+
+
+def devices(target: Target, count: int = 1) -> list[jax.Device]:
     """Devices of a target, to compile for and not to run on; `environment` is set.
 
     Raises:
@@ -149,9 +182,9 @@ def devices(target: Target) -> list[jax.Device]:
     options = {"topology_name": target.topology}
     if target.platform == "cuda":
         _let_gpu_name_a_compiler()
-        options = {"target_config": target.description, "topology": target.topology}
+        options = {"target_config": target.description, "topology": f"{target.topology}x{count}"}
     try:
-        return list(topologies.get_topology_desc(platform=target.platform, **options).devices)
+        return list(topologies.get_topology_desc(platform=target.platform, **options).devices)[:count]
     except (RuntimeError, NotImplementedError) as error:  # JAX's own errors are RuntimeErrors
         raise CompilerMissing(
             f"the compiler of {target.title} does not start ({str(error).splitlines()[0]}); is another process "

@@ -41,6 +41,7 @@ class Workload:
     mean_size: int  # examples per client, on average
     settings: Mapping[str, Any]  # dotted fields of the config that differ from its defaults
     rounds: int  # in one compiled call, which is what is timed
+    run_rounds: int | None = None  # of the run that it is a part of, where peers tell their time for one
     rounds_before: int = 0  # at least this many run before those that are measured
     sigma: float = 0.0  # standard deviation of the logarithm of the sizes; 0: all clients are equal
     method: str = "fedavg"
@@ -66,6 +67,11 @@ class Workload:
         normal = np.random.default_rng(0).normal(size=self.num_clients)
         factor = np.exp(self.sigma * normal)
         return np.maximum(np.rint(self.mean_size * factor / factor.mean()), 1).astype(np.int64)
+
+    def steps_per_round(self, variant: Variant) -> float:
+        """Local steps of a cohort of federated averaging, on average."""
+        local = self.config(variant).optimizer
+        return self.cohort_size * local.local_epochs * float(np.mean(-(-self.sizes() // local.batch_size)))
 
     def config(self, variant: Variant) -> ml_collections.ConfigDict:
         """The config of a variant, resolved."""
@@ -134,6 +140,7 @@ _W2 = Workload(
     mean_size=60,
     settings=_sgd("linear", 10, 0.03),
     rounds=100,
+    run_rounds=100,
 )
 
 WORKLOADS: dict[str, Workload] = {
@@ -146,6 +153,7 @@ WORKLOADS: dict[str, Workload] = {
         mean_size=50,
         settings=_sgd("cnn", 10, 0.03),
         rounds=1,
+        run_rounds=1500,
     ),
     "W2": _W2,
     "W3": Workload(
@@ -158,6 +166,7 @@ WORKLOADS: dict[str, Workload] = {
         sigma=0.4,
         settings=_sgd("cnn", 20, 0.1),
         rounds=2,
+        run_rounds=1500,
     ),
     "W5": Workload(
         title="fedjax's EMNIST CNN with dropout, 10 clients x 200 examples, all in every round",

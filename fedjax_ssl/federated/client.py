@@ -25,7 +25,6 @@ from fedjax_ssl.federated.method import (
     Params,
     Perturbation,
     Sampler,
-    Schedule,
     Snapshot,
     Step,
     Stream,
@@ -99,25 +98,33 @@ class ClientProgress(NamedTuple):
     optimizer: dict[str, PyTree]
     local: dict[str, PyTree]
     loss: Float[Array, ""]  # sum over steps
-    examples: Int[Array, ""]  # rows that entered a loss, over all steps
 
 
 class Batch(NamedTuple):
-    """Which of its examples a client uses in one local step, by stream."""
+    """What one local step of a client is given."""
 
-    positions: dict[str, Int[Array, " b"]]
+    positions: dict[str, Int[Array, " b"]]  # by stream: which of its examples the client uses
     masks: dict[str, Bool[Array, " b"]]
+    key: Key[Array, ""]  # of the step's random draws
+
+
+class Plan(NamedTuple):
+    """What a client does in a round, known before its first step."""
+
+    batches: Batch  # leading axis S, the static bound of its steps
+    num_steps: Int[Array, ""]
+    examples: Int[Array, ""]  # rows that enter a loss, over all its steps
 
 
 class ClientUpdate(NamedTuple):
     """Local training of one client in one round, cut into pieces that a placement puts together."""
 
-    schedule: Callable[[Client], Schedule]
+    plan: Callable[[Client], Plan]
     start: Callable[[Client], ClientProgress]
     step: Callable[[Client, Int[Array, ""], Batch, ClientProgress], ClientProgress]
     # ^ (client, number of the step, batch, progress) -> progress
-    finish: Callable[[Client, Int[Array, ""], ClientProgress], tuple[PyTree, PyTree]]
-    # ^ (client, steps taken, progress) -> (what is summed over the cohort, what is stacked over it)
+    finish: Callable[[Client, Plan, ClientProgress], tuple[PyTree, PyTree]]
+    # ^ (client, its plan, progress) -> (what is summed over the cohort, what is stacked over it)
 
 
 class _Losses(NamedTuple):
@@ -130,52 +137,57 @@ class _Losses(NamedTuple):
     outputs: dict[str, Outputs]
 
 
-def train_client(update: ClientUpdate, client: Client, to_bound: bool = False) -> tuple[PyTree, PyTree]:
+def train_client(update: ClientUpdate, client: Client, loop: str = "own") -> tuple[PyTree, PyTree]:
     """Trains one client.
 
     Args:
         update: local training.
         client: whom.
-        to_bound: the loop of local steps runs to the static bound of the schedule, and steps beyond the client's own
-            change nothing. On a GPU, a loop whose end is known when it is compiled asks the host nothing.
+        loop: of its local steps. "own": to the client's own number of steps. "bound": to the static bound of its
+            schedule, and steps beyond its own change nothing; on a GPU, a loop whose end is known when it is compiled
+            asks the host nothing. "whole": the same for clients that take all these steps or none, so that no step
+            has to be told from another one, and the update of weights is part of the product that gives its gradient.
 
     Returns:
         (what is summed over the cohort, what is stacked over it). An update with a value that is not finite is
         dropped: it weighs nothing, and is counted in "dropped".
     """
-    schedule = update.schedule(client)
+    plan, begin = update.plan(client), update.start(client)
 
     @jax.named_scope(LOCAL_STEP)
     def one_step(number: Int[Array, ""], progress: ClientProgress) -> ClientProgress:
-        return update.step(client, number, batch_of(schedule, number), progress)
+        return update.step(client, number, batch_of(plan, number), progress)
 
     @jax.named_scope(LOCAL_STEP)
     def step_or_not(number: Int[Array, ""], progress: ClientProgress) -> ClientProgress:
-        own = number < schedule.num_steps
+        own = number < plan.num_steps
         return jax.tree.map(partial(jnp.where, own), one_step(number, progress), progress)
 
-    if to_bound:
-        end = jax.lax.fori_loop(0, step_bound(schedule), step_or_not, update.start(client))
+    if loop == "whole":
+        end = jax.lax.fori_loop(0, step_bound(plan), one_step, begin)
+        end = jax.tree.map(partial(jnp.where, plan.num_steps > 0), end, begin)
+    elif loop == "bound":
+        end = jax.lax.fori_loop(0, step_bound(plan), step_or_not, begin)
     else:
         # A loop with a traced bound: a client takes exactly its own number of steps. Nothing differentiates through it.
-        end = jax.lax.fori_loop(0, schedule.num_steps, one_step, update.start(client))
-    return update.finish(client, schedule.num_steps, end)
+        end = jax.lax.fori_loop(0, plan.num_steps, one_step, begin)
+    return update.finish(client, plan, end)
 
 
-def step_bound(schedule: Schedule) -> int:
+def step_bound(plan: Plan) -> int:
     """The static bound of a client's local steps: rows of its tables."""
-    return jax.tree.leaves(schedule.masks)[0].shape[0]
+    return plan.batches.key.shape[0]
 
 
-def batch_of(schedule: Schedule, *place: Int[Array, ""]) -> Batch:
-    """One batch of a schedule: of step `place`, or of (client, step) where schedules are stacked."""
-    return Batch(*jax.tree.map(lambda table: table[place], (schedule.positions, schedule.masks)))
+def batch_of(plan: Plan, *place: Int[Array, ""]) -> Batch:
+    """One batch of a plan: of step `place`, or of (client, step) where plans are stacked."""
+    return jax.tree.map(lambda table: table[place], plan.batches)
 
 
 def client_update(training: LocalTraining, task: Task, broadcast: Broadcast) -> ClientUpdate:
     """The pieces of local training in one round."""
     run = _ClientRound(training, task, broadcast)
-    return ClientUpdate(run.schedule, run.start, run.step, run.finish)
+    return ClientUpdate(run.plan, run.start, run.step, run.finish)
 
 
 class _ClientRound:
@@ -228,8 +240,16 @@ class _ClientRound:
         groups = self.to_params(anchor)
         return Snapshot(self.training.combine(groups), self.unravel_state(self.statistics_of(client)), groups)
 
-    def schedule(self, client: Client) -> Schedule:
-        return self.task.sampler.schedule(named_key(self.key_of(client), "batches"), client, self.broadcast.now)
+    def plan(self, client: Client) -> Plan:
+        key = self.key_of(client)
+        schedule = self.task.sampler.schedule(named_key(key, "batches"), client, self.broadcast.now)
+        masks = list(schedule.masks.values())
+        numbers = jnp.arange(masks[0].shape[0], dtype=jnp.int32)
+        # Together and not in every step, where they would be operations of their own.
+        keys = jax.vmap(partial(jax.random.fold_in, named_key(key, "step")))(numbers)
+        own = (numbers < schedule.num_steps)[:, None]
+        examples = sum((jnp.sum(mask & own, dtype=jnp.int32) for mask in masks), start=jnp.zeros((), jnp.int32))
+        return Plan(Batch(schedule.positions, schedule.masks, keys), schedule.num_steps, examples)
 
     def start(self, client: Client) -> ClientProgress:
         anchor = self.anchor_of(client)
@@ -249,19 +269,13 @@ class _ClientRound:
                 for term in self.task.terms
             },
             loss=jnp.zeros(()),
-            examples=jnp.zeros((), jnp.int32),
         )
 
     def step(self, client: Client, number: Int[Array, ""], batch: Batch, progress: ClientProgress) -> ClientProgress:
-        step_key = jax.random.fold_in(named_key(self.key_of(client), "step"), number)
         own_key = jax.random.fold_in(labelling_key(self.broadcast.key), client.id)
         streams = _gather_streams(batch, client, self.broadcast.inputs, own_key)
-        examples = progress.examples
-        for mask in (stream.mask for stream in streams.values()):
-            examples = examples + jnp.sum(mask, dtype=jnp.int32)
-        progress = progress._replace(examples=examples)
         for group, terms in self.phases.items():
-            after = self.one_phase(client, progress, number, group, terms, streams, named_key(step_key, group))
+            after = self.one_phase(client, progress, number, group, terms, streams, named_key(batch.key, group))
             views = _views(terms)
             if views and (len(self.phases) > 1 or self.task.sampler.empty_steps):
                 # A group without a row in this step takes no step at all: no weight decay, no momentum.
@@ -352,15 +366,13 @@ class _ClientRound:
             loss=progress.loss + loss,
         )
 
-    def finish(
-        self, client: Client, num_steps: Int[Array, ""], end: ClientProgress
-    ) -> tuple[dict[str, PyTree], dict[str, PyTree]]:
-        begin = self.start(client)
+    def finish(self, client: Client, plan: Plan, end: ClientProgress) -> tuple[dict[str, PyTree], dict[str, PyTree]]:
+        begin, num_steps = self.start(client), plan.num_steps
         finite = jnp.isfinite(end.loss)
         for values in jax.tree.leaves((end.params, end.model_state)):
             finite = finite & jnp.all(jnp.isfinite(values))
         trained = finite & (num_steps > 0)
-        loss, examples = end.loss, end.examples
+        loss = end.loss
         end = jax.tree.map(lambda new, old: jnp.where(trained, new, old), end, begin)
         groups, received = self.to_params(end.params), self.to_params(begin.params)
         model_state = self.unravel_state(end.model_state)
@@ -421,7 +433,7 @@ class _ClientRound:
             "local_optimizer": {g: (weights[g], _times(weights[g], state)) for g, state in averaged.items()},
             "loss": jnp.where(finite, loss, 0.0),
             "steps": jnp.where(finite, num_steps, 0),
-            "examples": jnp.where(finite, examples, 0),
+            "examples": jnp.where(finite, plan.examples, 0),
             "dropped": (~finite).astype(jnp.int32),
         }
         stacked = {

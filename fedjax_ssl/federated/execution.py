@@ -13,6 +13,7 @@ from fedjax_ssl.federated.client import Broadcast, ClientUpdate
 from fedjax_ssl.federated.memory import (
     Choice,
     Need,
+    StepCounts,
     bytes_of_examples,
     choose,
     estimate_need,
@@ -83,9 +84,15 @@ def place_clients(
     if execution.report is not None:
         execution.report(choice)
     # The program of a CPU decides on its own whether a loop goes on; there a step that changes nothing is lost time.
-    to_bound = backend() != "cpu" and (sampler.equal_steps or (counts is not None and counts.to_bound))
-    how = choice.placement, choice.clients_at_once, mesh, execution.reduce, to_bound
+    loop = "own" if backend() == "cpu" else _loop(sampler, counts)
+    how = choice.placement, choice.clients_at_once, mesh, execution.reduce, loop
     return train_cohort(update_of, broadcast, clients, valid, *how)
+
+
+def _loop(sampler: Sampler, counts: StepCounts | None) -> str:
+    if sampler.equal_steps or (counts is not None and counts.whole):
+        return "whole"
+    return "bound" if counts is not None and counts.to_bound else "own"
 
 
 def _free(memory: int, runs: int, state: ServerState, data: FederatedData) -> int:

@@ -13,7 +13,15 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated.client import Broadcast, ClientProgress, ClientUpdate, LocalTraining, Task, client_update
+from fedjax_ssl.federated.client import (
+    Broadcast,
+    ClientProgress,
+    ClientUpdate,
+    LocalTraining,
+    Plan,
+    Task,
+    client_update,
+)
 from fedjax_ssl.federated.clients import server_as_client
 from fedjax_ssl.federated.method import Client, GradientPass, Metrics, Params, ServerState
 from fedjax_ssl.federated.optimizers import Groups, fedavg
@@ -135,9 +143,9 @@ def _reporting(
 ) -> ClientUpdate:
     """The same steps, at whose end the sum of the gradients is reported; one that is not finite counts for nothing."""
 
-    def finish(client: Client, num_steps: Int[Array, ""], end: ClientProgress) -> tuple[PyTree, PyTree]:
+    def finish(client: Client, plan: Plan, end: ClientProgress) -> tuple[PyTree, PyTree]:
         sums: Params = {g: packing(state.params[g]).unpack(end.optimizer[g][g]) for g in training.shared}
-        counts = num_steps > 0
+        counts = plan.num_steps > 0
         for values in jax.tree.leaves(sums):
             counts = counts & jnp.all(jnp.isfinite(values))
         sums = jax.tree.map(lambda x: jnp.where(counts, x, jnp.zeros_like(x)), sums)

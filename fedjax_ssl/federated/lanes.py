@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Int32
 
-from fedjax_ssl.federated.client import LOCAL_STEP, ClientProgress, ClientUpdate, batch_of
+from fedjax_ssl.federated.client import LOCAL_STEP, ClientProgress, ClientUpdate, Plan, batch_of
 from fedjax_ssl.federated.method import Client
 
 
@@ -52,7 +52,7 @@ def pack(num_steps: Int[Array, " p"], num_lanes: int) -> LanePlan:
 
 def run_lanes(
     update: ClientUpdate, clients: Client, valid: Bool[Array, " p"], num_lanes: int
-) -> tuple[Int32[Array, " p"], ClientProgress]:
+) -> tuple[Plan, ClientProgress]:
     """Runs the local steps of a cohort in lanes.
 
     Args:
@@ -62,26 +62,26 @@ def run_lanes(
         num_lanes: L, at least 1.
 
     Returns:
-        (steps taken, progress at the end) of every client, leading axis p.
+        (plan, progress at the end) of every client, leading axis p.
     """
     size = valid.shape[0]
-    schedules = jax.vmap(update.schedule)(clients)
-    num_steps = jnp.where(valid, schedules.num_steps, 0).astype(jnp.int32)
-    plan = pack(num_steps, num_lanes)
+    plans = jax.vmap(update.plan)(clients)
+    num_steps = jnp.where(valid, plans.num_steps, 0).astype(jnp.int32)
+    lane_plan = pack(num_steps, num_lanes)
     lanes = jnp.arange(num_lanes, dtype=jnp.int32)
 
     @jax.named_scope(LOCAL_STEP)
     def take_step(number: Array, state: tuple[Array, ClientProgress]) -> tuple[Array, ClientProgress]:
         place, everybody = state
-        who = plan.queue[lanes, jnp.minimum(place, size - 1)]
+        who = lane_plan.queue[lanes, jnp.minimum(place, size - 1)]
         who = jnp.where(place < size, who, size)
         busy = who < size
         known = jnp.minimum(who, size - 1)
-        within = number - plan.start[known]
+        within = number - lane_plan.start[known]
         # Every client's progress has its own place, where its lane finds what it starts from and leaves what it has
         # reached: no lane asks whether a client begins or ends. An idle lane writes beyond the end.
         client, progress = jax.tree.map(lambda x: x[known], (clients, everybody))
-        after = jax.vmap(update.step)(client, within, batch_of(schedules, known, within), progress)
+        after = jax.vmap(update.step)(client, within, batch_of(plans, known, within), progress)
         target = jnp.where(busy, who, size + lanes)
         everybody = jax.tree.map(
             lambda kept, new: kept.at[target].set(new, mode="drop", unique_indices=True), everybody, after
@@ -90,4 +90,4 @@ def run_lanes(
         return place + last.astype(jnp.int32), everybody
 
     start = jnp.zeros(num_lanes, jnp.int32), jax.vmap(update.start)(clients)
-    return num_steps, jax.lax.fori_loop(0, plan.length, take_step, start)[1]
+    return plans._replace(num_steps=num_steps), jax.lax.fori_loop(0, lane_plan.length, take_step, start)[1]

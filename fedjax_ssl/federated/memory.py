@@ -6,13 +6,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, Literal
+from jaxtyping import Array
 
 from fedjax_ssl.backend import backend, elsewhere
 from fedjax_ssl.data import FederatedData, LoadedInputs
-from fedjax_ssl.federated.client import ClientUpdate, batch_of, step_bound
+from fedjax_ssl.federated.client import ClientUpdate, batch_of
 from fedjax_ssl.federated.liveness import array_bytes, live_bytes
 from fedjax_ssl.federated.method import Client, Now, Sampler
+from fedjax_ssl.federated.placement import without_examples
 
 PyTree = Any
 # Clients at once where the memory of the device is not known.
@@ -112,24 +114,23 @@ def estimate_need(update: ClientUpdate, clients: Client, placement: str, num_cli
     # Two, since some operations take another way as soon as there are several clients.
     some = jax.tree.map(lambda x: jax.ShapeDtypeStruct((2, *x.shape[1:]), x.dtype), clients)
     number = jax.ShapeDtypeStruct((), jnp.int32)
-    prepare, step, finish = jax.vmap(update.schedule), jax.vmap(update.step, (0, None, 0, 0)), update.finish
-    finish = jax.vmap(finish, (0, None, 0))
-    schedule, start = jax.eval_shape(prepare, some), jax.eval_shape(jax.vmap(update.start), some)
-    batch = jax.eval_shape(jax.vmap(batch_of, (0, None)), schedule, number)
-    summed, stacked = (tree_bytes(tree) // 2 for tree in jax.eval_shape(finish, some, number, start))
+    prepare, step, finish = jax.vmap(update.plan), jax.vmap(update.step, (0, None, 0, 0)), jax.vmap(update.finish)
+    plan, start = jax.eval_shape(prepare, some), jax.eval_shape(jax.vmap(update.start), some)
+    batch = jax.eval_shape(jax.vmap(batch_of, (0, None)), plan, number)
+    summed, stacked = (tree_bytes(tree) // 2 for tree in jax.eval_shape(finish, some, plan, start))
     before, during, after = (
         program_bytes(jaxpr) // 2
         for jaxpr in (
             jax.make_jaxpr(prepare)(some),
             jax.make_jaxpr(step)(some, number, batch, start),
-            jax.make_jaxpr(finish)(some, number, start),
+            jax.make_jaxpr(finish)(some, plan, start),
         )
     )
-    tables, progress, plan = (tree_bytes(tree) // 2 for tree in (some, start, schedule))
+    tables, progress, planned = (tree_bytes(tree) // 2 for tree in (some, start, plan))
     kept = num_clients * stacked + gathered * (summed + stacked)
     if placement == "lanes":
-        kept += num_clients * (progress + plan + before)
-    return Need(tables + plan + progress + summed + max(before, during, after), kept)
+        kept += num_clients * (progress + planned + before)
+    return Need(tables + planned + progress + summed + max(before, during, after), kept)
 
 
 def program_bytes(jaxpr: ClosedJaxpr) -> int:
@@ -157,6 +158,7 @@ class StepCounts(NamedTuple):
     bound: int  # that no client exceeds, known from shapes
     largest: int
     mean: float  # of the clients that take any; 0: nobody does
+    whole: bool = False  # everybody takes as many as the bound or none, whatever the round and the key
 
     @property
     def spread(self) -> float:
@@ -178,11 +180,33 @@ def step_counts(sampler: Sampler, clients: Client) -> StepCounts:
     """
     with jax.ensure_compile_time_eval():  # a round that is traced asks
         key, now = jax.random.key(0), Now(jnp.zeros((), jnp.int32))
-        num_steps = np.asarray(jax.jit(jax.vmap(lambda client: sampler.schedule(key, client, now).num_steps))(clients))
+        count = jax.jit(jax.vmap(lambda client: sampler.schedule(key, client, now).num_steps))
+        left_out = without_examples(clients, jnp.zeros(clients.id.shape, bool))
+        num_steps, num_without = np.asarray(count(clients)), np.asarray(count(left_out))
         one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), clients)
-        bound = step_bound(jax.eval_shape(lambda client: sampler.schedule(key, client, now), one))
+        masks = jax.eval_shape(lambda client: sampler.schedule(key, client, now), one).masks
+        by_client = _counts_by_client(sampler, one)
+    bound = jax.tree.leaves(masks)[0].shape[0]
     taken = num_steps[num_steps > 0]
-    return StepCounts(bound, int(taken.max()), float(taken.mean())) if len(taken) else StepCounts(bound, 0, 0.0)
+    if not len(taken):
+        return StepCounts(bound, 0, 0.0)
+    whole = by_client and set(taken) == {bound} and set(num_without) <= {0, bound}
+    return StepCounts(bound, int(taken.max()), float(taken.mean()), whole)
+
+
+def _counts_by_client(sampler: Sampler, client: Client) -> bool:
+    """Whether the number of steps follows from the client alone, and neither from the round nor from a draw."""
+
+    def count(key: Array, number: Array, num_rounds: Array, client: Client) -> Array:
+        return sampler.schedule(key, client, Now(number, num_rounds)).num_steps
+
+    number = jnp.zeros((), jnp.int32)
+    jaxpr = jax.make_jaxpr(count)(jax.random.key(0), number, number, client).jaxpr
+    read = {value for value in jaxpr.outvars if not isinstance(value, Literal)}
+    for equation in reversed(jaxpr.eqns):
+        if not read.isdisjoint(equation.outvars):
+            read |= {value for value in equation.invars if not isinstance(value, Literal)}
+    return read.isdisjoint(jaxpr.invars[:3])
 
 
 def vectorized_runs() -> int | None:

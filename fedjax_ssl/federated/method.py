@@ -391,4 +391,4 @@ class Sampler(NamedTuple):
     schedule: Callable[[Key[Array, ""], Client, Now], Schedule]
     reads_sent: bool = False  # the schedule depends on what terms sent, so that nothing is known of it before a round
     empty_steps: bool = False  # a step may have no row; the parameters then stay, with several groups in any case
-    equal_steps: bool = False  # every client that trains takes all S steps of its schedule
+    equal_steps: bool = False  # every client that trains takes all S steps of its schedule: the loop relies on it

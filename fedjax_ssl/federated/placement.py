@@ -32,7 +32,7 @@ def train_cohort(
     chunk_size: int = 8,
     mesh: Mesh | None = None,
     reduce: str = "ordered",
-    to_bound: bool = False,
+    loop: str = "own",
 ) -> tuple[PyTree, PyTree]:
     """Trains a cohort's clients.
 
@@ -48,7 +48,7 @@ def train_cohort(
             as one list of devices. None: one device. Inside a `shard_map` over the mesh's axes, as in a sweep with
             seeds on another axis, each device is to call this with the whole cohort, and takes its share.
         reduce: how sums go over the devices of a mesh, see `sum_over_devices`.
-        to_bound: the loop of local steps has a constant length, see `train_client`; lanes have a length of their own.
+        loop: of local steps, see `train_client`; lanes have one of their own.
 
     Returns:
         (sums over the cohort, results stacked over the cohort); with a mesh, whole on each of its devices.
@@ -60,11 +60,11 @@ def train_cohort(
     if reduce not in REDUCTIONS:
         raise ValueError(f"reduce is {reduce!r}; allowed: {', '.join(REDUCTIONS)}")
     if mesh is None:
-        return _train_on_one_device(update_of(broadcast), clients, valid, placement, chunk_size, to_bound)
+        return _train_on_one_device(update_of(broadcast), clients, valid, placement, chunk_size, loop)
     axes, size = mesh.axis_names, valid.shape[0]
     clients, valid = _fill_up(clients, valid, -size % mesh.size)
     clients = without_examples(clients, valid)
-    num_steps = jax.vmap(lambda client: update_of(broadcast).schedule(client).num_steps)(clients)
+    num_steps = jax.vmap(lambda client: update_of(broadcast).plan(client).num_steps)(clients)
     dealt = deal(jnp.where(valid, num_steps, 0), mesh.size)
     slots = jnp.argsort(dealt)  # where each client went
     clients, valid = jax.tree.map(lambda x: x[dealt], (clients, valid))
@@ -73,7 +73,7 @@ def train_cohort(
         update = update_of(broadcast)
         # Nothing is added on the devices: every client's own values are needed to add them in client order.
         stacking = update._replace(finish=lambda *done: ((), update.finish(*done)))
-        _, (summed, stacked) = _train_on_one_device(stacking, clients, valid, placement, chunk_size, to_bound)
+        _, (summed, stacked) = _train_on_one_device(stacking, clients, valid, placement, chunk_size, loop)
         return sum_over_devices(summed, valid, axes, size, reduce, slots), jax.lax.all_gather(stacked, axes, tiled=True)
 
     if set(axes) <= set(jax.sharding.get_abstract_mesh().manual_axes):
@@ -138,13 +138,13 @@ def _take_share(cohort: PyTree, mesh: Mesh) -> PyTree:
 
 
 def _train_on_one_device(
-    update: ClientUpdate, clients: Client, valid: Bool[Array, " p"], placement: str, chunk_size: int, to_bound: bool
+    update: ClientUpdate, clients: Client, valid: Bool[Array, " p"], placement: str, chunk_size: int, loop: str
 ) -> tuple[PyTree, PyTree]:
     if placement != "lanes":
-        return map_clients(partial(train_client, update, to_bound=to_bound), clients, valid, placement, chunk_size)
+        return map_clients(partial(train_client, update, loop=loop), clients, valid, placement, chunk_size)
     _check(placement, chunk_size)
-    num_steps, ends = run_lanes(update, clients, valid, min(chunk_size, valid.shape[0]))
-    trained = (clients, num_steps, ends)
+    plans, ends = run_lanes(update, clients, valid, min(chunk_size, valid.shape[0]))
+    trained = (clients, plans, ends)
     return map_clients(lambda one: update.finish(*one), trained, valid, "chunked", chunk_size)
 
 

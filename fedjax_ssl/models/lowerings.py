@@ -12,6 +12,11 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 from jaxtyping import Array
 
+from fedjax_ssl.backend import backend
+
+# Rows of a piece of a long contraction, by filters: the results of all pieces are then a small part of its factors.
+_FEWEST_ROWS = 32
+
 Pads = tuple[tuple[int, int], tuple[int, int]]
 
 
@@ -54,7 +59,9 @@ def plain_or_slices(inputs: Array, kernel: Array, stride: int, pads: Pads) -> Ar
     separate = functools.partial(slices, stride=stride, pads=pads)
 
     def separate_gradients(inputs: Array, kernel: Array, cotangent: Array) -> tuple[Array, Array]:
-        return jax.vjp(separate, inputs, kernel)[1](cotangent)
+        if backend() == "tpu":
+            return jax.vjp(separate, inputs, kernel)[1](cotangent)
+        return _gradients_in_pieces(inputs, kernel, cotangent, stride, pads)
 
     @custom_vmap
     def forward(inputs: Array, kernel: Array) -> Array:
@@ -93,6 +100,25 @@ def plain_or_slices(inputs: Array, kernel: Array, stride: int, pads: Pads) -> Ar
         lambda saved, cotangent: backward(*saved, cotangent),
     )
     return convolve(inputs, kernel)
+
+
+def _gradients_in_pieces(
+    inputs: Array, kernel: Array, cotangent: Array, stride: int, pads: Pads
+) -> tuple[Array, Array]:
+    """The gradients of `slices`, that of the kernel as a sum over groups of images.
+
+    A GPU's compiler cuts a contraction over so many rows itself, to fill the device, and where the pieces come out
+    uneven it copies both factors to pad them. A TPU's does not, and would move more bytes for pieces.
+    """
+    filters, count = kernel.shape[3], inputs.shape[0]
+    patches, pull = jax.vjp(lambda inputs: _patches(inputs, kernel, stride, pads), inputs)
+    outputs = cotangent.reshape(-1, filters)
+    most = max(outputs.shape[0] // (_FEWEST_ROWS * filters), 1)
+    groups = max(number for number in range(1, min(most, count) + 1) if count % number == 0)
+    columns, results = (x.reshape(groups, -1, x.shape[1]) for x in (patches, outputs))
+    weights = jnp.sum(lax.dot_general(columns, results, (((1,), (1,)), ((0,), (0,)))), axis=0)
+    (images,) = pull(outputs @ kernel.reshape(-1, filters).T)
+    return images, weights.reshape(kernel.shape)
 
 
 def _axes(batched: list[bool]) -> tuple[int | None, ...]:

@@ -5,11 +5,13 @@ pairwise selections, first along the width, then along the height, whose gradien
 """
 
 import functools
+from collections.abc import Iterator
 
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from fedjax_ssl.backend import backend
 from fedjax_ssl.models.convolution import Padding, resolve_padding
 
 
@@ -37,12 +39,20 @@ def max_pool(
     pads = resolve_padding(inputs.shape[1:3], (size, size), stride, padding)
     if pads != ((0, 0), (0, 0)):
         inputs = jnp.pad(inputs, ((0, 0), *pads, (0, 0)), constant_values=-jnp.inf)
+    if backend() == "gpu" and stride >= size:
+        # All selections have the shape of the result, and with it one kernel, which leaves behind what was selected.
+        # A TPU takes more kernels so.
+        rows = (functools.reduce(_larger, _offsets(row, size, stride, 2)) for row in _offsets(inputs, size, stride, 1))
+        return functools.reduce(_larger, rows)
     for axis in (2, 1):
-        count = (inputs.shape[axis] - size) // stride + 1
-        last = (count - 1) * stride + 1
-        offsets = (lax.slice_in_dim(inputs, i, i + last, stride, axis) for i in range(size))
-        inputs = functools.reduce(_larger, offsets)
+        inputs = functools.reduce(_larger, _offsets(inputs, size, stride, axis))
     return inputs
+
+
+def _offsets(inputs: Array, size: int, stride: int, axis: int) -> Iterator[Array]:
+    """The first values of all windows along an axis, the second ones, and so on."""
+    last = (inputs.shape[axis] - size) // stride * stride + 1
+    return (lax.slice_in_dim(inputs, i, i + last, stride, axis) for i in range(size))
 
 
 def _larger(first: Array, second: Array) -> Array:

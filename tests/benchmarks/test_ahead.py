@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import pytest
@@ -16,35 +17,59 @@ from fedjax_ssl.shipped import shipped_configs
 from tests.benchmarks.test_hlo import LOOPS
 
 FIELDS = [
-    *("workload", "variant", "target", "kernels_per_step", "host_round_trips_per_step", "kernels_per_round"),
+    *("workload", "variant", "target", "devices", "kernels_per_step", "host_round_trips_per_step", "kernels_per_round"),
     *("bytes_per_step", "operations_per_step", "temporary_bytes", "estimated_bytes", "bound_seconds_per_step"),
-    *("compile_seconds", "unordered_sums"),
+    *("bound_seconds_per_round", "rounds_per_run", "bound_seconds_per_run", "program_bytes"),
+    *("compile_seconds", "unordered_sums", "collectives_per_round"),
 ]
 TRAINED = [name for name in shipped_configs() if not name.endswith("_predict")]
 
 
 def compiled(text: str = LOOPS, choices: tuple[Choice, ...] = (Choice("chunked", 5, 10, 1000),)) -> ahead.Compiled:
-    program = SimpleNamespace(as_text=lambda: text, memory_analysis=lambda: SimpleNamespace(temp_size_in_bytes=60))
-    return ahead._read("W2", "", "h100", program, 2, list(choices), 57, 1.5)
+    sizes = {"argument": 30, "output": 20, "alias": 10, "temp": 60}
+    memory = SimpleNamespace(**{f"{name}_size_in_bytes": size for name, size in sizes.items()})
+    program = SimpleNamespace(as_text=lambda: text, memory_analysis=lambda: memory)
+    options = ahead.AheadOptions("h100")
+    return ahead._compiled("W2", "", options, program, 2, list(choices), 57, 1.5, turns=6, length=(100, 10))
+
+
+def rows_of(target: str, *arguments: str) -> list[dict[str, Any]]:
+    """What the command says, in a process of its own."""
+    try:
+        targets.check_compiler(target, TARGETS[target])
+    except targets.CompilerMissing as error:
+        pytest.skip(str(error))
+    command = [sys.executable, "-m", "fedjax_ssl.bench", "--target", target, *arguments, "--json", "--one-process"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    for row in rows:
+        assert sorted(row) == sorted(FIELDS) and row["kernels_per_step"] > 0 and row["temporary_bytes"] > 0
+    return rows
 
 
 def test_a_row_has_the_fields_that_are_promised_and_nothing_else() -> None:
     row = compiled().row()
-    assert list(row) == FIELDS and json.loads(json.dumps(row)) == row
+    assert sorted(row) == sorted(FIELDS) and json.loads(json.dumps(row)) == row
     assert row["kernels_per_step"] == 2 and row["host_round_trips_per_step"] == 1 and row["kernels_per_round"] == 4
     assert row["temporary_bytes"] == 60 and row["estimated_bytes"] == 57
+    assert row["program_bytes"] == 30 + 20 - 10 + 60
     assert row["bound_seconds_per_step"] == pytest.approx(2 * 3e-6)
+    # Six local steps and four kernels beside them in each of 100 rounds, and an evaluation of one after every tenth.
+    assert row["bound_seconds_per_round"] == pytest.approx((6 * 2 + 4) * 3e-6)
+    assert row["bound_seconds_per_run"] == pytest.approx((100 * 16 + 10) * 3e-6)
 
 
 def test_a_loop_of_one_step_is_none_in_the_program_and_still_counts() -> None:
     one = compiled(LOOPS.replace("vmap(local_step)/dot", "dot").replace("body/draw", "body/while/body/local_step/draw"))
-    assert one.steps.num_kernels == 1 and one.num_kinds == 1
+    assert one.reading.step.num_kernels == 1 and not one.reading.loops and one.reading.turns == 1
 
 
 def test_the_table_says_that_times_are_bounds() -> None:
     header, rule, row, _, *below = ahead_table([compiled()]).splitlines()
     assert header.count("|") == rule.count("|") == row.count("|") and "kernels a step" in header
     assert "compiled here, not run there" in below[0] and "bounds" in below[0]
+    assert below[-1] == "W2: a run is 100 rounds with their local steps and 10 evaluations"
 
 
 def test_what_is_traced_for_another_device_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,6 +86,8 @@ def test_what_is_traced_for_another_device_is_told_so(monkeypatch: pytest.Monkey
         (("--target", "h10"), ("'h10'", "Did you mean 'h100'?", "tpu-v5e")),
         (("--target", "h100", "--repeats", "2"), ("--repeats does nothing with --target",)),
         (("--configs", "digits"), ("--configs needs --target",)),
+        (("--devices", "4"), ("--devices needs --target",)),
+        (("--target", "tpu-v5e", "--devices", "8"), ("--devices is 8", "1 to 4")),
         (("--target", "h100", "--configs", "digits_xlcp"), ("'digits_xlcp'", "digits_xclp")),
         (("--target", "h100", "--configs", "digits", "--workloads", "W2"), ("takes the place of --workloads",)),
         (("--target", "tpu-v6e"), ("libtpu", "pip install 'fedjax_ssl[aot-tpu]'")),
@@ -95,16 +122,42 @@ def test_a_config_that_does_not_train_has_nothing_to_compile() -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("workload", "variant", "step", "beside"), [("W2", "", 8, 40), ("W8", "64 seeds", 8, 40), ("W5", "", 30, 60)]
+)
+def test_a_local_step_takes_no_more_kernels_than_it_did(workload: str, variant: str, step: int, beside: int) -> None:
+    row = next(row for row in rows_of("h100", "--workloads", workload) if row["variant"] == variant)
+    assert row["kernels_per_step"] <= step and row["kernels_per_round"] <= beside
+    assert row["host_round_trips_per_step"] == 0
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("target", ["h100", "tpu-v5e"])
 @pytest.mark.parametrize("config", TRAINED)
 def test_every_shipped_config_compiles(config: str, target: str) -> None:
+    (row,) = rows_of(target, "--configs", config)
+    assert row["workload"] == config and row["collectives_per_round"] == {}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("target", ["h100", "tpu-v5e"])
+def test_several_devices_share_a_cohort_and_gather_what_it_trained(target: str) -> None:
+    (row,) = rows_of(target, "--workloads", "W2", "--devices", "4")
+    # Twelve slots on four devices; every device gets the 7,850 parameters of all of them.
+    assert row["devices"] == 4 and row["collectives_per_round"]["all-gather"]["bytes"] >= 12 * 7850 * 4
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", list(TARGETS))
+def test_a_target_is_what_its_compiler_takes_it_for(name: str) -> None:
     try:
-        targets.check_compiler(target, TARGETS[target])
+        targets.check_compiler(name, TARGETS[name])
     except targets.CompilerMissing as error:
         pytest.skip(str(error))
-    command = [sys.executable, "-m", "fedjax_ssl.bench", "--target", target, "--configs", config, "--json"]
-    done = subprocess.run([*command, "--one-process"], capture_output=True, text=True)
+    program = (
+        "from fedjax_ssl.benchmarks import prepare, targets; "
+        f"prepare({name!r}); print(targets.devices(targets.TARGETS[{name!r}])[0].device_kind)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    (row,) = map(json.loads, done.stdout.splitlines())
-    assert list(row) == FIELDS and row["workload"] == config
-    assert row["kernels_per_step"] > 0 and row["temporary_bytes"] > 0
+    assert targets.target_of(done.stdout.strip()) == name

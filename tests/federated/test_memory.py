@@ -21,6 +21,8 @@ from fedjax_ssl.federated.memory import (
 )
 from tests import toy
 
+THOROUGH = pytest.mark.thorough
+
 
 def need(placement: str) -> Need:
     return Need(per_client=10, kept=500 if placement == "lanes" else 100)
@@ -118,6 +120,35 @@ def test_spread_is_that_of_the_steps_a_sampler_takes(data) -> None:
     assert step_counts(sampler, everyone).spread == pytest.approx(steps.max() / steps[steps > 0].mean())
     nobody = toy.without_knowledge(data)
     assert step_counts(sampler, all_clients(nobody)).spread == 1.0
+
+
+def drawn(num_steps) -> federated.Sampler:
+    """One row a step; (key, client, now) -> how many of three steps are taken."""
+
+    def schedule(key, client, now) -> federated.Schedule:
+        rows = jnp.zeros((3, 1), jnp.int32)
+        return federated.Schedule({"labelled": rows}, {"labelled": rows == 0}, num_steps(key, client, now))
+
+    return federated.Sampler(schedule)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "whole"),
+    [
+        (drawn(lambda key, client, now: jnp.where(client.num_examples > 0, 3, 0)), True),
+        pytest.param(drawn(lambda key, client, now: jnp.minimum(client.num_examples, 3)), False, marks=THOROUGH),
+        # Who is left out takes one.
+        pytest.param(drawn(lambda key, client, now: jnp.where(client.num_examples > 0, 3, 1)), False, marks=THOROUGH),
+        # Another round is another matter.
+        pytest.param(drawn(lambda key, client, now: jnp.where(now.number < 9, 3, 2)), False, marks=THOROUGH),
+        pytest.param(
+            drawn(lambda key, client, now: jnp.where(jax.random.bernoulli(key, 1e-9), 1, 3)), False, marks=THOROUGH
+        ),
+    ],
+)
+def test_all_take_the_whole_loop_where_sizes_alone_say_so(data, sampler, whole: bool) -> None:
+    counts = step_counts(sampler, all_clients(data))
+    assert counts.whole == whole and counts.bound == 3
 
 
 @pytest.mark.thorough

@@ -1,4 +1,5 @@
 import functools
+from typing import Any
 
 import chex
 import jax
@@ -8,7 +9,8 @@ import pytest
 from jax.sharding import Mesh
 
 from fedjax_ssl import federated, methods
-from fedjax_ssl.federated import all_clients, map_clients
+from fedjax_ssl.federated import all_clients, execution, map_clients, placement
+from fedjax_ssl.federated.client import ClientUpdate, train_client
 from fedjax_ssl.federated.placement import deal, without_examples
 from tests import toy
 
@@ -46,6 +48,41 @@ def test_order_of_the_slots_does_not_matter_to_each_client() -> None:
     other, turned_kept = map_clients(update, turned, jnp.ones(3, bool), "chunked", 2)
     assert float(one["sum"]) == float(other["sum"]) == 7.0
     np.testing.assert_array_equal(kept["twice"], turned_kept["twice"][::-1])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "loop"),
+    [
+        ((8, 8, 0, 8), "whole"),
+        pytest.param((8, 8, 4, 8), "bound", marks=pytest.mark.thorough),
+        pytest.param((16, 1, 0, 1), "own", marks=pytest.mark.thorough),
+    ],
+)
+def test_loops_for_accelerators_train_as_that_of_a_cpu(
+    sizes: tuple[int, ...], loop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal clients and one without examples, nearly equal ones, others: loops of a GPU, run here."""
+    data = toy.federation(sizes=sizes, labelled=sizes)
+
+    def rounds() -> tuple[federated.ServerState, list[dict[str, float]]]:
+        how = {"placement": "vmap", "everyone": jax.device_get(all_clients(data))}
+        setup = toy.setup(data, local_optimizer=federated.local_optimizer(momentum=0.5, weight_decay=0.1))
+        return toy.train(toy.executed(methods.build("fedavg", setup), **how), jax.random.key(1), data, 2)
+
+    state, metrics = rounds()
+    seen: list[str] = []
+    monkeypatch.setattr(execution, "backend", lambda: "gpu")
+
+    def noting(update: ClientUpdate, client: federated.Client, loop: str) -> tuple[Any, Any]:
+        seen.append(loop)
+        return train_client(update, client, loop)
+
+    monkeypatch.setattr(placement, "train_client", noting)
+    other_state, other_metrics = rounds()
+    assert set(seen) == {loop}
+    chex.assert_trees_all_close(state, other_state, rtol=1e-5, atol=1e-6)
+    for name in ("local_steps", "examples", "clients", "dropped_clients"):
+        assert [row[name] for row in metrics] == [row[name] for row in other_metrics]
 
 
 def test_unknown_placement_and_bad_chunks_are_refused() -> None:

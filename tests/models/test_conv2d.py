@@ -69,6 +69,21 @@ def test_lowerings_equal_the_plain_convolution(name):
         check_against_plain(everything(*arrays(images, kernel)))
 
 
+def test_kernel_gradients_in_pieces_are_those_of_slices():
+    images, kernel, outputs = (6, 10, 9, 1), (3, 3, 1, 2), (6, 8, 7, 2)  # 336 rows, in three pieces of two images
+    pads = ((0, 0), (0, 0))
+
+    @jax.jit
+    def both(x, k, cotangent):
+        pull = jax.vjp(lambda x, k: lowerings.slices(x, k, 1, pads), x, k)[1]
+        return pull(cotangent), lowerings._gradients_in_pieces(x, k, cotangent, 1, pads)
+
+    values = [a.astype(jnp.float32) for a in arrays(images, kernel, outputs)]
+    assert "3,112,9" in str(jax.make_jaxpr(both)(*values))
+    for ours, expected in zip(*both(*values), strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("width", [3, 5])
 def test_winograd_saves_products_and_keeps_the_digits(width):
     x, k = (a.astype(jnp.float32) for a in arrays((2, 12, 24, 64), (width, width, 64, 64)))

@@ -5,14 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.models import max_pool
+from fedjax_ssl.models import max_pool, pooling
 
 
 @pytest.mark.parametrize(
     ("shape", "size", "stride", "padding"),
     [((2, 7, 8, 3), 2, 2, 0), ((2, 9, 8, 2), 3, 2, 1), ((1, 6, 7, 2), 3, 3, 0)],
 )
-def test_equals_reduce_window(shape, size, stride, padding):
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("gpu", marks=pytest.mark.thorough)])
+def test_equals_reduce_window(shape, size, stride, padding, backend, monkeypatch):
+    monkeypatch.setattr(pooling, "backend", lambda: backend)
     x = jax.random.permutation(jax.random.key(0), jnp.arange(np.prod(shape), dtype=jnp.float32)).reshape(shape)
 
     def oracle(x):
@@ -31,7 +33,9 @@ def test_equals_reduce_window(shape, size, stride, padding):
 
 
 @pytest.mark.thorough
-def test_ties_send_the_whole_gradient_to_one_value():
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+def test_ties_send_the_whole_gradient_to_one_value(backend, monkeypatch):
+    monkeypatch.setattr(pooling, "backend", lambda: backend)
     gradient = jax.grad(lambda x: jnp.sum(max_pool(x, 2)))(jnp.zeros((1, 4, 4, 1)))
     np.testing.assert_array_equal(gradient[0, :, :, 0], np.tile([[1.0, 0.0], [0.0, 0.0]], (2, 2)))
 
