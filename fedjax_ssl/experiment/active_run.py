@@ -204,6 +204,9 @@ class ActiveRun(Closing):
         self._seconds["train_seconds"] += training
         for choice in self.shared.programs.choices(self.code):
             self._say_once(describe_placement(choice, jax.default_backend()))
+        if self.feed.held and self._team.count > 1 and self.feed.held not in self._said:
+            self._team.say(self.feed.held)
+            self._say_once(self.feed.held)
         by_client = row.pop(BY_CLIENT, None)
         if by_client is not None:
             named = zip(self._names, by_client.tolist(), strict=True)

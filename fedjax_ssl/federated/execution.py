@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool
 
 from fedjax_ssl.backend import backend
-from fedjax_ssl.data import FederatedData
+from fedjax_ssl.data import DealtInputs, FederatedData
 from fedjax_ssl.federated.client import Broadcast, ClientUpdate
 from fedjax_ssl.federated.memory import (
     Choice,
@@ -85,7 +85,9 @@ def place_clients(
     # The program of a CPU decides on its own whether a loop goes on; there a step that changes nothing is lost time.
     to_bound = backend() != "cpu" and (sampler.equal_steps or (counts is not None and counts.to_bound))
     how = choice.placement, choice.clients_at_once, mesh, execution.reduce, to_bound
-    return train_cohort(update_of, broadcast, clients, valid, *how)
+    drawn = data.inputs.drawn if isinstance(data.inputs, DealtInputs) else None
+    order = None if drawn is None or drawn.order is None else drawn.order[state.round - drawn.first]
+    return train_cohort(update_of, broadcast, clients, valid, *how, order)
 
 
 def _free(memory: int, runs: int, state: ServerState, data: FederatedData) -> int:

@@ -4,6 +4,7 @@ The tables of a federation are the same wherever its examples are; only `Federat
 """
 
 import dataclasses
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -31,6 +32,7 @@ class Drawn(NamedTuple):
     first: Int[Array, ""]  # of these rounds, counted from the beginning of the run
     ids: Int[Array, "rounds p"]  # as `fedjax_ssl.federated.Cohort` has them
     valid: Bool[Array, "rounds p"]
+    order: Int[Array, "rounds q"] | None = None  # slots of each device in turn, where they are dealt to several
 
 
 @jax.tree_util.register_dataclass
@@ -111,6 +113,11 @@ class HostInputs:
         """Bytes of all inputs."""
         return sum(part.nbytes for part in self._parts)
 
+    @property
+    def in_memory(self) -> int:
+        """Bytes of those that are in this process's memory as a whole, because their source did not map a file."""
+        return sum(part.nbytes for part in self._parts if not _is_mapped(part))
+
     def bytes_of(self, rows: int) -> int:
         """Bytes of so many inputs on a device, without the places of all N rows."""
         return rows * int(np.prod(self.shape[1:])) * self.dtype.itemsize
@@ -132,6 +139,14 @@ class HostInputs:
             if first < last:  # with "clip" NumPy writes in place, without a copy between
                 np.take(part, rows[first:last] - start, axis=0, out=values[first:last], mode="clip")
         return values
+
+
+def _is_mapped(array: Any) -> bool:
+    while isinstance(array, np.ndarray):
+        if isinstance(array, np.memmap):
+            return True
+        array = array.base
+    return False
 
 
 def always_there(host: HostInputs, federation: FederatedData) -> LoadedInputs:
@@ -172,21 +187,36 @@ def with_cohorts(
     Returns:
         Both, M = those that are always there + `width`.
     """
-    rows = _rows_of(federation, np.asarray(drawn.ids)[np.asarray(drawn.valid)])
-    numbers = np.full(width, host.shape[0], np.int32)  # behind all rows, where nothing is kept
-    numbers[: len(rows)] = rows
-    loaded = _beside(always, jnp.asarray(numbers), jnp.asarray(host.read(rows, width)))
-    return dataclasses.replace(loaded, drawn=drawn)
+    rows = rows_of(federation, np.asarray(drawn.ids)[np.asarray(drawn.valid)])
+    return dataclasses.replace(brought(host, always, rows, width), drawn=drawn)
 
 
-def _rows_of(federation: FederatedData, clients: Int[np.ndarray, " b"]) -> Int[np.ndarray, " m"]:
+def rows_of(federation: FederatedData, clients: Int[np.ndarray, " b"]) -> Int[np.ndarray, " m"]:
     """The rows of some clients' training examples, each once and in increasing order."""
     ids = np.unique(clients)
     table, sizes = np.asarray(federation.index)[ids], np.asarray(federation.num_examples)[ids]
     return np.unique(table[np.arange(table.shape[1]) < sizes[:, None]])
 
 
-@jax.jit
-def _beside(always: LoadedInputs, rows: Int[Array, " m"], values: Array) -> LoadedInputs:
+def brought(
+    host: HostInputs, always: LoadedInputs, rows: Int[np.ndarray, " m"], width: int, stacked: bool = False
+) -> LoadedInputs:
+    """Brings examples to the device that has `always`, beside these.
+
+    Args:
+        host: the inputs.
+        always: what is there already, and stays.
+        rows: of the examples, in increasing order.
+        width: at least their number.
+        stacked: with a leading axis of length 1.
+    """
+    numbers = np.full(width, host.shape[0], np.int32)  # behind all rows, where nothing is kept
+    numbers[: len(rows)] = rows
+    return _beside(always, numbers, host.read(rows, width), stacked)
+
+
+@partial(jax.jit, static_argnames="stacked")
+def _beside(always: LoadedInputs, rows: Int[Array, " m"], values: Array, stacked: bool) -> LoadedInputs:
     behind = always.values.shape[0] + jnp.arange(rows.shape[0], dtype=jnp.int32)
-    return LoadedInputs(jnp.concatenate([always.values, values]), always.place.at[rows].set(behind, mode="drop"))
+    loaded = LoadedInputs(jnp.concatenate([always.values, values]), always.place.at[rows].set(behind, mode="drop"))
+    return jax.tree.map(lambda x: x[None], loaded) if stacked else loaded
