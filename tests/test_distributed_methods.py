@@ -36,3 +36,19 @@ def test_two_processes_have_the_bits_of_one(name: str, tmp_path: Path) -> None:
     assert ended.codes == [0, 0], ended.logs
     assert all(re.search(rf"process {index} of 2", log) for index, log in enumerate(ended.logs))
     assert_same_run(tmp_path / "two", tmp_path / "one")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["xclp", "fedmatch", "protofssl"])  # a graph, helpers, prototypes of the cohort
+def test_examples_that_each_process_has_for_its_own_clients_give_the_same_bits(name: str, tmp_path: Path) -> None:
+    path, _, argument = cases.of(name).config.partition(":")
+    config = load_config(ROOT / "configs" / path, argument or None)
+    changes = {"rounds": 3, "eval_every": 2, "federated.cohort_size": 3}
+    config.update_from_flattened_dict(changes)
+    run(config, tmp_path / "one")
+    overrides = [f"--config.{field}={value}" for field, value in changes.items()]
+    overrides.append("--config.data.residence=host")
+    ended = launch(tmp_path / "two", *overrides, config=f"{ROOT / 'configs' / cases.of(name).config}")
+    assert ended.codes == [0, 0], ended.logs
+    assert "process 1 of 2: the 2 devices of this process have the examples of " in ended.logs[1]
+    assert_same_run(tmp_path / "two", tmp_path / "one")

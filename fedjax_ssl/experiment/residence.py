@@ -285,6 +285,7 @@ class Feed:
             f"the {counted(len(here), 'device')} of this process have the examples of {count:,} of "
             f"{self._federation.num_clients:,} clients in rounds {first} to {int(drawn.first) + drawn.ids.shape[0]} "
             f"({sum(each):,}, {bytes_in_words(host.bytes_of(sum(each)))})"
+            f"{f'; the source has loaded {bytes_in_words(host.in_memory)}' * bool(host.in_memory)}"
         )
 
 

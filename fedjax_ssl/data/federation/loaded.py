@@ -115,8 +115,8 @@ class HostInputs:
 
     @property
     def in_memory(self) -> int:
-        """Bytes of those that are in this process's memory as a whole, because their source did not map a file."""
-        return sum(part.nbytes for part in self._parts if not _is_mapped(part))
+        """Bytes of the training inputs, if all are in this process's memory because their source did not map a file."""
+        return 0 if _is_mapped(self._parts[0]) else self._parts[0].nbytes
 
     def bytes_of(self, rows: int) -> int:
         """Bytes of so many inputs on a device, without the places of all N rows."""
