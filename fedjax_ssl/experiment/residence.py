@@ -282,7 +282,7 @@ class Feed:
         each = [int(np.asarray(self._federation.num_examples)[ids].sum()) for ids in here]
         count, first = len(np.unique(np.concatenate(here))), int(drawn.first) + 1
         return (
-            f"the {counted(len(here), 'device')} of this process have the examples of {count:,} of "
+            f"the {counted(len(here), 'device')} of this process {'have' if len(here) > 1 else 'has'} the examples of {count:,} of "
             f"{self._federation.num_clients:,} clients in rounds {first} to {int(drawn.first) + drawn.ids.shape[0]} "
             f"({sum(each):,}, {bytes_in_words(host.bytes_of(sum(each)))})"
             f"{f'; the source has loaded {bytes_in_words(host.in_memory)}' * bool(host.in_memory)}"
