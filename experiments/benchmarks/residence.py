@@ -36,8 +36,8 @@ from fedjax_ssl.benchmarks.workloads import WORKLOADS, Variant
 from fedjax_ssl.command_line import map_large_buffers, use_processor
 from fedjax_ssl.experiment import Experiment, build_method, federate
 from fedjax_ssl.experiment.build import execution_of
+from fedjax_ssl.experiment.feed import Feed
 from fedjax_ssl.experiment.programs import Programs, code_of, inputs_of
-from fedjax_ssl.experiment.residence import Feed
 from fedjax_ssl.experiment.run import run
 
 PER_CLIENT, TEST, SHAPE = 1000, 10_000, (28, 28, 1)

@@ -1,44 +1,18 @@
-"""Where a run's examples lie: all on the device, or on the host, from where each block of rounds gets its cohorts'.
+"""Where a run's examples lie: all on the device, or on the host, from where each block of rounds gets its cohorts'."""
 
-Who takes part in a round follows from the run's key and the round alone, so the examples of the coming block are known
-while the present one computes, and a thread brings them. The program is the same, and so is every number it gives.
-Where several devices share the cohorts, it follows as well who trains on which device, so that each gets its own
-clients' examples only, from the process that it belongs to.
-"""
-
-import dataclasses
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
-from typing import cast
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Int, Key
 
 from fedjax_ssl import distributed, federated, processor
 from fedjax_ssl.backend import backend
 from fedjax_ssl.config import ConfigError
-from fedjax_ssl.data import (
-    DealtInputs,
-    Drawn,
-    FederatedData,
-    HostInputs,
-    LoadedInputs,
-    NotOnDevice,
-    clients_of_devices,
-    deal_out,
-    most_rows,
-    with_cohorts,
-)
+from fedjax_ssl.data import FederatedData, HostInputs, NotOnDevice, most_rows
 from fedjax_ssl.experiment.build import Experiment, build_method, execution_of, prediction_settings
-from fedjax_ssl.experiment.programs import Code, Inputs
 from fedjax_ssl.federated import Method
 from fedjax_ssl.federated.memory import USABLE, tree_bytes
 from fedjax_ssl.tracking import bytes_in_words
-from fedjax_ssl.words import counted
 
 SHARE = 0.5  # of a device's memory that examples may fill; the rest is for the round
 
@@ -94,7 +68,7 @@ def why_not(experiment: Experiment, federation_of: Callable[[Experiment], Federa
             f"{config.method.name} looks at the examples of all clients in a round, and only the cohort's would be on "
             "the device. Use --config.data.residence=device, or a method that learns from its cohort"
         )
-    needed = bytes_on_device(experiment, federation, _sharing(method.on_host, execution.mesh))
+    needed = bytes_on_device(experiment, federation, devices_apart(method.on_host, execution.mesh))
     if execution.memory is not None and needed > USABLE * execution.memory:
         return (
             f"the examples of two blocks of {config.eval_every} rounds take up to {bytes_in_words(needed)}, and the "
@@ -126,198 +100,33 @@ def bytes_on_device(experiment: Experiment, federation: FederatedData, devices: 
     if experiment.host is None:
         return tree_bytes(federation.inputs)
     rounds = min(experiment.config.eval_every, experiment.config.rounds)
-    width = most_rows(federation, _clients_on_a_device(experiment, federation, rounds, devices))
+    width = most_rows(federation, clients_on_a_device(experiment, federation, rounds, devices))
     return 3 * tree_bytes(federation.inputs) + 2 * experiment.host.bytes_of(width)
 
 
-def _cohort_size(experiment: Experiment, federation: FederatedData) -> int:
+def cohort_size_of(experiment: Experiment, federation: FederatedData) -> int:
+    """Clients of a round: as many as the config says, by default all."""
     return min(experiment.config.federated.cohort_size or federation.num_clients, federation.num_clients)
 
 
-def _clients_on_a_device(experiment: Experiment, federation: FederatedData, rounds: int, devices: int) -> int:
-    """Clients that a device trains in a block; where everybody takes part in every round, it always has the same."""
-    size = _cohort_size(experiment, federation)
+def clients_on_a_device(experiment: Experiment, federation: FederatedData, rounds: int, devices: int) -> int:
+    """Clients that a device trains in a block at most: where everybody takes part in every round, always the same.
+
+    Args:
+        experiment: of the run.
+        federation: of it.
+        rounds: of the block.
+        devices: to which the clients of every cohort are dealt.
+    """
+    size = cohort_size_of(experiment, federation)
     return -(-size // devices) * (1 if size == federation.num_clients else rounds)
 
 
-def _sharing(on_host: bool, mesh: Mesh | None) -> int:
-    """The devices to which examples are dealt; rounds that call host functions have all of a block's on each device."""
-    return 1 if mesh is None or on_host else mesh.size
-
-
-class Feed:
-    """Gives every block of rounds its inputs. Use it as a context manager, or call `close` at the end.
-
-    Attributes:
-        held: which clients' examples the devices of this process have in the first block, for the log; empty where all
-            devices have the same.
-    """
-
-    def __init__(self, experiment: Experiment, federation: FederatedData, method: Method, code: Code, inputs: Inputs):
-        """Keeps what is the same for all blocks.
-
-        Args:
-            experiment: of the run.
-            federation: of the run, in this process.
-            method: of the run.
-            code: of its programs, with the devices that share it.
-            inputs: of its programs, on these devices.
-        """
-        self._inputs, self._mesh, self._host = inputs, code.mesh, experiment.host
-        self._experiment, self._federation, self._key = experiment, federation, jax.random.key(experiment.config.seed)
-        self._every, self._rounds = experiment.config.eval_every, experiment.config.rounds
-        self._devices, self.held = _sharing(code.on_host, code.mesh), ""
-        self._room = 0  # on a device, where everybody takes part in every round
-        self._dealt: tuple[list[np.ndarray], LoadedInputs] | None = None
-        draw = partial(cohorts_of, method, devices=self._devices)
-        self._draw = None if method.cohort is None else jax.jit(draw, static_argnames="rounds")
-        self._coming: tuple[tuple[int, int], Future[Inputs]] | None = None
-        self._thread: ThreadPoolExecutor | None = None
-
-    def __enter__(self) -> "Feed":
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Waits for what is being brought, and forgets it."""
-        self._coming = None
-        if self._thread is not None:
-            self._thread.shutdown(cancel_futures=True)
-            self._thread = None
-
-    def block(self, start: int, rounds: int) -> Inputs:
-        """The inputs of a block of rounds; those of the next one are brought from now on.
-
-        Args:
-            start: rounds before the block.
-            rounds: of the block.
-        """
-        if self._host is None:
-            return self._inputs
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="examples")
-        asked = self._coming[1] if self._coming is not None and self._coming[0] == (start, rounds) else None
-        found = self._bring(self._drawn(start, rounds)) if asked is None else asked.result()
-        after = start + rounds
-        following = min(self._every - after % self._every, self._rounds - after)
-        self._coming = None
-        if following > 0:
-            # Drawn here, in front of the block on its device: behind it, nothing would be read before it is done.
-            drawn = self._drawn(after, following)
-            self._coming = (after, following), self._thread.submit(self._bring, drawn)
-        return found
-
-    def describe(self) -> str:
-        """A line for the log; empty where everything is on the device."""
-        if self._host is None:
-            return ""
-        always, several = self._always(), self._devices > 1
-        block = min(self._every, self._rounds)
-        width = self._most_rows(block)
-        kept, coming, all_of_them, loaded = map(
-            bytes_in_words,
-            (tree_bytes(always.values), self._host.bytes_of(width), self._host.nbytes, self._host.in_memory),
-        )
-        where = f"each of the {self._devices} devices" if several else "the device"
-        size = f"{all_of_them}, of which the source has loaded {loaded}" if self._host.in_memory else all_of_them
-        return (
-            f"examples stay on the host ({size}); on {where} are {len(always.values):,} for evaluation and server "
-            f"({kept}) and those of the clients {'that it trains in' if several else 'of'} {counted(block, 'round')} "
-            f"(at most {width:,}, {coming}){', while the next ones are brought' * (block < self._rounds)}"
-        )
-
-    def _most_rows(self, rounds: int) -> int:
-        clients = _clients_on_a_device(self._experiment, self._federation, rounds, self._devices)
-        return most_rows(self._federation, clients)
-
-    def _always(self) -> LoadedInputs:
-        inputs = self._federation.inputs
-        assert isinstance(inputs, LoadedInputs)
-        return inputs
-
-    def _drawn(self, start: int, rounds: int) -> Drawn:
-        assert self._draw is not None, "otherwise everything is on the device"
-        drawn: Drawn = self._draw(self._key, jnp.int32(start), self._federation, rounds=rounds)
-        return drawn
-
-    def _bring(self, drawn: Drawn) -> Inputs:
-        assert self._host is not None, "otherwise everything is on the device"
-        loaded = self._deal(self._host, drawn) if self._devices > 1 else self._load(self._host, drawn)
-        return self._inputs._replace(
-            federation=dataclasses.replace(self._inputs.federation, inputs=cast(Array, loaded))
-        )
-
-    def _load(self, host: HostInputs, drawn: Drawn) -> LoadedInputs:
-        width = self._most_rows(drawn.ids.shape[0])
-        loaded = with_cohorts(host, self._always(), self._federation, drawn, width)
-        return distributed.share_out(loaded, self._mesh)
-
-    def _deal(self, host: HostInputs, drawn: Drawn) -> LoadedInputs:
-        always = self._inputs.federation.inputs
-        assert isinstance(always, LoadedInputs) and self._mesh is not None
-        clients = clients_of_devices(drawn, self._devices)
-        if self._dealt is None or not all(map(np.array_equal, self._dealt[0], clients)):
-            width = self._width(drawn, clients)
-            self._dealt = clients, deal_out(host, always, self._federation, clients, width, self._mesh)
-        self.held = self.held or self._describe_held(host, drawn, clients)
-        drawn = distributed.share_out(drawn, self._mesh)
-        return DealtInputs(always.values, always.place, drawn, own=self._dealt[1], mesh=self._mesh)
-
-    def _width(self, drawn: Drawn, clients: list[np.ndarray]) -> int:
-        """Examples that a device has room for, the same in all blocks, so that they share a program."""
-        if _cohort_size(self._experiment, self._federation) < self._federation.num_clients:
-            return self._most_rows(drawn.ids.shape[0])
-        sizes = np.asarray(self._federation.num_examples).astype(np.int64)
-        needed = max(int(sizes[ids].sum()) for ids in clients)
-        if needed > self._room:
-            # Where everybody takes part it stays so, unless a sampler leaves out others in every round.
-            self._room = most_rows(self._federation, self._federation.num_clients) if self._room else needed
-        return self._room
-
-    def _describe_held(self, host: HostInputs, drawn: Drawn, clients: list[np.ndarray]) -> str:
-        assert self._mesh is not None
-        here = [ids for device, ids in zip(self._mesh.devices.flat, clients, strict=True) if _is_here(device)]
-        each = [int(np.asarray(self._federation.num_examples)[ids].sum()) for ids in here]
-        count, first = len(np.unique(np.concatenate(here))), int(drawn.first) + 1
-        return (
-            f"the {counted(len(here), 'device')} of this process {'have' if len(here) > 1 else 'has'} the examples of {count:,} of "
-            f"{self._federation.num_clients:,} clients in rounds {first} to {int(drawn.first) + drawn.ids.shape[0]} "
-            f"({sum(each):,}, {bytes_in_words(host.bytes_of(sum(each)))})"
-            f"{f'; the source has loaded {bytes_in_words(host.in_memory)}' * bool(host.in_memory)}"
-        )
-
-
-def _is_here(device: jax.Device) -> bool:
-    return device.process_index == jax.process_index()
-
-
-def cohorts_of(
-    method: Method,
-    key: Key[Array, ""],
-    start: Int[Array, ""],
-    federation: FederatedData,
-    *,
-    rounds: int,
-    devices: int = 1,
-) -> Drawn:
-    """Who takes part in some rounds.
+def devices_apart(on_host: bool, mesh: Mesh | None) -> int:
+    """The number of devices of which each has other clients' examples.
 
     Args:
-        method: with `cohort`.
-        key: of the run.
-        start: rounds before these.
-        federation: of the run.
-        rounds: how many.
-        devices: to which the clients of a round are dealt by their number of examples, if more than one.
+        on_host: rounds call host functions, and have all of a block's examples on each device.
+        mesh: devices that share the cohorts.
     """
-    draw = method.cohort
-    assert draw is not None
-    numbers = start + jnp.arange(rounds, dtype=jnp.int32)
-    ids, valid = jax.lax.map(lambda number: draw(key, number, federation), numbers)
-    if devices == 1:
-        return Drawn(start, ids, valid)
-    sizes = jnp.where(valid, federation.num_examples[ids], 0)
-    sizes = jnp.pad(sizes, ((0, 0), (0, -sizes.shape[1] % devices)))
-    return Drawn(start, ids, valid, jax.lax.map(lambda each: federated.deal(each, devices), sizes))
+    return 1 if mesh is None or on_host else mesh.size
