@@ -4,6 +4,7 @@ The tables of a federation are the same wherever its examples are; only `Federat
 """
 
 import dataclasses
+import math
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
@@ -15,6 +16,7 @@ from jaxtyping import Array, Bool, Int
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.federation.federated_data import FederatedData
 
+_ALIGNMENT = 64  # bytes
 RESIDENCES = ("auto", "device", "host")
 
 
@@ -122,23 +124,36 @@ class HostInputs:
         """Bytes of so many inputs on a device, without the places of all N rows."""
         return rows * int(np.prod(self.shape[1:])) * self.dtype.itemsize
 
-    def read(self, rows: Int[np.ndarray, " m"], width: int) -> np.ndarray:
+    def read(self, rows: Int[np.ndarray, " m"], width: int, before: np.ndarray | None = None) -> np.ndarray:
         """Copies inputs into an array of their own.
 
         Args:
             rows: in increasing order, so that files are read from front to back.
-            width: of the array, at least m; what is behind is 0.
+            width: of their part of the array, at least m; what is behind is 0.
+            before: inputs that come first in it.
 
         Returns:
-            [width, ...].
+            [those before + width, ...].
         """
-        values = np.empty((width, *self.shape[1:]), self.dtype)
+        begin = 0 if before is None else len(before)
+        whole = _aligned((begin + width, *self.shape[1:]), self.dtype)
+        if before is not None:
+            whole[:begin] = before
+        values = whole[begin:]
         values[len(rows) :] = 0
         cuts = np.searchsorted(rows, self._starts)
         for part, start, first, last in zip(self._parts, self._starts[:-1], cuts[:-1], cuts[1:], strict=True):
             if first < last:  # with "clip" NumPy writes in place, without a copy between
                 np.take(part, rows[first:last] - start, axis=0, out=values[first:last], mode="clip")
-        return values
+        return whole
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An empty array that JAX takes over on a CPU as it lies, where it would copy one at another address."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def _is_mapped(array: Any) -> bool:
@@ -212,11 +227,13 @@ def brought(
     """
     numbers = np.full(width, host.shape[0], np.int32)  # behind all rows, where nothing is kept
     numbers[: len(rows)] = rows
-    return _beside(always, numbers, host.read(rows, width), stacked)
+    values = host.read(rows, width, np.asarray(always.values))
+    place = _places(always.place, numbers, np.int32(always.values.shape[0]), stacked)
+    return LoadedInputs(jax.device_put(values[None] if stacked else values, always.values.device), place)
 
 
 @partial(jax.jit, static_argnames="stacked")
-def _beside(always: LoadedInputs, rows: Int[Array, " m"], values: Array, stacked: bool) -> LoadedInputs:
-    behind = always.values.shape[0] + jnp.arange(rows.shape[0], dtype=jnp.int32)
-    loaded = LoadedInputs(jnp.concatenate([always.values, values]), always.place.at[rows].set(behind, mode="drop"))
-    return jax.tree.map(lambda x: x[None], loaded) if stacked else loaded
+def _places(place: Int[Array, " N"], rows: Int[Array, " m"], first: Int[Array, ""], stacked: bool) -> Array:
+    behind = first + jnp.arange(rows.shape[0], dtype=jnp.int32)
+    moved = place.at[rows].set(behind, mode="drop")
+    return moved[None] if stacked else moved
