@@ -188,11 +188,13 @@ class Feed:
         here = [ids for device, ids in zip(self._mesh.devices.flat, clients, strict=True) if _is_here(device)]
         each = [int(np.asarray(self._federation.num_examples)[ids].sum()) for ids in here]
         have = f"the {counted(len(here), 'device')} of this process {'have' if len(here) > 1 else 'has'}"
-        count, start = len(np.unique(np.concatenate(here))), int(drawn.first)
+        count = len(np.unique(np.concatenate(here)))
+        first, last = int(drawn.first) + 1, int(drawn.first) + len(drawn.ids)
+        when = f"round {first}" if first == last else f"rounds {first} to {last}"
         loaded = f"; the source has loaded {bytes_in_words(host.in_memory)}" if host.in_memory else ""
         return (
-            f"{have} the examples of {count:,} of {self._federation.num_clients:,} clients in rounds {start + 1} to "
-            f"{start + drawn.ids.shape[0]} ({sum(each):,}, {bytes_in_words(host.bytes_of(sum(each)))}){loaded}"
+            f"{have} the examples of {count:,} of {self._federation.num_clients:,} clients in {when} "
+            f"({sum(each):,}, {bytes_in_words(host.bytes_of(sum(each)))}){loaded}"
         )
 
 

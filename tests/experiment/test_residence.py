@@ -147,6 +147,9 @@ def test_what_needs_all_examples_is_refused_and_left_on_the_device_by_auto(setti
 def test_auto_goes_by_size_and_a_block_that_is_too_large_says_what_to_lower(monkeypatch):
     one, federation_of = toy_experiment(residence="auto")
     assert residence.settled(one, federation_of).host is None
+    with monkeypatch.context() as elsewhere:  # too large for another process: then all leave them on the host
+        elsewhere.setattr(distributed.Team, "any", lambda team, here: not here)
+        assert residence.settled(one, federation_of).host is not None
     monkeypatch.setattr(residence.processor, "memory", lambda: 3000)  # the examples have 1,776 bytes
     away = residence.settled(one, federation_of)
     assert away.host is not None
