@@ -268,7 +268,7 @@ def _tiles_needed(
     never = 2**31 - 1
     needed = jnp.sort(jnp.where(good, position // _BLOCKS_PER_TILE + 1, never), axis=1)[:, :num_neighbors].reshape(-1)
     total = jnp.sum(needed < never, dtype=jnp.int32)
-    last = jnp.ceil(recall * total).astype(jnp.int32) - 1
+    last = jnp.ceil(recall * total.astype(jnp.float32)).astype(jnp.int32) - 1
     return jnp.where(total > 0, jnp.sort(needed)[last], 1)
 
 
