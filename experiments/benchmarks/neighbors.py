@@ -3,12 +3,13 @@
     python experiments/benchmarks/neighbors.py --points 100000
     python experiments/benchmarks/neighbors.py --points 1000000 --kind clusters --systems fedjax_ssl "faiss IVF"
 
-Codes are signs of random projections of 128 features, which lie in 20 clusters. `images`: variances along the principal
-axes of a cluster, each with axes of its own, fall as 1/i, as they do for features of images. `clusters`: they are equal,
-as in `graph.py`, the harder case. Every system lists the 10 nearest others of every point, in a process of its own,
-bound to as many cores as it has threads. Its settings go from fast to thorough until the wanted recall is reached, by
-the true neighbours of 1,000 points (equally near ones are as good). Seconds are processor time; those of faiss's search
-are measured on 20,000 points. The peers are optional: `pip install faiss-cpu pynndescent`.
+Codes are signs of random projections of 128 features, which lie in 20 clusters. `images`: variances along the
+principal axes of a cluster, each with axes of its own, fall as 1/i, much as they do for features of images.
+`clusters`: they are equal, as in `graph.py`, the harder case. Every system lists the 10 nearest others of every
+point, in a process of its own, bound to as many cores as it has threads. Its settings go from fast to thorough until
+the wanted recall is reached, by the true neighbours of 1,000 points (equally near ones are as good). Seconds are
+processor time; those of faiss's search are measured on 20,000 points. The peers are optional:
+`pip install faiss-cpu pynndescent`.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,7 +32,7 @@ class Setting(NamedTuple):
     """What a system found with one of its settings."""
 
     name: str
-    index: np.ndarray  # [SAMPLE, listed], of the sampled points; themselves and repetitions count as nothing
+    found: np.ndarray  # [SAMPLE, listed], of the sampled points; themselves and repetitions count as nothing
     prepared: float  # processor seconds: compiling, or building the index
     searched: float  # processor seconds for all points
 
@@ -96,7 +97,9 @@ def ours(codes: np.ndarray, threads: int) -> Iterator[Setting]:
     words = jax.numpy.asarray(codes.view(np.uint32))
     for share in (0.9, 0.95, 0.97, 0.99):
         start = time.process_time()
-        search = jax.jit(lambda some, share=share: approximate_neighbors(some, 8 * codes.shape[1], NEIGHBORS, recall=share))
+        search = jax.jit(
+            lambda some, share=share: approximate_neighbors(some, 8 * codes.shape[1], NEIGHBORS, recall=share)
+        )
         compiled = search.lower(words).compile()
         middle = time.process_time()
         found = jax.block_until_ready(compiled(words))
@@ -105,7 +108,7 @@ def ours(codes: np.ndarray, threads: int) -> Iterator[Setting]:
         yield Setting(f"recall={share}", index, middle - start, end - middle)
 
 
-def faiss_settings(codes: np.ndarray, index: object, built: float, efforts: list[int], set_effort: Callable[[int], str]):
+def faiss_settings(codes: np.ndarray, index: Any, built: float, efforts: list[int], set_effort: Callable[[int], str]):
     """Searches with rising effort."""
     rows, timed = sampled(len(codes)), sampled(len(codes), min(TIMED, len(codes)))
     for effort in efforts:
@@ -184,7 +187,7 @@ def measure(system: str, options: argparse.Namespace) -> None:
     codes = make_codes(options.kind, options.points, options.bits)
     farthest = farthest_true(codes)
     for setting in SYSTEMS[system](codes, options.threads):
-        reached = recall(codes, setting.index, farthest)
+        reached = recall(codes, setting.found, farthest)
         cells = (system, setting.name, f"{100 * reached:.1f}", f"{setting.prepared:.1f}", f"{setting.searched:.1f}")
         print("| " + " | ".join(cells) + " |", flush=True)
         if reached >= options.recall:
@@ -211,7 +214,9 @@ def main() -> None:
     os.environ["OMP_WAIT_POLICY"] = "passive"
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.threads])
     print(f"{options.points} x {options.bits}, {options.kind}, {options.threads} threads\n")
-    print("| system | setting | recall, % | prepared, s | searched, s |\n| --- | --- | ---: | ---: | ---: |", flush=True)
+    print(
+        "| system | setting | recall, % | prepared, s | searched, s |\n| --- | --- | ---: | ---: | ---: |", flush=True
+    )
     for system in options.systems:
         if importlib.util.find_spec(NEEDS.get(system, "numpy")) is None:
             print(f"{system} is left out: `pip install faiss-cpu pynndescent` brings it.")

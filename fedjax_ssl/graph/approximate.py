@@ -112,9 +112,7 @@ def approximate_neighbors(
 
 
 @partial(jax.jit, static_argnames=("num_bits", "num_neighbors", "recall"))
-def _approximate_neighbors(
-    codes: Array, valid: Array, num_bits: int, num_neighbors: int, recall: float
-) -> Neighbors:
+def _approximate_neighbors(codes: Array, valid: Array, num_bits: int, num_neighbors: int, recall: float) -> Neighbors:
     num_points = codes.shape[0]
     centres = _learn_centres(codes, valid, math.isqrt(num_points))
     lists = _fill_lists(codes, valid, centres)
@@ -228,7 +226,8 @@ def _fill_lists(codes: Array, valid: Array, centres: Array) -> _Lists:
 def _vote(lists: _Lists, block: Array, columns: Array, centres: Array, num_bits: int) -> Array:
     """All lists, those that the points of a block want most first, [lists].
 
-    A vote halves with every quarter of a random distance's standard deviation that a centre is farther than the nearest.
+    A vote halves with every quarter of a random distance's standard deviation that a centre is farther than the
+    nearest one.
     """
     num_lists = centres.shape[0]
     farther = _distances(centres, columns).astype(jnp.int32) - lists.to_centre[block]
@@ -275,7 +274,7 @@ def _tiles_needed(
 def _search_block(
     lists: _Lists, block: Array, columns: Array, centres: Array, num_tiles: Array, num_bits: int, num_neighbors: int
 ) -> tuple[Array, Array]:
-    """The nearest points in the lists that a block wants most: distances, num_bits + 1 where there is none, and index."""
+    """The nearest points in the lists that a block wants: distance and index, `num_bits + 1` where there is none."""
     num_points = lists.list_of_point.shape[0]
     wanted = _vote(lists, block, columns, centres, num_bits)
     until = jnp.cumsum(lists.num_blocks[wanted])
@@ -293,7 +292,7 @@ def _search_block(
         return lists.blocks[chosen].reshape(index.size, -1), index.reshape(-1)
 
     def compare(tile: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
-        codes, index, *nearest = state
+        codes, index, kept_distance, kept_index = state
         distance = _distances(codes, columns)
         nothing = jnp.asarray(largest_value(distance.dtype))
         distance = lax.optimization_barrier(jnp.where((index < num_points)[:, None], distance, nothing))
@@ -303,8 +302,8 @@ def _search_block(
         new_index = index[found]
         new_distance = jnp.where(new_index == own, num_bits + 1, new_distance)
         nearest = _nearest_of(
-            jnp.concatenate([nearest[0], new_distance]),
-            jnp.concatenate([nearest[1], new_index]),
+            jnp.concatenate([kept_distance, new_distance]),
+            jnp.concatenate([kept_index, new_index]),
             num_neighbors,
             num_bits,
             num_points,
@@ -319,9 +318,7 @@ def _search_block(
     return distance, index
 
 
-def _nearest_of(
-    distance: Array, index: Array, count: int, num_bits: int, num_points: int
-) -> tuple[Array, Array]:
+def _nearest_of(distance: Array, index: Array, count: int, num_bits: int, num_points: int) -> tuple[Array, Array]:
     """The `count` smallest pairs (distance, index) of every column."""
 
     def following(last: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], tuple[Array, Array]]:

@@ -21,7 +21,7 @@ _GROUP = 128
 # Points are padded to whole blocks of the larger kind.
 _PADDED = 1024
 # Groups and rows of one block: a TPU reads the rows again for every block of points, a GPU has them in its cache.
-_BLOCKS = {"gpu": (1, 128), "tpu": (8, 512)}
+_BLOCKS = {"gpu": (1, 256), "tpu": (8, 512)}
 # Bits that a GPU multiplies at once; a TPU holds all of them.
 _BITS_AT_ONCE = 128
 ROWS = 4096  # of one tile; the minima of a tile are held in memory
@@ -83,7 +83,7 @@ def group_minima(
     Args:
         signs: +1 and -1, 0 where there is no bit; n in whole 1,024.
         beyond: what is added to the distances to a point.
-        rows: as `signs`; r in whole blocks, 128 rows on a GPU and 512 on a TPU.
+        rows: as `signs`; r in whole blocks, 256 rows on a GPU and 512 on a TPU.
         num_bits: bits of a code that are not 0.
         platform: "gpu", "tpu", or "interpret": the GPU's kernel, step by step, anywhere.
     """

@@ -159,17 +159,17 @@ def nearest_to_rows(
     num_neighbors: int,
     kernel: str,
 ) -> tuple[Int32[Array, "r k"], Int[Array, "r k"]]:
-    """Finds the nearest other codes of some `rows` of the codes, n at least 2, exactly; kernels as in `nearest_neighbors`.
+    """Finds the nearest other codes of some `rows` of the codes, n at least 2, exactly; kernels of `nearest_neighbors`.
 
     Returns index and distance in bits; distances above `num_bits` where there is no neighbour.
     """
     dtype = jnp.int16 if num_bits < 2**15 - 1 else jnp.int32
     num_points = codes.shape[0]
     if kernel == "fused" and fused.applies(num_points, codes.shape[1], min(num_neighbors, num_points - 1) + 1):
-        signs = fused.Signs(codes, valid, num_bits, backend() if backend() != "cpu" else "interpret")
+        points = fused.Signs(codes, valid, num_bits, backend() if backend() != "cpu" else "interpret")
 
         def nearest(some: Array, count: int) -> tuple[Array, Array]:
-            return signs.nearest(some[0], count)
+            return points.nearest(some[0], count)
 
         width = min(fused.ROWS, rows.shape[0])
         return _search_tiles(nearest, rows[None], rows, valid, num_neighbors, width)
@@ -251,6 +251,7 @@ def _search(
     `values_against` maps some `columns` [w, t], which describe the rows along the last axis [w, r], to values [n, t];
     smaller is nearer, see `smallest` for the bound. Where there is no neighbour, the value is the largest of its dtype.
     """
+
     def nearest(some_columns: Array, count: int) -> tuple[Array, Array]:
         values = values_against(some_columns)
         nothing = jnp.asarray(largest_value(values.dtype))

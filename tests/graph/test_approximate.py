@@ -116,7 +116,8 @@ def test_is_a_function_of_the_codes_also_under_jit():
 def test_codes_of_many_words():
     codes = np.repeat(reference.random_codes(3, 10, 32), 140, axis=1)
     found = graph.approximate_neighbors(codes, 4480, 3, **SMALL)
-    jax.tree.map(np.testing.assert_array_equal, found, graph.nearest_neighbors(codes, 4480, 3))
+    # Among equally near ones others may be kept.
+    np.testing.assert_array_equal(found.similarity, graph.nearest_neighbors(codes, 4480, 3).similarity)
 
 
 @pytest.mark.thorough

@@ -14,9 +14,9 @@ def test_minima_of_groups():
     codes = reference.random_codes(0, 1024, 40)
     signs = fused.Signs._prepared(jnp.asarray(codes))
     beyond = jnp.where(jnp.arange(1024) % 5 == 0, 4096, 0).astype(jnp.int32)[:, None]
-    found = fused.group_minima(signs, beyond, signs[:128], 64, "interpret")
-    distance = np.bitwise_count(codes[:, None] ^ codes[:128]).sum(axis=-1) + np.asarray(beyond)
-    np.testing.assert_array_equal(found, distance.reshape(8, 128, 128).min(axis=1))
+    found = fused.group_minima(signs, beyond, signs[:256], 64, "interpret")
+    distance = np.bitwise_count(codes[:, None] ^ codes[:256]).sum(axis=-1) + np.asarray(beyond)
+    np.testing.assert_array_equal(found, distance.reshape(8, 128, 256).min(axis=1))
 
 
 # Few bits: almost all distances are ties. 1,300 points: the last blocks hold some that are padding.
