@@ -11,7 +11,6 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
 from jaxtyping import Array, Bool, Int8, Int32, UInt32
 
 from fedjax_ssl.graph.hamming import paired_distances, signs_from_codes
@@ -87,6 +86,9 @@ def group_minima(
         num_bits: bits of a code that are not 0.
         platform: "gpu", "tpu", or "interpret": the GPU's kernel, step by step, anywhere.
     """
+    # Here, since it takes a while and nothing on a CPU needs it.
+    from jax.experimental import pallas as pl
+
     groups, width = _BLOCKS[_kind(platform)]
     bits = signs.shape[1]
     kernel = partial(_minima_of_block, num_bits=num_bits, at_once=bits if platform == "tpu" else _BITS_AT_ONCE)
@@ -121,6 +123,8 @@ def _compiler(platform: str) -> dict:
 
 
 def _minima_of_block(signs, beyond, rows, out, *, num_bits: int, at_once: int) -> None:  # type: ignore[no-untyped-def]
+    from jax.experimental import pallas as pl
+
     contract_bits = (((1,), (1,)), ((), ()))
 
     def agreement(start: int | Array) -> Array:
