@@ -148,7 +148,7 @@ def _nearest_codes(
 
 def fastest_kernel(platform: str) -> str:
     """How neighbours are found fastest on "cpu", "gpu" or "tpu"."""
-    # On a TPU the fused kernel compiles, but the search around it has not been compiled in a bearable time.
+    # For a TPU the search around the fused kernel takes too long to compile.
     return {"cpu": "popcount", "tpu": "matmul"}.get(platform, "fused")
 
 
