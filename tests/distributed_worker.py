@@ -4,19 +4,28 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
+
+import numpy as np
 
 from fedjax_ssl import main, presets
+from fedjax_ssl.data import Dataset, Split
 from fedjax_ssl.experiment.programs import Programs
+
+OWN = "own examples"  # asks `get_config` for the data of `own_examples`
 
 
 def get_config(predictors=""):
     """The experiment of the tests; this file is its config file."""
-    config = presets.digits_by_writer("fedavg", "3")
+    config = presets.digits_by_writer("fedavg", "all" if predictors == OWN else "3")
     config.rounds, config.eval_every = 8, 1
     config.data.test_clients = 9
     config.model.name = "linear"
     config.optimizer.local_epochs = 1
-    if predictors:
+    if predictors == OWN:
+        config.rounds, config.eval_every, config.data.test_clients = 4, 2, 0
+        config.data.name = "tests.distributed_worker:own_examples"
+    elif predictors:
         config.rounds, config.data.test_clients, config.data.client_test_fraction = 2, 0, 0.1
         config.prediction.predictors, config.prediction.variant = predictors, "paper"
         config.prediction.num_bits = 64
@@ -24,6 +33,16 @@ def get_config(predictors=""):
     config.distributed.shutdown_seconds = 10
     config.distributed.initialization_seconds = 30
     return config
+
+
+def own_examples(path):
+    """A source whose images differ between the processes: each has a file of its own; that of process 1 is mapped."""
+    who = os.environ.get("FEDJAX_SSL_PROCESS_ID", "all")
+    images = np.load(Path(path) / f"{who}.npy", mmap_mode="r" if who == "1" else None)
+    with np.load(Path(path) / "rest.npz") as rest:
+        train = Split(images, rest["labels"], rest["client"])
+        test = Split(rest["test_images"], rest["test_labels"])
+    return Dataset("own", train, test, ("a", "b", "c"), mean=(0.5,), std=(0.25,))
 
 
 def fail():

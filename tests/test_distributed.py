@@ -23,11 +23,11 @@ import pytest
 from jax.sharding import Mesh
 
 from fedjax_ssl import config as configs
-from fedjax_ssl import distributed, tracking
+from fedjax_ssl import distributed, federated, tracking
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.experiment.run import run
 from fedjax_ssl.tracking import Checkpoints
-from tests.distributed_worker import get_config
+from tests.distributed_worker import OWN, get_config
 from tests.saved import state_of
 from tests.test_resume import rows_of
 
@@ -178,11 +178,55 @@ def test_after_all_that_the_same_command_ends_in_the_same_bits(harmed, whole):
 
 
 @pytest.mark.thorough
-def test_examples_on_the_host_of_every_process_give_the_same_bits(whole, tmp_path):
-    ended = launch(tmp_path / "run", "--config.federated.reduce=fixed", "--config.data.residence=host")
+def test_cohorts_with_examples_on_the_host_of_every_process_give_the_same_bits(tmp_path):
+    alone(tmp_path / "one", **{"federated.cohort_size": 3, "rounds": 4})
+    where = ("--config.data.residence=host", "--config.federated.cohort_size=3", "--config.rounds=4")
+    ended = launch(tmp_path / "run", *where)
     assert ended.codes == [0, 0], ended.logs
     assert "examples stay on the host" in ended.logs[0]
-    assert_same_run(tmp_path / "run", whole)
+    assert_same_run(tmp_path / "run", tmp_path / "one")
+
+
+def write_own_examples(folder: Path, sizes: np.ndarray) -> None:
+    """Images of clients of these sizes, all in one file, and files for two processes with noise for the other's."""
+    generator = np.random.default_rng(0)
+    client = generator.permutation(np.repeat(np.arange(len(sizes)), sizes))
+    labels, test_labels = generator.integers(0, 3, sizes.sum()), generator.integers(0, 3, 40)
+
+    def images(labels: np.ndarray) -> np.ndarray:
+        drawn = generator.integers(0, 256, (len(labels), 4, 4, 1), np.uint8)
+        drawn[np.arange(len(labels)), labels] = 255
+        return drawn
+
+    whole, test = images(labels), images(test_labels)
+    rest = {"labels": labels, "client": client, "test_images": test, "test_labels": test_labels}
+    np.savez(folder / "rest.npz", **{name: x if x.ndim > 1 else x.astype(np.int32) for name, x in rest.items()})
+    np.save(folder / "all.npy", whole)
+    devices = PROCESSES * DEVICES_EACH
+    dealt = np.asarray(federated.deal(jnp.pad(jnp.asarray(sizes), (0, -len(sizes) % devices)), devices))
+    for process, own in enumerate(dealt.reshape(PROCESSES, -1)):
+        noise = generator.integers(0, 256, whole.shape, np.uint8)
+        kept = np.isin(client, own)
+        kept[0] = True  # what padding points to is everywhere
+        np.save(folder / f"{process}.npy", np.where(kept[:, None, None, None], whole, noise))
+
+
+@pytest.mark.thorough
+def test_two_processes_that_have_the_images_of_half_of_the_clients_each_give_the_bits_of_one_that_has_all(tmp_path):
+    sizes = np.array([12, 41, 7, 23, 30, 5, 18, 26, 9])
+    write_own_examples(tmp_path, sizes)
+    alone(tmp_path / "one", OWN, **{"data.path": str(tmp_path)})
+    where = ("--config.data.residence=host", f"--config.data.path={tmp_path}")
+    ended = launch(tmp_path / "two", *where, config=f"{WORKER}:{OWN}")
+    assert ended.codes == [0, 0], ended.logs
+    assert_same_run(tmp_path / "two", tmp_path / "one")
+    line = r"the 2 devices of this process have the examples of (\d+) of 9 clients in rounds 1 to 2 \((\d+), "
+    found = [re.search(line, log) for log in ended.logs]
+    assert all(found), ended.logs
+    clients, examples = zip(*[map(int, one.groups()) for one in found], strict=True)
+    assert sum(clients) == 9 and sum(examples) == sizes.sum() and max(examples) < 0.6 * sizes.sum()
+    # That of process 0 does not map its file, which costs memory and nothing else.
+    assert ["the source has loaded" in log for log in ended.logs] == [True, False]
 
 
 @pytest.mark.parametrize("devices", [pytest.param(4, marks=pytest.mark.thorough), 1])

@@ -2,6 +2,7 @@
 
     python experiments/benchmarks/residence.py rates W5 W3 --groups 5
     python experiments/benchmarks/residence.py large --images 10_000_000 --folder /big/disk
+    python experiments/benchmarks/residence.py large --images 1_000_000 --folder /big/disk --processes 2 --cohort 0
 
 `rates` trains the workloads of `fedjax-ssl bench` as a run does, block after block with the evaluation, in groups of
 blocks that alternate between the two, each from the same state; a group on the host starts with nothing brought. The
@@ -9,12 +10,17 @@ final parameters of both have to be the same, bit for bit.
 
 `large` writes images of 28x28 to a file in the folder, unless one of that size is there, and trains a run on it. Of the
 memory it tells what the process has for itself (RssAnon in /proc/self/status), which is what a machine has to have:
-pages of the file that lie in memory (RssFile) go when somebody needs the room.
+pages of the file that lie in memory (RssFile) go when somebody needs the room. With `--processes` several processes of
+one device each share the run, and each tells what it has; `--residence device` shows what all would have otherwise.
 """
 
 import argparse
 import hashlib
+import os
+import socket
 import statistics
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -25,13 +31,13 @@ import jax
 import numpy as np
 
 from fedjax_ssl import config as configs
-from fedjax_ssl import data, tracking
+from fedjax_ssl import data, distributed, tracking
 from fedjax_ssl.benchmarks.workloads import WORKLOADS, Variant
 from fedjax_ssl.command_line import map_large_buffers, use_processor
 from fedjax_ssl.experiment import Experiment, build_method, federate
 from fedjax_ssl.experiment.build import execution_of
+from fedjax_ssl.experiment.feed import Feed
 from fedjax_ssl.experiment.programs import Programs, code_of, inputs_of
-from fedjax_ssl.experiment.residence import Feed
 from fedjax_ssl.experiment.run import run
 
 PER_CLIENT, TEST, SHAPE = 1000, 10_000, (28, 28, 1)
@@ -130,12 +136,15 @@ def _images(generator: np.random.Generator, count: int, first: int) -> np.ndarra
     return images
 
 
-def _write(path: Path, count: int) -> None:
+def _make_file(path: Path, count: int) -> None:
+    if path.is_file():
+        return
     generator = np.random.default_rng(0)
-    images = np.lib.format.open_memmap(path, "w+", np.uint8, (count, *SHAPE))
+    images = np.lib.format.open_memmap(path.with_suffix(".part"), "w+", np.uint8, (count, *SHAPE))
     for first in range(0, count, AT_ONCE):
         images[first : first + AT_ONCE] = _images(generator, min(AT_ONCE, count - first), first)
     images.flush()
+    path.with_suffix(".part").rename(path)
 
 
 class Memory(threading.Thread):
@@ -162,30 +171,44 @@ class Memory(threading.Thread):
         return {name: tracking.bytes_in_words(value) for name, value in self.highest.items()}
 
 
-def large(folder: Path, count: int, rounds: int) -> None:
-    """Trains and prints what was needed."""
-    path = folder / f"images_{count}.npy"
-    if not path.is_file():
-        _write(path.with_suffix(".part"), count)
-        path.with_suffix(".part").rename(path)
+def large(given: argparse.Namespace) -> None:
+    """Trains and prints what was needed, in this process or as one of several."""
+    path = given.folder / f"images_{given.images}.npy"
     config: Any = configs.default("fedavg")
     config.update_from_flattened_dict(
         {
             "data.name": f"{Path(__file__).stem}:generated",
             "data.path": str(path),
-            "data.residence": "host",
-            "model.name": "cnn",
-            "optimizer.batch_size": 20,
-            "federated.cohort_size": 10,
-            "rounds": rounds,
+            "data.residence": given.residence,
+            "model.name": given.model,
+            "optimizer.batch_size": given.batch_size,
+            "federated.cohort_size": given.cohort or None,
+            "rounds": given.rounds,
             "eval_every": 2,
         }
     )
+    team = distributed.start(config.distributed)
     memory, begin = Memory(), time.perf_counter()
     with tempfile.TemporaryDirectory() as workdir:
-        summary = run(config, workdir)
-    print(f"{count:,} images, {tracking.bytes_in_words(path.stat().st_size)}; highest {memory.stop()}")
-    print(f"{time.perf_counter() - begin:,.0f} s, of which training {summary['train_seconds']:,.0f} s")
+        summary = run(config, workdir, team)
+    size = tracking.bytes_in_words(path.stat().st_size)
+    print(
+        f"{team.name}: {given.images:,} images, {size}; highest {memory.stop()}\n"
+        f"{time.perf_counter() - begin:,.0f} s, of which training {summary['train_seconds']:,.0f} s"
+    )
+
+
+def _in_processes(number: int) -> None:
+    """Gives this command to several processes, and waits for them."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    shared = {"FEDJAX_SSL_COORDINATOR": f"127.0.0.1:{port}", "FEDJAX_SSL_NUM_PROCESSES": str(number)}
+    started = [
+        subprocess.Popen([sys.executable, *sys.argv], env=os.environ | shared | {"FEDJAX_SSL_PROCESS_ID": str(index)})
+        for index in range(number)
+    ]
+    sys.exit(max(process.wait() for process in started))
 
 
 def main() -> None:
@@ -201,13 +224,22 @@ def main() -> None:
     huge.add_argument("--images", type=lambda text: int(text.replace("_", "")), default=10_000_000)
     huge.add_argument("--folder", type=Path, required=True, help="for the file of images")
     huge.add_argument("--rounds", type=int, default=6)
+    huge.add_argument("--cohort", type=int, default=10, help="clients of a round; 0: all")
+    huge.add_argument("--model", default="cnn")
+    huge.add_argument("--batch-size", type=int, default=20)
+    huge.add_argument("--residence", default="host", choices=data.RESIDENCES)
+    huge.add_argument("--processes", type=int, default=1, help="that share the run, of one device each")
     given = parser.parse_args()
+    if given.what == "large":
+        _make_file(given.folder / f"images_{given.images}.npy", given.images)
+        if given.processes > 1 and "FEDJAX_SSL_PROCESS_ID" not in os.environ:
+            _in_processes(given.processes)
     map_large_buffers()
     use_processor(None)
     if given.what == "rates":
         rates(given.names, given.groups, given.blocks, given.rounds)
     else:
-        large(given.folder, given.images, given.rounds)
+        large(given)
     print(f"\n{tracking.device_description()}, {tracking.versions()}")
 
 

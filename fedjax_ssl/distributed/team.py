@@ -30,7 +30,7 @@ def name_of(index: int | None, count: int | None) -> str:
 class Team:
     """All processes of a run. Alone, a process is a team of one, in which nothing here costs anything.
 
-    Every method but `feed` talks to the other processes: all of them have to call it, in the same order.
+    Every method but `feed` and `say` talks to the other processes: all of them have to call it, in the same order.
     """
 
     def __init__(self, stall_minutes: float = 0.0):
@@ -76,6 +76,19 @@ class Team:
         """Tells the watchdog that something was finished."""
         if self._watchdog is not None:
             self._watchdog.feed()
+
+    def say(self, line: str) -> None:
+        """Prints a line of this process's own, which process 0 shows to a person in its own way."""
+        if not self.writes:
+            print(f"{self.name}: {line}", file=sys.stderr, flush=True)
+
+    def any(self, here: bool) -> bool:
+        """Whether something holds in some process; the same answer in all of them.
+
+        Args:
+            here: whether it holds in this one.
+        """
+        return here if self.count == 1 else bool(multihost_utils.process_allgather(np.array(here)).any())
 
     def preempted(self, step: int) -> bool:
         """Whether all processes shall stop after this step because one of them was asked to end (SIGTERM).

@@ -13,11 +13,11 @@ from fedjax_ssl import data, distributed, models, tracking
 from fedjax_ssl.distributed import Team
 from fedjax_ssl.experiment import divergence, longer, model_file, prediction
 from fedjax_ssl.experiment.build import Experiment, build_method, execution_of, prediction_settings
+from fedjax_ssl.experiment.feed import Feed
 from fedjax_ssl.experiment.fit import check_labels, check_weighting, note_missing_labels
 from fedjax_ssl.experiment.outcome import describe_placement, summarize, what_was_predicted, why_nobody_trained
 from fedjax_ssl.experiment.prediction_csv import clients_csv, predictions_csv
 from fedjax_ssl.experiment.programs import code_of, described, inputs_of
-from fedjax_ssl.experiment.residence import Feed
 from fedjax_ssl.experiment.selection import out_of_patience, selected
 from fedjax_ssl.experiment.shared import Shared
 from fedjax_ssl.federated import BY_CLIENT
@@ -204,6 +204,9 @@ class ActiveRun(Closing):
         self._seconds["train_seconds"] += training
         for choice in self.shared.programs.choices(self.code):
             self._say_once(describe_placement(choice, jax.default_backend()))
+        if self.feed.held and self._team.count > 1 and self.feed.held not in self._said:
+            self._team.say(self.feed.held)
+            self._say_once(self.feed.held)
         by_client = row.pop(BY_CLIENT, None)
         if by_client is not None:
             named = zip(self._names, by_client.tolist(), strict=True)

@@ -22,7 +22,7 @@ from jaxtyping import Array, Key
 from fedjax_ssl import config as configs
 from fedjax_ssl import federated
 from fedjax_ssl.config import ConfigError, naming
-from fedjax_ssl.data import FederatedData
+from fedjax_ssl.data import DealtInputs, FederatedData
 from fedjax_ssl.experiment.build import Experiment, Report, build_method
 from fedjax_ssl.experiment.rounds import run_block
 from fedjax_ssl.experiment.sizes import check_program, check_state, counting, sizes_of
@@ -31,6 +31,7 @@ from fedjax_ssl.federated.method import Metrics
 from fedjax_ssl.tracking.files import plain_value
 
 PyTree = Any
+_EVERYWHERE = PartitionSpec()
 # Sections and fields of a config that no compiled code depends on: shapes and arrays tell what comes of them.
 NOT_CODE = (
     *("seed", "partition", "supervision", "prediction", "distributed", "checkpoint_every", "select_from"),
@@ -289,8 +290,7 @@ def _compile(function: Callable[..., Any], arguments: tuple[Any, ...], code: Cod
     placed: dict[str, Any] = {}
     if code.mesh is not None:
         # Whole on every device: otherwise a process could not read what lies on those of another one.
-        everywhere = NamedSharding(code.mesh, PartitionSpec())
-        placed = {"in_shardings": everywhere, "out_shardings": everywhere}
+        placed = {"in_shardings": _places(arguments, code.mesh), "out_shardings": NamedSharding(code.mesh, _EVERYWHERE)}
     with naming("method"), counting(code.sizes):
         # Traced without their places: what local training reads of them would clash with the places that
         # `shard_map` gives to the clients.
@@ -299,6 +299,16 @@ def _compile(function: Callable[..., Any], arguments: tuple[Any, ...], code: Cod
         lowered = traced.lower()
     with _explaining_memory(code.sizes):
         return lowered.compile()
+
+
+def _places(arguments: PyTree, mesh: Mesh) -> PyTree:
+    """Whole on every device, but for examples that are dealt to them."""
+
+    def specs(part: Any) -> PyTree:
+        return part.specs() if isinstance(part, DealtInputs) else _EVERYWHERE
+
+    found = jax.tree.map(specs, arguments, is_leaf=lambda part: isinstance(part, DealtInputs))
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), found)
 
 
 def _shapes(arguments: tuple[Any, ...]) -> tuple[Any, ...]:

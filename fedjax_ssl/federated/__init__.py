@@ -21,7 +21,14 @@ from fedjax_ssl.federated.fednova import fednova
 from fedjax_ssl.federated.forward import map_rows
 from fedjax_ssl.federated.grouped import grouped
 from fedjax_ssl.federated.local_optimizer import OPTIMIZERS, SCHEDULES, learning_rate_schedule, local_optimizer
-from fedjax_ssl.federated.memory import CLIENTS_AT_ONCE, VECTORIZED_RUNS, Choice, device_memory, vectorized_runs
+from fedjax_ssl.federated.memory import (
+    CLIENTS_AT_ONCE,
+    VECTORIZED_RUNS,
+    Choice,
+    device_memory,
+    own_memory,
+    vectorized_runs,
+)
 from fedjax_ssl.federated.method import (
     AtClient,
     AtServer,
@@ -66,7 +73,7 @@ from fedjax_ssl.federated.optimizers import (
     local,
 )
 from fedjax_ssl.federated.paired_batches import Steps, fixed_steps, paired_batches, passes
-from fedjax_ssl.federated.placement import PLACEMENTS, map_clients
+from fedjax_ssl.federated.placement import PLACEMENTS, deal, map_clients
 from fedjax_ssl.federated.reduction import REDUCTIONS
 from fedjax_ssl.federated.round import BYTES_PER_NUMBER
 from fedjax_ssl.federated.sampler import epochs, in_turn, known_epochs, labelled_epochs, mixed_epochs

@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool
 
 from fedjax_ssl.backend import backend
-from fedjax_ssl.data import FederatedData
+from fedjax_ssl.data import DealtInputs, FederatedData
 from fedjax_ssl.federated.client import Broadcast, ClientUpdate
 from fedjax_ssl.federated.memory import (
     Choice,
@@ -86,7 +86,9 @@ def place_clients(
     # The program of a CPU decides on its own whether a loop goes on; there a step that changes nothing is lost time.
     loop = "own" if backend() == "cpu" else _loop(sampler, counts)
     how = choice.placement, choice.clients_at_once, mesh, execution.reduce, loop
-    return train_cohort(update_of, broadcast, clients, valid, *how)
+    drawn = data.inputs.drawn if isinstance(data.inputs, DealtInputs) else None
+    order = None if drawn is None or drawn.order is None else drawn.order[state.round - drawn.first]
+    return train_cohort(update_of, broadcast, clients, valid, *how, order)
 
 
 def _loop(sampler: Sampler, counts: StepCounts | None) -> str:

@@ -10,7 +10,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 from jaxtyping import Array
 
 from fedjax_ssl.backend import backend, elsewhere
-from fedjax_ssl.data import FederatedData, LoadedInputs
+from fedjax_ssl.data import DealtInputs, FederatedData, LoadedInputs
 from fedjax_ssl.federated.client import ClientUpdate, batch_of
 from fedjax_ssl.federated.liveness import array_bytes, live_bytes
 from fedjax_ssl.federated.method import Client, Now, Sampler
@@ -149,7 +149,10 @@ def bytes_of_examples(data: FederatedData) -> int:
     Args:
         data: as a round gets it; only shapes are used.
     """
-    return tree_bytes(data.inputs) * (2 if isinstance(data.inputs, LoadedInputs) else 1)
+    inputs = data.inputs
+    if isinstance(inputs, DealtInputs):
+        return tree_bytes((inputs.values, inputs.place)) + 2 * tree_bytes(inputs.own) // inputs.mesh.size
+    return tree_bytes(inputs) * (2 if isinstance(inputs, LoadedInputs) else 1)
 
 
 class StepCounts(NamedTuple):
@@ -227,8 +230,11 @@ def device_memory() -> int | None:
     """
     if (there := elsewhere()) is not None:
         return there.memory
-    if jax.process_count() > 1:
-        return None
+    return None if jax.process_count() > 1 else own_memory()
+
+
+def own_memory() -> int | None:
+    """Bytes that JAX may fill on the smallest device of this process, whatever others have; None: not known."""
     limits = [(device.memory_stats() or {}).get("bytes_limit") for device in jax.local_devices()]
     known = [limit for limit in limits if limit]
     return min(known) if known and len(known) == len(limits) else None

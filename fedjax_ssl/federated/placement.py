@@ -7,13 +7,14 @@ into batched ones and convolutions into grouped ones. On accelerators, vectorize
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Int, Int32
 
+from fedjax_ssl.data import DealtInputs, of_this_device
 from fedjax_ssl.federated.client import Broadcast, ClientUpdate, train_client
 from fedjax_ssl.federated.lanes import run_lanes
 from fedjax_ssl.federated.method import Client
@@ -33,6 +34,7 @@ def train_cohort(
     mesh: Mesh | None = None,
     reduce: str = "ordered",
     loop: str = "own",
+    order: Int[Array, " q"] | None = None,
 ) -> tuple[PyTree, PyTree]:
     """Trains a cohort's clients.
 
@@ -49,6 +51,8 @@ def train_cohort(
             seeds on another axis, each device is to call this with the whole cohort, and takes its share.
         reduce: how sums go over the devices of a mesh, see `sum_over_devices`.
         loop: of local steps, see `train_client`; lanes have one of their own.
+        order: the slots of the first device, those of the next one, and so on, filled up with empty ones to a multiple
+            of the devices; for `DealtInputs`, of which each device has its own clients'. None: dealt here.
 
     Returns:
         (sums over the cohort, results stacked over the cohort); with a mesh, whole on each of its devices.
@@ -64,12 +68,15 @@ def train_cohort(
     axes, size = mesh.axis_names, valid.shape[0]
     clients, valid = _fill_up(clients, valid, -size % mesh.size)
     clients = without_examples(clients, valid)
-    num_steps = jax.vmap(lambda client: update_of(broadcast).plan(client).num_steps)(clients)
-    dealt = deal(jnp.where(valid, num_steps, 0), mesh.size)
-    slots = jnp.argsort(dealt)  # where each client went
-    clients, valid = jax.tree.map(lambda x: x[dealt], (clients, valid))
+    if order is None:
+        num_steps = jax.vmap(lambda client: update_of(broadcast).plan(client).num_steps)(clients)
+        order = deal(jnp.where(valid, num_steps, 0), mesh.size)
+    slots = jnp.argsort(order)  # where each client went
+    clients, valid = jax.tree.map(lambda x: x[order], (clients, valid))
 
     def train_share(broadcast: Broadcast, clients: Client, valid: Array, slots: Array) -> tuple[PyTree, PyTree]:
+        if isinstance(broadcast.inputs, DealtInputs):
+            broadcast = broadcast._replace(inputs=cast(Array, of_this_device(broadcast.inputs.own)))
         update = update_of(broadcast)
         # Nothing is added on the devices: every client's own values are needed to add them in client order.
         stacking = update._replace(finish=lambda *done: ((), update.finish(*done)))
@@ -81,10 +88,13 @@ def train_cohort(
         summed, stacked = train_share(broadcast, mine, present, slots)
     else:
         share, everywhere = PartitionSpec(axes), PartitionSpec()
+        sent: Any = Broadcast._make([everywhere] * len(Broadcast._fields))
+        if isinstance(broadcast.inputs, DealtInputs):
+            sent = sent._replace(inputs=broadcast.inputs.specs())
         summed, stacked = jax.shard_map(
             train_share,
             mesh=mesh,
-            in_specs=(everywhere, share, share, everywhere),
+            in_specs=(sent, share, share, everywhere),
             out_specs=(everywhere, everywhere),
             # Local training starts from the same values everywhere, which are not marked as differing between devices.
             check_vma=False,

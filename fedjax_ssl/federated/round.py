@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fedjax_ssl.data import FederatedData, LoadedInputs, NotLoaded
+from fedjax_ssl.data import FederatedData, LoadedInputs, NotLoaded, of_all_devices
 from fedjax_ssl.federated import kept as kept_table
 from fedjax_ssl.federated.client import Broadcast, LocalTraining, Task, client_update
 from fedjax_ssl.federated.clients import all_clients, clients_of, part_of, server_as_client
@@ -105,7 +105,7 @@ def run_round(
             params=training.combine(state.params),
             groups=state.params,
             model_state=state.model_state,
-            inputs=data.inputs,
+            inputs=of_all_devices(data.inputs),
             validation=_validation(data),
         )
 

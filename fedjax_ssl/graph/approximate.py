@@ -1,15 +1,16 @@
-"""Approximate nearest neighbours for millions of points: a forest of balanced trees, then neighbours of neighbours.
+"""Approximate nearest neighbours for millions of points: an inverted file, searched block by block.
 
-A tree splits the points in two, again and again, until few are left, and every pair within a leaf is compared.
-All splits are at the median, so all leaves have the same, static number of points. Trees of random splits and
-leaves follow Dasgupta and Freund (2008), "Random projection trees and low dimensional manifolds"; refining lists
-by neighbours of neighbours follows Dong, Moses and Li (2011), "Efficient k-nearest neighbor graph construction
-for generic similarity measures" (NN-descent).
+Points are put into lists by the nearest of some centres, and every point is compared with the points of near lists
+only (Sivic and Zisserman (2003), "Video Google"; Jegou, Douze and Schmid (2011), "Product quantization for nearest
+neighbor search"). Points of one list are near each other, so they are searched for together: 128 of them vote for the
+lists that they look into, and what they are compared with is one dense tile, as in the exact search. How many lists
+are enough is measured: the true neighbours of a sample of the points say how far the search has to go.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +18,9 @@ from jax import lax
 from jaxtyping import Array, Bool, Int32, UInt32
 
 from fedjax_ssl.backend import backend
-from fedjax_ssl.checks import check_whole_numbers
+from fedjax_ssl.checks import check_numbers, check_whole_numbers
 from fedjax_ssl.graph.checks import check_codes, check_rows
-from fedjax_ssl.graph.hamming import paired_distances
+from fedjax_ssl.graph.hamming import matmul_distances, popcount_distances, signs_from_codes
 from fedjax_ssl.graph.neighbors import (
     Neighbors,
     fastest_kernel,
@@ -27,18 +28,43 @@ from fedjax_ssl.graph.neighbors import (
     nearest_to_rows,
     neighbors_from_distances,
 )
+from fedjax_ssl.graph.selection import largest_value, smallest
 
-# Rows whose lists are merged or refined at once.
-_ROWS_PER_BLOCK = {"cpu": 2**9, "accelerator": 2**17}
-# Pairs of points in the leaves that are searched at once.
-_PAIRS_PER_BLOCK = {"cpu": 1, "accelerator": 2**26}
+# Points that are searched for together, and units of what they are compared with.
+_BLOCK = 128
+# Blocks that a block is compared with before the nearest are kept.
+_BLOCKS_PER_TILE = 32
+# Blocks that are searched for at once by an accelerator.
+_BLOCKS_AT_ONCE = 64
+# Points from which centres are learned, for each of them, and how often these are moved.
+_SAMPLE_PER_CENTRE, _MOVES = 32, 8
+# Blocks, and points of each, whose true neighbours say how far to search.
+_SAMPLE_BLOCKS, _SAMPLE_ROWS = 128, 4
+# The vote of a point for its nearest list; all votes of a block and the number of a list are one integer of 32 bits.
+_VOTE = 2**11
+
+_Found = TypeVar("_Found")
+
+
+class _Centres(NamedTuple):
+    """What centres are near every code, and the bits that differ between it and the nearest, [n] each."""
+
+    first: Int32[Array, " n"]
+    second: Int32[Array, " n"]
+    distance: Int32[Array, " n"]
 
 
 class _Lists(NamedTuple):
-    """The nearest points found so far, by (distance, index) along axis 0; rows along the vector axis."""
+    """All points, list after list, in blocks; the last block of a list has empty places."""
 
-    distance: Int32[Array, "k n"]  # num_bits + 1 where there is none
-    index: Int32[Array, "k n"]  # type: ignore[assignment]  # n where there is none
+    blocks: UInt32[Array, "b 128 words"]
+    columns: UInt32[Array, "b words 128"]  # the same, transposed
+    to_centre: Int32[Array, "b 128"]  # bits that differ between a point and the centre of its list
+    index: Int32[Array, "b 128"]  # type: ignore[assignment]  # of the point; n at empty places
+    first_block: Int32[Array, " lists"]
+    num_blocks: Int32[Array, " lists"]
+    place: Int32[Array, " n"]  # of every point among all places; points that are not valid have none
+    list_of_point: Int32[Array, " n"]
 
 
 def approximate_neighbors(
@@ -47,220 +73,260 @@ def approximate_neighbors(
     num_neighbors: int,
     valid: Bool[Array, " n"] | None = None,
     *,
-    num_trees: int = 8,
-    leaf_size: int = 2048,
-    num_refinements: int = 1,
+    recall: float = 0.97,
+    exact_up_to: int = 20_000,
 ) -> Neighbors:
     """Finds most of the nearest other codes of every code, without comparing all pairs.
 
-    For sizes where `nearest_neighbors` takes too long, on a CPU from about 100,000 points on: time is
-    O(n log n + n * leaf_size * num_trees + n * k^2 * num_refinements) and memory O(n k). All neighbours are real,
-    with their exact similarity, and are ordered by the pair (distance, index); some of the nearest may be missed,
-    and `neighbor_recall` tells how many. Points without structure in many dimensions are the hardest: the more of
-    them, the more trees or the larger leaves they need. The result is a function of the codes: the splits are
-    drawn from a fixed key. Up to `leaf_size` points the search is exact.
+    For sizes where `nearest_neighbors` takes too long. All neighbours are real, with their exact similarity, and are
+    ordered by the pair (distance, index); some of the nearest may be missed. The search goes as far as the neighbours
+    of about 500 points ask for, so that time follows the structure of the points: in clusters it grows like n^1.5,
+    and without any structure it comes near that of the exact search. `neighbor_recall` tells what was reached.
+    Memory is O(n (k + words)). The result is a function of the codes alone.
 
     Args:
         codes: [n, ceil(num_bits / 32)] as `lsh_codes` returns them.
         num_bits: bits per code.
         num_neighbors: k, at least 1.
         valid: [n], False for rows that neither have nor are neighbours (padding). None: all are valid.
-        num_trees: trees, at least 1; each finds neighbours that the others missed.
-        leaf_size: most points of a leaf, at least 2.
-        num_refinements: how often neighbours of neighbours are looked at, at least 0.
+        recall: the share of the sample's neighbours that the search has to reach, in (0, 1]; a sample's is within
+            about 0.01 of that of all points.
+        exact_up_to: up to so many points all pairs are compared.
 
     Returns:
         Neighbors, [n, k] each.
 
     Raises:
-        ValueError: if shapes or dtypes do not fit together or a count is below its least value.
+        ValueError: if shapes or dtypes do not fit together, a count is below its least value, or the share is none.
     """
     codes = jnp.asarray(codes)
     check_codes(codes, num_bits)
     check_whole_numbers(num_neighbors=num_neighbors)
     check_rows("valid", valid, codes.shape[0])
-    check_whole_numbers(num_trees=num_trees)
-    check_whole_numbers(2, leaf_size=leaf_size)
-    check_whole_numbers(0, num_refinements=num_refinements)
-    if codes.shape[0] <= leaf_size:
+    check_whole_numbers(0, exact_up_to=exact_up_to)
+    check_numbers("(0, 1]", recall=recall)
+    if codes.shape[0] <= max(exact_up_to, 1):
         return nearest_neighbors(codes, num_bits, num_neighbors, valid)
     valid = jnp.ones(codes.shape[0], bool) if valid is None else jnp.asarray(valid)
-    return _approximate_neighbors(codes, valid, num_bits, num_neighbors, num_trees, leaf_size, num_refinements)
+    return _approximate_neighbors(codes, valid, num_bits, num_neighbors, float(recall))
 
 
-@partial(jax.jit, static_argnames=("num_bits", "num_neighbors", "num_trees", "leaf_size", "num_refinements"))
-def _approximate_neighbors(
-    codes: Array, valid: Array, num_bits: int, num_neighbors: int, num_trees: int, leaf_size: int, num_refinements: int
-) -> Neighbors:
+@partial(jax.jit, static_argnames=("num_bits", "num_neighbors", "recall"))
+def _approximate_neighbors(codes: Array, valid: Array, num_bits: int, num_neighbors: int, recall: float) -> Neighbors:
     num_points = codes.shape[0]
-    shape = (num_neighbors, num_points)
-    nothing = _Lists(jnp.full(shape, num_bits + 1, jnp.int32), jnp.full(shape, num_points, jnp.int32))
+    centres = _learn_centres(codes, valid, math.isqrt(num_points))
+    lists = _fill_lists(codes, valid, centres)
+    num_tiles = _tiles_needed(lists, codes, valid, centres, num_bits, num_neighbors, recall)
 
-    def add_tree(lists: _Lists, tree: Array) -> tuple[_Lists, None]:
-        leaves = _split_into_leaves(codes, valid, num_bits, leaf_size, tree)
-        found = _search_leaves(leaves, codes, valid, num_bits, num_neighbors)
+    def search(block: Array, columns: Array) -> tuple[Array, Array]:
+        return _search_block(lists, block, columns, centres, num_tiles, num_bits, num_neighbors)
 
-        def merge(rows: Array) -> _Lists:
-            some = jax.tree.map(lambda old, new: jnp.concatenate([old[:, rows], new[:, rows]]), lists, found)
-            return _nearest_distinct(some, num_neighbors, num_bits, num_points)
-
-        return _by_blocks(merge, num_points, _platform(_ROWS_PER_BLOCK)), None
-
-    def refine(lists: _Lists, _: None) -> tuple[_Lists, None]:
-        return _look_at_neighbors_of_neighbors(lists, codes, num_bits), None
-
-    lists, _ = lax.scan(add_tree, nothing, jnp.arange(num_trees, dtype=jnp.uint32))
-    lists, _ = lax.scan(refine, lists, None, length=num_refinements)
-    return neighbors_from_distances(lists.index.T, lists.distance.T, num_bits)
+    distance, index = _by_blocks(search, lists.columns)
+    distance, index = (part.swapaxes(1, 2).reshape(-1, num_neighbors)[lists.place] for part in (distance, index))
+    distance = jnp.where(valid[:, None], distance, num_bits + 1)
+    return neighbors_from_distances(index, distance, num_bits)
 
 
-def _split_into_leaves(codes: Array, valid: Array, num_bits: int, leaf_size: int, tree: Array) -> Array:
-    """Cuts the points into leaves of equal size, [leaves, size] indices; n where a place is empty.
+def _by_blocks(function: Callable[[Array, Array], _Found], columns: Array) -> _Found:
+    """Applies a function of a block's number and columns [words, 128] to every block."""
+    numbers = jnp.arange(columns.shape[0], dtype=jnp.int32)
+    if backend() != "cpu":
+        return lax.map(lambda block: function(block, columns[block]), numbers, batch_size=_BLOCKS_AT_ONCE)
 
-    Every node draws two of its points and splits its points at the median of the difference of the distances to
-    the two. Equal differences, of equal points above all, are ordered at random, anew in every tree.
+    def step(own: Array, block: Array) -> tuple[Array, _Found]:
+        # The next columns are handed on as they are: sliced where they are used, a CPU's program would compute their
+        # offset for every distance, which takes ten times as long.
+        return columns[jnp.minimum(block + 1, columns.shape[0] - 1)], function(block, own)
+
+    return lax.scan(step, columns[0], numbers)[1]
+
+
+def _distances(codes: Array, columns: Array) -> Array:
+    """[n, m] in bits, between codes [n, words] and columns [words, m], the fast way on each platform."""
+    dtype = jnp.int16 if 32 * codes.shape[1] < 2**15 - 1 else jnp.int32
+    if fastest_kernel(backend()) == "popcount":
+        return popcount_distances(codes, columns, dtype)
+    return matmul_distances(signs_from_codes(codes), signs_from_codes(columns.T), dtype)
+
+
+def _learn_centres(codes: Array, valid: Array, count: int) -> Array:
+    """Codes with about equally many points around each, [count, words], by k-majority on a sample.
+
+    Every bit of a centre is that of most of its points, which makes the sum of their distances to it smallest.
     """
-    num_points = codes.shape[0]
-    depth = (-(-num_points // leaf_size) - 1).bit_length()
-    size = -(-num_points // 2**depth)
-    padding = size * 2**depth - num_points
-    codes = jnp.pad(codes, ((0, 1), (0, 0)))
-    valid = jnp.pad(valid, (0, 1))
-    # Points that are not valid come last, here and, since splits keep the order, in every node.
-    _, members = lax.sort((~valid[:-1], jnp.arange(num_points, dtype=jnp.int32)), num_keys=1, is_stable=True)
-    members = jnp.pad(members, (0, padding), constant_values=num_points)
-    key = jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), tree)
-    for level in range(depth):
-        members = members.reshape(2**level, -1)
-        pivot_key, tie_key = jax.random.split(jax.random.fold_in(key, level))
-        count = jnp.maximum(jnp.sum(valid[members], axis=1, dtype=jnp.uint32), 2)
-        draws = jax.random.bits(pivot_key, (2, 2**level), jnp.uint32)
-        one = draws[0] % count
-        other = (one + 1 + draws[1] % (count - 1)) % count
-        chosen = jnp.stack([one, other], axis=1).astype(jnp.int32)
-        pivots = codes[jnp.take_along_axis(members, chosen, axis=1)]
-        to_first, to_second = (_distance_to_pivot(codes, members, pivots[:, which]) for which in (0, 1))
-        rank = (to_first - to_second + num_bits).astype(jnp.uint32)
-        noise = jax.random.bits(tie_key, members.shape, jnp.uint32)
-        shift = max(32 - (2 * num_bits + 1).bit_length(), 0)
-        rank = (rank << shift) | lax.shift_right_logical(noise, jnp.uint32(32 - shift))
-        members = _split_at_median(members, jnp.where(valid[members], rank, jnp.uint32(2**32 - 1)))
-    return members.reshape(2**depth, size)
+    size = min(_SAMPLE_PER_CENTRE * count, codes.shape[0])
+    order = jnp.argsort(~valid, stable=True)
+    sample = codes[order[_spread(size, jnp.sum(valid, dtype=jnp.int32))]]
+    signs = signs_from_codes(sample)
+
+    def move(centres: Array, _: None) -> tuple[Array, None]:
+        own = _nearest_centres(sample, centres).first
+        sums = jnp.zeros((count, signs.shape[1]), jnp.int32).at[own].add(signs.astype(jnp.int32))
+        bits = (sums > 0).reshape(count, -1, 32).astype(jnp.uint32) << jnp.arange(32, dtype=jnp.uint32)
+        moved = jnp.sum(bits, axis=2, dtype=jnp.uint32)
+        alone = jnp.ones(count, bool).at[own].set(False)
+        return jnp.where(alone[:, None], centres, moved), None
+
+    return lax.scan(move, sample[_spread(count, jnp.int32(size))], None, length=_MOVES)[0]
 
 
-def _distance_to_pivot(codes: Array, members: Array, pivots: Array) -> Array:
-    def words_of_pair(word: int | Array) -> tuple[Array, Array]:
-        return codes[members, word], pivots[:, word, None]
+def _spread(count: int, length: Array) -> Array:
+    """`count` places spread evenly over `length`."""
+    places = jnp.arange(count, dtype=jnp.int32)
+    # places * length // count, which could be too large for 32 bits.
+    return places * (length // count) + (places * (length % count)) // count
 
-    return paired_distances(words_of_pair, codes.shape[1])
+
+def _nearest_centres(codes: Array, centres: Array) -> _Centres:
+    num_points, num_centres = codes.shape[0], centres.shape[0]
+    padded = jnp.pad(codes, ((0, -num_points % _BLOCK), (0, 0)))
+    number = jnp.arange(num_centres, dtype=jnp.int32)[:, None]
+
+    def nearest(_: Array, columns: Array) -> tuple[Array, Array]:
+        # Distance and number in one integer: all differ.
+        packed = _distances(centres, columns).astype(jnp.int32) * num_centres + number
+        first = jnp.min(packed, axis=0)
+        return first, jnp.min(jnp.where(packed == first, 2**31 - 1, packed), axis=0)
+
+    first, second = _by_blocks(nearest, padded.reshape(-1, _BLOCK, codes.shape[1]).swapaxes(1, 2))
+    first, second = first.reshape(-1)[:num_points], second.reshape(-1)[:num_points]
+    return _Centres(first % num_centres, second % num_centres, first // num_centres)
 
 
-def _split_at_median(members: Array, rank: Array) -> Array:
-    """Moves the half of each row with the smallest ranks to its front; both halves keep their order.
+def _fill_lists(codes: Array, valid: Array, centres: Array) -> _Lists:
+    """Sorts the points by their nearest and their second nearest centre."""
+    num_points, num_lists = codes.shape[0], centres.shape[0]
+    near = _nearest_centres(codes, centres)
+    list_of_point = jnp.where(valid, near.first, num_lists)
+    order = jnp.argsort(list_of_point * num_lists + near.second, stable=True).astype(jnp.int32)
+    length = jnp.zeros(num_lists + 1, jnp.int32).at[list_of_point].add(1)
+    num_blocks = -(-length[:num_lists] // _BLOCK)
+    first_block = jnp.cumsum(num_blocks) - num_blocks
+    most_blocks = num_points // _BLOCK + num_lists
+    # Points that are not valid get places behind all others, which do not exist.
+    first_place = jnp.append(first_block * _BLOCK, most_blocks * _BLOCK)
+    own = list_of_point[order]
+    rank = jnp.arange(num_points, dtype=jnp.int32) - (jnp.cumsum(length) - length)[own]
+    place = first_place[own] + rank
+    index = jnp.full(most_blocks * _BLOCK, num_points, jnp.int32).at[place].set(order, mode="drop")
+    index = index.reshape(most_blocks, _BLOCK)
+    blocks = jnp.pad(codes, ((0, 1), (0, 0)))[index]
+    return _Lists(
+        blocks=blocks,
+        columns=blocks.swapaxes(1, 2),
+        to_centre=jnp.pad(near.distance, (0, 1))[index],
+        index=index,
+        first_block=first_block,
+        num_blocks=num_blocks,
+        place=jnp.zeros(num_points, jnp.int32).at[order].set(jnp.where(own < num_lists, place, 0)),
+        list_of_point=list_of_point,
+    )
 
-    The median is found bit by bit, by counting: sorting took several times as long.
+
+def _vote(lists: _Lists, block: Array, columns: Array, centres: Array, num_bits: int) -> Array:
+    """All lists, those that the points of a block want most first, [lists].
+
+    A vote halves with every quarter of a random distance's standard deviation that a centre is farther than the
+    nearest one.
     """
-    size = members.shape[1]
-    half = size // 2
-    rank = lax.optimization_barrier(rank)
-
-    def set_bit(place: Array, median: Array) -> Array:
-        higher = median | (jnp.uint32(2**31) >> place.astype(jnp.uint32))
-        return jnp.where(jnp.sum(rank < higher[:, None], axis=1, dtype=jnp.int32) <= half, higher, median)
-
-    median = lax.fori_loop(0, 32, set_bit, jnp.zeros(members.shape[0], jnp.uint32))[:, None]
-    below, equal = rank < median, rank == median
-    missing = half - jnp.sum(below, axis=1, keepdims=True, dtype=jnp.int32)
-    front = below | (equal & (jnp.cumsum(equal, axis=1, dtype=jnp.int32) <= missing))
-    in_front = jnp.cumsum(front, axis=1, dtype=jnp.int32)
-    behind = half + jnp.arange(size, dtype=jnp.int32) - in_front
-    place = jnp.where(front, in_front - 1, behind) + size * jnp.arange(members.shape[0], dtype=jnp.int32)[:, None]
-    moved = jnp.zeros(members.size, jnp.int32).at[place.reshape(-1)].set(members.reshape(-1), unique_indices=True)
-    return moved.reshape(members.shape)
+    num_lists = centres.shape[0]
+    farther = _distances(centres, columns).astype(jnp.int32) - lists.to_centre[block]
+    halving = max(round(math.log2(math.sqrt(num_bits) / 4)), 0)
+    votes = (_VOTE >> jnp.minimum(farther >> halving, 31)).astype(jnp.float32)
+    # A product is a fast sum along the vector axis, and exact for integers of 24 bits.
+    votes = votes @ (lists.index[block] < lists.list_of_point.shape[0]).astype(jnp.float32)
+    key = (_VOTE * _BLOCK - votes.astype(jnp.int32)).astype(jnp.uint32) * num_lists
+    return (jnp.sort(key + jnp.arange(num_lists, dtype=jnp.uint32)) % num_lists).astype(jnp.int32)
 
 
-def _search_leaves(leaves: Array, codes: Array, valid: Array, num_bits: int, num_neighbors: int) -> _Lists:
-    """The nearest points of every point within its leaf, exactly."""
+def _tiles_needed(
+    lists: _Lists, codes: Array, valid: Array, centres: Array, num_bits: int, num_neighbors: int, recall: float
+) -> Array:
+    """How many tiles every block has to be compared with until it has met the wanted share of its neighbours."""
     num_points = codes.shape[0]
-    num_leaves, size = leaves.shape
-    codes = jnp.pad(codes, ((0, 1), (0, 0)))
-    valid = jnp.pad(valid, (0, 1))
-    kernel = fastest_kernel(backend())
-    own = jnp.arange(size, dtype=jnp.int32)
+    num_used = jnp.sum(lists.num_blocks)
+    sample = _spread(_SAMPLE_BLOCKS, jnp.maximum(num_used, 1))
+    places = jnp.arange(_SAMPLE_ROWS, dtype=jnp.int32) * (_BLOCK // _SAMPLE_ROWS)
+    rows = lists.index[sample][:, places].reshape(-1)
+    there = (rows < num_points)[:, None]
+    rows = jnp.minimum(rows, num_points - 1)
+    # Of neighbours as far as the last one, others are as good: some of them are looked for, too.
+    more = 3 * num_neighbors
+    index, distance = nearest_to_rows(codes, valid, rows, num_bits, more, fastest_kernel(backend()))
+    farthest = distance[:, num_neighbors - 1 : num_neighbors]
+    good = there & (distance <= jnp.minimum(farthest, num_bits))
 
-    def search(leaf: Array) -> _Lists:
-        index, distance = nearest_to_rows(codes[leaf], valid[leaf], own, num_bits, num_neighbors, kernel)
-        distance = jnp.minimum(distance.astype(jnp.int32), num_bits + 1)
-        return _Lists(distance, jnp.where(distance <= num_bits, leaf[index], num_points))
+    def blocks_before(block: Array) -> Array:
+        wanted = _vote(lists, block, lists.columns[block], centres, num_bits)
+        blocks = lists.num_blocks[wanted]
+        return jnp.zeros_like(blocks).at[wanted].set(jnp.cumsum(blocks) - blocks)
 
-    batch = max(_platform(_PAIRS_PER_BLOCK) // size**2, 1)
-    found = lax.map(search, leaves, batch_size=min(batch, num_leaves) if batch > 1 else None)
-    place = jnp.zeros(num_points + 1, jnp.int32).at[leaves.reshape(-1)].set(jnp.arange(leaves.size, dtype=jnp.int32))
-    place = place[:num_points]
-    return jax.tree.map(lambda part: part.reshape(-1, num_neighbors)[place].T, found)
+    before = jnp.repeat(lax.map(blocks_before, sample), _SAMPLE_ROWS, axis=0)
+    own = lists.list_of_point[index]
+    position = lists.place[index] // _BLOCK - lists.first_block[own] + jnp.take_along_axis(before, own, axis=1)
+    never = 2**31 - 1
+    needed = jnp.sort(jnp.where(good, position // _BLOCKS_PER_TILE + 1, never), axis=1)[:, :num_neighbors].reshape(-1)
+    total = jnp.sum(needed < never, dtype=jnp.int32)
+    last = jnp.ceil(recall * total.astype(jnp.float32)).astype(jnp.int32) - 1
+    return jnp.where(total > 0, jnp.sort(needed)[last], 1)
 
 
-def _look_at_neighbors_of_neighbors(lists: _Lists, codes: Array, num_bits: int) -> _Lists:
-    """Compares every point with its neighbours' neighbours and with points whose neighbour it is."""
-    count, num_points = lists.index.shape
-    backward = _some_that_point_here(lists)
-    # One point more, without neighbours, stands for what is missing.
-    forward = jnp.pad(lists.index, ((0, 0), (0, 1)), constant_values=num_points).T
-    codes = jnp.pad(codes, ((0, 1), (0, 0)))
+def _search_block(
+    lists: _Lists, block: Array, columns: Array, centres: Array, num_tiles: Array, num_bits: int, num_neighbors: int
+) -> tuple[Array, Array]:
+    """The nearest points in the lists that a block wants: distance and index, `num_bits + 1` where there is none."""
+    num_points = lists.list_of_point.shape[0]
+    wanted = _vote(lists, block, columns, centres, num_bits)
+    until = jnp.cumsum(lists.num_blocks[wanted])
+    own = lists.index[block]
+    count = min(num_neighbors + 1, _BLOCK * _BLOCKS_PER_TILE)
 
-    def refine(rows: Array) -> _Lists:
-        further = forward[lists.index[:, rows]].swapaxes(1, 2).reshape(-1, rows.shape[0])
-        # Held once in memory: fused into what follows, it would be gathered anew for every word of the codes.
-        candidates = lax.optimization_barrier(jnp.concatenate([further, backward[:, rows]]))
-        distance = paired_distances(lambda word: (codes[candidates, word], codes[rows, word]), codes.shape[1])
-        distance = jnp.where((candidates == rows) | (candidates == num_points), num_bits + 1, distance)
-        some = _Lists(
-            jnp.concatenate([lists.distance[:, rows], distance]), jnp.concatenate([lists.index[:, rows], candidates])
+    def others(tile: Array) -> tuple[Array, Array]:
+        number = tile * _BLOCKS_PER_TILE + jnp.arange(_BLOCKS_PER_TILE, dtype=jnp.int32)
+        which = jnp.sum(until <= number[:, None], axis=1, dtype=jnp.int32)
+        there = which < until.shape[0]
+        which = jnp.minimum(which, until.shape[0] - 1)
+        chosen = lists.first_block[wanted[which]] + number - until[which] + lists.num_blocks[wanted[which]]
+        chosen = jnp.where(there, chosen, 0)
+        index = jnp.where(there[:, None], lists.index[chosen], num_points)
+        return lists.blocks[chosen].reshape(index.size, -1), index.reshape(-1)
+
+    def compare(tile: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
+        codes, index, kept_distance, kept_index = state
+        distance = _distances(codes, columns)
+        nothing = jnp.asarray(largest_value(distance.dtype))
+        distance = lax.optimization_barrier(jnp.where((index < num_points)[:, None], distance, nothing))
+        found = smallest(distance, count, num_bits + 1)
+        # `nothing` at empty places, which therefore need no mask of their own.
+        new_distance = jnp.take_along_axis(distance, found, axis=0).astype(jnp.int32)
+        new_index = index[found]
+        new_distance = jnp.where(new_index == own, num_bits + 1, new_distance)
+        nearest = _nearest_of(
+            jnp.concatenate([kept_distance, new_distance]),
+            jnp.concatenate([kept_index, new_index]),
+            num_neighbors,
+            num_bits,
+            num_points,
         )
-        return _nearest_distinct(lax.optimization_barrier(some), count, num_bits, num_points)
+        # As above, the codes of the next tile are handed on as they are.
+        return *others(tile + 1), *nearest
 
-    return _by_blocks(refine, num_points, _platform(_ROWS_PER_BLOCK))
-
-
-def _some_that_point_here(lists: _Lists) -> Array:
-    """For every point and j: one point, of those that have it as their j-th neighbour, [k, n]; n if none has."""
-    num_points = lists.index.shape[1]
-    origin = jnp.arange(num_points, dtype=jnp.int32)
-
-    def of_one_place(index: Array) -> Array:
-        last = jnp.full(num_points + 1, -1, jnp.int32).at[index].max(origin)[:num_points]
-        return jnp.where(last >= 0, last, num_points)
-
-    return lax.map(of_one_place, lists.index)
+    shape = (num_neighbors, _BLOCK)
+    nobody = jnp.full(shape, num_bits + 1, jnp.int32), jnp.full(shape, num_points, jnp.int32)
+    num_tiles = jnp.where(jnp.any(own < num_points), num_tiles, 0)
+    *_, distance, index = lax.fori_loop(0, num_tiles, compare, (*others(jnp.int32(0)), *nobody))
+    return distance, index
 
 
-def _nearest_distinct(lists: _Lists, count: int, num_bits: int, num_points: int) -> _Lists:
-    """The `count` smallest pairs (distance, index) of every column, each once.
+def _nearest_of(distance: Array, index: Array, count: int, num_bits: int, num_points: int) -> tuple[Array, Array]:
+    """The `count` smallest pairs (distance, index) of every column."""
 
-    Every pass finds the smallest pair above the last one, which also leaves out what is there twice.
-    """
-    distance, index = lists
-
-    def following(last: _Lists, _: None) -> tuple[_Lists, _Lists]:
-        above = (distance > last.distance) | ((distance == last.distance) & (index > last.index))
+    def following(last: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+        above = (distance > last[0]) | ((distance == last[0]) & (index > last[1]))
         nearest = jnp.min(jnp.where(above, distance, num_bits + 1), axis=0)
         lowest = jnp.min(jnp.where(above & (distance == nearest), index, num_points), axis=0)
-        found = _Lists(nearest, lowest)
-        return found, found
+        return (nearest, lowest), (nearest, lowest)
 
     before_all = jnp.full(distance.shape[1:], -1, jnp.int32)
-    _, found = lax.scan(following, _Lists(before_all, before_all), None, length=count)
+    _, found = lax.scan(following, (before_all, before_all), None, length=count)
     return found
-
-
-def _by_blocks(function: Callable[[Array], _Lists], num_points: int, block: int) -> _Lists:
-    """Applies a function of a block of rows, block after block, and joins what it returns."""
-    block = min(block, num_points)
-    num_blocks = -(-num_points // block)
-    rows = jnp.minimum(jnp.arange(num_blocks * block, dtype=jnp.int32), num_points - 1)
-    found = lax.map(function, rows.reshape(num_blocks, block))
-    return jax.tree.map(lambda part: part.swapaxes(0, 1).reshape(part.shape[1], -1)[:, :num_points], found)
-
-
-def _platform(settings: dict[str, int]) -> int:
-    return settings["cpu" if backend() == "cpu" else "accelerator"]

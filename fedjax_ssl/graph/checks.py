@@ -15,7 +15,7 @@ CHOICES = {
     "label_norm": ("none", "class"),
     "confidence_scale": ("none", "max", "client_max"),
     "solver": ("auto", "cholesky", "conjugate_gradient"),
-    "kernel": ("auto", "popcount", "matmul"),
+    "kernel": ("auto", "popcount", "matmul", "fused"),
     "similarity": ("exact", "lsh"),
 }
 

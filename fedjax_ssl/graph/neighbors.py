@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, Int32, UInt32
 
 from fedjax_ssl.backend import backend
 from fedjax_ssl.checks import check_choices, check_whole_numbers
+from fedjax_ssl.graph import fused
 from fedjax_ssl.graph.checks import CHOICES, check_codes, check_features, check_mesh, check_rows
 from fedjax_ssl.graph.codes import has_angle
 from fedjax_ssl.graph.hamming import cosine_from_hamming, matmul_distances, popcount_distances, signs_from_codes
@@ -60,8 +61,9 @@ def nearest_neighbors(
         num_bits: bits per code.
         num_neighbors: k, at least 1; at most n - 1 neighbours exist.
         valid: [n], False for rows that neither have nor are neighbours (padding). None: all are valid.
-        kernel: "popcount" (exclusive or and population count), "matmul" (int8 products) or "auto": the
-            first on CPUs, the second elsewhere. The result is the same.
+        kernel: "popcount" (exclusive or and population count), "matmul" (int8 products), "fused" (the same with the
+            selection in one kernel, where there are points enough for it; on a CPU it is interpreted, which is slow)
+            or "auto": the first on CPUs, the second on TPUs, the last on GPUs. The result is the same.
         mesh: the devices to share the rows among; all its axes together count as one list of devices. None: one device.
 
     Returns:
@@ -145,8 +147,9 @@ def _nearest_codes(
 
 
 def fastest_kernel(platform: str) -> str:
-    """How distances are computed fastest on "cpu", "gpu" or "tpu"."""
-    return "popcount" if platform == "cpu" else "matmul"
+    """How neighbours are found fastest on "cpu", "gpu" or "tpu"."""
+    # For a TPU the search around the fused kernel takes too long to compile.
+    return {"cpu": "popcount", "tpu": "matmul"}.get(platform, "fused")
 
 
 def nearest_to_rows(
@@ -157,11 +160,20 @@ def nearest_to_rows(
     num_neighbors: int,
     kernel: str,
 ) -> tuple[Int32[Array, "r k"], Int[Array, "r k"]]:
-    """Finds the nearest other codes of some `rows` of the codes, n at least 2, exactly; kernel "popcount" or "matmul".
+    """Finds the nearest other codes of some `rows` of the codes, n at least 2, exactly; kernels of `nearest_neighbors`.
 
     Returns index and distance in bits; distances above `num_bits` where there is no neighbour.
     """
     dtype = jnp.int16 if num_bits < 2**15 - 1 else jnp.int32
+    num_points = codes.shape[0]
+    if kernel == "fused" and fused.applies(num_points, codes.shape[1], min(num_neighbors, num_points - 1) + 1):
+        points = fused.Signs(codes, valid, num_bits, backend() if backend() != "cpu" else "interpret")
+
+        def nearest(some: Array, count: int) -> tuple[Array, Array]:
+            return points.nearest(some[0], count)
+
+        width = min(fused.ROWS, rows.shape[0])
+        return _search_tiles(nearest, rows[None], rows, valid, num_neighbors, width)
     if kernel == "popcount":
 
         def distances(some: Array) -> Array:
@@ -240,9 +252,33 @@ def _search(
     `values_against` maps some `columns` [w, t], which describe the rows along the last axis [w, r], to values [n, t];
     smaller is nearer, see `smallest` for the bound. Where there is no neighbour, the value is the largest of its dtype.
     """
+
+    def nearest(some_columns: Array, count: int) -> tuple[Array, Array]:
+        values = values_against(some_columns)
+        nothing = jnp.asarray(largest_value(values.dtype))
+        # Held once in memory: fused into every later use, the distances would be computed again.
+        values = lax.optimization_barrier(jnp.where(valid[:, None], values, nothing))
+        found = smallest(values, count, bound)
+        return found, jnp.take_along_axis(values, found, axis=0)
+
+    width = _rows_per_tile(rows.shape[0], valid.shape[0], columns.shape[0])
+    return _search_tiles(nearest, columns, rows, valid, num_neighbors, width)
+
+
+def _search_tiles(
+    nearest: Callable[[Array, int], tuple[Array, Array]],
+    columns: Array,
+    rows: Array,
+    valid: Array,
+    num_neighbors: int,
+    width: int,
+) -> tuple[Array, Array]:
+    """As `_search`, where `nearest` finds a number of points for some columns, the rows themselves among them.
+
+    It returns index and value, [count, t] each, by (value, index).
+    """
     num_rows, num_points = rows.shape[0], valid.shape[0]
     count = min(num_neighbors, num_points - 1)
-    width = _rows_per_tile(num_rows, num_points, columns.shape[0])
     num_tiles = -(-num_rows // width)
     padding = num_tiles * width - num_rows
     # Transposed before the loop: inside it the compiler would read the codes with a stride.
@@ -252,18 +288,15 @@ def _search(
 
     def search_tile(some_columns: Array, tile: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
         own, later = tile
-        values = values_against(some_columns)
-        nothing = jnp.asarray(largest_value(values.dtype))
-        # Held once in memory: fused into every later use, the distances would be computed again.
-        values = lax.optimization_barrier(jnp.where(valid[:, None], values, nothing))
         # A point is one of its own count + 1 nearest or has count others before itself: no mask over the
         # tile is needed to leave it out.
-        found = smallest(values, count + 1, bound)
-        skip = jnp.cumsum((found == own).astype(jnp.int32), axis=0)[:count]
-        found = jnp.take_along_axis(found, skip + jnp.arange(count, dtype=jnp.int32)[:, None], axis=0)
+        index, value = nearest(some_columns, count + 1)
+        skip = jnp.cumsum((index == own).astype(jnp.int32), axis=0)[:count]
+        others = skip + jnp.arange(count, dtype=jnp.int32)[:, None]
+        found = jnp.take_along_axis(index, others, axis=0), jnp.take_along_axis(value, others, axis=0)
         # The next tile is handed on as it is: sliced where it is used, its offset would be computed for
         # every distance, which made short codes 13 times slower.
-        return tiles[later], (found, jnp.take_along_axis(values, found, axis=0))
+        return tiles[later], found
 
     _, (index, value) = lax.scan(search_tile, tiles[0], (own_index, later_tile))
     index = index.swapaxes(1, 2).reshape(-1, count)[:num_rows]

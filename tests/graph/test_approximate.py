@@ -1,4 +1,4 @@
-"""The forest of trees: real neighbours, in order, most of the nearest ones; exact where one leaf is enough."""
+"""The inverted file: real neighbours, in order, most of the nearest ones; exact for few points."""
 
 from functools import partial
 
@@ -13,7 +13,7 @@ from tests.graph import reference
 from tests.graph.test_propagation import clustered_codes
 
 BITS = 64
-SMALL = dict(num_trees=3, leaf_size=64, num_refinements=1)
+SMALL = dict(exact_up_to=0)
 TABLE = np.append(reference.cosines(np.arange(BITS + 1), BITS), 0).astype(np.float32)
 
 
@@ -57,28 +57,31 @@ def test_finds_most_neighbors_and_only_real_ones(padded):
 
 
 @pytest.mark.thorough
-def test_more_work_finds_more():
-    codes, _ = clustered_codes(0, 500, BITS, 5)
+def test_finds_as_many_as_it_is_asked_for():
+    # Few large clusters: one tile, of 4,096 places, is not enough.
+    codes, _ = clustered_codes(0, 30_000, BITS, 3)
     recalls = []
-    for trees, refinements in [(1, 0), (3, 0), (3, 1)]:
-        found = graph.approximate_neighbors(codes, BITS, 6, **dict(SMALL, num_trees=trees, num_refinements=refinements))
+    for share in (0.5, 0.9, 1.0):
+        found = graph.approximate_neighbors(codes, BITS, 6, recall=share)
+        assert_well_formed(found, codes, np.ones(len(codes), bool))
         recalls.append(float(graph.neighbor_recall(found, codes, BITS)))
-    assert recalls[0] + 0.1 < recalls[1] and recalls[1] + 0.05 < recalls[2]
+    assert recalls[0] > 0.47 and recalls[1] > 0.87 and recalls[2] > 0.97
+    assert recalls == sorted(recalls)
 
 
 @pytest.mark.parametrize("num_points, count", [(0, 3), (1, 3), (5, 9), (60, 4)])
-def test_one_leaf_is_exact(num_points, count):
+def test_few_points_are_searched_exactly(num_points, count):
     codes = reference.random_codes(1, num_points, BITS) if num_points else np.zeros((0, 2), np.uint32)
-    found = graph.approximate_neighbors(codes, BITS, count, leaf_size=60)
+    found = graph.approximate_neighbors(codes, BITS, count, exact_up_to=60)
     jax.tree.map(np.testing.assert_array_equal, found, graph.nearest_neighbors(codes, BITS, count))
 
 
 @pytest.mark.thorough
-def test_refining_small_leaves_until_nothing_is_missing():
-    # More neighbours than a leaf holds: refinements fill the lists up to all that exist.
+def test_one_tile_holds_all_points():
+    # More neighbours than there are others.
     codes = reference.random_codes(1, 9, BITS)
     valid = np.arange(9) != 4
-    found = graph.approximate_neighbors(codes, BITS, 10, valid, num_trees=2, leaf_size=4, num_refinements=3)
+    found = graph.approximate_neighbors(codes, BITS, 10, valid, **SMALL)
     jax.tree.map(np.testing.assert_array_equal, found, graph.nearest_neighbors(codes, BITS, 10, valid))
 
 
@@ -112,8 +115,9 @@ def test_is_a_function_of_the_codes_also_under_jit():
 @pytest.mark.thorough
 def test_codes_of_many_words():
     codes = np.repeat(reference.random_codes(3, 10, 32), 140, axis=1)
-    found = graph.approximate_neighbors(codes, 4480, 3, num_trees=2, leaf_size=6, num_refinements=3)
-    jax.tree.map(np.testing.assert_array_equal, found, graph.nearest_neighbors(codes, 4480, 3))
+    found = graph.approximate_neighbors(codes, 4480, 3, **SMALL)
+    # Among equally near ones others may be kept.
+    np.testing.assert_array_equal(found.similarity, graph.nearest_neighbors(codes, 4480, 3).similarity)
 
 
 @pytest.mark.thorough
@@ -124,8 +128,8 @@ def test_labels_from_approximate_neighbors():
     settings = graph.PropagationSettings(BITS, 6)
     found = graph.xclp_from_codes(codes, labels, 5, settings, neighbor_search=search)
     assert np.mean(np.asarray(found.labels) == cluster) > 0.95
-    # One leaf: the same labels as without the trees.
-    search = partial(graph.approximate_neighbors, leaf_size=500)
+    # Few points: the same labels as without lists.
+    search = partial(graph.approximate_neighbors, exact_up_to=500)
     exact = graph.xclp_from_codes(codes, labels, 5, settings)
     found = graph.xclp_from_codes(codes, labels, 5, settings, neighbor_search=search)
     jax.tree.map(np.testing.assert_array_equal, found, exact)
@@ -164,9 +168,9 @@ def test_bad_arguments_are_refused():
         (dict(num_neighbors=0), "num_neighbors is 0"),
         (dict(num_bits=32), r"uint32 \[points, 1\]"),
         (dict(valid=np.ones(3, bool)), "one entry per point"),
-        (dict(num_trees=0), "num_trees is 0"),
-        (dict(leaf_size=1), "leaf_size is 1"),
-        (dict(num_refinements=-1), "num_refinements is -1"),
+        (dict(recall=0.0), "recall is 0.0"),
+        (dict(recall=1.5), "recall is 1.5"),
+        (dict(exact_up_to=-1), "exact_up_to is -1"),
     ]:
         with pytest.raises(ValueError, match=message):
             graph.approximate_neighbors(codes, **(dict(num_bits=BITS, num_neighbors=2) | change))

@@ -4,6 +4,8 @@ The tables of a federation are the same wherever its examples are; only `Federat
 """
 
 import dataclasses
+import math
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -14,6 +16,7 @@ from jaxtyping import Array, Bool, Int
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.federation.federated_data import FederatedData
 
+_ALIGNMENT = 64  # bytes
 RESIDENCES = ("auto", "device", "host")
 
 
@@ -31,6 +34,7 @@ class Drawn(NamedTuple):
     first: Int[Array, ""]  # of these rounds, counted from the beginning of the run
     ids: Int[Array, "rounds p"]  # as `fedjax_ssl.federated.Cohort` has them
     valid: Bool[Array, "rounds p"]
+    order: Int[Array, "rounds q"] | None = None  # slots of each device in turn, where they are dealt to several
 
 
 @jax.tree_util.register_dataclass
@@ -111,27 +115,53 @@ class HostInputs:
         """Bytes of all inputs."""
         return sum(part.nbytes for part in self._parts)
 
+    @property
+    def in_memory(self) -> int:
+        """Bytes of the training inputs, if all are in this process's memory because their source did not map a file."""
+        return 0 if _is_mapped(self._parts[0]) else self._parts[0].nbytes
+
     def bytes_of(self, rows: int) -> int:
         """Bytes of so many inputs on a device, without the places of all N rows."""
         return rows * int(np.prod(self.shape[1:])) * self.dtype.itemsize
 
-    def read(self, rows: Int[np.ndarray, " m"], width: int) -> np.ndarray:
+    def read(self, rows: Int[np.ndarray, " m"], width: int, before: np.ndarray | None = None) -> np.ndarray:
         """Copies inputs into an array of their own.
 
         Args:
             rows: in increasing order, so that files are read from front to back.
-            width: of the array, at least m; what is behind is 0.
+            width: of their part of the array, at least m; what is behind is 0.
+            before: inputs that come first in it.
 
         Returns:
-            [width, ...].
+            [those before + width, ...].
         """
-        values = np.empty((width, *self.shape[1:]), self.dtype)
+        begin = 0 if before is None else len(before)
+        whole = _aligned((begin + width, *self.shape[1:]), self.dtype)
+        if before is not None:
+            whole[:begin] = before
+        values = whole[begin:]
         values[len(rows) :] = 0
         cuts = np.searchsorted(rows, self._starts)
         for part, start, first, last in zip(self._parts, self._starts[:-1], cuts[:-1], cuts[1:], strict=True):
             if first < last:  # with "clip" NumPy writes in place, without a copy between
                 np.take(part, rows[first:last] - start, axis=0, out=values[first:last], mode="clip")
-        return values
+        return whole
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An empty array that JAX takes over on a CPU as it lies, where it would copy one at another address."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(shape)
+
+
+def _is_mapped(array: Any) -> bool:
+    while isinstance(array, np.ndarray):
+        if isinstance(array, np.memmap):
+            return True
+        array = array.base
+    return False
 
 
 def always_there(host: HostInputs, federation: FederatedData) -> LoadedInputs:
@@ -172,21 +202,38 @@ def with_cohorts(
     Returns:
         Both, M = those that are always there + `width`.
     """
-    rows = _rows_of(federation, np.asarray(drawn.ids)[np.asarray(drawn.valid)])
-    numbers = np.full(width, host.shape[0], np.int32)  # behind all rows, where nothing is kept
-    numbers[: len(rows)] = rows
-    loaded = _beside(always, jnp.asarray(numbers), jnp.asarray(host.read(rows, width)))
-    return dataclasses.replace(loaded, drawn=drawn)
+    rows = rows_of(federation, np.asarray(drawn.ids)[np.asarray(drawn.valid)])
+    return dataclasses.replace(brought(host, always, rows, width), drawn=drawn)
 
 
-def _rows_of(federation: FederatedData, clients: Int[np.ndarray, " b"]) -> Int[np.ndarray, " m"]:
+def rows_of(federation: FederatedData, clients: Int[np.ndarray, " b"]) -> Int[np.ndarray, " m"]:
     """The rows of some clients' training examples, each once and in increasing order."""
     ids = np.unique(clients)
     table, sizes = np.asarray(federation.index)[ids], np.asarray(federation.num_examples)[ids]
     return np.unique(table[np.arange(table.shape[1]) < sizes[:, None]])
 
 
-@jax.jit
-def _beside(always: LoadedInputs, rows: Int[Array, " m"], values: Array) -> LoadedInputs:
-    behind = always.values.shape[0] + jnp.arange(rows.shape[0], dtype=jnp.int32)
-    return LoadedInputs(jnp.concatenate([always.values, values]), always.place.at[rows].set(behind, mode="drop"))
+def brought(
+    host: HostInputs, always: LoadedInputs, rows: Int[np.ndarray, " m"], width: int, stacked: bool = False
+) -> LoadedInputs:
+    """Brings examples to the device that has `always`, beside these.
+
+    Args:
+        host: the inputs.
+        always: what is there already, and stays.
+        rows: of the examples, in increasing order.
+        width: at least their number.
+        stacked: with a leading axis of length 1.
+    """
+    numbers = np.full(width, host.shape[0], np.int32)  # behind all rows, where nothing is kept
+    numbers[: len(rows)] = rows
+    values = host.read(rows, width, np.asarray(always.values))
+    place = _places(always.place, numbers, np.int32(always.values.shape[0]), stacked)
+    return LoadedInputs(jax.device_put(values[None] if stacked else values, always.values.device), place)
+
+
+@partial(jax.jit, static_argnames="stacked")
+def _places(place: Int[Array, " N"], rows: Int[Array, " m"], first: Int[Array, ""], stacked: bool) -> Array:
+    behind = first + jnp.arange(rows.shape[0], dtype=jnp.int32)
+    moved = place.at[rows].set(behind, mode="drop")
+    return moved[None] if stacked else moved
