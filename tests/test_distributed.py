@@ -251,6 +251,7 @@ def test_ordered_sums_and_neighbours_over_two_processes_are_those_of_one(tmp_pat
     assert [row["name"] for row in summary["predictions"]] == ["xclp"]
 
 
+@pytest.mark.thorough
 def test_processes_with_different_configs_are_refused(tmp_path):
     ended = launch(tmp_path / "run", each=("--config.seed=1", "--config.seed=2"))
     assert ended.codes == [2, 2], ended.logs
@@ -286,6 +287,7 @@ def test_a_port_in_use_is_named():
             distributed.start(section(**given))
 
 
+@pytest.mark.thorough
 def test_the_watchdog_lets_live_who_feeds_it_and_ends_who_does_not():
     code = """
 import time

@@ -195,6 +195,7 @@ def test_a_run_goes_on_with_its_examples_elsewhere(tmp_path):
     assert rows_of(tmp_path / "whole") == rows_of(tmp_path / "parts")
 
 
+@pytest.mark.thorough
 def test_what_a_device_has_room_for_follows_from_all_rounds_of_the_run():
     """Where everybody who has labels takes part, their actual shares tell; else the largest clients of two rounds."""
     for cohort, width in ((None, 17), (3, 26)):

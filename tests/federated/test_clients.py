@@ -37,6 +37,7 @@ def test_a_round_sees_its_part_of_the_stream_and_all_labels() -> None:
     assert one == 0, "an empty slot"
 
 
+@pytest.mark.thorough
 def test_weak_labels_follow_their_examples() -> None:
     whole = toy.federation(sizes=(12, 9, 6), labelled=(4, 3, 2), weak="coarse")
     data = dataclasses.replace(whole, num_parts=2, max_labelled=4, max_unlabelled=8)

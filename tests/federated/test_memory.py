@@ -182,6 +182,7 @@ def test_on_an_accelerator_unequal_clients_go_into_lanes(data, monkeypatch: pyte
         assert found[0].clients_at_once == (at_once or 6)
 
 
+@pytest.mark.thorough
 def test_clients_of_nearly_equal_size_run_to_a_constant_number_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """On an accelerator, where a loop whose end is not known asks the host; one client stops before the others."""
     sizes = (12, 12, 12, 12, 12, 8)

@@ -50,14 +50,8 @@ def test_order_of_the_slots_does_not_matter_to_each_client() -> None:
     np.testing.assert_array_equal(kept["twice"], turned_kept["twice"][::-1])
 
 
-@pytest.mark.parametrize(
-    ("sizes", "loop"),
-    [
-        ((8, 8, 0, 8), "whole"),
-        pytest.param((8, 8, 4, 8), "bound", marks=pytest.mark.thorough),
-        pytest.param((16, 1, 0, 1), "own", marks=pytest.mark.thorough),
-    ],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize(("sizes", "loop"), [((8, 8, 0, 8), "whole"), ((8, 8, 4, 8), "bound"), ((16, 1, 0, 1), "own")])
 def test_loops_for_accelerators_train_as_that_of_a_cpu(
     sizes: tuple[int, ...], loop: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

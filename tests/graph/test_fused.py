@@ -10,6 +10,7 @@ from fedjax_ssl.graph import fused
 from tests.graph import reference
 
 
+@pytest.mark.thorough
 def test_minima_of_groups():
     codes = reference.random_codes(0, 1024, 40)
     signs = fused.Signs._prepared(jnp.asarray(codes))
