@@ -6,7 +6,8 @@
 
 The config is configs/cifar10_fedmatch.py (or mnist_fedmatch.py) with a share of the channels, fewer clients and rounds,
 and the test examples of the file in place of a share of all images. FixMatch and UDA have the settings of FedMatch's
-paper: weights 10 and 1, batches of 10 labelled and 100 unlabelled images, no weak augmentation. "labels only" and "all
+paper: weights 10 and 1, batches of 10 labelled and 100 unlabelled images (`--unlabelled-ratio 3`: 30; a client with few
+unlabelled images then takes as many steps as FedMatch's), no weak augmentation. "labels only" and "all
 labels" are FedAvg on batches of 10 (labels at the server: `single` alone) with the learning rate times 10, the weight
 of FedMatch's supervised loss. Baselines keep their learning rate; FedMatch's clients lower theirs by validation loss.
 
@@ -30,7 +31,7 @@ from fedjax_ssl.experiment.tables import MISSING, facts, load_config, markdown, 
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 LABELS_ONLY, ALL_LABELS = "labels only", "all labels"
-PAIRS = {"labelled_weight": 10.0, "unlabelled_weight": 1.0, "unlabelled_ratio": 10}  # lambda_s, lambda_u, B_U / B
+PAIRS = {"labelled_weight": 10.0, "unlabelled_weight": 1.0}  # lambda_s, lambda_u
 METHODS: dict[str, dict[str, Any]] = {
     "fedmatch": {},
     "fixmatch": {**PAIRS, "threshold": 0.85, "augment_labelled": False},
@@ -79,7 +80,8 @@ def make_config(method: str, options: argparse.Namespace) -> ml_collections.Conf
             config.supervision.name, config.supervision.labels = "all", None
         return config
     if method != config.method.name:
-        config.method = ml_collections.ConfigDict(configs.default(method).method.to_dict() | METHODS[method])
+        settings = METHODS[method] | {"unlabelled_ratio": options.unlabelled_ratio}
+        config.method = ml_collections.ConfigDict(configs.default(method).method.to_dict() | settings)
     return config
 
 
@@ -143,6 +145,13 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--path", required=True, help="an .npz file with training and test images")
     parser.add_argument("--clients", type=positive, help="the config's by default")
     parser.add_argument("--rounds", type=positive, help="the config's by default")
+    parser.add_argument(
+        "--unlabelled-ratio",
+        type=positive,
+        default=10,
+        help="of FixMatch and UDA: unlabelled images to a labelled one in a batch; their local steps are a pass over the "
+        "unlabelled images, so that it decides how many there are",
+    )
     parser.add_argument("--seeds", type=positive, default=1, help="runs per method, seeds 0, 1, ...")
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS), metavar="NAME")
     parser.add_argument("--output", type=Path, default=Path("runs/fedmatch_table"), help="folder for the two files")
