@@ -149,8 +149,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--unlabelled-ratio",
         type=positive,
         default=10,
-        help="of FixMatch and UDA: unlabelled images to a labelled one in a batch; their local steps are a pass over the "
-        "unlabelled images, so that it decides how many there are",
+        help="of FixMatch and UDA: unlabelled images to a labelled one in a batch; a round is a pass over the "
+        "unlabelled images, so that this decides how many local steps it has; by default %(default)s",
     )
     parser.add_argument("--seeds", type=positive, default=1, help="runs per method, seeds 0, 1, ...")
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS), metavar="NAME")

@@ -14,7 +14,7 @@ TABLE = runpy.run_path(str(SCRIPT))
 
 
 def options(variant="lc,iid,0.25", config="cifar10_fedmatch", path="images.npz"):
-    return argparse.Namespace(config=config, variant=variant, path=path, clients=4, rounds=2)
+    return argparse.Namespace(config=config, variant=variant, path=path, clients=4, rounds=2, unlabelled_ratio=3)
 
 
 @pytest.mark.parametrize("method", TABLE["METHODS"])
@@ -23,7 +23,7 @@ def test_every_row_has_a_config_that_resolves(method, variant):
     config = configs.resolve(TABLE["make_config"](method, options(variant)))
     assert config.partition.num_clients == 4 and config.rounds == 2 and not config.data.pool_splits
     if method in ("fixmatch", "uda"):
-        assert (config.method.labelled_weight, config.method.unlabelled_ratio) == (10.0, 10)
+        assert (config.method.labelled_weight, config.method.unlabelled_ratio) == (10.0, 3)
     # Weight 10 of the supervised loss is a learning rate ten times as high where there is no other loss.
     assert config.optimizer.learning_rate == pytest.approx(1e-2 if method.endswith("labels") or " " in method else 1e-3)
 
