@@ -49,7 +49,7 @@ from fedjax_ssl.registry import did_you_mean
 # Options by what they are for.
 _NOT_AHEAD = ("repeats", "limit", "threads", "heap", "smoke")
 _ONLY_AHEAD = ("configs", "devices")
-_NOT_SMOKE = ("limit", "threads", "heap")
+_NOT_SMOKE = ("threads", "heap")
 _ONLY_SMOKE = ("platform", "docs")
 
 
@@ -75,7 +75,8 @@ def main(arguments: list[str]) -> int:
                 return _print(_ahead(given), given.json, Compiled.row, ahead_table)
             _refuse(parser, given, _ONLY_AHEAD, "needs --target: it is for programs that are compiled and not run")
             if given.smoke is not None:
-                _refuse(parser, given, _NOT_SMOKE, "does nothing with --smoke: its limit is that of all workloads")
+                _refuse(parser, given, ("limit",), "does nothing with --smoke: its minutes are for all workloads")
+                _refuse(parser, given, _NOT_SMOKE, "does nothing with --smoke: it is for measurements on a CPU")
                 return _smoke(given)
             return _print(_measured(given), given.json, lambda row: row, table)
     except USER_ERRORS as error:

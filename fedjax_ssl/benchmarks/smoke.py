@@ -97,7 +97,7 @@ def beside_bounds(name: str, variant_name: str, options: SmokeOptions) -> dict[s
 
     Returns:
         Numbers and strings, ready for JSON; None where something is not known. Where the device has not enough memory,
-        "note" says so, and there are no numbers.
+        "note" says so; then there are no numbers, or, if it lacks for the second program alone, none of a step.
 
     Raises:
         ConfigError: a setting cannot be used.
@@ -109,16 +109,20 @@ def beside_bounds(name: str, variant_name: str, options: SmokeOptions) -> dict[s
     try:
         first = _measured(workload, variant, dataset, options, device)
         peak = tracking.peak_memory_bytes()
-        in_time = time.perf_counter() - begin < options.seconds / 2
-        step = _seconds_per_step(workload, variant, dataset, options, device, first) if in_time else None
     except jax.errors.JaxRuntimeError as error:
         return without_numbers(name, variant_name, options.scale, str(error).splitlines()[0], device.kind)
+    step, note = None, ""
+    if time.perf_counter() - begin < options.seconds / 2:
+        try:
+            step = _seconds_per_step(workload, variant, dataset, options, device, first)
+        except jax.errors.JaxRuntimeError as error:
+            note = f"twice the local epochs: {str(error).splitlines()[0]}"
     reading = first.reading
     target = TARGETS[device.target] if device.target else None
     bound_of_step = target.seconds(reading.step) if target else None
     on_accelerator = device.platform != "cpu"  # a CPU starts no kernels
     return {
-        **without_numbers(name, variant_name, options.scale, "", tracking.device_description()),
+        **without_numbers(name, variant_name, options.scale, note, tracking.device_description()),
         "target": device.target,
         "seconds_per_round": first.seconds_per_round,
         "bound_seconds_per_round": first.bound,

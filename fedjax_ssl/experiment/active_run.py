@@ -204,9 +204,8 @@ class ActiveRun(Closing):
         self._seconds["train_seconds"] += training
         for choice in self.shared.programs.choices(self.code):
             self._say_once(describe_placement(choice, jax.default_backend()))
-        if self.feed.held and self._team.count > 1 and self.feed.held not in self._said:
-            self._team.say(self.feed.held)
-            self._say_once(self.feed.held)
+        if self.feed.held and self._team.count > 1:
+            self._say_once(self.feed.held, by_all=True)
         by_client = row.pop(BY_CLIENT, None)
         if by_client is not None:
             named = zip(self._names, by_client.tolist(), strict=True)
@@ -268,10 +267,12 @@ class ActiveRun(Closing):
     def _draw_data(self) -> None:
         self.record.draw_data(partial(self.shared.draw, self._experiment))
 
-    def _say_once(self, line: str) -> None:
+    def _say_once(self, line: str, by_all: bool = False) -> None:
         if line not in self._said:
             self._said.add(line)
             self._progress.note(line)
+            if by_all:
+                self._team.say(line)
 
     def close(self) -> None:
         """Takes the report off the terminal; a second call does nothing."""

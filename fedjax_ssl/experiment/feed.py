@@ -1,7 +1,8 @@
 """Gives each block of rounds the examples that it needs from the host.
 
 Who takes part in a round follows from the run's key and the round alone, so the examples of the coming block are known
-while the present one computes, and a thread brings them. The program is the same, and so is every number it gives.
+while the present one computes, and a thread brings them. The numbers are those of examples on the device, but where
+devices share the cohorts with `reduce="fast"`: their sums follow from who trains where.
 Where several devices share the cohorts, it follows as well who trains on which device, so that each gets its own
 clients' examples only, from the process that it belongs to.
 """

@@ -74,9 +74,10 @@ def _round(experiment: Experiment, federation: FederatedData, key: Key[Array, ""
 
 
 def _something_else(config: ml_collections.ConfigDict) -> str:
-    settings = ", ".join(
-        f"config.method.{name}={value}" for name, value in config.method.items() if name.endswith(("_rounds", "_steps"))
-    )
+    those = [(f"method.{name}", value) for name, value in config.method.items() if name.endswith(("_rounds", "_steps"))]
+    if config.partition.get("parts", 1) > 1:
+        those.append(("partition.rounds_per_part", config.partition.rounds_per_part))
+    settings = ", ".join(f"config.{name}={value}" for name, value in those)
     return (
         f"A round of method {config.method.name!r} is another one in a longer run: something in it stretches over all "
         "rounds, such as a ramp-up, annealing or a schedule of its own, or examples that come in parts."

@@ -110,7 +110,10 @@ def cohort_size_of(experiment: Experiment, federation: FederatedData) -> int:
 
 
 def clients_on_a_device(experiment: Experiment, federation: FederatedData, rounds: int, devices: int) -> int:
-    """Clients that a device trains in a block at most: where everybody takes part in every round, always the same.
+    """Clients that a device trains in a block at most, if nobody is left out where all take part.
+
+    Then a device has the same ones in every round. Where a stage or a sampler leaves some out, it may come to have
+    more.
 
     Args:
         experiment: of the run.

@@ -13,7 +13,7 @@ from jaxtyping import Array, Int
 from fedjax_ssl.checks import check_choices
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated.client import LocalTraining
-from fedjax_ssl.federated.clients import all_clients
+from fedjax_ssl.federated.clients import all_clients, part_of
 from fedjax_ssl.federated.cohort import Cohort
 from fedjax_ssl.federated.execution import Execution
 from fedjax_ssl.federated.kept import first_kept
@@ -230,7 +230,7 @@ def _cohort_of(setup: Setup, stages: tuple[Stage, ...]) -> Callable[..., Cohort]
     """`Method.cohort`: of the stage that the round is in, with as many slots in all stages."""
 
     def cohort(key: Array, number: Int[Array, ""], data: FederatedData) -> Cohort:
-        everyone = all_clients(data)
+        everyone = all_clients(data, part_of(data, number, setup.rounds))
 
         def of_stage(stage: Stage) -> Cohort:
             ids, valid = draw_cohort(setup, stage, key, number, everyone)

@@ -171,10 +171,10 @@ def _learn_centres(codes: Array, valid: Array, count: int) -> Array:
 
 
 def _spread(count: int, length: Array) -> Array:
-    """`count` places spread evenly over `length`."""
+    """`count` places spread evenly over `length`, the wider gaps first."""
     places = jnp.arange(count, dtype=jnp.int32)
-    # places * length // count, which could be too large for 32 bits.
-    return places * (length // count) + (places * (length % count)) // count
+    # No product that could be too large for 32 bits.
+    return places * (length // count) + jnp.minimum(places, length % count)
 
 
 def _nearest_centres(codes: Array, centres: Array) -> _Centres:

@@ -23,7 +23,8 @@ _PADDED = 1024
 _BLOCKS = {"gpu": (1, 256), "tpu": (8, 512)}
 # Bits that a GPU multiplies at once; a TPU holds all of them.
 _BITS_AT_ONCE = 128
-ROWS = 4096  # of one tile; the minima of a tile are held in memory
+ROWS = 4096  # of one tile at most; the minima of a tile are held in memory
+_MOST_CANDIDATES = 2**27  # of all rows of a tile: points that are looked at again
 # Offsets of entries are 32 bits wide.
 _MOST_SIGNS = 2**31 - 1
 
@@ -66,6 +67,12 @@ class Signs:
         distance = lax.optimization_barrier(jnp.where(there, distance, bound))
         found = smallest(distance, count, bound)
         return jnp.take_along_axis(points, found, axis=0), jnp.take_along_axis(distance, found, axis=0)
+
+
+def rows_at_once(count: int) -> int:
+    """Rows of one tile where `count` groups of points are looked at again for each."""
+    blocks = _MOST_CANDIDATES // (count * _GROUP) // _BLOCKS["gpu"][1]
+    return min(ROWS, max(blocks, 1) * _BLOCKS["gpu"][1])
 
 
 def applies(num_points: int, num_words: int, count: int) -> bool:

@@ -148,8 +148,8 @@ def _nearest_codes(
 
 def fastest_kernel(platform: str) -> str:
     """How neighbours are found fastest on "cpu", "gpu" or "tpu"."""
-    # For a TPU the search around the fused kernel takes too long to compile.
-    return {"cpu": "popcount", "tpu": "matmul"}.get(platform, "fused")
+    # "fused" has not run on a GPU yet, and for a TPU the search around it takes too long to compile.
+    return "popcount" if platform == "cpu" else "matmul"
 
 
 def nearest_to_rows(
@@ -172,7 +172,7 @@ def nearest_to_rows(
         def nearest(some: Array, count: int) -> tuple[Array, Array]:
             return points.nearest(some[0], count)
 
-        width = min(fused.ROWS, rows.shape[0])
+        width = min(fused.rows_at_once(num_neighbors + 1), rows.shape[0])
         return _search_tiles(nearest, rows[None], rows, valid, num_neighbors, width)
     if kernel == "popcount":
 

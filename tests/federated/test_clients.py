@@ -55,6 +55,16 @@ def test_weak_labels_follow_their_examples() -> None:
     assert (of_parts == np.minimum(whole.weak.num_examples, unlabelled // 2 * 2)).all()
 
 
+def test_parts_of_clients_that_know_something_of_some_examples_only_are_refused() -> None:
+    whole = toy.federation(sizes=(12, 9, 6), labelled=(4, 3, 2), weak="coarse")
+    unlabelled = whole.num_examples - whole.num_labelled
+    known = dataclasses.replace(whole.weak, num_examples=unlabelled - np.array([0, 1, 0], np.int32))
+    data = dataclasses.replace(whole, num_parts=2, weak=known)
+    with pytest.raises(ValueError, match="client 1 has weak labels for 5 of its 6 only"):
+        datasets.validate(data)
+    datasets.validate(dataclasses.replace(data, weak=dataclasses.replace(known, num_examples=unlabelled)))
+
+
 @pytest.mark.parametrize(
     ("rounds_per_part", "rounds", "expected"),
     [(None, 100, [0, 0, 1, 9, 9]), (1, 100, [0, 9, 9, 9, 9]), (30, None, [0, 0, 0, 3, 4]), (None, 5, [0, 9, 9, 9, 9])],

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import graph
+from fedjax_ssl.graph import approximate
 from fedjax_ssl.graph.neighbors import Neighbors
 from tests.graph import reference
 from tests.graph.test_propagation import clustered_codes
@@ -160,6 +161,11 @@ def test_recall_of_a_sample_takes_valid_rows():
     index = jnp.where(half, exact.index, jnp.arange(500, dtype=jnp.int32)[:, None])
     recall = graph.neighbor_recall(Neighbors(index, exact.similarity), codes, BITS, valid, sample=20)
     np.testing.assert_allclose(recall, 0.5)
+
+
+def test_a_sample_of_many_points_is_spread_over_all():
+    places = np.asarray(approximate._spread(71_552, np.int32(5_000_000)), np.int64)
+    assert (np.diff(places) >= 69).all() and np.diff(places).max() <= 70 and places[0] == 0 and places[-1] < 5_000_000
 
 
 def test_bad_arguments_are_refused():

@@ -173,7 +173,8 @@ def validate(data: FederatedData, truth_required: bool = True) -> None:
         truth_required: False where test examples are there to be labelled and not to be scored.
 
     Raises:
-        ValueError: no clients, a client without examples, no test examples, or parts that are all empty.
+        ValueError: no clients, a client without examples, no test examples, parts that are all empty, or parts of
+            clients that have weak labels for some of their examples.
     """
     sizes = np.asarray(data.num_examples)
     if sizes.size == 0 or sizes.sum() == 0:
@@ -194,5 +195,14 @@ def validate(data: FederatedData, truth_required: bool = True) -> None:
             f"unlabelled examples come in {data.num_parts} parts, but no client has that many of any class: every part "
             "is empty; lower config.partition.parts"
         )
+    if data.num_parts > 1 and data.weak is not None:
+        known, unlabelled = np.asarray(data.weak.num_examples), sizes - np.asarray(data.num_labelled)
+        partly = np.flatnonzero((known > 0) & (known < unlabelled))
+        if partly.size:
+            raise ValueError(
+                f"unlabelled examples come in {data.num_parts} parts, but client {partly[0]} has weak labels for "
+                f"{known[partly[0]]} of its {unlabelled[partly[0]]} only; give them to all of a client's examples or "
+                "to none, or set config.partition.parts=1"
+            )
     if truth_required and not (np.asarray(data.labels)[np.asarray(data.test_index)] >= 0).any():
         raise ValueError(f"none of the {int(data.num_test)} test examples has a label to be scored by")

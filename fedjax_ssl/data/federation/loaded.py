@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
+from fedjax_ssl.backend import backend
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.federation.federated_data import FederatedData
 
@@ -227,9 +228,18 @@ def brought(
     """
     numbers = np.full(width, host.shape[0], np.int32)  # behind all rows, where nothing is kept
     numbers[: len(rows)] = rows
-    values = host.read(rows, width, np.asarray(always.values))
     place = _places(always.place, numbers, np.int32(always.values.shape[0]), stacked)
-    return LoadedInputs(jax.device_put(values[None] if stacked else values, always.values.device), place)
+    if backend() == "cpu":  # which takes the array over as it lies
+        values = host.read(rows, width, np.asarray(always.values))
+        return LoadedInputs(jax.device_put(values[None] if stacked else values, always.values.device), place)
+    values = jax.device_put(host.read(rows, width), always.values.device)
+    return LoadedInputs(_behind(always.values, values, stacked), place)
+
+
+@partial(jax.jit, static_argnames="stacked")
+def _behind(always: Array, values: Array, stacked: bool) -> Array:
+    both = jnp.concatenate([always, values])
+    return both[None] if stacked else both
 
 
 @partial(jax.jit, static_argnames="stacked")

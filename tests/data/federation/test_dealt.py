@@ -39,7 +39,9 @@ def test_a_device_has_the_clients_of_its_slots():
     assert two == [[1, 2, 5], [0, 3]]
 
 
-def test_every_device_has_its_own_clients_examples_and_no_others():
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("gpu", marks=pytest.mark.thorough)])
+def test_every_device_has_its_own_clients_examples_and_no_others(backend, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)  # "gpu": put together on the device
     federation, inputs = dealt(np.asarray(toy.federation().inputs))
     always = set(np.asarray(federation.test_index).tolist()) | {0}
     table, sizes = np.asarray(federation.index), np.asarray(federation.num_examples)
