@@ -145,8 +145,8 @@ def check_compiler(name: str, target: Target) -> None:
     missing = [module for module in _MODULES[target.platform] if not _installed(module)]
     if missing:
         raise CompilerMissing(
-            f"--target {name} needs the compiler of its maker, of which {', '.join(missing)} cannot be imported. No "
-            f"device is needed: pip install 'fedjax_ssl[{target.extra}]'"
+            f"--target {name} needs a compiler that is not installed ({', '.join(missing)}), and no device: "
+            f"pip install 'fedjax_ssl[{target.extra}]', in a checkout pip install '.[{target.extra}]'"
         )
     if target.platform == "cuda":
         plugin, jaxlib = map(importlib.metadata.version, ("jax-cuda12-plugin", "jaxlib"))

@@ -62,6 +62,7 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     check_fields(resolved)
     _check_stages(resolved)
     _check_selection(resolved)
+    _check_stream(resolved)
     _check_early_stopping(resolved)
     _check_prediction(resolved)
     federated_optimizer(resolved, resolved.federated.cohort_size)
@@ -195,6 +196,21 @@ def _check_selection(config: ml_collections.ConfigDict) -> None:
         note = f"comes after the last of {config.rounds} rounds, so that the model of that round is the selected one"
     if note:
         warnings.warn(f"config.select_from={config.select_from} {note}", ConfigNote, stacklevel=3)
+
+
+def _check_stream(config: ml_collections.ConfigDict) -> None:
+    """Says which parts of the unlabelled examples a run does not come to."""
+    parts, each = (config.partition.get(name) for name in ("parts", "rounds_per_part"))
+    note = ""
+    if parts is not None and parts > 1:
+        reached = -(-config.rounds // (each or max(config.rounds // parts, 1)))
+        if reached < parts:
+            note = f"{config.rounds} rounds come to {reached} of the {parts} parts of the unlabelled examples"
+            note += f" (config.partition.rounds_per_part is {each})" if each else ""
+    elif each is not None:
+        note = f"config.partition.rounds_per_part={each} has no effect without config.partition.parts"
+    if note and config.rounds > 0:
+        warnings.warn(note, ConfigNote, stacklevel=3)
 
 
 def validates(config: ml_collections.ConfigDict) -> bool:

@@ -79,9 +79,10 @@ def approximate_neighbors(
     """Finds most of the nearest other codes of every code, without comparing all pairs.
 
     For sizes where `nearest_neighbors` takes too long. All neighbours are real, with their exact similarity, and are
-    ordered by the pair (distance, index); some of the nearest may be missed. The search goes as far as the neighbours
-    of about 500 points ask for, so that time follows the structure of the points: in clusters it grows like n^1.5,
-    and without any structure it comes near that of the exact search. `neighbor_recall` tells what was reached.
+    ordered by the pair (distance, index); some of the nearest may be missed, and of equally near ones any may come
+    last. Where there are fewer, a list ends as that of `nearest_neighbors`. The search goes as far as the neighbours of
+    about 500 points ask for, so that time follows the structure of the points: in clusters it grows like n^1.5, and
+    without any structure it comes near that of the exact search. `neighbor_recall` tells what was reached.
     Memory is O(n (k + words)). The result is a function of the codes alone.
 
     Args:

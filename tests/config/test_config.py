@@ -1,5 +1,7 @@
 """Defaults, resolving and what is refused."""
 
+import re
+import warnings
 from importlib import util
 from pathlib import Path
 
@@ -117,6 +119,26 @@ def test_a_run_that_ends_within_stage_1_is_noted():
     transfer.rounds = 15
     with pytest.warns(configs.ConfigNote, match="stage 1 alone takes 15"):
         configs.resolve(transfer)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"parts": 6}, "4 rounds come to 4 of the 6 parts"),
+        ({"parts": 4, "rounds_per_part": 3}, r"4 rounds come to 2 of the 4 parts .*rounds_per_part is 3"),
+        ({"rounds_per_part": 2}, "rounds_per_part=2 has no effect without config.partition.parts"),
+        ({"parts": 3}, ""),
+    ],
+)
+def test_parts_of_a_stream_that_do_not_come_are_noted(given: dict[str, int], said: str) -> None:
+    config = configs.default("fixmatch")
+    config.rounds, config.partition.name, config.partition.num_clients = 4, "fedmatch", 5
+    config.partition.update(given)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        configs.resolve(config)
+    notes = [str(note.message) for note in caught if "part" in str(note.message)]
+    assert len(notes) == bool(said) and all(re.search(said, note) for note in notes)
 
 
 def test_with_validation_data_the_model_of_stage_1_has_to_be_evaluated():

@@ -273,7 +273,9 @@ def _number_of(dataset: Dataset, client: int | str | None) -> int | None:
 def _count_clients(partition: str, num_clients: int | None, num_natural: int) -> int:
     if num_clients is None:
         if partition != "natural":
-            raise ValueError(f"partition {partition!r} needs num_clients")
+            raise ValueError(
+                f"partition {partition!r} does not know how many clients there are; set partition.num_clients"
+            )
         return num_natural
     check_whole_numbers(num_clients=num_clients)
     if partition == "natural" and num_clients > num_natural:

@@ -90,7 +90,8 @@ def report(
         f"test {summary['test_examples']}"
         + (f" ({summary['labelled_test_examples']} with a label)" if "labelled_test_examples" in summary else "")
         + (f"; {summary['unused_examples']} examples are in none of these" if summary["unused_examples"] else "")
-        + (f"; {summary['examples_dealt_twice']} are dealt twice" if "examples_dealt_twice" in summary else ""),
+        + (f"; {summary['examples_dealt_twice']} are dealt twice" if "examples_dealt_twice" in summary else "")
+        + (f"; unlabelled ones come in {data.num_parts} parts, one in a round" if data.num_parts > 1 else ""),
         "",
         line((*header, f"histogram over {data.num_classes} classes: {_abbreviated(class_names)}")),
         *map(line, rows),

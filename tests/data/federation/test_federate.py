@@ -278,7 +278,7 @@ def test_pytree_and_summary():
     ("options", "message"),
     [
         ({"partition": "idd", "num_clients": 3}, "unknown partition 'idd'. Did you mean 'iid'"),
-        ({"partition": "iid"}, "partition 'iid' needs num_clients"),
+        ({"partition": "iid"}, "partition 'iid' does not know how many clients"),
         ({"partition": "iid", "num_clients": 0}, "num_clients is 0; it must be a whole number of at least 1"),
         ({"partition": "iid", "num_clients": 241}, "num_clients=241, but as few as 240 training examples"),
         ({"num_clients": 8}, "num_clients=8, but only 7 natural clients"),
