@@ -9,6 +9,7 @@ from fedjax_ssl import bench, models
 from fedjax_ssl.benchmarks import WORKLOADS
 from fedjax_ssl.benchmarks.operations import training_operations_per_example
 from fedjax_ssl.benchmarks.padding import padded_share
+from tests.benchmarks.mistakes import check_refused
 
 SMALL = ("--one-process", "--scale", "0.01", "--rounds", "2", "--repeats", "2")
 
@@ -52,11 +53,7 @@ def test_without_json_there_is_a_table(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_mistake_is_one_message_and_exit_code_2(
     arguments: tuple[str, ...], words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert bench.main(["bench", *arguments]) == 2
-    output = capsys.readouterr()
-    assert output.out == "" and output.err.startswith("error: ") and output.err.count("\n") == 1
-    for word in words:
-        assert word in output.err
+    check_refused(arguments, words, capsys)
 
 
 def test_every_workload_has_a_config_and_sizes_that_fit_its_title() -> None:

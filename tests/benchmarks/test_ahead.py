@@ -10,10 +10,11 @@ from typing import Any
 import jax
 import pytest
 
-from fedjax_ssl import backend, bench
+from fedjax_ssl import backend
 from fedjax_ssl.benchmarks import TARGETS, ahead, ahead_table, targets
 from fedjax_ssl.federated import Choice, device_memory
 from fedjax_ssl.shipped import shipped_configs
+from tests.benchmarks.mistakes import check_refused
 from tests.benchmarks.test_hlo import LOOPS
 
 FIELDS = [
@@ -101,11 +102,7 @@ def test_a_mistake_is_one_message_and_exit_code_2(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(targets, "_installed", lambda module: False)
-    assert bench.main(["bench", *arguments]) == 2
-    output = capsys.readouterr()
-    assert output.out == "" and output.err.startswith("error: ") and output.err.count("\n") == 1
-    for word in words:
-        assert word in output.err
+    check_refused(arguments, words, capsys)
 
 
 def test_a_compiler_for_another_jax_is_named_with_the_version_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

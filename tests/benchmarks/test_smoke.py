@@ -10,6 +10,7 @@ import pytest
 
 from fedjax_ssl import bench
 from fedjax_ssl.benchmarks import TARGETS, WORKLOADS, page, smoke, smoke_table, targets
+from tests.benchmarks.mistakes import check_refused
 
 ROW = {
     **smoke.without_numbers("W2", "", 1.0, "", "NVIDIA H100 80GB HBM3"),
@@ -124,11 +125,7 @@ def test_a_page_without_markers_is_refused_before_anything_is_measured(
 def test_a_mistake_is_one_message_and_exit_code_2(
     arguments: tuple[str, ...], words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert bench.main(["bench", *arguments]) == 2
-    output = capsys.readouterr()
-    assert output.out == "" and output.err.startswith("error: ") and output.err.count("\n") == 1
-    for word in words:
-        assert word in output.err
+    check_refused(arguments, words, capsys)
 
 
 def test_what_was_not_run_for_want_of_memory_is_told_by_the_exit_code(
