@@ -12,6 +12,7 @@ from flax.traverse_util import flatten_dict
 from fedjax_ssl import methods
 from fedjax_ssl.config.errors import ConfigError, ConfigNote, naming
 from fedjax_ssl.config.fields import CHOICES, check_fields, check_given, default, get
+from fedjax_ssl.data import rounds_of_a_part
 from fedjax_ssl.federated import (
     FEDERATED_OPTIMIZERS,
     LocalSettings,
@@ -203,7 +204,7 @@ def _check_stream(config: ml_collections.ConfigDict) -> None:
     parts, each = (config.partition.get(name) for name in ("parts", "rounds_per_part"))
     note = ""
     if parts is not None and parts > 1:
-        reached = -(-config.rounds // (each or max(config.rounds // parts, 1)))
+        reached = -(-config.rounds // rounds_of_a_part(parts, each, config.rounds))
         if reached < parts:
             note = f"{config.rounds} rounds come to {reached} of the {parts} parts of the unlabelled examples"
             note += f" (config.partition.rounds_per_part is {each})" if each else ""

@@ -25,6 +25,7 @@ from fedjax_ssl.data.federation.loaded import (
 from fedjax_ssl.data.federation.names import client_names, natural_names
 from fedjax_ssl.data.federation.partition import PARTITIONS
 from fedjax_ssl.data.federation.report import plot_partition, report
+from fedjax_ssl.data.federation.streaming import rounds_of_a_part
 from fedjax_ssl.data.federation.supervision import SUPERVISIONS
 from fedjax_ssl.data.federation.weak_labels import WeakLabels
 from fedjax_ssl.data.images.augmentation import AUGMENTATIONS, augmentation

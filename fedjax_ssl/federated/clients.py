@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from fedjax_ssl.data import FederatedData
+from fedjax_ssl.data import FederatedData, rounds_of_a_part
 from fedjax_ssl.federated.method import Client
 
 
@@ -28,7 +28,7 @@ def part_of(data: FederatedData, number: Int[Array, ""], num_rounds: int | None)
             f"unlabelled examples come in {data.num_parts} parts, in a run of unknown length; say for how many rounds "
             "each is there: config.partition.rounds_per_part"
         )
-    each = data.rounds_per_part or max((num_rounds or 0) // data.num_parts, 1)
+    each = rounds_of_a_part(data.num_parts, data.rounds_per_part, num_rounds or 0)
     return jnp.minimum(number // each, data.num_parts - 1)
 
 

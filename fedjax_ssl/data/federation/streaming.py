@@ -8,6 +8,17 @@ from fedjax_ssl.data.federation.dealing import count_groups, rank_within
 from fedjax_ssl.data.federation.weak_labels import Entries
 
 
+def rounds_of_a_part(parts: int, given: int | None, num_rounds: int) -> int:
+    """How many rounds a part is there for; the last one stays to the end.
+
+    Args:
+        parts: T.
+        given: what the config says; None: the rounds of the run are divided by the parts.
+        num_rounds: of the run.
+    """
+    return given or max(num_rounds // parts, 1)
+
+
 def in_parts(
     key: Key[Array, ""],
     entries: Entries,
