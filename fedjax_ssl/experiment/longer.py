@@ -75,7 +75,7 @@ def _round(experiment: Experiment, federation: FederatedData, key: Key[Array, ""
 
 def _something_else(config: ml_collections.ConfigDict) -> str:
     those = [(f"method.{name}", value) for name, value in config.method.items() if name.endswith(("_rounds", "_steps"))]
-    if config.partition.get("parts", 1) > 1:
+    if (config.partition.get("parts") or 1) > 1:
         those.append(("partition.rounds_per_part", config.partition.rounds_per_part))
     settings = ", ".join(f"config.{name}={value}" for name, value in those)
     return (
