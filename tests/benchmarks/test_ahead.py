@@ -12,6 +12,8 @@ import pytest
 
 from fedjax_ssl import backend
 from fedjax_ssl.benchmarks import TARGETS, ahead, ahead_table, targets
+from fedjax_ssl.benchmarks.stand_in import stand_in_experiment
+from fedjax_ssl.experiment import build_method, federate
 from fedjax_ssl.federated import Choice, device_memory
 from fedjax_ssl.shipped import shipped_configs
 from tests.benchmarks.mistakes import check_refused
@@ -116,6 +118,14 @@ def test_a_compiler_for_another_jax_is_named_with_the_version_to_install(monkeyp
 def test_a_config_that_does_not_train_has_nothing_to_compile() -> None:
     with pytest.raises(ahead.ConfigError, match="predictions without training"):
         ahead._config("digits_predict", ahead.AheadOptions("h100"))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["npz", "npz_fedul", "npz_xclp", "folder", "table"])
+def test_a_config_for_files_of_ones_own_has_clients_and_labels_without_a_file(name: str) -> None:
+    experiment = stand_in_experiment(name, ahead._config(name, ahead.AheadOptions("h100")))
+    federation = federate(experiment, jax.random.key(0))
+    assert federation.num_clients >= 20 and build_method(experiment, federation) is not None
 
 
 @pytest.mark.thorough
