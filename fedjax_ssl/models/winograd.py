@@ -12,15 +12,18 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
 from fedjax_ssl.models import lowerings
 
 # Filtering is the transpose of multiplying two polynomials. Their values at enough points determine the product, and
-# each point takes one multiplication. These five and infinity (the leading coefficient) give tiles of six values. With
-# more points, or with others, numbers of very different size are added up, and digits get lost.
-_POINTS = (0.0, 0.75, -0.75, 1.5, -1.5)
+# each point takes one multiplication. Zero, these and their negatives, and infinity (the leading coefficient) give
+# tiles of six values. With more points, or with others, numbers of very different size are added up, and digits get
+# lost.
+_POSITIVE = (0.75, 1.5)
+_POINTS = (0.0, *(p for positive in _POSITIVE for p in (positive, -positive)))
 _SIZE = len(_POINTS) + 1
 
 
@@ -58,17 +61,19 @@ def winograd(
     inputs = _padded(inputs, pads, along_rows, along_columns)
     columns, padded_rows = along_columns.count, inputs.shape[1]
     values = _to_points(inputs.reshape(-1, inputs.shape[2], channels), along_columns)  # [6, n * h, tiles, c]
-    kernels = jnp.stack(_combine(_kernel_transform(width), jnp.unstack(kernel.reshape(height, width, -1), axis=1)))
+    transform = _kernel_transform(width)
     if along_rows is None:
         values = values.reshape(_SIZE, count, padded_rows, columns, channels)
         values = jnp.concatenate([values[:, :, i : i + out_rows] for i in range(height)], -1)
+        transform = np.einsum("pw,hk->phkw", transform, np.eye(height))
         points, depth, rows = _SIZE, height * channels, out_rows
     else:
         # Without the barrier XLA computes a transformed value, and its gradient, anew for every point of the rows.
         values = lax.optimization_barrier(values).reshape(_SIZE * count, padded_rows, columns * channels)
         values = _to_points(values, along_rows)  # [6, 6 * n, tiles, tiles * c]
-        kernels = jnp.stack(_combine(_kernel_transform(height), jnp.unstack(kernels, axis=1)))
+        transform = np.einsum("qh,pw->qphw", _kernel_transform(height), transform)
         points, depth, rows = _SIZE**2, channels, along_rows.count * along_rows.step
+    kernels = jnp.asarray(transform.reshape(-1, height * width), kernel.dtype) @ kernel.reshape(height * width, -1)
     products = lax.dot_general(
         values.reshape(points, -1, depth), kernels.reshape(points, depth, filters), (((2,), (1,)), ((0,), (0,)))
     )
@@ -99,25 +104,43 @@ def _padded(inputs: Array, pads: lowerings.Pads, *axes: _Tiles | None) -> Array:
 
 
 def _to_points(inputs: Array, tiles: _Tiles) -> Array:
-    """[a, size, b] to [6, a, tiles, b]: every tile's values at the points; tiles overlap and begin `step` apart."""
+    """[a, size, b] to [6, a, tiles, b]: every tile's values at the points; tiles overlap and begin `step` apart.
+
+    At a point p the coefficients are those of the product of (x - q) over the other points q. What they have in common
+    at p and -p, the even ones, is added up once.
+    """
     before, _, after = inputs.shape
     inputs = inputs.reshape(before, tiles.blocks, tiles.step, after)
     pieces = (inputs[:, i : i + tiles.count] for i in range(tiles.blocks - tiles.count + 1))
     values = [value for piece in pieces for value in jnp.unstack(piece, axis=2)][:_SIZE]
-    return jnp.stack(_combine(_input_transform(), values))
+    even, odd = values[::2], values[1::2]
+    squares = [p * p for p in _POSITIVE]
+    results = [_weighted(_coefficients(squares), even)]
+    for p in _POSITIVE:
+        others = _coefficients([q * q for q in _POSITIVE if q != p])
+        one, other = _weighted(others, even[1:]), p * _weighted(others, odd[:-1])
+        results += [one + other, one - other]
+    return jnp.stack([*results, _weighted(_coefficients(squares), odd)])
 
 
 def _from_points(products: Array, size: int) -> Array:
-    """[6, a, b] to [a, outputs of a tile, b]."""
-    return jnp.stack(_combine(_output_transform(size), jnp.unstack(products)), 1)
-
-
-def _input_transform() -> list[list[float]]:
-    """One row per point: the coefficients of the product of (x - q) over the other points q; infinity has them all."""
-    return [
-        *([*_coefficients([q for q in _POINTS if q != p]), 0.0] for p in _POINTS),
-        _coefficients(_POINTS),
+    """[6, a, b] to [a, outputs of a tile, b]: output j adds p^j times the product at p, infinity to the last alone."""
+    zero, *finite, infinity = jnp.unstack(products)
+    pairs = list(zip(finite[::2], finite[1::2], strict=True))
+    sums, differences = [a + b for a, b in pairs], [a - b for a, b in pairs]
+    last = _SIZE - size
+    outputs = [
+        _weighted([p**j for p in _POSITIVE], differences if j % 2 else sums) for j in range(last + 1)
     ]
+    outputs[0] += zero
+    outputs[last] += infinity
+    return jnp.stack(outputs, 1)
+
+
+def _kernel_transform(size: int) -> np.ndarray:
+    """[6, size]: a kernel's values at the points, over the product of the point's distances to the others; its end."""
+    at_points = [[p**j / math.prod(p - q for q in _POINTS if q != p) for j in range(size)] for p in _POINTS]
+    return np.array([*at_points, [float(j == size - 1) for j in range(size)]])
 
 
 def _coefficients(roots: Sequence[float]) -> list[float]:
@@ -128,22 +151,5 @@ def _coefficients(roots: Sequence[float]) -> list[float]:
     return found
 
 
-def _kernel_transform(width: int) -> list[list[float]]:
-    """The kernel's values at the points, over the product of the point's distances to the others; its last entry."""
-    scales = [math.prod(p - q for q in _POINTS if q != p) for p in _POINTS]
-    at_points = [[p**j / scale for j in range(width)] for p, scale in zip(_POINTS, scales, strict=True)]
-    return [*at_points, [float(j == width - 1) for j in range(width)]]
-
-
-def _output_transform(width: int) -> list[list[float]]:
-    """One row per output: powers of the points; infinity goes to the last output alone."""
-    last = _SIZE - width
-    return [[*(p**j for p in _POINTS), float(j == last)] for j in range(last + 1)]
-
-
-def _combine(matrix: Sequence[Sequence[float]], arrays: Sequence[Array]) -> list[Array]:
-    """Weighted sums of the arrays, one per row of the matrix."""
-    return [
-        functools.reduce(jnp.add, [c * x if c != 1 else x for c, x in zip(row, arrays, strict=True) if c])
-        for row in matrix
-    ]
+def _weighted(factors: Sequence[float], arrays: Sequence[Array]) -> Array:
+    return functools.reduce(jnp.add, [c * x if c != 1 else x for c, x in zip(factors, arrays, strict=True)])
