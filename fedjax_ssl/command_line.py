@@ -48,11 +48,11 @@ def map_large_buffers() -> bool:
     Returns:
         Whether the C library could be told so; only glibc can.
     """
-    if not sys.platform.startswith("linux"):
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
+    if mallopt is None:
         return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     settings = {_M_MMAP_THRESHOLD: 2**24, _M_TRIM_THRESHOLD: 2**26, _M_TOP_PAD: 2**24}
-    return bool(mallopt) and all(mallopt(name, value) for name, value in settings.items())
+    return all(mallopt(name, value) for name, value in settings.items())
 
 
 def use_processor(threads: int | None, devices: int | None = None) -> None:

@@ -1,5 +1,7 @@
 """Wide residual network with 28 layers, the network of the semi-supervised CIFAR and SVHN literature."""
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -82,7 +84,7 @@ class WideResNet28(Network):
     def _in_turn(self, block: PreActivationBlock, names: list[str], x: Array, train: bool, mask: Mask) -> Array:
         """Passes x through blocks of one form in a loop, with the variables that these have in this network."""
         kinds = [kind for kind in ("params", "batch_stats") if self.has_variable(kind, names[0])]
-        variables = {kind: [self.get_variable(kind, name) for name in names] for kind in kinds}
+        variables: dict[str, list[Any]] = {kind: [self.get_variable(kind, name) for name in names] for kind in kinds}
         stacked = {kind: jax.tree.map(lambda *one: jnp.stack(one), *several) for kind, several in variables.items()}
         x, changed = lax.scan(lambda x, own: block.apply(own, x, train, mask, mutable=["batch_stats"]), x, stacked)
         for kind, several in changed.items():

@@ -30,7 +30,7 @@ _SIZE = len(_POINTS) + 1
 class _Tiles(NamedTuple):
     """How one axis of the outputs is cut into tiles."""
 
-    count: int
+    number: int
     step: int  # outputs of a tile
     blocks: int  # pieces of `step` inputs that all tiles lie in
 
@@ -38,7 +38,7 @@ class _Tiles(NamedTuple):
 def winograd(
     inputs: Float[Array, "n h w c"], kernel: Float[Array, "kh kw c f"], stride: int, pads: lowerings.Pads
 ) -> Float[Array, "n h2 w2 f"]:
-    """Six products for six neighbouring values, which give 7 - kw outputs, along both axes of the images; else `slices`.
+    """Six products for six neighbouring values give 7 - kw outputs, along both axes of the images; else `slices`.
 
     A 3x3 kernel takes 36 products for a tile of 4x4 outputs instead of 144, a 5x5 kernel 36 for 2x2 instead of 100.
     An axis that gains nothing is contracted as it is; where that is the width, all goes to `slices`. Nothing is gained
@@ -59,7 +59,7 @@ def winograd(
     # their cost is shared by all filters; the products are where the time goes. Axes that a transform leaves alone are
     # one axis to it: with all of them it takes longer to compile, and to run.
     inputs = _padded(inputs, pads, along_rows, along_columns)
-    columns, padded_rows = along_columns.count, inputs.shape[1]
+    columns, padded_rows = along_columns.number, inputs.shape[1]
     values = _to_points(inputs.reshape(-1, inputs.shape[2], channels), along_columns)  # [6, n * h, tiles, c]
     transform = _kernel_transform(width)
     if along_rows is None:
@@ -72,7 +72,7 @@ def winograd(
         values = lax.optimization_barrier(values).reshape(_SIZE * count, padded_rows, columns * channels)
         values = _to_points(values, along_rows)  # [6, 6 * n, tiles, tiles * c]
         transform = np.einsum("qh,pw->qphw", _kernel_transform(height), transform)
-        points, depth, rows = _SIZE**2, channels, along_rows.count * along_rows.step
+        points, depth, rows = _SIZE**2, channels, along_rows.number * along_rows.step
     kernels = jnp.asarray(transform.reshape(-1, height * width), kernel.dtype) @ kernel.reshape(height * width, -1)
     products = lax.dot_general(
         values.reshape(points, -1, depth), kernels.reshape(points, depth, filters), (((2,), (1,)), ((0,), (0,)))
@@ -89,8 +89,8 @@ def _tiles(outputs: int, size: int) -> _Tiles | None:
     if not 3 <= size <= 5:
         return None
     step = _SIZE + 1 - size
-    count = -(-outputs // step)
-    return _Tiles(count, step, count + -(-_SIZE // step) - 1) if _SIZE * count < size * outputs else None
+    number = -(-outputs // step)
+    return _Tiles(number, step, number + -(-_SIZE // step) - 1) if _SIZE * number < size * outputs else None
 
 
 def _padded(inputs: Array, pads: lowerings.Pads, *axes: _Tiles | None) -> Array:
@@ -111,7 +111,7 @@ def _to_points(inputs: Array, tiles: _Tiles) -> Array:
     """
     before, _, after = inputs.shape
     inputs = inputs.reshape(before, tiles.blocks, tiles.step, after)
-    pieces = (inputs[:, i : i + tiles.count] for i in range(tiles.blocks - tiles.count + 1))
+    pieces = (inputs[:, i : i + tiles.number] for i in range(tiles.blocks - tiles.number + 1))
     values = [value for piece in pieces for value in jnp.unstack(piece, axis=2)][:_SIZE]
     even, odd = values[::2], values[1::2]
     squares = [p * p for p in _POSITIVE]
@@ -129,9 +129,7 @@ def _from_points(products: Array, size: int) -> Array:
     pairs = list(zip(finite[::2], finite[1::2], strict=True))
     sums, differences = [a + b for a, b in pairs], [a - b for a, b in pairs]
     last = _SIZE - size
-    outputs = [
-        _weighted([p**j for p in _POSITIVE], differences if j % 2 else sums) for j in range(last + 1)
-    ]
+    outputs = [_weighted([p**j for p in _POSITIVE], differences if j % 2 else sums) for j in range(last + 1)]
     outputs[0] += zero
     outputs[last] += infinity
     return jnp.stack(outputs, 1)
