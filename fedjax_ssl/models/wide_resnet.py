@@ -1,14 +1,9 @@
 """Wide residual network with 28 layers, the network of the semi-supervised CIFAR and SVHN literature."""
 
-from typing import Any
-
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float
 
-from fedjax_ssl.backend import backend
 from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.models.layers import Network, torch_uniform
 from fedjax_ssl.models.model import Outputs
@@ -65,29 +60,11 @@ class WideResNet28(Network):
         check_whole_numbers(widen=self.widen)
         x = residual_conv(16, 3, 1, self.norm, self.lowering, "stem")(inputs)
         for group, filters in enumerate((16, 32, 64), 1):
-            width, (first, *others) = self.widen * filters, (f"block{group}_{i + 1}" for i in range(_BLOCKS_PER_GROUP))
-            x = self._block(width, 1 if group == 1 else 2, first)(x, train, mask)
-            # One block that is compiled in place of three halves the time that a CPU's compiler takes for the network.
-            if backend() == "cpu" and not self.is_initializing():
-                x = self._in_turn(self._block(width, 1, None), others, x, train, mask)
-            else:
-                for name in others:
-                    x = self._block(width, 1, name)(x, train, mask)
+            for block in range(1, _BLOCKS_PER_GROUP + 1):
+                stride = 2 if group > 1 and block == 1 else 1
+                name = f"block{group}_{block}"
+                x = PreActivationBlock(self.widen * filters, stride, self.norm, self.lowering, name=name)(
+                    x, train, mask
+                )
         x = nn.relu(Norm(self.norm, name="norm")(x, train, mask))
         return self.scores(jnp.mean(x, (1, 2)), torch_uniform(x.shape[-1]))
-
-    def _block(self, filters: int, stride: int, name: str | None) -> PreActivationBlock:
-        """Of this network; without a name, one of its own."""
-        where = {} if name else {"parent": None}
-        return PreActivationBlock(filters, stride, self.norm, self.lowering, name=name, **where)
-
-    def _in_turn(self, block: PreActivationBlock, names: list[str], x: Array, train: bool, mask: Mask) -> Array:
-        """Passes x through blocks of one form in a loop, with the variables that these have in this network."""
-        kinds = [kind for kind in ("params", "batch_stats") if self.has_variable(kind, names[0])]
-        variables: dict[str, list[Any]] = {kind: [self.get_variable(kind, name) for name in names] for kind in kinds}
-        stacked = {kind: jax.tree.map(lambda *one: jnp.stack(one), *several) for kind, several in variables.items()}
-        x, changed = lax.scan(lambda x, own: block.apply(own, x, train, mask, mutable=["batch_stats"]), x, stacked)
-        for kind, several in changed.items():
-            for place, name in enumerate(names):
-                self.put_variable(kind, name, jax.tree.map(lambda values, at=place: values[at], several))
-        return x

@@ -172,26 +172,6 @@ def test_padding_rows_change_nothing(name, norm):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), new_state, expected_state)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("norm", ["bn", "none"])
-def test_blocks_in_a_loop_are_the_blocks_one_after_another(norm, monkeypatch):
-    model = models.build("wrn28", num_classes=3, input_shape=(8, 8, 3), widen=1, norm=norm)
-    params, state = drawn(model)
-    x = jnp.asarray(np.random.default_rng(1).standard_normal((5, 8, 8, 3), np.float32))
-    mask = jnp.arange(5) < 4
-
-    def trained():
-        def loss(params):
-            outputs, new_state = model.apply(params, state, x, train=True, mask=mask)
-            return jnp.sum(jnp.sin(outputs.logits[:4])), new_state
-
-        return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
-
-    looped = trained()
-    monkeypatch.setattr("fedjax_ssl.models.wide_resnet.backend", lambda: "gpu")
-    chex.assert_trees_all_close(looped, trained(), rtol=1e-4, atol=1e-5)
-
-
 def test_grey_images_are_three_equal_channels():
     grey, _ = small("mnist_cnn")
     colour = models.build("mnist_cnn", num_classes=3, input_shape=(4, 4, 3))
