@@ -25,7 +25,7 @@ USER_ERRORS = (
 )
 
 
-_M_MMAP_THRESHOLD = -3  # from glibc's malloc.h
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # from glibc's malloc.h
 
 
 def use_compilation_cache() -> None:
@@ -37,19 +37,22 @@ def use_compilation_cache() -> None:
 
 
 def map_large_buffers() -> bool:
-    """Makes the C library map every buffer of 16 MB or more anew, instead of reusing pieces of its heap.
+    """Makes the C library map every buffer of 16 MB or more anew, and keep the memory of smaller ones.
 
     glibc raises that threshold by itself, up to 32 MB, when a large buffer is freed. On a virtual machine the second
     and every later call of a program of convolutions then took 2.7 times as long as the first one. A program's own
-    buffer is that large; the scratch of single operations is not, and mapping that takes time (docs/benchmarks.md).
+    buffer is that large; the scratch of single operations is not, and mapping that takes time. A threshold that is
+    given also makes glibc give the end of its heap back whenever 128 kB are free there: that scratch is then cleared by
+    the system in every local step. So up to 64 MB of it are kept (docs/benchmarks.md).
 
     Returns:
         Whether the C library could be told so; only glibc can.
     """
-    if not sys.platform.startswith("linux"):
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
+    if mallopt is None:
         return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return bool(mallopt and mallopt(_M_MMAP_THRESHOLD, 2**24))
+    settings = {_M_MMAP_THRESHOLD: 2**24, _M_TRIM_THRESHOLD: 2**26, _M_TOP_PAD: 2**24}
+    return all(mallopt(name, value) for name, value in settings.items())
 
 
 def use_processor(threads: int | None, devices: int | None = None) -> None:

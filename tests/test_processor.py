@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from fedjax_ssl import processor
-from fedjax_ssl.command_line import use_processor
+from fedjax_ssl.command_line import map_large_buffers, use_processor
 from fedjax_ssl.config import ConfigError, ConfigNote
 from fedjax_ssl.tracking import device_description
 
@@ -78,3 +78,24 @@ def test_a_processor_starts_as_many_devices_as_share_a_cohort() -> None:
     given = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "NPROC")}
     done = subprocess.run([sys.executable, "-c", program], env=given, capture_output=True, text=True, timeout=120)
     assert done.stdout.split() == ["3", "8"], done.stderr
+
+
+@pytest.mark.parametrize("refused", [None, -1, -2, -3])
+def test_large_buffers_are_mapped_and_the_scratch_of_operations_is_kept(
+    monkeypatch: pytest.MonkeyPatch, refused: int | None
+) -> None:
+    told = {}
+
+    class Library:
+        def mallopt(self, name: int, value: int) -> int:
+            told[name] = value
+            return int(name != refused)
+
+    monkeypatch.setattr("ctypes.CDLL", lambda name: Library())
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert map_large_buffers() == (refused is None)
+    assert told[-3] == 2**24
+    if refused is None:
+        assert told[-1] > 2 * told[-3]
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert not map_large_buffers()

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -21,6 +22,7 @@ from jaxtyping import Array, Key
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import federated
+from fedjax_ssl.backend import backend
 from fedjax_ssl.config import ConfigError, naming
 from fedjax_ssl.data import DealtInputs, FederatedData
 from fedjax_ssl.experiment.build import Experiment, Report, build_method
@@ -298,7 +300,17 @@ def _compile(function: Callable[..., Any], arguments: tuple[Any, ...], code: Cod
         check_program(traced.jaxpr, code.sizes)
         lowered = traced.lower()
     with _explaining_memory(code.sizes):
-        return lowered.compile()
+        return lowered.compile(compiler_options=compiler_options())
+
+
+def compiler_options() -> dict[str, Any]:
+    """What XLA is told for a run's programs: on CPUs to leave LLVM less to do (docs/benchmarks.md).
+
+    A level in $XLA_FLAGS stays.
+    """
+    if backend() != "cpu" or "xla_backend_optimization_level" in os.environ.get("XLA_FLAGS", ""):
+        return {}
+    return {"xla_backend_optimization_level": 1}
 
 
 def _places(arguments: PyTree, mesh: Mesh) -> PyTree:

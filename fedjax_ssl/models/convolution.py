@@ -35,14 +35,14 @@ def conv2d(
     XLA's own convolution is not fast everywhere: in a loop on CPU its two gradients leave the fast path, and under
     `vmap` over kernels it becomes a grouped convolution, slow on CPU and, in its backward pass, on GPU (jax#13800).
     Matrix products over shifted slices stay fast in both places. All lowerings give the same values and gradients
-    up to rounding; "winograd" loses about half a decimal digit more than the others:
+    up to rounding; "winograd" loses about two thirds of a decimal digit more than the others:
 
     | lowering | how | derivatives |
     |---|---|---|
     | "lax" | `lax.conv_general_dilated`, the oracle | any |
     | "slices" | kh*kw shifted slices side by side, one product | any |
     | "rows" | kw shifted slices side by side, kh products | any |
-    | "winograd" | kh shifted slices of a transform of the rows, 7 - kw outputs for 6 products, see `winograd` | any |
+    | "winograd" | a transform of tiles, (7 - kh)(7 - kw) outputs for 36 products, see `winograd` | any |
     | "auto" | chosen by backend and shape | any on cpu, reverse mode elsewhere |
 
     What "auto" takes, and under `vmap` over kernels (which makes the products batched ones):
@@ -57,7 +57,8 @@ def conv2d(
     Measured for one core (experiments/benchmarks/conv.py --threads 1 --clock cpu --repeats 8 --steps 3; one core of an
     Intel Xeon with AVX-512, jax 0.10.2, torch 2.13.0, float32, in `lax.scan`): GFLOP/s of output and both gradients,
     counted as the plain convolution's for all, and examples/s of SGD steps of model "cnn". Column "lax" is from another
-    machine (--repeats 2 --steps 1 --lax).
+    machine (--repeats 2 --steps 1 --lax). Column "auto" is from before Winograd's tiles had two dimensions, with twice
+    as many products; a step of "cnn" has become 1.2 times as fast since (docs/benchmarks.md).
 
     | layer, 3x3 | "auto" | "slices" | "rows" | "lax" | PyTorch, faster format |
     |---|---|---|---|---|---|
