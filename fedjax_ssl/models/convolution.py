@@ -63,7 +63,8 @@ def conv2d(
     | cpu | 16 input channels or more | "winograd" | "winograd" |
     | cpu | otherwise | "slices" | "slices" |
     | gpu, NVIDIA's from Ampere on | larger than 1x1 | "lax" | for each pass what takes least, see `ways` |
-    | others | larger than 1x1 | "lax" | "slices" |
+    | tpu | larger than 1x1 | "lax" | "lax", a grouped convolution |
+    | other gpus | larger than 1x1 | "lax" | "slices" |
     | all of these | 1x1 | "slices", which is one product | "slices" |
 
     Measured for one core (experiments/benchmarks/conv.py --threads 1 --clock cpu --repeats 8 --steps 3; one core of an

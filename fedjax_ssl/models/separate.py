@@ -68,12 +68,16 @@ def _convolve(
         return lowerings.gradients_in_pieces(inputs, kernel, cotangent, stride, pads)
 
     def many_forward(inputs: Array, kernels: Array, *bias: Array) -> Array:
-        if choose(ways.Sizes.of(inputs, kernels, stride, pads), "forward") == "implicit":
+        way = choose(ways.Sizes.of(inputs, kernels, stride, pads), "forward")
+        if way == "implicit":
             return implicit.convolve(inputs, kernels, stride, pads, *bias)
-        return jax.vmap(lambda x, k, *b: _active(separate(x, k), *b))(inputs, kernels, *bias)
+        one = plain if way == "native" else separate
+        return jax.vmap(lambda x, k, *b: _active(one(x, k), *b))(inputs, kernels, *bias)
 
     def many_gradients(inputs: Array, kernels: Array, cotangents: Array) -> tuple[Array, Array]:
         sizes = ways.Sizes.of(inputs, kernels, stride, pads)
+        if choose(sizes, "inputs") == "native":
+            return jax.vmap(lambda x, k, c: jax.vjp(plain, x, k)[1](c))(inputs, kernels, cotangents)
         images, weights = jax.vmap(separate_gradients)(inputs, kernels, cotangents)  # what is not used is not computed
         if choose(sizes, "inputs") == "implicit":
             images = implicit.gradient_of_inputs(inputs, kernels, cotangents, stride, pads)

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from jaxtyping import Array
 
-from fedjax_ssl.backend import compiles_kernels
+from fedjax_ssl.backend import backend, compiles_kernels
 from fedjax_ssl.models import implicit
 from fedjax_ssl.models.lowerings import Pads, positions
 
@@ -56,11 +56,13 @@ class Sizes(NamedTuple):
 
 
 def fastest(sizes: Sizes, one: Pass) -> str:
-    """ "slices" or "implicit": the way that takes the least, of those that keep the order of sums.
+    """The way that takes the least, of those that keep the order of sums: "slices", "implicit" or "native".
 
-    XLA's own convolution, in turn or grouped, is none of them: gradients by cuDNN may add in another order at the next
-    run, and forward it copies every client's images.
+    On a TPU XLA's own grouped convolution, for a sixth to two thirds of the bytes of slices (docs/benchmarks.md). On a
+    GPU it is none of them: gradients by cuDNN may add in another order at the next run, and images are copied.
     """
+    if backend() == "tpu":
+        return "native"
     if not compiles_kernels() or not implicit.applies(sizes.images, sizes.filters, sizes.itemsize):
         return "slices"
     return "implicit" if products_seconds(sizes, one) < slices_seconds(sizes, one) else "slices"

@@ -150,6 +150,20 @@ def test_a_gpu_takes_the_kernels_for_a_large_layer_and_nothing_as_large_as_patch
     assert "pallas_call" not in primitives(lambda x, k: jax.vmap(lambda x: conv2d(x, k[0]))(x), x, k)
 
 
+def test_a_tpu_takes_grouped_convolutions_with_the_same_results(monkeypatch):
+    monkeypatch.setattr(ways, "backend", lambda: "tpu")
+    pads = ((1, 1), (1, 1))
+    with jax.enable_x64(True):
+        x, k = arrays((2, 3, 4, 5, 2), (2, 3, 3, 2, 3))
+        ours, theirs = (
+            jax.vmap(lambda x, k, way=way: run(lambda x, k: way(x, k, 1, pads), x, k))(x, k)
+            for way in (separate.by_cost, lowerings.plain)
+        )
+        check(ours, theirs)
+    traced = str(jax.make_jaxpr(jax.vmap(lambda x, k: separate.by_cost(x, k, 1, pads)))(x, k))
+    assert "feature_group_count=2" in traced
+
+
 def sizes(images=(100, 32, 32, 128), window=(3, 3), filters=128, stride=1, itemsize=4):
     result = images[1] // stride, images[2] // stride
     return ways.Sizes(5, images, window, filters, result, stride, itemsize)
