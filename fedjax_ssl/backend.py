@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import jax
 
+_AMPERE = 8.0  # its compute capability
+
 
 class Elsewhere(NamedTuple):
     """A device that is not here."""
@@ -26,6 +28,16 @@ def backend() -> str:
     """What a program that is traced now will run on: "cpu", "gpu" or "tpu"."""
     there = _ELSEWHERE.get()
     return jax.default_backend() if there is None else there.backend
+
+
+def compiles_kernels() -> bool:
+    """Whether it is a GPU whose compiler takes kernels written with Pallas (Triton): NVIDIA's from Ampere on."""
+    if elsewhere() is not None or backend() != "gpu":
+        return backend() == "gpu"
+    try:
+        return float(jax.devices()[0].compute_capability) >= _AMPERE
+    except (AttributeError, ValueError):  # other makers' have none, or one that is no number
+        return False
 
 
 def elsewhere() -> Elsewhere | None:

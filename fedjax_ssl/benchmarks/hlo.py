@@ -29,6 +29,9 @@ _FREE = {
     *("parameter", "tuple", "get-tuple-element", "bitcast", "constant", "iota", "after-all", "partition-id"),
     *("replica-id", "add-dependency", "opt-barrier", "domain"),
 }
+# Kernels of this package, which say themselves how many operations their products have.
+_OWN = "__gpu$xla.gpu.triton"
+_COUNTED = re.compile(r'serialized_metadata = .{1,3}\{[^}]*operations(?:\\22|\\?"): (?:\\22|\\?")(\d+)')
 _CONTROL = {"while", "conditional", "call"}
 # Of their first operand they read as much as they return.
 _PARTIAL_READS = {"gather", "dynamic-slice", "slice"}
@@ -396,6 +399,8 @@ def _product(program: Program, computation: str, one: Instruction) -> float:
     """Floating-point operations of a product or a convolution; 0 for everything else."""
     target = re.search(r'custom_call_target="([^"]*)"', one.rest)
     library = target.group(1) if one.opcode == "custom-call" and target else ""
+    if counted := _COUNTED.search(one.rest) if library == _OWN else None:
+        return float(counted.group(1))
     if one.opcode not in ("dot", "convolution") and not library.startswith(("__cublas", "__cudnn$conv")):
         return 0.0
     shapes = [_dimensions(program.shape_of(computation, name)) for name in one.operands[:2]]

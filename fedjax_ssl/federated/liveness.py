@@ -102,7 +102,8 @@ class _Program:
         same = None if functions else (name, tuple(inputs), str(equation.params))
         if same is not None and same in self.known:
             return self.known[same]
-        within = [live_bytes(function, self.tiled) for function in functions] if name in _READ else []
+        in_memory = name in _READ and name != "pallas_call"  # a kernel's own values are in none
+        within = [live_bytes(function, self.tiled) for function in functions] if in_memory else []
         outputs = [self.value(variable.aval) for variable in equation.outvars]
         given = [one for one in inputs if isinstance(one, int)]
         self.operations.append(_Operation(name, given, outputs, max(within, default=0)))

@@ -47,5 +47,5 @@ class CNN13(Network):
             for layer, (filters, size, padding) in enumerate(layers, 1):
                 place = f"{stage}_{layer}"
                 x = Conv(filters, size, 1, padding, weight_norm=True, lowering=self.lowering, name=f"conv{place}")(x)
-                x = nn.leaky_relu(Norm(self.norm, name=f"norm{place}")(x, train, mask), 0.1)
+                x = Norm(self.norm, slope=0.1, name=f"norm{place}")(x, train, mask)
         return self.scores(jnp.mean(x, (1, 2)), weight_norm=True)

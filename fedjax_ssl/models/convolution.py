@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 
+import jax
 from jaxtyping import Array, Float
 
 from fedjax_ssl.backend import backend
 from fedjax_ssl.checks import check_whole_numbers
-from fedjax_ssl.models import lowerings
+from fedjax_ssl.models import lowerings, separate
 from fedjax_ssl.models.winograd import winograd
 
 Padding = str | int
@@ -19,7 +20,12 @@ _LOWERINGS: dict[str, Callable] = {
     "slices": lowerings.slices,
     "rows": lowerings.rows,
     "winograd": winograd,
+    "implicit": separate.products,
+    "xla": separate.plain_or_slices,
 }
+
+# Those that take a bias, and then are followed by ReLU.
+_ACTIVE = (separate.by_cost, separate.products)
 
 
 def conv2d(
@@ -29,13 +35,16 @@ def conv2d(
     stride: int = 1,
     padding: Padding = "SAME",
     lowering: str = "auto",
+    bias: Float[Array, " f"] | None = None,
+    relu: bool = False,
 ) -> Float[Array, "n h2 w2 f"]:
     """Cross-correlates NHWC images with an HWIO kernel.
 
     XLA's own convolution is not fast everywhere: in a loop on CPU its two gradients leave the fast path, and under
     `vmap` over kernels it becomes a grouped convolution, slow on CPU and, in its backward pass, on GPU (jax#13800).
-    Matrix products over shifted slices stay fast in both places. All lowerings give the same values and gradients
-    up to rounding; "winograd" loses about two thirds of a decimal digit more than the others:
+    Matrix products over shifted slices stay fast in both places, and on a GPU a product that reads the images
+    themselves moves a fraction of their bytes. All lowerings give the same values and gradients up to rounding;
+    "winograd" loses about two thirds of a decimal digit more than the others:
 
     | lowering | how | derivatives |
     |---|---|---|
@@ -43,6 +52,8 @@ def conv2d(
     | "slices" | kh*kw shifted slices side by side, one product | any |
     | "rows" | kw shifted slices side by side, kh products | any |
     | "winograd" | a transform of tiles, (7 - kh)(7 - kw) outputs for 36 products, see `winograd` | any |
+    | "implicit" | one product that reads the images, for GPUs (elsewhere interpreted), see `implicit` | reverse mode |
+    | "xla" | "lax", or "slices" where `vmap` gives every client a kernel | reverse mode |
     | "auto" | chosen by backend and shape | any on cpu, reverse mode elsewhere |
 
     What "auto" takes, and under `vmap` over kernels (which makes the products batched ones):
@@ -51,8 +62,10 @@ def conv2d(
     |---|---|---|---|
     | cpu | 16 input channels or more | "winograd" | "winograd" |
     | cpu | otherwise | "slices" | "slices" |
-    | others | 1x1 | "slices", which is one product | "slices" |
-    | others | larger | "lax" | "slices" |
+    | gpu, NVIDIA's from Ampere on | larger than 1x1 | "lax" | for each pass what takes least, see `ways` |
+    | tpu | larger than 1x1 | "lax" | "lax", a grouped convolution |
+    | other gpus | larger than 1x1 | "lax" | "slices" |
+    | all of these | 1x1 | "slices", which is one product | "slices" |
 
     Measured for one core (experiments/benchmarks/conv.py --threads 1 --clock cpu --repeats 8 --steps 3; one core of an
     Intel Xeon with AVX-512, jax 0.10.2, torch 2.13.0, float32, in `lax.scan`): GFLOP/s of output and both gradients,
@@ -73,7 +86,7 @@ def conv2d(
     Two cores (--threads 2 --repeats 10 --steps 4, wall time), first three layers: "auto" 178, 303, 248, "slices" 115,
     194, 136, PyTorch 190, 300, 228.
 
-    The rows for other backends follow the reports above and have not been measured.
+    For GPUs and TPUs, programs of all ways were compiled and read (docs/benchmarks.md); none of them has been timed.
 
     Args:
         inputs: images.
@@ -82,6 +95,8 @@ def conv2d(
         padding: "SAME" (output size ceil(input / stride), TensorFlow's rule), "VALID", or the number of zeros on
             every side.
         lowering: see above.
+        bias: is added to the responses.
+        relu: whether negative results become 0; a GPU does both before it writes the responses.
 
     Returns:
         The responses to the f filters.
@@ -99,7 +114,11 @@ def conv2d(
         raise ValueError(f"unknown lowering {lowering!r}; allowed: auto, {', '.join(_LOWERINGS)}")
     pads = resolve_padding(inputs.shape[1:3], kernel.shape[:2], stride, padding)
     function = _choose(kernel.shape) if lowering == "auto" else _LOWERINGS[lowering]
-    return function(inputs, kernel, stride, pads)
+    if bias is not None and relu and function in _ACTIVE and backend() == "gpu":
+        return function(inputs, kernel, stride, pads, bias)
+    outputs = function(inputs, kernel, stride, pads)
+    outputs = outputs if bias is None else outputs + bias
+    return jax.nn.relu(outputs) if relu else outputs
 
 
 def resolve_padding(image: tuple[int, ...], window: tuple[int, ...], stride: int, padding: Padding) -> lowerings.Pads:
@@ -128,4 +147,4 @@ def _choose(kernel_shape: tuple[int, ...]) -> Callable:
     height, width, channels, _ = kernel_shape
     if backend() == "cpu":
         return winograd if channels >= _WINOGRAD_CHANNELS else lowerings.slices
-    return lowerings.slices if height == width == 1 else lowerings.plain_or_slices
+    return lowerings.slices if height == width == 1 else separate.by_cost

@@ -92,8 +92,7 @@ class FedMatchAlexNet(Network):
         for layer, (filters, size) in enumerate(((64, 4), (128, 3), (256, 2)), 1):
             channels, given = scaled(filters, self.width_factor), (1, "VALID", lecun_normal, False)
             x = Conv(channels, size, *given, lowering=self.lowering, name=f"conv{layer}")(x)
-            # ReLU after the pool is the same function and works on fewer values.
-            x = nn.relu(max_pool(x, 2))
+            x = max_pool(x, 2, relu=True)
         x = x.reshape(x.shape[0], -1)
         for layer in (1, 2):
             x = nn.relu(Dense(scaled(2048, self.width_factor), lecun_normal, use_bias=False, name=f"dense{layer}")(x))

@@ -9,10 +9,7 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.custom_batching import custom_vmap
 from jaxtyping import Array
-
-from fedjax_ssl.backend import backend
 
 # Rows of a piece of a long contraction, by filters: the results of all pieces are then a small part of its factors.
 _FEWEST_ROWS = 32
@@ -45,66 +42,7 @@ def rows(inputs: Array, kernel: Array, stride: int, pads: Pads) -> Array:
     return functools.reduce(jnp.add, products).reshape(count, out_rows, out_columns, filters)
 
 
-def plain_or_slices(inputs: Array, kernel: Array, stride: int, pads: Pads) -> Array:
-    """`plain`, or `slices` as soon as `vmap` gives every example of a batch its own kernel.
-
-    Images batched under one kernel (many clients evaluated with shared weights) are folded into one plain
-    convolution. Reverse-mode derivatives of any order; the second and later ones go through `slices`.
-    """
-    # Three layers, because each of jax's tools lacks what the next one adds. `custom_vmap` sees whether `vmap` batches
-    # the kernel, but has no reverse-mode derivative. So the pass forward and its gradients are one such function each,
-    # and `custom_vjp` ties them together (`convolve`). The gradients need a derivative of their own for second orders
-    # (`backward`); there speed does not matter, and the slices' derivatives serve any order.
-    shared = functools.partial(plain, stride=stride, pads=pads)
-    separate = functools.partial(slices, stride=stride, pads=pads)
-
-    def separate_gradients(inputs: Array, kernel: Array, cotangent: Array) -> tuple[Array, Array]:
-        if backend() == "tpu":
-            return jax.vjp(separate, inputs, kernel)[1](cotangent)
-        return _gradients_in_pieces(inputs, kernel, cotangent, stride, pads)
-
-    @custom_vmap
-    def forward(inputs: Array, kernel: Array) -> Array:
-        return shared(inputs, kernel)
-
-    @forward.def_vmap
-    def _(size: int, batched: list[bool], inputs: Array, kernel: Array) -> tuple[Array, bool]:
-        if batched[1]:
-            return jax.vmap(separate, _axes(batched))(inputs, kernel), True
-        outputs = forward(inputs.reshape(-1, *inputs.shape[2:]), kernel)
-        return outputs.reshape(size, -1, *outputs.shape[1:]), True
-
-    @custom_vmap
-    def gradients(inputs: Array, kernel: Array, cotangent: Array) -> tuple[Array, Array]:
-        return jax.vjp(shared, inputs, kernel)[1](cotangent)
-
-    @gradients.def_vmap
-    def _(size: int, batched: list[bool], *arguments: Array) -> tuple[tuple[Array, Array], tuple[bool, bool]]:
-        return jax.vmap(separate_gradients, _axes(batched))(*arguments), (True, True)
-
-    @jax.custom_vjp
-    def backward(inputs: Array, kernel: Array, cotangent: Array) -> tuple[Array, Array]:
-        return gradients(inputs, kernel, cotangent)
-
-    backward.defvjp(
-        lambda *arguments: (backward(*arguments), arguments),
-        lambda arguments, cotangents: jax.vjp(separate_gradients, *arguments)[1](cotangents),
-    )
-
-    @jax.custom_vjp
-    def convolve(inputs: Array, kernel: Array) -> Array:
-        return forward(inputs, kernel)
-
-    convolve.defvjp(
-        lambda inputs, kernel: (convolve(inputs, kernel), (inputs, kernel)),
-        lambda saved, cotangent: backward(*saved, cotangent),
-    )
-    return convolve(inputs, kernel)
-
-
-def _gradients_in_pieces(
-    inputs: Array, kernel: Array, cotangent: Array, stride: int, pads: Pads
-) -> tuple[Array, Array]:
+def gradients_in_pieces(inputs: Array, kernel: Array, cotangent: Array, stride: int, pads: Pads) -> tuple[Array, Array]:
     """The gradients of `slices`, that of the kernel as a sum over groups of images.
 
     A GPU's compiler cuts a contraction over so many rows itself, to fill the device, and where the pieces come out
@@ -119,10 +57,6 @@ def _gradients_in_pieces(
     weights = jnp.sum(lax.dot_general(columns, results, (((1,), (1,)), ((0,), (0,)))), axis=0)
     (images,) = pull(outputs @ kernel.reshape(-1, filters).T)
     return images, weights.reshape(kernel.shape)
-
-
-def _axes(batched: list[bool]) -> tuple[int | None, ...]:
-    return tuple(0 if b else None for b in batched)
 
 
 def _pad(inputs: Array, pads: Pads) -> Array:

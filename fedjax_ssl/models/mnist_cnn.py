@@ -41,8 +41,7 @@ class MnistCNN(Network):
         for block, filters in enumerate((64, 64, 128), 1):
             x = Conv(filters, 5, padding=2, lowering=self.lowering, name=f"conv{block}")(x)
             x = Norm(self.norm, name=f"norm{block}")(x, train, mask)
-            # ReLU after the pool is the same function and works on a quarter of the values
-            x = nn.relu(max_pool(x, 2) if block < 3 else x)
+            x = max_pool(x, 2, relu=True) if block < 3 else nn.relu(x)
             x = Dropout(self.dropout_rate, name=f"dropout{block}")(x, train)
         x = x.reshape(x.shape[0], -1)
         for block, width in ((4, 2048), (5, 512)):

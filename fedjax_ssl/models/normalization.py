@@ -5,7 +5,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
+from fedjax_ssl.backend import backend
 from fedjax_ssl.checks import check_choices
+from fedjax_ssl.models.moments import normalized
 
 Mask = Bool[Array, " n"] | None  # rows that count in the statistics of a batch; None: all
 
@@ -30,6 +32,8 @@ class BatchNorm(nn.Module):
     momentum: float = 0.1  # weight of the batch in the running statistics
     epsilon: float = 1e-5
 
+    slope: float | None = None  # of the leaky ReLU that follows where it is negative; None: nothing follows
+
     @nn.compact
     def __call__(self, inputs: Float[Array, "n ... c"], train: bool, mask: Mask) -> Float[Array, "n ... c"]:
         channels = inputs.shape[-1]
@@ -42,17 +46,30 @@ class BatchNorm(nn.Module):
         bias = self.param("bias", nn.initializers.zeros, (channels,), default)
         dtype = statistics_dtype(inputs.dtype)
         values = inputs.astype(dtype)
+        few_passes = train and backend() == "gpu" and values.ndim == 4
         if train:
-            batch_mean, batch_var, count = _moments(values, mask)
+            if few_passes:
+                given = (scale.astype(dtype), bias.astype(dtype), mean.value.astype(dtype))
+                outputs, batch_mean, batch_var, count = normalized(values, *given, mask, self.epsilon, self.slope)
+            else:
+                batch_mean, batch_var, count = _moments(values, mask)
             weight = jnp.where(count > 0, self.momentum, 0.0).astype(mean.value.dtype)
             unbiased = batch_var * (count / jnp.maximum(count - 1, 1))
             if not self.is_initializing():
                 mean.value = _blend(mean.value, batch_mean, weight)
                 var.value = _blend(var.value, unbiased, weight)
+            if few_passes:
+                return outputs.astype(inputs.dtype)
         else:
             batch_mean, batch_var = mean.value.astype(dtype), var.value.astype(dtype)
         factor = lax.rsqrt(batch_var + self.epsilon) * scale.astype(dtype)
-        return (values * factor + (bias.astype(dtype) - batch_mean * factor)).astype(inputs.dtype)
+        outputs = (values * factor + (bias.astype(dtype) - batch_mean * factor)).astype(inputs.dtype)
+        return leaky_relu(outputs, self.slope)
+
+
+def leaky_relu(values: Array, slope: float | None) -> Array:
+    """The values where they are not negative, the others times `slope`; None: all values."""
+    return values if slope is None else nn.leaky_relu(values, slope)
 
 
 def _moments(values: Array, mask: Array | None) -> tuple[Array, Array, Array]:
@@ -108,16 +125,17 @@ class Norm(nn.Module):
     kind: str
     momentum: float = 0.1  # of "bn": weight of the batch in the running statistics
     epsilon: float = 1e-5
+    slope: float | None = None  # of the leaky ReLU that follows where it is negative; None: nothing follows
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n ... c"], train: bool, mask: Mask) -> Float[Array, "n ... c"]:
         check_choices(NORMS, norm=self.kind)
         if self.kind == "none":
-            return inputs
+            return leaky_relu(inputs, self.slope)
         if self.kind == "bn":
-            batch_norm = BatchNorm(self.momentum, self.epsilon)
+            batch_norm = BatchNorm(self.momentum, self.epsilon, self.slope)
             nn.share_scope(self, batch_norm)
             return batch_norm(inputs, train, mask)
         group_norm = GroupNorm(self.epsilon)
         nn.share_scope(self, group_norm)
-        return group_norm(inputs)
+        return leaky_relu(group_norm(inputs), self.slope)

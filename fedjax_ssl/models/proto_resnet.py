@@ -1,5 +1,6 @@
 """The residual networks of ProtoFSSL: eight or seventeen convolutions, with or without a dense head."""
 
+import functools
 import math
 from typing import ClassVar, NamedTuple
 
@@ -63,14 +64,17 @@ class ConvBlock(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Float[Array, "n h2 w2 f"]:
-        bias, lowering = self.use_bias, self.lowering
-        x = Conv(self.filters, initializer=lecun_normal, use_bias=bias, lowering=lowering, name="conv")(inputs)
+        alone = self.norm == "none" and self.pool == 1
+        conv = functools.partial(Conv, initializer=lecun_normal, use_bias=self.use_bias, lowering=self.lowering)
+        x = conv(self.filters, relu=alone, name="conv")(inputs)
+        if alone:
+            return x
         kind, momentum = ("bn", 1.0) if self.norm == "sbn" else (self.norm, MOMENTUM)
         x = Norm(kind, momentum=momentum, epsilon=EPSILON, name="norm")(x, train, mask)
         if self.pool > 1:
-            x = max_pool(x, self.pool)
+            x = max_pool(x, self.pool, relu=True)
             count_operations(self, math.prod(x.shape[1:]) * self.pool**2)
-        # ReLU after the pool is the same function and works on fewer values.
+            return x
         return nn.relu(x)
 
 

@@ -139,6 +139,14 @@ def test_a_local_step_takes_no_more_kernels_than_it_did(workload: str, variant: 
 
 
 @pytest.mark.thorough
+def test_convolutional_steps_stay_near_their_products() -> None:
+    for row in rows_of("h100", "--workloads", "W7"):
+        products = row["operations_per_step"] / TARGETS["h100"].peak
+        assert row["bound_seconds_per_step"] <= {"XCLP": 1.85, "ProtoFSSL": 1.5}[row["variant"]] * products
+        assert row["unordered_sums"] == 0
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("target", ["h100", "tpu-v5e"])
 @pytest.mark.parametrize("config", TRAINED)
 def test_every_shipped_config_compiles(config: str, target: str) -> None:

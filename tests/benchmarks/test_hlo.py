@@ -290,3 +290,16 @@ ADDING = """
 )
 def test_sums_whose_order_a_gpu_does_not_keep(line: str, unordered: bool) -> None:
     assert hlo.unordered_sums(entry("%x = f32[] parameter(0)", line, others=ADDING)) == ["main/s"] * unordered
+
+
+def test_a_kernel_of_ours_says_how_many_operations_it_has() -> None:
+    metadata = r'serialized_metadata = "{\22operations\22: \2212288\22}"'
+    config = r'backend_config={grid_x = 1 : i32, ir = "ML\\EFR {22}", ' + metadata + "}"
+    program = entry(
+        "%a = f32[8,16]{1,0} parameter(0)",
+        f'%k = f32[8,4]{{1,0}} custom-call(%a), custom_call_target="__gpu$xla.gpu.triton", {config}',
+        '%other = f32[8,4]{1,0} custom-call(%a), custom_call_target="__gpu$xla.gpu.triton", backend_config={ir = "ML"}',
+    )
+    _, rest = hlo.steps_and_rest(program, "local_step")
+    assert [kernel.operations for kernel in rest.kernels] == [12288, 0]
+    assert [kernel.bytes for kernel in rest.kernels] == [640, 640]

@@ -1,10 +1,12 @@
 """What a traced function takes of memory: counted by hand, and beside a compiler's own account."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental import pallas as pl
 
 from fedjax_ssl.federated.liveness import live_bytes
 
@@ -81,3 +83,13 @@ def test_scalars_and_empty_arrays(shape: tuple[int, ...]) -> None:
     array = jax.ShapeDtypeStruct(shape, jnp.float32)
     plain = live(lambda x: x + 1, array)
     assert plain == (4 if shape == () else 0) and live(lambda x: x + 1, array, tiled=True) == plain
+
+
+def test_a_kernel_takes_its_operands_and_results_alone() -> None:
+    def kernel(x: Any, out: Any) -> None:
+        out[...] = jnp.sum(x[...][:, None] * x[...][None, :], axis=0)
+
+    def call(x: jax.Array) -> jax.Array:
+        return pl.pallas_call(kernel, out_shape=X, interpret=True)(jnp.sin(x))
+
+    assert live(call, X) == 80

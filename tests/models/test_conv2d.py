@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.models import conv2d, lowerings
+from fedjax_ssl.models import conv2d, lowerings, separate
 from fedjax_ssl.models.convolution import resolve_padding
 from fedjax_ssl.models.winograd import winograd
 
@@ -29,7 +29,7 @@ FUNCTIONS = {
     "slices": lowerings.slices,
     "rows": lowerings.rows,
     "winograd": winograd,
-    "plain_or_slices": lowerings.plain_or_slices,
+    "plain_or_slices": separate.plain_or_slices,
 }
 
 
@@ -76,7 +76,7 @@ def test_kernel_gradients_in_pieces_are_those_of_slices():
     @jax.jit
     def both(x, k, cotangent):
         pull = jax.vjp(lambda x, k: lowerings.slices(x, k, 1, pads), x, k)[1]
-        return pull(cotangent), lowerings._gradients_in_pieces(x, k, cotangent, 1, pads)
+        return pull(cotangent), lowerings.gradients_in_pieces(x, k, cotangent, 1, pads)
 
     values = [a.astype(jnp.float32) for a in arrays(images, kernel, outputs)]
     (traced,) = jax.make_jaxpr(both)(*values).eqns
@@ -151,12 +151,12 @@ def test_accelerators_never_see_grouped_convolutions():
     pads = ((1, 1), (1, 1))
 
     def gradients(x, k):
-        return run(lambda x, k: lowerings.plain_or_slices(x, k, 1, pads), x, k)
+        return run(lambda x, k: separate.plain_or_slices(x, k, 1, pads), x, k)
 
     assert convolutions(gradients, x[0], k[0])
     assert not convolutions(jax.vmap(gradients), x, k)
     assert not convolutions(jax.vmap(jax.vmap(gradients, (0, None)), (None, 0)), x, k)
-    folded = convolutions(jax.vmap(lambda x: lowerings.plain_or_slices(x, k[0], 1, pads)), x)
+    folded = convolutions(jax.vmap(lambda x: separate.plain_or_slices(x, k[0], 1, pads)), x)
     assert len(folded) == 1
     assert "feature_group_count = 1 " in folded[0]
     assert "tensor<8x6x6x3xf32>" in folded[0]

@@ -40,6 +40,20 @@ def test_ties_send_the_whole_gradient_to_one_value(backend, monkeypatch):
     np.testing.assert_array_equal(gradient[0, :, :, 0], np.tile([[1.0, 0.0], [0.0, 0.0]], (2, 2)))
 
 
+@pytest.mark.parametrize("backend", [pytest.param("cpu", marks=pytest.mark.thorough), "gpu"])
+def test_relu_after_the_pool_is_relu_before_it(backend, monkeypatch):
+    monkeypatch.setattr(pooling, "backend", lambda: backend)
+    x = jax.random.normal(jax.random.key(0), (2, 5, 4, 3)) - 0.5
+
+    def run(pool):
+        outputs, pull = jax.vjp(pool, x)
+        return outputs, *pull(jnp.cos(outputs))
+
+    ours = jax.jit(lambda: run(lambda x: max_pool(x, 2, relu=True)))()
+    jax.tree.map(np.testing.assert_array_equal, ours, run(lambda x: jax.nn.relu(max_pool(x, 2))))
+    assert np.mean(ours[0] == 0) > 0.05
+
+
 @pytest.mark.parametrize("position", [(0, 0), (0, 1), (1, 0), (1, 1)])
 def test_nan_wins(position):
     x = jnp.ones((1, 2, 2, 1)).at[0, *position, 0].set(jnp.nan)

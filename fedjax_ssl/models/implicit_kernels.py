@@ -1,0 +1,269 @@
+"""Two kernels for GPUs (Pallas, Triton): correlation of images with a kernel per client, and the kernel's gradient.
+
+Both are products. A row is a position of all results of a client. Of its neighbourhood, a block reads a part of the
+channels at one place of the kernel at a time, in the image itself: what lies outside is masked. With few channels all
+places lie side by side, and every value is read by itself.
+"""
+
+import math
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+_ROWS = 128  # of a block of a product
+_MOST = 128  # filters or channels of a block
+FEWEST_CHANNELS = 16  # the smallest side of a product
+_BYTES = 128  # of a row's values that are multiplied at once
+
+
+class Geometry(NamedTuple):
+    """Which value of the images a position of the results meets at a place of the kernel."""
+
+    image: tuple[int, ...]  # height and width of what is read
+    result: tuple[int, ...]  # of the results
+    window: tuple[int, ...]  # of the kernel
+    before: tuple[int, int]  # zeros before the first row and column
+    stride: int = 1  # of positions
+    spread: int = 1  # there are so many steps from one value of the image to the next, with zeros between
+
+
+class _Work(NamedTuple):
+    """What a block has to know."""
+
+    geometry: Geometry
+    rows: int  # of a client
+    channels: int
+    filters: int
+    tile: tuple[int, int, int]
+    flat: bool  # places of the kernel lie side by side
+
+    @property
+    def places(self) -> int:
+        """That are gone through one after another."""
+        return 1 if self.flat else math.prod(self.geometry.window)
+
+    @property
+    def depth(self) -> int:
+        """Values of a row at one of these places."""
+        return self.channels * (math.prod(self.geometry.window) if self.flat else 1)
+
+
+def is_flat(channels: int) -> bool:
+    """Whether there are so few channels that all places of the kernel are multiplied at once."""
+    return channels < FEWEST_CHANNELS
+
+
+def product_tile(filters: int, depth: int, itemsize: int) -> tuple[int, int, int]:
+    """Rows, filters and values of a row that a block multiplies at once."""
+    return _ROWS, _side(filters, _MOST), _side(depth, _BYTES // min(itemsize, 4))
+
+
+def sums_tile(depth: int, filters: int, itemsize: int) -> tuple[int, int, int]:
+    """Values of a row, filters and rows that a block of a kernel's gradient multiplies at once."""
+    return _side(depth, _MOST), _side(filters, _MOST), _BYTES // min(itemsize, 4)
+
+
+def correlate(
+    images: Float[Array, "g n h w c"],
+    kernels: Float[Array, "g t f c"] | Float[Array, "g t c f"],
+    geometry: Geometry,
+    platform: str,
+    *,
+    turned: bool = False,
+    flipped: bool = False,
+    bias: Float[Array, "g f"] | None = None,
+) -> Float[Array, "g n h2 w2 f"]:
+    """Of each client, the cross-correlation of its images with its kernel.
+
+    Args:
+        images: with c channels.
+        kernels: of t places, row by row.
+        geometry: of all images.
+        platform: "gpu", or "interpret": the same, step by step, anywhere.
+        turned: the kernels have c fastest, so that a product reads its second factor along what it sums over.
+        flipped: the last place of the kernel meets the first value.
+        bias: is added; then negative results become 0.
+    """
+    from jax.experimental import pallas as pl
+
+    clients, count, *_, channels = images.shape
+    filters, rows = kernels.shape[2 if turned else 3], count * math.prod(geometry.result)
+    work = _Work(geometry, rows, channels, filters, (0, 0, 0), is_flat(channels) and not turned)
+    work = work._replace(tile=product_tile(filters, work.depth, images.dtype.itemsize))
+    factors = (images, kernels) if bias is None else (images, kernels, bias)
+    call = pl.pallas_call(
+        partial(_product_block, work=work, turned=turned, flipped=flipped),
+        grid=(pl.cdiv(filters, work.tile[1]), pl.cdiv(rows, work.tile[0]), clients),
+        in_specs=[_of_client(math.prod(factor.shape[1:])) for factor in factors],
+        out_specs=_of_client(rows * filters),
+        out_shape=jax.ShapeDtypeStruct((clients, rows * filters), images.dtype),
+        name="correlate",
+        **_options(platform, work, clients),
+    )
+    return call(*(factor.reshape(clients, -1) for factor in factors)).reshape(clients, count, *geometry.result, filters)
+
+
+def contract(
+    images: Float[Array, "g n h w c"],
+    cotangents: Float[Array, "g n h2 w2 f"],
+    geometry: Geometry,
+    parts: int,
+    platform: str,
+) -> Float[Array, "g t*c f"]:
+    """Of each client, the gradient of its kernel: images and gradients of the results, summed over positions.
+
+    Args:
+        images: with c channels.
+        cotangents: of f filters.
+        geometry: of all images.
+        parts: sums that positions are divided among, which are added afterwards.
+        platform: as in `correlate`.
+    """
+    from jax.experimental import pallas as pl
+
+    clients, count, *_, channels = images.shape
+    filters, rows = cotangents.shape[4], count * math.prod(geometry.result)
+    work = _Work(geometry, rows, channels, filters, (0, 0, 0), is_flat(channels))
+    work = work._replace(tile=sums_tile(work.depth, filters, images.dtype.itemsize))
+    tall, wide, depth = work.tile
+    size = work.places * work.depth * filters
+    call = pl.pallas_call(
+        partial(_sums_block, work=work, length=pl.cdiv(pl.cdiv(rows, parts), depth)),
+        grid=(work.places * pl.cdiv(work.depth, tall) * pl.cdiv(filters, wide), parts, clients),
+        in_specs=[_of_client(math.prod(factor.shape[1:])) for factor in (images, cotangents)],
+        out_specs=pl.BlockSpec((None, None, size), lambda _, part, client: (client, part, 0)),
+        out_shape=jax.ShapeDtypeStruct((clients, parts, size), _sums(images.dtype)),
+        name="correlate_gradient",
+        **_options(platform, work, clients),
+    )
+    found = call(images.reshape(clients, -1), cotangents.reshape(clients, -1))
+    return jnp.sum(found, axis=1).astype(images.dtype).reshape(clients, -1, filters)
+
+
+def _product_block(images, kernels, *others, work: _Work, turned: bool, flipped: bool) -> None:  # type: ignore[no-untyped-def]
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
+
+    (rows, columns, depth), out = work.tile, others[-1]
+    column = pl.program_id(0) * columns + _range(columns)
+    row = pl.program_id(1) * rows + _range(rows)
+    position = _positions(row, work)
+    chunks = pl.cdiv(work.depth, depth)
+
+    def turn(step: Array, so_far: Array) -> Array:
+        place, chunk = _divided(step, chunks)
+        value = chunk * depth + _range(depth)
+        seen = _load(images, *_addresses(position, place, value, work))
+        place = work.places - 1 - place if flipped else place
+        one, other, size = (column, value, work.depth) if turned else (value, column, work.filters)
+        at = (place * (work.filters if turned else work.depth) + one[:, None]) * size + other
+        whole = work.filters % columns == 0 and work.depth % depth == 0
+        there = (one < (work.filters if turned else work.depth))[:, None] & (other < size)
+        weights = triton.load(kernels.at[at]) if whole else _load(kernels, at, there)
+        contracted = (((1,), (1 if turned else 0,)), ((), ()))
+        return so_far + lax.dot_general(seen, weights, contracted, preferred_element_type=so_far.dtype)
+
+    start = jnp.zeros((rows, columns), _sums(images.dtype))
+    found = lax.fori_loop(jnp.int32(0), jnp.int32(work.places * chunks), turn, start)
+    if len(others) > 1:
+        found = jnp.maximum(found + _load(others[0], column, column < work.filters), 0)
+    there = (row < work.rows)[:, None] & (column < work.filters)
+    triton.store(out.at[row[:, None] * work.filters + column], found.astype(out.dtype), mask=there)
+
+
+def _sums_block(images, cotangents, out, *, work: _Work, length: int) -> None:  # type: ignore[no-untyped-def]
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
+
+    tall, wide, depth = work.tile
+    block, place = _divided(pl.program_id(0), work.places)
+    down, right = _divided(block, pl.cdiv(work.filters, wide))
+    value, column = down * tall + _range(tall), right * wide + _range(wide)
+    first = pl.program_id(1) * (length * depth)
+
+    def turn(step: Array, so_far: Array) -> Array:
+        row = first + step * depth + _range(depth)
+        seen = _load(images, *_addresses(_positions(row, work), place, value, work))
+        there = (row < work.rows)[:, None] & (column < work.filters)
+        slopes = _load(cotangents, row[:, None] * work.filters + column, there)
+        return so_far + lax.dot_general(seen, slopes, (((0,), (0,)), ((), ())), preferred_element_type=so_far.dtype)
+
+    start = jnp.zeros((tall, wide), _sums(images.dtype))
+    found = lax.fori_loop(jnp.int32(0), jnp.int32(length), turn, start)
+    at = (place * work.depth + value)[:, None] * work.filters + column
+    triton.store(out.at[at], found, mask=(value < work.depth)[:, None] & (column < work.filters))
+
+
+def _positions(row: Array, work: _Work) -> tuple[Array, ...]:
+    """Of rows of a product: whether they are any, where their image begins, and which of its values they meet first."""
+    height, width = work.geometry.result
+    image, within = _divided(row, height * width)
+    down, right = _divided(within, width)
+    top = down * work.geometry.stride - work.geometry.before[0]
+    left = right * work.geometry.stride - work.geometry.before[1]
+    return tuple(x[:, None] for x in (row < work.rows, image * math.prod(work.geometry.image), top, left))
+
+
+def _addresses(position: tuple[Array, ...], place: Array, value: Array, work: _Work) -> tuple[Array, Array]:
+    """Where a block's values lie among those of a client, and which there are."""
+    there, base, y, x = position
+    geometry, channel = work.geometry, value
+    if work.flat:
+        place, channel = _divided(value, work.channels)
+    i, j = _divided(place, geometry.window[1])
+    y, x = y + i, x + j
+    there = there & (y >= 0) & (x >= 0)
+    if geometry.spread > 1:
+        (y, above), (x, beside) = _divided(y, geometry.spread), _divided(x, geometry.spread)
+        there = there & (above == 0) & (beside == 0)
+    there = there & (y < geometry.image[0]) & (x < geometry.image[1])
+    at = (base + y * geometry.image[1] + x) * work.channels + channel
+    if work.depth % value.shape[0]:
+        there = there & (value < work.depth)
+    return at, jnp.broadcast_to(there, at.shape)
+
+
+def _load(values, at: Array, there: Array) -> Array:  # type: ignore[no-untyped-def]
+    from jax.experimental.pallas import triton
+
+    return triton.load(values.at[at], mask=there, other=0.0)
+
+
+def _divided(value: Array, by: int) -> tuple[Array, Array]:
+    """Quotient and rest of what is not negative, or not used where it is."""
+    return lax.div(value, jnp.int32(by)), lax.rem(value, jnp.int32(by))
+
+
+def _range(size: int) -> Array:
+    return lax.iota(jnp.int32, size)
+
+
+def _side(size: int, most: int) -> int:
+    """The smallest power of two that holds a size, within what a block can have."""
+    return min(max(1 << (size - 1).bit_length(), FEWEST_CHANNELS), most)
+
+
+def _sums(dtype: Any) -> Any:
+    return jnp.dtype(jnp.float32) if jnp.finfo(dtype).bits < 32 else dtype
+
+
+def _of_client(size: int) -> Any:
+    from jax.experimental import pallas as pl
+
+    return pl.BlockSpec((None, size), lambda _, __, client: (client, 0))
+
+
+def _options(platform: str, work: _Work, clients: int) -> dict[str, Any]:
+    # For whoever reads the compiled program, which says nothing of a kernel's inside.
+    counted = 2 * clients * work.rows * work.places * work.depth * work.filters
+    options: dict[str, Any] = {"metadata": {"operations": str(counted)}}
+    if platform == "interpret":
+        return {**options, "interpret": True}
+    # Only there: elsewhere its parts may not be installed.
+    from jax.experimental.pallas import triton
+
+    return {**options, "compiler_params": triton.CompilerParams(num_warps=4, num_stages=3)}
