@@ -15,15 +15,16 @@ from fedjax_ssl.models.lowerings import Pads, positions
 
 Pass = Literal["forward", "inputs", "kernel"]  # the results, or the gradient of the inputs or of the kernel
 
+# Clients at once that are reckoned with. The same for any number, so that it does not change their bits.
+_CLIENTS = 8
 _LAUNCH = 3e-6  # seconds between two kernels, at least
 _BANDWIDTH = 3.35e12  # bytes per second
 _PEAK = {2: 990e12, 4: 495e12, 8: 67e12}  # floating-point operations per second of products, by bytes of a value
 
 
 class Sizes(NamedTuple):
-    """A convolution of many clients."""
+    """A convolution of each of many clients."""
 
-    clients: int
     images: tuple[int, ...]  # of a client: number, height, width, channels
     window: tuple[int, int]  # height and width of a kernel
     filters: int
@@ -36,7 +37,7 @@ class Sizes(NamedTuple):
         """Of images [g, n, h, w, c] and kernels [g, kh, kw, c, f]."""
         result = positions(inputs[0], kernels[0], stride, pads)[1:]
         _, height, width, _, filters = kernels.shape
-        return cls(inputs.shape[0], inputs.shape[1:], (height, width), filters, result, stride, inputs.dtype.itemsize)
+        return cls(inputs.shape[1:], (height, width), filters, result, stride, inputs.dtype.itemsize)
 
     @property
     def rows(self) -> int:
@@ -97,5 +98,5 @@ def products_seconds(sizes: Sizes, one: Pass) -> float:
 
 def _seconds(sizes: Sizes, values: float, operations: float = 0.0) -> float:
     """Of one kernel for all clients, at least."""
-    moved, computed = (sizes.clients * x for x in (values * sizes.itemsize, operations))
+    moved, computed = (_CLIENTS * x for x in (values * sizes.itemsize, operations))
     return max(_LAUNCH, moved / _BANDWIDTH, computed / _PEAK[sizes.itemsize])
