@@ -4,6 +4,7 @@ Nothing is run on that device: all numbers are read from the program that its co
 follow from launches, bandwidth and arithmetic, not measurements.
 """
 
+import itertools
 import os
 import time
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from fedjax_ssl.config import ConfigError
 from fedjax_ssl.experiment import Experiment, build_method, federate
 from fedjax_ssl.experiment.build import execution_of
 from fedjax_ssl.experiment.programs import Programs, block_of, code_of, inputs_of
-from fedjax_ssl.federated import Choice, Execution
+from fedjax_ssl.federated import Choice, Execution, Method
 from fedjax_ssl.federated.memory import program_bytes as estimated_bytes
 
 
@@ -38,6 +39,13 @@ class AheadOptions(NamedTuple):
     devices: int = 1  # that share each cohort
 
 
+class Length(NamedTuple):
+    """Of a run."""
+
+    rounds: tuple[int, ...] | None  # of each stage; None: not known
+    evaluations: int
+
+
 class Compiled(NamedTuple):
     """A block of rounds, compiled for a target."""
 
@@ -48,8 +56,7 @@ class Compiled(NamedTuple):
     reading: Reading
     devices: int
     least_turns: float | None  # of a loop of local steps whose end is not known, in a round
-    rounds_per_run: int | None
-    evaluations_per_run: int
+    length: Length
     program_bytes: int  # see `reading.program_bytes`
     temporary_bytes: int
     estimated_bytes: int  # before compiling, for what `temporary_bytes` is
@@ -61,9 +68,30 @@ class Compiled(NamedTuple):
         return TARGETS[self.target].seconds(self.reading.step)
 
     @property
+    def rounds_per_run(self) -> int | None:
+        """Of all stages; None where that is not known."""
+        return None if self.length.rounds is None else sum(self.length.rounds)
+
+    @property
+    def bound_seconds_per_stage(self) -> list[float | None]:
+        """What a round of each stage takes at least, with its local steps; None where that is not known."""
+        target = TARGETS[self.target]
+        return [one.seconds_per_round(target, self.least_turns) for one in self.reading.stages or (self.reading,)]
+
+    @property
     def bound_seconds_per_round(self) -> float | None:
-        """What a round takes at least, with its local steps; None where that is not known."""
-        return self.reading.seconds_per_round(TARGETS[self.target], self.least_turns)
+        """What a round takes at least, on average over a run's stages; None where that is not known."""
+        bounds = self.bound_seconds_per_stage
+        if len(bounds) == 1:
+            return bounds[0]
+        if self.length.rounds is None or len(bounds) != len(self.length.rounds):
+            return None
+        known = [bound for bound in bounds if bound is not None]
+        if len(known) < len(bounds) or not self.rounds_per_run:
+            return None
+        return (
+            sum(rounds * bound for rounds, bound in zip(self.length.rounds, known, strict=True)) / self.rounds_per_run
+        )
 
     @property
     def bound_seconds_per_run(self) -> float | None:
@@ -72,7 +100,7 @@ class Compiled(NamedTuple):
         if a_round is None or self.rounds_per_run is None:
             return None
         evaluation = TARGETS[self.target].seconds(self.reading.evaluation)
-        return self.rounds_per_run * a_round + self.evaluations_per_run * evaluation
+        return self.rounds_per_run * a_round + self.length.evaluations * evaluation
 
     def row(self) -> dict[str, Any]:
         """The fields of a line of JSON."""
@@ -91,6 +119,8 @@ class Compiled(NamedTuple):
             "estimated_bytes": self.estimated_bytes,
             "bound_seconds_per_step": self.bound_seconds_per_step,
             "bound_seconds_per_round": self.bound_seconds_per_round,
+            "bound_seconds_per_stage": self.bound_seconds_per_stage,
+            "rounds_per_stage": None if self.length.rounds is None else list(self.length.rounds),
             "rounds_per_run": self.rounds_per_run,
             "bound_seconds_per_run": self.bound_seconds_per_run,
             "program_bytes": self.program_bytes,
@@ -144,7 +174,7 @@ def compile_workload(name: str, variant_name: str, options: AheadOptions) -> Com
     turns = None
     if workload.method == "fedavg":
         turns = least_turns(workload.steps_per_round(variant), 1, choices[-1].clients_at_once * options.devices)
-    length = workload.run_rounds, 0  # a workload has no evaluation
+    length = Length(None if workload.run_rounds is None else (workload.run_rounds,), 0)  # it has no evaluation
     return _compiled(name, variant.name, options, compiled, rounds, choices, estimated, seconds, turns, length)
 
 
@@ -178,7 +208,7 @@ def compile_config(name: str, options: AheadOptions) -> Compiled:
         compiled, arguments = programs.compile(code, [state], [inputs], rounds)
         seconds = time.perf_counter() - begin
         estimated = estimated_bytes(jax.make_jaxpr(block_of(code, rounds))(*arguments))
-    length = config.rounds, -(-config.rounds // config.eval_every)
+    length = Length(_rounds_of(method, config.rounds), -(-config.rounds // config.eval_every))
     choices = programs.choices(code)
     return _compiled(file, argument, options, compiled, rounds, choices, estimated, seconds, None, length)
 
@@ -190,6 +220,12 @@ def _mesh(target: Target, options: AheadOptions) -> Mesh:
 def _shared(execution: Execution, mesh: Mesh) -> Execution:
     """The same execution, with each cohort shared between the devices of a mesh where these are several."""
     return execution._replace(mesh=mesh) if mesh.size > 1 else execution
+
+
+def _rounds_of(method: Method, rounds: int) -> tuple[int, ...]:
+    """Rounds of each stage of a run."""
+    starts = [min(start, rounds) for start in (*method.starts, rounds)]
+    return tuple(end - start for start, end in itertools.pairwise(starts))
 
 
 def _config(name: str, options: AheadOptions) -> ml_collections.ConfigDict:
@@ -211,7 +247,7 @@ def _compiled(
     estimated: int,
     seconds: float,
     turns: float | None,
-    length: tuple[int | None, int],
+    length: Length,
 ) -> Compiled:
     """The numbers of a compiled program."""
     return Compiled(
@@ -222,8 +258,7 @@ def _compiled(
         reading=read(compiled.as_text(), rounds, TARGETS[options.target].host_drives),
         devices=options.devices,
         least_turns=turns,
-        rounds_per_run=length[0],
-        evaluations_per_run=length[1],
+        length=length,
         program_bytes=program_bytes(compiled),
         temporary_bytes=int(compiled.memory_analysis().temp_size_in_bytes),
         estimated_bytes=estimated,

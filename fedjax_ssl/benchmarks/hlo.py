@@ -12,7 +12,7 @@ Reference:
 import functools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 _BYTES = {"pred": 1, "s2": 0.25, "u2": 0.25, "s4": 0.5, "u4": 0.5, "bf16": 2, "c64": 8, "c128": 16, "token": 0}
@@ -33,6 +33,7 @@ _FREE = {
 _OWN = "__gpu$xla.gpu.triton"
 _COUNTED = re.compile(r'serialized_metadata = .{1,3}\{[^}]*operations(?:\\22|\\?"): (?:\\22|\\?")(\d+)')
 _CONTROL = {"while", "conditional", "call"}
+_CALLED = ("body", "to_apply")  # by loops and calls
 # Of their first operand they read as much as they return.
 _PARTIAL_READS = {"gather", "dynamic-slice", "slice"}
 # Several devices take part in them.
@@ -132,6 +133,15 @@ def in_scope(path: str, scope: str) -> bool:
     return _scope(scope).search(path) is not None
 
 
+def numbered_scopes(program: Program, name: str) -> list[str]:
+    """Names of scopes in which something was traced, that are `name` with a number, by this number."""
+    pattern = re.compile(rf"(?<![\w.]){re.escape(name)}(\d+)(?![\w.])")
+    lines = (one for lines in program.computations.values() for one in lines.values())
+    return [
+        f"{name}{number}" for number in sorted({int(found) for one in lines for found in pattern.findall(one.scope)})
+    ]
+
+
 def parse(text: str) -> Program:
     """Reads the text of a compiled program.
 
@@ -157,7 +167,14 @@ def shape_bytes(shape: str) -> float:
     return sum(_element_bytes(kind) * math.prod(dims) for kind, dims in _arrays(shape))
 
 
-def steps_and_rest(program: Program, scope: str, host_drives: bool = True) -> tuple[list[Steps], Part]:
+def steps_and_rest(
+    program: Program,
+    scope: str,
+    host_drives: bool = True,
+    taken: str = "",
+    others: Collection[str] = (),
+    turns_of: Callable[[Instruction], float] = lambda loop: 1,
+) -> tuple[list[Steps], Part]:
     """Splits a program into its loops of local steps and everything else.
 
     A loop is one of local steps where most kernels that stand in its body were traced in the scope, in no loop within
@@ -168,11 +185,15 @@ def steps_and_rest(program: Program, scope: str, host_drives: bool = True) -> tu
         scope: name of the scope in which a local step is traced.
         host_drives: the host starts every kernel, as on a GPU. Otherwise the device runs the program on its own, as a
             TPU does: loops and conditionals ask nobody, and arithmetic with single numbers starts nothing.
+        taken: name of a scope. A conditional counts as its branch that was traced in it, where another branch was
+            traced in one of the others.
+        others: names of scopes that are not taken.
+        turns_of: how often another loop turns whose end is not known.
 
     Returns:
         (the loops, the rest with its loops multiplied out).
     """
-    split = _Split(program, scope, host_drives)
+    split = _Split(program, scope, host_drives, taken, others, turns_of)
     rest = split.walk(program.entry, 1.0, "", False)
     return split.steps, rest
 
@@ -220,8 +241,17 @@ def _loops(path: str) -> int:
 class _Split:
     """The walk through a program's computations."""
 
-    def __init__(self, program: Program, scope: str, host_drives: bool):
+    def __init__(
+        self,
+        program: Program,
+        scope: str,
+        host_drives: bool,
+        taken: str,
+        others: Collection[str],
+        turns_of: Callable[[Instruction], float],
+    ):
         self.program, self.scope, self.host_drives = program, scope, host_drives
+        self.taken, self.others, self.turns_of = taken, others, turns_of
         self.steps: list[Steps] = []
 
     def walk(self, computation: str, times: float, around: str, inside: bool) -> Part:
@@ -240,10 +270,7 @@ class _Split:
             if one.opcode == "while":
                 part = self.loop(one, times, scope, inside)
             elif one.opcode == "conditional":
-                before = len(self.steps)
-                branches = [self.walk(name, times, scope, inside) for name in _branches(one)]
-                self.steps[before:] = [steps._replace(sometimes=True) for steps in self.steps[before:]]
-                part = max(branches, key=lambda branch: branch.bytes)
+                part = self.branch(one, times, scope, inside)
                 part = part._replace(host_round_trips=part.host_round_trips + times * self.host_drives)
             elif one.opcode == "call":
                 part = self.walk(_called(one, "to_apply"), times, scope, inside)
@@ -255,6 +282,27 @@ class _Split:
             asked += part.host_round_trips
         return Part(tuple(kernels), asked)
 
+    def branch(self, one: Instruction, times: float, scope: str, inside: bool) -> Part:
+        """What a conditional does: its branch that is taken or, where that is not known, that moves the most bytes."""
+        names = _branches(one)
+        taken = [name for name in names if self.taken and self.traced_in(name, self.taken)]
+        if len(taken) == 1 and any(self.traced_in(name, other) for name in names for other in self.others):
+            return self.walk(taken[0], times, scope, inside)
+        before = len(self.steps)
+        branches = [self.walk(name, times, scope, inside) for name in names]
+        self.steps[before:] = [steps._replace(sometimes=True) for steps in self.steps[before:]]
+        return max(branches, key=lambda branch: branch.bytes)
+
+    def traced_in(self, computation: str, scope: str) -> bool:
+        """Whether something in a computation, or in a loop or another computation that it calls, has the scope."""
+        for one in self.program.computations[computation].values():
+            if in_scope(one.scope, scope):
+                return True
+            called = _branches(one) if one.opcode == "conditional" else [_called(one, name) for name in _CALLED]
+            if one.opcode in _CONTROL and any(self.traced_in(name, scope) for name in called if name):
+                return True
+        return False
+
     def loop(self, one: Instruction, times: float, scope: str, inside: bool) -> Part:
         """What a loop does; nothing where it is one of local steps, which stands apart."""
         body = _called(one, "body")
@@ -264,8 +312,9 @@ class _Split:
             part = self.walk(body, 1.0, scope, True)
             self.steps.append(Steps(part._replace(host_round_trips=part.host_round_trips + asks), trips, times))
             return Part()
-        part = self.walk(body, times * (trips or 1), scope, inside)
-        return part._replace(host_round_trips=part.host_round_trips + times * asks)
+        turns = self.turns_of(one) if trips is None else trips
+        part = self.walk(body, times * turns, scope, inside)
+        return part._replace(host_round_trips=part.host_round_trips + times * turns * asks)
 
     def trips(self, one: Instruction) -> int | None:
         """How often a loop turns: as the compiler notes it, or the end of a counter from 0, as JAX's loops have it."""

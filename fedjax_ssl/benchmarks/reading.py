@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from fedjax_ssl.benchmarks import hlo
 from fedjax_ssl.benchmarks.targets import Target
 from fedjax_ssl.experiment.rounds import ROUNDS
-from fedjax_ssl.federated import EVALUATION, LOCAL_STEP
+from fedjax_ssl.federated import EVALUATION, LOCAL_STEP, STAGE
 from fedjax_ssl.graph import LABEL_GRAPH
 
 
@@ -26,6 +26,7 @@ class Reading(NamedTuple):
     round: hlo.Part  # what one round does beside its loops of local steps, other loops multiplied out
     evaluation: hlo.Part  # after the block
     unordered_sums: int  # see `hlo.unordered_sums`
+    stages: tuple["Reading", ...] = ()  # of rounds of each stage alone, where the program has rounds of several
 
     @property
     def graph(self) -> hlo.Part:
@@ -48,7 +49,7 @@ class Reading(NamedTuple):
 
         Returns:
             Seconds; None where the end of a loop is not known and no turns are given, and where the program has rounds
-            of several kinds.
+            of several stages, of which each has a reading of its own.
         """
         unknown = [loop for loop in self.loops if loop.trips is None]
         if any(loop.sometimes for loop in self.loops) or len(unknown) > (least_turns is not None):
@@ -84,17 +85,24 @@ def read(text: str, rounds: int, host_drives: bool) -> Reading:
         ValueError: it is no text of a program.
     """
     program = hlo.parse(text)
-    loops, rest = hlo.steps_and_rest(program, LOCAL_STEP, host_drives)
-    every_round = _divided(rest.within(ROUNDS), rounds)
-    # A loop of a single step is none in the compiled program.
-    parts = [loop.part for loop in loops] or [every_round.within(LOCAL_STEP)]
-    return Reading(
-        loops=tuple(loop._replace(times=loop.times / rounds) for loop in loops),
-        step=max(parts, key=lambda part: part.bytes),
-        round=every_round,
-        evaluation=rest.within(EVALUATION),
-        unordered_sums=len(hlo.unordered_sums(program)) if host_drives else 0,  # a TPU has no atomic additions
-    )
+    unordered = len(hlo.unordered_sums(program)) if host_drives else 0  # a TPU has no atomic additions
+
+    def of_stage(taken: str, others: list[str]) -> Reading:
+        loops, rest = hlo.steps_and_rest(program, LOCAL_STEP, host_drives, taken, others)
+        every_round = _divided(rest.within(ROUNDS), rounds)
+        # A loop of a single step is none in the compiled program.
+        parts = [loop.part for loop in loops] or [every_round.within(LOCAL_STEP)]
+        return Reading(
+            loops=tuple(loop._replace(times=loop.times / rounds) for loop in loops),
+            step=max(parts, key=lambda part: part.bytes),
+            round=every_round,
+            evaluation=rest.within(EVALUATION),
+            unordered_sums=unordered,
+        )
+
+    names = hlo.numbered_scopes(program, STAGE)
+    every = [of_stage(name, [other for other in names if other != name]) for name in names] if len(names) > 1 else []
+    return of_stage("", [])._replace(stages=tuple(every))
 
 
 def program_bytes(program: Any) -> int:

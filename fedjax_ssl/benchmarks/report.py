@@ -103,6 +103,16 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
     return "\n".join([*_markdown([title for title, _, _ in _COLUMNS], cells), "", *dict.fromkeys(below)])
 
 
+def _run_of(one: Compiled) -> str:
+    rounds, bounds = one.length.rounds or (), one.bound_seconds_per_stage
+    if len(bounds) == 1:
+        text = f"{sum(rounds):,} rounds with their local steps"
+    else:
+        stages = [f"{count:,} of {_milliseconds(bound or 0)} ms" for count, bound in zip(rounds, bounds, strict=True)]
+        text = f"rounds with their local steps, by stage {', '.join(stages)}"
+    return text + (f" and {one.length.evaluations:,} evaluations" if one.length.evaluations else "")
+
+
 def ahead_table(compiled: Iterable[Compiled]) -> str:
     """Programs for a device that is not here as a Markdown table, with what the numbers mean below it."""
     compiled = list(compiled)
@@ -118,9 +128,7 @@ def ahead_table(compiled: Iterable[Compiled]) -> str:
         "what a cache keeps counts too. asks the host: loops whose end is not known and conditionals, per step.",
     ]
     below += [
-        f"{one.workload} {one.variant}".rstrip()
-        + f": a run is {one.rounds_per_run:,} rounds with their local steps"
-        + (f" and {one.evaluations_per_run:,} evaluations" if one.evaluations_per_run else "")
+        f"{one.workload} {one.variant}".rstrip() + f": a run is {_run_of(one)}"
         for one in compiled
         if one.bound_seconds_per_run
     ]

@@ -9,13 +9,13 @@ from fedjax_ssl import config as configs
 from fedjax_ssl.experiment.build import Experiment, build_method, execution_of
 from fedjax_ssl.experiment.residence import bytes_on_device
 from fedjax_ssl.experiment.shared import Shared
-from fedjax_ssl.federated.memory import USABLE, program_bytes, tree_bytes
+from fedjax_ssl.federated.memory import USABLE, program_bytes, program_taken, tree_bytes
 
 
 class Estimate(NamedTuple):
     """Bytes."""
 
-    examples: int  # of the dataset, held once for all runs
+    examples: int  # of the dataset and copies of it, held once for all runs
     each: int  # of a run with one client at a time
 
 
@@ -41,7 +41,9 @@ def estimate(config: ml_collections.ConfigDict, shared: Shared | None = None) ->
     own = tree_bytes(federation) - tree_bytes(federation.inputs) + 2 * tree_bytes(state)
     if method.on_host:
         return Estimate(examples, own)
-    return Estimate(examples, own + program_bytes(jax.make_jaxpr(method.round)(key, state, federation)))
+    jaxpr = jax.make_jaxpr(method.round)(key, state, federation)
+    copies = program_taken(jaxpr).images
+    return Estimate(examples + copies, own + program_bytes(jaxpr) - copies)
 
 
 def runs_that_fit(config: ml_collections.ConfigDict, shared: Shared, limit: int | None) -> int:

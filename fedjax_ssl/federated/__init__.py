@@ -4,7 +4,7 @@ from fedjax_ssl.federated.client import LOCAL_STEP
 from fedjax_ssl.federated.clients import all_clients
 from fedjax_ssl.federated.cohort import COHORTS, Cohort, CohortSampler, cohort_sampler, random_slots, sample_cohort
 from fedjax_ssl.federated.diversity import Diversity, full_gradient_diversity, with_gradient_diversity
-from fedjax_ssl.federated.engine import Pretraining, federated_method
+from fedjax_ssl.federated.engine import STAGE, Pretraining, federated_method
 from fedjax_ssl.federated.episodes import episodes
 from fedjax_ssl.federated.evaluation import (
     BY_CLIENT,

@@ -38,6 +38,7 @@ from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Outputs
 
 PyTree = Any
+STAGE = "stage_"  # with its number, the scope in which a stage's rounds are traced: compiled programs name it
 
 
 class Pretraining(NamedTuple):
@@ -152,6 +153,7 @@ def federated_method(
         on_host=on_host,
         network=network_of,
         cohort=_cohort_of(setup, stages),
+        starts=tuple(_starts(stages)),
     )
 
 
@@ -198,11 +200,12 @@ def _round_of(
     """`Method.round`: a round of the stage that the state is in."""
     starts = _starts(stages)
 
-    def of_stage(stage: Stage, start: int) -> Callable[..., tuple[ServerState, Metrics]]:
+    def of_stage(place: int, stage: Stage, start: int) -> Callable[..., tuple[ServerState, Metrics]]:
         length = stage.rounds
         if length is None and setup.rounds is not None:
             length = max(setup.rounds - start, 0)
 
+        @jax.named_scope(f"{STAGE}{place}")
         def run(
             key: Array, state: ServerState, data: FederatedData, execution: Execution
         ) -> tuple[ServerState, Metrics]:
@@ -210,7 +213,7 @@ def _round_of(
 
         return run
 
-    rounds = [of_stage(stage, start) for stage, start in zip(stages, starts, strict=True)]
+    rounds = [of_stage(place, *one) for place, one in enumerate(zip(stages, starts, strict=True))]
 
     def round(
         key: Array, state: ServerState, data: FederatedData, execution: Execution | None = None

@@ -5,14 +5,14 @@ is fused: it takes none, unless a product or a loop reads it. Equal values are c
 to their last use, as patches of a convolution do that its gradient uses again.
 """
 
-import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxprs_in_params
+from jax.lax import Precision
 
-_LANES, _SUBLANES = 128, 8  # of a tile of a TPU: the last two axes are padded to multiples of it
-_MOST_PADDING = 5  # a layout that pads more is not chosen
+from fedjax_ssl.federated.tiles import LANES, SUBLANES, array_bytes, moved_bytes, padded_bytes, tiled_bytes
 
 # Functions that are called: their values are those of the caller.
 _CALLS = {
@@ -35,8 +35,16 @@ _WRITTEN = {
 }
 # Other names of a part of memory.
 _VIEWS = {"reshape", "squeeze", "expand_dims"}
+# What has a name of its own here: a slice of a single place along an axis, which is read as it is computed with; and a
+# product of whole numbers, with which a TPU computes before it writes.
+_ROW, _WHOLE_NUMBERS = "row", "product of whole numbers"
+# What a TPU multiplies, as bfloat16 unless more is asked for; what only moves values there moves them as bfloat16.
+_PRODUCTS = {"dot_general", "conv_general_dilated"}
+_MOVING = {"concatenate", "pad", "slice", "reshape", "squeeze", "expand_dims", "transpose", "copy", "rev", _ROW}
 # What a TPU does in memory, as it changes the layout.
 _MOVED = {"concatenate", "pad", "slice", "split", "reshape", "transpose"}
+# The most bytes of images of one channel that a TPU copies for reading them by index.
+_COPIED_GREY = 1 << 26
 
 _Value = int | tuple[str, str]  # a number, or a constant
 
@@ -46,36 +54,79 @@ class _Operation(NamedTuple):
     inputs: list[int]
     outputs: list[int]
     within: int  # bytes that its own functions take while it runs
+    carried: list[tuple[int, int]]  # operands that a loop goes on from, and what becomes of them
+    narrow: bool  # a TPU reads its operands as bfloat16
+    copied: int  # bytes of its operand in another layout, which it reads in place of it
 
 
-def live_bytes(jaxpr: ClosedJaxpr | Jaxpr, tiled: bool = False) -> int:
-    """The largest number of bytes that values take at a time, results among them; arguments and constants do not count.
+class _Way(NamedTuple):
+    """How values are laid out."""
+
+    tiled: bool
+    images: dict[Any, int]  # by shape and type: bytes of copies of images, which are made once for the whole program
+    branch: bool = False  # in a branch of a conditional
+
+
+class Taken(NamedTuple):
+    """Bytes of a function."""
+
+    live: int  # the most that its values take at a time
+    images: int  # of copies of images, which are made once for the whole program
+
+
+def bytes_taken(jaxpr: ClosedJaxpr | Jaxpr, tiled: bool = False, carried: int = 0, first: int = 0) -> Taken:
+    """What a function takes of a device beside its arguments and constants.
 
     An estimate: a compiler may order operations in another way, reuse what is no longer read, or fuse less.
+
+    `live` is the largest number of bytes that values take at a time, results among them. `images` are copies of those
+    arguments that a TPU copies before it reads some of them by index: images, each in tiles of its own. As its compiler
+    was seen to do, it does without where there are many images of one channel, and where what is read becomes a row of
+    numbers, element by element, outside of conditionals.
 
     Args:
         jaxpr: the function.
         tiled: in the layouts of a TPU, whose tiles of 8x128 pad small axes.
+        carried: so many of the first results may take the places of arguments, as in a loop those of the turn before.
+        first: number of the first of these arguments.
     """
+    way = _Way(tiled, {})
+    return Taken(_live_bytes(jaxpr, way, carried, first), sum(way.images.values()))
+
+
+def _live_bytes(jaxpr: ClosedJaxpr | Jaxpr, way: _Way, carried: int = 0, first: int = 0, placed: bool = False) -> int:
+    """As `bytes_taken`; with `placed`, results do not count."""
     inside = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
-    program = _Program(tiled)
+    program = _Program(way)
     arguments = [program.value(variable.aval) for variable in inside.invars]
     constants = [program.value(variable.aval) for variable in inside.constvars]
     results = program.add(inside, arguments, constants)
-    return program.most({one for one in results if isinstance(one, int)}, {*arguments, *constants})
+    given = {*arguments, *constants}
+    turns = dict(zip(arguments[first : first + carried], results[:carried], strict=True))
+    free = [one for one in results if isinstance(one, int)] if placed else []
+    if way.tiled:
+        way.images.update(program.copied_images(given))
+    return program.most(results, given, turns, set(free))
 
 
 class _Program:
     """The operations of a function and of those that it calls, in order, equal ones once."""
 
-    def __init__(self, tiled: bool):
-        self.tiled = tiled
+    def __init__(self, way: _Way):
+        self.way, self.tiled = way, way.tiled
         self.sizes: list[int] = []
         self.operations: list[_Operation] = []
         self.known: dict[Any, list[int]] = {}
+        self.wide: set[int] = set()  # of float32
+        self.images: dict[int, Any] = {}  # shapes of what seems to be images with few channels
 
     def value(self, aval: Any) -> int:
-        self.sizes.append(_tiled_bytes(aval) if self.tiled else array_bytes(aval))
+        shape: Any = getattr(aval, "shape", ())
+        if self.tiled and len(shape) == 4 and shape[-1] < SUBLANES:
+            self.images[len(self.sizes)] = aval
+        if getattr(aval, "dtype", None) == jnp.float32:
+            self.wide.add(len(self.sizes))
+        self.sizes.append(tiled_bytes(aval) if self.tiled else array_bytes(aval))
         return len(self.sizes) - 1
 
     def add(self, jaxpr: Jaxpr, arguments: list, constants: list) -> list[_Value]:
@@ -93,29 +144,83 @@ class _Program:
     def _results(self, equation: JaxprEqn, inputs: list[_Value]) -> list[_Value] | list[int]:
         name = equation.primitive.name
         functions = list(jaxprs_in_params(equation.params))
-        if name in _CALLS and functions:
+        # A loop of one turn is none in the compiled program.
+        if functions and (name in _CALLS or (name == "scan" and equation.params["length"] == 1)):
             called = functions[0].jaxpr if isinstance(functions[0], ClosedJaxpr) else functions[0]
             if len(called.invars) == len(inputs):
                 return self.add(called, inputs, [self.value(one.aval) for one in called.constvars])
         if name in _VIEWS and not self.tiled:
             return inputs[:1]
+        if name == "slice" and _takes_one(equation):
+            name = _ROW
+        elif self.tiled and name == "dot_general" and not _is_float(equation.outvars[0].aval):
+            name = _WHOLE_NUMBERS
         same = None if functions else (name, tuple(inputs), str(equation.params))
         if same is not None and same in self.known:
             return self.known[same]
         in_memory = name in _READ and name != "pallas_call"  # a kernel's own values are in none
-        within = [live_bytes(function, self.tiled) for function in functions] if in_memory else []
+        within = self._within(equation, functions) if in_memory else 0
         outputs = [self.value(variable.aval) for variable in equation.outvars]
+        copied = self._lay_out(equation, inputs, outputs) if self.tiled else 0
         given = [one for one in inputs if isinstance(one, int)]
-        self.operations.append(_Operation(name, given, outputs, max(within, default=0)))
+        first, count = _carry(equation)
+        pairs = zip(inputs[first : first + count], outputs[:count], strict=True)
+        carried = [(start, end) for start, end in pairs if isinstance(start, int)]
+        narrow = self.tiled and name in _PRODUCTS and _is_default(equation.params["precision"])
+        self.operations.append(_Operation(name, given, outputs, within, carried, narrow, copied))
         if same is not None:
             self.known[same] = outputs
         return outputs
 
-    def most(self, results: set[int], given: set[int]) -> int:
-        """The largest sum of what lives at a time."""
-        needed = list(self._needed(results))
-        stored = results | set(self._stored(needed)) - given
-        last = dict.fromkeys(results, len(needed))
+    def _lay_out(self, equation: JaxprEqn, inputs: list[_Value], outputs: list[int]) -> int:
+        """Sizes of what a TPU lays out in another way for an operation; returns the bytes of a copy that it makes."""
+        name, settings = equation.primitive.name, equation.params
+        operands: list[Any] = [one.aval for one in equation.invars]
+        results: list[Any] = [one.aval for one in equation.outvars]
+        rank = len(results[0].shape) if results else 0
+        if name == "sort" and rank > 1 and settings["dimension"] == rank - 1:
+            for value, aval in zip([*inputs, *outputs], [*operands, *results], strict=True):
+                if isinstance(value, int):
+                    self.sizes[value] = max(self.sizes[value], padded_bytes(aval, (rank - 2, rank - 1)))
+        elif name == "concatenate" and settings["dimension"] == rank - 1:
+            for value, aval in zip(inputs, operands, strict=True):
+                if isinstance(value, int) and aval.shape[-1] % LANES:
+                    self.sizes[value] = max(self.sizes[value], padded_bytes(aval))
+        elif name == "split" and settings["axis"] == rank - 1 and any(2 * n < LANES for n in settings["sizes"]):
+            for value, aval in zip(outputs, results, strict=True):
+                self.sizes[value] = max(self.sizes[value], moved_bytes(aval))
+            return moved_bytes(operands[0])
+        return 0
+
+    def _within(self, equation: JaxprEqn, functions: list) -> int:
+        """What an operation's own functions take."""
+        name, settings = equation.primitive.name, equation.params
+        _, count = _carry(equation)
+
+        def live(function: Any, carried: int = 0, first: int = 0) -> int:
+            return _live_bytes(function, self.way, carried, first)
+
+        if name == "cond":
+            return max(_live_bytes(function, self.way._replace(branch=True), placed=True) for function in functions)
+        if name == "while":
+            return max(live(settings["cond_jaxpr"]), live(settings["body_jaxpr"], count, settings["body_nconsts"]))
+        if name == "scan":
+            return live(functions[0], count, settings["num_consts"])
+        return max(map(live, functions), default=0)
+
+    def most(self, results: list[_Value], given: set[int], turns: dict[int, _Value], placed: set[int]) -> int:
+        """The largest sum of what lives at a time.
+
+        Args:
+            results: what is asked for.
+            given: arguments and constants, which do not count.
+            turns: of the arguments, those whose places results may take, and which.
+            placed: results that do not count.
+        """
+        asked = {one for one in results if isinstance(one, int)}
+        needed = list(self._needed(asked))
+        stored = asked | set(self._stored(needed)) - given
+        last = dict.fromkeys(asked, len(needed))
         for place, one in reversed(list(enumerate(needed))):
             # What is fused is computed where it is used, so that its operands live until then.
             used = (
@@ -125,17 +230,85 @@ class _Program:
             )
             for value in one.inputs:
                 last[value] = max(last.get(value, 0), used)
+        places = self._places(needed, stored - given, asked, last, turns)
+        sizes = self._sizes_of(needed, asked | given)
+        until: dict[int, int] = {}
+        for value, place in places.items():
+            until[place] = max(until.get(place, 0), last.get(value, 0))
         living = largest = 0
         ending: dict[int, int] = {}
-        for place, one in enumerate(needed):
+        for number, one in enumerate(needed):
             for value in one.outputs:
-                if value in stored:
-                    living += self.sizes[value]
-                    end = last.get(value, place)
-                    ending[end] = ending.get(end, 0) + self.sizes[value]
-            largest = max(largest, living + one.within)
-            living -= ending.pop(place, 0)
+                if value in stored and value not in placed and places.get(value, value) == value:
+                    living += sizes[value]
+                    end = max(until.get(value, 0), last.get(value, number))
+                    ending[end] = ending.get(end, 0) + sizes[value]
+            gone = ending.pop(number, 0)
+            # What is read for the last time is gone as soon as its copy is there.
+            copied = max(one.copied - gone, 0) if one.copied else 0
+            largest = max(largest, living + one.within + copied)
+            living -= gone
         return largest
+
+    def copied_images(self, given: set[int]) -> dict[Any, int]:
+        """As `bytes_taken`, by shape and type."""
+        users: dict[int, list[_Operation]] = {}
+        for one in self.operations:
+            for value in one.inputs:
+                users.setdefault(value, []).append(one)
+
+        def as_rows(value: int) -> bool:
+            seen, waiting = {value}, [value]
+            while waiting:
+                for one in users.get(waiting.pop(), []):
+                    if one.name != "reshape" and self._in_memory(one):
+                        return False
+                    fresh = set() if one.name == "reshape" else {*one.outputs} - seen
+                    seen |= fresh
+                    waiting += fresh
+            return True
+
+        copied = {}
+        for one in self.operations:
+            aval = self.images.get(one.inputs[0]) if one.name == "gather" and one.inputs[0] in given else None
+            if aval is not None and (self.way.branch or not as_rows(one.outputs[0])):
+                size = padded_bytes(aval, (2, 1))
+                if aval.shape[-1] > 1 or size <= _COPIED_GREY:
+                    copied[aval.shape, aval.dtype] = size
+        return copied
+
+    def _places(
+        self,
+        needed: list[_Operation],
+        stored: set[int],
+        asked: set[int],
+        last: dict[int, int],
+        turns: dict[int, _Value],
+    ) -> dict[int, int]:
+        """Of values that take the place of another one that is no longer read: whose place.
+
+        A loop goes on in the place of what it starts from, and a turn in that of the turn before.
+        """
+        places: dict[int, int] = {}
+        read = {value: number for number, one in enumerate(needed) if one.name in _READ for value in one.inputs}
+        made = {value for one in needed if not self._in_memory(one) for value in one.outputs} - asked
+        before = {after: one for one, after in turns.items() if isinstance(after, int) and after != one}
+        for number, one in enumerate(needed):
+            for start, end in one.carried:
+                place = places.get(start, start)
+                mine = before.get(end) == place if place in turns else start in stored
+                # What is computed element by element is computed again where it is wanted later.
+                free = last[start] == number or (start in made and read[start] == number)
+                if end in stored and mine and free and one.inputs.count(start) == 1:
+                    places[end] = place
+            for value in one.outputs:
+                old = before.get(value)
+                if value in places or value not in stored or old is None:
+                    continue
+                # What is computed element by element may overwrite what it reads.
+                if last.get(old, -1) < number + (one.name not in _READ):
+                    places[value] = old
+        return places
 
     def _needed(self, results: set[int]) -> list[_Operation]:
         """The operations on which the results depend."""
@@ -148,23 +321,49 @@ class _Program:
 
     def _stored(self, operations: list[_Operation]) -> Iterator[int]:
         for one in operations:
-            if one.name in _READ:
+            if one.name in _READ or one.name == _WHOLE_NUMBERS:
                 yield from one.inputs
-            if one.name in _READ or one.name in _WRITTEN or (self.tiled and one.name in _MOVED):
+            if self._in_memory(one):
                 yield from one.outputs
 
+    def _in_memory(self, one: _Operation) -> bool:
+        return one.name in _READ or one.name in _WRITTEN or (self.tiled and one.name in _MOVED)
 
-def array_bytes(array: Any) -> int:
-    """Bytes of an array, of which only shape and type are used."""
-    dtype = getattr(array, "dtype", None)  # tokens have none
-    return 0 if dtype is None else math.prod(array.shape) * dtype.itemsize
+    def _sizes_of(self, operations: list[_Operation], fixed: set[int]) -> list[int]:
+        """Sizes of all values: what only products of a TPU read is bfloat16 from the start."""
+        if not self.tiled:
+            return self.sizes
+        other = set(fixed)
+        for one in reversed(operations):
+            moves = one.name in _MOVING and not other.intersection(one.outputs)
+            if not one.narrow and not moves:
+                other.update(one.inputs)
+        made = {value for one in operations if one.name not in _READ for value in one.outputs}
+        narrow = (self.wide & made) - other
+        return [size // 2 if value in narrow else size for value, size in enumerate(self.sizes)]
 
 
-def _tiled_bytes(aval: Any) -> int:
-    plain, shape = array_bytes(aval), list(getattr(aval, "shape", ()))
-    if not plain or not shape:
-        return plain
-    for axis, tile in ((-1, _LANES), (-2, _SUBLANES)):
-        if len(shape) >= -axis:
-            shape[axis] = -(-shape[axis] // tile) * tile
-    return min(math.prod(shape) * aval.dtype.itemsize, _MOST_PADDING * plain)
+def _takes_one(equation: JaxprEqn) -> bool:
+    avals: list[Any] = [value.aval for value in (*equation.invars, *equation.outvars)]
+    whole, part = (aval.shape for aval in avals)
+    return all(kept in (1, size) for size, kept in zip(whole, part, strict=True))
+
+
+def _is_float(aval: Any) -> bool:
+    return bool(jnp.issubdtype(aval.dtype, jnp.floating))
+
+
+def _is_default(precision: Any) -> bool:
+    given = precision if isinstance(precision, tuple) else (precision,)
+    return all(one in (None, Precision.DEFAULT) for one in given)
+
+
+def _carry(equation: JaxprEqn) -> tuple[int, int]:
+    """(the first operand that a loop goes on from, how many there are)."""
+    settings = equation.params
+    if equation.primitive.name == "scan":
+        return settings["num_consts"], settings["num_carry"]
+    if equation.primitive.name == "while":
+        first = settings["cond_nconsts"] + settings["body_nconsts"]
+        return first, len(equation.invars) - first
+    return 0, 0

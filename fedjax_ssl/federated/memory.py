@@ -12,9 +12,10 @@ from jaxtyping import Array
 from fedjax_ssl.backend import backend, elsewhere
 from fedjax_ssl.data import DealtInputs, FederatedData, LoadedInputs
 from fedjax_ssl.federated.client import ClientUpdate, batch_of
-from fedjax_ssl.federated.liveness import array_bytes, live_bytes
+from fedjax_ssl.federated.liveness import Taken, bytes_taken
 from fedjax_ssl.federated.method import Client, Now, Sampler
 from fedjax_ssl.federated.placement import without_examples
+from fedjax_ssl.federated.tiles import array_bytes
 
 PyTree = Any
 # Clients at once where the memory of the device is not known.
@@ -26,8 +27,13 @@ VECTORIZED_RUNS = "vectorized runs"
 _UNEQUAL = 1.25
 # Part of the free memory that is planned with: the rest is for the compiler's workspaces and for fragmentation.
 USABLE = 0.8
-# What compilers took of what was estimated, at most, over the workloads of the benchmark (docs/benchmarks.md).
-_MARGIN = {"gpu": 1.1, "tpu": 1.45, "cpu": 1.1}
+# Compilers order and fuse in their own way: what they took of what lives at a time, at most, over the benchmark's
+# workloads and shipped configs (docs/benchmarks.md) ...
+_MARGIN = 1.1
+# ... beside bytes for what is too small to be followed: numbers and short tables, some hundred in a round, each in a
+# buffer of its own, of 16 KiB on a TPU.
+_SMALL = {"tpu": 1 << 20}
+_SMALL_ELSEWHERE = 1 << 19
 
 
 class Choice(NamedTuple):
@@ -118,24 +124,38 @@ def estimate_need(update: ClientUpdate, clients: Client, placement: str, num_cli
     plan, start = jax.eval_shape(prepare, some), jax.eval_shape(jax.vmap(update.start), some)
     batch = jax.eval_shape(jax.vmap(batch_of, (0, None)), plan, number)
     summed, stacked = (tree_bytes(tree) // 2 for tree in jax.eval_shape(finish, some, plan, start))
-    before, during, after = (
-        program_bytes(jaxpr) // 2
-        for jaxpr in (
-            jax.make_jaxpr(prepare)(some),
-            jax.make_jaxpr(step)(some, number, batch, start),
-            jax.make_jaxpr(finish)(some, plan, start),
-        )
-    )
+    carried = len(jax.tree.leaves(start))
+    pieces = [
+        program_taken(jax.make_jaxpr(prepare)(some)),
+        program_taken(jax.make_jaxpr(step)(some, number, batch, start), carried),
+        program_taken(jax.make_jaxpr(finish)(some, plan, start)),
+    ]
+    before = pieces[0].live // 2
     tables, progress, planned = (tree_bytes(tree) // 2 for tree in (some, start, plan))
-    kept = num_clients * stacked + gathered * (summed + stacked)
+    kept = num_clients * stacked + gathered * (summed + stacked) + max(one.images for one in pieces) + _small()
     if placement == "lanes":
         kept += num_clients * (progress + planned + before)
-    return Need(tables + planned + progress + summed + max(before, during, after), kept)
+    return Need(tables + planned + progress + summed + max(one.live // 2 for one in pieces), kept)
 
 
 def program_bytes(jaxpr: ClosedJaxpr) -> int:
-    """What a program takes beside its arguments on the device that it is traced for, with a margin."""
-    return int(_MARGIN.get(backend(), _MARGIN["gpu"]) * live_bytes(jaxpr, tiled=backend() == "tpu"))
+    """What a program takes beside its arguments on the device that it is traced for; rather too much."""
+    return sum(program_taken(jaxpr)) + _small()
+
+
+def program_taken(jaxpr: ClosedJaxpr, carried: int = 0) -> Taken:
+    """As `bytes_taken`, with a margin, on the device that a program is traced for.
+
+    Args:
+        jaxpr: the program.
+        carried: so many of its first results may take the places of as many arguments, the last ones.
+    """
+    found = bytes_taken(jaxpr, backend() == "tpu", carried, len(jaxpr.in_avals) - carried)
+    return found._replace(live=int(_MARGIN * found.live))
+
+
+def _small() -> int:
+    return _SMALL.get(backend(), _SMALL_ELSEWHERE)
 
 
 def tree_bytes(tree: PyTree) -> int:

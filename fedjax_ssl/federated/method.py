@@ -44,6 +44,7 @@ class Method(NamedTuple):
     cohort: Callable[..., Cohort] | None = None
     # ^ (run key, round, data) -> whose examples this round looks at beside the server's, known before it; traceable.
     # None: it may look at any client's, so that all examples have to be on the device
+    starts: tuple[int, ...] = (0,)  # rounds before each of its stages
 
 
 class Kept(NamedTuple):

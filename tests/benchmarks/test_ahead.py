@@ -18,22 +18,29 @@ from fedjax_ssl.federated import Choice, device_memory
 from fedjax_ssl.shipped import shipped_configs
 from tests.benchmarks.mistakes import check_refused
 from tests.benchmarks.test_hlo import LOOPS
+from tests.benchmarks.test_reading import with_two_kinds_of_rounds
 
 FIELDS = [
     *("workload", "variant", "target", "devices", "kernels_per_step", "host_round_trips_per_step", "kernels_per_round"),
     *("bytes_per_step", "operations_per_step", "temporary_bytes", "estimated_bytes", "bound_seconds_per_step"),
-    *("bound_seconds_per_round", "rounds_per_run", "bound_seconds_per_run", "program_bytes"),
+    *("bound_seconds_per_round", "bound_seconds_per_stage", "rounds_per_stage", "rounds_per_run"),
+    *("bound_seconds_per_run", "program_bytes"),
     *("compile_seconds", "unordered_sums", "collectives_per_round"),
 ]
 TRAINED = [name for name in shipped_configs() if not name.endswith("_predict")]
 
 
-def compiled(text: str = LOOPS, choices: tuple[Choice, ...] = (Choice("chunked", 5, 10, 1000),)) -> ahead.Compiled:
+def compiled(
+    text: str = LOOPS,
+    choices: tuple[Choice, ...] = (Choice("chunked", 5, 10, 1000),),
+    rounds: tuple[int, ...] = (100,),
+) -> ahead.Compiled:
     sizes = {"argument": 30, "output": 20, "alias": 10, "temp": 60}
     memory = SimpleNamespace(**{f"{name}_size_in_bytes": size for name, size in sizes.items()})
     program = SimpleNamespace(as_text=lambda: text, memory_analysis=lambda: memory)
     options = ahead.AheadOptions("h100")
-    return ahead._compiled("W2", "", options, program, 2, list(choices), 57, 1.5, turns=6, length=(100, 10))
+    length = ahead.Length(rounds, 10)
+    return ahead._compiled("W2", "", options, program, 2, list(choices), 57, 1.5, turns=6, length=length)
 
 
 def rows_of(target: str, *arguments: str) -> list[dict[str, Any]]:
@@ -51,6 +58,32 @@ def rows_of(target: str, *arguments: str) -> list[dict[str, Any]]:
     return rows
 
 
+def check_estimate(row: dict[str, Any]) -> None:
+    """Never below what the compiler takes, and near it where that is much."""
+    took, estimated = row["temporary_bytes"], row["estimated_bytes"]
+    assert took <= estimated
+    if took > 100e6:
+        assert estimated <= 1.5 * took
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("target", ["h100", "tpu-v5e"])
+@pytest.mark.parametrize("workload", ["W1", "W2", "W3", "W5"])
+def test_the_estimate_of_the_memory_is_not_below_what_the_compiler_takes(workload: str, target: str) -> None:
+    for row in rows_of(target, "--workloads", workload):
+        check_estimate(row)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("target", ["h100", "tpu-v5e"])
+def test_a_run_of_two_stages_has_a_bound(target: str) -> None:
+    (row,) = rows_of(target, "--configs", "digits_xclp")
+    first, second = row["bound_seconds_per_stage"]
+    assert 0 < first < second and len(row["rounds_per_stage"]) == 2
+    rounds = sum(count * bound for count, bound in zip(row["rounds_per_stage"], (first, second), strict=True))
+    assert rounds < row["bound_seconds_per_run"]
+
+
 def test_a_row_has_the_fields_that_are_promised_and_nothing_else() -> None:
     row = compiled().row()
     assert sorted(row) == sorted(FIELDS) and json.loads(json.dumps(row)) == row
@@ -61,6 +94,18 @@ def test_a_row_has_the_fields_that_are_promised_and_nothing_else() -> None:
     # Six local steps and four kernels beside them in each of 100 rounds, and an evaluation of one after every tenth.
     assert row["bound_seconds_per_round"] == pytest.approx((6 * 2 + 4) * 3e-6)
     assert row["bound_seconds_per_run"] == pytest.approx((100 * 16 + 10) * 3e-6)
+
+
+def test_the_bound_of_a_run_adds_up_the_rounds_of_its_stages() -> None:
+    staged = compiled(with_two_kinds_of_rounds("stage_0", "stage_1"), rounds=(30, 70))
+    row, bounds = staged.row(), [(5 * 2 + 5) * 3e-6, (5 * 2 + 1) * 3e-6]
+    assert row["bound_seconds_per_stage"] == pytest.approx(bounds) and row["rounds_per_stage"] == [30, 70]
+    rounds = 30 * bounds[0] + 70 * bounds[1]
+    assert row["bound_seconds_per_round"] == pytest.approx(rounds / 100)
+    assert row["bound_seconds_per_run"] == pytest.approx(rounds + 10 * 3e-6)
+    assert "a run is rounds with their local steps, by stage 30 of 0.045 ms, 70 of 0.033 ms" in ahead_table([staged])
+    elsewhere = staged._replace(length=ahead.Length((100,), 10))
+    assert elsewhere.bound_seconds_per_round is None and elsewhere.bound_seconds_per_run is None
 
 
 def test_a_loop_of_one_step_is_none_in_the_program_and_still_counts() -> None:
@@ -152,12 +197,14 @@ def test_convolutional_steps_stay_near_their_products() -> None:
 def test_every_shipped_config_compiles(config: str, target: str) -> None:
     (row,) = rows_of(target, "--configs", config)
     assert row["workload"] == config and row["collectives_per_round"] == {}
+    check_estimate(row)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("target", ["h100", "tpu-v5e"])
 def test_several_devices_share_a_cohort_and_gather_what_it_trained(target: str) -> None:
     (row,) = rows_of(target, "--workloads", "W2", "--devices", "4")
+    check_estimate(row)
     # Twelve slots on four devices; every device gets the 7,850 parameters of all of them.
     assert row["devices"] == 4 and row["collectives_per_round"]["all-gather"]["bytes"] >= 12 * 7850 * 4
 

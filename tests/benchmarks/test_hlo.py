@@ -64,6 +64,14 @@ def only_kernel(program: hlo.Program) -> hlo.Kernel:
     return rest.kernels[-1]
 
 
+def test_a_loop_without_a_known_end_turns_once_or_as_often_as_is_said() -> None:
+    program = hlo.parse(LOOPS)
+    _, once = hlo.steps_and_rest(program, "nothing")
+    assert once.num_kernels == 2 * (1 + 2 + 3) + 1 and once.host_round_trips == 2
+    _, often = hlo.steps_and_rest(program, "nothing", turns_of=lambda loop: 5 if loop.name == "steps" else 0)
+    assert often.num_kernels == 2 * (1 + 5 * 2 + 3) + 1 and often.host_round_trips == 2 * 5
+
+
 def test_a_local_step_is_the_turn_of_its_loop_and_the_rest_is_multiplied_out() -> None:
     (steps,), rest = hlo.steps_and_rest(hlo.parse(LOOPS), "local_step")
     assert steps.trips is None and steps.part.host_round_trips == 1

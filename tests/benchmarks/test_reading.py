@@ -1,5 +1,7 @@
 """What a round does, read from the text of its program: turns, bounds, collectives."""
 
+import re
+
 import pytest
 
 from fedjax_ssl.benchmarks import TARGETS, hlo
@@ -34,19 +36,45 @@ def test_a_loop_without_a_known_end_needs_to_be_told_its_turns() -> None:
     assert reading.seconds_per_round(target, least_turns=5.0) == pytest.approx(known)
 
 
-STAGES = """\
+CONDITIONAL = """\
 %round_body (q: (f32[8,16], f32[16,4])) -> (f32[8,16], f32[16,4]) {
   %q = (f32[8,16]{1,0}, f32[16,4]{1,0}) parameter(0)
-  ROOT %one = (f32[8,16]{1,0}, f32[16,4]{1,0}) conditional(%q, %q), branch_computations={%stage, %stage}
+  %before = f32[4]{0} custom-call(), custom_call_target="draw", metadata={op_name="a/rounds/while/body/draw"}
+  ROOT %one = (f32[8,16]{1,0}, f32[16,4]{1,0}) conditional(%q, %q), branch_computations={%first, %second}
 }
 
 ENTRY"""
 
 
+def with_two_kinds_of_rounds(*scopes: str) -> str:
+    """A program whose round is that of `KNOWN`, or its local steps alone; each traced in a scope."""
+    head, rest = KNOWN.split("%round_body (", 1)
+    body, end = rest.split("}\n\nENTRY", 1)
+    branches = [body, re.sub(r"  %(drawn|sums) .*\n", "", body)]
+    texts = [
+        f"%{name} ({text.replace('rounds/while/body', f'rounds/while/body/{scope}')}}}\n\n"
+        for name, scope, text in zip(("first", "second"), scopes, branches, strict=True)
+    ]
+    return head + "".join(texts) + CONDITIONAL + end
+
+
 def test_a_program_with_rounds_of_several_kinds_has_no_bound_of_a_round() -> None:
-    reading = read(KNOWN.replace("%round_body (", "%stage (").replace("ENTRY", STAGES), 2, host_drives=True)
-    assert len(reading.loops) == 2 and reading.turns is None
+    reading = read(with_two_kinds_of_rounds("one", "other"), 2, host_drives=True)
+    assert len(reading.loops) == 2 and reading.turns is None and not reading.stages
     assert reading.seconds_per_round(TARGETS["h100"], least_turns=5.0) is None
+
+
+@pytest.mark.parametrize("host_drives", [True, False])
+def test_rounds_of_every_stage_are_read_apart(host_drives: bool) -> None:
+    target = TARGETS["h100"]
+    reading = read(with_two_kinds_of_rounds("stage_0", "stage_1"), 2, host_drives)
+    alone = read(KNOWN, 2, host_drives)
+    first, second = reading.stages
+    assert reading.seconds_per_round(target) is None
+    # Beside what both do, the first is a round of the program with one kind.
+    assert first.seconds_per_round(target) == pytest.approx((alone.seconds_per_round(target) or 0) + target.launch)
+    assert second.turns == 5 and second.seconds_per_round(target) == pytest.approx((1 + 5 * 2) * target.launch)
+    assert not alone.stages
 
 
 def test_turns_follow_from_the_steps_of_all_clients() -> None:

@@ -1,6 +1,7 @@
 """What a traced function takes of memory: counted by hand, and beside a compiler's own account."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -8,14 +9,14 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import pallas as pl
 
-from fedjax_ssl.federated.liveness import live_bytes
+from fedjax_ssl.federated.liveness import bytes_taken
 
 X = jax.ShapeDtypeStruct((10,), jnp.float32)
 M = jax.ShapeDtypeStruct((10, 10), jnp.float32)
 
 
 def live(function: Callable, *arguments: jax.ShapeDtypeStruct, tiled: bool = False) -> int:
-    return live_bytes(jax.make_jaxpr(function)(*arguments), tiled)
+    return bytes_taken(jax.make_jaxpr(function)(*arguments), tiled).live
 
 
 def test_what_is_computed_element_by_element_takes_nothing_between() -> None:
@@ -54,10 +55,119 @@ def test_a_loop_takes_its_results_and_its_body_once() -> None:
     assert live(looped, M) == 400 + 28 + (400 + 4)
 
 
-def test_tiles_of_a_tpu_pad_small_axes() -> None:
-    wide = jax.ShapeDtypeStruct((16, 64), jnp.float32)
-    assert live(lambda x: x + 1, wide, tiled=True) == 16 * 128 * 4
-    assert live(lambda x: x + 1, jax.ShapeDtypeStruct((16, 2), jnp.float32), tiled=True) == 5 * 16 * 2 * 4
+def test_a_loop_of_one_turn_is_none() -> None:
+    def turn(total: jax.Array, one: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return total @ jnp.sin(one), total.sum()
+
+    looped = live(lambda m: jax.lax.scan(turn, m, m[None]), M)
+    assert looped == live(lambda m: turn(m, m), M)
+
+
+def test_a_loop_goes_on_in_the_place_of_what_it_starts_from() -> None:
+    def doubled(start: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, 7, lambda _, m: 2 * m, start)
+
+    counter = 4
+    assert live(lambda m: doubled(m @ m), M) == 400 + counter
+    assert live(lambda m: (doubled(first := m @ m), first), M) == 800 + counter  # what it starts from is wanted later
+    assert live(lambda m: (doubled(first := jnp.sin(m)), first), M) == 800 + counter
+    assert live(doubled, M) == 400 + counter  # arguments stay as they are
+    # A turn that reads everything before it writes needs a second place.
+    assert live(lambda m: jax.lax.fori_loop(0, 7, lambda _, x: x @ x, m @ m), M) == 800 + counter
+
+
+def test_a_conditional_writes_its_results_once() -> None:
+    which = jax.ShapeDtypeStruct((), jnp.int32)
+    assert (
+        live(lambda place, m: jax.lax.switch(place, [lambda x: x @ x, jnp.sin], m), which, M)
+        == 400 + which.dtype.itemsize
+    )
+
+
+def test_results_may_take_the_places_of_arguments() -> None:
+    jaxpr = jax.make_jaxpr(lambda m, factor: (2 * m, m @ factor))(M, M)
+    assert (
+        bytes_taken(jaxpr).live == 800 and bytes_taken(jaxpr, carried=1).live == 800
+    )  # m is read later, by the product
+    last = jax.make_jaxpr(lambda m, factor: (m - m @ factor,))(M, M)
+    assert bytes_taken(last).live == 800 and bytes_taken(last, carried=1).live == 400
+
+
+KIB = 1 << 10
+
+
+def array(*shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def test_tiles_of_a_tpu_pad_small_axes_and_a_buffer_takes_at_least_16_kib() -> None:
+    assert live(lambda x: x + 1, array(64, 64), tiled=True) == 64 * 128 * 4
+    assert live(lambda x: x + 1, array(64, 65), tiled=True) == 64 * 128 * 4
+    assert live(lambda x: x + 1, array(1024, 2), tiled=True) == 48 * KIB  # not more than five times, in whole buffers
+    assert live(lambda x: (x + 1, x + 2), array(16, 2), tiled=True) == 2 * 16 * KIB
+
+
+def test_a_row_is_read_as_it_is_computed_with() -> None:
+    def least(m: jax.Array) -> jax.Array:
+        return jnp.minimum(jax.lax.slice(m, (0, 0), (256, 1)), jax.lax.slice(m, (0, 1), (256, 2)))
+
+    assert live(least, array(256, 128), tiled=True) == 16 * KIB  # the result alone
+
+
+def test_a_tpu_computes_with_a_product_of_whole_numbers_before_it_writes() -> None:
+    def small(x: jax.Array, y: jax.Array) -> jax.Array:
+        return (jnp.dot(x, y, preferred_element_type=jnp.int32) // 2).astype(jnp.int16)
+
+    assert live(small, array(256, 256, dtype="int8"), array(256, 256, dtype="int8"), tiled=True) == 256 * 256 * 2
+
+
+def test_what_only_products_of_a_tpu_read_is_half_as_wide() -> None:
+    def patches(x: jax.Array, w: jax.Array, precision: str | None = None) -> jax.Array:
+        return jnp.dot(jnp.concatenate([x, x + 1]), w, precision=precision).sum()
+
+    wide = live(lambda x, w: patches(x, w, "highest"), array(256, 256), array(256, 8), tiled=True)
+    assert wide - live(patches, array(256, 256), array(256, 8), tiled=True) == 512 * 256 * 2
+
+
+def test_parts_along_the_lanes_of_a_tpu_take_another_layout() -> None:
+    def parts(x: jax.Array) -> list[jax.Array]:
+        return jax.lax.split(x, (32, 32), axis=2)
+
+    # In the copy of the whole, 48 lies along the lanes; the parts take as much as they do in their own layout, or more.
+    assert live(parts, array(8, 48, 64), tiled=True) == 8 * 128 * 64 * 4 + 2 * (8 * 48 * 128 * 4)
+    # What takes half of the lanes stays where it is.
+    halves = live(lambda x: jax.lax.split(x, (64, 64), axis=2), array(8, 48, 128), tiled=True)
+    assert halves == 2 * (8 * 48 * 128 * 4)
+    assert live(lambda x: jax.lax.sort(x), array(8, 48, 64), tiled=True) == 8 * 128 * 64 * 4
+
+
+def test_a_tpu_copies_images_that_are_read_by_index_unless_they_become_rows_or_are_many_grey_ones() -> None:
+    rows = array(7, dtype="int32")
+
+    def copied(function: Callable, *shape: int, rows: jax.ShapeDtypeStruct = rows) -> int:
+        return bytes_taken(jax.make_jaxpr(function)(array(*shape, dtype="uint8"), rows), tiled=True).images
+
+    def batch(images: jax.Array, rows: jax.Array) -> jax.Array:
+        return images[rows].astype(jnp.float32) / 255
+
+    def parts(images: jax.Array, rows: jax.Array) -> jax.Array:
+        return batch(images, rows)[:, 1:]
+
+    def flat(images: jax.Array, rows: jax.Array) -> jax.Array:
+        return batch(images, rows).reshape(7, -1)
+
+    def sometimes(images: jax.Array, rows: jax.Array) -> jax.Array:
+        return jax.lax.switch(rows[0], [lambda: flat(images, rows), lambda: jnp.zeros((7, 3072))])
+
+    in_tiles = 1000 * 32 * 128 * 3
+    assert copied(parts, 1000, 32, 32, 3) == in_tiles
+    assert copied(lambda x, i: (parts(x, i), parts(x, i + 1)), 1000, 32, 32, 3) == in_tiles
+    assert (
+        copied(lambda x, i: jax.lax.map(partial(parts, x), i), 1000, 32, 32, 3, rows=array(2, 7, dtype="int32"))
+        == in_tiles
+    )
+    assert copied(flat, 1000, 32, 32, 3) == 0 and copied(sometimes, 1000, 32, 32, 3) == in_tiles
+    assert copied(parts, 1000, 28, 28, 1) == 1000 * 32 * 128 and copied(parts, 100_000, 28, 28, 1) == 0
 
 
 @pytest.mark.thorough
@@ -80,9 +190,8 @@ def test_beside_the_account_of_a_compiler() -> None:
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0)])
 def test_scalars_and_empty_arrays(shape: tuple[int, ...]) -> None:
-    array = jax.ShapeDtypeStruct(shape, jnp.float32)
-    plain = live(lambda x: x + 1, array)
-    assert plain == (4 if shape == () else 0) and live(lambda x: x + 1, array, tiled=True) == plain
+    assert live(lambda x: x + 1, array(*shape)) == (4 if shape == () else 0)
+    assert live(lambda x: x + 1, array(*shape), tiled=True) == (16 * KIB if shape == () else 0)
 
 
 def test_a_kernel_takes_its_operands_and_results_alone() -> None:
