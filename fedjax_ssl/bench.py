@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from jax.errors import JaxRuntimeError
+
 from fedjax_ssl import tracking
 from fedjax_ssl.benchmarks import (
     NO_TIME,
@@ -40,6 +42,7 @@ from fedjax_ssl.benchmarks import (
     without_numbers,
     write_section,
 )
+from fedjax_ssl.benchmarks.agreement import ALLOWED, convolutions_off
 from fedjax_ssl.checks import check_choices, check_numbers, check_whole_numbers
 from fedjax_ssl.command_line import USER_ERRORS, notes_instead_of_warnings
 from fedjax_ssl.config import ConfigError, find, naming
@@ -117,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--configs",
         help="with --target: shipped configs instead of workloads, with commas between, arguments after a colon; data "
-        "that would have to be downloaded are random images of the same shape",
+        "that would have to be downloaded, and files of your own, are random examples of such shapes",
     )
     parser.add_argument(
         "--smoke",
@@ -230,6 +233,7 @@ def _smoke(given: argparse.Namespace) -> int:
     if device.target is None:
         what = "no accelerator was found" if device.platform == "cpu" else f"nothing is known of {device.kind}"
         print(f"note: {what}; times are measured, without bounds", file=sys.stderr)
+    wrong = device.platform == "gpu" and not _own_kernels_agree(given.one_process)
     rows: list[dict[str, Any]] = []
     show = partial(smoke_table, command=tracking.command())
     died = _print(_beside_bounds(given, chosen, rows), given.json, lambda row: row, show)
@@ -237,7 +241,24 @@ def _smoke(given: argparse.Namespace) -> int:
     if given.docs is not None and measured_on:
         write_section(given.docs, measured_on[0], show(rows))
         print(f"written to {given.docs}", file=sys.stderr)
-    return died or int(any(row["note"] not in ("", NO_TIME) for row in rows))
+    return died or int(wrong or any(row["note"] not in ("", NO_TIME) for row in rows))
+
+
+def _own_kernels_agree(one_process: bool) -> bool:
+    """Compares this package's convolutions with XLA's, and says what came out."""
+    try:
+        off = _in_process("comparing own convolutions with XLA's", convolutions_off, one_process)
+    except JaxRuntimeError as error:
+        wrong = f"own convolutions do not run here: {str(error).splitlines()[0]}"
+    else:
+        found = f"own convolutions and XLA's differ by at most {100 * (off or 0):.2g} % of the largest value"
+        if off is None or off <= ALLOWED:
+            if off is not None:
+                print(found, file=sys.stderr)
+            return True
+        wrong = f"{found}, which is more than rounding explains"
+    print(f"error: {wrong}; --model.lowering=xla trains without them", file=sys.stderr)
+    return False
 
 
 def _beside_bounds(

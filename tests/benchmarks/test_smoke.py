@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from fedjax_ssl import bench
-from fedjax_ssl.benchmarks import TARGETS, WORKLOADS, page, smoke, smoke_table, targets
+from fedjax_ssl.benchmarks import TARGETS, WORKLOADS, agreement, page, smoke, smoke_table, targets
 from tests.benchmarks.mistakes import check_refused
 
 ROW = {
@@ -160,3 +160,30 @@ def test_a_smoke_run_on_this_cpu(
     launch = TARGETS["h100"].launch
     assert row["bound_seconds_per_round"] >= 6 * row["bound_seconds_per_step"] >= 6 * launch
     assert "| W2 " in path.read_text() and "#### CPU" in path.read_text()
+
+
+def test_own_convolutions_agree_with_xla_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert agreement.convolutions_off() is None  # a CPU takes none of them
+    monkeypatch.setattr(agreement, "compiles_kernels", lambda: True)
+    off = agreement.convolutions_off(layers=((1, 4, 4, 16, 1),))
+    assert off is not None and off < 1e-5
+
+
+@pytest.mark.parametrize(("off", "agree"), [(None, True), (0.001, True), (0.3, False), (float("nan"), False)])
+def test_a_disagreement_is_told_with_what_to_do(
+    off: float | None, agree: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "convolutions_off", lambda: off)
+    assert bench._own_kernels_agree(one_process=True) is agree
+    assert ("--model.lowering=xla" in capsys.readouterr().err) is not agree
+
+
+def test_convolutions_that_do_not_run_are_told_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise jax.errors.JaxRuntimeError("INTERNAL: no such instruction\nand more")
+
+    monkeypatch.setattr(bench, "convolutions_off", fail)
+    assert not bench._own_kernels_agree(one_process=True)
+    assert "do not run here: INTERNAL: no such instruction; --model.lowering=xla" in capsys.readouterr().err
