@@ -12,7 +12,15 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxprs_in_params
 from jax.lax import Precision
 
-from fedjax_ssl.federated.tiles import LANES, SUBLANES, array_bytes, moved_bytes, padded_bytes, tiled_bytes
+from fedjax_ssl.federated.tiles import (
+    LANES,
+    SUBLANES,
+    array_bytes,
+    grouped_bytes,
+    moved_bytes,
+    padded_bytes,
+    tiled_bytes,
+)
 
 # Functions that are called: their values are those of the caller.
 _CALLS = {
@@ -190,6 +198,14 @@ class _Program:
             for value, aval in zip(outputs, results, strict=True):
                 self.sizes[value] = max(self.sizes[value], moved_bytes(aval))
             return moved_bytes(operands[0])
+        elif name == "conv_general_dilated" and (groups := settings["feature_group_count"]) > 1:
+            spec = settings["dimension_numbers"]
+            for value, aval, axis in (
+                (inputs[0], operands[0], spec.lhs_spec[1]),
+                (outputs[0], results[0], spec.out_spec[1]),
+            ):
+                if isinstance(value, int):
+                    self.sizes[value] = max(self.sizes[value], grouped_bytes(aval, axis, groups))
         return 0
 
     def _within(self, equation: JaxprEqn, functions: list) -> int:

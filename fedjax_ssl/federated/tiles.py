@@ -28,6 +28,19 @@ def padded_bytes(aval: Any, minor: tuple[int, ...] = (-1, -2)) -> int:
     return math.prod(shape) * aval.dtype.itemsize
 
 
+def grouped_bytes(aval: Any, axis: int, groups: int) -> int:
+    """Bytes of an operand or a result of a grouped convolution: each group's channels lie along the lanes.
+
+    Args:
+        aval: its shape and type.
+        axis: of the channels.
+        groups: that these are divided into.
+    """
+    channels = aval.shape[axis]
+    padded = _multiple(groups, SUBLANES) * _multiple(channels // groups, LANES)
+    return array_bytes(aval) // max(channels, 1) * padded
+
+
 def moved_bytes(aval: Any) -> int:
     """Bytes of an array of which parts along the last axis are wanted: another axis lies along the lanes."""
     rank = len(aval.shape)

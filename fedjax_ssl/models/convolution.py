@@ -63,7 +63,7 @@ def conv2d(
     | cpu | 16 input channels or more | "winograd" | "winograd" |
     | cpu | otherwise | "slices" | "slices" |
     | gpu, NVIDIA's from Ampere on | larger than 1x1 | "lax" | for each pass what takes least, see `ways` |
-    | tpu | larger than 1x1 | "lax" | "lax", a grouped convolution |
+    | tpu | larger than 1x1 | "lax" | "lax", a grouped convolution, for multiples of 128 channels, else "slices" |
     | other gpus | larger than 1x1 | "lax" | "slices" |
     | all of these | 1x1 | "slices", which is one product | "slices" |
 

@@ -17,6 +17,7 @@ Pass = Literal["forward", "inputs", "kernel"]  # the results, or the gradient of
 
 # Clients at once that are reckoned with. The same for any number, so that it does not change their bits.
 _CLIENTS = 8
+_LANES = 128  # of a TPU's tiles, and of its matrix units
 _LAUNCH = 3e-6  # seconds between two kernels, at least
 _BANDWIDTH = 3.35e12  # bytes per second
 _PEAK = {2: 990e12, 4: 495e12, 8: 67e12}  # floating-point operations per second of products, by bytes of a value
@@ -59,11 +60,12 @@ class Sizes(NamedTuple):
 def fastest(sizes: Sizes, one: Pass) -> str:
     """The way that takes the least, of those that keep the order of sums: "slices", "implicit" or "native".
 
-    On a TPU XLA's own grouped convolution, for a sixth to two thirds of the bytes of slices (docs/benchmarks.md). On a
-    GPU it is none of them: gradients by cuDNN may add in another order at the next run, and images are copied.
+    On a TPU XLA's own grouped convolution where channels fill its tiles, for a sixth of the bytes of slices
+    (docs/benchmarks.md): it pads those of every group. On a GPU it is none of them: gradients by cuDNN may add in
+    another order at the next run, and images are copied.
     """
     if backend() == "tpu":
-        return "native"
+        return "native" if sizes.images[3] % _LANES == sizes.filters % _LANES == 0 else "slices"
     if not compiles_kernels() or not implicit.applies(sizes.images, sizes.filters, sizes.itemsize):
         return "slices"
     return "implicit" if products_seconds(sizes, one) < slices_seconds(sizes, one) else "slices"
