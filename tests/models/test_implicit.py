@@ -150,6 +150,7 @@ def test_a_gpu_takes_the_kernels_for_a_large_layer_and_nothing_as_large_as_patch
     assert "pallas_call" not in primitives(lambda x, k: jax.vmap(lambda x: conv2d(x, k[0]))(x), x, k)
 
 
+@pytest.mark.thorough
 def test_a_tpu_takes_grouped_convolutions_with_the_same_results(monkeypatch):
     monkeypatch.setattr(ways, "backend", lambda: "tpu")
     pads = ((1, 1), (1, 1))
