@@ -28,7 +28,7 @@ _UNEQUAL = 1.25
 # Part of the free memory that is planned with: the rest is for the compiler's workspaces and for fragmentation.
 USABLE = 0.8
 # Compilers order and fuse in their own way: what they took of what lives at a time, at most, over the benchmark's
-# workloads and shipped configs (docs/benchmarks.md). A GPU's leaves gaps between values of different sizes, a quarter
+# workloads and shipped configs (docs/accelerators.md). A GPU's leaves gaps between values of different sizes, a quarter
 # with the convolutions of `models.implicit`, whose steps have nothing much larger than the rest ...
 _MARGIN = {"gpu": 1.25}
 _MARGIN_ELSEWHERE = 1.1

@@ -86,7 +86,7 @@ def conv2d(
     Two cores (--threads 2 --repeats 10 --steps 4, wall time), first three layers: "auto" 178, 303, 248, "slices" 115,
     194, 136, PyTorch 190, 300, 228.
 
-    For GPUs and TPUs, programs of all ways were compiled and read (docs/benchmarks.md); none of them has been timed.
+    For GPUs and TPUs, programs of all ways were compiled and read (docs/accelerators.md); none of them has been timed.
 
     Args:
         inputs: images.

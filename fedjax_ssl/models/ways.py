@@ -61,7 +61,7 @@ def fastest(sizes: Sizes, one: Pass) -> str:
     """The way that takes the least, of those that keep the order of sums: "slices", "implicit" or "native".
 
     On a TPU XLA's own grouped convolution where channels fill its tiles, for a sixth of the bytes of slices
-    (docs/benchmarks.md): it pads those of every group. On a GPU it is none of them: gradients by cuDNN may add in
+    (docs/accelerators.md): it pads those of every group. On a GPU it is none of them: gradients by cuDNN may add in
     another order at the next run, and images are copied.
     """
     if backend() == "tpu":
