@@ -4,6 +4,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 from fedjax_ssl.backend import compiles_kernels
@@ -11,17 +12,18 @@ from fedjax_ssl.models.convolution import conv2d
 
 # Factors of products are rounded to TF32, with ten bits, in both ways; sums come in different orders.
 ALLOWED = 0.01
-# images and their side, channels, filters, stride: few channels and many
-_LAYERS = ((20, 28, 3, 32, 1), (20, 14, 32, 64, 1), (10, 16, 64, 128, 2))
+# images and their side, channels, filters, stride: few channels and many, strides, and a kernel that is turned
+_LAYERS = ((20, 28, 3, 32, 1), (20, 14, 32, 64, 1), (10, 16, 64, 128, 2), (30, 16, 128, 256, 1))
 
 
-def convolutions_off(layers: tuple[tuple[int, ...], ...] = _LAYERS) -> float | None:
+def convolutions_off(layers: tuple[tuple[int, ...], ...] = _LAYERS) -> float:
     """The largest difference between both ways of some layers with a kernel per client, over the largest value.
 
-    Results and both gradients are compared. None where own kernels are not taken: on other devices than NVIDIA's GPUs
-    from Ampere on.
+    Results, results with bias and ReLU, and both gradients are compared, in single precision. 0 where own kernels are
+    not taken: on other devices than NVIDIA's GPUs from Ampere on.
     """
-    return max(map(_off, layers)) if compiles_kernels() else None
+    # NumPy's maximum keeps NaN.
+    return float(np.max([_off(layer) for layer in layers])) if compiles_kernels() else 0.0
 
 
 def _off(layer: tuple[int, ...]) -> float:
@@ -40,5 +42,8 @@ def _off(layer: tuple[int, ...]) -> float:
 
 
 def _results(images: Array, kernel: Array, cotangent: Array, stride: int, lowering: str) -> tuple[Array, ...]:
-    outputs, pull = jax.vjp(partial(conv2d, stride=stride, lowering=lowering), images, kernel)
-    return outputs, *pull(cotangent)
+    convolve = partial(conv2d, stride=stride, lowering=lowering)
+    activated = convolve(images, kernel, bias=jnp.linspace(-1, 1, kernel.shape[-1]), relu=True)
+    # Without ReLU: a value that is 0 but for rounding would have a gradient in one way and none in the other.
+    outputs, pull = jax.vjp(convolve, images, kernel)
+    return activated, outputs, *pull(cotangent)

@@ -287,10 +287,11 @@ class _Program:
         copied = {}
         for one in self.operations:
             aval = self.images.get(one.inputs[0]) if one.name == "gather" and one.inputs[0] in given else None
-            if aval is not None and (self.way.branch or not as_rows(one.outputs[0])):
-                size = padded_bytes(aval, (2, 1))
-                if aval.shape[-1] > 1 or size <= _COPIED_GREY:
-                    copied[aval.shape, aval.dtype] = size
+            if aval is None:
+                continue
+            size, grey = padded_bytes(aval, (2, 1)), aval.shape[-1] == 1
+            if size <= _COPIED_GREY if grey else self.way.branch or not as_rows(one.outputs[0]):
+                copied[aval.shape, aval.dtype] = size
         return copied
 
     def _places(

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax
 from jaxtyping import Array, Float
 
-from fedjax_ssl.backend import backend
+from fedjax_ssl.backend import backend, compiles_kernels
 from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.models import lowerings, separate
 from fedjax_ssl.models.winograd import winograd
@@ -24,8 +24,7 @@ _LOWERINGS: dict[str, Callable] = {
     "xla": separate.plain_or_slices,
 }
 
-# Those that take a bias, and then are followed by ReLU.
-_ACTIVE = (separate.by_cost, separate.products)
+_WITH_BIAS_AND_RELU = (separate.by_cost, separate.products)
 
 
 def conv2d(
@@ -114,8 +113,10 @@ def conv2d(
         raise ValueError(f"unknown lowering {lowering!r}; allowed: auto, {', '.join(_LOWERINGS)}")
     pads = resolve_padding(inputs.shape[1:3], kernel.shape[:2], stride, padding)
     function = _choose(kernel.shape) if lowering == "auto" else _LOWERINGS[lowering]
-    if bias is not None and relu and function in _ACTIVE and backend() == "gpu":
-        return function(inputs, kernel, stride, pads, bias)
+    if lowering == "implicit" and backend() == "gpu" and not compiles_kernels():
+        raise ValueError("lowering 'implicit' needs an NVIDIA GPU from Ampere on; take 'auto' on this one")
+    if bias is not None and relu and inputs.size and function in _WITH_BIAS_AND_RELU and backend() == "gpu":
+        return function(inputs, kernel, stride, pads, bias.astype(inputs.dtype))
     outputs = function(inputs, kernel, stride, pads)
     outputs = outputs if bias is None else outputs + bias
     return jax.nn.relu(outputs) if relu else outputs

@@ -36,7 +36,8 @@ def depthwise_conv2d(
         kernel: of the inputs' dtype.
         stride: of both spatial axes.
         padding: as in `conv2d`.
-        lowering: as in `conv2d`; all names but "auto" and "lax" mean slices.
+        lowering: as in `conv2d`. "xla" and "implicit" mean "auto", as this package has no kernel for it; all others but
+            "lax" mean slices.
 
     Returns:
         The responses.
@@ -50,7 +51,7 @@ def depthwise_conv2d(
             f"got {inputs.shape} and {kernel.shape}"
         )
     pads = resolve_padding(inputs.shape[1:3], kernel.shape[:2], stride, padding)
-    grouped = backend() != "cpu" if lowering == "auto" else lowering == "lax"
+    grouped = lowering == "lax" or (backend() != "cpu" and lowering in ("auto", "xla", "implicit"))
     return (_grouped if grouped else _slices)(inputs, kernel, stride, pads)
 
 

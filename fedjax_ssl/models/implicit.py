@@ -93,12 +93,13 @@ def gradient_of_kernels(
     return many(inputs, cotangents)
 
 
-def applies(images: tuple[int, ...], filters: int, itemsize: int) -> bool:
+def applies(images: tuple[int, ...], filters: int, result: tuple[int, int], itemsize: int) -> bool:
     """Whether a GPU reads factors of this shape well: 16 bytes at a time, or few channels; and offsets have 32 bits."""
     channels = images[3]
     read = (filters,) if is_flat(channels) else (channels, filters)
     aligned = filters >= FEWEST_CHANNELS and all(size * itemsize % 16 == 0 for size in read)
-    return itemsize in (2, 4) and aligned and math.prod(images[:3]) * max(channels, filters) < 2**31
+    largest = images[0] * max(math.prod(images[1:3]), math.prod(result)) * max(channels, filters)
+    return itemsize in (2, 4) and aligned and largest < 2**31
 
 
 def operations(rows: int, places: int, channels: int, filters: int, itemsize: int) -> float:

@@ -170,7 +170,8 @@ def _product_block(images, kernels, *others, work: _Work, turned: bool, flipped:
     start = jnp.zeros((rows, columns), _sums(images.dtype))
     found = lax.fori_loop(jnp.int32(0), jnp.int32(work.places * chunks), turn, start)
     if len(others) > 1:
-        found = jnp.maximum(found + _load(others[0], column, column < work.filters), 0)
+        found += _load(others[0], column, column < work.filters)
+        found = jnp.where(found < 0, 0, found)  # Triton's maximum would turn NaN into 0
     there = (row < work.rows)[:, None] & (column < work.filters)
     triton.store(out.at[row[:, None] * work.filters + column], found.astype(out.dtype), mask=there)
 

@@ -26,7 +26,7 @@ def slices(inputs: Array, kernel: Array, stride: int, pads: Pads) -> Array:
     """All kh*kw shifted slices side by side, one product. The slices are kept for the gradient."""
     patches = _patches(inputs, kernel, stride, pads)
     products = patches @ kernel.reshape(-1, kernel.shape[3])
-    return products.reshape(*positions(inputs, kernel, stride, pads), -1)
+    return products.reshape(*positions(inputs, kernel, stride, pads), kernel.shape[3])
 
 
 def rows(inputs: Array, kernel: Array, stride: int, pads: Pads) -> Array:

@@ -46,7 +46,7 @@ class BatchNorm(nn.Module):
         bias = self.param("bias", nn.initializers.zeros, (channels,), default)
         dtype = statistics_dtype(inputs.dtype)
         values = inputs.astype(dtype)
-        few_passes = train and backend() == "gpu" and values.ndim == 4
+        few_passes = train and backend() == "gpu" and values.ndim == 4 and values.size > 0
         if train:
             if few_passes:
                 given = (scale.astype(dtype), bias.astype(dtype), mean.value.astype(dtype))

@@ -46,7 +46,7 @@ def max_pool(
     pads = resolve_padding(inputs.shape[1:3], (size, size), stride, padding)
     if pads != ((0, 0), (0, 0)):
         inputs = jnp.pad(inputs, ((0, 0), *pads, (0, 0)), constant_values=-jnp.inf)
-    if backend() == "gpu" and stride >= size and size**2 <= _NOTHING:
+    if backend() == "gpu" and stride >= size and size**2 <= _NO_PLACE:
         return _apart(inputs, size, stride, inputs.shape[1:3], relu)
     for axis in (2, 1):
         inputs = functools.reduce(_larger, _offsets(inputs, size, stride, axis))
@@ -63,7 +63,7 @@ def _larger(first: Array, second: Array) -> Array:
     return jnp.where((first >= second) | jnp.isnan(first), first, second)
 
 
-_NOTHING = 255  # place of a window whose maximum ReLU makes 0
+_NO_PLACE = 255  # place of a window whose maximum ReLU makes 0
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
@@ -83,7 +83,7 @@ def _chosen(inputs: Array, size: int, stride: int, relu: bool) -> tuple[Array, A
         rows.append(functools.reduce(_first, ((x, jnp.full(x.shape, i * size + j, jnp.uint8)) for j, x in values)))
     largest, place = functools.reduce(_first, rows)
     if relu:
-        largest, place = jax.nn.relu(largest), jnp.where(largest > 0, place, jnp.uint8(_NOTHING))
+        largest, place = jax.nn.relu(largest), jnp.where(largest > 0, place, jnp.uint8(_NO_PLACE))
     return largest, place
 
 

@@ -42,7 +42,7 @@ def plain_or_slices(inputs: Array, kernel: Array, stride: int, pads: Pads, bias:
 
 
 def products(inputs: Array, kernel: Array, stride: int, pads: Pads, bias: Array | None = None) -> Array:
-    """As `by_cost`, with `implicit` for every kernel. Interpreted, and slow, where there is no GPU."""
+    """As `by_cost`, with `implicit` for images and kernels of clients' own. Interpreted, and slow, without a GPU."""
     return _convolve(inputs, kernel, stride, pads, bias, lambda *_: "implicit", own_alone=True)
 
 

@@ -66,7 +66,7 @@ def fastest(sizes: Sizes, one: Pass) -> str:
     """
     if backend() == "tpu":
         return "native" if sizes.images[3] % _LANES == sizes.filters % _LANES == 0 else "slices"
-    if not compiles_kernels() or not implicit.applies(sizes.images, sizes.filters, sizes.itemsize):
+    if not compiles_kernels() or not implicit.applies(sizes.images, sizes.filters, sizes.result, sizes.itemsize):
         return "slices"
     return "implicit" if products_seconds(sizes, one) < slices_seconds(sizes, one) else "slices"
 

@@ -81,7 +81,7 @@ def winograd(
         products = products.reshape(_SIZE, -1, columns * filters)
         products = lax.optimization_barrier(_from_points(products, height))
     outputs = _from_points(products.reshape(_SIZE, -1, filters), width)
-    return outputs.reshape(count, rows, -1, filters)[:, :out_rows, :out_columns]
+    return outputs.reshape(count, rows, columns * along_columns.step, filters)[:, :out_rows, :out_columns]
 
 
 def _tiles(outputs: int, size: int) -> _Tiles | None:

@@ -43,7 +43,8 @@ def vat_direction(
         return jax.grad(lambda d: jnp.sum(_divergence(target, predict(inputs + d)), where=mask))(perturbation)
 
     if finite_difference is None:
-        _, gradient = jax.jvp(slope, (jnp.zeros_like(inputs),), (start,))
+        # In reverse mode twice, as H is symmetric: convolutions of accelerators have no forward mode.
+        gradient = jax.grad(lambda d: jnp.vdot(slope(d), start))(jnp.zeros_like(inputs))
     else:
         gradient = slope(finite_difference * start)
     return jax.lax.stop_gradient(radius * _unit_rows(gradient))

@@ -1,6 +1,7 @@
 """Measurements beside their bounds: what is told of the device, the table, the page, and a run on this CPU."""
 
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -163,13 +164,17 @@ def test_a_smoke_run_on_this_cpu(
 
 
 def test_own_convolutions_agree_with_xla_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert agreement.convolutions_off() is None  # a CPU takes none of them
+    assert agreement.convolutions_off() == 0  # a CPU takes none of them
     monkeypatch.setattr(agreement, "compiles_kernels", lambda: True)
     off = agreement.convolutions_off(layers=((1, 4, 4, 16, 1),))
-    assert off is not None and off < 1e-5
+    assert 0 < off < 1e-5
+    monkeypatch.setattr(agreement, "_off", lambda layer: float("nan") if layer else 0.0)
+    assert math.isnan(agreement.convolutions_off(layers=((), (1,), ())))
 
 
-@pytest.mark.parametrize(("off", "agree"), [(None, True), (0.001, True), (0.3, False), (float("nan"), False)])
+@pytest.mark.parametrize(
+    ("off", "agree"), [(0.0, True), (0.001, True), (0.3, False), (float("nan"), False), (None, False)]
+)
 def test_a_disagreement_is_told_with_what_to_do(
     off: float | None, agree: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -205,3 +205,21 @@ def test_kernels_are_cut_into_sums_by_their_own_size():
     assert implicit.parts(102_400, 9, 128, 128, 4) == 8
     assert implicit.parts(2_080, 9, 512, 512, 4) == 1
     assert implicit.parts(100, 9, 16, 16, 4) == 1
+
+
+def test_relu_of_nan_is_nan_on_a_gpu_too():
+    """Triton's maximum would make it 0, and hide that a run diverges."""
+
+    def one(x, k, b):
+        return implicit.convolve(x, k, 1, ((1, 1), (1, 1)), b)
+
+    x, k, b = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((1, 1, 4, 4, 16), (1, 3, 3, 16, 16), (1, 16)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(implicit, "backend", lambda: "gpu")
+        traced = jax.make_jaxpr(one)(x, k, b)
+    assert "pallas_call" in str(traced) and " max " not in str(traced)
+
+
+@pytest.mark.parametrize("lowering", ["auto", "winograd", "slices", "rows", "xla"])
+def test_no_images_have_no_results(lowering):
+    assert conv2d(jnp.zeros((0, 8, 8, 16)), jnp.ones((3, 3, 16, 4)), lowering=lowering).shape == (0, 8, 8, 4)
