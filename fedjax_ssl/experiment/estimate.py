@@ -9,7 +9,7 @@ from fedjax_ssl import config as configs
 from fedjax_ssl.experiment.build import Experiment, build_method, execution_of
 from fedjax_ssl.experiment.residence import bytes_on_device
 from fedjax_ssl.experiment.shared import Shared
-from fedjax_ssl.federated.memory import USABLE, program_bytes, program_taken, tree_bytes
+from fedjax_ssl.federated.memory import USABLE, tree_bytes, whole_program
 
 
 class Estimate(NamedTuple):
@@ -42,8 +42,8 @@ def estimate(config: ml_collections.ConfigDict, shared: Shared | None = None) ->
     if method.on_host:
         return Estimate(examples, own)
     jaxpr = jax.make_jaxpr(method.round)(key, state, federation)
-    copies = program_taken(jaxpr).images
-    return Estimate(examples + copies, own + program_bytes(jaxpr) - copies)
+    program = whole_program(jaxpr)
+    return Estimate(examples + program.images, own + program.live)
 
 
 def runs_that_fit(config: ml_collections.ConfigDict, shared: Shared, limit: int | None) -> int:

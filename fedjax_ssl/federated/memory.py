@@ -142,7 +142,13 @@ def estimate_need(update: ClientUpdate, clients: Client, placement: str, num_cli
 
 def program_bytes(jaxpr: ClosedJaxpr) -> int:
     """What a program takes beside its arguments on the device that it is traced for; rather too much."""
-    return sum(program_taken(jaxpr)) + _small()
+    return sum(whole_program(jaxpr))
+
+
+def whole_program(jaxpr: ClosedJaxpr) -> Taken:
+    """As `program_bytes`, with the copies of images, which several runs share, apart from the rest."""
+    found = program_taken(jaxpr)
+    return found._replace(live=found.live + _small())
 
 
 def program_taken(jaxpr: ClosedJaxpr, carried: int = 0) -> Taken:

@@ -14,6 +14,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from fedjax_ssl.models.normalization import statistics_dtype
+
 _ROWS = 128  # of a block of a product
 _MOST = 128  # filters or channels of a block
 FEWEST_CHANNELS = 16  # the smallest side of a product
@@ -136,7 +138,7 @@ def contract(
         grid=(work.places * pl.cdiv(work.depth, tall) * pl.cdiv(filters, wide), parts, clients),
         in_specs=[_of_client(math.prod(factor.shape[1:])) for factor in (images, cotangents)],
         out_specs=pl.BlockSpec((None, None, size), lambda _, part, client: (client, part, 0)),
-        out_shape=jax.ShapeDtypeStruct((clients, parts, size), _sums(images.dtype)),
+        out_shape=jax.ShapeDtypeStruct((clients, parts, size), statistics_dtype(images.dtype)),
         name="correlate_gradient",
         **_options(platform, work, clients),
     )
@@ -167,7 +169,7 @@ def _product_block(images, kernels, *others, work: _Work, turned: bool, flipped:
         contracted = (((1,), (1 if turned else 0,)), ((), ()))
         return so_far + lax.dot_general(seen, weights, contracted, preferred_element_type=so_far.dtype)
 
-    start = jnp.zeros((rows, columns), _sums(images.dtype))
+    start = jnp.zeros((rows, columns), statistics_dtype(images.dtype))
     found = lax.fori_loop(jnp.int32(0), jnp.int32(work.places * chunks), turn, start)
     if len(others) > 1:
         found += _load(others[0], column, column < work.filters)
@@ -193,7 +195,7 @@ def _sums_block(images, cotangents, out, *, work: _Work, length: int) -> None:  
         slopes = _load(cotangents, row[:, None] * work.filters + column, there)
         return so_far + lax.dot_general(seen, slopes, (((0,), (0,)), ((), ())), preferred_element_type=so_far.dtype)
 
-    start = jnp.zeros((tall, wide), _sums(images.dtype))
+    start = jnp.zeros((tall, wide), statistics_dtype(images.dtype))
     found = lax.fori_loop(jnp.int32(0), jnp.int32(length), turn, start)
     at = (place * work.depth + value)[:, None] * work.filters + column
     triton.store(out.at[at], found, mask=(value < work.depth)[:, None] & (column < work.filters))
@@ -246,10 +248,6 @@ def _range(size: int) -> Array:
 def _side(size: int, most: int) -> int:
     """The smallest power of two that holds a size, within what a block can have."""
     return min(max(1 << (size - 1).bit_length(), FEWEST_CHANNELS), most)
-
-
-def _sums(dtype: Any) -> Any:
-    return jnp.dtype(jnp.float32) if jnp.finfo(dtype).bits < 32 else dtype
 
 
 def _of_client(size: int) -> Any:

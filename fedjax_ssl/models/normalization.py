@@ -31,7 +31,6 @@ class BatchNorm(nn.Module):
 
     momentum: float = 0.1  # weight of the batch in the running statistics
     epsilon: float = 1e-5
-
     slope: float | None = None  # of the leaky ReLU that follows where it is negative; None: nothing follows
 
     @nn.compact

@@ -10,6 +10,7 @@ import pytest
 from fedjax_ssl.models import conv2d, lowerings, separate
 from fedjax_ssl.models.convolution import resolve_padding
 from fedjax_ssl.models.winograd import winograd
+from tests.models.convolutions import arrays, run
 
 # images, kernel, stride, padding
 GEOMETRIES = {
@@ -31,17 +32,6 @@ FUNCTIONS = {
     "winograd": winograd,
     "plain_or_slices": separate.plain_or_slices,
 }
-
-
-def arrays(*shapes):
-    rng = np.random.default_rng(0)
-    return [jnp.asarray(rng.standard_normal(shape)) for shape in shapes]
-
-
-def run(function, *arguments):
-    """Outputs and gradients of a convolution, with cosines of the outputs as the loss."""
-    outputs, pull = jax.vjp(function, *arguments)
-    return outputs, *pull(jnp.cos(outputs))
 
 
 def check_against_plain(results):

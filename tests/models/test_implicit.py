@@ -9,6 +9,7 @@ from jax.extend.core import Jaxpr, jaxprs_in_params
 from fedjax_ssl import backend
 from fedjax_ssl.models import conv2d, implicit, lowerings, separate, ways
 from fedjax_ssl.models.convolution import resolve_padding
+from tests.models.convolutions import arrays, run
 
 # images, kernel, stride, padding. Fewer than 16 channels have a way of their own; 18 and 40 fill no whole tile.
 GEOMETRIES = {
@@ -22,17 +23,6 @@ GEOMETRIES = {
     "more filters than a tile has": ((1, 4, 3, 130), (3, 3, 130, 140), 1, "SAME"),
 }
 THERE = backend.Elsewhere("gpu", 64 << 30)
-
-
-def arrays(*shapes):
-    rng = np.random.default_rng(0)
-    return [jnp.asarray(rng.standard_normal(shape)) for shape in shapes]
-
-
-def run(function, *arguments):
-    """Outputs and gradients of a convolution, with cosines of the outputs as the loss."""
-    outputs, pull = jax.vjp(function, *arguments)
-    return outputs, *pull(jnp.cos(outputs))
 
 
 def primitives(function, *arguments):
