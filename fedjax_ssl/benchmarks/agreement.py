@@ -1,5 +1,7 @@
 """Whether this package's own kernels compute on a GPU what XLA's operations do."""
 
+import itertools
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -8,22 +10,28 @@ import numpy as np
 from jaxtyping import Array
 
 from fedjax_ssl.backend import compiles_kernels
+from fedjax_ssl.models.chained import Layer, conv_norms
 from fedjax_ssl.models.convolution import conv2d
+from fedjax_ssl.models.passes import Passes
+from fedjax_ssl.models.separate import PLAIN_OR_SLICES, PRODUCTS
 
 # Factors of products are rounded to TF32, with ten bits, in both ways; sums come in different orders.
 ALLOWED = 0.01
 # images and their side, channels, filters, stride: few channels and many, strides, and a kernel that is turned
 _LAYERS = ((20, 28, 3, 32, 1), (20, 14, 32, 64, 1), (10, 16, 64, 128, 2), (30, 16, 128, 256, 1))
+_CHAIN = (20, 16, (3, 64, 128))  # images and their side; channels from layer to layer
 
 
-def convolutions_off(layers: tuple[tuple[int, ...], ...] = _LAYERS) -> float:
+def convolutions_off(
+    layers: tuple[tuple[int, ...], ...] = _LAYERS, chain: tuple[int, int, tuple[int, ...]] = _CHAIN
+) -> float:
     """The largest difference between both ways of some layers with a kernel per client, over the largest value.
 
-    Results, results with bias and ReLU, and both gradients are compared, in single precision. 0 where own kernels are
-    not taken: on other devices than NVIDIA's GPUs from Ampere on.
+    Results, results with bias and ReLU, both gradients, and all of them with batch norm within are compared, in single
+    precision. 0 where own kernels are not taken: on other devices than NVIDIA's GPUs from Ampere on.
     """
     # NumPy's maximum keeps NaN.
-    return float(np.max([_off(layer) for layer in layers])) if compiles_kernels() else 0.0
+    return float(np.max([*map(_off, layers), _off_with_norms(*chain)])) if compiles_kernels() else 0.0
 
 
 def _off(layer: tuple[int, ...]) -> float:
@@ -37,8 +45,12 @@ def _off(layer: tuple[int, ...]) -> float:
         jax.jit(jax.vmap(partial(_results, stride=stride, lowering=lowering)))(images, kernels, cotangents)
         for lowering in ("implicit", "slices")
     )
+    return _difference(ours, theirs)
+
+
+def _difference(ours: tuple[Array, ...], theirs: tuple[Array, ...]) -> float:
     differences = jax.tree.map(lambda a, b: jnp.max(jnp.abs(a - b)) / jnp.max(jnp.abs(b)), ours, theirs)
-    return float(jnp.max(jnp.stack(differences)))
+    return float(jnp.max(jnp.stack(jax.tree.leaves(differences))))
 
 
 def _results(images: Array, kernel: Array, cotangent: Array, stride: int, lowering: str) -> tuple[Array, ...]:
@@ -47,3 +59,37 @@ def _results(images: Array, kernel: Array, cotangent: Array, stride: int, loweri
     # Without ReLU: a value that is 0 but for rounding would have a gradient in one way and none in the other.
     outputs, pull = jax.vjp(convolve, images, kernel)
     return activated, outputs, *pull(cotangent)
+
+
+def _off_with_norms(count: int, side: int, channels: tuple[int, ...]) -> float:
+    keys = iter(jax.random.split(jax.random.key(1), 2 + 4 * len(channels)))
+    images = jax.random.normal(next(keys), (2, count, side, side, channels[0]))
+    layers = []
+    for before, after in itertools.pairwise(channels):
+        kernel = jax.random.normal(next(keys), (2, 3, 3, before, after))
+        scale, shift, near = (jax.random.normal(next(keys), (2, after)) for _ in range(3))
+        layers.append(Layer(kernel, None, scale, shift, near))
+    cotangents = jax.random.normal(next(keys), (2, count, side, side, channels[-1]))
+    marked = jnp.broadcast_to(jnp.arange(count) < count - 1, (2, count))
+    ours, theirs = (
+        jax.jit(jax.vmap(partial(_results_with_norms, make=make)))(images, layers, marked, cotangents)
+        for make in (PRODUCTS, PLAIN_OR_SLICES)
+    )
+    return _difference(ours, theirs)
+
+
+def _results_with_norms(
+    images: Array, layers: list[Layer], marked: Array, cotangents: Array, make: Callable[..., Passes]
+) -> tuple[Array, ...]:
+    def run(images: Array, layers: list[Layer], slope: float) -> Array:
+        return conv_norms(images, layers, marked, [((1, 1), (1, 1))] * len(layers), 1e-5, slope, make)[0]
+
+    # Without a kink: where a value is 0 but for rounding, gradients may take either side.
+    outputs, pull = jax.vjp(partial(run, slope=1.0), images, layers)
+    of_images, of_layers = pull(cotangents)
+    return (
+        run(images, layers, 0.1),
+        outputs,
+        of_images,
+        *(part for one in of_layers for part in one[:4] if part is not None),
+    )

@@ -4,9 +4,10 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from fedjax_ssl.models.layers import Conv, Dropout, Network
+from fedjax_ssl.models.conv_norm import ConvNorms
+from fedjax_ssl.models.layers import Dropout, Network
 from fedjax_ssl.models.model import Outputs
-from fedjax_ssl.models.normalization import Mask, Norm
+from fedjax_ssl.models.normalization import Mask
 from fedjax_ssl.models.pooling import max_pool
 
 # (filters, kernel side, padding) of the convolutions between two pools
@@ -44,8 +45,7 @@ class CNN13(Network):
             if stage > 1:
                 x = max_pool(x, 2)
                 x = Dropout(self.dropout_rate, name=f"dropout{stage - 1}")(x, train)
-            for layer, (filters, size, padding) in enumerate(layers, 1):
-                place = f"{stage}_{layer}"
-                x = Conv(filters, size, 1, padding, weight_norm=True, lowering=self.lowering, name=f"conv{place}")(x)
-                x = Norm(self.norm, slope=0.1, name=f"norm{place}")(x, train, mask)
+            convolved = ConvNorms(str(stage), layers, self.norm, 0.1, self.lowering)
+            nn.share_scope(self, convolved)
+            x = convolved(x, train, mask)
         return self.scores(jnp.mean(x, (1, 2)), weight_norm=True)

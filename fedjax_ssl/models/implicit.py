@@ -7,7 +7,9 @@ many these are.
 
 import math
 from collections.abc import Callable
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Float
@@ -22,7 +24,10 @@ from fedjax_ssl.models.implicit_kernels import (
     product_tile,
     sums_tile,
 )
+from fedjax_ssl.models.implicit_parts import Finish, Source
 from fedjax_ssl.models.lowerings import Pads, positions
+
+Results = tuple[Array, tuple[Array, ...]]
 
 _OPERATIONS_PER_BYTE = 150  # of a GPU whose products and memory are equally busy
 _ROWS_WORTH_TURNING = 6_000  # turning a kernel takes less than a tenth of its product with so many
@@ -31,66 +36,68 @@ _MOST_PARTS = 8  # of a sum that XLA adds where it is used
 
 
 def convolve(
-    inputs: Float[Array, "g n h w c"],
-    kernels: Float[Array, "g kh kw c f"],
-    stride: int,
-    pads: Pads,
-    bias: Float[Array, "g f"] | None = None,
-) -> Float[Array, "g n h2 w2 f"]:
-    """Of each client, the responses of its images to its filters; with a bias, ReLU of the sum."""
+    inputs: Source, kernels: Float[Array, "g kh kw c f"], stride: int, pads: Pads, finish: Finish | None = None
+) -> Results:
+    """Of each client, the responses of its images to its filters.
 
-    @custom_vmap
-    def many(inputs: Array, kernels: Array, *bias: Array) -> Array:
-        geometry = _geometry(inputs, kernels, stride, pads)
-        rows, (places, channels, filters) = inputs.shape[1] * math.prod(geometry.result), _places(kernels).shape[1:]
-        turned = turns(rows, places, channels, filters, inputs.dtype.itemsize)
+    Args:
+        inputs: images [g, n, h, w, c], and what is made of their values as they are read.
+        kernels: of all clients.
+        stride: of both spatial axes.
+        pads: zeros around the images.
+        finish: what becomes of the responses before they are written.
+
+    Returns:
+        (responses [g, n, h2, w2, f], the sums [g, f] that `finish` has).
+    """
+
+    def many(inputs: Source, kernels: Array, finish: Finish | None) -> Results:
+        images = inputs.values
+        geometry = _geometry(images, kernels, stride, pads)
+        rows, (places, channels, filters) = images.shape[1] * math.prod(geometry.result), _places(kernels).shape[1:]
+        turned = turns(rows, places, channels, filters, images.dtype.itemsize)
         kernels = jnp.swapaxes(_places(kernels), 2, 3) if turned else _places(kernels)
-        return correlate(inputs, kernels, geometry, _platform(), turned=turned, bias=bias[0] if bias else None)
+        return correlate(inputs, kernels, geometry, _platform(), turned=turned, finish=finish)
 
-    many.def_vmap(_folded(many))
-    return many(inputs, kernels, *(() if bias is None else (bias,)))
+    return _of_clients(many)(inputs, kernels, finish)
 
 
 def gradient_of_inputs(
-    inputs: Float[Array, "g n h w c"],
+    image: tuple[int, int],
     kernels: Float[Array, "g kh kw c f"],
-    cotangents: Float[Array, "g n h2 w2 f"],
+    cotangents: Source,
     stride: int,
     pads: Pads,
-) -> Float[Array, "g n h w c"]:
-    """The gradient of `convolve` with respect to the images: its cotangents, correlated with the kernel upside down."""
-    image, result = inputs.shape[2:4], cotangents.shape[2:4]
+    finish: Finish | None = None,
+) -> Results:
+    """The gradient of `convolve` with respect to the values that it read, images of this height and width.
 
-    @custom_vmap
-    def many(kernels: Array, cotangents: Array) -> Array:
+    These are the cotangents [g, n, h2, w2, f], correlated with the kernel upside down; `finish` as in `convolve`.
+    """
+
+    def many(kernels: Array, cotangents: Source, finish: Finish | None) -> Results:
         height, width = kernels.shape[1:3]
         before = (height - 1 - pads[0][0], width - 1 - pads[1][0])
-        geometry = Geometry(result, image, (height, width), before, spread=stride)
-        return correlate(cotangents, _places(kernels), geometry, _platform(), turned=True, flipped=True)
+        geometry = Geometry(cotangents.values.shape[2:4], image, (height, width), before, spread=stride)
+        return correlate(cotangents, _places(kernels), geometry, _platform(), turned=True, flipped=True, finish=finish)
 
-    many.def_vmap(_folded(many))
-    return many(kernels, cotangents)
+    return _of_clients(many)(kernels, cotangents, finish)
 
 
 def gradient_of_kernels(
-    inputs: Float[Array, "g n h w c"],
-    kernels: Float[Array, "g kh kw c f"],
-    cotangents: Float[Array, "g n h2 w2 f"],
-    stride: int,
-    pads: Pads,
+    inputs: Source, window: tuple[int, int], cotangents: Source, stride: int, pads: Pads
 ) -> Float[Array, "g kh kw c f"]:
-    """The gradient of `convolve` with respect to the kernels."""
-    shape = kernels.shape[1:]
+    """The gradient of `convolve` with respect to the kernels, which have this height and width."""
 
-    @custom_vmap
-    def many(inputs: Array, cotangents: Array) -> Array:
-        _, count, height, width, filters = cotangents.shape
-        geometry = Geometry(inputs.shape[2:4], (height, width), shape[:2], (pads[0][0], pads[1][0]), stride)
-        sums = parts(count * height * width, math.prod(shape[:2]), shape[2], filters, inputs.dtype.itemsize)
-        return contract(inputs, cotangents, geometry, sums, _platform()).reshape(-1, *shape)
+    def many(inputs: Source, cotangents: Source) -> Array:
+        _, count, height, width, filters = cotangents.values.shape
+        images = inputs.values
+        geometry = Geometry(images.shape[2:4], (height, width), window, (pads[0][0], pads[1][0]), stride)
+        sums = parts(count * height * width, math.prod(window), images.shape[4], filters, images.dtype.itemsize)
+        found = contract(inputs, cotangents, geometry, sums, _platform())
+        return found.reshape(-1, *window, images.shape[4], filters)
 
-    many.def_vmap(_folded(many))
-    return many(inputs, cotangents)
+    return _of_clients(many)(inputs, cotangents)
 
 
 def applies(images: tuple[int, ...], filters: int, result: tuple[int, int], itemsize: int) -> bool:
@@ -139,12 +146,15 @@ def _platform() -> str:
     return "gpu" if backend() == "gpu" else "interpret"
 
 
-def _folded(many: Callable) -> Callable:
-    """How a function of many clients is vectorized once more, over seeds: these are clients too."""
+def _of_clients(many: Callable) -> Callable:
+    """A function of many clients, which vectorized once more, over seeds, takes these as clients too."""
+    many = custom_vmap(many)
 
-    def rule(size: int, batched: list[bool], *arguments: Array) -> tuple[Array, bool]:
-        whole = (x if b else jnp.broadcast_to(x, (size, *x.shape)) for x, b in zip(arguments, batched, strict=True))
-        results = many(*(x.reshape(-1, *x.shape[2:]) for x in whole))
-        return results.reshape(size, -1, *results.shape[1:]), True
+    @many.def_vmap
+    def _(size: int, batched: list, *arguments: Any) -> tuple[Any, Any]:
+        whole = jax.tree.map(lambda x, b: x if b else jnp.broadcast_to(x, (size, *x.shape)), arguments, tuple(batched))
+        results = many(*jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), whole))
+        results = jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]), results)
+        return results, jax.tree.map(lambda _: True, results)
 
-    return rule
+    return many

@@ -2,7 +2,8 @@
 
 Both are products. A row is a position of all results of a client. Of its neighbourhood, a block reads a part of the
 channels at one place of the kernel at a time, in the image itself: what lies outside is masked. With few channels all
-places lie side by side, and every value is read by itself.
+places lie side by side, and every value is read by itself. What is read as the images' values, and what becomes of
+results before they are written, are parts of their own (`implicit_parts`).
 """
 
 import math
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from fedjax_ssl.models.implicit_parts import Finish, Places, Source, load
 from fedjax_ssl.models.normalization import statistics_dtype
 
 _ROWS = 128  # of a block of a product
@@ -70,48 +72,57 @@ def sums_tile(depth: int, filters: int, itemsize: int) -> tuple[int, int, int]:
 
 
 def correlate(
-    images: Float[Array, "g n h w c"],
+    images: Source,
     kernels: Float[Array, "g t f c"] | Float[Array, "g t c f"],
     geometry: Geometry,
     platform: str,
     *,
     turned: bool = False,
     flipped: bool = False,
-    bias: Float[Array, "g f"] | None = None,
-) -> Float[Array, "g n h2 w2 f"]:
+    finish: Finish | None = None,
+) -> tuple[Float[Array, "g n h2 w2 f"], tuple[Float[Array, "g f"], ...]]:
     """Of each client, the cross-correlation of its images with its kernel.
 
     Args:
-        images: with c channels.
+        images: with c channels; all arrays with the clients as first axis.
         kernels: of t places, row by row.
         geometry: of all images.
         platform: "gpu", or "interpret": the same, step by step, anywhere.
         turned: the kernels have c fastest, so that a product reads its second factor along what it sums over.
         flipped: the last place of the kernel meets the first value.
-        bias: is added; then negative results become 0.
+        finish: what is done with results before they are written.
+
+    Returns:
+        The results; and the sums that `finish` has, none without.
     """
     from jax.experimental import pallas as pl
 
-    clients, count, *_, channels = images.shape
+    clients, count, *_, channels = images.values.shape
+    dtype = images.values.dtype
     filters, rows = kernels.shape[2 if turned else 3], count * math.prod(geometry.result)
     work = _Work(geometry, rows, channels, filters, (0, 0, 0), is_flat(channels) and not turned)
-    work = work._replace(tile=product_tile(filters, work.depth, images.dtype.itemsize))
-    factors = (images, kernels) if bias is None else (images, kernels, bias)
+    work = work._replace(tile=product_tile(filters, work.depth, dtype.itemsize))
+    factors, tree = jax.tree.flatten((images, kernels, finish))
+    blocks, sums = pl.cdiv(rows, work.tile[0]), 0 if finish is None else finish.sums
+    partial_sums = pl.BlockSpec((None, None, filters), lambda _, block, client: (client, block, 0))
     call = pl.pallas_call(
-        partial(_product_block, work=work, turned=turned, flipped=flipped),
-        grid=(pl.cdiv(filters, work.tile[1]), pl.cdiv(rows, work.tile[0]), clients),
+        partial(_product_block, tree=tree, work=work, turned=turned, flipped=flipped),
+        grid=(pl.cdiv(filters, work.tile[1]), blocks, clients),
         in_specs=[_of_client(math.prod(factor.shape[1:])) for factor in factors],
-        out_specs=_of_client(rows * filters),
-        out_shape=jax.ShapeDtypeStruct((clients, rows * filters), images.dtype),
+        out_specs=[_of_client(rows * filters)] + [partial_sums] * sums,
+        out_shape=[jax.ShapeDtypeStruct((clients, rows * filters), dtype)]
+        + [jax.ShapeDtypeStruct((clients, blocks, filters), statistics_dtype(dtype))] * sums,
         name="correlate",
         **_options(platform, work, clients),
     )
-    return call(*(factor.reshape(clients, -1) for factor in factors)).reshape(clients, count, *geometry.result, filters)
+    results, *found = call(*(factor.reshape(clients, -1) for factor in factors))
+    results = results.reshape(clients, count, *geometry.result, filters)
+    return results, tuple(jnp.sum(one, axis=1) for one in found)
 
 
 def contract(
-    images: Float[Array, "g n h w c"],
-    cotangents: Float[Array, "g n h2 w2 f"],
+    images: Source,
+    cotangents: Source,
     geometry: Geometry,
     parts: int,
     platform: str,
@@ -119,7 +130,7 @@ def contract(
     """Of each client, the gradient of its kernel: images and gradients of the results, summed over positions.
 
     Args:
-        images: with c channels.
+        images: with c channels; all arrays with the clients as first axis.
         cotangents: of f filters.
         geometry: of all images.
         parts: sums that positions are divided among, which are added afterwards.
@@ -127,30 +138,33 @@ def contract(
     """
     from jax.experimental import pallas as pl
 
-    clients, count, *_, channels = images.shape
-    filters, rows = cotangents.shape[4], count * math.prod(geometry.result)
+    clients, count, *_, channels = images.values.shape
+    dtype = images.values.dtype
+    filters, rows = cotangents.values.shape[4], count * math.prod(geometry.result)
     work = _Work(geometry, rows, channels, filters, (0, 0, 0), is_flat(channels))
-    work = work._replace(tile=sums_tile(work.depth, filters, images.dtype.itemsize))
+    work = work._replace(tile=sums_tile(work.depth, filters, dtype.itemsize))
     tall, wide, depth = work.tile
     size = work.places * work.depth * filters
+    factors, tree = jax.tree.flatten((images, cotangents))
     call = pl.pallas_call(
-        partial(_sums_block, work=work, length=pl.cdiv(pl.cdiv(rows, parts), depth)),
+        partial(_sums_block, tree=tree, work=work, length=pl.cdiv(pl.cdiv(rows, parts), depth)),
         grid=(work.places * pl.cdiv(work.depth, tall) * pl.cdiv(filters, wide), parts, clients),
-        in_specs=[_of_client(math.prod(factor.shape[1:])) for factor in (images, cotangents)],
+        in_specs=[_of_client(math.prod(factor.shape[1:])) for factor in factors],
         out_specs=pl.BlockSpec((None, None, size), lambda _, part, client: (client, part, 0)),
-        out_shape=jax.ShapeDtypeStruct((clients, parts, size), statistics_dtype(images.dtype)),
+        out_shape=jax.ShapeDtypeStruct((clients, parts, size), statistics_dtype(dtype)),
         name="correlate_gradient",
         **_options(platform, work, clients),
     )
-    found = call(images.reshape(clients, -1), cotangents.reshape(clients, -1))
-    return jnp.sum(found, axis=1).astype(images.dtype).reshape(clients, -1, filters)
+    found = call(*(factor.reshape(clients, -1) for factor in factors))
+    return jnp.sum(found, axis=1).astype(dtype).reshape(clients, -1, filters)
 
 
-def _product_block(images, kernels, *others, work: _Work, turned: bool, flipped: bool) -> None:  # type: ignore[no-untyped-def]
+def _product_block(*references: Any, tree: Any, work: _Work, turned: bool, flipped: bool) -> None:
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
-    (rows, columns, depth), out = work.tile, others[-1]
+    (rows, columns, depth), given = work.tile, tree.num_leaves
+    (images, kernels, finish), (out, *sums) = tree.unflatten(references[:given]), references[given:]
     column = pl.program_id(0) * columns + _range(columns)
     row = pl.program_id(1) * rows + _range(rows)
     position = _positions(row, work)
@@ -159,30 +173,33 @@ def _product_block(images, kernels, *others, work: _Work, turned: bool, flipped:
     def turn(step: Array, so_far: Array) -> Array:
         place, chunk = _divided(step, chunks)
         value = chunk * depth + _range(depth)
-        seen = _load(images, *_addresses(position, place, value, work))
+        seen = images.read(_read_places(position, place, value, work))
         place = work.places - 1 - place if flipped else place
         one, other, size = (column, value, work.depth) if turned else (value, column, work.filters)
         at = (place * (work.filters if turned else work.depth) + one[:, None]) * size + other
         whole = work.filters % columns == 0 and work.depth % depth == 0
         there = (one < (work.filters if turned else work.depth))[:, None] & (other < size)
-        weights = triton.load(kernels.at[at]) if whole else _load(kernels, at, there)
+        weights = load(kernels, at, None if whole else there)
         contracted = (((1,), (1 if turned else 0,)), ((), ()))
         return so_far + lax.dot_general(seen, weights, contracted, preferred_element_type=so_far.dtype)
 
-    start = jnp.zeros((rows, columns), statistics_dtype(images.dtype))
+    dtype = out.dtype
+    start = jnp.zeros((rows, columns), statistics_dtype(dtype))
     found = lax.fori_loop(jnp.int32(0), jnp.int32(work.places * chunks), turn, start)
-    if len(others) > 1:
-        found += _load(others[0], column, column < work.filters)
-        found = jnp.where(found < 0, 0, found)  # Triton's maximum would turn NaN into 0
-    there = (row < work.rows)[:, None] & (column < work.filters)
-    triton.store(out.at[row[:, None] * work.filters + column], found.astype(out.dtype), mask=there)
+    places = _result_places(row, column, work)
+    if finish is not None:
+        found, totals = finish.last(found, places, dtype)
+        for total, reference in zip(totals, sums, strict=True):
+            triton.store(reference.at[column], total, mask=column < work.filters)
+    triton.store(out.at[places.at], found.astype(dtype), mask=places.there)
 
 
-def _sums_block(images, cotangents, out, *, work: _Work, length: int) -> None:  # type: ignore[no-untyped-def]
+def _sums_block(*references: Any, tree: Any, work: _Work, length: int) -> None:
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
     tall, wide, depth = work.tile
+    (images, cotangents), out = tree.unflatten(references[:-1]), references[-1]
     block, place = _divided(pl.program_id(0), work.places)
     down, right = _divided(block, pl.cdiv(work.filters, wide))
     value, column = down * tall + _range(tall), right * wide + _range(wide)
@@ -190,30 +207,29 @@ def _sums_block(images, cotangents, out, *, work: _Work, length: int) -> None:  
 
     def turn(step: Array, so_far: Array) -> Array:
         row = first + step * depth + _range(depth)
-        seen = _load(images, *_addresses(_positions(row, work), place, value, work))
-        there = (row < work.rows)[:, None] & (column < work.filters)
-        slopes = _load(cotangents, row[:, None] * work.filters + column, there)
+        seen = images.read(_read_places(_positions(row, work), place, value, work))
+        slopes = cotangents.read(_result_places(row, column, work))
         return so_far + lax.dot_general(seen, slopes, (((0,), (0,)), ((), ())), preferred_element_type=so_far.dtype)
 
-    start = jnp.zeros((tall, wide), statistics_dtype(images.dtype))
+    start = jnp.zeros((tall, wide), out.dtype)
     found = lax.fori_loop(jnp.int32(0), jnp.int32(length), turn, start)
     at = (place * work.depth + value)[:, None] * work.filters + column
     triton.store(out.at[at], found, mask=(value < work.depth)[:, None] & (column < work.filters))
 
 
 def _positions(row: Array, work: _Work) -> tuple[Array, ...]:
-    """Of rows of a product: whether they are any, where their image begins, and which of its values they meet first."""
+    """Of rows of a product: whether they are any, their image, and which of its values they meet first."""
     height, width = work.geometry.result
     image, within = _divided(row, height * width)
     down, right = _divided(within, width)
     top = down * work.geometry.stride - work.geometry.before[0]
     left = right * work.geometry.stride - work.geometry.before[1]
-    return tuple(x[:, None] for x in (row < work.rows, image * math.prod(work.geometry.image), top, left))
+    return tuple(x[:, None] for x in (row < work.rows, image, top, left))
 
 
-def _addresses(position: tuple[Array, ...], place: Array, value: Array, work: _Work) -> tuple[Array, Array]:
-    """Where a block's values lie among those of a client, and which there are."""
-    there, base, y, x = position
+def _read_places(position: tuple[Array, ...], place: Array, value: Array, work: _Work) -> Places:
+    """Where the values of a block's rows lie among those of a client, and which there are."""
+    there, image, y, x = position
     geometry, channel = work.geometry, value
     if work.flat:
         place, channel = _divided(value, work.channels)
@@ -224,16 +240,23 @@ def _addresses(position: tuple[Array, ...], place: Array, value: Array, work: _W
         (y, above), (x, beside) = _divided(y, geometry.spread), _divided(x, geometry.spread)
         there = there & (above == 0) & (beside == 0)
     there = there & (y < geometry.image[0]) & (x < geometry.image[1])
-    at = (base + y * geometry.image[1] + x) * work.channels + channel
+    at = (image * math.prod(geometry.image) + y * geometry.image[1] + x) * work.channels + channel
     if work.depth % value.shape[0]:
         there = there & (value < work.depth)
-    return at, jnp.broadcast_to(there, at.shape)
+    return Places(at, jnp.broadcast_to(there, at.shape), *_within(channel, work.channels, image, work))
 
 
-def _load(values, at: Array, there: Array) -> Array:  # type: ignore[no-untyped-def]
-    from jax.experimental.pallas import triton
+def _result_places(row: Array, column: Array, work: _Work) -> Places:
+    """Where the results of a block's rows lie among those of a client, and which there are."""
+    there = (row < work.rows)[:, None] & (column < work.filters)
+    image, _ = _divided(row, math.prod(work.geometry.result))
+    return Places(row[:, None] * work.filters + column, there, *_within(column, work.filters, image[:, None], work))
 
-    return triton.load(values.at[at], mask=there, other=0.0)
+
+def _within(channel: Array, channels: int, image: Array, work: _Work) -> tuple[Array, Array]:
+    """Indices of channels and images, those outside moved to the last ones."""
+    images = work.rows // math.prod(work.geometry.result)
+    return jnp.minimum(channel, channels - 1), jnp.minimum(image, images - 1)
 
 
 def _divided(value: Array, by: int) -> tuple[Array, Array]:
@@ -265,4 +288,4 @@ def _options(platform: str, work: _Work, clients: int) -> dict[str, Any]:
     # Only there: elsewhere its parts may not be installed.
     from jax.experimental.pallas import triton
 
-    return {**options, "compiler_params": triton.CompilerParams(num_warps=4, num_stages=3)}
+    return {**options, "compiler_params": triton.CompilerParams(num_warps=8, num_stages=3)}

@@ -65,11 +65,13 @@ def _pad(inputs: Array, pads: Pads) -> Array:
 
 def positions(inputs: Array, kernel: Array, stride: int, pads: Pads) -> tuple[int, int, int]:
     """Number of images, height and width of the output."""
-    height, width = (
-        (size + sum(pad) - k) // stride + 1
-        for size, pad, k in zip(inputs.shape[1:3], pads, kernel.shape[:2], strict=True)
-    )
-    return inputs.shape[0], height, width
+    return inputs.shape[0], *result_size(inputs.shape[1:3], kernel.shape[:2], stride, pads)
+
+
+def result_size(image: tuple[int, ...], window: tuple[int, ...], stride: int, pads: Pads) -> tuple[int, int]:
+    """Height and width of the output."""
+    height, width = ((size + sum(pad) - k) // stride + 1 for size, pad, k in zip(image, pads, window, strict=True))
+    return height, width
 
 
 def _shifted(values: Array, axis: int, start: int, count: int, stride: int) -> Array:

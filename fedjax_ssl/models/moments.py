@@ -48,15 +48,24 @@ def _forward(
     number = jnp.maximum(count, 1)
     # where, not a product: padding rows may hold anything, NaN included
     centred = values - near if mask is None else jnp.where(_rows(mask), values - near, 0)
-    first, second = (total / number for total in _sums(centred, jnp.square(centred)))
-    mean = jnp.where(count > 0, near + first, 0)
-    var = jnp.maximum(second - jnp.square(first), 0)
+    mean, var = from_sums(_sums(centred, jnp.square(centred)), near, count)
     root = lax.rsqrt(var + epsilon)
     outputs = _outputs(values, root * scale, bias - mean * root * scale, slope)
     return (outputs, mean, var, count), (values, scale, bias, mean, root, number, mask)
 
 
-def _backward(epsilon: float, slope: float | None, saved: tuple, cotangents: tuple[Array, ...]) -> tuple:
+def backward(epsilon: float, slope: float | None, saved: tuple, cotangents: tuple[Array, ...]) -> tuple:
+    """The gradients of `normalized`.
+
+    Args:
+        epsilon: is not used.
+        slope: of the leaky ReLU.
+        saved: values, scale, bias, mean, one over the root of variance and epsilon, values of each mean, mask.
+        cotangents: of the outputs; those of the moments count for nothing.
+
+    Returns:
+        One for each of the first five arguments.
+    """
     values, scale, bias, mean, root, number, mask = saved
     factor = root * scale
     # Each pass waits for something of the one before it. With equal values to share, XLA would write what is computed
@@ -85,7 +94,13 @@ def _through_activation(gradient: Array, values: Array, factor: Array, offset: A
     return gradient * (slope + (1 - slope) * kept)
 
 
-normalized.defvjp(_forward, _backward)
+normalized.defvjp(_forward, backward)
+
+
+def from_sums(sums: tuple[Array, ...], near: Array, count: Array) -> tuple[Array, Array]:
+    """Mean and biased variance of `count` values each, from the sums of them less `near` and of these squared."""
+    first, second = (total / jnp.maximum(count, 1) for total in sums)
+    return jnp.where(count > 0, near + first, 0), jnp.maximum(second - jnp.square(first), 0)
 
 
 def _outputs(values: Array, factor: Array, offset: Array, slope: float | None) -> Array:

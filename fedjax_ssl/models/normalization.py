@@ -1,5 +1,7 @@
 """Normalisation layers: batch normalisation that ignores padding rows, group normalisation, none."""
 
+from typing import NamedTuple
+
 import flax.linen as nn
 import jax.numpy as jnp
 from jax import lax
@@ -13,11 +15,46 @@ Mask = Bool[Array, " n"] | None  # rows that count in the statistics of a batch;
 
 NORMS = ("none", "bn", "gn")
 GROUPS = 32
+MOMENTUM = 0.1  # weight of a batch in the running statistics
+EPSILON = 1e-5  # is added to variances
 
 
 def statistics_dtype(dtype: jnp.dtype) -> jnp.dtype:
     """Where sums over values of `dtype` are kept: float32 for the shorter types."""
     return jnp.dtype(jnp.float32) if jnp.finfo(dtype).bits < 32 else dtype
+
+
+class Running(NamedTuple):
+    """The running statistics of a batch norm layer."""
+
+    mean: nn.Variable
+    var: nn.Variable
+    momentum: float
+
+    def follow(self, mean: Float[Array, " c"], var: Float[Array, " c"], count: Float[Array, ""]) -> None:
+        """Blends in a batch's mean and biased variance of `count` values each; of none, nothing changes."""
+        weight = jnp.where(count > 0, self.momentum, 0.0).astype(self.mean.value.dtype)
+        unbiased = var * (count / jnp.maximum(count - 1, 1))
+        self.mean.value = _blend(self.mean.value, mean, weight)
+        self.var.value = _blend(self.var.value, unbiased, weight)
+
+
+class BatchNormWeights(nn.Module):
+    """What a batch norm layer learns and keeps."""
+
+    momentum: float  # weight of the batch in the running statistics
+
+    @nn.compact
+    def __call__(self, channels: int) -> tuple[Array, Array, Running]:
+        """(scale [c], bias [c], running statistics)."""
+        default = jnp.result_type(float)
+        mean = self.variable("batch_stats", "mean", jnp.zeros, (channels,), default)
+        var = self.variable("batch_stats", "var", jnp.ones, (channels,), default)
+        for name in ("mean", "var"):
+            self.sow("batch_weights", name, self.momentum, init_fn=lambda: None, reduce_fn=lambda _, weight: weight)
+        scale = self.param("scale", nn.initializers.ones, (channels,), default)
+        bias = self.param("bias", nn.initializers.zeros, (channels,), default)
+        return scale, bias, Running(mean, var, self.momentum)
 
 
 class BatchNorm(nn.Module):
@@ -29,38 +66,30 @@ class BatchNorm(nn.Module):
     Source: Ioffe and Szegedy, Batch Normalization, ICML 2015.
     """
 
-    momentum: float = 0.1  # weight of the batch in the running statistics
-    epsilon: float = 1e-5
+    momentum: float = MOMENTUM
+    epsilon: float = EPSILON
     slope: float | None = None  # of the leaky ReLU that follows where it is negative; None: nothing follows
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n ... c"], train: bool, mask: Mask) -> Float[Array, "n ... c"]:
-        channels = inputs.shape[-1]
-        default = jnp.result_type(float)
-        mean = self.variable("batch_stats", "mean", jnp.zeros, (channels,), default)
-        var = self.variable("batch_stats", "var", jnp.ones, (channels,), default)
-        for name in ("mean", "var"):
-            self.sow("batch_weights", name, self.momentum, init_fn=lambda: None, reduce_fn=lambda _, weight: weight)
-        scale = self.param("scale", nn.initializers.ones, (channels,), default)
-        bias = self.param("bias", nn.initializers.zeros, (channels,), default)
+        weights = BatchNormWeights(self.momentum)
+        nn.share_scope(self, weights)
+        scale, bias, running = weights(inputs.shape[-1])
         dtype = statistics_dtype(inputs.dtype)
         values = inputs.astype(dtype)
         few_passes = train and backend() == "gpu" and values.ndim == 4 and values.size > 0
         if train:
             if few_passes:
-                given = (scale.astype(dtype), bias.astype(dtype), mean.value.astype(dtype))
+                given = (scale.astype(dtype), bias.astype(dtype), running.mean.value.astype(dtype))
                 outputs, batch_mean, batch_var, count = normalized(values, *given, mask, self.epsilon, self.slope)
             else:
                 batch_mean, batch_var, count = _moments(values, mask)
-            weight = jnp.where(count > 0, self.momentum, 0.0).astype(mean.value.dtype)
-            unbiased = batch_var * (count / jnp.maximum(count - 1, 1))
             if not self.is_initializing():
-                mean.value = _blend(mean.value, batch_mean, weight)
-                var.value = _blend(var.value, unbiased, weight)
+                running.follow(batch_mean, batch_var, count)
             if few_passes:
                 return outputs.astype(inputs.dtype)
         else:
-            batch_mean, batch_var = mean.value.astype(dtype), var.value.astype(dtype)
+            batch_mean, batch_var = running.mean.value.astype(dtype), running.var.value.astype(dtype)
         factor = lax.rsqrt(batch_var + self.epsilon) * scale.astype(dtype)
         outputs = (values * factor + (bias.astype(dtype) - batch_mean * factor)).astype(inputs.dtype)
         return leaky_relu(outputs, self.slope)
@@ -97,7 +126,7 @@ class GroupNorm(nn.Module):
     Source: Wu and He, Group Normalization, ECCV 2018.
     """
 
-    epsilon: float = 1e-5
+    epsilon: float = EPSILON
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n ... c"]) -> Float[Array, "n ... c"]:
@@ -122,8 +151,8 @@ class Norm(nn.Module):
     """The normalisation layer named `kind`: "none", "bn" (batch) or "gn" (groups of channels)."""
 
     kind: str
-    momentum: float = 0.1  # of "bn": weight of the batch in the running statistics
-    epsilon: float = 1e-5
+    momentum: float = MOMENTUM  # of "bn"
+    epsilon: float = EPSILON
     slope: float | None = None  # of the leaky ReLU that follows where it is negative; None: nothing follows
 
     @nn.compact

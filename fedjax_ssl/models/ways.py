@@ -7,11 +7,8 @@ other GPUs.
 import math
 from typing import Literal, NamedTuple
 
-from jaxtyping import Array
-
 from fedjax_ssl.backend import backend, compiles_kernels
 from fedjax_ssl.models import implicit
-from fedjax_ssl.models.lowerings import Pads, positions
 
 Pass = Literal["forward", "inputs", "kernel"]  # the results, or the gradient of the inputs or of the kernel
 
@@ -32,13 +29,6 @@ class Sizes(NamedTuple):
     result: tuple[int, int]  # height and width
     stride: int
     itemsize: int  # bytes of a value
-
-    @classmethod
-    def of(cls, inputs: Array, kernels: Array, stride: int, pads: Pads) -> "Sizes":
-        """Of images [g, n, h, w, c] and kernels [g, kh, kw, c, f]."""
-        result = positions(inputs[0], kernels[0], stride, pads)[1:]
-        _, height, width, _, filters = kernels.shape
-        return cls(inputs.shape[1:], (height, width), filters, result, stride, inputs.dtype.itemsize)
 
     @property
     def rows(self) -> int:

@@ -166,9 +166,10 @@ def test_a_smoke_run_on_this_cpu(
 def test_own_convolutions_agree_with_xla_s(monkeypatch: pytest.MonkeyPatch) -> None:
     assert agreement.convolutions_off() == 0  # a CPU takes none of them
     monkeypatch.setattr(agreement, "compiles_kernels", lambda: True)
-    off = agreement.convolutions_off(layers=((1, 4, 4, 16, 1),))
+    off = agreement.convolutions_off(layers=((1, 4, 4, 16, 1),), chain=(2, 3, (3, 16)))
     assert 0 < off < 1e-5
     monkeypatch.setattr(agreement, "_off", lambda layer: float("nan") if layer else 0.0)
+    monkeypatch.setattr(agreement, "_off_with_norms", lambda *_: 0.0)
     assert math.isnan(agreement.convolutions_off(layers=((), (1,), ())))
 
 

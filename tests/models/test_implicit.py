@@ -9,6 +9,7 @@ from jax.extend.core import Jaxpr, jaxprs_in_params
 from fedjax_ssl import backend
 from fedjax_ssl.models import conv2d, implicit, lowerings, separate, ways
 from fedjax_ssl.models.convolution import resolve_padding
+from fedjax_ssl.models.implicit_parts import BiasReLU, Values
 from tests.models.convolutions import arrays, run
 
 # images, kernel, stride, padding. Fewer than 16 channels have a way of their own; 18 and 40 fill no whole tile.
@@ -70,7 +71,7 @@ def test_kernels_lie_in_both_orders(monkeypatch):
         x, k = arrays((2, *images), (2, *kernel))
         for turned in (True, False):
             monkeypatch.setattr(implicit, "turns", lambda *_, turned=turned: turned)
-            ours = implicit.convolve(x, k, 1, pads)
+            ours, _ = implicit.convolve(Values(x), k, 1, pads)
             check(ours, jax.vmap(lambda x, k: lowerings.plain(x, k, 1, pads))(x, k))
 
 
@@ -201,7 +202,7 @@ def test_relu_of_nan_is_nan_on_a_gpu_too():
     """Triton's maximum would make it 0, and hide that a run diverges."""
 
     def one(x, k, b):
-        return implicit.convolve(x, k, 1, ((1, 1), (1, 1)), b)
+        return implicit.convolve(Values(x), k, 1, ((1, 1), (1, 1)), BiasReLU(b))[0]
 
     x, k, b = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((1, 1, 4, 4, 16), (1, 3, 3, 16, 16), (1, 16)))
     with pytest.MonkeyPatch.context() as patch:
