@@ -8,6 +8,7 @@ results before they are written, are parts of their own (`implicit_parts`).
 
 import math
 from functools import partial
+from types import NoneType
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from fedjax_ssl.models.implicit_parts import Finish, Places, Source, load
+from fedjax_ssl.models.implicit_parts import BiasReLU, Finish, Places, Source, Values, load
 from fedjax_ssl.models.normalization import statistics_dtype
 
 _ROWS = 128  # of a block of a product
@@ -113,7 +114,7 @@ def correlate(
         out_shape=[jax.ShapeDtypeStruct((clients, rows * filters), dtype)]
         + [jax.ShapeDtypeStruct((clients, blocks, filters), statistics_dtype(dtype))] * sums,
         name="correlate",
-        **_options(platform, work, clients),
+        **_options(platform, work, clients, (images, finish)),
     )
     results, *found = call(*(factor.reshape(clients, -1) for factor in factors))
     results = results.reshape(clients, count, *geometry.result, filters)
@@ -153,7 +154,7 @@ def contract(
         out_specs=pl.BlockSpec((None, None, size), lambda _, part, client: (client, part, 0)),
         out_shape=jax.ShapeDtypeStruct((clients, parts, size), statistics_dtype(dtype)),
         name="correlate_gradient",
-        **_options(platform, work, clients),
+        **_options(platform, work, clients, (images, cotangents)),
     )
     found = call(*(factor.reshape(clients, -1) for factor in factors))
     return jnp.sum(found, axis=1).astype(dtype).reshape(clients, -1, filters)
@@ -279,7 +280,7 @@ def _of_client(size: int) -> Any:
     return pl.BlockSpec((None, size), lambda _, __, client: (client, 0))
 
 
-def _options(platform: str, work: _Work, clients: int) -> dict[str, Any]:
+def _options(platform: str, work: _Work, clients: int, parts: tuple[Source | Finish | None, ...]) -> dict[str, Any]:
     # For whoever reads the compiled program, which says nothing of a kernel's inside.
     counted = 2 * clients * work.rows * work.places * work.depth * work.filters
     options: dict[str, Any] = {"metadata": {"operations": str(counted)}}
@@ -288,4 +289,6 @@ def _options(platform: str, work: _Work, clients: int) -> dict[str, Any]:
     # Only there: elsewhere its parts may not be installed.
     from jax.experimental.pallas import triton
 
-    return {**options, "compiler_params": triton.CompilerParams(num_warps=8, num_stages=3)}
+    # With four, blocks that compute what they read or sum up what they write would spill registers.
+    warps = 4 if all(isinstance(part, Values | BiasReLU | NoneType) for part in parts) else 8
+    return {**options, "compiler_params": triton.CompilerParams(num_warps=warps, num_stages=3)}
