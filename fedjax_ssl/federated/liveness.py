@@ -307,6 +307,9 @@ class _Program:
         A loop goes on in the place of what it starts from, and a turn in that of the turn before.
         """
         places: dict[int, int] = {}
+        taken: set[tuple[int, int]] = (
+            set()
+        )  # loops and places: of several results that start from one value, one gets it
         read = {value: number for number, one in enumerate(needed) if one.name in _READ for value in one.inputs}
         made = {value for one in needed if not self._in_memory(one) for value in one.outputs} - asked
         before = {after: one for one, after in turns.items() if isinstance(after, int) and after != one}
@@ -316,8 +319,9 @@ class _Program:
                 mine = before.get(end) == place if place in turns else start in stored
                 # What is computed element by element is computed again where it is wanted later.
                 free = last[start] == number or (start in made and read[start] == number)
-                if end in stored and mine and free and one.inputs.count(start) == 1:
+                if end in stored and mine and free and (number, place) not in taken:
                     places[end] = place
+                    taken.add((number, place))
             for value in one.outputs:
                 old = before.get(value)
                 if value in places or value not in stored or old is None:

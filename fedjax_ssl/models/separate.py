@@ -63,7 +63,8 @@ def _convolve(
     @jax.custom_vjp
     def backward(inputs: Array, kernel: Array, cotangent: Array) -> tuple[Array, Array]:
         slopes = Values(cotangent)
-        return passes.inputs_gradient(kernel, slopes)[0], passes.kernel_gradient(Values(inputs), slopes)
+        weights = passes.kernel_gradient(Values(inputs), slopes)  # first: it reads patches, which are gone then
+        return passes.inputs_gradient(kernel, slopes)[0], weights
 
     by_slices = partial(lowerings.gradients_in_pieces, stride=stride, pads=pads)
     backward.defvjp(

@@ -76,6 +76,14 @@ def test_a_loop_goes_on_in_the_place_of_what_it_starts_from() -> None:
     assert live(lambda m: jax.lax.fori_loop(0, 7, lambda _, x: x @ x, m @ m), M) == 800 + counter
 
 
+def test_of_two_results_that_start_from_one_value_one_gets_its_place() -> None:
+    def twice(start: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jax.lax.fori_loop(0, 7, lambda _, both: (both[0] + 1, both[1] - 1), (start, start))
+
+    counter = 4
+    assert live(lambda m: twice(m @ m), M) == 800 + counter
+
+
 def test_a_conditional_writes_its_results_once() -> None:
     which = jax.ShapeDtypeStruct((), jnp.int32)
     assert (
