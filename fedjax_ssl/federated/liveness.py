@@ -307,9 +307,7 @@ class _Program:
         A loop goes on in the place of what it starts from, and a turn in that of the turn before.
         """
         places: dict[int, int] = {}
-        taken: set[tuple[int, int]] = (
-            set()
-        )  # loops and places: of several results that start from one value, one gets it
+        taken: set[tuple[int, int]] = set()  # (loop, place): one of several results that start from there
         read = {value: number for number, one in enumerate(needed) if one.name in _READ for value in one.inputs}
         made = {value for one in needed if not self._in_memory(one) for value in one.outputs} - asked
         before = {after: one for one, after in turns.items() if isinstance(after, int) and after != one}
