@@ -72,6 +72,7 @@ class _Way(NamedTuple):
 
     tiled: bool
     images: dict[Any, int]  # by shape and type: bytes of copies of images, which are made once for the whole program
+    sizes: set[int]  # of values that live in memory
     branch: bool = False  # in a branch of a conditional
 
 
@@ -80,6 +81,7 @@ class Taken(NamedTuple):
 
     live: int  # the most that its values take at a time
     images: int  # of copies of images, which are made once for the whole program
+    largest: int  # value of all
 
 
 def bytes_taken(jaxpr: ClosedJaxpr | Jaxpr, tiled: bool = False, carried: int = 0, first: int = 0) -> Taken:
@@ -98,8 +100,9 @@ def bytes_taken(jaxpr: ClosedJaxpr | Jaxpr, tiled: bool = False, carried: int = 
         carried: so many of the first results may take the places of arguments, as in a loop those of the turn before.
         first: number of the first of these arguments.
     """
-    way = _Way(tiled, {})
-    return Taken(_live_bytes(jaxpr, way, carried, first), sum(way.images.values()))
+    way = _Way(tiled, {}, set())
+    live = _live_bytes(jaxpr, way, carried, first)
+    return Taken(live, sum(way.images.values()), max(way.sizes, default=0))
 
 
 def _live_bytes(jaxpr: ClosedJaxpr | Jaxpr, way: _Way, carried: int = 0, first: int = 0, placed: bool = False) -> int:
@@ -257,6 +260,7 @@ class _Program:
             for value in one.outputs:
                 if value in stored and value not in placed and places.get(value, value) == value:
                     living += sizes[value]
+                    self.way.sizes.add(sizes[value])
                     end = max(until.get(value, 0), last.get(value, number))
                     ending[end] = ending.get(end, 0) + sizes[value]
             gone = ending.pop(number, 0)
