@@ -5,6 +5,7 @@ is fused: it takes none, unless a product or a loop reads it. Equal values are c
 to their last use, as patches of a convolution do that its gradient uses again.
 """
 
+import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -57,11 +58,18 @@ _COPIED_GREY = 1 << 26
 _Value = int | tuple[str, str]  # a number, or a constant
 
 
+class _Peak(NamedTuple):
+    """When a function takes the most."""
+
+    live: int  # bytes of all values
+    largest: int  # of these
+
+
 class _Operation(NamedTuple):
     name: str
     inputs: list[int]
     outputs: list[int]
-    within: int  # bytes that its own functions take while it runs
+    within: _Peak  # what its own functions take while it runs
     carried: list[tuple[int, int]]  # operands that a loop goes on from, and what becomes of them
     narrow: bool  # a TPU reads its operands as bfloat16
     copied: int  # bytes of its operand in another layout, which it reads in place of it
@@ -72,7 +80,6 @@ class _Way(NamedTuple):
 
     tiled: bool
     images: dict[Any, int]  # by shape and type: bytes of copies of images, which are made once for the whole program
-    sizes: set[int]  # of values that live in memory
     branch: bool = False  # in a branch of a conditional
 
 
@@ -81,7 +88,7 @@ class Taken(NamedTuple):
 
     live: int  # the most that its values take at a time
     images: int  # of copies of images, which are made once for the whole program
-    largest: int  # value of all
+    largest: int  # of these values
 
 
 def bytes_taken(jaxpr: ClosedJaxpr | Jaxpr, tiled: bool = False, carried: int = 0, first: int = 0) -> Taken:
@@ -100,12 +107,12 @@ def bytes_taken(jaxpr: ClosedJaxpr | Jaxpr, tiled: bool = False, carried: int = 
         carried: so many of the first results may take the places of arguments, as in a loop those of the turn before.
         first: number of the first of these arguments.
     """
-    way = _Way(tiled, {}, set())
-    live = _live_bytes(jaxpr, way, carried, first)
-    return Taken(live, sum(way.images.values()), max(way.sizes, default=0))
+    way = _Way(tiled, {})
+    peak = _peak(jaxpr, way, carried, first)
+    return Taken(peak.live, sum(way.images.values()), peak.largest)
 
 
-def _live_bytes(jaxpr: ClosedJaxpr | Jaxpr, way: _Way, carried: int = 0, first: int = 0, placed: bool = False) -> int:
+def _peak(jaxpr: ClosedJaxpr | Jaxpr, way: _Way, carried: int = 0, first: int = 0, placed: bool = False) -> _Peak:
     """As `bytes_taken`; with `placed`, results do not count."""
     inside = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
     program = _Program(way)
@@ -170,7 +177,7 @@ class _Program:
         if same is not None and same in self.known:
             return self.known[same]
         in_memory = name in _READ and name != "pallas_call"  # a kernel's own values are in none
-        within = self._within(equation, functions) if in_memory else 0
+        within = self._within(equation, functions) if in_memory else _Peak(0, 0)
         outputs = [self.value(variable.aval) for variable in equation.outvars]
         copied = self._lay_out(equation, inputs, outputs) if self.tiled else 0
         given = [one for one in inputs if isinstance(one, int)]
@@ -211,23 +218,23 @@ class _Program:
                     self.sizes[value] = max(self.sizes[value], grouped_bytes(aval, axis, groups))
         return 0
 
-    def _within(self, equation: JaxprEqn, functions: list) -> int:
+    def _within(self, equation: JaxprEqn, functions: list) -> _Peak:
         """What an operation's own functions take."""
         name, settings = equation.primitive.name, equation.params
         _, count = _carry(equation)
 
-        def live(function: Any, carried: int = 0, first: int = 0) -> int:
-            return _live_bytes(function, self.way, carried, first)
+        def live(function: Any, carried: int = 0, first: int = 0) -> _Peak:
+            return _peak(function, self.way, carried, first)
 
         if name == "cond":
-            return max(_live_bytes(function, self.way._replace(branch=True), placed=True) for function in functions)
+            return max(_peak(function, self.way._replace(branch=True), placed=True) for function in functions)
         if name == "while":
             return max(live(settings["cond_jaxpr"]), live(settings["body_jaxpr"], count, settings["body_nconsts"]))
         if name == "scan":
             return live(functions[0], count, settings["num_consts"])
-        return max(map(live, functions), default=0)
+        return max(map(live, functions), default=_Peak(0, 0))
 
-    def most(self, results: list[_Value], given: set[int], turns: dict[int, _Value], placed: set[int]) -> int:
+    def most(self, results: list[_Value], given: set[int], turns: dict[int, _Value], placed: set[int]) -> _Peak:
         """The largest sum of what lives at a time.
 
         Args:
@@ -254,21 +261,22 @@ class _Program:
         until: dict[int, int] = {}
         for value, place in places.items():
             until[place] = max(until.get(place, 0), last.get(value, 0))
-        living = largest = 0
-        ending: dict[int, int] = {}
+        peak, alive = _Peak(0, 0), 0
+        ending: dict[int, list[int]] = {}
         for number, one in enumerate(needed):
             for value in one.outputs:
                 if value in stored and value not in placed and places.get(value, value) == value:
-                    living += sizes[value]
-                    self.way.sizes.add(sizes[value])
+                    alive += sizes[value]
                     end = max(until.get(value, 0), last.get(value, number))
-                    ending[end] = ending.get(end, 0) + sizes[value]
-            gone = ending.pop(number, 0)
+                    ending.setdefault(end, []).append(sizes[value])
+            gone = sum(ending.get(number, ()))
             # What is read for the last time is gone as soon as its copy is there.
             copied = max(one.copied - gone, 0) if one.copied else 0
-            largest = max(largest, living + one.within + copied)
-            living -= gone
-        return largest
+            if (taken := alive + one.within.live + copied) > peak.live:
+                peak = _Peak(taken, max((*itertools.chain(*ending.values()), one.within.largest)))
+            alive -= gone
+            ending.pop(number, None)
+        return peak
 
     def copied_images(self, given: set[int]) -> dict[Any, int]:
         """As `bytes_taken`, by shape and type."""

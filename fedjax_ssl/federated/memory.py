@@ -142,7 +142,8 @@ def estimate_need(update: ClientUpdate, clients: Client, placement: str, num_cli
 
 def program_bytes(jaxpr: ClosedJaxpr) -> int:
     """What a program takes beside its arguments on the device that it is traced for; rather too much."""
-    return sum(whole_program(jaxpr))
+    found = whole_program(jaxpr)
+    return found.live + found.images
 
 
 def whole_program(jaxpr: ClosedJaxpr) -> Taken:
