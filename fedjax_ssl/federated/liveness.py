@@ -329,7 +329,9 @@ class _Program:
                 mine = before.get(end) == place if place in turns else start in stored
                 # What is computed element by element is computed again where it is wanted later.
                 free = last[start] == number or (start in made and read[start] == number)
-                if end in stored and mine and free and (number, place) not in taken:
+                # Nobody else may read it: a loop reads its constants in every turn.
+                alone = one.inputs.count(start) == sum(other == start for other, _ in one.carried)
+                if end in stored and mine and free and alone and (number, place) not in taken:
                     places[end] = place
                     taken.add((number, place))
             for value in one.outputs:

@@ -3,7 +3,8 @@
 For many clients on a GPU a norm layer takes as much memory traffic as four convolutions. Here the convolution in front
 sums up the moments of what it writes, and the one behind normalises what it reads. Backward, the gradient of a
 convolution's inputs goes through the activation and sums up what the norm layer's gradient needs, and the gradients of
-the convolution in front make up that gradient as they read it. So everything as large as the images is written once.
+the convolution in front make up that gradient as they read it. The last norm layer has passes of its own, and so has
+one beside a 1x1 convolution, which is one product.
 """
 
 from collections.abc import Callable, Sequence
@@ -79,11 +80,11 @@ def conv_norms(
 
     Args:
         inputs: images.
-        layers: with kernels of the images' dtype; what belongs to a norm layer is in single or double precision.
+        layers: with kernels and biases of the images' dtype; what belongs to norm layers in single or double precision.
         mask: images that count in the moments; None: all.
-        paddings: of each convolution, zeros around its images.
+        paddings: of each convolution, as many as layers: zeros around its images.
         epsilon: is added to the variances.
-        slope: of the leaky ReLUs where they are negative.
+        slope: of the leaky ReLUs where they are negative, at most 1.
         make: how the convolutions are computed, from sizes: see `Passes`.
 
     Returns:
@@ -159,10 +160,11 @@ class _Chain(NamedTuple):
     ) -> tuple[Array, list[Layer]]:
         """The gradients of inputs and layers, from that of the last outputs."""
         last, final = kept[-1], layers[-1]
-        number = jnp.maximum(last.number, 1)
         wide, above = (x.astype(last.mean.dtype) for x in (last.values, cotangent))
-        saved = (wide, final.scale, final.shift, last.mean, last.root, number, mask)
-        slopes, d_scale, d_shift, *_ = moments.backward(self.epsilon, self.slope, saved, (above,))
+        number = jnp.maximum(last.number, 1)
+        slopes, d_scale, d_shift = moments.gradients(
+            wide, final.scale, final.shift, last.mean, last.root, number, mask, self.slope, above
+        )
         cotangents: Source = Values(slopes.astype(last.values.dtype))
         found: list[Layer] = []
         for index in reversed(range(len(layers))):

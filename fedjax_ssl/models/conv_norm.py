@@ -15,8 +15,8 @@ class ConvNorms(nn.Module):
     """Weight-normalised convolutions with bias, each followed by a norm layer and a leaky ReLU.
 
     Layer i of place "2" has its weights in "conv2_i" and "norm2_i". In training on a GPU whose compiler takes kernels,
-    batch norm becomes part of the convolutions, see `conv_norms`: with "auto" under `vmap` over clients, as a cost
-    model says; with "implicit" always, and anywhere.
+    batch norm becomes part of the convolutions, see `conv_norms`: with "auto", where a cost model takes kernels for
+    clients' own convolutions, else XLA's stay; with "implicit" always, and anywhere.
     """
 
     place: str
@@ -44,7 +44,9 @@ class ConvNorms(nn.Module):
         dtype, image, channels = statistics_dtype(inputs.dtype), inputs.shape[1:3], inputs.shape[3]
         for index, (filters, size, padding) in enumerate(self.layers, 1):
             conv, norm = self._names(index)
-            kernel, bias = Kernel((size, size, channels, filters), None, True, True, name=conv)()
+            kernel, bias = Kernel(
+                (size, size, channels, filters), initializer=None, use_bias=True, weight_norm=True, name=conv
+            )()
             scale, shift, running = BatchNormWeights(MOMENTUM, name=norm)(filters)
             layers.append(Layer(kernel, bias, *(x.astype(dtype) for x in (scale, shift, running.mean.value))))
             statistics.append(running)

@@ -3,6 +3,10 @@
 Each part says it twice: with arrays of one client, and as a block of a GPU's kernel (`implicit_kernels`) does it, where
 the fields are references to a client's values in a row. With parts a norm layer needs no pass over the images of its
 own: the convolution before it sums up its moments, the one after it normalises what it reads.
+
+A `Source` is read: `array()` is the images as a product reads them, `read(places)` a block of them. A `Finish` changes
+results: `applied(results)` returns them [n, h, w, c] and `sums` arrays [c], `last(found, places, dtype)` a block and
+its part of these sums, over the block's rows; `dtype` is what the block is written in.
 """
 
 from typing import Any, ClassVar, NamedTuple
@@ -12,14 +16,16 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float
 
+from fedjax_ssl.models.moments import channel_sums
+
 
 class Places(NamedTuple):
-    """Of a block: which values it is about. All indices are valid; what is not there is masked."""
+    """Of a block: which values it is about."""
 
-    at: Array  # [rows, columns], among all values of the client's images
-    there: Array  # [rows, columns]
-    channel: Array  # [columns]
-    image: Array  # [rows, 1]
+    at: Array  # [rows, columns], among all values of the client's images; valid where they are there
+    there: Array  # [rows, columns], whether there are any
+    channel: Array  # [columns], always valid
+    image: Array  # [rows, 1], always valid
 
 
 @struct.dataclass
@@ -42,19 +48,17 @@ class Normalized:
     values: Float[Array, "n h w c"]
     factor: Float[Array, " c"]
     offset: Float[Array, " c"]
-    slope: float | None = struct.field(pytree_node=False)  # of the leaky ReLU, at most 1; None: there is none
+    slope: float = struct.field(pytree_node=False)  # of the leaky ReLU where it is negative, at most 1
 
     def array(self) -> Array:
         outputs = self.values.astype(self.factor.dtype) * self.factor + self.offset
-        outputs = outputs if self.slope is None else jnp.maximum(outputs, self.slope * outputs)
-        return outputs.astype(self.values.dtype)
+        return jnp.maximum(outputs, self.slope * outputs).astype(self.values.dtype)
 
     def read(self, places: Places) -> Array:
         factor, offset = (load(x, places.channel) for x in (self.factor, self.offset))
         values = load(self.values, places.at, places.there)
         outputs = values.astype(factor.dtype) * factor + offset
-        if self.slope is not None:
-            outputs = jnp.where(outputs < 0, self.slope * outputs, outputs)  # a maximum would turn NaN into 0 there
+        outputs = jnp.where(outputs < 0, self.slope * outputs, outputs)  # Triton's maximum would turn NaN into 0
         return jnp.where(places.there, outputs, 0).astype(values.dtype)
 
 
@@ -120,7 +124,7 @@ class Moments:
         centred = results.astype(self.near.dtype) - self.near
         if self.marked is not None:  # where, not a product: padding rows may hold anything, NaN included
             centred = jnp.where(self.marked[:, None, None, None] > 0, centred, 0)
-        return results, _sums(centred, jnp.square(centred))
+        return results, channel_sums(centred, jnp.square(centred))
 
     def last(self, found: Array, places: Places, dtype: jnp.dtype) -> tuple[Array, tuple[Array, ...]]:
         if self.bias is not None:
@@ -144,21 +148,19 @@ class ActivationGradient:
     factor: Float[Array, " c"]
     offset: Float[Array, " c"]
     near: Float[Array, " c"]
-    slope: float | None = struct.field(pytree_node=False)
+    slope: float = struct.field(pytree_node=False)
     sums: ClassVar[int] = 2
 
     def applied(self, results: Array) -> tuple[Array, tuple[Array, ...]]:
         inputs = self.inputs.astype(self.near.dtype)
-        if self.slope is not None:
-            results = jnp.where(inputs * self.factor + self.offset < 0, self.slope * results, results)
+        results = jnp.where(inputs * self.factor + self.offset < 0, self.slope * results, results)
         wide = results.astype(inputs.dtype)
-        return results, _sums(wide, wide * (inputs - self.near))
+        return results, channel_sums(wide, wide * (inputs - self.near))
 
     def last(self, found: Array, places: Places, dtype: jnp.dtype) -> tuple[Array, tuple[Array, ...]]:
         inputs = load(self.inputs, places.at, places.there).astype(found.dtype)
         factor, offset, near = (load(x, places.channel) for x in (self.factor, self.offset, self.near))
-        if self.slope is not None:
-            found = jnp.where(inputs * factor + offset < 0, self.slope * found, found)
+        found = jnp.where(inputs * factor + offset < 0, self.slope * found, found)
         wide = jnp.where(places.there, found.astype(dtype).astype(found.dtype), 0)
         return found, (jnp.sum(wide, 0), jnp.sum(wide * (inputs - near), 0))
 
@@ -171,8 +173,3 @@ def load(values: Any, at: Array, there: Array | None = None) -> Array:
     from jax.experimental.pallas import triton
 
     return triton.load(values.at[at], mask=there, other=None if there is None else 0.0)
-
-
-def _sums(*arrays: Array) -> tuple[Array, ...]:
-    """Of each array the sum over all axes but the last one."""
-    return tuple(jnp.sum(array, (0, 1, 2)) for array in arrays)

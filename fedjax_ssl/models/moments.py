@@ -48,37 +48,54 @@ def _forward(
     number = jnp.maximum(count, 1)
     # where, not a product: padding rows may hold anything, NaN included
     centred = values - near if mask is None else jnp.where(_rows(mask), values - near, 0)
-    mean, var = from_sums(_sums(centred, jnp.square(centred)), near, count)
+    mean, var = from_sums(channel_sums(centred, jnp.square(centred)), near, count)
     root = lax.rsqrt(var + epsilon)
     outputs = _outputs(values, root * scale, bias - mean * root * scale, slope)
     return (outputs, mean, var, count), (values, scale, bias, mean, root, number, mask)
 
 
-def backward(epsilon: float, slope: float | None, saved: tuple, cotangents: tuple[Array, ...]) -> tuple:
-    """The gradients of `normalized`.
+def _backward(epsilon: float, slope: float | None, saved: tuple, cotangents: tuple[Array, ...]) -> tuple:
+    values, scale, bias, mean, root, number, mask = saved
+    found = gradients(values, scale, bias, mean, root, number, mask, slope, cotangents[0])
+    return *found, jnp.zeros_like(mean), None
+
+
+def gradients(
+    values: Float[Array, "n h w c"],
+    scale: Float[Array, " c"],
+    bias: Float[Array, " c"],
+    mean: Float[Array, " c"],
+    root: Float[Array, " c"],
+    number: Float[Array, ""],
+    mask: Bool[Array, " n"] | None,
+    slope: float | None,
+    cotangent: Float[Array, "n h w c"],
+) -> tuple[Float[Array, "n h w c"], Float[Array, " c"], Float[Array, " c"]]:
+    """The gradients of values, scale and bias of `normalized`.
 
     Args:
-        epsilon: is not used.
-        slope: of the leaky ReLU.
-        saved: values, scale, bias, mean, one over the root of variance and epsilon, values of each mean, mask.
-        cotangents: of the outputs; those of the moments count for nothing.
-
-    Returns:
-        One for each of the first five arguments.
+        values: as there.
+        scale: as there.
+        bias: as there.
+        mean: of the values.
+        root: one over the root of variance and epsilon.
+        number: of values of each mean, at least 1.
+        mask: as there.
+        slope: as there.
+        cotangent: of the outputs.
     """
-    values, scale, bias, mean, root, number, mask = saved
     factor = root * scale
     # Each pass waits for something of the one before it. With equal values to share, XLA would write what is computed
     # again here, as large as the images.
-    factor, offset = _after(cotangents[0][0, 0, 0], factor, bias - mean * factor)
-    gradient = _through_activation(cotangents[0], values, factor, offset, slope)
-    d_bias, d_scale = _sums(gradient, gradient * ((values - mean) * root))
+    factor, offset = _after(cotangent[0, 0, 0], factor, bias - mean * factor)
+    gradient = _through_activation(cotangent, values, factor, offset, slope)
+    d_bias, d_scale = channel_sums(gradient, gradient * ((values - mean) * root))
     factor, offset = _after(d_bias, factor, offset)
-    gradient = _through_activation(cotangents[0], values, factor, offset, slope)
+    gradient = _through_activation(cotangent, values, factor, offset, slope)
     through_moments = (d_bias + ((values - mean) * root) * d_scale) / number
     if mask is not None:
         through_moments = jnp.where(_rows(mask), through_moments, 0)
-    return (gradient - through_moments) * factor, d_scale, d_bias, jnp.zeros_like(mean), None
+    return (gradient - through_moments) * factor, d_scale, d_bias
 
 
 def _after(first: Array, *values: Array) -> tuple[Array, ...]:
@@ -94,7 +111,7 @@ def _through_activation(gradient: Array, values: Array, factor: Array, offset: A
     return gradient * (slope + (1 - slope) * kept)
 
 
-normalized.defvjp(_forward, backward)
+normalized.defvjp(_forward, _backward)
 
 
 def from_sums(sums: tuple[Array, ...], near: Array, count: Array) -> tuple[Array, Array]:
@@ -108,7 +125,7 @@ def _outputs(values: Array, factor: Array, offset: Array, slope: float | None) -
     return outputs if slope is None else jnp.maximum(outputs, slope * outputs)
 
 
-def _sums(*arrays: Array) -> tuple[Array, ...]:
+def channel_sums(*arrays: Array) -> tuple[Array, ...]:
     """Of each array the sum over all axes but the last one."""
     return tuple(jnp.sum(array, (0, 1, 2)) for array in arrays)
 

@@ -52,7 +52,7 @@ class Passes:
         def one(way: str, kernel: Array, cotangents: Source, finish: Finish | None) -> implicit.Results:
             slopes = cotangents.array()
             images = jnp.zeros((slopes.shape[0], *self.image, kernel.shape[2]), slopes.dtype)  # none is read
-            return finished(self._gradients(way, images, kernel, slopes)[0], finish)
+            return finished(self.gradients(way, images, kernel, slopes)[0], finish)
 
         def many(kernels: Array, cotangents: Source, finish: Finish | None) -> implicit.Results:
             return implicit.gradient_of_inputs(self.image, kernels, cotangents, self.stride, self.pads, finish)
@@ -65,18 +65,24 @@ class Passes:
         def one(way: str, inputs: Source, cotangents: Source) -> Array:
             images, slopes = inputs.array(), cotangents.array()
             kernel = jnp.zeros((*self.window, images.shape[3], slopes.shape[3]), slopes.dtype)  # is not read
-            return self._gradients(way, images, kernel, slopes)[1]
+            return self.gradients(way, images, kernel, slopes)[1]
 
         def many(inputs: Source, cotangents: Source) -> Array:
             return implicit.gradient_of_kernels(inputs, self.window, cotangents, self.stride, self.pads)
 
         return self._vectorized("kernel", one, many)(inputs, cotangents)
 
+    @property
+    def _shared(self) -> str:
+        """The way with one kernel for all images: with 1x1, XLA's own convolution is no better than a product."""
+        return "slices" if self.window == (1, 1) and self.stride == 1 else "native"
+
     def _way(self, way: str) -> Callable[[Array, Array], Array]:
         function = lowerings.plain if way == "native" else lowerings.slices
         return partial(function, stride=self.stride, pads=self.pads)
 
-    def _gradients(self, way: str, inputs: Array, kernel: Array, cotangent: Array) -> tuple[Array, Array]:
+    def gradients(self, way: str, inputs: Array, kernel: Array, cotangent: Array) -> tuple[Array, Array]:
+        """Of the images and of the kernel, by "slices" or "native"; both have derivatives of any order."""
         if way == "slices" and backend() != "tpu":
             return lowerings.gradients_in_pieces(inputs, kernel, cotangent, self.stride, self.pads)
         return jax.vjp(self._way(way), inputs, kernel)[1](cotangent)
@@ -102,21 +108,25 @@ class Passes:
         @custom_vmap
         def alone(*arguments: Any) -> Any:
             if not self.own_alone:
-                return one("native", *arguments)
+                return one(self._shared, *arguments)
             return jax.tree.map(lambda x: x[0], many(*jax.tree.map(lambda x: x[None], arguments)))
+
+        def folded(size: int, batched: list, inputs: Source, kernel: Array, finish: Finish | None) -> implicit.Results:
+            """All images in one convolution; what is done before and after is each batch's own."""
+            images = jax.vmap(lambda source: source.array(), (jax.tree.map(_axis, batched[0]),), axis_size=size)(inputs)
+            results, _ = alone(Values(images.reshape(-1, *images.shape[2:])), kernel, None)
+            results = results.reshape(size, -1, *results.shape[1:])
+            return jax.vmap(finished, (0, jax.tree.map(_axis, batched[2])))(results, finish)
 
         @alone.def_vmap
         def _(size: int, batched: list, *arguments: Any) -> tuple[Any, Any]:
             if all(_main(factor) for factor in batched[:2]):
                 results = many(*jax.tree.map(partial(_every, size), arguments, tuple(batched)))
-            elif name == "forward" and _fold(*arguments, *batched[1:]):
-                folded = Values(arguments[0].values.reshape(-1, *arguments[0].values.shape[2:]))
-                results, _ = alone(folded, *arguments[1:])
-                results = results.reshape(size, -1, *results.shape[1:]), ()
+            elif name == "forward" and not batched[1]:
+                results = folded(size, batched, *arguments)
             else:
-                way = "native" if name == "forward" and not batched[1] else "slices"
-                axes = jax.tree.map(lambda b: 0 if b else None, tuple(batched))
-                results = jax.vmap(partial(one, way), axes)(*arguments)
+                axes = jax.tree.map(_axis, tuple(batched))
+                results = jax.vmap(partial(one, "slices"), axes)(*arguments)
             return results, jax.tree.map(lambda _: True, results)
 
         return alone
@@ -127,15 +137,13 @@ def finished(results: Array, finish: Finish | None) -> implicit.Results:
     return (results, ()) if finish is None else finish.applied(results)
 
 
-def _fold(inputs: Source, kernel: Array, finish: Finish | None, *batched: Any) -> bool:
-    """Whether images of several batches can be convolved as one: nothing but these is batched, or summed up."""
-    summed = finish is not None and finish.sums
-    return isinstance(inputs, Values) and not summed and not any(jax.tree.leaves(batched))
-
-
 def _main(factor: Any) -> Any:
     """The images of a source, or the kernel itself; or whether they are batched."""
     return getattr(factor, "values", factor)
+
+
+def _axis(batched: bool) -> int | None:
+    return 0 if batched else None
 
 
 def _every(size: int, value: Array, batched: bool) -> Array:

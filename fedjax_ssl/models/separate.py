@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from fedjax_ssl.models import lowerings, ways
+from fedjax_ssl.models import ways
 from fedjax_ssl.models.implicit_parts import BiasReLU, Values
 from fedjax_ssl.models.lowerings import Pads
 from fedjax_ssl.models.passes import Passes
@@ -66,10 +66,9 @@ def _convolve(
         weights = passes.kernel_gradient(Values(inputs), slopes)  # first: it reads patches, which are gone then
         return passes.inputs_gradient(kernel, slopes)[0], weights
 
-    by_slices = partial(lowerings.gradients_in_pieces, stride=stride, pads=pads)
     backward.defvjp(
         lambda *arguments: (backward(*arguments), arguments),
-        lambda arguments, cotangents: jax.vjp(by_slices, *arguments)[1](cotangents),
+        lambda arguments, cotangents: jax.vjp(partial(passes.gradients, "slices"), *arguments)[1](cotangents),
     )
 
     @jax.custom_vjp

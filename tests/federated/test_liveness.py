@@ -80,8 +80,24 @@ def test_of_two_results_that_start_from_one_value_one_gets_its_place() -> None:
     def twice(start: jax.Array) -> tuple[jax.Array, jax.Array]:
         return jax.lax.fori_loop(0, 7, lambda _, both: (both[0] + 1, both[1] - 1), (start, start))
 
+    def with_a_constant(start: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda m, _: (m @ start, None), start, None, length=7)[0]
+
     counter = 4
     assert live(lambda m: twice(m @ m), M) == 800 + counter
+    # Every turn reads where it started from, and its own product before it is written over.
+    assert live(lambda m: with_a_constant(m @ m), M) == 1200
+
+
+def test_the_largest_value_is_that_of_the_peak() -> None:
+    wide = jax.ShapeDtypeStruct((10, 1000), jnp.float32)
+
+    def small_after_large(m: jax.Array, x: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, 7, lambda _, m: m @ (m @ m), m * jnp.sum(m @ x))
+
+    found = bytes_taken(jax.make_jaxpr(small_after_large)(M, wide))
+    assert found.largest == 40_000 and found.live >= 40_000
+    assert bytes_taken(jax.make_jaxpr(lambda m: (m @ m) @ m)(M)).largest == 400
 
 
 def test_a_conditional_writes_its_results_once() -> None:

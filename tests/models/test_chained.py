@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_ssl import backend
 from fedjax_ssl.models import build, lowerings
 from fedjax_ssl.models.chained import Layer, conv_norms
 from fedjax_ssl.models.separate import BY_COST, PLAIN_OR_SLICES, PRODUCTS
 from tests.models.convolutions import arrays
-from tests.models.test_implicit import primitives
+from tests.models.test_implicit import THERE, primitives
 
 PADS = (((1, 1), (1, 1)), ((0, 0), (0, 0)), ((1, 0), (1, 1)))
 EPSILON, SLOPE = 1e-5, 0.1
@@ -52,12 +53,11 @@ def clients(*more, channels=(3, 17, 20, 16)):
 
 
 def everything(function):
-    """Outputs, moments and gradients, with cosines of the outputs of images that count as the loss."""
+    """Outputs, moments and gradients, with cosines of all outputs as the loss."""
 
     def run(inputs, layers, mask):
         outputs, pull, moments = jax.vjp(lambda x, w: function(x, w, mask), inputs, layers, has_aux=True)
-        weight = 1.0 if mask is None else mask[:, None, None, None].astype(outputs.dtype)
-        return outputs * weight, moments, pull(jnp.cos(outputs) * weight)
+        return outputs, moments, pull(jnp.cos(outputs))
 
     return run
 
@@ -135,11 +135,75 @@ def test_second_derivatives():
 
 
 @pytest.mark.thorough
-def test_a_batch_that_counts_no_image_has_finite_gradients():
+@pytest.mark.parametrize("make", [PRODUCTS, BY_COST])
+def test_a_batch_that_counts_no_image(make):
     with jax.enable_x64(True):
-        found = jax.jit(jax.vmap(everything(together(BY_COST))))(*clients(), jnp.zeros((CLIENTS, 4), bool))
-        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
-        assert all(not number.any() for _, _, number in found[1])
+        given = *clients(), jnp.zeros((CLIENTS, 4), bool)
+
+        def linear(function):
+            def run(inputs, layers, mask):
+                outputs, pull, moments = jax.vjp(lambda x, w: function(x, w, mask), inputs, layers, has_aux=True)
+                return outputs, moments, pull(jnp.ones_like(outputs))
+
+            return run
+
+        ours, theirs = (jax.jit(jax.vmap(linear(way)))(*given) for way in (together(make), one_after_another))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-7), ours, theirs)
+        assert all(not number.any() for _, _, number in ours[1])
+
+
+@pytest.mark.thorough
+def test_images_that_do_not_count_may_hold_anything():
+    with jax.enable_x64(True):
+        inputs, layers = clients()
+        mask = batch_of(MASKS["some do"])
+        run = jax.jit(jax.vmap(together(PRODUCTS)))
+        clean, moments = run(inputs, layers, mask)
+        found = run(jnp.where(mask[:, :, None, None, None], inputs, jnp.nan), layers, mask)
+        check((found[0][mask], found[1]), (clean[mask], moments))
+
+
+@pytest.mark.thorough
+def test_several_blocks_of_columns_and_of_rows_and_a_client_by_itself():
+    with jax.enable_x64(True):
+        inputs, layers = clients(channels=(140, 17, 130, 16))
+        inputs = jnp.concatenate([inputs] * 2, 1)
+        ways = together(PRODUCTS), one_after_another
+        ours, theirs = (
+            jax.jit(jax.vmap(lambda x, w, way=way: everything(way)(x, w, None)))(inputs, layers) for way in ways
+        )
+        check(ours, theirs)
+        second = jax.tree.map(lambda leaf: leaf[1:], (inputs, layers))
+        alone = jax.jit(jax.vmap(lambda x, w: everything(ways[0])(x, w, None)))(*second)
+        jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[1:], b), ours, alone)
+
+
+def convolutions_with_groups(function, *arguments):
+    """How many convolutions are grouped, and how many there are, as traced for a GPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "clear_caches", lambda: None)  # what other tests compiled
+        with backend.tracing_for(THERE):
+            text = str(jax.make_jaxpr(lambda *given: function(*given))(*arguments))
+    return text.count("feature_group_count=") - text.count("feature_group_count=1\n"), text.count(
+        "conv_general_dilated"
+    )
+
+
+@pytest.mark.thorough
+def test_under_seeds_a_network_that_clients_share_has_no_grouped_convolution():
+    inputs, layers = jax.eval_shape(lambda: clients(2, channels=(3, 16, 32, 32)))
+    shared = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((leaf.shape[0], *leaf.shape[2:]), leaf.dtype), layers)
+    run = jax.vmap(jax.vmap(lambda x, w: together(BY_COST)(x, w, None), (0, None)))
+    grouped, _ = convolutions_with_groups(run, inputs, shared)
+    assert grouped == 0
+
+
+@pytest.mark.thorough
+def test_one_client_alone_takes_a_product_for_1x1():
+    shapes = jax.eval_shape(clients)
+    inputs, layers = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), shapes)
+    _, found = convolutions_with_groups(lambda x, w: together(BY_COST)(x, w, None), inputs, layers)
+    assert found == 2  # of three layers
 
 
 @pytest.mark.thorough
@@ -185,7 +249,7 @@ def test_a_network_learns_the_same_with_the_norm_in_the_convolutions():
 
 
 @pytest.mark.thorough
-def test_a_gpu_writes_nothing_between_a_convolution_and_the_next_one():
+def test_a_gpu_takes_kernels_for_all_but_1x1():
     model = build("cnn13", num_classes=10, input_shape=(32, 32, 3))
     shapes = jax.eval_shape(lambda key: jax.vmap(model.init)(jax.random.split(key, 5)), jax.random.key(0))
 
