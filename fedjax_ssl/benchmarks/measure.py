@@ -20,7 +20,7 @@ from fedjax_ssl.benchmarks.workloads import WORKLOADS, Variant, Workload, prepar
 from fedjax_ssl.command_line import map_large_buffers, use_processor
 from fedjax_ssl.data import Dataset, FederatedData
 from fedjax_ssl.experiment import Experiment, build_method, federate
-from fedjax_ssl.experiment.programs import compiler_options
+from fedjax_ssl.experiment.programs import compiled_program
 from fedjax_ssl.experiment.rounds import run_rounds
 from fedjax_ssl.federated import VECTORIZED_RUNS, Choice, Method, ServerState
 from fedjax_ssl.federated.method import Metrics
@@ -153,7 +153,7 @@ def compile_rounds(
     advance = rounds_of_all_seeds(method, variant, rounds)
     states = jax.jit(jax.vmap(method.init, in_axes=(0, None)))(keys, federation)
     begin = time.perf_counter()
-    program = jax.jit(advance).lower(keys, states, federation).compile(compiler_options=compiler_options())
+    program = compiled_program(jax.jit(advance).lower(keys, states, federation))
     seconds = time.perf_counter() - begin
     for _ in range(-(-rounds_before // rounds)):
         states, _ = program(keys, states, federation)

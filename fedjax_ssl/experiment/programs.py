@@ -300,17 +300,35 @@ def _compile(function: Callable[..., Any], arguments: tuple[Any, ...], code: Cod
         check_program(traced.jaxpr, code.sizes)
         lowered = traced.lower()
     with _explaining_memory(code.sizes):
+        return compiled_program(lowered)
+
+
+def compiled_program(lowered: jax.stages.Lowered) -> Callable[..., Any]:
+    """The program, compiled as a run's programs are."""
+    try:
         return lowered.compile(compiler_options=compiler_options())
+    except jax.errors.JaxRuntimeError as error:
+        if "opt-barrier" not in str(error):
+            raise
+        # XLA writes a loop over a handful of numbers as one kernel, and cannot write a barrier within.
+        return lowered.compile(compiler_options=compiler_options(barriers=False))
 
 
-def compiler_options() -> dict[str, Any]:
-    """What XLA is told for a run's programs: on CPUs to leave LLVM less to do (docs/benchmarks.md).
+def compiler_options(barriers: bool = True) -> dict[str, Any]:
+    """What XLA is told for a run's programs: on CPUs to have less to compile (docs/benchmarks.md).
 
-    A level in $XLA_FLAGS stays.
+    LLVM optimizes less, and barriers stay until operations were put together to kernels, as on accelerators, see
+    `fedjax_ssl.federated.apart`. What is named in $XLA_FLAGS stays as it is there.
+
+    Args:
+        barriers: whether barriers are to stay.
     """
-    if backend() != "cpu" or "xla_backend_optimization_level" in os.environ.get("XLA_FLAGS", ""):
+    if backend() != "cpu":
         return {}
-    return {"xla_backend_optimization_level": 1}
+    options: dict[str, Any] = {"xla_backend_optimization_level": 1}
+    if barriers:
+        options |= {"xla_disable_hlo_passes": "cse_barrier_expander"}
+    return {name: value for name, value in options.items() if name not in os.environ.get("XLA_FLAGS", "")}
 
 
 def _places(arguments: PyTree, mesh: Mesh) -> PyTree:

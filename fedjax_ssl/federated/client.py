@@ -17,6 +17,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from fedjax_ssl.federated.apart import apart, cut
 from fedjax_ssl.federated.forward import forward_views, labelling_key
 from fedjax_ssl.federated.method import (
     Client,
@@ -198,7 +199,8 @@ class _ClientRound:
         self.packings = {group: packing(broadcast.params[group]) for group in training.groups}
         self.common = {group: self.packings[group].pack(broadcast.params[group]) for group in training.groups}
         self.shared = training.shared
-        self.flat_state, self.unravel_state = ravel_pytree(broadcast.model_state)
+        self.flat_state, unravel = ravel_pytree(broadcast.model_state)
+        self.unravel_state = partial(cut, unravel)
         phases = {group: [term for term in task.terms if term.group == group] for group in training.groups}
         self.phases = {group: terms for group, terms in phases.items() if terms}
 
@@ -371,6 +373,7 @@ class _ClientRound:
         finite = jnp.isfinite(end.loss)
         for values in jax.tree.leaves((end.params, end.model_state)):
             finite = finite & jnp.all(jnp.isfinite(values))
+        finite = apart(finite)
         trained = finite & (num_steps > 0)
         loss = end.loss
         end = jax.tree.map(lambda new, old: jnp.where(trained, new, old), end, begin)
@@ -401,7 +404,7 @@ class _ClientRound:
         averaged = {group: end.optimizer[group] for group in self.shared if self.training.average_optimizer}
         for values in jax.tree.leaves((remembered, averaged)):
             sound = sound & jnp.all(jnp.isfinite(values))
-        finite, trained = finite & (sound | ~trained), trained & sound
+        finite, trained = apart((finite & (sound | ~trained), trained & sound))
         averaged = jax.tree.map(lambda x: jnp.where(trained, x, jnp.zeros_like(x)), averaged)
         weight = jnp.where(trained, wanted, 0.0)
         weights = {group: weight if group in self.phases else jnp.zeros_like(weight) for group in self.shared}

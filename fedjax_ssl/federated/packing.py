@@ -12,6 +12,8 @@ import jax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
+from fedjax_ssl.federated.apart import cut
+
 PyTree = Any
 Packed = tuple[Array, ...]
 LARGE = 4096  # elements
@@ -41,7 +43,7 @@ def packing(tree: PyTree) -> Packing:
 
     def unpack(packed: Packed) -> PyTree:
         alone = iter(packed[: sum(large)])
-        together = iter([] if all(large) else unravel(packed[-1]))
+        together = iter([] if all(large) else cut(unravel, packed[-1]))
         return jax.tree.unflatten(structure, [next(alone) if is_large else next(together) for is_large in large])
 
     return Packing(pack, unpack)

@@ -183,6 +183,7 @@ def map_clients(
         ValueError: for an unknown placement or a chunk size below 1.
     """
     _check(placement, chunk_size)
+    update = jax.jit(update)  # traced once, for the shapes of its sums and to run it
     size = valid.shape[0]
     width = {"sequential": 1, "vmap": size, "chunked": min(chunk_size, size)}[placement]
     slots, counts = _fill_up(clients, valid, -size % width)

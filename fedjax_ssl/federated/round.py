@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.data import FederatedData, LoadedInputs, NotLoaded, of_all_devices
 from fedjax_ssl.federated import kept as kept_table
+from fedjax_ssl.federated.apart import cut
 from fedjax_ssl.federated.client import Broadcast, LocalTraining, Task, client_update
 from fedjax_ssl.federated.clients import all_clients, clients_of, part_of, server_as_client
 from fedjax_ssl.federated.cohort import Cohort, random_slots
@@ -293,7 +294,7 @@ def _train(
     flat_state, unravel_state = ravel_pytree(state.model_state)
     after = state._replace(
         params={g: packing(tree).unpack(moved[g]) if g in moved else tree for g, tree in state.params.items()},
-        model_state=unravel_state(flat_state + scale.astype(flat_state.dtype) * statistics["model_state"]),
+        model_state=cut(unravel_state, flat_state + scale.astype(flat_state.dtype) * statistics["model_state"]),
         optimizer=optimizer_state,
         terms=states,
         clients=kept_table.write(

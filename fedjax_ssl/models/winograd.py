@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -35,6 +36,8 @@ class _Tiles(NamedTuple):
     blocks: int  # pieces of `step` inputs that all tiles lie in
 
 
+# Traced once for all layers of a shape: the transforms are many small operations.
+@functools.partial(jax.jit, static_argnames=("stride", "pads"))
 def winograd(
     inputs: Float[Array, "n h w c"], kernel: Float[Array, "kh kw c f"], stride: int, pads: lowerings.Pads
 ) -> Float[Array, "n h2 w2 f"]:
