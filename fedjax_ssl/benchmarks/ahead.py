@@ -170,7 +170,7 @@ def compile_workload(name: str, variant_name: str, options: AheadOptions) -> Com
         traced = advance.trace(*shapes)
         compiled = traced.lower().compile()
         seconds = time.perf_counter() - begin
-        estimated = estimated_bytes(traced.jaxpr)
+        estimated = estimated_bytes(traced.jaxpr, len(jax.tree.leaves(states)), len(jax.tree.leaves(keys)))
     turns = None
     if workload.method == "fedavg":
         turns = least_turns(workload.steps_per_round(variant), 1, choices[-1].clients_at_once * options.devices)
@@ -207,7 +207,8 @@ def compile_config(name: str, options: AheadOptions) -> Compiled:
         begin = time.perf_counter()
         compiled, arguments = programs.compile(code, [state], [inputs], rounds)
         seconds = time.perf_counter() - begin
-        estimated = estimated_bytes(jax.make_jaxpr(block_of(code, rounds))(*arguments))
+        donated = len(jax.tree.leaves(state))
+        estimated = estimated_bytes(jax.make_jaxpr(block_of(code, rounds))(*arguments), donated)
     length = Length(_rounds_of(method, config.rounds), -(-config.rounds // config.eval_every))
     choices = programs.choices(code)
     return _compiled(file, argument, options, compiled, rounds, choices, estimated, seconds, None, length)

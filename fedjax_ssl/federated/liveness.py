@@ -338,8 +338,9 @@ class _Program:
                 old = before.get(value)
                 if value in places or value not in stored or old is None:
                     continue
-                # What is computed element by element may overwrite what it reads.
-                if last.get(old, -1) < number + (one.name not in _READ):
+                # What is computed element by element may overwrite what it reads, and rows may be written into it.
+                written = one.name.startswith("scatter") and one.inputs[:1] == [old] and one.inputs.count(old) == 1
+                if last.get(old, -1) < number + (one.name not in _READ or written):
                     places[value] = old
         return places
 

@@ -128,10 +128,10 @@ def estimate_need(update: ClientUpdate, clients: Client, placement: str, num_cli
     plan, start = jax.eval_shape(prepare, some), jax.eval_shape(jax.vmap(update.start), some)
     batch = jax.eval_shape(jax.vmap(batch_of, (0, None)), plan, number)
     summed, stacked = (tree_bytes(tree) // 2 for tree in jax.eval_shape(finish, some, plan, start))
-    carried = len(jax.tree.leaves(start))
+    carried, stepping = len(jax.tree.leaves(start)), jax.make_jaxpr(step)(some, number, batch, start)
     pieces = [
         program_taken(jax.make_jaxpr(prepare)(some)),
-        program_taken(jax.make_jaxpr(step)(some, number, batch, start), carried),
+        program_taken(stepping, carried, len(stepping.in_avals) - carried),
         program_taken(jax.make_jaxpr(finish)(some, plan, start)),
     ]
     before = pieces[0].live // 2
@@ -142,26 +142,33 @@ def estimate_need(update: ClientUpdate, clients: Client, placement: str, num_cli
     return Need(tables + planned + progress + summed + max(one.live // 2 for one in pieces), kept)
 
 
-def program_bytes(jaxpr: ClosedJaxpr) -> int:
-    """What a program takes beside its arguments on the device that it is traced for; rather too much."""
-    found = whole_program(jaxpr)
+def program_bytes(jaxpr: ClosedJaxpr, donated: int = 0, first: int = 0) -> int:
+    """What a program takes beside its arguments on the device that it is traced for; rather too much.
+
+    Args:
+        jaxpr: the program.
+        donated: so many of its first results may take the places of as many arguments, a run's state.
+        first: number of the first of these arguments.
+    """
+    found = whole_program(jaxpr, donated, first)
     return found.live + found.images
 
 
-def whole_program(jaxpr: ClosedJaxpr) -> Taken:
+def whole_program(jaxpr: ClosedJaxpr, donated: int = 0, first: int = 0) -> Taken:
     """As `program_bytes`, with the copies of images, which several runs share, apart from the rest."""
-    found = program_taken(jaxpr)
+    found = program_taken(jaxpr, donated, first)
     return found._replace(live=found.live + _small())
 
 
-def program_taken(jaxpr: ClosedJaxpr, carried: int = 0) -> Taken:
+def program_taken(jaxpr: ClosedJaxpr, carried: int = 0, first: int = 0) -> Taken:
     """As `bytes_taken`, with a margin, on the device that a program is traced for.
 
     Args:
         jaxpr: the program.
-        carried: so many of its first results may take the places of as many arguments, the last ones.
+        carried: so many of its first results may take the places of as many arguments.
+        first: number of the first of these arguments.
     """
-    found = bytes_taken(jaxpr, backend() == "tpu", carried, len(jaxpr.in_avals) - carried)
+    found = bytes_taken(jaxpr, backend() == "tpu", carried, first)
     margin = _MARGIN.get(backend(), _MARGIN_ELSEWHERE) * found.live
     gap = min(found.largest, _LARGEST_GAP.get(backend(), 0.0) * found.live)
     return found._replace(live=found.live + int(max(margin, gap)))

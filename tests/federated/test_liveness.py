@@ -100,6 +100,16 @@ def test_the_largest_value_is_that_of_the_peak() -> None:
     assert bytes_taken(jax.make_jaxpr(lambda m: (m @ m) @ m)(M)).largest == 400
 
 
+def test_rows_are_written_into_what_a_turn_goes_on_from() -> None:
+    def turn(_: int, table: jax.Array) -> jax.Array:
+        return table.at[jnp.array([3, 1])].set(table[:2] @ jnp.ones((10, 10)))
+
+    rows, counter = 2 * 40, 4
+    assert live(lambda m: jax.lax.fori_loop(0, 7, turn, m @ m), M) < 400 + 400 + rows + counter + 100
+    donated = bytes_taken(jax.make_jaxpr(lambda m: jax.lax.fori_loop(0, 7, turn, m))(M), carried=1)
+    assert donated.live < 400 + rows + counter + 100  # the ones; the table lies where it was
+
+
 def test_a_conditional_writes_its_results_once() -> None:
     which = jax.ShapeDtypeStruct((), jnp.int32)
     assert (
