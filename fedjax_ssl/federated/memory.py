@@ -36,7 +36,7 @@ _MARGIN_ELSEWHERE = 0.1
 _LARGEST_GAP = {"gpu": 0.45}
 # ... beside bytes for what is too small to be followed: numbers and short tables, some hundred in a round, each in a
 # buffer of its own, of 16 KiB on a TPU.
-_SMALL = {"tpu": 1 << 20, "gpu": 1 << 17}
+_SMALL = {"tpu": 1 << 20, "gpu": 160 << 10}
 _SMALL_ELSEWHERE = 1 << 19
 
 
