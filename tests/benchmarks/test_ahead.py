@@ -64,7 +64,7 @@ def check_estimate(row: dict[str, Any]) -> None:
     took, estimated = row["temporary_bytes"], row["estimated_bytes"]
     assert took <= estimated
     if took > 100e6:
-        assert estimated <= 1.6 * took
+        assert estimated <= 1.5 * took
 
 
 @pytest.mark.thorough
