@@ -31,5 +31,5 @@ def cut(unravel: Callable[[Array], PyTree], vector: Array) -> PyTree:
         unravel: cuts a vector into arrays.
         vector: of all of them.
     """
-    pieces = unravel(vector)
-    return pieces if len(jax.tree.leaves(pieces)) < MANY else apart(unravel(apart(vector)))
+    number = len(jax.tree.leaves(jax.eval_shape(unravel, vector)))
+    return unravel(vector) if number < MANY else apart(unravel(apart(vector)))

@@ -27,17 +27,23 @@ VECTORIZED_RUNS = "vectorized runs"
 _UNEQUAL = 1.25
 # Part of the free memory that is planned with: the rest is for the compiler's workspaces and for fragmentation.
 USABLE = 0.8
-# Compilers order and fuse in their own way: what they took beyond what lives at a time, at most, over the benchmark's
-# workloads and shipped configs (docs/accelerators.md). A GPU's leaves gaps between values of different sizes: up to 0.3
-# of all, with the convolutions of `models.implicit`, and up to 0.45 where few values are nearly everything and one of
-# them finds no gap ...
-_MARGIN = {"gpu": 0.3}
-_MARGIN_ELSEWHERE = 0.1
-_LARGEST_GAP = {"gpu": 0.45}
-# ... beside bytes for what is too small to be followed: numbers and short tables, some hundred in a round, each in a
-# buffer of its own, of 16 KiB on a TPU.
-_SMALL = {"tpu": 1 << 20, "gpu": 160 << 10}
-_SMALL_ELSEWHERE = 1 << 19
+
+
+class _Beyond(NamedTuple):
+    """What compilers took beyond what lives at a time, at most, over the benchmark's workloads and shipped configs.
+
+    They order and fuse in their own way (docs/accelerators.md). A GPU's leaves gaps between values of different sizes:
+    up to 0.3 of all, with the convolutions of `models.implicit`, and up to 0.45 where few values are nearly everything
+    and one of them finds no gap.
+    """
+
+    margin: float  # share of what lives
+    largest_gap: float  # share of it that a gap for the largest value may have
+    small: int  # bytes of what is not followed: numbers and short tables, each in a buffer, of 16 KiB on a TPU
+
+
+_BEYOND = {"gpu": _Beyond(0.3, 0.45, 160 << 10), "tpu": _Beyond(0.1, 0.0, 1 << 20)}
+_BEYOND_ELSEWHERE = _Beyond(0.1, 0.0, 1 << 19)
 
 
 class Choice(NamedTuple):
@@ -136,7 +142,7 @@ def estimate_need(update: ClientUpdate, clients: Client, placement: str, num_cli
     ]
     before = pieces[0].live // 2
     tables, progress, planned = (tree_bytes(tree) // 2 for tree in (some, start, plan))
-    kept = num_clients * stacked + gathered * (summed + stacked) + max(one.images for one in pieces) + _small()
+    kept = num_clients * stacked + gathered * (summed + stacked) + max(one.images for one in pieces) + _beyond().small
     if placement == "lanes":
         kept += num_clients * (progress + planned + before)
     return Need(tables + planned + progress + summed + max(one.live // 2 for one in pieces), kept)
@@ -157,7 +163,7 @@ def program_bytes(jaxpr: ClosedJaxpr, donated: int = 0, first: int = 0) -> int:
 def whole_program(jaxpr: ClosedJaxpr, donated: int = 0, first: int = 0) -> Taken:
     """As `program_bytes`, with the copies of images, which several runs share, apart from the rest."""
     found = program_taken(jaxpr, donated, first)
-    return found._replace(live=found.live + _small())
+    return found._replace(live=found.live + _beyond().small)
 
 
 def program_taken(jaxpr: ClosedJaxpr, carried: int = 0, first: int = 0) -> Taken:
@@ -169,13 +175,13 @@ def program_taken(jaxpr: ClosedJaxpr, carried: int = 0, first: int = 0) -> Taken
         first: number of the first of these arguments.
     """
     found = bytes_taken(jaxpr, backend() == "tpu", carried, first)
-    margin = _MARGIN.get(backend(), _MARGIN_ELSEWHERE) * found.live
-    gap = min(found.largest, _LARGEST_GAP.get(backend(), 0.0) * found.live)
+    beyond = _beyond()
+    margin, gap = beyond.margin * found.live, min(found.largest, beyond.largest_gap * found.live)
     return found._replace(live=found.live + int(max(margin, gap)))
 
 
-def _small() -> int:
-    return _SMALL.get(backend(), _SMALL_ELSEWHERE)
+def _beyond() -> _Beyond:
+    return _BEYOND.get(backend(), _BEYOND_ELSEWHERE)
 
 
 def tree_bytes(tree: PyTree) -> int:

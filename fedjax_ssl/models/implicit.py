@@ -146,13 +146,18 @@ def _platform() -> str:
     return "gpu" if backend() == "gpu" else "interpret"
 
 
+def all_batched(size: int, arguments: tuple[Any, ...], batched: list) -> tuple[Any, ...]:
+    """The arguments of a rule of `custom_vmap`, those that are not batched repeated."""
+    return jax.tree.map(lambda x, b: x if b else jnp.broadcast_to(x, (size, *x.shape)), arguments, tuple(batched))
+
+
 def _of_clients(many: Callable) -> Callable:
     """A function of many clients, which vectorized once more, over seeds, takes these as clients too."""
     many = custom_vmap(many)
 
     @many.def_vmap
     def _(size: int, batched: list, *arguments: Any) -> tuple[Any, Any]:
-        whole = jax.tree.map(lambda x, b: x if b else jnp.broadcast_to(x, (size, *x.shape)), arguments, tuple(batched))
+        whole = all_batched(size, arguments, batched)
         results = many(*jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), whole))
         results = jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]), results)
         return results, jax.tree.map(lambda _: True, results)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float
 
-from fedjax_ssl.models.moments import channel_sums
+from fedjax_ssl.models.moments import channel_sums, scaled
 
 
 class Places(NamedTuple):
@@ -51,8 +51,8 @@ class Normalized:
     slope: float = struct.field(pytree_node=False)  # of the leaky ReLU where it is negative, at most 1
 
     def array(self) -> Array:
-        outputs = self.values.astype(self.factor.dtype) * self.factor + self.offset
-        return jnp.maximum(outputs, self.slope * outputs).astype(self.values.dtype)
+        outputs = scaled(self.values.astype(self.factor.dtype), self.factor, self.offset, self.slope)
+        return outputs.astype(self.values.dtype)
 
     def read(self, places: Places) -> Array:
         factor, offset = (load(x, places.channel) for x in (self.factor, self.offset))

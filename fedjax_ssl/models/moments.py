@@ -50,7 +50,7 @@ def _forward(
     centred = values - near if mask is None else jnp.where(_rows(mask), values - near, 0)
     mean, var = from_sums(channel_sums(centred, jnp.square(centred)), near, count)
     root = lax.rsqrt(var + epsilon)
-    outputs = _outputs(values, root * scale, bias - mean * root * scale, slope)
+    outputs = scaled(values, root * scale, bias - mean * root * scale, slope)
     return (outputs, mean, var, count), (values, scale, bias, mean, root, number, mask)
 
 
@@ -120,7 +120,8 @@ def from_sums(sums: tuple[Array, ...], near: Array, count: Array) -> tuple[Array
     return jnp.where(count > 0, near + first, 0), jnp.maximum(second - jnp.square(first), 0)
 
 
-def _outputs(values: Array, factor: Array, offset: Array, slope: float | None) -> Array:
+def scaled(values: Array, factor: Array, offset: Array, slope: float | None) -> Array:
+    """Values times a factor plus an offset; then a leaky ReLU where there is a slope."""
     outputs = values * factor + offset
     return outputs if slope is None else jnp.maximum(outputs, slope * outputs)
 

@@ -121,7 +121,7 @@ class Passes:
         @alone.def_vmap
         def _(size: int, batched: list, *arguments: Any) -> tuple[Any, Any]:
             if all(_main(factor) for factor in batched[:2]):
-                results = many(*jax.tree.map(partial(_every, size), arguments, tuple(batched)))
+                results = many(*implicit.all_batched(size, arguments, batched))
             elif name == "forward" and not batched[1]:
                 results = folded(size, batched, *arguments)
             else:
@@ -144,7 +144,3 @@ def _main(factor: Any) -> Any:
 
 def _axis(batched: bool) -> int | None:
     return 0 if batched else None
-
-
-def _every(size: int, value: Array, batched: bool) -> Array:
-    return value if batched else jnp.broadcast_to(value, (size, *value.shape))

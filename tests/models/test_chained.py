@@ -5,12 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl import backend
 from fedjax_ssl.models import build, lowerings
 from fedjax_ssl.models.chained import Layer, conv_norms
 from fedjax_ssl.models.separate import BY_COST, PLAIN_OR_SLICES, PRODUCTS
-from tests.models.convolutions import arrays
-from tests.models.test_implicit import THERE, primitives
+from tests.models.convolutions import arrays, primitives, traced_for_a_gpu
 
 PADS = (((1, 1), (1, 1)), ((0, 0), (0, 0)), ((1, 0), (1, 1)))
 EPSILON, SLOPE = 1e-5, 0.1
@@ -178,15 +176,10 @@ def test_several_blocks_of_columns_and_of_rows_and_a_client_by_itself():
         jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[1:], b), ours, alone)
 
 
-def convolutions_with_groups(function, *arguments):
-    """How many convolutions are grouped, and how many there are, as traced for a GPU."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax, "clear_caches", lambda: None)  # what other tests compiled
-        with backend.tracing_for(THERE):
-            text = str(jax.make_jaxpr(lambda *given: function(*given))(*arguments))
-    return text.count("feature_group_count=") - text.count("feature_group_count=1\n"), text.count(
-        "conv_general_dilated"
-    )
+def groups_of_convolutions(function, *arguments):
+    """Of every convolution of XLA's, as traced for a GPU."""
+    traced = traced_for_a_gpu(function, *arguments)
+    return [one.params["feature_group_count"] for one in traced if one.primitive.name == "conv_general_dilated"]
 
 
 @pytest.mark.thorough
@@ -194,16 +187,16 @@ def test_under_seeds_a_network_that_clients_share_has_no_grouped_convolution():
     inputs, layers = jax.eval_shape(lambda: clients(2, channels=(3, 16, 32, 32)))
     shared = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((leaf.shape[0], *leaf.shape[2:]), leaf.dtype), layers)
     run = jax.vmap(jax.vmap(lambda x, w: together(BY_COST)(x, w, None), (0, None)))
-    grouped, _ = convolutions_with_groups(run, inputs, shared)
-    assert grouped == 0
+    assert groups_of_convolutions(run, inputs, shared) == []
+    assert primitives(run, inputs, shared).count("pallas_call") == 2  # of three layers, one of them 1x1
 
 
 @pytest.mark.thorough
 def test_one_client_alone_takes_a_product_for_1x1():
     shapes = jax.eval_shape(clients)
     inputs, layers = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), shapes)
-    _, found = convolutions_with_groups(lambda x, w: together(BY_COST)(x, w, None), inputs, layers)
-    assert found == 2  # of three layers
+    groups = groups_of_convolutions(lambda x, w: together(BY_COST)(x, w, None), inputs, layers)
+    assert groups == [1, 1]  # of three layers
 
 
 @pytest.mark.thorough

@@ -4,13 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend.core import Jaxpr, jaxprs_in_params
 
 from fedjax_ssl import backend
 from fedjax_ssl.models import conv2d, implicit, lowerings, separate, ways
 from fedjax_ssl.models.convolution import resolve_padding
 from fedjax_ssl.models.implicit_parts import BiasReLU, Values
-from tests.models.convolutions import arrays, run
+from tests.models.convolutions import arrays, primitives, run
 
 # images, kernel, stride, padding. Fewer than 16 channels have a way of their own; 18 and 40 fill no whole tile.
 GEOMETRIES = {
@@ -23,23 +22,6 @@ GEOMETRIES = {
     "stride over the edge": ((2, 8, 8, 1), (2, 2, 1, 2), 3, "VALID"),
     "more filters than a tile has": ((1, 4, 3, 130), (3, 3, 130, 140), 1, "SAME"),
 }
-THERE = backend.Elsewhere("gpu", 64 << 30)
-
-
-def primitives(function, *arguments):
-    """Names of the operations of a function as it is traced for a GPU, without those inside of its kernels."""
-
-    def names(jaxpr: Jaxpr):
-        for equation in jaxpr.eqns:
-            yield equation.primitive.name
-            if equation.primitive.name != "pallas_call":
-                for inner in jaxprs_in_params(equation.params):
-                    yield from names(getattr(inner, "jaxpr", inner))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax, "clear_caches", lambda: None)  # what other tests compiled
-        with backend.tracing_for(THERE):
-            return list(names(jax.make_jaxpr(lambda *given: function(*given))(*arguments).jaxpr))
 
 
 def check(ours, theirs, atol=1e-11):
