@@ -49,8 +49,8 @@ from fedjax_ssl.registry import did_you_mean
 
 # Options by what they are for.
 _NOT_AHEAD = ("repeats", "limit", "threads", "heap", "smoke")
-_ONLY_AHEAD = ("configs", "devices")
-_NOT_SMOKE = ("threads", "heap")
+_ONLY_AHEAD = ("configs",)
+_NOT_SMOKE = ("threads", "heap", "devices")
 _ONLY_SMOKE = ("platform", "docs")
 
 
@@ -142,7 +142,8 @@ def _parser() -> argparse.ArgumentParser:
         "--devices",
         type=int,
         default=1,
-        help="with --target: so many of them share each cohort, and the collectives of a round are counted (1)",
+        help="so many of them share each cohort; of a CPU up to one per core, with --target so many of the target, and "
+        "the collectives of a round are counted (1)",
     )
     return parser
 
@@ -166,7 +167,8 @@ def _names(given: str | None) -> list[str]:
 def _check(given: argparse.Namespace) -> None:
     flags = {f"--{name}": value for name, value in vars(given).items() if value is not None}
     with naming():
-        check_whole_numbers(**{flag: flags[flag] for flag in ("--repeats", "--rounds", "--threads") if flag in flags})
+        whole = ("--repeats", "--rounds", "--threads", "--devices")
+        check_whole_numbers(**{flag: flags[flag] for flag in whole if flag in flags})
         check_numbers("(0, inf)", **{flag: flags[flag] for flag in ("--scale", "--limit", "--smoke") if flag in flags})
         check_choices(PLACEMENTS, **{flag: flags[flag] for flag in ("--placement",) if flag in flags})
         check_choices(TARGETS, **{flag: flags[flag] for flag in ("--target",) if flag in flags})
@@ -194,7 +196,16 @@ def _measured(given: argparse.Namespace) -> Iterator[dict[str, Any] | None]:
     """Rows as they come; None for a workload whose process died."""
     names = _names(given.workloads)
     _check(given)
-    options = Options(given.repeats, given.rounds, given.scale, given.limit, given.placement, given.heap, given.threads)
+    options = Options(
+        given.repeats,
+        given.rounds,
+        given.scale,
+        given.limit,
+        given.placement,
+        given.heap,
+        given.threads,
+        given.devices,
+    )
     for name, variant in _variants(names):
         yield _in_process(f"{name} {variant}", partial(measure, name, variant, options), given.one_process)
 

@@ -63,8 +63,9 @@ def use_processor(threads: int | None, devices: int | None = None) -> None:
 
     Args:
         threads: of the pool; None: one per core.
-        devices: that share each cohort. If there are as many cores, a CPU becomes as many devices, whose pool has
-            2 * devices + 2 threads at least: in jax 0.10 devices can wait for each other for ever in a smaller one.
+        devices: that share each cohort. If there are as many cores, a CPU becomes as many devices, whose pool has a
+            thread for each at least: with fewer, devices wait for each other for ever. (With a thread for each, jax
+            0.10 also does so if more than 32 programs wait to be run; a run waits for every block of rounds.)
 
     Raises:
         ConfigError: less than one thread.
@@ -78,10 +79,9 @@ def use_processor(threads: int | None, devices: int | None = None) -> None:
     if threads or sharers > 1:
         given = os.environ.get("NPROC", "")
         wanted = threads or (int(given) if given.isdigit() else processor.cores())
-        least = 2 * sharers + 2 if sharers > 1 else 1
-        if threads and threads < least:
-            warnings.warn(f"config.threads is {threads}; {sharers} devices need {least}", ConfigNote, stacklevel=2)
-        os.environ["NPROC"] = str(max(wanted, least))
+        if threads and threads < sharers:
+            warnings.warn(f"config.threads is {threads}; {sharers} devices need {sharers}", ConfigNote, stacklevel=2)
+        os.environ["NPROC"] = str(max(wanted, sharers))
 
 
 def leave(error: BaseException) -> int:

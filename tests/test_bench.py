@@ -31,6 +31,17 @@ def test_json_has_one_object_per_line_and_nothing_else(capsys: pytest.CaptureFix
 
 
 @pytest.mark.thorough
+def test_devices_share_the_cohorts_of_a_measurement(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = []
+    for devices in ("1", "2"):
+        arguments = ("--workloads", "W3", "--scale", "0.002", *SMALL[:1], *SMALL[3:], "--devices", devices)
+        assert bench.main(["bench", "--json", *arguments]) == 0
+        rows.append(json.loads(capsys.readouterr().out))
+    assert [row["devices"] for row in rows] == [1, 2]
+    assert rows[0]["loss"] == rows[1]["loss"] and np.isfinite(rows[0]["loss"])
+
+
+@pytest.mark.thorough
 def test_without_json_there_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main(["bench", "--workloads", "W2", "--placement", "lanes", *SMALL]) == 0
     output = capsys.readouterr()
@@ -47,6 +58,7 @@ def test_without_json_there_is_a_table(capsys: pytest.CaptureFixture[str]) -> No
         (("--workloads", "W2,w5"), ("'w5'", "Did you mean 'W5'?", *WORKLOADS)),
         (("--repeats", "0"), ("--repeats is 0", "at least 1")),
         (("--scale", "-1"), ("--scale is -1.0", "above 0")),
+        (("--devices", "0"), ("--devices is 0", "at least 1")),
         (("--placement", "everywhere"), ("'everywhere'", "sequential", "lanes")),
     ],
 )

@@ -10,7 +10,8 @@ clients per round, with the same number of local steps of plain SGD. PyTorch tak
 which ours does, with the images on the device as floats; fedjax draws batches of its own. Each system runs in a
 process of its own, one after another; the first block of rounds warms up, then the median over blocks counts.
 
-Every system is tried with one thread and with one per core, and the faster way counts. The PyTorch loop keeps one
+Every system is tried with one thread and with one per core, ours also with a device per core which share each cohort
+(`--config.federated.devices`); the faster way counts. The PyTorch loop keeps one
 network, loads the global parameters for every client and averages what comes out, for convolutions in the faster of
 both memory formats.
 
@@ -138,10 +139,10 @@ def timed(block: Callable[[], None], repeats: int) -> dict[str, float]:
     }
 
 
-def run_ours(name: str, plan: Plan, repeats: int, threads: int) -> dict[str, Any]:
+def run_ours(name: str, plan: Plan, repeats: int, threads: int, devices: int) -> dict[str, Any]:
     """`fedjax_ssl`, as its command line runs."""
     rounds = len(plan.rounds)
-    options = Options(repeats=repeats, rounds=rounds, limit=600, threads=threads)
+    options = Options(repeats=repeats, rounds=rounds, limit=600, threads=threads, devices=devices)
     row = measure(name, WORKLOADS[name].variants[0].name, options)
     seconds = row["seconds_per_round"] * rounds
     if round(row["examples_per_second"] * seconds) != plan.examples():
@@ -151,7 +152,7 @@ def run_ours(name: str, plan: Plan, repeats: int, threads: int) -> dict[str, Any
         "seconds": seconds,
         "fastest": row["fastest_seconds_per_round"] * rounds,
         "processor": row["processor_seconds_per_round"] * rounds,
-        "note": in_words(threads),
+        "note": in_words(threads) + (f", {devices} devices" if devices > 1 else ""),
         "device": row["device"],
     }
 
@@ -275,13 +276,21 @@ def numbers_of_threads() -> list[int]:
     return sorted({1, processor.cores()})
 
 
+def ways(system: str) -> list[tuple[int, ...]]:
+    """How a system is tried, a process for each: of those with JAX, a process cannot change its threads and devices."""
+    if system == "torch":
+        return [()]
+    if system == "fedjax":
+        return [(threads,) for threads in numbers_of_threads()]
+    return [*((threads, 1) for threads in numbers_of_threads()), *((n, n) for n in numbers_of_threads() if n > 1)]
+
+
 def in_words(threads: int) -> str:
     """For the table."""
     return f"{threads} thread{'s' * (threads > 1)}"
 
 
 SYSTEMS = {"fedjax_ssl": run_ours, "torch": run_torch, "fedjax": run_fedjax}
-WITH_JAX = ("fedjax_ssl", "fedjax")  # whose number of threads cannot change within a process
 NEEDS = {"torch": ("torch",), "fedjax": ("fedjax", "haiku")}
 
 
@@ -413,8 +422,7 @@ def main(arguments: list[str]) -> int:
         plan = in_own_process(make_plan, name, options.rounds or WORKLOADS[name].rounds)
         updates, steps = plan.counts()
         for system in systems:
-            given = [(threads,) for threads in numbers_of_threads()] if system in WITH_JAX else [()]
-            results = [in_own_process(SYSTEMS[system], name, plan, options.repeats, *one) for one in given]
+            results = [in_own_process(SYSTEMS[system], name, plan, options.repeats, *way) for way in ways(system)]
             result = min(results, key=lambda one: one["seconds"])
             rows.append(
                 {

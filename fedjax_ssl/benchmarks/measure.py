@@ -1,5 +1,6 @@
 """How a workload is measured: one compiled block of rounds, run warm several times from the same state, and awaited."""
 
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable
@@ -19,7 +20,9 @@ from fedjax_ssl.benchmarks.padding import padded_share
 from fedjax_ssl.benchmarks.workloads import WORKLOADS, Variant, Workload, prepared
 from fedjax_ssl.command_line import map_large_buffers, use_processor
 from fedjax_ssl.data import Dataset, FederatedData
+from fedjax_ssl.distributed import share_out
 from fedjax_ssl.experiment import Experiment, build_method, federate
+from fedjax_ssl.experiment.build import execution_of
 from fedjax_ssl.experiment.programs import compiled_program
 from fedjax_ssl.experiment.rounds import run_rounds
 from fedjax_ssl.federated import VECTORIZED_RUNS, Choice, Method, ServerState
@@ -37,6 +40,7 @@ class Options(NamedTuple):
     placement: str | None = None  # where the variant does not fix it
     heap: bool = False  # leave large buffers to the C library, see `map_large_buffers`
     threads: int | None = None  # see `use_processor`
+    devices: int = 1  # that share each cohort
 
 
 class Block(NamedTuple):
@@ -77,8 +81,9 @@ def measure(name: str, variant_name: str, options: Options) -> dict[str, Any]:
         ConfigError: a setting cannot be used.
     """
     mapped = not options.heap and map_large_buffers()
-    use_processor(options.threads)
+    use_processor(options.threads, options.devices)
     workload, variant = prepared(name, variant_name, options.scale, options.placement)
+    variant = dataclasses.replace(variant, settings={"federated.devices": options.devices, **variant.settings})
     rounds = options.rounds or workload.rounds
     config, federation, block, placed = compiled_block(workload, variant, workload.dataset(), rounds)
     peak = product_operations_per_second()
@@ -99,6 +104,7 @@ def measure(name: str, variant_name: str, options: Options) -> dict[str, Any]:
         "clients_at_once": placed.clients_at_once,
         "large_buffers": "mapped" if mapped else "heap",
         "threads": processor.threads(),
+        "devices": options.devices,
         "rounds_per_block": rounds,
         "blocks": len(timings.wall),
         "warm": timings.warm,
@@ -140,16 +146,22 @@ def compiled_block(
     config, key = experiment.config, jax.random.key(experiment.config.seed)
     federation = federate(experiment, key)
     choices: list[Choice] = []
-    method = build_method(experiment, federation, report=choices.append)
-    block = compile_rounds(method, federation, variant, config.seed, rounds, workload.rounds_before)
+    execution = execution_of(experiment, federation, alone=True)
+    method = build_method(experiment, federation, report=choices.append, execution=execution)
+    keys, everywhere = share_out((seed_keys(variant, config.seed), federation), execution.mesh)
+    block = compile_rounds(method, keys, everywhere, variant, rounds, workload.rounds_before)
     return config, federation, block, choices[-1]
 
 
 def compile_rounds(
-    method: Method, federation: FederatedData, variant: Variant, seed: int, rounds: int, rounds_before: int = 0
+    method: Method,
+    keys: Key[Array, " s"],
+    federation: FederatedData,
+    variant: Variant,
+    rounds: int,
+    rounds_before: int = 0,
 ) -> Block:
     """Initializes all seeds, compiles a block of rounds, and runs the rounds before in whole blocks."""
-    keys = seed_keys(variant, seed)
     advance = rounds_of_all_seeds(method, variant, rounds)
     states = jax.jit(jax.vmap(method.init, in_axes=(0, None)))(keys, federation)
     begin = time.perf_counter()

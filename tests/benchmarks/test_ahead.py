@@ -135,7 +135,6 @@ def test_what_is_traced_for_another_device_is_told_so(monkeypatch: pytest.Monkey
         (("--target", "h10"), ("'h10'", "Did you mean 'h100'?", "tpu-v5e")),
         (("--target", "h100", "--repeats", "2"), ("--repeats does nothing with --target",)),
         (("--configs", "digits"), ("--configs needs --target",)),
-        (("--devices", "4"), ("--devices needs --target",)),
         (("--target", "tpu-v5e", "--devices", "8"), ("--devices is 8", "1 to 4")),
         (("--target", "h100", "--configs", "digits_xlcp"), ("'digits_xlcp'", "digits_xclp")),
         (("--target", "h100", "--configs", "digits", "--workloads", "W2"), ("takes the place of --workloads",)),

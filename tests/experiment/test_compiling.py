@@ -10,12 +10,13 @@ from fedjax_ssl.experiment import programs
 
 def test_a_processors_programs_take_less_of_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     level, barriers = {"xla_backend_optimization_level": 1}, {"xla_disable_hlo_passes": "cse_barrier_expander"}
+    width = {"xla_cpu_prefer_vector_width": 512}
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
-    assert programs.compiler_options() == level | barriers
+    assert programs.compiler_options() == level | barriers | width
     monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=3")
-    assert programs.compiler_options() == barriers
+    assert programs.compiler_options() == barriers | width
     monkeypatch.setenv("XLA_FLAGS", "--xla_disable_hlo_passes=algsimp")
-    assert programs.compiler_options() == level
+    assert programs.compiler_options() == level | width
 
 
 def test_an_accelerators_compiler_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
