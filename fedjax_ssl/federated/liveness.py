@@ -54,6 +54,8 @@ _MOVING = {"concatenate", "pad", "slice", "reshape", "squeeze", "expand_dims", "
 _MOVED = {"concatenate", "pad", "slice", "split", "reshape", "transpose"}
 # The most bytes of images of one channel that a TPU copies for reading them by index.
 _COPIED_GREY = 1 << 26
+# The most bytes of float32 that a TPU reads by index where they lie; what is larger it copies, cut in halves.
+_READ_WHOLE = 1 << 29
 
 _Value = int | tuple[str, str]  # a number, or a constant
 
@@ -80,6 +82,7 @@ class _Way(NamedTuple):
 
     tiled: bool
     images: dict[Any, int]  # by shape and type: bytes of copies of images, which are made once for the whole program
+    large: dict[Any, int]  # the same of copies of large values that are read by index
     branch: bool = False  # in a branch of a conditional
 
 
@@ -96,10 +99,11 @@ def bytes_taken(jaxpr: ClosedJaxpr | Jaxpr, tiled: bool = False, carried: int = 
 
     An estimate: a compiler may order operations in another way, reuse what is no longer read, or fuse less.
 
-    `live` is the largest number of bytes that values take at a time, results among them. `images` are copies of those
-    arguments that a TPU copies before it reads some of them by index: images, each in tiles of its own. As its compiler
-    was seen to do, it does without where there are many images of one channel, and where what is read becomes a row of
-    numbers, element by element, outside of conditionals.
+    `live` is the largest number of bytes that values take at a time, results among them, and copies of arguments of
+    more than 512 MiB of float32 that a TPU reads by index, as of what many clients keep between rounds. `images` are
+    copies of those arguments that a TPU copies before it reads some of them by index: images, each in tiles of its
+    own. As its compiler was seen to do, it does without where there are many images of one channel, and where what is
+    read becomes a row of numbers, element by element, outside of conditionals.
 
     Args:
         jaxpr: the function.
@@ -107,9 +111,9 @@ def bytes_taken(jaxpr: ClosedJaxpr | Jaxpr, tiled: bool = False, carried: int = 
         carried: so many of the first results may take the places of arguments, as in a loop those of the turn before.
         first: number of the first of these arguments.
     """
-    way = _Way(tiled, {})
+    way = _Way(tiled, {}, {})
     peak = _peak(jaxpr, way, carried, first)
-    return Taken(peak.live, sum(way.images.values()), peak.largest)
+    return Taken(peak.live + sum(way.large.values()), sum(way.images.values()), peak.largest)
 
 
 def _peak(jaxpr: ClosedJaxpr | Jaxpr, way: _Way, carried: int = 0, first: int = 0, placed: bool = False) -> _Peak:
@@ -124,6 +128,7 @@ def _peak(jaxpr: ClosedJaxpr | Jaxpr, way: _Way, carried: int = 0, first: int = 
     free = [one for one in results if isinstance(one, int)] if placed else []
     if way.tiled:
         way.images.update(program.copied_images(given))
+        way.large.update(program.copied_large(given))
     return program.most(results, given, turns, set(free))
 
 
@@ -137,11 +142,14 @@ class _Program:
         self.known: dict[Any, list[int]] = {}
         self.wide: set[int] = set()  # of float32
         self.images: dict[int, Any] = {}  # shapes of what seems to be images with few channels
+        self.large: dict[int, Any] = {}  # shapes of what is too large to be read by index where it lies
 
     def value(self, aval: Any) -> int:
         shape: Any = getattr(aval, "shape", ())
         if self.tiled and len(shape) == 4 and shape[-1] < SUBLANES:
             self.images[len(self.sizes)] = aval
+        elif self.tiled and getattr(aval, "dtype", None) == jnp.float32 and array_bytes(aval) > _READ_WHOLE:
+            self.large[len(self.sizes)] = aval
         if getattr(aval, "dtype", None) == jnp.float32:
             self.wide.add(len(self.sizes))
         self.sizes.append(tiled_bytes(aval) if self.tiled else array_bytes(aval))
@@ -278,6 +286,14 @@ class _Program:
             ending.pop(number, None)
         return peak
 
+    def copied_large(self, given: set[int]) -> dict[Any, int]:
+        """As `bytes_taken`, by shape and type."""
+        found = (self.large.get(one.inputs[0]) for one in self._gathers(given))
+        return {(aval.shape, aval.dtype): array_bytes(aval) for aval in found if aval is not None}
+
+    def _gathers(self, given: set[int]) -> Iterator[_Operation]:
+        return (one for one in self.operations if one.name == "gather" and one.inputs[0] in given)
+
     def copied_images(self, given: set[int]) -> dict[Any, int]:
         """As `bytes_taken`, by shape and type."""
         users: dict[int, list[_Operation]] = {}
@@ -297,9 +313,8 @@ class _Program:
             return True
 
         copied = {}
-        for one in self.operations:
-            aval = self.images.get(one.inputs[0]) if one.name == "gather" and one.inputs[0] in given else None
-            if aval is None:
+        for one in self._gathers(given):
+            if (aval := self.images.get(one.inputs[0])) is None:
                 continue
             size, grey = padded_bytes(aval, (2, 1)), aval.shape[-1] == 1
             if size <= _COPIED_GREY if grey else self.way.branch or not as_rows(one.outputs[0]):

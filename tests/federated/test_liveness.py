@@ -175,6 +175,17 @@ def test_parts_along_the_lanes_of_a_tpu_take_another_layout() -> None:
     assert live(lambda x: jax.lax.sort(x), array(8, 48, 64), tiled=True) == 8 * 128 * 64 * 4
 
 
+def test_a_tpu_copies_what_is_large_to_read_some_of_it_by_index() -> None:
+    def taken(length: int, tiled: bool = True) -> int:
+        given = array(length, 1 << 19), array(8, dtype="int32")
+        return live(lambda x, i: (x[i], x[i + 1]), *given, tiled=tiled)
+
+    rows = 2 * 8 << 21
+    assert taken(256) == rows
+    assert taken(257) == rows + (257 << 21)
+    assert taken(257, tiled=False) == rows
+
+
 def test_a_tpu_copies_images_that_are_read_by_index_unless_they_become_rows_or_are_grey_and_many() -> None:
     rows = array(7, dtype="int32")
 
