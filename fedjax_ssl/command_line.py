@@ -64,8 +64,8 @@ def use_processor(threads: int | None, devices: int | None = None) -> None:
     Args:
         threads: of the pool; None: one per core.
         devices: that share each cohort. If there are as many cores, a CPU becomes as many devices, whose pool has a
-            thread for each at least: with fewer, devices wait for each other for ever. (With a thread for each, jax
-            0.10 also does so if more than 32 programs wait to be run; a run waits for every block of rounds.)
+            thread for each at least. (In jax 0.10 devices then wait for each other for ever if more than 32 programs
+            wait to be run; a run waits for every block of rounds.)
 
     Raises:
         ConfigError: less than one thread.

@@ -11,9 +11,8 @@ which ours does, with the images on the device as floats; fedjax draws batches o
 process of its own, one after another; the first block of rounds warms up, then the median over blocks counts.
 
 Every system is tried with one thread and with one per core, ours also with a device per core which share each cohort
-(`--config.federated.devices`); the faster way counts. The PyTorch loop keeps one
-network, loads the global parameters for every client and averages what comes out, for convolutions in the faster of
-both memory formats.
+(`--config.federated.devices`); the fastest way counts. The PyTorch loop keeps one network, loads the global parameters
+for every client and averages what comes out, for convolutions in the faster of both memory formats.
 
 Peers are optional: `pip install torch`, `pip install fedjax`. Best in an environment of their own, together with this
 package: fedjax pins nothing, but it is from before the removal of `jax.tree_map`, which is put back here.

@@ -1,6 +1,5 @@
 """How a workload is measured: one compiled block of rounds, run warm several times from the same state, and awaited."""
 
-import dataclasses
 import statistics
 import time
 from collections.abc import Callable
@@ -82,8 +81,7 @@ def measure(name: str, variant_name: str, options: Options) -> dict[str, Any]:
     """
     mapped = not options.heap and map_large_buffers()
     use_processor(options.threads, options.devices)
-    workload, variant = prepared(name, variant_name, options.scale, options.placement)
-    variant = dataclasses.replace(variant, settings={"federated.devices": options.devices, **variant.settings})
+    workload, variant = prepared(name, variant_name, options.scale, options.placement, options.devices)
     rounds = options.rounds or workload.rounds
     config, federation, block, placed = compiled_block(workload, variant, workload.dataset(), rounds)
     peak = product_operations_per_second()

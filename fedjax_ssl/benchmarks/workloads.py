@@ -238,7 +238,7 @@ WORKLOADS: dict[str, Workload] = {
 
 
 def prepared(
-    name: str, variant_name: str, scale: float = 1.0, placement: str | None = None
+    name: str, variant_name: str, scale: float = 1.0, placement: str | None = None, devices: int = 1
 ) -> tuple[Workload, Variant]:
     """A workload with the changes of one of its variants, and that variant.
 
@@ -247,9 +247,11 @@ def prepared(
         variant_name: of one of its variants.
         scale: see `Workload.scaled`.
         placement: where the variant does not fix it.
+        devices: that share each cohort.
     """
     variant = next(variant for variant in WORKLOADS[name].variants if variant.name == variant_name)
     workload = WORKLOADS[name].of(variant).scaled(scale)
+    chosen: dict[str, Any] = {"federated.devices": devices}
     if placement:
-        variant = dataclasses.replace(variant, settings={"federated.placement": placement, **variant.settings})
-    return workload, variant
+        chosen["federated.placement"] = placement
+    return workload, dataclasses.replace(variant, settings={**chosen, **variant.settings})

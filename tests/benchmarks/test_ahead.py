@@ -59,13 +59,9 @@ def rows_of(target: str, *arguments: str) -> list[dict[str, Any]]:
     return rows
 
 
-# Estimates that are farther above what the compiler takes; why is not known.
 FAR_ABOVE = {
-    ("cifar100_sage", "tpu-v5e", 1): 2.0,
-    ("cifar10_sage", "tpu-v5e", 1): 2.0,
-    ("folder", "tpu-v5e", 4): 3.2,
-    ("glyphs", "tpu-v5e", 4): 2.9,
-    ("rsna_fedul", "tpu-v5e", 1): 2.0,
+    *(("cifar100_sage", "tpu-v5e", 1), ("cifar10_sage", "tpu-v5e", 1), ("rsna_fedul", "tpu-v5e", 1)),
+    *(("folder", "tpu-v5e", 4), ("glyphs", "tpu-v5e", 4)),
 }
 
 
@@ -74,7 +70,7 @@ def check_estimate(row: dict[str, Any]) -> None:
     took, estimated = row["temporary_bytes"], row["estimated_bytes"]
     assert took <= estimated
     if took > 100e6:
-        assert estimated <= FAR_ABOVE.get((row["workload"], row["target"], row["devices"]), 1.5) * took
+        assert estimated <= 1.5 * took
 
 
 @pytest.mark.thorough
@@ -204,10 +200,13 @@ def test_convolutional_steps_stay_near_their_products() -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize(("target", "devices"), [("h100", 1), ("tpu-v5e", 1), ("tpu-v5e", 4)])
 @pytest.mark.parametrize("config", TRAINED)
-def test_every_shipped_config_compiles(config: str, target: str, devices: int) -> None:
+def test_every_shipped_config_compiles(config: str, target: str, devices: int, request: pytest.FixtureRequest) -> None:
     (row,) = rows_of(target, "--configs", config, "--devices", str(devices))
     assert row["workload"] == config
     assert ("all-gather" in row["collectives_per_round"]) == (devices > 1 and config not in WITHOUT_CLIENTS)
+    if (config, target, devices) in FAR_ABOVE:
+        why = "estimated at 1.9 to 3.1 times what the compiler takes; the cause is not known (docs/accelerators.md)"
+        request.applymarker(pytest.mark.xfail(reason=why, raises=AssertionError, strict=True))
     check_estimate(row)
 
 
