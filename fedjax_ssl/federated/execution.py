@@ -98,15 +98,19 @@ def _loop(sampler: Sampler, counts: StepCounts | None) -> str:
 
 
 def _free(memory: int, runs: int, state: ServerState, data: FederatedData) -> int:
-    """Bytes left for a round of one of several runs that share the examples; a round makes a new state of the old."""
-    here, examples = tree_bytes(data.inputs), bytes_of_examples(data)
-    free = (memory - examples) // runs - (tree_bytes(data) - here) - 2 * tree_bytes(state)
-    kept = tree_bytes(state.clients)
+    """Bytes left for a round of one of several runs that share the examples.
+
+    A round writes its state where the old one lies; in a program of several runs, which puts their states together
+    first, it lies there twice.
+    """
+    here, examples, kept = tree_bytes(data.inputs), bytes_of_examples(data), tree_bytes(state.clients)
+    states = (1 if runs == 1 else 2) * tree_bytes(state)
+    free = (memory - examples) // runs - (tree_bytes(data) - here) - states
     if free <= 0 < kept:
+        several = f" for {runs} runs, of which each takes it twice" if runs > 1 else ""
         raise ValueError(
-            f"what the {data.num_clients} clients keep between rounds takes {kept / _MB:,.0f} MB, twice while a round "
-            f"runs, beside {examples / _MB:,.0f} MB of examples; the device has {memory / _MB:,.0f} MB"
-            f"{f' for {runs} runs' if runs > 1 else ''}. Use fewer clients or a smaller network, or do not keep the "
-            "state of local optimizers (config.optimizer.keep_state=False)"
+            f"what the {data.num_clients} clients keep between rounds takes {kept / _MB:,.0f} MB, beside "
+            f"{examples / _MB:,.0f} MB of examples; the device has {memory / _MB:,.0f} MB{several}. Use fewer clients "
+            "or a smaller network, or do not keep the state of local optimizers (config.optimizer.keep_state=False)"
         )
     return free
