@@ -42,7 +42,7 @@ class _Beyond(NamedTuple):
     small: int  # bytes of what is not followed: numbers and short tables, each in a buffer, of 16 KiB on a TPU
 
 
-_BEYOND = {"gpu": _Beyond(0.3, 0.45, 160 << 10), "tpu": _Beyond(0.11, 0.0, 1 << 20)}
+_BEYOND = {"gpu": _Beyond(0.3, 0.45, 160 << 10), "tpu": _Beyond(0.14, 0.0, 1 << 20)}
 _BEYOND_ELSEWHERE = _Beyond(0.1, 0.0, 1 << 19)
 
 

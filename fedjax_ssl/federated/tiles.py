@@ -52,7 +52,10 @@ def tiled_bytes(aval: Any) -> int:
     plain = array_bytes(aval)
     if not plain:
         return 0
-    return _multiple(min(padded_bytes(aval), _MOST_PADDING * plain), _ALIGNMENT)
+    least = min(padded_bytes(aval), _MOST_PADDING * plain)
+    if len(aval.shape) == 4 and aval.shape[0] % LANES == 0:
+        least = min(least, padded_bytes(aval, (0, 3)))  # images lie along the lanes where they fill them
+    return _multiple(least, _ALIGNMENT)
 
 
 def _multiple(number: int, of: int) -> int:

@@ -59,18 +59,16 @@ def rows_of(target: str, *arguments: str) -> list[dict[str, Any]]:
     return rows
 
 
-FAR_ABOVE = {
-    *(("cifar100_sage", "tpu-v5e", 1), ("cifar10_sage", "tpu-v5e", 1), ("rsna_fedul", "tpu-v5e", 1)),
-    *(("folder", "tpu-v5e", 4), ("glyphs", "tpu-v5e", 4)),
-}
+# Of the chip: what the compiler keeps there is estimated too, and not in what it takes of the device's memory.
+FAST_MEMORY = {"h100": 0, "tpu-v5e": 128 << 20}
 
 
 def check_estimate(row: dict[str, Any]) -> None:
     """Never below what the compiler takes, and near it where that is much."""
     took, estimated = row["temporary_bytes"], row["estimated_bytes"]
     assert took <= estimated
-    if took > 100e6:
-        assert estimated <= 1.5 * took
+    if took > 50e6:
+        assert estimated <= 1.5 * took + FAST_MEMORY[row["target"]]
 
 
 @pytest.mark.thorough
@@ -200,13 +198,10 @@ def test_convolutional_steps_stay_near_their_products() -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize(("target", "devices"), [("h100", 1), ("tpu-v5e", 1), ("tpu-v5e", 4)])
 @pytest.mark.parametrize("config", TRAINED)
-def test_every_shipped_config_compiles(config: str, target: str, devices: int, request: pytest.FixtureRequest) -> None:
+def test_every_shipped_config_compiles(config: str, target: str, devices: int) -> None:
     (row,) = rows_of(target, "--configs", config, "--devices", str(devices))
     assert row["workload"] == config
     assert ("all-gather" in row["collectives_per_round"]) == (devices > 1 and config not in WITHOUT_CLIENTS)
-    if (config, target, devices) in FAR_ABOVE:
-        why = "estimated at 1.9 to 3.1 times what the compiler takes; the cause is not known (docs/accelerators.md)"
-        request.applymarker(pytest.mark.xfail(reason=why, raises=AssertionError, strict=True))
     check_estimate(row)
 
 

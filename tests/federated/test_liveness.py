@@ -141,6 +141,13 @@ def test_tiles_of_a_tpu_pad_small_axes_and_a_buffer_takes_at_least_16_kib() -> N
     assert live(lambda x: (x + 1, x + 2), array(16, 2), tiled=True) == 2 * 16 * KIB
 
 
+def test_so_many_images_as_fill_the_lanes_of_a_tpu_lie_along_them() -> None:
+    assert live(lambda x: x + 1, array(128, 24, 24, 64), tiled=True) == 128 * 24 * 24 * 64 * 4
+    assert live(lambda x: x + 1, array(100, 24, 24, 64), tiled=True) == 100 * 24 * 24 * 128 * 4
+    # Another image more would take another 127, and with them more than channels in the lanes take.
+    assert live(lambda x: x + 1, array(129, 24, 24, 96), tiled=True) == 129 * 24 * 24 * 128 * 4
+
+
 def test_a_row_is_read_as_it_is_computed_with() -> None:
     def least(m: jax.Array) -> jax.Array:
         return jnp.minimum(jax.lax.slice(m, (0, 0), (256, 1)), jax.lax.slice(m, (0, 1), (256, 2)))
