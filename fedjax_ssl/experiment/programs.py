@@ -6,6 +6,7 @@ arguments. Runs together are vectorized in one program, which holds the examples
 
 import contextlib
 import dataclasses
+import gc
 import hashlib
 import json
 import os
@@ -34,6 +35,11 @@ from fedjax_ssl.tracking.files import plain_value
 
 PyTree = Any
 _EVERYWHERE = PartitionSpec()
+# Passes of XLA's that rewrite loops, a bit in each of up to 16 turns of all passes. On CPUs nothing was slower without.
+_LEFT_OUT = (
+    *("simplify-while-loops", "while-loop-invariant-code-motion", "while-loop-constant-sinking"),
+    "reshape-mover",
+)
 # Sections and fields of a config that no compiled code depends on: shapes and arrays tell what comes of them.
 NOT_CODE = (
     *("seed", "partition", "supervision", "prediction", "distributed", "checkpoint_every", "select_from"),
@@ -293,7 +299,7 @@ def _compile(function: Callable[..., Any], arguments: tuple[Any, ...], code: Cod
     if code.mesh is not None:
         # Whole on every device: otherwise a process could not read what lies on those of another one.
         placed = {"in_shardings": _places(arguments, code.mesh), "out_shardings": NamedSharding(code.mesh, _EVERYWHERE)}
-    with naming("method"), counting(code.sizes):
+    with naming("method"), counting(code.sizes), _without_collection():
         # Traced without their places: what local training reads of them would clash with the places that
         # `shard_map` gives to the clients.
         traced = jax.jit(function, donate_argnums=0, **placed).trace(*_shapes(arguments))
@@ -301,6 +307,18 @@ def _compile(function: Callable[..., Any], arguments: tuple[Any, ...], code: Cod
         lowered = traced.lower()
     with _explaining_memory(code.sizes):
         return compiled_program(lowered)
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Nothing is searched for garbage meanwhile: tracing makes millions of objects, which stay."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def compiled_program(lowered: jax.stages.Lowered) -> Callable[..., Any]:
@@ -317,18 +335,21 @@ def compiled_program(lowered: jax.stages.Lowered) -> Callable[..., Any]:
 def compiler_options(barriers: bool = True) -> dict[str, Any]:
     """What XLA is told for a run's programs: on CPUs to have less to compile and to use AVX-512 (docs/benchmarks.md).
 
-    LLVM optimizes less, and barriers stay until operations were put together to kernels, as on accelerators, see
-    `fedjax_ssl.federated.apart`. Vectors have 512 bits where the processor has them, not 256 as by XLA's default. What
-    is named in $XLA_FLAGS stays as it is there.
+    LLVM optimizes less, loops are not rewritten, and barriers stay until operations were put together to kernels, as on
+    accelerators, see `fedjax_ssl.federated.apart`. Vectors have 512 bits where the processor has them, not 256 as by
+    XLA's default. What is named in $XLA_FLAGS stays as it is there.
 
     Args:
         barriers: whether barriers are to stay.
     """
     if backend() != "cpu":
         return {}
-    options: dict[str, Any] = {"xla_backend_optimization_level": 1, "xla_cpu_prefer_vector_width": 512}
-    if barriers:
-        options |= {"xla_disable_hlo_passes": "cse_barrier_expander"}
+    left_out = [*_LEFT_OUT, "cse_barrier_expander"] if barriers else _LEFT_OUT
+    options: dict[str, Any] = {
+        "xla_backend_optimization_level": 1,
+        "xla_cpu_prefer_vector_width": 512,
+        "xla_disable_hlo_passes": ",".join(left_out),
+    }
     return {name: value for name, value in options.items() if name not in os.environ.get("XLA_FLAGS", "")}
 
 

@@ -1,8 +1,10 @@
 """Normalisation layers: batch normalisation that ignores padding rows, group normalisation, none."""
 
+from functools import partial
 from typing import NamedTuple
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
@@ -78,26 +80,40 @@ class BatchNorm(nn.Module):
         dtype = statistics_dtype(inputs.dtype)
         values = inputs.astype(dtype)
         few_passes = train and backend() == "gpu" and values.ndim == 4 and values.size > 0
-        if train:
-            if few_passes:
-                given = (scale.astype(dtype), bias.astype(dtype), running.mean.value.astype(dtype))
-                outputs, batch_mean, batch_var, count = normalized(values, *given, mask, self.epsilon, self.slope)
-            else:
-                batch_mean, batch_var, count = _moments(values, mask)
-            if not self.is_initializing():
-                running.follow(batch_mean, batch_var, count)
-            if few_passes:
-                return outputs.astype(inputs.dtype)
+        given = (scale.astype(dtype), bias.astype(dtype))
+        if not train:
+            mean, var = running.mean.value.astype(dtype), running.var.value.astype(dtype)
+            outputs = _scaled(values, mean, var, *given, self.epsilon)
         else:
-            batch_mean, batch_var = running.mean.value.astype(dtype), running.var.value.astype(dtype)
-        factor = lax.rsqrt(batch_var + self.epsilon) * scale.astype(dtype)
-        outputs = (values * factor + (bias.astype(dtype) - batch_mean * factor)).astype(inputs.dtype)
-        return leaky_relu(outputs, self.slope)
+            if few_passes:
+                usual = running.mean.value.astype(dtype)
+                outputs, mean, var, count = normalized(values, *given, usual, mask, self.epsilon, self.slope)
+            else:
+                outputs, mean, var, count = _by_moments(values, *given, mask, self.epsilon)
+            if not self.is_initializing():
+                running.follow(mean, var, count)
+        outputs = outputs.astype(inputs.dtype)
+        return outputs if few_passes else leaky_relu(outputs, self.slope)
 
 
 def leaky_relu(values: Array, slope: float | None) -> Array:
     """The values where they are not negative, the others times `slope`; None: all values."""
     return values if slope is None else nn.leaky_relu(values, slope)
+
+
+# Traced once for all layers of a shape.
+@partial(jax.jit, static_argnames="epsilon")
+def _by_moments(
+    values: Array, scale: Array, bias: Array, mask: Array | None, epsilon: float
+) -> tuple[Array, Array, Array, Array]:
+    """The values normalised with their own moments, and these: mean, biased variance, number."""
+    mean, var, count = _moments(values, mask)
+    return _scaled(values, mean, var, scale, bias, epsilon), mean, var, count
+
+
+def _scaled(values: Array, mean: Array, var: Array, scale: Array, bias: Array, epsilon: float) -> Array:
+    factor = lax.rsqrt(var + epsilon) * scale
+    return values * factor + (bias - mean * factor)
 
 
 def _moments(values: Array, mask: Array | None) -> tuple[Array, Array, Array]:

@@ -6,6 +6,7 @@ References:
     neural networks, ACM TOMS 2020, arXiv 1803.10986: which points keep the digits.
 """
 
+import contextlib
 import functools
 import math
 from collections.abc import Sequence
@@ -15,8 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental.xla_metadata import set_xla_metadata
 from jaxtyping import Array, Float
 
+from fedjax_ssl.backend import backend
 from fedjax_ssl.models import lowerings
 
 # Filtering is the transpose of multiplying two polynomials. Their values at enough points determine the product, and
@@ -36,8 +39,6 @@ class _Tiles(NamedTuple):
     blocks: int  # pieces of `step` inputs that all tiles lie in
 
 
-# Traced once for all layers of a shape: the transforms are many small operations.
-@functools.partial(jax.jit, static_argnames=("stride", "pads"))
 def winograd(
     inputs: Float[Array, "n h w c"], kernel: Float[Array, "kh kw c f"], stride: int, pads: lowerings.Pads
 ) -> Float[Array, "n h2 w2 f"]:
@@ -52,6 +53,15 @@ def winograd(
     5e-7). A value that is not finite spoils its tile, and one above 1e36 may overflow. Products have the backend's
     default precision, which may be too low for this on a GPU or TPU, so `conv2d` chooses it on CPUs only.
     """
+    # A function of the compiled program too, and not written out for every layer: there is less to compile.
+    whole = set_xla_metadata(inlineable="false") if backend() == "cpu" else contextlib.nullcontext()
+    with whole:
+        return _winograd(inputs, kernel, stride, pads)
+
+
+# Traced once for all layers of a shape: the transforms are many small operations.
+@functools.partial(jax.jit, static_argnames=("stride", "pads"))
+def _winograd(inputs: Array, kernel: Array, stride: int, pads: lowerings.Pads) -> Array:
     height, width, channels, filters = kernel.shape
     count, out_rows, out_columns = lowerings.positions(inputs, kernel, stride, pads)
     along_rows, along_columns = _tiles(out_rows, height), _tiles(out_columns, width)
