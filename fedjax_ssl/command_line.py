@@ -25,7 +25,6 @@ USER_ERRORS = (
 )
 
 
-_BACKEND_OPTIONS = "xla_backend_extra_options"
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # from glibc's malloc.h
 
 
@@ -59,8 +58,7 @@ def map_large_buffers() -> bool:
 def use_processor(threads: int | None, devices: int | None = None) -> None:
     """Sets with what XLA's CPU backend starts; without effect once something was computed.
 
-    Functions that a program calls several times are compiled once as far as XLA can do that (docs/benchmarks.md). XLA
-    passes every operation of a program to a pool of threads. With the small products of a linear model this costs
+    XLA passes every operation of a program to a pool of threads. With the small products of a linear model this costs
     more than it brings, and one thread is fastest (docs/benchmarks.md).
 
     Args:
@@ -73,9 +71,6 @@ def use_processor(threads: int | None, devices: int | None = None) -> None:
         ConfigError: less than one thread.
     """
     check_field("threads", threads)
-    flags = os.environ.get("XLA_FLAGS", "")
-    if _BACKEND_OPTIONS not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} --{_BACKEND_OPTIONS}=xla_cpu_flatten_after_fusion".strip()
     # A config is checked later; what makes no sense here is refused there.
     sharers = devices if isinstance(devices, int) and 1 < devices <= processor.cores() else 1
     if sharers > 1:

@@ -18,7 +18,6 @@ os.environ["XLA_FLAGS"] = " ".join(
         f"--xla_force_host_platform_device_count={NUM_DEVICES}",
         "--xla_backend_optimization_level=0",
         "--xla_llvm_disable_expensive_passes=true",
-        "--xla_backend_extra_options=xla_cpu_flatten_after_fusion",  # as the commands set it
         *["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]
         * version("jax").startswith("0.10."),  # XLA ends at a flag it lacks
         "--xla_cpu_collective_call_warn_stuck_timeout_seconds=60",

@@ -68,22 +68,6 @@ def test_what_is_no_number_of_threads_is_refused(threads: object) -> None:
         use_processor(threads)
 
 
-@pytest.mark.parametrize(
-    ("given", "then"),
-    [
-        ("", "--xla_backend_extra_options=xla_cpu_flatten_after_fusion"),
-        ("--a=1", "--a=1 --xla_backend_extra_options=xla_cpu_flatten_after_fusion"),
-        ("--xla_backend_extra_options=b", "--xla_backend_extra_options=b"),
-    ],
-)
-def test_xla_is_told_to_compile_functions_once_unless_it_is_told_something_else(
-    monkeypatch: pytest.MonkeyPatch, given: str, then: str
-) -> None:
-    monkeypatch.setenv("XLA_FLAGS", given)
-    use_processor(None)
-    assert os.environ["XLA_FLAGS"] == then
-
-
 @pytest.mark.thorough
 def test_a_processor_starts_as_many_devices_as_share_a_cohort() -> None:
     program = (

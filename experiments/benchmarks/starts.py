@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 
 from fedjax_ssl import processor
 from fedjax_ssl.benchmarks.stand_in import stand_in_experiment
-from fedjax_ssl.command_line import map_large_buffers, use_processor
+from fedjax_ssl.command_line import map_large_buffers
 from fedjax_ssl.experiment import build_method, federate
 from fedjax_ssl.experiment.build import execution_of
 from fedjax_ssl.experiment.programs import Programs, code_of, inputs_of
@@ -37,7 +37,6 @@ def compile_seconds(name: str) -> tuple[float, float]:
         By the clock, and of all cores together: the second also counts beside other programs.
     """
     map_large_buffers()
-    use_processor(None)
     jax.config.update("jax_enable_compilation_cache", False)
     config: ConfigDict = runpy.run_path(str(CONFIGS / f"{name}.py"))["get_config"]()
     experiment = stand_in_experiment(name, config)
