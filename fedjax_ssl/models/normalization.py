@@ -81,17 +81,16 @@ class BatchNorm(nn.Module):
         values = inputs.astype(dtype)
         few_passes = train and backend() == "gpu" and values.ndim == 4 and values.size > 0
         given = (scale.astype(dtype), bias.astype(dtype))
-        if not train:
+        if few_passes:
+            usual = running.mean.value.astype(dtype)
+            outputs, *moments = normalized(values, *given, usual, mask, self.epsilon, self.slope)
+        elif train:
+            outputs, *moments = _by_moments(values, *given, mask, self.epsilon)
+        else:
             mean, var = running.mean.value.astype(dtype), running.var.value.astype(dtype)
             outputs = _scaled(values, mean, var, *given, self.epsilon)
-        else:
-            if few_passes:
-                usual = running.mean.value.astype(dtype)
-                outputs, mean, var, count = normalized(values, *given, usual, mask, self.epsilon, self.slope)
-            else:
-                outputs, mean, var, count = _by_moments(values, *given, mask, self.epsilon)
-            if not self.is_initializing():
-                running.follow(mean, var, count)
+        if train and not self.is_initializing():
+            running.follow(*moments)
         outputs = outputs.astype(inputs.dtype)
         return outputs if few_passes else leaky_relu(outputs, self.slope)
 

@@ -54,8 +54,7 @@ def winograd(
     default precision, which may be too low for this on a GPU or TPU, so `conv2d` chooses it on CPUs only.
     """
     # A function of the compiled program too, and not written out for every layer: there is less to compile.
-    whole = set_xla_metadata(inlineable="false") if backend() == "cpu" else contextlib.nullcontext()
-    with whole:
+    with set_xla_metadata(inlineable="false") if backend() == "cpu" else contextlib.nullcontext():
         return _winograd(inputs, kernel, stride, pads)
 
 

@@ -59,19 +59,20 @@ def rows_of(target: str, *arguments: str) -> list[dict[str, Any]]:
     return rows
 
 
-# Of the chip: what the compiler keeps there is estimated too, and not in what it takes of the device's memory.
-FAST_MEMORY = {"h100": 0, "tpu-v5e": 128 << 20}
-# Estimated at twice what the compiler takes: the sums of a residual network are followed as if each were computed anew
-# where it is read, from all that were added up.
-FAR_ABOVE = {("cifar100_fl2", "tpu-v5e", 1), ("cifar100_fl2", "tpu-v5e", 4)}
+# Farther above what the compiler takes of the device's memory: on a v5e what it keeps in the 128 MB of the chip is
+# estimated too, and sums of a residual network (cifar100_fl2) as if each were computed anew where it is read.
+FAR_ABOVE = {
+    *(("femnist", "tpu-v5e", 1), ("folder", "tpu-v5e", 4), ("mnist_fedul", "tpu-v5e", 4)),
+    ("cifar100_fl2", "tpu-v5e", 1),
+}
 
 
 def check_estimate(row: dict[str, Any]) -> None:
     """Never below what the compiler takes, and near it where that is much."""
     took, estimated = row["temporary_bytes"], row["estimated_bytes"]
     assert took <= estimated
-    if took > 50e6:
-        assert estimated <= 1.5 * took + FAST_MEMORY[row["target"]]
+    if took > 100e6:
+        assert estimated <= 1.5 * took
 
 
 @pytest.mark.thorough
@@ -206,7 +207,8 @@ def test_every_shipped_config_compiles(config: str, target: str, devices: int, r
     assert row["workload"] == config
     assert ("all-gather" in row["collectives_per_round"]) == (devices > 1 and config not in WITHOUT_CLIENTS)
     if (config, target, devices) in FAR_ABOVE:
-        request.applymarker(pytest.mark.xfail(reason="estimated at twice what it takes", raises=AssertionError))
+        why = "estimated at 1.53 to 2.23 times what the compiler takes (docs/accelerators.md)"
+        request.applymarker(pytest.mark.xfail(reason=why, raises=AssertionError, strict=True))
     check_estimate(row)
 
 
