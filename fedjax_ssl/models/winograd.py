@@ -108,11 +108,11 @@ def _tiles(outputs: int, size: int) -> _Tiles | None:
 def _padded(inputs: Array, pads: lowerings.Pads, *axes: _Tiles | None) -> Array:
     """With the pads, and zeros at the end of an axis that is cut, up to the end of its last block."""
     sizes = inputs.shape[1:3]
-    ends = [
+    rows, columns = [
         pad if tiles is None else (pad[0], tiles.blocks * tiles.step - size - pad[0])
         for size, pad, tiles in zip(sizes, pads, axes, strict=True)
     ]
-    return jnp.pad(inputs, ((0, 0), *ends, (0, 0)))
+    return lowerings.padded(inputs, (rows, columns))
 
 
 def _to_points(inputs: Array, tiles: _Tiles) -> Array:
