@@ -5,6 +5,7 @@ is fused: it takes none, unless a product or a loop reads it. Equal values are c
 to their last use, as patches of a convolution do that its gradient uses again.
 """
 
+import collections
 import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -50,6 +51,8 @@ _ROW, _WHOLE_NUMBERS = "row", "product of whole numbers"
 # What a TPU multiplies, as bfloat16 unless more is asked for; what only moves values there moves them as bfloat16.
 _PRODUCTS = {"dot_general", "conv_general_dilated"}
 _MOVING = {"concatenate", "pad", "slice", "reshape", "squeeze", "expand_dims", "transpose", "copy", "rev", _ROW}
+# What several operations read is not computed anew for each from more values in memory than these.
+_READ_ANEW = 1
 # What a TPU does in memory, as it changes the layout.
 _MOVED = {"concatenate", "pad", "slice", "split", "reshape", "transpose"}
 # The most bytes of images of one channel that a TPU copies for reading them by index.
@@ -245,6 +248,9 @@ class _Program:
     def most(self, results: list[_Value], given: set[int], turns: dict[int, _Value], placed: set[int]) -> _Peak:
         """The largest sum of what lives at a time.
 
+        What several operations read and is computed element by element is written once or computed anew for each,
+        whichever takes less.
+
         Args:
             results: what is asked for.
             given: arguments and constants, which do not count.
@@ -254,6 +260,20 @@ class _Program:
         asked = {one for one in results if isinstance(one, int)}
         needed = list(self._needed(asked))
         stored = asked | set(self._stored(needed)) - given
+        shared = self._shared_sums(needed, stored | given)
+        ways = [stored, stored | shared] if shared else [stored]
+        return min((self._most(needed, way, asked, given, turns, placed) for way in ways), key=lambda peak: peak.live)
+
+    def _most(
+        self,
+        needed: list[_Operation],
+        stored: set[int],
+        asked: set[int],
+        given: set[int],
+        turns: dict[int, _Value],
+        placed: set[int],
+    ) -> _Peak:
+        """As `most`, where these values are written."""
         last = dict.fromkeys(asked, len(needed))
         for place, one in reversed(list(enumerate(needed))):
             # What is fused is computed where it is used, so that its operands live until then.
@@ -374,6 +394,22 @@ class _Program:
                 yield from one.inputs
             if self._in_memory(one):
                 yield from one.outputs
+
+    def _shared_sums(self, operations: list[_Operation], stored: set[int]) -> set[int]:
+        """What is computed element by element from many values and read by several, as sums of a residual network."""
+        readers = collections.Counter(value for one in operations for value in {*one.inputs})
+        sources: dict[int, set[int]] = {}  # what is in memory and read for a value
+        found = set()
+        for one in operations:
+            if self._in_memory(one):
+                continue
+            read = {source for value in one.inputs for source in sources.get(value, {value} & stored)}
+            for value in one.outputs:
+                large = {source for source in read if 4 * self.sizes[source] >= self.sizes[value]}
+                if value not in stored and readers[value] > 1 and len(large) > _READ_ANEW:
+                    found.add(value)
+                sources[value] = {value} if value in stored or value in found else large
+        return found
 
     def _in_memory(self, one: _Operation) -> bool:
         return one.name in _READ or one.name in _WRITTEN or (self.tiled and one.name in _MOVED)

@@ -44,6 +44,27 @@ def test_equal_values_are_one_and_live_until_their_last_use() -> None:
     assert live(twice, M) == live(once, M)
 
 
+@pytest.mark.parametrize("layers", [3, 4, 12])
+def test_a_residual_networks_sums_are_written_where_that_takes_less(layers: int) -> None:
+    def network(m: jax.Array, *weights: jax.Array) -> jax.Array:
+        for layer in weights:
+            m = m + jnp.sin(m) @ layer
+        return m
+
+    # A sum, what becomes of it in the next layer, and that layer's product; not all products up to there.
+    assert live(network, M, *[M] * layers) == 1200
+
+
+def test_what_is_shared_is_computed_anew_where_that_takes_less() -> None:
+    def shared(m: jax.Array) -> tuple[jax.Array, jax.Array]:
+        first, second = m @ m, jnp.sin(m) @ m
+        total = first + second
+        return first @ jnp.sin(total), second @ jnp.cos(total)
+
+    # Both products are read later, so that their sum would be one value more: they, its sine and the first result.
+    assert live(shared, M) == 1600
+
+
 def test_what_nobody_asks_for_does_not_count() -> None:
     assert live(lambda m: (m @ m, m.sum())[1], M) == 4
 
