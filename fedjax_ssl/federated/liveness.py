@@ -51,8 +51,6 @@ _ROW, _WHOLE_NUMBERS = "row", "product of whole numbers"
 # What a TPU multiplies, as bfloat16 unless more is asked for; what only moves values there moves them as bfloat16.
 _PRODUCTS = {"dot_general", "conv_general_dilated"}
 _MOVING = {"concatenate", "pad", "slice", "reshape", "squeeze", "expand_dims", "transpose", "copy", "rev", _ROW}
-# What several operations read is not computed anew for each from more values in memory than these.
-_READ_ANEW = 1
 # What a TPU does in memory, as it changes the layout.
 _MOVED = {"concatenate", "pad", "slice", "split", "reshape", "transpose"}
 # The most bytes of images of one channel that a TPU copies for reading them by index.
@@ -396,7 +394,10 @@ class _Program:
                 yield from one.outputs
 
     def _shared_sums(self, operations: list[_Operation], stored: set[int]) -> set[int]:
-        """What is computed element by element from many values and read by several, as sums of a residual network."""
+        """What several operations read and is computed element by element from more than one value in memory.
+
+        As the sums of a residual network, each of which goes into the next one and into a layer.
+        """
         readers = collections.Counter(value for one in operations for value in {*one.inputs})
         sources: dict[int, set[int]] = {}  # what is in memory and read for a value
         found = set()
@@ -406,7 +407,7 @@ class _Program:
             read = {source for value in one.inputs for source in sources.get(value, {value} & stored)}
             for value in one.outputs:
                 large = {source for source in read if 4 * self.sizes[source] >= self.sizes[value]}
-                if value not in stored and readers[value] > 1 and len(large) > _READ_ANEW:
+                if value not in stored and readers[value] > 1 and len(large) > 1:
                     found.add(value)
                 sources[value] = {value} if value in stored or value in found else large
         return found
