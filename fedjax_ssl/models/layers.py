@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from fedjax_ssl.backend import backend
 from fedjax_ssl.checks import check_numbers
 from fedjax_ssl.models.convolution import conv2d
 from fedjax_ssl.models.model import Outputs
@@ -132,6 +133,8 @@ class Dropout(nn.Module):
             return inputs
         shape = (inputs.shape[0], 1, 1, inputs.shape[-1]) if self.whole_channels else inputs.shape
         keep = keep_mask(self.make_rng("dropout"), shape, self.rate)
+        if backend() == "cpu":
+            keep = lax.optimization_barrier(keep)  # else drawn again wherever it is read, value by value
         return jnp.where(keep, inputs / (1 - self.rate), 0)
 
 

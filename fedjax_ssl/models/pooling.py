@@ -1,7 +1,8 @@
 """Max-pooling with a backward pass that is as fast as its forward pass.
 
-The gradient of `lax.reduce_window` is a select-and-scatter, slow on CPU. Here the window's maximum is a chain of
-pairwise selections, first along the width, then along the height, whose gradient is a chain of selections too.
+The gradient of `lax.reduce_window` is a select-and-scatter, slow on CPU. Windows that lie side by side note here in one
+byte which of their values was the largest, and the gradient reads it. Others, and all on a TPU, are a chain of pairwise
+selections, first along the width, then along the height, whose gradient is a chain of selections too.
 """
 
 import functools
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
@@ -46,8 +48,10 @@ def max_pool(
     pads = resolve_padding(inputs.shape[1:3], (size, size), stride, padding)
     if pads != ((0, 0), (0, 0)):
         inputs = jnp.pad(inputs, ((0, 0), *pads, (0, 0)), constant_values=-jnp.inf)
-    if backend() == "gpu" and stride >= size and size**2 <= _NO_PLACE:
-        return _apart(inputs, size, stride, inputs.shape[1:3], relu)
+    if backend() != "tpu" and stride == size and size**2 <= _NO_PLACE:
+        largest = _apart(inputs, size, relu)
+        # Written as it is: what follows often has other axes, and a CPU would compute it value by value.
+        return lax.optimization_barrier(largest) if backend() == "cpu" else largest
     for axis in (2, 1):
         inputs = functools.reduce(_larger, _offsets(inputs, size, stride, axis))
     return jax.nn.relu(inputs) if relu else inputs
@@ -66,54 +70,43 @@ def _larger(first: Array, second: Array) -> Array:
 _NO_PLACE = 255  # place of a window whose maximum ReLU makes 0
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
-def _apart(inputs: Array, size: int, stride: int, image: tuple[int, int], relu: bool) -> Array:
-    """Maximum over windows that do not overlap; the gradient reads which value was chosen, one byte for each window.
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
+def _apart(inputs: Array, size: int, relu: bool) -> Array:
+    """Maximum over windows side by side. The derivative reads which value was chosen, one byte for each window.
 
-    All selections have the shape of the result, and with it one kernel on a GPU. A TPU takes more kernels so.
+    No value is chosen by a branch, which a CPU would guess wrong, and all operations have the shape of the result:
+    one kernel on a GPU. A TPU takes more kernels so.
     """
-    return _chosen(inputs, size, stride, relu)[0]
+    largest = functools.reduce(jnp.maximum, _values(inputs, size))
+    return jax.nn.relu(largest) if relu else largest
 
 
-def _chosen(inputs: Array, size: int, stride: int, relu: bool) -> tuple[Array, Array]:
-    """The largest value of every window, and its place in it."""
-    rows = []
-    for i, row in enumerate(_offsets(inputs, size, stride, 1)):
-        values = enumerate(_offsets(row, size, stride, 2))
-        rows.append(functools.reduce(_first, ((x, jnp.full(x.shape, i * size + j, jnp.uint8)) for j, x in values)))
-    largest, place = functools.reduce(_first, rows)
+@_apart.defjvp
+def _apart_derivative(size: int, relu: bool, primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    (inputs,), (tangent,) = primals, tangents
+    values = list(_values(inputs, size))
+    largest, nowhere = functools.reduce(jnp.maximum, values), jnp.uint8(_NO_PLACE)
+    places = (jnp.where((x == largest) | jnp.isnan(x), jnp.uint8(i), nowhere) for i, x in enumerate(values))
+    place = functools.reduce(jnp.minimum, places)
     if relu:
-        largest, place = jax.nn.relu(largest), jnp.where(largest > 0, place, jnp.uint8(_NO_PLACE))
-    return largest, place
+        largest, place = jax.nn.relu(largest), jnp.where(largest > 0, place, nowhere)
+    if relu or backend() == "cpu":
+        # Behind the barrier both are written, on a GPU together; otherwise XLA may choose again for the gradient.
+        # Without ReLU something else follows on a GPU, which is then not written with them.
+        largest, place = lax.optimization_barrier((largest, place))
+    chosen = place[:, :, None, :, None] == np.arange(size**2, dtype=np.uint8).reshape(size, 1, size, 1)
+    return largest, jnp.sum(jnp.where(chosen, _windows(tangent, size), 0), (2, 4))
 
 
-def _first(one: tuple[Array, Array], other: tuple[Array, Array]) -> tuple[Array, Array]:
-    """The larger of two values with its place, by the rule of `_larger`."""
-    keep = (one[0] >= other[0]) | jnp.isnan(one[0])
-    return jnp.where(keep, one[0], other[0]), jnp.where(keep, one[1], other[1])
+def _windows(inputs: Array, size: int) -> Array:
+    """[n, rows, size, columns, size, c], without rows and columns that fill no window."""
+    count, height, width, channels = inputs.shape
+    rows, columns = height // size, width // size
+    inputs = inputs[:, : rows * size, : columns * size]
+    return inputs.reshape(count, rows, size, columns, size, channels)
 
 
-def _apart_forward(inputs: Array, size: int, stride: int, image: tuple[int, int], relu: bool) -> tuple[Array, Array]:
-    chosen = _chosen(inputs, size, stride, relu)
-    # Behind the barrier both are written together; otherwise XLA may choose again for the gradient. Without ReLU
-    # something else follows, which is then not written with them.
-    return lax.optimization_barrier(chosen) if relu else chosen
-
-
-def _apart_backward(
-    size: int, stride: int, image: tuple[int, int], relu: bool, chosen: Array, cotangent: Array
-) -> tuple[Array]:
-    zero = jnp.zeros((), cotangent.dtype)
-    parts = []
-    for i in range(size):
-        for j in range(size):
-            ends = [
-                length - first - (count - 1) * stride - 1
-                for length, first, count in zip(image, (i, j), cotangent.shape[1:3], strict=True)
-            ]
-            spread = ((0, 0, 0), (i, ends[0], stride - 1), (j, ends[1], stride - 1), (0, 0, 0))
-            parts.append(lax.pad(jnp.where(chosen == i * size + j, cotangent, zero), zero, spread))
-    return (functools.reduce(jnp.add, parts),)
-
-
-_apart.defvjp(_apart_forward, _apart_backward)
+def _values(inputs: Array, size: int) -> Iterator[Array]:
+    """The first value of all windows, the second one, and so on, row by row."""
+    windows = _windows(inputs, size)
+    return (windows[:, :, i, :, j] for i in range(size) for j in range(size))

@@ -12,7 +12,9 @@ from fedjax_ssl.models import max_pool, pooling
     ("shape", "size", "stride", "padding"),
     [((2, 7, 8, 3), 2, 2, 0), ((2, 9, 8, 2), 3, 2, 1), ((1, 6, 7, 2), 3, 3, 0)],
 )
-@pytest.mark.parametrize("backend", ["cpu", pytest.param("gpu", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "backend", ["cpu", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("gpu", "tpu"))]
+)
 def test_equals_reduce_window(shape, size, stride, padding, backend, monkeypatch):
     monkeypatch.setattr(pooling, "backend", lambda: backend)
     x = jax.random.permutation(jax.random.key(0), jnp.arange(np.prod(shape), dtype=jnp.float32)).reshape(shape)
@@ -33,14 +35,16 @@ def test_equals_reduce_window(shape, size, stride, padding, backend, monkeypatch
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+@pytest.mark.parametrize("backend", ["cpu", "gpu", "tpu"])
 def test_ties_send_the_whole_gradient_to_one_value(backend, monkeypatch):
     monkeypatch.setattr(pooling, "backend", lambda: backend)
     gradient = jax.grad(lambda x: jnp.sum(max_pool(x, 2)))(jnp.zeros((1, 4, 4, 1)))
     np.testing.assert_array_equal(gradient[0, :, :, 0], np.tile([[1.0, 0.0], [0.0, 0.0]], (2, 2)))
 
 
-@pytest.mark.parametrize("backend", [pytest.param("cpu", marks=pytest.mark.thorough), "gpu"])
+@pytest.mark.parametrize(
+    "backend", ["cpu", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("gpu", "tpu"))]
+)
 def test_relu_after_the_pool_is_relu_before_it(backend, monkeypatch):
     monkeypatch.setattr(pooling, "backend", lambda: backend)
     x = jax.random.normal(jax.random.key(0), (2, 5, 4, 3)) - 0.5
@@ -55,9 +59,23 @@ def test_relu_after_the_pool_is_relu_before_it(backend, monkeypatch):
 
 
 @pytest.mark.parametrize("position", [(0, 0), (0, 1), (1, 0), (1, 1)])
-def test_nan_wins(position):
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("tpu", marks=pytest.mark.thorough)])
+def test_nan_wins(position, backend, monkeypatch):
+    monkeypatch.setattr(pooling, "backend", lambda: backend)
     x = jnp.ones((1, 2, 2, 1)).at[0, *position, 0].set(jnp.nan)
-    assert np.isnan(max_pool(x, 2)).all()
+    largest, gradient = jax.value_and_grad(lambda x: jnp.sum(max_pool(x, 2)))(x)
+    assert np.isnan(largest)
+    np.testing.assert_array_equal(gradient, np.isnan(x))
+
+
+@pytest.mark.parametrize("relu", [False, True])
+def test_forward_mode_is_reverse_mode(relu):
+    x, tangent = jax.random.normal(jax.random.key(0), (2, 2, 5, 6, 3))
+    outputs, along = jax.jvp(lambda x: max_pool(x, 2, relu=relu), (x,), (tangent,))
+    expected, pull = jax.vjp(lambda x: max_pool(x, 2, relu=relu), x)
+    np.testing.assert_array_equal(outputs, expected)
+    (gradient,) = pull(jnp.cos(outputs))
+    np.testing.assert_allclose(jnp.vdot(along, jnp.cos(outputs)), jnp.vdot(tangent, gradient), rtol=1e-5)
 
 
 def test_window_larger_than_image():
