@@ -152,7 +152,7 @@ def faiss_hnsw(codes: np.ndarray, threads: int) -> Iterator[Setting]:
         index.hnsw.efSearch = effort
         return f"M 16, efConstruction 40, efSearch {effort}"
 
-    yield from faiss_settings(codes, index, time.process_time() - start, [16, 32, 64, 128, 256], set_effort)
+    yield from faiss_settings(codes, index, time.process_time() - start, [16, 32, 64, 128, 256, 512], set_effort)
 
 
 def pynndescent(codes: np.ndarray, threads: int) -> Iterator[Setting]:

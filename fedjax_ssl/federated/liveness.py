@@ -57,6 +57,8 @@ _MOVED = {"concatenate", "pad", "slice", "split", "reshape", "transpose"}
 _COPIED_GREY = 1 << 26
 # The most bytes of float32 that a TPU reads by index where they lie; what is larger it copies, cut in halves.
 _READ_WHOLE = 1 << 29
+# What a TPU keeps of a copy in another layout, and of what it cuts out of it, in the chip's own 128 MiB.
+_ON_CHIP = 1 << 26
 
 _Value = int | tuple[str, str]  # a number, or a constant
 
@@ -216,7 +218,7 @@ class _Program:
         elif name == "split" and settings["axis"] == rank - 1 and any(2 * n < LANES for n in settings["sizes"]):
             for value, aval in zip(outputs, results, strict=True):
                 self.sizes[value] = max(self.sizes[value], moved_bytes(aval))
-            return moved_bytes(operands[0])
+            return max(moved_bytes(operands[0]) - _ON_CHIP, 0)
         elif name == "conv_general_dilated" and (groups := settings["feature_group_count"]) > 1:
             spec = settings["dimension_numbers"]
             for value, aval, axis in (

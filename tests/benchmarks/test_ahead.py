@@ -62,9 +62,9 @@ def rows_of(target: str, *arguments: str) -> list[dict[str, Any]]:
     return rows
 
 
-# Farther above what the compiler takes of the device's memory: on a v5e what it keeps in the 128 MB of the chip is
-# estimated too.
-FAR_ABOVE = {("femnist", "tpu-v5e", 1), ("folder", "tpu-v5e", 4)}
+# Farther above what the compiler takes of the device's memory: on a v5e part of what it keeps in the 128 MB of the chip
+# is estimated too.
+FAR_ABOVE = {("folder", "tpu-v5e", 4)}
 
 
 def check_estimate(row: dict[str, Any]) -> None:
@@ -207,7 +207,7 @@ def test_every_shipped_config_compiles(config: str, target: str, devices: int, r
     assert row["workload"] == config
     assert ("all-gather" in row["collectives_per_round"]) == (devices > 1 and config not in WITHOUT_CLIENTS)
     if (config, target, devices) in FAR_ABOVE:
-        why = "estimated at 1.53 and 2.23 times what the compiler takes (docs/accelerators.md)"
+        why = "estimated at 1.98 times what the compiler takes (docs/accelerators.md)"
         request.applymarker(pytest.mark.xfail(reason=why, raises=AssertionError, strict=True))
     check_estimate(row)
 
