@@ -85,7 +85,10 @@ def test_a_truncated_checkpoint_falls_back_to_the_one_before(start, tmp_path):
         ((DIGITS, "--config.rounds=many"), ("rounds=many",)),
         ((DIGITS, "--config.threads=0"), ("config.threads is 0", "at least 1")),
         ((DIGITS, "--config.threads=two"), ("threads=two",)),
-        ((DIGITS, "--config.federated.devices=1000"), ("config.federated.devices is 1000; devices here: ",)),
+        (
+            (DIGITS, "--config.federated.devices=1000"),
+            ("config.federated.devices is 1000; devices here: ", "up to one for each"),
+        ),
         ((DIGITS, "--config.rounds=0"), ("config.rounds is 0", "nothing to do")),
         ((DIGITS, "--config.optimizer.learning_rate=nan"), ("learning_rate is nan",)),
         ((DIGITS, "--config.optimizer.schedule=cosin"), ("schedule is 'cosin'", "Did you mean 'cosine'")),

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from fedjax_ssl import processor
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.tracking.state_arrays import is_key
 
@@ -47,7 +48,9 @@ def run_devices(num_devices: int) -> Sequence[jax.Device]:
     count, available = jax.process_count(), jax.devices()
     if count == 1:
         if num_devices > len(available):
-            raise ConfigError(f"config.federated.devices is {num_devices}; devices here: {len(available)}")
+            raise ConfigError(
+                f"config.federated.devices is {num_devices}; devices here: {len(available)}{_more_devices(available)}"
+            )
         return available[:num_devices]
     each, rest = divmod(num_devices, count)
     if rest or not each:
@@ -64,6 +67,17 @@ def run_devices(num_devices: int) -> Sequence[jax.Device]:
             f"{fewest}; allowed: up to {count * fewest}"
         )
     return [device for devices in of_process for device in devices[:each]]
+
+
+def _more_devices(available: Sequence[jax.Device]) -> str:
+    """How a CPU becomes more devices than there are."""
+    if available[0].platform != "cpu":
+        return ""
+    cores = processor.cores()
+    return (
+        f". The commands make a CPU as many devices as are asked for, up to one for each of its {cores} cores; "
+        "Python code sets jax_num_cpu_devices before jax starts"
+    )
 
 
 def data_of(leaf: Any) -> np.ndarray:
