@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import jax
 from jax.experimental import topologies
+from jax.sharding import AbstractDevice
 
 from fedjax_ssl.backend import Elsewhere
 from fedjax_ssl.benchmarks.hlo import Part
@@ -35,6 +36,7 @@ class Target(NamedTuple):
     launch: float  # seconds between the starts of two kernels, at least; 0: the device starts them itself
     kinds: tuple[str, ...]  # what JAX calls the device
     most_devices: int  # that share a program
+    cores: int  # of a GPU its multiprocessors
     description: str = ""  # of a GPU, as XLA's text format has it
 
     @property
@@ -49,7 +51,8 @@ class Target(NamedTuple):
     @property
     def elsewhere(self) -> Elsewhere:
         """What is traced has to know of it."""
-        return Elsewhere("gpu" if self.platform == "cuda" else "tpu", self.memory)
+        platform = "gpu" if self.platform == "cuda" else "tpu"
+        return Elsewhere(AbstractDevice(self.kinds[0], self.cores, platform), self.memory)
 
 
 def _gpu(title: str, peak: float, bandwidth: float, capability: int, **more: float) -> Target:
@@ -75,7 +78,7 @@ def _gpu(title: str, peak: float, bandwidth: float, capability: int, **more: flo
         f'device_description_str: "{title}"'
     )
     memory = int(0.75 * more["device_memory_size"])  # the share that JAX takes by default
-    return Target(title, "cuda", "1x1", "aot-gpu", memory, bandwidth, peak, 3e-6, (title,), 8, description)
+    return Target(title, "cuda", "1x1", "aot-gpu", memory, bandwidth, peak, 3e-6, (title,), 8, int(more["core_count"]), description)
 
 
 TARGETS: dict[str, Target] = {
@@ -104,10 +107,10 @@ TARGETS: dict[str, Target] = {
         device_memory_size=42297786368,
     ),
     "tpu-v5e": Target(
-        "TPU v5e", "tpu", "v5e:2x2", "aot-tpu", 15 << 30, 0.819e12, 197e12, 0.0, ("TPU v5 lite", "TPU v5e"), 4
+        "TPU v5e", "tpu", "v5e:2x2", "aot-tpu", 15 << 30, 0.819e12, 197e12, 0.0, ("TPU v5 lite", "TPU v5e"), 4, 1
     ),
     "tpu-v6e": Target(
-        "TPU v6e", "tpu", "v6e:2x2", "aot-tpu", 31 << 30, 1.64e12, 918e12, 0.0, ("TPU v6 lite", "TPU v6e"), 4
+        "TPU v6e", "tpu", "v6e:2x2", "aot-tpu", 31 << 30, 1.64e12, 918e12, 0.0, ("TPU v6 lite", "TPU v6e"), 4, 1
     ),
 }
 

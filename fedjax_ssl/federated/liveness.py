@@ -7,7 +7,7 @@ to their last use, as patches of a convolution do that its gradient uses again.
 
 import collections
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -232,7 +232,7 @@ class _Program:
     def _within(self, equation: JaxprEqn, functions: list) -> _Peak:
         """What an operation's own functions take."""
         name, settings = equation.primitive.name, equation.params
-        _, count = _carry(equation)
+        first, count = _carry(equation)
 
         def live(function: Any, carried: int = 0, first: int = 0) -> _Peak:
             return _peak(function, self.way, carried, first)
@@ -242,7 +242,7 @@ class _Program:
         if name == "while":
             return max(live(settings["cond_jaxpr"]), live(settings["body_jaxpr"], count, settings["body_nconsts"]))
         if name == "scan":
-            return live(functions[0], count, settings["num_consts"])
+            return live(functions[0], count, first)
         return max(map(live, functions), default=_Peak(0, 0))
 
     def most(self, results: list[_Value], given: set[int], turns: dict[int, _Value], placed: set[int]) -> _Peak:
@@ -448,10 +448,21 @@ def _is_default(precision: Any) -> bool:
 
 def _carry(equation: JaxprEqn) -> tuple[int, int]:
     """(the first operand that a loop goes on from, how many there are)."""
-    settings = equation.params
-    if equation.primitive.name == "scan":
-        return settings["num_consts"], settings["num_carry"]
     if equation.primitive.name == "while":
-        first = settings["cond_nconsts"] + settings["body_nconsts"]
+        first = equation.params["cond_nconsts"] + equation.params["body_nconsts"]
         return first, len(equation.invars) - first
+    if equation.primitive.name == "scan":
+        # Told by shapes, since versions of JAX name it in different ways: a turn gets a part of what is gone through,
+        # and gives a part of what is stacked; operands are constants, what goes from turn to turn, what is gone through.
+        turn = next(iter(jaxprs_in_params(equation.params)))
+        turn = turn.jaxpr if isinstance(turn, ClosedJaxpr) else turn
+        through = _number_of_parts(equation.invars, turn.invars)
+        count = len(equation.outvars) - _number_of_parts(equation.outvars, turn.outvars)
+        return len(equation.invars) - through - count, count
     return 0, 0
+
+
+def _number_of_parts(whole: Iterable[Any], parts: Iterable[Any]) -> int:
+    """Values of which a turn of a loop has a part, along an axis that the part lacks."""
+    pairs = zip(whole, parts, strict=True)
+    return sum(len(one.aval.shape) > len(part.aval.shape) for one, part in pairs)

@@ -7,6 +7,7 @@ import pytest
 from jax.extend.core import Jaxpr, jaxprs_in_params
 
 from fedjax_ssl import backend
+from fedjax_ssl.benchmarks import TARGETS
 
 
 def arrays(*shapes):
@@ -33,7 +34,7 @@ def traced_for_a_gpu(function, *arguments):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax, "clear_caches", lambda: None)  # what other tests compiled
-        with backend.tracing_for(backend.Elsewhere("gpu", 64 << 30)):
+        with backend.tracing_for(TARGETS["h100"].elsewhere):
             return list(operations(jax.make_jaxpr(lambda *given: function(*given))(*arguments).jaxpr))
 
 

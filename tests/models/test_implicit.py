@@ -1,5 +1,7 @@
 """Convolutions of many clients by the GPU's kernels, interpreted: the plain convolution's results and gradients."""
 
+import importlib.util
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -170,6 +172,11 @@ def test_only_gpus_with_the_matrix_units_that_the_kernels_need(monkeypatch):
     assert not backend.compiles_kernels()
     Device.compute_capability = "9.0"
     assert backend.compiles_kernels()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert not backend.compiles_kernels()
+    monkeypatch.undo()
+    monkeypatch.setattr(backend, "backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "devices", lambda: [Device])
     Device.compute_capability = "gfx90a"
     assert not backend.compiles_kernels()
 
