@@ -78,7 +78,8 @@ def _gpu(title: str, peak: float, bandwidth: float, capability: int, **more: flo
         f'device_description_str: "{title}"'
     )
     memory = int(0.75 * more["device_memory_size"])  # the share that JAX takes by default
-    return Target(title, "cuda", "1x1", "aot-gpu", memory, bandwidth, peak, 3e-6, (title,), 8, int(more["core_count"]), description)
+    cores = int(more["core_count"])
+    return Target(title, "cuda", "1x1", "aot-gpu", memory, bandwidth, peak, 3e-6, (title,), 8, cores, description)
 
 
 TARGETS: dict[str, Target] = {

@@ -114,7 +114,9 @@ def conv2d(
     pads = resolve_padding(inputs.shape[1:3], kernel.shape[:2], stride, padding)
     function = _choose(kernel.shape) if lowering == "auto" else _LOWERINGS[lowering]
     if lowering == "implicit" and backend() == "gpu" and not compiles_kernels():
-        raise ValueError("lowering 'implicit' needs an NVIDIA GPU from Ampere on and a JAX whose Pallas has Triton; take 'auto' here")
+        raise ValueError(
+            "lowering 'implicit' needs an NVIDIA GPU from Ampere on, and a JAX whose Pallas has Triton; take 'auto'"
+        )
     if bias is not None and relu and inputs.size and function in _WITH_BIAS_AND_RELU and backend() == "gpu":
         return function(inputs, kernel, stride, pads, bias.astype(inputs.dtype))
     outputs = function(inputs, kernel, stride, pads)
