@@ -43,7 +43,7 @@ def map_large_buffers() -> bool:
     and every later call of a program of convolutions then took 2.7 times as long as the first one. A program's own
     buffer is that large; the scratch of single operations is not, and mapping that takes time. A threshold that is
     given also makes glibc give the end of its heap back whenever 128 kB are free there: that scratch is then cleared by
-    the system in every local step. So up to 64 MB of it are kept (docs/benchmarks.md).
+    the system in every local step. So up to 64 MB of it are kept (docs/design-notes.md).
 
     Returns:
         Whether the C library could be told so; only glibc can.
@@ -59,7 +59,7 @@ def use_processor(threads: int | None, devices: int | None = None) -> None:
     """Sets with what XLA's CPU backend starts; without effect once something was computed.
 
     XLA passes every operation of a program to a pool of threads. With the small products of a linear model this costs
-    more than it brings, and one thread is fastest (docs/benchmarks.md).
+    more than it brings, and one thread is fastest (docs/design-notes.md).
 
     Args:
         threads: of the pool; None: one per core.

@@ -333,7 +333,7 @@ def compiled_program(lowered: jax.stages.Lowered) -> Callable[..., Any]:
 
 
 def compiler_options(barriers: bool = True) -> dict[str, Any]:
-    """What XLA is told for a run's programs: on CPUs to have less to compile and to use AVX-512 (docs/benchmarks.md).
+    """What XLA is told for a run's programs: on CPUs to have less to compile and to use AVX-512 (docs/design-notes.md).
 
     LLVM optimizes less, loops are not rewritten, and barriers stay until operations were put together to kernels, as on
     accelerators, see `fedjax_ssl.federated.apart`. Vectors have 512 bits where the processor has them, not 256 as by

@@ -70,7 +70,7 @@ def conv2d(
     Intel Xeon with AVX-512, jax 0.10.2, torch 2.13.0, float32, in `lax.scan`): GFLOP/s of output and both gradients,
     counted as the plain convolution's for all, and examples/s of SGD steps of model "cnn". Column "lax" is from another
     machine (--repeats 2 --steps 1 --lax). Column "auto" is from before Winograd's tiles had two dimensions, with twice
-    as many products; a step of "cnn" has become 1.2 times as fast since (docs/benchmarks.md).
+    as many products; a step of "cnn" has become 1.2 times as fast since (docs/design-notes.md).
 
     | layer, 3x3 | "auto" | "slices" | "rows" | "lax" | PyTorch, faster format |
     |---|---|---|---|---|---|

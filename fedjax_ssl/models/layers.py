@@ -96,7 +96,7 @@ class Dense(nn.Module):
     """Affine map of the last axis, with optional weight normalisation (see `Kernel`).
 
     The weight is kept as [outputs, inputs]: the gradient of small batches is then written row by row, which makes a
-    step of softmax regression on a CPU a third faster than [inputs, outputs] does (docs/benchmarks.md).
+    step of softmax regression on a CPU a third faster than [inputs, outputs] does (docs/design-notes.md).
     """
 
     features: int

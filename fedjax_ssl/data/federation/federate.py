@@ -160,7 +160,7 @@ def federate(
     train, num_coarse = dataset.train, len(dataset.coarse_names or ())
     weak = OwnWeakLabels(train.coarse, num_coarse, dataset.correspondence, train.set, dataset.set_shares)
     draw = partial(_draw_roles, plan=plan, own=weak)
-    # Compiled as a whole, since operation by operation a first start takes much longer (docs/benchmarks.md).
+    # Compiled as a whole, since operation by operation a first start takes much longer (docs/design-notes.md).
     roles = jax.jit(draw)(key, labels, jnp.asarray(natural))
     # Asked of the result, not of the key: a fixed key inside somebody's jit also gives traced roles.
     traced = isinstance(roles.entries.client, jax.core.Tracer)
