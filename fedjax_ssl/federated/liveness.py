@@ -452,8 +452,8 @@ def _carry(equation: JaxprEqn) -> tuple[int, int]:
         first = equation.params["cond_nconsts"] + equation.params["body_nconsts"]
         return first, len(equation.invars) - first
     if equation.primitive.name == "scan":
-        # By shapes, since JAX 0.12 names it in another way: a turn gets a part of what is gone through, and gives a part of
-        # what is stacked. Operands are constants, then what goes from turn to turn, then what is gone through.
+        # By shapes, since JAX 0.12 has other names: a turn gets a part of what is gone through, and gives a part of
+        # what is stacked. Operands are constants, what goes from turn to turn, what is gone through, in this order.
         turn = next(iter(jaxprs_in_params(equation.params)))
         turn = turn.jaxpr if isinstance(turn, ClosedJaxpr) else turn
         through = _number_of_parts(equation.invars, turn.invars)
