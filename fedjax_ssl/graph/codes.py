@@ -8,13 +8,19 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Key, UInt32
 
+from fedjax_ssl.backend import backend
 from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.graph.checks import check_features
 
-# Every product has this shape, whatever the number of points: a row's code then does not depend on how many
+# Every product has the same shape, whatever the number of points: a row's code then does not depend on how many
 # rows stand around it, since a matrix product may sum in another order when its shape changes.
-_ROWS_PER_BLOCK = 256
 _BITS_PER_BLOCK = 256
+
+
+def _rows_per_block() -> int:
+    # A product of 256 rows takes a GPU less time than its launch. More rows still would cost small graphs of many
+    # clients more than they save, since each of them is filled up to a block.
+    return 256 if backend() == "cpu" else 2048
 
 
 @jax.jit
@@ -57,8 +63,9 @@ def _lsh_codes(key: Key[Array, ""], features: Array, num_bits: int) -> Array:
     # A power of two is exact, and keeps sums of very large or very small features within range.
     _, exponent = jnp.frexp(jnp.max(jnp.abs(features), axis=1, keepdims=True, initial=0))
     features = jnp.ldexp(features, -exponent)
-    padding = -num_points % _ROWS_PER_BLOCK
-    rows = jnp.pad(features, ((0, padding), (0, 0))).reshape(-1, _ROWS_PER_BLOCK, num_features)
+    block_rows = _rows_per_block()
+    padding = -num_points % block_rows
+    rows = jnp.pad(features, ((0, padding), (0, 0))).reshape(-1, block_rows, num_features)
     bit_values = jnp.asarray(1 << np.arange(32, dtype=np.uint32))
 
     def code_bits(block: Array) -> Array:
@@ -69,7 +76,7 @@ def _lsh_codes(key: Key[Array, ""], features: Array, num_bits: int) -> Array:
 
         def code_rows(some_rows: Array) -> Array:
             projection = jnp.matmul(some_rows, directions, precision=lax.Precision.HIGHEST)
-            bits = (projection >= 0).reshape(_ROWS_PER_BLOCK, _BITS_PER_BLOCK // 32, 32)
+            bits = (projection >= 0).reshape(block_rows, _BITS_PER_BLOCK // 32, 32)
             return jnp.sum(jnp.where(bits, bit_values, jnp.uint32(0)), axis=-1, dtype=jnp.uint32)
 
         return lax.map(code_rows, rows)
