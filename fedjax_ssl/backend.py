@@ -5,12 +5,14 @@ which is wrong for a program that is compiled here to run elsewhere.
 """
 
 import contextlib
-import importlib.util
+import functools
+import warnings
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AbstractDevice, AbstractMesh
 
 _AMPERE = 8.0  # its compute capability
@@ -38,19 +40,63 @@ def backend() -> str:
 
 
 def compiles_kernels() -> bool:
-    """Whether it is a GPU whose compiler takes kernels written with Pallas (Triton): NVIDIA's from Ampere on.
+    """Whether programs are traced for a GPU for which this JAX compiles kernels written with Pallas and Triton.
 
-    JAX 0.12 announces that a later version will do without Triton; then the answer is no, and XLA's convolutions are
-    taken.
+    These are NVIDIA's from Ampere on. JAX 0.11 knows only some of them by name, and JAX 0.12 announces that a later
+    version will do without Triton. Where the answer is no, the ways of XLA are taken.
     """
-    if backend() != "gpu" or importlib.util.find_spec("jax.experimental.pallas.triton") is None:
-        return False
-    if elsewhere() is not None:
-        return True
+    if elsewhere() is not None or backend() != "gpu":
+        return backend() == "gpu"
     try:
-        return float(jax.devices()[0].compute_capability) >= _AMPERE
+        capability = float(jax.devices()[0].compute_capability)
     except (AttributeError, ValueError):  # other makers' have none, or one that is no number
         return False
+    return capability >= _AMPERE and _lowers_kernels()
+
+
+@functools.cache
+def _lowers_kernels() -> bool:
+    """Whether JAX takes a kernel written with Pallas and Triton for the GPU that is here: tried with a small one."""
+    try:
+        from jax.experimental import pallas as pl
+
+        shape = jax.ShapeDtypeStruct((16,), jnp.float32)
+        double = pl.pallas_call(_double, out_shape=shape, **triton_options(warps=4))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that Triton will go
+            jax.jit(double).lower(shape)
+    except Exception:  # each version of JAX refuses in another way
+        return False
+    return True
+
+
+def _double(values: Any, doubled: Any) -> None:
+    doubled[...] = 2 * values[...]
+
+
+def triton_options(warps: int) -> dict[str, Any]:
+    """How `pallas_call` compiles a kernel written for Triton: on a GPU with it, elsewhere step by step, interpreted.
+
+    Args:
+        warps: of a block, 4 or 8.
+    """
+    if backend() != "gpu":
+        return {"interpret": True}
+    # Only there: elsewhere its parts may not be installed.
+    from jax.experimental.pallas import triton
+
+    # Values that are read ahead lie in shared memory. Blocks of eight warps read more of them, and three turns of
+    # theirs would not fit into the 100 KB of GPUs that are not made for data centres.
+    return {"compiler_params": triton.CompilerParams(num_warps=warps, num_stages=3 if warps == 4 else 2)}
+
+
+def lowering_platforms() -> tuple[str, ...] | None:
+    """For `jax.stages.Traced.lower`: what to compile for; None: what JAX computes on.
+
+    For a GPU that is not here its compiler has to be named, since JAX would ask for a GPU that is (jax issue 23971).
+    """
+    there = elsewhere()
+    return ("cuda",) if there is not None and there.backend == "gpu" else None
 
 
 def elsewhere() -> Elsewhere | None:

@@ -69,7 +69,8 @@ def row(layer: tuple[Any, ...], way: str, target_name: str) -> str:
     place = SingleDeviceSharding(devices(target)[0])
     with backend.tracing_for(target.elsewhere):
         program = jax.jit(lambda *arrays: function(*arrays, padding=padding), in_shardings=place, out_shardings=place)
-        compiled = program.lower(*(jax.ShapeDtypeStruct((clients, *shape), dtype) for shape in shapes)).compile()
+        traced = program.trace(*(jax.ShapeDtypeStruct((clients, *shape), dtype) for shape in shapes))
+        compiled = traced.lower(lowering_platforms=backend.lowering_platforms()).compile()
     parsed = hlo.parse(compiled.as_text())
     _, part = hlo.steps_and_rest(parsed, "no such scope", target.host_drives)
     sums = len(hlo.unordered_sums(parsed)) if target.host_drives else 0

@@ -168,7 +168,7 @@ def compile_workload(name: str, variant_name: str, options: AheadOptions) -> Com
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (keys, states, federation))
         begin = time.perf_counter()
         traced = advance.trace(*shapes)
-        compiled = traced.lower().compile()
+        compiled = traced.lower(lowering_platforms=backend.lowering_platforms()).compile()
         seconds = time.perf_counter() - begin
         estimated = estimated_bytes(traced.jaxpr, len(jax.tree.leaves(states)), len(jax.tree.leaves(keys)))
     turns = None

@@ -55,7 +55,7 @@ class Target(NamedTuple):
         return Elsewhere(AbstractDevice(self.kinds[0], self.cores, platform), self.memory)
 
 
-def _gpu(title: str, peak: float, bandwidth: float, capability: int, **more: float) -> Target:
+def _gpu(title: str, peak: float, bandwidth: float, capability: tuple[int, int], **more: float) -> Target:
     """A GPU of NVIDIA, from what its data sheet and `cudaDeviceProp` say."""
     fields = {
         "threads_per_block_limit": 1024,
@@ -73,7 +73,7 @@ def _gpu(title: str, peak: float, bandwidth: float, capability: int, **more: flo
     }
     numbers = " ".join(f"{name}: {value}" for name, value in fields.items())
     description = (
-        f"gpu_device_info {{ {numbers} cuda_compute_capability {{ major: {capability} }} }}\n"
+        f"gpu_device_info {{ {numbers} cuda_compute_capability {{ major: {capability[0]} minor: {capability[1]} }} }}\n"
         'platform_name: "CUDA" dnn_version_info { major: 9 minor: 8 } runtime_version { major: 12 minor: 9 patch: 0 }\n'
         f'device_description_str: "{title}"'
     )
@@ -87,7 +87,7 @@ TARGETS: dict[str, Target] = {
         "NVIDIA H100 80GB HBM3",
         peak=495e12,
         bandwidth=3.352e12,
-        capability=9,
+        capability=(9, 0),
         shared_memory_per_core=233472,
         shared_memory_per_block_optin=232448,
         core_count=132,
@@ -99,13 +99,26 @@ TARGETS: dict[str, Target] = {
         "NVIDIA A100-SXM4-40GB",
         peak=156e12,
         bandwidth=1.555e12,
-        capability=8,
+        capability=(8, 0),
         shared_memory_per_core=167936,
         shared_memory_per_block_optin=166912,
         core_count=108,
         l2_cache_size=41943040,
         clock_rate_ghz=1.41,
         device_memory_size=42297786368,
+    ),
+    "rtx4090": _gpu(
+        "NVIDIA GeForce RTX 4090",
+        peak=82.6e12,
+        bandwidth=1.008e12,
+        capability=(8, 9),
+        threads_per_core_limit=1536,
+        shared_memory_per_core=102400,
+        shared_memory_per_block_optin=101376,
+        core_count=128,
+        l2_cache_size=75497472,
+        clock_rate_ghz=2.52,
+        device_memory_size=25393692672,
     ),
     "tpu-v5e": Target(
         "TPU v5e", "tpu", "v5e:2x2", "aot-tpu", 15 << 30, 0.819e12, 197e12, 0.0, ("TPU v5 lite", "TPU v5e"), 4, 1
@@ -185,7 +198,6 @@ def devices(target: Target, count: int = 1) -> list[jax.Device]:
     """
     options = {"topology_name": target.topology}
     if target.platform == "cuda":
-        _let_gpu_name_a_compiler()
         options = {"target_config": target.description, "topology": f"{target.topology}x{count}"}
     try:
         return list(topologies.get_topology_desc(platform=target.platform, **options).devices)[:count]
@@ -194,20 +206,6 @@ def devices(target: Target, count: int = 1) -> list[jax.Device]:
             f"the compiler of {target.title} does not start ({str(error).splitlines()[0]}); is another process "
             f"compiling, or is it one for another JAX? pip install --upgrade 'fedjax_ssl[{target.extra}]'"
         ) from error
-
-
-def _let_gpu_name_a_compiler() -> None:
-    """JAX takes "gpu" for the name of a device that is there (jax issue 23971); here it names a compiler."""
-    from jax._src import xla_bridge
-
-    known = xla_bridge.canonicalize_platform
-    if not getattr(known, "names_compilers", False):
-
-        def canonicalize(platform: str) -> str:
-            return "cuda" if platform == "gpu" else known(platform)
-
-        canonicalize.names_compilers = True  # type: ignore[attr-defined]
-        xla_bridge.canonicalize_platform = canonicalize
 
 
 def _installed(module: str) -> bool:

@@ -23,7 +23,7 @@ from jaxtyping import Array, Key
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import federated
-from fedjax_ssl.backend import backend
+from fedjax_ssl.backend import backend, lowering_platforms
 from fedjax_ssl.config import ConfigError, naming
 from fedjax_ssl.data import DealtInputs, FederatedData
 from fedjax_ssl.experiment.build import Experiment, Report, build_method
@@ -304,7 +304,7 @@ def _compile(function: Callable[..., Any], arguments: tuple[Any, ...], code: Cod
         # `shard_map` gives to the clients.
         traced = jax.jit(function, donate_argnums=0, **placed).trace(*_shapes(arguments))
         check_program(traced.jaxpr, code.sizes)
-        lowered = traced.lower()
+        lowered = traced.lower(lowering_platforms=lowering_platforms())
     with _explaining_memory(code.sizes):
         return compiled_program(lowered)
 
@@ -387,6 +387,11 @@ def _explaining_memory(sizes: Mapping[str, int]) -> Iterator[None]:
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error) and "Out of memory" not in str(error):
             raise
+        if "hared memory" in str(error):  # of a multiprocessor: no setting of the run is too large
+            raise ConfigError(
+                "a convolution kernel of this package needs more shared memory than this GPU has; "
+                f"--config.model.lowering=xla trains without these kernels. ({str(error).splitlines()[0]})"
+            ) from error
         large = ", ".join(f"config.{name} ({value})" for name, value in sizes.items())
         raise ConfigError(
             f"the device has not enough memory for a round. Lower {f'{large}, ' * bool(large)}config.federated."

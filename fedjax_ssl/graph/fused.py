@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int8, Int32, UInt32
 
+from fedjax_ssl.backend import backend, compiles_kernels, triton_options
 from fedjax_ssl.graph.hamming import paired_distances, signs_from_codes
 from fedjax_ssl.graph.selection import smallest
 
@@ -32,8 +33,8 @@ _MOST_SIGNS = 2**31 - 1
 class Signs:
     """All points as the kernel reads them, and how to select among them."""
 
-    def __init__(self, codes: UInt32[Array, "n words"], valid: Bool[Array, " n"], num_bits: int, platform: str):
-        self._codes, self._valid, self._num_bits, self._platform = codes, valid, num_bits, platform
+    def __init__(self, codes: UInt32[Array, "n words"], valid: Bool[Array, " n"], num_bits: int):
+        self._codes, self._valid, self._num_bits = codes, valid, num_bits
         self._signs = self._prepared(codes)
         padding = -codes.shape[0] % _PADDED
         self._signs = jnp.pad(self._signs, ((0, padding), (0, 0)))
@@ -51,9 +52,9 @@ class Signs:
         Distances are `num_bits + 1` where there is no point.
         """
         bound = self._num_bits + 1
-        padding = -rows.shape[0] % _BLOCKS[_kind(self._platform)][1]
+        padding = -rows.shape[0] % _block()[1]
         own = self._prepared(self._codes[jnp.pad(rows, (0, padding))])
-        minima = group_minima(self._signs, self._beyond, own, 32 * self._codes.shape[1], self._platform)
+        minima = group_minima(self._signs, self._beyond, own, 32 * self._codes.shape[1])
         minima = jnp.minimum(minima[:, : rows.shape[0]], bound)
         # In ascending order, so that positions among the candidates are in the order of points.
         chosen = jnp.sort(smallest(minima, count, bound), axis=0)
@@ -76,13 +77,15 @@ def rows_at_once(count: int) -> int:
 
 
 def applies(num_points: int, num_words: int, count: int) -> bool:
-    """Whether the kernel can find `count` nearest points among so many: there have to be more groups than that."""
+    """Whether there is a kernel here that finds `count` nearest points among so many: of more groups than that."""
+    if backend() == "gpu" and not compiles_kernels():
+        return False
     bits = -(-32 * num_words // _BITS_AT_ONCE) * _BITS_AT_ONCE
     return num_points >= 2 * count * _GROUP and (num_points + _PADDED) * bits <= _MOST_SIGNS
 
 
 def group_minima(
-    signs: Int8[Array, "n bits"], beyond: Int32[Array, "n 1"], rows: Int8[Array, "r bits"], num_bits: int, platform: str
+    signs: Int8[Array, "n bits"], beyond: Int32[Array, "n 1"], rows: Int8[Array, "r bits"], num_bits: int
 ) -> Int32[Array, "groups r"]:
     """The smallest distance of every row to each group of 128 points.
 
@@ -91,14 +94,13 @@ def group_minima(
         beyond: what is added to the distances to a point.
         rows: as `signs`; r in whole blocks, 256 rows on a GPU and 512 on a TPU.
         num_bits: bits of a code that are not 0.
-        platform: "gpu", "tpu", or "interpret": the GPU's kernel, step by step, anywhere.
     """
     # Here, since it takes a while and nothing on a CPU needs it.
     from jax.experimental import pallas as pl
 
-    groups, width = _BLOCKS[_kind(platform)]
+    groups, width = _block()
     bits = signs.shape[1]
-    kernel = partial(_minima_of_block, num_bits=num_bits, at_once=bits if platform == "tpu" else _BITS_AT_ONCE)
+    kernel = partial(_minima_of_block, num_bits=num_bits, at_once=bits if backend() == "tpu" else _BITS_AT_ONCE)
     return pl.pallas_call(
         kernel,
         # Rows run fastest: the block of points stays where it is.
@@ -110,23 +112,14 @@ def group_minima(
         ],
         out_specs=pl.BlockSpec((groups, width), lambda point, row: (point, row)),
         out_shape=jax.ShapeDtypeStruct((signs.shape[0] // _GROUP, rows.shape[0]), jnp.int32),
-        interpret=platform == "interpret",
         name="group_minima",
-        **_compiler(platform),
+        **({} if backend() == "tpu" else triton_options(warps=8)),
     )(signs, beyond, rows)
 
 
-def _kind(platform: str) -> str:
-    return "tpu" if platform == "tpu" else "gpu"
-
-
-def _compiler(platform: str) -> dict:
-    if platform != "gpu":
-        return {}
-    # Only there: elsewhere its parts may not be installed.
-    from jax.experimental.pallas import triton
-
-    return {"compiler_params": triton.CompilerParams(num_warps=8, num_stages=3)}
+def _block() -> tuple[int, int]:
+    """Groups of points and rows of one block."""
+    return _BLOCKS["tpu" if backend() == "tpu" else "gpu"]
 
 
 def _minima_of_block(signs, beyond, rows, out, *, num_bits: int, at_once: int) -> None:  # type: ignore[no-untyped-def]

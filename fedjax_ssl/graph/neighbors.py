@@ -62,8 +62,8 @@ def nearest_neighbors(
         num_neighbors: k, at least 1; at most n - 1 neighbours exist.
         valid: [n], False for rows that neither have nor are neighbours (padding). None: all are valid.
         kernel: "popcount" (exclusive or and population count), "matmul" (int8 products), "fused" (the same with the
-            selection in one kernel, where there are points enough for it; on a CPU it is interpreted, which is slow)
-            or "auto": the first on CPUs, the second on TPUs, the last on GPUs. The result is the same.
+            selection in one kernel, where there are points enough for it and the GPU takes it; on a CPU it is
+            interpreted, which is slow) or "auto": the first on CPUs, the second elsewhere. The result is the same.
         mesh: the devices to share the rows among; all its axes together count as one list of devices. None: one device.
 
     Returns:
@@ -167,7 +167,7 @@ def nearest_to_rows(
     dtype = jnp.int16 if num_bits < 2**15 - 1 else jnp.int32
     num_points = codes.shape[0]
     if kernel == "fused" and fused.applies(num_points, codes.shape[1], min(num_neighbors, num_points - 1) + 1):
-        points = fused.Signs(codes, valid, num_bits, backend() if backend() != "cpu" else "interpret")
+        points = fused.Signs(codes, valid, num_bits)
 
         def nearest(some: Array, count: int) -> tuple[Array, Array]:
             return points.nearest(some[0], count)

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Float
 
-from fedjax_ssl.backend import backend
 from fedjax_ssl.models.implicit_kernels import (
     FEWEST_CHANNELS,
     Geometry,
@@ -57,7 +56,7 @@ def convolve(
         rows, (places, channels, filters) = images.shape[1] * math.prod(geometry.result), _places(kernels).shape[1:]
         turned = turns(rows, places, channels, filters, images.dtype.itemsize)
         kernels = jnp.swapaxes(_places(kernels), 2, 3) if turned else _places(kernels)
-        return correlate(inputs, kernels, geometry, _platform(), turned=turned, finish=finish)
+        return correlate(inputs, kernels, geometry, turned=turned, finish=finish)
 
     return _of_clients(many)(inputs, kernels, finish)
 
@@ -79,7 +78,7 @@ def gradient_of_inputs(
         height, width = kernels.shape[1:3]
         before = (height - 1 - pads[0][0], width - 1 - pads[1][0])
         geometry = Geometry(cotangents.values.shape[2:4], image, (height, width), before, spread=stride)
-        return correlate(cotangents, _places(kernels), geometry, _platform(), turned=True, flipped=True, finish=finish)
+        return correlate(cotangents, _places(kernels), geometry, turned=True, flipped=True, finish=finish)
 
     return _of_clients(many)(kernels, cotangents, finish)
 
@@ -94,7 +93,7 @@ def gradient_of_kernels(
         images = inputs.values
         geometry = Geometry(images.shape[2:4], (height, width), window, (pads[0][0], pads[1][0]), stride)
         sums = parts(count * height * width, math.prod(window), images.shape[4], filters, images.dtype.itemsize)
-        found = contract(inputs, cotangents, geometry, sums, _platform())
+        found = contract(inputs, cotangents, geometry, sums)
         return found.reshape(-1, *window, images.shape[4], filters)
 
     return _of_clients(many)(inputs, cotangents)
@@ -140,10 +139,6 @@ def _geometry(inputs: Array, kernels: Array, stride: int, pads: Pads) -> Geometr
 
 def _places(kernels: Array) -> Array:
     return kernels.reshape(kernels.shape[0], -1, *kernels.shape[3:])
-
-
-def _platform() -> str:
-    return "gpu" if backend() == "gpu" else "interpret"
 
 
 def all_batched(size: int, arguments: tuple[Any, ...], batched: list) -> tuple[Any, ...]:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from fedjax_ssl.backend import triton_options
 from fedjax_ssl.models.implicit_parts import BiasReLU, Finish, Places, Source, Values, load
 from fedjax_ssl.models.normalization import statistics_dtype
 
@@ -76,7 +77,6 @@ def correlate(
     images: Source,
     kernels: Float[Array, "g t f c"] | Float[Array, "g t c f"],
     geometry: Geometry,
-    platform: str,
     *,
     turned: bool = False,
     flipped: bool = False,
@@ -88,7 +88,6 @@ def correlate(
         images: with c channels; all arrays with the clients as first axis.
         kernels: of t places, row by row.
         geometry: of all images.
-        platform: "gpu", or "interpret": the same, step by step, anywhere.
         turned: the kernels have c fastest, so that a product reads its second factor along what it sums over.
         flipped: the last place of the kernel meets the first value.
         finish: what is done with results before they are written.
@@ -114,7 +113,7 @@ def correlate(
         out_shape=[jax.ShapeDtypeStruct((clients, rows * filters), dtype)]
         + [jax.ShapeDtypeStruct((clients, blocks, filters), statistics_dtype(dtype))] * sums,
         name="correlate",
-        **_options(platform, work, clients, (images, finish)),
+        **_options(work, clients, (images, finish)),
     )
     results, *found = call(*(factor.reshape(clients, -1) for factor in factors))
     results = results.reshape(clients, count, *geometry.result, filters)
@@ -126,7 +125,6 @@ def contract(
     cotangents: Source,
     geometry: Geometry,
     parts: int,
-    platform: str,
 ) -> Float[Array, "g t*c f"]:
     """Of each client, the gradient of its kernel: images and gradients of the results, summed over positions.
 
@@ -135,7 +133,6 @@ def contract(
         cotangents: of f filters.
         geometry: of all images.
         parts: sums that positions are divided among, which are added afterwards.
-        platform: as in `correlate`.
     """
     from jax.experimental import pallas as pl
 
@@ -154,7 +151,7 @@ def contract(
         out_specs=pl.BlockSpec((None, None, size), lambda _, part, client: (client, part, 0)),
         out_shape=jax.ShapeDtypeStruct((clients, parts, size), statistics_dtype(dtype)),
         name="correlate_gradient",
-        **_options(platform, work, clients, (images, cotangents)),
+        **_options(work, clients, (images, cotangents)),
     )
     found = call(*(factor.reshape(clients, -1) for factor in factors))
     return jnp.sum(found, axis=1).astype(dtype).reshape(clients, -1, filters)
@@ -280,15 +277,9 @@ def _of_client(size: int) -> Any:
     return pl.BlockSpec((None, size), lambda _, __, client: (client, 0))
 
 
-def _options(platform: str, work: _Work, clients: int, parts: tuple[Source | Finish | None, ...]) -> dict[str, Any]:
+def _options(work: _Work, clients: int, parts: tuple[Source | Finish | None, ...]) -> dict[str, Any]:
     # For whoever reads the compiled program, which says nothing of a kernel's inside.
     counted = 2 * clients * work.rows * work.places * work.depth * work.filters
-    options: dict[str, Any] = {"metadata": {"operations": str(counted)}}
-    if platform == "interpret":
-        return {**options, "interpret": True}
-    # Only there: elsewhere its parts may not be installed.
-    from jax.experimental.pallas import triton
-
     # With four, blocks that compute what they read or sum up what they write would spill registers.
     warps = 4 if all(isinstance(part, Values | BiasReLU | NoneType) for part in parts) else 8
-    return {**options, "compiler_params": triton.CompilerParams(num_warps=warps, num_stages=3)}
+    return {"metadata": {"operations": str(counted)}, **triton_options(warps)}

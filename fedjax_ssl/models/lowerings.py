@@ -54,7 +54,7 @@ def gradients_in_pieces(inputs: Array, kernel: Array, cotangent: Array, stride: 
     patches, pull = jax.vjp(lambda inputs: _patches(inputs, kernel, stride, pads), inputs)
     outputs = cotangent.reshape(-1, filters)
     most = max(outputs.shape[0] // (_FEWEST_ROWS * filters), 1)
-    groups = max(number for number in range(1, min(most, count) + 1) if count % number == 0)
+    groups = max((number for number in range(1, min(most, count) + 1) if count % number == 0), default=1)
     columns, results = (x.reshape(groups, -1, x.shape[1]) for x in (patches, outputs))
     weights = jnp.sum(lax.dot_general(columns, results, (((1,), (1,)), ((0,), (0,)))), axis=0)
     (images,) = pull(outputs @ kernel.reshape(-1, filters).T)

@@ -207,6 +207,14 @@ def test_convolutional_steps_stay_near_their_products() -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("target", ["a100", "rtx4090"])
+def test_convolutions_of_many_clients_fit_other_gpus(target: str) -> None:
+    """A multiprocessor of the second has 100 KB of shared memory, less than half of an H100's."""
+    for row in rows_of(target, "--workloads", "W7"):
+        assert row["temporary_bytes"] <= row["estimated_bytes"] and row["unordered_sums"] == 0
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("workload", ["W2", "W8"])
 def test_gradients_that_are_not_fused_into_the_update_are_estimated(workload: str) -> None:
     fused, written = (rows_of("h100", "--workloads", workload, **flags)[-1] for flags in ({}, CUBLAS))

@@ -15,7 +15,7 @@ def test_minima_of_groups():
     codes = reference.random_codes(0, 1024, 40)
     signs = fused.Signs._prepared(jnp.asarray(codes))
     beyond = jnp.where(jnp.arange(1024) % 5 == 0, 4096, 0).astype(jnp.int32)[:, None]
-    found = fused.group_minima(signs, beyond, signs[:256], 64, "interpret")
+    found = fused.group_minima(signs, beyond, signs[:256], 64)
     distance = np.bitwise_count(codes[:, None] ^ codes[:256]).sum(axis=-1) + np.asarray(beyond)
     np.testing.assert_array_equal(found, distance.reshape(8, 128, 256).min(axis=1))
 

@@ -22,16 +22,17 @@ def run(function, *arguments):
     return outputs, *pull(jnp.cos(outputs))
 
 
+def operations(jaxpr: Jaxpr):
+    """The operations of a function and of those that it calls, without those inside of kernels."""
+    for equation in jaxpr.eqns:
+        yield equation
+        if equation.primitive.name != "pallas_call":
+            for inner in jaxprs_in_params(equation.params):
+                yield from operations(getattr(inner, "jaxpr", inner))
+
+
 def traced_for_a_gpu(function, *arguments):
-    """The operations of a function as it is traced for a GPU, without those inside of its kernels."""
-
-    def operations(jaxpr: Jaxpr):
-        for equation in jaxpr.eqns:
-            yield equation
-            if equation.primitive.name != "pallas_call":
-                for inner in jaxprs_in_params(equation.params):
-                    yield from operations(getattr(inner, "jaxpr", inner))
-
+    """The operations of a function as it is traced for a GPU."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax, "clear_caches", lambda: None)  # what other tests compiled
         with backend.tracing_for(TARGETS["h100"].elsewhere):

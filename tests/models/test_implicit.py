@@ -1,7 +1,5 @@
 """Convolutions of many clients by the GPU's kernels, interpreted: the plain convolution's results and gradients."""
 
-import importlib.util
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,8 +8,15 @@ import pytest
 from fedjax_ssl import backend
 from fedjax_ssl.models import conv2d, implicit, lowerings, separate, ways
 from fedjax_ssl.models.convolution import resolve_padding
-from fedjax_ssl.models.implicit_parts import BiasReLU, Values
-from tests.models.convolutions import arrays, primitives, run
+from fedjax_ssl.models.implicit_parts import (
+    ActivationGradient,
+    BiasReLU,
+    Moments,
+    Normalized,
+    NormGradient,
+    Values,
+)
+from tests.models.convolutions import arrays, operations, primitives, run, traced_for_a_gpu
 
 # images, kernel, stride, padding. Fewer than 16 channels have a way of their own; 18 and 40 fill no whole tile.
 GEOMETRIES = {
@@ -163,22 +168,40 @@ def test_bytes_launches_and_arithmetic_decide(layer, expected, monkeypatch):
     assert ways.fastest(layer, "forward") == "slices"
 
 
-def test_only_gpus_with_the_matrix_units_that_the_kernels_need(monkeypatch):
+@pytest.mark.parametrize(
+    ("layer", "inputs", "kernel"),
+    [
+        (sizes(), "implicit", "implicit"),
+        (sizes(itemsize=2), "implicit", "implicit"),
+        (sizes(stride=2), "implicit", "implicit"),
+        # Between results that lie apart there are zeros, which are multiplied too: four times the operations.
+        (sizes(images=(100, 8, 8, 512), filters=512, stride=2), "slices", "implicit"),
+    ],
+)
+def test_each_pass_is_decided_by_itself(layer, inputs, kernel, monkeypatch):
+    monkeypatch.setattr(ways, "compiles_kernels", lambda: True)
+    assert ways.fastest(layer, "inputs") == inputs and ways.fastest(layer, "kernel") == kernel
+
+
+@pytest.mark.parametrize(
+    ("capability", "lowers", "expected"),
+    [("7.5", True, False), ("9.0", True, True), ("gfx90a", True, False), ("9.0", False, False)],
+)
+def test_only_gpus_for_which_jax_compiles_the_kernels(capability, lowers, expected, monkeypatch):
     class Device:
-        compute_capability = "7.5"
+        compute_capability = capability
 
     monkeypatch.setattr(backend, "backend", lambda: "gpu")
     monkeypatch.setattr(jax, "devices", lambda: [Device])
-    assert not backend.compiles_kernels()
-    Device.compute_capability = "9.0"
-    assert backend.compiles_kernels()
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert not backend.compiles_kernels()
-    monkeypatch.undo()
-    monkeypatch.setattr(backend, "backend", lambda: "gpu")
-    monkeypatch.setattr(jax, "devices", lambda: [Device])
-    Device.compute_capability = "gfx90a"
-    assert not backend.compiles_kernels()
+    monkeypatch.setattr(backend, "_lowers_kernels", lambda: lowers)
+    assert backend.compiles_kernels() is expected
+
+
+def test_what_jax_does_not_lower_is_not_taken(monkeypatch):
+    monkeypatch.setattr(backend, "backend", lambda: "gpu")  # JAX itself has a CPU, which takes no kernels of Triton
+    assert backend._lowers_kernels.__wrapped__() is False
+    monkeypatch.setattr(backend, "triton_options", lambda warps: {"interpret": True})
+    assert backend._lowers_kernels.__wrapped__() is True
 
 
 def test_kernels_are_cut_into_sums_by_their_own_size():
@@ -187,19 +210,52 @@ def test_kernels_are_cut_into_sums_by_their_own_size():
     assert implicit.parts(100, 9, 16, 16, 4) == 1
 
 
-def test_relu_of_nan_is_nan_on_a_gpu_too():
-    """Triton's maximum would make it 0, and hide that a run diverges."""
+def numbers(*shape):
+    return jnp.ones(shape, jnp.float32)
 
-    def one(x, k, b):
-        return implicit.convolve(Values(x), k, 1, ((1, 1), (1, 1)), BiasReLU(b))[0]
 
-    x, k, b = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((1, 1, 4, 4, 16), (1, 3, 3, 16, 16), (1, 16)))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(implicit, "backend", lambda: "gpu")
-        traced = jax.make_jaxpr(one)(x, k, b)
-    assert "pallas_call" in str(traced) and " max " not in str(traced)
+IMAGES, CHANNELS = numbers(1, 1, 4, 4, 16), numbers(1, 16)
+SOURCES = {
+    "values": Values(IMAGES),
+    "normalized": Normalized(IMAGES, CHANNELS, CHANNELS, 0.1),
+    "gradient of a norm layer": NormGradient(IMAGES, IMAGES, CHANNELS, CHANNELS, CHANNELS, None),
+}
+FINISHES = {
+    "bias and ReLU": BiasReLU(CHANNELS),
+    "moments": Moments(CHANNELS, CHANNELS, None),
+    "gradient of an activation": ActivationGradient(IMAGES, CHANNELS, CHANNELS, CHANNELS, 0.1),
+}
+
+
+@pytest.mark.parametrize("finish", FINISHES.values(), ids=FINISHES)
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+def test_nan_stays_nan_in_a_kernel_for_a_gpu(source, finish):
+    """Triton's maximum takes the other number in place of NaN, and would hide that a run diverges."""
+
+    def one(source, kernels, finish):
+        return implicit.convolve(source, kernels, 1, ((1, 1), (1, 1)), finish)
+
+    inside = [
+        operation.primitive.name
+        for call in traced_for_a_gpu(one, source, numbers(1, 3, 3, 16, 16), finish)
+        if call.primitive.name == "pallas_call"
+        for operation in operations(call.params["jaxpr"])
+    ]
+    assert "dot_general" in inside and "max" not in inside
 
 
 @pytest.mark.parametrize("lowering", ["auto", "winograd", "slices", "rows", "xla"])
-def test_no_images_have_no_results(lowering):
-    assert conv2d(jnp.zeros((0, 8, 8, 16)), jnp.ones((3, 3, 16, 4)), lowering=lowering).shape == (0, 8, 8, 4)
+def test_no_images_have_no_results_and_no_gradient(lowering):
+    images, kernel = jnp.zeros((0, 8, 8, 16)), jnp.ones((3, 3, 16, 4))
+
+    def total(kernel):
+        return jnp.sum(conv2d(images, kernel, lowering=lowering))
+
+    assert conv2d(images, kernel, lowering=lowering).shape == (0, 8, 8, 4)
+    assert not jax.grad(total)(kernel).any()
+
+
+def test_no_images_of_many_clients_have_no_gradient_on_a_gpu():
+    kernels = jnp.ones((2, 3, 3, 8, 16))
+    one = jax.grad(lambda kernel, images: jnp.sum(conv2d(images, kernel)))
+    assert traced_for_a_gpu(jax.vmap(one), kernels, jnp.zeros((2, 0, 8, 8, 8)))
