@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,33 +16,42 @@ from fedjax_ssl.models.convolution import conv2d
 from fedjax_ssl.models.passes import Passes
 from fedjax_ssl.models.separate import PLAIN_OR_SLICES, PRODUCTS
 
-# Factors of products are rounded to TF32, with ten bits, in both ways; sums come in different orders.
+# Factors of products are rounded to TF32, with ten bits, in both ways; sums come in different orders. Of bfloat16, with
+# seven bits, results are rounded too.
 ALLOWED = 0.01
 # images and their side, channels, filters, stride: few channels and many, strides, and a kernel that is turned
 _LAYERS = ((20, 28, 3, 32, 1), (20, 14, 32, 64, 1), (10, 16, 64, 128, 2), (30, 16, 128, 256, 1))
 _CHAIN = (20, 16, (3, 64, 128))  # images and their side; channels from layer to layer
 
 
-def convolutions_off(
+class Agreement(NamedTuple):
+    """Of this package's own kernels with XLA's operations."""
+
+    off: float | None  # see `compare_convolutions`; None: own kernels are not taken here
+
+
+def compare_convolutions(
     layers: tuple[tuple[int, ...], ...] = _LAYERS, chain: tuple[int, int, tuple[int, ...]] = _CHAIN
-) -> float:
+) -> Agreement:
     """The largest difference between both ways of some layers with a kernel per client, over the largest value.
 
-    Results, results with bias and ReLU, and both gradients are compared, in single precision. Of layers with batch norm
-    within, the length of the difference over that of the values: near 0 an activation's gradient may take either side.
-    0 where own kernels are not taken: on other devices than NVIDIA's GPUs from Ampere on.
+    Results, results with bias and ReLU, and both gradients are compared, in single precision and in bfloat16. Of layers
+    with batch norm within, in single precision, the length of the difference over that of the values: near 0 an
+    activation's gradient may take either side.
     """
-    # NumPy's maximum keeps NaN.
-    return float(np.max([*map(_off, layers), _off_with_norms(*chain)])) if compiles_kernels() else 0.0
+    if not compiles_kernels():
+        return Agreement(None)
+    plain = (_off(layer, dtype) for layer in layers for dtype in (jnp.float32, jnp.bfloat16))
+    return Agreement(float(np.max([*plain, _off_with_norms(*chain)])))  # NumPy's maximum keeps NaN
 
 
-def _off(layer: tuple[int, ...]) -> float:
+def _off(layer: tuple[int, ...], dtype: jnp.dtype) -> float:
     count, side, channels, filters, stride = layer
     keys = jax.random.split(jax.random.key(0), 3)
-    images = jax.random.normal(keys[0], (2, count, side, side, channels))
-    kernels = jax.random.normal(keys[1], (2, 3, 3, channels, filters))
+    images = jax.random.normal(keys[0], (2, count, side, side, channels), dtype)
+    kernels = jax.random.normal(keys[1], (2, 3, 3, channels, filters), dtype)
     shape = jax.eval_shape(jax.vmap(partial(conv2d, stride=stride)), images, kernels).shape
-    cotangents = jax.random.normal(keys[2], shape)
+    cotangents = jax.random.normal(keys[2], shape, dtype)
     ours, theirs = (
         jax.jit(jax.vmap(partial(_results, stride=stride, lowering=lowering)))(images, kernels, cotangents)
         for lowering in ("implicit", "slices")
@@ -52,7 +62,7 @@ def _off(layer: tuple[int, ...]) -> float:
 
 def _results(images: Array, kernel: Array, cotangent: Array, stride: int, lowering: str) -> tuple[Array, ...]:
     convolve = partial(conv2d, stride=stride, lowering=lowering)
-    activated = convolve(images, kernel, bias=jnp.linspace(-1, 1, kernel.shape[-1]), relu=True)
+    activated = convolve(images, kernel, bias=jnp.linspace(-1, 1, kernel.shape[-1], dtype=kernel.dtype), relu=True)
     # Without ReLU: a value that is 0 but for rounding would have a gradient in one way and none in the other.
     outputs, pull = jax.vjp(convolve, images, kernel)
     return activated, outputs, *pull(cotangent)

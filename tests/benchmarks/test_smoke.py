@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from fedjax_ssl import bench
@@ -164,24 +165,40 @@ def test_a_smoke_run_on_this_cpu(
 
 
 def test_own_convolutions_agree_with_xla_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert agreement.convolutions_off() == 0  # a CPU takes none of them
+    assert agreement.compare_convolutions().off is None  # a CPU takes none of them
     monkeypatch.setattr(agreement, "compiles_kernels", lambda: True)
-    off = agreement.convolutions_off(layers=((1, 4, 4, 16, 1),), chain=(2, 3, (3, 16)))
-    assert 0 < off < 1e-5
-    monkeypatch.setattr(agreement, "_off", lambda layer: float("nan") if layer else 0.0)
+    off = agreement.compare_convolutions(layers=(), chain=(2, 3, (3, 16))).off
+    assert off is not None and 0 < off < 1e-5
+    layer = (1, 4, 4, 16, 1)
+    assert 0 < agreement._off(layer, jnp.float32) < 1e-5
+    assert 0 < agreement._off(layer, jnp.bfloat16) < agreement.ALLOWED
+    monkeypatch.setattr(agreement, "_off", lambda layer, _: float("nan") if layer else 0.0)
     monkeypatch.setattr(agreement, "_off_with_norms", lambda *_: 0.0)
-    assert math.isnan(agreement.convolutions_off(layers=((), (1,), ())))
+    off = agreement.compare_convolutions(layers=((), (1,), ())).off
+    assert off is not None and math.isnan(off)
 
 
 @pytest.mark.parametrize(
-    ("off", "agree"), [(0.0, True), (0.001, True), (0.3, False), (float("nan"), False), (None, False)]
+    ("found", "agree", "word"),
+    [
+        (agreement.Agreement(0.001), True, "at most 0.1 %"),
+        (agreement.Agreement(0.3), False, "more than rounding"),
+        (agreement.Agreement(float("nan")), False, "nan"),
+        (agreement.Agreement(None), True, "not taken on this GPU"),
+        (None, False, "could not be compared"),  # the process died
+    ],
 )
 def test_a_disagreement_is_told_with_what_to_do(
-    off: float | None, agree: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    found: agreement.Agreement | None,
+    agree: bool,
+    word: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bench, "convolutions_off", lambda: off)
+    monkeypatch.setattr(bench, "compare_convolutions", lambda: found)
     assert bench._own_kernels_agree(one_process=True) is agree
-    assert ("--model.lowering=xla" in capsys.readouterr().err) is not agree
+    told = capsys.readouterr().err
+    assert word in told and ("--model.lowering=xla" in told) is not agree
 
 
 def test_convolutions_that_do_not_run_are_told_too(
@@ -190,6 +207,6 @@ def test_convolutions_that_do_not_run_are_told_too(
     def fail() -> None:
         raise jax.errors.JaxRuntimeError("INTERNAL: no such instruction\nand more")
 
-    monkeypatch.setattr(bench, "convolutions_off", fail)
+    monkeypatch.setattr(bench, "compare_convolutions", fail)
     assert not bench._own_kernels_agree(one_process=True)
     assert "do not run here: INTERNAL: no such instruction; --model.lowering=xla" in capsys.readouterr().err
