@@ -15,12 +15,8 @@ from fedjax_ssl.graph.checks import check_features
 # Every product has the same shape, whatever the number of points: a row's code then does not depend on how many
 # rows stand around it, since a matrix product may sum in another order when its shape changes.
 _BITS_PER_BLOCK = 256
-
-
-def _rows_per_block() -> int:
-    # A product of 256 rows takes a GPU less time than its launch. More rows still would cost small graphs of many
-    # clients more than they save, since each of them is filled up to a block.
-    return 256 if backend() == "cpu" else 2048
+# Rows of one product: a GPU computes 256 of them in less time than it takes to launch a kernel.
+_ROWS_PER_BLOCK, _ROWS_PER_LAUNCH = 256, 2048
 
 
 @jax.jit
@@ -29,7 +25,9 @@ def has_angle(features: Float[Array, "n d"]) -> Bool[Array, " n"]:
     return jnp.isfinite(features).all(axis=1) & (features != 0).any(axis=1)
 
 
-def lsh_codes(key: Key[Array, ""], features: Float[Array, "n d"], num_bits: int) -> UInt32[Array, "n words"]:
+def lsh_codes(
+    key: Key[Array, ""], features: Float[Array, "n d"], num_bits: int, *, few: bool = False
+) -> UInt32[Array, "n words"]:
     """Codes every row by the signs of Gaussian projections (XCLP, Algorithm 1 steps 2 and 3).
 
     Two rows at angle t differ in each bit with probability t / pi. Equal rows get equal codes, on every
@@ -41,6 +39,7 @@ def lsh_codes(key: Key[Array, ""], features: Float[Array, "n d"], num_bits: int)
         key: typed key of the projections, the same for all clients of one call and unknown to the server.
         features: [n, d] floating.
         num_bits: bits per point, at least 1.
+        few: there are few points, as in the graph of one client of many, and products of fewer rows are taken.
 
     Returns:
         [n, ceil(num_bits / 32)], bit j of a code in word j // 32 at position j % 32; unused high bits are 0.
@@ -51,11 +50,12 @@ def lsh_codes(key: Key[Array, ""], features: Float[Array, "n d"], num_bits: int)
     features = jnp.asarray(features)
     check_whole_numbers(num_bits=num_bits)
     check_features(features)
-    return _lsh_codes(key, features, num_bits)
+    block_rows = _ROWS_PER_BLOCK if few or backend() == "cpu" else _ROWS_PER_LAUNCH
+    return _lsh_codes(key, features, num_bits, block_rows)
 
 
-@partial(jax.jit, static_argnames="num_bits")
-def _lsh_codes(key: Key[Array, ""], features: Array, num_bits: int) -> Array:
+@partial(jax.jit, static_argnames=("num_bits", "block_rows"))
+def _lsh_codes(key: Key[Array, ""], features: Array, num_bits: int, block_rows: int) -> Array:
     num_points, num_features = features.shape
     num_words = -(-num_bits // 32)
     finite = jnp.isfinite(features).all(axis=1, keepdims=True)
@@ -63,7 +63,6 @@ def _lsh_codes(key: Key[Array, ""], features: Array, num_bits: int) -> Array:
     # A power of two is exact, and keeps sums of very large or very small features within range.
     _, exponent = jnp.frexp(jnp.max(jnp.abs(features), axis=1, keepdims=True, initial=0))
     features = jnp.ldexp(features, -exponent)
-    block_rows = _rows_per_block()
     padding = -num_points % block_rows
     rows = jnp.pad(features, ((0, padding), (0, 0))).reshape(-1, block_rows, num_features)
     bit_values = jnp.asarray(1 << np.arange(32, dtype=np.uint32))

@@ -180,7 +180,7 @@ def label_propagation(
     if similarity == "lsh":
         if key is None:
             raise ValueError("key is None; similarity='lsh' needs a typed key, for example jax.random.key(0).")
-        codes = lsh_codes(key, features, settings.num_bits)
+        codes = lsh_codes(key, features, settings.num_bits, few=True)
         return xclp_from_codes(codes, labels, num_classes, settings, valid=valid, has_code=has_angle(features))
 
     def find_neighbors(points: Array, usable: Array) -> Neighbors:
