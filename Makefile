@@ -1,6 +1,6 @@
 # Everything here runs on a machine with Python 3.11 or newer, pip, git and make.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test thorough lint format types smoke build clean
+.PHONY: help setup demo test thorough newest lint format types smoke build clean
 
 # The first interpreter that is new enough; a name may exist and still not run, so each is tried.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
@@ -10,6 +10,7 @@ BIN := $(VENV)/bin
 # More extras: make setup EXTRAS=dev,cuda12
 EXTRAS ?= dev
 comma := ,
+CONSTRAINTS ?= --constraint constraints.txt
 STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 DEMO := runs/demo
 SMOKE := runs/smoke
@@ -24,7 +25,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "fedjax_ssl needs Python 3.11 or newer; name one with: make setup PYTHON=/path/to/python3"; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 		{ $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install pip; }
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile $(CONSTRAINTS) --editable '.[$(EXTRAS)]'
 	@touch $@
 
 demo: setup  ## run the main job on the embedded digits from the start, curves in runs/demo
@@ -44,6 +45,12 @@ thorough:  ## run the tests that are not quick: every case of what make test sho
 	$(MAKE) setup EXTRAS=$(EVERYTHING)
 	$(BIN)/python -m pytest -m thorough -n 2 --dist loadfile $(SEVERAL_PROCESSES:%=--ignore=%)
 	$(BIN)/python -m pytest -m thorough $(SEVERAL_PROCESSES)
+
+# Users have what the package index gives them today; constraints.txt says what it gave when it was written.
+NEWEST ?= $(shell for p in python3.14 python3.13 python3.12 $(PYTHON); do \
+	$$p -c '' >/dev/null 2>&1 && { echo $$p; break; }; done)
+newest:  ## run the quick tests with the newest Python here and the newest JAX for it, in .venv-newest
+	$(MAKE) test VENV=.venv-newest PYTHON=$(NEWEST) CONSTRAINTS=
 
 lint: setup  ## ruff: rules and format
 	$(BIN)/ruff check .
@@ -68,5 +75,5 @@ build: setup  ## build the wheel into dist/
 	$(BIN)/python -m pip wheel --disable-pip-version-check --quiet --no-deps --wheel-dir dist .
 
 clean:  ## remove the environment, caches, builds and the demo's and smoke test's runs
-	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache dist build $(DEMO) $(SMOKE)
+	rm -rf $(VENV) .venv-newest .cache .mypy_cache .ruff_cache .pytest_cache dist build $(DEMO) $(SMOKE)
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
