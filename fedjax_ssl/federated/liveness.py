@@ -24,35 +24,46 @@ from fedjax_ssl.federated.tiles import (
     tiled_bytes,
 )
 
-# Functions that are called: their values are those of the caller.
-_CALLS = {
-    *("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "custom_vmap_call"),
-    *("checkpoint", "remat2", "shard_map"),
-}
+# What has a name of its own here: a slice of a single place along an axis, which is read as it is computed with; a
+# product of whole numbers, with which a TPU computes before it writes; and what has functions of which none takes its
+# operands, so that it is not known how it calls them.
+_ROW, _WHOLE_NUMBERS, _UNKNOWN = "row", "product of whole numbers", "unknown call"
+# Other names are those of JAX's primitives; a test names those that the installed JAX lacks.
+_KERNELS = {"pallas_call", "core_map", "mpmd_map"}  # what their functions compute is in none of the device's memory
 # What reads its operands from memory and writes its results there.
 _READ = {
-    *("dot_general", "conv_general_dilated", "fft", "sort", "top_k", "approx_top_k"),
-    *("scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max"),
-    *("reduce_window", "reduce_window_sum", "reduce_window_max"),
-    *("select_and_scatter_add", "select_and_gather_add"),
+    *("scan", "while", "cond", _UNKNOWN, *_KERNELS),
+    *("dot_general", "conv_general_dilated", "ragged_dot_general", "scaled_dot", "scaled_matmul"),
+    *("fft", "sort", "top_k", "approx_top_k"),
+    *("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max"),
+    *("reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min"),
+    *("select_and_scatter", "select_and_scatter_add", "select_and_gather_add"),
     *("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"),
-    *("scan", "while", "cond", "custom_call", "pallas_call"),
+    *("cholesky", "cholesky_update", "triangular_solve", "tridiagonal_solve", "symmetric_product"),
+    *("lu", "lu_pivots_to_permutation", "qr", "geqrf", "geqp3", "householder_product", "ormqr"),
+    *("eig", "eigh", "svd", "schur", "hessenberg", "tridiagonal"),
+    *("ffi_call", "call_exported", "pure_callback", "io_callback"),
 }
 # What reads its operands as they are computed, and writes its results.
 _WRITTEN = {
-    *("reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_prod", "argmax", "argmin"),
-    *("gather", "dynamic_update_slice", "random_bits", "rng_bit_generator", "psum", "all_gather", "all_to_all"),
+    *("reduce", "reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_xor", "reduce_prod"),
+    *("argmax", "argmin", "gather", "dynamic_update_slice"),
+    *("random_bits", "random_gamma", "rng_bit_generator", "rng_uniform"),
+    *("psum", "psum_invariant", "pmax", "pmin", "ppermute", "pbroadcast", "reduce_scatter"),
+    *("all_gather", "all_gather_invariant", "all_to_all", "ragged_all_to_all"),
 }
 # Other names of a part of memory.
-_VIEWS = {"reshape", "squeeze", "expand_dims"}
-# What has a name of its own here: a slice of a single place along an axis, which is read as it is computed with; and a
-# product of whole numbers, with which a TPU computes before it writes.
-_ROW, _WHOLE_NUMBERS = "row", "product of whole numbers"
+_VIEWS = {"reshape", "squeeze"}
+# Another name of its operands, which are written: compilers keep the barrier until they have fused what is beside it.
+_BARRIERS = {"optimization_barrier"}
 # What a TPU multiplies, as bfloat16 unless more is asked for; what only moves values there moves them as bfloat16.
 _PRODUCTS = {"dot_general", "conv_general_dilated"}
-_MOVING = {"concatenate", "pad", "slice", "reshape", "squeeze", "expand_dims", "transpose", "copy", "rev", _ROW}
+_MOVING = {
+    *("concatenate", "stack", "unstack", "pad", "slice", "reshape", "squeeze", "transpose", "copy", "rev"),
+    _ROW,
+}
 # What a TPU does in memory, as it changes the layout.
-_MOVED = {"concatenate", "pad", "slice", "split", "reshape", "transpose"}
+_MOVED = {"concatenate", "stack", "unstack", "pad", "slice", "split", "reshape", "transpose"}
 # The most bytes of images of one channel that a TPU copies for reading them by index.
 _COPIED_GREY = 1 << 26
 # The most bytes of float32 that a TPU reads by index where they lie; what is larger it copies, cut in halves.
@@ -67,7 +78,7 @@ class _Peak(NamedTuple):
     """When a function takes the most."""
 
     live: int  # bytes of all values
-    largest: int  # of these
+    largest: int  # of these, of one that a loop goes on with
 
 
 class _Operation(NamedTuple):
@@ -80,13 +91,19 @@ class _Operation(NamedTuple):
     copied: int  # bytes of its operand in another layout, which it reads in place of it
 
 
-class _Way(NamedTuple):
-    """How values are laid out."""
+class _Where(NamedTuple):
+    """What a function is part of."""
 
-    tiled: bool
-    images: dict[Any, int]  # by shape and type: bytes of copies of images, which are made once for the whole program
-    large: dict[Any, int]  # the same of copies of large values that are read by index
-    branch: bool = False  # in a branch of a conditional
+    tiled: bool  # a program of a TPU
+    branch: bool = False  # of a conditional, at any depth
+
+
+class _Copies:
+    """Copies of arguments, found in all functions of a program: each is made once, whoever reads it."""
+
+    def __init__(self) -> None:
+        self.images: dict[Any, int] = {}  # bytes by shape and type
+        self.large: dict[Any, int] = {}
 
 
 class Taken(NamedTuple):
@@ -94,7 +111,7 @@ class Taken(NamedTuple):
 
     live: int  # the most that its values take at a time
     images: int  # of copies of images, which are made once for the whole program
-    largest: int  # of these values
+    largest: int  # of these values, of one that a loop goes on with
 
 
 def bytes_taken(jaxpr: ClosedJaxpr | Jaxpr, tiled: bool = False, carried: int = 0, first: int = 0) -> Taken:
@@ -114,36 +131,45 @@ def bytes_taken(jaxpr: ClosedJaxpr | Jaxpr, tiled: bool = False, carried: int = 
         carried: so many of the first results may take the places of arguments, as in a loop those of the turn before.
         first: number of the first of these arguments.
     """
-    way = _Way(tiled, {}, {})
-    peak = _peak(jaxpr, way, carried, first)
-    return Taken(peak.live + sum(way.large.values()), sum(way.images.values()), peak.largest)
+    copies = _Copies()
+    peak = _peak(jaxpr, _Where(tiled), copies, carried, first)
+    return Taken(peak.live + sum(copies.large.values()), sum(copies.images.values()), peak.largest)
 
 
-def _peak(jaxpr: ClosedJaxpr | Jaxpr, way: _Way, carried: int = 0, first: int = 0, placed: bool = False) -> _Peak:
-    """As `bytes_taken`; with `placed`, results do not count."""
-    inside = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
-    program = _Program(way)
+def _peak(
+    jaxpr: ClosedJaxpr | Jaxpr,
+    where: _Where,
+    copies: _Copies,
+    carried: int = 0,
+    first: int = 0,
+    placed: bool = False,
+) -> _Peak:
+    """As `bytes_taken`; copies are added to `copies`, and with `placed`, results do not count."""
+    inside = _open(jaxpr)
+    program = _Program(where, copies)
     arguments = [program.value(variable.aval) for variable in inside.invars]
     constants = [program.value(variable.aval) for variable in inside.constvars]
     results = program.add(inside, arguments, constants)
     given = {*arguments, *constants}
     turns = dict(zip(arguments[first : first + carried], results[:carried], strict=True))
     free = [one for one in results if isinstance(one, int)] if placed else []
-    if way.tiled:
-        way.images.update(program.copied_images(given))
-        way.large.update(program.copied_large(given))
+    if where.tiled:
+        copies.images.update(program.copied_images(given))
+        copies.large.update(program.copied_large(given))
     return program.most(results, given, turns, set(free))
 
 
 class _Program:
     """The operations of a function and of those that it calls, in order, equal ones once."""
 
-    def __init__(self, way: _Way):
-        self.way, self.tiled = way, way.tiled
+    def __init__(self, where: _Where, copies: _Copies):
+        self.where, self.tiled = where, where.tiled
+        self.copies = copies  # those of the functions of its operations are added
         self.sizes: list[int] = []
         self.operations: list[_Operation] = []
         self.known: dict[Any, list[int]] = {}
         self.wide: set[int] = set()  # of float32
+        self.barred: set[int] = set()  # what a barrier reads
         self.images: dict[int, Any] = {}  # shapes of what seems to be images with few channels
         self.large: dict[int, Any] = {}  # shapes of what is too large to be read by index where it lies
 
@@ -172,13 +198,18 @@ class _Program:
 
     def _results(self, equation: JaxprEqn, inputs: list[_Value]) -> list[_Value] | list[int]:
         name = equation.primitive.name
-        functions = list(jaxprs_in_params(equation.params))
+        functions = [_open(one) for one in jaxprs_in_params(equation.params)]
         # A loop of one turn is none in the compiled program.
-        if functions and (name in _CALLS or (name == "scan" and equation.params["length"] == 1)):
-            called = functions[0].jaxpr if isinstance(functions[0], ClosedJaxpr) else functions[0]
-            if len(called.invars) == len(inputs):
+        one_turn = name == "scan" and equation.params["length"] == 1
+        if functions and (one_turn or name not in _READ | _WRITTEN):
+            # The values of a function that is called are those of the caller, whatever the call's name.
+            if (called := _called(equation, functions)) is not None:
                 return self.add(called, inputs, [self.value(one.aval) for one in called.constvars])
-        if name in _VIEWS and not self.tiled:
+            name = name if one_turn else _UNKNOWN
+        if name in _BARRIERS:
+            self.barred.update(one for one in inputs if isinstance(one, int))
+            return inputs
+        if name in _VIEWS and (not self.tiled or (inputs[0] in self.barred and _keeps_tiles(equation))):
             return inputs[:1]
         if name == "slice" and _takes_one(equation):
             name = _ROW
@@ -187,8 +218,7 @@ class _Program:
         same = None if functions else (name, tuple(inputs), str(equation.params))
         if same is not None and same in self.known:
             return self.known[same]
-        in_memory = name in _READ and name != "pallas_call"  # a kernel's own values are in none
-        within = self._within(equation, functions) if in_memory else _Peak(0, 0)
+        within = self._within(equation, functions) if name in _READ - _KERNELS else _Peak(0, 0)
         outputs = [self.value(variable.aval) for variable in equation.outvars]
         copied = self._lay_out(equation, inputs, outputs) if self.tiled else 0
         given = [one for one in inputs if isinstance(one, int)]
@@ -229,21 +259,22 @@ class _Program:
                     self.sizes[value] = max(self.sizes[value], grouped_bytes(aval, axis, groups))
         return 0
 
-    def _within(self, equation: JaxprEqn, functions: list) -> _Peak:
+    def _within(self, equation: JaxprEqn, functions: list[Jaxpr]) -> _Peak:
         """What an operation's own functions take."""
         name, settings = equation.primitive.name, equation.params
         first, count = _carry(equation)
 
-        def live(function: Any, carried: int = 0, first: int = 0) -> _Peak:
-            return _peak(function, self.way, carried, first)
+        def turn(function: Any, carried: int = 0, first: int = 0) -> _Peak:
+            return _peak(function, self.where, self.copies, carried, first)
 
-        if name == "cond":
-            return max(_peak(function, self.way._replace(branch=True), placed=True) for function in functions)
         if name == "while":
-            return max(live(settings["cond_jaxpr"]), live(settings["body_jaxpr"], count, settings["body_nconsts"]))
+            return max(turn(settings["cond_jaxpr"]), turn(settings["body_jaxpr"], count, settings["body_nconsts"]))
         if name == "scan":
-            return live(functions[0], count, first)
-        return max(map(live, functions), default=_Peak(0, 0))
+            return turn(functions[0], count, first)
+        # A single one of them runs, and its results are those of the operation.
+        where = self.where._replace(branch=True) if name == "cond" else self.where
+        peaks = (_peak(function, where, self.copies, placed=True) for function in functions)
+        return max(peaks, default=_Peak(0, 0))
 
     def most(self, results: list[_Value], given: set[int], turns: dict[int, _Value], placed: set[int]) -> _Peak:
         """The largest sum of what lives at a time.
@@ -259,7 +290,7 @@ class _Program:
         """
         asked = {one for one in results if isinstance(one, int)}
         needed = list(self._needed(asked))
-        stored = asked | set(self._stored(needed)) - given
+        stored = asked | (set(self._stored(needed)) | self.barred) - given
         shared = self._shared_sums(needed, stored | given)
         ways = [stored, stored | shared] if shared else [stored]
         return min((self._most(needed, way, asked, given, turns, placed) for way in ways), key=lambda peak: peak.live)
@@ -289,33 +320,54 @@ class _Program:
         until: dict[int, int] = {}
         for value, place in places.items():
             until[place] = max(until.get(place, 0), last.get(value, 0))
+        looped = {value for one in needed for pair in one.carried for value in pair}
         peak, alive = _Peak(0, 0), 0
-        ending: dict[int, list[int]] = {}
+        ending: dict[int, list[int]] = {}  # values by the operation after which they are gone
         for number, one in enumerate(needed):
             for value in one.outputs:
                 if value in stored and value not in placed and places.get(value, value) == value:
                     alive += sizes[value]
                     end = max(until.get(value, 0), last.get(value, number))
-                    ending.setdefault(end, []).append(sizes[value])
-            gone = sum(ending.get(number, ()))
+                    ending.setdefault(end, []).append(value)
+            gone = sum(sizes[value] for value in ending.get(number, ()))
             # What is read for the last time is gone as soon as its copy is there.
             copied = max(one.copied - gone, 0) if one.copied else 0
             if (taken := alive + one.within.live + copied) > peak.live:
-                peak = _Peak(taken, max((*itertools.chain(*ending.values()), one.within.largest)))
+                largest = (sizes[value] for value in looped.intersection(itertools.chain(*ending.values())))
+                peak = _Peak(taken, max((*largest, one.within.largest)))
             alive -= gone
             ending.pop(number, None)
         return peak
 
     def copied_large(self, given: set[int]) -> dict[Any, int]:
-        """As `bytes_taken`, by shape and type."""
+        """Arguments that a TPU copies since they are too large to be read by index where they lie.
+
+        Args:
+            given: arguments and constants.
+
+        Returns:
+            bytes of each copy by its shape and type, which tell arrays apart: an array is an argument of every loop
+            around the read.
+        """
         found = (self.large.get(one.inputs[0]) for one in self._gathers(given))
         return {(aval.shape, aval.dtype): array_bytes(aval) for aval in found if aval is not None}
 
     def _gathers(self, given: set[int]) -> Iterator[_Operation]:
+        """Reads by index of arguments and constants."""
         return (one for one in self.operations if one.name == "gather" and one.inputs[0] in given)
 
     def copied_images(self, given: set[int]) -> dict[Any, int]:
-        """As `bytes_taken`, by shape and type."""
+        """Images among the arguments that a TPU copies before it reads some of them by index.
+
+        In the copy each image has tiles of its own. The compiler does without where what is read becomes a row of
+        numbers, element by element, outside of conditionals; and where there are many images of one channel.
+
+        Args:
+            given: arguments and constants.
+
+        Returns:
+            bytes of each copy by its shape and type.
+        """
         users: dict[int, list[_Operation]] = {}
         for one in self.operations:
             for value in one.inputs:
@@ -337,7 +389,7 @@ class _Program:
             if (aval := self.images.get(one.inputs[0])) is None:
                 continue
             size, grey = padded_bytes(aval, (2, 1)), aval.shape[-1] == 1
-            if size <= _COPIED_GREY if grey else self.way.branch or not as_rows(one.outputs[0]):
+            if size <= _COPIED_GREY if grey else self.where.branch or not as_rows(one.outputs[0]):
                 copied[aval.shape, aval.dtype] = size
         return copied
 
@@ -356,7 +408,7 @@ class _Program:
         places: dict[int, int] = {}
         taken: set[tuple[int, int]] = set()  # (loop, place): one of several results that start from there
         read = {value: number for number, one in enumerate(needed) if one.name in _READ for value in one.inputs}
-        made = {value for one in needed if not self._in_memory(one) for value in one.outputs} - asked
+        made = {value for one in needed if not self._in_memory(one) for value in one.outputs} - asked - self.barred
         before = {after: one for one, after in turns.items() if isinstance(after, int) and after != one}
         for number, one in enumerate(needed):
             for start, end in one.carried:
@@ -375,7 +427,7 @@ class _Program:
                     continue
                 # What is computed element by element may overwrite what it reads, and rows may be written into it.
                 written = one.name.startswith("scatter") and one.inputs[:1] == [old] and one.inputs.count(old) == 1
-                if last.get(old, -1) < number + (one.name not in _READ or written):
+                if last.get(old, -1) < number + (written or one.name not in _READ):
                     places[value] = old
         return places
 
@@ -431,10 +483,29 @@ class _Program:
         return [size // 2 if value in narrow else size for value, size in enumerate(self.sizes)]
 
 
+def _open(jaxpr: ClosedJaxpr | Jaxpr) -> Jaxpr:
+    return jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
+
+
+def _called(equation: JaxprEqn, functions: list[Jaxpr]) -> Jaxpr | None:
+    """The first function that takes an operation's operands and gives its results; None: none does."""
+    numbers = len(equation.invars), len(equation.outvars)
+    return next((one for one in functions if (len(one.invars), len(one.outvars)) == numbers), None)
+
+
 def _takes_one(equation: JaxprEqn) -> bool:
     avals: list[Any] = [value.aval for value in (*equation.invars, *equation.outvars)]
     whole, part = (aval.shape for aval in avals)
     return all(kept in (1, size) for size, kept in zip(whole, part, strict=True))
+
+
+def _keeps_tiles(equation: JaxprEqn) -> bool:
+    """Whether a TPU leaves what is in memory where it is: full tiles stay as they are in the other shape."""
+    avals: list[Any] = [equation.invars[0].aval, equation.outvars[0].aval]
+    if any(len(aval.shape) < 2 for aval in avals) or avals[0].shape[-1] != avals[1].shape[-1]:
+        return False
+    rows = SUBLANES * 4 // avals[0].dtype.itemsize
+    return all(aval.shape[-1] % LANES == 0 and aval.shape[-2] % rows == 0 for aval in avals)
 
 
 def _is_float(aval: Any) -> bool:
@@ -454,8 +525,7 @@ def _carry(equation: JaxprEqn) -> tuple[int, int]:
     if equation.primitive.name == "scan":
         # By shapes, since JAX 0.12 has other names: a turn gets a part of what is gone through, and gives a part of
         # what is stacked. Operands are constants, what goes from turn to turn, what is gone through, in this order.
-        turn = next(iter(jaxprs_in_params(equation.params)))
-        turn = turn.jaxpr if isinstance(turn, ClosedJaxpr) else turn
+        turn = _open(next(iter(jaxprs_in_params(equation.params))))
         through = _number_of_parts(equation.invars, turn.invars)
         count = len(equation.outvars) - _number_of_parts(equation.outvars, turn.outvars)
         return len(equation.invars) - through - count, count

@@ -33,12 +33,12 @@ class _Beyond(NamedTuple):
     """What compilers took beyond what lives at a time, at most, over the benchmark's workloads and shipped configs.
 
     They order and fuse in their own way (docs/accelerators.md). A GPU's leaves gaps between values of different sizes:
-    up to 0.3 of all, with the convolutions of `models.implicit`, and up to 0.45 where few values are nearly everything
-    and one of them finds no gap.
+    up to 0.3 of all, with the convolutions of `models.implicit`. It may copy what a loop starts from, as clients' first
+    parameters, which are read after the loop: up to 0.45 where these are nearly everything.
     """
 
     margin: float  # share of what lives
-    largest_gap: float  # share of it that a gap for the largest value may have
+    largest_copy: float  # share of it that a copy of the largest value that a loop goes on with may have
     small: int  # bytes of what is not followed: numbers and short tables, each in a buffer, of 16 KiB on a TPU
 
 
@@ -176,8 +176,8 @@ def program_taken(jaxpr: ClosedJaxpr, carried: int = 0, first: int = 0) -> Taken
     """
     found = bytes_taken(jaxpr, backend() == "tpu", carried, first)
     beyond = _beyond()
-    margin, gap = beyond.margin * found.live, min(found.largest, beyond.largest_gap * found.live)
-    return found._replace(live=found.live + int(max(margin, gap)))
+    margin, copy = beyond.margin * found.live, min(found.largest, beyond.largest_copy * found.live)
+    return found._replace(live=found.live + int(max(margin, copy)))
 
 
 def _beyond() -> _Beyond:
