@@ -122,6 +122,8 @@ def test_what_a_library_solves_is_in_memory() -> None:
         return jax.scipy.linalg.cho_solve(factor, jnp.eye(10)).sum()
 
     assert live(solved, M) >= 1200  # the factor, what is right of it, and the solution
+    assert live(lambda m: lax.linalg.cholesky(m, symmetrize_input=False).sum(), M) == 404
+    assert live(lambda m: sum(part.sum() for part in jnp.linalg.eigh(m, symmetrize_input=False)), M) >= 440
     assert live(lambda m: lax.reduce(m, 1.0, lax.mul, (0,)), M) == 40
     assert live(lambda m: jnp.sin(lax.reduce(m, 1.0, lambda x, y: x * y + 1, (0,))).sum(), M) == 44
 
