@@ -50,6 +50,7 @@ thorough:  ## run the tests that are not quick: every case of what make test sho
 NEWEST ?= $(shell for p in python3.14 python3.13 python3.12 $(PYTHON); do \
 	$$p -c '' >/dev/null 2>&1 && { echo $$p; break; }; done)
 newest:  ## run the quick tests with the newest Python here and the newest JAX for it, in .venv-newest
+	rm -rf .venv-newest
 	$(MAKE) test VENV=.venv-newest PYTHON=$(NEWEST) CONSTRAINTS=
 
 lint: setup  ## ruff: rules and format

@@ -43,20 +43,27 @@ def compiles_kernels() -> bool:
     """Whether programs are traced for a GPU for which this JAX compiles kernels written with Pallas and Triton.
 
     These are NVIDIA's from Ampere on. JAX 0.11 knows only some of them by name, and JAX 0.12 announces that a later
-    version will do without Triton. Where the answer is no, the ways of XLA are taken.
+    version will do without Triton. Where the answer is no, the ways of XLA are taken. A GPU that is not here is taken
+    for one of them.
     """
-    if elsewhere() is not None or backend() != "gpu":
-        return backend() == "gpu"
-    try:
-        capability = float(jax.devices()[0].compute_capability)
-    except (AttributeError, ValueError):  # other makers' have none, or one that is no number
-        return False
-    return capability >= _AMPERE and _lowers_kernels()
+    return backend() == "gpu" and (elsewhere() is not None or why_no_kernels() is None)
 
 
 @functools.cache
-def _lowers_kernels() -> bool:
-    """Whether JAX takes a kernel written with Pallas and Triton for the GPU that is here: tried with a small one."""
+def why_no_kernels() -> str | None:
+    """Why kernels written with Pallas and Triton are not compiled for the GPU that is here; None: they are."""
+    device = jax.devices()[0]
+    try:
+        capability = float(device.compute_capability)
+    except (AttributeError, ValueError):  # other makers' have none, or one that is no number
+        return f"{device.device_kind} is none of NVIDIA's GPUs"
+    if capability < _AMPERE:
+        return f"{device.device_kind} has compute capability {capability}, and they need {_AMPERE}"
+    return _why_not_lowered()
+
+
+def _why_not_lowered() -> str | None:
+    """Why JAX does not take such a kernel: tried with a small one."""
     try:
         from jax.experimental import pallas as pl
 
@@ -65,9 +72,9 @@ def _lowers_kernels() -> bool:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that Triton will go
             jax.jit(double).lower(shape)
-    except Exception:  # each version of JAX refuses in another way
-        return False
-    return True
+    except Exception as error:  # each version of JAX refuses in another way
+        return f"jax {jax.__version__}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    return None
 
 
 def _double(values: Any, doubled: Any) -> None:

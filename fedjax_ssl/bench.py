@@ -32,6 +32,7 @@ from fedjax_ssl.benchmarks import (
     check_page,
     compile_config,
     compile_workload,
+    config_of,
     device_here,
     measure,
     prepare,
@@ -43,7 +44,7 @@ from fedjax_ssl.benchmarks import (
 from fedjax_ssl.benchmarks.agreement import ALLOWED, compare_convolutions
 from fedjax_ssl.checks import check_choices, check_numbers, check_whole_numbers
 from fedjax_ssl.command_line import USER_ERRORS, notes_instead_of_warnings
-from fedjax_ssl.config import ConfigError, find, naming
+from fedjax_ssl.config import ConfigError, naming
 from fedjax_ssl.federated import PLACEMENTS
 from fedjax_ssl.registry import did_you_mean
 
@@ -219,11 +220,11 @@ def _ahead(given: argparse.Namespace) -> Iterator[Compiled | None]:
         )
     names = [] if given.configs is not None else _names(given.workloads)
     shipped = [] if given.configs is None else [name.strip() for name in given.configs.split(",")]
-    for name in shipped:
-        find(name)
     check_devices(given.target, given.devices)
-    prepare(given.target)
     options = AheadOptions(given.target, given.rounds, given.scale, given.placement, given.devices)
+    for name in shipped:
+        config_of(name, options)
+    prepare(given.target)
     for name, variant in _variants(names):
         yield _in_process(f"{name} {variant}", partial(compile_workload, name, variant, options), given.one_process)
     for name in shipped:
@@ -254,19 +255,24 @@ def _smoke(given: argparse.Namespace) -> int:
 
 
 def _own_kernels_agree(one_process: bool) -> bool:
-    """Compares this package's convolutions with XLA's, and says what came out."""
+    """Compares this package's convolution kernels with products over patches, and says what came out."""
     try:
-        found = _in_process("comparing own convolutions with XLA's", compare_convolutions, one_process)
+        found = _in_process(
+            "comparing own convolution kernels with products over patches", compare_convolutions, one_process
+        )
     except Exception as error:  # whatever a compiler raises
-        wrong = f"own convolutions do not run here: {str(error).splitlines()[0]}"
+        wrong = f"own convolution kernels do not run here: {str(error).splitlines()[0]}"
     else:
         if found is None:  # the process died, which was told
-            wrong = "own convolutions could not be compared"
+            wrong = "own convolution kernels could not be compared"
         elif found.off is None:
-            print("this package's own convolutions are not taken on this GPU: XLA's are measured", file=sys.stderr)
+            print(f"own convolution kernels are not taken on this GPU: {found.why}", file=sys.stderr)
             return True
         else:
-            wrong = f"own convolutions and XLA's differ by at most {100 * found.off:.2g} % of the largest value"
+            wrong = (
+                f"own convolution kernels and products over patches differ by at most {100 * found.off:.2g} % of the "
+                "largest value"
+            )
             if found.off <= ALLOWED:
                 print(wrong, file=sys.stderr)
                 return True

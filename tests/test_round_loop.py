@@ -51,12 +51,22 @@ def test_bfloat16_rounds_keep_float32_parameters_and_learn():
     assert row["test_accuracy"] > 0.2  # chance: 0.1
 
 
-def test_too_little_memory_names_the_settings_to_lower(monkeypatch):
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        (
+            "Out of memory allocating 123 bytes.\nmore",
+            r"chunk_size.*batch_size.*Out of memory allocating 123 bytes\.\)$",
+        ),
+        ("Shared memory size limit exceeded", r"^a kernel needs more shared memory.*model\.lowering=xla.*exceeded\)$"),
+    ],
+)
+def test_too_little_memory_names_the_settings_to_change(words, match, monkeypatch):
     advance, state = programs()
 
     def exhausted(*arguments):
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes.\nmore")
+        raise jax.errors.JaxRuntimeError(f"RESOURCE_EXHAUSTED: {words}")
 
     monkeypatch.setattr(Programs, "compile", lambda *given: (exhausted, ()))
-    with pytest.raises(configs.ConfigError, match=r"chunk_size.*batch_size.*Out of memory allocating 123 bytes\.\)$"):
+    with pytest.raises(configs.ConfigError, match=match):
         advance(state, 2)

@@ -21,8 +21,6 @@ from graph import make_points
 from fedjax_ssl.benchmarks import ahead, hlo
 from fedjax_ssl.benchmarks.targets import TARGETS, devices
 
-# Integer products of 8 bits, operations a second: data sheets of the devices.
-INT8_PEAK = {"h100": 1979e12, "a100": 624e12, "tpu-v5e": 394e12, "tpu-v6e": 1836e12}
 # Parts by the functions in which they are traced; what belongs to none is the last.
 PARTS = {"codes": "_lsh_codes", "search": "_nearest_codes", "graph": "_build_graph", "propagation": "_solve"}
 SETTINGS: dict[str, Any] = {"similarity_power": 3.0, "label_norm": "class", "confidence_scale": "max"}
@@ -104,7 +102,7 @@ def main() -> None:
         hlo.parse(program.as_text()), "none", host_drives=target.host_drives, turns_of=turns_of
     )
     memory = program.memory_analysis()
-    products = 2 * options.points**2 * options.bits / INT8_PEAK[options.target]
+    products = 2 * options.points**2 * options.bits / target.int8_peak
     print(f"{target.title}, {options.points:,} points of {options.bits} bits, {options}")
     print(f"on {options.measured:,} points: {turns['iterations']} iterations, {turns['doublings']} doublings")
     total, rest = 0.0, whole

@@ -1,4 +1,4 @@
-"""Whether this package's own kernels compute on a GPU what XLA's operations do."""
+"""Whether this package's own kernels compute on a GPU what products over patches do, which are XLA's."""
 
 import itertools
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from fedjax_ssl.backend import compiles_kernels
+from fedjax_ssl.backend import compiles_kernels, why_no_kernels
 from fedjax_ssl.models.chained import Layer, conv_norms
 from fedjax_ssl.models.convolution import conv2d
 from fedjax_ssl.models.passes import Passes
@@ -25,9 +25,10 @@ _CHAIN = (20, 16, (3, 64, 128))  # images and their side; channels from layer to
 
 
 class Agreement(NamedTuple):
-    """Of this package's own kernels with XLA's operations."""
+    """Of this package's own kernels with products over patches."""
 
     off: float | None  # see `compare_convolutions`; None: own kernels are not taken here
+    why: str = ""  # they are not
 
 
 def compare_convolutions(
@@ -40,7 +41,7 @@ def compare_convolutions(
     activation's gradient may take either side.
     """
     if not compiles_kernels():
-        return Agreement(None)
+        return Agreement(None, why_no_kernels() or "")
     plain = (_off(layer, dtype) for layer in layers for dtype in (jnp.float32, jnp.bfloat16))
     return Agreement(float(np.max([*plain, _off_with_norms(*chain)])))  # NumPy's maximum keeps NaN
 

@@ -190,7 +190,7 @@ def compile_config(name: str, options: AheadOptions) -> Compiled:
         CompilerMissing: the compiler does not start.
     """
     file, _, argument = name.partition(":")
-    experiment = stand_in_experiment(file, _config(name, options))
+    experiment = stand_in_experiment(file, config_of(name, options))
     config, key = experiment.config, jax.random.key(experiment.config.seed)
     federation = federate(experiment, key)
     target = TARGETS[options.target]
@@ -229,12 +229,20 @@ def _rounds_of(method: Method, rounds: int) -> tuple[int, ...]:
     return tuple(end - start for start, end in itertools.pairwise(starts))
 
 
-def _config(name: str, options: AheadOptions) -> ml_collections.ConfigDict:
+def config_of(name: str, options: AheadOptions) -> ml_collections.ConfigDict:
+    """A shipped config with what the command line sets.
+
+    Raises:
+        ConfigError: there is no such config, or it does not train.
+    """
     config = configs.load(name)
     if options.placement and config.federated.placement == "auto":
         config.federated.placement = options.placement
     if not configs.resolve(config).rounds:
-        raise ConfigError(f"config {name!r} makes predictions without training; there are no rounds to compile")
+        raise ConfigError(
+            f"config {name!r} makes predictions without training; there are no rounds to compile. `fedjax-ssl list "
+            "configs` has those that train: all that do not end in _predict"
+        )
     return config
 
 

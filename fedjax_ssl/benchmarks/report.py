@@ -34,8 +34,8 @@ _SMOKE_COLUMNS = (
     ("bound, step", "bound_seconds_per_step", "{:.3g}", 1e3),
     ("ratio", "step_over_bound", "{:.2f}", 1),
     ("kernels a step", "kernels_per_step", "{:,.0f}", 1),
-    ("asks the host", "host_round_trips_per_step", "{:.0f}", 1),
-    ("kernels a round", "kernels_per_round", "{:,.0f}", 1),
+    ("host round trips", "host_round_trips_per_step", "{:.0f}", 1),
+    ("kernels beside steps", "kernels_per_round", "{:,.0f}", 1),
     ("program MB", "program_bytes", "{:,.1f}", 1e-6),
     ("peak MB", "peak_memory_bytes", "{:,.1f}", 1e-6),
     ("compile s", "compile_seconds", "{:.1f}", 1),
@@ -60,15 +60,15 @@ _AHEAD_COLUMNS: tuple[_AheadColumn, ...] = (
     ("variant", lambda one: one.variant),
     ("clients", lambda one: f"{one.choice.placement} {one.choice.clients_at_once}" if one.choice else None),
     ("kernels a step", lambda one: _kernels(one.reading.step)),
-    ("asks the host", lambda one: f"{one.reading.step.host_round_trips:.0f}"),
+    ("host round trips", lambda one: f"{one.reading.step.host_round_trips:.0f}"),
     ("MB a step", lambda one: f"{one.reading.step.bytes / 1e6:,.1f}"),
     ("GFLOP a step", lambda one: f"{one.reading.step.operations / 1e9:.3g}"),
     ("ms a step", lambda one: _milliseconds(one.bound_seconds_per_step)),
-    ("kernels a round", lambda one: _kernels(one.reading.round)),
-    ("ms a round", lambda one: _bound(one, one.reading.round)),
-    ("an evaluation", lambda one: _kernels(one.reading.evaluation)),
+    ("kernels beside steps", lambda one: _kernels(one.reading.round)),
+    ("ms a round", lambda one: _milliseconds(one.bound_seconds_per_round or 0)),
+    ("kernels an evaluation", lambda one: _kernels(one.reading.evaluation)),
     ("ms", lambda one: _bound(one, one.reading.evaluation)),
-    ("a graph", lambda one: _kernels(one.reading.graph)),
+    ("kernels a graph", lambda one: _kernels(one.reading.graph)),
     ("ms", lambda one: _bound(one, one.reading.graph)),
     ("s a run", lambda one: f"{one.bound_seconds_per_run:.3g}" if one.bound_seconds_per_run else None),
     ("temporaries MB", lambda one: f"{one.temporary_bytes / 1e6:,.1f}"),
@@ -124,8 +124,9 @@ def ahead_table(compiled: Iterable[Compiled]) -> str:
     below = [
         f"{target.title}: compiled here, not run there. Times are bounds: {launch}{target.bandwidth / 1e12:.2f} TB/s, "
         f"{target.peak / 1e12:,.0f} TFLOP/s.",
-        "Beside its steps, a round's loops are multiplied out; bytes are operands and results of every kernel, so that "
-        "what a cache keeps counts too. asks the host: loops whose end is not known and conditionals, per step.",
+        "Host round trips are those of a step: loops whose end is not known, and conditionals. Beside its steps, a "
+        "round's loops are multiplied out. A round's ms are with its steps. Bytes are operands and results of every "
+        "kernel, so that what a cache keeps counts too.",
     ]
     below += [
         f"{one.workload} {one.variant}".rstrip() + f": a run is {_run_of(one)}"

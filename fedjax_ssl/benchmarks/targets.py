@@ -33,10 +33,11 @@ class Target(NamedTuple):
     memory: int  # bytes that JAX fills by default
     bandwidth: float  # bytes per second to the device's memory
     peak: float  # operations per second of products of float32 in JAX's default precision: TF32, on a TPU bfloat16
+    int8_peak: float  # likewise, of products of integers of 8 bits
     launch: float  # seconds between the starts of two kernels, at least; 0: the device starts them itself
     kinds: tuple[str, ...]  # what JAX calls the device
     most_devices: int  # that share a program
-    cores: int  # of a GPU its multiprocessors
+    cores: int  # a GPU's multiprocessors
     description: str = ""  # of a GPU, as XLA's text format has it
     flags: str = ""  # of XLA, beside those of every GPU
 
@@ -56,7 +57,15 @@ class Target(NamedTuple):
         return Elsewhere(AbstractDevice(self.kinds[0], self.cores, platform), self.memory)
 
 
-def _gpu(title: str, peak: float, bandwidth: float, capability: tuple[int, int], **more: float) -> Target:
+def _gpu(
+    title: str,
+    peak: float,
+    int8_peak: float,
+    bandwidth: float,
+    capability: tuple[int, int],
+    flags: str = "",
+    **more: float,
+) -> Target:
     """A GPU of NVIDIA, from what its data sheet and `cudaDeviceProp` say."""
     fields = {
         "threads_per_block_limit": 1024,
@@ -79,14 +88,49 @@ def _gpu(title: str, peak: float, bandwidth: float, capability: tuple[int, int],
         f'device_description_str: "{title}"'
     )
     memory = int(0.75 * more["device_memory_size"])  # the share that JAX takes by default
-    cores = int(more["core_count"])
-    return Target(title, "cuda", "1x1", "aot-gpu", memory, bandwidth, peak, 3e-6, (title,), 8, cores, description)
+    return Target(
+        title,
+        "cuda",
+        topology="1x1",
+        extra="aot-gpu",
+        memory=memory,
+        bandwidth=bandwidth,
+        peak=peak,
+        int8_peak=int8_peak,
+        launch=3e-6,
+        kinds=(title,),
+        most_devices=8,
+        cores=int(more["core_count"]),
+        description=description,
+        flags=flags,
+    )
+
+
+def _tpu(
+    title: str, topology: str, memory: int, bandwidth: float, peak: float, int8_peak: float, kinds: tuple[str, ...]
+) -> Target:
+    """A TPU of Google, from its documentation."""
+    return Target(
+        title,
+        "tpu",
+        topology=topology,
+        extra="aot-tpu",
+        memory=memory,
+        bandwidth=bandwidth,
+        peak=peak,
+        int8_peak=int8_peak,
+        launch=0.0,
+        kinds=kinds,
+        most_devices=4,
+        cores=1,
+    )
 
 
 TARGETS: dict[str, Target] = {
     "h100": _gpu(
         "NVIDIA H100 80GB HBM3",
         peak=495e12,
+        int8_peak=1979e12,
         bandwidth=3.352e12,
         capability=(9, 0),
         shared_memory_per_core=233472,
@@ -99,6 +143,7 @@ TARGETS: dict[str, Target] = {
     "a100": _gpu(
         "NVIDIA A100-SXM4-40GB",
         peak=156e12,
+        int8_peak=624e12,
         bandwidth=1.555e12,
         capability=(8, 0),
         shared_memory_per_core=167936,
@@ -111,6 +156,7 @@ TARGETS: dict[str, Target] = {
     "rtx4090": _gpu(
         "NVIDIA GeForce RTX 4090",
         peak=82.6e12,
+        int8_peak=660.6e12,
         bandwidth=1.008e12,
         capability=(8, 9),
         threads_per_core_limit=1536,
@@ -121,13 +167,10 @@ TARGETS: dict[str, Target] = {
         clock_rate_ghz=2.52,
         device_memory_size=25393692672,
         # The default tiles of XLA's own products do not fit into its shared memory. A GPU that is there tries others.
-    )._replace(flags="--xla_gpu_enable_triton_gemm=false"),
-    "tpu-v5e": Target(
-        "TPU v5e", "tpu", "v5e:2x2", "aot-tpu", 15 << 30, 0.819e12, 197e12, 0.0, ("TPU v5 lite", "TPU v5e"), 4, 1
+        flags="--xla_gpu_enable_triton_gemm=false",
     ),
-    "tpu-v6e": Target(
-        "TPU v6e", "tpu", "v6e:2x2", "aot-tpu", 31 << 30, 1.64e12, 918e12, 0.0, ("TPU v6 lite", "TPU v6e"), 4, 1
-    ),
+    "tpu-v5e": _tpu("TPU v5e", "v5e:2x2", 15 << 30, 0.819e12, 197e12, 394e12, ("TPU v5 lite", "TPU v5e")),
+    "tpu-v6e": _tpu("TPU v6e", "v6e:2x2", 31 << 30, 1.64e12, 918e12, 1836e12, ("TPU v6 lite", "TPU v6e")),
 }
 
 # Of each platform: modules that its compiler consists of.
@@ -145,6 +188,7 @@ def environment(target: Target) -> Mapping[str, str]:
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_WORKER_HOSTNAMES": "localhost",
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # its lock is for the device
+        "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),  # that there is no GPU is known
         # A program for another device cannot be loaded here, and compile times are to be those of compiling.
         "JAX_ENABLE_COMPILATION_CACHE": "0",
     }

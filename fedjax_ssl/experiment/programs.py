@@ -387,10 +387,11 @@ def _explaining_memory(sizes: Mapping[str, int]) -> Iterator[None]:
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error) and "Out of memory" not in str(error):
             raise
-        if "hared memory" in str(error):  # of a multiprocessor: no setting of the run is too large
+        if "shared memory" in str(error).lower():  # of a multiprocessor: no setting of the run is too large
             raise ConfigError(
-                "a convolution kernel of this package needs more shared memory than this GPU has; "
-                f"--config.model.lowering=xla trains without these kernels. ({str(error).splitlines()[0]})"
+                "a kernel needs more shared memory than this GPU has. --config.model.lowering=xla trains without this "
+                "package's own kernels; where that is not enough, XLA_FLAGS=--xla_gpu_enable_triton_gemm=false goes "
+                f"without those of XLA's products. ({str(error).splitlines()[0]})"
             ) from error
         large = ", ".join(f"config.{name} ({value})" for name, value in sizes.items())
         raise ConfigError(

@@ -489,8 +489,11 @@ def _open(jaxpr: ClosedJaxpr | Jaxpr) -> Jaxpr:
 
 def _called(equation: JaxprEqn, functions: list[Jaxpr]) -> Jaxpr | None:
     """The first function that takes an operation's operands and gives its results; None: none does."""
-    numbers = len(equation.invars), len(equation.outvars)
-    return next((one for one in functions if (len(one.invars), len(one.outvars)) == numbers), None)
+
+    def shapes(of: JaxprEqn | Jaxpr) -> list[tuple[int, ...]]:
+        return [getattr(variable.aval, "shape", ()) for variable in (*of.invars, *of.outvars)]
+
+    return next((one for one in functions if shapes(one) == shapes(equation)), None)
 
 
 def _takes_one(equation: JaxprEqn) -> bool:

@@ -15,8 +15,8 @@ from fedjax_ssl.graph.checks import check_features
 # Every product has the same shape, whatever the number of points: a row's code then does not depend on how many
 # rows stand around it, since a matrix product may sum in another order when its shape changes.
 _BITS_PER_BLOCK = 256
-# Rows of one product: a GPU computes 256 of them in less time than it takes to launch a kernel.
-_ROWS_PER_BLOCK, _ROWS_PER_LAUNCH = 256, 2048
+# An accelerator computes a product of 256 points in less time than it takes to start it.
+FEW_POINTS, _MANY_POINTS = 256, 2048
 
 
 @jax.jit
@@ -26,7 +26,7 @@ def has_angle(features: Float[Array, "n d"]) -> Bool[Array, " n"]:
 
 
 def lsh_codes(
-    key: Key[Array, ""], features: Float[Array, "n d"], num_bits: int, *, few: bool = False
+    key: Key[Array, ""], features: Float[Array, "n d"], num_bits: int, *, points_at_once: int | None = None
 ) -> UInt32[Array, "n words"]:
     """Codes every row by the signs of Gaussian projections (XCLP, Algorithm 1 steps 2 and 3).
 
@@ -39,23 +39,25 @@ def lsh_codes(
         key: typed key of the projections, the same for all clients of one call and unknown to the server.
         features: [n, d] floating.
         num_bits: bits per point, at least 1.
-        few: there are few points, as in the graph of one client of many, and products of fewer rows are taken.
+        points_at_once: of one product, to a multiple of which points are filled up; by default 256 on a CPU and 2,048
+            elsewhere. With another number a bit whose projection is nearly 0 may differ.
 
     Returns:
         [n, ceil(num_bits / 32)], bit j of a code in word j // 32 at position j % 32; unused high bits are 0.
 
     Raises:
-        ValueError: if the features are not [n, d] floats, are known and not finite, or num_bits < 1.
+        ValueError: if the features are not [n, d] floats or are known and not finite, or a number is below 1.
     """
     features = jnp.asarray(features)
-    check_whole_numbers(num_bits=num_bits)
+    if points_at_once is None:
+        points_at_once = FEW_POINTS if backend() == "cpu" else _MANY_POINTS
+    check_whole_numbers(num_bits=num_bits, points_at_once=points_at_once)
     check_features(features)
-    block_rows = _ROWS_PER_BLOCK if few or backend() == "cpu" else _ROWS_PER_LAUNCH
-    return _lsh_codes(key, features, num_bits, block_rows)
+    return _lsh_codes(key, features, num_bits, points_at_once)
 
 
-@partial(jax.jit, static_argnames=("num_bits", "block_rows"))
-def _lsh_codes(key: Key[Array, ""], features: Array, num_bits: int, block_rows: int) -> Array:
+@partial(jax.jit, static_argnames=("num_bits", "points_at_once"))
+def _lsh_codes(key: Key[Array, ""], features: Array, num_bits: int, points_at_once: int) -> Array:
     num_points, num_features = features.shape
     num_words = -(-num_bits // 32)
     finite = jnp.isfinite(features).all(axis=1, keepdims=True)
@@ -63,8 +65,8 @@ def _lsh_codes(key: Key[Array, ""], features: Array, num_bits: int, block_rows: 
     # A power of two is exact, and keeps sums of very large or very small features within range.
     _, exponent = jnp.frexp(jnp.max(jnp.abs(features), axis=1, keepdims=True, initial=0))
     features = jnp.ldexp(features, -exponent)
-    padding = -num_points % block_rows
-    rows = jnp.pad(features, ((0, padding), (0, 0))).reshape(-1, block_rows, num_features)
+    padding = -num_points % points_at_once
+    rows = jnp.pad(features, ((0, padding), (0, 0))).reshape(-1, points_at_once, num_features)
     bit_values = jnp.asarray(1 << np.arange(32, dtype=np.uint32))
 
     def code_bits(block: Array) -> Array:
@@ -75,7 +77,7 @@ def _lsh_codes(key: Key[Array, ""], features: Array, num_bits: int, block_rows: 
 
         def code_rows(some_rows: Array) -> Array:
             projection = jnp.matmul(some_rows, directions, precision=lax.Precision.HIGHEST)
-            bits = (projection >= 0).reshape(block_rows, _BITS_PER_BLOCK // 32, 32)
+            bits = (projection >= 0).reshape(points_at_once, _BITS_PER_BLOCK // 32, 32)
             return jnp.sum(jnp.where(bits, bit_values, jnp.uint32(0)), axis=-1, dtype=jnp.uint32)
 
         return lax.map(code_rows, rows)

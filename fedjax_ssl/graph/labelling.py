@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool, Float, Int, Int32, Key, UInt32
 
 from fedjax_ssl.checks import check_choices
 from fedjax_ssl.graph import checks
-from fedjax_ssl.graph.codes import has_angle, lsh_codes
+from fedjax_ssl.graph.codes import FEW_POINTS, has_angle, lsh_codes
 from fedjax_ssl.graph.exchange import Exchange, begin_exchange, exchanged_neighbors, exchanged_scores
 from fedjax_ssl.graph.graph import build_graph
 from fedjax_ssl.graph.neighbors import Neighbors, cosine_neighbors, nearest_neighbors
@@ -180,7 +180,7 @@ def label_propagation(
     if similarity == "lsh":
         if key is None:
             raise ValueError("key is None; similarity='lsh' needs a typed key, for example jax.random.key(0).")
-        codes = lsh_codes(key, features, settings.num_bits, few=True)
+        codes = lsh_codes(key, features, settings.num_bits, points_at_once=FEW_POINTS)
         return xclp_from_codes(codes, labels, num_classes, settings, valid=valid, has_code=has_angle(features))
 
     def find_neighbors(points: Array, usable: Array) -> Neighbors:

@@ -311,3 +311,16 @@ def test_a_kernel_of_ours_says_how_many_operations_it_has() -> None:
     _, rest = hlo.steps_and_rest(program, "local_step")
     assert [kernel.operations for kernel in rest.kernels] == [12288, 0]
     assert [kernel.bytes for kernel in rest.kernels] == [640, 640]
+
+
+def test_room_that_a_library_works_in_is_not_moved() -> None:
+    call = "(f32[8,4]{1,0}, s8[4194304]{0}) custom-call(%a, %b), custom_call_target="
+    program = entry(
+        "%a = f32[8,16]{1,0} parameter(0)",
+        "%b = f32[16,4]{1,0} parameter(1)",
+        f'%product = {call}"__cublas$lt$matmul"',
+        f'%other = {call}"something"',
+    )
+    _, rest = hlo.steps_and_rest(program, "local_step")
+    moved = 4 * (8 * 16 + 16 * 4 + 8 * 4)
+    assert [kernel.bytes for kernel in rest.kernels] == [moved, moved + 4194304]

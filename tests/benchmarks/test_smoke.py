@@ -184,7 +184,7 @@ def test_own_convolutions_agree_with_xla_s(monkeypatch: pytest.MonkeyPatch) -> N
         (agreement.Agreement(0.001), True, "at most 0.1 %"),
         (agreement.Agreement(0.3), False, "more than rounding"),
         (agreement.Agreement(float("nan")), False, "nan"),
-        (agreement.Agreement(None), True, "not taken on this GPU"),
+        (agreement.Agreement(None, "no such GPU"), True, "not taken on this GPU: no such GPU"),
         (None, False, "could not be compared"),  # the process died
     ],
 )

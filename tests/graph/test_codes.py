@@ -40,12 +40,18 @@ def test_a_shorter_code_is_the_start_of_a_longer_one():
     np.testing.assert_array_equal(short, long[:, :2])
 
 
-def test_equal_rows_get_equal_codes_whatever_stands_around_them():
+@pytest.mark.parametrize("points_at_once", [None, 300, 2048])
+def test_equal_rows_get_equal_codes_whatever_stands_around_them(points_at_once):
     points = features(700)
     points[650] = points[3]
-    codes = np.asarray(graph.lsh_codes(KEY, points, 256))
+    codes = np.asarray(graph.lsh_codes(KEY, points, 256, points_at_once=points_at_once))
     np.testing.assert_array_equal(codes[650], codes[3])
-    np.testing.assert_array_equal(graph.lsh_codes(KEY, points[600:], 256), codes[600:])
+    np.testing.assert_array_equal(graph.lsh_codes(KEY, points[600:], 256, points_at_once=points_at_once), codes[600:])
+
+
+def test_codes_may_be_traced():
+    points = features(700)
+    codes = graph.lsh_codes(KEY, points, 256)
     np.testing.assert_array_equal(jax.jit(graph.lsh_codes, static_argnums=2)(KEY, points, 256), codes)
 
 

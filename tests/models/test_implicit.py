@@ -184,24 +184,34 @@ def test_each_pass_is_decided_by_itself(layer, inputs, kernel, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("capability", "lowers", "expected"),
-    [("7.5", True, False), ("9.0", True, True), ("gfx90a", True, False), ("9.0", False, False)],
+    ("capability", "refused", "word"),
+    [
+        ("7.5", None, "they need 8.0"),
+        ("gfx90a", None, "none of NVIDIA's"),
+        ("9.0", "jax 0.11.1: RuntimeError: no supported GPU", "no supported GPU"),
+        ("9.0", None, None),
+    ],
 )
-def test_only_gpus_for_which_jax_compiles_the_kernels(capability, lowers, expected, monkeypatch):
+def test_only_gpus_for_which_jax_compiles_the_kernels(capability, refused, word, monkeypatch):
     class Device:
+        device_kind = "some GPU"
         compute_capability = capability
 
-    monkeypatch.setattr(backend, "backend", lambda: "gpu")
     monkeypatch.setattr(jax, "devices", lambda: [Device])
-    monkeypatch.setattr(backend, "_lowers_kernels", lambda: lowers)
-    assert backend.compiles_kernels() is expected
+    monkeypatch.setattr(backend, "_why_not_lowered", lambda: refused)
+    why = backend.why_no_kernels.__wrapped__()
+    assert why is None if word is None else word in why
+    monkeypatch.setattr(backend, "why_no_kernels", lambda: why)
+    assert not backend.compiles_kernels()  # on a CPU
+    monkeypatch.setattr(backend, "backend", lambda: "gpu")
+    assert backend.compiles_kernels() is (word is None)
 
 
 def test_what_jax_does_not_lower_is_not_taken(monkeypatch):
     monkeypatch.setattr(backend, "backend", lambda: "gpu")  # JAX itself has a CPU, which takes no kernels of Triton
-    assert backend._lowers_kernels.__wrapped__() is False
+    assert f"jax {jax.__version__}: " in backend._why_not_lowered()
     monkeypatch.setattr(backend, "triton_options", lambda warps: {"interpret": True})
-    assert backend._lowers_kernels.__wrapped__() is True
+    assert backend._why_not_lowered() is None
 
 
 def test_kernels_are_cut_into_sums_by_their_own_size():
@@ -255,7 +265,8 @@ def test_no_images_have_no_results_and_no_gradient(lowering):
     assert not jax.grad(total)(kernel).any()
 
 
-def test_no_images_of_many_clients_have_no_gradient_on_a_gpu():
+def test_the_gradient_of_no_images_of_many_clients_is_traced_for_a_gpu():
     kernels = jnp.ones((2, 3, 3, 8, 16))
-    one = jax.grad(lambda kernel, images: jnp.sum(conv2d(images, kernel)))
-    assert traced_for_a_gpu(jax.vmap(one), kernels, jnp.zeros((2, 0, 8, 8, 8)))
+    gradient = jax.vmap(jax.grad(lambda kernel, images: jnp.sum(conv2d(images, kernel))))
+    last = traced_for_a_gpu(gradient, kernels, jnp.zeros((2, 0, 8, 8, 8)))[-1]
+    assert last.outvars[0].aval.shape == kernels.shape
