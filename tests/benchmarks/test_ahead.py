@@ -1,10 +1,12 @@
 """Programs for devices that are not here: what is asked for, what is told, and that every shipped config compiles."""
 
 import importlib.metadata
+import itertools
 import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -198,6 +200,18 @@ def test_a_local_step_takes_no_more_kernels_than_it_did(workload: str, variant: 
     row = next(row for row in rows_of("h100", "--workloads", workload) if row["variant"] == variant)
     assert row["kernels_per_step"] <= step and row["kernels_per_round"] <= beside
     assert row["host_round_trips_per_step"] == 0
+
+
+@pytest.mark.thorough
+def test_the_kernels_of_a_local_step_are_started_at_once(tmp_path: Path) -> None:
+    """XLA makes one command buffer (a CUDA graph) of them; the innermost loop of the program has nothing beside it."""
+    rows_of("h100", "--workloads", "W2", XLA_FLAGS=f"--xla_dump_to={tmp_path} --xla_dump_hlo_module_re=.*advance.*")
+    (file,) = tmp_path.glob("*thunk_sequence_after_thunk_passes.txt")
+    *_, loop = file.read_text().split("kWhile")
+    _, first, *kernels = loop.partition("body:")[2].splitlines()
+    depth = len(first) - len(first.lstrip())
+    inside = list(itertools.takewhile(lambda line: len(line) - len(line.lstrip()) > depth, kernels))
+    assert "kCommandBuffer [source | sink]" in first and len(inside) == 8
 
 
 @pytest.mark.thorough
