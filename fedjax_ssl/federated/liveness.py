@@ -7,6 +7,7 @@ to their last use, as patches of a convolution do that its gradient uses again.
 
 import collections
 import itertools
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -490,10 +491,10 @@ def _open(jaxpr: ClosedJaxpr | Jaxpr) -> Jaxpr:
 def _called(equation: JaxprEqn, functions: list[Jaxpr]) -> Jaxpr | None:
     """The first function that takes an operation's operands and gives its results; None: none does."""
 
-    def shapes(of: JaxprEqn | Jaxpr) -> list[tuple[int, ...]]:
-        return [getattr(variable.aval, "shape", ()) for variable in (*of.invars, *of.outvars)]
+    def sizes(of: JaxprEqn | Jaxpr) -> list[int]:  # without the axis of length 1 that a loop of one turn goes along
+        return [math.prod(getattr(variable.aval, "shape", ())) for variable in (*of.invars, *of.outvars)]
 
-    return next((one for one in functions if shapes(one) == shapes(equation)), None)
+    return next((one for one in functions if sizes(one) == sizes(equation)), None)
 
 
 def _takes_one(equation: JaxprEqn) -> bool:
