@@ -12,6 +12,8 @@ EXTRAS ?= dev
 comma := ,
 CONSTRAINTS ?= --constraint constraints.txt
 STAMP := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
+# Images of containers often set it; then every start of Python compiles JAX's sources again, for seconds.
+unexport PYTHONDONTWRITEBYTECODE
 DEMO := runs/demo
 SMOKE := runs/smoke
 
@@ -43,7 +45,7 @@ EVERYTHING := dev,docs,export,sweep,tensorboard
 SEVERAL_PROCESSES := tests/test_distributed.py tests/test_distributed_methods.py
 thorough:  ## run the tests that are not quick: every case of what make test shows by one, runs over several processes
 	$(MAKE) setup EXTRAS=$(EVERYTHING)
-	$(BIN)/python -m pytest -m thorough -n 2 --dist loadfile $(SEVERAL_PROCESSES:%=--ignore=%)
+	$(BIN)/python -m pytest -m thorough -n 2 --dist loadfile --no-loadscope-reorder $(SEVERAL_PROCESSES:%=--ignore=%)
 	$(BIN)/python -m pytest -m thorough $(SEVERAL_PROCESSES)
 
 # Users have what the package index gives them today; constraints.txt says what it gave when it was written.
