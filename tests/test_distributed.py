@@ -11,9 +11,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import NamedTuple
 
 import jax
@@ -68,21 +68,34 @@ def launch(
     each: Sequence[str] = ("", ""),
 ) -> Ended:
     """The same command in every process, but for `each`; who it is, it reads from the environment."""
+    variables = {"HARM": ":".join(map(str, (harm, *HARMS[harm])))} if harm else {}
+    if harm == "exception":
+        variables["FEDJAX_SSL_DEBUG"] = "1"  # a file of the tests is a user's own code, whose mistakes end in 2
+    command = [str(WORKER), f"--config={config}", f"--workdir={folder}", *overrides]
+    logs = folder.with_name(f"{folder.name}_{harm}")
+    return start(command, logs, variables, each, frozen=HARMS[harm][0] if harm == "freeze" else None)
+
+
+def start(
+    command: Sequence[str],
+    logs: Path,
+    variables: Mapping[str, str] = MappingProxyType({}),
+    each: Sequence[str] = ("", ""),
+    frozen: int | None = None,
+    limit: float = LIMIT,
+) -> Ended:
+    """Python with a command in every process, until all but a frozen one have ended."""
     shared = environment(DEVICES_EACH) | {
         "FEDJAX_SSL_COORDINATOR": f"127.0.0.1:{free_port()}",
         "FEDJAX_SSL_NUM_PROCESSES": str(PROCESSES),
+        **variables,
     }
-    if harm:
-        shared["HARM"] = ":".join(map(str, (harm, *HARMS[harm])))
-    if harm == "exception":
-        shared["FEDJAX_SSL_DEBUG"] = "1"  # a file of the tests is a user's own code, whose mistakes end in 2
-    command = [sys.executable, str(WORKER), f"--config={config}", f"--workdir={folder}", *overrides]
-    logs = [folder.with_name(f"{folder.name}_{harm}_{index}.log") for index in range(PROCESSES)]
+    files = [logs.with_name(f"{logs.name}_{index}.log") for index in range(PROCESSES)]
     with contextlib.ExitStack() as stack:
         processes = []
-        for index, log in enumerate(logs):
+        for index, log in enumerate(files):
             process = subprocess.Popen(
-                command + [override for override in (each[index],) if override],
+                [sys.executable, *command, *filter(None, [each[index]])],
                 env=shared | {"FEDJAX_SSL_PROCESS_ID": str(index)},
                 stdout=stack.enter_context(open(log, "wb")),
                 stderr=subprocess.STDOUT,
@@ -90,14 +103,13 @@ def launch(
             )
             stack.callback(end, process)
             processes.append(process)
-        frozen = HARMS[harm][0] if harm == "freeze" else None
-        deadline = time.monotonic() + LIMIT
+        deadline = time.monotonic() + limit
         for index, process in enumerate(processes):
             if index != frozen:
                 process.wait(max(deadline - time.monotonic(), 0.1))
         if frozen is not None:
             end(processes[frozen])
-    texts = [log.read_text(errors="replace") for log in logs]
+    texts = [log.read_text(errors="replace") for log in files]
     return Ended([process.returncode for process in processes], texts)
 
 

@@ -1,0 +1,39 @@
+"""One process of several that train a run of every method, one after the other: see `test_distributed_methods.py`."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from fedjax_ssl import distributed
+from fedjax_ssl.experiment.run import run
+from fedjax_ssl.experiment.tables import load_config
+from tests.methods import cases
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+# Two methods look at the whole cohort's examples outside training: with a cohort whose examples stay on the host, too.
+ON_HOST = {"xclp, examples on the host": "xclp", "protofssl, examples on the host": "protofssl"}
+
+
+def config_of(run: str, **changes: Any) -> ConfigDict:
+    """Three rounds of a method on the digits, of both stages where it has two."""
+    method = ON_HOST.get(run, run)
+    path, _, argument = cases.of(method).config.partition(":")
+    config = load_config(CONFIGS / path, argument or None)
+    assert config.method.name == method
+    fields = {"rounds": 3, "eval_every": 1, "federated.devices": 4, **changes}
+    fields |= {f"method.{field}": 1 for field in {"warmup_rounds", "coarse_rounds"} & set(config.method)}
+    if run in ON_HOST:
+        fields["federated.cohort_size"] = 3
+    config.update_from_flattened_dict(fields)
+    return config
+
+
+if __name__ == "__main__":
+    folder, *runs = sys.argv[1:]
+    configs = [config_of(name, **{"data.residence": "host"} if name in ON_HOST else {}) for name in runs]
+    team = distributed.start(configs[0].distributed)
+    for name, config in zip(runs, configs, strict=True):
+        print(f"run {name}", flush=True)
+        run(config, Path(folder) / name, team)
