@@ -37,13 +37,17 @@ import pytest
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 
-# Files whose few tests take longest: first, so that no process is left with one of them at the end.
-SLOW_FILES = ("test_contract.py", "test_distributed.py", "test_resume.py", "test_toy_methods.py", "test_train.py")
+# Files whose tests take longest together, the longest first, so that no process is left with one of them at the end.
+SLOW_FILES = [
+    *["test_contract.py", "test_notebook.py", "test_sweep.py", "test_residence.py", "test_faults.py"],
+    *["test_distributed.py", "test_resume.py", "test_toy_methods.py", "test_train.py", "test_load.py"],
+]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Slow files come first; otherwise the order stays."""
-    items.sort(key=lambda item: item.path.name not in SLOW_FILES)
+    places = {name: place for place, name in enumerate(SLOW_FILES)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
 def pytest_collection_finish() -> None:
