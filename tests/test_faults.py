@@ -1,7 +1,13 @@
-"""Runs that are killed at any moment, and folders whose files are damaged at random: thorough, seeds are printed."""
+"""Runs that are killed at any moment, and folders whose files are damaged at random: thorough, seeds are printed.
+
+`make thorough` tries a part of the cases, always the same; with a seed of your own in the environment all are tried:
+
+    FEDJAX_SSL_FUZZ=17 pytest -s -m thorough tests/test_faults.py
+"""
 
 import contextlib
 import hashlib
+import os
 import random
 import shutil
 import signal
@@ -23,7 +29,9 @@ from fedjax_ssl.tracking.checkpoints import Checkpoints
 from tests.test_resume import CHILD, experiment, results_of, rows_of
 from tests.tracking.test_full_disk import content_of, train
 
-SEED = 17
+GIVEN = os.environ.get("FEDJAX_SSL_FUZZ")
+SEED = int(GIVEN or 17)
+KILLS, FOLDERS, FILES = (10, 300, 1000) if GIVEN is None else (50, 1500, 4000)
 
 
 def arrays_of(folder: Path) -> dict[str, bytes]:
@@ -37,13 +45,13 @@ def arrays_of(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.thorough
-def test_fifty_kills_over_the_whole_life_of_a_run_lose_no_bit(tmp_path: Path) -> None:
+def test_kills_over_the_whole_life_of_a_run_lose_no_bit(tmp_path: Path) -> None:
     print(f"seed {SEED}")
     moments = random.Random(SEED)
     run(experiment(), tmp_path / "whole")
     kills = starts = 0
     whole = rows_of(tmp_path / "whole"), results_of(tmp_path / "whole"), arrays_of(tmp_path / "whole")
-    while kills < 50:
+    while kills < KILLS:
         folder = tmp_path / f"killed_{starts}"
         starts += 1
         longest = 3.0
@@ -53,7 +61,7 @@ def test_fifty_kills_over_the_whole_life_of_a_run_lose_no_bit(tmp_path: Path) ->
                 [sys.executable, "-c", CHILD, str(folder)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
             )
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(moments.uniform(0.5, longest) if kills < 50 else None)
+                process.wait(moments.uniform(0.5, longest) if kills < KILLS else None)
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)
                 kills += 1
@@ -84,7 +92,7 @@ def damaged(content: bytes, moments: random.Random) -> bytes:
 
 @pytest.mark.thorough
 def test_a_run_folder_with_damaged_files_goes_on_or_is_one_message(tmp_path: Path) -> None:
-    """1,500 cases. What a run goes on with ends as the run that nothing happened to, but for what the notes name."""
+    """What a run goes on with ends as the run that nothing happened to, but for what the notes name."""
     print(f"seed {SEED}")
     moments = random.Random(SEED)
     whole = tmp_path / "whole"
@@ -93,7 +101,7 @@ def test_a_run_folder_with_damaged_files_goes_on_or_is_one_message(tmp_path: Pat
     # Of the table the rows that can be read stay; the earlier checkpoint is not looked at where the last is sound.
     keeps = set(expected) - {"config.json", "client_accuracy.csv", "checkpoints/round_00000005.ckpt"}
     refused = went_on = 0
-    for _ in range(1500):
+    for _ in range(FOLDERS):
         folder = tmp_path / "run"
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(whole, folder)
@@ -123,7 +131,7 @@ def test_damaged_arrays_of_a_user_are_one_message_or_finite(tmp_path: Path) -> N
     rng = np.random.default_rng(SEED)
     plain = {"inputs": rng.normal(size=(30, 4)), "labels": np.arange(30) % 3, "client": np.arange(30) % 5}
     path, refused = tmp_path / "mine.npz", 0
-    for number in range(4000):
+    for number in range(FILES):
         (np.savez if number % 2 else np.savez_compressed)(path, **plain)
         path.write_bytes(damaged(path.read_bytes(), moments))
         with warnings.catch_warnings():
@@ -136,7 +144,7 @@ def test_damaged_arrays_of_a_user_are_one_message_or_finite(tmp_path: Path) -> N
                 assert "\n" not in str(error)
                 continue
         assert np.isfinite(dataset.train.x).all() and len(dataset.train.x) == len(dataset.train.y)
-    print(f"refused {refused} of 4000")
+    print(f"refused {refused} of {FILES}")
 
 
 @pytest.mark.thorough

@@ -8,6 +8,7 @@ exception, with a message of several lines, and where a number was taken that is
 whole number that 32 bits do not hold.
 """
 
+import itertools
 import math
 import warnings
 from collections.abc import Iterator
@@ -44,11 +45,11 @@ def cases() -> Iterator[tuple[str, str, Any]]:
                 yield from ((method, name, value) for value in VALUES)
 
 
-def try_all() -> Found:
-    """Resolves every case."""
+def try_all(every: int = 1) -> Found:
+    """Resolves every case, or with `every=5` each fifth one, which is another value for one field than for the next."""
     tried = refused = taken = 0
     fell = []
-    for method, name, value in cases():
+    for method, name, value in itertools.islice(cases(), 0, None, every):
         tried += 1
         try:
             stored = _resolved(method, name, value)

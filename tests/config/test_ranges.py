@@ -99,6 +99,6 @@ def test_options_of_ones_own_are_any_finite_number() -> None:
 @pytest.mark.thorough
 def test_nasty_values_in_every_field_get_one_message_or_are_harmless() -> None:
     script = Path(__file__).parents[2] / "experiments" / "benchmarks" / "settings_faults.py"
-    found = runpy.run_path(str(script))["try_all"]()
-    assert found.tried > 10_000
+    found = runpy.run_path(str(script))["try_all"](every=5)
+    assert found.tried > 3_000
     assert not found.fell_through, "\n".join(found.fell_through[:20])
