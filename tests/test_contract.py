@@ -181,14 +181,9 @@ def two_keys() -> jax.Array:
 
 
 @pytest.mark.parametrize("name", quick_are(set(METHODS) - set(cases.MECHANISMS)))
-def test_keys_clients_and_rounds_vectorize(name: str) -> None:
-    """Traced only: types and structure; the other methods compute it below, and in `make thorough` all of them do.
-
-    The settings that enter a run's program as numbers do so here.
-    """
+def test_rounds_take_settings_as_numbers(name: str) -> None:
+    """Those that enter a run's program as numbers; traced only, as one scan, which takes a state of the same types."""
     data = federation(cases.build(name, federation("labels")).needs[0])
-    method, padded = in_chunks_with_padding(name, data)
-    start = jax.eval_shape(method.init, key(), padded)
     numbers = jax.tree.map(
         lambda _: jax.ShapeDtypeStruct((), jnp.float32, weak_type=True), cases.traceable_numbers(name)
     )
@@ -196,12 +191,11 @@ def test_keys_clients_and_rounds_vectorize(name: str) -> None:
     def train(numbers: dict[str, jax.Array], key: jax.Array) -> tuple[ServerState, Any]:
         return in_one_scan(*in_chunks_with_padding(name, data, **numbers))(key)
 
-    states, infos = jax.eval_shape(jax.vmap(train, (None, 0)), numbers, two_keys())
-    jax.tree.map(lambda many, one: chex.assert_shape(many, (2, *one.shape)), states, start)
-    assert infos.keys() >= COMMON and {info.shape for info in jax.tree.leaves(infos)} == {(2, ROUNDS)}
+    _, infos = jax.eval_shape(train, numbers, key())
+    assert infos.keys() >= COMMON and {info.shape for info in jax.tree.leaves(infos)} == {(ROUNDS,)}
 
 
-@programs_of_their_own(quick={"fedavg", "xclp"})
+@programs_of_their_own(quick={"fedavg"})
 def test_keys_placement_and_padding_do_not_matter(case: Case) -> None:
     """Two keys at once, in chunks and with padding: one program for all."""
     train = in_one_scan(*in_chunks_with_padding(case.name, case.data))
@@ -315,6 +309,7 @@ def test_a_federated_optimizer_fits(case: Case) -> None:
 
 
 @pytest.mark.thorough
+@programs_of_their_own(cases.MECHANISMS)
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_every_federated_optimizer_fits(case: Case, name: str) -> None:
     fits(case, OPTIMIZERS[name])

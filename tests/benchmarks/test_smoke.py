@@ -164,6 +164,7 @@ def test_a_smoke_run_on_this_cpu(
     assert "| W2 " in path.read_text() and "#### CPU" in path.read_text()
 
 
+@pytest.mark.thorough
 def test_own_convolutions_agree_with_xla_s(monkeypatch: pytest.MonkeyPatch) -> None:
     assert agreement.compare_convolutions().off is None  # a CPU takes none of them
     monkeypatch.setattr(agreement, "compiles_kernels", lambda: True)

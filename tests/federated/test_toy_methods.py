@@ -265,23 +265,33 @@ def test_every_client_is_scored_on_its_own_examples_by_its_own_model() -> None:
 # 4. The server trains before, after or both, and its optimizer may live on.
 
 
-def test_the_server_trains_before_or_after_the_clients_and_goes_on_with_its_momentum(float64) -> None:
-    data = toy.federation(server=4)
-    to_ten = pull("server", lambda step: jnp.asarray(10.0))
-    to_zero = pull("clients", lambda step: jnp.asarray(0.0))
+TO_TEN = pull("server", lambda step: jnp.asarray(10.0))
+TO_ZERO = pull("clients", lambda step: jnp.asarray(0.0))
 
-    def trained(*when: str) -> float:
-        server = ServerTraining((to_ten,), toy.in_order("all", 4, 1), when)
-        return number(after(method_of(data, to_zero, server=server, start={"w": 4.0}), data)[0])
 
+@pytest.mark.parametrize(
+    ("when", "expected"),
     # Every training halves the distance: 4 -> 2 at the clients, and towards 10 at the server.
-    assert trained("after") == 6.0 and trained("before") == 3.5 and trained("before", "after") == 6.75
+    [
+        *(pytest.param(*one, marks=pytest.mark.thorough) for one in ((("after",), 6.0), (("before",), 3.5))),
+        (("before", "after"), 6.75),
+    ],
+)
+def test_the_server_trains_before_or_after_the_clients(float64, when, expected) -> None:
+    data = toy.federation(server=4)
+    server = ServerTraining((TO_TEN,), toy.in_order("all", 4, 1), when)
+    assert number(after(method_of(data, TO_ZERO, server=server, start={"w": 4.0}), data)[0]) == expected
+
+
+@pytest.mark.thorough
+def test_the_server_goes_on_with_its_momentum(float64) -> None:
+    data = toy.federation(server=4)
     momentum = {"local_optimizer": federated.local_optimizer(momentum=0.5), "learning_rate": 0.1}
     silent = toy.without(data, *range(6))
 
     def server_alone(rounds: int, steps: int, keep: bool) -> float:
-        server = ServerTraining((to_ten,), toy.in_order("all", 4, steps), keep_optimizer=keep)
-        method = method_of(silent, to_zero, server=server, **momentum)
+        server = ServerTraining((TO_TEN,), toy.in_order("all", 4, steps), keep_optimizer=keep)
+        method = method_of(silent, TO_ZERO, server=server, **momentum)
         return number(after(method, silent, rounds)[0])
 
     assert server_alone(2, 2, True) == pytest.approx(server_alone(1, 4, False), rel=1e-12)

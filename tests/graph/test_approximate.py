@@ -60,7 +60,7 @@ def test_finds_most_neighbors_and_only_real_ones(padded):
 @pytest.mark.thorough
 def test_finds_as_many_as_it_is_asked_for():
     # Few large clusters: one tile, of 4,096 places, is not enough.
-    codes, _ = clustered_codes(0, 30_000, BITS, 3)
+    codes, _ = clustered_codes(0, 15_000, BITS, 3)
     recalls = []
     for share in (0.5, 0.9, 1.0):
         found = graph.approximate_neighbors(codes, BITS, 6, recall=share)
@@ -187,7 +187,7 @@ def test_bad_arguments_are_refused():
         graph.neighbor_recall(found, codes[:3], BITS)
 
 
-@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+@pytest.mark.parametrize("platform", [pytest.param("gpu", marks=pytest.mark.thorough), "tpu"])
 def test_finds_the_same_in_the_way_of_accelerators(platform, monkeypatch):
     """They take products in place of population counts, and blocks side by side: whole numbers, so the same lists."""
     codes, _ = clustered_codes(0, 700, BITS, 5)

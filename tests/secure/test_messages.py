@@ -11,7 +11,7 @@ from fedjax_ssl.secure.messages import MESSAGES, Blob, Header, Numbers, Whole, d
 from tests.secure import parties
 
 FEW = settings(max_examples=8, deadline=None, derandomize=True, database=None)
-MANY = settings(max_examples=400, deadline=None, database=None)
+MANY = settings(max_examples=100, deadline=None, database=None)
 
 
 def fields_of(message):

@@ -194,7 +194,7 @@ def test_killed_at_random_moments_it_ends_in_the_same_table(tmp_path):
 
     subprocess.run(given(tmp_path / "whole"), check=True, stdout=subprocess.DEVNULL)
     draws = random.Random(0)
-    for _ in range(10):
+    for _ in range(5):
         process = subprocess.Popen(given(tmp_path / "killed"), stdout=subprocess.DEVNULL, start_new_session=True)
         time.sleep(draws.uniform(1, 12))
         process.send_signal(signal.SIGKILL)

@@ -228,7 +228,7 @@ def test_hidden_labels_do_not_change_what_is_seen():
 
 
 @pytest.mark.parametrize("partition", list(PARTITIONS))
-@pytest.mark.parametrize("enabled", [False, True])
+@pytest.mark.parametrize("enabled", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_dtypes_do_not_depend_on_64_bit_mode(partition, enabled):
     needed = {
         "dirichlet": {"alpha": 0.4},
