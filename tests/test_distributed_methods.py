@@ -1,6 +1,7 @@
 """Every method over two processes of two devices each: the same bits as one process with four."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,29 +22,31 @@ def test_every_method_has_a_config() -> None:
 
 
 @pytest.fixture(scope="module")
-def over_two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
-    """All runs, in the same two processes."""
-    folder = tmp_path_factory.mktemp("two")
-    command = ["-m", distributed_runs.__name__, str(folder), *NAMES, *ON_HOST]
-    return folder, start(command, folder / "log", limit=10 * LIMIT)
+def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
+    """A folder with all runs of the same two processes, `two`, and with those of this one, `one`: at the same time."""
+    folder, names = tmp_path_factory.mktemp("runs"), [*NAMES, *ON_HOST]
+    command = ["-m", distributed_runs.__name__, str(folder / "two"), *names]
+    with ThreadPoolExecutor() as threads:
+        two = threads.submit(start, command, folder / "log", limit=10 * LIMIT)
+        for name in names:
+            run(config_of(name), folder / "one" / name)
+        return folder, two.result()
 
 
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::fedjax_ssl.config.ConfigNote")
 @pytest.mark.parametrize("name", [*NAMES, *ON_HOST])
-def test_two_processes_have_the_bits_of_one(name: str, over_two: tuple[Path, Ended], tmp_path: Path) -> None:
-    folder, ended = over_two
-    said = [re.split(r"^run (.+)$", log, flags=re.MULTILINE) for log in ended.logs]
+def test_two_processes_have_the_bits_of_one(name: str, ended: tuple[Path, Ended]) -> None:
+    folder, two = ended
+    said = [re.split(r"^run (.+)$", log, flags=re.MULTILINE) for log in two.logs]
     assert all(f"process {index} of 2" in log[0] for index, log in enumerate(said))
     logs = [dict(zip(log[1::2], log[2::2], strict=True)) for log in said]
     assert all(name in log for log in logs), [list(log) for log in logs]
-    run(config_of(name), tmp_path)
-    assert_same_run(folder / name, tmp_path)
+    assert_same_run(folder / "two" / name, folder / "one" / name)
     if name in ON_HOST:
         assert "process 1 of 2: the 2 devices of this process have the examples of " in logs[1][name]
 
 
 @pytest.mark.thorough
-def test_the_two_processes_end_by_themselves(over_two: tuple[Path, Ended]) -> None:
-    _, ended = over_two
-    assert ended.codes == [0, 0], ended.logs
+def test_the_two_processes_end_by_themselves(ended: tuple[Path, Ended]) -> None:
+    assert ended[1].codes == [0, 0], ended[1].logs
