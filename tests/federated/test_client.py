@@ -62,7 +62,9 @@ def by_hand(data, start: Weights, targets, row_weights, client_weights: np.ndarr
     return weights
 
 
-@pytest.mark.parametrize("weighting", ["uniform", "examples", "labelled"])
+@pytest.mark.parametrize(
+    "weighting", ["labelled", *(pytest.param(x, marks=pytest.mark.thorough) for x in ("uniform", "examples"))]
+)
 def test_labelled_training_is_the_plain_loop(float64, weighting: str) -> None:
     data = toy.federation()
     run = setup(data, weighting)

@@ -185,7 +185,9 @@ def test_what_is_predicted_may_be_normalized_otherwise_than_in_training() -> Non
     np.testing.assert_array_equal(other.embed(state, rows), 2.0 * rows)
 
 
-@pytest.mark.parametrize("weighting", ["uniform", "examples", "labelled"])
+@pytest.mark.parametrize(
+    "weighting", ["examples", *(pytest.param(x, marks=pytest.mark.thorough) for x in ("uniform", "labelled"))]
+)
 def test_a_round_is_the_weighted_mean_of_what_each_client_makes_alone(weighting: str) -> None:
     """Parameters and running batch statistics, of a network with batch normalization."""
     data = toy.federation()

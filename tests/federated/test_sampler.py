@@ -193,7 +193,10 @@ def test_mixed_epochs_of_an_empty_slot_take_no_step() -> None:
     assert batches(mixed_epochs, (4, 2, 9, 20), a_client(0, 0, width=20)) == []
 
 
-@pytest.mark.parametrize(("num_labelled", "num_examples"), [(3, 17), (0, 11), (5, 5), (2, 4)])
+@pytest.mark.parametrize(
+    ("num_labelled", "num_examples"),
+    [(3, 17), (0, 11), *(pytest.param(*x, marks=pytest.mark.thorough) for x in ((5, 5), (2, 4)))],
+)
 def test_mixed_epochs_do_not_depend_on_the_bounds(num_labelled: int, num_examples: int) -> None:
     client = a_client(num_labelled, num_examples, width=40)
     tight = batches(mixed_epochs, (3, 2, num_labelled, num_examples - num_labelled), client)

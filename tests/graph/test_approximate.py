@@ -187,7 +187,8 @@ def test_bad_arguments_are_refused():
         graph.neighbor_recall(found, codes[:3], BITS)
 
 
-@pytest.mark.parametrize("platform", [pytest.param("gpu", marks=pytest.mark.thorough), "tpu"])
+@pytest.mark.thorough
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
 def test_finds_the_same_in_the_way_of_accelerators(platform, monkeypatch):
     """They take products in place of population counts, and blocks side by side: whole numbers, so the same lists."""
     codes, _ = clustered_codes(0, 700, BITS, 5)

@@ -40,7 +40,7 @@ def test_a_shorter_code_is_the_start_of_a_longer_one():
     np.testing.assert_array_equal(short, long[:, :2])
 
 
-@pytest.mark.parametrize("points_at_once", [None, 300, 2048])
+@pytest.mark.parametrize("points_at_once", [None, pytest.param(300, marks=pytest.mark.thorough), 2048])
 def test_equal_rows_get_equal_codes_whatever_stands_around_them(points_at_once):
     points = features(700)
     points[650] = points[3]

@@ -38,7 +38,10 @@ def label(settings=SETTINGS, exchange=None, codes=CODES, labels=LABELS, **change
     return graph.xclp_from_codes(codes, labels, CLASSES, settings, exchange=exchange, **{**ROWS, **changes})
 
 
-@pytest.mark.parametrize("settings", [PAPER, CODE, PAPER._replace(solver="conjugate_gradient")])
+@pytest.mark.parametrize(
+    "settings",
+    [PAPER, CODE, pytest.param(PAPER._replace(solver="conjugate_gradient"), marks=pytest.mark.thorough)],
+)
 def test_a_protocol_gives_the_bits_of_the_ideal(settings):
     protocol = MaskedExchange()
     found, ideal, kernels = label(settings, protocol.exchange), label(settings, graph.IDEAL), label(settings)

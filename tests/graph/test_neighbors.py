@@ -36,7 +36,9 @@ def small_tiles(monkeypatch):
 
 
 @pytest.mark.parametrize("kernel", ["popcount", "matmul"])
-@pytest.mark.parametrize("num_bits, count", [(6, 10), (40, 1), (12, 33)])
+@pytest.mark.parametrize(
+    "num_bits, count", [(6, 10), *(pytest.param(*x, marks=pytest.mark.thorough) for x in ((40, 1), (12, 33)))]
+)
 def test_ties_go_to_the_lower_index(num_bits, count, kernel):
     # 700 points on 64 codes: hundreds of equal distances in every row, many of them 0.
     codes = reference.random_codes(num_bits, 700, num_bits)

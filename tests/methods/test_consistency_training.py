@@ -214,6 +214,7 @@ def test_uda_sharpens_and_anneals() -> None:
     assert 0 < dropped < 4 * 2 * STEPS
 
 
+@pytest.mark.thorough
 def test_uda_with_hard_targets_is_fixmatch() -> None:
     """FedMatch's specification, check 18 (g); without labels, on which UDA anneals."""
     uda, _ = train("uda", labelled_weight=0.0, threshold=0.5, temperature=1e-4)
@@ -319,8 +320,7 @@ def test_mixmatch_follows_the_formula(alpha: float) -> None:
     "name",
     [
         "fixmatch",
-        "mean_teacher",
-        *(pytest.param(x, marks=pytest.mark.thorough) for x in ("pi_model", "vat", "pseudo_label")),
+        *(pytest.param(x, marks=pytest.mark.thorough) for x in ("mean_teacher", "pi_model", "vat", "pseudo_label")),
     ],
 )
 def test_without_weight_on_unlabelled_examples_only_labels_are_learned(name: str) -> None:

@@ -72,6 +72,7 @@ def test_clients_without_labels_train_psi_alone(at_server) -> None:
     assert infos[-1]["server_loss"] < infos[0]["server_loss"]
 
 
+@pytest.mark.thorough
 def test_bytes_are_those_of_what_was_sent(at_server) -> None:
     """Coordinates and values, 8 bytes a number: both parts whole in round 0, then what differs from the last upload."""
     states, infos = at_server

@@ -278,6 +278,7 @@ def test_a_client_without_a_confident_example_sits_out(semifl_round):
     assert info["pseudo_label_coverage"] < expected["pseudo_label_coverage"]
 
 
+@pytest.mark.thorough
 def test_the_strong_view_is_what_confident_examples_are_trained_on(semifl_round):
     data = toy.weak_federation("server")
     ends = [semifl_round(data, threshold=0.0, mix_weight=0.0, brightness=value)[1] for value in (1.0, 0.0)]

@@ -23,9 +23,9 @@ SMALL = {
     "wrn28": ((4, 4, 3), {"widen": 1}),
 }
 # the deep networks once each, most of them in `make thorough`: they take the layers' behaviour from the same modules
-NORMS = [(name, norm) for name in ("mlp", "cnn") for norm in ("none", "bn", "gn")]
-NORMS += [("mnist_cnn", "bn")]
-NORMS += [pytest.param(*deep, marks=THOROUGH) for deep in (("cnn13", "bn"), ("resnet18", "gn"), ("wrn28", "bn"))]
+NORMS = [("mlp", "none"), ("mlp", "bn"), ("mlp", "gn"), ("cnn", "bn"), ("mnist_cnn", "bn")]
+DEEP = [("cnn13", "bn"), ("resnet18", "gn"), ("wrn28", "bn")]
+NORMS += [pytest.param(*more, marks=THOROUGH) for more in (("cnn", "none"), ("cnn", "gn"), *DEEP)]
 FEATURES = {
     "linear": 5,
     "mlp": 64,

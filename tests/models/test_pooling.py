@@ -42,9 +42,8 @@ def test_ties_send_the_whole_gradient_to_one_value(backend, monkeypatch):
     np.testing.assert_array_equal(gradient[0, :, :, 0], np.tile([[1.0, 0.0], [0.0, 0.0]], (2, 2)))
 
 
-@pytest.mark.parametrize(
-    "backend", ["cpu", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("gpu", "tpu"))]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("backend", ["cpu", "gpu", "tpu"])
 def test_relu_after_the_pool_is_relu_before_it(backend, monkeypatch):
     monkeypatch.setattr(pooling, "backend", lambda: backend)
     x = jax.random.normal(jax.random.key(0), (2, 5, 4, 3)) - 0.5
@@ -68,6 +67,7 @@ def test_nan_wins(position, backend, monkeypatch):
     np.testing.assert_array_equal(gradient, np.isnan(x))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("relu", [False, True])
 def test_forward_mode_is_reverse_mode(relu):
     x, tangent = jax.random.normal(jax.random.key(0), (2, 2, 5, 6, 3))

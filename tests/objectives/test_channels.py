@@ -38,7 +38,9 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("wrap", "num_rows"), [(lambda f: f, 13), (jax.jit, 10), (jax.jit, 64)], ids=["eager", "exact", "padded"]
+    ("wrap", "num_rows"),
+    [pytest.param(lambda f: f, 13, marks=pytest.mark.thorough), (jax.jit, 10), (jax.jit, 64)],
+    ids=["eager", "exact", "padded"],
 )
 def test_identity_is_cross_entropy_to_the_bit(wrap, num_rows: int) -> None:
     logits, labels = jnp.asarray(LOGITS), jnp.asarray(LABELS)
@@ -181,6 +183,7 @@ def test_underflow_stays_finite() -> None:
     np.testing.assert_allclose(slope(logits, NESTED, 1), [0.5, 0.5, -1.0], rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_double_softmax_and_its_floors(float64) -> None:
     """FedMT section 13, check 6."""
     label, logits = jnp.asarray([0], jnp.int32), jnp.log(jnp.asarray([[0.9, 0.08, 0.02]]))

@@ -118,6 +118,7 @@ def test_glyphs_look_like_femnist_in_numbers(glyphs):
     assert len(np.unique(data.train.y)) == 62
 
 
+@pytest.mark.thorough
 def test_glyphs_touch_no_edge_and_always_have_ink(glyphs):
     data, _ = glyphs
     x = data.train.x[..., 0]
