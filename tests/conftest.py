@@ -39,8 +39,16 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 # Files whose tests take longest together, the longest first, so that no process is left with one of them at the end.
 SLOW_FILES = [
-    *["test_contract.py", "test_notebook.py", "test_sweep.py", "test_residence.py", "test_faults.py"],
-    *["test_distributed.py", "test_resume.py", "test_toy_methods.py", "test_train.py", "test_load.py"],
+    "test_contract.py",
+    "test_notebook.py",
+    "test_sweep.py",
+    "test_residence.py",
+    "test_faults.py",
+    "test_distributed.py",
+    "test_resume.py",
+    "test_toy_methods.py",
+    "test_train.py",
+    "test_load.py",
 ]
 
 

@@ -16,15 +16,15 @@ CONFIGS = Path(__file__).parent.parent / "configs"
 ON_HOST = {"xclp, examples on the host": "xclp", "protofssl, examples on the host": "protofssl"}
 
 
-def config_of(run: str, **changes: Any) -> ConfigDict:
+def config_of(name: str, **changes: Any) -> ConfigDict:
     """Three rounds of a method on the digits, of both stages where it has two."""
-    method = ON_HOST.get(run, run)
+    method = ON_HOST.get(name, name)
     path, _, argument = cases.of(method).config.partition(":")
     config = load_config(CONFIGS / path, argument or None)
     assert config.method.name == method
     fields = {"rounds": 3, "eval_every": 1, "federated.devices": 4, **changes}
     fields |= {f"method.{field}": 1 for field in {"warmup_rounds", "coarse_rounds"} & set(config.method)}
-    if run in ON_HOST:
+    if name in ON_HOST:
         fields["federated.cohort_size"] = 3
     config.update_from_flattened_dict(fields)
     return config

@@ -46,7 +46,7 @@ def cases() -> Iterator[tuple[str, str, Any]]:
 
 
 def try_all(every: int = 1) -> Found:
-    """Resolves every case, or with `every=5` each fifth one, which is another value for one field than for the next."""
+    """Resolves every case, or with `every=5` every fifth: 5 does not divide the number of values, so each is tried."""
     tried = refused = taken = 0
     fell = []
     for method, name, value in itertools.islice(cases(), 0, None, every):

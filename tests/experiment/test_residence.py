@@ -173,7 +173,7 @@ def test_one_program_from_beginning_to_end_needs_all_examples():
     ],
 )
 def test_a_run_has_the_bits_of_one_on_the_device(method, devices, tmp_path):
-    # An odd round at the end is another program: once.
+    # Five rounds in blocks of two end in a block of one, another program: one method shows it.
     fields = {"federated.devices": devices, "rounds": 5 if method == "fedavg" else 4}
     for where in data.RESIDENCES[1:]:
         run(experiment(method, where, **fields), tmp_path / where)

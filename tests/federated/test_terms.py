@@ -76,7 +76,7 @@ def test_network_features_do_not_depend_on_cohort_and_padding() -> None:
 
 
 def test_augmented_features_do_not_depend_on_cohort_and_padding() -> None:
-    """A client's identity decides its randomness, not its slot (DESIGN.md section 7)."""
+    """A client's identity decides its randomness, not its slot."""
     data, wide = toy.federation(), toy.padded(toy.federation())
     key = jax.random.key(4)
     size = toy.SIZES[5]

@@ -334,7 +334,7 @@ def test_without_weight_on_unlabelled_examples_only_labels_are_learned(name: str
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("turn", ["before", pytest.param("after", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("turn", ["before", "after"])
 def test_labels_at_the_server(turn: str) -> None:
     """One step at the server with the weight of labels, two at a client without any."""
     with jax.enable_x64(True):

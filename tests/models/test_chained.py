@@ -73,8 +73,7 @@ def batch_of(mask):
 MASKS = {"all count": None, "some do": [[1, 0, 1, 1], [1, 1, 1, 0]]}
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("name", [pytest.param("all count", marks=pytest.mark.thorough), "some do"])
 def test_equals_one_after_another_for_every_client(name):
     with jax.enable_x64(True):
         mask = batch_of(MASKS[name])

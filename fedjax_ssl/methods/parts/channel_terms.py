@@ -1,8 +1,8 @@
 """Terms for labels that are seen through a channel: class labels, coarse labels and unlabelled sets in one loss.
 
-What a client observes of an example is its class seen through the client's own matrix (DESIGN.md, label channels): the
-identity for labels, a correspondence for coarse labels (FedMT), class shares of sets for memberships (FedUL). Clients
-of all kinds train in the same step, because only the matrix differs.
+What a client observes of an example is its class seen through the client's own matrix: the identity for labels, a
+correspondence for coarse labels (FedMT), class shares of sets for memberships (FedUL). Clients of all kinds train in
+the same step, because only the matrix differs.
 """
 
 from collections.abc import Callable
