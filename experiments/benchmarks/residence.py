@@ -44,7 +44,7 @@ PER_CLIENT, TEST, SHAPE = 1000, 10_000, (28, 28, 1)
 AT_ONCE = 100_000  # images that are drawn at a time
 
 
-class Trained:
+class ClientResult:
     """A workload with its examples in one place."""
 
     def __init__(self, name: str, where: str, programs: Programs, blocks: int, rounds: int):
@@ -95,7 +95,7 @@ def rates(names: list[str], groups: int, blocks: int, rounds: int | None) -> Non
     print("|---|---:|---:|---:|---:|---|")
     for name in names:
         each, programs = rounds or WORKLOADS[name].rounds, Programs()
-        both = {where: Trained(name, where, programs, blocks, each) for where in ("device", "host")}
+        both = {where: ClientResult(name, where, programs, blocks, each) for where in ("device", "host")}
         found: dict[str, list[tuple[float, float, str]]] = {where: [] for where in both}
         for number in range(groups):
             for where in sorted(both, reverse=bool(number % 2)):  # whoever comes first, comes second in the next one

@@ -21,7 +21,8 @@ from fedjax_ssl.federated.apart import apart, cut
 from fedjax_ssl.federated.forward import forward_views, labelling_key
 from fedjax_ssl.federated.method import (
     Client,
-    Kept,
+    ClientResult,
+    ClientState,
     Now,
     Params,
     Perturbation,
@@ -31,7 +32,6 @@ from fedjax_ssl.federated.method import (
     Stream,
     Streams,
     Term,
-    Trained,
     Validation,
     View,
 )
@@ -55,7 +55,7 @@ class LocalTraining(NamedTuple):
     keep_optimizer: bool  # its state lives on, at the client
     keep_by_slot: bool  # ... or in the slot of the cohort that a client fills
     federated_optimizer: FederatedOptimizer
-    upload: Callable[[Trained], Params] | None  # what the server sees of trained parameters; None: all of them
+    upload: Callable[[ClientResult], Params] | None  # what the server sees of trained parameters; None: all of them
     receive: Callable[[Client, Params], Params] | None = None  # what a client has of what is sent; None: all of it
     average_optimizer: bool = False  # its state is averaged at the server, for the groups that are shared
 
@@ -76,7 +76,7 @@ class Task(NamedTuple):
     separate_passes: bool = False
 
 
-class Broadcast(NamedTuple):
+class Download(NamedTuple):
     """What every client of the cohort receives, and the round it is received in."""
 
     key: Key[Array, ""]
@@ -185,7 +185,7 @@ def batch_of(plan: Plan, *place: Int[Array, ""]) -> Batch:
     return jax.tree.map(lambda table: table[place], plan.batches)
 
 
-def client_update(training: LocalTraining, task: Task, broadcast: Broadcast) -> ClientUpdate:
+def client_update(training: LocalTraining, task: Task, broadcast: Download) -> ClientUpdate:
     """The pieces of local training in one round."""
     run = _ClientRound(training, task, broadcast)
     return ClientUpdate(run.plan, run.start, run.step, run.finish)
@@ -194,7 +194,7 @@ def client_update(training: LocalTraining, task: Task, broadcast: Broadcast) -> 
 class _ClientRound:
     """Local training in one round; what is the same for every client is worked out once."""
 
-    def __init__(self, training: LocalTraining, task: Task, broadcast: Broadcast):
+    def __init__(self, training: LocalTraining, task: Task, broadcast: Download):
         self.training, self.task, self.broadcast = training, task, broadcast
         self.packings = {group: packing(broadcast.params[group]) for group in training.groups}
         self.common = {group: self.packings[group].pack(broadcast.params[group]) for group in training.groups}
@@ -379,7 +379,7 @@ class _ClientRound:
         end = jax.tree.map(lambda new, old: jnp.where(trained, new, old), end, begin)
         groups, received = self.to_params(end.params), self.to_params(begin.params)
         model_state = self.unravel_state(end.model_state)
-        result = Trained(
+        result = ClientResult(
             client=client,
             params=self.training.combine(groups),
             groups=groups,
@@ -420,7 +420,7 @@ class _ClientRound:
             )
         )
         alone = self.training.federated_optimizer.alone
-        kept = Kept(
+        kept = ClientState(
             params={group: end.params[group] for group in self.training.private},
             optimizer=end.optimizer if self.training.keep_optimizer else {},
             terms=remembered,

@@ -21,15 +21,15 @@ from fedjax_ssl.federated.local_optimizer import LearningRate
 from fedjax_ssl.federated.method import (
     AtServer,
     Client,
+    ClientResult,
     Method,
     Metrics,
     Params,
-    Round,
+    RoundContext,
     ServerState,
     ServerTraining,
     Stage,
     Term,
-    Trained,
 )
 from fedjax_ssl.federated.packing import packing
 from fedjax_ssl.federated.round import draw_cohort, run_round, train_at_server
@@ -61,7 +61,7 @@ def federated_method(
     needs: tuple[str, ...] = ("labels",),
     needs_all: bool = False,
     class_scores: bool = True,
-    upload: Callable[[Trained], Params] | None = None,
+    upload: Callable[[ClientResult], Params] | None = None,
     receive: Callable[[Client, Params], Params] | None = None,
     pretraining: Pretraining | None = None,
     on_host: bool = False,
@@ -284,7 +284,7 @@ def _pretrained(
     everyone = all_clients(data)
 
     def one_round(number: Int[Array, ""], state: ServerState) -> ServerState:
-        context = Round(
+        context = RoundContext(
             key=jax.random.fold_in(named_key(key, "pretraining"), number),
             run_key=key,
             number=number,
@@ -342,7 +342,7 @@ def _check_alone(stages: tuple[Stage, ...], pretraining: Pretraining | None) -> 
         )
     unused = AtServer()
     for term in (term for stage in stages for term in _terms(stage)):
-        if term.server.prepare is not unused.prepare or term.server.absorb is not unused.absorb:
+        if term.server.prepare is not unused.prepare or term.server.server_update is not unused.server_update:
             raise ValueError(
                 f"config.federated.name='local' has no server, but this method's {term.name!r} needs one; use a "
                 "method whose clients need nobody else, such as 'fedavg' or 'fixmatch'"

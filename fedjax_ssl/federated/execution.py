@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool
 
 from fedjax_ssl.backend import backend
 from fedjax_ssl.data import DealtInputs, FederatedData
-from fedjax_ssl.federated.client import Broadcast, ClientUpdate
+from fedjax_ssl.federated.client import ClientUpdate, Download
 from fedjax_ssl.federated.memory import (
     Choice,
     Need,
@@ -50,8 +50,8 @@ def place_clients(
     sampler: Sampler,
     state: ServerState,
     data: FederatedData,
-    update_of: Callable[[Broadcast], ClientUpdate],
-    broadcast: Broadcast,
+    update_of: Callable[[Download], ClientUpdate],
+    broadcast: Download,
     clients: Client,
     valid: Bool[Array, " p"],
 ) -> tuple[PyTree, PyTree]:

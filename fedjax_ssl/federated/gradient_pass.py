@@ -14,9 +14,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated.client import (
-    Broadcast,
     ClientProgress,
     ClientUpdate,
+    Download,
     LocalTraining,
     Plan,
     Task,
@@ -45,7 +45,7 @@ def run_gradient_pass(
     members: Members,
     training: LocalTraining,
     data: FederatedData,
-    broadcast: Broadcast,
+    broadcast: Download,
     clients: Client,
     valid: Bool[Array, " p"],
     after: ServerState,
@@ -66,7 +66,7 @@ def run_gradient_pass(
     still = _standing_still(training)
     now = _at_the_averaged_models(training, groups, broadcast, after)
 
-    def update_of(task: Task) -> Callable[[Broadcast], ClientUpdate]:
+    def update_of(task: Task) -> Callable[[Download], ClientUpdate]:
         return lambda broadcast: _reporting(client_update(still, task, broadcast), still, asked, groups.number, after)
 
     def run() -> Metrics:
@@ -122,8 +122,8 @@ def _standing_still(training: LocalTraining) -> LocalTraining:
 
 
 def _at_the_averaged_models(
-    training: LocalTraining, groups: Groups, broadcast: Broadcast, after: ServerState
-) -> Broadcast:
+    training: LocalTraining, groups: Groups, broadcast: Download, after: ServerState
+) -> Download:
     shared = {group: packing(after.params[group]).pack(after.params[group]) for group in training.shared}
     return broadcast._replace(
         key=named_key(broadcast.key, "gradient pass"),

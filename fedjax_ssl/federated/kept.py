@@ -8,7 +8,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Int
 
 from fedjax_ssl.federated.client import LocalTraining
-from fedjax_ssl.federated.method import Client, Kept, Params, Term
+from fedjax_ssl.federated.method import Client, ClientState, Params, Term
 from fedjax_ssl.federated.packing import packing
 
 PyTree = Any
@@ -16,7 +16,7 @@ PyTree = Any
 
 def first_kept(
     training: LocalTraining, terms: tuple[Term, ...], params: Params, model_state: PyTree, everyone: Client
-) -> Kept:
+) -> ClientState:
     """What all C clients have before their first round, leading axis C."""
     packed = {group: packing(tree).pack(tree) for group, tree in params.items()}
     shared = {group: packed[group] for group in training.shared}
@@ -32,7 +32,7 @@ def first_kept(
         term.name: jax.vmap(lambda client, term=term: term.client.keep(network, model_state, client))(everyone)
         for term in terms
     }
-    return Kept(
+    return ClientState(
         params=alike({group: packed[group] for group in training.private}),
         optimizer=optimizer,
         terms={name: kept for name, kept in by_term.items() if jax.tree.leaves(kept)},
@@ -41,7 +41,7 @@ def first_kept(
     )
 
 
-def gather(kept: Kept, ids: Int[Array, " p"], slots: Int[Array, " p"] | None = None) -> Kept:
+def gather(kept: ClientState, ids: Int[Array, " p"], slots: Int[Array, " p"] | None = None) -> ClientState:
     """The rows of a cohort; those of empty slots do not matter.
 
     Args:
@@ -57,8 +57,12 @@ def gather(kept: Kept, ids: Int[Array, " p"], slots: Int[Array, " p"] | None = N
 
 
 def write(
-    kept: Kept, new: Kept, ids: Int[Array, " p"], counts: Bool[Array, " p"], slots: Int[Array, " p"] | None = None
-) -> Kept:
+    kept: ClientState,
+    new: ClientState,
+    ids: Int[Array, " p"],
+    counts: Bool[Array, " p"],
+    slots: Int[Array, " p"] | None = None,
+) -> ClientState:
     """The table after a round. Who trained nothing or was dropped keeps what it had.
 
     Args:
@@ -81,7 +85,7 @@ def write(
     return put(kept._replace(optimizer={}), new._replace(optimizer={}), ids)._replace(optimizer=optimizer)
 
 
-def merge(parts: list[tuple[Kept, Bool[Array, " p"]]], before: Kept) -> Kept:
+def merge(parts: list[tuple[ClientState, Bool[Array, " p"]]], before: ClientState) -> ClientState:
     """What a cohort keeps where its clients are of several kinds.
 
     Args:

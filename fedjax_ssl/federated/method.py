@@ -47,7 +47,7 @@ class Method(NamedTuple):
     starts: tuple[int, ...] = (0,)  # rounds before each of its stages
 
 
-class Kept(NamedTuple):
+class ClientState(NamedTuple):
     """What a client keeps from one of its rounds to the next; in a `ServerState` with a leading axis C."""
 
     params: dict[str, PyTree]  # of the private parameter groups, in few arrays (`fedjax_ssl.federated.packing`)
@@ -65,7 +65,7 @@ class ServerState(NamedTuple):
     model_state: PyTree  # batch statistics, averaged like the parameters; {} without
     optimizer: PyTree  # state of the federated optimizer at the server
     terms: dict[str, PyTree]  # state of every term, by term name
-    clients: Kept  # what every client keeps, leading axis C
+    clients: ClientState  # what every client keeps, leading axis C
     server: PyTree  # state of the local optimizer at the server, where it lives on; leading axis: replicas
     local_optimizer: dict[str, PyTree] = {}  # noqa: RUF012  its mean over the clients by group, if they start from it
 
@@ -80,7 +80,7 @@ class Client(NamedTuple):
     num_examples: Int[Array, ""]
     sent: dict[str, PyTree]  # what each term sent to this client for this round
     received: PyTree  # what the federated optimizer sent for this round
-    kept: Kept | None = None  # since its last round
+    kept: ClientState | None = None  # since its last round
     weak: WeakLabels | None = None  # its coarse labels or sets, without the axis C; None where no client has any
 
     @property
@@ -97,7 +97,7 @@ class Validation(NamedTuple):
     num_examples: Int[Array, ""]  # how many are real; they come first
 
 
-class Round(NamedTuple):
+class RoundContext(NamedTuple):
     """What a term may use to prepare a round. Ground-truth labels are not among it, so they cannot leak."""
 
     key: Key[Array, ""]  # run key folded with the round
@@ -114,7 +114,7 @@ class Round(NamedTuple):
     validation: Validation | None = None
 
 
-class Sent(NamedTuple):
+class Broadcast(NamedTuple):
     """What a term sends before local training."""
 
     own: PyTree = ()  # to each client, leading axis p
@@ -191,7 +191,7 @@ class Step(NamedTuple):
     unperturbed: dict[str, Outputs] | None = None  # outputs before a `Perturbation`, as constants
 
 
-class Trained(NamedTuple):
+class ClientResult(NamedTuple):
     """A client after local training."""
 
     client: Client
@@ -208,11 +208,11 @@ class Trained(NamedTuple):
     now: Now
 
 
-class Outcome(NamedTuple):
+class RoundResult(NamedTuple):
     """A round after local training and averaging, as the server sees it for one term."""
 
-    round: Round  # with everything that was sent to the clients
-    sent: Sent  # by this term
+    round: RoundContext  # with everything that was sent to the clients
+    sent: Broadcast  # by this term
     uploads: PyTree  # what this term collected, leading axis p
     counts: Bool[Array, " p"]  # who trained and was kept
     local: PyTree  # this term's local state, mean over the clients
@@ -234,17 +234,17 @@ def no_state(key: Key[Array, ""], params: PyTree, model_state: PyTree, everyone:
     return ()
 
 
-def everybody(sent: Sent, round: Round) -> Bool[Array, " p"]:
+def everybody(sent: Broadcast, round: RoundContext) -> Bool[Array, " p"]:
     """All clients of the cohort have something to train on."""
     return round.valid
 
 
-def never(sent: Sent, round: Round) -> Bool[Array, " p"]:
+def never(sent: Broadcast, round: RoundContext) -> Bool[Array, " p"]:
     """Nobody trains because of this term: it goes along with others."""
     return jnp.zeros_like(round.valid)
 
 
-def no_traffic(outcome: Outcome) -> Traffic:
+def no_traffic(outcome: RoundResult) -> Traffic:
     """The model goes both ways, and nothing else."""
     return Traffic(count(0), count(0))
 
@@ -254,11 +254,11 @@ class AtServer(NamedTuple):
 
     init: Callable[[Key[Array, ""], PyTree, PyTree, Client], PyTree] = no_state
     # ^ (key, network parameters, model state, everyone) -> state
-    prepare: Callable[[PyTree, Round], tuple[Sent, PyTree]] = lambda state, round: (Sent(), state)
+    prepare: Callable[[PyTree, RoundContext], tuple[Broadcast, PyTree]] = lambda state, round: (Broadcast(), state)
     # ^ (state, round) -> (sent, state)
-    takes_part: Callable[[Sent, Round], Array] = everybody
+    participates: Callable[[Broadcast, RoundContext], Array] = everybody
     # ^ (sent, round) -> bool [p]: who has something to train on; a client for whom no term says so takes no step
-    absorb: Callable[[PyTree, Outcome], PyTree] = lambda state, outcome: state  # (state, outcome) -> state
+    server_update: Callable[[PyTree, RoundResult], PyTree] = lambda state, outcome: state  # (state, outcome) -> state
 
 
 class AtClient(NamedTuple):
@@ -273,17 +273,17 @@ class AtClient(NamedTuple):
     revise: Callable[[PyTree, Snapshot, Client, Array], tuple[PyTree, Snapshot]] | None = None
     # ^ (local state, the term's parameter group and batch statistics after a step, client, number of the step) ->
     # (local state, what training goes on with); None: with these
-    collect: Callable[[Trained], PyTree] = lambda trained: ()  # -> upload
-    remember: Callable[[Trained], PyTree] | None = None  # -> what is kept from now on; None: it stays as it is
+    collect: Callable[[ClientResult], PyTree] = lambda trained: ()  # -> upload
+    remember: Callable[[ClientResult], PyTree] | None = None  # -> what is kept from now on; None: it stays as it is
 
 
 class ForLog(NamedTuple):
     """What a term says of a round; nothing of it reaches training."""
 
-    measure: Callable[[Trained], PyTree] = lambda trained: ()  # at a client -> for `diagnose` alone
-    diagnose: Callable[[Outcome, Array, PyTree], Metrics] = lambda outcome, truth, measured: {}
+    measure: Callable[[ClientResult], PyTree] = lambda trained: ()  # at a client -> for `diagnose` alone
+    diagnose: Callable[[RoundResult, Array, PyTree], Metrics] = lambda outcome, truth, measured: {}
     # ^ (outcome, true labels [p, n], measured with leading axis p) -> metrics
-    traffic: Callable[[Outcome], Traffic] = no_traffic
+    traffic: Callable[[RoundResult], Traffic] = no_traffic
 
 
 class Term(NamedTuple):
@@ -291,7 +291,7 @@ class Term(NamedTuple):
 
     Order within a round: `server.prepare` (across the cohort); per client `client.start`, then for every local step
     `loss`, `client.revise` and `client.after_step`, then `client.collect` and `client.remember`; at the end
-    `server.absorb` and, for the log only, `log.diagnose` and `log.traffic`.
+    `server.server_update` and, for the log only, `log.diagnose` and `log.traffic`.
     """
 
     name: str

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Int, Int32
 
 from fedjax_ssl.data import DealtInputs, of_this_device
-from fedjax_ssl.federated.client import Broadcast, ClientUpdate, train_client
+from fedjax_ssl.federated.client import ClientUpdate, Download, train_client
 from fedjax_ssl.federated.lanes import run_lanes
 from fedjax_ssl.federated.method import Client
 from fedjax_ssl.federated.reduction import REDUCTIONS, add_in_order, add_one, sum_over_devices
@@ -25,8 +25,8 @@ PLACEMENTS = ("auto", "vmap", "sequential", "chunked", "lanes")  # "auto": see `
 
 
 def train_cohort(
-    update_of: Callable[[Broadcast], ClientUpdate],
-    broadcast: Broadcast,
+    update_of: Callable[[Download], ClientUpdate],
+    broadcast: Download,
     clients: Client,
     valid: Bool[Array, " p"],
     placement: str = "sequential",
@@ -74,7 +74,7 @@ def train_cohort(
     slots = jnp.argsort(order)  # where each client went
     clients, valid = jax.tree.map(lambda x: x[order], (clients, valid))
 
-    def train_share(broadcast: Broadcast, clients: Client, valid: Array, slots: Array) -> tuple[PyTree, PyTree]:
+    def train_share(broadcast: Download, clients: Client, valid: Array, slots: Array) -> tuple[PyTree, PyTree]:
         if isinstance(broadcast.inputs, DealtInputs):
             broadcast = broadcast._replace(inputs=cast(Array, of_this_device(broadcast.inputs.own)))
         update = update_of(broadcast)
@@ -88,7 +88,7 @@ def train_cohort(
         summed, stacked = train_share(broadcast, mine, present, slots)
     else:
         share, everywhere = PartitionSpec(axes), PartitionSpec()
-        sent: Any = Broadcast._make([everywhere] * len(Broadcast._fields))
+        sent: Any = Download._make([everywhere] * len(Download._fields))
         if isinstance(broadcast.inputs, DealtInputs):
             sent = sent._replace(inputs=broadcast.inputs.specs())
         summed, stacked = jax.shard_map(

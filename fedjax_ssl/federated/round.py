@@ -12,20 +12,20 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from fedjax_ssl.data import FederatedData, LoadedInputs, NotLoaded, of_all_devices
 from fedjax_ssl.federated import kept as kept_table
 from fedjax_ssl.federated.apart import cut
-from fedjax_ssl.federated.client import Broadcast, LocalTraining, Task, client_update
+from fedjax_ssl.federated.client import Download, LocalTraining, Task, client_update
 from fedjax_ssl.federated.clients import all_clients, clients_of, part_of, server_as_client
 from fedjax_ssl.federated.cohort import Cohort, random_slots
 from fedjax_ssl.federated.exact_count import count
 from fedjax_ssl.federated.execution import Execution, place_clients
 from fedjax_ssl.federated.gradient_pass import Members, run_gradient_pass
 from fedjax_ssl.federated.method import (
+    Broadcast,
     Client,
-    Kept,
+    ClientState,
     Metrics,
     Now,
-    Outcome,
-    Round,
-    Sent,
+    RoundContext,
+    RoundResult,
     ServerState,
     ServerTraining,
     Stage,
@@ -92,10 +92,10 @@ def run_round(
         cohort = Cohort(*(table[state.round - drawn.first] for table in (drawn.ids, drawn.valid)))
     slots = _slots_of(key, cohort.ids, cohort.valid, data)
 
-    def context(state: ServerState) -> Round:
+    def context(state: ServerState) -> RoundContext:
         clients = clients_of(data, cohort.ids, cohort.valid, part)
         kept = kept_table.gather(state.clients, cohort.ids, slots if training.keep_by_slot else None)
-        return Round(
+        return RoundContext(
             key=key,
             run_key=run_key,
             number=state.round - start,
@@ -154,7 +154,7 @@ def _round_key(run_key: Key[Array, ""], number: Int[Array, ""]) -> Key[Array, ""
 def train_at_server(
     training: LocalTraining,
     server: ServerTraining,
-    context: Round,
+    context: RoundContext,
     state: ServerState,
     data: FederatedData,
     learning_rate: Float[Array, ""],
@@ -162,7 +162,7 @@ def train_at_server(
 ) -> tuple[ServerState, Metrics]:
     """The server as a federation of one client that is always there."""
     always = jnp.ones((1,), bool)
-    kept = Kept({}, state.server if server.keep_optimizer else {}, {}, ())
+    kept = ClientState({}, state.server if server.keep_optimizer else {}, {}, ())
     own = state._replace(optimizer=(), clients=kept, local_optimizer={})
     clients = server_as_client(data)._replace(kept=kept)
     here = context._replace(key=named_key(context.key, key_name), clients=clients, valid=always)
@@ -178,7 +178,7 @@ def _train_clients(
     setup: Setup,
     training: LocalTraining,
     stage: Stage,
-    context: Round,
+    context: RoundContext,
     state: ServerState,
     data: FederatedData,
     learning_rate: Float[Array, ""],
@@ -217,11 +217,11 @@ def _train(
     training: LocalTraining,
     works: list[_Work],
     replicas: ServerTraining | None,
-    context: Round,
+    context: RoundContext,
     state: ServerState,
     data: FederatedData,
     learning_rate: Float[Array, ""],
-    look: Callable[[Broadcast, Client, Bool[Array, " p"], ServerState], Metrics] | None = None,
+    look: Callable[[Download, Client, Bool[Array, " p"], ServerState], Metrics] | None = None,
 ) -> tuple[ServerState, Metrics, Metrics | None]:
     """Trains the context's clients and takes the federated optimizer's step; the round is not counted here.
 
@@ -240,7 +240,7 @@ def _train(
     """
     optimizer, states = training.federated_optimizer, dict(state.terms)
     terms = [term for work in works for term in work.task.terms]
-    sent: dict[str, Sent] = {}
+    sent: dict[str, Broadcast] = {}
     for term in terms:
         sent[term.name], states[term.name] = term.server.prepare(states[term.name], context)
     size, members = context.valid.shape[0], 0 if replicas is None else replicas.members
@@ -257,7 +257,7 @@ def _train(
         received=jax.tree.map(lambda x: x[:size], received),
     )
     context = context._replace(clients=clients)
-    broadcast = Broadcast(
+    broadcast = Download(
         key=context.key,
         now=Now(context.number, context.num_rounds, {name: message.shared for name, message in sent.items()}),
         learning_rate=learning_rate,
@@ -271,8 +271,10 @@ def _train(
     )
     results, active = [], clients
     for work in works:
-        takes_part = jnp.stack([term.server.takes_part(sent[term.name], context) for term in work.task.terms]).any(0)
-        active = without_examples(clients, takes_part & work.members)
+        participates = jnp.stack([term.server.participates(sent[term.name], context) for term in work.task.terms]).any(
+            0
+        )
+        active = without_examples(clients, participates & work.members)
         update_of = partial(client_update, training, work.task)
         results.append(_Results(*work.place(update_of, broadcast, active, context.valid)))
     together = _join(results, works, kept)
@@ -302,10 +304,12 @@ def _train(
         ),
         local_optimizer=_mean_optimizer(state.local_optimizer, summed["local_optimizer"]),
     )
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, RoundResult] = {}
     for work, result in zip(works, results, strict=True):
-        outcomes |= _outcomes(training, work, result, Outcome(context, Sent(), (), counts, (), state, after), sent)
-    absorbed = {term.name: term.server.absorb(states[term.name], outcomes[term.name]) for term in terms}
+        outcomes |= _outcomes(
+            training, work, result, RoundResult(context, Broadcast(), (), counts, (), state, after), sent
+        )
+    absorbed = {term.name: term.server.server_update(states[term.name], outcomes[term.name]) for term in terms}
     info = _work_done(summed) | {"clients": jnp.sum(context.valid, dtype=jnp.int32)}
     info |= _bytes_sent(works, outcomes, optimizer, before, 0 if optimizer.alone else flat_state.size)
     if training.average_optimizer:
@@ -328,8 +332,8 @@ def _slots_of(
 
 
 def _outcomes(
-    training: LocalTraining, work: _Work, result: _Results, seen: Outcome, sent: dict[str, Sent]
-) -> dict[str, Outcome]:
+    training: LocalTraining, work: _Work, result: _Results, seen: RoundResult, sent: dict[str, Broadcast]
+) -> dict[str, RoundResult]:
     """What the server sees for each term of one kind of clients; others of the cohort do not count."""
     state, context = seen.before, seen.round
     network, kept = training.combine(state.params), context.clients.kept
@@ -367,7 +371,7 @@ def _mean_optimizer(before: dict[str, PyTree], summed: dict[str, tuple[Array, Py
     }
 
 
-def _join(results: list[_Results], works: list[_Work], before: Kept) -> _Results:
+def _join(results: list[_Results], works: list[_Work], before: ClientState) -> _Results:
     """The results of all kinds of clients together; what a term sent or averaged stays with its kind's results."""
     if len(results) == 1:
         return results[0]
@@ -385,7 +389,7 @@ def _join(results: list[_Results], works: list[_Work], before: Kept) -> _Results
 def _train_replicas(
     training: LocalTraining,
     server: ServerTraining,
-    broadcast: Broadcast,
+    broadcast: Download,
     state: ServerState,
     data: FederatedData,
     received: PyTree,
@@ -394,7 +398,7 @@ def _train_replicas(
     replicas = jnp.arange(server.members, dtype=jnp.int32)
     one = server_as_client(data)
     clients = jax.tree.map(lambda x: jnp.repeat(x, server.members, axis=0), one)
-    kept = Kept({}, state.server if server.keep_optimizer else {}, {}, ())
+    kept = ClientState({}, state.server if server.keep_optimizer else {}, {}, ())
     own_kept = kept._replace(federated=_nothing_kept(server.members, state))
     clients = clients._replace(id=replicas, received=received, kept=own_kept)
     own = _at_server(training, server)
@@ -438,7 +442,7 @@ def _work_done(summed: dict[str, Any]) -> Metrics:
 
 def _bytes_sent(
     works: list[_Work],
-    outcomes: dict[str, Outcome],
+    outcomes: dict[str, RoundResult],
     optimizer: FederatedOptimizer,
     params: Grouped,
     state_size: int,

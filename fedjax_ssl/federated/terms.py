@@ -10,13 +10,13 @@ from jaxtyping import Array, Bool, Float, Int
 from fedjax_ssl.federated.forward import map_rows
 from fedjax_ssl.federated.method import (
     AtServer,
+    Broadcast,
     Client,
     ForLog,
     Metrics,
-    Outcome,
     PyTree,
-    Round,
-    Sent,
+    RoundContext,
+    RoundResult,
     Step,
     Term,
     Traffic,
@@ -60,8 +60,8 @@ def supervised_term(setup: Setup) -> Term:
 
 def pseudo_label_term(
     setup: Setup,
-    prepare: Callable[[PyTree, Round], tuple[PseudoLabels, PyTree]],
-    traffic: Callable[[Outcome], Traffic] = no_traffic,
+    prepare: Callable[[PyTree, RoundContext], tuple[PseudoLabels, PyTree]],
+    traffic: Callable[[RoundResult], Traffic] = no_traffic,
     init: Callable[..., PyTree] = no_state,
 ) -> Term:
     """Weighted cross-entropy on stream "mixed" against labels and pseudo-labels: 1/|B| sum_i w_i CE(f(x_i), y_i).
@@ -76,16 +76,16 @@ def pseudo_label_term(
     """
     view = augmented_view(setup, "mixed")
 
-    def send(state: PyTree, round: Round) -> tuple[Sent, PyTree]:
+    def send(state: PyTree, round: RoundContext) -> tuple[Broadcast, PyTree]:
         pseudo_labels, state = prepare(state, round)
-        return Sent(pseudo_labels), state
+        return Broadcast(pseudo_labels), state
 
     def loss(step: Step) -> Array:
         batch, targets = step.streams["mixed"], step.sent
         logits, labels = step.outputs[view.name].logits, targets.labels[batch.position]
         return batch_cross_entropy(logits, labels, batch.mask, targets.weights[batch.position])
 
-    def takes_part(sent: Sent, round: Round) -> Bool[Array, " p"]:
+    def participates(sent: Broadcast, round: RoundContext) -> Bool[Array, " p"]:
         # Who has labels takes part whatever came of them, so that a client whose values are NaN is counted as dropped.
         return jnp.any((sent.own.labels >= 0) | (round.clients.observed >= 0), axis=1)
 
@@ -93,7 +93,7 @@ def pseudo_label_term(
         "pseudo_labels",
         (view,),
         loss,
-        server=AtServer(init, send, takes_part),
+        server=AtServer(init, send, participates),
         log=ForLog(
             diagnose=lambda outcome, truth, _: diagnose_pseudo_labels(outcome.sent.own, truth, outcome.round.clients),
             traffic=traffic,
@@ -119,7 +119,7 @@ def diagnose_pseudo_labels(sent: PseudoLabels, truth: Int[Array, "p n"], clients
     }
 
 
-def network_pseudo_labels(setup: Setup, round: Round, clients: Client, key: Array | None = None) -> PseudoLabels:
+def network_pseudo_labels(setup: Setup, round: RoundContext, clients: Client, key: Array | None = None) -> PseudoLabels:
     """The global network's own predictions as pseudo-labels, weighted by 1 - entropy / log K (XCLP section 5.4).
 
     Args:
@@ -140,7 +140,7 @@ def network_pseudo_labels(setup: Setup, round: Round, clients: Client, key: Arra
     return PseudoLabels(labels, weights, weights)
 
 
-def network_features(setup: Setup, round: Round, key: Array | None = None) -> Float[Array, "p n d"]:
+def network_features(setup: Setup, round: RoundContext, key: Array | None = None) -> Float[Array, "p n d"]:
     """What the network's head sees for every example of the cohort, in evaluation mode.
 
     Args:
@@ -156,7 +156,7 @@ def examples_mask(clients: Client) -> Bool[Array, "p n"]:
     return jnp.arange(clients.rows.shape[1], dtype=jnp.int32) < clients.num_examples[:, None]
 
 
-def network_outputs(setup: Setup, round: Round, clients: Client, key: Array | None = None) -> Outputs:
+def network_outputs(setup: Setup, round: RoundContext, clients: Client, key: Array | None = None) -> Outputs:
     """The network's outputs for every example of the clients, [p, n, ...]; weakly augmented if a key is given."""
 
     def evaluate(inputs: Array, owner: Array, position: Array) -> Outputs:

@@ -34,7 +34,7 @@ from fedjax_ssl.federated import (
     Client,
     ClientKind,
     Method,
-    Round,
+    RoundContext,
     Setup,
     Snapshot,
     Stage,
@@ -44,7 +44,7 @@ from fedjax_ssl.federated import (
     federated_method,
     labelled_epochs,
 )
-from fedjax_ssl.federated.method import Metrics, Outcome, PyTree, ServerState, Trained
+from fedjax_ssl.federated.method import ClientResult, Metrics, PyTree, RoundResult, ServerState
 from fedjax_ssl.federated.sampler import batches_per_epoch
 from fedjax_ssl.federated.terms import examples_mask, supervised_term
 from fedjax_ssl.graph.weighting import class_counts
@@ -178,19 +178,19 @@ def choose_by_class(
 def _labelling_term(setup: Setup, settings: ThresholdSettings) -> Term:
     """Labels the examples of clients without labels; its state is what they kept of every class, b."""
 
-    def choose(kept: Float[Array, " K"], round: Round, probabilities: Float[Array, "p n K"]) -> Choice:
+    def choose(kept: Float[Array, " K"], round: RoundContext, probabilities: Float[Array, "p n K"]) -> Choice:
         thresholds = class_thresholds(_labelled_counts(setup, round) + kept, settings)
         labels, confident = choose_by_class(probabilities, thresholds, settings.tail_second)
         return Choice(labels, confident & (round.clients.num_labelled == 0)[:, None])
 
-    def kept_of(trained: Trained) -> Float[Array, " K"]:
+    def kept_of(trained: ClientResult) -> Float[Array, " K"]:
         sent = sent_to(trained.client)
         return class_counts(jnp.where(sent.confident, sent.labels, -1), setup.num_classes)
 
-    def absorb(kept: Float[Array, " K"], outcome: Outcome) -> Float[Array, " K"]:
+    def server_update(kept: Float[Array, " K"], outcome: RoundResult) -> Float[Array, " K"]:
         return jnp.sum(jnp.where(outcome.counts[:, None], outcome.uploads, 0.0), axis=0)
 
-    def traffic(outcome: Outcome) -> Traffic:
+    def traffic(outcome: RoundResult) -> Traffic:
         """Thresholds and a bit per class down, kept examples of every class up."""
         clients = jnp.sum(outcome.round.valid & (outcome.round.clients.num_labelled == 0), dtype=jnp.int32)
         numbers = BYTES_PER_NUMBER * setup.num_classes
@@ -198,13 +198,13 @@ def _labelling_term(setup: Setup, settings: ThresholdSettings) -> Term:
 
     term = confident_term(setup, choose)
     return term._replace(
-        server=term.server._replace(init=lambda *_: jnp.zeros(setup.num_classes), absorb=absorb),
+        server=term.server._replace(init=lambda *_: jnp.zeros(setup.num_classes), server_update=server_update),
         client=AtClient(collect=kept_of),
         log=term.log._replace(traffic=traffic),
     )
 
 
-def _labelled_counts(setup: Setup, round: Round) -> Float[Array, " K"]:
+def _labelled_counts(setup: Setup, round: RoundContext) -> Float[Array, " K"]:
     """Labelled examples of every class at all clients; those with a value that is not finite do not count."""
     everyone = round.everyone
     sound = jnp.all(jnp.isfinite(round.inputs), axis=tuple(range(1, round.inputs.ndim)))[everyone.rows]

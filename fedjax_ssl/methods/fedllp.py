@@ -88,8 +88,8 @@ def proportion_term(setup: Setup) -> Term:
         shares = weak.matrix[jnp.maximum(jnp.max(batch.weak), 0)]
         return proportion_loss(step.outputs[view.name].logits, shares, batch.mask)
 
-    takes_part = AtServer(takes_part=lambda sent, round: round.valid & (_count_members(round.clients) > 0))
-    return Term("proportions", (view,), loss, server=takes_part)
+    participates = AtServer(participates=lambda sent, round: round.valid & (_count_members(round.clients) > 0))
+    return Term("proportions", (view,), loss, server=participates)
 
 
 def set_per_step(local_epochs: int, set_size: int = 0) -> Sampler:

@@ -26,7 +26,18 @@ from jaxtyping import Array, Bool, Float
 from fedjax_ssl.checks import check_choices, check_weights, is_zero
 from fedjax_ssl.data import WeakLabels
 from fedjax_ssl.federated import BYTES_PER_NUMBER, Method, Setup, Stage, Term, count
-from fedjax_ssl.federated.method import AtServer, Client, Metrics, Outcome, PyTree, Round, Sent, Step, Traffic, never
+from fedjax_ssl.federated.method import (
+    AtServer,
+    Broadcast,
+    Client,
+    Metrics,
+    PyTree,
+    RoundContext,
+    RoundResult,
+    Step,
+    Traffic,
+    never,
+)
 from fedjax_ssl.federated.terms import augmented_view, examples_mask
 from fedjax_ssl.methods.parts.alternating_training import alternating
 from fedjax_ssl.methods.parts.channel_terms import channel_losses, channel_of, learns
@@ -120,7 +131,7 @@ def fedmt(
         estimate = partial(estimated, fallback=fallback, smoothing=smoothing, pooled=estimate_scope == "pooled")
         labels = confident_term(setup, above(threshold, strict), estimate, diagnose=_diagnose)
         if everybody:
-            labels = labels._replace(server=labels.server._replace(takes_part=_confident_or_labelled))
+            labels = labels._replace(server=labels.server._replace(participates=_confident_or_labelled))
         if estimate_scope == "pooled":
             labels = labels._replace(log=labels.log._replace(traffic=_counts_traffic))
         stream, known, remainder = "known" if from_all else "fix", correspondence == "known", fallback == "zero"
@@ -157,7 +168,7 @@ def projection_term(setup: Setup, weight: float | Array, stream: str, known: boo
         size = jnp.maximum(jnp.sum(told, dtype=losses.dtype), 1.0)
         return jnp.sum(jnp.where(told, losses, jnp.zeros_like(losses))) / size
 
-    return Term("projection", (view,), loss, weight, server=AtServer(takes_part=never))
+    return Term("projection", (view,), loss, weight, server=AtServer(participates=never))
 
 
 def _channel(client: Client, weak: WeakLabels, known: bool, remainder: bool) -> Channel:
@@ -171,7 +182,7 @@ def _channel(client: Client, weak: WeakLabels, known: bool, remainder: bool) -> 
 
 
 def estimated(
-    round: Round,
+    round: RoundContext,
     probabilities: Float[Array, "p n K"],
     confident: Bool[Array, "p n"],
     *,
@@ -216,12 +227,12 @@ def estimated(
     return Estimate(columns / jnp.where(totals > 0, totals, 1.0), counts.sum(axis=1))
 
 
-def _confident_or_labelled(sent: Sent, round: Round) -> Bool[Array, " p"]:
+def _confident_or_labelled(sent: Broadcast, round: RoundContext) -> Bool[Array, " p"]:
     labelled = learns(round.clients) & (round.clients.num_known > 0)
     return has_confident(sent, round) | (round.valid & labelled)
 
 
-def _counts_traffic(outcome: Outcome) -> Traffic:
+def _counts_traffic(outcome: RoundResult) -> Traffic:
     """Counts go up, the estimate comes down."""
     weak = outcome.round.clients.weak
     numbers = 0 if weak is None else weak.matrix[0].size
@@ -229,7 +240,7 @@ def _counts_traffic(outcome: Outcome) -> Traffic:
     return Traffic(both_ways, both_ways)
 
 
-def _diagnose(outcome: Outcome) -> Metrics:
+def _diagnose(outcome: RoundResult) -> Metrics:
     """How far the estimates are from the truth, over the cohort's clients with coarse labels; NaN where there is none.
 
     "correspondence_error" is the largest difference of an entry, of clients whose correspondence is known;

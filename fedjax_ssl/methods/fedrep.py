@@ -39,7 +39,7 @@ from fedjax_ssl.federated import (
     federated_method,
     in_turn,
 )
-from fedjax_ssl.federated.method import Outcome, Params, PyTree, Sampler, ServerState
+from fedjax_ssl.federated.method import Params, PyTree, RoundResult, Sampler, ServerState
 from fedjax_ssl.federated.packing import packing
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.methods.parts.second_head import (
@@ -169,7 +169,7 @@ def _class_epochs(batch_size: int, head_epochs: int, body_epochs: int, most: int
     return in_turn(of(HEAD, head_epochs), of(BODY, body_epochs))
 
 
-def _without_server_head(sent: tuple[str, ...], outcome: Outcome) -> Traffic:
+def _without_server_head(sent: tuple[str, ...], outcome: RoundResult) -> Traffic:
     """The server's head never leaves it: what goes both ways is the body, and the clients' head if it is shared."""
     before = outcome.before
     numbers = count_parameters([before.params[group] for group in sent]) + count_parameters(before.model_state)

@@ -38,7 +38,7 @@ from fedjax_ssl.federated import (
     GradientPass,
     Method,
     Now,
-    Outcome,
+    RoundResult,
     Sampler,
     Schedule,
     ServerTraining,
@@ -200,9 +200,9 @@ def unlabelled_term(setup: Setup, user_loss: str, consistency: str, threshold: f
         return fixmatch_loss(quiet.logits, logits, step.streams["unlabelled"].mask, threshold)
 
     views, loss = ((weak,), self_training) if user_loss == "self_training" else ((weak, strong), crl)
-    takes_part = AtServer(takes_part=lambda sent, round: round.valid & (round.clients.num_examples > 0))
+    participates = AtServer(participates=lambda sent, round: round.valid & (round.clients.num_examples > 0))
     log = ForLog(diagnose=partial(_diagnose, setup, threshold))
-    return Term("unlabelled", views, loss, server=takes_part, log=log)
+    return Term("unlabelled", views, loss, server=participates, log=log)
 
 
 def consistency_loss(
@@ -287,7 +287,7 @@ def _streams_of(setup: Setup, steps: Steps, streams: tuple[str, ...], max_labell
 
 
 def _diagnose(
-    setup: Setup, threshold: float | Array, outcome: Outcome, truth: Int[Array, "p n"], measured: PyTree
+    setup: Setup, threshold: float | Array, outcome: RoundResult, truth: Int[Array, "p n"], measured: PyTree
 ) -> Metrics:
     """Pseudo-labels of a batch of every user's unlabelled examples, by the global model at the start of the round."""
     round, clients = outcome.round, outcome.round.clients

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from fedjax_ssl.federated import Client, Method, Round, Setup
+from fedjax_ssl.federated import Client, Method, RoundContext, Setup
 from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import PseudoLabels, network_pseudo_labels, pseudo_label_term
 from fedjax_ssl.methods.parts.two_stages import after_labelled_stage, mixed_stage
@@ -35,7 +35,7 @@ def fedsem(setup: Setup, *, warmup_rounds: int = 0) -> Method:
         nothing = jnp.zeros(everyone.rows.shape, jnp.result_type(float))
         return PseudoLabels(jnp.full(everyone.rows.shape, -1, jnp.int32), nothing, nothing)
 
-    def prepare(state: PseudoLabels, round: Round) -> tuple[PseudoLabels, PseudoLabels]:
+    def prepare(state: PseudoLabels, round: RoundContext) -> tuple[PseudoLabels, PseudoLabels]:
         state = jax.lax.cond(
             round.number == 0,
             lambda: network_pseudo_labels(setup, round, round.everyone),

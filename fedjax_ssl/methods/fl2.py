@@ -36,7 +36,7 @@ from fedjax_ssl.federated import (
     Client,
     Method,
     Perturbation,
-    Round,
+    RoundContext,
     Setup,
     Stage,
     Step,
@@ -45,7 +45,7 @@ from fedjax_ssl.federated import (
     count,
     never,
 )
-from fedjax_ssl.federated.method import Outcome, PyTree
+from fedjax_ssl.federated.method import PyTree, RoundResult
 from fedjax_ssl.federated.terms import examples_mask
 from fedjax_ssl.methods.parts.alternating_training import alternating
 from fedjax_ssl.methods.parts.confident_pseudo_labels import (
@@ -161,7 +161,7 @@ def client_thresholds(
     return tau, tau[:, None] * (shares / jnp.where(most > 0, most, 1.0))
 
 
-def at_own_thresholds(state: PyTree, round: Round, probabilities: Float[Array, "p n K"]) -> Choice:
+def at_own_thresholds(state: PyTree, round: RoundContext, probabilities: Float[Array, "p n K"]) -> Choice:
     """The set A of every client; all of its examples where one is not finite, so that the client is dropped."""
     _, thresholds = client_thresholds(probabilities, examples_mask(round.clients))
     labels = jnp.argmax(probabilities, axis=2).astype(jnp.int32)
@@ -169,7 +169,9 @@ def at_own_thresholds(state: PyTree, round: Round, probabilities: Float[Array, "
     return Choice(labels, ~unsure)
 
 
-def certainty(round: Round, probabilities: Float[Array, "p n K"], confident: Bool[Array, "p n"]) -> Float[Array, " p"]:
+def certainty(
+    round: RoundContext, probabilities: Float[Array, "p n K"], confident: Bool[Array, "p n"]
+) -> Float[Array, " p"]:
     """tau_k, which a client uploads."""
     return client_thresholds(probabilities, examples_mask(round.clients))[0]
 
@@ -204,8 +206,8 @@ def _consistency_term(learned: Term, threshold: float | Array, weight: float | A
         before, after = step.unperturbed[view.name].logits, step.outputs[view.name].logits
         return divergence_from(before, after, _sure_rows(step, threshold), step.streams["fix"].mask)
 
-    return Term("consistency", (view,), loss, weight, perturbed=True, server=AtServer(takes_part=never))
+    return Term("consistency", (view,), loss, weight, perturbed=True, server=AtServer(participates=never))
 
 
-def _one_number_up(outcome: Outcome) -> Traffic:
+def _one_number_up(outcome: RoundResult) -> Traffic:
     return Traffic(count(0), count(jnp.sum(outcome.round.valid, dtype=jnp.int32), BYTES_PER_NUMBER))

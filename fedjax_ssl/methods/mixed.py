@@ -24,7 +24,18 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl.checks import check_weights, check_whole_numbers, is_zero
 from fedjax_ssl.federated import BYTES_PER_NUMBER, Method, Setup, Stage, Term, count, federated_method, mixed_epochs
-from fedjax_ssl.federated.method import AtServer, Client, ForLog, Outcome, PyTree, Round, Sent, Step, Traffic, never
+from fedjax_ssl.federated.method import (
+    AtServer,
+    Broadcast,
+    Client,
+    ForLog,
+    PyTree,
+    RoundContext,
+    RoundResult,
+    Step,
+    Traffic,
+    never,
+)
 from fedjax_ssl.federated.terms import (
     PseudoLabels,
     augmented_view,
@@ -142,7 +153,7 @@ def propagated_term(
         anchor_confidence: see `mixed`.
     """
 
-    def prepare(state: PyTree, round: Round) -> tuple[PseudoLabels, PyTree]:
+    def prepare(state: PyTree, round: RoundContext) -> tuple[PseudoLabels, PyTree]:
         outputs = network_outputs(setup, round, round.clients)
         features = outputs.features if graph_features == "network" else cohort_features(setup, round, "inputs", False)
         own, likelihood = round.clients.observed, observation_likelihood(round.clients, setup.num_classes)
@@ -191,14 +202,14 @@ def prototype_term(setup: Setup, temperature: float | Array) -> Term:
     """
     view = augmented_view(setup, "mixed")
 
-    def prepare(state: PyTree, round: Round) -> tuple[Sent, PyTree]:
+    def prepare(state: PyTree, round: RoundContext) -> tuple[Broadcast, PyTree]:
         features = network_features(setup, round)
         finite = jnp.all(jnp.isfinite(features), axis=2)  # one client's NaN would be in every prototype
         labels = jnp.where(examples_mask(round.clients) & finite, round.clients.observed, -1)
         centers, present = class_prototypes(
             features.reshape(-1, features.shape[-1]), labels.reshape(-1), setup.num_classes
         )
-        return Sent(shared=Prototypes(centers, present)), state
+        return Broadcast(shared=Prototypes(centers, present)), state
 
     def loss(step: Step) -> Array:
         batch, prototypes = step.streams["mixed"], step.shared
@@ -211,13 +222,13 @@ def prototype_term(setup: Setup, temperature: float | Array) -> Term:
         size = jnp.maximum(jnp.sum(batch.mask, dtype=losses.dtype), 1.0)
         return jnp.sum(jnp.where(counted, losses, jnp.zeros_like(losses))) / size
 
-    def traffic(outcome: Outcome) -> Traffic:
+    def traffic(outcome: RoundResult) -> Traffic:
         width = outcome.sent.shared.centers.shape[-1]
         both_ways = count(jnp.sum(outcome.round.valid), BYTES_PER_NUMBER * setup.num_classes * (width + 1))
         return Traffic(both_ways, both_ways)
 
     return Term(
-        "prototypes", (view,), loss, server=AtServer(prepare=prepare, takes_part=never), log=ForLog(traffic=traffic)
+        "prototypes", (view,), loss, server=AtServer(prepare=prepare, participates=never), log=ForLog(traffic=traffic)
     )
 
 

@@ -4,7 +4,7 @@ References:
     Baseline of Scott et al., TMLR 2023, arXiv 2210.06434, after Lee, Pseudo-label, ICML workshop 2013.
 """
 
-from fedjax_ssl.federated import Method, Round, Setup
+from fedjax_ssl.federated import Method, RoundContext, Setup
 from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import PseudoLabels, network_pseudo_labels, pseudo_label_term
 from fedjax_ssl.keys import named_key
@@ -20,7 +20,7 @@ def network_pseudo_label(setup: Setup, *, warmup_rounds: int = 0, augment_predic
         augment_predictions: predict on weakly augmented examples, as the authors' code does.
     """
 
-    def prepare(state: PyTree, round: Round) -> tuple[PseudoLabels, PyTree]:
+    def prepare(state: PyTree, round: RoundContext) -> tuple[PseudoLabels, PyTree]:
         key = named_key(round.key, "predictions") if augment_predictions else None
         return network_pseudo_labels(setup, round, round.clients, key), state
 

@@ -7,7 +7,7 @@ References:
 import jax
 from jaxtyping import Array
 
-from fedjax_ssl.federated import Method, Round, Setup
+from fedjax_ssl.federated import Method, RoundContext, Setup
 from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import PseudoLabels, examples_mask, pseudo_label_term
 from fedjax_ssl.graph import PropagationSettings, label_propagation
@@ -55,7 +55,7 @@ def per_client_lp(
     check_graph_settings(graph_features, class_weighting)
     settings = PropagationSettings(num_bits, num_neighbors, alpha, similarity_power, label_norm, confidence_scale)
 
-    def prepare(state: PyTree, round: Round) -> tuple[PseudoLabels, PyTree]:
+    def prepare(state: PyTree, round: RoundContext) -> tuple[PseudoLabels, PyTree]:
         features = cohort_features(setup, round, graph_features, graph_augment)
         real = examples_mask(round.clients)
 

@@ -14,11 +14,33 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from fedjax_ssl.checks import check_choices, check_numbers, check_weights, check_whole_numbers, is_zero
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated import BYTES_PER_NUMBER, Client, Method, Round, Sampler, ServerState, Setup, Stage, Step, Term
+from fedjax_ssl.federated import (
+    BYTES_PER_NUMBER,
+    Client,
+    Method,
+    RoundContext,
+    Sampler,
+    ServerState,
+    Setup,
+    Stage,
+    Step,
+    Term,
+)
 from fedjax_ssl.federated.engine import federated_method
 from fedjax_ssl.federated.episodes import QUERY, SUPPORT, UNLABELLED, check_episodes, episodes, support_and_query
 from fedjax_ssl.federated.exact_count import count
-from fedjax_ssl.federated.method import AtClient, AtServer, ForLog, Metrics, Now, Outcome, Sent, Traffic, Trained, View
+from fedjax_ssl.federated.method import (
+    AtClient,
+    AtServer,
+    Broadcast,
+    ClientResult,
+    ForLog,
+    Metrics,
+    Now,
+    RoundResult,
+    Traffic,
+    View,
+)
 from fedjax_ssl.federated.setup import WEIGHTINGS
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.graph.weighting import class_counts
@@ -193,13 +215,13 @@ def _term(setup: Setup, settings: EpisodeSettings) -> Term:
     streams = (SUPPORT, QUERY, UNLABELLED) if settings.pseudo_labelled else (SUPPORT, QUERY)
     views = {stream: augmented_view(setup, stream) for stream in streams}
 
-    def takes_part(sent: Sent, round: Round) -> Bool[Array, " p"]:
+    def participates(sent: Broadcast, round: RoundContext) -> Bool[Array, " p"]:
         clients, helpers = round.clients, sent.shared
         labelled = clients.num_labelled > 0
         towards_helpers = helpers.active & (clients.num_examples > clients.num_labelled)
         return labelled | towards_helpers if settings.global_source else labelled
 
-    server = AtServer(prepare=partial(_prepare, setup, settings), takes_part=takes_part)
+    server = AtServer(prepare=partial(_prepare, setup, settings), participates=participates)
     client = AtClient()
     log = ForLog(
         measure=partial(_rows_used, setup, settings),
@@ -207,7 +229,7 @@ def _term(setup: Setup, settings: EpisodeSettings) -> Term:
         traffic=partial(_traffic, setup, settings),
     )
     if settings.proto_refresh == "end":
-        server = server._replace(absorb=_store)
+        server = server._replace(server_update=_store)
         client = client._replace(collect=partial(_prototypes_after, setup, settings))
     return Term(
         TERM, tuple(views.values()), partial(_loss, setup, settings, views), server=server, client=client, log=log
@@ -257,13 +279,13 @@ def _share(
     return PrototypeSets(centers, _shared_classes(setup, settings, client))
 
 
-def _prototypes_after(setup: Setup, settings: EpisodeSettings, trained: Trained) -> PrototypeSets:
+def _prototypes_after(setup: Setup, settings: EpisodeSettings, trained: ClientResult) -> PrototypeSets:
     """At the end of local training, for the next round."""
     network = trained.params, trained.model_state
     return _share(setup, settings, *network, trained.client, trained.inputs, trained.key)
 
 
-def _prototypes_before(setup: Setup, settings: EpisodeSettings, round: Round) -> PrototypeSets:
+def _prototypes_before(setup: Setup, settings: EpisodeSettings, round: RoundContext) -> PrototypeSets:
     """At the beginning, with the model just received, for the same round; leading axis p."""
     begin = named_key(round.key, "begin")
     keys = jax.vmap(lambda client: jax.random.fold_in(begin, client))(round.clients.id)
@@ -274,7 +296,7 @@ def _prototypes_before(setup: Setup, settings: EpisodeSettings, round: Round) ->
     return jax.vmap(share)(round.clients, keys)
 
 
-def _prepare(setup: Setup, settings: EpisodeSettings, state: State, round: Round) -> tuple[Sent, State]:
+def _prepare(setup: Setup, settings: EpisodeSettings, state: State, round: RoundContext) -> tuple[Broadcast, State]:
     """Chooses the helpers whose prototypes everybody receives."""
     bank = state.bank
     if settings.proto_refresh == "begin":
@@ -286,7 +308,7 @@ def _prepare(setup: Setup, settings: EpisodeSettings, state: State, round: Round
         helpers = jax.tree.map(lambda new, old: jnp.where(due, new, old), helpers, state.helpers)
     active = jnp.any(helpers.present) & (round.number > settings.unlabel_round) & settings.pseudo_labelled
     needed = helpers.present if settings.global_source else helpers.present & active
-    return Sent(shared=Helpers(PrototypeSets(helpers.centers, needed), active)), State(bank, helpers)
+    return Broadcast(shared=Helpers(PrototypeSets(helpers.centers, needed), active)), State(bank, helpers)
 
 
 def _loss(setup: Setup, settings: EpisodeSettings, views: dict[str, View], step: Step) -> Float[Array, ""]:
@@ -317,11 +339,11 @@ def _loss(setup: Setup, settings: EpisodeSettings, views: dict[str, View], step:
     return total
 
 
-def _store(state: State, outcome: Outcome) -> State:
+def _store(state: State, outcome: RoundResult) -> State:
     return state._replace(bank=push(state.bank, outcome.uploads, outcome.round.clients.id, outcome.counts))
 
 
-def _rows_used(setup: Setup, settings: EpisodeSettings, trained: Trained) -> tuple[Int[Array, ""], Int[Array, ""]]:
+def _rows_used(setup: Setup, settings: EpisodeSettings, trained: ClientResult) -> tuple[Int[Array, ""], Int[Array, ""]]:
     """Examples that a client went through: (forward and backward, forward only, for the prototypes it shares)."""
     client, steps = trained.client, trained.num_steps
     counts = class_counts(client.observed, setup.num_classes).astype(jnp.int32)
@@ -335,7 +357,7 @@ def _rows_used(setup: Setup, settings: EpisodeSettings, trained: Trained) -> tup
 
 
 def _diagnose(
-    setup: Setup, settings: EpisodeSettings, outcome: Outcome, truth: Int[Array, "p n"], measured: PyTree
+    setup: Setup, settings: EpisodeSettings, outcome: RoundResult, truth: Int[Array, "p n"], measured: PyTree
 ) -> Metrics:
     """What the round cost and, of `num_unlabelled` unlabelled examples of every client, how good pseudo-labels are."""
     width = outcome.sent.shared.sets.centers.shape[-1]
@@ -350,7 +372,7 @@ def _diagnose(
     return metrics | diagnose_helpers(setup, settings.num_unlabelled, settings.scoring, outcome, truth)
 
 
-def _traffic(setup: Setup, settings: EpisodeSettings, outcome: Outcome) -> Traffic:
+def _traffic(setup: Setup, settings: EpisodeSettings, outcome: RoundResult) -> Traffic:
     """Helpers' prototypes to every client, every client's own back."""
     round, sets = outcome.round, outcome.sent.shared.sets
     down = jnp.sum(sets.present) * jnp.sum(round.valid)

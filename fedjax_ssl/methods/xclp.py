@@ -23,7 +23,7 @@ from functools import partial
 from jaxtyping import Array
 
 from fedjax_ssl.checks import check_choices
-from fedjax_ssl.federated import Method, Outcome, Round, Setup, Traffic
+from fedjax_ssl.federated import Method, RoundContext, RoundResult, Setup, Traffic
 from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import PseudoLabels, examples_mask, pseudo_label_term
 from fedjax_ssl.graph import PropagationSettings
@@ -84,14 +84,14 @@ def xclp(
     exchange = None if chosen is None else chosen.exchange
     settings = PropagationSettings(num_bits, num_neighbors, alpha, similarity_power, label_norm, confidence_scale)
 
-    def prepare(state: PyTree, round: Round) -> tuple[PseudoLabels, PyTree]:
+    def prepare(state: PyTree, round: RoundContext) -> tuple[PseudoLabels, PyTree]:
         features = cohort_features(setup, round, graph_features, graph_augment)
         result = propagate_over_cohort(
             setup, round, features, round.clients.observed, settings, fixed_projections, exchange
         )
         return to_pseudo_labels(result, examples_mask(round.clients), setup.num_classes, class_weighting), state
 
-    traffic: Callable[[Outcome], Traffic] = partial(graph_traffic, setup, num_bits)
+    traffic: Callable[[RoundResult], Traffic] = partial(graph_traffic, setup, num_bits)
     if chosen is not None and chosen.level != "ideal":
         traffic = protocol_traffic(chosen)
     term = pseudo_label_term(setup, prepare, traffic)

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from fedjax_ssl import methods
-from fedjax_ssl.federated import AtClient, AtServer, ClientKind, Sent, Stage, Term, View, federated_method
+from fedjax_ssl.federated import AtClient, AtServer, Broadcast, ClientKind, Stage, Term, View, federated_method
 from fedjax_ssl.federated.terms import supervised_term
 from fedjax_ssl.methods.parts.two_stages import labelled_stage
 from fedjax_ssl.models import Model
@@ -216,7 +216,7 @@ def messages_term() -> Term:
     """Sends every client its own id and gets back ids, sizes and the mean input; keeps a table of all of them."""
 
     def prepare(state, round):
-        return Sent(own={"id": round.clients.id}, shared={"of": round.number}), state
+        return Broadcast(own={"id": round.clients.id}, shared={"of": round.number}), state
 
     def loss(step):
         wrong = (step.sent["id"] != step.client.id) | (step.shared["of"] != step.now.number)
@@ -228,7 +228,7 @@ def messages_term() -> Term:
         rows = trained.inputs[trained.client.rows]
         return {"id": trained.client.id, "mean": jnp.mean(rows, axis=0, where=real[:, None])}
 
-    def absorb(state, outcome):
+    def server_update(state, outcome):
         means = jnp.where(outcome.round.valid[:, None], outcome.uploads["mean"], -1.0)
         return {"mean": state["mean"].at[outcome.uploads["id"]].set(means), "steps": outcome.local}
 
@@ -242,7 +242,7 @@ def messages_term() -> Term:
                 "steps": jnp.zeros(()),
             },
             prepare=prepare,
-            absorb=absorb,
+            server_update=server_update,
         ),
         client=AtClient(start=lambda state, params, model_state, kept: jnp.zeros(()), collect=collect),
     )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import federated, methods
-from fedjax_ssl.federated import AtServer, Sent, Stage, Term, View, federated_method
+from fedjax_ssl.federated import AtServer, Broadcast, Stage, Term, View, federated_method
 from fedjax_ssl.federated.terms import supervised_term
 from fedjax_ssl.models import Model, Outputs
 from tests import toy
@@ -64,6 +64,6 @@ def test_what_needs_a_server_is_refused() -> None:
     setup = toy.setup(data, federated_optimizer=federated.local())
     with pytest.raises(ValueError, match=r"config.federated.name='local' has no server, but this method trains at"):
         methods.build("semifl", setup, threshold=0.5)
-    asks = supervised_term(setup)._replace(server=AtServer(prepare=lambda state, round: (Sent(), state)))
+    asks = supervised_term(setup)._replace(server=AtServer(prepare=lambda state, round: (Broadcast(), state)))
     with pytest.raises(ValueError, match="this method's 'supervised' needs one"):
         federated_method(setup, (Stage((asks,), toy.in_order("labelled", 4, 1)),))

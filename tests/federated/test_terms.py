@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.federated import Client, Round
+from fedjax_ssl.federated import Client, RoundContext
 from fedjax_ssl.federated.terms import (
     PseudoLabels,
     diagnose_pseudo_labels,
@@ -13,7 +13,7 @@ from fedjax_ssl.federated.terms import (
 from tests import toy
 
 
-def a_round(data, ids: list[int], key: jax.Array | None = None) -> Round:
+def a_round(data, ids: list[int], key: jax.Array | None = None) -> RoundContext:
     """A round in which these clients take part."""
     model = toy.linear_model()
     params, state = model.init(jax.random.key(0))
@@ -22,7 +22,7 @@ def a_round(data, ids: list[int], key: jax.Array | None = None) -> Round:
     real = jnp.arange(index.shape[1], dtype=jnp.int32) < data.num_examples[rows][:, None]
     observed = jnp.where(real, data.observed[index], -1)
     clients = Client(rows, index, observed, data.num_labelled[rows], data.num_examples[rows], {}, ())
-    return Round(
+    return RoundContext(
         key=jax.random.key(0) if key is None else key,
         run_key=jax.random.key(0),
         number=jnp.zeros((), jnp.int32),
@@ -41,7 +41,7 @@ def setup(data, **changes):
     return toy.setup(data, model=toy.linear_model(), evaluation_batch_size=7, **changes)
 
 
-def features(run, round: Round, key: jax.Array | None = None) -> np.ndarray:
+def features(run, round: RoundContext, key: jax.Array | None = None) -> np.ndarray:
     """`network_features` in one program."""
     return np.asarray(
         jax.jit(lambda round, key: network_features(run, round, *(() if key is None else (key,))))(round, key)

@@ -17,6 +17,7 @@ from fedjax_ssl import federated
 from fedjax_ssl.federated import (
     AtClient,
     AtServer,
+    Broadcast,
     ClientKind,
     FederatedOptimizer,
     ForLog,
@@ -26,7 +27,6 @@ from fedjax_ssl.federated import (
     Report,
     Sampler,
     Schedule,
-    Sent,
     ServerTraining,
     Stage,
     Term,
@@ -139,7 +139,8 @@ def test_terms_remember_what_a_client_had_and_dropped_clients_forget_nothing() -
         (looking(),),
         lambda step: jnp.sum(step.inputs["all"]) * 0.0 + 0.0 * step.params["w"],
         server=AtServer(
-            init=lambda *_: jnp.zeros(6), absorb=lambda state, outcome: outcome.round.clients.kept.terms["counting"]
+            init=lambda *_: jnp.zeros(6),
+            server_update=lambda state, outcome: outcome.round.clients.kept.terms["counting"],
         ),
         client=AtClient(
             keep=lambda params, model_state, client: jnp.zeros(()),
@@ -473,7 +474,8 @@ def test_two_kinds_of_clients_have_their_own_terms_steps_and_rates(float64) -> N
     )
     sparse = ForLog(traffic=lambda outcome: Traffic(federated.count(0), federated.count(1), model_up=False))
     mean = AtServer(
-        init=lambda *_: jnp.zeros(2), absorb=lambda _, seen: jnp.stack([seen.local, jnp.sum(seen.counts).astype(float)])
+        init=lambda *_: jnp.zeros(2),
+        server_update=lambda _, seen: jnp.stack([seen.local, jnp.sum(seen.counts).astype(float)]),
     )
     ones = AtClient(start=lambda *_: jnp.ones(()), remember=lambda trained: jnp.ones(()), keep=lambda *_: jnp.zeros(()))
     kind = kind._replace(
@@ -521,7 +523,7 @@ def test_an_epoch_goes_over_what_a_round_chose() -> None:
 
     def prepare(state, round):
         chosen = jnp.arange(round.clients.rows.shape[1]) % 2 == 0
-        return Sent(own=jnp.broadcast_to(chosen, round.clients.rows.shape)), state
+        return Broadcast(own=jnp.broadcast_to(chosen, round.clients.rows.shape)), state
 
     def schedule(key, client, now):
         place = jnp.arange(client.rows.shape[0], dtype=jnp.int32)

@@ -10,7 +10,7 @@ import pytest
 
 from fedjax_ssl import federated, methods, models
 from fedjax_ssl.data import FederatedData, WeakLabels
-from fedjax_ssl.federated import Client, Round, Snapshot, Step, Stream
+from fedjax_ssl.federated import Client, RoundContext, Snapshot, Step, Stream
 from fedjax_ssl.federated.terms import supervised_term
 from fedjax_ssl.methods.fedmt import Estimate, projection_term
 from fedjax_ssl.methods.fedmt import estimated as eager_estimated
@@ -60,12 +60,14 @@ def weak_labels(labels, num_observations, matrix, from_sets=False, share=None) -
     )
 
 
-def cohort(weak: WeakLabels, sizes) -> Round:
+def cohort(weak: WeakLabels, sizes) -> RoundContext:
     """A round of clients that have weak labels for all of their examples."""
     sizes = jnp.asarray(sizes, jnp.int32)
     index = jnp.broadcast_to(jnp.arange(weak.labels.shape[1], dtype=jnp.int32), weak.labels.shape)
     clients = Client(jnp.arange(sizes.size), index, jnp.full_like(index, -1), 0 * sizes, sizes, {}, (), None, weak)
-    return Round(key(), key(), jnp.zeros((), int), None, clients, sizes > 0, clients, {}, {}, {}, jnp.zeros((1, 1)))
+    return RoundContext(
+        key(), key(), jnp.zeros((), int), None, clients, sizes > 0, clients, {}, {}, {}, jnp.zeros((1, 1))
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 from fedjax_ssl import federated, methods, models
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated import Client, Round, ServerState
+from fedjax_ssl.federated import Client, RoundContext, ServerState
 from fedjax_ssl.federated.optimizers import Local
 from fedjax_ssl.methods.fl2 import at_own_thresholds, by_uncertainty, client_thresholds
 from fedjax_ssl.methods.parts.confident_pseudo_labels import CONFIDENT, Choice
@@ -33,8 +33,8 @@ def chosen(probabilities: jax.Array, sizes: jax.Array) -> Choice:
     """What clients of these sizes train on."""
     nothing = jnp.zeros(probabilities.shape[:2], jnp.int32)
     clients = Client(sizes, nothing, nothing - 1, sizes * 0, sizes, {}, ())
-    round_fields = dict.fromkeys(Round._fields) | {"clients": clients}
-    return at_own_thresholds((), Round(**round_fields), probabilities)
+    round_fields = dict.fromkeys(RoundContext._fields) | {"clients": clients}
+    return at_own_thresholds((), RoundContext(**round_fields), probabilities)
 
 
 def test_thresholds_of_a_client(float64) -> None:

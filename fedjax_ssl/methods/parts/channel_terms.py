@@ -93,8 +93,8 @@ def channel_term(
         size = jnp.maximum(jnp.sum(batch.mask, dtype=losses.dtype), 1.0)
         return jnp.sum(jnp.where(batch.mask, losses, jnp.zeros_like(losses))) / size
 
-    takes_part = AtServer(takes_part=lambda sent, round: round.valid & learns(round.clients))
-    return Term("channel", (seen,), loss, server=takes_part)
+    participates = AtServer(participates=lambda sent, round: round.valid & learns(round.clients))
+    return Term("channel", (seen,), loss, server=participates)
 
 
 def learns(clients: Client) -> Bool[Array, " p"]:
@@ -127,7 +127,7 @@ def with_l1(terms: tuple[Term, ...], weight: float | Array) -> tuple[Term, ...]:
     check_weights(l1=weight)
     if is_zero(weight):
         return terms
-    return (*terms, Term("l1", (), lambda step: l1_norm(step.params), weight, server=AtServer(takes_part=never)))
+    return (*terms, Term("l1", (), lambda step: l1_norm(step.params), weight, server=AtServer(participates=never)))
 
 
 def known_stage(setup: Setup, terms: tuple[Term, ...], l1: float | Array = 0.0, drop_last: bool = False) -> Stage:

@@ -16,9 +16,20 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.checks import check_numbers, check_weights, is_zero
-from fedjax_ssl.federated import Client, Round, Sampler, Schedule, Setup, Step, Term
+from fedjax_ssl.federated import Client, RoundContext, Sampler, Schedule, Setup, Step, Term
 from fedjax_ssl.federated.forward import labelling_key
-from fedjax_ssl.federated.method import AtServer, ForLog, Metrics, Now, Outcome, PyTree, Sent, Stream, View, never
+from fedjax_ssl.federated.method import (
+    AtServer,
+    Broadcast,
+    ForLog,
+    Metrics,
+    Now,
+    PyTree,
+    RoundResult,
+    Stream,
+    View,
+    never,
+)
 from fedjax_ssl.federated.sampler import batches_per_epoch, masked_permutation
 from fedjax_ssl.federated.terms import PseudoLabels, diagnose_pseudo_labels, examples_mask, network_outputs
 from fedjax_ssl.keys import named_key
@@ -45,10 +56,10 @@ class Choice(NamedTuple):
     confident: Bool[Array, "p n"]
 
 
-Choose = Callable[[PyTree, Round, Float[Array, "p n K"]], Choice]
+Choose = Callable[[PyTree, RoundContext, Float[Array, "p n K"]], Choice]
 # ^ (state of the term, round, class probabilities) -> choice. An example with probabilities that are not finite is to
 # count as confident: its client then trains, is dropped, and is counted as dropped.
-Extra = Callable[[Round, Float[Array, "p n K"], Bool[Array, "p n"]], PyTree]
+Extra = Callable[[RoundContext, Float[Array, "p n K"], Bool[Array, "p n"]], PyTree]
 # ^ (round, class probabilities, which examples are confident) -> extra, leading axis p
 
 
@@ -60,7 +71,7 @@ def above(threshold: float | Array, strict: bool = False) -> Choose:
         strict: confident above the threshold, not at it.
     """
 
-    def choose(state: PyTree, round: Round, probabilities: Float[Array, "p n K"]) -> Choice:
+    def choose(state: PyTree, round: RoundContext, probabilities: Float[Array, "p n K"]) -> Choice:
         largest = jnp.max(probabilities, axis=-1)
         unsure = (largest <= threshold) if strict else (largest < threshold)
         return Choice(jnp.argmax(probabilities, axis=-1).astype(jnp.int32), ~unsure)
@@ -68,7 +79,7 @@ def above(threshold: float | Array, strict: bool = False) -> Choose:
     return choose
 
 
-def has_confident(sent: Sent, round: Round) -> Bool[Array, " p"]:
+def has_confident(sent: Broadcast, round: RoundContext) -> Bool[Array, " p"]:
     """Clients with a confident example."""
     return jnp.any(sent.own.confident, axis=1)
 
@@ -77,7 +88,7 @@ def confident_term(
     setup: Setup,
     choose: Choose,
     extra: Extra = lambda round, probabilities, confident: (),
-    diagnose: Callable[[Outcome], Metrics] = lambda outcome: {},
+    diagnose: Callable[[RoundResult], Metrics] = lambda outcome: {},
 ) -> Term:
     """Labels the cohort's examples before local training; a term without a loss, sent to clients with a confident one.
 
@@ -90,7 +101,7 @@ def confident_term(
         diagnose: more for the log than the quality of the pseudo-labels.
     """
 
-    def prepare(state: PyTree, round: Round) -> tuple[Sent, PyTree]:
+    def prepare(state: PyTree, round: RoundContext) -> tuple[Broadcast, PyTree]:
         logits = network_outputs(setup, round, round.clients, labelling_key(round.key)).logits
         probabilities = jax.nn.softmax(at_least_float32(logits))
         labelled, real = round.clients.observed >= 0, examples_mask(round.clients)
@@ -104,15 +115,15 @@ def confident_term(
             jnp.where(labelled, jnp.ones_like(largest), largest),
             extra(round, probabilities, confident),
         )
-        return Sent(labels), state
+        return Broadcast(labels), state
 
-    def log(outcome: Outcome, truth: Int[Array, "p n"], measured: PyTree) -> Metrics:
+    def log(outcome: RoundResult, truth: Int[Array, "p n"], measured: PyTree) -> Metrics:
         sent: ConfidentLabels = outcome.sent.own
         given = jnp.where(sent.confident & jnp.isfinite(sent.confidence), sent.labels, -1)
         pseudo_labels = PseudoLabels(given, sent.confidence, sent.confidence)
         return {**diagnose_pseudo_labels(pseudo_labels, truth, outcome.round.clients), **diagnose(outcome)}
 
-    server = AtServer(prepare=prepare, takes_part=has_confident)
+    server = AtServer(prepare=prepare, participates=has_confident)
     return Term(CONFIDENT, (), lambda step: jnp.zeros(()), server=server, log=ForLog(diagnose=log))
 
 
@@ -145,7 +156,7 @@ def fix_term(setup: Setup, weight: float | Array, as_labelled: bool = False) -> 
         targets = sent_to(step.client).labels[batch.position]
         return batch_cross_entropy(step.outputs[view.name].logits, targets, batch.mask)
 
-    return Term("fix", (view,), loss, weight, server=AtServer(takes_part=never))
+    return Term("fix", (view,), loss, weight, server=AtServer(participates=never))
 
 
 def labelled_view(setup: Setup) -> View:
@@ -182,7 +193,7 @@ def mix_term(setup: Setup, weight: float | Array, alpha: float | Array) -> Term:
         pair = labels[first.position], labels[second.position]
         return mixup_cross_entropy(step.outputs[name].logits, *pair, share(step.key), first.mask)
 
-    return Term(name, (View(name, "fix", build),), loss, weight, server=AtServer(takes_part=never))
+    return Term(name, (View(name, "fix", build),), loss, weight, server=AtServer(participates=never))
 
 
 def confident_epochs(

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl.checks import check_choices, check_numbers, check_weights, check_whole_numbers, is_zero
 from fedjax_ssl.federated import Method, Sampler, ServerTraining, Setup, Stage, Step, Term, federated_method
-from fedjax_ssl.federated.method import AtClient, AtServer, ForLog, Metrics, Outcome, PyTree, ServerState, View
+from fedjax_ssl.federated.method import AtClient, AtServer, ForLog, Metrics, PyTree, RoundResult, ServerState, View
 from fedjax_ssl.federated.paired_batches import paired_batches, passes
 from fedjax_ssl.federated.sampler import labelled_epochs
 from fedjax_ssl.federated.terms import PseudoLabels, augmented_view, diagnose_pseudo_labels, supervised_term
@@ -187,7 +187,7 @@ def guessing_term(
         place = jnp.where(batch.mask, batch.position, size)
         return value, step.local.at[place].max(said, mode="drop")
 
-    def diagnose(outcome: Outcome, truth: Int[Array, "p n"], notes: Any) -> Metrics:
+    def diagnose(outcome: RoundResult, truth: Int[Array, "p n"], notes: Any) -> Metrics:
         labels = jnp.where(outcome.counts[:, None], notes % codes - 1, -1)
         unused = jnp.zeros(labels.shape)
         metrics = diagnose_pseudo_labels(PseudoLabels(labels, unused, unused), truth, outcome.round.clients)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fedjax_ssl.federated import BYTES_PER_NUMBER, Setup
-from fedjax_ssl.federated.method import Metrics, Outcome
+from fedjax_ssl.federated.method import Metrics, RoundResult
 
 # Metrics, of the mean client of a round.
 COSTS = ("analytic_gflop", "analytic_megabytes", "as_run_forward_gflop", "as_run_gflop")
@@ -67,7 +67,7 @@ def protofssl_cost(work: Work, num_helpers: int, num_classes: int, num_features:
 
 def cost_metrics(
     setup: Setup,
-    outcome: Outcome,
+    outcome: RoundResult,
     cost: Callable[[Work], Cost],
     trained: Float[Array, " p"],
     others: Float[Array, " p"],

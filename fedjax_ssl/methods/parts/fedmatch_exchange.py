@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from fedjax_ssl.federated import BYTES_PER_NUMBER, Outcome, Round, Setup, Traffic, Trained, count
+from fedjax_ssl.federated import BYTES_PER_NUMBER, ClientResult, RoundContext, RoundResult, Setup, Traffic, count
 from fedjax_ssl.federated.exact_count import Count
 from fedjax_ssl.federated.method import Metrics, Params
 from fedjax_ssl.keys import named_key
@@ -87,7 +87,7 @@ def helpers_due(exchange: Exchange, number: Int[Array, ""]) -> Bool[Array, ""]:
     return (number + 1) % exchange.helper_interval == 0
 
 
-def to_cohort(exchange: Exchange, store: Store, round: Round) -> ToClient:
+def to_cohort(exchange: Exchange, store: Store, round: RoundContext) -> ToClient:
     """What every client of the cohort is sent (S2C)."""
     ids, everything = round.clients.id, round.number == 0
     fresh = jnp.full(ids.shape, everything)
@@ -124,7 +124,7 @@ def receive(sent: ToClient, parts: Params) -> Params:
     return merge(masks, parts, held)
 
 
-def upload(exchange: Exchange, trained: Trained) -> Params:
+def upload(exchange: Exchange, trained: ClientResult) -> Params:
     """The parts that a client trained, as the server has them: its own entries where too little changed."""
     masks, new = _changes_up(exchange, trained)
     if exchange.c2s_send_sparsified:
@@ -132,19 +132,19 @@ def upload(exchange: Exchange, trained: Trained) -> Params:
     return {part: merge(masks[part], new[part], trained.received[part]) for part in exchange.uploaded}
 
 
-def collect(exchange: Exchange, trained: Trained) -> Upload:
+def collect(exchange: Exchange, trained: ClientResult) -> Upload:
     """The same with the count of what was sent (C2S)."""
     masks, _ = _changes_up(exchange, trained)
     return Upload(trained.uploaded, {part: num_sent(masks[part]) for part in exchange.uploaded})
 
 
-def _changes_up(exchange: Exchange, trained: Trained) -> tuple[Params, Params]:
+def _changes_up(exchange: Exchange, trained: ClientResult) -> tuple[Params, Params]:
     new = {part: trained.groups[part] for part in exchange.uploaded}
     old = {part: trained.received[part] for part in exchange.uploaded}
     return changed(exchange.visible(new), old, exchange.delta_threshold), new
 
 
-def absorb(setup: Setup, exchange: Exchange, store: Store, outcome: Outcome) -> Store:
+def server_update(setup: Setup, exchange: Exchange, store: Store, outcome: RoundResult) -> Store:
     """Keeps the uploads, and what each says of the noise image; one that says nothing finite is no upload."""
     round = outcome.round
     shape = jax.eval_shape(setup.normalize, round.inputs[:1]).shape[1:]
@@ -165,7 +165,7 @@ def absorb(setup: Setup, exchange: Exchange, store: Store, outcome: Outcome) -> 
     return jax.tree.map(put, store, new)
 
 
-def traffic(exchange: Exchange, outcome: Outcome) -> Traffic:
+def traffic(exchange: Exchange, outcome: RoundResult) -> Traffic:
     """Bytes each way, in place of the model's."""
     valid, size = outcome.round.valid, _size(outcome)
     statistics = count(jnp.sum(valid, dtype=jnp.int32), BYTES_PER_NUMBER * count_parameters(outcome.before.model_state))
@@ -179,7 +179,7 @@ def traffic(exchange: Exchange, outcome: Outcome) -> Traffic:
     return Traffic(down, total(outcome.uploads.entries, {}), model_down=False, model_up=False)
 
 
-def costs(outcome: Outcome) -> Metrics:
+def costs(outcome: RoundResult) -> Metrics:
     """S2C and C2S as the paper counts them: numbers sent, by those of a model, mean over the cohort.
 
     A model has half as many numbers as there are parameters in sigma and psi; two whole parts cost 2.
@@ -197,6 +197,6 @@ def costs(outcome: Outcome) -> Metrics:
     return {**metrics, "helpers": jnp.mean(there, where=outcome.round.valid)}
 
 
-def _size(outcome: Outcome) -> int:
+def _size(outcome: RoundResult) -> int:
     """Numbers of one part, which are those of the network."""
     return count_parameters(next(iter(outcome.before.params.values())))

@@ -13,17 +13,17 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 from fedjax_ssl.federated import (
     AtClient,
     AtServer,
+    Broadcast,
     Client,
+    ClientResult,
     ForLog,
-    Outcome,
-    Round,
-    Sent,
+    RoundContext,
+    RoundResult,
     ServerTraining,
     Setup,
     Step,
     Stream,
     Term,
-    Trained,
 )
 from fedjax_ssl.federated.method import Metrics, Params
 from fedjax_ssl.federated.terms import PseudoLabels, diagnose_pseudo_labels
@@ -126,7 +126,7 @@ def around_training(setup: Setup, settings: Settings) -> tuple[AtServer, AtClien
         store = fedmatch_exchange.empty_store(settings.split(network), everyone.id.shape[0], setup.num_classes)
         return State(store, first_plateau(settings.patience) if lr_schedule == "global" else None)
 
-    def prepare(state: State, round: Round) -> tuple[Sent, State]:
+    def prepare(state: State, round: RoundContext) -> tuple[Broadcast, State]:
         sent, plateau = fedmatch_exchange.to_cohort(exchange, state.store, round), state.plateau
         if lr_schedule == "global":
             network, before = (evaluated(settings, round.groups), round.model_state), _known(state.plateau)
@@ -137,10 +137,10 @@ def around_training(setup: Setup, settings: Settings) -> tuple[AtServer, AtClien
         with_helpers = fedmatch_exchange.helpers_due(exchange, round.number)
         if settings.helper_hold == "keep":
             with_helpers = round.number + 1 >= settings.helper_interval
-        return Sent(sent, with_helpers), State(store=state.store, plateau=plateau)
+        return Broadcast(sent, with_helpers), State(store=state.store, plateau=plateau)
 
-    def absorb(state: State, outcome: Outcome) -> State:
-        return state._replace(store=fedmatch_exchange.absorb(setup, exchange, state.store, outcome))
+    def server_update(state: State, outcome: RoundResult) -> State:
+        return state._replace(store=fedmatch_exchange.server_update(setup, exchange, state.store, outcome))
 
     def keep(network: PyTree, model_state: PyTree, client: Client) -> Remembered:
         many = (settings.num_helpers,)
@@ -152,7 +152,7 @@ def around_training(setup: Setup, settings: Settings) -> tuple[AtServer, AtClien
             helpers=nobody if settings.helper_hold == "keep" else None,
         )
 
-    def remember(trained: Trained) -> Remembered:
+    def remember(trained: ClientResult) -> Remembered:
         kept = remembered_by(trained.client)
         if lr_schedule == "client":
             network = evaluated(settings, trained.groups), trained.model_state
@@ -167,10 +167,10 @@ def around_training(setup: Setup, settings: Settings) -> tuple[AtServer, AtClien
         width = setup.max_labelled + setup.max_unlabelled  # no table is wider
         return Votes(jnp.full(width, -1, jnp.int32), jnp.zeros(width))
 
-    def measure(trained: Trained) -> Votes:
+    def measure(trained: ClientResult) -> Votes:
         return jax.tree.map(lambda values: values[: trained.client.rows.shape[0]], trained.local[TERM])
 
-    def diagnose(outcome: Outcome, truth: Int[Array, "p n"], measured: Votes) -> Metrics:
+    def diagnose(outcome: RoundResult, truth: Int[Array, "p n"], measured: Votes) -> Metrics:
         clients = outcome.round.clients
         given = PseudoLabels(measured.labels, measured.confidence, measured.confidence)
         metrics = {**diagnose_pseudo_labels(given, truth, clients), **fedmatch_exchange.costs(outcome)}
@@ -184,7 +184,7 @@ def around_training(setup: Setup, settings: Settings) -> tuple[AtServer, AtClien
     if needs_memory:
         client = client._replace(keep=keep, remember=remember)
     log = ForLog(measure, diagnose, lambda outcome: fedmatch_exchange.traffic(exchange, outcome))
-    return AtServer(init, prepare, absorb=absorb), client, log
+    return AtServer(init, prepare, server_update=server_update), client, log
 
 
 def server_training(setup: Setup, settings: Settings, supervised: Term) -> ServerTraining:
@@ -199,19 +199,19 @@ def server_training(setup: Setup, settings: Settings, supervised: Term) -> Serve
     if settings.lr_schedule == "none":
         return ServerTraining((supervised,), sampler, when=("before",))
 
-    def loss_after(trained: Trained) -> Float[Array, ""]:
+    def loss_after(trained: ClientResult) -> Float[Array, ""]:
         network = evaluated(settings, trained.groups), trained.model_state
         return validate(setup, *network, trained.inputs, trained.validation)[0]
 
-    def absorb(state: Plateau, outcome: Outcome) -> Plateau:
+    def server_update(state: Plateau, outcome: RoundResult) -> Plateau:
         after = next_plateau(state, outcome.uploads[0], settings.lr_divisor, settings.patience)
         return jax.tree.map(lambda new, old: jnp.where(outcome.counts[0], new, old), after, state)
 
     term = supervised._replace(
         server=AtServer(
             init=lambda *_: first_plateau(settings.patience),
-            prepare=lambda state, round: (Sent(state.factor[None]), state),
-            absorb=absorb,
+            prepare=lambda state, round: (Broadcast(state.factor[None]), state),
+            server_update=server_update,
         ),
         client=AtClient(collect=loss_after),
     )

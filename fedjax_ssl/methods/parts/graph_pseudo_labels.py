@@ -7,7 +7,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl import graph
 from fedjax_ssl.checks import check_choices
-from fedjax_ssl.federated import BYTES_PER_NUMBER, Outcome, Round, Setup, Traffic, count, map_rows
+from fedjax_ssl.federated import BYTES_PER_NUMBER, RoundContext, RoundResult, Setup, Traffic, count, map_rows
 from fedjax_ssl.federated.terms import PseudoLabels, examples_mask, network_features
 from fedjax_ssl.graph import Exchange, Propagation, PropagationSettings, class_weights
 from fedjax_ssl.keys import named_key
@@ -20,7 +20,7 @@ def check_graph_settings(graph_features: str, class_weighting: str) -> None:
     check_choices(("none", "inverse_freq"), class_weighting=class_weighting)
 
 
-def cohort_features(setup: Setup, round: Round, graph_features: str, augment: bool) -> Float[Array, "p n d"]:
+def cohort_features(setup: Setup, round: RoundContext, graph_features: str, augment: bool) -> Float[Array, "p n d"]:
     """What is hashed or compared: network features or raw inputs of every example of the cohort.
 
     `augment` embeds weakly augmented examples (graph_features "network" only).
@@ -33,7 +33,7 @@ def cohort_features(setup: Setup, round: Round, graph_features: str, augment: bo
 
 def propagate_over_cohort(
     setup: Setup,
-    round: Round,
+    round: RoundContext,
     features: Float[Array, "p n d"],
     labels: Int[Array, "p n"],
     settings: PropagationSettings,
@@ -60,18 +60,18 @@ def propagate_over_cohort(
     )
 
 
-def graph_traffic(setup: Setup, num_bits: int, outcome: Outcome) -> Traffic:
+def graph_traffic(setup: Setup, num_bits: int, outcome: RoundResult) -> Traffic:
     """Bytes of the plaintext path: codes go up, every client's rows of the scores come down."""
     examples = jnp.sum(outcome.round.clients.num_examples)
     words = -(-num_bits // 32)
     return Traffic(count(examples, BYTES_PER_NUMBER * setup.num_classes), count(examples, BYTES_PER_NUMBER * words))
 
 
-def protocol_traffic(protocols: Protocols) -> Callable[[Outcome], Traffic]:
+def protocol_traffic(protocols: Protocols) -> Callable[[RoundResult], Traffic]:
     """Bytes that the cohort's clients were sent and sent in the protocols of a round, as the server relays them."""
     before = {"down": 0, "up": 0}
 
-    def traffic(outcome: Outcome) -> Traffic:
+    def traffic(outcome: RoundResult) -> Traffic:
         of_server = protocols.traffic.total(sender=SERVER), protocols.traffic.total(receiver=SERVER)
         between = protocols.traffic.total() - sum(of_server)
         total = {"down": of_server[0] + between, "up": of_server[1] + between}

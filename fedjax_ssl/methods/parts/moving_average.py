@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fedjax_ssl.federated import Term
-from fedjax_ssl.federated.method import AtServer, Outcome, PyTree, ServerState, never
+from fedjax_ssl.federated.method import AtServer, PyTree, RoundResult, ServerState, never
 from fedjax_ssl.objectives import teacher_decay
 
 TERM = "moving_average"
@@ -29,7 +29,7 @@ class Average(NamedTuple):
 def moving_average_term(decay: float | Array) -> Term:
     """A term without a loss that holds the average at the server; of those who train last in a round."""
 
-    def follow(average: Average, outcome: Outcome) -> Average:
+    def follow(average: Average, outcome: RoundResult) -> Average:
         rounds = average.rounds + 1.0
         keep = teacher_decay(rounds - 1.0, decay)
         new = outcome.after.params["model"], outcome.after.model_state
@@ -41,8 +41,8 @@ def moving_average_term(decay: float | Array) -> Term:
 
     server = AtServer(
         init=lambda key, params, model_state, everyone: Average(params, model_state, jnp.zeros(())),
-        takes_part=never,
-        absorb=follow,
+        participates=never,
+        server_update=follow,
     )
     return Term(TERM, (), lambda step: jnp.zeros(()), server=server)
 

@@ -5,13 +5,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from fedjax_ssl.federated import Setup
-from fedjax_ssl.federated.method import Metrics, Outcome
+from fedjax_ssl.federated.method import Metrics, RoundResult
 from fedjax_ssl.federated.terms import PseudoLabels, diagnose_pseudo_labels, network_outputs
 from fedjax_ssl.methods.parts.prototype_losses import Scoring, pseudo_labels
 
 
 def diagnose_helpers(
-    setup: Setup, num_unlabelled: int, scoring: Scoring, outcome: Outcome, truth: Int[Array, "p n"]
+    setup: Setup, num_unlabelled: int, scoring: Scoring, outcome: RoundResult, truth: Int[Array, "p n"]
 ) -> Metrics:
     """How good pseudo-labels are, of the first unlabelled examples of every client under the model that was sent.
 

@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl.data import WeakLabels
 from fedjax_ssl.federated import Setup, Term, epochs
-from fedjax_ssl.federated.method import AtServer, Client, Now, PyTree, Round, Sampler, Schedule, Sent, Step
+from fedjax_ssl.federated.method import AtServer, Broadcast, Client, Now, PyTree, RoundContext, Sampler, Schedule, Step
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.methods.parts.channel_terms import learns
 from fedjax_ssl.objectives import batch_cross_entropy
@@ -38,9 +38,9 @@ def coarse_term(setup: Setup, method: str, group: str, stream: str = COARSE) -> 
     """
     view = augmented_view(setup, stream)
 
-    def prepare(state: PyTree, round: Round) -> tuple[Sent, PyTree]:
+    def prepare(state: PyTree, round: RoundContext) -> tuple[Broadcast, PyTree]:
         _check_federation(setup, method, round.clients.weak)
-        return Sent(), state
+        return Broadcast(), state
 
     def loss(step: Step) -> Array:
         batch, weak, logits = step.streams[stream], step.client.weak, step.outputs[view.name].aux_logits

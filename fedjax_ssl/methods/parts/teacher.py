@@ -12,7 +12,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fedjax_ssl.federated import BYTES_PER_NUMBER, count
-from fedjax_ssl.federated.method import AtClient, AtServer, Outcome, PyTree, Round, Sent, ServerState, Traffic
+from fedjax_ssl.federated.method import (
+    AtClient,
+    AtServer,
+    Broadcast,
+    PyTree,
+    RoundContext,
+    RoundResult,
+    ServerState,
+    Traffic,
+)
 from fedjax_ssl.objectives import teacher_decay
 
 
@@ -29,7 +38,7 @@ def teacher_at_server() -> AtServer:
     return AtServer(
         init=lambda key, params, model_state, everyone: Teacher(params, model_state, jnp.zeros(())),
         prepare=_from_student,
-        absorb=lambda teacher, outcome: outcome.local,
+        server_update=lambda teacher, outcome: outcome.local,
     )
 
 
@@ -57,7 +66,7 @@ def teacher_network(term: str) -> Callable[[ServerState], tuple[PyTree, PyTree]]
     return network
 
 
-def teacher_traffic(outcome: Outcome) -> Traffic:
+def teacher_traffic(outcome: RoundResult) -> Traffic:
     """The teacher goes both ways beside the student."""
     round = outcome.round
     teacher = sum(leaf.size for leaf in jax.tree.leaves((round.params, round.model_state)))
@@ -65,7 +74,7 @@ def teacher_traffic(outcome: Outcome) -> Traffic:
     return Traffic(both_ways, both_ways)
 
 
-def _from_student(teacher: Teacher, round: Round) -> tuple[Sent, Teacher]:
+def _from_student(teacher: Teacher, round: RoundContext) -> tuple[Broadcast, Teacher]:
     """In the stage's first round the teacher is the student."""
     fresh = Teacher(round.params, round.model_state, jnp.zeros(()))
-    return Sent(), jax.tree.map(lambda new, old: jnp.where(round.number == 0, new, old), fresh, teacher)
+    return Broadcast(), jax.tree.map(lambda new, old: jnp.where(round.number == 0, new, old), fresh, teacher)
