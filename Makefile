@@ -40,7 +40,7 @@ test: setup  ## run the tests in two processes
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # What the thorough tests need beside the development tools; without it they skip what they cannot try.
-EVERYTHING := dev,docs,export,sweep,tensorboard
+EVERYTHING := dev,docs,export,huggingface,sweep,tensorboard,tfds
 # Runs over several processes take the cores for themselves: a process that waits too long for another one ends.
 SEVERAL_PROCESSES := tests/test_distributed.py tests/test_distributed_methods.py
 thorough:  ## run the tests that are not quick: every case of what make test shows by one, runs over several processes
