@@ -46,6 +46,12 @@ METHODS = {
     "vat": ("digits_vat", None, {"method.entropy_weight": 0.1}),
     "pi_model": ("digits_pi_model", None, {}),
     "pseudo_label": ("digits_pseudo_label", "server,20", {}),
+    "fedmatch": ("digits_fedmatch", None, {}),
+    "cbafed": ("digits_cbafed", None, {}),
+    "fl2": ("digits_fl2", None, {}),
+    "fedrgd": ("digits_fedrgd", None, {}),
+    "fedrep": ("digits_fedrep", None, {}),
+    "sage": ("digits_sage", None, {}),
 }
 OPTIMIZERS = ("fedprox", "scaffold", "fednova", "fedavgm", "fedadam", "fedyogi")
 ROUNDS = 3
