@@ -1,6 +1,6 @@
 # Everything here runs on a machine with Python 3.11 or newer, pip, git and make.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test thorough newest lint format types smoke build clean
+.PHONY: help setup demo test promises thorough newest lint format types smoke build clean
 
 # The first interpreter that is new enough; a name may exist and still not run, so each is tried.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
@@ -43,10 +43,13 @@ test: setup  ## run the tests in two processes
 EVERYTHING := dev,docs,export,huggingface,sweep,tensorboard,tfds
 # Runs over several processes take the cores for themselves: a process that waits too long for another one ends.
 SEVERAL_PROCESSES := tests/test_distributed.py tests/test_distributed_methods.py
-thorough:  ## run the tests that are not quick: every case of what make test shows by one, runs over several processes
+thorough:  ## run all tests that are not quick, for a night: every case of what make test shows by one
 	$(MAKE) setup EXTRAS=$(EVERYTHING)
 	$(BIN)/python -m pytest -m thorough -n 2 --dist loadfile --no-loadscope-reorder $(SEVERAL_PROCESSES:%=--ignore=%)
 	$(BIN)/python -m pytest -m thorough $(SEVERAL_PROCESSES)
+
+promises: setup  ## run one slow test of every kind of promise: a kill, a full disk, two processes, a vectorized sweep
+	$(BIN)/python -m pytest -m promise
 
 # Users have what the package index gives them today; constraints.txt says what it gave when it was written.
 NEWEST ?= $(shell for p in python3.14 python3.13 python3.12 $(PYTHON); do \

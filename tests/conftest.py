@@ -65,6 +65,25 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000, 10, 10)
 
 
+# Tests that may be skipped in CI, and why. Any other skip there fails the run.
+MAY_SKIP = {
+    "tests/report/test_in_a_browser.py": "no browser is installed where CI runs",
+    "tests/data/sources/test_folder.py": "some file systems refuse names that are not text",
+}
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a run in CI that skipped a test which is not on the list."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if not os.environ.get("CI") or reporter is None:
+        return
+    skipped = [report.nodeid for report in reporter.stats.get("skipped", ())]
+    unexpected = [name for name in skipped if name.partition("::")[0] not in MAY_SKIP]
+    if unexpected:
+        reporter.write_line("skipped, but not in MAY_SKIP of tests/conftest.py: " + ", ".join(unexpected), red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 @pytest.fixture
 def float64():
     """Runs the test with 64-bit types enabled: for comparisons to the digits of a worked example."""
