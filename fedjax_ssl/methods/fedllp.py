@@ -21,7 +21,7 @@ from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.adversarial import adversarial_loss
 from fedjax_ssl.methods.parts.channel_terms import with_l1
-from fedjax_ssl.objectives import proportion_loss, vat_rampup
+from fedjax_ssl.objectives import consistency_ramp, proportion_loss
 
 
 def fedllp(setup: Setup, *, l1: float | Array = 0.0, set_size: int = 0) -> Method:
@@ -72,7 +72,7 @@ def fedllp_vat(
     def consistency(step: Step) -> Array:
         loss = adversarial_loss(setup, step, step.inputs[view.name], step.streams["set"].mask, vat_radius).loss
         epochs = local_epochs_done(step, setup.local_epochs, rampup)
-        return vat_rampup(epochs, ramp_epochs, vat_weight).astype(loss.dtype) * loss
+        return consistency_ramp(epochs, vat_weight, ramp_epochs).astype(loss.dtype) * loss
 
     terms = (proportion_term(setup), Term("virtual_adversarial", (view,), consistency))
     return federated_method(setup, (_sets_stage(setup, terms, l1, set_size),), needs=("sets",))

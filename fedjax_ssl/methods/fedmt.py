@@ -49,8 +49,16 @@ from fedjax_ssl.methods.parts.confident_pseudo_labels import (
     has_confident,
     sent_to,
 )
-from fedjax_ssl.objectives import Channel, correspondence_channel, is_observable, pad_channel
-from fedjax_ssl.objectives.correspondence import FALLBACKS, correspondence_counts, normalize_counts
+from fedjax_ssl.objectives import (
+    FALLBACKS,
+    Channel,
+    batch_mean,
+    correspondence_channel,
+    correspondence_counts,
+    is_observable,
+    normalize_counts,
+    pad_channel,
+)
 
 
 class Estimate(NamedTuple):
@@ -164,9 +172,7 @@ def projection_term(setup: Setup, weight: float | Array, stream: str, known: boo
         told = batch.observed >= 0
         if channel is not None and batch.weak is not None:
             told = told | is_observable(batch.weak, channel)
-        told = told & batch.mask
-        size = jnp.maximum(jnp.sum(told, dtype=losses.dtype), 1.0)
-        return jnp.sum(jnp.where(told, losses, jnp.zeros_like(losses))) / size
+        return batch_mean(losses, told & batch.mask)
 
     return Term("projection", (view,), loss, weight, server=AtServer(participates=never))
 

@@ -60,7 +60,7 @@ from fedjax_ssl.methods.parts.graph_pseudo_labels import (
     propagate_over_cohort,
     to_pseudo_labels,
 )
-from fedjax_ssl.objectives import class_prototypes, prototype_log_probs
+from fedjax_ssl.objectives import batch_mean, class_prototypes, prototype_log_probs
 
 
 def mixed(
@@ -218,9 +218,8 @@ def prototype_term(setup: Setup, temperature: float | Array) -> Term:
         )
         losses = channel_losses(scores, batch, own_channel()(step))
         # A weak label needs the prototypes of all classes; the class of a label has one, with its own example in it.
-        counted = batch.mask & ((batch.observed >= 0) | jnp.all(prototypes.present))
-        size = jnp.maximum(jnp.sum(batch.mask, dtype=losses.dtype), 1.0)
-        return jnp.sum(jnp.where(counted, losses, jnp.zeros_like(losses))) / size
+        counted = (batch.observed >= 0) | jnp.all(prototypes.present)
+        return batch_mean(losses, batch.mask, counted)
 
     def traffic(outcome: RoundResult) -> Traffic:
         width = outcome.sent.shared.centers.shape[-1]

@@ -64,8 +64,7 @@ from fedjax_ssl.methods.parts.prototype_losses import (
     query_loss,
     unlabelled_loss,
 )
-from fedjax_ssl.objectives import class_prototypes, mean_prototypes
-from fedjax_ssl.objectives.prototypes import DISTANCES
+from fedjax_ssl.objectives import DISTANCES, class_prototypes, mean_prototypes
 
 TERM = "protofssl"
 

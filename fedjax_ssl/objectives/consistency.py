@@ -1,21 +1,26 @@
-"""Losses that make the predictions of two views of an example agree: FixMatch, UDA, and UDA's annealing.
+"""Losses that make predictions agree: of two views of an example, of student and teacher, of several clients' models.
 
 References:
     Sohn et al., FixMatch: simplifying semi-supervised learning with consistency and confidence, NeurIPS 2020.
     Xie et al., Unsupervised data augmentation for consistency training (UDA), NeurIPS 2020: sections 2 and 3.
+    Tarvainen and Valpola, Mean teachers are better role models, NeurIPS 2017, as FedSiam uses it.
+    Jeong, Yoon, Yang, Hwang, Federated semi-supervised learning with inter-client consistency and disjoint learning,
+    ICLR 2021, arXiv 2006.12097: equations 3 and 4.
 """
 
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from jax.scipy.special import xlogy
 from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl.checks import check_choices
-from fedjax_ssl.objectives.cross_entropy import batch_cross_entropy, cross_entropy
+from fedjax_ssl.objectives.cross_entropy import batch_cross_entropy, batch_mean, cross_entropy
 
 AnnealingSchedule = Literal["exp", "linear", "log"]
 MaskMean = Literal["batch", "confident"]
+TIES = ("lowest_index", "local")
 
 
 def fixmatch_loss(
@@ -66,10 +71,10 @@ def uda_loss(
     weak_logits = jax.lax.stop_gradient(weak_logits)
     targets = jax.nn.softmax(weak_logits if temperature is None else weak_logits / temperature)
     rows = -jnp.sum(targets * jax.nn.log_softmax(strong_logits), axis=1)
-    counted = mask
+    counted = None
     if threshold is not None:
-        counted = mask & (jnp.max(jax.nn.softmax(weak_logits), axis=1) > threshold)
-    return jnp.sum(jnp.where(counted, rows, 0)) / jnp.maximum(jnp.sum(mask, dtype=rows.dtype), 1.0)
+        counted = jnp.max(jax.nn.softmax(weak_logits), axis=1) > threshold
+    return batch_mean(rows, mask, counted)
 
 
 def annealed_cross_entropy(
@@ -87,7 +92,7 @@ def annealed_cross_entropy(
     """
     rows = cross_entropy(logits, targets)
     kept = mask & (targets >= 0) & (jnp.exp(-jax.lax.stop_gradient(rows)) <= ceiling)
-    return jnp.sum(jnp.where(kept, rows, 0)) / jnp.maximum(jnp.sum(kept, dtype=rows.dtype), 1.0)
+    return batch_mean(rows, kept)
 
 
 def training_signal_ceiling(
@@ -110,3 +115,75 @@ def training_signal_ceiling(
 def linear_ramp(number: Int[Array, ""], start: int, end: int) -> Float[Array, ""]:
     """A weight that rises from 0 at `start` to 1 at `end`: clip((number - start) / (end - start), 0, 1)."""
     return jnp.clip((number - start).astype(jnp.result_type(float)) / (end - start), 0.0, 1.0)
+
+
+def consistency(
+    probabilities: Float[Array, "n K"], targets: Float[Array, "n K"], mask: Bool[Array, " n"]
+) -> Float[Array, ""]:
+    """Squared distance averaged over rows and classes: 1/(BK) sum_i ||p_i - q_i||^2, B = rows in the mask."""
+    squares = jnp.where(mask[:, None], (probabilities - targets) ** 2, jnp.zeros_like(probabilities))
+    return jnp.sum(squares) / (jnp.maximum(jnp.sum(mask, dtype=squares.dtype), 1.0) * squares.shape[1])
+
+
+def consistency_ramp(round_number: Int[Array, ""], max_weight: float | Array, ramp_rounds: int) -> Float[Array, ""]:
+    """Weight of the consistency loss: max_weight * exp(-5 (1 - min(r, ramp)/ramp)^2), r counted from 1."""
+    progress = jnp.minimum(round_number, ramp_rounds).astype(jnp.result_type(float)) / ramp_rounds
+    return max_weight * jnp.exp(-5.0 * (1.0 - progress) ** 2)
+
+
+def teacher_decay(step: Float[Array, ""], decay: float | Array) -> Float[Array, ""]:
+    """Decay of the teacher's moving average at step t = 1, 2, ...: min(1 - 1/(t + 1), decay)."""
+    return jnp.minimum(1.0 - 1.0 / (step + 1.0), decay)
+
+
+def agreement_vote(
+    local_probs: Float[Array, "n K"],
+    helper_probs: Float[Array, "H n K"],
+    available: Bool[Array, " H"] | None = None,
+    tie: str = "lowest_index",
+) -> Int[Array, " n"]:
+    """The class that most models predict; every model has one vote, for its most probable class (the lowest if equal).
+
+    Args:
+        local_probs: of the model that asks; any increasing function of them gives the same votes.
+        helper_probs: of the helpers; H may be 0.
+        available: helpers that are there; all by default.
+        tie: between classes with as many votes: "lowest_index", or "local": the class of the model that asks, if it is
+            among them.
+
+    Returns:
+        int32.
+
+    Raises:
+        ValueError: for another rule.
+    """
+    check_choices(TIES, tie=tie)
+    classes = jnp.arange(local_probs.shape[-1], dtype=jnp.int32)
+
+    def votes(probs: Float[Array, "*more n K"]) -> Bool[Array, "*more n K"]:
+        return jnp.argmax(probs, axis=-1)[..., None].astype(jnp.int32) == classes
+
+    own, others = votes(local_probs).astype(jnp.int32), votes(helper_probs)
+    if available is not None:
+        others = others & available[:, None, None]
+    # Half a vote more decides among equals and never against more votes.
+    count = 2 * (own + jnp.sum(others, axis=0, dtype=jnp.int32))
+    return jnp.argmax(count + own if tie == "local" else count, axis=-1).astype(jnp.int32)
+
+
+def inter_client_kl(
+    local_log_probs: Float[Array, "n K"],
+    helper_probs: Float[Array, "H n K"],
+    available: Bool[Array, " H"] | None = None,
+) -> Float[Array, " n"]:
+    """Mean over the helpers of KL[p_helper || p_local] in nats; 0 without any.
+
+    Args:
+        local_log_probs: of the model that learns.
+        helper_probs: of the helpers, constants for the caller to stop gradients at; H may be 0.
+        available: helpers that are there; all by default.
+    """
+    there = jnp.ones(helper_probs.shape[0], bool) if available is None else available
+    divergence = jnp.sum(xlogy(helper_probs, helper_probs) - helper_probs * local_log_probs, axis=-1)
+    total = jnp.sum(jnp.where(there[:, None], divergence, jnp.zeros_like(divergence)), axis=0)
+    return total / jnp.maximum(jnp.sum(there, dtype=total.dtype), 1.0)

@@ -1,10 +1,18 @@
-"""Cross-entropy with hard targets that may be missing, and with soft ones against clipped probabilities."""
+"""Cross-entropy in the forms that the methods take: hard, missing, soft, clipped and mixed targets, shares of a set.
+
+Losses are computed in float32 at least. The L1 norm of the parameters, which some methods add, is here too.
+"""
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, Key
 
-CLIP = 1e-7  # Keras' epsilon
+from fedjax_ssl.checks import check_numbers
+
+CLIP = 1e-7  # the epsilon of Keras, and of the public code of FedUL's baselines
+ATTEMPTS = 64  # a try for a share fails with a chance of 1/2 at most where alpha <= 1
 
 
 def cross_entropy(logits: Float[Array, "n K"], targets: Int[Array, " n"]) -> Float[Array, " n"]:
@@ -16,6 +24,21 @@ def cross_entropy(logits: Float[Array, "n K"], targets: Int[Array, " n"]) -> Flo
     """
     chosen = at_target(jax.nn.log_softmax(logits), targets)
     return jnp.where(targets >= 0, -chosen, jnp.zeros_like(chosen))
+
+
+def batch_mean(
+    losses: Float[Array, " n"], mask: Bool[Array, " n"], counted: Bool[Array, " n"] | None = None
+) -> Float[Array, ""]:
+    """Average the losses of a batch over its rows, also over those that do not count; 0 for an empty batch.
+
+    Args:
+        losses: one per row; anything, NaN too, outside the mask.
+        mask: rows that belong to the batch.
+        counted: rows of these whose loss is added up; by default all of them.
+    """
+    size = jnp.maximum(jnp.sum(mask, dtype=losses.dtype), 1.0)
+    added = mask if counted is None else mask & counted
+    return jnp.sum(jnp.where(added, losses, jnp.zeros_like(losses))) / size
 
 
 def at_target(values: Float[Array, "n K"], targets: Int[Array, " n"]) -> Float[Array, " n"]:
@@ -51,7 +74,7 @@ def batch_cross_entropy(
     losses = cross_entropy(logits, targets)
     if weights is not None:
         losses = losses * weights
-    return _mean_over_batch(losses, mask)
+    return batch_mean(losses, mask)
 
 
 def soft_cross_entropy(
@@ -64,7 +87,7 @@ def soft_cross_entropy(
         targets: q, a distribution per row.
         mask: rows that count.
     """
-    return _mean_over_batch(-jnp.sum(targets * jax.nn.log_softmax(logits), axis=1), mask)
+    return batch_mean(-jnp.sum(targets * jax.nn.log_softmax(logits), axis=1), mask)
 
 
 def clipped_cross_entropy(
@@ -81,9 +104,103 @@ def clipped_cross_entropy(
         epsilon: distance of the bounds from 0 and 1.
     """
     clipped = jnp.log(jnp.clip(jnp.exp(log_probs), epsilon, 1.0 - epsilon))
-    return _mean_over_batch(-jnp.sum(targets.astype(clipped.dtype) * clipped, axis=1), mask)
+    return batch_mean(-jnp.sum(targets.astype(clipped.dtype) * clipped, axis=1), mask)
 
 
-def _mean_over_batch(losses: Float[Array, " n"], mask: Bool[Array, " n"]) -> Float[Array, ""]:
-    size = jnp.maximum(jnp.sum(mask, dtype=losses.dtype), 1.0)
-    return jnp.sum(jnp.where(mask, losses, jnp.zeros_like(losses))) / size
+def mixup_share(key: Key[Array, ""], alpha: float | Float[Array, ""]) -> Float[Array, ""]:
+    """The share of the first input in a mix, drawn from Beta(alpha, alpha).
+
+    A known alpha <= 1 takes Johnk's method with a fixed number of tries: a few operations in place of the loops of a
+    general sampler, which take seconds to compile in every program they are in.
+
+    Raises:
+        ValueError: a known alpha that is not positive.
+    """
+    check_numbers("(0, inf)", alpha=alpha)
+    if not isinstance(alpha, (int, float)) or alpha > 1:
+        return jax.random.beta(key, alpha, alpha, dtype=jnp.result_type(float))
+    tries = jax.random.uniform(key, (ATTEMPTS, 2), minval=float(jnp.finfo(jnp.float32).tiny)) ** (1.0 / alpha)
+    total = jnp.sum(tries, axis=1)
+    first = jnp.argmax((total > 0) & (total <= 1))
+    return tries[first, 0] / jnp.maximum(total[first], float(jnp.finfo(total.dtype).tiny))
+
+
+def mixup(x_a: Float[Array, "..."], x_b: Float[Array, "..."], lam: float | Float[Array, ""]) -> Float[Array, "..."]:
+    """lam * x_a + (1 - lam) * x_b, with one weight for the whole batch.
+
+    Raises:
+        ValueError: inputs that are not floating; mix images after they were normalized.
+    """
+    if not (jnp.issubdtype(x_a.dtype, jnp.floating) and jnp.issubdtype(x_b.dtype, jnp.floating)):
+        raise ValueError(
+            f"mixup got dtypes {x_a.dtype} and {x_b.dtype}; inputs must be floating: normalize images before mixing."
+        )
+    weight = jnp.asarray(lam).astype(x_a.dtype)
+    return weight * x_a + (1.0 - weight) * x_b
+
+
+def mixup_cross_entropy(
+    logits: Float[Array, "n K"],
+    targets_a: Int[Array, " n"],
+    targets_b: Int[Array, " n"],
+    lam: float | Float[Array, ""],
+    mask: Bool[Array, " n"],
+) -> Float[Array, ""]:
+    """lam * CE(z, y_a) + (1 - lam) * CE(z, y_b), each averaged over the rows in the mask (SemiFL section 4).
+
+    Args:
+        logits: class scores of the mixed inputs.
+        targets_a: class of the first input of every row, -1 = none.
+        targets_b: class of the second input of every row, -1 = none.
+        lam: share of the first input.
+        mask: rows that belong to the batch.
+    """
+    weight = jnp.asarray(lam).astype(logits.dtype)
+    first = batch_cross_entropy(logits, targets_a, mask)
+    return weight * first + (1.0 - weight) * batch_cross_entropy(logits, targets_b, mask)
+
+
+def proportion_loss(
+    logits: Float[Array, "n K"], proportions: Float[Array, " K"], mask: Bool[Array, " n"]
+) -> Float[Array, ""]:
+    """Cross-entropy between a set's known class proportions and the mean of its predictions, in nats.
+
+    -sum_k clip(pi_k) log(1/n sum_i p_ik), the logarithm as a logsumexp of log-probabilities (FedUL section 5).
+    A set without rows in the mask costs exactly 0 with zero gradient.
+
+    Args:
+        logits: class scores of one whole set.
+        proportions: class proportions of the set, clipped to [1e-7, 1 - 1e-7].
+        mask: rows that belong to the set.
+    """
+    logits = at_least_float32(logits)
+    # Padding may be anything, NaN too, and must not come back through the gradient.
+    log_probs = jax.nn.log_softmax(jnp.where(mask[:, None], logits, jnp.zeros_like(logits)))
+    size = jnp.sum(mask, dtype=log_probs.dtype)
+    totals = jax.nn.logsumexp(jnp.where(mask[:, None], log_probs, most_negative(log_probs)), axis=0)
+    wanted = jnp.clip(proportions.astype(logits.dtype), CLIP, 1.0 - CLIP)
+    loss = -jnp.sum(wanted * (totals - jnp.log(jnp.maximum(size, 1.0))))
+    return jnp.where(size > 0, loss, jnp.zeros_like(loss))
+
+
+def l1_norm(params: Any) -> Float[Array, ""]:
+    """Sum of the absolute values of all leaves of a pytree, biases and normalization scales included (FedUL section 3).
+
+    The slope at 0 is 0. Leaves in half precision are summed in float32.
+    """
+    leaves = [at_least_float32(leaf) for leaf in jax.tree.leaves(params)]
+    # jnp.abs has slope 1 at 0, which would pull fresh biases away from where the penalty wants them.
+    sums = [jnp.sum(leaf * jax.lax.stop_gradient(jnp.sign(leaf))) for leaf in leaves]
+    return sum(sums, start=jnp.zeros((), sums[0].dtype if sums else jnp.float32))
+
+
+def at_least_float32(values: ArrayLike) -> Float[Array, "..."]:
+    """The values as floating numbers of 32 bits or more; half precision and integers become float32."""
+    values = jnp.asarray(values)
+    wide = jnp.issubdtype(values.dtype, jnp.floating) and jnp.finfo(values.dtype).bits >= 32
+    return values if wide else values.astype(jnp.float32)
+
+
+def most_negative(values: Float[Array, "..."]) -> float:
+    """The most negative finite number of the values' type: log 0 without the NaN that -inf leaves in gradients."""
+    return float(jnp.finfo(values.dtype).min)

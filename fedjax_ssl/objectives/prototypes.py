@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl.checks import check_choices, check_numbers
-from fedjax_ssl.objectives.float_range import at_least_float32, most_negative
+from fedjax_ssl.objectives.cross_entropy import at_least_float32, most_negative
 
 DISTANCES = ("sq_euclidean", "mean_sq", "euclidean")
 ROOT_FLOOR = 1e-12  # the root has an infinite slope at 0

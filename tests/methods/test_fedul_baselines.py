@@ -16,7 +16,7 @@ from fedjax_ssl.data import FederatedData, WeakLabels
 from fedjax_ssl.federated import Client, Now, Step, Stream
 from fedjax_ssl.methods.fedllp import local_epochs_done, set_per_step
 from fedjax_ssl.methods.fedpl import majority_labels, split_by_confidence, split_loss
-from fedjax_ssl.objectives import mixup, vat_rampup
+from fedjax_ssl.objectives import consistency_ramp, mixup
 from tests import toy
 
 KEY = jax.random.key(4)
@@ -197,7 +197,7 @@ def test_the_ramp_starts_anew_in_every_epoch_of_the_released_code_and_goes_on_he
     """Check 14: ten sets, T = 200 steps; here the weight is full after 20 local epochs of the run."""
 
     def weight(step: Step, rampup: str, local_epochs: int = 1) -> float:
-        return float(vat_rampup(local_epochs_done(step, local_epochs, rampup), 20, 1.0))
+        return float(consistency_ramp(local_epochs_done(step, local_epochs, rampup), 1.0, 20))
 
     assert weight(at_step(7, 0), "per_epoch") == pytest.approx(0.0067379470, abs=1e-10)
     assert weight(at_step(7, 9), "per_epoch") == pytest.approx(0.0104607513, abs=1e-10)

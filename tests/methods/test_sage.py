@@ -12,9 +12,8 @@ import pytest
 from fedjax_ssl import federated, methods
 from fedjax_ssl.federated import Client, Stage, federated_method
 from fedjax_ssl.federated.terms import supervised_term
-from fedjax_ssl.methods.sage import client_weight
+from fedjax_ssl.methods.sage import Corrected, client_weight, corrected_labels, local_share, soft_label_divergence
 from fedjax_ssl.objectives import batch_cross_entropy
-from fedjax_ssl.objectives.soft_correction import Corrected, corrected_labels, local_share, soft_label_divergence
 from tests import toy
 
 

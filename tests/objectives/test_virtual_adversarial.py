@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.objectives import vat_direction, vat_loss, vat_rampup
+from fedjax_ssl.objectives import consistency_ramp, vat_direction, vat_loss
 
 RNG = np.random.default_rng(0)
 INPUTS = RNG.normal(size=(4, 2, 3))
@@ -82,5 +82,5 @@ def test_loss_is_the_mean_divergence_from_a_constant(float64) -> None:
 
 def test_ramp_of_the_published_code(float64) -> None:
     """FedUL section 14, check 14: ten sets, T = 200, and the steps of one local epoch."""
-    steps = [float(vat_rampup(jnp.asarray(t, jnp.int32), 200, 1.0)) for t in (0, 9, 200, 300)]
+    steps = [float(consistency_ramp(jnp.asarray(t, jnp.int32), 1.0, 200)) for t in (0, 9, 200, 300)]
     np.testing.assert_allclose(steps, [0.0067379470, 0.0104607513, 1.0, 1.0], atol=1e-10)

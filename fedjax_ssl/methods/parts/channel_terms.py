@@ -13,16 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from fedjax_ssl import objectives
 from fedjax_ssl.checks import check_choices, check_weights, is_zero
 from fedjax_ssl.data import FederatedData, WeakLabels
 from fedjax_ssl.federated import AtServer, Client, Setup, Stage, Step, Stream, Term, View, known_epochs, never
 from fedjax_ssl.federated.terms import augmented_view
-from fedjax_ssl.objectives import Channel, check_test_prior, correspondence_channel, cross_entropy, l1_norm, set_channel
-from fedjax_ssl.objectives.channel_checks import check_correspondence, check_observed, check_set_priors
-from fedjax_ssl.objectives.channels import channel_cross_entropy, channel_cross_entropy_on_probs
-from fedjax_ssl.objectives.identifiability import assess_identifiability, diagnose_matrix, identifiability_warnings
+from fedjax_ssl.objectives import Channel, batch_mean, cross_entropy, l1_norm
 
-SURROGATE_LOSSES = {"nll": channel_cross_entropy, "ce_on_probs": channel_cross_entropy_on_probs}
+SURROGATE_LOSSES = {"nll": objectives.channel_cross_entropy, "ce_on_probs": objectives.channel_cross_entropy_on_probs}
 
 
 def channel_of(weak: WeakLabels, use_test_prior: bool = True) -> Channel:
@@ -33,8 +31,8 @@ def channel_of(weak: WeakLabels, use_test_prior: bool = True) -> Channel:
         use_test_prior: False leaves the division by the test prior out, as the released code of FedUL does.
     """
     prior = weak.prior if use_test_prior else jnp.ones_like(weak.prior)
-    sets = set_channel(weak.matrix, weak.share, prior)
-    coarse = correspondence_channel(weak.matrix)
+    sets = objectives.set_channel(weak.matrix, weak.share, prior)
+    coarse = objectives.correspondence_channel(weak.matrix)
     return jax.tree.map(partial(jnp.where, weak.from_sets), sets, coarse)
 
 
@@ -90,8 +88,7 @@ def channel_term(
     def loss(step: Step) -> Array:
         batch = step.streams[stream]
         losses = channel_losses(step.outputs[seen.name].logits, batch, channel(step), surrogate_loss)
-        size = jnp.maximum(jnp.sum(batch.mask, dtype=losses.dtype), 1.0)
-        return jnp.sum(jnp.where(batch.mask, losses, jnp.zeros_like(losses))) / size
+        return batch_mean(losses, batch.mask)
 
     participates = AtServer(participates=lambda sent, round: round.valid & learns(round.clients))
     return Term("channel", (seen,), loss, server=participates)
@@ -161,7 +158,7 @@ def check_channels(data: FederatedData) -> list[str]:
     labels = np.asarray(weak.labels)
     matrix, share = np.asarray(weak.matrix, np.float64), np.asarray(weak.share, np.float64)
     if np.any(known & from_sets):
-        check_test_prior(np.asarray(weak.prior), data.num_classes)
+        objectives.check_test_prior(np.asarray(weak.prior), data.num_classes)
     with_sets = known & from_sets
     if np.any(with_sets) and np.all(known_count[with_sets] < count[with_sets]):
         raise ValueError(
@@ -171,11 +168,11 @@ def check_channels(data: FederatedData) -> list[str]:
     estimated = known & ~from_sets & ~matrix.any(axis=(1, 2))  # the correspondence is not known yet, so says nothing
     for client in np.flatnonzero(known):
         mine = matrix[client, : count[client]]
-        seen = check_observed(labels[client], count[client], client=int(client))
+        seen = objectives.check_observed(labels[client], count[client], client=int(client))
         if from_sets[client]:
-            check_set_priors(mine, share[client, : count[client]], client=int(client))
+            objectives.check_set_priors(mine, share[client, : count[client]], client=int(client))
         elif not estimated[client]:
-            check_correspondence(mine, seen, client=int(client))
+            objectives.check_correspondence(mine, seen, client=int(client))
     # A class that is never wanted is no trouble where nobody has sets.
     prior = np.where(np.asarray(weak.prior) > 0, np.asarray(weak.prior, np.float64), 1.0)
     as_sets = share[:, :, None] * matrix / prior
@@ -187,16 +184,16 @@ def check_channels(data: FederatedData) -> list[str]:
         )
         for c in range(data.num_clients)
     ]
-    report = assess_identifiability([*matrices, *[sees_classes] * bool(int(data.num_server))])
+    report = objectives.assess_identifiability([*matrices, *[sees_classes] * bool(int(data.num_server))])
     # Coarse labels tell fewer classes apart than there are by their nature: that is worth no sentence.
-    plain, coarse = diagnose_matrix(sees_classes), known & ~from_sets
+    plain, coarse = objectives.diagnose_matrix(sees_classes), known & ~from_sets
     quiet = [plain if client < len(coarse) and coarse[client] else found for client, found in enumerate(report.clients)]
     described = report._replace(clients=tuple(quiet), identified=report.identified or bool(estimated.any()))
     if estimated.any():
-        return identifiability_warnings(described)
+        return objectives.identifiability_warnings(described)
     if all(client.is_constant or not client.num_rows for client in report.clients):
         raise ValueError(
             "no client's observations tell anything about the class: each has one set, or sets with equal class "
             "shares; give at least one client a second set with other shares, or class labels"
         )
-    return identifiability_warnings(described)
+    return objectives.identifiability_warnings(described)

@@ -12,7 +12,7 @@ from fedjax_ssl.federated import Setup
 from fedjax_ssl.methods.parts.fedmatch_exchange import PSI, SIGMA, Exchange
 from fedjax_ssl.methods.parts.nearest_helpers import NOISES
 from fedjax_ssl.methods.parts.sparse_exchange import ENCODINGS
-from fedjax_ssl.objectives.agreement import TIES
+from fedjax_ssl.objectives import TIES
 
 Number = float | Array
 # Setting -> its value with labels at the clients, and with labels at the server.

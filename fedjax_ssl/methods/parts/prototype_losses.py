@@ -9,8 +9,14 @@ from jaxtyping import Array, Bool, Float, Int
 from fedjax_ssl.federated import Client, Setup, map_rows
 from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.methods.parts.prototype_bank import PrototypeSets
-from fedjax_ssl.objectives import batch_cross_entropy, clipped_cross_entropy, consistency
-from fedjax_ssl.objectives.prototypes import class_prototypes, helper_pseudo_labels, prototype_log_probs
+from fedjax_ssl.objectives import (
+    batch_cross_entropy,
+    class_prototypes,
+    clipped_cross_entropy,
+    consistency,
+    helper_pseudo_labels,
+    prototype_log_probs,
+)
 
 
 class Scoring(NamedTuple):

@@ -1,12 +1,19 @@
-"""Virtual adversarial training (Miyato et al., TPAMI 2019), as FedLLP-VAT uses it (FedUL section 5)."""
+"""Losses at perturbed inputs or weights: virtual adversarial training, and sharpness-aware minimization.
+
+References:
+    Miyato et al., Virtual adversarial training, TPAMI 2019, as FedLLP-VAT uses it (FedUL section 5).
+    Foret, Kleiner, Mobahi, Neyshabur, Sharpness-aware minimization for efficiently improving generalization, ICLR 2021.
+    Kwon, Kim, Park, Choi, ASAM: adaptive sharpness-aware minimization, ICML 2021.
+"""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Key
 
-from fedjax_ssl.objectives.mean_teacher import consistency_ramp
+from fedjax_ssl.objectives.cross_entropy import batch_mean
 
 EPSILON = 1e-8
 
@@ -62,7 +69,7 @@ def vat_loss(
     """
     target = jax.lax.stop_gradient(jax.nn.log_softmax(logits))
     rows = _divergence(target, perturbed_logits)
-    return jnp.sum(jnp.where(mask, rows, jnp.zeros_like(rows))) / jnp.maximum(jnp.sum(mask, dtype=rows.dtype), 1.0)
+    return batch_mean(rows, mask)
 
 
 def mean_entropy(logits: Float[Array, "n K"], mask: Bool[Array, " n"]) -> Float[Array, ""]:
@@ -76,12 +83,7 @@ def mean_entropy(logits: Float[Array, "n K"], mask: Bool[Array, " n"]) -> Float[
     """
     log_probs = jax.nn.log_softmax(logits)
     rows = -jnp.sum(jnp.exp(log_probs) * log_probs, axis=1)
-    return jnp.sum(jnp.where(mask, rows, jnp.zeros_like(rows))) / jnp.maximum(jnp.sum(mask, dtype=rows.dtype), 1.0)
-
-
-def vat_rampup(step: Int[Array, ""], total: int, max_weight: float | Array) -> Float[Array, ""]:
-    """Weight of the VAT loss: max_weight * exp(-5 (1 - min(t, T)/T)^2) at local step t = 0, 1, .. with T = `total`."""
-    return consistency_ramp(step, max_weight, total)
+    return batch_mean(rows, mask)
 
 
 def _divergence(target_log_probs: Float[Array, "n K"], logits: Float[Array, "n K"]) -> Float[Array, " n"]:
@@ -91,3 +93,52 @@ def _divergence(target_log_probs: Float[Array, "n K"], logits: Float[Array, "n K
 def _unit_rows(vectors: Float[Array, "n ..."]) -> Float[Array, "n ..."]:
     norms = jnp.sqrt(jnp.sum(vectors**2, axis=tuple(range(1, vectors.ndim)), keepdims=True))
     return vectors / (norms + EPSILON)
+
+
+PyTree = Any
+SMALLEST_NORM = 1e-16  # so that a gradient of 0 moves nothing
+
+
+def sharpness_ascent(
+    params: PyTree, gradient: PyTree, radius: float | Array, adaptive: bool = True, eta: float | Array = 0.01
+) -> PyTree:
+    """Where the loss rises fastest within a distance: radius T^2 g / ||T g||, with one norm over all parameters.
+
+    Args:
+        params: w.
+        gradient: g, of the loss at w.
+        radius: of the ball, rho.
+        adaptive: T is |w| + eta for weights, the scales of norm layers among them, and 1 for biases (ASAM); else it is
+            1 for all (SAM). A bias is a leaf of the name "bias".
+        eta: added to |w|.
+
+    Returns:
+        What is to be added to w, a tree like `params`.
+    """
+
+    def scale(path: tuple[Any, ...], weight: Array) -> Array:
+        bias = bool(path) and getattr(path[-1], "key", None) == "bias"
+        return jnp.ones_like(weight) if bias or not adaptive else jnp.abs(weight) + eta
+
+    scales = jax.tree_util.tree_map_with_path(scale, params)
+    scaled = jax.tree.map(jnp.multiply, scales, gradient)
+    length = jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(scaled))) + SMALLEST_NORM
+    return jax.tree.map(lambda t, tg: radius * (t * tg) / length, scales, scaled)
+
+
+def divergence_from(
+    before: Float[Array, "n K"], after: Float[Array, "n K"], counted: Bool[Array, " n"], mask: Bool[Array, " n"]
+) -> Float[Array, ""]:
+    """1/B sum over counted rows of KL[softmax(before) || softmax(after)], B = rows in the mask.
+
+    No gradient reaches `before`.
+
+    Args:
+        before: class scores that are held fixed.
+        after: class scores that are moved towards them.
+        counted: rows that have a loss.
+        mask: rows that belong to the batch.
+    """
+    held, moved = jax.nn.log_softmax(jax.lax.stop_gradient(before)), jax.nn.log_softmax(after)
+    rows = jnp.sum(jnp.exp(held) * (held - moved), axis=1)
+    return batch_mean(rows, mask, counted)
