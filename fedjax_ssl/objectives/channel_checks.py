@@ -1,7 +1,7 @@
 """Checks of label channels before anything is traced: NumPy in float64 on the host.
 
 First what users say about sets and correspondences, then whether a federation's observations determine the class
-posterior. Client c observes q = A eta / sum(A eta) of the class posterior eta, which is one linear constraint on eta per
+posterior. Client c observes q = A eta / sum(A eta) of the class posterior eta, one linear constraint on eta per
 observation: q_o * sum_o' (A eta)_o' = (A eta)_o. They sum to 0 over o, so the last one is left out. The federation
 identifies eta if the stacked constraints of all clients have a null space of one dimension, the ray of eta. A matrix of
 full column rank at every client is sufficient for that, not necessary.
