@@ -47,6 +47,10 @@ NOT_CODE = (
 )
 
 
+class OutOfMemory(ConfigError):
+    """The device has not enough memory for a round."""
+
+
 class Inputs(NamedTuple):
     """What a run's programs are given beside its state."""
 
@@ -394,7 +398,7 @@ def _explaining_memory(sizes: Mapping[str, int]) -> Iterator[None]:
                 f"without those of XLA's products. ({str(error).splitlines()[0]})"
             ) from error
         large = ", ".join(f"config.{name} ({value})" for name, value in sizes.items())
-        raise ConfigError(
+        raise OutOfMemory(
             f"the device has not enough memory for a round. Lower {f'{large}, ' * bool(large)}config.federated."
             "chunk_size (clients at once, which the run chooses where it is not given; with placement 'chunked' or "
             "'lanes'), config.optimizer.batch_size or config.federated.cohort_size, try --config.precision=bf16, or "

@@ -72,7 +72,7 @@ def run_batch(points: Sequence[Point], shared: Shared) -> list[dict[str, Any] | 
     `run` but for rounding: vectorized products add in another order.
 
     Args:
-        points: the runs, in different folders; as many as the device's memory holds, see `runs_that_fit`.
+        points: the runs, in different folders. Where the device is too small for all, they end with `OutOfMemory`.
         shared: what the runs of the process share.
 
     Returns:

@@ -14,16 +14,15 @@ from typing import Any
 
 import jax
 
-from fedjax_ssl import command_line, data, processor
+from fedjax_ssl import command_line, processor
 from fedjax_ssl import config as configs
 from fedjax_ssl.cli import Parser, one_of
 from fedjax_ssl.cli import parser as new_parser
 from fedjax_ssl.config import ConfigError
-from fedjax_ssl.experiment.estimate import estimate
 from fedjax_ssl.sweep import axes, results, scheduler, studies
 from fedjax_ssl.sweep import plan as plans
 from fedjax_ssl.sweep.plan import Plan
-from fedjax_ssl.tracking import FolderLock, RunFolderError, bytes_in_words
+from fedjax_ssl.tracking import FolderLock, RunFolderError
 from fedjax_ssl.words import counted
 
 _EXAMPLES = """\
@@ -250,22 +249,9 @@ def describe(title: str, plan: Plan, folder: Path, workers: int) -> list[str]:
         values = list(dict.fromkeys(str(run.point[field]) for run in plan.runs if field in run.point))
         shown = ", ".join(values[:8]) + (f", ... ({len(values)} values)" if len(values) > 8 else "")
         lines.append(f"  {field}: {shown}")
-    lines.append(f"  memory: {_memory(plan)}")
     lines.append(f"  workers: {counted(min(workers, missing) or workers, 'process', 'processes')} at a time")
     lines.append(f"  folder: {folder}")
     return lines
-
-
-def _memory(plan: Plan) -> str:
-    config = plans.config_of(plan.runs[0])
-    config.data.download = False
-    try:
-        found = estimate(config)
-    except data.DatasetUnavailable:
-        return "known once the dataset is there"
-    each, examples = bytes_in_words(found.each), bytes_in_words(found.examples)
-    several = " (first program)" if len(plan.programs) > 1 else ""
-    return f"about {each} a run beside {examples} of examples{several}"
 
 
 def default_workers() -> int:

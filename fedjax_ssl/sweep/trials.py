@@ -15,15 +15,15 @@ import numpy as np
 from fedjax_ssl import command_line
 from fedjax_ssl import config as configs
 from fedjax_ssl.config import ConfigError
-from fedjax_ssl.experiment.estimate import runs_that_fit
 from fedjax_ssl.experiment.programs import static_part
-from fedjax_ssl.experiment.run import Point, run_batch
+from fedjax_ssl.experiment.run import Point
 from fedjax_ssl.experiment.shared import Shared
-from fedjax_ssl.federated import device_memory
 from fedjax_ssl.sweep import results, studies
 from fedjax_ssl.sweep.studies import METRIC, Study
-from fedjax_ssl.sweep.worker import end_with_parent
+from fedjax_ssl.sweep.worker import end_with_parent, in_batches, vectorizes
 from fedjax_ssl.tracking import MetricLog
+
+_BEFORE_LEARNING = 10  # Optuna's `n_startup_trials`
 
 
 class Trial:
@@ -111,11 +111,13 @@ def run_trials(study: Study, folder: Path, at_once: int | None = None) -> None:
     Args:
         study: what is searched.
         folder: of the search.
-        at_once: trials at a time; by default as many as the device's memory holds, one on a CPU.
+        at_once: trials that this worker asks for and vectorizes at a time; by default one on a CPU, else as many as TPE
+            draws before it learns from them.
     """
     shared, opened = Shared(), studies.open_study(study, folder)
     if at_once is None:
-        at_once = runs_that_fit(study.config_of(study.first_point), shared, device_memory())
+        first = Point(study.config_of(study.first_point), folder)
+        at_once = _BEFORE_LEARNING if vectorizes(first, shared) else 1
     while batch := ask(opened, study, folder, at_once):
         for code in dict.fromkeys(trial.code for trial in batch):
             _run([trial for trial in batch if trial.code == code], shared)
@@ -133,10 +135,8 @@ def ask(opened: Any, study: Study, folder: Path, most: int) -> list[Trial]:
 
 def _run(trials: Sequence[Trial], shared: Shared) -> None:
     while going := [(trial, point) for trial in trials if (point := trial.next_run()) is not None]:
-        for _, point in going:
-            results.unmark(Path(point.workdir))
-        ended = run_batch([point for _, point in going], shared)
-        for (trial, _), result in zip(going, ended, strict=True):
+        ended = in_batches([point for _, point in going], shared, len(going))
+        for (trial, _), (result, _) in zip(going, ended, strict=True):
             trial.take(result)
 
 

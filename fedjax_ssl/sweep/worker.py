@@ -11,16 +11,18 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from fedjax_ssl import command_line
 from fedjax_ssl import config as configs
-from fedjax_ssl.experiment.estimate import runs_that_fit
+from fedjax_ssl.experiment.programs import OutOfMemory
 from fedjax_ssl.experiment.run import Point, run_batch
 from fedjax_ssl.experiment.shared import Shared
-from fedjax_ssl.federated import device_memory
 from fedjax_ssl.sweep import plan as plans
 from fedjax_ssl.sweep import results
 from fedjax_ssl.sweep.plan import Plan, PlannedRun
@@ -45,32 +47,73 @@ def run_program(
         runs: that are not done.
         tell: is told of every run that ended: its name, status, message and seconds.
         program: all runs of the program, whoever does them: they get the same shapes.
-        at_once: in place of what the memory of the device allows.
+        at_once: runs at a time; by default all of them, but one on a CPU.
     """
     shared = Shared()
-    waiting = list(runs)
-    fitting = _prepare(program, shared)
-    count = at_once or fitting
-    while waiting:
-        batch, waiting = waiting[:count], waiting[count:]
-        tell({"event": "start", "runs": [run.name for run in batch]})
-        begin = time.perf_counter()
-        for run in batch:
-            results.unmark(results.folder_of(sweep, run.name))
-        points = [Point(plans.config_of(run), results.folder_of(sweep, run.name)) for run in batch]
-        ended = run_batch(points, shared)
-        seconds = (time.perf_counter() - begin) / len(batch)
-        for run, result in zip(batch, ended, strict=True):
-            tell(_ended(sweep, run, result) | {"seconds": seconds})
+    points = {run.name: Point(plans.config_of(run), results.folder_of(sweep, run.name)) for run in runs}
+    names = {str(point.workdir): name for name, point in points.items()}
 
+    def start(batch: Sequence[Point]) -> None:
+        tell({"event": "start", "runs": [names[str(point.workdir)] for point in batch]})
 
-def _prepare(program: Sequence[PlannedRun], shared: Shared) -> int:
-    """Gives the runs of a program the same shapes; returns how many fit on the device at once."""
-    try:
+    with contextlib.suppress(Exception):  # a run that cannot be says so itself
         shared.align([configs.resolve(plans.config_of(run)) for run in program])
-        return runs_that_fit(plans.config_of(program[0]), shared, device_memory())
-    except Exception:  # a run that cannot be says so itself
-        return 1
+    ended = in_batches(list(points.values()), shared, at_once, start)
+    for run, (result, seconds) in zip(runs, ended, strict=True):
+        tell(_ended(sweep, run, result) | {"seconds": seconds})
+
+
+def in_batches(
+    points: Sequence[Point],
+    shared: Shared,
+    at_once: int | None = None,
+    start: Callable[[Sequence[Point]], None] = lambda batch: None,
+) -> Iterator[tuple[dict[str, Any] | Exception | None, float]]:
+    """Does runs of one program, vectorized; half as many at a time where the device has not enough memory for them.
+
+    On a CPU the work is the limit, and vectorized runs take longer than the same runs in turn (docs/benchmarks.md, W8).
+
+    Args:
+        points: the runs.
+        shared: what the runs of the process share.
+        at_once: runs at a time; by default all of them, but one on a CPU, over several devices, or with examples on
+            the host.
+        start: is told which runs start.
+
+    Yields:
+        For every run what `run_batch` returns, and its share of the seconds.
+    """
+    waiting = list(points)
+    count = at_once or (len(waiting) if waiting and vectorizes(waiting[0], shared) else 1)
+    while waiting:
+        batch = waiting[:count]
+        start(batch)
+        begin = time.perf_counter()
+        for point in batch:
+            results.unmark(Path(point.workdir))
+        ended = run_batch(batch, shared)
+        if len(batch) > 1 and any(isinstance(result, OutOfMemory) for result in ended):
+            count = len(batch) // 2
+            warnings.warn(
+                f"{len(batch)} runs at a time do not fit on the device: {count} at a time",
+                configs.ConfigNote,
+                stacklevel=1,
+            )
+            continue
+        seconds = (time.perf_counter() - begin) / len(batch)
+        yield from ((result, seconds) for result in ended)
+        waiting = waiting[count:]
+
+
+def vectorizes(point: Point, shared: Shared) -> bool:
+    """Says whether runs like this one are faster together than in turn."""
+    if jax.default_backend() == "cpu":
+        return False
+    try:
+        experiment = shared.experiment(configs.resolve(point.config))
+    except Exception:  # the run says so itself
+        return False
+    return experiment.config.federated.devices <= 1 and experiment.host is None
 
 
 def _ended(sweep: Path, run: PlannedRun, result: Any) -> dict[str, Any]:

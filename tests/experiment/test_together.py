@@ -9,7 +9,6 @@ import pytest
 from fedjax_ssl import config as configs
 from fedjax_ssl import presets
 from fedjax_ssl.data.federation.federated_data import of_one_shape
-from fedjax_ssl.experiment.estimate import estimate, runs_that_fit
 from fedjax_ssl.experiment.run import Point, run, run_batch
 from fedjax_ssl.experiment.shared import Shared
 
@@ -100,17 +99,3 @@ def test_examples_are_held_once_for_all_seeds_and_tables_get_one_width():
     assert jax.tree.structure(after[0]) == jax.tree.structure(after[1])
     for one, wide in zip(before, of_one_shape(before), strict=True):
         assert one.summary() == wide.summary()
-
-
-@pytest.mark.thorough
-def test_as_many_runs_at_once_as_the_memory_holds(monkeypatch):
-    shared, config = Shared(), experiment()
-    found = estimate(config, shared)
-    assert found.examples == shared.federation(shared.experiment(configs.resolve(config))).inputs.nbytes
-    assert found.each > 2 * 4 * 64 * 128  # two states with the first layer's weights
-    assert runs_that_fit(config, shared, found.examples + 10 * found.each) == 1, "a CPU does them in turn"
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    found = estimate(config, shared)  # with what a GPU's compiler adds
-    limit = found.examples + 10 * found.each
-    assert runs_that_fit(config, shared, limit) == 8  # a fifth is left free
-    assert runs_that_fit(config, shared, None) == runs_that_fit(config, shared, found.examples) == 1

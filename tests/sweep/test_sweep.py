@@ -15,7 +15,9 @@ import pytest
 
 from fedjax_ssl import config as configs
 from fedjax_ssl.cli import main
+from fedjax_ssl.experiment.programs import OutOfMemory
 from fedjax_ssl.experiment.run import run
+from fedjax_ssl.experiment.shared import Shared
 from fedjax_ssl.sweep import cluster, results, scheduler, search, studies, trials, worker
 from fedjax_ssl.sweep import command as sweep_command
 from fedjax_ssl.sweep import plan as plans
@@ -71,6 +73,21 @@ def test_runs_are_those_of_run_a_failure_stops_nobody_and_what_is_done_is_not_do
     assert [one.name for one in results.unfinished(tmp_path, runs)] == ["broken"]
 
 
+def test_runs_that_do_not_fit_together_are_done_half_as_many_at_a_time(tmp_path, monkeypatch):
+    plan, tried = planned(tmp_path, seeds=(0, 1, 2, 3, 4)), []
+
+    def run_batch(points, shared):
+        tried.append([point.config.seed for point in points])
+        return [OutOfMemory("small") if len(points) > 2 else {"seed": point.config.seed} for point in points]
+
+    monkeypatch.setattr(worker, "run_batch", run_batch)
+    points = [worker.Point(plans.config_of(run), tmp_path / run.name) for run in plan.runs]
+    with pytest.warns(configs.ConfigNote, match="5 runs at a time do not fit on the device: 2 at a time"):
+        ended = [result for result, _ in worker.in_batches(points, Shared(), 5)]
+    assert tried == [[0, 1, 2, 3, 4], [0, 1], [2, 3], [4]]
+    assert [one["seed"] for one in ended] == [0, 1, 2, 3, 4]
+
+
 def test_tasks_are_programs_and_those_that_would_leave_workers_idle_are_cut_into_parts(tmp_path):
     plan = planned(tmp_path, "optimizer.batch_size=5,10", seeds=(0, 1, 2, 3))
     assert [len(task.runs) for task in scheduler.tasks(tmp_path, plan, 2)] == [4, 4]
@@ -87,7 +104,7 @@ def test_tasks_are_programs_and_those_that_would_leave_workers_idle_are_cut_into
 def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path, capsys):
     assert main([*command(tmp_path / "a", "optimizer.batch_size=5,10", seeds=3), "--dry-run"]) == 0
     shown = capsys.readouterr().out
-    assert "6 runs, 2 compiled programs" in shown and "optimizer.batch_size: 5, 10" in shown and "a run beside" in shown
+    assert "6 runs, 2 compiled programs" in shown and "optimizer.batch_size: 5, 10" in shown
     assert not (tmp_path / "a").exists()
     wanted = command(tmp_path / "a", "optimizer.batch_size=5,10", slurm="partition=gpu", seeds=3)
     assert main([*wanted, "--submit=slurm", "--print"]) == 0
