@@ -33,11 +33,10 @@ import ml_collections
 import numpy as np
 
 from fedjax_ssl import config as configs
-from fedjax_ssl import methods, presets, tracking
+from fedjax_ssl import methods, presets, runs
 from fedjax_ssl.command_line import use_compilation_cache
-from fedjax_ssl.experiment import build_method, federate, load_experiment
-from fedjax_ssl.experiment.fit import check_labels, check_weighting
-from fedjax_ssl.experiment.tables import MISSING, facts, markdown, positive, spread, train_seeds
+from fedjax_ssl.runs.build import build_method, check_labels, check_weighting, federate, load_experiment
+from fedjax_ssl.runs.tables import MISSING, facts, markdown, positive, spread, train_seeds
 
 BASELINE, BOUND = "fedavg", "fedavg, all labels"
 
@@ -165,7 +164,7 @@ def main(arguments: list[str] | None = None) -> None:
     alike, labelled_steps = options.optimizer == "shared", math.nan
     if options.labels != "server":
         labelled_steps = steps_of_a_round(method_config(BASELINE, shared, {}, alike))
-    print(f"{len(jobs)} methods, {len(seeds)} seeds each, on {tracking.device_description()}", flush=True)
+    print(f"{len(jobs)} methods, {len(seeds)} seeds each, on {runs.device_description()}", flush=True)
     for number, (label, name, given) in enumerate(jobs, start=1):
         try:
             config = method_config(name, given, options.set.get(name, {}), alike)

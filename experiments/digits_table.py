@@ -23,9 +23,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_ssl import methods, tracking
+from fedjax_ssl import methods, runs
 from fedjax_ssl.command_line import use_compilation_cache
-from fedjax_ssl.experiment.tables import MISSING, facts, load_config, markdown, positive, spread, train_seeds
+from fedjax_ssl.runs.tables import MISSING, facts, load_config, markdown, positive, spread, train_seeds
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 BASELINE = "fedavg"
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> None:
     jobs.append((BASELINE, "all"))
     seeds = list(range(options.seeds))
     begin, cells = time.perf_counter(), []
-    print(f"{len(jobs)} experiments of {len(seeds)} seeds each on {tracking.device_description()}", flush=True)
+    print(f"{len(jobs)} experiments of {len(seeds)} seeds each on {runs.device_description()}", flush=True)
     for number, (method, labels) in enumerate(jobs, start=1):
         started = time.perf_counter()
         cell = run(method, labels, seeds, options.rounds)

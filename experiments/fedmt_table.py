@@ -27,12 +27,12 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from fedjax_ssl import tracking
+from fedjax_ssl import runs
 from fedjax_ssl.command_line import use_compilation_cache
-from fedjax_ssl.experiment import build_method, federate, load_experiment
-from fedjax_ssl.experiment.tables import facts, load_config, markdown, positive, spread, train_seeds
 from fedjax_ssl.federated import ServerState
 from fedjax_ssl.objectives import correspondence_counts, normalize_counts
+from fedjax_ssl.runs.build import build_method, federate, load_experiment
+from fedjax_ssl.runs.tables import facts, load_config, markdown, positive, spread, train_seeds
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 NO_SPACE = "-"
@@ -76,7 +76,7 @@ def main(arguments: list[str] | None = None) -> None:
     cells: list[Cell] = []
     matrices: list[str] = []
     begin = time.perf_counter()
-    print(f"{len(jobs)} experiments of {options.seeds} seeds each on {tracking.device_description()}", flush=True)
+    print(f"{len(jobs)} experiments of {options.seeds} seeds each on {runs.device_description()}", flush=True)
     for name, space, labels in jobs:
         started = time.perf_counter()
         config = make_config(name, space, labels, options)

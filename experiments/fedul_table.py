@@ -28,11 +28,11 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from fedjax_ssl import models, tracking
+from fedjax_ssl import models, runs
 from fedjax_ssl.command_line import use_compilation_cache
 from fedjax_ssl.data.federation.unlabelled_sets import PROTOCOLS
-from fedjax_ssl.experiment.tables import facts, load_config, markdown, positive
 from fedjax_ssl.presets import FEDUL_METHODS
+from fedjax_ssl.runs.tables import facts, load_config, markdown, positive
 from fedjax_ssl.train import make_train, over_seeds
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
@@ -93,7 +93,7 @@ def main(arguments: list[str] | None = None) -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     files = [options.output / f"fedul_table.{kind}" for kind in ("md", "csv")]
     begin, cells, text = time.perf_counter(), [], ""
-    print(f"{len(jobs)} experiments of {options.seeds} seeds each on {tracking.device_description()}", flush=True)
+    print(f"{len(jobs)} experiments of {options.seeds} seeds each on {runs.device_description()}", flush=True)
     for number, job in enumerate(jobs, start=1):
         cell = run(*job, options)
         cells.append(cell)

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ssl import tracking
+from fedjax_ssl import runs
 from fedjax_ssl.command_line import use_compilation_cache
-from fedjax_ssl.experiment.tables import facts, load_config, markdown, positive, spread, train_seeds
 from fedjax_ssl.presets import MIXED_VARIANTS
+from fedjax_ssl.runs.tables import facts, load_config, markdown, positive, spread, train_seeds
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> None:
         + "\n"
     )
     options.output.mkdir(parents=True, exist_ok=True)
-    tracking.write_atomically(options.output / "mixed_table.md", text)
+    runs.write_atomically(options.output / "mixed_table.md", text)
     with (options.output / "mixed_table.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["variant", "seed", "test_accuracy"])

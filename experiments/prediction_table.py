@@ -26,10 +26,11 @@ import jax
 import ml_collections
 import numpy as np
 
-from fedjax_ssl import data, tracking
+from fedjax_ssl import data, runs
 from fedjax_ssl.command_line import USER_ERRORS, use_compilation_cache
-from fedjax_ssl.experiment import build_method, device_mesh, federate, load_experiment, prediction, prediction_settings
-from fedjax_ssl.experiment.rounds import run_rounds
+from fedjax_ssl.runs import predict
+from fedjax_ssl.runs.build import build_method, device_mesh, federate, load_experiment, prediction_settings
+from fedjax_ssl.runs.rounds import run_rounds
 
 
 class Run(NamedTuple):
@@ -119,14 +120,14 @@ def _run(
     federation = federate(experiment, key)
     data.validate(federation)
     asked = prediction_settings(experiment.config)
-    prediction.check(asked, federation)
+    predict.check(asked, federation)
     method = build_method(experiment, federation)
     mesh = device_mesh(experiment.config.federated.devices, experiment.config.federated.reduce)
     state = jax.jit(method.init)(key, federation)
     if config.rounds:
         rounds = experiment.config.rounds
         state, _ = jax.jit(lambda state, data: run_rounds(method, key, state, data, rounds))(state, federation)
-    outcomes = prediction.summary_of(list(prediction.predict(asked, method, state, key, federation, mesh)))
+    outcomes = predict.summary_of(list(predict.predict(asked, method, state, key, federation, mesh)))
     left_out = experiment.config.data.left_out_client
     what = f"{features}, {fraction:.0%} labelled, seed {seed}" if left_out is None else f"without client {left_out}"
     print(
@@ -217,12 +218,12 @@ def _rows(runs: list[Run]) -> str:
 
 
 def _facts(seconds: float) -> str:
-    versions = tracking.versions()
+    versions = runs.versions()
     commit = versions.pop("git_commit", "not in a checkout")
     return "\n".join(
         [
             f"- command: python experiments/prediction_table.py {' '.join(sys.argv[1:])}".rstrip(),
-            f"- device: {tracking.device_description()}; wall time {seconds:.0f} s",
+            f"- device: {runs.device_description()}; wall time {seconds:.0f} s",
             "- versions: " + ", ".join(f"{name} {version}" for name, version in versions.items()),
             f"- commit: {commit}",
         ]

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ssl import experiment, presets
+from fedjax_ssl import presets, runs
 from fedjax_ssl.graph import IDEAL, Exchange, PropagationSettings
 from fedjax_ssl.methods.parts import predictors
 
@@ -26,7 +26,7 @@ def federation_of(seed):
     """The digits, split as by the command."""
     config = presets.one_shot("inputs", rounds=0)
     config.seed = seed
-    return experiment.federate(experiment.load_experiment(config), jax.random.key(seed))
+    return runs.federate(runs.load_experiment(config), jax.random.key(seed))
 
 
 def exchange_of(knob, value, random, seen):

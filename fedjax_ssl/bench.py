@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedjax_ssl import tracking
+from fedjax_ssl import runs
 from fedjax_ssl.benchmarks import (
     NO_TIME,
     PLATFORMS,
@@ -245,7 +245,7 @@ def _smoke(given: argparse.Namespace) -> int:
         print(f"note: {what}; times are measured, without bounds", file=sys.stderr)
     wrong = device.platform == "gpu" and not _own_kernels_agree(given.one_process)
     rows: list[dict[str, Any]] = []
-    show = partial(smoke_table, command=tracking.command())
+    show = partial(smoke_table, command=runs.command())
     died = _print(_beside_bounds(given, chosen, rows), given.json, lambda row: row, show)
     measured_on = [row["device"] for row in rows if row["seconds_per_round"] is not None]
     if given.docs is not None and measured_on:

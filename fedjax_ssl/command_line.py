@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from fedjax_ssl import data, distributed, methods, own_code, processor, tracking
+from fedjax_ssl import data, methods, own_code, processor, runs
 from fedjax_ssl.config import CHOICES, ConfigError, ConfigNote, check_field
 from fedjax_ssl.errors import INTERRUPTED, UserError
 
@@ -19,9 +19,9 @@ USER_ERRORS = (
     UserError,
     ConfigError,
     data.DatasetUnavailable,
-    tracking.CheckpointError,
-    tracking.FolderLocked,
-    tracking.RunFolderError,
+    runs.CheckpointError,
+    runs.FolderLocked,
+    runs.RunFolderError,
 )
 
 
@@ -98,11 +98,11 @@ def leave(error: BaseException) -> int:
         BaseException: `error`, where it is a fault of ours.
     """
     if isinstance(error, KeyboardInterrupt):
-        return distributed.leave(INTERRUPTED, "\n" + "; ".join(["stopped", *map(str, error.args)]))
+        return runs.leave(INTERRUPTED, "\n" + "; ".join(["stopped", *map(str, error.args)]))
     message = None if os.environ.get("FEDJAX_SSL_DEBUG") else _message(error)
     if message is None:
         raise error
-    return distributed.leave(getattr(error, "exit_code", 2), f"error: {message}")
+    return runs.leave(getattr(error, "exit_code", 2), f"error: {message}")
 
 
 def _message(error: BaseException) -> str | None:
@@ -149,7 +149,7 @@ def notes_instead_of_warnings(
             show_note(str(message))
 
     with warnings.catch_warnings():
-        for category in (ConfigNote, tracking.CheckpointDamaged, tracking.FolderMended):
+        for category in (ConfigNote, runs.CheckpointDamaged, runs.FolderMended):
             warnings.simplefilter("always", category)
         warnings.showwarning = show
         yield said

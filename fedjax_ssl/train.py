@@ -13,10 +13,10 @@ from jaxtyping import Array, Key
 from fedjax_ssl import federated
 from fedjax_ssl.backend import backend
 from fedjax_ssl.config import ConfigError
-from fedjax_ssl.experiment import Experiment, build_method, federate, load_experiment
-from fedjax_ssl.experiment.rounds import run_block
 from fedjax_ssl.federated import ServerState
 from fedjax_ssl.federated.method import Metrics
+from fedjax_ssl.runs.build import Experiment, build_method, federate, load_experiment
+from fedjax_ssl.runs.rounds import run_block
 
 PyTree = Any
 

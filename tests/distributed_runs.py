@@ -6,9 +6,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from fedjax_ssl import distributed
-from fedjax_ssl.experiment.run import run
-from fedjax_ssl.experiment.tables import load_config
+from fedjax_ssl import runs
+from fedjax_ssl.runs.loop import run
+from fedjax_ssl.runs.tables import load_config
 from tests.methods import cases
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -33,7 +33,7 @@ def config_of(name: str, **changes: Any) -> ConfigDict:
 if __name__ == "__main__":
     folder, *runs = sys.argv[1:]
     configs = [config_of(name, **{"data.residence": "host"} if name in ON_HOST else {}) for name in runs]
-    team = distributed.start(configs[0].distributed)
+    team = runs.start(configs[0].distributed)
     for name, config in zip(runs, configs, strict=True):
         print(f"run {name}", flush=True)
         run(config, Path(folder) / name, team)

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_ssl import main, presets
 from fedjax_ssl.data import Dataset, Split
-from fedjax_ssl.experiment.programs import Programs
+from fedjax_ssl.runs.compile import Programs
 
 OWN = "own examples"  # asks `get_config` for the data of `own_examples`
 

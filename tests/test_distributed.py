@@ -23,10 +23,10 @@ import pytest
 from jax.sharding import Mesh
 
 from fedjax_ssl import config as configs
-from fedjax_ssl import distributed, federated, tracking
+from fedjax_ssl import federated, runs
 from fedjax_ssl.config import ConfigError
-from fedjax_ssl.experiment.run import run
-from fedjax_ssl.tracking import Checkpoints
+from fedjax_ssl.runs.checkpoint import Checkpoints
+from fedjax_ssl.runs.loop import run
 from tests.distributed_worker import OWN, get_config
 from tests.saved import state_of
 from tests.test_resume import rows_of
@@ -169,7 +169,7 @@ def check_that_all_ended(harm, how):
     assert f"comes to harm: {harm}" in logs[victim] and all(codes), (codes, logs)
     assert all(f"process {index} of {PROCESSES}: on " in logs[index] for index in range(PROCESSES))
     if harm == "terminate":
-        assert codes == [distributed.PREEMPTED] * 2, logs
+        assert codes == [runs.PREEMPTED] * 2, logs
         assert all(f"process {index} of 2: a process was asked to end (SIGTERM)" in logs[index] for index in (0, 1))
         return
     if harm == "exception":
@@ -178,7 +178,7 @@ def check_that_all_ended(harm, how):
     else:
         assert codes[victim] == -signal.SIGKILL  # of itself, or of the test that found it frozen
     # The other one noticed and ended by itself; nobody waited until the watchdog or the test had enough.
-    assert codes[other] not in (-signal.SIGKILL, distributed.STALLED), (codes, logs)
+    assert codes[other] not in (-signal.SIGKILL, runs.STALLED), (codes, logs)
     assert re.search("Connection|connection|task|heartbeat", logs[other].split("devices; process 0")[1]), logs[other]
 
 
@@ -296,14 +296,14 @@ def test_a_port_in_use_is_named():
         port = taken.getsockname()[1]
         given = {"coordinator": f"127.0.0.1:{port}", "num_processes": 2, "process_id": 0}
         with pytest.raises(ConfigError, match=f"has port {port}, which process 0 cannot open here"):
-            distributed.start(section(**given))
+            runs.start(section(**given))
 
 
 @pytest.mark.thorough
 def test_the_watchdog_lets_live_who_feeds_it_and_ends_who_does_not():
     code = """
 import time
-from fedjax_ssl.distributed.watchdog import Watchdog
+from fedjax_ssl.runs.processes import Watchdog
 def stuck():
     time.sleep(60)
 Watchdog(0.05, "never", 9).stop()
@@ -328,10 +328,10 @@ def section(**fields):
 
 
 def test_one_process_needs_no_settings():
-    assert distributed.settings(section(), {}) is None
+    assert runs.settings(section(), {}) is None
     given = {"coordinator": "10.0.0.1:1234", "num_processes": 1, "process_id": 0}
-    assert distributed.settings(section(**given), {}) is None
-    team = distributed.start(section())
+    assert runs.settings(section(**given), {}) is None
+    team = runs.start(section())
     assert (team.count, team.writes, team.preempted(1)) == (1, True, False)
     tree = {"state": jnp.arange(3), "round": 1}
     assert team.from_first(tree) is tree and team.values_from_first(tree) is tree
@@ -339,10 +339,10 @@ def test_one_process_needs_no_settings():
 
 def test_the_environment_fills_in_what_the_config_leaves_open():
     variables = {"FEDJAX_SSL_COORDINATOR": "a:1", "FEDJAX_SSL_NUM_PROCESSES": "4", "FEDJAX_SSL_PROCESS_ID": "3"}
-    found = distributed.settings(section(process_id=2), variables)
+    found = runs.settings(section(process_id=2), variables)
     assert found[:3] == ("a:1", 4, 2)
     assert found.heartbeat_seconds == 30 and found.stall_minutes == 60
-    assert distributed.settings(section(auto=True), {})[:3] == (None, None, None)
+    assert runs.settings(section(auto=True), {})[:3] == (None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -365,31 +365,31 @@ def test_the_environment_fills_in_what_the_config_leaves_open():
 )
 def test_settings_that_make_no_sense(fields, variables, expected):
     with pytest.raises(ConfigError, match=expected):
-        distributed.settings(section(**fields), variables)
+        runs.settings(section(**fields), variables)
 
 
 def test_every_process_owns_as_many_devices_of_a_run(monkeypatch):
-    assert [device.id for device in distributed.run_devices(3)] == [0, 1, 2]
+    assert [device.id for device in runs.run_devices(3)] == [0, 1, 2]
     with pytest.raises(ConfigError, match=r"federated\.devices is 5; devices here: 4"):
-        distributed.run_devices(5)
+        runs.run_devices(5)
     there = [SimpleNamespace(process_index=index, id=8 * index + slot) for index in (0, 1) for slot in range(2 + index)]
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(jax, "devices", lambda: there)
-    assert [device.id for device in distributed.run_devices(2)] == [0, 8]
-    assert [device.id for device in distributed.run_devices(4)] == [0, 1, 8, 9]
+    assert [device.id for device in runs.run_devices(2)] == [0, 8]
+    assert [device.id for device in runs.run_devices(4)] == [0, 1, 8, 9]
     for devices, expected in ((1, "multiple of 2"), (3, "multiple of 2"), (6, "up to 4")):
         with pytest.raises(ConfigError, match=f"federated.devices is {devices}.*{expected}"):
-            distributed.run_devices(devices)
+            runs.run_devices(devices)
 
 
 def test_shared_out_arrays_are_whole_on_every_device():
     mesh = Mesh(np.array(jax.devices()), ("clients",))
     tree = {"key": jax.random.key(3), "values": jnp.array([-0.0, jnp.nan, 1.0]), "none": jnp.zeros((0, 2))}
-    shared = distributed.share_out(tree, mesh)
+    shared = runs.share_out(tree, mesh)
     assert all(leaf.is_fully_replicated and len(leaf.devices()) == 4 for leaf in jax.tree.leaves(shared))
     assert np.asarray(shared["values"]).tobytes() == np.asarray(tree["values"]).tobytes()
     assert jax.random.bits(shared["key"]) == jax.random.bits(tree["key"])
-    assert distributed.share_out(tree, None) is tree
+    assert runs.share_out(tree, None) is tree
 
 
 def test_a_process_without_a_record_has_the_same_calls():
@@ -397,4 +397,4 @@ def test_a_process_without_a_record_has_the_same_calls():
         functions = inspect.getmembers(kind, inspect.isfunction)
         return {name: list(inspect.signature(function).parameters) for name, function in functions if name[0] != "_"}
 
-    assert calls(tracking.NoRecord) == calls(tracking.Record)
+    assert calls(runs.NoRecord) == calls(runs.Record)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedjax_ssl import methods
-from fedjax_ssl.experiment.run import run
+from fedjax_ssl.runs.loop import run
 from tests import distributed_runs
 from tests.distributed_runs import CONFIGS, ON_HOST, config_of
 from tests.methods import cases

@@ -12,7 +12,7 @@ import pytest
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import data, presets
-from fedjax_ssl.experiment import build_method, federate, load_experiment
+from fedjax_ssl.runs.build import build_method, federate, load_experiment
 from fedjax_ssl.train import make_train
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"

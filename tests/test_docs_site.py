@@ -56,4 +56,4 @@ def test_the_reference_has_what_the_rooms_offer(site):
     assert "make_train" in text and "over_seeds" in text and "hyperparameters" in text
     outputs = (site / "reference/models/index.html").read_text(encoding="utf-8")
     assert "class scores before the softmax" in outputs  # the comment of a field
-    assert "read_run" in (site / "reference/tracking/index.html").read_text(encoding="utf-8")
+    assert "read_run" in (site / "reference/runs/index.html").read_text(encoding="utf-8")

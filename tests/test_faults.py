@@ -23,11 +23,12 @@ import pytest
 from fedjax_ssl import config as configs
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.data import DatasetUnavailable, load
-from fedjax_ssl.experiment.run import run
-from fedjax_ssl.tracking import CheckpointError, RunFolderError, read_run
-from fedjax_ssl.tracking.checkpoints import Checkpoints
+from fedjax_ssl.runs.checkpoint import CheckpointError, Checkpoints
+from fedjax_ssl.runs.folder import RunFolderError
+from fedjax_ssl.runs.loop import run
+from fedjax_ssl.runs.stored_run import read_run
+from tests.runs.test_full_disk import content_of, train
 from tests.test_resume import CHILD, experiment, results_of, rows_of
-from tests.tracking.test_full_disk import content_of, train
 
 GIVEN = os.environ.get("FEDJAX_SSL_FUZZ")
 SEED = int(GIVEN or 17)

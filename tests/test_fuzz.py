@@ -26,11 +26,13 @@ from fedjax_ssl import config as configs
 from fedjax_ssl import methods
 from fedjax_ssl.config import ConfigError, fields
 from fedjax_ssl.data import BadData, DatasetUnavailable, load
-from fedjax_ssl.experiment.build import build_method, federate, load_resolved
-from fedjax_ssl.experiment.run import run
-from fedjax_ssl.tracking import CheckpointError, Checkpoints, RunFolderError, read_run
+from fedjax_ssl.runs.build import build_method, federate, load_resolved
+from fedjax_ssl.runs.checkpoint import CheckpointError, Checkpoints
+from fedjax_ssl.runs.folder import RunFolderError
+from fedjax_ssl.runs.loop import run
+from fedjax_ssl.runs.stored_run import read_run
+from tests.runs.test_full_disk import content_of, train
 from tests.saved import state_of
-from tests.tracking.test_full_disk import content_of, train
 
 pytestmark = pytest.mark.thorough
 SEED = os.environ.get("FEDJAX_SSL_FUZZ")

@@ -15,8 +15,8 @@ import pytest
 from fedjax_ssl import config as configs
 from fedjax_ssl import data
 from fedjax_ssl.config.fields import CHOICES
-from fedjax_ssl.experiment import build_method, federate, load_experiment
 from fedjax_ssl.registry import Option, Registry
+from fedjax_ssl.runs.build import build_method, federate, load_experiment
 
 
 def square(size: int, fill: Literal["none", "dots"] = "none", scale: float | jax.Array | None = None) -> str:

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from fedjax_ssl import presets
-from fedjax_ssl.experiment.run import run
-from fedjax_ssl.tracking import Checkpoints
+from fedjax_ssl.runs.checkpoint import Checkpoints
+from fedjax_ssl.runs.loop import run
 
 ROUNDS = 10
 TIMES = ("seconds", "client_updates_per_second")
 CHILD = """
 import sys
 from tests.test_resume import experiment
-from fedjax_ssl.experiment.run import run
+from fedjax_ssl.runs.loop import run
 run(experiment(), sys.argv[1])
 """
 

@@ -7,9 +7,8 @@ import pytest
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import presets
-from fedjax_ssl.experiment import build_method, federate, load_experiment
-from fedjax_ssl.experiment.build import execution_of
-from fedjax_ssl.experiment.programs import Programs, code_of, inputs_of
+from fedjax_ssl.runs.build import build_method, execution_of, federate, load_experiment
+from fedjax_ssl.runs.compile import Programs, code_of, inputs_of
 
 
 def programs(**fields):

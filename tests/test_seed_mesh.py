@@ -8,8 +8,8 @@ from jax.sharding import Mesh
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import federated, presets
-from fedjax_ssl.experiment import build_method, federate, load_experiment
-from fedjax_ssl.experiment.outcome import describe_placement
+from fedjax_ssl.runs.build import build_method, federate, load_experiment
+from fedjax_ssl.runs.summary import describe_placement
 from fedjax_ssl.train import make_train, over_seeds
 
 

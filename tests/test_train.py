@@ -9,8 +9,8 @@ import pytest
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import presets
-from fedjax_ssl.experiment.run import run
 from fedjax_ssl.federated import BY_CLIENT, to_numbers
+from fedjax_ssl.runs.loop import run
 from fedjax_ssl.train import make_train
 
 

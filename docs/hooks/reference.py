@@ -10,7 +10,7 @@ _PACKAGE = Path(__file__).resolve().parent.parent.parent / "fedjax_ssl"
 # Page of the site -> module; `nav` in mkdocs.yml has the same pages.
 _MODULES = {
     "training": "train",
-    "experiment": "experiment.run",
+    "runs": "runs",
     "config": "config",
     "presets": "presets",
     "data": "data",
@@ -20,7 +20,6 @@ _MODULES = {
     "objectives": "objectives",
     "graph": "graph",
     "secure": "secure.api",
-    "tracking": "tracking",
     "report": "report",
     "trained": "trained",
 }
@@ -47,7 +46,8 @@ def _page(module: str) -> str:
 def _offered(tree: ast.Module, name: str) -> list[str]:
     """Where everything public is defined: here, or in a module of the room whose names its `__init__` imports."""
     found: list[str] = []
-    for node in tree.body:
+    lazy = [node for one in tree.body if isinstance(one, ast.If) for node in one.body]  # imported when first used
+    for node in [*tree.body, *lazy]:
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(f"{name}."):
             found += [f"{node.module}.{one.name}" for one in node.names]
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):

@@ -65,10 +65,10 @@ def make_plan(name: str, rounds: int) -> Plan:
     """The rounds that ours runs from its start: the same cohorts, and per client the same batches in the same order."""
     import jax
 
-    from fedjax_ssl.experiment import Experiment, federate
     from fedjax_ssl.federated import Client, Now, labelled_epochs
     from fedjax_ssl.federated.cohort import sample_cohort
     from fedjax_ssl.keys import named_key
+    from fedjax_ssl.runs.build import Experiment, federate
 
     workload = WORKLOADS[name]
     experiment = Experiment(workload.config(Variant()), workload.dataset())
@@ -304,7 +304,7 @@ def one_round_of_ours() -> tuple[Plan, dict[str, np.ndarray], dict[str, np.ndarr
     """(plan, parameters before, parameters after, mean loss) of one round of W2."""
     import jax
 
-    from fedjax_ssl.experiment import Experiment, build_method, federate
+    from fedjax_ssl.runs.build import Experiment, build_method, federate
 
     workload: Workload = WORKLOADS["W2"]
     experiment = Experiment(workload.config(Variant()), workload.dataset())

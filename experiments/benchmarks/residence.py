@@ -31,14 +31,13 @@ import jax
 import numpy as np
 
 from fedjax_ssl import config as configs
-from fedjax_ssl import data, distributed, tracking
+from fedjax_ssl import data, runs
 from fedjax_ssl.benchmarks.workloads import WORKLOADS, Variant
 from fedjax_ssl.command_line import map_large_buffers, use_processor
-from fedjax_ssl.experiment import Experiment, build_method, federate
-from fedjax_ssl.experiment.build import execution_of
-from fedjax_ssl.experiment.feed import Feed
-from fedjax_ssl.experiment.programs import Programs, code_of, inputs_of
-from fedjax_ssl.experiment.run import run
+from fedjax_ssl.runs.build import Experiment, build_method, execution_of, federate
+from fedjax_ssl.runs.compile import Programs, code_of, inputs_of
+from fedjax_ssl.runs.loop import run
+from fedjax_ssl.runs.residence import Feed
 
 PER_CLIENT, TEST, SHAPE = 1000, 10_000, (28, 28, 1)
 AT_ONCE = 100_000  # images that are drawn at a time
@@ -168,7 +167,7 @@ class Memory(threading.Thread):
         """The highest values in words."""
         self._over.set()
         self.join()
-        return {name: tracking.bytes_in_words(value) for name, value in self.highest.items()}
+        return {name: runs.bytes_in_words(value) for name, value in self.highest.items()}
 
 
 def large(given: argparse.Namespace) -> None:
@@ -187,11 +186,11 @@ def large(given: argparse.Namespace) -> None:
             "eval_every": 2,
         }
     )
-    team = distributed.start(config.distributed)
+    team = runs.start(config.distributed)
     memory, begin = Memory(), time.perf_counter()
     with tempfile.TemporaryDirectory() as workdir:
         summary = run(config, workdir, team)
-    size = tracking.bytes_in_words(path.stat().st_size)
+    size = runs.bytes_in_words(path.stat().st_size)
     print(
         f"{team.name}: {given.images:,} images, {size}; highest {memory.stop()}\n"
         f"{time.perf_counter() - begin:,.0f} s, of which training {summary['train_seconds']:,.0f} s"
@@ -240,7 +239,7 @@ def main() -> None:
         rates(given.names, given.groups, given.blocks, given.rounds)
     else:
         large(given)
-    print(f"\n{tracking.device_description()}, {tracking.versions()}")
+    print(f"\n{runs.device_description()}, {runs.versions()}")
 
 
 if __name__ == "__main__":

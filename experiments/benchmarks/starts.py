@@ -23,9 +23,8 @@ from ml_collections import ConfigDict
 from fedjax_ssl import processor
 from fedjax_ssl.benchmarks.stand_in import stand_in_experiment
 from fedjax_ssl.command_line import map_large_buffers
-from fedjax_ssl.experiment import build_method, federate
-from fedjax_ssl.experiment.build import execution_of
-from fedjax_ssl.experiment.programs import Programs, code_of, inputs_of
+from fedjax_ssl.runs.build import build_method, execution_of, federate
+from fedjax_ssl.runs.compile import Programs, code_of, inputs_of
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

@@ -22,11 +22,10 @@ from fedjax_ssl.benchmarks.stand_in import stand_in_experiment
 from fedjax_ssl.benchmarks.targets import TARGETS, Target, check_compiler, devices, environment
 from fedjax_ssl.benchmarks.workloads import prepared
 from fedjax_ssl.config import ConfigError
-from fedjax_ssl.experiment import Experiment, build_method, federate
-from fedjax_ssl.experiment.build import execution_of
-from fedjax_ssl.experiment.programs import Programs, block_of, code_of, inputs_of
 from fedjax_ssl.federated import Choice, Execution, Method
 from fedjax_ssl.federated.memory import program_bytes as estimated_bytes
+from fedjax_ssl.runs.build import Experiment, build_method, execution_of, federate
+from fedjax_ssl.runs.compile import Programs, block_of, code_of, inputs_of
 
 
 class AheadOptions(NamedTuple):

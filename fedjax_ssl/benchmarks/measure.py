@@ -13,19 +13,18 @@ import numpy as np
 from jaxtyping import Array, Key
 
 from fedjax_ssl import config as configs
-from fedjax_ssl import models, processor, tracking
+from fedjax_ssl import models, processor, runs
 from fedjax_ssl.benchmarks.operations import product_operations_per_second, training_operations_per_example
 from fedjax_ssl.benchmarks.padding import padded_share
 from fedjax_ssl.benchmarks.workloads import WORKLOADS, Variant, Workload, prepared
 from fedjax_ssl.command_line import map_large_buffers, use_processor
 from fedjax_ssl.data import Dataset, FederatedData
-from fedjax_ssl.distributed import share_out
-from fedjax_ssl.experiment import Experiment, build_method, federate
-from fedjax_ssl.experiment.build import execution_of
-from fedjax_ssl.experiment.programs import compiled_program
-from fedjax_ssl.experiment.rounds import run_rounds
 from fedjax_ssl.federated import VECTORIZED_RUNS, Choice, Method, ServerState
 from fedjax_ssl.federated.method import Metrics
+from fedjax_ssl.runs.build import Experiment, build_method, execution_of, federate
+from fedjax_ssl.runs.compile import compiled_program
+from fedjax_ssl.runs.processes import share_out
+from fedjax_ssl.runs.rounds import run_rounds
 from fedjax_ssl.train import over_seeds
 
 
@@ -114,15 +113,15 @@ def measure(name: str, variant_name: str, options: Options) -> dict[str, Any]:
         "processor_seconds_per_round": statistics.median(timings.processor) / rounds,
         "fastest_seconds_per_round": min(timings.wall) / rounds,
         "compile_seconds": block.compile_seconds,
-        "peak_memory_bytes": tracking.peak_memory_bytes(),
+        "peak_memory_bytes": runs.peak_memory_bytes(),
         "temporary_bytes": block.temporary_bytes,
         "padded_share": _padding(workload, config, placed),
         "operations_per_example": per_example,
         "product_operations_per_second": peak,
         "fraction_of_peak": per_example * totals["examples"] / seconds / peak,
         "loss": totals["loss"],
-        "device": tracking.device_description(),
-        "versions": tracking.versions(),
+        "device": runs.device_description(),
+        "versions": runs.versions(),
     }
 
 

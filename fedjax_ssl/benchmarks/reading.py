@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 from fedjax_ssl.benchmarks import hlo
 from fedjax_ssl.benchmarks.targets import Target
-from fedjax_ssl.experiment.rounds import ROUNDS
 from fedjax_ssl.federated import EVALUATION, LOCAL_STEP, STAGE
 from fedjax_ssl.graph import LABEL_GRAPH
+from fedjax_ssl.runs.rounds import ROUNDS
 
 
 class Collective(NamedTuple):

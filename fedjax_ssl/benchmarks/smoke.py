@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedjax_ssl import data, tracking
+from fedjax_ssl import data, runs
 from fedjax_ssl.benchmarks.measure import Block, compiled_block, time_blocks
 from fedjax_ssl.benchmarks.reading import Reading, least_turns, program_bytes, read
 from fedjax_ssl.benchmarks.targets import TARGETS, target_of
@@ -108,7 +108,7 @@ def beside_bounds(name: str, variant_name: str, options: SmokeOptions) -> dict[s
     dataset, device = workload.dataset(), device_here(None)
     try:
         first = _measured(workload, variant, dataset, options, device)
-        peak = tracking.peak_memory_bytes()
+        peak = runs.peak_memory_bytes()
     except jax.errors.JaxRuntimeError as error:
         return without_numbers(name, variant_name, options.scale, str(error).splitlines()[0], device.kind)
     step, note = None, ""
@@ -122,7 +122,7 @@ def beside_bounds(name: str, variant_name: str, options: SmokeOptions) -> dict[s
     bound_of_step = target.seconds(reading.step) if target else None
     on_accelerator = device.platform != "cpu"  # a CPU starts no kernels
     return {
-        **without_numbers(name, variant_name, options.scale, note, tracking.device_description()),
+        **without_numbers(name, variant_name, options.scale, note, runs.device_description()),
         "target": device.target,
         "seconds_per_round": first.seconds_per_round,
         "bound_seconds_per_round": first.bound,
@@ -154,7 +154,7 @@ def without_numbers(name: str, variant_name: str, scale: float, note: str, devic
         "target": None,
         **dict.fromkeys(_NUMBERS),
         "note": note,
-        "versions": tracking.versions(),
+        "versions": runs.versions(),
     }
 
 

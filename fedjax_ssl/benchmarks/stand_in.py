@@ -8,7 +8,7 @@ import numpy as np
 from fedjax_ssl import config as configs
 from fedjax_ssl import data
 from fedjax_ssl.data.correspondence import CIFAR100_SUPERCLASS_OF, CIFAR100_SUPERCLASSES, correspondence
-from fedjax_ssl.experiment import Experiment, load_experiment
+from fedjax_ssl.runs.build import Experiment, load_experiment
 
 
 class Shape(NamedTuple):

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from fedjax_ssl import command_line, distributed, tracking
+from fedjax_ssl import command_line, runs
 from fedjax_ssl import config as configs
 from fedjax_ssl.cli.describe import describe_config
 from fedjax_ssl.config import ConfigError
-from fedjax_ssl.experiment.divergence import EXIT_CODE as DIVERGED
-from fedjax_ssl.experiment.run import run
+from fedjax_ssl.runs.divergence import EXIT_CODE as DIVERGED
+from fedjax_ssl.runs.loop import run
 
 USAGE = "usage: fedjax-ssl run NAME[:ARGUMENT] [--workdir FOLDER] [--FIELD=VALUE ...]"
 HELP = f"""{USAGE}
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
         0, or `DIVERGED`.
 
     Raises:
-        ConfigError: and what else `fedjax_ssl.experiment.run.run` raises; `fedjax_ssl.cli.main` makes messages of it.
+        ConfigError: and what else `fedjax_ssl.runs.loop.run` raises; `fedjax_ssl.cli.main` makes messages of it.
     """
     asked = parse(arguments)
     if asked.help:
@@ -56,20 +56,20 @@ def main(arguments: list[str]) -> int:
     command_line.map_large_buffers()
     with command_line.notes_instead_of_warnings():
         # Both before anything is computed.
-        alone = distributed.settings(config.distributed) is None
+        alone = runs.settings(config.distributed) is None
         command_line.use_processor(config.get("threads"), config.federated.devices if alone else None)
-        team = distributed.start(config.distributed)
+        team = runs.start(config.distributed)
         workdir = asked.workdir or Path("runs") / configs.find(asked.name).run_name
         try:
             summary = run(config, workdir, team)
         except KeyboardInterrupt as stop:
             raise KeyboardInterrupt(_what_follows(workdir)) from stop
-    return distributed.leave(DIVERGED, f"error: {summary['diverged']}") if "diverged" in summary else 0
+    return runs.leave(DIVERGED, f"error: {summary['diverged']}") if "diverged" in summary else 0
 
 
 def _what_follows(workdir: Path) -> str:
     """What the same command does after a stop."""
-    rounds = tracking.Checkpoints(workdir).rounds()
+    rounds = runs.Checkpoints(workdir).rounds()
     if not rounds:
         return "there is no checkpoint yet: the same command starts from the beginning"
     return f"the same command goes on after round {rounds[-1]}, of the last checkpoint"

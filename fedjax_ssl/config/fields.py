@@ -32,7 +32,7 @@ from fedjax_ssl.federated import (
 )
 from fedjax_ssl.models import MODELS, PRECISIONS
 from fedjax_ssl.registry import Registry
-from fedjax_ssl.tracking import WRITERS
+from fedjax_ssl.runs.writers import WRITERS
 
 WORDS = {
     bool: "true or false",

@@ -15,7 +15,8 @@ from fedjax_ssl.report.exports import EXPORTS, header, lines
 from fedjax_ssl.report.page import render
 from fedjax_ssl.report.reading import Report, read
 from fedjax_ssl.report.statistics import LEVEL
-from fedjax_ssl.tracking import Console, bytes_in_words, write_output
+from fedjax_ssl.runs.files import bytes_in_words, write_output
+from fedjax_ssl.runs.progress import Console
 from fedjax_ssl.words import counted
 
 _SHOWN = 20  # groups in the terminal

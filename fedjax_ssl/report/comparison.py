@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from fedjax_ssl.report.groups import Group
 from fedjax_ssl.report.metrics import Metric, total, value_of, written
 from fedjax_ssl.report.statistics import Difference, Spread, paired_difference, spread
-from fedjax_ssl.tracking import StoredRun
+from fedjax_ssl.runs.stored_run import StoredRun
 
 # What a run costs: title, unit, value of a run.
 COSTS: tuple[tuple[str, str, Callable[[StoredRun], float | None]], ...] = (

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_ssl.report.groups import Group
 from fedjax_ssl.report.metrics import is_number
-from fedjax_ssl.tracking import StoredRun
+from fedjax_ssl.runs.stored_run import StoredRun
 
 # What a curve is drawn over, and the columns whose running sum it is; None: the column as it is.
 AXES: dict[str, tuple[str, ...] | None] = {

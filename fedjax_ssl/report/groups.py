@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from fedjax_ssl.registry import did_you_mean
 from fedjax_ssl.report.errors import ReportError
-from fedjax_ssl.tracking import WATCHING, StoredRun, flat_config
+from fedjax_ssl.runs.folder import WATCHING, flat_config
+from fedjax_ssl.runs.stored_run import StoredRun
 
 _FIRST = ("method.name", "data.name", "partition.name", "supervision.name", "model.name", "federated.name")
 

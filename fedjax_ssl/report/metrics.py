@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 from fedjax_ssl.registry import did_you_mean
 from fedjax_ssl.report.errors import ReportError
-from fedjax_ssl.tracking import StoredRun, bytes_in_words
+from fedjax_ssl.runs.files import bytes_in_words
+from fedjax_ssl.runs.stored_run import StoredRun
 
 # Counts of a block of rounds and the time that it took: what the curves are drawn over, and no results.
 _COUNTS = (

@@ -24,7 +24,8 @@ from fedjax_ssl.report.metrics import Metric, value_of, written
 from fedjax_ssl.report.pictures import pictures_of
 from fedjax_ssl.report.reading import Report
 from fedjax_ssl.report.statistics import METHOD, Spread
-from fedjax_ssl.tracking import SEARCH_FILE, SWEEP_FILE, StoredRun
+from fedjax_ssl.runs.folder import SEARCH_FILE, SWEEP_FILE
+from fedjax_ssl.runs.stored_run import StoredRun
 from fedjax_ssl.words import counted
 
 _BEST = 7  # groups that charts start with: one colour each

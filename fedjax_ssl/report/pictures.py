@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from fedjax_ssl.report.groups import Group, text_of
-from fedjax_ssl.tracking import StoredRun
+from fedjax_ssl.runs.stored_run import StoredRun
 
 _SECTIONS = ("data.", "partition.", "supervision.")
 _WIDTH, _COLOURS, _LINES = 900, 48, 60

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ssl import data, experiment, graph, presets, secure
+from fedjax_ssl import data, graph, presets, runs, secure
 from fedjax_ssl.command_line import USER_ERRORS, notes_instead_of_warnings, use_compilation_cache
 from fedjax_ssl.methods.parts import predictors
 from fedjax_ssl.secure import SERVER, Protocols, party_name
@@ -73,9 +73,9 @@ def _drops(text: str) -> dict[int, str]:
 def _run(options: argparse.Namespace, drops: dict[int, str]) -> int:
     config = presets.one_shot("inputs", rounds=0)
     config.seed = options.seed
-    loaded = experiment.load_experiment(config)
+    loaded = runs.load_experiment(config)
     key = jax.random.key(options.seed)
-    federation = experiment.federate(loaded, key)
+    federation = runs.federate(loaded, key)
     if not 3 <= options.clients <= federation.num_clients:
         raise ValueError(f"--clients is {options.clients}; it must be 3..{federation.num_clients}")
     unknown = [client for client in drops if client >= options.clients]

@@ -6,7 +6,7 @@ The way of a run through the sweep:
 2. `plan.py` makes a config and a name of every point, and counts programs: runs that can share what they compile.
 3. `scheduler.py` deals the programs as tasks to worker processes; `cluster.py` hands them to a cluster as jobs instead.
 4. `worker.py` is such a process: `run_program` takes as many of its runs at a time as the device holds, and
-   `fedjax_ssl.experiment.run.run_batch` trains them, each in a run folder of its own.
+   `fedjax_ssl.runs.loop.run_batch` trains them, each in a run folder of its own.
 5. `results.py` reads from these folders where each run stands, and writes the tables.
 
 In a search, `search.py` stands in the place of plan and scheduler, and `trials.py` in that of the worker: it asks the

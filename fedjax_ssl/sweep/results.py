@@ -13,9 +13,9 @@ from typing import Any
 
 from fedjax_ssl import own_code
 from fedjax_ssl.command_line import USER_ERRORS
+from fedjax_ssl.runs.files import decode_json, encode_json, write_atomically
+from fedjax_ssl.runs.summary import read_summary
 from fedjax_ssl.sweep.plan import Plan, PlannedRun
-from fedjax_ssl.tracking import read_summary
-from fedjax_ssl.tracking.files import decode_json, encode_json, write_atomically
 
 DONE, FAILED, STOPPED, MISSING = "done", "failed", "stopped", "missing"
 _ENDED = "ended.json"  # in the folder of a run that ended without a summary

@@ -12,10 +12,10 @@ import ml_collections
 
 from fedjax_ssl import config as configs
 from fedjax_ssl.config import ConfigError
+from fedjax_ssl.runs.files import write_atomically
+from fedjax_ssl.runs.folder import SEARCH_FILE as FILE
+from fedjax_ssl.runs.folder import RunFolderError, config_differences, read_stored
 from fedjax_ssl.sweep.axes import Axis, Range
-from fedjax_ssl.tracking import SEARCH_FILE as FILE
-from fedjax_ssl.tracking import RunFolderError, config_differences, read_stored
-from fedjax_ssl.tracking.files import write_atomically
 
 METRIC = "validation_accuracy"
 SAMPLERS = ("tpe", "random")

@@ -15,13 +15,13 @@ import numpy as np
 from fedjax_ssl import command_line
 from fedjax_ssl import config as configs
 from fedjax_ssl.config import ConfigError
-from fedjax_ssl.experiment.programs import static_part
-from fedjax_ssl.experiment.run import Point
-from fedjax_ssl.experiment.shared import Shared
+from fedjax_ssl.runs.compile import static_part
+from fedjax_ssl.runs.loop import Point
+from fedjax_ssl.runs.rows import MetricLog
+from fedjax_ssl.runs.shared import Shared
 from fedjax_ssl.sweep import results, studies
 from fedjax_ssl.sweep.studies import METRIC, Study
 from fedjax_ssl.sweep.worker import end_with_parent, in_batches, vectorizes
-from fedjax_ssl.tracking import MetricLog
 
 _BEFORE_LEARNING = 10  # Optuna's `n_startup_trials`
 

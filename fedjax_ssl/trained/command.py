@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_ssl import cli, command_line
-from fedjax_ssl.tracking import write_output
+from fedjax_ssl.runs.files import write_output
 from fedjax_ssl.trained.inputs import Examples, read_examples
 from fedjax_ssl.trained.load import CHECKPOINTS, load_run
 from fedjax_ssl.trained.model import TrainedModel, TrainedModelError

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from fedjax_ssl.tracking import write_atomically
+from fedjax_ssl.runs.files import write_atomically
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")  # for which predictions are lowered
 

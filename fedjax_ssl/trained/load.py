@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 
-from fedjax_ssl import tracking
-from fedjax_ssl.experiment import model_file
+from fedjax_ssl import runs
+from fedjax_ssl.runs import model_file
 from fedjax_ssl.trained.model import TrainedModel, TrainedModelError
 
 CHECKPOINTS = ("auto", "best", "last")
@@ -38,9 +38,9 @@ def load_run(workdir: str | os.PathLike, checkpoint: str = "auto") -> TrainedMod
         raise TrainedModelError(f"checkpoint is {checkpoint!r}; allowed: {', '.join(CHECKPOINTS)}")
     folder = Path(workdir)
     stored, model = _read(folder)
-    best = tracking.Checkpoints(folder, folder="best")
+    best = runs.Checkpoints(folder, folder="best")
     chosen = "best" if checkpoint == "best" or (checkpoint == "auto" and best.latest() is not None) else "last"
-    checkpoints = best if chosen == "best" else tracking.Checkpoints(folder)
+    checkpoints = best if chosen == "best" else runs.Checkpoints(folder)
     if checkpoints.latest() is None:
         raise TrainedModelError(
             f"{folder} has no best checkpoint: the run has no validation examples (config.data.validation_fraction); "
@@ -64,7 +64,7 @@ def load_run(workdir: str | os.PathLike, checkpoint: str = "auto") -> TrainedMod
     )
 
 
-def _read(folder: Path) -> tuple[tracking.StoredRun, dict[str, Any]]:
+def _read(folder: Path) -> tuple[runs.StoredRun, dict[str, Any]]:
     """The run, and model.json."""
     if not folder.is_dir():
         raise TrainedModelError(f"{folder} is no folder; give the run folder, as --workdir of the run named it")
@@ -77,7 +77,7 @@ def _read(folder: Path) -> tuple[tracking.StoredRun, dict[str, Any]]:
             f"{folder} has no model.json: an earlier version made this run. Its command, given again, adds the file "
             "and does not train anew"
         )
-    stored = tracking.read_run(folder)
+    stored = runs.read_run(folder)
     if not stored.config:
         raise TrainedModelError(f"{folder} holds no run that can be read: {'; '.join(stored.problems)}")
     try:

@@ -15,9 +15,9 @@ from jaxtyping import Float, Shaped
 
 from fedjax_ssl.data.dataset import check_finite
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.experiment.model_file import Rebuilt
 from fedjax_ssl.federated import Method, ServerState
 from fedjax_ssl.registry import did_you_mean
+from fedjax_ssl.runs.model_file import Rebuilt
 from fedjax_ssl.trained import export
 
 

@@ -16,8 +16,8 @@ import pytest
 from fedjax_ssl import backend
 from fedjax_ssl.benchmarks import TARGETS, ahead, ahead_table, targets
 from fedjax_ssl.benchmarks.stand_in import stand_in_experiment
-from fedjax_ssl.experiment import build_method, federate
 from fedjax_ssl.federated import Choice, device_memory
+from fedjax_ssl.runs.build import build_method, federate
 from fedjax_ssl.shipped import shipped_configs
 from tests.benchmarks.mistakes import check_refused
 from tests.benchmarks.test_hlo import LOOPS

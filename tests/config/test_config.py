@@ -11,7 +11,7 @@ import pytest
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import data, methods, presets
-from fedjax_ssl.experiment import Experiment, federate
+from fedjax_ssl.runs.build import Experiment, federate
 
 FILES = sorted((Path(__file__).parents[2] / "configs").glob("*.py"))
 

@@ -6,7 +6,7 @@ import pytest
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import presets
-from fedjax_ssl.experiment import build_method, federate, load_experiment
+from fedjax_ssl.runs.build import build_method, federate, load_experiment
 
 
 def config_with(**fields):

@@ -9,8 +9,7 @@ import pytest
 from fedjax_ssl import config as configs
 from fedjax_ssl import methods, presets
 from fedjax_ssl.config import ConfigError, load
-from fedjax_ssl.experiment import build_method, federate, load_experiment
-from fedjax_ssl.experiment.fit import check_labels, check_weighting
+from fedjax_ssl.runs.build import build_method, check_labels, check_weighting, federate, load_experiment
 from fedjax_ssl.shipped import shipped_configs
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_ssl import presets
 from fedjax_ssl.data import Dataset, Split, federate, for_prediction, load, normalizer, standardization, standardized
-from fedjax_ssl.experiment import load_experiment
+from fedjax_ssl.runs.build import load_experiment
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (12, 5, 6, 3), np.uint8)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from fedjax_ssl.experiment import programs
 from fedjax_ssl.federated import apart
 from fedjax_ssl.federated.packing import packing
+from fedjax_ssl.runs import compile as programs
 
 LAYERS = [jnp.full((4,), float(place)) for place in range(apart.MANY)]
 

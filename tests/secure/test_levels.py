@@ -8,7 +8,7 @@ import pytest
 
 from fedjax_ssl import graph, presets
 from fedjax_ssl.config import ConfigError, resolve
-from fedjax_ssl.experiment.run import run as run_experiment
+from fedjax_ssl.runs.loop import run as run_experiment
 from fedjax_ssl.secure import DROPS, SERVER, TooFewClients, __main__, messages, protocols
 from fedjax_ssl.secure.real import RealProtocols
 from tests.graph.test_exchange import BITS, LABELS, PAPER, ROWS, label

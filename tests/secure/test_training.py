@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import methods
-from fedjax_ssl.experiment.rounds import run_rounds
-from fedjax_ssl.tracking import Checkpoints
+from fedjax_ssl.runs.checkpoint import Checkpoints
+from fedjax_ssl.runs.rounds import run_rounds
 from tests import toy
 from tests.secure.parties import record_keys
 

@@ -8,9 +8,9 @@ import pytest
 from fedjax_ssl import config as configs
 from fedjax_ssl import presets
 from fedjax_ssl.config import ConfigError
+from fedjax_ssl.runs.folder import RunFolderError
 from fedjax_ssl.sweep import plan as plans
 from fedjax_ssl.sweep.axes import parse_axis, points
-from fedjax_ssl.tracking import RunFolderError
 
 
 def planned(*texts, seeds=(0, 1), config="digits_fedavg", **how):

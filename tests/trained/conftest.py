@@ -3,7 +3,7 @@
 import pytest
 
 from fedjax_ssl import data, load_run, presets
-from fedjax_ssl.experiment.run import run
+from fedjax_ssl.runs.loop import run
 
 
 def experiment(**fields):

@@ -13,8 +13,9 @@ import pytest
 
 from fedjax_ssl import load_run, presets
 from fedjax_ssl.config import resolve
-from fedjax_ssl.experiment import build, federate
-from fedjax_ssl.experiment.run import run
+from fedjax_ssl.runs import build
+from fedjax_ssl.runs.build import federate
+from fedjax_ssl.runs.loop import run
 from fedjax_ssl.trained import TrainedModelError
 from tests.trained.conftest import experiment
 

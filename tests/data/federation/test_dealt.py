@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from fedjax_ssl import data, distributed
+from fedjax_ssl import data, runs
 from fedjax_ssl.data import Dataset, DealtInputs, Drawn, HostInputs, Split
 from tests import toy
 
@@ -26,7 +26,7 @@ def dealt(inputs):
     federation = dataclasses.replace(toy.federation(), inputs=jnp.asarray(inputs))
     host = HostInputs(Dataset("toy", Split(inputs, np.zeros(len(inputs), np.int32)), None, ("a",), input_max=1.0))
     mesh = Mesh(np.array(jax.devices()[:DEVICES]), ("clients",))
-    always = distributed.share_out(data.always_there(host, federation), mesh)
+    always = runs.share_out(data.always_there(host, federation), mesh)
     clients = data.clients_of_devices(DRAWN, DEVICES)
     own = data.deal_out(host, always, federation, clients, 26, mesh)
     return federation, DealtInputs(always.values, always.place, DRAWN, own=own, mesh=mesh)

@@ -9,8 +9,8 @@ from fedjax_ssl import data as data_module
 from fedjax_ssl import presets
 from fedjax_ssl.data import Dataset, Split
 from fedjax_ssl.data.federation.report import report
-from fedjax_ssl.experiment import Experiment, federate
 from fedjax_ssl.federated import all_clients
+from fedjax_ssl.runs.build import Experiment, federate
 
 CIFAR10 = ((5000,) * 10, (1000,) * 10, 0)
 SVHN = (

@@ -1,0 +1,330 @@
+"""From a resolved config to what a run is made of: dataset, federation, method. Nothing below sees the config."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import ml_collections
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array, Key
+
+from fedjax_ssl import config as configs
+from fedjax_ssl import data, federated, methods, models
+from fedjax_ssl.backend import backend
+from fedjax_ssl.config import ConfigError, ConfigNote, naming
+from fedjax_ssl.data import FederatedData
+from fedjax_ssl.federated import Execution, Method, Setup
+from fedjax_ssl.keys import named_key
+from fedjax_ssl.runs.predict import PredictionSettings
+from fedjax_ssl.runs.processes import run_devices
+
+# Tables may be a quarter wider than a seed needs, so that another seed does not need another program.
+_WIDEST = 1.25
+Report = Callable[[federated.Choice], None]
+
+
+class Experiment(NamedTuple):
+    """A resolved config with its dataset loaded: everything about a run but its randomness."""
+
+    config: ml_collections.ConfigDict
+    dataset: data.Dataset
+    standardization: str = ""  # for the log: what inputs are standardized by
+    host: data.HostInputs | None = None  # where its inputs stay; None: all of them are on the device
+
+
+def load_experiment(config: ml_collections.ConfigDict) -> Experiment:
+    """Checks a config and loads its dataset.
+
+    Raises:
+        ConfigError: a setting cannot be used.
+        DatasetUnavailable: the dataset is not on disk and could not be downloaded.
+    """
+    return load_resolved(configs.resolve(config))
+
+
+def load_resolved(config: ml_collections.ConfigDict) -> Experiment:
+    """The same for a config that is resolved; raises as `load_experiment`."""
+    section = config.data
+    with configs.naming("data"):
+        given = {name: section.get(name) for name in data.SOURCES.options(section.name)}
+        places = {"root": section.root, "path": section.path, "download": section.download, "source": section.source}
+        dataset = data.load(section.name, **places, **configs.options(given))
+        if section.pool_splits:
+            dataset = data.with_pooled_splits(dataset)
+        statistics = (section.standardize, section.mean, section.std, section.left_out_client)
+        dataset, said = data.standardized(dataset, *statistics)
+        _, more = data.for_prediction(dataset, section.test_mean, section.test_std)
+        return Experiment(config, dataset, said + more)
+
+
+def federate(experiment: Experiment, key: Key[Array, ""], inputs: Array | None = None) -> data.FederatedData:
+    """The federation that the config describes, with everything random in it drawn from `key`.
+
+    Args:
+        experiment: config and dataset.
+        key: of the run.
+        inputs: of another federation of this experiment, to share them; they may be traced. Not used where they stay on
+            the host.
+    """
+    config, section = experiment.config, experiment.config.data
+    partition_options = configs.options(config.partition)
+    num_clients = partition_options.pop("num_clients", None)
+    with configs.naming("data, config.partition or config.supervision"):
+        return data.federate(
+            named_key(key, "data"),
+            experiment.dataset,
+            partition=config.partition.name,
+            num_clients=num_clients,
+            partition_options=partition_options,
+            supervision=config.supervision.name,
+            supervision_options=configs.options(config.supervision),
+            test_clients=section.test_clients,
+            left_out_client=section.left_out_client,
+            test_fraction=section.test_fraction,
+            client_test_fraction=section.client_test_fraction,
+            validation_fraction=section.validation_fraction,
+            balanced_test=section.balanced_test,
+            pools=section.pools,
+            shuffle_pools=section.shuffle_pools,
+            inputs=inputs if experiment.host is None else experiment.host,
+            widest=_WIDEST,
+        )
+
+
+def build_method(
+    experiment: Experiment,
+    federation: data.FederatedData,
+    hyperparameters: Mapping[str, Array] | None = None,
+    report: Report | None = None,
+    execution: Execution | None = None,
+) -> Method:
+    """The method that the config names, for this federation.
+
+    Args:
+        experiment: config and dataset.
+        federation: gives sizes; of its contents, only the clients' sizes are read, and only where they decide the
+            placement.
+        hyperparameters: values that replace fields of the config, by dotted name; they may be traced.
+        report: is told whenever a round is traced how its clients are placed.
+        execution: in place of what the config says; for numbers and federations that are traced in a program whose
+            placement was decided before.
+    """
+    config = configs.replace_numbers(experiment.config, hyperparameters or {})
+    if execution is None:
+        # What is traced may be vectorized, over any number of runs.
+        execution = execution_of(experiment, federation, alone=not hyperparameters and not _is_abstract(federation))
+    if report is not None:
+        execution = execution._replace(report=report)
+    setup = _setup(config, experiment.dataset, federation)
+    name = config["method"].pop("name")
+    with configs.naming("method"):
+        method = methods.build(name, setup, **config["method"])
+        if not isinstance(method, Method):
+            raise ValueError(f"{name} returned {type(method).__name__}; a recipe returns a fedjax_ssl.federated.Method")
+        return federated.execute(method, execution)
+
+
+def execution_of(experiment: Experiment, federation: data.FederatedData, *, alone: bool) -> Execution:
+    """What changes the time of a run and not its results, but for rounding.
+
+    Args:
+        experiment: config and dataset.
+        federation: whose clients' sizes may decide the placement.
+        alone: no other run shares the device, unless they are vectorized by name, and the federation is not traced.
+    """
+    section = experiment.config.federated
+    return Execution(
+        placement=section.placement,
+        chunk_size=section.chunk_size,
+        mesh=device_mesh(section.devices, section.reduce),
+        reduce=section.reduce,
+        memory=federated.device_memory() if alone or federated.vectorized_runs() else None,
+        everyone=_clients_of_known_size(federation) if alone else None,
+    )
+
+
+def _setup(config: dict[str, Any], dataset: data.Dataset, federation: data.FederatedData) -> Setup:
+    """Model, inputs, optimizers and sizes."""
+    local, server, inputs = config["optimizer"], config["federated"], config["data"]
+    with configs.naming("model"):
+        model = models.build(
+            config["model"]["name"],
+            num_classes=federation.num_classes,
+            input_shape=federation.inputs.shape[1:],
+            **configs.options(config["model"]),
+        )
+        model = models.in_precision(model, config["precision"])
+    cohort_size = _cohort_size(server["cohort_size"], federation.num_clients)
+    with configs.naming("cohort"):
+        draw_cohort = federated.cohort_sampler(config["cohort"]["name"], **configs.options(config["cohort"]))
+    federated_optimizer = configs.federated_optimizer(config, cohort_size)
+    predicted, _ = data.for_prediction(dataset, inputs["test_mean"], inputs["test_std"])
+    augment, strong_augment = _augmentation("augment", config, dataset), None
+    if config["strong_augment"]["name"] != "none":
+        strong_augment = _augmentation("strong_augment", config, dataset)
+    with configs.naming("optimizer"):
+        return Setup(
+            model=model,
+            normalize=data.normalizer(dataset),
+            normalize_test=None if predicted is dataset else data.normalizer(predicted),
+            augment=augment,
+            strong_augment=strong_augment,
+            federated_optimizer=federated_optimizer,
+            local_optimizer=federated.local_optimizer(
+                local["name"],
+                momentum=local["momentum"],
+                nesterov=local["nesterov"],
+                weight_decay=local["weight_decay"],
+                clip_norm=local["clip_norm"],
+            ),
+            learning_rate=federated.learning_rate_schedule(
+                local["schedule"], local["learning_rate"], local["schedule_rounds"]
+            ),
+            num_classes=federation.num_classes,
+            max_labelled=federation.max_labelled,
+            max_unlabelled=federation.max_unlabelled_at_once,
+            max_known=federation.max_known,
+            max_server=federation.server_index.shape[-1],
+            cohort_size=cohort_size,
+            batch_size=local["batch_size"],
+            local_epochs=local["local_epochs"],
+            weighting=server["weighting"],
+            keep_optimizer=local["keep_state"],
+            average_optimizer=local["average_state"],
+            keep_by=local["keep_by"],
+            rounds=config["rounds"],
+            min_labelled=federation.min_labelled,
+            draw_cohort=draw_cohort,
+            num_parts=federation.num_parts,
+        )
+
+
+def device_mesh(devices: int, reduce: str) -> Mesh | None:
+    """The devices that share the work of a run; None where it is one and sums need no devices.
+
+    Args:
+        devices: how many, over all processes.
+        reduce: how sums over devices are made.
+
+    Raises:
+        ConfigError: there are fewer, or several processes cannot share them evenly.
+    """
+    found = run_devices(devices)
+    # Fixed-point sums differ from plain ones, so that one device has to add as several do.
+    alone = len(found) == 1 and reduce != "fixed"
+    return None if alone else Mesh(np.array(found), ("clients",))
+
+
+def prediction_settings(config: ml_collections.ConfigDict) -> PredictionSettings:
+    """What a resolved config says about predictions after training."""
+    return PredictionSettings(**{**config.prediction, "predictors": configs.predictors(config)})
+
+
+def _augmentation(kind: str, config: dict[str, Any], dataset: data.Dataset) -> Callable[[Array, Array], Array]:
+    name = config[kind]["name"]
+    with configs.naming(kind):
+        known = {"input_max": dataset.input_max, "input_mean": dataset.mean}
+        stored = {what: value for what, value in known.items() if data.AUGMENTATIONS.takes(name, what)}
+        return data.augmentation(name, **stored, **configs.options(config[kind]))
+
+
+def _clients_of_known_size(federation: data.FederatedData) -> federated.Client | None:
+    """All clients, where their sizes decide the placement and how long loops of local steps are."""
+    if backend() == "cpu":
+        return None
+    everyone: federated.Client = jax.device_get(federated.all_clients(federation))
+    return everyone
+
+
+def _is_abstract(federation: data.FederatedData) -> bool:
+    """Whether its arrays have no values: they are traced, or shapes alone."""
+    return any(isinstance(leaf, jax.core.Tracer | jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(federation))
+
+
+def _cohort_size(given: int | None, num_clients: int) -> int:
+    if given is not None and given > num_clients:
+        raise configs.ConfigError(
+            f"config.federated.cohort_size is {given}, but there are {num_clients} clients; allowed: 1..{num_clients}"
+        )
+    return num_clients if given is None else given
+
+
+KINDS = {
+    "labels": "class labels at clients",
+    "server": "class labels at the server",
+    "coarse": "coarse labels",
+    "sets": "sets with known class shares",
+}
+
+
+def check_labels(supervision: str, name: str, method: Method, federation: FederatedData) -> None:
+    """Refuses a federation without what the method learns from; warns of what its labels leave open.
+
+    Args:
+        supervision: `config.supervision.name`, for the message.
+        name: `config.method.name`, likewise.
+        method: of the run.
+        federation: its labels; not traced.
+
+    Raises:
+        ConfigError: there is none of the kinds of labels that the method needs, or not all where it needs all.
+    """
+    there, needs = federation.kinds(), method.needs
+    if not (set(needs) <= set(there) if method.needs_all else set(there) & set(needs)):
+        words = (" and " if method.needs_all else " or ").join(KINDS[kind] for kind in needs)
+        raise ConfigError(
+            f"method {name!r} learns from {words}; with config.supervision.name={supervision!r} this federation has "
+            f"{' and '.join(KINDS[kind] for kind in there) or 'no label of any kind'}. The configs digits, glyphs, "
+            f"mnist, cifar10 and npz put labels where a method wants them, for example digits:{name}"
+        )
+    with naming("supervision"):
+        notes = methods.check_channels(federation) if {"coarse", "sets"} & set(needs) else []
+        notes += [] if method.check is None else method.check(federation)
+    for note in notes:
+        warnings.warn(note, ConfigNote, stacklevel=2)
+
+
+def note_missing_labels(supervision: str, labels: int | None, federation: FederatedData) -> None:
+    """Warns where clients have fewer labelled examples of a class than were asked for.
+
+    Args:
+        supervision: `config.supervision.name`; anything but "per_class" asks for no number of each class.
+        labels: `config.supervision.labels`.
+        federation: its labels; not traced.
+    """
+    if supervision != "per_class" or labels is None:
+        return
+    observed = np.asarray(federation.observed_by_clients)
+    counts = np.stack([(observed == k).sum(axis=1) for k in range(federation.num_classes)])
+    asked = counts[:, np.asarray(federation.num_labelled) > 0]
+    if (asked < labels).any():
+        warnings.warn(
+            f"config.supervision.labels asks for {labels} labelled examples of every class, but clients with labels "
+            f"have fewer of {(asked < labels).sum()} of {asked.size} classes, {(asked == 0).sum()} of them without any",
+            ConfigNote,
+            stacklevel=2,
+        )
+
+
+def check_weighting(weighting: str, method: Method, federation: FederatedData) -> None:
+    """Refuses weights of 0 for clients that train.
+
+    Args:
+        weighting: `config.federated.weighting`.
+        method: of the run.
+        federation: its clients; not traced.
+
+    Raises:
+        ConfigError: clients are weighted by their class labels, and some that the method trains have none.
+    """
+    if weighting != "labelled" or not method.trains_unlabelled:
+        return
+    without = (np.asarray(federation.num_examples) > 0) & (np.asarray(federation.num_labelled) == 0)
+    if without.any():
+        raise ConfigError(
+            f"config.federated.weighting is 'labelled', but {without.sum()} of {federation.num_clients} clients have "
+            "no class labels: this method trains them, and with weight 0 nothing of it would count. Use 'uniform' or "
+            "'examples'"
+        )

@@ -1,0 +1,105 @@
+"""curves.png: how a run went, in at most four panels."""
+
+import io
+import itertools
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fedjax_ssl.runs.files import write_atomically
+
+
+class _Panel(NamedTuple):
+    title: str
+    unit: str
+    wants: Callable[[str], bool]
+
+
+_PANELS = (
+    _Panel("Accuracy", "%", lambda name: name.endswith("accuracy") and not name.startswith("pseudo_label")),
+    _Panel("Loss", "nats", lambda name: name.endswith("loss")),
+    _Panel("Pseudo-labels", "%", lambda name: name in ("pseudo_label_accuracy", "pseudo_label_coverage")),
+    _Panel("Sent so far, all clients", "B", lambda name: name in ("bytes_up", "bytes_down")),
+)
+# Okabe and Ito's palette: told apart by colour-blind readers too.
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+
+
+def plot_curves(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike, *, title: str = "") -> None:
+    """Draws the metric rows: accuracies, losses, pseudo-labels and bytes, each where the rows have them.
+
+    Columns are found by name: "..._accuracy", "..._loss", "pseudo_label_accuracy", "pseudo_label_coverage",
+    "bytes_up" and "bytes_down". Bytes are those since the row before and are drawn summed up. Elsewhere a
+    value that is missing or not finite leaves a gap.
+
+    Args:
+        rows: metric rows with "round".
+        path: the PNG file.
+        title: one line above the panels, for example method and data set.
+
+    Raises:
+        ValueError: there is nothing to draw.
+    """
+    drawn = [(panel, columns) for panel in _PANELS if (columns := _columns(rows, panel.wants))]
+    if not drawn:
+        raise ValueError(f"{len(rows)} metric rows without a finite accuracy, loss or byte count: no curves to draw")
+    # Without pyplot there is no global state and no display: the figure is drawn by Agg and forgotten.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    across = min(2, len(drawn))
+    down = math.ceil(len(drawn) / across)
+    # Margins are given, in inches: to have them found would draw everything twice, in every run of a sweep.
+    width, height = 5.6 * across, 3.4 * down + 0.4
+    figure = Figure(figsize=(width, height), dpi=130)
+    figure.subplots_adjust(
+        **{"left": 0.75 / width, "right": 1 - 0.2 / width, "bottom": 0.5 / height, "top": 1 - 0.75 / height},
+        **{"wspace": 0.18, "hspace": 0.32},
+    )
+    canvas = FigureCanvasAgg(figure)
+    for position, (panel, columns) in enumerate(drawn, start=1):
+        axes = figure.add_subplot(down, across, position)
+        scale = 100.0 if panel.unit == "%" else 1.0
+        for color, (name, points) in zip(_COLORS * len(columns), columns.items(), strict=False):
+            rounds, values = zip(*points, strict=True)
+            if panel.unit == "B":
+                values = tuple(itertools.accumulate(0.0 if math.isnan(value) else value for value in values))
+            scaled, marker = [scale * value for value in values], "o" if len(points) <= 25 else ""
+            axes.plot(rounds, scaled, color=color, marker=marker, markersize=3.5, label=_label(name))
+        axes.set_title(panel.title, loc="left", fontsize=11, fontweight="bold")
+        axes.set_xlabel("round")
+        axes.set_xlim(0, 1.02 * max(row["round"] for row in rows))  # the same for all panels
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if panel.unit == "B":
+            axes.yaxis.set_major_formatter(EngFormatter(unit="B"))
+            axes.set_ylim(bottom=0)
+        else:
+            axes.set_ylabel(panel.unit)
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=9)
+    if title:
+        figure.suptitle(title, x=0.01, ha="left", fontsize=12)
+    image = io.BytesIO()
+    canvas.print_png(image)
+    write_atomically(path, image.getvalue())
+
+
+def _columns(rows: Sequence[Mapping[str, Any]], wants: Callable[[str], bool]) -> dict[str, list[tuple[int, float]]]:
+    """Returns (round, value) per wanted column, a gap as NaN; columns without a finite value are left out."""
+    names = dict.fromkeys(name for row in rows for name in row if wants(name))
+    columns = {name: [(row["round"], _number(row.get(name))) for row in rows] for name in names}
+    return {name: points for name, points in columns.items() if any(math.isfinite(value) for _, value in points)}
+
+
+def _number(value: Any) -> float:
+    number = math.nan if value is None else float(value)
+    return number if math.isfinite(number) else math.nan
+
+
+def _label(name: str) -> str:
+    return {"bytes_up": "clients to server", "bytes_down": "server to clients"}.get(
+        name, name.removeprefix("pseudo_label_").replace("_", " ")
+    )

@@ -1,0 +1,150 @@
+"""model.json: what a trained model needs beside its config and a checkpoint, so that it works without the data.
+
+version                 of this file
+dataset                 name of the dataset
+inputs                  shape and type of an example as stored, and how it is standardized to be predicted
+class_names             K names
+client_names            of all clients, those that train first
+federation              `FederatedData` without its contents: shapes, types and bounds decide those of a state
+"""
+
+import dataclasses
+import json
+import warnings
+from typing import Any, NamedTuple
+
+import jax
+import ml_collections
+import numpy as np
+from flax.traverse_util import flatten_dict
+
+from fedjax_ssl import config as configs
+from fedjax_ssl.data import Dataset, FederatedData, Split, WeakLabels, client_names, for_prediction
+from fedjax_ssl.federated import Method, ServerState
+from fedjax_ssl.runs.build import Experiment, build_method
+
+VERSION = 1
+
+
+class Rebuilt(NamedTuple):
+    """A run's method and the shapes of its state, without the run's data."""
+
+    method: Method
+    state: ServerState  # of `jax.ShapeDtypeStruct`
+    dataset: Dataset  # of one blank example
+    client_names: tuple[str, ...]
+    num_clients: int  # that train; the new ones follow in `client_names`
+
+
+def describe(experiment: Experiment, federation: FederatedData) -> dict[str, Any]:
+    """What `model.json` holds for a run.
+
+    Args:
+        experiment: resolved config and dataset.
+        federation: not traced.
+    """
+    dataset, given = experiment.dataset, experiment.config.data
+    predicted, _ = for_prediction(dataset, given.test_mean, given.test_std)
+    natural = experiment.config.partition.name == "natural"
+    return {
+        "version": VERSION,
+        "dataset": dataset.name,
+        "inputs": {
+            "shape": list(dataset.input_shape),
+            "dtype": str(dataset.train.x.dtype),
+            "max": dataset.input_max,
+            "mean": predicted.mean,
+            "std": predicted.std,
+        },
+        "class_names": dataset.class_names,
+        "client_names": client_names(dataset, federation, natural),
+        "federation": _without_contents(federation),
+    }
+
+
+def rebuild(config: dict[str, Any], model: dict[str, Any], **model_options: Any) -> tuple[Any, Rebuilt]:
+    """The method of a run, from what its folder holds.
+
+    Args:
+        config: as `config.json` holds it.
+        model: as `describe` gives it.
+        **model_options: options of the network that replace the config's, for those networks that take them.
+
+    Returns:
+        (config, resolved, rebuilt).
+
+    Raises:
+        ConfigError: the config cannot be used, for example because a module of the user's is not there.
+    """
+    resolved = _resolved(config)
+    shape, dtype = model["inputs"]["shape"], np.dtype(model["inputs"]["dtype"])
+    blank = Split(np.zeros((1, *shape), dtype), np.full(1, -1))
+    mean, std = (None if model["inputs"][name] is None else tuple(model["inputs"][name]) for name in ("mean", "std"))
+    dataset = Dataset(
+        model["dataset"], blank, None, tuple(model["class_names"]), input_max=model["inputs"]["max"], mean=mean, std=std
+    )
+    federation = _of_shapes(FederatedData, model["federation"])
+    method = build_method(Experiment(_for_prediction(resolved, model_options), dataset), federation)
+    state = jax.eval_shape(method.init, jax.random.key(0), federation)
+    return resolved, Rebuilt(method, state, dataset, tuple(model["client_names"]), federation.num_clients)
+
+
+def _resolved(stored: dict[str, Any]) -> ml_collections.ConfigDict:
+    """The config of a folder; a field that came later than the folder has its default."""
+    config = configs.default(stored["method"]["name"]).unlock()
+    for field, value in flatten_dict(stored, sep=".").items():
+        section, _, name = field.rpartition(".")
+        place = config[section] if section else config
+        with place.ignore_type():
+            place[name] = tuple(value) if isinstance(value, list) else value
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", configs.ConfigNote)  # the run has said these
+        return configs.resolve(config)
+
+
+def _for_prediction(config: ml_collections.ConfigDict, model_options: dict[str, Any]) -> ml_collections.ConfigDict:
+    """The same network on one device, without the file that its weights once came from."""
+    changed = ml_collections.ConfigDict(config.to_dict())
+    changed.federated.update({"devices": 1, "reduce": "ordered", "placement": "sequential"})
+    taken = configs.CHOICES["model"].options(config.model.name)
+    with changed.ignore_type():
+        changed.model.update({name: v for name, v in {"weights": None, **model_options}.items() if name in taken})
+    return changed.lock()
+
+
+def _without_contents(part: Any) -> Any:
+    """A federation, or a part of it, as JSON can hold it: an array is its type and shape."""
+    if hasattr(part, "shape"):  # examples on the host are a dataclass that stands for an array
+        return {"dtype": str(part.dtype), "shape": list(part.shape)}
+    if dataclasses.is_dataclass(part):
+        return {field.name: _without_contents(getattr(part, field.name)) for field in dataclasses.fields(part)}
+    return part
+
+
+def _of_shapes(kind: type, stored: dict[str, Any]) -> Any:
+    """The way back."""
+    fields = {}
+    for field in dataclasses.fields(kind):
+        if field.name not in stored:
+            continue  # it came later, and has a default
+        value = stored[field.name]
+        if isinstance(value, dict) and field.name == "weak":
+            value = _of_shapes(WeakLabels, value)
+        elif isinstance(value, dict):
+            value = jax.ShapeDtypeStruct(tuple(value["shape"]), value["dtype"])
+        fields[field.name] = tuple(value) if isinstance(value, list) else value
+    return kind(**fields)
+
+
+def read(text: str) -> dict[str, Any]:
+    """Reads `model.json`.
+
+    Raises:
+        ValueError: it is no JSON, or of a later version of this package.
+    """
+    model: dict[str, Any] = json.loads(text)
+    if model.get("version") != VERSION:
+        raise ValueError(
+            f"it has version {model.get('version')!r}, this fedjax_ssl reads version {VERSION}; update the package"
+        )
+    return model

@@ -1,0 +1,425 @@
+"""The prediction application: labels for the new examples that clients hold.
+
+What a run's `config.prediction` asks for is done once, after the last round: every predictor labels all test examples
+that belong to a client, and is scored over all of them and at each client.
+"""
+
+import csv
+import hashlib
+import io
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array, Key
+
+from fedjax_ssl import data, graph, secure
+from fedjax_ssl.config import ConfigError, naming
+from fedjax_ssl.data import Dataset, FederatedData, client_names
+from fedjax_ssl.federated import Method, Scores, ServerState, likeliest_coarse, map_rows, score_labels
+from fedjax_ssl.graph import Neighbors, PropagationSettings, approximate_neighbors, nearest_neighbors, neighbor_recall
+from fedjax_ssl.keys import named_key
+from fedjax_ssl.methods.parts import predictors
+
+# Of XCLP and per-client LP alike: the paper's text, and the authors' code.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "paper": {"similarity_power": 1.0, "label_norm": "none", "confidence_scale": "none"},
+    "code": {"similarity_power": 3.0, "label_norm": "class", "confidence_scale": "max"},
+}
+
+
+class PredictionSettings(NamedTuple):
+    """What is to be predicted and how; each field is explained in `config.prediction`."""
+
+    predictors: tuple[str, ...]
+    features: str
+    variant: str
+    unlabelled: str
+    similarity: str
+    num_bits: int
+    num_neighbors: int
+    alpha: float
+    similarity_power: float | None
+    label_norm: str | None
+    confidence_scale: str | None
+    groups: int
+    new_batch_size: int | None
+    neighbor_search: str
+    protocol: str
+    hamming: str
+
+
+class Job(NamedTuple):
+    """One way of predicting."""
+
+    predictor: str
+    variant: str | None  # None for the network, which has none
+    unlabelled: bool  # whether unlabelled training examples stand in the graph
+    name: str  # tells the jobs of one run apart
+
+
+class Predicted(NamedTuple):
+    """What one way of predicting gave."""
+
+    job: Job
+    found: predictors.Predictions
+    scores: Scores
+    seconds: float  # of all jobs that share its graph, compiling included
+    neighbor_recall: float | None  # measured, where neighbours were searched approximately
+    protocol_bytes: int | None = None  # of all messages of its graph, where they are counted
+
+
+def jobs_of(settings: PredictionSettings) -> list[Job]:
+    """The ways of predicting that are asked for, in the order of the predictors.
+
+    Returns:
+        The jobs; jobs that share a graph, which are those that differ in the variant only, stand side by side.
+    """
+    variants = list(VARIANTS) if settings.variant == "both" else [settings.variant]
+    points = {"with": [True], "without": [False], "both": [True, False]}[settings.unlabelled]
+    jobs = []
+    for predictor in settings.predictors:
+        if predictor == "network":
+            jobs.append(Job(predictor, None, True, predictor))
+            continue
+        for unlabelled, variant in itertools.product(points, variants):
+            parts = [predictor, variant if len(variants) > 1 else "", "" if unlabelled else "labelled"]
+            jobs.append(Job(predictor, variant, unlabelled, "_".join(part for part in parts if part)))
+    return jobs
+
+
+def check(settings: PredictionSettings, federation: data.FederatedData) -> None:
+    """Raises ConfigError where a prediction that is asked for makes no sense for this federation.
+
+    Args:
+        settings: which predictions.
+        federation: known, not traced.
+    """
+    if not settings.predictors:
+        return
+    holders = np.unique(np.asarray(federation.test_client))
+    holders = holders[holders >= 0]
+    if not holders.size:
+        raise ConfigError(
+            f"config.prediction.predictors is {','.join(settings.predictors)!r}, but no new example belongs to a "
+            "client. Hold some out with --config.data.client_test_fraction=0.2 or --config.data.left_out_client=0, or "
+            "give them in the dataset (npz: test_inputs and test_client, with the natural partition)"
+        )
+    labels = np.concatenate([np.asarray(federation.num_labelled), np.zeros(federation.num_new_clients, np.int32)])
+    if "per_client_lp" in settings.predictors and not labels[holders].any():
+        raise ConfigError(
+            "config.prediction.predictors names per_client_lp, which labels a client's examples from this client's "
+            "own labels, but no client with new examples has any, as in leave-one-client-out. Leave it out: "
+            "--config.prediction.predictors=network,xclp"
+        )
+    if settings.groups > labels.size:
+        raise ConfigError(f"config.prediction.groups is {settings.groups}; there are {labels.size} clients")
+
+
+def predict(
+    settings: PredictionSettings,
+    method: Method,
+    state: ServerState,
+    key: Key[Array, ""],
+    federation: data.FederatedData,
+    mesh: Mesh | None = None,
+    report: Callable[[str], None] = lambda line: None,
+) -> Iterator[Predicted]:
+    """Labels the test examples of all clients in every way that is asked for, one after another.
+
+    Args:
+        settings: which predictions.
+        method: gives the network's predictions and features.
+        state: of the method, after training.
+        key: the run's key; projections and groups follow from it.
+        federation: see `check`.
+        mesh: devices that share the search for neighbours in one graph of all clients.
+        report: is told what is being done, a line for each graph.
+
+    Yields:
+        One outcome per job.
+
+    Raises:
+        ConfigError: a setting cannot be used.
+    """
+    num_clients = federation.num_clients + federation.num_new_clients
+    truth = federation.labels[federation.test_index]
+    begin = time.perf_counter()
+    for jobs, found, recalls, traffic in _predict(settings, method, state, key, federation, mesh, report):
+        found = jax.block_until_ready(found)
+        seconds = time.perf_counter() - begin
+        for job, predictions in zip(jobs, found, strict=True):
+            scores = score_labels(
+                predictions.labels, truth, federation.test_client, num_clients, federation.num_classes
+            )
+            yield Predicted(job, predictions, scores, seconds, float(np.mean(recalls)) if recalls else None, traffic)
+        begin = time.perf_counter()
+    if advice := how_to_read(jobs_of(settings)):
+        report(advice)
+
+
+def how_to_read(jobs: Sequence[Job]) -> str:
+    """Which of several ways of predicting to look at, and what their names mean; empty where there is nothing to say.
+
+    Where all were tried, one graph of all clients' points, unlabelled ones too, with the settings of the authors' code
+    did best (docs/results.md).
+    """
+    graphs = [job for job in jobs if job.variant is not None]
+    if len(graphs) < 2:
+        return ""
+    best = min(graphs, key=lambda job: (job.predictor != "xclp", not job.unlabelled, job.variant != "code"))
+    meanings = {
+        "_code": "settings of the authors' code",
+        "_paper": "settings of the paper's text",
+        "_labelled": "without unlabelled training examples in the graph",
+    }
+    told = [f"{end}: {words}" for end, words in meanings.items() if any(end in job.name for job in graphs)]
+    return f"read {best.name} first, which did best where all were compared (docs/results.md). {'; '.join(told)}"
+
+
+def _predict(
+    settings: PredictionSettings,
+    method: Method,
+    state: ServerState,
+    key: Key[Array, ""],
+    federation: data.FederatedData,
+    mesh: Mesh | None,
+    report: Callable[[str], None],
+) -> Iterator[tuple[list[Job], list[predictors.Predictions], list[float], int | None]]:
+    """Jobs that share a graph, what each found, the measured recall of approximate searches, bytes of the protocols."""
+    key = named_key(key, "prediction")
+    for predictor, of_predictor in itertools.groupby(jobs_of(settings), lambda job: job.predictor):
+        jobs = list(of_predictor)
+        if predictor == "network":
+            report("predicting: network ...")
+            yield jobs, [_by_network(method, state, federation)], [], None
+            continue
+        variants = [_variant(settings, job.variant) for job in jobs if job.unlabelled == jobs[0].unlabelled]
+        points = predictors.points_of(federation)
+        search = _Search(settings.neighbor_search == "approximate", mesh if settings.groups == 1 else None)
+        with naming("prediction"):
+            embed = _embedding(settings.features, method, state)
+            protocols = _protocols(settings, key) if predictor == "xclp" else None
+            graph_of, num_graphs = _graphs(predictor, key, federation, settings.groups)
+            label = _labeller(settings, predictor, key, federation, points, embed, search, variants, protocols)
+        for unlabelled, sharing in itertools.groupby(jobs, lambda job: job.unlabelled):
+            together = list(sharing)
+            report(f"predicting: {', '.join(job.name for job in together)} ...")
+            search.recalls.clear()
+            before = protocols.traffic.total() if protocols is not None else 0
+            with naming("prediction"):
+                found = predictors.predict_with_graphs(
+                    federation,
+                    points,
+                    label,
+                    graph_of,
+                    num_graphs,
+                    unlabelled=unlabelled,
+                    new_batch_size=settings.new_batch_size,
+                )
+            weighed = None
+            if protocols is not None and protocols.level != "ideal":
+                weighed = protocols.traffic.total() - before
+            yield together, found, search.recalls, weighed
+
+
+def _protocols(settings: PredictionSettings, key: Key[Array, ""]) -> secure.Protocols | None:
+    """What runs between the clients of a graph; None: the kernels."""
+    if settings.protocol == "none":
+        return None
+    seed = hashlib.sha256(np.asarray(jax.random.key_data(key)).tobytes()).digest()
+    return secure.protocols(settings.protocol, settings.num_bits, hamming=settings.hamming, seed=seed)
+
+
+def _by_network(method: Method, state: ServerState, federation: data.FederatedData) -> predictors.Predictions:
+    log_probs = map_rows(lambda inputs: method.predict(state, inputs), federation.inputs, federation.test_index)
+    certainty = graph.confidence(jnp.exp(log_probs))
+    coarse = _in_own_spaces(log_probs, federation) if "coarse" in federation.kinds() else None
+    return predictors.Predictions(jnp.argmax(log_probs, axis=1).astype(jnp.int32), certainty, coarse)
+
+
+def _in_own_spaces(log_probs: Array, federation: data.FederatedData) -> Array:
+    """Every test example's label in the space of its client's coarse labels, -1 where that has no known other space."""
+    weak, client = federation.weak, np.asarray(federation.test_client)
+    assert weak is not None
+    labels = np.full(client.shape, -1, np.int32)
+    for number in np.flatnonzero(np.asarray(weak.has_known_correspondence)):
+        own = client == number
+        labels[own] = np.asarray(likeliest_coarse(log_probs[own], weak.matrix[number]))
+    return jnp.asarray(labels)
+
+
+def _embedding(features: str, method: Method, state: ServerState) -> Callable[[Array], Array]:
+    """Raw inputs -> what the graphs compare."""
+    if features == "inputs":
+        return lambda inputs: inputs.reshape(inputs.shape[0], -1).astype(jnp.result_type(float))
+    embed = method.embed
+    if embed is None:
+        raise ConfigError("config.prediction.features is 'network', but this method has none; use 'inputs'")
+    return lambda inputs: map_rows(
+        lambda some: embed(state, some), inputs, jnp.arange(inputs.shape[0], dtype=jnp.int32)
+    )
+
+
+def _variant(settings: PredictionSettings, variant: str | None) -> PropagationSettings:
+    """How one propagation is done: as the variant says, but for what was set."""
+    chosen = VARIANTS[variant or "paper"]
+    given = {name: getattr(settings, name) for name in chosen if getattr(settings, name) is not None}
+    return PropagationSettings(settings.num_bits, settings.num_neighbors, settings.alpha, **{**chosen, **given})
+
+
+def _graphs(predictor: str, key: Key[Array, ""], federation: data.FederatedData, groups: int) -> tuple[Array, int]:
+    """The graph of each client, and how many there are."""
+    num_clients = federation.num_clients + federation.num_new_clients
+    if predictor == "per_client_lp":
+        return jnp.arange(num_clients, dtype=jnp.int32), num_clients
+    return predictors.random_groups(named_key(key, "groups"), num_clients, groups), groups
+
+
+def _labeller(
+    settings: PredictionSettings,
+    predictor: str,
+    key: Key[Array, ""],
+    federation: data.FederatedData,
+    points: predictors.Points,
+    embed: Callable[[Array], Array],
+    search: "_Search",
+    variants: list[PropagationSettings],
+    protocols: secure.Protocols | None,
+) -> predictors.Labeller:
+    alone = predictor == "per_client_lp"
+    if alone and settings.similarity == "exact":
+        return predictors.by_cosines(federation, points, embed, variants)
+    neighbor_search = nearest_neighbors if alone else search
+    exchange = None if protocols is None else protocols.exchange
+    return predictors.by_codes(
+        key, federation, points, embed, variants, neighbor_search=neighbor_search, exchange=exchange
+    )
+
+
+class _Search:
+    """The search for neighbours that is asked for; keeps how many of them an approximate one found."""
+
+    def __init__(self, approximate: bool, mesh: Mesh | None):
+        self._approximate, self._mesh = approximate, mesh
+        self.recalls: list[float] = []
+
+    def __call__(self, codes: Array, num_bits: int, num_neighbors: int, valid: Array | None = None) -> Neighbors:
+        if not self._approximate:
+            return nearest_neighbors(codes, num_bits, num_neighbors, valid, mesh=self._mesh)
+        neighbors = approximate_neighbors(codes, num_bits, num_neighbors, valid)
+        self.recalls.append(float(neighbor_recall(neighbors, codes, num_bits, valid)))
+        return neighbors
+
+
+def summary_of(outcomes: Sequence[Predicted]) -> list[dict[str, Any]]:
+    """The outcomes as `summary.json` holds them.
+
+    Args:
+        outcomes: of one run.
+
+    Returns:
+        For each one its name and settings, "new_examples", "coverage" (share of the new examples that were given a
+        label), accuracies in [0, 1] (not where no new example has a true label), and "seconds" of all variants that
+        share its graph, compiling included.
+    """
+    rows = []
+    for outcome in outcomes:
+        scores = jax.tree.map(lambda values: np.asarray(values, np.float64), outcome.scores)
+        scored = scores.client_examples > 0
+        row: dict[str, Any] = {
+            "name": outcome.job.name,
+            "predictor": outcome.job.predictor,
+            "variant": outcome.job.variant,
+            "unlabelled": outcome.job.unlabelled,
+            "new_examples": int(scores.examples),
+            "coverage": float(scores.coverage),
+        }
+        if scored.any():
+            row |= {
+                "accuracy": float(scores.accuracy),
+                "balanced_accuracy": float(scores.balanced_accuracy),
+                "mean_client_accuracy": float(scores.client_accuracy[scored].mean()),
+                "lowest_client_accuracy": float(scores.client_accuracy[scored].min()),
+                "mean_client_balanced_accuracy": float(scores.client_balanced_accuracy[scored].mean()),
+            }
+        row["seconds"] = outcome.seconds
+        if outcome.neighbor_recall is not None:
+            row["neighbor_recall"] = outcome.neighbor_recall
+        if outcome.protocol_bytes is not None:
+            row["protocol_bytes"] = outcome.protocol_bytes
+        rows.append(row)
+    return rows
+
+
+def predictions_csv(
+    dataset: Dataset, federation: FederatedData, outcomes: Sequence[Predicted], natural: bool = True
+) -> str:
+    """A line per new example: where it is, whose it is, true and predicted labels; `natural`: clients have names."""
+    classes = dataset.class_names
+    client = np.asarray(federation.test_client)
+    place = np.flatnonzero(client >= 0)
+    rows = np.asarray(federation.test_index)[place]
+    truth = np.asarray(federation.labels)[rows]
+    names = client_names(dataset, federation, natural)
+    header, columns = ["split", "row", "client", "label"], []
+    for one in outcomes:
+        header += [one.job.name, f"{one.job.name}_confidence"]
+        columns.append([_class_name(classes, label) for label in np.asarray(one.found.labels)[place]])
+        columns.append([f"{value:.4f}" for value in np.asarray(one.found.confidence)[place]])
+        if one.found.coarse is not None:
+            header.append(f"{one.job.name}_coarse")
+            found = np.asarray(one.found.coarse)[place]
+            columns.append([_class_name(federation.coarse_names, label) for label in found])
+    train = len(dataset.train)
+    lines = (
+        [
+            "train" if row < train else "test",
+            int(row if row < train else row - train),
+            names[client[where]],
+            _class_name(classes, label),
+            *(column[i] for column in columns),
+        ]
+        for i, (where, row, label) in enumerate(zip(place, rows, truth, strict=True))
+    )
+    return _csv([header, *lines])
+
+
+def clients_csv(
+    dataset: Dataset, federation: FederatedData, outcomes: Sequence[Predicted], natural: bool = True
+) -> str:
+    """Arguments as of `predictions_csv`; a line per client that has new examples, with counts and all scores."""
+    client = np.asarray(federation.test_client)
+    new = np.bincount(client[client >= 0], minlength=federation.num_clients + federation.num_new_clients)
+    nothing = np.zeros(federation.num_new_clients, np.int32)
+    examples, labelled = (
+        np.concatenate([np.asarray(counts), nothing]) for counts in (federation.num_examples, federation.num_labelled)
+    )
+    names = client_names(dataset, federation, natural)
+    header = ["client", "training_examples", "labelled_examples", "new_examples"]
+    header += [f"{one.job.name}_{score}" for one in outcomes for score in ("accuracy", "balanced_accuracy")]
+    scores = [
+        np.asarray(values)
+        for one in outcomes
+        for values in (one.scores.client_accuracy, one.scores.client_balanced_accuracy)
+    ]
+    lines = (
+        [names[c], examples[c], labelled[c], new[c], *("" if np.isnan(s[c]) else f"{s[c]:.4f}" for s in scores)]
+        for c in np.flatnonzero(new).tolist()
+    )
+    return _csv([header, *lines])
+
+
+def _class_name(names: Sequence[str], label: int) -> str:
+    return names[label] if label >= 0 else ""
+
+
+def _csv(lines: Sequence[Sequence[Any]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return text.getvalue()

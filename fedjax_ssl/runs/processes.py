@@ -1,0 +1,532 @@
+"""Which process of a run this is, from `config.distributed` and the environment."""
+
+import contextlib
+import faulthandler
+import hashlib
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from fedjax_ssl import processor
+from fedjax_ssl.config import ConfigError, check_field
+from fedjax_ssl.runs.checkpoint import is_key
+from fedjax_ssl.runs.files import decode_json, encode_json
+
+PyTree = Any
+# Exit codes, beside 1 (exception), 2 (mistake of the user) and 130 (Ctrl-C).
+STALLED = 3
+PREEMPTED = 75  # sysexits.h's "temporary failure, try again"
+VARIABLES = {
+    "coordinator": "FEDJAX_SSL_COORDINATOR",
+    "num_processes": "FEDJAX_SSL_NUM_PROCESSES",
+    "process_id": "FEDJAX_SSL_PROCESS_ID",
+}
+_LIMITS = ("heartbeat_seconds", "shutdown_seconds", "initialization_seconds", "stall_minutes")
+
+
+class Settings(NamedTuple):
+    """Of one process in a run over several; the first three are None where the cluster tells them."""
+
+    coordinator: str | None  # "host:port" of process 0
+    num_processes: int | None
+    process_id: int | None
+    heartbeat_seconds: int  # without a sign of life: then a process counts as dead
+    shutdown_seconds: int  # for which a process waits for the others when it ends
+    initialization_seconds: int  # for which processes wait for each other when they start
+    stall_minutes: float  # without a finished block of rounds: then a process gives up; 0: never
+
+
+def settings(section: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Settings | None:
+    """Reads `config.distributed`; what is None there is looked up in the environment.
+
+    Args:
+        section: `config.distributed`.
+        environment: may hold FEDJAX_SSL_COORDINATOR, FEDJAX_SSL_NUM_PROCESSES and FEDJAX_SSL_PROCESS_ID, so that
+            the same command can be given on every machine.
+
+    Returns:
+        None: the run is one process.
+
+    Raises:
+        ConfigError: naming the field, its value and what is allowed.
+    """
+    limits = {field: section[field] for field in _LIMITS}
+    for field, value in limits.items():
+        check_field(f"distributed.{field}", value)
+    given = {
+        field: section[field] if section[field] is not None else environment.get(name) or None
+        for field, name in VARIABLES.items()
+    }
+    there = [field for field, value in given.items() if value is not None]
+    if section["auto"]:
+        if there:
+            raise ConfigError(
+                f"config.distributed.auto takes {' and '.join(there)} from the cluster (Slurm, Open MPI, TPU, GKE), "
+                f"but {_places(there)} is set as well; use one of them"
+            )
+        return Settings(None, None, None, **limits)
+    if not there:
+        return None
+    if len(there) < len(VARIABLES):
+        missing = [field for field in VARIABLES if field not in there]
+        raise ConfigError(
+            f"config.distributed has {' and '.join(there)} but no {' and no '.join(missing)}. A run over several "
+            f"processes needs all three: give {_places(missing)}; a run of one process needs none"
+        )
+    count, index = (_whole_number(field, given[field]) for field in ("num_processes", "process_id"))
+    if count < 1:
+        raise ConfigError(f"config.distributed.num_processes is {count}; it must be at least 1")
+    if not 0 <= index < count:
+        raise ConfigError(
+            f"config.distributed.process_id is {index}; with {count} processes it must be 0..{count - 1}, another one "
+            "in each process"
+        )
+    coordinator = str(given["coordinator"])
+    _check_address(coordinator)
+    return None if count == 1 else Settings(coordinator, count, index, **limits)
+
+
+def _places(fields: list[str]) -> str:
+    return " and ".join(f"--config.distributed.{field} (or ${VARIABLES[field]})" for field in fields)
+
+
+def _whole_number(field: str, value: Any) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise ConfigError(f"${VARIABLES[field]} is {value!r}; it must be a whole number") from None
+
+
+def _check_address(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise ConfigError(
+            f"config.distributed.coordinator is {address!r}; it must be host:port of process 0, for example "
+            "10.0.0.1:45671"
+        )
+
+
+def share_out(tree: PyTree, mesh: Mesh | None) -> PyTree:
+    """Puts a copy of a tree on every device of a mesh, those of other processes included.
+
+    Args:
+        tree: arrays and typed PRNG keys that lie in this process, equal in all processes.
+        mesh: None: the tree stays as it is.
+
+    Returns:
+        The tree, replicated over the mesh.
+    """
+    if mesh is None:
+        return tree
+    everywhere = NamedSharding(mesh, PartitionSpec())
+
+    def place(leaf: Any) -> jax.Array:
+        array = data_of(leaf)
+        copies = jax.make_array_from_callback(array.shape, everywhere, lambda index: array[index])
+        return jax.random.wrap_key_data(copies, impl=jax.random.key_impl(leaf)) if is_key(leaf) else copies
+
+    return jax.tree.map(place, tree)
+
+
+def run_devices(num_devices: int) -> Sequence[jax.Device]:
+    """The devices that share the work of a run, of every process equally many, in the order of the processes.
+
+    Args:
+        num_devices: `config.federated.devices`, counted over all processes.
+
+    Raises:
+        ConfigError: there are fewer, or the processes cannot have equally many.
+    """
+    count, available = jax.process_count(), jax.devices()
+    if count == 1:
+        if num_devices > len(available):
+            raise ConfigError(
+                f"config.federated.devices is {num_devices}; devices here: {len(available)}{_more_devices(available)}"
+            )
+        return available[:num_devices]
+    each, rest = divmod(num_devices, count)
+    if rest or not each:
+        raise ConfigError(
+            f"config.federated.devices is {num_devices}, which counts the devices of all {count} processes: every "
+            f"process has to own as many of them, so that it must be a multiple of {count}; leave it out to use all "
+            f"{len(available)}"
+        )
+    of_process = [[device for device in available if device.process_index == index] for index in range(count)]
+    fewest = min(map(len, of_process))
+    if each > fewest:
+        raise ConfigError(
+            f"config.federated.devices is {num_devices}, {each} in each of {count} processes, but one of them has "
+            f"{fewest}; allowed: up to {count * fewest}"
+        )
+    return [device for devices in of_process for device in devices[:each]]
+
+
+def _more_devices(available: Sequence[jax.Device]) -> str:
+    """How a CPU becomes more devices than there are."""
+    if available[0].platform != "cpu":
+        return ""
+    cores = processor.cores()
+    return (
+        f". The commands make a CPU as many devices as are asked for, up to one for each of its {cores} cores; "
+        "Python code sets jax_num_cpu_devices before jax starts"
+    )
+
+
+def data_of(leaf: Any) -> np.ndarray:
+    """A leaf as a host array, a typed PRNG key as its key data; it must lie in this process."""
+    return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
+
+
+def name_of(index: int | None, count: int | None) -> str:
+    """A process in words, for messages."""
+    return "a process" if index is None else f"process {index} of {count}"
+
+
+class Team:
+    """All processes of a run. Alone, a process is a team of one, in which nothing here costs anything.
+
+    Every method but `feed` and `say` talks to the other processes: all of them have to call it, in the same order.
+    """
+
+    def __init__(self, stall_minutes: float = 0.0):
+        """Looks who is there.
+
+        Args:
+            stall_minutes: longest time between two calls of `feed` in `watched`, in minutes; 0: no limit.
+        """
+        self.index, self.count = jax.process_index(), jax.process_count()
+        self._stall_minutes = stall_minutes
+        self._watchdog: Watchdog | None = None
+
+    @property
+    def name(self) -> str:
+        """This process in words."""
+        return name_of(self.index, self.count)
+
+    @property
+    def writes(self) -> bool:
+        """Whether this is the process that reads and writes the run folder and reports to a person."""
+        return self.index == 0
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Ends the process if nothing is finished for too long: it may wait in a sum for a process that is gone."""
+        if self.count == 1 or not self._stall_minutes:
+            yield
+            return
+        self._watchdog = Watchdog(
+            60 * self._stall_minutes,
+            f"{self.name}: error: no block of rounds was finished for {self._stall_minutes:g} minutes. Another process "
+            "hangs or is gone (see its log), or one takes longer: then raise config.distributed.stall_minutes or lower "
+            "config.eval_every. The same command goes on from the last checkpoint. Stacks:",
+            STALLED,
+        )
+        try:
+            yield
+        finally:
+            self._watchdog.stop()
+            self._watchdog = None
+
+    def feed(self) -> None:
+        """Tells the watchdog that something was finished."""
+        if self._watchdog is not None:
+            self._watchdog.feed()
+
+    def say(self, line: str) -> None:
+        """Prints a line of this process's own, which process 0 shows to a person in its own way."""
+        if not self.writes:
+            print(f"{self.name}: {line}", file=sys.stderr, flush=True)
+
+    def any(self, here: bool) -> bool:
+        """Whether something holds in some process; the same answer in all of them.
+
+        Args:
+            here: whether it holds in this one.
+        """
+        return here if self.count == 1 else bool(multihost_utils.process_allgather(np.array(here)).any())
+
+    def preempted(self, step: int) -> bool:
+        """Whether all processes shall stop after this step because one of them was asked to end (SIGTERM).
+
+        Args:
+            step: counted one by one, the same in all processes.
+        """
+        if self.count == 1 or not multihost_utils.reached_preemption_sync_point(step):
+            return False
+        print(
+            f"{self.name}: a process was asked to end (SIGTERM), so all of them save a checkpoint and leave with exit "
+            f"code {PREEMPTED}; the same command goes on from there",
+            file=sys.stderr,
+            flush=True,
+        )
+        return True
+
+    def connect(self, mesh: Mesh | None) -> None:
+        """Lets the devices of a mesh find each other while all processes are in step.
+
+        Where sums go through Gloo (CPUs), a process waits 30 seconds for the others at the first sum of a mesh, and
+        without limit at later ones. The first sum of a round comes after compiling, which may take one of them longer.
+        """
+        if self.count == 1 or mesh is None:
+            return
+        everywhere = PartitionSpec()
+        total = jax.shard_map(
+            lambda one: jax.lax.psum(one, mesh.axis_names), mesh=mesh, in_specs=everywhere, out_specs=everywhere
+        )
+        jax.block_until_ready(jax.jit(total)(np.ones((), np.float32)))
+
+    def check_same(self, what: str, value: PyTree, hint: str) -> None:
+        """Raises ConfigError in every process unless all of them have the same value.
+
+        Args:
+            what: the value in words.
+            value: a string, or a tree of arrays that lie in this process.
+            hint: what to do where it differs.
+        """
+        if self.count == 1:
+            return
+        digest = np.frombuffer(_digest(value), np.uint8)
+        everyone = multihost_utils.process_allgather(digest)
+        others = [str(index) for index in range(self.count) if (everyone[index] != everyone[0]).any()]
+        if others:
+            raise ConfigError(f"process {', '.join(others)} of {self.count} has another {what} than process 0. {hint}")
+
+    def values_from_first(self, values: Any) -> Any:
+        """What process 0 has, in every process.
+
+        Args:
+            values: what JSON can hold; it may differ in the processes.
+        """
+        if self.count == 1:
+            return values
+        content = np.frombuffer(encode_json(values).encode(), np.uint8)
+        length = int(self.from_first(np.array(content.size, np.int32)))
+        padded = np.zeros(length, np.uint8)
+        kept = content[:length]
+        padded[: kept.size] = kept
+        return decode_json(self.from_first(padded).tobytes().decode())
+
+    def from_first(self, tree: PyTree) -> PyTree:
+        """The values that process 0 has, in every process, to the last bit.
+
+        Args:
+            tree: arrays, typed PRNG keys and Python scalars, of the same structure, shapes and types everywhere.
+
+        Returns:
+            The tree, with arrays that lie in this process.
+        """
+        if self.count == 1:
+            return tree
+        leaves, structure = jax.tree.flatten(tree)
+        # Sent as bytes: a floating-point sum over processes, which is how they are sent, loses the sign of -0.
+        raw = [data_of(leaf) for leaf in leaves]
+        sent = multihost_utils.broadcast_one_to_all([_bytes_of(array) for array in raw])
+        received = [
+            np.asarray(one).view(array.dtype).reshape(array.shape) for one, array in zip(sent, raw, strict=True)
+        ]
+        return jax.tree.unflatten(structure, list(map(_like, leaves, received)))
+
+
+def _digest(value: PyTree) -> bytes:
+    if isinstance(value, str):
+        return hashlib.sha256(value.encode()).digest()
+    found = hashlib.sha256()
+    for leaf in jax.tree.leaves(value):
+        array = data_of(leaf)
+        found.update(f"{array.dtype}{array.shape}".encode())
+        found.update(_bytes_of(array).data)
+    return found.digest()
+
+
+def _bytes_of(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _like(leaf: Any, array: np.ndarray) -> Any:
+    if isinstance(leaf, bool | int | float):
+        return array.item()
+    if isinstance(leaf, np.ndarray):
+        return array
+    value = jnp.asarray(array)
+    return jax.random.wrap_key_data(value, impl=jax.random.key_impl(leaf)) if is_key(leaf) else value
+
+
+class Watchdog:
+    """A thread that ends the process when it was not fed for too long.
+
+    A process in a collective operation waits for the others. If one of them is gone, it waits for ever, and no
+    exception can reach it there. So the end is `os._exit`, which runs no clean-up. The run folder survives that as it
+    survives a kill.
+    """
+
+    def __init__(self, seconds: float, message: str, exit_code: int, *, stacks: bool = True):
+        """Starts to watch.
+
+        Args:
+            seconds: longest time between two calls of `feed`.
+            message: printed to standard error at the end.
+            exit_code: of the process.
+            stacks: whether to print the stacks of all threads, which show what the process waited for.
+        """
+        self._seconds, self._message, self._exit_code, self._stacks = seconds, message, exit_code, stacks
+        self._fed = time.monotonic()
+        self._stopped = threading.Event()
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+
+    def feed(self) -> None:
+        """Says that something was finished."""
+        self._fed = time.monotonic()
+
+    def stop(self) -> None:
+        """Ends the watch."""
+        self._stopped.set()
+
+    def _watch(self) -> None:
+        while (left := self._fed + self._seconds - time.monotonic()) > 0:
+            if self._stopped.wait(left):
+                return
+        sys.stdout.flush()
+        print(self._message, file=sys.stderr, flush=True)
+        if self._stacks:
+            faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
+        os._exit(self._exit_code)
+
+
+# The runtime aborts with a stack trace at its own limit; the message comes before that.
+_GRACE_SECONDS = 20
+
+
+class Preempted(SystemExit):
+    """All processes have saved the same checkpoint because one of them was asked to end."""
+
+    def __init__(self) -> None:
+        """Gives the exit code."""
+        super().__init__(PREEMPTED)
+
+
+def start(section: Mapping[str, Any]) -> Team:
+    """Joins the other processes of a run, if `config.distributed` or the environment names any.
+
+    Call it before any computation of jax. From then on an exception that nobody catches ends this process at once,
+    without the barrier of a normal exit, so that the others notice.
+
+    Args:
+        section: `config.distributed`.
+
+    Returns:
+        The processes as this one sees them; a team of one where nothing was asked for.
+
+    Raises:
+        ConfigError: a setting cannot be used, or there is no cluster to detect.
+    """
+    chosen = settings(section)
+    if chosen is None:
+        return Team()
+    _join(chosen)
+    sys.excepthook = _end_at_once
+    team = Team(chosen.stall_minutes)
+    print(
+        f"{team.name}: on {socket.gethostname()}, {jax.local_device_count()} of {jax.device_count()} devices; process "
+        "0 writes the results",
+        file=sys.stderr,
+        flush=True,
+    )
+    return team
+
+
+def _join(chosen: Settings) -> None:
+    if jax.distributed.is_initialized():
+        raise ConfigError("this process belongs to a run over several processes already; start one run per process")
+    who = name_of(chosen.process_id, chosen.num_processes)
+    if chosen.process_id == 0 and chosen.coordinator is not None:
+        _check_port(int(chosen.coordinator.rpartition(":")[2]))
+    waiting = Watchdog(
+        chosen.initialization_seconds,
+        f"{who}: error: the processes did not find each other within {chosen.initialization_seconds:g} seconds. "
+        f"Process 0 listens at {chosen.coordinator or 'an address that the cluster gives'}: check that this is its "
+        "machine, that the port can be reached from here, that every process was started, each with its own "
+        "config.distributed.process_id, and that none has ended with a message of its own. More time: "
+        "--config.distributed.initialization_seconds",
+        2,
+        stacks=False,
+    )
+    try:
+        jax.distributed.initialize(
+            chosen.coordinator,
+            chosen.num_processes,
+            chosen.process_id,
+            cluster_detection_method=None if chosen.coordinator is None else "deactivate",
+            initialization_timeout=int(chosen.initialization_seconds) + _GRACE_SECONDS,
+            heartbeat_timeout_seconds=int(chosen.heartbeat_seconds),
+            shutdown_timeout_seconds=int(chosen.shutdown_seconds),
+        )
+    except ValueError as error:
+        if chosen.coordinator is not None:
+            raise
+        raise ConfigError(
+            "config.distributed.auto is set, but this is no job of Slurm, Open MPI, GKE or a TPU that says which "
+            "process of how many this is. Give --config.distributed.coordinator, num_processes and process_id "
+            f"({error})"
+        ) from error
+    except RuntimeError as error:
+        raise ConfigError(f"{who} cannot join the others: {str(error).splitlines()[0]}") from error
+    finally:
+        waiting.stop()
+
+
+def _check_port(port: int) -> None:
+    """The runtime of jax 0.10 crashes where it cannot have its port."""
+    both = socket.has_dualstack_ipv6()
+    try:
+        socket.create_server(
+            ("", port), family=socket.AF_INET6 if both else socket.AF_INET, dualstack_ipv6=both
+        ).close()
+    except OSError as error:
+        raise ConfigError(
+            f"config.distributed.coordinator has port {port}, which process 0 cannot open here: {error.strerror}. Give "
+            "all processes another one"
+        ) from error
+
+
+def leave(exit_code: int, message: str) -> int:
+    """Prints a last message; one process of several then ends at once, so that the others do not wait for it.
+
+    Args:
+        exit_code: of the process.
+        message: for standard error.
+
+    Returns:
+        `exit_code`, where this process is alone.
+    """
+    if not jax.distributed.is_initialized() or jax.process_count() == 1:
+        print(message, file=sys.stderr)
+        return exit_code
+    print(f"{Team().name}: {message.lstrip()}", file=sys.stderr)
+    _exit(exit_code)
+
+
+def _end_at_once(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+    """What Python calls for an exception that nobody caught."""
+    text = "".join(traceback.format_exception(kind, error, where))
+    print(f"{Team().name}: ended by {kind.__name__}\n{text}", file=sys.stderr)
+    _exit(130 if issubclass(kind, KeyboardInterrupt) else 1)
+
+
+def _exit(exit_code: int) -> NoReturn:
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)

@@ -1,0 +1,320 @@
+"""What a run says on the terminal: a start table, a progress bar or plain lines, an end table."""
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
+
+import rich.console
+import rich.progress
+from rich.console import RenderableType
+from rich.progress import SpinnerColumn
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from fedjax_ssl.runs.files import Closing, bytes_in_words
+
+_SHOWN = (
+    ("accuracy", "test_accuracy", "{:.1%}"),
+    ("pseudo-labels", "pseudo_label_accuracy", "{:.1%}"),
+    ("client updates/s", "client_updates_per_second", "{:,.0f}"),
+)
+_LISTED_CLIENTS = 10  # by accuracy, at the end of a run
+
+
+class Console(rich.console.Console):
+    """Rich's console, but a reader that is gone is an error like any other: rich ends the process without a word."""
+
+    def on_broken_pipe(self) -> NoReturn:
+        """Called while a BrokenPipeError is handled: whoever prints hears of it, `fedjax_ssl.cli.main` in the end."""
+        raise
+
+
+class Progress(Closing):
+    """Reports a run to a person.
+
+    On a terminal there is one live line; elsewhere (a file, a pipe, a notebook) one plain line per evaluation
+    without control characters. Use it as a context manager, so that an error leaves the terminal in order.
+    """
+
+    def __init__(
+        self,
+        total_rounds: int,
+        *,
+        start_round: int = 0,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        """Prepares the report; nothing is printed yet.
+
+        Args:
+            total_rounds: rounds of the whole run.
+            start_round: rounds that a restored checkpoint has finished already.
+            stream: where to write; standard output by default.
+            clock: seconds, for the time left.
+        """
+        stream = sys.stdout if stream is None else stream
+        # Rich would also colour a pipe when FORCE_COLOR is set; lines in a log file stay plain.
+        terminal = stream.isatty()
+        self._console = Console(file=stream, force_terminal=terminal, force_jupyter=False, highlight=False)
+        self._total = total_rounds
+        self._clock = clock
+        self._start_round = start_round
+        self._anchor = (start_round, clock())
+        self._evaluated = False
+        self._bar: LiveLine | None = None
+        if terminal and not self._console.is_dumb_terminal:
+            self._bar = LiveLine(total_rounds, start_round, self._console)
+
+    def start(
+        self,
+        *,
+        method: str,
+        model: str,
+        num_parameters: int,
+        dataset: str,
+        counts: Mapping[str, int],
+        device: str,
+        workdir: str | Path,
+    ) -> None:
+        """Prints what is about to run and starts the bar.
+
+        Args:
+            method: name of the method.
+            model: name of the model.
+            num_parameters: of the model.
+            dataset: name of the data set.
+            counts: what the data set holds, for example {"clients": 11, "examples": 1400, "labelled": 55}.
+            device: in words, from `device_description()`.
+            workdir: the run folder.
+        """
+        resumed = f", resumed after round {self._start_round}" if self._start_round else ""
+        described = [f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items()]
+        self._table(
+            {
+                "device": device,
+                "data": f"{dataset} ({', '.join(described)})",
+                "method": method,
+                "model": f"{model} ({num_parameters:,} parameters)",
+                "rounds": f"{self._total}{resumed}",
+                "folder": str(workdir),
+            }
+        )
+        self._anchor = (self._start_round, self._clock())
+        if self._bar is not None:
+            self._bar.start()
+        elif self._start_round < self._total:
+            self._line(COMPILING)
+
+    def update(self, round: int, row: Mapping[str, Any]) -> None:
+        """Reports an evaluation.
+
+        Args:
+            round: finished rounds.
+            row: metric row; of it are shown "test_accuracy", "pseudo_label_accuracy" and "client_updates_per_second".
+        """
+        left = self._time_left(round)
+        values = {
+            name: f"{label} {form.format(float(row[name]))}"
+            for label, name, form in _SHOWN
+            if row.get(name) is not None and math.isfinite(float(row[name]))
+        }
+        if self._bar is None:
+            self._line(", ".join([f"round {round}/{self._total}", *values.values(), *([left] if left else [])]))
+            return
+        accuracy, more, speed = (values.get(name, "") for _, name, _ in _SHOWN)
+        self._bar.show(round, values=accuracy, more=more, speed=speed, left=left)
+
+    def compiling(self) -> None:
+        """Says so on a terminal; elsewhere a line at the start has said it."""
+        if self._bar is not None:
+            self._bar.show(values=COMPILING, more="", speed="")
+
+    def training(self) -> None:
+        """Says on a terminal that compiling is over."""
+        if self._bar is not None and self._bar.state["values"] == COMPILING:
+            self._bar.show(values="training ...")
+
+    def note(self, text: str) -> None:
+        """Prints a line above the bar, for example a warning."""
+        self._line(text)
+
+    def finish(self, summary: Mapping[str, Any], files: Mapping[str, str | Path]) -> None:
+        """Ends the bar and prints the result and where everything is.
+
+        Args:
+            summary: from `summarize`.
+            files: what lies where, for example {"curves": folder.curves_file}.
+        """
+        self.close()
+        self._console.print()
+        lines = {**_summary_lines(summary), **_prediction_lines(summary.get("predictions", ()))}
+        self._table({**lines, **{name: str(path) for name, path in files.items()}})
+
+    def clients(self, accuracies: Mapping[str, float], file: str | Path) -> None:
+        """Prints how accurate the last model is for each client, the worst first.
+
+        Args:
+            accuracies: by name of the client; of clients that have test examples with labels.
+            file: where those stand for which there is no room.
+        """
+        ranked = sorted(accuracies.items(), key=lambda item: item[1])
+        shown = ranked if len(ranked) <= 2 * _LISTED_CLIENTS else ranked[:_LISTED_CLIENTS]
+        width = max((len(name) for name, _ in shown), default=0)
+        self._line(f"accuracy by client{', the worst' if len(shown) < len(ranked) else ''}:")
+        for name, value in shown:
+            self._line(f"  {name:<{width}}  {value:7.2%}")
+        if len(shown) < len(ranked):
+            self._line(f"  ... {len(ranked) - len(shown):,} more in {file}")
+
+    def close(self) -> None:
+        """Takes the bar off the terminal; a second call does nothing."""
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _time_left(self, round: int) -> str:
+        """Extrapolates from the first evaluation on: the time before it has compiling in it and says nothing."""
+        now = self._clock()
+        if not self._evaluated:
+            self._evaluated, self._anchor = True, (round, now)
+        done, seconds = round - self._anchor[0], now - self._anchor[1]
+        if done <= 0 or round >= self._total:
+            return ""
+        return f"{duration(seconds / done * (self._total - round))} left"
+
+    def _line(self, text: str) -> None:
+        self._console.print(text, markup=False, soft_wrap=True)
+
+    def _table(self, fields: Mapping[str, str]) -> None:
+        if self._bar is None:
+            width = max(map(len, fields))
+            for name, value in fields.items():
+                self._line(f"{name:<{width}}  {value}")
+            return
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="bold cyan")
+        table.add_column(overflow="fold")
+        for name, value in fields.items():
+            table.add_row(Text(name), Text(value))
+        self._console.print(table)
+
+
+def _summary_lines(summary: Mapping[str, Any]) -> dict[str, str]:
+    lines = {
+        "test accuracy": (summary.get("test_accuracy"), "{:.2%}"),
+        "best": (summary.get("best_test_accuracy"), "{:.2%}"),
+        "macro F1": (summary.get("test_macro_f1"), "{:.2%}"),
+        "AUROC": (summary.get("test_auroc"), "{:.4f}"),
+        "ECE": (summary.get("test_ece"), "{:.4f}"),
+        "training": (summary.get("train_seconds") or None, "{:,.1f} s"),
+        "compiling": (summary.get("compile_seconds") or None, "{:,.1f} s"),
+        "client updates": (summary.get("client_updates_per_second"), "{:,.0f} per second"),
+        "examples": (summary.get("examples_per_second"), "{:,.0f} per second"),
+    }
+    shown = {name: form.format(value) for name, (value, form) in lines.items() if value is not None}
+    if summary.get("test_client_accuracy_spread") is not None:
+        mean, worst, spread = (summary[f"test_client_accuracy{part}"] for part in ("", "_worst_tenth", "_spread"))
+        shown["clients"] = f"mean {mean:.2%}, worst tenth {worst:.2%}, spread {spread:.2%}"
+    if summary.get("stopped_early"):
+        shown["stopped early"] = (
+            f"after round {summary['rounds']}; best by validation: round {summary['selected_round']}"
+        )
+    for name, field in (("sent up", "bytes_up"), ("sent down", "bytes_down"), ("peak memory", "peak_memory_bytes")):
+        # Where nothing was trained, that nothing was sent says nothing.
+        if summary.get(field) is not None and (summary[field] or summary.get("train_seconds")):
+            shown[name] = bytes_in_words(summary[field])
+    return shown
+
+
+def _prediction_lines(predictions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """A line per way of predicting: what share of the new examples it labels rightly."""
+    lines = {}
+    for row in predictions:
+        parts = [f"{row['seconds']:,.1f} s"]
+        if "neighbor_recall" in row:
+            parts = [f"{row['neighbor_recall']:.1%} of the neighbours found", *parts]
+        if row["coverage"] < 1:
+            parts = [f"{1 - row['coverage']:.2%} without a label", *parts]
+        if "accuracy" in row:
+            accuracies = f"accuracy {row['accuracy']:.2%}, balanced {row['balanced_accuracy']:.2%}"
+            clients = f"clients {row['mean_client_accuracy']:.2%}, lowest {row['lowest_client_accuracy']:.2%}"
+            parts = [accuracies, clients, *parts]
+        else:
+            parts = [f"{row['new_examples']:,} new examples", *parts]
+        lines[row["name"]] = ", ".join(parts)
+    return lines
+
+
+COMPILING = "compiling ..."
+_BAR = (8, 24)  # columns that the bar takes, at least and at most
+
+
+class LiveLine(rich.progress.Progress):
+    """One line that always fits: what matters least goes first where the terminal is narrow."""
+
+    def __init__(self, total: int, done: int, console: Console):
+        super().__init__(console=console, transient=True)
+        self.state: dict[str, str] = {"values": COMPILING}
+        self._spinner = SpinnerColumn()
+        self._task = self.add_task("", total=total, completed=done)
+
+    def show(self, done: int | None = None, **state: str) -> None:
+        """Changes what is shown, at once."""
+        self.state.update(state)
+        self.update(self._task, completed=done, refresh=True)
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """The line for the width of the terminal as it is now."""
+        if not self.tasks:  # rich asks once before there is one
+            return
+        task = self.tasks[0]
+        seconds = task.finished_time if task.finished else task.elapsed
+        parts = {
+            "round": f"round {int(task.completed)}/{int(task.total or 0)}",
+            "values": self.state.get("values", ""),
+            "more": self.state.get("more", ""),
+            "speed": self.state.get("speed", ""),
+            "elapsed": f"{duration(seconds or 0.0)} so far",
+            "left": self.state.get("left", ""),
+        }
+        room = self.console.width - 3  # after the spinner and a blank on both of its sides
+        shown = fitting(parts, ("round", "values", "left", "more", "elapsed", "speed"), room)
+        line = Table.grid(padding=(0, 1, 0, 0))
+        before, after = shown.pop("round", ""), ", ".join(shown.values())
+        cells: list[RenderableType] = [self._spinner.render(task), Text(before, no_wrap=True)]
+        bar = min(room - len(before) - len(after) - 2, _BAR[1])
+        if bar >= _BAR[0]:
+            cells.append(ProgressBar(task.total, task.completed, width=bar))
+        cells.append(Text(after, no_wrap=True))
+        line.add_row(*cells)
+        yield line
+
+
+def fitting(parts: Mapping[str, str], order: Sequence[str], width: int) -> dict[str, str]:
+    """The parts of a line that fit side by side, two columns apart.
+
+    Args:
+        parts: texts by name, in the order in which they stand.
+        order: names, the most important first; the first one is always kept.
+        width: of the line.
+
+    Returns:
+        Those that are kept, without the empty ones.
+    """
+    kept, used = set(), -2
+    for number, name in enumerate(order):
+        needed = len(parts[name]) + 2
+        if parts[name] and (used + needed <= width or number == 0):
+            kept.add(name)
+            used += needed
+    return {name: text for name, text in parts.items() if name in kept}
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds, rounded up: "0:01:05"."""
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}"

@@ -1,0 +1,83 @@
+"""Rounds in one compiled loop, and the evaluation after them."""
+
+from collections.abc import Collection
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int, Key
+
+from fedjax_ssl import federated
+from fedjax_ssl.data import FederatedData
+from fedjax_ssl.federated import Method, ServerState
+from fedjax_ssl.federated.method import Metrics
+
+ROUNDS = "rounds"  # the scope in which rounds are traced: profiles and compiled programs name it
+DIVERGED_ROUNDS = "diverged_rounds"  # metric: rounds in a row, up to this one, without any finite update
+TOTALS = ("bytes_down", "bytes_up", "local_steps", "examples", "clients", "dropped_clients")
+
+
+def run_rounds(
+    method: Method, key: Key[Array, ""], state: ServerState, federation: FederatedData, rounds: int
+) -> tuple[ServerState, Metrics]:
+    """Runs rounds in one compiled loop.
+
+    Returns:
+        (state, metrics): "round" is the number of rounds done; counts and bytes are sums, "diverged_rounds" counts the
+        rounds at the end in which no update was finite, everything else is the mean over the rounds in which it was
+        defined.
+    """
+    if method.on_host:
+        state, infos = _one_by_one(method, key, state, federation, rounds)
+    else:
+        with jax.named_scope(ROUNDS):
+            state, infos = jax.lax.scan(lambda s, _: method.round(key, s, federation), state, length=rounds)
+
+    def summed(name: str, values: Any) -> Any:
+        if isinstance(values, federated.Count):
+            return values.total()
+        return jnp.sum(values) if name in TOTALS else jnp.nanmean(values)
+
+    metrics = {name: summed(name, values) for name, values in infos.items()}
+    return state, {"round": state.round, **metrics, DIVERGED_ROUNDS: _rounds_in_vain(infos)}
+
+
+def _rounds_in_vain(infos: Metrics) -> Int[Array, ""]:
+    """Rounds at the end of which each dropped something, and in none of which somebody learned anything."""
+    dropped = infos["dropped_clients"] > 0
+    if "server_dropped" in infos:
+        dropped = dropped | (infos["server_dropped"] > 0)
+    in_vain = dropped & (infos["local_steps"] == 0)
+    return jnp.sum(jnp.cumprod(in_vain[::-1].astype(jnp.int32)), dtype=jnp.int32)
+
+
+def _one_by_one(
+    method: Method, key: Key[Array, ""], state: ServerState, federation: FederatedData, rounds: int
+) -> tuple[ServerState, Metrics]:
+    """What a scan returns, of rounds that cannot be traced; NaN where a stage does not have a metric of another one."""
+    infos: list[Metrics] = []
+    for _ in range(rounds):
+        state, info = method.round(key, state, federation)
+        infos.append(info)
+    missing = jnp.full((), jnp.nan)
+    names = sorted(set().union(*infos))
+    return state, {
+        name: jax.tree.map(lambda *values: jnp.stack(values), *(info.get(name, missing) for info in infos))
+        for name in names
+    }
+
+
+def run_block(
+    method: Method,
+    state: ServerState,
+    key: Key[Array, ""],
+    federation: FederatedData,
+    rounds: int,
+    metrics: Collection[str] = (),
+) -> tuple[ServerState, Metrics]:
+    """Rounds and the evaluation after them, with further `metrics`: what a run executes, logs and checkpoints.
+
+    Returns as `run_rounds`; every metric is a scalar, but for `fedjax_ssl.federated.BY_CLIENT`.
+    """
+    state, infos = run_rounds(method, key, state, federation, rounds)
+    return state, {**infos, **federated.evaluate(method, state, federation, metrics=metrics)}

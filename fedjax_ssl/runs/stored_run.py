@@ -1,0 +1,222 @@
+"""Reading the folders that runs left behind, whatever state they are in."""
+
+import csv
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedjax_ssl.runs.files import decode_json
+from fedjax_ssl.runs.folder import RunFolderError
+
+_MARKS = ("config.json", "metrics.jsonl", "summary.json")  # one of them makes a folder a candidate
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
+_ACCURACY, _BALANCED = "_accuracy", "_balanced_accuracy"
+
+
+class StoredRun(NamedTuple):
+    """A run as its folder has it.
+
+    Attributes:
+        path: the folder.
+        config: as resolved; empty where the folder holds no config of a run.
+        rows: the metric rows that can be read, in the order of their rounds.
+        summary: None where the run is not finished.
+        clients: accuracies in [0, 1] of single clients, by name, where they were logged: of "model" after the last
+            evaluation, and of every predictor.
+        ended: how a run without a summary ended, where a sweep noted it ("failed: not enough memory"); else "".
+        problems: a sentence for everything that could not be read.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    rows: list[dict[str, Any]]
+    summary: dict[str, Any] | None
+    clients: dict[str, dict[str, float]]
+    ended: str
+    problems: tuple[str, ...]
+
+    @property
+    def state(self) -> str:
+        """In words: "finished", "unfinished, round 20 of 60", "not started", what `ended` says, or "no run"."""
+        if not self.config:
+            return "no run"
+        if self.summary is not None:
+            return "finished"
+        if self.ended:
+            return self.ended
+        if not self.rows:
+            return "not started"
+        return f"unfinished, round {self.rows[-1]['round']} of {self.config.get('rounds', '?')}"
+
+
+def read_run(folder: str | os.PathLike) -> StoredRun:
+    """Reads a run folder. A run that goes on meanwhile may be read: its files are never half written, but for a line.
+
+    What is missing, damaged or of another program is left out and named in `problems`; nothing is raised for it and
+    nothing is written. That a run is not finished yet is no problem.
+
+    Args:
+        folder: any folder.
+
+    Returns:
+        What could be read.
+    """
+    path = Path(folder)
+    problems: list[str] = []
+    config = _read_json(path / "config.json", problems)
+    if config is None:
+        if not (path / "config.json").exists():
+            problems.append("config.json is missing")
+    elif not _is_of_a_run(config):
+        problems.append("config.json is not the config of a run: it has no seed or no method.name")
+        config = None
+    rows = _read_lines(path / "metrics.jsonl", problems)
+    summary = _read_json(path / "summary.json", problems)
+    clients = _read_last(path / "client_accuracy.csv", problems)
+    clients |= _read_clients(path / "predictions_by_client.csv", problems)
+    ended = _read_json(path / "ended.json", problems) or {}
+    said = ": ".join(str(ended[name]) for name in ("status", "message") if ended.get(name))
+    return StoredRun(path, config or {}, rows, summary, clients, said, tuple(problems))
+
+
+def find_runs(paths: Iterable[str | os.PathLike]) -> list[Path]:
+    """Finds run folders: the paths themselves, or folders at any depth below them.
+
+    Checkpoints and hidden folders are not searched. A folder that is reached twice, also by a link, is listed once. A
+    folder that looks like a run may belong to another program; `read_run` tells.
+
+    Args:
+        paths: existing folders.
+
+    Returns:
+        The folders, in the order of the paths and of their names (run_2 before run_10).
+
+    Raises:
+        RunFolderError: a path does not exist, or is a file.
+    """
+    found: dict[str, Path] = {}
+    seen: set[str] = set()
+    for given in paths:
+        path = Path(given)
+        if not path.exists():
+            raise RunFolderError(f"{path} does not exist; give run folders, or a folder that holds some")
+        if not path.is_dir():
+            raise RunFolderError(f"{path} is a file; give the run folder, or a folder that holds some: {path.parent}")
+        for folder in _search(path, seen):
+            found.setdefault(os.path.realpath(folder), folder)
+    return list(found.values())
+
+
+def _search(folder: Path, seen: set[str]) -> Iterator[Path]:
+    real = os.path.realpath(folder)
+    if real in seen:
+        return
+    seen.add(real)
+    try:
+        with os.scandir(folder) as entries:
+            items = list(entries)
+    except OSError:  # not ours to read
+        return
+    if any(item.name in _MARKS for item in items):
+        yield folder
+    skipped = (".", "checkpoints")
+    below = [item.name for item in items if not item.name.startswith(skipped) and item.is_dir()]
+    for name in sorted(below, key=natural_order):
+        yield from _search(folder / name, seen)
+
+
+def natural_order(text: str) -> tuple[list[tuple[float, str]], str]:
+    """A sort key by which "run_2" comes before "run_10", and "rate_0.03" before "rate_0.3"."""
+    first, *rest = _NUMBER.split(text)  # text and numbers in turn
+    pairs = zip(map(float, rest[::2]), rest[1::2], strict=True)
+    return [(0.0, first), *pairs], text
+
+
+def _is_of_a_run(config: Mapping[str, Any]) -> bool:
+    method = config.get("method")
+    return isinstance(config.get("seed"), int) and isinstance(method, Mapping) and isinstance(method.get("name"), str)
+
+
+def _read_text(path: Path, problems: list[str]) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        problems.append(f"{path.name} cannot be read: {error.strerror}")
+        return None
+
+
+def _read_json(path: Path, problems: list[str]) -> dict[str, Any] | None:
+    text = _read_text(path, problems)
+    if text is None:
+        return None
+    try:
+        value = decode_json(text)
+    except (ValueError, RecursionError) as error:
+        problems.append(f"{path.name} is damaged: {error}")
+        return None
+    if isinstance(value, dict):
+        return value
+    problems.append(f"{path.name} is damaged: it holds no JSON object")
+    return None
+
+
+def _read_lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
+    text = _read_text(path, problems)
+    rows: list[dict[str, Any]] = []
+    # What follows the last line break is a row that is being written, or that a killed process left.
+    for number, line in enumerate((text or "").split("\n")[:-1], start=1):
+        try:
+            row = decode_json(line)
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict) or type(row.get("round")) is not int:
+            problems.append(f"{path.name}, line {number} is damaged and left out")
+        elif rows and row["round"] <= rows[-1]["round"]:
+            problems.append(f"{path.name}, line {number} repeats round {row['round']} and is left out")
+        else:
+            rows.append(row)
+    return rows
+
+
+def _read_last(path: Path, problems: list[str]) -> dict[str, dict[str, float]]:
+    """The last whole row of `client_accuracy.csv`: a row per evaluation, a column per client behind "round"."""
+    text = _read_text(path, problems)
+    lines = (text or "").split("\n")[:-1]
+    if len(lines) < 2:
+        return {}
+    try:
+        names, cells = csv.reader([lines[0], lines[-1]])
+        found = {name: _share(cell) for name, cell in zip(names[1:], cells[1:], strict=True)}
+    except (csv.Error, ValueError) as error:
+        problems.append(f"{path.name} is damaged and left out: {error}")
+        return {}
+    return {"model": found} if found else {}
+
+
+def _read_clients(path: Path, problems: list[str]) -> dict[str, dict[str, float]]:
+    """Accuracies of `predictions_by_client.csv`: a line per client, a column `PREDICTOR_accuracy` per predictor."""
+    text = _read_text(path, problems)
+    if text is None:
+        return {}
+    found: dict[str, dict[str, float]] = {}
+    try:
+        for line in csv.DictReader(text.splitlines()):
+            for column, cell in line.items():
+                if column and column.endswith(_ACCURACY) and not column.endswith(_BALANCED) and cell:
+                    found.setdefault(column.removesuffix(_ACCURACY), {})[line["client"]] = _share(cell)
+    except (csv.Error, KeyError, ValueError) as error:
+        problems.append(f"{path.name} is damaged and left out: {error}")
+        return {}
+    return found
+
+
+def _share(cell: str) -> float:
+    value = float(cell)
+    if not math.isfinite(value):
+        raise ValueError(f"{cell!r} is no accuracy")
+    return value

@@ -1,0 +1,219 @@
+"""What is said and written about a run: its placement, why nobody trained, its summary."""
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_collections
+
+from fedjax_ssl import federated
+from fedjax_ssl.methods.parts.cost_model import COSTS
+from fedjax_ssl.runs.environment import command, device_description, peak_memory_bytes, versions
+from fedjax_ssl.runs.files import bytes_in_words, decode_json, encode_json, write_atomically
+from fedjax_ssl.runs.rounds import TOTALS
+
+_LAST = (  # of the last row, where it has them
+    *("test_balanced_accuracy", "test_loss", "test_macro_f1", "test_ece", "test_auroc"),
+    *("test_client_accuracy", "test_client_accuracy_worst_tenth", "test_client_accuracy_spread"),
+    *("pseudo_label_accuracy", "pseudo_label_coverage"),
+)
+
+
+def why_nobody_trained(row: dict[str, Any]) -> str:
+    """Why a block of rounds has no local step."""
+    if dropped := int(row["dropped_clients"]):
+        return f"what {dropped} clients returned was not finite, and no other had anything to learn from"
+    return "no client had anything to learn from"
+
+
+def describe_placement(choice: federated.Choice, backend: str) -> str:
+    """How a cohort's clients run, in words, for example "clients at once: 48 in lanes, about 210 MB each of 60 GB".
+
+    Args:
+        choice: from the engine.
+        backend: what JAX computes on.
+    """
+    if choice.placement == "sequential":
+        return "clients one after another" + (" (CPU)" if backend == "cpu" else "")
+    how = {"lanes": " in lanes", "chunked": " in chunks", "vmap": ", all of them"}[choice.placement]
+    line = f"clients at once: {choice.clients_at_once}{how}"
+    if choice.bytes_per_client is None or choice.limit is None:
+        return line
+    each, limit = map(bytes_in_words, (choice.bytes_per_client, choice.limit))
+    return f"{line}, about {each} each of {limit}"
+
+
+def what_was_predicted(config: ml_collections.ConfigDict) -> dict[str, Any]:
+    """What decides the predictions of a trained network; nothing if none are asked for."""
+    return config.prediction.to_dict() if config.prediction.predictors else {}
+
+
+def summarize(
+    config: ml_collections.ConfigDict,
+    rows: list[dict[str, Any]],
+    seconds: Mapping[str, float],
+    predictions: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """The fields of `summary.json`.
+
+    Args:
+        config: of the run, resolved.
+        rows: all metric rows.
+        seconds: "compile_seconds" and "train_seconds".
+        predictions: from `fedjax_ssl.runs.predict.summary_of`.
+    """
+    last = rows[-1] if rows else {}
+    totals = {name: sum(int(row[name]) for row in rows) for name in TOTALS}
+    extra: dict[str, Any] = {"dropped_clients": totals["dropped_clients"], "local_steps": totals["local_steps"]}
+    for name in (*_LAST, *COSTS):
+        if name in last:
+            extra[name] = last[name]
+    if last and last["round"] < config.rounds:
+        extra["stopped_early"] = True
+    if predictions:
+        extra["predictions"] = predictions
+        extra["prediction"] = what_was_predicted(config)
+    if (chosen := selected(config, rows)) is not None:
+        extra["selected_round"] = chosen["round"]
+        extra["selected_validation_accuracy"] = chosen["validation_accuracy"]
+        extra["selected_test_accuracy"] = chosen["test_accuracy"]
+    return summary_fields(
+        rows,
+        method=config.method.name,
+        dataset=config.data.name,
+        seed=config.seed,
+        rounds=last["round"] if last else config.rounds,
+        client_updates=totals["clients"],
+        examples=totals["examples"],
+        bytes_up=totals["bytes_up"],
+        bytes_down=totals["bytes_down"],
+        extra=extra,
+        **seconds,
+    )
+
+
+def summary_fields(
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    method: str,
+    dataset: str,
+    seed: int,
+    rounds: int,
+    compile_seconds: float,
+    train_seconds: float,
+    client_updates: int,
+    examples: int,
+    bytes_up: int,
+    bytes_down: int,
+    extra: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Gathers the fields of `summary.json`.
+
+    Args:
+        rows: the metric rows; "test_accuracy" is read from those that have it.
+        method: name of the method.
+        dataset: name of the data set.
+        seed: the run seed.
+        rounds: finished rounds.
+        compile_seconds: time spent tracing and compiling.
+        train_seconds: time spent in rounds and evaluations, without compiling.
+        client_updates: local trainings done in `train_seconds`.
+        examples: examples gone through in `train_seconds`, once per local epoch.
+        bytes_up: sent by all clients in all rounds.
+        bytes_down: sent to all clients in all rounds.
+        extra: further fields, such as the last pseudo-label accuracy; they may not replace one of the above.
+
+    Returns:
+        The fields in the order of the file. `test_accuracy` is the last row's, `best_test_accuracy` the
+        highest (which looks at the test set and is no fair result); both are None without test data. The
+        rates are per second of `train_seconds`, None where nothing was trained; `command` is that of the last start.
+
+    Raises:
+        ValueError: `extra` has a field that is there already.
+    """
+    given = [row["test_accuracy"] for row in rows if row.get("test_accuracy") is not None]
+    accuracies = [value for value in given if math.isfinite(value)]
+    fields: dict[str, Any] = {
+        "method": method,
+        "dataset": dataset,
+        "seed": seed,
+        "rounds": rounds,
+        "test_accuracy": accuracies[-1] if accuracies else None,
+        "best_test_accuracy": max(accuracies, default=None),
+        "compile_seconds": compile_seconds,
+        "train_seconds": train_seconds,
+        "client_updates_per_second": client_updates / train_seconds if train_seconds > 0 else None,
+        "examples_per_second": examples / train_seconds if train_seconds > 0 else None,
+        "peak_memory_bytes": peak_memory_bytes(),
+        "bytes_up": bytes_up,
+        "bytes_down": bytes_down,
+        "versions": versions(),
+        "device": device_description(),
+        "command": command(),
+    }
+    if doubled := fields.keys() & (extra or {}).keys():
+        raise ValueError(f"extra names {sorted(doubled)}, which the summary has already; choose other names")
+    return {**fields, **(extra or {})}
+
+
+def write_summary(path: str | os.PathLike, summary: Mapping[str, Any]) -> None:
+    """Writes the summary whole or not at all.
+
+    Args:
+        path: `summary.json` in the run folder.
+        summary: from `summarize`.
+    """
+    write_atomically(path, encode_json(summary, indent=2) + "\n")
+
+
+def read_summary(path: str | os.PathLike) -> dict[str, Any]:
+    """Reads what `write_summary` wrote.
+
+    Args:
+        path: `summary.json` in a run folder.
+
+    Returns:
+        The fields.
+    """
+    return decode_json(Path(path).read_text(encoding="utf-8"))
+
+
+Row = Mapping[str, Any]
+
+
+def selected(config: ml_collections.ConfigDict, rows: Sequence[Row]) -> Row | None:
+    """The metric row of the model that is chosen.
+
+    A model may be chosen from the end of stage 1 on, and from `config.select_from` on; where a run ends before that, it
+    is its last one.
+
+    Args:
+        config: resolved.
+        rows: of the run so far.
+
+    Returns:
+        The first row of the best validation accuracy; None without validation examples.
+    """
+    if not rows or "validation_accuracy" not in rows[-1]:
+        return None
+    first = min(max(config.method.get("warmup_rounds", 0), config.select_from), rows[-1]["round"])
+    return max((row for row in rows if row["round"] >= first), key=_accuracy)
+
+
+def out_of_patience(config: ml_collections.ConfigDict, rows: Sequence[Row]) -> bool:
+    """Whether the run ends here because `early_stopping.patience` evaluations have brought no better model.
+
+    Args:
+        config: resolved.
+        rows: of the run so far.
+    """
+    patience = config.early_stopping.patience
+    best = None if patience is None else selected(config, rows)  # which looks at all rows
+    return best is not None and sum(row["round"] > best["round"] for row in rows) >= patience
+
+
+def _accuracy(row: Row) -> float:
+    value = float(row["validation_accuracy"])
+    return -1.0 if math.isnan(value) else value

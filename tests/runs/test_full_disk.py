@@ -1,0 +1,227 @@
+"""A disk that fills up while a run writes: one message, nothing lost, and the same run goes on to the same bits."""
+
+import builtins
+import contextlib
+import errno
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedjax_ssl.runs import files, rows, rows_copy
+from fedjax_ssl.runs.files import StorageError
+from fedjax_ssl.runs.record import Record
+
+CONFIG = {"method": {"name": "fedavg"}, "seed": 0}
+ROUNDS = 6
+
+
+class Disk:
+    """Takes so many more bytes; then a write ends in the middle, as on a full disk."""
+
+    def __init__(self, room: int):
+        self.room, self.written = room, 0
+
+    def open(self, file, mode="r", **how):
+        opened = builtins.open(file, mode, **how)  # noqa: SIM115
+        if "r" not in mode:
+            write = opened.write
+            # The C classes take no attributes of one's own: a stand-in for those methods that writers use.
+            return _Opened(self, opened, write)
+        return opened
+
+    def take(self, content) -> int:
+        """How much of it fits."""
+        fits = min(len(content), self.room)
+        self.room, self.written = self.room - fits, self.written + fits
+        return fits
+
+
+class _Opened:
+    def __init__(self, disk, file, write):
+        self._disk, self._file, self._write = disk, file, write
+
+    def write(self, content):
+        content = content if isinstance(content, str) else bytes(content)
+        fits = self._disk.take(content)
+        self._write(content[:fits])
+        if fits < len(content):
+            self._file.flush()
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def writelines(self, parts):
+        for part in parts:
+            self.write(part)
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self._file.close()
+
+
+def train(folder: Path) -> None:
+    """A run whose round multiplies a state, from the last checkpoint on."""
+    with Record(folder, CONFIG, quiet=True) as record:
+        state = {"w": np.arange(50, dtype=np.float32), "round": np.int32(0)}
+        found = record.restore(state)
+        start, state, _ = found or (0, state, {})
+        record.describe_data("clients\n" * 20)
+        record.describe_model({"inputs": [8, 8, 1]})
+        for number in range(start + 1, ROUNDS + 1):
+            state = {"w": state["w"] * np.float32(1.1) + number, "round": np.int32(number)}
+            loss = float(state["w"].sum())
+            record.append({"round": number, "loss": loss, "clients": 3}, {"ann": 0.1 * number, "bob": 0.5})
+            record.save(number, state, {"train_seconds": 1.0})
+        record.summary()
+        record.finish([], {"method": "fedavg", "rounds": ROUNDS}, title="")
+
+
+def content_of(folder: Path) -> dict[str, bytes]:
+    hidden = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    return {str(path.relative_to(folder)): path.read_bytes() for path in hidden}
+
+
+def on(disk: Disk, monkeypatch) -> None:
+    for module in (files, rows, rows_copy):
+        monkeypatch.setattr(module, "open", disk.open, raising=False)
+
+
+@pytest.mark.parametrize("moments", [8, pytest.param(150, marks=pytest.mark.thorough)])
+def test_wherever_the_disk_fills_up_the_same_command_ends_in_the_same_bits(tmp_path, monkeypatch, moments) -> None:
+    everything = Disk(10**9)
+    on(everything, monkeypatch)
+    train(tmp_path / "whole")
+    expected = content_of(tmp_path / "whole")
+    rooms = range(0, everything.written, everything.written // moments)
+    for room in rooms:
+        folder = tmp_path / f"full_{room}"
+        on(Disk(room), monkeypatch)
+        with pytest.raises(StorageError, match=r"cannot be written: No space left on device .* Make room") as caught:
+            train(folder)
+        assert "\n" not in str(caught.value) and caught.value.exit_code == 74
+        on(Disk(10**9), monkeypatch)
+        train(folder)
+        assert content_of(folder) == expected, f"after {room} bytes"
+    assert len(rooms) >= moments
+
+
+def test_the_message_names_file_size_and_what_is_safe(tmp_path, monkeypatch) -> None:
+    train(tmp_path / "whole")
+    size = (tmp_path / "whole" / "checkpoints" / f"round_{ROUNDS:08d}.ckpt").stat().st_size
+    assert size > 200
+    disk = Disk(10**9)
+    on(disk, monkeypatch)
+    folder = tmp_path / "run"
+    with Record(folder, CONFIG, quiet=True) as record:
+        state = {"w": np.zeros(50, np.float32)}
+        record.restore(state)
+        record.append({"round": 1})
+        record.save(1, state, {})
+        disk.room = 100
+        with pytest.raises(StorageError) as caught:
+            record.save(2, state, {})
+    text = str(caught.value)
+    assert text.startswith(f"{folder / 'checkpoints'} cannot be written: No space left on device")
+    assert "It takes 200 B." in text
+    assert text.endswith("The same command goes on from the checkpoint of round 1, which is safe.")
+
+
+def test_a_read_only_folder_is_one_message(tmp_path, monkeypatch) -> None:
+    def refuse(file, mode="r", **how):
+        if "r" not in mode:
+            raise OSError(errno.EROFS, "Read-only file system", str(file))
+        return builtins.open(file, mode, **how)
+
+    monkeypatch.setattr(files, "open", refuse, raising=False)
+    with pytest.raises(StorageError, match=r"cannot be written: Read-only file system .*Nothing was started"):
+        Record(tmp_path / "run", CONFIG, quiet=True)
+
+
+def test_a_run_goes_on_without_its_side_files(tmp_path) -> None:
+    """Rows come back from the checkpoint; what the run writes anyway is written again."""
+    train(tmp_path / "whole")
+    expected = content_of(tmp_path / "whole")
+    rows = [json.loads(line) for line in expected["metrics.jsonl"].splitlines()]
+    damages = {
+        "metrics.jsonl": [None, b"", b"\xff\x00", b"{}\n", b'{"round": 1}\n', expected["metrics.jsonl"][:-30]],
+        "metrics.csv": [None, b"", b"\xff"],
+        "summary.json": [None, b"", b"[]", b"{}", b'{"method": "xclp", "rounds": 6}', b"[" * 10**5],
+        "model.json": [None, b"\xff"],
+        "partition.txt": [None],
+        "checkpoints/rows.jsonl": [None, b"", expected["metrics.jsonl"][:-30], b"x" + expected["metrics.jsonl"]],
+    }
+    for name, contents in damages.items():
+        for place, content in enumerate(contents):
+            folder = tmp_path / f"{Path(name).name}{place}"
+            train(folder)
+            (folder / name).unlink()
+            if content is not None:
+                (folder / name).write_bytes(content)
+            with _noted((name in ("metrics.jsonl", "summary.json") and content is not None) or name == "metrics.jsonl"):
+                train(folder)
+            assert content_of(folder) == expected, (name, content)
+    assert [row["round"] for row in rows] == list(range(1, ROUNDS + 1))
+
+
+def test_rows_that_both_files_have_lost_are_said(tmp_path) -> None:
+    train(tmp_path)
+    expected = content_of(tmp_path)
+    (tmp_path / "checkpoints/rows.jsonl").write_bytes(b"")
+    (tmp_path / "metrics.jsonl").write_bytes(expected["metrics.jsonl"].split(b"\n", 1)[1])
+    with pytest.warns(match=r"neither .*metrics.jsonl nor .*rows.jsonl has the rows .* of round 6 was saved"):
+        train(tmp_path)
+    (tmp_path / "checkpoints/rows.jsonl").unlink()
+    (tmp_path / "metrics.jsonl").unlink()
+    with pytest.warns(match="is gone: totals and metrics are of the rounds after 6 only"):
+        train(tmp_path)
+
+
+def test_a_checkpoint_is_no_larger_after_many_rows(tmp_path) -> None:
+    """Rows are written twice, not once per checkpoint; a later checkpoint that is damaged takes its rows with it."""
+    train(tmp_path)
+    sizes = {one.name: one.stat().st_size for one in (tmp_path / "checkpoints").glob("*.ckpt")}
+    assert len(sizes) == 2 and max(sizes.values()) - min(sizes.values()) <= 2, sizes  # digits of a number
+    expected = content_of(tmp_path)
+    assert expected["checkpoints/rows.jsonl"] == expected["metrics.jsonl"]
+    (tmp_path / "checkpoints" / "round_00000006.ckpt").write_bytes(b"")
+    with pytest.warns(match="round 6 is damaged"):
+        train(tmp_path)
+    assert content_of(tmp_path) == expected
+
+
+def test_a_folder_in_the_place_of_a_file_is_moved_aside(tmp_path) -> None:
+    for name in ("metrics.jsonl", "metrics.csv", "summary.json", "model.json"):
+        folder = tmp_path / f"a {name}"
+        train(folder)
+        (folder / name).unlink()
+        (folder / name).mkdir()
+        with pytest.warns(match="was a folder, in the way of the run: it is|back from"):
+            train(folder)
+        assert (folder / name).is_file() and (folder / f"{name}.aside1").is_dir()
+
+
+def test_that_training_starts_again_is_said(tmp_path) -> None:
+    train(tmp_path)
+    for one in (tmp_path / "checkpoints").iterdir():
+        one.unlink()
+    with pytest.warns(match="has rows up to round 6, but there is no checkpoint: training starts again from round 0"):
+        train(tmp_path)
+
+
+def test_an_older_checkpoint_under_a_newer_name_is_passed_over(tmp_path) -> None:
+    train(tmp_path)
+    folder = tmp_path / "checkpoints"
+    expected = content_of(tmp_path)
+    (folder / "round_00000006.ckpt").write_bytes((folder / "round_00000005.ckpt").read_bytes())
+    with pytest.warns(match=r"round 6 is damaged and passed over: .* holds round 5"):
+        train(tmp_path)
+    assert content_of(tmp_path) == expected
+
+
+def _noted(expected: bool):
+    return pytest.warns(match="back from|written again") if expected else contextlib.nullcontext()

@@ -1,0 +1,207 @@
+import io
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from fedjax_ssl.runs.progress import LiveLine, Progress, fitting
+
+START = {
+    "method": "xclp",
+    "model": "cnn",
+    "num_parameters": 1234567,
+    "dataset": "digits",
+    "counts": {"clients": 11, "train_examples": 1400},
+    "device": "CPU (2 cores, 1 device)",
+    "workdir": "runs/[digits]",
+}
+ROW = {
+    "round": 4,
+    "test_accuracy": 0.8125,
+    "pseudo_label_accuracy": 0.95,
+    "client_updates_per_second": 1234.5,
+}
+SUMMARY = {
+    "test_accuracy": 0.9,
+    "best_test_accuracy": 0.912,
+    "train_seconds": 12.34,
+    "compile_seconds": None,
+    "bytes_up": 12_300_000,
+    "bytes_down": 0,
+    "peak_memory_bytes": 999,
+}
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_a_file_gets_plain_lines(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "40")
+    stream, clock = io.StringIO(), Clock()
+    with Progress(12, stream=stream, clock=clock) as progress:
+        progress.start(**START)
+        clock.now += 30.0  # compiling and the first four rounds
+        progress.update(4, ROW)
+        clock.now += 8.0
+        progress.update(8, {"round": 8, "test_accuracy": 0.875, "pseudo_label_accuracy": None})
+        progress.note("the checkpoint of round 8 is [damaged]")
+        clock.now += 8.0
+        progress.update(12, {"round": 12})
+        progress.finish(SUMMARY, {"curves": "runs/[digits]/curves.png"})
+    text = stream.getvalue()
+    assert all(character.isprintable() or character == "\n" for character in text)
+    assert text.splitlines() == [
+        "device  CPU (2 cores, 1 device)",
+        "data    digits (11 clients, 1,400 train examples)",
+        "method  xclp",
+        "model   cnn (1,234,567 parameters)",
+        "rounds  12",
+        "folder  runs/[digits]",
+        "compiling ...",
+        "round 4/12, accuracy 81.2%, pseudo-labels 95.0%, client updates/s 1,234",
+        "round 8/12, accuracy 87.5%, 0:00:08 left",
+        "the checkpoint of round 8 is [damaged]",
+        "round 12/12",
+        "",
+        "test accuracy  90.00%",
+        "best           91.20%",
+        "training       12.3 s",
+        "sent up        12.3 MB",
+        "sent down      0 B",
+        "peak memory    999 B",
+        "curves         runs/[digits]/curves.png",
+    ]
+
+
+def test_a_resumed_run_says_so_and_counts_only_its_own_rounds():
+    stream, clock = io.StringIO(), Clock()
+    progress = Progress(20, start_round=10, stream=stream, clock=clock)
+    progress.start(**START)
+    clock.now += 5.0
+    progress.update(15, {})
+    assert "rounds  20, resumed after round 10\n" in stream.getvalue()
+    assert stream.getvalue().endswith("round 15/20\n")  # the time before has compiling in it
+
+
+def test_a_finished_run_compiles_nothing():
+    stream = io.StringIO()
+    with Progress(20, start_round=20, stream=stream) as progress:
+        progress.start(**START)
+        progress.finish(SUMMARY, {})
+    assert "compiling ..." not in stream.getvalue() and "test accuracy  90.00%" in stream.getvalue()
+
+
+def test_a_terminal_gets_a_bar(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "160")
+    stream = Terminal()
+    with Progress(12, stream=stream) as progress:
+        progress.start(**START)
+        progress.update(4, ROW)
+        progress.note("a note above the bar [kept]")
+        progress.finish(SUMMARY, {"curves": "runs/[digits]/curves.png"})
+    text = stream.getvalue()
+    assert "\x1b[" in text
+    for part in (
+        "1,234,567 parameters",
+        "4/12",
+        "accuracy 81.2%",
+        "[kept]",
+        "90.00%",
+        "runs/[digits]/curves.png",
+    ):
+        assert part in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_round_accuracy_and_time_left_stay_readable(width):
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, _environ={})
+    line = LiveLine(8000, 0, console)
+    line.show(
+        4200, values="accuracy 81.2%", more="pseudo-labels 95.0%", speed="client updates/s 1,234", left="1:02:03 left"
+    )
+    (text,) = lines_of(line, console)
+    assert len(text) <= width and "…" not in text
+    for part in ("round 4200/8000", "accuracy 81.2%", "1:02:03 left"):
+        assert part in text
+    assert ("pseudo-labels 95.0%" in text) == (width >= 80)
+    assert ("client updates/s 1,234" in text and "so far" in text) == (width == 200)
+
+
+def lines_of(line, console):
+    with console.capture() as captured:
+        console.print(line.get_renderable())
+    return Text.from_ansi(captured.get()).plain.splitlines()
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_terminal_says_that_it_compiles(monkeypatch, width):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", str(width))
+    stream = Terminal()
+    with Progress(12, stream=stream) as progress:
+        progress.start(**START)
+        assert "compiling ..." in stream.getvalue()
+        progress.training()
+        assert "training ..." in stream.getvalue()
+        progress.update(4, ROW)
+        so_far = len(stream.getvalue())
+        progress.compiling()  # a shorter last block
+        assert "compiling ..." in stream.getvalue()[so_far:]
+
+
+def test_what_matters_least_goes_first():
+    parts = {"a": "aaaa", "b": "", "c": "cc", "d": "d"}
+    assert fitting(parts, ("c", "a", "b", "d"), 11) == {"a": "aaaa", "c": "cc", "d": "d"}
+    assert fitting(parts, ("c", "a", "b", "d"), 10) == {"a": "aaaa", "c": "cc"}
+    assert fitting(parts, ("a", "b", "c", "d"), 1) == {"a": "aaaa"}
+
+
+def test_clients_are_listed_from_the_worst_on():
+    stream = io.StringIO()
+    progress = Progress(2, stream=stream)
+    progress.clients({"north": 0.75, "south-west": 0.5}, "runs/x/client_accuracy.csv")
+    progress.clients({str(number): number / 100 for number in range(25)}, "runs/x/client_accuracy.csv")
+    lines = stream.getvalue().splitlines()
+    assert lines[:3] == ["accuracy by client:", "  south-west   50.00%", "  north        75.00%"]
+    assert lines[3] == "accuracy by client, the worst:" and lines[4] == "  0    0.00%"
+    assert lines[-1] == "  ... 15 more in runs/x/client_accuracy.csv"
+
+
+def test_a_dumb_terminal_gets_plain_lines(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    stream = Terminal()
+    with Progress(2, stream=stream) as progress:
+        progress.start(**START)
+        progress.update(1, ROW)
+    assert "\x1b" not in stream.getvalue()
+    assert "round 1/2, accuracy 81.2%" in stream.getvalue()
+
+
+def test_an_error_leaves_the_terminal_in_order(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    stream = Terminal()
+    with pytest.raises(RuntimeError, match="in a round"), Progress(2, stream=stream) as progress:
+        progress.start(**START)
+        raise RuntimeError("in a round")
+    assert stream.getvalue().rfind("\x1b[?25h") > stream.getvalue().rfind("\x1b[?25l")  # the cursor is back
+
+
+def test_a_reader_that_is_gone_is_an_error_that_the_caller_hears_of():
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError), Progress(10, stream=Gone()) as progress:
+        progress.start(**START)

@@ -1,0 +1,216 @@
+"""Examples on the host: the same bits as on the device for methods that learn from their cohort; the others say so."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from fedjax_ssl import config as configs
+from fedjax_ssl import data, methods, runs
+from fedjax_ssl.config import ConfigError
+from fedjax_ssl.data import Dataset, HostInputs, Split
+from fedjax_ssl.federated import all_clients
+from fedjax_ssl.runs import residence
+from fedjax_ssl.runs.build import Experiment
+from fedjax_ssl.runs.compile import Code, Inputs
+from fedjax_ssl.runs.loop import run
+from fedjax_ssl.train import make_train
+from fedjax_ssl.trained import load_run
+from tests import toy
+from tests.saved import state_of
+
+TIMES = ("seconds", "client_updates_per_second")
+
+
+def experiment(method="fedavg", residence="host", **fields):
+    config = configs.load(f"digits:{method}")
+    config.rounds, config.eval_every, config.data.residence = 5, 2, residence
+    config.optimizer.local_epochs, config.federated.cohort_size = 1, 3
+    if "warmup_rounds" in config.method:
+        config.method.warmup_rounds = 2
+    config.update_from_flattened_dict(fields)
+    return config
+
+
+def rows_of(folder):
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if name not in TIMES} for row in rows]
+
+
+def toy_dataset(federation):
+    inputs = np.asarray(federation.inputs)
+    there = (Split(part, np.zeros(len(part), np.int32)) for part in (inputs[:40], inputs[40:]))
+    return Dataset("toy", *there, class_names=("a",), input_max=1.0)
+
+
+def toy_host(federation):
+    """The toy federation's inputs as a host has them, and the federation with what is always on the device."""
+    host = HostInputs(toy_dataset(federation))
+    return host, dataclasses.replace(federation, inputs=data.always_there(host, federation))
+
+
+def toy_experiment(method="fedavg", residence="host", **fields):
+    """An experiment on the toy federation, and what draws it."""
+    _, here = toy_host(toy.federation())
+    one = Experiment(configs.resolve(experiment(method, residence, **fields)), toy_dataset(toy.federation()))
+    return one, lambda experiment: here
+
+
+def test_files_are_read_row_by_row_over_both_splits(tmp_path):
+    images = np.arange(12 * 4, dtype=np.uint8).reshape(12, 2, 2, 1)
+    np.save(tmp_path / "x.npy", images[:7])
+    mapped = Split(np.load(tmp_path / "x.npy", mmap_mode="r"), np.zeros(7, np.int32))
+    host = HostInputs(Dataset("own", mapped, Split(images[7:], np.zeros(5, np.int32)), ("a",)))
+    rows = np.array([0, 3, 6, 7, 11])
+    read = host.read(rows, 7)
+    np.testing.assert_array_equal(read[:5], images[rows])
+    assert not read[5:].any()
+    assert (host.shape, host.nbytes, host.bytes_of(3), host.in_memory) == ((12, 2, 2, 1), 48, 12, 0)
+
+
+def test_rounds_on_the_cohorts_examples_have_the_bits_of_rounds_on_all():
+    cohort, whole = 2, toy.federation(server=9)
+    host, here = toy_host(whole)
+    method = methods.build("fedavg", toy.setup(whole, cohort_size=cohort))
+    key = jax.random.key(3)
+    state = jax.jit(method.init)(key, whole)
+    drawn = residence.cohorts_of(method, key, jnp.int32(0), whole, rounds=2)
+    width = data.most_rows(whole, 2 * cohort)
+    loaded = dataclasses.replace(here, inputs=data.with_cohorts(host, here.inputs, whole, drawn, width))
+    assert len(loaded.inputs.values) == len(here.inputs.values) + width
+
+    @jax.jit
+    def two_rounds(state, federation):
+        return jax.lax.scan(lambda s, _: method.round(key, s, federation), state, length=2)
+
+    jax.tree.map(np.testing.assert_array_equal, two_rounds(state, whole), two_rounds(state, loaded))
+    jax.tree.map(
+        np.testing.assert_array_equal, whole.inputs[whole.test_index], np.asarray(loaded.inputs[whole.test_index])
+    )
+
+
+def test_a_test_split_that_is_not_used_counts_nowhere():
+    whole = toy.federation()
+    inputs = np.asarray(whole.inputs)
+    splits = (Split(part, np.zeros(len(part), np.int32)) for part in (inputs, inputs[:5]))
+    host = HostInputs(Dataset("toy", *splits, class_names=("a",), input_max=1.0))
+    assert data.always_there(host, whole).shape == whole.inputs.shape
+
+
+def test_who_looks_at_more_than_is_there_hears_so():
+    _, here = toy_host(toy.federation())
+    with pytest.raises(data.NotOnDevice, match="examples of all clients"):
+        jnp.isfinite(here.inputs)
+    rows = data.NotLoaded(here.index.shape)
+    assert rows.shape == here.index.shape
+    for use in (lambda: here.inputs[rows], lambda: rows[0], lambda: rows.reshape(-1)):
+        with pytest.raises(data.NotOnDevice):
+            use()
+    assert all_clients(here).rows.shape == rows.shape
+
+
+def test_the_next_block_is_brought_while_one_computes(monkeypatch):
+    one, federation_of = toy_experiment()
+    away, asked = residence.settled(one, federation_of), []
+    monkeypatch.setattr(residence.Feed, "_bring", lambda fed, drawn: asked.append(drawn) or int(drawn.first))
+    method = methods.build("fedavg", toy.setup(toy.federation()))
+    code = Code("", lambda *given: method)
+    with residence.Feed(away, federation_of(away), method, code, Inputs({}, jax.random.key(0), None)) as fed:
+        assert [fed.block(*block) for block in ((0, 2), (2, 2), (4, 1))] == [0, 2, 4]
+        # Each once, and nothing after the last round.
+        assert [(int(drawn.first), len(drawn.ids)) for drawn in asked] == [(0, 2), (2, 2), (4, 1)]
+        assert fed.block(2, 2) == 2  # not what was expected: brought now
+    assert "examples stay on the host (1.78 kB, of which the source has loaded 640 B)" in fed.describe()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"prediction.predictors": "network,xclp", "data.client_test_fraction": 0.1},
+            "names xclp, whose graph has all",
+        ),
+        pytest.param({"method": "cbafed"}, "cbafed looks at the examples of all clients", marks=pytest.mark.thorough),
+        ({"method": "fedsem"}, "fedsem looks at the examples of all clients"),
+    ],
+)
+def test_what_needs_all_examples_is_refused_and_left_on_the_device_by_auto(settings, message, monkeypatch):
+    with pytest.raises(ConfigError, match=f"config.data.residence is 'host', but .*{message}.*residence=device"):
+        residence.settled(*toy_experiment(**settings))
+    monkeypatch.setattr(residence, "_too_large", lambda size: True)
+    assert residence.settled(*toy_experiment(residence="auto", **settings)).host is None
+
+
+def test_auto_goes_by_size_and_a_block_that_is_too_large_says_what_to_lower(monkeypatch):
+    one, federation_of = toy_experiment(residence="auto")
+    assert residence.settled(one, federation_of).host is None
+    with monkeypatch.context() as elsewhere:  # too large for another process: then all leave them on the host
+        elsewhere.setattr(runs.Team, "any", lambda team, here: not here)
+        assert residence.settled(one, federation_of).host is not None
+    monkeypatch.setattr(residence.processor, "memory", lambda: 3000)  # the examples have 1,776 bytes
+    away = residence.settled(one, federation_of)
+    assert away.host is not None
+    known = residence.execution_of(away, federation_of(away), alone=True)._replace(memory=3000)
+    monkeypatch.setattr(residence, "execution_of", lambda *given, **how: known)
+    with pytest.raises(ConfigError, match=r"two blocks of 2 rounds.* 3 kB. Lower config.eval_every or"):
+        residence.settled(*toy_experiment())
+
+
+def test_one_program_from_beginning_to_end_needs_all_examples():
+    with pytest.raises(ConfigError, match="make_train is one program"):
+        make_train(experiment())
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("method", "devices"),  # that share the cohort of 3; those of one device have all clients', the others their own
+    [
+        *(("fedavg", 1), ("fixmatch", 3), ("fedmatch", 3), ("semifl", 3), ("xclp", 1), ("xclp", 3)),
+        *(("protofssl", 3), ("mixed", 3), ("fedul", 1), ("fedrep", 3), ("fedrgd", 2)),
+    ],
+)
+def test_a_run_has_the_bits_of_one_on_the_device(method, devices, tmp_path):
+    # Five rounds in blocks of two end in a block of one, another program: one method shows it.
+    fields = {"federated.devices": devices, "rounds": 5 if method == "fedavg" else 4}
+    for where in data.RESIDENCES[1:]:
+        run(experiment(method, where, **fields), tmp_path / where)
+    assert rows_of(tmp_path / "device") == rows_of(tmp_path / "host")
+    jax.tree.map(np.testing.assert_array_equal, state_of(tmp_path / "device"), state_of(tmp_path / "host"))
+
+
+@pytest.mark.thorough
+def test_the_trained_model_needs_no_examples(tmp_path):
+    run(experiment(residence="host", rounds=2), tmp_path / "host")
+    found = load_run(tmp_path / "host").predict(np.zeros((3, 8, 8, 1), np.uint8))
+    run(experiment(residence="device", rounds=2), tmp_path / "device")
+    np.testing.assert_array_equal(found, load_run(tmp_path / "device").predict(np.zeros((3, 8, 8, 1), np.uint8)))
+
+
+@pytest.mark.thorough
+def test_a_run_goes_on_with_its_examples_elsewhere(tmp_path):
+    run(experiment(residence="device", rounds=4), tmp_path / "whole")
+    run(experiment(residence="device", rounds=2), tmp_path / "parts")
+    run(experiment(residence="host", rounds=4), tmp_path / "parts")
+    assert rows_of(tmp_path / "whole") == rows_of(tmp_path / "parts")
+
+
+@pytest.mark.thorough
+def test_what_a_device_has_room_for_follows_from_all_rounds_of_the_run():
+    """Where everybody who has labels takes part, their actual shares tell; else the largest clients of two rounds."""
+    for cohort, width in ((None, 17), (3, 26)):
+        one, federation_of = toy_experiment(**{"federated.cohort_size": cohort, "federated.devices": 3})
+        away = residence.settled(one, federation_of)
+        method = methods.build("fedavg", toy.setup(federation_of(away), cohort_size=cohort or 6))
+        mesh = Mesh(np.array(jax.devices()[:3]), ("clients",))
+        code = Code("", lambda *given, method=method: method, mesh)
+        inputs = runs.share_out(Inputs({}, jax.random.key(0), federation_of(away)), mesh)
+        with residence.Feed(away, federation_of(away), method, code, inputs) as fed:
+            there = [fed.block(*block).federation.inputs for block in ((0, 2), (2, 2))]
+        assert {one.own.values.shape[:2] for one in there} == {(3, 61 + width)}
+        assert (there[0].own is there[1].own) == (cohort is None)  # nothing is read twice
+        assert ("while the next" in fed.describe()) == (cohort is not None)
+        assert fed.held.startswith("the 3 devices of this process have the examples of ")

@@ -1,0 +1,101 @@
+"""Runs of one process share datasets and programs; several at once are vectorized and leave ordinary run folders."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_ssl import config as configs
+from fedjax_ssl import presets
+from fedjax_ssl.data.federation.federated_data import of_one_shape
+from fedjax_ssl.runs.loop import Point, run, run_batch
+from fedjax_ssl.runs.shared import Shared
+
+ROUNDS = 4
+RUNS = ((0, 0.3), (1, 0.1))  # seed and learning rate
+TIMES = ("seconds", "client_updates_per_second")
+
+
+def experiment(method="fedavg", **fields):
+    config = presets.digits_by_writer(method, "2")
+    config.rounds, config.eval_every = ROUNDS, 2
+    config.optimizer.local_epochs = 1
+    config.data.test_clients = 9
+    config.update_from_flattened_dict(fields)
+    return config
+
+
+def rows_of(folder):
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if name not in TIMES} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Two runs that differ in seed and learning rate, one after another in one process, and what they share."""
+    folder, shared = tmp_path_factory.mktemp("alone"), Shared()
+    for seed, rate in RUNS:
+        config = experiment(seed=seed, **{"optimizer.learning_rate": rate})
+        run(config, folder / f"{seed}-{rate}", shared=shared)
+    return folder, shared
+
+
+def test_another_seed_or_learning_rate_needs_no_other_program(alone):
+    folder, shared = alone
+    assert shared.programs.count == 1
+    one, other = (rows_of(folder / f"{seed}-{rate}")[-1]["test_loss"] for seed, rate in RUNS)
+    assert one != other
+
+
+@pytest.mark.thorough
+def test_runs_together_are_the_same_runs_and_a_mistake_stops_nobody(alone, tmp_path):
+    folder, _ = alone
+    points = [
+        Point(experiment(seed=seed, **{"optimizer.learning_rate": rate}), tmp_path / f"{seed}-{rate}")
+        for seed, rate in ((0, 0.3), (0, 0.1), (1, 0.1), (0, 0.2))
+    ]
+    points[3].config.data.test_clients = 100
+    stopped = points[1]._replace(watch=lambda row: True)
+    shared = Shared()
+    first, second, third, wrong = run_batch([points[0], stopped, *points[2:]], shared)
+    assert isinstance(wrong, configs.ConfigError) and "test_clients" in str(wrong)
+    assert second is None and not (tmp_path / "0-0.1" / "summary.json").exists()
+    assert first["seed"] == 0 and third["seed"] == 1
+    for name in ("0-0.3", "1-0.1"):
+        for one, other in zip(rows_of(tmp_path / name), rows_of(folder / name), strict=True):
+            for metric in other:
+                np.testing.assert_allclose(one[metric], other[metric], rtol=1e-4, err_msg=metric)
+    # What was stopped goes on alone, from its checkpoint.
+    assert [row["round"] for row in rows_of(tmp_path / "0-0.1")] == [2]
+    run(points[1].config, tmp_path / "0-0.1", shared=alone[1])
+    assert [row["round"] for row in rows_of(tmp_path / "0-0.1")] == [2, 4]
+
+
+@pytest.mark.thorough
+def test_examples_are_held_once_for_all_seeds_and_tables_get_one_width():
+    shared = Shared()
+    given = [
+        configs.resolve(
+            experiment(
+                seed=seed,
+                **{
+                    "partition.name": "dirichlet",
+                    "partition.num_clients": 4,
+                    "data.test_clients": 0,
+                    "partition.alpha": 0.5,
+                    "data.test_fraction": 0.2,
+                },
+            )
+        )
+        for seed in (0, 1)
+    ]
+    before = [shared.federation(shared.experiment(config)) for config in given]
+    assert before[0].inputs is before[1].inputs
+    assert before[0].max_examples != before[1].max_examples
+    shared.align(given)
+    after = [shared.federation(shared.experiment(config)) for config in given]
+    assert {one.max_examples for one in after} == {max(one.max_examples for one in before)}
+    assert jax.tree.structure(after[0]) == jax.tree.structure(after[1])
+    for one, wide in zip(before, of_one_shape(before), strict=True):
+        assert one.summary() == wide.summary()

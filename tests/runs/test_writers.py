@@ -1,0 +1,188 @@
+"""Viewers: what they are told, in which order, and what happens where one is missing or fails."""
+
+import math
+import sys
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import pytest
+
+from fedjax_ssl.runs.writers import WriterFailed, WriterSettings, open_writers
+
+ROWS = [
+    {"round": 2, "test_accuracy": jnp.float32(0.5), "note": "text", "missing": None, "undefined": math.nan},
+    {"round": 4, "test_accuracy": 0.75},
+]
+CONFIG = {"seed": 3, "model": {"name": "mlp", "hidden": (8, 4), "norm": None}}
+SUMMARY = {"test_accuracy": 0.75, "rounds": 4, "device": "CPU", "versions": {"jax": "1"}, "predictions": []}
+
+
+class FakeRun:
+    def __init__(self, **arguments):
+        self.arguments, self.calls, self.summary = arguments, [], {}
+
+    def log(self, values, step):
+        self.calls.append((values, step))
+
+    def finish(self, exit_code):
+        self.calls.append(exit_code)
+
+
+class FakeClient:
+    """An MLflow client that remembers what it was told."""
+
+    runs: dict = {}  # noqa: RUF012
+
+    def __init__(self, tracking_uri):
+        self.uri = tracking_uri
+
+    def get_experiment_by_name(self, name):
+        return SimpleNamespace(experiment_id=name) if self.runs else None
+
+    def create_experiment(self, name):
+        return name
+
+    def create_run(self, experiment, run_name):
+        identifier = f"{experiment}/{run_name}"
+        self.runs[identifier] = {"params": {}, "metrics": [], "status": []}
+        return SimpleNamespace(info=SimpleNamespace(run_id=identifier))
+
+    def update_run(self, run, status):
+        self.runs[run]["status"].append(status)
+
+    def log_batch(self, run, metrics=(), params=()):
+        assert len(params) <= 100
+        self.runs[run]["params"] |= dict(params)
+        self.runs[run]["metrics"] += [(name, value, step) for name, value, _, step in metrics]
+
+    def set_terminated(self, run, status):
+        self.runs[run]["status"].append(status)
+
+
+@pytest.fixture
+def fakes(monkeypatch):
+    """wandb and MLflow as they look to us."""
+    runs = []
+
+    def init(**arguments):
+        runs.append(FakeRun(**arguments))
+        return runs[-1]
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=FakeClient))
+    entities = SimpleNamespace(Param=lambda *parts: parts, Metric=lambda *parts: parts)
+    monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
+    monkeypatch.setattr(FakeClient, "runs", {})
+    return SimpleNamespace(wandb=runs, mlflow=FakeClient.runs)
+
+
+def write_all(tmp_path, names, finish=True, **settings):
+    with open_writers(WriterSettings(names, **settings), tmp_path, config=CONFIG) as writers:
+        for row in ROWS:
+            writers.write(row)
+        if finish:
+            writers.finish(SUMMARY)
+
+
+def test_wandb_goes_on_under_the_same_identifier(tmp_path, fakes):
+    write_all(tmp_path, ("wandb",), finish=False)
+    write_all(tmp_path, ("wandb",), offline=True)
+    first, second = fakes.wandb
+    assert first.calls == [({"test_accuracy": 0.5}, 2), ({"test_accuracy": 0.75}, 4), 1]  # not complete
+    assert second.calls[-1] == 0 and second.summary == {"test_accuracy": 0.75}
+    assert "mode" not in first.arguments and second.arguments.pop("mode") == "offline"
+    assert first.arguments == second.arguments
+    assert first.arguments["config"] == {"seed": 3, "model": {"name": "mlp", "hidden": [8, 4], "norm": None}}
+    assert first.arguments["project"] == "fedjax_ssl" and len(first.arguments["id"]) == 32
+
+
+def test_mlflow_goes_on_under_the_same_identifier(tmp_path, fakes):
+    write_all(tmp_path, ("mlflow",), finish=False, project="study")
+    write_all(tmp_path, ("mlflow",), project="study")
+    ((identifier, run),) = fakes.mlflow.items()
+    assert identifier == f"study/{tmp_path.name}"
+    assert run["status"] == ["RUNNING", "KILLED", "RUNNING", "FINISHED"]
+    assert run["params"] == {"seed": "3", "model.name": "mlp", "model.hidden": "[8, 4]", "model.norm": "null"}
+    assert run["metrics"][-3:] == [
+        ("test_accuracy", 0.5, 2),
+        ("test_accuracy", 0.75, 4),
+        ("summary.test_accuracy", 0.75, 4),
+    ]
+
+
+def test_tensorboard_has_scalars_hyperparameters_and_final_metrics(tmp_path):
+    pytest.importorskip("tensorboardX")
+    from tensorboardX import proto
+    from tensorboardX.record_writer import RecordWriter  # noqa: F401
+
+    write_all(tmp_path, ("tensorboard",))
+    with open_writers(WriterSettings(("tensorboard",)), tmp_path, config=CONFIG, resume_round=2) as writers:
+        writers.write({"round": 4, "test_accuracy": 0.7})
+    events = [
+        proto.event_pb2.Event.FromString(record)
+        for file in sorted((tmp_path / "tensorboard").rglob("events*"))
+        for record in records(file)
+    ]
+    points = [(value.tag, event.step, value.simple_value) for event in events for value in event.summary.value]
+    assert [point for point in points if point[0] == "test_accuracy"].count(("test_accuracy", 2, 0.5)) == 1
+    assert ("test_accuracy", 4, 0.75) in points
+    assert any(event.session_log.status and event.step == 3 for event in events)  # what came after round 2 is hidden
+    tags = {tag for tag, _, _ in points}
+    assert {"_hparams_/session_start_info", "_hparams_/session_end_info"} <= tags
+
+
+def records(file):
+    """The records of an event file: each behind its length and a checksum, and before another one."""
+    content, place = file.read_bytes(), 0
+    while place < len(content):
+        length = int.from_bytes(content[place : place + 8], "little")
+        yield content[place + 12 : place + 12 + length]
+        place += 16 + length
+
+
+def test_a_viewer_that_fails_is_left_out_and_the_others_go_on(tmp_path, fakes):
+    writers = open_writers(WriterSettings(("wandb", "mlflow")), tmp_path, config=CONFIG)
+    fakes.wandb[0].log = None
+    with pytest.warns(WriterFailed, match="wandb failed and gets no more metrics; the run goes on without it"):
+        writers.write(ROWS[0])
+    writers.write(ROWS[1])
+    writers.close()
+    writers.close()
+    (run,) = fakes.mlflow.values()
+    assert [step for _, _, step in run["metrics"]] == [2, 4] and run["status"] == ["RUNNING", "KILLED"]
+
+
+def test_a_viewer_that_cannot_be_reached_is_named(tmp_path, monkeypatch, fakes):
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace())
+    with pytest.raises(ValueError, match=r"wandb cannot be started: .*tracking\.offline=True"):
+        open_writers(WriterSettings(("mlflow", "wandb")), tmp_path, config=CONFIG)
+    (run,) = fakes.mlflow.values()
+    assert run["status"] == ["RUNNING", "KILLED"]  # what was open is closed
+
+
+def test_a_missing_package_is_named_before_anything_is_opened(tmp_path, monkeypatch, fakes):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(ValueError, match=r"pip install 'fedjax_ssl\[tensorboard\]'"):
+        open_writers(WriterSettings(("wandb", "tensorboard")), tmp_path, config=CONFIG)
+    assert not fakes.wandb
+
+
+@pytest.mark.thorough
+def test_the_real_mlflow_keeps_an_offline_record(tmp_path):
+    mlflow = pytest.importorskip("mlflow")
+    write_all(tmp_path, ("mlflow",), finish=False, offline=True)
+    write_all(tmp_path, ("mlflow",), offline=True)
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
+    run = client.get_run((tmp_path / "mlflow_id").read_text())
+    assert run.info.status == "FINISHED" and run.data.params["model.hidden"] == "[8, 4]"
+    assert run.data.metrics["summary.test_accuracy"] == 0.75
+    assert {point.step for point in client.get_metric_history(run.info.run_id, "test_accuracy")} == {2, 4}
+
+
+@pytest.mark.thorough
+def test_the_real_wandb_keeps_an_offline_record(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.chdir(tmp_path)
+    write_all(tmp_path, ("wandb",), offline=True)
+    assert list(tmp_path.rglob("offline-run-*/*.wandb"))
