@@ -23,9 +23,8 @@ from fedjax_ssl.benchmarks.targets import TARGETS, Target, check_compiler, devic
 from fedjax_ssl.benchmarks.workloads import prepared
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.federated import Choice, Execution, Method
-from fedjax_ssl.federated.memory import program_bytes as estimated_bytes
 from fedjax_ssl.runs.build import Experiment, build_method, execution_of, federate
-from fedjax_ssl.runs.compile import Programs, block_of, code_of, inputs_of
+from fedjax_ssl.runs.compile import Programs, code_of, inputs_of
 
 
 class AheadOptions(NamedTuple):
@@ -58,7 +57,6 @@ class Compiled(NamedTuple):
     length: Length
     program_bytes: int  # see `reading.program_bytes`
     temporary_bytes: int
-    estimated_bytes: int  # before compiling, for what `temporary_bytes` is
     compile_seconds: float
 
     @property
@@ -115,7 +113,6 @@ class Compiled(NamedTuple):
             "bytes_per_step": step.bytes,
             "operations_per_step": step.operations,
             "temporary_bytes": self.temporary_bytes,
-            "estimated_bytes": self.estimated_bytes,
             "bound_seconds_per_step": self.bound_seconds_per_step,
             "bound_seconds_per_round": self.bound_seconds_per_round,
             "bound_seconds_per_stage": self.bound_seconds_per_stage,
@@ -169,12 +166,11 @@ def compile_workload(name: str, variant_name: str, options: AheadOptions) -> Com
         traced = advance.trace(*shapes)
         compiled = traced.lower(lowering_platforms=backend.lowering_platforms()).compile()
         seconds = time.perf_counter() - begin
-        estimated = estimated_bytes(traced.jaxpr, len(jax.tree.leaves(states)), len(jax.tree.leaves(keys)))
     turns = None
     if workload.method == "fedavg":
         turns = least_turns(workload.steps_per_round(variant), 1, choices[-1].clients_at_once * options.devices)
     length = Length(None if workload.run_rounds is None else (workload.run_rounds,), 0)  # it has no evaluation
-    return _compiled(name, variant.name, options, compiled, rounds, choices, estimated, seconds, turns, length)
+    return _compiled(name, variant.name, options, compiled, rounds, choices, seconds, turns, length)
 
 
 def compile_config(name: str, options: AheadOptions) -> Compiled:
@@ -204,13 +200,11 @@ def compile_config(name: str, options: AheadOptions) -> Compiled:
         programs, inputs = Programs(), inputs_of(config, key, federation)
         state = programs.template(code, inputs)
         begin = time.perf_counter()
-        compiled, arguments = programs.compile(code, [state], [inputs], rounds)
+        compiled, _ = programs.compile(code, [state], [inputs], rounds)
         seconds = time.perf_counter() - begin
-        donated = len(jax.tree.leaves(state))
-        estimated = estimated_bytes(jax.make_jaxpr(block_of(code, rounds))(*arguments), donated)
     length = Length(_rounds_of(method, config.rounds), -(-config.rounds // config.eval_every))
     choices = programs.choices(code)
-    return _compiled(file, argument, options, compiled, rounds, choices, estimated, seconds, None, length)
+    return _compiled(file, argument, options, compiled, rounds, choices, seconds, None, length)
 
 
 def _mesh(target: Target, options: AheadOptions) -> Mesh:
@@ -252,7 +246,6 @@ def _compiled(
     compiled: Any,
     rounds: int,
     choices: list[Choice],
-    estimated: int,
     seconds: float,
     turns: float | None,
     length: Length,
@@ -269,6 +262,5 @@ def _compiled(
         length=length,
         program_bytes=program_bytes(compiled),
         temporary_bytes=int(compiled.memory_analysis().temp_size_in_bytes),
-        estimated_bytes=estimated,
         compile_seconds=seconds,
     )

@@ -72,7 +72,6 @@ _AHEAD_COLUMNS: tuple[_AheadColumn, ...] = (
     ("ms", lambda one: _bound(one, one.reading.graph)),
     ("s a run", lambda one: f"{one.bound_seconds_per_run:.3g}" if one.bound_seconds_per_run else None),
     ("temporaries MB", lambda one: f"{one.temporary_bytes / 1e6:,.1f}"),
-    ("estimated MB", lambda one: f"{one.estimated_bytes / 1e6:,.1f}"),
     ("compile s", lambda one: f"{one.compile_seconds:.1f}"),
 )
 

@@ -16,19 +16,19 @@ from fedjax_ssl.federated.evaluation import (
     score_labels,
 )
 from fedjax_ssl.federated.exact_count import Count, count, to_numbers
-from fedjax_ssl.federated.execution import Execution, execute
+from fedjax_ssl.federated.execution import (
+    CLIENTS_AT_ONCE,
+    VECTORIZED_RUNS,
+    Choice,
+    Execution,
+    execute,
+    tree_bytes,
+)
 from fedjax_ssl.federated.fednova import fednova
 from fedjax_ssl.federated.forward import map_rows
 from fedjax_ssl.federated.grouped import grouped
 from fedjax_ssl.federated.local_optimizer import OPTIMIZERS, SCHEDULES, learning_rate_schedule, local_optimizer
-from fedjax_ssl.federated.memory import (
-    CLIENTS_AT_ONCE,
-    VECTORIZED_RUNS,
-    Choice,
-    device_memory,
-    own_memory,
-    vectorized_runs,
-)
+from fedjax_ssl.federated.memory import USABLE, device_memory, how_many_fit, own_memory
 from fedjax_ssl.federated.method import (
     AtClient,
     AtServer,

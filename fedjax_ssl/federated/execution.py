@@ -1,47 +1,55 @@
-"""How a round is executed: placement of clients, devices, memory. None of it is a method's concern."""
+"""How a round is executed: placement of clients and devices. None of it is a method's concern."""
 
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Literal
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool
 
 from fedjax_ssl.backend import backend
 from fedjax_ssl.data import DealtInputs, FederatedData
 from fedjax_ssl.federated.client import ClientUpdate, Download
-from fedjax_ssl.federated.memory import (
-    Choice,
-    Need,
-    StepCounts,
-    bytes_of_examples,
-    choose,
-    estimate_need,
-    step_counts,
-    tree_bytes,
-    vectorized_runs,
-)
-from fedjax_ssl.federated.method import Client, Method, Sampler, ServerState
-from fedjax_ssl.federated.placement import train_cohort
+from fedjax_ssl.federated.method import Client, Method, Now, Sampler, ServerState
+from fedjax_ssl.federated.placement import train_cohort, without_examples
 
 PyTree = Any
-_MB = 1e6
+# Clients at once where nobody says how many.
+CLIENTS_AT_ONCE = 8
+# Name of the axis along which a sweep vectorizes its runs, so that each knows that others share the device.
+VECTORIZED_RUNS = "vectorized runs"
+# Largest over mean number of local steps from which on lanes are worth carrying the results of the whole cohort, and
+# up to which a loop of constant length is worth its idle steps.
+_UNEQUAL = 1.25
+
+
+class Choice(NamedTuple):
+    """How a cohort's clients are placed on each device."""
+
+    placement: str  # "sequential", "vmap", "chunked" or "lanes"
+    clients_at_once: int  # on a device
+    num_clients: int = 1  # of the cohort on a device
+    bytes_per_client: int | None = None  # while it trains, read off compiled programs; None: the choice did not need it
+    limit: int | None = None  # bytes of the device that a round may fill; None: not known
 
 
 class Execution(NamedTuple):
     """Where the clients of a round run; results do not depend on it."""
 
     placement: str = "auto"
-    chunk_size: int | None = None  # clients at once on a device; None: chosen from its memory
+    chunk_size: int | None = None  # clients at once on a device; None: `CLIENTS_AT_ONCE`
     mesh: Mesh | None = None  # devices that share each cohort
     reduce: str = "ordered"
-    memory: int | None = None  # bytes of a device that all runs on it may fill; None: not known
     everyone: Client | None = None  # all clients, to see whether they differ in size; None: not known
     report: Callable[[Choice], None] | None = None  # is told, whenever a round is traced, how clients are placed
 
 
 def execute(method: Method, execution: Execution) -> Method:
-    """The same method, whose rounds are executed in this way."""
+    """Give the same method, with rounds that are executed in this way."""
     return method._replace(round=partial(method.round, execution=execution))
 
 
@@ -55,32 +63,14 @@ def place_clients(
     clients: Client,
     valid: Bool[Array, " p"],
 ) -> tuple[PyTree, PyTree]:
-    """Trains a cohort as the execution says and, where it says nothing, as the device's memory allows.
-
-    Raises:
-        ValueError: the examples and what clients keep between rounds do not fit into the device's memory.
-    """
+    """Train a cohort as the execution says."""
     mesh = execution.mesh
-    num_devices = 1 if mesh is None else mesh.size
-    share, runs = -(-valid.shape[0] // num_devices), vectorized_runs()
+    share = -(-valid.shape[0] // (1 if mesh is None else mesh.size))
     counts = None
     if execution.everyone is not None and not sampler.reads_sent:
         counts = step_counts(sampler, execution.everyone)
-
-    def estimate(placement: str) -> Need:
-        return estimate_need(
-            update_of(broadcast), clients, placement, share, 0 if mesh is None else share * num_devices
-        )
-
-    choice = choose(
-        execution.placement,
-        execution.chunk_size,
-        share,
-        backend=backend(),
-        spread=None if counts is None or runs is not None else counts.spread,  # lanes are slow where vectorized
-        limit=None if execution.memory is None else _free(execution.memory, runs or 1, state, data),
-        estimate=estimate,
-    )
+    spread = None if counts is None or _vectorized() else counts.spread  # lanes are slow where runs are vectorized
+    choice = choose(execution.placement, execution.chunk_size, share, backend(), spread)
     if execution.report is not None:
         execution.report(choice)
     # The program of a CPU decides on its own whether a loop goes on; there a step that changes nothing is lost time.
@@ -91,26 +81,97 @@ def place_clients(
     return train_cohort(update_of, broadcast, clients, valid, *how, order)
 
 
+def choose(placement: str, given: int | None, num_clients: int, backend: str, spread: float | None = None) -> Choice:
+    """Choose the placement, where it is "auto", and the number of clients at once, where it is not given.
+
+    Args:
+        placement: as in a config. "auto": "sequential" on a CPU, otherwise "lanes" where clients are known to differ
+            in size and do not all train at once, and "chunked" where not.
+        given: clients at once.
+        num_clients: of the cohort on one device.
+        backend: what JAX computes on, as `jax.default_backend` names it.
+        spread: largest over mean number of local steps; None: not known.
+    """
+    at_once = max(min(CLIENTS_AT_ONCE, num_clients), 1) if given is None else given
+    if placement == "auto":
+        # Lanes are for clients that wait: where all train at once, nobody does.
+        unequal = spread is not None and spread > _UNEQUAL and at_once < num_clients
+        placement = "sequential" if backend == "cpu" else "lanes" if unequal else "chunked"
+    return Choice(placement, {"sequential": 1, "vmap": num_clients}.get(placement, at_once), num_clients)
+
+
+class StepCounts(NamedTuple):
+    """Local steps of a federation's clients."""
+
+    bound: int  # that no client exceeds, known from shapes
+    largest: int
+    mean: float  # of the clients that take any; 0: nobody does
+    whole: bool = False  # everybody takes as many as the bound or none, whatever the round and the key
+
+    @property
+    def spread(self) -> float:
+        """Largest over mean number of steps; 1 where nobody takes any."""
+        return self.largest / self.mean if self.mean else 1.0
+
+    @property
+    def to_bound(self) -> bool:
+        """Whether everybody may as well run to the bound: it costs at most a quarter more steps."""
+        return self.mean > 0 and self.bound <= _UNEQUAL * self.mean
+
+
+def step_counts(sampler: Sampler, clients: Client) -> StepCounts:
+    """Count the local steps of clients.
+
+    Args:
+        sampler: draws the batches.
+        clients: leading axis C; not traced.
+    """
+    with jax.ensure_compile_time_eval():  # a round that is traced asks
+        key, now = jax.random.key(0), Now(jnp.zeros((), jnp.int32))
+        count = jax.jit(jax.vmap(lambda client: sampler.schedule(key, client, now).num_steps))
+        left_out = without_examples(clients, jnp.zeros(clients.id.shape, bool))
+        num_steps, num_without = np.asarray(count(clients)), np.asarray(count(left_out))
+        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), clients)
+        masks = jax.eval_shape(lambda client: sampler.schedule(key, client, now), one).masks
+        by_client = _counts_by_client(sampler, one)
+    bound = jax.tree.leaves(masks)[0].shape[0]
+    taken = num_steps[num_steps > 0]
+    if not len(taken):
+        return StepCounts(bound, 0, 0.0)
+    whole = by_client and set(taken) == {bound} and set(num_without) <= {0, bound}
+    return StepCounts(bound, int(taken.max()), float(taken.mean()), whole)
+
+
+def tree_bytes(tree: PyTree) -> int:
+    """Count the bytes of all arrays in a tree, of which only shapes and types are used."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def _counts_by_client(sampler: Sampler, client: Client) -> bool:
+    """Whether the number of steps follows from the client alone, and neither from the round nor from a draw."""
+
+    def count(key: Array, number: Array, num_rounds: Array, client: Client) -> Array:
+        return sampler.schedule(key, client, Now(number, num_rounds)).num_steps
+
+    number = jnp.zeros((), jnp.int32)
+    jaxpr = jax.make_jaxpr(count)(jax.random.key(0), number, number, client).jaxpr
+    read = {value for value in jaxpr.outvars if not isinstance(value, Literal)}
+    for equation in reversed(jaxpr.eqns):
+        if not read.isdisjoint(equation.outvars):
+            read |= {value for value in equation.invars if not isinstance(value, Literal)}
+    return read.isdisjoint(jaxpr.invars[:3])
+
+
 def _loop(sampler: Sampler, counts: StepCounts | None) -> str:
     if sampler.equal_steps or (counts is not None and counts.whole):
         return "whole"
     return "bound" if counts is not None and counts.to_bound else "own"
 
 
-def _free(memory: int, runs: int, state: ServerState, data: FederatedData) -> int:
-    """Bytes left for a round of one of several runs that share the examples.
-
-    A round writes its state where the old one lies; in a program of several runs, which puts their states together
-    first, it lies there twice.
-    """
-    here, examples, kept = tree_bytes(data.inputs), bytes_of_examples(data), tree_bytes(state.clients)
-    states = (1 if runs == 1 else 2) * tree_bytes(state)
-    free = (memory - examples) // runs - (tree_bytes(data) - here) - states
-    if free <= 0 < kept:
-        several = f" for {runs} runs, of which each takes it twice" if runs > 1 else ""
-        raise ValueError(
-            f"what the {data.num_clients} clients keep between rounds takes {kept / _MB:,.0f} MB, beside "
-            f"{examples / _MB:,.0f} MB of examples; the device has {memory / _MB:,.0f} MB{several}. Use fewer clients "
-            "or a smaller network, or do not keep the state of local optimizers (config.optimizer.keep_state=False)"
-        )
-    return free
+def _vectorized() -> bool:
+    """Whether several runs share the device: there is the axis `VECTORIZED_RUNS` of a surrounding `jax.vmap`."""
+    try:
+        jax.lax.axis_size(VECTORIZED_RUNS)
+    except NameError:
+        return False
+    return True

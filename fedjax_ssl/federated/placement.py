@@ -21,7 +21,7 @@ from fedjax_ssl.federated.method import Client
 from fedjax_ssl.federated.reduction import REDUCTIONS, add_in_order, add_one, sum_over_devices
 
 PyTree = Any
-PLACEMENTS = ("auto", "vmap", "sequential", "chunked", "lanes")  # "auto": see `fedjax_ssl.federated.memory.choose`
+PLACEMENTS = ("auto", "vmap", "sequential", "chunked", "lanes")  # "auto": see `fedjax_ssl.federated.execution.choose`
 
 
 def train_cohort(

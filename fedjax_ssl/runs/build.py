@@ -140,7 +140,6 @@ def execution_of(experiment: Experiment, federation: data.FederatedData, *, alon
         chunk_size=section.chunk_size,
         mesh=device_mesh(section.devices, section.reduce),
         reduce=section.reduce,
-        memory=federated.device_memory() if alone or federated.vectorized_runs() else None,
         everyone=_clients_of_known_size(federation) if alone else None,
     )
 

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import time
+import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -24,14 +25,15 @@ from jaxtyping import Array, Key
 from fedjax_ssl import config as configs
 from fedjax_ssl import federated
 from fedjax_ssl.backend import backend, lowering_platforms
-from fedjax_ssl.config import ConfigError, naming
+from fedjax_ssl.config import ConfigError, ConfigNote, naming
 from fedjax_ssl.data import DealtInputs, FederatedData
 from fedjax_ssl.federated import VECTORIZED_RUNS, Choice, Execution, Method, ServerState
+from fedjax_ssl.federated.memory import FittingProgram, bytes_of, bytes_to_come, device_memory, is_out_of_memory
 from fedjax_ssl.federated.method import Metrics
 from fedjax_ssl.runs.build import Experiment, Report, build_method
 from fedjax_ssl.runs.files import plain_value
 from fedjax_ssl.runs.rounds import run_block
-from fedjax_ssl.runs.sizes import check_program, check_state, counting, sizes_of
+from fedjax_ssl.runs.sizes import check_bytes, check_state, counting, sizes_of
 
 PyTree = Any
 _EVERYWHERE = PartitionSpec()
@@ -63,11 +65,13 @@ class Code(NamedTuple):
     """What a run compiles, but for shapes."""
 
     name: str  # runs with the same name have the same code
-    build: Callable[[Mapping[str, Array], FederatedData, Report | None], Method]  # may be traced
+    build: Callable[[Mapping[str, Array], FederatedData, Report | None, int | None], Method]
+    # ^ (numbers, federation, told of placements, clients at once or None as the config says) -> method; may be traced
     mesh: Mesh | None = None  # devices that share a run
     on_host: bool = False  # rounds call host functions and cannot be traced
     metrics: tuple[str, ...] = ()  # beside accuracy, see `fedjax_ssl.federated.evaluate`
     sizes: Mapping[str, int] = MappingProxyType({})  # settings that may be too large for the memory, see `sizes_of`
+    memory: int | None = None  # bytes of the device that clients at once are to fill; None: their number is given
 
 
 def code_of(experiment: Experiment, execution: Execution, method: Method) -> Code:
@@ -79,16 +83,24 @@ def code_of(experiment: Experiment, execution: Execution, method: Method) -> Cod
         method: with the numbers as they are, which stay so where its rounds call host functions.
     """
     dataset = experiment.dataset
-    parts = [static_part(experiment.config), dataset.input_max, dataset.mean, dataset.std, str(execution.memory)]
+    parts = [static_part(experiment.config), dataset.input_max, dataset.mean, dataset.std]
     digest = hashlib.sha256(repr(parts).encode())
     for leaf in jax.tree.leaves(execution.everyone):  # their sizes decide the placement
         digest.update(np.ascontiguousarray(leaf).tobytes())
 
-    def build(numbers: Mapping[str, Array], federation: FederatedData, report: Report | None = None) -> Method:
-        return method if method.on_host else build_method(experiment, federation, numbers, report, execution)
+    def build(
+        numbers: Mapping[str, Array],
+        federation: FederatedData,
+        report: Report | None = None,
+        clients_at_once: int | None = None,
+    ) -> Method:
+        how = execution if clients_at_once is None else execution._replace(chunk_size=clients_at_once)
+        return method if method.on_host else build_method(experiment, federation, numbers, report, how)
 
-    config = experiment.config
-    return Code(digest.hexdigest(), build, execution.mesh, method.on_host, tuple(config.metrics), sizes_of(config))
+    config, several = experiment.config, execution.placement in ("auto", "chunked", "lanes")
+    memory = device_memory() if several and execution.chunk_size is None and backend() != "cpu" else None
+    metrics = tuple(config.metrics)
+    return Code(digest.hexdigest(), build, execution.mesh, method.on_host, metrics, sizes_of(config), memory)
 
 
 def inputs_of(config: Any, key: Key[Array, ""], federation: FederatedData) -> Inputs:
@@ -218,11 +230,32 @@ class Programs:
         key = ("rounds", code.name, rounds, len(states), *described(arguments))
         if key not in self._compiled:
             compiling()
-            choices: list[Choice] = []
-            block = block_of(code, rounds, choices.append)
-            program = _compile(block if len(states) == 1 else _vectorized(block), arguments, code)
-            self._compiled[key] = program, choices
+            compile_for = _compiler(code, arguments, rounds, len(states))
+            if code.memory is None:
+                self._compiled[key] = compile_for(None)
+            else:
+                with _explaining_memory(code.sizes):
+                    to_come = sum(bytes_to_come(one.federation.inputs) for one in inputs)
+                    fitting = FittingProgram(compile_for, code.memory - to_come, _note)
+                self._compiled[key] = fitting, fitting.choices
         return self._compiled[key][0], arguments
+
+
+def _compiler(
+    code: Code, arguments: tuple[Any, ...], rounds: int, runs: int
+) -> Callable[[int | None], tuple[Callable[..., Any], list[Choice]]]:
+    """Clients at once -> the program of a block of rounds, and how its clients are placed."""
+
+    def compile_for(clients_at_once: int | None) -> tuple[Callable[..., Any], list[Choice]]:
+        choices: list[Choice] = []
+        block = block_of(code, rounds, choices.append, clients_at_once)
+        return _compile(block if runs == 1 else _vectorized(block), arguments, code), choices
+
+    return compile_for
+
+
+def _note(text: str) -> None:
+    warnings.warn(text, ConfigNote, stacklevel=2)
 
 
 def _plain(value: np.ndarray) -> Any:
@@ -231,18 +264,21 @@ def _plain(value: np.ndarray) -> Any:
 
 def _init(code: Code) -> Callable[..., ServerState]:
     def init(numbers: Mapping[str, Array], key: Key[Array, ""], federation: FederatedData) -> ServerState:
-        return code.build(numbers, federation, None).init(key, federation)
+        return code.build(numbers, federation, None, None).init(key, federation)
 
     return init
 
 
-def block_of(code: Code, rounds: int, report: Report | None = None) -> Callable[..., tuple[ServerState, Metrics]]:
+def block_of(
+    code: Code, rounds: int, report: Report | None = None, clients_at_once: int | None = None
+) -> Callable[..., tuple[ServerState, Metrics]]:
     """The function that `Programs.compile` compiles for one run.
 
     Args:
         code: of the run.
         rounds: of the block.
         report: is told how clients are placed.
+        clients_at_once: on a device; None: as the config says.
 
     Returns:
         (state, numbers, key, federation) -> (state, metrics).
@@ -251,7 +287,9 @@ def block_of(code: Code, rounds: int, report: Report | None = None) -> Callable[
     def block(
         state: ServerState, numbers: Mapping[str, Array], key: Key[Array, ""], federation: FederatedData
     ) -> tuple[ServerState, Metrics]:
-        return run_block(code.build(numbers, federation, report), state, key, federation, rounds, code.metrics)
+        return run_block(
+            code.build(numbers, federation, report, clients_at_once), state, key, federation, rounds, code.metrics
+        )
 
     return block
 
@@ -307,10 +345,13 @@ def _compile(function: Callable[..., Any], arguments: tuple[Any, ...], code: Cod
         # Traced without their places: what local training reads of them would clash with the places that
         # `shard_map` gives to the clients.
         traced = jax.jit(function, donate_argnums=0, **placed).trace(*_shapes(arguments))
-        check_program(traced.jaxpr, code.sizes)
         lowered = traced.lower(lowering_platforms=lowering_platforms())
-    with _explaining_memory(code.sizes):
-        return compiled_program(lowered)
+    # Where the device says itself that it is too small, fewer clients at once may help.
+    with contextlib.nullcontext() if code.memory else _explaining_memory(code.sizes):
+        program = compiled_program(lowered)
+    if backend() == "cpu":  # which says nothing: the process ends
+        check_bytes(bytes_of(program), "a round", code.sizes)
+    return program
 
 
 @contextlib.contextmanager
@@ -389,7 +430,7 @@ def _explaining_memory(sizes: Mapping[str, int]) -> Iterator[None]:
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error) and "Out of memory" not in str(error):
+        if not is_out_of_memory(error):
             raise
         if "shared memory" in str(error).lower():  # of a multiprocessor: no setting of the run is too large
             raise ConfigError(

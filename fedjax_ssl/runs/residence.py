@@ -27,8 +27,7 @@ from fedjax_ssl.data import (
     most_rows,
     with_cohorts,
 )
-from fedjax_ssl.federated import Method
-from fedjax_ssl.federated.memory import USABLE, tree_bytes
+from fedjax_ssl.federated import USABLE, Method, device_memory, tree_bytes
 from fedjax_ssl.runs.build import Experiment, build_method, execution_of, prediction_settings
 from fedjax_ssl.runs.compile import Code, Inputs
 from fedjax_ssl.runs.files import bytes_in_words
@@ -90,10 +89,11 @@ def why_not(experiment: Experiment, federation_of: Callable[[Experiment], Federa
             "the device. Use --config.data.residence=device, or a method that learns from its cohort"
         )
     needed = bytes_on_device(experiment, federation, devices_apart(method.on_host, execution.mesh))
-    if execution.memory is not None and needed > USABLE * execution.memory:
+    memory = device_memory()
+    if memory is not None and needed > USABLE * memory:
         return (
             f"the examples of two blocks of {config.eval_every} rounds take up to {bytes_in_words(needed)}, and the "
-            f"device has {bytes_in_words(execution.memory)}. Lower config.eval_every or config.federated.cohort_size"
+            f"device has {bytes_in_words(memory)}. Lower config.eval_every or config.federated.cohort_size"
         )
     return ""
 

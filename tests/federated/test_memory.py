@@ -1,4 +1,7 @@
-"""How clients are placed and how many train at once: from shapes, a memory limit and a backend's name."""
+"""How clients are placed and how many train at once: from sizes, a backend's name and the memory of programs."""
+
+from types import SimpleNamespace
+from typing import Any
 
 import chex
 import jax
@@ -7,58 +10,37 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from fedjax_ssl import federated, methods, models
+from fedjax_ssl import federated, methods
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated import all_clients
-from fedjax_ssl.federated.memory import (
-    CLIENTS_AT_ONCE,
-    Choice,
-    Need,
-    choose,
-    device_memory,
-    step_counts,
-    tree_bytes,
-)
+from fedjax_ssl.federated import CLIENTS_AT_ONCE, Choice, all_clients, device_memory, tree_bytes
+from fedjax_ssl.federated.execution import choose, step_counts
+from fedjax_ssl.federated.memory import USABLE, FittingProgram, how_many_fit
 from tests import toy
 
 THOROUGH = pytest.mark.thorough
 
 
-def need(placement: str) -> Need:
-    return Need(per_client=10, kept=500 if placement == "lanes" else 100)
-
-
-def refuse(placement: str) -> Need:
-    raise AssertionError(f"no estimate is needed for {placement}")
-
-
 @pytest.mark.parametrize(
-    ("placement", "given", "backend", "spread", "limit", "expected"),
+    ("placement", "given", "backend", "spread", "expected"),
     [
-        ("auto", None, "cpu", 3.0, 2000, Choice("sequential", 1)),
-        ("auto", 5, "gpu", 3.0, 2000, Choice("lanes", 5)),
-        ("auto", None, "gpu", None, None, Choice("chunked", CLIENTS_AT_ONCE)),
-        ("auto", None, "gpu", 1.0, 1000, Choice("chunked", 48, 10, 700)),
-        ("auto", None, "gpu", 1.2, 500, Choice("chunked", 30, 10, 300)),
-        ("auto", None, "gpu", 3.0, 1000, Choice("chunked", 48, 10, 700)),  # all fit, so that nobody waits
-        ("auto", None, "tpu", 1.5, 700, Choice("lanes", 6, 10, 60)),
-        ("lanes", None, "gpu", 1.0, 200, Choice("lanes", 1, 10, 0)),  # too little: the device has to say so
-        ("chunked", None, "cpu", None, None, Choice("chunked", CLIENTS_AT_ONCE)),
-        ("vmap", None, "gpu", None, 100, Choice("vmap", 48)),
-        ("sequential", 4, "gpu", None, 100, Choice("sequential", 1)),
+        ("auto", None, "cpu", 3.0, ("sequential", 1)),
+        ("auto", 5, "gpu", 3.0, ("lanes", 5)),
+        ("auto", 48, "gpu", 3.0, ("chunked", 48)),  # all at once, so that nobody waits
+        ("auto", None, "gpu", None, ("chunked", CLIENTS_AT_ONCE)),
+        ("auto", 30, "gpu", 1.2, ("chunked", 30)),
+        ("chunked", None, "cpu", None, ("chunked", CLIENTS_AT_ONCE)),
+        ("vmap", None, "gpu", None, ("vmap", 48)),
+        ("sequential", 4, "gpu", None, ("sequential", 1)),
     ],
 )
-def test_placement_and_clients_at_once_follow_from_sizes_and_memory(
-    placement: str, given: int | None, backend: str, spread: float | None, limit: int | None, expected: Choice
+def test_placement_follows_from_sizes_and_backend(
+    placement: str, given: int | None, backend: str, spread: float | None, expected: tuple[str, int]
 ) -> None:
-    estimate = need if expected.bytes_per_client else refuse
-    assert choose(placement, given, 48, backend=backend, spread=spread, limit=limit, estimate=estimate) == expected
+    assert choose(placement, given, 48, backend, spread) == Choice(*expected, 48)
 
 
 def test_there_are_never_more_at_once_than_clients() -> None:
-    unknown = choose("chunked", None, 3, backend="cpu", estimate=refuse)
-    roomy = choose("lanes", None, 3, backend="gpu", limit=10**9, estimate=need)
-    assert unknown.clients_at_once == roomy.clients_at_once == 3
+    assert choose("chunked", None, 3, "cpu").clients_at_once == 3
 
 
 def test_bytes_of_a_tree_come_from_shapes() -> None:
@@ -66,50 +48,89 @@ def test_bytes_of_a_tree_come_from_shapes() -> None:
     assert tree_bytes(tree) == 24 + 5 + 8
 
 
+@pytest.mark.parametrize(
+    ("one", "two", "limit", "expected"),
+    [(100, 110, 1000, 1 + (int(USABLE * 1000) - 100) // 10), (100, 110, 100, 1), (100, 100, 200, 61)],
+)
+def test_as_many_fit_as_a_line_through_two_programs_says(one: int, two: int, limit: int, expected: int) -> None:
+    assert how_many_fit(one, two, limit) == expected
+
+
+class Device:
+    """A device of 1,000 bytes, on which a program takes 100 bytes and 50 for each client."""
+
+    def __init__(self, runs: int = 48, compiles: int = 48, num_clients: int = 48) -> None:
+        self.runs, self.compiles, self.num_clients = runs, compiles, num_clients  # at once, at most
+        self.compiled: list[int] = []
+        self.said: list[str] = []
+
+    def compile_for(self, at_once: int) -> tuple[Any, list[Choice]]:
+        if at_once > self.compiles:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm.")
+        self.compiled.append(at_once)
+
+        def program(state: int, step: int) -> int:
+            if at_once > self.runs:
+                raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate")
+            return state + step * at_once
+
+        sizes = {"argument_size_in_bytes": 60, "output_size_in_bytes": 30, "alias_size_in_bytes": 30}
+        temporary = 40 + 50 * at_once
+        analysis = SimpleNamespace(**sizes, temp_size_in_bytes=temporary)
+        program.memory_analysis = lambda: analysis  # type: ignore[attr-defined]
+        return program, [Choice("chunked", at_once, self.num_clients)]
+
+    def program(self) -> FittingProgram:
+        return FittingProgram(self.compile_for, 1000, self.said.append)
+
+
+def test_rounds_are_compiled_for_one_for_two_and_for_as_many_clients_as_fit() -> None:
+    device = Device()
+    program = device.program()
+    assert device.compiled == [1, 2, 14] and not device.said  # (800 - 150) / 50 more than one
+    assert program.choices == [Choice("chunked", 14, 48, bytes_per_client=50, limit=1000)]
+    assert program(5, 1) == 19
+    assert Device(num_clients=6).program().choices[0].clients_at_once == 6
+    alone = Device(num_clients=1)
+    assert alone.program()(5, 1) == 6 and alone.compiled == [1]
+
+
+@pytest.mark.parametrize("limits", [{"runs": 4}, {"compiles": 4}])
+def test_half_as_many_train_where_the_device_says_that_it_is_too_small(limits: dict[str, int]) -> None:
+    device = Device(**limits)
+    program = device.program()
+    assert program(5, 1) == 5 + 3 and program(8, 1) == 11
+    assert program.choices[0].clients_at_once == 3
+    assert [line.split()[-4] for line in device.said] == ["7", "3"]
+
+
+def test_a_device_too_small_for_one_client_and_other_errors_are_raised() -> None:
+    with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"):
+        Device(runs=0).program()(5, 1)
+
+    def fails(at_once: int) -> tuple[Any, list[Choice]]:
+        raise jax.errors.JaxRuntimeError("INTERNAL: something else")
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
+        FittingProgram(fails, 1000, print)
+
+
 @pytest.fixture(scope="module")
 def data() -> FederatedData:
     return toy.federation()
 
 
-def traced_need(data: FederatedData, placement: str, **changes) -> Need:
-    """What the engine's own local training needs: recorded while a round is traced on a device with little memory."""
-    found: list[Choice] = []
-    method = methods.build("fedavg", toy.setup(data, **changes))
-    method = toy.executed(method, placement=placement, memory=10**9, report=found.append)
-    jax.eval_shape(method.round, jax.random.key(0), jax.eval_shape(method.init, jax.random.key(0), data), data)
-    (choice,) = found
-    assert choice.placement == placement and choice.clients_at_once == data.num_clients
-    return Need(choice.bytes_per_client or 0, int(0.8 * 10**9) - (choice.limit or 0))
-
-
-@pytest.mark.thorough
-def test_the_estimate_grows_with_the_model_the_optimizer_and_the_batch(data) -> None:
-    small = traced_need(data, "chunked")
-    model = models.build("mlp", num_classes=data.num_classes, input_shape=data.inputs.shape[1:], hidden=(64,))
-    wide = traced_need(data, "chunked", model=model)
-    parameters = 4 * (4 * 8 + 8 + 8 * 3 + 3)
-    extra = 4 * (4 * 64 + 64 + 64 * 3 + 3) - parameters
-    assert small.per_client > 4 * parameters  # progress twice, gradient, update
-    assert wide.per_client > small.per_client + 4 * extra
-    momentum = traced_need(data, "chunked", local_optimizer=federated.local_optimizer(momentum=0.9))
-    assert momentum.per_client >= small.per_client + parameters
-    assert traced_need(data, "chunked", batch_size=8).per_client > small.per_client
-    # Lanes keep every client's trained state.
-    assert traced_need(data, "lanes").kept >= small.kept + data.num_clients * parameters
-
-
-def test_devices_of_a_mesh_have_a_share_of_the_clients_and_gather_the_results(data) -> None:
+def test_devices_of_a_mesh_have_a_share_of_the_clients(data) -> None:
     def choice(mesh: Mesh | None) -> Choice:
         found: list[Choice] = []
-        how = {"placement": "lanes", "memory": 10**9, "report": found.append, "mesh": mesh}
+        how = {"placement": "lanes", "report": found.append, "mesh": mesh}
         method = toy.executed(methods.build("fedavg", toy.setup(data)), **how)
         state = jax.eval_shape(method.init, jax.random.key(0), data)
         jax.eval_shape(method.round, jax.random.key(0), state, data)
         return found[0]
 
-    alone, two = choice(None), choice(Mesh(np.array(jax.devices()[:2]), ("clients",)))
-    assert (alone.clients_at_once, two.clients_at_once) == (6, 3)
-    assert alone.bytes_per_client == two.bytes_per_client and alone.limit != two.limit
+    assert choice(None).num_clients == 6
+    assert choice(Mesh(np.array(jax.devices()[:2]), ("clients",))).num_clients == 3
 
 
 @pytest.mark.thorough
@@ -151,19 +172,6 @@ def test_all_take_the_whole_loop_where_sizes_alone_say_so(data, sampler, whole: 
     assert counts.whole == whole and counts.bound == 3
 
 
-@pytest.mark.thorough
-def test_memory_changes_a_round_by_rounding_only(data) -> None:
-    def trained(**how) -> federated.ServerState:
-        method = toy.executed(methods.build("fedavg", toy.setup(data)), **how)
-        return toy.train(method, jax.random.key(1), data, 1)[0]
-
-    found: list[Choice] = []
-    small = 1 << 19  # for what is too small to be followed; four fifths of the memory are planned with
-    tight = trained(placement="chunked", memory=12_000 + 5 * small // 4, report=found.append)
-    assert 1 < found[0].clients_at_once < data.num_clients
-    chex.assert_trees_all_close(tight, trained(), rtol=1e-5, atol=1e-5)
-
-
 def test_a_cpu_tells_no_memory() -> None:
     assert device_memory() is None
 
@@ -176,7 +184,7 @@ def test_on_an_accelerator_unequal_clients_go_into_lanes(data, monkeypatch: pyte
         found: list[Choice] = []
         everyone = jax.device_get(all_clients(equal_or_not))
         method = methods.build("fedavg", toy.setup(equal_or_not))
-        method = toy.executed(method, everyone=everyone, memory=10**8, chunk_size=at_once, report=found.append)
+        method = toy.executed(method, everyone=everyone, chunk_size=at_once, report=found.append)
         state = jax.eval_shape(method.init, jax.random.key(0), equal_or_not)
         jax.eval_shape(method.round, jax.random.key(0), state, equal_or_not)
         assert [choice.placement for choice in found] == [placement]

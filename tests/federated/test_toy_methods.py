@@ -35,7 +35,6 @@ from fedjax_ssl.federated import (
     federated_method,
     sample_cohort,
 )
-from fedjax_ssl.federated.memory import tree_bytes
 from fedjax_ssl.federated.terms import supervised_term
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Model, Outputs
@@ -570,27 +569,3 @@ def test_a_method_of_two_stages_traces_each_once() -> None:
     _, infos = after(federated_method(setup, (first, second)), data, 2)
     assert np.isnan(infos[0]["second"]) and infos[1]["second"] == 0.0
     assert len(traced) == 3 * alone
-
-
-def test_what_clients_keep_and_the_device_cannot_hold_is_said() -> None:
-    data = toy.federation()
-    setup = toy.setup(data, local_optimizer=federated.local_optimizer(momentum=0.9), keep_optimizer=True)
-    stage = Stage((supervised_term(setup),), toy.in_order("labelled", 4, 1), labelled_quota="any")
-    plain = federated_method(setup, (stage,))
-    state = jax.eval_shape(plain.init, KEY, data)
-    examples, kept = tree_bytes(data), tree_bytes(state)
-
-    def traced(memory: int, runs: int = 1) -> None:
-        method = toy.executed(plain, placement="chunked", memory=memory)
-        if runs == 1:
-            jax.eval_shape(method.round, KEY, state, data)
-            return
-        axes = {"in_axes": (0, None, None), "axis_name": federated.VECTORIZED_RUNS}
-        jax.eval_shape(jax.vmap(method.round, **axes), jax.random.split(KEY, runs), state, data)
-
-    said = r"the 6 clients keep between rounds takes .* MB.*"
-    with pytest.raises(ValueError, match=said + r"config.optimizer.keep_state"):
-        traced(examples + kept)
-    traced(examples + kept + 1)  # a run writes its state where it lies
-    with pytest.raises(ValueError, match=said + r" for 2 runs, of which each takes it twice"):
-        traced(examples + 2 * kept + 1, runs=2)
