@@ -2,25 +2,18 @@
 
 from fedjax_ssl.data.check import Checked, check, remarks, source_of
 from fedjax_ssl.data.dataset import Dataset, Split, with_pooled_splits
-from fedjax_ssl.data.federation.dealt import (
-    DealtInputs,
-    clients_of_devices,
-    deal_out,
-    of_all_devices,
-    of_this_device,
-)
 from fedjax_ssl.data.federation.federate import federate
 from fedjax_ssl.data.federation.federated_data import FederatedData, validate
-from fedjax_ssl.data.federation.loaded import (
+from fedjax_ssl.data.federation.host_inputs import (
     RESIDENCES,
     Drawn,
     HostInputs,
     LoadedInputs,
     NotLoaded,
     NotOnDevice,
-    always_there,
+    clients_of_devices,
+    load_examples,
     most_rows,
-    with_cohorts,
 )
 from fedjax_ssl.data.federation.names import client_names, natural_names
 from fedjax_ssl.data.federation.partition import PARTITIONS

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool
 
 from fedjax_ssl.backend import backend
-from fedjax_ssl.data import DealtInputs, FederatedData
+from fedjax_ssl.data import FederatedData, LoadedInputs
 from fedjax_ssl.federated.client import ClientUpdate, Download
 from fedjax_ssl.federated.method import Client, Method, Now, Sampler, ServerState
 from fedjax_ssl.federated.placement import train_cohort, without_examples
@@ -76,7 +76,7 @@ def place_clients(
     # The program of a CPU decides on its own whether a loop goes on; there a step that changes nothing is lost time.
     loop = "own" if backend() == "cpu" else _loop(sampler, counts)
     how = choice.placement, choice.clients_at_once, mesh, execution.reduce, loop
-    drawn = data.inputs.drawn if isinstance(data.inputs, DealtInputs) else None
+    drawn = data.inputs.drawn if isinstance(data.inputs, LoadedInputs) else None
     order = None if drawn is None or drawn.order is None else drawn.order[state.round - drawn.first]
     return train_cohort(update_of, broadcast, clients, valid, *how, order)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from fedjax_ssl.data import DealtInputs, LoadedInputs
+from fedjax_ssl.data import LoadedInputs
 from fedjax_ssl.federated.execution import Choice, tree_bytes
 
 PyTree = Any
@@ -42,9 +42,9 @@ def bytes_to_come(inputs: Any) -> int:
     Args:
         inputs: of a federation.
     """
-    if isinstance(inputs, DealtInputs):
-        return tree_bytes(inputs.own) // inputs.mesh.size
-    return tree_bytes(inputs) if isinstance(inputs, LoadedInputs) else 0
+    if not isinstance(inputs, LoadedInputs):
+        return 0
+    return tree_bytes(inputs) // (1 if inputs.mesh is None else inputs.mesh.size)
 
 
 def how_many_fit(one: int, two: int, limit: int) -> int:

@@ -7,14 +7,14 @@ into batched ones and convolutions into grouped ones. On accelerators, vectorize
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Int, Int32
 
-from fedjax_ssl.data import DealtInputs, of_this_device
+from fedjax_ssl.data import LoadedInputs
 from fedjax_ssl.federated.client import ClientUpdate, Download, train_client
 from fedjax_ssl.federated.lanes import run_lanes
 from fedjax_ssl.federated.method import Client
@@ -52,7 +52,7 @@ def train_cohort(
         reduce: how sums go over the devices of a mesh, see `sum_over_devices`.
         loop: of local steps, see `train_client`; lanes have one of their own.
         order: the slots of the first device, those of the next one, and so on, filled up with empty ones to a multiple
-            of the devices; for `DealtInputs`, of which each device has its own clients'. None: dealt here.
+            of the devices; where each device has its own clients' examples. None: dealt here.
 
     Returns:
         (sums over the cohort, results stacked over the cohort); with a mesh, whole on each of its devices.
@@ -75,8 +75,8 @@ def train_cohort(
     clients, valid = jax.tree.map(lambda x: x[order], (clients, valid))
 
     def train_share(broadcast: Download, clients: Client, valid: Array, slots: Array) -> tuple[PyTree, PyTree]:
-        if isinstance(broadcast.inputs, DealtInputs):
-            broadcast = broadcast._replace(inputs=cast(Array, of_this_device(broadcast.inputs.own)))
+        if _apart(broadcast.inputs):
+            broadcast = broadcast._replace(inputs=cast(Array, broadcast.inputs.of_this_device()))
         update = update_of(broadcast)
         # Nothing is added on the devices: every client's own values are needed to add them in client order.
         stacking = update._replace(finish=lambda *done: ((), update.finish(*done)))
@@ -89,7 +89,7 @@ def train_cohort(
     else:
         share, everywhere = PartitionSpec(axes), PartitionSpec()
         sent: Any = Download._make([everywhere] * len(Download._fields))
-        if isinstance(broadcast.inputs, DealtInputs):
+        if _apart(broadcast.inputs):
             sent = sent._replace(inputs=broadcast.inputs.specs())
         summed, stacked = jax.shard_map(
             train_share,
@@ -100,6 +100,11 @@ def train_cohort(
             check_vma=False,
         )(broadcast, clients, valid, slots)
     return summed, jax.tree.map(lambda x: x[slots[:size]], stacked)
+
+
+def _apart(inputs: Any) -> TypeGuard[LoadedInputs]:
+    """Whether each device has other clients' examples."""
+    return isinstance(inputs, LoadedInputs) and inputs.mesh is not None
 
 
 def deal(num_steps: Int[Array, " q"], num_devices: int) -> Int32[Array, " q"]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fedjax_ssl.data import FederatedData, LoadedInputs, NotLoaded, of_all_devices
+from fedjax_ssl.data import FederatedData, LoadedInputs, NotLoaded
 from fedjax_ssl.federated import kept as kept_table
 from fedjax_ssl.federated.apart import cut
 from fedjax_ssl.federated.client import Download, LocalTraining, Task, client_update
@@ -106,7 +106,7 @@ def run_round(
             params=training.combine(state.params),
             groups=state.params,
             model_state=state.model_state,
-            inputs=of_all_devices(data.inputs),
+            inputs=data.inputs,
             validation=_validation(data),
         )
 

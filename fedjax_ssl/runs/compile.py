@@ -26,7 +26,7 @@ from fedjax_ssl import config as configs
 from fedjax_ssl import federated
 from fedjax_ssl.backend import backend, lowering_platforms
 from fedjax_ssl.config import ConfigError, ConfigNote, naming
-from fedjax_ssl.data import DealtInputs, FederatedData
+from fedjax_ssl.data import FederatedData, LoadedInputs
 from fedjax_ssl.federated import VECTORIZED_RUNS, Choice, Execution, Method, ServerState
 from fedjax_ssl.federated.memory import FittingProgram, bytes_of, bytes_to_come, device_memory, is_out_of_memory
 from fedjax_ssl.federated.method import Metrics
@@ -399,12 +399,12 @@ def compiler_options(barriers: bool = True) -> dict[str, Any]:
 
 
 def _places(arguments: PyTree, mesh: Mesh) -> PyTree:
-    """Whole on every device, but for examples that are dealt to them."""
+    """Whole on every device, but for examples of which each has its own."""
 
-    def specs(part: Any) -> PyTree:
-        return part.specs() if isinstance(part, DealtInputs) else _EVERYWHERE
+    def apart(part: Any) -> bool:
+        return isinstance(part, LoadedInputs) and part.mesh is not None
 
-    found = jax.tree.map(specs, arguments, is_leaf=lambda part: isinstance(part, DealtInputs))
+    found = jax.tree.map(lambda part: part.specs() if apart(part) else _EVERYWHERE, arguments, is_leaf=apart)
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), found)
 
 

@@ -16,16 +16,14 @@ from fedjax_ssl import federated, processor
 from fedjax_ssl.backend import backend
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.data import (
-    DealtInputs,
     Drawn,
     FederatedData,
     HostInputs,
     LoadedInputs,
     NotOnDevice,
     clients_of_devices,
-    deal_out,
+    load_examples,
     most_rows,
-    with_cohorts,
 )
 from fedjax_ssl.federated import USABLE, Method, device_memory, tree_bytes
 from fedjax_ssl.runs.build import Experiment, build_method, execution_of, prediction_settings
@@ -266,19 +264,16 @@ class Feed:
 
     def _load(self, host: HostInputs, drawn: Drawn) -> LoadedInputs:
         width = self._most_rows(drawn.ids.shape[0])
-        loaded = with_cohorts(host, self._always(), self._federation, drawn, width)
+        loaded = load_examples(host, self._federation, clients_of_devices(drawn), width, drawn)
         return share_out(loaded, self._mesh)
 
     def _deal(self, host: HostInputs, drawn: Drawn) -> LoadedInputs:
-        always = self._inputs.federation.inputs
-        assert isinstance(always, LoadedInputs) and self._mesh is not None
         clients = clients_of_devices(drawn, self._devices)
         if self._dealt is None or not all(map(np.array_equal, self._dealt[0], clients)):
             width = self._width(drawn)
-            self._dealt = clients, deal_out(host, always, self._federation, clients, width, self._mesh)
+            self._dealt = clients, load_examples(host, self._federation, clients, width, mesh=self._mesh)
         self.held = self.held or self._describe_held(host, drawn, clients)
-        drawn = share_out(drawn, self._mesh)
-        return DealtInputs(always.values, always.place, drawn, own=self._dealt[1], mesh=self._mesh)
+        return dataclasses.replace(self._dealt[1], drawn=share_out(drawn, self._mesh))
 
     def _width(self, drawn: Drawn) -> int:
         """Examples that a device has room for, the same in all blocks, so that they share a program."""

@@ -13,7 +13,6 @@ from fedjax_ssl import config as configs
 from fedjax_ssl import data, methods, runs
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.data import Dataset, HostInputs, Split
-from fedjax_ssl.federated import all_clients
 from fedjax_ssl.runs import residence
 from fedjax_ssl.runs.build import Experiment
 from fedjax_ssl.runs.compile import Code, Inputs
@@ -50,7 +49,7 @@ def toy_dataset(federation):
 def toy_host(federation):
     """The toy federation's inputs as a host has them, and the federation with what is always on the device."""
     host = HostInputs(toy_dataset(federation))
-    return host, dataclasses.replace(federation, inputs=data.always_there(host, federation))
+    return host, dataclasses.replace(federation, inputs=data.load_examples(host, federation))
 
 
 def toy_experiment(method="fedavg", residence="host", **fields):
@@ -58,18 +57,6 @@ def toy_experiment(method="fedavg", residence="host", **fields):
     _, here = toy_host(toy.federation())
     one = Experiment(configs.resolve(experiment(method, residence, **fields)), toy_dataset(toy.federation()))
     return one, lambda experiment: here
-
-
-def test_files_are_read_row_by_row_over_both_splits(tmp_path):
-    images = np.arange(12 * 4, dtype=np.uint8).reshape(12, 2, 2, 1)
-    np.save(tmp_path / "x.npy", images[:7])
-    mapped = Split(np.load(tmp_path / "x.npy", mmap_mode="r"), np.zeros(7, np.int32))
-    host = HostInputs(Dataset("own", mapped, Split(images[7:], np.zeros(5, np.int32)), ("a",)))
-    rows = np.array([0, 3, 6, 7, 11])
-    read = host.read(rows, 7)
-    np.testing.assert_array_equal(read[:5], images[rows])
-    assert not read[5:].any()
-    assert (host.shape, host.nbytes, host.bytes_of(3), host.in_memory) == ((12, 2, 2, 1), 48, 12, 0)
 
 
 def test_rounds_on_the_cohorts_examples_have_the_bits_of_rounds_on_all():
@@ -80,7 +67,9 @@ def test_rounds_on_the_cohorts_examples_have_the_bits_of_rounds_on_all():
     state = jax.jit(method.init)(key, whole)
     drawn = residence.cohorts_of(method, key, jnp.int32(0), whole, rounds=2)
     width = data.most_rows(whole, 2 * cohort)
-    loaded = dataclasses.replace(here, inputs=data.with_cohorts(host, here.inputs, whole, drawn, width))
+    loaded = dataclasses.replace(
+        here, inputs=data.load_examples(host, whole, data.clients_of_devices(drawn), width, drawn)
+    )
     assert len(loaded.inputs.values) == len(here.inputs.values) + width
 
     @jax.jit
@@ -98,19 +87,7 @@ def test_a_test_split_that_is_not_used_counts_nowhere():
     inputs = np.asarray(whole.inputs)
     splits = (Split(part, np.zeros(len(part), np.int32)) for part in (inputs, inputs[:5]))
     host = HostInputs(Dataset("toy", *splits, class_names=("a",), input_max=1.0))
-    assert data.always_there(host, whole).shape == whole.inputs.shape
-
-
-def test_who_looks_at_more_than_is_there_hears_so():
-    _, here = toy_host(toy.federation())
-    with pytest.raises(data.NotOnDevice, match="examples of all clients"):
-        jnp.isfinite(here.inputs)
-    rows = data.NotLoaded(here.index.shape)
-    assert rows.shape == here.index.shape
-    for use in (lambda: here.inputs[rows], lambda: rows[0], lambda: rows.reshape(-1)):
-        with pytest.raises(data.NotOnDevice):
-            use()
-    assert all_clients(here).rows.shape == rows.shape
+    assert data.load_examples(host, whole).shape == whole.inputs.shape
 
 
 def test_the_next_block_is_brought_while_one_computes(monkeypatch):
@@ -210,7 +187,7 @@ def test_what_a_device_has_room_for_follows_from_all_rounds_of_the_run():
         inputs = runs.share_out(Inputs({}, jax.random.key(0), federation_of(away)), mesh)
         with residence.Feed(away, federation_of(away), method, code, inputs) as fed:
             there = [fed.block(*block).federation.inputs for block in ((0, 2), (2, 2))]
-        assert {one.own.values.shape[:2] for one in there} == {(3, 61 + width)}
-        assert (there[0].own is there[1].own) == (cohort is None)  # nothing is read twice
+        assert {one.values.shape[:2] for one in there} == {(3, 61 + width)}
+        assert (there[0].values is there[1].values) == (cohort is None)  # nothing is read twice
         assert ("while the next" in fed.describe()) == (cohort is not None)
         assert fed.held.startswith("the 3 devices of this process have the examples of ")

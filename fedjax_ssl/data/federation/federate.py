@@ -15,7 +15,7 @@ from fedjax_ssl.data.dataset import Dataset, with_pooled_splits
 from fedjax_ssl.data.federation.dealing import count_groups
 from fedjax_ssl.data.federation.federated_data import FederatedData
 from fedjax_ssl.data.federation.held_out import HeldOut, balanced_test_examples, clients_of_own_test, stratified
-from fedjax_ssl.data.federation.loaded import HostInputs, always_there
+from fedjax_ssl.data.federation.host_inputs import HostInputs, load_examples
 from fedjax_ssl.data.federation.names import natural_names
 from fedjax_ssl.data.federation.partition import PARTITIONS
 from fedjax_ssl.data.federation.pool import Facts, Partition, Pool
@@ -195,7 +195,7 @@ def federate(
         **tables,
     )
     if isinstance(inputs, HostInputs):
-        return dataclasses.replace(federation, inputs=cast(Array, always_there(inputs, federation)))
+        return dataclasses.replace(federation, inputs=cast(Array, load_examples(inputs, federation)))
     return federation
 
 

@@ -1,0 +1,266 @@
+"""Examples that stay on the host: devices get those that the coming rounds read, under their own row numbers.
+
+The tables of a federation are the same wherever its examples are; only `FederatedData.inputs` differs. Where several
+devices share the cohorts, each has the examples of the clients that it trains and no others. What a round reads
+outside local training, such as the points of a graph of the cohort, is fetched from the device that has it.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Bool, Int
+
+from fedjax_ssl.data.dataset import Dataset
+from fedjax_ssl.data.federation.federated_data import FederatedData
+
+RESIDENCES = ("auto", "device", "host")
+
+
+class NotOnDevice(ValueError):
+    """Raised when code reads examples that are not on the device."""
+
+    def __init__(self) -> None:
+        super().__init__("a round looks at the examples of all clients, of which only the cohort's are on the device")
+
+
+class NotLoaded:
+    """A table of rows whose examples are not on the device: it has a shape, and any other use is refused."""
+
+    def __init__(self, shape: tuple[int, ...]):
+        self.shape, self.ndim = shape, len(shape)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):  # what Python and JAX try on anything
+            raise AttributeError(name)
+        raise NotOnDevice
+
+    def __getitem__(self, place: Any) -> NoReturn:
+        raise NotOnDevice
+
+
+class Drawn(NamedTuple):
+    """The cohorts of some rounds that follow each other."""
+
+    first: Int[Array, ""]  # number of the first round, counted from the beginning of the run
+    ids: Int[Array, "rounds p"]  # clients, as `fedjax_ssl.federated.Cohort` has them
+    valid: Bool[Array, "rounds p"]  # False in slots without a client
+    order: Int[Array, "rounds q"] | None = None  # slots of each device in turn, where several devices share a cohort
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LoadedInputs:
+    """Inputs of N examples of which M are on a device: `inputs[rows]` as of the whole array, for rows that are there.
+
+    It stands where an array of all inputs would. A row that is not there gives another example, so the caller must know
+    which are there. Code that takes it for a whole array, such as `jnp.isfinite(inputs)`, raises `NotOnDevice`. With a
+    mesh every read is an exchange that all of its devices have to make, and gives the same values on each of them.
+    """
+
+    values: Array  # [M, ...]; with a mesh [devices, M, ...]
+    place: Int[Array, " N"]  # place of every row in `values`, 0 for rows that are not there; with a mesh [devices, N]
+    drawn: Drawn | None = None  # cohorts whose examples are there, so that rounds do not draw others; None: none
+    mesh: Mesh | None = dataclasses.field(default=None, metadata={"static": True})  # devices with examples of their own
+
+    def __getitem__(self, rows: Any) -> Array:
+        if isinstance(rows, NotLoaded):
+            raise NotOnDevice
+        if self.mesh is None:
+            return self.values[self.place[rows]]
+        if isinstance(rows, slice):
+            rows = jnp.arange(self.shape[0], dtype=jnp.int32)[rows]
+        everywhere = PartitionSpec()
+        fetch = jax.shard_map(
+            _fetch, mesh=self.mesh, in_specs=(self.specs(), everywhere), out_specs=everywhere, check_vma=False
+        )
+        found: Array = fetch(self, jnp.asarray(rows))
+        return found
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the whole array."""
+        apart = self.mesh is not None
+        return (self.place.shape[-1], *self.values.shape[1 + apart :])
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes of the whole array."""
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> Any:
+        """Type of an input."""
+        return self.values.dtype
+
+    def specs(self) -> "LoadedInputs":
+        """Describe how the leaves lie on the mesh, as a tree of `PartitionSpec`."""
+        assert self.mesh is not None
+        share, everywhere = PartitionSpec(self.mesh.axis_names), PartitionSpec()
+        drawn = jax.tree.map(lambda _: everywhere, self.drawn)
+        return dataclasses.replace(self, values=share, place=share, drawn=drawn)
+
+    def of_this_device(self) -> "LoadedInputs":
+        """Take what this device has, inside a `shard_map` over the mesh."""
+        return LoadedInputs(self.values[0], self.place[0])
+
+    def __jax_array__(self) -> NoReturn:
+        raise NotOnDevice
+
+
+def _fetch(inputs: LoadedInputs, rows: Int[Array, "*shape"]) -> Array:
+    assert inputs.mesh is not None
+    here = inputs.of_this_device()
+    values = here[rows]
+    # A row that is not here has place 0, where every device has row 0.
+    there = (here.place[rows] > 0) | (rows == 0)
+    # As unsigned integers: the largest of some zeros and the values has the same bits as these.
+    bits = values
+    if not jnp.issubdtype(values.dtype, jnp.unsignedinteger):
+        bits = jax.lax.bitcast_convert_type(values, jnp.dtype(f"uint{8 * values.dtype.itemsize}"))
+    found = jnp.where(there.reshape(*there.shape, *[1] * (bits.ndim - there.ndim)), bits, jnp.zeros_like(bits))
+    found = jax.lax.pmax(found, inputs.mesh.axis_names)
+    return found if found.dtype == values.dtype else jax.lax.bitcast_convert_type(found, values.dtype)
+
+
+class HostInputs:
+    """Inputs of a dataset where they lie, for example in files that are memory-mapped; they are never copied whole.
+
+    Args:
+        dataset: its arrays are kept as they are; training rows come first, as in `federate`.
+    """
+
+    def __init__(self, dataset: Dataset):
+        splits = [dataset.train] if dataset.test is None else [dataset.train, dataset.test]
+        # Reading rows of an array in another order would copy all of it every time.
+        self._parts = [np.require(split.x, requirements="C") for split in splits]
+        self._starts = np.cumsum([0, *map(len, self._parts)])
+        self.shape, self.dtype = (int(self._starts[-1]), *dataset.input_shape), self._parts[0].dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all inputs."""
+        return sum(part.nbytes for part in self._parts)
+
+    @property
+    def in_memory(self) -> int:
+        """Bytes of the training inputs, if all are in this process's memory because their source did not map a file."""
+        return 0 if _is_mapped(self._parts[0]) else self._parts[0].nbytes
+
+    def bytes_of(self, rows: int) -> int:
+        """Bytes of so many inputs on a device, without the places of all N rows."""
+        return rows * int(np.prod(self.shape[1:])) * self.dtype.itemsize
+
+    def read(self, rows: Int[np.ndarray, " m"], width: int) -> np.ndarray:
+        """Copy inputs into an array of their own.
+
+        Args:
+            rows: in increasing order, so that files are read from front to back.
+            width: length of the array, at least m.
+
+        Returns:
+            [width, ...], 0 behind the rows.
+        """
+        values = np.zeros((width, *self.shape[1:]), self.dtype)
+        cuts = np.searchsorted(rows, self._starts)
+        for part, start, first, last in zip(self._parts, self._starts[:-1], cuts[:-1], cuts[1:], strict=True):
+            if first < last:  # with "clip" NumPy writes in place, without a copy between
+                np.take(part, rows[first:last] - start, axis=0, out=values[first:last], mode="clip")
+        return values
+
+
+def _is_mapped(array: Any) -> bool:
+    while isinstance(array, np.ndarray):
+        if isinstance(array, np.memmap):
+            return True
+        array = array.base
+    return False
+
+
+def load_examples(
+    host: HostInputs,
+    federation: FederatedData,
+    clients: Sequence[Int[np.ndarray, " b"]] = (),
+    width: int = 0,
+    drawn: Drawn | None = None,
+    mesh: Mesh | None = None,
+) -> LoadedInputs:
+    """Bring the test, validation and server examples to the devices, and the training examples of some clients.
+
+    Args:
+        host: inputs of the dataset.
+        federation: with concrete tables; its inputs are not looked at.
+        clients: clients of each device of the mesh, from `clients_of_devices`; without a mesh those of the one device.
+        width: number of training examples that a device has room for, so that all blocks have one shape.
+        drawn: cohorts of the rounds that the examples are for.
+        mesh: devices that have examples of their own, of all processes; each process reads those of its devices.
+
+    Returns:
+        M = test, validation and server examples + `width` of them.
+    """
+    always = _rows_for_evaluation(federation)
+    table, sizes = np.asarray(federation.index), np.asarray(federation.num_examples)
+
+    def rows_of(device: int) -> Int[np.ndarray, " m"]:
+        if not clients:
+            return always
+        ids = np.unique(clients[device])
+        rows = table[ids][np.arange(table.shape[1]) < sizes[ids, None]]
+        return np.union1d(always, rows)
+
+    def values_of(device: int) -> np.ndarray:
+        return host.read(rows_of(device), len(always) + width)
+
+    def places_of(device: int) -> Int[np.ndarray, " N"]:
+        rows = rows_of(device)
+        places = np.zeros(federation.labels.shape[0], np.int32)  # the dataset's own test split may be left out
+        places[rows] = np.arange(len(rows), dtype=np.int32)
+        return places
+
+    if mesh is None:
+        return LoadedInputs(jnp.asarray(values_of(0)), jnp.asarray(places_of(0)), drawn)
+    share = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    shapes = (len(always) + width, *host.shape[1:]), federation.labels.shape
+    values, place = (
+        jax.make_array_from_callback(
+            (mesh.size, *shape), share, lambda index, read=read: read(index[0].start or 0)[None]
+        )
+        for shape, read in zip(shapes, (values_of, places_of), strict=True)
+    )
+    return LoadedInputs(values, place, drawn, mesh)
+
+
+def _rows_for_evaluation(federation: FederatedData) -> Int[np.ndarray, " m"]:
+    """Rows of test, validation and server examples, and row 0, to which padding points; in increasing order."""
+    rows = [np.zeros(1, np.int64)]
+    for name in ("test", "valid", "server"):
+        table, count = getattr(federation, f"{name}_index"), getattr(federation, f"num_{name}")
+        rows.append(np.asarray(table)[: int(count)])
+    return np.unique(np.concatenate(rows))
+
+
+def most_rows(federation: FederatedData, clients: int) -> int:
+    """Count the training examples that so many clients have at most: those of the largest ones."""
+    sizes = np.sort(np.asarray(federation.num_examples).astype(np.int64))
+    return int(sizes[max(len(sizes) - clients, 0) :].sum())
+
+
+def clients_of_devices(drawn: Drawn, num_devices: int = 1) -> list[Int[np.ndarray, " b"]]:
+    """List the clients that each device trains in some rounds, each once and in increasing order.
+
+    Args:
+        drawn: with `order` where several devices share a cohort.
+        num_devices: number of devices that share a cohort.
+    """
+    ids, valid = np.asarray(drawn.ids), np.asarray(drawn.valid)
+    if drawn.order is None:
+        return [np.unique(ids[valid])]
+    order = np.asarray(drawn.order)
+    empty = ((0, 0), (0, order.shape[1] - ids.shape[1]))
+    ids, there = (np.take_along_axis(np.pad(x, empty), order, axis=1) for x in (ids, valid))
+    shares = zip(np.split(ids, num_devices, axis=1), np.split(there, num_devices, axis=1), strict=True)
+    return [np.unique(mine[real]) for mine, real in shares]
