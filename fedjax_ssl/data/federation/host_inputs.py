@@ -6,7 +6,7 @@ outside local training, such as the points of a graph of the cohort, is fetched 
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -100,9 +100,9 @@ class LoadedInputs:
     def specs(self) -> "LoadedInputs":
         """Describe how the leaves lie on the mesh, as a tree of `PartitionSpec`."""
         assert self.mesh is not None
-        share, everywhere = PartitionSpec(self.mesh.axis_names), PartitionSpec()
-        drawn = jax.tree.map(lambda _: everywhere, self.drawn)
-        return dataclasses.replace(self, values=share, place=share, drawn=drawn)
+        share: Any = PartitionSpec(self.mesh.axis_names)
+        drawn = jax.tree.map(lambda _: PartitionSpec(), self.drawn)
+        return LoadedInputs(share, share, drawn, self.mesh)
 
     def of_this_device(self) -> "LoadedInputs":
         """Take what this device has, inside a `shard_map` over the mesh."""
@@ -224,14 +224,15 @@ def load_examples(
     if mesh is None:
         return LoadedInputs(jnp.asarray(values_of(0)), jnp.asarray(places_of(0)), drawn)
     share = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-    shapes = (len(always) + width, *host.shape[1:]), federation.labels.shape
-    values, place = (
-        jax.make_array_from_callback(
-            (mesh.size, *shape), share, lambda index, read=read: read(index[0].start or 0)[None]
-        )
-        for shape, read in zip(shapes, (values_of, places_of), strict=True)
-    )
-    return LoadedInputs(values, place, drawn, mesh)
+
+    def on_devices(shape: tuple[int, ...], read: Callable[[int], np.ndarray]) -> Array:
+        def part(index: Any) -> np.ndarray:
+            return read(index[0].start or 0)[None]
+
+        return jax.make_array_from_callback((mesh.size, *shape), share, part)
+
+    values = on_devices((len(always) + width, *host.shape[1:]), values_of)
+    return LoadedInputs(values, on_devices(federation.labels.shape, places_of), drawn, mesh)
 
 
 def _rows_for_evaluation(federation: FederatedData) -> Int[np.ndarray, " m"]:
