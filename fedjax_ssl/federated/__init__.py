@@ -15,7 +15,6 @@ from fedjax_ssl.federated.evaluation import (
     likeliest_coarse,
     score_labels,
 )
-from fedjax_ssl.federated.exact_count import Count, count, to_numbers
 from fedjax_ssl.federated.execution import (
     CLIENTS_AT_ONCE,
     VECTORIZED_RUNS,
@@ -75,7 +74,7 @@ from fedjax_ssl.federated.optimizers import (
 from fedjax_ssl.federated.paired_batches import Steps, fixed_steps, paired_batches, passes
 from fedjax_ssl.federated.placement import PLACEMENTS, deal, map_clients
 from fedjax_ssl.federated.reduction import REDUCTIONS
-from fedjax_ssl.federated.round import BYTES_PER_NUMBER
 from fedjax_ssl.federated.sampler import epochs, in_turn, known_epochs, labelled_epochs, mixed_epochs
 from fedjax_ssl.federated.scaffold import scaffold
 from fedjax_ssl.federated.setup import KEEP_BY, WEIGHTINGS, Setup
+from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, Count, count, to_numbers

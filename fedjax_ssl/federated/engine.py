@@ -34,6 +34,7 @@ from fedjax_ssl.federated.method import (
 from fedjax_ssl.federated.packing import packing
 from fedjax_ssl.federated.round import draw_cohort, run_round, train_at_server
 from fedjax_ssl.federated.setup import KEEP_BY, WEIGHTINGS, Setup
+from fedjax_ssl.federated.traffic import Count
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Outputs
 
@@ -262,11 +263,15 @@ def _switch(
     traces = [jax.make_jaxpr(branch, return_shape=True)(*arguments) for branch in branches]
     infos = [shape[1] for _, shape in traces]
     missing = jnp.full((), jnp.nan, jnp.result_type(float))
+    parts: dict[str, int] = {}  # of the longest count of bytes
+    for info in infos:
+        parts |= {n: max(parts.get(n, 0), len(v.times)) for n, v in info.items() if isinstance(v, Count)}
     names, common = sorted(set().union(*infos)), set.intersection(*map(set, infos))
 
     def branch_of(trace: Any, shape: Any) -> Callable[..., tuple[ServerState, Metrics]]:
         def run(*leaves: Array) -> tuple[ServerState, Metrics]:
             state, info = jax.tree.unflatten(jax.tree.structure(shape), jaxpr_as_fun(trace)(*leaves))
+            info |= {name: info[name].padded(length) for name, length in parts.items()}
             # What is missing in a stage is NaN there, so that it cannot be a whole number in another one.
             return state, {
                 name: info[name] if name in common else info.get(name, missing).astype(missing.dtype) for name in names

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.data import FederatedData, WeakLabels
 from fedjax_ssl.federated.cohort import Cohort
-from fedjax_ssl.federated.exact_count import Count, count
+from fedjax_ssl.federated.traffic import Count, count
 from fedjax_ssl.models import Outputs
 
 PyTree = Any

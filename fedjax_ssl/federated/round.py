@@ -15,7 +15,6 @@ from fedjax_ssl.federated.apart import cut
 from fedjax_ssl.federated.client import Download, LocalTraining, Task, client_update
 from fedjax_ssl.federated.clients import all_clients, clients_of, part_of, server_as_client
 from fedjax_ssl.federated.cohort import Cohort, random_slots
-from fedjax_ssl.federated.exact_count import count
 from fedjax_ssl.federated.execution import Execution, place_clients
 from fedjax_ssl.federated.gradient_pass import Members, run_gradient_pass
 from fedjax_ssl.federated.method import (
@@ -35,10 +34,10 @@ from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Turn, f
 from fedjax_ssl.federated.packing import packing
 from fedjax_ssl.federated.placement import train_cohort, without_examples
 from fedjax_ssl.federated.setup import WEIGHTINGS, Setup
+from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
 from fedjax_ssl.keys import named_key
 
 PyTree = Any
-BYTES_PER_NUMBER = 4
 
 
 class _Work(NamedTuple):

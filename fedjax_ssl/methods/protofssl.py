@@ -28,7 +28,6 @@ from fedjax_ssl.federated import (
 )
 from fedjax_ssl.federated.engine import federated_method
 from fedjax_ssl.federated.episodes import QUERY, SUPPORT, UNLABELLED, check_episodes, episodes, support_and_query
-from fedjax_ssl.federated.exact_count import count
 from fedjax_ssl.federated.method import (
     AtClient,
     AtServer,
@@ -43,6 +42,7 @@ from fedjax_ssl.federated.method import (
 )
 from fedjax_ssl.federated.setup import WEIGHTINGS
 from fedjax_ssl.federated.terms import augmented_view
+from fedjax_ssl.federated.traffic import count
 from fedjax_ssl.graph.weighting import class_counts
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.cost_model import Cost, Work, cost_metrics, protofssl_cost

@@ -35,7 +35,7 @@ def run_rounds(
 
     def summed(name: str, values: Any) -> Any:
         if isinstance(values, federated.Count):
-            return values.total()
+            return values.of_all_rounds()
         return jnp.sum(values) if name in TOTALS else jnp.nanmean(values)
 
     metrics = {name: summed(name, values) for name, values in infos.items()}
@@ -61,9 +61,10 @@ def _one_by_one(
         infos.append(info)
     missing = jnp.full((), jnp.nan)
     names = sorted(set().union(*infos))
+    by_name = {name: [info.get(name, missing) for info in infos] for name in names}
     return state, {
-        name: jax.tree.map(lambda *values: jnp.stack(values), *(info.get(name, missing) for info in infos))
-        for name in names
+        name: sum(values, start=federated.count(0)) if isinstance(values[0], federated.Count) else jnp.stack(values)
+        for name, values in by_name.items()
     }
 
 

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from fedjax_ssl.federated import BYTES_PER_NUMBER, ClientResult, RoundContext, RoundResult, Setup, Traffic, count
-from fedjax_ssl.federated.exact_count import Count
 from fedjax_ssl.federated.method import Metrics, Params
+from fedjax_ssl.federated.traffic import Count
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.nearest_helpers import nearest_clients, noise_image
 from fedjax_ssl.methods.parts.sparse_exchange import changed, merge, message_bytes, num_sent, sparse
@@ -173,7 +173,7 @@ def traffic(exchange: Exchange, outcome: RoundResult) -> Traffic:
 
     def total(entries: dict[str, Array], there: dict[str, Array]) -> Count:
         messages = [message_bytes(entries[name], size, exchange.encoding, there.get(name, valid)) for name in entries]
-        return sum((jax.tree.map(jnp.ravel, each).total() for each in messages), start=statistics)
+        return sum(messages, start=statistics)
 
     down = total(to_clients.entries, {HELPERS: to_clients.available & valid[:, None]})
     return Traffic(down, total(outcome.uploads.entries, {}), model_down=False, model_up=False)

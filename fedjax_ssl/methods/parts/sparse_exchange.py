@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Int, PyTree
 
 from fedjax_ssl.checks import check_choices
 from fedjax_ssl.federated import BYTES_PER_NUMBER, count
-from fedjax_ssl.federated.exact_count import Count
+from fedjax_ssl.federated.traffic import Count
 
 ENCODINGS = ("smallest", "dense", "bitmap", "coordinates")
 
@@ -37,7 +37,7 @@ def num_sent(sent: PyTree) -> Int[Array, ""]:
 def message_bytes(
     entries: Int[Array, "*messages"], size: int, encoding: str, there: Bool[Array, "*messages"] | None = None
 ) -> Count:
-    """Bytes of messages that each carry `entries` of a model's `size` numbers.
+    """Count the bytes of messages that each carry `entries` of a model's `size` numbers.
 
     "dense": all numbers, 4 bytes each. "bitmap": a bit for every number says whether it follows. "coordinates": its
     place beside each. "smallest": for every message the shortest of them.
@@ -52,20 +52,17 @@ def message_bytes(
         ValueError: for another encoding.
     """
     check_choices(ENCODINGS, encoding=encoding)
-    some, bitmap = jnp.ones_like(entries), -(-size // 8)
-    lengths = {
-        "coordinates": count(entries, 2 * BYTES_PER_NUMBER),
-        "bitmap": count(entries, BYTES_PER_NUMBER) + count(some, bitmap),
-        "dense": count(some, BYTES_PER_NUMBER * size),
-    }
+    some, bitmap = jnp.ones_like(entries, bool) if there is None else there, -(-size // 8)
     if encoding == "smallest":
         # 8 e < 4 e + bitmap, and 4 e + bitmap >= 4 size; each as one comparison that cannot overflow.
         few, nearly_all = entries < -(-bitmap // BYTES_PER_NUMBER), entries >= size - bitmap // BYTES_PER_NUMBER
-        length = _select(few, lengths["coordinates"], _select(nearly_all, lengths["dense"], lengths["bitmap"]))
+        few, nearly_all = some & few, some & ~few & nearly_all
     else:
-        length = lengths[encoding]
-    return length if there is None else _select(there, length, count(jnp.zeros_like(entries)))
-
-
-def _select(condition: Bool[Array, "*messages"], one: Count, other: Count) -> Count:
-    return Count(*(jnp.where(condition, a, b) for a, b in zip(one, other, strict=True)))
+        few, nearly_all = some & (encoding == "coordinates"), some & (encoding == "dense")
+    by_bitmap = some & ~few & ~nearly_all
+    return (
+        count(jnp.where(few, entries, 0), 2 * BYTES_PER_NUMBER)
+        + count(nearly_all, BYTES_PER_NUMBER * size)
+        + count(jnp.where(by_bitmap, entries, 0), BYTES_PER_NUMBER)
+        + count(by_bitmap, bitmap)
+    )

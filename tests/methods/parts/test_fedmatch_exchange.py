@@ -142,15 +142,13 @@ def test_the_first_contact_may_cost_a_model(float64) -> None:
 
 def test_bytes_of_a_message() -> None:
     """Dense 4 N, bitmap N / 8 + 4 n, coordinates 8 n; the smallest is the smallest for every n."""
-    size, entries = 203, np.arange(204, dtype=np.int32)
-    lengths = jax.jit(
-        lambda e: {code: message_bytes(e, size, code) for code in ("dense", "bitmap", "coordinates", "smallest")}
-    )
+    size, entries, plain = 203, np.arange(204, dtype=np.int32), ("dense", "bitmap", "coordinates")
+    lengths = jax.jit(jax.vmap(lambda e: {code: message_bytes(e, size, code) for code in (*plain, "smallest")}))
     found = {name: values.astype(int) for name, values in to_numbers(lengths(jnp.asarray(entries))).items()}
     np.testing.assert_array_equal(found["dense"], 4 * size)
     np.testing.assert_array_equal(found["bitmap"], 26 + 4 * entries)
     np.testing.assert_array_equal(found["coordinates"], 8 * entries)
-    others = np.stack([found[name] for name in ("dense", "bitmap", "coordinates")])
+    others = np.stack([found[name] for name in plain])
     np.testing.assert_array_equal(found["smallest"], others.min(0))
 
 
