@@ -131,8 +131,7 @@ def test_auto_goes_by_size_and_a_block_that_is_too_large_says_what_to_lower(monk
     monkeypatch.setattr(residence.processor, "memory", lambda: 3000)  # the examples have 1,776 bytes
     away = residence.settled(one, federation_of)
     assert away.host is not None
-    known = residence.execution_of(away, federation_of(away), alone=True)._replace(memory=3000)
-    monkeypatch.setattr(residence, "execution_of", lambda *given, **how: known)
+    monkeypatch.setattr(residence, "device_memory", lambda: 3000)
     with pytest.raises(ConfigError, match=r"two blocks of 2 rounds.* 3 kB. Lower config.eval_every or"):
         residence.settled(*toy_experiment())
 
