@@ -55,6 +55,9 @@ class Train:
         )
         if rounds % every:
             state, last = run_block(method, state, key, federation, rounds % every, names)
+            for name, value in last.items():
+                if isinstance(value, federated.Count):  # of fewer rounds, so that it has fewer parts
+                    last[name] = value.padded(metrics[name].times.shape[-1])
             metrics = jax.tree.map(lambda all, one: jnp.concatenate([all, one[None]]), metrics, last)
         return state, metrics
 
