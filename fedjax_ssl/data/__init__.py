@@ -3,7 +3,13 @@
 from fedjax_ssl.data.check import Checked, check, remarks, source_of
 from fedjax_ssl.data.dataset import Dataset, Split, with_pooled_splits
 from fedjax_ssl.data.federation.federate import federate
-from fedjax_ssl.data.federation.federated_data import FederatedData, validate
+from fedjax_ssl.data.federation.federated_data import (
+    FederatedData,
+    client_names,
+    natural_names,
+    rounds_of_a_part,
+    validate,
+)
 from fedjax_ssl.data.federation.host_inputs import (
     RESIDENCES,
     Drawn,
@@ -15,10 +21,8 @@ from fedjax_ssl.data.federation.host_inputs import (
     load_examples,
     most_rows,
 )
-from fedjax_ssl.data.federation.names import client_names, natural_names
 from fedjax_ssl.data.federation.partition import PARTITIONS
 from fedjax_ssl.data.federation.report import plot_partition, report
-from fedjax_ssl.data.federation.streaming import rounds_of_a_part
 from fedjax_ssl.data.federation.supervision import SUPERVISIONS
 from fedjax_ssl.data.federation.weak_labels import WeakLabels
 from fedjax_ssl.data.images.augmentation import AUGMENTATIONS, augmentation

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
 from fedjax_ssl.data.dataset import Dataset
-from fedjax_ssl.data.federation.names import natural_names
+from fedjax_ssl.data.federation.federated_data import natural_names
 from fedjax_ssl.words import counted
 
 STANDARDIZATIONS = ("auto", "dataset", "train", "none")

@@ -8,20 +8,18 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Int, Key
 
 from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.data.dataset import Dataset, with_pooled_splits
-from fedjax_ssl.data.federation.dealing import count_groups
-from fedjax_ssl.data.federation.federated_data import FederatedData
+from fedjax_ssl.data.federation.dealing import count_groups, equal_parts
+from fedjax_ssl.data.federation.federated_data import FederatedData, natural_names
 from fedjax_ssl.data.federation.held_out import HeldOut, balanced_test_examples, clients_of_own_test, stratified
 from fedjax_ssl.data.federation.host_inputs import HostInputs, load_examples
-from fedjax_ssl.data.federation.names import natural_names
 from fedjax_ssl.data.federation.partition import PARTITIONS
-from fedjax_ssl.data.federation.pool import Facts, Partition, Pool
-from fedjax_ssl.data.federation.streaming import in_parts
+from fedjax_ssl.data.federation.pool import Entries, Facts, Holdings, OwnWeakLabels, Partition, Pool
 from fedjax_ssl.data.federation.supervision import Supervision, balanced_draw, build_supervision
-from fedjax_ssl.data.federation.weak_labels import Entries, Holdings, OwnWeakLabels, WeakLabels, shares_of_sets
+from fedjax_ssl.data.federation.weak_labels import WeakLabels, shares_of_sets
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.registry import did_you_mean
 
@@ -36,6 +34,7 @@ class _Plan(NamedTuple):
     max_test: int  # bounds for every key, of what is held out of the training examples
     max_valid: int
     num_train: int  # examples of the dataset's own training split
+    natural: bool  # clients are the dataset's own
 
 
 class _Widths(NamedTuple):
@@ -47,13 +46,13 @@ class _Widths(NamedTuple):
     test: int
     valid: int
     server: int
-    min_labelled: int = 1  # of a client that has any
+    min_labelled: int = 1  # labels of a client that has any
 
 
 class _Roles(NamedTuple):
-    """What every training example is used for."""
+    """The use of every training example."""
 
-    holder: Int[Array, " N"]  # that has it, for training or as a test example; -1 = nobody
+    holder: Int[Array, " N"]  # client that has it, for training or as a test example; -1 = nobody
     entries: Entries  # the examples as clients train on them
     weak: WeakLabels | None
     test: Bool[Array, " N"]
@@ -124,135 +123,50 @@ def federate(
     Raises:
         ValueError: unknown names or options; more clients, labels or held-out data than there are.
     """
-    num_train = len(dataset.train)
-    if pools is not None:
-        dataset = dataset if dataset.test is None else with_pooled_splits(dataset)
-    natural = _natural_clients(dataset)
-    natural_sizes = np.bincount(natural[natural >= 0])
-    held_out = HeldOut(
-        test_clients,
-        _number_of(dataset, left_out_client),
-        test_fraction,
-        client_test_fraction,
-        validation_fraction,
-        balanced_test,
-        pools,
-        shuffle_pools,
-    )
-    held_out.check(dataset.name, len(natural_sizes))
-    if partition == "natural" and not natural_sizes.size:
-        raise ValueError(f"dataset {dataset.name!r} has no natural clients; choose another partition, such as 'iid'")
-    if supervision == "given" and dataset.set_shares is not None and partition != "natural":
-        raise ValueError(
-            f"partition {partition!r} deals the examples anew, but supervision 'given' has class shares of the sets of "
-            "the dataset's own clients; use partition 'natural'"
-        )
-    plan = _make_plan(
+    plan, dataset, natural = _make_plan(
         dataset,
-        natural_sizes,
-        PARTITIONS.build(partition, **dict(partition_options or {})),
-        _count_clients(partition, num_clients, len(natural_sizes) - held_out.num_natural),
-        build_supervision(supervision, **dict(supervision_options or {})),
-        held_out,
-        num_train,
+        HeldOut(
+            test_clients,
+            _number_of(dataset, left_out_client),
+            test_fraction,
+            client_test_fraction,
+            validation_fraction,
+            balanced_test,
+            pools,
+            shuffle_pools,
+        ),
+        partition,
+        num_clients,
+        dict(partition_options or {}),
+        supervision,
+        dict(supervision_options or {}),
     )
-    labels = jnp.asarray(dataset.train.y, jnp.int32)
-    train, num_coarse = dataset.train, len(dataset.coarse_names or ())
-    weak = OwnWeakLabels(train.coarse, num_coarse, dataset.correspondence, train.set, dataset.set_shares)
-    draw = partial(_draw_roles, plan=plan, own=weak)
+    train, labels = dataset.train, jnp.asarray(dataset.train.y, jnp.int32)
+    own = OwnWeakLabels(
+        train.coarse, len(dataset.coarse_names or ()), dataset.correspondence, train.set, dataset.set_shares
+    )
     # Compiled as a whole, since operation by operation a first start takes much longer (docs/design-notes.md).
-    roles = jax.jit(draw)(key, labels, jnp.asarray(natural))
-    # Asked of the result, not of the key: a fixed key inside somebody's jit also gives traced roles.
-    traced = isinstance(roles.entries.client, jax.core.Tracer)
-    widths = _static_widths(plan)
-    if not traced:
-        widths = _narrower(_measure(roles, plan.facts.num_clients), widths, widest)
+    roles = jax.jit(partial(_draw_roles, plan=plan, own=own))(key, labels, jnp.asarray(natural))
+    widths = _widths(plan, roles, widest)
     tables = _tabulate(roles, labels, num_clients=plan.facts.num_clients, widths=widths)
-    examples, truth = [dataset.train.x], dataset.train.y
-    num_new_clients, owned = held_out.num_natural, bool(held_out.num_natural or client_test_fraction)
-    own = held_out.own_test_examples(dataset)
-    if dataset.test is not None and own.size:
-        test = _own_test_examples(key, dataset, own, plan, roles, by_name=partition == "natural")
-        tables["test_index"] = jnp.concatenate([len(truth) + test.row, tables["test_index"]])
-        tables["test_client"] = jnp.concatenate([test.client, tables["test_client"]])
-        tables["num_test"] = tables["num_test"] + test.row.size  # all of these are real
-        hidden = jnp.full(len(dataset.test), -1, jnp.int32)
-        tables["observed"] = jnp.concatenate([tables["observed"], hidden])
-        examples, truth = [*examples, dataset.test.x], np.concatenate([truth, dataset.test.y])
-        num_new_clients, owned = num_new_clients + test.strangers, owned or test.owned
+    splits, truth, tables = _with_own_test(key, dataset, plan, roles, tables)
+    if inputs is None:
+        inputs = jnp.asarray(splits[0] if len(splits) == 1 else np.concatenate(splits))
     federation = FederatedData(
-        inputs=_on_device(examples) if inputs is None else cast(Array, inputs),
-        labels=jnp.asarray(truth, jnp.int32),
+        inputs=cast(Array, inputs),
+        labels=truth,
         num_classes=dataset.num_classes,
-        num_new_clients=num_new_clients,
         max_labelled=widths.max_labelled,
         max_unlabelled=widths.max_unlabelled,
         min_labelled=widths.min_labelled,
         num_parts=plan.partition.parts,
         rounds_per_part=plan.partition.rounds_per_part,
         coarse_names=_coarse_names(plan.supervision, dataset),
-        owned_test=owned,
         **tables,
     )
     if isinstance(inputs, HostInputs):
         return dataclasses.replace(federation, inputs=cast(Array, load_examples(inputs, federation)))
     return federation
-
-
-class _OwnTest(NamedTuple):
-    """Examples of the dataset's own test split that are tested on."""
-
-    row: Int[Array, " t"]  # in that split
-    client: Int[Array, " t"]  # that an example belongs to; -1 = none
-    strangers: int  # clients that have test examples only
-    owned: bool  # whether examples belong to clients
-
-
-def _own_test_examples(
-    key: Key[Array, ""],
-    dataset: Dataset,
-    own: Int[np.ndarray, " t"],
-    plan: _Plan,
-    roles: _Roles,
-    *,
-    by_name: bool,
-) -> _OwnTest:
-    """Which of the dataset's own test examples are tested on, and whose they are.
-
-    Args:
-        key: of the federation.
-        dataset: with a test split.
-        own: those of its test examples that were not held out otherwise.
-        plan: of the federation.
-        roles: of the training examples.
-        by_name: whether the federation's clients are the dataset's own.
-    """
-    assert dataset.test is not None
-    facts, held_out = plan.facts, plan.held_out
-    if held_out.balanced_test:
-        drawn = balanced_test_examples(named_key(key, "test"), dataset.test.y, facts.num_clients, dataset.num_classes)
-        return _OwnTest(*drawn, 0, True)
-    row, client, strangers = jnp.asarray(own, jnp.int32), jnp.full(own.size, -1, jnp.int32), 0
-    if by_name or held_out.left_out_client is not None:
-        taken = facts.num_clients + held_out.num_natural
-        client, strangers = clients_of_own_test(dataset, own, roles.holder, taken)
-    return _OwnTest(row, client, strangers, by_name and dataset.test.client is not None)
-
-
-def _on_device(examples: list[np.ndarray]) -> Array:
-    return jnp.asarray(examples[0] if len(examples) == 1 else np.concatenate(examples))
-
-
-def _coarse_names(supervision: Supervision, dataset: Dataset) -> tuple[str, ...]:
-    named = [rule.coarse_names(dataset.num_classes) for rule, _ in supervision.weak if rule.coarse_names is not None]
-    return named[0] if named else (dataset.coarse_names or ())
-
-
-def _natural_clients(dataset: Dataset) -> Int[np.ndarray, " N"]:
-    """Natural client of every training example, numbered without gaps; -1 where the dataset has none."""
-    if dataset.train.client is None:
-        return np.full(len(dataset.train.y), -1, np.int32)
-    return np.unique(dataset.train.client, return_inverse=True)[1].astype(np.int32)
 
 
 def _number_of(dataset: Dataset, client: int | str | None) -> int | None:
@@ -270,6 +184,47 @@ def _number_of(dataset: Dataset, client: int | str | None) -> int | None:
     return names.index(client)
 
 
+def _make_plan(
+    dataset: Dataset,
+    held_out: HeldOut,
+    partition: str,
+    num_clients: int | None,
+    partition_options: Mapping[str, Any],
+    supervision: str,
+    supervision_options: Mapping[str, Any],
+) -> tuple[_Plan, Dataset, Int[np.ndarray, " N"]]:
+    """Check what is asked for, and work out what holds for every key.
+
+    Returns:
+        (plan, dataset with its splits pooled if need be, natural client of every training example: numbered without
+        gaps, -1 where the dataset has none).
+    """
+    num_train = len(dataset.train)
+    if held_out.pools is not None and dataset.test is not None:
+        dataset = with_pooled_splits(dataset)
+    natural = np.full(len(dataset.train), -1, np.int32)
+    if dataset.train.client is not None:
+        natural = np.unique(dataset.train.client, return_inverse=True)[1].astype(np.int32)
+    sizes = np.sort(np.bincount(natural[natural >= 0]))
+    held_out.check(dataset.name, len(sizes))
+    if partition == "natural" and not sizes.size:
+        raise ValueError(f"dataset {dataset.name!r} has no natural clients; choose another partition, such as 'iid'")
+    if supervision == "given" and dataset.set_shares is not None and partition != "natural":
+        raise ValueError(
+            f"partition {partition!r} deals the examples anew, but supervision 'given' has class shares of the sets of "
+            "the dataset's own clients; use partition 'natural'"
+        )
+    dealt = PARTITIONS.build(partition, **partition_options)
+    count = _count_clients(partition, num_clients, len(sizes) - held_out.num_natural)
+    shown = build_supervision(supervision, **supervision_options)
+    if dealt.again is not None and (shown.weak or held_out.client_test_fraction):
+        beside = "coarse labels or sets" if shown.weak else "test examples of the clients (client_test_fraction)"
+        raise ValueError(f"this partition deals some examples twice, which does not go with {beside}; deal them once")
+    facts, shown, max_test, max_valid = _count_examples(dataset, sizes, held_out, count, shown)
+    plan = _Plan(facts, dealt, shown, held_out, max_test, max_valid, num_train, partition == "natural")
+    return plan, dataset, natural
+
+
 def _count_clients(partition: str, num_clients: int | None, num_natural: int) -> int:
     if num_clients is None:
         if partition != "natural":
@@ -283,22 +238,20 @@ def _count_clients(partition: str, num_clients: int | None, num_natural: int) ->
     return num_clients
 
 
-def _make_plan(
-    dataset: Dataset,
-    natural_sizes: Int[np.ndarray, " G"],
-    partition: Partition,
-    num_clients: int,
-    supervision: Supervision,
-    held_out: HeldOut,
-    num_train: int,
-) -> _Plan:
-    """Works out what holds for every key: how many examples are left to deal, at least and at most."""
-    by_size = np.sort(natural_sizes)
-    labels = dataset.train.y
+def _count_examples(
+    dataset: Dataset, by_size: Int[np.ndarray, " G"], held_out: HeldOut, num_clients: int, supervision: Supervision
+) -> tuple[Facts, Supervision, int, int]:
+    """Bound for every key how many examples are dealt and how many are held out.
+
+    Returns:
+        (facts, supervision with the labels that the server really gets, most test and most validation examples that are
+        taken from the training examples).
+    """
+    labels, num_classes, num_natural = dataset.train.y, dataset.num_classes, held_out.num_natural
     unlabelled = int((labels < 0).sum())
-    class_counts = np.bincount(labels[labels >= 0], minlength=dataset.num_classes).astype(np.float64)
-    max_test, max_valid = int(by_size[by_size.size - held_out.num_natural :].sum()), 0
-    most = min(class_counts.sum(), float(len(labels) - by_size[: held_out.num_natural].sum()))
+    class_counts = np.bincount(labels[labels >= 0], minlength=num_classes).astype(np.float64)
+    max_test, max_valid = int(by_size[by_size.size - num_natural :].sum()), 0
+    most = min(class_counts.sum(), float(len(labels) - by_size[:num_natural].sum()))
     least = max(class_counts.sum() - max_test, 0.0)
 
     def hold_out(share: float) -> int:
@@ -313,10 +266,10 @@ def _make_plan(
     removed = 0
     if held_out.pools:
         train, valid, test = held_out.pools
-        _check_pools(held_out.pools, class_counts)
-        max_test, max_valid = test * dataset.num_classes, valid * dataset.num_classes
-        removed = int(class_counts.sum()) - train * dataset.num_classes
-        class_counts = np.full(dataset.num_classes, float(train))
+        held_out.check_pools(class_counts)
+        max_test, max_valid = test * num_classes, valid * num_classes
+        removed = int(class_counts.sum()) - train * num_classes
+        class_counts = np.full(num_classes, float(train))
         most = least = class_counts.sum()
     if held_out.test_fraction:
         max_test = hold_out(held_out.test_fraction)
@@ -324,17 +277,11 @@ def _make_plan(
         max_valid = hold_out(held_out.validation_fraction)
     if held_out.client_test_fraction:
         max_test = int(held_out.client_test_fraction * (most + unlabelled) + num_clients / 2) + 1
-    if partition.again is not None and (supervision.weak or held_out.client_test_fraction):
-        beside = "coarse labels or sets" if supervision.weak else "test examples of the clients (client_test_fraction)"
-        raise ValueError(f"this partition deals some examples twice, which does not go with {beside}; deal them once")
     supervision.check(num_clients, int(most * (1 - held_out.client_test_fraction)))
-    supervision = supervision._replace(
-        server_labels=supervision.server_labels_per_class(class_counts) * dataset.num_classes
-    )
-    most, least = int(most) - supervision.server_labels, max(int(least) - supervision.server_labels, 0)
-    if held_out.num_natural:
-        # Whole clients are held out, whatever of theirs has a label.
-        least = max(least, len(labels) - max_test - max_valid - supervision.server_labels)
+    at_server = supervision.server_labels_per_class(class_counts) * num_classes
+    most, least = int(most) - at_server, max(int(least) - at_server, 0)
+    if num_natural:  # whole clients are held out, whatever of theirs has a label
+        least = max(least, len(labels) - max_test - max_valid - at_server)
     else:
         least += unlabelled
     if num_clients > least:
@@ -344,25 +291,16 @@ def _make_plan(
         )
     facts = Facts(
         num_clients=num_clients,
-        num_classes=dataset.num_classes,
+        num_classes=num_classes,
         class_counts=tuple(int(count) for count in class_counts),
         num_unlabelled=unlabelled,
         natural_sizes=tuple(by_size.tolist()),
-        num_natural=by_size.size - held_out.num_natural,
+        num_natural=by_size.size - num_natural,
         least=least,
         most=most + unlabelled,
-        removed=supervision.server_labels + (removed or max_valid + (max_test if held_out.test_fraction else 0)),
+        removed=at_server + (removed or max_valid + (max_test if held_out.test_fraction else 0)),
     )
-    return _Plan(facts, partition, supervision, held_out, max_test, max_valid, num_train)
-
-
-def _check_pools(pools: tuple[int, int, int], class_counts: Float[np.ndarray, " K"]) -> None:
-    kind, fewest = int(class_counts.argmin()), int(class_counts.min())
-    if fewest < sum(pools):
-        raise ValueError(
-            f"pools={tuple(pools)} asks for {sum(pools)} examples of every class, but class {kind} has {fewest}, "
-            "training and test examples together; lower them"
-        )
+    return facts, supervision._replace(server_labels=at_server), max_test, max_valid
 
 
 def _draw_roles(
@@ -404,40 +342,48 @@ def _draw_roles(
     entries, weak = plan.supervision.observe(supervision_key, holdings)
     entries = entries._replace(row=row[entries.row], labelled=labelled[entries.row])
     if plan.partition.parts > 1:
-        sizes = plan.partition.parts, facts.num_clients, facts.num_classes
-        entries = in_parts(named_key(key, "parts"), entries, labels, *sizes)
+        entries = _in_parts(named_key(key, "parts"), entries, labels, plan.partition.parts, facts)
     return _Roles(jnp.maximum(holder, newcomer), entries, weak, test, valid, server)
 
 
-def _static_widths(plan: _Plan) -> _Widths:
-    """Widths that every key fits in."""
+def _in_parts(key: Key[Array, ""], entries: Entries, labels: Int[Array, " N"], parts: int, facts: Facts) -> Entries:
+    """Cut every client's unlabelled examples into parts with the same class counts, which then follow each other.
+
+    Of every class with n unlabelled examples at a client, a random floor(n / parts) go to each part; the rest is dealt
+    to nobody. So all parts of a client have the same size. Examples of unknown class are a class of their own.
+    """
+    assert entries.labelled is not None
+    streamed = (entries.client >= 0) & ~entries.labelled
+    kind = labels[entries.row]
+    kind = jnp.where(kind >= 0, kind, facts.num_classes)
+    cell = jnp.where(streamed, entries.client * (facts.num_classes + 1) + kind, -1)
+    part = equal_parts(key, cell, facts.num_clients * (facts.num_classes + 1), parts)
+    entries = entries._replace(client=jnp.where(streamed & (part < 0), -1, entries.client))
+    order = jnp.argsort(jnp.where(streamed, part, 0), stable=True)
+    return jax.tree.map(lambda values: values[order], entries)
+
+
+def _widths(plan: _Plan, roles: _Roles, widest: float) -> _Widths:
+    """Find widths for the tables: every key fits in them under a trace, or if they are hardly wider than needed."""
     facts = plan.facts
     sizes = plan.held_out.sizes_left(plan.partition.bounds(facts))
     bounds = plan.supervision.bounds(sizes, facts.num_clients, facts.num_classes, facts.num_unlabelled == 0)
-    return _Widths(*bounds, plan.max_test, plan.max_valid, plan.supervision.server_labels)
-
-
-def _measure(roles: _Roles, num_clients: int) -> _Widths:
-    """Widths of what was drawn."""
+    fitting = _Widths(*bounds, plan.max_test, plan.max_valid, plan.supervision.server_labels)
+    # Asked of the result, not of the key: a fixed key inside somebody's jit also gives traced roles.
+    if isinstance(roles.entries.client, jax.core.Tracer):
+        return fitting
     client, labelled = np.asarray(roles.entries.client), np.asarray(roles.entries.labelled)
-    sizes = np.bincount(client[client >= 0], minlength=num_clients)
-    with_label = np.bincount(client[labelled & (client >= 0)], minlength=num_clients)
-    test, valid, server = (int(np.asarray(mask).sum()) for mask in (roles.test, roles.valid, roles.server))
+    counts = np.bincount(client[client >= 0], minlength=facts.num_clients)
+    with_label = np.bincount(client[labelled & (client >= 0)], minlength=facts.num_clients)
     fewest = int(with_label[with_label > 0].min()) if with_label.any() else 1
-    most = int(with_label.max()), int((sizes - with_label).max()), int(sizes.max())
-    return _Widths(*most, test, valid, server, fewest)
-
-
-def _narrower(measured: _Widths, bounds: _Widths, widest: float) -> _Widths:
-    """The widths that every key fits in where they are at most `widest` times what is needed, which it is elsewhere."""
-    # Those of the clients' tables belong together: none may be wider than the other two allow.
-    together = measured[:3], bounds[:3]
-    close = all(bound <= widest * needed for needed, bound in zip(*together, strict=True))
-    tables = bounds[:3] if close else measured[:3]
+    needed = int(with_label.max()), int((counts - with_label).max()), int(counts.max())
+    # These three belong together: none may be wider than the other two allow.
+    close = all(bound <= widest * least for least, bound in zip(needed, fitting[:3], strict=True))
+    others = [int(np.asarray(mask).sum()) for mask in (roles.test, roles.valid, roles.server)]
     test, valid, server = (
-        bound if bound <= widest * needed else needed for needed, bound in zip(measured[3:6], bounds[3:6], strict=True)
+        bound if bound <= widest * least else least for least, bound in zip(others, fitting[3:6], strict=True)
     )
-    return _Widths(*tables, test, valid, server, measured.min_labelled)
+    return _Widths(*(fitting[:3] if close else needed), test, valid, server, fewest)
 
 
 @partial(jax.jit, static_argnames=("num_clients", "widths"))
@@ -479,3 +425,40 @@ def _tabulate(roles: _Roles, labels: Int[Array, " N"], *, num_clients: int, widt
     tested = jnp.arange(widths.test, dtype=jnp.int32) < tables["num_test"]
     tables["test_client"] = jnp.where(tested, roles.holder[tables["test_index"]], -1)
     return tables
+
+
+def _with_own_test(
+    key: Key[Array, ""], dataset: Dataset, plan: _Plan, roles: _Roles, tables: dict[str, Any]
+) -> tuple[list[np.ndarray], Int[Array, " M"], dict[str, Any]]:
+    """Add the dataset's own test examples to the tables, where it is tested on them.
+
+    Returns:
+        (examples of the splits in use, the labels of them all, tables with two further fields of `FederatedData`).
+    """
+    facts, held_out = plan.facts, plan.held_out
+    rows = held_out.own_test_examples(dataset)
+    strangers, owned = 0, bool(held_out.num_natural or held_out.client_test_fraction)
+    splits, truth = [dataset.train.x], dataset.train.y
+    if dataset.test is not None and rows.size:
+        row, client = jnp.asarray(rows, jnp.int32), jnp.full(rows.size, -1, jnp.int32)
+        if held_out.balanced_test:
+            draw_key, owned = named_key(key, "test"), True
+            row, client = balanced_test_examples(draw_key, dataset.test.y, facts.num_clients, facts.num_classes)
+        elif plan.natural or held_out.left_out_client is not None:
+            taken = facts.num_clients + held_out.num_natural
+            client, strangers = clients_of_own_test(dataset, rows, roles.holder, taken)
+            owned |= plan.natural and dataset.test.client is not None
+        tables = tables | {
+            "test_index": jnp.concatenate([len(truth) + row, tables["test_index"]]),
+            "test_client": jnp.concatenate([client, tables["test_client"]]),
+            "num_test": tables["num_test"] + row.size,  # all of these are real
+            "observed": jnp.concatenate([tables["observed"], jnp.full(len(dataset.test), -1, jnp.int32)]),
+        }
+        splits, truth = [*splits, dataset.test.x], np.concatenate([truth, dataset.test.y])
+    tables |= {"num_new_clients": held_out.num_natural + strangers, "owned_test": owned}
+    return splits, jnp.asarray(truth, jnp.int32), tables
+
+
+def _coarse_names(supervision: Supervision, dataset: Dataset) -> tuple[str, ...]:
+    named = [rule.coarse_names(dataset.num_classes) for rule, _ in supervision.weak if rule.coarse_names is not None]
+    return named[0] if named else (dataset.coarse_names or ())

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.checks import check_numbers, check_whole_numbers
 from fedjax_ssl.data.dataset import Dataset
@@ -46,7 +46,7 @@ class HeldOut(NamedTuple):
         if self.balanced_test and given:
             raise ValueError(f"balanced_test draws from the dataset's own test examples; leave it or {given[0]} out")
         if self.pools is not None:
-            self._check_pools()
+            self._check_pool_sizes()
         have = f"has {num_natural}" if num_natural else "has no natural clients"
         if self.test_clients and not 0 < self.test_clients < num_natural:
             raise ValueError(f"test_clients={self.test_clients}, but dataset {name!r} {have}; at least one must train")
@@ -56,7 +56,7 @@ class HeldOut(NamedTuple):
                 + (f"; allowed: 0..{num_natural - 1}" if num_natural > 1 else "; at least one other must train")
             )
 
-    def _check_pools(self) -> None:
+    def _check_pool_sizes(self) -> None:
         sizes = tuple(self.pools or ())
         if len(sizes) != 3:
             raise ValueError(f"pools is {sizes}; give training, validation and test examples of every class")
@@ -66,6 +66,15 @@ class HeldOut(NamedTuple):
             raise ValueError(
                 f"pools={sizes} and validation_fraction={self.validation_fraction}: give only one of them; the second "
                 "number of pools is the validation set's"
+            )
+
+    def check_pools(self, class_counts: Float[np.ndarray, " K"]) -> None:
+        """Raises ValueError where some class has fewer examples than the pools ask for."""
+        kind, fewest, asked = int(class_counts.argmin()), int(class_counts.min()), tuple(self.pools or ())
+        if fewest < sum(asked):
+            raise ValueError(
+                f"pools={asked} asks for {sum(asked)} examples of every class, but class {kind} has {fewest}, "
+                "training and test examples together; lower them"
             )
 
     def in_pools(

@@ -15,7 +15,6 @@ from jaxtyping import Array, Float, Int, Key
 
 from fedjax_ssl.checks import check_numbers, check_whole_numbers
 from fedjax_ssl.data.federation.dealing import count_groups, largest_remainder, level, rank_within
-from fedjax_ssl.data.federation.own_class import own_class
 from fedjax_ssl.data.federation.pool import (
     Bounds,
     Facts,
@@ -31,11 +30,10 @@ from fedjax_ssl.data.federation.published_partitions import (
     class_counts,
     fedmatch,
     majority,
+    own_class,
     paired_dirichlet,
 )
 from fedjax_ssl.registry import Registry
-
-# ^ (the key of `assign`, pool) -> examples that were dealt as labelled ones, for the supervision "dealt"
 
 
 def natural() -> Partition:

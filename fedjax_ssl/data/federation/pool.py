@@ -1,6 +1,6 @@
-"""What a partition deals and what it returns, and how examples are dealt in several of them.
+"""The contract of partitions and supervisions: examples to deal, examples as dealt, and rules that several share.
 
-Shapes: N training examples, C clients, K classes.
+Shapes: N training examples, C clients, K classes, E entries dealt to clients.
 """
 
 import dataclasses
@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.data.federation.dealing import count_groups, deal, largest_remainder
@@ -63,6 +64,46 @@ class Partition(NamedTuple):
     # ^ (the key of `assign`, pool) -> examples that were dealt as labelled ones, for the supervision "dealt"
     again: Callable[[Key[Array, ""], Pool], Again] | None = None
     # ^ (the key of `assign`, pool) -> examples that are dealt again; `bounds` counts them too
+
+
+class Entries(NamedTuple):
+    """Training examples as they are dealt to clients."""
+
+    client: Int[Array, " E"]  # -1 = no entry
+    row: Int[Array, " E"]  # of the training examples
+    observation: Int[Array, " E"]  # -1 = none
+    labelled: Bool[Array, " E"] | None = None  # the client sees the class label of this entry; None: not decided yet
+
+
+class OwnWeakLabels(NamedTuple):
+    """Weak labels that came with the dataset; None where it has none of that kind."""
+
+    coarse: Int[np.ndarray, " N"] | None = None
+    num_coarse: int = 0
+    correspondence: Float[np.ndarray, "J K"] | None = None  # P(coarse label | class); None: nobody knows it
+    sets: Int[np.ndarray, " N"] | None = None  # numbered within each natural client, -1 = in no set
+    set_shares: Float[np.ndarray, "G O K"] | None = None  # class shares of each natural client's sets, 0 on padding
+
+
+class Holdings(NamedTuple):
+    """The dealt training examples, before anything is hidden; those that are dealt again follow the N others."""
+
+    client: Int[Array, " N"]  # -1 = nobody's
+    labels: Int[Array, " N"]  # -1 = no label exists
+    members: Bool[Array, " C"]  # clients that a rule is about
+    num_classes: int
+    own: OwnWeakLabels = OwnWeakLabels()
+    labelled: Bool[Array, " N"] | None = None  # dealt as labelled ones, by a partition that tells them apart
+
+    @property
+    def eligible(self) -> Bool[Array, " N"]:
+        """Examples of the members that have a label."""
+        return (self.client >= 0) & (self.labels >= 0) & self.members[jnp.maximum(self.client, 0)]
+
+    @property
+    def cell(self) -> Int[Array, " N"]:
+        """The (client, class) cell of every eligible example, -1 elsewhere."""
+        return jnp.where(self.eligible, self.client * self.num_classes + self.labels, -1)
 
 
 def class_or_unlabelled(pool: Pool) -> Int[Array, " N"]:

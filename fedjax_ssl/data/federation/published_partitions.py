@@ -1,15 +1,19 @@
-"""Partitions of single papers: FedMatch, ProtoFSSL, FedUL and SAGE; see also `partition.py` and `own_class.py`."""
+"""Partitions of single papers: FedMatch, ProtoFSSL, FedUL, FedRGD and SAGE; `partition.py` has the general ones.
+
+Sources: the papers and their published code, named with each partition. Shapes: N training examples, C clients, K
+classes, B bases of several clients each.
+"""
 
 from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fedjax_ssl.checks import check_numbers, check_whole_numbers
-from fedjax_ssl.data.federation.dealing import count_groups, deal, largest_remainder
-from fedjax_ssl.data.federation.pairs import deal_to_pairs, labelled_examples
+from fedjax_ssl.checks import check_choices, check_numbers, check_whole_numbers
+from fedjax_ssl.data.federation.dealing import count_groups, deal, deal_again, largest_remainder, rank_within
 from fedjax_ssl.data.federation.pool import (
     Again,
     Bounds,
@@ -274,7 +278,7 @@ def majority(factor: float = 80.0) -> Partition:
 def paired_dirichlet(alpha: float, labels_per_class: int) -> Partition:
     """Equal clients in pairs with uneven class mixes, labelled and other examples dealt apart (SAGE).
 
-    See `fedjax_ssl.data.federation.pairs`; with supervision `dealt`, clients see the labels of those dealt as labelled.
+    See `deal_to_pairs`; with supervision `dealt`, clients see the labels of those dealt as labelled.
 
     Args:
         alpha: > 0, small = uneven.
@@ -323,3 +327,165 @@ def _class_draws(
         return count_groups(jnp.where(place < number, drawn, -1), rows.shape[1])
 
     return jax.vmap(of_client)(jnp.arange(len(rows), dtype=jnp.int32), ends)
+
+
+def own_class(
+    skew: float, own_part: Literal["size", "class"] = "size", cut: bool = True, reuse: bool = False
+) -> Partition:
+    """FedRGD's non-iid split: client c first gets examples of class c mod K, then of what all classes leave.
+
+    With own_part="size", the share of its own class is skew + (1 - skew) / K on average, and the mean total variation
+    distance of the class shares of two clients of different classes is `skew`, as far as the classes last: what a class
+    lacks is made up from the others. 0 is `random`, up to a remainder that is dealt here too. No example is dealt
+    twice, but with `reuse`.
+
+    Args:
+        skew: R in [0, 1], the part that is of the client's own class.
+        own_part: R of the client's "size", and the rest at random (CIFAR-10, SVHN); or of the "class", and the rest in
+            class proportions (EMNIST).
+        cut: where the clients are a multiple of the classes, one part per class is dealt, and cut at random into equal
+            parts for its clients (CIFAR-10, EMNIST); False: every client has exactly R of its own class (SVHN).
+        reuse: as the authors' code deals SVHN: a class that runs out is dealt again, to further clients, so that as
+            many examples of other classes stay unused; and after client K - 1 the classes go on with the second one.
+            With own_part="size" and cut=False.
+    """
+    check_numbers("[0, 1]", skew=skew)
+    check_choices(("size", "class"), own_part=own_part)
+    if reuse and (cut or own_part != "size"):
+        raise ValueError("reuse deals to every client R of its own size: it needs own_part='size' and cut=False")
+
+    def own_parts(pool: Pool) -> _OwnParts:
+        facts = pool.facts
+        parts = facts.num_clients // facts.num_classes if cut and facts.num_clients % facts.num_classes == 0 else 1
+        bases = facts.num_clients // parts
+        group = jnp.where(pool.available & (pool.labels >= 0), pool.labels, -1)
+        totals, number = count_groups(group, facts.num_classes), jnp.sum(group >= 0, dtype=jnp.int32)
+        base = jnp.arange(bases, dtype=jnp.int32)
+        size, kind = number // bases + (base < number % bases).astype(jnp.int32), base % facts.num_classes
+        if reuse and facts.num_classes > 1:
+            later = 1 + (base - facts.num_classes) % (facts.num_classes - 1)
+            kind = jnp.where(base < facts.num_classes, base, later)
+        of_kind = jnp.sum(kind == kind[:, None], axis=1, dtype=jnp.int32)
+        asked = skew * (size if own_part == "size" else totals[kind] / of_kind).astype(jnp.float32)
+        asked = jnp.floor(asked + 1e-4).astype(jnp.int32)
+        before = jnp.sum(jnp.where((kind == kind[:, None]) & (base < base[:, None]), asked, 0), axis=1, dtype=jnp.int32)
+        own = jnp.where(totals[kind] > 0, asked, 0) if reuse else jnp.clip(totals[kind] - before, 0, asked)
+        counts = jnp.where(kind[:, None] == jnp.arange(facts.num_classes, dtype=jnp.int32), own[:, None], 0)
+        return _OwnParts(parts, bases, group, size, own, counts.astype(jnp.int32))
+
+    def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
+        own_key, rest_key, cut_key, unlabelled_key = jax.random.split(key, 4)
+        parts, bases, group, size, own, counts = own_parts(pool)
+        labelled = group >= 0
+        dealt = deal(own_key, group, counts)
+        rest = labelled & (dealt < 0)
+        if own_part == "size":
+            others = deal(rest_key, jnp.where(rest, 0, -1), (size - own)[:, None].astype(jnp.int32))
+        else:
+            others = rank_within(rest_key, jnp.where(rest, 0, -1), group) % bases
+        dealt = jnp.where(rest, others, dealt)
+        if parts > 1:
+            dealt = dealt + bases * (rank_within(cut_key, dealt) % parts)
+        return jnp.where(labelled, dealt, deal_unlabelled(unlabelled_key, pool))
+
+    def again(key: Key[Array, ""], pool: Pool) -> Again:
+        own = own_parts(pool)
+        return Again(*deal_again(jax.random.split(key, 4)[0], own.group, own.counts))
+
+    def bounds(facts: Facts) -> Bounds:
+        equal = equal_bounds(facts)
+        if own_part == "size":
+            return Bounds(max(equal.smallest - 1, 0), equal.largest + 1)
+        return Bounds(0, min(equal.largest + max(facts.class_counts) + 2, facts.most))
+
+    return Partition(assign, bounds, again=again if reuse else None)
+
+
+class _OwnParts(NamedTuple):
+    """What `own_class` deals first, to B bases of several clients each."""
+
+    parts: int  # clients of a base
+    bases: int
+    group: Int[Array, " N"]  # class of every example of the pool that has one
+    size: Int[Array, " B"]
+    own: Int[Array, " B"]  # examples of the base's own class
+    counts: Int[Array, "B K"]  # the same by class
+
+
+_DRAWS = 64  # of which the first even enough one is taken
+_SMALLER = 0.25  # share of a slice that its smaller client has at least
+
+
+def deal_to_pairs(
+    key: Key[Array, ""], group: Int[Array, " N"], num_groups: int, num_clients: int, alpha: float
+) -> Int[Array, " N"]:
+    """Deals examples to equal clients whose class mixes differ.
+
+    All examples in random order are cut into equal slices, one per pair of clients. In a slice, each class in turn is
+    split by shares from Dir(alpha, alpha), but a client that holds half of the slice gets nothing more; the whole slice
+    is drawn anew until the smaller client has a quarter of it. The examples of all clients, one client after another in
+    random order, are then cut again into equal parts: what a client has too many of goes to its neighbour.
+
+    Where none of 64 draws is even enough, as with a single class and a small alpha, the most even one is taken.
+
+    Args:
+        key: typed PRNG key.
+        group: int32 [N], class of every example, negative = not dealt.
+        num_groups: classes.
+        num_clients: an even number.
+        alpha: > 0, small = uneven.
+
+    Returns:
+        client of every example, int32 [N], -1 = not dealt.
+    """
+    slices, dealt = num_clients // 2, group >= 0
+    slice_key, share_key, side_key, order_key = jax.random.split(key, 4)
+    everyone = jnp.where(dealt, 0, -1)
+    total = dealt.sum(dtype=jnp.int32)
+    place = _equal_part(rank_within(slice_key, everyone), total, slices)
+    cell = jnp.where(dealt, place * num_groups + group, -1)
+    counts = count_groups(cell, slices * num_groups).reshape(slices, num_groups)
+    shares = jax.random.dirichlet(share_key, jnp.full(2, alpha, jnp.float32), (slices, _DRAWS, num_groups), jnp.float32)
+    first = _even_enough(shares, counts).reshape(-1)
+    client = 2 * place + (rank_within(side_key, cell) >= first[cell]).astype(jnp.int32)
+    sizes = count_groups(jnp.where(dealt, client, -1), num_clients)
+    start = jnp.cumsum(sizes, dtype=jnp.int32) - sizes
+    client = jnp.where(dealt, client, -1)
+    line = start[client] + rank_within(order_key, client)
+    return jnp.where(dealt, _equal_part(line, total, num_clients), -1)
+
+
+def labelled_examples(
+    key: Key[Array, ""], group: Int[Array, " N"], num_classes: int, labels_per_class: int
+) -> Bool[Array, " N"]:
+    """A random `labels_per_class` examples of every class; those without a label are in group `num_classes`."""
+    return (group >= 0) & (group < num_classes) & (rank_within(key, group) < labels_per_class)
+
+
+def _equal_part(place: Int[Array, " N"], total: Int[Array, ""], parts: int) -> Int[Array, " N"]:
+    """Which of `parts` consecutive parts a place of 0..total-1 is in; the first ones have one more if need be."""
+    each, longer = total // parts, total % parts
+    in_longer = place < longer * (each + 1)
+    later = longer + (place - longer * (each + 1)) // jnp.maximum(each, 1)
+    return jnp.where(in_longer, place // (each + 1), jnp.minimum(later, parts - 1))
+
+
+def _even_enough(shares: Float[Array, "S D G 2"], counts: Int[Array, "S G"]) -> Int[Array, "S G"]:
+    """How many of every class the first client of each slice gets, by the first draw that is even enough."""
+    size = counts.sum(axis=1, dtype=jnp.int32)
+
+    def split(held: Int[Array, "S D 2"], row: tuple[Array, Array]) -> tuple[Array, Array]:
+        share, count = row
+        # The floor lets a client that is not full get all of a class where its share underflows.
+        open_ = jnp.where(2 * held < size[:, None, None], jnp.maximum(share, 1e-30), 0.0)
+        both = open_.sum(axis=2)
+        ratio = open_[..., 0] / jnp.where(both > 0, both, 1.0)  # nothing is left to give where both are full
+        mine = jnp.floor(ratio * count[:, None].astype(ratio.dtype)).astype(jnp.int32)
+        return held + jnp.stack([mine, count[:, None] - mine], axis=2), mine
+
+    start = jnp.zeros((*shares.shape[:2], 2), jnp.int32)
+    held, first = jax.lax.scan(split, start, (jnp.moveaxis(shares, 2, 0), counts.T))
+    smaller = held.min(axis=2)
+    enough = smaller >= jnp.floor(_SMALLER * size[:, None].astype(jnp.float32)).astype(jnp.int32)
+    chosen = jnp.where(enough.any(axis=1), jnp.argmax(enough, axis=1), jnp.argmax(smaller, axis=1))
+    return first[:, jnp.arange(counts.shape[0]), chosen].T

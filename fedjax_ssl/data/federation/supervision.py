@@ -17,9 +17,8 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from fedjax_ssl.checks import check_choices, check_numbers, check_whole_numbers
 from fedjax_ssl.data.federation import weak_labels
 from fedjax_ssl.data.federation.dealing import count_groups, rank_within
-from fedjax_ssl.data.federation.pool import Bounds
-from fedjax_ssl.data.federation.unlabelled_sets import unlabelled_sets
-from fedjax_ssl.data.federation.weak_labels import Entries, Holdings, Observed, WeakLabels, WeakRule
+from fedjax_ssl.data.federation.pool import Bounds, Entries, Holdings
+from fedjax_ssl.data.federation.weak_labels import Observed, WeakLabels, WeakRule, unlabelled_sets
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.registry import Registry
 

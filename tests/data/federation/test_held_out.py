@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.federation.federate import federate
-from fedjax_ssl.data.federation.names import client_names
+from fedjax_ssl.data.federation.federated_data import client_names
 from fedjax_ssl.data.federation.report import report
 
 SIZES = (30, 1, 20, 41, 9)

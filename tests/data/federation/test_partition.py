@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjax_ssl.data.federation import pairs
 from fedjax_ssl.data.federation import partition as partition_module
+from fedjax_ssl.data.federation import published_partitions as pairs
 from fedjax_ssl.data.federation.partition import (
     PARTITIONS,
     Facts,

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjax_ssl.data.federation.pool import Bounds
+from fedjax_ssl.data.federation.pool import Bounds, Holdings
 from fedjax_ssl.data.federation.supervision import SUPERVISIONS, balanced_draw, build_supervision
-from fedjax_ssl.data.federation.weak_labels import Holdings
 
 NUM_CLIENTS, NUM_CLASSES = 12, 5
 GENERATOR = np.random.default_rng(1)

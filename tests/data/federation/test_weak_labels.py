@@ -9,8 +9,7 @@ import pytest
 
 from fedjax_ssl.data import Dataset, FederatedData, Split, federate
 from fedjax_ssl.data.federation.report import report
-from fedjax_ssl.data.federation.unlabelled_sets import unlabelled_sets
-from fedjax_ssl.data.federation.weak_labels import perturbed_shares
+from fedjax_ssl.data.federation.weak_labels import perturbed_shares, unlabelled_sets
 
 NUM_CLASSES, SIZE = 10, 600
 RNG = np.random.default_rng(0)
