@@ -1,57 +1,240 @@
-"""Checks of arguments, in one wording; real numbers may be traced by a sweep, and those cannot be looked at."""
+"""Declarations of what a setting may be, beside its type and default, and the checks and words made of them.
 
-from collections.abc import Collection
-from typing import Any
+    @checked
+    def spread(labels, alpha: Annotated[float | Array, In("[0, 1)")] = 0.99, bits: Annotated[int, Whole(1)] = 4096): ...
+
+The registry reads the same annotations where a config is resolved and for help. In a tuple, a declaration is that of
+every number in it. A `Literal` is the declaration of names.
+"""
+
+import dataclasses
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable, Collection
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
-from jaxtyping import Array
 
-from fedjax_ssl.registry import did_you_mean
+from fedjax_ssl.errors import did_you_mean
 
 LARGEST_WHOLE = 2**31 - 1  # counts are 32 bits wide on the device
 # The run computes in single precision: beyond this a number is infinite, and a positive one below it is 0.
 LARGEST, SMALLEST = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)
+Checked = TypeVar("Checked", bound=Callable[..., Any])
+
+
+@dataclasses.dataclass(frozen=True)
+class In:
+    """Numbers in an interval, as in mathematics: "[0, 1)" is with 0 and without 1.
+
+    inf belongs to none, and neither does what single precision makes infinite, or 0 where 0 is outside. A traced
+    number passes.
+    """
+
+    interval: str = "[0, inf)"
+
+    def check(self, name: str, value: Any) -> None:
+        """Raises ValueError for a value outside; the message calls it `name`."""
+        if isinstance(value, np.ndarray) or hasattr(value, "aval"):  # a traced number, which cannot be looked at
+            return
+        lowest, highest = map(float, self.interval[1:-1].split(","))
+        real = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+        above = real and (value > lowest or (value == lowest and self.interval[0] == "["))
+        if not (above and (value < highest or (value == highest and self.interval[-1] == "]"))):
+            if lowest == -np.inf:
+                words = "that is finite"
+            elif highest == np.inf:
+                words = f"of at least {lowest:g}" if self.interval[0] == "[" else f"above {lowest:g}"
+            else:
+                words = f"in {self.interval}"
+            raise ValueError(f"{name} is {value!r}; it must be a number {words}")
+        vanishes = self.interval.startswith("(0,") and value < SMALLEST
+        if vanishes or abs(value) > LARGEST:
+            limit = f"at least {SMALLEST:.3g}" if vanishes else f"at most {LARGEST:.3g}"
+            raise ValueError(f"{name} is {value!r}; single precision, in which a run computes, takes {limit}")
+
+    def words(self, one: str = "a number") -> str:
+        """Says it for help: "a number in [0, 1)"."""
+        return f"{one} in {self.interval}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Whole:
+    """Whole numbers from `lowest` to `highest`."""
+
+    lowest: int = 1
+    highest: int = LARGEST_WHOLE
+
+    def check(self, name: str, value: Any) -> None:
+        """Raises ValueError for a value outside; the message calls it `name`."""
+        whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+        if whole and value > self.highest:
+            raise ValueError(f"{name} is {value!r}; it must be a whole number from {self.lowest} to {self.highest}")
+        if not whole or value < self.lowest:
+            raise ValueError(f"{name} is {value!r}; it must be a whole number of at least {self.lowest}")
+
+    def words(self, one: str = "a whole number") -> str:
+        """Says it for help: "a whole number of at least 1"."""
+        if self.highest == LARGEST_WHOLE:
+            return f"{one} of at least {self.lowest}"
+        return f"{one} from {self.lowest} to {self.highest}"
+
+
+@dataclasses.dataclass(frozen=True)
+class OneOf:
+    """One of some names; in an annotation, `Literal` says it."""
+
+    names: Collection[Any]
+
+    def check(self, name: str, value: Any) -> None:
+        """Raises ValueError for another one, with the nearest; the message calls it `name`."""
+        if value not in self.names:
+            allowed = ", ".join(map(str, self.names))
+            raise ValueError(f"{name} is {value!r}.{did_you_mean(value, self.names)} Allowed: {allowed}")
+
+    def words(self) -> str:
+        """Says it for help: "sgd, adam"."""
+        return ", ".join(map(str, self.names))
+
+
+@dataclasses.dataclass(frozen=True)
+class Several:
+    """A tuple of different names out of some."""
+
+    names: Collection[str]
+
+    def check(self, name: str, value: Any) -> None:
+        """Raises ValueError for anything else; the message calls it `name`."""
+        allowed = ", ".join(self.names)
+        if not isinstance(value, (tuple, list)):
+            raise ValueError(f"{name} is {value!r}; it must be a tuple of names, of {allowed}")
+        for one in value:
+            if one not in self.names:
+                raise ValueError(f"{name} names {one!r}.{did_you_mean(one, self.names)} Allowed: {allowed}")
+        if len(set(value)) < len(value):
+            raise ValueError(f"{name} is {tuple(value)!r}, which names one of them twice")
+
+    def words(self) -> str:
+        """Says it for help."""
+        return f"names with commas between, of {', '.join(self.names)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Each:
+    """A tuple of allowed values; an annotation says it by `tuple[...]`."""
+
+    entry: Any
+
+    def check(self, name: str, value: Any) -> None:
+        """Raises ValueError where an entry is not allowed; the message has its place."""
+        if not isinstance(value, (tuple, list, np.ndarray)):
+            kind = "tuples" if isinstance(self.entry, Each) else "numbers"
+            raise ValueError(f"{name} is {value!r}; it must be a tuple of {kind}")
+        for place, one in enumerate(value):
+            self.entry.check(f"{name}[{place}]", one)
+
+    def words(self) -> str:
+        """Says it for help."""
+        entry = self.entry.entry if isinstance(self.entry, Each) else self.entry
+        if isinstance(entry, In):
+            return entry.words("numbers with commas between, each")
+        return entry.words("whole numbers with commas between, each") if isinstance(entry, Whole) else entry.words()
+
+
+Declaration = In | Whole | OneOf | Several | Each
+
+
+def declared(annotation: Any) -> Declaration | None:
+    """Reads what an annotation allows; None where it says nothing.
+
+    Example:
+        >>> declared(Annotated[float | None, In("(0, 1]")])
+        In(interval='(0, 1]')
+        >>> declared(tuple[Annotated[int, Whole(0)], ...])
+        Each(entry=Whole(lowest=0, highest=2147483647))
+    """
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        found = next((one for one in parts[1:] if isinstance(one, Declaration)), None)
+        for _ in range(_depth(parts[0]) if isinstance(found, (In, Whole)) else 0):
+            found = Each(found)
+        return found
+    if origin is Literal:
+        return OneOf(parts)
+    if origin in (types.UnionType, typing.Union):
+        return next((found for part in parts if (found := declared(part))), None)
+    entry = declared(parts[0]) if parts else None
+    return None if entry is None else Each(entry)
+
+
+def _depth(annotation: Any) -> int:
+    """Counts the tuples around a number."""
+    parts = typing.get_args(annotation)
+    if typing.get_origin(annotation) in (types.UnionType, typing.Union):
+        return max(map(_depth, parts))
+    return 1 + _depth(parts[0]) if parts else 0
+
+
+def checked(function: Checked) -> Checked:
+    """Lets a function, or a dataclass, refuse arguments that its annotations do not allow.
+
+    Example:
+        >>> @checked
+        ... def keep(share: Annotated[float, In("[0, 1]")] = 0.5):
+        ...     return share
+        >>> keep(2)
+        Traceback (most recent call last):
+        ValueError: share is 2; it must be a number in [0, 1]
+
+    Raises:
+        ValueError: by the function, for an argument that is not allowed; None passes where it is the default or in the
+            annotation.
+    """
+    if inspect.isclass(function):
+        function.__init__ = checked(function.__init__)  # type: ignore[misc]
+        return function
+
+    @functools.cache  # annotations are read at the first call, when all that they name is defined
+    def read() -> tuple[inspect.Signature, dict[str, tuple[Declaration, bool]]]:
+        signature = inspect.signature(function, eval_str=True)
+        found = {}
+        for name, parameter in signature.parameters.items():
+            if declaration := declared(parameter.annotation):
+                found[name] = declaration, takes_none(parameter)
+        return signature, found
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        signature, declarations = read()
+        given = signature.bind_partial(*arguments, **named).arguments
+        for name, (declaration, optional) in declarations.items():
+            if name in given and not (optional and given[name] is None):
+                declaration.check(name, given[name])
+        return function(*arguments, **named)
+
+    return typing.cast(Checked, call)
+
+
+def takes_none(parameter: inspect.Parameter) -> bool:
+    """Whether None is a value of a parameter."""
+    annotation = parameter.annotation
+    if typing.get_origin(annotation) is Annotated:
+        annotation = typing.get_args(annotation)[0]
+    return parameter.default is None or type(None) in typing.get_args(annotation)
 
 
 def check_whole_numbers(lowest: int = 1, highest: int = LARGEST_WHOLE, /, **numbers: Any) -> None:
     """Raises ValueError for what is not a whole number of at least `lowest` and at most `highest`."""
     for name, value in numbers.items():
-        whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-        if whole and value > highest:
-            raise ValueError(f"{name} is {value!r}; it must be a whole number from {lowest} to {highest}")
-        if not whole or value < lowest:
-            raise ValueError(f"{name} is {value!r}; it must be a whole number of at least {lowest}")
+        Whole(lowest, highest).check(name, value)
 
 
 def check_numbers(interval: str = "[0, inf)", /, **numbers: Any) -> None:
-    """Raises ValueError for what is not a number in an interval, nan among it; a traced number passes.
-
-    Args:
-        interval: as in mathematics, for example "[0, 1)": with 0 and without 1. inf belongs to none, and neither does
-            what single precision makes of it: a number beyond its largest, or one so near to an end at 0 that belongs
-            not to it that it becomes 0.
-        **numbers: by the names that a message calls them.
-    """
-    lowest, highest = map(float, interval[1:-1].split(","))
+    """Raises ValueError for what is not a number in an interval, nan among it; a traced number passes."""
     for name, value in numbers.items():
-        if isinstance(value, (Array, np.ndarray)):
-            continue
-        real = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-        above = real and (value > lowest or (value == lowest and interval[0] == "["))
-        if not (above and (value < highest or (value == highest and interval[-1] == "]"))):
-            raise ValueError(f"{name} is {value!r}; it must be a number {_in_words(interval)}")
-        vanishes = interval.startswith("(0,") and value < SMALLEST
-        if vanishes or abs(value) > LARGEST:
-            limit = f"at least {SMALLEST:.3g}" if vanishes else f"at most {LARGEST:.3g}"
-            raise ValueError(f"{name} is {value!r}; single precision, in which a run computes, takes {limit}")
-
-
-def _in_words(interval: str) -> str:
-    lowest, highest = map(float, interval[1:-1].split(","))
-    if lowest == -np.inf:
-        return "that is finite"
-    half = f"of at least {lowest:g}" if interval[0] == "[" else f"above {lowest:g}"
-    return half if highest == np.inf else f"in {interval}"
+        In(interval).check(name, value)
 
 
 def check_weights(**weights: Any) -> None:
@@ -62,24 +245,15 @@ def check_weights(**weights: Any) -> None:
 def check_choices(allowed: Collection[str], /, **given: Any) -> None:
     """Raises ValueError for what is not among the allowed names."""
     for name, choice in given.items():
-        if choice not in allowed:
-            raise ValueError(f"{name} is {choice!r}.{did_you_mean(choice, allowed)} Allowed: {', '.join(allowed)}")
+        OneOf(allowed).check(name, choice)
 
 
 def check_several(allowed: Collection[str], /, **given: Any) -> None:
     """Raises ValueError for what is not a tuple of different allowed names."""
     for name, choices in given.items():
-        if not isinstance(choices, (tuple, list)):
-            raise ValueError(f"{name} is {choices!r}; it must be a tuple of names, of {', '.join(allowed)}")
-        for choice in choices:
-            if choice not in allowed:
-                raise ValueError(
-                    f"{name} names {choice!r}.{did_you_mean(choice, allowed)} Allowed: {', '.join(allowed)}"
-                )
-        if len(set(choices)) < len(choices):
-            raise ValueError(f"{name} is {tuple(choices)!r}, which names one of them twice")
+        Several(allowed).check(name, choices)
 
 
-def is_zero(weight: float | Array) -> bool:
+def is_zero(weight: Any) -> bool:
     """Whether a weight is known to be 0; a traced one is not."""
     return isinstance(weight, (int, float)) and weight == 0

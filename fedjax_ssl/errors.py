@@ -1,7 +1,62 @@
-"""What a command answers with one message, wherever in the house it was found."""
+"""Errors shown to the user as one line, and the words that they share. Nothing else is imported here."""
+
+import contextlib
+import difflib
+from collections.abc import Collection, Iterator
 
 INTERRUPTED = 130  # exit code after Ctrl-C
 
 
 class UserError(ValueError):
     """A mistake of the user; the message says what was wrong and what to give instead."""
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be used; the message names the field, its value and what is allowed."""
+
+
+class ConfigNote(UserWarning):
+    """A setting that has no effect beside the others."""
+
+
+@contextlib.contextmanager
+def naming(section: str = "") -> Iterator[None]:
+    """Turns a ValueError of a room into a `ConfigError` that names the section of the config it came from.
+
+    Args:
+        section: for example "model"; empty where the message names the field itself.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"config.{section}: {error}" if section else str(error)) from error
+
+
+def check_known(kind: str, name: object, known: Collection[str]) -> None:
+    """Raises ValueError for a name that is not among the known ones."""
+    if name not in known:
+        raise ValueError(f"unknown {kind} {name!r}.{did_you_mean(name, known)} Available: {', '.join(known)}")
+
+
+def did_you_mean(name: object, known: Collection[str]) -> str:
+    """Names the nearest known name in a sentence with a space before it; nothing where none is near.
+
+    Example:
+        >>> did_you_mean("fedavgg", ["xclp", "fedavg"])
+        " Did you mean 'fedavg'?"
+    """
+    close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def counted(number: int, one: str, several: str | None = None) -> str:
+    """Says how many: "1 run", "1,200 runs", "2 processes".
+
+    Args:
+        number: how many there are.
+        one: the word for one.
+        several: the word for any other number; by default with an "s".
+    """
+    return f"{number:,} {one if number == 1 else several or one + 's'}"

@@ -1,16 +1,22 @@
-"""What a config names and how it is built: a table per kind, with the nearest name for one that nobody knows."""
+"""Registries map the names in a config to builders, and read the options of a choice from its builder's parameters."""
 
-import difflib
+import dataclasses
+import importlib
 import inspect
 import types
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
+from fedjax_ssl.checks import Declaration, In, Whole, declared, takes_none
+from fedjax_ssl.errors import check_known, did_you_mean
 from fedjax_ssl.own_code import import_named
 
 Built = TypeVar("Built")
+Builder = Callable[..., Any] | str  # or "module:function", imported when it is asked for
+_REQUIRED = inspect.Parameter.empty
+_ANY_NUMBER = {int: Whole(-(2**31) + 1), float: In("(-inf, inf)")}
 
 
 class Option(NamedTuple):
@@ -19,20 +25,33 @@ class Option(NamedTuple):
     type: type  # as a config stores it
     default: Any  # `inspect.Parameter.empty`: it has to be given
     optional: bool = False  # whether None is a value of it
-    choices: tuple[Any, ...] = ()  # of a Literal; empty: any value of the type
+    allowed: Declaration | None = None  # any value of the type by default
+    traceable: bool = False  # whether it may be an array, so that another value needs no other program
 
 
 class Registry(Generic[Built]):
     """Builders of one kind by name. The parameters of a builder are the options of its choice.
 
-    A name of the form "module:function" stands for a builder of the user's own, and "NAME:VALUE" for the choice NAME
-    with its first option, where that is a positional one without a default.
+    A parameter that is a frozen dataclass stands for its fields. A name of the form "module:function" stands for a
+    builder of the user's own, and "NAME:VALUE" for the choice NAME with its first option, where that is a positional
+    one without a default.
+
+    Example:
+        >>> def square(size: Annotated[int, Whole(1)], filled: bool = False) -> str:
+        ...     "A square with equal sides."
+        ...     return "#" * size
+        >>> forms = Registry("form", {"square": square})
+        >>> forms.build("square", size=3)
+        '###'
+        >>> forms.build("square", size=0)
+        Traceback (most recent call last):
+        ValueError: size is 0; it must be a whole number of at least 1
     """
 
     def __init__(
         self,
         kind: str,
-        builders: Mapping[str, Callable[..., Built] | tuple[Callable[..., Built], str]],
+        builders: Mapping[str, Builder | tuple[Builder, str]],
         *,
         leading: int = 0,
         given: Collection[str] = (),
@@ -48,38 +67,63 @@ class Registry(Generic[Built]):
             common: options of every choice that are not its builder's, and their types.
         """
         self.kind, self.common = kind, common
-        pairs = {name: one if isinstance(one, tuple) else (one, _first_words(one)) for name, one in builders.items()}
-        self._builders = {name: builder for name, (builder, _) in pairs.items()}
-        self._lines = {name: line for name, (_, line) in pairs.items()}
         self._leading, self._given = leading, given
-        self._options: dict[str, dict[str, Option]] = {}  # that were asked for before
+        self._builders: dict[str, Builder] = {}
+        self._lines: dict[str, str] = {}  # without those that begin a docstring
+        self._options: dict[str, dict[str, Option]] = {}  # read before
+        for name, one in builders.items():
+            self.register(name, *(one if isinstance(one, tuple) else (one,)))
+
+    def register(self, name: str, builder: Builder, line: str = "") -> None:
+        """Adds a builder, or replaces the one of this name.
+
+        Args:
+            name: as in a config.
+            builder: a function or class, or "module:function".
+            line: about the choice; by default the beginning of the builder's docstring.
+
+        Raises:
+            ValueError: the name has a colon, which is for names of the user's own modules.
+        """
+        if ":" in name:
+            raise ValueError(f"{self.kind} {name!r} cannot have this name; leave out the colon")
+        self._builders[name] = builder
+        self._lines[name] = line
+        self._options.pop(name, None)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._builders)
 
     def available(self) -> dict[str, str]:
         """Names, with a line about each."""
-        return dict(self._lines)
+        return {name: line or _first_words(self._known(name)) for name, line in self._lines.items()}
 
     def builder(self, name: str) -> Callable[..., Built]:
-        """The builder of a name.
+        """Finds the builder of a name.
 
         Raises:
             ValueError: nobody knows the name, or the user's own cannot be imported.
         """
         stem, colon, argument = str(name).partition(":")
         if colon and self._takes_argument(stem):
-            return partial(self._builders[stem], argument)
+            return partial(self._known(stem), argument)
         if colon:
             return import_named(self.kind, name)
         check_known(self.kind, name, self._builders)
-        return self._builders[name]
+        return self._known(name)
+
+    def _known(self, name: str) -> Callable[..., Built]:
+        builder = self._builders[name]
+        if isinstance(builder, str):
+            module, _, attribute = builder.partition(":")
+            builder = self._builders[name] = getattr(importlib.import_module(module), attribute)
+        return typing.cast(Callable[..., Built], builder)
 
     def _takes_argument(self, name: str) -> bool:
         """Whether "NAME:VALUE" is the choice NAME with its first option, as "tfds:mnist", and no code of one's own."""
         if self._leading or name not in self._builders:
             return False
-        first = next(iter(inspect.signature(self._builders[name]).parameters.values()), None)
+        first = next(iter(inspect.signature(self._known(name)).parameters.values()), None)
         return first is not None and first.kind is first.POSITIONAL_OR_KEYWORD and first.default is first.empty
 
     def options(self, name: str) -> dict[str, Option]:
@@ -95,12 +139,17 @@ class Registry(Generic[Built]):
         return dict(self._options[name])
 
     def _read_options(self, name: str) -> dict[str, Option]:
-        parameters = list(inspect.signature(self.builder(name), eval_str=True).parameters.values())[self._leading :]
-        return {
-            p.name: Option(_stored(p), p.default, _optional(p), _choices(p.annotation))
-            for p in parameters
-            if p.name not in self._given
-        }
+        found: dict[str, Option] = {}
+        for parameter in self._parameters(self.builder(name)):
+            if dataclasses.is_dataclass(parameter.annotation):
+                fields = inspect.signature(parameter.annotation, eval_str=True).parameters.values()
+                found |= {field.name: _option(field) for field in fields}
+            elif parameter.name not in self._given:
+                found[parameter.name] = _option(parameter)
+        return found
+
+    def _parameters(self, builder: Callable[..., Any]) -> list[inspect.Parameter]:
+        return list(inspect.signature(builder, eval_str=True).parameters.values())[self._leading :]
 
     def meanings(self, name: str) -> dict[str, str]:
         """What the options of a choice mean, from "Args:" or "Attributes:" in the docstring of its builder.
@@ -112,8 +161,10 @@ class Registry(Generic[Built]):
 
         builder: Any = self.builder(name)
         builder = builder.func if isinstance(builder, partial) else builder
+        documented = list(reversed(inspect.getmro(builder))) if inspect.isclass(builder) else [builder]
+        documented += [one.annotation for one in self._parameters(builder) if dataclasses.is_dataclass(one.annotation)]
         found: dict[str, str] = {}
-        for one in reversed(inspect.getmro(builder)) if inspect.isclass(builder) else (builder,):
+        for one in documented:
             text = docstring_parser.parse(inspect.cleandoc(one.__doc__ or ""))
             found |= {what.arg_name: " ".join((what.description or "").split()) for what in text.params}
         return {option: found.get(option, "") for option in self.options(name)}
@@ -138,8 +189,21 @@ class Registry(Generic[Built]):
                 has = ", ".join((*known, *self.common)) or "none"
                 raise ValueError(f"{self.kind} {name!r} has no option {option!r}.{hint} Its options: {has}")
         for option, what in known.items():
-            if what.default is inspect.Parameter.empty and option not in options:
+            if what.default is _REQUIRED and option not in options:
                 raise ValueError(f"{self.kind} {name!r} needs the option {option!r}")
+
+    def check_values(self, name: str, options: Mapping[str, Any], section: str = "") -> None:
+        """Raises ValueError for a value that the declaration of its option does not allow.
+
+        Args:
+            name: as in a config.
+            options: values; None is left alone.
+            section: goes in front of an option's name in the message, for example "config.method.".
+        """
+        known = self.options(name)
+        for option, value in options.items():
+            if option in known and value is not None and (allowed := known[option].allowed):
+                allowed.check(section + option, value)
 
     def build(self, name: str, /, *leading: Any, **options: Any) -> Built:
         """Builds a choice.
@@ -150,68 +214,59 @@ class Registry(Generic[Built]):
             **options: of the choice, and what the package gives by name.
 
         Raises:
-            ValueError: as `check`, or what the builder raises for a value.
+            ValueError: as `check` and `check_values`, or what the builder raises for a value.
         """
-        self.check(name, [option for option in options if option not in self._given])
+        own = {option: value for option, value in options.items() if option not in self._given}
+        self.check(name, own)
+        self.check_values(name, own)
+        builder = self.builder(name)
+        for one in self._parameters(builder):
+            if dataclasses.is_dataclass(one.annotation) and isinstance(one.annotation, type):
+                fields = {field.name for field in dataclasses.fields(one.annotation)} & set(options)
+                options[one.name] = one.annotation(**{field: options.pop(field) for field in fields})
         try:
-            return self.builder(name)(*leading, **options)
+            return builder(*leading, **options)
         except TypeError as error:
             if error.__traceback__ is None or error.__traceback__.tb_next is not None:
                 raise
             # The call itself: something named that takes no such arguments.
-            raise ValueError(f"{self.kind} {name!r} builds none: {error}") from error
-
-
-def check_known(kind: str, name: object, known: Collection[str]) -> None:
-    """Raises ValueError for a name that is not among the known ones."""
-    if name not in known:
-        raise ValueError(f"unknown {kind} {name!r}.{did_you_mean(name, known)} Available: {', '.join(known)}")
-
-
-def did_you_mean(name: object, known: Collection[str]) -> str:
-    """A sentence that names the nearest known name, with a space before it; nothing where none is near.
-
-    Args:
-        name: as given.
-        known: the names that there are.
-    """
-    close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
-    return f" Did you mean {close[0]!r}?" if close else ""
+            raise ValueError(f"could not build {self.kind} {name!r}: {error}") from error
 
 
 def takes_array(parameter: inspect.Parameter) -> bool:
     """Whether a parameter is annotated as one that takes an array too, as `float | Array` is."""
     from jaxtyping import Array  # not at the top: it brings jax, which `fedjax-ssl --help` does not need
 
-    return Array in typing.get_args(parameter.annotation)
+    return Array in typing.get_args(_plain(parameter.annotation))
+
+
+def _plain(annotation: Any) -> Any:
+    return typing.get_args(annotation)[0] if typing.get_origin(annotation) is Annotated else annotation
 
 
 def _first_words(builder: Callable[..., Any]) -> str:
     return " ".join((inspect.getdoc(builder) or "").split("\n\n")[0].split())
 
 
-def _optional(parameter: inspect.Parameter) -> bool:
-    return parameter.default is None or type(None) in typing.get_args(parameter.annotation)
-
-
-def _choices(annotation: Any) -> tuple[Any, ...]:
-    """What a Literal allows, which may stand beside None."""
-    if typing.get_origin(annotation) is Literal:
-        return typing.get_args(annotation)
-    return next((found for part in typing.get_args(annotation) if (found := _choices(part))), ())
+def _option(parameter: inspect.Parameter) -> Option:
+    kind = _stored(parameter)
+    allowed = declared(parameter.annotation) or _ANY_NUMBER.get(kind)
+    return Option(kind, parameter.default, takes_none(parameter), allowed, takes_array(parameter))
 
 
 def _stored(parameter: inspect.Parameter) -> type:
     """The type of a config's field for a parameter: `float | Array | None` is stored as float."""
-    annotation = parameter.annotation
+    annotation = _plain(parameter.annotation)
     if annotation is parameter.empty and parameter.default is not parameter.empty:
         return type(parameter.default)
     origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:
         return type(parts[0])
-    for part in parts if origin in (types.UnionType, typing.Union) else (annotation,):
+    for part in map(_plain, parts if origin in (types.UnionType, typing.Union) else (annotation,)):
         if part in (bool, int, float, str):
             return part
+        if typing.get_origin(part) is Literal:
+            return type(typing.get_args(part)[0])
         if typing.get_origin(part) is not None:
             return tuple
     return str

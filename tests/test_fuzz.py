@@ -81,8 +81,8 @@ TAKEN = st.sampled_from([0, 1, 2, 3, 7, 40, 0.0, 1e-30, 1e-3, 0.3, 0.99, 1.0, 30
 
 
 @cache
-def kinds_of(method: str) -> dict[str, fields.Kind]:
-    return fields.kinds(fields.default(method))
+def kinds_of(method: str) -> dict[str, Option]:
+    return fields.options_of(fields.default(method))
 
 
 @st.composite

@@ -40,7 +40,7 @@ class Found(NamedTuple):
 def cases() -> Iterator[tuple[str, str, Any]]:
     """Method, dotted field and value of every case."""
     for method in methods.available():
-        for name in fields.kinds(fields.default(method)):
+        for name in fields.options_of(fields.default(method)):
             if name.startswith("method.") or method == "fedavg":
                 yield from ((method, name, value) for value in VALUES)
 

@@ -15,17 +15,17 @@ from typing import Any, NamedTuple
 import ml_collections
 import numpy as np
 
-from fedjax_ssl.config.errors import ConfigError, naming
-from fedjax_ssl.config.fields import WORDS, Kind, default, kinds, method_section
+from fedjax_ssl.errors import ConfigError, did_you_mean, naming
+from fedjax_ssl.config.fields import WORDS, default, method_section, options_of
 from fedjax_ssl.own_code import blame, make_importable
-from fedjax_ssl.registry import did_you_mean
+from fedjax_ssl.registry import Option
 from fedjax_ssl.shipped import shipped_configs
 
 Settings = Iterable[tuple[str, Any]]
 
 _TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 # Parameters of a `get_config` beside its argument, and the settings that they are given.
-_TOLD = {"method": ("method.name", Kind(str, False)), "rounds": ("rounds", Kind(int, False))}
+_TOLD = {"method": ("method.name", Option(str, "")), "rounds": ("rounds", Option(int, 0))}
 
 
 class Source(NamedTuple):
@@ -121,7 +121,7 @@ def with_settings(config: ml_collections.ConfigDict, settings: Settings) -> ml_c
     copy = deepcopy(config).lock()
     given = {field.removeprefix("config."): value for field, value in settings}
     for field in sorted(given, key=_order):
-        known = kinds(copy)
+        known = options_of(copy)
         if field not in known:
             raise ConfigError(_no_field(copy, field, known))
         value = _value(field, given[field], known[field])
@@ -156,7 +156,7 @@ def _no_field(config: ml_collections.ConfigDict, field: str, known: Iterable[str
     return f"{line} config.method of {config.method.name!r} has: {settings}"
 
 
-def _value(field: str, given: Any, kind: Kind) -> Any:
+def _value(field: str, given: Any, kind: Option) -> Any:
     """A value of the field's type from what was given, which may be its text."""
     text = given.strip() if isinstance(given, str) else None
     none = given is None or text == "None" or (text == "none" and kind.type not in (str, object))

@@ -10,8 +10,8 @@ import ml_collections
 from flax.traverse_util import flatten_dict
 
 from fedjax_ssl import methods
-from fedjax_ssl.config.errors import ConfigError, ConfigNote, naming
-from fedjax_ssl.config.fields import CHOICES, check_fields, check_given, default, get
+from fedjax_ssl.errors import ConfigError, ConfigNote, did_you_mean, naming
+from fedjax_ssl.config.fields import CHOICES, check_fields, get, options_of
 from fedjax_ssl.data import rounds_of_a_part
 from fedjax_ssl.federated import (
     FEDERATED_OPTIMIZERS,
@@ -19,7 +19,7 @@ from fedjax_ssl.federated import (
     learning_rate_schedule,
     local_optimizer,
 )
-from fedjax_ssl.registry import did_you_mean, takes_array
+from fedjax_ssl.registry import takes_array
 
 PREDICTORS = ("network", "xclp", "per_client_lp")
 # Overriding one of these by another choice leaves options behind that the new one need not take.
@@ -43,14 +43,13 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
         ConfigError: naming the field, its value and what is allowed.
     """
     resolved = ml_collections.ConfigDict(config.to_dict())
-    name, given = resolved.method.name, resolved.method.to_dict()
-    with naming("method.name"):
-        known = methods.settings(name)
     _refuse_unknown(resolved)
+    name, given = resolved.method.name, resolved.method.to_dict()
+    known = methods.settings(name)
     resolved.method = ml_collections.ConfigDict(
         {"name": name, **{key: given.get(key, value) for key, value in known.items()}}
     )
-    check_given(resolved)
+    check_fields(resolved)
     for section in CHOICES:
         _check_options(resolved, section)
     if resolved.optimizer.schedule_rounds is None:
@@ -60,7 +59,6 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     for option, what in FEDERATED_OPTIMIZERS.options(resolved.federated.name).items():
         if resolved.federated.get(option) is None:  # a sweep replaces what is there
             resolved.federated[option] = what.default
-    check_fields(resolved)
     _check_stages(resolved)
     _check_selection(resolved)
     _check_stream(resolved)
@@ -269,13 +267,12 @@ def _check_prediction(config: ml_collections.ConfigDict) -> None:
 
 def _refuse_unknown(config: ml_collections.ConfigDict) -> None:
     """A config file may unlock the config, to set options of its own choices, and misspell a field."""
-    known = {field for field in flatten_dict(default().to_dict(), sep=".") if not field.startswith("method.")}
-    for method in (*methods.available(), config.method.name):
-        known |= {f"method.{setting}" for setting in ("name", *methods.settings(method))}
-    for section, registry in CHOICES.items():
-        with naming(section):
-            known |= {f"{section}.{option}" for option in registry.options(config[section].name)}
-    for field in flatten_dict(config.to_dict(), sep="."):
+    known = options_of(config)
+    unknown = [field for field in flatten_dict(config.to_dict(), sep=".") if field not in known]
+    if any(field.startswith("method.") for field in unknown):  # another method's, where the name was overridden
+        for method in methods.available():
+            known |= {f"method.{setting}": option for setting, option in methods.METHODS.options(method).items()}
+    for field in unknown:
         if field not in known:
             hint = did_you_mean(f"config.{field}", [f"config.{name}" for name in known])
-            raise ConfigError(f"config.{field} is no field of a config.{hint}")
+            raise ConfigError(f"unknown field config.{field}.{hint}")

@@ -15,7 +15,7 @@ from fedjax_ssl.data.sources.load import read
 from fedjax_ssl.data.sources.problems import SHOWN, BadData
 from fedjax_ssl.data.sources.saved_datasets import is_saved_dataset
 from fedjax_ssl.data.sources.spreadsheet import PARQUET, SEPARATED, read_sheet
-from fedjax_ssl.words import counted
+from fedjax_ssl.errors import counted
 
 SIMILAR = 0.8  # of two names, as difflib has it: one letter more, less or swapped in a name of five
 SMALL = 0.1  # of the examples of a name: a misspelt one has at most this share of the right one's

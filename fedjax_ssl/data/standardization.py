@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.federation.federated_data import natural_names
-from fedjax_ssl.words import counted
+from fedjax_ssl.errors import counted
 
 STANDARDIZATIONS = ("auto", "dataset", "train", "none")
 BLOCK_VALUES = 1 << 22  # of a block that is taken to float64 at once

@@ -17,7 +17,7 @@ from fedjax_ssl.report.reading import Report, read
 from fedjax_ssl.report.statistics import LEVEL
 from fedjax_ssl.runs.files import bytes_in_words, write_output
 from fedjax_ssl.runs.progress import Console
-from fedjax_ssl.words import counted
+from fedjax_ssl.errors import counted
 
 _SHOWN = 20  # groups in the terminal
 

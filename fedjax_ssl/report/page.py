@@ -26,7 +26,7 @@ from fedjax_ssl.report.reading import Report
 from fedjax_ssl.report.statistics import METHOD, Spread
 from fedjax_ssl.runs.folder import SEARCH_FILE, SWEEP_FILE
 from fedjax_ssl.runs.stored_run import StoredRun
-from fedjax_ssl.words import counted
+from fedjax_ssl.errors import counted
 
 _BEST = 7  # groups that charts start with: one colour each
 _NUMBERS = 160_000  # in all curves of a page, about six bytes each

@@ -42,7 +42,7 @@ from fedjax_ssl.runs.summary import (
     why_nobody_trained,
 )
 from fedjax_ssl.runs.writers import WriterSettings, check_writers
-from fedjax_ssl.words import counted
+from fedjax_ssl.errors import counted
 
 # Fields that change how a run is watched, where it finds its data or what is done with the trained network, but not
 # the network.

@@ -30,7 +30,7 @@ from fedjax_ssl.runs.build import Experiment, build_method, execution_of, predic
 from fedjax_ssl.runs.compile import Code, Inputs
 from fedjax_ssl.runs.files import bytes_in_words
 from fedjax_ssl.runs.processes import Team, share_out
-from fedjax_ssl.words import counted
+from fedjax_ssl.errors import counted
 
 SHARE = 0.5  # of a device's memory that examples may fill; the rest is for the round
 

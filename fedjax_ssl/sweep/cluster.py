@@ -14,7 +14,7 @@ from fedjax_ssl.sweep import results, scheduler
 from fedjax_ssl.sweep.plan import Plan
 from fedjax_ssl.sweep.scheduler import Task
 from fedjax_ssl.sweep.worker import set_up_and_run
-from fedjax_ssl.words import counted
+from fedjax_ssl.errors import counted
 
 # Starts of a job that ran into its time limit; between them it goes on from its checkpoints.
 _STARTS = 1000

@@ -23,7 +23,7 @@ from fedjax_ssl.runs.folder import FolderLock, RunFolderError
 from fedjax_ssl.sweep import axes, results, scheduler, studies
 from fedjax_ssl.sweep import plan as plans
 from fedjax_ssl.sweep.plan import Plan
-from fedjax_ssl.words import counted
+from fedjax_ssl.errors import counted
 
 _EXAMPLES = """\
 examples:

@@ -20,7 +20,7 @@ from fedjax_ssl.runs.folder import SWEEP_FILE as FILE
 from fedjax_ssl.runs.folder import RunFolderError, config_differences, read_stored
 from fedjax_ssl.runs.loop import UNCOMPARED
 from fedjax_ssl.sweep.axes import Settings
-from fedjax_ssl.words import counted
+from fedjax_ssl.errors import counted
 
 _SHORT = {"optimizer.learning_rate": "lr", "optimizer.batch_size": "batch", "optimizer.local_epochs": "epochs"}
 _LONGEST = 100  # letters of a run's name

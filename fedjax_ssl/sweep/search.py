@@ -21,7 +21,7 @@ from fedjax_ssl.sweep import axes, results, scheduler, studies
 from fedjax_ssl.sweep.axes import Range
 from fedjax_ssl.sweep.plan import Plan, PlannedRun
 from fedjax_ssl.sweep.studies import Study
-from fedjax_ssl.words import counted
+from fedjax_ssl.errors import counted
 
 WORKER = "fedjax_ssl.sweep.trials"
 

@@ -12,7 +12,7 @@ from PIL import Image, UnidentifiedImageError
 
 from fedjax_ssl.registry import did_you_mean
 from fedjax_ssl.trained.model import TrainedModel, TrainedModelError
-from fedjax_ssl.words import counted
+from fedjax_ssl.errors import counted
 
 IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 _TABLES = (".csv", ".tsv", ".txt", ".parquet")

@@ -20,7 +20,7 @@ from fedjax_ssl.data.sources.fetch import (
 from fedjax_ssl.data.sources.formats import FormatError
 from fedjax_ssl.data.sources.prepared import if_prepared, load_prepared
 from fedjax_ssl.data.sources.tfds import prepared_folders
-from fedjax_ssl.words import counted
+from fedjax_ssl.errors import counted
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from fedjax_ssl.data.sources.problems import Findings
-from fedjax_ssl.words import counted
+from fedjax_ssl.errors import counted
 
 Fit = Literal["crop", "stretch", "pad"]
 SIZE = 64  # of the sides, where images differ in size

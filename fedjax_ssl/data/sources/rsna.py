@@ -22,7 +22,7 @@ from fedjax_ssl.data.sources.formats import FormatError
 from fedjax_ssl.data.sources.pictures import in_threads, say_skipped
 from fedjax_ssl.data.sources.placed import require_placed
 from fedjax_ssl.data.sources.problems import Findings
-from fedjax_ssl.words import counted
+from fedjax_ssl.errors import counted
 
 NAME = "rsna_hemorrhage"
 VERSION = 1  # goes into the cache's name: raise it whenever the same files give other arrays
