@@ -25,8 +25,20 @@ LARGEST, SMALLEST = float(np.finfo(np.float32).max), float(np.finfo(np.float32).
 Checked = TypeVar("Checked", bound=Callable[..., Any])
 
 
+class Declaration:
+    """What a setting may be."""
+
+    def check(self, name: str, value: Any) -> None:
+        """Raises ValueError for a value that is not allowed; the message calls it `name`."""
+        raise NotImplementedError
+
+    def words(self) -> str:
+        """Says it for help."""
+        raise NotImplementedError
+
+
 @dataclasses.dataclass(frozen=True)
-class In:
+class In(Declaration):
     """Numbers in an interval, as in mathematics: "[0, 1)" is with 0 and without 1.
 
     inf belongs to none, and neither does what single precision makes infinite, or 0 where 0 is outside. A traced
@@ -36,7 +48,6 @@ class In:
     interval: str = "[0, inf)"
 
     def check(self, name: str, value: Any) -> None:
-        """Raises ValueError for a value outside; the message calls it `name`."""
         if isinstance(value, np.ndarray) or hasattr(value, "aval"):  # a traced number, which cannot be looked at
             return
         lowest, highest = map(float, self.interval[1:-1].split(","))
@@ -55,58 +66,52 @@ class In:
             limit = f"at least {SMALLEST:.3g}" if vanishes else f"at most {LARGEST:.3g}"
             raise ValueError(f"{name} is {value!r}; single precision, in which a run computes, takes {limit}")
 
-    def words(self, one: str = "a number") -> str:
-        """Says it for help: "a number in [0, 1)"."""
-        return f"{one} in {self.interval}"
+    def words(self) -> str:
+        return f"a number in {self.interval}"
 
 
 @dataclasses.dataclass(frozen=True)
-class Whole:
+class Whole(Declaration):
     """Whole numbers from `lowest` to `highest`."""
 
     lowest: int = 1
     highest: int = LARGEST_WHOLE
 
     def check(self, name: str, value: Any) -> None:
-        """Raises ValueError for a value outside; the message calls it `name`."""
         whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
         if whole and value > self.highest:
             raise ValueError(f"{name} is {value!r}; it must be a whole number from {self.lowest} to {self.highest}")
         if not whole or value < self.lowest:
             raise ValueError(f"{name} is {value!r}; it must be a whole number of at least {self.lowest}")
 
-    def words(self, one: str = "a whole number") -> str:
-        """Says it for help: "a whole number of at least 1"."""
+    def words(self) -> str:
         if self.highest == LARGEST_WHOLE:
-            return f"{one} of at least {self.lowest}"
-        return f"{one} from {self.lowest} to {self.highest}"
+            return f"a whole number of at least {self.lowest}"
+        return f"a whole number from {self.lowest} to {self.highest}"
 
 
 @dataclasses.dataclass(frozen=True)
-class OneOf:
+class OneOf(Declaration):
     """One of some names; in an annotation, `Literal` says it."""
 
     names: Collection[Any]
 
     def check(self, name: str, value: Any) -> None:
-        """Raises ValueError for another one, with the nearest; the message calls it `name`."""
         if value not in self.names:
             allowed = ", ".join(map(str, self.names))
             raise ValueError(f"{name} is {value!r}.{did_you_mean(value, self.names)} Allowed: {allowed}")
 
     def words(self) -> str:
-        """Says it for help: "sgd, adam"."""
         return ", ".join(map(str, self.names))
 
 
 @dataclasses.dataclass(frozen=True)
-class Several:
+class Several(Declaration):
     """A tuple of different names out of some."""
 
     names: Collection[str]
 
     def check(self, name: str, value: Any) -> None:
-        """Raises ValueError for anything else; the message calls it `name`."""
         allowed = ", ".join(self.names)
         if not isinstance(value, (tuple, list)):
             raise ValueError(f"{name} is {value!r}; it must be a tuple of names, of {allowed}")
@@ -117,18 +122,16 @@ class Several:
             raise ValueError(f"{name} is {tuple(value)!r}, which names one of them twice")
 
     def words(self) -> str:
-        """Says it for help."""
         return f"names with commas between, of {', '.join(self.names)}"
 
 
 @dataclasses.dataclass(frozen=True)
-class Each:
+class Each(Declaration):
     """A tuple of allowed values; an annotation says it by `tuple[...]`."""
 
-    entry: Any
+    entry: Declaration
 
     def check(self, name: str, value: Any) -> None:
-        """Raises ValueError where an entry is not allowed; the message has its place."""
         if not isinstance(value, (tuple, list, np.ndarray)):
             kind = "tuples" if isinstance(self.entry, Each) else "numbers"
             raise ValueError(f"{name} is {value!r}; it must be a tuple of {kind}")
@@ -136,14 +139,12 @@ class Each:
             self.entry.check(f"{name}[{place}]", one)
 
     def words(self) -> str:
-        """Says it for help."""
         entry = self.entry.entry if isinstance(self.entry, Each) else self.entry
-        if isinstance(entry, In):
-            return entry.words("numbers with commas between, each")
-        return entry.words("whole numbers with commas between, each") if isinstance(entry, Whole) else entry.words()
-
-
-Declaration = In | Whole | OneOf | Several | Each
+        return (
+            entry.words()
+            .replace("a whole number", "whole numbers with commas between, each")
+            .replace("a number", "numbers with commas between, each")
+        )
 
 
 def declared(annotation: Any) -> Declaration | None:
@@ -157,16 +158,17 @@ def declared(annotation: Any) -> Declaration | None:
     """
     origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
-        found = next((one for one in parts[1:] if isinstance(one, Declaration)), None)
-        for _ in range(_depth(parts[0]) if isinstance(found, (In, Whole)) else 0):
-            found = Each(found)
+        found: Declaration | None = next((one for one in parts[1:] if isinstance(one, Declaration)), None)
+        if isinstance(found, (In, Whole)):
+            for _ in range(_depth(parts[0])):
+                found = Each(found)
         return found
     if origin is Literal:
         return OneOf(parts)
     if origin in (types.UnionType, typing.Union):
         return next((found for part in parts if (found := declared(part))), None)
     entry = declared(parts[0]) if parts else None
-    return None if entry is None else Each(entry)
+    return Each(entry) if entry else None
 
 
 def _depth(annotation: Any) -> int:
@@ -193,7 +195,7 @@ def checked(function: Checked) -> Checked:
             annotation.
     """
     if inspect.isclass(function):
-        function.__init__ = checked(function.__init__)  # type: ignore[misc]
+        function.__init__ = checked(function.__init__)  # type: ignore[method-assign, misc]
         return function
 
     @functools.cache  # annotations are read at the first call, when all that they name is defined

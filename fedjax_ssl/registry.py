@@ -141,7 +141,7 @@ class Registry(Generic[Built]):
     def _read_options(self, name: str) -> dict[str, Option]:
         found: dict[str, Option] = {}
         for parameter in self._parameters(self.builder(name)):
-            if dataclasses.is_dataclass(parameter.annotation):
+            if dataclasses.is_dataclass(parameter.annotation) and isinstance(parameter.annotation, type):
                 fields = inspect.signature(parameter.annotation, eval_str=True).parameters.values()
                 found |= {field.name: _option(field) for field in fields}
             elif parameter.name not in self._given:

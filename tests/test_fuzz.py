@@ -26,6 +26,7 @@ from fedjax_ssl import config as configs
 from fedjax_ssl import methods
 from fedjax_ssl.config import ConfigError, fields
 from fedjax_ssl.data import BadData, DatasetUnavailable, load
+from fedjax_ssl.registry import Option
 from fedjax_ssl.runs.build import build_method, federate, load_resolved
 from fedjax_ssl.runs.checkpoint import CheckpointError, Checkpoints
 from fedjax_ssl.runs.folder import RunFolderError

@@ -107,7 +107,9 @@ def test_a_config_can_name_things_of_the_users_own_in_every_section(monkeypatch:
     assert np.isfinite(info["loss"])
     with config.unlocked():
         config.data.gapp = 1.0
-    with pytest.raises(configs.ConfigError, match=r"config\.data\.gapp is no field .*Did you mean 'config\.data\.gap'"):
+    with pytest.raises(
+        configs.ConfigError, match=r"unknown field config\.data\.gapp\. Did you mean 'config\.data\.gap'"
+    ):
         configs.resolve(config)
 
 

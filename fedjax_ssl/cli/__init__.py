@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from fedjax_ssl import __version__
-from fedjax_ssl.errors import INTERRUPTED
+from fedjax_ssl.errors import INTERRUPTED, check_known, did_you_mean
 from fedjax_ssl.own_code import make_importable
-from fedjax_ssl.registry import check_known, did_you_mean
 
 PROGRAM = "fedjax-ssl"
 

@@ -14,8 +14,8 @@ from fedjax_ssl import data
 from fedjax_ssl.cli import one_of, parser
 from fedjax_ssl.cli.listing import print_list
 from fedjax_ssl.config import ConfigError, default, naming, options, with_settings
-from fedjax_ssl.registry import check_known
 from fedjax_ssl.errors import counted
+from fedjax_ssl.registry import check_known
 
 COMMANDS = ("list", "info", "check", "download", "verify")
 HELP = """Which datasets there are, and what is in one.

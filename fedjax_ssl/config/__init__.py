@@ -1,7 +1,6 @@
 """What a run is told: fields with their defaults, their checks, and their resolution."""
 
 from fedjax_ssl.config.describe import Described, describe
-from fedjax_ssl.errors import ConfigError, ConfigNote, naming
 from fedjax_ssl.config.fields import CHOICES, FIELDS, REGISTRIES, check_field, default
 from fedjax_ssl.config.load import Source, find, load, load_several, with_settings
 from fedjax_ssl.config.resolve import (
@@ -13,3 +12,4 @@ from fedjax_ssl.config.resolve import (
     traced_numbers,
     validates,
 )
+from fedjax_ssl.errors import ConfigError, ConfigNote, naming

@@ -45,7 +45,10 @@ def describe(config: ml_collections.ConfigDict) -> list[Described]:
             last = field.rpartition(".")[2]
             if last not in others and (registry is None or last != "name"):
                 meaning = FIELDS[field].meaning if field in FIELDS else meanings[last].rstrip(".")
-                found.append(_described(field, get(config, field, None), options[field], meaning))
+                option = options[field]
+                if field not in FIELDS and registry is not None:
+                    option = option._replace(optional=registry.options(name)[last].optional)
+                found.append(_described(field, get(config, field, None), option, meaning))
     return found
 
 

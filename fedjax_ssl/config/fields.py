@@ -159,15 +159,11 @@ FIELDS: dict[str, Field] = {
     "tracking.writers": Field((), "viewers that get the metrics too", Several(WRITERS)),
     "tracking.project": Field("fedjax_ssl", "project at wandb, experiment at mlflow"),
     "tracking.offline": Field(False, "wandb and mlflow keep their records in the run folder"),
-    "tracking.uri": Field(
-        str, "mlflow's server or store; $MLFLOW_TRACKING_URI, or mlflow's own default, by default"
-    ),
+    "tracking.uri": Field(str, "mlflow's server or store; $MLFLOW_TRACKING_URI, or mlflow's own default, by default"),
     "prediction.predictors": Field(
         "", "network, xclp, per_client_lp, with commas between: label the clients' test examples after the last round"
     ),
-    "prediction.features": Field(
-        "network", "what the graphs compare; inputs as stored", OneOf(("network", "inputs"))
-    ),
+    "prediction.features": Field("network", "what the graphs compare; inputs as stored", OneOf(("network", "inputs"))),
     "prediction.variant": Field(
         "both", "settings of the paper, or of the authors' code", OneOf(("paper", "code", "both"))
     ),
@@ -194,9 +190,7 @@ FIELDS: dict[str, Field] = {
         "none", "xclp: protocol between the clients of a graph, docs/secure.md", OneOf(secure.CHOICES)
     ),
     "prediction.hamming": Field("transfer", "how the protocol finds distances", OneOf(secure.HAMMING)),
-    "distributed.coordinator": Field(
-        str, "host:port of process 0, or $FEDJAX_SSL_COORDINATOR; one process by default"
-    ),
+    "distributed.coordinator": Field(str, "host:port of process 0, or $FEDJAX_SSL_COORDINATOR; one process by default"),
     "distributed.num_processes": Field(int, "processes of the run, or $FEDJAX_SSL_NUM_PROCESSES", _COUNT),
     "distributed.process_id": Field(
         int, "number of this process, from 0 on, or $FEDJAX_SSL_PROCESS_ID", _COUNT_OR_NONE
@@ -255,7 +249,9 @@ def default(method: str = "fedavg") -> ml_collections.ConfigDict:
     """
     fields: dict[str, Any] = {"method": method_section(method)}
     options = {
-        f"{section}.{option}": kind for section, registry in CHOICES.items() for option, kind in registry.fields().items()
+        f"{section}.{option}": kind
+        for section, registry in CHOICES.items()
+        for option, kind in registry.fields().items()
     }
     for name, value in (options | {name: field.default for name, field in FIELDS.items()}).items():
         section, _, own = name.rpartition(".")

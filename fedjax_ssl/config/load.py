@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import ml_collections
 import numpy as np
 
-from fedjax_ssl.errors import ConfigError, did_you_mean, naming
 from fedjax_ssl.config.fields import WORDS, default, method_section, options_of
+from fedjax_ssl.errors import ConfigError, did_you_mean, naming
 from fedjax_ssl.own_code import blame, make_importable
 from fedjax_ssl.registry import Option
 from fedjax_ssl.shipped import shipped_configs

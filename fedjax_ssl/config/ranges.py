@@ -110,12 +110,6 @@ OPTIONS: dict[str, Mapping[str, Declaration]] = {
         "width_factor": POSITIVE,
     },
     "cohort": {"power": WEIGHT},
-    "federated": {
-        **dict.fromkeys(("mu", "server_learning_rate"), WEIGHT),
-        "server_momentum": BELOW_ONE,
-        "groups": COUNT,
-        "group_sizes": Each(COUNT),
-    },
 }
 _OF_ONE = {
     ("method", "fedrgd", "threshold"): WEIGHT,  # above 1 no user learns: its paper's lower bound

@@ -10,9 +10,9 @@ import ml_collections
 from flax.traverse_util import flatten_dict
 
 from fedjax_ssl import methods
-from fedjax_ssl.errors import ConfigError, ConfigNote, did_you_mean, naming
 from fedjax_ssl.config.fields import CHOICES, check_fields, get, options_of
 from fedjax_ssl.data import rounds_of_a_part
+from fedjax_ssl.errors import ConfigError, ConfigNote, did_you_mean, naming
 from fedjax_ssl.federated import (
     FEDERATED_OPTIMIZERS,
     LocalSettings,

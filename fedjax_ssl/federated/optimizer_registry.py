@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import optax
 from jaxtyping import Array
 
+from fedjax_ssl.checks import In, Whole
 from fedjax_ssl.federated.fednova import fednova
 from fedjax_ssl.federated.grouped import check_sizes, default_sizes, equal_sizes, grouped
 from fedjax_ssl.federated.optimizers import FederatedOptimizer, fedavg, fedopt, fedprox, local
@@ -24,11 +25,25 @@ class LocalSettings(NamedTuple):
     clip_norm: float | Array | None
 
 
-def _fedprox(settings: LocalSettings, mu: float | Array = 0.01) -> FederatedOptimizer:
+def _fedprox(settings: LocalSettings, mu: Annotated[float | Array, In("[0, inf)")] = 0.01) -> FederatedOptimizer:
+    """FedProx.
+
+    Args:
+        settings: of the clients.
+        mu: pull towards the global model.
+    """
     return fedprox(mu)
 
 
-def _scaffold(settings: LocalSettings, server_learning_rate: float | Array = 1.0) -> FederatedOptimizer:
+def _scaffold(
+    settings: LocalSettings, server_learning_rate: Annotated[float | Array, In("[0, inf)")] = 1.0
+) -> FederatedOptimizer:
+    """SCAFFOLD.
+
+    Args:
+        settings: of the clients.
+        server_learning_rate: length of the server's step along the mean change.
+    """
     plain = isinstance(settings.momentum, (int, float)) and settings.momentum == 0 and settings.clip_norm is None
     if settings.name != "sgd" or not plain:
         raise ValueError(
@@ -39,7 +54,13 @@ def _scaffold(settings: LocalSettings, server_learning_rate: float | Array = 1.0
     return scaffold(server_learning_rate)
 
 
-def _fednova(settings: LocalSettings, mu: float | Array = 0.0) -> FederatedOptimizer:
+def _fednova(settings: LocalSettings, mu: Annotated[float | Array, In("[0, inf)")] = 0.0) -> FederatedOptimizer:
+    """FedNova.
+
+    Args:
+        settings: of the clients.
+        mu: pull towards the global model.
+    """
     shrinkage = mu * settings.learning_rate
     if isinstance(shrinkage, float) and shrinkage >= 1:
         raise ValueError(
@@ -50,24 +71,40 @@ def _fednova(settings: LocalSettings, mu: float | Array = 0.0) -> FederatedOptim
 
 
 def _fedavgm(
-    settings: LocalSettings, server_learning_rate: float | Array = 1.0, server_momentum: float | Array = 0.5
+    settings: LocalSettings,
+    server_learning_rate: Annotated[float | Array, In("[0, inf)")] = 1.0,
+    server_momentum: Annotated[float | Array, In("[0, 1)")] = 0.5,
 ) -> FederatedOptimizer:
+    """Momentum at the server.
+
+    Args:
+        settings: of the clients.
+        server_learning_rate: length of the server's step along the mean change.
+        server_momentum: momentum of these steps.
+    """
     return fedopt(optax.sgd(server_learning_rate, server_momentum))
 
 
 def _moments(
     server: Callable[..., optax.GradientTransformation],
     settings: LocalSettings,
-    server_learning_rate: float | Array = 0.01,
+    server_learning_rate: Annotated[float | Array, In("[0, inf)")] = 0.01,
 ) -> FederatedOptimizer:
+    """Adam or Yogi at the server.
+
+    Args:
+        server: makes the server's optimizer.
+        settings: of the clients.
+        server_learning_rate: length of the server's steps.
+    """
     # FedOpt's settings (Reddi et al., ICLR 2021): beta1, beta2, tau.
     return fedopt(server(server_learning_rate, b1=0.9, b2=0.99, eps=1e-3))
 
 
 def _grouped(
     settings: LocalSettings,
-    groups: int | None = None,
-    group_sizes: tuple[int, ...] | None = None,
+    groups: Annotated[int | None, Whole(1)] = None,
+    group_sizes: Annotated[tuple[int, ...] | None, Whole(1)] = None,
     broadcast_global: bool = False,
     replica_same_batches: bool = False,
     cohort_size: int | None = None,

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedjax_ssl.cli import PROGRAM, one_of, parser
+from fedjax_ssl.errors import counted
 from fedjax_ssl.report.comparison import Cell, compare
 from fedjax_ssl.report.exports import EXPORTS, header, lines
 from fedjax_ssl.report.page import render
@@ -17,7 +18,6 @@ from fedjax_ssl.report.reading import Report, read
 from fedjax_ssl.report.statistics import LEVEL
 from fedjax_ssl.runs.files import bytes_in_words, write_output
 from fedjax_ssl.runs.progress import Console
-from fedjax_ssl.errors import counted
 
 _SHOWN = 20  # groups in the terminal
 

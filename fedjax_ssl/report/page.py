@@ -14,6 +14,7 @@ from typing import Any
 import jinja2
 
 import fedjax_ssl
+from fedjax_ssl.errors import counted
 from fedjax_ssl.report.clients import Profile, profiles_of
 from fedjax_ssl.report.comparison import COSTS, Cell, compare, costs_of, difference_text, spread_text
 from fedjax_ssl.report.curves import AXES, curves_of, short
@@ -26,7 +27,6 @@ from fedjax_ssl.report.reading import Report
 from fedjax_ssl.report.statistics import METHOD, Spread
 from fedjax_ssl.runs.folder import SEARCH_FILE, SWEEP_FILE
 from fedjax_ssl.runs.stored_run import StoredRun
-from fedjax_ssl.errors import counted
 
 _BEST = 7  # groups that charts start with: one colour each
 _NUMBERS = 160_000  # in all curves of a page, about six bytes each

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from fedjax_ssl.errors import counted
 from fedjax_ssl.report.errors import ReportError
 from fedjax_ssl.report.groups import Group, choose_baseline, group_runs
 from fedjax_ssl.report.metrics import Metric, choose_metric, metrics_of
 from fedjax_ssl.runs.stored_run import StoredRun, find_runs, read_run
-from fedjax_ssl.errors import counted
 
 _NAMED = 4  # folders of which the same is to be said
 

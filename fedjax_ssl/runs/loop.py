@@ -13,6 +13,7 @@ import ml_collections
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import data, models
+from fedjax_ssl.errors import counted
 from fedjax_ssl.federated import BY_CLIENT
 from fedjax_ssl.runs import divergence, longer, model_file, predict
 from fedjax_ssl.runs.build import (
@@ -42,7 +43,6 @@ from fedjax_ssl.runs.summary import (
     why_nobody_trained,
 )
 from fedjax_ssl.runs.writers import WriterSettings, check_writers
-from fedjax_ssl.errors import counted
 
 # Fields that change how a run is watched, where it finds its data or what is done with the trained network, but not
 # the network.

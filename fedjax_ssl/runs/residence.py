@@ -25,12 +25,12 @@ from fedjax_ssl.data import (
     load_examples,
     most_rows,
 )
+from fedjax_ssl.errors import counted
 from fedjax_ssl.federated import USABLE, Method, device_memory, tree_bytes
 from fedjax_ssl.runs.build import Experiment, build_method, execution_of, prediction_settings
 from fedjax_ssl.runs.compile import Code, Inputs
 from fedjax_ssl.runs.files import bytes_in_words
 from fedjax_ssl.runs.processes import Team, share_out
-from fedjax_ssl.errors import counted
 
 SHARE = 0.5  # of a device's memory that examples may fill; the rest is for the round
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_ssl.config import ConfigError
+from fedjax_ssl.errors import counted
 from fedjax_ssl.runs.folder import FolderLock
 from fedjax_ssl.sweep import plan as plans
 from fedjax_ssl.sweep import results, scheduler
 from fedjax_ssl.sweep.plan import Plan
 from fedjax_ssl.sweep.scheduler import Task
 from fedjax_ssl.sweep.worker import set_up_and_run
-from fedjax_ssl.errors import counted
 
 # Starts of a job that ran into its time limit; between them it goes on from its checkpoints.
 _STARTS = 1000

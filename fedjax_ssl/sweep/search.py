@@ -15,13 +15,13 @@ from typing import Any
 
 from fedjax_ssl import config as configs
 from fedjax_ssl.config import ConfigError
+from fedjax_ssl.errors import counted
 from fedjax_ssl.runs.files import plain_value
 from fedjax_ssl.runs.folder import FolderLock
 from fedjax_ssl.sweep import axes, results, scheduler, studies
 from fedjax_ssl.sweep.axes import Range
 from fedjax_ssl.sweep.plan import Plan, PlannedRun
 from fedjax_ssl.sweep.studies import Study
-from fedjax_ssl.errors import counted
 
 WORKER = "fedjax_ssl.sweep.trials"
 

@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Int, Shaped
 from PIL import Image, UnidentifiedImageError
 
+from fedjax_ssl.errors import counted
 from fedjax_ssl.registry import did_you_mean
 from fedjax_ssl.trained.model import TrainedModel, TrainedModelError
-from fedjax_ssl.errors import counted
 
 IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 _TABLES = (".csv", ".tsv", ".txt", ".parquet")

@@ -1,41 +1,76 @@
-"""The table of fields: ranges of numbers, defaults inside them, one message for what is outside."""
+"""Every number of a config has a range that its default is in; what is outside gets one message."""
+
+import math
+import re
+import runpy
+from pathlib import Path
 
 import pytest
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import methods
-from fedjax_ssl.config import fields
+from fedjax_ssl.config import fields, ranges
 
-TABLE = fields.FIELDS
+# By type; every one is refused for every number of that type, whatever its range.
+NEVER = {int: (-(2**31), 2**32, 2**63, 10**30), float: (math.nan, math.inf, -math.inf, -1e300, 1e300)}
+NAMES = {("data", option) for option in ("classes", "features", "ignore")}  # tuples of names, not of numbers
 
 
-@pytest.mark.parametrize("name", TABLE)
-def test_every_number_has_a_range_that_its_default_is_in(name: str) -> None:
-    default, check, *_ = TABLE[name]
-    kind = default if isinstance(default, type) else type(default)
-    assert check is not None or kind not in (int, float)
-    configs.check_field(name, None if isinstance(default, type) else default)
-    if check is not None:
-        with pytest.raises(configs.ConfigError, match=rf"^config\.{name} is -7"):
-            configs.check_field(name, -7)
+@pytest.mark.parametrize("section", ["", *fields.REGISTRIES])
+def test_every_number_has_a_range_with_its_default_inside(section: str) -> None:
+    if section:
+        registry = fields.REGISTRIES[section]
+        options = [pair for choice in registry for pair in registry.options(choice).items()]
+    else:
+        options = [(name, field.described()) for name, field in fields.FIELDS.items()]
+    for name, option in options:
+        if option.type not in (int, float, tuple) or (section, name) in NAMES:
+            continue
+        assert option.allowed is not None, (section, name)
+        if isinstance(option.default, option.type):
+            option.allowed.check(name, option.default)
+        for value in NEVER.get(option.type, [("a",), (None,), (math.nan,), (True,)]):
+            with pytest.raises(ValueError, match=rf"^{name}.* (is|names) "):
+                option.allowed.check(name, value)
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "message"),
+    ("given", "message"),
     [
-        ("eval_every", 0, "config.eval_every is 0; it must be a whole number of at least 1"),
-        ("data.test_fraction", 1.0, r"config.data.test_fraction is 1.0; it must be a number in \[0, 1\)"),
-        ("data.left_out_client", -1, "left_out_client is -1; it must be a whole number of at least 0"),
-        ("optimizer.momentum", 1.0, r"config.optimizer.momentum is 1.0; it must be a number in \[0, 1\)"),
-        ("optimizer.weight_decay", float("inf"), "weight_decay is inf; it must be a number of at least 0"),
-        ("federated.weighting", "labeled", "weighting is 'labeled'. Did you mean 'labelled'"),
-        ("partition.name", "idd", "config.partition: unknown partition 'idd'. Did you mean 'iid'"),
+        ({"eval_every": 0}, "config.eval_every is 0; it must be a whole number of at least 1"),
+        ({"data.test_fraction": 1.0}, "config.data.test_fraction is 1.0; it must be a number in [0, 1)"),
+        ({"data.left_out_client": -1}, "config.data.left_out_client is -1; it must be a whole number of at least 0"),
+        ({"optimizer.momentum": 1.0}, "config.optimizer.momentum is 1.0; it must be a number in [0, 1)"),
+        ({"optimizer.weight_decay": math.inf}, "config.optimizer.weight_decay is inf; it must be a number of at least"),
+        ({"federated.weighting": "labeled"}, "config.federated.weighting is 'labeled'. Did you mean 'labelled'"),
+        ({"partition.name": "idd"}, "config.partition: unknown partition 'idd'. Did you mean 'iid'"),
+        # jax.random.key(2**32) has the bits of key(0)
+        ({"seed": 2**32}, "config.seed is 4294967296; it must be a whole number from 0 to 4294967295"),
+        ({"method.name": "fedul", "method.l1": math.nan}, "config.method.l1 is nan; it must be a number of at least 0"),
+        (
+            {"method.name": "xclp", "method.num_bits": 10**9},
+            "config.method.num_bits is 1000000000; it must be a whole number from 1 to 1048576",
+        ),
+        (
+            {"method.name": "fedmt", "method.threshold": 2.0},
+            "config.method.threshold is 2.0; it must be a number in [0, 1]",
+        ),
+        ({"method.name": "uda", "method.temperature": 1e-300}, "config.method.temperature is 1e-300; single precision"),
+        ({"method.name": "xclp", "method.alpha": None}, "config.method.alpha is None; give a number"),
+        ({"supervision.server_labels": -1}, "config.supervision.server_labels is -1; it must be a whole number of at"),
+        ({"data.name": "npz", "data.input_max": math.inf}, "config.data.input_max is inf; it must be a number above 0"),
+        ({"model.hidden": (64, 0)}, "config.model.hidden[1] is 0; it must be a whole number of at least 1"),
+        (
+            {"federated.name": "grouped", "federated.group_sizes": ("a",)},
+            "config.federated.group_sizes[0] is 'a'; it must be a whole number of at least 1",
+        ),
     ],
 )
-def test_what_is_outside_is_refused_before_data_are_loaded(field: str, value, message: str) -> None:
-    config = configs.default()
-    config.update_from_flattened_dict({field: value})
-    with pytest.raises(configs.ConfigError, match=message):
+def test_the_message_names_field_value_and_range(given: dict, message: str) -> None:
+    config = fields.default(given.get("method.name", "fedavg"))
+    with config.unlocked(), config.ignore_type():
+        config.update_from_flattened_dict(given)
+    with pytest.raises(configs.ConfigError, match=f"^{re.escape(message)}"):
         configs.resolve(config)
 
 
@@ -49,3 +84,11 @@ def test_every_setting_of_a_method_can_be_given(method: str) -> None:
             assert config.method[setting] is not None
             with pytest.raises(TypeError):
                 config.method[setting] = {"another": "type"}
+
+
+@pytest.mark.thorough
+def test_nasty_values_in_every_field_get_one_message_or_are_harmless() -> None:
+    script = Path(__file__).parents[2] / "experiments" / "benchmarks" / "settings_faults.py"
+    found = runpy.run_path(str(script))["try_all"](every=5)
+    assert found.tried > 3_000
+    assert not found.fell_through, "\n".join(found.fell_through[:20])

@@ -13,8 +13,8 @@ import numpy as np
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.sources.problems import Findings, some
 from fedjax_ssl.data.sources.proportions import read_proportions
-from fedjax_ssl.registry import did_you_mean
 from fedjax_ssl.errors import counted
+from fedjax_ssl.registry import did_you_mean
 
 SIMILAR = 0.7  # of two names of columns, as difflib has it
 TRAIN, TEST = ("", "train", "training"), ("test", "testing")

@@ -16,8 +16,8 @@ from fedjax_ssl.data.sources.pictures import Fit, Listing, Pictures, is_text, li
 from fedjax_ssl.data.sources.problems import BadData, Findings, some
 from fedjax_ssl.data.sources.proportions import proportions_digest
 from fedjax_ssl.data.sources.spreadsheet import PARQUET, SEPARATED, Sheet, as_text, read_sheet
-from fedjax_ssl.registry import did_you_mean
 from fedjax_ssl.errors import counted
+from fedjax_ssl.registry import did_you_mean
 
 # Part of the cache's name: raise it whenever the same files give other arrays.
 VERSION = 1
