@@ -20,7 +20,11 @@ NAMES = {("data", option) for option in ("classes", "features", "ignore")}  # tu
 def test_every_number_has_a_range_with_its_default_inside(section: str) -> None:
     if section:
         registry = fields.REGISTRIES[section]
-        options = [pair for choice in registry for pair in registry.options(choice).items()]
+        options = [
+            (name, option._replace(allowed=ranges.range_of(section, choice, name) or option.allowed))
+            for choice in registry
+            for name, option in registry.options(choice).items()
+        ]
     else:
         options = [(name, field.described()) for name, field in fields.FIELDS.items()]
     for name, option in options:
