@@ -1,53 +1,60 @@
 """`--submit`: an array of jobs, one per program, handed in by submitit; each may be preempted and started again."""
 
 import argparse
+import dataclasses
 import importlib
 import os
+import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedjax_ssl import command_line
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.errors import counted
 from fedjax_ssl.runs.folder import FolderLock
 from fedjax_ssl.sweep import plan as plans
+<<<<<<< HEAD
 from fedjax_ssl.sweep import results, scheduler
 from fedjax_ssl.sweep.plan import Plan
 from fedjax_ssl.sweep.scheduler import Task
 from fedjax_ssl.sweep.worker import set_up_and_run
+=======
+from fedjax_ssl.sweep import results, workers
+from fedjax_ssl.sweep.plan import Plan, names_of
+from fedjax_ssl.sweep.workers import Task
+from fedjax_ssl.tracking import FolderLock
+from fedjax_ssl.words import counted
+>>>>>>> cf3d58d (sweep: worker processes by multiprocessing, one plan per file line, searches by optuna's ask and tell in one file)
 
 # Starts of a job that ran into its time limit; between them it goes on from its checkpoints.
 _STARTS = 1000
 
 
+@dataclasses.dataclass(frozen=True)
 class Job:
     """The runs of one program, as a job does them; picklable."""
 
-    def __init__(self, sweep: Path, names: Sequence[str]):
-        """Remembers what to do.
-
-        Args:
-            sweep: folder of the sweep, which the job reaches under the same path.
-            names: of the runs.
-        """
-        self._sweep, self._names = sweep, tuple(names)
+    sweep: Path  # folder, which the job reaches under the same path
+    names: tuple[str, ...]  # of the runs
 
     def __call__(self) -> dict[str, int]:
-        """Does what is missing, and writes the tables; returns how many runs stand where."""
-        plan = plans.load(self._sweep)
+        """Does the missing runs and writes the tables; returns the number of runs by status."""
+        plan = plans.load(self.sweep)
         assert plan is not None, "it was written before the job was handed in"
-        mine = [run for run in plan.runs if run.name in self._names]
-        missing = [run.name for run in results.unfinished(self._sweep, mine)]
+        missing = results.unfinished(self.sweep, [run for run in plan.runs if run.name in self.names])
         try:
             if missing:
-                set_up_and_run(self._sweep, plan, missing, lambda told: print(told, flush=True))
+                workers.set_up()
+                with command_line.notes_instead_of_warnings():
+                    workers.do_runs(lambda told: print(told, flush=True), self.sweep, [run.name for run in missing])
         finally:
-            rows = results.write(self._sweep, plan)
-        own = [row["status"] for row in rows if row["run"] in self._names]
-        return {status: own.count(status) for status in dict.fromkeys(own)}
+            rows = results.write(self.sweep, plan)
+        return dict(Counter(row["status"] for row in rows if row["run"] in self.names))
 
     def checkpoint(self) -> Any:
-        """What submitit hands in again where the job is preempted or out of time."""
+        """Returns what submitit hands in again where the job is preempted or out of time."""
         return _extra().helpers.DelayedSubmission(self)
 
 
@@ -66,7 +73,7 @@ def submit(given: argparse.Namespace, folder: Path, plan: Plan, command: Sequenc
     Raises:
         ConfigError: an option that cannot be used, no Slurm here, or submitit is not installed.
     """
-    cluster, waiting = given.submit or "slurm", scheduler.tasks(folder, plan, 1)
+    cluster, waiting = given.submit or "slurm", workers.tasks(folder, plan, 1)
     options, hours = options_of(given.slurm), 24.0 if given.hours is None else given.hours
     if not waiting:
         print(f"all runs are done: {folder / 'results.csv'}")
@@ -99,13 +106,13 @@ def hand_in(waiting: Sequence[Task], folder: Path, cluster: str, options: Mappin
     """
     library = _extra()
     # Jobs import what this process can; Slurm hands the environment on.
-    os.environ["PYTHONPATH"] = scheduler.import_path()
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     try:
         executor = library.AutoExecutor(folder / "jobs", cluster=cluster, slurm_max_num_timeout=_STARTS)
         named = {f"slurm_{name}": value for name, value in options.items()} if cluster == "slurm" else {}
         executor.update_parameters(timeout_min=max(round(60 * hours), 1), name=f"sweep_{folder.name}", **named)
         with executor.batch():
-            return [executor.submit(Job(folder.resolve(), [run.name for run in task.runs])) for task in waiting]
+            return [executor.submit(Job(folder.resolve(), tuple(run.name for run in task.runs))) for task in waiting]
     except Exception as error:
         raise ConfigError(f"nothing was handed in to {cluster}: {error}") from error
 
@@ -126,13 +133,11 @@ def options_of(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def described(waiting: Sequence[Task], cluster: str, options: Mapping[str, Any], hours: float) -> list[str]:
-    """What would be handed in."""
+    """Describes what would be handed in."""
     settings = "".join(f", {name}={value}" for name, value in options.items())
     lines = [f"an array of {counted(len(waiting), 'job')} for {cluster}, {hours:g} h each{settings}:"]
     for number, task in enumerate(waiting):
-        lines.append(
-            f"  {number}: program {task.program}, {counted(len(task.runs), 'run')}: {scheduler.names(task.runs)}"
-        )
+        lines.append(f"  {number}: program {number}, {counted(len(task.runs), 'run')}: {names_of(task.runs)}")
     return lines
 
 

@@ -1,16 +1,14 @@
-"""`fedjax-ssl sweep`: from the command line to a plan, and on to the scheduler, a cluster or a search."""
+"""`fedjax-ssl sweep`: from the command line to a plan, and on to workers, a cluster or a search."""
 
 import argparse
 import contextlib
-import importlib
 import importlib.metadata
 import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -19,11 +17,11 @@ from fedjax_ssl import config as configs
 from fedjax_ssl.cli import Parser, one_of
 from fedjax_ssl.cli import parser as new_parser
 from fedjax_ssl.config import ConfigError
-from fedjax_ssl.errors import counted
-from fedjax_ssl.runs.folder import FolderLock, RunFolderError
-from fedjax_ssl.sweep import axes, results, scheduler, studies
+from fedjax_ssl.sweep import axes, cluster, results, search, workers
 from fedjax_ssl.sweep import plan as plans
-from fedjax_ssl.sweep.plan import Plan
+from fedjax_ssl.sweep.plan import Plan, names_of
+from fedjax_ssl.tracking import FolderLock, RunFolderError
+from fedjax_ssl.words import counted
 
 _EXAMPLES = """\
 examples:
@@ -125,8 +123,8 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
         help="needs validation data, such as --set data.validation_fraction=0.2",
     )
     add("--trials", type=int, metavar="N", help="of the study, all workers together (default: 50)")
-    add("--sampler", type=one_of("sampler", studies.SAMPLERS), metavar="NAME", help=_listed(studies.SAMPLERS))
-    add("--pruner", type=one_of("pruner", studies.PRUNERS), metavar="NAME", help=_listed(studies.PRUNERS))
+    add("--sampler", type=one_of("sampler", search.SAMPLERS), metavar="NAME", help=_listed(search.SAMPLERS))
+    add("--pruner", type=one_of("pruner", search.PRUNERS), metavar="NAME", help=_listed(search.PRUNERS))
     add("--storage", metavar="URL", help="of the study; by default a journal in the folder of the sweep")
     add("--study", metavar="NAME", help="name in the storage; the name of the sweep's folder by default")
 
@@ -157,39 +155,32 @@ def _sweep(given: argparse.Namespace, command: Sequence[str], notes: set[str]) -
         jax.config.update("jax_platforms", "cpu")
     _check_options(given)
     folder = _folder_of(given)
+    _check_folder(folder, *((plans.FILE, "sweep") if given.search else (search.FILE, "search")))
     if given.search:
-        _check_folder(folder, plans.FILE, "sweep")
-        workers = given.workers or default_workers()
-        return importlib.import_module("fedjax_ssl.sweep.search").search(given, folder, command, workers, notes)
-    _check_folder(folder, studies.FILE, "search")
+        return search.search(given, folder, command, given.workers or default_workers(), notes)
     plan = _plan(given)
     stored = plans.load(folder)
     if stored is not None:
         plan = plans.extended(stored, plan, folder)
-    workers = given.workers or default_workers()
+    processes = given.workers or default_workers()
     looks_only = given.dry_run or given.show
     if not looks_only:
         (folder / "runs").mkdir(parents=True, exist_ok=True)
     # Taken before the plan is shown: a folder that is in use is refused first. Who hands jobs in takes it there.
     with contextlib.nullcontext() if looks_only or given.submit else FolderLock(folder):
-        for line in describe(given.config, plan, folder, workers):
+        for line in describe(given.config, plan, folder, processes):
             print(line, flush=True)
         if given.dry_run:
             return 0
         if given.show or given.submit:
-            return _cluster().submit(given, folder, plan, command)
+            return cluster.submit(given, folder, plan, command)
         plans.save(folder, plan, command)
         if not results.has_parquet():
             command_line.print_note("results.parquet needs pyarrow: pip install 'fedjax_ssl[sweep]'")
         try:
-            ended = scheduler.execute(folder, plan, workers, notes)
+            return _say_end(folder, plan, workers.execute(folder, plan, processes, notes))
         except KeyboardInterrupt as stop:
-            raise KeyboardInterrupt(scheduler.WHAT_FOLLOWS) from stop
-    return _say_end(folder, plan, ended)
-
-
-def _cluster() -> Any:
-    return importlib.import_module("fedjax_ssl.sweep.cluster")
+            raise KeyboardInterrupt(workers.WHAT_FOLLOWS) from stop
 
 
 def _plan(given: argparse.Namespace) -> Plan:
@@ -239,19 +230,17 @@ def _check_folder(folder: Path, others: str, kind: str) -> None:
         raise RunFolderError(f"nothing can be written in {there}: permission denied; give another --workdir")
 
 
-def describe(title: str, plan: Plan, folder: Path, workers: int) -> list[str]:
-    """The plan in a few lines."""
-    programs = plan.programs
-    missing = sum(len(results.unfinished(folder, runs)) for runs in programs)
+def describe(title: str, plan: Plan, folder: Path, processes: int) -> list[str]:
+    """Describes the plan in a few lines."""
+    missing = len(results.unfinished(folder, plan.runs))
     there = f", {len(plan.runs) - missing} of them done" if missing < len(plan.runs) else ""
-    lines = [f"{title}: {counted(len(plan.runs), 'run')}{there}, {counted(len(programs), 'compiled program')}"]
+    lines = [f"{title}: {counted(len(plan.runs), 'run')}{there}, {counted(len(plan.programs), 'compiled program')}"]
     for field in plan.fields:
         values = list(dict.fromkeys(str(run.point[field]) for run in plan.runs if field in run.point))
         shown = ", ".join(values[:8]) + (f", ... ({len(values)} values)" if len(values) > 8 else "")
         lines.append(f"  {field}: {shown}")
-    lines.append(f"  workers: {counted(min(workers, missing) or workers, 'process', 'processes')} at a time")
-    lines.append(f"  folder: {folder}")
-    return lines
+    lines.append(f"  workers: {counted(min(processes, missing) or processes, 'process', 'processes')} at a time")
+    return [*lines, f"  folder: {folder}"]
 
 
 def default_workers() -> int:
@@ -263,14 +252,13 @@ def default_workers() -> int:
     return processor.cores() if found.stdout.split()[-1:] in ([], ["cpu"]) else 1
 
 
-def _say_end(folder: Path, plan: Plan, ended: scheduler.Ended) -> int:
-    print(f"\n{counted(ended.done, 'run')} of {len(plan.runs)} done: {folder / 'results.csv'}")
-    if ended.failed:
+def _say_end(folder: Path, plan: Plan, ended: Mapping[str, int]) -> int:
+    print(f"\n{counted(ended[results.DONE], 'run')} of {len(plan.runs)} done: {folder / 'results.csv'}")
+    if ended[results.FAILED]:
         failed = [run for run in plan.runs if results.status_of(results.folder_of(folder, run.name))[0] == "failed"]
-        print(f"{counted(ended.failed, 'run')} failed: {scheduler.names(failed)}", file=sys.stderr)
+        print(f"{counted(len(failed), 'run')} failed: {names_of(failed)}", file=sys.stderr)
         print("Their messages are in the table; the same command tries them again.", file=sys.stderr)
-    if ended.missing:
-        print(f"{counted(ended.missing, 'run')} missing: another process works on them", file=sys.stderr)
-    command = shlex.join(["fedjax-ssl", "report", str(folder)])
-    print(f"compare them: {command}")
-    return 1 if ended.failed or ended.missing else 0
+    if ended[results.MISSING]:
+        print(f"{counted(ended[results.MISSING], 'run')} missing: another process works on them", file=sys.stderr)
+    print(f"compare them: {shlex.join(['fedjax-ssl', 'report', str(folder)])}")
+    return 1 if ended[results.FAILED] or ended[results.MISSING] else 0

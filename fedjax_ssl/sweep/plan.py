@@ -1,11 +1,12 @@
 """From points to runs: their configs, names and programs, and how `sweep.json` keeps them for the workers."""
 
+import dataclasses
 import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_collections
 from flax.traverse_util import flatten_dict
@@ -13,30 +14,32 @@ from flax.traverse_util import flatten_dict
 from fedjax_ssl import config as configs
 from fedjax_ssl import methods
 from fedjax_ssl.config import ConfigError
-from fedjax_ssl.errors import counted
+from fedjax_ssl.experiment.programs import static_part
+from fedjax_ssl.experiment.run import UNCOMPARED
 from fedjax_ssl.registry import did_you_mean
-from fedjax_ssl.runs.compile import static_part
-from fedjax_ssl.runs.files import plain_value, write_atomically
-from fedjax_ssl.runs.folder import SWEEP_FILE as FILE
-from fedjax_ssl.runs.folder import RunFolderError, config_differences, read_stored
-from fedjax_ssl.runs.loop import UNCOMPARED
 from fedjax_ssl.sweep.axes import Settings
+from fedjax_ssl.tracking import SWEEP_FILE as FILE
+from fedjax_ssl.tracking import RunFolderError, config_differences, read_stored
+from fedjax_ssl.tracking.files import plain_value, write_atomically
+from fedjax_ssl.words import counted
 
 _SHORT = {"optimizer.learning_rate": "lr", "optimizer.batch_size": "batch", "optimizer.local_epochs": "epochs"}
 _LONGEST = 100  # letters of a run's name
 _SHOWN = 5  # differences in a message
 
 
-class PlannedRun(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class PlannedRun:
     """A run of a sweep."""
 
     name: str  # of its folder
-    program: int  # runs with the same number share what they compile
+    program: str  # digest of what it compiles: runs with the same one share it
     point: dict[str, Any]  # swept fields -> values
     config: dict[str, Any]  # resolved
 
 
-class Plan(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Plan:
     """All runs of a sweep."""
 
     fields: tuple[str, ...]  # that are swept, in the order of columns
@@ -45,10 +48,10 @@ class Plan(NamedTuple):
     @property
     def programs(self) -> list[list[PlannedRun]]:
         """The runs by program."""
-        found: dict[int, list[PlannedRun]] = {}
+        found: dict[str, list[PlannedRun]] = {}
         for run in self.runs:
             found.setdefault(run.program, []).append(run)
-        return [found[number] for number in sorted(found)]
+        return list(found.values())
 
 
 def plan(configs_and_points: Iterable[tuple[ml_collections.ConfigDict, Settings]], fields: Sequence[str]) -> Plan:
@@ -62,13 +65,12 @@ def plan(configs_and_points: Iterable[tuple[ml_collections.ConfigDict, Settings]
         ConfigError: two points are the same run, or there are none.
     """
     runs: list[PlannedRun] = []
-    programs: dict[str, int] = {}
     seen: dict[str, str] = {}
     varied = [*(field for field in fields if field != "seed"), "seed"]
     for config, written in configs_and_points:
-        point = {field: _get(config, field) for field in varied if field in written or field == "seed"}
-        program = programs.setdefault(_program_of(config), len(programs))
         plain = plain_value(config.to_dict())
+        flat = flatten_dict(plain, sep=".")
+        point = {field: flat.get(field) for field in varied if field in written or field == "seed"}
         name = _unused(_name(point), plain, {run.name for run in runs})
         if (same := identity(plain)) in seen:
             raise ConfigError(
@@ -76,14 +78,14 @@ def plan(configs_and_points: Iterable[tuple[ml_collections.ConfigDict, Settings]
                 "number are one value)"
             )
         seen[same] = name
-        runs.append(PlannedRun(name, program, plain_value(point), plain))
+        runs.append(PlannedRun(name, _program(config), point, plain))
     if not runs:
         raise ConfigError("there is nothing to run: the sweep has no point")
     return Plan(tuple(varied), tuple(runs))
 
 
 def from_settings(name: str, points: Sequence[Settings]) -> Plan:
-    """The plan of a config with different settings.
+    """Plans the runs of a config with different settings.
 
     Where several methods are swept, a setting of a method is for those that have it.
 
@@ -94,11 +96,7 @@ def from_settings(name: str, points: Sequence[Settings]) -> Plan:
     Raises:
         ConfigError: a setting cannot be used.
     """
-    if len(_methods(points)) > 1:
-        narrowed = [_of_its_method(point) for point in points]
-        _check_settings(points)
-        points = narrowed
-    points = _without_repeats(points)
+    points = _of_their_methods(points)
     fields = list(dict.fromkeys(field for point in points for field in point))
     several = [field for field in fields if len({str(point[field]) for point in points if field in point}) > 1]
 
@@ -110,33 +108,27 @@ def from_settings(name: str, points: Sequence[Settings]) -> Plan:
     return plan(resolved(), several)
 
 
-def _methods(points: Sequence[Settings]) -> list[str]:
-    return list(dict.fromkeys(point["method.name"] for point in points if "method.name" in point))
-
-
-def _of_its_method(point: Settings) -> Settings:
+def _of_their_methods(points: Sequence[Settings]) -> list[Settings]:
+    """Leaves every point the settings that its method has, where several methods are swept, and each point once."""
+    names = dict.fromkeys(point["method.name"] for point in points if "method.name" in point)
     with configs.naming("method.name"):
-        known = {f"method.{setting}" for setting in ("name", *methods.settings(point["method.name"]))}
-    return {field: value for field, value in point.items() if not field.startswith("method.") or field in known}
-
-
-def _check_settings(points: Sequence[Settings]) -> None:
-    """Every setting of a method has to be one of a method that is swept."""
-    settings = {f"method.{one}" for method in _methods(points) for one in ("name", *methods.settings(method))}
-    for field in points[0]:
-        if field.startswith("method.") and field not in settings:
+        known = {name: {f"method.{one}" for one in ("name", *methods.settings(name))} for name in names}
+    if len(known) > 1:
+        every = set().union(*known.values())
+        if unknown := [field for field in points[0] if field.startswith("method.") and field not in every]:
             raise ConfigError(
-                f"none of the methods {', '.join(_methods(points))} has the setting {field!r}."
-                f"{did_you_mean(field, settings)}"
+                f"none of the methods {', '.join(known)} has the setting {unknown[0]!r}."
+                f"{did_you_mean(unknown[0], every)}"
             )
-
-
-def _without_repeats(points: Iterable[Settings]) -> list[Settings]:
+        points = [
+            {field: point[field] for field in point if field in known[point["method.name"]] or field not in every}
+            for point in points
+        ]
     return list({json.dumps(point, sort_keys=True): point for point in points}.values())
 
 
 def from_file(path: str | Path, seeds: Sequence[int] | None = None) -> Plan:
-    """The plan of a Python file with a function `get_sweep()` that yields configs.
+    """Plans the runs of a Python file with a function `get_sweep()` that yields configs.
 
     Args:
         path: of the file.
@@ -164,13 +156,13 @@ def from_file(path: str | Path, seeds: Sequence[int] | None = None) -> Plan:
 
 
 def is_sweep_file(name: str) -> bool:
-    """Whether a name is that of a Python file that defines `get_sweep`."""
+    """Says whether a name is a Python file that defines `get_sweep`."""
     path = Path(name)
     return path.suffix == ".py" and path.is_file() and b"def get_sweep" in path.read_bytes()  # in whatever encoding
 
 
 def identity(config: Mapping[str, Any]) -> str:
-    """Text that is the same for configs which give the same run."""
+    """Writes a config as text that is the same for configs which give the same run."""
     flat = flatten_dict(dict(config), sep=".")
     kept = {
         field: value
@@ -181,16 +173,8 @@ def identity(config: Mapping[str, Any]) -> str:
 
 
 def save(folder: Path, plan: Plan, command: Sequence[str]) -> None:
-    """Writes `sweep.json`: a whole config for each program, and by which fields its runs differ from it."""
-    bases: dict[int, dict[str, Any]] = {}
-    rows = []
-    for run in plan.runs:
-        flat = flatten_dict(run.config, sep=".")
-        base = bases.setdefault(run.program, flat)
-        changes = {field: value for field, value in flat.items() if json.dumps(base.get(field)) != json.dumps(value)}
-        rows.append({"name": run.name, "program": run.program, "point": run.point, "changes": changes})
-    programs = {str(number): _nested(base) for number, base in bases.items()}
-    content = {"command": list(command), "fields": list(plan.fields), "programs": programs, "runs": rows}
+    """Writes `sweep.json`."""
+    content = {"command": list(command), "fields": plan.fields, "runs": [dataclasses.asdict(run) for run in plan.runs]}
     write_atomically(folder / FILE, json.dumps(content, indent=1) + "\n")
 
 
@@ -202,47 +186,32 @@ def load(folder: Path) -> Plan | None:
     """
 
     def build(content: dict[str, Any]) -> Plan:
-        bases = {number: flatten_dict(config, sep=".") for number, config in content["programs"].items()}
-        runs = [
-            PlannedRun(
-                row["name"],
-                row["program"],
-                row["point"],
-                _nested({**bases[str(row["program"])], **row["changes"]}),
-            )
-            for row in content["runs"]
-        ]
-        return Plan(tuple(content["fields"]), tuple(runs))
+        return Plan(tuple(content["fields"]), tuple(PlannedRun(**run) for run in content["runs"]))
 
     return read_stored(folder / FILE, build)
 
 
 def extended(stored: Plan, wanted: Plan, folder: Path) -> Plan:
-    """The stored plan with the runs that are new; runs that are there keep their names.
+    """Adds the runs that are new to a stored plan; runs that are there keep their names.
 
     Raises:
         RunFolderError: runs of the stored plan are missing; the message says which, or what changed in all of them.
     """
-    there = {identity(run.config): run for run in stored.runs}
-    asked = {identity(run.config) for run in wanted.runs}
-    missing = [run for same, run in there.items() if same not in asked]
-    if missing:
+    there, asked = ({identity(run.config) for run in one.runs} for one in (stored, wanted))
+    if missing := [run for run in stored.runs if identity(run.config) not in asked]:
         raise RunFolderError(_refusal(missing, stored, wanted, folder))
-    names, programs = {run.name for run in stored.runs}, {_static_text(run.config): run.program for run in stored.runs}
-    runs = list(stored.runs)
+    runs, names = list(stored.runs), {run.name for run in stored.runs}
     for run in wanted.runs:
-        if identity(run.config) in there:
-            continue
-        program = programs.setdefault(_static_text(run.config), len(set(programs.values())))
-        name = _unused(run.name, run.config, names)
-        names.add(name)
-        runs.append(run._replace(name=name, program=program))
+        if identity(run.config) not in there:
+            name = _unused(run.name, run.config, names)
+            names.add(name)
+            runs.append(dataclasses.replace(run, name=name))
     fields = [field for field in dict.fromkeys((*stored.fields, *wanted.fields)) if field != "seed"]
     return Plan((*fields, "seed"), tuple(runs))
 
 
 def config_of(run: PlannedRun) -> ml_collections.ConfigDict:
-    """The config of a planned run, as `fedjax_ssl.runs.loop.run` takes it."""
+    """Makes the config of a planned run, as `fedjax_ssl.experiment.run.run` takes it."""
     return ml_collections.ConfigDict(_with_tuples(run.config))
 
 
@@ -261,13 +230,10 @@ def _refusal(missing: Sequence[PlannedRun], stored: Plan, wanted: Plan, folder: 
     return f"{reason}\nA sweep can grow: give its old values too. Or give another --workdir."
 
 
-def _program_of(config: ml_collections.ConfigDict) -> str:
-    """What the code and shapes of a run's programs follow from."""
-    return static_part(config) + json.dumps(plain_value([config.partition.to_dict(), config.supervision.to_dict()]))
-
-
-def _static_text(config: Mapping[str, Any]) -> str:
-    return _program_of(ml_collections.ConfigDict(_with_tuples(dict(config))))
+def _program(config: ml_collections.ConfigDict) -> str:
+    """Digests everything that the code and the shapes of a run's programs follow from."""
+    sections = plain_value([config.partition.to_dict(), config.supervision.to_dict()])
+    return hashlib.sha256((static_part(config) + json.dumps(sections)).encode()).hexdigest()[:16]
 
 
 def _name(point: Mapping[str, Any]) -> str:
@@ -291,26 +257,14 @@ def _unused(name: str, config: Mapping[str, Any], taken: set[str]) -> str:
     return f"{name[: _LONGEST - 9]}-{digest}"
 
 
-def _get(config: ml_collections.ConfigDict, field: str) -> Any:
-    value: Any = config
-    for part in field.split("."):
-        value = value.get(part) if value is not None else None
-    return value
-
-
-def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    nested: dict[str, Any] = {}
-    for field, value in flat.items():
-        *sections, own = field.split(".")
-        place = nested
-        for section in sections:
-            place = place.setdefault(section, {})
-        place[own] = value
-    return nested
-
-
 def _with_tuples(value: Any) -> Any:
-    """As a config holds it: JSON knows no tuples."""
+    """Makes tuples of lists: JSON knows no tuples, and a config no lists."""
     if isinstance(value, Mapping):
         return {name: _with_tuples(item) for name, item in value.items()}
     return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
+
+
+def names_of(runs: Sequence[PlannedRun], most: int = 3) -> str:
+    """Lists the first names of runs, for a message."""
+    shown = ", ".join(run.name for run in runs[:most])
+    return shown if len(runs) <= most else f"{shown}, ... ({len(runs)} in all)"

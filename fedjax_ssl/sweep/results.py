@@ -1,15 +1,16 @@
-"""What became of the runs, read from the folders that workers left, and their results as one table."""
+"""How the runs of a sweep ended, read from their folders, and their results as one table."""
 
-import contextlib
 import csv
 import importlib
 import importlib.util
 import io
 import math
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock
 
 from fedjax_ssl import own_code
 from fedjax_ssl.command_line import USER_ERRORS
@@ -19,17 +20,17 @@ from fedjax_ssl.sweep.plan import Plan, PlannedRun
 
 DONE, FAILED, STOPPED, MISSING = "done", "failed", "stopped", "missing"
 _ENDED = "ended.json"  # in the folder of a run that ended without a summary
-# What a summary says of the machine and of the clock: two sweeps of the same runs differ in it.
+# Fields of a summary about the machine and the clock: two sweeps of the same runs differ in them.
 _MEASURED = ("seconds", "per_second", "peak_memory", "versions", "device", "command")
 
 
 def folder_of(sweep: Path, name: str) -> Path:
-    """The folder of a run."""
+    """Names the folder of a run."""
     return sweep / "runs" / name
 
 
 def status_of(folder: Path) -> tuple[str, str]:
-    """Where a run stands, and why it ended early."""
+    """Reads where a run stands, and why it ended early."""
     if (folder / "summary.json").exists():
         return DONE, ""
     if (folder / _ENDED).exists():
@@ -39,7 +40,7 @@ def status_of(folder: Path) -> tuple[str, str]:
 
 
 def mark(folder: Path, status: str, message: str = "") -> None:
-    """Says that a run ended without a summary; a later start forgets it."""
+    """Notes that a run ended without a summary; a later start forgets it."""
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / _ENDED, encode_json({"status": status, "message": message}, indent=1) + "\n")
 
@@ -50,7 +51,7 @@ def unmark(folder: Path) -> None:
 
 
 def message_of(error: BaseException) -> str:
-    """What is said about a run that failed: a mistake in its settings or in one's own code, else type and place."""
+    """Says why a run failed: a mistake in its settings or in the user's own code, else type and place."""
     if isinstance(error, USER_ERRORS):
         return str(error)
     if message := own_code.blame(error):
@@ -60,8 +61,22 @@ def message_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{where}"
 
 
+def unfinished(sweep: Path, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """Lists the runs that have no summary and were not stopped."""
+    return [run for run in runs if status_of(folder_of(sweep, run.name))[0] not in (DONE, STOPPED)]
+
+
+def brief(summary: Mapping[str, Any]) -> str:
+    """Says a run's result in a few words."""
+    accuracy = summary.get("test_accuracy")
+    said = [] if accuracy is None or not math.isfinite(accuracy) else [f"test accuracy {accuracy:.1%}"]
+    if "selected_test_accuracy" in summary:
+        said.append(f"selected {summary['selected_test_accuracy']:.1%}")
+    return ", ".join(said) or "done"
+
+
 def table(sweep: Path, plan: Plan) -> list[dict[str, Any]]:
-    """A row per run, in the order of the plan: its name, where it stands, what was swept, its summary.
+    """Makes a row per run, in the order of the plan: its name, where it stands, what was swept, its summary.
 
     Times and memory are left out, so that a sweep that was killed and went on ends in the same table.
     """
@@ -84,75 +99,37 @@ def _scalars(summary: Mapping[str, Any], taken: Mapping[str, Any]) -> dict[str, 
         if not isinstance(value, dict | list) and name not in taken and not any(part in name for part in _MEASURED)
     }
     for one in summary.get("predictions", ()):
-        for name in ("accuracy", "balanced_accuracy"):
-            if name in one:
-                found[f"{one['name']}_{name}"] = one[name]
+        found |= {f"{one['name']}_{name}": one[name] for name in ("accuracy", "balanced_accuracy") if name in one}
     return found
 
 
 def write(sweep: Path, plan: Plan) -> list[dict[str, Any]]:
     """Writes `results.csv` and, with pyarrow, `results.parquet`, each as a whole; returns the rows."""
-    with exclusively(sweep, ".results.lock"):
+    with FileLock(sweep / ".results.lock"):  # jobs of a cluster write when they end
         rows = table(sweep, plan)
         columns = [name for name in dict.fromkeys(name for row in rows for name in row) if name != "message"]
-        columns.append("message")
         text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, columns, lineterminator="\n")
+        writer = csv.DictWriter(text, [*columns, "message"], lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
         write_atomically(sweep / "results.csv", text.getvalue())
-        _write_parquet(sweep / "results.parquet", rows, columns)
+        if has_parquet():
+            write_atomically(sweep / "results.parquet", _parquet(text.getvalue()))
     return rows
 
 
 def has_parquet() -> bool:
-    """Whether `results.parquet` can be written."""
+    """Says whether `results.parquet` can be written."""
     return importlib.util.find_spec("pyarrow") is not None
 
 
-def _write_parquet(path: Path, rows: list[dict[str, Any]], columns: list[str]) -> None:
-    if not has_parquet():
-        return
-    arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    built = arrow.table({name: _column(arrow, [row.get(name) for row in rows]) for name in columns})
+def _parquet(text: str) -> bytes:
+    read, parquet = importlib.import_module("pyarrow.csv"), importlib.import_module("pyarrow.parquet")
+    found = read.read_csv(
+        io.BytesIO(text.encode()),
+        parse_options=read.ParseOptions(newlines_in_values=True),
+        convert_options=read.ConvertOptions(null_values=[""], strings_can_be_null=True),
+    )
     buffer = io.BytesIO()
-    parquet.write_table(built, buffer)
-    write_atomically(path, buffer.getvalue())
-
-
-def _column(arrow: Any, values: list[Any]) -> Any:
-    """Numbers stay numbers; a column of several kinds (a list for one run, None for another) is text."""
-    kinds = {type(value) for value in values if value is not None}
-    if kinds <= {int, float} and kinds != {int}:
-        return arrow.array([None if value is None else float(value) for value in values], arrow.float64())
-    if len(kinds) == 1 and kinds <= {int, str, bool}:
-        return arrow.array(values)
-    return arrow.array([None if value is None else str(value) for value in values], arrow.string())
-
-
-def unfinished(sweep: Path, runs: list[PlannedRun]) -> list[PlannedRun]:
-    """The runs that have no summary and were not stopped."""
-    return [run for run in runs if status_of(folder_of(sweep, run.name))[0] not in (DONE, STOPPED)]
-
-
-def brief(summary: Mapping[str, Any]) -> str:
-    """A run's result in a few words."""
-    accuracy = summary.get("test_accuracy")
-    said = [] if accuracy is None or not math.isfinite(accuracy) else [f"test accuracy {accuracy:.1%}"]
-    if "selected_test_accuracy" in summary:
-        said.append(f"selected {summary['selected_test_accuracy']:.1%}")
-    return ", ".join(said) or "done"
-
-
-@contextlib.contextmanager
-def exclusively(sweep: Path, lock: str) -> Iterator[None]:
-    """One process at a time, of those that take the same lock; tasks of a cluster write the tables when they end."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
-    with open(sweep / lock, "a", encoding="utf-8") as file:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    parquet.write_table(found, buffer)
+    return buffer.getvalue()

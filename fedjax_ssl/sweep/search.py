@@ -1,33 +1,84 @@
-"""`--search optuna`: a study chooses the points, by the validation accuracy and never by test data.
+"""`--search optuna`: a study chooses the points, by the accuracy on validation data and never by test data.
 
-Workers share the study: each asks it for a trial, runs it in a folder of its own, reports the validation accuracy after
-every evaluation, and stops the run where the pruner says so.
+Workers share the study through Optuna's storage: each asks for trials, runs them in folders of their own, reports the
+validation accuracy after every evaluation, and stops a run where the pruner says so.
 """
 
 import argparse
-import contextlib
+import dataclasses
+import importlib
 import json
-import subprocess
-import sys
-from collections.abc import Collection, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import ml_collections
+import numpy as np
+from filelock import FileLock
+
+from fedjax_ssl import command_line
 from fedjax_ssl import config as configs
 from fedjax_ssl.config import ConfigError
-from fedjax_ssl.errors import counted
-from fedjax_ssl.runs.files import plain_value
-from fedjax_ssl.runs.folder import FolderLock
-from fedjax_ssl.sweep import axes, results, scheduler, studies
-from fedjax_ssl.sweep.axes import Range
+from fedjax_ssl.experiment.programs import static_part
+from fedjax_ssl.experiment.run import Point
+from fedjax_ssl.experiment.shared import Shared
+from fedjax_ssl.sweep import axes, results, workers
+from fedjax_ssl.sweep.axes import Axis, Range
 from fedjax_ssl.sweep.plan import Plan, PlannedRun
-from fedjax_ssl.sweep.studies import Study
+from fedjax_ssl.tracking import SEARCH_FILE as FILE
+from fedjax_ssl.tracking import FolderLock, RunFolderError, config_differences, read_run, read_stored
+from fedjax_ssl.tracking.files import plain_value, write_atomically
+from fedjax_ssl.words import counted
 
-WORKER = "fedjax_ssl.sweep.trials"
+METRIC = "validation_accuracy"
+SAMPLERS = ("tpe", "random")
+PRUNERS = ("hyperband", "median", "none")
+_BEFORE_LEARNING = 10  # trials that TPE draws at random, Optuna's `n_startup_trials`
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """Settings that all workers of a search have in common."""
+
+    config: str  # name
+    settings: tuple[str, ...]  # FIELD=VALUES each; several values or a range are chosen from, one is for all trials
+    seeds: tuple[int, ...]  # of every trial, whose score is their mean; empty: the config's own
+    trials: int  # of all workers together
+    sampler: str
+    pruner: str
+    random_seed: int  # of the sampler
+    storage: str | None  # URL; None: a journal in the folder
+    study: str  # name
+
+    @property
+    def axes(self) -> list[Axis]:
+        """The fields to choose."""
+        return [one for one in map(axes.parse_axis, self.settings) if isinstance(one.values, Range) or one.values[1:]]
+
+    def config_of(self, chosen: Mapping[str, Any], seed: int | None = None) -> ml_collections.ConfigDict:
+        """Makes the config of a point.
+
+        Raises:
+            ConfigError: a setting cannot be used.
+        """
+        common = {one.field: one.values[0] for one in map(axes.parse_axis, self.settings) if one.field not in chosen}
+        config = configs.load(self.config, tuple({**common, **chosen}.items()))
+        return config if seed is None else configs.with_settings(config, [("seed", seed)])
+
+    @property
+    def example(self) -> ml_collections.ConfigDict:
+        """The config of some point."""
+        chosen = {field: one.at(0.5) if isinstance(one, Range) else one[0] for field, one in self.axes}
+        return self.config_of(chosen)
+
+    def run_names(self, trial: Any) -> list[str]:
+        """Names the runs of a trial, one per seed."""
+        return [f"{name_of(trial)},seed={seed}" for seed in self.seeds] or [name_of(trial)]
 
 
 def search(
-    given: argparse.Namespace, folder: Path, command: Sequence[str], workers: int, notes: Collection[str] = ()
+    given: argparse.Namespace, folder: Path, command: Sequence[str], processes: int, notes: Collection[str] = ()
 ) -> int:
     """Prepares a study in a folder, or goes on with the one that is there, and runs it.
 
@@ -35,150 +86,317 @@ def search(
         given: of the command line.
         folder: of the search.
         command: that was given.
-        workers: processes at a time.
-        notes: that were shown already.
+        processes: at a time.
+        notes: shown before.
 
     Returns:
         0; 1 if trials failed.
 
     Raises:
         ConfigError: a setting cannot be used, there is no validation data, or optuna is not installed.
+        RunFolderError: the folder holds another search.
     """
-    study = study_of(given, folder)
-    studies.optuna()
-    stored = studies.load(folder)
+    wanted = search_of(given, folder)
+    _optuna()
+    stored = load(folder)
     if stored is not None:
-        studies.check_same(stored, study, folder)
-    for line in _describe(study, folder, workers, stored is not None):
+        _check_same(stored, wanted, folder)
+    for line in _describe(wanted, folder, processes, stored is not None):
         print(line, flush=True)
     if given.dry_run:
         return 0
     (folder / "runs").mkdir(parents=True, exist_ok=True)
     with FolderLock(folder):
-        studies.save(study, folder, command)
-        opened = studies.open_study(study, folder)
-        take_up_again(opened, study, folder)
+        content = {"command": list(command), **dataclasses.asdict(wanted)}
+        write_atomically(folder / FILE, json.dumps(content, indent=1) + "\n")
+        study = open_study(wanted, folder)
+        _take_up_again(study, wanted, folder)
+        count = min(processes, wanted.trials)
+        tasks = [workers.Task(run_trials, (folder, number)) for number in range(count)]
+        progress = workers.Progress(wanted.trials, notes)
         try:
-            _run_workers(folder, min(workers, study.trials), notes)
+            workers.do_tasks(tasks, count, progress.take)
         except KeyboardInterrupt as stop:
-            raise KeyboardInterrupt(scheduler.WHAT_FOLLOWS) from stop
+            raise KeyboardInterrupt(workers.WHAT_FOLLOWS) from stop
         finally:
-            write_table(opened, study, folder)
-    return _say_end(opened, folder)
+            write_table(study, wanted, folder)
+    return _say_end(study, folder)
 
 
-def study_of(given: argparse.Namespace, folder: Path) -> Study:
-    """The study that a command line asks for.
+def search_of(given: argparse.Namespace, folder: Path) -> Search:
+    """Makes the search that a command line asks for.
 
     Raises:
         ConfigError: options that do not go together, a setting that cannot be used, or no validation data.
     """
     if given.zip or given.random is not None or given.submit or given.show:
         raise ConfigError("--search chooses the points itself, here: leave --zip, --random, --submit and --print out")
-    trials = 50 if given.trials is None else given.trials
-    if trials < 1:
-        raise ConfigError(f"--trials is {trials}; it must be at least 1")
-    parsed = [axes.parse_axis(text) for text in given.set]
-    free = [axis for axis in parsed if isinstance(axis.values, Range) or len(axis.values) > 1]
-    if not free:
+    wanted = Search(
+        config=given.config,
+        settings=tuple(given.set),
+        seeds=axes.parse_seeds(given.seeds) or (),
+        trials=50 if given.trials is None else given.trials,
+        sampler=given.sampler or SAMPLERS[0],
+        pruner=given.pruner or PRUNERS[0],
+        random_seed=given.random_seed,
+        storage=given.storage,
+        study=given.study or folder.name,
+    )
+    if wanted.trials < 1:
+        raise ConfigError(f"--trials is {wanted.trials}; it must be at least 1")
+    if not wanted.axes:
         raise ConfigError(
             "--search has nothing to choose; give ranges or several values: --set optimizer.learning_rate=0.001..1"
         )
-    study = Study(
-        config=given.config,
-        settings={axis.field: axis.values[0] for axis in parsed if axis not in free},
-        axes=free,
-        seeds=axes.parse_seeds(given.seeds) or (),
-        trials=trials,
-        sampler=given.sampler or studies.SAMPLERS[0],
-        pruner=given.pruner or studies.PRUNERS[0],
-        seed=given.random_seed,
-        storage=given.storage,
-        name=given.study or folder.name,
-    )
-    if not configs.validates(configs.resolve(study.config_of(study.first_point))):
+    if not configs.validates(configs.resolve(wanted.example)):
         raise ConfigError(
             "--search chooses by the accuracy on validation data, of which this config has none; hold some of the "
             "training examples out: --set data.validation_fraction=0.2"
         )
+    return wanted
+
+
+def load(folder: Path) -> Search | None:
+    """Reads `search.json`; None where there is none.
+
+    Raises:
+        RunFolderError: it cannot be read.
+    """
+
+    def build(content: dict[str, Any]) -> Search:
+        del content["command"]
+        return Search(**content | {name: tuple(content[name]) for name in ("settings", "seeds")})
+
+    return read_stored(folder / FILE, build)
+
+
+def _check_same(stored: Search, wanted: Search, folder: Path) -> None:
+    old, new = (plain_value(dataclasses.asdict(one)) for one in (stored, wanted))
+    if lines := config_differences(old, new, ignore=("trials",)):
+        raise RunFolderError(
+            f"{folder} holds a search with other settings (stored -> now):\n"
+            + "".join(f"  {line}\n" for line in lines)
+            + "Give another --workdir, or set them back; only --trials may change."
+        )
+
+
+def _optuna() -> Any:
+    try:
+        module = importlib.import_module("optuna")
+    except ImportError as error:
+        raise ConfigError("--search optuna needs the package optuna: pip install 'fedjax_ssl[sweep]'") from error
+    module.logging.set_verbosity(module.logging.ERROR)
+    warnings.filterwarnings("ignore", category=module.exceptions.ExperimentalWarning)
+    warnings.filterwarnings("ignore", "The reported value is ignored")  # of a round before the last checkpoint
+    return module
+
+
+def open_study(search: Search, folder: Path, worker: int = 0) -> Any:
+    """Opens the Optuna study, or makes it.
+
+    Args:
+        search: its settings.
+        folder: of the search.
+        worker: number of this process: workers do not draw the same points, and neither does a search that goes on.
+
+    Raises:
+        ConfigError: the storage cannot be used.
+    """
+    optuna, config = _optuna(), search.example
+    pruners = {
+        "none": optuna.pruners.NopPruner,
+        "median": optuna.pruners.MedianPruner,
+        "hyperband": lambda: optuna.pruners.HyperbandPruner(config.eval_every, max(config.rounds, 1)),
+    }
+    samplers = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
+    journal = importlib.import_module("optuna.storages.journal")
+    try:
+        study = optuna.create_study(
+            storage=search.storage
+            or optuna.storages.JournalStorage(journal.JournalFileBackend(str(folder / "study.log"))),
+            study_name=search.study,
+            direction="maximize",
+            load_if_exists=True,
+            pruner=pruners[search.pruner](),
+        )
+    except Exception as error:
+        place = search.storage or folder
+        raise ConfigError(f"the study {search.study!r} in {place} cannot be opened: {error}") from error
+    turn = 1000 * len(study.get_trials(deepcopy=False)) + worker
+    study.sampler = samplers[search.sampler](seed=search.random_seed + turn)
     return study
 
 
-def take_up_again(opened: Any, study: Study, folder: Path) -> None:
-    """Trials that ran when a search of this folder was killed are asked for again, and go on from their checkpoints."""
-    states = studies.optuna().trial.TrialState
-    for trial in opened.get_trials(deepcopy=False, states=(states.RUNNING,)):
-        if studies.is_of(trial, folder, study):
-            opened.tell(trial.number, state=states.FAIL)
-            opened.enqueue_trial(trial.params, user_attrs={"name": studies.name_of(trial)})
+def name_of(trial: Any) -> str:
+    """Names a trial, and its runs; the name stays when the trial is taken up again under another number."""
+    return trial.user_attrs.get("name") or f"trial={trial.number:04d}"
 
 
-def _run_workers(folder: Path, count: int, notes: Collection[str]) -> None:
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", WORKER, str(folder)],
-            stdin=subprocess.PIPE,
-            text=True,
-            env=scheduler.environment_of(count) | {studies.WORKER_NUMBER: str(number)},
-            start_new_session=True,  # Ctrl-C is for this process, which ends its workers
-        )
-        for number in range(count)
-    ]
-    try:
-        for process in processes:
-            assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):
-                # It stays open: the worker ends when this process does.
-                print(json.dumps(sorted(notes)), file=process.stdin, flush=True)
-        for process in processes:
-            process.wait()
-    finally:
-        scheduler.stop_processes(processes)
+def current(study: Any) -> list[Any]:
+    """Lists the trials of a study, without those that a later one has taken up."""
+    return list({name_of(trial): trial for trial in study.get_trials(deepcopy=False)}.values())
 
 
-def write_table(opened: Any, study: Study, folder: Path) -> list[dict[str, Any]]:
+def _own(study: Any, search: Search, folder: Path) -> list[Any]:
+    """Lists the trials of this folder; others who share a storage have folders of their own."""
+    here = str(folder.resolve())
+    return [one for one in current(study) if one.user_attrs.get("folder", None if search.storage else here) == here]
+
+
+def _take_up_again(study: Any, search: Search, folder: Path) -> None:
+    """Asks again for trials that ran when a search of this folder was killed; they go on from their checkpoints."""
+    states = _optuna().trial.TrialState
+    for trial in _own(study, search, folder):
+        if trial.state == states.RUNNING:
+            study.tell(trial.number, state=states.FAIL)
+            study.enqueue_trial(trial.params, user_attrs={"name": name_of(trial)})
+
+
+def run_trials(tell: workers.Tell, folder: Path, worker: int, at_once: int | None = None) -> None:
+    """Does trials until the study has as many as it is to have.
+
+    Args:
+        tell: takes events.
+        folder: of the search.
+        worker: number of this process.
+        at_once: trials to ask for and to vectorize at a time; by default one on a CPU, else as many as TPE draws before
+            it learns from them.
+    """
+    search, shared = load(folder), Shared()
+    assert search is not None, "it was written before"
+    example = search.example
+    command_line.use_processor(example.get("threads"))
+    study = open_study(search, folder, worker)
+    count = at_once or (_BEFORE_LEARNING if workers.vectorizes(Point(example, folder), shared) else 1)
+    while trials := _ask(study, search, folder, count):
+        programs: dict[str, list[Any]] = {}
+        for trial in trials:
+            try:
+                code = static_part(configs.resolve(search.config_of(trial.params)))
+            except ConfigError as error:
+                _tell(study, trial, error)
+            else:
+                programs.setdefault(code, []).append(trial)
+        for together in programs.values():
+            for trial, outcome in _outcomes(together, search, folder, shared):
+                _tell(study, trial, outcome)
+
+
+def _ask(study: Any, search: Search, folder: Path, most: int) -> list[Any]:
+    """Asks for up to so many trials; workers of one folder ask in turn, so that there are not too many."""
+    distributions = {field: _distribution(values) for field, values in search.axes}
+    with FileLock(folder / ".ask.lock"):
+        waiting = _optuna().trial.TrialState.WAITING
+        left = search.trials - sum(trial.state != waiting for trial in current(study))
+        trials = [study.ask(distributions) for _ in range(max(min(most, left), 0))]
+        for trial in trials:
+            trial.set_user_attr("name", name_of(trial))
+            trial.set_user_attr("folder", str(folder.resolve()))
+    return trials
+
+
+def _distribution(values: Sequence[str] | Range) -> Any:
+    known = _optuna().distributions
+    if not isinstance(values, Range):
+        return known.CategoricalDistribution(values)
+    if values.whole:
+        return known.IntDistribution(int(values.low), int(values.high), log=values.log)
+    return known.FloatDistribution(values.low, values.high, log=values.log)
+
+
+def _outcomes(
+    trials: Sequence[Any], search: Search, folder: Path, shared: Shared
+) -> Iterator[tuple[Any, Exception | float | None]]:
+    """Runs trials of one program, seed by seed; the first seed reports to the pruner.
+
+    Yields:
+        Each trial with its mean accuracy, None where it was stopped, or its error.
+    """
+    accuracies: dict[str, list[float]] = {name_of(trial): [] for trial in trials}
+    going = list(trials)
+    for place, seed in enumerate(search.seeds or (None,)):
+        folders = [results.folder_of(folder, search.run_names(trial)[place]) for trial in going]
+        points = [
+            Point(search.config_of(trial.params, seed), path, _watch(trial, path) if place == 0 else None)
+            for trial, path in zip(going, folders, strict=True)
+        ]
+        ended = workers.in_batches(points, shared, len(points))
+        for trial, path, (result, _) in list(zip(going, folders, ended, strict=True)):
+            if isinstance(result, dict):
+                accuracies[name_of(trial)].append(result[f"selected_{METRIC}"])
+                continue
+            going = [one for one in going if one is not trial]
+            stopped = (results.STOPPED, "stopped by the pruner")
+            results.mark(path, *(stopped if result is None else (results.FAILED, results.message_of(result))))
+            yield trial, result
+    yield from ((trial, float(np.mean(accuracies[name_of(trial)]))) for trial in going)
+
+
+def _watch(trial: Any, folder: Path) -> Callable[[Mapping[str, Any]], bool]:
+    """Reports the rows of a run to the pruner, first those from before the trial was taken up again."""
+
+    def report(row: Mapping[str, Any]) -> bool:
+        trial.report(float(row[METRIC]), row["round"])
+        return trial.should_prune()
+
+    for row in read_run(folder).rows:
+        trial.report(float(row[METRIC]), row["round"])
+    return report
+
+
+def _tell(study: Any, trial: Any, outcome: Exception | float | None) -> None:
+    states = _optuna().trial.TrialState
+    if isinstance(outcome, Exception):
+        study.tell(trial, state=states.FAIL)
+        said = f"failed: {results.message_of(outcome)}"
+    elif outcome is None:
+        study.tell(trial, state=states.PRUNED)
+        said = "pruned"
+    else:
+        study.tell(trial, outcome)
+        said = f"validation accuracy {outcome:.1%}"
+    chosen = (
+        f"{field} {value:.4g}" if isinstance(value, float) else f"{field} {value}"
+        for field, value in trial.params.items()
+    )
+    print(f"{name_of(trial)}: {said} ({', '.join(chosen)})", flush=True)
+
+
+def write_table(study: Any, search: Search, folder: Path) -> list[dict[str, Any]]:
     """Writes the tables, with a row per run that this folder holds; returns the rows."""
     runs = []
-    for trial in studies.current(opened):
-        if not studies.is_of(trial, folder, study):
-            continue
+    for trial in _own(study, search, folder):
         state = {"trial": trial.number, "state": trial.state.name.lower(), "score": trial.value}
         point = {**state, **plain_value(trial.params)}
-        names = studies.name_of(trial)
-        for seed, name in zip(study.seeds or (None,), study.names(names), strict=True):
-            runs.append(PlannedRun(name, 0, point if seed is None else {**point, "seed": seed}, {}))
-    fields = ["trial", "state", "score", *(axis.field for axis in study.axes), *(["seed"] if study.seeds else [])]
+        for seed, name in zip(search.seeds or (None,), search.run_names(trial), strict=True):
+            runs.append(PlannedRun(name, "", point if seed is None else {**point, "seed": seed}, {}))
+    fields = ["trial", "state", "score", *(axis.field for axis in search.axes), *(["seed"] if search.seeds else [])]
     return results.write(folder, Plan(tuple(fields), tuple(runs)))
 
 
-def _say_end(opened: Any, folder: Path) -> int:
-    states = studies.optuna().trial.TrialState
-    trials = studies.current(opened)
-    done, pruned, failed = (
-        sum(trial.state == state for trial in trials) for state in (states.COMPLETE, states.PRUNED, states.FAIL)
-    )
+def _say_end(study: Any, folder: Path) -> int:
+    states = [trial.state.name for trial in current(study)]
+    done, pruned, failed = (states.count(state) for state in ("COMPLETE", "PRUNED", "FAIL"))
     print(f"\n{counted(done, 'trial')} complete, {pruned} pruned, {failed} failed: {folder / 'results.csv'}")
     if done:
-        best = opened.best_trial
-        print(f"best: {studies.name_of(best)}, validation accuracy {best.value:.1%}")
+        best = study.best_trial
+        print(f"best: {name_of(best)}, validation accuracy {best.value:.1%}")
         print(f"its settings: {' '.join(f'--{field}={value}' for field, value in best.params.items())}")
     return 1 if failed or not done else 0
 
 
-def _describe(study: Study, folder: Path, workers: int, there: bool) -> list[str]:
-    lines = [
-        f"{study.config}: a study of {counted(study.trials, 'trial')} (sampler {study.sampler}, pruner {study.pruner})"
-    ]
-    for field, values in study.axes:
+def _describe(search: Search, folder: Path, processes: int, there: bool) -> list[str]:
+    how = f"sampler {search.sampler}, pruner {search.pruner}"
+    lines = [f"{search.config}: a study of {counted(search.trials, 'trial')} ({how})"]
+    for field, values in map(axes.parse_axis, search.settings):
         if isinstance(values, Range):
-            how = "whole numbers" if values.whole else "in the logarithm" if values.log else "evenly"
-            lines.append(f"  {field}: {values.low:g} to {values.high:g}, {how}")
+            spread = "whole numbers" if values.whole else "in the logarithm" if values.log else "evenly"
+            lines.append(f"  {field}: {values.low:g} to {values.high:g}, {spread}")
         else:
             lines.append(f"  {field}: {', '.join(values)}")
-    lines += [f"  {field}: {value}" for field, value in study.settings.items()]
-    if study.seeds:
-        lines.append(f"  seeds of every trial: {', '.join(map(str, study.seeds))}")
-    lines.append(f"  storage: {study.storage or folder / 'study.log'}, study {study.name!r}")
-    lines.append(f"  workers: {workers}, which share the study")
+    if search.seeds:
+        lines.append(f"  seeds of every trial: {', '.join(map(str, search.seeds))}")
+    lines.append(f"  storage: {search.storage or folder / 'study.log'}, study {search.study!r}")
+    lines.append(f"  workers: {processes}, which share the study")
     lines.append(f"  folder: {folder}" + (", which goes on" if there else ""))
     return lines

@@ -1,6 +1,8 @@
 """A sweep as a whole: runs as `run` makes them, tables, going on after any end, workers, clusters, searches."""
 
 import csv
+import dataclasses
+import importlib
 import itertools
 import json
 import os
@@ -15,14 +17,14 @@ import pytest
 
 from fedjax_ssl import config as configs
 from fedjax_ssl.cli import main
-from fedjax_ssl.runs.compile import OutOfMemory
-from fedjax_ssl.runs.folder import RunFolder, RunFolderError
-from fedjax_ssl.runs.loop import run
-from fedjax_ssl.runs.shared import Shared
-from fedjax_ssl.sweep import cluster, results, scheduler, search, studies, trials, worker
+from fedjax_ssl.experiment.programs import OutOfMemory
+from fedjax_ssl.experiment.run import run
+from fedjax_ssl.experiment.shared import Shared
+from fedjax_ssl.sweep import cluster, results, search, workers
 from fedjax_ssl.sweep import command as sweep_command
 from fedjax_ssl.sweep import plan as plans
 from fedjax_ssl.sweep.axes import parse_axis, points
+from fedjax_ssl.tracking import RunFolder, RunFolderError
 from tests.saved import state_of
 
 SMALL = ("rounds=4", "eval_every=2", "optimizer.local_epochs=1", "data.test_clients=9")
@@ -54,9 +56,10 @@ def table(folder):
 def test_runs_are_those_of_run_a_failure_stops_nobody_and_what_is_done_is_not_done_again(tmp_path):
     plan = planned(tmp_path, seeds=(0,))
     wrong = {**plan.runs[0].config["data"], "test_clients": 100}
-    broken = plan.runs[0]._replace(name="broken", config={**plan.runs[0].config, "data": wrong})
+    broken = dataclasses.replace(plan.runs[0], name="broken", config={**plan.runs[0].config, "data": wrong})
     runs, told = [broken, *plan.runs], []
-    worker.run_program(tmp_path, runs, told.append, runs)
+    plans.save(tmp_path, plans.Plan(plan.fields, tuple(runs)), [])
+    workers.do_runs(told.append, tmp_path, [one.name for one in runs])
     ended = {one["run"]: one["status"] for one in told if one["event"] == "end"}
     assert ended == {"broken": "failed", "seed=0": "done"}
     alone = configs.load("digits_fedavg", [text.split("=") for text in SMALL])
@@ -80,25 +83,28 @@ def test_runs_that_do_not_fit_together_are_done_half_as_many_at_a_time(tmp_path,
         tried.append([point.config.seed for point in points])
         return [OutOfMemory("small") if len(points) > 2 else {"seed": point.config.seed} for point in points]
 
-    monkeypatch.setattr(worker, "run_batch", run_batch)
-    points = [worker.Point(plans.config_of(run), tmp_path / run.name) for run in plan.runs]
+    monkeypatch.setattr(workers, "run_batch", run_batch)
+    points = [workers.Point(plans.config_of(run), tmp_path / run.name) for run in plan.runs]
     with pytest.warns(configs.ConfigNote, match="5 runs at a time do not fit on the device: 2 at a time"):
-        ended = [result for result, _ in worker.in_batches(points, Shared(), 5)]
+        ended = [result for result, _ in workers.in_batches(points, Shared(), 5)]
     assert tried == [[0, 1, 2, 3, 4], [0, 1], [2, 3], [4]]
     assert [one["seed"] for one in ended] == [0, 1, 2, 3, 4]
 
 
 def test_tasks_are_programs_and_those_that_would_leave_workers_idle_are_cut_into_parts(tmp_path):
     plan = planned(tmp_path, "optimizer.batch_size=5,10", seeds=(0, 1, 2, 3))
-    assert [len(task.runs) for task in scheduler.tasks(tmp_path, plan, 2)] == [4, 4]
-    parts = scheduler.tasks(tmp_path, plan, 4)
-    assert sorted((task.program, len(task.runs)) for task in parts) == [(0, 2), (0, 2), (1, 2), (1, 2)]
-    assert [len(task.runs) for task in scheduler.tasks(tmp_path, plan, 3)] == [2, 2, 2, 2]
+    assert [len(task.runs) for task in workers.tasks(tmp_path, plan, 2)] == [4, 4]
+    parts = workers.tasks(tmp_path, plan, 4)
+    numbers = [one.program for one in plan.runs[::4]]
+    assert [(task.runs[0].program, len(task.runs)) for task in parts] == [(n, 2) for n in numbers for _ in range(2)]
+    assert [len(task.runs) for task in workers.tasks(tmp_path, plan, 3)] == [2, 2, 2, 2]
     for one in plan.runs[:5]:
         results.mark(results.folder_of(tmp_path, one.name), results.STOPPED)
-    assert [(task.program, len(task.runs)) for task in scheduler.tasks(tmp_path, plan, 1)] == [(1, 3)]
+    assert [[one.name for one in task.runs] for task in workers.tasks(tmp_path, plan, 1)] == [
+        [one.name for one in plan.runs[5:]]
+    ]
     three = planned(tmp_path / "three", "optimizer.batch_size=2,5,10", seeds=(0, 1, 2, 3))
-    assert [len(task.runs) for task in scheduler.tasks(tmp_path / "three", three, 2)] == [4, 4, 2, 2]
+    assert [len(task.runs) for task in workers.tasks(tmp_path / "three", three, 2)] == [4, 4, 2, 2]
 
 
 def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path, capsys):
@@ -174,7 +180,7 @@ def test_a_word_that_the_command_does_not_know_is_told_with_the_nearest(capsys, 
 
 
 def test_a_note_of_several_workers_is_shown_once(capsys):
-    report = scheduler._Report(2, {"said at the start"}, sys.stdout)
+    report = workers.Progress(2, {"said at the start"})
     for text in ("said at the start", "said by both", "said by both"):
         report.take({"event": "note", "text": text})
     assert capsys.readouterr().err == "note: said by both\n"
@@ -229,19 +235,18 @@ def test_a_worker_that_dies_fails_its_run_and_the_others_go_on(tmp_path, monkeyp
     plan = planned(tmp_path, seeds=(0, 1, 2))
     (tmp_path / "deadly.py").write_text(
         "import os, sys\n"
-        "from fedjax_ssl.experiment import run as runs\n"
-        "from fedjax_ssl.sweep import worker\n"
-        "whole = worker.run_batch\n"
+        "from fedjax_ssl.sweep import workers\n"
+        "whole = workers.run_batch\n"
         "def deadly(points, shared):\n"
         "    if points[0].config.seed == 1: os.kill(os.getpid(), 9)\n"
         "    return whole(points, shared)\n"
-        "worker.run_batch = deadly\n"
-        "sys.exit(worker.main(sys.argv[1:]))\n"
+        "def do_runs(*given):\n"
+        "    workers.run_batch = deadly\n"
+        "    workers.do_runs(*given)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(scheduler, "WORKER", "deadly")
-    ended = scheduler.execute(tmp_path, plan, 1)
-    assert (ended.done, ended.failed) == (2, 1)
+    monkeypatch.setattr(workers, "do_runs", importlib.import_module("deadly").do_runs)
+    assert workers.execute(tmp_path, plan, 1) == {"done": 2, "failed": 1}
     assert [row["message"] for row in table(tmp_path) if row["status"] == "failed"] == [
         "its process ended by SIGKILL; was the memory enough?"
     ]
@@ -252,7 +257,7 @@ def test_a_worker_that_dies_fails_its_run_and_the_others_go_on(tmp_path, monkeyp
 def test_vectorized_runs_are_single_runs_but_for_rounding(tmp_path, config):
     extra = ("method.warmup_rounds=2",) if config == "digits_xclp" else ()
     plan = planned(tmp_path, *extra, "optimizer.learning_rate=0.05,0.1", config=config)
-    worker.run_program(tmp_path, plan.runs, lambda told: None, plan.runs, at_once=4)
+    workers.do_runs(lambda told: None, tmp_path, [one.name for one in plan.runs], at_once=4)
     for one in plan.runs:
         run(plans.config_of(one), tmp_path / "alone" / one.name)
         mine, alone = rows_of(results.folder_of(tmp_path, one.name)), rows_of(tmp_path / "alone" / one.name)
@@ -265,10 +270,10 @@ def test_vectorized_runs_are_single_runs_but_for_rounding(tmp_path, config):
 def test_jobs_of_a_cluster_do_their_programs_and_can_be_started_again(tmp_path):
     pytest.importorskip("submitit")
     plan = planned(tmp_path, "optimizer.batch_size=5,10", seeds=(0,))
-    jobs = cluster.hand_in(scheduler.tasks(tmp_path, plan, 1), tmp_path, "local", {}, 1.0)
+    jobs = cluster.hand_in(workers.tasks(tmp_path, plan, 1), tmp_path, "local", {}, 1.0)
     assert [job.result() for job in jobs] == [{"done": 1}, {"done": 1}]
     assert [row["status"] for row in table(tmp_path)] == ["done", "done"]
-    again = cluster.Job(tmp_path, [one.name for one in plan.runs])
+    again = cluster.Job(tmp_path, tuple(one.name for one in plan.runs))
     assert again.checkpoint().function() == {"done": 2}
 
 
@@ -295,7 +300,9 @@ SEARCH = ("data.validation_fraction=0.2", "optimizer.learning_rate=0.001..1")
 
 def study_in(folder, *more):
     given = [*command(folder, *SEARCH)[1:], "--search=optuna", *more]
-    return search.study_of(sweep_command.parser().parse_args(given), folder)
+    wanted = search.search_of(sweep_command.parser().parse_args(given), folder)
+    (folder / search.FILE).write_text(json.dumps({"command": [], **dataclasses.asdict(wanted)}))
+    return wanted
 
 
 @pytest.mark.thorough
@@ -313,7 +320,7 @@ def test_two_workers_share_a_study_that_is_killed_and_goes_on(tmp_path):
     process.stdout.close()
     time.sleep(2)
     assert main([*given, "--trials=10"]) == 0
-    found = studies.current(studies.open_study(studies.load(folder), folder))
+    found = search.current(search.open_study(search.load(folder), folder))
     assert len(found) == 10
     states = {trial.state for trial in found}
     assert states <= {optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED}
@@ -332,9 +339,9 @@ def test_a_bad_trial_is_pruned_and_trials_together_share_a_program(tmp_path, mon
         def prune(self, study, trial):
             return trial.params["optimizer.learning_rate"] < 0.05
 
-    monkeypatch.setattr(studies, "_pruner", lambda study, pruners: Slow())
-    trials.run_trials(study, tmp_path, at_once=3)
-    opened = studies.open_study(study, tmp_path)
+    monkeypatch.setattr(optuna.pruners, "MedianPruner", Slow)
+    search.run_trials(print, tmp_path, 0, at_once=3)
+    opened = search.open_study(study, tmp_path)
     states = [trial.state.name for trial in opened.trials]
     assert len(states) == 6 and {"PRUNED", "COMPLETE"} == set(states)
     search.write_table(opened, study, tmp_path)
@@ -347,8 +354,8 @@ def test_a_bad_trial_is_pruned_and_trials_together_share_a_program(tmp_path, mon
 def test_seeds_of_a_trial_are_averaged(tmp_path):
     pytest.importorskip("optuna")
     study = study_in(tmp_path, "--trials=1", "--pruner=none", "--seeds=2")
-    trials.run_trials(study, tmp_path)
-    rows = search.write_table(studies.open_study(study, tmp_path), study, tmp_path)
+    search.run_trials(print, tmp_path, 0)
+    rows = search.write_table(search.open_study(study, tmp_path), study, tmp_path)
     assert [row["run"] for row in rows] == ["trial=0000,seed=0", "trial=0000,seed=1"]
     mean = np.mean([row["selected_validation_accuracy"] for row in rows])
     np.testing.assert_allclose([row["score"] for row in rows], mean)

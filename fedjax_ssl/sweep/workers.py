@@ -1,0 +1,291 @@
+"""Worker processes of this machine, and the runs that such a process does."""
+
+import contextlib
+import math
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import jax
+
+from fedjax_ssl import command_line, processor
+from fedjax_ssl import config as configs
+from fedjax_ssl.experiment.programs import OutOfMemory
+from fedjax_ssl.experiment.run import Point, run_batch
+from fedjax_ssl.experiment.shared import Shared
+from fedjax_ssl.sweep import plan as plans
+from fedjax_ssl.sweep import results
+from fedjax_ssl.sweep.plan import Plan, PlannedRun
+from fedjax_ssl.tracking import FolderLocked
+
+WHAT_FOLLOWS = "the same command goes on with what is missing"  # after Ctrl-C
+_SPAWN = multiprocessing.get_context("spawn")
+Tell = Callable[[dict[str, Any]], None]  # takes an event: a run that starts or ended, or a note
+
+
+class Task(NamedTuple):
+    """A function and its arguments for one process; `tell` goes before them."""
+
+    work: Callable[..., None]
+    arguments: tuple[Any, ...]
+    runs: Sequence[PlannedRun] = ()
+
+
+def do_tasks(
+    tasks: Iterable[Task], processes: int, take: Tell, ended: Callable[[Task, int], list[Task]] = lambda task, code: []
+) -> None:
+    """Does tasks in processes of their own, which end when this process does.
+
+    Args:
+        tasks: in the order of their starts.
+        processes: at a time, at most; they share the cores.
+        take: is given every event.
+        ended: task and exit code -> tasks to do next.
+    """
+    waiting, busy = list(tasks), dict[Connection, tuple[BaseProcess, Task]]()
+    try:
+        while waiting or busy:
+            while waiting and len(busy) < processes:
+                sharers = min(processes, len(waiting) + len(busy))
+                task = waiting.pop(0)
+                connection, process = _start(task, max(processor.cores() // sharers, 1) if sharers > 1 else None)
+                busy[connection] = process, task
+            for ready in cast(list[Connection], wait(list(busy))):
+                try:
+                    event = ready.recv()
+                except (EOFError, OSError):
+                    process, task = busy.pop(ready)
+                    process.join()
+                    waiting = [*ended(task, process.exitcode or 0), *waiting]
+                else:
+                    take(event)
+    finally:
+        for process, _ in busy.values():
+            process.terminate()
+        for process, _ in busy.values():
+            process.join()
+
+
+def _start(task: Task, threads: int | None) -> tuple[Connection, BaseProcess]:
+    receiver, sender = _SPAWN.Pipe(duplex=False)
+    process = _SPAWN.Process(target=_work, args=(sender, threads, task))
+    with _no_interrupts():
+        process.start()
+    sender.close()
+    return receiver, process
+
+
+@contextlib.contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """Holds Ctrl-C back. A process that is started meanwhile never gets it: this one does, and ends the others."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _work(sender: Connection, threads: int | None, task: Task) -> None:
+    """Does a task in a process that is set up as a run's."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if threads is not None:
+        os.environ.setdefault("NPROC", str(threads))
+    set_up()
+    with command_line.notes_instead_of_warnings(lambda text: sender.send({"event": "note", "text": text})):
+        task.work(sender.send, *task.arguments)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a worker was started by another process"
+    parent.join()
+    os._exit(1)
+
+
+def set_up() -> None:
+    """Prepares a process for runs."""
+    command_line.use_compilation_cache()
+    command_line.map_large_buffers()
+
+
+def do_runs(tell: Tell, sweep: Path, names: Collection[str], at_once: int | None = None) -> None:
+    """Does runs of one program of a sweep. A run that fails is marked, and the others go on.
+
+    Args:
+        tell: is told of every run that starts or ended.
+        sweep: folder with a `sweep.json`.
+        names: of the runs.
+        at_once: runs at a time, see `in_batches`.
+    """
+    plan = plans.load(sweep)
+    assert plan is not None, "it was written before"
+    runs = [run for run in plan.runs if run.name in names]
+    command_line.use_processor(runs[0].config["threads"])
+    points = [Point(plans.config_of(run), results.folder_of(sweep, run.name)) for run in runs]
+    shared = Shared()
+    with contextlib.suppress(Exception):  # a run that cannot be says so itself
+        # Runs of the program that others do are given the same shapes.
+        program = [run for run in plan.runs if run.program == runs[0].program]
+        shared.align([configs.resolve(plans.config_of(run)) for run in program])
+
+    def start(batch: Sequence[Point]) -> None:
+        tell({"event": "start", "runs": [Path(point.workdir).name for point in batch]})
+
+    for run, (result, seconds) in zip(runs, in_batches(points, shared, at_once, start), strict=True):
+        status, message = _outcome(result)
+        if status == results.FAILED:
+            results.mark(results.folder_of(sweep, run.name), status, message)
+        tell({"event": "end", "run": run.name, "status": status, "message": message, "seconds": seconds})
+
+
+def _outcome(result: Any) -> tuple[str, str]:
+    if isinstance(result, FolderLocked):  # another process does it
+        return results.MISSING, str(result)
+    if isinstance(result, Exception):
+        return results.FAILED, results.message_of(result)
+    return results.DONE, results.brief(result)
+
+
+def in_batches(
+    points: Sequence[Point],
+    shared: Shared,
+    at_once: int | None = None,
+    start: Callable[[Sequence[Point]], None] = lambda batch: None,
+) -> Iterator[tuple[dict[str, Any] | Exception | None, float]]:
+    """Does runs of one program, vectorized; half as many at a time where the device has not enough memory for them.
+
+    Args:
+        points: the runs.
+        shared: common to the runs of the process.
+        at_once: runs at a time; by default all of them, or one where `vectorizes` says no.
+        start: is told which runs start.
+
+    Yields:
+        For every run what `run_batch` returns, and its share of the seconds.
+    """
+    waiting = list(points)
+    count = at_once or (len(waiting) if waiting and vectorizes(waiting[0], shared) else 1)
+    while waiting:
+        batch = waiting[:count]
+        start(batch)
+        begin = time.perf_counter()
+        for point in batch:
+            results.unmark(Path(point.workdir))
+        ended = run_batch(batch, shared)
+        if len(batch) > 1 and any(isinstance(result, OutOfMemory) for result in ended):
+            count = len(batch) // 2
+            note = f"{len(batch)} runs at a time do not fit on the device: {count} at a time"
+            warnings.warn(note, configs.ConfigNote, stacklevel=1)
+            continue
+        seconds = (time.perf_counter() - begin) / len(batch)
+        yield from ((result, seconds) for result in ended)
+        waiting = waiting[count:]
+
+
+def vectorizes(point: Point, shared: Shared) -> bool:
+    """Says whether runs like this one are faster together than in turn: on one device that is no CPU.
+
+    On a CPU the work is the limit, and vectorized runs take longer than the same runs in turn (docs/benchmarks.md, W8).
+    """
+    if jax.default_backend() == "cpu":
+        return False
+    try:
+        experiment = shared.experiment(configs.resolve(point.config))
+    except Exception:  # the run says so itself
+        return False
+    return experiment.config.federated.devices <= 1 and experiment.host is None
+
+
+def tasks(sweep: Path, plan: Plan, workers: int) -> list[Task]:
+    """Makes a task of every program that has runs to do; programs that would leave workers idle are cut into parts.
+
+    Of five programs for two workers, two are dealt to each, and the fifth is cut in two.
+    """
+    programs = [results.unfinished(sweep, runs) for runs in plan.programs]
+    waiting = sorted(filter(None, programs), key=len, reverse=True)  # the longest first, so that workers end together
+    last = len(waiting) % workers
+    whole, cut = waiting[: len(waiting) - last], waiting[len(waiting) - last :]
+    parts = math.ceil(workers / max(last, 1))
+    dealt = [*whole, *filter(None, (runs[place::parts] for runs in cut for place in range(parts)))]
+    return [task_of(sweep, runs) for runs in dealt]
+
+
+def task_of(sweep: Path, runs: Sequence[PlannedRun]) -> Task:
+    """Makes a task of runs of one program."""
+    return Task(do_runs, (sweep, [run.name for run in runs]), runs)
+
+
+def execute(sweep: Path, plan: Plan, workers: int, notes: Iterable[str] = ()) -> Counter[str]:
+    """Does all runs that are missing, and writes the tables after every program.
+
+    Args:
+        sweep: folder of the sweep.
+        plan: as in its `sweep.json`.
+        workers: processes at a time.
+        notes: shown before; those of all workers are shown once.
+
+    Returns:
+        The number of runs by status.
+    """
+    waiting = tasks(sweep, plan, workers)
+    progress = Progress(sum(len(task.runs) for task in waiting), notes)
+
+    def ended(task: Task, code: int) -> list[Task]:
+        left = [run for run in task.runs if run.name not in progress.ended] if code else []
+        dead = [run for run in left if run.name in progress.started] or left
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        message = f"its process ended {how}" + "; was the memory enough?" * (code == -signal.SIGKILL)
+        for run in dead:
+            results.mark(results.folder_of(sweep, run.name), results.FAILED, message)
+            told = {"event": "end", "run": run.name, "status": results.FAILED, "message": message, "seconds": 0.0}
+            progress.take(told)
+        results.write(sweep, plan)
+        rest = [run for run in left if run not in dead]
+        return [task_of(sweep, rest)] if rest else []
+
+    results.write(sweep, plan)
+    try:
+        do_tasks(waiting, workers, progress.take, ended)
+    finally:
+        rows = results.write(sweep, plan)
+    return Counter(row["status"] for row in rows)
+
+
+class Progress:
+    """Lines about runs that ended, with the time that is left."""
+
+    def __init__(self, total: int, notes: Iterable[str]):
+        self._total, self._notes, self._begin = total, set(notes), time.monotonic()
+        self.started: set[str] = set()
+        self.ended: set[str] = set()
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Shows an event."""
+        if event["event"] == "start":
+            self.started.update(event["runs"])
+        elif event["event"] == "note":
+            if event["text"] not in self._notes:
+                self._notes.add(event["text"])
+                command_line.print_note(event["text"])
+        else:
+            self.ended.add(event["run"])
+            failed = "" if event["status"] == results.DONE else f"{event['status']}: "
+            left = ""
+            if len(self.ended) < self._total:
+                seconds = (time.monotonic() - self._begin) / len(self.ended) * (self._total - len(self.ended))
+                left = f", about {timedelta(seconds=round(seconds))} left"
+            line = f"[{len(self.ended)}/{self._total}] {event['run']}: {failed}{event['message']}"
+            print(f"{line} ({event['seconds']:.1f} s{left})", flush=True)
