@@ -1,5 +1,4 @@
-"""A page that compares runs: `fedjax-ssl report runs/...`, and what it is made of as functions."""
+"""A page that compares runs: `fedjax-ssl report runs/...`, and its parts as functions."""
 
-from fedjax_ssl.report.errors import ReportError
 from fedjax_ssl.report.page import render
-from fedjax_ssl.report.reading import Report, read
+from fedjax_ssl.report.runs import Report, ReportError, read

@@ -3,7 +3,6 @@
 import argparse
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from rich.table import Table
@@ -11,11 +10,10 @@ from rich.text import Text
 
 from fedjax_ssl.cli import PROGRAM, one_of, parser
 from fedjax_ssl.errors import counted
-from fedjax_ssl.report.comparison import Cell, compare
-from fedjax_ssl.report.exports import EXPORTS, header, lines
+from fedjax_ssl.report.exports import EXPORTS, lines
+from fedjax_ssl.report.numbers import LEVEL
 from fedjax_ssl.report.page import render
-from fedjax_ssl.report.reading import Report, read
-from fedjax_ssl.report.statistics import LEVEL
+from fedjax_ssl.report.runs import Report, read
 from fedjax_ssl.runs.files import bytes_in_words, write_output
 from fedjax_ssl.runs.progress import Console
 
@@ -38,14 +36,13 @@ def main(arguments: list[str]) -> int:
     report = read(given.runs, metric=given.metric, baseline=given.baseline)
     written = {"report": given.output}
     write_output(given.output, render(report, shlex.join([PROGRAM, "report", *arguments])))
-    cells = compare(report.groups, report.baseline, report.metric)
     for kind in given.export:
         ending, export = EXPORTS[kind]
         written[kind] = given.output.with_suffix(ending)
-        write_output(written[kind], export(report.groups, cells, report.metric, report.baseline))
+        write_output(written[kind], export(report))
     for line in report.problems:
         print(f"note: {line}", file=sys.stderr)
-    _show(report, cells)
+    _show(report)
     for kind, path in written.items():
         print(f"{kind}: {path} ({bytes_in_words(path.stat().st_size)})")
     return 0
@@ -74,19 +71,17 @@ def _parser() -> argparse.ArgumentParser:
     return own
 
 
-def _show(report: Report, cells: Sequence[Cell]) -> None:
-    """The table in a terminal."""
+def _show(report: Report) -> None:
+    """Prints the table in a terminal."""
+    found = lines(report).iloc[:, :4]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    metric = header(report.metric, report.baseline).metric
-    table.add_column(Text("group"), overflow="fold")
-    for title in ("runs", metric, "difference"):
-        table.add_column(Text(title), justify="right", overflow="fold")
-    rows = lines(report.groups, cells, report.metric)
-    for row in rows[:_SHOWN]:
-        table.add_row(*map(Text, (row.group, row.runs, row.metric, row.difference)))
+    for title in ("group", "runs", found.columns[2], "difference"):
+        table.add_column(Text(title), justify="left" if title == "group" else "right", overflow="fold")
+    for row in found[:_SHOWN].itertuples(index=False):
+        table.add_row(*map(Text, row))
     console = Console(highlight=False, markup=False)
     console.print(table)
-    if len(rows) > _SHOWN:
-        console.print(f"... and {counted(len(rows) - _SHOWN, 'more group')}")
-    if len(rows) > 1:
+    if len(found) > _SHOWN:
+        console.print(f"... and {counted(len(found) - _SHOWN, 'more group')}")
+    if len(found) > 1:
         console.print(f"difference to {report.baseline.name} over common seeds, with its {LEVEL:.0%} interval")

@@ -1,145 +1,78 @@
 """The table of a report for a paper or a spreadsheet: Markdown, LaTeX, CSV."""
 
-import csv
-import io
 import math
 import re
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
-from fedjax_ssl.report.comparison import COSTS, Cell, costs_of, difference_text, spread_text
-from fedjax_ssl.report.groups import Group
-from fedjax_ssl.report.metrics import Metric
-from fedjax_ssl.report.statistics import LEVEL, METHOD
+import pandas
 
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "±": r"$\pm$",
-    **{letter: f"\\{letter}" for letter in "&%$#_{}"},
-}
+from fedjax_ssl.report.numbers import COSTS, METHOD, Cell, cost_texts, difference_text, headings, mean_text
+from fedjax_ssl.report.runs import Report
 
 
-class Line(NamedTuple):
-    """A line of the table as text, or the titles of its columns."""
-
-    group: str
-    runs: str
-    metric: str
-    difference: str
-    costs: tuple[str, ...]
-
-    @property
-    def cells(self) -> list[str]:
-        """All columns, from left to right."""
-        return [self.group, self.runs, self.metric, self.difference, *self.costs]
-
-
-def header(metric: Metric, baseline: Group) -> Line:
-    """Titles of the columns of `lines`."""
-    unit = {"%": " (%)", "s": " (s)"}.get(metric.unit, "")
-    points = {"%": "points, "}.get(metric.unit, "")
-    return Line(
-        group="group",
-        runs="runs",
-        metric=f"{metric.title}{unit}",
-        difference=f"difference to {baseline.name} ({points}{LEVEL:.0%} interval)",
-        costs=tuple(f"{title} (s)" if unit_ == "s" else title for title, unit_, _ in COSTS),
-    )
-
-
-def lines(groups: Sequence[Group], cells: Sequence[Cell], metric: Metric) -> list[Line]:
-    """The table as text, a line per group."""
-    return [
-        Line(
-            group=group.name,
-            runs=str(len(group.finished)),
-            metric=spread_text(cell.spread, metric.unit),
-            difference=difference_text(cell, metric.unit),
-            costs=tuple(
-                spread_text(cost and cost._replace(deviation=None), unit)
-                for cost, (_, unit, _) in zip(costs_of(group), COSTS, strict=True)
-            ),
-        )
-        for group, cell in zip(groups, cells, strict=True)
+def lines(report: Report) -> pandas.DataFrame:
+    """Writes the table as text, a row per group."""
+    unit = report.metric.unit
+    rows = [
+        [group.name, str(len(group.finished)), mean_text(cell, unit), difference_text(cell, unit), *cost_texts(costs)]
+        for group, cell, costs in zip(report.groups, report.cells(report.metric), report.costs, strict=True)
     ]
+    return pandas.DataFrame(rows, columns=headings(report.metric, report.baseline.name))
 
 
-def markdown(groups: Sequence[Group], cells: Sequence[Cell], metric: Metric, baseline: Group) -> str:
-    """A table for a README; mean ± standard deviation over seeds, and how the interval is made below it."""
-    titles = header(metric, baseline).cells
-    rows = [titles, ["---", *["---:"] * (len(titles) - 1)], *(line.cells for line in lines(groups, cells, metric))]
+def markdown(report: Report) -> str:
+    """Writes a table for a README; mean ± standard deviation over seeds, and how the interval is made below it."""
+    table = lines(report)
+    rows = [list(table), ["---", *["---:"] * (table.shape[1] - 1)], *table.to_numpy().tolist()]
     text = [f"| {' | '.join(map(_markdown, row))} |" for row in rows]
     return "\n".join([*text, "", f"Mean ± standard deviation over seeds. {METHOD}"]) + "\n"
-
-
-def latex(groups: Sequence[Group], cells: Sequence[Cell], metric: Metric, baseline: Group) -> str:
-    """A tabular that needs the package booktabs."""
-    titles = header(metric, baseline).cells
-    body = [" & ".join(map(_latex, line.cells)) + r" \\" for line in lines(groups, cells, metric)]
-    return (
-        "\n".join(
-            [
-                "% needs \\usepackage{booktabs}; mean and standard deviation over seeds.",
-                f"% {METHOD.replace('√', 'sqrt ').replace('·', '*').replace('±', '+-')}",
-                f"\\begin{{tabular}}{{l{'r' * (len(titles) - 1)}}}",
-                r"\toprule",
-                " & ".join(map(_latex, titles)) + r" \\",
-                r"\midrule",
-                *body,
-                r"\bottomrule",
-                r"\end{tabular}",
-            ]
-        )
-        + "\n"
-    )
-
-
-def comma_separated(groups: Sequence[Group], cells: Sequence[Cell], metric: Metric, baseline: Group) -> str:
-    """Unrounded numbers in the metric's own unit (shares in [0, 1]); a column per field that names a group."""
-    fields = list(dict.fromkeys(field for group in groups for field in group.parts))
-    numbers = ["runs", "mean", "deviation", "pairs", "difference", "low", "high"]
-    costs = [title.replace(", ", " ").replace(" ", "_") for title, _, _ in COSTS]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["group", *fields, "metric", *numbers, "baseline", *costs])
-    for group, cell in zip(groups, cells, strict=True):
-        found = [*(cell.spread or (0, None, None)), *(cell.difference or (0, None, None, None))]
-        writer.writerow(
-            [
-                _harmless(group.name),
-                *(_harmless(group.config.get(field)) for field in fields),
-                metric.name,
-                *map(_number, found),
-                _harmless(baseline.name),
-                *(_number(cost.mean if cost else None) for cost in costs_of(group)),
-            ]
-        )
-    return text.getvalue()
-
-
-EXPORTS: dict[str, tuple[str, Callable[[Sequence[Group], Sequence[Cell], Metric, Group], str]]] = {
-    "md": (".md", markdown),
-    "latex": (".tex", latex),
-    "csv": (".csv", comma_separated),
-}
 
 
 def _markdown(cell: str) -> str:
     return re.sub(r"([\\|`*_<>\[\]])", r"\\\1", " ".join(cell.split())) if cell.strip("-:") else cell
 
 
-def _latex(cell: str) -> str:
-    return "".join(_LATEX.get(letter, letter) for letter in " ".join(cell.split()))
+def latex(report: Report) -> str:
+    """Writes a tabular that needs the package booktabs."""
+    table = lines(report).map(lambda cell: " ".join(cell.split())).rename(columns=lambda title: " ".join(title.split()))
+    text = table.to_latex(index=False, escape=True, column_format=f"l{'r' * (table.shape[1] - 1)}")
+    return (
+        "% needs \\usepackage{booktabs}; mean and standard deviation over seeds.\n"
+        f"% {METHOD.replace('√', 'sqrt ').replace('·', '*').replace('±', '+-')}\n"
+    ) + text.replace("±", r"$\pm$")
 
 
-def _number(value: float | None) -> Any:
-    return "" if value is None else value if math.isfinite(value) else str(value)
+def comma_separated(report: Report) -> str:
+    """Writes unrounded numbers, shares in [0, 1], with a column per field that names a group."""
+    fields = list(dict.fromkeys(field for group in report.groups for field in group.parts))
+    titles = [title.replace(", ", " ").replace(" ", "_") for title in COSTS]
+    rows = [
+        {
+            "group": group.name,
+            **{field: group.config.get(field) for field in fields},
+            "metric": report.metric.name,
+            **cell._asdict(),
+            "baseline": report.baseline.name,
+            **dict(zip(titles, costs, strict=True)),
+        }
+        for group, cell, costs in zip(report.groups, report.cells(report.metric), report.costs, strict=True)
+    ]
+    columns = dict.fromkeys(("group", *fields, "metric", *Cell._fields, "baseline", *titles))
+    return pandas.DataFrame(rows, columns=columns, dtype=object).map(_harmless).to_csv(index=False, lineterminator="\n")
 
 
 def _harmless(value: Any) -> Any:
-    """A text that a spreadsheet does not take for a formula."""
+    """A value as text where pandas would leave it out, and that a spreadsheet does not take for a formula."""
     if isinstance(value, list):
         value = ",".join(map(str, value))
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value
+
+
+EXPORTS: dict[str, tuple[str, Callable[[Report], str]]] = {
+    "md": (".md", markdown),
+    "latex": (".tex", latex),
+    "csv": (".csv", comma_separated),
+}

@@ -15,18 +15,9 @@ from fedjax_ssl.config import ConfigError
 from fedjax_ssl.errors import counted
 from fedjax_ssl.runs.folder import FolderLock
 from fedjax_ssl.sweep import plan as plans
-<<<<<<< HEAD
-from fedjax_ssl.sweep import results, scheduler
-from fedjax_ssl.sweep.plan import Plan
-from fedjax_ssl.sweep.scheduler import Task
-from fedjax_ssl.sweep.worker import set_up_and_run
-=======
 from fedjax_ssl.sweep import results, workers
 from fedjax_ssl.sweep.plan import Plan, names_of
 from fedjax_ssl.sweep.workers import Task
-from fedjax_ssl.tracking import FolderLock
-from fedjax_ssl.words import counted
->>>>>>> cf3d58d (sweep: worker processes by multiprocessing, one plan per file line, searches by optuna's ask and tell in one file)
 
 # Starts of a job that ran into its time limit; between them it goes on from its checkpoints.
 _STARTS = 1000

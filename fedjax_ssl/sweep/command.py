@@ -17,11 +17,11 @@ from fedjax_ssl import config as configs
 from fedjax_ssl.cli import Parser, one_of
 from fedjax_ssl.cli import parser as new_parser
 from fedjax_ssl.config import ConfigError
+from fedjax_ssl.errors import counted
+from fedjax_ssl.runs.folder import FolderLock, RunFolderError
 from fedjax_ssl.sweep import axes, cluster, results, search, workers
 from fedjax_ssl.sweep import plan as plans
 from fedjax_ssl.sweep.plan import Plan, names_of
-from fedjax_ssl.tracking import FolderLock, RunFolderError
-from fedjax_ssl.words import counted
 
 _EXAMPLES = """\
 examples:

@@ -14,14 +14,14 @@ from flax.traverse_util import flatten_dict
 from fedjax_ssl import config as configs
 from fedjax_ssl import methods
 from fedjax_ssl.config import ConfigError
-from fedjax_ssl.experiment.programs import static_part
-from fedjax_ssl.experiment.run import UNCOMPARED
+from fedjax_ssl.errors import counted
 from fedjax_ssl.registry import did_you_mean
+from fedjax_ssl.runs.compile import static_part
+from fedjax_ssl.runs.files import plain_value, write_atomically
+from fedjax_ssl.runs.folder import SWEEP_FILE as FILE
+from fedjax_ssl.runs.folder import RunFolderError, config_differences, read_stored
+from fedjax_ssl.runs.loop import UNCOMPARED
 from fedjax_ssl.sweep.axes import Settings
-from fedjax_ssl.tracking import SWEEP_FILE as FILE
-from fedjax_ssl.tracking import RunFolderError, config_differences, read_stored
-from fedjax_ssl.tracking.files import plain_value, write_atomically
-from fedjax_ssl.words import counted
 
 _SHORT = {"optimizer.learning_rate": "lr", "optimizer.batch_size": "batch", "optimizer.local_epochs": "epochs"}
 _LONGEST = 100  # letters of a run's name
@@ -211,7 +211,7 @@ def extended(stored: Plan, wanted: Plan, folder: Path) -> Plan:
 
 
 def config_of(run: PlannedRun) -> ml_collections.ConfigDict:
-    """Makes the config of a planned run, as `fedjax_ssl.experiment.run.run` takes it."""
+    """Makes the config of a planned run, as `fedjax_ssl.runs.loop.run` takes it."""
     return ml_collections.ConfigDict(_with_tuples(run.config))
 
 

@@ -20,13 +20,13 @@ import jax
 
 from fedjax_ssl import command_line, processor
 from fedjax_ssl import config as configs
-from fedjax_ssl.experiment.programs import OutOfMemory
-from fedjax_ssl.experiment.run import Point, run_batch
-from fedjax_ssl.experiment.shared import Shared
+from fedjax_ssl.runs.compile import OutOfMemory
+from fedjax_ssl.runs.folder import FolderLocked
+from fedjax_ssl.runs.loop import Point, run_batch
+from fedjax_ssl.runs.shared import Shared
 from fedjax_ssl.sweep import plan as plans
 from fedjax_ssl.sweep import results
 from fedjax_ssl.sweep.plan import Plan, PlannedRun
-from fedjax_ssl.tracking import FolderLocked
 
 WHAT_FOLLOWS = "the same command goes on with what is missing"  # after Ctrl-C
 _SPAWN = multiprocessing.get_context("spawn")

@@ -62,7 +62,7 @@ def ask(browser, code):
 def visible_rows(browser, column=None):
     """Names of the rows that are shown, or what a column is sorted by."""
     value = "r.querySelector('.name').textContent" if column is None else f"r.cells[{column}].dataset.value"
-    return ask(browser, f"[...document.querySelectorAll('#groups tbody tr')].filter(r => !r.hidden).map(r => {value})")
+    return ask(browser, f"[...document.querySelectorAll('.groups tbody tr')].filter(r => !r.hidden).map(r => {value})")
 
 
 def click(browser, selector):
@@ -111,18 +111,18 @@ def test_tables_are_sorted_by_mouse_and_keyboard(browser, page):
     from selenium.webdriver.common.keys import Keys
 
     look(browser, page)
-    click(browser, "#groups thead th:nth-child(3) button")
+    click(browser, ".groups thead th:nth-child(3) button")
     values = [float(value) for value in visible_rows(browser, 2) if value]
     assert len(values) == 20 and values == sorted(values, reverse=True)
-    head = browser.find_element("css selector", "#groups thead th:nth-child(3)")
+    head = browser.find_element("css selector", ".groups thead th:nth-child(3)")
     assert head.get_attribute("aria-sort") == "descending"
     head.find_element("css selector", "button").send_keys(Keys.ENTER)
     values = [float(value) for value in visible_rows(browser, 2) if value]
     assert values == sorted(values) and head.get_attribute("aria-sort") == "ascending"
-    click(browser, "#groups thead th:first-child button")
+    click(browser, ".groups thead th:first-child button")
     names = visible_rows(browser)
     assert names[:3] == ["fedavg, learning_rate=0.03", "fedavg, learning_rate=0.1", "fedavg, learning_rate=0.3"]
-    click(browser, "#groups thead th:nth-child(4) button")  # the baseline has no difference and stays below
+    click(browser, ".groups thead th:nth-child(4) button")  # the baseline has no difference and stays below
     assert visible_rows(browser)[-1] == "fedavg, learning_rate=0.1"
 
 
@@ -143,12 +143,12 @@ def test_the_filter_hides_rows_and_lines(browser, page):
 
 def test_another_metric_changes_table_and_charts(browser, page):
     look(browser, page)
-    before = ask(browser, "document.querySelector('#groups tbody tr').cells[2].textContent")
+    before = ask(browser, "document.querySelector('.groups tbody tr').cells[2].textContent")
     script = "const s = document.querySelector('#metric'); s.value = 'test_loss'; s.dispatchEvent(new Event('change'))"
     browser.execute_script(script)
-    after = ask(browser, "document.querySelector('#groups tbody tr').cells[2].textContent")
+    after = ask(browser, "document.querySelector('.groups tbody tr').cells[2].textContent")
     assert before != after and after.startswith("0.")
-    assert ask(browser, "document.querySelector('#groups thead').textContent").count("test loss") == 1
+    assert ask(browser, "document.querySelector('.groups thead').textContent").count("test loss") == 1
     assert "test loss over round" in ask(browser, "document.querySelector('[data-axis=round] h3').textContent")
     assert browser.get_log("browser") == []
 
@@ -156,7 +156,7 @@ def test_another_metric_changes_table_and_charts(browser, page):
 def test_groups_are_put_into_the_charts_and_out(browser, page):
     look(browser, page)
     assert ask(browser, "document.querySelectorAll('#curves .legend li').length") == 7
-    click(browser, "#groups tbody tr .mark[aria-pressed=true]")
+    click(browser, ".groups tbody tr .mark[aria-pressed=true]")
     assert ask(browser, "document.querySelectorAll('#curves .legend li').length") == 6
     click(browser, '[data-show="none"]')
     assert ask(browser, "document.querySelectorAll('.mark[aria-pressed=true]').length") == 0

@@ -7,18 +7,16 @@ import re
 import shutil
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
 from fedjax_ssl import cli
 from fedjax_ssl.report import ReportError, read
-from fedjax_ssl.report.clients import profile
-from fedjax_ssl.report.comparison import compare
-from fedjax_ssl.report.effects import effects_of
+from fedjax_ssl.report.charts import effects_of, profile
 from fedjax_ssl.report.exports import EXPORTS
-from fedjax_ssl.report.groups import choose_baseline
-from fedjax_ssl.report.metrics import metric, written
-from fedjax_ssl.report.statistics import paired_difference
+from fedjax_ssl.report.numbers import compare, metric, written
+from fedjax_ssl.report.runs import choose_baseline
 from tests.report.folders import write_run, write_sweep
 
 BEFORE, AFTER = [0.80, 0.83, 0.79, 0.82], [0.85, 0.84, 0.86, 0.88]
@@ -55,12 +53,12 @@ def two(tmp_path):
 
 def test_mean_spread_and_paired_interval_are_those_of_scipy(two):
     report = read([two])
-    first, second = compare(report.groups, report.baseline, report.metric)
-    assert first.spread == (4, pytest.approx(np.mean(BEFORE)), pytest.approx(np.std(BEFORE, ddof=1)))
+    first, second = report.cells(report.metric)
+    assert first[:4] == (4, pytest.approx(np.mean(BEFORE)), pytest.approx(np.std(BEFORE, ddof=1)), 0)
     assert first.difference is None
     expected = stats.ttest_rel(AFTER, BEFORE).confidence_interval(0.95)
-    assert second.difference.mean == pytest.approx(np.mean(AFTER) - np.mean(BEFORE))
-    assert (second.difference.low, second.difference.high) == pytest.approx((expected.low, expected.high))
+    assert second.difference == pytest.approx(np.mean(AFTER) - np.mean(BEFORE))
+    assert (second.low, second.high) == pytest.approx((expected.low, expected.high))
     page = page_of(two)
     assert ">81.0 ± 1.8</td>" in page  # the table as text, not only as data
     assert f"{100 * np.mean(AFTER):.1f} ± {100 * np.std(AFTER, ddof=1):.1f}" in page
@@ -70,10 +68,13 @@ def test_mean_spread_and_paired_interval_are_those_of_scipy(two):
 def test_only_common_seeds_are_paired(two):
     shutil.rmtree(two / "a3")
     assert " (3 pairs)" in page_of(two)
-    assert paired_difference({0: 1.0, 5: 3.0}, {0: 0.5, 1: 9.0}) == (1, 0.5, None, None)
-    assert paired_difference({0: 1.0}, {1: 1.0}) is None
-    assert paired_difference({0: float("nan")}, {0: 1.0}) is None
-    assert paired_difference({0: 1.0, 1: 2.0}, {0: 0.0, 1: 1.0}).low == 1.0
+    for values, baseline, expected in (
+        ({0: 1.0, 5: 3.0}, {0: 0.5, 1: 9.0}, (1, 0.5, None, None)),
+        ({0: 1.0}, {1: 1.0}, (0, None, None, None)),
+        ({0: np.inf}, {0: 1.0}, (0, None, None, None)),
+        ({0: 1.0, 1: 2.0}, {0: 0.0, 1: 1.0}, (2, 1.0, 1.0, 1.0)),
+    ):
+        assert compare(pd.Series(values), pd.Series(baseline))[3:] == expected
 
 
 def test_groups_are_named_by_what_differs(sweep, tmp_path):
@@ -102,7 +103,7 @@ def test_baseline_by_name_words_or_folder(sweep):
     assert choose_baseline(groups, str(sweep / "runs" / "xclp_lr0.3_seed1")) is groups[3]
     with pytest.raises(ReportError, match="fits 2 groups"):
         choose_baseline(groups, "xclp")
-    with pytest.raises(ReportError, match="is no group"):
+    with pytest.raises(ReportError, match="unknown group"):
         choose_baseline(groups, "xclq")
 
 
@@ -112,7 +113,7 @@ def test_no_difference_to_what_was_tested_on_other_data(tmp_path):
             settings = {"data.name": data, "optimizer.learning_rate": 0.2 if name == "b" else 0.1}
             write_run(tmp_path / f"{name}{seed}", seed=seed, settings=settings, picture=False)
     report = read([tmp_path])
-    cells = compare(report.groups, report.baseline, report.metric)
+    cells = report.cells(report.metric)
     assert [cell.difference is None for cell in cells] == [True, False, True]
 
 
@@ -148,8 +149,8 @@ def test_effects_join_what_differs_in_nothing_else(sweep, tmp_path):
 
 def test_worst_tenth_of_the_clients(sweep):
     found = profile([np.linspace(0, 1, 21), np.linspace(0, 1, 21)])
-    assert found[:4] == (21, pytest.approx(0.5), pytest.approx(0.05), 0.0)  # three clients: 0, 0.05, 0.1
-    assert profile([[0.25]]) == (1, 0.25, 0.25, 0.25, [0.25])
+    assert list(found.values())[:4] == [21, pytest.approx(0.5), pytest.approx(0.05), 0.0]  # three: 0, 0.05, 0.1
+    assert list(profile([[0.25]]).values()) == [1, 0.25, 0.25, 0.25, [0.25]]
     page = page_of(sweep)
     assert "Worst tenth" in page and set(payload_of(page)["clients"]["network"]) == set("0123")
 
@@ -184,9 +185,8 @@ def test_hostile_names_stay_text(tmp_path):
     assert "<script>alert" not in page and page.count("</script>") == 2
     assert hostile in payload_of(page)["groups"][0]
     report = read([tmp_path])
-    cells = compare(report.groups, report.baseline, report.metric)
-    made = {kind: export(report.groups, cells, report.metric, report.baseline) for kind, (_, export) in EXPORTS.items()}
-    assert "\\|" in made["md"] and r"\{\}\$" in made["latex"] and r"\textbackslash{}" in made["latex"]
+    made = {kind: export(report) for kind, (_, export) in EXPORTS.items()}
+    assert "\\|" in made["md"] and r"\{\}\$" in made["latex"] and r"\textbackslash \space \_" in made["latex"]
     assert [line["data.path"] for line in csv.DictReader(io.StringIO(made["csv"]))] == [hostile, "'=1+1"]
 
 
@@ -212,7 +212,7 @@ def test_an_unfinished_run_is_in_no_number(tmp_path, capsys):
     assert f"not finished, not in the numbers: {tmp_path}/2 (unfinished, round 30 of 60), " in said
     assert f"no result, left out: {tmp_path}/waiting" in said
     payload = payload_of(page)
-    assert "2 of 3" in page and payload["table"]["test_accuracy"][1][0] == "-"
+    assert "2 of 3" in page and payload["metrics"]["test_accuracy"]["cells"][1][0] == "-"
     assert [curve["x"]["round"][-1] for curve in payload["curves"]] == [60, 20]
 
 
@@ -221,8 +221,8 @@ def test_runs_without_test_data_are_compared_by_what_they_have(tmp_path):
     assert read([tmp_path]).metric.name == "loss"
     write_run(tmp_path / "b", seed=1)
     report = read([tmp_path])
-    (cell,) = compare(report.groups, report.baseline, report.metric)
-    assert report.metric.name == "test_accuracy" and cell.spread.number == 1
+    (cell,) = report.cells(report.metric)
+    assert report.metric.name == "test_accuracy" and cell.runs == 1
     assert page_of(tmp_path)
 
 
@@ -250,7 +250,7 @@ def test_predictions_without_training(tmp_path):
         (["runs/one/config.json"], "config.json is a file; give the run folder"),
         (["empty"], "no run in empty"),
         (["runs", "--metric", "test_acuracy"], "Did you mean 'test_accuracy'?"),
-        (["runs", "--baseline", "fedprox"], "is no group"),
+        (["runs", "--baseline", "fedprox"], "unknown group"),
         (["runs", "--output", "runs/one/config.json/x.html"], "cannot be written"),
     ],
 )

@@ -17,14 +17,14 @@ import pytest
 
 from fedjax_ssl import config as configs
 from fedjax_ssl.cli import main
-from fedjax_ssl.experiment.programs import OutOfMemory
-from fedjax_ssl.experiment.run import run
-from fedjax_ssl.experiment.shared import Shared
+from fedjax_ssl.runs.compile import OutOfMemory
+from fedjax_ssl.runs.folder import RunFolder, RunFolderError
+from fedjax_ssl.runs.loop import run
+from fedjax_ssl.runs.shared import Shared
 from fedjax_ssl.sweep import cluster, results, search, workers
 from fedjax_ssl.sweep import command as sweep_command
 from fedjax_ssl.sweep import plan as plans
 from fedjax_ssl.sweep.axes import parse_axis, points
-from fedjax_ssl.tracking import RunFolder, RunFolderError
 from tests.saved import state_of
 
 SMALL = ("rounds=4", "eval_every=2", "optimizer.local_epochs=1", "data.test_clients=9")

@@ -1,0 +1,130 @@
+"""The numbers behind the page's charts: curves over rounds and costs, effects of settings, accuracy over clients."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas
+
+from fedjax_ssl.report.numbers import is_number, short
+from fedjax_ssl.report.runs import Group, table_of
+from fedjax_ssl.runs.stored_run import StoredRun
+
+# What a curve is drawn over, and the columns whose running sum it is.
+AXES = {"round": (), "bytes": ("bytes_up", "bytes_down"), "seconds": ("seconds",), "local_steps": ("local_steps",)}
+_FEWEST_DOTS = 4  # values from which on numbers that were drawn together, as in a search, are shown
+_MOST_CLIENTS = 61  # points of a curve over clients
+
+
+def curves_of(group: Group, metrics: Sequence[str], points: int) -> dict[str, Any]:
+    """Makes the curves of a group: of its finished runs, or of all where none is finished.
+
+    A point is a round that all these runs have evaluated. Numbers are cut to the digits that a picture shows.
+
+    Args:
+        group: any.
+        metrics: columns of the rows.
+        points: at most so many, evenly spread; the first and the last one are kept.
+
+    Returns:
+        "x": by axis, means over the runs, None where a run does not have it. "y": by metric (mean, deviation), where a
+        run of the group has it; gaps are None. The deviation is None of a single run.
+    """
+    tables = [_rows(run, metrics) for run in group.finished or group.runs if run.rows]
+    if not tables:
+        return {"x": {}, "y": {}}
+    rounds = sorted(set.intersection(*(set(table.index) for table in tables)))
+    if len(rounds) > points:
+        rounds = [rounds[place] for place in np.linspace(0, len(rounds) - 1, points).round().astype(int)]
+    values = np.stack([table.loc[rounds].to_numpy(float) for table in tables], axis=-1)  # [rounds, columns, runs]
+    means, columns = values.mean(axis=-1), list(tables[0])
+    deviations = values.std(axis=-1, ddof=1) if len(tables) > 1 else None
+    x, y = {}, {}
+    for place, name in enumerate(columns):
+        mean = _plain(means[:, place])
+        if place < len(AXES):
+            x[name] = mean if None not in mean else None
+        elif np.isfinite(values[:, place]).any():
+            y[name] = mean, None if deviations is None else _plain(deviations[:, place])
+    return {"x": x, "y": y}
+
+
+def _rows(run: StoredRun, metrics: Sequence[str]) -> pandas.DataFrame:
+    """The rows of a run by round: a column per axis, then the metrics; NaN where there is no finite number."""
+    table = pandas.DataFrame(run.rows).set_index("round").apply(pandas.to_numeric, errors="coerce").astype(float)
+    table = table.replace([math.inf, -math.inf], math.nan)
+    sums = {axis: table.reindex(columns=of).sum(axis=1, skipna=False).cumsum(skipna=False) for axis, of in AXES.items()}
+    axes = pandas.DataFrame({**sums, "round": table.index.to_series()})
+    return pandas.concat([axes[list(AXES)], table.reindex(columns=metrics)], axis=1)
+
+
+def _plain(values: np.ndarray) -> list[float | None]:
+    return [short(value) for value in values.tolist()]
+
+
+def effects_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """Finds the numbers that differ between groups, and which groups differ in nothing else.
+
+    Returns:
+        For every field: "field", "log" (values of several sizes), "alone" (nothing else differs along a line) and
+        "lines": a name and points (value, number of the group), by value.
+    """
+    table = table_of([group.config for group in groups])
+    table = table.loc[:, ~table.T.duplicated()]  # schedule_rounds is rounds where it is not given
+    found: list[dict[str, Any]] = []
+    for field in table:
+        values: set[Any] = {group.config.get(field) for group in groups if is_number(group.config.get(field))}
+        if len(values) < 2:
+            continue
+        others = [one for one in table if one != field]
+        lines = _lines(groups, table, field, others)
+        joined = [line for line in lines if len(line["points"]) > 1]
+        if not joined:
+            lines = _lines(groups, table, field, [one for one in others if one.endswith(".name")])
+            if max(len({value for value, _ in line["points"]}) for line in lines) < _FEWEST_DOTS:
+                continue
+        log = min(values) > 0 and max(values) >= 10 * min(values)
+        found.append({"field": field, "log": log, "alone": bool(joined), "lines": joined or lines})
+    return found
+
+
+def _lines(groups: Sequence[Group], table: pandas.DataFrame, field: str, others: list[str]) -> list[dict[str, Any]]:
+    lines: dict[tuple[str, ...], dict[str, Any]] = {}
+    for place, group in enumerate(groups):
+        if is_number(value := group.config.get(field)):
+            name = ", ".join(text for part, text in group.parts.items() if part in others)
+            line = lines.setdefault(tuple(table.loc[place, others]), {"name": name, "points": []})
+            line["points"] = sorted([*line["points"], (value, place)])
+    return list(lines.values())
+
+
+def profile(runs: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Sums up the accuracies of a group's clients, in [0, 1]; every number is a mean over the runs.
+
+    Args:
+        runs: the accuracies of a run's clients, for at least one run with at least one client.
+
+    Returns:
+        "clients" (at most), "mean", "worst_tenth" (mean over the tenth of the clients with the lowest accuracies, at
+        least one client), "lowest", and "curve": accuracies by share of the clients, from the lowest to the highest.
+    """
+    most = max(map(len, runs))
+    places = np.linspace(0, 1, min(most, _MOST_CLIENTS))
+    return {
+        "clients": most,
+        "mean": float(np.mean([np.mean(run) for run in runs])),
+        "worst_tenth": float(np.mean([np.mean(sorted(run)[: math.ceil(len(run) / 10)]) for run in runs])),
+        "lowest": float(np.mean([min(run) for run in runs])),
+        "curve": _plain(np.mean([np.quantile(run, places) for run in runs], axis=0)),
+    }
+
+
+def profiles_of(groups: Sequence[Group]) -> dict[str, dict[int, dict[str, Any]]]:
+    """Makes a profile by measure and by number of the group, where clients' accuracies were logged."""
+    found: dict[str, dict[int, Any]] = {}
+    for place, group in enumerate(groups):
+        for name in dict.fromkeys(name for run in group.runs for name in run.clients):
+            given = [list(run.clients[name].values()) for run in group.runs if run.clients.get(name)]
+            found.setdefault(name, {})[place] = profile(given)
+    return found
