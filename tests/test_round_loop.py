@@ -57,7 +57,7 @@ def test_bfloat16_rounds_keep_float32_parameters_and_learn():
             "Out of memory allocating 123 bytes.\nmore",
             r"chunk_size.*batch_size.*Out of memory allocating 123 bytes\.\)$",
         ),
-        ("Shared memory size limit exceeded", r"^a kernel needs more shared memory.*model\.lowering=xla.*exceeded\)$"),
+        ("Shared memory size limit exceeded", r"^a kernel.*needs more shared memory.*triton_gemm=false.*exceeded\)$"),
     ],
 )
 def test_too_little_memory_names_the_settings_to_change(words, match, monkeypatch):

@@ -15,7 +15,7 @@ CHOICES = {
     "label_norm": ("none", "class"),
     "confidence_scale": ("none", "max", "client_max"),
     "solver": ("auto", "cholesky", "conjugate_gradient"),
-    "kernel": ("auto", "popcount", "matmul", "fused"),
+    "kernel": ("auto", "popcount", "matmul"),
     "similarity": ("exact", "lsh"),
 }
 

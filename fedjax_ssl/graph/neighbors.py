@@ -15,7 +15,6 @@ from jaxtyping import Array, Bool, Float, Int, Int32, UInt32
 
 from fedjax_ssl.backend import backend
 from fedjax_ssl.checks import check_choices, check_whole_numbers
-from fedjax_ssl.graph import fused
 from fedjax_ssl.graph.checks import CHOICES, check_codes, check_features, check_mesh, check_rows
 from fedjax_ssl.graph.codes import has_angle
 from fedjax_ssl.graph.hamming import cosine_from_hamming, matmul_distances, popcount_distances, signs_from_codes
@@ -61,9 +60,8 @@ def nearest_neighbors(
         num_bits: bits per code.
         num_neighbors: k, at least 1; at most n - 1 neighbours exist.
         valid: [n], False for rows that neither have nor are neighbours (padding). None: all are valid.
-        kernel: "popcount" (exclusive or and population count), "matmul" (int8 products), "fused" (the same with the
-            selection in one kernel, where there are points enough for it and the GPU takes it; on a CPU it is
-            interpreted, which is slow) or "auto": the first on CPUs, the second elsewhere. The result is the same.
+        kernel: "popcount" (exclusive or and population count), "matmul" (int8 products) or "auto": the first on CPUs,
+            the second elsewhere. The result is the same.
         mesh: the devices to share the rows among; all its axes together count as one list of devices. None: one device.
 
     Returns:
@@ -148,7 +146,6 @@ def _nearest_codes(
 
 def fastest_kernel(platform: str) -> str:
     """How neighbours are found fastest on "cpu", "gpu" or "tpu"."""
-    # "fused" has not run on a GPU yet, and for a TPU the search around it takes too long to compile.
     return "popcount" if platform == "cpu" else "matmul"
 
 
@@ -166,14 +163,6 @@ def nearest_to_rows(
     """
     dtype = jnp.int16 if num_bits < 2**15 - 1 else jnp.int32
     num_points = codes.shape[0]
-    if kernel == "fused" and fused.applies(num_points, codes.shape[1], min(num_neighbors, num_points - 1) + 1):
-        points = fused.Signs(codes, valid, num_bits)
-
-        def nearest(some: Array, count: int) -> tuple[Array, Array]:
-            return points.nearest(some[0], count)
-
-        width = min(fused.rows_at_once(num_neighbors + 1), rows.shape[0])
-        return _search_tiles(nearest, rows[None], rows, valid, num_neighbors, width)
     if kernel == "popcount":
 
         def distances(some: Array) -> Array:
@@ -253,32 +242,9 @@ def _search(
     smaller is nearer, see `smallest` for the bound. Where there is no neighbour, the value is the largest of its dtype.
     """
 
-    def nearest(some_columns: Array, count: int) -> tuple[Array, Array]:
-        values = values_against(some_columns)
-        nothing = jnp.asarray(largest_value(values.dtype))
-        # Held once in memory: fused into every later use, the distances would be computed again.
-        values = lax.optimization_barrier(jnp.where(valid[:, None], values, nothing))
-        found = smallest(values, count, bound)
-        return found, jnp.take_along_axis(values, found, axis=0)
-
-    width = _rows_per_tile(rows.shape[0], valid.shape[0], columns.shape[0])
-    return _search_tiles(nearest, columns, rows, valid, num_neighbors, width)
-
-
-def _search_tiles(
-    nearest: Callable[[Array, int], tuple[Array, Array]],
-    columns: Array,
-    rows: Array,
-    valid: Array,
-    num_neighbors: int,
-    width: int,
-) -> tuple[Array, Array]:
-    """As `_search`, where `nearest` finds a number of points for some columns, the rows themselves among them.
-
-    It returns index and value, [count, t] each, by (value, index).
-    """
     num_rows, num_points = rows.shape[0], valid.shape[0]
     count = min(num_neighbors, num_points - 1)
+    width = _rows_per_tile(num_rows, num_points, columns.shape[0])
     num_tiles = -(-num_rows // width)
     padding = num_tiles * width - num_rows
     # Transposed before the loop: inside it the compiler would read the codes with a stride.
@@ -290,7 +256,11 @@ def _search_tiles(
         own, later = tile
         # A point is one of its own count + 1 nearest or has count others before itself: no mask over the
         # tile is needed to leave it out.
-        index, value = nearest(some_columns, count + 1)
+        values = values_against(some_columns)
+        # Held once in memory: fused into every later use, the distances would be computed again.
+        values = lax.optimization_barrier(jnp.where(valid[:, None], values, largest_value(values.dtype)))
+        index = smallest(values, count + 1, bound)
+        value = jnp.take_along_axis(values, index, axis=0)
         skip = jnp.cumsum((index == own).astype(jnp.int32), axis=0)[:count]
         others = skip + jnp.arange(count, dtype=jnp.int32)[:, None]
         found = jnp.take_along_axis(index, others, axis=0), jnp.take_along_axis(value, others, axis=0)

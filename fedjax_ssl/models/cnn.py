@@ -1,7 +1,5 @@
 """The small convolutional network of the FEMNIST benchmarks."""
 
-import functools
-
 import flax.linen as nn
 from jaxtyping import Array, Float
 
@@ -39,13 +37,9 @@ class CNN(Network):
                 f"model 'cnn' needs input_shape (height, width, channels) of 6x6 or more, got {x.shape[1:]}"
             )
         for i, filters in enumerate((32, 64), 1):
-            relu = i == 1 and self.norm == "none"
-            conv = functools.partial(Conv, filters, padding="VALID", initializer=lecun_normal, lowering=self.lowering)
-            x = Norm(self.norm, name=f"norm{i}")(conv(relu=relu, name=f"conv{i}")(x), train, mask)
-            if i == 2:
-                x = max_pool(x, 2, relu=True)
-            elif not relu:
-                x = nn.relu(x)
+            conv = Conv(filters, padding="VALID", initializer=lecun_normal, lowering=self.lowering, name=f"conv{i}")
+            x = Norm(self.norm, name=f"norm{i}")(conv(x), train, mask)
+            x = nn.relu(x) if i == 1 else max_pool(x, 2, relu=True)
         x = Dropout(0.25 * self.dropout, name="dropout1")(x, train)
         x = nn.relu(Dense(128, lecun_normal, name="dense")(x.reshape(x.shape[0], -1)))
         x = Dropout(0.5 * self.dropout, name="dropout2")(x, train)

@@ -4,10 +4,9 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from fedjax_ssl.models.conv_norm import ConvNorms
-from fedjax_ssl.models.layers import Dropout, Network
+from fedjax_ssl.models.layers import Conv, Dropout, Network
 from fedjax_ssl.models.model import Outputs
-from fedjax_ssl.models.normalization import Mask
+from fedjax_ssl.models.normalization import Mask, Norm
 from fedjax_ssl.models.pooling import max_pool
 
 # (filters, kernel side, padding) of the convolutions between two pools
@@ -45,7 +44,8 @@ class CNN13(Network):
             if stage > 1:
                 x = max_pool(x, 2)
                 x = Dropout(self.dropout_rate, name=f"dropout{stage - 1}")(x, train)
-            convolved = ConvNorms(str(stage), layers, self.norm, 0.1, self.lowering)
-            nn.share_scope(self, convolved)
-            x = convolved(x, train, mask)
+            for i, (filters, size, padding) in enumerate(layers, 1):
+                name = f"conv{stage}_{i}"
+                x = Conv(filters, size, 1, padding, weight_norm=True, lowering=self.lowering, name=name)(x)
+                x = nn.leaky_relu(Norm(self.norm, name=f"norm{stage}_{i}")(x, train, mask), 0.1)
         return self.scores(jnp.mean(x, (1, 2)), weight_norm=True)

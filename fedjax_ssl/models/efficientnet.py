@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fedjax_ssl.checks import check_numbers
-from fedjax_ssl.models.depthwise import depthwise_conv2d
+from fedjax_ssl.models.convolution import depthwise_conv2d
 from fedjax_ssl.models.layers import Conv, Dropout, Kernel, Network, count_operations, kaiming_fan_out, keep_mask
 from fedjax_ssl.models.model import Outputs
 from fedjax_ssl.models.normalization import Mask, Norm

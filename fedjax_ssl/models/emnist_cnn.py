@@ -33,7 +33,7 @@ class EmnistCNN(Network):
             raise ValueError(
                 f"model 'emnist_cnn' needs input_shape (height, width, channels) of 6x6 or more, got {x.shape[1:]}"
             )
-        x = Conv(32, padding="VALID", lowering=self.lowering, relu=True, name="conv1")(x)
+        x = nn.relu(Conv(32, padding="VALID", lowering=self.lowering, name="conv1")(x))
         x = max_pool(Conv(64, padding="VALID", lowering=self.lowering, name="conv2")(x), 2)
         x = nn.relu(Dropout(self.dropout_rate, whole_channels=True, name="dropout")(x, train))
         x = nn.relu(Dense(128, name="dense")(x.reshape(x.shape[0], -1)))

@@ -1,6 +1,5 @@
 """The layers with weights, dropout, and the class scores that every network ends in."""
 
-import functools
 import math
 import operator
 
@@ -77,7 +76,6 @@ class Conv(nn.Module):
     use_bias: bool = True
     weight_norm: bool = False
     lowering: str = "auto"
-    relu: bool = False  # whether negative results become 0
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"]) -> Float[Array, "n h2 w2 f"]:
@@ -85,11 +83,10 @@ class Conv(nn.Module):
         kernel = Kernel(shape, self.initializer, self.use_bias, self.weight_norm, name="weights")
         nn.share_scope(self, kernel)
         weight, bias = kernel()
-        one = functools.partial(conv2d, stride=self.stride, padding=self.padding, lowering=self.lowering)
-        outputs = one(inputs, weight, bias=bias, relu=self.relu)
+        outputs = conv2d(inputs, weight, stride=self.stride, padding=self.padding, lowering=self.lowering)
         size = math.prod(outputs.shape[1:])
         count_operations(self, size * (2 * math.prod(shape[:-1]) + (bias is not None)))
-        return outputs
+        return outputs if bias is None else outputs + bias
 
 
 class Dense(nn.Module):

@@ -1,7 +1,6 @@
 """Normalisation layers: batch normalisation that ignores padding rows, group normalisation, none."""
 
 from functools import partial
-from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -9,9 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from fedjax_ssl.backend import backend
 from fedjax_ssl.checks import check_choices
-from fedjax_ssl.models.moments import normalized
 
 Mask = Bool[Array, " n"] | None  # rows that count in the statistics of a batch; None: all
 
@@ -22,41 +19,8 @@ EPSILON = 1e-5  # is added to variances
 
 
 def statistics_dtype(dtype: jnp.dtype) -> jnp.dtype:
-    """Where sums over values of `dtype` are kept: float32 for the shorter types."""
+    """Choose the type for sums over values of `dtype`: float32 for the shorter ones."""
     return jnp.dtype(jnp.float32) if jnp.finfo(dtype).bits < 32 else dtype
-
-
-class Running(NamedTuple):
-    """The running statistics of a batch norm layer."""
-
-    mean: nn.Variable
-    var: nn.Variable
-    momentum: float
-
-    def follow(self, mean: Float[Array, " c"], var: Float[Array, " c"], count: Float[Array, ""]) -> None:
-        """Blends in a batch's mean and biased variance of `count` values each; of none, nothing changes."""
-        weight = jnp.where(count > 0, self.momentum, 0.0).astype(self.mean.value.dtype)
-        unbiased = var * (count / jnp.maximum(count - 1, 1))
-        self.mean.value = _blend(self.mean.value, mean, weight)
-        self.var.value = _blend(self.var.value, unbiased, weight)
-
-
-class BatchNormWeights(nn.Module):
-    """What a batch norm layer learns and keeps."""
-
-    momentum: float  # weight of the batch in the running statistics
-
-    @nn.compact
-    def __call__(self, channels: int) -> tuple[Array, Array, Running]:
-        """(scale [c], bias [c], running statistics)."""
-        default = jnp.result_type(float)
-        mean = self.variable("batch_stats", "mean", jnp.zeros, (channels,), default)
-        var = self.variable("batch_stats", "var", jnp.ones, (channels,), default)
-        for name in ("mean", "var"):
-            self.sow("batch_weights", name, self.momentum, init_fn=lambda: None, reduce_fn=lambda _, weight: weight)
-        scale = self.param("scale", nn.initializers.ones, (channels,), default)
-        bias = self.param("bias", nn.initializers.zeros, (channels,), default)
-        return scale, bias, Running(mean, var, self.momentum)
 
 
 class BatchNorm(nn.Module):
@@ -68,36 +32,29 @@ class BatchNorm(nn.Module):
     Source: Ioffe and Szegedy, Batch Normalization, ICML 2015.
     """
 
-    momentum: float = MOMENTUM
+    momentum: float = MOMENTUM  # weight of a batch in the running statistics
     epsilon: float = EPSILON
-    slope: float | None = None  # of the leaky ReLU that follows where it is negative; None: nothing follows
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n ... c"], train: bool, mask: Mask) -> Float[Array, "n ... c"]:
-        weights = BatchNormWeights(self.momentum)
-        nn.share_scope(self, weights)
-        scale, bias, running = weights(inputs.shape[-1])
+        channels, default = inputs.shape[-1], jnp.result_type(float)
+        running_mean = self.variable("batch_stats", "mean", jnp.zeros, (channels,), default)
+        running_var = self.variable("batch_stats", "var", jnp.ones, (channels,), default)
+        for name in ("mean", "var"):
+            self.sow("batch_weights", name, self.momentum, init_fn=lambda: None, reduce_fn=lambda _, weight: weight)
+        scale = self.param("scale", nn.initializers.ones, (channels,), default)
+        bias = self.param("bias", nn.initializers.zeros, (channels,), default)
         dtype = statistics_dtype(inputs.dtype)
-        values = inputs.astype(dtype)
-        few_passes = train and backend() == "gpu" and values.ndim == 4 and values.size > 0
-        given = (scale.astype(dtype), bias.astype(dtype))
-        if few_passes:
-            usual = running.mean.value.astype(dtype)
-            outputs, *moments = normalized(values, *given, usual, mask, self.epsilon, self.slope)
-        elif train:
-            outputs, *moments = _by_moments(values, *given, mask, self.epsilon)
-        else:
-            mean, var = running.mean.value.astype(dtype), running.var.value.astype(dtype)
-            outputs = _scaled(values, mean, var, *given, self.epsilon)
-        if train and not self.is_initializing():
-            running.follow(*moments)
-        outputs = outputs.astype(inputs.dtype)
-        return outputs if few_passes else leaky_relu(outputs, self.slope)
-
-
-def leaky_relu(values: Array, slope: float | None) -> Array:
-    """The values where they are not negative, the others times `slope`; None: all values."""
-    return values if slope is None else nn.leaky_relu(values, slope)
+        values, scale, bias = inputs.astype(dtype), scale.astype(dtype), bias.astype(dtype)
+        if not train:
+            mean, var = running_mean.value.astype(dtype), running_var.value.astype(dtype)
+            return _scaled(values, mean, var, scale, bias, self.epsilon).astype(inputs.dtype)
+        outputs, mean, var, count = _by_moments(values, scale, bias, mask, self.epsilon)
+        if not self.is_initializing():
+            weight = jnp.where(count > 0, self.momentum, 0.0).astype(running_mean.value.dtype)
+            running_mean.value = _blend(running_mean.value, mean, weight)
+            running_var.value = _blend(running_var.value, var * (count / jnp.maximum(count - 1, 1)), weight)
+        return outputs.astype(inputs.dtype)
 
 
 # Traced once for all layers of a shape.
@@ -166,19 +123,18 @@ class Norm(nn.Module):
     """The normalisation layer named `kind`: "none", "bn" (batch) or "gn" (groups of channels)."""
 
     kind: str
-    momentum: float = MOMENTUM  # of "bn"
+    momentum: float = MOMENTUM  # weight of a batch in the running statistics of "bn"
     epsilon: float = EPSILON
-    slope: float | None = None  # of the leaky ReLU that follows where it is negative; None: nothing follows
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n ... c"], train: bool, mask: Mask) -> Float[Array, "n ... c"]:
         check_choices(NORMS, norm=self.kind)
         if self.kind == "none":
-            return leaky_relu(inputs, self.slope)
+            return inputs
         if self.kind == "bn":
-            batch_norm = BatchNorm(self.momentum, self.epsilon, self.slope)
+            batch_norm = BatchNorm(self.momentum, self.epsilon)
             nn.share_scope(self, batch_norm)
             return batch_norm(inputs, train, mask)
         group_norm = GroupNorm(self.epsilon)
         nn.share_scope(self, group_norm)
-        return leaky_relu(group_norm(inputs), self.slope)
+        return group_norm(inputs)

@@ -1,8 +1,8 @@
 """Max-pooling with a backward pass that is as fast as its forward pass.
 
 The gradient of `lax.reduce_window` is a select-and-scatter, slow on CPU. Windows that lie side by side note here in one
-byte which of their values was the largest, and the gradient reads it. Others, and all on a TPU, are a chain of pairwise
-selections, first along the width, then along the height, whose gradient is a chain of selections too.
+byte which of their values was the largest, and the gradient reads it. Others are a chain of pairwise selections, first
+along the width, then along the height, whose gradient is a chain of selections too.
 """
 
 import functools
@@ -14,8 +14,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from fedjax_ssl.backend import backend
-from fedjax_ssl.models.convolution import Padding, resolve_padding
+from fedjax_ssl.models.lowerings import Padding, resolve_padding
 
 
 def max_pool(
@@ -48,10 +47,9 @@ def max_pool(
     pads = resolve_padding(inputs.shape[1:3], (size, size), stride, padding)
     if pads != ((0, 0), (0, 0)):
         inputs = jnp.pad(inputs, ((0, 0), *pads, (0, 0)), constant_values=-jnp.inf)
-    if backend() != "tpu" and stride == size and size**2 <= _NO_PLACE:
-        largest = _apart(inputs, size, relu)
+    if stride == size and size**2 <= _NO_PLACE:
         # Written as it is: what follows often has other axes, and a CPU would compute it value by value.
-        return lax.optimization_barrier(largest) if backend() == "cpu" else largest
+        return lax.optimization_barrier(_apart(inputs, size, relu))
     for axis in (2, 1):
         inputs = functools.reduce(_larger, _offsets(inputs, size, stride, axis))
     return jax.nn.relu(inputs) if relu else inputs
@@ -74,8 +72,7 @@ _NO_PLACE = 255  # place of a window whose maximum ReLU makes 0
 def _apart(inputs: Array, size: int, relu: bool) -> Array:
     """Maximum over windows side by side. The derivative reads which value was chosen, one byte for each window.
 
-    No value is chosen by a branch, which a CPU would guess wrong, and all operations have the shape of the result:
-    one kernel on a GPU. A TPU takes more kernels so.
+    No value is chosen by a branch, which a CPU would guess wrong, and all operations have the shape of the result.
     """
     largest = functools.reduce(jnp.maximum, _values(inputs, size))
     return jax.nn.relu(largest) if relu else largest
@@ -90,10 +87,8 @@ def _apart_derivative(size: int, relu: bool, primals: tuple[Array], tangents: tu
     place = functools.reduce(jnp.minimum, places)
     if relu:
         largest, place = jax.nn.relu(largest), jnp.where(largest > 0, place, nowhere)
-    if relu or backend() == "cpu":
-        # Behind the barrier both are written, on a GPU together; otherwise XLA may choose again for the gradient.
-        # Without ReLU something else follows on a GPU, which is then not written with them.
-        largest, place = lax.optimization_barrier((largest, place))
+    # Behind the barrier both are written; otherwise XLA may choose again for the gradient.
+    largest, place = lax.optimization_barrier((largest, place))
     chosen = place[:, :, None, :, None] == np.arange(size**2, dtype=np.uint8).reshape(size, 1, size, 1)
     return largest, jnp.sum(jnp.where(chosen, _windows(tangent, size), 0), (2, 4))
 

@@ -1,6 +1,5 @@
 """The residual networks of ProtoFSSL: eight or seventeen convolutions, with or without a dense head."""
 
-import functools
 import math
 from typing import ClassVar, NamedTuple
 
@@ -64,11 +63,8 @@ class ConvBlock(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Float[Array, "n h2 w2 f"]:
-        alone = self.norm == "none" and self.pool == 1
-        conv = functools.partial(Conv, initializer=lecun_normal, use_bias=self.use_bias, lowering=self.lowering)
-        x = conv(self.filters, relu=alone, name="conv")(inputs)
-        if alone:
-            return x
+        conv = Conv(self.filters, initializer=lecun_normal, use_bias=self.use_bias, lowering=self.lowering, name="conv")
+        x = conv(inputs)
         kind, momentum = ("bn", 1.0) if self.norm == "sbn" else (self.norm, MOMENTUM)
         x = Norm(kind, momentum=momentum, epsilon=EPSILON, name="norm")(x, train, mask)
         if self.pool > 1:

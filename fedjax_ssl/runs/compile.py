@@ -24,7 +24,7 @@ from jaxtyping import Array, Key
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import federated
-from fedjax_ssl.backend import backend, lowering_platforms
+from fedjax_ssl.backend import backend
 from fedjax_ssl.config import ConfigError, ConfigNote, naming
 from fedjax_ssl.data import FederatedData, LoadedInputs
 from fedjax_ssl.federated import VECTORIZED_RUNS, Choice, Execution, Method, ServerState
@@ -345,7 +345,7 @@ def _compile(function: Callable[..., Any], arguments: tuple[Any, ...], code: Cod
         # Traced without their places: what local training reads of them would clash with the places that
         # `shard_map` gives to the clients.
         traced = jax.jit(function, donate_argnums=0, **placed).trace(*_shapes(arguments))
-        lowered = traced.lower(lowering_platforms=lowering_platforms())
+        lowered = traced.lower()
     # Where the device says itself that it is too small, fewer clients at once may help.
     with contextlib.nullcontext() if code.memory else _explaining_memory(code.sizes):
         program = compiled_program(lowered)
@@ -434,9 +434,8 @@ def _explaining_memory(sizes: Mapping[str, int]) -> Iterator[None]:
             raise
         if "shared memory" in str(error).lower():  # of a multiprocessor: no setting of the run is too large
             raise ConfigError(
-                "a kernel needs more shared memory than this GPU has. --config.model.lowering=xla trains without this "
-                "package's own kernels; where that is not enough, XLA_FLAGS=--xla_gpu_enable_triton_gemm=false goes "
-                f"without those of XLA's products. ({str(error).splitlines()[0]})"
+                "a kernel of XLA's products needs more shared memory than this GPU has. "
+                f"XLA_FLAGS=--xla_gpu_enable_triton_gemm=false goes without them. ({str(error).splitlines()[0]})"
             ) from error
         large = ", ".join(f"config.{name} ({value})" for name, value in sizes.items())
         raise OutOfMemory(
