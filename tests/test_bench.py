@@ -2,14 +2,12 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 
-from fedjax_ssl import bench, models
+from fedjax_ssl import bench
 from fedjax_ssl.benchmarks import WORKLOADS
-from fedjax_ssl.benchmarks.operations import training_operations_per_example
-from fedjax_ssl.benchmarks.padding import padded_share
-from tests.benchmarks.mistakes import check_refused
 
 SMALL = ("--one-process", "--scale", "0.01", "--rounds", "2", "--repeats", "2")
 
@@ -24,7 +22,8 @@ def test_json_has_one_object_per_line_and_nothing_else(capsys: pytest.CaptureFix
     assert row["examples_per_second"] == pytest.approx(60 * row["client_updates_per_second"])
     assert row["local_steps_per_second"] == pytest.approx(6 * row["rounds_per_second"])
     assert row["rounds_per_second"] == pytest.approx(1 / row["seconds_per_round"])
-    assert row["operations_per_example"] == 2 * 2 * 784 * 10  # forward, and the gradient of the weights
+    # Products, biases and softmax, forward and twice for the gradient.
+    assert row["operations_per_example"] == 3 * (2 * 784 * 10 + 10 + 5 * 10)
     for field in ("compile_seconds", "peak_memory_bytes", "product_operations_per_second", "fraction_of_peak"):
         assert row[field] > 0, field
     assert np.isfinite(row["loss"]) and row["device"].startswith("CPU") and "jax" in row["versions"]
@@ -60,12 +59,19 @@ def test_without_json_there_is_a_table(capsys: pytest.CaptureFixture[str]) -> No
         (("--scale", "-1"), ("--scale is -1.0", "above 0")),
         (("--devices", "0"), ("--devices is 0", "at least 1")),
         (("--placement", "everywhere"), ("'everywhere'", "sequential", "lanes")),
+        (("--smoke", "0"), ("--smoke is 0", "above 0")),
+        (("--platform", "cuda"), ("'cuda'", "gpu, tpu, cpu")),
+        (("--platform", "gpu", "--one-process"), ("--platform gpu: JAX computes on cpu here", "jax[cuda12]")),
     ],
 )
 def test_a_mistake_is_one_message_and_exit_code_2(
     arguments: tuple[str, ...], words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    check_refused(arguments, words, capsys)
+    assert bench.main(["bench", *arguments]) == 2
+    output = capsys.readouterr()
+    assert output.out == "" and output.err.startswith("error: ") and output.err.count("\n") == 1
+    for word in words:
+        assert word in output.err
 
 
 def test_every_workload_has_a_config_and_sizes_that_fit_its_title() -> None:
@@ -94,31 +100,31 @@ def test_fake_images_are_the_same_in_every_call_and_show_their_class() -> None:
     assert (nearest == dataset.train.y).all()
 
 
-@pytest.mark.parametrize(
-    ("name", "shape", "num_classes", "products"),
-    [
-        ("linear", (4, 4, 1), 3, (16 * 3,)),
-        (
-            "cnn",
-            (28, 28, 1),
-            62,
-            (26 * 26 * 9 * 32, 24 * 24 * 9 * 32 * 64, 9216 * 128, 128 * 62),
-        ),
-    ],
-)
-def test_operations_follow_from_the_layer_shapes(
-    name: str, shape: tuple[int, ...], num_classes: int, products: tuple[int, ...]
+@pytest.mark.thorough
+def test_smoke_runs_what_it_has_time_for(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    cached = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
+    arguments = ("bench", "--smoke", "--platform", "cpu", "--json", *SMALL, "--workloads", "W2,W5")
+    clock = iter((0.0, 1.0, 10**6))
+    monkeypatch.setattr(bench.time, "monotonic", lambda: next(clock))
+    try:
+        assert bench.main([*arguments]) == 0
+    finally:
+        jax.config.update("jax_enable_compilation_cache", cached)
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert first["workload"] == "W2" and first["seconds_per_round"] > 0 and first["compile_seconds"] > 0
+    assert second["workload"] == "W5" and second["note"] == "not run: the time was over"
+
+
+def test_a_workload_that_does_not_fit_is_told_by_a_note_and_the_exit_code(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = {"lowering": "slices"} if "lowering" in models.options(name) else {}
-    model = models.build(name, num_classes=num_classes, input_shape=shape, **plain)
-    expected = 2 * (3 * sum(products) - products[0])
-    assert training_operations_per_example(model, shape) == expected
+    def full(*_: object) -> None:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory\nand more")
 
-
-def test_padding_is_the_share_of_idle_steps() -> None:
-    steps = np.array([8, 1, 1, 1, 1, 4])
-    assert padded_share(steps, "sequential", 2) == 0
-    assert padded_share(steps, "vmap", 2) == 1 - 16 / 48
-    assert padded_share(steps, "chunked", 2) == 1 - 16 / (2 * (8 + 1 + 4))
-    assert padded_share(steps, "lanes", 2) == 0  # 8 | 4 1 1 1 1
-    assert padded_share(steps, "auto", 2) is None
+    monkeypatch.setattr(bench, "measure", full)
+    cached = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
+    try:
+        assert bench.main(["bench", "--smoke", "--workloads", "W2", "--one-process"]) == 1
+    finally:
+        jax.config.update("jax_enable_compilation_cache", cached)
+    assert "W2: RESOURCE_EXHAUSTED: out of memory" in capsys.readouterr().out.splitlines()

@@ -16,17 +16,85 @@ import platform
 import runpy
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
-from fedjax_ssl import processor
-from fedjax_ssl.benchmarks.stand_in import stand_in_experiment
+from fedjax_ssl import config as configs
+from fedjax_ssl import data, processor
 from fedjax_ssl.command_line import map_large_buffers
-from fedjax_ssl.runs.build import build_method, execution_of, federate
+from fedjax_ssl.data.correspondence import CIFAR100_SUPERCLASS_OF, CIFAR100_SUPERCLASSES, correspondence
+from fedjax_ssl.runs.build import Experiment, build_method, execution_of, federate, load_experiment
 from fedjax_ssl.runs.compile import Programs, code_of, inputs_of
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+class Shape(NamedTuple):
+    """What a program depends on."""
+
+    example: tuple[int, ...]  # an image, or a row of numbers
+    classes: int
+    train: int  # examples
+    test: int
+    clients: int | None = None  # natural ones
+    sets: int | None = None  # sets with known class shares at each natural client
+
+
+SHAPES = {
+    "mnist": Shape((28, 28, 1), 10, 60_000, 10_000),
+    "cifar10": Shape((32, 32, 3), 10, 50_000, 10_000),
+    "cifar100": Shape((32, 32, 3), 100, 50_000, 10_000),
+    "femnist": Shape((28, 28, 1), 62, 671_585, 77_483, clients=3_400),
+    "rsna": Shape((224, 224, 3), 6, 3_000, 300),
+    "images": Shape((28, 28, 1), 10, 6_000, 1_000, clients=20),
+    "sets": Shape((28, 28, 1), 10, 6_000, 1_000, clients=20, sets=4),
+    "rows": Shape((20,), 10, 6_000, 1_000, clients=20),
+}
+# For files of a user's own: what the shipped config of this name is for, and what others of their source are taken for.
+FILES = {"rsna_fedul": "rsna", "npz_xclp": "mnist", "npz_fedul": "sets"}
+SOURCES = {"npz": "images", "folder": "images", "table": "rows"}
+
+
+def stand_in(name: str) -> data.Dataset:
+    """Make random examples of a dataset's shape, natural clients with equally many."""
+    shape = SHAPES[name]
+    generator = np.random.default_rng(0)
+    superclasses = name == "cifar100"
+
+    def split(count: int, sets: int | None) -> data.Split:
+        labels = np.arange(count) % shape.classes
+        values = generator.integers(0, 256, (count, *shape.example), np.uint8)
+        return data.Split(
+            values if len(shape.example) == 3 else values.astype(np.float32),
+            labels,
+            None if shape.clients is None else generator.permutation(count) % shape.clients,
+            np.array(CIFAR100_SUPERCLASS_OF)[labels] if superclasses else None,
+            None if sets is None else generator.integers(0, sets, count),
+        )
+
+    shares = None
+    if shape.clients is not None and shape.sets is not None:
+        shares = generator.dirichlet(np.ones(shape.classes), (shape.clients, shape.sets))
+    return data.Dataset(
+        name,
+        split(shape.train, shape.sets),
+        split(shape.test, None),
+        tuple(str(label) for label in range(shape.classes)),
+        coarse_names=CIFAR100_SUPERCLASSES if superclasses else None,
+        correspondence=correspondence("superclass", shape.classes).matrix if superclasses else None,
+        set_shares=shares,
+    )
+
+
+def experiment_of(name: str, config: ConfigDict) -> Experiment:
+    """Pair a config with its dataset, or with random examples of the same shape where that is not in the package."""
+    source = config.data.name
+    if source in SOURCES:
+        source = FILES.get(name, SOURCES[source])
+    return Experiment(configs.resolve(config), stand_in(source)) if source in SHAPES else load_experiment(config)
 
 
 def compile_seconds(name: str) -> tuple[float, float]:
@@ -38,7 +106,7 @@ def compile_seconds(name: str) -> tuple[float, float]:
     map_large_buffers()
     jax.config.update("jax_enable_compilation_cache", False)
     config: ConfigDict = runpy.run_path(str(CONFIGS / f"{name}.py"))["get_config"]()
-    experiment = stand_in_experiment(name, config)
+    experiment = experiment_of(name, config)
     key = jax.random.key(experiment.config.seed)
     federation = federate(experiment, key)
     execution = execution_of(experiment, federation, alone=True)

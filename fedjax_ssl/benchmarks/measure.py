@@ -136,8 +136,8 @@ def compile_block(workload: Workload, variant: Variant, rounds: int) -> Block:
 
     def advance(keys: Key[Array, " s"], states: ServerState, federation: FederatedData) -> tuple[ServerState, Metrics]:
         if variant.seeds == 1:  # what a run compiles
-            only = one(*jax.tree.map(lambda x: x[0], (keys, states)), federation)
-            return jax.tree.map(lambda x: x[None], only)
+            key, state = jax.tree.map(lambda x: x[0], (keys, states))
+            return jax.tree.map(lambda x: x[None], one(key, state, federation))
         sweep = partial(jax.vmap, axis_name=VECTORIZED_RUNS) if variant.vectorized else over_seeds
         return sweep(lambda key, state: one(key, state, federation))(keys, states)
 

@@ -162,7 +162,6 @@ def nearest_to_rows(
     Returns index and distance in bits; distances above `num_bits` where there is no neighbour.
     """
     dtype = jnp.int16 if num_bits < 2**15 - 1 else jnp.int32
-    num_points = codes.shape[0]
     if kernel == "popcount":
 
         def distances(some: Array) -> Array:
@@ -258,7 +257,8 @@ def _search(
         # tile is needed to leave it out.
         values = values_against(some_columns)
         # Held once in memory: fused into every later use, the distances would be computed again.
-        values = lax.optimization_barrier(jnp.where(valid[:, None], values, largest_value(values.dtype)))
+        nothing = jnp.asarray(largest_value(values.dtype))
+        values = lax.optimization_barrier(jnp.where(valid[:, None], values, nothing))
         index = smallest(values, count + 1, bound)
         value = jnp.take_along_axis(values, index, axis=0)
         skip = jnp.cumsum((index == own).astype(jnp.int32), axis=0)[:count]

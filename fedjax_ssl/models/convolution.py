@@ -47,9 +47,9 @@ def conv2d(
     | "rows" | kw shifted slices side by side, kh products | any |
     | "winograd" | a transform of tiles, (7 - kh)(7 - kw) outputs for 36 products, see `winograd` | any |
     | "xla" | "lax", or "slices" where `vmap` gives every client a kernel | reverse mode |
-    | "auto" | on a CPU "winograd" from 16 input channels on, else "slices"; elsewhere "xla", 1x1 kernels by "slices" | |
 
-    Rates of each on a CPU are in docs/benchmarks.md. None was measured on a GPU or TPU.
+    "auto" takes on a CPU "winograd" from 16 input channels on and else "slices" (rates: docs/benchmarks.md); elsewhere
+    it takes "xla", but "slices" for a 1x1 kernel. Nothing was measured on a GPU or TPU.
 
     Args:
         inputs: images.

@@ -130,7 +130,7 @@ def plain_or_slices(inputs: Array, kernel: Array, stride: int, pads: Pads) -> Ar
         return pull(inputs, kernel, cotangent)
 
     backward.defvjp(
-        lambda *arguments: (pull(*arguments), arguments),
+        lambda *arguments: (backward(*arguments), arguments),
         lambda arguments, cotangents: jax.vjp(partial(gradients, way[slices]), *arguments)[1](cotangents),
     )
 
@@ -139,7 +139,7 @@ def plain_or_slices(inputs: Array, kernel: Array, stride: int, pads: Pads) -> Ar
         return forward(inputs, kernel)
 
     convolve.defvjp(
-        lambda *arguments: (forward(*arguments), arguments),
+        lambda *arguments: (convolve(*arguments), arguments),
         lambda arguments, cotangent: backward(*arguments, cotangent),
     )
     return convolve(inputs, kernel)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import graph
-from fedjax_ssl.graph import approximate, neighbors
+from fedjax_ssl.graph import approximate
 from fedjax_ssl.graph.neighbors import Neighbors
 from tests.graph import reference
 from tests.graph.test_propagation import clustered_codes
@@ -185,19 +185,3 @@ def test_bad_arguments_are_refused():
         graph.neighbor_recall(found, codes, BITS, sample=0)
     with pytest.raises(ValueError, match=r"must be \(3, k\)"):
         graph.neighbor_recall(found, codes[:3], BITS)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("platform", ["gpu", "tpu"])
-def test_finds_the_same_in_the_way_of_accelerators(platform, monkeypatch):
-    """They take products in place of population counts, and blocks side by side: whole numbers, so the same lists."""
-    codes, _ = clustered_codes(0, 700, BITS, 5)
-    valid = np.arange(700) % 4 != 1
-    here = graph.approximate_neighbors(codes, BITS, 6, valid, **SMALL)
-    for module in (approximate, neighbors):
-        monkeypatch.setattr(module, "backend", lambda: platform)
-    jax.clear_caches()
-    there = graph.approximate_neighbors(codes, BITS, 6, valid, **SMALL)
-    jax.clear_caches()
-    np.testing.assert_array_equal(here.index, there.index)
-    np.testing.assert_array_equal(here.similarity, there.similarity)

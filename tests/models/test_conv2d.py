@@ -7,10 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.models import conv2d, lowerings, separate
-from fedjax_ssl.models.convolution import resolve_padding
+from fedjax_ssl.models import conv2d, lowerings
+from fedjax_ssl.models.lowerings import resolve_padding
 from fedjax_ssl.models.winograd import winograd
-from tests.models.convolutions import arrays, run
 
 # images, kernel, stride, padding
 GEOMETRIES = {
@@ -30,8 +29,20 @@ FUNCTIONS = {
     "slices": lowerings.slices,
     "rows": lowerings.rows,
     "winograd": winograd,
-    "plain_or_slices": separate.plain_or_slices,
+    "plain_or_slices": lowerings.plain_or_slices,
 }
+
+
+def arrays(*shapes):
+    """Standard normal numbers, the same every time."""
+    rng = np.random.default_rng(0)
+    return [jnp.asarray(rng.standard_normal(shape)) for shape in shapes]
+
+
+def run(function, *arguments):
+    """Outputs and gradients of a convolution, with cosines of the outputs as the loss."""
+    outputs, pull = jax.vjp(function, *arguments)
+    return outputs, *pull(jnp.cos(outputs))
 
 
 def check_against_plain(results):
@@ -57,23 +68,6 @@ def test_lowerings_equal_the_plain_convolution(name):
 
     with jax.enable_x64(True):
         check_against_plain(everything(*arrays(images, kernel)))
-
-
-def test_kernel_gradients_in_pieces_are_those_of_slices():
-    images, kernel, outputs = (6, 10, 9, 1), (3, 3, 1, 2), (6, 8, 7, 2)  # 336 rows, in three pieces of two images
-    pads = ((0, 0), (0, 0))
-
-    @jax.jit
-    def both(x, k, cotangent):
-        pull = jax.vjp(lambda x, k: lowerings.slices(x, k, 1, pads), x, k)[1]
-        return pull(cotangent), lowerings.gradients_in_pieces(x, k, cotangent, 1, pads)
-
-    values = [a.astype(jnp.float32) for a in arrays(images, kernel, outputs)]
-    (traced,) = jax.make_jaxpr(both)(*values).eqns
-    shapes = [result.aval.shape for equation in traced.params["jaxpr"].eqns for result in equation.outvars]
-    assert (3, 112, 9) in shapes
-    for ours, expected in zip(*both(*values), strict=True):
-        np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("width", [3, 5])
@@ -141,12 +135,12 @@ def test_accelerators_never_see_grouped_convolutions():
     pads = ((1, 1), (1, 1))
 
     def gradients(x, k):
-        return run(lambda x, k: separate.plain_or_slices(x, k, 1, pads), x, k)
+        return run(lambda x, k: lowerings.plain_or_slices(x, k, 1, pads), x, k)
 
     assert convolutions(gradients, x[0], k[0])
     assert not convolutions(jax.vmap(gradients), x, k)
     assert not convolutions(jax.vmap(jax.vmap(gradients, (0, None)), (None, 0)), x, k)
-    folded = convolutions(jax.vmap(lambda x: separate.plain_or_slices(x, k[0], 1, pads)), x)
+    folded = convolutions(jax.vmap(lambda x: lowerings.plain_or_slices(x, k[0], 1, pads)), x)
     assert len(folded) == 1
     assert "feature_group_count = 1 " in folded[0]
     assert "tensor<8x6x6x3xf32>" in folded[0]

@@ -5,18 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.models import max_pool, pooling
+from fedjax_ssl.models import max_pool
 
 
 @pytest.mark.parametrize(
     ("shape", "size", "stride", "padding"),
     [((2, 7, 8, 3), 2, 2, 0), ((2, 9, 8, 2), 3, 2, 1), ((1, 6, 7, 2), 3, 3, 0)],
 )
-@pytest.mark.parametrize(
-    "backend", ["cpu", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("gpu", "tpu"))]
-)
-def test_equals_reduce_window(shape, size, stride, padding, backend, monkeypatch):
-    monkeypatch.setattr(pooling, "backend", lambda: backend)
+def test_equals_reduce_window(shape, size, stride, padding):
     x = jax.random.permutation(jax.random.key(0), jnp.arange(np.prod(shape), dtype=jnp.float32)).reshape(shape)
 
     def oracle(x):
@@ -35,17 +31,13 @@ def test_equals_reduce_window(shape, size, stride, padding, backend, monkeypatch
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("backend", ["cpu", "gpu", "tpu"])
-def test_ties_send_the_whole_gradient_to_one_value(backend, monkeypatch):
-    monkeypatch.setattr(pooling, "backend", lambda: backend)
+def test_ties_send_the_whole_gradient_to_one_value():
     gradient = jax.grad(lambda x: jnp.sum(max_pool(x, 2)))(jnp.zeros((1, 4, 4, 1)))
     np.testing.assert_array_equal(gradient[0, :, :, 0], np.tile([[1.0, 0.0], [0.0, 0.0]], (2, 2)))
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("backend", ["cpu", "gpu", "tpu"])
-def test_relu_after_the_pool_is_relu_before_it(backend, monkeypatch):
-    monkeypatch.setattr(pooling, "backend", lambda: backend)
+def test_relu_after_the_pool_is_relu_before_it():
     x = jax.random.normal(jax.random.key(0), (2, 5, 4, 3)) - 0.5
 
     def run(pool):
@@ -58,9 +50,7 @@ def test_relu_after_the_pool_is_relu_before_it(backend, monkeypatch):
 
 
 @pytest.mark.parametrize("position", [(0, 0), (0, 1), (1, 0), (1, 1)])
-@pytest.mark.parametrize("backend", ["cpu", pytest.param("tpu", marks=pytest.mark.thorough)])
-def test_nan_wins(position, backend, monkeypatch):
-    monkeypatch.setattr(pooling, "backend", lambda: backend)
+def test_nan_wins(position):
     x = jnp.ones((1, 2, 2, 1)).at[0, *position, 0].set(jnp.nan)
     largest, gradient = jax.value_and_grad(lambda x: jnp.sum(max_pool(x, 2)))(x)
     assert np.isnan(largest)

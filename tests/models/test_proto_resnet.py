@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import methods, models
-from fedjax_ssl.benchmarks.operations import training_operations_per_example
 from fedjax_ssl.models.proto_resnet import ConvBlock, ResNet8, Trunk
 from tests import toy
 
@@ -81,11 +80,6 @@ def test_maps_and_multiplications_of_the_table():
         assert math.prod(shape[1:]) * 9 * channels == expected
         channels = shape[3]
     assert sum(expected for _, expected in MULTIPLICATIONS.values()) == 379_256_832
-    model = models.build("resnet8", num_classes=10, input_shape=(32, 32, 3), lowering="lax")
-    first = 2 * MULTIPLICATIONS[1][1]
-    assert training_operations_per_example(model, (32, 32, 3)) == 3 * 2 * 379_256_832 - first
-    large = models.build("resnet17", num_classes=10, input_shape=(32, 32, 3), lowering="lax")
-    assert training_operations_per_example(large, (32, 32, 3)) == 3 * 2 * 718_995_456 - first
 
 
 @pytest.mark.parametrize(
