@@ -19,8 +19,8 @@ from fedjax_ssl.federated import Method, Setup, Stage, Term, federated_method
 from fedjax_ssl.federated.method import AtServer, Client, Now, Sampler, Schedule, Step
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.parts.adversarial import adversarial_loss
 from fedjax_ssl.methods.parts.channel_terms import with_l1
+from fedjax_ssl.methods.parts.consistency import adversarial_loss
 from fedjax_ssl.objectives import consistency_ramp, proportion_loss
 
 
@@ -70,7 +70,7 @@ def fedllp_vat(
     view = augmented_view(setup, "set")
 
     def consistency(step: Step) -> Array:
-        loss = adversarial_loss(setup, step, step.inputs[view.name], step.streams["set"].mask, vat_radius).loss
+        loss, _ = adversarial_loss(setup, step, step.inputs[view.name], step.streams["set"].mask, vat_radius)
         epochs = local_epochs_done(step, setup.local_epochs, rampup)
         return consistency_ramp(epochs, vat_weight, ramp_epochs).astype(loss.dtype) * loss
 

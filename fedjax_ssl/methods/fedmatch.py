@@ -11,78 +11,93 @@ the client and its helpers h_1 .. h_H: other clients' psi with the sigma that th
 clients they train both parts, in every step sigma and then psi at the sigma already moved. With labels at the server it
 trains sigma before the clients, and they train psi.
 
+Both sides know what a client uploaded last, so that only entries that differ from it by more than a threshold are sent.
+Helpers are the clients whose last uploads say nearly the same of one image of noise.
+
+Shapes: C clients, p cohort slots, H helpers, K classes. A model is a dict of its parts, "sigma" and "psi".
+
 References:
     Jeong, Yoon, Yang, Hwang, Federated semi-supervised learning with inter-client consistency and disjoint learning,
     ICLR 2021, arXiv 2006.12097. What the paper leaves open is as in the authors' code; see docs/methods/fedmatch.md.
+    The learning rate that falls where the validation loss does not: Serra et al., Overcoming catastrophic forgetting
+    with hard attention to the task, ICML 2018, as that code uses it, without its early end.
 """
 
-from functools import partial
-from typing import NamedTuple
+import warnings
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from fedjax_ssl.federated import Method, ServerState, Setup, Stage, Step, Term, federated_method
-from fedjax_ssl.federated.method import Params
-from fedjax_ssl.federated.terms import augmented_view, supervised_term
-from fedjax_ssl.methods.parts import fedmatch_rounds as rounds
-from fedjax_ssl.methods.parts.consistency_training import strong_view
-from fedjax_ssl.methods.parts.fedmatch_exchange import PSI, SIGMA, combine, upload
-from fedjax_ssl.methods.parts.fedmatch_settings import Settings, settings_of
-from fedjax_ssl.methods.parts.matched_batches import bounds_of, matched_batches
-from fedjax_ssl.objectives import agreement_vote, cross_entropy, inter_client_kl, l1_norm
+from fedjax_ssl.checks import In, Whole, checked, is_zero
+from fedjax_ssl.federated import (
+    BYTES_PER_NUMBER,
+    AtClient,
+    AtServer,
+    Broadcast,
+    Client,
+    ClientResult,
+    Count,
+    ForLog,
+    Method,
+    RoundContext,
+    RoundResult,
+    Sampler,
+    Schedule,
+    ServerState,
+    ServerTraining,
+    Setup,
+    Stage,
+    Step,
+    Stream,
+    Term,
+    Traffic,
+    count,
+    federated_method,
+    map_rows,
+)
+from fedjax_ssl.federated.method import Metrics, Now, Params, Validation
+from fedjax_ssl.federated.sampler import masked_permutation
+from fedjax_ssl.federated.terms import PseudoLabels, augmented_view, diagnose_pseudo_labels, supervised_term
+from fedjax_ssl.keys import named_key
+from fedjax_ssl.methods.parts import settings as kinds
+from fedjax_ssl.methods.parts.consistency import strong_view
+from fedjax_ssl.models import count_parameters
+from fedjax_ssl.objectives import agreement_vote, batch_cross_entropy, cross_entropy, inter_client_kl, l1_norm
+
+TERM, SIGMA, PSI, HELPERS = "fedmatch", "sigma", "psi", "helpers"
+# Parts that there are.
+DECOMPOSITIONS = {"full": (SIGMA, PSI), "none": (SIGMA,), "without_sigma": (PSI,), "without_psi": (SIGMA,)}
+PRESET: Any = None  # the preset says, which may depend on where the labels are
+# Setting -> its value with labels at the clients, and with labels at the server.
+_PAPER: dict[str, tuple[float, float]] = {
+    "threshold": (0.85, 0.85),
+    "supervised_weight": (10.0, 10.0),
+    "l1_weight": (1e-4, 1e-5),
+    "l1_threshold": (5e-6, 1e-5),
+    "delta_threshold": (5e-5, 1e-5),
+    "patience": (5, 5),
+    "clip_eps": (0.0, 0.0),
+}
+PRESETS = {
+    "paper": _PAPER,
+    "code": _PAPER | {"threshold": (0.75, 0.75), "patience": (5, 20), "clip_eps": (1e-7, 1e-7)},
+    "streaming_alt": _PAPER | {"supervised_weight": (1.0, 1.0), "delta_threshold": (1e-5, 1e-5)},
+}
+UNLABELLED_BATCH = 100  # where nothing else says how large it is
+NOISE_MEAN = NOISE_STD = 125 / 255
+LOWEST = 1e-17  # factor of the learning rate; of 1e-3 it is the code's lowest rate
 
 
-class Consistency(NamedTuple):
-    """Losses on a batch of unlabelled examples, means over the confident ones; 0 without any."""
+@checked
+@dataclass(frozen=True)
+class FedMatch:
+    """Settings of FedMatch.
 
-    cross_entropy: Float[Array, ""]  # of the strong view against the vote
-    divergence: Float[Array, ""]  # of the plain view from the helpers
-    labels: Int[Array, " n"]  # the vote; -1 where the model is not confident
-    confidence: Float[Array, " n"]
-
-
-def fedmatch(
-    setup: Setup,
-    *,
-    preset: str = "paper",
-    labels_at: str = "auto",
-    supervised_weight: float | Array | None = None,
-    agreement_weight: float | Array = 1e-2,
-    kl_weight: float | Array = 1e-2,
-    l2_weight: float | Array = 10.0,
-    l1_weight: float | Array | None = None,
-    threshold: float | Array | None = None,
-    num_helpers: int = 2,
-    helper_interval: int = 10,
-    helper_hold: str = "one_round",
-    tie: str = "lowest_index",
-    clip_eps: float | Array | None = None,
-    noise: str = "truncated",
-    decomposition: str = "full",
-    psi_factor: float | Array = 0.2,
-    evaluate_sparse: bool = True,
-    l1_threshold: float | Array | None = None,
-    delta_threshold: float | Array | None = None,
-    s2c_lossy: bool = False,
-    first_contact: str = "dense",
-    c2s_send_sparsified: bool = False,
-    encoding: str = "smallest",
-    unlabelled_batch_size: int | None = None,
-    server_batch_size: int = 100,
-    server_epochs: int = 1,
-    shuffle: bool = False,
-    lr_schedule: str = "client",
-    lr_divisor: float | Array = 3.0,
-    patience: int | None = None,
-) -> Method:
-    """FedMatch: labelled examples move one part of the weights, unlabelled ones and similar clients' models the other.
-
-    The paper's optimizer is SGD at 1e-3 with `config.optimizer.batch_size` = 10 labelled examples per step.
-
-    Args:
-        setup: the run.
+    Attributes:
         preset: what a setting that is None is: "paper", "code" (threshold 0.75, patience 20 with labels at the server,
             clip_eps 1e-7) or "streaming_alt" (supervised_weight 1, delta_threshold 1e-5).
         labels_at: who trains on labels: the "server", the "clients", or "auto": the server, if it has some.
@@ -95,7 +110,7 @@ def fedmatch(
         num_helpers: H; fewer where fewer clients were seen. 0: no inter-client loss.
         helper_interval: rounds between two with helpers.
         helper_hold: they serve "one_round", or clients "keep" them until they get others.
-        tie: of votes, see `agreement_vote`.
+        tie: rule for classes with as many votes, see `agreement_vote`.
         clip_eps: probabilities below it count as it in cross-entropy and divergence; 0: they do not.
         noise: image by which helpers are found, see `noise_image`.
         decomposition: "full"; "none": one part and neither L2 nor L1; "without_sigma", "without_psi": that part is 0
@@ -108,41 +123,126 @@ def fedmatch(
         first_contact: cost of the first model that a client is sent after round 0: "dense", or "init", its difference
             from the initial one.
         c2s_send_sparsified: uploads are psi as it is evaluated.
-        encoding: of what is sent, for the count of bytes, see `message_bytes`.
-        unlabelled_batch_size: per step; see `matched_batches`.
+        encoding: form of what is sent, for the count of bytes, see `message_bytes`.
+        unlabelled_batch_size: unlabelled examples per step; see `matched_batches`.
         server_batch_size: labelled examples per step at the server.
-        server_epochs: before every round.
+        server_epochs: epochs at the server before every round.
         shuffle: batches in a fresh order instead of the stored one.
         lr_schedule: the learning rate falls with the loss on validation examples of each "client"'s model, once per
             participation, of the "global" model, once per round, or not at all ("none").
-        lr_divisor: by which it falls.
+        lr_divisor: factor by which it falls.
         patience: evaluations without an improvement before it does; 5.
+    """
+
+    preset: Literal["paper", "code", "streaming_alt"] = "paper"
+    labels_at: Literal["auto", "clients", "server"] = "auto"
+    supervised_weight: kinds.Weight = PRESET
+    agreement_weight: kinds.Weight = 1e-2
+    kl_weight: kinds.Weight = 1e-2
+    l2_weight: kinds.Weight = 10.0
+    l1_weight: kinds.Weight = PRESET
+    threshold: kinds.Share = PRESET
+    num_helpers: Annotated[int, Whole(0, 1000)] = 2
+    helper_interval: kinds.Count = 10
+    helper_hold: Literal["one_round", "keep"] = "one_round"
+    tie: Literal["lowest_index", "local"] = "lowest_index"
+    clip_eps: kinds.Decay = PRESET
+    noise: Literal["truncated", "normal"] = "truncated"
+    decomposition: Literal["full", "none", "without_sigma", "without_psi"] = "full"
+    psi_factor: Annotated[float | Array, In("(-1, inf)")] = 0.2
+    evaluate_sparse: bool = True
+    l1_threshold: kinds.Weight = PRESET
+    delta_threshold: kinds.Weight = PRESET
+    s2c_lossy: bool = False
+    first_contact: Literal["dense", "init"] = "dense"
+    c2s_send_sparsified: bool = False
+    encoding: Literal["smallest", "dense", "bitmap", "coordinates"] = "smallest"
+    unlabelled_batch_size: Annotated[int | None, Whole(1)] = None
+    server_batch_size: kinds.Count = 100
+    server_epochs: kinds.Count = 1
+    shuffle: bool = False
+    lr_schedule: Literal["client", "global", "none"] = "client"
+    lr_divisor: Annotated[float | Array, In("[1, inf)")] = 3.0
+    patience: kinds.Count = PRESET
+
+    @property
+    def at_server(self) -> bool:
+        """Whether the server trains on labels."""
+        return self.labels_at == "server"
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts of the model: the first is moved by labelled examples, the last by unlabelled ones."""
+        return DECOMPOSITIONS[self.decomposition]
+
+    @property
+    def uploaded(self) -> tuple[str, ...]:
+        """The parts that clients train."""
+        return self.parts[-1:] if self.at_server else self.parts
+
+    def in_run(self, setup: Setup) -> "FedMatch":
+        """Say where labels are, and what the preset says in place of None."""
+        at_server = setup.max_server > 0 if self.labels_at == "auto" else self.labels_at == "server"
+        said: dict[str, Any] = {n: v[at_server] for n, v in PRESETS[self.preset].items() if getattr(self, n) is None}
+        return replace(self, labels_at="server" if at_server else "clients", **said)
+
+    def split(self, params: Any) -> Params:
+        """The first model: sigma and psi = psi_factor sigma, or one part for which the network is the same function."""
+        scale = {SIGMA: 1.0, PSI: self.psi_factor}
+        if len(self.parts) == 1:
+            scale = {self.parts[0]: 1.0 + self.psi_factor}
+        return {part: jax.tree.map(lambda w, by=scale[part]: by * w, params) for part in self.parts}
+
+    def visible(self, parts: Params) -> Params:
+        """A model without the smallest entries of psi: those of size `l1_threshold` and less are 0."""
+
+        def sparse(w: Array) -> Array:
+            return jnp.where(jnp.abs(w) > self.l1_threshold, w, jnp.zeros_like(w))
+
+        return {part: jax.tree.map(sparse, tree) if part == PSI else tree for part, tree in parts.items()}
+
+    def network(self, parts: Params) -> PyTree:
+        """The network of a model as it is evaluated."""
+        return combine(self.visible(parts) if self.evaluate_sparse else parts)
+
+    def changed(self, new: PyTree, old: PyTree) -> PyTree:
+        """Which entries differ enough to be sent; a tree of bool arrays."""
+        return jax.tree.map(lambda a, b: jnp.abs(a - b) > self.delta_threshold, new, old)
+
+
+def fedmatch(setup: Setup, settings: FedMatch) -> Method:
+    """FedMatch: labelled examples move one part of the weights, unlabelled ones and similar clients' models the other.
+
+    The paper's optimizer is SGD at 1e-3 with `config.optimizer.batch_size` = 10 labelled examples per step.
+
+    Args:
+        setup: the run.
+        settings: the method's own.
 
     Raises:
-        ValueError: for a setting outside these, or where learning rate times l2_weight is 1 or more.
+        ValueError: for a setting outside its range, or where learning rate times l2_weight is 1 or more.
     """
-    given = {name: value for name, value in locals().items() if name not in ("setup", "preset", "labels_at")}
-    settings = settings_of(setup, preset, labels_at, given)
-    stage = Stage(
-        terms=(_unsupervised(setup, settings),),
-        sampler=matched_batches(
-            setup.batch_size,
-            settings.unlabelled_batch_size,
-            setup.local_epochs,
-            bounds_of(setup),
-            settings.shuffle,
-        ),
-        labelled_quota="any",
-        rate=rounds.RATES[settings.lr_schedule],
+    settings = settings.in_run(setup)
+    if settings.decomposition != "none":
+        _check_stability(setup, settings.l2_weight)
+    sampler = matched_batches(
+        setup.batch_size,
+        settings.unlabelled_batch_size,
+        setup.local_epochs,
+        Bounds(setup.max_labelled, setup.min_labelled, setup.max_unlabelled),
+        settings.shuffle,
     )
-    supervised = supervised_term(setup)._replace(weight=settings.supervised_weight, group=settings.supervised_part)
+    rates = {"client": lambda client: _remembered(client).plateau.factor, "global": lambda client: _sent(client).rate}
+    rate = rates.get(settings.lr_schedule)
+    stage = Stage((_unsupervised(setup, settings),), sampler, labelled_quota="any", rate=rate)
+    supervised = supervised_term(setup)._replace(weight=settings.supervised_weight, group=settings.parts[0])
     if settings.at_server:
-        stage = stage._replace(server=rounds.server_training(setup, settings, supervised))
+        stage = stage._replace(server=_server_training(setup, settings, supervised))
     else:
         stage = stage._replace(terms=(supervised, *stage.terms))
 
     def evaluated(state: ServerState) -> tuple[PyTree, PyTree]:
-        return rounds.evaluated(settings, state.params), state.model_state
+        return settings.network(state.params), state.model_state
 
     return federated_method(
         setup,
@@ -152,9 +252,39 @@ def fedmatch(
         combine=combine,
         network=evaluated,
         needs=("server",) if settings.at_server else ("labels",),
-        upload=partial(upload, settings.exchange),
-        receive=rounds.receive_differences if settings.s2c_lossy else None,
+        upload=partial(_upload, settings),
+        receive=_receive if settings.s2c_lossy else None,
     )
+
+
+def _check_stability(setup: Setup, l2_weight: float | Array) -> None:
+    """A step brings psi - sigma to (1 - 2 eta l2_weight) of it."""
+    rate = setup.learning_rate(jnp.zeros((), jnp.int32))
+    if isinstance(rate, jax.core.Tracer) or isinstance(l2_weight, jax.core.Tracer) or is_zero(l2_weight):
+        return
+    product = round(float(rate) * float(l2_weight), 6)  # the rate is a number of 32 bits
+    said = f"the learning rate {float(rate):g} times l2_weight {float(l2_weight):g} is {product:g}"
+    if product >= 1:
+        raise ValueError(f"{said}; from 1 on psi diverges. Lower one of them, in the paper it is 0.01")
+    if product >= 0.5:
+        warnings.warn(f"{said}; from 0.5 on psi swings around sigma. In the paper it is 0.01", stacklevel=3)
+
+
+def combine(parts: Params) -> PyTree:
+    """The network's parameters: the sum of the parts."""
+    return reduce(partial(jax.tree.map, jnp.add), parts.values())
+
+
+# Losses
+
+
+class Consistency(NamedTuple):
+    """Losses on a batch of unlabelled examples, means over the confident ones; 0 without any."""
+
+    cross_entropy: Float[Array, ""]  # strong view against the vote
+    divergence: Float[Array, ""]  # plain view from the helpers
+    labels: Int[Array, " n"]  # the vote; -1 where the model is not confident
+    confidence: Float[Array, " n"]
 
 
 def consistency(
@@ -189,16 +319,47 @@ def regularizer(parts: Params, l2_weight: float | Array, l1_weight: float | Arra
     return l2_weight * squares + (l1_weight * l1_norm(psi) if psi is not None else 0.0)
 
 
-def _unsupervised(setup: Setup, settings: Settings) -> Term:
-    """L_u, and all that server and clients send each other for it."""
-    plain, strong = augmented_view(setup, "unlabelled"), strong_view(setup)
+class Votes(NamedTuple):
+    """The pseudo-labels of a client's round, by place in its table, for the log."""
 
-    def loss(step: Step) -> tuple[Array, rounds.Votes]:
+    labels: Int[Array, " W"]  # -1 = none
+    confidence: Float[Array, " W"]
+
+    def noted(self, batch: Stream, found: Consistency) -> "Votes":
+        """The votes with those of a batch."""
+        place = jnp.where(batch.mask, batch.position, self.labels.shape[0])
+        confidence = found.confidence.astype(self.confidence.dtype)
+        labels = self.labels.at[place].set(found.labels, mode="drop")
+        return Votes(labels, self.confidence.at[place].set(confidence, mode="drop"))
+
+
+class State(NamedTuple):
+    """What the server keeps beside the model."""
+
+    store: "Store"
+    plateau: Any  # `Plateau` of the learning rate that all clients have, if they do
+
+
+class Remembered(NamedTuple):
+    """What a client keeps; None where its settings need nothing."""
+
+    plateau: Any  # `Plateau` of its learning rate
+    accuracy: Float[Array, ""] | None  # of its model on the validation examples
+    helpers: tuple[PyTree, Bool[Array, " H"]] | None  # the last ones, and which there are
+
+
+def _unsupervised(setup: Setup, settings: FedMatch) -> Term:
+    """L_u, and all that server and clients send each other and keep for it."""
+    plain, strong = augmented_view(setup, "unlabelled"), strong_view(setup)
+    own_rate, keeps = settings.lr_schedule == "client", settings.helper_hold == "keep"
+    same_rate = settings.lr_schedule == "global"
+
+    def loss(step: Step) -> tuple[Array, Votes]:
         batch = step.streams["unlabelled"]
         found = consistency(
             step.outputs[plain.name].logits,
             step.outputs[strong.name].logits,
-            *rounds.ask_helpers(setup, settings, step, step.inputs[plain.name]),
+            *_ask_helpers(setup, settings, step, step.inputs[plain.name]),
             batch.mask,
             settings.threshold,
             settings.tie,
@@ -208,9 +369,511 @@ def _unsupervised(setup: Setup, settings: Settings) -> Term:
         if settings.decomposition != "none":
             some = jnp.any(batch.mask).astype(total.dtype)  # with a single part there are steps without any
             total = total + some * regularizer(step.groups, settings.l2_weight, settings.l1_weight)
-        return total, rounds.noted(step.local, batch, found.labels, found.confidence)
+        return total, step.local.noted(batch, found)
 
-    server, client, log = rounds.around_training(setup, settings)
-    return Term(
-        rounds.TERM, (plain, strong), loss, group=settings.unsupervised_part, server=server, client=client, log=log
+    def init(key: Key[Array, ""], network: PyTree, model_state: PyTree, everyone: Client) -> State:
+        store = empty_store(settings.split(network), everyone.id.shape[0], setup.num_classes)
+        return State(store, first_plateau(settings.patience) if same_rate else None)
+
+    def prepare(state: State, round: RoundContext) -> tuple[Broadcast, State]:
+        sent, plateau = to_cohort(settings, state.store, round), state.plateau
+        if same_rate:
+            assert round.validation is not None
+            network = settings.network(round.groups), round.model_state
+            loss, _ = validate(setup, *network, round.inputs, round.validation)
+            after = next_plateau(plateau, loss, settings.lr_divisor, settings.patience)
+            plateau = jax.tree.map(lambda new, old: jnp.where(round.number > 0, new, old), after, plateau)
+            sent = sent._replace(rate=jnp.broadcast_to(plateau.factor, round.valid.shape))
+        with_helpers = round.number + 1 >= settings.helper_interval if keeps else helpers_due(settings, round.number)
+        return Broadcast(sent, with_helpers), State(state.store, plateau)
+
+    def server_update(state: State, outcome: RoundResult) -> State:
+        return state._replace(store=_stored(setup, settings, state.store, outcome))
+
+    def keep(network: PyTree, model_state: PyTree, client: Client) -> Remembered:
+        many = (settings.num_helpers,)
+        nobody = jax.tree.map(lambda w: jnp.zeros(many + w.shape, w.dtype), network), jnp.zeros(many, bool)
+        plateau, accuracy = (first_plateau(settings.patience), jnp.zeros(())) if own_rate else (None, None)
+        return Remembered(plateau, accuracy, nobody if keeps else None)
+
+    def remember(trained: ClientResult) -> Remembered:
+        kept = _remembered(trained.client)
+        if own_rate:
+            network = settings.network(trained.groups), trained.model_state
+            loss, accuracy = validate(setup, *network, trained.inputs, trained.validation)
+            after = next_plateau(kept.plateau, loss, settings.lr_divisor, settings.patience)
+            kept = kept._replace(plateau=after, accuracy=accuracy)
+        return kept._replace(helpers=_latest(_sent(trained.client), kept)) if keeps else kept
+
+    def start(state: State, params: PyTree, model_state: PyTree, kept: PyTree) -> Votes:
+        width = setup.max_labelled + setup.max_unlabelled  # no table is wider
+        return Votes(jnp.full(width, -1, jnp.int32), jnp.zeros(width))
+
+    def measure(trained: ClientResult) -> Votes:
+        return jax.tree.map(lambda values: values[: trained.client.rows.shape[0]], trained.local[TERM])
+
+    def diagnose(outcome: RoundResult, truth: Int[Array, "p n"], measured: Votes) -> Metrics:
+        clients = outcome.round.clients
+        given = PseudoLabels(measured.labels, measured.confidence, measured.confidence)
+        metrics = {**diagnose_pseudo_labels(given, truth, clients), **costs(outcome)}
+        if own_rate:
+            accuracy = outcome.after.clients.terms[TERM].accuracy.at[clients.id].get(mode="clip")
+            metrics["client_validation_accuracy"] = jnp.mean(accuracy, where=outcome.counts)
+        return metrics
+
+    client = AtClient(start=start, collect=partial(_collect, settings))
+    if own_rate or keeps:
+        client = client._replace(keep=keep, remember=remember)
+    server = AtServer(init, prepare, server_update=server_update)
+    log = ForLog(measure, diagnose, partial(_traffic, settings))
+    return Term(TERM, (plain, strong), loss, group=settings.parts[-1], server=server, client=client, log=log)
+
+
+def _remembered(client: Client) -> Remembered:
+    assert client.kept is not None, "clients of a federation always have a table"
+    return client.kept.terms[TERM]
+
+
+def _sent(client: Client) -> "ToClient":
+    return client.sent[TERM]
+
+
+# Helpers
+
+
+def _ask_helpers(
+    setup: Setup, settings: FedMatch, step: Step, inputs: Array
+) -> tuple[Float[Array, "H n K"], Bool[Array, " H"]]:
+    """The helpers' class probabilities, constants, and which helpers there are.
+
+    A helper is another client's psi with the sigma that this client received, through the whole round.
+    """
+    sent: ToClient = step.sent
+    helpers, available = sent.helpers, sent.available
+    if settings.helper_hold == "keep":
+        helpers, available = _latest(sent, _remembered(step.client))
+
+    def predict(helper: PyTree) -> Float[Array, "n K"]:
+        params = combine({**step.received.groups, settings.parts[-1]: helper})
+        outputs, _ = setup.model.apply(params, step.received.model_state, inputs, train=False)
+        return jax.nn.softmax(outputs.logits)
+
+    shape = jax.eval_shape(jax.vmap(predict), helpers)
+    probs = nobody = jnp.zeros(shape.shape, shape.dtype)
+    if settings.num_helpers:
+        # Nine rounds of ten have no helpers, and no forward passes of theirs.
+        probs = jax.lax.cond(step.shared, lambda: jax.lax.map(predict, helpers), lambda: nobody)
+    return jax.lax.stop_gradient(probs), available
+
+
+def _latest(sent: "ToClient", kept: Remembered) -> tuple[PyTree, Bool[Array, " H"]]:
+    """The helpers of this round, or where there are none those of before."""
+    fresh = jnp.any(sent.available)
+    return jax.tree.map(lambda new, old: jnp.where(fresh, new, old), (sent.helpers, sent.available), kept.helpers)
+
+
+def helpers_due(settings: FedMatch, number: Int[Array, ""]) -> Bool[Array, ""]:
+    """Whether helpers are sent in this round: counted from 1, in every `helper_interval`-th."""
+    return (number + 1) % settings.helper_interval == 0
+
+
+def nearest_clients(
+    clients: Int[Array, " p"], embeddings: Float[Array, "C d"], known: Bool[Array, " C"], number: int
+) -> tuple[Int[Array, "p H"], Bool[Array, "p H"]]:
+    """For each client the others nearest to it by Euclidean distance, nearest first, the lower id of equal ones.
+
+    Args:
+        clients: who asks; for one that is not known itself there is nobody. Ids out of range are nobody.
+        embeddings: one for each client.
+        known: clients whose embedding is there.
+        number: H.
+
+    Returns:
+        Ids, and whether there is one at this place: fewer than H where fewer are known.
+    """
+    ids = jnp.arange(embeddings.shape[0], dtype=jnp.int32)
+    own = embeddings.at[clients].get(mode="clip")
+    distance = jnp.sum(jnp.square(own[:, None] - embeddings), axis=-1)
+    possible = known & (ids != clients[:, None]) & known.at[clients].get(mode="fill", fill_value=False)[:, None]
+    distance = jnp.where(possible, distance, jnp.inf)
+    order = jnp.argsort(distance, axis=1, stable=True)[:, :number].astype(jnp.int32)
+    there = jnp.take_along_axis(possible, order, axis=1)
+    missing = ((0, 0), (0, number - order.shape[1]))
+    return jnp.pad(jnp.where(there, order, 0), missing), jnp.pad(there, missing)
+
+
+def noise_image(key: Key[Array, ""], shape: tuple[int, ...], kind: str = "truncated") -> Float[Array, "*shape"]:
+    """Independent normal values of mean and deviation 125 / 255, as input of a network.
+
+    Args:
+        key: typed PRNG key.
+        shape: shape of the image.
+        kind: "normal", or "truncated" to [0, 1], as in the code, which gives them the mean 0.497 and the deviation
+            0.269.
+    """
+    dtype = jnp.result_type(float)
+    if kind == "normal":
+        return NOISE_MEAN + NOISE_STD * jax.random.normal(key, shape, dtype)
+    lowest, highest = -NOISE_MEAN / NOISE_STD, (1 - NOISE_MEAN) / NOISE_STD
+    return NOISE_MEAN + NOISE_STD * jax.random.truncated_normal(key, lowest, highest, shape, dtype)
+
+
+# What server and clients send each other (section 3.3)
+
+
+class Store(NamedTuple):
+    """What the server knows of all clients."""
+
+    uploads: Params  # the last one of every client, leading axis C; the initial model before
+    seen: Bool[Array, " C"]  # whether there is one
+    embeddings: Float[Array, "C K"]  # what the uploaded model said of the noise image
+
+
+class ToClient(NamedTuple):
+    """What a client receives in a round; with a leading axis p for the cohort."""
+
+    helpers: PyTree  # [H, ...]
+    available: Bool[Array, " H"]
+    entries: dict[str, Int[Array, "..."]]  # numbers that are sent, by part; of each helper [H]
+    lossy: tuple[Params, Params] | None  # which entries are sent, and what the client has in place of the others
+    rate: Any = None  # factor of the learning rate, where it is the same for all
+
+
+class Upload(NamedTuple):
+    """What a client sends back."""
+
+    parts: Params  # the model as the server has it
+    entries: dict[str, Int[Array, ""]]  # numbers that were sent, by part
+
+
+def empty_store(parts: Params, num_clients: int, num_classes: int) -> Store:
+    """Before the first round."""
+    uploads = jax.tree.map(lambda x: jnp.broadcast_to(x, (num_clients, *x.shape)), parts)
+    embeddings = jnp.zeros((num_clients, num_classes), jnp.result_type(float))
+    return Store(uploads, jnp.zeros(num_clients, bool), embeddings)
+
+
+def to_cohort(settings: FedMatch, store: Store, round: RoundContext) -> ToClient:
+    """What every client of the cohort is sent (S2C)."""
+    ids, part = round.clients.id, settings.parts[-1]
+    fresh = jnp.full(ids.shape, round.number == 0)
+    if settings.first_contact == "dense":
+        fresh = fresh | ~store.seen.at[ids].get(mode="clip")
+    held = jax.tree.map(lambda table: table.at[ids].get(mode="clip"), store.uploads)
+    chosen, there = nearest_clients(ids, store.embeddings, store.seen, settings.num_helpers)
+    there = there & helpers_due(settings, round.number)
+    helpers = jax.tree.map(lambda table: table[chosen], store.uploads[part])
+
+    def to_one(held: Params, fresh: Bool[Array, ""], helpers: PyTree, there: Bool[Array, " H"]) -> ToClient:
+        has = settings.visible(held)
+        masks = jax.tree.map(lambda mask: mask | fresh, settings.changed(settings.visible(round.groups), has))
+
+        def helper(raw: PyTree) -> tuple[Int[Array, ""], PyTree]:
+            seen = settings.visible({part: raw})[part]
+            # Where a helper has no weight nothing is sent, whatever the client has there.
+            base = jax.tree.map(lambda h, w: jnp.where(h != 0, w, 0), seen, has[part])
+            mask = settings.changed(seen, base)
+            return num_sent(mask), merge(mask, raw, base) if settings.s2c_lossy else raw
+
+        sizes, received = jax.vmap(helper)(helpers)
+        entries = {part: num_sent(masks[part]) for part in masks} | {HELPERS: jnp.where(there, sizes, 0)}
+        return ToClient(received, there, entries, (masks, held) if settings.s2c_lossy else None)
+
+    return jax.vmap(to_one)(held, fresh, helpers, there)
+
+
+def merge(sent: PyTree, new: PyTree, old: PyTree) -> PyTree:
+    """What the receiver of the entries `sent` has: these of `new`, all others of `old`."""
+    return jax.tree.map(jnp.where, sent, new, old)
+
+
+def num_sent(sent: PyTree) -> Int[Array, ""]:
+    """How many entries of a tree of bool arrays are true, as int32: float32 would count to 2^24 only."""
+    return sum((jnp.sum(mask, dtype=jnp.int32) for mask in jax.tree.leaves(sent)), start=jnp.zeros((), jnp.int32))
+
+
+def _receive(client: Client, parts: Params) -> Params:
+    """The model that a client has of the one that was sent, where differences are all that is sent."""
+    lossy = _sent(client).lossy
+    assert lossy is not None, "only with s2c_lossy"
+    masks, held = lossy
+    return merge(masks, parts, held)
+
+
+def _upload(settings: FedMatch, trained: ClientResult) -> Params:
+    """The parts that a client trained, as the server has them: its own entries where too little changed."""
+    masks, new = _changes_up(settings, trained)
+    if settings.c2s_send_sparsified:
+        new = settings.visible(new)
+    return {part: merge(masks[part], new[part], trained.received[part]) for part in settings.uploaded}
+
+
+def _collect(settings: FedMatch, trained: ClientResult) -> Upload:
+    """The same with the count of what was sent (C2S)."""
+    masks, _ = _changes_up(settings, trained)
+    return Upload(trained.uploaded, {part: num_sent(masks[part]) for part in settings.uploaded})
+
+
+def _changes_up(settings: FedMatch, trained: ClientResult) -> tuple[Params, Params]:
+    new = {part: trained.groups[part] for part in settings.uploaded}
+    old = {part: trained.received[part] for part in settings.uploaded}
+    return settings.changed(settings.visible(new), old), new
+
+
+def _stored(setup: Setup, settings: FedMatch, store: Store, outcome: RoundResult) -> Store:
+    """Keeps the uploads, and what each says of the noise image; one that says nothing finite is no upload."""
+    round = outcome.round
+    shape = jax.eval_shape(setup.normalize, round.inputs[:1]).shape[1:]
+    noise = noise_image(named_key(round.run_key, "noise image"), shape, settings.noise)[None]
+
+    def embed(parts: Params) -> Float[Array, " K"]:
+        outputs, _ = setup.model.apply(combine(parts), outcome.after.model_state, noise, train=False)
+        return jax.nn.softmax(outputs.logits[0])
+
+    embeddings = jax.lax.map(embed, outcome.uploads.parts)
+    sound = outcome.counts & jnp.all(jnp.isfinite(embeddings), axis=1)
+    place = jnp.where(sound, round.clients.id, store.seen.shape[0])
+
+    def put(table: Array, rows: Array) -> Array:
+        return table.at[place].set(rows.astype(table.dtype), mode="drop")
+
+    return jax.tree.map(put, store, Store(outcome.uploads.parts, jnp.ones_like(sound), embeddings))
+
+
+def message_bytes(
+    entries: Int[Array, "*messages"], size: int, encoding: str, there: Bool[Array, "*messages"] | None = None
+) -> Count:
+    """Count the bytes of messages that each carry `entries` of a model's `size` numbers.
+
+    "dense": all numbers, 4 bytes each. "bitmap": a bit for every number says whether it follows. "coordinates": its
+    place beside each. "smallest": for every message the shortest of them.
+
+    Args:
+        entries: numbers that are sent.
+        size: numbers of the whole model.
+        encoding: see above.
+        there: messages that are sent at all; others have 0 bytes.
+    """
+    some, bitmap = jnp.ones_like(entries, bool) if there is None else there, -(-size // 8)
+    if encoding == "smallest":
+        # 8 e < 4 e + bitmap, and 4 e + bitmap >= 4 size; each as one comparison that cannot overflow.
+        few, nearly_all = entries < -(-bitmap // BYTES_PER_NUMBER), entries >= size - bitmap // BYTES_PER_NUMBER
+        few, nearly_all = some & few, some & ~few & nearly_all
+    else:
+        few, nearly_all = some & (encoding == "coordinates"), some & (encoding == "dense")
+    by_bitmap = some & ~few & ~nearly_all
+    return (
+        count(jnp.where(few, entries, 0), 2 * BYTES_PER_NUMBER)
+        + count(nearly_all, BYTES_PER_NUMBER * size)
+        + count(jnp.where(by_bitmap, entries, 0), BYTES_PER_NUMBER)
+        + count(by_bitmap, bitmap)
     )
+
+
+def _traffic(settings: FedMatch, outcome: RoundResult) -> Traffic:
+    """Bytes each way, in place of the model's."""
+    valid, size = outcome.round.valid, _size(outcome)
+    statistics = count(jnp.sum(valid, dtype=jnp.int32), BYTES_PER_NUMBER * count_parameters(outcome.before.model_state))
+    to_clients: ToClient = outcome.sent.own
+
+    def total(entries: dict[str, Array], there: dict[str, Array]) -> Count:
+        messages = [message_bytes(entries[name], size, settings.encoding, there.get(name, valid)) for name in entries]
+        return sum(messages, start=statistics)
+
+    down = total(to_clients.entries, {HELPERS: to_clients.available & valid[:, None]})
+    return Traffic(down, total(outcome.uploads.entries, {}), model_down=False, model_up=False)
+
+
+def costs(outcome: RoundResult) -> Metrics:
+    """S2C and C2S as the paper counts them: numbers sent, by those of a model, mean over the cohort.
+
+    A model has half as many numbers as there are parameters in sigma and psi; two whole parts cost 2.
+    """
+    size, metrics = _size(outcome), {}
+    sent = {"s2c": outcome.sent.own.entries, "c2s": outcome.uploads.entries}
+    for way, entries in sent.items():
+        shares = {
+            name: jnp.mean(values.reshape(values.shape[0], -1).sum(1) / size, where=outcome.round.valid)
+            for name, values in entries.items()
+        }
+        metrics[way] = sum(shares.values())
+        metrics |= {f"{way}_{name}": share for name, share in shares.items()}
+    there = outcome.sent.own.available.sum(1).astype(jnp.result_type(float))
+    return {**metrics, "helpers": jnp.mean(there, where=outcome.round.valid)}
+
+
+def _size(outcome: RoundResult) -> int:
+    """Numbers of one part, which are those of the network."""
+    return count_parameters(next(iter(outcome.before.params.values())))
+
+
+# A learning rate that follows the loss on validation examples
+
+
+class Plateau(NamedTuple):
+    """State of the schedule."""
+
+    factor: Float[Array, ""]  # of the learning rate
+    best: Float[Array, ""]  # lowest validation loss so far
+    patience: Int[Array, ""]  # evaluations without an improvement that are left
+
+
+def first_plateau(patience: int) -> Plateau:
+    """Before the first evaluation."""
+    dtype = jnp.result_type(float)
+    # Not inf: what clients keep has to be finite, or they count as dropped.
+    return Plateau(jnp.ones((), dtype), jnp.full((), jnp.finfo(dtype).max), jnp.asarray(patience, jnp.int32))
+
+
+def next_plateau(state: Plateau, loss: Float[Array, ""], divisor: float | Array, patience: int) -> Plateau:
+    """After an evaluation: the rate is divided where the loss was not below the best for `patience` evaluations.
+
+    Args:
+        state: so far.
+        loss: on the validation examples.
+        divisor: number by which the rate is divided.
+        patience: evaluations, at least 1.
+    """
+    better = loss < state.best
+    left = jnp.where(better, patience, state.patience - 1)
+    over = left <= 0
+    factor = jnp.where(over, jnp.maximum(state.factor / divisor, LOWEST), state.factor)
+    best = jnp.where(better, loss, state.best).astype(state.best.dtype)
+    return Plateau(factor, best, jnp.where(over, patience, left).astype(jnp.int32))
+
+
+def validate(
+    setup: Setup, params: PyTree, model_state: PyTree, inputs: Array, validation: Validation
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Mean cross-entropy and accuracy of a network on the federation's validation examples.
+
+    Args:
+        setup: the run.
+        params: parameters of the network.
+        model_state: its running statistics.
+        inputs: raw inputs of all examples.
+        validation: which of them.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if not validation.rows.shape[0]:
+        raise ValueError(
+            "lr_schedule lowers a learning rate when the loss on validation examples stops falling, and there are "
+            "none; hold some out with config.data.validation_fraction, or set lr_schedule='none'"
+        )
+
+    def logits(raw: Array) -> Array:
+        return setup.model.apply(params, model_state, setup.normalize(raw), train=False)[0].logits
+
+    scores = map_rows(logits, inputs, validation.rows, setup.evaluation_batch_size)
+    real = jnp.arange(validation.rows.shape[0], dtype=jnp.int32) < validation.num_examples
+    right = (jnp.argmax(scores, axis=1).astype(jnp.int32) == validation.labels).astype(scores.dtype)
+    loss = batch_cross_entropy(scores, validation.labels, real)
+    return jax.lax.stop_gradient(loss), jnp.mean(right, where=real)
+
+
+def _server_training(setup: Setup, settings: FedMatch, supervised: Term) -> ServerTraining:
+    """Epochs over the server's labelled examples in stored order, before the clients, at a rate of its own."""
+    bounds = Bounds(setup.max_server, 1, 0)
+    sampler = matched_batches(settings.server_batch_size, None, settings.server_epochs, bounds, settings.shuffle)
+    if settings.lr_schedule == "none":
+        return ServerTraining((supervised,), sampler, when=("before",))
+
+    def loss_after(trained: ClientResult) -> Float[Array, ""]:
+        network = settings.network(trained.groups), trained.model_state
+        return validate(setup, *network, trained.inputs, trained.validation)[0]
+
+    def server_update(state: Plateau, outcome: RoundResult) -> Plateau:
+        after = next_plateau(state, outcome.uploads[0], settings.lr_divisor, settings.patience)
+        return jax.tree.map(lambda new, old: jnp.where(outcome.counts[0], new, old), after, state)
+
+    term = supervised._replace(
+        server=AtServer(
+            init=lambda *_: first_plateau(settings.patience),
+            prepare=lambda state, round: (Broadcast(state.factor[None]), state),
+            server_update=server_update,
+        ),
+        client=AtClient(collect=loss_after),
+    )
+    return ServerTraining((term,), sampler, when=("before",), rate=lambda client: client.sent[term.name])
+
+
+# Batches in stored order, as in the authors' code
+
+
+class Bounds(NamedTuple):
+    """Static bounds of clients' examples."""
+
+    max_labelled: int
+    min_labelled: int  # of a client that has labels
+    max_unlabelled: int
+
+
+def steps_per_epoch(count: Int[Array, ""], batch_size: int) -> Int[Array, ""]:
+    """round(count / batch_size), a half to the even number; 1 for less than half a batch, 0 without any example."""
+    # Whole numbers all the way: a quotient in floating point may miss the half.
+    whole, rest = count // batch_size, count % batch_size
+    up = (2 * rest > batch_size) | ((2 * rest == batch_size) & (whole % 2 == 1))
+    return jnp.where(count > 0, jnp.maximum(whole + up.astype(count.dtype), 1), 0)
+
+
+def matched_batches(
+    batch_size: int,
+    unlabelled_batch_size: int | None,
+    local_epochs: int,
+    bounds: Bounds,
+    shuffle: bool = False,
+) -> Sampler:
+    """Streams "labelled" and "unlabelled", contiguous slices of the client's examples as they are stored.
+
+    An epoch of a client with labels is round(labelled / batch_size) steps, see `steps_per_epoch`, each with the next
+    `batch_size` labelled and the next `unlabelled_batch_size` unlabelled examples; by default ceil(unlabelled / steps)
+    of these, so that an epoch uses each once. Without labels it is round(unlabelled / unlabelled_batch_size) steps.
+    What is left over is not used; a slice that reaches beyond the end is shorter.
+
+    Args:
+        batch_size: labelled examples per step.
+        unlabelled_batch_size: unlabelled examples per step; None: as above, and 100 for clients without labels.
+        local_epochs: epochs per round.
+        bounds: static ones.
+        shuffle: a fresh order of both streams in every epoch.
+    """
+    fixed = unlabelled_batch_size or UNLABELLED_BATCH
+
+    def known_steps(count: int, size: int) -> int:
+        return max(round(count / size), 1) if count else 0  # Python rounds half to even itself
+
+    most = max(known_steps(bounds.max_labelled, batch_size), known_steps(bounds.max_unlabelled, fixed))
+    fewest = max(known_steps(bounds.min_labelled, batch_size), 1)
+    width = unlabelled_batch_size or max(min(fixed, bounds.max_unlabelled), -(-bounds.max_unlabelled // fewest), 1)
+
+    def schedule(key: Key[Array, ""], client: Client, now: Now) -> Schedule:
+        start, unlabelled = client.num_labelled, client.num_examples - client.num_labelled
+        steps = steps_per_epoch(client.num_labelled, batch_size)
+        taken = jnp.full_like(unlabelled, fixed)
+        if unlabelled_batch_size is None:
+            taken = jnp.where(steps > 0, -(-unlabelled // jnp.maximum(steps, 1)), taken)
+        steps = jnp.where(client.num_labelled > 0, steps, steps_per_epoch(unlabelled, fixed))
+        step = jnp.arange(local_epochs * most, dtype=jnp.int32)
+        epoch, within = step // jnp.maximum(steps, 1), step % jnp.maximum(steps, 1)
+        running = step < local_epochs * steps
+
+        def slices(name: str, count: Int[Array, ""], size: Int[Array, ""], width: int, bound: int) -> tuple:
+            column = jnp.arange(width, dtype=jnp.int32)
+            slot = within[:, None] * size + column
+            mask: Bool[Array, "S b"] = running[:, None] & (column < size) & (slot < count)
+            slot = jnp.where(mask, slot, 0)
+            if shuffle:
+                keys = [jax.random.fold_in(named_key(key, name), number) for number in range(local_epochs)]
+                orders = jnp.stack([masked_permutation(one, count, max(bound, 1)) for one in keys])
+                slot = orders[jnp.minimum(epoch, local_epochs - 1)[:, None], slot]
+            return slot, mask
+
+        whole = jnp.full_like(unlabelled, batch_size)
+        labelled = slices("labelled", client.num_labelled, whole, batch_size, bounds.max_labelled)
+        others = slices("unlabelled", unlabelled, taken, width, bounds.max_unlabelled)
+        positions = {"labelled": labelled[0], "unlabelled": jnp.where(others[1], start + others[0], 0)}
+        return Schedule(positions, {"labelled": labelled[1], "unlabelled": others[1]}, local_epochs * steps)
+
+    return Sampler(schedule)

@@ -14,37 +14,33 @@ References:
     Scott et al., TMLR 2023, arXiv 2210.06434.
 """
 
+from typing import Literal
+
 import jax
 from jaxtyping import Array
 
-from fedjax_ssl.checks import check_choices, check_whole_numbers
-from fedjax_ssl.federated import Method, Setup, Step, Term
-from fedjax_ssl.federated.method import ForLog
+from fedjax_ssl.checks import checked
+from fedjax_ssl.federated import Method, Setup, Step
 from fedjax_ssl.federated.terms import augmented_view
-from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.parts.teacher import (
-    Teacher,
-    teacher_at_client,
-    teacher_at_server,
-    teacher_network,
-    teacher_traffic,
-)
+from fedjax_ssl.methods.parts.consistency import Teacher, second_pass, taught_term, teacher_network
+from fedjax_ssl.methods.parts.settings import Count, CountOrZero, Decay, Weight
 from fedjax_ssl.methods.parts.two_stages import after_labelled_stage, mixed_stage
 from fedjax_ssl.objectives import batch_cross_entropy, consistency, consistency_ramp
 
 TERM = "mean_teacher"
 
 
+@checked
 def fedsiam(
     setup: Setup,
     *,
-    warmup_rounds: int = 0,
-    consistency_weight: float | Array = 100.0,
-    ramp_rounds: int = 5,
-    head_weight: float | Array = 0.01,
-    decay: float | Array = 0.97,
+    warmup_rounds: CountOrZero = 0,
+    consistency_weight: Weight = 100.0,
+    ramp_rounds: Count = 5,
+    head_weight: Weight = 0.01,
+    decay: Decay = 0.97,
     unlabelled_clients: bool = False,
-    predict_with: str = "student",
+    predict_with: Literal["student", "teacher"] = "student",
 ) -> Method:
     """Mean teacher in every client. The network needs a second head (model option `aux_head=True`).
 
@@ -59,26 +55,17 @@ def fedsiam(
         predict_with: "student" or "teacher".
 
     Raises:
-        ValueError: if `predict_with` is something else, `ramp_rounds` is below 1, or the network has no second head.
+        ValueError: for a setting outside its range, or a network without a second head.
     """
-    check_choices(("student", "teacher"), predict_with=predict_with)
-    check_whole_numbers(ramp_rounds=ramp_rounds)
     view = augmented_view(setup, "mixed")
 
     def loss(step: Step) -> tuple[Array, Teacher]:
         batch, student, teacher = step.streams["mixed"], step.outputs[view.name], step.local
         if student.aux_logits is None:
             raise ValueError("fedsiam needs a network with a second head: set config.model.aux_head = True")
-        other = setup.normalize(setup.augment(named_key(step.key, "teacher"), batch.inputs))
-        taught, teacher_state = setup.model.apply(
-            teacher.params,
-            teacher.model_state,
-            other,
-            train=True,
-            key=named_key(step.key, "teacher dropout"),
-            mask=batch.mask,
-        )
-        targets = jax.lax.stop_gradient(jax.nn.softmax(taught.logits))
+        network = teacher.params, teacher.model_state
+        taught, teacher_state = second_pass(setup, step, *network, "mixed", ("teacher", "teacher dropout"))
+        targets = jax.lax.stop_gradient(jax.nn.softmax(taught))
         ramp = consistency_ramp(step.now.number + 1, consistency_weight, ramp_rounds)
         value = (
             batch_cross_entropy(student.logits, batch.observed, batch.mask)
@@ -87,14 +74,7 @@ def fedsiam(
         )
         return value, teacher._replace(model_state=teacher_state)
 
-    term = Term(
-        TERM,
-        (view,),
-        loss,
-        server=teacher_at_server(),
-        client=teacher_at_client(decay),
-        log=ForLog(traffic=teacher_traffic),
-    )
+    term = taught_term(TERM, (view,), loss, decay)
     stage = mixed_stage(setup, term, "proportional" if unlabelled_clients else "only")
     return after_labelled_stage(
         setup, stage, warmup_rounds, teacher_network(TERM) if predict_with == "teacher" else None

@@ -1,147 +1,82 @@
 """ProtoFSSL: clients exchange class prototypes, and label their examples with those of other clients.
 
+A class is scored by the distance to its prototype, the mean embedding of its examples. A local step of a client is an
+episode: a few labelled examples of every class, the support, make prototypes, and a few others, the queries Q, and
+unlabelled examples U are compared with them,
+
+    L = -1/|Q| sum over Q log p_y(x) + lambda 1/|U| sum over U CE(q(u), p(u))        (algorithm 1)
+
+where q is the mean of the probabilities by the prototypes of H helpers, clients of the round before, sharpened with
+exponent 1/T. Clients upload the prototypes of their labelled examples; the server keeps those of the last rounds.
+
+Shapes: B rounds that are kept, p cohort slots, H helpers, K classes, d features.
+
 References:
     Kim, Park, et al., Federated semi-supervised learning with prototypical networks, arXiv 2205.13921. Defaults are
     those of the authors' code of May 2022, from which the published tables come; see docs/methods/protofssl.md.
 """
 
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from fedjax_ssl.checks import check_choices, check_numbers, check_weights, check_whole_numbers, is_zero
+from fedjax_ssl.checks import checked, is_zero
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import (
     BYTES_PER_NUMBER,
+    AtClient,
+    AtServer,
+    Broadcast,
     Client,
+    ClientResult,
+    ForLog,
     Method,
+    Now,
     RoundContext,
-    Sampler,
+    RoundResult,
     ServerState,
     Setup,
     Stage,
     Step,
     Term,
-)
-from fedjax_ssl.federated.engine import federated_method
-from fedjax_ssl.federated.episodes import QUERY, SUPPORT, UNLABELLED, check_episodes, episodes, support_and_query
-from fedjax_ssl.federated.method import (
-    AtClient,
-    AtServer,
-    Broadcast,
-    ClientResult,
-    ForLog,
-    Metrics,
-    Now,
-    RoundResult,
     Traffic,
     View,
+    count,
+    federated_method,
+    map_rows,
 )
+from fedjax_ssl.federated.episodes import QUERY, SUPPORT, UNLABELLED, check_episodes, episodes, support_and_query
+from fedjax_ssl.federated.method import Metrics
 from fedjax_ssl.federated.setup import WEIGHTINGS
-from fedjax_ssl.federated.terms import augmented_view
-from fedjax_ssl.federated.traffic import count
+from fedjax_ssl.federated.terms import PseudoLabels, augmented_view, diagnose_pseudo_labels, network_outputs
 from fedjax_ssl.graph.weighting import class_counts
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.cost_model import Cost, Work, cost_metrics, protofssl_cost
-from fedjax_ssl.methods.parts.prototype_bank import (
-    Helpers,
-    PrototypeBank,
-    PrototypeSets,
-    choose_helpers,
-    empty_bank,
-    finite_sets,
-    newest_sets,
-    push,
+from fedjax_ssl.methods.parts.settings import Count, CountOrZero, Positive, Weight
+from fedjax_ssl.objectives import (
+    batch_cross_entropy,
+    class_prototypes,
+    clipped_cross_entropy,
+    consistency,
+    fill_missing_prototypes,
+    helper_pseudo_labels,
+    mean_prototypes,
+    prototype_log_probs,
 )
-from fedjax_ssl.methods.parts.prototype_log import diagnose_helpers
-from fedjax_ssl.methods.parts.prototype_losses import (
-    Scoring,
-    labelled_prototypes,
-    mean_log_probs,
-    query_loss,
-    unlabelled_loss,
-)
-from fedjax_ssl.objectives import DISTANCES, class_prototypes, mean_prototypes
 
 TERM = "protofssl"
 
 
-class State(NamedTuple):
-    """What the server keeps beside the model."""
+@checked
+@dataclass(frozen=True)
+class ProtoFSSL:
+    """Settings of ProtoFSSL.
 
-    bank: PrototypeBank
-    helpers: PrototypeSets  # as last chosen, [H, K, d]
-
-
-class EpisodeSettings(NamedTuple):
-    """Of the method, as `protofssl` explains them."""
-
-    num_support: int
-    num_query: int
-    num_unlabelled: int
-    unlabelled_weight: float | Array
-    scoring: Scoring
-    num_helpers: int
-    helper_interval: int
-    proto_source: str
-    proto_refresh: str
-    keep_proto_rounds: int
-    min_proto_count: int
-    proto_noise_std: float | Array
-    unlabel_round: int
-    warmup_episode: int
-    eval_bank: str
-    l2: float | Array
-
-    @property
-    def pseudo_labelled(self) -> bool:
-        """Whether unlabelled examples are learned from at all."""
-        return not is_zero(self.unlabelled_weight)
-
-    @property
-    def global_source(self) -> bool:
-        """Whether local predictions compare with the helpers' mean prototypes."""
-        return self.proto_source == "global"
-
-    @property
-    def most_helpers(self) -> int:
-        """Prototype sets that are sent, at most."""
-        return self.num_helpers if self.pseudo_labelled or self.global_source else 0
-
-
-def protofssl(
-    setup: Setup,
-    *,
-    num_support: int = 1,
-    num_query: int = 2,
-    num_unlabelled: int = 100,
-    unlabelled_weight: float | Array = 0.3,
-    temperature: float | Array = 0.5,
-    distance: str = "mean_sq",
-    unlabel_loss: str = "ce",
-    stop_gradient_pseudo_label: bool = False,
-    num_helpers: int = 5,
-    helper_interval: int = 1,
-    proto_source: str = "local_support",
-    proto_refresh: str = "end",
-    keep_proto_rounds: int = 1,
-    min_proto_count: int = 1,
-    proto_noise_std: float | Array = 0.0,
-    unlabel_round: int = 0,
-    warmup_episode: int = 0,
-    eval_bank: str = "two_rounds",
-    l2: float | Array = 0.0,
-) -> Method:
-    """ProtoFSSL: classes are scored by prototypes; the helpers' prototypes of the round before give pseudo-labels.
-
-    A local step is an episode, and `setup.local_epochs` their number E; `setup.batch_size` plays no part. The network's
-    class scores are not used.
-
-    Args:
-        setup: the run.
+    Attributes:
         num_support: labelled examples per class and step that make the local prototypes.
         num_query: labelled examples per class and step that are compared with them.
         num_unlabelled: unlabelled examples per step.
@@ -164,52 +99,110 @@ def protofssl(
         warmup_episode: steps at the start of every round without them.
         eval_bank: predictions average over the prototypes of the newest "two_rounds", or of the "latest".
         l2: weight of the sum of the squared convolution weights.
+    """
+
+    num_support: Count = 1
+    num_query: Count = 2
+    num_unlabelled: Count = 100
+    unlabelled_weight: Weight = 0.3
+    temperature: Positive = 0.5
+    distance: Literal["mean_sq", "euclidean", "sq_euclidean"] = "mean_sq"
+    unlabel_loss: Literal["ce", "mse"] = "ce"
+    stop_gradient_pseudo_label: bool = False
+    num_helpers: Count = 5
+    helper_interval: Count = 1
+    proto_source: Literal["local_support", "global"] = "local_support"
+    proto_refresh: Literal["end", "begin"] = "end"
+    keep_proto_rounds: Count = 1
+    min_proto_count: Count = 1
+    proto_noise_std: Weight = 0.0
+    unlabel_round: CountOrZero = 0
+    warmup_episode: CountOrZero = 0
+    eval_bank: Literal["two_rounds", "latest"] = "two_rounds"
+    l2: Weight = 0.0
+
+    @property
+    def pseudo_labelled(self) -> bool:
+        """Whether unlabelled examples are learned from at all."""
+        return not is_zero(self.unlabelled_weight)
+
+    @property
+    def global_source(self) -> bool:
+        """Whether local predictions compare with the helpers' mean prototypes."""
+        return self.proto_source == "global"
+
+    @property
+    def most_helpers(self) -> int:
+        """Prototype sets that are sent, at most."""
+        return self.num_helpers if self.pseudo_labelled or self.global_source else 0
+
+
+def protofssl(setup: Setup, settings: ProtoFSSL) -> Method:
+    """ProtoFSSL: classes are scored by prototypes; the helpers' prototypes of the round before give pseudo-labels.
+
+    A local step is an episode, and `setup.local_epochs` their number E; `setup.batch_size` plays no part. The network's
+    class scores are not used.
+
+    Args:
+        setup: the run.
+        settings: the method's own.
 
     Raises:
-        ValueError: for a setting outside these.
+        ValueError: for a setting outside its range.
     """
-    check_choices(DISTANCES, distance=distance)
-    check_choices(("ce", "mse"), unlabel_loss=unlabel_loss)
-    check_choices(("local_support", "global"), proto_source=proto_source)
-    check_choices(("end", "begin"), proto_refresh=proto_refresh)
-    check_choices(("two_rounds", "latest"), eval_bank=eval_bank)
-    check_whole_numbers(num_support=num_support, num_query=num_query, num_unlabelled=num_unlabelled)
-    check_whole_numbers(num_helpers=num_helpers, helper_interval=helper_interval)
-    check_whole_numbers(keep_proto_rounds=keep_proto_rounds, min_proto_count=min_proto_count)
-    check_whole_numbers(0, unlabel_round=unlabel_round, warmup_episode=warmup_episode)
-    check_weights(unlabelled_weight=unlabelled_weight, proto_noise_std=proto_noise_std, l2=l2)
-    check_numbers("(0, inf)", temperature=temperature)
-    if warmup_episode >= setup.local_epochs:
+    if settings.warmup_episode >= setup.local_epochs:
         raise ValueError(
-            f"protofssl: warmup_episode is {warmup_episode}; of {setup.local_epochs} local steps "
+            f"protofssl: warmup_episode is {settings.warmup_episode}; of {setup.local_epochs} local steps "
             "(config.optimizer.local_epochs) none would use unlabelled examples"
         )
-    settings = EpisodeSettings(
-        num_support=num_support,
-        num_query=num_query,
-        num_unlabelled=num_unlabelled,
-        unlabelled_weight=unlabelled_weight,
-        scoring=Scoring(temperature, distance, unlabel_loss, stop_gradient_pseudo_label),
-        num_helpers=num_helpers,
-        helper_interval=helper_interval,
-        proto_source=proto_source,
-        proto_refresh=proto_refresh,
-        keep_proto_rounds=keep_proto_rounds,
-        min_proto_count=min_proto_count,
-        proto_noise_std=proto_noise_std,
-        unlabel_round=unlabel_round,
-        warmup_episode=warmup_episode,
-        eval_bank=eval_bank,
-        l2=l2,
+    # A step is an episode; unlabelled examples are drawn from the first step that learns from them.
+    sampler = episodes(
+        setup.local_epochs,
+        setup.num_classes,
+        settings.num_support,
+        settings.num_query,
+        settings.num_unlabelled if settings.pseudo_labelled else 0,
+        setup.max_labelled,
+        partial(_first_unlabelled_step, setup, settings),
     )
-    quota = "any" if settings.global_source else "only"
-    stage = Stage((_term(setup, settings),), _sampler(setup, settings), labelled_quota=quota)
+    stage = Stage((_term(setup, settings),), sampler, labelled_quota="any" if settings.global_source else "only")
     if settings.proto_refresh == "end":
         stage = stage._replace(weigh=partial(_weigh, setup))
     return _with_bank(setup, settings, federated_method(setup, (stage,), class_scores=False))
 
 
-def _term(setup: Setup, settings: EpisodeSettings) -> Term:
+# One round: what is sent, learned, stored and logged
+
+
+class PrototypeSets(NamedTuple):
+    """Class prototypes of several clients; a set without any class is an empty slot."""
+
+    centers: Float[Array, "*sets K d"]
+    present: Bool[Array, "*sets K"]
+
+
+class Helpers(NamedTuple):
+    """What all clients receive beside the model."""
+
+    sets: PrototypeSets  # [H, K, d]; all absent where they are not needed
+    active: Bool[Array, ""]  # unlabelled examples are learned from in this round
+
+
+class PrototypeBank(NamedTuple):
+    """A ring buffer of rounds, the newest first."""
+
+    sets: PrototypeSets  # [B, p, K, d]
+    owner: Int[Array, "B p"]  # client id
+
+
+class State(NamedTuple):
+    """What the server keeps beside the model."""
+
+    bank: PrototypeBank
+    helpers: PrototypeSets  # as last chosen, [H, K, d]
+
+
+def _term(setup: Setup, settings: ProtoFSSL) -> Term:
     """What ProtoFSSL adds to federated averaging: one loss, prototypes up, helpers' prototypes down."""
     streams = (SUPPORT, QUERY, UNLABELLED) if settings.pseudo_labelled else (SUPPORT, QUERY)
     views = {stream: augmented_view(setup, stream) for stream in streams}
@@ -240,30 +233,17 @@ def _weigh(setup: Setup, client: Client, uploads: dict[str, PyTree]) -> Float[Ar
     return jnp.where(jnp.all(finite_sets(uploads[TERM])), WEIGHTINGS[setup.weighting](client), jnp.nan)
 
 
-def _sampler(setup: Setup, settings: EpisodeSettings) -> Sampler:
-    """A step is an episode; unlabelled examples are drawn from the first step that learns from them."""
-    return episodes(
-        setup.local_epochs,
-        setup.num_classes,
-        settings.num_support,
-        settings.num_query,
-        settings.num_unlabelled if settings.pseudo_labelled else 0,
-        setup.max_labelled,
-        partial(_first_unlabelled_step, setup, settings),
-    )
-
-
-def _first_unlabelled_step(setup: Setup, settings: EpisodeSettings, client: Client, now: Now) -> Int[Array, ""]:
+def _first_unlabelled_step(setup: Setup, settings: ProtoFSSL, client: Client, now: Now) -> Int[Array, ""]:
     return jnp.where(now.shared[TERM].active, settings.warmup_episode, setup.local_epochs)
 
 
-def _shared_classes(setup: Setup, settings: EpisodeSettings, client: Client) -> Bool[Array, " K"]:
+def _shared_classes(setup: Setup, settings: ProtoFSSL, client: Client) -> Bool[Array, " K"]:
     return class_counts(client.observed, setup.num_classes) >= settings.min_proto_count
 
 
 def _share(
     setup: Setup,
-    settings: EpisodeSettings,
+    settings: ProtoFSSL,
     params: PyTree,
     model_state: PyTree,
     client: Client,
@@ -278,13 +258,13 @@ def _share(
     return PrototypeSets(centers, _shared_classes(setup, settings, client))
 
 
-def _prototypes_after(setup: Setup, settings: EpisodeSettings, trained: ClientResult) -> PrototypeSets:
+def _prototypes_after(setup: Setup, settings: ProtoFSSL, trained: ClientResult) -> PrototypeSets:
     """At the end of local training, for the next round."""
     network = trained.params, trained.model_state
     return _share(setup, settings, *network, trained.client, trained.inputs, trained.key)
 
 
-def _prototypes_before(setup: Setup, settings: EpisodeSettings, round: RoundContext) -> PrototypeSets:
+def _prototypes_before(setup: Setup, settings: ProtoFSSL, round: RoundContext) -> PrototypeSets:
     """At the beginning, with the model just received, for the same round; leading axis p."""
     begin = named_key(round.key, "begin")
     keys = jax.vmap(lambda client: jax.random.fold_in(begin, client))(round.clients.id)
@@ -295,7 +275,7 @@ def _prototypes_before(setup: Setup, settings: EpisodeSettings, round: RoundCont
     return jax.vmap(share)(round.clients, keys)
 
 
-def _prepare(setup: Setup, settings: EpisodeSettings, state: State, round: RoundContext) -> tuple[Broadcast, State]:
+def _prepare(setup: Setup, settings: ProtoFSSL, state: State, round: RoundContext) -> tuple[Broadcast, State]:
     """Chooses the helpers whose prototypes everybody receives."""
     bank = state.bank
     if settings.proto_refresh == "begin":
@@ -310,9 +290,9 @@ def _prepare(setup: Setup, settings: EpisodeSettings, state: State, round: Round
     return Broadcast(shared=Helpers(PrototypeSets(helpers.centers, needed), active)), State(bank, helpers)
 
 
-def _loss(setup: Setup, settings: EpisodeSettings, views: dict[str, View], step: Step) -> Float[Array, ""]:
+def _loss(setup: Setup, settings: ProtoFSSL, views: dict[str, View], step: Step) -> Float[Array, ""]:
     """L = L_s + lambda L_u of one episode (algorithm 1)."""
-    helpers, scoring = step.shared, settings.scoring
+    helpers = step.shared
     features = {stream: step.outputs[view.name].features for stream, view in views.items()}
     support, query = step.streams[SUPPORT], step.streams[QUERY]
     centers, present = class_prototypes(features[SUPPORT], support.observed, setup.num_classes)
@@ -324,11 +304,11 @@ def _loss(setup: Setup, settings: EpisodeSettings, views: dict[str, View], step:
         present = jnp.where(there, known, present)
         queries = jnp.concatenate([features[SUPPORT], queries])
         targets = jnp.concatenate([jnp.where(there, support.observed, -1), targets])
-    total = query_loss(queries, targets, centers, present, scoring)
+    total = query_loss(queries, targets, centers, present, settings)
     if settings.pseudo_labelled:
         mask = step.streams[UNLABELLED].mask
         total = total + settings.unlabelled_weight * unlabelled_loss(
-            features[UNLABELLED], mask, centers, present, helpers.sets, scoring
+            features[UNLABELLED], mask, centers, present, helpers.sets, settings
         )
     # A client whose support is not finite is dropped even where it has nothing to compare with it.
     total = total + 0.0 * jnp.sum(centers)
@@ -342,7 +322,7 @@ def _store(state: State, outcome: RoundResult) -> State:
     return state._replace(bank=push(state.bank, outcome.uploads, outcome.round.clients.id, outcome.counts))
 
 
-def _rows_used(setup: Setup, settings: EpisodeSettings, trained: ClientResult) -> tuple[Int[Array, ""], Int[Array, ""]]:
+def _rows_used(setup: Setup, settings: ProtoFSSL, trained: ClientResult) -> tuple[Int[Array, ""], Int[Array, ""]]:
     """Examples that a client went through: (forward and backward, forward only, for the prototypes it shares)."""
     client, steps = trained.client, trained.num_steps
     counts = class_counts(client.observed, setup.num_classes).astype(jnp.int32)
@@ -356,7 +336,7 @@ def _rows_used(setup: Setup, settings: EpisodeSettings, trained: ClientResult) -
 
 
 def _diagnose(
-    setup: Setup, settings: EpisodeSettings, outcome: RoundResult, truth: Int[Array, "p n"], measured: PyTree
+    setup: Setup, settings: ProtoFSSL, outcome: RoundResult, truth: Int[Array, "p n"], measured: PyTree
 ) -> Metrics:
     """What the round cost and, of `num_unlabelled` unlabelled examples of every client, how good pseudo-labels are."""
     width = outcome.sent.shared.sets.centers.shape[-1]
@@ -368,10 +348,10 @@ def _diagnose(
     metrics = cost_metrics(setup, outcome, cost, *measured)
     if not settings.pseudo_labelled:
         return metrics
-    return metrics | diagnose_helpers(setup, settings.num_unlabelled, settings.scoring, outcome, truth)
+    return metrics | _quality(setup, settings, outcome, truth)
 
 
-def _traffic(setup: Setup, settings: EpisodeSettings, outcome: RoundResult) -> Traffic:
+def _traffic(setup: Setup, settings: ProtoFSSL, outcome: RoundResult) -> Traffic:
     """Helpers' prototypes to every client, every client's own back."""
     round, sets = outcome.round, outcome.sent.shared.sets
     down = jnp.sum(sets.present) * jnp.sum(round.valid)
@@ -380,7 +360,7 @@ def _traffic(setup: Setup, settings: EpisodeSettings, outcome: RoundResult) -> T
     return Traffic(count(down, size), count(jnp.sum(classes & round.valid[:, None]), size))
 
 
-def _with_bank(setup: Setup, settings: EpisodeSettings, method: Method) -> Method:
+def _with_bank(setup: Setup, settings: ProtoFSSL, method: Method) -> Method:
     """The method with an empty bank at the start, and predictions by the prototypes in it."""
     embed = method.embed
     assert embed is not None
@@ -397,9 +377,181 @@ def _with_bank(setup: Setup, settings: EpisodeSettings, method: Method) -> Metho
 
     def predict(state: ServerState, inputs: Array) -> Float[Array, "n K"]:
         sets = newest_sets(state.terms[TERM].bank, 2 if settings.eval_bank == "two_rounds" else 1)
-        return mean_log_probs(embed(state, inputs), sets, settings.scoring.distance)
+        return mean_log_probs(embed(state, inputs), sets, settings.distance)
 
     check = partial(
         check_episodes, num_support=settings.num_support, num_query=settings.num_query, queries=settings.global_source
     )
     return method._replace(init=init, predict=predict, check=check)
+
+
+def _quality(setup: Setup, settings: ProtoFSSL, outcome: RoundResult, truth: Int[Array, "p n"]) -> Metrics:
+    """How good pseudo-labels are, of the first unlabelled examples of every client under the model that was sent."""
+    round, helpers = outcome.round, outcome.sent.shared
+    clients, size = round.clients, round.clients.rows.shape[1]
+    place = clients.num_labelled[:, None] + jnp.arange(min(settings.num_unlabelled, size), dtype=jnp.int32)
+    within = jnp.minimum(place, size - 1)
+    rows = jnp.take_along_axis(clients.rows, within, axis=1)
+    features = network_outputs(setup, round, clients._replace(rows=rows)).features
+    probs = jax.vmap(lambda z: pseudo_labels(z, helpers.sets, settings))(features)
+    largest = jnp.max(probs, axis=2)
+    given = (place < clients.num_examples[:, None]) & helpers.active & jnp.isfinite(largest)
+    labels = jnp.where(given, jnp.argmax(probs, axis=2).astype(jnp.int32), -1)
+    seen = clients._replace(
+        rows=rows,
+        observed=jnp.full_like(rows, -1),
+        num_labelled=jnp.zeros_like(clients.num_labelled),
+        num_examples=clients.num_examples - clients.num_labelled,
+    )
+    targets = PseudoLabels(labels, largest, largest)
+    return diagnose_pseudo_labels(targets, jnp.take_along_axis(truth, within, axis=1), seen)
+
+
+# Scores and losses of an episode (docs/methods/protofssl.md, "A round")
+
+
+def query_loss(
+    embeddings: Float[Array, "n d"],
+    targets: Int[Array, " n"],
+    centers: Float[Array, "K d"],
+    present: Bool[Array, " K"],
+    settings: ProtoFSSL,
+) -> Float[Array, ""]:
+    """L_s = -1/|Q| sum_x log p_y(x), |Q| = queries whose class has a prototype; 0 without any.
+
+    Args:
+        embeddings: one for each of the labelled queries.
+        targets: their classes, -1 = padding.
+        centers: local prototypes.
+        present: classes that have one.
+        settings: name the distance.
+    """
+    log_probs = prototype_log_probs(embeddings, centers, present, distance=settings.distance)
+    counted = (targets >= 0) & present[jnp.maximum(targets, 0)]
+    return batch_cross_entropy(log_probs, jnp.where(counted, targets, -1), counted)
+
+
+def pseudo_labels(embeddings: Float[Array, "n d"], helpers: PrototypeSets, settings: ProtoFSSL) -> Float[Array, "n K"]:
+    """The helpers' probabilities, averaged and sharpened; 0 without helpers."""
+    return helper_pseudo_labels(
+        embeddings, helpers.centers, helpers.present, 1.0, settings.temperature, distance=settings.distance
+    )
+
+
+def unlabelled_loss(
+    embeddings: Float[Array, "n d"],
+    mask: Bool[Array, " n"],
+    centers: Float[Array, "K d"],
+    present: Bool[Array, " K"],
+    helpers: PrototypeSets,
+    settings: ProtoFSSL,
+) -> Float[Array, ""]:
+    """L_u: local predictions against the helpers' pseudo-labels, averaged over the rows in the mask; 0 without any.
+
+    A class without a local prototype has probability 0 and keeps its part in the cross-entropy, clipped: otherwise the
+    loss could be lowered by moving pseudo-labels onto absent classes.
+
+    Args:
+        embeddings: one for each of the unlabelled queries.
+        mask: False on padding, and everywhere while unlabelled examples are not learned from.
+        centers: local prototypes.
+        present: classes that have one.
+        helpers: constants.
+        settings: distance, sharpening, loss, and whether gradients flow through pseudo-labels.
+    """
+    targets = pseudo_labels(embeddings, helpers, settings)
+    if settings.stop_gradient_pseudo_label:
+        targets = jax.lax.stop_gradient(targets)
+    log_probs = prototype_log_probs(embeddings, centers, present, distance=settings.distance)
+    if settings.unlabel_loss == "mse":
+        return consistency(jnp.exp(log_probs), targets, mask)
+    return clipped_cross_entropy(targets, log_probs, mask)
+
+
+def mean_log_probs(embeddings: Float[Array, "n d"], sets: PrototypeSets, distance: str) -> Float[Array, "n K"]:
+    """log of the probabilities averaged over prototype sets; uniform where there is none."""
+    probs = helper_pseudo_labels(embeddings, sets.centers, sets.present, 1.0, 1.0, distance=distance)
+    log_probs = jnp.log(jnp.maximum(probs, jnp.finfo(probs.dtype).tiny))
+    return jnp.where(jnp.any(sets.present), log_probs, -jnp.log(float(probs.shape[1])))
+
+
+def labelled_prototypes(
+    setup: Setup, params: PyTree, model_state: PyTree, client: Client, inputs: Array
+) -> Float[Array, "K d"]:
+    """Mean embedding of all of a client's labelled examples by class, in evaluation mode, without augmentation."""
+
+    def embed(raw: Array) -> Float[Array, "b d"]:
+        return setup.model.apply(params, model_state, setup.normalize(raw), train=False)[0].features
+
+    bound = min(max(setup.max_labelled, 1), client.rows.shape[0])
+    embeddings = map_rows(embed, inputs, client.rows[:bound], setup.evaluation_batch_size)
+    return class_prototypes(embeddings, client.observed[:bound], setup.num_classes)[0]
+
+
+# The prototypes that clients uploaded in the last rounds, and the helpers that are chosen among them
+
+
+def empty_bank(rounds: int, slots: int, num_classes: int, num_features: int) -> PrototypeBank:
+    """A bank in which nothing was stored yet."""
+    shape = (rounds, slots, num_classes)
+    centers = jnp.zeros((*shape, num_features), jnp.result_type(float))
+    return PrototypeBank(PrototypeSets(centers, jnp.zeros(shape, bool)), jnp.zeros(shape[:2], jnp.int32))
+
+
+def push(
+    bank: PrototypeBank, uploads: PrototypeSets, owner: Int[Array, " p"], kept: Bool[Array, " p"]
+) -> PrototypeBank:
+    """Stores the uploads of a round in place of the oldest round.
+
+    A set with a value that is not finite is left out as a whole. If no set is left, the bank stays as it is.
+
+    Args:
+        bank: before the round.
+        uploads: [p, K, d].
+        owner: client ids.
+        kept: which clients took part and were not dropped.
+    """
+    present = uploads.present & (kept & finite_sets(uploads))[:, None]
+    centers = jnp.where(present[:, :, None], uploads.centers, 0.0).astype(bank.sets.centers.dtype)
+    newest = PrototypeBank(PrototypeSets(centers, present), owner)
+    moved = jax.tree.map(lambda new, old: jnp.concatenate([new[None], old[:-1]]), newest, bank)
+    return jax.tree.map(lambda new, old: jnp.where(jnp.any(present), new, old), moved, bank)
+
+
+def finite_sets(sets: PrototypeSets) -> Bool[Array, "*sets"]:
+    """Which sets have finite prototypes of all the classes that they have."""
+    finite = jnp.all(jnp.isfinite(sets.centers), axis=-1)
+    return jnp.all(finite | ~sets.present, axis=-1)
+
+
+def newest_sets(bank: PrototypeBank, rounds: int) -> PrototypeSets:
+    """The sets of the newest rounds, [rounds * p, K, d]; classes that a set lacks are filled from the others."""
+    held = jax.tree.map(lambda x: x[:rounds].reshape(-1, *x.shape[2:]), bank.sets)
+    centers, known = fill_missing_prototypes(held.centers, held.present)
+    filled = jnp.any(held.present, axis=1, keepdims=True) & known
+    return PrototypeSets(jnp.where(filled[:, :, None], centers, 0.0), filled)
+
+
+def choose_helpers(key: Key[Array, ""], bank: PrototypeBank, rounds: int, num_helpers: int) -> PrototypeSets:
+    """Draws helpers among the sets of the newest rounds, uniformly without replacement.
+
+    Args:
+        key: the draw follows from it, from client ids and from the age of a set, not from slots.
+        bank: what was uploaded.
+        rounds: how many of its rounds are candidates.
+        num_helpers: H at most; all candidates if there are not more.
+
+    Returns:
+        [min(H, rounds * p), K, d], empty slots included.
+    """
+    candidates = newest_sets(bank, rounds)
+    if num_helpers >= candidates.present.shape[0]:
+        return candidates
+    ids = bank.owner[:rounds]
+    age = jnp.broadcast_to(jnp.arange(rounds, dtype=jnp.int32)[:, None], ids.shape)
+    keys = jax.vmap(lambda a, i: jax.random.fold_in(jax.random.fold_in(key, a), i))(age.reshape(-1), ids.reshape(-1))
+    # 24 bits, which float32 holds exactly.
+    priority = (jax.vmap(jax.random.bits)(keys) >> 8).astype(jnp.float32)
+    counted = jnp.any(candidates.present, axis=1)
+    _, chosen = jax.lax.top_k(jnp.where(counted, priority, -1.0), num_helpers)
+    return jax.tree.map(lambda x: x[jnp.sort(chosen)], candidates)

@@ -38,7 +38,7 @@ from fedjax_ssl.federated import (
 )
 from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import augmented_view, supervised_term
-from fedjax_ssl.methods.parts.consistency_training import UNLABELLED, Guess, guessing_term, strong_view
+from fedjax_ssl.methods.parts.consistency import UNLABELLED, Guess, guessing_term, strong_view
 from fedjax_ssl.objectives import batch_mean
 
 HALVES_AT_05 = math.log(2) / 0.05  # the local share is 1/2 where confidences differ by 0.05

@@ -33,7 +33,7 @@ from fedjax_ssl.federated.method import (
 from fedjax_ssl.federated.sampler import batches_per_epoch, masked_permutation
 from fedjax_ssl.federated.terms import PseudoLabels, diagnose_pseudo_labels, examples_mask, network_outputs
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.parts.consistency_training import strong_view
+from fedjax_ssl.methods.parts.consistency import strong_view
 from fedjax_ssl.objectives import at_least_float32, batch_cross_entropy, mixup, mixup_cross_entropy, mixup_share
 
 CONFIDENT = "confident"  # the term that sends; others find its `ConfidentLabels` by this name

@@ -1,0 +1,198 @@
+"""Views, further forward passes, pseudo-labels of a step and mean teachers, for methods that make predictions agree.
+
+Used by FixMatch and its like (`fedjax_ssl.methods.consistency`), SAGE, FedSiam, FedMatch, FedLLP-VAT, SemiFL and FedMT.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from fedjax_ssl.federated import BYTES_PER_NUMBER, Setup, Step, Term, Traffic, count
+from fedjax_ssl.federated.method import (
+    AtClient,
+    AtServer,
+    Broadcast,
+    ForLog,
+    Metrics,
+    PyTree,
+    RoundContext,
+    RoundResult,
+    ServerState,
+    View,
+)
+from fedjax_ssl.federated.terms import PseudoLabels, diagnose_pseudo_labels
+from fedjax_ssl.keys import named_key
+from fedjax_ssl.objectives import teacher_decay, vat_direction, vat_loss
+
+LABELLED, UNLABELLED = "labelled", "unlabelled"  # streams
+
+
+def strong_view(setup: Setup, stream: str = UNLABELLED) -> View:
+    """The view of a stream under the run's strong augmentation; under the weak one where it has none."""
+    strong = setup.strong_augment or setup.augment
+    return View(f"{stream}/strong", stream, lambda key, streams: setup.normalize(strong(key, streams[stream].inputs)))
+
+
+def second_pass(
+    setup: Setup,
+    step: Step,
+    params: PyTree,
+    model_state: PyTree,
+    stream: str = UNLABELLED,
+    keys: tuple[str, str] = ("second view", "second dropout"),
+) -> tuple[Float[Array, "b K"], PyTree]:
+    """Send another weakly augmented view of a stream through a network in training mode, by itself.
+
+    Args:
+        setup: the run.
+        step: the step.
+        params: parameters of the network.
+        model_state: its running statistics.
+        stream: the examples.
+        keys: names of the random streams of augmentation and dropout.
+
+    Returns:
+        (logits, running statistics after it).
+    """
+    batch = step.streams[stream]
+    inputs = setup.normalize(setup.augment(named_key(step.key, keys[0]), batch.inputs))
+    key = named_key(step.key, keys[1])
+    outputs, state = setup.model.apply(params, model_state, inputs, train=True, key=key, mask=batch.mask)
+    return outputs.logits, state
+
+
+def adversarial_loss(
+    setup: Setup, step: Step, inputs: Float[Array, "b ..."], mask: Bool[Array, " b"], radius: float | Array
+) -> tuple[Float[Array, ""], Float[Array, "b K"]]:
+    """KL(p(x) || p(x + r)) for the perturbation r of length `radius` that changes the predictions most.
+
+    Batch statistics and the same dropout in every pass; the running statistics are not touched.
+
+    Args:
+        setup: the run.
+        step: gives network and key.
+        inputs: as the network sees them.
+        mask: rows that are real.
+        radius: length of the perturbation, over all numbers of an input.
+
+    Returns:
+        (loss, scores of the inputs as they are).
+    """
+
+    def predict(seen: Float[Array, "b ..."]) -> Float[Array, "b K"]:
+        key = named_key(step.key, "dropout")
+        return setup.model.apply(step.params, step.model_state, seen, train=True, key=key, mask=mask)[0].logits
+
+    perturbation = vat_direction(predict, inputs, named_key(step.key, "direction"), radius, mask=mask)
+    logits = predict(inputs)
+    return vat_loss(logits, predict(inputs + perturbation), mask), logits
+
+
+class Guess(NamedTuple):
+    """The pseudo-labels of a batch of stream "unlabelled", for the log."""
+
+    labels: Int[Array, " b"]
+    counted: Bool[Array, " b"]  # rows whose label is learned from
+
+
+def guessing_term(
+    name: str, views: tuple[View, ...], num_classes: int, loss: Callable[[Step], tuple[Array, Guess]]
+) -> Term:
+    """A term whose loss says its pseudo-labels: "pseudo_label_accuracy" and "pseudo_label_coverage" are logged.
+
+    They are about the last pseudo-label that an example got in the round.
+
+    Args:
+        name: name of the term.
+        views: views that the loss reads.
+        num_classes: K.
+        loss: step -> (scalar, `Guess`).
+    """
+    # One number per example holds step and label, of which the largest is kept: the same in any order.
+    codes = num_classes + 1
+
+    def note(step: Step) -> tuple[Array, Int[Array, " n"]]:
+        value, guess = loss(step)
+        batch, size = step.streams[UNLABELLED], step.local.shape[0]
+        said = step.number * codes + jnp.where(guess.counted, guess.labels.astype(jnp.int32) + 1, 0)
+        place = jnp.where(batch.mask, batch.position, size)
+        return value, step.local.at[place].max(said, mode="drop")
+
+    def diagnose(outcome: RoundResult, truth: Int[Array, "p n"], notes: Any) -> Metrics:
+        labels = jnp.where(outcome.counts[:, None], notes % codes - 1, -1)
+        unused = jnp.zeros(labels.shape)
+        metrics = diagnose_pseudo_labels(PseudoLabels(labels, unused, unused), truth, outcome.round.clients)
+        return {name: metrics[name] for name in ("pseudo_label_accuracy", "pseudo_label_coverage")}
+
+    return Term(
+        name,
+        views,
+        note,
+        server=AtServer(init=lambda key, params, model_state, everyone: jnp.zeros(everyone.rows.shape[1:], jnp.int32)),
+        client=AtClient(start=lambda nothing, params, model_state, kept: nothing),
+        log=ForLog(measure=lambda trained: trained.local[name], diagnose=diagnose),
+    )
+
+
+class Teacher(NamedTuple):
+    """The moving average of the student, and the number of steps it has seen."""
+
+    params: PyTree
+    model_state: PyTree
+    step: Float[Array, ""]
+
+
+def taught_term(
+    name: str, views: tuple[View, ...], loss: Callable[[Step], tuple[Array, Teacher]], decay: float | Array
+) -> Term:
+    """A term whose clients have a mean teacher, `step.local`; the server averages teachers as it does models.
+
+    After step t, counted on from round to round as the mean over the clients, the teacher g becomes d g + (1 - d) f
+    with d = min(1 - 1 / (t + 1), decay) and the student f. In the stage's first round the teacher is the student. It
+    goes both ways beside the student.
+
+    Args:
+        name: name of the term.
+        views: views that the loss reads.
+        loss: step -> (scalar, teacher with its running statistics after the step).
+        decay: largest decay.
+    """
+
+    def from_student(teacher: Teacher, round: RoundContext) -> tuple[Broadcast, Teacher]:
+        fresh = Teacher(round.params, round.model_state, jnp.zeros(()))
+        return Broadcast(), jax.tree.map(lambda new, old: jnp.where(round.number == 0, new, old), fresh, teacher)
+
+    def follow(teacher: Teacher, params: PyTree) -> Teacher:
+        step = teacher.step + 1.0
+        keep = teacher_decay(step, decay)
+        averaged = jax.tree.map(lambda old, new: keep * old + (1.0 - keep) * new, teacher.params, params)
+        return Teacher(averaged, teacher.model_state, step)
+
+    def traffic(outcome: RoundResult) -> Traffic:
+        round = outcome.round
+        teacher = sum(leaf.size for leaf in jax.tree.leaves((round.params, round.model_state)))
+        both_ways = count(jnp.sum(round.valid), BYTES_PER_NUMBER * teacher)
+        return Traffic(both_ways, both_ways)
+
+    server = AtServer(
+        init=lambda key, params, model_state, everyone: Teacher(params, model_state, jnp.zeros(())),
+        prepare=from_student,
+        server_update=lambda teacher, outcome: outcome.local,
+    )
+    client = AtClient(start=lambda teacher, params, model_state, kept: teacher, after_step=follow)
+    return Term(name, views, loss, server=server, client=client, log=ForLog(traffic=traffic))
+
+
+def teacher_network(term: str) -> Callable[[ServerState], tuple[PyTree, PyTree]]:
+    """State -> the teacher that this term keeps; before its first step there is none, but the student."""
+
+    def network(state: ServerState) -> tuple[PyTree, PyTree]:
+        teacher, student = state.terms[term], (state.params["model"], state.model_state)
+        return jax.tree.map(
+            lambda taught, own: jnp.where(teacher.step > 0, taught, own), (teacher.params, teacher.model_state), student
+        )
+
+    return network

@@ -1,0 +1,15 @@
+"""Types of settings with the values that they allow, which configs check and help shows."""
+
+from typing import Annotated
+
+from jaxtyping import Array
+
+from fedjax_ssl.checks import In, Whole
+
+Weight = Annotated[float | Array, In("[0, inf)")]  # of a loss
+Share = Annotated[float | Array, In("[0, 1]")]  # or a probability
+Decay = Annotated[float | Array, In("[0, 1)")]
+Positive = Annotated[float | Array, In("(0, inf)")]
+Count = Annotated[int, Whole(1)]
+CountOrZero = Annotated[int, Whole(0)]
+BetaParameter = Annotated[float, In("(0, inf)")]  # alpha of Beta(alpha, alpha), from which shares are drawn
