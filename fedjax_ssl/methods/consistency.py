@@ -251,7 +251,7 @@ def mixmatch(setup: Setup, settings: MixMatch) -> Method:
     1. One weak view of every labelled example, with its label; A weak views of every unlabelled one, whose guess is the
        mean of the network's predictions for them, sharpened: q_k^(1/T) / sum_j q_j^(1/T), a constant.
     2. Each of these |X| + A |U| views is mixed with another, from a random permutation W of all of them: inputs and
-       labels of view i become s i + (1 - s) W_i, s = max(s', 1 - s'), with s' ~ Beta(alpha, alpha) drawn for every view.
+       labels of view i become s i + (1 - s) W_i, s = max(s', 1 - s'), s' ~ Beta(alpha, alpha) for every view.
     3. With the predictions p of the mixtures and their mixed labels y, it minimizes
 
            w_s 1/|X| sum over mixtures of labelled CE(y, p)

@@ -9,11 +9,13 @@ References:
     ACML 2020, arXiv 1910.13188 (with virtual adversarial training).
 """
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from fedjax_ssl.checks import check_choices, check_weights, check_whole_numbers
+from fedjax_ssl.checks import checked
 from fedjax_ssl.data import WeakLabels
 from fedjax_ssl.federated import Method, Setup, Stage, Term, federated_method
 from fedjax_ssl.federated.method import AtServer, Client, Now, Sampler, Schedule, Step
@@ -21,10 +23,12 @@ from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.channel_terms import with_l1
 from fedjax_ssl.methods.parts.consistency import adversarial_loss
+from fedjax_ssl.methods.parts.settings import Count, CountOrZero, Positive, Weight
 from fedjax_ssl.objectives import consistency_ramp, proportion_loss
 
 
-def fedllp(setup: Setup, *, l1: float | Array = 0.0, set_size: int = 0) -> Method:
+@checked
+def fedllp(setup: Setup, *, l1: Weight = 0.0, set_size: CountOrZero = 0) -> Method:
     """FedLLP: the cross-entropy between a set's class shares and its mean prediction, one set per local step.
 
     Args:
@@ -39,15 +43,16 @@ def fedllp(setup: Setup, *, l1: float | Array = 0.0, set_size: int = 0) -> Metho
     return federated_method(setup, (_sets_stage(setup, (proportion_term(setup),), l1, set_size),), needs=("sets",))
 
 
+@checked
 def fedllp_vat(
     setup: Setup,
     *,
-    vat_weight: float | Array = 5e-4,
-    vat_radius: float | Array = 0.01,
-    ramp_epochs: int = 20,
-    rampup: str = "run",
-    l1: float | Array = 0.0,
-    set_size: int = 0,
+    vat_weight: Weight = 5e-4,
+    vat_radius: Positive = 0.01,
+    ramp_epochs: Count = 20,
+    rampup: Literal["run", "per_epoch"] = "run",
+    l1: Weight = 0.0,
+    set_size: CountOrZero = 0,
 ) -> Method:
     """FedLLP with virtual adversarial training: predictions should not change within a small ball.
 
@@ -64,9 +69,6 @@ def fedllp_vat(
     Raises:
         ValueError: a number outside what is allowed, an unknown ramp-up, or a federation without sets.
     """
-    check_choices(("run", "per_epoch"), rampup=rampup)
-    check_whole_numbers(ramp_epochs=ramp_epochs)
-    check_weights(vat_weight=vat_weight, vat_radius=vat_radius)
     view = augmented_view(setup, "set")
 
     def consistency(step: Step) -> Array:
@@ -145,7 +147,6 @@ def local_epochs_done(step: Step, local_epochs: int, rampup: str) -> Float[Array
 
 
 def _sets_stage(setup: Setup, terms: tuple[Term, ...], l1: float | Array, set_size: int) -> Stage:
-    check_whole_numbers(0, set_size=set_size)
     return Stage(
         with_l1(terms, l1),
         set_per_step(setup.local_epochs, set_size),

@@ -17,13 +17,13 @@ References:
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from fedjax_ssl.checks import check_choices, check_weights, is_zero
+from fedjax_ssl.checks import checked, is_zero
 from fedjax_ssl.data import WeakLabels
 from fedjax_ssl.federated import BYTES_PER_NUMBER, Method, Setup, Stage, Term, count
 from fedjax_ssl.federated.method import (
@@ -49,8 +49,8 @@ from fedjax_ssl.methods.parts.confident_pseudo_labels import (
     has_confident,
     sent_to,
 )
+from fedjax_ssl.methods.parts.settings import BetaParameter, Count, Share, Weight
 from fedjax_ssl.objectives import (
-    FALLBACKS,
     Channel,
     batch_mean,
     correspondence_channel,
@@ -68,24 +68,25 @@ class Estimate(NamedTuple):
     support: Float[Array, " K"]  # confident examples of each class that the estimate is made of
 
 
+@checked
 def fedmt(
     setup: Setup,
     *,
-    correspondence: str = "known",
-    threshold: float | Array = 0.95,
+    correspondence: Literal["known", "estimated"] = "known",
+    threshold: Share = 0.95,
     strict: bool = True,
-    fix_weight: float | Array = 1.0,
-    mix_weight: float | Array = 1.0,
-    projection_weight: float | Array = 1.0,
-    projection_examples: str = "fix",
-    gate: str = "confident",
-    fallback: str = "prior",
-    smoothing: float | Array = 0.0,
-    estimate_scope: str = "client",
-    mixup_alpha: float = 0.75,
+    fix_weight: Weight = 1.0,
+    mix_weight: Weight = 1.0,
+    projection_weight: Weight = 1.0,
+    projection_examples: Literal["fix", "all"] = "fix",
+    gate: Literal["confident", "none"] = "confident",
+    fallback: Literal["prior", "uniform", "zero"] = "prior",
+    smoothing: Weight = 0.0,
+    estimate_scope: Literal["client", "pooled"] = "client",
+    mixup_alpha: BetaParameter = 0.75,
     warm_start: bool = True,
-    server_batch_size: int = 10,
-    server_epochs: int = 5,
+    server_batch_size: Count = 10,
+    server_epochs: Count = 5,
     static_batch_norm: bool = True,
     separate_passes: bool = False,
 ) -> Method:
@@ -121,12 +122,6 @@ def fedmt(
     Raises:
         ValueError: for a setting outside these, or settings that leave nothing to train on.
     """
-    check_choices(("known", "estimated"), correspondence=correspondence)
-    check_choices(("fix", "all"), projection_examples=projection_examples)
-    check_choices(("confident", "none"), gate=gate)
-    check_choices(FALLBACKS, fallback=fallback)
-    check_choices(("client", "pooled"), estimate_scope=estimate_scope)
-    check_weights(projection_weight=projection_weight, smoothing=smoothing)
     losses = confident_losses(setup, fix_weight, mix_weight, mixup_alpha)
     projects, from_all, everybody = not is_zero(projection_weight), projection_examples == "all", gate == "none"
     if everybody and not from_all:

@@ -7,18 +7,19 @@ References:
     2204.03304. Its second part resembles the loss of Diao, Ding, Tarokh, SemiFL, NeurIPS 2022, arXiv 2106.01432.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from fedjax_ssl.checks import check_choices, check_numbers, check_whole_numbers
+from fedjax_ssl.checks import checked
 from fedjax_ssl.data import WeakLabels
 from fedjax_ssl.federated import Method, Setup, Stage, Step, Stream, Term, federated_method
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.channel_terms import known_stage
+from fedjax_ssl.methods.parts.settings import BetaParameter, CountOrZero, Share, Weight
 from fedjax_ssl.objectives import batch_cross_entropy, mixup, mixup_cross_entropy, mixup_share
 
 
@@ -32,16 +33,17 @@ class Confidence(NamedTuple):
     paired: Bool[Array, " n"]  # which pairs there are
 
 
+@checked
 def fedpl(
     setup: Setup,
     *,
-    warmup_rounds: int = 5,
-    threshold: float | Array = 0.4,
-    mix_weight: float | Array = 0.3,
-    mix_alpha: float = 0.75,
-    mix: str = "inputs",
+    warmup_rounds: CountOrZero = 5,
+    threshold: Share = 0.4,
+    mix_weight: Weight = 0.3,
+    mix_alpha: BetaParameter = 0.75,
+    mix: Literal["inputs", "logits"] = "inputs",
     skip_empty: bool = False,
-    l1: float | Array = 0.0,
+    l1: Weight = 0.0,
     drop_last: bool = False,
 ) -> Method:
     """FedPL: pseudo-labels from the class shares of sets, then from the network itself.
@@ -64,10 +66,6 @@ def fedpl(
     Raises:
         ValueError: a number outside what is allowed, or an unknown way to mix.
     """
-    check_whole_numbers(0, warmup_rounds=warmup_rounds)
-    check_choices(("inputs", "logits"), mix=mix)
-    check_numbers("(0, inf)", mix_alpha=mix_alpha)
-    check_numbers("[0, 1]", threshold=threshold)
     view = augmented_view(setup, "labelled")
 
     def set_labels(step: Step) -> Array:

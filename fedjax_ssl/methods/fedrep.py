@@ -18,12 +18,13 @@ References:
 """
 
 from functools import partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from fedjax_ssl.checks import check_choices, check_whole_numbers
+from fedjax_ssl.checks import checked
 from fedjax_ssl.federated import (
     BYTES_PER_NUMBER,
     ForLog,
@@ -50,20 +51,22 @@ from fedjax_ssl.methods.parts.second_head import (
     coarse_term,
     count_coarse,
 )
+from fedjax_ssl.methods.parts.settings import Count
 from fedjax_ssl.models import count_parameters
 from fedjax_ssl.objectives import batch_cross_entropy
 
 BODY = "body"  # parameter group; also the stream of batches that train it, as "head" is that of the heads
 
 
+@checked
 def fedrep(
     setup: Setup,
     *,
-    labels: str = "coarse",
-    head_epochs: int = 10,
-    body_epochs: int = 1,
+    labels: Literal["coarse", "class"] = "coarse",
+    head_epochs: Count = 10,
+    body_epochs: Count = 1,
     shared_head: bool = False,
-    server_batch_size: int = 10,
+    server_batch_size: Count = 10,
 ) -> Method:
     """FedRep: a shared body, and heads that stay at the clients and at the server.
 
@@ -84,8 +87,6 @@ def fedrep(
         ValueError: for a setting outside these, or a network without a second head; when a round is traced, for a
             federation without coarse labels, without examples at the server, or with more weak labels than outputs.
     """
-    check_choices(("coarse", "class"), labels=labels)
-    check_whole_numbers(head_epochs=head_epochs, body_epochs=body_epochs, server_batch_size=server_batch_size)
     if labels == "class":
         if shared_head:
             raise ValueError("shared_head is True and labels is 'class': nothing would be private; that is 'fedavg'")

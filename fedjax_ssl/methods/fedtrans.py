@@ -8,28 +8,32 @@ References:
     2210.02042v4. What exactly is done here is our own definition.
 """
 
+from typing import Literal
+
 import jax
 from jaxtyping import Array
 
-from fedjax_ssl.checks import check_choices, check_whole_numbers
+from fedjax_ssl.checks import checked
 from fedjax_ssl.federated import Method, Setup, Stage, Term, federated_method
 from fedjax_ssl.federated.method import Params, PyTree, Step
 from fedjax_ssl.federated.static_batch_norm import with_static_batch_norm
 from fedjax_ssl.methods.parts.alternating_training import server_training
 from fedjax_ssl.methods.parts.second_head import HEAD, check_heads, coarse_epochs, coarse_term, count_coarse
+from fedjax_ssl.methods.parts.settings import Count
 
 BODY = "body"  # the parameter group of everything but the main head, so with the second one
 # What has no loss in a stage is in a group of its own and takes no step there, not even one of weight decay.
 GROUPS = (HEAD, BODY)
 
 
+@checked
 def fedtrans(
     setup: Setup,
     *,
-    coarse_rounds: int = 50,
-    finetune: str = "all",
-    server_batch_size: int = 10,
-    server_epochs: int = 5,
+    coarse_rounds: Count = 50,
+    finetune: Literal["all", "head"] = "all",
+    server_batch_size: Count = 10,
+    server_epochs: Count = 5,
     static_batch_norm: bool = True,
 ) -> Method:
     """Transfer learning: coarse labels at clients, then a new head for the server's classes.
@@ -52,8 +56,6 @@ def fedtrans(
         ValueError: for a setting outside these, or a network without a second head; when a round is traced, for a
             federation without coarse labels, without examples at the server, or with more weak labels than outputs.
     """
-    check_choices(("all", "head"), finetune=finetune)
-    check_whole_numbers(coarse_rounds=coarse_rounds)
     check_heads(setup, "fedtrans")
     server = server_training(setup, server_batch_size, server_epochs)
     (supervised,) = server.terms

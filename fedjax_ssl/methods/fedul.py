@@ -15,19 +15,22 @@ References:
     clients, ICLR 2022, arXiv 2204.03304: theorem 1 and algorithm 1.
 """
 
-from jaxtyping import Array
+from typing import Literal
 
+from fedjax_ssl.checks import checked
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import Method, Setup, federated_method
 from fedjax_ssl.methods.parts.channel_terms import channel_term, known_stage, own_channel
+from fedjax_ssl.methods.parts.settings import Weight
 
 
+@checked
 def fedul(
     setup: Setup,
     *,
-    l1: float | Array = 0.0,
+    l1: Weight = 0.0,
     use_test_prior: bool = True,
-    surrogate_loss: str = "nll",
+    surrogate_loss: Literal["nll", "ce_on_probs"] = "nll",
     drop_last: bool = False,
 ) -> Method:
     """FedUL with whatever federated optimizer the run names.

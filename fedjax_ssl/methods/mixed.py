@@ -15,6 +15,7 @@ References:
     2023, arXiv 2210.06434.
 """
 
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from fedjax_ssl.checks import check_weights, check_whole_numbers, is_zero
+from fedjax_ssl.checks import checked, is_zero
 from fedjax_ssl.federated import BYTES_PER_NUMBER, Method, Setup, Stage, Term, count, federated_method, mixed_epochs
 from fedjax_ssl.federated.method import (
     AtServer,
@@ -44,7 +45,7 @@ from fedjax_ssl.federated.terms import (
     network_outputs,
     pseudo_label_term,
 )
-from fedjax_ssl.graph import Propagation, PropagationSettings, confidence
+from fedjax_ssl.graph import Propagation, confidence
 from fedjax_ssl.methods.parts.channel_terms import (
     channel_losses,
     channel_of,
@@ -54,38 +55,22 @@ from fedjax_ssl.methods.parts.channel_terms import (
     with_l1,
 )
 from fedjax_ssl.methods.parts.graph_pseudo_labels import (
-    check_graph_settings,
+    GraphSettings,
     cohort_features,
     graph_traffic,
     propagate_over_cohort,
     to_pseudo_labels,
 )
+from fedjax_ssl.methods.parts.settings import CountOrZero, Positive, Share, Weight
 from fedjax_ssl.objectives import batch_mean, class_prototypes, prototype_log_probs
 
 
-def mixed(
-    setup: Setup,
-    *,
-    warmup_rounds: int = 0,
-    channel_weight: float | Array = 1.0,
-    pseudo_label_weight: float | Array = 1.0,
-    prototype_weight: float | Array = 0.0,
-    prototype_temperature: float | Array = 1.0,
-    anchor_confidence: float | Array = 0.9,
-    num_bits: int = 4096,
-    num_neighbors: int = 10,
-    alpha: float | Array = 0.99,
-    similarity_power: float | Array = 3.0,
-    label_norm: str = "class",
-    confidence_scale: str = "max",
-    class_weighting: str = "inverse_freq",
-    graph_features: str = "network",
-    l1: float | Array = 0.0,
-) -> Method:
-    """Any mix of labels, coarse labels, sets and nothing: channels, propagated labels and prototypes in one objective.
+@checked
+@dataclass(frozen=True)
+class Mixed(GraphSettings):
+    """Settings of mixed supervision.
 
-    Args:
-        setup: the run.
+    Attributes:
         warmup_rounds: rounds with the channels alone before labels are propagated.
         channel_weight: of what was observed.
         pseudo_label_weight: of the propagated labels; 0 builds no graph.
@@ -93,36 +78,37 @@ def mixed(
         prototype_temperature: of the distances to the prototypes, which are divided by the number of features.
         anchor_confidence: labels are also propagated from weakly labelled examples whose class is known with more than
             this probability from network and weak label together; 1: from class labels alone.
-        num_bits: bits of a code, as the next settings in `fedjax_ssl.methods.xclp.xclp`.
-        num_neighbors: neighbours per example.
-        alpha: propagation, in [0, 1).
-        similarity_power: exponent of the kept similarities.
-        label_norm: "none" or "class".
-        confidence_scale: "none", "max" or "client_max".
-        class_weighting: "none" or "inverse_freq".
-        graph_features: "network" features or raw "inputs".
         l1: weight of the sum of the parameters' absolute values.
+    """
+
+    warmup_rounds: CountOrZero = 0
+    channel_weight: Weight = 1.0
+    pseudo_label_weight: Weight = 1.0
+    prototype_weight: Weight = 0.0
+    prototype_temperature: Positive = 1.0
+    anchor_confidence: Share = 0.9
+    l1: Weight = 0.0
+
+
+def mixed(setup: Setup, settings: Mixed) -> Method:
+    """Any mix of labels, coarse labels, sets and nothing: channels, propagated labels and prototypes in one objective.
+
+    Args:
+        setup: the run.
+        settings: the method's own.
 
     Raises:
         ValueError: for a setting outside these, a negative weight, or no positive weight at all.
     """
-    check_graph_settings(graph_features, class_weighting)
-    weights = {
-        "channel_weight": channel_weight,
-        "pseudo_label_weight": pseudo_label_weight,
-        "prototype_weight": prototype_weight,
-    }
-    check_weights(**weights)
-    if all(map(is_zero, weights.values())):
+    weights = settings.channel_weight, settings.pseudo_label_weight, settings.prototype_weight
+    if all(map(is_zero, weights)):
         raise ValueError("mixed: all weights are 0, so there is nothing to learn from; raise one")
-    check_whole_numbers(0, warmup_rounds=warmup_rounds)
-    settings = PropagationSettings(num_bits, num_neighbors, alpha, similarity_power, label_norm, confidence_scale)
-    terms = [channel_term(setup, "mixed")._replace(weight=channel_weight)]
-    if not is_zero(pseudo_label_weight):
-        term = propagated_term(setup, settings, graph_features, class_weighting, anchor_confidence)
-        terms.append(term._replace(weight=pseudo_label_weight))
-    if not is_zero(prototype_weight):
-        terms.append(prototype_term(setup, prototype_temperature)._replace(weight=prototype_weight))
+    terms = [channel_term(setup, "mixed")._replace(weight=settings.channel_weight)]
+    if not is_zero(settings.pseudo_label_weight):
+        terms.append(propagated_term(setup, settings)._replace(weight=settings.pseudo_label_weight))
+    if not is_zero(settings.prototype_weight):
+        term = prototype_term(setup, settings.prototype_temperature)
+        terms.append(term._replace(weight=settings.prototype_weight))
     sampler = mixed_epochs(
         setup.batch_size,
         setup.local_epochs,
@@ -130,36 +116,24 @@ def mixed(
         setup.max_unlabelled,
         count=lambda client: client.num_known,
     )
-    stage = Stage(with_l1(tuple(terms), l1), sampler, labelled_quota="any")
-    alone = known_stage(setup, (channel_term(setup),), l1)._replace(rounds=warmup_rounds)
-    stages = (alone, stage) if warmup_rounds else (stage,)
+    stage = Stage(with_l1(tuple(terms), settings.l1), sampler, labelled_quota="any")
+    alone = known_stage(setup, (channel_term(setup),), settings.l1)._replace(rounds=settings.warmup_rounds)
+    stages = (alone, stage) if settings.warmup_rounds else (stage,)
     return federated_method(setup, stages, needs=("labels", "coarse", "sets"))
 
 
-def propagated_term(
-    setup: Setup,
-    settings: PropagationSettings,
-    graph_features: str,
-    class_weighting: str,
-    anchor_confidence: float | Array,
-) -> Term:
-    """Pseudo-labels by propagation over one graph, which never contradict what the client knows.
-
-    Args:
-        setup: the run.
-        settings: of the propagation.
-        graph_features: "network" features or raw "inputs".
-        class_weighting: "none" or "inverse_freq".
-        anchor_confidence: see `mixed`.
-    """
+def propagated_term(setup: Setup, settings: Mixed) -> Term:
+    """Pseudo-labels by propagation over one graph, which never contradict what the client knows."""
 
     def prepare(state: PyTree, round: RoundContext) -> tuple[PseudoLabels, PyTree]:
         outputs = network_outputs(setup, round, round.clients)
-        features = outputs.features if graph_features == "network" else cohort_features(setup, round, "inputs", False)
+        features = (
+            outputs.features if settings.graph_features == "network" else cohort_features(setup, round, "inputs", False)
+        )
         own, likelihood = round.clients.observed, observation_likelihood(round.clients, setup.num_classes)
-        anchors = _anchors(outputs.logits, likelihood, round.clients, anchor_confidence)
+        anchors = _anchors(outputs.logits, likelihood, round.clients, settings.anchor_confidence)
         result = _refined(propagate_over_cohort(setup, round, features, anchors, settings), likelihood, own)
-        targets = to_pseudo_labels(result, examples_mask(round.clients), setup.num_classes, class_weighting)
+        targets = to_pseudo_labels(result, examples_mask(round.clients), setup.num_classes, settings)
         # Class labels count in the channel term already.
         return targets._replace(weights=jnp.where(own >= 0, 0.0, targets.weights)), state
 

@@ -4,14 +4,17 @@ References:
     Baseline of Scott et al., TMLR 2023, arXiv 2210.06434, after Lee, Pseudo-label, ICML workshop 2013.
 """
 
+from fedjax_ssl.checks import checked
 from fedjax_ssl.federated import Method, RoundContext, Setup
 from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import PseudoLabels, network_pseudo_labels, pseudo_label_term
 from fedjax_ssl.keys import named_key
+from fedjax_ssl.methods.parts.settings import CountOrZero
 from fedjax_ssl.methods.parts.two_stages import after_labelled_stage, mixed_stage
 
 
-def network_pseudo_label(setup: Setup, *, warmup_rounds: int = 0, augment_predictions: bool = False) -> Method:
+@checked
+def network_pseudo_label(setup: Setup, *, warmup_rounds: CountOrZero = 0, augment_predictions: bool = False) -> Method:
     """FedAvg+network: target = the network's class, weight = 1 - entropy / log K of its softmax.
 
     Args:

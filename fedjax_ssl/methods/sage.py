@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from fedjax_ssl.checks import check_numbers, check_weights, check_whole_numbers
+from fedjax_ssl.checks import checked
 from fedjax_ssl.federated import (
     Client,
     Method,
@@ -39,6 +39,7 @@ from fedjax_ssl.federated import (
 from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import augmented_view, supervised_term
 from fedjax_ssl.methods.parts.consistency import UNLABELLED, Guess, guessing_term, strong_view
+from fedjax_ssl.methods.parts.settings import Count, Share, Weight
 from fedjax_ssl.objectives import batch_mean
 
 HALVES_AT_05 = math.log(2) / 0.05  # the local share is 1/2 where confidences differ by 0.05
@@ -46,14 +47,15 @@ _SMALLEST = 1e-6  # of a difference and of a share
 _EPSILON = 1e-10  # added to probabilities before logarithms
 
 
+@checked
 def sage(
     setup: Setup,
     *,
-    threshold: float | Array = 0.95,
-    unlabelled_weight: float | Array = 1.0,
-    kappa: float | Array = HALVES_AT_05,
-    unlabelled_ratio: int = 2,
-    labelled_copies: float | Array = 1.0,
+    threshold: Share = 0.95,
+    unlabelled_weight: Weight = 1.0,
+    kappa: Weight = HALVES_AT_05,
+    unlabelled_ratio: Count = 2,
+    labelled_copies: Weight = 1.0,
 ) -> Method:
     """SAGE: FixMatch at the clients, its pseudo-labels softly corrected by the received model.
 
@@ -72,9 +74,6 @@ def sage(
     Raises:
         ValueError: for a setting outside these.
     """
-    check_numbers(threshold=threshold, kappa=kappa)
-    check_weights(unlabelled_weight=unlabelled_weight, labelled_copies=labelled_copies)
-    check_whole_numbers(unlabelled_ratio=unlabelled_ratio)
     size, most = setup.batch_size, setup.max_labelled + setup.max_unlabelled
     steps = Steps(
         lambda client: setup.local_epochs * (client.num_examples // size), max(setup.local_epochs * (most // size), 1)

@@ -17,21 +17,22 @@ References:
     NeurIPS 2022, arXiv 2106.01432: section 3 and algorithm 1.
 """
 
-from jaxtyping import Array
-
+from fedjax_ssl.checks import checked
 from fedjax_ssl.federated import Method, Setup, Stage
 from fedjax_ssl.methods.parts.alternating_training import alternating
 from fedjax_ssl.methods.parts.confident_pseudo_labels import above, confident_epochs, confident_losses, confident_term
+from fedjax_ssl.methods.parts.settings import BetaParameter, Count, Share, Weight
 
 
+@checked
 def semifl(
     setup: Setup,
     *,
-    threshold: float | Array = 0.95,
-    mixup_alpha: float = 0.75,
-    mix_weight: float | Array = 1.0,
-    server_batch_size: int = 10,
-    server_epochs: int = 5,
+    threshold: Share = 0.95,
+    mixup_alpha: BetaParameter = 0.75,
+    mix_weight: Weight = 1.0,
+    server_batch_size: Count = 10,
+    server_epochs: Count = 5,
     static_batch_norm: bool = True,
     separate_passes: bool = False,
 ) -> Method:

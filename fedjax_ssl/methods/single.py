@@ -1,11 +1,14 @@
 """Training at the server alone, on its own labelled examples: what the clients' data have to improve on."""
 
+from fedjax_ssl.checks import checked
 from fedjax_ssl.federated import Method, Setup, Stage
 from fedjax_ssl.methods.parts.alternating_training import alternating
+from fedjax_ssl.methods.parts.settings import Count
 
 
+@checked
 def single(
-    setup: Setup, *, server_batch_size: int = 10, server_epochs: int = 5, static_batch_norm: bool = True
+    setup: Setup, *, server_batch_size: Count = 10, server_epochs: Count = 5, static_batch_norm: bool = True
 ) -> Method:
     """Supervised training at the server; the clients do nothing.
 

@@ -12,87 +12,157 @@ Rounds of federated averaging on labels alone come first (stage 1), then rounds 
 4. Clients minimize 1/|B| sum_i weight_i kappa_(y_i) CE(f(x_i), y_i) over batches of as many labelled as unlabelled
    examples; the mean of their changes is a step of the federated optimizer.
 
+`per_client_lp`, its baseline, propagates each client's own labels over a graph of that client alone (section 5).
+
 References:
     Scott, Yeo, Lampert, Cross-client label propagation for transductive and semi-supervised federated learning, TMLR
     2023, arXiv 2210.06434: Algorithms 1 and 2.
 """
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING, Literal
 
+import jax
 from jaxtyping import Array
 
-from fedjax_ssl.checks import check_choices
-from fedjax_ssl.federated import Method, RoundContext, RoundResult, Setup, Traffic
+from fedjax_ssl import graph
+from fedjax_ssl.checks import checked
+from fedjax_ssl.federated import Method, RoundContext, RoundResult, Setup, Traffic, count
 from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import PseudoLabels, examples_mask, pseudo_label_term
-from fedjax_ssl.graph import PropagationSettings
+from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.graph_pseudo_labels import (
-    check_graph_settings,
+    GraphSettings,
     cohort_features,
     graph_traffic,
     propagate_over_cohort,
-    protocol_traffic,
     to_pseudo_labels,
 )
+from fedjax_ssl.methods.parts.settings import CountOrZero
 from fedjax_ssl.methods.parts.two_stages import after_labelled_stage, mixed_stage
-from fedjax_ssl.secure import CHOICES, protocols
+
+if TYPE_CHECKING:
+    from fedjax_ssl.secure import Protocols
 
 
-def xclp(
-    setup: Setup,
-    *,
-    warmup_rounds: int = 0,
-    num_bits: int = 4096,
-    num_neighbors: int = 10,
-    alpha: float | Array = 0.99,
-    similarity_power: float | Array = 3.0,
-    label_norm: str = "class",
-    confidence_scale: str = "max",
-    class_weighting: str = "inverse_freq",
-    graph_features: str = "network",
-    graph_augment: bool = False,
-    fixed_projections: bool = False,
-    protocol: str = "none",
-    hamming: str = "transfer",
-) -> Method:
-    """FedAvg+XCLP. Defaults are those of the authors' code; the paper's text has power 1 and no norm, scale, weights.
+@checked
+@dataclasses.dataclass(frozen=True)
+class XCLP(GraphSettings):
+    """Settings of XCLP. Defaults are those of the authors' code; the paper's text has power 1, no norm, scale, weights.
 
-    Args:
-        setup: the run.
+    Attributes:
         warmup_rounds: rounds of stage 1 (labelled examples only); 0 starts from scratch.
-        num_bits: bits of a code.
-        num_neighbors: neighbours per example.
-        alpha: propagation, in [0, 1).
-        similarity_power: exponent of the kept similarities.
-        label_norm: "none", or "class" to divide labels by the number of labelled examples of their class.
-        confidence_scale: "none", "max" (by the cohort's largest confidence) or "client_max".
-        class_weighting: "none" or "inverse_freq".
-        graph_features: what is hashed: "network" features or raw "inputs".
         graph_augment: weakly augment the examples before they are embedded.
         fixed_projections: the same hash in every round of a run instead of a fresh one.
         protocol: "ideal", "accounted" or "real": clients and server find distances and scores together, between the
             compiled parts of a round, see `fedjax_ssl.secure`. "none": the kernels, which round nothing.
         hamming: protocol of the distances, "transfer" or "paillier".
+    """
+
+    warmup_rounds: CountOrZero = 0
+    graph_augment: bool = False
+    fixed_projections: bool = False
+    protocol: Literal["none", "ideal", "accounted", "real"] = "none"
+    hamming: Literal["transfer", "paillier"] = "transfer"
+
+
+def xclp(setup: Setup, settings: XCLP) -> Method:
+    """FedAvg+XCLP. Defaults are those of the authors' code; the paper's text has power 1 and no norm, scale, weights.
+
+    Args:
+        setup: the run.
+        settings: the method's own.
 
     Raises:
-        ValueError: for a setting outside these.
+        ValueError: for a setting outside its range.
     """
-    check_graph_settings(graph_features, class_weighting)
-    check_choices(CHOICES, protocol=protocol)
-    chosen = None if protocol == "none" else protocols(protocol, num_bits, hamming=hamming)
-    exchange = None if chosen is None else chosen.exchange
-    settings = PropagationSettings(num_bits, num_neighbors, alpha, similarity_power, label_norm, confidence_scale)
+    exchange = None
+    traffic: Callable[[RoundResult], Traffic] = partial(graph_traffic, setup, settings.num_bits)
+    if settings.protocol != "none":
+        from fedjax_ssl.secure import protocols  # only where a protocol is asked for
+
+        chosen = protocols(settings.protocol, settings.num_bits, hamming=settings.hamming)
+        exchange = chosen.exchange
+        traffic = traffic if chosen.level == "ideal" else _protocol_traffic(chosen)
 
     def prepare(state: PyTree, round: RoundContext) -> tuple[PseudoLabels, PyTree]:
-        features = cohort_features(setup, round, graph_features, graph_augment)
+        features = cohort_features(setup, round, settings.graph_features, settings.graph_augment)
         result = propagate_over_cohort(
-            setup, round, features, round.clients.observed, settings, fixed_projections, exchange
+            setup, round, features, round.clients.observed, settings, settings.fixed_projections, exchange
         )
-        return to_pseudo_labels(result, examples_mask(round.clients), setup.num_classes, class_weighting), state
+        return to_pseudo_labels(result, examples_mask(round.clients), setup.num_classes, settings), state
 
-    traffic: Callable[[RoundResult], Traffic] = partial(graph_traffic, setup, num_bits)
-    if chosen is not None and chosen.level != "ideal":
-        traffic = protocol_traffic(chosen)
     term = pseudo_label_term(setup, prepare, traffic)
-    return after_labelled_stage(setup, mixed_stage(setup, term), warmup_rounds, on_host=chosen is not None)
+    on_host = exchange is not None
+    return after_labelled_stage(setup, mixed_stage(setup, term), settings.warmup_rounds, on_host=on_host)
+
+
+def _protocol_traffic(protocols: "Protocols") -> Callable[[RoundResult], Traffic]:
+    """Bytes that the cohort's clients were sent and sent in the protocols of a round, as the server relays them."""
+    from fedjax_ssl.secure import SERVER
+
+    before = {"down": 0, "up": 0}
+
+    def traffic(outcome: RoundResult) -> Traffic:
+        of_server = protocols.traffic.total(sender=SERVER), protocols.traffic.total(receiver=SERVER)
+        between = protocols.traffic.total() - sum(of_server)
+        total = {"down": of_server[0] + between, "up": of_server[1] + between}
+        sent = {name: total[name] - before[name] for name in total}
+        before.update(total)
+        return Traffic(count(1, sent["down"]), count(1, sent["up"]))
+
+    return traffic
+
+
+@checked
+@dataclasses.dataclass(frozen=True)
+class PerClientLP(GraphSettings):
+    """Settings of label propagation at every client alone; norms, scales and weights are over its own examples.
+
+    Attributes:
+        warmup_rounds: rounds of labels-only training before.
+        similarity: "exact" cosine, or "lsh" codes of `num_bits` bits.
+        graph_augment: weakly augment the examples before they are embedded.
+        unlabelled_clients: let clients without labels take part; they get no pseudo-labels and train on nothing.
+    """
+
+    warmup_rounds: CountOrZero = 0
+    similarity: Literal["exact", "lsh"] = "exact"
+    graph_augment: bool = False
+    unlabelled_clients: bool = False
+
+
+def per_client_lp(setup: Setup, settings: PerClientLP) -> Method:
+    """FedAvg with pseudo-labels that each client propagates from its own labels.
+
+    Args:
+        setup: the run.
+        settings: the method's own.
+
+    Raises:
+        ValueError: for a setting outside its range.
+    """
+
+    def prepare(state: PyTree, round: RoundContext) -> tuple[PseudoLabels, PyTree]:
+        features = cohort_features(setup, round, settings.graph_features, settings.graph_augment)
+        real = examples_mask(round.clients)
+
+        def one_client(identity: Array, rows: Array, observed: Array, mask: Array) -> PseudoLabels:
+            result = graph.label_propagation(
+                rows,
+                observed,
+                setup.num_classes,
+                settings.propagation,
+                similarity=settings.similarity,
+                key=jax.random.fold_in(named_key(round.key, "projections"), identity),
+                valid=mask,
+            )
+            return to_pseudo_labels(result, mask, setup.num_classes, settings)
+
+        return jax.vmap(one_client)(round.clients.id, features, round.clients.observed, real), state
+
+    quota = "proportional" if settings.unlabelled_clients else "only"
+    stage = mixed_stage(setup, pseudo_label_term(setup, prepare), quota)
+    return after_labelled_stage(setup, stage, settings.warmup_rounds)

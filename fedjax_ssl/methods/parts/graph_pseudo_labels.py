@@ -1,23 +1,55 @@
-"""What the two label-propagation methods share: features of the cohort, and a propagation's result as pseudo-labels."""
+"""Settings of a graph over examples, and its labels as targets of local training: XCLP, its baseline, and `mixed`."""
 
-from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl import graph
-from fedjax_ssl.checks import check_choices
+from fedjax_ssl.checks import Whole, checked
 from fedjax_ssl.federated import BYTES_PER_NUMBER, RoundContext, RoundResult, Setup, Traffic, count, map_rows
 from fedjax_ssl.federated.terms import PseudoLabels, examples_mask, network_features
-from fedjax_ssl.graph import Exchange, Propagation, PropagationSettings, class_weights
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.secure import SERVER, Protocols
+from fedjax_ssl.methods.parts.settings import Count, Decay, Positive
 
 
-def check_graph_settings(graph_features: str, class_weighting: str) -> None:
-    """Raises ValueError for a setting that does not exist."""
-    check_choices(("network", "inputs"), graph_features=graph_features)
-    check_choices(("none", "inverse_freq"), class_weighting=class_weighting)
+@checked
+@dataclass(frozen=True)
+class GraphSettings:
+    """Settings of label propagation over a graph, and of the targets made of it.
+
+    Attributes:
+        num_bits: bits of a code.
+        num_neighbors: neighbours per example.
+        alpha: how far labels travel.
+        similarity_power: exponent of the kept similarities.
+        label_norm: "none", or "class" to divide labels by the number of labelled examples of their class.
+        confidence_scale: "none", "max" (by the largest confidence of the graph) or "client_max" (of each client).
+        class_weighting: "none" or "inverse_freq": weights balance the classes (kappa of section 2 of the paper).
+        graph_features: features that are hashed or compared: the "network"'s, or raw "inputs".
+    """
+
+    num_bits: Annotated[int, Whole(1, 2**20)] = 4096
+    num_neighbors: Count = 10
+    alpha: Decay = 0.99
+    similarity_power: Positive = 3.0
+    label_norm: Literal["none", "class"] = "class"
+    confidence_scale: Literal["none", "max", "client_max"] = "max"
+    class_weighting: Literal["none", "inverse_freq"] = "inverse_freq"
+    graph_features: Literal["network", "inputs"] = "network"
+
+    @property
+    def propagation(self) -> graph.PropagationSettings:
+        """The settings of the graph itself."""
+        return graph.PropagationSettings(
+            self.num_bits,
+            self.num_neighbors,
+            self.alpha,
+            self.similarity_power,
+            self.label_norm,
+            self.confidence_scale,
+        )
 
 
 def cohort_features(setup: Setup, round: RoundContext, graph_features: str, augment: bool) -> Float[Array, "p n d"]:
@@ -36,10 +68,10 @@ def propagate_over_cohort(
     round: RoundContext,
     features: Float[Array, "p n d"],
     labels: Int[Array, "p n"],
-    settings: PropagationSettings,
+    settings: GraphSettings,
     fixed_projections: bool = False,
-    exchange: Exchange | None = None,
-) -> Propagation:
+    exchange: graph.Exchange | None = None,
+) -> graph.Propagation:
     """Label propagation over one graph of all the cohort's examples (XCLP, Algorithm 1).
 
     Labels are propagated from `labels`, -1 = none. `fixed_projections` keeps one hash in all rounds of a run.
@@ -56,7 +88,7 @@ def propagate_over_cohort(
         valid=real.reshape(-1),
         clients=owner.reshape(-1),
         exchange=exchange,
-        **settings._asdict(),
+        **settings.propagation._asdict(),
     )
 
 
@@ -67,32 +99,17 @@ def graph_traffic(setup: Setup, num_bits: int, outcome: RoundResult) -> Traffic:
     return Traffic(count(examples, BYTES_PER_NUMBER * setup.num_classes), count(examples, BYTES_PER_NUMBER * words))
 
 
-def protocol_traffic(protocols: Protocols) -> Callable[[RoundResult], Traffic]:
-    """Bytes that the cohort's clients were sent and sent in the protocols of a round, as the server relays them."""
-    before = {"down": 0, "up": 0}
-
-    def traffic(outcome: RoundResult) -> Traffic:
-        of_server = protocols.traffic.total(sender=SERVER), protocols.traffic.total(receiver=SERVER)
-        between = protocols.traffic.total() - sum(of_server)
-        total = {"down": of_server[0] + between, "up": of_server[1] + between}
-        sent = {name: total[name] - before[name] for name in total}
-        before.update(total)
-        return Traffic(count(1, sent["down"]), count(1, sent["up"]))
-
-    return traffic
-
-
 def to_pseudo_labels(
-    result: Propagation, real: Bool[Array, "p n"], num_classes: int, class_weighting: str
+    result: graph.Propagation, real: Bool[Array, "p n"], num_classes: int, settings: GraphSettings
 ) -> PseudoLabels:
     """Targets and weights of local training; class weights count over all examples that took part in the graph.
 
-    `real` says which examples are not padding; class_weighting "inverse_freq" is kappa of XCLP section 2.
+    `real` says which examples are not padding.
     """
     labels = jnp.where(real, result.labels.reshape(real.shape), -1)
     certainty = jnp.where(labels >= 0, result.confidence.reshape(real.shape), 0.0)
     weights = certainty
-    if class_weighting == "inverse_freq":
-        per_class = class_weights(result.labels, real.reshape(-1) & result.valid.reshape(-1), num_classes)
+    if settings.class_weighting == "inverse_freq":
+        per_class = graph.class_weights(result.labels, real.reshape(-1) & result.valid.reshape(-1), num_classes)
         weights = weights * per_class[jnp.maximum(labels, 0)]
     return PseudoLabels(labels, weights, certainty)
