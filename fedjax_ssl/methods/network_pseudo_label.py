@@ -1,11 +1,21 @@
-"""FedAvg+network: the global network's own predictions as pseudo-labels, made anew for the cohort in every round.
+"""The network's own predictions as pseudo-labels: made anew in every round, or once and then frozen (FedSem+).
+
+An example without a label gets the class that the global network predicts and the weight 1 - entropy / log K of its
+softmax; a labelled one keeps its label with weight 1.
 
 References:
-    Baseline of Scott et al., TMLR 2023, arXiv 2210.06434, after Lee, Pseudo-label, ICML workshop 2013.
+    `network_pseudo_label`: the baseline FedAvg+network of Scott et al., TMLR 2023, arXiv 2210.06434, after Lee,
+    Pseudo-label, ICML workshop 2013.
+    `fedsem`: Albaseer et al., Exploiting unlabeled data in smart cities using federated edge learning, IWCMC 2020; with
+    entropy weights as in Scott et al.
 """
 
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
 from fedjax_ssl.checks import checked
-from fedjax_ssl.federated import Method, RoundContext, Setup
+from fedjax_ssl.federated import Client, Method, RoundContext, Setup
 from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import PseudoLabels, network_pseudo_labels, pseudo_label_term
 from fedjax_ssl.keys import named_key
@@ -28,3 +38,35 @@ def network_pseudo_label(setup: Setup, *, warmup_rounds: CountOrZero = 0, augmen
         return network_pseudo_labels(setup, round, round.clients, key), state
 
     return after_labelled_stage(setup, mixed_stage(setup, pseudo_label_term(setup, prepare)), warmup_rounds)
+
+
+@checked
+def fedsem(setup: Setup, *, warmup_rounds: CountOrZero = 0) -> Method:
+    """FedSem+: labels every client's examples at the start of stage 2 and keeps these pseudo-labels.
+
+    Args:
+        setup: the run.
+        warmup_rounds: rounds of labels-only training before; with 0 the untrained network makes the pseudo-labels.
+
+    Raises:
+        ValueError: unlabelled examples come in parts.
+    """
+    if setup.num_parts > 1:
+        raise ValueError(
+            f"fedsem labels every example once, but unlabelled examples come in {setup.num_parts} parts; choose "
+            "another method or config.partition.parts=1"
+        )
+
+    def init(key: Array, params: PyTree, model_state: PyTree, everyone: Client) -> PseudoLabels:
+        nothing = jnp.zeros(everyone.rows.shape, jnp.result_type(float))
+        return PseudoLabels(jnp.full(everyone.rows.shape, -1, jnp.int32), nothing, nothing)
+
+    def prepare(state: PseudoLabels, round: RoundContext) -> tuple[PseudoLabels, PseudoLabels]:
+        state = jax.lax.cond(
+            round.number == 0,
+            lambda: network_pseudo_labels(setup, round, round.everyone),
+            lambda: state,
+        )
+        return jax.tree.map(lambda table: table[round.clients.id], state), state
+
+    return after_labelled_stage(setup, mixed_stage(setup, pseudo_label_term(setup, prepare, init=init)), warmup_rounds)

@@ -279,7 +279,7 @@ def check_labels(supervision: str, name: str, method: Method, federation: Federa
             f"mnist, cifar10 and npz put labels where a method wants them, for example digits:{name}"
         )
     with naming("supervision"):
-        notes = methods.check_channels(federation) if {"coarse", "sets"} & set(needs) else []
+        notes = check_channels(federation) if {"coarse", "sets"} & set(needs) else []
         notes += [] if method.check is None else method.check(federation)
     for note in notes:
         warnings.warn(note, ConfigNote, stacklevel=2)

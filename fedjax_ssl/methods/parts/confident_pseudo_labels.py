@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fedjax_ssl.checks import check_numbers, check_weights, is_zero
+from fedjax_ssl.checks import is_zero
 from fedjax_ssl.federated import Client, RoundContext, Sampler, Schedule, Setup, Step, Term
 from fedjax_ssl.federated.forward import labelling_key
 from fedjax_ssl.federated.method import (
@@ -129,13 +129,7 @@ def confident_term(
 def confident_losses(
     setup: Setup, fix_weight: float | Array, mix_weight: float | Array, mixup_alpha: float | Array
 ) -> tuple[Term, ...]:
-    """The losses on confident examples; one with weight 0 is left out, and its forward pass with it.
-
-    Raises:
-        ValueError: a negative weight, or a `mixup_alpha` that is not positive.
-    """
-    check_weights(fix_weight=fix_weight, mix_weight=mix_weight)
-    check_numbers("(0, inf)", mixup_alpha=mixup_alpha)
+    """The losses on confident examples; one with weight 0 is left out, and its forward pass with it."""
     terms = (fix_term(setup, fix_weight), mix_term(setup, mix_weight, mixup_alpha))
     return tuple(term for term in terms if not is_zero(term.weight))
 
