@@ -162,7 +162,9 @@ class Registry(Generic[Built]):
         builder: Any = self.builder(name)
         builder = builder.func if isinstance(builder, partial) else builder
         documented = list(reversed(inspect.getmro(builder))) if inspect.isclass(builder) else [builder]
-        documented += [one.annotation for one in self._parameters(builder) if dataclasses.is_dataclass(one.annotation)]
+        for parameter in self._parameters(builder):
+            if dataclasses.is_dataclass(parameter.annotation):
+                documented += reversed(inspect.getmro(typing.cast(type, parameter.annotation)))
         found: dict[str, str] = {}
         for one in documented:
             text = docstring_parser.parse(inspect.cleandoc(one.__doc__ or ""))

@@ -62,7 +62,7 @@ from fedjax_ssl.federated.terms import (
     network_outputs,
     supervised_term,
 )
-from fedjax_ssl.methods.parts.consistency_training import strong_view
+from fedjax_ssl.methods.parts.consistency import strong_view
 from fedjax_ssl.methods.parts.step_schedules import NOMINAL_STEPS, with_step_schedule
 from fedjax_ssl.objectives import fixmatch_loss
 

@@ -18,7 +18,6 @@ from jaxtyping import Array, Bool, Float, Int
 from fedjax_ssl.checks import check_choices
 from fedjax_ssl.objectives.cross_entropy import batch_cross_entropy, batch_mean, cross_entropy
 
-AnnealingSchedule = Literal["exp", "linear", "log"]
 MaskMean = Literal["batch", "confident"]
 TIES = ("lowest_index", "local")
 
@@ -95,9 +94,7 @@ def annealed_cross_entropy(
     return batch_mean(rows, kept)
 
 
-def training_signal_ceiling(
-    progress: Float[Array, ""], num_classes: int, schedule: AnnealingSchedule = "exp"
-) -> Float[Array, ""]:
+def training_signal_ceiling(progress: Float[Array, ""], num_classes: int, schedule: str = "exp") -> Float[Array, ""]:
     """The largest probability of the true class with which a labelled example still trains.
 
     alpha (1 - 1/K) + 1/K with alpha = exp(5 (t - 1)), t, or 1 - exp(-5 t) for "exp", "linear", "log"; t = `progress`.
@@ -105,7 +102,7 @@ def training_signal_ceiling(
     Args:
         progress: share of training that is over, in [0, 1].
         num_classes: K.
-        schedule: "exp" holds labelled examples back longest.
+        schedule: "exp", "linear" or "log"; "exp" holds labelled examples back longest.
     """
     check_choices(("exp", "linear", "log"), schedule=schedule)
     alpha = {"exp": jnp.exp(5 * (progress - 1)), "linear": progress, "log": 1 - jnp.exp(-5 * progress)}[schedule]

@@ -17,6 +17,7 @@ from fedjax_ssl.config import ConfigError, ConfigNote, naming
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import Execution, Method, Setup
 from fedjax_ssl.keys import named_key
+from fedjax_ssl.methods.parts.channel_terms import check_channels
 from fedjax_ssl.runs.predict import PredictionSettings
 from fedjax_ssl.runs.processes import run_devices
 

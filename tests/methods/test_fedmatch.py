@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fedjax_ssl.methods.parts.fedmatch_exchange import Exchange, helpers_due
 
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.federated import ServerState, Setup
 from fedjax_ssl.methods.fedmatch import consistency, fedmatch, regularizer
-from fedjax_ssl.methods.parts.fedmatch_exchange import Exchange, helpers_due
 from fedjax_ssl.models import Model, Outputs
 from fedjax_ssl.objectives import fixmatch_loss
 from fedjax_ssl.runs.build import check_labels

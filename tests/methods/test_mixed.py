@@ -14,9 +14,8 @@ import pytest
 from fedjax_ssl import federated, methods
 from fedjax_ssl.data import FederatedData, WeakLabels
 from fedjax_ssl.federated import ServerState
-from fedjax_ssl.methods.parts.channel_terms import check_channels
 from fedjax_ssl.methods.mixed import observation_likelihood
-from fedjax_ssl.methods.parts.channel_terms import learns
+from fedjax_ssl.methods.parts.channel_terms import check_channels, learns
 from tests import toy
 
 KEY = jax.random.key(1)

@@ -9,8 +9,7 @@ import pytest
 
 from fedjax_ssl import federated, methods
 from fedjax_ssl.federated import all_clients
-from fedjax_ssl.methods.parts.channel_terms import check_channels
-from fedjax_ssl.methods.parts.channel_terms import channel_term, with_l1
+from fedjax_ssl.methods.parts.channel_terms import channel_term, check_channels, with_l1
 from tests import toy
 
 KEY = jax.random.key(3)

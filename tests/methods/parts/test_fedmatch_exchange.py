@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy.spatial import KDTree
-
-from fedjax_ssl.federated import to_numbers
 from fedjax_ssl.methods.parts.fedmatch_exchange import Exchange, Store, collect, to_cohort, upload
 from fedjax_ssl.methods.parts.nearest_helpers import nearest_clients, noise_image
 from fedjax_ssl.methods.parts.sparse_exchange import message_bytes
+from scipy.spatial import KDTree
+
+from fedjax_ssl.federated import to_numbers
 
 SERVER = {
     "sigma": np.array([0.1, -0.2, 0.3, 0.05, -0.07, 0.01, 0.02, 0.5]),
