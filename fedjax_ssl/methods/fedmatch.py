@@ -252,7 +252,7 @@ def fedmatch(setup: Setup, settings: FedMatch) -> Method:
         combine=combine,
         network=evaluated,
         needs=("server",) if settings.at_server else ("labels",),
-        upload=partial(_upload, settings),
+        upload=partial(upload, settings),
         receive=_receive if settings.s2c_lossy else None,
     )
 
@@ -421,7 +421,7 @@ def _unsupervised(setup: Setup, settings: FedMatch) -> Term:
             metrics["client_validation_accuracy"] = jnp.mean(accuracy, where=outcome.counts)
         return metrics
 
-    client = AtClient(start=start, collect=partial(_collect, settings))
+    client = AtClient(start=start, collect=partial(collect, settings))
     if own_rate or keeps:
         client = client._replace(keep=keep, remember=remember)
     server = AtServer(init, prepare, server_update=server_update)
@@ -600,7 +600,7 @@ def _receive(client: Client, parts: Params) -> Params:
     return merge(masks, parts, held)
 
 
-def _upload(settings: FedMatch, trained: ClientResult) -> Params:
+def upload(settings: FedMatch, trained: ClientResult) -> Params:
     """The parts that a client trained, as the server has them: its own entries where too little changed."""
     masks, new = _changes_up(settings, trained)
     if settings.c2s_send_sparsified:
@@ -608,7 +608,7 @@ def _upload(settings: FedMatch, trained: ClientResult) -> Params:
     return {part: merge(masks[part], new[part], trained.received[part]) for part in settings.uploaded}
 
 
-def _collect(settings: FedMatch, trained: ClientResult) -> Upload:
+def collect(settings: FedMatch, trained: ClientResult) -> Upload:
     """The same with the count of what was sent (C2S)."""
     masks, _ = _changes_up(settings, trained)
     return Upload(trained.uploaded, {part: num_sent(masks[part]) for part in settings.uploaded})

@@ -15,7 +15,7 @@ import pytest
 from fedjax_ssl import config as configs
 from fedjax_ssl import federated, methods, presets
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.mixmatch import shuffled
+from fedjax_ssl.methods.consistency import shuffled
 from fedjax_ssl.objectives import fixmatch_loss, mixup_share
 from tests import toy
 from tests.methods import cases

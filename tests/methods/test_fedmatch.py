@@ -1,20 +1,23 @@
 """FedMatch against its worked examples: section 13 of its specification, numbers from NumPy in float64."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fedjax_ssl.methods.parts.fedmatch_exchange import Exchange, helpers_due
 
+from fedjax_ssl import methods
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.federated import ServerState, Setup
-from fedjax_ssl.methods.fedmatch import consistency, fedmatch, regularizer
+from fedjax_ssl.methods.fedmatch import FedMatch, consistency, helpers_due, regularizer
 from fedjax_ssl.models import Model, Outputs
 from fedjax_ssl.objectives import fixmatch_loss
 from fedjax_ssl.runs.build import check_labels
 from tests import toy
 
 KEY = jax.random.key(0)
+fedmatch = functools.partial(methods.build, "fedmatch")
 SIGMA = np.array([[0.5, -0.5, 0.0], [0.2, 0.1, -0.3]])
 HELPERS = np.array([[[0, 0.1, 0], [0, 0.1, 0]], [[0.3, 0, -0.1], [0, 0, 0.1]]])
 PAPER = {"supervised_weight": 10.0, "agreement_weight": 0.01, "kl_weight": 0.01, "l2_weight": 10.0, "l1_weight": 1e-4}
@@ -211,8 +214,7 @@ def test_no_helpers_yet(one_step) -> None:
 
 def test_helper_rounds() -> None:
     """Check 11: 20 of 200 rounds; with 5 of 100 clients a round, 9.2 % of all turns have helpers."""
-    every_ten = Exchange((), "psi", 2, 10, "truncated", 0.0, 0.0, False, False, "dense", "smallest")
-    due = np.flatnonzero(helpers_due(every_ten, np.arange(200)))
+    due = np.flatnonzero(helpers_due(FedMatch(), np.arange(200)))
     np.testing.assert_array_equal(due + 1, np.arange(10, 201, 10))
     seen = 1 - 0.95**due
     np.testing.assert_allclose(seen[:2], [0.370, 0.623], atol=5e-4)

@@ -1,6 +1,7 @@
 """Whole rounds of FedMatch: labels at the server, what is kept and sent, its limits and its ablations."""
 
 import dataclasses
+import functools
 import itertools
 
 import chex
@@ -9,13 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_ssl import methods
 from fedjax_ssl.methods.fedavg import fedavg
-from fedjax_ssl.methods.fedmatch import fedmatch
 from fedjax_ssl.models import Model, count_parameters, in_precision
 from tests import toy
 
 KEY = jax.random.key(2)
 DELTA = 0.02
+fedmatch = functools.partial(methods.build, "fedmatch")
 SETTINGS = {"supervised_weight": 1.0, "l2_weight": 1.0, "threshold": 0.4, "helper_interval": 2}
 
 

@@ -13,7 +13,7 @@ import pytest
 from fedjax_ssl import federated, methods, models
 from fedjax_ssl.federated import episodes
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.parts.prototype_losses import Scoring, query_loss
+from fedjax_ssl.methods.protofssl import ProtoFSSL, query_loss
 from fedjax_ssl.objectives import class_prototypes
 from tests import toy
 
@@ -409,7 +409,7 @@ def test_the_loss_of_a_fresh_resnet8_is_the_logarithm_of_the_number_of_classes()
     z = jax.jit(lambda p, x: model.apply(p, {}, x, train=True)[0].features)(params, images)
     labels = jnp.arange(30, dtype=jnp.int32) % 10
     centers, present = class_prototypes(z[:10], labels[:10], 10)
-    assert float(query_loss(z[10:], labels[10:], centers, present, Scoring())) == pytest.approx(np.log(10), abs=0.01)
+    assert float(query_loss(z[10:], labels[10:], centers, present, ProtoFSSL())) == pytest.approx(np.log(10), abs=0.01)
 
 
 @pytest.mark.parametrize(

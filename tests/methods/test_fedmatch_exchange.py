@@ -1,17 +1,25 @@
 """What FedMatch's server and clients send each other: entries, bytes, what arrives, and who helps whom."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fedjax_ssl.methods.parts.fedmatch_exchange import Exchange, Store, collect, to_cohort, upload
-from fedjax_ssl.methods.parts.nearest_helpers import nearest_clients, noise_image
-from fedjax_ssl.methods.parts.sparse_exchange import message_bytes
 from scipy.spatial import KDTree
 
 from fedjax_ssl.federated import to_numbers
+from fedjax_ssl.methods.fedmatch import (
+    FedMatch,
+    Store,
+    collect,
+    message_bytes,
+    nearest_clients,
+    noise_image,
+    to_cohort,
+    upload,
+)
 
 SERVER = {
     "sigma": np.array([0.1, -0.2, 0.3, 0.05, -0.07, 0.01, 0.02, 0.5]),
@@ -29,7 +37,7 @@ TRAINED = {
 EPSILON, DELTA = 5e-6, 5e-5
 
 
-def down_to(exchange: Exchange, server, client, helpers, number, seen):
+def down_to(exchange: FedMatch, server, client, helpers, number, seen):
     """What one client is sent; the store has it and, as clients 1 and 2, its helpers."""
     uploads = {
         part: jnp.stack([client[part], *([client[part]] * 2 if part == "sigma" else helpers)]) for part in client
@@ -41,9 +49,8 @@ def down_to(exchange: Exchange, server, client, helpers, number, seen):
     return jax.tree.map(lambda x: x[0], sent)
 
 
-def settings(**changes) -> Exchange:
-    plain = Exchange(("sigma", "psi"), "psi", 2, 10, "truncated", EPSILON, DELTA, False, False, "dense", "smallest")
-    return plain._replace(**changes)
+def settings(**changes) -> FedMatch:
+    return FedMatch(**{"labels_at": "clients", "l1_threshold": EPSILON, "delta_threshold": DELTA, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +63,7 @@ def exchanged():
         after = SimpleNamespace(groups=trained, received=server)
         merged = upload(exchange, after)
         counted = collect(exchange, SimpleNamespace(groups=trained, received=server, uploaded=merged))
-        sparse = upload(exchange._replace(c2s_send_sparsified=True), after)
+        sparse = upload(dataclasses.replace(exchange, c2s_send_sparsified=True), after)
         received = {p: jnp.where(sent.lossy[0][p], server[p], sent.lossy[1][p]) for p in server}
         return sent, received, merged, sparse, counted.entries
 

@@ -1,39 +1,40 @@
 """Losses and prototype bank of ProtoFSSL: the worked numbers of section 16, and invariants."""
 
+import dataclasses
+
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.methods.parts import prototype_bank, prototype_losses
-from fedjax_ssl.methods.parts.prototype_bank import PrototypeSets, empty_bank
-from fedjax_ssl.methods.parts.prototype_losses import Scoring
+from fedjax_ssl.methods import protofssl
+from fedjax_ssl.methods.protofssl import ProtoFSSL, PrototypeSets, empty_bank
 
 # Compiled: one program is quicker than many operations.
-query_loss = jax.jit(prototype_losses.query_loss, static_argnames="scoring")
-unlabelled_loss = jax.jit(prototype_losses.unlabelled_loss, static_argnames="scoring")
-pseudo_labels = jax.jit(prototype_losses.pseudo_labels, static_argnames="scoring")
-mean_log_probs = jax.jit(prototype_losses.mean_log_probs, static_argnames="distance")
-push = jax.jit(prototype_bank.push)
-newest_sets = jax.jit(prototype_bank.newest_sets, static_argnames="rounds")
-choose_helpers = jax.jit(prototype_bank.choose_helpers, static_argnames=("rounds", "num_helpers"))
+query_loss = jax.jit(protofssl.query_loss, static_argnames="settings")
+unlabelled_loss = jax.jit(protofssl.unlabelled_loss, static_argnames="settings")
+pseudo_labels = jax.jit(protofssl.pseudo_labels, static_argnames="settings")
+mean_log_probs = jax.jit(protofssl.mean_log_probs, static_argnames="distance")
+push = jax.jit(protofssl.push)
+newest_sets = jax.jit(protofssl.newest_sets, static_argnames="rounds")
+choose_helpers = jax.jit(protofssl.choose_helpers, static_argnames=("rounds", "num_helpers"))
 
 LOCAL = np.array([[1.0, 1, 0, 0], [0, 2, 2, 0], [3, 1, 1, 1]])
 LABELLED = np.array([[1.0, 0, 0, 1], [2, 2, 1, 1]])
 UNLABELLED = np.array([[1.0, 2, 0, 1], [0, 1, 2, 0]])
 HELPERS = np.array([[[1, 0, 0, 1], [0, 2, 2, 1], [3, 2, 1, 1]], [[1, 1, 0, 1], [0, 2, 1, 0], [2, 2, 0, 2]]], np.float64)
-ALL, FLOWING = np.ones(3, bool), Scoring()
-STOPPED = Scoring(stop_gradient=True)
+ALL, FLOWING = np.ones(3, bool), ProtoFSSL()
+STOPPED = ProtoFSSL(stop_gradient_pseudo_label=True)
 
 
 def sets(centers: np.ndarray = HELPERS) -> PrototypeSets:
     return PrototypeSets(jnp.asarray(centers), jnp.ones(centers.shape[:-1], bool))
 
 
-def unlabelled(z, present=ALL, helpers: np.ndarray = HELPERS, scoring: Scoring = FLOWING) -> jax.Array:
+def unlabelled(z, present=ALL, helpers: np.ndarray = HELPERS, settings: ProtoFSSL = FLOWING) -> jax.Array:
     mask = jnp.ones(len(z), bool)
-    return unlabelled_loss(jnp.asarray(z), mask, jnp.asarray(LOCAL), jnp.asarray(present), sets(helpers), scoring)
+    return unlabelled_loss(jnp.asarray(z), mask, jnp.asarray(LOCAL), jnp.asarray(present), sets(helpers), settings)
 
 
 def test_whole_loss(float64) -> None:
@@ -50,22 +51,22 @@ def test_whole_loss(float64) -> None:
 
 
 @pytest.mark.parametrize(
-    ("helpers", "scoring", "value", "slope"),
+    ("helpers", "settings", "value", "slope"),
     [
         (HELPERS, STOPPED, 1.0711757850, [-0.0711104311, -0.0082458416, -0.0561698196, -0.0396781364]),
         (HELPERS, FLOWING, 1.0711757850, [0.0250047687, 0.3643027151, 0.1763269585, -0.0167191592]),
-        (LOCAL[None], STOPPED._replace(temperature=1.0), 0.9753278292, [0.0, 0.0, 0.0, 0.0]),
+        (LOCAL[None], dataclasses.replace(STOPPED, temperature=1.0), 0.9753278292, [0.0, 0.0, 0.0, 0.0]),
         (
             LOCAL[None],
-            FLOWING._replace(temperature=1.0),
+            dataclasses.replace(FLOWING, temperature=1.0),
             0.9753278292,
             [0.0610515550] * 2 + [0.1831546649, 0.0610515550],
         ),
     ],
 )
-def test_gradients_through_pseudo_labels_or_not(float64, helpers, scoring, value, slope) -> None:
+def test_gradients_through_pseudo_labels_or_not(float64, helpers, settings, value, slope) -> None:
     """One helper at T = 1 is distillation from its prototypes."""
-    found, gradient = jax.value_and_grad(lambda z: unlabelled(z, helpers=helpers, scoring=scoring))(
+    found, gradient = jax.value_and_grad(lambda z: unlabelled(z, helpers=helpers, settings=settings))(
         jnp.asarray(UNLABELLED[:1])
     )
     assert float(found) == pytest.approx(value, abs=1e-10)
@@ -98,7 +99,7 @@ def test_squared_differences(float64) -> None:
     """1/(n_U K) sum (pseudo-label - p)^2."""
     p = np.array([[0.5761168848, 0.2119415576, 0.2119415576], [0.2537161816, 0.6896720861, 0.0566117322]])
     q = np.array([[0.4802689290, 0.2284332407, 0.2912978303], [0.0957484264, 0.8994307102, 0.0048208634]])
-    found = unlabelled(UNLABELLED, scoring=Scoring(unlabel_loss="mse"))
+    found = unlabelled(UNLABELLED, settings=ProtoFSSL(unlabel_loss="mse"))
     assert float(found) == pytest.approx(((p - q) ** 2).sum() / 6, abs=1e-9)
 
 
