@@ -106,7 +106,7 @@ class ProtoFSSL:
     num_unlabelled: Count = 100
     unlabelled_weight: Weight = 0.3
     temperature: Positive = 0.5
-    distance: Literal["mean_sq", "euclidean", "sq_euclidean"] = "mean_sq"
+    distance: Literal["sq_euclidean", "mean_sq", "euclidean"] = "mean_sq"
     unlabel_loss: Literal["ce", "mse"] = "ce"
     stop_gradient_pseudo_label: bool = False
     num_helpers: Count = 5
