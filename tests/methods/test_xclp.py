@@ -1,3 +1,5 @@
+"""Pseudo-labels made before local training: which hash a round of XCLP uses, which labels FedSem keeps."""
+
 import jax
 import numpy as np
 import pytest
@@ -5,7 +7,36 @@ import pytest
 from fedjax_ssl import methods
 from tests import toy
 
-KEY = jax.random.key(2)
+DATA, KEY = toy.federation(noise=1.0), jax.random.key(2)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("fixed", "warmup_rounds"),
+    [(True, 0), (True, 1), (False, 0)],
+)
+def test_fixed_projections_stay_for_a_run_and_change_with_its_seed(fixed, warmup_rounds):
+    """The network stands still and everybody takes part, so only the hash can change the confidences."""
+    method = methods.build(
+        "xclp",
+        toy.setup(DATA, learning_rate=0.0),
+        warmup_rounds=warmup_rounds,
+        num_bits=32,
+        num_neighbors=3,
+        graph_features="inputs",
+        fixed_projections=fixed,
+    )
+    step = jax.jit(method.round)
+    start = method.init(jax.random.key(0), DATA)._replace(round=jax.numpy.int32(warmup_rounds))
+
+    def confidences(seed):
+        state, first = step(jax.random.key(seed), start, DATA)
+        _, second = step(jax.random.key(seed), state, DATA)
+        return [float(info["confidence_correct"]) for info in (first, second)]
+
+    found = np.array([confidences(seed) for seed in (0, 1, 2)])
+    assert len(set(found[:, 0])) == 3
+    assert ((found[:, 0] == found[:, 1]) == fixed).all()
 
 
 @pytest.mark.thorough
