@@ -1,32 +1,94 @@
-"""A trained model: what it predicts for raw inputs, and how sure it is."""
+"""A trained model: a run folder as something that predicts."""
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 from jaxtyping import Float, Shaped
 
 from fedjax_ssl.data.dataset import check_finite
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.federated import Method, ServerState
+from fedjax_ssl.federated import Method
 from fedjax_ssl.registry import did_you_mean
-from fedjax_ssl.runs.model_file import Rebuilt
+from fedjax_ssl.runs import model_file
+from fedjax_ssl.runs.checkpoint import Checkpoints
+from fedjax_ssl.runs.stored_run import StoredRun, read_run
 from fedjax_ssl.trained import export
+
+CHECKPOINTS = ("auto", "best", "last")
 
 
 class TrainedModelError(UserError):
     """A run folder without a usable model, or inputs that the model does not take."""
 
 
+def load_run(workdir: str | os.PathLike, checkpoint: str = "auto") -> "TrainedModel":
+    """Loads the model that a run has trained; the run's data are not needed.
+
+        model = fedjax_ssl.load_run("runs/digits_xclp")
+        probabilities = model.predict(images)
+
+    The run may still be going on: then it is the model of the last checkpoint.
+
+    Args:
+        workdir: the run folder.
+        checkpoint: "last": of the last round. "best": of the best validation accuracy. "auto": the best one where the
+            run has validation examples, otherwise the last one.
+
+    Returns:
+        The model.
+
+    Raises:
+        TrainedModelError: the folder holds no run, or none with a model yet.
+        CheckpointError: its checkpoints cannot be used.
+        ConfigError: its config cannot be used here, for example because a module of the user's own is not there.
+    """
+    if checkpoint not in CHECKPOINTS:
+        raise TrainedModelError(f"checkpoint is {checkpoint!r}; allowed: {', '.join(CHECKPOINTS)}")
+    folder = Path(workdir)
+    stored, description = _read(folder)
+    best, last = Checkpoints(folder, folder="best"), Checkpoints(folder)
+    chosen = "best" if checkpoint == "best" or (checkpoint == "auto" and best.latest() is not None) else "last"
+    if (best if chosen == "best" else last).latest() is None:
+        raise TrainedModelError(
+            f"{folder} has no best checkpoint: the run has no validation examples (config.data.validation_fraction); "
+            "load the last one"
+            if chosen == "best"
+            else f"{folder} has no checkpoint yet; wait for the first one, or run the same command again"
+        )
+    return TrainedModel(stored, description, chosen, best if chosen == "best" else last)
+
+
+def _read(folder: Path) -> tuple[StoredRun, dict[str, Any]]:
+    """Reads the run, and model.json."""
+    if not folder.is_dir():
+        raise TrainedModelError(f"run folder {folder} does not exist; give the folder that --workdir of the run named")
+    if not (folder / "config.json").exists():
+        inner = sorted(path.parent.name for path in folder.glob("*/config.json"))
+        hint = f" Runs in it: {', '.join(inner[:5])}{', ...' if len(inner) > 5 else ''}" if inner else ""
+        raise TrainedModelError(f"{folder} is not a run folder: it has no config.json.{hint}")
+    if not (folder / "model.json").exists():
+        raise TrainedModelError(
+            f"{folder} has no model.json: an earlier version made this run. Its command, given again, adds the file "
+            "and does not train anew"
+        )
+    stored = read_run(folder)
+    if not stored.config:
+        raise TrainedModelError(f"the run in {folder} cannot be read: {'; '.join(stored.problems)}")
+    try:
+        return stored, model_file.read((folder / "model.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise TrainedModelError(f"{folder}/model.json cannot be read: {error}") from error
+
+
 class TrainedModel:
-    """What a run has trained, from `fedjax_ssl.load_run`.
+    """The model that a run has trained, from `fedjax_ssl.load_run`.
 
     Attributes:
         path: the run folder.
@@ -39,31 +101,22 @@ class TrainedModel:
         client_names: of all clients; those that train come first.
         input_shape: of one example.
         input_dtype: of the inputs as the dataset stores them: uint8 or float32.
+        input_max: the largest value that an input can have, before it is standardized.
     """
 
-    def __init__(
-        self,
-        *,
-        path: Path,
-        config: ml_collections.ConfigDict,
-        round: int,
-        checkpoint: str,
-        metrics: Mapping[str, Any],
-        summary: Mapping[str, Any] | None,
-        state: ServerState,
-        rebuilt: Rebuilt,
-        rebuild: Callable[..., Method],
-        description: Mapping[str, Any],
-    ):
-        """`load_run` makes this; `rebuild` gives the method with other options of the network."""
-        self.path, self.config, self.round, self.checkpoint = path, config, round, checkpoint
-        self.metrics, self.summary = dict(metrics), None if summary is None else dict(summary)
+    def __init__(self, stored: StoredRun, description: dict[str, Any], checkpoint: str, checkpoints: Checkpoints):
+        """Restores the last of the checkpoints; `load_run` calls this."""
+        self.path, self.checkpoint, self.summary = stored.path, checkpoint, stored.summary
+        self._stored, self._description = stored, description
+        self.config, rebuilt = model_file.rebuild(stored.config, description)
+        self.round, state, _ = checkpoints.restore(rebuilt.state)
+        self.metrics = next((row for row in stored.rows if row["round"] == self.round), {})
         self.class_names, self.client_names = rebuilt.dataset.class_names, rebuilt.client_names
         self.input_shape, self.input_dtype = rebuilt.dataset.input_shape, rebuilt.dataset.train.x.dtype
         self.input_max: float = rebuilt.dataset.input_max
-        self._state, self._method, self._num_clients = state, rebuilt.method, rebuilt.num_clients
-        self._rebuild, self._description = rebuild, description
-        self._compiled: dict[str, Callable[..., jax.Array]] = {}
+        self._state = jax.tree.map(jnp.asarray, state)
+        self._method, self._num_clients = rebuilt.method, rebuilt.num_clients
+        self._compiled: dict[bool | str, Callable[..., jax.Array]] = {}
 
     def __repr__(self) -> str:
         """Method, dataset, round and accuracy."""
@@ -90,11 +143,10 @@ class TrainedModel:
             TrainedModelError: inputs of another shape or type, an unknown client, or no such model.
         """
         number = self._client_number(client)
-        if number is None:
-            compiled = self._compile("global", lambda state, _, x: jnp.exp(self._method.predict(state, x)))
-        else:
-            compiled = self._compile("own", lambda state, c, x: jnp.exp(self._own(self._method)(state, c, x)))
-        return self._in_batches(partial(compiled, self._state, jnp.int32(number or 0)), inputs, batch_size)
+        own = number is not None
+        if own not in self._compiled:
+            self._compiled[own] = jax.jit(_predictor(self._method, own))
+        return self._in_batches(partial(self._compiled[own], self._state, jnp.int32(number or 0)), inputs, batch_size)
 
     def embed(self, inputs: Shaped[np.ndarray, "n ..."], *, batch_size: int = 512) -> Float[np.ndarray, "n d"]:
         """Features of the global model, its head's inputs.
@@ -115,7 +167,9 @@ class TrainedModel:
                 f"method {self.config.method.name!r} with config.federated.name={self.config.federated.name!r} has no "
                 "global model, and so no features"
             )
-        return self._in_batches(partial(self._compile("embed", embed), self._state), inputs, batch_size)
+        if "embed" not in self._compiled:
+            self._compiled["embed"] = jax.jit(embed)
+        return self._in_batches(partial(self._compiled["embed"], self._state), inputs, batch_size)
 
     def save_parameters(self, path: str | os.PathLike, *, client: int | str | None = None) -> Path:
         """Writes the network's parameters and batch statistics as a `.safetensors` file.
@@ -137,8 +191,15 @@ class TrainedModel:
         if self._method.network is None:
             raise TrainedModelError(f"method {self.config.method.name!r} does not say which network it predicts with")
         parameters, statistics = self._method.network(self._state, number)
+        facts = {
+            "method": self.config.method.name,
+            "model": {name: value for name, value in self.config.model.to_dict().items() if value is not None},
+            "inputs": self._description["inputs"],
+            "class_names": list(self.class_names),
+            "round": self.round,
+        }
         with _needing("safetensors"):
-            return export.save_parameters(path, parameters, statistics, self._facts())
+            return export.save_parameters(path, parameters, statistics, facts)
 
     def save_prediction(
         self,
@@ -165,25 +226,10 @@ class TrainedModel:
         """
         number = self._client_number(client)
         # The plain convolution: the others are chosen for this machine, and their shapes for batches of known size.
-        method, state = self._rebuild(lowering="lax"), self._state
-
-        def predict(inputs: jax.Array) -> jax.Array:
-            if number is None:
-                return jnp.exp(method.predict(state, inputs))
-            return jnp.exp(self._own(method)(state, jnp.int32(number), inputs))
-
+        _, rebuilt = model_file.rebuild(self._stored.config, self._description, lowering="lax")
+        predict = partial(_predictor(rebuilt.method, number is not None), self._state, jnp.int32(number or 0))
         with _needing("flatbuffers"):
             return export.save_prediction(path, predict, self.input_shape, self.input_dtype, platforms)
-
-    def _facts(self) -> dict[str, Any]:
-        """What somebody needs who has the parameters alone."""
-        return {
-            "method": self.config.method.name,
-            "model": {name: value for name, value in self.config.model.to_dict().items() if value is not None},
-            "inputs": self._description["inputs"],
-            "class_names": list(self.class_names),
-            "round": self.round,
-        }
 
     def _client_number(self, client: int | str | None) -> int | None:
         own = self._method.predict_for is not None
@@ -205,17 +251,6 @@ class TrainedModel:
         if isinstance(client, (int, np.integer)) and 0 <= client < self._num_clients:
             return int(client)
         raise TrainedModelError(f"unknown client {client!r}.{did_you_mean(client, known)} Clients: {_some(known)}")
-
-    @staticmethod
-    def _own(method: Method) -> Callable[..., jax.Array]:
-        predict_for = method.predict_for
-        assert predict_for is not None, "asked before"
-        return predict_for
-
-    def _compile(self, name: str, function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-        if name not in self._compiled:
-            self._compiled[name] = jax.jit(function)
-        return self._compiled[name]
 
     def _in_batches(self, function: Callable[..., jax.Array], inputs: Any, batch_size: int) -> np.ndarray:
         """Results of batches of one size, so that one program serves all; the last one is filled up with zeros."""
@@ -264,6 +299,15 @@ class TrainedModel:
         except ValueError as error:
             raise TrainedModelError(str(error)) from error
         return values.astype(np.float32, copy=False)
+
+
+def _predictor(method: Method, own: bool) -> Callable[..., jax.Array]:
+    """Makes (state, client, inputs) -> probabilities, by the client's own model or by the global one."""
+    if not own:
+        return lambda state, client, inputs: jnp.exp(method.predict(state, inputs))
+    predict_for = method.predict_for
+    assert predict_for is not None, "asked before"
+    return lambda state, client, inputs: jnp.exp(predict_for(state, client, inputs))
 
 
 @contextlib.contextmanager

@@ -133,7 +133,7 @@ def test_other_mistakes(predict, capsys, tmp_path):
     code, _, error = predict(tmp_path / "x.npz", "--client", "3")
     assert code == 2 and "all clients have the global model" in error
     assert cli.main(["predict", str(tmp_path), str(tmp_path / "x.npz")]) == 2
-    assert "is no run folder" in capsys.readouterr().err
+    assert "is not a run folder" in capsys.readouterr().err
 
 
 def test_images_can_be_resized(predict, tmp_path):

@@ -90,8 +90,8 @@ def test_a_client_is_asked_for_only_where_clients_have_models(model):
 @pytest.mark.parametrize(
     ("damage", "expected"),
     [
-        (lambda path: shutil.rmtree(path), "is no folder"),
-        (lambda path: (path / "config.json").unlink(), "is no run folder: it has no config.json"),
+        (lambda path: shutil.rmtree(path), "does not exist"),
+        (lambda path: (path / "config.json").unlink(), "is not a run folder: it has no config.json"),
         (lambda path: (path / "model.json").unlink(), "has no model.json: .* does not train anew"),
         (lambda path: (path / "model.json").write_text('{"version": 99}'), "has version 99, this fedjax_ssl reads"),
         (lambda path: (path / "model.json").write_text("{"), "cannot be read"),
