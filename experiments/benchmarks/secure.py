@@ -14,7 +14,7 @@ import numpy as np
 
 from fedjax_ssl import secure
 from fedjax_ssl.secure import primitives
-from fedjax_ssl.secure.oblivious import BaseReceiver, BaseSender, ExtensionReceiver, ExtensionSender
+from fedjax_ssl.secure.hamming_transfer import BaseReceiver, BaseSender, ExtensionReceiver, ExtensionSender
 
 
 def best(function, repeats):

@@ -2,9 +2,12 @@
 
 Host code on NumPy arrays and bytes, never traced. Confidential while parties follow the protocols and the server works
 together with no client; what XCLP shows by design, which is much, is in docs/secure.md. Needs the extra `secure`.
+Importing this package loads no protocol: `protocols`, `secure_hamming` and the others load when first used.
 """
 
-from fedjax_ssl.secure.api import Secured, protocols, secure_hamming, secure_row_sums
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from fedjax_ssl.secure.errors import (
     SERVER,
     BadKey,
@@ -17,5 +20,21 @@ from fedjax_ssl.secure.errors import (
     TooFewClients,
     party_name,
 )
-from fedjax_ssl.secure.levels import CHOICES, DROPS, HAMMING, LEVELS, Protocols
-from fedjax_ssl.secure.network import Traffic
+
+if TYPE_CHECKING:
+    from fedjax_ssl.secure.levels import Protocols
+    from fedjax_ssl.secure.network import Traffic
+    from fedjax_ssl.secure.real import Secured, protocols, secure_hamming, secure_row_sums
+
+LEVELS = ("ideal", "accounted", "real")
+CHOICES = ("none", *LEVELS)  # of a config; "none": the kernels
+HAMMING = ("transfer", "paillier")
+DROPS = ("keys", "hamming", "mask", "sums", "result")  # phases in which a client can vanish
+_HOMES = {"Protocols": "levels", "Traffic": "network"}
+_HOMES |= dict.fromkeys(("Secured", "protocols", "secure_hamming", "secure_row_sums"), "real")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

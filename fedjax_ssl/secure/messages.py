@@ -7,19 +7,18 @@ with `MalformedMessage`. Decoding makes views of the bytes, never copies, and ev
 import hashlib
 import math
 import struct
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import numpy as np
 
 from fedjax_ssl.secure.errors import MalformedMessage
-from fedjax_ssl.secure.primitives import KEY_BYTES, POINT_BYTES, SIGNATURE_BYTES, TAG_BYTES
+from fedjax_ssl.secure.primitives import KEY_BYTES, POINT_BYTES, SHARE_BYTES, SIGNATURE_BYTES, TAG_BYTES
 
 VERSION = 1
 _MAGIC = b"XCLP"
 _HEADER = struct.Struct("<4sBBH16sIIiiQQ")
 HEADER_BYTES = _HEADER.size
 RUN_BYTES = 16
-SHARE_BYTES = 33  # of a number modulo the prime of `shamir`
 
 
 class Header(NamedTuple):
@@ -52,189 +51,186 @@ class Numbers(NamedTuple):
 
 
 _DTYPES: tuple[type, ...] = (np.uint8, np.uint16, np.uint32, np.uint64, np.float32, np.float64)
-_RING = (np.uint8, np.uint16, np.uint32)
-_SUMS = (np.uint32, np.uint64)
+
+# What fields hold, by which they are written and read.
+_Key = Annotated[bytes, Blob(KEY_BYTES)]
+_Signature = Annotated[bytes, Blob(SIGNATURE_BYTES)]
+_Share = Annotated[bytes, Blob(SHARE_BYTES)]
+_Point = Annotated[bytes, Blob(POINT_BYTES)]
+_Number = Annotated[int, Whole()]
+_Ids = Annotated[np.ndarray, Numbers((np.uint32,), 1)]
+_Counts = Annotated[np.ndarray, Numbers((np.uint64,), 1)]
+_Bytes1 = Annotated[np.ndarray, Numbers((np.uint8,), 1)]
+_Bytes2 = Annotated[np.ndarray, Numbers((np.uint8,), 2)]
+_Bytes3 = Annotated[np.ndarray, Numbers((np.uint8,), 3)]
+_Ring = Annotated[np.ndarray, Numbers((np.uint8, np.uint16, np.uint32), 2)]
+_Sums = Annotated[np.ndarray, Numbers((np.uint32, np.uint64), 2)]
+_Reals = Annotated[np.ndarray, Numbers((np.float32, np.float64), 2)]
 
 
 class SessionKey(NamedTuple):
     """Client -> server: its identity, a fresh key, and how many points it has; signed."""
 
-    identity: bytes
-    public: bytes
-    num_points: int
-    signature: bytes
+    identity: _Key
+    public: _Key
+    num_points: _Number
+    signature: _Signature
 
 
 class Roster(NamedTuple):
     """Server -> client: all session keys, the server's own last; `first` are the clients' first rows."""
 
-    clients: np.ndarray  # uint32 [C]
-    num_points: np.ndarray  # uint64 [C]
-    first: np.ndarray  # uint64 [C]
-    identities: np.ndarray  # uint8 [C + 1, 32]
-    publics: np.ndarray  # uint8 [C + 1, 32]
-    signatures: np.ndarray  # uint8 [C + 1, 64]
+    clients: _Ids  # uint32 [C]
+    num_points: _Counts  # uint64 [C]
+    first: _Counts  # uint64 [C]
+    identities: _Bytes2  # uint8 [C + 1, 32]
+    publics: _Bytes2  # uint8 [C + 1, 32]
+    signatures: _Bytes2  # uint8 [C + 1, 64]
 
 
 class Seed(NamedTuple):
     """First client -> every other client: what the random hyperplanes follow from."""
 
-    seed: bytes
+    seed: _Key
 
 
 class OwnDistances(NamedTuple):
     """Client -> server: the distances between its own points."""
 
-    distances: np.ndarray  # uint8, uint16 or uint32 [n, n]
+    distances: _Ring  # uint8, uint16 or uint32 [n, n]
 
 
 class BasePoint(NamedTuple):
     """Receiver -> sender: the first message of the base oblivious transfers."""
 
-    point: bytes
+    point: _Point
 
 
 class BaseChoices(NamedTuple):
     """Sender -> receiver: its choices among the base oblivious transfers, hidden."""
 
-    points: np.ndarray  # uint8 [128, 32]
+    points: _Bytes2  # uint8 [128, 32]
 
 
 class OtColumns(NamedTuple):
     """Receiver -> sender: columns of the extension, which hide the receiver's bits."""
 
-    first: int  # number of the first transfer
-    columns: np.ndarray  # uint8 [128, bytes]
+    first: _Number  # number of the first transfer
+    columns: _Bytes2  # uint8 [128, bytes]
 
 
 class Corrections(NamedTuple):
     """Sender -> receiver: for every transfer what the second message adds to the pads."""
 
-    first: int
-    values: np.ndarray  # uint8, uint16 or uint32 [transfers, points]
+    first: _Number
+    values: _Ring  # uint8, uint16 or uint32 [transfers, points]
 
 
 class DistanceShare(NamedTuple):
     """Client -> server: its half of the distances to another client's points."""
 
-    peer: int
-    values: np.ndarray  # uint8, uint16 or uint32 [n, m]
+    peer: _Number
+    values: _Ring  # uint8, uint16 or uint32 [n, m]
 
 
 class EncryptedBits(NamedTuple):
     """Key owner -> other client: the key, and every bit of its points, packed and encrypted."""
 
-    modulus: np.ndarray  # uint8 [bytes], little-endian
-    num_points: int
-    ciphertexts: np.ndarray  # uint8 [L, blocks, 2 * bytes]
+    modulus: _Bytes1  # uint8 [bytes], little-endian
+    num_points: _Number
+    ciphertexts: _Bytes3  # uint8 [L, blocks, 2 * bytes]
 
 
 class EncryptedDistances(NamedTuple):
     """Other client -> key owner: distances of its points, packed, masked and re-randomized."""
 
-    ciphertexts: np.ndarray  # uint8 [points, blocks, 2 * bytes]
+    ciphertexts: _Bytes3  # uint8 [points, blocks, 2 * bytes]
 
 
 class PackedShare(NamedTuple):
     """Client -> server: masked plaintexts of the key owner, or the masks of the other client."""
 
-    peer: int
-    modulus: np.ndarray  # uint8 [bytes]
-    values: np.ndarray  # uint8 [points, blocks, bytes]
+    peer: _Number
+    modulus: _Bytes1  # uint8 [bytes]
+    values: _Bytes3  # uint8 [points, blocks, bytes]
 
 
 class Columns(NamedTuple):
     """Server -> client: the columns of S of its labelled points, and the digests of what every client was sent."""
 
-    columns: np.ndarray  # float32 or float64 [n, labelled]
-    digests: np.ndarray  # uint8 [C, 32]
+    columns: _Reals  # float32 or float64 [n, labelled]
+    digests: _Bytes2  # uint8 [C, 32]
 
 
 class SumStart(NamedTuple):
     """Server -> client: a sum begins."""
 
-    num_classes: int
-    modulus_bits: int  # 32 or 64
+    num_classes: _Number
+    modulus_bits: _Number  # 32 or 64
 
 
 class MaskKey(NamedTuple):
     """Client -> server: a fresh key for the masks of this attempt, its rows, what it was told; signed."""
 
-    public: bytes
-    num_rows: int
-    told: bytes  # digest of what the server told it
-    signature: bytes
+    public: _Key
+    num_rows: _Number
+    told: _Key  # digest of what the server told it
+    signature: _Signature
 
 
 class MaskKeys(NamedTuple):
     """Server -> client: the mask keys of all who take part in this attempt."""
 
-    clients: np.ndarray  # uint32 [C]
-    publics: np.ndarray  # uint8 [C, 32]
-    num_rows: np.ndarray  # uint64 [C]
-    first: np.ndarray  # uint64 [C]
-    told: np.ndarray  # uint8 [C, 32]
-    signatures: np.ndarray  # uint8 [C, 64]
+    clients: _Ids  # uint32 [C]
+    publics: _Bytes2  # uint8 [C, 32]
+    num_rows: _Counts  # uint64 [C]
+    first: _Counts  # uint64 [C]
+    told: _Bytes2  # uint8 [C, 32]
+    signatures: _Bytes2  # uint8 [C, 64]
 
 
 class MaskedRows(NamedTuple):
     """Client -> server: its part of everybody else's rows and check rows, masked."""
 
-    rows: np.ndarray  # uint32 or uint64 [rows, K]
+    rows: _Sums  # uint32 or uint64 [rows, K]
 
 
 class RowTotals(NamedTuple):
     """Server -> client: the masked sums of its rows, and of its check row."""
 
-    rows: np.ndarray  # uint32 or uint64 [rows + 1, K]
+    rows: _Sums  # uint32 or uint64 [rows + 1, K]
 
 
 class KeyShare(NamedTuple):
     """Client -> client with recovery: a Shamir share of the sender's mask key."""
 
-    share: bytes
+    share: _Share
 
 
 class RecoveryRequest(NamedTuple):
     """Server -> client with recovery: who is gone, and whose rows arrived."""
 
-    gone: np.ndarray  # uint32
-    uploaded: np.ndarray  # uint32
+    gone: _Ids  # uint32
+    uploaded: _Ids  # uint32
 
 
 class Recovery(NamedTuple):
     """Client -> server with recovery: its own masks of the others' rows, and its shares of the gone clients' keys."""
 
-    seeds: np.ndarray  # uint8 [uploaded, 32], zeros for its own
-    shares: np.ndarray  # uint8 [gone, 33]
+    seeds: _Bytes2  # uint8 [uploaded, 32], zeros for its own
+    shares: _Bytes2  # uint8 [gone, 33]
 
 
-_Layout = tuple[Blob | Whole | Numbers, ...]
-_BYTES_2D, _COUNTS, _IDS = Numbers((np.uint8,), 2), Numbers((np.uint64,), 1), Numbers((np.uint32,), 1)
-_ALL: tuple[tuple[type, bool, _Layout], ...] = (  # message, whether it is sealed, fields; the kind is the place
-    (SessionKey, False, (Blob(KEY_BYTES), Blob(KEY_BYTES), Whole(), Blob(SIGNATURE_BYTES))),
-    (Roster, False, (_IDS, _COUNTS, _COUNTS, _BYTES_2D, _BYTES_2D, _BYTES_2D)),
-    (Seed, True, (Blob(KEY_BYTES),)),
-    (OwnDistances, True, (Numbers(_RING, 2),)),
-    (BasePoint, True, (Blob(POINT_BYTES),)),
-    (BaseChoices, True, (_BYTES_2D,)),
-    (OtColumns, True, (Whole(), _BYTES_2D)),
-    (Corrections, True, (Whole(), Numbers(_RING, 2))),
-    (DistanceShare, True, (Whole(), Numbers(_RING, 2))),
-    (EncryptedBits, True, (Numbers((np.uint8,), 1), Whole(), Numbers((np.uint8,), 3))),
-    (EncryptedDistances, True, (Numbers((np.uint8,), 3),)),
-    (PackedShare, True, (Whole(), Numbers((np.uint8,), 1), Numbers((np.uint8,), 3))),
-    (Columns, True, (Numbers((np.float32, np.float64), 2), _BYTES_2D)),
-    (SumStart, True, (Whole(), Whole())),
-    (MaskKey, True, (Blob(KEY_BYTES), Whole(), Blob(KEY_BYTES), Blob(SIGNATURE_BYTES))),
-    (MaskKeys, True, (_IDS, _BYTES_2D, _COUNTS, _COUNTS, _BYTES_2D, _BYTES_2D)),
-    (MaskedRows, True, (Numbers(_SUMS, 2),)),
-    (RowTotals, True, (Numbers(_SUMS, 2),)),
-    (KeyShare, True, (Blob(SHARE_BYTES),)),
-    (RecoveryRequest, True, (_IDS, _IDS)),
-    (Recovery, True, (_BYTES_2D, _BYTES_2D)),
-)
-MESSAGES: tuple[type, ...] = tuple(row[0] for row in _ALL)
+_SIGNED = (SessionKey, Roster)  # in clear; the others are sealed
+_TRANSFER = (OwnDistances, BasePoint, BaseChoices, OtColumns, Corrections, DistanceShare)
+_PAILLIER = (EncryptedBits, EncryptedDistances, PackedShare)
+_ROW_SUMS = (Columns, SumStart, MaskKey, MaskKeys, MaskedRows, RowTotals, KeyShare, RecoveryRequest, Recovery)
+# A message's kind on the wire is its place, from 1 on.
+MESSAGES: tuple[type, ...] = (*_SIGNED, Seed, *_TRANSFER, *_PAILLIER, *_ROW_SUMS)
+_LAYOUTS = {
+    message: tuple(hint.__metadata__[0] for hint in get_type_hints(message, include_extras=True).values())
+    for message in MESSAGES
+}
 _KINDS = {message: kind for kind, message in enumerate(MESSAGES, 1)}
 _MOST_EMPTY = 2**20  # along an axis of an array without numbers
 _COUNT = struct.Struct("<Q")
@@ -247,9 +243,14 @@ def kind_of(message: type) -> int:
     return _KINDS[message]
 
 
+def layout_of(message: type) -> tuple[Blob | Whole | Numbers, ...]:
+    """List what the fields of a message hold."""
+    return _LAYOUTS[message]
+
+
 def is_sealed(kind: int) -> bool:
     """Whether messages of this kind travel encrypted; the others are signed."""
-    return _ALL[kind - 1][1]
+    return MESSAGES[kind - 1] not in _SIGNED
 
 
 def pack_header(header: Header, body_bytes: int) -> bytes:
@@ -272,7 +273,7 @@ def unpack_header(data: bytes) -> tuple[Header, memoryview, memoryview]:
         raise MalformedMessage("bytes that are no message of this protocol")
     if version != VERSION:
         raise MalformedMessage(f"a message of version {version}; this is version {VERSION}", sender)
-    if not 1 <= kind <= len(_ALL):
+    if not 1 <= kind <= len(MESSAGES):
         raise MalformedMessage(f"a message of the unknown kind {kind}", sender)
     if length != len(view) - HEADER_BYTES:
         raise MalformedMessage(f"a message claims {length} bytes and has {len(view) - HEADER_BYTES}", sender)
@@ -283,7 +284,7 @@ def unpack_header(data: bytes) -> tuple[Header, memoryview, memoryview]:
 def encode(message: Any) -> bytes:
     """The body of a message."""
     parts: list[Any] = []
-    for field, value in zip(_ALL[_KINDS[type(message)] - 1][2], message, strict=True):
+    for field, value in zip(layout_of(type(message)), message, strict=True):
         if isinstance(field, Blob):
             if len(value) != field.length:
                 raise MalformedMessage(f"a field of {len(value)} bytes; it must have {field.length}")
@@ -305,7 +306,7 @@ def decode(kind: int, body: bytes | memoryview, sender: int) -> Any:
     Raises:
         MalformedMessage: naming the sender.
     """
-    message, _, layout = _ALL[kind - 1]
+    message = MESSAGES[kind - 1]
     view, place = memoryview(body), 0
     values: list[Any] = []
 
@@ -318,7 +319,7 @@ def decode(kind: int, body: bytes | memoryview, sender: int) -> Any:
         place += length
         return view[place - length : place]
 
-    for field in layout:
+    for field in layout_of(message):
         if isinstance(field, Blob):
             values.append(bytes(take(field.length)))
         elif isinstance(field, Whole):
@@ -345,9 +346,8 @@ def wire_bytes(message: type, *shapes: tuple[int, tuple[int, ...]] | int) -> int
         message: its type.
         *shapes: for every array in it (bytes per number, shape).
     """
-    _, sealed, layout = _ALL[_KINDS[message] - 1]
-    total, arrays = HEADER_BYTES + TAG_BYTES * sealed, iter(shapes)
-    for field in layout:
+    total, arrays = HEADER_BYTES + TAG_BYTES * (message not in _SIGNED), iter(shapes)
+    for field in layout_of(message):
         if isinstance(field, Blob):
             total += field.length
         elif isinstance(field, Whole):

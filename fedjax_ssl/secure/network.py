@@ -1,33 +1,167 @@
-"""Delivers messages between parties, counts and times them, and lets parties vanish.
+"""How messages get from one party to another: sealed at one endpoint, delivered and counted, opened at the other.
 
 A party is a state machine without input or output of its own: bytes go in, messages come out. Here they travel in
 memory. A `Transport` over sockets can take this one's place, with one machine to a process.
 """
 
+import struct
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
-from fedjax_ssl.secure.endpoint import Outgoing
-from fedjax_ssl.secure.errors import SERVER, ProtocolError
+from fedjax_ssl.secure import messages, primitives
+from fedjax_ssl.secure.errors import (
+    SERVER,
+    MalformedMessage,
+    NotAuthentic,
+    ProtocolError,
+    StaleMessage,
+    party_name,
+)
+from fedjax_ssl.secure.messages import Header
+
+_NAME = b"fedjax_ssl.secure 1 "
 
 
-class Machine(Protocol):
-    """One party in one protocol."""
+class Outgoing(NamedTuple):
+    """A message on its way."""
+
+    receiver: int
+    data: bytes
+    kind: type
+
+
+class Endpoint:
+    """One party in one session.
+
+    Args:
+        party: its number; `SERVER` is -1.
+        identity: its long-term key.
+        pinned: the public identity keys of all parties, known beforehand.
+        run: 16 bytes that no other run has.
+        round: of the run; one session per round.
+    """
+
+    def __init__(self, party: int, identity: primitives.Identity, pinned: Mapping[int, bytes], run: bytes, round: int):
+        self.party, self.pinned, self.run, self.round = party, pinned, run, round
+        self.key = primitives.ExchangeKey()
+        self.transcript = b""  # digest of the roster; empty before it is known
+        self.last_attempt = 0  # at a sum; none comes twice in a session
+        self._identity = identity
+        self._channels: dict[int, tuple[bytes, bytes]] = {}  # keys to send and to receive with; nonce: the sequence
+        self._sent: dict[int, int] = {}
+        self._next: dict[int, int] = {}
+
+    def __repr__(self) -> str:
+        return f"Endpoint({party_name(self.party)}, round {self.round})"
+
+    @property
+    def identity(self) -> bytes:
+        """Its public identity key."""
+        return self._identity.public
+
+    def context(self, name: bytes, *numbers: int) -> bytes:
+        """What keys and signatures are bound to: protocol, version, purpose, run, round and numbers."""
+        return _NAME + name + b"|" + self.run + struct.pack(f"<{1 + len(numbers)}q", self.round, *numbers)
+
+    def sign(self, name: bytes, *parts: bytes, attempt: int = 0) -> bytes:
+        """A signature of parts under this party's identity, bound to run, round, attempt and sender."""
+        return self._identity.sign(messages.digest(self.context(name, attempt, self.party), *parts))
+
+    def verify(self, sender: int, signature: bytes, name: bytes, *parts: bytes, attempt: int = 0) -> None:
+        """Raises NotAuthentic unless `sender`, by its pinned identity, signed these parts."""
+        if sender not in self.pinned:
+            raise NotAuthentic("no identity key is known", sender)
+        data = messages.digest(self.context(name, attempt, sender), *parts)
+        primitives.verify(self.pinned[sender], signature, data, sender)
+
+    def connect(self, peer: int, public: bytes) -> None:
+        """Opens the channel to a party with this session key; `transcript` has to be known.
+
+        Raises:
+            BadKey: a point of low order.
+        """
+        secret, salt = self.key.agree(public), b"".join(sorted((public, self.key.public)))
+        send, receive = (
+            primitives.hkdf(secret, salt, self.context(b"channel", *ends) + self.transcript)
+            for ends in ((self.party, peer), (peer, self.party))
+        )
+        self._channels[peer] = send, receive
+
+    def pack(self, receiver: int, message: Any, attempt: int = 0) -> Outgoing:
+        """A message on its way: sealed, or in clear where its kind is signed instead."""
+        kind, sequence = messages.kind_of(type(message)), self._sent.get(receiver, 0)
+        self._sent[receiver] = sequence + 1
+        header = Header(kind, self.run, self.round, attempt, self.party, receiver, sequence)
+        body = messages.encode(message)
+        if not messages.is_sealed(kind):
+            return Outgoing(receiver, messages.pack_header(header, len(body)) + body, type(message))
+        if receiver not in self._channels:
+            raise NotAuthentic(f"there is no channel to {party_name(receiver)}")
+        head = messages.pack_header(header, len(body) + primitives.TAG_BYTES)
+        sealed = primitives.seal(self._channels[receiver][0], _nonce(sequence), body, head)
+        return Outgoing(receiver, head + sealed, type(message))
+
+    def unpack(self, data: bytes, attempt: int = 0) -> tuple[int, Any]:
+        """(sender, message).
+
+        Nothing is remembered of a message that is refused.
+
+        Raises:
+            ProtocolError: no message, not for this party or this place, not from whom it says, or not the first time.
+        """
+        header, head, body = messages.unpack_header(data)
+        sender = header.sender
+        if header.receiver != self.party or sender == self.party:
+            raise NotAuthentic(f"a message that is not for {party_name(self.party)}", sender)
+        if (header.run, header.round, header.attempt) != (self.run, self.round, attempt):
+            raise StaleMessage("a message of another run, round or attempt", sender)
+        if header.sequence < self._next.get(sender, 0):
+            raise StaleMessage("a message that was there before", sender)
+        if messages.is_sealed(header.kind):
+            if sender not in self._channels:
+                raise NotAuthentic("there is no channel to the sender", sender)
+            nonce, key = _nonce(header.sequence), self._channels[sender][1]
+            body = memoryview(primitives.unseal(key, nonce, bytes(body), bytes(head), sender))
+            self._next[sender] = header.sequence + 1
+        return sender, messages.decode(header.kind, body, sender)
+
+
+def _nonce(sequence: int) -> bytes:
+    return struct.pack("<QI", sequence, 0)
+
+
+class Machine:
+    """One party in one protocol: this one waits, and refuses every message.
+
+    Args:
+        endpoint: of the party.
+    """
+
+    def __init__(self, endpoint: Endpoint):
+        self.endpoint = endpoint
+
+    def __repr__(self) -> str:  # no key, code or mask in a log
+        return f"{type(self).__name__}({self.endpoint.party})"
 
     def start(self) -> list[Outgoing]:
-        """What it sends of its own accord."""
+        """Say what it sends of its own accord."""
+        return []
 
     def receive(self, data: bytes) -> list[Outgoing]:
-        """What it sends in answer. Raises ProtocolError for a message that it refuses, and is as it was before."""
-
-
-class ServerMachine(Machine, Protocol):
-    """The server, who does not wait for ever."""
+        """Say what it sends in answer. Raises ProtocolError for a message that it refuses, and is as it was before."""
+        sender, _ = self.endpoint.unpack(data)
+        raise not_due(sender)
 
     def expire(self) -> list[Outgoing] | None:
-        """What it sends when nothing more arrives; None: it waits for nothing."""
+        """Say what it sends when nothing more arrives; None: it waits for nothing."""
+        return None
+
+
+def not_due(sender: int) -> MalformedMessage:
+    """Make the error for a message that a party does not wait for."""
+    return MalformedMessage("a message that is not due", sender)
 
 
 class Transport(Protocol):
@@ -105,8 +239,7 @@ class Network:
         while True:
             while self._deliver(phase, machines):
                 pass
-            expire = getattr(server, "expire", None)
-            if expire is None or not self._act(phase, SERVER, expire):
+            if server is None or not self._act(phase, SERVER, server.expire):
                 return
 
     def _deliver(self, phase: str, machines: Mapping[int, Machine]) -> bool:

@@ -1,11 +1,15 @@
-"""The cryptographic primitives, all of them from `cryptography` and libsodium, in the few forms that are used here.
+"""The cryptographic primitives: those of `cryptography` and libsodium in the few forms used here, and Shamir's sharing.
 
 Random bytes come from the operating system only, so that a fork or a resumed run never repeats them.
+
+References:
+    Shamir, How to share a secret, Communications of the ACM 1979.
 """
 
 import functools
 import importlib
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +17,7 @@ import numpy as np
 from fedjax_ssl.secure.errors import BadKey, MissingExtra, NotAuthentic
 
 KEY_BYTES, POINT_BYTES, TAG_BYTES, SIGNATURE_BYTES = 32, 32, 16, 64
+SHARE_BYTES = 33  # of a number modulo `PRIME`
 BLOCK_BYTES = 16  # of AES
 _STREAM_BYTES = 2**18  # of key stream at a time: stays in the processor's cache
 # The fixed key of the hash; any public constant will do.
@@ -239,3 +244,37 @@ class Group:
         """Raises BadKey for bytes that are no element of the group, not canonical, or the identity element."""
         if not self._sodium.crypto_core_ed25519_is_valid_point(point):
             raise BadKey("a group element is not valid", sender)
+
+
+PRIME = 2**256 + 297  # the first prime above 32 bytes
+
+
+def share_out(secret: bytes, holders: list[int], threshold: int) -> dict[int, bytes]:
+    """A share of 32 bytes for every holder; the share of the holder with number i is the polynomial's value at i + 1.
+
+    Raises:
+        ValueError: a threshold above the number of holders, or below 1.
+    """
+    if not 1 <= threshold <= len(set(holders)):
+        raise ValueError(f"threshold is {threshold}; with {len(holders)} holders it must be 1..{len(holders)}")
+    coefficients = [int.from_bytes(secret, "little"), *(secrets.randbelow(PRIME) for _ in range(threshold - 1))]
+    shares = {}
+    for holder in holders:
+        value = 0
+        for coefficient in reversed(coefficients):
+            value = (value * (holder + 1) + coefficient) % PRIME
+        shares[holder] = value.to_bytes(SHARE_BYTES, "little")
+    return shares
+
+
+def put_together(shares: Mapping[int, bytes]) -> bytes:
+    """The secret of 32 bytes from as many shares as the threshold, by holder; anything else from fewer."""
+    total = 0
+    for holder, share in shares.items():
+        above, below = 1, 1
+        for other in shares:
+            if other != holder:
+                above = above * (other + 1) % PRIME
+                below = below * (other - holder) % PRIME
+        total += int.from_bytes(share, "little") * above * pow(below, -1, PRIME)
+    return (total % PRIME).to_bytes(SHARE_BYTES, "little")[:32]

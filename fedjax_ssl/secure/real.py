@@ -1,24 +1,23 @@
-"""Level "real": the parties of XCLP's protocols in one process, each a state machine, with messages between them."""
+"""Level "real", where the parties exchange messages in one process, and the two protocols as functions of arrays."""
 
 import secrets
 from collections.abc import Mapping
-from typing import Any
+from itertools import combinations_with_replacement
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.secure import messages
-from fedjax_ssl.secure.accounting import threshold
-from fedjax_ssl.secure.bits import own_distances, ring, roles
-from fedjax_ssl.secure.columns import ColumnsClient, ColumnsServer, SeedClient
-from fedjax_ssl.secure.endpoint import Endpoint, Outgoing
-from fedjax_ssl.secure.errors import SERVER, MalformedMessage, ProtocolError
+from fedjax_ssl.checks import check_choices
+from fedjax_ssl.secure import LEVELS, messages
+from fedjax_ssl.secure.distances import OwnClient, OwnServer, roles
+from fedjax_ssl.secure.errors import SERVER, ProtocolError
 from fedjax_ssl.secure.hamming_paillier import PackedBits, PaillierEvaluator, PaillierOwner, PaillierServer
 from fedjax_ssl.secure.hamming_transfer import TransferReceiver, TransferSender, TransferServer
-from fedjax_ssl.secure.levels import Protocols
-from fedjax_ssl.secure.network import Machine, Network, Transport
+from fedjax_ssl.secure.levels import AccountedProtocols, Protocols, threshold
+from fedjax_ssl.secure.network import Endpoint, Machine, Network, Traffic, Transport
 from fedjax_ssl.secure.primitives import Identity, load
 from fedjax_ssl.secure.row_sums import NOTHING_TOLD, RowSumClient, RowSumServer
-from fedjax_ssl.secure.session import SessionClient, SessionServer
+from fedjax_ssl.secure.session import ColumnsClient, ColumnsServer, SeedClient, SessionClient, SessionServer
 
 # In which message a client vanishes; "hamming" is between two pairs.
 _LAST: dict[str, type] = {"keys": messages.SessionKey, "mask": messages.MaskKey, "sums": messages.MaskedRows}
@@ -89,8 +88,8 @@ class RealProtocols(Protocols):
         server: Any
         machines: dict[int, Machine]
         if a == b:
-            server = _OwnServer(self._endpoints[SERVER], a, len(codes_a), self.num_bits)
-            machines = {a: _OwnClient(self._endpoints[a], codes_a, self.num_bits)}
+            server = OwnServer(self._endpoints[SERVER], a, len(codes_a), self.num_bits)
+            machines = {a: OwnClient(self._endpoints[a], codes_a, self.num_bits)}
             self.network.run("hamming", {**machines, SERVER: server})
             return server.distances
         codes, (chosen, offered) = {a: codes_a, b: codes_b}, roles(a, b, self.counts)
@@ -154,42 +153,103 @@ class RealProtocols(Protocols):
         return total
 
 
-class _OwnClient:
-    """A client that works out the distances between its own points."""
+class Secured(NamedTuple):
+    """What a protocol gave, and what it cost."""
 
-    def __init__(self, endpoint: Endpoint, codes: np.ndarray, num_bits: int):
-        self.endpoint, self._codes, self._num_bits = endpoint, codes, num_bits
-
-    def start(self) -> list[Outgoing]:
-        """Its distances."""
-        found = own_distances(self._codes, self._num_bits)
-        return [self.endpoint.pack(SERVER, messages.OwnDistances(found))]
-
-    def receive(self, data: bytes) -> list[Outgoing]:
-        """It expects nothing."""
-        raise MalformedMessage("a message that is not due", self.endpoint.unpack(data)[0])
+    result: Any
+    traffic: Traffic
+    seconds: dict[tuple[str, int], float]  # by (phase, party), at level "real"
 
 
-class _OwnServer:
-    """The server takes them."""
+def protocols(level: str, num_bits: int, **settings: object) -> Protocols:
+    """The protocols at a level.
 
-    def __init__(self, endpoint: Endpoint, client: int, num_points: int, num_bits: int):
-        self.endpoint, self._client, self._num_points, self._num_bits = endpoint, client, num_points, num_bits
-        self.distances: np.ndarray | None = None
+    Args:
+        level: "ideal", "accounted" or "real".
+        num_bits: L.
+        **settings: of `Protocols`.
 
-    def start(self) -> list[Outgoing]:
-        """It waits."""
-        return []
+    Raises:
+        ValueError: for a setting outside these.
+        MissingExtra: level "real" without the packages that it needs.
+    """
+    check_choices(LEVELS, protocol=level)
+    classes = {"ideal": Protocols, "accounted": AccountedProtocols, "real": RealProtocols}
+    return classes[level](num_bits, **settings)  # type: ignore[arg-type]
 
-    def receive(self, data: bytes) -> list[Outgoing]:
-        """The distances between a client's own points."""
-        sender, message = self.endpoint.unpack(data)
-        if sender != self._client or not isinstance(message, messages.OwnDistances) or self.distances is not None:
-            raise MalformedMessage("a message that is not due", sender)
-        found, dtype = message.distances, ring(self._num_bits)
-        if found.shape != (self._num_points, self._num_points) or found.dtype != dtype:
-            raise MalformedMessage(f"{found.dtype} distances of shape {found.shape}", sender)
-        if found.size and int(found.max()) > self._num_bits:
-            raise MalformedMessage(f"a distance above {self._num_bits} bits", sender)
-        self.distances = found.astype(np.int32)
-        return []
+
+def secure_hamming(
+    codes: Mapping[int, np.ndarray], num_bits: int, *, level: str = "real", hamming: str = "transfer", **settings: Any
+) -> Secured:
+    """Hamming distances between all points of all clients; the server learns them, the clients learn nothing.
+
+    Args:
+        codes: client -> uint32 [n, ceil(num_bits / 32)], as `fedjax_ssl.graph.lsh_codes` makes them.
+        num_bits: L.
+        level: "real", "accounted" or "ideal".
+        hamming: "transfer" or "paillier".
+        **settings: see `fedjax_ssl.secure.Protocols`.
+
+    Returns:
+        Secured; result: {(a, b): int32 [n_a, n_b]} for all a <= b, num_bits + 1 where a client dropped out.
+
+    Raises:
+        ValueError: codes of another type or width, a setting that does not exist.
+        MissingExtra: level "real" without the extra `secure`.
+    """
+    words = -(-num_bits // 32)
+    for client, some in codes.items():
+        if some.ndim != 2 or some.dtype != np.uint32 or some.shape[1] != words:
+            raise ValueError(f"codes of client {client} are {some.dtype} {some.shape}; allowed: uint32 [n, {words}]")
+    chosen = protocols(level, num_bits, hamming=hamming, **settings)
+    chosen.begin({client: len(some) for client, some in codes.items()})
+    with_points = [client for client in sorted(codes) if len(codes[client])]
+    pairs = combinations_with_replacement(with_points, 2)
+    result = {(a, b): chosen.distances(a, b, codes[a], codes[b]) for a, b in pairs}
+    return Secured(result, chosen.traffic, dict(chosen.seconds))
+
+
+def secure_row_sums(
+    shares: Mapping[int, np.ndarray],
+    clients: np.ndarray,
+    *,
+    level: str = "real",
+    largest_sum: int | None = None,
+    **settings: Any,
+) -> Secured:
+    """The sum of all clients' matrices; a client learns its own rows of it, the server learns nothing.
+
+    Args:
+        shares: client -> uint32 or uint64 [n, K], all alike.
+        clients: [n], whose row a row is.
+        level: "real", "accounted" or "ideal".
+        largest_sum: that the sum can reach, as public numbers say; None: it may wrap around.
+        **settings: see `fedjax_ssl.secure.Protocols`.
+
+    Returns:
+        Secured; result: [n, K] modulo 2^32 or 2^64, 0 in rows of clients that dropped out.
+
+    Raises:
+        ValueError: matrices that differ in shape or type, rows of nobody, a sum that does not fit.
+        MissingExtra: level "real" without the extra `secure`.
+    """
+    kinds = {(some.dtype, some.shape) for some in shares.values()}
+    if len(kinds) != 1 or next(iter(kinds))[0] not in (np.uint32, np.uint64) or len(next(iter(kinds))[1]) != 2:
+        raise ValueError(f"shares are {sorted(map(str, kinds))}; they must be uint32 or uint64 [n, K], all alike")
+    ((dtype, shape),) = kinds
+    clients = np.asarray(clients)
+    if clients.shape != shape[:1] or not set(clients.tolist()) <= set(shares):
+        raise ValueError(f"clients has shape {clients.shape} for {shape[0]} rows, or names somebody without a matrix")
+    if largest_sum is not None:
+        modulus, largest = (
+            2 ** (8 * dtype.itemsize),
+            max((int(some.max()) for some in shares.values() if some.size), default=0),
+        )
+        if largest_sum >= modulus or largest > largest_sum:
+            raise ValueError(
+                f"the sum can reach {max(largest_sum, largest)}; allowed: below {min(modulus, largest_sum + 1)}"
+            )
+    chosen = protocols(level, 1, **settings)
+    chosen.begin({client: 0 for client in shares})
+    result = chosen.row_sums(dict(shares), clients)
+    return Secured(result, chosen.traffic, dict(chosen.seconds))

@@ -18,15 +18,13 @@ References:
 """
 
 import secrets
+from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.secure import messages, shamir
-from fedjax_ssl.secure.endpoint import Endpoint, Outgoing
+from fedjax_ssl.secure import messages
 from fedjax_ssl.secure.errors import SERVER, BadKey, InconsistentView, MalformedMessage, StaleMessage, TooFewClients
-from fedjax_ssl.secure.masks import PairMasks, Rows, add_own_masks, own_seed
 from fedjax_ssl.secure.messages import (
-    SHARE_BYTES,
     KeyShare,
     MaskedRows,
     MaskKey,
@@ -36,8 +34,71 @@ from fedjax_ssl.secure.messages import (
     RowTotals,
     SumStart,
 )
-from fedjax_ssl.secure.primitives import KEY_BYTES, SIGNATURE_BYTES, ExchangeKey
+from fedjax_ssl.secure.network import Endpoint, Machine, Outgoing, not_due
+from fedjax_ssl.secure.primitives import (
+    KEY_BYTES,
+    SHARE_BYTES,
+    SIGNATURE_BYTES,
+    ExchangeKey,
+    add_key_stream,
+    hkdf,
+    put_together,
+    share_out,
+)
 from fedjax_ssl.secure.session import check_partition, check_table, first_rows, table
+
+
+class Rows(NamedTuple):
+    """The rows of one attempt: those of every live client, one after another, then a check row for each."""
+
+    clients: tuple[int, ...]  # in increasing order
+    counts: tuple[int, ...]
+
+    @property
+    def owner(self) -> np.ndarray:
+        """int64 [rows], the client that a row belongs to."""
+        return np.concatenate([np.repeat(self.clients, self.counts), self.clients]).astype(np.int64)
+
+    def own_count(self, client: int) -> int:
+        """Rows of a client, its check row included."""
+        return self.counts[self.clients.index(client)] + 1
+
+
+class PairMasks:
+    """The masks that a client shares with each other one; of two, the lower number adds and the other one subtracts.
+
+    The sum of all clients' masks is 0. Keys are bound to protocol, run, round, attempt, modulus and to all that
+    everybody was told, so that they differ where any of it does.
+    """
+
+    def __init__(self, endpoint: Endpoint, attempt: int, bits: int, keys: MaskKeys):
+        self._context = endpoint.context(b"mask", attempt, bits)
+        self._transcript = messages.digest(endpoint.transcript, messages.encode(keys))
+
+    def key(self, one: ExchangeKey, public: bytes) -> bytes:
+        """The key of a pair's stream."""
+        salt = b"".join(sorted((one.public, public)))
+        return hkdf(one.agree(public), salt, self._context + self._transcript)
+
+    def add(self, total: np.ndarray, one: int, key: ExchangeKey, other: int, public: bytes) -> None:
+        """Adds to a matrix what client `one` shares with client `other`."""
+        add_key_stream(total, self.key(key, public), 1 if one < other else -1)
+
+
+def own_seed(secret: bytes, owner: int) -> bytes:
+    """The seed of a client's own mask of the rows of `owner`, where there is recovery."""
+    return hkdf(secret, b"", b"fedjax_ssl.secure 1 own mask|" + owner.to_bytes(8, "little"))
+
+
+def add_own_masks(total: np.ndarray, rows: Rows, seeds: dict[int, bytes], sign: int) -> None:
+    """Adds own masks to the rows, check rows included, of every client that there is a seed for."""
+    owner = rows.owner
+    for client, seed in seeds.items():
+        mine = owner == client
+        block = np.zeros((int(mine.sum()), total.shape[1]), total.dtype)
+        add_key_stream(block, seed, sign)
+        total[mine] += block
+
 
 MIN_CLIENTS = 3
 _PURPOSE = b"mask key"
@@ -48,7 +109,7 @@ def _signed_parts(key: MaskKey, num_classes: int, bits: int) -> tuple[bytes, ...
     return key.public, *(n.to_bytes(8, "little") for n in (key.num_rows, num_classes, bits)), key.told
 
 
-class RowSumClient:
+class RowSumClient(Machine):
     """A client.
 
     Args:
@@ -67,19 +128,13 @@ class RowSumClient:
         min_clients: int = MIN_CLIENTS,
         threshold: int | None = None,
     ):
-        self.endpoint, self._shares, self._told = endpoint, shares, told
+        super().__init__(endpoint)
+        self._shares, self._told = shares, told
         self._min_clients, self._threshold = min_clients, threshold
         own = shares[endpoint.party]
         self._dtype, self._num_classes = own.dtype, own.shape[1]
         self.result: np.ndarray | None = None  # its rows of the sum
         self._forget()
-
-    def __repr__(self) -> str:
-        return f"RowSumClient({self.endpoint.party})"
-
-    def start(self) -> list[Outgoing]:
-        """It waits for the server."""
-        return []
 
     def receive(self, data: bytes) -> list[Outgoing]:
         """Start, keys, shares, a request for recovery, totals."""
@@ -101,7 +156,7 @@ class RowSumClient:
             return self._recover(message)
         if sender == SERVER and isinstance(message, RowTotals) and self._sent:
             return self._read(message)
-        raise MalformedMessage("a message that is not due", sender)
+        raise not_due(sender)
 
     def _forget(self) -> None:
         """No key or mask of one attempt is known in the next."""
@@ -134,7 +189,7 @@ class RowSumClient:
             return self._upload()
         assert self._key is not None
         others = [client for client in self._rows.clients if client != self.endpoint.party]
-        shares = shamir.share_out(self._key.private_bytes(), list(self._rows.clients), self._threshold)
+        shares = share_out(self._key.private_bytes(), list(self._rows.clients), self._threshold)
         self._received[self.endpoint.party] = shares[self.endpoint.party]
         outgoing = [self.endpoint.pack(other, KeyShare(shares[other]), self.endpoint.last_attempt) for other in others]
         return outgoing + self._upload()
@@ -217,7 +272,7 @@ class RowSumClient:
         return []
 
 
-class RowSumServer:
+class RowSumServer(Machine):
     """The server.
 
     Args:
@@ -238,7 +293,8 @@ class RowSumServer:
         min_clients: int = MIN_CLIENTS,
         threshold: int | None = None,
     ):
-        self.endpoint, self.live, self._dtype, self._num_classes = endpoint, list(invited), np.dtype(dtype), num_classes
+        super().__init__(endpoint)
+        self.live, self._dtype, self._num_classes = list(invited), np.dtype(dtype), num_classes
         self._min_clients, self._threshold = min_clients, threshold
         self.attempts = 0  # that it took
         self._phase = "keys"
@@ -277,7 +333,7 @@ class RowSumServer:
                 raise MalformedMessage(f"a recovery of another shape than {shapes}", sender)
             self._recoveries[sender] = message
             return self._unmask() if len(self._recoveries) == len(self._uploads) else []
-        raise MalformedMessage("a message that is not due", sender)
+        raise not_due(sender)
 
     def expire(self) -> list[Outgoing] | None:
         """Goes on without those who did not answer."""
@@ -339,7 +395,7 @@ class RowSumServer:
         for place, client in enumerate(self._gone()):
             some = list(self._recoveries)[: self._threshold]
             shares = {holder: self._recoveries[holder].shares[place].tobytes() for holder in some}
-            key = ExchangeKey(shamir.put_together(shares))
+            key = ExchangeKey(put_together(shares))
             if key.public != self._keys[client].public:
                 raise InconsistentView(f"the shares of the mask key of client {client} do not fit together")
             for other in uploaded:

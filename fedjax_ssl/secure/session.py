@@ -1,13 +1,19 @@
-"""The beginning of a session: everybody's fresh keys and numbers of points, signed, and one view of them for all."""
+"""Messages by which all parties come to know the same things.
+
+The beginning of a session: everybody's fresh keys and numbers of points, signed, and one view of them for all. The seed
+of the hyperplanes, from the first client to the others. Every client's columns of the influence matrix, bound to what
+the server sends to the others: the digests of all columns go to everybody, and who was sent other digests than the rest
+has other mask keys too.
+"""
 
 import itertools
 
 import numpy as np
 
 from fedjax_ssl.secure import messages
-from fedjax_ssl.secure.endpoint import Endpoint, Outgoing
 from fedjax_ssl.secure.errors import SERVER, BadKey, InconsistentView, MalformedMessage, NotAuthentic
-from fedjax_ssl.secure.messages import Roster, SessionKey
+from fedjax_ssl.secure.messages import Columns, Roster, SessionKey
+from fedjax_ssl.secure.network import Endpoint, Machine, Outgoing, not_due
 from fedjax_ssl.secure.primitives import KEY_BYTES, SIGNATURE_BYTES
 
 _PURPOSE = b"session key"
@@ -56,11 +62,12 @@ def _number(value: int) -> bytes:
     return value.to_bytes(8, "little")
 
 
-class SessionClient:
+class SessionClient(Machine):
     """A client: sends its key, checks everybody's, and opens channels to all."""
 
     def __init__(self, endpoint: Endpoint, num_points: int):
-        self.endpoint, self.num_points = endpoint, num_points
+        super().__init__(endpoint)
+        self.num_points = num_points
         self.counts: dict[int, int] = {}  # client -> points, once the roster is there
 
     def start(self) -> list[Outgoing]:
@@ -71,7 +78,7 @@ class SessionClient:
         """Checks the roster."""
         sender, message = self.endpoint.unpack(data)
         if sender != SERVER or not isinstance(message, Roster) or self.counts:
-            raise MalformedMessage("a message that is not due", sender)
+            raise not_due(sender)
         keys = self._keys(message)
         self.endpoint.transcript = messages.digest(b"roster", messages.encode(message))
         for party, key in keys.items():
@@ -108,23 +115,20 @@ class SessionClient:
         return keys
 
 
-class SessionServer:
+class SessionServer(Machine):
     """The server: collects the keys and sends everybody all of them."""
 
     def __init__(self, endpoint: Endpoint, invited: list[int]):
-        self.endpoint, self._invited = endpoint, set(invited)
+        super().__init__(endpoint)
+        self._invited = set(invited)
         self._keys: dict[int, SessionKey] = {}
         self.counts: dict[int, int] = {}
-
-    def start(self) -> list[Outgoing]:
-        """It waits for the clients."""
-        return []
 
     def receive(self, data: bytes) -> list[Outgoing]:
         """Checks a client's key; the last one closes the list."""
         sender, key = self.endpoint.unpack(data)
         if not isinstance(key, SessionKey) or sender not in self._invited or sender in self._keys or self.counts:
-            raise MalformedMessage("a message that is not due", sender)
+            raise not_due(sender)
         _check(self.endpoint, sender, key)
         if key.public in {other.public for other in self._keys.values()} | {self.endpoint.key.public}:
             raise BadKey("a key is there twice", sender)
@@ -156,3 +160,65 @@ class SessionServer:
         for client, key in zip(clients, keys, strict=True):
             self.endpoint.connect(client, key.public)
         return outgoing
+
+
+def columns_digest(columns: np.ndarray) -> bytes:
+    """SHA-256 of columns, their type and shape."""
+    return messages.digest(str(columns.dtype).encode(), str(columns.shape).encode(), columns.tobytes())
+
+
+class ColumnsClient(Machine):
+    """A client. Args: its endpoint, and the clients that take part, in order."""
+
+    def __init__(self, endpoint: Endpoint, clients: list[int]):
+        super().__init__(endpoint)
+        self._clients = clients
+        self.columns: np.ndarray | None = None
+        self.told = b""
+
+    def receive(self, data: bytes) -> list[Outgoing]:
+        """Its columns."""
+        sender, message = self.endpoint.unpack(data)
+        if sender != SERVER or not isinstance(message, Columns) or self.columns is not None:
+            raise not_due(sender)
+        digests = check_table(message.digests, len(self._clients), KEY_BYTES, SERVER)
+        if digests[self._clients.index(self.endpoint.party)] != columns_digest(message.columns):
+            raise InconsistentView("columns that do not fit the digest that all clients were sent", SERVER)
+        self.columns, self.told = message.columns, messages.digest(*digests)
+        return []
+
+
+class ColumnsServer(Machine):
+    """The server. Args: its endpoint, and the columns float32 or float64 [n, labelled] of every client."""
+
+    def __init__(self, endpoint: Endpoint, columns: dict[int, np.ndarray]):
+        super().__init__(endpoint)
+        self._columns = columns
+
+    def start(self) -> list[Outgoing]:
+        """Sends everybody its columns."""
+        digests = table([columns_digest(self._columns[client]) for client in sorted(self._columns)], KEY_BYTES)
+        return [self.endpoint.pack(client, Columns(some, digests)) for client, some in sorted(self._columns.items())]
+
+
+class SeedClient(Machine):
+    """A client; the first of all sends the seed of the hyperplanes to the others, which the server must not know."""
+
+    def __init__(self, endpoint: Endpoint, clients: list[int], seed: bytes | None = None):
+        super().__init__(endpoint)
+        self._clients, self.seed = clients, seed
+
+    def start(self) -> list[Outgoing]:
+        """The first client sends the seed."""
+        if self.seed is None:
+            return []
+        others = [client for client in self._clients if client != self.endpoint.party]
+        return [self.endpoint.pack(client, messages.Seed(self.seed)) for client in others]
+
+    def receive(self, data: bytes) -> list[Outgoing]:
+        """The others take it."""
+        sender, message = self.endpoint.unpack(data)
+        if sender != self._clients[0] or not isinstance(message, messages.Seed) or self.seed is not None:
+            raise not_due(sender)
+        self.seed = message.seed
+        return []

@@ -7,8 +7,7 @@ pytest.importorskip("cryptography")
 pytest.importorskip("nacl")
 
 from fedjax_ssl.secure import SERVER, primitives
-from fedjax_ssl.secure.endpoint import Endpoint
-from fedjax_ssl.secure.network import InMemory, Network
+from fedjax_ssl.secure.network import Endpoint, InMemory, Network
 from fedjax_ssl.secure.primitives import Identity
 from fedjax_ssl.secure.session import SessionClient, SessionServer
 

@@ -8,11 +8,18 @@ import pytest
 from scipy import stats
 
 from fedjax_ssl.secure import SERVER, InconsistentView, MalformedMessage, messages, secure_hamming
-from fedjax_ssl.secure.hamming_paillier import PackedBits, PaillierEvaluator, packing
-from fedjax_ssl.secure.hamming_transfer import TransferReceiver, TransferSender, TransferServer, chunks
+from fedjax_ssl.secure.hamming_paillier import PackedBits, PaillierEvaluator, PublicKey, SecretKey, packing
+from fedjax_ssl.secure.hamming_transfer import (
+    BaseReceiver,
+    BaseSender,
+    ExtensionReceiver,
+    ExtensionSender,
+    TransferReceiver,
+    TransferSender,
+    TransferServer,
+    chunks,
+)
 from fedjax_ssl.secure.network import Network
-from fedjax_ssl.secure.oblivious import BaseReceiver, BaseSender, ExtensionReceiver, ExtensionSender
-from fedjax_ssl.secure.paillier import PublicKey, SecretKey
 from tests.secure import lattice, printed
 from tests.secure.parties import Recorder, codes_of, connected, random_codes
 
@@ -378,7 +385,7 @@ def test_what_is_no_ciphertext_is_refused(bad):
 
 def test_python_integers_will_do(monkeypatch):
     """Without gmpy2 the same numbers come out, later."""
-    from fedjax_ssl.secure import paillier
+    from fedjax_ssl.secure import hamming_paillier as paillier
 
     monkeypatch.setattr(paillier, "gmpy2", None)
     codes = random_codes(np.random.default_rng(5), (2, 3), 20)

@@ -136,7 +136,7 @@ def test_no_secret_is_printed(capsys, caplog):
     seed = bytes(range(64, 96))
     real = run("real", seed=seed)[1]
     text = " ".join([repr(real), str(vars(real)), capsys.readouterr().out, capsys.readouterr().err, caplog.text])
-    keys = [channel.send_key for end in real._endpoints.values() for channel in end._channels.values()]
+    keys = [channel[0] for end in real._endpoints.values() for channel in end._channels.values()]
     for secret in keys:
         assert secret.hex() not in text and repr(secret)[2:-1] not in text
 

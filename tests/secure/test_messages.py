@@ -15,7 +15,7 @@ MANY = settings(max_examples=100, deadline=None, database=None)
 
 
 def fields_of(message):
-    return messages._ALL[kind_of(message) - 1][2]
+    return messages.layout_of(message)
 
 
 def instances(message):

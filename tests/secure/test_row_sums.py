@@ -19,11 +19,10 @@ from fedjax_ssl.secure import (
     messages,
     secure_row_sums,
 )
-from fedjax_ssl.secure.masks import PairMasks
 from fedjax_ssl.secure.messages import MaskedRows, MaskKeys, RecoveryRequest, RowTotals, SumStart
 from fedjax_ssl.secure.network import Network
 from fedjax_ssl.secure.primitives import ExchangeKey, add_key_stream, hkdf
-from fedjax_ssl.secure.row_sums import RowSumClient, RowSumServer
+from fedjax_ssl.secure.row_sums import PairMasks, RowSumClient, RowSumServer
 from tests.secure import printed
 from tests.secure.parties import Recorder, connected
 
@@ -144,7 +143,7 @@ def uploads(some):
         if receiver == SERVER and messages.MESSAGES[header.kind - 1] is MaskedRows:
             from fedjax_ssl.secure import primitives
 
-            key = some.ends[SERVER]._channels[sender].receive_key
+            key = some.ends[SERVER]._channels[sender][1]
             plain_body = primitives.unseal(key, header.sequence.to_bytes(12, "little"), body, head, sender)
             found[header.attempt, sender] = messages.decode(header.kind, plain_body, sender).rows
     return found

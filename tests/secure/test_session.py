@@ -18,9 +18,8 @@ from fedjax_ssl.secure import (
     primitives,
     protocols,
 )
-from fedjax_ssl.secure.endpoint import Endpoint
 from fedjax_ssl.secure.messages import HEADER_BYTES, DistanceShare, OwnDistances, Seed
-from fedjax_ssl.secure.network import Network
+from fedjax_ssl.secure.network import Endpoint, Network
 from fedjax_ssl.secure.session import SessionClient, SessionServer
 from tests.secure.parties import IDENTITIES, PINNED, RUN, Recorder, connected, endpoints, random_codes, record_keys
 
@@ -251,7 +250,7 @@ def test_text_shows_no_secret():
     objects = [ends[0], ends[0].key, IDENTITIES[0], primitives.BitStream(secret[:16])]
     objects += [SessionClient(ends[0], 2), Network()]
     text = " ".join([*map(repr, objects), *map(str, objects)])
-    for key in [secret, *(channel.send_key for channel in ends[0]._channels.values())]:
+    for key in [secret, *(channel[0] for channel in ends[0]._channels.values())]:
         assert key.hex() not in text and repr(key)[2:-1] not in text
     try:
         ends[5].unpack(forge(ends[0].pack(5, SEED).data, sequence=7))

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.graph.fixed_point import from_fixed_point, to_fixed_point
-from fedjax_ssl.secure import primitives, shamir
+from fedjax_ssl.secure import primitives
 from fedjax_ssl.secure.errors import BadKey, MissingExtra, NotAuthentic
-from fedjax_ssl.secure.oblivious import transpose_bits
-from fedjax_ssl.secure.paillier import SecretKey
+from fedjax_ssl.secure.hamming_paillier import SecretKey
+from fedjax_ssl.secure.hamming_transfer import transpose_bits
 from tests.secure import parties, printed  # noqa: F401  skips without the packages
 
 ALICE = bytes.fromhex("77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a")
@@ -203,13 +203,13 @@ def test_printed_row_sums():
 
 def test_shares_of_a_secret():
     secret, holders = bytes(range(224, 256)), [0, 3, 4, 7]
-    shares = shamir.share_out(secret, holders, 3)
+    shares = primitives.share_out(secret, holders, 3)
     for missing in holders:
-        assert shamir.put_together({some: shares[some] for some in holders if some != missing}) == secret
-    assert shamir.put_together({some: shares[some] for some in holders[:2]}) != secret
-    assert shamir.share_out(secret, holders, 3) != shares
+        assert primitives.put_together({some: shares[some] for some in holders if some != missing}) == secret
+    assert primitives.put_together({some: shares[some] for some in holders[:2]}) != secret
+    assert primitives.share_out(secret, holders, 3) != shares
     with pytest.raises(ValueError, match=r"must be 1\.\.4"):
-        shamir.share_out(secret, holders, 5)
+        primitives.share_out(secret, holders, 5)
 
 
 def test_a_missing_package_is_named_with_its_extra():

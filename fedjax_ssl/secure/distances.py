@@ -1,0 +1,70 @@
+"""Codes as bits, distances as numbers modulo a power of two, who plays which part for a pair, and one client's own."""
+
+import numpy as np
+
+from fedjax_ssl.secure.errors import SERVER, InconsistentView, MalformedMessage
+from fedjax_ssl.secure.messages import OwnDistances
+from fedjax_ssl.secure.network import Endpoint, Machine, Outgoing, not_due
+
+
+def bits_of(codes: np.ndarray, num_bits: int) -> np.ndarray:
+    """Codes uint32 [n, words] -> uint8 [n, num_bits] of 0 and 1."""
+    data = np.ascontiguousarray(codes, "<u4").view(np.uint8)
+    return np.unpackbits(data, axis=1, bitorder="little")[:, :num_bits]
+
+
+def ring(num_bits: int) -> type:
+    """The smallest of uint8, uint16 and uint32 in which distances 0..num_bits are different numbers."""
+    return next(dtype for dtype in (np.uint8, np.uint16, np.uint32) if num_bits <= np.iinfo(dtype).max)
+
+
+def roles(a: int, b: int, counts: dict[int, int]) -> tuple[int, int]:
+    """(the one with fewer points, the other one) of a pair: the first receives in oblivious transfers."""
+    one, other = sorted((a, b))
+    return (other, one) if counts[other] < counts[one] else (one, other)
+
+
+def own_distances(codes: np.ndarray, num_bits: int) -> np.ndarray:
+    """Distances between the points of one client, [n, n] in `ring`: by a product, exact below 2^24 bits."""
+    signs = 1 - 2 * bits_of(codes, num_bits).astype(np.float32)
+    return ((num_bits - signs @ signs.T) / 2).astype(ring(num_bits))
+
+
+def check_distances(distances: np.ndarray, num_bits: int, a: int, b: int) -> None:
+    """Raises InconsistentView for a number that is no distance: one of the two did not follow the protocol."""
+    if distances.size and int(distances.max()) > num_bits:
+        raise InconsistentView(f"clients {a} and {b} gave a distance above {num_bits} bits")
+
+
+class OwnClient(Machine):
+    """A client that works out the distances between its own points."""
+
+    def __init__(self, endpoint: Endpoint, codes: np.ndarray, num_bits: int):
+        super().__init__(endpoint)
+        self._codes, self._num_bits = codes, num_bits
+
+    def start(self) -> list[Outgoing]:
+        """Send its distances."""
+        return [self.endpoint.pack(SERVER, OwnDistances(own_distances(self._codes, self._num_bits)))]
+
+
+class OwnServer(Machine):
+    """The server takes the distances between a client's own points."""
+
+    def __init__(self, endpoint: Endpoint, client: int, num_points: int, num_bits: int):
+        super().__init__(endpoint)
+        self._client, self._num_points, self._num_bits = client, num_points, num_bits
+        self.distances: np.ndarray | None = None
+
+    def receive(self, data: bytes) -> list[Outgoing]:
+        """Check and keep them."""
+        sender, message = self.endpoint.unpack(data)
+        if sender != self._client or not isinstance(message, OwnDistances) or self.distances is not None:
+            raise not_due(sender)
+        found, dtype = message.distances, ring(self._num_bits)
+        if found.shape != (self._num_points, self._num_points) or found.dtype != dtype:
+            raise MalformedMessage(f"{found.dtype} distances of shape {found.shape}", sender)
+        if found.size and int(found.max()) > self._num_bits:
+            raise MalformedMessage(f"a distance above {self._num_bits} bits", sender)
+        self.distances = found.astype(np.int32)
+        return []
