@@ -51,6 +51,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from fedjax_ssl import objectives
 from fedjax_ssl.checks import check_whole_numbers, checked, is_zero
 from fedjax_ssl.federated import Method, ServerTraining, Setup, Stage, Step, Term, federated_method
 from fedjax_ssl.federated.method import AtServer, PyTree, RoundResult, ServerState, View, never
@@ -71,22 +72,6 @@ from fedjax_ssl.methods.parts.consistency import (
     teacher_network,
 )
 from fedjax_ssl.methods.parts.settings import BetaParameter, Count, CountOrZero, Decay, Positive, Share, Weight
-from fedjax_ssl.objectives import (
-    annealed_cross_entropy,
-    batch_cross_entropy,
-    consistency,
-    consistency_ramp,
-    fixmatch_loss,
-    linear_ramp,
-    mean_entropy,
-    mixup,
-    mixup_share,
-    sharpen,
-    soft_cross_entropy,
-    teacher_decay,
-    training_signal_ceiling,
-    uda_loss,
-)
 
 TERM, AVERAGE = "consistency", "moving_average"  # the terms on unlabelled examples and of the moving average
 Network = Callable[[ServerState], tuple[PyTree, PyTree]]  # state -> parameters and running statistics that predict
@@ -154,13 +139,13 @@ def fixmatch(setup: Setup, settings: FixMatch) -> Method:
     def loss(step: Step) -> tuple[Array, Guess]:
         seen, learns = step.outputs[weak.name].logits, step.outputs[strong.name].logits
         mask = step.streams[UNLABELLED].mask
-        value = fixmatch_loss(seen, learns, mask, settings.threshold, settings.mask_mean)
+        value = objectives.fixmatch_loss(seen, learns, mask, settings.threshold, settings.mask_mean)
         confident = jnp.max(jax.nn.softmax(seen), axis=1) >= settings.threshold
         return value, Guess(jnp.argmax(seen, axis=1), confident)
 
     def as_stored(step: Step) -> Array:
         batch = step.streams[LABELLED]
-        return batch_cross_entropy(step.outputs[stored.name].logits, batch.observed, batch.mask)
+        return objectives.batch_cross_entropy(step.outputs[stored.name].logits, batch.observed, batch.mask)
 
     supervised = None if settings.augment_labelled else Term("supervised", (stored,), as_stored)
     return _method(setup, settings, guessing_term(TERM, (weak, strong), setup.num_classes, loss), supervised)
@@ -207,15 +192,19 @@ def uda(setup: Setup, settings: UDA) -> Method:
 
     def loss(step: Step) -> tuple[Array, Guess]:
         seen, learns = step.outputs[weak.name].logits, step.outputs[strong.name].logits
-        value = uda_loss(seen, learns, step.streams[UNLABELLED].mask, settings.threshold, settings.temperature)
+        value = objectives.uda_loss(
+            seen, learns, step.streams[UNLABELLED].mask, settings.threshold, settings.temperature
+        )
         confident = jnp.max(jax.nn.softmax(seen), axis=1) > settings.threshold
         return value, Guess(jnp.argmax(seen, axis=1), confident)
 
     def annealed(step: Step) -> Array:
         batch = step.streams[LABELLED]
         progress = jnp.minimum(step.now.number.astype(jnp.result_type(float)) / (rounds or 1), 1.0)
-        ceiling = training_signal_ceiling(progress, setup.num_classes, settings.tsa)
-        return annealed_cross_entropy(step.outputs[labelled.name].logits, batch.observed, batch.mask, ceiling)
+        ceiling = objectives.training_signal_ceiling(progress, setup.num_classes, settings.tsa)
+        return objectives.annealed_cross_entropy(
+            step.outputs[labelled.name].logits, batch.observed, batch.mask, ceiling
+        )
 
     supervised = None if settings.tsa == "none" else Term("supervised", (labelled,), annealed)
     return _method(setup, settings, guessing_term(TERM, (weak, strong), setup.num_classes, loss), supervised)
@@ -274,25 +263,25 @@ def mixmatch(setup: Setup, settings: MixMatch) -> Method:
     def loss(step: Step) -> tuple[Array, Guess]:
         predictions = [jax.nn.softmax(step.outputs[view.name].logits) for view in guessed]
         mean = sum(predictions[1:], predictions[0]) / len(guessed)
-        guess = jax.lax.stop_gradient(sharpen(mean, settings.temperature))
+        guess = jax.lax.stop_gradient(objectives.sharpen(mean, settings.temperature))
         labels = [jax.nn.one_hot(step.streams[LABELLED].observed, setup.num_classes, dtype=guess.dtype) for _ in known]
         targets = jnp.concatenate([*labels, *[guess] * len(guessed)])
         inputs = jnp.concatenate([step.inputs[view.name] for view in (*known, *guessed)])
         real = jnp.concatenate([view.real(step.streams) for view in (*known, *guessed)])
 
         keys = jax.random.split(named_key(step.key, "shares"), real.shape[0])
-        drawn = jax.vmap(lambda key: mixup_share(key, settings.mixup_alpha))(keys)
+        drawn = jax.vmap(lambda key: objectives.mixup_share(key, settings.mixup_alpha))(keys)
         share = jnp.maximum(drawn, 1.0 - drawn)
         partner = shuffled(named_key(step.key, "partners"), real)
-        mixed = jax.vmap(mixup)(inputs, inputs[partner], share)
-        targets = jax.vmap(mixup)(targets, targets[partner], share)
+        mixed = jax.vmap(objectives.mixup)(inputs, inputs[partner], share)
+        targets = jax.vmap(objectives.mixup)(targets, targets[partner], share)
 
         dropout = named_key(step.key, "dropout")
         logits = setup.model.apply(step.params, step.model_state, mixed, train=True, key=dropout, mask=real)[0].logits
         first = sum(step.inputs[view.name].shape[0] for view in known)
-        supervised = soft_cross_entropy(logits[:first], targets[:first], real[:first])
-        unsupervised = consistency(jax.nn.softmax(logits[first:]), targets[first:], real[first:])
-        ramp = linear_ramp(step.now.number + 1, 0, settings.ramp_rounds).astype(unsupervised.dtype)
+        supervised = objectives.soft_cross_entropy(logits[:first], targets[:first], real[:first])
+        unsupervised = objectives.consistency(jax.nn.softmax(logits[first:]), targets[first:], real[first:])
+        ramp = objectives.linear_ramp(step.now.number + 1, 0, settings.ramp_rounds).astype(unsupervised.dtype)
         value = settings.labelled_weight * supervised + settings.unlabelled_weight * ramp * unsupervised
         return value, Guess(jnp.argmax(guess, axis=1), step.streams[UNLABELLED].mask)
 
@@ -354,8 +343,10 @@ def mean_teacher(setup: Setup, settings: MeanTeacher) -> Method:
         teacher: Teacher = step.local
         taught, teacher_state = second_pass(setup, step, teacher.params, teacher.model_state)
         targets = jax.lax.stop_gradient(jax.nn.softmax(taught))
-        value = consistency(jax.nn.softmax(step.outputs[weak.name].logits), targets, step.streams[UNLABELLED].mask)
-        ramp = consistency_ramp(step.now.number + 1, 1.0, settings.ramp_rounds).astype(value.dtype)
+        value = objectives.consistency(
+            jax.nn.softmax(step.outputs[weak.name].logits), targets, step.streams[UNLABELLED].mask
+        )
+        ramp = objectives.consistency_ramp(step.now.number + 1, 1.0, settings.ramp_rounds).astype(value.dtype)
         return ramp * value, teacher._replace(model_state=teacher_state)
 
     network = teacher_network(TERM) if settings.predict_with == "teacher" else None
@@ -398,8 +389,8 @@ def pi_model(setup: Setup, settings: PiModel) -> Method:
         other = jax.nn.softmax(second_pass(setup, step, step.params, step.model_state)[0])
         if settings.stop_gradient:
             other = jax.lax.stop_gradient(other)
-        value = consistency(one, other, step.streams[UNLABELLED].mask)
-        return consistency_ramp(step.now.number + 1, 1.0, settings.ramp_rounds).astype(value.dtype) * value
+        value = objectives.consistency(one, other, step.streams[UNLABELLED].mask)
+        return objectives.consistency_ramp(step.now.number + 1, 1.0, settings.ramp_rounds).astype(value.dtype) * value
 
     return _method(setup, settings, Term(TERM, (weak,), loss))
 
@@ -442,7 +433,7 @@ def vat(setup: Setup, settings: VAT) -> Method:
         value, logits = adversarial_loss(setup, step, inputs, batch.mask, settings.radius)
         if is_zero(settings.entropy_weight):
             return value
-        return value + settings.entropy_weight * mean_entropy(logits, batch.mask)
+        return value + settings.entropy_weight * objectives.mean_entropy(logits, batch.mask)
 
     return _method(setup, settings, Term(TERM, (), loss))
 
@@ -485,8 +476,8 @@ def pseudo_label(setup: Setup, settings: PseudoLabel) -> Method:
 
     def loss(step: Step) -> tuple[Array, Guess]:
         logits = step.outputs[weak.name].logits
-        value = fixmatch_loss(logits, logits, step.streams[UNLABELLED].mask, settings.threshold)
-        ramp = linear_ramp(step.now.number + 1, settings.ramp_start, settings.ramp_end)
+        value = objectives.fixmatch_loss(logits, logits, step.streams[UNLABELLED].mask, settings.threshold)
+        ramp = objectives.linear_ramp(step.now.number + 1, settings.ramp_start, settings.ramp_end)
         confident = jnp.max(jax.nn.softmax(logits), axis=1) >= settings.threshold
         return ramp.astype(value.dtype) * value, Guess(jnp.argmax(logits, axis=1), confident)
 
@@ -563,7 +554,7 @@ def _moving_average_term(decay: float | Array) -> Term:
 
     def follow(average: Average, outcome: RoundResult) -> Average:
         rounds = average.rounds + 1.0
-        keep = teacher_decay(rounds - 1.0, decay)
+        keep = objectives.teacher_decay(rounds - 1.0, decay)
         new = outcome.after.params["model"], outcome.after.model_state
         old = average.params, average.model_state
         params, model_state = jax.tree.map(

@@ -33,35 +33,27 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from fedjax_ssl.checks import In, Whole, checked, is_zero
-from fedjax_ssl.federated import (
-    BYTES_PER_NUMBER,
+from fedjax_ssl.federated import Client, Sampler, Schedule, Setup, Stage, Step, Stream, Term, federated_method, map_rows
+from fedjax_ssl.federated.method import (
     AtClient,
     AtServer,
     Broadcast,
-    Client,
     ClientResult,
-    Count,
     ForLog,
     Method,
+    Metrics,
+    Now,
+    Params,
     RoundContext,
     RoundResult,
-    Sampler,
-    Schedule,
     ServerState,
     ServerTraining,
-    Setup,
-    Stage,
-    Step,
-    Stream,
-    Term,
     Traffic,
-    count,
-    federated_method,
-    map_rows,
+    Validation,
 )
-from fedjax_ssl.federated.method import Metrics, Now, Params, Validation
 from fedjax_ssl.federated.sampler import masked_permutation
 from fedjax_ssl.federated.terms import PseudoLabels, augmented_view, diagnose_pseudo_labels, supervised_term
+from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, Count, count
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts import settings as kinds
 from fedjax_ssl.methods.parts.consistency import strong_view

@@ -25,19 +25,8 @@ from jaxtyping import Array, Bool, Float
 
 from fedjax_ssl.checks import checked, is_zero
 from fedjax_ssl.data import WeakLabels
-from fedjax_ssl.federated import BYTES_PER_NUMBER, Method, Setup, Stage, Term, count
-from fedjax_ssl.federated.method import (
-    AtServer,
-    Broadcast,
-    Client,
-    Metrics,
-    PyTree,
-    RoundContext,
-    RoundResult,
-    Step,
-    Traffic,
-    never,
-)
+from fedjax_ssl.federated import BYTES_PER_NUMBER, Client, RoundContext, RoundResult, Setup, Stage, Step, Term, Traffic
+from fedjax_ssl.federated.method import AtServer, Broadcast, Method, Metrics, PyTree, count, never
 from fedjax_ssl.federated.terms import augmented_view, examples_mask
 from fedjax_ssl.methods.parts.alternating_training import alternating
 from fedjax_ssl.methods.parts.channel_terms import channel_losses, channel_of, learns

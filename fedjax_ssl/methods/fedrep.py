@@ -25,24 +25,11 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from fedjax_ssl.checks import checked
-from fedjax_ssl.federated import (
-    BYTES_PER_NUMBER,
-    ForLog,
-    Method,
-    ServerTraining,
-    Setup,
-    Stage,
-    Step,
-    Term,
-    Traffic,
-    count,
-    epochs,
-    federated_method,
-    in_turn,
-)
-from fedjax_ssl.federated.method import Params, PyTree, RoundResult, Sampler, ServerState
+from fedjax_ssl.federated import Sampler, ServerTraining, Setup, Stage, Step, Term, epochs, federated_method, in_turn
+from fedjax_ssl.federated.method import ForLog, Method, Params, PyTree, RoundResult, ServerState, Traffic
 from fedjax_ssl.federated.packing import packing
 from fedjax_ssl.federated.terms import augmented_view
+from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
 from fedjax_ssl.methods.parts.second_head import (
     HEAD,
     SECOND_HEAD,

@@ -24,19 +24,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl.checks import checked, is_zero
-from fedjax_ssl.federated import BYTES_PER_NUMBER, Method, Setup, Stage, Term, count, federated_method, mixed_epochs
-from fedjax_ssl.federated.method import (
-    AtServer,
-    Broadcast,
-    Client,
-    ForLog,
-    PyTree,
-    RoundContext,
-    RoundResult,
-    Step,
-    Traffic,
-    never,
-)
+from fedjax_ssl.federated import Client, RoundContext, Setup, Stage, Step, Term, Traffic, federated_method, mixed_epochs
+from fedjax_ssl.federated.method import AtServer, Broadcast, ForLog, Method, PyTree, RoundResult, never
 from fedjax_ssl.federated.terms import (
     PseudoLabels,
     augmented_view,
@@ -45,6 +34,7 @@ from fedjax_ssl.federated.terms import (
     network_outputs,
     pseudo_label_term,
 )
+from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
 from fedjax_ssl.graph import Propagation, confidence
 from fedjax_ssl.methods.parts.channel_terms import (
     channel_losses,

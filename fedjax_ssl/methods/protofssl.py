@@ -26,33 +26,23 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from fedjax_ssl.checks import checked, is_zero
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated import (
-    BYTES_PER_NUMBER,
+from fedjax_ssl.federated import Client, Now, RoundContext, Setup, Stage, Step, Term, View, federated_method, map_rows
+from fedjax_ssl.federated.episodes import QUERY, SUPPORT, UNLABELLED, check_episodes, episodes, support_and_query
+from fedjax_ssl.federated.method import (
     AtClient,
     AtServer,
     Broadcast,
-    Client,
     ClientResult,
     ForLog,
     Method,
-    Now,
-    RoundContext,
+    Metrics,
     RoundResult,
     ServerState,
-    Setup,
-    Stage,
-    Step,
-    Term,
     Traffic,
-    View,
-    count,
-    federated_method,
-    map_rows,
 )
-from fedjax_ssl.federated.episodes import QUERY, SUPPORT, UNLABELLED, check_episodes, episodes, support_and_query
-from fedjax_ssl.federated.method import Metrics
 from fedjax_ssl.federated.setup import WEIGHTINGS
 from fedjax_ssl.federated.terms import PseudoLabels, augmented_view, diagnose_pseudo_labels, network_outputs
+from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
 from fedjax_ssl.graph.weighting import class_counts
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.cost_model import Cost, Work, cost_metrics, protofssl_cost

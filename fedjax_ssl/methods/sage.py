@@ -25,17 +25,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from fedjax_ssl.checks import checked
-from fedjax_ssl.federated import (
-    Client,
-    Method,
-    Setup,
-    Stage,
-    Step,
-    Steps,
-    Term,
-    federated_method,
-    paired_batches,
-)
+from fedjax_ssl.federated import Client, Method, Setup, Stage, Step, Steps, Term, federated_method, paired_batches
 from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import augmented_view, supervised_term
 from fedjax_ssl.methods.parts.consistency import UNLABELLED, Guess, guessing_term, strong_view

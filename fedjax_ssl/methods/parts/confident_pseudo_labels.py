@@ -16,20 +16,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.checks import is_zero
-from fedjax_ssl.federated import Client, RoundContext, Sampler, Schedule, Setup, Step, Term
+from fedjax_ssl.federated import Client, RoundContext, RoundResult, Sampler, Schedule, Setup, Step, Stream, Term, View
 from fedjax_ssl.federated.forward import labelling_key
-from fedjax_ssl.federated.method import (
-    AtServer,
-    Broadcast,
-    ForLog,
-    Metrics,
-    Now,
-    PyTree,
-    RoundResult,
-    Stream,
-    View,
-    never,
-)
+from fedjax_ssl.federated.method import AtServer, Broadcast, ForLog, Metrics, Now, PyTree, never
 from fedjax_ssl.federated.sampler import batches_per_epoch, masked_permutation
 from fedjax_ssl.federated.terms import PseudoLabels, diagnose_pseudo_labels, examples_mask, network_outputs
 from fedjax_ssl.keys import named_key

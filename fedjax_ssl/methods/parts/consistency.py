@@ -10,19 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from fedjax_ssl.federated import BYTES_PER_NUMBER, Setup, Step, Term, Traffic, count
-from fedjax_ssl.federated.method import (
-    AtClient,
-    AtServer,
-    Broadcast,
-    ForLog,
-    Metrics,
-    PyTree,
-    RoundContext,
-    RoundResult,
-    ServerState,
-    View,
-)
+from fedjax_ssl.federated import BYTES_PER_NUMBER, AtClient, RoundContext, RoundResult, Setup, Step, Term, Traffic, View
+from fedjax_ssl.federated.method import AtServer, Broadcast, ForLog, Metrics, PyTree, ServerState, count
 from fedjax_ssl.federated.terms import PseudoLabels, diagnose_pseudo_labels
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.objectives import teacher_decay, vat_direction, vat_loss

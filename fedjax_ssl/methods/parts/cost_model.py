@@ -40,23 +40,6 @@ class Cost(NamedTuple):
     bytes: Number  # down and up together
 
 
-def mixmatch_cost(work: Work, augmentations: int = 2) -> Cost:
-    """F (|D^L| + A |D^U|) E and 2 Theta: FedAvg with MixMatch, whose pseudo-labels average A views."""
-    forwards = (work.labelled + augmentations * work.unlabelled) * work.passes
-    return Cost(work.forward_operations * forwards, 2 * work.model_bytes)
-
-
-def fixmatch_cost(work: Work) -> Cost:
-    """F (|D^L| + 2 |D^U|) E and 2 Theta: FedAvg with FixMatch, and FedRGD."""
-    return mixmatch_cost(work, augmentations=2)
-
-
-def fedmatch_cost(work: Work, num_helpers: int = 2, helper_interval: int = 10) -> Cost:
-    """F (|D^L| + (2 + H) |D^U|) E and (4 + 2 H / R_H) Theta: FedMatch, which sends H helper networks."""
-    forwards = (work.labelled + (2 + num_helpers) * work.unlabelled) * work.passes
-    return Cost(work.forward_operations * forwards, (4 + 2 * num_helpers / helper_interval) * work.model_bytes)
-
-
 def protofssl_cost(work: Work, num_helpers: int, num_classes: int, num_features: int) -> Cost:
     """F (|D^L| + |D^U|) E + D H K |D^U| E + F |D^L| and 2 Theta + C (1 + H) K, with C bytes for D features."""
     forwards = (work.labelled + work.unlabelled) * work.passes + work.labelled
