@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_ssl.data.sources.femnist import FEMNIST, read_femnist
+from fedjax_ssl.data.sources.femnist import SQLITE, read_femnist
 
 WRITERS, EACH = 3_400, {"train": 212, "test": 24}  # 802,400 images
 
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True)
     folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
-    files = {file.name: folder / file.name for file in FEMNIST.files}
+    files = {name: folder / name for name in SQLITE}
     missing = [(path, each) for path, each in zip(files.values(), EACH.values(), strict=True) if not path.exists()]
     for path, each in missing:
         write(path, each)

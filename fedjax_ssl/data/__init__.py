@@ -26,7 +26,6 @@ from fedjax_ssl.data.federation.report import plot_partition, report
 from fedjax_ssl.data.federation.supervision import SUPERVISIONS
 from fedjax_ssl.data.federation.weak_labels import WeakLabels
 from fedjax_ssl.data.images.augmentation import AUGMENTATIONS, augmentation
-from fedjax_ssl.data.sources.fetch import DatasetUnavailable
-from fedjax_ssl.data.sources.load import ORIGINS, OWN, SOURCES, TERMS, available, load, verify
-from fedjax_ssl.data.sources.problems import BadData
+from fedjax_ssl.data.reading.problems import BadData, DatasetUnavailable
+from fedjax_ssl.data.sources import ORIGINS, OWN, SOURCES, TERMS, available, load, verify
 from fedjax_ssl.data.standardization import STANDARDIZATIONS, for_prediction, normalizer, standardized

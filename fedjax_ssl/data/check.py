@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset
-from fedjax_ssl.data.sources.fetch import DatasetUnavailable
-from fedjax_ssl.data.sources.load import read
-from fedjax_ssl.data.sources.problems import SHOWN, BadData
-from fedjax_ssl.data.sources.saved_datasets import is_saved_dataset
-from fedjax_ssl.data.sources.spreadsheet import PARQUET, SEPARATED, read_sheet
+from fedjax_ssl.data.reading.problems import SHOWN, BadData, DatasetUnavailable
+from fedjax_ssl.data.reading.tables import PARQUET, SEPARATED, read_sheet
+from fedjax_ssl.data.sources import read
+from fedjax_ssl.data.sources.huggingface import is_saved_dataset
 from fedjax_ssl.errors import counted
 
 SIMILAR = 0.8  # of two names, as difflib has it: one letter more, less or swapped in a name of five

@@ -9,8 +9,8 @@ from fedjax_ssl.data.correspondence import (
     correspondence,
     overlapping,
 )
-from fedjax_ssl.data.sources.catalog import CIFAR100_CLASSES
-from fedjax_ssl.data.sources.femnist import FEMNIST_CLASSES
+from fedjax_ssl.data.sources.cifar import CIFAR100_CLASSES
+from fedjax_ssl.data.sources.femnist import CLASSES as FEMNIST_CLASSES
 
 SIZES = {"parity": 10, "shape": 10, "halves": 10, "case": 62, "kind": 62, "superclass": 100, "identity": 7}
 

@@ -1,1 +1,129 @@
-"""Datasets: published archives, embedded ones, and the user's own arrays; each ends as a `Dataset`."""
+"""Datasets by name: every file of this folder registers what it reads."""
+
+import importlib
+import logging
+import pkgutil
+from pathlib import Path
+from typing import Any, get_args
+
+from fedjax_ssl.data.dataset import Dataset
+from fedjax_ssl.data.reading.archives import Archive, Source, Verified, verify_files
+from fedjax_ssl.data.reading.register import ENTRIES, PLACES, Kind
+from fedjax_ssl.registry import Registry, check_known
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
+
+_KINDS = get_args(Kind)
+_ORDERED = sorted(ENTRIES.items(), key=lambda pair: _KINDS.index(pair[1].kind))
+ORIGINS: tuple[Source, ...] = get_args(Source)
+OWN = tuple(name for name, entry in _ORDERED if entry.kind == "own")  # read what is at path= and nothing else
+TERMS = {name: entry.terms for name, entry in _ORDERED}  # licence and whom to cite
+SOURCES: Registry[Dataset] = Registry(
+    "dataset", {name: (entry.load, entry.description) for name, entry in _ORDERED}, given=PLACES
+)
+available = SOURCES.available  # () -> names that `load` knows, each with a line about it
+
+logger = logging.getLogger(__name__)
+
+
+def load(
+    name: str,
+    root: str | Path | None = None,
+    source: Source = "auto",
+    download: bool = True,
+    *,
+    path: str | Path | None = None,
+    **options: Any,
+) -> Dataset:
+    """Load a dataset by name.
+
+    A published dataset is looked for in this order: the converted form in `<root>/<name>/`, the original files in
+    `<root>/<name>/raw/`, a folder that TensorFlow Datasets has prepared, the network.
+
+    Args:
+        name: one of `available()`.
+        root: folder of all datasets; default $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl.
+        source: of a published dataset, "auto" as above; "original" without TensorFlow Datasets; "tfds" from its folder
+            of prepared datasets alone, which is `path`, $TFDS_DATA_DIR or ~/tensorflow_datasets. Any other dataset of
+            TensorFlow Datasets is named "tfds:NAME".
+        download: whether the network may be used.
+        path: for "npz" and "table" the file, for "folder" and "huggingface" the folder; for published datasets a folder
+            with their original files.
+        **options: of the source, for example writers=20 for "glyphs".
+
+    Returns:
+        The dataset, checked.
+
+    Raises:
+        ValueError: an unknown name or option, or content that does not fit; says what is allowed.
+        DatasetUnavailable: not here and not to be had, or damaged; says what to put where.
+
+    Example:
+        >>> digits = load("digits")
+        >>> digits.train.x.shape, digits.num_classes, len(digits.client_names)
+        ((1797, 8, 8, 1), 10, 14)
+    """
+    dataset = read(name, root=root, path=path, download=download, source=source, **options)
+    for note in dataset.extra.get("notes", ()):
+        logger.warning("%s: %s", path or name, note)
+    return dataset
+
+
+def read(
+    name: str,
+    *,
+    root: str | Path | None = None,
+    path: str | Path | None = None,
+    download: bool = True,
+    source: Source = "auto",
+    **options: Any,
+) -> Dataset:
+    """Load a dataset without a word about what was skipped, which is in `extra["notes"]`."""
+    if path and not SOURCES.takes(name, "path"):
+        raise ValueError(f"dataset {name!r} is in the package and takes no path=; got {str(path)!r}")
+    check_known("source", source, ORIGINS)
+    if name == "tfds" and "dataset" not in options:
+        raise ValueError("a dataset of TensorFlow Datasets is written tfds:NAME, such as tfds:mnist")
+    if source == "tfds" and not SOURCES.takes(name, "source"):
+        raise ValueError(
+            f"dataset {name!r} is not in TensorFlow Datasets in this form; leave source='tfds' out. Its datasets as "
+            "they are: tfds:NAME"
+        )
+    places = {"root": root or None, "path": path or None, "download": download, "source": source}
+    taken = {place: value for place, value in places.items() if SOURCES.takes(name, place)}
+    return SOURCES.build(name, **taken, **options)
+
+
+def archive(name: str, **options: Any) -> Archive:
+    """Describe a published dataset: its files, and how they become arrays.
+
+    Args:
+        name: of a dataset that is downloaded.
+        **options: of the dataset, which decide what files there are.
+
+    Raises:
+        ValueError: an unknown name or option, or a dataset that is not downloaded.
+    """
+    SOURCES.check(name, options)
+    if (make := ENTRIES[name].archive) is None:
+        downloaded = ", ".join(name for name, entry in _ORDERED if entry.archive is not None)
+        raise ValueError(f"dataset {name!r} is not downloaded; those that are: {downloaded}")
+    return make(**options)
+
+
+def verify(name: str, *, root: str | Path | None = None, **options: Any) -> list[Verified]:
+    """Compare the original files of a published dataset with those that are published.
+
+    Args:
+        name: of a dataset that is downloaded.
+        root: folder of all datasets; default $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl.
+        **options: of the dataset, which decide what files there are.
+
+    Returns:
+        A line about each file.
+
+    Raises:
+        ValueError: as `archive`.
+    """
+    return verify_files(archive(name, **options), root)

@@ -11,19 +11,22 @@ from importlib import resources
 import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset, Split
+from fedjax_ssl.data.reading.register import dataset
 
 # Every writer filled in a form with the same 130 digits in the same order. The label sequence repeats that form 14
 # times, with 0 to 8 digits missing or doubled, so aligning it with the form gives where each one starts.
 FORM_STARTS = (0, 130, 256, 386, 516, 646, 776, 906, 1029, 1157, 1287, 1415, 1545, 1667)
 
-TERMS = (
-    "UCI dataset 80; CC BY 4.0, to be confirmed on its page; cite Alpaydin and Kaynak (1998), Cascading Classifiers, "
-    "Kybernetika"
+
+@dataset(
+    "digits",
+    "1,797 handwritten digits by 14 writers, 8x8x1, 10 classes; in the package",
+    terms="UCI dataset 80; CC BY 4.0, to be confirmed on its page; cite Alpaydin and Kaynak (1998), Cascading "
+    "Classifiers, Kybernetika",
+    kind="embedded",
 )
-
-
 def load_digits() -> Dataset:
-    """Loads the embedded digits; needs no network, no folder and no scikit-learn.
+    """Load the embedded digits; needs no network, no folder and no scikit-learn.
 
     There is no test split: hold out writers with `federate(..., test_clients=3)`. UCI speaks of 13 people for
     these 14 forms and does not say which two share a hand, so a "client" is strictly a form.

@@ -6,16 +6,16 @@ Source: Cohen, Afshar, Tapson and van Schaik, EMNIST: Extending MNIST to handwri
 import string
 import zipfile
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.sources.archives import load_archive
-from fedjax_ssl.data.sources.entries import Archive, Prepared, RemoteFile, Source
-from fedjax_ssl.data.sources.formats import FormatError, damage, read_idx_stream
+from fedjax_ssl.data.reading.archives import Prepared, RemoteFile
+from fedjax_ssl.data.reading.formats import FormatError, damage
+from fedjax_ssl.data.reading.register import published
+from fedjax_ssl.data.sources.mnist import read_idx
 
 ZIP = "gzip.zip"
 Kind = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
@@ -39,56 +39,33 @@ PARTS = {
 }
 
 
-def load_emnist(
-    *,
-    root: str | Path | None = None,
-    path: str | Path | None = None,
-    download: bool = True,
-    source: Source = "auto",
-    kind: Kind = "byclass",
-) -> Dataset:
-    """Loads EMNIST, images upright with high ink.
+@published(
+    "emnist",
+    "814,255 handwritten characters, 28x28x1, 62 classes, or kind=; downloaded, 562 MB",
+    terms="of NIST; cite Cohen et al. (2017), EMNIST",
+    files=(
+        RemoteFile(
+            ZIP,
+            (f"https://biometrics.nist.gov/cs_links/EMNIST/{ZIP}",),
+            561_753_746,
+            "fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e",
+        ),
+    ),
+    examples=lambda kind: PARTS[kind].examples,
+    prepared=lambda kind: Prepared(
+        f"emnist/{kind}", {"class_names": tuple(PARTS[kind].classes)}, first_label=PARTS[kind].first_label
+    ),
+)
+def read_emnist(files: Mapping[str, Path], kind: Kind = "byclass") -> Dataset:
+    """Read EMNIST from the zip file of gzipped IDX files; images come out upright, with high ink.
 
     Args:
-        root: folder of all datasets.
-        path: folder with the original file.
-        download: whether the network may be used.
-        source: of the files, as of `load`.
+        files: the zip file.
         kind: which of the six sets in the file: by class (62), with letters merged that look alike (47), a balanced
             part of that, letters of either case as one (26), digits, or EMNIST's own MNIST.
 
     Returns:
         Dataset with inputs uint8 [n, 28, 28, 1]; nobody knows the writers.
-
-    Raises:
-        DatasetUnavailable: it is neither here nor to be had, or damaged.
-    """
-    return load_archive(emnist(kind), root=root, path=path, download=download, source=source)
-
-
-def emnist(kind: Kind = "byclass") -> Archive:
-    """The catalogue entry."""
-    return Archive(
-        name="emnist",
-        description="814,255 handwritten characters, 28x28x1, 62 classes, or kind=; downloaded, 562 MB",
-        files=(
-            RemoteFile(
-                ZIP,
-                (f"https://biometrics.nist.gov/cs_links/EMNIST/{ZIP}",),
-                561_753_746,
-                "fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e",
-            ),
-        ),
-        read=partial(read_emnist, kind=kind),
-        prepared=Prepared(f"emnist/{kind}", {"class_names": tuple(PARTS[kind].classes)}, {}, PARTS[kind].first_label),
-        terms="of NIST; cite Cohen et al. (2017), EMNIST",
-        variant=kind,
-        examples=PARTS[kind].examples,
-    )
-
-
-def read_emnist(files: Mapping[str, Path], kind: Kind) -> Dataset:
-    """One of the sets from the zip file of gzipped IDX files, whose images are transposed.
 
     Raises:
         FormatError: the file is no such archive, or labels are out of range.
@@ -102,7 +79,7 @@ def read_emnist(files: Mapping[str, Path], kind: Kind) -> Dataset:
             if name not in there:
                 raise FormatError(f"{path} has no {name}.")
             with archive.open(there[name]) as file:
-                return read_idx_stream(file, f"{path}, {name}")
+                return read_idx(file, f"{path}, {name}")
 
         splits = []
         for split in ("train", "test"):
@@ -110,4 +87,4 @@ def read_emnist(files: Mapping[str, Path], kind: Kind) -> Dataset:
             if len(labels) and not (labels.min() >= 0 and labels.max() < len(part.classes)):
                 raise FormatError(f"{path}: {kind} has labels outside its {len(part.classes)} classes.")
             splits.append(Split(np.ascontiguousarray(images.transpose(0, 2, 1))[..., None], labels))
-    return Dataset(name="emnist", train=splits[0], test=splits[1], class_names=tuple(part.classes))
+    return Dataset("emnist", splits[0], splits[1], class_names=tuple(part.classes))

@@ -3,27 +3,22 @@
 Source: du Terrail et al., FLamby: Datasets and Benchmarks for Cross-Silo Federated Learning, NeurIPS 2022.
 """
 
-import csv
-import hashlib
 import logging
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.sources.cache import data_root, load_converted, save_converted
-from fedjax_ssl.data.sources.entries import EMBEDDED
-from fedjax_ssl.data.sources.fetch import DatasetUnavailable
-from fedjax_ssl.data.sources.placed import require_placed
+from fedjax_ssl.data.reading.archives import EMBEDDED, require_placed
+from fedjax_ssl.data.reading.cache import data_root, fingerprint, kept
+from fedjax_ssl.data.reading.pictures import in_threads
+from fedjax_ssl.data.reading.problems import DatasetUnavailable
+from fedjax_ssl.data.reading.register import dataset
+from fedjax_ssl.data.reading.tables import as_text, read_sheet
 
 NAME = "fed_isic2019"
-# Part of the cache's name: raise it whenever the same files give other arrays.
-VERSION = 1
 IMAGES = "ISIC_2019_Training_Input_preprocessed"
 TABLE = "train_test_split"
 COLUMNS = ("image", "target", "center", "fold")
@@ -49,15 +44,14 @@ STEPS = (
 )
 
 
-class _Examples(NamedTuple):
-    image: tuple[str, ...]  # file names without ending
-    target: np.ndarray
-    center: np.ndarray
-    is_train: np.ndarray
-
-
+@dataset(
+    NAME,
+    "23,247 dermoscopic images of 6 centres, 64x64x3 or size=, 8 classes; you place FLamby's folder at path=",
+    terms=TERMS,
+    kind="placed",
+)
 def load_fed_isic(*, root: str | Path | None = None, path: str | Path | None = None, size: int = 64) -> Dataset:
-    """Reads Fed-ISIC2019 as FLamby prepares it: 23,247 images, 8 classes, 6 centres.
+    """Read Fed-ISIC2019 as FLamby prepares it: 23,247 images, 8 classes, 6 centres.
 
     The folder holds `ISIC_2019_Training_Input_preprocessed/*.jpg`, which FLamby's scripts make (colour constancy,
     shorter side 224), and FLamby's table `train_test_split`, whose split is kept. Of each image the centre square is
@@ -78,108 +72,70 @@ def load_fed_isic(*, root: str | Path | None = None, path: str | Path | None = N
         ValueError: a size below 1, or a table without a column or with a value out of range.
     """
     check_whole_numbers(size=size)
-    folder = data_root(root) / NAME
-    given = folder / "raw" if path is None else Path(path).expanduser()
+    home = data_root(root) / NAME
+    given = home / "raw" if path is None else Path(path).expanduser()
     require_placed(NAME, given, (IMAGES, TABLE), STEPS, f"{EMBEDDED}; digits has natural clients too")
-    converted = folder / f"converted-v{VERSION}-size{size}-{_digest(given)}"
-    cached = load_converted(converted)
-    if cached is not None:
-        return cached
-    examples = _read_table(given / TABLE)
-    files = _image_files(given / IMAGES, examples.image)
-    logger.info("%s: reading %d images; this is done once", NAME, len(files))
-    train, test = (
-        Split(_read_images([files[i] for i in chosen], size), examples.target[chosen], examples.center[chosen])
-        for chosen in (np.flatnonzero(examples.is_train), np.flatnonzero(~examples.is_train))
-    )
-    dataset = Dataset(
-        name=NAME,
-        train=train,
-        test=test if len(test) else None,
+    # The table's content, and the folder, because images carry no digest.
+    told = fingerprint([(given / TABLE).read_bytes().decode("latin1"), str((given / IMAGES).resolve())])
+    return kept(home / f"converted-size{size}-{told}", lambda: _read(given, size))
+
+
+def _read(folder: Path, size: int) -> Dataset:
+    names, target, center, is_train = _read_table(folder / TABLE)
+    here = {path.name for path in (folder / IMAGES).iterdir()}
+    missing = [f"{name}.jpg" for name in names if f"{name}.jpg" not in here]
+    if missing:
+        raise DatasetUnavailable(
+            f"{NAME}: {len(missing):,} of the {len(names):,} images of {TABLE} are not in {folder / IMAGES}, first "
+            f"{missing[0]}. To go on, let FLamby's resize_images.py run to its end, or run on data that needs no "
+            f"download: {EMBEDDED}."
+        )
+    logger.info("%s: reading %d images; this is done once", NAME, len(names))
+    images = np.empty((len(names), size, size, 3), np.uint8)
+
+    def read(row: int) -> None:
+        images[row] = _read_image(folder / IMAGES / f"{names[row]}.jpg", size)
+
+    in_threads(read, range(len(names)))
+    train, test = (Split(images[chosen], target[chosen], center[chosen]) for chosen in (is_train, ~is_train))
+    return Dataset(
+        NAME,
+        train,
+        test if len(test) else None,
         class_names=CLASSES,
         client_names=CENTRES,
         mean=IMAGENET_MEAN,
         std=IMAGENET_STD,
         extra={"terms": TERMS},
     )
-    save_converted(dataset, converted)
-    return dataset
 
 
-def _digest(folder: Path) -> str:
-    """Short name of what is read: the table's content, and the folder, because images carry no digest."""
-    content = (folder / TABLE).read_bytes() + str((folder / IMAGES).resolve()).encode()
-    return hashlib.sha256(content).hexdigest()[:12]
-
-
-def _read_table(path: Path) -> _Examples:
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            rows = list(reader)
-    except OSError as error:
-        raise DatasetUnavailable(f"{NAME}: {path} cannot be read: {error.strerror}.") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{NAME}: {path} is no table of comma-separated values: {error}.") from error
-    columns = reader.fieldnames or ()
-    missing = [name for name in COLUMNS if name not in columns]
+def _read_table(path: Path) -> tuple[list[str], np.ndarray, np.ndarray, np.ndarray]:
+    """Read names of images, targets, centres, and which images are trained on."""
+    sheet = read_sheet(path)
+    missing = [name for name in COLUMNS if name not in sheet.columns]
     if missing:
         raise ValueError(
-            f"{NAME}: {path} has no column {', '.join(missing)}; found: {', '.join(columns) or 'nothing'}. Needed are "
+            f"{NAME}: {path} has no column {', '.join(missing)}; found: {', '.join(sheet.columns)}. Needed are "
             f"{', '.join(COLUMNS)}: take the file {TABLE} of FLamby as it is."
         )
-    names = tuple(row["image"] for row in rows)
-    target, center = (
-        np.array([_number(path, line, row, name, bound) for line, row in enumerate(rows, 2)], np.int32)
-        for name, bound in (("target", len(CLASSES)), ("center", len(CENTRES)))
-    )
-    for line, row in enumerate(rows, 2):
-        if row["fold"] not in FOLDS:
-            raise ValueError(f"{NAME}: {path}, line {line}: fold is {row['fold']!r}; allowed: {', '.join(FOLDS)}.")
-    is_train = np.array([row["fold"] == "train" for row in rows], bool)
+    names, target, center, fold = (as_text(sheet.columns[name]) for name in COLUMNS)
+    bounds = {"target": (target, len(CLASSES)), "center": (center, len(CENTRES))}
+    for name, (cells, bound) in bounds.items():
+        for row, cell in enumerate(cells):
+            if not (cell.isascii() and cell.isdigit() and int(cell) < bound):
+                raise ValueError(f"{NAME}: {sheet.where(row)}: {name} is {cell!r}; allowed are 0 to {bound - 1}.")
+    if wrong := [row for row, cell in enumerate(fold) if cell not in FOLDS]:
+        allowed = ", ".join(FOLDS)
+        raise ValueError(f"{NAME}: {sheet.where(wrong[0])}: fold is {fold[wrong[0]]!r}; allowed: {allowed}.")
+    centres, is_train = np.array(center, np.int32), np.array(fold) == "train"
     if not is_train.any():
-        raise ValueError(f"{NAME}: {path} has {len(rows)} rows and no training example among them.")
-    _compare_with_published(path, center, is_train)
-    return _Examples(names, target, center, is_train)
-
-
-def _number(path: Path, line: int, row: dict[str, str], name: str, bound: int) -> int:
-    value = row[name] or ""
-    if not (value.isascii() and value.isdigit() and int(value) < bound):
-        raise ValueError(f"{NAME}: {path}, line {line}: {name} is {row[name]!r}; allowed are 0 to {bound - 1}.")
-    return int(value)
-
-
-def _compare_with_published(path: Path, center: np.ndarray, is_train: np.ndarray) -> None:
-    for fold, chosen in zip(FOLDS, (is_train, ~is_train), strict=True):
-        found = tuple(np.bincount(center[chosen], minlength=len(CENTRES)).tolist())
-        if found != PUBLISHED[fold]:
-            logger.warning("%s has %s %s examples of the centres; published are %s", path, found, fold, PUBLISHED[fold])
-
-
-def _image_files(folder: Path, names: Sequence[str]) -> list[Path]:
-    here = {path.name for path in folder.iterdir()}
-    missing = [f"{name}.jpg" for name in names if f"{name}.jpg" not in here]
-    if missing:
-        raise DatasetUnavailable(
-            f"{NAME}: {len(missing):,} of the {len(names):,} images of {TABLE} are not in {folder}, first "
-            f"{missing[0]}. To go on, let FLamby's resize_images.py run to its end, or run on data that needs no "
-            f"download: {EMBEDDED}."
-        )
-    return [folder / f"{name}.jpg" for name in names]
-
-
-def _read_images(files: Sequence[Path], size: int) -> np.ndarray:
-    """uint8 [n, size, size, 3]; threads, because Pillow decodes and resizes without Python's lock."""
-    images = np.empty((len(files), size, size, 3), np.uint8)
-
-    def read(row: int) -> None:
-        images[row] = _read_image(files[row], size)
-
-    with ThreadPoolExecutor() as pool:
-        for _ in pool.map(read, range(len(files))):
-            pass
-    return images
+        raise ValueError(f"{NAME}: {path} has {len(names)} rows and no training example among them.")
+    for name, chosen in zip(FOLDS, (is_train, ~is_train), strict=True):
+        found = tuple(np.bincount(centres[chosen], minlength=len(CENTRES)).tolist())
+        if found != PUBLISHED[name]:
+            logger.warning("%s has %s %s examples of the centres; published are %s", path, found, name, PUBLISHED[name])
+    return names, np.array(target, np.int32), centres, is_train
 
 
 def _read_image(path: Path, size: int) -> np.ndarray:

@@ -1,138 +1,74 @@
 """`femnist`: handwritten characters by writer, in the forms that it is published in.
 
+fedjax's two SQLite files, TensorFlow Federated's SQLite file, the HDF5 files of TensorFlow Federated and FedML, and the
+JSON files that LEAF's scripts make. All have pixels from 0 (ink) to 1 (background); ink comes out high, as uint8.
+
 Source: Caldas et al., LEAF: A Benchmark for Federated Settings, 2018; Cohen et al., EMNIST, IJCNN 2017.
 """
 
+import contextlib
+import importlib
+import json
 import logging
+import math
+import shutil
+import sqlite3
 import string
-from collections.abc import Mapping
+import tempfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import IO, Any, Literal, NamedTuple
 
 import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.sources import formats, tff
-from fedjax_ssl.data.sources.archives import load_archive
-from fedjax_ssl.data.sources.cache import data_root, fingerprint, kept
-from fedjax_ssl.data.sources.entries import Archive, RemoteFile
-from fedjax_ssl.data.sources.femnist_forms import HDF5, SPLITS, TAR, TAR_URLS, leaf_files, read_hdf5, read_leaf
-from fedjax_ssl.data.sources.fetch import DatasetUnavailable
-from fedjax_ssl.data.sources.formats import FormatError
+from fedjax_ssl.data.reading import tff
+from fedjax_ssl.data.reading.archives import RemoteFile
+from fedjax_ssl.data.reading.cache import data_root, facts_of, fingerprint, kept_for
+from fedjax_ssl.data.reading.formats import LARGEST, FormatError, damage, read_tar
+from fedjax_ssl.data.reading.problems import DatasetUnavailable
+from fedjax_ssl.data.reading.register import published
 
-FEMNIST_CLASSES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
-FEMNIST_WRITERS = 3_400
-FEMNIST_EXAMPLES = {"train": 671_585, "test": 77_483}
+CLASSES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
+WRITERS, EXAMPLES = 3_400, (671_585, 77_483)
+SHAPE = (28, 28)
+VALUES = math.prod(SHAPE)
+SPLITS = ("train", "test")
+SQLITE = tuple(f"federated_emnist_{split}.sqlite" for split in SPLITS)
+LZMA = "emnist_all.sqlite.lzma"
+HDF5_TAR, HDF5 = "fed_emnist.tar.bz2", tuple(f"fed_emnist_{split}.h5" for split in SPLITS)
+LARGEST_JSON = 1 << 30  # bytes of one file; LEAF writes 100 writers into one, some 100 MB
+TERMS = "from NIST Special Database 19; cite Cohen et al. (2017), EMNIST, and Caldas et al. (2018), LEAF"
+SUBSTITUTE = 'run the same experiment on the embedded stand-in, load("glyphs"): --config configs/femnist_xclp.py:glyphs'
+FILES = {
+    "fedjax": tuple(
+        RemoteFile(name, (f"https://storage.googleapis.com/gresearch/fedjax/emnist/{name}",)) for name in SQLITE
+    ),
+    "tff": (RemoteFile(LZMA, (f"{tff.HOST}/{LZMA}",)),),
+    "hdf5": (RemoteFile(HDF5_TAR, (f"{tff.HOST}/{HDF5_TAR}", f"https://fedml.s3-us-west-1.amazonaws.com/{HDF5_TAR}")),),
+}
 
 Form = Literal["fedjax", "tff", "hdf5", "leaf"]
 
 logger = logging.getLogger(__name__)
 
 
-def read_femnist(files: Mapping[str, Path]) -> Dataset:
-    """Federated EMNIST, 62 classes, from fedjax's two SQLite files; clients are writers, the same in both."""
-    read = partial(formats.read_fedjax_sqlite, num_classes=len(FEMNIST_CLASSES))
-    return _compared(_by_writer({split: read(files[f"federated_emnist_{split}.sqlite"]) for split in SPLITS}))
+class Part(NamedTuple):
+    """Examples of one split with the writer of each."""
+
+    x: np.ndarray  # uint8 [n, 28, 28, 1]
+    y: np.ndarray  # int32 [n]
+    client: np.ndarray  # int32 [n], positions in `names`
+    names: Sequence[str]  # writers
 
 
-def _read_hdf5(files: Mapping[str, Path]) -> Dataset:
-    return _compared(_by_writer(read_hdf5(files, len(FEMNIST_CLASSES))))
-
-
-def _by_writer(parts: Mapping[str, formats.ClientArrays]) -> Dataset:
-    writers = sorted({name for part in parts.values() for name in part.names})
-    number = {name: i for i, name in enumerate(writers)}
-    splits = {
-        split: Split(part.x, part.y, np.array([number[name] for name in part.names], np.int32)[part.client])
-        for split, part in parts.items()
-    }
-    return Dataset(
-        name="femnist",
-        train=splits["train"],
-        test=splits.get("test"),
-        class_names=FEMNIST_CLASSES,
-        client_names=tuple(writers),
-        mean=(0.0,),  # by convention values stay in 0 .. 1
-        std=(1.0,),
-    )
-
-
-def _compared(dataset: Dataset) -> Dataset:
-    """The same; a difference from the published counts is said."""
-    found = (len(dataset.client_names or ()), len(dataset.train), 0 if dataset.test is None else len(dataset.test))
-    published = (FEMNIST_WRITERS, FEMNIST_EXAMPLES["train"], FEMNIST_EXAMPLES["test"])
-    if found != published:
-        logger.warning(
-            "femnist has %d writers and %d + %d examples; the published set has %d writers and %d + %d",
-            *(*found, *published),
-        )
-    return dataset
-
-
-FEMNIST = Archive(
-    name="femnist",
-    description="749,068 handwritten characters by 3,400 writers, 28x28x1, 62 classes; downloaded",
-    files=tuple(
-        RemoteFile(name, (f"https://storage.googleapis.com/gresearch/fedjax/emnist/{name}",))
-        for name in ("federated_emnist_train.sqlite", "federated_emnist_test.sqlite")
-    ),
-    read=read_femnist,
-    terms="from NIST Special Database 19; cite Cohen et al. (2017), EMNIST, and Caldas et al. (2018), LEAF",
-    substitute=(
-        'run the same experiment on the embedded stand-in, load("glyphs"): --config configs/femnist_xclp.py:glyphs'
-    ),
-    version=2,
-)
-
-
-def femnist(form: Form = "fedjax") -> Archive:
-    """The entry of federated EMNIST in one of its published forms.
-
-    Raises:
-        ValueError: of LEAF's files, which everybody makes for themselves.
-    """
-    if form == "fedjax":
-        return FEMNIST
-    if form == "hdf5":
-        archive = RemoteFile(TAR, TAR_URLS)
-        return replace(FEMNIST, files=(archive,), alternatives=(HDF5,), read=_read_hdf5, variant=form, version=1)
-    if form == "leaf":
-        raise ValueError("femnist with form='leaf' is made by LEAF's scripts; there are no files to compare with")
-    file = RemoteFile(tff.EMNIST_FILE, (f"{tff.HOST}/{tff.EMNIST_FILE}",))
-    read = partial(tff.read_emnist, class_names=FEMNIST_CLASSES)
-    counts = FEMNIST_EXAMPLES["train"], FEMNIST_EXAMPLES["test"]
-    return replace(FEMNIST, files=(file,), read=read, variant=form, version=1, examples=counts)
-
-
-def load_femnist(
-    *,
-    root: str | Path | None = None,
-    path: str | Path | None = None,
-    download: bool = True,
-    form: Form = "fedjax",
-) -> Dataset:
-    """Loads federated EMNIST, by writer.
-
-    Args:
-        root: folder of all datasets.
-        path: folder with the original files.
-        download: whether the network may be used; LEAF's files are not downloaded.
-        form: fedjax's two SQLite files; the SQLite or the HDF5 files of TensorFlow Federated, with the same examples,
-            in another order; or the JSON files that LEAF's scripts make, with more writers.
-
-    Returns:
-        Dataset with inputs uint8 [n, 28, 28, 1], ink high.
-
-    Raises:
-        DatasetUnavailable: it is neither here nor to be had, or damaged.
-    """
-    if form != "leaf":
-        return load_archive(femnist(form), root=root, path=path, download=download)
-    home = data_root(root) / FEMNIST.name
+def load_leaf(*, root: str | Path | None = None, path: str | Path | None = None, form: str = "leaf") -> Dataset:
+    """Read LEAF's JSON files in `train/` and `test/` of a folder, once."""
+    home = data_root(root) / "femnist"
     folder = home / "raw" if path is None else Path(path).expanduser()
-    files = leaf_files(folder)
+    files = {split: sorted((folder / split).glob("*.json")) for split in SPLITS}
     if not files["train"]:
         raise DatasetUnavailable(
             "femnist is not here as LEAF's JSON files.\n"
@@ -142,18 +78,241 @@ def load_femnist(
             "your paper and Pillow 9,\n    and give path= the folder data/femnist/data, which has train/ and test/, or "
             f"copy both into {home / 'raw'}\n"
             "  - leave form='leaf' out: the default form is downloaded, with 3,400 writers\n"
-            f"  - {FEMNIST.substitute}"
+            f"  - {SUBSTITUTE}"
         )
 
     def make() -> Dataset:
         try:
-            dataset = _by_writer(read_leaf(files, len(FEMNIST_CLASSES)))
+            parts = [
+                _joined(paths[0].parent, (one for path in paths for one in _leaf_writers(path)))
+                for paths in files.values()
+                if paths
+            ]
+            return replace(_dataset(parts), extra={"terms": TERMS})
         except (FormatError, OSError) as error:
             raise DatasetUnavailable(
-                f"femnist: {error}\nTo go on, let LEAF's preprocess.sh make the files again, or {FEMNIST.substitute}"
+                f"femnist: {error}\nTo go on, let LEAF's preprocess.sh make the files again, or {SUBSTITUTE}"
             ) from error
-        return replace(dataset, extra={"terms": FEMNIST.terms})
 
-    stats = [(str(file.relative_to(folder)), file.stat()) for paths in files.values() for file in paths]
-    listed = [(name, status.st_size, status.st_mtime_ns) for name, status in stats]
-    return kept(home / f"leaf-{fingerprint(str(folder.resolve()))}", fingerprint([1, listed]), make)
+    every = [file for paths in files.values() for file in paths]
+    return kept_for(home / f"leaf-{fingerprint(str(folder.resolve()))}", facts_of(every), make)
+
+
+@published(
+    "femnist",
+    "749,068 handwritten characters by 3,400 writers, 28x28x1, 62 classes; downloaded",
+    terms=TERMS,
+    files=lambda form: FILES[form],
+    alternatives=lambda form: (HDF5,) if form == "hdf5" else (),
+    folders={"leaf": load_leaf},
+    substitute=SUBSTITUTE,
+    version=2,
+)
+def read_femnist(files: Mapping[str, Path], form: Form = "fedjax") -> Dataset:
+    """Read federated EMNIST, by writer.
+
+    Args:
+        files: of the form.
+        form: fedjax's two SQLite files; the SQLite or the HDF5 files of TensorFlow Federated, with the same examples,
+            in another order; or the JSON files that LEAF's scripts make, with more writers, which are not downloaded.
+
+    Returns:
+        Dataset with inputs uint8 [n, 28, 28, 1], ink high.
+
+    Raises:
+        DatasetUnavailable: h5py is not installed, for HDF5.
+        FormatError: a file is not in its form, or damaged.
+    """
+    if form == "tff":
+        splits = tff.read_splits(files[LZMA], ("all_train", "all_test"), "pixels", (*SHAPE, 1), {"label": len(CLASSES)})
+        dataset = _dataset([Part(part.x, part.labels["label"], *_numbered(part.client)) for part in splits.values()])
+    elif form == "hdf5":
+        with _unpacked(files) as paths:
+            dataset = _dataset([_read_hdf5(paths[name]) for name in HDF5])
+    else:
+        dataset = _dataset([read_sqlite(files[name]) for name in SQLITE])
+    found = (len(dataset.client_names or ()), len(dataset.train), len(dataset.test or ()))
+    if found != (WRITERS, *EXAMPLES):
+        logger.warning(
+            "femnist has %d writers and %d + %d examples; the published set has %d writers and %d + %d",
+            *(*found, WRITERS, *EXAMPLES),
+        )
+    return dataset
+
+
+def _numbered(writers: np.ndarray) -> tuple[np.ndarray, Sequence[str]]:
+    names, client = np.unique(writers, return_inverse=True)
+    return client, names.tolist()
+
+
+def _dataset(parts: Sequence[Part]) -> Dataset:
+    writers = sorted({name for part in parts for name in part.names})
+    number = {name: place for place, name in enumerate(writers)}
+    splits = [
+        Split(part.x, part.y, np.array([number[name] for name in part.names], np.int32)[part.client]) for part in parts
+    ]
+    return Dataset(
+        "femnist",
+        splits[0],
+        splits[1] if len(splits) > 1 else None,
+        class_names=CLASSES,
+        client_names=tuple(writers),
+        mean=(0.0,),  # by convention values stay in 0 .. 1
+        std=(1.0,),
+    )
+
+
+def read_sqlite(path: Path) -> Part:
+    """Read one split in fedjax's form.
+
+    Table `federated_data(client_id, data, num_examples)`; `data` is zlib-compressed msgpack of `pixels` float32
+    [n, 28, 28] and `label` int32 [n].
+
+    Raises:
+        FormatError: no SQLite file of this form, cut short, or with content out of range; names the client.
+    """
+    from flax import serialization  # takes a moment to import
+
+    uri = f"{path.resolve().as_uri()}?mode=ro"
+    with damage(path), contextlib.closing(sqlite3.connect(uri, uri=True)) as database:
+        columns = {row[1] for row in database.execute("PRAGMA table_info(federated_data)")}
+        if not columns >= {"client_id", "data", "num_examples"}:
+            raise FormatError(
+                f"{path} is not in fedjax's form: it has no table federated_data(client_id, data, num_examples)."
+            )
+        total = database.execute("SELECT coalesce(sum(num_examples), 0) FROM federated_data").fetchone()[0]
+        if not 0 < total <= LARGEST // VALUES:
+            raise FormatError(f"{path} holds {'no' if not total else f'{total:,}'} examples.")
+        x = np.empty((total, *SHAPE, 1), np.uint8)
+        y, client = np.empty(total, np.int32), np.empty(total, np.int32)
+        names, start = [], 0
+        query = "SELECT client_id, data, num_examples FROM federated_data ORDER BY client_id"
+        for number, (client_id, data, count) in enumerate(database.execute(query)):
+            name = client_id.decode("ascii", "replace") if isinstance(client_id, bytes) else str(client_id)
+            with damage(path, f" (client {name})"):
+                unpacker = zlib.decompressobj()
+                content = unpacker.decompress(data, 4096 + 8 * count * (VALUES + 1))  # twice what the examples take
+                if not unpacker.eof:
+                    raise ValueError(f"incomplete, or more than {count} examples")
+                example = serialization.msgpack_restore(content)
+            _check(path, name, example, count)
+            stop = start + count
+            x[start:stop, ..., 0] = np.rint(255.0 * (1.0 - example["pixels"]))
+            y[start:stop], client[start:stop] = example["label"], number
+            names.append(name)
+            start = stop
+    return Part(x, y, client, names)
+
+
+def _check(path: Path, name: str, example: object, count: int) -> None:
+    """Refuse a writer's example unless it has pixels from 0 to 1 and labels in range."""
+    if not isinstance(example, dict) or not {"pixels", "label"} <= example.keys():
+        raise FormatError(f"{path}: client {name} has no `pixels` and `label`.")
+    pixels, labels = np.asarray(example["pixels"]), np.asarray(example["label"])
+    if pixels.shape != (count, *SHAPE) or labels.shape != (count,):
+        raise FormatError(
+            f"{path}: client {name} has pixels {pixels.shape} and labels {labels.shape} for {count} examples of "
+            f"{SHAPE}."
+        )
+    if count and not (pixels.min() >= 0 and pixels.max() <= 1):
+        raise FormatError(f"{path}: client {name} has pixels outside 0 to 1, or NaN.")
+    if labels.dtype.kind not in "iu":
+        raise FormatError(f"{path}: client {name} has labels of the type {labels.dtype}; whole numbers are expected.")
+    if count and not (labels.min() >= 0 and labels.max() < len(CLASSES)):
+        raise FormatError(f"{path}: client {name} has labels outside 0 to {len(CLASSES) - 1}.")
+
+
+@contextlib.contextmanager
+def _unpacked(files: Mapping[str, Path]) -> Iterator[Mapping[str, Path]]:
+    """Give the two HDF5 files; those of an archive in a temporary folder beside it."""
+    if HDF5_TAR not in files:
+        yield files
+        return
+    with tempfile.TemporaryDirectory(dir=files[HDF5_TAR].parent) as folder:
+
+        def unpack(name: str, content: IO[bytes], _: int) -> Path:
+            with (Path(folder) / name).open("wb") as file:
+                shutil.copyfileobj(content, file, 1 << 24)
+            return Path(folder) / name
+
+        yield read_tar(files[HDF5_TAR], HDF5, unpack)
+
+
+def _read_hdf5(path: Path) -> Part:
+    """Read one split of groups `examples/<writer>/` with `pixels` float32 [n, 28, 28] and `label` int32 [n]."""
+    try:
+        h5py: Any = importlib.import_module("h5py")
+    except ImportError as error:
+        raise DatasetUnavailable(
+            f"{path} is an HDF5 file, which needs: pip install 'fedjax_ssl[h5]'. Or leave form='hdf5' out: the default "
+            "form needs nothing more and has the same examples."
+        ) from error
+
+    def inside(group: Any, name: str, kind: Any) -> Any:
+        """Open a member that lies in this file: HDF5 could have any file of the machine read in its place."""
+        link = group.get(name, getlink=True)
+        if not isinstance(link, h5py.HardLink):
+            raise FormatError(f"{path} has no {group.name.rstrip('/')}/{name}, or it points to another place.")
+        found: Any = group[name]
+        if not isinstance(found, kind) or (kind is h5py.Dataset and (found.external or found.is_virtual)):
+            raise FormatError(f"{path}: {found.name} is no {kind.__name__.lower()} with content of its own.")
+        if kind is h5py.Dataset and found.size > LARGEST // VALUES:
+            raise FormatError(f"{path}: {found.name} states {found.size:,} values, which are not read.")
+        return found
+
+    try:
+        with h5py.File(path, "r") as file:
+            group = inside(file, "examples", h5py.Group)
+            writers = ((name, inside(group, name, h5py.Group)) for name in sorted(group))
+            parts = ("pixels", "label")
+            return _joined(
+                path,
+                ((name, {part: inside(writer, part, h5py.Dataset)[()] for part in parts}) for name, writer in writers),
+            )
+    except FormatError:
+        raise
+    except (OSError, RuntimeError, ValueError, TypeError, KeyError) as error:
+        raise FormatError(f"{path} is cut short, damaged or no HDF5 file: {error}") from error
+
+
+def _leaf_writers(path: Path) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+    """Read a file of LEAF's: `users`, `num_samples`, and `user_data` with `x` (rows of 784) and `y` of each."""
+    length = path.stat().st_size
+    if length > LARGEST_JSON:
+        raise FormatError(f"{path} has {length:,} bytes; more than {LARGEST_JSON:,} are not read.")
+    try:
+        content = json.loads(path.read_bytes())
+        users = content["user_data"]
+        if not isinstance(users, dict) or set(users) != set(content["users"]):
+            raise ValueError("users and user_data do not name the same writers")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise FormatError(f"{path} is cut short, damaged or not in LEAF's form: {error}") from error
+    for name in sorted(users):
+        try:
+            user = users.pop(name)  # so that the lists of a writer go when the arrays are there
+            labels = np.array(user["y"])
+            pixels = np.array(user["x"], np.float32).reshape(len(labels), *SHAPE)
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            raise FormatError(f"{path}: writer {name} has no x of rows of {VALUES} numbers, and y: {error}") from error
+        yield name, {"pixels": pixels, "label": labels}
+
+
+def _joined(path: Path, writers: Iterator[tuple[str, dict[str, np.ndarray]]]) -> Part:
+    """Put the examples of all writers together, in the order of their names."""
+    found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    total = 0
+    for name, example in writers:
+        count = len(example["label"])
+        _check(path, name, example, count)
+        if name in found:
+            raise FormatError(f"{path} has the writer {name} twice.")
+        total += count
+        if total > LARGEST // VALUES:
+            raise FormatError(f"{path} has more than {LARGEST // VALUES:,} examples, which are not read.")
+        ink = np.rint(255.0 * (1.0 - example["pixels"])).astype(np.uint8)[..., None]
+        found[name] = ink, example["label"].astype(np.int32)
+    if not total:
+        raise FormatError(f"{path} has no examples.")
+    names = sorted(found)
+    x, y = (np.concatenate([found[name][place] for name in names]) for place in (0, 1))
+    return Part(x, y, np.repeat(np.arange(len(names), dtype=np.int32), [len(found[name][1]) for name in names]), names)

@@ -7,20 +7,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.data.dataset import Dataset
-from fedjax_ssl.data.sources.cache import data_root, fingerprint, kept
-from fedjax_ssl.data.sources.columns import TEST, TRAIN, VALIDATION, Texts, misspelt, read_columns
-from fedjax_ssl.data.sources.fetch import DatasetUnavailable
-from fedjax_ssl.data.sources.pictures import Fit, Listing, Pictures, is_text, list_images, read_images, spelling
-from fedjax_ssl.data.sources.problems import BadData, Findings, some
-from fedjax_ssl.data.sources.proportions import proportions_digest
-from fedjax_ssl.data.sources.spreadsheet import PARQUET, SEPARATED, Sheet, as_text, read_sheet
+from fedjax_ssl.data.reading.cache import data_root, fingerprint, kept_for
+from fedjax_ssl.data.reading.columns import TEST, TRAIN, VALIDATION, Texts, misspelt, read_columns
+from fedjax_ssl.data.reading.pictures import (
+    Fit,
+    Listing,
+    Pictures,
+    check_options,
+    is_text,
+    list_images,
+    read_images,
+    spelling,
+)
+from fedjax_ssl.data.reading.problems import BadData, DatasetUnavailable, Findings, some
+from fedjax_ssl.data.reading.proportions import proportions_digest
+from fedjax_ssl.data.reading.register import dataset
+from fedjax_ssl.data.reading.tables import PARQUET, SEPARATED, Sheet, as_text, read_sheet
 from fedjax_ssl.errors import counted
 from fedjax_ssl.registry import did_you_mean
 
-# Part of the cache's name: raise it whenever the same files give other arrays.
-VERSION = 1
 UNLABELLED = ("unlabelled", "unlabeled")  # a folder of this name is no class
 LAYOUT = (
     "images belong into PATH/SITE/CLASS/ or PATH/CLASS/ (with train/ and test/ above, if there are test images), or a "
@@ -30,6 +36,12 @@ LAYOUT = (
 logger = logging.getLogger(__name__)
 
 
+@dataset(
+    "folder",
+    "your own images: path= a folder of them by site and class, or with a table of file, label, client",
+    terms="yours",
+    kind="own",
+)
 def load_folder(
     *,
     root: Path | str | None = None,
@@ -48,7 +60,7 @@ def load_folder(
     set_column: str = "set",
     coarse_column: str = "coarse",
 ) -> Dataset:
-    """Reads a folder of images, once; the arrays are kept in `<root>/folder/` until a file or an option changes.
+    """Read a folder of images, once; the arrays are kept in `<root>/folder/` until a file or an option changes.
 
     Without a table, the names of the folders say site and class, and train/ and test/ above them the split; the folder
     "unlabelled" and images directly in the folder of a site have no label. With a table, it has a row per image:
@@ -64,7 +76,7 @@ def load_folder(
         fit: how an image becomes a square: its middle cut out, all of it stretched, or padded with black.
         white: value of an image with more than 8 bits that is shown as white; by default that of the fewest bits.
         classes: names of all classes in order; by default those that occur.
-        proportions: CSV file with the class shares of each client's sets; see `fedjax_ssl.data.sources.proportions`.
+        proportions: CSV file with the class shares of each client's sets; see `fedjax_ssl.data.reading.proportions`.
         file_column: the table's name for `file`.
         label_column: for `label`.
         client_column: for `client`.
@@ -82,7 +94,7 @@ def load_folder(
     """
     if path is None:
         raise ValueError(f'load("folder") needs path=, a folder of images: {LAYOUT}')
-    _check_options(size, channels, white)
+    check_options(size, channels, white)
     given = Path(path).expanduser()
     if not given.exists():
         raise DatasetUnavailable(f"folder: {given} is not there. Give path= a folder: {LAYOUT}.")
@@ -106,10 +118,10 @@ def load_folder(
         logger.info("%s: reading %d images; this is done once", given, len(files))
         return _dataset(given, files, texts, classes, proportions, pictures, findings)
 
-    content = [VERSION, listing.digest, proportions_digest(proportions), str(table)]
+    content = [listing.digest, proportions_digest(proportions), str(table)]
     place = [str(folder.resolve()), told, str(proportions)]
     home = data_root(root) / "folder" / f"{folder.resolve().name}-{fingerprint(place)}"
-    return kept(home, fingerprint(content), make)
+    return kept_for(home, content, make)
 
 
 def _check_names(listing: Listing, findings: Findings) -> None:
@@ -120,15 +132,6 @@ def _check_names(listing: Listing, findings: Findings) -> None:
             f"{counted(len(foreign), 'image lies', 'images lie')} under names that are not UTF-8, first "
             f"{os.fsencode(foreign[0]).decode('utf-8', 'backslashreplace')}; rename these files and folders"
         )
-
-
-def _check_options(size: int | None, channels: int | None, white: int | None) -> None:
-    if size is not None:
-        check_whole_numbers(size=size)
-    if white is not None:
-        check_whole_numbers(white=white)
-    if channels not in (None, 1, 3):
-        raise ValueError(f"channels is {channels}; allowed: 1 (grey) and 3 (colour)")
 
 
 def _table(folder: Path, column: str) -> Path | None:
@@ -172,10 +175,7 @@ def _dataset(
         texts = texts.rows(pictures.rows)
         columns = read_columns(texts, len(pictures.rows), classes, Findings() if findings.problems else findings)
     findings.stop(given)
-    try:
-        return columns.dataset("folder", pictures.x, proportions, list(dict.fromkeys(findings.notes)))
-    except ValueError as error:
-        raise BadData(given, [str(error)]) from error
+    return columns.dataset("folder", given, pictures.x, proportions, list(dict.fromkeys(findings.notes)))
 
 
 def _by_folders(folder: Path, listing: Listing, layout: str, findings: Findings) -> tuple[Sequence[str], Texts]:

@@ -5,51 +5,30 @@ digits and a similar spread of examples per client. Every image is drawn from ou
 FEMNIST's shapes, skew and look-alikes, not its content: **never report accuracies on it as FEMNIST's.**
 """
 
-from functools import partial
 from pathlib import Path
-
-import jax
-import jax.numpy as jnp
-import numpy as np
-from jax import lax
-from jax.scipy.special import ndtr
-from jaxtyping import Array, Float, Int, Key, UInt8
 
 from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.sources.cache import data_root, load_converted, save_converted
-from fedjax_ssl.data.sources.glyph_strokes import CHARACTERS, form_table
-from fedjax_ssl.keys import named_key
+from fedjax_ssl.data.reading.cache import data_root, kept
+from fedjax_ssl.data.reading.register import dataset
 
 # Part of the cache's name: raise it whenever the same options give another dataset.
 VERSION = 2
-SIZE = 28
-BLOCK = 256
-PIXELS_PER_UNIT = 1.5
-UNITS_PER_HALF_HEIGHT = 8.0
-MIDDLE_HEIGHT = 4.0
-EDGE_SOFTNESS = 1.2
-WARP_NUMBERS = 15
-DIGIT_SHARE = 0.51
-CAPITAL_SHARE = 0.25
-TRAIN_SHARE = 0.9
 MEAN_EXAMPLES = 227
 # With fewer, a writer could be left without a test example.
 MIN_EXAMPLES = 40
-# FEMNIST's spread, 85 of 227, and how many deviations a writer may lie off the mean.
-RELATIVE_DEVIATION = 85 / 227
-MAX_DEVIATIONS = 2.3
-# How often the letters a to z come in English text, in percent.
-LETTER_PERCENT = (
-    *(8.2, 1.5, 2.8, 4.3, 12.7, 2.2, 2.0, 6.1, 7.0, 0.15, 0.8, 4.0, 2.4),
-    *(6.7, 7.5, 1.9, 0.1, 6.0, 6.3, 9.1, 2.8, 1.0, 2.4, 0.15, 2.0, 0.1),
+
+
+@dataset(
+    "glyphs",
+    "rendered characters by writer, 28x28x1, 62 classes, a stand-in shaped like FEMNIST; in the package",
+    terms="part of this package, Apache-2.0",
+    kind="embedded",
 )
-
-
 def load_glyphs(
     *, root: str | Path | None = None, writers: int = 100, seed: int = 0, examples: int = MEAN_EXAMPLES
 ) -> Dataset:
-    """Draws the set, or opens it if these options were drawn before.
+    """Draw the set, or open it if these options were drawn before.
 
     The first writers of a larger set are the writers of a smaller one with the same seed and `examples`. Each writer's
     examples are split 90 / 10 into train and test, as FEMNIST's are. Backends may round single grey values differently.
@@ -71,142 +50,27 @@ def load_glyphs(
         raise ValueError(f"glyphs: examples is {examples}; the mean per writer must be at least {MIN_EXAMPLES}.")
     if not 0 <= seed < 2**31:
         raise ValueError(f"glyphs: seed is {seed}; it must be from 0 to {2**31 - 1}.")
-    folder = data_root(root) / "glyphs" / f"v{VERSION}-writers{writers}-seed{seed}-examples{examples}"
-    cached = load_converted(folder)
-    if cached is not None:
-        return cached
-    with jax.enable_x64(False):  # the same images, and the same compiled program, whatever the caller's types
-        dataset = _draw(writers, seed, examples)
-    save_converted(dataset, folder)
-    return dataset
 
+    def make() -> Dataset:
+        import jax
 
-def _draw(writers: int, seed: int, examples: int) -> Dataset:
-    key = named_key(jax.random.key(seed), "glyphs")
-    most = round(examples * (1 + MAX_DEVIATIONS * RELATIVE_DEVIATION))
-    counts, labels = jax.device_get(_texts(key, jnp.arange(writers, dtype=jnp.int32), examples, most))
-    written = np.arange(most) < counts[:, None]
-    writer, position = (index.astype(np.int32) for index in np.nonzero(written))
-    label = labels[written]
-    images = np.empty((len(label), SIZE, SIZE, 1), np.uint8)
-    for start in range(0, len(label), BLOCK):
-        # Every block has the same size, so that one program draws them all; the last one wraps around.
-        rows = np.arange(start, start + BLOCK) % len(label)
-        block = _render(key, writer[rows], position[rows], label[rows])
-        images[start : start + BLOCK, ..., 0] = np.asarray(block)[: len(label) - start]
-    # Positions are exchangeable, so the first nine tenths are a random choice.
-    is_train = position < np.rint(TRAIN_SHARE * counts)[writer]
-    train, test = (Split(images[chosen], label[chosen], writer[chosen]) for chosen in (is_train, ~is_train))
-    return Dataset(
-        name="glyphs",
-        train=train,
-        test=test,
-        class_names=CHARACTERS,
-        client_names=tuple(f"writer {w}" for w in range(writers)),
-        mean=(0.0,),  # as FEMNIST, whose values stay in 0 .. 1 by convention
-        std=(1.0,),
-        extra={"writers": writers, "seed": seed, "examples": examples, "version": VERSION},
-    )
+        from fedjax_ssl.data.reading.drawing import CHARACTERS, draw
 
+        with jax.enable_x64(False):  # the same images, and the same compiled program, whatever the caller's types
+            drawn = draw(writers, seed, examples)
+        train, test = (
+            Split(drawn.images[chosen], drawn.label[chosen], drawn.writer[chosen])
+            for chosen in (drawn.is_train, ~drawn.is_train)
+        )
+        return Dataset(
+            "glyphs",
+            train,
+            test,
+            class_names=CHARACTERS,
+            client_names=tuple(f"writer {w}" for w in range(writers)),
+            mean=(0.0,),  # as FEMNIST, whose values stay in 0 .. 1 by convention
+            std=(1.0,),
+            extra={"writers": writers, "seed": seed, "examples": examples, "version": VERSION},
+        )
 
-def _class_bounds() -> np.ndarray:
-    """Upper bounds of the classes' shares in 0 .. 1, without the last one, which is 1."""
-    letters = np.array(LETTER_PERCENT)
-    letters = 0.5 * letters / letters.sum() + 0.5 / len(letters)
-    small_share = 1 - DIGIT_SHARE - CAPITAL_SHARE
-    shares = np.concatenate([np.full(10, DIGIT_SHARE / 10), CAPITAL_SHARE * letters, small_share * letters])
-    return np.cumsum(shares)[:-1].astype(np.float32)
-
-
-@partial(jax.jit, static_argnums=(2, 3))
-def _texts(
-    key: Key[Array, ""], writers: Int[Array, "w"], examples: int, most: int
-) -> tuple[Int[Array, "w"], Int[Array, "w most"]]:
-    """How many characters each writer writes, and which."""
-
-    def text(writer: Int[Array, ""]) -> tuple[Int[Array, ""], Int[Array, "most"]]:
-        stream = named_key(jax.random.fold_in(key, writer), "text")
-        deviation = jnp.clip(_normal(named_key(stream, "count"), 1)[0], -MAX_DEVIATIONS, MAX_DEVIATIONS)
-        count = jnp.rint(examples * (1 + RELATIVE_DEVIATION * deviation)).astype(jnp.int32)
-        # A one-dimensional draw keeps its first values when it gets longer: `most` does not change the text.
-        place = jax.random.uniform(named_key(stream, "labels"), (most,), jnp.float32)
-        return count, jnp.searchsorted(jnp.asarray(_class_bounds()), place, side="right").astype(jnp.int32)
-
-    return jax.vmap(text)(writers)
-
-
-@jax.jit
-def _render(
-    key: Key[Array, ""], writer: Int[Array, "b"], position: Int[Array, "b"], label: Int[Array, "b"]
-) -> UInt8[Array, "b 28 28"]:
-    """Draws one image per row; a row's image depends on nothing but the key and its own three numbers."""
-    segments, radius, ink = jax.vmap(partial(_written, key))(writer, position, label)
-    centres = jnp.arange(SIZE, dtype=jnp.float32) - (SIZE - 1) / 2
-    x, y = centres[None, None, :], -centres[None, :, None]
-
-    def nearer(squared: Float[Array, "b 28 28"], segment: Float[Array, "b 2 2"]):
-        start, along = segment[:, 0], segment[:, 1] - segment[:, 0]
-        along_x, along_y = along[:, 0, None, None], along[:, 1, None, None]
-        from_x, from_y = x - start[:, 0, None, None], y - start[:, 1, None, None]
-        length = along_x**2 + along_y**2
-        place = jnp.clip((from_x * along_x + from_y * along_y) / jnp.maximum(length, 1e-12), 0, 1)
-        return jnp.minimum(squared, (from_x - place * along_x) ** 2 + (from_y - place * along_y) ** 2), None
-
-    farthest = jnp.full((len(writer), SIZE, SIZE), float(SIZE * SIZE), jnp.float32)
-    squared, _ = lax.scan(nearer, farthest, jnp.moveaxis(segments, 1, 0))
-    coverage = jnp.clip((radius[:, None, None] - jnp.sqrt(squared)) / EDGE_SOFTNESS + 0.5, 0, 1)
-    return jnp.rint(255 * ink[:, None, None] * coverage).astype(jnp.uint8)
-
-
-def _written(
-    key: Key[Array, ""], writer: Int[Array, ""], position: Int[Array, ""], label: Int[Array, ""]
-) -> tuple[Float[Array, "s 2 2"], Float[Array, ""], Float[Array, ""]]:
-    """One character as this writer writes it this time: segments and pen radius in pixels, and how dark.
-
-    The strengths were set by eye, on contact sheets: as much variety as leaves every character readable.
-    """
-    hand = jax.random.fold_in(key, writer)
-    style = _normal(named_key(hand, "style"), 6)
-    letter = _normal(jax.random.fold_in(named_key(hand, "letter"), label), 1 + WARP_NUMBERS)
-    chance = _normal(jax.random.fold_in(named_key(hand, "sample"), position), 7 + WARP_NUMBERS)
-
-    table, first_form, num_forms = (jnp.asarray(part) for part in form_table())
-    # The distribution function makes a normal number uniform: every form is as likely as the others.
-    choice = jnp.floor(ndtr(letter[0]) * num_forms[label].astype(jnp.float32)).astype(jnp.int32)
-    form = first_form[label] + jnp.minimum(choice, num_forms[label] - 1)
-    points = (table[form] - jnp.array([0.0, MIDDLE_HEIGHT], jnp.float32)) / UNITS_PER_HALF_HEIGHT
-    points = points + _warp(letter[1:], points, 0.07)
-    points = points + _warp(chance[7:], points, 0.042)
-
-    angle = 0.03 * style[0] + 0.07 * chance[0]
-    slant = 0.1 + 0.2 * style[1] + 0.07 * chance[1]
-    height = jnp.exp(0.1 * style[2] + 0.08 * chance[2])
-    width = height * jnp.exp(0.14 * style[3] + 0.07 * chance[3])
-    cos, sin = jnp.cos(angle), jnp.sin(angle)
-    x, y = points[..., 0] * width + points[..., 1] * height * slant, points[..., 1] * height
-    points = PIXELS_PER_UNIT * UNITS_PER_HALF_HEIGHT * jnp.stack([cos * x - sin * y, sin * x + cos * y], axis=-1)
-
-    radius = jnp.clip(1.15 * jnp.exp(0.25 * style[4] + 0.08 * chance[4]), 0.7, 1.85)
-    ink = jnp.clip(0.97 + 0.06 * style[5], 0.8, 1.0)
-    return _placed(points, radius, chance[5:7]), radius, ink
-
-
-def _placed(points: Float[Array, "s 2 2"], radius: Float[Array, ""], shift: Float[Array, "2"]) -> Float[Array, "s 2 2"]:
-    """Centres a character, makes it smaller if it is too large for the image, and shifts it while it fits."""
-    low, high = points.min((0, 1)), points.max((0, 1))
-    room = (SIZE - 1) / 2 - radius - EDGE_SOFTNESS / 2
-    half = (high - low) / 2
-    scale = jnp.minimum(1, room / jnp.maximum(half.max(), 1e-6))
-    slack = room - scale * half
-    return scale * (points - (low + high) / 2) + jnp.clip(shift, -slack, slack)
-
-
-def _warp(numbers: Float[Array, "15"], points: Float[Array, "*s 2"], strength: float) -> Float[Array, "*s 2"]:
-    """A smooth displacement from normal numbers: three plane waves longer than strokes are apart."""
-    numbers = numbers.reshape(3, 5)
-    waves, phases, amplitudes = 1.7 * numbers[:, :2], 3 * numbers[:, 2], strength * numbers[:, 3:]
-    return jnp.sin(jnp.einsum("...d,kd->...k", points, waves) + phases) @ amplitudes
-
-
-def _normal(key: Key[Array, ""], count: int) -> Float[Array, "count"]:
-    return jax.random.normal(key, (count,), jnp.float32)
+    return kept(data_root(root) / "glyphs" / f"v{VERSION}-writers{writers}-seed{seed}-examples{examples}", make)

@@ -13,17 +13,15 @@ import numpy as np
 
 from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.sources.archives import load_archive
-from fedjax_ssl.data.sources.cache import ROOT_VARIABLE, data_root, fingerprint, kept
-from fedjax_ssl.data.sources.entries import EMBEDDED, Archive, RemoteFile
-from fedjax_ssl.data.sources.fetch import DatasetUnavailable
-from fedjax_ssl.data.sources.formats import FormatError
-from fedjax_ssl.data.sources.pickles import read_pickle
-from fedjax_ssl.data.sources.pictures import list_images, read_images
-from fedjax_ssl.data.sources.problems import Findings
+from fedjax_ssl.data.reading.archives import EMBEDDED, RemoteFile
+from fedjax_ssl.data.reading.cache import ROOT_VARIABLE, data_root, fingerprint, kept_for
+from fedjax_ssl.data.reading.formats import FormatError
+from fedjax_ssl.data.reading.pickles import read_pickle
+from fedjax_ssl.data.reading.pictures import list_images, read_images
+from fedjax_ssl.data.reading.problems import DatasetUnavailable, Findings
+from fedjax_ssl.data.reading.register import published
 
 NAME = "mini_imagenet"
-VERSION = 1  # of what folders become: goes into the cache's name
 SIDE = 84
 SPLITS = ("train", "test")
 TEST_SHARE = 6  # one image in six of a class is a test image: 100 of 600
@@ -35,63 +33,82 @@ TERMS = "images from ImageNet, for non-commercial research; cite Vinyals et al. 
 Form = Literal["pickles", "folders"]
 
 
-def load_mini_imagenet(
-    *,
-    root: str | Path | None = None,
-    path: str | Path | None = None,
-    download: bool = True,
-    form: Form = "pickles",
-    size: int = SIDE,
+def _check(form: str, size: int) -> None:
+    check_whole_numbers(size=size)
+    if size != SIDE:
+        raise ValueError(f"size is {size}; the images of the pickles have {SIDE}; other sizes with form='folders'")
+
+
+def load_folders(
+    *, root: str | Path | None = None, path: str | Path | None = None, form: str = "folders", size: int = SIDE
 ) -> Dataset:
-    """Loads Mini-ImageNet with all 100 classes in training and test examples.
+    """Read the folders `train/CLASS/` and `test/CLASS/`, whose division is kept."""
+    check_whole_numbers(size=size)
+    home = data_root(root) / NAME
+    folder = home / "raw" if path is None else Path(path).expanduser()
+    if not all((folder / split).is_dir() for split in SPLITS):
+        raise DatasetUnavailable(
+            f"{NAME} is not here as folders of images.\n"
+            f"  looked  {', '.join(f'{folder / split}/' for split in SPLITS)}\n"
+            "To go on, do one of these:\n"
+            "  - unpack train.tar.gz and test.tar.gz there, so that images are train/CLASS/NAME.jpg "
+            "(https://ptak.felk.cvut.cz/personal/toliageo/share/lpdeep/)\n"
+            f"  - give path= the folder that has train/ and test/, or point {ROOT_VARIABLE} or root= at a folder that "
+            f"has {NAME}/raw/ with them\n"
+            "  - leave form='folders' out: the pickles are downloaded\n"
+            f"  - run on data that needs no download: {EMBEDDED}"
+        )
+    listing = list_images(folder)
+    told = fingerprint([str(folder.resolve()), size])
+    return kept_for(home / f"folders-{told}", listing.digest, partial(_read_folders, folder, listing.images, size))
+
+
+def _read_folders(folder: Path, images: Sequence[str], size: int) -> Dataset:
+    files = [match for name in images if (match := re.fullmatch(r"(train|test)/([^/]+)/[^/]+", name))]
+    if not files:
+        raise DatasetUnavailable(f"{NAME}: {folder} has no images train/CLASS/NAME.jpg and test/CLASS/NAME.jpg.")
+    names = sorted({match[2] for match in files})
+    number = {name: place for place, name in enumerate(names)}
+    findings = Findings()
+    places, shown = [folder / match[0] for match in files], [match[0] for match in files]
+    pictures = read_images(places, shown, size=size, channels=3, fit="crop", white=None, findings=findings)
+    if findings.problems:
+        raise DatasetUnavailable(f"{NAME}: {folder}: {findings.problems[0]}")
+    y = np.array([number[files[row][2]] for row in pictures.rows], np.int32)
+    is_test = np.array([files[row][1] == "test" for row in pictures.rows])
+    if is_test.all() or not is_test.any():
+        raise DatasetUnavailable(f"{NAME}: {folder} has no {SPLITS[not is_test.all()]} images that can be read.")
+    train, test = (Split(pictures.x[part], y[part]) for part in (~is_test, is_test))
+    if (found := (len(train), len(test))) != EXAMPLES:
+        findings.notes.append("{:,} + {:,} images; the published set has {:,} + {:,}".format(*found, *EXAMPLES))
+    extra = {"terms": TERMS, "notes": findings.notes}
+    return Dataset(name=NAME, train=train, test=test, class_names=tuple(names), extra=extra)
+
+
+@published(
+    NAME,
+    "60,000 photographs, 84x84x3, 100 classes; downloaded, 1.3 GB, or form=folders",
+    terms=TERMS,
+    files=tuple(RemoteFile(name, (f"{HOST}/{name}",)) for name in PICKLES),
+    alternatives=(tuple(name.replace("validation", "val") for name in PICKLES),),
+    examples=EXAMPLES,
+    check=_check,
+    folders={"folders": load_folders},
+)
+def read_pickles(files: Mapping[str, Path], form: Form = "pickles", size: int = SIDE) -> Dataset:
+    """Read Mini-ImageNet with all 100 classes in training and test examples.
 
     The pickles are cut by class, for learning from few examples. Here the 600 images of every class are put together
     and a sixth of them, always the same ones, are test images. Folders `train/CLASS/` and `test/CLASS/` keep their own
     division.
 
     Args:
-        root: folder of all datasets.
-        path: folder with the original files, or with `train/` and `test/`.
-        download: whether the network may be used, for the pickles.
+        files: pickles of `image_data` uint8 [n, 84, 84, 3] and `class_dict`, rows by name of the class.
         form: three pickles as learn2learn publishes them, or folders of images.
         size: side of the images; of folders whatever the images have, of pickles 84 alone.
 
     Returns:
         Dataset with inputs uint8 [n, size, size, 3]; there are no natural clients.
-
-    Raises:
-        DatasetUnavailable: it is neither here nor to be had, or damaged.
-        ValueError: a size below 1, or another one than 84 for pickles.
-    """
-    check_whole_numbers(size=size)
-    if form == "folders":
-        return _load_folders(root, path, size)
-    if size != SIDE:
-        raise ValueError(f"size is {size}; the images of the pickles have {SIDE}; other sizes with form='folders'")
-    return load_archive(mini_imagenet(), root=root, path=path, download=download)
-
-
-def mini_imagenet(form: Form = "pickles", size: int = SIDE) -> Archive:
-    """The catalogue entry of the pickles.
-
-    Raises:
-        ValueError: of folders, which nobody publishes in this form.
-    """
-    if form != "pickles":
-        raise ValueError(f"{NAME} with form={form!r} is a folder of images of your own, without files to compare with")
-    return Archive(
-        name=NAME,
-        description="60,000 photographs, 84x84x3, 100 classes; downloaded, 1.3 GB, or form=folders",
-        files=tuple(RemoteFile(name, (f"{HOST}/{name}",)) for name in PICKLES),
-        alternatives=(tuple(name.replace("validation", "val") for name in PICKLES),),
-        read=read_pickles,
-        terms=TERMS,
-        examples=EXAMPLES,
-    )
-
-
-def read_pickles(files: Mapping[str, Path]) -> Dataset:
-    """From pickles of `image_data` uint8 [n, 84, 84, 3] and `class_dict`, rows by name of the class.
 
     Raises:
         FormatError: a file is not in this form, damaged, or would run code.
@@ -132,46 +149,3 @@ def _classes(path: Path) -> dict[str, np.ndarray]:
             raise FormatError(f"{path}: the rows of class {name!r} are no list of numbers below {len(images):,}.")
         found_rows[str(name)] = images[whole]
     return found_rows
-
-
-def _load_folders(root: str | Path | None, path: str | Path | None, size: int) -> Dataset:
-    home = data_root(root) / NAME
-    folder = home / "raw" if path is None else Path(path).expanduser()
-    if not all((folder / split).is_dir() for split in SPLITS):
-        raise DatasetUnavailable(
-            f"{NAME} is not here as folders of images.\n"
-            f"  looked  {', '.join(f'{folder / split}/' for split in SPLITS)}\n"
-            "To go on, do one of these:\n"
-            "  - unpack train.tar.gz and test.tar.gz there, so that images are train/CLASS/NAME.jpg "
-            "(https://ptak.felk.cvut.cz/personal/toliageo/share/lpdeep/)\n"
-            f"  - give path= the folder that has train/ and test/, or point {ROOT_VARIABLE} or root= at a folder that "
-            f"has {NAME}/raw/ with them\n"
-            "  - leave form='folders' out: the pickles are downloaded\n"
-            f"  - run on data that needs no download: {EMBEDDED}"
-        )
-    listing = list_images(folder)
-    told = fingerprint([str(folder.resolve()), size])
-    content = fingerprint([VERSION, listing.digest])
-    return kept(home / f"folders-{told}", content, partial(_read_folders, folder, listing.images, size))
-
-
-def _read_folders(folder: Path, images: Sequence[str], size: int) -> Dataset:
-    files = [match for name in images if (match := re.fullmatch(r"(train|test)/([^/]+)/[^/]+", name))]
-    if not files:
-        raise DatasetUnavailable(f"{NAME}: {folder} has no images train/CLASS/NAME.jpg and test/CLASS/NAME.jpg.")
-    names = sorted({match[2] for match in files})
-    number = {name: place for place, name in enumerate(names)}
-    findings = Findings()
-    places, shown = [folder / match[0] for match in files], [match[0] for match in files]
-    pictures = read_images(places, shown, size=size, channels=3, fit="crop", white=None, findings=findings)
-    if findings.problems:
-        raise DatasetUnavailable(f"{NAME}: {folder}: {findings.problems[0]}")
-    y = np.array([number[files[row][2]] for row in pictures.rows], np.int32)
-    is_test = np.array([files[row][1] == "test" for row in pictures.rows])
-    if is_test.all() or not is_test.any():
-        raise DatasetUnavailable(f"{NAME}: {folder} has no {SPLITS[not is_test.all()]} images that can be read.")
-    train, test = (Split(pictures.x[part], y[part]) for part in (~is_test, is_test))
-    if (found := (len(train), len(test))) != EXAMPLES:
-        findings.notes.append("{:,} + {:,} images; the published set has {:,} + {:,}".format(*found, *EXAMPLES))
-    extra = {"terms": TERMS, "notes": findings.notes}
-    return Dataset(name=NAME, train=train, test=test, class_names=tuple(names), extra=extra)

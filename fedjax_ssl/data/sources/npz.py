@@ -12,8 +12,9 @@ import numpy as np
 from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.data.correspondence import check_correspondence
 from fedjax_ssl.data.dataset import Dataset, Split, check_finite, check_labels
-from fedjax_ssl.data.sources.fetch import DatasetUnavailable
-from fedjax_ssl.data.sources.proportions import read_proportions
+from fedjax_ssl.data.reading.problems import DatasetUnavailable
+from fedjax_ssl.data.reading.proportions import read_proportions
+from fedjax_ssl.data.reading.register import dataset
 
 KERAS_NAMES = {"x_train": "inputs", "y_train": "labels", "x_test": "test_inputs", "y_test": "test_labels"}
 NEEDED = ("inputs", "labels")
@@ -28,6 +29,12 @@ _DAMAGES = (
 )
 
 
+@dataset(
+    "npz",
+    "your own arrays: path= an .npz file with `inputs`, `labels` and, if known, `client`",
+    terms="yours",
+    kind="own",
+)
 def load_npz(
     *,
     path: Path | str | None = None,
@@ -35,7 +42,7 @@ def load_npz(
     input_max: float | None = None,
     proportions: Path | str | None = None,
 ) -> Dataset:
-    """Loads an `.npz` file of arrays (no pickled objects).
+    """Load an `.npz` file of arrays (no pickled objects).
 
     Read are `inputs`, `labels` and, where present, `client`, `test_inputs`, `test_labels`, `test_client`,
     `class_names`, `coarse`, `correspondence` and `set`; also Keras' names `x_train`, `y_train`, `x_test`, `y_test`.
@@ -49,7 +56,7 @@ def load_npz(
         path: the file.
         num_classes: K. By default it follows from the labels, and then every class must occur.
         input_max: the stored value that maps to 1.0; by default 255 for uint8 and 1 for floating point.
-        proportions: CSV file with the class shares of each client's sets; see `fedjax_ssl.data.sources.proportions`.
+        proportions: CSV file with the class shares of each client's sets; see `fedjax_ssl.data.reading.proportions`.
 
     Returns:
         The dataset, named "npz".

@@ -8,7 +8,6 @@ import io
 import re
 import zipfile
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -17,76 +16,59 @@ from PIL import Image
 
 from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.sources.archives import load_archive
-from fedjax_ssl.data.sources.entries import Archive, RemoteFile
-from fedjax_ssl.data.sources.formats import FormatError, damage
+from fedjax_ssl.data.reading.archives import RemoteFile
+from fedjax_ssl.data.reading.formats import FormatError, damage
+from fedjax_ssl.data.reading.register import published
 
 Subset = Literal["all", "background", "evaluation", "small1", "small2"]
 HOST = "https://github.com/brendenlake/omniglot/raw/master/python"
 SIDE = 105
 LARGEST_IMAGE = 1 << 16  # bytes; the originals have some 300
-
-
-def _file(name: str, size: int, sha256: str) -> RemoteFile:
-    return RemoteFile(name, (f"{HOST}/{name}",), size, sha256)
-
-
-# fmt: off
 FILES = {
-    "background": _file("images_background.zip", 9_464_212, "ad41ab679c8b5d90b271ef46be6987cc81211774a695c29dcc5367b2b26ee640"),  # noqa: E501
-    "evaluation": _file("images_evaluation.zip", 6_462_886, "1f61a8f3366785b057fc117d9228e78a16e3d976c8953b2a10fcc74cf0609cee"),  # noqa: E501
-    "small1": _file("images_background_small1.zip", 1_319_022, "f38eb80f801274ac2b4dff5b24289016bfaba4a7d5bb50deebf27104ad6cb8a4"),  # noqa: E501
-    "small2": _file("images_background_small2.zip", 1_580_917, "3ccaa407515a8778e5d0861875af38b17e418f301ad5bb3b5a6b65d901a41c7f"),  # noqa: E501
+    part: RemoteFile(name, (f"{HOST}/{name}",), size, sha256)
+    for part, name, size, sha256 in (
+        (
+            *("background", "images_background.zip", 9_464_212),
+            "ad41ab679c8b5d90b271ef46be6987cc81211774a695c29dcc5367b2b26ee640",
+        ),
+        (
+            *("evaluation", "images_evaluation.zip", 6_462_886),
+            "1f61a8f3366785b057fc117d9228e78a16e3d976c8953b2a10fcc74cf0609cee",
+        ),
+        (
+            *("small1", "images_background_small1.zip", 1_319_022),
+            "f38eb80f801274ac2b4dff5b24289016bfaba4a7d5bb50deebf27104ad6cb8a4",
+        ),
+        (
+            *("small2", "images_background_small2.zip", 1_580_917),
+            "3ccaa407515a8778e5d0861875af38b17e418f301ad5bb3b5a6b65d901a41c7f",
+        ),
+    )
 }
-# fmt: on
 EXAMPLES = {"all": 32_460, "background": 19_280, "evaluation": 13_180, "small1": 2_720, "small2": 3_120}
 
 
-def load_omniglot(
-    *,
-    root: str | Path | None = None,
-    path: str | Path | None = None,
-    download: bool = True,
-    subset: Subset = "all",
-    size: int = 28,
-) -> Dataset:
-    """Loads Omniglot; a client is a drawer of one alphabet, whose number means somebody else in another alphabet.
+@published(
+    "omniglot",
+    "32,460 characters of 50 alphabets by 20 drawers each, 28x28x1 or size=, 1,623 classes; downloaded",
+    terms="MIT; cite Lake, Salakhutdinov and Tenenbaum (2015)",
+    files=lambda subset, size: tuple(
+        FILES[part] for part in (("background", "evaluation") if subset == "all" else (subset,))
+    ),
+    examples=lambda subset, size: (EXAMPLES[subset], 0),
+    check=lambda subset, size: check_whole_numbers(1, SIDE, size=size),
+)
+def read_omniglot(files: Mapping[str, Path], subset: Subset = "all", size: int = 28) -> Dataset:
+    """Read Omniglot; a client is a drawer of one alphabet, whose number means somebody else in another alphabet.
 
     Args:
-        root: folder of all datasets.
-        path: folder with the original files.
-        download: whether the network may be used.
+        files: zip files of `.../ALPHABET/characterNN/NNNN_DD.png`, in which DD is the drawer and ink is 0.
         subset: all 50 alphabets, the 30 or the 20 of the published division, or one of the two small sets of 5.
         size: side of the images, area-averaged from 105.
 
     Returns:
         Dataset with inputs uint8 [n, size, size, 1], ink high; a class is a character of one alphabet. There is no
         test split: hold out clients.
-
-    Raises:
-        DatasetUnavailable: it is neither here nor to be had, or damaged.
-        ValueError: a size that is not 1 to 105.
-    """
-    check_whole_numbers(1, SIDE, size=size)
-    return load_archive(omniglot(subset, size), root=root, path=path, download=download)
-
-
-def omniglot(subset: Subset = "all", size: int = 28) -> Archive:
-    """The catalogue entry."""
-    parts = ("background", "evaluation") if subset == "all" else (subset,)
-    return Archive(
-        name="omniglot",
-        description="32,460 characters of 50 alphabets by 20 drawers each, 28x28x1 or size=, 1,623 classes; downloaded",
-        files=tuple(FILES[part] for part in parts),
-        read=partial(read_omniglot, size=size),
-        terms="MIT; cite Lake, Salakhutdinov and Tenenbaum (2015)",
-        variant=f"{subset}-size{size}",
-        examples=(EXAMPLES[subset], 0),
-    )
-
-
-def read_omniglot(files: Mapping[str, Path], size: int) -> Dataset:
-    """From zip files of `.../ALPHABET/characterNN/NNNN_DD.png`, in which DD is the drawer and ink is 0.
 
     Raises:
         FormatError: a file is no such archive, or an image in it is damaged.
@@ -114,8 +96,8 @@ def read_omniglot(files: Mapping[str, Path], size: int) -> Dataset:
     y = np.array([class_of[key[:2]] for key in order], np.int32)
     client = np.array([client_of[key[0], key[2]] for key in order], np.int32)
     return Dataset(
-        name="omniglot",
-        train=Split(np.stack([found[key] for key in order])[..., None], y, client),
+        "omniglot",
+        Split(np.stack([found[key] for key in order])[..., None], y, client),
         test=None,
         class_names=tuple(f"{alphabet} {character.removeprefix('character')}" for alphabet, character in classes),
         client_names=tuple(f"{alphabet} {drawer:02}" for alphabet, drawer in drawers),

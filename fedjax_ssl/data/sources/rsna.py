@@ -16,16 +16,15 @@ from PIL import Image, ImageOps
 
 from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.sources.cache import data_root, fingerprint, kept
-from fedjax_ssl.data.sources.fetch import DatasetUnavailable
-from fedjax_ssl.data.sources.formats import FormatError
-from fedjax_ssl.data.sources.pictures import in_threads, say_skipped
-from fedjax_ssl.data.sources.placed import require_placed
-from fedjax_ssl.data.sources.problems import Findings
+from fedjax_ssl.data.reading.archives import require_placed
+from fedjax_ssl.data.reading.cache import data_root, facts_of, fingerprint, kept_for
+from fedjax_ssl.data.reading.formats import FormatError
+from fedjax_ssl.data.reading.pictures import in_threads, say_skipped
+from fedjax_ssl.data.reading.problems import DatasetUnavailable, Findings
+from fedjax_ssl.data.reading.register import dataset
 from fedjax_ssl.errors import counted
 
 NAME = "rsna_hemorrhage"
-VERSION = 1  # goes into the cache's name: raise it whenever the same files give other arrays
 TABLE, IMAGES = "stage_2_train.csv", "stage_2_train"
 ANY = "any"
 CLASSES = ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "subdural")
@@ -43,10 +42,16 @@ TERMS = "Kaggle's rules of the competition, non-commercial; cite Flanders et al.
 logger = logging.getLogger(__name__)
 
 
+@dataset(
+    NAME,
+    "slices of heads with one of 5 kinds of bleeding, 128x128x3 or size=; you place Kaggle's files at path=",
+    terms=TERMS,
+    kind="placed",
+)
 def load_rsna(
     *, root: str | Path | None = None, path: str | Path | None = None, size: int = 128, max_images: int | None = None
 ) -> Dataset:
-    """Reads the training slices of the RSNA 2019 challenge that show exactly one of five kinds of bleeding.
+    """Read the training slices of the RSNA 2019 challenge that show exactly one of five kinds of bleeding.
 
     Three channels are three windows of the same slice: brain (centre 40, width 80 Hounsfield units), subdural (80,
     200) and soft tissue (40, 380). The centre square is resized once; the arrays are kept in
@@ -73,10 +78,9 @@ def load_rsna(
     home = data_root(root) / NAME
     folder = home / "raw" if path is None else Path(path).expanduser()
     require_placed(NAME, folder, (IMAGES, TABLE), STEPS)
-    status = (folder / TABLE).stat()
-    content = [VERSION, status.st_size, status.st_mtime_ns, (folder / IMAGES).stat().st_mtime_ns]
     told = fingerprint([str(folder.resolve()), size, max_images])
-    return kept(home / f"slices-{told}", fingerprint(content), lambda: _read(folder, size, max_images))
+    content = facts_of([folder / TABLE, folder / IMAGES])
+    return kept_for(home / f"slices-{told}", content, lambda: _read(folder, size, max_images))
 
 
 class _Slice(NamedTuple):

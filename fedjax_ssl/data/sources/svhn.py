@@ -10,78 +10,48 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.sources.archives import load_archive
-from fedjax_ssl.data.sources.entries import Archive, Prepared, RemoteFile, Source
-from fedjax_ssl.data.sources.formats import FormatError, damage
+from fedjax_ssl.data.reading.archives import Prepared, RemoteFile
+from fedjax_ssl.data.reading.formats import FormatError, damage
+from fedjax_ssl.data.reading.register import published
 
-HOST = "http://ufldl.stanford.edu/housenumbers"
 FILES = {
-    "train": (182_040_794, "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8"),
-    "test": (64_275_384, "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b"),
-    "extra": (1_329_278_602, "a133a4beb38a00fcdda90c9489e0c04f900b660ce8a316a5e854838379a71eb3"),
+    part: RemoteFile(f"{part}_32x32.mat", (f"http://ufldl.stanford.edu/housenumbers/{part}_32x32.mat",), *facts)
+    for part, facts in {
+        "train": (182_040_794, "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8"),
+        "test": (64_275_384, "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b"),
+        "extra": (1_329_278_602, "a133a4beb38a00fcdda90c9489e0c04f900b660ce8a316a5e854838379a71eb3"),
+    }.items()
 }
-EXAMPLES = {"train": 73_257, "test": 26_032, "extra": 531_131}
 
 
-def load_svhn(
-    *,
-    root: str | Path | None = None,
-    path: str | Path | None = None,
-    download: bool = True,
-    source: Source = "auto",
-    extra: bool = False,
-) -> Dataset:
-    """Loads SVHN, the cropped digits.
+@published(
+    "svhn",
+    "99,289 digits of house numbers, 32x32x3, 10 classes, 531,131 more with extra=; downloaded, 246 MB",
+    terms="for non-commercial use, as its page says; cite Netzer et al. (2011)",
+    files=lambda extra: tuple(FILES.values()) if extra else (FILES["train"], FILES["test"]),
+    examples=lambda extra: (73_257 + extra * 531_131, 26_032),
+    prepared=lambda extra: None if extra else Prepared("svhn_cropped", {"class_names": tuple(string.digits)}),
+)
+def read_svhn(files: Mapping[str, Path], extra: bool = False) -> Dataset:
+    """Read SVHN's cropped digits from MATLAB files with `X` [32, 32, 3, n] and `y` [n, 1], where 10 is the digit 0.
 
     Args:
-        root: folder of all datasets.
-        path: folder with the original files.
-        download: whether the network may be used.
-        source: of the files, as of `load`.
+        files: two or three files.
         extra: whether the 531,131 easier examples of `extra_32x32.mat` (1.3 GB) follow the training examples.
 
     Returns:
         Dataset with inputs uint8 [n, 32, 32, 3].
 
     Raises:
-        DatasetUnavailable: it is neither here nor to be had, or damaged.
-    """
-    return load_archive(svhn(extra), root=root, path=path, download=download, source=source)
-
-
-def svhn(extra: bool = False) -> Archive:
-    """The catalogue entry."""
-    parts = ("train", "test", *["extra"] * extra)
-    return Archive(
-        name="svhn",
-        description="99,289 digits of house numbers, 32x32x3, 10 classes, 531,131 more with extra=; downloaded, 246 MB",
-        files=tuple(RemoteFile(_file(part), (f"{HOST}/{_file(part)}",), *FILES[part]) for part in parts),
-        read=read_svhn,
-        prepared=None if extra else Prepared("svhn_cropped", {"class_names": tuple(string.digits)}),
-        terms="for non-commercial use, as its page says; cite Netzer et al. (2011)",
-        variant="extra" if extra else "",
-        examples=(EXAMPLES["train"] + extra * EXAMPLES["extra"], EXAMPLES["test"]),
-    )
-
-
-def _file(part: str) -> str:
-    return f"{part}_32x32.mat"
-
-
-def read_svhn(files: Mapping[str, Path]) -> Dataset:
-    """From MATLAB files with `X` [32, 32, 3, n] and `y` [n, 1], in which 10 stands for the digit 0.
-
-    Raises:
         FormatError: a file is no such file, or damaged.
     """
-    parts = {part: _read(files[_file(part)]) for part in FILES if _file(part) in files}
-    x, y = (np.concatenate([parts[part][place] for part in ("train", "extra") if part in parts]) for place in (0, 1))
-    return Dataset(name="svhn", train=Split(x, y), test=Split(*parts["test"]), class_names=tuple(string.digits))
+    parts = [_read(files[FILES[part].name]) for part in ("train", *["extra"] * extra)]
+    x, y = (np.concatenate([part[place] for part in parts]) for place in (0, 1))
+    return Dataset("svhn", Split(x, y), Split(*_read(files[FILES["test"].name])), class_names=tuple(string.digits))
 
 
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    # Only this reader needs scipy, which takes a moment to import.
-    from scipy.io import loadmat
+    from scipy.io import loadmat  # takes a moment to import
     from scipy.io.matlab import MatReadError
 
     try:

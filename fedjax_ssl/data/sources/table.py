@@ -7,18 +7,21 @@ from typing import Literal
 import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset
-from fedjax_ssl.data.sources.cache import data_root, fingerprint, kept
-from fedjax_ssl.data.sources.columns import Texts, misspelt, read_columns
-from fedjax_ssl.data.sources.fetch import DatasetUnavailable
-from fedjax_ssl.data.sources.problems import BadData, Findings, some
-from fedjax_ssl.data.sources.proportions import proportions_digest
-from fedjax_ssl.data.sources.spreadsheet import Sheet, as_numbers, as_text, read_sheet
+from fedjax_ssl.data.reading.cache import data_root, facts_of, fingerprint, kept_for
+from fedjax_ssl.data.reading.columns import Texts, misspelt, read_columns
+from fedjax_ssl.data.reading.problems import DatasetUnavailable, Findings, some
+from fedjax_ssl.data.reading.proportions import proportions_digest
+from fedjax_ssl.data.reading.register import dataset
+from fedjax_ssl.data.reading.tables import Sheet, as_numbers, as_text, read_sheet
 from fedjax_ssl.registry import did_you_mean
 
-# Part of the cache's name: raise it whenever the same file gives other arrays.
-VERSION = 1
 
-
+@dataset(
+    "table",
+    "your own features: path= a CSV or Parquet file with the columns label and, if known, client",
+    terms="yours",
+    kind="own",
+)
 def load_table(
     *,
     root: Path | str | None = None,
@@ -34,7 +37,7 @@ def load_table(
     set_column: str = "set",
     coarse_column: str = "coarse",
 ) -> Dataset:
-    """Reads a table of numbers, once; the arrays are kept in `<root>/table/` until the file or an option changes.
+    """Read a table of numbers, once; the arrays are kept in `<root>/table/` until the file or an option changes.
 
     Args:
         root: folder of all datasets; default $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl.
@@ -43,7 +46,7 @@ def load_table(
         ignore: columns that are not.
         missing: what becomes of rows in which a feature is empty: an error, or they are left out and counted.
         classes: names of all classes in order; by default those that occur.
-        proportions: CSV file with the class shares of each client's sets; see `fedjax_ssl.data.sources.proportions`.
+        proportions: CSV file with the class shares of each client's sets; see `fedjax_ssl.data.reading.proportions`.
         label_column: name of the class of each row; empty = no label.
         client_column: whose row it is, if there is such a column.
         split_column: train or test, if there is such a column.
@@ -82,16 +85,12 @@ def load_table(
         whole = np.isfinite(x).all(axis=1)
         columns, x = columns.rows(whole), x[whole]
         findings.stop(given)
-        try:
-            return columns.dataset("table", x, proportions, findings.notes, features=list(names))
-        except ValueError as error:
-            raise BadData(given, [str(error)]) from error
+        return columns.dataset("table", given, x, proportions, findings.notes, features=list(names))
 
-    status = given.stat()
-    content = [VERSION, status.st_size, status.st_mtime_ns, proportions_digest(proportions)]
+    content = [facts_of([given]), proportions_digest(proportions)]
     told = [str(given.resolve()), roles, features, ignore, missing, classes, str(proportions)]
     home = data_root(root) / "table" / f"{given.stem}-{fingerprint(told)}"
-    return kept(home, fingerprint(content), make)
+    return kept_for(home, content, make)
 
 
 def _check_roles(sheet: Sheet, roles: Mapping[str, str], classes: Sequence[str] | None, findings: Findings) -> None:

@@ -23,19 +23,15 @@ from flax import serialization
 
 from fedjax_ssl.data import DatasetUnavailable, load
 from fedjax_ssl.data.correspondence import CIFAR100_SUPERCLASS_OF
-from fedjax_ssl.data.sources import archives
-from fedjax_ssl.data.sources.archives import load_archive
-from fedjax_ssl.data.sources.catalog import CIFAR10, CIFAR100, MNIST, RemoteFile
-from fedjax_ssl.data.sources.femnist import FEMNIST
-from fedjax_ssl.data.sources.formats import (
-    FormatError,
-    read_cifar10_binary,
-    read_cifar100_binary,
-    read_fedjax_sqlite,
-    read_idx,
-)
+from fedjax_ssl.data.reading import archives
+from fedjax_ssl.data.reading.archives import RemoteFile, load_archive
+from fedjax_ssl.data.reading.formats import FormatError
+from fedjax_ssl.data.sources import archive
+from fedjax_ssl.data.sources.femnist import read_sqlite
+from fedjax_ssl.data.sources.mnist import read_idx
 
 ROW, COLUMN, CHANNEL = 3, 5, 1
+MNIST, CIFAR10, CIFAR100, FEMNIST = map(archive, ("mnist", "cifar10", "cifar100", "femnist"))
 
 
 def noise(rng, labels, shape):
@@ -159,10 +155,10 @@ def test_cifar100_damage(tmp_path):
     path = tmp_path / CIFAR100.files[0].name
     write_cifar100(tmp_path, splits=("train",))
     with pytest.raises(FormatError, match=r"has no test\.bin; found: train\.bin"):
-        read_cifar100_binary(path)
+        CIFAR100.read({path.name: path})
     write_cifar100(tmp_path, superclass_of=np.arange(100) // 5 + 1)
     with pytest.raises(FormatError, match=r"train\.bin has the superclass 20; there are 0 to 19"):
-        read_cifar100_binary(path)
+        CIFAR100.read({path.name: path})
     write_cifar100(tmp_path, superclass_of=np.arange(100) // 5)
     with pytest.raises(DatasetUnavailable, match="examples are not in the superclass of their class; the first has"):
         load_archive(unlocked(CIFAR100), path=tmp_path)
@@ -182,7 +178,7 @@ def test_femnist(tmp_path, caplog):
 def test_femnist_background_is_zero_and_ink_is_255(tmp_path):
     pixels = np.stack([np.ones((28, 28)), np.zeros((28, 28))]).astype(np.float32)
     write_writers(tmp_path / "w.sqlite", {"a": 2}, pixels=pixels)
-    x = read_fedjax_sqlite(tmp_path / "w.sqlite", 62).x
+    x = read_sqlite(tmp_path / "w.sqlite").x
     assert (x[0] == 0).all()
     assert (x[1] == 255).all()
 
@@ -200,7 +196,7 @@ def test_femnist_background_is_zero_and_ink_is_255(tmp_path):
 def test_femnist_bad_content(tmp_path, changes, message):
     write_writers(tmp_path / "w.sqlite", {"a": 3}, **changes)
     with pytest.raises(FormatError, match=message):
-        read_fedjax_sqlite(tmp_path / "w.sqlite", 62)
+        read_sqlite(tmp_path / "w.sqlite")
 
 
 def test_femnist_other_files(tmp_path):
@@ -209,19 +205,19 @@ def test_femnist_other_files(tmp_path):
         database.execute("CREATE TABLE examples (split_name TEXT)")
     database.close()
     with pytest.raises(FormatError, match="no table federated_data"):
-        read_fedjax_sqlite(path, 62)
+        read_sqlite(path)
     path.write_text("<html>moved</html>" * 100)
     with pytest.raises(FormatError, match="not a database"):
-        read_fedjax_sqlite(path, 62)
+        read_sqlite(path)
     path.unlink()
     write_writers(path, {})
     with pytest.raises(FormatError, match="holds no examples"):
-        read_fedjax_sqlite(path, 62)
+        read_sqlite(path)
     with sqlite3.connect(path) as database:
         database.execute("INSERT INTO federated_data VALUES (?, ?, ?)", (b"w7", b"no zlib", 3))
     database.close()
     with pytest.raises(FormatError, match=r"\(client w7\) is cut short, damaged"):
-        read_fedjax_sqlite(path, 62)
+        read_sqlite(path)
 
 
 @pytest.mark.parametrize("keep", [0.3, 0.9])
@@ -231,7 +227,7 @@ def test_femnist_cut_short(tmp_path, keep):
     content = path.read_bytes()
     path.write_bytes(content[: int(keep * len(content))])
     with pytest.raises(FormatError, match=r"w\.sqlite.* is cut short, damaged"):
-        read_fedjax_sqlite(path, 62)
+        read_sqlite(path)
 
 
 def test_idx_damage(tmp_path):
@@ -246,21 +242,20 @@ def test_idx_damage(tmp_path):
         gzip.compress(struct.pack(">HBBI", 0, 8, 1, 9) + b"12345678"): r"states the shape \(9,\) but holds 8",
     }
     for damaged, message in cases.items():
-        path.write_bytes(damaged)
         with pytest.raises(FormatError, match=message):
-            read_idx(path)
+            read_idx(io.BytesIO(damaged), "a.gz")
 
 
 def test_cifar10_damage(tmp_path):
     path = tmp_path / CIFAR10.files[0].name
     write_cifar10(tmp_path, names=("data_batch_1", "data_batch_2"))
     with pytest.raises(FormatError, match=r"has no data_batch_3\.bin, data_batch_4\.bin, data_batch_5\.bin; found:"):
-        read_cifar10_binary(path)
+        CIFAR10.read({path.name: path})
     write_cifar10(tmp_path)
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
     with pytest.raises(FormatError, match="cut short, damaged"):
-        read_cifar10_binary(path)
+        CIFAR10.read({path.name: path})
 
 
 def test_search_order(tmp_path):

@@ -7,10 +7,10 @@ from sklearn.datasets import load_digits as sklearn_digits
 from sklearn.neighbors import KNeighborsClassifier
 
 from fedjax_ssl.data import OWN, available, load
-from fedjax_ssl.data.sources.catalog import ARCHIVES
+from fedjax_ssl.data.reading.drawing import FORMS, form_table
+from fedjax_ssl.data.reading.register import ENTRIES
 from fedjax_ssl.data.sources.digits import FORM_STARTS
-from fedjax_ssl.data.sources.femnist import FEMNIST_CLASSES
-from fedjax_ssl.data.sources.glyph_strokes import FORMS, form_table
+from fedjax_ssl.data.sources.femnist import CLASSES as FEMNIST_CLASSES
 
 
 @pytest.fixture(scope="module")
@@ -21,15 +21,18 @@ def glyphs(tmp_path_factory):
 
 def test_available_describes_every_name():
     names = available()
-    assert {"digits", "glyphs", *OWN, "tfds", "fed_isic2019", "rsna_hemorrhage", *ARCHIVES} == set(names)
-    assert {"mnist", "cifar10", "cifar100", "femnist"} < set(ARCHIVES)
-    assert all(("downloaded" in text) == (name in ARCHIVES) for name, text in names.items())
+    published = {"mnist", "fashion_mnist", "emnist", "cifar10", "cifar100", "cifar100_federated", "svhn", "stl10"}
+    published |= {"omniglot", "mini_imagenet", "femnist"}
+    assert set(OWN) == {"npz", "folder", "table", "huggingface"}
+    assert {"digits", "glyphs", *OWN, "tfds", "fed_isic2019", "rsna_hemorrhage", *published} == set(names)
+    assert published == {name for name, entry in ENTRIES.items() if entry.archive is not None}
+    assert all(("downloaded" in text) == (name in published) for name, text in names.items())
 
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("digit", {}, r"unknown dataset 'digit'\. Did you mean 'digits'\? Available: digits, glyphs, npz"),
+        ("digit", {}, r"unknown dataset 'digit'\. Did you mean 'digits'\? Available: digits, glyphs, folder"),
         ("zzz", {}, r"unknown dataset 'zzz'\. Available:"),
         (
             "glyphs",

@@ -173,13 +173,13 @@ def test_tables_that_are_none(read, folder):
     with pytest.raises(ValueError, match="has no column target; found: image, MEL"):
         read()
     write_table(folder, [])
-    with pytest.raises(ValueError, match="0 rows and no training example"):
+    with pytest.raises(ValueError, match="has no rows; the first line"):
         read()
     write_table(folder, [ROWS[0][:5]])
-    with pytest.raises(ValueError, match="line 2: target is None"):
+    with pytest.raises(ValueError, match="the first line has 14 cells, but line 2 has 5"):
         read()
     (folder / "train_test_split").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match="no table of comma-separated values"):
+    with pytest.raises(ValueError, match="is not UTF-8"):
         read()
 
 

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.data import DatasetUnavailable, load, verify
-from fedjax_ssl.data.sources.femnist import FEMNIST_CLASSES, femnist
-from fedjax_ssl.data.sources.femnist_forms import HDF5, TAR, leaf_files, read_hdf5, read_leaf
-from fedjax_ssl.data.sources.formats import FormatError
+from fedjax_ssl.data.reading.formats import FormatError
+from fedjax_ssl.data.sources import archive
+from fedjax_ssl.data.sources.femnist import CLASSES as FEMNIST_CLASSES
+from fedjax_ssl.data.sources.femnist import HDF5
+from fedjax_ssl.data.sources.femnist import HDF5_TAR as TAR
 
 ROW, COLUMN = 3, 5
 TRAIN, TEST = {"f1": [61, 0, 10], "f0": [7]}, {"f1": [3]}  # labels of the writers
@@ -94,7 +96,7 @@ def test_hdf5_needs_its_library_alone_and_says_so(tmp_path, monkeypatch):
 def test_hdf5_of_another_form(tmp_path, changes, message):
     path = write_hdf5(tmp_path / HDF5[0], {"f1": TRAIN["f1"]}, **changes)
     with pytest.raises(FormatError, match=message):
-        read_hdf5(dict.fromkeys(HDF5, path), 62)
+        archive("femnist", form="hdf5").read(dict.fromkeys(HDF5, path))
 
 
 def test_hdf5_that_points_elsewhere_or_is_damaged(tmp_path):
@@ -104,21 +106,21 @@ def test_hdf5_that_points_elsewhere_or_is_damaged(tmp_path):
     with h5py.File(path, "w") as file:
         file["examples"] = h5py.ExternalLink("other.h5", "/examples")
     with pytest.raises(FormatError, match="no /examples, or it points to another place"):
-        read_hdf5(dict.fromkeys(HDF5, path), 62)
+        archive("femnist", form="hdf5").read(dict.fromkeys(HDF5, path))
     with h5py.File(path, "w") as file:
         layout = h5py.VirtualLayout((3, 28, 28), "f4")
         layout[:] = h5py.VirtualSource("other.h5", "examples/f1/pixels", (3, 28, 28))
         file.create_virtual_dataset("examples/f1/pixels", layout)
     with pytest.raises(FormatError, match="no dataset with content of its own"):
-        read_hdf5(dict.fromkeys(HDF5, path), 62)
+        archive("femnist", form="hdf5").read(dict.fromkeys(HDF5, path))
     for content in (b"", b"no HDF5", (tmp_path / "other.h5").read_bytes()[:3000]):
         path.write_bytes(content)
         with pytest.raises(FormatError, match="cut short, damaged or no HDF5"):
-            read_hdf5(dict.fromkeys(HDF5, path), 62)
+            archive("femnist", form="hdf5").read(dict.fromkeys(HDF5, path))
     with tarfile.open(tmp_path / TAR, "w:bz2"):
         pass
     with pytest.raises(FormatError, match=r"has no fed_emnist_train.h5, fed_emnist_test.h5"):
-        read_hdf5({TAR: tmp_path / TAR}, 62)
+        archive("femnist", form="hdf5").read({TAR: tmp_path / TAR})
 
 
 def test_leaf_in_several_files_is_read_once(tmp_path, monkeypatch):
@@ -126,7 +128,7 @@ def test_leaf_in_several_files_is_read_once(tmp_path, monkeypatch):
     write_leaf(tmp_path / "train", {"f0": TRAIN["f0"]}, "all_data_1")
     write_leaf(tmp_path / "test", TEST)
     assert_right(load("femnist", root=tmp_path / "root", path=tmp_path, form="leaf"))
-    monkeypatch.setattr("fedjax_ssl.data.sources.femnist.read_leaf", None)
+    monkeypatch.setattr("fedjax_ssl.data.sources.femnist._leaf_writers", None)
     assert_right(load("femnist", root=tmp_path / "root", path=tmp_path, form="leaf"))
 
 
@@ -152,20 +154,12 @@ def test_leaf_files_of_another_form(tmp_path, changes, message):
 def test_leaf_files_that_are_missing_damaged_or_overlap(tmp_path):
     with pytest.raises(DatasetUnavailable, match=r"looked  .*train/\*.json\n(.|\n)*preprocess.sh"):
         load("femnist", root=tmp_path, form="leaf")
-    with pytest.raises(ValueError, match="made by LEAF's scripts"):
+    with pytest.raises(ValueError, match="form='leaf' is a folder of your own making"):
         verify("femnist", root=tmp_path, form="leaf")
     for file in ("a", "b"):
         write_leaf(tmp_path / "train", TEST, file)
-    with pytest.raises(FormatError, match="has the writer f1 twice"):
-        read_leaf(leaf_files(tmp_path), 62)
+    with pytest.raises(DatasetUnavailable, match="has the writer f1 twice"):
+        load("femnist", root=tmp_path, path=tmp_path, form="leaf")
     (tmp_path / "train" / "a.json").write_bytes((tmp_path / "train" / "a.json").read_bytes()[:50])
-    with pytest.raises(FormatError, match=r"a\.json is cut short, damaged"):
-        read_leaf(leaf_files(tmp_path), 62)
-
-
-def test_every_published_form_is_an_entry():
-    assert [femnist(form).files[0].name.rpartition(".")[2] for form in ("fedjax", "tff", "hdf5")] == [
-        "sqlite",
-        "lzma",
-        "bz2",
-    ]
+    with pytest.raises(DatasetUnavailable, match=r"a\.json is cut short, damaged"):
+        load("femnist", root=tmp_path, path=tmp_path, form="leaf")

@@ -278,7 +278,7 @@ def test_what_is_not_there_or_out_of_range(tmp_path, read):
 
 def test_images_that_do_not_fit_into_memory_are_refused_before_they_are_read(tmp_path, problem, monkeypatch):
     hospital(tmp_path / "scans")
-    monkeypatch.setattr("fedjax_ssl.data.sources.pictures._memory", lambda: 100.0)
+    monkeypatch.setattr("fedjax_ssl.data.reading.pictures._memory", lambda: 100.0)
     assert "more than this machine has; give a smaller size than 9" in problem()
 
 

@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 
 from fedjax_ssl.data import DatasetUnavailable, load, verify
-from fedjax_ssl.data.sources.formats import FormatError
+from fedjax_ssl.data.reading.formats import FormatError
+from fedjax_ssl.data.reading.pickles import read_pickle
 from fedjax_ssl.data.sources.mini_imagenet import PICKLES
-from fedjax_ssl.data.sources.pickles import read_pickle
 
 ROW, COLUMN = 3, 5
 CLASSES = {"train": ("n2", "n0"), "validation": ("n3",), "test": ("n1",)}  # of the four, in their files
@@ -79,7 +79,7 @@ def test_what_is_missing_says_what_to_do(tmp_path):
         load("mini_imagenet", root=tmp_path, form="folders")
     with pytest.raises(ValueError, match="size is 32; the images of the pickles have 84"):
         load("mini_imagenet", root=tmp_path, size=32)
-    with pytest.raises(ValueError, match="form='folders' is a folder of images of your own"):
+    with pytest.raises(ValueError, match="form='folders' is a folder of your own making"):
         verify("mini_imagenet", root=tmp_path, form="folders")
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.data import DatasetUnavailable, federate, load
-from fedjax_ssl.data.sources.proportions import read_proportions
+from fedjax_ssl.data.reading.proportions import read_proportions
 
 CLASSES, CLIENTS = ("healthy", "ill"), ("north", "south", "unused")
 CLIENT = np.array([0, 0, 0, 1, 1, 1])

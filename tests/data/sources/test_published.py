@@ -12,14 +12,16 @@ from PIL import Image
 from scipy.io import savemat
 
 from fedjax_ssl.data import DatasetUnavailable, load
-from fedjax_ssl.data.sources.catalog import ARCHIVES, FASHION_MNIST
+from fedjax_ssl.data.reading.formats import FormatError
+from fedjax_ssl.data.reading.register import ENTRIES
+from fedjax_ssl.data.sources import archive
 from fedjax_ssl.data.sources.emnist import PARTS, read_emnist
-from fedjax_ssl.data.sources.formats import FormatError
 from fedjax_ssl.data.sources.omniglot import read_omniglot
 from fedjax_ssl.data.sources.stl10 import read_stl10
 from fedjax_ssl.data.sources.svhn import read_svhn
 
 ROW, COLUMN = 3, 5
+ARCHIVES = {name: archive(name) for name, entry in ENTRIES.items() if entry.archive is not None}
 
 
 def noise(labels, shape, seed=0):
@@ -42,10 +44,10 @@ def idx(array):
 def test_fashion_mnist(tmp_path):
     labels = np.arange(10)
     parts = (noise(labels, (28, 28, 1))[..., 0], labels, noise(labels[:4], (28, 28, 1), 1)[..., 0], labels[:4])
-    files = {file.name: tmp_path / file.name for file in FASHION_MNIST.files}
+    files = {file.name: tmp_path / file.name for file in archive("fashion_mnist").files}
     for path, part in zip(files.values(), parts, strict=True):
         path.write_bytes(idx(part))
-    data = FASHION_MNIST.read(files)
+    data = archive("fashion_mnist").read(files)
     assert_marked(data.train)
     assert_marked(data.test, 1)
     assert data.class_names[9] == "Ankle boot"
@@ -87,7 +89,7 @@ def test_svhn_and_its_extra_part(tmp_path):
     data = read_svhn(write_svhn(tmp_path))
     assert_marked(data.train)
     assert_marked(data.test, 1)
-    extra = read_svhn(write_svhn(tmp_path, ("train", "test", "extra")))
+    extra = read_svhn(write_svhn(tmp_path, ("train", "test", "extra")), extra=True)
     assert len(extra.train) == 24 and (extra.train.x[:12] == data.train.x).all()
     np.testing.assert_array_equal(extra.train.x[:, ROW, COLUMN, -1], 4 * extra.train.y)
 
@@ -169,14 +171,14 @@ def write_omniglot(path, alphabets, top="images_background"):
 def test_omniglot_by_drawer_of_an_alphabet(tmp_path):
     files = write_omniglot(tmp_path / "a.zip", {"Greek": 3, "Latin": 2})
     files |= write_omniglot(tmp_path / "b.zip", {"Tengwar": 2}, "images_evaluation")
-    data = read_omniglot(files, 105)
+    data = read_omniglot(files, size=105)
     assert (len(data.train), data.num_classes, len(data.client_names), data.test) == (21, 7, 9, None)
     for x, y, client in zip(data.train.x[..., 0], data.train.y, data.train.client, strict=True):
         alphabet, character = data.class_names[y].split()
         of_drawer, drawer = data.client_names[client].split()
         place = {"Greek": 0, "Latin": 10, "Tengwar": 0}[alphabet]
         assert alphabet == of_drawer and x[place, 10 * int(character)] == x[100, int(drawer)] == 255 and x.sum() == 510
-    assert read_omniglot(files, 28).input_shape == (28, 28, 1)
+    assert read_omniglot(files, size=28).input_shape == (28, 28, 1)
 
 
 def test_omniglot_that_cannot_be_right(tmp_path):
@@ -185,11 +187,11 @@ def test_omniglot_that_cannot_be_right(tmp_path):
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("x/Greek/character01/0001_01.png", content)
         with pytest.raises(FormatError, match=message):
-            read_omniglot({"a.zip": path}, 28)
+            read_omniglot({"a.zip": path})
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("../../evil.png", b"")
     with pytest.raises(FormatError, match="inside"):
-        read_omniglot({"a.zip": path}, 28)
+        read_omniglot({"a.zip": path})
 
 
 @pytest.mark.parametrize("name", list(ARCHIVES))

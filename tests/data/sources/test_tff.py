@@ -7,14 +7,55 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.data.correspondence import CIFAR100_SUPERCLASS_OF
-from fedjax_ssl.data.sources import tff
-from fedjax_ssl.data.sources.catalog import CIFAR100_CLASSES
-from fedjax_ssl.data.sources.femnist import FEMNIST_CLASSES, femnist
-from fedjax_ssl.data.sources.formats import FormatError
-from tests.data.sources.test_tfds import example
+from fedjax_ssl.data.reading.formats import FormatError
+from fedjax_ssl.data.reading.tff import parse_example
+from fedjax_ssl.data.sources import archive
 
+CIFAR100, EMNIST = archive("cifar100_federated"), archive("femnist", form="tff")
 RNG = np.random.default_rng(0)
 ROW, COLUMN = 3, 5
+
+
+def varint(value):
+    value, content = value & (1 << 64) - 1, b""
+    while value > 0x7F:
+        content, value = content + bytes([value & 0x7F | 0x80]), value >> 7
+    return content + bytes([value])
+
+
+def field(number, content):
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def example(packed=True, **features):
+    """A serialized Example; features are bytes, floats [n] or whole numbers [n]."""
+    entries = b""
+    for key, value in features.items():
+        if isinstance(value, bytes):
+            inner = field(1, field(1, value))
+        elif np.asarray(value).dtype.kind == "f":
+            numbers = np.asarray(value, "<f4")
+            one_by_one = b"".join(b"\x0d" + number.tobytes() for number in numbers)
+            inner = field(2, field(1, numbers.tobytes()) if packed else one_by_one)
+        else:
+            numbers = [varint(int(number)) for number in value]
+            inner = field(3, field(1, b"".join(numbers)) if packed else b"".join(b"\x08" + one for one in numbers))
+        entries += field(1, field(1, key.encode()) + field(2, inner))
+    return field(1, entries)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_an_example_in_both_spellings(packed):
+    found = parse_example(example(packed, a=b"\x00bytes", b=np.float32([1.5, -2]), c=[-1, 0, 300, 2**40]))
+    assert found["a"] == [b"\x00bytes"]
+    np.testing.assert_array_equal(found["b"], np.float32([1.5, -2]))
+    np.testing.assert_array_equal(found["c"], [-1, 0, 300, 2**40])
+
+
+@pytest.mark.parametrize("broken", [b"\x0a\x50", b"\x0a\x02\x0a\x01", b"\x0f", b"\xff" * 12, b"\x0a\x02\x0a\x00"])
+def test_bytes_that_are_no_example(broken):
+    with pytest.raises(FormatError, match="is no Example"):
+        parse_example(broken)
 
 
 def write(path, rows, table="examples"):
@@ -40,13 +81,13 @@ def test_cifar100_by_client(tmp_path):
         features = {"image": image.reshape(-1), "label": [label], "coarse_label": [CIFAR100_SUPERCLASS_OF[label]]}
         rows.append((split, client, example(packed=place != 1, **features)))
         images.append(image)
-    data = tff.read_cifar100(write(tmp_path / tff.CIFAR100_FILE, rows), CIFAR100_CLASSES)
+    data = CIFAR100.read(write(tmp_path / CIFAR100.files[0].name, rows))
     np.testing.assert_array_equal(np.concatenate([data.train.x, data.test.x]), images)
     np.testing.assert_array_equal(data.train.x[:, ROW, COLUMN, 1], 2 * data.train.y)
     np.testing.assert_array_equal(data.train.coarse, np.array(CIFAR100_SUPERCLASS_OF)[data.train.y])
     assert data.client_names == ("train 10", "train 7", "test 7")
     assert (data.train.client.tolist(), data.test.client.tolist()) == ([1, 0, 1], [2])
-    assert [file.name for file in tmp_path.iterdir()] == [tff.CIFAR100_FILE]
+    assert [file.name for file in tmp_path.iterdir()] == [CIFAR100.files[0].name]
 
 
 def test_emnist_by_writer_with_ink_high(tmp_path):
@@ -61,7 +102,7 @@ def test_emnist_by_writer_with_ink_high(tmp_path):
         shade[28 * ROW + COLUMN] = 4 * label
         rows.append((split, client, example(pixels=(1 - shade / 255).astype(np.float32), label=[label])))
         shades.append(shade.reshape(28, 28, 1))
-    data = femnist("tff").read(write(tmp_path / tff.EMNIST_FILE, rows))
+    data = EMNIST.read(write(tmp_path / EMNIST.files[0].name, rows))
     np.testing.assert_array_equal(data.train.x, [shades[0], shades[2]])
     np.testing.assert_array_equal(data.test.x, [shades[1]])
     np.testing.assert_array_equal(data.train.x[:, ROW, COLUMN, 0], 4 * data.train.y)
@@ -80,17 +121,17 @@ def test_emnist_by_writer_with_ink_high(tmp_path):
 )
 def test_examples_that_cannot_be_right(tmp_path, features, message):
     with pytest.raises(FormatError, match=message):
-        tff.read_emnist(write(tmp_path / tff.EMNIST_FILE, [("all_train", "f1", example(**features))]), FEMNIST_CLASSES)
+        EMNIST.read(write(tmp_path / EMNIST.files[0].name, [("all_train", "f1", example(**features))]))
 
 
 def test_files_of_another_kind(tmp_path):
-    path = tmp_path / tff.EMNIST_FILE
+    path = tmp_path / EMNIST.files[0].name
     with pytest.raises(FormatError, match="no table examples"):
-        tff.read_emnist(write(path, [], table="other"), FEMNIST_CLASSES)
+        EMNIST.read(write(path, [], table="other"))
     with pytest.raises(FormatError, match="no examples of the split 'all_train'"):
-        tff.read_emnist(write(path, []), FEMNIST_CLASSES)
+        EMNIST.read(write(path, []))
     for content in (path.read_bytes()[:60], b"no lzma"):
         path.write_bytes(content)
         with pytest.raises(FormatError, match="is cut short, damaged"):
-            tff.read_emnist({path.name: path}, FEMNIST_CLASSES)
+            EMNIST.read({path.name: path})
     assert [file.name for file in tmp_path.iterdir()] == [path.name]

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.sources.problems import Findings, some
-from fedjax_ssl.data.sources.proportions import read_proportions
+from fedjax_ssl.data.reading.problems import BadData, Findings, some
+from fedjax_ssl.data.reading.proportions import read_proportions
 from fedjax_ssl.errors import counted
 from fedjax_ssl.registry import did_you_mean
 
@@ -60,20 +60,29 @@ class Columns(NamedTuple):
         return self._replace(**parts)
 
     def dataset(
-        self, name: str, x: np.ndarray, proportions: Path | str | None, notes: Sequence[str], **extra: Any
+        self, name: str, place: Path, x: np.ndarray, proportions: Path | str | None, notes: Sequence[str], **extra: Any
     ) -> Dataset:
-        """The dataset of these examples.
+        """Make the dataset of these examples.
 
         Args:
             name: of the source.
+            place: the user's file or folder, for messages.
             x: inputs [n, ...], uint8 or float32.
             proportions: CSV file with the class shares of the clients' sets, if they are known.
             notes: go into `extra["notes"]`.
             **extra: what else goes in there.
 
         Raises:
-            ValueError: class shares that do not fit.
+            BadData: class shares or inputs that do not fit.
         """
+        try:
+            return self._dataset(name, x, proportions, notes, extra)
+        except ValueError as error:
+            raise BadData(place, [str(error)]) from error
+
+    def _dataset(
+        self, name: str, x: np.ndarray, proportions: Path | str | None, notes: Sequence[str], extra: Mapping[str, Any]
+    ) -> Dataset:
         train, test = (self._split(x, chosen) for chosen in (~self.is_test, self.is_test))
         shares = None
         if proportions is not None:

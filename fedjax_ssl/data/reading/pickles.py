@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedjax_ssl.data.sources.formats import LARGEST, FormatError
+from fedjax_ssl.data.reading.formats import LARGEST, FormatError
 
 # What reading a broken pickle raises, beside the refusals below.
 BROKEN = (

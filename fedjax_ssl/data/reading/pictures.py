@@ -15,7 +15,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
-from fedjax_ssl.data.sources.problems import Findings
+from fedjax_ssl.checks import check_whole_numbers
+from fedjax_ssl.data.reading.problems import Findings
 from fedjax_ssl.errors import counted
 
 Fit = Literal["crop", "stretch", "pad"]
@@ -50,6 +51,13 @@ class _Facts(NamedTuple):
     size: tuple[int, int]  # width and height in pixels
     mode: str  # "grey", "colour" or "deep"
     pages: int
+
+
+def check_options(size: int | None, channels: int | None, white: int | None = None) -> None:
+    """Refuse options of `read_images` that are out of range."""
+    check_whole_numbers(**{name: value for name, value in (("size", size), ("white", white)) if value is not None})
+    if channels not in (None, 1, 3):
+        raise ValueError(f"channels is {channels}; allowed: 1 (grey) and 3 (colour)")
 
 
 def list_images(folder: Path) -> Listing:

@@ -1,4 +1,4 @@
-"""What is wrong with a user's own data, all of it in one message."""
+"""A dataset that cannot be had, and everything that is wrong with a user's own data in one message."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -6,6 +6,10 @@ from pathlib import Path
 from fedjax_ssl.errors import UserError
 
 SHOWN = 5  # examples of one kind that a message names
+
+
+class DatasetUnavailable(RuntimeError):
+    """A dataset is neither here nor to be had, or is damaged; the message says what to do."""
 
 
 class BadData(UserError):
@@ -27,7 +31,7 @@ class BadData(UserError):
 
 
 class Findings:
-    """Collects while data are read, so that a user hears of everything at once.
+    """Collect problems and notes while data are read, so that a user hears of everything at once.
 
     Attributes:
         problems: what keeps the data from being used.
@@ -39,12 +43,12 @@ class Findings:
         self.notes: list[str] = []
 
     def stop(self, place: Path | str) -> None:
-        """Raises BadData if there are problems."""
+        """Raise BadData if there are problems."""
         if self.problems:
             raise BadData(place, self.problems, tuple(dict.fromkeys(self.notes)))
 
 
 def some(rows: Sequence[int], where: Callable[[int], str]) -> str:
-    """The places of the first rows, and how many more there are."""
+    """Name the places of the first rows, and count the others."""
     named = ", ".join(where(row) for row in rows[:SHOWN])
     return named if len(rows) <= SHOWN else f"{named} and {len(rows) - SHOWN:,} more"

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
-from fedjax_ssl.data.sources.fetch import DatasetUnavailable, file_sha256
+from fedjax_ssl.data.reading.download import file_sha256
+from fedjax_ssl.data.reading.problems import DatasetUnavailable
 from fedjax_ssl.registry import did_you_mean
 
 TOLERANCE = 1e-3  # by which a row may miss 1, as rounded shares do; it is normalized then

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.data.sources.fetch import DatasetUnavailable
-from fedjax_ssl.data.sources.problems import SHOWN, BadData
+from fedjax_ssl.data.reading.problems import SHOWN, BadData, DatasetUnavailable
 
 PARQUET = (".parquet", ".pq")
 SEPARATED = (".csv", ".tsv", ".txt")
@@ -135,22 +134,21 @@ def _read_parquet(path: Path) -> Sheet:
     except ImportError as error:
         raise BadData(path, ["Parquet needs pyarrow: pip install 'fedjax_ssl[table]', or save it as CSV"]) from error
     try:
-        table = parquet.read_table(path)
+        frame = parquet.read_table(path).to_pandas(ignore_metadata=True)
     except (ValueError, OSError) as error:  # pyarrow's own errors are among them
         raise BadData(path, [f"is no readable Parquet file, or it is cut short: {error}"]) from error
-    _check_header(path, table.column_names)
-    columns = {name: arrow_column(table.column(name)) for name in table.column_names if not name.startswith("__index")}
-    if not len(table):
+    _check_header(path, list(frame.columns))
+    columns = {name: as_column(frame[name]) for name in frame.columns if not name.startswith("__index")}
+    if not len(frame):
         raise BadData(path, ["has no rows"])
-    return Sheet(path, columns, range(1, len(table) + 1), "row")
+    return Sheet(path, columns, range(1, len(frame) + 1), "row")
 
 
-def arrow_column(column: Any) -> Sequence[str] | np.ndarray:
-    """A column of pyarrow as a sheet has it: numbers [n], NaN where there is none, or text."""
-    types = importlib.import_module("pyarrow.types")
-    if types.is_floating(column.type) or types.is_integer(column.type) or types.is_boolean(column.type):
-        values = column.to_numpy()
-        if values.dtype.kind == "O":  # truth values with gaps
-            values = np.array([np.nan if value is None else float(value) for value in values])
-        return values.astype(np.int64) if values.dtype.kind == "b" else values
-    return ["" if value is None else str(value).strip() for value in column.to_pylist()]
+def as_column(series: Any) -> Sequence[str] | np.ndarray:
+    """Take a column of pandas as a sheet has it: numbers [n], NaN where there is none, or text."""
+    present = series.dropna()
+    if len(present) and all(isinstance(value, bool) for value in present):
+        series = series.astype(np.float64 if len(present) < len(series) else np.int64)
+    if getattr(series.dtype, "kind", "O") in "iuf":
+        return series.to_numpy()
+    return ["" if missing else str(value).strip() for value, missing in zip(series, series.isna(), strict=True)]

@@ -1,0 +1,1 @@
+"""Tools that readers of datasets share: registration, downloads, caches, tables, images."""

@@ -1,0 +1,297 @@
+"""From a published dataset's entry to arrays: converted cache, original files, a prepared folder, a download."""
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from fedjax_ssl.data.dataset import Dataset, Split
+from fedjax_ssl.data.reading.cache import ROOT_VARIABLE, data_root, kept, load_converted
+from fedjax_ssl.data.reading.download import DIGEST_SUFFIX, FetchFailed, fetch, file_sha256, recorded_sha256
+from fedjax_ssl.data.reading.formats import FormatError
+from fedjax_ssl.data.reading.problems import DatasetUnavailable
+from fedjax_ssl.errors import counted
+
+# Origins of a published dataset: any, its original files, or a folder that TensorFlow Datasets prepared.
+Source = Literal["auto", "original", "tfds"]
+EMBEDDED = 'load("digits") or load("glyphs")'
+
+logger = logging.getLogger(__name__)
+
+
+class RemoteFile(NamedTuple):
+    """One file of a dataset."""
+
+    name: str  # its file name, as published
+    urls: tuple[str, ...]  # addresses, the first that answers is taken
+    size: int | None = None  # length in bytes, None where nobody states it
+    sha256: str | None = None  # digest; None where nobody states it: that of the first download is then kept
+
+
+class Prepared(NamedTuple):
+    """The same dataset in TensorFlow Datasets."""
+
+    name: str  # NAME or NAME/CONFIG there
+    facts: Mapping[str, Any]  # fields of `Dataset` as the original has them: names of classes, mean, deviation
+    options: Mapping[str, Any] = {}  # of `load_tfds`
+    first_label: int = 0  # number of the first class there
+
+
+@dataclasses.dataclass(frozen=True)
+class Archive:
+    """A published dataset with certain options."""
+
+    name: str  # it is loaded by
+    files: tuple[RemoteFile, ...]  # that must be at hand
+    read: Callable[[Mapping[str, Path]], Dataset]  # {file name: path} -> dataset; `FormatError` for damage
+    terms: str  # licence and whom to cite
+    substitute: str = f"run on data that needs no download: {EMBEDDED}"  # where the dataset cannot be had
+    version: int = 1  # goes into the converted cache's name; raise it when `read` changes what it returns
+    variant: str = ""  # goes there too: options that decide what `read` returns
+    prepared: Prepared | None = None  # None: TensorFlow Datasets does not have it, or has less
+    # File names that do in place of those of `files`, such as the content of an archive; nobody knows their digests.
+    alternatives: tuple[tuple[str, ...], ...] = ()
+    examples: tuple[int, int] | None = None  # training and test examples as published; others are warned about
+
+
+class Verified(NamedTuple):
+    """One original file compared with its entry."""
+
+    path: Path
+    right: bool | None  # None: it is here, but nobody knows its digest
+    said: str
+
+
+def load_archive(
+    archive: Archive,
+    *,
+    root: str | Path | None = None,
+    path: str | Path | None = None,
+    download: bool = True,
+    source: Source = "auto",
+) -> Dataset:
+    """Load a published dataset.
+
+    Looked for, in this order: the converted form in `<root>/<name>/`, the original files in `<root>/<name>/raw/`, a
+    folder that TensorFlow Datasets has prepared in $TFDS_DATA_DIR or ~/tensorflow_datasets, the published addresses.
+    With `path` the original files are read from that folder and nothing else is tried.
+
+    Args:
+        archive: the dataset's entry.
+        root: folder of all datasets; default $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl.
+        path: folder that holds this dataset's original files.
+        download: whether the network may be used.
+        source: "auto" as above; "original" without the third place; "tfds": the third place alone, where `path` is
+            another folder of prepared datasets, and a dataset that is not prepared is prepared if that is possible.
+
+    Returns:
+        The dataset.
+
+    Raises:
+        DatasetUnavailable: it is neither here nor to be had, or a file is damaged; says what to do.
+        ValueError: source "tfds" of a dataset that TensorFlow Datasets does not have.
+    """
+    if source == "tfds":
+        return _counted(archive, _load_prepared(archive, root, path, download))
+    if path is not None:
+        given = Path(path).expanduser()
+        _require(archive, given, looked=(given,))
+        return _read(archive, given)
+    folder = data_root(root) / archive.name
+    converted, raw = folder / f"converted-v{archive.version}{archive.variant}", folder / "raw"
+    if (cached := load_converted(converted)) is not None:
+        return cached
+    looked = [converted, raw]
+    if source == "auto" and archive.prepared is not None:
+        from fedjax_ssl.data.sources.tfds import prepared_folders
+
+        looked.append(place := prepared_folders() / archive.prepared.name)
+        is_there = any(place.glob("*/dataset_info.json"))
+        if is_there and _missing(archive, raw) and (found := _if_prepared(archive, root, place)) is not None:
+            return _counted(archive, found)
+    if download:
+        _download(archive, raw, looked)
+    _require(archive, raw, looked)
+    return kept(converted, lambda: _read(archive, raw))
+
+
+def verify_files(archive: Archive, root: str | Path | None = None) -> list[Verified]:
+    """Compare the original files of a dataset in `<root>/<name>/raw/` with those that are published."""
+    raw = data_root(root) / archive.name / "raw"
+    return [_verified(archive, file, raw / file.name) for file in archive.files]
+
+
+def require_placed(name: str, folder: Path, parts: tuple[str, str], steps: str, instead: str = EMBEDDED) -> None:
+    """Check that a dataset which the user has to fetch is there.
+
+    Args:
+        name: of the dataset.
+        folder: where it should be.
+        parts: the folder of images and the table within.
+        steps: how to get both, numbered, with line breaks.
+        instead: datasets that need no download.
+
+    Raises:
+        DatasetUnavailable: it is not; says what to do.
+    """
+    images, table = (folder / part for part in parts)
+    if images.is_dir() and table.is_file():
+        return
+    raise DatasetUnavailable(
+        f"{name} is not here.\n"
+        f"  looked  {images}/, {table}\n"
+        "To go on, do one of these:\n"
+        f"  - put both there, or give path= (config.data.path) the folder that has them, or point {ROOT_VARIABLE} or "
+        f"root= at a folder that has {name}/raw/ with them:\n"
+        f"{steps}"
+        f"  - run on data that needs no download: {instead}"
+    )
+
+
+def _download(archive: Archive, raw: Path, looked: Sequence[Path]) -> None:
+    try:
+        for file in _missing(archive, raw):
+            fetch(file.urls, raw / file.name, sha256=file.sha256)
+    except FetchFailed as failure:
+        raise DatasetUnavailable(_not_here(archive, raw, looked, failure.tried)) from failure
+    except OSError as error:
+        reason = ((str(raw), f"cannot store a download here: {error}"),)
+        raise DatasetUnavailable(_not_here(archive, raw, looked, reason)) from error
+
+
+def _load_prepared(archive: Archive, root: str | Path | None, path: str | Path | None, download: bool) -> Dataset:
+    """Load the dataset as TensorFlow Datasets has it: the same examples in another order."""
+    from fedjax_ssl.data.sources.tfds import load_tfds
+
+    prepared = archive.prepared
+    if prepared is None:
+        raise ValueError(
+            f"{archive.name} is not in TensorFlow Datasets with these options and the same content; leave "
+            "source='tfds' out. Its datasets as they are: tfds:NAME"
+        )
+
+    def relabelled(split: Split) -> Split:
+        """Count labels from 0 on; those of examples without one stay -1."""
+        return dataclasses.replace(split, y=np.where(split.y < 0, -1, split.y - prepared.first_label))
+
+    try:
+        options = {"input_key": "image", "label_key": "label", **prepared.options}
+        found = load_tfds(prepared.name, root=root, path=path, download=download, **options)
+        return dataclasses.replace(
+            found,
+            name=archive.name,
+            train=relabelled(found.train),
+            test=None if found.test is None else relabelled(found.test),
+            extra={**found.extra, "terms": archive.terms},
+            **prepared.facts,
+        )
+    except ValueError as error:
+        raise DatasetUnavailable(
+            f"{archive.name}: tfds:{prepared.name} is not what is expected: {error}\nTo go on, prepare it again, or "
+            "take the original with source='original' (config.data.source)"
+        ) from error
+
+
+def _if_prepared(archive: Archive, root: str | Path | None, place: Path) -> Dataset | None:
+    """Load it from a folder that is there; one that cannot be read is said and passed over."""
+    try:
+        found = _load_prepared(archive, root, None, download=False)
+    except DatasetUnavailable as error:
+        logger.warning("%s", str(error).partition("\n")[0])
+        return None
+    logger.warning(
+        "%s is read from %s, as its original files are not here; TensorFlow Datasets has its examples in another "
+        "order, so that runs on the two differ. source='original' (config.data.source) takes the original alone",
+        archive.name,
+        place,
+    )
+    return found
+
+
+def _verified(archive: Archive, file: RemoteFile, path: Path) -> Verified:
+    if not path.is_file():
+        return Verified(path, False, f"not here; published at {file.urls[0]}")
+    try:
+        _verify(archive, file, path)
+    except DatasetUnavailable as error:
+        return Verified(path, False, str(error).partition(": ")[2].partition("\n")[0])
+    size = counted(path.stat().st_size, "byte")
+    if file.sha256 is not None:
+        return Verified(path, True, f"{size}, as published")
+    if recorded_sha256(path) is not None:
+        return Verified(path, True, f"{size}, as first downloaded; no digest is published")
+    return Verified(path, None, f"{size}; no digest is published")
+
+
+def _verify(archive: Archive, file: RemoteFile, path: Path) -> None:
+    known = file.sha256
+    expected = known or recorded_sha256(path)
+    if expected is None or (found := file_sha256(path)) == expected:
+        return
+    noted = "" if known else f" as noted in {path.name}{DIGEST_SUFFIX} when it was downloaded"
+    raise DatasetUnavailable(
+        f"{archive.name}: {path} is not the original file, or is damaged: {path.stat().st_size:,} bytes"
+        f"{'' if file.size is None else f' (expected {file.size:,})'}, sha256 {found}, expected "
+        f"{expected}{noted}.\n"
+        f"To go on, delete it{'' if known else ' and its note'} and start again, or {archive.substitute}"
+    )
+
+
+def _alternative(archive: Archive, raw: Path) -> tuple[str, ...]:
+    """Name the files that are here in place of the published ones."""
+    whole = (names for names in archive.alternatives if all((raw / name).is_file() for name in names))
+    return next(whole, ())
+
+
+def _missing(archive: Archive, raw: Path) -> list[RemoteFile]:
+    if _alternative(archive, raw):
+        return []
+    return [file for file in archive.files if not (raw / file.name).is_file()]
+
+
+def _require(archive: Archive, raw: Path, looked: Sequence[Path]) -> None:
+    if _missing(archive, raw):
+        raise DatasetUnavailable(_not_here(archive, raw, looked))
+
+
+def _read(archive: Archive, raw: Path) -> Dataset:
+    names = [file.name for file in archive.files]
+    if (others := _alternative(archive, raw)) and not all((raw / name).is_file() for name in names):
+        names = list(others)
+    else:
+        for file in archive.files:
+            _verify(archive, file, raw / file.name)
+    try:
+        dataset = archive.read({name: raw / name for name in names})
+    except (FormatError, OSError) as error:
+        raise DatasetUnavailable(
+            f"{archive.name}: {error}\nTo go on, delete that file and start again, or {archive.substitute}"
+        ) from error
+    return dataclasses.replace(_counted(archive, dataset), extra={**dataset.extra, "terms": archive.terms})
+
+
+def _counted(archive: Archive, dataset: Dataset) -> Dataset:
+    """Warn about numbers of examples that differ from the published ones."""
+    found = len(dataset.train), 0 if dataset.test is None else len(dataset.test)
+    if archive.examples not in (None, found):
+        logger.warning(
+            "%s has %d + %d examples; the published set has %d + %d", archive.name, *found, *archive.examples
+        )
+    return dataset
+
+
+def _not_here(archive: Archive, raw: Path, looked: Sequence[Path], tried: Sequence[tuple[str, str]] = ()) -> str:
+    """Say what was tried, where it was looked for, and what to put where."""
+    lines = [f"{archive.name} is not here{' and could not be downloaded' if tried else ''}."]
+    lines += [f"  tried   {place}: {reason}" for place, reason in tried]
+    lines += [f"  looked  {', '.join(str(place) for place in looked)}", "To go on, do one of these:"]
+    for file in _missing(archive, raw):
+        facts = [] if file.size is None else [f"{file.size:,} bytes"]
+        facts += [] if file.sha256 is None else [f"sha256 {file.sha256}"]
+        told = f" ({', '.join(facts)})" if facts else ""
+        lines.append(f"  - put {file.name}{told} in {raw}/\n    (published at {file.urls[0]})")
+    lines.append(f"  - point {ROOT_VARIABLE} or root= at a folder that has {archive.name}/raw/ with these files")
+    return "\n".join([*lines, f"  - {archive.substitute}"])

@@ -1,0 +1,126 @@
+"""Folders that datasets live in, and their converted form, which opens without decoding anything."""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_ssl.data.dataset import Dataset, Split
+
+ROOT_VARIABLE = "FEDJAX_SSL_DATA"
+FACTS = ("name", "class_names", "client_names", "input_max", "mean", "std", "coarse_names", "extra")
+ARRAYS = ("correspondence", "set_shares")
+COLUMNS = ("x", "y", "client", "coarse", "set")
+
+logger = logging.getLogger(__name__)
+
+
+def data_root(root: str | Path | None = None) -> Path:
+    """Choose the folder that datasets are kept in: `root`, else $FEDJAX_SSL_DATA, else ~/.cache/fedjax_ssl."""
+    return Path(root or os.environ.get(ROOT_VARIABLE) or Path("~") / ".cache" / "fedjax_ssl").expanduser()
+
+
+def load_converted(folder: Path) -> Dataset | None:
+    """Open a dataset that `kept` wrote, with inputs memory-mapped.
+
+    Args:
+        folder: the folder that it was kept in.
+
+    Returns:
+        The dataset, or None if the folder is not there or is damaged (which is logged).
+    """
+    if not folder.is_dir():
+        return None
+    try:
+        facts = json.loads((folder / "dataset.json").read_text())
+        facts = {name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()}
+        facts |= {name: _array(folder / f"{name}.npy") for name in ARRAYS}
+        splits = {
+            split: Split(
+                np.load(folder / f"{split}_x.npy", mmap_mode="r"),
+                *(_array(folder / f"{split}_{column}.npy") for column in COLUMNS[1:]),  # type: ignore[arg-type]
+            )
+            for split in facts.pop("splits")
+        }
+        return Dataset(train=splits["train"], test=splits.get("test"), **facts)
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        logger.warning("the converted data in %s is damaged and will be made again: %s", folder, error)
+        return None
+
+
+def _array(path: Path) -> np.ndarray | None:
+    return np.load(path) if path.exists() else None
+
+
+def kept(folder: Path, make: Callable[[], Dataset], replaces: str | None = None) -> Dataset:
+    """Open what was kept in a folder, or make it and keep it there.
+
+    The folder is filled beside its place and then renamed. One that cannot be written is logged and otherwise ignored:
+    only the next start is slower.
+
+    Args:
+        folder: names the content that the dataset is made from.
+        make: makes the dataset; `extra` must fit into JSON.
+        replaces: pattern of folders beside it that an earlier content left, which are removed.
+
+    Returns:
+        The dataset.
+    """
+    if (cached := load_converted(folder)) is not None:
+        return cached
+    dataset = make()
+    for older in folder.parent.glob(replaces) if replaces else ():
+        shutil.rmtree(older, ignore_errors=True)
+    temporary = None
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+        _save(dataset, temporary)
+        if folder.exists() and load_converted(folder) is None:
+            shutil.rmtree(folder)
+        if not folder.exists():  # otherwise another process was faster
+            temporary.rename(folder)
+    except OSError as error:
+        logger.warning("%s was not kept in %s: %s", dataset.name, folder, error)
+    finally:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+    return dataset
+
+
+def _save(dataset: Dataset, folder: Path) -> None:
+    splits = {name: split for name, split in (("train", dataset.train), ("test", dataset.test)) if split is not None}
+    arrays = {name: getattr(dataset, name) for name in ARRAYS}
+    arrays |= {f"{name}_{column}": getattr(split, column) for name, split in splits.items() for column in COLUMNS}
+    for name, values in arrays.items():
+        if values is not None:
+            np.save(folder / f"{name}.npy", values)
+    facts = {name: getattr(dataset, name) for name in FACTS} | {"splits": list(splits)}
+    (folder / "dataset.json").write_text(json.dumps(facts))
+
+
+def kept_for(home: Path, content: object, make: Callable[[], Dataset]) -> Dataset:
+    """Make a dataset of a user's own once, until its content changes.
+
+    Args:
+        home: folder of this source, its place and options; datasets of an earlier content are removed from it.
+        content: a value that fits into JSON and differs where the arrays may differ.
+        make: makes the dataset.
+    """
+    return kept(home / f"converted-{fingerprint(content)}", make, replaces="converted-*")
+
+
+def facts_of(files: Iterable[Path]) -> list[tuple[str, int, int]]:
+    """List names, lengths and times of change of files."""
+    return [(str(file), (status := file.stat()).st_size, status.st_mtime_ns) for file in sorted(files)]
+
+
+def fingerprint(value: object) -> str:
+    """Compute a short name for something that fits into JSON: equal values have equal ones."""
+    return hashlib.sha256(json.dumps(value, default=str).encode()).hexdigest()[:12]

@@ -1,0 +1,67 @@
+"""Files that are in no known format, cut short or damaged: one error that names them; members of tar archives."""
+
+import contextlib
+import gzip
+import lzma
+import sqlite3
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import IO, TypeVar
+
+T = TypeVar("T")
+LARGEST = 1 << 33  # bytes that an array in a file may take: more than any dataset here
+# Errors that the standard library raises for broken bytes.
+DAMAGED = (
+    *(EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, tarfile.TarError, zipfile.BadZipFile, sqlite3.Error),
+    *(ValueError, TypeError, KeyError, struct.error),
+)
+
+
+class FormatError(ValueError):
+    """A file is not in its format, or is cut short or damaged; the message names it."""
+
+
+@contextlib.contextmanager
+def damage(path: Path | str, where: str = "") -> Iterator[None]:
+    """Turn the standard library's errors about broken bytes into one FormatError that names the file."""
+    try:
+        yield
+    except FormatError:
+        raise
+    except DAMAGED as error:
+        raise FormatError(f"{path}{where} is cut short, damaged or in another format: {error}") from error
+
+
+def read_tar(path: Path, wanted: Collection[str], read: Callable[[str, IO[bytes], int], T]) -> dict[str, T]:
+    """Read members of a compressed tar archive, which are never written to the places that they name.
+
+    Args:
+        path: the archive.
+        wanted: file names, in whatever folder of the archive; all of them have to be there.
+        read: turns file name, content and length in bytes of a member into a value.
+
+    Returns:
+        The values by file name.
+
+    Raises:
+        FormatError: the file is no such archive, a member is not there, or it has more than 8 GiB.
+    """
+    found: dict[str, T] = {}
+    others = []
+    with damage(path), tarfile.open(path, "r:*") as archive:
+        for member in archive:
+            name = Path(member.name).name
+            file = archive.extractfile(member) if member.isfile() else None
+            if file is None or name not in wanted:
+                others.append(name)
+                continue
+            if member.size > LARGEST:
+                raise FormatError(f"{path}: {name} has {member.size:,} bytes; more than {LARGEST:,} are not read.")
+            found[name] = read(name, file, member.size)
+    if missing := [name for name in wanted if name not in found]:
+        raise FormatError(f"{path} has no {', '.join(missing)}; found: {', '.join([*found, *others]) or 'nothing'}.")
+    return found

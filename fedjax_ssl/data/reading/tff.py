@@ -1,0 +1,182 @@
+"""TensorFlow Federated's SQLite files, read without TensorFlow.
+
+Table `examples(split_name, client_id, serialized_example_proto)`, a row per example, the whole file compressed by LZMA.
+An Example is three nested protocol buffers: features { feature { key, value } }, where a value is a list of bytes (1),
+floats (2) or whole numbers (3).
+"""
+
+import contextlib
+import lzma
+import sqlite3
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_ssl.data.reading.formats import LARGEST, FormatError, damage
+
+HOST = "https://storage.googleapis.com/tff-datasets-public"
+CHUNK_BYTES = 1 << 24
+COLUMNS = {"split_name", "client_id", "serialized_example_proto"}
+WORD, FIXED64, DELIMITED, FIXED32 = 0, 1, 2, 5  # wire types of protocol buffers
+
+
+class Rows(NamedTuple):
+    """The examples of one split, in the order of the file."""
+
+    x: np.ndarray  # uint8 [n, H, W, C]
+    labels: dict[str, np.ndarray]  # int32 [n] each
+    client: np.ndarray  # text [n]
+
+
+def read_splits(
+    path: Path, splits: Sequence[str], key: str, shape: tuple[int, int, int], limits: Mapping[str, int]
+) -> dict[str, Rows]:
+    """Read splits of a file.
+
+    Args:
+        path: the compressed file; it is unpacked into a temporary file beside it.
+        splits: values of `split_name`.
+        key: feature with the image: whole numbers 0 to 255, or floats with ink 0 and background 1.
+        shape: height, width and channels.
+        limits: features with labels, and the number of values of each.
+
+    Returns:
+        The examples by split.
+
+    Raises:
+        FormatError: the file is not in this form, or damaged, a split is empty, or an example is not as described.
+    """
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        unpacked = Path(folder) / "examples.sqlite"
+        written = 0
+        with damage(path), lzma.open(path) as source, unpacked.open("wb") as file:
+            while chunk := source.read(CHUNK_BYTES):
+                written += len(chunk)
+                if written > LARGEST:
+                    raise FormatError(f"{path} unpacks to more than {LARGEST:,} bytes, which are not read.")
+                file.write(chunk)
+        with damage(path), contextlib.closing(sqlite3.connect(f"{unpacked.as_uri()}?mode=ro", uri=True)) as database:
+            if not {row[1] for row in database.execute("PRAGMA table_info(examples)")} >= COLUMNS:
+                raise FormatError(
+                    f"{path} is not in TensorFlow Federated's form: it has no table examples(split_name, client_id, "
+                    "serialized_example_proto)."
+                )
+            return {split: _rows(path, database, split, key, shape, limits) for split in splits}
+
+
+def _rows(
+    path: Path,
+    database: sqlite3.Connection,
+    split: str,
+    key: str,
+    shape: tuple[int, int, int],
+    limits: Mapping[str, int],
+) -> Rows:
+    (count,) = database.execute("SELECT count(*) FROM examples WHERE split_name = ?", (split,)).fetchone()
+    if not count:
+        raise FormatError(f"{path} has no examples of the split {split!r}.")
+    x, clients = np.empty((count, *shape), np.uint8), []
+    labels = {name: np.empty(count, np.int32) for name in limits}
+    rows = database.execute("SELECT client_id, serialized_example_proto FROM examples WHERE split_name = ?", (split,))
+    for row, (client, record) in enumerate(rows):
+        clients.append(client.decode("ascii", "replace") if isinstance(client, bytes) else str(client))
+        where = f"{path}: example {row} of {split}, client {clients[-1]}, has"
+        example = parse_example(record)
+        image = example.get(key)
+        if not isinstance(image, np.ndarray) or image.size != x[row].size:
+            raise FormatError(f"{where} no {key} of {shape}.")
+        highest = 1 if image.dtype == np.float32 else 255
+        if not (image.min() >= 0 and image.max() <= highest):
+            raise FormatError(f"{where} {key} outside 0 to {highest}.")
+        x[row] = (np.rint(255.0 * (1.0 - image)) if highest == 1 else image).reshape(shape)
+        for name, limit in limits.items():
+            value = example.get(name)
+            if not isinstance(value, np.ndarray) or value.size != 1 or not 0 <= value[0] < limit:
+                raise FormatError(f"{where} no {name} of 0 to {limit - 1}.")
+            labels[name][row] = value[0]
+    return Rows(x, labels, np.array(clients))
+
+
+def parse_example(record: bytes) -> dict[str, list[bytes] | np.ndarray]:
+    """Read a serialized Example.
+
+    Returns:
+        Its features by name: a list of bytes, float32 [n] or int64 [n].
+
+    Raises:
+        FormatError: the bytes are no Example.
+    """
+    found: dict[str, list[bytes] | np.ndarray] = {}
+    try:
+        for _, features in _fields(record, 1):
+            for _, entry in _fields(features, 1):
+                parts = dict(_fields(entry))
+                found[parts[1].decode()] = _value(parts.get(2, b""))
+    except (IndexError, KeyError, ValueError) as error:
+        raise FormatError(f"a record of {len(record):,} bytes is no Example: {error}") from error
+    return found
+
+
+def _fields(data: bytes, wanted: int | None = None) -> Iterator[tuple[int, bytes]]:
+    """Yield number and content of the fields that have a length; of one number, or all."""
+    place = 0
+    while place < len(data):
+        tag, place = _varint(data, place)
+        number, wire = tag >> 3, tag & 7
+        if wire == DELIMITED:
+            length, place = _varint(data, place)
+            if place + length > len(data):
+                raise ValueError("a field is longer than its message")
+            if wanted in (None, number):
+                yield number, data[place : place + length]
+            place += length
+        elif wire == WORD:
+            _, place = _varint(data, place)
+        elif wire in (FIXED32, FIXED64):
+            place += 4 if wire == FIXED32 else 8
+        else:
+            raise ValueError(f"a field of the wire type {wire}")
+
+
+def _value(feature: bytes) -> list[bytes] | np.ndarray:
+    for kind, values in _fields(feature):
+        if kind == 1:
+            return [content for _, content in _fields(values, 1)]
+        packed = b"".join(content for _, content in _fields(values, 1))
+        if kind == 2:  # packed, or a tag of one byte before each number
+            return np.frombuffer(packed or np.frombuffer(values, np.uint8).reshape(-1, 5)[:, 1:].tobytes(), "<f4")
+        if kind == 3:  # packed, or a tag, which is a number too, before each
+            return _varints(packed) if packed else _varints(values)[1::2]
+    return []
+
+
+def _varints(data: bytes) -> np.ndarray:
+    """Read a row of numbers of seven bits a byte, int64."""
+    groups = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(groups < 0x80)
+    if not len(groups):
+        return np.empty(0, np.int64)
+    if not len(ends) or ends[-1] != len(groups) - 1:
+        raise ValueError("a number is cut short")
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    lengths = ends - starts + 1
+    if lengths.max() > 10:
+        raise ValueError("a number of more than 64 bits")
+    shifts = (7 * (np.arange(len(groups)) - np.repeat(starts, lengths))).astype(np.uint64)
+    return np.add.reduceat((groups & np.uint8(0x7F)).astype(np.uint64) << shifts, starts).view(np.int64)
+
+
+def _varint(data: bytes, place: int) -> tuple[int, int]:
+    """Read a number of seven bits a byte, lowest first, and the place behind it."""
+    value = shift = 0
+    while True:
+        byte = data[place]
+        value |= (byte & 0x7F) << shift
+        place, shift = place + 1, shift + 7
+        if byte < 0x80:
+            return value, place
+        if shift > 63:
+            raise ValueError("a number of more than 64 bits")
