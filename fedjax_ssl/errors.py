@@ -47,7 +47,7 @@ def did_you_mean(name: object, known: Collection[str]) -> str:
         >>> did_you_mean("fedavgg", ["xclp", "fedavg"])
         " Did you mean 'fedavg'?"
     """
-    close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(name), list(map(str, known)), n=1, cutoff=0.5)
     return f" Did you mean {close[0]!r}?" if close else ""
 
 

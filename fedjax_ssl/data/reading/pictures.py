@@ -10,16 +10,18 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
-from fedjax_ssl.checks import check_whole_numbers
+from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.reading.problems import Findings
 from fedjax_ssl.errors import counted
 
 Fit = Literal["crop", "stretch", "pad"]
+Side = Annotated[int | None, Whole(1)]  # of square images in pixels
+Channels = Literal[1, 3] | None  # grey or colour
 SIZE = 64  # of the sides, where images differ in size
 GREY = ("1", "L", "LA", "La")
 DEEP = ("I;16", "I;16B", "I;16L", "I;16N", "I")  # grey, with more than 8 bits
@@ -51,13 +53,6 @@ class _Facts(NamedTuple):
     size: tuple[int, int]  # width and height in pixels
     mode: str  # "grey", "colour" or "deep"
     pages: int
-
-
-def check_options(size: int | None, channels: int | None, white: int | None = None) -> None:
-    """Refuse options of `read_images` that are out of range."""
-    check_whole_numbers(**{name: value for name, value in (("size", size), ("white", white)) if value is not None})
-    if channels not in (None, 1, 3):
-        raise ValueError(f"channels is {channels}; allowed: 1 (grey) and 3 (colour)")
 
 
 def list_images(folder: Path) -> Listing:

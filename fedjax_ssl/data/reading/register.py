@@ -55,7 +55,6 @@ def published(
     files: Sequence[RemoteFile] | Callable[..., Sequence[RemoteFile]],
     examples: tuple[int, int] | Callable[..., tuple[int, int]] | None = None,
     prepared: Prepared | Callable[..., Prepared | None] | None = None,
-    check: Callable[..., None] | None = None,
     folders: Mapping[str, Callable[..., Dataset]] | None = None,
     **fields: Any,
 ) -> Callable[[F], F]:
@@ -71,7 +70,6 @@ def published(
         files: that must be at hand.
         examples: number of training and test examples as published; others are warned about.
         prepared: the same dataset in TensorFlow Datasets; None: it is not there.
-        check: refuses options before anything is downloaded.
         folders: values of the option `form` for which the user makes a folder of files, and its loader.
         **fields: further fields of `Archive`.
     """
@@ -87,8 +85,6 @@ def published(
                 raise ValueError(
                     f"{name} with form={chosen['form']!r} is a folder of your own making, without files to compare with"
                 )
-            if check is not None:
-                check(**chosen)
             by_options = {"files": files, "examples": examples, "prepared": prepared, **fields}
             return Archive(
                 name=name,

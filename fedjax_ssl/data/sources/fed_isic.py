@@ -5,11 +5,12 @@ Source: du Terrail et al., FLamby: Datasets and Benchmarks for Cross-Silo Federa
 
 import logging
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from PIL import Image
 
-from fedjax_ssl.checks import check_whole_numbers
+from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.reading.archives import EMBEDDED, require_placed
 from fedjax_ssl.data.reading.cache import data_root, fingerprint, kept
@@ -50,7 +51,9 @@ STEPS = (
     terms=TERMS,
     kind="placed",
 )
-def load_fed_isic(*, root: str | Path | None = None, path: str | Path | None = None, size: int = 64) -> Dataset:
+def load_fed_isic(
+    *, root: str | Path | None = None, path: str | Path | None = None, size: Annotated[int, Whole(1)] = 64
+) -> Dataset:
     """Read Fed-ISIC2019 as FLamby prepares it: 23,247 images, 8 classes, 6 centres.
 
     The folder holds `ISIC_2019_Training_Input_preprocessed/*.jpg`, which FLamby's scripts make (colour constancy,
@@ -71,7 +74,6 @@ def load_fed_isic(*, root: str | Path | None = None, path: str | Path | None = N
         DatasetUnavailable: the folder or some images are not there, or an image is damaged; says what to do.
         ValueError: a size below 1, or a table without a column or with a value out of range.
     """
-    check_whole_numbers(size=size)
     home = data_root(root) / NAME
     given = home / "raw" if path is None else Path(path).expanduser()
     require_placed(NAME, given, (IMAGES, TABLE), STEPS, f"{EMBEDDED}; digits has natural clients too")

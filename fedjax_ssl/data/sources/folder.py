@@ -5,16 +5,18 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.reading.cache import data_root, fingerprint, kept_for
 from fedjax_ssl.data.reading.columns import TEST, TRAIN, VALIDATION, Texts, misspelt, read_columns
 from fedjax_ssl.data.reading.pictures import (
+    Channels,
     Fit,
     Listing,
     Pictures,
-    check_options,
+    Side,
     is_text,
     list_images,
     read_images,
@@ -47,10 +49,10 @@ def load_folder(
     root: Path | str | None = None,
     path: Path | str | None = None,
     layout: Literal["auto", "site/class", "class"] = "auto",
-    size: int | None = None,
-    channels: int | None = None,
+    size: Side = None,
+    channels: Channels = None,
     fit: Fit = "crop",
-    white: int | None = None,
+    white: Annotated[int | None, Whole(1)] = None,
     classes: tuple[str, ...] | None = None,
     proportions: Path | str | None = None,
     file_column: str = "file",
@@ -94,7 +96,6 @@ def load_folder(
     """
     if path is None:
         raise ValueError(f'load("folder") needs path=, a folder of images: {LAYOUT}')
-    check_options(size, channels, white)
     given = Path(path).expanduser()
     if not given.exists():
         raise DatasetUnavailable(f"folder: {given} is not there. Give path= a folder: {LAYOUT}.")

@@ -6,8 +6,9 @@ FEMNIST's shapes, skew and look-alikes, not its content: **never report accuraci
 """
 
 from pathlib import Path
+from typing import Annotated
 
-from fedjax_ssl.checks import check_whole_numbers
+from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.reading.cache import data_root, kept
 from fedjax_ssl.data.reading.register import dataset
@@ -26,7 +27,11 @@ MIN_EXAMPLES = 40
     kind="embedded",
 )
 def load_glyphs(
-    *, root: str | Path | None = None, writers: int = 100, seed: int = 0, examples: int = MEAN_EXAMPLES
+    *,
+    root: str | Path | None = None,
+    writers: Annotated[int, Whole(1)] = 100,
+    seed: Annotated[int, Whole(0)] = 0,
+    examples: Annotated[int, Whole(MIN_EXAMPLES)] = MEAN_EXAMPLES,
 ) -> Dataset:
     """Draw the set, or open it if these options were drawn before.
 
@@ -45,11 +50,6 @@ def load_glyphs(
     Raises:
         ValueError: an option out of range.
     """
-    check_whole_numbers(writers=writers)
-    if examples < MIN_EXAMPLES:
-        raise ValueError(f"glyphs: examples is {examples}; the mean per writer must be at least {MIN_EXAMPLES}.")
-    if not 0 <= seed < 2**31:
-        raise ValueError(f"glyphs: seed is {seed}; it must be from 0 to {2**31 - 1}.")
 
     def make() -> Dataset:
         import jax

@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.reading.cache import data_root, facts_of, fingerprint, kept_for
 from fedjax_ssl.data.reading.columns import Texts, read_columns
-from fedjax_ssl.data.reading.pictures import check_options, read_images
+from fedjax_ssl.data.reading.pictures import Channels, Side, read_images
 from fedjax_ssl.data.reading.problems import BadData, DatasetUnavailable, Findings
 from fedjax_ssl.data.reading.register import dataset
 from fedjax_ssl.data.reading.tables import as_column, as_text
@@ -44,8 +44,8 @@ def load_huggingface(
     label_key: str | None = None,
     coarse_key: str | None = None,
     client_key: str | None = None,
-    size: int | None = None,
-    channels: int | None = None,
+    size: Side = None,
+    channels: Channels = None,
 ) -> Dataset:
     """Read a dataset that Hugging Face's `datasets` has saved to disk; the arrays are kept in `<root>/huggingface/`.
 
@@ -74,7 +74,6 @@ def load_huggingface(
     """
     if path is None:
         raise ValueError('load("huggingface") needs path=, a folder that save_to_disk of the library datasets wrote')
-    check_options(size, channels)
     folder = Path(path).expanduser()
     if not is_saved_dataset(folder):
         raise DatasetUnavailable(

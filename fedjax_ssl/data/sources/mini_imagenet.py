@@ -7,11 +7,11 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
-from fedjax_ssl.checks import check_whole_numbers
+from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.reading.archives import EMBEDDED, RemoteFile
 from fedjax_ssl.data.reading.cache import ROOT_VARIABLE, data_root, fingerprint, kept_for
@@ -33,17 +33,16 @@ TERMS = "images from ImageNet, for non-commercial research; cite Vinyals et al. 
 Form = Literal["pickles", "folders"]
 
 
-def _check(form: str, size: int) -> None:
-    check_whole_numbers(size=size)
+def _files(form: str, size: int) -> tuple[RemoteFile, ...]:
     if size != SIDE:
         raise ValueError(f"size is {size}; the images of the pickles have {SIDE}; other sizes with form='folders'")
+    return tuple(RemoteFile(name, (f"{HOST}/{name}",)) for name in PICKLES)
 
 
 def load_folders(
     *, root: str | Path | None = None, path: str | Path | None = None, form: str = "folders", size: int = SIDE
 ) -> Dataset:
     """Read the folders `train/CLASS/` and `test/CLASS/`, whose division is kept."""
-    check_whole_numbers(size=size)
     home = data_root(root) / NAME
     folder = home / "raw" if path is None else Path(path).expanduser()
     if not all((folder / split).is_dir() for split in SPLITS):
@@ -89,13 +88,12 @@ def _read_folders(folder: Path, images: Sequence[str], size: int) -> Dataset:
     NAME,
     "60,000 photographs, 84x84x3, 100 classes; downloaded, 1.3 GB, or form=folders",
     terms=TERMS,
-    files=tuple(RemoteFile(name, (f"{HOST}/{name}",)) for name in PICKLES),
+    files=_files,
     alternatives=(tuple(name.replace("validation", "val") for name in PICKLES),),
     examples=EXAMPLES,
-    check=_check,
     folders={"folders": load_folders},
 )
-def read_pickles(files: Mapping[str, Path], form: Form = "pickles", size: int = SIDE) -> Dataset:
+def read_pickles(files: Mapping[str, Path], form: Form = "pickles", size: Annotated[int, Whole(1)] = SIDE) -> Dataset:
     """Read Mini-ImageNet with all 100 classes in training and test examples.
 
     The pickles are cut by class, for learning from few examples. Here the 600 images of every class are put together

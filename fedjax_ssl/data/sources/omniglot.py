@@ -9,12 +9,12 @@ import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from PIL import Image
 
-from fedjax_ssl.checks import check_whole_numbers
+from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.reading.archives import RemoteFile
 from fedjax_ssl.data.reading.formats import FormatError, damage
@@ -56,9 +56,10 @@ EXAMPLES = {"all": 32_460, "background": 19_280, "evaluation": 13_180, "small1":
         FILES[part] for part in (("background", "evaluation") if subset == "all" else (subset,))
     ),
     examples=lambda subset, size: (EXAMPLES[subset], 0),
-    check=lambda subset, size: check_whole_numbers(1, SIDE, size=size),
 )
-def read_omniglot(files: Mapping[str, Path], subset: Subset = "all", size: int = 28) -> Dataset:
+def read_omniglot(
+    files: Mapping[str, Path], subset: Subset = "all", size: Annotated[int, Whole(1, SIDE)] = 28
+) -> Dataset:
     """Read Omniglot; a client is a drawer of one alphabet, whose number means somebody else in another alphabet.
 
     Args:

@@ -9,12 +9,12 @@ import importlib
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps
 
-from fedjax_ssl.checks import check_whole_numbers
+from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.reading.archives import require_placed
 from fedjax_ssl.data.reading.cache import data_root, facts_of, fingerprint, kept_for
@@ -49,7 +49,11 @@ logger = logging.getLogger(__name__)
     kind="placed",
 )
 def load_rsna(
-    *, root: str | Path | None = None, path: str | Path | None = None, size: int = 128, max_images: int | None = None
+    *,
+    root: str | Path | None = None,
+    path: str | Path | None = None,
+    size: Annotated[int, Whole(1)] = 128,
+    max_images: Annotated[int | None, Whole(1)] = None,
 ) -> Dataset:
     """Read the training slices of the RSNA 2019 challenge that show exactly one of five kinds of bleeding.
 
@@ -72,9 +76,6 @@ def load_rsna(
         DatasetUnavailable: the files or pydicom are not there, or the table is damaged; says what to do.
         ValueError: an option below 1.
     """
-    check_whole_numbers(size=size)
-    if max_images is not None:
-        check_whole_numbers(max_images=max_images)
     home = data_root(root) / NAME
     folder = home / "raw" if path is None else Path(path).expanduser()
     require_placed(NAME, folder, (IMAGES, TABLE), STEPS)

@@ -6,12 +6,12 @@ Source: Coates, Lee and Ng, An Analysis of Single Layer Networks in Unsupervised
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Annotated
 
 import numpy as np
 from PIL import Image
 
-from fedjax_ssl.checks import check_whole_numbers
+from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.reading.archives import Prepared, RemoteFile
 from fedjax_ssl.data.reading.formats import FormatError, read_tar
@@ -43,9 +43,10 @@ def _prepared(unlabelled: bool, size: int) -> Prepared | None:
     ),
     examples=lambda unlabelled, size: (5_000 + 100_000 * unlabelled, 8_000),
     prepared=_prepared,
-    check=lambda unlabelled, size: check_whole_numbers(1, SHAPE[1], size=size),
 )
-def read_stl10(files: Mapping[str, Path], unlabelled: bool = True, size: int = 96) -> Dataset:
+def read_stl10(
+    files: Mapping[str, Path], unlabelled: bool = True, size: Annotated[int, Whole(1, SHAPE[1])] = 96
+) -> Dataset:
     """Read STL-10 from its binary archive: planes in the order of columns, labels from 1.
 
     Args:

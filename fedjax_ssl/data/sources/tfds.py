@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.reading.archives import EMBEDDED
 from fedjax_ssl.data.reading.cache import data_root, facts_of, fingerprint, kept_for
+from fedjax_ssl.data.reading.pictures import Side
 from fedjax_ssl.data.reading.problems import DatasetUnavailable
 from fedjax_ssl.data.reading.register import dataset as register
 from fedjax_ssl.registry import did_you_mean
@@ -51,7 +51,7 @@ def load_tfds(
     label_key: str | None = None,
     coarse_key: str | None = None,
     client_key: str | None = None,
-    size: int | None = None,
+    size: Side = None,
 ) -> Dataset:
     """Read a prepared dataset of images or of numbers; it is prepared first where TensorFlow is installed.
 
@@ -77,8 +77,6 @@ def load_tfds(
             installed; says what to do.
         ValueError: an option that it does not have.
     """
-    if size is not None:
-        check_whole_numbers(size=size)
     folders = prepared_folders(path)
     folder = _version_folder(folders, dataset)
     if folder is None and download:

@@ -42,7 +42,7 @@ def test_available_describes_every_name():
         ("digits", {"writers": 3}, r"no option 'writers'\. Its options: none"),
         ("digits", {"path": "digits.npz"}, "takes no path="),
         ("glyphs", {"writers": 0}, "writers is 0"),
-        ("glyphs", {"examples": 39}, "examples is 39; the mean per writer must be at least 40"),
+        ("glyphs", {"examples": 39}, "examples is 39; it must be a whole number of at least 40"),
         ("glyphs", {"seed": -1}, "seed is -1"),
     ],
 )
