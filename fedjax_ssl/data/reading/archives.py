@@ -4,20 +4,21 @@ import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
+from fedjax_ssl.checks import In
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.reading.cache import ROOT_VARIABLE, data_root, kept, load_converted
 from fedjax_ssl.data.reading.download import DIGEST_SUFFIX, FetchFailed, fetch, file_sha256, recorded_sha256
 from fedjax_ssl.data.reading.formats import FormatError
-from fedjax_ssl.data.reading.problems import DatasetUnavailable
+from fedjax_ssl.data.reading.problems import EMBEDDED, DatasetUnavailable
+from fedjax_ssl.data.reading.tfds import load_tfds, prepared_folders
 from fedjax_ssl.errors import counted
 
 # Origins of a published dataset: any, its original files, or a folder that TensorFlow Datasets prepared.
 Source = Literal["auto", "original", "tfds"]
-EMBEDDED = 'load("digits") or load("glyphs")'
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +73,7 @@ def load_archive(
     path: str | Path | None = None,
     download: bool = True,
     source: Source = "auto",
+    timeout: Annotated[float, In("(0, inf)")] = 20.0,
 ) -> Dataset:
     """Load a published dataset.
 
@@ -86,6 +88,7 @@ def load_archive(
         download: whether the network may be used.
         source: "auto" as above; "original" without the third place; "tfds": the third place alone, where `path` is
             another folder of prepared datasets, and a dataset that is not prepared is prepared if that is possible.
+        timeout: seconds that connecting, and every single read, may take.
 
     Returns:
         The dataset.
@@ -106,14 +109,12 @@ def load_archive(
         return cached
     looked = [converted, raw]
     if source == "auto" and archive.prepared is not None:
-        from fedjax_ssl.data.sources.tfds import prepared_folders
-
         looked.append(place := prepared_folders() / archive.prepared.name)
         is_there = any(place.glob("*/dataset_info.json"))
         if is_there and _missing(archive, raw) and (found := _if_prepared(archive, root, place)) is not None:
             return _counted(archive, found)
     if download:
-        _download(archive, raw, looked)
+        _download(archive, raw, looked, timeout)
     _require(archive, raw, looked)
     return kept(converted, lambda: _read(archive, raw))
 
@@ -151,10 +152,10 @@ def require_placed(name: str, folder: Path, parts: tuple[str, str], steps: str, 
     )
 
 
-def _download(archive: Archive, raw: Path, looked: Sequence[Path]) -> None:
+def _download(archive: Archive, raw: Path, looked: Sequence[Path], timeout: float) -> None:
     try:
         for file in _missing(archive, raw):
-            fetch(file.urls, raw / file.name, sha256=file.sha256)
+            fetch(file.urls, raw / file.name, sha256=file.sha256, timeout=timeout)
     except FetchFailed as failure:
         raise DatasetUnavailable(_not_here(archive, raw, looked, failure.tried)) from failure
     except OSError as error:
@@ -164,8 +165,6 @@ def _download(archive: Archive, raw: Path, looked: Sequence[Path]) -> None:
 
 def _load_prepared(archive: Archive, root: str | Path | None, path: str | Path | None, download: bool) -> Dataset:
     """Load the dataset as TensorFlow Datasets has it: the same examples in another order."""
-    from fedjax_ssl.data.sources.tfds import load_tfds
-
     prepared = archive.prepared
     if prepared is None:
         raise ValueError(

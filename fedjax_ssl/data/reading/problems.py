@@ -5,6 +5,7 @@ from pathlib import Path
 
 from fedjax_ssl.errors import UserError
 
+EMBEDDED = 'load("digits") or load("glyphs")'  # datasets that need no download
 SHOWN = 5  # examples of one kind that a message names
 
 

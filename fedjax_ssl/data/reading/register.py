@@ -95,15 +95,17 @@ def published(
             )
 
         def load(**given: Any) -> Dataset:
-            places = {place: given.pop(place) for place in PLACES if place in given}
+            places = {place: given.pop(place) for place in (*PLACES, "timeout") if place in given}
             if (folder := own_folders.get(str(given.get("form")))) is not None:
                 return folder(root=places.get("root"), path=places.get("path"), **given)
             return load_archive(archive(**given), **places)
 
-        places = [inspect.signature(load_archive).parameters[place] for place in PLACES]
-        given = [place for place in places if place.name != "source" or prepared is not None]
-        load.__signature__ = inspect.Signature([*given, *options])  # type: ignore[attr-defined]
-        load.__doc__ = read.__doc__
+        places = [place for place in PLACES if place != "source" or prepared is not None]
+        shared = [inspect.signature(load_archive).parameters[name] for name in (*places, "timeout")]
+        load.__signature__ = inspect.Signature([*shared, *options])  # type: ignore[attr-defined]
+        doc = inspect.getdoc(read) or ""
+        before, _, after = doc.partition("Args:\n") if "Args:\n" in doc else (f"{doc}\n\n", "", "")
+        load.__doc__ = f"{before}Args:\n    timeout: seconds that the network may be silent.\n{after}"
         ENTRIES[name] = Entry(load, description, terms, "downloaded", archive)
         return read
 

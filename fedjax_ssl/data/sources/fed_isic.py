@@ -12,10 +12,10 @@ from PIL import Image
 
 from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.reading.archives import EMBEDDED, require_placed
+from fedjax_ssl.data.reading.archives import require_placed
 from fedjax_ssl.data.reading.cache import data_root, fingerprint, kept
 from fedjax_ssl.data.reading.pictures import in_threads
-from fedjax_ssl.data.reading.problems import DatasetUnavailable
+from fedjax_ssl.data.reading.problems import EMBEDDED, DatasetUnavailable
 from fedjax_ssl.data.reading.register import dataset
 from fedjax_ssl.data.reading.tables import as_text, read_sheet
 

@@ -13,12 +13,12 @@ import numpy as np
 
 from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.reading.archives import EMBEDDED, RemoteFile
+from fedjax_ssl.data.reading.archives import RemoteFile
 from fedjax_ssl.data.reading.cache import ROOT_VARIABLE, data_root, fingerprint, kept_for
 from fedjax_ssl.data.reading.formats import FormatError
 from fedjax_ssl.data.reading.pickles import read_pickle
 from fedjax_ssl.data.reading.pictures import list_images, read_images
-from fedjax_ssl.data.reading.problems import DatasetUnavailable, Findings
+from fedjax_ssl.data.reading.problems import EMBEDDED, DatasetUnavailable, Findings
 from fedjax_ssl.data.reading.register import published
 
 NAME = "mini_imagenet"

@@ -12,9 +12,9 @@ from PIL import Image
 
 from fedjax_ssl.data import DatasetUnavailable, load
 from fedjax_ssl.data.reading.register import ENTRIES
+from fedjax_ssl.data.reading.tfds import read_tfrecord
 from fedjax_ssl.data.sources import archive
 from fedjax_ssl.data.sources.emnist import PARTS
-from fedjax_ssl.data.sources.tfds import read_tfrecord
 from tests.data.sources.test_archives import write_mnist
 from tests.data.sources.test_tff import example
 

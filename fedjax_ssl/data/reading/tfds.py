@@ -1,0 +1,309 @@
+"""Datasets of TensorFlow Datasets, read by that library from folders that it has prepared.
+
+A prepared folder is `<data_dir>/NAME[/CONFIG]/VERSION/` with examples in files of TFRecord or array_record. Reading
+needs no TensorFlow; preparing does.
+"""
+
+import importlib
+import importlib.util
+import json
+import os
+import socket
+import urllib.parse
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjax_ssl.data.dataset import Dataset, Split
+from fedjax_ssl.data.reading.cache import data_root, facts_of, fingerprint, kept_for
+from fedjax_ssl.data.reading.pictures import Side
+from fedjax_ssl.data.reading.problems import EMBEDDED, DatasetUnavailable
+from fedjax_ssl.registry import did_you_mean
+
+FOLDER_VARIABLE = "TFDS_DATA_DIR"
+NEEDED = ("tensorflow", "tensorflow_datasets", "importlib_resources")  # to prepare
+LARGEST_RECORD = 1 << 30
+TIMEOUT = 5.0  # seconds for a host to accept a connection
+# Of these, TensorFlow Datasets stores the images with rows and columns exchanged.
+TRANSPOSED = ("emnist",)
+
+
+def load_tfds(
+    dataset: str,
+    *,
+    root: str | Path | None = None,
+    path: str | Path | None = None,
+    download: bool = True,
+    train_split: str = "train",
+    test_split: str | None = None,
+    unlabelled_split: str | None = None,
+    input_key: str | None = None,
+    label_key: str | None = None,
+    coarse_key: str | None = None,
+    client_key: str | None = None,
+    size: Side = None,
+) -> Dataset:
+    """Read a prepared dataset of images or of numbers; it is prepared first where TensorFlow is installed.
+
+    Args:
+        dataset: NAME, NAME/CONFIG or NAME/CONFIG/VERSION; the newest version by default.
+        root: folder of all datasets, which keeps the arrays; default $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl.
+        path: the folder of prepared datasets; default $TFDS_DATA_DIR or ~/tensorflow_datasets.
+        download: whether it may be downloaded and prepared.
+        train_split: the split that is trained on.
+        test_split: the split that is tested on; by default "test", if there is one.
+        unlabelled_split: a split whose examples follow the training examples without a label, such as STL-10's.
+        input_key: the feature that is the input; by default what the dataset says, or the only image.
+        label_key: the feature that is the class; by default what the dataset says, or the only class label.
+        coarse_key: a second class label, such as CIFAR-100's `coarse_label`.
+        client_key: a feature that says whose example it is.
+        size: side of square images, which are cropped in the middle and resized; needed where they differ.
+
+    Returns:
+        The dataset, in the order of the files, which is not that of the original ones.
+
+    Raises:
+        DatasetUnavailable: it is not prepared and cannot be prepared here, is damaged, or tensorflow-datasets is not
+            installed; says what to do.
+        ValueError: an option that it does not have.
+    """
+    folders = prepared_folders(path)
+    folder = _version_folder(folders, dataset)
+    if folder is None and download:
+        _prepare(dataset, folders)
+        folder = _version_folder(folders, dataset)
+    if folder is None:
+        raise DatasetUnavailable(_not_here(dataset, folders))
+    name, place = dataset.partition("/")[0], folder
+    keys = {"input": input_key, "label": label_key, "coarse": coarse_key, "client": client_key}
+    splits = {"train": train_split, "unlabelled": unlabelled_split, "test": test_split}
+    home = data_root(root) / "tfds" / f"{name}-{fingerprint([str(folder.resolve()), splits, size, keys])}"
+    return kept_for(home, facts_of(folder.iterdir()), lambda: _read(_Prepared(name, place), splits, keys, size))
+
+
+def prepared_folders(path: str | Path | None = None) -> Path:
+    """Choose the folder of prepared datasets: `path`, else $TFDS_DATA_DIR, else ~/tensorflow_datasets."""
+    return Path(path or os.environ.get(FOLDER_VARIABLE) or Path("~") / "tensorflow_datasets").expanduser()
+
+
+class _Prepared:
+    """A prepared folder, opened by TensorFlow Datasets."""
+
+    def __init__(self, name: str, folder: Path):
+        self.name, self.folder = name, folder
+        try:
+            self.library: Any = importlib.import_module("tensorflow_datasets")
+        except ImportError as error:
+            raise DatasetUnavailable(f"tfds:{name}: reading {folder} needs: pip install 'fedjax_ssl[tfds]'") from error
+        try:
+            # The library imports the modules of these classes.
+            for named in _classes(json.loads((folder / "features.json").read_text(encoding="utf-8"))):
+                if not named.startswith("tensorflow_datasets."):
+                    raise ValueError(f"its features are of {named}, which is no class of TensorFlow Datasets")
+            self.builder = self.library.builder_from_directory(folder)
+            self.features = dict(self.builder.info.features.items())
+        except Exception as error:  # whatever it raises, a user needs the same message
+            raise self.damaged(error, "no prepared folder, or damaged") from error
+
+    def damaged(self, error: Exception, how: str = "damaged") -> DatasetUnavailable:
+        said = " ".join(str(error).split())[:300] or type(error).__name__
+        return DatasetUnavailable(f"tfds:{self.name}: {self.folder} is {how}: {said}")
+
+    def key(self, given: str | None, role: str) -> str:
+        """Choose the feature of a role: as given, as the dataset says, or the only one of its kind."""
+        if given is not None:
+            if given not in self.features:
+                raise ValueError(
+                    f"tfds:{self.name} has no feature {given!r}.{did_you_mean(given, self.features)} Features: "
+                    f"{', '.join(self.features)}"
+                )
+            return given
+        supervised = self.builder.info.supervised_keys
+        if supervised is not None and isinstance(found := supervised[role == "label"], str):
+            return found
+        kinds = self.library.features
+        kind = {"input": kinds.Image, "label": kinds.ClassLabel}[role]
+        fitting = [key for key, feature in self.features.items() if isinstance(feature, kind)]
+        if len(fitting) != 1:
+            raise ValueError(
+                f"tfds:{self.name} has {len(fitting)} features that could be the {role}; name one with "
+                f"data.{role}_key. Features: {', '.join(self.features)}"
+            )
+        return fitting[0]
+
+    def class_names(self, key: str) -> tuple[str, ...] | None:
+        return tuple(names) if (names := getattr(self.features[key], "names", None)) else None
+
+    def examples(self, split: str) -> Iterator[Mapping[str, Any]]:
+        info = self.builder.info
+        if info.file_format.value != "tfrecord":
+            yield from self.builder.as_data_source(split)
+            return
+        for file in info.splits[split].filepaths:  # which the library itself reads with TensorFlow alone
+            yield from map(info.features.deserialize_example_np, read_tfrecord(Path(file)))
+
+    def arrays(self, split: str, keys: Mapping[str, str], size: int | None) -> dict[str, Any]:
+        """Read inputs [n, ...], labels [n], coarse labels [n] and names of clients of one split."""
+        rows: dict[str, list] = {role: [] for role in keys}
+        try:
+            for example in self.examples(split):
+                for role, key in keys.items():
+                    rows[role].append(self._input(example[key], size) if role == "input" else example[key])
+        except Exception as error:  # as above
+            raise self.damaged(error) from error
+        shapes = list(dict.fromkeys(one.shape for one in rows["input"]))
+        if len(shapes) > 1:
+            raise ValueError(
+                f"tfds:{self.name} has images of several shapes, {shapes[0]} and {shapes[1]}; give data.size"
+            )
+        if not shapes:
+            raise self.damaged(ValueError(f"split {split} is empty"))
+        names = [name.decode() if isinstance(name, bytes) else str(name) for name in rows.pop("client", ())]
+        return {role: np.array(values) for role, values in rows.items()} | {"client": names}
+
+    def _input(self, value: np.ndarray, size: int | None) -> np.ndarray:
+        """Take an image as uint8 [H, W, C], or numbers as float32."""
+        if value.dtype != np.uint8 or value.ndim != 3:
+            return np.asarray(value, np.float32)
+        if size is not None or value.shape[2] not in (1, 3):
+            from PIL import Image, ImageOps
+
+            image = Image.fromarray(value[..., 0] if value.shape[2] == 1 else value)
+            image = image if image.mode in ("L", "RGB") else image.convert("RGB")
+            if size is not None:
+                image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
+            value = np.asarray(image).reshape(image.height, image.width, -1)
+        return value.transpose(1, 0, 2) if self.name in TRANSPOSED else value
+
+
+def _classes(features: Any) -> Iterator[str]:
+    """Find the names of all classes in `features.json`."""
+    for key, value in features.items() if isinstance(features, dict) else ():
+        if isinstance(value, str) and key in ("pythonClassName", "type"):
+            yield value
+        yield from _classes(value)
+    for value in features if isinstance(features, list) else ():
+        yield from _classes(value)
+
+
+def read_tfrecord(path: Path) -> Iterator[bytes]:
+    """Read the records of a file: each a length (8 bytes, little-endian), its check (4), the content, its check (4).
+
+    Raises:
+        ValueError: the file ends inside a record, or states a length of more than 1 GiB.
+    """
+    with open(path, "rb") as file:
+        while head := file.read(12):
+            length = int.from_bytes(head[:8], "little")
+            if len(head) < 12 or length > LARGEST_RECORD or len(content := file.read(length + 4)) < length + 4:
+                raise ValueError(f"{path.name} is no TFRecord file, or cut short: a record of {length:,} bytes")
+            yield content[:length]
+
+
+def _read(
+    prepared: _Prepared, splits: Mapping[str, str | None], keys: Mapping[str, str | None], size: int | None
+) -> Dataset:
+    chosen = {role: prepared.key(keys[role], role) for role in keys if keys[role] or role in ("input", "label")}
+    there = list(prepared.builder.info.splits)
+    test = splits["test"] or ("test" if "test" in there else None)
+    wanted = [split for split in (splits["train"], splits["unlabelled"], test) if split is not None]
+    for split in wanted:
+        if split not in there:
+            raise ValueError(
+                f"tfds:{prepared.name} has no split {split!r}.{did_you_mean(split, there)} Splits: {', '.join(there)}"
+            )
+    if len(set(wanted)) < len(wanted):
+        raise ValueError(
+            f"tfds:{prepared.name}: two of the training, unlabelled and test examples are of one split "
+            f"({', '.join(wanted)}); give each a split of its own"
+        )
+    parts = {split: prepared.arrays(split, chosen, size) for split in wanted}
+    if (unlabelled := splits["unlabelled"]) is not None:
+        parts[unlabelled]["label"] = np.full(len(parts[unlabelled]["input"]), -1)
+    clients = sorted({name for part in parts.values() for name in part["client"]})
+    number = {name: place for place, name in enumerate(clients)}
+
+    def joined(names: Sequence[str]) -> Split:
+        whole = {role: np.concatenate([parts[split][role] for split in names]) for role in chosen if role != "client"}
+        client = [number[name] for split in names for name in parts[split]["client"]]
+        return Split(
+            whole["input"], whole["label"], np.array(client, np.int32) if clients else None, whole.get("coarse")
+        )
+
+    train, tested = joined([split for split in wanted if split != test]), joined([test]) if test else None
+    most = max(int(part.y.max(initial=-1)) for part in (train, tested) if part is not None)
+    return Dataset(
+        f"tfds:{prepared.name}",
+        train,
+        tested,
+        class_names=prepared.class_names(chosen["label"]) or tuple(str(label) for label in range(most + 1)),
+        client_names=tuple(clients) if clients else None,
+        input_max=255.0 if train.x.dtype == np.uint8 else 1.0,
+        coarse_names=prepared.class_names(chosen["coarse"]) if "coarse" in chosen else None,
+        extra={"terms": prepared.builder.info.citation},
+    )
+
+
+def _version_folder(folders: Path, dataset: str) -> Path | None:
+    """Find the prepared folder, of the newest version where none is named; of the only configuration likewise."""
+    place = folders / dataset
+    if (place / "dataset_info.json").is_file():
+        return place
+    found = [*place.glob("*/dataset_info.json"), *place.glob("*/*/dataset_info.json")]
+    configs = {file.parent.parent for file in found}
+    if len(configs) > 1:
+        names = ", ".join(sorted(f"tfds:{folder.relative_to(folders)}" for folder in configs))
+        raise ValueError(f"tfds:{dataset} is prepared in several configurations; name one: {names}")
+
+    def version(folder: Path) -> tuple[int, ...]:
+        return tuple(int(part) if part.isdigit() else -1 for part in folder.name.split("."))
+
+    return max((file.parent for file in found), key=version, default=None)
+
+
+def _prepare(dataset: str, folders: Path) -> None:
+    """Download and prepare it with TensorFlow, if that is installed and the hosts answer.
+
+    TensorFlow Datasets tries a host without a name for minutes, and one that is silent without end: so they are asked
+    first.
+    """
+    missing = [module for module in NEEDED if importlib.util.find_spec(module) is None]
+    if missing:
+        raise DatasetUnavailable(_not_here(dataset, folders, [f"preparing it needs {', '.join(missing)}"]))
+    try:
+        builder: Any = importlib.import_module("tensorflow_datasets").builder(dataset, data_dir=str(folders))
+        silent = _silent_hosts(builder.url_infos)
+        if not silent:
+            builder.download_and_prepare(file_format="array_record")
+            return
+    except Exception as error:  # as above
+        silent = [f"TensorFlow Datasets: {type(error).__name__}: {' '.join(str(error).split())[:200]}"]
+    raise DatasetUnavailable(_not_here(dataset, folders, silent))
+
+
+def _silent_hosts(addresses: Mapping[str, Any]) -> list[str]:
+    """Say what is wrong with the hosts of some addresses, a line each."""
+    reasons = []
+    for url in sorted({urllib.parse.urlsplit(address) for address in addresses}):
+        try:
+            port = url.port or (443 if url.scheme == "https" else 80)
+            socket.create_connection((url.hostname or "", port), timeout=TIMEOUT).close()
+        except OSError as error:
+            reasons.append(f"{url.hostname}: {error.strerror or error}")
+    return list(dict.fromkeys(reasons))
+
+
+def _not_here(dataset: str, folders: Path, tried: Sequence[str] = ()) -> str:
+    """Say what was tried, where it was looked for, and what to do."""
+    lines = [f"tfds:{dataset} is not prepared here{' and could not be prepared' if tried else ''}."]
+    lines += [f"  tried   {reason}" for reason in tried]
+    lines += [f"  looked  {folders / dataset}", "To go on, do one of these:"]
+    lines.append(
+        f"  - prepare it where TensorFlow is installed, `pip install tensorflow tensorflow-datasets "
+        f"importlib_resources; tfds build {dataset}`,\n    and copy the folder to {folders / dataset}; reading it "
+        "needs no TensorFlow"
+    )
+    lines.append(f"  - point {FOLDER_VARIABLE} or path= at the folder of prepared datasets")
+    return "\n".join([*lines, f"  - run on data that needs no download: {EMBEDDED}"])
