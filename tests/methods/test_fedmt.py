@@ -316,21 +316,3 @@ def test_coarse_labels_help_and_wrong_ones_harm():
     assert (told > alone).sum() >= 4
     assert np.mean(told - alone) > 0.08
     assert np.mean(misled) < 0.3 < np.mean(alone)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"correspondence": "guessed"}, "correspondence is 'guessed'.* Allowed: known, estimated"),
-        ({"fallback": "none"}, "fallback is 'none'.* Allowed: prior, uniform, zero"),
-        ({"projection_weight": -1.0}, "projection_weight is -1.0; it must be a number of at least 0"),
-        ({"smoothing": -0.5}, "smoothing is -0.5"),
-        ({"gate": "none"}, "projection_examples must be 'all'"),
-        ({"gate": "none", "projection_examples": "all", "projection_weight": 0.0}, "projection_weight must be above 0"),
-        ({"fix_weight": 0.0, "mix_weight": 0.0, "projection_weight": 0.0}, "all 0"),
-        ({"mixup_alpha": -1.0}, "mixup_alpha is -1.0"),
-    ],
-)
-def test_bad_settings(options, message):
-    with pytest.raises(ValueError, match=message):
-        methods.build("fedmt", toy.setup(toy.weak_federation("coarse")), **options)

@@ -155,22 +155,6 @@ def test_epochs_go_over_the_examples_between_class_labels_and_nothing():
     assert not mask[9:].any()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"finetune": "body"}, "finetune is 'body'. Allowed: all, head"),
-        ({"coarse_rounds": 0}, "coarse_rounds is 0; it must be a whole number of at least 1"),
-        ({"coarse_rounds": 1.5}, r"coarse_rounds is 1\.5; it must be"),
-        ({"coarse_rounds": True}, "coarse_rounds is True"),
-        ({"server_epochs": 0}, "server_epochs is 0"),
-        ({"server_batch_size": -1}, "server_batch_size is -1"),
-    ],
-)
-def test_bad_settings(data, options, message):
-    with pytest.raises(ValueError, match=message):
-        methods.build("fedtrans", run_of(data), **options)
-
-
 def test_a_network_without_a_second_head_says_which_field_to_set(data):
     with pytest.raises(ValueError, match=r"set config\.model\.aux_head = True; .* are dense1, head, without"):
         methods.build("fedtrans", toy.setup(data))

@@ -152,19 +152,6 @@ def test_the_last_partial_batch_and_the_test_prior_can_be_left_out() -> None:
     chex.assert_trees_all_equal(other.params, state.params)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"surrogate_loss": "mse"}, "surrogate_loss is 'mse'. Allowed: nll, ce_on_probs"),
-        ({"l1": -1.0}, "l1 is -1.0"),
-        ({"temperature": 1.0}, "method 'fedul' has no option 'temperature'"),
-    ],
-)
-def test_bad_settings_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        fedul(toy.federation(), **options)
-
-
 MEANS = 2.0 * np.stack([np.cos(2 * np.pi * np.arange(3) / 3), np.sin(2 * np.pi * np.arange(3) / 3)], axis=1)
 PRIOR = np.array([0.5, 0.3, 0.2])
 PRIORS = (

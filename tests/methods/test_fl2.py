@@ -251,18 +251,3 @@ def test_the_server_trains_before_round_0_at_the_rate_of_round_0() -> None:
     chex.assert_tree_all_finite(starts[1].params)
     assert float(optax.tree.norm(optax.tree.sub(starts[1].params, starts[0].params))) > 1e-2
     assert float(optax.tree.norm(starts[1].server)) > 0, "its momentum goes on in round 0"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"perturb": "asm"}, "perturb is 'asm'. Did you mean 'asam'"),
-        ({"rho": 0.0}, "rho is 0.0; it must be a number above 0"),
-        ({"pretrain_calls": -1}, "pretrain_calls is -1"),
-        ({"pseudo_label_weight": 0.0, "consistency_weight": 0.0}, "both 0; clients would have nothing to learn"),
-        ({"server_epochs": 0}, "server_epochs is 0"),
-    ],
-)
-def test_bad_settings(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        methods.build("fl2", toy.setup(toy.weak_federation("server")), **options)

@@ -162,21 +162,6 @@ def test_kinds_may_be_stacked_differently_and_prototypes_of_every_class_with_a_l
     assert sent[0]["loss"] > plain[0]["loss"]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"channel_weight": -1.0}, "channel_weight is -1"),
-        ({"channel_weight": 0.0, "pseudo_label_weight": 0.0}, "all weights are 0"),
-        ({"graph_features": "pixels"}, "graph_features is 'pixels'"),
-        ({"warmup_rounds": -1}, "warmup_rounds is -1"),
-        ({"l1": -0.1}, "l1 is -0.1"),
-    ],
-)
-def test_bad_settings_are_refused(data: FederatedData, options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        methods.build("mixed", toy.setup(data), **options)
-
-
 def test_what_the_weak_labels_leave_open_is_said_before_training(data: FederatedData) -> None:
     assert not any("as a whole" in text for text in check_channels(data)), "there are class labels"
     blind = dataclasses.replace(data, num_labelled=jnp.zeros_like(data.num_labelled))

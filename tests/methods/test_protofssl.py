@@ -412,29 +412,6 @@ def test_the_loss_of_a_fresh_resnet8_is_the_logarithm_of_the_number_of_classes()
     assert float(query_loss(z[10:], labels[10:], centers, present, ProtoFSSL())) == pytest.approx(np.log(10), abs=0.01)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"distance": "cosine"}, "'cosine'.* Allowed: sq_euclidean, mean_sq, euclidean"),
-        ({"unlabel_loss": "kl"}, "ce, mse"),
-        ({"proto_source": "server"}, "local_support, global"),
-        ({"proto_refresh": "middle"}, "end, begin"),
-        ({"eval_bank": "all"}, "two_rounds, latest"),
-        ({"num_support": 0}, "num_support is 0; it must be a whole number of at least 1"),
-        ({"num_query": 0}, "num_query is 0"),
-        ({"num_helpers": 0}, "num_helpers is 0"),
-        ({"helper_interval": 1.5}, "helper_interval is 1.5"),
-        ({"unlabel_round": -1}, "unlabel_round is -1; it must be a whole number of at least 0"),
-        ({"temperature": 0.0}, "temperature is 0.0; it must be a number above 0"),
-        ({"proto_noise_std": -0.1}, "proto_noise_std is -0.1"),
-        ({"unlabelled_weight": -1.0}, "unlabelled_weight is -1.0"),
-    ],
-)
-def test_settings_outside_what_is_allowed_are_refused(options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build(balanced(), **options)
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "options",

@@ -1,4 +1,5 @@
 import inspect
+import math
 
 import jax
 import pytest
@@ -55,49 +56,52 @@ def test_an_unknown_setting_is_refused(setup) -> None:
         methods.build("fedavg", setup, alpha=0.5)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("xclp", {"graph_features": "pixels"}, "'pixels'.*network, inputs"),
-        ("xclp", {"class_weighting": "sqrt"}, "'sqrt'.*none, inverse_freq"),
-        ("per_client_lp", {"graph_features": "pixels"}, "'pixels'.*network, inputs"),
-        ("fedsiam", {"predict_with": "both"}, "'both'.*student, teacher"),
-        ("fedsiam", {"ramp_rounds": 0}, "ramp_rounds is 0"),
-    ],
-)
-def test_settings_outside_what_is_allowed_are_refused(setup, name: str, options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        methods.build(name, setup, **options)
-
-
-@pytest.mark.parametrize("name", sorted(EXPECTED - {"fedavg"}))
-def test_a_negative_first_stage_is_refused(setup, name: str) -> None:
-    with pytest.raises(ValueError, match="warmup_rounds is -1"):
-        methods.build(name, setup, warmup_rounds=-1)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("xclp", {"alpha": 1.0}, "alpha"),
-        ("xclp", {"num_bits": 0}, "num_bits"),
-        ("xclp", {"num_neighbors": 0}, "num_neighbors"),
-        ("xclp", {"label_norm": "rows"}, "rows"),
-        ("xclp", {"confidence_scale": "sum"}, "sum"),
-        ("per_client_lp", {"similarity": "dot"}, "dot"),
-        ("per_client_lp", {"alpha": -0.5}, "alpha"),
-    ],
-)
-def test_settings_of_the_graph_are_checked_before_training(setup, name: str, options: dict, message: str) -> None:
-    """At the latest when the first round is traced."""
-    data = toy.federation()
-    with pytest.raises(ValueError, match=message):
-        method = methods.build(name, setup, **options)
-        jax.eval_shape(method.round, jax.random.key(0), method.init(jax.random.key(0), data), data)
-
-
 def test_fedsiam_without_a_second_head_says_which_field_to_set(setup) -> None:
     data = toy.federation()
     with pytest.raises(ValueError, match=r"config\.model\.aux_head"):
         method = methods.build("fedsiam", setup)
         jax.eval_shape(method.round, jax.random.key(0), method.init(jax.random.key(0), data), data)
+
+
+@pytest.mark.parametrize("name", sorted(methods.available()))
+def test_a_setting_outside_what_it_declares_is_refused_by_its_name(name: str) -> None:
+    run = toy.setup(toy.federation(), rounds=3)
+    for setting, option in methods.METHODS.options(name).items():
+        if option.type is bool or option.allowed is None:
+            continue
+        wrong = ("no such name",) if option.type is str else (math.nan, math.inf, -1e300)
+        for value in wrong if option.type is not int else (-(2**31), 1.5, True):
+            with pytest.raises(ValueError, match=f"^{setting} is "):
+                methods.build(name, run, **{setting: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("fedmatch", {"preset": "papre"}, "preset is 'papre'. Did you mean 'paper'"),
+        ("fedmatch", {"threshold": 1.5}, r"threshold is 1.5; it must be a number in \[0, 1\]"),
+        ("fedmatch", {"encoding": "zip"}, "Allowed: smallest, dense, bitmap, coordinates"),
+        ("fedmatch", {"num_helpers": -1}, "num_helpers is -1; it must be a whole number"),
+        ("fedpl", {"mix_alpha": 0.0}, "mix_alpha is 0.0; it must be a number above 0"),
+        ("fedtrans", {"coarse_rounds": 0}, "coarse_rounds is 0; it must be a whole number of at least 1"),
+        ("fedul", {"temperature": 1.0}, "method 'fedul' has no option 'temperature'"),
+        ("mean_teacher", {"decay": 1.0}, r"decay is 1.0; it must be a number in \[0, 1\)"),
+        ("xclp", {"alpha": 1.0}, "alpha is 1.0"),
+        ("xclp", {"warmup_rounds": -1}, "warmup_rounds is -1"),
+        # settings that contradict each other, or the run
+        ("uda", {}, "tsa_rounds is 0"),
+        ("pseudo_label", {"ramp_end": 10}, "ramp_end is 10"),
+        ("mixed", {"channel_weight": 0.0, "pseudo_label_weight": 0.0}, "all weights are 0"),
+        ("fl2", {"pseudo_label_weight": 0.0, "consistency_weight": 0.0}, "both 0; clients would have nothing to learn"),
+        ("fedmt", {"gate": "none"}, "projection_examples must be 'all'"),
+        (
+            "fedmt",
+            {"gate": "none", "projection_examples": "all", "projection_weight": 0.0},
+            "projection_weight must be above 0",
+        ),
+        ("fedmt", {"fix_weight": 0.0, "mix_weight": 0.0, "projection_weight": 0.0}, "all 0"),
+    ],
+)
+def test_messages_about_settings(setup, name: str, settings: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        methods.build(name, setup, **settings)

@@ -193,16 +193,3 @@ def test_a_client_with_less_than_a_batch_takes_no_step_and_one_without_labels_le
     state, info = jax.jit(method.round)(key(), start, data)
     assert info["local_steps"] == 2 * 2 and info["examples"] == 4 * 8
     chex.assert_tree_all_finite(state)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"unlabelled_ratio": 0}, "unlabelled_ratio is 0"),
-        ({"kappa": -1.0}, "kappa is -1.0; it must be a number of at least 0"),
-        ({"unlabelled_weight": float("inf")}, "unlabelled_weight is inf"),
-    ],
-)
-def test_bad_settings(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        methods.build("sage", toy.setup(toy.federation()), **options)

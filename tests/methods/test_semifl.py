@@ -361,17 +361,3 @@ def test_separate_passes_are_those_of_each_view_by_hand(name, views, norms):
             moved[norm, separate] = end.params
     differences = {norm: optax.tree.norm(optax.tree.sub(moved[norm, True], moved[norm, False])) for norm in norms}
     assert differences["bn"] > 1e-2 and differences.get("none", 0.0) < 1e-5
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"mixup_alpha": 0.0}, "mixup_alpha is 0.0; it must be a number above 0"),
-        ({"mix_weight": -1.0}, "mix_weight is -1.0; it must be a number of at least 0"),
-        ({"server_epochs": 0}, "server_epochs is 0"),
-        ({"server_batch_size": 0}, "server_batch_size is 0"),
-    ],
-)
-def test_bad_settings(options, message):
-    with pytest.raises(ValueError, match=message):
-        methods.build("semifl", toy.setup(toy.weak_federation("server")), **options)
