@@ -81,9 +81,9 @@ def xclp(setup: Setup, settings: XCLP) -> Method:
     exchange = None
     traffic: Callable[[RoundResult], Traffic] = partial(graph_traffic, setup, settings.num_bits)
     if settings.protocol != "none":
-        from fedjax_ssl.secure import protocols  # only where a protocol is asked for
+        from fedjax_ssl import secure  # only where a protocol is asked for
 
-        chosen = protocols(settings.protocol, settings.num_bits, hamming=settings.hamming)
+        chosen = secure.protocols(settings.protocol, settings.num_bits, hamming=settings.hamming)
         exchange = chosen.exchange
         traffic = traffic if chosen.level == "ideal" else _protocol_traffic(chosen)
 
