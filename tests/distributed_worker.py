@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_ssl import main, presets
 from fedjax_ssl.data import Dataset, Split
-from fedjax_ssl.runs.compile import Programs
+from fedjax_ssl.runs.loop import Run
 
 OWN = "own examples"  # asks `get_config` for the data of `own_examples`
 
@@ -64,16 +64,15 @@ HARMS = {
 
 def harm_after(round: int, harm: str) -> None:
     """Lets the harm happen when this round is computed and not yet recorded."""
-    advance = Programs.advance
+    take = Run.take
 
-    def advance_and_suffer(*arguments):
-        rows, *rest = advance(*arguments)
-        if rows[0]["round"] == round:
+    def suffer_and_take(active, row, *more):
+        if row["round"] == round:
             print(f"comes to harm: {harm}", flush=True)
             HARMS[harm]()
-        return rows, *rest
+        take(active, row, *more)
 
-    Programs.advance = advance_and_suffer
+    Run.take = suffer_and_take
 
 
 if __name__ == "__main__":

@@ -103,6 +103,6 @@ def test_the_users_line_is_named(start, tmp_path, field, name, messages):
 
 
 def test_an_error_of_ours_keeps_its_traceback(start, monkeypatch):
-    monkeypatch.setattr("fedjax_ssl.runs.loop.ActiveRun", None)
+    monkeypatch.setattr("fedjax_ssl.runs.loop.Run", None)
     with pytest.raises(TypeError, match="not callable"):
         start()

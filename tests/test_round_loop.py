@@ -7,29 +7,26 @@ import pytest
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import presets
-from fedjax_ssl.runs.build import build_method, execution_of, federate, load_experiment
-from fedjax_ssl.runs.compile import Programs, code_of, inputs_of
+from fedjax_ssl.runs.compile import Shared
+from fedjax_ssl.runs.loop import run
 
 
-def programs(**fields):
+def program(**fields):
     config = presets.digits_by_writer("fedavg", "2")
     config.rounds, config.optimizer.local_epochs = 6, 1
     config.update_from_flattened_dict(fields)
-    experiment, key = load_experiment(config), jax.random.key(0)
-    federation = federate(experiment, key)
-    execution = execution_of(experiment, federation, alone=True)
-    code = code_of(experiment, execution, build_method(experiment, federation, execution=execution))
-    inputs, blocks = inputs_of(experiment.config, key, federation), Programs()
+    shared = Shared()
+    ready = shared.prepare(configs.resolve(config))
 
     def advance(state, rounds):
-        (row,), (state,), *_ = blocks.advance(code, [state], [inputs], rounds)
+        (row,), (state,), *_ = shared.advance(ready, [state], [ready.inputs], rounds)
         return row, state
 
-    return advance, blocks.init(code, inputs)
+    return advance, shared.init(ready)
 
 
 def test_after_the_first_block_nothing_is_compiled_and_nothing_is_copied_unasked():
-    advance, first = programs()
+    advance, first = program()
     _, state = advance(first, 2)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(first.params))  # it made room for the new one
     compiled: list[str] = []
@@ -44,28 +41,42 @@ def test_after_the_first_block_nothing_is_compiled_and_nothing_is_copied_unasked
 
 
 def test_bfloat16_rounds_keep_float32_parameters_and_learn():
-    advance, state = programs(precision="bf16")
+    advance, state = program(precision="bf16")
     row, state = advance(state, 6)
     assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {np.dtype(np.float32)}
     assert row["test_accuracy"] > 0.2  # chance: 0.1
 
 
-@pytest.mark.parametrize(
-    ("words", "match"),
-    [
-        (
-            "Out of memory allocating 123 bytes.\nmore",
-            r"chunk_size.*batch_size.*Out of memory allocating 123 bytes\.\)$",
-        ),
-        ("Shared memory size limit exceeded", r"^a kernel.*needs more shared memory.*triton_gemm=false.*exceeded\)$"),
-    ],
-)
-def test_too_little_memory_names_the_settings_to_change(words, match, monkeypatch):
-    advance, state = programs()
+def test_too_little_memory_names_the_settings_to_change(monkeypatch):
+    advance, state = program()
 
     def exhausted(*arguments):
-        raise jax.errors.JaxRuntimeError(f"RESOURCE_EXHAUSTED: {words}")
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes.\nmore")
 
-    monkeypatch.setattr(Programs, "compile", lambda *given: (exhausted, ()))
-    with pytest.raises(configs.ConfigError, match=match):
+    monkeypatch.setattr(Shared, "compile", lambda *given: (exhausted, ()))
+    with pytest.raises(configs.ConfigError, match=r"chunk_size.*batch_size.*Out of memory allocating 123 bytes\.\)$"):
         advance(state, 2)
+
+
+@pytest.mark.filterwarnings("ignore")  # notes of the same settings, and JAX's of an index beyond 32 bits
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("digits_fedavg", "optimizer.batch_size", 10**9),
+        *(
+            pytest.param(*case, marks=pytest.mark.thorough)
+            for case in (
+                ("digits_fedavg", "optimizer.local_epochs", 10**9),
+                ("digits_fedavg", "model.hidden", (10**6, 10**6)),
+                ("digits_xclp", "method.num_neighbors", 10**9),
+                ("digits_protofssl", "method.num_query", 10**9),
+            )
+        ),
+    ],
+)
+def test_a_run_that_no_memory_holds_is_one_message(tmp_path, name, field, value):
+    config = configs.load(name, [(field, value), ("rounds", 2), ("eval_every", 1)])
+    if "warmup_rounds" in config.method:
+        config.method.warmup_rounds = 1
+    with pytest.raises(configs.ConfigError, match=r"(would need|can be counted).*batch_size.*cohort_size"):
+        run(config, tmp_path / "run")

@@ -20,8 +20,8 @@ import numpy as np
 
 from fedjax_ssl.benchmarks.workloads import WORKLOADS, Variant
 from fedjax_ssl.command_line import use_compilation_cache
+from fedjax_ssl.runs.compile import Shared
 from fedjax_ssl.runs.loop import Point, run_batch
-from fedjax_ssl.runs.shared import Shared
 
 PARTS = 10
 

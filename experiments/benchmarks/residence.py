@@ -15,6 +15,8 @@ one device each share the run, and each tells what it has; `--residence device` 
 """
 
 import argparse
+import contextlib
+import dataclasses
 import hashlib
 import os
 import socket
@@ -34,8 +36,8 @@ from fedjax_ssl import config as configs
 from fedjax_ssl import data, runs
 from fedjax_ssl.benchmarks.workloads import WORKLOADS, Variant
 from fedjax_ssl.command_line import map_large_buffers, use_processor
-from fedjax_ssl.runs.build import Experiment, build_method, execution_of, federate
-from fedjax_ssl.runs.compile import Programs, code_of, inputs_of
+from fedjax_ssl.runs.build import Experiment, federate
+from fedjax_ssl.runs.compile import Shared, prepare
 from fedjax_ssl.runs.loop import run
 from fedjax_ssl.runs.residence import Feed
 
@@ -46,13 +48,13 @@ AT_ONCE = 100_000  # images that are drawn at a time
 class ClientResult:
     """A workload with its examples in one place."""
 
-    def __init__(self, name: str, where: str, programs: Programs, blocks: int, rounds: int):
+    def __init__(self, name: str, where: str, shared: Shared, blocks: int, rounds: int):
         """Compiles its program.
 
         Args:
             name: of the workload.
             where: "device" or "host".
-            programs: shared by both.
+            shared: shared by both.
             blocks: of a group.
             rounds: of a block.
         """
@@ -63,29 +65,32 @@ class ClientResult:
             experiment = experiment._replace(host=data.HostInputs(experiment.dataset))
         key = jax.random.key(experiment.config.seed)
         federation = federate(experiment, key)
-        execution = execution_of(experiment, federation, alone=True)
-        method = build_method(experiment, federation, execution=execution)
-        self._code = code_of(experiment, execution, method)
-        self._inputs = inputs_of(experiment.config, key, federation)
-        self._parts = experiment, federation, method, self._code, self._inputs
-        self._programs, self._blocks, self._rounds = programs, blocks, rounds
+        self._run = prepare(experiment, federation)
+        self._shared, self._blocks, self._rounds = shared, blocks, rounds
         self.group(1)
 
     def group(self, blocks: int | None = None) -> tuple[float, float, str]:
         """Trains a group of blocks: examples per second by the clock and of processor time, digest of the result."""
-        state, examples = self._programs.init(self._code, self._inputs), 0
+        state, done = self._shared.init(self._run), 0
         jax.block_until_ready(state)
         begin, processor = time.perf_counter(), time.process_time()
-        with Feed(*self._parts) as feed:
+        with contextlib.ExitStack() as stack:
+            run, feed = self._run, None
+            if run.experiment.host is not None:
+                parts = run.experiment, run.inputs.federation, run.method, run.execution.mesh
+                feed = stack.enter_context(Feed(*parts))
             for block in range(blocks or self._blocks):
-                inputs = feed.block(block * self._rounds, self._rounds)
-                rows, (state,), *_ = self._programs.advance(self._code, [state], [inputs], self._rounds)
-                examples += rows[0]["examples"]
+                inputs = run.inputs
+                if feed is not None:
+                    examples = feed.block(block * self._rounds, self._rounds)
+                    inputs = inputs._replace(federation=dataclasses.replace(inputs.federation, inputs=examples))
+                rows, (state,), *_ = self._shared.advance(run, [state], [inputs], self._rounds)
+                done += rows[0]["examples"]
         elapsed, worked = time.perf_counter() - begin, time.process_time() - processor
         digest = hashlib.sha256()
         for leaf in jax.tree.leaves(state.params):
             digest.update(np.asarray(leaf).tobytes())
-        return examples / elapsed, examples / worked, digest.hexdigest()[:16]
+        return done / elapsed, done / worked, digest.hexdigest()[:16]
 
 
 def rates(names: list[str], groups: int, blocks: int, rounds: int | None) -> None:
@@ -93,8 +98,8 @@ def rates(names: list[str], groups: int, blocks: int, rounds: int | None) -> Non
     print("| workload | device, examples/s | host, examples/s | host/device | in processor time | same bits |")
     print("|---|---:|---:|---:|---:|---|")
     for name in names:
-        each, programs = rounds or WORKLOADS[name].rounds, Programs()
-        both = {where: ClientResult(name, where, programs, blocks, each) for where in ("device", "host")}
+        each, shared = rounds or WORKLOADS[name].rounds, Shared()
+        both = {where: ClientResult(name, where, shared, blocks, each) for where in ("device", "host")}
         found: dict[str, list[tuple[float, float, str]]] = {where: [] for where in both}
         for number in range(groups):
             for where in sorted(both, reverse=bool(number % 2)):  # whoever comes first, comes second in the next one

@@ -26,8 +26,8 @@ from fedjax_ssl import config as configs
 from fedjax_ssl import data, processor
 from fedjax_ssl.command_line import map_large_buffers
 from fedjax_ssl.data.correspondence import CIFAR100_SUPERCLASS_OF, CIFAR100_SUPERCLASSES, correspondence
-from fedjax_ssl.runs.build import Experiment, build_method, execution_of, federate, load_experiment
-from fedjax_ssl.runs.compile import Programs, code_of, inputs_of
+from fedjax_ssl.runs.build import Experiment, federate, load_experiment
+from fedjax_ssl.runs.compile import Shared, prepare
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -109,12 +109,10 @@ def compile_seconds(name: str) -> tuple[float, float]:
     experiment = experiment_of(name, config)
     key = jax.random.key(experiment.config.seed)
     federation = federate(experiment, key)
-    execution = execution_of(experiment, federation, alone=True)
-    code = code_of(experiment, execution, build_method(experiment, federation, execution=execution))
-    programs, inputs = Programs(), inputs_of(experiment.config, key, federation)
-    state = programs.template(code, inputs)
+    run, shared = prepare(experiment, federation), Shared()
+    state = shared.template(run)
     begin, of_processor = time.perf_counter(), time.process_time()
-    programs.compile(code, [state], [inputs], min(experiment.config.eval_every, experiment.config.rounds))
+    shared.compile(run, [state], [run.inputs], min(experiment.config.eval_every, experiment.config.rounds))
     return time.perf_counter() - begin, time.process_time() - of_processor
 
 

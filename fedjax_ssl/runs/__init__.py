@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         prediction_settings,
     )
     from fedjax_ssl.runs.checkpoint import CheckpointDamaged, CheckpointError, Checkpoints
+    from fedjax_ssl.runs.compile import Shared
     from fedjax_ssl.runs.environment import command, device_description, peak_memory_bytes, versions
     from fedjax_ssl.runs.files import bytes_in_words, write_atomically, write_output
     from fedjax_ssl.runs.folder import FolderLocked, FolderMended, RunFolder, RunFolderError
@@ -32,10 +33,10 @@ if TYPE_CHECKING:
         start,
     )
     from fedjax_ssl.runs.record import NoRecord, Record
-    from fedjax_ssl.runs.shared import Shared
     from fedjax_ssl.runs.stored_run import StoredRun, find_runs, read_run
 
 _PLACES = {
+    "compile": "Shared",
     "build": "Experiment build_method device_mesh federate load_experiment prediction_settings",
     "checkpoint": "CheckpointDamaged CheckpointError Checkpoints",
     "environment": "command device_description peak_memory_bytes versions",
@@ -44,7 +45,6 @@ _PLACES = {
     "loop": "Point run run_batch",
     "processes": "PREEMPTED STALLED Preempted Team leave run_devices settings share_out start",
     "record": "NoRecord Record",
-    "shared": "Shared",
     "stored_run": "StoredRun find_runs read_run",
 }
 

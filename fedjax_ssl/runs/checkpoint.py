@@ -1,30 +1,30 @@
 """Checkpoints of a run: the last few rounds, one file each, proved by a digest.
 
     checkpoints/round_00000010.ckpt
-        {"round": 10, "extra": {...}, "arrays": [...]}      one line of JSON
-        the bytes of the arrays, one after another
-        the SHA-256 of all that, 32 bytes
+        {"round": 10, "extra": JSON, "arrays": {name: array}, "keys": {name: generator}}      as MessagePack of flax
+        the SHA-256 of that, 32 bytes
 
-A file gets its name when all of it is on the disk. What a killed process leaves behind has another name, and the next
+A file gets its name when all of it is on the disk. A killed process leaves behind a file of another name, and the next
 save removes it.
 """
 
 import hashlib
-import itertools
 import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import serialization
 
 from fedjax_ssl.runs.files import decode_json, encode_json, write_atomically
 
+PyTree = Any
 _NAME = re.compile(r"round_(\d+)\.ckpt")
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
@@ -38,10 +38,16 @@ class CheckpointDamaged(UserWarning):
 
 
 class Checkpoints:
-    """Saves and restores the state of a run, bit for bit."""
+    """Saves and restores the state of a run, bit for bit.
+
+    Example:
+        >>> checkpoints = Checkpoints("runs/digits")
+        >>> checkpoints.save(10, state, {"best": 0.9})  # doctest: +SKIP
+        >>> round, state, extra = checkpoints.restore(template=state)  # doctest: +SKIP
+    """
 
     def __init__(self, workdir: str | os.PathLike, keep: int = 2, folder: str = "checkpoints"):
-        """Opens `workdir/checkpoints`; the folder is made by the first save.
+        """Open `workdir/checkpoints`; the folder is made by the first save.
 
         Args:
             workdir: the run folder.
@@ -56,8 +62,8 @@ class Checkpoints:
         self._folder = Path(workdir).absolute() / folder
         self._keep = keep
 
-    def save(self, round: int, state: Any, extra: Mapping[str, Any] | None = None) -> None:
-        """Saves a round and removes the old ones; when it returns, the checkpoint is there.
+    def save(self, round: int, state: PyTree, extra: Mapping[str, Any] | None = None) -> None:
+        """Save a round and remove the old ones; when this returns, the checkpoint is there.
 
         Killed at any moment it leaves the earlier checkpoints usable. Later rounds than this one, which a run
         leaves behind when it goes on from an earlier checkpoint, are removed.
@@ -72,41 +78,40 @@ class Checkpoints:
         """
         if round < 0:
             raise ValueError(f"round={round}: a round is at least 0")
-        described, arrays = to_arrays(state)
-        header = {"round": round, "extra": extra or {}, "arrays": [array._asdict() for array in described]}
         try:
-            line = encode_json(header)
+            more = encode_json(extra or {})
         except TypeError as error:
             raise ValueError(f"extra={extra!r} cannot be stored: {error}") from error
+        arrays, keys = to_arrays(state)
+        content = {"round": round, "extra": more, "arrays": arrays, "keys": keys}
+        written = serialization.msgpack_serialize(content, in_place=True)
         self._folder.mkdir(exist_ok=True)
         path = self._path(round)
         for in_the_way in (*self._folder.glob(".*.tmp"), *([path] if path.is_dir() else [])):
             _remove(in_the_way)
-        bodies = (np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays)
-        write_atomically(path, _with_digest(itertools.chain([f"{line}\n".encode()], bodies)))
-        self._remove_obsolete(round)
+        write_atomically(path, [written, hashlib.sha256(written).digest()])
+        kept = [one for one in self.rounds() if one <= round][-self._keep :]
+        self._remove_all_but(kept)
 
     def latest(self) -> int | None:
-        """Returns the newest round that was saved, or None; whether it is sound, `restore` finds out."""
+        """Return the newest round that was saved, or None; whether it is sound, `restore` finds out."""
         return max(self.rounds(), default=None)
 
     def rounds(self) -> list[int]:
-        """Returns the rounds that were saved, in increasing order; whether they are sound, `restore` finds out."""
+        """Return the rounds that were saved, in increasing order; whether they are sound, `restore` finds out."""
         names = os.listdir(self._folder) if self._folder.is_dir() else []
         return sorted(int(match[1]) for match in map(_NAME.fullmatch, names) if match)
 
     def forget(self, after_round: int) -> None:
-        """Removes the checkpoints of later rounds.
+        """Remove the checkpoints of later rounds.
 
         Args:
             after_round: those up to and including it stay.
         """
-        for round in self.rounds():
-            if round > after_round:
-                _remove(self._path(round))
+        self._remove_all_but([round for round in self.rounds() if round <= after_round])
 
-    def restore(self, template: Any) -> tuple[int, Any, dict[str, Any]]:
-        """Loads the newest sound checkpoint.
+    def restore(self, template: PyTree) -> tuple[int, Any, dict[str, Any]]:
+        """Load the newest sound checkpoint.
 
         A damaged one is passed over with a `CheckpointDamaged` warning that names the file.
 
@@ -125,20 +130,22 @@ class Checkpoints:
             raise CheckpointError(f"no checkpoint in {self._folder}; start the run without restoring")
         for round in rounds:
             try:
-                header, content = self._read(round)
+                arrays, keys, extra = self._read(round)
             except _Damage as damage:
                 text = f"the checkpoint of round {round} is damaged and passed over: {self._path(round)} {damage}"
                 warnings.warn(text, CheckpointDamaged, stacklevel=2)
                 continue
-            stored = [StoredArray(**array) for array in header["arrays"]]
-            if lines := differences(template, stored):
+            if lines := _differences(template, arrays, keys):
                 raise CheckpointError(
                     f"the checkpoint of round {round} in {self._folder} does not fit this run's state; "
                     "it was saved by another version or with other settings:\n"
                     + "".join(f"  {line}\n" for line in lines)
                     + "Give another --workdir, or restore with the version that saved it (see summary.json)."
                 )
-            return round, from_arrays(template, stored, _arrays(stored, content)), header["extra"]
+            rebuilt = jax.tree_util.tree_map_with_path(
+                lambda path, leaf, arrays=arrays: _rebuild(leaf, arrays[jax.tree_util.keystr(path)]), template
+            )
+            return round, rebuilt, extra
         raise CheckpointError(
             f"no checkpoint in {self._folder} is usable: all {len(rounds)} are damaged (see the notes above). "
             "Delete the run folder, or give another --workdir, to start again."
@@ -147,110 +154,95 @@ class Checkpoints:
     def _path(self, round: int) -> Path:
         return self._folder / f"round_{round:08d}.ckpt"
 
-    def _read(self, round: int) -> tuple[dict[str, Any], memoryview]:
-        """The header of a sound file, and the bytes of its arrays."""
+    def _read(self, round: int) -> tuple[dict[str, np.ndarray], dict[str, str], dict[str, Any]]:
+        """Read arrays, generators of keys, and extra values of a sound file."""
         try:
             content = self._path(round).read_bytes()
         except OSError as error:
             raise _Damage(f"cannot be read: {error.strerror}") from error
-        written = memoryview(content)[:-_DIGEST_BYTES]
+        written = content[:-_DIGEST_BYTES]
         if hashlib.sha256(written).digest() != content[-_DIGEST_BYTES:]:
             raise _Damage(f"has changed since it was written; it has {len(content):,} bytes")
         try:
-            end = content.index(b"\n")
-            header = decode_json(content[:end].decode())
-            size = sum(map(_size, header["arrays"]))
-            sound = isinstance(header["extra"], dict) and size <= len(written) - end - 1
-            found = header["round"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise _Damage("is no checkpoint of this program") from error
-        if not sound:
-            raise _Damage("is shorter than it says")
-        if found != round:
-            raise _Damage(f"holds round {found}")
-        return header, written[end + 1 :]
+            found = serialization.msgpack_restore(written)
+            parts = found["arrays"], found["keys"], decode_json(found["extra"])
+            there = found["round"]
+        except Exception as error:  # a file of another program or version may hold anything
+            raise _Damage("is no checkpoint of this version of the program") from error
+        if there != round:
+            raise _Damage(f"holds round {there}")
+        return parts
 
-    def _remove_obsolete(self, current: int) -> None:
-        rounds = self.rounds()
-        kept = [round for round in rounds if round <= current][-self._keep :]
-        for round in set(rounds).difference(kept):
+    def _remove_all_but(self, kept: list[int]) -> None:
+        for round in set(self.rounds()).difference(kept):
             _remove(self._path(round))
 
 
 class _Damage(Exception):
-    """What is wrong with a file, as the end of a sentence that begins with its name."""
+    """The damage of a file, as the end of a sentence that begins with its name."""
 
 
 def _remove(path: Path) -> None:
-    """Removes a file, or the folder that somebody left in its place."""
+    """Remove a file, or the folder that somebody left in its place."""
     shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _with_digest(parts: Iterable[Any]) -> Iterator[Any]:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
-        yield part
-    yield digest.digest()
-
-
-def _size(array: dict[str, Any]) -> int:
-    """Bytes of an array that a header describes."""
-    return int(np.prod(array["shape"], dtype=np.int64)) * np.dtype(array["dtype"]).itemsize
-
-
-def _arrays(stored: "list[StoredArray]", content: memoryview) -> list[np.ndarray]:
-    arrays, offset = [], 0
-    for one in stored:
-        arrays.append(np.ndarray(one.shape, one.dtype, content, offset))
-        offset += arrays[-1].nbytes
-    return arrays
-
-
-class StoredArray(NamedTuple):
-    """What a stored array is, beside its numbers."""
-
-    name: str  # its path in the pytree, as jax.tree_util.keystr writes it
-    dtype: str
-    shape: list[int]
-    key_impl: str | None  # the generator's name if this is the data of a typed PRNG key
-
-    def __str__(self) -> str:
-        return f"{'' if self.key_impl is None else f'{self.key_impl} key as '}{self.dtype}{self.shape}"
-
-
-def to_arrays(state: Any) -> tuple[list[StoredArray], list[np.ndarray]]:
-    """Takes a pytree apart into host arrays.
+def to_arrays(state: PyTree) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Take a pytree apart into host arrays.
 
     Args:
         state: pytree of arrays, typed PRNG keys and Python scalars; arrays that lie on devices of other processes too
             are whole on each of them.
 
     Returns:
-        The arrays' descriptions, and the arrays, both in the pytree's order.
+        Arrays by their path in the pytree, keys as the data of keys; and the generators of these.
     """
-    leaves = [_local(leaf) for leaf in jax.tree.leaves(state)]
-    data = jax.device_get([jax.random.key_data(leaf) if is_key(leaf) else leaf for leaf in leaves])
-    return _describe(state), [np.asarray(array) for array in data]
+    named = {jax.tree_util.keystr(path): _local(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
+    keys = {name: str(jax.random.key_impl(leaf)) for name, leaf in named.items() if is_key(leaf)}
+    plain = {name: jax.random.key_data(leaf) if name in keys else leaf for name, leaf in named.items()}
+    return {name: np.asarray(array) for name, array in jax.device_get(plain).items()}, keys
 
 
-def tree_bytes(state: Any) -> int:
-    """Bytes that the arrays of a pytree take in a checkpoint."""
-    return sum(int(np.prod(one.shape, dtype=np.int64)) * np.dtype(one.dtype).itemsize for one in _describe(state))
+def tree_bytes(state: PyTree) -> int:
+    """Count the bytes that the arrays of a pytree take in a checkpoint."""
+    return sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(_plain_shapes(state)))
 
 
-def differences(template: Any, stored: list[StoredArray]) -> list[str]:
-    """Compares a template with what is stored.
+def is_key(leaf: Any) -> bool:
+    """Tell whether a leaf is a typed PRNG key."""
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
-    Args:
-        template: pytree of arrays or jax.ShapeDtypeStruct with the structure, shapes and types asked for.
-        stored: descriptions from `to_arrays`.
 
-    Returns:
-        One line per array that is missing, superfluous, or of another shape or type; empty when it fits.
-    """
-    wanted = {array.name: str(array) for array in _describe(template)}
-    found = {array.name: str(array) for array in stored}
+def _local(leaf: Any) -> Any:
+    """Give the copy on a device of this process: computing with it takes no other process."""
+    return leaf.addressable_data(0) if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable else leaf
+
+
+def _plain_shapes(tree: PyTree) -> PyTree:
+    """Give shapes and types of the arrays that `to_arrays` makes of a pytree."""
+
+    def shape_of(leaf: Any) -> Any:
+        array = jax.eval_shape(jax.random.key_data, leaf) if is_key(leaf) else leaf
+        array = array if hasattr(array, "dtype") else np.asarray(array)
+        return jax.ShapeDtypeStruct(array.shape, array.dtype)
+
+    return jax.tree.map(shape_of, tree)
+
+
+def _differences(template: PyTree, arrays: Mapping[str, np.ndarray], keys: Mapping[str, str]) -> list[str]:
+    """List the arrays that are missing, superfluous, or of another shape or type, a line each."""
+
+    def describe(array: Any, key: str | None) -> str:
+        return f"{f'{key} key as ' if key else ''}{array.dtype}{list(array.shape)}"
+
+    leaves = jax.tree_util.tree_leaves_with_path(template)
+    generators = [str(jax.random.key_impl(leaf)) if is_key(leaf) else None for _, leaf in leaves]
+    shapes = jax.tree.leaves(_plain_shapes(template))
+    wanted = {
+        jax.tree_util.keystr(path): describe(shape, key)
+        for (path, _), shape, key in zip(leaves, shapes, generators, strict=True)
+    }
+    found = {name: describe(array, keys.get(name)) for name, array in arrays.items()}
     return [
         f"state{name}: stored {found.get(name, 'nothing')}, expected {wanted.get(name, 'nothing')}"
         for name in sorted(wanted.keys() | found.keys())
@@ -258,53 +250,14 @@ def differences(template: Any, stored: list[StoredArray]) -> list[str]:
     ]
 
 
-def from_arrays(template: Any, stored: list[StoredArray], arrays: list[np.ndarray]) -> Any:
-    """Puts a pytree together again.
-
-    Args:
-        template: as in `differences`, which must have found none. A leaf that lives on chosen devices tells
-            where its successor goes; the others go to the default device.
-        stored: descriptions from `to_arrays`.
-        arrays: in the order of `stored`; they are copied.
-
-    Returns:
-        A pytree like the template: JAX arrays, typed keys, and NumPy arrays and Python scalars where the
-        template has them.
-    """
-    by_name = {one.name: (one.key_impl, array) for one, array in zip(stored, arrays, strict=True)}
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: _rebuild(leaf, *by_name[jax.tree_util.keystr(path)]), template
-    )
-
-
-def is_key(leaf: Any) -> bool:
-    """Whether a leaf is a typed PRNG key."""
-    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _local(leaf: Any) -> Any:
-    """The copy on a device of this process: what is computed with it takes no other process."""
-    return leaf.addressable_data(0) if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable else leaf
-
-
-def _describe(tree: Any) -> list[StoredArray]:
-    described = []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        impl = str(jax.random.key_impl(leaf)) if is_key(leaf) else None
-        array = jax.eval_shape(jax.random.key_data, leaf) if impl else leaf
-        array = array if hasattr(array, "dtype") else np.asarray(array)
-        described.append(StoredArray(jax.tree_util.keystr(path), str(array.dtype), list(array.shape), impl))
-    return described
-
-
-def _rebuild(template: Any, key_impl: str | None, array: np.ndarray) -> Any:
+def _rebuild(template: Any, array: np.ndarray) -> Any:
     if isinstance(template, np.ndarray):
         return array.copy()
     if isinstance(template, bool | int | float | complex):
         return array.item()
     value = jnp.array(array)
-    if key_impl is not None:
-        value = jax.random.wrap_key_data(value, impl=key_impl)
+    if is_key(template):
+        value = jax.random.wrap_key_data(value, impl=jax.random.key_impl(template))
     # An uncommitted leaf stays one: pinned to a device it could not meet arrays that live on a mesh.
     sharding = getattr(template, "sharding", None)
     committed = getattr(template, "committed", sharding is not None)

@@ -1,42 +1,51 @@
-"""The programs that a run compiles: its initial state, and blocks of rounds with an evaluation, also of several runs.
+"""The programs of runs: the state before the first round, and blocks of rounds with the evaluation after them.
 
 A program is compiled once for all runs of a process with the same code and shapes: seed and real numbers are among its
-arguments. Runs together are vectorized in one program, which holds the examples once.
+arguments. Runs of one code can be vectorized in one program, which holds the examples once.
 """
 
 import contextlib
 import dataclasses
-import gc
 import hashlib
 import json
 import os
 import time
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Key
 
 from fedjax_ssl import config as configs
-from fedjax_ssl import federated
+from fedjax_ssl import data, federated, processor
 from fedjax_ssl.backend import backend
 from fedjax_ssl.config import ConfigError, ConfigNote, naming
 from fedjax_ssl.data import FederatedData, LoadedInputs
-from fedjax_ssl.federated import VECTORIZED_RUNS, Choice, Execution, Method, ServerState
-from fedjax_ssl.federated.memory import FittingProgram, bytes_of, bytes_to_come, device_memory, is_out_of_memory
+from fedjax_ssl.data.federation.federated_data import of_one_shape
+from fedjax_ssl.federated import VECTORIZED_RUNS, Choice, Execution, Method, ServerState, device_memory, tree_bytes
+from fedjax_ssl.federated.memory import FittingProgram, bytes_of, bytes_to_come, is_out_of_memory
 from fedjax_ssl.federated.method import Metrics
-from fedjax_ssl.runs.build import Experiment, Report, build_method
-from fedjax_ssl.runs.files import plain_value
+from fedjax_ssl.runs import predict
+from fedjax_ssl.runs.build import (
+    Experiment,
+    Report,
+    build_method,
+    execution_of,
+    federate,
+    load_resolved,
+    prediction_settings,
+)
+from fedjax_ssl.runs.files import bytes_in_words, plain_value
+from fedjax_ssl.runs.residence import on_host, why_not_on_host
 from fedjax_ssl.runs.rounds import run_block
-from fedjax_ssl.runs.sizes import check_bytes, check_state, counting, sizes_of
 
 PyTree = Any
-_EVERYWHERE = PartitionSpec()
 # Passes of XLA's that rewrite loops, a bit in each of up to 16 turns of all passes. On CPUs nothing was slower without.
 _LEFT_OUT = (
     *("simplify-while-loops", "while-loop-invariant-code-motion", "while-loop-constant-sinking"),
@@ -47,6 +56,13 @@ NOT_CODE = (
     *("seed", "partition", "supervision", "prediction", "distributed", "checkpoint_every", "select_from"),
     *("early_stopping", "profile", "tracking"),
 )
+_LOWER = (
+    "config.federated.chunk_size (clients at once, which the run chooses where it is not given; with placement "
+    "'chunked' or 'lanes'), config.optimizer.batch_size, config.federated.cohort_size or the model, try "
+    "--config.precision=bf16, do not keep the state of local optimizers (config.optimizer.keep_state), or share the "
+    "cohort with --config.federated.devices; where examples fill the device, leave them on the host with "
+    "--config.data.residence=host, with a smaller config.eval_every"
+)
 
 
 class OutOfMemory(ConfigError):
@@ -54,69 +70,94 @@ class OutOfMemory(ConfigError):
 
 
 class Inputs(NamedTuple):
-    """What a run's programs are given beside its state."""
+    """The arguments of a run's programs beside its state."""
 
     numbers: dict[str, Array]  # settings by dotted names of fields
     key: Key[Array, ""]
     federation: FederatedData
 
 
-class Code(NamedTuple):
-    """What a run compiles, but for shapes."""
+class Prepared(NamedTuple):
+    """A run that is ready to be compiled: data drawn, method built.
 
-    name: str  # runs with the same name have the same code
-    build: Callable[[Mapping[str, Array], FederatedData, Report | None, int | None], Method]
-    # ^ (numbers, federation, told of placements, clients at once or None as the config says) -> method; may be traced
-    mesh: Mesh | None = None  # devices that share a run
-    on_host: bool = False  # rounds call host functions and cannot be traced
-    metrics: tuple[str, ...] = ()  # beside accuracy, see `fedjax_ssl.federated.evaluate`
-    sizes: Mapping[str, int] = MappingProxyType({})  # settings that may be too large for the memory, see `sizes_of`
-    memory: int | None = None  # bytes of the device that clients at once are to fill; None: their number is given
-
-
-def code_of(experiment: Experiment, execution: Execution, method: Method) -> Code:
-    """The code of a run.
-
-    Args:
+    Attributes:
         experiment: config and dataset.
-        execution: of a federation that is not traced.
-        method: with the numbers as they are, which stay so where its rounds call host functions.
+        execution: how clients are placed on devices.
+        method: built with the numbers of the config; in programs these are arguments.
+        inputs: arguments of its programs.
+        code: digest; runs with the same one have the same programs, but for shapes.
+        memory: bytes of the device that clients at once are to fill; None where their number is given.
     """
-    dataset = experiment.dataset
-    parts = [static_part(experiment.config), dataset.input_max, dataset.mean, dataset.std]
-    digest = hashlib.sha256(repr(parts).encode())
-    for leaf in jax.tree.leaves(execution.everyone):  # their sizes decide the placement
-        digest.update(np.ascontiguousarray(leaf).tobytes())
 
-    def build(
+    experiment: Experiment
+    execution: Execution
+    method: Method
+    inputs: Inputs
+    code: str
+    memory: int | None
+
+    def method_of(
+        self,
         numbers: Mapping[str, Array],
         federation: FederatedData,
         report: Report | None = None,
         clients_at_once: int | None = None,
     ) -> Method:
-        how = execution if clients_at_once is None else execution._replace(chunk_size=clients_at_once)
-        return method if method.on_host else build_method(experiment, federation, numbers, report, how)
+        """Build the method inside a program, of traced numbers; one that calls the host stays as it is."""
+        if self.method.on_host:
+            return self.method
+        how = self.execution
+        how = how if clients_at_once is None else how._replace(chunk_size=clients_at_once)
+        return build_method(self.experiment, federation, numbers, report, how)
 
-    config, several = experiment.config, execution.placement in ("auto", "chunked", "lanes")
-    memory = device_memory() if several and execution.chunk_size is None and backend() != "cpu" else None
-    metrics = tuple(config.metrics)
-    return Code(digest.hexdigest(), build, execution.mesh, method.on_host, metrics, sizes_of(config), memory)
+    def init(self, numbers: Mapping[str, Array], key: Key[Array, ""], federation: FederatedData) -> ServerState:
+        """Make the state before the first round; to be compiled."""
+        return self.method_of(numbers, federation).init(key, federation)
+
+    def block(
+        self, rounds: int, report: Report | None = None, clients_at_once: int | None = None
+    ) -> Callable[..., tuple[ServerState, Metrics]]:
+        """Give the function of (state, numbers, key, federation) that runs some rounds and evaluates."""
+
+        def block(
+            state: ServerState, numbers: Mapping[str, Array], key: Key[Array, ""], federation: FederatedData
+        ) -> tuple[ServerState, Metrics]:
+            method = self.method_of(numbers, federation, report, clients_at_once)
+            return run_block(method, state, key, federation, rounds, self.experiment.config.metrics)
+
+        return block
 
 
-def inputs_of(config: Any, key: Key[Array, ""], federation: FederatedData) -> Inputs:
-    """The inputs of a run.
+def prepare(experiment: Experiment, federation: FederatedData) -> Prepared:
+    """Build the method of an experiment and gather the arguments of its programs.
 
     Args:
-        config: resolved.
-        key: of the run.
-        federation: drawn from the key.
+        experiment: config and dataset.
+        federation: drawn from the seed of the config; not traced.
+
+    Raises:
+        ConfigError: a setting cannot be used.
     """
+    config, dataset = experiment.config, experiment.dataset
+    asked = prediction_settings(config)
+    predict.check(asked, federation)
+    with naming("data, config.partition or config.supervision"):
+        data.validate(federation, truth_required=not asked.predictors)
+    execution = execution_of(experiment, federation, alone=True)
+    method = build_method(experiment, federation, execution=execution)
+    parts = [static_part(config), dataset.input_max, dataset.mean, dataset.std]
+    digest = hashlib.sha256(repr(parts).encode())
+    for leaf in jax.tree.leaves(execution.everyone):  # their sizes decide the placement
+        digest.update(np.ascontiguousarray(leaf).tobytes())
     numbers = {name: jnp.asarray(value) for name, value in configs.traced_numbers(config).items()}
-    return Inputs(numbers, key, federation)
+    several = execution.placement in ("auto", "chunked", "lanes") and execution.chunk_size is None
+    memory = device_memory() if several and backend() != "cpu" else None
+    inputs = Inputs(numbers, jax.random.key(config.seed), federation)
+    return Prepared(experiment, execution, method, inputs, digest.hexdigest(), memory)
 
 
 def static_part(config: Any) -> str:
-    """The part of a resolved config that decides the code of its programs, as text."""
+    """Give the part of a resolved config that decides the code of its programs, as text."""
     fields = {name: value for name, value in config.to_dict().items() if name not in NOT_CODE}
     for field in configs.traced_numbers(config):
         section, _, name = field.partition(".")
@@ -124,134 +165,216 @@ def static_part(config: Any) -> str:
     return json.dumps(plain_value(fields), sort_keys=True)
 
 
-class Around(NamedTuple):
-    """What somebody who watches a block does around it."""
+class Shared:
+    """Loads, draws and compiles once what the runs of a process have in common.
 
-    compiling: Callable[[], None] = lambda: None  # before a program is compiled
-    running: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext  # while it runs
+    The dataset of the last run is kept, with the federations that were drawn from it: these share its examples.
 
-
-class Programs:
-    """Compiled programs by code and shapes, each compiled when it is first needed and timed apart from running."""
+    Example:
+        >>> from fedjax_ssl.runs import Shared, run
+        >>> shared = Shared()
+        >>> for seed in range(3):  # compiles once
+        ...     config.seed = seed
+        ...     run(config, f"runs/{seed}", shared=shared)  # doctest: +SKIP
+    """
 
     def __init__(self) -> None:
-        self._compiled: dict[tuple[Hashable, ...], tuple[Callable[..., Any], list[Choice]]] = {}
+        self._dataset: tuple[str, Experiment] | None = None
+        self._federations: dict[str, FederatedData] = {}
+        self._pictures: dict[str, bytes] = {}
         self._templates: dict[tuple[Hashable, ...], ServerState] = {}
+        self._programs: dict[tuple[Any, ...], tuple[Callable[..., Any], list[Choice]]] = {}
+
+    def experiment(self, config: ml_collections.ConfigDict) -> Experiment:
+        """Load the dataset of a resolved config, with its inputs where they belong; raises as `prepare`."""
+        away = on_host(self._load(config))
+        return away if away.host is None else self.prepare(config).experiment
+
+    def _load(self, config: ml_collections.ConfigDict) -> Experiment:
+        name = _text(config.data)
+        if self._dataset is None or self._dataset[0] != name:
+            self._dataset = name, load_resolved(config)
+            self._federations, self._pictures = {}, {}
+        return self._dataset[1]._replace(config=config)
+
+    def prepare(self, config: ml_collections.ConfigDict) -> Prepared:
+        """Load, draw and build a run, with its inputs where they belong.
+
+        Args:
+            config: resolved.
+
+        Raises:
+            ConfigError: a setting cannot be used, or inputs are to stay on the host and this run cannot train so.
+            DatasetUnavailable: the dataset is not on disk and could not be downloaded.
+        """
+        experiment = self._load(config)
+        away = on_host(experiment)
+        if away.host is not None:
+            reason = why_not_on_host(config)
+            if not reason:
+                found = prepare(away, self.federation(away))
+                reason = why_not_on_host(config, found.method, found.inputs.federation)
+                if not reason:
+                    return found
+            if config.data.residence == "host":
+                raise ConfigError(f"config.data.residence is 'host', but {reason}")
+        return prepare(experiment, self.federation(experiment))
+
+    def federation(self, experiment: Experiment) -> FederatedData:
+        """Draw the federation of an experiment with the seed of its config, once."""
+        name = self._name(experiment)
+        if name not in self._federations:
+            whole = (one.inputs for one in self._federations.values() if not isinstance(one.inputs, LoadedInputs))
+            key = jax.random.key(experiment.config.seed)
+            self._federations[name] = federate(experiment, key, next(whole, None))
+        return self._federations[name]
+
+    def draw(self, experiment: Experiment, path: Path) -> None:
+        """Draw the picture of a partition into a file; each one is drawn once."""
+        name = self._name(experiment)
+        if name not in self._pictures:
+            data.plot_partition(self.federation(experiment), path)
+            self._pictures[name] = path.read_bytes()
+        else:
+            path.write_bytes(self._pictures[name])
+
+    def align(self, configs: Sequence[ml_collections.ConfigDict]) -> None:
+        """Give the federations of runs tables of equal width, where that leaves the shapes of their states alone.
+
+        Clients of other seeds may be larger, as with Dirichlet partitions; without this, each would need programs of
+        its own. States whose shapes follow the tables are left alone, so that a run can go on without the others.
+
+        Args:
+            configs: resolved, of one program but for shapes.
+        """
+        experiments = [self.experiment(config) for config in configs]
+        found = {self._name(one): self.federation(one) for one in experiments}
+        if len({described(one) for one in found.values()}) == 1:
+            return
+        widened = dict(zip(found, of_one_shape(list(found.values())), strict=True))
+        first, name = experiments[0], self._name(experiments[0])
+        before, after = (
+            jax.eval_shape(build_method(first, one).init, jax.random.key(0), one)
+            for one in (found[name], widened[name])
+        )
+        if described(before) == described(after):
+            self._federations.update(widened)
+
+    @staticmethod
+    def _name(experiment: Experiment) -> str:
+        config, where = experiment.config, "device" if experiment.host is None else "host"
+        return f"{_text(config.partition)} {_text(config.supervision)} {config.seed} {where}"
 
     @property
     def count(self) -> int:
-        """Programs of rounds that were compiled so far."""
-        return sum(what == "rounds" for (what, *_) in self._compiled)
+        """Number of programs of rounds that were compiled so far."""
+        return sum(rounds > 0 for (_, rounds, *_) in self._programs)
 
-    def choices(self, code: Code) -> list[Choice]:
-        """How clients were placed when the programs of this code were traced."""
-        return [
-            choice for (_, name, *_), (_, choices) in self._compiled.items() if name == code.name for choice in choices
-        ]
+    def choices(self, run: Prepared) -> list[Choice]:
+        """List how clients were placed in the programs of a run's code."""
+        return [choice for (code, *_), (_, choices) in self._programs.items() if code == run.code for choice in choices]
 
-    def template(self, code: Code, inputs: Inputs) -> ServerState:
-        """Shapes and types of a state."""
-        key = ("template", code.name, *described(inputs))
+    def template(self, run: Prepared) -> ServerState:
+        """Give shapes and types of a run's state."""
+        key = (run.code, *described(run.inputs))
         if key not in self._templates:
-            with naming("method"), counting(code.sizes):
-                self._templates[key] = jax.eval_shape(_init(code), *_shapes(inputs))
-            check_state(self._templates[key], code.sizes)
+            with naming("method"), _sizes_that_can_be_counted():
+                self._templates[key] = jax.eval_shape(run.init, *_shapes(run.inputs))
+            _check_bytes(tree_bytes(self._templates[key]), "the state of a run")
         return self._templates[key]
 
-    def init(self, code: Code, inputs: Inputs) -> ServerState:
-        """The state before round 0."""
-        key = ("init", code.name, *described(inputs))
-        if key not in self._compiled:
-            self._compiled[key] = jax.jit(_init(code)).lower(*_shapes(inputs)).compile(), []
-        return self._compiled[key][0](*inputs)
-
-    def advance(
-        self,
-        code: Code,
-        states: Sequence[ServerState],
-        inputs: Sequence[Inputs],
-        rounds: int,
-        around: Around | None = None,
-    ) -> tuple[list[dict[str, Any]], list[ServerState], float, float]:
-        """Runs rounds and an evaluation of one run, or of several that are at the same round and have the same code.
-
-        Args:
-            code: of the runs.
-            states: their states, which the new ones replace in memory.
-            inputs: of each run, with the same shapes.
-            rounds: of the block.
-            around: is told what happens.
-
-        Returns:
-            (a row of metrics and the new state of each run, seconds of compiling, seconds of running). In a row, what
-            is known by client is an array.
-
-        Raises:
-            ConfigError: a setting that a method checks only when it is traced, or not enough memory.
-        """
-        around = around or Around()
-        begin = time.perf_counter()
-        program, arguments = self.compile(code, states, inputs, rounds, around.compiling)
-        compiled = time.perf_counter()
-        with around.running(), _explaining_memory(code.sizes):
-            after, metrics = program(*arguments)
-            found = {name: np.asarray(value) for name, value in federated.to_numbers(jax.device_get(metrics)).items()}
-        elapsed = time.perf_counter() - compiled
-        rows = [
-            {name: _plain(value if len(states) == 1 else value[place]) for name, value in found.items()}
-            for place in range(len(states))
-        ]
-        for row in rows:
-            row["seconds"] = elapsed / len(states)
-            row["client_updates_per_second"] = row["clients"] / row["seconds"]
-        return rows, list(after) if len(states) > 1 else [after], compiled - begin, elapsed
+    def init(self, run: Prepared) -> ServerState:
+        """Make the state before the first round."""
+        key = (run.code, 0, *described(run.inputs))
+        if key not in self._programs:
+            self._programs[key] = jax.jit(run.init).lower(*_shapes(run.inputs)).compile(), []
+        found: ServerState = self._programs[key][0](*run.inputs)
+        return found
 
     def compile(
         self,
-        code: Code,
+        run: Prepared,
         states: Sequence[ServerState],
         inputs: Sequence[Inputs],
         rounds: int,
         compiling: Callable[[], None] = lambda: None,
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """The program of `advance`, and its arguments; of the states only shapes are used.
+        """Compile a block of rounds of one run or of several; of the states only shapes are used.
 
         Args:
-            code: of the runs.
-            states: their states.
-            inputs: of each run.
-            rounds: of the block.
-            compiling: is called before something is compiled.
+            run: any of the runs, which have the same code.
+            states: state of each run.
+            inputs: inputs of each run, of the same shapes.
+            rounds: length of the block.
+            compiling: called before something is compiled.
+
+        Returns:
+            The program, and its arguments.
+
+        Raises:
+            ConfigError: a setting that a method checks only when it is traced, or not enough memory.
         """
-        if code.on_host:
+        if run.method.on_host:
             (one,) = inputs
-            return block_of(code, rounds), (states[0], *one)
+            return run.block(rounds), (states[0], *one)
         arguments = (states[0], *inputs[0]) if len(states) == 1 else _together(states, inputs)
-        key = ("rounds", code.name, rounds, len(states), *described(arguments))
-        if key not in self._compiled:
+        key = (run.code, rounds, len(states), *described(arguments))
+        if key not in self._programs:
             compiling()
-            compile_for = _compiler(code, arguments, rounds, len(states))
-            if code.memory is None:
-                self._compiled[key] = compile_for(None)
-            else:
-                with _explaining_memory(code.sizes):
+
+            def compile_for(clients_at_once: int | None) -> tuple[Callable[..., Any], list[Choice]]:
+                choices: list[Choice] = []
+                block = run.block(rounds, choices.append, clients_at_once)
+                return _compile(block if len(states) == 1 else _vectorized(block), arguments, run), choices
+
+            with _explaining_memory():
+                if run.memory is None:
+                    self._programs[key] = compile_for(None)
+                else:
                     to_come = sum(bytes_to_come(one.federation.inputs) for one in inputs)
-                    fitting = FittingProgram(compile_for, code.memory - to_come, _note)
-                self._compiled[key] = fitting, fitting.choices
-        return self._compiled[key][0], arguments
+                    fitting = FittingProgram(compile_for, run.memory - to_come, _note)
+                    self._programs[key] = fitting, fitting.choices
+        return self._programs[key][0], arguments
+
+    def advance(
+        self,
+        run: Prepared,
+        states: Sequence[ServerState],
+        inputs: Sequence[Inputs],
+        rounds: int,
+        compiling: Callable[[], None] = lambda: None,
+        running: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
+    ) -> tuple[list[dict[str, Any]], list[ServerState], float, float]:
+        """Run a block of rounds and its evaluation, of one run or of several that are at the same round.
+
+        Args:
+            run: as for `compile`, which says what is raised.
+            states: state of each run; the new ones take their memory.
+            inputs: as for `compile`.
+            rounds: length of the block.
+            compiling: called before something is compiled.
+            running: gives a context in which the block runs.
+
+        Returns:
+            (a row of metrics and the new state of each run, seconds of compiling, seconds of running). A metric by
+            client is an array.
+        """
+        begin = time.perf_counter()
+        program, arguments = self.compile(run, states, inputs, rounds, compiling)
+        compiled = time.perf_counter()
+        with running(), _explaining_memory():
+            after, metrics = program(*arguments)
+            found = {name: np.asarray(value) for name, value in federated.to_numbers(jax.device_get(metrics)).items()}
+        elapsed, count = time.perf_counter() - compiled, len(states)
+        rows = [{name: _plain(one if count == 1 else one[at]) for name, one in found.items()} for at in range(count)]
+        for row in rows:
+            row["seconds"] = elapsed / count
+            row["client_updates_per_second"] = row["clients"] / row["seconds"]
+        return rows, list(after) if count > 1 else [after], compiled - begin, elapsed
 
 
-def _compiler(
-    code: Code, arguments: tuple[Any, ...], rounds: int, runs: int
-) -> Callable[[int | None], tuple[Callable[..., Any], list[Choice]]]:
-    """Clients at once -> the program of a block of rounds, and how its clients are placed."""
-
-    def compile_for(clients_at_once: int | None) -> tuple[Callable[..., Any], list[Choice]]:
-        choices: list[Choice] = []
-        block = block_of(code, rounds, choices.append, clients_at_once)
-        return _compile(block if runs == 1 else _vectorized(block), arguments, code), choices
-
-    return compile_for
+def _text(section: Any) -> str:
+    return json.dumps(plain_value(section.to_dict()), sort_keys=True)
 
 
 def _note(text: str) -> None:
@@ -262,40 +385,8 @@ def _plain(value: np.ndarray) -> Any:
     return value.item() if value.ndim == 0 else value
 
 
-def _init(code: Code) -> Callable[..., ServerState]:
-    def init(numbers: Mapping[str, Array], key: Key[Array, ""], federation: FederatedData) -> ServerState:
-        return code.build(numbers, federation, None, None).init(key, federation)
-
-    return init
-
-
-def block_of(
-    code: Code, rounds: int, report: Report | None = None, clients_at_once: int | None = None
-) -> Callable[..., tuple[ServerState, Metrics]]:
-    """The function that `Programs.compile` compiles for one run.
-
-    Args:
-        code: of the run.
-        rounds: of the block.
-        report: is told how clients are placed.
-        clients_at_once: on a device; None: as the config says.
-
-    Returns:
-        (state, numbers, key, federation) -> (state, metrics).
-    """
-
-    def block(
-        state: ServerState, numbers: Mapping[str, Array], key: Key[Array, ""], federation: FederatedData
-    ) -> tuple[ServerState, Metrics]:
-        return run_block(
-            code.build(numbers, federation, report, clients_at_once), state, key, federation, rounds, code.metrics
-        )
-
-    return block
-
-
 def _together(states: Sequence[ServerState], inputs: Sequence[Inputs]) -> tuple[Any, ...]:
-    """The arguments of a program for several runs; examples that they share are given once."""
+    """Gather the arguments of a program for several runs; examples that they share are given once."""
     first = inputs[0].federation.inputs
     shared = all(one.federation.inputs is first for one in inputs)
     numbers = {name: jnp.stack([one.numbers[name] for one in inputs]) for name in inputs[0].numbers}
@@ -317,7 +408,9 @@ def _vectorized(block: Callable[..., tuple[ServerState, Metrics]]) -> Callable[.
         axes = ServerState(**in_turn | {"round": None})
         stacked = stacked._replace(round=states[0].round)
         after, metrics = jax.vmap(one, (axes, 0, 0), (axes, 0), axis_name=VECTORIZED_RUNS)(stacked, numbers, own)
-        return tuple(_row(after, place) for place in range(len(states))), metrics
+        own_fields = {name: value for name, value in after._asdict().items() if name != "round"}
+        rows = [jax.tree.map(lambda leaf, place=place: leaf[place], own_fields) for place in range(len(states))]
+        return tuple(ServerState(round=after.round, **row) for row in rows), metrics
 
     return run
 
@@ -326,48 +419,30 @@ def _with_examples(federation: FederatedData, examples: Any) -> FederatedData:
     return dataclasses.replace(federation, inputs=examples)
 
 
-def _row(states: ServerState, place: int) -> ServerState:
-    """One of several states, which have the round in common."""
-    return ServerState(
-        *(
-            one if name == "round" else jax.tree.map(lambda leaf: leaf[place], one)
-            for name, one in states._asdict().items()
-        )
-    )
-
-
-def _compile(function: Callable[..., Any], arguments: tuple[Any, ...], code: Code) -> Callable[..., Any]:
+def _compile(function: Callable[..., Any], arguments: tuple[Any, ...], run: Prepared) -> Callable[..., Any]:
     placed: dict[str, Any] = {}
-    if code.mesh is not None:
+    if (mesh := run.execution.mesh) is not None:
         # Whole on every device: otherwise a process could not read what lies on those of another one.
-        placed = {"in_shardings": _places(arguments, code.mesh), "out_shardings": NamedSharding(code.mesh, _EVERYWHERE)}
-    with naming("method"), counting(code.sizes), _without_collection():
+        whole = NamedSharding(mesh, PartitionSpec())
+
+        def apart(part: Any) -> bool:  # of such examples each device has its own
+            return isinstance(part, LoadedInputs) and part.mesh is not None
+
+        specs = jax.tree.map(lambda part: part.specs() if apart(part) else whole.spec, arguments, is_leaf=apart)
+        placed["in_shardings"] = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+        placed["out_shardings"] = whole
+    with naming("method"), _sizes_that_can_be_counted():
         # Traced without their places: what local training reads of them would clash with the places that
         # `shard_map` gives to the clients.
-        traced = jax.jit(function, donate_argnums=0, **placed).trace(*_shapes(arguments))
-        lowered = traced.lower()
-    # Where the device says itself that it is too small, fewer clients at once may help.
-    with contextlib.nullcontext() if code.memory else _explaining_memory(code.sizes):
-        program = compiled_program(lowered)
+        lowered = jax.jit(function, donate_argnums=0, **placed).lower(*_shapes(arguments))
+    program = compiled_program(lowered)
     if backend() == "cpu":  # which says nothing: the process ends
-        check_bytes(bytes_of(program), "a round", code.sizes)
+        _check_bytes(bytes_of(program), "a round")
     return program
 
 
-@contextlib.contextmanager
-def _without_collection() -> Iterator[None]:
-    """Nothing is searched for garbage meanwhile: tracing makes millions of objects, which stay."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
-
-
 def compiled_program(lowered: jax.stages.Lowered) -> Callable[..., Any]:
-    """The program, compiled as a run's programs are."""
+    """Compile a program as a run's programs are compiled."""
     try:
         return lowered.compile(compiler_options=compiler_options())
     except jax.errors.JaxRuntimeError as error:
@@ -378,7 +453,7 @@ def compiled_program(lowered: jax.stages.Lowered) -> Callable[..., Any]:
 
 
 def compiler_options(barriers: bool = True) -> dict[str, Any]:
-    """What XLA is told for a run's programs: on CPUs to have less to compile and to use AVX-512 (docs/design-notes.md).
+    """Give XLA's options: on CPUs to have less to compile and to use AVX-512 (docs/design-notes.md).
 
     LLVM optimizes less, loops are not rewritten, and barriers stay until operations were put together to kernels, as on
     accelerators, see `fedjax_ssl.federated.apart`. Vectors have 512 bits where the processor has them, not 256 as by
@@ -398,18 +473,8 @@ def compiler_options(barriers: bool = True) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in os.environ.get("XLA_FLAGS", "")}
 
 
-def _places(arguments: PyTree, mesh: Mesh) -> PyTree:
-    """Whole on every device, but for examples of which each has its own."""
-
-    def apart(part: Any) -> bool:
-        return isinstance(part, LoadedInputs) and part.mesh is not None
-
-    found = jax.tree.map(lambda part: part.specs() if apart(part) else _EVERYWHERE, arguments, is_leaf=apart)
-    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), found)
-
-
 def _shapes(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Shapes to trace with; numbers, the argument that is a dictionary, take on other types as Python's do."""
+    """Give shapes to trace with; numbers, the argument that is a dictionary, take on other types as Python's do."""
 
     def shapes(argument: Any) -> Any:
         weak = isinstance(argument, dict)
@@ -419,29 +484,41 @@ def _shapes(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def described(tree: PyTree) -> tuple[Hashable, ...]:
-    """Structure, shapes and types of a tree of arrays."""
+    """Give structure, shapes and types of a tree of arrays."""
     leaves, structure = jax.tree.flatten(tree)
     return structure, tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves)
 
 
+def _check_bytes(needed: int, what: str) -> None:
+    """Raise OutOfMemory for what no memory of this machine or device holds."""
+    memory = processor.memory() if backend() == "cpu" else device_memory()
+    if memory is not None and needed > memory:
+        raise OutOfMemory(
+            f"{what} would need {bytes_in_words(needed)}, and the memory has {bytes_in_words(memory)}. Lower {_LOWER}."
+        )
+
+
 @contextlib.contextmanager
-def _explaining_memory(sizes: Mapping[str, int]) -> Iterator[None]:
-    """Says which settings to lower where a device has not enough memory."""
+def _sizes_that_can_be_counted() -> Iterator[None]:
+    try:
+        yield
+    except OverflowError as error:
+        what = "a round would need arrays of more elements than can be counted"
+        raise OutOfMemory(f"{what}. Lower {_LOWER}. ({str(error).splitlines()[0]})") from error
+
+
+@contextlib.contextmanager
+def _explaining_memory() -> Iterator[None]:
+    """Say which settings to lower where a device has not enough memory."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        if "shared memory" in str(error).lower():  # of a multiprocessor: no setting of the run is too large
+        said = f"({str(error).splitlines()[0]})"
+        if "shared memory" in said.lower():  # of a multiprocessor: no setting of the run is too large
             raise ConfigError(
                 "a kernel of XLA's products needs more shared memory than this GPU has. "
-                f"XLA_FLAGS=--xla_gpu_enable_triton_gemm=false goes without them. ({str(error).splitlines()[0]})"
+                f"XLA_FLAGS=--xla_gpu_enable_triton_gemm=false goes without them. {said}"
             ) from error
-        large = ", ".join(f"config.{name} ({value})" for name, value in sizes.items())
-        raise OutOfMemory(
-            f"the device has not enough memory for a round. Lower {f'{large}, ' * bool(large)}config.federated."
-            "chunk_size (clients at once, which the run chooses where it is not given; with placement 'chunked' or "
-            "'lanes'), config.optimizer.batch_size or config.federated.cohort_size, try --config.precision=bf16, or "
-            "share the cohort with --config.federated.devices; where examples fill the device, leave them on the host "
-            f"with --config.data.residence=host. ({str(error).splitlines()[0]})"
-        ) from error
+        raise OutOfMemory(f"the device has not enough memory for a round. Lower {_LOWER}. {said}") from error

@@ -1,6 +1,10 @@
-"""Runs with their folders: one, or several that one program trains together."""
+"""Runs in their folders: prepared, advanced block by block, and ended with predictions and a summary.
+
+run -> Run(record, prepared) -> advance: [compile, rounds, evaluation, row, checkpoint] ... -> predictions, summary
+"""
 
 import contextlib
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -15,25 +19,15 @@ from fedjax_ssl import config as configs
 from fedjax_ssl import data, models
 from fedjax_ssl.errors import counted
 from fedjax_ssl.federated import BY_CLIENT
-from fedjax_ssl.runs import divergence, longer, model_file, predict
-from fedjax_ssl.runs.build import (
-    Experiment,
-    build_method,
-    check_labels,
-    check_weighting,
-    execution_of,
-    note_missing_labels,
-    prediction_settings,
-)
-from fedjax_ssl.runs.compile import Around, code_of, described, inputs_of
+from fedjax_ssl.runs import divergence, model_file, predict
+from fedjax_ssl.runs.build import check_labels, check_weighting, note_missing_labels, prediction_settings
+from fedjax_ssl.runs.compile import Inputs, Prepared, Shared, described
 from fedjax_ssl.runs.environment import device_description
-from fedjax_ssl.runs.files import Closing
-from fedjax_ssl.runs.folder import WATCHING
-from fedjax_ssl.runs.predict import clients_csv, predictions_csv
+from fedjax_ssl.runs.files import Closing, encode_json
 from fedjax_ssl.runs.processes import Preempted, Team, share_out
 from fedjax_ssl.runs.record import NoRecord, Record
 from fedjax_ssl.runs.residence import Feed
-from fedjax_ssl.runs.shared import Shared
+from fedjax_ssl.runs.resume import LENGTHS, UNCOMPARED, restorable, why_not_longer
 from fedjax_ssl.runs.summary import (
     describe_placement,
     out_of_patience,
@@ -44,92 +38,75 @@ from fedjax_ssl.runs.summary import (
 )
 from fedjax_ssl.runs.writers import WriterSettings, check_writers
 
-# Fields that change how a run is watched, where it finds its data or what is done with the trained network, but not
-# the network.
-UNCOMPARED = (*WATCHING, "prediction")
-
-
 Watch = Callable[[Mapping[str, Any]], bool]  # metric row -> whether the run is to stop here
-
-
 # Columns by which a run decides how it goes on; the others are on the disk.
 _DECISIVE = ("round", "validation_accuracy", "loss", "local_steps", divergence.DIVERGED_ROUNDS)
 
 
-class ActiveRun(Closing):
-    """One run. Use it as a context manager, or call `close` at the end.
+class Run(Closing):
+    """A run on its way in its folder. Use it as a context manager, or call `close` at the end.
 
     Attributes:
         round: rounds done.
-        state: after these.
-        shared: with the other runs of the process.
-        code: what it compiles.
-        inputs: of its programs, with the examples that are always on the device.
-        feed: gives every block its own.
-        summary: what `summary.json` holds, once the run is complete.
-        stopped: somebody who watched has stopped it; its last checkpoint is saved.
+        state: state after these.
+        prepared: method and data.
+        inputs: arguments of its programs, on all devices that share it; examples may come block by block.
+        shared: datasets and programs that it shares with the other runs of the process.
+        summary: content of `summary.json`, once the run is complete.
+        stopped: whether somebody who watched has stopped it; its last checkpoint is saved.
     """
 
     def __init__(
-        self,
-        record: Record | NoRecord,
-        experiment: Experiment,
-        shared: Shared,
-        team: Team,
-        watch: Watch | None = None,
+        self, record: Record | NoRecord, prepared: Prepared, shared: Shared, team: Team, watch: Watch | None = None
     ):
-        """Checks that method and data fit, and loads the last checkpoint or initializes.
+        """Check that method and data fit, and load the last checkpoint or initialize.
 
         Args:
-            record: of its folder.
-            experiment: from `shared`.
-            shared: with the other runs of the process.
+            record: record in the run's folder.
+            prepared: run from `shared`.
+            shared: datasets and programs that it shares with the other runs of the process.
             team: the processes that train it.
-            watch: is told every metric row.
+            watch: told every metric row.
 
         Raises:
             ConfigError: a setting cannot be used.
             CheckpointError: the folder's checkpoints cannot be used.
         """
-        self.record, self.shared, self._experiment = record, shared, experiment
-        self._team, self._watch = team, watch
-        config = experiment.config
-        self.config, self.federation = config, shared.federation(experiment)
+        self.record, self.prepared, self.shared, self._team, self._watch = record, prepared, shared, team, watch
+        self._experiment, self.config = prepared.experiment, prepared.experiment.config
+        self._mesh, self.federation = prepared.execution.mesh, prepared.inputs.federation
         team.check_same(
             "data", self.federation, "Give every machine the same files, the same hardware and the same versions."
         )
-        self._asked = prediction_settings(config)
-        predict.check(self._asked, self.federation)
-        with configs.naming("data, config.partition or config.supervision"):
-            data.validate(self.federation, truth_required=not self._asked.predictors)
-        execution = execution_of(experiment, self.federation, alone=True)
-        # With the numbers as they are: here they are checked. Programs take them as arguments.
-        self.method = build_method(experiment, self.federation, execution=execution)
+        self._asked = prediction_settings(self.config)
         self._check_fit()
-        self.code = code_of(experiment, execution, self.method)
-        self.inputs = inputs_of(config, jax.random.key(config.seed), self.federation)
-        self._template = shared.programs.template(self.code, self.inputs)
         self._settle_changes()
-        record.describe_model(model_file.describe(experiment, self.federation))
-        nothing: dict[str, float] = {"compile_seconds": 0.0, "train_seconds": 0.0}
-        found = record.restore(self._template) or (0, shared.programs.init(self.code, self.inputs), nothing)
-        self._first_round, self.state, self._seconds = team.from_first(found)
-        self.round, self.summary, self.stopped = self._first_round, None, False
+        self._template = shared.template(prepared)
+        model = model_file.describe(self._experiment, self.federation)
+        if isinstance(record, Record):
+            record.write(record.folder.model_file, encode_json(model, indent=1) + "\n")
+        nothing = {"compile_seconds": 0.0, "train_seconds": 0.0}
+        found = record.restore(self._template) or (0, shared.init(prepared), nothing)
+        self.round, self.state, self._seconds = team.from_first(found)
+        self.summary: dict[str, Any] | None = None
+        self.stopped = False
         self._rows: list[Mapping[str, Any]] = [_decisive(row) for row in team.values_from_first(record.rows())]
-        self._names = data.client_names(experiment.dataset, self.federation, config.partition.name == "natural")
+        natural = self.config.partition.name == "natural"
+        self._names = data.client_names(self._experiment.dataset, self.federation, natural)
         self._of_clients: dict[str, float] = {}
-        self._profiled = False
-        team.connect(self.code.mesh)
-        self.state, self.inputs = share_out((self.state, self.inputs), self.code.mesh)
-        self.feed = Feed(experiment, self.federation, self.method, self.code, self.inputs)
-        self._files = record.files(trained=bool(config.rounds), predicted=bool(self._asked.predictors))
+        self._profiled, self._said = False, set[str]()
+        team.connect(self._mesh)
+        self.state, self.inputs = share_out((self.state, prepared.inputs), self._mesh)
+        self._files = record.files(trained=bool(self.config.rounds), predicted=bool(self._asked.predictors)) or {}
         self._open = contextlib.ExitStack()
-        self._open.enter_context(self.feed)
-        self._progress = self._open.enter_context(record.progress(config.rounds, self.round))
-        self._said: set[str] = set()
+        self._feed: Feed | None = None
+        if self._experiment.host is not None:
+            feed = Feed(self._experiment, self.federation, prepared.method, self._mesh)
+            self._feed = self._open.enter_context(feed)
+        self._progress = self._open.enter_context(record.progress(self.config.rounds, self.round))
 
     def _check_fit(self) -> None:
-        config, learner = self.config, self.method
+        config, learner = self.config, self.prepared.method
         if not config.rounds:  # without training it is labels that are predicted from
             learner = learner._replace(needs=("labels",), needs_all=False, trains_unlabelled=False, check=None)
         check_labels(config.supervision.name, config.method.name, learner, self.federation)
@@ -137,19 +114,17 @@ class ActiveRun(Closing):
         check_weighting(config.federated.weighting, learner, self.federation)
 
     def _settle_changes(self) -> None:
-        """Lets a run that was complete get longer, or says why it cannot."""
-        if not self.record.changes:
-            return
-        checkpoints = self.record.checkpoints()
-        reason = longer.why_not(self._experiment, self.federation, self.inputs.key, self.record.changes, checkpoints)
-        if reason:
-            self.record.refuse(reason)
-        self.record.accept(longer.restorable(checkpoints, self.config.eval_every))
+        """Let a run that was complete get longer, or say why it cannot."""
+        if isinstance(self.record, Record) and self.record.changes:
+            checkpoints = self.record.checkpoints()
+            if reason := why_not_longer(self.config, self.record.changes, checkpoints):
+                self.record.folder.refuse(reason)
+            self.record.accept(restorable(checkpoints, self.config.eval_every))
 
     def start(self) -> None:
-        """Says and writes what is about to run; a run that is complete already gets its summary."""
+        """Say and write what is about to run; a run that is complete already gets its summary."""
         config, progress = self.config, self._progress
-        alone = " (no federation: scores are means over the clients' models)" * self.method.alone
+        alone = " (no federation: scores are means over the clients' models)" * self.prepared.method.alone
         progress.start(
             method=config.method.name + alone,
             model=config.model.name,
@@ -160,12 +135,12 @@ class ActiveRun(Closing):
             workdir=self.record.path,
         )
         progress.note(self._experiment.standardization)
-        if where := self.feed.describe():
-            progress.note(where)
+        if self._feed is not None:
+            progress.note(self._feed.describe())
         if self.round == 0:
             count, classes = self.federation.num_clients, self._experiment.dataset.class_names
             table = data.report(self.federation, classes, self._names[:count], max_rows=count)
-            self.record.describe_data(table + "\n")
+            self.record.write(self.record.path / "partition.txt", table + "\n")
         if not self.block:
             summary = self._team.values_from_first(self.record.summary())
             if summary is not None and summary.get("prediction", {}) == what_was_predicted(config):
@@ -183,10 +158,10 @@ class ActiveRun(Closing):
 
     @property
     def kind(self) -> tuple[Hashable, ...]:
-        """The same for runs that one program can advance together."""
-        apart = self.code.on_host or self.code.mesh is not None or self._experiment.host is not None
+        """Key that is the same for runs that one program can advance together."""
+        apart = self.prepared.method.on_host or self._mesh is not None or self._feed is not None
         alone = id(self) if apart else 0
-        return alone, self.code.name, self.round, self.block, *described((self.state, self.inputs))
+        return alone, self.prepared.code, self.round, self.block, *described((self.state, self.inputs))
 
     @property
     def block(self) -> int:
@@ -196,13 +171,20 @@ class ActiveRun(Closing):
         every, left = self.config.eval_every, self.config.rounds - self.round
         return min(every - self.round % every, left)
 
+    def block_inputs(self) -> Inputs:
+        """Give the arguments of the next block of rounds, with the examples that it needs from the host."""
+        if self._feed is None:
+            return self.inputs
+        examples: Any = self._feed.block(self.round, self.block)
+        return self.inputs._replace(federation=dataclasses.replace(self.inputs.federation, inputs=examples))
+
     def compiling(self) -> None:
-        """Says that its program is compiled now."""
+        """Say that its program is compiled now."""
         self._progress.compiling()
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Says so, and traces the first block where `config.profile` asks for it."""
+        """Say so, and trace the first block where `config.profile` asks for it."""
         self._progress.training()
         if not self.config.profile or self._profiled or not self._team.writes:
             yield
@@ -213,13 +195,13 @@ class ActiveRun(Closing):
         self._progress.note(f"profile of {counted(self.block, 'round')} and an evaluation: {folder}")
 
     def take(self, row: dict[str, Any], state: Any, compiling: float, training: float) -> None:
-        """Keeps what a block gave.
+        """Keep the results of a block.
 
         Args:
-            row: its metrics.
-            state: after it.
-            compiling: seconds.
-            training: seconds.
+            row: metrics of the block.
+            state: state after it.
+            compiling: seconds of compiling.
+            training: seconds of training.
 
         Raises:
             Preempted: a process of several was asked to end; the checkpoint is saved.
@@ -227,10 +209,10 @@ class ActiveRun(Closing):
         config, start, rounds = self.config, row["round"], self.block
         self._seconds["compile_seconds"] += compiling
         self._seconds["train_seconds"] += training
-        for choice in self.shared.programs.choices(self.code):
+        for choice in self.shared.choices(self.prepared):
             self._say_once(describe_placement(choice, jax.default_backend()))
-        if self.feed.held and self._team.count > 1:
-            self._say_once(self.feed.held, by_all=True)
+        if self._feed is not None and self._feed.held and self._team.count > 1:
+            self._say_once(self._feed.held, by_all=True)
         by_client = row.pop(BY_CLIENT, None)
         if by_client is not None:
             named = zip(self._names, by_client.tolist(), strict=True)
@@ -260,23 +242,23 @@ class ActiveRun(Closing):
         self._draw_data()  # not before the first numbers, which it would delay
 
     def finish(self) -> None:
-        """Makes the predictions that are asked for, and writes the summary."""
+        """Make the predictions that are asked for, and write the summary."""
         self._draw_data()
         last = self.state
         if self.config.early_stopping.patience is not None:  # what follows is about the model that was chosen
             here = jax.tree.map(lambda leaf: leaf.addressable_data(0), self.state)
             _, best, _ = self._team.from_first(self.record.restore_best(self._template) or (0, here, {}))
-            self.state = share_out(best, self.code.mesh)
+            self.state = share_out(best, self._mesh)
         config, dataset = self.config, self._experiment.dataset
         diverged = divergence.ended(last, self.record.rows(), config)
         natural, outcomes = config.partition.name == "natural", []
-        for outcome in predict.predict(
-            self._asked, self.method, self.state, *self.inputs[1:], self.code.mesh, self._progress.note
-        ):
+        _, key, federation = self.inputs
+        method, say = self.prepared.method, self._progress.note
+        for outcome in predict.predict(self._asked, method, self.state, key, federation, self._mesh, say):
             outcomes.append(outcome)
             self.record.write_predictions(
-                predictions_csv(dataset, self.federation, outcomes, natural),
-                clients_csv(dataset, self.federation, outcomes, natural),
+                predict.predictions_csv(dataset, self.federation, outcomes, natural),
+                predict.clients_csv(dataset, self.federation, outcomes, natural),
             )
             self._team.feed()
         rows = self.record.rows()
@@ -300,7 +282,7 @@ class ActiveRun(Closing):
                 self._team.say(line)
 
     def close(self) -> None:
-        """Takes the report off the terminal; a second call does nothing."""
+        """Take the report off the terminal; a second call does nothing."""
         self._open.close()
 
 
@@ -319,7 +301,7 @@ class Point(NamedTuple):
 def run(
     config: ml_collections.ConfigDict, workdir: str | Path, team: Team | None = None, shared: Shared | None = None
 ) -> dict[str, Any]:
-    """Runs an experiment in a run folder, or goes on with the one that is there.
+    """Run an experiment in a run folder, or go on with the one that is there.
 
     The same config on the same folder resumes from the last checkpoint and ends in the same numbers, bit for bit.
 
@@ -353,7 +335,7 @@ def run(
 
 
 def run_batch(points: Sequence[Point], shared: Shared) -> list[dict[str, Any] | Exception | None]:
-    """Runs several experiments at once, vectorized in one program where code and shapes are the same.
+    """Run several experiments at once, vectorized in one program where code and shapes are the same.
 
     Every run leaves the folder that `run` leaves, and goes on with the one that is there. Its numbers are those of
     `run` but for rounding: vectorized products add in another order.
@@ -367,7 +349,7 @@ def run_batch(points: Sequence[Point], shared: Shared) -> list[dict[str, Any] | 
     """
     results: list[dict[str, Any] | Exception | None] = [None] * len(points)
     with contextlib.ExitStack() as stack:
-        active: dict[int, ActiveRun] = {}
+        active: dict[int, Run] = {}
         for place, point in enumerate(points):
             try:
                 opened = _opened(configs.resolve(point.config), point.workdir, Team(), shared, point.watch, quiet=True)
@@ -393,24 +375,24 @@ def _opened(
     shared: Shared,
     watch: Watch | None = None,
     quiet: bool = False,
-) -> Iterator[ActiveRun]:
+) -> Iterator[Run]:
     # Sums that are not exact depend on the number of devices.
     ignored = UNCOMPARED if resolved.federated.reduce == "fast" else (*UNCOMPARED, "federated.devices")
     writers = WriterSettings(**resolved.tracking)
     with configs.naming("tracking"):
         check_writers(writers)
     with (
-        Record(workdir, resolved.to_dict(), ignore=ignored, undecided=longer.FIELDS, writers=writers, quiet=quiet)
+        Record(workdir, resolved.to_dict(), ignore=ignored, undecided=LENGTHS, writers=writers, quiet=quiet)
         if team.writes
         else NoRecord(workdir) as record,
-        ActiveRun(record, shared.experiment(resolved), shared, team, watch) as active,
+        Run(record, shared.prepare(resolved), shared, team, watch) as active,
     ):
         active.start()
         yield active
 
 
-def advance(runs: Sequence[ActiveRun]) -> None:
-    """Brings runs to their end: those that are behind first, all at the same round in one program.
+def advance(runs: Sequence[Run]) -> None:
+    """Bring runs to their end: those that are behind first, all at the same round in one program.
 
     Args:
         runs: of the same `Shared`.
@@ -422,14 +404,11 @@ def advance(runs: Sequence[ActiveRun]) -> None:
         first = min(waiting, key=lambda one: one.round)
         together = [one for one in waiting if one.kind == first.kind]
         begin = time.perf_counter()
-        inputs = [one.feed.block(one.round, one.block) for one in together]
+        inputs = [one.block_inputs() for one in together]
         waited = time.perf_counter() - begin  # for examples that come from the host
-        rows, states, compiling, training = first.shared.programs.advance(
-            first.code,
-            [one.state for one in together],
-            inputs,
-            first.block,
-            Around(first.compiling, first.running),
+        states = [one.state for one in together]
+        rows, states, compiling, training = first.shared.advance(
+            first.prepared, states, inputs, first.block, first.compiling, first.running
         )
         for one, row, state in zip(together, rows, states, strict=True):
             row["seconds"] += waited / len(together)

@@ -3,14 +3,14 @@
 import builtins
 import contextlib
 import errno
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fedjax_ssl.runs import files, rows, rows_copy
+from fedjax_ssl.runs import files, rows
 from fedjax_ssl.runs.files import StorageError
+from fedjax_ssl.runs.folder import RunFolderError
 from fedjax_ssl.runs.record import Record
 
 CONFIG = {"method": {"name": "fedavg"}, "seed": 0}
@@ -70,8 +70,8 @@ def train(folder: Path) -> None:
         state = {"w": np.arange(50, dtype=np.float32), "round": np.int32(0)}
         found = record.restore(state)
         start, state, _ = found or (0, state, {})
-        record.describe_data("clients\n" * 20)
-        record.describe_model({"inputs": [8, 8, 1]})
+        record.write(folder / "partition.txt", "clients\n" * 20)
+        record.write(record.folder.model_file, '{"inputs": [8, 8, 1]}')
         for number in range(start + 1, ROUNDS + 1):
             state = {"w": state["w"] * np.float32(1.1) + number, "round": np.int32(number)}
             loss = float(state["w"].sum())
@@ -87,7 +87,7 @@ def content_of(folder: Path) -> dict[str, bytes]:
 
 
 def on(disk: Disk, monkeypatch) -> None:
-    for module in (files, rows, rows_copy):
+    for module in (files, rows):
         monkeypatch.setattr(module, "open", disk.open, raising=False)
 
 
@@ -143,17 +143,14 @@ def test_a_read_only_folder_is_one_message(tmp_path, monkeypatch) -> None:
 
 
 def test_a_run_goes_on_without_its_side_files(tmp_path) -> None:
-    """Rows come back from the checkpoint; what the run writes anyway is written again."""
+    """The files that a run writes anyway are written again."""
     train(tmp_path / "whole")
     expected = content_of(tmp_path / "whole")
-    rows = [json.loads(line) for line in expected["metrics.jsonl"].splitlines()]
     damages = {
-        "metrics.jsonl": [None, b"", b"\xff\x00", b"{}\n", b'{"round": 1}\n', expected["metrics.jsonl"][:-30]],
         "metrics.csv": [None, b"", b"\xff"],
         "summary.json": [None, b"", b"[]", b"{}", b'{"method": "xclp", "rounds": 6}', b"[" * 10**5],
         "model.json": [None, b"\xff"],
         "partition.txt": [None],
-        "checkpoints/rows.jsonl": [None, b"", expected["metrics.jsonl"][:-30], b"x" + expected["metrics.jsonl"]],
     }
     for name, contents in damages.items():
         for place, content in enumerate(contents):
@@ -162,32 +159,36 @@ def test_a_run_goes_on_without_its_side_files(tmp_path) -> None:
             (folder / name).unlink()
             if content is not None:
                 (folder / name).write_bytes(content)
-            with _noted((name in ("metrics.jsonl", "summary.json") and content is not None) or name == "metrics.jsonl"):
+            said = name == "summary.json" and content is not None
+            with pytest.warns(match="written again") if said else contextlib.nullcontext():
                 train(folder)
             assert content_of(folder) == expected, (name, content)
-    assert [row["round"] for row in rows] == list(range(1, ROUNDS + 1))
 
 
-def test_rows_that_both_files_have_lost_are_said(tmp_path) -> None:
+@pytest.mark.filterwarnings("ignore:.*is not of this run")
+def test_rows_that_are_lost_are_said(tmp_path) -> None:
     train(tmp_path)
-    expected = content_of(tmp_path)
-    (tmp_path / "checkpoints/rows.jsonl").write_bytes(b"")
-    (tmp_path / "metrics.jsonl").write_bytes(expected["metrics.jsonl"].split(b"\n", 1)[1])
-    with pytest.warns(match=r"neither .*metrics.jsonl nor .*rows.jsonl has the rows .* of round 6 was saved"):
-        train(tmp_path)
-    (tmp_path / "checkpoints/rows.jsonl").unlink()
-    (tmp_path / "metrics.jsonl").unlink()
+    rows = tmp_path / "metrics.jsonl"
+    lines = rows.read_bytes().splitlines(keepends=True)
+    for content in (lines[1:], [*lines[:-1], lines[-1][:-30]], [lines[0].replace(b"3", b"4"), *lines[1:]]):
+        rows.write_bytes(b"".join(content))
+        with pytest.warns(match="has other rows than those that the checkpoint of round 6 was saved with"):
+            train(tmp_path)
+    for content in (b"\xff\x00\n", b"{}\n", b"[1]\n"):
+        rows.write_bytes(content)
+        with pytest.raises(RunFolderError, match="line 1 is damaged"):
+            train(tmp_path)
+    rows.unlink()
     with pytest.warns(match="is gone: totals and metrics are of the rounds after 6 only"):
         train(tmp_path)
 
 
 def test_a_checkpoint_is_no_larger_after_many_rows(tmp_path) -> None:
-    """Rows are written twice, not once per checkpoint; a later checkpoint that is damaged takes its rows with it."""
+    """A later checkpoint that is damaged costs the rounds since the one before, and their rows are written again."""
     train(tmp_path)
     sizes = {one.name: one.stat().st_size for one in (tmp_path / "checkpoints").glob("*.ckpt")}
     assert len(sizes) == 2 and max(sizes.values()) - min(sizes.values()) <= 2, sizes  # digits of a number
     expected = content_of(tmp_path)
-    assert expected["checkpoints/rows.jsonl"] == expected["metrics.jsonl"]
     (tmp_path / "checkpoints" / "round_00000006.ckpt").write_bytes(b"")
     with pytest.warns(match="round 6 is damaged"):
         train(tmp_path)
@@ -200,9 +201,10 @@ def test_a_folder_in_the_place_of_a_file_is_moved_aside(tmp_path) -> None:
         train(folder)
         (folder / name).unlink()
         (folder / name).mkdir()
-        with pytest.warns(match="was a folder, in the way of the run: it is|back from"):
+        with pytest.warns(match="was a folder, in the way of the run: it is|is gone"):
             train(folder)
-        assert (folder / name).is_file() and (folder / f"{name}.aside1").is_dir()
+        assert name == "metrics.jsonl" or (folder / name).is_file()
+        assert (folder / f"{name}.aside1").is_dir()
 
 
 def test_that_training_starts_again_is_said(tmp_path) -> None:
@@ -221,7 +223,3 @@ def test_an_older_checkpoint_under_a_newer_name_is_passed_over(tmp_path) -> None
     with pytest.warns(match=r"round 6 is damaged and passed over: .* holds round 5"):
         train(tmp_path)
     assert content_of(tmp_path) == expected
-
-
-def _noted(expected: bool):
-    return pytest.warns(match="back from|written again") if expected else contextlib.nullcontext()

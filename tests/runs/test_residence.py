@@ -13,10 +13,12 @@ from fedjax_ssl import config as configs
 from fedjax_ssl import data, methods, runs
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.data import Dataset, HostInputs, Split
-from fedjax_ssl.runs import residence
+from fedjax_ssl.runs import compile
+from fedjax_ssl.runs import residence as residence_module
 from fedjax_ssl.runs.build import Experiment
-from fedjax_ssl.runs.compile import Code, Inputs
+from fedjax_ssl.runs.compile import Shared
 from fedjax_ssl.runs.loop import run
+from fedjax_ssl.runs.residence import Feed, cohorts_of
 from fedjax_ssl.train import make_train
 from fedjax_ssl.trained import load_run
 from tests import toy
@@ -52,20 +54,13 @@ def toy_host(federation):
     return host, dataclasses.replace(federation, inputs=data.load_examples(host, federation))
 
 
-def toy_experiment(method="fedavg", residence="host", **fields):
-    """An experiment on the toy federation, and what draws it."""
-    _, here = toy_host(toy.federation())
-    one = Experiment(configs.resolve(experiment(method, residence, **fields)), toy_dataset(toy.federation()))
-    return one, lambda experiment: here
-
-
 def test_rounds_on_the_cohorts_examples_have_the_bits_of_rounds_on_all():
     cohort, whole = 2, toy.federation(server=9)
     host, here = toy_host(whole)
     method = methods.build("fedavg", toy.setup(whole, cohort_size=cohort))
     key = jax.random.key(3)
     state = jax.jit(method.init)(key, whole)
-    drawn = residence.cohorts_of(method, key, jnp.int32(0), whole, rounds=2)
+    drawn = cohorts_of(method, key, jnp.int32(0), whole, rounds=2)
     width = data.most_rows(whole, 2 * cohort)
     loaded = dataclasses.replace(
         here, inputs=data.load_examples(host, whole, data.clients_of_devices(drawn), width, drawn)
@@ -90,18 +85,26 @@ def test_a_test_split_that_is_not_used_counts_nowhere():
     assert data.load_examples(host, whole).shape == whole.inputs.shape
 
 
+def prepared(monkeypatch, large=None, residence="host", **fields):
+    """A run on the toy federation, its examples where it leaves them; `large`: what is said of their size."""
+    shared, whole = Shared(), toy.federation()
+    config = configs.resolve(experiment(residence=residence, **fields))
+    monkeypatch.setattr(compile, "load_resolved", lambda config: Experiment(config, toy_dataset(whole)))
+    monkeypatch.setattr(compile, "federate", lambda one, *_: toy_host(whole)[1] if one.host else whole)
+    if large is not None:
+        monkeypatch.setattr(residence_module, "_too_large", lambda size: large)
+    return shared.prepare(config)
+
+
 def test_the_next_block_is_brought_while_one_computes(monkeypatch):
-    one, federation_of = toy_experiment()
-    away, asked = residence.settled(one, federation_of), []
-    monkeypatch.setattr(residence.Feed, "_bring", lambda fed, drawn: asked.append(drawn) or int(drawn.first))
-    method = methods.build("fedavg", toy.setup(toy.federation()))
-    code = Code("", lambda *given: method)
-    with residence.Feed(away, federation_of(away), method, code, Inputs({}, jax.random.key(0), None)) as fed:
-        assert [fed.block(*block) for block in ((0, 2), (2, 2), (4, 1))] == [0, 2, 4]
+    run, asked = prepared(monkeypatch), []
+    monkeypatch.setattr(Feed, "_bring", lambda fed, drawn: asked.append(drawn) or int(drawn.first))
+    with Feed(run.experiment, run.inputs.federation, run.method, None) as feed:
+        assert [feed.block(*block) for block in ((0, 2), (2, 2), (4, 1))] == [0, 2, 4]
         # Each once, and nothing after the last round.
         assert [(int(drawn.first), len(drawn.ids)) for drawn in asked] == [(0, 2), (2, 2), (4, 1)]
-        assert fed.block(2, 2) == 2  # not what was expected: brought now
-    assert "examples stay on the host (1.78 kB, of which the source has loaded 640 B)" in fed.describe()
+        assert feed.block(2, 2) == 2  # not what was expected: brought now
+    assert "examples stay on the host (1.78 kB, of which the source has loaded 640 B)" in feed.describe()
 
 
 @pytest.mark.parametrize(
@@ -117,23 +120,18 @@ def test_the_next_block_is_brought_while_one_computes(monkeypatch):
 )
 def test_what_needs_all_examples_is_refused_and_left_on_the_device_by_auto(settings, message, monkeypatch):
     with pytest.raises(ConfigError, match=f"config.data.residence is 'host', but .*{message}.*residence=device"):
-        residence.settled(*toy_experiment(**settings))
-    monkeypatch.setattr(residence, "_too_large", lambda size: True)
-    assert residence.settled(*toy_experiment(residence="auto", **settings)).host is None
+        prepared(monkeypatch, **settings)
+    monkeypatch.setattr(compile.predict, "check", lambda *given: None)
+    assert prepared(monkeypatch, large=True, residence="auto", **settings).experiment.host is None
 
 
-def test_auto_goes_by_size_and_a_block_that_is_too_large_says_what_to_lower(monkeypatch):
-    one, federation_of = toy_experiment(residence="auto")
-    assert residence.settled(one, federation_of).host is None
+def test_auto_goes_by_size(monkeypatch):
+    assert prepared(monkeypatch, residence="auto").experiment.host is None
     with monkeypatch.context() as elsewhere:  # too large for another process: then all leave them on the host
         elsewhere.setattr(runs.Team, "any", lambda team, here: not here)
-        assert residence.settled(one, federation_of).host is not None
-    monkeypatch.setattr(residence.processor, "memory", lambda: 3000)  # the examples have 1,776 bytes
-    away = residence.settled(one, federation_of)
-    assert away.host is not None
-    monkeypatch.setattr(residence, "device_memory", lambda: 3000)
-    with pytest.raises(ConfigError, match=r"two blocks of 2 rounds.* 3 kB. Lower config.eval_every or"):
-        residence.settled(*toy_experiment())
+        assert prepared(monkeypatch, residence="auto").experiment.host is not None
+    monkeypatch.setattr(residence_module.processor, "memory", lambda: 3000)  # the examples have 1,776 bytes
+    assert prepared(monkeypatch, residence="auto").experiment.host is not None
 
 
 def test_one_program_from_beginning_to_end_needs_all_examples():
@@ -175,18 +173,15 @@ def test_a_run_goes_on_with_its_examples_elsewhere(tmp_path):
 
 
 @pytest.mark.thorough
-def test_what_a_device_has_room_for_follows_from_all_rounds_of_the_run():
+def test_a_device_has_room_for_its_share_in_all_rounds(monkeypatch):
     """Where everybody who has labels takes part, their actual shares tell; else the largest clients of two rounds."""
+    mesh = Mesh(np.array(jax.devices()[:3]), ("clients",))
     for cohort, width in ((None, 17), (3, 26)):
-        one, federation_of = toy_experiment(**{"federated.cohort_size": cohort, "federated.devices": 3})
-        away = residence.settled(one, federation_of)
-        method = methods.build("fedavg", toy.setup(federation_of(away), cohort_size=cohort or 6))
-        mesh = Mesh(np.array(jax.devices()[:3]), ("clients",))
-        code = Code("", lambda *given, method=method: method, mesh)
-        inputs = runs.share_out(Inputs({}, jax.random.key(0), federation_of(away)), mesh)
-        with residence.Feed(away, federation_of(away), method, code, inputs) as fed:
-            there = [fed.block(*block).federation.inputs for block in ((0, 2), (2, 2))]
+        run = prepared(monkeypatch, **{"federated.cohort_size": cohort, "federated.devices": 3})
+        federation = runs.share_out(run.inputs.federation, mesh)
+        with Feed(run.experiment, federation, run.method, mesh) as feed:
+            there = [feed.block(*block) for block in ((0, 2), (2, 2))]
         assert {one.values.shape[:2] for one in there} == {(3, 61 + width)}
         assert (there[0].values is there[1].values) == (cohort is None)  # nothing is read twice
-        assert ("while the next" in fed.describe()) == (cohort is not None)
-        assert fed.held.startswith("the 3 devices of this process have the examples of ")
+        assert ("while the next" in feed.describe()) == (cohort is not None)
+        assert feed.held.startswith("the 3 devices of this process have the examples of ")

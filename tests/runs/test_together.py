@@ -9,8 +9,8 @@ import pytest
 from fedjax_ssl import config as configs
 from fedjax_ssl import presets
 from fedjax_ssl.data.federation.federated_data import of_one_shape
+from fedjax_ssl.runs.compile import Shared
 from fedjax_ssl.runs.loop import Point, run, run_batch
-from fedjax_ssl.runs.shared import Shared
 
 ROUNDS = 4
 RUNS = ((0, 0.3), (1, 0.1))  # seed and learning rate
@@ -43,7 +43,7 @@ def alone(tmp_path_factory):
 
 def test_another_seed_or_learning_rate_needs_no_other_program(alone):
     folder, shared = alone
-    assert shared.programs.count == 1
+    assert shared.count == 1
     one, other = (rows_of(folder / f"{seed}-{rate}")[-1]["test_loss"] for seed, rate in RUNS)
     assert one != other
 

@@ -1,0 +1,72 @@
+"""Going on with a run that is there: whether its folder's config allows it, and whether it may get longer."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import ml_collections
+
+from fedjax_ssl.runs.folder import WATCHING
+
+# Fields that change how a run is watched, where it finds its data or what is done with the trained network, but not
+# the network.
+UNCOMPARED = (*WATCHING, "prediction")
+LENGTHS = ("rounds", "optimizer.schedule_rounds")  # fields that may change where a run gets longer
+
+
+def why_not_longer(
+    config: ml_collections.ConfigDict, changes: Mapping[str, tuple[Any, Any]], checkpoints: Sequence[int]
+) -> str:
+    """Say why a run cannot go on under a config whose `LENGTHS` have changed; empty where it can.
+
+    Then it ends as a run does that was so long from the beginning.
+
+    Args:
+        config: resolved, as it is now.
+        changes: stored value and the one now of `LENGTHS` that differ.
+        checkpoints: rounds that can be restored.
+
+    Returns:
+        A sentence or two for the user.
+    """
+    old, new = changes.get("rounds", (config.rounds, config.rounds))
+    if new < old:
+        return f"A run can get longer, but this one has {old} rounds already."
+    schedule = config.optimizer.schedule
+    if "optimizer.schedule_rounds" in changes and schedule != "constant":
+        over, instead = changes["optimizer.schedule_rounds"]
+        return (
+            f"Its learning rates followed a {schedule} over {over} rounds, and over {instead} they would have been "
+            f"others. --config.optimizer.schedule_rounds={over} keeps them."
+        )
+    if checkpoints and not restorable(checkpoints, config.eval_every):
+        return (
+            f"Its checkpoints are of round {' and '.join(map(str, checkpoints))}, where a longer run has no evaluation "
+            f"(config.eval_every is {config.eval_every}), so that its metrics could not be the same."
+        )
+    if settings := ", ".join(f"config.{name}={value}" for name, value in _over_all_rounds(config)):
+        return (
+            f"Something in it stretches over all rounds of the run, so that rounds of a longer one are others: "
+            f"{settings}. A run that is to get longer needs a number there from its start."
+        )
+    return ""
+
+
+def restorable(checkpoints: Sequence[int], eval_every: int) -> int:
+    """Give the last round from which a longer run can go on; 0: from the start."""
+    return max((round for round in checkpoints if round % eval_every == 0), default=0)
+
+
+def _over_all_rounds(config: ml_collections.ConfigDict) -> Iterator[tuple[str, Any]]:
+    """Find lengths that are not given, so that they are those of the run.
+
+    In a method these are fields NAME_rounds and NAME_steps where its field NAME chooses something.
+    """
+    method = config.method.to_dict()
+    for field, value in method.items():
+        what, _, unit = field.rpartition("_")
+        if unit in ("rounds", "steps") and not value:
+            chosen = [method[name] for name in method if name == what or name.endswith(f"_{what}")]
+            if any(choice not in (None, False, "none", "run") for choice in chosen):
+                yield f"method.{field}", value
+    if (config.partition.get("parts") or 1) > 1 and config.partition.get("rounds_per_part") is None:
+        yield "partition.rounds_per_part", None
