@@ -8,7 +8,6 @@ The columns after `client` and `set` are the names of all classes, in any order;
 and a set by its number there.
 """
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from fedjax_ssl.data.reading.download import file_sha256
-from fedjax_ssl.data.reading.problems import DatasetUnavailable
+from fedjax_ssl.data.reading.tables import as_text, read_sheet
 from fedjax_ssl.registry import did_you_mean
 
 TOLERANCE = 1e-3  # by which a row may miss 1, as rounded shares do; it is normalized then
@@ -45,22 +44,21 @@ def read_proportions(
         DatasetUnavailable: the file is not there.
         ValueError: it does not fit: the message names the line and says what is wrong, and what is allowed.
     """
-    path = Path(path).expanduser()
-    if not path.is_file():
-        raise DatasetUnavailable(f"class shares of the sets: {path} is not there; give a CSV file with client,set,...")
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = [row for row in csv.reader(file) if any(cell.strip() for cell in row)]
-    if not rows:
-        raise ValueError(f"{path} is empty; its first line must be: client,set,{','.join(class_names)}")
-    columns = _columns(path, [cell.strip() for cell in rows[0]], class_names)
+    sheet = read_sheet(Path(path).expanduser())
+    wanted = ["client", "set", *class_names]
+    needs = f"The first line must hold: {','.join(wanted)}; classes are named as in the dataset"
+    for name in sheet.columns:
+        if name not in wanted:
+            raise ValueError(f"{sheet.path}: unknown column {name!r}.{did_you_mean(name, wanted)} {needs}")
+    for name in wanted:
+        if name not in sheet.columns:
+            raise ValueError(f"{sheet.path}: column {name!r} is missing. {needs}")
     there = np.unique(client)
     places = {str(client_names[number]): place for place, number in enumerate(there)}
-    shares: dict[tuple[int, int], np.ndarray] = {}
-    for line, cells in enumerate(rows[1:], start=2):
-        where = f"{path}, line {line}"
-        if len(cells) != len(rows[0]):
-            raise ValueError(f"{where}: {len(cells)} cells, the first line has {len(rows[0])}")
-        name, number = cells[columns["client"]].strip(), cells[columns["set"]].strip()
+    table = np.zeros((len(there), int(sets.max(initial=0)) + 1, len(class_names)))
+    cells = {name: as_text(sheet.columns[name]) for name in wanted}
+    for row in range(len(sheet.lines)):
+        where, name, number = sheet.where(row), cells["client"][row], cells["set"][row]
         if name not in places:
             raise ValueError(
                 f"{where}: unknown client {name!r}.{did_you_mean(name, places)} Clients with training examples: "
@@ -68,20 +66,17 @@ def read_proportions(
             )
         if not number.isdigit():
             raise ValueError(f"{where}: set is {number!r}; it must be a whole number, as in the array `set`")
-        slot = (places[name], int(number))
-        if slot in shares:
-            raise ValueError(f"{where}: client {name!r}, set {number} has a line already")
-        if not np.any((client == there[slot[0]]) & (sets == slot[1])):
+        place, slot = places[name], int(number)
+        if not np.any((client == there[place]) & (sets == slot)):
             raise ValueError(f"{where}: client {name!r} has no training example in set {number}; remove the line")
-        shares[slot] = _row(where, [cells[columns[cls]] for cls in class_names])
-    table = np.zeros((len(there), int(sets.max(initial=0)) + 1, len(class_names)))
-    for slot, values in shares.items():
-        table[slot] = values
+        if table[place, slot].any():
+            raise ValueError(f"{where}: client {name!r}, set {number} has a line already")
+        table[place, slot] = _shares(where, [cells[label][row] for label in class_names])
     for place, number in enumerate(there):
         for missing in np.unique(sets[(client == number) & (sets >= 0)]):
-            if (place, int(missing)) not in shares:
+            if not table[place, missing].any():
                 raise ValueError(
-                    f"{path} has no line for client {client_names[number]!r}, set {missing}, which has training "
+                    f"{sheet.path} has no line for client {client_names[number]!r}, set {missing}, which has training "
                     "examples; add its class shares, or give these examples the set -1"
                 )
     return table
@@ -93,22 +88,7 @@ def proportions_digest(file: Path | str | None) -> str | None:
     return file_sha256(path) if path is not None and path.is_file() else None
 
 
-def _columns(path: Path, header: list[str], class_names: Sequence[str]) -> dict[str, int]:
-    wanted = ["client", "set", *class_names]
-    for name in header:
-        if name not in wanted:
-            raise ValueError(
-                f"{path}: unknown column {name!r}.{did_you_mean(name, wanted)} The first line must hold: "
-                f"{','.join(wanted)}; the names of the classes are those of the array `class_names`"
-            )
-    for name in wanted:
-        if header.count(name) != 1:
-            problem = "is missing" if name not in header else "is there twice"
-            raise ValueError(f"{path}: column {name!r} {problem}; the first line must hold: {','.join(wanted)}")
-    return {name: header.index(name) for name in wanted}
-
-
-def _row(where: str, cells: Sequence[str]) -> Float[np.ndarray, " K"]:
+def _shares(where: str, cells: Sequence[str]) -> Float[np.ndarray, " K"]:
     try:
         values = np.asarray([float(cell) for cell in cells])
     except ValueError:

@@ -2,7 +2,7 @@
 
 import importlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,22 +96,23 @@ def _read(
     channels: int | None,
 ) -> Dataset:
     findings = Findings()
-    parts = _splits(folder, wanted, findings)
+    table, splits = _open(folder, wanted, findings)
     findings.stop(folder)
-    names = _columns(next(iter(parts.values())).features, keys, findings)
+    names = _columns(table.features, keys, findings)
     findings.stop(folder)
-    texts = _texts(parts, names, wanted["unlabelled"], findings)
+    texts = _texts(table, splits, names, wanted, findings)
     findings.stop(folder)  # before the images, which take longest
-    x, used = _inputs(parts, names["input"], texts, size, channels, findings)
+    x, used = _inputs(table, names["input"], texts.where, size, channels, findings)
     findings.stop(folder)
-    classes = getattr(next(iter(parts.values())).features[names["label"]], "names", None)
-    columns = read_columns(texts.rows(used), len(used), classes, findings)
+    columns = read_columns(
+        texts.rows(used), len(used), getattr(table.features[names["label"]], "names", None), findings
+    )
     findings.stop(folder)
     return columns.dataset("huggingface", folder, x, None, findings.notes)
 
 
-def _splits(folder: Path, wanted: Mapping[str, str | None], findings: Findings) -> dict[str, Any]:
-    """Open the splits to be used by name, in the order training, unlabelled, test."""
+def _open(folder: Path, wanted: Mapping[str, str | None], findings: Findings) -> tuple[Any, list[tuple[str, int]]]:
+    """Open the splits to be used one after another, training examples first; and split and number of each row."""
     try:
         library: Any = importlib.import_module("datasets")
     except ImportError as error:
@@ -120,60 +121,71 @@ def _splits(folder: Path, wanted: Mapping[str, str | None], findings: Findings) 
         ) from error
     try:
         found = library.load_from_disk(str(folder))
+        there = found if isinstance(found, library.DatasetDict) else {wanted["train"] or "train": found}
+        chosen = [name for name in (wanted["train"], wanted["unlabelled"], _tested(wanted, there)) if name is not None]
+        for name in chosen:
+            if name not in there:
+                hint = did_you_mean(name, there)
+                findings.problems.append(f"it has no split {name!r}.{hint} Splits: {', '.join(there)}")
+        if len(set(chosen)) < len(chosen):
+            findings.problems.append(f"{', '.join(chosen)} are two of one split; give each a split of its own")
+        if findings.problems:
+            return None, []
+        rows = [(name, row) for name in chosen for row in range(len(there[name]))]
+        return library.concatenate_datasets([there[name] for name in chosen]), rows
     except Exception as error:  # whatever it raises, a user needs the same message
         raise BadData(folder, [f"is damaged: {' '.join(str(error).split())[:200]}; save the dataset again"]) from error
-    there = found if isinstance(found, library.DatasetDict) else {wanted["train"] or "train": found}
-    test = wanted["test"] or ("test" if "test" in there else None)
-    chosen = [name for name in (wanted["train"], wanted["unlabelled"], test) if name is not None]
-    for name in chosen:
-        if name not in there:
-            findings.problems.append(f"it has no split {name!r}.{did_you_mean(name, there)} Splits: {', '.join(there)}")
-        elif not len(there[name]):
-            findings.problems.append(f"split {name!r} has no rows")
-    if len(set(chosen)) < len(chosen):
-        findings.problems.append(f"{', '.join(chosen)} are two of one split; give each a split of its own")
-    return {} if findings.problems else {name: there[name] for name in chosen}
+
+
+def _tested(wanted: Mapping[str, str | None], there: Collection[str]) -> str | None:
+    return wanted["test"] or ("test" if "test" in there else None)
 
 
 def _columns(features: Mapping[str, Any], keys: Mapping[str, str | None], findings: Findings) -> dict[str, str]:
     """Choose the column of each role: as given, or the only one that could be it."""
-    kinds = {name: type(one).__name__ for name, one in features.items()}
     images, lists, labels = (
-        [name for name, kind in kinds.items() if kind.startswith(known)] for known in ("Image", LISTS, "ClassLabel")
+        [name for name, one in features.items() if type(one).__name__.startswith(known)]
+        for known in ("Image", LISTS, "ClassLabel")
     )
-    guessed = {
-        "input": images or lists,
-        "label": labels if len(labels) == 1 else [name for name in features if name == "label"],
-    }
+    guessed = {"input": images or lists, "label": labels if len(labels) == 1 else [n for n in features if n == "label"]}
     names = {}
     for role, given in keys.items():
+        fitting = [given] if given is not None else guessed.get(role, [])
         if given is not None and given not in features:
-            findings.problems.append(
-                f"there is no column {given!r}.{did_you_mean(given, features)} Columns: {', '.join(features)}"
-            )
-        elif given is not None:
-            names[role] = given
-        elif role in guessed and len(guessed[role]) == 1:
-            names[role] = guessed[role][0]
+            hint = did_you_mean(given, features)
+            findings.problems.append(f"there is no column {given!r}.{hint} Columns: {', '.join(features)}")
+        elif len(fitting) == 1:
+            names[role] = fitting[0]
         elif role in guessed:
             findings.problems.append(
-                f"{len(guessed[role]) or 'no'} columns could be the {role}; name one with data.{role}_key. Columns: "
+                f"{len(fitting) or 'no'} columns could be the {role}; name one with data.{role}_key. Columns: "
                 f"{', '.join(features)}"
             )
     return names
 
 
-def _texts(parts: Mapping[str, Any], names: Mapping[str, str], unlabelled: str | None, findings: Findings) -> Texts:
-    """Read what stands beside the inputs, of all splits one after another."""
-    rows = [(split, row) for split, part in parts.items() for row in range(len(part))]
-    found: dict[str, list[str]] = {role: [] for role in names if role != "input"}
-    for split, part in parts.items():
-        for role, texts in found.items():
-            hidden = role in ("label", "coarse") and split == unlabelled
-            texts += [""] * len(part) if hidden else _text(part, split, names[role], findings)
-    last = list(parts)[-1]
-    tested = None if len(parts) == 1 or last == unlabelled else last
-    kinds = None if tested is None else ["test" if name == tested else "train" for name, _ in rows]
+def _texts(
+    table: Any,
+    rows: Sequence[tuple[str, int]],
+    names: Mapping[str, str],
+    wanted: Mapping[str, str | None],
+    findings: Findings,
+) -> Texts:
+    """Read what stands beside the inputs as text, "" where there is nothing; class labels by name."""
+    found: dict[str, list[str]] = {}
+    for role, name in names.items():
+        feature = table.features[name]
+        if role != "input" and type(feature).__name__ not in ("Value", "ClassLabel"):
+            findings.problems.append(f"column {name!r} holds {feature}; labels and clients are text or numbers")
+        elif role != "input":
+            texts = as_text(as_column(table.select_columns([name]).to_pandas()[name]))
+            if classes := getattr(feature, "names", None):
+                known = {"": "", "-1": ""} | {str(number): label for number, label in enumerate(classes)}
+                texts = [known.get(text, text) for text in texts]  # another number is refused as an unknown class
+            hidden = wanted["unlabelled"] if role in ("label", "coarse") else None
+            found[role] = ["" if split == hidden else text for (split, _), text in zip(rows, texts, strict=True)]
+    tested = _tested(wanted, {split for split, _ in rows})
+    kinds = ["test" if split == tested else "train" for split, _ in rows]
 
     def where(row: int) -> str:
         return f"{rows[row][0]}, row {rows[row][1]}"
@@ -181,74 +193,52 @@ def _texts(parts: Mapping[str, Any], names: Mapping[str, str], unlabelled: str |
     return Texts(where, found.get("label"), found.get("client"), kinds, None, found.get("coarse"))
 
 
-def _text(part: Any, split: str, name: str, findings: Findings) -> list[str]:
-    """Read a column as text, "" where there is nothing; class labels by name."""
-    feature = part.features[name]
-    if type(feature).__name__ not in ("Value", "ClassLabel"):
-        findings.problems.append(f"column {name!r} holds {feature}; labels and clients are text or numbers")
-        return [""] * len(part)
-    column = as_column(part.select_columns([name]).to_pandas()[name])
-    if (classes := getattr(feature, "names", None)) is None or not isinstance(column, np.ndarray):
-        return as_text(column)
-    wrong = [row for row, value in enumerate(column) if value >= len(classes) or value < -1]
-    if wrong:
-        findings.problems.append(
-            f"column {name!r} is {column[wrong[0]]:g} in {split}, row {wrong[0]}; it has {len(classes)} names"
-        )
-        return [""] * len(part)
-    return [classes[int(value)] if value >= 0 else "" for value in column]
-
-
 class _Encoded(Sequence[bytes]):
     """Encoded images of a column, read when they are asked for."""
 
-    def __init__(self, parts: Sequence[Any], name: str):
-        self._rows = [(part, row) for part in parts for row in range(len(part))]
-        self._name = name
+    def __init__(self, table: Any, name: str):
+        self.table, self.name = table, name
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.table)
 
-    def __getitem__(self, place: Any) -> Any:
-        part, row = self._rows[place]
-        return part[row][self._name]["bytes"] or b""
+    def __getitem__(self, row: Any) -> Any:
+        return self.table[int(row)][self.name]["bytes"] or b""
 
 
 def _inputs(
-    parts: Mapping[str, Any], name: str, texts: Texts, size: int | None, channels: int | None, findings: Findings
+    table: Any,
+    name: str,
+    where: Callable[[int], str],
+    size: int | None,
+    channels: int | None,
+    findings: Findings,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Read inputs, and which of the rows they are."""
-    feature = next(iter(parts.values())).features[name]
-    alone = {split: part.select_columns([name]) for split, part in parts.items()}
-    nothing = np.empty(0), np.empty(0, int)
-    if type(feature).__name__ == "Image":
-        stored = [part.cast_column(name, type(feature)(decode=False)) for part in alone.values()]
-        encoded = _Encoded(stored, name)
-        if not any(encoded):
-            findings.problems.append(
-                f"column {name!r} names image files and does not hold them; save it with the images in it"
+    feature, alone = table.features[name], table.select_columns([name])
+    kind = type(feature).__name__
+    if kind == "Image":
+        encoded = _Encoded(alone.cast_column(name, type(feature)(decode=False)), name)
+        if any(encoded):
+            logger.info("huggingface: reading %d images; this is done once", len(encoded))
+            shown = [where(row) for row in range(len(encoded))]
+            pictures = read_images(
+                encoded, shown, size=size, channels=channels, fit="crop", white=None, findings=findings
             )
-            return nothing
-        shown = [texts.where(row) for row in range(len(encoded))]
-        logger.info("huggingface: reading %d images; this is done once", len(encoded))
-        pictures = read_images(encoded, shown, size=size, channels=channels, fit="crop", white=None, findings=findings)
-        return pictures.x, pictures.rows
-    if not type(feature).__name__.startswith(LISTS):
-        findings.problems.append(
-            f"column {name!r} holds {feature}; inputs are images or lists of numbers. Columns of single numbers: write "
-            "them with to_csv or to_parquet, and read that as 'table'"
+            return pictures.x, pictures.rows
+        problem = "names image files and does not hold them; save it with the images in it"
+    elif not kind.startswith(LISTS):
+        problem = (
+            f"holds {feature}; inputs are images or lists of numbers. Columns of single numbers: write them with "
+            "to_csv or to_parquet, and read that as 'table'"
         )
-        return nothing
-    arrays = [part.with_format("numpy")[:][name] for part in alone.values()]
-    if len({array.shape[1:] for array in arrays}) > 1 or any(array.dtype.kind not in "iufb" for array in arrays):
-        findings.problems.append(
-            f"column {name!r} holds text, gaps, or lists of several shapes; inputs are numbers of one"
-        )
-        return nothing
-    while (inner := feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)) is not None:
-        feature = inner
-    x = np.concatenate(arrays)
-    if x.ndim == 3:
-        x = x[..., None]  # images in grey
-    is_image = x.ndim == 4 and x.dtype.kind == "i" and feature.dtype == "uint8"
-    return x.astype(np.uint8 if is_image else np.float32), np.arange(len(x))
+    elif (x := alone.with_format("numpy")[:][name]).dtype.kind not in "iufb":
+        problem = "holds text, gaps, or lists of several shapes; inputs are numbers of one"
+    else:
+        while (inner := feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)) is not None:
+            feature = inner
+        x = x[..., None] if x.ndim == 3 else x  # images in grey
+        is_image = x.ndim == 4 and x.dtype.kind == "i" and feature.dtype == "uint8"
+        return x.astype(np.uint8 if is_image else np.float32), np.arange(len(x))
+    findings.problems.append(f"column {name!r} {problem}")
+    return np.empty(0), np.empty(0, int)

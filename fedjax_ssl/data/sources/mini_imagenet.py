@@ -3,9 +3,8 @@
 Source: Vinyals et al., Matching Networks for One Shot Learning, NeurIPS 2016; Ravi and Larochelle, ICLR 2017.
 """
 
-import re
-from collections.abc import Mapping, Sequence
-from functools import partial
+import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,12 +13,12 @@ import numpy as np
 from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.reading.archives import RemoteFile
-from fedjax_ssl.data.reading.cache import ROOT_VARIABLE, data_root, fingerprint, kept_for
+from fedjax_ssl.data.reading.cache import ROOT_VARIABLE, data_root
 from fedjax_ssl.data.reading.formats import FormatError
 from fedjax_ssl.data.reading.pickles import read_pickle
-from fedjax_ssl.data.reading.pictures import list_images, read_images
-from fedjax_ssl.data.reading.problems import EMBEDDED, DatasetUnavailable, Findings
+from fedjax_ssl.data.reading.problems import EMBEDDED, DatasetUnavailable
 from fedjax_ssl.data.reading.register import published
+from fedjax_ssl.data.sources.folder import load_folder
 
 NAME = "mini_imagenet"
 SIDE = 84
@@ -57,31 +56,11 @@ def load_folders(
             "  - leave form='folders' out: the pickles are downloaded\n"
             f"  - run on data that needs no download: {EMBEDDED}"
         )
-    listing = list_images(folder)
-    told = fingerprint([str(folder.resolve()), size])
-    return kept_for(home / f"folders-{told}", listing.digest, partial(_read_folders, folder, listing.images, size))
-
-
-def _read_folders(folder: Path, images: Sequence[str], size: int) -> Dataset:
-    files = [match for name in images if (match := re.fullmatch(r"(train|test)/([^/]+)/[^/]+", name))]
-    if not files:
-        raise DatasetUnavailable(f"{NAME}: {folder} has no images train/CLASS/NAME.jpg and test/CLASS/NAME.jpg.")
-    names = sorted({match[2] for match in files})
-    number = {name: place for place, name in enumerate(names)}
-    findings = Findings()
-    places, shown = [folder / match[0] for match in files], [match[0] for match in files]
-    pictures = read_images(places, shown, size=size, channels=3, fit="crop", white=None, findings=findings)
-    if findings.problems:
-        raise DatasetUnavailable(f"{NAME}: {folder}: {findings.problems[0]}")
-    y = np.array([number[files[row][2]] for row in pictures.rows], np.int32)
-    is_test = np.array([files[row][1] == "test" for row in pictures.rows])
-    if is_test.all() or not is_test.any():
-        raise DatasetUnavailable(f"{NAME}: {folder} has no {SPLITS[not is_test.all()]} images that can be read.")
-    train, test = (Split(pictures.x[part], y[part]) for part in (~is_test, is_test))
-    if (found := (len(train), len(test))) != EXAMPLES:
-        findings.notes.append("{:,} + {:,} images; the published set has {:,} + {:,}".format(*found, *EXAMPLES))
-    extra = {"terms": TERMS, "notes": findings.notes}
-    return Dataset(name=NAME, train=train, test=test, class_names=tuple(names), extra=extra)
+    found = load_folder(root=root, path=folder, layout="class", size=size, channels=3)
+    count = (len(found.train), len(found.test or ()))
+    notes = [*found.extra["notes"], "{:,} + {:,} images; the published set has {:,} + {:,}".format(*count, *EXAMPLES)]
+    extra = {"terms": TERMS, "notes": notes if count != EXAMPLES else notes[:-1]}
+    return dataclasses.replace(found, name=NAME, extra=extra)
 
 
 @published(

@@ -4,12 +4,13 @@ import math
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 
-from fedjax_ssl.checks import check_whole_numbers
+from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.correspondence import check_correspondence
 from fedjax_ssl.data.dataset import Dataset, Split, check_finite, check_labels
 from fedjax_ssl.data.reading.problems import DatasetUnavailable
@@ -38,7 +39,7 @@ _DAMAGES = (
 def load_npz(
     *,
     path: Path | str | None = None,
-    num_classes: int | None = None,
+    num_classes: Annotated[int | None, Whole(2)] = None,
     input_max: float | None = None,
     proportions: Path | str | None = None,
 ) -> Dataset:
@@ -68,27 +69,24 @@ def load_npz(
     if path is None:
         raise ValueError('load("npz") needs path=, the .npz file with the arrays `inputs` and `labels`.')
     path = Path(path).expanduser()
-    arrays = _rename(path, *_read(path))
-    inputs = _inputs(path, "inputs", arrays["inputs"])
-    labels = _labels(path, "labels", arrays["labels"], len(inputs))
-    test_inputs = test_labels = None
-    if "test_inputs" in arrays:
-        test_inputs = _inputs(path, "test_inputs", arrays["test_inputs"])
-        unknown = np.full(len(test_inputs), -1)
-        test_labels = _labels(path, "test_labels", arrays.get("test_labels", unknown), len(test_inputs))
-    names = _class_names(path, arrays, labels, test_labels, num_classes)
+    arrays = _Arrays(path)
+    inputs, test_inputs = arrays.inputs("inputs"), arrays.inputs("test_inputs")
+    labels = arrays.whole("labels", len(inputs))
+    test_labels = None
+    if test_inputs is not None:
+        test_labels = arrays.whole("test_labels", len(test_inputs))
+        test_labels = np.full(len(test_inputs), -1) if test_labels is None else test_labels
+    names = arrays.class_names(num_classes, [part for part in (labels, test_labels) if part is not None])
     check_labels(f"{path}: labels", labels, len(names))
     if test_labels is not None:
         check_labels(f"{path}: test_labels", test_labels, len(names))
-    client, test_client, client_names = _clients(
-        path, arrays, len(inputs), len(test_labels) if test_labels is not None else 0
-    )
-    coarse, correspondence, coarse_names = _coarse(path, arrays, len(inputs), len(names))
-    sets, set_shares = _sets(path, arrays, len(inputs)), None
+    client, test_client, client_names = arrays.clients(len(inputs), len(test_inputs) if test_inputs is not None else 0)
+    coarse, correspondence, coarse_names = arrays.coarse(len(inputs), len(names))
+    sets, set_shares = arrays.whole("set", len(inputs), lowest=-1), None
     if proportions is not None:
         if sets is None or client is None or client_names is None:
-            raise ValueError(
-                f"{path}: class shares of sets are given, but not the arrays `set` and `client`, which they are about."
+            raise arrays.wrong(
+                "class shares of sets are given, but not the arrays `set` and `client`, of which they are"
             )
         set_shares = read_proportions(proportions, names, client_names, client, sets)
     return Dataset(
@@ -103,6 +101,143 @@ def load_npz(
         set_shares=set_shares,
         extra={"path": str(path)},
     )
+
+
+class _Arrays:
+    """The arrays of a file by the names of this source, each checked where it is taken."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        arrays, names = _read(path)
+        found = ", ".join(f"`{name}`" for name in names) or "nothing"
+        self.arrays = {KERAS_NAMES.get(name, name): values for name, values in arrays.items()}
+        if len(self.arrays) < len(arrays):
+            raise self.wrong(f"some arrays are there under both names, `inputs` and Keras' `x_train`; found: {found}")
+        missing = [name for name in NEEDED if name not in self.arrays]
+        missing += ["test_inputs"] * ("test_labels" in self.arrays and "test_inputs" not in self.arrays)
+        if missing:
+            raise ValueError(
+                f"{path} has no array {' and '.join(f'`{name}`' for name in missing)}; found: {found}. Needed are "
+                "`inputs` and `labels` (or Keras' `x_train` and `y_train`); optional are "
+                f"{', '.join(f'`{name}`' for name in OPTIONAL)}."
+            )
+
+    def wrong(self, text: str) -> ValueError:
+        return ValueError(f"{self.path}: {text}.")
+
+    def inputs(self, name: str) -> Any:
+        """Take images or features; None: they are not there."""
+        if (values := self.arrays.get(name)) is None:
+            return None
+        if values.dtype != np.uint8 and values.dtype.kind != "f":
+            allowed = "uint8 (images) and floating point (features)"
+            raise self.wrong(f"{name} has dtype {values.dtype}; allowed are {allowed}")
+        if values.ndim not in (2, 3, 4) or 0 in values.shape:
+            allowed = "[n, features], [n, H, W] and [n, H, W, C]"
+            raise self.wrong(f"{name} has shape {values.shape}; allowed are {allowed}")
+        if values.ndim == 4 and values.shape[1] in (1, 3) and values.shape[3] not in (1, 3):
+            shape = f"{values.shape}, which looks like [n, C, H, W]"
+            raise self.wrong(f"{name} has shape {shape}; transpose it to [n, H, W, C]")
+        check_finite(f"{self.path}: {name}", values)
+        largest = np.finfo(np.float32).max
+        if values.dtype.itemsize > 4 and (beyond := np.abs(values) > largest).any():
+            row = int(np.flatnonzero(beyond.reshape(len(values), -1).any(axis=1))[0])
+            raise self.wrong(
+                f"{name} has a value beyond {largest:.3g} in row {row}; single precision, in which a run computes, "
+                "ends there: scale the features"
+            )
+        return values[..., None] if values.ndim == 3 else values
+
+    def whole(self, name: str, length: int, lowest: int | None = None, text: bool = False) -> Any:
+        """Take one whole number (or text) per example; None: the array is not there."""
+        if (values := self.arrays.get(name)) is None:
+            return None
+        if values.dtype.kind not in ("iuSU" if text else "iu"):
+            kinds = "clients are integers or strings" if text else "labels must be integers, -1 = no label"
+            raise self.wrong(f"{name} has dtype {values.dtype}; {kinds}")
+        if values.shape != (length,):
+            raise self.wrong(f"{name} has shape {values.shape}; expected ({length},), one per example")
+        if lowest is not None and values.dtype.kind == "i" and (values < lowest).any():
+            row = int(np.flatnonzero(values < lowest)[0])
+            none = ", -1 = in none" if lowest < 0 else ""
+            raise self.wrong(f"{name} is {values[row]} in row {row}; they are numbered from 0 on{none}")
+        if values.dtype.kind == "u":  # beside signed numbers they would become floating point
+            beyond = np.flatnonzero(values > np.iinfo(np.int64).max)
+            if len(beyond):
+                raise self.wrong(
+                    f"{name} is {values[beyond[0]]} in row {beyond[0]}; allowed are whole numbers below 2**63. Number "
+                    "them anew, or save the names of clients as strings"
+                )
+            return values.astype(np.int64)
+        return values
+
+    def class_names(self, num_classes: int | None, labels: Sequence[np.ndarray]) -> tuple[str, ...]:
+        """Take the names of the classes, or their numbers."""
+        if (values := self.arrays.get("class_names")) is not None:
+            if values.ndim != 1 or values.dtype.kind not in "SUiu":
+                found = f"shape {values.shape} and dtype {values.dtype}"
+                raise self.wrong(f"class_names has {found}; it must be [K], a name for each class")
+            names = tuple(name.decode(errors="replace") if isinstance(name, bytes) else str(name) for name in values)
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                raise self.wrong(f"class_names has {twice[0]!r} more than once")
+            if num_classes not in (None, len(names)):
+                raise self.wrong(f"class_names has {len(names)} names, but num_classes is {num_classes}")
+            return names
+        if num_classes is None:
+            present = np.unique(np.concatenate(labels))
+            present = present[present >= 0]
+            if len(present) < 2:
+                raise self.wrong(
+                    f"labels holds {len(present)} classes, so the number of classes does not follow from it. "
+                    "Pass num_classes=, or add labels: at least two classes are needed"
+                )
+            num_classes = int(present[-1]) + 1
+            absent = np.setdiff1d(np.arange(min(num_classes, len(present) + 1)), present)
+            if len(absent):
+                raise self.wrong(
+                    f"labels run from {present[0]} to {present[-1]} but only {len(present)} of these {num_classes} "
+                    f"classes occur; class {absent[0]} is the first without an example. Renumber the classes 0 to "
+                    f"{len(present) - 1}, or pass num_classes={num_classes} if the gaps are meant"
+                )
+        return tuple(str(k) for k in range(num_classes))
+
+    def coarse(self, length: int, num_classes: int) -> tuple[Any, np.ndarray | None, tuple[str, ...] | None]:
+        """Take labels in the coarse space, correspondence and names of the coarse classes."""
+        labels, matrix = self.whole("coarse", length), self.arrays.get("correspondence")
+        if labels is None and matrix is not None:
+            raise self.wrong("correspondence is there but coarse, the labels it is about, is not")
+        if labels is None:
+            return None, None, None
+        if matrix is None:
+            num_coarse = int(labels.max()) + 1
+            if num_coarse < 2:
+                raise self.wrong(
+                    f"coarse has no label above {labels.max()}, but at least two coarse classes are needed; add "
+                    "labels, or the array `correspondence`, whose rows say how many there are"
+                )
+        else:
+            if matrix.dtype.kind not in "iuf":
+                raise self.wrong(f"correspondence has dtype {matrix.dtype}; it must hold numbers")
+            matrix = matrix.astype(np.float64)
+            check_correspondence(f"{self.path}: correspondence", matrix, num_classes)
+            num_coarse = matrix.shape[0]
+        check_labels(f"{self.path}: coarse", labels, num_coarse)
+        return labels, matrix, tuple(str(label) for label in range(num_coarse))
+
+    def clients(self, length: int, test_length: int) -> tuple[Any, Any, tuple[str, ...] | None]:
+        """Take clients of training and test examples by number, and their names."""
+        client = self.whole("client", length, lowest=0, text=True)
+        test_client = self.whole("test_client", test_length, lowest=0, text=True)
+        if client is None and test_client is not None:
+            raise self.wrong("test_client is there but client is not; clients are named by the training examples")
+        if client is None:
+            return None, None, None
+        both = [client] if test_client is None else [client, test_client]
+        if len({values.dtype.kind in "SU" for values in both}) > 1:
+            raise self.wrong("client and test_client must both be integers or both be strings")
+        names, ids = np.unique(np.concatenate(both), return_inverse=True)
+        ids = ids.astype(np.int32)
+        return ids[:length], None if test_client is None else ids[length:], tuple(str(name) for name in names)
 
 
 def _read(path: Path) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
@@ -174,183 +309,3 @@ def _check_size(path: Path, loaded: np.lib.npyio.NpzFile, name: str) -> None:
             f"npz: array {name!r} of {path} says that it has shape {shape} of {dtype}, {claimed:,} bytes; the file "
             f"holds {there:,}. It is damaged: save it again with np.savez."
         )
-
-
-def _rename(path: Path, arrays: Mapping[str, np.ndarray], names: tuple[str, ...]) -> dict[str, np.ndarray]:
-    found = ", ".join(f"`{name}`" for name in names) or "nothing"
-    renamed = {KERAS_NAMES.get(name, name): values for name, values in arrays.items()}
-    if len(renamed) < len(arrays):
-        raise ValueError(f"{path} holds some arrays under both names, `inputs` and Keras' `x_train`; found: {found}.")
-    missing = [name for name in NEEDED if name not in renamed]
-    if "test_labels" in renamed and "test_inputs" not in renamed:
-        missing.append("test_inputs")
-    if missing:
-        raise ValueError(
-            f"{path} has no array {' and '.join(f'`{name}`' for name in missing)}; found: {found}. Needed "
-            "are `inputs` and `labels` (or Keras' `x_train` and `y_train`); optional are "
-            f"{', '.join(f'`{name}`' for name in OPTIONAL)}."
-        )
-    return renamed
-
-
-def _inputs(path: Path, name: str, values: np.ndarray) -> np.ndarray:
-    if values.dtype != np.uint8 and not np.issubdtype(values.dtype, np.floating):
-        raise ValueError(
-            f"{path}: {name} has dtype {values.dtype}; allowed are uint8 (images) and floating point (features)."
-        )
-    if values.ndim not in (2, 3, 4) or 0 in values.shape:
-        raise ValueError(
-            f"{path}: {name} has shape {values.shape}; allowed are [n, features], [n, H, W] and [n, H, W, C]."
-        )
-    if values.ndim == 4 and values.shape[1] in (1, 3) and values.shape[3] not in (1, 3):
-        raise ValueError(
-            f"{path}: {name} has shape {values.shape}, which looks like [n, C, H, W]; transpose it to [n, H, W, C]."
-        )
-    check_finite(f"{path}: {name}", values)
-    largest = np.finfo(np.float32).max
-    if values.dtype.itemsize > 4 and (np.abs(values) > largest).any():
-        row = int(np.flatnonzero((np.abs(values) > largest).reshape(len(values), -1).any(axis=1))[0])
-        raise ValueError(
-            f"{path}: {name} has a value beyond {largest:.3g} in row {row}; single precision, in which a run computes, "
-            "ends there: scale the features."
-        )
-    return values[..., None] if values.ndim == 3 else values
-
-
-def _labels(path: Path, name: str, values: np.ndarray, length: int) -> np.ndarray:
-    if not np.issubdtype(values.dtype, np.integer):
-        raise ValueError(f"{path}: {name} has dtype {values.dtype}; labels must be integers, -1 = no label.")
-    if values.shape != (length,):
-        inputs = "test_inputs" if name.startswith("test") else "inputs"
-        raise ValueError(
-            f"{path}: {name} has shape {values.shape}, {inputs} has {length:,} rows; expected ({length},)."
-        )
-    return _signed(path, name, values)
-
-
-def _signed(path: Path, name: str, values: np.ndarray) -> np.ndarray:
-    """Unsigned numbers as signed ones: beside such they would become floating point, and large ones other numbers."""
-    if values.dtype.kind != "u":
-        return values
-    beyond = np.flatnonzero(values > np.iinfo(np.int64).max)
-    if len(beyond):
-        raise ValueError(
-            f"{path}: {name} is {values[beyond[0]]} in row {beyond[0]}; allowed are whole numbers below 2**63. Number "
-            "them anew, or save the names of clients as strings."
-        )
-    return values.astype(np.int64)
-
-
-def _class_names(
-    path: Path,
-    arrays: Mapping[str, np.ndarray],
-    labels: np.ndarray,
-    test_labels: np.ndarray | None,
-    num_classes: int | None,
-) -> tuple[str, ...]:
-    names = _given_names(path, arrays["class_names"]) if "class_names" in arrays else None
-    if names is not None and num_classes is not None and len(names) != num_classes:
-        raise ValueError(f"{path}: class_names has {len(names)} names, but num_classes is {num_classes}.")
-    if names is not None:
-        return names
-    if num_classes is not None:
-        check_whole_numbers(2, num_classes=num_classes)
-        return tuple(str(k) for k in range(num_classes))
-    present = np.unique(labels if test_labels is None else np.concatenate([labels, test_labels]))
-    present = present[present >= 0]
-    if len(present) < 2:
-        raise ValueError(
-            f"{path}: labels holds {len(present)} classes, so the number of classes does not follow from it. "
-            "Pass num_classes=, or add labels: at least two classes are needed."
-        )
-    inferred = int(present[-1]) + 1
-    absent = np.setdiff1d(np.arange(min(inferred, len(present) + 1)), present)
-    if len(absent):
-        raise ValueError(
-            f"{path}: labels run from {present[0]} to {present[-1]} but only {len(present)} of these "
-            f"{inferred} classes occur; class {absent[0]} is the first without an example. Renumber the "
-            f"classes 0 to {len(present) - 1}, or pass "
-            f"num_classes={inferred} if the gaps are meant."
-        )
-    return tuple(str(k) for k in range(inferred))
-
-
-def _given_names(path: Path, values: np.ndarray) -> tuple[str, ...]:
-    if values.ndim != 1 or values.dtype.kind not in "SUiu":
-        raise ValueError(
-            f"{path}: class_names has shape {values.shape} and dtype {values.dtype}; it must be [K], a name for each "
-            "class."
-        )
-    names = tuple(name.decode(errors="replace") if isinstance(name, bytes) else str(name) for name in values)
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"{path}: class_names has {twice[0]!r} more than once.")
-    return names
-
-
-def _coarse(
-    path: Path, arrays: Mapping[str, np.ndarray], length: int, num_classes: int
-) -> tuple[np.ndarray | None, np.ndarray | None, tuple[str, ...] | None]:
-    """Labels in the coarse space, correspondence, names of the coarse classes."""
-    if "coarse" not in arrays:
-        if "correspondence" in arrays:
-            raise ValueError(f"{path}: correspondence is there but coarse, the labels it is about, is not.")
-        return None, None, None
-    labels = _labels(path, "coarse", arrays["coarse"], length)
-    if "correspondence" not in arrays:
-        num_coarse = int(labels.max()) + 1
-        if num_coarse < 2:
-            raise ValueError(
-                f"{path}: coarse has no label above {labels.max()}, but at least two coarse classes are needed; add "
-                "labels, or the array `correspondence`, whose rows say how many there are."
-            )
-        matrix = None
-    else:
-        matrix = arrays["correspondence"]
-        if matrix.dtype.kind not in "iuf":
-            raise ValueError(f"{path}: correspondence has dtype {matrix.dtype}; it must hold numbers.")
-        matrix = matrix.astype(np.float64)
-        check_correspondence(f"{path}: correspondence", matrix, num_classes)
-        num_coarse = matrix.shape[0]
-    check_labels(f"{path}: coarse", labels, num_coarse)
-    return labels, matrix, tuple(str(label) for label in range(num_coarse))
-
-
-def _sets(path: Path, arrays: Mapping[str, np.ndarray], length: int) -> np.ndarray | None:
-    if "set" not in arrays:
-        return None
-    values = _labels(path, "set", arrays["set"], length)
-    if (values < -1).any():
-        row = int(np.flatnonzero(values < -1)[0])
-        raise ValueError(f"{path}: set is {values[row]} in row {row}; sets are numbered from 0 on, -1 = in no set.")
-    return values
-
-
-def _clients(
-    path: Path, arrays: Mapping[str, np.ndarray], length: int, test_length: int
-) -> tuple[np.ndarray | None, np.ndarray | None, tuple[str, ...] | None]:
-    found = {}
-    for name, expected in (("client", length), ("test_client", test_length)):
-        if name not in arrays:
-            continue
-        values = arrays[name]
-        if values.dtype.kind not in "iuSU":
-            raise ValueError(f"{path}: {name} has dtype {values.dtype}; clients are integers or strings.")
-        if values.shape != (expected,):
-            raise ValueError(
-                f"{path}: {name} has shape {values.shape}; expected ({expected},), one client per example."
-            )
-        if values.dtype.kind == "i" and (values < 0).any():
-            row = int(np.flatnonzero(values < 0)[0])
-            raise ValueError(f"{path}: {name} is {values[row]} in row {row}; clients are numbered from 0 on.")
-        values = _signed(path, name, values)
-        found[name] = values
-    if not found:
-        return None, None, None
-    if "client" not in found:
-        raise ValueError(f"{path}: test_client is there but client is not; clients are named by the training examples.")
-    kinds = {values.dtype.kind in "SU" for values in found.values()}
-    if len(kinds) > 1:
-        raise ValueError(f"{path}: client and test_client must both be integers or both be strings.")
-    names, ids = np.unique(np.concatenate(list(found.values())), return_inverse=True)
-    ids = ids.astype(np.int32)
-    return ids[:length], ids[length:] if "test_client" in found else None, tuple(str(name) for name in names)

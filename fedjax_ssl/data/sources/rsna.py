@@ -4,7 +4,6 @@ Source: Flanders et al., Construction of a Machine Learning Dataset through Coll
 Hemorrhage Challenge, Radiology: Artificial Intelligence 2020.
 """
 
-import csv
 import importlib
 import logging
 from collections.abc import Sequence
@@ -93,7 +92,7 @@ def _read(folder: Path, size: int, max_images: int | None) -> Dataset:
     dicom = _library()
     findings = Findings()
     try:
-        chosen = _one_kind(_read_table(folder / TABLE, findings))
+        chosen = _read_table(folder / TABLE, findings)
     except FormatError as error:
         raise DatasetUnavailable(f"{NAME}: {error}\nTo go on, take {TABLE} from Kaggle's archive as it is.") from error
     names = sorted(chosen)
@@ -136,55 +135,39 @@ def _library() -> Any:
         raise DatasetUnavailable(f"{NAME} needs pydicom: pip install 'fedjax_ssl[medical]'") from error
 
 
-def _read_table(path: Path, findings: Findings) -> dict[str, tuple[int, int]]:
-    """Of each slice the kinds that the table names and those that it affirms, as bits; rows `ID_x_KIND,0 or 1`.
+def _read_table(path: Path, findings: Findings) -> dict[str, int]:
+    """Read the class of every slice with exactly one kind of bleeding, from rows `ID_x_KIND,0 or 1`.
 
     Raises:
         FormatError: it is no such table; names the line.
     """
-    bit = {name: 1 << place for place, name in enumerate((*CLASSES, ANY))}
-    found: dict[str, tuple[int, int]] = {}
-    repeated = 0
-    differing: set[str] = set()
+    import pandas
+
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = csv.reader(file)
-            if (header := next(rows, [])) != ["ID", "Label"]:
-                raise FormatError(f"{path} begins with {','.join(header)[:60]!r}; expected is 'ID,Label'.")
-            for line in rows:
-                if not line:
-                    continue
-                name, _, kind = line[0].rpartition("_")
-                if len(line) != 2 or kind not in bit or line[1] not in ("0", "1") or not name.startswith("ID_"):
-                    raise FormatError(f"{path}, line {rows.line_num}: {','.join(line)[:60]!r} is no ID_x_KIND,0 or 1.")
-                told, yes = found.get(name, (0, 0))
-                value = bit[kind] * (line[1] == "1")
-                if told & bit[kind]:
-                    repeated += 1
-                    if yes & bit[kind] != value:
-                        differing.add(name)
-                found[name] = told | bit[kind], yes | value
-    except (UnicodeDecodeError, csv.Error) as error:
+        table = pandas.read_csv(path, dtype=str, keep_default_na=False)
+    except ValueError as error:  # pandas' own errors are among them
         raise FormatError(f"{path} is no table of comma-separated values: {error}") from error
-    if repeated:
+    if list(table.columns) != ["ID", "Label"]:
+        raise FormatError(f"{path} begins with {','.join(table.columns)[:60]!r}; expected is 'ID,Label'.")
+    table[["slice", "kind"]] = table["ID"].str.rpartition("_")[[0, 2]].to_numpy()
+    right = table["kind"].isin([*CLASSES, ANY]) & table["Label"].isin(["0", "1"]) & table["slice"].str.startswith("ID_")
+    if not right.all():
+        row = int(right.argmin())
+        said = ",".join(table.loc[row, ["ID", "Label"]])[:60]
+        raise FormatError(f"{path}, line {row + 2}: {said!r} is no ID_x_KIND,0 or 1.")
+    once = table.drop_duplicates(["slice", "kind", "Label"])
+    differing = once.loc[once.duplicated("ID"), "slice"].unique()
+    if repeated := int(table.duplicated("ID").sum()):
         findings.notes.append(f"{counted(repeated, 'row')} of {path.name} said before; they count once")
-    if differing:
+    if len(differing):
         findings.notes.append(
             f"{counted(len(differing), 'slice has', 'slices have')} rows of {path.name} that differ, first "
             f"{min(differing)}; left out"
         )
-    return {name: bits for name, bits in found.items() if name not in differing}
-
-
-def _one_kind(table: dict[str, tuple[int, int]]) -> dict[str, int]:
-    """The class of every slice with exactly one kind of bleeding."""
-    kinds = {1 << place: place for place in range(len(CLASSES))}
-    every = (1 << len(CLASSES)) - 1
-    return {
-        name: kinds[yes & every]
-        for name, (told, yes) in table.items()
-        if told & every == every and yes & every in kinds
-    }
+    kinds = once[~once["slice"].isin(differing)].pivot(index="slice", columns="kind", values="Label")
+    shown = kinds.reindex(columns=list(CLASSES)).dropna() == "1"
+    one = shown[shown.sum(axis=1) == 1]
+    return dict(zip(one.index, one.to_numpy().argmax(axis=1).tolist(), strict=True))
 
 
 def _slice(dicom: Any, path: Path, size: int) -> _Slice | str:

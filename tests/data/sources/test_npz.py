@@ -93,7 +93,7 @@ def with_nan():
         ({"inputs": IMAGES, "labels": LABELS, "test_labels": LABELS}, "has no array `test_inputs`"),
         ({"inputs": IMAGES, "labels": LABELS, "client": LABELS - 1}, "client is -1 in row"),
         ({"inputs": IMAGES, "x_train": IMAGES, "labels": LABELS}, "under both names"),
-        ({"inputs": IMAGES, "labels": LABELS[:11]}, r"labels has shape \(11,\), inputs has 12 rows"),
+        ({"inputs": IMAGES, "labels": LABELS[:11]}, r"labels has shape \(11,\); expected \(12,\)"),
         ({"inputs": IMAGES, "labels": LABELS + 0.5}, "labels has dtype float64; labels must be integers"),
         ({"inputs": IMAGES, "labels": LABELS + 1}, r"from 1 to 3 .* class 0 is the first without an example"),
         ({"inputs": IMAGES, "labels": LABELS * 1000}, "class 1 is the first without an example"),
@@ -115,7 +115,7 @@ def with_nan():
         ({"inputs": IMAGES, "labels": LABELS, "client": LABELS * 0.5}, "client has dtype float64"),
         ({"inputs": IMAGES, "labels": LABELS, "class_names": np.array(["x", "y"])}, r"first in row 2: 2"),
         ({"inputs": IMAGES, "labels": LABELS, "correspondence": np.eye(3)}, "coarse, the labels it is about, is not"),
-        ({"inputs": IMAGES, "labels": LABELS, "coarse": LABELS[:5]}, r"coarse has shape \(5,\), inputs has 12 rows"),
+        ({"inputs": IMAGES, "labels": LABELS, "coarse": LABELS[:5]}, r"coarse has shape \(5,\); expected \(12,\)"),
         ({"inputs": IMAGES, "labels": LABELS, "coarse": LABELS * 0.5}, "coarse has dtype float64"),
         ({"inputs": IMAGES, "labels": LABELS, "coarse": 0 * LABELS}, "at least two coarse classes are needed"),
         (
@@ -130,7 +130,7 @@ def with_nan():
             {"inputs": IMAGES, "labels": LABELS, "coarse": LABELS, "correspondence": np.full((2, 3), 0.5)},
             "coarse has 4 labels out of range, first in row 2: 2",
         ),
-        ({"inputs": IMAGES, "labels": LABELS, "set": LABELS - 2}, "set is -2 in row 0; sets are numbered from 0 on"),
+        ({"inputs": IMAGES, "labels": LABELS, "set": LABELS - 2}, "set is -2 in row 0; they are numbered from 0 on"),
         (
             {"inputs": IMAGES, "labels": LABELS.astype(object)},
             "'labels' holds Python objects, which are refused",

@@ -126,7 +126,7 @@ def test_rows_that_repeat_or_contradict_others(folder):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "begins with ''; expected is 'ID,Label'"),
+        (b"", "no table of comma-separated values: No columns"),
         (b"ID,Label\nID_1_epidurl,1\n", "line 2: 'ID_1_epidurl,1' is no ID_x_KIND,0 or 1"),
         (b"ID,Label\nID_1_any,2\n", "line 2"),
         (b"ID,Label\n\xff", "no table of comma-separated values"),
