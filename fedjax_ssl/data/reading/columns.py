@@ -1,12 +1,10 @@
 """From text beside examples to what a dataset needs: classes, clients, split, sets and coarse labels by number."""
 
 import dataclasses
-import difflib
 import re
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -16,32 +14,16 @@ from fedjax_ssl.data.reading.proportions import read_proportions
 from fedjax_ssl.errors import counted
 from fedjax_ssl.registry import did_you_mean
 
-SIMILAR = 0.7  # of two names of columns, as difflib has it
+if TYPE_CHECKING:  # takes long to import
+    import pandas
+
+ROLES = ("label", "client", "split", "set", "coarse")  # columns beside each example
 TRAIN, TEST = ("", "train", "training"), ("test", "testing")
 VALIDATION = ("val", "valid", "validation", "dev")  # a run draws its own; these are trained on
 
 
-class Texts(NamedTuple):
-    """Text beside each example; None: there is no such column."""
-
-    where: Callable[[int], str]  # the place of a row, in words
-    label: Sequence[str] | None  # "" = no label
-    client: Sequence[str] | None = None
-    split: Sequence[str] | None = None  # `TRAIN`, `TEST` or `VALIDATION`
-    set: Sequence[str] | None = None  # whole numbers, "" = in none
-    coarse: Sequence[str] | None = None  # "" = no coarse label
-
-    def rows(self, chosen: Sequence[int] | np.ndarray) -> "Texts":
-        """The same for some of the examples, by number."""
-        parts = [None if (whole := getattr(self, name)) is None else [whole[row] for row in chosen] for name in _BESIDE]
-        return Texts(lambda row: self.where(chosen[row]), *parts)
-
-
-_BESIDE = Texts._fields[1:]
-
-
 class Columns(NamedTuple):
-    """The same by number."""
+    """Labels, clients, splits and sets of examples, by number."""
 
     y: np.ndarray  # int32 [n], -1 = no label
     class_names: tuple[str, ...]
@@ -109,48 +91,30 @@ class Columns(NamedTuple):
 _PER_ROW = ("y", "client", "is_test", "set", "coarse")
 
 
-def misspelt(columns: Collection[str], roles: Mapping[str, str]) -> list[str]:
-    """Columns that may have been meant for a role that no column has, a sentence each.
+def read_columns(texts: "pandas.DataFrame", classes: Sequence[str] | None, findings: Findings) -> Columns:
+    """Number the texts. What does not fit goes into `findings`; stop there before the result is used.
 
     Args:
-        columns: names of all columns.
-        roles: role -> name of its column.
-    """
-    missing = [name for name in roles.values() if name not in columns]
-    found = []
-    for column in columns:
-        plain = column.casefold()
-        for name in missing if column not in roles.values() else ():
-            # Of short names one letter is too much: "site" is no "set".
-            alike = len(name) > 3 and difflib.SequenceMatcher(None, plain, name).ratio() >= SIMILAR
-            if alike or plain in (name.casefold(), f"{name}s".casefold()):
-                found.append(f"column {column!r} is not taken for {name!r}, which is not there; did you mean {name!r}?")
-                break
-    return found
-
-
-def read_columns(texts: Texts, count: int, classes: Sequence[str] | None, findings: Findings) -> Columns:
-    """Numbers the texts. What does not fit goes into `findings`; stop there before the result is used.
-
-    Args:
-        texts: beside the examples.
-        count: n, the number of examples.
+        texts: a row per example, with those of `ROLES` that are known, as text; the index says where a row stands. An
+            empty label or coarse label is none, an empty set means in no set; `split` is a word of `TRAIN`, `TEST` or
+            `VALIDATION`, and sets are whole numbers.
         classes: names of all classes in order; by default those that occur, whole numbers by value, words by letter.
         findings: for problems and notes.
 
     Returns:
         What the texts say.
     """
-    y, class_names = _classes(texts, count, classes, findings)
-    is_test = _split(texts, count, findings)
-    client, client_names = _clients(texts, findings)
-    coarse, coarse_names = None, None
-    if texts.coarse is not None:
-        coarse, coarse_names = _numbered(_plain(texts.coarse))
-        if len(coarse_names) < 2:
-            found = counted(len(coarse_names), "coarse class is", "coarse classes are")
-            findings.problems.append(f"{found} there; at least two are needed")
-    return Columns(y, class_names, client, client_names, is_test, _sets(texts, findings), coarse, coarse_names)
+    cells = {role: texts[role].tolist() for role in ROLES if role in texts}
+    places = texts.index
+    y, class_names = _classes(cells.get("label", [""] * len(texts)), places, classes, findings)
+    is_test = _split(cells.get("split", [""] * len(texts)), places, findings)
+    client, client_names = _clients(cells.get("client"), places, findings)
+    sets = _sets(cells.get("set"), places, client, findings)
+    coarse, coarse_names = (None, None) if "coarse" not in cells else _numbered(_plain(cells["coarse"]))
+    if coarse_names is not None and len(coarse_names) < 2:
+        found = counted(len(coarse_names), "coarse class is", "coarse classes are")
+        findings.problems.append(f"{found} there; at least two are needed")
+    return Columns(y, class_names, client, client_names, is_test, sets, coarse, coarse_names)
 
 
 def _plain(labels: Sequence[str]) -> Sequence[str]:
@@ -172,9 +136,9 @@ def _numbered(texts: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
 
 
 def _classes(
-    texts: Texts, count: int, classes: Sequence[str] | None, findings: Findings
+    texts: Sequence[str], places: Sequence[str], classes: Sequence[str] | None, findings: Findings
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    labels = _plain(texts.label if texts.label is not None else [""] * count)
+    labels = _plain(texts)
     if classes is None:
         y, names = _numbered(labels)
         if len(names) < 2:
@@ -188,28 +152,25 @@ def _classes(
     if len(set(names)) < max(len(names), 2):
         findings.problems.append(f"classes is {names}; give at least two names, each once")
     number = {"": -1} | {name: place for place, name in enumerate(names)}
-    for label, times in Counter(label for label in labels if label not in number).items():
+    for label in dict.fromkeys(label for label in labels if label not in number):
         rows = [row for row, other in enumerate(labels) if other == label]
         findings.problems.append(
-            f"label {label!r} of {counted(times, 'example')} ({some(rows, texts.where)}) is none of the classes."
+            f"label {label!r} of {counted(len(rows), 'example')} ({some(rows, places)}) is none of the classes."
             f"{did_you_mean(label, names)} Classes: {', '.join(names)}"
         )
     return np.array([number.get(label, -1) for label in labels], np.int32), names
 
 
-def _split(texts: Texts, count: int, findings: Findings) -> np.ndarray:
-    if texts.split is None:
-        return np.zeros(count, bool)
-    words = [word.lower() for word in texts.split]
+def _split(texts: Sequence[str], places: Sequence[str], findings: Findings) -> np.ndarray:
+    words = [word.lower() for word in texts]
     allowed = (*TRAIN[1:], *TEST, *VALIDATION)
     for word in sorted(set(words) - {"", *allowed}):
         rows = [row for row, other in enumerate(words) if other == word]
         findings.problems.append(
-            f"split is {texts.split[rows[0]]!r} in {some(rows, texts.where)}.{did_you_mean(word, allowed)} Allowed: "
-            "train, test, or nothing for train"
+            f"split is {texts[rows[0]]!r} in {some(rows, places)}.{did_you_mean(word, allowed)} Allowed: train, test, "
+            "or nothing for train"
         )
-    validation = sum(word in VALIDATION for word in words)
-    if validation:
+    if validation := sum(word in VALIDATION for word in words):
         findings.notes.append(
             f"{counted(validation, 'validation example is', 'validation examples are')} trained on; a run draws its "
             "own, with data.validation_fraction"
@@ -220,32 +181,36 @@ def _split(texts: Texts, count: int, findings: Findings) -> np.ndarray:
     return is_test
 
 
-def _clients(texts: Texts, findings: Findings) -> tuple[np.ndarray | None, tuple[str, ...] | None]:
-    if texts.client is None:
+def _clients(
+    texts: Sequence[str] | None, places: Sequence[str], findings: Findings
+) -> tuple[np.ndarray | None, tuple[str, ...] | None]:
+    if texts is None:
         return None, None
-    client, names = _numbered(texts.client)
-    without = np.flatnonzero(client < 0).tolist()
-    if without:
+    client, names = _numbered(texts)
+    if without := np.flatnonzero(client < 0).tolist():
         findings.problems.append(
-            f"{counted(len(without), 'example has', 'examples have')} no client ({some(without, texts.where)}); every "
+            f"{counted(len(without), 'example has', 'examples have')} no client ({some(without, places)}); every "
             "example belongs to one"
         )
     return client, names
 
 
-def _sets(texts: Texts, findings: Findings) -> np.ndarray | None:
-    if texts.set is None:
+def _sets(
+    texts: Sequence[str] | None, places: Sequence[str], client: np.ndarray | None, findings: Findings
+) -> np.ndarray | None:
+    if texts is None:
         return None
-    cells = _plain(texts.set)
-    # A number of a set is a place in an array: none needs one that is larger than the number of examples.
-    known = {cell: int(cell) for cell in set(cells) if cell.isascii() and cell.isdigit() and len(cell) < 10}
-    known = {"": -1} | {cell: number for cell, number in known.items() if number < len(cells)}
-    wrong = [row for row, cell in enumerate(cells) if cell not in known]
-    if wrong:
-        findings.problems.append(
-            f"set is {cells[wrong[0]]!r} in {some(wrong, texts.where)}; sets are numbered from 0 on within a client, "
-            "and empty means in no set"
-        )
-    if texts.client is None:
+    if client is None:
         findings.problems.append("there are sets but no clients, which they belong to; add a column for the client")
-    return np.array([known.get(cell, -1) for cell in cells], np.int32)
+    cells = _plain(texts)
+    # A number of a set is a place in an array: none needs one that is larger than the number of examples.
+    numbers = [
+        -1 if not cell else int(cell) if cell.isascii() and cell.isdigit() and len(cell) < 10 else len(cells)
+        for cell in cells
+    ]
+    if wrong := [row for row, number in enumerate(numbers) if number >= len(cells)]:
+        findings.problems.append(
+            f"set is {cells[wrong[0]]!r} in {some(wrong, places)}; sets are numbered from 0 on within a client, and "
+            "empty means in no set"
+        )
+    return np.array(numbers, np.int32)

@@ -1,6 +1,6 @@
 """A dataset that cannot be had, and everything that is wrong with a user's own data in one message."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedjax_ssl.errors import UserError
@@ -49,7 +49,7 @@ class Findings:
             raise BadData(place, self.problems, tuple(dict.fromkeys(self.notes)))
 
 
-def some(rows: Sequence[int], where: Callable[[int], str]) -> str:
+def some(rows: Sequence[int], places: Sequence[str]) -> str:
     """Name the places of the first rows, and count the others."""
-    named = ", ".join(where(row) for row in rows[:SHOWN])
+    named = ", ".join(places[row] for row in rows[:SHOWN])
     return named if len(rows) <= SHOWN else f"{named} and {len(rows) - SHOWN:,} more"

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from fedjax_ssl.data.reading.download import file_sha256
-from fedjax_ssl.data.reading.tables import as_text, read_sheet
+from fedjax_ssl.data.reading.tables import as_text, read_table
 from fedjax_ssl.registry import did_you_mean
 
 TOLERANCE = 1e-3  # by which a row may miss 1, as rounded shares do; it is normalized then
@@ -44,21 +44,22 @@ def read_proportions(
         DatasetUnavailable: the file is not there.
         ValueError: it does not fit: the message names the line and says what is wrong, and what is allowed.
     """
-    sheet = read_sheet(Path(path).expanduser())
+    path = Path(path).expanduser()
+    shares = read_table(path)
     wanted = ["client", "set", *class_names]
     needs = f"The first line must hold: {','.join(wanted)}; classes are named as in the dataset"
-    for name in sheet.columns:
+    for name in shares:
         if name not in wanted:
-            raise ValueError(f"{sheet.path}: unknown column {name!r}.{did_you_mean(name, wanted)} {needs}")
+            raise ValueError(f"{path}: unknown column {name!r}.{did_you_mean(name, wanted)} {needs}")
     for name in wanted:
-        if name not in sheet.columns:
-            raise ValueError(f"{sheet.path}: column {name!r} is missing. {needs}")
+        if name not in shares:
+            raise ValueError(f"{path}: column {name!r} is missing. {needs}")
     there = np.unique(client)
     places = {str(client_names[number]): place for place, number in enumerate(there)}
     table = np.zeros((len(there), int(sets.max(initial=0)) + 1, len(class_names)))
-    cells = {name: as_text(sheet.columns[name]) for name in wanted}
-    for row in range(len(sheet.lines)):
-        where, name, number = sheet.where(row), cells["client"][row], cells["set"][row]
+    cells = {name: as_text(shares[name]) for name in wanted}
+    for row, where in enumerate(shares.index):
+        name, number = cells["client"][row], cells["set"][row]
         if name not in places:
             raise ValueError(
                 f"{where}: unknown client {name!r}.{did_you_mean(name, places)} Clients with training examples: "
@@ -76,7 +77,7 @@ def read_proportions(
         for missing in np.unique(sets[(client == number) & (sets >= 0)]):
             if not table[place, missing].any():
                 raise ValueError(
-                    f"{sheet.path} has no line for client {client_names[number]!r}, set {missing}, which has training "
+                    f"{path} has no line for client {client_names[number]!r}, set {missing}, which has training "
                     "examples; add its class shares, or give these examples the set -1"
                 )
     return table

@@ -1,37 +1,33 @@
-"""Tables of a user's own: comma-separated values as spreadsheets write them, and Parquet."""
+"""Tables of a user's own as data frames: comma-separated values as spreadsheets write them, and Parquet.
+
+The index of a table says in words where each row stands, for messages: "patients.csv, line 7".
+"""
 
 import codecs
 import csv
+import difflib
 import importlib
 import io
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedjax_ssl.data.reading.problems import SHOWN, BadData, DatasetUnavailable
+from fedjax_ssl.data.reading.problems import SHOWN, BadData, DatasetUnavailable, Findings
+from fedjax_ssl.registry import did_you_mean
+
+if TYPE_CHECKING:  # takes long to import
+    import pandas
 
 PARQUET = (".parquet", ".pq")
 SEPARATED = (".csv", ".tsv", ".txt")
 DELIMITERS = ",;\t"
+SIMILAR = 0.7  # of two names of columns, as difflib has it
 
 
-class Sheet(NamedTuple):
-    """A table in memory."""
-
-    path: Path
-    columns: dict[str, Sequence[str] | np.ndarray]  # by name: text without blanks at its ends, or numbers [n]
-    lines: Sequence[int]  # [n], the line of each row in the file, or its number from 1 in a Parquet file
-    unit: str  # "line" or "row"
-
-    def where(self, row: int) -> str:
-        """The place of a row, in words."""
-        return f"{self.path.name}, {self.unit} {self.lines[row]}"
-
-
-def read_sheet(path: Path) -> Sheet:
-    """Reads a table whose first line names the columns.
+def read_table(path: Path) -> "pandas.DataFrame":
+    """Read a table whose first line names the columns.
 
     Comma, semicolon or tabulator, whichever the first line has most of; UTF-8 with or without byte order mark, or
     UTF-16 with one. Empty lines and columns without a name (as pandas writes for its index) are left out.
@@ -40,7 +36,7 @@ def read_sheet(path: Path) -> Sheet:
         path: `.parquet` or `.pq` (needs pyarrow), anything else is read as separated text.
 
     Returns:
-        The table.
+        The table: of separated text all columns are text without blanks at the ends of cells.
 
     Raises:
         DatasetUnavailable: the file is not there.
@@ -48,40 +44,76 @@ def read_sheet(path: Path) -> Sheet:
     """
     if not path.is_file():
         raise DatasetUnavailable(f"{path} is not {'a file' if path.exists() else 'there'}; give a CSV or Parquet file.")
-    return _read_parquet(path) if path.suffix.lower() in PARQUET else _read_text(path)
+    frame = _read_parquet(path) if path.suffix.lower() in PARQUET else _read_text(path)
+    names = [name for name in frame.columns if name and not name.startswith("__index")]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise BadData(path, [f"column {twice[0]!r} is there {names.count(twice[0])} times; name each column once"])
+    if frame.empty:
+        raise BadData(path, ["has no rows; the first line names the columns, every other one is an example"])
+    return frame[names]
 
 
-def as_text(column: Sequence[str] | np.ndarray) -> list[str]:
-    """A column as text: whole numbers without a point, missing numbers as ""."""
-    if not isinstance(column, np.ndarray):
-        return list(column)
-    if column.dtype.kind != "f":
-        return [str(value) for value in column.tolist()]
-    known = np.isfinite(column)
-    whole = bool((column[known] == np.rint(column[known])).all())
-    found = column.tolist()
-    return ["" if np.isnan(x) else str(int(x) if whole and np.isfinite(x) else x) for x in found]
+def as_text(column: "pandas.Series") -> list[str]:
+    """Take a column as text: whole numbers without a point, truth values as 0 and 1, nothing as ""."""
+    if column.dtype.kind not in "iuf":
+        if (present := column.dropna()).map(type).eq(bool).all() and len(present):
+            column = column.map({True: "1", False: "0"})
+        return ["" if gap else str(value).strip() for value, gap in zip(column, column.isna(), strict=True)]
+    known = column[np.isfinite(column)]
+    whole = bool((known == np.rint(known)).all())
+    return [
+        "" if np.isnan(value) else str(int(value) if whole and np.isfinite(value) else value)
+        for value in column.tolist()
+    ]
 
 
-def as_numbers(column: Sequence[str] | np.ndarray) -> tuple[np.ndarray, int | None]:
-    """A column as float64 [n], NaN where a cell is empty, and the first row that is no number, if any."""
-    if isinstance(column, np.ndarray):
-        return column.astype(np.float64), None
-    try:
-        return np.array([cell or "nan" for cell in column], np.float64), None
-    except ValueError:
-        return np.empty(0), next(row for row, cell in enumerate(column) if not _is_number(cell or "nan"))
+def as_numbers(column: "pandas.Series") -> tuple[np.ndarray, int | None]:
+    """Take a column as float64 [n], NaN where a cell is empty, and the first row that is no number, if any."""
+    if column.dtype.kind in "iufb":
+        return column.to_numpy(np.float64), None
+    found = np.empty(len(column))
+    for row, cell in enumerate(column):
+        try:
+            found[row] = float("nan" if cell in ("", None) else cell)
+        except (TypeError, ValueError):
+            return found, row
+    return found, None
 
 
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
+def check_roles(
+    table: "pandas.DataFrame", roles: Mapping[str, str], needed: Collection[str], findings: Findings, where: str = ""
+) -> None:
+    """Find columns that an option names, or that are needed, and that are not there; and likely misspelt ones.
+
+    Args:
+        table: the table.
+        roles: role -> name of its column; the option `ROLE_column` names it.
+        needed: roles without which the table is of no use.
+        findings: for problems, and for columns that may have been meant for a role as notes.
+        where: the beginning of the problems' sentences.
+    """
+    for role, name in roles.items():
+        if name not in table and (name != role or role in needed):
+            asked = "" if name == role else f", which data.{role}_column names"
+            findings.problems.append(
+                f"{where}there is no column {name!r}{asked}.{did_you_mean(name, list(table))} Columns: "
+                f"{', '.join(table)}; give the right one as data.{role}_column"
+            )
+    for column in table:
+        # Of short names one letter is too much: "site" is no "set".
+        missing = [name for name in roles.values() if name not in table]
+        for name in missing if column not in roles.values() else ():
+            plain, close = column.casefold(), difflib.get_close_matches(column.casefold(), [name], 1, SIMILAR)
+            if (close and len(name) > 3) or plain in (name.casefold(), f"{name}s".casefold()):
+                findings.notes.append(
+                    f"column {column!r} is not taken for {name!r}, which is not there; did you mean {name!r}?"
+                )
+                break
 
 
-def _read_text(path: Path) -> Sheet:
+def _read_text(path: Path) -> "pandas.DataFrame":
+    import pandas  # whose own reader fills short lines up, and does not say where a row of several lines stands
+
     content = path.read_bytes()
     encoding = "utf-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
     try:
@@ -102,53 +134,25 @@ def _read_text(path: Path) -> Sheet:
                 lines.append(reader.line_num)
     except csv.Error as error:
         raise BadData(path, [f"line {reader.line_num} is no line of a table: {error}"]) from error
-    if len(rows) < 2:
-        raise BadData(path, ["has no rows; the first line names the columns, every other one is an example"])
-    header = rows[0]
+    header = rows[0] if rows else []
     wrong = [place for place, cells in enumerate(rows) if len(cells) != len(header)]
     if wrong:
         named = ", ".join(f"line {lines[place]} has {len(rows[place])}" for place in wrong[:SHOWN])
-        raise BadData(
-            path,
-            [
-                f"the first line has {len(header)} cells, but {named}"
-                f"{f', and {len(wrong) - SHOWN:,} more lines are off' if len(wrong) > SHOWN else ''}; put text that "
-                f"holds a {delimiter!r} in quotation marks"
-            ],
-        )
-    columns: dict[str, Sequence[str] | np.ndarray] = dict(zip(header, zip(*rows[1:], strict=True), strict=True))
-    columns.pop("", None)
-    _check_header(path, [name for name in header if name])
-    return Sheet(path, columns, lines[1:], "line")
+        more = f", and {len(wrong) - SHOWN:,} more lines are off" if len(wrong) > SHOWN else ""
+        quoted = f"put text that holds a {delimiter!r} in quotation marks"
+        raise BadData(path, [f"the first line has {len(header)} cells, but {named}{more}; {quoted}"])
+    places = [f"{path.name}, line {line}" for line in lines[1:]]
+    return pandas.DataFrame(rows[1:], index=places, columns=header, dtype=object)
 
 
-def _check_header(path: Path, header: Sequence[str]) -> None:
-    twice = sorted({name for name in header if header.count(name) > 1})
-    if twice:
-        raise BadData(path, [f"column {twice[0]!r} is there {header.count(twice[0])} times; name each column once"])
-
-
-def _read_parquet(path: Path) -> Sheet:
+def _read_parquet(path: Path) -> "pandas.DataFrame":
     try:
-        parquet = importlib.import_module("pyarrow.parquet")
+        parquet: Any = importlib.import_module("pyarrow.parquet")
     except ImportError as error:
         raise BadData(path, ["Parquet needs pyarrow: pip install 'fedjax_ssl[table]', or save it as CSV"]) from error
     try:
         frame = parquet.read_table(path).to_pandas(ignore_metadata=True)
     except (ValueError, OSError) as error:  # pyarrow's own errors are among them
         raise BadData(path, [f"is no readable Parquet file, or it is cut short: {error}"]) from error
-    _check_header(path, list(frame.columns))
-    columns = {name: as_column(frame[name]) for name in frame.columns if not name.startswith("__index")}
-    if not len(frame):
-        raise BadData(path, ["has no rows"])
-    return Sheet(path, columns, range(1, len(frame) + 1), "row")
-
-
-def as_column(series: Any) -> Sequence[str] | np.ndarray:
-    """Take a column of pandas as a sheet has it: numbers [n], NaN where there is none, or text."""
-    present = series.dropna()
-    if len(present) and all(isinstance(value, bool) for value in present):
-        series = series.astype(np.float64 if len(present) < len(series) else np.int64)
-    if getattr(series.dtype, "kind", "O") in "iuf":
-        return series.to_numpy()
-    return ["" if missing else str(value).strip() for value, missing in zip(series, series.isna(), strict=True)]
+    frame.index = [f"{path.name}, row {row}" for row in range(1, len(frame) + 1)]
+    return frame

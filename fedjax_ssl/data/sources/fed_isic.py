@@ -17,7 +17,7 @@ from fedjax_ssl.data.reading.cache import data_root, fingerprint, kept
 from fedjax_ssl.data.reading.pictures import in_threads
 from fedjax_ssl.data.reading.problems import EMBEDDED, DatasetUnavailable
 from fedjax_ssl.data.reading.register import dataset
-from fedjax_ssl.data.reading.tables import as_text, read_sheet
+from fedjax_ssl.data.reading.tables import as_text, read_table
 
 NAME = "fed_isic2019"
 IMAGES = "ISIC_2019_Training_Input_preprocessed"
@@ -114,22 +114,22 @@ def _read(folder: Path, size: int) -> Dataset:
 
 def _read_table(path: Path) -> tuple[list[str], np.ndarray, np.ndarray, np.ndarray]:
     """Read names of images, targets, centres, and which images are trained on."""
-    sheet = read_sheet(path)
-    missing = [name for name in COLUMNS if name not in sheet.columns]
+    table = read_table(path)
+    missing = [name for name in COLUMNS if name not in table]
     if missing:
         raise ValueError(
-            f"{NAME}: {path} has no column {', '.join(missing)}; found: {', '.join(sheet.columns)}. Needed are "
+            f"{NAME}: {path} has no column {', '.join(missing)}; found: {', '.join(table)}. Needed are "
             f"{', '.join(COLUMNS)}: take the file {TABLE} of FLamby as it is."
         )
-    names, target, center, fold = (as_text(sheet.columns[name]) for name in COLUMNS)
+    names, target, center, fold = (as_text(table[name]) for name in COLUMNS)
     bounds = {"target": (target, len(CLASSES)), "center": (center, len(CENTRES))}
     for name, (cells, bound) in bounds.items():
         for row, cell in enumerate(cells):
             if not (cell.isascii() and cell.isdigit() and int(cell) < bound):
-                raise ValueError(f"{NAME}: {sheet.where(row)}: {name} is {cell!r}; allowed are 0 to {bound - 1}.")
+                raise ValueError(f"{NAME}: {table.index[row]}: {name} is {cell!r}; allowed are 0 to {bound - 1}.")
     if wrong := [row for row, cell in enumerate(fold) if cell not in FOLDS]:
         allowed = ", ".join(FOLDS)
-        raise ValueError(f"{NAME}: {sheet.where(wrong[0])}: fold is {fold[wrong[0]]!r}; allowed: {allowed}.")
+        raise ValueError(f"{NAME}: {table.index[wrong[0]]}: fold is {fold[wrong[0]]!r}; allowed: {allowed}.")
     centres, is_train = np.array(center, np.int32), np.array(fold) == "train"
     if not is_train.any():
         raise ValueError(f"{NAME}: {path} has {len(names)} rows and no training example among them.")

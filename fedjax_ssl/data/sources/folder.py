@@ -5,12 +5,12 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.reading.cache import data_root, fingerprint, kept_for
-from fedjax_ssl.data.reading.columns import TEST, TRAIN, VALIDATION, Texts, misspelt, read_columns
+from fedjax_ssl.data.reading.columns import ROLES, TEST, TRAIN, VALIDATION, read_columns
 from fedjax_ssl.data.reading.pictures import (
     Channels,
     Fit,
@@ -25,9 +25,11 @@ from fedjax_ssl.data.reading.pictures import (
 from fedjax_ssl.data.reading.problems import BadData, DatasetUnavailable, Findings, some
 from fedjax_ssl.data.reading.proportions import proportions_digest
 from fedjax_ssl.data.reading.register import dataset
-from fedjax_ssl.data.reading.tables import PARQUET, SEPARATED, Sheet, as_text, read_sheet
+from fedjax_ssl.data.reading.tables import PARQUET, SEPARATED, as_text, check_roles, read_table
 from fedjax_ssl.errors import counted
-from fedjax_ssl.registry import did_you_mean
+
+if TYPE_CHECKING:  # takes long to import
+    import pandas
 
 UNLABELLED = ("unlabelled", "unlabeled")  # a folder of this name is no class
 LAYOUT = (
@@ -101,7 +103,7 @@ def load_folder(
         raise DatasetUnavailable(f"folder: {given} is not there. Give path= a folder: {LAYOUT}.")
     folder = given if given.is_dir() else given.parent
     roles = (label_column, client_column, split_column, set_column, coarse_column)
-    columns = {"file": file_column, **dict(zip(Texts._fields[1:], roles, strict=True))}
+    columns = {"file": file_column, **dict(zip(ROLES, roles, strict=True))}
     listing = list_images(folder)
     table = _table(folder, columns["file"]) if given.is_dir() else given
     pictures = {"size": size, "channels": channels, "fit": fit, "white": white}
@@ -114,7 +116,7 @@ def load_folder(
         if table is None:
             files, texts = _by_folders(folder, listing, layout, findings)
         else:
-            files, texts = _by_table(read_sheet(table), listing, columns, findings)
+            files, texts = _by_table(table, listing, columns, findings)
         findings.stop(given)
         logger.info("%s: reading %d images; this is done once", given, len(files))
         return _dataset(given, files, texts, classes, proportions, pictures, findings)
@@ -141,7 +143,7 @@ def _table(folder: Path, column: str) -> Path | None:
     for path in sorted(folder.iterdir()):
         if path.suffix.lower() in (*SEPARATED, *PARQUET) and path.is_file() and not path.name.startswith("."):
             try:
-                if column in read_sheet(path).columns:
+                if column in read_table(path):
                     found.append(path)
             except BadData as error:
                 # A broken table is said to be one only where its name promises to be the one.
@@ -161,25 +163,27 @@ def _table(folder: Path, column: str) -> Path | None:
 def _dataset(
     given: Path,
     files: Sequence[str],
-    texts: Texts,
+    texts: "pandas.DataFrame",
     classes: Sequence[str] | None,
     proportions: Path | str | None,
     options: Mapping,
     findings: Findings,
 ) -> Dataset:
-    columns = read_columns(texts, len(files), classes, findings)
+    columns = read_columns(texts, classes, findings)
     findings.stop(given)  # before the images, which take longest
     folder = given if given.is_dir() else given.parent
     pictures: Pictures = read_images([folder / name for name in files], files, **options, findings=findings)
     if len(pictures.rows) < len(files):
         # A class or a client may have lost all that it had.
-        texts = texts.rows(pictures.rows)
-        columns = read_columns(texts, len(pictures.rows), classes, Findings() if findings.problems else findings)
+        left = texts.iloc[pictures.rows]
+        columns = read_columns(left, classes, Findings() if findings.problems else findings)
     findings.stop(given)
     return columns.dataset("folder", given, pictures.x, proportions, list(dict.fromkeys(findings.notes)))
 
 
-def _by_folders(folder: Path, listing: Listing, layout: str, findings: Findings) -> tuple[Sequence[str], Texts]:
+def _by_folders(
+    folder: Path, listing: Listing, layout: str, findings: Findings
+) -> tuple[Sequence[str], "pandas.DataFrame"]:
     """What the names of folders say about the images in them."""
     files = listing.images
     _note_others(listing, findings)
@@ -211,94 +215,79 @@ def _by_folders(folder: Path, listing: Listing, layout: str, findings: Findings)
     elif deep:
         findings.problems.append(
             f"{counted(len(deep), 'image lies', 'images lie')} deeper than {'SITE/CLASS' if most == 2 else 'CLASS'} "
-            f"({some(deep, files.__getitem__)}); {LAYOUT}"
+            f"({some(deep, files)}); {LAYOUT}"
         )
     elif loose and most == 2:
         findings.problems.append(
-            f"{counted(len(loose), 'image is', 'images are')} of no site ({some(loose, files.__getitem__)}), but the "
+            f"{counted(len(loose), 'image is', 'images are')} of no site ({some(loose, files)}), but the "
             "others are; move each into the folder of its site"
         )
     elif loose:
         findings.notes.append(
             f"{counted(len(loose), 'image lies', 'images lie')} beside the folders of the classes "
-            f"({some(loose, files.__getitem__)}), without a label"
+            f"({some(loose, files)}), without a label"
         )
-    label = [
+    import pandas
+
+    texts = pandas.DataFrame(index=list(files))
+    texts["label"] = [
         "" if not parts or len(parts) < most or parts[-1].lower() in UNLABELLED else parts[-1] for parts in folders
     ]
-    client = [parts[0] for parts in folders] if most == 2 and not (deep or loose) else None
-    return files, Texts(files.__getitem__, label, client, split)
+    if most == 2 and not (deep or loose):
+        texts["client"] = [parts[0] for parts in folders]
+    if split is not None:
+        texts["split"] = split
+    return files, texts
 
 
 def _by_table(
-    sheet: Sheet, listing: Listing, columns: Mapping[str, str], findings: Findings
-) -> tuple[Sequence[str], Texts]:
-    """What the rows of a table say; rows whose image is not there are left out and counted."""
-    if columns["file"] not in sheet.columns:
-        findings.problems.append(
-            f"{sheet.path.name} has no column {columns['file']!r}.{did_you_mean(columns['file'], sheet.columns)} "
-            f"Columns: {', '.join(sheet.columns)}; give the right one as data.file_column"
-        )
-        return (), Texts(str, None)
-    for role, name in columns.items():
-        if name != role and name not in sheet.columns:
-            findings.problems.append(
-                f"{sheet.path.name} has no column {name!r}, which data.{role}_column names."
-                f"{did_you_mean(name, sheet.columns)} Columns: {', '.join(sheet.columns)}"
-            )
-    findings.notes += misspelt(sheet.columns, columns)
+    path: Path, listing: Listing, columns: Mapping[str, str], findings: Findings
+) -> tuple[Sequence[str], "pandas.DataFrame"]:
+    """Read files and texts from the rows of a table; rows whose image is not there are left out and counted."""
+    table = read_table(path)
+    check_roles(table, columns, ("file",), findings, f"in {path.name} ")
+    taken = {role: name for role, name in columns.items() if name in table}
+    texts = table[list(taken.values())].apply(as_text).set_axis(list(taken), axis=1)
+    if "file" not in taken:
+        return (), texts
+    if "label" not in taken:
+        findings.notes.append(f"{path.name} has no column {columns['label']!r}: no image has a label")
+    texts["file"] = texts["file"].map(spelling)
     there = {spelling(name): name for name in listing.images}
-    cells = [spelling(cell) for cell in as_text(sheet.columns[columns["file"]])]
-    texts = {role: as_text(sheet.columns[name]) for role, name in columns.items() if name in sheet.columns}
-    if "label" not in texts:
-        findings.notes.append(f"{sheet.path.name} has no column {columns['label']!r}: no image has a label")
-    missing = [row for row, cell in enumerate(cells) if cell not in there]
-    if missing:
-        what = f"{len(missing):,} of {len(cells):,} rows name no image in {sheet.path.parent or '.'}"
-        named = ", ".join(f"{cells[row] or 'nothing'} ({sheet.where(row)})" for row in missing[:3])
-        text = f"{what}, first {named}"
-        if len(missing) == len(cells):
-            findings.problems.append(
-                f"{text}; a file is named by its path below the folder of the table, with its ending"
-            )
+    missing = texts[~texts["file"].isin(there)]
+    if len(missing):
+        named = ", ".join(f"{cell or 'nothing'} ({place})" for place, cell in missing["file"].iloc[:3].items())
+        text = f"{len(missing):,} of {len(texts):,} rows name no image in {path.parent or '.'}, first {named}"
+        if len(missing) == len(texts):
+            how = "a file is named by its path below the folder of the table, with its ending"
+            findings.problems.append(f"{text}; {how}")
         else:
             findings.notes.append(f"{text}; they are left out")
-    rows = _without_repeats(sheet, cells, texts, missing, findings)
-    used = {cells[row] for row in rows}
-    unnamed = sorted(name for key, name in there.items() if key not in used)
+    texts = texts.drop(missing.index)
+    _check_repeats(texts, findings)
+    texts = texts.drop_duplicates("file")
+    unnamed = sorted(set(there).difference(texts["file"]))
     if unnamed:
         findings.notes.append(
-            f"{counted(len(unnamed), 'image is', 'images are')} in no row of {sheet.path.name}, first {unnamed[0]}; "
+            f"{counted(len(unnamed), 'image is', 'images are')} in no row of {path.name}, first {there[unnamed[0]]}; "
             "left out"
         )
-    chosen = Texts(sheet.where, *(texts.get(role) for role in Texts._fields[1:])).rows(rows)
-    return [there[cells[row]] for row in rows], chosen
+    return texts["file"].map(there).tolist(), texts.drop(columns="file")
 
 
-def _without_repeats(
-    sheet: Sheet, cells: Sequence[str], texts: Mapping[str, Sequence[str]], missing: Sequence[int], findings: Findings
-) -> list[int]:
-    """The rows to use: of rows that say the same about one image the first one; rows that differ are a problem."""
-    first: dict[str, int] = {}
-    repeats, absent = [], set(missing)
-    for row, cell in enumerate(cells):
-        before = first.setdefault(cell, row)
-        if row in absent or before == row:
-            continue
-        repeats.append(row)
-        differ = [role for role, column in texts.items() if role != "file" and column[row] != column[before]]
-        if differ:
-            said = ", ".join(f"{role} {texts[role][before]!r} and {texts[role][row]!r}" for role in differ)
-            findings.problems.append(
-                f"{cell} has two rows that differ, {sheet.where(before)} and {sheet.where(row)}: {said}"
-            )
-    if repeats:
+def _check_repeats(texts: "pandas.DataFrame", findings: Findings) -> None:
+    """Find rows about one image: those that say the same count once, those that differ are a problem."""
+    repeats = texts[texts.duplicated("file")]
+    for place, row in repeats[~texts.duplicated().reindex(repeats.index)].iterrows():
+        first = texts[texts["file"] == row["file"]].iloc[0]
+        if differ := [role for role in texts if row[role] != first[role]]:
+            said = ", ".join(f"{role} {first[role]!r} and {row[role]!r}" for role in differ)
+            findings.problems.append(f"{row['file']} has two rows that differ, {first.name} and {place}: {said}")
+    if len(repeats):
         findings.notes.append(
-            f"{counted(len(repeats), 'row repeats', 'rows repeat')} an image, first {cells[repeats[0]]} "
-            f"({sheet.where(repeats[0])}); it counts once"
+            f"{counted(len(repeats), 'row repeats', 'rows repeat')} an image, first {repeats['file'].iloc[0]} "
+            f"({repeats.index[0]}); it counts once"
         )
-    skip = absent.union(repeats)
-    return [row for row in range(len(cells)) if row not in skip]
 
 
 def _note_others(listing: Listing, findings: Findings) -> None:

@@ -2,20 +2,23 @@
 
 import importlib
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.reading.cache import data_root, facts_of, fingerprint, kept_for
-from fedjax_ssl.data.reading.columns import Texts, read_columns
+from fedjax_ssl.data.reading.columns import read_columns
 from fedjax_ssl.data.reading.pictures import Channels, Side, read_images
 from fedjax_ssl.data.reading.problems import BadData, DatasetUnavailable, Findings
 from fedjax_ssl.data.reading.register import dataset
-from fedjax_ssl.data.reading.tables import as_column, as_text
+from fedjax_ssl.data.reading.tables import as_text
 from fedjax_ssl.registry import did_you_mean
+
+if TYPE_CHECKING:  # takes long to import
+    import pandas
 
 LISTS = ("List", "LargeList", "Sequence", "list", "Array")  # beginnings of the names of features that are lists
 
@@ -102,11 +105,9 @@ def _read(
     findings.stop(folder)
     texts = _texts(table, splits, names, wanted, findings)
     findings.stop(folder)  # before the images, which take longest
-    x, used = _inputs(table, names["input"], texts.where, size, channels, findings)
+    x, used = _inputs(table, names["input"], texts.index, size, channels, findings)
     findings.stop(folder)
-    columns = read_columns(
-        texts.rows(used), len(used), getattr(table.features[names["label"]], "names", None), findings
-    )
+    columns = read_columns(texts.iloc[used], getattr(table.features[names["label"]], "names", None), findings)
     findings.stop(folder)
     return columns.dataset("huggingface", folder, x, None, findings.notes)
 
@@ -170,27 +171,25 @@ def _texts(
     names: Mapping[str, str],
     wanted: Mapping[str, str | None],
     findings: Findings,
-) -> Texts:
+) -> "pandas.DataFrame":
     """Read what stands beside the inputs as text, "" where there is nothing; class labels by name."""
+    import pandas
+
     found: dict[str, list[str]] = {}
     for role, name in names.items():
         feature = table.features[name]
         if role != "input" and type(feature).__name__ not in ("Value", "ClassLabel"):
             findings.problems.append(f"column {name!r} holds {feature}; labels and clients are text or numbers")
         elif role != "input":
-            texts = as_text(as_column(table.select_columns([name]).to_pandas()[name]))
+            texts = as_text(table.select_columns([name]).to_pandas()[name])
             if classes := getattr(feature, "names", None):
                 known = {"": "", "-1": ""} | {str(number): label for number, label in enumerate(classes)}
                 texts = [known.get(text, text) for text in texts]  # another number is refused as an unknown class
             hidden = wanted["unlabelled"] if role in ("label", "coarse") else None
             found[role] = ["" if split == hidden else text for (split, _), text in zip(rows, texts, strict=True)]
     tested = _tested(wanted, {split for split, _ in rows})
-    kinds = ["test" if split == tested else "train" for split, _ in rows]
-
-    def where(row: int) -> str:
-        return f"{rows[row][0]}, row {rows[row][1]}"
-
-    return Texts(where, found.get("label"), found.get("client"), kinds, None, found.get("coarse"))
+    found["split"] = ["test" if split == tested else "train" for split, _ in rows]
+    return pandas.DataFrame(found, index=[f"{split}, row {row}" for split, row in rows])
 
 
 class _Encoded(Sequence[bytes]):
@@ -209,7 +208,7 @@ class _Encoded(Sequence[bytes]):
 def _inputs(
     table: Any,
     name: str,
-    where: Callable[[int], str],
+    places: Sequence[str],
     size: int | None,
     channels: int | None,
     findings: Findings,
@@ -221,9 +220,8 @@ def _inputs(
         encoded = _Encoded(alone.cast_column(name, type(feature)(decode=False)), name)
         if any(encoded):
             logger.info("huggingface: reading %d images; this is done once", len(encoded))
-            shown = [where(row) for row in range(len(encoded))]
             pictures = read_images(
-                encoded, shown, size=size, channels=channels, fit="crop", white=None, findings=findings
+                encoded, places, size=size, channels=channels, fit="crop", white=None, findings=findings
             )
             return pictures.x, pictures.rows
         problem = "names image files and does not hold them; save it with the images in it"

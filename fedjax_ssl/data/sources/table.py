@@ -2,18 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.reading.cache import data_root, facts_of, fingerprint, kept_for
-from fedjax_ssl.data.reading.columns import Texts, misspelt, read_columns
+from fedjax_ssl.data.reading.columns import ROLES, read_columns
 from fedjax_ssl.data.reading.problems import DatasetUnavailable, Findings, some
 from fedjax_ssl.data.reading.proportions import proportions_digest
 from fedjax_ssl.data.reading.register import dataset
-from fedjax_ssl.data.reading.tables import Sheet, as_numbers, as_text, read_sheet
+from fedjax_ssl.data.reading.tables import as_numbers, as_text, check_roles, read_table
 from fedjax_ssl.registry import did_you_mean
+
+if TYPE_CHECKING:  # takes long to import
+    import pandas
 
 
 @dataset(
@@ -72,20 +75,20 @@ def load_table(
             "the column label and columns of numbers."
         )
     named = (label_column, client_column, split_column, set_column, coarse_column)
-    roles = dict(zip(Texts._fields[1:], named, strict=True))
+    roles = dict(zip(ROLES, named, strict=True))
 
     def make() -> Dataset:
-        findings, sheet = Findings(), read_sheet(given)
-        _check_roles(sheet, roles, classes, findings)
-        names = _features(sheet, roles, features, ignore, findings)
-        x = _numbers(sheet, names, missing, findings)
+        findings, table = Findings(), read_table(given)
+        check_roles(table, roles, ("label",) if classes is None else (), findings)
+        taken = {role: name for role, name in roles.items() if name in table}
+        names = _features(table, taken, features, ignore, findings)
+        x = _numbers(table, names, missing, findings)
         findings.stop(given)
-        text = {role: as_text(sheet.columns[name]) for role, name in roles.items() if name in sheet.columns}
-        columns = read_columns(Texts(sheet.where, *(text.get(role) for role in roles)), len(x), classes, findings)
+        texts = table[list(taken.values())].apply(as_text).set_axis(list(taken), axis=1)
+        columns = read_columns(texts, classes, findings)
         whole = np.isfinite(x).all(axis=1)
-        columns, x = columns.rows(whole), x[whole]
         findings.stop(given)
-        return columns.dataset("table", given, x, proportions, findings.notes, features=list(names))
+        return columns.rows(whole).dataset("table", given, x[whole], proportions, findings.notes, features=names)
 
     content = [facts_of([given]), proportions_digest(proportions)]
     told = [str(given.resolve()), roles, features, ignore, missing, classes, str(proportions)]
@@ -93,20 +96,8 @@ def load_table(
     return kept_for(home, content, make)
 
 
-def _check_roles(sheet: Sheet, roles: Mapping[str, str], classes: Sequence[str] | None, findings: Findings) -> None:
-    for role, name in roles.items():
-        if name in sheet.columns or (name == role and (role != "label" or classes is not None)):
-            continue
-        asked = "" if name == role else f", which data.{role}_column names"
-        findings.problems.append(
-            f"there is no column {name!r}{asked}.{did_you_mean(name, sheet.columns)} Columns: "
-            f"{', '.join(sheet.columns)}; give the right one as data.{role}_column"
-        )
-    findings.notes += misspelt(sheet.columns, {role: name for role, name in roles.items() if role != "label"})
-
-
 def _features(
-    sheet: Sheet,
+    table: "pandas.DataFrame",
     roles: Mapping[str, str],
     features: Sequence[str] | None,
     ignore: Sequence[str],
@@ -114,51 +105,40 @@ def _features(
 ) -> list[str]:
     for what, names in (("features", features or ()), ("ignore", ignore)):
         for name in names:
-            if name not in sheet.columns:
+            if name not in table:
                 findings.problems.append(
-                    f"{what} names the column {name!r}, which is not there.{did_you_mean(name, sheet.columns)} "
-                    f"Columns: {', '.join(sheet.columns)}"
+                    f"{what} names the column {name!r}, which is not there.{did_you_mean(name, list(table))} Columns: "
+                    f"{', '.join(table)}"
                 )
-    taken = {name for role, name in roles.items() if name in sheet.columns}
-    if features is not None:
-        used = [name for name in features if name in taken]
-        if used:
-            findings.problems.append(f"column {used[0]!r} is a feature and the {_role(roles, used[0])} at once")
-        return [name for name in features if name in sheet.columns]
-    names = [name for name in sheet.columns if name not in taken and name not in ignore]
-    if not names:
-        findings.problems.append(f"there is no column left for features; columns: {', '.join(sheet.columns)}")
-    return names
+    for role, name in roles.items():
+        if name in (features or ()):
+            findings.problems.append(f"column {name!r} is a feature and the {role} at once")
+    taken = (*roles.values(), *ignore)
+    chosen = [name for name in table if name not in taken] if features is None else [n for n in features if n in table]
+    if not chosen:
+        findings.problems.append(f"there is no column left for features; columns: {', '.join(table)}")
+    return chosen
 
 
-def _role(roles: Mapping[str, str], column: str) -> str:
-    return next(role for role, name in roles.items() if name == column)
-
-
-def _numbers(sheet: Sheet, names: Sequence[str], missing: str, findings: Findings) -> np.ndarray:
-    """float32 [n, features]; NaN in rows that are to be left out."""
-    x = np.zeros((len(sheet.lines), len(names)), np.float32)
-    gaps: dict[str, np.ndarray] = {}
+def _numbers(table: "pandas.DataFrame", names: Sequence[str], missing: str, findings: Findings) -> np.ndarray:
+    """Read float32 [n, features]; NaN in rows that are to be left out."""
+    x = np.zeros((len(table), len(names)), np.float32)
     for place, name in enumerate(names):
-        values, wrong = as_numbers(sheet.columns[name])
-        if wrong is not None:
-            cell = sheet.columns[name][wrong]
-            is_comma = cell.replace(",", "", 1).lstrip("-").isdigit()
-            hint = "write decimals with a point" if is_comma else f"leave the column out with data.ignore={name}"
-            findings.problems.append(
-                f"column {name!r} holds {cell!r} in {sheet.where(wrong)}, which is no number; {hint}"
-            )
+        values, wrong = as_numbers(table[name])
+        if wrong is None:
+            with np.errstate(over="ignore"):
+                x[:, place] = values
             continue
-        with np.errstate(over="ignore"):
-            x[:, place] = values
-        gap = ~np.isfinite(x[:, place])
-        if gap.any():
-            gaps[name] = gap
-    if gaps:
-        rows = np.flatnonzero(np.logical_or.reduce(list(gaps.values()))).tolist()
+        cell = str(table[name].iloc[wrong])
+        is_comma = cell.replace(",", "", 1).lstrip("-").isdigit()
+        hint = "write decimals with a point" if is_comma else f"leave the column out with data.ignore={name}"
+        findings.problems.append(f"column {name!r} holds {cell!r} in {table.index[wrong]}, which is no number; {hint}")
+    gaps = ~np.isfinite(x)
+    if gaps.any():
+        rows, columns = np.flatnonzero(gaps.any(axis=1)).tolist(), np.flatnonzero(gaps.any(axis=0))[:10]
         text = (
-            f"{len(rows):,} of {len(x):,} rows have empty, NaN or infinite features ({some(rows, sheet.where)}), in "
-            f"the columns {', '.join(list(gaps)[:10])}"
+            f"{len(rows):,} of {len(x):,} rows have empty, NaN or infinite features ({some(rows, table.index)}), in "
+            f"the columns {', '.join(names[column] for column in columns)}"
         )
         if missing == "refuse" or len(rows) == len(x):
             findings.problems.append(f"{text}; fill them in, or leave these rows out with data.missing=drop")

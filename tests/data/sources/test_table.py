@@ -25,7 +25,7 @@ def read(path, **options):
 def test_columns_become_features_labels_and_clients_and_are_kept(write, monkeypatch):
     path = write(*ROWS)
     first = read(path)
-    monkeypatch.setattr("fedjax_ssl.data.sources.table.read_sheet", None)
+    monkeypatch.setattr("fedjax_ssl.data.sources.table.read_table", None)
     for data in (first, read(path)):
         np.testing.assert_array_equal(data.train.x, np.float32([[30, 1.5], [40, -20], [50, 3], [60, 4]]))
         assert (data.train.y.tolist(), data.train.client.tolist()) == ([0, 1, 0, -1], [0, 1, 1, 0])
