@@ -1,7 +1,7 @@
 """What a run is told: fields with their defaults, their checks, and their resolution."""
 
 from fedjax_ssl.config.describe import Described, describe
-from fedjax_ssl.config.fields import CHOICES, FIELDS, REGISTRIES, check_field, default
+from fedjax_ssl.config.fields import CHOICES, FIELDS, REGISTRIES, check_field, default, register
 from fedjax_ssl.config.load import Source, find, load, load_several, with_settings
 from fedjax_ssl.config.resolve import (
     federated_optimizer,

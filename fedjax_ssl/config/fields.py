@@ -5,6 +5,8 @@ has the options of all its choices, which their builders declare: None stands fo
 `config.method` holds the settings of its method only.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import ml_collections
@@ -14,7 +16,7 @@ from fedjax_ssl import methods, secure
 from fedjax_ssl.checks import Declaration, Each, In, OneOf, Several, Whole
 from fedjax_ssl.config.ranges import range_of
 from fedjax_ssl.data import AUGMENTATIONS, ORIGINS, PARTITIONS, RESIDENCES, SOURCES, STANDARDIZATIONS, SUPERVISIONS
-from fedjax_ssl.errors import ConfigError, naming
+from fedjax_ssl.errors import ConfigError, check_known, naming
 from fedjax_ssl.federated import (
     COHORTS,
     FEDERATED_OPTIMIZERS,
@@ -203,6 +205,43 @@ FIELDS: dict[str, Field] = {
         60.0, "minutes without a finished block of rounds until a process gives up; 0: never", _WEIGHT
     ),
 }
+
+
+def register(kind: str, name: str | None = None, builder: Callable[..., Any] | None = None) -> Any:
+    """Makes a method, a network, a dataset ... of your own known to configs by a name.
+
+    A config can also name it as "module:function", without this.
+
+    Args:
+        kind: a section of a config ("method", "model", "data", "partition", "supervision", "augment", "cohort",
+            "federated").
+        name: as configs write it; the builder's own by default.
+        builder: a function as docs/extending.md describes it; its keyword arguments become options. Without it,
+            `register` is a decorator.
+
+    Returns:
+        The builder.
+
+    Raises:
+        ValueError: there is no such kind, or the name has a colon.
+
+    Example:
+        >>> @fs.register("method")
+        ... def short_sighted(setup, *, weight: float = 1.0):
+        ...     "FedAvg under another name."
+        ...     return fs.methods.build("fedavg", setup)
+        >>> fs.load_config("digits", {"method.name": "short_sighted"}).method.weight
+        1.0
+    """
+    check_known("kind", kind, REGISTRIES)
+    if builder is None:
+        return functools.partial(_register, kind, name)
+    return _register(kind, name, builder)
+
+
+def _register(kind: str, name: str | None, builder: Callable[..., Any]) -> Callable[..., Any]:
+    REGISTRIES[kind].register(name or builder.__name__, builder)
+    return builder
 
 
 def options_of(config: Any) -> dict[str, Option]:

@@ -7,7 +7,7 @@ import ast
 import inspect
 import re
 import runpy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from fedjax_ssl.own_code import blame, make_importable
 from fedjax_ssl.registry import Option
 from fedjax_ssl.shipped import shipped_configs
 
-Settings = Iterable[tuple[str, Any]]
+Settings = Mapping[str, Any] | Iterable[tuple[str, Any]]
 
 _TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 # Parameters of a `get_config` beside its argument, and the settings that they are given.
@@ -47,8 +47,8 @@ def load(name: str, settings: Settings = ()) -> ml_collections.ConfigDict:
     Args:
         name: of a shipped config ("digits_xclp"), with an argument of it ("digits:semifl"), or a file
             ("my_study/config.py", "my_study/config.py:10"). Modules in the folder of a file can be named in a config.
-        settings: dotted fields, "config." in front or not, and a value or its text each; in any order, but of two for
-            one field the last one counts. Names go first, so that the options of what they name can be given.
+        settings: values, or their texts, by dotted field, "config." in front or not; or pairs, in any order, but of two
+            for one field the last one counts. Names go first, so that the options of what they name can be given.
             `method.name` is told to a config that takes any method, which then brings what that method needs; in
             others it replaces the method, and settings that both methods have keep their value. `rounds` is told to
             a config that fits the lengths of its stages to them.
@@ -58,9 +58,14 @@ def load(name: str, settings: Settings = ()) -> ml_collections.ConfigDict:
 
     Raises:
         ConfigError: there is no such config or field, a value is not of its type, or the file has an error.
+
+    Example:
+        >>> config = fs.load_config("digits_xclp", {"rounds": 10, "method.alpha": "0.9"})
+        >>> config.rounds, config.method.name, config.method.alpha
+        (10, 'xclp', 0.9)
     """
     source = find(name)
-    given = {field.removeprefix("config."): value for field, value in settings}
+    given = _given(settings)
     get_config = _read(source.path, "get_config")
     parameters = inspect.signature(get_config).parameters
     told = {
@@ -119,7 +124,7 @@ def find(name: str) -> Source:
 def with_settings(config: ml_collections.ConfigDict, settings: Settings) -> ml_collections.ConfigDict:
     """A copy of a config with other values in some fields; arguments and errors as of `load`."""
     copy = deepcopy(config).lock()
-    given = {field.removeprefix("config."): value for field, value in settings}
+    given = _given(settings)
     for field in sorted(given, key=_order):
         known = options_of(copy)
         if field not in known:
@@ -131,6 +136,11 @@ def with_settings(config: ml_collections.ConfigDict, settings: Settings) -> ml_c
             else:
                 copy.update_from_flattened_dict({field: value})
     return copy
+
+
+def _given(settings: Settings) -> dict[str, Any]:
+    pairs = settings.items() if isinstance(settings, Mapping) else settings
+    return {field.removeprefix("config."): value for field, value in pairs}
 
 
 def _order(field: str) -> tuple[bool, bool]:
