@@ -16,10 +16,12 @@ training with these labels, is `fedjax_ssl.methods.xclp`.
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, Int32, Key, UInt32
 
 from fedjax_ssl.checks import check_choices
@@ -106,6 +108,46 @@ def xclp(
         neighbor_search=neighbor_search,
         exchange=exchange,
     )
+
+
+def propagate_labels(
+    features: ArrayLike,
+    labels: ArrayLike,
+    clients: ArrayLike | None = None,
+    *,
+    num_classes: int | None = None,
+    seed: int = 0,
+    **settings: Any,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Labels the points of all clients from the few labels that there are, without training (XCLP, Algorithm 1).
+
+    Args:
+        features: [n, d], the points of all clients, one after the other: features of a network, or inputs.
+        labels: [n], 0, 1, 2, ..., or -1 where there is none.
+        clients: [n], the client that holds each point, any integers; needed by confidence_scale="client_max" alone.
+        num_classes: number of classes; one more than the largest label by default.
+        seed: decides the random projections.
+        **settings: as `xclp` takes them: num_bits, num_neighbors, alpha, confidence_scale, ...
+
+    Returns:
+        Labels [n], -1 where no label reaches, and confidences [n] in [0, 1]; labelled points keep theirs, with 1.
+
+    Raises:
+        ValueError: arguments out of range, shapes that do not fit, features that are not finite.
+
+    Example:
+        >>> digits = fs.load_dataset("digits").train
+        >>> known = np.where(np.arange(len(digits.y)) % 20 == 0, digits.y, -1)
+        >>> labels, confidence = fs.propagate_labels(digits.x.reshape(len(known), -1), known, digits.client)
+        >>> bool((labels == digits.y).mean() > 0.8)
+        True
+    """
+    known = np.asarray(labels)
+    count = int(known.max(initial=0)) + 1 if num_classes is None else num_classes
+    holders = None if clients is None else jnp.asarray(clients)
+    points = jnp.asarray(features, jnp.result_type(float))
+    found = xclp(jax.random.key(seed), points, jnp.asarray(known), count, clients=holders, **settings)
+    return np.asarray(found.labels), np.asarray(found.confidence)
 
 
 def xclp_from_codes(

@@ -1,0 +1,51 @@
+"""The names of `import fedjax_ssl as fs`: which there are, what importing them costs, and that their examples run."""
+
+import doctest
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_ssl as fs
+from fedjax_ssl import checks, errors, registry
+
+NAMES = """
+    __version__ load_config run load_run report make_train over_seeds load_dataset federate Dataset FederatedData
+    propagate_labels graph objectives Method Setup Term View Stage Sampler federated_method register methods models
+"""
+
+
+def test_the_front_door_offers_these_names() -> None:
+    assert fs.__all__ == NAMES.split() and dir(fs) == sorted(fs.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'runn'; it offers: load_config, run,"):
+        fs.runn  # noqa: B018
+
+
+def test_importing_the_package_brings_nothing_else() -> None:
+    code = "import sys; before = {*sys.modules}; import fedjax_ssl, importlib, typing; print({*sys.modules} - before)"
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert eval(done.stdout) <= {"fedjax_ssl", "importlib", "typing", "collections.abc"} | STANDARD, done.stdout
+
+
+ROOT = Path(__file__).parents[1]
+STANDARD = set(sys.stdlib_module_names) | {"importlib._bootstrap", "re._casefix"}
+
+
+@pytest.mark.parametrize("name", NAMES.split()[1:])
+def test_the_example_in_the_docstring_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    example = doctest.DocTestParser().get_doctest(
+        getattr(fs, name).__doc__ or "", {"fs": fs, "jax": jax, "jnp": jnp, "np": np}, name, None, None
+    )
+    assert example.examples, f"fs.{name} has no example"
+    assert doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example).failed == 0
+
+
+@pytest.mark.parametrize("module", [checks, errors, registry], ids=lambda module: module.__name__)
+def test_examples_of_declarations_run(module) -> None:
+    tried = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
+    assert tried.attempted and not tried.failed
