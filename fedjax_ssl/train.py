@@ -85,6 +85,12 @@ def make_train(config: ml_collections.ConfigDict) -> Train:
     Raises:
         ConfigError: a setting cannot be used.
         DatasetUnavailable: the dataset is not on disk and could not be downloaded.
+
+    Example:
+        >>> train = fs.make_train(fs.load_config("digits_fedavg", {"rounds": 4, "eval_every": 2}))
+        >>> state, metrics = jax.jit(train)(jax.random.key(0))
+        >>> metrics["round"].tolist(), metrics["test_accuracy"].shape
+        ([2, 4], (2,))
     """
     experiment = load_experiment(config)
     if not experiment.config.rounds:
@@ -114,6 +120,12 @@ def over_seeds(train: Callable[..., PyTree], mesh: Mesh | None = None) -> Callab
 
     Raises:
         ValueError: the mesh has other axes, or its seeds do not divide the keys.
+
+    Example:
+        >>> train = fs.make_train(fs.load_config("digits_fedavg", {"rounds": 2, "eval_every": 1}))
+        >>> states, metrics = jax.jit(fs.over_seeds(train))(jax.random.split(jax.random.key(0), 3))
+        >>> metrics["test_accuracy"].shape  # seeds, evaluations
+        (3, 2)
     """
 
     def here(*arguments: PyTree) -> PyTree:

@@ -112,6 +112,13 @@ class Dataset:
 
     Raises:
         ValueError: parts that do not fit together; names the field.
+
+    Example:
+        >>> from fedjax_ssl.data import Split
+        >>> x, y = np.eye(4, dtype=np.float32), np.array([0, 1, -1, -1])  # -1: no label
+        >>> mine = fs.Dataset("mine", Split(x, y, client=np.array([0, 0, 1, 1])), None, ("cat", "dog"))
+        >>> mine.num_classes
+        2
     """
 
     name: str  # it was loaded by

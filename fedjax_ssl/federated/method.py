@@ -23,7 +23,19 @@ Metrics = dict[str, Any]  # name -> scalar, or `Count` for bytes
 
 
 class Method(NamedTuple):
-    """A federated learning method: pure functions, all of them jit-able, scan-able and vmap-able."""
+    """A federated learning method: pure functions, all of them jit-able, scan-able and vmap-able.
+
+    Example:
+        >>> config = fs.load_config("digits_fedavg")
+        >>> from fedjax_ssl.runs import build_method, federate, load_experiment
+        >>> experiment = load_experiment(config)
+        >>> data = federate(experiment, jax.random.key(0))
+        >>> method = build_method(experiment, data)
+        >>> state = method.init(jax.random.key(0), data)
+        >>> state, metrics = jax.jit(method.round)(jax.random.key(0), state, data)
+        >>> method.predict(state, data.inputs[:3]).shape
+        (3, 10)
+    """
 
     init: Callable[..., "ServerState"]  # (key, data) -> state
     round: Callable[..., tuple["ServerState", Metrics]]  # (run key, state, data[, execution]) -> (state, info)
@@ -151,7 +163,13 @@ Streams = dict[str, Stream]
 
 
 class View(NamedTuple):
-    """One set of inputs of the step's forward pass. Terms that ask for the same name share one forward pass."""
+    """One set of inputs of the step's forward pass. Terms that ask for the same name share one forward pass.
+
+    Example:
+        >>> view = fs.View("plain", "labelled", lambda key, streams: streams["labelled"].inputs / 16)
+        >>> view.name, view.stream
+        ('plain', 'labelled')
+    """
 
     name: str
     stream: str  # whose mask says which rows are real

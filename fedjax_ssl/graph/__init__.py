@@ -1,4 +1,12 @@
-"""Graphs of nearest neighbours and label propagation on them: the kernels of XCLP."""
+"""Graphs of nearest neighbours and label propagation on them: the kernels of XCLP.
+
+Example:
+    >>> points = jax.random.normal(jax.random.key(0), (100, 8))
+    >>> codes = fs.graph.lsh_codes(jax.random.key(1), points, num_bits=256)
+    >>> neighbors = fs.graph.nearest_neighbors(codes, num_bits=256, num_neighbors=5)
+    >>> neighbors.index.shape
+    (100, 5)
+"""
 
 from fedjax_ssl.graph.approximate import approximate_neighbors
 from fedjax_ssl.graph.codes import has_angle, lsh_codes

@@ -1,6 +1,12 @@
 """Published methods by the name used in `config.method.name`, imported when they are asked for.
 
 A recipe of your own is named "module:function", for example `--config.method.name=my_methods:entropy`.
+
+Example:
+    >>> fs.methods.available()["fedavg"]
+    'FedAvg: averaging of locally trained models on labelled examples only.'
+    >>> fs.methods.settings("fedsem")
+    {'warmup_rounds': 100}
 """
 
 from typing import TYPE_CHECKING, Any

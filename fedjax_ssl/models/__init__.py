@@ -1,4 +1,12 @@
-"""Networks as pure functions that return class scores and features, and the convolution they share."""
+"""Networks as pure functions that return class scores and features, and the convolution they share.
+
+Example:
+    >>> model = fs.models.build("mlp", num_classes=10, input_shape=(8, 8, 1), hidden=(64,))
+    >>> params, state = model.init(jax.random.key(0))
+    >>> outputs, state = model.apply(params, state, jnp.zeros((3, 8, 8, 1)), train=False)
+    >>> outputs.logits.shape, outputs.features.shape
+    ((3, 10), (3, 64))
+"""
 
 from fedjax_ssl.models.convolution import conv2d
 from fedjax_ssl.models.model import Model, Outputs, count_parameters

@@ -1,4 +1,11 @@
-"""Pure losses and label channels: no model, no client loop, no I/O."""
+"""Pure losses and label channels: no model, no client loop, no I/O.
+
+Example:
+    >>> logits = jnp.array([[2.0, 0.0], [0.0, 1.0]])
+    >>> mask = jnp.array([True, True])
+    >>> round(float(fs.objectives.batch_cross_entropy(logits, jnp.array([0, -1]), mask)), 4)  # -1: no label
+    0.0635
+"""
 
 from fedjax_ssl.objectives.channel_checks import (
     Identifiability,

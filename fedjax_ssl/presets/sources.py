@@ -11,7 +11,8 @@ import ml_collections
 from fedjax_ssl.config import ConfigError, default, load, naming
 from fedjax_ssl.data import OWN
 from fedjax_ssl.methods import METHODS
-from fedjax_ssl.registry import check_known
+from fedjax_ssl.errors import check_known
+from fedjax_ssl.shipped import shipped_configs
 
 CONSISTENCY = ("fixmatch", "uda", "mixmatch", "mean_teacher", "vat", "pi_model", "pseudo_label")
 # Configs of methods that have none of their own name, or one whose default argument is another federation.
@@ -192,9 +193,10 @@ def of_method(
 
 def _own_config(method: str, labels: str) -> ml_collections.ConfigDict:
     """The config of a method on the digits."""
-    if ":" in method:
-        return load("digits_fedavg", [("method.name", method)])
     with naming("method.name"):
-        check_known("method", method, list(METHODS))
+        METHODS.options(method)
+    name = _CONFIGS.get(method, f"digits_{method}")
+    if name.partition(":")[0] not in shipped_configs():
+        return load("digits_fedavg", {"method.name": method})
     argument = _ARGUMENTS.get(labels, {}).get(method)
-    return load(_CONFIGS.get(method, f"digits_{method}") + (f":{argument}" if argument else ""))
+    return load(name + (f":{argument}" if argument else ""))

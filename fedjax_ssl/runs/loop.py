@@ -299,7 +299,12 @@ class Point(NamedTuple):
 
 
 def run(
-    config: ml_collections.ConfigDict, workdir: str | Path, team: Team | None = None, shared: Shared | None = None
+    config: ml_collections.ConfigDict,
+    workdir: str | Path,
+    team: Team | None = None,
+    shared: Shared | None = None,
+    *,
+    quiet: bool = False,
 ) -> dict[str, Any]:
     """Run an experiment in a run folder, or go on with the one that is there.
 
@@ -310,6 +315,7 @@ def run(
         workdir: the run folder; see `fedjax_ssl.runs.folder.RunFolder`. Of several processes, only process 0 uses it.
         team: from `fedjax_ssl.runs.processes`, where several processes train one federation: all of them call this.
         shared: what the runs of a process share, so that they compile once; nothing by default.
+        quiet: print nothing.
 
     Returns:
         What `summary.json` holds.
@@ -320,6 +326,12 @@ def run(
         ConfigMismatch: the folder holds a run with another config.
         CheckpointError: the folder's checkpoints cannot be used.
         Preempted: a process of several was asked to end; the checkpoint is saved.
+
+    Example:
+        >>> config = fs.load_config("digits_fedavg", {"rounds": 2, "eval_every": 1})
+        >>> summary = fs.run(config, "runs/first", quiet=True)
+        >>> summary["rounds"], 0 < summary["test_accuracy"] < 1
+        (2, True)
     """
     team = team or Team()
     resolved = configs.resolve(config)
@@ -328,7 +340,7 @@ def run(
     for own in ("root", "download", "timeout"):
         del common["data"][own]
     team.check_same("config", repr(common), "Give every process the same command and the same config file.")
-    with team.watched(), _opened(resolved, workdir, team, shared or Shared()) as active:
+    with team.watched(), _opened(resolved, workdir, team, shared or Shared(), quiet=quiet) as active:
         advance([active])
         assert active.summary is not None, "nobody watched it, so that nobody stopped it"
         return active.summary

@@ -31,9 +31,6 @@ class TrainedModelError(UserError):
 def load_run(workdir: str | os.PathLike, checkpoint: str = "auto") -> "TrainedModel":
     """Loads the model that a run has trained; the run's data are not needed.
 
-        model = fedjax_ssl.load_run("runs/digits_xclp")
-        probabilities = model.predict(images)
-
     The run may still be going on: then it is the model of the last checkpoint.
 
     Args:
@@ -48,6 +45,12 @@ def load_run(workdir: str | os.PathLike, checkpoint: str = "auto") -> "TrainedMo
         TrainedModelError: the folder holds no run, or none with a model yet.
         CheckpointError: its checkpoints cannot be used.
         ConfigError: its config cannot be used here, for example because a module of the user's own is not there.
+
+    Example:
+        >>> _ = fs.run(fs.load_config("digits_fedavg", {"rounds": 2}), "runs/short", quiet=True)
+        >>> model = fs.load_run("runs/short")
+        >>> model.predict(fs.load_dataset("digits").train.x[:3]).shape
+        (3, 10)
     """
     if checkpoint not in CHECKPOINTS:
         raise TrainedModelError(f"checkpoint is {checkpoint!r}; allowed: {', '.join(CHECKPOINTS)}")

@@ -122,6 +122,12 @@ def federate(
 
     Raises:
         ValueError: unknown names or options; more clients, labels or held-out data than there are.
+
+    Example:
+        >>> digits = fs.load_dataset("digits")
+        >>> data = fs.federate(jax.random.key(0), digits, test_clients=3, supervision_options={"labels": 5})
+        >>> data.num_clients, data.num_labelled.tolist()
+        (11, [5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5])
     """
     plan, dataset, natural = _make_plan(
         dataset,

@@ -19,7 +19,15 @@ _static = partial(dataclasses.field, metadata={"static": True})
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class FederatedData:
-    """A federated dataset as a pytree. N examples (train and test), C clients, n rows of the largest client."""
+    """A federated dataset as a pytree. N examples (train and test), C clients, n rows of the largest client.
+
+    Example:
+        >>> data = fs.federate(jax.random.key(0), fs.load_dataset("digits"), supervision_options={"labels": 5})
+        >>> data.index.shape[0], bool((data.num_examples >= data.num_labelled).all())
+        (14, True)
+        >>> data.summary()["labelled_examples"]
+        70
+    """
 
     inputs: Array  # [N, ...] uint8 as stored, or float32; `LoadedInputs` where most examples stay on the host
     labels: Int[Array, " N"]  # ground truth, -1 = none; only for evaluation and diagnostics
