@@ -99,6 +99,23 @@ def federated_method(
         ValueError: if a stage but the last has no length, two terms share a name, a term moves a group that is not
             there, the weighting is unknown, the network has no class scores and the method reads them, or clients
             that train alone need a server.
+
+    Example:
+        >>> from fedjax_ssl.federated import labelled_epochs
+        >>> def plain(setup: fs.Setup) -> fs.Method:
+        ...     "Cross-entropy on the labelled examples."
+        ...     def inputs(key, streams):
+        ...         return setup.normalize(streams["labelled"].inputs)
+        ...     def loss(step):
+        ...         batch = step.streams["labelled"]
+        ...         return fs.objectives.batch_cross_entropy(step.outputs["plain"].logits, batch.observed, batch.mask)
+        ...     term = fs.Term("supervised", (fs.View("plain", "labelled", inputs),), loss)
+        ...     sampler = labelled_epochs(setup.batch_size, setup.local_epochs, setup.max_labelled)
+        ...     return fs.federated_method(setup, (fs.Stage((term,), sampler),))
+        >>> _ = fs.register("method", "plain", plain)
+        >>> config = fs.load_config("digits", {"method.name": "plain", "rounds": 2})
+        >>> fs.run(config, "runs/plain", quiet=True)["rounds"]
+        2
     """
     _check(setup, stages, groups, private)
     alone = setup.federated_optimizer.alone

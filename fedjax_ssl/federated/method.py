@@ -310,6 +310,14 @@ class Term(NamedTuple):
     Order within a round: `server.prepare` (across the cohort); per client `client.start`, then for every local step
     `loss`, `client.revise` and `client.after_step`, then `client.collect` and `client.remember`; at the end
     `server.server_update` and, for the log only, `log.diagnose` and `log.traffic`.
+
+    Example:
+        >>> view = fs.View("plain", "labelled", lambda key, streams: streams["labelled"].inputs / 16)
+        >>> def loss(step):
+        ...     batch = step.streams["labelled"]
+        ...     return fs.objectives.batch_cross_entropy(step.outputs["plain"].logits, batch.observed, batch.mask)
+        >>> fs.Term("supervised", (view,), loss, weight=0.5).name
+        'supervised'
     """
 
     name: str
@@ -374,6 +382,13 @@ class Stage(NamedTuple):
     """A stretch of rounds with its own terms, batches and cohort; the server state goes on from stage to stage.
 
     A round trains the clients, if there are terms for them, and the server, if it has terms.
+
+    Example:
+        >>> from fedjax_ssl.federated import labelled_epochs
+        >>> sampler = labelled_epochs(batch_size=10, local_epochs=1, max_labelled=50)
+        >>> stage = fs.Stage(terms=(), sampler=sampler, labelled_quota="only", rounds=20)
+        >>> stage.rounds
+        20
     """
 
     terms: tuple[Term, ...]
@@ -405,7 +420,14 @@ class Schedule(NamedTuple):
 
 
 class Sampler(NamedTuple):
-    """How local batches are drawn, with static shapes from the bounds it was built for."""
+    """How local batches are drawn, with static shapes from the bounds it was built for.
+
+    Example:
+        >>> from fedjax_ssl.federated import labelled_epochs, mixed_epochs
+        >>> sampler = mixed_epochs(batch_size=10, local_epochs=5, max_labelled=5, max_unlabelled=125)
+        >>> isinstance(sampler, fs.Sampler)
+        True
+    """
 
     schedule: Callable[[Key[Array, ""], Client, Now], Schedule]
     reads_sent: bool = False  # the schedule depends on what terms sent, so that nothing is known of it before a round

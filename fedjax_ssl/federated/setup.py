@@ -26,6 +26,14 @@ class Setup(NamedTuple):
     """What a run decides and every method needs; a recipe takes it together with the method's own settings.
 
     Where clients run, on which devices and in how much memory is not among it: that is `Execution`'s.
+
+    Example:
+        >>> def halved(setup: fs.Setup):
+        ...     "FedAvg with half as many local epochs as the run says."
+        ...     return fs.methods.build("fedavg", setup._replace(local_epochs=max(setup.local_epochs // 2, 1)))
+        >>> _ = fs.register("method", "halved", halved)
+        >>> fs.load_config("digits", {"method.name": "halved"}).method.name
+        'halved'
     """
 
     model: Model

@@ -4,9 +4,9 @@ A recipe of your own is named "module:function", for example `--config.method.na
 
 Example:
     >>> fs.methods.available()["fedavg"]
-    'FedAvg: averaging of locally trained models on labelled examples only.'
+    'FedAvg (or whatever federated optimizer the run names) on labelled examples of clients that have some.'
     >>> fs.methods.settings("fedsem")
-    {'warmup_rounds': 100}
+    {'warmup_rounds': 0}
 """
 
 from typing import TYPE_CHECKING, Any

@@ -10,8 +10,8 @@ import ml_collections
 
 from fedjax_ssl.config import ConfigError, default, load, naming
 from fedjax_ssl.data import OWN
-from fedjax_ssl.methods import METHODS
 from fedjax_ssl.errors import check_known
+from fedjax_ssl.methods import METHODS
 from fedjax_ssl.shipped import shipped_configs
 
 CONSISTENCY = ("fixmatch", "uda", "mixmatch", "mean_teacher", "vat", "pi_model", "pseudo_label")
