@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedjax_ssl import graph, methods, models, objectives, report
-    from fedjax_ssl.config import load as load_config
     from fedjax_ssl.config import register
+    from fedjax_ssl.config.load import load as load_config
     from fedjax_ssl.data import Dataset, FederatedData, federate
     from fedjax_ssl.data import load as load_dataset
     from fedjax_ssl.federated import Method, Sampler, Setup, Stage, Term, View, federated_method

@@ -37,9 +37,8 @@ def test_the_example_in_the_docstring_runs(name: str, tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     for table in ("_builders", "_lines", "_options"):  # examples register methods
         monkeypatch.setattr(fs.methods.METHODS, table, dict(getattr(fs.methods.METHODS, table)))
-    example = doctest.DocTestParser().get_doctest(
-        getattr(fs, name).__doc__ or "", {"fs": fs, "jax": jax, "jnp": jnp, "np": np}, name, None, None
-    )
+    names = {"fs": fs, "jax": jax, "jnp": jnp, "np": np}
+    example = doctest.DocTestParser().get_doctest(getattr(fs, name).__doc__ or "", names, name, None, None)
     assert example.examples, f"fs.{name} has no example"
     assert doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example).failed == 0
 

@@ -60,7 +60,7 @@ def load(
         DatasetUnavailable: not here and not to be had, or damaged; says what to put where.
 
     Example:
-        >>> digits = load("digits")
+        >>> digits = fs.load_dataset("digits")
         >>> digits.train.x.shape, digits.num_classes, len(digits.client_names)
         ((1797, 8, 8, 1), 10, 14)
     """
