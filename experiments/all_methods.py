@@ -31,12 +31,12 @@ from typing import Any, NamedTuple
 import jax
 import ml_collections
 import numpy as np
+from tables import MISSING, facts, markdown, positive, spread, train_seeds
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import methods, presets, runs
 from fedjax_ssl.command_line import use_compilation_cache
 from fedjax_ssl.runs.build import build_method, check_labels, check_weighting, federate, load_experiment
-from fedjax_ssl.runs.tables import MISSING, facts, markdown, positive, spread, train_seeds
 
 BASELINE, BOUND = "fedavg", "fedavg, all labels"
 

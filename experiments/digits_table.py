@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from tables import MISSING, facts, load_config, markdown, positive, spread, train_seeds
 
 from fedjax_ssl import methods, runs
 from fedjax_ssl.command_line import use_compilation_cache
-from fedjax_ssl.runs.tables import MISSING, facts, load_config, markdown, positive, spread, train_seeds
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 BASELINE = "fedavg"

@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 
 import ml_collections
 import numpy as np
+from tables import MISSING, facts, load_config, markdown, positive, spread, train_seeds
 
 from fedjax_ssl import config as configs
 from fedjax_ssl.command_line import use_compilation_cache
-from fedjax_ssl.runs.tables import MISSING, facts, load_config, markdown, positive, spread, train_seeds
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 LABELS_ONLY, ALL_LABELS = "labels only", "all labels"

@@ -26,13 +26,13 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
+from tables import facts, load_config, markdown, positive, spread, train_seeds
 
 from fedjax_ssl import runs
 from fedjax_ssl.command_line import use_compilation_cache
 from fedjax_ssl.federated import ServerState
 from fedjax_ssl.objectives import correspondence_counts, normalize_counts
 from fedjax_ssl.runs.build import build_method, federate, load_experiment
-from fedjax_ssl.runs.tables import facts, load_config, markdown, positive, spread, train_seeds
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 NO_SPACE = "-"

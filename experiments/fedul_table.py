@@ -27,12 +27,12 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
+from tables import facts, load_config, markdown, positive
 
 from fedjax_ssl import models, runs
 from fedjax_ssl.command_line import use_compilation_cache
 from fedjax_ssl.data.federation.weak_labels import PROTOCOLS
 from fedjax_ssl.presets import FEDUL_METHODS
-from fedjax_ssl.runs.tables import facts, load_config, markdown, positive
 from fedjax_ssl.train import make_train, over_seeds
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"

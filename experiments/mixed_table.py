@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tables import facts, load_config, markdown, positive, spread, train_seeds
 
 from fedjax_ssl import runs
 from fedjax_ssl.command_line import use_compilation_cache
 from fedjax_ssl.presets import MIXED_VARIANTS
-from fedjax_ssl.runs.tables import facts, load_config, markdown, positive, spread, train_seeds
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 

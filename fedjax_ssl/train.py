@@ -1,5 +1,7 @@
-"""A whole experiment as one pure function: `make_train(config) -> train(key)`, and `over_seeds` for many of them."""
+"""A whole experiment as one function: `make_train(config) -> train(key)`, and `over_seeds` for many of them."""
 
+import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -7,44 +9,71 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import ml_collections
+import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Key
 
 from fedjax_ssl import federated
 from fedjax_ssl.backend import backend
 from fedjax_ssl.config import ConfigError
+from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import ServerState
 from fedjax_ssl.federated.method import Metrics
 from fedjax_ssl.runs.build import Experiment, build_method, federate, load_experiment
+from fedjax_ssl.runs.compile import Inputs, Shared, prepare
+from fedjax_ssl.runs.processes import share_out
+from fedjax_ssl.runs.residence import Feed, on_host
 from fedjax_ssl.runs.rounds import run_block
 
 PyTree = Any
 
 
 class Train:
-    """What `make_train` returns."""
+    """The function that `make_train` returns: key -> (final state, metrics)."""
 
     def __init__(self, experiment: Experiment):
-        """Keeps what is the same for all keys.
+        """Keep what is the same for all keys.
 
         Args:
             experiment: config and dataset.
         """
         self._experiment = experiment
+        self._compiled = jax.jit(self.traced)
 
     @functools.cached_property
+    def _of_one_key(self) -> FederatedData:
+        return federate(self._experiment, jax.random.key(0))
+
+    @property
     def inputs(self) -> Array:
-        """The examples on the device; passed as an argument, they are no constant of the compiled program."""
-        return federate(self._experiment, jax.random.key(0)).inputs
+        """Examples on the device, an argument of the compiled program."""
+        return self._of_one_key.inputs
+
+    @functools.cached_property
+    def _takes_the_host(self) -> bool:
+        return self._experiment.host is not None or build_method(self._experiment, self._of_one_key).on_host
 
     def __call__(
-        self,
-        key: Key[Array, ""],
-        hyperparameters: Mapping[str, Array] | None = None,
-        inputs: Array | None = None,
+        self, key: Key[Array, ""], hyperparameters: Mapping[str, Array] | None = None
     ) -> tuple[ServerState, Metrics]:
-        """Trains; see `make_train`."""
+        """Train; see `make_train`."""
+        if is_traced(key, hyperparameters):
+            return self.traced(self.inputs, key, hyperparameters)
+        if self._takes_the_host:
+            return self._block_by_block(key, hyperparameters or {})
+        trained: tuple[ServerState, Metrics] = self._compiled(self.inputs, key, hyperparameters)
+        return trained
+
+    def traced(
+        self, inputs: Array, key: Key[Array, ""], hyperparameters: Mapping[str, Array] | None = None
+    ) -> tuple[ServerState, Metrics]:
+        """Train as a pure function of the examples, the key and numbers, which may be traced."""
         experiment = self._experiment
+        if experiment.host is not None:
+            raise ConfigError(
+                "config.data.residence is 'host', but a program that trains from beginning to end needs all examples "
+                "on the device; call train(key) without jit or vmap around it"
+            )
         federation = federate(experiment, key, inputs)
         method = build_method(experiment, federation, hyperparameters)
         state = method.init(key, federation)
@@ -61,26 +90,60 @@ class Train:
             metrics = jax.tree.map(lambda all, one: jnp.concatenate([all, one[None]]), metrics, last)
         return state, metrics
 
+    def _block_by_block(self, key: Key[Array, ""], hyperparameters: Mapping[str, Array]) -> tuple[ServerState, Metrics]:
+        """Train where the host takes part: it brings examples, or computes some of a round."""
+        experiment, shared, rows = self._experiment, Shared(), []
+        config = experiment.config
+        federation = federate(experiment, key)
+        run = prepare(experiment, federation)
+        run = run._replace(method=build_method(experiment, federation, hyperparameters, execution=run.execution))
+        numbers = run.inputs.numbers | {name: jnp.asarray(value) for name, value in hyperparameters.items()}
+        run = run._replace(inputs=Inputs(numbers, key, federation))
+        mesh = run.execution.mesh
+        state, inputs = share_out((shared.init(run), run.inputs), mesh)
+        with contextlib.ExitStack() as stack:
+            feed = None
+            if experiment.host is not None:
+                feed = stack.enter_context(Feed(experiment, federation, run.method, mesh, key))
+            for start in range(0, config.rounds, config.eval_every):
+                rounds = min(config.eval_every, config.rounds - start)
+                if feed is not None:
+                    examples: Any = feed.block(start, rounds)
+                    inputs = inputs._replace(federation=dataclasses.replace(inputs.federation, inputs=examples))
+                (row,), (state,), *_ = shared.advance(run, [state], [inputs], rounds)
+                rows.append({name: row[name] for name in row if name not in ("seconds", "client_updates_per_second")})
+        names = dict.fromkeys(name for row in rows for name in row)
+        return state, {name: np.stack([np.asarray(row.get(name, np.nan)) for row in rows]) for name in names}
+
+
+def is_traced(*values: PyTree) -> bool:
+    """Tell whether values are traced by jit, vmap or the like."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values))
+
 
 def make_train(config: ml_collections.ConfigDict) -> Train:
-    """The whole experiment as one pure function.
+    """Make a whole experiment one function of a key.
 
     `train(key)` draws the partition, the labels kept, the initial network and everything else from `key`, runs all
-    rounds and evaluates every `config.eval_every` rounds. `jax.jit(over_seeds(train))(keys)`, or with `jax.vmap` in
-    place of `over_seeds`, is a seed sweep in one compiled program; `train(key, {"optimizer.learning_rate": rate})`
-    replaces settings that enter as numbers, so it can be vmapped over them too.
+    rounds and evaluates every `config.eval_every` rounds. It compiles itself, with the examples as an argument of the
+    program; `over_seeds(train)(keys)` is a seed sweep in one compiled program. `train(key, {"optimizer.learning_rate":
+    rate})` replaces settings that enter as numbers. It can be traced (`jax.vmap` over rates); then the examples are
+    constants of that program.
 
-    Traced like this, the examples are a constant of the program. Large ones are better an argument of it:
-    `jax.jit(lambda keys, inputs: over_seeds(lambda key: train(key, None, inputs))(keys))(keys, train.inputs)`.
+    Example:
+        >>> import fedjax_ssl as fs
+        >>> train = fs.make_train(fs.load_config("digits_fedavg"))  # doctest: +SKIP
+        >>> state, metrics = train(jax.random.key(0))  # doctest: +SKIP
+        >>> metrics["test_accuracy"]  # one entry per evaluation  # doctest: +SKIP
 
     Args:
-        config: as a config file returns it; what its section `prediction` asks for is left to `run`.
+        config: as a config file returns it; its section `prediction` is left to `run`.
 
     Returns:
-        `train(key, hyperparameters=None, inputs=None) -> (final state, metrics)`; every metric is an array with one
-        entry per evaluation (of `fedjax_ssl.federated.BY_CLIENT`: a row), "round" says after which. "bytes_up" and
-        "bytes_down" are exact beyond 32 bits, as `Count`: `fedjax_ssl.federated.to_numbers(metrics)` turns all metrics
-        into NumPy arrays.
+        `train(key, hyperparameters=None) -> (final state, metrics)`; every metric is an array with one entry per
+        evaluation (of `fedjax_ssl.federated.BY_CLIENT`: a row), "round" says after which. "bytes_up" and "bytes_down"
+        are exact beyond 32 bits, as `Count`: `fedjax_ssl.federated.to_numbers(metrics)` turns all metrics into NumPy
+        arrays.
 
     Raises:
         ConfigError: a setting cannot be used.
@@ -96,15 +159,12 @@ def make_train(config: ml_collections.ConfigDict) -> Train:
     if not experiment.config.rounds:
         raise ConfigError("config.rounds is 0, so there is nothing to train; `run` makes predictions without training")
     if experiment.config.data.residence == "host":
-        raise ConfigError(
-            "config.data.residence is 'host', but make_train is one program from beginning to end, which needs all "
-            "examples on the device; `run` brings those of a few rounds at a time"
-        )
+        experiment = on_host(experiment)
     return Train(experiment)
 
 
 def over_seeds(train: Callable[..., PyTree], mesh: Mesh | None = None) -> Callable[..., PyTree]:
-    """One program for many runs: `over_seeds(train)(keys)`, with a leading axis on every result.
+    """Make one compiled program of many runs: `over_seeds(train)(keys)`, with a leading axis on every result.
 
     On accelerators the runs are vectorized (`jax.vmap`), which fills the device. On a CPU they follow one another in
     the program (`jax.lax.map`): there the work is the limit, and vectorized runs take longer than the same runs in turn
@@ -128,18 +188,16 @@ def over_seeds(train: Callable[..., PyTree], mesh: Mesh | None = None) -> Callab
         (3, 2)
     """
 
-    def here(*arguments: PyTree) -> PyTree:
+    def here(examples: PyTree, *arguments: PyTree) -> PyTree:
+        one = functools.partial(train.traced, examples) if isinstance(train, Train) else train
         if backend() != "cpu":
-            return jax.vmap(train, axis_name=federated.VECTORIZED_RUNS)(*arguments)
-        return jax.lax.map(lambda one: train(*one), arguments)
+            return jax.vmap(one, axis_name=federated.VECTORIZED_RUNS)(*arguments)
+        return jax.lax.map(lambda each: one(*each), arguments)
 
-    if mesh is None:
-        return here
-    if mesh.axis_names != ("seeds", "clients"):
-        raise ValueError(f"the mesh has axes {mesh.axis_names}; a sweep over seeds takes ('seeds', 'clients')")
-    groups, share = mesh.shape["seeds"], PartitionSpec("seeds")
-
-    def on_devices(*arguments: PyTree) -> PyTree:
+    def on_devices(examples: PyTree, *arguments: PyTree) -> PyTree:
+        if mesh is None:
+            return here(examples, *arguments)
+        groups, share = mesh.shape["seeds"], PartitionSpec("seeds")
         count = jax.tree.leaves(arguments)[0].shape[0]
         if count % groups:
             raise ValueError(
@@ -147,6 +205,15 @@ def over_seeds(train: Callable[..., PyTree], mesh: Mesh | None = None) -> Callab
                 f"must be a multiple of {groups}"
             )
         # Local training starts from the same values on all devices of a seed, which are not marked as differing.
-        return jax.shard_map(here, mesh=mesh, in_specs=share, out_specs=share, check_vma=False)(*arguments)
+        specs = (PartitionSpec(), *[share] * len(arguments))
+        return jax.shard_map(here, mesh=mesh, in_specs=specs, out_specs=share, check_vma=False)(examples, *arguments)
 
-    return on_devices
+    if mesh is not None and mesh.axis_names != ("seeds", "clients"):
+        raise ValueError(f"the mesh has axes {mesh.axis_names}; a sweep over seeds takes ('seeds', 'clients')")
+    compiled = jax.jit(on_devices)
+
+    def sweep(*arguments: PyTree) -> PyTree:
+        examples = train.inputs if isinstance(train, Train) else None
+        return (on_devices if is_traced(arguments) else compiled)(examples, *arguments)
+
+    return sweep

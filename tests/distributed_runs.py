@@ -6,9 +6,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from fedjax_ssl import runs
+from fedjax_ssl import config as configs
 from fedjax_ssl.runs.loop import run
-from fedjax_ssl.runs.tables import load_config
+from fedjax_ssl.runs.processes import start
 from tests.methods import cases
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -20,7 +20,7 @@ def config_of(name: str, **changes: Any) -> ConfigDict:
     """Three rounds of a method on the digits, of both stages where it has two."""
     method = ON_HOST.get(name, name)
     path, _, argument = cases.of(method).config.partition(":")
-    config = load_config(CONFIGS / path, argument or None)
+    config = configs.load(f"{CONFIGS / path}:{argument}" if argument else str(CONFIGS / path))
     assert config.method.name == method
     fields = {"rounds": 3, "eval_every": 1, "federated.devices": 4, **changes}
     fields |= {f"method.{field}": 1 for field in {"warmup_rounds", "coarse_rounds"} & set(config.method)}
@@ -31,9 +31,9 @@ def config_of(name: str, **changes: Any) -> ConfigDict:
 
 
 if __name__ == "__main__":
-    folder, *runs = sys.argv[1:]
-    configs = [config_of(name, **{"data.residence": "host"} if name in ON_HOST else {}) for name in runs]
-    team = runs.start(configs[0].distributed)
-    for name, config in zip(runs, configs, strict=True):
+    folder, *names = sys.argv[1:]
+    given = [config_of(name, **{"data.residence": "host"} if name in ON_HOST else {}) for name in names]
+    team = start(given[0].distributed)
+    for name, config in zip(names, given, strict=True):
         print(f"run {name}", flush=True)
         run(config, Path(folder) / name, team)

@@ -6,27 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from fedjax_ssl import methods
 from fedjax_ssl.runs.loop import run
 from tests import distributed_runs
-from tests.distributed_runs import CONFIGS, ON_HOST, config_of
-from tests.methods import cases
+from tests.distributed_runs import ON_HOST, config_of
 from tests.test_distributed import LIMIT, Ended, assert_same_run, start
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedjax_ssl.config.ConfigNote")
-NAMES = sorted(methods.available())
-
-
-def test_every_method_has_a_config() -> None:
-    for name in NAMES:
-        assert (CONFIGS / cases.of(name).config.partition(":")[0]).is_file(), name
+NAMES = ("fedavg", "semifl", "xclp")  # plain, with a server that trains, with a graph of the cohort
 
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
     """A folder with all runs of the same two processes, `two`, and with those of this one, `one`: at the same time.
 
-    All methods train even where one test is asked for.
+    All of them train even where one test is asked for.
     """
     folder, names = tmp_path_factory.mktemp("runs"), [*NAMES, *ON_HOST]
     command = ["-m", distributed_runs.__name__, str(folder / "two"), *names]
@@ -37,6 +30,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
         return folder, two.result()
 
 
+@pytest.mark.promise
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", [*NAMES, *ON_HOST])
 def test_two_processes_have_the_bits_of_one(name: str, ended: tuple[Path, Ended]) -> None:

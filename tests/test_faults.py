@@ -45,6 +45,7 @@ def arrays_of(folder: Path) -> dict[int, dict[str, str]]:
     return found
 
 
+@pytest.mark.promise
 @pytest.mark.thorough
 def test_kills_over_the_whole_life_of_a_run_lose_no_bit(tmp_path: Path) -> None:
     print(f"seed {SEED}")

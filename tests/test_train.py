@@ -100,14 +100,10 @@ def test_a_sweep_over_alpha(keys):
 
 
 @pytest.mark.thorough
-def test_examples_can_be_an_argument_of_the_program(keys):
-    def largest_constant(train, *arguments):
-        constants = jax.make_jaxpr(train)(*arguments).consts
-        return max(one.nbytes for one in constants if not jnp.issubdtype(one.dtype, jax.dtypes.prng_key))
-
-    train = make_train(experiment())
-    given = largest_constant(lambda key, inputs: train(key, None, inputs), keys[0], train.inputs)
-    assert given < train.inputs.nbytes / 2 < largest_constant(train, keys[0])
+def test_rounds_that_call_the_host_are_trained_too(keys):
+    fields = {"method.num_bits": 64, "method.protocol": "real", "rounds": 2, "eval_every": 1}
+    _, metrics = make_train(experiment("xclp", **fields))(keys[0])
+    np.testing.assert_array_equal(metrics["round"], [1, 2])
 
 
 def test_an_unknown_hyperparameter_is_an_error(keys):

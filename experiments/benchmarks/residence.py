@@ -77,7 +77,7 @@ class ClientResult:
         with contextlib.ExitStack() as stack:
             run, feed = self._run, None
             if run.experiment.host is not None:
-                parts = run.experiment, run.inputs.federation, run.method, run.execution.mesh
+                parts = run.experiment, run.inputs.federation, run.method, run.execution.mesh, run.inputs.key
                 feed = stack.enter_context(Feed(*parts))
             for block in range(blocks or self._blocks):
                 inputs = run.inputs

@@ -101,7 +101,7 @@ class Run(Closing):
         self._open = contextlib.ExitStack()
         self._feed: Feed | None = None
         if self._experiment.host is not None:
-            feed = Feed(self._experiment, self.federation, prepared.method, self._mesh)
+            feed = Feed(self._experiment, self.federation, prepared.method, self._mesh, prepared.inputs.key)
             self._feed = self._open.enter_context(feed)
         self._progress = self._open.enter_context(record.progress(self.config.rounds, self.round))
 

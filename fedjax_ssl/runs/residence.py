@@ -88,7 +88,9 @@ class Feed:
             where all devices have the same.
     """
 
-    def __init__(self, experiment: Experiment, federation: FederatedData, method: Method, mesh: Mesh | None):
+    def __init__(
+        self, experiment: Experiment, federation: FederatedData, method: Method, mesh: Mesh | None, key: Array
+    ):
         """Keep what is the same for all blocks.
 
         Args:
@@ -96,11 +98,12 @@ class Feed:
             federation: federation of the run, in this process.
             method: method of the run, with `cohort`.
             mesh: devices that share the cohorts.
+            key: key of the run.
         """
         assert experiment.host is not None
         self._host, self._federation, self._mesh, self.held = experiment.host, federation, mesh, ""
         config = experiment.config
-        self._key, self._every, self._rounds = jax.random.key(config.seed), config.eval_every, config.rounds
+        self._key, self._every, self._rounds = key, config.eval_every, config.rounds
         # Rounds that call the host have all of a block's examples on each device.
         self._devices = 1 if mesh is None or method.on_host else mesh.size
         cohort = min(config.federated.cohort_size or federation.num_clients, federation.num_clients)

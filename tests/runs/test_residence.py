@@ -99,7 +99,7 @@ def prepared(monkeypatch, large=None, residence="host", **fields):
 def test_the_next_block_is_brought_while_one_computes(monkeypatch):
     run, asked = prepared(monkeypatch), []
     monkeypatch.setattr(Feed, "_bring", lambda fed, drawn: asked.append(drawn) or int(drawn.first))
-    with Feed(run.experiment, run.inputs.federation, run.method, None) as feed:
+    with Feed(run.experiment, run.inputs.federation, run.method, None, run.inputs.key) as feed:
         assert [feed.block(*block) for block in ((0, 2), (2, 2), (4, 1))] == [0, 2, 4]
         # Each once, and nothing after the last round.
         assert [(int(drawn.first), len(drawn.ids)) for drawn in asked] == [(0, 2), (2, 2), (4, 1)]
@@ -134,9 +134,14 @@ def test_auto_goes_by_size(monkeypatch):
     assert prepared(monkeypatch, residence="auto").experiment.host is not None
 
 
-def test_one_program_from_beginning_to_end_needs_all_examples():
-    with pytest.raises(ConfigError, match="make_train is one program"):
-        make_train(experiment())
+@pytest.mark.thorough
+def test_the_function_of_a_key_brings_examples_too():
+    both = [make_train(experiment(residence=where))(jax.random.key(3)) for where in ("host", "device")]
+    (state, metrics), (other, others) = both
+    np.testing.assert_array_equal(metrics["test_loss"], others["test_loss"])
+    jax.tree.map(np.testing.assert_array_equal, state.params, other.params)
+    with pytest.raises(ConfigError, match="without jit or vmap"):
+        jax.jit(make_train(experiment()))(jax.random.key(3))
 
 
 @pytest.mark.thorough
@@ -179,7 +184,7 @@ def test_a_device_has_room_for_its_share_in_all_rounds(monkeypatch):
     for cohort, width in ((None, 17), (3, 26)):
         run = prepared(monkeypatch, **{"federated.cohort_size": cohort, "federated.devices": 3})
         federation = runs.share_out(run.inputs.federation, mesh)
-        with Feed(run.experiment, federation, run.method, mesh) as feed:
+        with Feed(run.experiment, federation, run.method, mesh, run.inputs.key) as feed:
             there = [feed.block(*block) for block in ((0, 2), (2, 2))]
         assert {one.values.shape[:2] for one in there} == {(3, 61 + width)}
         assert (there[0].values is there[1].values) == (cohort is None)  # nothing is read twice

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
-from jaxtyping import Array
 
 from fedjax_ssl import config as configs
 from fedjax_ssl.federated import to_numbers
@@ -31,12 +30,8 @@ def train_seeds(config: ml_collections.ConfigDict, seeds: Sequence[int]) -> tupl
     Returns:
         (final states, metrics), each with a leading axis over seeds; metrics then have one entry per evaluation.
     """
-    keys, train = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32)), make_train(config)
-
-    def sweep(keys: Array, inputs: Array) -> Any:
-        return over_seeds(lambda key: train(key, None, inputs))(keys)
-
-    states, metrics = jax.jit(sweep)(keys, train.inputs)
+    keys = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
+    states, metrics = over_seeds(make_train(config))(keys)
     return states, {name: values.astype(np.float64) for name, values in to_numbers(metrics).items()}
 
 
