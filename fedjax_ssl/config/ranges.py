@@ -57,15 +57,6 @@ _METHODS = {
     "num_bits": _up_to(2**20),
     "norm_ord": _up_to(2),
 }
-_AUGMENTATIONS = {
-    **dict.fromkeys(("pixels", "operations"), _up_to(1000, 0)),
-    "size": _up_to(10_000),
-    "groups": COUNT_OR_NONE,
-    "degrees": In("[0, 180]"),
-    "magnitude": In("[0, 10]"),
-    **dict.fromkeys(("cutout", "share"), SHARE),
-    "value": FINITE,
-}
 _COUNTS = Each(Whole(0))
 
 # section -> option -> range, or the ranges of those choices that mean something else by it
@@ -82,26 +73,6 @@ OPTIONS: dict[str, Mapping[str, Declaration]] = {
         "channels": _up_to(3),
         **dict.fromkeys(("white", "max_images"), COUNT),
     },
-    "partition": {
-        **dict.fromkeys(("alpha", "factor"), POSITIVE),
-        "skew": SHARE,
-        **dict.fromkeys(("classes", "labels_per_class", "max_examples", "shards_per_client"), COUNT),
-        **dict.fromkeys(("parts", "rounds_per_part"), COUNT),
-        **dict.fromkeys(("balanced", "min_examples", "unlabelled"), COUNT_OR_NONE),
-        **dict.fromkeys(("counts", "labelled_counts"), _COUNTS),
-        "shares": Each(WEIGHT),
-        "matrix": Each(Each(WEIGHT)),
-    },
-    "supervision": {
-        **dict.fromkeys(("labels", "classes", "sets"), COUNT),
-        **dict.fromkeys(("server_labels", "coarse_clients", "set_clients"), COUNT_OR_NONE),
-        "fraction": In("(0, 1]"),
-        "overlap": BELOW_ONE,
-        "noise": WEIGHT,
-        **dict.fromkeys(("label_counts", "set_counts"), _COUNTS),
-    },
-    "augment": _AUGMENTATIONS,
-    "strong_augment": _AUGMENTATIONS,
     "model": {
         **dict.fromkeys(("dropout_rate", "stochastic_depth"), BELOW_ONE),
         "hidden": Each(COUNT),
@@ -114,7 +85,6 @@ OPTIONS: dict[str, Mapping[str, Declaration]] = {
 _OF_ONE = {
     ("method", "fedrgd", "threshold"): WEIGHT,  # above 1 no user learns: its paper's lower bound
     ("method", "fedmatch", "num_helpers"): _up_to(1000, 0),  # none: no loss between clients
-    ("supervision", "class_pairs", "labels"): Whole(2),
 }
 
 

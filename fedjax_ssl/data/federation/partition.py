@@ -7,13 +7,14 @@ label (label -1 in the dataset) are dealt evenly to all clients whatever the par
 """
 
 from functools import partial
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from fedjax_ssl.checks import check_numbers, check_whole_numbers
+from fedjax_ssl.checks import In, Whole
 from fedjax_ssl.data.federation.dealing import count_groups, largest_remainder, level, rank_within
 from fedjax_ssl.data.federation.pool import (
     Bounds,
@@ -25,14 +26,7 @@ from fedjax_ssl.data.federation.pool import (
     deal_unlabelled,
     equal_bounds,
 )
-from fedjax_ssl.data.federation.published_partitions import (
-    circulant,
-    class_counts,
-    fedmatch,
-    majority,
-    own_class,
-    paired_dirichlet,
-)
+from fedjax_ssl.data.federation.published_partitions import PUBLISHED
 from fedjax_ssl.registry import Registry
 
 
@@ -78,7 +72,10 @@ def random() -> Partition:
 
 
 def dirichlet(
-    alpha: float, min_examples: int = 1, max_examples: int | None = None, skip_full: bool = False
+    alpha: Annotated[float, In("(0, inf)")],
+    min_examples: Annotated[int, Whole(0)] = 1,
+    max_examples: Annotated[int | None, Whole()] = None,
+    skip_full: bool = False,
 ) -> Partition:
     """Each class is split over the clients with shares drawn from Dir(alpha) (Yurochkin et al., ICML 2019).
 
@@ -86,16 +83,13 @@ def dirichlet(
     examples from those above instead.
 
     Args:
-        alpha: > 0, small = uneven.
+        alpha: concentration, small = uneven.
         min_examples: the least that every client has.
         max_examples: the most that a client may have. Without it the tables of a traced call must allow for
             one client that has nearly everything.
         skip_full: classes are dealt in turn, and of the next one a client that holds an equal part of all examples or
             more gets nothing (SemiFL, FedMT).
     """
-    check_numbers("(0, inf)", alpha=alpha)
-    check_whole_numbers(0, min_examples=min_examples)
-    check_whole_numbers(max_examples=1 if max_examples is None else max_examples)
 
     def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
         facts = pool.facts
@@ -129,16 +123,15 @@ def dirichlet(
     return Partition(assign, bounds)
 
 
-def dirichlet_balanced(alpha: float) -> Partition:
+def dirichlet_balanced(alpha: Annotated[float, In("(0, inf)")]) -> Partition:
     """Clients of equal size whose class mixes are drawn from Dir(alpha * class frequencies) (Hsu et al., 2019).
 
     Where the original lets clients draw in turn until classes run out, so that the last clients get leftovers, all
     mixes are scaled together to the class totals and to equal sizes (iterative proportional fitting).
 
     Args:
-        alpha: > 0, total concentration; small = uneven.
+        alpha: total concentration; small = uneven.
     """
-    check_numbers("(0, inf)", alpha=alpha)
 
     def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
         facts = pool.facts
@@ -155,13 +148,12 @@ def dirichlet_balanced(alpha: float) -> Partition:
     return Partition(assign, equal_bounds)
 
 
-def shards(shards_per_client: int = 2) -> Partition:
+def shards(shards_per_client: Annotated[int, Whole()] = 2) -> Partition:
     """Examples sorted by label and cut into equal shards; each client gets some at random (McMahan et al., 2017).
 
     Args:
-        shards_per_client: at least 1; a client sees about as many classes.
+        shards_per_client: number of shards of a client; it sees about as many classes.
     """
-    check_whole_numbers(shards_per_client=shards_per_client)
 
     def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
         facts = pool.facts
@@ -191,15 +183,14 @@ def shards(shards_per_client: int = 2) -> Partition:
     return Partition(assign, bounds)
 
 
-def classes_per_client(classes: int = 2) -> Partition:
+def classes_per_client(classes: Annotated[int, Whole()] = 2) -> Partition:
     """Every client has exactly `classes` classes, every class goes to equally many clients (to within one).
 
     Only classes with examples in the dataset take part. A class's examples are split evenly over its clients.
 
     Args:
-        classes: at least 1.
+        classes: number of classes of a client.
     """
-    check_whole_numbers(classes=classes)
 
     def present_in(facts: Facts) -> np.ndarray:
         present = np.flatnonzero(np.asarray(facts.class_counts))
@@ -230,24 +221,9 @@ def classes_per_client(classes: int = 2) -> Partition:
     return Partition(assign, bounds)
 
 
+_GENERAL = (natural, iid, random, dirichlet, dirichlet_balanced, shards, classes_per_client)
 PARTITIONS: Registry[Partition] = Registry(
-    "partition",
-    {
-        "natural": natural,
-        "iid": iid,
-        "random": random,
-        "dirichlet": dirichlet,
-        "dirichlet_balanced": dirichlet_balanced,
-        "shards": shards,
-        "classes_per_client": classes_per_client,
-        "circulant": circulant,
-        "fedmatch": fedmatch,
-        "class_counts": class_counts,
-        "majority": majority,
-        "own_class": own_class,
-        "paired_dirichlet": paired_dirichlet,
-    },
-    common={"num_clients": int},
+    "partition", {rule.__name__: rule for rule in (*_GENERAL, *PUBLISHED)}, common={"num_clients": int}
 )
 
 

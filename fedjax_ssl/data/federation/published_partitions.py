@@ -5,14 +5,14 @@ classes, B bases of several clients each.
 """
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fedjax_ssl.checks import check_choices, check_numbers, check_whole_numbers
+from fedjax_ssl.checks import In, Whole
 from fedjax_ssl.data.federation.dealing import count_groups, deal, deal_again, largest_remainder, rank_within
 from fedjax_ssl.data.federation.pool import (
     Again,
@@ -31,7 +31,9 @@ FEDMATCH_SHARES = (244, 73, 15, 15, 15, 10, 15, 15, 15, 73)
 FEDMATCH_MATRIX = np.stack([np.roll((0.5, 0.15, 0.03, 0.03, 0.03, 0.02, 0.03, 0.03, 0.03, 0.15), i) for i in range(10)])
 
 
-def circulant(shares: Sequence[float] = FEDMATCH_SHARES, balanced: int = 0) -> Partition:
+def circulant(
+    shares: Annotated[Sequence[float], In()] = FEDMATCH_SHARES, balanced: Annotated[int, Whole(0)] = 0
+) -> Partition:
     """FedMatch's non-iid matrix: client c prefers class c mod K, with a share that depends on (k - c) mod K.
 
     The default is the ten-class matrix of FedMatch (Jeong et al., ICLR 2021) in the whole numbers of
@@ -43,9 +45,8 @@ def circulant(shares: Sequence[float] = FEDMATCH_SHARES, balanced: int = 0) -> P
             papers these are the labelled ones.
     """
     weights = np.asarray(shares, np.float64)
-    if weights.ndim != 1 or not np.isfinite(weights).all() or (weights < 0).any() or weights.sum() <= 0:
+    if weights.ndim != 1 or weights.sum() <= 0:
         raise ValueError(f"shares must be K non-negative numbers, not all zero; got {tuple(shares)}")
-    check_whole_numbers(0, balanced=balanced)
 
     def matrix(facts: Facts) -> np.ndarray:
         if weights.size != facts.num_classes:
@@ -73,10 +74,10 @@ def circulant(shares: Sequence[float] = FEDMATCH_SHARES, balanced: int = 0) -> P
 
 def fedmatch(
     noniid: bool = False,
-    balanced: int = 5,
-    matrix: Sequence[Sequence[float]] | None = None,
-    parts: int = 1,
-    rounds_per_part: int | None = None,
+    balanced: Annotated[int, Whole(0)] = 5,
+    matrix: Annotated[Sequence[Sequence[float]] | None, In()] = None,
+    parts: Annotated[int, Whole()] = 1,
+    rounds_per_part: Annotated[int | None, Whole()] = None,
 ) -> Partition:
     """FedMatch's tasks: `balanced` examples of every class for each client, and a share of the others.
 
@@ -95,8 +96,6 @@ def fedmatch(
             floor(n / T) in each, and the rest is not used.
         rounds_per_part: rounds in which a client has a part, the last one to the end; None: rounds of the run // T.
     """
-    check_whole_numbers(0, balanced=balanced)
-    check_whole_numbers(parts=parts, rounds_per_part=1 if rounds_per_part is None else rounds_per_part)
 
     def rows_of(facts: Facts) -> Float[np.ndarray, "C K"]:
         rows = FEDMATCH_MATRIX if matrix is None else np.asarray(matrix, np.float64)
@@ -105,7 +104,7 @@ def fedmatch(
                 f"{'the matrix of FedMatch' if matrix is None else 'matrix'} has shape {rows.shape}, the data have "
                 f"{facts.num_classes} classes; give a matrix with a column for each of them"
             )
-        if not (rows >= 0).all() or not np.allclose(rows.sum(axis=1), 1.0, rtol=0, atol=1e-6):
+        if not np.allclose(rows.sum(axis=1), 1.0, rtol=0, atol=1e-6):
             raise ValueError(f"rows of matrix must be at least 0 and sum to 1; they sum to {rows.sum(axis=1)}")
         return rows[np.arange(facts.num_clients) % len(rows)]
 
@@ -142,10 +141,10 @@ def fedmatch(
 
 
 def class_counts(
-    counts: Sequence[int],
-    balanced: int = 0,
-    unlabelled: int | None = None,
-    labelled_counts: Sequence[int] | None = None,
+    counts: Annotated[Sequence[int], Whole(0)],
+    balanced: Annotated[int, Whole(0)] = 0,
+    unlabelled: Annotated[int | None, Whole(0)] = None,
+    labelled_counts: Annotated[Sequence[int] | None, Whole(0)] = None,
     overlap: bool = False,
 ) -> Partition:
     """Whole numbers: client c gets counts[(k - c) mod K] examples of class k; what is left is unused.
@@ -162,8 +161,6 @@ def class_counts(
             ones are unlabelled examples too, of the same client or of another one (ProtoFSSL's later code).
     """
     given, apart = tuple(counts), None if labelled_counts is None else tuple(labelled_counts)
-    check_whole_numbers(0, balanced=balanced, **{f"counts[{place}]": count for place, count in enumerate(given)})
-    check_whole_numbers(0, **{f"labelled_counts[{place}]": count for place, count in enumerate(apart or ())})
     if overlap and apart is None:
         raise ValueError(
             "overlap says that labelled examples are unlabelled ones too, but nothing is dealt as labelled; give "
@@ -171,8 +168,6 @@ def class_counts(
         )
     if not sum(given) + balanced + sum(apart or ()):
         raise ValueError(f"counts are {given} and balanced is 0, so that no client would get anything")
-    if unlabelled is not None:
-        check_whole_numbers(0, unlabelled=unlabelled)
 
     def tables(facts: Facts) -> tuple[Int[np.ndarray, "C K"], Int[np.ndarray, "C K"]]:
         """Of examples dealt as labelled ones, and of all others."""
@@ -240,7 +235,7 @@ def _check_counts(facts: Facts, asked: Int[np.ndarray, " K"], unlabelled: int | 
         )
 
 
-def majority(factor: float = 80.0) -> Partition:
+def majority(factor: Annotated[float, In("(0, inf)")] = 80.0) -> Partition:
     """FedUL's non-iid split, as in its released code: client c has mostly examples of classes 2c and 2c + 1 (mod K).
 
     Client c asks for shares drawn from U[0.45, 0.55] per class, multiplied by `factor` for its two classes, of an equal
@@ -248,9 +243,8 @@ def majority(factor: float = 80.0) -> Partition:
     have classes without examples.
 
     Args:
-        factor: > 0, how much more of its two classes a client asks for.
+        factor: how much more of its two classes a client asks for.
     """
-    check_numbers("(0, inf)", factor=factor)
 
     def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
         facts = pool.facts
@@ -275,17 +269,15 @@ def majority(factor: float = 80.0) -> Partition:
     return Partition(assign, lambda facts: Bounds(0, equal_bounds(facts).largest))
 
 
-def paired_dirichlet(alpha: float, labels_per_class: int) -> Partition:
+def paired_dirichlet(alpha: Annotated[float, In("(0, inf)")], labels_per_class: Annotated[int, Whole()]) -> Partition:
     """Equal clients in pairs with uneven class mixes, labelled and other examples dealt apart (SAGE).
 
     See `deal_to_pairs`; with supervision `dealt`, clients see the labels of those dealt as labelled.
 
     Args:
-        alpha: > 0, small = uneven.
+        alpha: concentration, small = uneven.
         labels_per_class: labelled examples of every class in the federation.
     """
-    check_numbers("(0, inf)", alpha=alpha)
-    check_whole_numbers(labels_per_class=labels_per_class)
 
     def labelled(key: Key[Array, ""], pool: Pool) -> Bool[Array, " N"]:
         group, num_classes = class_or_unlabelled(pool), pool.facts.num_classes
@@ -330,7 +322,10 @@ def _class_draws(
 
 
 def own_class(
-    skew: float, own_part: Literal["size", "class"] = "size", cut: bool = True, reuse: bool = False
+    skew: Annotated[float, In("[0, 1]")],
+    own_part: Literal["size", "class"] = "size",
+    cut: bool = True,
+    reuse: bool = False,
 ) -> Partition:
     """FedRGD's non-iid split: client c first gets examples of class c mod K, then of what all classes leave.
 
@@ -340,7 +335,7 @@ def own_class(
     twice, but with `reuse`.
 
     Args:
-        skew: R in [0, 1], the part that is of the client's own class.
+        skew: R, the part that is of the client's own class.
         own_part: R of the client's "size", and the rest at random (CIFAR-10, SVHN); or of the "class", and the rest in
             class proportions (EMNIST).
         cut: where the clients are a multiple of the classes, one part per class is dealt, and cut at random into equal
@@ -349,8 +344,6 @@ def own_class(
             many examples of other classes stay unused; and after client K - 1 the classes go on with the second one.
             With own_part="size" and cut=False.
     """
-    check_numbers("[0, 1]", skew=skew)
-    check_choices(("size", "class"), own_part=own_part)
     if reuse and (cut or own_part != "size"):
         raise ValueError("reuse deals to every client R of its own size: it needs own_part='size' and cut=False")
 
@@ -489,3 +482,6 @@ def _even_enough(shares: Float[Array, "S D G 2"], counts: Int[Array, "S G"]) -> 
     enough = smaller >= jnp.floor(_SMALLER * size[:, None].astype(jnp.float32)).astype(jnp.int32)
     chosen = jnp.where(enough.any(axis=1), jnp.argmax(enough, axis=1), jnp.argmax(smaller, axis=1))
     return first[:, jnp.arange(counts.shape[0]), chosen].T
+
+
+PUBLISHED = (circulant, fedmatch, class_counts, majority, own_class, paired_dirichlet)

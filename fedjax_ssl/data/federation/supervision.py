@@ -7,20 +7,23 @@ than asked for keeps all it has; `FederatedData.num_labelled` tells. Shapes: N t
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fedjax_ssl.checks import check_choices, check_numbers, check_whole_numbers
+from fedjax_ssl.checks import In, Whole, check_choices, check_whole_numbers
 from fedjax_ssl.data.federation import weak_labels
 from fedjax_ssl.data.federation.dealing import count_groups, rank_within
 from fedjax_ssl.data.federation.pool import Bounds, Entries, Holdings
-from fedjax_ssl.data.federation.weak_labels import Observed, WeakLabels, WeakRule, unlabelled_sets
+from fedjax_ssl.data.federation.weak_labels import Observed, Protocol, WeakLabels, WeakRule, unlabelled_sets
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.registry import Registry
+
+Prior = Literal["train", "uniform", "sets"]  # class shares at test time: of the clients' examples, or of their sets
+NoiseMode = Literal["relative", "additive"]
 
 
 class LabelBounds(NamedTuple):
@@ -149,13 +152,12 @@ class Supervision(NamedTuple):
         return jnp.arange(num_clients, dtype=jnp.int32)
 
 
-def all_labels(server_labels: int = 0) -> Supervision:
+def all_labels(server_labels: Annotated[int, Whole(0)] = 0) -> Supervision:
     """Every example keeps its label.
 
     Args:
         server_labels: labelled examples at the server, as in `server`; the clients have all others.
     """
-    check_whole_numbers(0, server_labels=server_labels)
     return Supervision(
         lambda key, holdings: holdings.eligible,
         lambda sizes, keeping, num_classes: sizes.largest,
@@ -173,7 +175,7 @@ def no_labels() -> Supervision:
     )
 
 
-def per_client(labels: int, class_balanced: bool = False) -> Supervision:
+def per_client(labels: Annotated[int, Whole()], class_balanced: bool = False) -> Supervision:
     """The same number of labels at every client.
 
     Args:
@@ -181,7 +183,6 @@ def per_client(labels: int, class_balanced: bool = False) -> Supervision:
         class_balanced: False: drawn uniformly from the client's examples. True: as equal as possible over the
             classes that the client has, the odd ones to random classes.
     """
-    check_whole_numbers(labels=labels)
     return Supervision(
         lambda key, holdings: _rank_in_client(key, holdings, class_balanced) < labels,
         lambda sizes, keeping, num_classes: labels,
@@ -189,13 +190,12 @@ def per_client(labels: int, class_balanced: bool = False) -> Supervision:
     )
 
 
-def per_class(labels: int) -> Supervision:
+def per_class(labels: Annotated[int, Whole()]) -> Supervision:
     """`labels` labels of every class at every client, as far as the client has that class.
 
     Args:
         labels: of each class at a client.
     """
-    check_whole_numbers(labels=labels)
     # Fewest labels are kept where all of a client's examples are of one class.
     return Supervision(
         lambda key, holdings: rank_within(key, holdings.cell) < labels,
@@ -204,14 +204,13 @@ def per_class(labels: int) -> Supervision:
     )
 
 
-def circulant(label_counts: Sequence[int]) -> Supervision:
+def circulant(label_counts: Annotated[Sequence[int], Whole(0)]) -> Supervision:
     """Client c sees label_counts[(k - c) mod K] labels of class k, as far as it has that class.
 
     Args:
         label_counts: [K] by offset from the client's preferred class c mod K.
     """
     given = tuple(label_counts)
-    check_whole_numbers(0, **{f"label_counts[{place}]": count for place, count in enumerate(given)})
 
     def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
         if len(given) != holdings.num_classes:
@@ -222,16 +221,13 @@ def circulant(label_counts: Sequence[int]) -> Supervision:
     return Supervision(keep, lambda sizes, keeping, num_classes: sum(given), lambda size, keeping: 0)
 
 
-def fraction(fraction: float, class_balanced: bool = False) -> Supervision:
+def fraction(fraction: Annotated[float, In("(0, 1]")], class_balanced: bool = False) -> Supervision:
     """A share of each client's examples keeps its labels, rounded to the nearest number and at least one.
 
     Args:
         fraction: in (0, 1].
         class_balanced: as in `per_client`.
     """
-    if fraction == 0:
-        raise ValueError("fraction is 0; for no labels use supervision 'none'")
-    check_numbers("(0, 1]", fraction=fraction)
 
     def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
         sizes = count_groups(holdings.client, holdings.members.shape[0]).astype(jnp.float32)
@@ -249,7 +245,7 @@ def fraction(fraction: float, class_balanced: bool = False) -> Supervision:
     )
 
 
-def total(labels: int, class_balanced: bool = False) -> Supervision:
+def total(labels: Annotated[int, Whole()], class_balanced: bool = False) -> Supervision:
     """`labels` labels in the whole federation, shared equally between the clients that keep labels.
 
     Clients take turns, so that the number is exact whenever these clients have enough examples, and what one
@@ -259,7 +255,6 @@ def total(labels: int, class_balanced: bool = False) -> Supervision:
         labels: number of labels n_L, at least 1.
         class_balanced: as in `per_client`, within each client.
     """
-    check_whole_numbers(labels=labels)
 
     def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
         turn = _rank_in_client(named_key(key, "client"), holdings, class_balanced)
@@ -273,7 +268,7 @@ def total(labels: int, class_balanced: bool = False) -> Supervision:
     return Supervision(keep, max_labelled, lambda size, keeping: min(labels // keeping, size), total_labels=labels)
 
 
-def xclp_noniid(labels: int, classes: int = 5) -> Supervision:
+def xclp_noniid(labels: Annotated[int, Whole()], classes: Annotated[int, Whole()] = 5) -> Supervision:
     """XCLP's non-iid labels: each client has labels of `classes` classes only, while its data may hold all.
 
     In every block of K consecutive clients one set of classes is drawn, and the clients of the block take its K cyclic
@@ -284,7 +279,6 @@ def xclp_noniid(labels: int, classes: int = 5) -> Supervision:
         labels: labels of each client that keeps labels, at least 1.
         classes: classes with labels at a client, 1..K.
     """
-    check_whole_numbers(labels=labels, classes=classes)
 
     def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
         num_classes, num_clients = holdings.num_classes, holdings.members.shape[0]
@@ -301,7 +295,7 @@ def xclp_noniid(labels: int, classes: int = 5) -> Supervision:
     return Supervision(keep, lambda sizes, keeping, num_classes: labels, lambda size, keeping: 0)
 
 
-def class_pairs(labels: int) -> Supervision:
+def class_pairs(labels: Annotated[int, Whole(2)]) -> Supervision:
     """FedRGD's non-iid labels: client c has labels of classes 2c and 2c + 1 (mod K) only, half of each.
 
     The classes of what stays unlabelled are those of the client's data without these.
@@ -309,7 +303,6 @@ def class_pairs(labels: int) -> Supervision:
     Args:
         labels: of each client that keeps labels, at least 2; the odd one is of class 2c.
     """
-    check_whole_numbers(2, labels=labels)
 
     def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
         client = jnp.maximum(holdings.client, 0)
@@ -334,18 +327,21 @@ def dealt() -> Supervision:
     return Supervision(keep, lambda sizes, keeping, num_classes: sizes.largest, lambda size, keeping: 0)
 
 
-def server(labels: int, at_clients: bool = False) -> Supervision:
+def server(labels: Annotated[int, Whole()], at_clients: bool = False) -> Supervision:
     """The server holds floor(labels / K) labelled examples of every class; they leave the clients, who see none.
 
     Args:
         labels: at the server.
         at_clients: the clients see all labels of their examples too: the supervised reference.
     """
-    check_whole_numbers(labels=labels)
     return (all_labels() if at_clients else no_labels())._replace(server_labels=labels)
 
 
-def coarse(correspondence: str = "parity", overlap: float = 0.0, server_labels: int = 0) -> Supervision:
+def coarse(
+    correspondence: str = "parity",
+    overlap: Annotated[float, In("[0, 1)")] = 0.0,
+    server_labels: Annotated[int, Whole(0)] = 0,
+) -> Supervision:
     """Every client sees labels of another space (FedMT); a few class labels may be at the server.
 
     Args:
@@ -359,13 +355,13 @@ def coarse(correspondence: str = "parity", overlap: float = 0.0, server_labels: 
 
 
 def sets(
-    sets: int = 10,
-    set_counts: tuple[int, ...] | None = None,
-    protocol: str = "dealt",
+    sets: Annotated[int, Whole()] = 10,
+    set_counts: Annotated[tuple[int, ...] | None, Whole()] = None,
+    protocol: Protocol = "dealt",
     shared_shares: bool = False,
-    test_prior: str = "train",
-    noise: float = 0.0,
-    noise_mode: str = "relative",
+    test_prior: Prior = "train",
+    noise: Annotated[float, In()] = 0.0,
+    noise_mode: NoiseMode = "relative",
 ) -> Supervision:
     """No client sees any label: each has unlabelled sets and knows their class shares (FedUL).
 
@@ -383,7 +379,7 @@ def sets(
     return _with_sets(no_labels(), ((rule, None),), test_prior, noise, noise_mode)
 
 
-def as_given(test_prior: str = "sets") -> Supervision:
+def as_given(test_prior: Prior = "sets") -> Supervision:
     """What came with the dataset: its labels, its coarse labels, its sets with their class shares (a CSV file).
 
     Args:
@@ -393,16 +389,16 @@ def as_given(test_prior: str = "sets") -> Supervision:
 
 
 def mixed(
-    labels: int | None = None,
-    coarse_clients: int = 0,
+    labels: Annotated[int | None, Whole()] = None,
+    coarse_clients: Annotated[int, Whole(0)] = 0,
     correspondence: str = "parity",
-    overlap: float = 0.0,
-    set_clients: int = 0,
-    sets: int = 10,
-    protocol: str = "dealt",
-    test_prior: str = "train",
-    noise: float = 0.0,
-    noise_mode: str = "relative",
+    overlap: Annotated[float, In("[0, 1)")] = 0.0,
+    set_clients: Annotated[int, Whole(0)] = 0,
+    sets: Annotated[int, Whole()] = 10,
+    protocol: Protocol = "dealt",
+    test_prior: Prior = "train",
+    noise: Annotated[float, In()] = 0.0,
+    noise_mode: NoiseMode = "relative",
 ) -> Supervision:
     """Clients of four kinds: `labelled_clients` with class labels, others with coarse labels, sets, or nothing.
 
@@ -418,7 +414,6 @@ def mixed(
         noise: of the shares of sets.
         noise_mode: "relative" or "additive".
     """
-    check_whole_numbers(0, coarse_clients=coarse_clients, set_clients=set_clients)
     base = all_labels() if labels is None else per_client(labels)
     rules = (
         (weak_labels.coarse_labels(correspondence, overlap), coarse_clients),
@@ -430,9 +425,6 @@ def mixed(
 def _with_sets(
     base: Supervision, weak: tuple[tuple[WeakRule, int | None], ...], prior: str, noise: float, mode: str
 ) -> Supervision:
-    check_choices(("train", "uniform", "sets"), test_prior=prior)
-    check_numbers(noise=noise)
-    check_choices(("relative", "additive"), noise_mode=mode)
     return base._replace(weak=weak, prior=prior, noise=(noise, mode))
 
 
@@ -444,22 +436,13 @@ def balanced_draw(
     return available & (labels >= 0) & (in_class < each)
 
 
+_LABELS = (per_client, per_class, circulant, fraction, total, xclp_noniid, class_pairs, dealt, server)
 SUPERVISIONS: Registry[Supervision] = Registry(
     "supervision",
     {
         "all": all_labels,
         "none": no_labels,
-        "per_client": per_client,
-        "per_class": per_class,
-        "circulant": circulant,
-        "fraction": fraction,
-        "total": total,
-        "xclp_noniid": xclp_noniid,
-        "class_pairs": class_pairs,
-        "dealt": dealt,
-        "server": server,
-        "coarse": coarse,
-        "sets": sets,
+        **{rule.__name__: rule for rule in (*_LABELS, coarse, sets)},
         "given": as_given,
         "mixed": mixed,
     },

@@ -8,20 +8,23 @@ observations (padded to the largest client's), K classes, N training examples, E
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fedjax_ssl.checks import check_choices, check_numbers
 from fedjax_ssl.data.correspondence import CORRESPONDENCES, overlapping
 from fedjax_ssl.data.correspondence import correspondence as correspondence_named
 from fedjax_ssl.data.federation.dealing import count_groups, rank_within
 from fedjax_ssl.data.federation.pool import Bounds, Entries, Holdings
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.registry import check_known
+
+Protocol = Literal["dealt", "drawn", "clean", "reference"]  # how sets are filled, see `unlabelled_sets`
+PROTOCOLS = get_args(Protocol)
+_LOWEST, _DOMINANCE = 0.1, 10.0  # smallest share before normalization, and factor of the dominant class (FedUL)
 
 
 @jax.tree_util.register_dataclass
@@ -75,11 +78,11 @@ def coarse_labels(correspondence: str, overlap: float = 0.0) -> WeakRule:
         overlap: this share of the labels is uniform over the coarse classes, in [0, 1); not for "own".
 
     Raises:
-        ValueError: the overlap is outside what is allowed.
+        ValueError: an unknown correspondence, or an overlap of the dataset's own labels.
     """
     check_known("correspondence", correspondence, (*CORRESPONDENCES, "own"))
-    if not 0 <= overlap < 1 or (overlap and correspondence == "own"):
-        raise ValueError(f"overlap is {overlap}; it must be in [0, 1), and 0 where the dataset's own labels are used")
+    if overlap and correspondence == "own":
+        raise ValueError(f"overlap is {overlap}; it must be 0 where the dataset's own labels are used")
 
     def observe(key: Key[Array, ""], holdings: Holdings) -> Observed:
         if correspondence == "own":
@@ -222,16 +225,11 @@ def normalized(values: Float[Array, "*rows n"]) -> Float[Array, "*rows n"]:
     return jnp.where(total > 0, values / jnp.where(total > 0, total, 1.0), 0.0)
 
 
-PROTOCOLS = ("dealt", "drawn", "clean", "reference")
-
-
-def unlabelled_sets(
-    counts: tuple[int, ...], protocol: str = "dealt", shared: bool = False, low: float = 0.1, dominance: float = 10.0
-) -> WeakRule:
+def unlabelled_sets(counts: tuple[int, ...], protocol: Protocol = "dealt", shared: bool = False) -> WeakRule:
     """Cuts the examples of every client into sets of known, different class shares (FedUL, section 7 of its code).
 
-    Set m wants the shares U[low, 1), that of class m mod K multiplied by `dominance`, normalized. What the method is
-    told are the shares that came out, not those wanted; except with "drawn".
+    Set m wants the shares U[0.1, 1), that of class m mod K multiplied by 10, normalized. What the method is told are
+    the shares that came out, not those wanted; except with "drawn".
 
     Args:
         counts: number of sets of the first, second, ... client with sets; one number for all if there is one.
@@ -243,17 +241,9 @@ def unlabelled_sets(
             and smaller where a class is short; with `shared`, wanted shares are the sum of the clients' and normalized
             over the sets.
         shared: all clients want the same shares; else each its own.
-        low: smallest share before normalization, in [0, 1).
-        dominance: factor of the dominant class, > 0.
-
-    Raises:
-        ValueError: a count below 1, an unknown protocol, or a number outside what is allowed.
     """
-    if not counts or min(counts) < 1:
-        raise ValueError(f"sets is {', '.join(map(str, counts))}; every client with sets needs at least 1")
-    check_choices(PROTOCOLS, protocol=protocol)
-    check_numbers("[0, 1)", low=low)
-    check_numbers("(0, inf)", dominance=dominance)
+    if not counts:
+        raise ValueError("set_counts is empty; give the number of sets of every client")
     most = max(counts)
 
     def observe(key: Key[Array, ""], holdings: Holdings) -> Observed:
@@ -279,9 +269,9 @@ def unlabelled_sets(
 
     def _wanted(key: Array, num_sets: Array, num_classes: int, rows: int) -> Float[Array, "C O K"]:
         shape = (num_sets.shape[0], rows, num_classes)
-        drawn = jax.random.uniform(key, shape, jnp.float32, low, 1.0)
+        drawn = jax.random.uniform(key, shape, jnp.float32, _LOWEST, 1.0)
         dominant = np.arange(rows)[:, None] % num_classes == np.arange(num_classes)
-        drawn = jnp.where(dominant, dominance, 1.0) * drawn
+        drawn = jnp.where(dominant, _DOMINANCE, 1.0) * drawn
         real = (np.arange(rows, dtype=np.int32) < num_sets[:, None])[:, :, None]
         drawn = jnp.where(real, drawn, 0.0)
         rows_sum = drawn / jnp.maximum(drawn.sum(axis=2, keepdims=True), 1e-12)

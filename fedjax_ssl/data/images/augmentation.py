@@ -1,7 +1,7 @@
 """Augmentation inside the compiled step, before inputs are standardized: all by name."""
 
 from fedjax_ssl.data.images import strong, weak
-from fedjax_ssl.data.images.view import Augmentation
+from fedjax_ssl.data.images.weak import Augmentation
 from fedjax_ssl.registry import Registry
 
 AUGMENTATIONS: Registry[Augmentation] = Registry(

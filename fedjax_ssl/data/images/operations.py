@@ -19,6 +19,11 @@ _LEVELS = 256
 _POINT = 16  # binary places of the fixed-point coordinates in Pillow's affine transform
 
 
+def identity(images: Images) -> Images:
+    """Leave the images as they are."""
+    return images
+
+
 def invert(images: Images) -> Images:
     """Every value v becomes 255 - v."""
     return LARGEST - images

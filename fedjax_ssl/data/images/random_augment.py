@@ -29,20 +29,8 @@ from fedjax_ssl.keys import named_key
 
 GROUPS = 16
 
-_PLAIN = {
-    "identity": lambda images: images,
-    "invert": operations.invert,
-    "autocontrast": operations.autocontrast,
-    "equalize": operations.equalize,
-}
-_GRADED = {
-    "brightness": operations.brightness,
-    "color": operations.color,
-    "contrast": operations.contrast,
-    "sharpness": operations.sharpness,
-    "posterize": operations.posterize,
-    "solarize": operations.solarize,
-}
+_PLAIN = ("identity", "invert", "autocontrast", "equalize")
+_GRADED = ("brightness", "color", "contrast", "sharpness", "posterize", "solarize")
 OPERATIONS = (*_PLAIN, *_GRADED, *MOVEMENTS, "cutout")
 
 # (images, entry of the strengths [n], spots of cutouts [n, 2]) -> images
@@ -153,14 +141,14 @@ def branch(choice: Choice, height: int, width: int, channels: int) -> Branch:
     """One operation with its strengths: entry 2 k is level k, entry 2 k + 1 the same with the other sign."""
     name = choice.operation
     if name in _PLAIN:
-        return lambda images, entry, spot: _PLAIN[name](images)
+        return lambda images, entry, spot: getattr(operations, name)(images)
     strengths = _strengths(choice, height, width)
     fill = _fill(choice.fill, channels)
 
     def apply(images: Images, entry: Int[Array, " n"], spot: Float[Array, "n 2"]) -> Images:
         strength = jnp.asarray(strengths)[entry % len(strengths)]
         if name in _GRADED:
-            return _GRADED[name](images, strength)
+            return getattr(operations, name)(images, strength)
         if name == "cutout":
             return operations.cutout(images, strength, spot, fill, choice.full)
         if choice.smooth:

@@ -5,25 +5,28 @@ operations and ranges side by side.
 """
 
 from collections.abc import Sequence
+from typing import Annotated
 
 from jaxtyping import Array, Key, Shaped
 
-from fedjax_ssl.checks import check_numbers, check_whole_numbers
+from fedjax_ssl.checks import In, Whole
 from fedjax_ssl.data.images import policies
 from fedjax_ssl.data.images.operations import LARGEST
 from fedjax_ssl.data.images.random_augment import GROUPS, random_augment
-from fedjax_ssl.data.images.view import Augmentation, check_images
-from fedjax_ssl.data.images.weak import crop_flip, shift
+from fedjax_ssl.data.images.weak import Augmentation, check_images, crop_flip, shift
 from fedjax_ssl.keys import named_key
+
+Limited = Annotated[int, Whole(0, 1000)]
+Groups = Annotated[int, Whole(0)]
 
 
 def fixmatch(
-    pixels: int = 4,
+    pixels: Limited = 4,
     flip: bool = True,
-    operations: int = 2,
-    cutout: float = 0.5,
+    operations: Limited = 2,
+    cutout: Annotated[float, In("[0, 1]")] = 0.5,
     fixed_cutout: bool = False,
-    groups: int = GROUPS,
+    groups: Groups = GROUPS,
     input_max: float = 255.0,
 ) -> Augmentation:
     """Strong augmentation of FixMatch: operations of uniform strength, then a cutout.
@@ -37,13 +40,11 @@ def fixmatch(
         groups: parts of a batch that draw operations of their own; 0: every image does, which is slower on CPUs.
         input_max: largest stored value.
     """
-    check_numbers("[0, 1]", cutout=cutout)
-    check_whole_numbers(0, operations=operations)
     return _strong(policies.fixmatch(operations, cutout, fixed_cutout), pixels, flip, groups, input_max)
 
 
 def semifl(
-    pixels: int = 4, flip: bool = True, operations: int = 2, groups: int = 0, input_max: float = 255.0
+    pixels: Limited = 4, flip: bool = True, operations: Limited = 2, groups: Groups = 0, input_max: float = 255.0
 ) -> Augmentation:
     """Strong augmentation of SemiFL's published code: every operation at its largest magnitude.
 
@@ -56,16 +57,15 @@ def semifl(
         groups: parts of a batch that draw operations of their own; 0: every image does, which is slower on CPUs.
         input_max: largest stored value.
     """
-    check_whole_numbers(0, operations=operations)
     return _strong(policies.semifl(operations), pixels, flip, groups, input_max)
 
 
 def randaugment(
-    operations: int = 3,
-    magnitude: float = 4.0,
-    pixels: int = 0,
+    operations: Limited = 3,
+    magnitude: Annotated[float, In("[0, 10]")] = 4.0,
+    pixels: Limited = 0,
     flip: bool = False,
-    groups: int = GROUPS,
+    groups: Groups = GROUPS,
     input_max: float = 255.0,
 ) -> Augmentation:
     """RandAugment as published: operations of one magnitude; the defaults are those for CIFAR-10 and WRN-28-2.
@@ -78,13 +78,11 @@ def randaugment(
         groups: parts of a batch that draw operations of their own; 0: every image does, which is slower on CPUs.
         input_max: largest stored value.
     """
-    check_whole_numbers(0, operations=operations)
-    check_numbers("[0, 10]", magnitude=magnitude)
     return _strong(policies.original(operations, magnitude), pixels, flip, groups, input_max)
 
 
 def fedmatch(
-    operations: int = 6, pixels: int = 0, flip: bool = False, groups: int = GROUPS, input_max: float = 255.0
+    operations: Limited = 6, pixels: Limited = 0, flip: bool = False, groups: Groups = GROUPS, input_max: float = 255.0
 ) -> Augmentation:
     """RandAugment of FedMatch's published code: six weak operations, rotation by up to 160 degrees among them.
 
@@ -95,15 +93,14 @@ def fedmatch(
         groups: parts of a batch that draw operations of their own; 0: every image does, which is slower on CPUs.
         input_max: largest stored value.
     """
-    check_whole_numbers(0, operations=operations)
     return _strong(policies.fedmatch(operations), pixels, flip, groups, input_max)
 
 
 def uda(
-    operations: int = 2,
-    pixels: int = 0,
+    operations: Limited = 2,
+    pixels: Limited = 0,
     flip: bool = False,
-    groups: int = GROUPS,
+    groups: Groups = GROUPS,
     input_max: float = 255.0,
     input_mean: Sequence[float] | None = None,
 ) -> Augmentation:
@@ -118,13 +115,12 @@ def uda(
         input_mean: of the dataset per channel, as shares of `input_max`: what comes in at the border and in cutouts.
             None: CIFAR-10's.
     """
-    check_whole_numbers(0, operations=operations)
     fill = policies.CIFAR_MEAN if input_mean is None else tuple(LARGEST * float(mean) for mean in input_mean)
     return _strong(policies.uda(operations, fill), pixels, flip, groups, input_max)
 
 
 def fl2(
-    pixels: int = 4, flip: bool = True, operations: int = 3, groups: int = GROUPS, input_max: float = 255.0
+    pixels: Limited = 4, flip: bool = True, operations: Limited = 3, groups: Groups = GROUPS, input_max: float = 255.0
 ) -> Augmentation:
     """Strong augmentation of (FL)^2's published code: three operations of uniform strength, then a cutout.
 
@@ -135,12 +131,11 @@ def fl2(
         groups: parts of a batch that draw operations of their own; 0: every image does, which is slower on CPUs.
         input_max: largest stored value.
     """
-    check_whole_numbers(0, operations=operations)
     return _strong(policies.fl2(operations), pixels, flip, groups, input_max)
 
 
 def sage(
-    pixels: int = 4, flip: bool = True, operations: int = 2, groups: int = GROUPS, input_max: float = 255.0
+    pixels: Limited = 4, flip: bool = True, operations: Limited = 2, groups: Groups = GROUPS, input_max: float = 255.0
 ) -> Augmentation:
     """Strong augmentation of SAGE's published code: two operations at nine levels, then a cutout of half the side.
 
@@ -151,12 +146,11 @@ def sage(
         groups: parts of a batch that draw operations of their own; 0: every image does, which is slower on CPUs.
         input_max: largest stored value.
     """
-    check_whole_numbers(0, operations=operations)
     return _strong(policies.levelled(operations, whole_pixels=True), pixels, flip, groups, input_max)
 
 
 def fedrgd(
-    pixels: int = 4, flip: bool = True, operations: int = 2, groups: int = GROUPS, input_max: float = 255.0
+    pixels: Limited = 4, flip: bool = True, operations: Limited = 2, groups: Groups = GROUPS, input_max: float = 255.0
 ) -> Augmentation:
     """Strong augmentation of FedRGD's published code: that of SAGE, translated by shares of the side.
 
@@ -167,13 +161,10 @@ def fedrgd(
         groups: parts of a batch that draw operations of their own; 0: every image does, which is slower on CPUs.
         input_max: largest stored value.
     """
-    check_whole_numbers(0, operations=operations)
     return _strong(policies.levelled(operations, whole_pixels=False), pixels, flip, groups, input_max)
 
 
 def _strong(policy: policies.Policy, pixels: int, flip: bool, groups: int, input_max: float) -> Augmentation:
-    check_whole_numbers(0, groups=groups)
-    check_numbers("(0, inf)", input_max=input_max)
     moved = crop_flip(pixels) if flip else shift(pixels)
 
     def augment(key: Key[Array, ""], images: Shaped[Array, "n H W C"]) -> Shaped[Array, "n H W C"]:

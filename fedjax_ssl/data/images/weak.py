@@ -1,14 +1,24 @@
 """Weak augmentation by name: flips, shifts, rotation, enlargement."""
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key, Shaped
 
-from fedjax_ssl.checks import check_choices, check_numbers, check_whole_numbers
-from fedjax_ssl.data.images.view import Augmentation, check_images
+from fedjax_ssl.checks import In, Whole
 from fedjax_ssl.keys import named_key
+
+# (key, images) -> images, as stored (uint8 or float), of the same shape and type; one key for the whole batch. What an
+# image becomes depends on the key and on its place only, so that padding rows at the end of a batch change nothing.
+Augmentation = Callable[[Key[Array, ""], Shaped[Array, "n H W C"]], Shaped[Array, "n H W C"]]
+
+
+def check_images(images: Shaped[Array, "n H W C"]) -> None:
+    """Raises ValueError for what has not the shape of images."""
+    if images.ndim != 4:
+        raise ValueError(f"augmentation needs images [n, H, W, C], got shape {images.shape}; use 'none' for features")
 
 
 def no_augmentation() -> Augmentation:
@@ -16,7 +26,11 @@ def no_augmentation() -> Augmentation:
     return lambda key, images: images
 
 
-def shift(pixels: int = 2, fill: Literal["reflect", "constant"] = "reflect", value: float = 0.0) -> Augmentation:
+def shift(
+    pixels: Annotated[int, Whole(0, 1000)] = 2,
+    fill: Literal["reflect", "constant"] = "reflect",
+    value: Annotated[float, In("(-inf, inf)")] = 0.0,
+) -> Augmentation:
     """Translation by whole pixels, uniform in [-pixels, pixels] in each direction.
 
     Args:
@@ -27,7 +41,11 @@ def shift(pixels: int = 2, fill: Literal["reflect", "constant"] = "reflect", val
     return _shifted(pixels, fill, value, mirrored=False)
 
 
-def crop_flip(pixels: int = 4, fill: Literal["reflect", "constant"] = "reflect", value: float = 0.0) -> Augmentation:
+def crop_flip(
+    pixels: Annotated[int, Whole(0, 1000)] = 4,
+    fill: Literal["reflect", "constant"] = "reflect",
+    value: Annotated[float, In("(-inf, inf)")] = 0.0,
+) -> Augmentation:
     """`shift`, then a horizontal flip of every second image on average: the CIFAR augmentation of FedAvg+XCLP.
 
     Args:
@@ -38,7 +56,7 @@ def crop_flip(pixels: int = 4, fill: Literal["reflect", "constant"] = "reflect",
     return _shifted(pixels, fill, value, mirrored=True)
 
 
-def rotate(degrees: float = 20.0) -> Augmentation:
+def rotate(degrees: Annotated[float, In("[0, 180]")] = 20.0) -> Augmentation:
     """Rotation about the centre by an angle uniform in [-degrees, degrees], nearest pixel, 0 outside.
 
     FedUL's augmentation of MNIST (its released code).
@@ -46,7 +64,6 @@ def rotate(degrees: float = 20.0) -> Augmentation:
     Args:
         degrees: largest angle, in [0, 180].
     """
-    check_numbers("[0, 180]", degrees=degrees)
 
     def augment(key: Key[Array, ""], images: Shaped[Array, "n H W C"]) -> Shaped[Array, "n H W C"]:
         check_images(images)
@@ -56,7 +73,12 @@ def rotate(degrees: float = 20.0) -> Augmentation:
     return augment
 
 
-def translate(share: float = 0.125, flip: bool = True, value: float = 0.5, input_max: float = 255.0) -> Augmentation:
+def translate(
+    share: Annotated[float, In("[0, 1]")] = 0.125,
+    flip: bool = True,
+    value: Annotated[float, In("[0, 1]")] = 0.5,
+    input_max: float = 255.0,
+) -> Augmentation:
     """Translation by any part of the side up to `share` in each direction, linear between pixels, and a flip.
 
     The weak view of FixMatch in ProtoFSSL's baselines.
@@ -67,8 +89,6 @@ def translate(share: float = 0.125, flip: bool = True, value: float = 0.5, input
         value: what comes in at the border, as a share of `input_max`.
         input_max: largest stored value.
     """
-    check_numbers("[0, 1]", share=share, value=value)
-    check_numbers("(0, inf)", input_max=input_max)
 
     def augment(key: Key[Array, ""], images: Shaped[Array, "n H W C"]) -> Shaped[Array, "n H W C"]:
         check_images(images)
@@ -88,7 +108,7 @@ def translate(share: float = 0.125, flip: bool = True, value: float = 0.5, input
     return augment
 
 
-def resize_crop(size: int = 40, flip: bool = True) -> Augmentation:
+def resize_crop(size: Annotated[int, Whole(1, 10_000)] = 40, flip: bool = True) -> Augmentation:
     """Enlargement to `size` pixels, a window of the image's own size cut out of it anywhere, and a flip.
 
     CBAFed's augmentation. Bilinear and equal to Pillow's up to one stored level: along rows first, rounded to whole
@@ -98,7 +118,6 @@ def resize_crop(size: int = 40, flip: bool = True) -> Augmentation:
         size: height and width of the enlarged image, at least those of the images.
         flip: mirror every second image on average.
     """
-    check_whole_numbers(size=size)
 
     def augment(key: Key[Array, ""], images: Shaped[Array, "n H W C"]) -> Shaped[Array, "n H W C"]:
         check_images(images)
@@ -135,9 +154,6 @@ def _places(key: Key[Array, ""], name: str, count: int, size: int, side: int) ->
 
 
 def _shifted(pixels: int, fill: str, value: float, mirrored: bool) -> Augmentation:
-    check_whole_numbers(0, pixels=pixels)
-    check_choices(("reflect", "constant"), fill=fill)
-
     def augment(key: Key[Array, ""], images: Shaped[Array, "n H W C"]) -> Shaped[Array, "n H W C"]:
         flip = (_bits(key, "flip", images.shape[0]) % 2).astype(bool) if mirrored else None
         return _crop(key, images, pixels, fill, value, flip)

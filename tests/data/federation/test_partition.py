@@ -394,7 +394,7 @@ def test_circulant_gives_the_counts_of_the_protofssl_split():
             "min_examples is -1; it must be a whole number of",
         ),
         ("shards", {"shards_per_client": 0}, "shards_per_client is 0; it must be a whole number of at least 1"),
-        ("circulant", {"shares": (1, -1)}, "non-negative"),
+        ("circulant", {"shares": (1, -1)}, r"shares\[1\] is -1; it must be a number of at least 0"),
     ],
 )
 def test_bad_options(name, options, message):

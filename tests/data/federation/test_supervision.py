@@ -268,7 +268,7 @@ def test_balanced_draw_is_balanced_and_exact():
         ("per_client", {}, "needs the option 'labels'"),
         ("per_client", {"label": 1}, "Did you mean 'labels'"),
         ("per_client", {"labels": 0}, "labels is 0; it must be a whole number of at least 1"),
-        ("fraction", {"fraction": 0.0}, "use supervision 'none'"),
+        ("fraction", {"fraction": 0.0}, r"fraction is 0.0; it must be a number in \(0, 1\]"),
         ("fraction", {"fraction": 1.5}, r"fraction is 1.5; it must be a number in \(0, 1\]"),
         (
             "total",

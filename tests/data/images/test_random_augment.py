@@ -212,7 +212,6 @@ def test_values_outside_the_range_and_nan_stay_in_their_image():
     ("name", "options", "message"),
     [
         ("fixmatch", {"operations": -1}, "operations is -1; it must be a whole number of at least 0"),
-        ("fixmatch", {"input_max": 0}, "input_max is 0; it must be a number above 0"),
         ("fixmatch", {"pixels": -2}, "pixels is -2; it must be a whole number of at least 0"),
         ("fixmatch", {"cutout": 1.5}, r"cutout is 1.5; it must be a number in \[0, 1\]"),
         ("randaugment", {"magnitude": 11.0}, r"magnitude is 11.0; it must be a number in \[0, 10\]"),
