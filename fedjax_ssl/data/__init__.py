@@ -1,31 +1,38 @@
 """Data: sources, partitions, supervision, augmentation; everything ends as `FederatedData` on the device."""
 
-from fedjax_ssl.data.check import Checked, check, remarks, source_of
-from fedjax_ssl.data.dataset import Dataset, Split, with_pooled_splits
-from fedjax_ssl.data.federation.federate import federate
-from fedjax_ssl.data.federation.federated_data import (
-    FederatedData,
-    client_names,
-    natural_names,
-    rounds_of_a_part,
-    validate,
-)
-from fedjax_ssl.data.federation.host_inputs import (
-    RESIDENCES,
-    Drawn,
-    HostInputs,
-    LoadedInputs,
-    NotLoaded,
-    NotOnDevice,
-    clients_of_devices,
-    load_examples,
-    most_rows,
-)
-from fedjax_ssl.data.federation.partition import PARTITIONS
-from fedjax_ssl.data.federation.report import plot_partition, report
-from fedjax_ssl.data.federation.supervision import SUPERVISIONS
-from fedjax_ssl.data.federation.weak_labels import WeakLabels
-from fedjax_ssl.data.images.augmentation import AUGMENTATIONS, augmentation
-from fedjax_ssl.data.reading.problems import BadData, DatasetUnavailable
-from fedjax_ssl.data.sources import ORIGINS, OWN, SOURCES, TERMS, available, load, verify
-from fedjax_ssl.data.standardization import STANDARDIZATIONS, for_prediction, normalizer, standardized
+from typing import TYPE_CHECKING
+
+from fedjax_ssl.lazy import attach
+
+if TYPE_CHECKING:
+    from fedjax_ssl.data.check import Checked, check, remarks, source_of
+    from fedjax_ssl.data.dataset import Dataset, Split, with_pooled_splits
+    from fedjax_ssl.data.federation.federate import federate
+    from fedjax_ssl.data.federation.federated_data import (
+        FederatedData,
+        client_names,
+        natural_names,
+        rounds_of_a_part,
+        validate,
+    )
+    from fedjax_ssl.data.federation.host_inputs import (
+        RESIDENCES,
+        Drawn,
+        HostInputs,
+        LoadedInputs,
+        NotLoaded,
+        NotOnDevice,
+        clients_of_devices,
+        load_examples,
+        most_rows,
+    )
+    from fedjax_ssl.data.federation.partition import PARTITIONS
+    from fedjax_ssl.data.federation.report import plot_partition, report
+    from fedjax_ssl.data.federation.supervision import SUPERVISIONS
+    from fedjax_ssl.data.federation.weak_labels import WeakLabels
+    from fedjax_ssl.data.images.augmentation import AUGMENTATIONS, augmentation
+    from fedjax_ssl.data.reading.problems import BadData, DatasetUnavailable
+    from fedjax_ssl.data.sources import ORIGINS, OWN, SOURCES, TERMS, available, load, verify
+    from fedjax_ssl.data.standardization import STANDARDIZATIONS, for_prediction, normalizer, standardized
+
+__getattr__, __dir__ = attach(__name__)

@@ -1,80 +1,87 @@
 """The engine: the method contract, cohorts, local training, placement, federated optimizers, evaluation."""
 
-from fedjax_ssl.federated.client import LOCAL_STEP
-from fedjax_ssl.federated.clients import all_clients
-from fedjax_ssl.federated.cohort import COHORTS, Cohort, CohortSampler, cohort_sampler, random_slots, sample_cohort
-from fedjax_ssl.federated.diversity import Diversity, full_gradient_diversity, with_gradient_diversity
-from fedjax_ssl.federated.engine import STAGE, Pretraining, federated_method
-from fedjax_ssl.federated.episodes import episodes
-from fedjax_ssl.federated.evaluation import (
-    BY_CLIENT,
-    EVALUATION,
-    Scores,
-    balanced_accuracy,
-    evaluate,
-    likeliest_coarse,
-    score_labels,
-)
-from fedjax_ssl.federated.execution import (
-    CLIENTS_AT_ONCE,
-    VECTORIZED_RUNS,
-    Choice,
-    Execution,
-    execute,
-    tree_bytes,
-)
-from fedjax_ssl.federated.fednova import fednova
-from fedjax_ssl.federated.forward import map_rows
-from fedjax_ssl.federated.grouped import grouped
-from fedjax_ssl.federated.local_optimizer import OPTIMIZERS, SCHEDULES, learning_rate_schedule, local_optimizer
-from fedjax_ssl.federated.memory import USABLE, device_memory, how_many_fit, own_memory
-from fedjax_ssl.federated.method import (
-    AtClient,
-    AtServer,
-    Broadcast,
-    Client,
-    ClientKind,
-    ClientResult,
-    ClientState,
-    ForLog,
-    GradientPass,
-    Method,
-    Now,
-    Perturbation,
-    RoundContext,
-    RoundResult,
-    Sampler,
-    Schedule,
-    ServerState,
-    ServerTraining,
-    Snapshot,
-    Stage,
-    Step,
-    Stream,
-    Term,
-    Traffic,
-    View,
-    everybody,
-    never,
-    no_traffic,
-)
-from fedjax_ssl.federated.optimizer_registry import FEDERATED_OPTIMIZERS, LocalSettings
-from fedjax_ssl.federated.optimizers import (
-    FederatedOptimizer,
-    Groups,
-    Local,
-    Numbers,
-    Report,
-    Turn,
-    fedavg,
-    fedopt,
-    fedprox,
-    local,
-)
-from fedjax_ssl.federated.paired_batches import Steps, fixed_steps, paired_batches, passes
-from fedjax_ssl.federated.placement import PLACEMENTS, deal, map_clients
-from fedjax_ssl.federated.reduction import REDUCTIONS
-from fedjax_ssl.federated.sampler import epochs, in_turn, known_epochs, labelled_epochs, mixed_epochs
-from fedjax_ssl.federated.scaffold import scaffold
-from fedjax_ssl.federated.setup import KEEP_BY, WEIGHTINGS, Setup
-from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, Count, count, to_numbers
+from typing import TYPE_CHECKING
+
+from fedjax_ssl.lazy import attach
+
+if TYPE_CHECKING:
+    from fedjax_ssl.federated.client import LOCAL_STEP
+    from fedjax_ssl.federated.clients import all_clients
+    from fedjax_ssl.federated.cohort import COHORTS, Cohort, CohortSampler, cohort_sampler, random_slots, sample_cohort
+    from fedjax_ssl.federated.diversity import Diversity, full_gradient_diversity, with_gradient_diversity
+    from fedjax_ssl.federated.engine import STAGE, Pretraining, federated_method
+    from fedjax_ssl.federated.episodes import episodes
+    from fedjax_ssl.federated.evaluation import (
+        BY_CLIENT,
+        EVALUATION,
+        Scores,
+        balanced_accuracy,
+        evaluate,
+        likeliest_coarse,
+        score_labels,
+    )
+    from fedjax_ssl.federated.execution import (
+        CLIENTS_AT_ONCE,
+        VECTORIZED_RUNS,
+        Choice,
+        Execution,
+        execute,
+        tree_bytes,
+    )
+    from fedjax_ssl.federated.fednova import fednova
+    from fedjax_ssl.federated.forward import map_rows
+    from fedjax_ssl.federated.grouped import grouped
+    from fedjax_ssl.federated.local_optimizer import OPTIMIZERS, SCHEDULES, learning_rate_schedule, local_optimizer
+    from fedjax_ssl.federated.memory import USABLE, device_memory, how_many_fit, own_memory
+    from fedjax_ssl.federated.method import (
+        AtClient,
+        AtServer,
+        Broadcast,
+        Client,
+        ClientKind,
+        ClientResult,
+        ClientState,
+        ForLog,
+        GradientPass,
+        Method,
+        Now,
+        Perturbation,
+        RoundContext,
+        RoundResult,
+        Sampler,
+        Schedule,
+        ServerState,
+        ServerTraining,
+        Snapshot,
+        Stage,
+        Step,
+        Stream,
+        Term,
+        Traffic,
+        View,
+        everybody,
+        never,
+        no_traffic,
+    )
+    from fedjax_ssl.federated.optimizer_registry import FEDERATED_OPTIMIZERS, LocalSettings
+    from fedjax_ssl.federated.optimizers import (
+        FederatedOptimizer,
+        Groups,
+        Local,
+        Numbers,
+        Report,
+        Turn,
+        fedavg,
+        fedopt,
+        fedprox,
+        local,
+    )
+    from fedjax_ssl.federated.paired_batches import Steps, fixed_steps, paired_batches, passes
+    from fedjax_ssl.federated.placement import PLACEMENTS, deal, map_clients
+    from fedjax_ssl.federated.reduction import REDUCTIONS
+    from fedjax_ssl.federated.sampler import epochs, in_turn, known_epochs, labelled_epochs, mixed_epochs
+    from fedjax_ssl.federated.scaffold import scaffold
+    from fedjax_ssl.federated.setup import KEEP_BY, WEIGHTINGS, Setup
+    from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, Count, count, to_numbers
+
+__getattr__, __dir__ = attach(__name__)

@@ -8,21 +8,28 @@ Example:
     (100, 5)
 """
 
-from fedjax_ssl.graph.approximate import approximate_neighbors
-from fedjax_ssl.graph.codes import has_angle, lsh_codes
-from fedjax_ssl.graph.exchange import IDEAL, Exchange
-from fedjax_ssl.graph.graph import Graph, build_graph, dense_matrix, multiply
-from fedjax_ssl.graph.hamming import cosine_from_hamming, hamming_matrix
-from fedjax_ssl.graph.labelling import (
-    LABEL_GRAPH,
-    Propagation,
-    label_propagation,
-    propagate_labels,
-    xclp,
-    xclp_from_codes,
-)
-from fedjax_ssl.graph.neighbors import Neighbors, cosine_neighbors, nearest_neighbors
-from fedjax_ssl.graph.propagation import Solution, influence_columns, influence_matrix, propagate, solve
-from fedjax_ssl.graph.recall import neighbor_recall
-from fedjax_ssl.graph.settings import PropagationSettings
-from fedjax_ssl.graph.weighting import class_weights, confidence
+from typing import TYPE_CHECKING
+
+from fedjax_ssl.lazy import attach
+
+if TYPE_CHECKING:
+    from fedjax_ssl.graph.approximate import approximate_neighbors
+    from fedjax_ssl.graph.codes import has_angle, lsh_codes
+    from fedjax_ssl.graph.exchange import IDEAL, Exchange
+    from fedjax_ssl.graph.graph import Graph, build_graph, dense_matrix, multiply
+    from fedjax_ssl.graph.hamming import cosine_from_hamming, hamming_matrix
+    from fedjax_ssl.graph.labelling import (
+        LABEL_GRAPH,
+        Propagation,
+        label_propagation,
+        propagate_labels,
+        xclp,
+        xclp_from_codes,
+    )
+    from fedjax_ssl.graph.neighbors import Neighbors, cosine_neighbors, nearest_neighbors
+    from fedjax_ssl.graph.propagation import Solution, influence_columns, influence_matrix, propagate, solve
+    from fedjax_ssl.graph.recall import neighbor_recall
+    from fedjax_ssl.graph.settings import PropagationSettings
+    from fedjax_ssl.graph.weighting import class_weights, confidence
+
+__getattr__, __dir__ = attach(__name__)

@@ -7,72 +7,79 @@ Example:
     0.0635
 """
 
-from fedjax_ssl.objectives.channel_checks import (
-    Identifiability,
-    MatrixDiagnostics,
-    assess_identifiability,
-    check_correspondence,
-    check_observed,
-    check_set_priors,
-    check_test_prior,
-    diagnose_matrix,
-    identifiability_warnings,
-    posterior_constraints,
-)
-from fedjax_ssl.objectives.channels import (
-    FALLBACKS,
-    Channel,
-    channel_cross_entropy,
-    channel_cross_entropy_on_probs,
-    channel_log_probs,
-    correspondence_channel,
-    correspondence_counts,
-    estimate_correspondence,
-    identity_channel,
-    is_observable,
-    normalize_counts,
-    pad_channel,
-    set_channel,
-)
-from fedjax_ssl.objectives.consistency import (
-    TIES,
-    agreement_vote,
-    annealed_cross_entropy,
-    consistency,
-    consistency_ramp,
-    fixmatch_loss,
-    inter_client_kl,
-    linear_ramp,
-    teacher_decay,
-    training_signal_ceiling,
-    uda_loss,
-)
-from fedjax_ssl.objectives.cross_entropy import (
-    at_least_float32,
-    batch_cross_entropy,
-    batch_mean,
-    clipped_cross_entropy,
-    cross_entropy,
-    l1_norm,
-    mixup,
-    mixup_cross_entropy,
-    mixup_share,
-    proportion_loss,
-    soft_cross_entropy,
-)
-from fedjax_ssl.objectives.perturbation import (
-    divergence_from,
-    mean_entropy,
-    sharpness_ascent,
-    vat_direction,
-    vat_loss,
-)
-from fedjax_ssl.objectives.prototypes import (
-    DISTANCES,
-    class_prototypes,
-    fill_missing_prototypes,
-    helper_pseudo_labels,
-    mean_prototypes,
-    prototype_log_probs,
-    sharpen,
-)
+from typing import TYPE_CHECKING
+
+from fedjax_ssl.lazy import attach
+
+if TYPE_CHECKING:
+    from fedjax_ssl.objectives.agreement import (
+        TIES,
+        agreement_vote,
+        annealed_cross_entropy,
+        consistency,
+        consistency_ramp,
+        fixmatch_loss,
+        inter_client_kl,
+        linear_ramp,
+        teacher_decay,
+        training_signal_ceiling,
+        uda_loss,
+    )
+    from fedjax_ssl.objectives.channel_checks import (
+        Identifiability,
+        MatrixDiagnostics,
+        assess_identifiability,
+        check_correspondence,
+        check_observed,
+        check_set_priors,
+        check_test_prior,
+        diagnose_matrix,
+        identifiability_warnings,
+        posterior_constraints,
+    )
+    from fedjax_ssl.objectives.channels import (
+        FALLBACKS,
+        Channel,
+        channel_cross_entropy,
+        channel_cross_entropy_on_probs,
+        channel_log_probs,
+        correspondence_channel,
+        correspondence_counts,
+        estimate_correspondence,
+        identity_channel,
+        is_observable,
+        normalize_counts,
+        pad_channel,
+        set_channel,
+    )
+    from fedjax_ssl.objectives.cross_entropy import (
+        at_least_float32,
+        batch_cross_entropy,
+        batch_mean,
+        clipped_cross_entropy,
+        cross_entropy,
+        l1_norm,
+        mixup,
+        mixup_cross_entropy,
+        mixup_share,
+        proportion_loss,
+        soft_cross_entropy,
+    )
+    from fedjax_ssl.objectives.perturbation import (
+        divergence_from,
+        mean_entropy,
+        sharpness_ascent,
+        vat_direction,
+        vat_loss,
+    )
+    from fedjax_ssl.objectives.prototypes import (
+        DISTANCES,
+        class_prototypes,
+        fill_missing_prototypes,
+        helper_pseudo_labels,
+        mean_prototypes,
+        prototype_log_probs,
+        sharpen,
+    )
+
+__getattr__, __dir__ = attach(__name__)
