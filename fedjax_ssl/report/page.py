@@ -21,7 +21,6 @@ from fedjax_ssl.errors import counted
 from fedjax_ssl.report.charts import AXES, curves_of, effects_of, profiles_of
 from fedjax_ssl.report.numbers import (
     METHOD,
-    Cell,
     Metric,
     cost_texts,
     difference_text,
@@ -53,31 +52,17 @@ def render(report: Report, command: str) -> str:
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     asset = resources.files("fedjax_ssl.report").joinpath("assets")
     style, script, page = (asset.joinpath(f"report.{kind}").read_text("utf-8") for kind in ("css", "js", "html"))
-    problems = list(report.problems)
-    groups, cells = report.groups, {one.name: report.cells(one) for one in report.metrics}
-    curves, effects, profiles = _curves(report), effects_of(groups), profiles_of(groups)
-    pictures, environments = _pictures(groups, problems), _environments(report.runs)
-    titles = headings(report.metric, report.baseline.name)
-    metrics = {
-        one.name: {
-            **one._asdict(),
-            "title": one.title,
-            "difference": headings(one, report.baseline.name)[3],
-            "cells": [_packed(cell, one) for cell in cells[one.name]],
-        }
-        for one in report.metrics
-    }
-    payload = {
+    groups, problems = report.groups, list(report.problems)
+    titles, environments = headings(report.metric, report.baseline.name), _environments(report.runs)
+    payload: dict[str, Any] = {
         "metric": report.metric.name,
-        "metrics": metrics,
+        "metrics": {one.name: _packed(one, report) for one in report.metrics},
         "groups": [group.name for group in groups],
         "baseline": groups.index(report.baseline),
-        "best": _BEST,
-        "curves": curves,
-        "effects": effects,
-        "clients": {
-            measure: {place: one["curve"] for place, one in found.items()} for measure, found in profiles.items()
-        },
+        "best": min(_BEST, len(groups)),
+        "curves": _curves(report),
+        "effects": effects_of(groups),
+        "clients": profiles_of(groups),
     }
     return environment.from_string(page).render(
         style=style,
@@ -85,29 +70,21 @@ def render(report: Report, command: str) -> str:
         version=fedjax_ssl.__version__,
         command=command,
         made=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+        report=report,
+        payload=payload,
         title=_title(groups),
         facts=_facts(groups),
-        problems=problems,
         method=METHOD,
-        metric=report.metric,
-        metrics=report.metrics,
-        best=min(_BEST, len(groups)),
-        baseline=report.baseline,
         titles=titles,
-        rows=[
-            _row(group, cell, costs, report.metric)
-            for group, cell, costs in zip(groups, cells[report.metric.name], report.costs, strict=True)
-        ],
-        axes=[axis for axis in AXES if any(one["x"].get(axis) for one in curves if one)],
-        effects=effects,
-        profiles=profiles,
-        pictures=pictures,
+        costs=[list(zip(costs, cost_texts(costs), strict=True)) for costs in report.costs],
+        axes=[axis for axis in AXES if any(one["x"].get(axis) for one in payload["curves"] if one)],
+        pictures=_pictures(groups, problems),
+        problems=problems,
         configs=_configs([group.config for group in groups]),
         runs=_runs(report),
         environments=environments,
         environment_names=list(dict.fromkeys(name for _, one in environments for name in one)),
         commands=_commands(report.runs),
-        payload=payload,
     )
 
 
@@ -121,28 +98,16 @@ def _curves(report: Report) -> list[dict[str, Any] | None]:
     return [curves_of(group, names, points) if group in wanted else None for group in report.groups]
 
 
-def _row(group: Group, cell: Cell, costs: Sequence[float | None], metric: Metric) -> dict[str, Any]:
-    """A row of the table of results: texts, and the numbers that it is sorted by."""
-    finished = len(group.finished)
-    return {
-        "group": group,
-        "finished": finished,
-        "runs": str(finished) if finished == len(group.runs) else f"{finished} of {len(group.runs)}",
-        "text": mean_text(cell, metric.unit),
-        "value": "" if short(cell.mean) is None else cell.mean,
-        "difference": "" if cell.difference is None else cell.difference,
-        "difference_text": difference_text(cell, metric.unit),
-        "sign": cell.sign * metric.better,
-        "costs": [("" if cost is None else cost, text) for cost, text in zip(costs, cost_texts(costs), strict=True)],
-    }
-
-
-def _packed(cell: Cell, metric: Metric) -> list[Any]:
-    """A cell as the page's script takes it."""
-    numbers = (cell.mean, cell.deviation, cell.difference, cell.low, cell.high)
-    texts = mean_text(cell, metric.unit), difference_text(cell, metric.unit)
-    # 1 where the interval says better than the baseline, -1 where it says worse
-    return [*texts, cell.sign * metric.better, *map(short, numbers)]
+def _packed(metric: Metric, report: Report) -> dict[str, Any]:
+    """A metric as template and script take it: in "cells" a list per group, texts first."""
+    cells = [
+        # 1 where the interval says better than the baseline, -1 where it says worse
+        [mean_text(cell, metric.unit), difference_text(cell, metric.unit), cell.sign * metric.better]
+        + [short(number) for number in (cell.mean, cell.deviation, cell.difference, cell.low, cell.high)]
+        for cell in report.cells(metric)
+    ]
+    difference = headings(metric, report.baseline.name)[3]
+    return {**metric._asdict(), "title": metric.title, "difference": difference, "cells": cells}
 
 
 def _title(groups: Sequence[Group]) -> str:
@@ -182,21 +147,14 @@ def _belongs_to_a_name(field: str, configs: Sequence[Mapping[str, Any]], table: 
     return values.nunique() == 1 and not set(names[has]) & set(names[~has])
 
 
-def _runs(report: Report) -> list[dict[str, Any]]:
+def _runs(report: Report) -> list[tuple[Any, ...]]:
+    """Lists folder, group, state and seed of every run, and its value as number and text."""
     top = os.path.commonpath([run.path.resolve().parent for run in report.runs])
     found = []
     for run, place in zip(report.runs, report.frame.index.get_level_values("group"), strict=True):
         value = numbers_of(run).get(report.metric.name) if run.state == "finished" else None
-        found.append(
-            {
-                "path": os.path.relpath(run.path.resolve(), top),
-                "group": report.groups[place].name,
-                "seed": run.config["seed"],
-                "state": run.state,
-                "text": written(value, report.metric.unit),
-                "value": "" if short(value) is None else value,
-            }
-        )
+        path, text = os.path.relpath(run.path.resolve(), top), written(value, report.metric.unit)
+        found.append((path, report.groups[place].name, run.state, run.config["seed"], short(value), text))
     return found
 
 

@@ -70,8 +70,10 @@ def submit(given: argparse.Namespace, folder: Path, plan: Plan, command: Sequenc
         print(f"all runs are done: {folder / 'results.csv'}")
         return 0
     if given.show:
-        for line in described(waiting, cluster, options, hours):
-            print(line)
+        settings = "".join(f", {name}={value}" for name, value in options.items())
+        print(f"an array of {counted(len(waiting), 'job')} for {cluster}, {hours:g} h each{settings}:")
+        for number, task in enumerate(waiting):
+            print(f"  {number}: program {number}, {counted(len(task.runs), 'run')}: {names_of(task.runs)}")
         return 0
     with FolderLock(folder):
         plans.save(folder, plan, command)
@@ -121,15 +123,6 @@ def options_of(texts: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(f"--slurm {text!r} is not of the form NAME=VALUE, for example gpus_per_node=1")
         found[name.replace("-", "_")] = int(value) if value.isdecimal() else value
     return found
-
-
-def described(waiting: Sequence[Task], cluster: str, options: Mapping[str, Any], hours: float) -> list[str]:
-    """Describes what would be handed in."""
-    settings = "".join(f", {name}={value}" for name, value in options.items())
-    lines = [f"an array of {counted(len(waiting), 'job')} for {cluster}, {hours:g} h each{settings}:"]
-    for number, task in enumerate(waiting):
-        lines.append(f"  {number}: program {number}, {counted(len(task.runs), 'run')}: {names_of(task.runs)}")
-    return lines
 
 
 def _extra() -> Any:

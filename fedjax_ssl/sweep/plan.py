@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import ml_collections
+import pandas
 from flax.traverse_util import flatten_dict
 
 from fedjax_ssl import config as configs
@@ -142,15 +143,10 @@ def from_file(path: str | Path, seeds: Sequence[int] | None = None) -> Plan:
         given = [ml_collections.ConfigDict({**config.to_dict(), "seed": seed}) for config in given for seed in seeds]
     resolved = [configs.resolve(config) for config in given]
     flat = [flatten_dict(plain_value(config.to_dict()), sep=".") for config in resolved]
-    names = {one["method.name"] for one in flat}
-    varied = [
-        field
-        for field in dict.fromkeys(field for one in flat for field in one)
-        if any(
-            len({json.dumps(one.get(field)) for one in flat if one["method.name"] == method}) > 1 for method in names
-        )
-    ]
-    fields = [*(["method.name"] if len(names) > 1 else []), *varied]
+    texts = pandas.DataFrame([{field: json.dumps(value) for field, value in one.items()} for one in flat])
+    counts = texts.groupby("method.name").agg(lambda values: values.nunique(dropna=False)).max()
+    several = [field for field in texts if counts.get(field, texts["method.name"].nunique()) > 1]
+    fields = sorted(several, key=lambda field: field != "method.name")
     written = [{field: one[field] for field in fields if field in one} for one in flat]
     return plan(zip(resolved, written, strict=True), fields)
 

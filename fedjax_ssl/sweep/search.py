@@ -203,24 +203,21 @@ def open_study(search: Search, folder: Path, worker: int = 0) -> Any:
         ConfigError: the storage cannot be used.
     """
     optuna, config = _optuna(), search.example
-    pruners = {
-        "none": optuna.pruners.NopPruner,
-        "median": optuna.pruners.MedianPruner,
-        "hyperband": lambda: optuna.pruners.HyperbandPruner(config.eval_every, max(config.rounds, 1)),
-    }
+    known, rounds = optuna.pruners, max(config.rounds, 1)
+    pruners = {"none": known.NopPruner(), "median": known.MedianPruner()}
+    pruners["hyperband"] = known.HyperbandPruner(config.eval_every, rounds)
     samplers = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
-    journal = importlib.import_module("optuna.storages.journal")
+    storages, place = importlib.import_module("optuna.storages.journal"), search.storage or folder / "study.log"
     try:
+        storage = search.storage or optuna.storages.JournalStorage(storages.JournalFileBackend(str(place)))
         study = optuna.create_study(
-            storage=search.storage
-            or optuna.storages.JournalStorage(journal.JournalFileBackend(str(folder / "study.log"))),
+            storage=storage,
             study_name=search.study,
             direction="maximize",
             load_if_exists=True,
-            pruner=pruners[search.pruner](),
+            pruner=pruners[search.pruner],
         )
     except Exception as error:
-        place = search.storage or folder
         raise ConfigError(f"the study {search.study!r} in {place} cannot be opened: {error}") from error
     turn = 1000 * len(study.get_trials(deepcopy=False)) + worker
     study.sampler = samplers[search.sampler](seed=search.random_seed + turn)
@@ -388,15 +385,9 @@ def _say_end(study: Any, folder: Path) -> int:
 def _describe(search: Search, folder: Path, processes: int, there: bool) -> list[str]:
     how = f"sampler {search.sampler}, pruner {search.pruner}"
     lines = [f"{search.config}: a study of {counted(search.trials, 'trial')} ({how})"]
-    for field, values in map(axes.parse_axis, search.settings):
-        if isinstance(values, Range):
-            spread = "whole numbers" if values.whole else "in the logarithm" if values.log else "evenly"
-            lines.append(f"  {field}: {values.low:g} to {values.high:g}, {spread}")
-        else:
-            lines.append(f"  {field}: {', '.join(values)}")
+    lines += [f"  {text.removeprefix('config.').replace('=', ': ', 1)}" for text in search.settings]
     if search.seeds:
         lines.append(f"  seeds of every trial: {', '.join(map(str, search.seeds))}")
     lines.append(f"  storage: {search.storage or folder / 'study.log'}, study {search.study!r}")
     lines.append(f"  workers: {processes}, which share the study")
-    lines.append(f"  folder: {folder}" + (", which goes on" if there else ""))
-    return lines
+    return [*lines, f"  folder: {folder}" + (", which goes on" if there else "")]

@@ -176,7 +176,7 @@ function drawProfile() {
   const asked = visible().filter(({ group }) => group in found);
   const others = having.filter((group) => !rows[group].hidden).slice(0, data.best);
   const chosen = asked.length ? asked : others.map((group, index) => ({ group, index, name: data.groups[group] }));
-  const series = chosen.map((one) => ({ ...one, points: found[one.group].map((value, at, curve) =>
+  const series = chosen.map((one) => ({ ...one, points: found[one.group].curve.map((value, at, curve) =>
     [curve.length > 1 ? at / (curve.length - 1) : 0.5, value, null]) }));
   const x = { title: "share of the clients (%)", unit: "%" };
   chart(host, "Accuracy (%) from the worst client to the best", series, x, { unit: "%" });
