@@ -1,4 +1,4 @@
-"""What is in a user's own data, and what is wrong with them, before anything is trained."""
+"""Check a user's own data before anything is trained: their content, and every fault in it."""
 
 import difflib
 import hashlib
@@ -21,7 +21,7 @@ SMALL = 0.1  # of the examples of a name: a misspelt one has at most this share 
 
 
 class Checked(NamedTuple):
-    """What was found."""
+    """The result of a check."""
 
     source: str  # of `fedjax_ssl.data.SOURCES`
     dataset: Dataset | None  # None where there are problems
@@ -30,7 +30,7 @@ class Checked(NamedTuple):
 
 
 def check(path: Path | str, source: str | None = None, **options: Any) -> Checked:
-    """Reads a user's own data and says what is there and what is wrong.
+    """Read a user's own data, and tell their content and every fault in it.
 
     What was read is kept, so that a run that follows starts at once.
 
@@ -44,7 +44,7 @@ def check(path: Path | str, source: str | None = None, **options: Any) -> Checke
         DatasetUnavailable: `path` is not there.
         ValueError: an unknown source or option.
     """
-    name = source or source_of(Path(path).expanduser(), **_names(options))
+    name = source or source_of(Path(path).expanduser(), options.get("file_column") or "file")
     try:
         dataset = read(name, path=path, **options)
     except BadData as error:
@@ -52,12 +52,8 @@ def check(path: Path | str, source: str | None = None, **options: Any) -> Checke
     return Checked(name, dataset, (), (*dataset.extra.get("notes", ()), *remarks(dataset)))
 
 
-def _names(options: dict[str, Any]) -> dict[str, Any]:
-    return {"file_column": options["file_column"]} if options.get("file_column") else {}
-
-
 def source_of(path: Path, file_column: str = "file") -> str:
-    """The source that reads a path: a table with a column for the file is one of images.
+    """Choose the source that reads a path: a table with a column for the file is one of images.
 
     Raises:
         DatasetUnavailable: nothing is there.
@@ -77,7 +73,7 @@ def source_of(path: Path, file_column: str = "file") -> str:
 
 
 def remarks(dataset: Dataset) -> list[str]:
-    """What a user would want to hear of a dataset that can be trained on, a sentence each."""
+    """Find oddities in a dataset that can be trained on, a sentence each."""
     found = _about_classes(dataset)
     found += _spelt_alike("class", dataset.class_names, _times(dataset, "y"))
     if dataset.client_names is not None:
@@ -99,7 +95,7 @@ def remarks(dataset: Dataset) -> list[str]:
 
 
 def _times(dataset: Dataset, field: str) -> np.ndarray:
-    """How often each number occurs in training and test examples together."""
+    """Count each number in training and test examples together."""
     parts = [getattr(split, field) for split in (dataset.train, dataset.test) if split is not None]
     values = np.concatenate([part for part in parts if part is not None])
     count = dataset.num_classes if field == "y" else len(dataset.client_names or ())
@@ -125,7 +121,7 @@ def _about_classes(dataset: Dataset) -> list[str]:
 
 
 def _spelt_alike(what: str, names: Sequence[str], times: np.ndarray) -> list[str]:
-    """Names that differ by capitals, blanks or one letter, and of which one is rare."""
+    """Find names that differ by capitals, blanks or one letter, one of them rare."""
     found = []
     plain = [re.sub(r"[\s_-]+", "", name).casefold() for name in names]
     for small in np.argsort(times, kind="stable").tolist():
@@ -146,7 +142,7 @@ def _spelt_alike(what: str, names: Sequence[str], times: np.ndarray) -> list[str
 
 
 def _one_letter_off(first: str, second: str) -> bool:
-    """Whether one is likely a misspelling of the other; "site 1" and "site 2" are not."""
+    """Tell whether one is likely a misspelling of the other; "site 1" and "site 2" are not."""
     if re.findall(r"\d+", first) != re.findall(r"\d+", second) or abs(len(first) - len(second)) > 2:
         return False
     return difflib.SequenceMatcher(None, first, second).ratio() >= SIMILAR

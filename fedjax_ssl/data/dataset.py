@@ -1,4 +1,4 @@
-"""What every source ends as: arrays on the host, checked once where they are made."""
+"""Datasets: the arrays that every source gives, on the host, checked once where they are made."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -10,7 +10,7 @@ from fedjax_ssl.data.correspondence import check_correspondence
 
 
 def check_finite(name: str, values: np.ndarray) -> None:
-    """Refuses NaN and infinity in a floating-point array; integer arrays always pass.
+    """Refuse NaN and infinity in a floating-point array; integer arrays always pass.
 
     Args:
         name: what the message calls the array.
@@ -32,7 +32,7 @@ def check_finite(name: str, values: np.ndarray) -> None:
 
 
 def check_labels(name: str, labels: np.ndarray, num_classes: int) -> None:
-    """Refuses labels outside -1 .. num_classes - 1.
+    """Refuse labels outside -1 .. num_classes - 1.
 
     Args:
         name: what the message calls the array.
@@ -139,62 +139,56 @@ class Dataset:
     extra: Mapping[str, Any] = field(default_factory=dict)  # source-specific, such as the options it was made with
 
     def __post_init__(self) -> None:
+        where = f"Dataset {self.name!r}:"
         if len(self.train) == 0:
-            raise ValueError(f"Dataset {self.name!r}: train has no examples.")
+            raise ValueError(f"{where} train has no examples.")
         if not self.class_names:
-            raise ValueError(f"Dataset {self.name!r}: class_names is empty; it needs one name per class.")
-        if self.test is not None:
-            if len(self.test) == 0:
-                raise ValueError(f"Dataset {self.name!r}: test has no examples; use test=None for no test split.")
-            if self.test.x.shape[1:] != self.input_shape or self.test.x.dtype != self.train.x.dtype:
-                raise ValueError(
-                    f"Dataset {self.name!r}: test inputs are {self.test.x.dtype} {self.test.x.shape[1:]}, "
-                    f"train inputs are {self.train.x.dtype} {self.input_shape}; they must be alike."
-                )
-        for split_name, split in (("train", self.train), ("test", self.test)):
+            raise ValueError(f"{where} class_names is empty; it needs one name per class.")
+        if self.test is not None and len(self.test) == 0:
+            raise ValueError(f"{where} test has no examples; use test=None for no test split.")
+        shapes = [f"{split.x.dtype} {split.x.shape[1:]}" for split in (self.train, self.test) if split is not None]
+        if len(set(shapes)) > 1:
+            raise ValueError(f"{where} test inputs are {shapes[1]}, train inputs are {shapes[0]}; they must be alike.")
+        for name, split in (("train", self.train), ("test", self.test)):
             if split is not None:
-                check_labels(f"Dataset {self.name!r}: {split_name}.y", split.y, self.num_classes)
-                self._check_clients(split_name, split)
-                self._check_coarse(split_name, split)
+                self._check_split(f"{where} {name}", split)
         if self.correspondence is not None:
-            self._check_correspondence(self.correspondence)
+            check_correspondence(f"{where} correspondence", self.correspondence, self.num_classes)
+            rows = len(self.correspondence)
+            if self.coarse_names is None or rows != len(self.coarse_names):
+                raise ValueError(f"{where} correspondence has {rows} rows; coarse_names must name each.")
         if self.set_shares is not None:
-            self._check_set_shares(self.set_shares)
+            self._check_set_shares(f"{where} set_shares", self.set_shares)
         if not self.input_max > 0:
-            raise ValueError(f"Dataset {self.name!r}: input_max is {self.input_max}; it must be positive.")
-        self._check_normalization()
+            raise ValueError(f"{where} input_max is {self.input_max}; it must be positive.")
+        channels = self.input_shape[-1]
+        for name, values in (("mean", self.mean or (0.0,)), ("std", self.std or (1.0,))):
+            if len(values) not in (1, channels):
+                raise ValueError(f"{where} {name} has {len(values)} values; allowed are 1 and {channels} (channels).")
+            if not np.isfinite(values).all():
+                raise ValueError(f"{where} {name} is {values}; every value must be finite.")
+            if name == "std" and min(values) <= 0:
+                raise ValueError(f"{where} std is {values}; every value must be positive.")
 
-    def _check_clients(self, split_name: str, split: Split) -> None:
-        if split.client is None:
-            return
-        bound = len(self.client_names) if self.client_names is not None else np.iinfo(np.int32).max
-        rows = np.flatnonzero((split.client < 0) | (split.client >= bound))
-        if len(rows):
-            raise ValueError(
-                f"Dataset {self.name!r}: {split_name}.client has {len(rows):,} values out of range, first in "
-                f"row {rows[0]}: {split.client[rows[0]]}. Allowed are 0 to {bound - 1}."
-            )
+    def _check_split(self, name: str, split: Split) -> None:
+        check_labels(f"{name}.y", split.y, self.num_classes)
+        if split.coarse is not None:
+            if self.coarse_names is None:
+                raise ValueError(f"{name}.coarse is there but coarse_names is not.")
+            check_labels(f"{name}.coarse", split.coarse, len(self.coarse_names))
+        if split.client is not None:
+            bound = len(self.client_names) if self.client_names is not None else np.iinfo(np.int32).max
+            if len(rows := np.flatnonzero((split.client < 0) | (split.client >= bound))):
+                raise ValueError(
+                    f"{name}.client has {len(rows):,} values out of range, first in row {rows[0]}: "
+                    f"{split.client[rows[0]]}. Allowed are 0 to {bound - 1}."
+                )
 
-    def _check_coarse(self, split_name: str, split: Split) -> None:
-        if split.coarse is None:
-            return
-        if self.coarse_names is None:
-            raise ValueError(f"Dataset {self.name!r}: {split_name}.coarse is there but coarse_names is not.")
-        check_labels(f"Dataset {self.name!r}: {split_name}.coarse", split.coarse, len(self.coarse_names))
-
-    def _check_correspondence(self, matrix: np.ndarray) -> None:
-        check_correspondence(f"Dataset {self.name!r}: correspondence", matrix, self.num_classes)
-        if self.coarse_names is None or matrix.shape[0] != len(self.coarse_names):
-            raise ValueError(
-                f"Dataset {self.name!r}: correspondence has {matrix.shape[0]} rows; coarse_names must name each."
-            )
-
-    def _check_set_shares(self, shares: np.ndarray) -> None:
-        name = f"Dataset {self.name!r}: set_shares"
+    def _check_set_shares(self, name: str, shares: np.ndarray) -> None:
         if self.train.set is None or self.train.client is None:
             raise ValueError(f"{name} is there but train.set or train.client is not.")
         num_clients = len(np.unique(self.train.client))
-        if shares.ndim != 3 or shares.shape[0] != num_clients or shares.shape[2] != self.num_classes:
+        if shares.ndim != 3 or shares.shape[::2] != (num_clients, self.num_classes):
             raise ValueError(
                 f"{name} has shape {shares.shape}; it must be [clients, sets, classes] with {num_clients} clients "
                 f"and {self.num_classes} classes."
@@ -204,32 +198,19 @@ class Dataset:
         if not ((shares >= 0).all() and ((np.abs(totals - 1) < 1e-5) | (totals == 0)).all()):
             raise ValueError(f"{name}: the shares of every set must be at least 0 and sum to 1 (or all be 0).")
 
-    def _check_normalization(self) -> None:
-        channels = self.input_shape[-1]
-        for name in ("mean", "std"):
-            values = getattr(self, name)
-            if values is not None and len(values) not in (1, channels):
-                raise ValueError(
-                    f"Dataset {self.name!r}: {name} has {len(values)} values; allowed are 1 and {channels} (channels)."
-                )
-            if values is not None and not np.isfinite(values).all():
-                raise ValueError(f"Dataset {self.name!r}: {name} is {values}; every value must be finite.")
-        if self.std is not None and not all(value > 0 for value in self.std):
-            raise ValueError(f"Dataset {self.name!r}: std is {self.std}; every value must be positive.")
-
     @property
     def num_classes(self) -> int:
-        """K, the number of classes."""
+        """Count the classes, K."""
         return len(self.class_names)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one example."""
+        """Give the shape of one example."""
         return self.train.x.shape[1:]
 
 
 def with_pooled_splits(dataset: Dataset) -> Dataset:
-    """The dataset whose own test examples follow the training examples, for runs that hold out their own (FedMatch).
+    """Put a dataset's own test examples after its training examples, for runs that hold out their own (FedMatch).
 
     Raises:
         ValueError: it has no test examples, or sets, which belong to clients of the training examples.
@@ -243,9 +224,6 @@ def with_pooled_splits(dataset: Dataset) -> Dataset:
             "pooled with them; leave pool_splits and pools out"
         )
 
-    def both(first: np.ndarray | None, second: np.ndarray | None) -> np.ndarray | None:
-        return None if first is None or second is None else np.concatenate([first, second])
-
-    inputs, labels = np.concatenate([train.x, test.x]), np.concatenate([train.y, test.y])
-    client, coarse = both(train.client, test.client), both(train.coarse, test.coarse)
-    return replace(dataset, train=Split(inputs, labels, client, coarse), test=None)
+    pairs = [(getattr(train, name), getattr(test, name)) for name in ("x", "y", "client", "coarse")]
+    joined = [None if first is None or second is None else np.concatenate([first, second]) for first, second in pairs]
+    return replace(dataset, train=Split(*joined), test=None)  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ def standardized(
     std: Sequence[float] | None = None,
     left_out: int | str | None = None,
 ) -> tuple[Dataset, str]:
-    """The dataset with the mean and deviation that its inputs are standardized by.
+    """Give a dataset the mean and deviation that its inputs are standardized by.
 
     Statistics of the training examples are those of `dataset.train`, every example counted once: with a label or
     without, of all clients but the one that is left out, and also those that a run draws from them for test or
@@ -50,11 +50,7 @@ def standardized(
     if mean is not None or std is not None:
         if by in ("train", "none"):
             raise ValueError(f"mean or std is given, which standardize={by!r} does not use; leave one of them out")
-        dataset = dataclasses.replace(
-            dataset,
-            mean=dataset.mean if mean is None else tuple(mean),
-            std=dataset.std if std is None else tuple(std),
-        )
+        dataset = _replaced(dataset, mean, std)
     known = dataset.mean is not None or dataset.std is not None
     if by == "dataset" and not known:
         raise ValueError(
@@ -73,16 +69,13 @@ def standardized(
         whose = f"that belong to dataset {dataset.name!r}" if mean is None and std is None else "as given"
     if (dataset.mean or (0.0,), dataset.std or (1.0,)) == ((0.0,), (1.0,)):
         return dataset, f"inputs are divided by {dataset.input_max:g} and not standardized"
-    return dataset, (
-        f"inputs are standardized by mean {_in_words(dataset.mean or (0.0,))} and deviation "
-        f"{_in_words(dataset.std or (1.0,))} {whose}"
-    )
+    return dataset, f"inputs are standardized by {_in_words(dataset)} {whose}"
 
 
 def for_prediction(
     dataset: Dataset, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
 ) -> tuple[Dataset, str]:
-    """The dataset with the mean and deviation of inputs that are predicted, where these differ from training's.
+    """Give a dataset the mean and deviation of inputs that are predicted, where these differ from training's.
 
     Args:
         dataset: with those of training.
@@ -98,21 +91,20 @@ def for_prediction(
     if mean is None and std is None:
         return dataset, ""
     try:
-        dataset = dataclasses.replace(
-            dataset,
-            mean=dataset.mean if mean is None else tuple(mean),
-            std=dataset.std if std is None else tuple(std),
-        )
+        dataset = _replaced(dataset, mean, std)
     except ValueError as error:
         raise ValueError(f"of test_mean and test_std: {error}") from None
-    return dataset, (
-        f"; where they are predicted, by mean {_in_words(dataset.mean or (0.0,))} and deviation "
-        f"{_in_words(dataset.std or (1.0,))}"
-    )
+    return dataset, f"; where they are predicted, by {_in_words(dataset)}"
+
+
+def _replaced(dataset: Dataset, mean: Sequence[float] | None, std: Sequence[float] | None) -> Dataset:
+    """Put given statistics in place of the dataset's."""
+    given = {name: tuple(values) for name, values in (("mean", mean), ("std", std)) if values is not None}
+    return dataclasses.replace(dataset, **given)  # type: ignore[arg-type]
 
 
 def _counted(dataset: Dataset, left_out: int | str | None) -> tuple[Int[np.ndarray, " m"] | None, str]:
-    """The rows that statistics are taken of, None: all; and words for whose they are not."""
+    """Choose the rows that count in statistics, None: all; and name the client left out."""
     names = natural_names(dataset)
     number = names.index(left_out) if isinstance(left_out, str) and left_out in names else left_out
     # A client that is not there is refused where the federation is made.
@@ -125,7 +117,7 @@ def _counted(dataset: Dataset, left_out: int | str | None) -> tuple[Int[np.ndarr
 def _statistics(
     inputs: Shaped[np.ndarray, "n *shape C"], input_max: float, chosen: Int[np.ndarray, " m"] | None
 ) -> tuple[Float[np.ndarray, " C"], Float[np.ndarray, " C"]]:
-    """Mean and deviation over all axes but the last, in two passes over blocks: inputs may be memory-mapped."""
+    """Compute mean and deviation over all axes but the last, in two passes over blocks: inputs may be memory-mapped."""
     number = len(inputs) if chosen is None else len(chosen)
     axes, count = tuple(range(inputs.ndim - 1)), number * (inputs[0].size // inputs.shape[-1])
     size = max(BLOCK_VALUES // max(inputs[0].size, 1), 1)
@@ -139,12 +131,16 @@ def _statistics(
     return mean / input_max, np.where(constant, 1.0, std / input_max)
 
 
-def _in_words(values: Sequence[float]) -> str:
-    return ", ".join(f"{value:.4g}" for value in values) if len(values) <= 3 else "of each feature"
+def _in_words(dataset: Dataset) -> str:
+    mean, std = (
+        ", ".join(f"{value:.4g}" for value in values) if len(values) <= 3 else "of each feature"
+        for values in (dataset.mean or (0.0,), dataset.std or (1.0,))
+    )
+    return f"mean {mean} and deviation {std}"
 
 
 def normalizer(dataset: Dataset) -> Callable[[Shaped[Array, "*batch C"]], Float[Array, "*batch C"]]:
-    """Makes the map from stored inputs to the network's: (raw / input_max - mean) / std, in float32.
+    """Make the map from stored inputs to the network's: (raw / input_max - mean) / std, in float32.
 
     Args:
         dataset: has `input_max`, `mean` and `std`; without a mean nothing is subtracted, without a deviation nothing
