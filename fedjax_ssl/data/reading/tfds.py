@@ -80,7 +80,7 @@ def load_tfds(
     keys = {"input": input_key, "label": label_key, "coarse": coarse_key, "client": client_key}
     splits = {"train": train_split, "unlabelled": unlabelled_split, "test": test_split}
     home = data_root(root) / "tfds" / f"{name}-{fingerprint([str(folder.resolve()), splits, size, keys])}"
-    return kept_for(home, facts_of(folder.iterdir()), lambda: _read(_Prepared(name, place), splits, keys, size))
+    return kept_for(home, facts_of(folder.iterdir()), lambda: _read(name, place, splits, keys, size))
 
 
 def prepared_folders(path: str | Path | None = None) -> Path:
@@ -88,94 +88,126 @@ def prepared_folders(path: str | Path | None = None) -> Path:
     return Path(path or os.environ.get(FOLDER_VARIABLE) or Path("~") / "tensorflow_datasets").expanduser()
 
 
-class _Prepared:
-    """A prepared folder, opened by TensorFlow Datasets."""
-
-    def __init__(self, name: str, folder: Path):
-        self.name, self.folder = name, folder
-        try:
-            self.library: Any = importlib.import_module("tensorflow_datasets")
-        except ImportError as error:
-            raise DatasetUnavailable(f"tfds:{name}: reading {folder} needs: pip install 'fedjax_ssl[tfds]'") from error
-        try:
-            # The library imports the modules of these classes.
-            for named in _classes(json.loads((folder / "features.json").read_text(encoding="utf-8"))):
-                if not named.startswith("tensorflow_datasets."):
-                    raise ValueError(f"its features are of {named}, which is no class of TensorFlow Datasets")
-            self.builder = self.library.builder_from_directory(folder)
-            self.features = dict(self.builder.info.features.items())
-        except Exception as error:  # whatever it raises, a user needs the same message
-            raise self.damaged(error, "no prepared folder, or damaged") from error
-
-    def damaged(self, error: Exception, how: str = "damaged") -> DatasetUnavailable:
-        said = " ".join(str(error).split())[:300] or type(error).__name__
-        return DatasetUnavailable(f"tfds:{self.name}: {self.folder} is {how}: {said}")
-
-    def key(self, given: str | None, role: str) -> str:
-        """Choose the feature of a role: as given, as the dataset says, or the only one of its kind."""
-        if given is not None:
-            if given not in self.features:
-                raise ValueError(
-                    f"tfds:{self.name} has no feature {given!r}.{did_you_mean(given, self.features)} Features: "
-                    f"{', '.join(self.features)}"
-                )
-            return given
-        supervised = self.builder.info.supervised_keys
-        if supervised is not None and isinstance(found := supervised[role == "label"], str):
-            return found
-        kinds = self.library.features
-        kind = {"input": kinds.Image, "label": kinds.ClassLabel}[role]
-        fitting = [key for key, feature in self.features.items() if isinstance(feature, kind)]
-        if len(fitting) != 1:
+def _read(
+    name: str, folder: Path, splits: Mapping[str, str | None], keys: Mapping[str, str | None], size: int | None
+) -> Dataset:
+    library, builder = _opened(name, folder)
+    features, there = dict(builder.info.features.items()), list(builder.info.splits)
+    chosen = {
+        role: _key(name, library, builder.info, keys[role], role)
+        for role in keys
+        if keys[role] or role in ("input", "label")
+    }
+    test = splits["test"] or ("test" if "test" in there else None)
+    wanted = [split for split in (splits["train"], splits["unlabelled"], test) if split is not None]
+    for split in wanted:
+        if split not in there:
             raise ValueError(
-                f"tfds:{self.name} has {len(fitting)} features that could be the {role}; name one with "
-                f"data.{role}_key. Features: {', '.join(self.features)}"
+                f"tfds:{name} has no split {split!r}.{did_you_mean(split, there)} Splits: {', '.join(there)}"
             )
-        return fitting[0]
+    if len(set(wanted)) < len(wanted):
+        raise ValueError(
+            f"tfds:{name}: two of the training, unlabelled and test examples are of one split ({', '.join(wanted)}); "
+            "give each a split of its own"
+        )
+    rows: dict[str, list] = {role: [] for role in (*chosen, "split")}
+    try:
+        for split in wanted:
+            for example in _examples(builder, split):
+                for role, key in chosen.items():
+                    rows[role].append(_input(example[key], size, name) if role == "input" else example[key])
+                rows["split"].append(split)
+            if split not in rows["split"]:
+                raise ValueError(f"split {split} is empty")
+    except Exception as error:  # whatever the library raises, a user needs the same message
+        raise _damaged(name, folder, error) from error
+    if len(shapes := list(dict.fromkeys(one.shape for one in rows["input"]))) > 1:
+        raise ValueError(f"tfds:{name} has images of several shapes, {shapes[0]} and {shapes[1]}; give data.size")
+    named = np.array(rows.pop("split"))
+    x, y = np.stack(rows["input"]), np.where(named == splits["unlabelled"], -1, np.array(rows["label"]))
+    coarse = np.array(rows["coarse"]) if "coarse" in chosen else None
+    texts = [client.decode() if isinstance(client, bytes) else str(client) for client in rows.get("client", ())]
+    names, client = np.unique(texts, return_inverse=True) if texts else (None, None)
 
-    def class_names(self, key: str) -> tuple[str, ...] | None:
-        return tuple(names) if (names := getattr(self.features[key], "names", None)) else None
+    def part(chosen: np.ndarray) -> Split:
+        beside = (None if values is None else values[chosen] for values in (client, coarse))
+        return Split(x[chosen], y[chosen], *beside)
 
-    def examples(self, split: str) -> Iterator[Mapping[str, Any]]:
-        info = self.builder.info
-        if info.file_format.value != "tfrecord":
-            yield from self.builder.as_data_source(split)
-            return
-        for file in info.splits[split].filepaths:  # which the library itself reads with TensorFlow alone
-            yield from map(info.features.deserialize_example_np, read_tfrecord(Path(file)))
+    labels = getattr(features[chosen["label"]], "names", None) or map(str, range(int(y.max()) + 1))
+    return Dataset(
+        f"tfds:{name}",
+        part(named != test),
+        part(named == test) if test else None,
+        class_names=tuple(labels),
+        client_names=None if names is None else tuple(names.tolist()),
+        input_max=255.0 if x.dtype == np.uint8 else 1.0,
+        coarse_names=tuple(features[chosen["coarse"]].names) if "coarse" in chosen else None,
+        extra={"terms": builder.info.citation},
+    )
 
-    def arrays(self, split: str, keys: Mapping[str, str], size: int | None) -> dict[str, Any]:
-        """Read inputs [n, ...], labels [n], coarse labels [n] and names of clients of one split."""
-        rows: dict[str, list] = {role: [] for role in keys}
-        try:
-            for example in self.examples(split):
-                for role, key in keys.items():
-                    rows[role].append(self._input(example[key], size) if role == "input" else example[key])
-        except Exception as error:  # as above
-            raise self.damaged(error) from error
-        shapes = list(dict.fromkeys(one.shape for one in rows["input"]))
-        if len(shapes) > 1:
-            raise ValueError(
-                f"tfds:{self.name} has images of several shapes, {shapes[0]} and {shapes[1]}; give data.size"
-            )
-        if not shapes:
-            raise self.damaged(ValueError(f"split {split} is empty"))
-        names = [name.decode() if isinstance(name, bytes) else str(name) for name in rows.pop("client", ())]
-        return {role: np.array(values) for role, values in rows.items()} | {"client": names}
 
-    def _input(self, value: np.ndarray, size: int | None) -> np.ndarray:
-        """Take an image as uint8 [H, W, C], or numbers as float32."""
-        if value.dtype != np.uint8 or value.ndim != 3:
-            return np.asarray(value, np.float32)
-        if size is not None or value.shape[2] not in (1, 3):
-            from PIL import Image, ImageOps
+def _opened(name: str, folder: Path) -> tuple[Any, Any]:
+    """Open a prepared folder with TensorFlow Datasets."""
+    try:
+        library: Any = importlib.import_module("tensorflow_datasets")
+    except ImportError as error:
+        raise DatasetUnavailable(f"tfds:{name}: reading {folder} needs: pip install 'fedjax_ssl[tfds]'") from error
+    try:
+        # The library imports the modules of these classes.
+        for named in _classes(json.loads((folder / "features.json").read_text(encoding="utf-8"))):
+            if not named.startswith("tensorflow_datasets."):
+                raise ValueError(f"its features are of {named}, which is no class of TensorFlow Datasets")
+        return library, library.builder_from_directory(folder)
+    except Exception as error:  # as above
+        raise _damaged(name, folder, error, "no prepared folder, or damaged") from error
 
-            image = Image.fromarray(value[..., 0] if value.shape[2] == 1 else value)
-            image = image if image.mode in ("L", "RGB") else image.convert("RGB")
-            if size is not None:
-                image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
-            value = np.asarray(image).reshape(image.height, image.width, -1)
-        return value.transpose(1, 0, 2) if self.name in TRANSPOSED else value
+
+def _damaged(name: str, folder: Path, error: Exception, how: str = "damaged") -> DatasetUnavailable:
+    said = " ".join(str(error).split())[:300] or type(error).__name__
+    return DatasetUnavailable(f"tfds:{name}: {folder} is {how}: {said}")
+
+
+def _key(name: str, library: Any, info: Any, given: str | None, role: str) -> str:
+    """Choose the feature of a role: as given, as the dataset says, or the only one of its kind."""
+    features = dict(info.features.items())
+    if given is not None:
+        if given not in features:
+            hint = did_you_mean(given, features)
+            raise ValueError(f"tfds:{name} has no feature {given!r}.{hint} Features: {', '.join(features)}")
+        return given
+    if info.supervised_keys is not None and isinstance(found := info.supervised_keys[role == "label"], str):
+        return found
+    kind = {"input": library.features.Image, "label": library.features.ClassLabel}[role]
+    fitting = [key for key, feature in features.items() if isinstance(feature, kind)]
+    if len(fitting) != 1:
+        raise ValueError(
+            f"tfds:{name} has {len(fitting)} features that could be the {role}; name one with data.{role}_key. "
+            f"Features: {', '.join(features)}"
+        )
+    return fitting[0]
+
+
+def _examples(builder: Any, split: str) -> Iterator[Mapping[str, Any]]:
+    if builder.info.file_format.value != "tfrecord":
+        yield from builder.as_data_source(split)
+        return
+    for file in builder.info.splits[split].filepaths:  # which the library itself reads with TensorFlow alone
+        yield from map(builder.info.features.deserialize_example_np, read_tfrecord(Path(file)))
+
+
+def _input(value: np.ndarray, size: int | None, name: str) -> np.ndarray:
+    """Take an image as uint8 [H, W, C], or numbers as float32."""
+    if value.dtype != np.uint8 or value.ndim != 3:
+        return np.asarray(value, np.float32)
+    if size is not None or value.shape[2] not in (1, 3):
+        from PIL import Image, ImageOps
+
+        image = Image.fromarray(value[..., 0] if value.shape[2] == 1 else value)
+        image = image if image.mode in ("L", "RGB") else image.convert("RGB")
+        if size is not None:
+            image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
+        value = np.asarray(image).reshape(image.height, image.width, -1)
+    return value.transpose(1, 0, 2) if name in TRANSPOSED else value
 
 
 def _classes(features: Any) -> Iterator[str]:
@@ -200,50 +232,6 @@ def read_tfrecord(path: Path) -> Iterator[bytes]:
             if len(head) < 12 or length > LARGEST_RECORD or len(content := file.read(length + 4)) < length + 4:
                 raise ValueError(f"{path.name} is no TFRecord file, or cut short: a record of {length:,} bytes")
             yield content[:length]
-
-
-def _read(
-    prepared: _Prepared, splits: Mapping[str, str | None], keys: Mapping[str, str | None], size: int | None
-) -> Dataset:
-    chosen = {role: prepared.key(keys[role], role) for role in keys if keys[role] or role in ("input", "label")}
-    there = list(prepared.builder.info.splits)
-    test = splits["test"] or ("test" if "test" in there else None)
-    wanted = [split for split in (splits["train"], splits["unlabelled"], test) if split is not None]
-    for split in wanted:
-        if split not in there:
-            raise ValueError(
-                f"tfds:{prepared.name} has no split {split!r}.{did_you_mean(split, there)} Splits: {', '.join(there)}"
-            )
-    if len(set(wanted)) < len(wanted):
-        raise ValueError(
-            f"tfds:{prepared.name}: two of the training, unlabelled and test examples are of one split "
-            f"({', '.join(wanted)}); give each a split of its own"
-        )
-    parts = {split: prepared.arrays(split, chosen, size) for split in wanted}
-    if (unlabelled := splits["unlabelled"]) is not None:
-        parts[unlabelled]["label"] = np.full(len(parts[unlabelled]["input"]), -1)
-    clients = sorted({name for part in parts.values() for name in part["client"]})
-    number = {name: place for place, name in enumerate(clients)}
-
-    def joined(names: Sequence[str]) -> Split:
-        whole = {role: np.concatenate([parts[split][role] for split in names]) for role in chosen if role != "client"}
-        client = [number[name] for split in names for name in parts[split]["client"]]
-        return Split(
-            whole["input"], whole["label"], np.array(client, np.int32) if clients else None, whole.get("coarse")
-        )
-
-    train, tested = joined([split for split in wanted if split != test]), joined([test]) if test else None
-    most = max(int(part.y.max(initial=-1)) for part in (train, tested) if part is not None)
-    return Dataset(
-        f"tfds:{prepared.name}",
-        train,
-        tested,
-        class_names=prepared.class_names(chosen["label"]) or tuple(str(label) for label in range(most + 1)),
-        client_names=tuple(clients) if clients else None,
-        input_max=255.0 if train.x.dtype == np.uint8 else 1.0,
-        coarse_names=prepared.class_names(chosen["coarse"]) if "coarse" in chosen else None,
-        extra={"terms": prepared.builder.info.citation},
-    )
 
 
 def _version_folder(folders: Path, dataset: str) -> Path | None:
