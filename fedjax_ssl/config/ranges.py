@@ -73,13 +73,6 @@ OPTIONS: dict[str, Mapping[str, Declaration]] = {
         "channels": _up_to(3),
         **dict.fromkeys(("white", "max_images"), COUNT),
     },
-    "model": {
-        **dict.fromkeys(("dropout_rate", "stochastic_depth"), BELOW_ONE),
-        "hidden": Each(COUNT),
-        "pad": _up_to(1000, 0),
-        "widen": _up_to(1000),
-        "width_factor": POSITIVE,
-    },
     "cohort": {"power": WEIGHT},
 }
 _OF_ONE = {

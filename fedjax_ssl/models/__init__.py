@@ -14,9 +14,8 @@ from fedjax_ssl.lazy import attach
 
 if TYPE_CHECKING:
     from fedjax_ssl.models.convolution import conv2d
-    from fedjax_ssl.models.model import Model, Outputs, count_parameters
+    from fedjax_ssl.models.model import PRECISIONS, Model, Outputs, count_parameters, in_precision
     from fedjax_ssl.models.pooling import max_pool
-    from fedjax_ssl.models.precision import PRECISIONS, in_precision
     from fedjax_ssl.models.registry import MODELS, available, build, options
 
 __getattr__, __dir__ = attach(__name__)

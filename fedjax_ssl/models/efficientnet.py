@@ -8,12 +8,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from fedjax_ssl.checks import check_numbers
 from fedjax_ssl.models.convolution import depthwise_conv2d
-from fedjax_ssl.models.layers import Conv, Dropout, Kernel, Network, count_operations, kaiming_fan_out, keep_mask
+from fedjax_ssl.models.layers import (
+    Conv,
+    ConvNetwork,
+    Dropout,
+    Kernel,
+    Rate,
+    count_operations,
+    kaiming_fan_out,
+    keep_mask,
+)
 from fedjax_ssl.models.model import Outputs
 from fedjax_ssl.models.normalization import Mask, Norm
-from fedjax_ssl.models.resnet import ConvNorm
+from fedjax_ssl.models.residual import ConvNorm
 
 
 class StageShape(NamedTuple):
@@ -105,7 +113,7 @@ class InvertedResidual(nn.Module):
         return nn.sigmoid(excite(nn.silu(squeeze(pooled))))
 
 
-class EfficientNetB0(Network):
+class EfficientNetB0(ConvNetwork):
     """EfficientNet-B0: 16 inverted residual blocks in seven stages, 1x1 convolution, global average, one affine map.
 
     The feature has 1280 values. 5,288,548 parameters for three input channels and 1000 classes, 4,007,548 without
@@ -117,15 +125,13 @@ class EfficientNetB0(Network):
     Attributes:
         weights: path of an `.npz` file with the arrays of torchvision's state dict to start from, see
             `pretrained.pretrained`; None or "" starts at random.
-        dropout_rate: before the head, 0 turns it off.
+        dropout_rate: rate before the head, 0 turns it off.
         stochastic_depth: rate that the blocks' rates rise to, 0 turns it off.
-        lowering: how the convolutions are computed, see `conv2d`.
     """
 
     weights: str | None = None
-    dropout_rate: float = 0.2
-    stochastic_depth: float = 0.2
-    lowering: str = "auto"
+    dropout_rate: Rate = 0.2
+    stochastic_depth: Rate = 0.2
 
     @property
     def needs_key(self) -> bool:
@@ -133,7 +139,6 @@ class EfficientNetB0(Network):
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
-        check_numbers("[0, 1)", stochastic_depth=self.stochastic_depth)
         x = nn.silu(ConvNorm(STEM_FILTERS, 3, 2, "bn", self.lowering, name="stem")(inputs, train, mask))
         total, done = sum(stage.blocks for stage in STAGES), 0
         for i, stage in enumerate(STAGES, 1):

@@ -2,6 +2,7 @@
 
 import math
 import operator
+from typing import Annotated
 
 import flax.linen as nn
 import jax
@@ -10,13 +11,15 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from fedjax_ssl.backend import backend
-from fedjax_ssl.checks import check_numbers
+from fedjax_ssl.checks import In, Whole
 from fedjax_ssl.models.convolution import conv2d
 from fedjax_ssl.models.model import Outputs
 from fedjax_ssl.models.normalization import statistics_dtype
 
 Initializer = nn.initializers.Initializer
 SOFTMAX_OPERATIONS = 5  # per class
+Rate = Annotated[float, In("[0, 1)")]
+Count = Annotated[int, Whole()]
 
 lecun_normal = nn.initializers.lecun_normal()
 kaiming_fan_out = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
@@ -125,7 +128,6 @@ class Dropout(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n ..."], train: bool) -> Float[Array, "n ..."]:
-        check_numbers("[0, 1)", dropout_rate=self.rate)
         if not train or self.rate == 0:
             return inputs
         shape = (inputs.shape[0], 1, 1, inputs.shape[-1]) if self.whole_channels else inputs.shape
@@ -149,7 +151,7 @@ def keep_mask(key: jax.Array, shape: tuple[int, ...], rate: float) -> jax.Array:
 
 
 class Network(nn.Module):
-    """What all networks have in common: these options, and last layers that score the classes.
+    """The options of all networks, and last layers that score the classes.
 
     Attributes:
         num_classes: K.
@@ -180,6 +182,16 @@ class Network(nn.Module):
         count_operations(self, SOFTMAX_OPERATIONS * self.num_classes)
         logits = [Dense(self.num_classes, initializer, weight_norm, use_bias, name=name)(features) for name in heads]
         return Outputs(logits[0], features, logits[1] if self.aux_head else None)
+
+
+class ConvNetwork(Network):
+    """The option of all networks with convolutions.
+
+    Attributes:
+        lowering: how the convolutions are computed, see `conv2d`.
+    """
+
+    lowering: str = "auto"
 
 
 def unit_length(features: Float[Array, "n d"]) -> Float[Array, "n d"]:

@@ -1,6 +1,7 @@
 """Normalisation layers: batch normalisation that ignores padding rows, group normalisation, none."""
 
 from functools import partial
+from typing import Literal
 
 import flax.linen as nn
 import jax
@@ -8,11 +9,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from fedjax_ssl.checks import check_choices
-
 Mask = Bool[Array, " n"] | None  # rows that count in the statistics of a batch; None: all
 
-NORMS = ("none", "bn", "gn")
+NormName = Literal["none", "bn", "gn"]
 GROUPS = 32
 MOMENTUM = 0.1  # weight of a batch in the running statistics
 EPSILON = 1e-5  # is added to variances
@@ -128,7 +127,6 @@ class Norm(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n ... c"], train: bool, mask: Mask) -> Float[Array, "n ... c"]:
-        check_choices(NORMS, norm=self.kind)
         if self.kind == "none":
             return inputs
         if self.kind == "bn":

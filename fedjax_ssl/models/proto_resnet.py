@@ -1,22 +1,25 @@
-"""The residual networks of ProtoFSSL: eight or seventeen convolutions, with or without a dense head."""
+"""The residual networks of ProtoFSSL and FedMatch: eight or seventeen convolutions, with or without a dense head."""
 
 import math
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from fedjax_ssl.checks import check_choices
-from fedjax_ssl.models.layers import Conv, Network, count_operations, lecun_normal, unit_length
+from fedjax_ssl.models.convnets import FedMatchNetwork, bordered, scaled
+from fedjax_ssl.models.layers import Conv, ConvNetwork, count_operations, lecun_normal, unit_length
 from fedjax_ssl.models.model import Outputs
-from fedjax_ssl.models.normalization import NORMS, Mask, Norm
+from fedjax_ssl.models.normalization import Mask, Norm
 from fedjax_ssl.models.pooling import max_pool
 
 FEATURES = 512
 LARGE_SIDE = 96  # from here on the pools are those of 96x96 images
 POOLS, LARGE_POOLS = (2, 2, 2), (3, 2, 4)  # one after another; the last pool takes what is left
 EPSILON, MOMENTUM = 1e-3, 0.01  # Keras' defaults; the momentum is the weight of the batch
+
+
+ProtoNorm = Literal["none", "bn", "gn", "sbn"]
 
 
 class Part(NamedTuple):
@@ -93,7 +96,6 @@ class Trunk(nn.Module):
                 "the residual networks of ProtoFSSL and FedMatch need square images of 8x8 or more, got "
                 f"{inputs.shape[1:]}; pad or resize them, or use model 'cnn' or 'mlp'"
             )
-        check_choices((*NORMS, "sbn"), norm=self.norm)
         pools = iter(LARGE_POOLS if inputs.shape[1] >= LARGE_SIDE else POOLS)
         x, number = inputs, 0
         for part in self.layout:
@@ -110,16 +112,14 @@ class Trunk(nn.Module):
         return max_pool(x, x.shape[1]).reshape(x.shape[0], -1)
 
 
-class Embedding(Network):
+class Embedding(ConvNetwork):
     """A trunk without a head; `Outputs.logits` has no column.
 
     Attributes:
         norm: "none", "bn", "gn" or "sbn", batch norm whose running statistics are those of the last batch.
-        lowering: how the convolutions are computed, see `conv2d`.
     """
 
-    norm: str = "none"
-    lowering: str = "auto"
+    norm: ProtoNorm = "none"
 
     has_class_scores = False
     layout: ClassVar[tuple[Part, ...]] = EIGHT
@@ -139,16 +139,14 @@ class Embedding(Network):
         return Outputs(jnp.zeros((features.shape[0], 0), features.dtype), features, None)
 
 
-class Classifier(Network):
+class Classifier(ConvNetwork):
     """A trunk and a dense head, which starts Glorot uniform.
 
     Attributes:
         norm: "none", "bn", "gn" or "sbn", batch norm whose running statistics are those of the last batch.
-        lowering: how the convolutions are computed, see `conv2d`.
     """
 
-    norm: str = "none"
-    lowering: str = "auto"
+    norm: ProtoNorm = "none"
 
     layout: ClassVar[tuple[Part, ...]] = EIGHT
 
@@ -186,3 +184,15 @@ class ProtoResNet18(Classifier):
     """`ResNet17` and a dense head: 10,996,234 parameters for ten classes; not torchvision's ResNet-18."""
 
     layout: ClassVar[tuple[Part, ...]] = SEVENTEEN
+
+
+class FedMatchResNet9(FedMatchNetwork):
+    """`ResNet9` without biases: 6,568,640 parameters for images of 32x32x3 and ten classes."""
+
+    @nn.compact
+    def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
+        layout = tuple(part._replace(filters=scaled(part.filters, self.width_factor)) for part in EIGHT)
+        trunk = Trunk("none", self.lowering, layout, use_bias=False)
+        nn.share_scope(self, trunk)
+        features = trunk(bordered(inputs, self.pad, self.colours), train, mask)
+        return self.scores(features, lecun_normal, use_bias=False)

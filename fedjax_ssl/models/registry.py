@@ -6,60 +6,69 @@ import flax.linen as nn
 import jax
 
 from fedjax_ssl.checks import check_whole_numbers
-from fedjax_ssl.models.cnn import CNN
-from fedjax_ssl.models.cnn13 import CNN13
-from fedjax_ssl.models.efficientnet import EfficientNetB0
-from fedjax_ssl.models.emnist_cnn import EmnistCNN
-from fedjax_ssl.models.fedmatch_networks import FedMatchAlexNet, FedMatchResNet9
-from fedjax_ssl.models.linear import Linear
-from fedjax_ssl.models.mlp import MLP
-from fedjax_ssl.models.mnist_cnn import MnistCNN
 from fedjax_ssl.models.model import Model, from_linen
-from fedjax_ssl.models.pretrained import LAYERS, pretrained
-from fedjax_ssl.models.proto_resnet import ProtoResNet18, ResNet8, ResNet9, ResNet17
-from fedjax_ssl.models.resnet import ResNet18
-from fedjax_ssl.models.three_stage_resnet import ThreeStageResNet8
-from fedjax_ssl.models.wide_resnet import WideResNet28
 from fedjax_ssl.registry import Registry
 
+_NETWORKS = {
+    "linear": ("convnets:Linear", "softmax regression on the flattened input"),
+    "mlp": ("convnets:MLP", "fully connected network, one hidden layer of 128 by default"),
+    "cnn": ("convnets:CNN", "two 3x3 convolutions and 128 hidden units, the FEMNIST benchmarks' network"),
+    "cnn13": ("convnets:CNN13", "nine weight-normalised convolutions, the CIFAR network of XCLP"),
+    "mnist_cnn": ("convnets:MnistCNN", "three 5x5 convolutions and two hidden layers, the MNIST network of FedUL"),
+    "emnist_cnn": ("convnets:EmnistCNN", "two 3x3 convolutions and 128 hidden units, the EMNIST network of FedRGD"),
+    "resnet18": (
+        "residual:ResNet18",
+        "residual network, stem='cifar', stem='imagenet' or stem='imagenet_unpooled'",
+    ),
+    "resnet8_basic": (
+        "residual:ThreeStageResNet8",
+        "residual network with a basic block per stage, the CIFAR network of SAGE",
+    ),
+    "wrn28": (
+        "residual:WideResNet28",
+        "wide residual network WRN-28-k, widen=2 by default, the CIFAR network of SemiFL",
+    ),
+    "resnet8": ("proto_resnet:ResNet8", "eight convolutions without a head, the embedding network of ProtoFSSL"),
+    "resnet9": ("proto_resnet:ResNet9", "the same with a dense head, the network of ProtoFSSL's baselines"),
+    "resnet17": (
+        "proto_resnet:ResNet17",
+        "seventeen convolutions without a head, the large embedding network of ProtoFSSL",
+    ),
+    "proto_resnet18": (
+        "proto_resnet:ProtoResNet18",
+        "the same with a dense head, the large network of ProtoFSSL's baselines",
+    ),
+    "fedmatch_resnet9": (
+        "proto_resnet:FedMatchResNet9",
+        "resnet9 without biases, of any width, the CIFAR network of FedMatch",
+    ),
+    "fedmatch_alexnet": (
+        "convnets:FedMatchAlexNet",
+        "three convolutions and two hidden layers without biases, of FedMatch",
+    ),
+    "efficientnet_b0": (
+        "efficientnet:EfficientNetB0",
+        "EfficientNet-B0, from torchvision's weights with weights='an .npz file'",
+    ),
+}
 MODELS: Registry[nn.Module] = Registry(
     "model",
-    {
-        "linear": (Linear, "softmax regression on the flattened input"),
-        "mlp": (MLP, "fully connected network, one hidden layer of 128 by default"),
-        "cnn": (CNN, "two 3x3 convolutions and 128 hidden units, the FEMNIST benchmarks' network"),
-        "cnn13": (CNN13, "nine weight-normalised convolutions, the CIFAR network of XCLP"),
-        "mnist_cnn": (MnistCNN, "three 5x5 convolutions and two hidden layers, the MNIST network of FedUL"),
-        "emnist_cnn": (EmnistCNN, "two 3x3 convolutions and 128 hidden units, the EMNIST network of FedRGD"),
-        "resnet18": (ResNet18, "residual network, stem='cifar', stem='imagenet' or stem='imagenet_unpooled'"),
-        "resnet8_basic": (
-            ThreeStageResNet8,
-            "residual network with a basic block per stage, the CIFAR network of SAGE",
-        ),
-        "wrn28": (WideResNet28, "wide residual network WRN-28-k, widen=2 by default, the CIFAR network of SemiFL"),
-        "resnet8": (ResNet8, "eight convolutions without a head, the embedding network of ProtoFSSL"),
-        "resnet9": (ResNet9, "the same with a dense head, the network of ProtoFSSL's baselines"),
-        "resnet17": (ResNet17, "seventeen convolutions without a head, the large embedding network of ProtoFSSL"),
-        "proto_resnet18": (ProtoResNet18, "the same with a dense head, the large network of ProtoFSSL's baselines"),
-        "fedmatch_resnet9": (FedMatchResNet9, "resnet9 without biases, of any width, the CIFAR network of FedMatch"),
-        "fedmatch_alexnet": (FedMatchAlexNet, "three convolutions and two hidden layers without biases, of FedMatch"),
-        "efficientnet_b0": (EfficientNetB0, "EfficientNet-B0, from torchvision's weights with weights='an .npz file'"),
-    },
+    {name: (f"fedjax_ssl.models.{place}", line) for name, (place, line) in _NETWORKS.items()},
     given=("num_classes", "parent", "name"),
 )
 available = MODELS.available  # () -> names that `build` knows, each with a line about it
-options = MODELS.options  # name -> what `build` takes for it
+options = MODELS.options  # name -> options that `build` takes for it
 
 
 def build(name: str, *, num_classes: int, input_shape: tuple[int, ...], **given: Any) -> Model:
-    """Builds the network `name`.
+    """Build the network `name`.
 
     Args:
         name: one of `available()`.
-        num_classes: K, the number of class scores.
+        num_classes: number of class scores K.
         input_shape: shape of one example, (height, width, channels) for images.
-        **given: `options` of the network: fields of the network's class, for example `norm="gn"`; every network has
-            `normalize_features` and `aux_head`. With `weights` the file is read here.
+        **given: `options` of the network, for example `norm="gn"`; every network has `normalize_features` and
+            `aux_head`. With `weights` the file is read here.
 
     Returns:
         The model.
@@ -67,6 +76,15 @@ def build(name: str, *, num_classes: int, input_shape: tuple[int, ...], **given:
     Raises:
         ValueError: unknown name or option, a value or input shape that the network cannot work with, or a
             file of weights that does not fit it.
+
+    Example:
+        >>> import jax
+        >>> from fedjax_ssl import models
+        >>> model = models.build("mlp", num_classes=3, input_shape=(5,), hidden=(8,))
+        >>> params, state = model.init(jax.random.key(0))
+        >>> outputs, _ = model.apply(params, state, jax.numpy.ones((2, 5)), train=False)
+        >>> outputs.logits.shape, outputs.features.shape
+        ((2, 3), (2, 8))
     """
     check_whole_numbers(num_classes=num_classes)
     input_shape = tuple(input_shape)
@@ -76,5 +94,8 @@ def build(name: str, *, num_classes: int, input_shape: tuple[int, ...], **given:
     module = MODELS.build(name, num_classes=num_classes, **hashable)
     model = from_linen(module, input_shape, getattr(module, "needs_key", False))
     jax.eval_shape(model.init, jax.random.key(0))  # a shape or value that does not fit is an error here, not later
-    weights = getattr(module, "weights", None)
-    return pretrained(model, weights, LAYERS[name]()) if weights and name in LAYERS else model
+    if weights := getattr(module, "weights", None):
+        from fedjax_ssl.models.pretrained import LAYERS, pretrained
+
+        return pretrained(model, weights, LAYERS[name]()) if name in LAYERS else model
+    return model

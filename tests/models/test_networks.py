@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import models
-from fedjax_ssl.models.resnet import ResNet18
-from fedjax_ssl.models.wide_resnet import PreActivationBlock
+from fedjax_ssl.models.residual import PreActivationBlock, ResNet18
 
 THOROUGH = pytest.mark.thorough
 SMALL = {
