@@ -14,7 +14,6 @@ from ml_collections import config_dict
 
 from fedjax_ssl import methods, secure
 from fedjax_ssl.checks import Declaration, Each, In, OneOf, Several, Whole
-from fedjax_ssl.config.ranges import range_of
 from fedjax_ssl.data import AUGMENTATIONS, ORIGINS, PARTITIONS, RESIDENCES, SOURCES, STANDARDIZATIONS, SUPERVISIONS
 from fedjax_ssl.errors import ConfigError, check_known, naming
 from fedjax_ssl.federated import (
@@ -261,9 +260,7 @@ def options_of(config: Any) -> dict[str, Option]:
         if section != "method":  # None stands for the choice's own default
             found |= {f"{section}.{option}": Option(kind, None, True) for option, kind in registry.fields().items()}
         for option, one in own.items():
-            allowed = range_of(section, name, option) or one.allowed
-            optional = section != "method" or one.optional
-            found[f"{section}.{option}"] = one._replace(optional=optional, allowed=allowed)
+            found[f"{section}.{option}"] = one._replace(optional=section != "method" or one.optional)
     return found | {name: field.described() for name, field in FIELDS.items()}
 
 

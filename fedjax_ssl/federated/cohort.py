@@ -1,13 +1,13 @@
 """Which clients take part in a round, by name."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fedjax_ssl.checks import check_numbers
+from fedjax_ssl.checks import In, checked
 from fedjax_ssl.registry import Registry
 
 QUOTAS = ("any", "proportional", "only")
@@ -54,7 +54,8 @@ def sample_cohort(
     return _highest(priority, num_labelled, num_examples, size, labelled_quota)
 
 
-def by_size(power: float = 1.0) -> CohortSampler:
+@checked
+def by_size(power: Annotated[float, In("[0, inf)")] = 1.0) -> CohortSampler:
     """Clients with more examples are drawn more often, one after another without replacement.
 
     Args:
@@ -62,7 +63,6 @@ def by_size(power: float = 1.0) -> CohortSampler:
 
     Source: Efraimidis and Spirakis, Weighted random sampling with a reservoir, 2006.
     """
-    check_numbers("[0, inf)", power=power)
 
     def draw(
         key: Key[Array, ""],

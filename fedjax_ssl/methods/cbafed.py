@@ -20,13 +20,13 @@ References:
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from fedjax_ssl.checks import check_numbers, check_weights, check_whole_numbers, is_zero
+from fedjax_ssl.checks import In, Whole, checked, is_zero
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import (
     BYTES_PER_NUMBER,
@@ -76,22 +76,23 @@ class ThresholdSettings(NamedTuple):
     tail_second: bool
 
 
+@checked
 def cbafed(
     setup: Setup,
     *,
-    warmup_rounds: int = 1,
-    warmup_epochs: int = 501,
-    base_threshold: float | Array = 0.84,
-    largest_threshold: float | Array = 0.95,
-    tail_share: float | Array = 0.03,
+    warmup_rounds: Annotated[int, Whole(0)] = 1,
+    warmup_epochs: Annotated[int, Whole(1)] = 501,
+    base_threshold: Annotated[float | Array, In("[0, 1]")] = 0.84,
+    largest_threshold: Annotated[float | Array, In("[0, 1]")] = 0.95,
+    tail_share: Annotated[float | Array, In("[0, 1]")] = 0.03,
     tail_second: bool = True,
-    local_residual: float | Array = 0.8,
-    residual_epochs: int = 5,
-    global_residual: float | Array = 0.5,
-    residual_rounds: int = 5,
-    unlabelled_epochs: int = 1,
-    unlabelled_rate: float | Array = 2 / 3,
-    labelled_weight: float | Array = 1.0,
+    local_residual: Annotated[float | Array, In("[0, 1)")] = 0.8,
+    residual_epochs: Annotated[int, Whole(1)] = 5,
+    global_residual: Annotated[float | Array, In("[0, 1)")] = 0.5,
+    residual_rounds: Annotated[int, Whole(1)] = 5,
+    unlabelled_epochs: Annotated[int, Whole(1)] = 1,
+    unlabelled_rate: Annotated[float | Array, In("[0, inf)")] = 2 / 3,
+    labelled_weight: Annotated[float | Array, In("[0, inf)")] = 1.0,
 ) -> Method:
     """CBAFed: class-balanced adaptive thresholds, residual weights.
 
@@ -118,12 +119,6 @@ def cbafed(
     Raises:
         ValueError: for a setting outside these, or a single class.
     """
-    check_whole_numbers(0, warmup_rounds=warmup_rounds)
-    check_whole_numbers(warmup_epochs=warmup_epochs, unlabelled_epochs=unlabelled_epochs)
-    check_whole_numbers(residual_epochs=residual_epochs, residual_rounds=residual_rounds)
-    check_numbers("[0, 1)", local_residual=local_residual, global_residual=global_residual)
-    check_numbers(base_threshold=base_threshold, largest_threshold=largest_threshold, tail_share=tail_share)
-    check_weights(unlabelled_rate=unlabelled_rate, labelled_weight=labelled_weight)
     if setup.num_classes < 2:
         raise ValueError("cbafed compares how many examples the classes have; it needs two classes at least")
     labelled = supervised_term(setup)

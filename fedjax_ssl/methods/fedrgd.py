@@ -23,13 +23,13 @@ References:
 
 import warnings
 from functools import partial
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fedjax_ssl.checks import check_choices, check_numbers, check_whole_numbers
+from fedjax_ssl.checks import In, Whole, checked
 from fedjax_ssl.federated import (
     AtServer,
     Client,
@@ -66,10 +66,6 @@ from fedjax_ssl.methods.parts.consistency import strong_view
 from fedjax_ssl.methods.parts.step_schedules import NOMINAL_STEPS, with_step_schedule
 from fedjax_ssl.objectives import fixmatch_loss
 
-LABELS = ("server", "client")
-USER_LOSSES = ("crl", "self_training", "supervised")
-DIVERSITIES = ("updates", "gradients", "both")
-
 
 class Batches(NamedTuple):
     """Local steps of a round."""
@@ -78,22 +74,23 @@ class Batches(NamedTuple):
     extra_every: int  # rounds, of which the first takes one step more; 0: none does
 
 
+@checked
 def fedrgd(
     setup: Setup,
     *,
-    labels: str = "server",
-    user_loss: str = "crl",
-    consistency: str = "cross_view",
-    threshold: float | Array = 0.95,
-    local_steps: int = 16,
+    labels: Literal["server", "client"] = "server",
+    user_loss: Literal["crl", "self_training", "supervised"] = "crl",
+    consistency: Literal["cross_view", "self_view"] = "cross_view",
+    threshold: Annotated[float | Array, In("[0, inf)")] = 0.95,
+    local_steps: Annotated[int, Whole(1)] = 16,
     lr_schedule: str = "plain",
-    warmup_steps: int = 0,
-    schedule_steps: int | None = None,
+    warmup_steps: Annotated[int, Whole(0)] = 0,
+    schedule_steps: Annotated[int | None, Whole(1)] = None,
     first_period_extra_step: bool = False,
-    bn_stats: str = "server",
-    diversity: str = "updates",
-    diversity_every: int = 1,
-    norm_ord: int = 2,
+    bn_stats: Literal["server", "average"] = "server",
+    diversity: Literal["updates", "gradients", "both"] = "updates",
+    diversity_every: Annotated[int, Whole(1)] = 1,
+    norm_ord: Annotated[int, Whole(1, 2)] = 2,
     squared: bool = True,
     include_server: bool = True,
     exclude_norm: bool = False,
@@ -130,11 +127,6 @@ def fedrgd(
         ValueError: for a setting outside these, a run of unknown length without `schedule_steps`, or gradients at an
             averaged model where clients train alone.
     """
-    check_choices(LABELS, labels=labels)
-    check_choices(USER_LOSSES, user_loss=user_loss)
-    check_choices(("server", "average"), bn_stats=bn_stats)
-    check_choices(DIVERSITIES, diversity=diversity)
-    check_whole_numbers(local_steps=local_steps, diversity_every=diversity_every)
     how = Diversity(norm_ord, squared, include_server)
     if isinstance(threshold, (int, float)) and threshold > 1 and user_loss != "supervised":
         warnings.warn(f"threshold is {threshold}: no pseudo-label is so sure, users learn nothing", stacklevel=2)
@@ -181,12 +173,7 @@ def unlabelled_term(setup: Setup, user_loss: str, consistency: str, threshold: f
         user_loss: see `fedrgd`.
         consistency: see `fedrgd`.
         threshold: of the largest probability, >= 0.
-
-    Raises:
-        ValueError: another `consistency`, or a negative threshold.
     """
-    check_choices(("cross_view", "self_view"), consistency=consistency)
-    check_numbers(threshold=threshold)
     weak, strong = augmented_view(setup, "unlabelled"), strong_view(setup)
 
     def crl(step: Step) -> Array:

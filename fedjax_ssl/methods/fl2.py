@@ -24,11 +24,17 @@ References:
 
 from collections.abc import Callable
 from functools import partial
+from typing import Annotated, Literal
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from fedjax_ssl.checks import check_choices, check_numbers, check_weights, check_whole_numbers, is_zero
+from fedjax_ssl.checks import (
+    In,
+    Whole,
+    checked,
+    is_zero,
+)
 from fedjax_ssl.federated import (
     BYTES_PER_NUMBER,
     AtClient,
@@ -60,23 +66,23 @@ from fedjax_ssl.methods.parts.confident_pseudo_labels import (
 from fedjax_ssl.objectives import batch_cross_entropy, divergence_from, sharpness_ascent
 
 SMALLEST_WEIGHT = 1e-12  # of a client in the average: where all are certain, they count the same
-PERTURBATIONS = ("asam", "sam")
 
 
+@checked
 def fl2(
     setup: Setup,
     *,
-    threshold: float | Array = 0.95,
+    threshold: Annotated[float | Array, In("[0, 1]")] = 0.95,
     adaptive_thresholds: bool = True,
-    pseudo_label_weight: float | Array = 1.0,
-    consistency_weight: float | Array = 1.0,
-    perturb: str = "asam",
-    rho: float | Array = 0.1,
-    eta: float | Array = 0.01,
+    pseudo_label_weight: Annotated[float | Array, In("[0, inf)")] = 1.0,
+    consistency_weight: Annotated[float | Array, In("[0, inf)")] = 1.0,
+    perturb: Literal["asam", "sam"] = "asam",
+    rho: Annotated[float | Array, In("(0, inf)")] = 0.1,
+    eta: Annotated[float | Array, In("[0, inf)")] = 0.01,
     uncertainty_weights: bool = True,
-    pretrain_calls: int = 10,
-    server_batch_size: int = 10,
-    server_epochs: int = 5,
+    pretrain_calls: Annotated[int, Whole(0)] = 10,
+    server_batch_size: Annotated[int, Whole(1)] = 10,
+    server_epochs: Annotated[int, Whole(1)] = 5,
     static_batch_norm: bool = True,
 ) -> Method:
     """(FL)^2: client-specific adaptive thresholds, sharpness-aware consistency, averages by uncertainty.
@@ -103,11 +109,6 @@ def fl2(
     Raises:
         ValueError: for a setting outside these.
     """
-    check_choices(PERTURBATIONS, perturb=perturb)
-    check_numbers("(0, inf)", rho=rho)
-    check_weights(pseudo_label_weight=pseudo_label_weight, consistency_weight=consistency_weight, eta=eta)
-    check_numbers(threshold=threshold)
-    check_whole_numbers(0, pretrain_calls=pretrain_calls)
     if is_zero(pseudo_label_weight) and is_zero(consistency_weight):
         raise ValueError("pseudo_label_weight and consistency_weight are both 0; clients would have nothing to learn")
     labels = confident_term(setup, at_own_thresholds if adaptive_thresholds else above(threshold), certainty)

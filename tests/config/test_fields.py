@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import methods
-from fedjax_ssl.config import fields, ranges
+from fedjax_ssl.config import fields
 
 # By type; every one is refused for every number of that type, whatever its range.
 NEVER = {int: (-(2**31), 2**32, 2**63, 10**30), float: (math.nan, math.inf, -math.inf, -1e300, 1e300)}
@@ -20,11 +20,7 @@ NAMES = {("data", option) for option in ("classes", "features", "ignore")}  # tu
 def test_every_number_has_a_range_with_its_default_inside(section: str) -> None:
     if section:
         registry = fields.REGISTRIES[section]
-        options = [
-            (name, option._replace(allowed=ranges.range_of(section, choice, name) or option.allowed))
-            for choice in registry
-            for name, option in registry.options(choice).items()
-        ]
+        options = [pair for choice in registry for pair in registry.options(choice).items()]
     else:
         options = [(name, field.described()) for name, field in fields.FIELDS.items()]
     for name, option in options:

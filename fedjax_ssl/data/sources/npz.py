@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from fedjax_ssl.checks import Whole
+from fedjax_ssl.checks import In, Whole
 from fedjax_ssl.data.correspondence import check_correspondence
 from fedjax_ssl.data.dataset import Dataset, Split, check_finite, check_labels
 from fedjax_ssl.data.reading.problems import DatasetUnavailable
@@ -40,7 +40,7 @@ def load_npz(
     *,
     path: Path | str | None = None,
     num_classes: Annotated[int | None, Whole(2)] = None,
-    input_max: float | None = None,
+    input_max: Annotated[float | None, In("(0, inf)")] = None,
     proportions: Path | str | None = None,
 ) -> Dataset:
     """Load an `.npz` file of arrays (no pickled objects).
