@@ -11,7 +11,6 @@ from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
 from fedjax_ssl.checks import Declaration, In, Whole, declared, takes_none
 from fedjax_ssl.errors import check_known, did_you_mean
-from fedjax_ssl.own_code import import_named
 
 Built = TypeVar("Built")
 Builder = Callable[..., Any] | str  # or "module:function", imported when it is asked for
@@ -108,6 +107,8 @@ class Registry(Generic[Built]):
         if colon and self._takes_argument(stem):
             return partial(self._known(stem), argument)
         if colon:
+            from fedjax_ssl.own_code import import_named  # only for code of the user's own
+
             return import_named(self.kind, name)
         check_known(self.kind, name, self._builders)
         return self._known(name)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from fedjax_ssl.data.federation.federate import federate
     from fedjax_ssl.data.federation.federated_data import (
         FederatedData,
+        WeakLabels,
         client_names,
         natural_names,
         rounds_of_a_part,
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from fedjax_ssl.data.federation.partition import PARTITIONS
     from fedjax_ssl.data.federation.report import plot_partition, report
     from fedjax_ssl.data.federation.supervision import SUPERVISIONS
-    from fedjax_ssl.data.federation.weak_labels import WeakLabels
     from fedjax_ssl.data.images.augmentation import AUGMENTATIONS, augmentation
     from fedjax_ssl.data.reading.problems import BadData, DatasetUnavailable
     from fedjax_ssl.data.sources import ORIGINS, OWN, SOURCES, TERMS, available, load, verify

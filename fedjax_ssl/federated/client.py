@@ -17,7 +17,6 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fedjax_ssl.federated.apart import apart, cut
 from fedjax_ssl.federated.forward import forward_views, labelling_key
 from fedjax_ssl.federated.method import (
     Client,
@@ -36,7 +35,7 @@ from fedjax_ssl.federated.method import (
     View,
 )
 from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Local
-from fedjax_ssl.federated.packing import Packed, packing
+from fedjax_ssl.federated.packing import Packed, apart, cut, packing
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Model, Outputs
 

@@ -3,20 +3,26 @@
 Loops on a CPU are slow with dozens of small arrays (jax issue 26145), and one vector of everything has to be cut into
 weights before every step and put together after it, which for a large layer takes as long as its matrix product. So
 large arrays stay as they are and all small ones share a vector.
+
+XLA computes what is cheap wherever it is used, in one kernel with what uses it, and compiles equal kernels once. Where
+every layer of a network uses such a value, no two layers are equal: `apart` says where a kernel ends, so that programs
+for a CPU have fewer kernels to compile.
 """
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
-from fedjax_ssl.federated.apart import cut
+from fedjax_ssl.backend import backend
 
 PyTree = Any
 Packed = tuple[Array, ...]
 LARGE = 4096  # elements
+MANY = 8  # pieces of a vector
 
 
 class Packing(NamedTuple):
@@ -47,3 +53,21 @@ def packing(tree: PyTree) -> Packing:
         return jax.tree.unflatten(structure, [next(alone) if is_large else next(together) for is_large in large])
 
     return Packing(pack, unpack)
+
+
+def apart(values: PyTree) -> PyTree:
+    """The same values; on a CPU they are computed once, and not again by everything that uses them."""
+    return lax.optimization_barrier(values) if backend() == "cpu" else values
+
+
+def cut(unravel: Callable[[Array], PyTree], vector: Array) -> PyTree:
+    """`unravel(vector)`, whose arrays are cut out before they are used.
+
+    Equal layers lie at different places of the vector: together with the cut, none of their kernels would be equal.
+
+    Args:
+        unravel: cuts a vector into arrays.
+        vector: of all of them.
+    """
+    number = len(jax.tree.leaves(jax.eval_shape(unravel, vector)))
+    return unravel(vector) if number < MANY else apart(unravel(apart(vector)))

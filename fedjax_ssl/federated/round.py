@@ -11,12 +11,10 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.data import FederatedData, LoadedInputs, NotLoaded
 from fedjax_ssl.federated import kept as kept_table
-from fedjax_ssl.federated.apart import cut
 from fedjax_ssl.federated.client import Download, LocalTraining, Task, client_update
 from fedjax_ssl.federated.clients import all_clients, clients_of, part_of, server_as_client
 from fedjax_ssl.federated.cohort import Cohort, random_slots
 from fedjax_ssl.federated.execution import Execution, place_clients
-from fedjax_ssl.federated.gradient_pass import Members, run_gradient_pass
 from fedjax_ssl.federated.method import (
     Broadcast,
     Client,
@@ -31,7 +29,7 @@ from fedjax_ssl.federated.method import (
     Validation,
 )
 from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Turn, fedavg, mean_scale
-from fedjax_ssl.federated.packing import packing
+from fedjax_ssl.federated.packing import cut, packing
 from fedjax_ssl.federated.placement import train_cohort, without_examples
 from fedjax_ssl.federated.setup import WEIGHTINGS, Setup
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
@@ -203,6 +201,8 @@ def _train_clients(
     replicas = stage.server if stage.server is not None and stage.server.members else None
     look = None
     if stage.gradient_pass is not None:
+        from fedjax_ssl.federated.gradient_pass import Members, run_gradient_pass  # one method looks
+
         asked, silent = stage.gradient_pass, execution._replace(report=None)
         own = works[0][0]._replace(sampler=asked.sampler)
         place = partial(place_clients, silent, asked.sampler, state, data)

@@ -25,7 +25,6 @@ from fedjax_ssl.federated.method import (
     no_traffic,
 )
 from fedjax_ssl.federated.setup import Setup
-from fedjax_ssl.graph import confidence
 from fedjax_ssl.models import Outputs
 from fedjax_ssl.objectives import batch_cross_entropy
 
@@ -131,6 +130,8 @@ def network_pseudo_labels(setup: Setup, round: RoundContext, clients: Client, ke
     Returns:
         `PseudoLabels` in which labelled examples keep their label with weight 1.
     """
+    from fedjax_ssl.graph import confidence  # most methods have no graph
+
     probabilities = jax.nn.softmax(network_outputs(setup, round, clients, key).logits)
     predicted = jnp.argmax(probabilities, axis=-1).astype(jnp.int32)
     certainty = confidence(probabilities.reshape(-1, setup.num_classes)).reshape(predicted.shape)

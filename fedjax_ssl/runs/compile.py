@@ -456,7 +456,7 @@ def compiler_options(barriers: bool = True) -> dict[str, Any]:
     """Give XLA's options: on CPUs to have less to compile and to use AVX-512 (docs/design-notes.md).
 
     LLVM optimizes less, loops are not rewritten, and barriers stay until operations were put together to kernels, as on
-    accelerators, see `fedjax_ssl.federated.apart`. Vectors have 512 bits where the processor has them, not 256 as by
+    accelerators, see `fedjax_ssl.federated.packing`. Vectors have 512 bits where the processor has them, not 256 as by
     XLA's default. What is named in $XLA_FLAGS stays as it is there.
 
     Args:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from fedjax_ssl.federated import apart
+from fedjax_ssl.federated import packing as apart
 from fedjax_ssl.federated.packing import packing
 from fedjax_ssl.runs import compile as programs
 

@@ -13,13 +13,13 @@ from jaxtyping import Array, Bool, Int, Key
 from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.data.dataset import Dataset, with_pooled_splits
 from fedjax_ssl.data.federation.dealing import count_groups, equal_parts
-from fedjax_ssl.data.federation.federated_data import FederatedData, natural_names
+from fedjax_ssl.data.federation.federated_data import FederatedData, WeakLabels, natural_names
 from fedjax_ssl.data.federation.held_out import HeldOut, balanced_test_examples, clients_of_own_test, stratified
 from fedjax_ssl.data.federation.host_inputs import HostInputs, load_examples
 from fedjax_ssl.data.federation.partition import PARTITIONS
 from fedjax_ssl.data.federation.pool import Entries, Facts, Holdings, OwnWeakLabels, Partition, Pool
 from fedjax_ssl.data.federation.supervision import Supervision, balanced_draw, build_supervision
-from fedjax_ssl.data.federation.weak_labels import WeakLabels, shares_of_sets
+from fedjax_ssl.data.federation.weak_labels import shares_of_sets
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.registry import did_you_mean
 

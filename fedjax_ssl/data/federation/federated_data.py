@@ -3,17 +3,42 @@
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from fedjax_ssl.data.dataset import Dataset
-from fedjax_ssl.data.federation.weak_labels import WeakLabels
+if TYPE_CHECKING:
+    from fedjax_ssl.data.dataset import Dataset
 
 _static = partial(dataclasses.field, metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class WeakLabels:
+    """Weak labels of a federation. An example may be in several sets of its client: then it has several entries."""
+
+    labels: Int[Array, "C n"]  # along `FederatedData.index`: observation of each entry, -1 = none
+    num_examples: Int[Array, " C"]  # entries with an observation; in `index` they follow the labelled ones
+    num_observations: Int[Array, " C"]
+    from_sets: Bool[Array, " C"]  # observations are sets; False: coarse labels
+    matrix: Float[Array, "C O K"]  # sets: class shares of each set, rows sum to 1; coarse labels: P(label | class),
+    # columns sum to 1, all zero where it is not known
+    share: Float[Array, "C O"]  # share of each set in the client's examples; 1 for coarse labels
+    prior: Float[Array, " K"]  # class shares where the classifier will be used
+
+    @property
+    def has_coarse(self) -> Bool[Array, " C"]:
+        """Clients with coarse labels."""
+        return (self.num_examples > 0) & ~self.from_sets
+
+    @property
+    def has_known_correspondence(self) -> Bool[Array, " C"]:
+        """Clients with coarse labels of which is known how they go with the classes."""
+        return self.has_coarse & jnp.any(self.matrix > 0, axis=(-2, -1))
 
 
 @jax.tree_util.register_dataclass
@@ -228,14 +253,14 @@ def rounds_of_a_part(parts: int, given: int | None, num_rounds: int) -> int:
     return given or max(num_rounds // parts, 1)
 
 
-def natural_names(dataset: Dataset) -> list[str]:
+def natural_names(dataset: "Dataset") -> list[str]:
     """Names of the dataset's own clients that have training examples, in their order; none: an empty list."""
     if dataset.train.client is None:
         return []
     return [_name(dataset, number) for number in np.unique(dataset.train.client)]
 
 
-def client_names(dataset: Dataset, federation: FederatedData, natural: bool = True) -> list[str]:
+def client_names(dataset: "Dataset", federation: FederatedData, natural: bool = True) -> list[str]:
     """Names of all clients of a federation, those that train and those that only have test examples.
 
     Args:
@@ -268,5 +293,5 @@ def client_names(dataset: Dataset, federation: FederatedData, natural: bool = Tr
     return names
 
 
-def _name(dataset: Dataset, number: int) -> str:
+def _name(dataset: "Dataset", number: int) -> str:
     return str(number) if dataset.client_names is None else dataset.client_names[number]

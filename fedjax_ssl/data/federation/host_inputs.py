@@ -7,7 +7,7 @@ outside local training, such as the points of a graph of the cohort, is fetched 
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +15,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int
 
-from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.federation.federated_data import FederatedData
+
+if TYPE_CHECKING:
+    from fedjax_ssl.data.dataset import Dataset
 
 RESIDENCES = ("auto", "device", "host")
 
@@ -134,7 +136,7 @@ class HostInputs:
         dataset: its arrays are kept as they are; training rows come first, as in `federate`.
     """
 
-    def __init__(self, dataset: Dataset):
+    def __init__(self, dataset: "Dataset"):
         splits = [dataset.train] if dataset.test is None else [dataset.train, dataset.test]
         # Reading rows of an array in another order would copy all of it every time.
         self._parts = [np.require(split.x, requirements="C") for split in splits]

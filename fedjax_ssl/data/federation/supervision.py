@@ -17,8 +17,9 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from fedjax_ssl.checks import In, Whole, check_choices, check_whole_numbers
 from fedjax_ssl.data.federation import weak_labels
 from fedjax_ssl.data.federation.dealing import count_groups, rank_within
+from fedjax_ssl.data.federation.federated_data import WeakLabels
 from fedjax_ssl.data.federation.pool import Bounds, Entries, Holdings
-from fedjax_ssl.data.federation.weak_labels import Observed, Protocol, WeakLabels, WeakRule, unlabelled_sets
+from fedjax_ssl.data.federation.weak_labels import Observed, Protocol, WeakRule, unlabelled_sets
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.registry import Registry
 

@@ -6,7 +6,6 @@ which observation each example gave, and the matrix behind it. Shapes: C clients
 observations (padded to the largest client's), K classes, N training examples, E entries dealt to clients.
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Literal, NamedTuple, get_args
 
@@ -18,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from fedjax_ssl.data.correspondence import CORRESPONDENCES, overlapping
 from fedjax_ssl.data.correspondence import correspondence as correspondence_named
 from fedjax_ssl.data.federation.dealing import count_groups, rank_within
+from fedjax_ssl.data.federation.federated_data import WeakLabels
 from fedjax_ssl.data.federation.pool import Bounds, Entries, Holdings
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.registry import check_known
@@ -25,31 +25,6 @@ from fedjax_ssl.registry import check_known
 Protocol = Literal["dealt", "drawn", "clean", "reference"]  # how sets are filled, see `unlabelled_sets`
 PROTOCOLS = get_args(Protocol)
 _LOWEST, _DOMINANCE = 0.1, 10.0  # smallest share before normalization, and factor of the dominant class (FedUL)
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class WeakLabels:
-    """Weak labels of a federation. An example may be in several sets of its client: then it has several entries."""
-
-    labels: Int[Array, "C n"]  # along `FederatedData.index`: observation of each entry, -1 = none
-    num_examples: Int[Array, " C"]  # entries with an observation; in `index` they follow the labelled ones
-    num_observations: Int[Array, " C"]
-    from_sets: Bool[Array, " C"]  # observations are sets; False: coarse labels
-    matrix: Float[Array, "C O K"]  # sets: class shares of each set, rows sum to 1; coarse labels: P(label | class),
-    # columns sum to 1, all zero where it is not known
-    share: Float[Array, "C O"]  # share of each set in the client's examples; 1 for coarse labels
-    prior: Float[Array, " K"]  # class shares where the classifier will be used
-
-    @property
-    def has_coarse(self) -> Bool[Array, " C"]:
-        """Clients with coarse labels."""
-        return (self.num_examples > 0) & ~self.from_sets
-
-    @property
-    def has_known_correspondence(self) -> Bool[Array, " C"]:
-        """Clients with coarse labels of which is known how they go with the classes."""
-        return self.has_coarse & jnp.any(self.matrix > 0, axis=(-2, -1))
 
 
 class Observed(NamedTuple):

@@ -1,0 +1,29 @@
+"""What a recipe loads of this package: engine, objectives and the interface of networks, and nothing else."""
+
+import json
+import subprocess
+import sys
+
+SCRIPT = """
+import json, sys
+import fedjax_ssl.methods.{name}
+print(json.dumps([module for module in sys.modules if module.split(".")[0] == "fedjax_ssl"]))
+"""
+
+
+def loaded(name: str) -> set[str]:
+    """Modules of the package after the import of a recipe in a fresh process."""
+    found = subprocess.run([sys.executable, "-c", SCRIPT.format(name=name)], capture_output=True, text=True, check=True)
+    return set(json.loads(found.stdout))
+
+
+def test_federated_averaging_loads_fewer_than_forty_modules() -> None:
+    modules = loaded("fedavg")
+    assert len(modules) < 40, f"{len(modules)}: {', '.join(sorted(modules))}"
+
+
+def test_a_recipe_loads_no_sources_protocols_or_faces() -> None:
+    rooms = {module.split(".")[1] for module in loaded("xclp") if "." in module}
+    assert "graph" in rooms
+    assert not rooms & {"secure", "config", "presets", "runs", "sweep", "report", "trained", "cli", "benchmarks"}
+    assert not any(module.startswith("fedjax_ssl.data.sources") for module in loaded("fedmatch"))
