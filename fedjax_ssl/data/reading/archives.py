@@ -26,10 +26,15 @@ logger = logging.getLogger(__name__)
 class RemoteFile(NamedTuple):
     """One file of a dataset."""
 
-    name: str  # its file name, as published
-    urls: tuple[str, ...]  # addresses, the first that answers is taken
+    url: str  # address, which ends in the name of the file
     size: int | None = None  # length in bytes, None where nobody states it
     sha256: str | None = None  # digest; None where nobody states it: that of the first download is then kept
+    mirrors: tuple[str, ...] = ()  # other addresses, in the order in which they are tried
+
+    @property
+    def name(self) -> str:
+        """Give the file's name, as published."""
+        return self.url.rpartition("/")[2]
 
 
 class Prepared(NamedTuple):
@@ -155,7 +160,7 @@ def require_placed(name: str, folder: Path, parts: tuple[str, str], steps: str, 
 def _download(archive: Archive, raw: Path, looked: Sequence[Path], timeout: float) -> None:
     try:
         for file in _missing(archive, raw):
-            fetch(file.urls, raw / file.name, sha256=file.sha256, timeout=timeout)
+            fetch((file.url, *file.mirrors), raw / file.name, sha256=file.sha256, timeout=timeout)
     except FetchFailed as failure:
         raise DatasetUnavailable(_not_here(archive, raw, looked, failure.tried)) from failure
     except OSError as error:
@@ -212,7 +217,7 @@ def _if_prepared(archive: Archive, root: str | Path | None, place: Path) -> Data
 
 def _verified(archive: Archive, file: RemoteFile, path: Path) -> Verified:
     if not path.is_file():
-        return Verified(path, False, f"not here; published at {file.urls[0]}")
+        return Verified(path, False, f"not here; published at {file.url}")
     try:
         _verify(archive, file, path)
     except DatasetUnavailable as error:
@@ -291,6 +296,6 @@ def _not_here(archive: Archive, raw: Path, looked: Sequence[Path], tried: Sequen
         facts = [] if file.size is None else [f"{file.size:,} bytes"]
         facts += [] if file.sha256 is None else [f"sha256 {file.sha256}"]
         told = f" ({', '.join(facts)})" if facts else ""
-        lines.append(f"  - put {file.name}{told} in {raw}/\n    (published at {file.urls[0]})")
+        lines.append(f"  - put {file.name}{told} in {raw}/\n    (published at {file.url})")
     lines.append(f"  - point {ROOT_VARIABLE} or root= at a folder that has {archive.name}/raw/ with these files")
     return "\n".join([*lines, f"  - {archive.substitute}"])

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -58,30 +58,27 @@ class Columns(NamedTuple):
             BadData: class shares or inputs that do not fit.
         """
         try:
-            return self._dataset(name, x, proportions, notes, extra)
+            train, test = (self._split(x, chosen) for chosen in (~self.is_test, self.is_test))
+            shares = None
+            if proportions is not None:
+                if train.set is None or train.client is None or self.client_names is None:
+                    raise ValueError(
+                        "class shares of sets are given, but no columns set and client, for which they are"
+                    )
+                shares = read_proportions(proportions, self.class_names, self.client_names, train.client, train.set)
+            return Dataset(
+                name=name,
+                train=train,
+                test=dataclasses.replace(test, set=None) if len(test) else None,
+                class_names=self.class_names,
+                client_names=self.client_names,
+                input_max=255.0 if x.dtype == np.uint8 else 1.0,
+                coarse_names=self.coarse_names,
+                set_shares=shares,
+                extra={"notes": list(notes), **extra},
+            )
         except ValueError as error:
             raise BadData(place, [str(error)]) from error
-
-    def _dataset(
-        self, name: str, x: np.ndarray, proportions: Path | str | None, notes: Sequence[str], extra: Mapping[str, Any]
-    ) -> Dataset:
-        train, test = (self._split(x, chosen) for chosen in (~self.is_test, self.is_test))
-        shares = None
-        if proportions is not None:
-            if train.set is None or train.client is None or self.client_names is None:
-                raise ValueError("class shares of sets are given, but no columns set and client, which they are about")
-            shares = read_proportions(proportions, self.class_names, self.client_names, train.client, train.set)
-        return Dataset(
-            name=name,
-            train=train,
-            test=dataclasses.replace(test, set=None) if len(test) else None,
-            class_names=self.class_names,
-            client_names=self.client_names,
-            input_max=255.0 if x.dtype == np.uint8 else 1.0,
-            coarse_names=self.coarse_names,
-            set_shares=shares,
-            extra={"notes": list(notes), **extra},
-        )
 
     def _split(self, x: np.ndarray, chosen: np.ndarray) -> Split:
         part = self.rows(chosen)

@@ -35,7 +35,7 @@ CIFAR100_CLASSES = (
 # fmt: on
 
 HOME = "https://www.cs.toronto.edu/~kriz"
-TAR10, TAR100, FEDERATED = "cifar-10-binary.tar.gz", "cifar-100-binary.tar.gz", "cifar100.sqlite.lzma"
+TAR10, TAR100, LZMA = "cifar-10-binary.tar.gz", "cifar-100-binary.tar.gz", "cifar100.sqlite.lzma"
 TERMS = "no licence stated; cite Krizhevsky (2009)"
 FACTS10: dict[str, Any] = {
     "class_names": CIFAR10_CLASSES,
@@ -56,12 +56,7 @@ FACTS100: dict[str, Any] = {
     "60,000 photographs, 32x32x3, 10 classes; downloaded, 170 MB",
     terms=f"{TERMS}, Learning Multiple Layers of Features from Tiny Images",
     files=(
-        RemoteFile(
-            TAR10,
-            (f"{HOME}/{TAR10}",),
-            170_052_171,
-            "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-        ),
+        RemoteFile(f"{HOME}/{TAR10}", 170_052_171, "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"),
     ),
     examples=(50_000, 10_000),
     prepared=Prepared("cifar10", FACTS10),
@@ -79,12 +74,7 @@ def read_cifar10(files: Mapping[str, Path]) -> Dataset:
     "60,000 photographs, 32x32x3, 100 classes in 20 superclasses; downloaded, 169 MB",
     terms=f"{TERMS}, Learning Multiple Layers of Features from Tiny Images",
     files=(
-        RemoteFile(
-            TAR100,
-            (f"{HOME}/{TAR100}",),
-            168_513_733,
-            "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-        ),
+        RemoteFile(f"{HOME}/{TAR100}", 168_513_733, "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"),
     ),
     examples=(50_000, 10_000),
     prepared=Prepared("cifar100", FACTS100, {"coarse_key": "coarse_label"}),
@@ -110,12 +100,7 @@ def read_cifar100(files: Mapping[str, Path]) -> Dataset:
     "CIFAR-100 as TensorFlow Federated deals it: 500 training and 100 test clients; downloaded, 153 MB",
     terms=f"{TERMS}, and Reddi et al. (2021) for the clients",
     files=(
-        RemoteFile(
-            FEDERATED,
-            (f"{HOST}/{FEDERATED}",),
-            153_019_920,
-            "23d3916c9caa33395737ee560cc7cb77bbd05fc7b73647ee7be3a7e764172939",
-        ),
+        RemoteFile(f"{HOST}/{LZMA}", 153_019_920, "23d3916c9caa33395737ee560cc7cb77bbd05fc7b73647ee7be3a7e764172939"),
     ),
     examples=(50_000, 10_000),
 )
@@ -124,7 +109,7 @@ def read_cifar100_federated(files: Mapping[str, Path]) -> Dataset:
     limits = {"label": len(CIFAR100_CLASSES), "coarse_label": len(CIFAR100_SUPERCLASSES)}
     names: list[str] = []
     splits = []
-    for split, part in read_splits(files[FEDERATED], ("train", "test"), "image", (32, 32, 3), limits).items():
+    for split, part in read_splits(files[LZMA], ("train", "test"), "image", (32, 32, 3), limits).items():
         ids, client = np.unique(part.client, return_inverse=True)
         splits.append(Split(part.x, part.labels["label"], client + len(names), part.labels["coarse_label"]))
         names += [f"{split} {name}" for name in ids]

@@ -17,7 +17,7 @@ from fedjax_ssl.data.reading.formats import FormatError, damage
 from fedjax_ssl.data.reading.register import published
 from fedjax_ssl.data.sources.mnist import read_idx
 
-ZIP = "gzip.zip"
+HOME, ZIP = "https://biometrics.nist.gov/cs_links/EMNIST", "gzip.zip"
 Kind = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
 _ALL = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _MERGED = string.digits + string.ascii_uppercase + "abdefghnqrt"  # letters that look alike are one class
@@ -44,12 +44,7 @@ PARTS = {
     "814,255 handwritten characters, 28x28x1, 62 classes, or kind=; downloaded, 562 MB",
     terms="of NIST; cite Cohen et al. (2017), EMNIST",
     files=(
-        RemoteFile(
-            ZIP,
-            (f"https://biometrics.nist.gov/cs_links/EMNIST/{ZIP}",),
-            561_753_746,
-            "fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e",
-        ),
+        RemoteFile(f"{HOME}/{ZIP}", 561_753_746, "fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e"),
     ),
     examples=lambda kind: PARTS[kind].examples,
     prepared=lambda kind: Prepared(

@@ -43,11 +43,9 @@ LARGEST_JSON = 1 << 30  # bytes of one file; LEAF writes 100 writers into one, s
 TERMS = "from NIST Special Database 19; cite Cohen et al. (2017), EMNIST, and Caldas et al. (2018), LEAF"
 SUBSTITUTE = 'run the same experiment on the embedded stand-in, load("glyphs"): --config configs/femnist_xclp.py:glyphs'
 FILES = {
-    "fedjax": tuple(
-        RemoteFile(name, (f"https://storage.googleapis.com/gresearch/fedjax/emnist/{name}",)) for name in SQLITE
-    ),
-    "tff": (RemoteFile(LZMA, (f"{tff.HOST}/{LZMA}",)),),
-    "hdf5": (RemoteFile(HDF5_TAR, (f"{tff.HOST}/{HDF5_TAR}", f"https://fedml.s3-us-west-1.amazonaws.com/{HDF5_TAR}")),),
+    "fedjax": tuple(RemoteFile(f"https://storage.googleapis.com/gresearch/fedjax/emnist/{name}") for name in SQLITE),
+    "tff": (RemoteFile(f"{tff.HOST}/{LZMA}"),),
+    "hdf5": (RemoteFile(f"{tff.HOST}/{HDF5_TAR}", mirrors=(f"https://fedml.s3-us-west-1.amazonaws.com/{HDF5_TAR}",)),),
 }
 
 Form = Literal["fedjax", "tff", "hdf5", "leaf"]

@@ -35,7 +35,7 @@ Form = Literal["pickles", "folders"]
 def _files(form: str, size: int) -> tuple[RemoteFile, ...]:
     if size != SIDE:
         raise ValueError(f"size is {size}; the images of the pickles have {SIDE}; other sizes with form='folders'")
-    return tuple(RemoteFile(name, (f"{HOST}/{name}",)) for name in PICKLES)
+    return tuple(RemoteFile(f"{HOST}/{name}") for name in PICKLES)
 
 
 def load_folders(

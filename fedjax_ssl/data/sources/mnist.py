@@ -28,12 +28,9 @@ FASHION_FACTS: dict[str, Any] = {
 NAMES = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
 
 
-def _files(hosts: tuple[str, ...], *facts: tuple[int, str]) -> tuple[RemoteFile, ...]:
-    files = [f"{name}-ubyte.gz" for name in NAMES]
-    return tuple(
-        RemoteFile(file, tuple(f"{host}/{file}" for host in hosts), *fact)
-        for file, fact in zip(files, facts, strict=True)
-    )
+def _files(host: str, mirrors: tuple[str, ...], *facts: tuple[int, str]) -> tuple[RemoteFile, ...]:
+    files = zip((f"{name}-ubyte.gz" for name in NAMES), facts, strict=True)
+    return tuple(RemoteFile(f"{host}/{file}", *fact, tuple(f"{one}/{file}" for one in mirrors)) for file, fact in files)
 
 
 @published(
@@ -41,7 +38,8 @@ def _files(hosts: tuple[str, ...], *facts: tuple[int, str]) -> tuple[RemoteFile,
     "70,000 handwritten digits, 28x28x1, 10 classes; downloaded, 12 MB",
     terms="CC BY-SA 3.0 as Keras states it; cite LeCun, Bottou, Bengio and Haffner (1998)",
     files=_files(
-        ("https://storage.googleapis.com/cvdf-datasets/mnist", "https://ossci-datasets.s3.amazonaws.com/mnist"),
+        "https://storage.googleapis.com/cvdf-datasets/mnist",
+        ("https://ossci-datasets.s3.amazonaws.com/mnist",),
         (9_912_422, "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
         (28_881, "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
         (1_648_877, "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
@@ -60,8 +58,8 @@ def read_mnist(files: Mapping[str, Path]) -> Dataset:
     "70,000 articles of clothing, 28x28x1, 10 classes; downloaded, 31 MB",
     terms="MIT; cite Xiao, Rasul and Vollgraf (2017), Fashion-MNIST",
     files=_files(
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
         (
-            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
             "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion",
             "https://storage.googleapis.com/tensorflow/tf-keras-datasets",
         ),

@@ -25,25 +25,13 @@ HOST = "https://github.com/brendenlake/omniglot/raw/master/python"
 SIDE = 105
 LARGEST_IMAGE = 1 << 16  # bytes; the originals have some 300
 FILES = {
-    part: RemoteFile(name, (f"{HOST}/{name}",), size, sha256)
-    for part, name, size, sha256 in (
-        (
-            *("background", "images_background.zip", 9_464_212),
-            "ad41ab679c8b5d90b271ef46be6987cc81211774a695c29dcc5367b2b26ee640",
-        ),
-        (
-            *("evaluation", "images_evaluation.zip", 6_462_886),
-            "1f61a8f3366785b057fc117d9228e78a16e3d976c8953b2a10fcc74cf0609cee",
-        ),
-        (
-            *("small1", "images_background_small1.zip", 1_319_022),
-            "f38eb80f801274ac2b4dff5b24289016bfaba4a7d5bb50deebf27104ad6cb8a4",
-        ),
-        (
-            *("small2", "images_background_small2.zip", 1_580_917),
-            "3ccaa407515a8778e5d0861875af38b17e418f301ad5bb3b5a6b65d901a41c7f",
-        ),
-    )
+    part: RemoteFile(f"{HOST}/images_{'background_' * part.startswith('small')}{part}.zip", *facts)
+    for part, facts in {
+        "background": (9_464_212, "ad41ab679c8b5d90b271ef46be6987cc81211774a695c29dcc5367b2b26ee640"),
+        "evaluation": (6_462_886, "1f61a8f3366785b057fc117d9228e78a16e3d976c8953b2a10fcc74cf0609cee"),
+        "small1": (1_319_022, "f38eb80f801274ac2b4dff5b24289016bfaba4a7d5bb50deebf27104ad6cb8a4"),
+        "small2": (1_580_917, "3ccaa407515a8778e5d0861875af38b17e418f301ad5bb3b5a6b65d901a41c7f"),
+    }.items()
 }
 EXAMPLES = {"all": 32_460, "background": 19_280, "evaluation": 13_180, "small1": 2_720, "small2": 3_120}
 

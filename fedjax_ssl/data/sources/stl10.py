@@ -17,7 +17,7 @@ from fedjax_ssl.data.reading.archives import Prepared, RemoteFile
 from fedjax_ssl.data.reading.formats import FormatError, read_tar
 from fedjax_ssl.data.reading.register import published
 
-TAR = "stl10_binary.tar.gz"
+HOME, TAR = "http://ai.stanford.edu/~acoates/stl10", "stl10_binary.tar.gz"
 CLASSES = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck")
 SHAPE = (3, 96, 96)  # planes, columns, rows
 BLOCK = 1000  # images that are read at once
@@ -34,12 +34,7 @@ def _prepared(unlabelled: bool, size: int) -> Prepared | None:
     "13,000 photographs and 100,000 without a label, 96x96x3 or size=, 10 classes; downloaded, 2.6 GB",
     terms="images from ImageNet, for research; cite Coates, Lee and Ng (2011)",
     files=(
-        RemoteFile(
-            TAR,
-            (f"http://ai.stanford.edu/~acoates/stl10/{TAR}",),
-            2_640_397_119,
-            "f31fd99273a1acb8609c8db427cebb1de3f71de77758cdc0e22956e1289b9866",
-        ),
+        RemoteFile(f"{HOME}/{TAR}", 2_640_397_119, "f31fd99273a1acb8609c8db427cebb1de3f71de77758cdc0e22956e1289b9866"),
     ),
     examples=lambda unlabelled, size: (5_000 + 100_000 * unlabelled, 8_000),
     prepared=_prepared,

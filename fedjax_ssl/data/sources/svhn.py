@@ -15,7 +15,7 @@ from fedjax_ssl.data.reading.formats import FormatError, damage
 from fedjax_ssl.data.reading.register import published
 
 FILES = {
-    part: RemoteFile(f"{part}_32x32.mat", (f"http://ufldl.stanford.edu/housenumbers/{part}_32x32.mat",), *facts)
+    part: RemoteFile(f"http://ufldl.stanford.edu/housenumbers/{part}_32x32.mat", *facts)
     for part, facts in {
         "train": (182_040_794, "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8"),
         "test": (64_275_384, "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b"),

@@ -199,7 +199,7 @@ def test_what_is_not_here_says_what_belongs_where(tmp_path):
         with pytest.raises(DatasetUnavailable) as caught:
             load(name, root=tmp_path, download=False)
         assert all(f"put {file.name}" in str(caught.value) for file in entry.files)
-        assert all(file.urls[0] in str(caught.value) for file in entry.files)
+        assert all(file.url in str(caught.value) for file in entry.files)
 
 
 def test_options_have_their_own_cache_and_bounds(tmp_path):
