@@ -1,4 +1,4 @@
-"""`fedjax-ssl data`: which datasets there are, what is in one, and what is wrong with a user's own."""
+"""`fedjax-ssl data`: list datasets, describe one, and check a user's own."""
 
 import argparse
 import logging
@@ -29,7 +29,7 @@ MANY = 20  # classes and clients that are named one by one
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the list, facts about one dataset, or what is wrong with a user's own.
+    """Print the list, facts about one dataset, or what is wrong with a user's own.
 
     Returns:
         0; 2 where a user's own data cannot be trained on.
@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _check(asked: argparse.Namespace, settings: list[tuple[str, str]]) -> int:
-    """Prints what is in a user's own data, and what is wrong with them."""
+    """Print the content of a user's own data, and every fault in it."""
     path = Path(asked.name)
     named = dict(settings)
     source = named.pop("data.name", None) or data.source_of(path.expanduser(), named.get("data.file_column", "file"))
@@ -76,14 +76,14 @@ def _check(asked: argparse.Namespace, settings: list[tuple[str, str]]) -> int:
 
 
 def _config(source: str, dataset: data.Dataset | None) -> str:
-    """The config that trains on a source of the user's own, with what says so where it has another name."""
+    """Name the config that trains on a source of the user's own, with the option that it needs."""
     if source != "huggingface" or dataset is None:
         return source
     return f"{'folder' if dataset.train.x.ndim == 4 else 'table'} --data.name={source}"
 
 
 def _options(source: str, settings: list[tuple[str, str]]) -> dict[str, Any]:
-    """The options of a source, from text as `run` takes it."""
+    """Read the options of a source from text, as `run` does."""
     _check_name(source)
     section = with_settings(default("fedavg"), [("data.name", source), *settings]).data
     given = {name: section.get(name) for name in data.SOURCES.options(source)}
@@ -94,7 +94,7 @@ def _options(source: str, settings: list[tuple[str, str]]) -> dict[str, Any]:
 
 
 def _download(asked: argparse.Namespace, given: dict[str, Any]) -> int:
-    """Fetches what is not here, brings it into the form that opens at once, and says what it is."""
+    """Fetch missing files, convert them to the form that opens at once, and describe them."""
     log, shown = logging.getLogger("fedjax_ssl.data"), logging.StreamHandler(sys.stderr)
     level = log.level
     log.addHandler(shown)
@@ -109,7 +109,7 @@ def _download(asked: argparse.Namespace, given: dict[str, Any]) -> int:
 
 
 def _verify(asked: argparse.Namespace, given: dict[str, Any]) -> int:
-    """Compares original files with what is published; 2 where one is missing or another."""
+    """Compare original files with the published ones; 2 where one is missing or another."""
     found = data.verify(asked.name, root=asked.root, **given)
     words = {True: "right", False: "WRONG", None: "here"}
     for file in found:
@@ -123,7 +123,7 @@ def _check_name(name: str) -> None:
 
 
 def _still_to_choose(dataset: data.Dataset | None) -> str:
-    """Options that a run of this dataset has to be given, because it has no clients or no test examples of its own."""
+    """Name options that a run needs where the dataset has no clients or no test examples of its own."""
     chosen = ""
     if dataset is not None and dataset.train.client is None:
         chosen += " --partition.name=iid --partition.num_clients=10"
@@ -133,7 +133,7 @@ def _still_to_choose(dataset: data.Dataset | None) -> str:
 
 
 def describe(name: str, path: str | None = None, root: str | None = None, download: bool = False) -> str:
-    """A dataset in words: counts if it is here, how to get it if it is not, and its terms.
+    """Describe a dataset: counts if it is here, how to get it if it is not, and its terms.
 
     Args:
         name: of `data.SOURCES`, or "module:function".
@@ -160,7 +160,7 @@ def describe(name: str, path: str | None = None, root: str | None = None, downlo
 
 
 def _contents(dataset: data.Dataset) -> dict[str, str]:
-    """What is in a dataset, by what it is about."""
+    """Describe a dataset's content, a line each."""
     lines = {}
     for what, split in (("training", dataset.train), ("test", dataset.test)):
         if split is not None:
@@ -218,7 +218,7 @@ def _table(lines: dict[str, str]) -> str:
 
 
 def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
-    """What was asked, and settings of `config.data` as text."""
+    """Parse the command, and settings of `config.data` as text."""
     own = parser("data", HELP)
     own.add_argument("what", type=one_of("command", COMMANDS), metavar=" | ".join(COMMANDS), help="see above")
     own.add_argument("name", nargs="?", metavar="NAME | PATH", help="of the list, or module:function of your own")

@@ -16,17 +16,17 @@ from fedjax_ssl.data.sources import read
 from fedjax_ssl.data.sources.huggingface import is_saved_dataset
 from fedjax_ssl.errors import counted
 
-SIMILAR = 0.8  # of two names, as difflib has it: one letter more, less or swapped in a name of five
-SMALL = 0.1  # of the examples of a name: a misspelt one has at most this share of the right one's
+SIMILAR = 0.8  # ratio of two names, as difflib has it: one letter more, less or swapped in a name of five
+SMALL = 0.1  # a misspelt name has at most this share of the examples of the right one
 
 
 class Checked(NamedTuple):
     """The result of a check."""
 
-    source: str  # of `fedjax_ssl.data.SOURCES`
+    source: str  # a name of `fedjax_ssl.data.SOURCES`
     dataset: Dataset | None  # None where there are problems
-    problems: tuple[str, ...]  # that keep it from being used
-    notes: tuple[str, ...]  # what was skipped, or is worth a look
+    problems: tuple[str, ...]  # faults that keep it from being used
+    notes: tuple[str, ...]  # skipped parts, and oddities
 
 
 def check(path: Path | str, source: str | None = None, **options: Any) -> Checked:

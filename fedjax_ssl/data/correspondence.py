@@ -37,7 +37,7 @@ class Correspondence(NamedTuple):
     """A matrix M and what its rows are called."""
 
     matrix: Float[np.ndarray, "J K"]  # float64, columns sum to 1
-    names: tuple[str, ...]  # of the J coarse classes
+    names: tuple[str, ...]  # names of the J coarse classes
 
 
 class _Entry(NamedTuple):

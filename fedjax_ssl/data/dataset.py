@@ -125,13 +125,13 @@ class Dataset:
     train: Split  # at least one example
     test: Split | None  # examples of the same shape, or None where the source has no split of its own
     class_names: tuple[str, ...]  # K names; class k is labelled k
-    client_names: tuple[str, ...] | None = None  # of the natural clients; client i of both splits is client_names[i]
+    client_names: tuple[str, ...] | None = None  # names of natural clients; client i of both splits is client_names[i]
     input_max: float = 255.0  # the stored value that maps to 1.0
     # Per channel of images or feature of vectors (or one for all), on the scale where input_max is 1.0; None: not
     # known; a mean of (0,) and a deviation of (1,): inputs are not standardized, by convention.
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None  # positive
-    coarse_names: tuple[str, ...] | None = None  # of the J labels of `Split.coarse`, where there are such labels
+    coarse_names: tuple[str, ...] | None = None  # names of the J labels of `Split.coarse`, where there are such labels
     correspondence: np.ndarray | None = None  # [J, K], P(coarse label | class), columns sum to 1; None: nobody knows it
     # [G, O, K], class shares of the sets of the G natural clients that have training examples, in increasing order of
     # client; rows sum to 1, or are 0 on padding. None: nobody knows them.

@@ -12,7 +12,7 @@ from fedjax_ssl.data.federation.federated_data import natural_names
 from fedjax_ssl.errors import counted
 
 STANDARDIZATIONS = ("auto", "dataset", "train", "none")
-BLOCK_VALUES = 1 << 22  # of a block that is taken to float64 at once
+BLOCK_VALUES = 1 << 22  # values that are taken to float64 at once
 
 
 def standardized(

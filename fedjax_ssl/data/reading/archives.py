@@ -42,7 +42,7 @@ class Prepared(NamedTuple):
 
     name: str  # NAME or NAME/CONFIG there
     facts: Mapping[str, Any]  # fields of `Dataset` as the original has them: names of classes, mean, deviation
-    options: Mapping[str, Any] = {}  # of `load_tfds`
+    options: Mapping[str, Any] = {}  # options of `load_tfds`
     first_label: int = 0  # number of the first class there
 
 
@@ -51,7 +51,7 @@ class Archive:
     """A published dataset with certain options."""
 
     name: str  # it is loaded by
-    files: tuple[RemoteFile, ...]  # that must be at hand
+    files: tuple[RemoteFile, ...]  # files that must be at hand
     read: Callable[[Mapping[str, Path]], Dataset]  # {file name: path} -> dataset; `FormatError` for damage
     terms: str  # licence and whom to cite
     substitute: str = f"run on data that needs no download: {EMBEDDED}"  # where the dataset cannot be had

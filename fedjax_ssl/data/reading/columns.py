@@ -35,7 +35,7 @@ class Columns(NamedTuple):
     coarse_names: tuple[str, ...] | None
 
     def rows(self, kept: np.ndarray) -> "Columns":
-        """The same for some of the examples, by a mask or by number."""
+        """Choose some of the examples, by a mask or by number."""
         parts: dict[str, Any] = {
             name: None if (whole := getattr(self, name)) is None else whole[kept] for name in _PER_ROW
         }
@@ -115,7 +115,7 @@ def read_columns(texts: "pandas.DataFrame", classes: Sequence[str] | None, findi
 
 
 def _plain(labels: Sequence[str]) -> Sequence[str]:
-    """Labels; whole numbers without ".0", which spreadsheets add where a cell is empty, and -1 as no label."""
+    """Write whole numbers without ".0", which spreadsheets add where a cell is empty, and -1 as no label."""
     known = {label for label in labels if label}
     if known and all(re.fullmatch(r"-?\d+(\.0+)?", label) for label in known):
         short = {label: label.partition(".")[0] for label in known}
@@ -124,7 +124,7 @@ def _plain(labels: Sequence[str]) -> Sequence[str]:
 
 
 def _numbered(texts: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Numbers [n] of the texts, "" = -1, and what they stand for."""
+    """Number the texts [n], "" = -1, and name what the numbers stand for."""
     known = {text for text in texts if text}
     whole = all(re.fullmatch(r"-?\d+", text) for text in known)
     names = sorted(known, key=lambda text: (int(text), text)) if whole else sorted(known)

@@ -160,7 +160,7 @@ def _class_bounds() -> np.ndarray:
 def _texts(
     key: Key[Array, ""], writers: Int[Array, "w"], examples: int, most: int
 ) -> tuple[Int[Array, "w"], Int[Array, "w most"]]:
-    """How many characters each writer writes, and which."""
+    """Draw how many characters each writer writes, and which."""
 
     def text(writer: Int[Array, ""]) -> tuple[Int[Array, ""], Int[Array, "most"]]:
         stream = named_key(jax.random.fold_in(key, writer), "text")
@@ -240,7 +240,7 @@ def _placed(points: Float[Array, "s 2 2"], radius: Float[Array, ""], shift: Floa
 
 
 def _warp(numbers: Float[Array, "15"], points: Float[Array, "*s 2"], strength: float) -> Float[Array, "*s 2"]:
-    """A smooth displacement from normal numbers: three plane waves longer than strokes are apart."""
+    """Make a smooth displacement from normal numbers: three plane waves longer than strokes are apart."""
     numbers = numbers.reshape(3, 5)
     waves, phases, amplitudes = 1.7 * numbers[:, :2], 3 * numbers[:, 2], strength * numbers[:, 3:]
     return jnp.sin(jnp.einsum("...d,kd->...k", points, waves) + phases) @ amplitudes

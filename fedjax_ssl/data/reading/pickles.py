@@ -22,7 +22,7 @@ _ARRAY = "numpy.ndarray"  # stands for the class, which could make arrays of any
 
 
 def read_pickle(path: Path) -> Any:
-    """What a pickle of arrays holds; those of Python 2 too, with text in Latin-1.
+    """Read a pickle of arrays, also one of Python 2 with text in Latin-1.
 
     Raises:
         FormatError: it names a function or class that arrays do not need, is longer than 8 GiB, cut short or damaged.
@@ -72,7 +72,7 @@ def _filled(content: bytes, dtype: np.dtype, shape: tuple[int, ...], order: Lite
 
 
 def _bytes(text: str, encoding: str) -> bytes:
-    """How Python 3 writes bytes for readers of Python 2."""
+    """Read bytes as Python 3 writes them for readers of Python 2."""
     if encoding not in ("latin1", "latin-1"):
         raise FormatError(f"this pickle has bytes in the encoding {encoding!r}; it is not read.")
     return text.encode("latin1")

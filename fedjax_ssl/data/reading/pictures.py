@@ -20,15 +20,15 @@ from fedjax_ssl.data.reading.problems import Findings
 from fedjax_ssl.errors import counted
 
 Fit = Literal["crop", "stretch", "pad"]
-Side = Annotated[int | None, Whole(1)]  # of square images in pixels
+Side = Annotated[int | None, Whole(1)]  # side of square images in pixels
 Channels = Literal[1, 3] | None  # grey or colour
-SIZE = 64  # of the sides, where images differ in size
+SIZE = 64  # side of the images where they differ in size
 GREY = ("1", "L", "LA", "La")
 DEEP = ("I;16", "I;16B", "I;16L", "I;16N", "I")  # grey, with more than 8 bits
 TURNED = range(5, 9)  # values of EXIF's orientation that swap height and width
 # Pillow would start Ghostscript, or ask Windows, for these.
 EXTERNAL = ("EPS", "WMF")
-BROKEN = (  # what Pillow's readers raise for broken files
+BROKEN = (  # errors that Pillow's readers raise for broken files
     *(OSError, SyntaxError, ValueError, TypeError, KeyError, IndexError, EOFError, OverflowError, struct.error),
     *(zlib.error, Image.DecompressionBombError),
 )
@@ -39,7 +39,7 @@ class Listing(NamedTuple):
 
     images: tuple[str, ...]  # paths below the folder with "/", sorted; judged by the ending
     others: Counter[str]  # endings of the other files
-    digest: str  # of paths, lengths and times of change of all files
+    digest: str  # SHA-256 of paths, lengths and times of change of all files
 
 
 class Pictures(NamedTuple):
@@ -56,7 +56,7 @@ class _Facts(NamedTuple):
 
 
 def list_images(folder: Path) -> Listing:
-    """Finds all image files below a folder, also behind links; files and folders that start with "." are left out."""
+    """Find all image files below a folder, also behind links; files and folders that start with "." are left out."""
     Image.init()
     endings = {ending for ending, kind in Image.EXTENSION.items() if kind in Image.OPEN and kind not in EXTERNAL}
     images, others, digest = [], Counter[str](), hashlib.sha256()
@@ -71,7 +71,7 @@ def list_images(folder: Path) -> Listing:
 
 
 def _walk(folder: Path, below: str, seen: set[tuple[int, int]]) -> list[tuple[str, tuple[int, int]]]:
-    """Paths, lengths and times of change of all files; a folder that is reached twice is read once."""
+    """List paths, lengths and times of change of all files; a folder that is reached twice is read once."""
     status = os.stat(folder)
     if (status.st_dev, status.st_ino) in seen:
         return []
@@ -91,12 +91,12 @@ def _walk(folder: Path, below: str, seen: set[tuple[int, int]]) -> list[tuple[st
 
 
 def is_text(name: str) -> bool:
-    """Whether a name from the disk is text, which one with bytes of another encoding than the system's is not."""
+    """Tell whether a name from the disk is text; one in another encoding than the system's is not."""
     return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def spelling(path: str) -> str:
-    """A path in one spelling: accents as one letter, "/" between folders, no "./" in front."""
+    """Spell a path in one way: accents as one letter, "/" between folders, no "./" in front."""
     return unicodedata.normalize("NFC", path.replace("\\", "/")).removeprefix("./")
 
 
@@ -110,7 +110,7 @@ def read_images(
     white: int | None,
     findings: Findings,
 ) -> Pictures:
-    """Decodes image files, in threads, because Pillow decodes and resizes without Python's lock.
+    """Decode image files, in threads, because Pillow decodes and resizes without Python's lock.
 
     Args:
         files: [m] where they lie, or their content.
@@ -161,7 +161,7 @@ def read_images(
 
 
 def in_threads(function: Callable, items: Sequence) -> list:
-    """What a function gives for each of some things, in their order."""
+    """Call a function for each item in threads; gives the results in the items' order."""
     with ThreadPoolExecutor() as pool:
         return list(pool.map(function, items))
 
@@ -174,14 +174,14 @@ def _opened(file: Path | bytes) -> Image.Image:
 
 
 def _facts(file: Path | bytes) -> _Facts | str:
-    """What the head of a file says, or why it cannot be used."""
+    """Read the head of a file, or say why it cannot be used."""
     try:
         if not (len(file) if isinstance(file, bytes) else file.stat().st_size):
             return "0 bytes"
         with _opened(file) as image:
             if image.mode == "F":
                 return "has floating-point pixels; save it with 8 or 16 bits"
-            width, height = image.size  # of a TIFF as it is turned already
+            width, height = image.size  # a TIFF's is turned already
             if image.format in ("JPEG", "MPO") and image.getexif().get(ExifTags.Base.Orientation) in TURNED:
                 width, height = height, width
             mode = "deep" if image.mode in DEEP else "grey" if image.mode in GREY or _is_grey(image) else "colour"
@@ -197,7 +197,7 @@ def _short(error: Exception) -> str:
 
 
 def _is_grey(image: Image.Image) -> bool:
-    """Whether an image with a palette has only grey in it."""
+    """Tell whether an image with a palette has only grey in it."""
     if image.mode not in ("P", "PA") or not (palette := image.getpalette("RGB")):
         return False
     colours = np.array(palette).reshape(-1, 3)
@@ -209,7 +209,7 @@ def _is_deep(facts: _Facts | str) -> bool:
 
 
 def _shape(known: Sequence[_Facts], size: int | None, channels: int | None) -> tuple[int, int, int]:
-    """Height, width and channels that all images get."""
+    """Choose height, width and channels for all images."""
     sizes = {one.size for one in known}
     width, height = (size, size) if size is not None else sizes.pop() if len(sizes) == 1 else (SIZE, SIZE)
     return height, width, channels or (3 if any(one.mode == "colour" for one in known) else 1)
@@ -235,7 +235,7 @@ def _notes(known: Sequence[_Facts], size: int | None, channels: int | None, find
 
 
 def _memory() -> float:
-    """Bytes of this machine's memory; infinite where the system does not say."""
+    """Look up the bytes of this machine's memory; infinite where the system does not say."""
     try:
         return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     except (AttributeError, ValueError, OSError):
@@ -243,7 +243,7 @@ def _memory() -> float:
 
 
 def _white(files: Sequence[Path] | Sequence[bytes], deep: Sequence[int], findings: Findings) -> int:
-    """The largest value of a number of bits that none of the images of these rows exceeds: all keep one scale."""
+    """Find the smallest 2^b - 1 that no image of these rows exceeds: all keep one scale."""
     if not deep:
         return 255
 
@@ -263,7 +263,7 @@ def _white(files: Sequence[Path] | Sequence[bytes], deep: Sequence[int], finding
 
 
 def _shown(image: Image.Image, shape: tuple[int, int, int], fit: Fit, white: int) -> np.ndarray:
-    """uint8 [H, W, C]."""
+    """Show an image as uint8 [H, W, C]."""
     height, width, channels = shape
     if image.mode in DEEP:
         values = np.asarray(image).astype(np.float32)
@@ -282,7 +282,7 @@ def _shown(image: Image.Image, shape: tuple[int, int, int], fit: Fit, white: int
 
 
 def say_skipped(names: Sequence[str], reasons: Sequence[str | None], findings: Findings) -> None:
-    """Counts what is left out by its reason: a note, or a problem where nothing is left.
+    """Count images that are left out by their reason: a note, or a problem where nothing is left.
 
     Args:
         names: [m] of the files.

@@ -28,7 +28,7 @@ def read_proportions(
     client: Int[np.ndarray, " n"],
     sets: Int[np.ndarray, " n"],
 ) -> Float[np.ndarray, "G O K"]:
-    """Reads the class shares of every set of every client that has training examples.
+    """Read the class shares of every set of every client that has training examples.
 
     Args:
         path: the CSV file.
@@ -84,7 +84,7 @@ def read_proportions(
 
 
 def proportions_digest(file: Path | str | None) -> str | None:
-    """Names the content of such a file, for what is kept of data made with it; None where there is none."""
+    """Compute the digest of such a file, for the name of data made with it; None where there is none."""
     path = None if file is None else Path(file).expanduser()
     return file_sha256(path) if path is not None and path.is_file() else None
 

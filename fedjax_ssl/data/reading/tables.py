@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # takes long to import
 PARQUET = (".parquet", ".pq")
 SEPARATED = (".csv", ".tsv", ".txt")
 DELIMITERS = ",;\t"
-SIMILAR = 0.7  # of two names of columns, as difflib has it
+SIMILAR = 0.7  # ratio of two names of columns, as difflib has it
 
 
 def read_table(path: Path) -> "pandas.DataFrame":
@@ -112,7 +112,7 @@ def check_roles(
 
 
 def _read_text(path: Path) -> "pandas.DataFrame":
-    import pandas  # whose own reader fills short lines up, and does not say where a row of several lines stands
+    import pandas  # read_csv fills short lines up, and does not say where a row of several lines stands
 
     content = path.read_bytes()
     encoding = "utf-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"

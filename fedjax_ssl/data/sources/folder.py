@@ -128,7 +128,7 @@ def load_folder(
 
 
 def _check_names(listing: Listing, findings: Findings) -> None:
-    """Names in another encoding than UTF-8, as old disks have them, could be neither printed nor kept."""
+    """Refuse names in another encoding than UTF-8, as old disks have them: they could be neither printed nor kept."""
     foreign = [name for name in listing.images if not is_text(name)]
     if foreign:
         findings.problems.append(
@@ -138,7 +138,7 @@ def _check_names(listing: Listing, findings: Findings) -> None:
 
 
 def _table(folder: Path, column: str) -> Path | None:
-    """The one table of the folder that has a column for the file, if there is one."""
+    """Find the one table of the folder that has a column for the file."""
     found = []
     for path in sorted(folder.iterdir()):
         if path.suffix.lower() in (*SEPARATED, *PARQUET) and path.is_file() and not path.name.startswith("."):
@@ -184,7 +184,7 @@ def _dataset(
 def _by_folders(
     folder: Path, listing: Listing, layout: str, findings: Findings
 ) -> tuple[Sequence[str], "pandas.DataFrame"]:
-    """What the names of folders say about the images in them."""
+    """Read labels, clients and splits of images from the names of their folders."""
     files = listing.images
     _note_others(listing, findings)
     folders = [name.split("/")[:-1] for name in files]

@@ -241,7 +241,7 @@ class _Arrays:
 
 
 def _read(path: Path) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-    """The arrays this source knows, and the names of all."""
+    """Read the arrays that this source knows, and the names of all."""
     if not path.is_file():
         raise DatasetUnavailable(
             f"npz: {path} is not {'a file' if path.exists() else 'there'}. Give path= an .npz file with the "
@@ -281,7 +281,7 @@ def _array(path: Path, loaded: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
     except DatasetUnavailable:  # which is a RuntimeError
         raise
     except ValueError as error:
-        if "pickle" not in str(error) and "Object" not in str(error):  # what NumPy says of Python objects
+        if "pickle" not in str(error) and "Object" not in str(error):  # NumPy's words about Python objects
             raise DatasetUnavailable(f"npz: array {name!r} of {path} is damaged: {error}") from error
         raise ValueError(
             f"{path}: array {name!r} holds Python objects, which are refused because they can run code; save it as an "
@@ -295,7 +295,7 @@ def _array(path: Path, loaded: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
 
 
 def _check_size(path: Path, loaded: np.lib.npyio.NpzFile, name: str) -> None:
-    """Refuses an array whose header claims more than the file holds, before memory is taken for it."""
+    """Refuse an array whose header claims more than the file holds, before memory is taken for it."""
     member = f"{name}.npy"
     if loaded.zip is None or member not in loaded.zip.namelist():
         return  # no array: said where it is read

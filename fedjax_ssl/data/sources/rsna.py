@@ -171,7 +171,7 @@ def _read_table(path: Path, findings: Findings) -> dict[str, int]:
 
 
 def _slice(dicom: Any, path: Path, size: int) -> _Slice | str:
-    """A slice, or why it cannot be used."""
+    """Read a slice, or say why it cannot be used."""
     try:
         if not path.is_file():
             return "not there"
@@ -194,7 +194,7 @@ def _slice(dicom: Any, path: Path, size: int) -> _Slice | str:
 
 
 def _windows(units: np.ndarray, size: int, windows: Sequence[tuple[int, int]] = WINDOWS) -> np.ndarray:
-    """uint8 [size, size, windows] of Hounsfield units [H, W]: what lies below a window is 0, above it 255."""
+    """Show Hounsfield units [H, W] as uint8 [size, size, windows]: values below a window are 0, above it 255."""
     if not np.isfinite(units).all():
         raise ValueError("values that are not finite")
     shown = [np.clip((units - (centre - width / 2)) / width, 0, 1) for centre, width in windows]
