@@ -50,7 +50,8 @@ class Train:
         return self._of_one_key.inputs
 
     @functools.cached_property
-    def _takes_the_host(self) -> bool:
+    def takes_the_host(self) -> bool:
+        """Whether the host takes part in rounds: it brings examples, or computes some of a round."""
         return self._experiment.host is not None or build_method(self._experiment, self._of_one_key).on_host
 
     def __call__(
@@ -58,16 +59,16 @@ class Train:
     ) -> tuple[ServerState, Metrics]:
         """Train; see `make_train`."""
         if is_traced(key, hyperparameters):
-            return self.traced(self.inputs, key, hyperparameters)
-        if self._takes_the_host:
+            return self.traced(None, key, hyperparameters)
+        if self.takes_the_host:
             return self._block_by_block(key, hyperparameters or {})
         trained: tuple[ServerState, Metrics] = self._compiled(self.inputs, key, hyperparameters)
         return trained
 
     def traced(
-        self, inputs: Array, key: Key[Array, ""], hyperparameters: Mapping[str, Array] | None = None
+        self, inputs: Array | None, key: Key[Array, ""], hyperparameters: Mapping[str, Array] | None = None
     ) -> tuple[ServerState, Metrics]:
-        """Train as a pure function of the examples, the key and numbers, which may be traced."""
+        """Train as a pure function of the examples, if they are no constant, the key and numbers; may be traced."""
         experiment = self._experiment
         if experiment.host is not None:
             raise ConfigError(
@@ -213,7 +214,14 @@ def over_seeds(train: Callable[..., PyTree], mesh: Mesh | None = None) -> Callab
     compiled = jax.jit(on_devices)
 
     def sweep(*arguments: PyTree) -> PyTree:
-        examples = train.inputs if isinstance(train, Train) else None
-        return (on_devices if is_traced(arguments) else compiled)(examples, *arguments)
+        if is_traced(arguments):
+            return on_devices(None, *arguments)
+        if not isinstance(train, Train):
+            return compiled(None, *arguments)
+        if not train.takes_the_host:
+            return compiled(train.inputs, *arguments)
+        count = jax.tree.leaves(arguments)[0].shape[0]
+        each = [train(*jax.tree.map(lambda leaf, at=at: leaf[at], arguments)) for at in range(count)]
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
 
     return sweep
