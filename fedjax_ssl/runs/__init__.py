@@ -1,4 +1,4 @@
-"""One run from its config to its results, in the order of reading: build, compile, loop, checkpoint, record, predict.
+"""One run from its config to its results, in the order of reading: build, compile, loop, record, checkpoint, predict.
 
 Names are imported when they are first used, so that folders are read and reported without jax.
 """
@@ -7,51 +7,34 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedjax_ssl.runs.build import (
-        Experiment,
-        build_method,
-        device_mesh,
-        federate,
-        load_experiment,
-        prediction_settings,
-    )
+    from fedjax_ssl.runs.build import Experiment, build_method, federate, load_experiment
     from fedjax_ssl.runs.checkpoint import CheckpointDamaged, CheckpointError, Checkpoints
     from fedjax_ssl.runs.compile import Shared
     from fedjax_ssl.runs.environment import command, device_description, peak_memory_bytes, versions
     from fedjax_ssl.runs.files import bytes_in_words, write_atomically, write_output
     from fedjax_ssl.runs.folder import FolderLocked, FolderMended, RunFolder, RunFolderError
     from fedjax_ssl.runs.loop import Point, run, run_batch
-    from fedjax_ssl.runs.processes import (
-        PREEMPTED,
-        STALLED,
-        Preempted,
-        Team,
-        leave,
-        run_devices,
-        settings,
-        share_out,
-        start,
-    )
+    from fedjax_ssl.runs.processes import PREEMPTED, STALLED, Team, leave, run_devices, settings, share_out, start
     from fedjax_ssl.runs.record import NoRecord, Record
     from fedjax_ssl.runs.stored_run import StoredRun, find_runs, read_run
 
-_PLACES = {
-    "compile": "Shared",
-    "build": "Experiment build_method device_mesh federate load_experiment prediction_settings",
+_NAMES = {
+    "build": "Experiment build_method federate load_experiment",
     "checkpoint": "CheckpointDamaged CheckpointError Checkpoints",
+    "compile": "Shared",
     "environment": "command device_description peak_memory_bytes versions",
     "files": "bytes_in_words write_atomically write_output",
     "folder": "FolderLocked FolderMended RunFolder RunFolderError",
     "loop": "Point run run_batch",
-    "processes": "PREEMPTED STALLED Preempted Team leave run_devices settings share_out start",
+    "processes": "PREEMPTED STALLED Team leave run_devices settings share_out start",
     "record": "NoRecord Record",
     "stored_run": "StoredRun find_runs read_run",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a name when it is first asked for."""
-    for module, names in _PLACES.items():
+    """Import a name when it is first asked for."""
+    for module, names in _NAMES.items():
         if name in names.split():
             return getattr(importlib.import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,6 @@
 """The folder of one run: its place for every file, its config, and its lock."""
 
 import contextlib
-import errno
 import itertools
 import json
 import os
@@ -11,7 +10,9 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import IO, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
+
+import filelock
 
 from fedjax_ssl.runs.files import Closing, encode_json, write_atomically
 
@@ -108,7 +109,7 @@ class RunFolder(Closing):
             else:
                 self._compare(json.loads(text), ignore, undecided)
         except BaseException:
-            self._lock.release()
+            self._lock.close()
             self._remove_what_was_made()
             raise
         self._open = True
@@ -195,12 +196,13 @@ class RunFolder(Closing):
                 self.model_file,
                 self.path / "partition.txt",
                 self.path / ".lock",
+                self.path / ".owner",
             )
             for left in own:
                 left.unlink(missing_ok=True)
             self._remove_what_was_made()
         self._open = False
-        self._lock.release()
+        self._lock.close()
 
     def _remove_what_was_made(self) -> None:
         """Takes the folders away that this start made, as far as they are empty."""
@@ -277,29 +279,20 @@ def flat_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
-_NO_LOCKING = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
-
-
 class FolderLocked(RuntimeError):
     """Another process works in this run folder."""
 
 
-class FolderLock:
-    """Holds a folder for this process until `release`, or until the process ends in whatever way.
+class FolderLock(Closing):
+    """Holds a folder for this process until `close`, or until the process ends in whatever way.
 
-    The operating system keeps the lock (flock on `folder/.lock`) and drops it with the process, so a lock
-    left by a killed process needs no clean-up and a reused process number cannot be mistaken for the owner.
-    The file's content, process and host, serves the message only. Where the file system or the operating
-    system offers no such locks, a warning says so and the run goes on without one.
+    The operating system keeps the lock (on `folder/.lock`) and drops it with the process, so a lock left by a killed
+    process needs no clean-up. `.owner` beside it, process and host, serves the message only. Where the file system
+    offers no such locks, a warning says so and the run goes on without one.
     """
 
     def __init__(self, folder: str | os.PathLike):
-        """Takes the lock.
+        """Take the lock.
 
         Args:
             folder: an existing folder.
@@ -307,52 +300,26 @@ class FolderLock:
         Raises:
             FolderLocked: a living process holds it; the message names process, host and start.
         """
-        self._path = Path(folder) / ".lock"
-        self._file: IO[str] | None = open(self._path, "a+", encoding="utf-8")  # noqa: SIM115
+        self._lock, owner = filelock.FileLock(Path(folder) / ".lock"), Path(folder) / ".owner"
         try:
-            self._take(self._file)
-        except BaseException:
-            self.release()
-            raise
-
-    def _take(self, file: IO[str]) -> None:
-        try:
-            if fcntl is None:
-                raise OSError(errno.ENOSYS, "no flock")
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            self._lock.acquire(timeout=0)
+        except filelock.Timeout:
+            try:
+                found = json.loads(owner.read_text(encoding="utf-8"))
+                who = f"process {found['pid']} on host {found['host']} (since {found['since']})"
+            except (OSError, ValueError, KeyError, TypeError):
+                who = "another process"
             raise FolderLocked(
-                f"{self._path.parent} is in use by {self._owner(file)}. "
-                "A run folder serves one run at a time: wait for it, stop it, or give another --workdir."
+                f"{folder} is in use by {who}. A run folder serves one run at a time: wait for it, stop it, or give "
+                "another --workdir."
             ) from None
-        except OSError as error:
-            if error.errno not in _NO_LOCKING:
-                raise
-            warnings.warn(
-                f"{self._path.parent} is on a file system without locks: do not start a second run there.", stacklevel=4
-            )
-        owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+        except NotImplementedError:
+            text = f"{folder} is on a file system without locks: do not start a second run there."
+            warnings.warn(text, stacklevel=4)
+        me = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
         with contextlib.suppress(OSError):  # a full disk: the lock holds, only the message of others knows less
-            file.truncate(0)
-            os.write(file.fileno(), json.dumps(owner).encode())
+            owner.write_text(json.dumps(me), encoding="utf-8")
 
-    @staticmethod
-    def _owner(file: IO[str]) -> str:
-        file.seek(0)
-        try:
-            owner = json.load(file)
-            return f"process {owner['pid']} on host {owner['host']} (since {owner['since']})"
-        except (ValueError, KeyError, TypeError):
-            return "another process"
-
-    def release(self) -> None:
-        """Gives the folder back; a second call does nothing."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def __enter__(self) -> "FolderLock":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.release()
+    def close(self) -> None:
+        """Give the folder back; a second call does nothing."""
+        self._lock.release()

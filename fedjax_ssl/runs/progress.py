@@ -3,15 +3,12 @@
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 import rich.console
 import rich.progress
-from rich.console import RenderableType
-from rich.progress import SpinnerColumn
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -22,6 +19,7 @@ _SHOWN = (
     ("pseudo-labels", "pseudo_label_accuracy", "{:.1%}"),
     ("client updates/s", "client_updates_per_second", "{:,.0f}"),
 )
+COMPILING = "compiling ..."
 _LISTED_CLIENTS = 10  # by accuracy, at the end of a run
 
 
@@ -64,10 +62,14 @@ class Progress(Closing):
         self._clock = clock
         self._start_round = start_round
         self._anchor = (start_round, clock())
-        self._evaluated = False
-        self._bar: LiveLine | None = None
+        self._evaluated, self._said = False, COMPILING
+        self._bar: rich.progress.Progress | None = None
         if terminal and not self._console.is_dumb_terminal:
-            self._bar = LiveLine(total_rounds, start_round, self._console)
+            said = rich.progress.TextColumn("{task.fields[said]}")
+            count = rich.progress.TextColumn("round {task.completed:.0f}/{task.total:.0f}")
+            spinner, bar = rich.progress.SpinnerColumn(), rich.progress.BarColumn(12)
+            self._bar = rich.progress.Progress(spinner, count, bar, said, console=self._console, transient=True)
+            self._task = self._bar.add_task("", total=total_rounds, completed=start_round, said=COMPILING)
 
     def start(
         self,
@@ -126,17 +128,25 @@ class Progress(Closing):
             self._line(", ".join([f"round {round}/{self._total}", *values.values(), *([left] if left else [])]))
             return
         accuracy, more, speed = (values.get(name, "") for _, name, _ in _SHOWN)
-        self._bar.show(round, values=accuracy, more=more, speed=speed, left=left)
+        text, room = "", self._console.width - len(f"round {round}/{self._total}") - 18  # beside spinner and bar
+        for part in (accuracy, left, more, speed):  # the most important first
+            longer = f"{text}, {part}" if text and part else text or part
+            text = longer if len(longer) <= room else text
+        self._show(text, round)
+
+    def _show(self, said: str, round: int | None = None) -> None:
+        self._said = said
+        if self._bar is not None:
+            self._bar.update(self._task, completed=round, said=said, refresh=True)
 
     def compiling(self) -> None:
-        """Says so on a terminal; elsewhere a line at the start has said it."""
-        if self._bar is not None:
-            self._bar.show(values=COMPILING, more="", speed="")
+        """Say so on a terminal; elsewhere a line at the start has said it."""
+        self._show(COMPILING)
 
     def training(self) -> None:
-        """Says on a terminal that compiling is over."""
-        if self._bar is not None and self._bar.state["values"] == COMPILING:
-            self._bar.show(values="training ...")
+        """Say on a terminal that compiling is over."""
+        if self._said == COMPILING:
+            self._show("training ...")
 
     def note(self, text: str) -> None:
         """Prints a line above the bar, for example a warning."""
@@ -246,71 +256,6 @@ def _prediction_lines(predictions: Sequence[Mapping[str, Any]]) -> dict[str, str
             parts = [f"{row['new_examples']:,} new examples", *parts]
         lines[row["name"]] = ", ".join(parts)
     return lines
-
-
-COMPILING = "compiling ..."
-_BAR = (8, 24)  # columns that the bar takes, at least and at most
-
-
-class LiveLine(rich.progress.Progress):
-    """One line that always fits: what matters least goes first where the terminal is narrow."""
-
-    def __init__(self, total: int, done: int, console: Console):
-        super().__init__(console=console, transient=True)
-        self.state: dict[str, str] = {"values": COMPILING}
-        self._spinner = SpinnerColumn()
-        self._task = self.add_task("", total=total, completed=done)
-
-    def show(self, done: int | None = None, **state: str) -> None:
-        """Changes what is shown, at once."""
-        self.state.update(state)
-        self.update(self._task, completed=done, refresh=True)
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        """The line for the width of the terminal as it is now."""
-        if not self.tasks:  # rich asks once before there is one
-            return
-        task = self.tasks[0]
-        seconds = task.finished_time if task.finished else task.elapsed
-        parts = {
-            "round": f"round {int(task.completed)}/{int(task.total or 0)}",
-            "values": self.state.get("values", ""),
-            "more": self.state.get("more", ""),
-            "speed": self.state.get("speed", ""),
-            "elapsed": f"{duration(seconds or 0.0)} so far",
-            "left": self.state.get("left", ""),
-        }
-        room = self.console.width - 3  # after the spinner and a blank on both of its sides
-        shown = fitting(parts, ("round", "values", "left", "more", "elapsed", "speed"), room)
-        line = Table.grid(padding=(0, 1, 0, 0))
-        before, after = shown.pop("round", ""), ", ".join(shown.values())
-        cells: list[RenderableType] = [self._spinner.render(task), Text(before, no_wrap=True)]
-        bar = min(room - len(before) - len(after) - 2, _BAR[1])
-        if bar >= _BAR[0]:
-            cells.append(ProgressBar(task.total, task.completed, width=bar))
-        cells.append(Text(after, no_wrap=True))
-        line.add_row(*cells)
-        yield line
-
-
-def fitting(parts: Mapping[str, str], order: Sequence[str], width: int) -> dict[str, str]:
-    """The parts of a line that fit side by side, two columns apart.
-
-    Args:
-        parts: texts by name, in the order in which they stand.
-        order: names, the most important first; the first one is always kept.
-        width: of the line.
-
-    Returns:
-        Those that are kept, without the empty ones.
-    """
-    kept, used = set(), -2
-    for number, name in enumerate(order):
-        needed = len(parts[name]) + 2
-        if parts[name] and (used + needed <= width or number == 0):
-            kept.add(name)
-            used += needed
-    return {name: text for name, text in parts.items() if name in kept}
 
 
 def duration(seconds: float) -> str:

@@ -4,7 +4,7 @@ import csv
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,7 +66,7 @@ def read_run(folder: str | os.PathLike) -> StoredRun:
     """
     path = Path(folder)
     problems: list[str] = []
-    config = _read_json(path / "config.json", problems)
+    config = _read(path / "config.json", problems, _object)
     if config is None:
         if not (path / "config.json").exists():
             problems.append("config.json is missing")
@@ -74,10 +74,10 @@ def read_run(folder: str | os.PathLike) -> StoredRun:
         problems.append("config.json is not the config of a run: it has no seed or no method.name")
         config = None
     rows = _read_lines(path / "metrics.jsonl", problems)
-    summary = _read_json(path / "summary.json", problems)
-    clients = _read_last(path / "client_accuracy.csv", problems)
-    clients |= _read_clients(path / "predictions_by_client.csv", problems)
-    ended = _read_json(path / "ended.json", problems) or {}
+    summary = _read(path / "summary.json", problems, _object)
+    clients = _read(path / "client_accuracy.csv", problems, _last_evaluation) or {}
+    clients |= _read(path / "predictions_by_client.csv", problems, _by_predictor) or {}
+    ended = _read(path / "ended.json", problems, _object) or {}
     said = ": ".join(str(ended[name]) for name in ("status", "message") if ended.get(name))
     return StoredRun(path, config or {}, rows, summary, clients, said, tuple(problems))
 
@@ -140,36 +140,30 @@ def _is_of_a_run(config: Mapping[str, Any]) -> bool:
     return isinstance(config.get("seed"), int) and isinstance(method, Mapping) and isinstance(method.get("name"), str)
 
 
-def _read_text(path: Path, problems: list[str]) -> str | None:
+def _read(path: Path, problems: list[str], parse: Callable[[str], Any]) -> Any:
+    """Parse a file; None where there is none, or where it cannot be read, which `problems` then tells."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return parse(path.read_text(encoding="utf-8", errors="replace"))
     except FileNotFoundError:
         return None
     except OSError as error:
         problems.append(f"{path.name} cannot be read: {error.strerror}")
-        return None
-
-
-def _read_json(path: Path, problems: list[str]) -> dict[str, Any] | None:
-    text = _read_text(path, problems)
-    if text is None:
-        return None
-    try:
-        value = decode_json(text)
-    except (ValueError, RecursionError) as error:
-        problems.append(f"{path.name} is damaged: {error}")
-        return None
-    if isinstance(value, dict):
-        return value
-    problems.append(f"{path.name} is damaged: it holds no JSON object")
+    except (ValueError, KeyError, csv.Error, RecursionError) as error:
+        problems.append(f"{path.name} is damaged and left out: {error}")
     return None
 
 
+def _object(text: str) -> dict[str, Any]:
+    value = decode_json(text)
+    if not isinstance(value, dict):
+        raise ValueError("it holds no JSON object")
+    return value
+
+
 def _read_lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
-    text = _read_text(path, problems)
     rows: list[dict[str, Any]] = []
     # What follows the last line break is a row that is being written, or that a killed process left.
-    for number, line in enumerate((text or "").split("\n")[:-1], start=1):
+    for number, line in enumerate((_read(path, problems, str) or "").split("\n")[:-1], start=1):
         try:
             row = decode_json(line)
         except (ValueError, RecursionError):
@@ -183,35 +177,23 @@ def _read_lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def _read_last(path: Path, problems: list[str]) -> dict[str, dict[str, float]]:
-    """The last whole row of `client_accuracy.csv`: a row per evaluation, a column per client behind "round"."""
-    text = _read_text(path, problems)
-    lines = (text or "").split("\n")[:-1]
+def _last_evaluation(text: str) -> dict[str, dict[str, float]]:
+    """Take the last whole row of `client_accuracy.csv`: a row per evaluation, a column per client behind "round"."""
+    lines = text.split("\n")[:-1]
     if len(lines) < 2:
         return {}
-    try:
-        names, cells = csv.reader([lines[0], lines[-1]])
-        found = {name: _share(cell) for name, cell in zip(names[1:], cells[1:], strict=True)}
-    except (csv.Error, ValueError) as error:
-        problems.append(f"{path.name} is damaged and left out: {error}")
-        return {}
+    names, cells = csv.reader([lines[0], lines[-1]])
+    found = {name: _share(cell) for name, cell in zip(names[1:], cells[1:], strict=True)}
     return {"model": found} if found else {}
 
 
-def _read_clients(path: Path, problems: list[str]) -> dict[str, dict[str, float]]:
-    """Accuracies of `predictions_by_client.csv`: a line per client, a column `PREDICTOR_accuracy` per predictor."""
-    text = _read_text(path, problems)
-    if text is None:
-        return {}
+def _by_predictor(text: str) -> dict[str, dict[str, float]]:
+    """Take the accuracies of `predictions_by_client.csv`: a line per client, a column per predictor."""
     found: dict[str, dict[str, float]] = {}
-    try:
-        for line in csv.DictReader(text.splitlines()):
-            for column, cell in line.items():
-                if column and column.endswith(_ACCURACY) and not column.endswith(_BALANCED) and cell:
-                    found.setdefault(column.removesuffix(_ACCURACY), {})[line["client"]] = _share(cell)
-    except (csv.Error, KeyError, ValueError) as error:
-        problems.append(f"{path.name} is damaged and left out: {error}")
-        return {}
+    for line in csv.DictReader(text.splitlines()):
+        for column, cell in line.items():
+            if column and column.endswith(_ACCURACY) and not column.endswith(_BALANCED) and cell:
+                found.setdefault(column.removesuffix(_ACCURACY), {})[line["client"]] = _share(cell)
     return found
 
 

@@ -11,9 +11,10 @@ import ml_collections
 from fedjax_ssl import federated
 from fedjax_ssl.methods.parts.cost_model import COSTS
 from fedjax_ssl.runs.environment import command, device_description, peak_memory_bytes, versions
-from fedjax_ssl.runs.files import bytes_in_words, decode_json, encode_json, write_atomically
+from fedjax_ssl.runs.files import bytes_in_words, decode_json
 from fedjax_ssl.runs.rounds import TOTALS
 
+Row = Mapping[str, Any]
 _LAST = (  # of the last row, where it has them
     *("test_balanced_accuracy", "test_loss", "test_macro_f1", "test_ece", "test_auroc"),
     *("test_client_accuracy", "test_client_accuracy_worst_tenth", "test_client_accuracy_spread"),
@@ -56,131 +57,55 @@ def summarize(
     seconds: Mapping[str, float],
     predictions: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """The fields of `summary.json`.
+    """Gather the fields of `summary.json`.
 
     Args:
-        config: of the run, resolved.
+        config: resolved config of the run.
         rows: all metric rows.
-        seconds: "compile_seconds" and "train_seconds".
+        seconds: "compile_seconds" and "train_seconds", the latter without compiling.
         predictions: from `fedjax_ssl.runs.predict.summary_of`.
-    """
-    last = rows[-1] if rows else {}
-    totals = {name: sum(int(row[name]) for row in rows) for name in TOTALS}
-    extra: dict[str, Any] = {"dropped_clients": totals["dropped_clients"], "local_steps": totals["local_steps"]}
-    for name in (*_LAST, *COSTS):
-        if name in last:
-            extra[name] = last[name]
-    if last and last["round"] < config.rounds:
-        extra["stopped_early"] = True
-    if predictions:
-        extra["predictions"] = predictions
-        extra["prediction"] = what_was_predicted(config)
-    if (chosen := selected(config, rows)) is not None:
-        extra["selected_round"] = chosen["round"]
-        extra["selected_validation_accuracy"] = chosen["validation_accuracy"]
-        extra["selected_test_accuracy"] = chosen["test_accuracy"]
-    return summary_fields(
-        rows,
-        method=config.method.name,
-        dataset=config.data.name,
-        seed=config.seed,
-        rounds=last["round"] if last else config.rounds,
-        client_updates=totals["clients"],
-        examples=totals["examples"],
-        bytes_up=totals["bytes_up"],
-        bytes_down=totals["bytes_down"],
-        extra=extra,
-        **seconds,
-    )
-
-
-def summary_fields(
-    rows: Sequence[Mapping[str, Any]],
-    *,
-    method: str,
-    dataset: str,
-    seed: int,
-    rounds: int,
-    compile_seconds: float,
-    train_seconds: float,
-    client_updates: int,
-    examples: int,
-    bytes_up: int,
-    bytes_down: int,
-    extra: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Gathers the fields of `summary.json`.
-
-    Args:
-        rows: the metric rows; "test_accuracy" is read from those that have it.
-        method: name of the method.
-        dataset: name of the data set.
-        seed: the run seed.
-        rounds: finished rounds.
-        compile_seconds: time spent tracing and compiling.
-        train_seconds: time spent in rounds and evaluations, without compiling.
-        client_updates: local trainings done in `train_seconds`.
-        examples: examples gone through in `train_seconds`, once per local epoch.
-        bytes_up: sent by all clients in all rounds.
-        bytes_down: sent to all clients in all rounds.
-        extra: further fields, such as the last pseudo-label accuracy; they may not replace one of the above.
 
     Returns:
-        The fields in the order of the file. `test_accuracy` is the last row's, `best_test_accuracy` the
-        highest (which looks at the test set and is no fair result); both are None without test data. The
-        rates are per second of `train_seconds`, None where nothing was trained; `command` is that of the last start.
-
-    Raises:
-        ValueError: `extra` has a field that is there already.
+        The fields in the order of the file. `test_accuracy` is the last row's, `best_test_accuracy` the highest (which
+        looks at the test set and is no fair result); both are None without test data. Rates are per second of
+        `train_seconds`, None where nothing was trained; bytes are those of all clients in all rounds; `command` is that
+        of the last start.
     """
+    last, trained = (rows[-1] if rows else {}), seconds["train_seconds"]
+    totals = {name: sum(int(row[name]) for row in rows) for name in TOTALS}
     given = [row["test_accuracy"] for row in rows if row.get("test_accuracy") is not None]
     accuracies = [value for value in given if math.isfinite(value)]
     fields: dict[str, Any] = {
-        "method": method,
-        "dataset": dataset,
-        "seed": seed,
-        "rounds": rounds,
+        "method": config.method.name,
+        "dataset": config.data.name,
+        "seed": config.seed,
+        "rounds": last["round"] if last else config.rounds,
         "test_accuracy": accuracies[-1] if accuracies else None,
         "best_test_accuracy": max(accuracies, default=None),
-        "compile_seconds": compile_seconds,
-        "train_seconds": train_seconds,
-        "client_updates_per_second": client_updates / train_seconds if train_seconds > 0 else None,
-        "examples_per_second": examples / train_seconds if train_seconds > 0 else None,
+        "compile_seconds": seconds["compile_seconds"],
+        "train_seconds": trained,
+        "client_updates_per_second": totals["clients"] / trained if trained > 0 else None,
+        "examples_per_second": totals["examples"] / trained if trained > 0 else None,
         "peak_memory_bytes": peak_memory_bytes(),
-        "bytes_up": bytes_up,
-        "bytes_down": bytes_down,
+        **{name: totals[name] for name in ("bytes_up", "bytes_down")},
         "versions": versions(),
         "device": device_description(),
         "command": command(),
+        **{name: totals[name] for name in ("dropped_clients", "local_steps")},
+        **{name: last[name] for name in (*_LAST, *COSTS) if name in last},
     }
-    if doubled := fields.keys() & (extra or {}).keys():
-        raise ValueError(f"extra names {sorted(doubled)}, which the summary has already; choose other names")
-    return {**fields, **(extra or {})}
-
-
-def write_summary(path: str | os.PathLike, summary: Mapping[str, Any]) -> None:
-    """Writes the summary whole or not at all.
-
-    Args:
-        path: `summary.json` in the run folder.
-        summary: from `summarize`.
-    """
-    write_atomically(path, encode_json(summary, indent=2) + "\n")
+    if last and last["round"] < config.rounds:
+        fields["stopped_early"] = True
+    if predictions:
+        fields |= {"predictions": predictions, "prediction": what_was_predicted(config)}
+    if (chosen := selected(config, rows)) is not None:
+        fields |= {f"selected_{name}": chosen[name] for name in ("round", "validation_accuracy", "test_accuracy")}
+    return fields
 
 
 def read_summary(path: str | os.PathLike) -> dict[str, Any]:
-    """Reads what `write_summary` wrote.
-
-    Args:
-        path: `summary.json` in a run folder.
-
-    Returns:
-        The fields.
-    """
+    """Read the fields of a `summary.json`."""
     return decode_json(Path(path).read_text(encoding="utf-8"))
-
-
-Row = Mapping[str, Any]
 
 
 def selected(config: ml_collections.ConfigDict, rows: Sequence[Row]) -> Row | None:

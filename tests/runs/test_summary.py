@@ -8,38 +8,35 @@ import numpy as np
 import pytest
 
 import fedjax_ssl
+from fedjax_ssl import config as configs
 from fedjax_ssl.runs import environment
 from fedjax_ssl.runs.environment import command, device_description, git_commit, peak_memory_bytes, versions
-from fedjax_ssl.runs.summary import read_summary, summary_fields, write_summary
+from fedjax_ssl.runs.files import encode_json
+from fedjax_ssl.runs.rounds import TOTALS
+from fedjax_ssl.runs.summary import read_summary, summarize
 
 PACKAGE = Path(fedjax_ssl.__file__).parent
-ARGUMENTS = {
-    "method": "xclp",
-    "dataset": "digits",
-    "seed": 3,
-    "rounds": 20,
-    "compile_seconds": 1.5,
-    "train_seconds": 4.0,
-    "client_updates": 100,
-    "examples": 2000,
-    "bytes_up": 5_000_000_000_000,
-    "bytes_down": 7,
-}
 FIELDS = """method dataset seed rounds test_accuracy best_test_accuracy compile_seconds train_seconds
-client_updates_per_second examples_per_second peak_memory_bytes bytes_up bytes_down versions device command"""
+client_updates_per_second examples_per_second peak_memory_bytes bytes_up bytes_down versions device command
+dropped_clients local_steps"""
+
+
+def summary_of(accuracies, seconds=4.0, **last):
+    config = configs.default("xclp")
+    config.rounds, config.method.warmup_rounds = 20, 0
+    row = {**dict.fromkeys(TOTALS, 0), "clients": 50, "examples": 1000, "bytes_up": 2_500_000_000_000}
+    rows = [{**row, "round": 10 * (at + 1), "test_accuracy": one} for at, one in enumerate(accuracies)]
+    rows[-1] |= last
+    return summarize(configs.resolve(config), rows, {"compile_seconds": 1.5, "train_seconds": seconds}, [])
 
 
 def test_the_summary_has_the_documented_fields_and_survives_the_file(tmp_path):
-    rows = [
-        {"round": 5, "test_accuracy": 0.5},
-        {"round": 10, "test_accuracy": 0.9},
-        {"round": 20, "test_accuracy": 0.8},
-    ]
-    summary = summary_fields(rows, **ARGUMENTS, extra={"pseudo_label_accuracy": np.float32(0.1), "test_loss": math.nan})
-    assert list(summary) == [*FIELDS.split(), "pseudo_label_accuracy", "test_loss"]
+    summary = summary_of([0.9, 0.8], pseudo_label_accuracy=np.float32(0.1), test_loss=math.nan)
+    assert list(summary) == [*FIELDS.split(), "test_loss", "pseudo_label_accuracy"]
     assert (summary["test_accuracy"], summary["best_test_accuracy"]) == (0.8, 0.9)
     assert (summary["client_updates_per_second"], summary["examples_per_second"]) == (25.0, 500.0)
-    write_summary(tmp_path / "summary.json", summary)
+    assert summary["bytes_up"] == 5_000_000_000_000
+    (tmp_path / "summary.json").write_text(encode_json(summary, indent=2))
     json.loads((tmp_path / "summary.json").read_text(), parse_constant=pytest.fail)
     back = read_summary(tmp_path / "summary.json")
     assert back["pseudo_label_accuracy"] == 0.1 and math.isnan(back["test_loss"])
@@ -47,14 +44,9 @@ def test_the_summary_has_the_documented_fields_and_survives_the_file(tmp_path):
 
 
 def test_without_test_data_and_without_training_there_are_no_numbers():
-    summary = summary_fields([{"round": 1, "test_accuracy": None}], **(ARGUMENTS | {"train_seconds": 0.0}))
+    summary = summary_of([None], seconds=0.0)
     assert summary["test_accuracy"] is None and summary["best_test_accuracy"] is None
     assert summary["client_updates_per_second"] is None and summary["examples_per_second"] is None
-
-
-def test_extra_fields_do_not_replace_others():
-    with pytest.raises(ValueError, match="'rounds'"):
-        summary_fields([], **ARGUMENTS, extra={"rounds": 1})
 
 
 def test_versions_name_what_decides_the_numbers():
