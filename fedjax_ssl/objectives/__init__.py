@@ -13,7 +13,6 @@ from fedjax_ssl.lazy import attach
 
 if TYPE_CHECKING:
     from fedjax_ssl.objectives.agreement import (
-        TIES,
         agreement_vote,
         annealed_cross_entropy,
         consistency,
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
         uda_loss,
     )
     from fedjax_ssl.objectives.channel_checks import (
-        Identifiability,
-        MatrixDiagnostics,
         assess_identifiability,
         check_correspondence,
         check_observed,
@@ -38,7 +35,6 @@ if TYPE_CHECKING:
         posterior_constraints,
     )
     from fedjax_ssl.objectives.channels import (
-        FALLBACKS,
         Channel,
         channel_cross_entropy,
         channel_cross_entropy_on_probs,
@@ -73,7 +69,6 @@ if TYPE_CHECKING:
         vat_loss,
     )
     from fedjax_ssl.objectives.prototypes import (
-        DISTANCES,
         class_prototypes,
         fill_missing_prototypes,
         helper_pseudo_labels,

@@ -52,8 +52,8 @@ def uda_loss(
     weak_logits: Float[Array, "n K"],
     strong_logits: Float[Array, "n K"],
     mask: Bool[Array, " n"],
-    threshold: float | Array | None = 0.8,
-    temperature: float | Array | None = 0.4,
+    threshold: float | Array = 0.8,
+    temperature: float | Array = 0.4,
 ) -> Float[Array, ""]:
     """1/B sum_i [max p_i > threshold] CE(q_i, strong_i), q = softmax(weak / temperature), p = softmax(weak).
 
@@ -64,15 +64,13 @@ def uda_loss(
         weak_logits: of the views that give the targets.
         strong_logits: of the views that learn them.
         mask: rows that belong to the batch.
-        threshold: of the largest probability before sharpening; None: every row counts.
-        temperature: of the targets; None: not sharpened.
+        threshold: largest probability, before sharpening, above which a row counts.
+        temperature: sharpens the targets; 1: they stay as they are.
     """
     weak_logits = jax.lax.stop_gradient(weak_logits)
-    targets = jax.nn.softmax(weak_logits if temperature is None else weak_logits / temperature)
+    targets = jax.nn.softmax(weak_logits / temperature)
     rows = -jnp.sum(targets * jax.nn.log_softmax(strong_logits), axis=1)
-    counted = None
-    if threshold is not None:
-        counted = jnp.max(jax.nn.softmax(weak_logits), axis=1) > threshold
+    counted = jnp.max(jax.nn.softmax(weak_logits), axis=1) > threshold
     return batch_mean(rows, mask, counted)
 
 

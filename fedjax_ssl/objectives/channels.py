@@ -114,7 +114,7 @@ def is_observable(observed: Int[Array, " n"], channel: Channel) -> Bool[Array, "
 
 
 def channel_cross_entropy(
-    logits: Float[Array, "n K"], observed: Int[Array, " n"], channel: Channel, weights: Float[Array, " n"] | None = None
+    logits: Float[Array, "n K"], observed: Int[Array, " n"], channel: Channel
 ) -> Float[Array, " n"]:
     """-log q of what was observed, of every row in nats.
 
@@ -125,13 +125,12 @@ def channel_cross_entropy(
         logits: class scores.
         observed: observation of every row, -1 = none.
         channel: what the client observes of the class.
-        weights: a factor per row, 1 by default.
     """
-    return _observed_loss(channel_log_probs(logits, channel), observed, channel, weights)
+    return _observed_loss(channel_log_probs(logits, channel), observed, channel)
 
 
 def channel_cross_entropy_on_probs(
-    logits: Float[Array, "n K"], observed: Int[Array, " n"], channel: Channel, weights: Float[Array, " n"] | None = None
+    logits: Float[Array, "n K"], observed: Int[Array, " n"], channel: Channel
 ) -> Float[Array, " n"]:
     """-log softmax(q) of what was observed: a second softmax on probabilities, as FedUL's public code has it.
 
@@ -143,19 +142,15 @@ def channel_cross_entropy_on_probs(
         logits: class scores.
         observed: observation of every row, -1 = none.
         channel: what the client observes of the class.
-        weights: a factor per row, 1 by default.
     """
     probs = jnp.exp(channel_log_probs(logits, channel))
     again = jax.nn.log_softmax(jnp.where(channel.valid, probs, most_negative(probs)))
-    return _observed_loss(again, observed, channel, weights)
+    return _observed_loss(again, observed, channel)
 
 
-def _observed_loss(
-    log_probs: Float[Array, "n O"], observed: Int[Array, " n"], channel: Channel, weights: Float[Array, " n"] | None
-) -> Float[Array, " n"]:
+def _observed_loss(log_probs: Float[Array, "n O"], observed: Int[Array, " n"], channel: Channel) -> Float[Array, " n"]:
     chosen = at_target(log_probs, observed)
-    losses = jnp.where(is_observable(observed, channel), -chosen, jnp.zeros_like(chosen))
-    return losses if weights is None else losses * weights
+    return jnp.where(is_observable(observed, channel), -chosen, jnp.zeros_like(chosen))
 
 
 def _channel_of_weights(weights: Float[Array, "O K"]) -> Channel:

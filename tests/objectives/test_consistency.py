@@ -39,7 +39,7 @@ def test_uda_without_temperature_and_with_hard_targets_is_fixmatch(float64) -> N
 
 def test_rows_outside_the_mask_do_not_count(float64) -> None:
     mask = np.array([True, False, True])
-    for loss in (lambda w, s, m: fixmatch_loss(w, s, m, 0.3), lambda w, s, m: uda_loss(w, s, m, None, None)):
+    for loss in (lambda w, s, m: fixmatch_loss(w, s, m, 0.3), lambda w, s, m: uda_loss(w, s, m, 0.0, 1.0)):
         np.testing.assert_allclose(loss(WEAK, STRONG, mask), loss(WEAK[mask], STRONG[mask], ALL[:2]), rtol=1e-12)
 
 
