@@ -35,22 +35,7 @@ def write_run(
     picture: bool = True,
     command: str = "fedjax-ssl sweep digits --seeds 5",
 ) -> Path:
-    """Writes a run folder.
-
-    Args:
-        folder: of the run.
-        method: name.
-        seed: of the run.
-        settings: fields by their dotted names.
-        rounds: of the config.
-        done: rounds after which the run was killed; None: it is finished.
-        every: rounds between rows.
-        accuracy: of the last round; made up by default.
-        test: whether there are test data.
-        clients: that have an accuracy of their own.
-        picture: whether there is a partition.png.
-        command: in the summary.
-    """
+    """Writes a run folder; killed after `done` rounds, or finished, with an accuracy of so many clients."""
     folder.mkdir(parents=True)
     fields = json.loads(_config_text(method))
     fields |= {"seed": seed, "rounds": rounds}

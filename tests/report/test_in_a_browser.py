@@ -138,6 +138,12 @@ def test_the_filter_hides_rows_and_lines(browser, page):
     field.clear()
     field.send_keys("nothing like this")
     assert visible_rows(browser) == [] and "nothing to draw" in ask(browser, "document.body.textContent")
+    field.clear()
+    field.send_keys(" ")
+    click(browser, '[data-show="best"]')
+    assert ask(browser, "document.querySelectorAll('#curves .legend li').length") == 7
+    click(browser, ".groups tbody tr .mark[aria-pressed=true]")
+    assert ask(browser, "document.querySelectorAll('#curves .legend li').length") == 6
     assert browser.get_log("browser") == []
 
 
@@ -151,15 +157,6 @@ def test_another_metric_changes_table_and_charts(browser, page):
     assert ask(browser, "document.querySelector('.groups thead').textContent").count("test loss") == 1
     assert "test loss over round" in ask(browser, "document.querySelector('[data-axis=round] h3').textContent")
     assert browser.get_log("browser") == []
-
-
-def test_groups_are_put_into_the_charts_and_out(browser, page):
-    look(browser, page)
-    assert ask(browser, "document.querySelectorAll('#curves .legend li').length") == 7
-    click(browser, ".groups tbody tr .mark[aria-pressed=true]")
-    assert ask(browser, "document.querySelectorAll('#curves .legend li').length") == 6
-    click(browser, '[data-show="none"]')
-    assert ask(browser, "document.querySelectorAll('.mark[aria-pressed=true]').length") == 0
 
 
 def test_everything_has_a_name_for_those_who_do_not_see(browser, page):
