@@ -11,7 +11,7 @@ from fedjax_ssl.report.numbers import is_number, short
 from fedjax_ssl.report.runs import Group, table_of
 from fedjax_ssl.runs.stored_run import StoredRun
 
-# What a curve is drawn over, and the columns whose running sum it is.
+# Axes of the curves, each the running sum of some columns.
 AXES = {"round": (), "bytes": ("bytes_up", "bytes_down"), "seconds": ("seconds",), "local_steps": ("local_steps",)}
 _FEWEST_DOTS = 4  # values from which on numbers that were drawn together, as in a search, are shown
 _MOST_CLIENTS = 61  # points of a curve over clients
@@ -51,7 +51,7 @@ def curves_of(group: Group, metrics: Sequence[str], points: int) -> dict[str, An
 
 
 def _rows(run: StoredRun, metrics: Sequence[str]) -> pandas.DataFrame:
-    """The rows of a run by round: a column per axis, then the metrics; NaN where there is no finite number."""
+    """Tables a run's rows by round: a column per axis, then the metrics; NaN where there is no finite number."""
     table = pandas.DataFrame(run.rows).set_index("round").apply(pandas.to_numeric, errors="coerce").astype(float)
     table = table.replace([math.inf, -math.inf], math.nan)
     sums = {axis: table.reindex(columns=of).sum(axis=1, skipna=False).cumsum(skipna=False) for axis, of in AXES.items()}

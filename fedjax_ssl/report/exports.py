@@ -1,4 +1,4 @@
-"""The table of a report for a paper or a spreadsheet: Markdown, LaTeX, CSV."""
+"""Exports the table of a report to a paper or a spreadsheet: Markdown, LaTeX, CSV."""
 
 import math
 import re
@@ -63,7 +63,7 @@ def comma_separated(report: Report) -> str:
 
 
 def _harmless(value: Any) -> Any:
-    """A value as text where pandas would leave it out, and that a spreadsheet does not take for a formula."""
+    """Writes NaN, which pandas would leave out, and keeps spreadsheets from taking a text for a formula."""
     if isinstance(value, list):
         value = ",".join(map(str, value))
     if isinstance(value, float) and not math.isfinite(value):

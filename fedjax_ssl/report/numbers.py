@@ -1,4 +1,4 @@
-"""The numbers that runs are compared by: which there are, means and paired differences, and how they are written."""
+"""The numbers that runs are compared by, with means, paired differences, and their texts."""
 
 import math
 import warnings
@@ -176,7 +176,7 @@ def written(value: float | None, unit: str, *, sign: bool = False) -> str:
 
     Args:
         value: None gives a dash.
-        unit: of the metric.
+        unit: the metric's.
         sign: write "+" too.
     """
     if value is None:

@@ -38,7 +38,7 @@ _BEST = 7  # groups that charts start with: one colour each
 _NUMBERS = 160_000  # in all curves of a page, about six bytes each
 _MOST_CURVES = 300  # groups
 _DATA = ("data.", "partition.", "supervision.")  # sections of a config that decide who holds which data
-_WIDTH, _COLOURS, _LINES = 900, 48, 60  # of a picture, and of the table under it
+_WIDTH, _COLOURS, _LINES = 900, 48, 60  # pixels and colours of a picture, lines of the table under it
 _PICTURES = 1_200_000  # bytes of all pictures of a page
 
 
@@ -47,7 +47,7 @@ def render(report: Report, command: str) -> str:
 
     Args:
         report: with at least one group.
-        command: that makes it, to be shown.
+        command: the command that makes it, shown at its end.
     """
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     asset = resources.files("fedjax_ssl.report").joinpath("assets")
@@ -99,7 +99,7 @@ def _curves(report: Report) -> list[dict[str, Any] | None]:
 
 
 def _packed(metric: Metric, report: Report) -> dict[str, Any]:
-    """A metric as template and script take it: in "cells" a list per group, texts first."""
+    """Packs a metric for template and script: in "cells" a list per group, texts first."""
     cells = [
         # 1 where the interval says better than the baseline, -1 where it says worse
         [mean_text(cell, metric.unit), difference_text(cell, metric.unit), cell.sign * metric.better]
@@ -188,7 +188,7 @@ def _pictures(groups: Sequence[Group], problems: list[str]) -> list[dict[str, An
     """Shows how data lie with the clients: one picture for every kind of federation, small enough for a page.
 
     Args:
-        groups: of a report.
+        groups: the report's.
         problems: a sentence is added for every picture that cannot be shown.
     """
     kinds: dict[str, list[Group]] = {}
@@ -211,7 +211,7 @@ def _pictures(groups: Sequence[Group], problems: list[str]) -> list[dict[str, An
 
 
 def _settings(config: Mapping[str, Any]) -> str:
-    """The settings that decide how data lie with the clients; those that are off are left out."""
+    """Lists the settings that decide how data lie with the clients, without those that are off."""
     chosen = [name for name, value in config.items() if name.startswith(_DATA) and value is not False and value != 0]
     ordered = sorted(chosen, key=lambda name: (_DATA.index(name.split(".")[0] + "."), not name.endswith(".name")))
     return ", ".join(f"{name}={text_of(config[name])}" for name in ordered)

@@ -56,11 +56,11 @@ class Report:
 
     Attributes:
         runs: all that were read, in the order they were found.
-        groups: of these runs.
+        groups: runs with one config.
         frame: the numbers of the runs, a row each, by number of the group, seed and whether the run counts. NaN: none
             was written; infinity: not finite.
         baseline: one of the groups.
-        metrics: of the runs.
+        metrics: numbers that some run has.
         metric: the one that the page starts with.
         problems: a sentence for everything that could not be read or is not counted.
     """
@@ -85,7 +85,7 @@ class Report:
 
     @functools.cached_property
     def costs(self) -> list[list[float | None]]:
-        """The mean costs of each group's finished runs, in the order of `COSTS`; None where a run does not tell."""
+        """Mean costs of each group's finished runs, in the order of `COSTS`; None where a run does not tell."""
         return [
             [
                 float(values.mean()) if len(values) and values.notna().all() else None
@@ -95,7 +95,7 @@ class Report:
         ]
 
     def _values(self, group: int, column: str) -> pandas.Series:
-        """The values of a group's finished runs by seed; NaN where a run has none."""
+        """Looks the values of a group's finished runs up, by seed; NaN where a run has none."""
         groups, counts = (self.frame.index.get_level_values(level) for level in ("group", "counts"))
         rows = self.frame[(groups == group) & counts].droplevel(["group", "counts"])
         return rows[column] if column in rows else pandas.Series(dtype=float)

@@ -1,4 +1,4 @@
-"""What is swept: `--set FIELD=VALUES`, seeds, and the points that they span, one for each run of the plan."""
+"""The points of a sweep: `--set FIELD=VALUES`, `--seeds`, and their combinations."""
 
 import itertools
 import math
@@ -24,16 +24,16 @@ class Range(NamedTuple):
     whole: bool  # whole numbers only
 
     def at(self, share: float) -> float | int:
-        """The number that this share of the range lies below; 0 gives the lowest, 1 the highest."""
+        """Finds the number below which this share of the range lies; 0 gives the lowest, 1 the highest."""
         low, high = (self.low, self.high + 1) if self.whole else (self.low, self.high)
         number = low * (high / low) ** share if self.log else low + share * (high - low)
         if self.whole:
             return min(int(number), int(self.high))
-        return float(f"{number:.6g}")  # what a person can type again
+        return float(f"{number:.6g}")  # a person can type it again
 
 
 class Axis(NamedTuple):
-    """A field and what it takes."""
+    """A field and its values."""
 
     field: str
     values: tuple[str, ...] | Range
@@ -64,7 +64,7 @@ def parse_axis(text: str) -> Axis:
     return Axis(field, given)
 
 
-MOST_SEEDS = 10_000  # of a number of seeds
+MOST_SEEDS = 10_000  # larger numbers are taken for a single seed
 
 
 def parse_seeds(text: str | None) -> tuple[int, ...] | None:
@@ -92,14 +92,14 @@ def parse_seeds(text: str | None) -> tuple[int, ...] | None:
 def points(
     axes: Sequence[Axis], seeds: Sequence[int] | None, *, zipped: bool = False, random: int | None = None, seed: int = 0
 ) -> list[Settings]:
-    """The points of a sweep, in the order in which they are to be listed.
+    """Lists the points of a sweep, in the order of the plan.
 
     Args:
         axes: every field once.
         seeds: each point is run with all of them; None: with the config's own.
         zipped: the first values of all axes make the first point, and so on, in place of all combinations.
-        random: that many points, each value drawn from its axis; more of them begin with the same points.
-        seed: of the draws.
+        random: number of points, each value drawn from its axis; more of them begin with the same points.
+        seed: for the draws.
 
     Raises:
         ConfigError: a field twice, axes that cannot be zipped, or a range without `random`.

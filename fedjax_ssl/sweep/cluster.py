@@ -28,7 +28,7 @@ class Job:
     """The runs of one program, as a job does them; picklable."""
 
     sweep: Path  # folder, which the job reaches under the same path
-    names: tuple[str, ...]  # of the runs
+    names: tuple[str, ...]  # runs of one program
 
     def __call__(self) -> dict[str, int]:
         """Does the missing runs and writes the tables; returns the number of runs by status."""
@@ -53,10 +53,10 @@ def submit(given: argparse.Namespace, folder: Path, plan: Plan, command: Sequenc
     """Hands the missing runs of a sweep in, or shows what would be handed in.
 
     Args:
-        given: of the command line.
-        folder: of the sweep.
-        plan: of it.
-        command: that was given.
+        given: options of the command line.
+        folder: the sweep's.
+        plan: its runs.
+        command: the words of the command line.
 
     Returns:
         0.
@@ -89,9 +89,9 @@ def hand_in(waiting: Sequence[Task], folder: Path, cluster: str, options: Mappin
 
     Args:
         waiting: a job each.
-        folder: of the sweep.
+        folder: the sweep's.
         cluster: "slurm" or "local".
-        options: of Slurm, as submitit calls them.
+        options: Slurm's, as submitit calls them.
         hours: time limit of a job.
 
     Raises:

@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
     """Plans a sweep, shows the plan, and carries it out.
 
     Args:
-        arguments: of the command line, without program and subcommand.
+        arguments: command line without program and subcommand.
 
     Returns:
         0; 1 if runs failed.
@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
 
 
 def parser() -> Parser:
-    """What the command takes."""
+    """Makes the parser of the command line."""
     parser = new_parser(
         "sweep",
         f"Many runs of a config: all combinations of values and seeds, each in a folder of its own.\n\n{_EXAMPLES}",
@@ -81,7 +81,7 @@ def parser() -> Parser:
 
 
 def _with_fields(arguments: Sequence[str]) -> Iterator[str]:
-    """The arguments with `--set FIELD=VALUE` for `--FIELD=VALUE`, which `run` takes.
+    """Writes `--FIELD=VALUE`, as `run` takes it, as `--set FIELD=VALUE`.
 
     Raises:
         ConfigError: there are several values, which `run` would take as one.
@@ -102,13 +102,13 @@ def _with_fields(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _field_of(option: str) -> str:
-    """The field that an option of the command line names, "" where it looks like none."""
+    """Finds the field that an option of the command line names; "" where it looks like none."""
     field = option.lstrip("-").removeprefix("config.")
     return field if "." in field or field in configs.FIELDS else ""
 
 
 def _about_fields(word: str) -> str:
-    """What a word of the command line may have been meant to be: a field."""
+    """Says how fields are given, where a word of the command line looks like one."""
     field = _field_of(word.partition("=")[0])
     return f" Fields of the config are given as --{field}=VALUE, or --set {field}=VALUES for several." if field else ""
 
@@ -244,7 +244,7 @@ def describe(title: str, plan: Plan, folder: Path, processes: int) -> list[str]:
 
 
 def default_workers() -> int:
-    """One per core; one where there is an accelerator, on which runs are vectorized."""
+    """Counts the cores; 1 where there is an accelerator, on which runs are vectorized."""
     if os.environ.get("JAX_PLATFORMS") == "cpu" or not importlib.metadata.entry_points(group="jax_plugins"):
         return processor.cores()
     asked = [sys.executable, "-c", "import jax; print(jax.default_backend())"]

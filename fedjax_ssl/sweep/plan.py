@@ -33,7 +33,7 @@ _SHOWN = 5  # differences in a message
 class PlannedRun:
     """A run of a sweep."""
 
-    name: str  # of its folder
+    name: str  # the folder's
     program: str  # digest of what it compiles: runs with the same one share it
     point: dict[str, Any]  # swept fields -> values
     config: dict[str, Any]  # resolved
@@ -43,12 +43,12 @@ class PlannedRun:
 class Plan:
     """All runs of a sweep."""
 
-    fields: tuple[str, ...]  # that are swept, in the order of columns
+    fields: tuple[str, ...]  # swept, in the order of columns
     runs: tuple[PlannedRun, ...]
 
     @property
     def programs(self) -> list[list[PlannedRun]]:
-        """The runs by program."""
+        """Runs grouped by program."""
         found: dict[str, list[PlannedRun]] = {}
         for run in self.runs:
             found.setdefault(run.program, []).append(run)
@@ -60,7 +60,7 @@ def plan(configs_and_points: Iterable[tuple[ml_collections.ConfigDict, Settings]
 
     Args:
         configs_and_points: each with the swept fields that it was made of, as a person wrote them.
-        fields: that are swept.
+        fields: the swept ones.
 
     Raises:
         ConfigError: two points are the same run, or there are none.
@@ -91,7 +91,7 @@ def from_settings(name: str, points: Sequence[Settings]) -> Plan:
     Where several methods are swept, a setting of a method is for those that have it.
 
     Args:
-        name: of a config, as `fedjax_ssl.config.load` takes it.
+        name: a config's, as `fedjax_ssl.config.load` takes it.
         points: from `fedjax_ssl.sweep.axes.points`.
 
     Raises:
@@ -132,7 +132,7 @@ def from_file(path: str | Path, seeds: Sequence[int] | None = None) -> Plan:
     """Plans the runs of a Python file with a function `get_sweep()` that yields configs.
 
     Args:
-        path: of the file.
+        path: the file.
         seeds: each config is run with all of them; None: with its own.
 
     Raises:
@@ -246,7 +246,7 @@ def _name(point: Mapping[str, Any]) -> str:
 
 
 def _unused(name: str, config: Mapping[str, Any], taken: set[str]) -> str:
-    """The name, with a digest of the config where it is too long or another run has it."""
+    """Adds a digest of the config to a name that is too long or that another run has."""
     if len(name) <= _LONGEST and name not in taken:
         return name
     digest = hashlib.sha256(identity(config).encode()).hexdigest()[:8]

@@ -1,4 +1,4 @@
-"""How the runs of a sweep ended, read from their folders, and their results as one table."""
+"""Reads from the run folders how each run ended, and writes the results as one table."""
 
 import csv
 import importlib

@@ -43,17 +43,17 @@ class Search:
 
     config: str  # name
     settings: tuple[str, ...]  # FIELD=VALUES each; several values or a range are chosen from, one is for all trials
-    seeds: tuple[int, ...]  # of every trial, whose score is their mean; empty: the config's own
-    trials: int  # of all workers together
+    seeds: tuple[int, ...]  # every trial runs with all, its score is their mean; empty: the config's own
+    trials: int  # number, all workers together
     sampler: str
     pruner: str
-    random_seed: int  # of the sampler
+    random_seed: int  # the sampler's
     storage: str | None  # URL; None: a journal in the folder
     study: str  # name
 
     @property
     def axes(self) -> list[Axis]:
-        """The fields to choose."""
+        """Fields with several values or a range."""
         return [one for one in map(axes.parse_axis, self.settings) if isinstance(one.values, Range) or one.values[1:]]
 
     def config_of(self, chosen: Mapping[str, Any], seed: int | None = None) -> ml_collections.ConfigDict:
@@ -68,7 +68,7 @@ class Search:
 
     @property
     def example(self) -> ml_collections.ConfigDict:
-        """The config of some point."""
+        """Some point's config."""
         chosen = {field: one.at(0.5) if isinstance(one, Range) else one[0] for field, one in self.axes}
         return self.config_of(chosen)
 
@@ -83,9 +83,9 @@ def search(
     """Prepares a study in a folder, or goes on with the one that is there, and runs it.
 
     Args:
-        given: of the command line.
-        folder: of the search.
-        command: that was given.
+        given: options of the command line.
+        folder: the search's.
+        command: the words of the command line.
         processes: at a time.
         notes: shown before.
 
@@ -187,7 +187,7 @@ def _optuna() -> Any:
         raise ConfigError("--search optuna needs the package optuna: pip install 'fedjax_ssl[sweep]'") from error
     module.logging.set_verbosity(module.logging.ERROR)
     warnings.filterwarnings("ignore", category=module.exceptions.ExperimentalWarning)
-    warnings.filterwarnings("ignore", "The reported value is ignored")  # of a round before the last checkpoint
+    warnings.filterwarnings("ignore", "The reported value is ignored")  # a resumed run does again
     return module
 
 
@@ -196,7 +196,7 @@ def open_study(search: Search, folder: Path, worker: int = 0) -> Any:
 
     Args:
         search: its settings.
-        folder: of the search.
+        folder: the search's.
         worker: number of this process: workers do not draw the same points, and neither does a search that goes on.
 
     Raises:
@@ -254,7 +254,7 @@ def run_trials(tell: workers.Tell, folder: Path, worker: int, at_once: int | Non
 
     Args:
         tell: takes events.
-        folder: of the search.
+        folder: the search's.
         worker: number of this process.
         at_once: trials to ask for and to vectorize at a time; by default one on a CPU, else as many as TPE draws before
             it learns from them.

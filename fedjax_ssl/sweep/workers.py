@@ -126,7 +126,7 @@ def do_runs(tell: Tell, sweep: Path, names: Collection[str], at_once: int | None
     Args:
         tell: is told of every run that starts or ended.
         sweep: folder with a `sweep.json`.
-        names: of the runs.
+        names: the runs to do.
         at_once: runs at a time, see `in_batches`.
     """
     plan = plans.load(sweep)

@@ -53,8 +53,8 @@ def save_prediction(
     Args:
         path: the file.
         predict: raw inputs [n, *input_shape] -> [n, ...].
-        input_shape: of one example.
-        dtype: of the inputs.
+        input_shape: one example's.
+        dtype: the inputs' type.
         platforms: for which it is lowered.
 
     Returns:

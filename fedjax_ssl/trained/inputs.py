@@ -27,7 +27,7 @@ class Examples(NamedTuple):
     """Examples to label."""
 
     inputs: Shaped[np.ndarray, "n ..."]
-    names: list[str]  # of every example: the file, or the row in it
+    names: list[str]  # one per example: the file, or the row in it
     labels: Int[np.ndarray, " n"]  # -1 = none is known
     source: str  # in words
 

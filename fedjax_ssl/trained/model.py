@@ -101,9 +101,9 @@ class TrainedModel:
         metrics: the row of that round in `metrics.csv`.
         summary: `summary.json`; None for a run that is not complete.
         class_names: K names; column k of a prediction is class k.
-        client_names: of all clients; those that train come first.
-        input_shape: of one example.
-        input_dtype: of the inputs as the dataset stores them: uint8 or float32.
+        client_names: all clients'; those that train come first.
+        input_shape: one example's.
+        input_dtype: type of the inputs as the dataset stores them: uint8 or float32.
         input_max: the largest value that an input can have, before it is standardized.
     """
 

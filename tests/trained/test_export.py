@@ -10,7 +10,6 @@ import pytest
 
 from fedjax_ssl import models
 from fedjax_ssl.trained import TrainedModelError
-from tests.trained.test_load import of_npz
 
 
 def test_prediction_as_a_program_for_any_batch_and_platform(model, digits, tmp_path):
@@ -48,13 +47,6 @@ def test_a_missing_package_is_named(model, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "safetensors.numpy", None)
     with pytest.raises(TrainedModelError, match=r"pip install 'fedjax_ssl\[export\]'"):
         model.save_parameters(tmp_path / "x.safetensors")
-
-
-@pytest.mark.thorough
-def test_a_clients_own_model_can_be_exported(tmp_path):
-    model, inputs = of_npz(tmp_path, np.float32, **{"federated.name": "local"})
-    program = jax.export.deserialize(bytearray(model.save_prediction(tmp_path / "p", client="south").read_bytes()))
-    np.testing.assert_allclose(program.call(inputs), model.predict(inputs, client="south"), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.thorough
