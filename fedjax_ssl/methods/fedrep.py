@@ -26,23 +26,24 @@ from jaxtyping import Array
 
 from fedjax_ssl.checks import checked
 from fedjax_ssl.federated import Sampler, ServerTraining, Setup, Stage, Step, Term, epochs, federated_method, in_turn
-from fedjax_ssl.federated.method import ForLog, Method, Params, PyTree, RoundResult, ServerState, Traffic
+from fedjax_ssl.federated.method import ForLog, Method, PyTree, RoundResult, ServerState, Traffic
 from fedjax_ssl.federated.packing import packing
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
 from fedjax_ssl.methods.parts.second_head import (
+    BODY,
     HEAD,
     SECOND_HEAD,
     check_heads,
     coarse_epochs,
     coarse_term,
     count_coarse,
+    join_groups,
+    split_heads,
 )
 from fedjax_ssl.methods.parts.settings import Count
 from fedjax_ssl.models import count_parameters
 from fedjax_ssl.objectives import batch_cross_entropy
-
-BODY = "body"  # parameter group; also the stream of batches that train it, as "head" is that of the heads
 
 
 @checked
@@ -101,8 +102,8 @@ def fedrep(
         (stage,),
         groups=groups,
         private=() if shared_head else (SECOND_HEAD,),
-        split=partial(_split, groups),
-        combine=_combine,
+        split=partial(split_heads, groups),
+        combine=join_groups,
         needs=("coarse", "server"),
         needs_all=True,
     )
@@ -134,7 +135,7 @@ def _with_class_labels(setup: Setup, head_epochs: int, body_epochs: int) -> Meth
     def mean_head(state: ServerState) -> tuple[PyTree, PyTree]:
         mean = jax.tree.map(lambda heads: jnp.mean(heads, axis=0), state.clients.params[HEAD])
         head = packing(state.params[HEAD]).unpack(mean)
-        return _combine({**state.params, HEAD: head}), state.model_state
+        return join_groups({**state.params, HEAD: head}), state.model_state
 
     groups = (HEAD, BODY)
     return federated_method(
@@ -142,8 +143,8 @@ def _with_class_labels(setup: Setup, head_epochs: int, body_epochs: int) -> Meth
         (Stage(terms, sampler, labelled_quota="only"),),
         groups=groups,
         private=(HEAD,),
-        split=partial(_split, groups),
-        combine=_combine,
+        split=partial(split_heads, groups),
+        combine=join_groups,
         network=mean_head,
     )
 
@@ -163,13 +164,3 @@ def _without_server_head(sent: tuple[str, ...], outcome: RoundResult) -> Traffic
     numbers = count_parameters([before.params[group] for group in sent]) + count_parameters(before.model_state)
     both_ways = count(jnp.sum(outcome.round.valid), BYTES_PER_NUMBER * numbers)
     return Traffic(both_ways, both_ways, model_down=False, model_up=False)
-
-
-def _split(groups: tuple[str, ...], params: PyTree) -> Params:
-    """A group per head, and one of everything else."""
-    heads = {group: {group: params[group]} for group in groups if group != BODY}
-    return {**heads, BODY: {name: part for name, part in params.items() if name not in heads}}
-
-
-def _combine(groups: Params) -> PyTree:
-    return {name: part for group in groups.values() for name, part in group.items()}

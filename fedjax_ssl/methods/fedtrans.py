@@ -8,6 +8,7 @@ References:
     2210.02042v4. What exactly is done here is our own definition.
 """
 
+from functools import partial
 from typing import Literal
 
 import jax
@@ -15,13 +16,21 @@ from jaxtyping import Array
 
 from fedjax_ssl.checks import checked
 from fedjax_ssl.federated import Method, Setup, Stage, Term, federated_method
-from fedjax_ssl.federated.method import Params, PyTree, Step
+from fedjax_ssl.federated.method import Step
 from fedjax_ssl.federated.static_batch_norm import with_static_batch_norm
 from fedjax_ssl.methods.parts.alternating_training import server_training
-from fedjax_ssl.methods.parts.second_head import HEAD, check_heads, coarse_epochs, coarse_term, count_coarse
+from fedjax_ssl.methods.parts.second_head import (
+    BODY,
+    HEAD,
+    check_heads,
+    coarse_epochs,
+    coarse_term,
+    count_coarse,
+    join_groups,
+    split_heads,
+)
 from fedjax_ssl.methods.parts.settings import Count
 
-BODY = "body"  # the parameter group of everything but the main head, so with the second one
 # What has no loss in a stage is in a group of its own and takes no step there, not even one of weight decay.
 GROUPS = (HEAD, BODY)
 
@@ -64,11 +73,17 @@ def fedtrans(
         terms = (*terms, _silent(supervised)._replace(name="supervised body", group=BODY))
     stages = (coarse_stage(setup, coarse_rounds), Stage((), None, server=server._replace(terms=terms)))
     method = federated_method(
-        setup, stages, groups=GROUPS, split=_split, combine=_combine, needs=("coarse", "server"), needs_all=True
+        setup,
+        stages,
+        groups=GROUPS,
+        split=partial(split_heads, GROUPS),
+        combine=join_groups,
+        needs=("coarse", "server"),
+        needs_all=True,
     )
     if not static_batch_norm:
         return method
-    return with_static_batch_norm(method, setup.model, setup.normalize, lambda state: _combine(state.params))
+    return with_static_batch_norm(method, setup.model, setup.normalize, lambda state: join_groups(state.params))
 
 
 def coarse_stage(setup: Setup, rounds: int) -> Stage:
@@ -91,11 +106,3 @@ def _silent(term: Term) -> Term:
         return value - jax.lax.stop_gradient(value)
 
     return term._replace(loss=loss)
-
-
-def _split(params: PyTree) -> Params:
-    return {HEAD: {HEAD: params[HEAD]}, BODY: {name: part for name, part in params.items() if name != HEAD}}
-
-
-def _combine(groups: Params) -> PyTree:
-    return {**groups[BODY], **groups[HEAD]}

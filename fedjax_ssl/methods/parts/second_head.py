@@ -9,13 +9,25 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl.data import WeakLabels
 from fedjax_ssl.federated import Setup, Term, epochs
-from fedjax_ssl.federated.method import AtServer, Broadcast, Client, Now, PyTree, RoundContext, Sampler, Schedule, Step
+from fedjax_ssl.federated.method import (
+    AtServer,
+    Broadcast,
+    Client,
+    Now,
+    Params,
+    PyTree,
+    RoundContext,
+    Sampler,
+    Schedule,
+    Step,
+)
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.methods.parts.channel_terms import learns
 from fedjax_ssl.objectives import batch_cross_entropy
 
 COARSE = "coarse"  # the stream of examples with a coarse label
 HEAD, SECOND_HEAD = "head", "aux_head"  # names of the two heads in the network's parameters
+BODY = "body"  # the parameter group of everything else; streams that train a group have its name
 
 
 def count_coarse(clients: Client) -> Int[Array, " p"]:
@@ -114,3 +126,14 @@ def _check_federation(setup: Setup, method: str, weak: WeakLabels | None) -> Non
             f"clients have up to {most} coarse labels or sets, but the second head of {method} has only "
             f"{setup.num_classes} outputs, one per class; use at most {setup.num_classes}"
         )
+
+
+def split_heads(groups: tuple[str, ...], params: PyTree) -> Params:
+    """Put each head that is a group of its own in one, and everything else in the group of the body."""
+    heads = {group: {group: params[group]} for group in groups if group != BODY}
+    return {**heads, BODY: {name: part for name, part in params.items() if name not in heads}}
+
+
+def join_groups(groups: Params) -> PyTree:
+    """Put the groups together as the network's parameters."""
+    return {name: part for group in groups.values() for name, part in group.items()}
