@@ -5,7 +5,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset
@@ -15,7 +15,6 @@ from fedjax_ssl.data.reading.pictures import (
     Channels,
     Fit,
     Listing,
-    Pictures,
     Side,
     is_text,
     list_images,
@@ -106,35 +105,36 @@ def load_folder(
     columns = {"file": file_column, **dict(zip(ROLES, roles, strict=True))}
     listing = list_images(folder)
     table = _table(folder, columns["file"]) if given.is_dir() else given
-    pictures = {"size": size, "channels": channels, "fit": fit, "white": white}
+    pictures: dict[str, Any] = {"size": size, "channels": channels, "fit": fit, "white": white}
     told = {"layout": layout, "classes": classes, **columns, **pictures}
 
     def make() -> Dataset:
         findings = Findings()
-        _check_names(listing, findings)
+        if foreign := [name for name in listing.images if not is_text(name)]:  # could be neither printed nor kept
+            findings.problems.append(
+                f"{counted(len(foreign), 'image lies', 'images lie')} under names that are not UTF-8, first "
+                f"{os.fsencode(foreign[0]).decode('utf-8', 'backslashreplace')}; rename these files and folders"
+            )
         findings.stop(given)
         if table is None:
             files, texts = _by_folders(folder, listing, layout, findings)
         else:
             files, texts = _by_table(table, listing, columns, findings)
         findings.stop(given)
+        read_columns(texts, classes, findings)
+        findings.stop(given)  # before the images, which take longest
         logger.info("%s: reading %d images; this is done once", given, len(files))
-        return _dataset(given, files, texts, classes, proportions, pictures, findings)
+        found = read_images([folder / name for name in files], files, **pictures, findings=findings)
+        findings.stop(given)
+        # A class or a client may have lost all that it had.
+        numbered = read_columns(texts.iloc[found.rows], classes, findings)
+        findings.stop(given)
+        return numbered.dataset("folder", given, found.x, proportions, list(dict.fromkeys(findings.notes)))
 
     content = [listing.digest, proportions_digest(proportions), str(table)]
     place = [str(folder.resolve()), told, str(proportions)]
     home = data_root(root) / "folder" / f"{folder.resolve().name}-{fingerprint(place)}"
     return kept_for(home, content, make)
-
-
-def _check_names(listing: Listing, findings: Findings) -> None:
-    """Refuse names in another encoding than UTF-8, as old disks have them: they could be neither printed nor kept."""
-    foreign = [name for name in listing.images if not is_text(name)]
-    if foreign:
-        findings.problems.append(
-            f"{counted(len(foreign), 'image lies', 'images lie')} under names that are not UTF-8, first "
-            f"{os.fsencode(foreign[0]).decode('utf-8', 'backslashreplace')}; rename these files and folders"
-        )
 
 
 def _table(folder: Path, column: str) -> Path | None:
@@ -160,33 +160,14 @@ def _table(folder: Path, column: str) -> Path | None:
     return found[0] if found else None
 
 
-def _dataset(
-    given: Path,
-    files: Sequence[str],
-    texts: "pandas.DataFrame",
-    classes: Sequence[str] | None,
-    proportions: Path | str | None,
-    options: Mapping,
-    findings: Findings,
-) -> Dataset:
-    columns = read_columns(texts, classes, findings)
-    findings.stop(given)  # before the images, which take longest
-    folder = given if given.is_dir() else given.parent
-    pictures: Pictures = read_images([folder / name for name in files], files, **options, findings=findings)
-    if len(pictures.rows) < len(files):
-        # A class or a client may have lost all that it had.
-        left = texts.iloc[pictures.rows]
-        columns = read_columns(left, classes, Findings() if findings.problems else findings)
-    findings.stop(given)
-    return columns.dataset("folder", given, pictures.x, proportions, list(dict.fromkeys(findings.notes)))
-
-
 def _by_folders(
     folder: Path, listing: Listing, layout: str, findings: Findings
 ) -> tuple[Sequence[str], "pandas.DataFrame"]:
     """Read labels, clients and splits of images from the names of their folders."""
     files = listing.images
-    _note_others(listing, findings)
+    if listing.others:
+        kinds = ", ".join(f"{count:,} {ending}" for ending, count in listing.others.most_common(5))
+        findings.notes.append(f"files that are no images by their ending: {kinds}")
     folders = [name.split("/")[:-1] for name in files]
     split: list[str] | None = None
     first = {parts[0].lower() for parts in folders if parts}
@@ -288,9 +269,3 @@ def _check_repeats(texts: "pandas.DataFrame", findings: Findings) -> None:
             f"{counted(len(repeats), 'row repeats', 'rows repeat')} an image, first {repeats['file'].iloc[0]} "
             f"({repeats.index[0]}); it counts once"
         )
-
-
-def _note_others(listing: Listing, findings: Findings) -> None:
-    if listing.others:
-        kinds = ", ".join(f"{count:,} {ending}" for ending, count in listing.others.most_common(5))
-        findings.notes.append(f"files that are no images by their ending: {kinds}")

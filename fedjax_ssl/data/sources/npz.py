@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_ssl.checks import In, Whole
 from fedjax_ssl.data.correspondence import check_correspondence
 from fedjax_ssl.data.dataset import Dataset, Split, check_finite, check_labels
-from fedjax_ssl.data.reading.problems import DatasetUnavailable
+from fedjax_ssl.data.reading.problems import EMBEDDED, DatasetUnavailable
 from fedjax_ssl.data.reading.proportions import read_proportions
 from fedjax_ssl.data.reading.register import dataset
 
@@ -244,9 +244,8 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     """Read the arrays that this source knows, and the names of all."""
     if not path.is_file():
         raise DatasetUnavailable(
-            f"npz: {path} is not {'a file' if path.exists() else 'there'}. Give path= an .npz file with the "
-            "arrays `inputs` and `labels`, or run on data that needs no file: "
-            'load("digits") or load("glyphs").'
+            f"npz: {path} is not {'a file' if path.exists() else 'there'}. Give path= an .npz file with the arrays "
+            f"`inputs` and `labels`, or run on data that needs no file: {EMBEDDED}."
         )
     # The file is opened here, because numpy leaves a broken one open.
     with path.open("rb") as file:
@@ -276,25 +275,21 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
 
 def _array(path: Path, loaded: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
     try:
-        _check_size(path, loaded, name)
+        _check_size(loaded, name)
         values = loaded[name]
-    except DatasetUnavailable:  # which is a RuntimeError
-        raise
-    except ValueError as error:
-        if "pickle" not in str(error) and "Object" not in str(error):  # NumPy's words about Python objects
-            raise DatasetUnavailable(f"npz: array {name!r} of {path} is damaged: {error}") from error
-        raise ValueError(
-            f"{path}: array {name!r} holds Python objects, which are refused because they can run code; save it as an "
-            "array of numbers, or of strings of one length (dtype=str)."
-        ) from error
-    except _DAMAGES as error:
+    except (ValueError, *_DAMAGES) as error:
+        if "pickle" in str(error) or "Object" in str(error):  # NumPy's words about Python objects
+            raise ValueError(
+                f"{path}: array {name!r} holds Python objects, which are refused because they can run code; save it as "
+                "an array of numbers, or of strings of one length (dtype=str)."
+            ) from error
         raise DatasetUnavailable(f"npz: array {name!r} of {path} is damaged: {error}") from error
     if not isinstance(values, np.ndarray):
         raise DatasetUnavailable(f"npz: {name!r} in {path} is no array; save arrays with np.savez(path, ...)")
     return values
 
 
-def _check_size(path: Path, loaded: np.lib.npyio.NpzFile, name: str) -> None:
+def _check_size(loaded: np.lib.npyio.NpzFile, name: str) -> None:
     """Refuse an array whose header claims more than the file holds, before memory is taken for it."""
     member = f"{name}.npy"
     if loaded.zip is None or member not in loaded.zip.namelist():
@@ -305,7 +300,4 @@ def _check_size(path: Path, loaded: np.lib.npyio.NpzFile, name: str) -> None:
         shape, _, dtype = read(file)
         claimed, there = math.prod(shape) * dtype.itemsize, loaded.zip.getinfo(member).file_size - file.tell()
     if claimed > there and not dtype.hasobject:
-        raise DatasetUnavailable(
-            f"npz: array {name!r} of {path} says that it has shape {shape} of {dtype}, {claimed:,} bytes; the file "
-            f"holds {there:,}. It is damaged: save it again with np.savez."
-        )
+        raise OSError(f"it says that it has shape {shape} of {dtype}, {claimed:,} bytes; the file holds {there:,}")
