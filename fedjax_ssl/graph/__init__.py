@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 from fedjax_ssl.lazy import attach
 
 if TYPE_CHECKING:
-    from fedjax_ssl.graph.approximate import approximate_neighbors
-    from fedjax_ssl.graph.codes import has_angle, lsh_codes
+    from fedjax_ssl.graph.approximate import approximate_neighbors, neighbor_recall
+    from fedjax_ssl.graph.codes import cosine_from_hamming, hamming_matrix, has_angle, lsh_codes
     from fedjax_ssl.graph.exchange import IDEAL, Exchange
     from fedjax_ssl.graph.graph import Graph, build_graph, dense_matrix, multiply
-    from fedjax_ssl.graph.hamming import cosine_from_hamming, hamming_matrix
     from fedjax_ssl.graph.labelling import (
         LABEL_GRAPH,
         Propagation,
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     )
     from fedjax_ssl.graph.neighbors import Neighbors, cosine_neighbors, nearest_neighbors
     from fedjax_ssl.graph.propagation import Solution, influence_columns, influence_matrix, propagate, solve
-    from fedjax_ssl.graph.recall import neighbor_recall
     from fedjax_ssl.graph.settings import PropagationSettings
     from fedjax_ssl.graph.weighting import class_weights, confidence
 

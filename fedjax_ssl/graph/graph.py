@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int32
 
-from fedjax_ssl.graph.checks import check_power
 from fedjax_ssl.graph.neighbors import Neighbors
+from fedjax_ssl.graph.settings import check_power
 
 _UNROLLED = 32
 

@@ -25,13 +25,20 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, Int32, Key, UInt32
 
 from fedjax_ssl.checks import check_choices
-from fedjax_ssl.graph import checks
 from fedjax_ssl.graph.codes import FEW_POINTS, has_angle, lsh_codes
 from fedjax_ssl.graph.exchange import Exchange, begin_exchange, exchanged_neighbors, exchanged_scores
 from fedjax_ssl.graph.graph import build_graph
 from fedjax_ssl.graph.neighbors import Neighbors, cosine_neighbors, nearest_neighbors
 from fedjax_ssl.graph.propagation import propagate
-from fedjax_ssl.graph.settings import PropagationSettings
+from fedjax_ssl.graph.settings import (
+    PropagationSettings,
+    check_codes,
+    check_features,
+    check_labels,
+    check_rows,
+    check_settings,
+    is_known,
+)
 from fedjax_ssl.graph.weighting import class_counts, confidence, scale_confidence
 
 LABEL_GRAPH = "label_graph"  # the scope in which graphs are traced: profiles and compiled programs name it
@@ -180,8 +187,8 @@ def xclp_from_codes(
         ValueError: on arguments out of range, shapes that do not fit, or an exchange under a trace.
     """
     codes = jnp.asarray(codes)
-    checks.check_codes(codes, settings.num_bits)
-    checks.check_rows("has_code", has_code, codes.shape[0])
+    check_codes(codes, settings.num_bits)
+    check_rows("has_code", has_code, codes.shape[0])
 
     def find_neighbors(some_codes: Array, usable: Array) -> Neighbors:
         return neighbor_search(some_codes, settings.num_bits, settings.num_neighbors, usable)
@@ -215,7 +222,7 @@ def label_propagation(
     Raises:
         ValueError: as `xclp`, or if "lsh" comes without a key.
     """
-    check_choices(checks.CHOICES["similarity"], similarity=similarity)
+    check_choices(("exact", "lsh"), similarity=similarity)
     if settings.confidence_scale == "client_max":
         settings = settings._replace(confidence_scale="max")
     features, valid = _checked(features, valid)
@@ -234,9 +241,9 @@ def label_propagation(
 def _checked(features: Array, valid: Array | None) -> tuple[Array, Array | None]:
     """The features, and the rows that are points; rows with NaN or infinity, seen only under a trace, are none."""
     features = jnp.asarray(features)
-    checks.check_features(features)
-    checks.check_rows("valid", valid, features.shape[0])
-    if checks.is_known(features):
+    check_features(features)
+    check_rows("valid", valid, features.shape[0])
+    if is_known(features):
         return features, valid  # known features have been checked
     finite = jnp.isfinite(features).all(axis=1)
     return features, finite if valid is None else finite & valid
@@ -257,10 +264,10 @@ def _label(
     """Algorithm 1 from step 4 on, whatever the points are."""
     labels = jnp.asarray(labels)
     num_points = points.shape[0]
-    checks.check_labels(labels, num_points, num_classes)
-    checks.check_settings(settings)
-    checks.check_rows("valid", valid, num_points)
-    checks.check_rows("clients", clients, num_points)
+    check_labels(labels, num_points, num_classes)
+    check_settings(settings)
+    check_rows("valid", valid, num_points)
+    check_rows("clients", clients, num_points)
     if clients is None and (exchange is not None or settings.confidence_scale == "client_max"):
         raise ValueError("clients is None; an exchange and confidence_scale='client_max' need each point's client.")
     labels = labels.astype(jnp.int32)
@@ -272,7 +279,11 @@ def _label(
     usable = valid if angled is None else valid & angled
     distances, row_sums = (exchange or Exchange())[:2]
     if exchange is not None and clients is not None:
-        checks.check_on_host(points, labels, usable, clients, settings.alpha)
+        if not all(map(is_known, (points, labels, usable, clients, settings.alpha))):
+            raise ValueError(
+                "an exchange runs on the host, between rounds, and this call is traced: call it outside jit, vmap and "
+                "scan, or leave exchange=None."
+            )
         begin_exchange(exchange, clients, valid, usable)
     # Steps 4 to 6: distances, similarities, the nearest neighbours.
     if exchange is None or distances is None or clients is None:

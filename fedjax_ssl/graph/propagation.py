@@ -11,8 +11,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Int32
 
 from fedjax_ssl.checks import check_choices, check_whole_numbers
-from fedjax_ssl.graph.checks import CHOICES, check_alpha
 from fedjax_ssl.graph.graph import Graph, dense_matrix, multiply
+from fedjax_ssl.graph.settings import SOLVERS, check_alpha
 
 # Up to this many points the dense factorization took no longer than the iterations, at alpha 0.99.
 CHOLESKY_POINTS = 512
@@ -66,7 +66,7 @@ def solve(
         ValueError: if alpha is known and outside [0, 1), the solver is unknown or shapes do not fit.
     """
     check_alpha(alpha)
-    check_choices(CHOICES["solver"], solver=solver)
+    check_choices(SOLVERS, solver=solver)
     check_whole_numbers(max_iterations=max_iterations)
     label_matrix = jnp.asarray(label_matrix)
     if label_matrix.ndim != 2 or label_matrix.shape[0] != graph.num_points:

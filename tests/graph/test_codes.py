@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import graph
-from fedjax_ssl.graph.hamming import matmul_distances, signs_from_codes
+from fedjax_ssl.graph.codes import matmul_distances, signs_from_codes
 from tests.graph import reference
 
 KEY = jax.random.key(3)

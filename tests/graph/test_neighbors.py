@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_ssl import graph
 from fedjax_ssl.graph import neighbors as neighbors_module
-from fedjax_ssl.graph.selection import smallest
+from fedjax_ssl.graph.neighbors import smallest
 from tests.graph import reference
 
 

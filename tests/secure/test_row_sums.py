@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjax_ssl.graph.fixed_point import from_fixed_point, spare_bits, to_fixed_point
+from fedjax_ssl.graph.exchange import from_fixed_point, spare_bits, to_fixed_point
 from fedjax_ssl.secure import (
     SERVER,
     InconsistentView,

@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from fedjax_ssl.graph.fixed_point import from_fixed_point, to_fixed_point
+from fedjax_ssl.graph.exchange import from_fixed_point, to_fixed_point
 from fedjax_ssl.secure import primitives
 from fedjax_ssl.secure.errors import BadKey, MissingExtra, NotAuthentic
 from fedjax_ssl.secure.hamming_paillier import SecretKey
