@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import ml_collections
-import pandas
 from flax.traverse_util import flatten_dict
 
 from fedjax_ssl import config as configs
@@ -138,6 +137,8 @@ def from_file(path: str | Path, seeds: Sequence[int] | None = None) -> Plan:
     Raises:
         ConfigError: the file has no such function, or yields something else.
     """
+    import pandas
+
     given = configs.load_several(Path(path), "get_sweep")
     if seeds is not None:
         given = [ml_collections.ConfigDict({**config.to_dict(), "seed": seed}) for config in given for seed in seeds]
