@@ -74,15 +74,19 @@ def fetch(
     pooch.get_logger().setLevel(logging.WARNING)
     dest.parent.mkdir(parents=True, exist_ok=True)
     tried: list[tuple[str, str]] = []
+    part = dest.with_name(f"{dest.name}.part")
     with _one_process(dest.parent):
         for url in urls:
             for attempt in range(TRIES):
-                downloader = _Resuming(dest, sha256, timeout)
+                downloader = _Resuming(part, sha256, timeout)
                 known = None if sha256 is None else f"sha256:{sha256}"
                 try:
                     pooch.retrieve(url, known, fname=dest.name, path=dest.parent, downloader=downloader)
                 except (requests.RequestException, ValueError) as error:
                     reason, again = _reason(error, timeout, downloader.resumed)
+                except OSError:  # the disk's fault: what is there takes the space that others need
+                    part.unlink(missing_ok=True)
+                    raise
                 else:
                     if sha256 is None and recorded_sha256(dest) is None:
                         dest.with_name(dest.name + DIGEST_SUFFIX).write_text(f"{file_sha256(dest)}  {dest.name}\n")
@@ -96,7 +100,7 @@ def fetch(
                     reason += f" ({TRIES} tries)"
             tried.append((url, reason))
         if sha256 is None:
-            dest.with_name(f"{dest.name}.part").unlink(missing_ok=True)
+            part.unlink(missing_ok=True)
     raise FetchFailed(tried)
 
 
@@ -120,9 +124,8 @@ def _one_process(folder: Path) -> Iterator[None]:
 class _Resuming:
     """Download for pooch, from where an interrupted download of the same file ended."""
 
-    def __init__(self, dest: Path, sha256: str | None, timeout: float):
-        self.part, self.sha256, self.timeout = dest.with_name(f"{dest.name}.part"), sha256, timeout
-        self.resumed = False
+    def __init__(self, part: Path, sha256: str | None, timeout: float):
+        self.part, self.sha256, self.timeout, self.resumed = part, sha256, timeout, False
 
     def __call__(self, url: str, output_file: str, _: object) -> None:
         import pooch
@@ -137,7 +140,7 @@ class _Resuming:
                 headers["Range"] = f"bytes={start}-"
 
             def on_response(response: Any, **_: Any) -> None:
-                if response.status_code in (200, 416):  # all of it again, or the part is longer than the file
+                if start and response.status_code in (200, 416):  # all of it again, or the part is too long
                     file.truncate(0)
 
             if not start or file_sha256(self.part) != self.sha256:

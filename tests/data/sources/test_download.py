@@ -158,6 +158,13 @@ def test_a_download_goes_on_where_an_earlier_process_was(server, tmp_path, left,
     assert server.asked.get(path, 0) - (path == "/range") == requests
 
 
+def test_a_full_disk_is_no_fault_of_the_network_and_gets_its_space_back(server, tmp_path):
+    (tmp_path / "data.bin.part").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        fetch([f"{server.address}/good"], tmp_path / "data.bin", sha256=DIGEST)
+    assert server.asked == {"/good": 1} and left_in(tmp_path) == []
+
+
 def test_two_at_once_fetch_once(server, tmp_path, caplog):
     dest = tmp_path / "data.bin"
     with filelock.FileLock(tmp_path / ".lock"):
