@@ -18,7 +18,7 @@ BROKEN = (
     *(pickle.UnpicklingError, EOFError, ValueError, TypeError, KeyError, IndexError, AttributeError, ImportError),
     *(OverflowError, MemoryError, RecursionError),
 )
-_ARRAY = "numpy.ndarray"  # stands for the class, which could make arrays of any length
+_ARRAY = "numpy.ndarray"  # stands for the class, which makes arrays of any length, and objects of raw bytes
 
 
 def read_pickle(path: Path) -> Any:

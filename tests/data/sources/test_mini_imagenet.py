@@ -128,6 +128,7 @@ class Calls:
         (np.array([object], object), "array of Python objects"),
         (Calls(np._core.multiarray._reconstruct, np.ndarray, (1 << 50,), b"b"), "starts an array"),
         (Calls(np.ndarray, (1 << 50,)), "cut short, damaged or no pickle"),
+        (Calls(np.ndarray, (1,), "O", bytes(8)), "cut short, damaged or no pickle"),  # objects of raw bytes
     ],
 )
 def test_pickles_that_would_do_more_than_hold_arrays(tmp_path, monkeypatch, content, message):
