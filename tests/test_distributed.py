@@ -1,7 +1,6 @@
 """Several processes train one federation: the same bits as one process, and none is left behind when one dies."""
 
 import contextlib
-import inspect
 import json
 import os
 import re
@@ -390,11 +389,3 @@ def test_shared_out_arrays_are_whole_on_every_device():
     assert np.asarray(shared["values"]).tobytes() == np.asarray(tree["values"]).tobytes()
     assert jax.random.bits(shared["key"]) == jax.random.bits(tree["key"])
     assert runs.share_out(tree, None) is tree
-
-
-def test_a_process_without_a_record_has_the_same_calls():
-    def calls(kind):
-        functions = inspect.getmembers(kind, inspect.isfunction)
-        return {name: list(inspect.signature(function).parameters) for name, function in functions if name[0] != "_"}
-
-    assert calls(runs.NoRecord) == calls(runs.Record)

@@ -1,4 +1,8 @@
-"""Which process of a run this is, from `config.distributed` and the environment."""
+"""Runs over several processes and machines: how they find each other, agree, and end together.
+
+By default a process with an exception waits at its exit for the others, while they wait for it in the next sum. Nothing
+ends and nothing is printed. So here it ends at once, and the others notice.
+"""
 
 import contextlib
 import faulthandler
@@ -29,16 +33,25 @@ PyTree = Any
 # Exit codes, beside 1 (exception), 2 (mistake of the user) and 130 (Ctrl-C).
 STALLED = 3
 PREEMPTED = 75  # sysexits.h's "temporary failure, try again"
-VARIABLES = {
+_VARIABLES = {
     "coordinator": "FEDJAX_SSL_COORDINATOR",
     "num_processes": "FEDJAX_SSL_NUM_PROCESSES",
     "process_id": "FEDJAX_SSL_PROCESS_ID",
 }
 _LIMITS = ("heartbeat_seconds", "shutdown_seconds", "initialization_seconds", "stall_minutes")
+# The runtime aborts with a stack trace at its own limit; the message comes before that.
+_GRACE_SECONDS = 20
+
+
+class Preempted(SystemExit):
+    """All processes have saved the same checkpoint because one of them was asked to end."""
+
+    def __init__(self) -> None:
+        super().__init__(PREEMPTED)
 
 
 class Settings(NamedTuple):
-    """Of one process in a run over several; the first three are None where the cluster tells them."""
+    """Place of a process in a run over several; the first three are None where the cluster tells them."""
 
     coordinator: str | None  # "host:port" of process 0
     num_processes: int | None
@@ -50,7 +63,7 @@ class Settings(NamedTuple):
 
 
 def settings(section: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Settings | None:
-    """Reads `config.distributed`; what is None there is looked up in the environment.
+    """Read `config.distributed`, and from the environment where it says None.
 
     Args:
         section: `config.distributed`.
@@ -63,14 +76,15 @@ def settings(section: Mapping[str, Any], environment: Mapping[str, str] = os.env
     Raises:
         ConfigError: naming the field, its value and what is allowed.
     """
+    for field in _LIMITS:
+        check_field(f"distributed.{field}", section[field])
     limits = {field: section[field] for field in _LIMITS}
-    for field, value in limits.items():
-        check_field(f"distributed.{field}", value)
     given = {
         field: section[field] if section[field] is not None else environment.get(name) or None
-        for field, name in VARIABLES.items()
+        for field, name in _VARIABLES.items()
     }
     there = [field for field, value in given.items() if value is not None]
+    missing = [field for field in _VARIABLES if field not in there]
     if section["auto"]:
         if there:
             raise ConfigError(
@@ -80,47 +94,39 @@ def settings(section: Mapping[str, Any], environment: Mapping[str, str] = os.env
         return Settings(None, None, None, **limits)
     if not there:
         return None
-    if len(there) < len(VARIABLES):
-        missing = [field for field in VARIABLES if field not in there]
+    if missing:
         raise ConfigError(
             f"config.distributed has {' and '.join(there)} but no {' and no '.join(missing)}. A run over several "
             f"processes needs all three: give {_places(missing)}; a run of one process needs none"
         )
-    count, index = (_whole_number(field, given[field]) for field in ("num_processes", "process_id"))
-    if count < 1:
-        raise ConfigError(f"config.distributed.num_processes is {count}; it must be at least 1")
+    for field in ("num_processes", "process_id"):
+        if not str(given[field]).removeprefix("-").isdecimal():
+            raise ConfigError(f"${_VARIABLES[field]} is {given[field]!r}; it must be a whole number")
+    coordinator, count, index = (
+        str(given["coordinator"]),
+        int(str(given["num_processes"])),
+        int(str(given["process_id"])),
+    )
     if not 0 <= index < count:
         raise ConfigError(
-            f"config.distributed.process_id is {index}; with {count} processes it must be 0..{count - 1}, another one "
-            "in each process"
+            f"config.distributed.num_processes is {count} and process_id is {index}; it must be "
+            f"0..{max(count - 1, 0)}, another one in each process"
         )
-    coordinator = str(given["coordinator"])
-    _check_address(coordinator)
+    host, _, port = coordinator.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise ConfigError(
+            f"config.distributed.coordinator is {coordinator!r}; it must be host:port of process 0, for example "
+            "10.0.0.1:45671"
+        )
     return None if count == 1 else Settings(coordinator, count, index, **limits)
 
 
 def _places(fields: list[str]) -> str:
-    return " and ".join(f"--config.distributed.{field} (or ${VARIABLES[field]})" for field in fields)
-
-
-def _whole_number(field: str, value: Any) -> int:
-    try:
-        return int(value)
-    except ValueError:
-        raise ConfigError(f"${VARIABLES[field]} is {value!r}; it must be a whole number") from None
-
-
-def _check_address(address: str) -> None:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise ConfigError(
-            f"config.distributed.coordinator is {address!r}; it must be host:port of process 0, for example "
-            "10.0.0.1:45671"
-        )
+    return " and ".join(f"--config.distributed.{field} (or ${_VARIABLES[field]})" for field in fields)
 
 
 def share_out(tree: PyTree, mesh: Mesh | None) -> PyTree:
-    """Puts a copy of a tree on every device of a mesh, those of other processes included.
+    """Put a copy of a tree on every device of a mesh, those of other processes included.
 
     Args:
         tree: arrays and typed PRNG keys that lie in this process, equal in all processes.
@@ -142,7 +148,7 @@ def share_out(tree: PyTree, mesh: Mesh | None) -> PyTree:
 
 
 def run_devices(num_devices: int) -> Sequence[jax.Device]:
-    """The devices that share the work of a run, of every process equally many, in the order of the processes.
+    """Choose the devices that share the work of a run, of every process equally many, in the order of the processes.
 
     Args:
         num_devices: `config.federated.devices`, counted over all processes.
@@ -175,7 +181,7 @@ def run_devices(num_devices: int) -> Sequence[jax.Device]:
 
 
 def _more_devices(available: Sequence[jax.Device]) -> str:
-    """How a CPU becomes more devices than there are."""
+    """Tell how a CPU becomes more devices than there are."""
     if available[0].platform != "cpu":
         return ""
     cores = processor.cores()
@@ -186,12 +192,12 @@ def _more_devices(available: Sequence[jax.Device]) -> str:
 
 
 def data_of(leaf: Any) -> np.ndarray:
-    """A leaf as a host array, a typed PRNG key as its key data; it must lie in this process."""
+    """Give a leaf as a host array, a typed PRNG key as its key data; it must lie in this process."""
     return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
 
 
 def name_of(index: int | None, count: int | None) -> str:
-    """A process in words, for messages."""
+    """Name a process, for messages."""
     return "a process" if index is None else f"process {index} of {count}"
 
 
@@ -202,7 +208,7 @@ class Team:
     """
 
     def __init__(self, stall_minutes: float = 0.0):
-        """Looks who is there.
+        """Look who is there.
 
         Args:
             stall_minutes: longest time between two calls of `feed` in `watched`, in minutes; 0: no limit.
@@ -218,12 +224,12 @@ class Team:
 
     @property
     def writes(self) -> bool:
-        """Whether this is the process that reads and writes the run folder and reports to a person."""
+        """Tell whether this is the process that reads and writes the run folder and reports to a person."""
         return self.index == 0
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Ends the process if nothing is finished for too long: it may wait in a sum for a process that is gone."""
+        """End the process if nothing is finished for too long: it may wait in a sum for a process that is gone."""
         if self.count == 1 or not self._stall_minutes:
             yield
             return
@@ -241,17 +247,17 @@ class Team:
             self._watchdog = None
 
     def feed(self) -> None:
-        """Tells the watchdog that something was finished."""
+        """Tell the watchdog that something was finished."""
         if self._watchdog is not None:
             self._watchdog.feed()
 
     def say(self, line: str) -> None:
-        """Prints a line of this process's own, which process 0 shows to a person in its own way."""
+        """Print a line of this process's own, which process 0 shows to a person in its own way."""
         if not self.writes:
             print(f"{self.name}: {line}", file=sys.stderr, flush=True)
 
     def any(self, here: bool) -> bool:
-        """Whether something holds in some process; the same answer in all of them.
+        """Tell whether something holds in some process; the same answer in all of them.
 
         Args:
             here: whether it holds in this one.
@@ -259,7 +265,7 @@ class Team:
         return here if self.count == 1 else bool(multihost_utils.process_allgather(np.array(here)).any())
 
     def preempted(self, step: int) -> bool:
-        """Whether all processes shall stop after this step because one of them was asked to end (SIGTERM).
+        """Tell whether all processes shall stop after this step because one of them was asked to end (SIGTERM).
 
         Args:
             step: counted one by one, the same in all processes.
@@ -275,7 +281,7 @@ class Team:
         return True
 
     def connect(self, mesh: Mesh | None) -> None:
-        """Lets the devices of a mesh find each other while all processes are in step.
+        """Let the devices of a mesh find each other while all processes are in step.
 
         Where sums go through Gloo (CPUs), a process waits 30 seconds for the others at the first sum of a mesh, and
         without limit at later ones. The first sum of a round comes after compiling, which may take one of them longer.
@@ -289,7 +295,7 @@ class Team:
         jax.block_until_ready(jax.jit(total)(np.ones((), np.float32)))
 
     def check_same(self, what: str, value: PyTree, hint: str) -> None:
-        """Raises ConfigError in every process unless all of them have the same value.
+        """Raise ConfigError in every process unless all of them have the same value.
 
         Args:
             what: the value in words.
@@ -305,7 +311,7 @@ class Team:
             raise ConfigError(f"process {', '.join(others)} of {self.count} has another {what} than process 0. {hint}")
 
     def values_from_first(self, values: Any) -> Any:
-        """What process 0 has, in every process.
+        """Give every process the value of process 0.
 
         Args:
             values: what JSON can hold; it may differ in the processes.
@@ -320,7 +326,7 @@ class Team:
         return decode_json(self.from_first(padded).tobytes().decode())
 
     def from_first(self, tree: PyTree) -> PyTree:
-        """The values that process 0 has, in every process, to the last bit.
+        """Give every process the arrays of process 0, to the last bit.
 
         Args:
             tree: arrays, typed PRNG keys and Python scalars, of the same structure, shapes and types everywhere.
@@ -373,7 +379,7 @@ class Watchdog:
     """
 
     def __init__(self, seconds: float, message: str, exit_code: int, *, stacks: bool = True):
-        """Starts to watch.
+        """Start to watch.
 
         Args:
             seconds: longest time between two calls of `feed`.
@@ -387,11 +393,11 @@ class Watchdog:
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def feed(self) -> None:
-        """Says that something was finished."""
+        """Say that something was finished."""
         self._fed = time.monotonic()
 
     def stop(self) -> None:
-        """Ends the watch."""
+        """End the watch."""
         self._stopped.set()
 
     def _watch(self) -> None:
@@ -405,20 +411,8 @@ class Watchdog:
         os._exit(self._exit_code)
 
 
-# The runtime aborts with a stack trace at its own limit; the message comes before that.
-_GRACE_SECONDS = 20
-
-
-class Preempted(SystemExit):
-    """All processes have saved the same checkpoint because one of them was asked to end."""
-
-    def __init__(self) -> None:
-        """Gives the exit code."""
-        super().__init__(PREEMPTED)
-
-
 def start(section: Mapping[str, Any]) -> Team:
-    """Joins the other processes of a run, if `config.distributed` or the environment names any.
+    """Join the other processes of a run, if `config.distributed` or the environment names any.
 
     Call it before any computation of jax. From then on an exception that nobody catches ends this process at once,
     without the barrier of a normal exit, so that the others notice.
@@ -502,7 +496,7 @@ def _check_port(port: int) -> None:
 
 
 def leave(exit_code: int, message: str) -> int:
-    """Prints a last message; one process of several then ends at once, so that the others do not wait for it.
+    """Print a last message; one process of several then ends at once, so that the others do not wait for it.
 
     Args:
         exit_code: of the process.
@@ -519,7 +513,7 @@ def leave(exit_code: int, message: str) -> int:
 
 
 def _end_at_once(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
-    """What Python calls for an exception that nobody caught."""
+    """Called by Python for an exception that nobody caught."""
     text = "".join(traceback.format_exception(kind, error, where))
     print(f"{Team().name}: ended by {kind.__name__}\n{text}", file=sys.stderr)
     _exit(130 if issubclass(kind, KeyboardInterrupt) else 1)
