@@ -3,8 +3,9 @@
 Names are imported when they are first used, so that folders are read and reported without jax.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fedjax_ssl.lazy import attach
 
 if TYPE_CHECKING:
     from fedjax_ssl.runs.build import Experiment, build_method, federate, load_experiment
@@ -18,23 +19,4 @@ if TYPE_CHECKING:
     from fedjax_ssl.runs.record import NoRecord, Record
     from fedjax_ssl.runs.stored_run import StoredRun, find_runs, read_run
 
-_NAMES = {
-    "build": "Experiment build_method federate load_experiment",
-    "checkpoint": "CheckpointDamaged CheckpointError Checkpoints",
-    "compile": "Shared",
-    "environment": "command device_description peak_memory_bytes versions",
-    "files": "bytes_in_words write_atomically write_output",
-    "folder": "FolderLocked FolderMended RunFolder RunFolderError",
-    "loop": "Point run run_batch",
-    "processes": "PREEMPTED STALLED Team leave run_devices settings share_out start",
-    "record": "NoRecord Record",
-    "stored_run": "StoredRun find_runs read_run",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import a name when it is first asked for."""
-    for module, names in _NAMES.items():
-        if name in names.split():
-            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__ = attach(__name__)
