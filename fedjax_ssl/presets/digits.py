@@ -1,4 +1,4 @@
-"""The embedded digits, with labels at the writers or at the server."""
+"""The embedded digits, with labels at the writers or at the server, or coarse ones."""
 
 import ml_collections
 
@@ -26,11 +26,9 @@ def digits_by_writer(method: str, labels: str | None = None) -> ml_collections.C
     if count == "all":
         config.supervision.name = "all"
         return config
-    if not count.isdigit() or int(count) < 1:
-        raise ConfigError(f'labels per writer is {count!r}; give a number of at least 1, or "all"')
     config.supervision.name = "per_client"
-    config.supervision.labels = int(count)
-    config.optimizer.batch_size = min(50, int(count))
+    config.supervision.labels = _count("labels per writer", count, ', or "all"')
+    config.optimizer.batch_size = min(50, config.supervision.labels)
     return config
 
 
@@ -47,14 +45,11 @@ def digits_with_server(method: str, labels: str | None = None) -> ml_collections
     Raises:
         ConfigError: `labels` is not a number.
     """
-    count = labels or "20"
-    if not count.isdigit() or int(count) < 1:
-        raise ConfigError(f"labels at the server are {count!r}; give a number of at least 1")
     config = default(method)
     config.rounds = 30
     config.data.test_clients = 3
     config.supervision.name = "server"
-    config.supervision.labels = int(count)
+    config.supervision.labels = _count("labels at the server", labels or "20")
     if "server_epochs" in config.method:
         config.method.server_epochs = 10
     config.optimizer.learning_rate = 0.1
@@ -82,3 +77,33 @@ def digits_with_coarse_labels(method: str, labels: str | None, space: str) -> ml
     config.supervision.labels = None
     config.supervision.correspondence = space
     return config
+
+
+def digits_consistency(method: str, labels: str | None = None) -> ml_collections.ConfigDict:
+    """The embedded digits with labels at the writers or at the server; a weak view is moved, a strong one turned.
+
+    Args:
+        method: name of a method of this family.
+        labels: as a config file's argument gives them. "5": labels of each writer, as in `digits_by_writer`.
+            "server" or "server,20": labels at the server, as in `digits_with_server`; the writers have none.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    place, _, number = (labels or "").partition(",")
+    if place == "server":
+        config = digits_with_server(method, number or None)
+        config.method.server_batch_size = 10
+    else:
+        config = digits_by_writer(method, labels)
+    config.augment.name = "shift"
+    config.augment.pixels = 1
+    config.augment.fill = "constant"
+    config.strong_augment.name = "rotate"
+    return config
+
+
+def _count(what: str, text: str, otherwise: str = "") -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise ConfigError(f"{what}: {text!r}; give a number of at least 1{otherwise}")
+    return int(text)
