@@ -63,7 +63,7 @@ class Columns(NamedTuple):
             if proportions is not None:
                 if train.set is None or train.client is None or self.client_names is None:
                     raise ValueError(
-                        "class shares of sets are given, but no columns set and client, for which they are"
+                        "class shares of sets are given, but not the columns set and client that they describe"
                     )
                 shares = read_proportions(proportions, self.class_names, self.client_names, train.client, train.set)
             return Dataset(

@@ -86,7 +86,7 @@ def load_npz(
     if proportions is not None:
         if sets is None or client is None or client_names is None:
             raise arrays.wrong(
-                "class shares of sets are given, but not the arrays `set` and `client`, of which they are"
+                "class shares of sets are given, but not the arrays `set` and `client` that they describe"
             )
         set_shares = read_proportions(proportions, names, client_names, client, sets)
     return Dataset(
