@@ -232,16 +232,10 @@ def _shared_classes(setup: Setup, settings: ProtoFSSL, client: Client) -> Bool[A
 
 
 def _share(
-    setup: Setup,
-    settings: ProtoFSSL,
-    params: PyTree,
-    model_state: PyTree,
-    client: Client,
-    inputs: Array,
-    key: Key[Array, ""],
+    setup: Setup, settings: ProtoFSSL, network: tuple[PyTree, PyTree], client: Client, inputs: Array, key: Array
 ) -> PrototypeSets:
     """The prototypes of one client's labelled examples as it shares them."""
-    centers = labelled_prototypes(setup, params, model_state, client, inputs)
+    centers = labelled_prototypes(setup, *network, client, inputs)
     if not is_zero(settings.proto_noise_std):
         noise = jax.random.normal(named_key(key, "prototype noise"), centers.shape, centers.dtype)
         centers = centers + settings.proto_noise_std * noise
@@ -251,7 +245,7 @@ def _share(
 def _prototypes_after(setup: Setup, settings: ProtoFSSL, trained: ClientResult) -> PrototypeSets:
     """At the end of local training, for the next round."""
     network = trained.params, trained.model_state
-    return _share(setup, settings, *network, trained.client, trained.inputs, trained.key)
+    return _share(setup, settings, network, trained.client, trained.inputs, trained.key)
 
 
 def _prototypes_before(setup: Setup, settings: ProtoFSSL, round: RoundContext) -> PrototypeSets:
@@ -260,7 +254,7 @@ def _prototypes_before(setup: Setup, settings: ProtoFSSL, round: RoundContext) -
     keys = jax.vmap(lambda client: jax.random.fold_in(begin, client))(round.clients.id)
 
     def share(client: Client, key: Key[Array, ""]) -> PrototypeSets:
-        return _share(setup, settings, round.params, round.model_state, client, round.inputs, key)
+        return _share(setup, settings, (round.params, round.model_state), client, round.inputs, key)
 
     return jax.vmap(share)(round.clients, keys)
 
