@@ -54,7 +54,7 @@ class Timings(NamedTuple):
     """Seconds of the blocks."""
 
     wall: list[float]
-    processor: list[float]  # of this process, all cores together
+    processor: list[float]  # seconds of this process, all cores together
     warm: bool  # False: the first block took longer than the limit, and is all there is
 
 
@@ -135,7 +135,7 @@ def compile_block(workload: Workload, variant: Variant, rounds: int) -> Block:
         return run_rounds(method, key, state, federation, rounds)
 
     def advance(keys: Key[Array, " s"], states: ServerState, federation: FederatedData) -> tuple[ServerState, Metrics]:
-        if variant.seeds == 1:  # what a run compiles
+        if variant.seeds == 1:  # as a run compiles it
             key, state = jax.tree.map(lambda x: x[0], (keys, states))
             return jax.tree.map(lambda x: x[None], one(key, state, federation))
         sweep = partial(jax.vmap, axis_name=VECTORIZED_RUNS) if variant.vectorized else over_seeds

@@ -1,4 +1,4 @@
-"""What is measured: federations of fixed shape, filled with fake images in memory, trained by ordinary configs.
+"""Workloads: federations of fixed shape, filled with fake images in memory, trained by ordinary configs.
 
 Speed does not depend on what the images show. They show their class, so that losses stay finite and fall.
 """
@@ -34,19 +34,18 @@ class Workload:
     """A federation and what is trained on it."""
 
     title: str  # one line
-    input_shape: tuple[int, int, int]  # of an image
+    input_shape: tuple[int, int, int]  # height, width and channels of an image
     num_classes: int  # K
     num_clients: int  # C
     cohort_size: int  # clients per round
     mean_size: int  # examples per client, on average
     settings: Mapping[str, Any]  # dotted fields of the config that differ from its defaults
     rounds: int  # in one compiled call, which is what is timed
-    run_rounds: int | None = None  # of the run that it is a part of, where peers tell their time for one
     rounds_before: int = 0  # at least this many run before those that are measured
     sigma: float = 0.0  # standard deviation of the logarithm of the sizes; 0: all clients are equal
     method: str = "fedavg"
     variants: tuple[Variant, ...] = (Variant(),)  # ways to run it
-    note: str = ""  # what a reader of the numbers has to know
+    note: str = ""  # remarks for readers of the numbers
 
     def scaled(self, scale: float) -> "Workload":
         """The same workload with `scale` times as many clients, clients per round and rounds, at least one of each."""
@@ -67,11 +66,6 @@ class Workload:
         normal = np.random.default_rng(0).normal(size=self.num_clients)
         factor = np.exp(self.sigma * normal)
         return np.maximum(np.rint(self.mean_size * factor / factor.mean()), 1).astype(np.int64)
-
-    def steps_per_round(self, variant: Variant) -> float:
-        """Local steps of a cohort of federated averaging, on average."""
-        local = self.config(variant).optimizer
-        return self.cohort_size * local.local_epochs * float(np.mean(-(-self.sizes() // local.batch_size)))
 
     def config(self, variant: Variant) -> ml_collections.ConfigDict:
         """The config of a variant, resolved."""
@@ -140,7 +134,6 @@ _W2 = Workload(
     mean_size=60,
     settings=_sgd("linear", 10, 0.03),
     rounds=100,
-    run_rounds=100,
 )
 
 WORKLOADS: dict[str, Workload] = {
@@ -153,7 +146,6 @@ WORKLOADS: dict[str, Workload] = {
         mean_size=50,
         settings=_sgd("cnn", 10, 0.03),
         rounds=1,
-        run_rounds=1500,
     ),
     "W2": _W2,
     "W3": Workload(
@@ -166,7 +158,6 @@ WORKLOADS: dict[str, Workload] = {
         sigma=0.4,
         settings=_sgd("cnn", 20, 0.1),
         rounds=2,
-        run_rounds=1500,
     ),
     "W5": Workload(
         title="fedjax's EMNIST CNN with dropout, 10 clients x 200 examples, all in every round",
@@ -244,10 +235,10 @@ def prepared(
 
     Args:
         name: a key of `WORKLOADS`.
-        variant_name: of one of its variants.
+        variant_name: the name of one of its variants.
         scale: see `Workload.scaled`.
         placement: where the variant does not fix it.
-        devices: that share each cohort.
+        devices: number of devices that share each cohort.
     """
     variant = next(variant for variant in WORKLOADS[name].variants if variant.name == variant_name)
     workload = WORKLOADS[name].of(variant).scaled(scale)

@@ -64,10 +64,10 @@ class _Lists(NamedTuple):
     blocks: UInt32[Array, "b 128 words"]
     columns: UInt32[Array, "b words 128"]  # the same, transposed
     to_centre: Int32[Array, "b 128"]  # bits that differ between a point and the centre of its list
-    index: Int32[Array, "b 128"]  # type: ignore[assignment]  # of the point; n at empty places
+    index: Int32[Array, "b 128"]  # type: ignore[assignment]  # number of the point; n at empty places
     first_block: Int32[Array, " lists"]
     num_blocks: Int32[Array, " lists"]
-    place: Int32[Array, " n"]  # of every point among all places; points that are not valid have none
+    place: Int32[Array, " n"]  # position of every point among all places; points that are not valid have none
     list_of_point: Int32[Array, " n"]
 
 

@@ -43,8 +43,8 @@ def lsh_codes(
         key: typed key of the projections, the same for all clients of one call and unknown to the server.
         features: [n, d] floating.
         num_bits: bits per point, at least 1.
-        points_at_once: of one product, to a multiple of which points are filled up; by default 256 on a CPU and 2,048
-            elsewhere. With another number a bit whose projection is nearly 0 may differ.
+        points_at_once: points of one product, to a multiple of which rows are filled up; by default 256 on a CPU and
+            2,048 elsewhere. With another number a bit whose projection is nearly 0 may differ.
 
     Returns:
         [n, ceil(num_bits / 32)], bit j of a code in word j // 32 at position j % 32; unused high bits are 0.

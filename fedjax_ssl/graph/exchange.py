@@ -64,7 +64,7 @@ def _add_up(shares: dict[int, np.ndarray], clients: np.ndarray) -> np.ndarray:
     return np.stack(list(shares.values())).sum(axis=0, dtype=np.uint32)
 
 
-IDEAL = Exchange(_count_differing_bits, _add_up)  # what a protocol has to agree with; it hides nothing
+IDEAL = Exchange(_count_differing_bits, _add_up)  # every protocol has to agree with it; it hides nothing
 
 
 def begin_exchange(exchange: Exchange, clients: Array, valid: Array, usable: Array) -> None:
@@ -179,7 +179,7 @@ def to_fixed_point(values: np.ndarray, fraction_bits: int, largest: float, dtype
     Args:
         values: float64, what one party adds to the sum.
         fraction_bits: f, from `spare_bits`.
-        largest: that the sum, and so each of its terms, can reach.
+        largest: bound of the sum, and so of each of its terms.
         dtype: np.uint32 or np.uint64.
 
     Returns:

@@ -175,7 +175,7 @@ def xclp_from_codes(
         codes: [n, ceil(num_bits / 32)] as `lsh_codes` returns them.
         labels: [n], -1 where there is none.
         num_classes: C.
-        settings: of the propagation.
+        settings: settings of the propagation.
         valid: [n], False for padding rows. None: all are points.
         has_code: [n], False for points whose code means nothing (zero features), which are isolated.
             None: all have one.
@@ -214,7 +214,7 @@ def label_propagation(
         features: [n, d], one client's points.
         labels: [n], -1 where there is none.
         num_classes: C.
-        settings: of the propagation; the confidence scale "client_max" is the same as "max" here.
+        settings: settings of the propagation; the confidence scale "client_max" is the same as "max" here.
         similarity: "exact" (cosine of the features) or "lsh" (codes, as the code of the paper does).
         key: typed key of the projections; needed by "lsh" only.
         valid: [n], False for padding rows. None: all are points.

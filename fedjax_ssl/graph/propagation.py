@@ -23,7 +23,7 @@ class Solution(NamedTuple):
     """What `solve` found, and how well."""
 
     scores: Float[Array, "n c"]
-    iterations: Int32[Array, ""]  # of conjugate gradients, 0 for Cholesky
+    iterations: Int32[Array, ""]  # steps of conjugate gradients, 0 for Cholesky
     converged: Bool[Array, ""]  # every column reached the tolerance
     residual: Float[Array, ""]  # largest ||b - A x|| / ||b|| over the columns, computed anew from the scores
 
@@ -58,9 +58,9 @@ def solve(
         label_matrix: [n, c] right-hand sides.
         alpha: in [0, 1).
         solver: "cholesky" (dense, O(n^2) memory), "conjugate_gradient" (O(n k)), or "auto": Cholesky up to 512 points.
-        tolerance: of conjugate gradients, on ||r|| / ||b|| of every column; None: 1e-6 in float32 and
+        tolerance: goal of conjugate gradients, on ||r|| / ||b|| of every column; None: 1e-6 in float32 and
             1e-12 in float64.
-        max_iterations: of conjugate gradients.
+        max_iterations: most steps of conjugate gradients.
 
     Raises:
         ValueError: if alpha is known and outside [0, 1), the solver is unknown or shapes do not fit.

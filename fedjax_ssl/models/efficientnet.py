@@ -84,8 +84,8 @@ class InvertedResidual(nn.Module):
     """Expand to more channels, filter each of them, reweight them, project; around an identity where shapes agree."""
 
     stage: StageShape  # the widths and the kernel side
-    stride: int  # of the depthwise convolution
-    drop_rate: float  # of stochastic depth
+    stride: int  # step of the depthwise convolution
+    drop_rate: float  # rate of stochastic depth
     lowering: str  # see `conv2d`
 
     @nn.compact

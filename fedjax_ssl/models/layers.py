@@ -43,8 +43,8 @@ class Kernel(nn.Module):
     (Salimans and Kingma, Weight Normalization, NeurIPS 2016). With an initializer the bias starts at zero.
     """
 
-    shape: tuple[int, ...]  # of the weight, [..., inputs, outputs]
-    initializer: Initializer | None  # of the weight; None takes PyTorch's default for weight and bias
+    shape: tuple[int, ...]  # shape of the weight, [..., inputs, outputs]
+    initializer: Initializer | None  # start of the weight; None takes PyTorch's default for weight and bias
     use_bias: bool  # whether there is a bias
     weight_norm: bool  # whether the weight is kept as direction and length
     outputs_first: bool = False  # keep and return the weight as [outputs, ..., inputs]
