@@ -36,7 +36,7 @@ class Experiment(NamedTuple):
 
 
 def load_experiment(config: ml_collections.ConfigDict) -> Experiment:
-    """Checks a config and loads its dataset.
+    """Check a config and load its dataset.
 
     Raises:
         ConfigError: a setting cannot be used.
@@ -46,7 +46,7 @@ def load_experiment(config: ml_collections.ConfigDict) -> Experiment:
 
 
 def load_resolved(config: ml_collections.ConfigDict) -> Experiment:
-    """The same for a config that is resolved; raises as `load_experiment`."""
+    """Load the dataset of a config that is resolved; raises as `load_experiment`."""
     section = config.data
     with configs.naming("data"):
         given = {name: section.get(name) for name in data.SOURCES.options(section.name)}
@@ -61,13 +61,13 @@ def load_resolved(config: ml_collections.ConfigDict) -> Experiment:
 
 
 def federate(experiment: Experiment, key: Key[Array, ""], inputs: Array | None = None) -> data.FederatedData:
-    """The federation that the config describes, with everything random in it drawn from `key`.
+    """Draw the federation that the config describes, with everything random in it drawn from `key`.
 
     Args:
         experiment: config and dataset.
-        key: of the run.
-        inputs: of another federation of this experiment, to share them; they may be traced. Not used where they stay on
-            the host.
+        key: key of the run.
+        inputs: inputs of another federation of this experiment, to share them; they may be traced. Not used
+            where they stay on the host.
     """
     config, section = experiment.config, experiment.config.data
     partition_options = configs.options(config.partition)
@@ -101,7 +101,7 @@ def build_method(
     report: Report | None = None,
     execution: Execution | None = None,
 ) -> Method:
-    """The method that the config names, for this federation.
+    """Build the method that the config names, for this federation.
 
     Args:
         experiment: config and dataset.
@@ -128,11 +128,11 @@ def build_method(
 
 
 def execution_of(experiment: Experiment, federation: data.FederatedData, *, alone: bool) -> Execution:
-    """What changes the time of a run and not its results, but for rounding.
+    """Gather the settings that change the time of a run and not its results, but for rounding.
 
     Args:
         experiment: config and dataset.
-        federation: whose clients' sizes may decide the placement.
+        federation: its clients' sizes may decide the placement.
         alone: no other run shares the device, unless they are vectorized by name, and the federation is not traced.
     """
     section = experiment.config.federated
@@ -146,7 +146,7 @@ def execution_of(experiment: Experiment, federation: data.FederatedData, *, alon
 
 
 def _setup(config: dict[str, Any], dataset: data.Dataset, federation: data.FederatedData) -> Setup:
-    """Model, inputs, optimizers and sizes."""
+    """Gather model, inputs, optimizers and sizes."""
     local, server, inputs = config["optimizer"], config["federated"], config["data"]
     with configs.naming("model"):
         model = models.build(
@@ -202,7 +202,7 @@ def _setup(config: dict[str, Any], dataset: data.Dataset, federation: data.Feder
 
 
 def device_mesh(devices: int, reduce: str) -> Mesh | None:
-    """The devices that share the work of a run; None where it is one and sums need no devices.
+    """Make the mesh of devices that share the work of a run; None where it is one and sums need no devices.
 
     Args:
         devices: how many, over all processes.
@@ -218,7 +218,7 @@ def device_mesh(devices: int, reduce: str) -> Mesh | None:
 
 
 def prediction_settings(config: ml_collections.ConfigDict) -> PredictionSettings:
-    """What a resolved config says about predictions after training."""
+    """Take the settings of predictions from a resolved config."""
     return PredictionSettings(**{**config.prediction, "predictors": configs.predictors(config)})
 
 
@@ -239,7 +239,7 @@ def _clients_of_known_size(federation: data.FederatedData) -> federated.Client |
 
 
 def _is_abstract(federation: data.FederatedData) -> bool:
-    """Whether its arrays have no values: they are traced, or shapes alone."""
+    """Tell whether its arrays have no values: they are traced, or shapes alone."""
     return any(isinstance(leaf, jax.core.Tracer | jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(federation))
 
 
@@ -260,12 +260,12 @@ KINDS = {
 
 
 def check_labels(supervision: str, name: str, method: Method, federation: FederatedData) -> None:
-    """Refuses a federation without what the method learns from; warns of what its labels leave open.
+    """Refuse a federation without what the method learns from; warn of what its labels leave open.
 
     Args:
         supervision: `config.supervision.name`, for the message.
         name: `config.method.name`, likewise.
-        method: of the run.
+        method: method of the run.
         federation: its labels; not traced.
 
     Raises:
@@ -287,7 +287,7 @@ def check_labels(supervision: str, name: str, method: Method, federation: Federa
 
 
 def note_missing_labels(supervision: str, labels: int | None, federation: FederatedData) -> None:
-    """Warns where clients have fewer labelled examples of a class than were asked for.
+    """Warn where clients have fewer labelled examples of a class than were asked for.
 
     Args:
         supervision: `config.supervision.name`; anything but "per_class" asks for no number of each class.
@@ -309,11 +309,11 @@ def note_missing_labels(supervision: str, labels: int | None, federation: Federa
 
 
 def check_weighting(weighting: str, method: Method, federation: FederatedData) -> None:
-    """Refuses weights of 0 for clients that train.
+    """Refuse weights of 0 for clients that train.
 
     Args:
         weighting: `config.federated.weighting`.
-        method: of the run.
+        method: method of the run.
         federation: its clients; not traced.
 
     Raises:

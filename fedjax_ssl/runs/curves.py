@@ -27,7 +27,7 @@ _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
 def plot_curves(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike, *, title: str = "") -> None:
-    """Draws the metric rows: accuracies, losses, pseudo-labels and bytes, each where the rows have them.
+    """Draw the metric rows: accuracies, losses, pseudo-labels and bytes, each where the rows have them.
 
     Columns are found by name: "..._accuracy", "..._loss", "pseudo_label_accuracy", "pseudo_label_coverage",
     "bytes_up" and "bytes_down". Bytes are those since the row before and are drawn summed up. Elsewhere a
@@ -88,7 +88,7 @@ def plot_curves(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike, *, t
 
 
 def _columns(rows: Sequence[Mapping[str, Any]], wants: Callable[[str], bool]) -> dict[str, list[tuple[int, float]]]:
-    """Returns (round, value) per wanted column, a gap as NaN; columns without a finite value are left out."""
+    """Return (round, value) per wanted column, a gap as NaN; columns without a finite value are left out."""
     names = dict.fromkeys(name for row in rows for name in row if wants(name))
     columns = {name: [(row["round"], _number(row.get(name))) for row in rows] for name in names}
     return {name: points for name, points in columns.items() if any(math.isfinite(value) for _, value in points)}

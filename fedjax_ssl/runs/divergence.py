@@ -26,14 +26,14 @@ _USUAL_IN_METHOD = 1e3
 
 
 def carry(row: dict[str, Any], before: Sequence[Row], rounds: int) -> int:
-    """Makes the count of a block that of the run: kept in the row where there is something to count.
+    """Add the earlier blocks' count of diverged rounds to that of this block; kept in the row where it is not 0.
 
     Where nobody learned anything in the whole block, there is no mean loss: it becomes nan.
 
     Args:
-        row: of the block, with `DIVERGED_ROUNDS` as `fedjax_ssl.runs.rounds` counts it.
+        row: metrics of the block, with `DIVERGED_ROUNDS` as `fedjax_ssl.runs.rounds` counts it.
         before: earlier rows.
-        rounds: of the block.
+        rounds: length of the block.
 
     Returns:
         Rounds without any finite update, up to this one.
@@ -49,12 +49,12 @@ def carry(row: dict[str, Any], before: Sequence[Row], rounds: int) -> int:
 
 
 def note(row: Row, before: Sequence[Row], rounds: int, config: ml_collections.ConfigDict) -> str:
-    """What is said of a block that diverged for the first time, or is about to; empty otherwise.
+    """Say that a block diverged for the first time, or is about to; empty otherwise.
 
     Args:
-        row: of the block, after `carry`.
+        row: metrics of the block, after `carry`.
         before: earlier rows.
-        rounds: of the block.
+        rounds: length of the block.
         config: resolved.
     """
     found = row.get(DIVERGED_ROUNDS, 0)
@@ -74,11 +74,11 @@ def note(row: Row, before: Sequence[Row], rounds: int, config: ml_collections.Co
 
 
 def ended(state: Any, rows: Sequence[Row], config: ml_collections.ConfigDict) -> dict[str, Any]:
-    """What the summary says of a run that ended without recovering; empty for all others.
+    """Give the summary's fields of a run that ended without recovering; empty for all others.
 
     Args:
         state: after the last round.
-        rows: of the run.
+        rows: all rows of the run.
         config: resolved.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What a run ran on: versions, commit, device and memory."""
+"""The machine of a run: versions, commit, device and memory."""
 
 import importlib.metadata
 import platform
@@ -13,7 +13,7 @@ _PACKAGES = ("fedjax_ssl", "jax", "jaxlib", "flax", "optax", "numpy")
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions that decide a run's numbers: Python, the packages, and the commit in a checkout.
+    """Return the versions that decide a run's numbers: Python, the packages, and the commit in a checkout.
 
     Returns:
         Name to version; a package without installed metadata is left out, "git_commit" is there only when
@@ -30,7 +30,7 @@ def versions() -> dict[str, str]:
 
 
 def command() -> str:
-    """Returns the command that started this process, or the one that started its workers, as a person would type it.
+    """Return the command that started this process, or the one that started its workers, as a person would type it.
 
     A module of this package is written as `python -m`, an installed program by its name.
     """
@@ -47,7 +47,7 @@ def command() -> str:
 
 
 def git_commit() -> str | None:
-    """Returns the commit of the checkout that this package runs from, or None when there is none or no Git.
+    """Return the commit of the checkout that this package runs from, or None when there is none or no Git.
 
     An installed package inside somebody else's checkout is not tracked there, and so has no commit.
     """
@@ -68,7 +68,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def device_description() -> str:
-    """Returns the devices that JAX uses in words: "2 x NVIDIA H200" or "CPU (4 cores, 1 device)"."""
+    """Return the devices that JAX uses in words: "2 x NVIDIA H200" or "CPU (4 cores, 1 device)"."""
     import jax  # not at the top: folders are read without it
 
     devices = jax.devices()
@@ -82,7 +82,7 @@ def device_description() -> str:
 
 
 def peak_memory_bytes() -> int:
-    """Returns the most memory in use so far, in bytes.
+    """Return the most memory in use so far, in bytes.
 
     Where the backend counts it (GPU, TPU), this is the peak of the fullest local device. Otherwise it is the peak
     resident size of this process, 0 where the operating system does not tell.

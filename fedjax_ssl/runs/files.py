@@ -19,7 +19,7 @@ class Closing:
     """A context manager that calls `close` at its end."""
 
     def close(self) -> None:
-        """Gives back what is held."""
+        """Give back what is held."""
 
     def __enter__(self) -> Self:
         return self
@@ -32,7 +32,7 @@ _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def write_atomically(path: str | os.PathLike, content: str | bytes | Iterable[bytes | memoryview]) -> None:
-    """Writes a file so that a reader, or a run after a crash, finds the old content or the new, never a part.
+    """Write a file so that a reader, or a run after a crash, finds the old content or the new, never a part.
 
     The content goes to a temporary file beside it, to the disk, and then takes the file's name. The temporary
     name is fixed: what a killed process left behind is overwritten by the next one. So one process at a time
@@ -59,7 +59,7 @@ def write_atomically(path: str | os.PathLike, content: str | bytes | Iterable[by
 
 
 def write_output(path: Path, content: str) -> None:
-    """Writes what a command was asked for with --output, and the folders above it.
+    """Write what a command was asked for with --output, and the folders above it.
 
     Raises:
         UserError: it cannot be written there.
@@ -72,7 +72,7 @@ def write_output(path: Path, content: str) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Makes a rename durable; file systems that cannot do this for a folder say so and are left alone."""
+    """Make a rename durable; file systems that cannot do this for a folder say so and are left alone."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -83,7 +83,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def plain_value(value: Any) -> Any:
-    """Turns NumPy and JAX scalars, tuples and paths into what JSON knows.
+    """Turn NumPy and JAX scalars, tuples and paths into what JSON knows.
 
     A 16 or 32 bit float becomes the shortest decimal that reads back as the same value (0.1, not 0.10000000149011612).
 
@@ -117,7 +117,7 @@ def plain_value(value: Any) -> Any:
 
 
 def encode_json(value: Any, *, indent: int | None = None) -> str:
-    """Writes valid JSON; the non-finite floats become the strings "NaN", "Infinity" and "-Infinity".
+    """Write valid JSON; the non-finite floats become the strings "NaN", "Infinity" and "-Infinity".
 
     JSON has no such numbers, and null would not tell an overflow from a missing value. Python's float(),
     NumPy and pandas read these strings as the numbers they stand for.
@@ -126,12 +126,12 @@ def encode_json(value: Any, *, indent: int | None = None) -> str:
 
 
 def decode_json(text: str) -> Any:
-    """Reads what encode_json wrote, with the non-finite floats as floats again."""
+    """Read what encode_json wrote, with the non-finite floats as floats again."""
     return _map_leaves(lambda one: _NON_FINITE.get(one, one) if isinstance(one, str) else one, json.loads(text))
 
 
 def _map_leaves(change: Callable[[Any], Any], value: Any) -> Any:
-    """Changes what is no mapping or list; not `jax.tree.map`, which sorts the names."""
+    """Change what is no mapping or list; not `jax.tree.map`, which sorts the names."""
     if isinstance(value, dict):
         return {name: _map_leaves(change, item) for name, item in value.items()}
     return [_map_leaves(change, item) for item in value] if isinstance(value, list) else change(value)
@@ -150,7 +150,7 @@ class StorageError(UserError):
     """A file of a run could not be written; what was saved before is untouched.
 
     Attributes:
-        exit_code: of a command that ends by it, sysexits.h's "error while doing I/O".
+        exit_code: exit code of a command that ends by it, sysexits.h's "error while doing I/O".
     """
 
     exit_code = 74
@@ -158,11 +158,11 @@ class StorageError(UserError):
 
 @contextlib.contextmanager
 def storing(path: Path, safe: Callable[[], str], size: int | None = None) -> Iterator[None]:
-    """Turns an error of the operating system into a `StorageError`.
+    """Turn an error of the operating system into a `StorageError`.
 
     Args:
-        path: what is being written, where the error does not name it.
-        safe: what is on the disk all the same, as a sentence.
+        path: file that is being written, where the error does not name it.
+        safe: gives a sentence about the files that are on the disk all the same.
         size: bytes that are about to be written, where they are known.
     """
     try:
@@ -177,7 +177,7 @@ def storing(path: Path, safe: Callable[[], str], size: int | None = None) -> Ite
 
 
 def _free(error: OSError, path: Path) -> str:
-    """How much the disk has left, and what to do."""
+    """Tell how much the disk has left, and how to go on."""
     if error.errno not in _FULL:
         return ""
     folder = next(one for one in (path, *path.absolute().parents) if one.exists())
@@ -187,6 +187,6 @@ def _free(error: OSError, path: Path) -> str:
 
 
 def bytes_in_words(count: float) -> str:
-    """Writes a count with a decimal prefix, 12,300,000 as "12.3 MB"."""
+    """Write a count with a decimal prefix, 12,300,000 as "12.3 MB"."""
     power = min(4, int(math.log10(count) // 3)) if count >= 1000 else 0
     return f"{count / 1000**power:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"

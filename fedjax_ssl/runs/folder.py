@@ -62,7 +62,7 @@ class RunFolder(Closing):
         ignore: Collection[str] = (),
         undecided: Collection[str] = (),
     ):
-        """Opens the folder; when an error is raised, nothing is written.
+        """Open the folder; when an error is raised, nothing is written.
 
         Args:
             path: created with its parents if need be.
@@ -115,11 +115,14 @@ class RunFolder(Closing):
         self._open = True
 
     def _set_aside(self) -> None:
-        """Renames folders where files of the run go, and files where its folders go."""
-        files = (self.config_file, self.metrics_csv, self.metrics_jsonl, self.summary_file, self.curves_file)
-        more = (self.model_file, self.predictions_csv, self.clients_csv)
+        """Rename folders where files of the run go, and files where its folders go."""
         names = ("partition.txt", "partition.png", "client_accuracy.csv")
-        in_the_way = [path for path in (*files, *more, *(self.path / name for name in names)) if path.is_dir()]
+        files = [
+            path
+            for path in vars(self).values()
+            if isinstance(path, Path) and path not in (self.path, self.checkpoint_folder)
+        ]
+        in_the_way = [path for path in (*files, *(self.path / name for name in names)) if path.is_dir()]
         in_the_way += [path for path in (self.checkpoint_folder, self.path / "best") if path.is_file()]
         for path in in_the_way:
             numbers = (path.with_name(f"{path.name}.aside{number}") for number in itertools.count(1))
@@ -129,7 +132,7 @@ class RunFolder(Closing):
             warnings.warn(f"{path} was {kind}, in the way of the run: it is {aside.name} now", FolderMended, 5)
 
     def _results(self) -> list[str]:
-        """What an earlier start left that would be lost; a start that failed before its first row leaves nothing."""
+        """List results of an earlier start; one that failed before its first row leaves none."""
         kept = (self.metrics_jsonl, self.checkpoint_folder, self.summary_file)
         return [item.name for item in kept if item.exists()]
 
@@ -164,12 +167,12 @@ class RunFolder(Closing):
             write_atomically(self.config_file, self._text)
 
     def accept(self) -> None:
-        """Stores the config with its `changes`: the run goes on under it."""
+        """Store the config with its `changes`: the run goes on under it."""
         write_atomically(self.config_file, self._text)
         self.changes = {}
 
     def refuse(self, reason: str) -> NoReturn:
-        """Raises ConfigMismatch for the `changes`.
+        """Raise ConfigMismatch for the `changes`.
 
         Args:
             reason: one or more sentences.
@@ -186,7 +189,7 @@ class RunFolder(Closing):
         )
 
     def close(self) -> None:
-        """Gives the lock back; a second call does nothing. A start that came to nothing leaves nothing."""
+        """Give the lock back; a second call does nothing. A start that came to nothing leaves nothing."""
         if self._open and not self._results():
             if self.path in self._made:  # so that all in it is of this start
                 shutil.rmtree(self.path, ignore_errors=True)
@@ -205,17 +208,17 @@ class RunFolder(Closing):
         self._lock.close()
 
     def _remove_what_was_made(self) -> None:
-        """Takes the folders away that this start made, as far as they are empty."""
+        """Take the folders away that this start made, as far as they are empty."""
         for folder in self._made:
             with contextlib.suppress(OSError):
                 folder.rmdir()
 
 
 def read_stored(path: Path, build: Callable[[Any], Built]) -> Built | None:
-    """What is made of a JSON file in the folder of runs; None where there is none.
+    """Read a JSON file in the folder of runs and build something of it; None where there is no file.
 
     Args:
-        path: of the file.
+        path: path of the file.
         build: its content -> the result.
 
     Raises:
@@ -234,7 +237,7 @@ def read_stored(path: Path, build: Callable[[Any], Built]) -> Built | None:
 def config_differences(
     stored: Mapping[str, Any], config: Mapping[str, Any], *, ignore: Collection[str] = ()
 ) -> list[str]:
-    """Compares two configs field by field.
+    """Compare two configs field by field.
 
     Args:
         stored: nested mapping, as read from JSON.
@@ -264,7 +267,7 @@ def _config_text(config: Mapping[str, Any]) -> str:
 
 
 def flat_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The fields of a nested config by their dotted names.
+    """Flatten a nested config to its fields by their dotted names.
 
     Args:
         config: nested mapping.

@@ -153,7 +153,7 @@ class Run(Closing):
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to do."""
+        """Tell whether nothing is left to do."""
         return self.stopped or self.summary is not None
 
     @property
@@ -314,7 +314,7 @@ def run(
         config: as a config file returns it.
         workdir: the run folder; see `fedjax_ssl.runs.folder.RunFolder`. Of several processes, only process 0 uses it.
         team: from `fedjax_ssl.runs.processes`, where several processes train one federation: all of them call this.
-        shared: what the runs of a process share, so that they compile once; nothing by default.
+        shared: datasets and programs of this process, so that its runs compile once; nothing by default.
         quiet: print nothing.
 
     Returns:
@@ -354,7 +354,7 @@ def run_batch(points: Sequence[Point], shared: Shared) -> list[dict[str, Any] | 
 
     Args:
         points: the runs, in different folders. Where the device is too small for all, they end with `OutOfMemory`.
-        shared: what the runs of the process share.
+        shared: datasets and programs of the process.
 
     Returns:
         For every run its summary, None where it was stopped, or the exception that ended it; the others go on.
@@ -407,7 +407,7 @@ def advance(runs: Sequence[Run]) -> None:
     """Bring runs to their end: those that are behind first, all at the same round in one program.
 
     Args:
-        runs: of the same `Shared`.
+        runs: runs of the same `Shared`.
     """
     while waiting := [one for one in runs if not one.done]:
         if complete := [one for one in waiting if not one.block]:

@@ -1,4 +1,4 @@
-"""model.json: what a trained model needs beside its config and a checkpoint, so that it works without the data.
+"""model.json: facts that a trained model needs beside its config and a checkpoint to work without the data.
 
 version                 of this file
 dataset                 name of the dataset
@@ -37,7 +37,7 @@ class Rebuilt(NamedTuple):
 
 
 def describe(experiment: Experiment, federation: FederatedData) -> dict[str, Any]:
-    """What `model.json` holds for a run.
+    """Gather the content of `model.json`.
 
     Args:
         experiment: resolved config and dataset.
@@ -63,7 +63,7 @@ def describe(experiment: Experiment, federation: FederatedData) -> dict[str, Any
 
 
 def rebuild(config: dict[str, Any], model: dict[str, Any], **model_options: Any) -> tuple[Any, Rebuilt]:
-    """The method of a run, from what its folder holds.
+    """Rebuild the method of a run from its folder.
 
     Args:
         config: as `config.json` holds it.
@@ -90,7 +90,7 @@ def rebuild(config: dict[str, Any], model: dict[str, Any], **model_options: Any)
 
 
 def _resolved(stored: dict[str, Any]) -> ml_collections.ConfigDict:
-    """The config of a folder; a field that came later than the folder has its default."""
+    """Resolve the config of a folder; a field that came later than the folder has its default."""
     config = configs.default(stored["method"]["name"]).unlock()
     for field, value in flatten_dict(stored, sep=".").items():
         section, _, name = field.rpartition(".")
@@ -103,7 +103,7 @@ def _resolved(stored: dict[str, Any]) -> ml_collections.ConfigDict:
 
 
 def _for_prediction(config: ml_collections.ConfigDict, model_options: dict[str, Any]) -> ml_collections.ConfigDict:
-    """The same network on one device, without the file that its weights once came from."""
+    """Give the config of the same network on one device, without the file that its weights once came from."""
     changed = ml_collections.ConfigDict(config.to_dict())
     changed.federated.update({"devices": 1, "reduce": "ordered", "placement": "sequential"})
     taken = configs.CHOICES["model"].options(config.model.name)
@@ -113,7 +113,7 @@ def _for_prediction(config: ml_collections.ConfigDict, model_options: dict[str, 
 
 
 def _without_contents(part: Any) -> Any:
-    """A federation, or a part of it, as JSON can hold it: an array is its type and shape."""
+    """Give a federation, or a part of it, as JSON can hold it: an array is its type and shape."""
     if hasattr(part, "shape"):  # examples on the host are a dataclass that stands for an array
         return {"dtype": str(part.dtype), "shape": list(part.shape)}
     if dataclasses.is_dataclass(part):
@@ -122,7 +122,7 @@ def _without_contents(part: Any) -> Any:
 
 
 def _of_shapes(kind: type, stored: dict[str, Any]) -> Any:
-    """The way back."""
+    """Make a federation of shapes from that."""
     fields = {}
     for field in dataclasses.fields(kind):
         if field.name not in stored:
@@ -137,7 +137,7 @@ def _of_shapes(kind: type, stored: dict[str, Any]) -> Any:
 
 
 def read(text: str) -> dict[str, Any]:
-    """Reads `model.json`.
+    """Read `model.json`.
 
     Raises:
         ValueError: it is no JSON, or of a later version of this package.

@@ -4,9 +4,7 @@ What a run's `config.prediction` asks for is done once, after the last round: ev
 that belong to a client, and is scored over all of them and at each client.
 """
 
-import csv
 import hashlib
-import io
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +23,7 @@ from fedjax_ssl.federated import Method, Scores, ServerState, likeliest_coarse, 
 from fedjax_ssl.graph import Neighbors, PropagationSettings, approximate_neighbors, nearest_neighbors, neighbor_recall
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts import predictors
+from fedjax_ssl.runs.rows import csv_text
 
 # Of XCLP and per-client LP alike: the paper's text, and the authors' code.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -34,7 +33,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 class PredictionSettings(NamedTuple):
-    """What is to be predicted and how; each field is explained in `config.prediction`."""
+    """Predictions to make, and how; each field is explained in `config.prediction`."""
 
     predictors: tuple[str, ...]
     features: str
@@ -64,7 +63,7 @@ class Job(NamedTuple):
 
 
 class Predicted(NamedTuple):
-    """What one way of predicting gave."""
+    """Labels and scores of one way of predicting."""
 
     job: Job
     found: predictors.Predictions
@@ -75,7 +74,7 @@ class Predicted(NamedTuple):
 
 
 def jobs_of(settings: PredictionSettings) -> list[Job]:
-    """The ways of predicting that are asked for, in the order of the predictors.
+    """List the ways of predicting that are asked for, in the order of the predictors.
 
     Returns:
         The jobs; jobs that share a graph, which are those that differ in the variant only, stand side by side.
@@ -94,7 +93,7 @@ def jobs_of(settings: PredictionSettings) -> list[Job]:
 
 
 def check(settings: PredictionSettings, federation: data.FederatedData) -> None:
-    """Raises ConfigError where a prediction that is asked for makes no sense for this federation.
+    """Raise ConfigError where a prediction that is asked for makes no sense for this federation.
 
     Args:
         settings: which predictions.
@@ -130,12 +129,12 @@ def predict(
     mesh: Mesh | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Predicted]:
-    """Labels the test examples of all clients in every way that is asked for, one after another.
+    """Label the test examples of all clients in every way that is asked for, one after another.
 
     Args:
         settings: which predictions.
         method: gives the network's predictions and features.
-        state: of the method, after training.
+        state: state of the method, after training.
         key: the run's key; projections and groups follow from it.
         federation: see `check`.
         mesh: devices that share the search for neighbours in one graph of all clients.
@@ -164,7 +163,7 @@ def predict(
 
 
 def how_to_read(jobs: Sequence[Job]) -> str:
-    """Which of several ways of predicting to look at, and what their names mean; empty where there is nothing to say.
+    """Tell which of several ways of predicting to look at, and what their names mean; empty for a single one.
 
     Where all were tried, one graph of all clients' points, unlabelled ones too, with the settings of the authors' code
     did best (docs/results.md).
@@ -191,7 +190,7 @@ def _predict(
     mesh: Mesh | None,
     report: Callable[[str], None],
 ) -> Iterator[tuple[list[Job], list[predictors.Predictions], list[float], int | None]]:
-    """Jobs that share a graph, what each found, the measured recall of approximate searches, bytes of the protocols."""
+    """Yield jobs that share a graph, their results, the recall of approximate searches, bytes of the protocols."""
     key = named_key(key, "prediction")
     for predictor, of_predictor in itertools.groupby(jobs_of(settings), lambda job: job.predictor):
         jobs = list(of_predictor)
@@ -229,7 +228,7 @@ def _predict(
 
 
 def _protocols(settings: PredictionSettings, key: Key[Array, ""]) -> secure.Protocols | None:
-    """What runs between the clients of a graph; None: the kernels."""
+    """Start the protocols between the clients of a graph; None: the kernels."""
     if settings.protocol == "none":
         return None
     seed = hashlib.sha256(np.asarray(jax.random.key_data(key)).tobytes()).digest()
@@ -244,7 +243,7 @@ def _by_network(method: Method, state: ServerState, federation: data.FederatedDa
 
 
 def _in_own_spaces(log_probs: Array, federation: data.FederatedData) -> Array:
-    """Every test example's label in the space of its client's coarse labels, -1 where that has no known other space."""
+    """Give every test example's label in the space of its client's coarse labels, -1 where none is known."""
     weak, client = federation.weak, np.asarray(federation.test_client)
     assert weak is not None
     labels = np.full(client.shape, -1, np.int32)
@@ -255,7 +254,7 @@ def _in_own_spaces(log_probs: Array, federation: data.FederatedData) -> Array:
 
 
 def _embedding(features: str, method: Method, state: ServerState) -> Callable[[Array], Array]:
-    """Raw inputs -> what the graphs compare."""
+    """Map raw inputs -> what the graphs compare."""
     if features == "inputs":
         return lambda inputs: inputs.reshape(inputs.shape[0], -1).astype(jnp.result_type(float))
     embed = method.embed
@@ -267,14 +266,14 @@ def _embedding(features: str, method: Method, state: ServerState) -> Callable[[A
 
 
 def _variant(settings: PredictionSettings, variant: str | None) -> PropagationSettings:
-    """How one propagation is done: as the variant says, but for what was set."""
+    """Set one propagation up: as the variant says, but for the fields that were set."""
     chosen = VARIANTS[variant or "paper"]
     given = {name: getattr(settings, name) for name in chosen if getattr(settings, name) is not None}
     return PropagationSettings(settings.num_bits, settings.num_neighbors, settings.alpha, **{**chosen, **given})
 
 
 def _graphs(predictor: str, key: Key[Array, ""], federation: data.FederatedData, groups: int) -> tuple[Array, int]:
-    """The graph of each client, and how many there are."""
+    """Give the graph of each client, and how many there are."""
     num_clients = federation.num_clients + federation.num_new_clients
     if predictor == "per_client_lp":
         return jnp.arange(num_clients, dtype=jnp.int32), num_clients
@@ -318,10 +317,10 @@ class _Search:
 
 
 def summary_of(outcomes: Sequence[Predicted]) -> list[dict[str, Any]]:
-    """The outcomes as `summary.json` holds them.
+    """Give the outcomes as `summary.json` holds them.
 
     Args:
-        outcomes: of one run.
+        outcomes: outcomes of one run.
 
     Returns:
         For each one its name and settings, "new_examples", "coverage" (share of the new examples that were given a
@@ -360,7 +359,7 @@ def summary_of(outcomes: Sequence[Predicted]) -> list[dict[str, Any]]:
 def predictions_csv(
     dataset: Dataset, federation: FederatedData, outcomes: Sequence[Predicted], natural: bool = True
 ) -> str:
-    """A line per new example: where it is, whose it is, true and predicted labels; `natural`: clients have names."""
+    """Write a line per new example: its place, client, true and predicted labels; `natural`: clients have names."""
     classes = dataset.class_names
     client = np.asarray(federation.test_client)
     place = np.flatnonzero(client >= 0)
@@ -387,13 +386,13 @@ def predictions_csv(
         ]
         for i, (where, row, label) in enumerate(zip(place, rows, truth, strict=True))
     )
-    return _csv([header, *lines])
+    return csv_text([header, *lines])
 
 
 def clients_csv(
     dataset: Dataset, federation: FederatedData, outcomes: Sequence[Predicted], natural: bool = True
 ) -> str:
-    """Arguments as of `predictions_csv`; a line per client that has new examples, with counts and all scores."""
+    """Write a line per client that has new examples, with counts and all scores; arguments as for `predictions_csv`."""
     client = np.asarray(federation.test_client)
     new = np.bincount(client[client >= 0], minlength=federation.num_clients + federation.num_new_clients)
     nothing = np.zeros(federation.num_new_clients, np.int32)
@@ -412,14 +411,8 @@ def clients_csv(
         [names[c], examples[c], labelled[c], new[c], *("" if np.isnan(s[c]) else f"{s[c]:.4f}" for s in scores)]
         for c in np.flatnonzero(new).tolist()
     )
-    return _csv([header, *lines])
+    return csv_text([header, *lines])
 
 
 def _class_name(names: Sequence[str], label: int) -> str:
     return names[label] if label >= 0 else ""
-
-
-def _csv(lines: Sequence[Sequence[Any]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(lines)
-    return text.getvalue()

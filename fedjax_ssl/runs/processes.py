@@ -300,7 +300,7 @@ class Team:
         Args:
             what: the value in words.
             value: a string, or a tree of arrays that lie in this process.
-            hint: what to do where it differs.
+            hint: advice where it differs.
         """
         if self.count == 1:
             return
@@ -314,7 +314,7 @@ class Team:
         """Give every process the value of process 0.
 
         Args:
-            values: what JSON can hold; it may differ in the processes.
+            values: values that JSON can hold; it may differ in the processes.
         """
         if self.count == 1:
             return values
@@ -384,7 +384,7 @@ class Watchdog:
         Args:
             seconds: longest time between two calls of `feed`.
             message: printed to standard error at the end.
-            exit_code: of the process.
+            exit_code: exit code of the process.
             stacks: whether to print the stacks of all threads, which show what the process waited for.
         """
         self._seconds, self._message, self._exit_code, self._stacks = seconds, message, exit_code, stacks
@@ -499,7 +499,7 @@ def leave(exit_code: int, message: str) -> int:
     """Print a last message; one process of several then ends at once, so that the others do not wait for it.
 
     Args:
-        exit_code: of the process.
+        exit_code: exit code of the process.
         message: for standard error.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What a run says on the terminal: a start table, a progress bar or plain lines, an end table."""
+"""The report of a run on the terminal: a start table, a progress bar or plain lines, an end table."""
 
 import math
 import sys
@@ -46,7 +46,7 @@ class Progress(Closing):
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """Prepares the report; nothing is printed yet.
+        """Prepare the report; nothing is printed yet.
 
         Args:
             total_rounds: rounds of the whole run.
@@ -82,14 +82,14 @@ class Progress(Closing):
         device: str,
         workdir: str | Path,
     ) -> None:
-        """Prints what is about to run and starts the bar.
+        """Print what is about to run and start the bar.
 
         Args:
             method: name of the method.
             model: name of the model.
-            num_parameters: of the model.
+            num_parameters: parameters of the model.
             dataset: name of the data set.
-            counts: what the data set holds, for example {"clients": 11, "examples": 1400, "labelled": 55}.
+            counts: content of the data set, for example {"clients": 11, "examples": 1400, "labelled": 55}.
             device: in words, from `device_description()`.
             workdir: the run folder.
         """
@@ -112,7 +112,7 @@ class Progress(Closing):
             self._line(COMPILING)
 
     def update(self, round: int, row: Mapping[str, Any]) -> None:
-        """Reports an evaluation.
+        """Report an evaluation.
 
         Args:
             round: finished rounds.
@@ -149,15 +149,15 @@ class Progress(Closing):
             self._show("training ...")
 
     def note(self, text: str) -> None:
-        """Prints a line above the bar, for example a warning."""
+        """Print a line above the bar, for example a warning."""
         self._line(text)
 
     def finish(self, summary: Mapping[str, Any], files: Mapping[str, str | Path]) -> None:
-        """Ends the bar and prints the result and where everything is.
+        """End the bar and print the result and where everything is.
 
         Args:
             summary: from `summarize`.
-            files: what lies where, for example {"curves": folder.curves_file}.
+            files: places of files, for example {"curves": folder.curves_file}.
         """
         self.close()
         self._console.print()
@@ -165,7 +165,7 @@ class Progress(Closing):
         self._table({**lines, **{name: str(path) for name, path in files.items()}})
 
     def clients(self, accuracies: Mapping[str, float], file: str | Path) -> None:
-        """Prints how accurate the last model is for each client, the worst first.
+        """Print how accurate the last model is for each client, the worst first.
 
         Args:
             accuracies: by name of the client; of clients that have test examples with labels.
@@ -181,12 +181,12 @@ class Progress(Closing):
             self._line(f"  ... {len(ranked) - len(shown):,} more in {file}")
 
     def close(self) -> None:
-        """Takes the bar off the terminal; a second call does nothing."""
+        """Take the bar off the terminal; a second call does nothing."""
         if self._bar is not None:
             self._bar.stop()
 
     def _time_left(self, round: int) -> str:
-        """Extrapolates from the first evaluation on: the time before it has compiling in it and says nothing."""
+        """Extrapolate from the first evaluation on: the time before it has compiling in it and says nothing."""
         now = self._clock()
         if not self._evaluated:
             self._evaluated, self._anchor = True, (round, now)
@@ -240,7 +240,7 @@ def _summary_lines(summary: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _prediction_lines(predictions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """A line per way of predicting: what share of the new examples it labels rightly."""
+    """A line per way of predicting: the share of the new examples that it labels rightly."""
     lines = {}
     for row in predictions:
         parts = [f"{row['seconds']:,.1f} s"]

@@ -20,7 +20,7 @@ TOTALS = ("bytes_down", "bytes_up", "local_steps", "examples", "clients", "dropp
 def run_rounds(
     method: Method, key: Key[Array, ""], state: ServerState, federation: FederatedData, rounds: int
 ) -> tuple[ServerState, Metrics]:
-    """Runs rounds in one compiled loop.
+    """Run rounds in one compiled loop.
 
     Returns:
         (state, metrics): "round" is the number of rounds done; counts and bytes are sums, "diverged_rounds" counts the
@@ -43,7 +43,7 @@ def run_rounds(
 
 
 def _rounds_in_vain(infos: Metrics) -> Int[Array, ""]:
-    """Rounds at the end of which each dropped something, and in none of which somebody learned anything."""
+    """Count the rounds at the end in which every update was dropped."""
     dropped = infos["dropped_clients"] > 0
     if "server_dropped" in infos:
         dropped = dropped | (infos["server_dropped"] > 0)
@@ -54,7 +54,7 @@ def _rounds_in_vain(infos: Metrics) -> Int[Array, ""]:
 def _one_by_one(
     method: Method, key: Key[Array, ""], state: ServerState, federation: FederatedData, rounds: int
 ) -> tuple[ServerState, Metrics]:
-    """What a scan returns, of rounds that cannot be traced; NaN where a stage does not have a metric of another one."""
+    """Scan rounds that cannot be traced; NaN where a stage does not have a metric of another one."""
     infos: list[Metrics] = []
     for _ in range(rounds):
         state, info = method.round(key, state, federation)
@@ -76,7 +76,7 @@ def run_block(
     rounds: int,
     metrics: Collection[str] = (),
 ) -> tuple[ServerState, Metrics]:
-    """Rounds and the evaluation after them, with further `metrics`: what a run executes, logs and checkpoints.
+    """Run rounds and the evaluation after them, with further `metrics`: the block of a run.
 
     Returns as `run_rounds`; every metric is a scalar, but for `fedjax_ssl.federated.BY_CLIENT`.
     """

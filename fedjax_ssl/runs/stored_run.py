@@ -53,7 +53,7 @@ class StoredRun(NamedTuple):
 
 
 def read_run(folder: str | os.PathLike) -> StoredRun:
-    """Reads a run folder. A run that goes on meanwhile may be read: its files are never half written, but for a line.
+    """Read a run folder. A run that goes on meanwhile may be read: its files are never half written, but for a line.
 
     What is missing, damaged or of another program is left out and named in `problems`; nothing is raised for it and
     nothing is written. That a run is not finished yet is no problem.
@@ -83,7 +83,7 @@ def read_run(folder: str | os.PathLike) -> StoredRun:
 
 
 def find_runs(paths: Iterable[str | os.PathLike]) -> list[Path]:
-    """Finds run folders: the paths themselves, or folders at any depth below them.
+    """Find run folders: the paths themselves, or folders at any depth below them.
 
     Checkpoints and hidden folders are not searched. A folder that is reached twice, also by a link, is listed once. A
     folder that looks like a run may belong to another program; `read_run` tells.

@@ -1,4 +1,4 @@
-"""What is said and written about a run: its placement, why nobody trained, its summary."""
+"""Facts about a run, in words and in summary.json: placement, why nobody trained, the model that is chosen."""
 
 import math
 import os
@@ -23,18 +23,18 @@ _LAST = (  # of the last row, where it has them
 
 
 def why_nobody_trained(row: dict[str, Any]) -> str:
-    """Why a block of rounds has no local step."""
+    """Say why a block of rounds has no local step."""
     if dropped := int(row["dropped_clients"]):
         return f"what {dropped} clients returned was not finite, and no other had anything to learn from"
     return "no client had anything to learn from"
 
 
 def describe_placement(choice: federated.Choice, backend: str) -> str:
-    """How a cohort's clients run, in words, for example "clients at once: 48 in lanes, about 210 MB each of 60 GB".
+    """Describe how a cohort's clients run, for example "clients at once: 48 in lanes, about 210 MB each of 60 GB".
 
     Args:
         choice: from the engine.
-        backend: what JAX computes on.
+        backend: platform that JAX computes on.
     """
     if choice.placement == "sequential":
         return "clients one after another" + (" (CPU)" if backend == "cpu" else "")
@@ -47,7 +47,7 @@ def describe_placement(choice: federated.Choice, backend: str) -> str:
 
 
 def what_was_predicted(config: ml_collections.ConfigDict) -> dict[str, Any]:
-    """What decides the predictions of a trained network; nothing if none are asked for."""
+    """Give the settings that decide the predictions of a trained network; nothing if none are asked for."""
     return config.prediction.to_dict() if config.prediction.predictors else {}
 
 
@@ -109,14 +109,14 @@ def read_summary(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def selected(config: ml_collections.ConfigDict, rows: Sequence[Row]) -> Row | None:
-    """The metric row of the model that is chosen.
+    """Give the metric row of the model that is chosen.
 
     A model may be chosen from the end of stage 1 on, and from `config.select_from` on; where a run ends before that, it
     is its last one.
 
     Args:
         config: resolved.
-        rows: of the run so far.
+        rows: rows of the run so far.
 
     Returns:
         The first row of the best validation accuracy; None without validation examples.
@@ -128,11 +128,11 @@ def selected(config: ml_collections.ConfigDict, rows: Sequence[Row]) -> Row | No
 
 
 def out_of_patience(config: ml_collections.ConfigDict, rows: Sequence[Row]) -> bool:
-    """Whether the run ends here because `early_stopping.patience` evaluations have brought no better model.
+    """Tell whether the run ends here because `early_stopping.patience` evaluations have brought no better model.
 
     Args:
         config: resolved.
-        rows: of the run so far.
+        rows: rows of the run so far.
     """
     patience = config.early_stopping.patience
     best = None if patience is None else selected(config, rows)  # which looks at all rows

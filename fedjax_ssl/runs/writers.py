@@ -10,12 +10,13 @@ import os
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from fedjax_ssl.runs.files import Closing, plain_value, write_atomically
+from fedjax_ssl.runs.folder import flat_config
 
 WRITERS = ("tensorboard", "wandb", "mlflow")
 _MODULES = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow"}
@@ -35,24 +36,14 @@ class WriterFailed(UserWarning):
     """A viewer cannot be written to any more."""
 
 
-class Writer(Protocol):
-    """Takes the rows of a run as they come."""
-
-    def write(self, row: Mapping[str, Any]) -> None:
-        """Takes one row; it has "round"."""
-
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        """Takes the summary of a run that is complete."""
-
-    def close(self) -> None:
-        """Ends the record, of a run that is complete or not."""
+Writer = Any  # has `write(row)`, `finish(summary)` and `close()`
 
 
 class TensorBoardWriter:
     """Scalars in `workdir/tensorboard`, one point per row; needs the extra `tensorboard`."""
 
     def __init__(self, workdir: str | os.PathLike, *, config: Mapping[str, Any], resume_round: int = 0):
-        """Opens the record.
+        """Open the record.
 
         Args:
             workdir: the run folder.
@@ -68,21 +59,21 @@ class TensorBoardWriter:
         )
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Takes one row."""
+        """Take one row."""
         for name, value in _numbers(row).items():
             self._writer.add_scalar(name, value, global_step=row["round"])
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Adds a line to the table of hyperparameters."""
+        """Add a line to the table of hyperparameters."""
         settings = {
             name: value if isinstance(value, bool | int | float | str) else json.dumps(value)
-            for name, value in _flat(self._config)
+            for name, value in flat_config(plain_value(self._config)).items()
         }
         # A name of its own: by default it is the time, so that a second ending would be a second line.
         self._writer.add_hparams(settings, _numbers(summary), name="hparams")
 
     def close(self) -> None:
-        """Ends the record."""
+        """End the record."""
         self._writer.close()
 
 
@@ -90,7 +81,7 @@ class WandbWriter:
     """A run at Weights & Biases; needs the extra `wandb`. A resumed run goes on under the same identifier."""
 
     def __init__(self, workdir: str | os.PathLike, *, config: Mapping[str, Any], project: str, offline: bool = False):
-        """Opens the record.
+        """Open the record.
 
         Args:
             workdir: the run folder; the run's identifier is kept in `wandb_id` there.
@@ -111,7 +102,7 @@ class WandbWriter:
         )
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Takes one row."""
+        """Take one row."""
         self._run.log(_numbers(row), step=row["round"])
 
     def finish(self, summary: Mapping[str, Any]) -> None:
@@ -120,7 +111,7 @@ class WandbWriter:
         self._complete = True
 
     def close(self) -> None:
-        """Ends the record."""
+        """End the record."""
         self._run.finish(exit_code=0 if self._complete else 1)
 
 
@@ -139,14 +130,14 @@ class MlflowWriter:
         offline: bool = False,
         uri: str | None = None,
     ):
-        """Opens the record.
+        """Open the record.
 
         Args:
             workdir: the run folder; the run's identifier is kept in `mlflow_id` there.
             config: the run's config: MLflow's parameters, by dotted name.
             project: name of the experiment.
             offline: kept in the folder `mlflow` of the run folder.
-            uri: of the server or store, unless it is offline.
+            uri: address of the server or store, unless it is offline.
         """
         module = _optional("mlflow")
         self._entities = importlib.import_module("mlflow.entities")
@@ -163,14 +154,14 @@ class MlflowWriter:
         run: str = self._client.create_run(experiment, run_name=name).info.run_id
         params = [
             self._entities.Param(name, value if isinstance(value, str) else json.dumps(value))
-            for name, value in _flat(config)
+            for name, value in flat_config(plain_value(config)).items()
         ]
         for start in range(0, len(params), _PARAMS_AT_ONCE):
             self._client.log_batch(run, params=params[start : start + _PARAMS_AT_ONCE])
         return run
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Takes one row."""
+        """Take one row."""
         self._log(row, row["round"])
 
     def finish(self, summary: Mapping[str, Any]) -> None:
@@ -186,7 +177,7 @@ class MlflowWriter:
         self._client.log_batch(self._run, metrics=metrics)
 
     def close(self) -> None:
-        """Ends the record."""
+        """End the record."""
         self._client.set_terminated(self._run, "FINISHED" if self._complete else "KILLED")
 
 
@@ -194,19 +185,19 @@ class Writers(Closing):
     """Several writers as one; one that fails is left out with a `WriterFailed` warning."""
 
     def __init__(self, writers: Mapping[str, Writer]):
-        """Takes over open writers, by name."""
+        """Take over open writers, by name."""
         self._open = dict(writers)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Takes one row."""
+        """Take one row."""
         self._each(lambda writer: writer.write(row))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Takes the summary of a run that is complete."""
+        """Take the summary of a run that is complete."""
         self._each(lambda writer: writer.finish(summary))
 
     def close(self) -> None:
-        """Ends all records; a second call does nothing."""
+        """End all records; a second call does nothing."""
         self._each(lambda writer: writer.close())
         self._open.clear()
 
@@ -221,7 +212,7 @@ class Writers(Closing):
 
 
 def check_writers(settings: WriterSettings) -> None:
-    """Raises ValueError for a writer whose package is not installed; says what to install."""
+    """Raise ValueError for a writer whose package is not installed; say what to install."""
     for name in settings.writers:
         _optional(name)
 
@@ -229,7 +220,7 @@ def check_writers(settings: WriterSettings) -> None:
 def open_writers(
     settings: WriterSettings, workdir: str | os.PathLike, *, config: Mapping[str, Any], resume_round: int = 0
 ) -> Writers:
-    """Opens the viewers' records that a config names.
+    """Open the viewers' records that a config names.
 
     Args:
         settings: which, and where.
@@ -277,17 +268,8 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, int | float]:
     return found
 
 
-def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The fields of a config by dotted name."""
-    for name, value in plain_value(config).items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
 def _kept(path: Path, make: Callable[[], str]) -> str:
-    """What is in the file, which is made at the first call."""
+    """Read the file, which is made at the first call."""
     if not path.exists():
         write_atomically(path, make())
     return path.read_text(encoding="utf-8")
