@@ -12,9 +12,7 @@ digits_table.png in the output folder. Measured result: docs/results.md.
 """
 
 import argparse
-import csv
 import inspect
-import io
 import math
 import runpy
 import time
@@ -22,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from tables import MISSING, facts, load_config, markdown, positive, spread, train_seeds
+from tables import MISSING, facts, load_config, markdown, parser_of, positive, rows_as_csv, spread, train_seeds
 
 from fedjax_ssl import methods, runs
 from fedjax_ssl.command_line import use_compilation_cache
@@ -176,26 +174,20 @@ def _gain(by_name: dict[tuple[str, str], Cell], name: str, column: str) -> str:
 
 
 def _rows(cells: list[Cell], seeds: list[int]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["method", "labels_per_writer", "seed", "test_accuracy", "pseudo_label_accuracy"])
+    rows = []
     for cell in cells:
         for seed, accuracy, pseudo in zip(seeds, cell.test_accuracy, cell.pseudo_label_accuracy, strict=True):
             given = "" if math.isnan(pseudo) else f"{pseudo:.6f}"
-            writer.writerow([cell.method, cell.labels, seed, f"{accuracy:.6f}", given])
-    return text.getvalue()
+            rows.append([cell.method, cell.labels, seed, f"{accuracy:.6f}", given])
+    return rows_as_csv(["method", "labels_per_writer", "seed", "test_accuracy", "pseudo_label_accuracy"], rows)
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     known = [name for name in methods.available() if _takes_labels(CONFIGS / f"digits_{name}.py")]
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("--seeds", type=positive, default=5, help="runs per experiment, seeds 0, 1, ...")
+    parser = parser_of(__doc__, "digits_table", 5)
     parser.add_argument("--labels", type=positive, nargs="+", default=[1, 2, 5, 10], help="labels per writer")
     parser.add_argument("--methods", nargs="+", choices=known, default=known, metavar="NAME", help=", ".join(known))
     parser.add_argument("--rounds", type=positive, help="in place of the configs' number of rounds, for a quick look")
-    parser.add_argument("--output", type=Path, default=Path("runs/digits_table"), help="folder for the three files")
     return parser.parse_args(arguments)
 
 

@@ -16,15 +16,13 @@ in the output folder, rewritten after every method.
 """
 
 import argparse
-import csv
-import io
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import ml_collections
 import numpy as np
-from tables import MISSING, facts, load_config, markdown, positive, spread, train_seeds
+from tables import MISSING, facts, load_config, markdown, parser_of, positive, rows_as_csv, spread, train_seeds
 
 from fedjax_ssl import config as configs
 from fedjax_ssl.command_line import use_compilation_cache
@@ -125,21 +123,17 @@ def table(rows: list[Row]) -> str:
 
 
 def _evaluations(rows: list[Row]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["method", "seed", "round", *MEASURED.values()])
+    lines = []
     for row in rows:
         for seed, rounds in enumerate(row.metrics["round"]):
             for number, after in enumerate(rounds):
                 values = [row.metrics[name][seed, number] if name in row.metrics else "" for name in MEASURED.values()]
-                writer.writerow([row.method, seed, int(after), *values])
-    return text.getvalue()
+                lines.append([row.method, seed, int(after), *values])
+    return rows_as_csv(["method", "seed", "round", *MEASURED.values()], lines)
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = parser_of(__doc__, "fedmatch_table", 1)
     parser.add_argument("--config", choices=("cifar10_fedmatch", "mnist_fedmatch"), default="cifar10_fedmatch")
     parser.add_argument("--variant", default="lc,iid,0.25", help="of the config; by default %(default)s")
     parser.add_argument("--path", required=True, help="an .npz file with training and test images")
@@ -152,9 +146,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help="of FixMatch and UDA: unlabelled images to a labelled one in a batch; a round is a pass over the "
         "unlabelled images, so that this decides how many local steps it has; by default %(default)s",
     )
-    parser.add_argument("--seeds", type=positive, default=1, help="runs per method, seeds 0, 1, ...")
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS), metavar="NAME")
-    parser.add_argument("--output", type=Path, default=Path("runs/fedmatch_table"), help="folder for the two files")
     return parser.parse_args(arguments)
 
 

@@ -16,8 +16,6 @@ docs/methods/fedmt.md.
 """
 
 import argparse
-import csv
-import io
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
-from tables import facts, load_config, markdown, positive, spread, train_seeds
+from tables import facts, load_config, markdown, parser_of, positive, rows_as_csv, spread, train_seeds
 
 from fedjax_ssl import runs
 from fedjax_ssl.command_line import use_compilation_cache
@@ -169,21 +167,16 @@ SHARES = ("test_accuracy", "pseudo_label_accuracy", "pseudo_label_coverage")
 
 
 def _rows(cells: list[Cell]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["method", "coarse_labels", "server_labels", "seed", *SHARES])
+    rows = []
     for cell in cells:
         for seed in range(len(cell.metrics["test_accuracy"])):
             values = [f"{cell.metrics[name][seed]:.6f}" if name in cell.metrics else "" for name in SHARES]
-            writer.writerow([cell.name, cell.space, cell.labels, seed, *values])
-    return text.getvalue()
+            rows.append([cell.name, cell.space, cell.labels, seed, *values])
+    return rows_as_csv(["method", "coarse_labels", "server_labels", "seed", *SHARES], rows)
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("--seeds", type=positive, default=5, help="runs per experiment, seeds 0, 1, ...")
+    parser = parser_of(__doc__, "fedmt_table", 5)
     parser.add_argument("--labels", type=positive, nargs="+", default=[20], help="class labels at the server")
     parser.add_argument("--spaces", nargs="+", default=["shape", "parity"], help="coarse labels: shape, parity, halves")
     rows = [ALL_LABELS, *ALONE, *WITH_COARSE]
@@ -191,7 +184,6 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--path", help="an npz file with ten digits and test examples, such as mnist.npz")
     parser.add_argument("--clients", type=positive, default=20, help="number of clients, with --path")
     parser.add_argument("--rounds", type=positive, help="in place of the config's number of rounds, for a quick look")
-    parser.add_argument("--output", type=Path, default=Path("runs/fedmt_table"), help="folder for the files")
     return parser.parse_args(arguments)
 
 

@@ -17,8 +17,6 @@ Measured result: docs/methods/fedul.md.
 """
 
 import argparse
-import csv
-import io
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -27,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
-from tables import facts, load_config, markdown, positive
+from tables import facts, load_config, markdown, parser_of, positive, rows_as_csv
 
 from fedjax_ssl import models, runs
 from fedjax_ssl.command_line import use_compilation_cache
@@ -200,30 +198,25 @@ def differences(options: argparse.Namespace) -> list[str]:
 
 
 def _rows(cells: list[Cell]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["split", "sets", "method", "seed", "test_error", "epoch_seconds"])
-    for cell in cells:
-        for seed, error in enumerate(cell.errors):
-            writer.writerow([*cell[:3], seed, f"{error:.6f}", f"{cell.epoch_seconds:.6f}"])
-    return text.getvalue()
+    rows = [
+        [*cell[:3], seed, f"{error:.6f}", f"{cell.epoch_seconds:.6f}"]
+        for cell in cells
+        for seed, error in enumerate(cell.errors)
+    ]
+    return rows_as_csv(["split", "sets", "method", "seed", "test_error", "epoch_seconds"], rows)
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = parser_of(__doc__, "fedul_table", 3)
     parser.add_argument("--dataset", choices=("digits", "mnist"), default="digits", help="whose config is run")
     parser.add_argument("--path", help="an npz file in place of the dataset, for example Keras' mnist.npz")
     parser.add_argument("--network", choices=sorted(models.available()), help="in place of the config's")
     parser.add_argument("--rounds", type=positive, help="in place of the config's number of rounds")
     parser.add_argument("--learning-rate", type=float, help="in place of the config's, for fewer rounds")
-    parser.add_argument("--seeds", type=positive, default=3, help="runs per experiment, seeds 0, 1, ...")
     parser.add_argument("--sets", type=positive, nargs="+", default=[10, 20, 40], help="sets per client")
     parser.add_argument("--protocol", choices=PROTOCOLS, help="how sets are filled, in place of the config's")
     parser.add_argument("--splits", nargs="+", choices=tuple(PUBLISHED), default=list(PUBLISHED))
     parser.add_argument("--methods", nargs="+", choices=FEDUL_METHODS, default=list(FEDUL_METHODS))
-    parser.add_argument("--output", type=Path, default=Path("runs/fedul_table"), help="folder for the two files")
     return parser.parse_args(arguments)
 
 

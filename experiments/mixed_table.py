@@ -11,13 +11,12 @@ mixed_table.csv in the output folder. Measured result: docs/methods/mixed.md.
 
 import argparse
 import ast
-import csv
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tables import facts, load_config, markdown, positive, spread, train_seeds
+from tables import facts, load_config, markdown, parser_of, rows_as_csv, spread, train_seeds
 
 from fedjax_ssl import runs
 from fedjax_ssl.command_line import use_compilation_cache
@@ -64,11 +63,9 @@ def main(arguments: list[str] | None = None) -> None:
     )
     options.output.mkdir(parents=True, exist_ok=True)
     runs.write_atomically(options.output / "mixed_table.md", text)
-    with (options.output / "mixed_table.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["variant", "seed", "test_accuracy"])
-        for variant, values in accuracy.items():
-            writer.writerows((variant, seed, f"{value:.6f}") for seed, value in zip(seeds, values, strict=True))
+    header = ["variant", "seed", "test_accuracy"]
+    rows = [(variant, seed, f"{accuracy[variant][seed]:.6f}") for variant in accuracy for seed in seeds]
+    runs.write_atomically(options.output / "mixed_table.csv", rows_as_csv(header, rows))
     print(f"\n{text}\n{options.output / 'mixed_table.md'}\n{options.output / 'mixed_table.csv'}")
 
 
@@ -95,14 +92,10 @@ def _typed(settings: list[str]) -> dict[str, Any]:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = parser_of(__doc__, "mixed_table", 5)
     parser.add_argument("--config", choices=["digits_mixed", "mnist_mixed"], default="digits_mixed")
     parser.add_argument("--variants", nargs="+", choices=MIXED_VARIANTS, default=list(ROWS), metavar="NAME")
-    parser.add_argument("--seeds", type=positive, default=5, help="runs per variant, seeds 0, 1, ...")
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="fields of the config")
-    parser.add_argument("--output", type=Path, default=Path("runs/mixed_table"), help="folder for the two files")
     return parser.parse_args(arguments)
 
 

@@ -13,8 +13,6 @@ Measured results: docs/results.md.
 """
 
 import argparse
-import csv
-import io
 import runpy
 import sys
 import time
@@ -25,8 +23,9 @@ from typing import NamedTuple
 import jax
 import ml_collections
 import numpy as np
+from tables import facts, markdown, parser_of, rows_as_csv, spread
 
-from fedjax_ssl import data, runs
+from fedjax_ssl import data
 from fedjax_ssl.command_line import USER_ERRORS, use_compilation_cache
 from fedjax_ssl.runs import predict
 from fedjax_ssl.runs.build import build_method, device_mesh, federate, load_experiment, prediction_settings
@@ -69,16 +68,16 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     finally:
         if shares or left_out:
-            _write(options.output, shares, left_out, time.perf_counter() - begin)
+            _write(options.output, shares, left_out, time.perf_counter() - begin, options.seeds)
     return 0
 
 
-def _write(folder: Path, shares: list[Run], left_out: list[Run], seconds: float) -> None:
+def _write(folder: Path, shares: list[Run], left_out: list[Run], seconds: float, seeds: int) -> None:
     sections = [share_table(shares)] if shares else []
     if left_out:
         sections.append(left_out_table(left_out))
     sections.append("\n".join(f"- {line}" for line in orderings(shares, left_out)))
-    text = "\n\n".join([*sections, _facts(seconds)]) + "\n"
+    text = "\n\n".join([*sections, "\n".join(f"- {fact}" for fact in facts(seconds, seeds, None))]) + "\n"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "prediction_table.md").write_text(text, encoding="utf-8")
     (folder / "prediction_table.csv").write_text(_rows([*shares, *left_out]), encoding="utf-8")
@@ -147,9 +146,9 @@ def share_table(runs: list[Run]) -> str:
     fractions = sorted({run.fraction for run in runs})
     lines = [["features", "predicted by", *(f"{fraction:.0%}" for fraction in fractions)]]
     for features, name in dict.fromkeys((run.features, run.name) for run in runs):
-        cells = [_spread(_accuracies(runs, features, name, fraction)) for fraction in fractions]
+        cells = [spread(_accuracies(runs, features, name, fraction)) for fraction in fractions]
         lines.append([features, name, *cells])
-    return f"Accuracy on new examples, %, by share of labelled training examples\n\n{_markdown(lines)}"
+    return f"Accuracy on new examples, %, by share of labelled training examples\n\n{markdown(lines[0], lines[1:])}"
 
 
 def left_out_table(runs: list[Run]) -> str:
@@ -161,7 +160,7 @@ def left_out_table(runs: list[Run]) -> str:
             [run.accuracy for client in clients for run in runs if (run.name, run.left_out) == (name, client)]
         )
         lines.append([name, *(f"{100 * value:.1f}" for value in values), f"{100 * values.mean():.1f}"])
-    return f"One client left out: accuracy on all of its examples, %\n\n{_markdown(lines)}"
+    return f"One client left out: accuracy on all of its examples, %\n\n{markdown(lines[0], lines[1:])}"
 
 
 def orderings(shares: list[Run], left_out: list[Run]) -> Iterator[str]:
@@ -199,50 +198,19 @@ def _gain(runs: list[Run], features: str, one: str, other: str, fraction: float)
     return _accuracies(runs, features, one, fraction) - _accuracies(runs, features, other, fraction)
 
 
-def _spread(values: np.ndarray) -> str:
-    mean = f"{100 * values.mean():.1f}"
-    return mean if len(values) < 2 else f"{mean} ± {100 * values.std(ddof=1):.1f}"
-
-
-def _markdown(lines: list[list[str]]) -> str:
-    marks = ["---"] * len(lines[0])
-    return "\n".join(f"| {' | '.join(line)} |" for line in [lines[0], marks, *lines[1:]])
-
-
 def _rows(runs: list[Run]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(Run._fields)
-    writer.writerows(["" if value is None else value for value in run] for run in runs)
-    return text.getvalue()
-
-
-def _facts(seconds: float) -> str:
-    versions = runs.versions()
-    commit = versions.pop("git_commit", "not in a checkout")
-    return "\n".join(
-        [
-            f"- command: python experiments/prediction_table.py {' '.join(sys.argv[1:])}".rstrip(),
-            f"- device: {runs.device_description()}; wall time {seconds:.0f} s",
-            "- versions: " + ", ".join(f"{name} {version}" for name, version in versions.items()),
-            f"- commit: {commit}",
-        ]
-    )
+    return rows_as_csv(Run._fields, (["" if value is None else value for value in run] for run in runs))
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = parser_of(__doc__, "prediction_table", 5)
     parser.add_argument("config", type=Path, help="a configs/..._predict.py")
     parser.add_argument("--argument", default="", help='rest of the config\'s argument, for example ",glyphs"')
     parser.add_argument("--path", help="data.path of the config")
     parser.add_argument("--features", nargs="+", default=["inputs", "network"], help="variants of the config")
     parser.add_argument("--fractions", type=float, nargs="+", default=[0.05, 0.1, 0.2, 0.5, 1.0])
-    parser.add_argument("--seeds", type=int, default=5, help="runs per share, seeds 0, 1, ...")
     parser.add_argument("--variant", choices=("paper", "code", "both"), default="both")
     parser.add_argument("--left-out", type=int, default=0, help="number of runs that leave out client 0, 1, ...")
-    parser.add_argument("--output", type=Path, default=Path("runs/prediction_table"), help="folder for the two files")
     options = parser.parse_args(arguments)
     if not options.config.is_file():
         parser.error(f"{options.config} is not a file; configs/digits_predict.py is one, for example")

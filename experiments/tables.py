@@ -1,8 +1,10 @@
 """Tables over seeds: one compiled program per cell that trains all seeds, cells as text, facts about the run."""
 
 import argparse
+import csv
+import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,3 +82,28 @@ def positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
+
+
+def rows_as_csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Write rows as a CSV file has them."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def parser_of(description: str | None, name: str, seeds: int) -> argparse.ArgumentParser:
+    """Make the parser of a table, with its description, number of seeds and output folder.
+
+    Args:
+        description: text of the script.
+        name: of the script, after which the folder is named.
+        seeds: runs per experiment by default.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--seeds", type=positive, default=seeds, help="runs per experiment, seeds 0, 1, ...")
+    parser.add_argument("--output", type=Path, default=Path("runs") / name, help="folder for the files")
+    return parser

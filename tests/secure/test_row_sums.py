@@ -114,27 +114,6 @@ def test_dropouts(drop, live, readers, recovery):
     assert found["real"].traffic == found["accounted"].traffic
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("seed", range(20))
-def test_many_dropouts(seed, dtype):
-    random = np.random.default_rng(seed)
-    count, rows, classes = random.integers(3, 9), random.integers(0, 30), random.integers(1, 5)
-    owner = random.integers(0, count, rows)
-    shares = {int(c): random.integers(0, 2**32, (rows, classes)).astype(dtype) for c in range(count)}
-    drop = {int(c): str(random.choice(["keys", "mask", "sums", "result"])) for c in random.integers(0, count, 2)}
-    settings = dict(drop=drop, recovery=bool(seed % 2))
-    try:
-        ideal = secure_row_sums(shares, owner, level="ideal", **settings)
-    except TooFewClients:
-        with pytest.raises(TooFewClients):
-            secure_row_sums(shares, owner, **settings)
-        return
-    real, accounted = (secure_row_sums(shares, owner, level=level, **settings) for level in ("real", "accounted"))
-    np.testing.assert_array_equal(real.result, ideal.result)
-    assert real.traffic == accounted.traffic
-
-
 def uploads(some):
     """(attempt, sender) -> the masked rows that the server was sent; opened with the server's keys."""
     found = {}

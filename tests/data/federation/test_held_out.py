@@ -3,7 +3,6 @@
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -55,20 +54,6 @@ def test_a_share_of_every_client():
     assert (np.asarray(data.observed)[rows] == -1).all() and data.num_new_clients == 0
     assert not set(rows.tolist()) & set().union(*(trains(data, number) for number in range(5)))
     assert (DATASET.train.y[rows] < 0).any()  # drawn blindly: also what has no true label
-
-
-@pytest.mark.thorough
-def test_a_share_under_a_trace_is_the_same():
-    options = {"client_test_fraction": 0.3, "partition": "iid", "num_clients": 4}
-    data = draw(**options)
-    traced = jax.jit(lambda key: federate(key, DATASET, supervision="all", **options))(jax.random.key(0))
-    assert all(
-        np.array_equal(one, other)
-        for one, other in zip(held_out_examples(data), held_out_examples(traced), strict=True)
-    )
-    np.testing.assert_array_equal(data.num_examples, traced.num_examples)
-    assert all(trains(data, number) == trains(traced, number) for number in range(4))
-    assert int(jnp.max(traced.num_labelled)) <= traced.max_labelled
 
 
 def test_one_client_left_out_with_all_it_has():

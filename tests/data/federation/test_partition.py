@@ -147,21 +147,6 @@ def test_complete_disjoint_and_bounded(name, options, labels, num_clients, held_
         assert (client != assign(4)).any()
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(("name", "options", "labels", "num_clients"), FIRST_CASES)
-def test_vmapped_over_keys_is_the_same_per_key(name, options, labels, num_clients):
-    available = np.arange(labels.size) % 9 != 0
-    pool = case_pool(name, labels, num_clients, available)
-    partition = PARTITIONS.build(name, **options)
-    keys = jax.random.split(jax.random.key(3), 20)
-    stacked = np.asarray(jax.jit(jax.vmap(lambda key: partition.assign(key, pool)))(keys))
-    for client in stacked:
-        check(client, name, labels, num_clients, available, partition.bounds(pool.facts))
-    alone = jax.jit(lambda key: partition.assign(key, pool))
-    for place in range(0, 20, 5):
-        np.testing.assert_array_equal(stacked[place], alone(keys[place]))
-
-
 def test_every_partition_has_a_case():
     assert {case[0] for case in CASES} == set(PARTITIONS)
 

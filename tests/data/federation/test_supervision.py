@@ -76,14 +76,6 @@ def test_own_labels_and_within_bounds(name, options):
         assert (kept != keep(name, 1, **options)).any()
 
 
-@pytest.mark.parametrize(("name", "options"), [case for case in CASES if case[0] in TRACED])
-def test_vmapped_over_keys_is_the_same_per_key(name, options):
-    rule = build_supervision(name, **options)
-    keys = jax.vmap(jax.random.key)(jnp.arange(3))
-    stacked = keep_many(rule, keys, jnp.asarray(CLIENT, jnp.int32), jnp.asarray(LABELS, jnp.int32))
-    np.testing.assert_array_equal(stacked, np.stack([keep(name, seed, **options) for seed in range(3)]))
-
-
 def test_bounds_hold_where_every_example_has_a_label():
     # Sizes 25 everywhere: each rule's bounds must cover what it keeps, and be tight for the exact ones.
     client, truth = np.arange(300) % 12, np.arange(300) // 12 % 5
