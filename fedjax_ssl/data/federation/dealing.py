@@ -70,6 +70,14 @@ def largest_remainder(
     return whole + every[..., None] + (place < rest[..., None]).astype(jnp.int32)
 
 
+def equal_part(place: Int[Array, " N"], total: Int[Array, ""], parts: int) -> Int[Array, " N"]:
+    """Find which of `parts` consecutive parts a place of 0..total-1 is in; the first ones have one more if need be."""
+    each, longer = total // parts, total % parts
+    in_longer = place < longer * (each + 1)
+    later = longer + (place - longer * (each + 1)) // jnp.maximum(each, 1)
+    return jnp.where(in_longer, place // (each + 1), jnp.minimum(later, parts - 1))
+
+
 def deal(key: Key[Array, ""], group: Int[Array, " N"], counts: Int[Array, "C G"]) -> Int[Array, " N"]:
     """Deals the examples of every group to clients at random, so that client c gets counts[c, g] of group g.
 

@@ -129,24 +129,11 @@ def federate(
         >>> data.num_clients, data.num_labelled.tolist()
         (11, [5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5])
     """
-    plan, dataset, natural = _make_plan(
-        dataset,
-        HeldOut(
-            test_clients,
-            _number_of(dataset, left_out_client),
-            test_fraction,
-            client_test_fraction,
-            validation_fraction,
-            balanced_test,
-            pools,
-            shuffle_pools,
-        ),
-        partition,
-        num_clients,
-        dict(partition_options or {}),
-        supervision,
-        dict(supervision_options or {}),
-    )
+    left_out, shares = _number_of(dataset, left_out_client), (test_fraction, client_test_fraction, validation_fraction)
+    held_out = HeldOut(test_clients, left_out, *shares, balanced_test, pools, shuffle_pools)
+    dealt = partition, num_clients, dict(partition_options or {})
+    shown = supervision, dict(supervision_options or {})
+    plan, dataset, natural = _make_plan(dataset, held_out, *dealt, *shown)
     train, labels = dataset.train, jnp.asarray(dataset.train.y, jnp.int32)
     own = OwnWeakLabels(
         train.coarse, len(dataset.coarse_names or ()), dataset.correspondence, train.set, dataset.set_shares

@@ -129,28 +129,26 @@ class FederatedData:
         }
 
     def _count_unused(self) -> int:
-        """Examples that are in no table: rests of a partition, classes that ran out."""
-        tables = [(self.index, self.num_examples)]
-        tables += [(self.test_index, self.num_test), (self.valid_index, self.num_valid)]
-        tables += [(self.server_index, self.num_server)]
+        """Count the examples that are in no table: rests of a partition, classes that ran out."""
         used = np.zeros(self.inputs.shape[0], bool)
-        for rows, count in tables:
-            real = np.arange(rows.shape[-1]) < np.asarray(count)[..., None]
-            used[np.asarray(rows)[real]] = True
+        used[self._rows(self.index, self.num_examples)] = True
+        for name in ("test", "valid", "server"):
+            used[self._rows(getattr(self, f"{name}_index"), getattr(self, f"num_{name}"))] = True
         return int((~used).sum())
 
+    @staticmethod
+    def _rows(table: Array, count: Array) -> Int[np.ndarray, " r"]:
+        """List the rows of a padded table."""
+        return np.asarray(table)[np.arange(table.shape[-1]) < np.asarray(count)[..., None]]
+
     def _dealt_twice(self) -> dict[str, int]:
-        """How many examples clients have more than once, where these are any and not due to sets that overlap."""
-        if self.weak is not None:
-            return {}
-        real = np.arange(self.max_examples) < np.asarray(self.num_examples)[:, None]
-        number = int((np.bincount(np.asarray(self.index)[real]) > 1).sum())
+        """Count the examples that clients have more than once, where there are any and not due to sets that overlap."""
+        number = int((np.bincount(self._rows(self.index, self.num_examples)) > 1).sum()) if self.weak is None else 0
         return {"examples_dealt_twice": number} if number else {}
 
     def _labelled_test(self) -> dict[str, int]:
-        """How many test examples have a true label, so that they are scored, where these are not all."""
-        tested = np.arange(self.test_index.shape[0]) < np.asarray(self.num_test)
-        scored = int((tested & (np.asarray(self.labels)[np.asarray(self.test_index)] >= 0)).sum())
+        """Count the test examples with a true label, so that they are scored, where these are not all."""
+        scored = int((np.asarray(self.labels)[self._rows(self.test_index, self.num_test)] >= 0).sum())
         return {} if scored == int(self.num_test) else {"labelled_test_examples": scored}
 
     def kinds(self) -> tuple[str, ...]:

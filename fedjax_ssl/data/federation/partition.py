@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from fedjax_ssl.checks import In, Whole
-from fedjax_ssl.data.federation.dealing import count_groups, largest_remainder, level, rank_within
+from fedjax_ssl.data.federation.dealing import count_groups, equal_part, largest_remainder, level, rank_within
 from fedjax_ssl.data.federation.pool import (
     Bounds,
     Facts,
@@ -158,17 +158,10 @@ def shards(shards_per_client: Annotated[int, Whole()] = 2) -> Partition:
     def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
         facts = pool.facts
         num_shards = facts.num_clients * shards_per_client
-        labelled = pool.available & (pool.labels >= 0)
+        labelled = pool.classes >= 0
         order_key, owner_key, unlabelled_key = jax.random.split(key, 3)
         sorted_place = rank_within(order_key, jnp.where(labelled, 0, -1), pool.labels)
-        total = labelled.sum(dtype=jnp.int32)
-        each, longer = total // num_shards, total % num_shards
-        in_longer = sorted_place < longer * (each + 1)
-        shard = jnp.where(
-            in_longer,
-            sorted_place // (each + 1),
-            longer + (sorted_place - longer * (each + 1)) // jnp.maximum(each, 1),
-        )
+        shard = equal_part(sorted_place, labelled.sum(dtype=jnp.int32), num_shards)
         owner = _permutation(owner_key, num_shards) // shards_per_client
         client = jnp.where(labelled, owner[jnp.clip(shard, 0, num_shards - 1)], -1)
         return jnp.where(labelled, client, deal_unlabelled(unlabelled_key, pool))

@@ -24,6 +24,11 @@ class Pool:
     natural: Int[Array, " N"]  # natural client 0..G-1, -1 = held out or none
     facts: "Facts"
 
+    @property
+    def classes(self) -> Int[Array, " N"]:
+        """Class of every example of the pool that has one, -1 elsewhere."""
+        return jnp.where(self.available & (self.labels >= 0), self.labels, -1)
+
 
 class Facts(NamedTuple):
     """What holds for every key: Python numbers, so that shapes may depend on them."""

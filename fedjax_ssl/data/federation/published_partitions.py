@@ -13,7 +13,14 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.checks import In, Whole
-from fedjax_ssl.data.federation.dealing import count_groups, deal, deal_again, largest_remainder, rank_within
+from fedjax_ssl.data.federation.dealing import (
+    count_groups,
+    deal,
+    deal_again,
+    equal_part,
+    largest_remainder,
+    rank_within,
+)
 from fedjax_ssl.data.federation.pool import (
     Again,
     Bounds,
@@ -180,12 +187,10 @@ def class_counts(
         return known.astype(np.int32), others.astype(np.int32)
 
     def slots(key: Key[Array, ""], pool: Pool, table: Int[np.ndarray, "R K"]) -> Int[Array, " N"]:
-        labelled = pool.available & (pool.labels >= 0)
-        return deal(jax.random.split(key)[0], jnp.where(labelled, pool.labels, -1), jnp.asarray(table))
+        return deal(jax.random.split(key)[0], pool.classes, jnp.asarray(table))
 
     def labelled(key: Key[Array, ""], pool: Pool) -> Bool[Array, " N"]:
-        place = slots(key, pool, tables(pool.facts)[0])
-        return place >= 0
+        return slots(key, pool, tables(pool.facts)[0]) >= 0
 
     def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
         known, others = tables(pool.facts)
@@ -249,7 +254,7 @@ def majority(factor: Annotated[float, In("(0, inf)")] = 80.0) -> Partition:
     def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
         facts = pool.facts
         num_clients, num_classes = facts.num_clients, facts.num_classes
-        labelled = pool.available & (pool.labels >= 0)
+        labelled = pool.classes >= 0
         owner, kind = jnp.arange(num_clients, dtype=jnp.int32)[:, None], jnp.arange(num_classes, dtype=jnp.int32)
         preferred = (kind == 2 * owner % num_classes) | (kind == (2 * owner + 1) % num_classes)
         share_key, unlabelled_key = jax.random.split(key)
@@ -351,7 +356,7 @@ def own_class(
         facts = pool.facts
         parts = facts.num_clients // facts.num_classes if cut and facts.num_clients % facts.num_classes == 0 else 1
         bases = facts.num_clients // parts
-        group = jnp.where(pool.available & (pool.labels >= 0), pool.labels, -1)
+        group = pool.classes
         totals, number = count_groups(group, facts.num_classes), jnp.sum(group >= 0, dtype=jnp.int32)
         base = jnp.arange(bases, dtype=jnp.int32)
         size, kind = number // bases + (base < number % bases).astype(jnp.int32), base % facts.num_classes
@@ -435,7 +440,7 @@ def deal_to_pairs(
     slice_key, share_key, side_key, order_key = jax.random.split(key, 4)
     everyone = jnp.where(dealt, 0, -1)
     total = dealt.sum(dtype=jnp.int32)
-    place = _equal_part(rank_within(slice_key, everyone), total, slices)
+    place = equal_part(rank_within(slice_key, everyone), total, slices)
     cell = jnp.where(dealt, place * num_groups + group, -1)
     counts = count_groups(cell, slices * num_groups).reshape(slices, num_groups)
     shares = jax.random.dirichlet(share_key, jnp.full(2, alpha, jnp.float32), (slices, _DRAWS, num_groups), jnp.float32)
@@ -445,7 +450,7 @@ def deal_to_pairs(
     start = jnp.cumsum(sizes, dtype=jnp.int32) - sizes
     client = jnp.where(dealt, client, -1)
     line = start[client] + rank_within(order_key, client)
-    return jnp.where(dealt, _equal_part(line, total, num_clients), -1)
+    return jnp.where(dealt, equal_part(line, total, num_clients), -1)
 
 
 def labelled_examples(
@@ -453,14 +458,6 @@ def labelled_examples(
 ) -> Bool[Array, " N"]:
     """A random `labels_per_class` examples of every class; those without a label are in group `num_classes`."""
     return (group >= 0) & (group < num_classes) & (rank_within(key, group) < labels_per_class)
-
-
-def _equal_part(place: Int[Array, " N"], total: Int[Array, ""], parts: int) -> Int[Array, " N"]:
-    """Which of `parts` consecutive parts a place of 0..total-1 is in; the first ones have one more if need be."""
-    each, longer = total // parts, total % parts
-    in_longer = place < longer * (each + 1)
-    later = longer + (place - longer * (each + 1)) // jnp.maximum(each, 1)
-    return jnp.where(in_longer, place // (each + 1), jnp.minimum(later, parts - 1))
 
 
 def _even_enough(shares: Float[Array, "S D G 2"], counts: Int[Array, "S G"]) -> Int[Array, "S G"]:

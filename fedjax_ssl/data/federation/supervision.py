@@ -27,14 +27,6 @@ Prior = Literal["train", "uniform", "sets"]  # class shares at test time: of the
 NoiseMode = Literal["relative", "additive"]
 
 
-class LabelBounds(NamedTuple):
-    """Labelled and unlabelled examples of a client, for every key."""
-
-    max_labelled: int
-    max_unlabelled: int
-    max_examples: int
-
-
 class Supervision(NamedTuple):
     """How labels are kept."""
 
@@ -86,14 +78,19 @@ class Supervision(NamedTuple):
                 )
         return each
 
-    def bounds(self, sizes: Bounds, num_clients: int, num_classes: int, every_example_labelled: bool) -> LabelBounds:
-        """Bounds for clients of these sizes; `every_example_labelled`: no ground-truth label is missing."""
+    def bounds(
+        self, sizes: Bounds, num_clients: int, num_classes: int, every_example_labelled: bool
+    ) -> tuple[int, int, int]:
+        """Bound a client's labelled examples, its unlabelled ones and all of them, for clients of these sizes.
+
+        `every_example_labelled` says that no ground-truth label is missing.
+        """
         keeping = num_clients if self.labelled_clients is None else self.labelled_clients
         trusted = sizes if every_example_labelled else Bounds(0, sizes.largest)
         sure = self.sure_labelled(sizes.largest, keeping) if every_example_labelled and keeping == num_clients else 0
         most = self.max_labelled(trusted, keeping, num_classes)
         widest = max([sizes.largest, *(rule.largest(sizes, num_classes) for rule, _ in self.weak)])
-        return LabelBounds(min(most, sizes.largest), widest - sure, widest)
+        return min(most, sizes.largest), widest - sure, widest
 
     def label(self, key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
         """True where a client sees the label of its example."""
