@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from fedjax_ssl import objectives
 from fedjax_ssl.checks import checked, is_zero
 from fedjax_ssl.data import WeakLabels
 from fedjax_ssl.federated import BYTES_PER_NUMBER, Client, RoundContext, RoundResult, Setup, Stage, Step, Term, Traffic
@@ -39,15 +40,7 @@ from fedjax_ssl.methods.parts.confident_pseudo_labels import (
     sent_to,
 )
 from fedjax_ssl.methods.parts.settings import BetaParameter, Count, Share, Weight
-from fedjax_ssl.objectives import (
-    Channel,
-    batch_mean,
-    correspondence_channel,
-    correspondence_counts,
-    is_observable,
-    normalize_counts,
-    pad_channel,
-)
+from fedjax_ssl.objectives import Channel
 
 
 class Estimate(NamedTuple):
@@ -155,8 +148,8 @@ def projection_term(setup: Setup, weight: float | Array, stream: str, known: boo
         losses = channel_losses(step.outputs[view.name].logits, batch, channel)
         told = batch.observed >= 0
         if channel is not None and batch.weak is not None:
-            told = told | is_observable(batch.weak, channel)
-        return batch_mean(losses, told & batch.mask)
+            told = told | objectives.is_observable(batch.weak, channel)
+        return objectives.batch_mean(losses, told & batch.mask)
 
     return Term("projection", (view,), loss, weight, server=AtServer(participates=never))
 
@@ -166,8 +159,8 @@ def _channel(client: Client, weak: WeakLabels, known: bool, remainder: bool) -> 
     matrix = estimate.matrix.astype(weak.matrix.dtype)
     if known:
         matrix = jnp.where(jnp.any(weak.matrix > 0), weak.matrix, matrix)
-    coarse = correspondence_channel(matrix, remainder=remainder)
-    sets = pad_channel(channel_of(weak), coarse.valid.shape[0])
+    coarse = objectives.correspondence_channel(matrix, remainder=remainder)
+    sets = objectives.pad_channel(channel_of(weak), coarse.valid.shape[0])
     return jax.tree.map(partial(jnp.where, weak.from_sets), sets, coarse)
 
 
@@ -202,15 +195,16 @@ def estimated(
     real = real & sound[:, None]
 
     def count(p: Array, labels: Array, sure: Array, counted: Array) -> tuple[Array, Array]:
-        counts, _ = correspondence_counts(p, labels, num_rows, -1.0, sure & counted)
-        return counts, correspondence_counts(p, labels, num_rows, 2.0, counted)[1]
+        counts, _ = objectives.correspondence_counts(p, labels, num_rows, -1.0, sure & counted)
+        return counts, objectives.correspondence_counts(p, labels, num_rows, 2.0, counted)[1]
 
     counts, label_counts = jax.vmap(count)(probabilities, weak.labels, confident, real)
     num_observations = weak.num_observations
     if pooled:
         counts, label_counts = (jnp.broadcast_to(x.sum(axis=0, keepdims=True), x.shape) for x in (counts, label_counts))
         num_observations = jnp.broadcast_to(jnp.max(jnp.where(sound, num_observations, 0)), num_observations.shape)
-    columns = jax.vmap(partial(normalize_counts, fallback=fallback, smoothing=smoothing))(counts, label_counts)
+    normalize = partial(objectives.normalize_counts, fallback=fallback, smoothing=smoothing)
+    columns = jax.vmap(normalize)(counts, label_counts)
     # A fallback spreads over padding rows too, which no label of this client's space has.
     columns = jnp.where((jnp.arange(num_rows) < num_observations[:, None])[:, :, None], columns, 0.0)
     totals = columns.sum(axis=1, keepdims=True)

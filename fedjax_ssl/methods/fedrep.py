@@ -30,17 +30,8 @@ from fedjax_ssl.federated.method import ForLog, Method, PyTree, RoundResult, Ser
 from fedjax_ssl.federated.packing import packing
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
-from fedjax_ssl.methods.parts.second_head import (
-    BODY,
-    HEAD,
-    SECOND_HEAD,
-    check_heads,
-    coarse_epochs,
-    coarse_term,
-    count_coarse,
-    join_groups,
-    split_heads,
-)
+from fedjax_ssl.methods.parts import second_head
+from fedjax_ssl.methods.parts.second_head import BODY, HEAD, SECOND_HEAD, coarse_epochs, coarse_term, count_coarse
 from fedjax_ssl.methods.parts.settings import Count
 from fedjax_ssl.models import count_parameters
 from fedjax_ssl.objectives import batch_cross_entropy
@@ -79,7 +70,7 @@ def fedrep(
         if shared_head:
             raise ValueError("shared_head is True and labels is 'class': nothing would be private; that is 'fedavg'")
         return _with_class_labels(setup, head_epochs, body_epochs)
-    check_heads(setup, "fedrep")
+    second_head.check_heads(setup, "fedrep")
     terms = tuple(coarse_term(setup, "fedrep", group, stream) for group, stream in ((SECOND_HEAD, HEAD), (BODY, BODY)))
     sent = (BODY, SECOND_HEAD) if shared_head else (BODY,)
     body = terms[1]._replace(log=ForLog(traffic=partial(_without_server_head, sent)))
@@ -96,14 +87,11 @@ def fedrep(
         count_labels=count_coarse,
         server=ServerTraining(server_terms, at_server, members=1, keep_optimizer=setup.keep_optimizer),
     )
-    groups = (SECOND_HEAD, HEAD, BODY)
     method = federated_method(
         setup,
         (stage,),
-        groups=groups,
+        **second_head.by_head(SECOND_HEAD, HEAD, BODY),
         private=() if shared_head else (SECOND_HEAD,),
-        split=partial(split_heads, groups),
-        combine=join_groups,
         needs=("coarse", "server"),
         needs_all=True,
     )
@@ -135,18 +123,10 @@ def _with_class_labels(setup: Setup, head_epochs: int, body_epochs: int) -> Meth
     def mean_head(state: ServerState) -> tuple[PyTree, PyTree]:
         mean = jax.tree.map(lambda heads: jnp.mean(heads, axis=0), state.clients.params[HEAD])
         head = packing(state.params[HEAD]).unpack(mean)
-        return join_groups({**state.params, HEAD: head}), state.model_state
+        return second_head.join_groups({**state.params, HEAD: head}), state.model_state
 
-    groups = (HEAD, BODY)
-    return federated_method(
-        setup,
-        (Stage(terms, sampler, labelled_quota="only"),),
-        groups=groups,
-        private=(HEAD,),
-        split=partial(split_heads, groups),
-        combine=join_groups,
-        network=mean_head,
-    )
+    stage = Stage(terms, sampler, labelled_quota="only")
+    return federated_method(setup, (stage,), **second_head.by_head(HEAD, BODY), private=(HEAD,), network=mean_head)
 
 
 def _class_epochs(batch_size: int, head_epochs: int, body_epochs: int, most: int) -> Sampler:

@@ -8,7 +8,6 @@ References:
     2210.02042v4. What exactly is done here is our own definition.
 """
 
-from functools import partial
 from typing import Literal
 
 import jax
@@ -18,21 +17,10 @@ from fedjax_ssl.checks import checked
 from fedjax_ssl.federated import Method, Setup, Stage, Term, federated_method
 from fedjax_ssl.federated.method import Step
 from fedjax_ssl.federated.static_batch_norm import with_static_batch_norm
+from fedjax_ssl.methods.parts import second_head
 from fedjax_ssl.methods.parts.alternating_training import server_training
-from fedjax_ssl.methods.parts.second_head import (
-    BODY,
-    HEAD,
-    check_heads,
-    coarse_epochs,
-    coarse_term,
-    count_coarse,
-    join_groups,
-    split_heads,
-)
+from fedjax_ssl.methods.parts.second_head import BODY, HEAD, check_heads, coarse_epochs, coarse_term, count_coarse
 from fedjax_ssl.methods.parts.settings import Count
-
-# What has no loss in a stage is in a group of its own and takes no step there, not even one of weight decay.
-GROUPS = (HEAD, BODY)
 
 
 @checked
@@ -72,18 +60,14 @@ def fedtrans(
     if finetune == "all":
         terms = (*terms, _silent(supervised)._replace(name="supervised body", group=BODY))
     stages = (coarse_stage(setup, coarse_rounds), Stage((), None, server=server._replace(terms=terms)))
+    # What has no loss in a stage is in a group of its own and takes no step there, not even one of weight decay.
     method = federated_method(
-        setup,
-        stages,
-        groups=GROUPS,
-        split=partial(split_heads, GROUPS),
-        combine=join_groups,
-        needs=("coarse", "server"),
-        needs_all=True,
+        setup, stages, **second_head.by_head(HEAD, BODY), needs=("coarse", "server"), needs_all=True
     )
     if not static_batch_norm:
         return method
-    return with_static_batch_norm(method, setup.model, setup.normalize, lambda state: join_groups(state.params))
+    joined = lambda state: second_head.join_groups(state.params)  # noqa: E731
+    return with_static_batch_norm(method, setup.model, setup.normalize, joined)
 
 
 def coarse_stage(setup: Setup, rounds: int) -> Stage:

@@ -36,28 +36,15 @@ from fedjax_ssl.federated.terms import (
 )
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
 from fedjax_ssl.graph import Propagation, confidence
-from fedjax_ssl.methods.parts.channel_terms import (
-    channel_losses,
-    channel_of,
-    channel_term,
-    known_stage,
-    own_channel,
-    with_l1,
-)
-from fedjax_ssl.methods.parts.graph_pseudo_labels import (
-    GraphSettings,
-    cohort_features,
-    graph_traffic,
-    propagate_over_cohort,
-    to_pseudo_labels,
-)
+from fedjax_ssl.methods.parts import channel_terms
+from fedjax_ssl.methods.parts import graph_pseudo_labels as graphs
 from fedjax_ssl.methods.parts.settings import CountOrZero, Positive, Share, Weight
 from fedjax_ssl.objectives import batch_mean, class_prototypes, prototype_log_probs
 
 
 @checked
 @dataclass(frozen=True)
-class Mixed(GraphSettings):
+class Mixed(graphs.GraphSettings):
     """Settings of mixed supervision.
 
     Attributes:
@@ -93,7 +80,7 @@ def mixed(setup: Setup, settings: Mixed) -> Method:
     weights = settings.channel_weight, settings.pseudo_label_weight, settings.prototype_weight
     if all(map(is_zero, weights)):
         raise ValueError("mixed: all weights are 0, so there is nothing to learn from; raise one")
-    terms = [channel_term(setup, "mixed")._replace(weight=settings.channel_weight)]
+    terms = [channel_terms.channel_term(setup, "mixed")._replace(weight=settings.channel_weight)]
     if not is_zero(settings.pseudo_label_weight):
         terms.append(propagated_term(setup, settings)._replace(weight=settings.pseudo_label_weight))
     if not is_zero(settings.prototype_weight):
@@ -106,8 +93,9 @@ def mixed(setup: Setup, settings: Mixed) -> Method:
         setup.max_unlabelled,
         count=lambda client: client.num_known,
     )
-    stage = Stage(with_l1(tuple(terms), settings.l1), sampler, labelled_quota="any")
-    alone = known_stage(setup, (channel_term(setup),), settings.l1)._replace(rounds=settings.warmup_rounds)
+    stage = Stage(channel_terms.with_l1(tuple(terms), settings.l1), sampler, labelled_quota="any")
+    alone = channel_terms.known_stage(setup, (channel_terms.channel_term(setup),), settings.l1)
+    alone = alone._replace(rounds=settings.warmup_rounds)
     stages = (alone, stage) if settings.warmup_rounds else (stage,)
     return federated_method(setup, stages, needs=("labels", "coarse", "sets"))
 
@@ -117,17 +105,18 @@ def propagated_term(setup: Setup, settings: Mixed) -> Term:
 
     def prepare(state: PyTree, round: RoundContext) -> tuple[PseudoLabels, PyTree]:
         outputs = network_outputs(setup, round, round.clients)
-        features = (
-            outputs.features if settings.graph_features == "network" else cohort_features(setup, round, "inputs", False)
-        )
+        features = outputs.features
+        if settings.graph_features == "inputs":
+            features = graphs.cohort_features(setup, round, "inputs", False)
         own, likelihood = round.clients.observed, observation_likelihood(round.clients, setup.num_classes)
         anchors = _anchors(outputs.logits, likelihood, round.clients, settings.anchor_confidence)
-        result = _refined(propagate_over_cohort(setup, round, features, anchors, settings), likelihood, own)
-        targets = to_pseudo_labels(result, examples_mask(round.clients), setup.num_classes, settings)
+        result = graphs.propagate_over_cohort(setup, round, features, anchors, settings)
+        result = _refined(result, likelihood, own)
+        targets = graphs.to_pseudo_labels(result, examples_mask(round.clients), setup.num_classes, settings)
         # Class labels count in the channel term already.
         return targets._replace(weights=jnp.where(own >= 0, 0.0, targets.weights)), state
 
-    return pseudo_label_term(setup, prepare, partial(graph_traffic, setup, settings.num_bits))
+    return pseudo_label_term(setup, prepare, partial(graphs.graph_traffic, setup, settings.num_bits))
 
 
 def _refined(result: Propagation, likelihood: Float[Array, "p n K"], own: Int[Array, "p n"]) -> Propagation:
@@ -180,7 +169,7 @@ def prototype_term(setup: Setup, temperature: float | Array) -> Term:
         scores = prototype_log_probs(
             step.outputs[view.name].features, prototypes.centers, prototypes.present, temperature, distance="mean_sq"
         )
-        losses = channel_losses(scores, batch, own_channel()(step))
+        losses = channel_terms.channel_losses(scores, batch, channel_terms.own_channel()(step))
         # A weak label needs the prototypes of all classes; the class of a label has one, with its own example in it.
         counted = (batch.observed >= 0) | jnp.all(prototypes.present)
         return batch_mean(losses, batch.mask, counted)
@@ -218,7 +207,7 @@ def observation_likelihood(clients: Client, num_classes: int) -> Float[Array, "p
     weak = clients.weak
     if weak is None:
         return jnp.ones((*clients.rows.shape, num_classes))
-    channels = jax.vmap(channel_of)(weak)
+    channels = jax.vmap(channel_terms.channel_of)(weak)
     weights = jnp.exp(channels.log_weights)
     chosen = jnp.take_along_axis(weights, jnp.maximum(weak.labels, 0)[:, :, None], axis=1)
     chosen = chosen / jnp.maximum(jnp.max(chosen, axis=2, keepdims=True), 1e-12)

@@ -12,6 +12,8 @@ A round, with f_W the network that a client receives, a the weak and A the stron
 3. The mean of the clients' changes is a step of the federated optimizer.
 4. The server trains on its labelled examples: CE(f(a(x)), y).
 
+`single`, the lower baseline, has step 4 alone.
+
 References:
     Diao, Ding, Tarokh, SemiFL: semi-supervised federated learning for unlabeled clients with alternate training,
     NeurIPS 2022, arXiv 2106.01432: section 3 and algorithm 1.
@@ -61,3 +63,23 @@ def semifl(
     sampler = confident_epochs(setup.batch_size, setup.local_epochs)
     clients = Stage((labels, *losses), sampler, separate_passes=separate_passes)
     return alternating(setup, clients, server_batch_size, server_epochs, static_batch_norm, needs=("server",))
+
+
+@checked
+def single(
+    setup: Setup, *, server_batch_size: Count = 10, server_epochs: Count = 5, static_batch_norm: bool = True
+) -> Method:
+    """Supervised training at the server alone; the clients do nothing: what their data have to improve on.
+
+    Args:
+        setup: the run.
+        server_batch_size: labelled examples per step.
+        server_epochs: epochs per round.
+        static_batch_norm: statistics of batch norm layers by a pass over the data, see
+            `fedjax_ssl.federated.static_batch_norm`.
+
+    Raises:
+        ValueError: a number below 1.
+    """
+    nobody = Stage((), None)
+    return alternating(setup, nobody, server_batch_size, server_epochs, static_batch_norm, needs=("server",))

@@ -3,24 +3,15 @@
 What the baselines of FedMT have in common that use no correspondence: transfer learning and FedRep.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl.data import WeakLabels
-from fedjax_ssl.federated import Setup, Term, epochs
-from fedjax_ssl.federated.method import (
-    AtServer,
-    Broadcast,
-    Client,
-    Now,
-    Params,
-    PyTree,
-    RoundContext,
-    Sampler,
-    Schedule,
-    Step,
-)
+from fedjax_ssl.federated import Client, Sampler, Schedule, Setup, Step, Term, epochs
+from fedjax_ssl.federated.method import AtServer, Broadcast, Now, Params, PyTree, RoundContext
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.methods.parts.channel_terms import learns
 from fedjax_ssl.objectives import batch_cross_entropy
@@ -128,10 +119,18 @@ def _check_federation(setup: Setup, method: str, weak: WeakLabels | None) -> Non
         )
 
 
-def split_heads(groups: tuple[str, ...], params: PyTree) -> Params:
-    """Put each head that is a group of its own in one, and everything else in the group of the body."""
-    heads = {group: {group: params[group]} for group in groups if group != BODY}
-    return {**heads, BODY: {name: part for name, part in params.items() if name not in heads}}
+def by_head(*groups: str) -> dict[str, Any]:
+    """Arguments of `federated_method` that put each head named here in a group of its own, and all else in the body's.
+
+    Args:
+        *groups: parameter groups in the order of their steps; heads, and `BODY`.
+    """
+
+    def split(params: PyTree) -> Params:
+        heads = {group: {group: params[group]} for group in groups if group != BODY}
+        return {**heads, BODY: {name: part for name, part in params.items() if name not in heads}}
+
+    return {"groups": groups, "split": split, "combine": join_groups}
 
 
 def join_groups(groups: Params) -> PyTree:
