@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from fedjax_ssl.federated.client import LOCAL_STEP
     from fedjax_ssl.federated.clients import all_clients
     from fedjax_ssl.federated.cohort import COHORTS, Cohort, CohortSampler, cohort_sampler, random_slots, sample_cohort
-    from fedjax_ssl.federated.diversity import Diversity, full_gradient_diversity, with_gradient_diversity
     from fedjax_ssl.federated.engine import STAGE, Pretraining, federated_method
     from fedjax_ssl.federated.episodes import episodes
     from fedjax_ssl.federated.evaluation import (
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
         ClientResult,
         ClientState,
         ForLog,
-        GradientPass,
         Method,
         Now,
         Perturbation,

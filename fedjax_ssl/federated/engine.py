@@ -386,11 +386,6 @@ def _check(setup: Setup, stages: tuple[Stage, ...], groups: tuple[str, ...], pri
     if not set(private) <= set(groups):
         raise ValueError(f"private groups are {', '.join(private)}; the method's groups are {', '.join(groups)}")
     for stage in stages:
-        if stage.gradient_pass is not None and (stage.kinds or setup.federated_optimizer.alone):
-            raise ValueError(
-                "gradients at the averaged model are those of clients of one kind that share a model; "
-                f"{'this stage has several kinds' if stage.kinds else 'these clients train alone'}"
-            )
         terms = (*_terms(stage), *_server_terms(stage))
         names = [term.name for term in terms]
         if len(set(names)) < len(names):

@@ -340,22 +340,6 @@ class Perturbation(NamedTuple):
     views: tuple[View, ...] = ()  # that `loss` reads
 
 
-class GradientPass(NamedTuple):
-    """A second pass of the cohort over its examples, after averaging and for the log alone: nothing moves.
-
-    Everybody's gradients of the stage's losses are summed over the pass, at the averaged model, or at that of its group
-    (`fedjax_ssl.federated.Groups`). A private group of parameters is not among them.
-    """
-
-    sampler: "Sampler"  # batches of the pass
-    report: Callable[[Params, Float[Array, " G"]], PyTree]
-    # ^ (sums of gradients by parameter group, 1 for the client's group and else 0) -> what is added over the cohort;
-    # no group where the client has no example, or a gradient that is not finite
-    log: Callable[[PyTree], Metrics]  # what was added -> metrics, which must be of floating point
-    every: int = 1  # rounds; the pass is made after the last of them, the metrics of the others are NaN
-    server: "Sampler | None" = None  # replicas of the server count too, one for each group: their batches
-
-
 class ClientKind(NamedTuple):
     """Clients that train otherwise than the rest of the cohort."""
 
@@ -403,7 +387,6 @@ class Stage(NamedTuple):
     # ^ (client, uploads by term) -> its weight in the average; None: the run's weighting
     perturbation: Perturbation | None = None
     separate_passes: bool = False  # a forward pass per view, each with batch statistics of its own
-    gradient_pass: GradientPass | None = None  # for the log; not with `kinds`, and not of clients that train alone
 
     @property
     def trains_clients(self) -> bool:

@@ -199,16 +199,7 @@ def _train_clients(
         _Work(task, members, partial(place_clients, execution, task.sampler, state, data)) for task, members in works
     ]
     replicas = stage.server if stage.server is not None and stage.server.members else None
-    look = None
-    if stage.gradient_pass is not None:
-        from fedjax_ssl.federated.gradient_pass import Members, run_gradient_pass  # one method looks
-
-        asked, silent = stage.gradient_pass, execution._replace(report=None)
-        own = works[0][0]._replace(sampler=asked.sampler)
-        place = partial(place_clients, silent, asked.sampler, state, data)
-        servers = Task(replicas.terms, asked.server, _uniform) if replicas and asked.server else None
-        look = partial(run_gradient_pass, asked, Members(own, place, servers), training, data)
-    state, info, log = _train(training, placed, replicas, context, state, data, learning_rate, look)
+    state, info, log = _train(training, placed, replicas, context, state, data, learning_rate)
     return state, info, [] if log is None else [log]
 
 
@@ -220,7 +211,6 @@ def _train(
     state: ServerState,
     data: FederatedData,
     learning_rate: Float[Array, ""],
-    look: Callable[[Download, Client, Bool[Array, " p"], ServerState], Metrics] | None = None,
 ) -> tuple[ServerState, Metrics, Metrics | None]:
     """Trains the context's clients and takes the federated optimizer's step; the round is not counted here.
 
@@ -232,7 +222,6 @@ def _train(
         state: before the round.
         data: the federation.
         learning_rate: of the round.
-        look: (broadcast, the clients of the only kind, which are there, state after averaging) -> further metrics.
 
     Returns:
         (state, metrics, metrics of the server's replicas if there are any).
@@ -268,7 +257,7 @@ def _train(
         inputs=data.inputs,
         validation=_validation(data),
     )
-    results, active = [], clients
+    results = []
     for work in works:
         participates = jnp.stack([term.server.participates(sent[term.name], context) for term in work.task.terms]).any(
             0
@@ -319,8 +308,6 @@ def _train(
     truth = data.labels[context.clients.rows]
     for term in terms:
         info |= term.log.diagnose(outcomes[term.name], truth, together.stacked["measured"][term.name])
-    if look is not None:
-        info |= look(broadcast, active, context.valid, after)
     return after._replace(terms={**states, **absorbed}), info, log
 
 

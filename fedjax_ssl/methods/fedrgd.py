@@ -27,34 +27,40 @@ from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fedjax_ssl.checks import In, Whole, checked
+from fedjax_ssl.checks import In, Whole, check_whole_numbers, checked
+from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import (
     AtServer,
     Client,
-    Diversity,
+    ClientState,
+    Execution,
+    FederatedOptimizer,
     ForLog,
-    GradientPass,
+    Local,
     Method,
     Now,
+    Report,
     RoundResult,
     Sampler,
     Schedule,
+    ServerState,
     ServerTraining,
     Setup,
     Stage,
     Step,
     Steps,
     Term,
+    Turn,
     federated_method,
     fixed_steps,
-    full_gradient_diversity,
     paired_batches,
     passes,
-    with_gradient_diversity,
 )
-from fedjax_ssl.federated.method import Metrics, PyTree
+from fedjax_ssl.federated.method import Metrics, Params, PyTree
+from fedjax_ssl.federated.optimizers import Grouped
 from fedjax_ssl.federated.terms import (
     PseudoLabels,
     augmented_view,
@@ -63,8 +69,18 @@ from fedjax_ssl.federated.terms import (
     supervised_term,
 )
 from fedjax_ssl.methods.parts.consistency import strong_view
-from fedjax_ssl.methods.parts.step_schedules import NOMINAL_STEPS, with_step_schedule
 from fedjax_ssl.objectives import fixmatch_loss
+
+NOMINAL_STEPS = 1024  # of an epoch in the code, whose runs are nominally 1024 epochs; "fast" ones end after 200
+
+
+class Diversity(NamedTuple):
+    """How to measure gradient diversity: every group has a mean of its own, and all members count alike."""
+
+    norm_ord: int = 2  # order of the norm, 2 or 1
+    squared: bool = True  # norms are squared
+    include_server: bool = True  # replicas of the server count
+    exclude_norm: bool = False  # in a pass over gradients, parameters of norm layers do not count
 
 
 class Batches(NamedTuple):
@@ -83,7 +99,7 @@ def fedrgd(
     consistency: Literal["cross_view", "self_view"] = "cross_view",
     threshold: Annotated[float | Array, In("[0, inf)")] = 0.95,
     local_steps: Annotated[int, Whole(1)] = 16,
-    lr_schedule: str = "plain",
+    lr_schedule: Literal["run", "plain", "reference_fast"] = "plain",
     warmup_steps: Annotated[int, Whole(0)] = 0,
     schedule_steps: Annotated[int | None, Whole(1)] = None,
     first_period_extra_step: bool = False,
@@ -110,7 +126,7 @@ def fedrgd(
         threshold: tau, of the largest probability; above 1 no user learns.
         local_steps: T.
         lr_schedule: of the factor on the run's learning rate: "plain" (cosine), "reference_fast" (as in the code, not
-            monotone), or "run" for none, see `fedjax_ssl.methods.parts.step_schedules`.
+            monotone), or "run" for none, see `cosine_factor`.
         warmup_steps: local steps of linear warm-up.
         schedule_steps: local steps of the cosine; None: of the run.
         first_period_extra_step: the first round of every 1,024 steps takes T + 1, as in the code.
@@ -127,27 +143,28 @@ def fedrgd(
         ValueError: for a setting outside these, a run of unknown length without `schedule_steps`, or gradients at an
             averaged model where clients train alone.
     """
-    how = Diversity(norm_ord, squared, include_server)
+    how = Diversity(norm_ord, squared, include_server, exclude_norm)
     if isinstance(threshold, (int, float)) and threshold > 1 and user_loss != "supervised":
         warnings.warn(f"threshold is {threshold}: no pseudo-label is so sure, users learn nothing", stacklevel=2)
     setup = with_step_schedule(setup, lr_schedule, local_steps, warmup_steps, schedule_steps)
+    plain = setup
     if diversity != "gradients":
         setup = setup._replace(federated_optimizer=with_gradient_diversity(setup.federated_optimizer, how))
     batches = Batches(local_steps, max(NOMINAL_STEPS // local_steps, 1) if first_period_extra_step else 0)
     unlabelled = unlabelled_term(setup, user_loss, consistency, threshold)
 
-    def gradient_pass(*streams: str) -> GradientPass | None:
+    def method_of(stage: Stage, *streams: str, needs: tuple[str, ...] = ("labels",), needs_all: bool = False) -> Method:
+        method = federated_method(setup, (stage,), needs=needs, needs_all=needs_all)
         if diversity == "updates":
-            return None
-        server = one_pass(setup, ("labelled",), setup.max_server) if labels == "server" else None
+            return method
+        at_server = one_pass(setup, ("labelled",), setup.max_server)
         own = one_pass(setup, streams)
-        return full_gradient_diversity(own, how, server=server, exclude_norm=exclude_norm, every=diversity_every)
+        return with_gradient_pass(method, plain, stage, own, at_server, how, diversity_every)
 
     if labels == "client":
         terms = (supervised_term(setup), *(() if user_loss == "supervised" else (unlabelled,)))
         both = ("labelled", "unlabelled") if user_loss != "supervised" else ("labelled",)
-        stage = Stage(terms, steps_of(setup, batches, both), gradient_pass=gradient_pass(*both))
-        return federated_method(setup, (stage,))
+        return method_of(Stage(terms, steps_of(setup, batches, both)), *both)
     at_server = supervised_term(setup)._replace(name="supervised at server")
     server = ServerTraining(
         (at_server,),
@@ -158,11 +175,9 @@ def fedrgd(
     )
     if user_loss == "supervised":
         stage = Stage((supervised_term(setup),), steps_of(setup, batches, ("labelled",)), labelled_quota="only")
-        stage = stage._replace(server=server, gradient_pass=gradient_pass("labelled"))
-        return federated_method(setup, (stage,), needs=("labels", "server"), needs_all=True)
+        return method_of(stage._replace(server=server), "labelled", needs=("labels", "server"), needs_all=True)
     stage = Stage((unlabelled,), steps_of(setup, batches, ("unlabelled",)), labelled_quota="any", server=server)
-    stage = stage._replace(gradient_pass=gradient_pass("unlabelled"))
-    return federated_method(setup, (stage,), needs=("server",))
+    return method_of(stage, "unlabelled", needs=("server",))
 
 
 def unlabelled_term(setup: Setup, user_loss: str, consistency: str, threshold: float | Array) -> Term:
@@ -271,6 +286,271 @@ def _streams_of(setup: Setup, steps: Steps, streams: tuple[str, ...], max_labell
         )
 
     return Sampler(schedule)
+
+
+def cosine_factor(step: Float[Array, ""], warmup_steps: int, total_steps: int, fast: bool = False) -> Float[Array, ""]:
+    """The factor at a local step.
+
+    step / w during the first w steps. Then, with x = (step - w) / (total - w), max(1e-6, cos(7 pi x / 16)); fast:
+    max(1e-5, cos(pi n x)) with n = 7/16 (1024^2 - w) / (1024 * 200 - w), which goes through more than one period unless
+    `total_steps` is 1024^2.
+
+    Args:
+        step: local steps before this one.
+        warmup_steps: w.
+        total_steps: of the run.
+        fast: see above.
+    """
+    periods, floor = 7 / 16, 1e-6
+    if fast:
+        floor = 1e-5
+        periods *= (NOMINAL_STEPS**2 - warmup_steps) / (NOMINAL_STEPS * 200 - warmup_steps)
+    progress = (step - warmup_steps) / max(total_steps - warmup_steps, 1)
+    decayed = jnp.maximum(jnp.cos(jnp.pi * periods * progress), floor)
+    return jnp.where(step < warmup_steps, step / max(warmup_steps, 1), decayed)
+
+
+def with_step_schedule(
+    setup: Setup, name: str, local_steps: int, warmup_steps: int = 0, total_steps: int | None = None
+) -> Setup:
+    """The run with its learning rate times the factor at the first local step of each round.
+
+    In a round that begins during warm-up it is the factor at the round's last step, or at the end of warm-up if that
+    comes first: at the first step of round 0 the factor is 0.
+
+    Args:
+        setup: the run.
+        name: "run": as it is; "plain" or "reference_fast": see `cosine_factor`.
+        local_steps: of a round.
+        warmup_steps: local steps of linear warm-up.
+        total_steps: local steps over which the cosine runs; None: those of the run.
+
+    Raises:
+        ValueError: a run of unknown length without a total.
+    """
+    if name == "run":
+        return setup
+    if total_steps is None:
+        if setup.rounds is None:
+            raise ValueError(f"lr_schedule is {name!r} and the run's length is not known; give schedule_steps")
+        total_steps = max(setup.rounds * local_steps, 1)
+    check_whole_numbers(schedule_steps=total_steps)
+
+    def learning_rate(number: Array) -> Float[Array, ""]:
+        rate = setup.learning_rate(number)
+        first = number.astype(rate.dtype) * local_steps
+        first = jnp.where(first < warmup_steps, jnp.minimum(first + local_steps - 1, warmup_steps), first)
+        return rate * cosine_factor(first, warmup_steps, total_steps, name == "reference_fast")
+
+    return setup._replace(learning_rate=learning_rate)
+
+
+def with_gradient_diversity(optimizer: FederatedOptimizer, how: Diversity) -> FederatedOptimizer:
+    """Add the metric "gradient_diversity" to a federated optimizer, at the cost of a sum of changes per group.
+
+    Its vectors are the changes of the members in local training, from where each started. Every group has a mean of its
+    own (`fedjax_ssl.federated.Groups`), and the diversity is averaged over all members of all groups that trained.
+    """
+    groups = optimizer.groups
+
+    def membership(received: PyTree) -> Float[Array, " G"]:
+        return groups.membership(received["optimizer"])
+
+    def send(state: PyTree, kept: PyTree, turn: Turn) -> PyTree:
+        is_client = jnp.arange(turn.ids.shape[0] + turn.members, dtype=jnp.int32) < turn.ids.shape[0]
+        return {"optimizer": optimizer.send(state, kept, turn), "counts": is_client | how.include_server}
+
+    def start(state: PyTree, received: PyTree, common: Grouped) -> Grouped:
+        return optimizer.start(state, received["optimizer"], common)
+
+    def correct(gradient: Grouped, params: Grouped, anchor: Grouped, received: PyTree) -> Grouped:
+        return optimizer.correct(gradient, params, anchor, received["optimizer"])
+
+    def report(local: Local) -> Report:
+        inner = optimizer.report(local._replace(received=local.received["optimizer"]))
+        change = jax.tree.map(jnp.subtract, local.params, local.anchor)
+        trained = jnp.any(jnp.stack(list(local.weights.values())) > 0)
+        mine = jnp.where(trained & local.received["counts"], membership(local.received), 0.0)
+        return Report({"optimizer": inner.summed, **share_of(change, mine, how)}, inner.kept)
+
+    def apply(state: PyTree, anchor: Grouped, summed: PyTree, turn: Turn) -> tuple[Grouped, PyTree]:
+        return optimizer.apply(state, anchor, summed["optimizer"], turn)
+
+    def log(summed: PyTree, turn: Turn) -> dict[str, Array]:
+        return {**optimizer.log(summed["optimizer"], turn), "gradient_diversity": diversity_of(summed, how)}
+
+    measured = optimizer._replace(send=send, start=start, correct=correct, report=report, apply=apply, log=log)
+    return measured._replace(groups=groups._replace(membership=membership))
+
+
+def with_gradient_pass(
+    method: Method,
+    setup: Setup,
+    stage: Stage,
+    clients: Sampler,
+    server: Sampler,
+    how: Diversity,
+    every: int = 1,
+) -> Method:
+    """Add the metric "full_gradient_diversity" to a method of one stage; training does not change.
+
+    Its vectors are the sums of the members' gradients over a pass over their examples, at the model of the round's end,
+    or at that of their group. The pass is a round of its own, of the same cohort, whose result is thrown away: the
+    losses move zeros that are added to the weights, by plain gradient steps, and the weights are read without them. It
+    costs as much as a local epoch, and a sum of gradients per group.
+
+    Args:
+        method: built by `federated_method`, with the parameter group "model" alone.
+        setup: the run.
+        stage: of the method.
+        clients: batches of the pass.
+        server: the server's, where it is a member of the average.
+        how: norms, and who counts.
+        every: rounds of which the last one has the metric; in the others it is NaN.
+
+    Raises:
+        ValueError: clients train alone.
+    """
+    if setup.federated_optimizer.alone:
+        raise ValueError(
+            "gradients at the averaged model are those of clients that share a model; these clients train alone"
+        )
+    groups = setup.federated_optimizer.groups
+    own_server = None
+    if stage.server is not None and how.include_server:
+        own_server = ServerTraining(_moving_sums(stage.server.terms), server, members=groups.number)
+
+    def network_of(params: Params) -> PyTree:
+        leaves, structure = jax.tree.flatten(params["model"])
+        sums = iter(params["sum"])
+        counts = _counted(params["model"], how.exclude_norm)
+        zeros = [(one := next(sums)) - jax.lax.stop_gradient(one) if mine else 0.0 for mine in counts]
+        return jax.tree.unflatten(structure, [w + zero for w, zero in zip(leaves, zeros, strict=True)])
+
+    look = federated_method(
+        setup._replace(
+            federated_optimizer=_measuring(setup.federated_optimizer, how, stage.server is not None),
+            local_optimizer=optax.identity(),
+            learning_rate=lambda number: jnp.ones(()),
+            keep_optimizer=False,
+            average_optimizer=False,
+        ),
+        (
+            stage._replace(
+                terms=_moving_sums(stage.terms), sampler=clients, server=own_server, weigh=lambda *_: jnp.ones(())
+            ),
+        ),
+        groups=("model", "sum"),
+        combine=network_of,
+    )
+
+    def round(
+        key: Array, state: ServerState, data: FederatedData, execution: Execution | None = None
+    ) -> tuple[ServerState, Metrics]:
+        after, info = method.round(key, state, data, execution)
+
+        def measured() -> Float[Array, ""]:
+            model = after.params["model"]
+            pairs = zip(jax.tree.leaves(model), _counted(model, how.exclude_norm), strict=True)
+            sums = [jnp.zeros_like(values) for values, mine in pairs if mine]
+            begin = after._replace(round=state.round, params={"model": model, "sum": sums})
+            begin = begin._replace(clients=ClientState({}, {}, {}, ()), server={}, local_optimizer={})
+            silent = (execution or Execution())._replace(report=None)
+            return look.round(key, begin, data, silent)[1]["full_gradient_diversity"]
+
+        if every == 1:
+            return after, {**info, "full_gradient_diversity": measured()}
+        dtype = jax.eval_shape(measured).dtype
+        due = (state.round + 1) % every == 0
+        value = jax.lax.cond(due, measured, lambda: jnp.full((), jnp.nan, dtype))
+        return after, {**info, "full_gradient_diversity": value}
+
+    return method._replace(round=round)
+
+
+def _moving_sums(terms: tuple[Term, ...]) -> tuple[Term, ...]:
+    return tuple(term._replace(group="sum", log=ForLog()) for term in terms)
+
+
+def _measuring(optimizer: FederatedOptimizer, how: Diversity, has_server: bool) -> FederatedOptimizer:
+    """Start everybody from the model of its group, and report its share of the diversity in place of its change."""
+    groups = optimizer.groups
+
+    def send(state: PyTree, kept: PyTree, turn: Turn) -> PyTree:
+        if groups.number == 1:
+            return ()
+        everybody = optimizer.send(state, kept, turn._replace(members=groups.number if has_server else 0))
+        return jax.tree.map(lambda x: x[: turn.ids.shape[0] + turn.members], everybody)
+
+    def start(state: PyTree, received: PyTree, common: Grouped) -> Grouped:
+        models, group = groups.models(state, common)["model"], jnp.argmax(groups.membership(received))
+        return {**common, "model": jax.tree.map(lambda x: x[group], models)}
+
+    def report(local: Local) -> Report:
+        mine = jnp.where(local.weights["sum"] > 0, groups.membership(local.received), 0.0)
+        return Report(share_of(jax.tree.map(jnp.subtract, local.params["sum"], local.anchor["sum"]), mine, how))
+
+    return FederatedOptimizer(
+        init=lambda params: (),
+        apply=lambda state, anchor, summed, turn: (anchor, state),
+        send=send,
+        start=start,
+        report=report,
+        log=lambda summed, turn: {"full_gradient_diversity": diversity_of(summed, how)},
+        groups=groups,
+    )
+
+
+def _counted(params: PyTree, exclude_norm: bool) -> list[bool]:
+    """Which parameters count: all, or all but those of modules that have "norm" in their name."""
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    return [not (exclude_norm and "norm" in jax.tree_util.keystr(path[-2:-1]).lower()) for path in paths]
+
+
+def share_of(vector: PyTree, member: Float[Array, " G"], how: Diversity) -> dict[str, PyTree]:
+    """Compute what a member adds to the sums of its group: 1, the norm of its vector, and the vector.
+
+    Args:
+        vector: the member's change or gradient, a tree of arrays.
+        member: 1 for the groups that the member is in, else 0.
+        how: the norm.
+    """
+    leaves = jax.tree.leaves(vector)
+    norm = _norm(jnp.concatenate([jnp.ravel(x) for x in leaves]), how)
+    change = [member.reshape(-1, *[1] * x.ndim).astype(x.dtype) * x for x in leaves]
+    return {"size": member, "norm": member * norm, "change": change}
+
+
+def diversity_of(summed: dict[str, PyTree], how: Diversity) -> Float[Array, ""]:
+    """Compute the diversity of every member within its group, mean over all members: ||v_i||^2 / ||mean v||^2.
+
+    Args:
+        summed: shares (`share_of`), summed over the members.
+        how: the norm.
+
+    Returns:
+        inf where the mean of a group with members is 0; NaN without any member. For the squared L2 norm it is at least
+        1, and 1 only where all members of a group are equal.
+    """
+    size = summed["size"]
+    sums = jnp.concatenate([x.reshape(size.shape[0], -1) for x in summed["change"]], axis=1)
+    means = sums / jnp.maximum(size, 1.0)[:, None]
+    norms = jax.vmap(lambda mean: _norm(mean, how))(means)
+    nothing, standstill = size == 0, norms == 0
+    ratios = summed["norm"] / jnp.where(standstill, jnp.ones_like(norms), norms)
+    ratios = jnp.where(standstill, jnp.inf, ratios)
+    total = jnp.sum(size)
+    mean = jnp.sum(jnp.where(nothing, 0.0, ratios)) / jnp.maximum(total, 1.0)
+    return jnp.where(total > 0, mean, jnp.nan)
+
+
+def _norm(vector: Float[Array, " d"], how: Diversity) -> Float[Array, ""]:
+    """Compute the L1 or L2 norm, or its square."""
+    if how.norm_ord == 1:
+        norm = jnp.sum(jnp.abs(vector))
+        return norm**2 if how.squared else norm
+    total = jnp.sum(jnp.square(vector))
+    return total if how.squared else jnp.sqrt(total)
 
 
 def _diagnose(

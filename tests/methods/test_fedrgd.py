@@ -1,6 +1,7 @@
 """FedRGD: the numbers of its worked examples, its limits, its variants, who is averaged with whom."""
 
 import dataclasses
+from functools import partial
 
 import chex
 import jax
@@ -14,9 +15,18 @@ from fedjax_ssl import federated, methods
 from fedjax_ssl.federated import FederatedOptimizer, Setup, Stage, Term, federated_method
 from fedjax_ssl.federated.grouped import averaging, default_sizes, equal_sizes
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.fedrgd import Batches, consistency_loss, steps_of
-from fedjax_ssl.methods.parts.step_schedules import cosine_factor, with_step_schedule
-from fedjax_ssl.objectives.diversity import gradient_diversity
+from fedjax_ssl.methods.fedrgd import (
+    Batches,
+    Diversity,
+    consistency_loss,
+    cosine_factor,
+    diversity_of,
+    share_of,
+    steps_of,
+    with_gradient_diversity,
+    with_gradient_pass,
+    with_step_schedule,
+)
 from tests import toy
 
 KEY = jax.random.key(5)
@@ -246,7 +256,13 @@ def test_the_first_period_of_an_epoch_may_have_a_step_more() -> None:
 
 
 def test_gradient_diversity_of_the_worked_examples(float64) -> None:
-    measure = jax.jit(gradient_diversity, static_argnames=("norm_ord", "squared"))
+
+    @partial(jax.jit, static_argnames=("norm_ord", "squared"))
+    def measure(vectors, norm_ord: int = 2, squared: bool = True):
+        how = Diversity(norm_ord, squared)
+        shares = jax.vmap(lambda vector: share_of([vector], jnp.ones(1), how))(vectors)
+        return diversity_of(jax.tree.map(lambda x: jnp.sum(x, axis=0), shares), how)
+
     three = jnp.asarray([[3.0, 4], [1, 0], [2, 2]])
     assert float(measure(jnp.eye(2))) == pytest.approx(2)
     expected = {(2, True): 1.4166666667, (2, False): 1.0404401, (1, True): 1.375, (1, False): 1.0}
@@ -255,11 +271,8 @@ def test_gradient_diversity_of_the_worked_examples(float64) -> None:
     turned = three @ jnp.asarray([[0.6, 0.8], [-0.8, 0.6]])
     np.testing.assert_allclose([measure(-7 * three), measure(turned)], 17 / 12, rtol=1e-12)
     assert float(measure(jnp.ones((3, 2)))) == pytest.approx(1) and float(measure(5 * jnp.eye(3))) == pytest.approx(3)
-    broken = jnp.asarray([[3.0, 4], [1, 0], [jnp.nan, 0], [2, 2]])
-    assert float(measure(broken)) == pytest.approx(17 / 12)
-    assert float(measure(jnp.asarray([[1.0], [-1]]))) == np.inf and np.isnan(measure(jnp.full((2, 1), jnp.nan)))
-    with pytest.raises(ValueError, match="norm_ord is 3"):
-        gradient_diversity(three, norm_ord=3)
+    assert float(measure(jnp.asarray([[1.0], [-1]]))) == np.inf
+    assert np.isnan(diversity_of(share_of([three[0]], jnp.zeros(1), Diversity()), Diversity())), "no member"
 
 
 @pytest.mark.thorough
@@ -270,7 +283,7 @@ def test_a_round_reports_the_diversity_within_its_groups(float64) -> None:
 
     def reported(optimizer: FederatedOptimizer) -> float:
         run = toy.setup(data, model=toy.linear_model(scale=0.0), learning_rate=0.5)
-        run = run._replace(federated_optimizer=federated.with_gradient_diversity(optimizer))
+        run = run._replace(federated_optimizer=with_gradient_diversity(optimizer, Diversity()))
         stage = Stage((pull,), toy.in_order("all", 4, 1), labelled_quota="any")
         return toy.train(federated_method(run, (stage,)), KEY, data, 1)[1][0]["gradient_diversity"]
 
@@ -324,11 +337,12 @@ def test_full_gradients_within_groups_at_their_models_in_some_rounds(float64) ->
 
     def reported(optimizer: FederatedOptimizer, every: int = 1) -> list[float]:
         run = toy.setup(data, model=toy.linear_model(scale=0.0), learning_rate=0.5)
-        run = run._replace(federated_optimizer=federated.with_gradient_diversity(optimizer))
+        run = run._replace(federated_optimizer=optimizer)
         sampler = toy.in_order("all", 4, 1)
-        look = federated.full_gradient_diversity(sampler, every=every)
-        stage = Stage((pull,), sampler, labelled_quota="any", gradient_pass=look)
-        _, infos = toy.train(federated_method(run, (stage,)), KEY, data, 2)
+        stage = Stage((pull,), sampler, labelled_quota="any")
+        method = federated_method(run, (stage,))
+        method = with_gradient_pass(method, run, stage, sampler, sampler, Diversity(), every)
+        _, infos = toy.train(method, KEY, data, 2)
         return [float(info["full_gradient_diversity"]) for info in infos]
 
     ids = np.arange(6)
@@ -404,6 +418,7 @@ def test_nesterov_momentum_of_the_worked_example(float64) -> None:
         ({"bn_stats": "users"}, "bn_stats is 'users'"),
         ({"diversity": "gradient"}, "diversity is 'gradient'. Did you mean 'gradients'"),
         ({"diversity_every": 0}, "diversity_every is 0"),
+        ({"norm_ord": 3}, "norm_ord is 3"),
     ],
 )
 def test_refusals(settings, message) -> None:
