@@ -45,8 +45,8 @@ from fedjax_ssl.federated.terms import PseudoLabels, augmented_view, diagnose_ps
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
 from fedjax_ssl.graph.weighting import class_counts
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.parts.cost_model import Cost, Work, cost_metrics, protofssl_cost
 from fedjax_ssl.methods.parts.settings import Count, CountOrZero, Positive, Weight
+from fedjax_ssl.models import count_parameters
 from fedjax_ssl.objectives import (
     batch_cross_entropy,
     class_prototypes,
@@ -59,6 +59,8 @@ from fedjax_ssl.objectives import (
 )
 
 TERM = "protofssl"
+GIGA, MEGA = 1e9, 1e6
+Number = float | Array
 
 
 @checked
@@ -203,6 +205,9 @@ def _term(setup: Setup, settings: ProtoFSSL) -> Term:
         towards_helpers = helpers.active & (clients.num_examples > clients.num_labelled)
         return labelled | towards_helpers if settings.global_source else labelled
 
+    def store(state: State, outcome: RoundResult) -> State:
+        return state._replace(bank=push(state.bank, outcome.uploads, outcome.round.clients.id, outcome.counts))
+
     server = AtServer(prepare=partial(_prepare, setup, settings), participates=participates)
     client = AtClient()
     log = ForLog(
@@ -211,7 +216,7 @@ def _term(setup: Setup, settings: ProtoFSSL) -> Term:
         traffic=partial(_traffic, setup, settings),
     )
     if settings.proto_refresh == "end":
-        server = server._replace(server_update=_store)
+        server = server._replace(server_update=store)
         client = client._replace(collect=partial(_prototypes_after, setup, settings))
     return Term(
         TERM, tuple(views.values()), partial(_loss, setup, settings, views), server=server, client=client, log=log
@@ -302,10 +307,6 @@ def _loss(setup: Setup, settings: ProtoFSSL, views: dict[str, View], step: Step)
     return total
 
 
-def _store(state: State, outcome: RoundResult) -> State:
-    return state._replace(bank=push(state.bank, outcome.uploads, outcome.round.clients.id, outcome.counts))
-
-
 def _rows_used(setup: Setup, settings: ProtoFSSL, trained: ClientResult) -> tuple[Int[Array, ""], Int[Array, ""]]:
     """Examples that a client went through: (forward and backward, forward only, for the prototypes it shares)."""
     client, steps = trained.client, trained.num_steps
@@ -323,16 +324,8 @@ def _diagnose(
     setup: Setup, settings: ProtoFSSL, outcome: RoundResult, truth: Int[Array, "p n"], measured: PyTree
 ) -> Metrics:
     """What the round cost and, of `num_unlabelled` unlabelled examples of every client, how good pseudo-labels are."""
-    width = outcome.sent.shared.sets.centers.shape[-1]
-
-    def cost(work: Work) -> Cost:
-        used = work if settings.pseudo_labelled else work._replace(unlabelled=0)
-        return protofssl_cost(used, settings.most_helpers, setup.num_classes, width)
-
-    metrics = cost_metrics(setup, outcome, cost, *measured)
-    if not settings.pseudo_labelled:
-        return metrics
-    return metrics | _quality(setup, settings, outcome, truth)
+    quality = _quality(setup, settings, outcome, truth) if settings.pseudo_labelled else {}
+    return _costs(setup, settings, outcome, *measured) | quality
 
 
 def _traffic(setup: Setup, settings: ProtoFSSL, outcome: RoundResult) -> Traffic:
@@ -389,6 +382,72 @@ def _quality(setup: Setup, settings: ProtoFSSL, outcome: RoundResult, truth: Int
     )
     targets = PseudoLabels(labels, largest, largest)
     return diagnose_pseudo_labels(targets, jnp.take_along_axis(truth, within, axis=1), seen)
+
+
+# What a client computes and sends in a round, by the formulas of Table 1 and as it is run
+
+
+def analytic_cost(
+    labelled: Number,
+    unlabelled: Number,
+    operations: float,
+    model_bytes: float,
+    num_helpers: int,
+    num_classes: int,
+    num_features: int,
+    passes: int = 1,
+) -> tuple[Number, Number]:
+    """Operations and bytes of a client in a round (Table 1).
+
+    F (|D^L| + |D^U|) E + D H K |D^U| E + F |D^L| and 2 Theta + C (1 + H) K, with C bytes for D features. Operations are
+    additions and multiplications of forward passes alone; bytes are those down and up together. With 50 labelled and
+    490 unlabelled examples and two helpers these are the figures of Table 2.
+
+    Args:
+        labelled: examples |D^L|.
+        unlabelled: examples |D^U|.
+        operations: F, of one example.
+        model_bytes: Theta.
+        num_helpers: H.
+        num_classes: K.
+        num_features: D.
+        passes: E, over all examples.
+    """
+    forwards = (labelled + unlabelled) * passes + labelled
+    distances = num_features * num_helpers * num_classes * unlabelled * passes
+    prototypes = BYTES_PER_NUMBER * num_features * (1 + num_helpers) * num_classes
+    return operations * forwards + distances, 2 * model_bytes + prototypes
+
+
+def _costs(
+    setup: Setup, settings: ProtoFSSL, outcome: RoundResult, trained: Int[Array, " p"], others: Int[Array, " p"]
+) -> Metrics:
+    """The mean costs of a round's clients; nothing where the network's operations are not known.
+
+    `trained` examples went forward and backward, a backward pass counted as two forward ones, `others` forward only.
+    """
+    if setup.model.forward_operations is None:
+        return {}
+    operations = float(setup.model.forward_operations())
+    valid, clients = outcome.round.valid, outcome.round.clients
+
+    def mean(values: Array) -> Float[Array, ""]:
+        total = jnp.sum(values, where=valid).astype(jnp.result_type(float))
+        return total / jnp.maximum(jnp.sum(valid), 1).astype(total.dtype)
+
+    labelled = mean(clients.num_labelled)
+    unlabelled: Number = mean(clients.num_examples) - labelled if settings.pseudo_labelled else 0
+    size = float(BYTES_PER_NUMBER * count_parameters(outcome.round.params))
+    width = outcome.sent.shared.sets.centers.shape[-1]
+    asked = analytic_cost(labelled, unlabelled, operations, size, settings.most_helpers, setup.num_classes, width)
+    forward, backward = mean(trained + others), 2 * mean(trained)
+    values = {
+        "analytic_gflop": asked[0] / GIGA,
+        "analytic_megabytes": asked[1] / MEGA,
+        "as_run_forward_gflop": operations / GIGA * forward,
+        "as_run_gflop": operations / GIGA * (forward + backward),
+    }
+    return {name: jnp.asarray(value, forward.dtype) for name, value in values.items()}
 
 
 # Scores and losses of an episode (docs/methods/protofssl.md, "A round")

@@ -9,7 +9,6 @@ from typing import Any
 import ml_collections
 
 from fedjax_ssl import federated
-from fedjax_ssl.methods.parts.cost_model import COSTS
 from fedjax_ssl.runs.environment import command, device_description, peak_memory_bytes, versions
 from fedjax_ssl.runs.files import bytes_in_words, decode_json
 from fedjax_ssl.runs.rounds import TOTALS
@@ -19,6 +18,7 @@ _LAST = (  # of the last row, where it has them
     *("test_balanced_accuracy", "test_loss", "test_macro_f1", "test_ece", "test_auroc"),
     *("test_client_accuracy", "test_client_accuracy_worst_tenth", "test_client_accuracy_spread"),
     *("pseudo_label_accuracy", "pseudo_label_coverage"),
+    *("analytic_gflop", "analytic_megabytes", "as_run_forward_gflop", "as_run_gflop"),
 )
 
 
@@ -92,7 +92,7 @@ def summarize(
         "device": device_description(),
         "command": command(),
         **{name: totals[name] for name in ("dropped_clients", "local_steps")},
-        **{name: last[name] for name in (*_LAST, *COSTS) if name in last},
+        **{name: last[name] for name in _LAST if name in last},
     }
     if last and last["round"] < config.rounds:
         fields["stopped_early"] = True

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_ssl import models
 from fedjax_ssl.methods import protofssl
 from fedjax_ssl.methods.protofssl import ProtoFSSL, PrototypeSets, empty_bank
 
@@ -215,3 +216,35 @@ def test_helpers_follow_from_client_ids_and_not_from_slots() -> None:
     # Empty sets are chosen last.
     few = push(empty_bank(2, 4, 3, 2), uploads, ids, jnp.asarray([False, True, False, True]))
     assert bool(choose_helpers(jax.random.key(0), few, 2, 2).present.all())
+
+
+# What a round costs: the analytic costs of Tables 1 and 2, to every printed digit.
+
+
+def resnet8() -> tuple[float, int]:
+    """Forward operations of an example, and bytes."""
+    model = models.build("resnet8", num_classes=10, input_shape=(32, 32, 3))
+    assert model.forward_operations is not None
+    parameters = models.count_parameters(jax.eval_shape(model.init, jax.random.key(0))[0])
+    return model.forward_operations(), 4 * parameters
+
+
+@pytest.mark.parametrize(("helpers", "gflop", "megabytes"), [(2, 447.915, 52.588), (5, 447.922, 52.649)])
+def test_costs_of_table_2(helpers, gflop, megabytes) -> None:
+    """Printed there: 447.9 and 52.6."""
+    operations, size = protofssl.analytic_cost(50, 490, *resnet8(), helpers, num_classes=10, num_features=512)
+    assert (round(operations / 1e9, 3), round(size / 1e6, 3)) == (gflop, megabytes)
+
+
+def test_cost_formulas_count_passes_and_helpers() -> None:
+    # 5 features, 7 classes, 3 helpers: 5 * 3 * 7 multiplications for an unlabelled example, and 4 sets of 7 * 20 bytes.
+    found = protofssl.analytic_cost(3, 10, 2, 100, 3, 7, 5, passes=4)
+    assert found == (2 * 13 * 4 + 105 * 10 * 4 + 2 * 3, 200 + 4 * 140)
+    assert protofssl.analytic_cost(3, 0, 2, 100, 0, 7, 5, passes=4) == (2 * 3 * 4 + 6, 200 + 140)
+
+
+def test_a_round_of_the_paper_as_it_is_run() -> None:
+    """Ten episodes of 30 labelled and 100 unlabelled examples, then 50 for the prototypes: 1,350 forward passes."""
+    operations, (trained, others) = resnet8()[0], (10 * (3 * 10 + 100), 50)
+    assert round(operations * (trained + others) / 1e9, 1) == 1024.9
+    assert round(operations * (3 * trained + others) / 1e9) == 2999
