@@ -62,10 +62,6 @@ def normalize(weight: np.ndarray) -> np.ndarray:
     return weight / np.sqrt(degree[:, None] * degree[None, :])
 
 
-def influence(normalized: np.ndarray, alpha: float) -> np.ndarray:
-    return np.linalg.inv(np.eye(len(normalized)) - alpha * normalized)
-
-
 def one_hot(labels: np.ndarray, num_classes: int) -> np.ndarray:
     return (labels[:, None] == np.arange(num_classes)).astype(float)
 

@@ -1,13 +1,12 @@
 """The seam for protocols: a toy protocol in it gives the bits of `graph.IDEAL`, and neighbours those of the kernels."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedjax_ssl import graph
 from fedjax_ssl.graph import PropagationSettings as Settings
-from fedjax_ssl.graph.exchange import exchanged_neighbors, fraction_bits
+from fedjax_ssl.graph.exchange import fraction_bits
 from tests.graph import reference
 from tests.graph.masked_exchange import MaskedExchange
 from tests.graph.test_propagation import clustered_codes
@@ -61,21 +60,6 @@ def test_a_protocol_for_distances_alone_gives_the_bits_of_the_kernels(settings):
     found = label(settings, graph.Exchange(distances=protocol.distances))
     assert protocol.pairs and not protocol.calls
     jax.tree.map(np.testing.assert_array_equal, found, label(settings))
-
-
-def test_a_protocol_for_sums_alone_gives_the_bits_of_the_ideal():
-    found = label(exchange=graph.Exchange(row_sums=MaskedExchange().row_sums))
-    jax.tree.map(np.testing.assert_array_equal, found, label(exchange=graph.IDEAL))
-
-
-def test_neighbours_are_those_of_the_kernels():
-    usable = jnp.asarray(ROWS["valid"] & ROWS["has_code"])
-    found = exchanged_neighbors(MaskedExchange().exchange, CODES, ROWS["clients"], usable, SETTINGS)
-    jax.tree.map(np.testing.assert_array_equal, found, graph.nearest_neighbors(CODES, BITS, 4, usable))
-    for codes in (CODES[:1], CODES[:0], np.repeat(CODES[:1], 70, axis=0)):  # one point, none, all the same
-        rows = len(codes)
-        found = exchanged_neighbors(graph.IDEAL, codes, ROWS["clients"][:rows], np.ones(rows, bool), SETTINGS)
-        jax.tree.map(np.testing.assert_array_equal, found, graph.nearest_neighbors(codes, BITS, 4))
 
 
 def test_parties_see_what_the_protocol_shows_them():

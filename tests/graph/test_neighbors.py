@@ -1,13 +1,10 @@
 """Blockwise nearest neighbours against the dense reference, ties included."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedjax_ssl import graph
-from fedjax_ssl.graph import neighbors as neighbors_module
-from fedjax_ssl.graph.neighbors import smallest
 from tests.graph import reference
 
 
@@ -24,17 +21,6 @@ def assert_equals_reference(found, codes, num_bits, count, valid=None):
         np.testing.assert_array_equal(similarity[row, there:], 0)
 
 
-@pytest.fixture
-def small_tiles(monkeypatch):
-    # 24 rows per tile do not divide 700 points. Other programs stay: clearing all caches would compile them again.
-    asked = []
-    monkeypatch.setattr(neighbors_module, "_rows_per_tile", lambda *sizes: asked.append(sizes) or 24)
-    neighbors_module._nearest_codes.clear_cache()
-    yield
-    neighbors_module._nearest_codes.clear_cache()
-    assert asked, "the search was compiled again"
-
-
 @pytest.mark.parametrize("kernel", ["popcount", "matmul"])
 @pytest.mark.parametrize(
     "num_bits, count", [(6, 10), *(pytest.param(*x, marks=pytest.mark.thorough) for x in ((40, 1), (12, 33)))]
@@ -44,19 +30,6 @@ def test_ties_go_to_the_lower_index(num_bits, count, kernel):
     codes = reference.random_codes(num_bits, 700, num_bits)
     found = graph.nearest_neighbors(codes, num_bits, count, kernel=kernel)
     assert_equals_reference(found, codes, num_bits, count)
-
-
-@pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("kernel", ["popcount", "matmul"])
-def test_tiles_that_do_not_divide_the_points(kernel):
-    codes = reference.random_codes(5, 700, 6)
-    found = graph.nearest_neighbors(codes, 6, 10, kernel=kernel)
-    assert_equals_reference(found, codes, 6, 10)
-
-
-def test_all_points_equal():
-    codes = np.zeros((300, 1), np.uint32)
-    assert_equals_reference(graph.nearest_neighbors(codes, 32, 3), codes, 32, 3)
 
 
 def test_enough_points_for_several_levels_of_groups():
@@ -73,11 +46,6 @@ def test_enough_points_for_several_levels_of_groups():
 def test_more_neighbors_than_points(num_points, count):
     codes = reference.random_codes(2, num_points, 64)
     assert_equals_reference(graph.nearest_neighbors(codes, 64, count), codes, 64, count)
-
-
-def test_no_points():
-    index, similarity = graph.nearest_neighbors(np.zeros((0, 2), np.uint32), 64, 3)
-    assert index.shape == similarity.shape == (0, 3)
 
 
 @pytest.mark.parametrize("num_valid", [0, 1, 3, 200])
@@ -121,15 +89,6 @@ def test_bad_arguments_are_refused():
         graph.nearest_neighbors(codes, 32, 1, np.ones(3, bool))
     with pytest.raises(ValueError, match=r"kernel is 'gpu'.*popcount"):
         graph.nearest_neighbors(codes, 32, 1, kernel="gpu")
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("bound", [None, 5])
-@pytest.mark.parametrize("length, count", [(1, 1), (300, 300), (2000, 7), (5000, 40)])
-def test_smallest_orders_by_value_and_position(length, count, bound):
-    values = np.random.default_rng(length).integers(0, 6, (length, 9)).astype(np.int16)
-    found = smallest(jnp.asarray(values if bound else values.astype(np.float32)), count, bound)
-    np.testing.assert_array_equal(found, np.argsort(values, axis=0, kind="stable")[:count])
 
 
 def dense_cosines(points: np.ndarray) -> np.ndarray:

@@ -61,26 +61,6 @@ def test_codes_may_lie_on_one_device_or_in_shards():
         assert_same(graph.nearest_neighbors(jax.device_put(codes, place), 6, 10, mesh=mesh), expected)
 
 
-@pytest.mark.thorough
-def test_codes_of_more_words_than_are_summed_at_once():
-    codes = reference.random_codes(1, 9, 4200)
-    found = graph.nearest_neighbors(codes, 4200, 3, mesh=mesh_of(2))
-    assert_same(found, graph.nearest_neighbors(codes, 4200, 3))
-
-
-@pytest.mark.thorough
-def test_labels_with_shared_rows_are_the_same():
-    random = np.random.default_rng(0)
-    points = random.normal(size=(90, 6)).astype(np.float32)
-    shown = np.where(np.arange(90) < 12, random.integers(3, size=90), -1).astype(np.int32)
-    search = partial(graph.nearest_neighbors, mesh=mesh_of(4))
-    valid = np.arange(90) % 5 != 2
-    options = dict(num_bits=64, num_neighbors=4, valid=valid, solver="conjugate_gradient")
-    expected = graph.xclp(jax.random.key(0), points, shown, 3, **options)
-    found = graph.xclp(jax.random.key(0), points, shown, 3, neighbor_search=search, **options)
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
-
-
 @pytest.mark.parametrize("mesh", [4, "device", jax.sharding.AbstractMesh((2,), ("device",))])
 def test_what_is_no_mesh_of_devices_is_refused(mesh):
     with pytest.raises(ValueError, match=r"it must be a jax.sharding.Mesh"):
