@@ -183,20 +183,6 @@ def test_underflow_stays_finite() -> None:
     np.testing.assert_allclose(slope(logits, NESTED, 1), [0.5, 0.5, -1.0], rtol=1e-6)
 
 
-@pytest.mark.thorough
-def test_double_softmax_and_its_floors(float64) -> None:
-    """FedMT section 13, check 6."""
-    label, logits = jnp.asarray([0], jnp.int32), jnp.log(jnp.asarray([[0.9, 0.08, 0.02]]))
-    assert float(channel_cross_entropy(logits, label, identity_channel(3))[0]) == pytest.approx(0.1053605157, abs=1e-10)
-    twice = channel_cross_entropy_on_probs(logits, label, identity_channel(3))
-    assert float(twice[0]) == pytest.approx(0.6180003585, abs=1e-10)
-    # Padding does not move the floor.
-    for num, floor in [(3, 0.5514), (20, 2.0782)]:
-        sure = jnp.where(jnp.arange(num) == 0, 1000.0, 0.0)[None]
-        found = channel_cross_entropy_on_probs(sure, label, pad_channel(identity_channel(num), 20))
-        assert float(found[0]) == pytest.approx(floor, abs=1e-4)
-
-
 def test_a_matrix_with_missing_mass_needs_its_remainder(float64) -> None:
     """Columns of less than 1: with the remainder q_j = (M p)_j, without it the rest is shared out."""
     matrix, logits = np.array([[0.5, 0.0, 0.2], [0.1, 0.7, 0.0]]), LOGITS[:4, :3].astype(np.float64)
@@ -227,13 +213,3 @@ def test_invariants_of_the_projection(float64) -> None:
     expected = losses(logits, matrix, observed)
     np.testing.assert_allclose(losses(logits[:, fine], matrix[:, fine], observed), expected, rtol=1e-12)
     np.testing.assert_allclose(losses(logits, matrix[coarse], np.argsort(coarse)[observed]), expected, rtol=1e-12)
-
-
-def test_the_projection_loss_is_not_convex_and_does_not_identify(float64) -> None:
-    """FedMT section 13, checks 12 and 13."""
-    channel, label = correspondence_channel(NESTED), jnp.asarray([0], jnp.int32)
-    curvature = jax.jit(jax.hessian(lambda z: channel_cross_entropy(z[None], label, channel)[0]))(jnp.zeros(3))
-    np.testing.assert_allclose(np.linalg.eigvalsh(curvature), [-1 / 6, 0, 1 / 3], atol=1e-12)
-    alike = np.log([[0.5, 0.2, 0.3], [0.1, 0.6, 0.3]])
-    log_probs = channel_log_probs(jnp.asarray(alike), channel)
-    np.testing.assert_allclose(np.exp(log_probs), [[0.7, 0.3]] * 2, rtol=1e-12)

@@ -32,11 +32,6 @@ def test_uda_sharpens_the_targets_of_rows_it_is_sure_of(float64) -> None:
     assert 0.2076967 - entropy == pytest.approx(0.1852824, abs=1e-5), "the divergence lacks the targets' entropy"
 
 
-def test_uda_without_temperature_and_with_hard_targets_is_fixmatch(float64) -> None:
-    sharp = uda_loss(WEAK, STRONG, ALL, 0.95, 1e-3)
-    np.testing.assert_allclose(sharp, fixmatch_loss(WEAK, STRONG, ALL, 0.95), rtol=1e-12)
-
-
 def test_rows_outside_the_mask_do_not_count(float64) -> None:
     mask = np.array([True, False, True])
     for loss in (lambda w, s, m: fixmatch_loss(w, s, m, 0.3), lambda w, s, m: uda_loss(w, s, m, 0.0, 1.0)):

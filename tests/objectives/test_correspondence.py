@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.objectives import (
-    batch_cross_entropy,
     correspondence_counts,
     estimate_correspondence,
-    mixup_cross_entropy,
     normalize_counts,
 )
 from tests.objectives.compiled import (
@@ -54,30 +52,6 @@ def test_ten_samples_with_a_class_that_is_never_confident(float64) -> None:
         np.testing.assert_array_equal(support, [2, 3, 1, 0])
 
 
-def test_the_threshold_is_strict_and_smoothing_adds_the_prior(float64) -> None:
-    """Check 7: one sample lies exactly at the threshold."""
-    matrix, _ = estimate(float(np.nextafter(0.95, 0)))
-    np.testing.assert_allclose(matrix[:, 1], [0.5, 0.5, 0], rtol=1e-14)
-    matrix, _ = estimate(smoothing=1.0)
-    expected = [[0.8, 2 / 15, 1 / 15], [0.35, 0.6, 0.05], [0.2, 0.2, 0.6], [0.4, 0.4, 0.2]]
-    np.testing.assert_allclose(matrix.T, expected, rtol=1e-14)
-
-
-def test_projection_losses_with_the_estimate(float64) -> None:
-    """Check 7: losses of the six confident samples; what a zero column takes away."""
-    with np.errstate(divide="ignore"):
-        logits = jnp.asarray(np.maximum(np.log(PROBS), -1e300))
-    observed = jnp.asarray(OBSERVED)
-    found = channel_cross_entropy(logits, observed, correspondence_channel(estimate()[0]))[CONFIDENT]
-    expected = [0.01477529, 0.02292750, 1.06711362, 0.41369891, 0.42261127, 0.02839947]
-    np.testing.assert_allclose(found, expected, atol=1e-8)
-    assert float(jnp.mean(found)) == pytest.approx(0.3282543443, abs=1e-10)
-    zero = estimate(fallback="zero")[0]
-    found = channel_cross_entropy(logits, observed, correspondence_channel(zero, remainder=True))[CONFIDENT]
-    assert float(jnp.mean(found)) == pytest.approx(0.3323813198, abs=1e-10)
-    assert (zero @ PROBS[9]).sum() == pytest.approx(0.3)
-
-
 def test_loss_of_sure_predictions_is_the_conditional_entropy(float64) -> None:
     """Check 8."""
     sure = jnp.asarray(np.where(np.eye(4)[PROBS.argmax(1)] > 0, 0.0, -1e4))
@@ -101,19 +75,6 @@ def test_bias_of_the_estimate(float64) -> None:
     np.testing.assert_array_equal(support, [2, 2, 1, 0])
 
 
-@pytest.mark.thorough
-def test_counts_pool_over_clients_and_ignore_padding() -> None:
-    probs, observed = jnp.asarray(PROBS, jnp.float32), jnp.asarray(OBSERVED)
-    whole = estimate_correspondence(probs, observed, 3, 0.955)[0]
-    halves = [probs[:5], probs[5:]], [observed[:5], observed[5:]]
-    counts, label_counts = jax.vmap(lambda p, o: correspondence_counts(p, o, 3, 0.955))(*map(jnp.stack, halves))
-    np.testing.assert_allclose(normalize_counts(counts.sum(0), label_counts.sum(0)), whole, rtol=1e-6)
-    padded = jnp.concatenate([probs, jnp.asarray([[1.0, 0, 0, 0], [jnp.nan] * 4], jnp.float32)])
-    longer = jnp.concatenate([observed, jnp.asarray([2, -1], jnp.int32)])
-    masked = estimate_correspondence(padded, longer, 3, 0.955, mask=jnp.arange(12) < 10)[0]
-    np.testing.assert_array_equal(masked, whole)
-
-
 def test_the_estimate_is_a_constant_and_empty_clients_are_uniform() -> None:
     probs, observed = jnp.asarray(PROBS, jnp.float32), jnp.asarray(OBSERVED)
     slope = jax.grad(lambda p: jnp.sum(estimate_correspondence(p, observed, 3, 0.9, smoothing=0.5)[0] ** 2))(probs)
@@ -125,18 +86,3 @@ def test_the_estimate_is_a_constant_and_empty_clients_are_uniform() -> None:
     assert half.dtype == jnp.float32
     with pytest.raises(ValueError, match=r"fallback is 'ones'.* Allowed: prior, uniform, zero"):
         estimate_correspondence(probs, observed, 3, 0.5, fallback="ones")
-
-
-def test_total_client_loss(float64) -> None:
-    """Check 10: projection, confident and mixed samples."""
-    both = jnp.ones(2, bool)
-    channel = correspondence_channel(np.array([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]]))
-    weak = jnp.asarray([[1.0, 0.5, -0.2], [-0.3, 0.1, 0.9]])
-    projection = float(jnp.mean(channel_cross_entropy(weak, jnp.asarray([0, 1], jnp.int32), channel)))
-    fixed = jnp.asarray([0, 2], jnp.int32)
-    strong = float(batch_cross_entropy(jnp.asarray([[0.8, 0.2, 0.0], [0.0, 0.4, 0.5]]), fixed, both))
-    mixed_logits, partners = jnp.asarray([[0.6, 0.3, 0.1], [0.2, 0.2, 0.7]]), jnp.asarray([1, 0], jnp.int32)
-    mixed = float(mixup_cross_entropy(mixed_logits, fixed, partners, 0.3, both))
-    np.testing.assert_allclose([projection, strong, mixed], [0.3658745411, 0.8065223519, 1.1038316624], atol=1e-10)
-    assert projection + strong + mixed == pytest.approx(2.2762285554, abs=1e-9)
-    assert projection + 0.5 * strong + 0.25 * mixed == pytest.approx(1.0450936326, abs=1e-9)

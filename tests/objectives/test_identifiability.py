@@ -63,11 +63,6 @@ def test_mixed_federations(matrices: list, identified: bool) -> None:
     assert any("as a whole" in text for text in identifiability_warnings(report)) is not identified
 
 
-def test_labels_and_good_sets_raise_no_warning() -> None:
-    matrices = [np.eye(3), set_matrix(SET_PRIORS, SET_SHARES, TEST_PRIOR), NOTHING]
-    assert identifiability_warnings(assess_identifiability(matrices)) == []
-
-
 def test_constraints_hold_at_the_posterior_and_empty_rows_add_none() -> None:
     rows = posterior_constraints([FIRST, COARSE, NOTHING, np.eye(3)], POSTERIOR)
     assert rows.shape == (1 + 1 + 2, 3)
