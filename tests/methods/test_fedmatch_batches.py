@@ -5,7 +5,6 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from fedjax_ssl.federated import Client, Now
 from fedjax_ssl.methods.fedmatch import Bounds, first_plateau, matched_batches, next_plateau, steps_per_epoch
@@ -64,16 +63,6 @@ def test_clients_that_lack_one_kind_of_examples() -> None:
     assert [step for step in found[:5]] == [(list(range(10 * i, 10 * i + 10)), []) for i in range(5)] == found[5:]
     assert batches(sampler, 0, 0) == []
     assert batches(sampler, 4, 10) == [([0, 1, 2, 3], [4, 5, 6, 7, 8, 9])] * 2
-
-
-@pytest.mark.thorough
-def test_shuffled_epochs_use_the_same_examples() -> None:
-    sampler = matched_batches(10, None, 2, Bounds(20, 20, 40), shuffle=True)
-    found = batches(sampler, 20, 60)
-    for epoch in (found[:2], found[2:]):
-        assert sorted(used(epoch, 0)) == list(range(20))
-        assert sorted(used(epoch, 1)) == list(range(20, 60))
-    assert found[:2] != found[2:] and found[0][0] != list(range(10))
 
 
 def test_the_rate_falls_where_the_loss_does_not(float64) -> None:

@@ -155,17 +155,6 @@ def test_every_set_is_one_step_of_every_epoch() -> None:
     assert len(set(orders)) > 1
 
 
-@pytest.mark.thorough
-def test_padding_of_sets_and_examples_changes_no_step() -> None:
-    labels, shares = [0, 2, 1, 0, 2, 0, 1], np.eye(3)
-    plain = jax.jit(set_per_step(2).schedule)(KEY, client_with(sets_of_one_client(labels, shares)), toy.NOW)
-    padded = jax.jit(set_per_step(2).schedule)(KEY, client_with(sets_of_one_client(labels, shares, padding=2)), toy.NOW)
-    assert int(plain.num_steps) == int(padded.num_steps) == 6
-    for step in range(6):
-        one, other = (np.where(s.masks["set"][step], s.positions["set"][step], -1)[:7] for s in (plain, padded))
-        np.testing.assert_array_equal(one, other)
-
-
 def test_of_a_set_larger_than_the_bound_another_part_is_taken_every_time() -> None:
     client = client_with(sets_of_one_client([0] * 9 + [1] * 2, np.eye(3)[:2]))
     schedule = jax.jit(set_per_step(6, set_size=4).schedule)(KEY, client, toy.NOW)
@@ -227,18 +216,6 @@ def test_perturbed_passes_leave_the_running_batch_statistics_alone() -> None:
     assert float(optax.tree.norm(optax.tree.sub(moved, params))) > 1e-4
 
 
-@pytest.mark.thorough
-def test_padding_does_not_move_the_perturbation_in_a_network_with_batch_norm() -> None:
-    """The weight is large, so that a wrong direction would show."""
-    data = toy.weak_federation("sets")
-    ends = []
-    for federation in (data, toy.padded(data, clients=0, columns=5)):
-        run = toy.setup(federation, model_options={"norm": "bn"}, local_epochs=1)
-        method = methods.build("fedllp_vat", run, vat_weight=50.0, vat_radius=3.0, ramp_epochs=1)
-        ends.append(toy.train(method, KEY, federation, 1)[0])
-    chex.assert_trees_all_close(ends[0].params, ends[1].params, rtol=0, atol=1e-3)
-
-
 def test_learning_from_proportions_needs_sets() -> None:
     data = toy.federation()
     method = methods.build("fedllp", toy.setup(data))
@@ -250,11 +227,3 @@ def test_learning_from_proportions_needs_sets() -> None:
 def test_the_argument_of_its_configs_is_checked(argument: str) -> None:
     with pytest.raises(configs.ConfigError, match=f"'{argument}'; give the number of sets, at least 2, iid or noniid"):
         presets.unlabelled_sets(argument)
-
-
-def test_its_configs_name_split_sets_and_method() -> None:
-    config = presets.unlabelled_sets("20,noniid,fedllp")
-    assert (config.partition.name, config.supervision.sets, config.method.name) == ("majority", 20, "fedllp")
-    config = presets.unlabelled_sets("40,iid,fedavg")
-    assert (config.partition.name, config.supervision.name, config.supervision.fraction) == ("iid", "fraction", 0.1)
-    assert presets.unlabelled_sets().supervision.sets == 10

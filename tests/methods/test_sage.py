@@ -66,26 +66,6 @@ def test_targets_loss_and_gradient(float64) -> None:
     np.testing.assert_allclose(slope, gradient, atol=1e-9)
 
 
-def test_no_gradient_reaches_what_makes_the_targets() -> None:
-    def loss(ours, theirs):
-        corrected = corrected_labels(jax.nn.softmax(ours), jax.nn.softmax(theirs), 0.5)
-        return soft_label_divergence(jnp.asarray(STRONG), corrected, jnp.ones(5, bool))
-
-    slopes = jax.jit(jax.grad(loss, argnums=(0, 1)))(np.log(np.float32(OURS)), np.log(np.float32(THEIRS)))
-    assert not np.any(np.asarray(slopes))
-
-
-def test_optimizer(float64) -> None:
-    """Check 3."""
-    local, weight = federated.local_optimizer(momentum=0.9, weight_decay=1e-4), jnp.asarray(1.0)
-    state, seen = local.init(weight), []
-    for _ in range(2):
-        update, state = local.update(jnp.asarray(0.5), state, weight)
-        weight = weight - 0.1 * update
-        seen.append(float(weight))
-    np.testing.assert_allclose(seen, [0.94999, 0.8549715001], atol=1e-10)
-
-
 @pytest.mark.parametrize(("labelled", "examples", "weight"), [(250, 2500, 502_500), (251, 2500, 504_500)])
 def test_weight_of_a_client_in_the_code(labelled: int, examples: int, weight: int) -> None:
     """Check 4."""

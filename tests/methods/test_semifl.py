@@ -100,13 +100,6 @@ def test_global_momentum():
     np.testing.assert_allclose(second, [0.3, -1.45], rtol=1e-6)
 
 
-def test_who_was_not_confident_does_not_count():
-    """Check 7."""
-    anchor = jnp.asarray([1.0, 1.0])
-    mean, _ = returned(federated.fedavg(), (), anchor, [2.0, 0.0], None, [0.0, 4.0])
-    np.testing.assert_allclose(mean, [1.0, 2.0])
-
-
 def one_channel() -> models.Model:
     """A batch norm layer and nothing else."""
     layer = models.normalization.BatchNorm()
@@ -201,13 +194,6 @@ def test_the_servers_batches_are_in_the_order_of_classes():
     np.testing.assert_allclose(mean, [np.mean(means)], rtol=1e-6)
 
 
-def test_without_batch_norm_static_statistics_cost_nothing():
-    data = toy.weak_federation("server")
-    method = methods.build("single", toy.setup(data))
-    wrapped = with_static_batch_norm(method, toy.setup(data).model, lambda x: x)
-    chex.assert_trees_all_equal(wrapped.init(key(), data), method.init(key(), data))
-
-
 def client_with(confident: list[bool], size: int = 9) -> Client:
     """A client of the first `len(confident)` examples, the rest is padding."""
     padding = size - len(confident)
@@ -276,15 +262,6 @@ def test_a_client_without_a_confident_example_sits_out(semifl_round):
     chex.assert_trees_all_equal(mine.params, absent.params)
     assert info["local_steps"] == expected["local_steps"] > SERVER_STEPS
     assert info["pseudo_label_coverage"] < expected["pseudo_label_coverage"]
-
-
-@pytest.mark.thorough
-def test_the_strong_view_is_what_confident_examples_are_trained_on(semifl_round):
-    data = toy.weak_federation("server")
-    ends = [semifl_round(data, threshold=0.0, mix_weight=0.0, brightness=value)[1] for value in (1.0, 0.0)]
-    # Nothing is seen of the inputs, so the clients move the bias alone.
-    weak, strong = (end.params["model"]["w"] for end in ends)
-    assert float(jnp.abs(strong - weak).max()) > 1e-3
 
 
 @pytest.mark.thorough

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import federated, methods
-from fedjax_ssl.federated import all_clients
 from fedjax_ssl.methods.parts.channel_terms import channel_term, check_channels, with_l1
 from tests import toy
 
@@ -21,15 +20,6 @@ def test_the_l1_norm_is_a_term_unless_its_weight_is_zero() -> None:
     assert [term.name for term in with_l1(terms, 0.1)] == ["channel", "l1"]
     with pytest.raises(ValueError, match=r"l1 is -0\.1"):
         with_l1(terms, -0.1)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", ["semifl", "fedmt", "mixed"])
-def test_methods_are_built_where_the_clients_sizes_are_looked_at_before_training(name: str) -> None:
-    """As placement "auto" does on accelerators; what is confident is not known then."""
-    data = toy.weak_federation("coarse")
-    method = toy.executed(methods.build(name, toy.setup(data)), everyone=all_clients(data))
-    jax.eval_shape(method.round, jax.random.key(0), jax.eval_shape(method.init, jax.random.key(0), data), data)
 
 
 @pytest.mark.thorough

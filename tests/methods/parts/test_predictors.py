@@ -126,13 +126,6 @@ def test_one_graph_labels_the_examples_of_clients_without_labels_or_training_dat
 
 
 @pytest.mark.thorough
-def test_under_a_trace_the_labels_are_the_same():
-    found, traced = predict(traced=False), one_graph()
-    np.testing.assert_array_equal(found.labels, traced.labels)
-    np.testing.assert_allclose(found.confidence, traced.confidence, atol=1e-5)
-
-
-@pytest.mark.thorough
 def test_new_examples_in_batches():
     found = predict(options={"new_batch_size": 2})
     owner = np.asarray(DATA.test_client)
