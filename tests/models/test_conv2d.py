@@ -124,28 +124,6 @@ def test_padding_rules_are_those_of_lax(name):
         np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
 
 
-def convolutions(function, *arguments):
-    """The lines of the compiler's input that hold a convolution."""
-    text = jax.jit(function).lower(*arguments).as_text()
-    return [line for line in text.splitlines() if "stablehlo.convolution" in line]
-
-
-def test_accelerators_never_see_grouped_convolutions():
-    x, k = (a.astype(jnp.float32) for a in arrays((4, 2, 6, 6, 3), (4, 3, 3, 3, 5)))
-    pads = ((1, 1), (1, 1))
-
-    def gradients(x, k):
-        return run(lambda x, k: lowerings.plain_or_slices(x, k, 1, pads), x, k)
-
-    assert convolutions(gradients, x[0], k[0])
-    assert not convolutions(jax.vmap(gradients), x, k)
-    assert not convolutions(jax.vmap(jax.vmap(gradients, (0, None)), (None, 0)), x, k)
-    folded = convolutions(jax.vmap(lambda x: lowerings.plain_or_slices(x, k[0], 1, pads)), x)
-    assert len(folded) == 1
-    assert "feature_group_count = 1 " in folded[0]
-    assert "tensor<8x6x6x3xf32>" in folded[0]
-
-
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_gradient_of_a_gradient(name):
     with jax.enable_x64(True):

@@ -8,7 +8,6 @@ import pytest
 
 from fedjax_ssl import models
 from fedjax_ssl.models.efficientnet import STAGES, InvertedResidual, StochasticDepth
-from fedjax_ssl.models.pretrained import efficientnet_b0_layers
 from tests.models.torchvision_arrays import efficientnet_b0_arrays
 
 # Computed once in float64 by torchvision 0.28.0's efficientnet_b0 in evaluation mode, with the arrays of
@@ -64,24 +63,6 @@ def test_another_number_of_classes_and_a_second_head_start_at_random(exported):
     assert {name for name, tree in differ.items() if any(jax.tree.leaves(tree))} == {"head", "aux_head"}
     chex.assert_trees_all_equal(first[1], second[1])
     chex.assert_trees_all_equal(first, model.init(jax.random.key(0)))
-
-
-def test_every_array_has_one_name():
-    layers = efficientnet_b0_layers()
-    assert len({layer.ours for layer in layers}) == len({layer.theirs for layer in layers}) == len(layers)
-
-
-@pytest.mark.thorough
-def test_training_needs_a_key_unless_nothing_is_drawn():
-    model, (params, state) = shapes(3)
-    x = jax.ShapeDtypeStruct((2, 64, 64, 3), jnp.float32)
-    with pytest.raises(ValueError, match="needs key="):
-        jax.eval_shape(lambda *arguments: model.apply(*arguments, train=True), params, state, x)
-    model, _ = shapes(3, dropout_rate=0.0, stochastic_depth=0.0, normalize_features=True)
-    low = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16), params)
-    outputs, new_state = jax.eval_shape(lambda *arguments: model.apply(*arguments, train=True), low, state, x)
-    assert outputs.features.dtype == outputs.logits.dtype == jnp.bfloat16
-    assert new_state == state
 
 
 def test_stochastic_depth_drops_examples():

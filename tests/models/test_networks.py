@@ -216,28 +216,6 @@ def test_blocks_of_the_wide_network(filters, stride):
     np.testing.assert_allclose(block.apply({"params": params}, x, False, None), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.thorough
-def test_vmap_over_parameters_equals_a_loop():
-    model, shape = small("mlp", norm="bn", dropout_rate=0.25)
-    params, state = jax.tree.map(lambda a: jnp.stack([a, 2 * a, 0.5 * a]), drawn(model))
-    x = jnp.asarray(np.random.default_rng(1).standard_normal((3, 4, *shape), np.float32))
-    keys = jax.random.split(jax.random.key(2), 3)
-
-    def gradient(params, state, x, key):
-        def loss(params):
-            outputs, new_state = model.apply(params, state, x, train=True, key=key)
-            return jnp.sum(jnp.sin(outputs.logits)), new_state
-
-        return jax.grad(loss, has_aux=True)(params)
-
-    together = jax.jit(jax.vmap(gradient))(params, state, x, keys)
-    alone = jax.jit(gradient)
-    for i in range(3):
-        expected = alone(*jax.tree.map(lambda a, i=i: a[i], (params, state)), x[i], keys[i])
-        ours = jax.tree.map(lambda a, i=i: a[i], together)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), ours, expected)
-
-
 @pytest.mark.parametrize(("name", "norm"), NORMS)
 def test_parameters_decide_the_dtype(name, norm):
     model, shape = small(name, norm=norm, normalize_features=True, aux_head=True)
@@ -258,18 +236,6 @@ def test_parameters_decide_the_dtype(name, norm):
         assert new_state == state
 
 
-def test_lowering_is_passed_on():
-    x = jnp.asarray(np.random.default_rng(1).standard_normal((3, 8, 8, 1), np.float32))
-    params, state = drawn(small("cnn")[0])
-    results = {}
-    for lowering, expected in [("lax", True), ("slices", False)]:
-        model, _ = small("cnn", lowering=lowering)
-        evaluate = jax.jit(lambda x, model=model: model.apply(params, state, x, train=False)[0].logits)
-        assert ("stablehlo.convolution" in evaluate.lower(x).as_text()) is expected
-        results[lowering] = evaluate(x)
-    np.testing.assert_allclose(results["lax"], results["slices"], rtol=1e-4, atol=1e-5)
-
-
 def test_dropout_needs_a_key_only_where_there_is_dropout():
     shape, _ = SMALL["mlp"]
     x = jnp.ones((2, *shape))
@@ -285,20 +251,6 @@ def test_dropout_needs_a_key_only_where_there_is_dropout():
     with pytest.raises(ValueError, match="needs key="):
         cnn, cnn_shape = small("cnn")
         cnn.apply(*drawn(cnn), jnp.ones((2, *cnn_shape)), train=True)
-
-
-def test_available_lists_every_network():
-    assert list(models.available()) == [
-        *SMALL,
-        "resnet8",
-        "resnet9",
-        "resnet17",
-        "proto_resnet18",
-        "fedmatch_resnet9",
-        "fedmatch_alexnet",
-        "efficientnet_b0",
-    ]  # these have files of their own
-    assert all(models.available().values())
 
 
 @pytest.mark.parametrize(

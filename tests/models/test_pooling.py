@@ -57,17 +57,6 @@ def test_nan_wins(position):
     np.testing.assert_array_equal(gradient, np.isnan(x))
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("relu", [False, True])
-def test_forward_mode_is_reverse_mode(relu):
-    x, tangent = jax.random.normal(jax.random.key(0), (2, 2, 5, 6, 3))
-    outputs, along = jax.jvp(lambda x: max_pool(x, 2, relu=relu), (x,), (tangent,))
-    expected, pull = jax.vjp(lambda x: max_pool(x, 2, relu=relu), x)
-    np.testing.assert_array_equal(outputs, expected)
-    (gradient,) = pull(jnp.cos(outputs))
-    np.testing.assert_allclose(jnp.vdot(along, jnp.cos(outputs)), jnp.vdot(tangent, gradient), rtol=1e-5)
-
-
 def test_window_larger_than_image():
     with pytest.raises(ValueError, match="does not fit"):
         max_pool(jnp.zeros((1, 1, 4, 1)), 2)
