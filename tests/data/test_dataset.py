@@ -75,13 +75,6 @@ def weakly_labelled(**changes):
     return dataset(**{"train": train, **facts, **changes})
 
 
-def test_dataset_keeps_weak_labels():
-    toy = weakly_labelled()
-    assert (toy.train.coarse.dtype, toy.train.set.dtype) == (np.int32, np.int32)
-    np.testing.assert_array_equal(toy.train.coarse, [0, 1, -1, 1])
-    np.testing.assert_array_equal(toy.train.set, [0, 1, 0, -1])
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -103,11 +96,6 @@ def test_dataset_refuses_weak_labels_that_do_not_fit(changes, message):
 def test_set_shares_need_sets():
     with pytest.raises(ValueError, match=r"set_shares is there but train\.set or train\.client is not"):
         dataset(set_shares=np.ones((2, 2, 3)) / 3)
-
-
-def test_dataset_properties():
-    toy = dataset()
-    assert (toy.num_classes, toy.input_shape, toy.input_max) == (3, (3, 3, 1), 255.0)
 
 
 @pytest.mark.parametrize(

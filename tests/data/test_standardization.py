@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import presets
-from fedjax_ssl.data import Dataset, Split, federate, for_prediction, load, normalizer, standardization, standardized
+from fedjax_ssl.data import Dataset, Split, for_prediction, load, normalizer, standardization, standardized
 from fedjax_ssl.runs.build import load_experiment
 
 RNG = np.random.default_rng(0)
@@ -119,12 +119,6 @@ def test_normalizer_of_a_dataset():
     result = jax.jit(normalizer(toy(input_max=16.0, mean=mean, std=std)))(jnp.asarray(IMAGES))
     assert result.dtype == jnp.float32
     np.testing.assert_allclose(result, expected, rtol=1e-5, atol=2e-6)
-
-
-def test_a_federation_holds_inputs_as_they_are_stored():
-    dataset, _ = standardized(toy())
-    federation = federate(jax.random.key(0), dataset, partition="iid", num_clients=3, supervision="all")
-    np.testing.assert_array_equal(federation.inputs[:12], IMAGES)
 
 
 @pytest.mark.parametrize("block", [1, 400, 1 << 22])

@@ -172,14 +172,6 @@ def test_femnist(tmp_path, caplog):
     assert "3 writers and 14 + 3 examples; the published set has 3400 writers and 671585 + 77483" in caplog.text
 
 
-def test_femnist_background_is_zero_and_ink_is_255(tmp_path):
-    pixels = np.stack([np.ones((28, 28)), np.zeros((28, 28))]).astype(np.float32)
-    write_writers(tmp_path / "w.sqlite", {"a": 2}, pixels=pixels)
-    x = read_sqlite(tmp_path / "w.sqlite").x
-    assert (x[0] == 0).all()
-    assert (x[1] == 255).all()
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -338,8 +330,3 @@ def test_message_when_nothing_can_be_stored(tmp_path):
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(DatasetUnavailable, match="cannot store a download here"):
         load("femnist", root=tmp_path / "file")
-
-
-def test_path_without_the_files(tmp_path):
-    with pytest.raises(DatasetUnavailable, match=f"mnist is not here.\n  looked  {tmp_path}\n"):
-        load("mnist", path=tmp_path)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedjax_ssl.data import BadData, DatasetUnavailable, check, load, source_of
+from fedjax_ssl.data import BadData, DatasetUnavailable, load, source_of
 
 RNG = np.random.default_rng(0)
 ROW, COLUMN = 3, 5
@@ -158,12 +158,3 @@ def test_damage_has_one_name(tmp_path, hf, file):
     (tmp_path / "toy" / file).write_text("{")
     with pytest.raises(BadData, match=r"toy: is damaged: .*; save the dataset again"):
         read(tmp_path / "toy")
-
-
-@pytest.mark.thorough
-def test_what_a_check_says(tmp_path, hf):
-    save_images(tmp_path / "toy", [0, 1])
-    found = check(tmp_path / "toy", root=tmp_path / "root")
-    assert found.source == "huggingface" and "class c: no labelled training example" in found.notes
-    with pytest.raises(BadData, match="no split 'rest'"):
-        read(tmp_path / "toy", unlabelled_split="rest")

@@ -41,18 +41,6 @@ def idx(array):
     return gzip.compress(struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes(), mtime=0)
 
 
-def test_fashion_mnist(tmp_path):
-    labels = np.arange(10)
-    parts = (noise(labels, (28, 28, 1))[..., 0], labels, noise(labels[:4], (28, 28, 1), 1)[..., 0], labels[:4])
-    files = {file.name: tmp_path / file.name for file in archive("fashion_mnist").files}
-    for path, part in zip(files.values(), parts, strict=True):
-        path.write_bytes(idx(part))
-    data = archive("fashion_mnist").read(files)
-    assert_marked(data.train)
-    assert_marked(data.test, 1)
-    assert data.class_names[9] == "Ankle boot"
-
-
 @pytest.mark.parametrize(("kind", "first"), [("byclass", 0), ("letters", 1)])
 def test_emnist_is_turned_upright(tmp_path, kind, first):
     path = tmp_path / "gzip.zip"

@@ -4,7 +4,6 @@ import importlib
 import importlib.util
 import io
 import json
-import types
 
 import numpy as np
 import pytest
@@ -102,29 +101,6 @@ def test_what_is_not_prepared_says_how(tmp_path, monkeypatch):
         load("tfds:toy", path=tmp_path, root=tmp_path)
     with pytest.raises(DatasetUnavailable, match=r"tfds:mnist is not prepared here(.|\n)*tfds build mnist"):
         load("mnist", tmp_path, "tfds", download=False)
-
-
-def test_preparing_asks_the_hosts_first_and_ends_in_one_error(tmp_path, monkeypatch):
-    asked = []
-
-    class Builder:
-        url_infos = {"http://127.0.0.1:1/x": None}  # noqa: RUF012
-
-        def download_and_prepare(self, file_format):
-            asked.append(file_format)
-            if not self.url_infos:
-                raise KeyError("checksum")
-
-    library = types.SimpleNamespace(builder=lambda name, data_dir: Builder())
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
-    monkeypatch.setattr(importlib, "import_module", lambda name: library)
-    with pytest.raises(DatasetUnavailable, match=r"127.0.0.1: Connection refused"):
-        load("tfds:toy", path=tmp_path, root=tmp_path)
-    assert asked == []
-    Builder.url_infos = {}
-    with pytest.raises(DatasetUnavailable, match="TensorFlow Datasets: KeyError: 'checksum'"):
-        load("tfds:toy", path=tmp_path, root=tmp_path)
-    assert asked == ["array_record"]
 
 
 def test_a_file_of_records_is_read_in_order_or_refused(tmp_path):
