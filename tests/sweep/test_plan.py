@@ -115,10 +115,3 @@ def test_a_file_yields_configs(tmp_path, monkeypatch):
             plans.from_file(path)
     path.write_bytes(b"# \xe9\ndef get_sweep():\n    yield\n")  # Latin-1, without saying so
     assert plans.is_sweep_file(str(path)) and not plans.is_sweep_file("digits_fedavg")
-
-
-def test_a_mistake_in_a_setting_is_told_before_anything_runs():
-    with pytest.raises(ConfigError, match="learning_rate"):
-        planned("optimizer.learning_rat=0.1")
-    with pytest.raises(ConfigError, match="learning_rate is -1"):
-        planned("optimizer.learning_rate=-1")

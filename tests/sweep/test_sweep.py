@@ -165,13 +165,6 @@ def test_a_word_that_the_command_does_not_know_is_told_with_the_nearest(capsys, 
     assert code == 2 and said in capsys.readouterr().err
 
 
-def test_a_note_of_several_workers_is_shown_once(capsys):
-    report = workers.Progress(2, {"said at the start"})
-    for text in ("said at the start", "said by both", "said by both"):
-        report.take({"event": "note", "text": text})
-    assert capsys.readouterr().err == "note: said by both\n"
-
-
 @pytest.mark.thorough
 def test_the_command_grows_a_sweep_and_writes_both_tables(tmp_path, capsys):
     folder = tmp_path / "a"
