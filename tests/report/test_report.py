@@ -14,7 +14,7 @@ from fedjax_ssl import cli
 from fedjax_ssl.report import ReportError, read
 from fedjax_ssl.report.charts import effects_of, profile
 from fedjax_ssl.report.exports import EXPORTS
-from fedjax_ssl.report.numbers import compare, metric, written
+from fedjax_ssl.report.numbers import compare
 from fedjax_ssl.report.runs import choose_baseline
 from tests.report.folders import write_run, write_sweep
 
@@ -250,16 +250,3 @@ def test_a_damaged_picture_is_named(tmp_path, capsys):
     folder = write_run(tmp_path / "one")
     (folder / "partition.png").write_bytes(b"\x89PNG nothing")
     assert "partition.png cannot be shown" in page_of(folder)
-
-
-def test_what_a_name_tells_of_a_metric():
-    found = {name: metric(name)[1:] for name in ("test_accuracy", "test_loss", "test_ece", "train_seconds", "test_f1")}
-    assert found == {
-        "test_accuracy": ("%", 1),
-        "test_loss": ("", -1),
-        "test_ece": ("%", -1),
-        "train_seconds": ("s", -1),
-        "test_f1": ("%", 1),
-    }
-    assert [written(value, "%", sign=True) for value in (0.0123, -0.0123, 0.0001, None)] == ["+1.2", "-1.2", "0.0", "-"]
-    assert [written(value, "") for value in (0.012345, 0.5, 123.4, 98765.0)] == ["0.0123", "0.500", "123", "98,765"]
