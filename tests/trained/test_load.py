@@ -113,17 +113,6 @@ def test_a_run_without_validation_examples_has_no_best_one(folder, tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_run_gets_longer(folder, tmp_path):
-    copy = shutil.copytree(folder, tmp_path / "copy")
-    before = (copy / "metrics.jsonl").read_text()
-    summary = run(experiment(rounds=5), copy)
-    assert (copy / "metrics.jsonl").read_text().startswith(before) and summary["rounds"] == 5
-    assert load_run(copy, "last").round == 5 and load_run(copy).config.rounds == 5
-    lines = (copy / "client_accuracy.csv").read_text().splitlines()
-    assert [line.split(",")[0] for line in lines] == ["round", "1", "2", "3", "4", "5"]
-
-
-@pytest.mark.thorough
 def test_the_data_are_not_needed_and_little_is_imported(folder, tmp_path):
     code = (
         "import sys, fedjax_ssl\n"
