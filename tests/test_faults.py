@@ -9,25 +9,18 @@ import contextlib
 import hashlib
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
 import time
-import warnings
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from fedjax_ssl import config as configs
 from fedjax_ssl.config import ConfigError
-from fedjax_ssl.data import DatasetUnavailable, load
-from fedjax_ssl.runs.checkpoint import CheckpointError, Checkpoints
-from fedjax_ssl.runs.folder import RunFolderError
+from fedjax_ssl.runs.checkpoint import Checkpoints
 from fedjax_ssl.runs.loop import run
-from fedjax_ssl.runs.stored_run import read_run
-from tests.runs.test_full_disk import content_of, train
 from tests.test_resume import CHILD, experiment, results_of, rows_of
 
 GIVEN = os.environ.get("FEDJAX_SSL_FUZZ")
@@ -90,65 +83,6 @@ def damaged(content: bytes, moments: random.Random) -> bytes:
     if kind == 2:
         return content[:place] + moments.randbytes(moments.randrange(50)) + content[place:]
     return content[place:] + content[:place] if kind == 3 else moments.randbytes(moments.randrange(200))
-
-
-@pytest.mark.thorough
-def test_a_run_folder_with_damaged_files_goes_on_or_is_one_message(tmp_path: Path) -> None:
-    """What a run goes on with ends as the run that nothing happened to, but for what the notes name."""
-    print(f"seed {SEED}")
-    moments = random.Random(SEED)
-    whole = tmp_path / "whole"
-    train(whole)
-    expected = content_of(whole)
-    # Of the table the rows that can be read stay; the earlier checkpoint is not looked at where the last is sound.
-    keeps = set(expected) - {"config.json", "client_accuracy.csv", "checkpoints/round_00000005.ckpt"}
-    refused = went_on = 0
-    for _ in range(FOLDERS):
-        folder = tmp_path / "run"
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(whole, folder)
-        name = moments.choice(sorted(expected))
-        other = moments.choice(sorted(expected))
-        content = expected[other] if moments.random() < 0.2 else damaged(expected[name], moments)
-        (folder / name).write_bytes(content)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                train(folder)
-            except (RunFolderError, CheckpointError) as error:
-                refused += 1
-                assert name in ("config.json", "metrics.jsonl") or "checkpoints" in name, (name, str(error))
-                continue
-        went_on += 1
-        now = content_of(folder)
-        if name == "metrics.jsonl":  # the only rows: those that can be read stay, with a note where they are others
-            now |= {one: expected[one] for one in ("metrics.jsonl", "metrics.csv")}
-        assert {key: now[key] for key in keeps} == {key: expected[key] for key in keeps}, (name, other, content)
-        read_run(folder)
-    print(f"refused {refused}, went on {went_on}")
-
-
-@pytest.mark.thorough
-def test_damaged_arrays_of_a_user_are_one_message_or_finite(tmp_path: Path) -> None:
-    print(f"seed {SEED}")
-    moments = random.Random(SEED)
-    rng = np.random.default_rng(SEED)
-    plain = {"inputs": rng.normal(size=(30, 4)), "labels": np.arange(30) % 3, "client": np.arange(30) % 5}
-    path, refused = tmp_path / "mine.npz", 0
-    for number in range(FILES):
-        (np.savez if number % 2 else np.savez_compressed)(path, **plain)
-        path.write_bytes(damaged(path.read_bytes(), moments))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                dataset = load("npz", path=path)
-            except (DatasetUnavailable, ValueError, ConfigError) as error:
-                refused += 1
-                assert type(error) in (DatasetUnavailable, ValueError, ConfigError), repr(error)
-                assert "\n" not in str(error)
-                continue
-        assert np.isfinite(dataset.train.x).all() and len(dataset.train.x) == len(dataset.train.y)
-    print(f"refused {refused} of {FILES}")
 
 
 @pytest.mark.thorough

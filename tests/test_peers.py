@@ -33,26 +33,3 @@ def test_the_plan_repeats_one_round_of_ours(script: dict) -> None:
     for number, name in enumerate(("1.weight", "1.bias")):
         assert np.abs(after[name] - before[name]).max() > 1e-3
         np.testing.assert_allclose(after[name], np.mean([one[number] for one in results], axis=0), atol=1e-5)
-
-
-def test_ratios_are_theirs_to_ours_in_time(script: dict) -> None:
-    common = {"workload": "W2", "examples": 600, "client_updates": 10, "local_steps": 60, "first": 1.0}
-    rows = [
-        {**common, "system": "fedjax_ssl", "seconds": 0.1, "fastest": 0.1, "processor": 0.2},
-        {**common, "system": "torch", "seconds": 0.5, "fastest": 0.4, "processor": 0.4, "note": "channels last"},
-    ]
-    _, _, ours, theirs = script["table"](rows).splitlines()
-    assert ours.startswith("| W2 | fedjax_ssl | 6,000 |") and ours.endswith("|  |  |")
-    assert theirs.startswith("| W2 | torch (channels last) | 1,200 |") and theirs.endswith("| 5.00 | 2.00 |")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [(["--repeats", "0"], "--repeats is 0"), (["--workloads", "W1"], "invalid choice: 'W1'")],
-)
-def test_bad_arguments_are_refused(
-    script: dict, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        script["main"](arguments)
-    assert message in capsys.readouterr().err
