@@ -334,9 +334,13 @@ def federated_averaging(second_head: bool) -> tuple[Any, Any]:
     return one.params, two.params
 
 
+def begins_with_labels(name: str) -> bool:
+    """Whether a method has a first stage, and of class labels: FedPL's is of the majority labels of sets."""
+    return "warmup_rounds" in methods.settings(name) and cases.build(name, federation("labels")).needs[0] == "labels"
+
+
+@programs_of_their_own(list(filter(begins_with_labels, METHODS)), quick=cases.MECHANISMS)
 def test_first_stage_is_labels_only_federated_averaging(case: Case) -> None:
-    if case.kind != "labels" or "warmup_rounds" not in case.declared.settings:
-        pytest.skip("only for methods that begin with rounds of federated averaging on labels")
     one, two = federated_averaging(bool(case.declared.model))
     first, _ = toy.run(case.round, key(), case.start, case.data, 1)
     chex.assert_trees_all_equal(first.params, one)

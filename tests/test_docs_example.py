@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fedjax_ssl import config as configs
 from fedjax_ssl import data, presets
 from fedjax_ssl.runs.build import build_method, federate, load_experiment
 from fedjax_ssl.train import make_train
@@ -37,11 +36,6 @@ def recipe(monkeypatch: pytest.MonkeyPatch) -> str:
     module.__dict__.update(run_block("extending.md"))
     monkeypatch.setitem(sys.modules, "my_methods", module)
     return f"my_methods:{NAME}"
-
-
-def test_settings_of_the_example_are_fields_of_the_config(recipe: str) -> None:
-    config = configs.default(recipe)
-    assert config.method.to_dict() == {"name": recipe, "warmup_rounds": 0, "entropy_weight": 0.1}
 
 
 @pytest.mark.thorough

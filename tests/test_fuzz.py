@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis
-import jax
 import numpy as np
 import pytest
 from hypothesis import strategies as st
@@ -27,8 +26,7 @@ from fedjax_ssl import methods
 from fedjax_ssl.config import ConfigError, fields
 from fedjax_ssl.data import BadData, DatasetUnavailable, load
 from fedjax_ssl.registry import Option
-from fedjax_ssl.runs.build import build_method, federate, load_resolved
-from fedjax_ssl.runs.checkpoint import CheckpointError, Checkpoints
+from fedjax_ssl.runs.checkpoint import CheckpointError
 from fedjax_ssl.runs.folder import RunFolderError
 from fedjax_ssl.runs.loop import run
 from fedjax_ssl.runs.stored_run import read_run
@@ -133,22 +131,6 @@ def experiment_of(case: tuple[str, list[tuple[str, Any]]]) -> Any:
     method, given = case
     given = [(name, value) for name, value in given if name not in ("rounds", "threads", "federated.devices")]
     return configs.load(f"digits:{method}", [*given, ("rounds", 1), ("eval_every", 1)])
-
-
-@cases(10, 100)
-@hypothesis.given(settings_of(TAKEN, choices=False))
-def test_what_is_taken_is_built_or_refused_in_one_line(case: tuple[str, list[tuple[str, Any]]]) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            experiment = load_resolved(configs.resolve(experiment_of(case)))
-            key = jax.random.key(0)
-            federation = federate(experiment, key)
-            method = build_method(experiment, federation)
-            with configs.naming("method"):
-                jax.eval_shape(method.init, key, federation)
-        except ConfigError as error:
-            of_one_line(error, case)
 
 
 @cases(2, 20)
@@ -299,35 +281,6 @@ def test_tables_of_a_user_are_one_message_or_finite(
 
 
 # --- run folders
-
-
-@cases(100, 500)
-@hypothesis.given(st.lists(st.tuples(st.integers(0, 1), damages()), max_size=3), st.booleans(), st.integers(0, 50))
-def test_a_damaged_checkpoint_is_passed_over_and_a_sound_one_is_exact(
-    tmp_path_factory: pytest.TempPathFactory, harm: list[tuple[int, Callable]], swapped: bool, number: int
-) -> None:
-    folder = tmp_path_factory.mktemp("saved")
-    saved = Checkpoints(folder)
-    states = {round: {"w": np.arange(9.0) * round, "k": np.int32(round)} for round in (number, number + 1)}
-    for round, state in states.items():
-        saved.save(round, state, {"loss": math.nan})
-    files = sorted((folder / "checkpoints").iterdir())
-    for place, damaged in harm:
-        files[place].write_bytes(damaged(files[place].read_bytes()))
-    if swapped:
-        contents = [file.read_bytes() for file in files]
-        for file, content in zip(files, reversed(contents), strict=True):
-            file.write_bytes(content)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            round, state, _ = saved.restore(states[number])
-        except CheckpointError as error:
-            return of_one_line(error, harm)
-    assert {name: np.asarray(one).tobytes() for name, one in state.items()} == {
-        name: np.asarray(one).tobytes() for name, one in states[round].items()
-    }
-    return None
 
 
 @pytest.fixture(scope="module")

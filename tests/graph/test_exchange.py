@@ -93,16 +93,6 @@ def test_a_client_that_drops_out_before_the_sums_counts_without_its_labels():
     np.testing.assert_array_equal(found.labels[~others], np.where(ROWS["valid"], LABELS, -1)[~others])
 
 
-def test_a_client_that_drops_out_of_the_distances_is_alone():
-    def distances(a, b, codes_a, codes_b):
-        found = graph.IDEAL.distances(a, b, codes_a, codes_b)
-        return np.full_like(found, BITS + 1) if 9 in (a, b) else found
-
-    found = label(exchange=graph.Exchange(distances, graph.IDEAL.row_sums))
-    without = label(exchange=graph.IDEAL, has_code=ROWS["has_code"] & (ROWS["clients"] != 9))
-    jax.tree.map(np.testing.assert_array_equal, found, without)
-
-
 def test_without_labels_nothing_is_summed():
     protocol = MaskedExchange()
     found = label(exchange=protocol.exchange, labels=np.full_like(LABELS, -1))

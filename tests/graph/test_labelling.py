@@ -181,13 +181,6 @@ def test_class_without_labels_is_never_predicted():
     assert not np.asarray(found.scores)[:, [1, 3]].any() and np.isfinite(found.scores).all()
 
 
-def test_one_class():
-    points, _, shown = points_and_labels()
-    found = graph.xclp(KEY, points, np.minimum(shown, 0), 1, num_bits=128)
-    np.testing.assert_array_equal(found.labels, 0)
-    np.testing.assert_array_equal(found.confidence, 1)
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("num_points, solver", [(0, "auto"), (1, "auto"), (2, "auto"), (2, "conjugate_gradient")])
 def test_very_few_points(num_points, solver):

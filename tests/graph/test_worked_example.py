@@ -173,11 +173,6 @@ def test_confidence_scaled_by_each_clients_maximum():
     np.testing.assert_allclose(found.confidence, expected, atol=1e-8)
 
 
-def test_class_norm_alone():
-    found = graph.xclp_from_codes(CODES, LABELS, 2, SETTINGS._replace(label_norm="class"))
-    np.testing.assert_array_equal(np.argmax(found.scores, axis=1), [0, 1, 1, 1, 1, 1])
-
-
 @pytest.mark.parametrize(
     "alpha, first, second",
     [

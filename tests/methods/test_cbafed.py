@@ -88,13 +88,6 @@ def test_selection(float64) -> None:
     assert not choose(at_the_threshold, thresholds, False)[1][0], "it has to be above"
 
 
-def test_classes_without_any_example(float64) -> None:
-    """Edge case: nothing is known of any class, and nothing is divided by 0."""
-    lowest, tail = thresholds_of(np.zeros(3, np.float32), 0.95)
-    np.testing.assert_allclose(lowest, 0.84)
-    assert bool(jnp.all(tail))
-
-
 def one_number() -> Model:
     """A network that is a number, and a running statistic that counts its steps."""
 

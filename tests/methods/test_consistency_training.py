@@ -288,32 +288,6 @@ def test_predictions_by_the_moving_average_leave_training_alone() -> None:
 
 
 @pytest.mark.thorough
-def test_a_teacher_without_memory_is_the_pi_model_with_constant_targets() -> None:
-    taught, _ = train("mean_teacher", decay=0.0)
-    pi, _ = train("pi_model", fixed=(("stop_gradient", True),))
-    np.testing.assert_allclose(taught[2].params["model"]["w"], pi[2].params["model"]["w"], rtol=1e-12)
-    supervised, _ = train("mean_teacher", unlabelled_weight=0.0)
-    assert np.abs(pi[2].params["model"]["w"] - supervised[2].params["model"]["w"]).max() > 1e-3
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "fixmatch",
-        *(pytest.param(x, marks=pytest.mark.thorough) for x in ("mean_teacher", "pi_model", "vat", "pseudo_label")),
-    ],
-)
-def test_without_weight_on_unlabelled_examples_only_labels_are_learned(name: str) -> None:
-    """UDA would still anneal, and MixMatch mix labelled examples with the others."""
-    states, _ = train(name, unlabelled_weight=0.0)
-    oracle = Oracle(name, states)
-    for number in (1, 2):
-        for step in range(STEPS):
-            oracle.step(oracle.supervised(1.0 if name in PLAIN else draws(number - 1, step)["labelled/weak"]))
-        oracle.check(states[number])
-
-
-@pytest.mark.thorough
 @pytest.mark.parametrize("turn", ["before", "after"])
 def test_labels_at_the_server(turn: str) -> None:
     """One step at the server with the weight of labels, two at a client without any."""

@@ -82,14 +82,6 @@ def test_predictions_come_from_the_chosen_network(predict_with: str) -> None:
 
 
 @pytest.mark.thorough
-def test_bytes_count_student_and_teacher() -> None:
-    data = one_client()
-    _, infos = toy.train(method_for(data), KEY, data, 1)
-    numbers = 2 * (toy.NUM_FEATURES * toy.NUM_CLASSES + toy.NUM_CLASSES)
-    assert infos[0]["bytes_up"] == infos[0]["bytes_down"] == 2 * 4 * numbers
-
-
-@pytest.mark.thorough
 @pytest.mark.parametrize(("unlabelled_clients", "clients"), [(False, 5), (True, 6)])
 def test_clients_without_labels_take_part_if_they_may(unlabelled_clients: bool, clients: int) -> None:
     data = toy.federation()

@@ -105,6 +105,3 @@ def test_the_last_partial_batch_and_the_test_prior_can_be_left_out() -> None:
     assert infos[0]["examples"] == 4 * infos[0]["local_steps"]
     other, _ = toy.run(one_round, KEY, start, with_weak(data, prior=jnp.asarray([0.8, 0.1, 0.1])), 1)
     chex.assert_trees_all_equal(other.params, state.params)
-
-
-SIZE, NUM_SEEDS = 4000, 5

@@ -308,24 +308,6 @@ def test_clients_without_labels_train_only_towards_global_prototypes() -> None:
 
 
 @pytest.mark.thorough
-def test_unlabelled_examples_do_not_enter_batch_statistics_before_they_are_used() -> None:
-    """Statistics mix what is in the batch, and in round 0 that is labelled examples alone."""
-    data = balanced()
-    changed = jnp.zeros(data.labels.shape, bool).at[data.index[0, 9:12]].set(True)
-    other = dataclasses.replace(data, inputs=jnp.where(changed[:, None], data.inputs + 5.0, data.inputs))
-    run = toy.setup(data, model="mlp", model_options={"norm": "bn"}, local_epochs=2)
-    method = methods.build("protofssl", run, num_unlabelled=4)
-    one_round = jax.jit(method.round)
-    results = []
-    for federation in (data, other):
-        first, _ = one_round(KEY, method.init(KEY, federation), federation)
-        second, _ = one_round(KEY, first, federation)
-        results.append((first, second))
-    chex.assert_trees_all_equal(results[0][0].model_state, results[1][0].model_state)
-    assert not np.allclose(*(second.model_state["norm1"]["mean"] for _, second in results))
-
-
-@pytest.mark.thorough
 def test_squared_weights_of_convolutions_count() -> None:
     """Keras' l2: lambda sum W^2, kernels of convolutions only."""
     data = toy.federation(sizes=(6,), labelled=(6,))

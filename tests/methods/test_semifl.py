@@ -15,7 +15,7 @@ from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import Client, Method, ServerState
 from fedjax_ssl.federated.method import Metrics
 from fedjax_ssl.federated.optimizers import Local
-from fedjax_ssl.federated.static_batch_norm import Part, batch_statistics, with_static_batch_norm
+from fedjax_ssl.federated.static_batch_norm import Part, batch_statistics
 from fedjax_ssl.methods.parts.confident_pseudo_labels import (
     CONFIDENT,
     ConfidentLabels,
@@ -133,25 +133,6 @@ def test_static_batch_norm_averages_batches():
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("norm", ["bn", "sbn"])
-def test_static_batch_norm_takes_every_layers_own_weight_of_a_batch(norm):
-    """In `resnet9` a batch weighs 0.01 ("bn") or 1 ("sbn"), elsewhere 0.1; the statistics are those of the batches."""
-    model = models.build("resnet9", num_classes=3, input_shape=(8, 8, 1), norm=norm)
-    params, state = jax.tree.map(lambda x: jnp.full(x.shape, 0.1, x.dtype), jax.eval_shape(model.init, key()))
-    inputs = jax.random.normal(key(), (7, 8, 8, 1))
-    rows = jnp.arange(7, dtype=jnp.int32)
-    found = batch_statistics(model, lambda x: x, params, state, inputs, Part(rows, jnp.asarray(7), 4))
-    layer = params["block1"]["conv"]
-    responses = models.conv2d(inputs, layer["kernel"]) + layer["bias"]
-    batches = [np.asarray(batch, np.float64).reshape(-1, 64) for batch in (responses[:4], responses[4:])]
-    first = found["block1"]["norm"]
-    np.testing.assert_allclose(first["mean"], np.mean([batch.mean(0) for batch in batches], 0), rtol=1e-4)
-    np.testing.assert_allclose(first["var"], np.mean([batch.var(0, ddof=1) for batch in batches], 0), rtol=1e-4)
-    weights = {0.01} if norm == "bn" else {1.0}
-    assert set(jax.tree.leaves(model.batch_weights())) == weights
-
-
-@pytest.mark.thorough
 def test_static_batch_norm_is_that_of_the_new_model_and_the_order_of_examples_is_server_first():
     data = toy.weak_federation("server")
     run = toy.setup(data, model="mlp", model_options={"norm": "bn"})
@@ -176,22 +157,6 @@ def test_batches_of_two_sizes_count_equally():
     found = jax.jit(lambda: batch_statistics(model, lambda x: x, params, state, values, *parts))()
     np.testing.assert_allclose(found["mean"], [(0.5 + 6.75) / 2], rtol=1e-6)
     np.testing.assert_allclose(found["var"], [(0.5 + np.var([2, 3, 10, 12], ddof=1)) / 2], rtol=1e-6)
-
-
-@pytest.mark.thorough
-def test_the_servers_batches_are_in_the_order_of_classes():
-    data = toy.weak_federation("server")
-    data = toy.changed(data, inputs=np.arange(data.inputs.size).reshape(data.inputs.shape) % 97)
-    model = one_channel()
-    params, start = model.init(key())
-    state = ServerState((), {"model": params}, start, (), {}, (), ())
-    method = Method(lambda key, data: state, lambda *_: (state, {}), lambda *_: jnp.zeros(()))
-    found = with_static_batch_norm(method, model, lambda x: x[:, :1], batch_size=100, server_batch_size=3)
-    mean = found.init(key(), data).model_state["mean"]
-    first, server = np.asarray(data.inputs)[:, 0], np.asarray(data.server_index)
-    by_class = server[np.argsort(np.asarray(data.labels)[server], kind="stable")]
-    means = [first[batch].mean() for batch in (*np.split(by_class, 3), np.arange(sum(toy.SIZES)))]
-    np.testing.assert_allclose(mean, [np.mean(means)], rtol=1e-6)
 
 
 def client_with(confident: list[bool], size: int = 9) -> Client:

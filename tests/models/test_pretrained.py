@@ -75,12 +75,6 @@ def test_init_is_pure_and_gives_new_buffers(load):
         assert jax.eval_shape(load().init, jax.random.key(0))[0]["dense1"]["bias"].dtype == jnp.float64
 
 
-def test_half_precision_is_widened(load):
-    params, _ = load(**{"fc.bias": ARRAYS["fc.bias"].astype(np.float16)}).init(jax.random.key(0))
-    assert params["dense1"]["bias"].dtype == jnp.float32
-    np.testing.assert_array_equal(params["dense1"]["bias"], ARRAYS["fc.bias"].astype(np.float16))
-
-
 @pytest.mark.parametrize(
     ("name", "values", "message"),
     [

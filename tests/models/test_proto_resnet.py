@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import methods, models
-from fedjax_ssl.models.proto_resnet import ConvBlock, ResNet8, Trunk
+from fedjax_ssl.models.proto_resnet import ConvBlock, Trunk
 from tests import toy
 
 MULTIPLICATIONS = {  # 32x32: side of the convolution's output, multiply-accumulates
@@ -171,17 +171,6 @@ def test_running_statistics_follow_keras(norm, weight):
     np.testing.assert_allclose(found["var"], 1 - weight + weight * z.var((0, 1, 2), ddof=1), rtol=1e-5)
     normalized = (z - z.mean((0, 1, 2))) / np.sqrt(z.var((0, 1, 2)) + 1e-3)
     np.testing.assert_allclose(outputs, np.maximum(normalized, 0.0), rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.thorough
-def test_start_of_the_weights():
-    """Variance 1 / fan-in, truncated at two standard deviations of the untruncated normal; biases 0."""
-    module = ResNet8(num_classes=10, lowering="lax")
-    params = jax.jit(module.init, static_argnums=2)(jax.random.key(0), jnp.zeros((1, 8, 8, 3)), False, None)["params"]
-    kernel = params["block6"]["conv"]["kernel"]
-    assert float(jnp.std(kernel)) == pytest.approx(1 / math.sqrt(9 * 256), rel=0.01)
-    assert float(jnp.abs(kernel).max()) <= 2 / 0.87962566 / math.sqrt(9 * 256) + 1e-6
-    assert all(not np.any(params[f"block{number}"]["conv"]["bias"]) for number in range(1, 9))
 
 
 @pytest.mark.parametrize(

@@ -115,21 +115,6 @@ def test_an_impossible_observation_costs_nothing_and_is_reported() -> None:
     assert float(channel_log_probs(logits, channel)[0, 1]) == float(jnp.finfo(jnp.float32).min)
 
 
-def test_a_channel_of_traced_values_with_zeros_has_finite_gradients() -> None:
-    logits, observed = jnp.asarray(LOGITS[:4, :3]), jnp.asarray([0, 1, 0, 1], jnp.int32)
-
-    @jax.jit
-    def both(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return jax.grad(
-            lambda z, m: channel_cross_entropy(z, observed, correspondence_channel(m)).sum(), argnums=(0, 1)
-        )(logits, matrix)
-
-    to_logits, to_matrix = both(jnp.asarray(NESTED, jnp.float32))
-    assert np.isfinite(to_logits).all() and np.isfinite(to_matrix).all()
-    expected = np.concatenate([slope(LOGITS[i, :3], NESTED, int(observed[i]))[None] for i in range(4)])
-    np.testing.assert_allclose(to_logits, expected, rtol=1e-5, atol=1e-6)
-
-
 def test_padding_to_fewer_rows_is_refused() -> None:
     with pytest.raises(ValueError, match="num_rows is 2; the channel has 3 rows already"):
         pad_channel(identity_channel(3), 2)

@@ -37,12 +37,6 @@ def test_two_clients_with_two_sets_identify_three_classes_together() -> None:
     assert len(texts) == 1 and texts[0].startswith("Clients 0, 1: rank 2 of 3")
 
 
-def test_one_client_alone_does_not_and_the_report_says_so() -> None:
-    report = assess_identifiability([FIRST])
-    assert not report.identified and report.null_space.shape == (3, 2)
-    assert "does not identify the class posterior: 1 of 2 directions" in identifiability_warnings(report)[-1]
-
-
 @pytest.mark.parametrize(
     ("matrices", "identified"),
     [

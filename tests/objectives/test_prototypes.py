@@ -108,14 +108,6 @@ def test_helpers_that_lack_classes_or_everything() -> None:
     np.testing.assert_array_equal(helper_pseudo_labels(query, full, jnp.zeros((2, 3), bool)), 0.0)
 
 
-def test_half_precision_embeddings_are_computed_in_float32() -> None:
-    embeddings = jnp.asarray(UNLABELLED, jnp.bfloat16)
-    prototypes, present = class_prototypes(embeddings, jnp.asarray([0, 1], jnp.int32), 2)
-    found = prototype_log_probs(embeddings, prototypes, present)
-    assert prototypes.dtype == found.dtype == jnp.float32
-    np.testing.assert_array_equal(found, prototype_log_probs(embeddings.astype(jnp.float32), prototypes, present))
-
-
 def test_sharpening_keeps_zeros_and_small_temperatures(float64) -> None:
     """Section 16.3, last line, and section 15."""
     probs = jnp.asarray([[0.5, 0.3, 0.2], [0.6, 0.4, 0.0]])

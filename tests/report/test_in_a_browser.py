@@ -2,7 +2,6 @@
 
 import shutil
 
-import numpy as np
 import pytest
 
 from fedjax_ssl import cli
@@ -85,28 +84,6 @@ def test_nothing_is_wrong_at_any_width_and_in_any_scheme(browser, page, width, s
     assert after != light
 
 
-def test_text_can_be_read_on_its_background(browser, page):
-    """Contrast of 4.5 for text and 3 for lines of charts, as WCAG asks for."""
-    for scheme in ("light", "dark"):
-        look(browser, page, scheme=scheme)
-        code = """(() => { const one = document.body.appendChild(document.createElement('i')), found = {};
-        for (const name of ['page','panel','ink','soft','link','good','bad','c0','c1','c2','c3','c4','c5','c6']) {
-          one.style.color = `var(--${name})`; found[name] = getComputedStyle(one).color.match(/[\\d.]+/g).map(Number); }
-        return found; })()"""
-        found = {name: _luminance(value) for name, value in ask(browser, code).items()}
-        for ground in ("page", "panel"):
-            for name, value in found.items():
-                lighter, darker = max(value, found[ground]), min(value, found[ground])
-                contrast = (lighter + 0.05) / (darker + 0.05)
-                least = 0 if name in ("page", "panel") else 3 if name.startswith("c") else 4.5
-                assert contrast >= least, (scheme, name, ground, contrast)
-
-
-def _luminance(rgb):
-    share = np.asarray(rgb[:3]) / 255
-    return float(np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4) @ [0.2126, 0.7152, 0.0722])
-
-
 def test_tables_are_sorted_by_mouse_and_keyboard(browser, page):
     from selenium.webdriver.common.keys import Keys
 
@@ -144,18 +121,6 @@ def test_the_filter_hides_rows_and_lines(browser, page):
     assert ask(browser, "document.querySelectorAll('#curves .legend li').length") == 7
     click(browser, ".groups tbody tr .mark[aria-pressed=true]")
     assert ask(browser, "document.querySelectorAll('#curves .legend li').length") == 6
-    assert browser.get_log("browser") == []
-
-
-def test_another_metric_changes_table_and_charts(browser, page):
-    look(browser, page)
-    before = ask(browser, "document.querySelector('.groups tbody tr').cells[2].textContent")
-    script = "const s = document.querySelector('#metric'); s.value = 'test_loss'; s.dispatchEvent(new Event('change'))"
-    browser.execute_script(script)
-    after = ask(browser, "document.querySelector('.groups tbody tr').cells[2].textContent")
-    assert before != after and after.startswith("0.")
-    assert ask(browser, "document.querySelector('.groups thead').textContent").count("test loss") == 1
-    assert "test loss over round" in ask(browser, "document.querySelector('[data-axis=round] h3').textContent")
     assert browser.get_log("browser") == []
 
 

@@ -320,14 +320,3 @@ def test_a_bad_trial_is_pruned_and_trials_together_share_a_program(tmp_path, mon
     pruned = next(row for row in table(tmp_path) if row["state"] == "pruned")
     assert pruned["message"] == "stopped by the pruner" and pruned["status"] == "stopped"
     assert 0 < len(rows_of(results.folder_of(tmp_path, pruned["run"]))) < 4
-
-
-@pytest.mark.thorough
-def test_seeds_of_a_trial_are_averaged(tmp_path):
-    pytest.importorskip("optuna")
-    study = study_in(tmp_path, "--trials=1", "--pruner=none", "--seeds=2")
-    search.run_trials(print, tmp_path, 0)
-    rows = search.write_table(search.open_study(study, tmp_path), study, tmp_path)
-    assert [row["run"] for row in rows] == ["trial=0000,seed=0", "trial=0000,seed=1"]
-    mean = np.mean([row["selected_validation_accuracy"] for row in rows])
-    np.testing.assert_allclose([row["score"] for row in rows], mean)

@@ -229,18 +229,6 @@ def test_idx_damage(tmp_path):
             read_idx(io.BytesIO(damaged), "a.gz")
 
 
-def test_cifar10_damage(tmp_path):
-    path = tmp_path / CIFAR10.files[0].name
-    write_cifar10(tmp_path, batches=2)
-    with pytest.raises(FormatError, match=r"has no data_batch_3\.bin, data_batch_4\.bin, data_batch_5\.bin; found:"):
-        CIFAR10.read({path.name: path})
-    write_cifar10(tmp_path)
-    content = path.read_bytes()
-    path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(FormatError, match="cut short, damaged"):
-        CIFAR10.read({path.name: path})
-
-
 def test_search_order(tmp_path):
     """The raw files are converted once; afterwards the converted form is enough."""
     raw = tmp_path / "mnist" / "raw"

@@ -7,9 +7,7 @@ from sklearn.datasets import load_digits as sklearn_digits
 from sklearn.neighbors import KNeighborsClassifier
 
 from fedjax_ssl.data import load
-from fedjax_ssl.data.reading.drawing import FORMS, form_table
 from fedjax_ssl.data.sources.digits import FORM_STARTS
-from fedjax_ssl.data.sources.femnist import CLASSES as FEMNIST_CLASSES
 
 
 @pytest.fixture(scope="module")
@@ -64,15 +62,6 @@ def test_digits_forms_start_where_the_label_sequence_repeats():
         assert matched >= len(form) - 1 and len(complete) - matched <= 8
         assert form[:4] in ((0, 1, 2, 3), (1, 2, 3, 4))
     np.testing.assert_array_equal(np.bincount(digits.train.client), [len(form) for form in forms])
-
-
-def test_glyphs_cover_every_character_with_two_ways_to_write_most():
-    table, first_form, num_forms = form_table()
-    assert tuple(FORMS) == FEMNIST_CLASSES
-    assert len(table) == num_forms.sum() == first_form[-1] + num_forms[-1]
-    assert (num_forms >= 2).all()
-    assert np.isfinite(table).all()
-    np.testing.assert_allclose(table[..., 0].max((1, 2)), -table[..., 0].min((1, 2)), atol=1e-5)
 
 
 def test_glyphs_read_as_their_class_and_writers_differ(glyphs):

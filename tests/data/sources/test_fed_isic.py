@@ -83,22 +83,6 @@ def test_images_are_the_centre_squares(read):
     assert data.test.x[0, 10, 10, 0] < data.test.x[1, 10, 10, 0] < data.test.x[2, 10, 10, 0]
 
 
-def test_images_are_read_once_per_table_and_size(read, folder):
-    first = read(size=8)
-    images = folder / "ISIC_2019_Training_Input_preprocessed"
-    for file in images.iterdir():
-        file.unlink()
-    again = read(size=8)
-    np.testing.assert_array_equal(again.train.x, first.train.x)
-    np.testing.assert_array_equal(again.test.client, first.test.client)
-    assert (again.client_names, again.extra) == (first.client_names, first.extra)
-    with pytest.raises(DatasetUnavailable, match="12 of the 12 images"):
-        read(size=9)
-    write_table(folder, ROWS[:-1])
-    with pytest.raises(DatasetUnavailable, match="11 of the 11 images"):
-        read(size=8)
-
-
 def test_a_part_of_the_set_is_read_with_a_warning(read, folder, caplog):
     write_table(folder, [line for line in ROWS if line[-2] == "train"])
     with caplog.at_level(logging.WARNING):

@@ -104,19 +104,6 @@ def test_numbers_and_labels_as_text(tmp_path, hf):
 
 
 @pytest.mark.thorough
-def test_images_that_cannot_be_read_are_counted(tmp_path, hf):
-    _, part = split([0, 1, 2])
-    rows = part.cast_column("image", hf.Image(decode=False)).to_dict()
-    rows["image"][2] = {"bytes": b"no image", "path": None}
-    hf.Dataset.from_dict(rows, features=part.features).save_to_disk(str(tmp_path / "toy"))
-    data = read(tmp_path / "toy")
-    assert data.train.y.tolist() == [0, 1]
-    assert data.extra["notes"] == [
-        "1 of 3 images cannot be used: 1 no image, whatever its name says, first train, row 2"
-    ]
-
-
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("options", "message"),
     [
