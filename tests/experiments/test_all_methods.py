@@ -51,13 +51,3 @@ def test_methods_share_a_number_of_local_steps(script: dict, tmp_path: Path) -> 
     text = (tmp_path / "all_methods.md").read_text(encoding="utf-8")
     assert "- semifl: method 'semifl' learns from class labels at the server" in text
     assert (tmp_path / "all_methods.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.thorough
-def test_methods_share_a_number_of_rounds(script: dict, tmp_path: Path) -> None:
-    # Half of 5 rounds is stage 1, whose end has to be an evaluation.
-    arguments = "--methods xclp --seeds 1 --rounds 5 --output"
-    script["main"]([*arguments.split(), str(tmp_path)])
-    with (tmp_path / "all_methods.csv").open(newline="") as file:
-        assert [entry["rounds"] for entry in csv.DictReader(file)] == ["5", "5"]
-    assert "1 seeds, 5 rounds each" in (tmp_path / "all_methods.md").read_text(encoding="utf-8")
