@@ -19,7 +19,7 @@ _MODULES = {
     "federated": "federated",
     "objectives": "objectives",
     "graph": "graph",
-    "secure": "secure.api",
+    "secure": "secure",
     "report": "report",
     "trained": "trained",
 }
