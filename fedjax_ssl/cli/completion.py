@@ -35,72 +35,52 @@ def complete() -> None:
     Behind the name of a config, `run` takes its fields as options, and both `run` and `sweep` take them behind `--set`.
     For these jax is imported, which takes a second or two; not for anything else.
     """
+    from fedjax_ssl.cli.listing import KINDS
+
     own = argparse.ArgumentParser(prog=PROGRAM, add_help=False)
     own.add_argument("--version", action="store_true")
     own.add_argument("--help", action="store_true")
     commands = own.add_subparsers()
-    places = {
-        "run": [*shipped_configs()],
-        "sweep": [*shipped_configs()],
-        "data": ["list", "info", "check", "download", "verify"],
-        "list": _kinds(),
-        "completion": [*HOW],
-    }
+    configs, data = [*shipped_configs()], ["list", "info", "check", "download", "verify"]
+    places = {"run": configs, "sweep": configs, "data": data, "list": [*KINDS], "completion": [*HOW]}
+    files = argcomplete.FilesCompleter()
     for name, command in COMMANDS.items():
-        one = commands.add_parser(name, help=command.line, add_help=False, allow_abbrev=False)
-        place = one.add_argument("place", nargs="*")
-        if name in places:
-            place.completer = _one_of(places[name])  # type: ignore[attr-defined]
-    line = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
-    before, _, asked = line.rpartition(" ")
-    words = before.split()[1:]
-    if words[:1] in (["run"], ["sweep"]):
-        _add_options(commands.choices[words[0]], words, asked.startswith("--"))
+        place = commands.add_parser(name, help=command.line, add_help=False, allow_abbrev=False).add_argument(
+            "place", nargs="*"
+        )
+        words = places.get(name, [])
+        place.completer = lambda prefix, words=words, **others: [  # type: ignore[attr-defined]
+            *(word for word in words if word.startswith(prefix)),
+            *files(prefix, **others),
+        ]
+    before, _, asked = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])].rpartition(" ")
+    typed = before.split()[1:]
+    if typed[:1] in (["run"], ["sweep"]):
+        own_options = commands.choices[typed[0]]
+        behind_set = own_options.add_argument("--set", action="append")
+        behind_set.completer = lambda **others: [f"{field}=" for field in _fields(typed)]  # type: ignore[attr-defined]
+        for option in ("--workdir", *(_options(typed) if asked.startswith("--") else ())):
+            own_options.add_argument(option)
     argcomplete.autocomplete(own, always_complete_options=False)
 
 
-def _add_options(command: argparse.ArgumentParser, words: list[str], of_interest: bool) -> None:
-    """The options of `run` or `sweep`, and fields behind `--set`.
+def _options(words: list[str]) -> list[str]:
+    """Options of `run` or `sweep` beside `--set` and `--workdir`."""
+    if words[0] == "run":
+        return [f"--{field}" for field in _fields(words)]
+    from fedjax_ssl.sweep.command import parser as sweep_parser
 
-    Args:
-        command: gets them.
-        words: of the command line, before the one that is asked for.
-        of_interest: whether that one is an option.
-    """
-    behind_set = command.add_argument("--set", action="append")
-    behind_set.completer = lambda **others: [f"{field}=" for field in _fields(words)]  # type: ignore[attr-defined]
-    options = ["--workdir"]
-    if of_interest and words[0] == "run":
-        options += [f"--{field}" for field in _fields(words)]
-    elif of_interest:
-        from fedjax_ssl.sweep.command import parser as sweep_parser
-
-        options += [option for option in sweep_parser().options() if option not in ("--set", "--workdir")]
-    for option in options:
-        command.add_argument(option)
+    return [option for option in sweep_parser().options() if option not in ("--set", "--workdir")]
 
 
 def _fields(words: list[str]) -> list[str]:
     """The fields of the config that a command line names; none where it names none, or cannot be read yet."""
     from fedjax_ssl import config as configs
-    from fedjax_ssl.config import ConfigError
 
     name = next((word for word in words[1:] if word.partition(":")[0] in shipped_configs() or ".py" in word), None)
     # What is named brings fields of its own; of several methods of a sweep, the first.
     named = re.findall(r"(?:^| |-|=|config\.)([a-z_]+\.name)[= ]([^ ,]+)", " ".join(words))
     try:
         return [] if name is None else [one.field for one in configs.describe(configs.load(name, named))]
-    except ConfigError:
+    except configs.ConfigError:
         return []
-
-
-def _kinds() -> list[str]:
-    from fedjax_ssl.cli.listing import KINDS
-
-    return [*KINDS]
-
-
-def _one_of(words: list[str]):
-    """These words, and files: a config may be one."""
-    files = argcomplete.FilesCompleter()
-    return lambda prefix, **others: [*(word for word in words if word.startswith(prefix)), *files(prefix, **others)]

@@ -105,5 +105,5 @@ def digits_consistency(method: str, labels: str | None = None) -> ml_collections
 
 def _count(what: str, text: str, otherwise: str = "") -> int:
     if not text.isdigit() or int(text) < 1:
-        raise ConfigError(f"{what}: {text!r}; give a number of at least 1{otherwise}")
+        raise ConfigError(f"{what} are {text!r}; give a number of at least 1{otherwise}")
     return int(text)
