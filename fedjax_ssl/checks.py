@@ -250,12 +250,6 @@ def check_choices(allowed: Collection[str], /, **given: Any) -> None:
         OneOf(allowed).check(name, choice)
 
 
-def check_several(allowed: Collection[str], /, **given: Any) -> None:
-    """Raises ValueError for what is not a tuple of different allowed names."""
-    for name, choices in given.items():
-        Several(allowed).check(name, choices)
-
-
 def is_zero(weight: Any) -> bool:
     """Whether a weight is known to be 0; a traced one is not."""
     return isinstance(weight, (int, float)) and weight == 0

@@ -10,7 +10,7 @@ import ml_collections
 from flax.traverse_util import flatten_dict
 
 from fedjax_ssl import methods
-from fedjax_ssl.config.fields import CHOICES, check_fields, get, options_of
+from fedjax_ssl.config.fields import CHOICES, REGISTRIES, check_fields, get, options_of
 from fedjax_ssl.data import rounds_of_a_part
 from fedjax_ssl.errors import ConfigError, ConfigNote, did_you_mean, naming
 from fedjax_ssl.federated import (
@@ -128,22 +128,18 @@ def traced_numbers(config: ml_collections.ConfigDict) -> dict[str, float]:
     Returns:
         Values by dotted names of fields, for `replace_numbers`.
     """
-    sections = {
-        "optimizer": _arrays_of(local_optimizer) | _arrays_of(learning_rate_schedule),
-        "federated": _arrays_of(FEDERATED_OPTIMIZERS.builder(config.federated.name)),
-        "method": _arrays_of(methods.METHODS.builder(config.method.name)),
-    }
+    local: list[Callable[..., Any]] = [local_optimizer, learning_rate_schedule]
+    parameters = [one for builder in local for one in inspect.signature(builder, eval_str=True).parameters.values()]
+    sections = {"optimizer": {one.name for one in parameters if takes_array(one)}}
+    for section in ("federated", "method"):
+        options = REGISTRIES[section].options(config[section].name)
+        sections[section] = {name for name, option in options.items() if option.traceable}
     return {
         f"{section}.{name}": config[section][name]
         for section, names in sections.items()
         for name in sorted(names & set(config[section]))
         if isinstance(config[section][name], float) and config[section][name] != 0
     }
-
-
-def _arrays_of(builder: Callable[..., Any]) -> set[str]:
-    parameters = inspect.signature(builder, eval_str=True).parameters.values()
-    return {parameter.name for parameter in parameters if takes_array(parameter)}
 
 
 def predictors(config: ml_collections.ConfigDict) -> tuple[str, ...]:

@@ -172,6 +172,11 @@ def test_the_digits_fit_every_method(method):
         jax.eval_shape(learner.round, key, jax.eval_shape(learner.init, key, federation), federation)
 
 
+def test_settings_that_need_no_other_program_are_found_in_functions_and_in_dataclasses():
+    for method, setting in (("xclp", "alpha"), ("fixmatch", "threshold"), ("fedmatch", "kl_weight")):
+        assert f"method.{setting}" in configs.traced_numbers(configs.resolve(load(f"digits_{method}")))
+
+
 def test_what_methods_need_comes_with_them():
     assert load("digits:semifl").supervision.name == "server"
     assert load("digits:fixmatch").strong_augment.name == "rotate"
