@@ -1,4 +1,3 @@
-import asyncio
 import itertools
 import math
 import os
@@ -109,14 +108,6 @@ def test_a_round_can_be_saved_again_and_ends_later_ones(tmp_path):
     assert saved.latest() == 4
     assert saved.restore({"x": jnp.int32(0)})[1]["x"] == 3
     assert len(os.listdir(tmp_path / "checkpoints")) == 1
-
-
-def test_works_inside_a_running_event_loop(tmp_path):
-    async def cell_of_a_notebook():
-        Checkpoints(tmp_path).save(1, {"x": jnp.arange(3)})
-        return Checkpoints(tmp_path).restore({"x": jnp.zeros(3, jnp.int32)})[1]
-
-    assert_same_bits(asyncio.run(cell_of_a_notebook()), {"x": jnp.arange(3)})
 
 
 def flipped(content: bytes, place: int) -> bytes:
