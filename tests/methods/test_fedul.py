@@ -1,4 +1,4 @@
-"""FedUL (notes on the paper, section 14): limits, invariances, clients that tell nothing, and the Gaussian toy."""
+"""FedUL: limits, invariances, and clients that tell nothing."""
 
 import dataclasses
 from typing import Any
