@@ -108,5 +108,5 @@ def test_a_name_that_builds_nothing_is_one_message(name: str) -> None:
 def test_a_function_that_takes_something_else_is_one_message() -> None:
     from fedjax_ssl.methods import METHODS
 
-    with pytest.raises(ValueError, match="os:system"):
+    with pytest.raises(ValueError, match="could not build method 'os:system'"):
         METHODS.build("os:system", object())
