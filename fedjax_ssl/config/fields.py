@@ -69,140 +69,133 @@ class Field(NamedTuple):
 
 
 # Seeds end where jax.random would take the last 32 bits of a larger one, which are those of another.
-FIELDS: dict[str, Field] = {
-    "seed": Field(
-        0, "decides everything random: partition, labels, cohorts, batches, initial network", Whole(0, 2**32 - 1)
-    ),
-    "rounds": Field(100, "rounds of training; 0: none, only what config.prediction asks for", _COUNT_OR_NONE),
-    "eval_every": Field(5, "rounds between evaluations, run as one compiled call", _COUNT),
-    "checkpoint_every": Field(1, "evaluations between checkpoints; 0: only at the end", _COUNT_OR_NONE),
-    "select_from": Field(0, "rounds before a model may be the one of the best validation accuracy", _COUNT_OR_NONE),
-    "precision": Field(
-        "float32", "numbers of forward and backward passes; parameters stay in single precision", OneOf(PRECISIONS)
-    ),
-    "metrics": Field(
-        ("clients", "f1", "ece"),
-        "scores beside accuracy: by client, macro F1, calibration error, area under the ROC curve (takes longest)",
-        Several(scores.CHOICES),
-    ),
-    "profile": Field(
-        False, "write jax.profiler's trace of the first block of rounds, without compiling, to the run folder"
-    ),
-    "threads": Field(int, "threads of a CPU; one per core by default, 1 suits linear models", _COUNT),
-    "data.name": Field("digits", "the dataset"),
-    "data.path": Field(str, "the file of npz, the folder of a published dataset"),
-    "data.root": Field(str, "folder for downloads and caches; $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl by default"),
-    "data.download": Field(True, "whether the network may be used"),
-    "data.source": Field(
-        "auto", "form of a published dataset: original files, what TFDS prepared, or both", OneOf(ORIGINS)
-    ),
-    "data.residence": Field(
-        "auto", "where examples lie; auto: on the device, unless they take over half of its memory", OneOf(RESIDENCES)
-    ),
-    "data.standardize": Field(
-        "auto", "where the mean and deviation come from that inputs are standardized by", OneOf(STANDARDIZATIONS)
-    ),
-    "data.mean": Field(tuple, "mean of a channel or feature, in place of the dataset's", Each(_FINITE)),
-    "data.std": Field(tuple, "deviation of a channel or feature, in place of the dataset's", Each(_POSITIVE)),
-    "data.test_mean": Field(tuple, "mean where inputs are predicted, if not as in training", Each(_FINITE)),
-    "data.test_std": Field(tuple, "deviation where inputs are predicted, if not as in training", Each(_POSITIVE)),
-    "data.pool_splits": Field(False, "the dataset's own test examples are training examples too; hold others out"),
-    "data.test_clients": Field(0, "whole natural clients, drawn at random, that are the test set", _COUNT_OR_NONE),
-    "data.left_out_client": Field(object, "the natural client that is the test set, by name or counted from 0"),
-    "data.test_fraction": Field(0.0, "share of the examples held out for testing where the dataset does not", _SHARE),
-    "data.client_test_fraction": Field(0.0, "share of every client's examples held out as its test", _SHARE),
-    "data.validation_fraction": Field(0.0, "share of the training examples held out for validation", _SHARE),
-    "data.balanced_test": Field(False, "clients draw test examples, equally many of every class"),
-    "data.pools": Field(
-        tuple,
-        "training, validation and test examples of every class, drawn from both splits together",
-        Each(_COUNT_OR_NONE),
-    ),
-    "data.shuffle_pools": Field(False, "pools are drawn at random, not the training examples first"),
-    "partition.name": Field("natural", "how examples are dealt to clients"),
-    "partition.num_clients": Field(int, "clients that train; all natural ones by default", _COUNT),
-    "supervision.name": Field("all", "which labels are seen, by whom"),
-    "supervision.labelled_clients": Field(int, "clients that keep class labels; all by default", _COUNT_OR_NONE),
-    "supervision.which": Field(str, "which clients keep class labels; first by default", OneOf(("first", "random"))),
-    "augment.name": Field("none", "augmentation of training inputs, and the weak view of methods that have one"),
-    "strong_augment.name": Field("none", "the strong view, in methods that have one"),
-    "model.name": Field("mlp", "the network"),
-    "optimizer.name": Field("sgd", "optimizer of the clients' local training", OneOf(OPTIMIZERS)),
-    "optimizer.learning_rate": Field(0.1, "learning rate of a local step", _WEIGHT),
-    "optimizer.schedule": Field(
-        "constant", "schedule of the learning rate; cosine: over schedule_rounds", OneOf(SCHEDULES)
-    ),
-    "optimizer.schedule_rounds": Field(int, "length of the schedule; rounds by default", _COUNT),
-    "optimizer.momentum": Field(0.0, "momentum of sgd", _SHARE),
-    "optimizer.nesterov": Field(False, "Nesterov's form of momentum"),
-    "optimizer.weight_decay": Field(0.0, "L2 penalty, added to the gradient", _WEIGHT),
-    "optimizer.clip_norm": Field(float, "largest norm of a gradient; no clipping by default", _POSITIVE),
-    "optimizer.keep_state": Field(False, "clients keep momentum and the like between their rounds"),
-    "optimizer.keep_by": Field(
-        "client", "who keeps it: the client, or the cohort's slot, whoever fills it", OneOf(KEEP_BY)
-    ),
-    "optimizer.average_state": Field(False, "clients start from the mean of what the last cohort ended with"),
-    "optimizer.batch_size": Field(10, "examples of a local step", _COUNT),
-    "optimizer.local_epochs": Field(1, "passes over a client's examples in a round", _COUNT),
-    "cohort.name": Field("uniform", "which clients take part in a round"),
-    "federated.name": Field("fedavg", "how the clients' models become the next one"),
-    "federated.cohort_size": Field(int, "clients per round; all by default", _COUNT),
-    "federated.weighting": Field("uniform", "what a client's weight in the average follows", OneOf(WEIGHTINGS)),
-    "federated.placement": Field("auto", "how a cohort's clients run inside the compiled round", OneOf(PLACEMENTS)),
-    "federated.chunk_size": Field(int, "clients at once on a device; by default as many as fit", _COUNT),
-    "federated.devices": Field(
-        int, "devices that share each cohort; one, or all where there are several processes, by default", _COUNT
-    ),
-    "federated.reduce": Field("ordered", "how sums over devices are made", OneOf(REDUCTIONS)),
-    "early_stopping.patience": Field(
-        int, "evaluations without a better validation accuracy until the run ends; all rounds by default", _COUNT
-    ),
-    "tracking.writers": Field((), "viewers that get the metrics too", Several(WRITERS)),
-    "tracking.project": Field("fedjax_ssl", "project at wandb, experiment at mlflow"),
-    "tracking.offline": Field(False, "wandb and mlflow keep their records in the run folder"),
-    "tracking.uri": Field(str, "mlflow's server or store; $MLFLOW_TRACKING_URI, or mlflow's own default, by default"),
-    "prediction.predictors": Field(
-        "", "network, xclp, per_client_lp, with commas between: label the clients' test examples after the last round"
-    ),
-    "prediction.features": Field("network", "what the graphs compare; inputs as stored", OneOf(("network", "inputs"))),
-    "prediction.variant": Field(
-        "both", "settings of the paper, or of the authors' code", OneOf(("paper", "code", "both"))
-    ),
-    "prediction.unlabelled": Field(
-        "with", "whether unlabelled training examples stand in the graphs", OneOf(("with", "without", "both"))
-    ),
-    "prediction.similarity": Field("exact", "per_client_lp: cosines, or their estimate", OneOf(("exact", "lsh"))),
-    "prediction.num_bits": Field(4096, "bits of a code", _COUNT),
-    "prediction.num_neighbors": Field(10, "neighbours of a point in a graph", _COUNT),
-    "prediction.alpha": Field(0.99, "how far labels spread in a graph", _SHARE),
-    "prediction.similarity_power": Field(float, "power of similarities; the variant's by default", _POSITIVE),
-    "prediction.label_norm": Field(
-        str, "whether a label is divided by how many its class has; the variant's by default", OneOf(("none", "class"))
-    ),
-    "prediction.confidence_scale": Field(
-        str, "whether confidences are divided by the largest; the variant's by default", OneOf(("none", "max"))
-    ),
-    "prediction.groups": Field(1, "xclp: clients are cut at random into groups, with a graph each", _COUNT),
-    "prediction.new_batch_size": Field(int, "examples that a client brings at a time; all by default", _COUNT),
-    "prediction.neighbor_search": Field(
-        "exact", "xclp: how neighbours are found; approximate for millions of points", OneOf(("exact", "approximate"))
-    ),
-    "prediction.protocol": Field(
-        "none", "xclp: protocol between the clients of a graph, docs/secure.md", OneOf(secure.CHOICES)
-    ),
-    "prediction.hamming": Field("transfer", "how the protocol finds distances", OneOf(secure.HAMMING)),
-    "distributed.coordinator": Field(str, "host:port of process 0, or $FEDJAX_SSL_COORDINATOR; one process by default"),
-    "distributed.num_processes": Field(int, "processes of the run, or $FEDJAX_SSL_NUM_PROCESSES", _COUNT),
-    "distributed.process_id": Field(
-        int, "number of this process, from 0 on, or $FEDJAX_SSL_PROCESS_ID", _COUNT_OR_NONE
-    ),
-    "distributed.auto": Field(False, "take the three from Slurm, Open MPI, GKE or a TPU"),
-    "distributed.heartbeat_seconds": Field(30, "seconds without a sign of life until a process counts as dead", _COUNT),
-    "distributed.shutdown_seconds": Field(60, "seconds that processes wait for each other at the end", _COUNT),
-    "distributed.initialization_seconds": Field(120, "seconds that processes wait for each other at the start", _COUNT),
-    "distributed.stall_minutes": Field(
-        60.0, "minutes without a finished block of rounds until a process gives up; 0: never", _WEIGHT
-    ),
+_SECTIONS: dict[str, dict[str, Field]] = {
+    "": {
+        "seed": Field(
+            0, "decides all that is random: partition, labels, cohorts, batches, first network", Whole(0, 2**32 - 1)
+        ),
+        "rounds": Field(100, "rounds of training; 0: none, only what config.prediction asks for", _COUNT_OR_NONE),
+        "eval_every": Field(5, "rounds between evaluations, run as one compiled call", _COUNT),
+        "checkpoint_every": Field(1, "evaluations between checkpoints; 0: only at the end", _COUNT_OR_NONE),
+        "select_from": Field(0, "rounds before a model may be the one of the best validation accuracy", _COUNT_OR_NONE),
+        "precision": Field(
+            "float32", "numbers of forward and backward passes; parameters are float32", OneOf(PRECISIONS)
+        ),
+        "metrics": Field(
+            ("clients", "f1", "ece"),
+            "scores beside accuracy: by client, macro F1, calibration error, ROC area (slow)",
+            Several(scores.CHOICES),
+        ),
+        "profile": Field(False, "write jax.profiler's trace of the first block of rounds to the run folder"),
+        "threads": Field(int, "threads of a CPU; one per core by default, 1 suits linear models", _COUNT),
+    },
+    "data": {
+        "name": Field("digits", "the dataset"),
+        "path": Field(str, "the file of npz, the folder of a published dataset"),
+        "root": Field(str, "folder of downloads; $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl by default"),
+        "download": Field(True, "whether the network may be used"),
+        "source": Field("auto", "form of a published dataset: original files, TFDS's, or both", OneOf(ORIGINS)),
+        "residence": Field(
+            "auto", "where examples lie; auto: on the device up to half of its memory", OneOf(RESIDENCES)
+        ),
+        "standardize": Field("auto", "where mean and deviation of the inputs come from", OneOf(STANDARDIZATIONS)),
+        "mean": Field(tuple, "mean of a channel or feature, in place of the dataset's", Each(_FINITE)),
+        "std": Field(tuple, "deviation of a channel or feature, in place of the dataset's", Each(_POSITIVE)),
+        "test_mean": Field(tuple, "mean where inputs are predicted, if not as in training", Each(_FINITE)),
+        "test_std": Field(tuple, "deviation where inputs are predicted, if not as in training", Each(_POSITIVE)),
+        "pool_splits": Field(False, "the dataset's own test examples are training examples too; hold others out"),
+        "test_clients": Field(0, "whole natural clients, drawn at random, that are the test set", _COUNT_OR_NONE),
+        "left_out_client": Field(object, "the natural client that is the test set, by name or counted from 0"),
+        "test_fraction": Field(0.0, "share of the examples held out for testing where the dataset does not", _SHARE),
+        "client_test_fraction": Field(0.0, "share of every client's examples held out as its test", _SHARE),
+        "validation_fraction": Field(0.0, "share of the training examples held out for validation", _SHARE),
+        "balanced_test": Field(False, "clients draw test examples, equally many of every class"),
+        "pools": Field(
+            tuple, "training, validation and test examples of a class, from both splits", Each(_COUNT_OR_NONE)
+        ),
+        "shuffle_pools": Field(False, "pools are drawn at random, not the training examples first"),
+    },
+    "partition": {
+        "name": Field("natural", "how examples are dealt to clients"),
+        "num_clients": Field(int, "clients that train; all natural ones by default", _COUNT),
+    },
+    "supervision": {
+        "name": Field("all", "which labels are seen, by whom"),
+        "labelled_clients": Field(int, "clients that keep class labels; all by default", _COUNT_OR_NONE),
+        "which": Field(str, "which clients keep class labels; first by default", OneOf(("first", "random"))),
+    },
+    "augment": {"name": Field("none", "augmentation of training inputs; the weak view of methods")},
+    "strong_augment": {"name": Field("none", "the strong view, in methods that have one")},
+    "model": {"name": Field("mlp", "the network")},
+    "optimizer": {
+        "name": Field("sgd", "optimizer of the clients' local training", OneOf(OPTIMIZERS)),
+        "learning_rate": Field(0.1, "learning rate of a local step", _WEIGHT),
+        "schedule": Field("constant", "schedule of the learning rate; cosine: over schedule_rounds", OneOf(SCHEDULES)),
+        "schedule_rounds": Field(int, "length of the schedule; rounds by default", _COUNT),
+        "momentum": Field(0.0, "momentum of sgd", _SHARE),
+        "nesterov": Field(False, "Nesterov's form of momentum"),
+        "weight_decay": Field(0.0, "L2 penalty, added to the gradient", _WEIGHT),
+        "clip_norm": Field(float, "largest norm of a gradient; no clipping by default", _POSITIVE),
+        "keep_state": Field(False, "clients keep momentum and the like between their rounds"),
+        "keep_by": Field("client", "who keeps it: the client, or the cohort's slot, whoever fills it", OneOf(KEEP_BY)),
+        "average_state": Field(False, "clients start from the mean of what the last cohort ended with"),
+        "batch_size": Field(10, "examples of a local step", _COUNT),
+        "local_epochs": Field(1, "passes over a client's examples in a round", _COUNT),
+    },
+    "cohort": {"name": Field("uniform", "which clients take part in a round")},
+    "federated": {
+        "name": Field("fedavg", "how the clients' models become the next one"),
+        "cohort_size": Field(int, "clients per round; all by default", _COUNT),
+        "weighting": Field("uniform", "what a client's weight in the average follows", OneOf(WEIGHTINGS)),
+        "placement": Field("auto", "how a cohort's clients run inside the compiled round", OneOf(PLACEMENTS)),
+        "chunk_size": Field(int, "clients at once on a device; by default as many as fit", _COUNT),
+        "devices": Field(int, "devices that share a cohort; 1 by default, all with several processes", _COUNT),
+        "reduce": Field("ordered", "how sums over devices are made", OneOf(REDUCTIONS)),
+    },
+    "early_stopping": {
+        "patience": Field(int, "evaluations without a better validation accuracy that end a run", _COUNT)
+    },
+    "tracking": {
+        "writers": Field((), "viewers that get the metrics too", Several(WRITERS)),
+        "project": Field("fedjax_ssl", "project at wandb, experiment at mlflow"),
+        "offline": Field(False, "wandb and mlflow keep their records in the run folder"),
+        "uri": Field(str, "mlflow's server or store; $MLFLOW_TRACKING_URI by default"),
+    },
+    "prediction": {
+        "predictors": Field("", "label test examples in the end by: network, xclp, per_client_lp, with commas"),
+        "features": Field("network", "what the graphs compare; inputs as stored", OneOf(("network", "inputs"))),
+        "variant": Field("both", "settings of the paper, or of the authors' code", OneOf(("paper", "code", "both"))),
+        "unlabelled": Field(
+            "with", "whether graphs hold unlabelled training examples", OneOf(("with", "without", "both"))
+        ),
+        "similarity": Field("exact", "per_client_lp: cosines, or their estimate", OneOf(("exact", "lsh"))),
+        "num_bits": Field(4096, "bits of a code", _COUNT),
+        "num_neighbors": Field(10, "neighbours of a point in a graph", _COUNT),
+        "alpha": Field(0.99, "how far labels spread in a graph", _SHARE),
+        "similarity_power": Field(float, "power of similarities; the variant's by default", _POSITIVE),
+        "label_norm": Field(str, "what divides a label: nothing or its class's count", OneOf(("none", "class"))),
+        "confidence_scale": Field(str, "what divides confidences: nothing or the largest", OneOf(("none", "max"))),
+        "groups": Field(1, "xclp: clients are cut at random into groups, with a graph each", _COUNT),
+        "new_batch_size": Field(int, "examples that a client brings at a time; all by default", _COUNT),
+        "neighbor_search": Field("exact", "xclp: approximate for millions of points", OneOf(("exact", "approximate"))),
+        "protocol": Field(
+            "none", "xclp: protocol between the clients of a graph, docs/secure.md", OneOf(secure.CHOICES)
+        ),
+        "hamming": Field("transfer", "how the protocol finds distances", OneOf(secure.HAMMING)),
+    },
+    "distributed": {
+        "coordinator": Field(str, "host:port of process 0, or $FEDJAX_SSL_COORDINATOR; one process by default"),
+        "num_processes": Field(int, "processes of the run, or $FEDJAX_SSL_NUM_PROCESSES", _COUNT),
+        "process_id": Field(int, "number of this process, from 0 on, or $FEDJAX_SSL_PROCESS_ID", _COUNT_OR_NONE),
+        "auto": Field(False, "take the three from Slurm, Open MPI, GKE or a TPU"),
+        "heartbeat_seconds": Field(30, "seconds without a sign of life until a process counts as dead", _COUNT),
+        "shutdown_seconds": Field(60, "seconds that processes wait for each other at the end", _COUNT),
+        "initialization_seconds": Field(120, "seconds that processes wait for each other at the start", _COUNT),
+        "stall_minutes": Field(60.0, "minutes without a finished block that end a process; 0: never", _WEIGHT),
+    },
+}
+FIELDS = {
+    f"{section}.{name}".lstrip("."): field for section, fields in _SECTIONS.items() for name, field in fields.items()
 }
 
 
