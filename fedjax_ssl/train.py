@@ -131,12 +131,6 @@ def make_train(config: ml_collections.ConfigDict) -> Train:
     rate})` replaces settings that enter as numbers. It can be traced (`jax.vmap` over rates); then the examples are
     constants of that program.
 
-    Example:
-        >>> import fedjax_ssl as fs
-        >>> train = fs.make_train(fs.load_config("digits_fedavg"))  # doctest: +SKIP
-        >>> state, metrics = train(jax.random.key(0))  # doctest: +SKIP
-        >>> metrics["test_accuracy"]  # one entry per evaluation  # doctest: +SKIP
-
     Args:
         config: as a config file returns it; its section `prediction` is left to `run`.
 
@@ -152,7 +146,7 @@ def make_train(config: ml_collections.ConfigDict) -> Train:
 
     Example:
         >>> train = fs.make_train(fs.load_config("digits_fedavg", {"rounds": 4, "eval_every": 2}))
-        >>> state, metrics = jax.jit(train)(jax.random.key(0))
+        >>> state, metrics = train(jax.random.key(0))
         >>> metrics["round"].tolist(), metrics["test_accuracy"].shape
         ([2, 4], (2,))
     """
@@ -184,7 +178,7 @@ def over_seeds(train: Callable[..., PyTree], mesh: Mesh | None = None) -> Callab
 
     Example:
         >>> train = fs.make_train(fs.load_config("digits_fedavg", {"rounds": 2, "eval_every": 1}))
-        >>> states, metrics = jax.jit(fs.over_seeds(train))(jax.random.split(jax.random.key(0), 3))
+        >>> states, metrics = fs.over_seeds(train)(jax.random.split(jax.random.key(0), 3))
         >>> metrics["test_accuracy"].shape  # seeds, evaluations
         (3, 2)
     """

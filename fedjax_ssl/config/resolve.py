@@ -10,6 +10,7 @@ import ml_collections
 from flax.traverse_util import flatten_dict
 
 from fedjax_ssl import methods
+from fedjax_ssl.checks import Several
 from fedjax_ssl.config.fields import CHOICES, REGISTRIES, check_fields, get, options_of
 from fedjax_ssl.data import rounds_of_a_part
 from fedjax_ssl.errors import ConfigError, ConfigNote, did_you_mean, naming
@@ -62,7 +63,11 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     _check_stages(resolved)
     _check_selection(resolved)
     _check_stream(resolved)
-    _check_early_stopping(resolved)
+    if resolved.early_stopping.patience is not None and not validates(resolved):
+        raise ConfigError(
+            f"config.early_stopping.patience is {resolved.early_stopping.patience}, but there are no validation data "
+            "to judge by (test data must not end a run). Hold some out: --config.data.validation_fraction=0.1"
+        )
     _check_prediction(resolved)
     federated_optimizer(resolved, resolved.federated.cohort_size)
     return resolved.lock()
@@ -154,12 +159,8 @@ def _check_options(config: ml_collections.ConfigDict, section: str) -> None:
         if section in _DROPS_OPTIONS:
             for option in registry.fields():
                 if option not in known and option not in registry.common and choice[option] is not None:
-                    warnings.warn(
-                        f"config.{section}.{option}={choice[option]} has no effect: {registry.kind} {choice.name!r} "
-                        "does not take it",
-                        ConfigNote,
-                        stacklevel=3,
-                    )
+                    given = f"config.{section}.{option}={choice[option]}"
+                    _note(f"{given} has no effect: {registry.kind} {choice.name!r} does not take it")
                     choice[option] = None
         taken = {*registry.fields(), *known}
         registry.check(choice.name, [option for option in options(choice) if option in taken])
@@ -171,10 +172,7 @@ def _check_stages(config: ml_collections.ConfigDict) -> None:
     name = "coarse_rounds" if "coarse_rounds" in config.method else "warmup_rounds"
     first = config.method.get(name, 0)
     if isinstance(first, int) and 0 < config.rounds <= first:
-        stages = (
-            f"config.rounds is {config.rounds}, stage 1 alone takes {first} (config.method.{name}): no stage 2 here"
-        )
-        warnings.warn(stages, ConfigNote, stacklevel=3)
+        _note(f"config.rounds is {config.rounds}, stage 1 alone takes {first} (config.method.{name}): no stage 2 here")
     if validates(config) and isinstance(warmup, int) and warmup % config.eval_every:
         raise ConfigError(
             f"config.method.warmup_rounds is {warmup}; with validation data it must be a multiple of "
@@ -184,28 +182,27 @@ def _check_stages(config: ml_collections.ConfigDict) -> None:
 
 def _check_selection(config: ml_collections.ConfigDict) -> None:
     """Says where `select_from` does not do what it says."""
-    note = ""
+    given = f"config.select_from={config.select_from}"
     if config.select_from and not validates(config):
-        note = "has no effect without validation data (config.data.validation_fraction or config.data.pools)"
+        _note(f"{given} has no effect without validation data (config.data.validation_fraction or config.data.pools)")
     elif 0 < config.rounds < config.select_from:
-        note = f"comes after the last of {config.rounds} rounds, so that the model of that round is the selected one"
-    if note:
-        warnings.warn(f"config.select_from={config.select_from} {note}", ConfigNote, stacklevel=3)
+        _note(f"{given} comes after the last of {config.rounds} rounds, whose model is then the selected one")
 
 
 def _check_stream(config: ml_collections.ConfigDict) -> None:
     """Says which parts of the unlabelled examples a run does not come to."""
     parts, each = (config.partition.get(name) for name in ("parts", "rounds_per_part"))
-    note = ""
-    if parts is not None and parts > 1:
+    if config.rounds and parts is not None and parts > 1:
         reached = -(-config.rounds // rounds_of_a_part(parts, each, config.rounds))
+        why = f" (config.partition.rounds_per_part is {each})" if each else ""
         if reached < parts:
-            note = f"{config.rounds} rounds come to {reached} of the {parts} parts of the unlabelled examples"
-            note += f" (config.partition.rounds_per_part is {each})" if each else ""
-    elif each is not None:
-        note = f"config.partition.rounds_per_part={each} has no effect without config.partition.parts"
-    if note and config.rounds > 0:
-        warnings.warn(note, ConfigNote, stacklevel=3)
+            _note(f"{config.rounds} rounds come to {reached} of the {parts} parts of the unlabelled examples{why}")
+    elif config.rounds and each is not None:
+        _note(f"config.partition.rounds_per_part={each} has no effect without config.partition.parts")
+
+
+def _note(text: str) -> None:
+    warnings.warn(text, ConfigNote, stacklevel=4)
 
 
 def validates(config: ml_collections.ConfigDict) -> bool:
@@ -214,25 +211,10 @@ def validates(config: ml_collections.ConfigDict) -> bool:
     return bool(config.data.validation_fraction or (pools and len(pools) > 1 and pools[1]))
 
 
-def _check_early_stopping(config: ml_collections.ConfigDict) -> None:
-    if config.early_stopping.patience is not None and not validates(config):
-        raise ConfigError(
-            f"config.early_stopping.patience is {config.early_stopping.patience}, but there are no validation data to "
-            "judge by (test data must not end a run). Hold some out: --config.data.validation_fraction=0.1"
-        )
-
-
 def _check_prediction(config: ml_collections.ConfigDict) -> None:
     section, names = config.prediction, predictors(config)
-    if len(set(names)) < len(names):
-        raise ConfigError(f"config.prediction.predictors is {section.predictors!r}, which names one of them twice")
-    for name in names:
-        if name not in PREDICTORS:
-            hint = did_you_mean(name, PREDICTORS)
-            raise ConfigError(
-                f"config.prediction.predictors names {name!r}.{hint} Allowed, with commas between: "
-                f"{', '.join(PREDICTORS)}"
-            )
+    with naming():
+        Several(PREDICTORS).check("config.prediction.predictors", names)
     if not config.rounds and not names:
         raise ConfigError(
             "config.rounds is 0 and config.prediction.predictors names nothing, so there is nothing to do; train at "
@@ -249,16 +231,12 @@ def _check_prediction(config: ml_collections.ConfigDict) -> None:
             "config.prediction.features is 'network', whose weights config.rounds=0 leaves random; train it, give "
             "config.model.weights (efficientnet_b0), or use --config.prediction.features=inputs"
         )
-    if section.neighbor_search == "approximate" and section.protocol != "none":
-        raise ConfigError(
-            f"config.prediction.protocol is {section.protocol!r} and neighbor_search is 'approximate'; with protocols "
-            "the server gets all distances and searches exactly: use one of them"
-        )
-    if section.neighbor_search == "approximate" and section.groups > 1:
-        raise ConfigError(
-            f"config.prediction.groups is {section.groups} and neighbor_search is 'approximate', which is for one "
-            "graph of all clients; use one of them"
-        )
+    for field, exact_only in (("protocol", "none"), ("groups", 1)):
+        if section.neighbor_search == "approximate" and section[field] != exact_only:
+            raise ConfigError(
+                f"config.prediction.{field} is {section[field]!r} and neighbor_search is 'approximate', which is for "
+                "one graph of all clients without protocols; use one of them"
+            )
 
 
 def _refuse_unknown(config: ml_collections.ConfigDict) -> None:
