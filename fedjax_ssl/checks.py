@@ -26,7 +26,7 @@ Checked = TypeVar("Checked", bound=Callable[..., Any])
 
 
 class Declaration:
-    """What a setting may be."""
+    """The values that a setting may have."""
 
     def check(self, name: str, value: Any) -> None:
         """Raises ValueError for a value that is not allowed; the message calls it `name`."""

@@ -19,7 +19,7 @@ _ANY_NUMBER = {int: Whole(-(2**31) + 1), float: In("(-inf, inf)")}
 
 
 class Option(NamedTuple):
-    """What a choice can be told beside its name."""
+    """A setting of a choice beside its name."""
 
     type: type  # as a config stores it
     default: Any  # `inspect.Parameter.empty`: it has to be given
@@ -153,7 +153,7 @@ class Registry(Generic[Built]):
         return list(inspect.signature(builder, eval_str=True).parameters.values())[self._leading :]
 
     def meanings(self, name: str) -> dict[str, str]:
-        """What the options of a choice mean, from "Args:" or "Attributes:" in the docstring of its builder.
+        """Explains the options of a choice, from "Args:" or "Attributes:" in the docstring of its builder.
 
         Raises:
             ValueError: as `builder`.
@@ -214,7 +214,7 @@ class Registry(Generic[Built]):
         Args:
             name: one of `available()`, or "module:function".
             *leading: what the package puts in front.
-            **options: of the choice, and what the package gives by name.
+            **options: options of the choice, and arguments that the package gives by name.
 
         Raises:
             ValueError: as `check` and `check_values`, or what the builder raises for a value.

@@ -1,4 +1,4 @@
-"""What a run is told: fields with their defaults, their checks, and their resolution."""
+"""Settings of a run: fields with defaults and checks, reading a config, resolving and describing it."""
 
 from fedjax_ssl.config.describe import Described, describe
 from fedjax_ssl.config.fields import CHOICES, FIELDS, REGISTRIES, check_field, default, register

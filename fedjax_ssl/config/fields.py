@@ -258,7 +258,7 @@ def options_of(config: Any) -> dict[str, Option]:
 
 
 def method_section(name: str) -> dict[str, Any]:
-    """What `config.method` holds: the name, and the method's own settings with their defaults.
+    """Makes `config.method`: the name, and the method's own settings with their defaults.
 
     Raises:
         ValueError: nobody knows the method.

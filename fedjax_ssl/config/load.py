@@ -32,7 +32,7 @@ class Source(NamedTuple):
     """Where a config comes from."""
 
     path: Path
-    argument: str | None  # of its `get_config`
+    argument: str | None  # for its `get_config`
 
     @property
     def run_name(self) -> str:
@@ -45,7 +45,7 @@ def load(name: str, settings: Settings = ()) -> ml_collections.ConfigDict:
     """The config of a name, with settings of one's own.
 
     Args:
-        name: of a shipped config ("digits_xclp"), with an argument of it ("digits:semifl"), or a file
+        name: name of a shipped config ("digits_xclp"), with its argument ("digits:semifl"), or a file
             ("my_study/config.py", "my_study/config.py:10"). Modules in the folder of a file can be named in a config.
         settings: values, or their texts, by dotted field, "config." in front or not; or pairs, in any order, but of two
             for one field the last one counts. Names go first, so that the options of what they name can be given.
@@ -80,7 +80,7 @@ def load_several(path: str | Path, function: str) -> list[ml_collections.ConfigD
     """The configs that a function of a Python file yields.
 
     Args:
-        path: of the file. Modules in its folder can be named in a config.
+        path: the file. Modules in its folder can be named in a config.
         function: takes no argument.
 
     Raises:

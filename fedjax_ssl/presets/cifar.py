@@ -168,7 +168,7 @@ def protofssl_split(config: ml_collections.ConfigDict, dataset: str = "cifar10",
     """Sets dataset, pools, partition and supervision.
 
     Args:
-        config: of the experiment.
+        config: the experiment.
         dataset: "cifar10", "svhn", or "stl10", whose unlabelled images are of unknown class.
         split: "iid"; "noniid": unlabelled examples by FedMatch's matrix, labels iid; "xnid": both skewed; "iid_full" or
             "noniid_full": every example has its label, for the upper bounds; "iid_overlap", "noniid_overlap" or

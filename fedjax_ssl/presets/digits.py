@@ -69,7 +69,7 @@ def digits_with_coarse_labels(method: str, labels: str | None, space: str) -> ml
     Args:
         method: name of a method.
         labels: class labels at the server, as there.
-        space: of the coarse labels, see `fedjax_ssl.data.correspondence`.
+        space: space of the coarse labels, see `fedjax_ssl.data.correspondence`.
     """
     config = digits_with_server(method, labels)
     config.supervision.name = "coarse"

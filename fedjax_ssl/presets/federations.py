@@ -75,7 +75,7 @@ def one_shot(variant: str, rounds: int) -> ml_collections.ConfigDict:
             features of a network that FedAvg trains on the labels. In both, a fifth of every client's examples is
             new and a tenth of the others is labelled. "left_out": features as in "network", all examples of one
             client are new and all of the others are labelled.
-        rounds: of FedAvg, where a network is trained.
+        rounds: rounds of FedAvg, where a network is trained.
 
     Raises:
         ConfigError: there is no such variant.

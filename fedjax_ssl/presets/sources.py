@@ -44,10 +44,10 @@ class _Source(NamedTuple):
     """How much there is of a dataset to use."""
 
     rounds: int
-    labels: int  # of a client
+    labels: int  # labels of one client
     server: int  # labels at the server
     model: str = "mlp"
-    correspondence: str | None = None  # of coarse labels
+    correspondence: str | None = None  # the space of coarse labels
     clients: int | None = 100  # dealt alike; None: the natural ones
 
 
@@ -67,7 +67,7 @@ def source(name: str, argument: str, method: str | None = None, rounds: int | No
     """A dataset and a method.
 
     Args:
-        name: of `SOURCES`.
+        name: a name in `SOURCES`.
         argument: METHOD or METHOD,LABELS. The labels are where that method's are by default; "clients", "per_class",
             "server", "coarse", "sets", "mixed", "all" or "given" puts them elsewhere.
         method: in place of the argument's, for example from `--method.name`.
@@ -107,10 +107,10 @@ def source(name: str, argument: str, method: str | None = None, rounds: int | No
 
 
 def federation(name: str, labels: str, path: str | None = None, count: int | None = None) -> ml_collections.ConfigDict:
-    """What all methods share: data, clients, labels, network; and an optimizer for those that are to share it.
+    """Makes the part that all methods share: data, clients, labels, network, and an optimizer.
 
     Args:
-        name: of `SOURCES`.
+        name: a name in `SOURCES`.
         labels: "clients": some at every client. "per_class": some of every class at every client. "server". "coarse":
             of another space at the clients, and some class labels at the server. "sets": class shares of unlabelled
             sets. "mixed": clients of all kinds. "all". "given": what the dataset has.
