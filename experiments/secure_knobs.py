@@ -13,7 +13,7 @@ import numpy as np
 
 from fedjax_ssl import presets, runs
 from fedjax_ssl.graph import IDEAL, Exchange, PropagationSettings
-from fedjax_ssl.methods.parts import predictors
+from fedjax_ssl.runs import predictors
 
 BITS = 1024
 KNOBS = [("bits", bits) for bits in (64, 128, 256, 512, 1024)]

@@ -6,10 +6,9 @@ from fedjax_ssl.lazy import attach
 
 if TYPE_CHECKING:
     from fedjax_ssl.federated.client import LOCAL_STEP
-    from fedjax_ssl.federated.clients import all_clients
+    from fedjax_ssl.federated.client_states import all_clients
     from fedjax_ssl.federated.cohort import COHORTS, Cohort, CohortSampler, cohort_sampler, random_slots, sample_cohort
     from fedjax_ssl.federated.engine import STAGE, Pretraining, federated_method
-    from fedjax_ssl.federated.episodes import episodes
     from fedjax_ssl.federated.evaluation import (
         BY_CLIENT,
         EVALUATION,
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
         execute,
         tree_bytes,
     )
-    from fedjax_ssl.federated.fednova import fednova
     from fedjax_ssl.federated.forward import map_rows
     from fedjax_ssl.federated.grouped import grouped
     from fedjax_ssl.federated.local_optimizer import OPTIMIZERS, SCHEDULES, learning_rate_schedule, local_optimizer
@@ -70,15 +68,24 @@ if TYPE_CHECKING:
         Report,
         Turn,
         fedavg,
+        fednova,
         fedopt,
         fedprox,
         local,
+        scaffold,
     )
-    from fedjax_ssl.federated.paired_batches import Steps, fixed_steps, paired_batches, passes
-    from fedjax_ssl.federated.placement import PLACEMENTS, deal, map_clients
-    from fedjax_ssl.federated.reduction import REDUCTIONS
-    from fedjax_ssl.federated.sampler import epochs, in_turn, known_epochs, labelled_epochs, mixed_epochs
-    from fedjax_ssl.federated.scaffold import scaffold
+    from fedjax_ssl.federated.placement import PLACEMENTS, REDUCTIONS, deal, map_clients
+    from fedjax_ssl.federated.sampler import (
+        Steps,
+        epochs,
+        fixed_steps,
+        in_turn,
+        known_epochs,
+        labelled_epochs,
+        mixed_epochs,
+        paired_batches,
+        passes,
+    )
     from fedjax_ssl.federated.setup import KEEP_BY, WEIGHTINGS, Setup
     from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, Count, count, to_numbers
 

@@ -13,10 +13,9 @@ from jaxtyping import Array, Int
 from fedjax_ssl.checks import check_choices
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated.client import LocalTraining
-from fedjax_ssl.federated.clients import all_clients, part_of
+from fedjax_ssl.federated.client_states import all_clients, first_states, part_of
 from fedjax_ssl.federated.cohort import Cohort
 from fedjax_ssl.federated.execution import Execution
-from fedjax_ssl.federated.kept import first_kept
 from fedjax_ssl.federated.local_optimizer import LearningRate
 from fedjax_ssl.federated.method import (
     AtServer,
@@ -203,7 +202,7 @@ def _init_of(
                 name: term.server.init(named_key(named_key(key, "term"), name), network, model_state, everyone)
                 for name, term in terms.items()
             },
-            clients=first_kept(training, tuple(terms.values()), params, model_state, everyone),
+            clients=first_states(training, tuple(terms.values()), params, model_state, everyone),
             server=_server_optimizer(training, stages, pretraining, packed),
             local_optimizer={group: training.optimizer.init({group: packed[group]}) for group in averaged},
         )

@@ -1,4 +1,12 @@
-"""Evaluation on the test and validation examples, all in one batch loop; scores pooled and by client."""
+"""Evaluation on the test and validation examples, all in one batch loop; scores pooled and by client.
+
+All scores are pure functions that jit, vmap and padding leave as they are; each is NaN where no example counts.
+
+References:
+    AUROC as the probability that a positive example scores higher than a negative one, ties counting half: Hanley and
+    McNeil, The meaning and use of the area under a ROC curve, Radiology 1982; averaged over classes as in scikit-learn.
+    ECE: Guo et al., On calibration of modern neural networks, ICML 2017, with their 15 bins.
+"""
 
 from collections.abc import Callable, Collection
 from functools import partial
@@ -9,12 +17,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl.data import FederatedData, WeakLabels
-from fedjax_ssl.federated import scores
 from fedjax_ssl.federated.forward import map_rows
 from fedjax_ssl.federated.method import Method, Metrics, ServerState
 
 EVALUATION = "evaluation"  # the scope in which it is traced: profiles and compiled programs name it
 BY_CLIENT = "test_accuracy_by_client"  # the one metric that is no scalar
+CHOICES = ("clients", "f1", "ece", "auroc")  # what `evaluate` can add to its scores
+ECE_BINS = 15  # of equal width, open on the left
 
 
 @jax.named_scope(EVALUATION)
@@ -32,7 +41,7 @@ def evaluate(
         state: server state.
         data: the federation; its ground-truth labels are used here and in diagnostics only.
         batch_size: examples per forward pass.
-        metrics: further ones, of `scores.CHOICES`.
+        metrics: further ones, of `CHOICES`.
 
     Returns:
         "test_accuracy", "test_balanced_accuracy" (mean recall over the classes that occur), "test_loss" (nats), and the
@@ -44,7 +53,7 @@ def evaluate(
         model: every score is the mean over the models of the clients that have training examples.
 
         With "f1", "ece" and "auroc" also "test_macro_f1", "test_ece" and "test_auroc", and the same of validation
-        examples; see `fedjax_ssl.federated.scores`. With "clients", where test examples belong to clients or clients
+        examples; see above. With "clients", where test examples belong to clients or clients
         have models of their own: "test_client_accuracy" for the global model too, its "_worst_tenth" and "_spread", and
         `BY_CLIENT` [clients that train, new clients], NaN for those without a test example that has a label.
     """
@@ -54,7 +63,7 @@ def evaluate(
         found["test_client_accuracy"] = jnp.mean(own, where=~jnp.isnan(own))
         if "clients" in metrics:
             strangers = jnp.full(data.num_new_clients, jnp.nan, own.dtype)  # they have no model of their own
-            found |= _over_clients(jnp.concatenate([own, strangers]))
+            found |= _by_client(jnp.concatenate([own, strangers]))
     if data.valid_index.shape[0]:
         found |= _score(method, state, data, data.valid_index, data.num_valid, "validation", batch_size, metrics)
     return found
@@ -107,19 +116,19 @@ def _score_model(
         f"{name}_loss": jnp.mean(-chosen, where=real),
     }
     if "f1" in metrics:
-        found[f"{name}_macro_f1"] = scores.macro_f1(predicted, labels, real, data.num_classes)
+        found[f"{name}_macro_f1"] = macro_f1(predicted, labels, real, data.num_classes)
     if "ece" in metrics:
-        found[f"{name}_ece"] = scores.calibration_error(log_probs, labels, real)
+        found[f"{name}_ece"] = calibration_error(log_probs, labels, real)
     if "auroc" in metrics:
-        found[f"{name}_auroc"] = scores.auroc(log_probs, labels, real)
+        found[f"{name}_auroc"] = auroc(log_probs, labels, real)
     if name == "test" and "clients" in metrics and data.owned_test and method.predict_for is None:
         num_clients = data.num_clients + data.num_new_clients
-        found |= _over_clients(scores.accuracy_by_client(correct, real, data.test_client, num_clients))
+        found |= _by_client(accuracy_by_client(correct, real, data.test_client, num_clients))
     return found
 
 
-def _over_clients(accuracies: Float[Array, " C"]) -> Metrics:
-    summed_up = {f"test_client_accuracy_{name}": value for name, value in scores.over_clients(accuracies).items()}
+def _by_client(accuracies: Float[Array, " C"]) -> Metrics:
+    summed_up = {f"test_client_accuracy_{name}": value for name, value in over_clients(accuracies).items()}
     mean = jnp.mean(accuracies, where=~jnp.isnan(accuracies))
     return {"test_client_accuracy": mean, **summed_up, BY_CLIENT: accuracies}
 
@@ -240,3 +249,80 @@ def _count(correct: Array, slot: Array, num_slots: int) -> tuple[Array, Array]:
 
 def _mean_recall(hits: Float[Array, "*shape K"], counts: Float[Array, "*shape K"]) -> Float[Array, "*shape"]:
     return jnp.mean(hits / jnp.maximum(counts, 1.0), axis=-1, where=counts > 0)
+
+
+def macro_f1(
+    predicted: Int[Array, " m"], labels: Int[Array, " m"], real: Bool[Array, " m"], num_classes: int
+) -> Float[Array, ""]:
+    """Mean over the classes that occur, as label or as prediction, of 2 TP / (2 TP + FP + FN)."""
+    right = _counts(labels, real & (predicted == labels), num_classes)
+    both = _counts(labels, real, num_classes) + _counts(predicted, real, num_classes)
+    return jnp.mean(2.0 * right / jnp.maximum(both, 1.0), where=both > 0)
+
+
+def calibration_error(
+    log_probs: Float[Array, "m K"], labels: Int[Array, " m"], real: Bool[Array, " m"]
+) -> Float[Array, ""]:
+    """Expected calibration error of the likeliest class: |accuracy - confidence| by bin, weighted by its examples."""
+    confidence = jnp.exp(jnp.max(log_probs, axis=1))
+    correct = (jnp.argmax(log_probs, axis=1) == labels).astype(confidence.dtype)
+    place = jnp.clip(jnp.ceil(confidence * ECE_BINS).astype(jnp.int32) - 1, 0, ECE_BINS - 1)
+    gaps = jnp.sum((correct - confidence)[:, None], axis=0, where=_in_slots(place, real, ECE_BINS))
+    return jnp.sum(jnp.abs(gaps)) / jnp.sum(real).astype(gaps.dtype)
+
+
+def auroc(log_probs: Float[Array, "m K"], labels: Int[Array, " m"], real: Bool[Array, " m"]) -> Float[Array, ""]:
+    """Area under the ROC curve of each class against the rest, exact, mean over the classes that have both.
+
+    A class takes a sort of its scores, so this costs most of all scores: K m log m.
+    """
+
+    def of_class(number: Int[Array, ""]) -> Float[Array, ""]:
+        scores, own = log_probs[:, number], real & (labels == number)
+        rest = real & (labels != number)
+        # What is no negative example stands behind all of them and below none.
+        negatives = jnp.sort(jnp.where(rest, scores, jnp.inf))
+        below, up_to = (jnp.searchsorted(negatives, scores, side=side) for side in ("left", "right"))
+        beaten = (below + up_to).astype(scores.dtype) / (2 * jnp.sum(rest)).astype(scores.dtype)
+        return jnp.where(jnp.any(rest), jnp.mean(beaten, where=own), jnp.nan)
+
+    areas = jax.lax.map(of_class, jnp.arange(log_probs.shape[1], dtype=jnp.int32))
+    broken = jnp.any(jnp.isnan(log_probs) & real[:, None])
+    return jnp.where(broken, jnp.nan, jnp.mean(areas, where=~jnp.isnan(areas)))
+
+
+def accuracy_by_client(
+    correct: Bool[Array, " m"], real: Bool[Array, " m"], client: Int[Array, " m"], num_clients: int
+) -> Float[Array, " C"]:
+    """Share of right predictions among each client's examples; NaN for a client without any."""
+    slot = jnp.where(real & (client >= 0), client, num_clients)
+    both = jnp.stack([correct, jnp.ones_like(correct)], axis=1).astype(jnp.result_type(float))
+    right, examples = jnp.zeros((num_clients + 1, 2), both.dtype).at[slot].add(both)[:num_clients].T
+    return right / examples
+
+
+def over_clients(accuracies: Float[Array, " C"]) -> dict[str, Float[Array, ""]]:
+    """How accuracy differs between the clients that have one: the worst tenth of them, and the deviation.
+
+    Returns:
+        "worst_tenth": mean over the tenth of these clients (rounded up) with the lowest accuracy; "spread": population
+        standard deviation over all of them.
+    """
+    there = ~jnp.isnan(accuracies)
+    worst_first = jnp.sort(jnp.where(there, accuracies, jnp.inf))
+    tenth = -(-jnp.sum(there, dtype=jnp.int32) // 10)
+    among = jnp.arange(accuracies.shape[0], dtype=jnp.int32) < tenth
+    return {
+        "worst_tenth": jnp.mean(worst_first, where=among),
+        "spread": jnp.std(accuracies, where=there),
+    }
+
+
+def _counts(slots: Int[Array, " m"], counted: Bool[Array, " m"], num_slots: int) -> Float[Array, " K"]:
+    """How many counted examples are in each slot."""
+    return jnp.sum(_in_slots(slots, counted, num_slots), axis=0, dtype=jnp.result_type(float))
+
+
+def _in_slots(slots: Int[Array, " m"], counted: Bool[Array, " m"], num_slots: int) -> Bool[Array, "m K"]:
+    """Whether a counted example is in a slot. Sums over it compile faster than scattered ones, for few slots."""
+    return counted[:, None] & (slots[:, None] == jnp.arange(num_slots, dtype=slots.dtype))

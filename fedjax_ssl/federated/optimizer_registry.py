@@ -8,10 +8,8 @@ import optax
 from jaxtyping import Array
 
 from fedjax_ssl.checks import In, Whole
-from fedjax_ssl.federated.fednova import fednova
 from fedjax_ssl.federated.grouped import check_sizes, default_sizes, equal_sizes, grouped
-from fedjax_ssl.federated.optimizers import FederatedOptimizer, fedavg, fedopt, fedprox, local
-from fedjax_ssl.federated.scaffold import scaffold
+from fedjax_ssl.federated.optimizers import FederatedOptimizer, fedavg, fednova, fedopt, fedprox, local, scaffold
 from fedjax_ssl.registry import Registry
 
 

@@ -1,8 +1,13 @@
 """Federated optimizers: how local training is corrected and how clients' results become the next global model.
 
 Parameters reach these functions as a `dict` of group -> few arrays (`fedjax_ssl.federated.packing`); private groups are
-not among them. Sources: FedAvg (McMahan et al., AISTATS 2017), FedProx (Li et al., MLSys 2020), FedOpt (Reddi et al.,
-ICLR 2021).
+not among them.
+
+References:
+    FedAvg: McMahan et al., AISTATS 2017. FedProx: Li et al., MLSys 2020. FedOpt: Reddi et al., ICLR 2021.
+    FedNova: Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization, NeurIPS
+    2020, sections 4 and 5. Client i takes tau_i steps, and a_i holds the weight of each step's gradient in its change.
+    SCAFFOLD: Karimireddy et al., ICML 2020, Algorithm 1 with option II. c is the server's variate, c_i client i's.
 """
 
 from collections.abc import Callable
@@ -181,3 +186,125 @@ def fedopt(server_optimizer: optax.GradientTransformation | None) -> FederatedOp
         return jax.tree.map(lambda new, old: jnp.where(trained, new, old), (moved, new_state), (anchor, state))
 
     return FederatedOptimizer(init, apply)
+
+
+def fednova(
+    momentum: float | Array = 0.0, mu: float | Array = 0.0, *, nesterov: bool = False, adaptive: bool = False
+) -> FederatedOptimizer:
+    """FedNova: w <- w + tau_eff sum_i p_i (w_i - w) / ||a_i||_1 with tau_eff = sum_i p_i ||a_i||_1.
+
+    p_i is the client's share of the aggregation weights. Where all clients take equally many steps this is FedAvg
+    (FedProx with mu), up to rounding.
+
+    Args:
+        momentum: of the local SGD; has to be the local optimizer's.
+        mu: strength of the proximal term mu/2 ||w - w_global||^2, which is added to the local objective.
+        nesterov: whether that momentum is Nesterov's.
+        adaptive: the local optimizer is no SGD (Adam, RMSProp): ||a_i||_1 is taken to be tau_i.
+
+    Raises:
+        ValueError: if mu is negative or momentum outside [0, 1).
+    """
+    check_weights(mu=mu)
+    if isinstance(momentum, (int, float)) and not 0 <= momentum < 1:
+        raise ValueError(f"FedNova: momentum is {momentum}; it must be in [0, 1)")
+
+    def report(local: Local) -> Report:
+        steps = local.num_steps
+        norm = steps.astype(local.learning_rate.dtype)
+        if not adaptive:
+            norm = step_norm(steps, momentum, mu * local.learning_rate, nesterov=nesterov)
+        shares = {g: jnp.where(norm > 0, w / jnp.where(norm > 0, norm, 1.0), 0.0) for g, w in local.weights.items()}
+        summed = weighted_change(local._replace(weights=shares)).summed
+        return Report({**summed, "weight": local.weights, "norm": {g: w * norm for g, w in local.weights.items()}})
+
+    def apply(state: PyTree, anchor: Grouped, summed: PyTree, turn: Turn) -> tuple[Grouped, PyTree]:
+        norm, change = (weighted_mean(summed[name], summed["weight"]) for name in ("norm", "change"))
+        moved = {g: jax.tree.map(lambda w, d, n=norm[g]: w + n * d, anchor[g], change[g]) for g in anchor}
+        return moved, state
+
+    def sends(params: Grouped) -> Numbers:
+        return Numbers(down=0, up=1)  # ||a_i||_1
+
+    return fedavg()._replace(correct=proximal(mu), report=report, apply=apply, sends=sends)
+
+
+def step_norm(
+    num_steps: Int[Array, ""], momentum: float | Array = 0.0, shrinkage: float | Array = 0.0, *, nesterov: bool = False
+) -> Float[Array, ""]:
+    """||a||_1 of local SGD: how far equal gradients of size 1 carry a client, in learning rates.
+
+    Found by taking the steps, so that momentum and proximal term may come together: tau without either;
+    [tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho) with momentum rho; (1 - (1 - s)^tau) / s with shrinkage s.
+
+    Args:
+        num_steps: tau.
+        momentum: rho, in [0, 1).
+        shrinkage: s, learning rate times mu, below 1 (above, gradients may count negatively).
+        nesterov: Nesterov momentum.
+    """
+
+    def step(_: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        distance, velocity = state
+        gradient = 1.0 - shrinkage * distance
+        velocity = momentum * velocity + gradient
+        return distance + (gradient + momentum * velocity if nesterov else velocity), velocity
+
+    return jax.lax.fori_loop(0, num_steps, step, (jnp.zeros(()), jnp.zeros(())))[0]
+
+
+def scaffold(server_learning_rate: float | Array = 1.0) -> FederatedOptimizer:
+    """SCAFFOLD, for local SGD without momentum.
+
+    A local step is w <- w - rate (g - c_i + c). Afterwards c_i+ = c_i - c + (w_global - w_i) / (steps * rate), the
+    model moves by `server_learning_rate` times the weighted mean change of the clients, and c by 1/C times the sum of
+    c_i+ - c_i over the clients that trained. All variates start at 0. A client that was not drawn, took no step or
+    was dropped keeps its variate. Every client keeps one vector of the model's size, the server another.
+
+    Local optimizers that do more than subtract rate times gradient (momentum, Adam, clipping) would make
+    (w_global - w_i) / (steps * rate) something else than a mean gradient; a config with one is refused.
+
+    Args:
+        server_learning_rate: 1 adopts the mean model, as FedAvg does.
+
+    Raises:
+        ValueError: if the rate is negative.
+    """
+    check_weights(server_learning_rate=server_learning_rate)
+
+    def send(state: PyTree, kept: PyTree, turn: Turn) -> PyTree:
+        """c - c_i: in both places where the variates are used, it is their difference that counts."""
+        return jax.tree.map(jnp.subtract, state, kept)
+
+    def correct(gradient: Grouped, params: Grouped, anchor: Grouped, received: PyTree) -> Grouped:
+        return {group: jax.tree.map(jnp.add, g, received[group]) for group, g in gradient.items()}
+
+    def report(local: Local) -> Report:
+        distance = local.num_steps.astype(local.learning_rate.dtype) * local.learning_rate
+        trained = jnp.any(jnp.stack(list(local.weights.values())) > 0)
+        moved = trained & (distance > 0)  # a rate of 0 says nothing about the gradient
+        scale = jnp.where(moved, 1.0 / jnp.where(moved, distance, 1.0), 0.0)
+        update = jax.tree.map(lambda w, w0: scale * (w0 - w), local.params, local.anchor)  # mean of a local step
+        summed = {**weighted_change(local).summed, "update": update, "moved": moved.astype(scale.dtype)}
+        variate = jax.tree.map(
+            lambda u, difference, old: jnp.where(moved, u - difference, old), update, local.received, local.kept
+        )
+        return Report(summed, variate)
+
+    def apply(state: PyTree, anchor: Grouped, summed: PyTree, turn: Turn) -> tuple[Grouped, PyTree]:
+        change = weighted_mean(summed["change"], summed["weight"])
+        params = jax.tree.map(lambda w, d: w + server_learning_rate * d, anchor, change)
+        # c_i+ - c_i is the mean update less c.
+        variate = jax.tree.map(
+            lambda c, update: c + (update - summed["moved"] * c) / turn.num_clients, state, summed["update"]
+        )
+        return params, variate
+
+    def nothing(params: Grouped) -> PyTree:
+        return jax.tree.map(jnp.zeros_like, params)
+
+    def sends(params: Grouped) -> Numbers:
+        size = sum(values.size for values in jax.tree.leaves(params))
+        return Numbers(down=size, up=size)  # c, and c_i+ - c_i: clients know their own variate
+
+    return FederatedOptimizer(nothing, apply, send=send, keep=nothing, correct=correct, report=report, sends=sends)

@@ -2,12 +2,18 @@
 
 The result does not depend on it. On CPU, clients in turn are fastest: vectorizing over clients turns matrix products
 into batched ones and convolutions into grouped ones. On accelerators, vectorized clients fill the device.
+
+Lanes are for clients of unequal size, where vectorizing makes everyone take as many steps as the largest: L lanes run
+side by side, each takes exactly a client's steps, puts its result aside and goes on with the next client.
+
+Floating-point sums depend on their order, and a sum over devices comes in an order of its own. Two ways around it:
+gather everything and add in client order, or add integers.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeGuard, cast
+from typing import Any, NamedTuple, TypeGuard, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +21,16 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Int, Int32
 
 from fedjax_ssl.data import LoadedInputs
-from fedjax_ssl.federated.client import ClientUpdate, Download, train_client
-from fedjax_ssl.federated.lanes import run_lanes
+from fedjax_ssl.federated.client import LOCAL_STEP, ClientProgress, ClientUpdate, Download, Plan, batch_of, train_client
 from fedjax_ssl.federated.method import Client
-from fedjax_ssl.federated.reduction import REDUCTIONS, add_in_order, add_one, sum_over_devices
 
 PyTree = Any
 PLACEMENTS = ("auto", "vmap", "sequential", "chunked", "lanes")  # "auto": see `fedjax_ssl.federated.execution.choose`
+REDUCTIONS = ("ordered", "fixed", "fast")
+# Clients whose values one turn of the loop over them adds: they become one kernel on accelerators.
+_AT_ONCE = 16
+# Bits of the integers that a sum may take, of which those of the number of clients are left free for adding.
+_BITS = 30
 
 
 def train_cohort(
@@ -223,3 +232,160 @@ def _check(placement: str, chunk_size: int) -> None:
         raise ValueError(f"placement is {placement!r}; allowed: {', '.join(allowed)}")
     if chunk_size < 1:
         raise ValueError(f"chunk_size is {chunk_size}; it must be at least 1")
+
+
+class LanePlan(NamedTuple):
+    """Which lane takes which client, and when."""
+
+    queue: Int32[Array, "L p"]  # clients of a lane in the order in which it takes them, then p
+    start: Int32[Array, " p"]  # steps that its lane takes before a client
+    length: Int32[Array, ""]  # steps of the longest lane
+
+
+def pack(num_steps: Int[Array, " p"], num_lanes: int) -> LanePlan:
+    """Packs clients into lanes, longest first, each into the lane that is the shortest so far (Graham, 1969).
+
+    The longest lane is at most 4/3 of the best plan. Clients without steps are in no lane.
+
+    Args:
+        num_steps: local steps of each client.
+        num_lanes: L.
+    """
+    size = num_steps.shape[0]
+    order = jnp.argsort(-num_steps, stable=True)
+
+    def place(loads: tuple[Array, Array], client: Array) -> tuple[tuple[Array, Array], tuple[Array, Array, Array]]:
+        load, count = loads
+        lane = jnp.argmin(load)
+        steps = num_steps[client]
+        taken = (steps > 0).astype(count.dtype)
+        placed = (lane, count[lane], load[lane])
+        return (load.at[lane].add(steps), count.at[lane].add(taken)), placed
+
+    nothing = jnp.zeros(num_lanes, jnp.int32)
+    (load, _), (lane, rank, start) = jax.lax.scan(place, (nothing, nothing), order)
+    lane = jnp.where(num_steps[order] > 0, lane, num_lanes)
+    queue = jnp.full((num_lanes, size), size, jnp.int32).at[lane, rank].set(order.astype(jnp.int32), mode="drop")
+    return LanePlan(queue, jnp.zeros(size, jnp.int32).at[order].set(start), jnp.max(load))
+
+
+def run_lanes(
+    update: ClientUpdate, clients: Client, valid: Bool[Array, " p"], num_lanes: int
+) -> tuple[Plan, ClientProgress]:
+    """Runs the local steps of a cohort in lanes.
+
+    Args:
+        update: from `client_update`.
+        clients: leading axis p.
+        valid: False on slots without a client.
+        num_lanes: L, at least 1.
+
+    Returns:
+        (plan, progress at the end) of every client, leading axis p.
+    """
+    size = valid.shape[0]
+    plans = jax.vmap(update.plan)(clients)
+    num_steps = jnp.where(valid, plans.num_steps, 0).astype(jnp.int32)
+    lane_plan = pack(num_steps, num_lanes)
+    lanes = jnp.arange(num_lanes, dtype=jnp.int32)
+
+    @jax.named_scope(LOCAL_STEP)
+    def take_step(number: Array, state: tuple[Array, ClientProgress]) -> tuple[Array, ClientProgress]:
+        place, everybody = state
+        who = lane_plan.queue[lanes, jnp.minimum(place, size - 1)]
+        who = jnp.where(place < size, who, size)
+        busy = who < size
+        known = jnp.minimum(who, size - 1)
+        within = number - lane_plan.start[known]
+        # Every client's progress has its own place, where its lane finds what it starts from and leaves what it has
+        # reached: no lane asks whether a client begins or ends. An idle lane writes beyond the end.
+        client, progress = jax.tree.map(lambda x: x[known], (clients, everybody))
+        after = jax.vmap(update.step)(client, within, batch_of(plans, known, within), progress)
+        target = jnp.where(busy, who, size + lanes)
+        everybody = jax.tree.map(
+            lambda kept, new: kept.at[target].set(new, mode="drop", unique_indices=True), everybody, after
+        )
+        last = busy & (within == num_steps[known] - 1)
+        return place + last.astype(jnp.int32), everybody
+
+    start = jnp.zeros(num_lanes, jnp.int32), jax.vmap(update.start)(clients)
+    return plans._replace(num_steps=num_steps), jax.lax.fori_loop(0, lane_plan.length, take_step, start)[1]
+
+
+def add_one(total: PyTree, entry: PyTree, counts: Bool[Array, ""]) -> PyTree:
+    """The sum with one more client in it, if it counts; NaN of one that does not stays out."""
+    return jax.tree.map(lambda t, x: t + jnp.where(counts, x, jnp.zeros_like(x)), total, entry)
+
+
+def add_in_order(
+    values: PyTree, valid: Bool[Array, " p"], start: PyTree | None = None, order: Int[Array, " p"] | None = None
+) -> PyTree:
+    """Adds up the entries of a cohort in client order, one after another for every element.
+
+    The order is kept within a turn of the loop too, so that the bits depend neither on how many clients a turn adds nor
+    on how many devices hold them.
+
+    Args:
+        values: leading axis p.
+        valid: False on slots that add nothing.
+        start: the sum over the clients before; None: there are none.
+        order: where the first client's entry is, the second one's, and so on; None: as they lie.
+
+    Returns:
+        The sums, without that axis.
+    """
+    if start is None:
+        start = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), values)
+    entries = (values, valid)
+    if order is None:
+        return jax.lax.scan(lambda total, one: (add_one(total, *one), None), start, entries, unroll=_AT_ONCE)[0]
+
+    def add_entry(total: PyTree, place: Array) -> tuple[PyTree, None]:
+        return add_one(total, *jax.tree.map(lambda x: x[place], entries)), None
+
+    return jax.lax.scan(add_entry, start, order, unroll=_AT_ONCE)[0]
+
+
+def sum_over_devices(
+    values: PyTree,
+    valid: Bool[Array, " m"],
+    axis: str | tuple[str, ...],
+    num_clients: int,
+    reduce: str,
+    order: Int[Array, " q"] | None = None,
+) -> PyTree:
+    """Adds up a cohort whose slots are spread over devices; to be called inside `shard_map`.
+
+    Args:
+        values: this device's slots, leading axis m.
+        valid: False on slots that add nothing.
+        axis: the mesh axes that the slots are spread over.
+        num_clients: slots of all devices.
+        reduce: "ordered": gather and add in client order, the same bits as on one device; takes the memory of the
+            whole cohort's values on every device. "fixed": round to integers on one scale per array and add those, the
+            same bits for every number of devices; with b the bits of `num_clients`, every client's values are rounded
+            by at most 2^(b - 30) of the largest one in the array. "fast": floating point, whose last bits depend on
+            the number of devices.
+        order: where among the slots of all devices the first client is, the second one, and so on; None: in order.
+
+    Returns:
+        The sums, the same on every device.
+    """
+    if reduce == "ordered":
+        everybody, counted = jax.lax.all_gather((values, valid), axis, tiled=True)
+        return add_in_order(everybody, counted, order=order)
+    if reduce == "fast":
+        return jax.lax.psum(add_in_order(values, valid), axis)
+    return jax.tree.map(lambda x: _sum_fixed(x, valid, axis, num_clients), values)
+
+
+def _sum_fixed(values: Array, valid: Bool[Array, " m"], axis: str | tuple[str, ...], num_clients: int) -> Array:
+    counted = jnp.where(jnp.expand_dims(valid, tuple(range(1, values.ndim))), values, jnp.zeros_like(values))
+    if not jnp.issubdtype(values.dtype, jnp.floating):
+        return jax.lax.psum(jnp.sum(counted, axis=0, dtype=values.dtype), axis)
+    largest = jax.lax.pmax(jnp.max(jnp.abs(counted), initial=0), axis)
+    _, exponent = jnp.frexp(largest)  # below 2 ** exponent
+    shift = _BITS - (num_clients - 1).bit_length() - exponent
+    whole = jnp.round(jnp.ldexp(counted, shift)).astype(jnp.int32)
+    total = jax.lax.psum(jnp.sum(whole, axis=0, dtype=jnp.int32), axis)
+    return jnp.ldexp(total.astype(values.dtype), -shift)

@@ -10,9 +10,16 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.data import FederatedData, LoadedInputs, NotLoaded
-from fedjax_ssl.federated import kept as kept_table
 from fedjax_ssl.federated.client import Download, LocalTraining, Task, client_update
-from fedjax_ssl.federated.clients import all_clients, clients_of, part_of, server_as_client
+from fedjax_ssl.federated.client_states import (
+    all_clients,
+    clients_of,
+    gather_states,
+    merge_states,
+    part_of,
+    server_as_client,
+    write_states,
+)
 from fedjax_ssl.federated.cohort import Cohort, random_slots
 from fedjax_ssl.federated.execution import Execution, place_clients
 from fedjax_ssl.federated.method import (
@@ -91,7 +98,7 @@ def run_round(
 
     def context(state: ServerState) -> RoundContext:
         clients = clients_of(data, cohort.ids, cohort.valid, part)
-        kept = kept_table.gather(state.clients, cohort.ids, slots if training.keep_by_slot else None)
+        kept = gather_states(state.clients, cohort.ids, slots if training.keep_by_slot else None)
         return RoundContext(
             key=key,
             run_key=run_key,
@@ -287,7 +294,7 @@ def _train(
         model_state=cut(unravel_state, flat_state + scale.astype(flat_state.dtype) * statistics["model_state"]),
         optimizer=optimizer_state,
         terms=states,
-        clients=kept_table.write(
+        clients=write_states(
             state.clients, together.stacked["kept"], ids, counts, slots if training.keep_by_slot else None
         ),
         local_optimizer=_mean_optimizer(state.local_optimizer, summed["local_optimizer"]),
@@ -366,7 +373,7 @@ def _join(results: list[_Results], works: list[_Work], before: ClientState) -> _
         summed[name] = reduce(partial(jax.tree.map, jnp.add), [result.summed[name] for result in results])
     stacked: dict[str, Any] = {
         "counts": jnp.stack([result.stacked["counts"] for result in results]).any(0),
-        "kept": kept_table.merge([(r.stacked["kept"], w.members) for r, w in zip(results, works, strict=True)], before),
+        "kept": merge_states([(r.stacked["kept"], w.members) for r, w in zip(results, works, strict=True)], before),
     }
     stacked["measured"] = {name: value for r in results for name, value in r.stacked["measured"].items()}
     return _Results(summed, stacked)
@@ -392,7 +399,7 @@ def _train_replicas(
     update_of = partial(client_update, own, Task(server.terms, server.sampler, _uniform))
     result = _Results(*train_cohort(update_of, broadcast, clients, jnp.ones((server.members,), bool)))
     own_only = result.stacked["kept"]._replace(params={}, federated=())
-    new = kept_table.write(kept, own_only, replicas, result.stacked["counts"])
+    new = write_states(kept, own_only, replicas, result.stacked["counts"])
     return result, new.optimizer if server.keep_optimizer else state.server
 
 

@@ -55,8 +55,7 @@ from fedjax_ssl import objectives
 from fedjax_ssl.checks import check_whole_numbers, checked, is_zero
 from fedjax_ssl.federated import Method, ServerTraining, Setup, Stage, Step, Term, federated_method
 from fedjax_ssl.federated.method import AtServer, PyTree, RoundResult, ServerState, View, never
-from fedjax_ssl.federated.paired_batches import paired_batches, passes
-from fedjax_ssl.federated.sampler import labelled_epochs
+from fedjax_ssl.federated.sampler import labelled_epochs, paired_batches, passes
 from fedjax_ssl.federated.terms import augmented_view, supervised_term
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.consistency import (

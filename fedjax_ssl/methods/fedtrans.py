@@ -16,11 +16,11 @@ from jaxtyping import Array
 from fedjax_ssl.checks import checked
 from fedjax_ssl.federated import Method, Setup, Stage, Term, federated_method
 from fedjax_ssl.federated.method import Step
-from fedjax_ssl.federated.static_batch_norm import with_static_batch_norm
 from fedjax_ssl.methods.parts import second_head
 from fedjax_ssl.methods.parts.alternating_training import server_training
 from fedjax_ssl.methods.parts.second_head import BODY, HEAD, check_heads, coarse_epochs, coarse_term, count_coarse
 from fedjax_ssl.methods.parts.settings import Count
+from fedjax_ssl.methods.parts.static_batch_norm import with_static_batch_norm
 
 
 @checked
@@ -47,7 +47,7 @@ def fedtrans(
         server_batch_size: labelled examples per step at the server.
         server_epochs: epochs per round at the server.
         static_batch_norm: statistics of batch norm layers by a pass over the data, see
-            `fedjax_ssl.federated.static_batch_norm`.
+            `fedjax_ssl.methods.parts.static_batch_norm`.
 
     Raises:
         ValueError: for a setting outside these, or a network without a second head; when a round is traced, for a

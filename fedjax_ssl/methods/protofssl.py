@@ -27,7 +27,6 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 from fedjax_ssl.checks import checked, is_zero
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import Client, Now, RoundContext, Setup, Stage, Step, Term, View, federated_method, map_rows
-from fedjax_ssl.federated.episodes import QUERY, SUPPORT, UNLABELLED, check_episodes, episodes, support_and_query
 from fedjax_ssl.federated.method import (
     AtClient,
     AtServer,
@@ -45,6 +44,7 @@ from fedjax_ssl.federated.terms import PseudoLabels, augmented_view, diagnose_ps
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
 from fedjax_ssl.graph.weighting import class_counts
 from fedjax_ssl.keys import named_key
+from fedjax_ssl.methods.parts.episodes import QUERY, SUPPORT, UNLABELLED, check_episodes, episodes, support_and_query
 from fedjax_ssl.methods.parts.settings import Count, CountOrZero, Positive, Weight
 from fedjax_ssl.models import count_parameters
 from fedjax_ssl.objectives import (

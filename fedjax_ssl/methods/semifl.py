@@ -51,7 +51,7 @@ def semifl(
         server_batch_size: labelled examples per step at the server; the paper has 250 with more than 1000 labels.
         server_epochs: epochs per round at the server.
         static_batch_norm: statistics of batch norm layers by a pass over the data, see
-            `fedjax_ssl.federated.static_batch_norm`.
+            `fedjax_ssl.methods.parts.static_batch_norm`.
         separate_passes: A(x_fix) and x_s go through the network one by one, as in the paper, so that batch norm layers
             see the statistics of each alone; False: together, which is faster.
 
@@ -76,7 +76,7 @@ def single(
         server_batch_size: labelled examples per step.
         server_epochs: epochs per round.
         static_batch_norm: statistics of batch norm layers by a pass over the data, see
-            `fedjax_ssl.federated.static_batch_norm`.
+            `fedjax_ssl.methods.parts.static_batch_norm`.
 
     Raises:
         ValueError: a number below 1.

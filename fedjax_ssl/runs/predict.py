@@ -22,7 +22,7 @@ from fedjax_ssl.data import Dataset, FederatedData, client_names
 from fedjax_ssl.federated import Method, Scores, ServerState, likeliest_coarse, map_rows, score_labels
 from fedjax_ssl.graph import Neighbors, PropagationSettings, approximate_neighbors, nearest_neighbors, neighbor_recall
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.parts import predictors
+from fedjax_ssl.runs import predictors
 from fedjax_ssl.runs.rows import csv_text
 
 # Of XCLP and per-client LP alike: the paper's text, and the authors' code.

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedjax_ssl import data, graph, presets, runs, secure
 from fedjax_ssl.command_line import USER_ERRORS, notes_instead_of_warnings, use_compilation_cache
-from fedjax_ssl.methods.parts import predictors
+from fedjax_ssl.runs import predictors
 from fedjax_ssl.secure import SERVER, Protocols, party_name
 
 _PHASES = ("keys", "seed", "hamming", "columns", "sums")

@@ -8,7 +8,7 @@ import pytest
 
 from fedjax_ssl import data as datasets
 from fedjax_ssl import methods
-from fedjax_ssl.federated.clients import all_clients, clients_of, part_of
+from fedjax_ssl.federated.client_states import all_clients, clients_of, part_of
 from tests import toy
 
 KEY = jax.random.key(0)

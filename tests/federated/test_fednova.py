@@ -8,8 +8,7 @@ import pytest
 
 from fedjax_ssl import federated
 from fedjax_ssl.federated import Stage, federated_method
-from fedjax_ssl.federated.fednova import step_norm
-from fedjax_ssl.federated.optimizers import Local
+from fedjax_ssl.federated.optimizers import Local, step_norm
 from fedjax_ssl.federated.terms import supervised_term
 from fedjax_ssl.methods.parts.two_stages import labelled_stage
 from tests import toy

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.federated.lanes import pack
+from fedjax_ssl.federated.placement import pack
 
 
 @pytest.mark.parametrize("num_lanes", [1, 3, 8])

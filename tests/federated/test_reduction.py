@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
-from fedjax_ssl.federated.reduction import add_in_order, sum_over_devices
+from fedjax_ssl.federated.placement import add_in_order, sum_over_devices
 
 RANDOM = np.random.default_rng(0)
 VALUES = {

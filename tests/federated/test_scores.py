@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import f1_score, roc_auc_score
 
-from fedjax_ssl.federated import evaluate, scores
+from fedjax_ssl.federated import evaluate
+from fedjax_ssl.federated import evaluation as scores
 from fedjax_ssl.federated.evaluation import BY_CLIENT
 from tests import toy
 from tests.federated.test_evaluation import fixed_scores, method_with, numbered

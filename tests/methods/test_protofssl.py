@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import federated, methods, models
-from fedjax_ssl.federated import episodes
 from fedjax_ssl.keys import named_key
+from fedjax_ssl.methods.parts.episodes import episodes
 from tests import toy
 
 KEY, RATE, WIDTH = jax.random.key(3), 0.05, 3

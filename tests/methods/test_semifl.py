@@ -15,7 +15,6 @@ from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import Client, Method, ServerState
 from fedjax_ssl.federated.method import Metrics
 from fedjax_ssl.federated.optimizers import Local
-from fedjax_ssl.federated.static_batch_norm import Part, batch_statistics
 from fedjax_ssl.methods.parts.confident_pseudo_labels import (
     CONFIDENT,
     ConfidentLabels,
@@ -24,6 +23,7 @@ from fedjax_ssl.methods.parts.confident_pseudo_labels import (
     confident_term,
     mix_term,
 )
+from fedjax_ssl.methods.parts.static_batch_norm import Part, batch_statistics
 from tests import toy
 
 

@@ -5,8 +5,8 @@ from jaxtyping import Array, Float, Int
 
 from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.federated import Method, Pretraining, ServerTraining, Setup, Stage, federated_method, labelled_epochs
-from fedjax_ssl.federated.static_batch_norm import with_static_batch_norm
 from fedjax_ssl.federated.terms import supervised_term
+from fedjax_ssl.methods.parts.static_batch_norm import with_static_batch_norm
 
 
 def alternating(

@@ -10,7 +10,7 @@ import pytest
 
 from fedjax_ssl import graph, methods
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.parts.predictors import by_codes, by_cosines, points_of, predict_with_graphs, random_groups
+from fedjax_ssl.runs.predictors import by_codes, by_cosines, points_of, predict_with_graphs, random_groups
 from tests import toy
 from tests.graph.masked_exchange import MaskedExchange
 

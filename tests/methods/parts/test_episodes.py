@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.federated import Client, episodes
+from fedjax_ssl.federated import Client
+from fedjax_ssl.methods.parts.episodes import episodes
 from tests import toy
 
 STEPS, CLASSES = 12, 4

@@ -1,0 +1,196 @@
+"""Clients from a federation's tables, and what they keep between rounds: one table over all of them, read by id."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Int
+
+from fedjax_ssl.data import FederatedData, rounds_of_a_part
+from fedjax_ssl.federated.method import Client, ClientState, Params, Term
+from fedjax_ssl.federated.packing import packing
+
+if TYPE_CHECKING:
+    from fedjax_ssl.federated.client import LocalTraining
+
+PyTree = Any
+
+
+def part_of(data: FederatedData, number: Int[Array, ""], num_rounds: int | None) -> Int[Array, ""] | int:
+    """Which part of their unlabelled examples clients have in a round; 0 where these do not come in parts.
+
+    Args:
+        data: the federation.
+        number: rounds before this one.
+        num_rounds: of the run; None: not known.
+
+    Raises:
+        ValueError: nothing says how many rounds a part is there for.
+    """
+    if data.num_parts == 1:
+        return 0
+    if data.rounds_per_part is None and num_rounds is None:
+        raise ValueError(
+            f"unlabelled examples come in {data.num_parts} parts, in a run of unknown length; say for how many rounds "
+            "each is there: config.partition.rounds_per_part"
+        )
+    each = rounds_of_a_part(data.num_parts, data.rounds_per_part, num_rounds or 0)
+    return jnp.minimum(number // each, data.num_parts - 1)
+
+
+def all_clients(data: FederatedData, part: Int[Array, ""] | int = 0) -> Client:
+    """All C clients of a federation.
+
+    Args:
+        data: the federation.
+        part: of their unlabelled examples, from `part_of`.
+    """
+    return clients_of(data, jnp.arange(data.num_clients, dtype=jnp.int32), part=part)
+
+
+def clients_of(
+    data: FederatedData,
+    ids: Int[Array, " p"],
+    valid: Bool[Array, " p"] | None = None,
+    part: Int[Array, ""] | int = 0,
+) -> Client:
+    """Gathers clients; an empty cohort slot is a client without examples.
+
+    Args:
+        data: the federation.
+        ids: whom.
+        valid: False for an empty slot; all are filled by default.
+        part: of their unlabelled examples, from `part_of`. The others are not among a client's examples.
+    """
+    present = jnp.ones(ids.shape, bool) if valid is None else valid
+    rows = data.index[ids]
+    num_examples = jnp.where(present, data.num_examples[ids], 0)
+    num_labelled = jnp.where(present, data.num_labelled[ids], 0)
+    column = jnp.arange(rows.shape[1], dtype=jnp.int32)
+    place: Array | None = None
+    before = jnp.zeros_like(num_labelled)
+    if data.num_parts > 1:
+        each = (num_examples - num_labelled) // data.num_parts
+        num_examples, before = num_labelled + each, part * each
+        column = column[: data.max_labelled + data.max_unlabelled_at_once]
+        place = jnp.where(column < num_labelled[:, None], column, column + before[:, None])
+        place = jnp.minimum(place, rows.shape[1] - 1)
+        rows = jnp.take_along_axis(rows, place, axis=1)
+    real = column < num_examples[:, None]
+    weak = data.weak
+    if weak is not None:
+        everybody = replace(weak, prior=jnp.broadcast_to(weak.prior, (data.num_clients, *weak.prior.shape)))
+        weak = jax.tree.map(lambda table: table[ids], everybody)
+        labels, known = weak.labels, jnp.where(present, weak.num_examples, 0)
+        if place is not None:
+            labels = jnp.take_along_axis(labels, place, axis=1)
+            known = jnp.clip(known - before, 0, num_examples - num_labelled)
+        weak = replace(weak, labels=jnp.where(real, labels, -1), num_examples=known)
+    return Client(
+        ids,
+        rows,
+        # Another client may see the label of an example that this one has without.
+        observed=jnp.where(column < num_labelled[:, None], data.observed[rows], -1),
+        num_labelled=num_labelled,
+        num_examples=num_examples,
+        sent={},
+        received=(),
+        weak=weak,
+    )
+
+
+def server_as_client(data: FederatedData) -> Client:
+    """The server as the only client of a federation of its own, leading axis 1."""
+    rows, count = data.server_index[None], data.num_server[None]
+    real = jnp.arange(rows.shape[1], dtype=jnp.int32) < count[:, None]
+    observed = jnp.where(real, data.observed[rows], -1)
+    return Client(jnp.zeros((1,), jnp.int32), rows, observed, count, count, sent={}, received=())
+
+
+def first_states(
+    training: "LocalTraining", terms: tuple[Term, ...], params: Params, model_state: PyTree, everyone: Client
+) -> ClientState:
+    """What all C clients have before their first round, leading axis C."""
+    packed = {group: packing(tree).pack(tree) for group, tree in params.items()}
+    shared = {group: packed[group] for group in training.shared}
+    network, count = training.combine(params), everyone.id.shape[0]
+
+    def alike(tree: PyTree) -> PyTree:
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *jnp.shape(x))), tree)
+
+    optimizer = {}
+    if training.keep_optimizer:
+        optimizer = {group: alike(training.optimizer.init({group: packed[group]})) for group in packed}
+    by_term = {
+        term.name: jax.vmap(lambda client, term=term: term.client.keep(network, model_state, client))(everyone)
+        for term in terms
+    }
+    return ClientState(
+        params=alike({group: packed[group] for group in training.private}),
+        optimizer=optimizer,
+        terms={name: kept for name, kept in by_term.items() if jax.tree.leaves(kept)},
+        federated=alike(training.federated_optimizer.keep(shared)),
+        model_state=alike(ravel_pytree(model_state)[0]) if training.federated_optimizer.alone else (),
+    )
+
+
+def gather_states(kept: ClientState, ids: Int[Array, " p"], slots: Int[Array, " p"] | None = None) -> ClientState:
+    """The rows of a cohort; those of empty slots do not matter.
+
+    Args:
+        kept: of all clients.
+        ids: of the cohort.
+        slots: rows with the state of its local optimizers; None: that of every client is in its own row.
+    """
+
+    def take(table: PyTree, rows: Int[Array, " p"]) -> PyTree:
+        return jax.tree.map(lambda x: x.at[rows].get(mode="clip"), table)
+
+    return take(kept, ids)._replace(optimizer=take(kept.optimizer, ids if slots is None else slots))
+
+
+def write_states(
+    kept: ClientState,
+    new: ClientState,
+    ids: Int[Array, " p"],
+    counts: Bool[Array, " p"],
+    slots: Int[Array, " p"] | None = None,
+) -> ClientState:
+    """The table after a round. Who trained nothing or was dropped keeps what it had.
+
+    Args:
+        kept: of all clients.
+        new: of the cohort, leading axis p; terms that remember nothing new are left out.
+        ids: of the cohort.
+        counts: who trained and was kept.
+        slots: as in `gather_states`.
+    """
+    terms = {**gather_states(kept, ids).terms, **new.terms}
+    new = new._replace(terms={name: terms[name] for name in kept.terms})
+
+    def put(table: PyTree, values: PyTree, rows: Int[Array, " p"]) -> PyTree:
+        def put_leaf(x: Array, new: Array) -> Array:
+            return x.at[jnp.where(counts, rows, x.shape[0])].set(new.astype(x.dtype), mode="drop")
+
+        return jax.tree.map(put_leaf, table, values)
+
+    optimizer = put(kept.optimizer, new.optimizer, ids if slots is None else slots)
+    return put(kept._replace(optimizer={}), new._replace(optimizer={}), ids)._replace(optimizer=optimizer)
+
+
+def merge_states(parts: list[tuple[ClientState, Bool[Array, " p"]]], before: ClientState) -> ClientState:
+    """What a cohort keeps where its clients are of several kinds.
+
+    Args:
+        parts: by kind, (what the kind's clients keep, which slots are of that kind).
+        before: what they kept so far, of which terms take the place that a kind does not have.
+    """
+    result = before
+    for kept, members in parts:
+        kept = kept._replace(terms={**before.terms, **{n: v for n, v in kept.terms.items() if n in before.terms}})
+        result = jax.tree.map(
+            lambda new, old, mask=members: jnp.where(mask.reshape(-1, *[1] * (new.ndim - 1)), new, old), kept, result
+        )
+    return result
