@@ -24,8 +24,8 @@ from fedjax_ssl.federated import (
     PLACEMENTS,
     REDUCTIONS,
     SCHEDULES,
+    SCORES,
     WEIGHTINGS,
-    scores,
 )
 from fedjax_ssl.models import MODELS, PRECISIONS
 from fedjax_ssl.registry import Option, Registry
@@ -84,7 +84,7 @@ _SECTIONS: dict[str, dict[str, Field]] = {
         "metrics": Field(
             ("clients", "f1", "ece"),
             "scores beside accuracy: by client, macro F1, calibration error, ROC area (slow)",
-            Several(scores.CHOICES),
+            Several(SCORES),
         ),
         "profile": Field(False, "write jax.profiler's trace of the first block of rounds to the run folder"),
         "threads": Field(int, "threads of a CPU; one per core by default, 1 suits linear models", _COUNT),

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fedjax_ssl.federated.evaluation import (
         BY_CLIENT,
         EVALUATION,
+        SCORES,
         Scores,
         balanced_accuracy,
         evaluate,

@@ -22,7 +22,7 @@ from fedjax_ssl.federated.method import Method, Metrics, ServerState
 
 EVALUATION = "evaluation"  # the scope in which it is traced: profiles and compiled programs name it
 BY_CLIENT = "test_accuracy_by_client"  # the one metric that is no scalar
-CHOICES = ("clients", "f1", "ece", "auroc")  # what `evaluate` can add to its scores
+SCORES = ("clients", "f1", "ece", "auroc")  # what `evaluate` can add to its scores
 ECE_BINS = 15  # of equal width, open on the left
 
 
@@ -41,7 +41,7 @@ def evaluate(
         state: server state.
         data: the federation; its ground-truth labels are used here and in diagnostics only.
         batch_size: examples per forward pass.
-        metrics: further ones, of `CHOICES`.
+        metrics: further ones, of `SCORES`.
 
     Returns:
         "test_accuracy", "test_balanced_accuracy" (mean recall over the classes that occur), "test_loss" (nats), and the

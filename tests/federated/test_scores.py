@@ -86,7 +86,7 @@ def test_evaluation_has_what_is_asked_for_and_padding_does_not_count() -> None:
         test_client=jnp.concatenate([data.test_client, jnp.zeros(5, jnp.int32)]),
     )
     every = fixed_scores(data.inputs.shape[0])
-    found = jax.jit(lambda d: evaluate(method_with(every), None, d, metrics=scores.CHOICES))(padded)
+    found = jax.jit(lambda d: evaluate(method_with(every), None, d, metrics=scores.SCORES))(padded)
     names = {"test_macro_f1", "test_ece", "test_auroc", "test_client_accuracy", BY_CLIENT}
     names |= {"test_client_accuracy_worst_tenth", "test_client_accuracy_spread"}
     assert found.keys() == names | {"test_accuracy", "test_balanced_accuracy", "test_loss"}
@@ -109,7 +109,7 @@ def test_metrics_can_be_vectorized_over_runs() -> None:
             method_with(None)._replace(predict=lambda state, x: run_scores[x[:, 0].astype(int)]),
             None,
             data,
-            metrics=scores.CHOICES,
+            metrics=scores.SCORES,
         )
 
     together = jax.jit(jax.vmap(of))(several)
@@ -129,7 +129,7 @@ def test_without_a_test_example_all_is_nan(width: int) -> None:
         owned_test=True,
     )
     method = method_with(fixed_scores(data.inputs.shape[0]))
-    found = jax.jit(lambda d: evaluate(method, None, d, metrics=scores.CHOICES))(empty)
+    found = jax.jit(lambda d: evaluate(method, None, d, metrics=scores.SCORES))(empty)
     assert all(np.isnan(value).all() for value in found.values())
 
 
