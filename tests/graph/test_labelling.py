@@ -36,8 +36,8 @@ def test_labels_clusters_from_few_labels():
     assert (np.asarray(found.confidence) >= 0).all() and (np.asarray(found.confidence) <= 1).all()
 
 
-@pytest.mark.parametrize("size", [1000, pytest.param(3000, marks=pytest.mark.thorough)])
-def test_equals_the_dense_float64_path(size):
+def test_equals_the_dense_float64_path():
+    size = 1000
     codes, _ = clustered_codes(4, size, 256, 12)
     random = np.random.default_rng(0)
     labels = np.where(random.random(size) < 150 / size, random.integers(4, size=size), -1).astype(np.int32)
@@ -58,15 +58,7 @@ def test_equals_the_dense_float64_path(size):
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(
-    ("solver", "options"),
-    [
-        ("conjugate_gradient", VARIANT),
-        ("cholesky", {}),
-        pytest.param("conjugate_gradient", {}, marks=pytest.mark.thorough),
-        pytest.param("cholesky", VARIANT, marks=pytest.mark.thorough),
-    ],
-)
+@pytest.mark.parametrize(("solver", "options"), [("conjugate_gradient", VARIANT), ("cholesky", {})])
 def test_padding_changes_no_bit(solver, options):
     points, _, shown = points_and_labels()
     rows = np.sort(np.random.default_rng(3).choice(140, 90, replace=False))

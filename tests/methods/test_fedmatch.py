@@ -10,7 +10,7 @@ import pytest
 from fedjax_ssl import methods
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.federated import ServerState, Setup
-from fedjax_ssl.methods.fedmatch import FedMatch, consistency, helpers_due, regularizer
+from fedjax_ssl.methods.fedmatch import consistency, regularizer
 from fedjax_ssl.models import Model, Outputs
 from fedjax_ssl.objectives import fixmatch_loss
 from fedjax_ssl.runs.build import check_labels
@@ -210,15 +210,6 @@ def test_no_helpers_yet(one_step) -> None:
 
 
 # Schedules.
-
-
-def test_helper_rounds() -> None:
-    """Check 11: 20 of 200 rounds; with 5 of 100 clients a round, 9.2 % of all turns have helpers."""
-    due = np.flatnonzero(helpers_due(FedMatch(), np.arange(200)))
-    np.testing.assert_array_equal(due + 1, np.arange(10, 201, 10))
-    seen = 1 - 0.95**due
-    np.testing.assert_allclose(seen[:2], [0.370, 0.623], atol=5e-4)
-    assert seen.sum() / 200 == pytest.approx(0.092, abs=5e-4)
 
 
 # What is refused.

@@ -20,7 +20,6 @@ from fedjax_ssl.methods.fedrgd import (
     diversity_of,
     share_of,
     with_gradient_diversity,
-    with_gradient_pass,
     with_step_schedule,
 )
 from tests import toy
@@ -159,18 +158,6 @@ def test_the_global_model_is_the_mean_of_groups_that_differ(trained) -> None:
 
 
 @pytest.mark.thorough
-def test_labels_at_clients_bridge_the_groups(float64) -> None:
-    data = toy.federation()
-    changes = {"augment": toy.jitter}
-    state, info = trained_by(data, federated.grouped((3, 3)), 1, changes, labels="client")
-    (models,) = state.optimizer["model"]
-    leaves = np.concatenate([np.ravel(x) for x in jax.tree.leaves(state.params)])
-    np.testing.assert_allclose(leaves, models.mean(0), rtol=1e-12)
-    assert state.server == {} and int(info["local_steps"]) == 2 * 6
-    assert float(info["gradient_diversity"]) >= 1
-
-
-@pytest.mark.thorough
 def test_self_training_is_consistency_where_views_are_the_same(float64) -> None:
     data = toy.weak_federation("server")
     one, other = (trained_by(data, federated.fedavg(), user_loss=loss)[0] for loss in ("self_training", "crl"))
@@ -277,35 +264,6 @@ def test_full_gradients_are_those_of_all_examples_at_the_averaged_model_and_reac
         vectors.append(np.concatenate([np.ravel(inputs[rows].T @ slope), slope.sum(0)]))
     expected = np.mean(np.sum(np.square(vectors), 1)) / np.sum(np.mean(vectors, 0) ** 2)
     assert float(info["full_gradient_diversity"]) == pytest.approx(expected, rel=1e-10)
-
-
-@pytest.mark.thorough
-def test_full_gradients_within_groups_at_their_models_in_some_rounds(float64) -> None:
-    """Every client moves half-way to its id; at the model of its group it is then pulled to its id again."""
-    data = toy.federation()
-    pull = Term("pull", (), lambda step: 0.5 * jnp.sum((step.params["b"] - step.client.id.astype(float)) ** 2))
-
-    def reported(optimizer: FederatedOptimizer, every: int = 1) -> list[float]:
-        run = toy.setup(data, model=toy.linear_model(scale=0.0), learning_rate=0.5)
-        run = run._replace(federated_optimizer=optimizer)
-        sampler = toy.in_order("all", 4, 1)
-        stage = Stage((pull,), sampler, labelled_quota="any")
-        method = federated_method(run, (stage,))
-        method = with_gradient_pass(method, run, stage, sampler, sampler, Diversity(), every)
-        _, infos = toy.train(method, KEY, data, 2)
-        return [float(info["full_gradient_diversity"]) for info in infos]
-
-    ids = np.arange(6)
-    first = np.mean((1.25 - ids) ** 2) / 1.25**2
-    second = np.mean((1.875 - ids) ** 2) / 0.625**2
-    np.testing.assert_allclose(reported(federated.fedavg()), [first, second], rtol=1e-12)
-    np.testing.assert_allclose(reported(federated.fedavg(), every=2), [np.nan, second], rtol=1e-12)
-    key = named_key(jax.random.fold_in(named_key(KEY, "round"), 0), "slots")
-    places = np.asarray(federated.random_slots(key, jnp.arange(6, dtype=jnp.int32), jnp.ones(6, bool), 6))
-    groups = places // 3
-    means = np.array([ids[groups == group].mean() for group in groups])
-    ratios = (means / 2 - ids) ** 2 / (means / 2) ** 2
-    assert reported(federated.grouped((3, 3)))[0] == pytest.approx(np.mean(ratios), rel=1e-12)
 
 
 def test_schedules_of_the_worked_examples(float64) -> None:

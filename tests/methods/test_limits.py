@@ -57,15 +57,12 @@ def test_true_pseudo_labels_with_weight_one_are_supervised_averaging_on_the_same
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", ["xclp", pytest.param("per_client_lp", marks=pytest.mark.thorough)])
-def test_without_propagation_only_labels_are_left(name: str) -> None:
+def test_without_propagation_only_labels_are_left() -> None:
     """alpha = 0: the influence matrix is the identity, unlabelled rows are invalid."""
     data = toy.federation()
     run = toy.setup(data)
     options = {**GRAPH, "alpha": 0.0, "class_weighting": "none"}
-    if name == "per_client_lp":
-        options["unlabelled_clients"] = True
-    state, infos = toy.train(methods.build(name, run, **options), KEY, data, 2)
+    state, infos = toy.train(methods.build("xclp", run, **options), KEY, data, 2)
     labels_only = federated_method(run, (stage_of(run, given_labels(run, data.observed)),))
     expected, _ = toy.train(labels_only, KEY, data, 2)
     chex.assert_trees_all_close(state.params, expected.params, rtol=1e-6, atol=1e-7)

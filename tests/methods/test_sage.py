@@ -111,21 +111,6 @@ def test_with_a_threshold_that_nothing_reaches_it_is_supervised_federated_averag
     chex.assert_trees_all_close(mine.params, plain.params, rtol=1e-5, atol=1e-6)
 
 
-def test_limits_of_the_targets() -> None:
-    """Check 5: a share of 1 is FixMatch where the local model is confident, a share of 0 takes the global class."""
-    ours, theirs = jnp.asarray(OURS), jnp.asarray(THEIRS)
-    of = jax.jit(corrected_labels, static_argnums=2)
-    local, both = of(ours, theirs, 0.95, 0.0), of(ours, theirs, 0.95, 1e9)
-    sure = np.asarray(OURS).max(1) >= 0.95
-    np.testing.assert_allclose(np.asarray(local.targets)[sure], np.eye(3)[[0, 0, 0]])
-    np.testing.assert_allclose(both.targets, np.eye(3)[np.argmax(THEIRS, axis=1)], atol=1.1e-6)
-    only = Corrected(local.targets, jnp.asarray(sure))
-    found = jax.jit(soft_label_divergence)(jnp.asarray(STRONG), only, jnp.ones(5, bool))
-    labels = jnp.where(jnp.asarray(sure), jnp.argmax(ours, axis=1), -1)
-    expected = batch_cross_entropy(jnp.asarray(STRONG), labels, jnp.ones(5, bool))
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-
-
 @pytest.mark.thorough
 def test_the_received_model_stays_as_it_was_and_its_statistics_are_its_own() -> None:
     """The loss sees the frozen model in evaluation mode, in all three steps."""

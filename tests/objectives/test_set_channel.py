@@ -16,11 +16,6 @@ from tests.objectives.compiled import (
 )
 from tests.objectives.fedul_fixture import POSTERIOR, SET_PRIORS, SET_PROBS, SET_SHARES, TEST_PRIOR, set_matrix
 
-# Columns: p(x | class) on four points.
-CLASS_CONDITIONALS = np.array([[0.5, 0.1, 0.0], [0.3, 0.2, 0.1], [0.15, 0.4, 0.2], [0.05, 0.3, 0.7]])
-SET_CONDITIONALS = CLASS_CONDITIONALS @ SET_PRIORS.T * SET_SHARES  # p(x, set)
-SET_POSTERIORS = SET_CONDITIONALS / SET_CONDITIONALS.sum(1, keepdims=True)
-BAYES = CLASS_CONDITIONALS * TEST_PRIOR / (CLASS_CONDITIONALS * TEST_PRIOR).sum(1, keepdims=True)
 SETS = jnp.arange(4, dtype=jnp.int32)
 
 
@@ -79,32 +74,6 @@ def test_gradient_is_client_posterior_minus_set_posterior(float64) -> None:
     for k in range(3):
         step = jnp.asarray(1e-5 * np.eye(3)[k])
         assert float(loss(logits + step) - loss(logits - step)) / 2e-5 == pytest.approx(float(gradient[k]), abs=1e-9)
-
-
-def test_the_bayes_classifier_minimizes_the_risk(float64) -> None:
-    """Check 6: posteriors of the sets, the least risk, and gradient descent that finds the classifier."""
-    np.testing.assert_allclose(BAYES[2], [0.3191489362, 0.5106382979, 0.1702127660], atol=1e-10)
-    np.testing.assert_allclose(SET_POSTERIORS[3], [0.2258543834, 0.3298662704, 0.3298662704, 0.1144130758], atol=1e-10)
-    channel = fixture_channel()
-    probs = set_probs(BAYES, channel)
-    np.testing.assert_allclose(probs, SET_POSTERIORS, atol=1e-14)
-    marginal = SET_CONDITIONALS.sum(1)
-    np.testing.assert_allclose(marginal, [0.209, 0.204, 0.2505, 0.3365], atol=1e-12)
-    np.testing.assert_allclose(marginal @ probs, SET_SHARES, atol=1e-12)
-
-    def risk(table: jax.Array) -> jax.Array:
-        return -jnp.sum(jnp.asarray(SET_CONDITIONALS) * channel_log_probs(table, channel))
-
-    @jax.jit
-    def descend(table: jax.Array) -> jax.Array:
-        return jax.lax.fori_loop(0, 20_000, lambda _, z: z - 5.0 * jax.grad(risk)(z), table)
-
-    table = descend(jnp.zeros((4, 3)))
-    assert float(risk(table)) == pytest.approx(1.218944141416, abs=5e-6)
-    found = np.asarray(jax.nn.softmax(table))
-    np.testing.assert_allclose(found[1:], BAYES[1:], atol=1e-6)
-    # The first posterior lies on the boundary and is approached slowly.
-    np.testing.assert_allclose(found[0], BAYES[0], atol=4e-3)
 
 
 def test_pure_sets_in_the_proportions_of_the_test_are_plain_supervision() -> None:
