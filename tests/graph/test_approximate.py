@@ -83,15 +83,6 @@ def test_almost_all_rows_are_padding(num_valid):
     assert graph.neighbor_recall(found, codes, BITS, valid) == 1
 
 
-def test_duplicated_points_find_each_other():
-    codes = np.repeat(reference.random_codes(3, 4, BITS), 125, axis=0)
-    found = graph.approximate_neighbors(codes, BITS, 6, **SMALL)
-    assert_well_formed(found, codes, np.ones(500, bool))
-    np.testing.assert_array_equal(found.similarity, 1)
-    # Of 125 equal points any six will do.
-    assert graph.neighbor_recall(found, codes, BITS) == 1
-
-
 def test_recall_counts_ties_and_no_neighbor_twice():
     # Point 0 has two neighbours at distance 1 and one at 3.
     codes = np.array([[0], [1], [2], [7]], np.uint32)
@@ -105,18 +96,6 @@ def test_recall_counts_ties_and_no_neighbor_twice():
     # For k = 1 either of the two nearest counts.
     index = jnp.array([[2], [0], [0], [1]], jnp.int32)
     assert graph.neighbor_recall(Neighbors(index, jnp.zeros((4, 1))), codes, 32) == 1
-
-
-def test_recall_of_a_sample_takes_valid_rows():
-    codes, _ = clustered_codes(0, 500, BITS, 5)
-    valid = np.arange(500) >= 300
-    exact = graph.nearest_neighbors(codes, BITS, 6, valid)
-    assert graph.neighbor_recall(exact, codes, BITS, valid, sample=20) == 1
-    # Lists of the other rows are not looked at: half of the sampled ones lose their neighbours.
-    half = (np.arange(500) < 400)[:, None]
-    index = jnp.where(half, exact.index, jnp.arange(500, dtype=jnp.int32)[:, None])
-    recall = graph.neighbor_recall(Neighbors(index, exact.similarity), codes, BITS, valid, sample=20)
-    np.testing.assert_allclose(recall, 0.5)
 
 
 def test_bad_arguments_are_refused():

@@ -79,18 +79,6 @@ def test_share_of_differing_bits_estimates_the_angle(degrees, spread):
     assert np.std(estimates) == pytest.approx(spread, rel=0.45)
 
 
-def test_zero_rows_and_bad_rows_under_a_trace():
-    points = features(4)
-    points[1] = 0
-    points[2, 3] = np.nan
-    codes = jax.jit(graph.lsh_codes, static_argnums=2)(KEY, points, 64)
-    zero = np.full(2, 0xFFFFFFFF, np.uint32)
-    np.testing.assert_array_equal(codes[1], zero)
-    np.testing.assert_array_equal(codes[2], zero)
-    np.testing.assert_array_equal(graph.has_angle(points), [True, False, False, True])
-    np.testing.assert_array_equal(codes[0], graph.lsh_codes(KEY, points[:1], 64)[0])
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_known_bad_features_are_refused(bad):
     points = features(4)

@@ -217,11 +217,7 @@ def test_bad_rows_under_a_trace_are_left_out():
     "change, message",
     [
         (dict(alpha=1.0), "alpha is 1.0"),
-        (dict(num_neighbors=0), "num_neighbors is 0"),
-        (dict(num_bits=0), "num_bits is 0"),
         (dict(similarity_power=-1.0), "similarity_power is -1.0"),
-        (dict(label_norm="rows"), "label_norm is 'rows'"),
-        (dict(confidence_scale="sum"), "confidence_scale is 'sum'"),
         (dict(confidence_scale="client_max"), "clients is None"),
         (dict(solver="lu"), "solver is 'lu'"),
         (dict(valid=np.ones(3, bool)), "valid has shape"),

@@ -207,16 +207,6 @@ def test_nobody_confident_leaves_the_regularizers(one_step) -> None:
     assert info["pseudo_label_coverage"] == 0 and np.isnan(info["pseudo_label_accuracy"])
 
 
-def test_no_helpers_yet(one_step) -> None:
-    """The client's own class is the vote, and there is no divergence."""
-    weights = {"agreement_weight": 1.0, "kl_weight": 1.0}
-    _, psi, info = one_step(helpers=False, **weights)
-    theta, strong = 1.2 * SIGMA, np.array([2.0, -1.0])
-    p = np.exp(strong @ theta) / np.exp(strong @ theta).sum()
-    np.testing.assert_allclose(psi, 0.2 * SIGMA - 0.01 * np.outer(strong, p - [1, 0, 0]), rtol=1e-10)
-    assert info["helpers"] == 0 and info["s2c_helpers"] == 0
-
-
 # Schedules.
 
 

@@ -14,7 +14,6 @@ from fedjax_ssl import federated, methods, models
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import Client, Method, ServerState
 from fedjax_ssl.federated.method import Metrics
-from fedjax_ssl.federated.optimizers import Local
 from fedjax_ssl.methods.parts.confident_pseudo_labels import (
     CONFIDENT,
     ConfidentLabels,
@@ -65,39 +64,6 @@ def semifl_round() -> Callable[..., tuple[ServerState, ServerState, Metrics]]:
         return train(data, {name: jnp.asarray(value) for name, value in settings.items()})
 
     return call
-
-
-def returned(optimizer, state, anchor, *clients):
-    """The server's step after clients returned these parameters; None: the client trained nothing."""
-    reports = []
-    for client in clients:
-        params = anchor if client is None else jnp.asarray(client, jnp.float32)
-        weight = jnp.asarray(0.0 if client is None else 1.0)
-        reports.append(
-            optimizer.report(
-                Local({"model": anchor}, {"model": params}, {"model": weight}, jnp.ones((), int), weight, (), ())
-            ).summed
-        )
-    summed = jax.tree.map(lambda *x: sum(x[1:], x[0]), *reports)
-    ids, everybody = jnp.arange(len(clients)), jnp.ones(len(clients), bool)
-    turn = federated.Turn(key(), jnp.zeros((), int), ids, everybody, len(clients))
-    params, state = optimizer.apply(state, {"model": anchor}, summed, turn)
-    return params["model"], state
-
-
-def test_global_momentum():
-    """Check 1."""
-    optimizer = federated.fedopt(optax.sgd(1.0, 0.5))
-    anchor = jnp.asarray([1.0, -2.0])
-    state = optimizer.init({"model": anchor})
-    first, state = returned(optimizer, state, anchor, [0.5, -1.8], [0.7, -2.0])
-    np.testing.assert_allclose(first, [0.6, -1.9], rtol=1e-6)
-    moved_by_server = jnp.asarray([0.7, -1.8])
-    unchanged, kept = returned(optimizer, state, moved_by_server, None, None)
-    np.testing.assert_array_equal(unchanged, moved_by_server)
-    chex.assert_trees_all_equal(kept, state)
-    second, _ = returned(optimizer, kept, moved_by_server, [0.5, -1.5])
-    np.testing.assert_allclose(second, [0.3, -1.45], rtol=1e-6)
 
 
 def one_channel() -> models.Model:

@@ -152,24 +152,6 @@ def test_random_groups():
             random_groups(KEY, 11, number)
 
 
-@pytest.mark.thorough
-def test_variants_share_neighbours_and_are_what_each_is_alone():
-    calls = []
-
-    def search(*arguments):
-        calls.append(arguments)
-        return graph.nearest_neighbors(*arguments)
-
-    variants = (SETTINGS._replace(alpha=0.5), SETTINGS._replace(similarity_power=3.0, label_norm="class"))
-    together = predict(neighbor_search=search, variants=variants)
-    assert len(calls) == 1
-    for found, settings in zip(together, variants, strict=True):
-        (alone,) = predict(variants=(settings,))
-        np.testing.assert_array_equal(found.labels, alone.labels)
-        np.testing.assert_array_equal(found.confidence, alone.confidence)
-    assert (np.asarray(together[0].confidence) != np.asarray(together[1].confidence)).any()
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -177,9 +177,7 @@ def test_femnist(tmp_path, caplog):
     [
         ({"pixels": np.zeros((3, 28, 27), np.float32)}, r"client a has pixels \(3, 28, 27\)"),
         ({"pixels": np.full((3, 28, 28), 2.0, np.float32)}, "pixels outside 0 to 1"),
-        ({"pixels": np.full((3, 28, 28), np.nan, np.float32)}, "pixels outside 0 to 1, or NaN"),
         ({"label": np.array([0, 62, 1])}, "client a has labels outside 0 to 61"),
-        ({"label": np.array([0, 1])}, r"labels \(2,\) for 3 examples"),
     ],
 )
 def test_femnist_bad_content(tmp_path, changes, message):

@@ -20,7 +20,6 @@ def glyphs(tmp_path_factory):
     ("name", "options", "message"),
     [
         ("digit", {}, r"unknown dataset 'digit'\. Did you mean 'digits'\? Available: digits, glyphs, folder"),
-        ("zzz", {}, r"unknown dataset 'zzz'\. Available:"),
         (
             "glyphs",
             {"writer": 3},
@@ -29,8 +28,6 @@ def glyphs(tmp_path_factory):
         ("digits", {"writers": 3}, r"no option 'writers'\. Its options: none"),
         ("digits", {"path": "digits.npz"}, "takes no path="),
         ("glyphs", {"writers": 0}, "writers is 0"),
-        ("glyphs", {"examples": 39}, "examples is 39; it must be a whole number of at least 40"),
-        ("glyphs", {"seed": -1}, "seed is -1"),
     ],
 )
 def test_wrong_names_and_options(name, options, message, tmp_path):

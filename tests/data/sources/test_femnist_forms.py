@@ -1,6 +1,5 @@
 """FEMNIST from HDF5 and from LEAF's JSON; a marked pixel carries the label."""
 
-import importlib
 import json
 import tarfile
 
@@ -71,26 +70,12 @@ def test_hdf5_in_its_archive_or_unpacked(tmp_path, caplog):
     assert [file.name for file in raw.iterdir()] == [TAR]
 
 
-def test_hdf5_needs_its_library_alone_and_says_so(tmp_path, monkeypatch):
-    for name in HDF5:
-        (tmp_path / name).touch()
-
-    def missing(name):
-        raise ImportError(name)
-
-    monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(DatasetUnavailable, match=r"pip install 'fedjax_ssl\[h5\]'"):
-        load("femnist", path=tmp_path, form="hdf5")
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"pixels": None}, "has no /examples/f1/pixels"),
         ({"pixels": np.ones((3, 28, 27), np.float32)}, "pixels .3, 28, 27. and labels"),
-        ({"pixels": np.full((3, 28, 28), 2, np.float32)}, "pixels outside 0 to 1"),
         ({"label": np.array([0, 1, 62])}, "labels outside 0 to 61"),
-        ({"label": np.array([0.5, 1, 2])}, "labels of the type float64"),
     ],
 )
 def test_hdf5_of_another_form(tmp_path, changes, message):
@@ -138,11 +123,8 @@ def test_leaf_in_several_files_is_read_once(tmp_path, monkeypatch):
         ({"user_data": []}, "not in LEAF's form"),
         ({"users": ["f2"]}, "users and user_data do not name the same writers"),
         ({"users": ["f2"], "user_data": {"f2": {"x": [[1] * 783], "y": [1]}}}, "f2 has no x of rows of 784 numbers"),
-        ({"users": ["f2"], "user_data": {"f2": {"x": [["a"]], "y": [1]}}}, "f2 has no x of rows"),
         ({"users": ["f2"], "user_data": {"f2": {"x": [[1e400] * 784], "y": [1]}}}, "pixels outside 0 to 1"),
-        ({"users": [], "user_data": {}}, "has no examples"),
         ({"users": ["f2"], "user_data": {"f2": {"x": [[1] * 784], "y": [62]}}}, "labels outside 0 to 61"),
-        ({"users": ["f2"], "user_data": {"f2": {"x": [[1] * 784], "y": ["a"]}}}, "labels of the type <U1"),
     ],
 )
 def test_leaf_files_of_another_form(tmp_path, changes, message):

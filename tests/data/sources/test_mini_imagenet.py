@@ -87,9 +87,7 @@ def test_what_is_missing_says_what_to_do(tmp_path):
     ("changes", "message"),
     [
         ({"image_data": np.zeros((12, 84, 84), np.uint8)}, "image_data is uint8 .12, 84, 84.; expected is uint8"),
-        ({"image_data": [1]}, "image_data is list"),
         ({"class_dict": {"n0": [99]}}, "rows of class 'n0' are no list of numbers below 24"),
-        ({"class_dict": {"n0": ["a"]}}, "rows of class 'n0'"),
         ({"class_dict": [1]}, "rows of class 'class_dict'"),
         ({"class_dict": {"n0": [1]}}, "has the class n0, which another file has too"),
     ],

@@ -81,17 +81,6 @@ def folders(tmp_path, monkeypatch):
     return tmp_path / "tfds"
 
 
-def test_the_library_is_named_where_it_is_missing(tmp_path, monkeypatch):
-    prepare(tmp_path / "toy/1.0.0", {"train": []})
-
-    def missing(name):
-        raise ImportError(name)
-
-    monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(DatasetUnavailable, match=r"toy/1.0.0 needs: pip install 'fedjax_ssl\[tfds\]'"):
-        load("tfds:toy", path=tmp_path, root=tmp_path)
-
-
 def test_what_is_not_prepared_says_how(tmp_path, monkeypatch):
     with pytest.raises(DatasetUnavailable, match="tfds build toy") as caught:
         load("tfds:toy", path=tmp_path, root=tmp_path, download=False)
