@@ -207,38 +207,42 @@ def test_the_first_cell_leaves_an_installed_package_alone(bare: Bare) -> None:
     assert bare.asked is None
 
 
-def test_the_first_cell_installs_although_a_folder_has_the_package_s_name(bare: Bare) -> None:
+def notes(bare: Bare) -> str:
+    """A folder of the package's name that is none: the package index has it."""
     bare.put(bare.folder, "fedjax_ssl/notes.txt")
-    done = bare.run_first_cell()
-    assert done.returncode == 0, done.stderr
-    assert bare.asked == "fedjax_ssl"  # from the package index
-    assert done.stdout.endswith("fedjax_ssl 9.9\n")
+    return "fedjax_ssl"
 
 
-def test_the_first_cell_takes_the_newest_wheel_beside_it(bare: Bare) -> None:
+def wheels(bare: Bare) -> str:
+    """Two wheels and a checkout beside the notebook: the newest wheel."""
     for age, version in enumerate(("0.3.0", "0.2.0")):
         wheel = bare.folder / f"fedjax_ssl-{version}-py3-none-any.whl"
         wheel.touch()
         os.utime(wheel, (1000 - age, 1000 - age))
     bare.put(bare.folder, "fedjax_ssl/pyproject.toml", "fedjax_ssl/fedjax_ssl/__init__.py")
-    done = bare.run_first_cell()
-    assert done.returncode == 0, done.stderr
-    assert bare.asked == str(bare.folder / "fedjax_ssl-0.3.0-py3-none-any.whl")
+    return str(bare.folder / "fedjax_ssl-0.3.0-py3-none-any.whl")
 
 
-@pytest.mark.parametrize("place", ["fedjax_ssl", "."])
-def test_the_first_cell_takes_a_checkout_beside_or_around_it(bare: Bare, place: str) -> None:
-    checkout = bare.folder / place if place != "." else bare.folder.parent
-    bare.put(checkout, "pyproject.toml", "fedjax_ssl/__init__.py")
-    done = bare.run_first_cell()
-    assert done.returncode == 0, done.stderr
-    assert bare.asked == str(checkout)
+def beside(bare: Bare) -> str:
+    bare.put(bare.folder / "fedjax_ssl", "pyproject.toml", "fedjax_ssl/__init__.py")
+    return str(bare.folder / "fedjax_ssl")
 
 
-def test_the_first_cell_brings_jax_for_an_nvidia_gpu_along(bare: Bare) -> None:
+def around(bare: Bare) -> str:
+    bare.put(bare.folder.parent, "pyproject.toml", "fedjax_ssl/__init__.py")
+    return str(bare.folder.parent)
+
+
+def nvidia(bare: Bare) -> str:
     (bare.site / "nvidia-smi").touch(mode=0o755)
-    assert bare.run_first_cell().returncode == 0
-    assert bare.asked == "fedjax_ssl[cuda12]"
+    return "fedjax_ssl[cuda12]"
+
+
+@pytest.mark.parametrize("place", [notes, wheels, beside, around, nvidia])
+def test_the_first_cell_installs_what_is_nearest(bare: Bare, place: Callable[[Bare], str]) -> None:
+    expected, done = place(bare), bare.run_first_cell()
+    assert done.returncode == 0, done.stderr
+    assert bare.asked == expected and done.stdout.endswith("fedjax_ssl 9.9\n")
 
 
 def test_the_first_cell_asks_for_a_restart_where_an_older_version_was_loaded(bare: Bare) -> None:
@@ -255,10 +259,3 @@ def test_without_anything_to_install_the_first_cell_says_what_to_do(bare: Bare) 
     assert message.startswith("fedjax_ssl is not installed, and could not be installed from the package index")
     for part in ("pip said: ERROR: No matching distribution found", "`make build`", "beside this notebook"):
         assert part in message
-
-
-def test_a_wheel_that_cannot_be_installed_is_named(bare: Bare) -> None:
-    wheel = bare.folder / "fedjax_ssl-0.1.0-py3-none-any.whl"
-    wheel.touch()
-    done = bare.run_first_cell(PIP_FAILS="1")
-    assert done.returncode == 1 and f"could not be installed from {wheel}" in done.stderr

@@ -3,11 +3,7 @@
 import numpy as np
 import pytest
 
-from fedjax_ssl.data.correspondence import (
-    CORRESPONDENCES,
-    correspondence,
-    overlapping,
-)
+from fedjax_ssl.data.correspondence import CORRESPONDENCES, correspondence, overlapping
 
 SIZES = {"parity": 10, "shape": 10, "halves": 10, "case": 62, "kind": 62, "superclass": 100, "identity": 7}
 

@@ -97,10 +97,7 @@ def test_set_shares_need_sets():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"class_names": ("a", "b")},
-            r"train\.y has 1 labels out of range, first in row 2: 2\. Allowed are 0 to 1",
-        ),
+        ({"class_names": ("a", "b")}, r"train\.y has 1 labels out of range, first in row 2: 2\. Allowed are 0 to 1"),
         ({"train": Split(images(0), np.zeros(0, int))}, "train has no examples"),
         ({"test": Split(images(0), np.zeros(0, int))}, "use test=None"),
         ({"test": Split(images(2, (4, 4, 1)), np.zeros(2, int))}, r"test inputs are uint8 \(4, 4, 1\)"),

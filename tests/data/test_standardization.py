@@ -91,10 +91,7 @@ def test_inputs_that_are_predicted_may_have_statistics_of_their_own():
     ("arguments", "message"),
     [
         ({"by": "tests"}, "standardize is 'tests'; allowed: auto, dataset, train, none"),
-        (
-            {"by": "dataset"},
-            "dataset 'toy' has no mean and deviation of its own; use 'train' for those of its train",
-        ),
+        ({"by": "dataset"}, "dataset 'toy' has no mean and deviation of its own; use 'train' for those of its train"),
         ({"by": "train", "mean": (0.1,)}, "mean or std is given, which standardize='train' does not use"),
     ],
 )

@@ -38,8 +38,7 @@ def label(settings=SETTINGS, exchange=None, codes=CODES, labels=LABELS, **change
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [PAPER, CODE, pytest.param(PAPER._replace(solver="conjugate_gradient"), marks=pytest.mark.thorough)],
+    "settings", [PAPER, CODE, pytest.param(PAPER._replace(solver="conjugate_gradient"), marks=pytest.mark.thorough)]
 )
 def test_a_protocol_gives_the_bits_of_the_ideal(settings):
     protocol = MaskedExchange()
@@ -141,15 +140,9 @@ def test_under_a_trace_an_exchange_is_refused():
 @pytest.mark.parametrize(
     "change, message",
     [
-        (
-            dict(distances=lambda *_: np.zeros((1, 1), np.int32)),
-            "must be int32 of shape",
-        ),
+        (dict(distances=lambda *_: np.zeros((1, 1), np.int32)), "must be int32 of shape"),
         (dict(distances=lambda *given: graph.IDEAL.distances(*given) + 2 * BITS), r"allowed: 0\.\.65"),
-        (
-            dict(row_sums=lambda shares, clients: None),
-            "row_sums returned None; it must be uint32 of shape",
-        ),
+        (dict(row_sums=lambda shares, clients: None), "row_sums returned None; it must be uint32 of shape"),
     ],
 )
 def test_what_is_no_distance_or_sum_is_refused(change, message):

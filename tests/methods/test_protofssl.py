@@ -138,13 +138,7 @@ class Oracle:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("stop", "source"),
-    [
-        (False, "local_support"),
-        (True, "local_support"),
-        (False, "global"),
-    ],
-    ids=str,
+    ("stop", "source"), [(False, "local_support"), (True, "local_support"), (False, "global")], ids=str
 )
 def test_three_rounds_follow_the_formulas(float64, stop: bool, source: str) -> None:
     """Episodes, both losses, what is uploaded, and who helps with it in the next round."""

@@ -21,10 +21,7 @@ DATA, KEY = toy.federation(noise=1.0), jax.random.key(2)
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("fixed", "warmup_rounds"),
-    [(True, 0), (True, 1), (False, 0)],
-)
+@pytest.mark.parametrize(("fixed", "warmup_rounds"), [(True, 0), (True, 1), (False, 0)])
 def test_fixed_projections_stay_for_a_run_and_change_with_its_seed(fixed, warmup_rounds):
     """The network stands still and everybody takes part, so only the hash can change the confidences."""
     method = methods.build(

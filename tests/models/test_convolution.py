@@ -205,8 +205,7 @@ def test_shapes_that_do_not_fit(kernel):
 
 
 @pytest.mark.parametrize(
-    ("shape", "size", "stride", "padding"),
-    [((2, 7, 8, 3), 2, 2, 0), ((2, 9, 8, 2), 3, 2, 1), ((1, 6, 7, 2), 3, 3, 0)],
+    ("shape", "size", "stride", "padding"), [((2, 7, 8, 3), 2, 2, 0), ((2, 9, 8, 2), 3, 2, 1), ((1, 6, 7, 2), 3, 3, 0)]
 )
 def test_equals_reduce_window(shape, size, stride, padding):
     x = jax.random.permutation(jax.random.key(0), jnp.arange(np.prod(shape), dtype=jnp.float32)).reshape(shape)

@@ -112,11 +112,7 @@ def seventeen(step, x):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("name", "head", "loop"),
-    [
-        ("resnet8", "resnet9", eight),
-        ("resnet17", "proto_resnet18", seventeen),
-    ],
+    ("name", "head", "loop"), [("resnet8", "resnet9", eight), ("resnet17", "proto_resnet18", seventeen)]
 )
 def test_embeddings_follow_the_layers_one_by_one(name, head, loop):
     """Against a plain loop; embeddings are not negative, and there are no class scores without a head."""

@@ -89,8 +89,7 @@ LOCAL = np.array([[0.6, 0.3, 0.1]])
 
 
 @pytest.mark.parametrize(
-    ("local", "helpers", "lowest", "kept"),
-    [(0, [2, 2], 2, 2), (3, [1, 2], 1, 3), (2, [2, 0, 0], 0, 2), (3, [], 3, 3)],
+    ("local", "helpers", "lowest", "kept"), [(0, [2, 2], 2, 2), (3, [1, 2], 1, 3), (2, [2, 0, 0], 0, 2), (3, [], 3, 3)]
 )
 def test_the_class_with_most_votes_wins(local: int, helpers: list[int], lowest: int, kept: int) -> None:
     """FedMatch section 13, check 1: four classes, models that are sure; the last helper of three may be absent."""

@@ -7,10 +7,7 @@ import pytest
 
 from fedjax_ssl import objectives
 from fedjax_ssl.objectives import class_prototypes, sharpen
-from tests.objectives.compiled import (
-    helper_pseudo_labels,
-    prototype_log_probs,
-)
+from tests.objectives.compiled import helper_pseudo_labels, prototype_log_probs
 
 QUERY = np.array([[1.0, 2.0, 0.0, 1.0]])
 HELPERS = np.array([[[1, 0, 0, 1], [0, 2, 2, 1], [3, 2, 1, 1]], [[1, 1, 0, 1], [0, 2, 1, 0], [2, 2, 0, 2]]], np.float64)
