@@ -26,15 +26,9 @@ def commands() -> list[list[str]]:
 
 
 def write_sites(folder: Path, count: int, side: int = 40) -> dict[str, str]:
-    """Draws `scans/` with its table: waves and noise, in every second picture a bright spot.
+    """Draws `scans/` of pictures of side x side pixels with their table; returns the labels by file.
 
-    Args:
-        folder: where to.
-        count: pictures of a site.
-        side: of a picture, in pixels.
-
-    Returns:
-        The labels of the table, by file.
+    A picture is of waves and noise, every second one with a bright spot.
     """
     random = np.random.default_rng(0)
     y, x = np.mgrid[:side, :side]

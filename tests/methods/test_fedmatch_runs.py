@@ -95,15 +95,6 @@ def test_bytes_are_those_of_what_was_sent(at_server) -> None:
     assert infos[1]["bytes_down"] == 8 * differ + 8 * round(6 * size * infos[1]["s2c_helpers"])
 
 
-def test_every_client_has_a_learning_rate_of_its_own(at_server) -> None:
-    states, infos = at_server
-    kept = jax.device_get(states[-1].clients.terms["fedmatch"])
-    assert kept.plateau.factor.shape == (6,) and (kept.plateau.best < 10).all()
-    np.testing.assert_allclose(np.log(kept.plateau.factor) / np.log(3) % 1, 0, atol=1e-5)
-    assert infos[-1]["client_validation_accuracy"] == pytest.approx(np.mean(kept.accuracy), rel=1e-6)
-    assert float(states[-1].terms["supervised"].best) < 10, "the server has one, too"
-
-
 def scaled(model: Model, factor: float) -> Model:
     return model._replace(init=lambda key: (jax.tree.map(lambda w: factor * w, model.init(key)[0]), {}))
 

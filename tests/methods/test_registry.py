@@ -18,23 +18,6 @@ def test_label_propagation_alone_and_across_clients_have_the_same_variant() -> N
         assert alone[name] == across[name], name
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"), [("xlcp", "Did you mean 'xclp'"), ("fedavgg", "Did you mean 'fedavg'"), ("zzz", "Available:")]
-)
-def test_an_unknown_method_is_refused_with_the_nearest_one(setup, name: str, hint: str) -> None:
-    with pytest.raises(ValueError, match=f"unknown method '{name}'.*{hint}"):
-        methods.build(name, setup)
-    with pytest.raises(ValueError, match=hint):
-        methods.settings(name)
-
-
-def test_an_unknown_setting_is_refused(setup) -> None:
-    with pytest.raises(ValueError, match=r"'xclp' has no option 'bits'.*num_bits"):
-        methods.build("xclp", setup, bits=8)
-    with pytest.raises(ValueError, match=r"'fedavg' has no option 'alpha'.*none"):
-        methods.build("fedavg", setup, alpha=0.5)
-
-
 @pytest.mark.parametrize("name", sorted(methods.available()))
 def test_a_setting_outside_what_it_declares_is_refused_by_its_name(name: str) -> None:
     run = toy.setup(toy.federation(), rounds=3)

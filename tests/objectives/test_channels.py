@@ -74,13 +74,6 @@ def test_identity_is_cross_entropy_to_the_bit(wrap, num_rows: int) -> None:
     assert float(jnp.sum(jnp.abs(gradient))) > 0
 
 
-def test_half_precision_logits_are_computed_in_float32() -> None:
-    logits = jnp.asarray(LOGITS, jnp.bfloat16)
-    found = channel_cross_entropy(logits, jnp.asarray(LABELS), identity_channel(10))
-    assert found.dtype == jnp.float32
-    np.testing.assert_array_equal(found, cross_entropy(logits.astype(jnp.float32), jnp.asarray(LABELS)))
-
-
 def test_clients_with_labels_coarse_labels_sets_and_nothing_share_one_program() -> None:
     """One vmap over padded channels gives what every client gets alone."""
     sets = set_channel(np.array([[0.7, 0.2, 0.1], [0.2, 0.8, 0.0]]), np.array([0.4, 0.6]), np.array([0.5, 0.3, 0.2]))
@@ -279,11 +272,6 @@ def test_small_deviations_are_divided_out() -> None:
     np.testing.assert_allclose(check_test_prior(np.float32([0.3333, 0.3333, 0.3333]), 3), 1 / 3, rtol=1e-12)
 
 
-def test_rows_of_empty_sets_are_not_looked_at() -> None:
-    found = check_set_priors([[0.4, 0.6], [np.nan, 7.0]], [12, 0])
-    np.testing.assert_array_equal(found, [[0.4, 0.6], [0.0, 0.0]])
-
-
 @pytest.mark.parametrize(
     ("priors", "options", "message"),
     [
@@ -314,15 +302,6 @@ def test_bad_test_priors_are_refused(prior: list, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check_test_prior(prior, 3)
     np.testing.assert_array_equal(check_test_prior(TEST_PRIOR, 3), TEST_PRIOR)
-
-
-def test_good_correspondences_pass() -> None:
-    np.testing.assert_array_equal(check_correspondence(NESTED, [3, 0], num_classes=3), NESTED)
-    more_labels_than_classes = np.array([[0.5, 0.0], [0.5, 0.1], [0.0, 0.9], [0.0, 0.0]])
-    found = check_correspondence(more_labels_than_classes, [1, 1, 1, 0])
-    np.testing.assert_allclose(found, more_labels_than_classes, rtol=1e-15)
-    counts = np.array([[3, 0], [1, 5]])
-    np.testing.assert_allclose(check_correspondence(counts, normalize_columns=True), [[0.75, 0], [0.25, 1]])
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,6 @@ SECOND = set_matrix(np.array([[0.2, 0.2, 0.6], [0.5, 0.3, 0.2]]), np.array([0.5,
 NOTHING = np.zeros((0, 3))
 
 
-def test_singular_values_of_the_fixture() -> None:
-    found = diagnose_matrix(SET_PRIORS)
-    np.testing.assert_allclose(found.singular_values, [1.161246449, 0.554364995, 0.253349832], atol=1e-9)
-    assert found.condition_number == pytest.approx(4.583569, abs=1e-6)
-    assert (found.rank, found.smallest_singular_value) == (3, found.singular_values[2])
-
-
 def test_two_clients_with_two_sets_identify_three_classes_together() -> None:
     """FedUL section 14, check 12."""
     np.testing.assert_allclose(FIRST @ POSTERIOR / (FIRST @ POSTERIOR).sum(), [0.6715843489, 0.3284156511], atol=1e-10)

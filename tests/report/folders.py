@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image
 
 from fedjax_ssl import config
 from fedjax_ssl.runs.folder import flat_config
@@ -76,7 +76,7 @@ def write_run(
         (folder / "predictions_by_client.csv").write_text("\n".join([header, *lines, ""]))
     (folder / "partition.txt").write_text("11 clients (11 with labels), 1402 training examples, 550 labelled\n")
     if picture:
-        _draw(folder / "partition.png", random)
+        Image.new("RGB", (880, 620), "#b0c4de").save(folder / "partition.png")
     return folder
 
 
@@ -96,15 +96,3 @@ def write_sweep(
         for rate in rates
         for seed in range(seeds)
     ]
-
-
-def _draw(path: Path, random: np.random.Generator) -> None:
-    picture = Image.new("RGB", (880, 620), "white")
-    draw = ImageDraw.Draw(picture)
-    for client in range(11):
-        for label in range(10):
-            radius, x, y = random.uniform(4, 26), 60 + 74 * client, 40 + 58 * label
-            draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill="#b0c4de")
-            small = radius * random.uniform(0, 0.7)
-            draw.ellipse((x - small, y - small, x + small, y + small), fill="#ff8c00")
-    picture.save(path)
