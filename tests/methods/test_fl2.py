@@ -1,7 +1,6 @@
 """(FL)^2: numbers of the specification's checks, limits and edge cases."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import chex
@@ -12,8 +11,7 @@ import optax
 import pytest
 
 from fedjax_ssl import federated, methods, models
-from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated import Client, RoundContext, ServerState
+from fedjax_ssl.federated import Client, RoundContext
 from fedjax_ssl.federated.optimizers import Local
 from fedjax_ssl.methods.fl2 import at_own_thresholds, by_uncertainty, client_thresholds
 from fedjax_ssl.methods.parts.confident_pseudo_labels import CONFIDENT, Choice
@@ -150,31 +148,14 @@ def test_one_round_of_one_step(float64) -> None:
 CHANGES = {"batch_size": max(toy.SIZES), "federated_optimizer": federated.fedopt(optax.sgd(1.0, 0.5))}
 
 
-@pytest.fixture(scope="module")
-def fl2_round() -> Callable[..., tuple[ServerState, dict[str, Any]]]:
-    """State and metrics after a round of a linear model; settings are arguments of one program."""
-
-    @jax.jit
-    def train(data: FederatedData, settings: dict[str, jax.Array]) -> tuple[ServerState, dict[str, Any]]:
-        run = toy.setup(data, model=toy.linear_model(), **CHANGES)
-        options = {"adaptive_thresholds": False, "uncertainty_weights": False, "pretrain_calls": 0}
-        method = methods.build("fl2", run, **options, **settings)
-        return method.round(key(), method.init(key(), data), data)
-
-    def call(data: FederatedData, **settings: float) -> tuple[ServerState, dict[str, Any]]:
-        return train(data, {name: jnp.asarray(value) for name, value in settings.items()})
-
-    return call
-
-
 @pytest.mark.thorough
-def test_fixed_thresholds_and_no_consistency_are_semifl_without_mixing(fl2_round) -> None:
+def test_fixed_thresholds_and_no_consistency_are_semifl_without_mixing() -> None:
     """Check 5, first limit."""
     data = toy.weak_federation("server")
-    mine, info = fl2_round(data, threshold=0.7, consistency_weight=0.0)
     run = toy.setup(data, model=toy.linear_model(), **CHANGES)
-    semifl = methods.build("semifl", run, threshold=0.7, mix_weight=0.0)
-    theirs, expected = jax.jit(semifl.round)(key(), semifl.init(key(), data), data)
+    fixed = {"adaptive_thresholds": False, "uncertainty_weights": False, "pretrain_calls": 0, "consistency_weight": 0.0}
+    mine, (info,) = toy.train(methods.build("fl2", run, threshold=0.7, **fixed), key(), data, 1)
+    theirs, (expected,) = toy.train(methods.build("semifl", run, threshold=0.7, mix_weight=0.0), key(), data, 1)
     chex.assert_trees_all_close(mine.params, theirs.params, rtol=1e-5, atol=1e-6)
     assert info["local_steps"] == expected["local_steps"] > 0
 
@@ -187,7 +168,7 @@ def test_without_a_sure_row_a_step_is_plain_pseudo_labelling() -> None:
     @jax.jit
     def params(weight: jax.Array, radius: jax.Array) -> Any:
         run = toy.setup(data, model=toy.linear_model())
-        settings = {"threshold": 1.1, "consistency_weight": weight, "rho": radius, "pretrain_calls": 0}
+        settings = {"threshold": 1.0, "consistency_weight": weight, "rho": radius, "pretrain_calls": 0}
         method = methods.build("fl2", run, **settings)
         start = method.init(key(), data)
         return method.round(key(), start, data)[0].params, start.params

@@ -74,36 +74,21 @@ def test_weight_of_a_client_in_the_code(labelled: int, examples: int, weight: in
     assert client_weight(client, 2000.0) == weight and client_weight(client, 1.0) == labelled + examples
 
 
-@pytest.fixture(scope="module")
-def sage_round():
-    """The model after a round of a linear model; settings are arguments of one program."""
-    data = toy.federation()
-
-    @jax.jit
-    def train(settings: dict[str, jax.Array]) -> Any:
-        run = toy.setup(data, model=toy.linear_model(), local_epochs=3, augment=toy.jitter)
-        method = methods.build("sage", run, **settings)
-        return method.round(key(), method.init(key(), data), data)
-
-    def call(**changed: float) -> Any:
-        settings = {"threshold": 0.6, "unlabelled_weight": 1.0, "kappa": 14.0, **changed}
-        return train({name: jnp.asarray(value) for name, value in settings.items()})
-
-    return call
-
-
 @pytest.mark.thorough
-def test_with_a_threshold_that_nothing_reaches_it_is_supervised_federated_averaging(sage_round) -> None:
+def test_with_a_threshold_that_nothing_reaches_it_is_supervised_federated_averaging() -> None:
     """Check 5, first limit; as many steps as whole batches fit into a client's examples."""
-    mine, info = sage_round(threshold=1.1)
-    other, _ = sage_round(threshold=0.6, unlabelled_weight=0.0)
-    chex.assert_trees_all_close(mine.params, other.params, rtol=1e-6, atol=1e-7)
-    assert info["local_steps"] == 3 * sum(size // 4 for size in toy.SIZES)
-    learned, _ = sage_round()
-    assert float(optax.tree.norm(optax.tree.sub(learned.params, mine.params))) > 1e-3
-    # Written again, without the term: labelled batches of the same sampler, and the same weights.
     data = toy.federation()
     run = toy.setup(data, model=toy.linear_model(), local_epochs=3, augment=toy.jitter)
+
+    def trained(**settings: float) -> tuple[Any, list[dict[str, float]]]:
+        return toy.train(methods.build("sage", run, **settings), key(), data, 1)
+
+    (mine, (info,)), (other, _) = trained(threshold=1.0), trained(threshold=0.6, unlabelled_weight=0.0)
+    chex.assert_trees_all_close(mine.params, other.params, rtol=1e-6, atol=1e-7)
+    assert info["local_steps"] == 3 * sum(size // 4 for size in toy.SIZES)
+    learned, _ = trained(threshold=0.6)
+    assert float(optax.tree.norm(optax.tree.sub(learned.params, mine.params))) > 1e-3
+    # Written again, without the term: labelled batches of the same sampler, and the same weights.
     steps = federated.Steps(lambda client: 3 * (client.num_examples // 4), 9)
     sampler = federated.paired_batches(4, 8, steps, run.max_labelled, run.max_unlabelled, labelled_too=True)
     stage = Stage((supervised_term(run),), sampler, weigh=lambda client, _: client_weight(client, 1.0))

@@ -1,7 +1,6 @@
 """SemiFL: numbers of the specification's checks, limits and edge cases."""
 
 import dataclasses
-from collections.abc import Callable
 
 import chex
 import jax
@@ -12,7 +11,7 @@ import pytest
 
 from fedjax_ssl import federated, methods, models
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated import Client, Method, ServerState
+from fedjax_ssl.federated import Client, ServerState
 from fedjax_ssl.federated.method import Metrics
 from fedjax_ssl.methods.parts.confident_pseudo_labels import (
     CONFIDENT,
@@ -35,35 +34,12 @@ SERVER_STEPS = 5  # one batch in each of its epochs
 CHANGES = {"batch_size": max(toy.SIZES), "federated_optimizer": federated.fedopt(optax.sgd(1.0, 0.5))}
 
 
-def one_round(data: FederatedData, name: str) -> tuple[ServerState, ServerState, Metrics]:
+def one_round(data: FederatedData, name: str, **settings: float) -> tuple[ServerState, ServerState, Metrics]:
     """State before and after the first round of a method with a linear model, and its info."""
-    method = methods.build(name, toy.setup(data, model=toy.linear_model(), **CHANGES))
+    method = methods.build(name, toy.setup(data, model=toy.linear_model(), **CHANGES), **settings)
     start = method.init(key(), data)
     end, info = jax.jit(method.round)(key(), start, data)
     return start, end, info
-
-
-@pytest.fixture(scope="module")
-def semifl_round() -> Callable[..., tuple[ServerState, ServerState, Metrics]]:
-    """As `one_round`; settings are arguments of one program. The strong view is the inputs times `brightness`."""
-    model = toy.linear_model()
-
-    def build(data: FederatedData, brightness: jax.Array, **options: jax.Array) -> Method:
-        run = toy.setup(data, model=model, **CHANGES)
-        run = run._replace(strong_augment=lambda key, inputs: brightness * inputs)
-        return methods.build("semifl", run, **options)
-
-    @jax.jit
-    def train(data: FederatedData, settings: dict[str, jax.Array]) -> tuple[ServerState, ServerState, Metrics]:
-        method = build(data, **settings)
-        start = method.init(key(), data)
-        return start, *method.round(key(), start, data)
-
-    def call(data: FederatedData, **changed: float) -> tuple[ServerState, ServerState, Metrics]:
-        settings = {"brightness": 1.0, "threshold": 0.95, "mix_weight": 1.0, **changed}
-        return train(data, {name: jnp.asarray(value) for name, value in settings.items()})
-
-    return call
 
 
 def one_channel() -> models.Model:
@@ -159,21 +135,21 @@ def test_every_epoch_goes_once_through_the_confident_examples():
 
 
 @pytest.mark.thorough
-def test_all_labels_full_batches_and_no_mixing_are_federated_averaging(semifl_round):
+def test_all_labels_full_batches_and_no_mixing_are_federated_averaging():
     """Check 8, first limit."""
     data = toy.weak_federation("server", labelled=toy.SIZES)
     data = dataclasses.replace(data, num_server=jnp.zeros_like(data.num_server))
-    _, mine, info = semifl_round(data, mix_weight=0.0, threshold=0.0)
+    _, mine, info = one_round(data, "semifl", mix_weight=0.0, threshold=0.0)
     _, plain, expected = one_round(data, "fedavg")
     chex.assert_trees_all_close(mine.params, plain.params, rtol=1e-5, atol=1e-6)
     assert info["local_steps"] == expected["local_steps"] > 0
 
 
 @pytest.mark.thorough
-def test_nobody_confident_leaves_training_at_the_server(semifl_round):
+def test_nobody_confident_leaves_training_at_the_server():
     """Check 8, second limit: also the momentum stays as it is."""
     data = toy.weak_federation("server")
-    start, mine, info = semifl_round(data, threshold=1.1)
+    start, mine, info = one_round(data, "semifl", threshold=1.0)
     _, alone, expected = one_round(data, "single")
     chex.assert_trees_all_close(mine.params, alone.params, rtol=1e-6, atol=1e-7)
     chex.assert_trees_all_equal(mine.optimizer, start.optimizer)
@@ -183,13 +159,13 @@ def test_nobody_confident_leaves_training_at_the_server(semifl_round):
 
 
 @pytest.mark.thorough
-def test_a_client_without_a_confident_example_sits_out(semifl_round):
+def test_a_client_without_a_confident_example_sits_out():
     data = toy.weak_federation("server")
     # What client 1 has looks like nothing: all classes get the same score from the model's bias alone.
     rows = data.index[1, : toy.SIZES[1]]
     dull = dataclasses.replace(data, inputs=data.inputs.at[rows].set(0.0))
-    _, mine, info = semifl_round(dull, threshold=0.7)
-    _, absent, expected = semifl_round(toy.without(dull, 1), threshold=0.7)
+    _, mine, info = one_round(dull, "semifl", threshold=0.7)
+    _, absent, expected = one_round(toy.without(dull, 1), "semifl", threshold=0.7)
     chex.assert_trees_all_equal(mine.params, absent.params)
     assert info["local_steps"] == expected["local_steps"] > SERVER_STEPS
     assert info["pseudo_label_coverage"] < expected["pseudo_label_coverage"]
