@@ -32,9 +32,7 @@ from fedjax_ssl.methods.parts.confident_pseudo_labels import (
 from fedjax_ssl.models import Model, Outputs
 from tests import toy
 
-
-def key() -> jax.Array:
-    return jax.random.key(3)
+KEY = jax.random.key(3)
 
 
 def settings(largest: float, tail_second: bool = True) -> ThresholdSettings:
@@ -116,7 +114,7 @@ def test_local_residual(float64, epochs: int, number: float, steps: float) -> No
     run = toy.setup(data, model=one_number(), learning_rate=1.0)
     term = up("labelled", with_local_residual(4, 0.8, 5), 0.5)
     stage = Stage((term,), labelled_epochs(4, epochs, 7, skip_single=True))
-    state, _ = toy.train(federated_method(run, (stage,)), key(), data, 1)
+    state, _ = toy.train(federated_method(run, (stage,)), KEY, data, 1)
     found = float(state.params["model"]["w"]), float(state.model_state["steps"])
     assert found == pytest.approx((number, steps), rel=1e-12)
 
@@ -129,9 +127,9 @@ def test_global_residual(float64) -> None:
     stage = Stage((up("labelled", AtClient()),), toy.in_order("labelled", 4, 1))
     plain = federated_method(run, (still, stage))
     method = with_global_residual(plain, 0.5, 5, first_round=1)
-    state, one_round, seen = jax.jit(method.init)(key(), data), jax.jit(method.round), []
+    state, one_round, seen = jax.jit(method.init)(KEY, data), jax.jit(method.round), []
     for _ in range(12):
-        state, _ = one_round(key(), state, data)
+        state, _ = one_round(KEY, state, data)
         seen.append(float(state.params["model"]["w"]))
     np.testing.assert_allclose(seen[1:], [1, 2, 3, 4, 5, 3, 4, 5, 6, 7, 5.5], rtol=1e-12)
     assert float(state.terms[RESIDUAL].params["model"]["w"]) == 5.5
@@ -147,7 +145,7 @@ def test_average_and_first_step(float64) -> None:
         own = Local({"model": anchor}, {"model": jnp.asarray([value])}, {"model": jnp.asarray(weight)}, *[()] * 4)
         reports.append(optimizer.report(own).summed)
     summed = jax.tree.map(lambda *x: sum(x[1:], x[0]), *reports)
-    turn = federated.Turn(key(), jnp.zeros((), int), jnp.arange(4), jnp.ones(4, bool), 4)
+    turn = federated.Turn(KEY, jnp.zeros((), int), jnp.arange(4), jnp.ones(4, bool), 4)
     np.testing.assert_allclose(optimizer.apply((), {"model": anchor}, summed, turn)[0]["model"], [0.9333333333])
     local = federated.local_optimizer(momentum=0.9, weight_decay=5e-4, clip_norm=5.0)
     weights = jnp.asarray([1.0, -1.0])
@@ -164,7 +162,7 @@ def test_a_last_batch_of_one_example_is_left_out() -> None:
     nothing = jnp.zeros((), jnp.int32)
     client = Client(nothing, place, place * 0 - 1, nothing, nothing + 6, {CONFIDENT: labels}, ())
     sampler = confident_epochs(4, 1, with_partners=False, skip_single=True)
-    schedule = jax.jit(sampler.schedule)(key(), client, toy.NOW)
+    schedule = jax.jit(sampler.schedule)(KEY, client, toy.NOW)
     assert int(schedule.num_steps) == 1 and set(schedule.masks) == {"fix"}
     assert int(schedule.masks["fix"].sum()) == 4
 
@@ -185,7 +183,7 @@ def test_clients_train_on_the_very_views_that_they_labelled() -> None:
         return jnp.sum(jnp.where(batch.mask[:, None], jnp.abs(now - then), 0.0))
 
     stage = Stage((labels, term._replace(loss=difference)), confident_epochs(4, 2, with_partners=False))
-    _, infos = toy.train(federated_method(run, (stage,)), key(), data, 1)
+    _, infos = toy.train(federated_method(run, (stage,)), KEY, data, 1)
     assert infos[0]["loss"] < 1e-5 and infos[0]["examples"] == 2 * 11
 
 
@@ -196,8 +194,8 @@ def test_nobody_keeps_anything_and_the_labelled_clients_are_federated_averaging(
     run = toy.setup(data, model=toy.linear_model(), weighting="labelled")
     never = {"base_threshold": 3.0, "largest_threshold": 2.0, "tail_second": False}
     method = methods.build("cbafed", run, warmup_rounds=0, local_residual=0.0, global_residual=0.0, **never)
-    mine, infos = toy.train(method, key(), data, 2)
-    plain, expected = toy.train(methods.build("fedavg", run), key(), data, 2)
+    mine, infos = toy.train(method, KEY, data, 2)
+    plain, expected = toy.train(methods.build("fedavg", run), KEY, data, 2)
     chex.assert_trees_all_close(mine.params, plain.params, rtol=1e-5, atol=1e-6)
     assert [info["local_steps"] for info in infos] == [info["local_steps"] for info in expected]
     assert infos[0]["pseudo_label_coverage"] == 0 and not np.any(mine.terms[CONFIDENT])

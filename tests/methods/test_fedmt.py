@@ -41,8 +41,7 @@ COARSE = (0, 0, 0, 1, 1, 1, 0, 2, 2, 1)
 estimated = jax.jit(eager_estimated, static_argnames=("fallback", "pooled"))
 
 
-def key() -> jax.Array:
-    return jax.random.key(5)
+KEY = jax.random.key(5)
 
 
 def weak_labels(labels, num_observations, matrix, from_sets=False, share=None) -> WeakLabels:
@@ -65,9 +64,7 @@ def cohort(weak: WeakLabels, sizes) -> RoundContext:
     sizes = jnp.asarray(sizes, jnp.int32)
     index = jnp.broadcast_to(jnp.arange(weak.labels.shape[1], dtype=jnp.int32), weak.labels.shape)
     clients = Client(jnp.arange(sizes.size), index, jnp.full_like(index, -1), 0 * sizes, sizes, {}, (), None, weak)
-    return RoundContext(
-        key(), key(), jnp.zeros((), int), None, clients, sizes > 0, clients, {}, {}, {}, jnp.zeros((1, 1))
-    )
+    return RoundContext(KEY, KEY, jnp.zeros((), int), None, clients, sizes > 0, clients, {}, {}, {}, jnp.zeros((1, 1)))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +120,7 @@ def step_of(logits, weak: WeakLabels | None, estimate: Estimate | tuple, labels,
     outputs = {view: models.Outputs(logits, logits, None)}
     zero = jnp.zeros((), int)
     nothing = Snapshot({}, {})
-    return Step(outputs, {}, {stream: batch}, owner, (), (), (), {}, {}, {}, nothing, key(), toy.NOW, zero)
+    return Step(outputs, {}, {stream: batch}, owner, (), (), (), {}, {}, {}, nothing, KEY, toy.NOW, zero)
 
 
 def some_setup() -> federated.Setup:
@@ -183,7 +180,7 @@ def test_a_client_with_sets_projects_through_its_class_shares():
 
 def one_round(data: FederatedData, name: str = "fedmt", rounds: int = 1, changes: dict | None = None, **options):
     run = toy.setup(data, model=toy.linear_model(), **(changes or {}))
-    return toy.train(methods.build(name, run, **options), key(), data, rounds)
+    return toy.train(methods.build(name, run, **options), KEY, data, rounds)
 
 
 @pytest.mark.thorough
@@ -214,7 +211,7 @@ def test_the_identity_alone_is_federated_averaging_with_a_server_that_trains():
     stage = federated.Stage(
         (supervised_term(run)._replace(name="clients"),), sampler, server=server_training(run, 10, 5)
     )
-    plain, expected = toy.train(federated.federated_method(run, (stage,)), key(), seen, 1)
+    plain, expected = toy.train(federated.federated_method(run, (stage,)), KEY, seen, 1)
     chex.assert_trees_all_close(mine.params, plain.params, rtol=1e-5, atol=1e-6)
     assert infos[0]["local_steps"] == expected[0]["local_steps"] == 12 + 5, "clients and server"
     assert infos[0]["correspondence_error"] > 0.1 and infos[0]["classes_without_support"] == toy.NUM_CLASSES
@@ -227,11 +224,11 @@ def test_before_round_0_the_server_trains_once_at_the_rate_of_round_0():
     run = toy.setup(data, model=toy.linear_model(), rounds=2)
     run = run._replace(learning_rate=federated.learning_rate_schedule("cosine", 0.2, 2))
     method = methods.build("fedmt", run, threshold=0.5)
-    start = jax.jit(method.init)(key(), data)
-    alone, _ = toy.train(methods.build("single", run), key(), data, 1)
+    start = jax.jit(method.init)(KEY, data)
+    alone, _ = toy.train(methods.build("single", run), KEY, data, 1)
     chex.assert_trees_all_close(start.params, alone.params, rtol=1e-6, atol=1e-7)
-    cold = jax.jit(methods.build("fedmt", run, warm_start=False).init)(key(), data)
+    cold = jax.jit(methods.build("fedmt", run, warm_start=False).init)(KEY, data)
     chex.assert_trees_all_equal(start._replace(params=cold.params), cold)
     assert float(jnp.abs(start.params["model"]["w"] - cold.params["model"]["w"]).max()) > 1e-2
-    _, infos = toy.run(jax.jit(method.round), key(), start, data, 2)
+    _, infos = toy.run(jax.jit(method.round), KEY, start, data, 2)
     assert [info["clients"] for info in infos] == [data.num_clients] * 2

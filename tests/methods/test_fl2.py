@@ -18,11 +18,7 @@ from fedjax_ssl.methods.parts.confident_pseudo_labels import CONFIDENT, Choice
 from fedjax_ssl.objectives import sharpness_ascent
 from tests import toy
 
-
-def key() -> jax.Array:
-    return jax.random.key(3)
-
-
+KEY = jax.random.key(3)
 ROWS = np.array([[0.96, 0.03, 0.01], [0.5, 0.3, 0.2], [0.2, 0.45, 0.35], [0.1, 0.3, 0.6], [0.36, 0.33, 0.31]])
 
 
@@ -70,7 +66,7 @@ def returned(optimizer: Any, state: Any, anchor: Any, clients: list[tuple[float,
         reports.append(optimizer.report(own).summed)
     summed = jax.tree.map(lambda *x: sum(x[1:], x[0]), *reports)
     ids = jnp.arange(len(clients))
-    turn = federated.Turn(key(), jnp.zeros((), int), ids, jnp.ones(len(clients), bool), len(clients))
+    turn = federated.Turn(KEY, jnp.zeros((), int), ids, jnp.ones(len(clients), bool), len(clients))
     params, state = optimizer.apply(state, {"model": anchor}, summed, turn)
     return params["model"], state
 
@@ -136,7 +132,7 @@ def test_one_round_of_one_step(float64) -> None:
         local_epochs=1,
     )
     method = methods.build("fl2", run)
-    state, infos = toy.train(method, key(), data, 1)
+    state, infos = toy.train(method, KEY, data, 1)
     params = state.params["model"]
     expected = [[0.5024541434, -0.2232202129], [0.1145789225, 0.4218427284], [-0.3170416159, 0.2013660845]]
     np.testing.assert_allclose(params["kernel"], expected, atol=1e-10)
@@ -154,8 +150,8 @@ def test_fixed_thresholds_and_no_consistency_are_semifl_without_mixing() -> None
     data = toy.weak_federation("server")
     run = toy.setup(data, model=toy.linear_model(), **CHANGES)
     fixed = {"adaptive_thresholds": False, "uncertainty_weights": False, "pretrain_calls": 0, "consistency_weight": 0.0}
-    mine, (info,) = toy.train(methods.build("fl2", run, threshold=0.7, **fixed), key(), data, 1)
-    theirs, (expected,) = toy.train(methods.build("semifl", run, threshold=0.7, mix_weight=0.0), key(), data, 1)
+    mine, (info,) = toy.train(methods.build("fl2", run, threshold=0.7, **fixed), KEY, data, 1)
+    theirs, (expected,) = toy.train(methods.build("semifl", run, threshold=0.7, mix_weight=0.0), KEY, data, 1)
     chex.assert_trees_all_close(mine.params, theirs.params, rtol=1e-5, atol=1e-6)
     assert info["local_steps"] == expected["local_steps"] > 0
 
@@ -170,8 +166,8 @@ def test_without_a_sure_row_a_step_is_plain_pseudo_labelling() -> None:
         run = toy.setup(data, model=toy.linear_model())
         settings = {"threshold": 1.0, "consistency_weight": weight, "rho": radius, "pretrain_calls": 0}
         method = methods.build("fl2", run, **settings)
-        start = method.init(key(), data)
-        return method.round(key(), start, data)[0].params, start.params
+        start = method.init(KEY, data)
+        return method.round(KEY, start, data)[0].params, start.params
 
     (one, start), (other, _) = params(jnp.asarray(1.0), jnp.asarray(0.5)), params(jnp.asarray(0.0), jnp.asarray(0.1))
     chex.assert_trees_all_equal(one, other)

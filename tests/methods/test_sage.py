@@ -16,11 +16,7 @@ from fedjax_ssl.methods.sage import Corrected, client_weight, corrected_labels, 
 from fedjax_ssl.objectives import batch_cross_entropy
 from tests import toy
 
-
-def key() -> jax.Array:
-    return jax.random.key(3)
-
-
+KEY = jax.random.key(3)
 OURS = [[0.97, 0.02, 0.01], [0.96, 0.03, 0.01], [0.5, 0.3, 0.2], [0.6, 0.3, 0.1], [0.955, 0.035, 0.01]]
 THEIRS = [[0.99, 0.005, 0.005], [0.2, 0.7, 0.1], [0.01, 0.98, 0.01], [0.3, 0.6, 0.1], [0.02, 0.97, 0.01]]
 STRONG = [[2.0, 0.0, -1.0], [1.0, 0.5, 0.0], [0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.2, 0.4, -0.3]]
@@ -81,7 +77,7 @@ def test_with_a_threshold_that_nothing_reaches_it_is_supervised_federated_averag
     run = toy.setup(data, model=toy.linear_model(), local_epochs=3, augment=toy.jitter)
 
     def trained(**settings: float) -> tuple[Any, list[dict[str, float]]]:
-        return toy.train(methods.build("sage", run, **settings), key(), data, 1)
+        return toy.train(methods.build("sage", run, **settings), KEY, data, 1)
 
     (mine, (info,)), (other, _) = trained(threshold=1.0), trained(threshold=0.6, unlabelled_weight=0.0)
     chex.assert_trees_all_close(mine.params, other.params, rtol=1e-6, atol=1e-7)
@@ -92,7 +88,7 @@ def test_with_a_threshold_that_nothing_reaches_it_is_supervised_federated_averag
     steps = federated.Steps(lambda client: 3 * (client.num_examples // 4), 9)
     sampler = federated.paired_batches(4, 8, steps, run.max_labelled, run.max_unlabelled, labelled_too=True)
     stage = Stage((supervised_term(run),), sampler, weigh=lambda client, _: client_weight(client, 1.0))
-    plain, _ = toy.train(federated_method(run, (stage,)), key(), data, 1)
+    plain, _ = toy.train(federated_method(run, (stage,)), KEY, data, 1)
     chex.assert_trees_all_close(mine.params, plain.params, rtol=1e-5, atol=1e-6)
 
 
@@ -103,8 +99,8 @@ def test_the_received_model_stays_as_it_was_and_its_statistics_are_its_own() -> 
     run = toy.setup(data, model_options={"norm": "bn"}, batch_size=12, local_epochs=3)
     run = run._replace(local_optimizer=federated.local_optimizer(momentum=0.9))
     method = methods.build("sage", run, threshold=0.0, unlabelled_ratio=1)
-    start = jax.jit(method.init)(key(), data)
-    state, info = jax.jit(method.round)(key(), start, data)
+    start = jax.jit(method.init)(KEY, data)
+    state, info = jax.jit(method.round)(KEY, start, data)
     assert info["local_steps"] == 3
     # By hand: batches of all 12 examples, in an order that does not matter; labelled ones three times each.
     rows = np.asarray(data.index)[0, :12]
@@ -139,7 +135,7 @@ def test_a_client_with_less_than_a_batch_takes_no_step_and_one_without_labels_le
     data = toy.federation(sizes=(3, 8), labelled=(3, 0))
     run = toy.setup(data, model=toy.linear_model())
     method = methods.build("sage", run, threshold=0.0)
-    start = method.init(key(), data)
-    state, info = jax.jit(method.round)(key(), start, data)
+    start = method.init(KEY, data)
+    state, info = jax.jit(method.round)(KEY, start, data)
     assert info["local_steps"] == 2 * 2 and info["examples"] == 4 * 8
     chex.assert_tree_all_finite(state)

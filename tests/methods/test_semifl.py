@@ -24,11 +24,7 @@ from fedjax_ssl.methods.parts.confident_pseudo_labels import (
 from fedjax_ssl.methods.parts.static_batch_norm import Part, batch_statistics
 from tests import toy
 
-
-def key() -> jax.Array:
-    return jax.random.key(3)
-
-
+KEY = jax.random.key(3)
 SERVER_STEPS = 5  # one batch in each of its epochs
 # Whole clients are one batch, so that no order of examples is left.
 CHANGES = {"batch_size": max(toy.SIZES), "federated_optimizer": federated.fedopt(optax.sgd(1.0, 0.5))}
@@ -37,8 +33,8 @@ CHANGES = {"batch_size": max(toy.SIZES), "federated_optimizer": federated.fedopt
 def one_round(data: FederatedData, name: str, **settings: float) -> tuple[ServerState, ServerState, Metrics]:
     """State before and after the first round of a method with a linear model, and its info."""
     method = methods.build(name, toy.setup(data, model=toy.linear_model(), **CHANGES), **settings)
-    start = method.init(key(), data)
-    end, info = jax.jit(method.round)(key(), start, data)
+    start = method.init(KEY, data)
+    end, info = jax.jit(method.round)(KEY, start, data)
     return start, end, info
 
 
@@ -61,7 +57,7 @@ def one_channel() -> models.Model:
 def test_static_batch_norm_averages_batches():
     """Check 3; a single example at the end, padding and a value that is not finite change nothing."""
     model = one_channel()
-    params, state = model.init(key())
+    params, state = model.init(KEY)
     values = jnp.asarray([0.0, 1.0, 2.0, 3.0, 10.0, 12.0, 99.0, jnp.nan, 50.0])[:, None]
     rows = jnp.asarray([0, 1, 2, 3, 4, 5, 6, 7, 8], jnp.int32)
     statistics = jax.jit(
@@ -79,7 +75,7 @@ def test_static_batch_norm_is_that_of_the_new_model_and_the_order_of_examples_is
     data = toy.weak_federation("server")
     run = toy.setup(data, model="mlp", model_options={"norm": "bn"})
     method = methods.build("single", run, server_epochs=1)
-    after, _ = jax.jit(method.round)(key(), method.init(key(), data), data)
+    after, _ = jax.jit(method.round)(KEY, method.init(KEY, data), data)
     rows = [np.asarray(data.server_index)]
     rows += [np.asarray(data.index[c, :size]) for c, size in enumerate(np.asarray(data.num_examples))]
     rows = jnp.asarray(np.concatenate(rows))
@@ -87,13 +83,13 @@ def test_static_batch_norm_is_that_of_the_new_model_and_the_order_of_examples_is
         run.model, run.normalize, after.params["model"], after.model_state, data.inputs, Part(rows, rows.size, 250)
     )
     chex.assert_trees_all_close(after.model_state, expected, rtol=1e-5, atol=1e-6)
-    chex.assert_trees_all_equal_shapes_and_dtypes(after.model_state, method.init(key(), data).model_state)
+    chex.assert_trees_all_equal_shapes_and_dtypes(after.model_state, method.init(KEY, data).model_state)
 
 
 def test_batches_of_two_sizes_count_equally():
     """(FL)^2: the server's examples, class by class, in batches of their own."""
     model = one_channel()
-    params, state = model.init(key())
+    params, state = model.init(KEY)
     values = jnp.asarray([0.0, 1.0, 2.0, 3.0, 10.0, 12.0])[:, None]
     parts = [Part(jnp.asarray(rows), jnp.asarray(len(rows)), len(rows)) for rows in ([0, 1], [2, 3, 4, 5])]
     found = jax.jit(lambda: batch_statistics(model, lambda x: x, params, state, values, *parts))()
@@ -117,7 +113,7 @@ def test_every_epoch_goes_once_through_the_confident_examples():
     """Check 9: padding changes nothing; partners are drawn anew from all of the client's examples."""
     sampler = confident_epochs(batch_size=2, local_epochs=3)
     confident = [True, False, True, True, False, True, True]
-    schedule = jax.jit(sampler.schedule)(key(), client_with(confident), toy.NOW)
+    schedule = jax.jit(sampler.schedule)(KEY, client_with(confident), toy.NOW)
     assert int(schedule.num_steps) == 9
     fix, mask = np.asarray(schedule.positions["fix"])[:9], np.asarray(schedule.masks["fix"])[:9]
     epochs = [sorted(fix[at : at + 3][mask[at : at + 3]]) for at in (0, 3, 6)]
@@ -126,12 +122,12 @@ def test_every_epoch_goes_once_through_the_confident_examples():
     partners = np.asarray(schedule.positions["mix"])[:9][mask]
     assert partners.min() >= 0 and partners.max() < 7 and {1, 4} & set(partners.tolist())
     assert not np.asarray(schedule.masks["fix"])[9:].any()
-    wider = jax.jit(sampler.schedule)(key(), client_with(confident, size=12), toy.NOW)
+    wider = jax.jit(sampler.schedule)(KEY, client_with(confident, size=12), toy.NOW)
     for name in ("fix", "mix"):
         kept = wider.masks[name][:9]
         np.testing.assert_array_equal(kept, mask)
         np.testing.assert_array_equal(wider.positions[name][:9][kept], schedule.positions[name][:9][mask])
-    assert int(jax.jit(sampler.schedule)(key(), client_with([False] * 7), toy.NOW).num_steps) == 0
+    assert int(jax.jit(sampler.schedule)(KEY, client_with([False] * 7), toy.NOW).num_steps) == 0
 
 
 @pytest.mark.thorough
@@ -196,9 +192,9 @@ def test_inputs_and_targets_are_mixed_in_the_same_share():
 
     terms = (confident_term(run, above(1.1)), term._replace(loss=difference))
     method = federated.federated_method(run, (federated.Stage(terms, confident_epochs(4, 2)),))
-    start = method.init(key(), data)
+    start = method.init(KEY, data)
     third = {"w": jnp.zeros_like(start.params["model"]["w"]), "b": jnp.asarray([0.0, 0.0, 5.0])}
-    _, info = jax.jit(method.round)(key(), start._replace(params={"model": third}), data)
+    _, info = jax.jit(method.round)(KEY, start._replace(params={"model": third}), data)
     assert info["local_steps"] > 5 and info["loss"] < 1e-6
 
 
@@ -236,8 +232,8 @@ def test_separate_passes_are_those_of_each_view_by_hand(name, views, norms):
         slope = jax.jit(jax.grad(loss), static_argnums=2)
         for separate in (False, True):
             method = methods.build(name, run, static_batch_norm=False, separate_passes=separate)
-            start = method.init(key(), data)
-            end, info = jax.jit(method.round)(key(), start, data)
+            start = method.init(KEY, data)
+            end, info = jax.jit(method.round)(KEY, start, data)
             assert info["local_steps"] == 1
             step = slope(start.params["model"], start.model_state, separate)
             expected = jax.tree.map(lambda w, g: w - 0.1 * g, start.params["model"], step)
