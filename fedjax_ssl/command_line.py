@@ -1,4 +1,4 @@
-"""What the command lines share: messages instead of tracebacks, and the compilation cache."""
+"""Give all commands the same messages instead of tracebacks, and the compilation cache."""
 
 import contextlib
 import ctypes
@@ -62,7 +62,7 @@ def use_processor(threads: int | None, devices: int | None = None) -> None:
     more than it brings, and one thread is fastest (docs/design-notes.md).
 
     Args:
-        threads: of the pool; None: one per core.
+        threads: threads of the pool; None: one per core.
         devices: that share each cohort. If there are as many cores, a CPU becomes as many devices, whose pool has a
             thread for each at least. (In jax 0.10 devices then wait for each other for ever if more than 32 programs
             wait to be run; a run waits for every block of rounds.)

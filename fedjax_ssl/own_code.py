@@ -23,10 +23,10 @@ def make_importable(folder: Path) -> None:
 
 
 def import_named(kind: str, name: str) -> Any:
-    """What "module:attribute" stands for.
+    """Returns what "module:attribute" stands for.
 
     Args:
-        kind: of thing, for messages.
+        kind: kind of thing, for messages.
         name: as in a config.
 
     Raises:
@@ -71,7 +71,7 @@ def blame(error: BaseException) -> str | None:
 
 
 def place(error: BaseException) -> str | None:
-    """Where a user's own code raised an error, with its traceback: file, line, function and code; None: nowhere."""
+    """Find where a user's own code raised an error, with its traceback: file, line, function and code; None: nowhere."""
     if isinstance(error, SyntaxError) and error.filename and _is_own(error.filename):
         return f"{_shown(error.filename)}, line {error.lineno}"
     found, called = None, False

@@ -1,4 +1,4 @@
-"""How a workload is measured: one compiled block of rounds, run warm several times from the same state, and awaited."""
+"""Measure a workload: one compiled block of rounds, run warm several times from the same state, and awaited."""
 
 import statistics
 import time

@@ -51,7 +51,7 @@ _Found = TypeVar("_Found")
 
 
 class _Centres(NamedTuple):
-    """What centres are near every code, and the bits that differ between it and the nearest, [n] each."""
+    """Nearest centre of every code, and the bits that differ from it, [n] each."""
 
     first: Int32[Array, " n"]
     second: Int32[Array, " n"]

@@ -1,4 +1,4 @@
-"""Where data of different clients meet in Algorithm 1: the place of the protocols (XCLP, steps 4 and 9 to 12).
+"""Exchange data of different clients in Algorithm 1: protocols take this place (XCLP, steps 4 and 9 to 12).
 
 Codes and labels of a client meet those of others twice: in the distances between points, and in the sums that are the
 scores. The kernels of this room do all of it in one compiled program. With an `Exchange` the server and the clients
@@ -150,7 +150,7 @@ def fraction_bits(num_labelled: int, num_clients: int, settings: PropagationSett
 
 
 def largest_score(num_labelled: int, settings: PropagationSettings) -> float:
-    """What no score can exceed, known from public numbers.
+    """Returns what no score can exceed, known from public numbers.
 
     Eigenvalues of S are at most 1 / (1 - alpha), so scores are at most |y_c| / (1 - alpha). The length |y_c| of a
     column of Y is at most sqrt(num_labelled), and 1 where labels are divided by their number.

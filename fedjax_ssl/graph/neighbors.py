@@ -158,7 +158,7 @@ def _nearest_codes(
 
 
 def fastest_kernel(platform: str) -> str:
-    """How neighbours are found fastest on "cpu", "gpu" or "tpu"."""
+    """Returns how neighbours are found fastest on "cpu", "gpu" or "tpu"."""
     return "popcount" if platform == "cpu" else "matmul"
 
 

@@ -20,7 +20,7 @@ _SUM_WIDTH = 32
 
 
 class Solution(NamedTuple):
-    """What `solve` found, and how well."""
+    """The solution that `solve` found, and its residual."""
 
     scores: Float[Array, "n c"]
     iterations: Int32[Array, ""]  # steps of conjugate gradients, 0 for Cholesky

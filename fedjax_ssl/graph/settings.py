@@ -16,7 +16,7 @@ SOLVERS = ("auto", "cholesky", "conjugate_gradient")
 
 
 class PropagationSettings(NamedTuple):
-    """How labels travel over a graph; the defaults are the paper's. Alpha and the power may be traced."""
+    """Settings of label propagation over a graph; the defaults are the paper's. Alpha and the power may be traced."""
 
     num_bits: int = 4096  # L, bits per code; graphs of exact cosines have none
     num_neighbors: int = 10  # k

@@ -1,4 +1,4 @@
-"""How sure a propagated label is, and how a loss may weigh classes (XCLP, step 13, and its code)."""
+"""Confidence of propagated labels, and class weights of a loss (XCLP, step 13, and its code)."""
 
 import jax
 import jax.numpy as jnp

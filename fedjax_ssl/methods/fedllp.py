@@ -135,7 +135,7 @@ def local_epochs_done(step: Step, local_epochs: int, rampup: str) -> Float[Array
     """Local epochs before this step, in the run or since the epoch began; counted as if every round had the client.
 
     Args:
-        step: of a client with sets.
+        step: step of a client with sets.
         local_epochs: per round.
         rampup: "run" or "per_epoch".
     """

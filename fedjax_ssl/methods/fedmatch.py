@@ -159,7 +159,7 @@ class FedMatch:
 
     @property
     def at_server(self) -> bool:
-        """Whether the server trains on labels."""
+        """Returns whether the server trains on labels."""
         return self.labels_at == "server"
 
     @property
@@ -198,7 +198,7 @@ class FedMatch:
         return combine(self.visible(parts) if self.evaluate_sparse else parts)
 
     def changed(self, new: PyTree, old: PyTree) -> PyTree:
-        """Which entries differ enough to be sent; a tree of bool arrays."""
+        """Returns which entries differ enough to be sent; a tree of bool arrays."""
         return jax.tree.map(lambda a, b: jnp.abs(a - b) > self.delta_threshold, new, old)
 
 
@@ -326,17 +326,17 @@ class Votes(NamedTuple):
 
 
 class State(NamedTuple):
-    """What the server keeps beside the model."""
+    """State that the server keeps beside the model."""
 
     store: "Store"
     plateau: Any  # `Plateau` of the learning rate that all clients have, if they do
 
 
 class Remembered(NamedTuple):
-    """What a client keeps; None where its settings need nothing."""
+    """State that a client keeps; None where its settings need nothing."""
 
     plateau: Any  # `Plateau` of its learning rate
-    accuracy: Float[Array, ""] | None  # of its model on the validation examples
+    accuracy: Float[Array, ""] | None  # accuracy of its model on the validation examples
     helpers: tuple[PyTree, Bool[Array, " H"]] | None  # the last ones, and which there are
 
 
@@ -465,7 +465,7 @@ def _latest(sent: "ToClient", kept: Remembered) -> tuple[PyTree, Bool[Array, " H
 
 
 def helpers_due(settings: FedMatch, number: Int[Array, ""]) -> Bool[Array, ""]:
-    """Whether helpers are sent in this round: counted from 1, in every `helper_interval`-th."""
+    """Returns whether helpers are sent in this round: counted from 1, in every `helper_interval`-th."""
     return (number + 1) % settings.helper_interval == 0
 
 
@@ -514,7 +514,7 @@ def noise_image(key: Key[Array, ""], shape: tuple[int, ...], kind: str = "trunca
 
 
 class Store(NamedTuple):
-    """What the server knows of all clients."""
+    """Uploads of all clients, as the server knows them."""
 
     uploads: Params  # the last one of every client, leading axis C; the initial model before
     seen: Bool[Array, " C"]  # whether there is one
@@ -522,7 +522,7 @@ class Store(NamedTuple):
 
 
 class ToClient(NamedTuple):
-    """What a client receives in a round; with a leading axis p for the cohort."""
+    """Message to a client in a round; with a leading axis p for the cohort."""
 
     helpers: PyTree  # [H, ...]
     available: Bool[Array, " H"]
@@ -532,7 +532,7 @@ class ToClient(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """What a client sends back."""
+    """Message from a client to the server."""
 
     parts: Params  # the model as the server has it
     entries: dict[str, Int[Array, ""]]  # numbers that were sent, by part
@@ -546,7 +546,7 @@ def empty_store(parts: Params, num_clients: int, num_classes: int) -> Store:
 
 
 def to_cohort(settings: FedMatch, store: Store, round: RoundContext) -> ToClient:
-    """What every client of the cohort is sent (S2C)."""
+    """Returns what every client of the cohort is sent (S2C)."""
     ids, part = round.clients.id, settings.parts[-1]
     fresh = jnp.full(ids.shape, round.number == 0)
     if settings.first_contact == "dense":
@@ -575,12 +575,12 @@ def to_cohort(settings: FedMatch, store: Store, round: RoundContext) -> ToClient
 
 
 def merge(sent: PyTree, new: PyTree, old: PyTree) -> PyTree:
-    """What the receiver of the entries `sent` has: these of `new`, all others of `old`."""
+    """Returns what the receiver of the entries `sent` has: these of `new`, all others of `old`."""
     return jax.tree.map(jnp.where, sent, new, old)
 
 
 def num_sent(sent: PyTree) -> Int[Array, ""]:
-    """How many entries of a tree of bool arrays are true, as int32: float32 would count to 2^24 only."""
+    """Returns how many entries of a tree of bool arrays are true, as int32: float32 would count to 2^24 only."""
     return sum((jnp.sum(mask, dtype=jnp.int32) for mask in jax.tree.leaves(sent)), start=jnp.zeros((), jnp.int32))
 
 
@@ -705,7 +705,7 @@ def _size(outcome: RoundResult) -> int:
 class Plateau(NamedTuple):
     """State of the schedule."""
 
-    factor: Float[Array, ""]  # of the learning rate
+    factor: Float[Array, ""]  # factor of the learning rate
     best: Float[Array, ""]  # lowest validation loss so far
     patience: Int[Array, ""]  # evaluations without an improvement that are left
 
@@ -798,7 +798,7 @@ class Bounds(NamedTuple):
     """Static bounds of clients' examples."""
 
     max_labelled: int
-    min_labelled: int  # of a client that has labels
+    min_labelled: int  # fewest labels of a client that has some
     max_unlabelled: int
 
 

@@ -44,7 +44,7 @@ from fedjax_ssl.objectives import Channel
 
 
 class Estimate(NamedTuple):
-    """What a client's confident pseudo-labels say about its coarse labels; with a leading axis p for the cohort."""
+    """Counts of a client's coarse labels by its confident pseudo-labels; with a leading axis p for the cohort."""
 
     matrix: Float[Array, "O K"]  # columns sum to 1, but for fallback "zero"
     support: Float[Array, " K"]  # confident examples of each class that the estimate is made of
@@ -83,9 +83,9 @@ def fedmt(
             every round, from the model just received.
         threshold: a pseudo-label is confident above it.
         strict: False: also at it, as in SemiFL.
-        fix_weight: of the loss on confident examples; 0 leaves it out.
-        mix_weight: of the loss on mixtures; 0 leaves it out.
-        projection_weight: of the projection loss; 0 leaves it out, which is SemiFL.
+        fix_weight: weight of the loss on confident examples; 0 leaves it out.
+        mix_weight: weight of the loss on mixtures; 0 leaves it out.
+        projection_weight: weight of the projection loss; 0 leaves it out, which is SemiFL.
         projection_examples: "fix": the confident examples of each batch; "all": as many of all examples with a label.
         gate: "confident": who has no confident example sits the round out; "none": trains by projection alone, over all
             its examples with a label.
@@ -94,7 +94,7 @@ def fedmt(
         smoothing: that many examples with the frequencies of the client's labels are added to every column.
         estimate_scope: "client", or "pooled" for one estimate from the counts of all clients of the round, which must
             then have one label space.
-        mixup_alpha: of the Beta distribution of the mixing share, > 0.
+        mixup_alpha: alpha of the Beta distribution of the mixing share, > 0.
         warm_start: before round 0 the server trains alone, for its epochs of a round at the learning rate of round 0.
         server_batch_size: labelled examples per step at the server.
         server_epochs: epochs per round at the server.
@@ -135,7 +135,7 @@ def projection_term(setup: Setup, weight: float | Array, stream: str, known: boo
 
     Args:
         setup: the run.
-        weight: of the loss.
+        weight: weight of the loss.
         stream: whose rows, weakly augmented.
         known: use the federation's correspondence where it has one; else the estimate.
         remainder: the columns of an estimate may sum to less than 1.
@@ -177,7 +177,7 @@ def estimated(
 
     Args:
         round: gives the cohort and its weak labels.
-        probabilities: of the classes, by the model just received.
+        probabilities: probabilities of the classes, by the model just received.
         confident: examples that count.
         fallback: see `fedmt`.
         smoothing: see `fedmt`.

@@ -149,9 +149,9 @@ def split_loss(
     """Cross-entropy of the confident rows plus `mix_weight` times that of the mixed pairs (FedUL, section 5).
 
     Args:
-        logits: of the batch.
-        mixed_logits: of the pairs.
-        split: of the batch.
+        logits: logits of the batch.
+        mixed_logits: logits of the pairs.
+        split: split of the batch.
         share: share of the confident row in a pair.
         mix_weight: weight of the second part.
         skip_empty: 0 where there is no pair; else only the second part is then left out.

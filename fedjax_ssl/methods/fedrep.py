@@ -104,7 +104,7 @@ def class_term(setup: Setup, group: str, name: str) -> Term:
     Args:
         setup: the run.
         group: that the loss moves; its stream has the same name.
-        name: of the term.
+        name: name of the term.
     """
     view = augmented_view(setup, group)
 

@@ -49,9 +49,9 @@ class Mixed(graphs.GraphSettings):
 
     Attributes:
         warmup_rounds: rounds with the channels alone before labels are propagated.
-        channel_weight: of what was observed.
-        pseudo_label_weight: of the propagated labels; 0 builds no graph.
-        prototype_weight: of the prototypes; 0 computes none.
+        channel_weight: weight of what was observed.
+        pseudo_label_weight: weight of the propagated labels; 0 builds no graph.
+        prototype_weight: weight of the prototypes; 0 computes none.
         prototype_temperature: of the distances to the prototypes, which are divided by the number of features.
         anchor_confidence: labels are also propagated from weakly labelled examples whose class is known with more than
             this probability from network and weak label together; 1: from class labels alone.
@@ -151,7 +151,7 @@ def prototype_term(setup: Setup, temperature: float | Array) -> Term:
 
     Args:
         setup: the run.
-        temperature: of the squared distances, which are divided by the number of features.
+        temperature: temperature of the squared distances, which are divided by the number of features.
     """
     view = augmented_view(setup, "mixed")
 
@@ -198,7 +198,7 @@ def _anchors(
 
 
 def observation_likelihood(clients: Client, num_classes: int) -> Float[Array, "p n K"]:
-    """How likely each class makes what was observed of every example, up to a factor; 1 where nothing was.
+    """Returns how likely each class makes what was observed of every example, up to a factor; 1 where nothing was.
 
     Args:
         clients: leading axis p.

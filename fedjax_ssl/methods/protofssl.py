@@ -86,7 +86,7 @@ class ProtoFSSL:
             at its "begin", with the model just received, for the same round.
         keep_proto_rounds: rounds whose prototypes may help.
         min_proto_count: labels below which a client does not share a class.
-        proto_noise_std: of Gaussian noise on what is shared.
+        proto_noise_std: std of Gaussian noise on what is shared.
         unlabel_round: unlabelled examples are used in rounds after this one, counted from 0.
         warmup_episode: steps at the start of every round without them.
         eval_bank: predictions average over the prototypes of the newest "two_rounds", or of the "latest".
@@ -115,12 +115,12 @@ class ProtoFSSL:
 
     @property
     def pseudo_labelled(self) -> bool:
-        """Whether unlabelled examples are learned from at all."""
+        """Returns whether unlabelled examples are learned from at all."""
         return not is_zero(self.unlabelled_weight)
 
     @property
     def global_source(self) -> bool:
-        """Whether local predictions compare with the helpers' mean prototypes."""
+        """Returns whether local predictions compare with the helpers' mean prototypes."""
         return self.proto_source == "global"
 
     @property
@@ -174,7 +174,7 @@ class PrototypeSets(NamedTuple):
 
 
 class Helpers(NamedTuple):
-    """What all clients receive beside the model."""
+    """Message to all clients beside the model."""
 
     sets: PrototypeSets  # [H, K, d]; all absent where they are not needed
     active: Bool[Array, ""]  # unlabelled examples are learned from in this round
@@ -188,14 +188,14 @@ class PrototypeBank(NamedTuple):
 
 
 class State(NamedTuple):
-    """What the server keeps beside the model."""
+    """State that the server keeps beside the model."""
 
     bank: PrototypeBank
     helpers: PrototypeSets  # as last chosen, [H, K, d]
 
 
 def _term(setup: Setup, settings: ProtoFSSL) -> Term:
-    """What ProtoFSSL adds to federated averaging: one loss, prototypes up, helpers' prototypes down."""
+    """Returns what ProtoFSSL adds to federated averaging: one loss, prototypes up, helpers' prototypes down."""
     streams = (SUPPORT, QUERY, UNLABELLED) if settings.pseudo_labelled else (SUPPORT, QUERY)
     views = {stream: augmented_view(setup, stream) for stream in streams}
 
@@ -323,7 +323,7 @@ def _rows_used(setup: Setup, settings: ProtoFSSL, trained: ClientResult) -> tupl
 def _diagnose(
     setup: Setup, settings: ProtoFSSL, outcome: RoundResult, truth: Int[Array, "p n"], measured: PyTree
 ) -> Metrics:
-    """What the round cost and, of `num_unlabelled` unlabelled examples of every client, how good pseudo-labels are."""
+    """Log the cost of the round, and the pseudo-labels of `num_unlabelled` unlabelled examples of every client."""
     quality = _quality(setup, settings, outcome, truth) if settings.pseudo_labelled else {}
     return _costs(setup, settings, outcome, *measured) | quality
 
@@ -363,7 +363,7 @@ def _with_bank(setup: Setup, settings: ProtoFSSL, method: Method) -> Method:
 
 
 def _quality(setup: Setup, settings: ProtoFSSL, outcome: RoundResult, truth: Int[Array, "p n"]) -> Metrics:
-    """How good pseudo-labels are, of the first unlabelled examples of every client under the model that was sent."""
+    """Judge the pseudo-labels of the first unlabelled examples of every client under the model that was sent."""
     round, helpers = outcome.round, outcome.sent.shared
     clients, size = round.clients, round.clients.rows.shape[1]
     place = clients.num_labelled[:, None] + jnp.arange(min(settings.num_unlabelled, size), dtype=jnp.int32)
@@ -562,7 +562,7 @@ def push(
 
 
 def finite_sets(sets: PrototypeSets) -> Bool[Array, "*sets"]:
-    """Which sets have finite prototypes of all the classes that they have."""
+    """Returns which sets have finite prototypes of all the classes that they have."""
     finite = jnp.all(jnp.isfinite(sets.centers), axis=-1)
     return jnp.all(finite | ~sets.present, axis=-1)
 

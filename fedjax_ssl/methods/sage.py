@@ -124,7 +124,7 @@ def corrected_labels(
     The global class enters even where the global model is not confident. With one class for both, the target is that.
 
     Args:
-        local_probabilities: of the classes, by the model in training.
+        local_probabilities: probabilities of the classes, by the model in training.
         global_probabilities: by the model that was received.
         threshold: at which a largest probability is confident; above 1, nothing is.
         kappa: how fast the local share falls with the difference of the confidences.
@@ -143,7 +143,7 @@ def soft_label_divergence(
 
     Args:
         logits: class scores that learn the targets.
-        corrected: of the same rows.
+        corrected: corrected of the same rows.
         mask: rows that belong to the batch.
     """
     probabilities = jax.nn.softmax(logits) + _EPSILON

@@ -47,7 +47,7 @@ def semifl(
         setup: the run.
         threshold: tau.
         mixup_alpha: alpha of the Beta distribution, > 0.
-        mix_weight: of the loss on mixtures; 0 leaves it out.
+        mix_weight: weight of the loss on mixtures; 0 leaves it out.
         server_batch_size: labelled examples per step at the server; the paper has 250 with more than 1000 labels.
         server_epochs: epochs per round at the server.
         static_batch_norm: statistics of batch norm layers by a pass over the data, see

@@ -165,7 +165,7 @@ class Network(nn.Module):
 
     @property
     def needs_key(self) -> bool:
-        """Whether training draws random bits: where there is dropout."""
+        """Returns whether training draws random bits: where there is dropout."""
         return getattr(self, "dropout_rate", 0.0) > 0
 
     def scores(

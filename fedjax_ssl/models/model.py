@@ -15,7 +15,7 @@ PRECISIONS = {"float32": jnp.float32, "bf16": jnp.bfloat16}
 
 
 class Outputs(NamedTuple):
-    """What one forward pass returns for n examples."""
+    """Outputs of one forward pass over n examples."""
 
     logits: Float[Array, "n k"]  # class scores before the softmax
     features: Float[Array, "n d"]  # the head's input
@@ -77,7 +77,7 @@ def from_linen(module: nn.Module, input_shape: tuple[int, ...], needs_key: bool)
         return variables["params"], variables.get("batch_stats", {})
 
     def noted(collection: str) -> PyTree:
-        """What layers note of themselves at the start, in Python numbers."""
+        """Returns what layers note of themselves at the start, in Python numbers."""
         notes: dict[str, PyTree] = {}
         jax.eval_shape(lambda key: notes.update(variables_of(key).get(collection, {})), jax.random.key(0))
         return notes

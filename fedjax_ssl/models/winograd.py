@@ -32,7 +32,7 @@ _SIZE = len(_POINTS) + 1
 
 
 class _Tiles(NamedTuple):
-    """How one axis of the outputs is cut into tiles."""
+    """Tiles along one axis of the outputs."""
 
     number: int
     step: int  # outputs of a tile
@@ -154,7 +154,7 @@ def _kernel_transform(size: int) -> np.ndarray:
 
 
 def _coefficients(roots: Sequence[float]) -> list[float]:
-    """Of the polynomial with these roots and leading coefficient 1, lowest power first."""
+    """Coefficients of the polynomial with these roots and leading coefficient 1, lowest power first."""
     found = [1.0]
     for root in roots:
         found = [low - root * high for low, high in zip([0.0, *found], [*found, 0.0], strict=True)]

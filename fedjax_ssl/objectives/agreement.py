@@ -34,10 +34,10 @@ def fixmatch_loss(
     The mean is over the whole batch, also over rows that are not confident. No gradient reaches `weak_logits`.
 
     Args:
-        weak_logits: of the views that give the pseudo-labels.
-        strong_logits: of the views that learn them.
+        weak_logits: logits of the views that give the pseudo-labels.
+        strong_logits: logits of the views that learn them.
         mask: rows that belong to the batch.
-        threshold: of the largest probability; above 1 nothing is confident.
+        threshold: threshold of the largest probability; above 1 nothing is confident.
         mask_mean: "confident": the mean over the confident rows in place of the batch, 0 without any.
     """
     check_choices(("batch", "confident"), mask_mean=mask_mean)
@@ -61,8 +61,8 @@ def uda_loss(
     targets, a constant here. No gradient reaches `weak_logits`.
 
     Args:
-        weak_logits: of the views that give the targets.
-        strong_logits: of the views that learn them.
+        weak_logits: logits of the views that give the targets.
+        strong_logits: logits of the views that learn them.
         mask: rows that belong to the batch.
         threshold: largest probability, before sharpening, above which a row counts.
         temperature: sharpens the targets; 1: they stay as they are.
@@ -140,8 +140,8 @@ def agreement_vote(
     """The class that most models predict; every model has one vote, for its most probable class (the lowest if equal).
 
     Args:
-        local_probs: of the model that asks; any increasing function of them gives the same votes.
-        helper_probs: of the helpers; H may be 0.
+        local_probs: probs of the model that asks; any increasing function of them gives the same votes.
+        helper_probs: probs of the helpers; H may be 0.
         available: helpers that are there; all by default.
         tie: between classes with as many votes: "lowest_index", or "local": the class of the model that asks, if it is
             among them.
@@ -174,8 +174,8 @@ def inter_client_kl(
     """Mean over the helpers of KL[p_helper || p_local] in nats; 0 without any.
 
     Args:
-        local_log_probs: of the model that learns.
-        helper_probs: of the helpers, constants for the caller to stop gradients at; H may be 0.
+        local_log_probs: probs of the model that learns.
+        helper_probs: probs of the helpers, constants for the caller to stop gradients at; H may be 0.
         available: helpers that are there; all by default.
     """
     there = jnp.ones(helper_probs.shape[0], bool) if available is None else available

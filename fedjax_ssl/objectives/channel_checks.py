@@ -195,7 +195,7 @@ def _owner(client: int | str | None) -> str:
 
 
 class MatrixDiagnostics(NamedTuple):
-    """How well one client's matrix [O, K] could be inverted."""
+    """Condition of one client's matrix [O, K] could be inverted."""
 
     num_rows: int  # observations with a positive weight
     num_classes: int
@@ -217,10 +217,10 @@ class MatrixDiagnostics(NamedTuple):
 
 
 class Identifiability(NamedTuple):
-    """What the federation as a whole determines."""
+    """Identifiability of the classes from all clients together."""
 
     clients: tuple[MatrixDiagnostics, ...]  # with rows scaled to sum 1
-    singular_values: NDArray[np.float64]  # of the stacked constraints, descending, K of them
+    singular_values: NDArray[np.float64]  # values of the stacked constraints, descending, K of them
     null_space: NDArray[np.float64]  # [K, m], orthonormal; m = 1 where the posterior is identified
     identified: bool
 
@@ -273,7 +273,7 @@ def posterior_constraints(matrices: Sequence[ArrayLike], posterior: ArrayLike) -
 def assess_identifiability(
     matrices: Sequence[ArrayLike], posterior: ArrayLike | None = None, *, num_draws: int = 3, seed: int = 0
 ) -> Identifiability:
-    """Whether the clients' observations together determine the class posterior.
+    """Returns whether the clients' observations together determine the class posterior.
 
     Args:
         matrices: A_c [O_c, K] of every client: the identity for labels, the correspondence matrix for labels of
@@ -281,7 +281,7 @@ def assess_identifiability(
         posterior: [K], all positive, the posterior at which it is tested; by default `num_draws` random ones, of which
             the one with the smallest rank counts.
         num_draws: number of random posteriors.
-        seed: of the random posteriors.
+        seed: seed of the random posteriors.
 
     Raises:
         ValueError: no client, or matrices that differ in their number of classes.
@@ -312,7 +312,7 @@ def assess_identifiability(
 
 
 def identifiability_warnings(report: Identifiability) -> list[str]:
-    """What a user should know about a federation, a sentence per weakness with the clients that have it."""
+    """Returns what a user should know about a federation, a sentence per weakness with the clients that have it."""
     clients_with: dict[str, list[int]] = {}
     for client, diagnostics in enumerate(report.clients):
         for weakness in _weaknesses(diagnostics):

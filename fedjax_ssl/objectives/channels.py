@@ -22,7 +22,7 @@ FALLBACKS = ("prior", "uniform", "zero")  # columns of classes that an estimate 
 
 
 class Channel(NamedTuple):
-    """What a client observes of the class; stack channels of several clients, padded to equal rows, for `vmap`.
+    """Label channel of a client; stack channels of several clients, padded to equal rows, for `vmap`.
 
     A weight of 0 is stored as the most negative finite number, not as -inf: every leaf stays finite.
     """
@@ -170,7 +170,7 @@ def correspondence_counts(
     threshold: float | Float[Array, ""],
     mask: Bool[Array, " n"] | None = None,
 ) -> tuple[Float[Array, "J K"], Float[Array, " J"]]:
-    """How often an observed label meets a confident pseudo-label, and how often it occurs at all.
+    """Returns how often an observed label meets a confident pseudo-label, and how often it occurs at all.
 
     Counts of several clients may be added, then normalized. They are exact up to 2^24 examples in float32.
 
@@ -242,8 +242,8 @@ def estimate_correspondence(
         observed: observed label of every row, -1 = none.
         num_observed: J, number of observed labels.
         threshold: a pseudo-label is confident above it, not at it.
-        fallback: of `normalize_counts`.
-        smoothing: of `normalize_counts`.
+        fallback: fallback of `normalize_counts`.
+        smoothing: smoothing of `normalize_counts`.
         mask: rows that are examples, by default all.
 
     Returns:

@@ -48,7 +48,7 @@ def at_target(values: Float[Array, "n K"], targets: Int[Array, " n"]) -> Float[A
     its own on accelerators. The bits are the same: everything else that is added is 0.
 
     Args:
-        values: of every class.
+        values: values of every class.
         targets: class of every row, -1 = none.
     """
     is_target = targets[:, None] == jnp.arange(values.shape[1], dtype=targets.dtype)

@@ -36,7 +36,7 @@ def vat_direction(
         predict: logits of inputs; the same randomness (dropout) and frozen running statistics in every call, else the
             direction is noise.
         inputs: floating inputs of one batch.
-        key: of the random start u.
+        key: key of the random start u.
         radius: length of the perturbation over all pixels and channels of an example.
         mask: rows that belong to the batch, and get a perturbation; None: all.
     """
@@ -58,8 +58,8 @@ def vat_loss(
     """KL(p(x) || p(x + r)) summed over classes and averaged over the rows in the mask; p(x) is a constant.
 
     Args:
-        logits: of the inputs.
-        perturbed_logits: of the inputs plus `vat_direction`.
+        logits: logits of the inputs.
+        perturbed_logits: logits of the inputs plus `vat_direction`.
         mask: rows that belong to the batch.
     """
     target = jax.lax.stop_gradient(jax.nn.log_softmax(logits))
@@ -97,12 +97,12 @@ SMALLEST_NORM = 1e-16  # so that a gradient of 0 moves nothing
 def sharpness_ascent(
     params: PyTree, gradient: PyTree, radius: float | Array, adaptive: bool = True, eta: float | Array = 0.01
 ) -> PyTree:
-    """Where the loss rises fastest within a distance: radius T^2 g / ||T g||, with one norm over all parameters.
+    """Step up the loss within a distance: radius T^2 g / ||T g||, with one norm over all parameters.
 
     Args:
         params: w.
         gradient: g, of the loss at w.
-        radius: of the ball, rho.
+        radius: radius of the ball, rho.
         adaptive: T is |w| + eta for weights, the scales of norm layers among them, and 1 for biases (ASAM); else it is
             1 for all (SAM). A bias is a leaf of the name "bias".
         eta: added to |w|.

@@ -131,9 +131,9 @@ def helper_pseudo_labels(
         embeddings: a row per unlabelled example.
         helper_prototypes: one set of prototypes per helper.
         helper_present: classes that every helper has.
-        temperature: of the distances.
+        temperature: temperature of the distances.
         sharpening: exponent 1 / sharpening on the averaged probabilities; 1 leaves them as they are.
-        distance: of `prototype_log_probs`.
+        distance: distance of `prototype_log_probs`.
 
     Raises:
         ValueError: an unknown distance, or a temperature or sharpening that is known not to be positive.

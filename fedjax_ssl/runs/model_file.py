@@ -30,8 +30,8 @@ class Rebuilt(NamedTuple):
     """A run's method and the shapes of its state, without the run's data."""
 
     method: Method
-    state: ServerState  # of `jax.ShapeDtypeStruct`
-    dataset: Dataset  # of one blank example
+    state: ServerState  # state of `jax.ShapeDtypeStruct`
+    dataset: Dataset  # dataset of one blank example
     client_names: tuple[str, ...]
     num_clients: int  # that train; the new ones follow in `client_names`
 

@@ -68,9 +68,9 @@ class Predicted(NamedTuple):
     job: Job
     found: predictors.Predictions
     scores: Scores
-    seconds: float  # of all jobs that share its graph, compiling included
+    seconds: float  # seconds of all jobs that share its graph, compiling included
     neighbor_recall: float | None  # measured, where neighbours were searched approximately
-    protocol_bytes: int | None = None  # of all messages of its graph, where they are counted
+    protocol_bytes: int | None = None  # bytes of all messages of its graph, where they are counted
 
 
 def jobs_of(settings: PredictionSettings) -> list[Job]:

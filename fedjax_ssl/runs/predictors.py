@@ -34,9 +34,9 @@ Embedding = Callable[[Array], Float[Array, "n d"]]  # raw inputs [n, ...] -> fea
 
 
 class Points(NamedTuple):
-    """What can stand in the graphs: training examples, then test examples of clients."""
+    """Points of the graphs: training examples, then test examples of clients."""
 
-    row: Int32[Array, " n"]  # of `FederatedData.inputs`
+    row: Int32[Array, " n"]  # row of `FederatedData.inputs`
     client: Int32[Array, " n"]  # -1 = padding
     observed: Int32[Array, " n"]  # -1 = no label
     new: Int32[Array, " n"]  # place in `FederatedData.test_index`, -1 = a training example
@@ -236,7 +236,7 @@ def random_groups(key: Key[Array, ""], num_clients: int, num_groups: int) -> Int
 
 
 def _batches(points: Points, batch_size: int | None) -> list[Bool[Array, " n"]]:
-    """Which points each call sees: all training points, and at most `batch_size` new ones of every client."""
+    """Returns which points each call sees: all training points, and at most `batch_size` new ones of every client."""
     here = points.client >= 0
     if batch_size is None:
         return [here]

@@ -1,4 +1,4 @@
-"""Where a run's examples lie: all on the device, or on the host, from where each block of rounds gets its cohorts'.
+"""Place a run's examples: all on the device, or on the host, from where each block of rounds gets its cohorts'.
 
 Who takes part in a round follows from the run's key and the round alone. So the examples of the coming block are known
 while the present one computes, and a thread brings them. Where several devices share the cohorts, it is known as well

@@ -24,9 +24,9 @@ _PARAMS_AT_ONCE = 100  # that MLflow takes in one call
 
 
 class WriterSettings(NamedTuple):
-    """Which viewers get the rows of a run, and where they keep them."""
+    """Viewers that get the rows of a run, and where they keep them."""
 
-    writers: tuple[str, ...] = ()  # of `WRITERS`
+    writers: tuple[str, ...] = ()  # writers of `WRITERS`
     project: str = "fedjax_ssl"
     offline: bool = False  # nothing leaves the machine: the records lie in the run folder
     uri: str | None = None  # MLflow's server or store; None: $MLFLOW_TRACKING_URI, or MLflow's own default

@@ -1,4 +1,4 @@
-"""What can go wrong in a protocol. No message holds a key, a mask, a code or a share."""
+"""Errors of the protocols. No message holds a key, a mask, a code or a share."""
 
 
 class ProtocolError(ValueError):

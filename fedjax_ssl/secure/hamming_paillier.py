@@ -84,7 +84,7 @@ class PublicKey:
         return ciphertext * (1 + number % self.modulus * self.modulus) % self.squared * self.blind() % self.squared
 
     def is_ciphertext(self, value: int) -> bool:
-        """Whether a number can be a ciphertext: below N^2, and prime to N."""
+        """Returns whether a number can be a ciphertext: below N^2, and prime to N."""
         if not 0 < value < self.squared:
             return False
         return math.gcd(int(value), int(self.modulus)) == 1
@@ -103,7 +103,7 @@ class SecretKey:
     """The key pair.
 
     Args:
-        bits: of the modulus; 2048 is today's least.
+        bits: bits of the modulus; 2048 is today's least.
         primes: given ones, for tests.
 
     Raises:
@@ -191,7 +191,7 @@ class PackedBits:
     Args:
         codes: uint32 [n, words].
         num_bits: L.
-        key_bits: of the modulus.
+        key_bits: bits of the modulus.
     """
 
     def __init__(self, codes: np.ndarray, num_bits: int, key_bits: int = 2048):

@@ -167,7 +167,7 @@ _CHUNK_BYTES = 2**21  # of pads at a time: bounds memory, and is fastest while i
 
 
 def chunks(num_chosen: int, num_offered: int, num_bits: int) -> Iterator[tuple[int, int]]:
-    """How the receiver's points are cut: (points, transfers) of every message; both sides work it out alike."""
+    """Returns how the receiver's points are cut: (points, transfers) of every message; both sides work it out alike."""
     width = np.dtype(ring(num_bits)).itemsize * num_offered * num_bits
     step = max(1, _CHUNK_BYTES // max(width, 1))
     for start in range(0, num_chosen, step):

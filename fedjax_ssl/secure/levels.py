@@ -142,8 +142,8 @@ class Protocols:
     Args:
         num_bits: L.
         hamming: "transfer" (oblivious transfer) or "paillier" (least traffic, most time).
-        key_bits: of Paillier's modulus.
-        min_clients: of a sum.
+        key_bits: bits of Paillier's modulus.
+        min_clients: clients of a sum.
         recovery: clients that vanish inside a sum do not restart it (Shamir mode); shares of more than half of the
             clients give a key.
         seed: 32 bytes that the first client sends the others: what the codes follow from. None: it is not sent.
@@ -185,7 +185,7 @@ class Protocols:
 
     @property
     def exchange(self) -> Exchange:
-        """What `fedjax_ssl.graph` calls."""
+        """Returns what `fedjax_ssl.graph` calls."""
         return Exchange(self.distances, self.row_sums, self.begin, self.columns, self.without_distances)
 
     def begin(self, num_points: Mapping[int, int]) -> None:

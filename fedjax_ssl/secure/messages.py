@@ -22,15 +22,15 @@ RUN_BYTES = 16
 
 
 class Header(NamedTuple):
-    """Where a message belongs. All of it is authenticated together with the body."""
+    """Address of a message. All of it is authenticated together with the body."""
 
-    kind: int  # of the message
+    kind: int  # kind of the message
     run: bytes  # 16 random bytes
     round: int
     attempt: int
     sender: int
     receiver: int
-    sequence: int  # of the messages from this sender to this receiver
+    sequence: int  # sequence of the messages from this sender to this receiver
 
 
 class Blob(NamedTuple):
@@ -249,7 +249,7 @@ def layout_of(message: type) -> tuple[Blob | Whole | Numbers, ...]:
 
 
 def is_sealed(kind: int) -> bool:
-    """Whether messages of this kind travel encrypted; the others are signed."""
+    """Returns whether messages of this kind travel encrypted; the others are signed."""
     return MESSAGES[kind - 1] not in _SIGNED
 
 

@@ -1,4 +1,4 @@
-"""How messages get from one party to another: sealed at one endpoint, delivered and counted, opened at the other.
+"""Deliver messages between parties: sealed at one endpoint, counted, opened at the other.
 
 A party is a state machine without input or output of its own: bytes go in, messages come out. Here they travel in
 memory. A `Transport` over sockets can take this one's place, with one machine to a process.
@@ -40,7 +40,7 @@ class Endpoint:
         identity: its long-term key.
         pinned: the public identity keys of all parties, known beforehand.
         run: 16 bytes that no other run has.
-        round: of the run; one session per round.
+        round: round of the run; one session per round.
     """
 
     def __init__(self, party: int, identity: primitives.Identity, pinned: Mapping[int, bytes], run: bytes, round: int):
@@ -62,7 +62,7 @@ class Endpoint:
         return self._identity.public
 
     def context(self, name: bytes, *numbers: int) -> bytes:
-        """What keys and signatures are bound to: protocol, version, purpose, run, round and numbers."""
+        """Returns what keys and signatures are bound to: protocol, version, purpose, run, round and numbers."""
         return _NAME + name + b"|" + self.run + struct.pack(f"<{1 + len(numbers)}q", self.round, *numbers)
 
     def sign(self, name: bytes, *parts: bytes, attempt: int = 0) -> bytes:
@@ -136,7 +136,7 @@ class Machine:
     """One party in one protocol: this one waits, and refuses every message.
 
     Args:
-        endpoint: of the party.
+        endpoint: endpoint of the party.
     """
 
     def __init__(self, endpoint: Endpoint):

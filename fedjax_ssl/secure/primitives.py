@@ -113,7 +113,7 @@ def seal(key: bytes, nonce: bytes, plain: bytes, associated: bytes) -> bytes:
 
 
 def unseal(key: bytes, nonce: bytes, sealed: bytes, associated: bytes, sender: int) -> bytes:
-    """What was sealed.
+    """Returns what was sealed.
 
     Raises:
         NotAuthentic: a single bit of it, of the nonce or of the associated data is another one.

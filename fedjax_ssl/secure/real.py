@@ -154,7 +154,7 @@ class RealProtocols(Protocols):
 
 
 class Secured(NamedTuple):
-    """What a protocol gave, and what it cost."""
+    """Result and cost of a protocol."""
 
     result: Any
     traffic: Traffic

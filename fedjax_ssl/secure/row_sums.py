@@ -113,7 +113,7 @@ class RowSumClient(Machine):
     """A client.
 
     Args:
-        endpoint: of its session.
+        endpoint: endpoint of its session.
         shares: for every client of the session its rows of this client's matrix, uint32 or uint64 [n_p, K].
         told: digest of what the server told everybody about this sum.
         min_clients: it refuses to take part in a sum of fewer.
@@ -276,7 +276,7 @@ class RowSumServer(Machine):
     """The server.
 
     Args:
-        endpoint: of its session.
+        endpoint: endpoint of its session.
         invited: the clients.
         num_classes: K.
         dtype: uint32 or uint64.

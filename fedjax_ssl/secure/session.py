@@ -20,7 +20,7 @@ _PURPOSE = b"session key"
 
 
 def first_rows(counts: np.ndarray) -> np.ndarray:
-    """Where every client's rows begin, uint64: rows stand client after client."""
+    """Returns where every client's rows begin, uint64: rows stand client after client."""
     return np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.uint64) if len(counts) else np.zeros(0, np.uint64)
 
 

@@ -32,7 +32,7 @@ def rank_within(
 
 
 def count_groups(group: Int[Array, " N"], num_groups: int) -> Int[Array, " G"]:
-    """How many entries of `group` equal 0, 1, ..., num_groups-1 (int32); other values are not counted."""
+    """Returns how many entries of `group` equal 0, 1, ..., num_groups-1 (int32); other values are not counted."""
     group = jnp.where((group >= 0) & (group < num_groups), group, num_groups)
     return jnp.zeros(num_groups + 1, jnp.int32).at[group].add(1)[:num_groups]
 

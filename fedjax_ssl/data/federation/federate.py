@@ -97,9 +97,9 @@ def federate(
         dataset: see `fedjax_ssl.data.load`.
         partition: a name of `PARTITIONS`.
         num_clients: number of training clients C; None: all natural clients that are not held out.
-        partition_options: of the named partition.
+        partition_options: options of the named partition.
         supervision: a name of `SUPERVISIONS`.
-        supervision_options: of the named supervision, and `labelled_clients`, `which` for all of them.
+        supervision_options: options of the named supervision, and `labelled_clients`, `which` for all of them.
         test_clients: number of natural clients, drawn by key, kept out of training; their examples are the test set.
         left_out_client: this natural client is kept out of training; all its examples, of both splits, are the test
             set. Its name, or its number, counted from 0 in the order of the dataset's clients.

@@ -75,7 +75,7 @@ class FederatedData:
     num_parts: int = _static(default=1)  # of equal size, in which the unlabelled examples in `index` come (streaming)
     rounds_per_part: int | None = _static(default=None)  # None: rounds of the run // num_parts
     weak: WeakLabels | None = None  # coarse labels and sets, where some client has any
-    coarse_names: tuple[str, ...] = _static(default=())  # of the coarse labels, where they have names
+    coarse_names: tuple[str, ...] = _static(default=())  # names of the coarse labels, where they have names
     owned_test: bool = _static(default=False)  # test examples belong to clients, as far as `test_client` says
 
     @property
@@ -90,7 +90,7 @@ class FederatedData:
 
     @property
     def observed_by_clients(self) -> Int[Array, "C n"]:
-        """What every client sees of the class of its examples, -1 = nothing or padding.
+        """Returns what every client sees of the class of its examples, -1 = nothing or padding.
 
         An example that several clients have, or one client twice, may have a label in one place and none in another.
         """
@@ -152,7 +152,7 @@ class FederatedData:
         return {} if scored == int(self.num_test) else {"labelled_test_examples": scored}
 
     def kinds(self) -> tuple[str, ...]:
-        """What there is to learn from: clients' class "labels", the "server"'s, "coarse" labels, "sets"; not in jit."""
+        """Kinds of labels: clients' class "labels", the "server"'s, "coarse" labels, "sets"; not in jit."""
         counts = {"labels": np.asarray(self.num_labelled).sum(), "server": np.asarray(self.num_server)}
         weak = self._weak_summary()
         counts |= {"coarse": weak.get("clients_with_coarse_labels", 0), "sets": weak.get("clients_with_sets", 0)}
@@ -172,7 +172,7 @@ def of_one_shape(federations: Sequence[FederatedData]) -> list[FederatedData]:
     """The same federations with tables of equal width, so that they can share compiled programs.
 
     Args:
-        federations: of equally many clients, and with the same further static fields.
+        federations: federations of equally many clients, and with the same further static fields.
     """
     tables = ("index", "test_index", "test_client", "valid_index", "server_index")
     widths = {name: max(getattr(one, name).shape[-1] for one in federations) for name in tables}
@@ -241,12 +241,12 @@ def validate(data: FederatedData, truth_required: bool = True) -> None:
 
 
 def rounds_of_a_part(parts: int, given: int | None, num_rounds: int) -> int:
-    """How many rounds a part is there for; the last one stays to the end.
+    """Returns how many rounds a part is there for; the last one stays to the end.
 
     Args:
         parts: T.
         given: what the config says; None: the rounds of the run are divided by the parts.
-        num_rounds: of the run.
+        num_rounds: rounds of the run.
     """
     return given or max(num_rounds // parts, 1)
 

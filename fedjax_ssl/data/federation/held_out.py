@@ -1,4 +1,4 @@
-"""Which examples are kept from training, for test and validation, and whose they are."""
+"""Hold examples out of training, for test and validation."""
 
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from fedjax_ssl.keys import named_key
 
 
 class HeldOut(NamedTuple):
-    """What is kept from training; see `fedjax_ssl.data.federate`. At most one of the first four is given."""
+    """Examples to hold out; see `fedjax_ssl.data.federate`. At most one of the first four is given."""
 
     test_clients: int = 0
     left_out_client: int | None = None
@@ -162,7 +162,7 @@ def balanced_test_examples(
 
     Args:
         key: typed PRNG key.
-        labels: of the test examples, -1 = none.
+        labels: labels of the test examples, -1 = none.
         num_clients: C.
         num_classes: K.
 
@@ -188,11 +188,11 @@ def balanced_test_examples(
 def clients_of_own_test(
     dataset: Dataset, rows: Int[np.ndarray, " t"], holder: Int[Array, " N"], num_clients: int
 ) -> tuple[Int[Array, " t"], int]:
-    """Whose the dataset's own test examples are, where clients are natural.
+    """Returns whose the dataset's own test examples are, where clients are natural.
 
     Args:
         dataset: with a test split.
-        rows: of the test split.
+        rows: rows of the test split.
         holder: the client that has each training example, -1 = nobody.
         num_clients: clients there are already; those who have test examples only are numbered from here on.
 

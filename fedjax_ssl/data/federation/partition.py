@@ -231,7 +231,7 @@ def _dirichlet(key: Key[Array, ""], concentration: Float[Array, " k"], rows: int
 
 @jax.jit
 def _skip_full(shares: Float[Array, "K C"], totals: Int[Array, " K"]) -> Float[Array, "K C"]:
-    """How many of every class each client gets, where those that hold an equal part by then get none."""
+    """Returns how many of every class each client gets, where those that hold an equal part by then get none."""
     num_clients = shares.shape[1]
     full = -(-totals.sum(dtype=jnp.int32) // num_clients)
 

@@ -31,7 +31,7 @@ class Pool:
 
 
 class Facts(NamedTuple):
-    """What holds for every key: Python numbers, so that shapes may depend on them."""
+    """Facts that hold for every key: Python numbers, so that shapes may depend on them."""
 
     num_clients: int
     num_classes: int
@@ -55,7 +55,7 @@ class Again(NamedTuple):
     """Examples that have a holder and are dealt once more, M times in all: to another client, or to the same one."""
 
     client: Int[Array, " M"]  # -1 = nothing is dealt
-    row: Int[Array, " M"]  # of the training examples
+    row: Int[Array, " M"]  # row of the training examples
 
 
 class Partition(NamedTuple):
@@ -75,7 +75,7 @@ class Entries(NamedTuple):
     """Training examples as they are dealt to clients."""
 
     client: Int[Array, " E"]  # -1 = no entry
-    row: Int[Array, " E"]  # of the training examples
+    row: Int[Array, " E"]  # row of the training examples
     observation: Int[Array, " E"]  # -1 = none
     labelled: Bool[Array, " E"] | None = None  # the client sees the class label of this entry; None: not decided yet
 

@@ -177,7 +177,7 @@ def class_counts(
         raise ValueError(f"counts are {given} and balanced is 0, so that no client would get anything")
 
     def tables(facts: Facts) -> tuple[Int[np.ndarray, "C K"], Int[np.ndarray, "C K"]]:
-        """Of examples dealt as labelled ones, and of all others."""
+        """Counts of examples dealt as labelled ones, and of all others."""
         known = np.zeros((facts.num_clients, facts.num_classes), np.int64)
         if apart is not None:
             known = _by_offset(facts, "labelled_counts", apart)
@@ -400,7 +400,7 @@ def own_class(
 
 
 class _OwnParts(NamedTuple):
-    """What `own_class` deals first, to B bases of several clients each."""
+    """Examples that `own_class` deals first, to B bases of several clients each."""
 
     parts: int  # clients of a base
     bases: int
@@ -461,7 +461,7 @@ def labelled_examples(
 
 
 def _even_enough(shares: Float[Array, "S D G 2"], counts: Int[Array, "S G"]) -> Int[Array, "S G"]:
-    """How many of every class the first client of each slice gets, by the first draw that is even enough."""
+    """Returns how many of every class the first client of each slice gets, by the first draw that is even enough."""
     size = counts.sum(axis=1, dtype=jnp.int32)
 
     def split(held: Int[Array, "S D 2"], row: tuple[Array, Array]) -> tuple[Array, Array]:

@@ -1,4 +1,4 @@
-"""What a federation looks like: a text table and a picture of who has which classes and labels."""
+"""Report a federation: a text table and a picture of who has which classes and labels."""
 
 import os
 from collections.abc import Sequence

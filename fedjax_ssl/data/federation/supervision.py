@@ -1,4 +1,4 @@
-"""Which labels are seen, and by whom.
+"""Decide which labels are seen, and by whom.
 
 A supervision hides labels after the data have been dealt; only "server" acts before, because its examples leave the
 clients. Only the rules that balance classes look at labels, as the person who prepares such a split would; "all",
@@ -28,7 +28,7 @@ NoiseMode = Literal["relative", "additive"]
 
 
 class Supervision(NamedTuple):
-    """How labels are kept."""
+    """Policy that keeps labels."""
 
     # True where the client sees the label
     keep: Callable[[Key[Array, ""], Holdings], Bool[Array, " N"]]
@@ -42,7 +42,7 @@ class Supervision(NamedTuple):
     which: str = "first"
     weak: tuple[tuple[WeakRule, int | None], ...] = ()  # rules and for how many further clients; None: all clients
     prior: str = "train"  # class shares at test time: of the clients' examples, "uniform", or what the "sets" add up to
-    noise: tuple[float, str] = (0.0, "relative")  # of the class shares that clients report, and its mode
+    noise: tuple[float, str] = (0.0, "relative")  # noise of the class shares that clients report, and its mode
 
     def check(self, num_clients: int, num_with_label: int) -> None:
         """Raises ValueError where more labels or more clients of a kind are asked for than exist."""
@@ -192,7 +192,7 @@ def per_class(labels: Annotated[int, Whole()]) -> Supervision:
     """`labels` labels of every class at every client, as far as the client has that class.
 
     Args:
-        labels: of each class at a client.
+        labels: labels of each class at a client.
     """
     # Fewest labels are kept where all of a client's examples are of one class.
     return Supervision(
@@ -299,7 +299,7 @@ def class_pairs(labels: Annotated[int, Whole(2)]) -> Supervision:
     The classes of what stays unlabelled are those of the client's data without these.
 
     Args:
-        labels: of each client that keeps labels, at least 2; the odd one is of class 2c.
+        labels: labels of each client that keeps labels, at least 2; the odd one is of class 2c.
     """
 
     def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
@@ -378,7 +378,7 @@ def sets(
 
 
 def as_given(test_prior: Prior = "sets") -> Supervision:
-    """What came with the dataset: its labels, its coarse labels, its sets with their class shares (a CSV file).
+    """Returns what came with the dataset: its labels, its coarse labels, its sets with their class shares (a CSV file).
 
     Args:
         test_prior: class shares at test time: "sets", as the sets add up to, "train" or "uniform".
@@ -409,7 +409,7 @@ def mixed(
         sets: see `sets`, as the rest.
         protocol: how sets are filled.
         test_prior: class shares at test time.
-        noise: of the shares of sets.
+        noise: noise of the shares of sets.
         noise_mode: "relative" or "additive".
     """
     base = all_labels() if labels is None else per_client(labels)

@@ -28,7 +28,7 @@ _LOWEST, _DOMINANCE = 0.1, 10.0  # smallest share before normalization, and fact
 
 
 class Observed(NamedTuple):
-    """What a rule says about its clients; zero for all others."""
+    """Values that a rule gives its clients; zero for all others."""
 
     entries: Entries
     num_observations: Int[Array, " C"]
@@ -103,7 +103,7 @@ def _coarse(holdings: Holdings, observation: Array, matrix: Float[np.ndarray, "J
 
 
 def given() -> WeakRule:
-    """What came with the dataset: sets at the clients whose class shares are given, coarse labels at all others.
+    """Labels that came with the dataset: sets at the clients whose class shares are given, coarse labels at all others.
 
     Clients are the natural ones, all of them.
     """

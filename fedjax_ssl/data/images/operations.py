@@ -102,7 +102,7 @@ def move(images: Images, coefficients: Int[Array, "n 6"], fill: Float[np.ndarray
 
     Args:
         images: planes.
-        coefficients: of `rotation`, `shear` or `translation`.
+        coefficients: coefficients of `rotation`, `shear` or `translation`.
         fill: value per channel of pixels whose place is outside.
     """
     count, channels, height, width = images.shape
@@ -148,7 +148,7 @@ def shear_smoothly(
 
     Args:
         images: planes.
-        offset: of `shear_offsets`, per row; per column for axis 0.
+        offset: offset of `shear_offsets`, per row; per column for axis 0.
         fill: value per channel of pixels whose place is outside.
         axis: along which pixels move.
     """
@@ -177,7 +177,7 @@ def shear_smoothly(
 
 
 def shear_offsets(amount: Float[np.ndarray, " L"], rows: int) -> Float[np.ndarray, "L H 2"]:
-    """How far the rows move, of `shear_smoothly`: whole pixels and the part above them."""
+    """Returns how far the rows move, of `shear_smoothly`: whole pixels and the part above them."""
     offset = amount[:, None] * (np.arange(rows) + 0.5)
     return np.stack([np.floor(offset), offset - np.floor(offset)], axis=-1).astype(np.float32)
 

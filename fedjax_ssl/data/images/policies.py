@@ -23,20 +23,20 @@ CIFAR_MEAN = (125.0, 123.0, 114.0)
 class Choice(NamedTuple):
     """One operation that may be drawn."""
 
-    operation: str  # of `random_augment.OPERATIONS`
+    operation: str  # operation of `random_augment.OPERATIONS`
     # One per level, or a single one for all levels; none where the operation has no strength. Degrees (rotate), pixels
     # per pixel (shear), factors (enhancers), bits kept (posterize), threshold (solarize), shares of the side or pixels
     # (translate, cutout).
     amounts: tuple[float, ...] = ()
     signed: bool = False  # a fair coin decides on the sign: of a movement, or of what an enhancer's factor has beyond 1
     pixels: bool = False  # the amounts of translate and cutout are pixels
-    fill: Fill = BLACK  # of pixels that come in or are hidden
+    fill: Fill = BLACK  # fill of pixels that come in or are hidden
     smooth: bool = False  # shear by cubic interpolation, not by the nearest pixel
     full: bool = True  # a cutout that would begin outside keeps its full side
 
 
 class Policy(NamedTuple):
-    """How a batch is augmented."""
+    """Policy that augments a batch."""
 
     choices: tuple[Choice, ...]
     number: int  # operations one after the other, drawn with replacement

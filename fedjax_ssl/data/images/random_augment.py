@@ -38,12 +38,12 @@ Branch = Callable[[Images, Int[Array, " n"], Float[Array, "n 2"]], Images]
 
 
 class Draws(NamedTuple):
-    """What a batch draws; one row per operation in turn."""
+    """Random draws of a batch; one row per operation in turn."""
 
     operation: Int[Array, "N G"]  # per group
-    entry: Int[Array, "N n"]  # of the operation's strengths
+    entry: Int[Array, "N n"]  # entry of the operation's strengths
     applied: Bool[Array, "N n"]
-    spot: Float[Array, "N n 2"]  # of a cutout, as shares of height and width
+    spot: Float[Array, "N n 2"]  # spot of a cutout, as shares of height and width
 
 
 def random_augment(
@@ -159,7 +159,7 @@ def branch(choice: Choice, height: int, width: int, channels: int) -> Branch:
 
 
 def _strengths(choice: Choice, height: int, width: int) -> Shaped[np.ndarray, "L ..."]:
-    """What an operation takes, for both signs of every level."""
+    """Arguments of an operation, for both signs of every level."""
     name = choice.operation
     amounts = np.repeat(np.asarray(choice.amounts, np.float64), 2)
     if choice.signed:

@@ -134,7 +134,7 @@ def require_placed(name: str, folder: Path, parts: tuple[str, str], steps: str, 
     """Check that a dataset which the user has to fetch is there.
 
     Args:
-        name: of the dataset.
+        name: name of the dataset.
         folder: where it should be.
         parts: the folder of images and the table within.
         steps: how to get both, numbered, with line breaks.

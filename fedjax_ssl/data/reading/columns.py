@@ -47,7 +47,7 @@ class Columns(NamedTuple):
         """Make the dataset of these examples.
 
         Args:
-            name: of the source.
+            name: name of the source.
             place: the user's file or folder, for messages.
             x: inputs [n, ...], uint8 or float32.
             proportions: CSV file with the class shares of the clients' sets, if they are known.

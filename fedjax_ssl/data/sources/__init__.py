@@ -99,7 +99,7 @@ def archive(name: str, **options: Any) -> Archive:
     """Describe a published dataset: its files, and how they become arrays.
 
     Args:
-        name: of a dataset that is downloaded.
+        name: name of a dataset that is downloaded.
         **options: of the dataset, which decide what files there are.
 
     Raises:
@@ -116,7 +116,7 @@ def verify(name: str, *, root: str | Path | None = None, **options: Any) -> list
     """Compare the original files of a published dataset with those that are published.
 
     Args:
-        name: of a dataset that is downloaded.
+        name: name of a dataset that is downloaded.
         root: folder of all datasets; default $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl.
         **options: of the dataset, which decide what files there are.
 

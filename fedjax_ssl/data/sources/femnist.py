@@ -110,7 +110,7 @@ def read_femnist(files: Mapping[str, Path], form: Form = "fedjax") -> Dataset:
     """Read federated EMNIST, by writer.
 
     Args:
-        files: of the form.
+        files: files of the form.
         form: fedjax's two SQLite files; the SQLite or the HDF5 files of TensorFlow Federated, with the same examples,
             in another order; or the JSON files that LEAF's scripts make, with more writers, which are not downloaded.
 

@@ -1,1 +1,1 @@
-"""What several methods share."""
+"""Pieces that several methods share."""

@@ -32,7 +32,7 @@ def alternating(
         pretraining_rounds: how often the server trains before round 0, each time as in a round and at the learning rate
             of round 0.
         keep_optimizer: the state of the server's optimizer lives on from round to round.
-        norm_batch_sizes: of that pass: of the server's examples, None if they are in front of the clients' in one
+        norm_batch_sizes: sizes of that pass: of the server's examples, None if they are in front of the clients' in one
             sequence, and of the clients'.
     """
     server = server_training(setup, server_batch_size, server_epochs)._replace(keep_optimizer=keep_optimizer)

@@ -27,7 +27,7 @@ def channel_of(weak: WeakLabels, use_test_prior: bool = True) -> Channel:
     """The channel of one client's weak labels; vmap it over clients.
 
     Args:
-        weak: of one client.
+        weak: weak of one client.
         use_test_prior: False leaves the division by the test prior out, as the released code of FedUL does.
     """
     prior = weak.prior if use_test_prior else jnp.ones_like(weak.prior)
@@ -53,7 +53,7 @@ def channel_losses(
     Args:
         logits: class scores.
         batch: the rows.
-        channel: of the client; None where nobody has weak labels.
+        channel: channel of the client; None where nobody has weak labels.
         surrogate_loss: "nll", or "ce_on_probs" as in the released code of FedUL, which is no proper loss.
     """
     losses = cross_entropy(logits, batch.observed)
@@ -77,7 +77,7 @@ def channel_term(
         stream: whose rows; rows without any label count in the batch's size and have no loss.
         channel: what the client observes of the class; by default what the federation says.
         surrogate_loss: see `channel_losses`.
-        view: of the rows, by default weakly augmented.
+        view: view of the rows, by default weakly augmented.
 
     Raises:
         ValueError: for an unknown loss.

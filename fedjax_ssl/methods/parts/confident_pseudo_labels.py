@@ -29,7 +29,7 @@ CONFIDENT = "confident"  # the term that sends; others find its `ConfidentLabels
 
 
 class ConfidentLabels(NamedTuple):
-    """What a client knows before it trains; with a leading axis p for the cohort."""
+    """Pseudo-labels of a client before it trains; with a leading axis p for the cohort."""
 
     labels: Int[Array, " n"]  # class label, or the network's prediction; -1 on padding
     confident: Bool[Array, " n"]  # examples to train on
@@ -55,7 +55,7 @@ def above(threshold: float | Array, strict: bool = False) -> Choose:
     """The likeliest class, where its probability reaches a threshold.
 
     Args:
-        threshold: of the largest class probability.
+        threshold: threshold of the largest class probability.
         strict: confident above the threshold, not at it.
     """
 
@@ -128,7 +128,7 @@ def fix_term(setup: Setup, weight: float | Array, as_labelled: bool = False) -> 
 
     Args:
         setup: the run.
-        weight: of the loss.
+        weight: weight of the loss.
         as_labelled: on the very views that were labelled; else on strongly augmented ones.
     """
     view = labelled_view(setup) if as_labelled else strong_view(setup, "fix")
@@ -237,5 +237,5 @@ def confident_epochs(
 
 
 def sent_to(client: Client) -> ConfidentLabels:
-    """What `confident_term` sent to this client."""
+    """Returns what `confident_term` sent to this client."""
     return client.sent[CONFIDENT]

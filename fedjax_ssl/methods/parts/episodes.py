@@ -78,8 +78,8 @@ def check_episodes(data: FederatedData, num_support: int, num_query: int, querie
 
     Args:
         data: the federation.
-        num_support: of every class.
-        num_query: of every class.
+        num_support: support examples of every class.
+        num_query: query examples of every class.
         queries: whether support examples are queries too.
 
     Returns:

@@ -53,7 +53,7 @@ class GraphSettings:
 
 
 def cohort_features(setup: Setup, round: RoundContext, graph_features: str, augment: bool) -> Float[Array, "p n d"]:
-    """What is hashed or compared: network features or raw inputs of every example of the cohort.
+    """Returns what is hashed or compared: network features or raw inputs of every example of the cohort.
 
     `augment` embeds weakly augmented examples (graph_features "network" only).
     """

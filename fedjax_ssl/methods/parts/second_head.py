@@ -37,7 +37,7 @@ def coarse_term(setup: Setup, method: str, group: str, stream: str = COARSE) -> 
         setup: the run.
         method: its name, for messages.
         group: parameters that the loss moves.
-        stream: of the batches; the term has its name.
+        stream: stream of the batches; the term has its name.
     """
     view = augmented_view(setup, stream)
 
@@ -104,7 +104,7 @@ def check_heads(setup: Setup, method: str) -> None:
 
 
 def _check_federation(setup: Setup, method: str, weak: WeakLabels | None) -> None:
-    """What shapes tell of a federation; how many labels there are is known in a traced round too."""
+    """Returns what shapes tell of a federation; how many labels there are is known in a traced round too."""
     if weak is None:
         raise ValueError(f"{method} needs clients with coarse labels, for example config.supervision.name = 'coarse'")
     if not setup.max_server:

@@ -41,7 +41,7 @@ def batch_statistics(
     Args:
         model: whose state holds nothing but running means and variances of batch norm layers.
         normalize: raw inputs -> the network's.
-        params: of the network.
+        params: params of the network.
         model_state: gives the structure, and the result where there is no batch of two examples.
         inputs: raw inputs of all examples [N, ...].
         *parts: which examples; those with a value that is not finite are left out. The last batch of a part may be
