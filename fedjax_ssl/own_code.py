@@ -71,7 +71,7 @@ def blame(error: BaseException) -> str | None:
 
 
 def place(error: BaseException) -> str | None:
-    """Find where a user's own code raised an error, with its traceback: file, line, function and code; None: nowhere."""
+    """Finds where a user's own code raised an error, with its traceback; None: nowhere."""
     if isinstance(error, SyntaxError) and error.filename and _is_own(error.filename):
         return f"{_shown(error.filename)}, line {error.lineno}"
     found, called = None, False

@@ -143,7 +143,7 @@ class Protocols:
         num_bits: L.
         hamming: "transfer" (oblivious transfer) or "paillier" (least traffic, most time).
         key_bits: bits of Paillier's modulus.
-        min_clients: clients of a sum.
+        min_clients: fewest clients of a sum.
         recovery: clients that vanish inside a sum do not restart it (Shamir mode); shares of more than half of the
             clients give a key.
         seed: 32 bytes that the first client sends the others: what the codes follow from. None: it is not sent.

@@ -246,7 +246,7 @@ def rounds_of_a_part(parts: int, given: int | None, num_rounds: int) -> int:
     Args:
         parts: T.
         given: what the config says; None: the rounds of the run are divided by the parts.
-        num_rounds: rounds of the run.
+        num_rounds: number of rounds of the run.
     """
     return given or max(num_rounds // parts, 1)
 
