@@ -351,16 +351,14 @@ class _ClientRound:
         new = jax.tree.map(lambda w, update: w - rate * update, only, updates)
         local, model_state = {**progress.local, **losses.local}, losses.model_state
         for term in terms:
-            if term.client.revise is not None:
-                own = Snapshot(self.packings[group].unpack(new[group]), self.unravel_state(model_state))
-                local[term.name], own = term.client.revise(local[term.name], own, client, number)
-                new, model_state = {group: self.packings[group].pack(own.params)}, ravel_pytree(own.model_state)[0]
-        params = {**progress.params, **new}
-        moved = self.training.combine(self.to_params(params))
-        for term in terms:
-            local[term.name] = term.client.after_step(local[term.name], moved)
+            if term.client.after_step is not None:
+                moved = Snapshot(self.packings[group].unpack(new[group]), self.unravel_state(model_state))
+                local[term.name], kept = term.client.after_step(local[term.name], moved, client, number)
+                if kept is not moved:
+                    new = {group: self.packings[group].pack(kept.params)}
+                    model_state = ravel_pytree(kept.model_state)[0]
         return progress._replace(
-            params=params,
+            params={**progress.params, **new},
             model_state=model_state,
             optimizer={**progress.optimizer, group: optimizer_state},
             local=local,

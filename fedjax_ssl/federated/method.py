@@ -286,11 +286,9 @@ class AtClient(NamedTuple):
     # ^ (network parameters, model state, client) -> what the client keeps between its rounds, before the first one
     start: Callable[[PyTree, PyTree, PyTree, PyTree], PyTree] = lambda state, params, model_state, kept: ()
     # ^ (term state, network parameters, model state, kept) -> local state, which lives as long as local training
-    after_step: Callable[[PyTree, PyTree], PyTree] = lambda local, params: local
-    # ^ (local state, new params) -> local state
-    revise: Callable[[PyTree, Snapshot, Client, Array], tuple[PyTree, Snapshot]] | None = None
+    after_step: Callable[[PyTree, Snapshot, Client, Array], tuple[PyTree, Snapshot]] | None = None
     # ^ (local state, the term's parameter group and batch statistics after a step, client, number of the step) ->
-    # (local state, what training goes on with); None: with these
+    # (local state, what training goes on with: the same snapshot, or another one); None: nothing to do
     collect: Callable[[ClientResult], PyTree] = lambda trained: ()  # -> upload
     remember: Callable[[ClientResult], PyTree] | None = None  # -> what is kept from now on; None: it stays as it is
 
@@ -308,7 +306,7 @@ class Term(NamedTuple):
     """What a method adds to federated averaging. Only `name`, `views` and `loss` are required.
 
     Order within a round: `server.prepare` (across the cohort); per client `client.start`, then for every local step
-    `loss`, `client.revise` and `client.after_step`, then `client.collect` and `client.remember`; at the end
+    `loss` and `client.after_step`, then `client.collect` and `client.remember`; at the end
     `server.server_update` and, for the log only, `log.diagnose` and `log.traffic`.
 
     Example:

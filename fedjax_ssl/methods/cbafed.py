@@ -221,14 +221,14 @@ def with_local_residual(batch_size: int, share: float | Array, interval: int) ->
     def start(state: PyTree, params: PyTree, model_state: PyTree, kept: PyTree) -> Snapshot:
         return Snapshot(params, model_state)
 
-    def revise(held: Snapshot, now: Snapshot, client: Client, number: Int[Array, ""]) -> tuple[Snapshot, Snapshot]:
+    def after_step(held: Snapshot, now: Snapshot, client: Client, number: Int[Array, ""]) -> tuple[Snapshot, Snapshot]:
         steps = jnp.maximum(batches_per_epoch(client.num_labelled, batch_size, skip_single=True), 1)
         epoch = number // steps
         ends = ((number + 1) % steps == 0) & (epoch % interval == 0)
         now = _blend(ends & (epoch > 0), share, held, now)
         return jax.tree.map(lambda old, new: jnp.where(ends, new, old), held, now), now
 
-    return AtClient(start=start, revise=revise)
+    return AtClient(start=start, after_step=after_step)
 
 
 def _blend(due: Bool[Array, ""], share: float | Array, old: Any, new: Any) -> Any:

@@ -10,7 +10,19 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from fedjax_ssl.federated import BYTES_PER_NUMBER, AtClient, RoundContext, RoundResult, Setup, Step, Term, Traffic, View
+from fedjax_ssl.federated import (
+    BYTES_PER_NUMBER,
+    AtClient,
+    Client,
+    RoundContext,
+    RoundResult,
+    Setup,
+    Snapshot,
+    Step,
+    Term,
+    Traffic,
+    View,
+)
 from fedjax_ssl.federated.method import AtServer, Broadcast, ForLog, Metrics, PyTree, ServerState, count
 from fedjax_ssl.federated.terms import PseudoLabels, diagnose_pseudo_labels
 from fedjax_ssl.keys import named_key
@@ -154,11 +166,11 @@ def taught_term(
         fresh = Teacher(round.params, round.model_state, jnp.zeros(()))
         return Broadcast(), jax.tree.map(lambda new, old: jnp.where(round.number == 0, new, old), fresh, teacher)
 
-    def follow(teacher: Teacher, params: PyTree) -> Teacher:
+    def follow(teacher: Teacher, student: Snapshot, client: Client, number: Array) -> tuple[Teacher, Snapshot]:
         step = teacher.step + 1.0
         keep = teacher_decay(step, decay)
-        averaged = jax.tree.map(lambda old, new: keep * old + (1.0 - keep) * new, teacher.params, params)
-        return Teacher(averaged, teacher.model_state, step)
+        averaged = jax.tree.map(lambda old, new: keep * old + (1.0 - keep) * new, teacher.params, student.params)
+        return Teacher(averaged, teacher.model_state, step), student
 
     def traffic(outcome: RoundResult) -> Traffic:
         round = outcome.round
