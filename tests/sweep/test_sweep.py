@@ -225,7 +225,7 @@ def test_a_worker_that_dies_fails_its_run_and_the_others_go_on(tmp_path, monkeyp
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("config", ["digits_xclp", "digits_semifl"])
+@pytest.mark.parametrize("config", [pytest.param("digits_xclp", marks=pytest.mark.promise), "digits_semifl"])
 def test_vectorized_runs_are_single_runs_but_for_rounding(tmp_path, config):
     extra = ("method.warmup_rounds=2",) if config == "digits_xclp" else ()
     plan = planned(tmp_path, *extra, "optimizer.learning_rate=0.05,0.1", config=config)
