@@ -22,9 +22,9 @@ from fedjax_ssl.federated.method import (
     Client,
     ClientResult,
     ClientState,
+    Losses,
     Now,
     Params,
-    Perturbation,
     Sampler,
     Snapshot,
     Step,
@@ -35,7 +35,7 @@ from fedjax_ssl.federated.method import (
     View,
 )
 from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Local
-from fedjax_ssl.federated.packing import Packed, apart, cut, packing
+from fedjax_ssl.federated.packing import Packed, Packing, apart, cut, packing
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Model, Outputs
 
@@ -71,7 +71,7 @@ class Task(NamedTuple):
     sampler: Sampler
     weigh: Callable[[Client, dict[str, PyTree]], Float[Array, ""]]  # (client, uploads) -> weight in the average
     rate: Callable[[Client], Float[Array, ""]] | None = None
-    perturbation: Perturbation | None = None
+    gradient: Callable[..., tuple[Array, Packed, Losses]] | None = None  # as in `Stage`
     separate_passes: bool = False
 
 
@@ -125,16 +125,6 @@ class ClientUpdate(NamedTuple):
     # ^ (client, number of the step, batch, progress) -> progress
     finish: Callable[[Client, Plan, ClientProgress], tuple[PyTree, PyTree]]
     # ^ (client, its plan, progress) -> (what is summed over the cohort, what is stacked over it)
-
-
-class _Losses(NamedTuple):
-    """One forward pass and the losses on it."""
-
-    terms: dict[str, Array]  # weighted, by term
-    probe: Array  # the loss of the perturbation
-    local: dict[str, PyTree]
-    model_state: Array
-    outputs: dict[str, Outputs]
 
 
 def train_client(update: ClientUpdate, client: Client, loop: str = "own") -> tuple[PyTree, PyTree]:
@@ -200,7 +190,7 @@ class _ClientRound:
         self.shared = training.shared
         self.flat_state, unravel = ravel_pytree(broadcast.model_state)
         self.unravel_state = partial(cut, unravel)
-        phases = {group: [term for term in task.terms if term.group == group] for group in training.groups}
+        phases = {group: tuple(term for term in task.terms if term.group == group) for group in training.groups}
         self.phases = {group: terms for group, terms in phases.items() if terms}
 
     def to_params(self, grouped: Grouped) -> Params:
@@ -291,20 +281,18 @@ class _ClientRound:
         progress: ClientProgress,
         number: Int[Array, ""],
         group: str,
-        terms: list[Term],
+        terms: tuple[Term, ...],
         streams: Streams,
         phase_key: Key[Array, ""],
     ) -> ClientProgress:
         start = self.anchor_of(client)
         received = self.network_of(client, start)
 
-        def evaluate(
-            one_group: Packed, terms: list[Term], probe: Perturbation | None, unperturbed: dict[str, Outputs] | None
-        ) -> _Losses:
+        def evaluate(one_group: Packed, terms: tuple[Term, ...], earlier: dict[str, Outputs] | None = None) -> Losses:
             groups = self.to_params({**progress.params, group: one_group})
             params = self.training.combine(groups)
             model_state = self.unravel_state(progress.model_state)
-            views = _views(terms, () if probe is None else probe.views)
+            views = _views(terms)
             inputs, outputs, new_state = forward_views(
                 self.training.model, params, model_state, views, streams, phase_key, self.task.separate_passes
             )
@@ -320,10 +308,10 @@ class _ClientRound:
                 groups=groups,
                 model_state=model_state,
                 received=received,
-                key=named_key(phase_key, "perturbation"),
+                key=phase_key,
                 now=self.broadcast.now,
                 number=number,
-                unperturbed=unperturbed,
+                earlier=earlier,
             )
             values, local = {}, {}
             for term in terms:
@@ -331,17 +319,19 @@ class _ClientRound:
                     seen._replace(
                         sent=client.sent.get(term.name, ()),
                         shared=self.broadcast.now.shared.get(term.name, ()),
-                        local=progress.local[term.name],
+                        local=progress.local.get(term.name, ()),
                         key=named_key(phase_key, term.name),
                     )
                 )
-                value, local[term.name] = result if isinstance(result, tuple) else (result, progress.local[term.name])
+                value, after = result if isinstance(result, tuple) else (result, progress.local.get(term.name))
                 values[term.name] = term.weight * value
-            at = jnp.zeros(()) if probe is None or probe.loss is None else probe.loss(seen)
-            return _Losses(values, at, local, ravel_pytree(new_state)[0], outputs)
+                if term.name in progress.local:
+                    local[term.name] = after
+            return Losses(values, local, ravel_pytree(new_state)[0], outputs)
 
         weights = progress.params[group]
-        loss, slope, losses = _gradient(evaluate, weights, terms, self.task.perturbation, self.packings[group])
+        compute = self.task.gradient or plain_gradient
+        loss, slope, losses = compute(evaluate, weights, terms, self.packings[group])
         gradient: Grouped = {group: slope}
         only, anchor = {group: weights}, {group: start[group]}
         if group in self.shared:
@@ -449,60 +439,17 @@ def _times(weight: Float[Array, ""], tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: weight * x.astype(weight.dtype), tree)
 
 
-def _gradient(
-    evaluate: Callable[..., _Losses],
-    params: Packed,
-    terms: list[Term],
-    perturbation: Perturbation | None,
-    packed: Any,
-) -> tuple[Array, Packed, _Losses]:
-    """Loss and gradient of one parameter group; of perturbed terms the gradient at perturbed weights.
+def plain_gradient(
+    evaluate: Callable[..., Losses], weights: Packed, terms: tuple[Term, ...], packed: Packing
+) -> tuple[Array, Packed, Losses]:
+    """Compute the loss of all terms and its gradient, as in `Stage.gradient`."""
 
-    Args:
-        evaluate: (parameters, terms, perturbation whose loss is wanted, unperturbed outputs) -> losses.
-        params: of the group.
-        terms: that move it.
-        perturbation: of the stage.
-        packed: the group's packing.
-    """
-    here = [term for term in terms if not term.perturbed]
-    there = [term for term in terms if term.perturbed]
+    def objective(w: Packed) -> tuple[Array, Losses]:
+        losses = evaluate(w, terms)
+        return losses.total(terms), losses
 
-    def total(losses: _Losses, terms: list[Term]) -> Array:
-        return sum((losses.terms[term.name] for term in terms), start=jnp.zeros(()))
-
-    if not there:
-
-        def objective(w: Packed) -> tuple[Array, _Losses]:
-            losses = evaluate(w, here, None, None)
-            return total(losses, here), losses
-
-        (loss, losses), gradient = jax.value_and_grad(objective, has_aux=True)(params)
-        return loss, gradient, losses
-    assert perturbation is not None, "checked when the method was built"
-    own = perturbation.loss is None  # then the perturbed terms say themselves where to go
-
-    def both(w: Packed) -> tuple[tuple[Array, Array], _Losses]:
-        losses = evaluate(w, terms if own else here, perturbation, None)
-        return (total(losses, here), total(losses, there) if own else losses.probe), losses
-
-    # One forward pass, from which two gradients are pulled back.
-    (loss, probe), pull_back, losses = jax.vjp(both, params, has_aux=True)
-    one, nothing = jnp.ones_like(loss), jnp.zeros_like(loss)
-    (plain,) = pull_back((one, jnp.zeros_like(probe)))
-    (uphill,) = pull_back((nothing, jnp.ones_like(probe)))
-    offset = packed.pack(perturbation.ascent(packed.unpack(params), packed.unpack(uphill)))
-    unperturbed = jax.lax.stop_gradient(losses.outputs)
-
-    def objective_there(w: Packed) -> tuple[Array, _Losses]:
-        found = evaluate(w, there, None, unperturbed)
-        return total(found, there), found
-
-    moved = jax.lax.stop_gradient(jax.tree.map(jnp.add, params, offset))
-    (more, after), gradient = jax.value_and_grad(objective_there, has_aux=True)(moved)
-    # Batch statistics are those of the weights that are kept.
-    losses = losses._replace(local={**losses.local, **after.local})
-    return loss + more, jax.tree.map(jnp.add, plain, gradient), losses
+    (loss, losses), gradient = jax.value_and_grad(objective, has_aux=True)(weights)
+    return loss, gradient, losses
 
 
 def _gather_streams(batch: Batch, client: Client, inputs: Array, key: Key[Array, ""]) -> Streams:
@@ -518,7 +465,7 @@ def _gather_streams(batch: Batch, client: Client, inputs: Array, key: Key[Array,
     return streams
 
 
-def _views(terms: list[Term], more: tuple[View, ...] = ()) -> tuple[View, ...]:
+def _views(terms: tuple[Term, ...]) -> tuple[View, ...]:
     """The views of all terms, each once."""
-    by_name = {view.name: view for views in (*(term.views for term in terms), more) for view in views}
+    by_name = {view.name: view for term in terms for view in term.views}
     return tuple(by_name.values())

@@ -397,5 +397,3 @@ def _check(setup: Setup, stages: tuple[Stage, ...], groups: tuple[str, ...], pri
                     f"term {term.name!r} moves parameter group {term.group!r}, which is not there; the method's "
                     f"groups are {', '.join(groups)}"
                 )
-            if term.perturbed and (stage.perturbation is None or term not in stage.terms):
-                raise ValueError(f"term {term.name!r} is perturbed, but its stage has no perturbation")

@@ -206,7 +206,7 @@ class Step(NamedTuple):
     key: Key[Array, ""]
     now: Now
     number: Int[Array, ""]  # local steps before this one
-    unperturbed: dict[str, Outputs] | None = None  # outputs before a `Perturbation`, as constants
+    earlier: dict[str, Outputs] | None = None  # outputs of an earlier pass of the same step, see `Stage.gradient`
 
 
 class ClientResult(NamedTuple):
@@ -323,19 +323,22 @@ class Term(NamedTuple):
     loss: Callable[[Step], Any]  # -> scalar, which is differentiated, or (scalar, local state)
     weight: float | Array = 1.0
     group: str = "model"  # the parameter group whose gradient this loss moves
-    perturbed: bool = False  # its gradient is taken at the weights that the stage's `Perturbation` gives
     server: AtServer = AtServer()
     client: AtClient = AtClient()
     log: ForLog = ForLog()
 
 
-class Perturbation(NamedTuple):
-    """Weights at which the gradient of perturbed terms is taken (sharpness-aware minimization, Foret et al., 2021)."""
+class Losses(NamedTuple):
+    """One forward pass of a local step and the losses on it."""
 
-    loss: Callable[[Step], Array] | None
-    # ^ whose gradient at the present weights says where to go; None: that of the perturbed terms themselves
-    ascent: Callable[[PyTree, PyTree], PyTree]  # (parameters of the group, that gradient) -> what is added to them
-    views: tuple[View, ...] = ()  # that `loss` reads
+    terms: dict[str, Array]  # weighted, by term
+    local: dict[str, PyTree]  # local states after it, by term
+    model_state: Array  # batch statistics after it, in one vector
+    outputs: dict[str, Outputs]  # by view
+
+    def total(self, terms: tuple[Term, ...]) -> Array:
+        """Add up the losses of these terms."""
+        return sum((self.terms[term.name] for term in terms), start=jnp.zeros(()))
 
 
 class ClientKind(NamedTuple):
@@ -383,7 +386,9 @@ class Stage(NamedTuple):
     rate: Callable[[Client], Float[Array, ""]] | None = None  # client -> factor of its learning rate; None: 1
     weigh: Callable[[Client, dict[str, PyTree]], Float[Array, ""]] | None = None
     # ^ (client, uploads by term) -> its weight in the average; None: the run's weighting
-    perturbation: Perturbation | None = None
+    gradient: Callable[..., tuple[Array, PyTree, Losses]] | None = None
+    # ^ (evaluate, weights of a parameter group, the terms that move it, their packing) -> (loss, gradient, losses);
+    # evaluate: (weights, terms, earlier outputs or nothing) -> `Losses`; None: the gradient of the sum of all losses
     separate_passes: bool = False  # a forward pass per view, each with batch statistics of its own
 
     @property

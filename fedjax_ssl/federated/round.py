@@ -200,7 +200,7 @@ def _train_clients(
         rest = rest & ~members
         works.append((Task(kind.terms, kind.sampler, kind.weigh or weighting, kind.rate), members))
     if stage.sampler is not None:
-        more = stage.perturbation, stage.separate_passes
+        more = stage.gradient, stage.separate_passes
         works.insert(0, (Task(stage.terms, stage.sampler, stage.weigh or weighting, stage.rate, *more), rest))
     placed = [
         _Work(task, members, partial(place_clients, execution, task.sampler, state, data)) for task, members in works

@@ -26,6 +26,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Literal
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
@@ -40,8 +41,8 @@ from fedjax_ssl.federated import (
     AtClient,
     AtServer,
     Client,
+    Losses,
     Method,
-    Perturbation,
     RoundContext,
     Setup,
     Stage,
@@ -52,6 +53,7 @@ from fedjax_ssl.federated import (
     never,
 )
 from fedjax_ssl.federated.method import PyTree, RoundResult
+from fedjax_ssl.federated.packing import Packing
 from fedjax_ssl.federated.terms import examples_mask
 from fedjax_ssl.methods.parts.alternating_training import alternating
 from fedjax_ssl.methods.parts.confident_pseudo_labels import (
@@ -119,16 +121,18 @@ def fl2(
         )
     learned = fix_term(setup, pseudo_label_weight)
     terms: tuple[Term, ...] = (labels, learned)
-    perturbation = None
+    gradient = None
     if not is_zero(consistency_weight):
-        terms = (*terms, _consistency_term(learned, threshold, consistency_weight))
+        consistency = _consistency_term(learned, threshold, consistency_weight)
+        terms = (*terms, consistency)
+        probe = Term("perturbation", learned.views, _sure_cross_entropy(learned, threshold))
         ascent = partial(sharpness_ascent, radius=rho, adaptive=perturb == "asam", eta=eta)
-        perturbation = Perturbation(_sure_cross_entropy(learned, threshold), ascent, learned.views)
+        gradient = perturbed_gradient(consistency, probe, ascent)
     clients = Stage(
         tuple(term for term in terms if not is_zero(term.weight)),
         confident_epochs(setup.batch_size, setup.local_epochs, with_partners=False),
         weigh=by_uncertainty if uncertainty_weights else None,
-        perturbation=perturbation,
+        gradient=gradient,
     )
     return alternating(
         setup,
@@ -182,6 +186,48 @@ def by_uncertainty(client: Client, uploads: dict[str, PyTree]) -> Float[Array, "
     return jnp.maximum(1.0 - uploads[CONFIDENT], SMALLEST_WEIGHT)
 
 
+def perturbed_gradient(
+    sharp: Term, probe: Term, ascent: Callable[[PyTree, PyTree], PyTree]
+) -> Callable[..., tuple[Array, PyTree, Losses]]:
+    """Take the gradient of one term at perturbed weights (sharpness-aware minimization), as a `Stage.gradient`.
+
+    Batch statistics are those of the weights that are kept. The second pass has the outputs of the first one, as
+    constants, in `step.earlier`.
+
+    Args:
+        sharp: the term.
+        probe: its gradient at the present weights says where to go; no term of the stage, and without a state.
+        ascent: (parameters, that gradient) -> what is added to them.
+    """
+
+    def compute(
+        evaluate: Callable[..., Losses], weights: PyTree, terms: tuple[Term, ...], packed: Packing
+    ) -> tuple[Array, PyTree, Losses]:
+        here = tuple(term for term in terms if term.name != sharp.name)
+
+        def before(w: PyTree) -> tuple[tuple[Array, Array], Losses]:
+            losses = evaluate(w, (*here, probe))
+            return (losses.total(here), losses.terms[probe.name]), losses
+
+        # One forward pass, from which two gradients are pulled back.
+        (loss, height), pull_back, losses = jax.vjp(before, weights, has_aux=True)
+        (plain,) = pull_back((jnp.ones_like(loss), jnp.zeros_like(height)))
+        (uphill,) = pull_back((jnp.zeros_like(loss), jnp.ones_like(height)))
+        offset = packed.pack(ascent(packed.unpack(weights), packed.unpack(uphill)))
+        earlier = jax.lax.stop_gradient(losses.outputs)
+
+        def there(w: PyTree) -> tuple[Array, Losses]:
+            found = evaluate(w, (sharp,), earlier)
+            return found.total((sharp,)), found
+
+        moved = jax.lax.stop_gradient(jax.tree.map(jnp.add, weights, offset))
+        (more, after), steep = jax.value_and_grad(there, has_aux=True)(moved)
+        losses = losses._replace(local={**losses.local, **after.local})
+        return loss + more, jax.tree.map(jnp.add, plain, steep), losses
+
+    return compute
+
+
 def _sure_rows(step: Step, threshold: float | Array) -> Bool[Array, " b"]:
     batch = step.streams["fix"]
     return batch.mask & (sent_to(step.client).confidence[batch.position] >= threshold)
@@ -203,11 +249,11 @@ def _consistency_term(learned: Term, threshold: float | Array, weight: float | A
     (view,) = learned.views
 
     def loss(step: Step) -> Float[Array, ""]:
-        assert step.unperturbed is not None, "its term is perturbed"
-        before, after = step.unperturbed[view.name].logits, step.outputs[view.name].logits
+        assert step.earlier is not None, "its gradient is taken in a second pass"
+        before, after = step.earlier[view.name].logits, step.outputs[view.name].logits
         return divergence_from(before, after, _sure_rows(step, threshold), step.streams["fix"].mask)
 
-    return Term("consistency", (view,), loss, weight, perturbed=True, server=AtServer(participates=never))
+    return Term("consistency", (view,), loss, weight, server=AtServer(participates=never))
 
 
 def _one_number_up(outcome: RoundResult) -> Traffic:

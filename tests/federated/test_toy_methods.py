@@ -22,7 +22,6 @@ from fedjax_ssl.federated import (
     FederatedOptimizer,
     ForLog,
     Method,
-    Perturbation,
     Pretraining,
     Report,
     Sampler,
@@ -37,6 +36,7 @@ from fedjax_ssl.federated import (
 )
 from fedjax_ssl.federated.terms import supervised_term
 from fedjax_ssl.keys import named_key
+from fedjax_ssl.methods.fl2 import perturbed_gradient
 from fedjax_ssl.models import Model, Outputs
 from tests import toy
 
@@ -422,24 +422,22 @@ def test_a_view_may_draw_on_two_streams_and_say_which_rows_are_real() -> None:
 # 11. Steps of another kind.
 
 
-@pytest.mark.parametrize("own", [True, False])
-def test_a_gradient_at_perturbed_weights(float64, own: bool) -> None:
+def test_a_gradient_at_perturbed_weights(float64) -> None:
     """Sharpness-aware step on w^4 / 4 + w at w = 1: the gradient of w^4 / 4 is taken at 1 + rho, that of w at 1."""
     data, rho = toy.federation(), 0.1
 
-    def sharp(step):
-        at_first = step.unperturbed["all"].logits[0, 0] - step.inputs["all"][0, 0]
+    def loss(step):
+        at_first = step.earlier["all"].logits[0, 0] - step.inputs["all"][0, 0]
         return step.params["w"] ** 4 / 4 + 0.0 * at_first
 
-    terms = (
-        Term("sharp", (looking(),), sharp if not own else lambda step: step.params["w"] ** 4 / 4, perturbed=True),
-        Term("plain", (looking(),), lambda step: step.params["w"]),
-    )
-    perturbation = Perturbation(
-        None if own else lambda step: step.params["w"] ** 3,
+    sharp = Term("sharp", (looking(),), loss)
+    gradient = perturbed_gradient(
+        sharp,
+        Term("probe", (looking(),), lambda step: step.params["w"] ** 3),
         lambda params, gradient: jax.tree.map(lambda g: rho * g / jnp.abs(g), gradient),
     )
-    state, _ = after(method_of(data, *terms, start={"w": 1.0}, perturbation=perturbation, learning_rate=0.1), data)
+    terms = (sharp, Term("plain", (looking(),), lambda step: step.params["w"]))
+    state, _ = after(method_of(data, *terms, start={"w": 1.0}, gradient=gradient, learning_rate=0.1), data)
     assert number(state) == pytest.approx(1.0 - 0.1 * (1.1**3 + 1.0), rel=1e-12)
 
 
@@ -538,8 +536,6 @@ def test_a_term_of_an_unknown_group_is_refused() -> None:
     data = toy.federation()
     with pytest.raises(ValueError, match=r"term 'pull' moves parameter group 'psi'.*groups are model"):
         method_of(data, pull("pull", own_id, "psi"))
-    with pytest.raises(ValueError, match=r"term 'pull' is perturbed, but its stage has no perturbation"):
-        method_of(data, pull("pull", own_id, perturbed=True))
     with pytest.raises(ValueError, match=r"private groups are head; the method's groups are model"):
         method_of(data, pull("pull", own_id), private=("head",))
 
