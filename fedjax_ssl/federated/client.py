@@ -289,45 +289,8 @@ class _ClientRound:
         received = self.network_of(client, start)
 
         def evaluate(one_group: Packed, terms: tuple[Term, ...], earlier: dict[str, Outputs] | None = None) -> Losses:
-            groups = self.to_params({**progress.params, group: one_group})
-            params = self.training.combine(groups)
-            model_state = self.unravel_state(progress.model_state)
-            views = _views(terms)
-            inputs, outputs, new_state = forward_views(
-                self.training.model, params, model_state, views, streams, phase_key, self.task.separate_passes
-            )
-            seen = Step(
-                outputs=outputs,
-                inputs=inputs,
-                streams=streams,
-                client=client,
-                sent=(),
-                shared=(),
-                local=(),
-                params=params,
-                groups=groups,
-                model_state=model_state,
-                received=received,
-                key=phase_key,
-                now=self.broadcast.now,
-                number=number,
-                earlier=earlier,
-            )
-            values, local = {}, {}
-            for term in terms:
-                result = term.loss(
-                    seen._replace(
-                        sent=client.sent.get(term.name, ()),
-                        shared=self.broadcast.now.shared.get(term.name, ()),
-                        local=progress.local.get(term.name, ()),
-                        key=named_key(phase_key, term.name),
-                    )
-                )
-                value, after = result if isinstance(result, tuple) else (result, progress.local.get(term.name))
-                values[term.name] = term.weight * value
-                if term.name in progress.local:
-                    local[term.name] = after
-            return Losses(values, local, ravel_pytree(new_state)[0], outputs)
+            at = progress._replace(params={**progress.params, group: one_group})
+            return self.evaluate(client, at, number, terms, streams, received, phase_key, earlier)
 
         weights = progress.params[group]
         compute = self.task.gradient or plain_gradient
@@ -354,6 +317,58 @@ class _ClientRound:
             local=local,
             loss=progress.loss + loss,
         )
+
+    def evaluate(
+        self,
+        client: Client,
+        progress: ClientProgress,
+        number: Int[Array, ""],
+        terms: tuple[Term, ...],
+        streams: Streams,
+        received: Snapshot,
+        phase_key: Key[Array, ""],
+        earlier: dict[str, Outputs] | None,
+    ) -> Losses:
+        """Run one forward pass and compute the losses of these terms on it."""
+        groups = self.to_params(progress.params)
+        params = self.training.combine(groups)
+        model_state = self.unravel_state(progress.model_state)
+        views = _views(terms)
+        inputs, outputs, new_state = forward_views(
+            self.training.model, params, model_state, views, streams, phase_key, self.task.separate_passes
+        )
+        seen = Step(
+            outputs=outputs,
+            inputs=inputs,
+            streams=streams,
+            client=client,
+            sent=(),
+            shared=(),
+            local=(),
+            params=params,
+            groups=groups,
+            model_state=model_state,
+            received=received,
+            key=phase_key,
+            now=self.broadcast.now,
+            number=number,
+            earlier=earlier,
+        )
+        values, local = {}, {}
+        for term in terms:
+            result = term.loss(
+                seen._replace(
+                    sent=client.sent.get(term.name, ()),
+                    shared=self.broadcast.now.shared.get(term.name, ()),
+                    local=progress.local.get(term.name, ()),
+                    key=named_key(phase_key, term.name),
+                )
+            )
+            value, after = result if isinstance(result, tuple) else (result, progress.local.get(term.name))
+            values[term.name] = term.weight * value
+            if term.name in progress.local:
+                local[term.name] = after
+        return Losses(values, local, ravel_pytree(new_state)[0], outputs)
 
     def finish(self, client: Client, plan: Plan, end: ClientProgress) -> tuple[dict[str, PyTree], dict[str, PyTree]]:
         begin, num_steps = self.start(client), plan.num_steps
