@@ -103,27 +103,6 @@ def test_one_client_equals_label_propagation_alone():
     jax.tree.map(np.testing.assert_array_equal, joint, alone)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("similarity", ["exact", "lsh"])
-def test_label_propagation_maps_over_padded_clients(similarity):
-    sizes = [90, 18, 0, 1]
-    clients = [points_and_labels(seed=client) for client in range(4)]
-    valid = np.arange(90) < np.array(sizes)[:, None]
-    points = np.where(valid[:, :, None], np.stack([client[0] for client in clients]), np.float32(9))
-    labels = np.stack([client[2] for client in clients])
-
-    def label(some, shown, there):
-        return graph.label_propagation(some, shown, 3, Settings(128), similarity=similarity, key=KEY, valid=there)
-
-    together = jax.jit(jax.vmap(label))(points, labels, valid)
-    for client in range(4):
-        alone = label(points[client], labels[client], valid[client])
-        np.testing.assert_array_equal(together.labels[client], alone.labels)
-        np.testing.assert_array_equal(together.valid[client], alone.valid)
-        np.testing.assert_allclose(together.scores[client], alone.scores, rtol=2e-4, atol=1e-5)
-    np.testing.assert_array_equal(together.valid.sum(axis=1), sizes)
-
-
 @pytest.mark.parametrize("solver", CHOLESKY_FIRST)
 def test_without_propagation_only_labelled_points_are_valid(solver):
     points, _, shown = points_and_labels()

@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl import federated, methods
+from fedjax_ssl import methods
 from fedjax_ssl.federated import AtClient, Client, Stage, Term, View, federated_method, labelled_epochs
-from fedjax_ssl.federated.optimizers import Local
 from fedjax_ssl.federated.sampler import batches_per_epoch
 from fedjax_ssl.methods.cbafed import (
     RESIDUAL,
@@ -135,22 +134,6 @@ def test_global_residual(float64) -> None:
     assert float(state.terms[RESIDUAL].params["model"]["w"]) == 5.5
     assert float(state.model_state["steps"]) == pytest.approx((((1 + 7) / 2 + 5) + 4) / 2), "statistics as the weights"
     assert with_global_residual(plain, 0.0, 5, 1) is plain
-
-
-def test_average_and_first_step(float64) -> None:
-    """Check 5: who kept nothing does not count; the gradient is clipped to a norm of 5."""
-    optimizer, anchor = federated.fedavg(), jnp.asarray([0.0])
-    reports = []
-    for weight, value in ((100.0, 1.0), (30.0, 2.0), (0.0, 9.0), (20.0, -1.0)):
-        own = Local({"model": anchor}, {"model": jnp.asarray([value])}, {"model": jnp.asarray(weight)}, *[()] * 4)
-        reports.append(optimizer.report(own).summed)
-    summed = jax.tree.map(lambda *x: sum(x[1:], x[0]), *reports)
-    turn = federated.Turn(KEY, jnp.zeros((), int), jnp.arange(4), jnp.ones(4, bool), 4)
-    np.testing.assert_allclose(optimizer.apply((), {"model": anchor}, summed, turn)[0]["model"], [0.9333333333])
-    local = federated.local_optimizer(momentum=0.9, weight_decay=5e-4, clip_norm=5.0)
-    weights = jnp.asarray([1.0, -1.0])
-    update, _ = local.update(jnp.asarray([6.0, 8.0]), local.init(weights), weights)
-    np.testing.assert_allclose(weights - 0.02 * update, [0.93999001, -1.07998999], atol=1e-8)
 
 
 def test_a_last_batch_of_one_example_is_left_out() -> None:

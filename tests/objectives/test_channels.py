@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.objectives import (
-    Channel,
     check_correspondence,
     check_observed,
     check_set_priors,
@@ -24,7 +23,6 @@ from tests.objectives.compiled import (
     correspondence_channel,
     cross_entropy,
     loss_and_slope,
-    set_channel,
 )
 from tests.objectives.fedul_fixture import SET_PRIORS, TEST_PRIOR
 
@@ -72,24 +70,6 @@ def test_identity_is_cross_entropy_to_the_bit(wrap, num_rows: int) -> None:
     np.testing.assert_array_equal(rows, expected_rows)
     np.testing.assert_array_equal(gradient, expected)
     assert float(jnp.sum(jnp.abs(gradient))) > 0
-
-
-def test_clients_with_labels_coarse_labels_sets_and_nothing_share_one_program() -> None:
-    """One vmap over padded channels gives what every client gets alone."""
-    sets = set_channel(np.array([[0.7, 0.2, 0.1], [0.2, 0.8, 0.0]]), np.array([0.4, 0.6]), np.array([0.5, 0.3, 0.2]))
-    nothing = Channel(jnp.zeros((0, 3)), jnp.zeros(0, bool))
-    channels = [identity_channel(3), correspondence_channel(NESTED), sets, nothing]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[pad_channel(channel, 4) for channel in channels])
-    logits = jnp.asarray(LOGITS[:6, :3])
-    observed = jnp.asarray([[0, 1, 2, -1, 1, 0], [0, 1, 0, 1, -1, 0], [1, 1, 0, 0, 1, -1], [-1] * 6], jnp.int32)
-
-    values, gradients = jax.vmap(loss_and_slope, in_axes=(None, 0, 0))(logits, observed, stacked)
-    for client, channel in enumerate(channels[:3]):
-        value, gradient = loss_and_slope(logits, observed[client], channel)
-        np.testing.assert_allclose(values[client], value, rtol=1e-6)
-        np.testing.assert_allclose(gradients[client], gradient, rtol=1e-5, atol=1e-6)
-    assert float(values[3]) == 0.0
-    np.testing.assert_array_equal(gradients[3], 0.0)
 
 
 def test_padding_is_never_read() -> None:

@@ -1,5 +1,3 @@
-import difflib
-
 import jax
 import numpy as np
 import pytest
@@ -7,7 +5,6 @@ from sklearn.datasets import load_digits as sklearn_digits
 from sklearn.neighbors import KNeighborsClassifier
 
 from fedjax_ssl.data import load
-from fedjax_ssl.data.sources.digits import FORM_STARTS
 
 
 @pytest.fixture(scope="module")
@@ -44,21 +41,6 @@ def test_digits_equal_the_original():
     assert digits.test is None
     assert digits.input_max == digits.train.x.max() == 16
     assert digits.class_names == tuple(str(name) for name in original.target_names)
-
-
-def test_digits_forms_start_where_the_label_sequence_repeats():
-    digits = load("digits")
-    stops = (*FORM_STARTS[1:], len(digits.train))
-    forms = [tuple(digits.train.y[start:stop]) for start, stop in zip(FORM_STARTS, stops, strict=True)]
-    complete = forms[0]
-    assert len(complete) == 130 and sum(len(form) == 130 for form in forms) == 9
-    for form in forms:
-        alike = difflib.SequenceMatcher(a=complete, b=form, autojunk=False)
-        matched = sum(block.size for block in alike.get_matching_blocks())
-        # All digits but one at most are the complete form in its order, with up to 8 missing.
-        assert matched >= len(form) - 1 and len(complete) - matched <= 8
-        assert form[:4] in ((0, 1, 2, 3), (1, 2, 3, 4))
-    np.testing.assert_array_equal(np.bincount(digits.train.client), [len(form) for form in forms])
 
 
 def test_glyphs_read_as_their_class_and_writers_differ(glyphs):
