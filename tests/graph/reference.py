@@ -3,7 +3,14 @@
 import numpy as np
 
 EXAMPLE_BITS = 12
-EXAMPLE_CODES = ("011001000011", "011000000111", "010011110001", "010110010001", "010000100100", "010110011001")
+EXAMPLE_CODES = (
+    "011001000011",
+    "011000000111",
+    "010011110001",
+    "010110010001",
+    "010000100100",
+    "010110011001",
+)
 EXAMPLE_LABELS = np.array([0, -1, -1, 1, -1, 1], np.int32)
 
 
@@ -53,6 +60,10 @@ def normalize(weight: np.ndarray) -> np.ndarray:
     degree = weight.sum(axis=1)
     degree = np.where(degree > 0, degree, 1)
     return weight / np.sqrt(degree[:, None] * degree[None, :])
+
+
+def influence(normalized: np.ndarray, alpha: float) -> np.ndarray:
+    return np.linalg.inv(np.eye(len(normalized)) - alpha * normalized)
 
 
 def one_hot(labels: np.ndarray, num_classes: int) -> np.ndarray:

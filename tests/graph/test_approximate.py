@@ -1,11 +1,14 @@
 """The inverted file: real neighbours, in order, most of the nearest ones; exact for few points."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedjax_ssl import graph
+from fedjax_ssl.graph import approximate
 from fedjax_ssl.graph.neighbors import Neighbors
 from tests.graph import reference
 from tests.graph.test_propagation import clustered_codes
@@ -74,6 +77,15 @@ def test_few_points_are_searched_exactly(num_points, count):
     jax.tree.map(np.testing.assert_array_equal, found, graph.nearest_neighbors(codes, BITS, count))
 
 
+@pytest.mark.thorough
+def test_one_tile_holds_all_points():
+    # More neighbours than there are others.
+    codes = reference.random_codes(1, 9, BITS)
+    valid = np.arange(9) != 4
+    found = graph.approximate_neighbors(codes, BITS, 10, valid, **SMALL)
+    jax.tree.map(np.testing.assert_array_equal, found, graph.nearest_neighbors(codes, BITS, 10, valid))
+
+
 @pytest.mark.parametrize("num_valid", [0, 1, 2])
 def test_almost_all_rows_are_padding(num_valid):
     codes, _ = clustered_codes(0, 500, BITS, 5)
@@ -81,6 +93,47 @@ def test_almost_all_rows_are_padding(num_valid):
     found = graph.approximate_neighbors(codes, BITS, 6, valid, **SMALL)
     jax.tree.map(np.testing.assert_array_equal, found, graph.nearest_neighbors(codes, BITS, 6, valid))
     assert graph.neighbor_recall(found, codes, BITS, valid) == 1
+
+
+def test_duplicated_points_find_each_other():
+    codes = np.repeat(reference.random_codes(3, 4, BITS), 125, axis=0)
+    found = graph.approximate_neighbors(codes, BITS, 6, **SMALL)
+    assert_well_formed(found, codes, np.ones(500, bool))
+    np.testing.assert_array_equal(found.similarity, 1)
+    # Of 125 equal points any six will do.
+    assert graph.neighbor_recall(found, codes, BITS) == 1
+
+
+@pytest.mark.thorough
+def test_is_a_function_of_the_codes_also_under_jit():
+    codes, _ = clustered_codes(2, 500, BITS, 5)
+    find = partial(graph.approximate_neighbors, num_bits=BITS, num_neighbors=6, **SMALL)
+    first = find(codes)
+    jax.tree.map(np.testing.assert_array_equal, find(codes), first)
+    jax.tree.map(np.testing.assert_array_equal, jax.jit(find)(codes), first)
+
+
+@pytest.mark.thorough
+def test_codes_of_many_words():
+    codes = np.repeat(reference.random_codes(3, 10, 32), 140, axis=1)
+    found = graph.approximate_neighbors(codes, 4480, 3, **SMALL)
+    # Among equally near ones others may be kept.
+    np.testing.assert_array_equal(found.similarity, graph.nearest_neighbors(codes, 4480, 3).similarity)
+
+
+@pytest.mark.thorough
+def test_labels_from_approximate_neighbors():
+    codes, cluster = clustered_codes(0, 500, BITS, 5)
+    labels = np.where(np.arange(500) % 10 == 0, cluster, -1).astype(np.int32)
+    search = partial(graph.approximate_neighbors, **SMALL)
+    settings = graph.PropagationSettings(BITS, 6)
+    found = graph.xclp_from_codes(codes, labels, 5, settings, neighbor_search=search)
+    assert np.mean(np.asarray(found.labels) == cluster) > 0.95
+    # Few points: the same labels as without lists.
+    search = partial(graph.approximate_neighbors, exact_up_to=500)
+    exact = graph.xclp_from_codes(codes, labels, 5, settings)
+    found = graph.xclp_from_codes(codes, labels, 5, settings, neighbor_search=search)
+    jax.tree.map(np.testing.assert_array_equal, found, exact)
 
 
 def test_recall_counts_ties_and_no_neighbor_twice():
@@ -96,6 +149,23 @@ def test_recall_counts_ties_and_no_neighbor_twice():
     # For k = 1 either of the two nearest counts.
     index = jnp.array([[2], [0], [0], [1]], jnp.int32)
     assert graph.neighbor_recall(Neighbors(index, jnp.zeros((4, 1))), codes, 32) == 1
+
+
+def test_recall_of_a_sample_takes_valid_rows():
+    codes, _ = clustered_codes(0, 500, BITS, 5)
+    valid = np.arange(500) >= 300
+    exact = graph.nearest_neighbors(codes, BITS, 6, valid)
+    assert graph.neighbor_recall(exact, codes, BITS, valid, sample=20) == 1
+    # Lists of the other rows are not looked at: half of the sampled ones lose their neighbours.
+    half = (np.arange(500) < 400)[:, None]
+    index = jnp.where(half, exact.index, jnp.arange(500, dtype=jnp.int32)[:, None])
+    recall = graph.neighbor_recall(Neighbors(index, exact.similarity), codes, BITS, valid, sample=20)
+    np.testing.assert_allclose(recall, 0.5)
+
+
+def test_a_sample_of_many_points_is_spread_over_all():
+    places = np.asarray(approximate._spread(71_552, np.int32(5_000_000)), np.int64)
+    assert (np.diff(places) >= 69).all() and np.diff(places).max() <= 70 and places[0] == 0 and places[-1] < 5_000_000
 
 
 def test_bad_arguments_are_refused():

@@ -49,11 +49,21 @@ def test_equal_rows_get_equal_codes_whatever_stands_around_them(points_at_once):
     np.testing.assert_array_equal(graph.lsh_codes(KEY, points[600:], 256, points_at_once=points_at_once), codes[600:])
 
 
+def test_codes_may_be_traced():
+    points = features(700)
+    codes = graph.lsh_codes(KEY, points, 256)
+    np.testing.assert_array_equal(jax.jit(graph.lsh_codes, static_argnums=2)(KEY, points, 256), codes)
+
+
 @pytest.mark.parametrize("scale", [2.0**-100, 0.25, 2.0**100, 3.0])
 def test_scaling_single_rows_keeps_codes(scale):
     points = features(40)
     scaled = points * np.where(np.arange(40)[:, None] % 2, np.float32(scale), 1)
     np.testing.assert_array_equal(graph.lsh_codes(KEY, scaled, 256), graph.lsh_codes(KEY, points, 256))
+
+
+def test_other_keys_give_other_codes():
+    assert (graph.lsh_codes(KEY, features(9), 64) != graph.lsh_codes(jax.random.key(4), features(9), 64)).any()
 
 
 def test_float64_features_see_the_same_hyperplanes():
@@ -77,6 +87,26 @@ def test_share_of_differing_bits_estimates_the_angle(degrees, spread):
     assert np.pi * np.sqrt(share * (1 - share) / 4096) == pytest.approx(spread, abs=5e-5)
     assert np.mean(estimates) == pytest.approx(angle, abs=5 * spread / 8)
     assert np.std(estimates) == pytest.approx(spread, rel=0.45)
+
+
+def test_zero_rows_and_bad_rows_under_a_trace():
+    points = features(4)
+    points[1] = 0
+    points[2, 3] = np.nan
+    codes = jax.jit(graph.lsh_codes, static_argnums=2)(KEY, points, 64)
+    zero = np.full(2, 0xFFFFFFFF, np.uint32)
+    np.testing.assert_array_equal(codes[1], zero)
+    np.testing.assert_array_equal(codes[2], zero)
+    np.testing.assert_array_equal(graph.has_angle(points), [True, False, False, True])
+    np.testing.assert_array_equal(codes[0], graph.lsh_codes(KEY, points[:1], 64)[0])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_known_bad_features_are_refused(bad):
+    points = features(4)
+    points[2, 3] = bad
+    with pytest.raises(ValueError, match="NaN or infinity in 1 of 4 rows"):
+        graph.lsh_codes(KEY, points, 64)
 
 
 def test_bad_arguments_are_refused():
@@ -107,3 +137,7 @@ def test_cosine_is_exactly_zero_from_a_right_angle_on():
         assert (cosine[2 * distance < num_bits] > 0).all() and cosine[0] == 1
     with pytest.raises(ValueError, match="num_bits"):
         graph.cosine_from_hamming(jnp.arange(3), 0)
+
+
+def test_no_points():
+    assert graph.lsh_codes(KEY, np.zeros((0, 3), np.float32), 40).shape == (0, 2)

@@ -1,12 +1,13 @@
 """The seam for protocols: a toy protocol in it gives the bits of `graph.IDEAL`, and neighbours those of the kernels."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedjax_ssl import graph
 from fedjax_ssl.graph import PropagationSettings as Settings
-from fedjax_ssl.graph.exchange import fraction_bits
+from fedjax_ssl.graph.exchange import exchanged_neighbors, fraction_bits
 from tests.graph import reference
 from tests.graph.masked_exchange import MaskedExchange
 from tests.graph.test_propagation import clustered_codes
@@ -38,7 +39,8 @@ def label(settings=SETTINGS, exchange=None, codes=CODES, labels=LABELS, **change
 
 
 @pytest.mark.parametrize(
-    "settings", [PAPER, CODE, pytest.param(PAPER._replace(solver="conjugate_gradient"), marks=pytest.mark.thorough)]
+    "settings",
+    [PAPER, CODE, pytest.param(PAPER._replace(solver="conjugate_gradient"), marks=pytest.mark.thorough)],
 )
 def test_a_protocol_gives_the_bits_of_the_ideal(settings):
     protocol = MaskedExchange()
@@ -59,6 +61,21 @@ def test_a_protocol_for_distances_alone_gives_the_bits_of_the_kernels(settings):
     found = label(settings, graph.Exchange(distances=protocol.distances))
     assert protocol.pairs and not protocol.calls
     jax.tree.map(np.testing.assert_array_equal, found, label(settings))
+
+
+def test_a_protocol_for_sums_alone_gives_the_bits_of_the_ideal():
+    found = label(exchange=graph.Exchange(row_sums=MaskedExchange().row_sums))
+    jax.tree.map(np.testing.assert_array_equal, found, label(exchange=graph.IDEAL))
+
+
+def test_neighbours_are_those_of_the_kernels():
+    usable = jnp.asarray(ROWS["valid"] & ROWS["has_code"])
+    found = exchanged_neighbors(MaskedExchange().exchange, CODES, ROWS["clients"], usable, SETTINGS)
+    jax.tree.map(np.testing.assert_array_equal, found, graph.nearest_neighbors(CODES, BITS, 4, usable))
+    for codes in (CODES[:1], CODES[:0], np.repeat(CODES[:1], 70, axis=0)):  # one point, none, all the same
+        rows = len(codes)
+        found = exchanged_neighbors(graph.IDEAL, codes, ROWS["clients"][:rows], np.ones(rows, bool), SETTINGS)
+        jax.tree.map(np.testing.assert_array_equal, found, graph.nearest_neighbors(codes, BITS, 4))
 
 
 def test_parties_see_what_the_protocol_shows_them():
@@ -90,6 +107,16 @@ def test_a_client_that_drops_out_before_the_sums_counts_without_its_labels():
     np.testing.assert_array_equal(found.labels[others], without.labels[others])
     np.testing.assert_array_equal(found.scores[~others], 0)
     np.testing.assert_array_equal(found.labels[~others], np.where(ROWS["valid"], LABELS, -1)[~others])
+
+
+def test_a_client_that_drops_out_of_the_distances_is_alone():
+    def distances(a, b, codes_a, codes_b):
+        found = graph.IDEAL.distances(a, b, codes_a, codes_b)
+        return np.full_like(found, BITS + 1) if 9 in (a, b) else found
+
+    found = label(exchange=graph.Exchange(distances, graph.IDEAL.row_sums))
+    without = label(exchange=graph.IDEAL, has_code=ROWS["has_code"] & (ROWS["clients"] != 9))
+    jax.tree.map(np.testing.assert_array_equal, found, without)
 
 
 def test_without_labels_nothing_is_summed():
@@ -140,9 +167,16 @@ def test_under_a_trace_an_exchange_is_refused():
 @pytest.mark.parametrize(
     "change, message",
     [
-        (dict(distances=lambda *_: np.zeros((1, 1), np.int32)), "must be int32 of shape"),
+        (
+            dict(distances=lambda *_: np.zeros((1, 1), np.int32)),
+            "must be int32 of shape",
+        ),
+        (dict(distances=lambda a, b, one, other: np.zeros((len(one), len(other)))), "must be int32 of shape"),
         (dict(distances=lambda *given: graph.IDEAL.distances(*given) + 2 * BITS), r"allowed: 0\.\.65"),
-        (dict(row_sums=lambda shares, clients: None), "row_sums returned None; it must be uint32 of shape"),
+        (
+            dict(row_sums=lambda shares, clients: None),
+            "row_sums returned None; it must be uint32 of shape",
+        ),
     ],
 )
 def test_what_is_no_distance_or_sum_is_refused(change, message):

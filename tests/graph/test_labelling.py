@@ -1,5 +1,7 @@
 """`xclp` as a whole: invariants, limits and the edge cases of the spec's section 8."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,8 +38,23 @@ def test_labels_clusters_from_few_labels():
     assert (np.asarray(found.confidence) >= 0).all() and (np.asarray(found.confidence) <= 1).all()
 
 
-def test_equals_the_dense_float64_path():
-    size = 1000
+@pytest.mark.thorough
+def test_the_settings_of_xclp_are_those_of_the_tuple():
+    parameters = inspect.signature(graph.xclp).parameters
+    assert {name: parameters[name].default for name in Settings._fields} == Settings()._asdict()
+    points, _, shown = points_and_labels()
+    settings = Settings(128, 4, 0.5, 3.0, "class", "max", "conjugate_gradient")
+    found = graph.xclp(KEY, points, shown, 3, **settings._asdict())
+    codes = graph.lsh_codes(KEY, points, 128)
+    jax.tree.map(np.testing.assert_array_equal, found, graph.xclp_from_codes(codes, shown, 3, settings))
+    for name, other in Settings(128, 10, 0.99, 1.0, "none", "none")._asdict().items():
+        if name not in ("num_bits", "solver"):
+            changed = graph.xclp_from_codes(codes, shown, 3, settings._replace(**{name: other}))
+            assert (np.asarray(changed.confidence) != np.asarray(found.confidence)).any(), name
+
+
+@pytest.mark.parametrize("size", [1000, pytest.param(3000, marks=pytest.mark.thorough)])
+def test_equals_the_dense_float64_path(size):
     codes, _ = clustered_codes(4, size, 256, 12)
     random = np.random.default_rng(0)
     labels = np.where(random.random(size) < 150 / size, random.integers(4, size=size), -1).astype(np.int32)
@@ -58,7 +75,15 @@ def test_equals_the_dense_float64_path():
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(("solver", "options"), [("conjugate_gradient", VARIANT), ("cholesky", {})])
+@pytest.mark.parametrize(
+    ("solver", "options"),
+    [
+        ("conjugate_gradient", VARIANT),
+        ("cholesky", {}),
+        pytest.param("conjugate_gradient", {}, marks=pytest.mark.thorough),
+        pytest.param("cholesky", VARIANT, marks=pytest.mark.thorough),
+    ],
+)
 def test_padding_changes_no_bit(solver, options):
     points, _, shown = points_and_labels()
     rows = np.sort(np.random.default_rng(3).choice(140, 90, replace=False))
@@ -96,11 +121,59 @@ def test_order_of_points_and_classes_does_not_matter():
     np.testing.assert_array_equal(renamed.labels, names[np.asarray(straight.labels)])
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("solver", CONJUGATE_GRADIENT_FIRST)
+def test_clients_far_apart_are_labelled_as_if_alone(solver):
+    # Codes around 0 and around all ones: cross-client similarities are 0, so no edge joins the clients.
+    first = reference.random_codes(0, 8, 32) & np.uint32(0xFF)
+    codes = np.concatenate([first, reference.random_codes(1, 8, 32) | np.uint32(0xFFFFFF00)])
+    labels = np.full(16, -1, np.int32)
+    labels[[0, 1, 10]] = [0, 1, 1]
+    settings = Settings(32, num_neighbors=3, solver=solver)
+    together = graph.xclp_from_codes(codes, labels, 2, settings)
+    for rows in (slice(0, 8), slice(8, 16)):
+        alone = graph.xclp_from_codes(codes[rows], labels[rows], 2, settings)
+        np.testing.assert_allclose(together.scores[rows], alone.scores, rtol=2e-4, atol=1e-5)
+        np.testing.assert_array_equal(together.labels[rows], alone.labels)
+
+
 def test_one_client_equals_label_propagation_alone():
     points, _, shown = points_and_labels()
     joint = graph.xclp(KEY, points, shown, 3, num_bits=128)
     alone = graph.label_propagation(points, shown, 3, Settings(128), similarity="lsh", key=KEY)
     jax.tree.map(np.testing.assert_array_equal, joint, alone)
+
+
+@pytest.mark.thorough
+def test_long_codes_approach_exact_cosines():
+    points, _, shown = points_and_labels()
+    exact = graph.label_propagation(points, shown, 3, Settings(alpha=0.5))
+    errors = []
+    for num_bits in (128, 20000):
+        coded = graph.label_propagation(points, shown, 3, Settings(num_bits, alpha=0.5), similarity="lsh", key=KEY)
+        errors.append(float(np.abs(coded.scores - exact.scores).max()))
+    assert errors[1] < 0.5 * errors[0]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("similarity", ["exact", "lsh"])
+def test_label_propagation_maps_over_padded_clients(similarity):
+    sizes = [90, 18, 0, 1]
+    clients = [points_and_labels(seed=client) for client in range(4)]
+    valid = np.arange(90) < np.array(sizes)[:, None]
+    points = np.where(valid[:, :, None], np.stack([client[0] for client in clients]), np.float32(9))
+    labels = np.stack([client[2] for client in clients])
+
+    def label(some, shown, there):
+        return graph.label_propagation(some, shown, 3, Settings(128), similarity=similarity, key=KEY, valid=there)
+
+    together = jax.jit(jax.vmap(label))(points, labels, valid)
+    for client in range(4):
+        alone = label(points[client], labels[client], valid[client])
+        np.testing.assert_array_equal(together.labels[client], alone.labels)
+        np.testing.assert_array_equal(together.valid[client], alone.valid)
+        np.testing.assert_allclose(together.scores[client], alone.scores, rtol=2e-4, atol=1e-5)
+    np.testing.assert_array_equal(together.valid.sum(axis=1), sizes)
 
 
 @pytest.mark.parametrize("solver", CHOLESKY_FIRST)
@@ -136,6 +209,23 @@ def test_points_at_a_right_angle_to_all_others_are_isolated(solver):
     np.testing.assert_array_equal(found.scores[8:], [[0, 0], [1, 0]])
 
 
+@pytest.mark.thorough
+def test_neighbor_search_gets_codes_and_counts_in_order():
+    points, _, shown = points_and_labels(20)
+    calls = []
+
+    def search(codes, num_bits, num_neighbors, valid):
+        calls.append((codes.shape, num_bits, num_neighbors, valid.tolist()))
+        return graph.nearest_neighbors(codes, num_bits, num_neighbors, valid)
+
+    valid = np.arange(20) != 4
+    options = dict(num_bits=40, num_neighbors=3, valid=valid)
+    found = graph.xclp(KEY, points, shown, 3, neighbor_search=search, **options)
+    # Padding comes last.
+    assert calls == [((20, 2), 40, 3, 19 * [True] + [False])]
+    jax.tree.map(np.testing.assert_array_equal, found, graph.xclp(KEY, points, shown, 3, **options))
+
+
 @pytest.mark.parametrize("scale", ["none", "max"])
 def test_no_labels_at_all(scale):
     points, _, _ = points_and_labels()
@@ -150,6 +240,13 @@ def test_class_without_labels_is_never_predicted():
     found = graph.xclp(KEY, points, np.where(shown == 1, -1, shown), 4, num_bits=128, label_norm="class")
     assert set(np.asarray(found.labels).tolist()) == {0, 2}
     assert not np.asarray(found.scores)[:, [1, 3]].any() and np.isfinite(found.scores).all()
+
+
+def test_one_class():
+    points, _, shown = points_and_labels()
+    found = graph.xclp(KEY, points, np.minimum(shown, 0), 1, num_bits=128)
+    np.testing.assert_array_equal(found.labels, 0)
+    np.testing.assert_array_equal(found.confidence, 1)
 
 
 @pytest.mark.thorough
@@ -192,11 +289,36 @@ def test_bad_rows_under_a_trace_are_left_out():
     np.testing.assert_array_equal(label(points, shown).labels, clean.labels)
 
 
+def test_duplicated_points_share_their_scores():
+    points, _, shown = points_and_labels()
+    points[30:50] = points[30]
+    found = graph.xclp(KEY, points, shown, 3, num_bits=128)
+    assert np.isfinite(found.scores).all()
+    assert len(set(np.asarray(found.labels)[30:50].tolist())) == 1
+
+
+@pytest.mark.thorough
+def test_maps_over_keys_and_hyperparameters():
+    points, _, shown = points_and_labels()
+    keys, alphas, powers = jax.random.split(KEY, 3), jnp.array([0.5, 0.9, 0.99]), jnp.array([1.0, 2.0, 3.0])
+
+    def label(key, alpha, power):
+        return graph.xclp(key, points, shown, 3, num_bits=128, alpha=alpha, similarity_power=power).scores
+
+    together = jax.jit(jax.vmap(label))(keys, alphas, powers)
+    for run in range(3):
+        np.testing.assert_allclose(together[run], label(keys[run], alphas[run], powers[run]), rtol=1e-3, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     "change, message",
     [
         (dict(alpha=1.0), "alpha is 1.0"),
+        (dict(num_neighbors=0), "num_neighbors is 0"),
+        (dict(num_bits=0), "num_bits is 0"),
         (dict(similarity_power=-1.0), "similarity_power is -1.0"),
+        (dict(label_norm="rows"), "label_norm is 'rows'"),
+        (dict(confidence_scale="sum"), "confidence_scale is 'sum'"),
         (dict(confidence_scale="client_max"), "clients is None"),
         (dict(solver="lu"), "solver is 'lu'"),
         (dict(valid=np.ones(3, bool)), "valid has shape"),

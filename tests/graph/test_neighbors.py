@@ -1,13 +1,13 @@
-"""Nearest neighbours against the dense reference, ties included, and shared among devices to the last bit."""
-
-from functools import partial
+"""Blockwise nearest neighbours against the dense reference, ties included."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_ssl import graph
+from fedjax_ssl.graph import neighbors as neighbors_module
+from fedjax_ssl.graph.neighbors import smallest
 from tests.graph import reference
 
 
@@ -24,6 +24,17 @@ def assert_equals_reference(found, codes, num_bits, count, valid=None):
         np.testing.assert_array_equal(similarity[row, there:], 0)
 
 
+@pytest.fixture
+def small_tiles(monkeypatch):
+    # 24 rows per tile do not divide 700 points. Other programs stay: clearing all caches would compile them again.
+    asked = []
+    monkeypatch.setattr(neighbors_module, "_rows_per_tile", lambda *sizes: asked.append(sizes) or 24)
+    neighbors_module._nearest_codes.clear_cache()
+    yield
+    neighbors_module._nearest_codes.clear_cache()
+    assert asked, "the search was compiled again"
+
+
 @pytest.mark.parametrize("kernel", ["popcount", "matmul"])
 @pytest.mark.parametrize(
     "num_bits, count", [(6, 10), *(pytest.param(*x, marks=pytest.mark.thorough) for x in ((40, 1), (12, 33)))]
@@ -33,6 +44,19 @@ def test_ties_go_to_the_lower_index(num_bits, count, kernel):
     codes = reference.random_codes(num_bits, 700, num_bits)
     found = graph.nearest_neighbors(codes, num_bits, count, kernel=kernel)
     assert_equals_reference(found, codes, num_bits, count)
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("kernel", ["popcount", "matmul"])
+def test_tiles_that_do_not_divide_the_points(kernel):
+    codes = reference.random_codes(5, 700, 6)
+    found = graph.nearest_neighbors(codes, 6, 10, kernel=kernel)
+    assert_equals_reference(found, codes, 6, 10)
+
+
+def test_all_points_equal():
+    codes = np.zeros((300, 1), np.uint32)
+    assert_equals_reference(graph.nearest_neighbors(codes, 32, 3), codes, 32, 3)
 
 
 def test_enough_points_for_several_levels_of_groups():
@@ -49,6 +73,11 @@ def test_enough_points_for_several_levels_of_groups():
 def test_more_neighbors_than_points(num_points, count):
     codes = reference.random_codes(2, num_points, 64)
     assert_equals_reference(graph.nearest_neighbors(codes, 64, count), codes, 64, count)
+
+
+def test_no_points():
+    index, similarity = graph.nearest_neighbors(np.zeros((0, 2), np.uint32), 64, 3)
+    assert index.shape == similarity.shape == (0, 3)
 
 
 @pytest.mark.parametrize("num_valid", [0, 1, 3, 200])
@@ -92,6 +121,15 @@ def test_bad_arguments_are_refused():
         graph.nearest_neighbors(codes, 32, 1, np.ones(3, bool))
     with pytest.raises(ValueError, match=r"kernel is 'gpu'.*popcount"):
         graph.nearest_neighbors(codes, 32, 1, kernel="gpu")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("bound", [None, 5])
+@pytest.mark.parametrize("length, count", [(1, 1), (300, 300), (2000, 7), (5000, 40)])
+def test_smallest_orders_by_value_and_position(length, count, bound):
+    values = np.random.default_rng(length).integers(0, 6, (length, 9)).astype(np.int16)
+    found = smallest(jnp.asarray(values if bound else values.astype(np.float32)), count, bound)
+    np.testing.assert_array_equal(found, np.argsort(values, axis=0, kind="stable")[:count])
 
 
 def dense_cosines(points: np.ndarray) -> np.ndarray:
@@ -140,50 +178,9 @@ def test_exact_cosines_leave_out_padding_and_bad_rows():
     np.testing.assert_array_equal(similarity[15:], 0)
 
 
-# Rows shared among devices.
-
-
-def mesh_of(num_devices: int) -> Mesh:
-    return Mesh(np.array(jax.devices()[:num_devices]), ("device",))
-
-
-def assert_same(found, expected):
-    for ours, theirs in zip(found, expected, strict=True):
-        assert ours.dtype == theirs.dtype
-        np.testing.assert_array_equal(ours, theirs)
-
-
-@pytest.mark.parametrize("kernel", ["popcount", "matmul"])
-@pytest.mark.parametrize("num_devices", [1, 2, 4])
-def test_devices_change_no_bit(num_devices, kernel):
-    # 64 codes for 301 points: ties everywhere; neither 2 nor 4 devices divide the rows.
-    codes = reference.random_codes(6, 301, 6)
-    valid = np.arange(301) % 7 != 3
-    for there in (None, valid):
-        expected = graph.nearest_neighbors(codes, 6, 10, there)
-        assert_same(graph.nearest_neighbors(codes, 6, 10, there, kernel=kernel, mesh=mesh_of(num_devices)), expected)
-
-
-def test_all_axes_count_as_one_list_of_devices_also_under_jit():
-    codes = reference.random_codes(6, 301, 6)
-    expected = graph.nearest_neighbors(codes, 6, 10)
-    square = jax.make_mesh((2, 2), ("row", "column"))
-    find = partial(graph.nearest_neighbors, num_bits=6, num_neighbors=10, mesh=square)
-    eager = find(codes)
-    assert_same(eager, expected)
-    assert eager.index.sharding.is_fully_replicated and len(eager.index.sharding.device_set) == 4
-    assert_same(jax.jit(find)(codes), expected)
-
-
-def test_codes_may_lie_on_one_device_or_in_shards():
-    codes = reference.random_codes(4, 300, 6)
-    expected = graph.nearest_neighbors(codes, 6, 10)
-    mesh = mesh_of(4)
-    for place in (jax.devices()[1], NamedSharding(mesh, PartitionSpec("device"))):
-        assert_same(graph.nearest_neighbors(jax.device_put(codes, place), 6, 10, mesh=mesh), expected)
-
-
-@pytest.mark.parametrize("mesh", [4, "device", jax.sharding.AbstractMesh((2,), ("device",))])
-def test_what_is_no_mesh_of_devices_is_refused(mesh):
-    with pytest.raises(ValueError, match=r"it must be a jax.sharding.Mesh"):
-        graph.nearest_neighbors(reference.random_codes(0, 4, 32), 32, 1, mesh=mesh)
+def test_known_bad_features_are_refused():
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        graph.cosine_neighbors(np.full((3, 2), np.nan, np.float32), 1)
+    with pytest.raises(ValueError, match="num_neighbors"):
+        graph.cosine_neighbors(np.ones((3, 2), np.float32), 0)
+    assert graph.cosine_neighbors(np.ones((1, 2), np.float32), 2).index.shape == (1, 2)

@@ -1,5 +1,6 @@
 """The normalized graph and propagation on it: identities of the spec's section 9.3, and SciPy as the oracle."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ import scipy.sparse
 import scipy.sparse.linalg
 
 from fedjax_ssl import graph
+from fedjax_ssl.graph import propagation
 from fedjax_ssl.graph.neighbors import Neighbors
 from tests.graph import reference
 
@@ -45,6 +47,32 @@ def test_graph_equals_the_dense_reference(power):
     np.testing.assert_allclose(graph.multiply(built, vectors), reference.normalize(weight) @ vectors, atol=1e-13)
 
 
+@pytest.mark.thorough
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_point_that_all_others_point_to(count):
+    # The worst case of the reversed lists: one row of A^T with an entry for every point.
+    num_points = 200
+    index = np.zeros((num_points, count), np.int32)
+    index[:, 1:] = np.arange(num_points)[:, None]
+    index[0] = 1
+    similarity = np.zeros((num_points, count))
+    similarity[:, 0] = np.linspace(0.1, 1, num_points)
+    dense = np.zeros((num_points, num_points))
+    np.add.at(dense, (np.arange(num_points)[:, None], index), similarity)
+    built = graph.build_graph(Neighbors(jnp.asarray(index), jnp.asarray(similarity)))
+    expected = reference.normalize(dense + dense.T)
+    np.testing.assert_allclose(graph.multiply(built, jnp.eye(num_points)), expected, atol=1e-14)
+
+
+def test_memory_of_the_graph_is_linear():
+    sizes = []
+    for num_points in (100, 200):
+        lists = Neighbors(jnp.zeros((num_points, 4), jnp.int32), jnp.zeros((num_points, 4)))
+        sizes.append(sum(part.size for part in jax.eval_shape(graph.build_graph, lists)))
+    assert sizes[1] == 2 * sizes[0]
+
+
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 0.99])
 def test_influence_matrix_is_symmetric_positive_and_bounded(alpha):
@@ -61,6 +89,55 @@ def test_influence_matrix_is_symmetric_positive_and_bounded(alpha):
     np.testing.assert_allclose(matrix @ system, np.eye(250), atol=1e-11)
     if alpha == 0:
         np.testing.assert_allclose(matrix, np.eye(250), atol=1e-15)
+
+
+@pytest.mark.usefixtures("float64")
+def test_influence_matrix_is_the_neumann_series():
+    built = example()
+    normalized = np.asarray(graph.dense_matrix(built))
+    total, term = np.eye(250), np.eye(250)
+    for _ in range(60):
+        term = 0.5 * normalized @ term
+        total = total + term
+    np.testing.assert_allclose(graph.influence_matrix(built, 0.5), total, atol=1e-13)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_root_degrees_are_an_eigenvector(solver):
+    built = example()
+    assert np.asarray(built.degree).min() > 0
+    root = np.sqrt(np.asarray(built.degree))
+    np.testing.assert_allclose(graph.propagate(built, root[:, None], 0.99, solver)[:, 0], 100 * root, rtol=1e-8)
+
+
+@pytest.mark.usefixtures("float64")
+def test_fixed_point_iteration_reaches_the_scores():
+    built, alpha = example(), 0.9
+    target = reference.one_hot(labels_for(250), 3)
+    limit = (1 - alpha) * np.asarray(graph.propagate(built, target, alpha))
+    current, errors, multiply = target, [], jax.jit(graph.multiply)
+    for _ in range(120):
+        current = alpha * np.asarray(multiply(built, current)) + (1 - alpha) * target
+        errors.append(np.linalg.norm(current - limit))
+    errors = np.array(errors)
+    assert errors[-1] < 1e-4 * errors[0]
+    assert (errors[1:] <= alpha * errors[:-1] * (1 + 1e-9) + 1e-14).all()
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_columns_of_the_clients_add_up(solver):
+    built, labels = example(), labels_for(250)
+    target = reference.one_hot(labels, 3)
+    total = np.zeros((250, 3))
+    for rows in np.split(np.arange(250), [40, 100, 180]):
+        labelled = rows[labels[rows] >= 0]
+        columns = np.asarray(graph.influence_columns(built, 0.99, jnp.asarray(labelled), solver))
+        total += columns @ target[labelled]
+    np.testing.assert_allclose(total, np.asarray(graph.influence_matrix(built, 0.99)) @ target, atol=1e-9)
+    np.testing.assert_allclose(total, graph.propagate(built, target, 0.99, solver), atol=1e-9)
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
@@ -82,6 +159,42 @@ def test_what_the_solver_tells():
     assert not cut.converged and cut.iterations == 3 and cut.residual > 1e-3
     dense = graph.solve(built, target, 0.99, "cholesky")
     assert dense.converged and dense.iterations == 0 and dense.residual < 1e-5
+
+
+@pytest.mark.thorough
+def test_columns_of_zeros_and_the_number_of_columns_do_not_matter():
+    built, target = example(), reference.one_hot(labels_for(250), 3)
+    wide = np.zeros((250, 5))
+    wide[:, 1:4] = target
+    found = np.asarray(graph.propagate(built, wide, 0.99, "conjugate_gradient"))
+    assert (found[:, [0, 4]] == 0).all()
+    np.testing.assert_allclose(
+        found[:, 1:4], graph.propagate(built, target, 0.99, "conjugate_gradient"), rtol=1e-5, atol=1e-6
+    )
+    nothing = graph.solve(built, np.zeros((250, 2)), 0.99, "conjugate_gradient")
+    assert nothing.converged and nothing.iterations == 0 and not nothing.scores.any()
+
+
+def test_auto_takes_cholesky_for_small_graphs(monkeypatch):
+    target = reference.one_hot(labels_for(250), 3)
+    assert graph.solve(example(), target, 0.99).iterations == 0
+    monkeypatch.setattr(propagation, "CHOLESKY_POINTS", 249)
+    assert graph.solve(example(), target, 0.99).iterations > 0
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_maps_over_graphs_and_alphas(solver):
+    codes = np.stack([clustered_codes(seed, 250, 64, 5)[0] for seed in range(3)])
+    target = reference.one_hot(labels_for(250), 3)
+    alphas = jnp.array([0.5, 0.9, 0.99])
+
+    def one(some, alpha):
+        return graph.propagate(graph.build_graph(graph.nearest_neighbors(some, 64, 4)), target, alpha, solver)
+
+    together = jax.jit(jax.vmap(one))(codes, alphas)
+    for client in range(3):
+        np.testing.assert_allclose(together[client], one(codes[client], alphas[client]), rtol=2e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("alpha", [1.0, -0.1, 1.5, float("nan")])

@@ -135,6 +135,15 @@ def test_influence_matrix(alpha):
     np.testing.assert_allclose(columns, printed[:, [3, 5]], **PRINTED)
 
 
+def test_influence_matrix_numbers():
+    matrix = np.asarray(graph.influence_matrix(example_graph(), 0.99))
+    system = np.eye(6) - 0.99 * np.asarray(graph.dense_matrix(example_graph()))
+    assert np.linalg.cond(system) == pytest.approx(192.7877, abs=5e-5)
+    assert np.linalg.det(system) == pytest.approx(0.0053647995, abs=5e-11)
+    # The spec prints the trace as 110.5195697689; the diagonal it prints sums to 110.5195697787.
+    assert np.trace(matrix) == pytest.approx(110.5195697787, abs=3e-10)
+
+
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("alpha", [0.5, 0.99])
 def test_scores_and_confidence(alpha, solver):
@@ -173,6 +182,11 @@ def test_confidence_scaled_by_each_clients_maximum():
     np.testing.assert_allclose(found.confidence, expected, atol=1e-8)
 
 
+def test_class_norm_alone():
+    found = graph.xclp_from_codes(CODES, LABELS, 2, SETTINGS._replace(label_norm="class"))
+    np.testing.assert_array_equal(np.argmax(found.scores, axis=1), [0, 1, 1, 1, 1, 1])
+
+
 @pytest.mark.parametrize(
     "alpha, first, second",
     [
@@ -200,3 +214,18 @@ def test_dropout_of_the_second_client():
     found = graph.xclp_from_codes(CODES, np.array([0] + 5 * [-1], np.int32), 2, SETTINGS._replace(alpha=0.5))
     np.testing.assert_allclose(found.scores[:, 0], SCORES[0.5][0], **PRINTED)
     np.testing.assert_array_equal(found.scores[:, 1], np.zeros(6))
+
+
+def test_wrong_variants_are_told_apart():
+    similarity = reference.cosines(np.array(DISTANCES), BITS)
+    kept = np.zeros((6, 6))
+    for row, columns in enumerate(NEIGHBORS):
+        kept[row, list(columns)] = similarity[row, list(columns)]
+    by_maximum = reference.influence(reference.normalize(np.maximum(kept, kept.T)), 0.5) @ label_matrix()
+    np.testing.assert_allclose(by_maximum[0], [1.1652899741, 0.0714941947], **PRINTED)
+    own = [np.argsort(row, kind="stable")[:2] for row in np.array(DISTANCES)]
+    with_self = reference.influence(reference.normalize(reference.weights(similarity, own)), 0.5) @ label_matrix()
+    np.testing.assert_allclose(with_self[0], [1.4946321770, 0], **PRINTED)
+    scores = np.asarray(graph.propagate(example_graph(), label_matrix(), 0.5))
+    assert np.abs(scores[0] - by_maximum[0]).max() > 0.01
+    assert np.abs(scores[0] - with_self[0]).max() > 0.01

@@ -74,12 +74,18 @@ CASES = {
         first_targets=4,  # users are sure of nothing for longer than that
         learns_without_labels="the network labels whatever it is sure of",
     ),
-    "fl2": Case(settings={"pretrain_calls": 1}, learns_without_labels="the network labels whatever it is sure of"),
+    "fl2": Case(
+        settings={"pretrain_calls": 1},
+        learns_without_labels="the network labels whatever it is sure of",
+    ),
     "cbafed": Case(
         settings={"warmup_epochs": 2, "base_threshold": 0.2},  # some examples are kept from the first round on
         learns_without_labels="the network labels whatever it is sure of",
     ),
-    "sage": Case(settings={"threshold": 0.5}, learns_without_labels="the network labels whatever it is sure of"),
+    "sage": Case(
+        settings={"threshold": 0.5},
+        learns_without_labels="the network labels whatever it is sure of",
+    ),
     "mixed": Case(settings={"num_bits": 256, "num_neighbors": 3}),
     # Small weights, batches and ramps: the defaults are for many rounds on images.
     "fixmatch": Case(

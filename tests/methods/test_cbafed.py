@@ -1,6 +1,7 @@
 """CBAFed: numbers of the specification's checks, limits and edge cases."""
 
 from functools import partial
+from typing import Any
 
 import chex
 import jax
@@ -8,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl import methods
+from fedjax_ssl import federated, methods
 from fedjax_ssl.federated import AtClient, Client, Stage, Term, View, federated_method, labelled_epochs
+from fedjax_ssl.federated.optimizers import Local
 from fedjax_ssl.federated.sampler import batches_per_epoch
 from fedjax_ssl.methods.cbafed import (
     RESIDUAL,
@@ -31,7 +33,9 @@ from fedjax_ssl.methods.parts.confident_pseudo_labels import (
 from fedjax_ssl.models import Model, Outputs
 from tests import toy
 
-KEY = jax.random.key(3)
+
+def key() -> jax.Array:
+    return jax.random.key(3)
 
 
 def settings(largest: float, tail_second: bool = True) -> ThresholdSettings:
@@ -84,6 +88,13 @@ def test_selection(float64) -> None:
     assert not choose(at_the_threshold, thresholds, False)[1][0], "it has to be above"
 
 
+def test_classes_without_any_example(float64) -> None:
+    """Edge case: nothing is known of any class, and nothing is divided by 0."""
+    lowest, tail = thresholds_of(np.zeros(3, np.float32), 0.95)
+    np.testing.assert_allclose(lowest, 0.84)
+    assert bool(jnp.all(tail))
+
+
 def one_number() -> Model:
     """A network that is a number, and a running statistic that counts its steps."""
 
@@ -113,7 +124,7 @@ def test_local_residual(float64, epochs: int, number: float, steps: float) -> No
     run = toy.setup(data, model=one_number(), learning_rate=1.0)
     term = up("labelled", with_local_residual(4, 0.8, 5), 0.5)
     stage = Stage((term,), labelled_epochs(4, epochs, 7, skip_single=True))
-    state, _ = toy.train(federated_method(run, (stage,)), KEY, data, 1)
+    state, _ = toy.train(federated_method(run, (stage,)), key(), data, 1)
     found = float(state.params["model"]["w"]), float(state.model_state["steps"])
     assert found == pytest.approx((number, steps), rel=1e-12)
 
@@ -126,14 +137,30 @@ def test_global_residual(float64) -> None:
     stage = Stage((up("labelled", AtClient()),), toy.in_order("labelled", 4, 1))
     plain = federated_method(run, (still, stage))
     method = with_global_residual(plain, 0.5, 5, first_round=1)
-    state, one_round, seen = jax.jit(method.init)(KEY, data), jax.jit(method.round), []
+    state, one_round, seen = jax.jit(method.init)(key(), data), jax.jit(method.round), []
     for _ in range(12):
-        state, _ = one_round(KEY, state, data)
+        state, _ = one_round(key(), state, data)
         seen.append(float(state.params["model"]["w"]))
     np.testing.assert_allclose(seen[1:], [1, 2, 3, 4, 5, 3, 4, 5, 6, 7, 5.5], rtol=1e-12)
     assert float(state.terms[RESIDUAL].params["model"]["w"]) == 5.5
     assert float(state.model_state["steps"]) == pytest.approx((((1 + 7) / 2 + 5) + 4) / 2), "statistics as the weights"
     assert with_global_residual(plain, 0.0, 5, 1) is plain
+
+
+def test_average_and_first_step(float64) -> None:
+    """Check 5: who kept nothing does not count; the gradient is clipped to a norm of 5."""
+    optimizer, anchor = federated.fedavg(), jnp.asarray([0.0])
+    reports = []
+    for weight, value in ((100.0, 1.0), (30.0, 2.0), (0.0, 9.0), (20.0, -1.0)):
+        own = Local({"model": anchor}, {"model": jnp.asarray([value])}, {"model": jnp.asarray(weight)}, *[()] * 4)
+        reports.append(optimizer.report(own).summed)
+    summed = jax.tree.map(lambda *x: sum(x[1:], x[0]), *reports)
+    turn = federated.Turn(key(), jnp.zeros((), int), jnp.arange(4), jnp.ones(4, bool), 4)
+    np.testing.assert_allclose(optimizer.apply((), {"model": anchor}, summed, turn)[0]["model"], [0.9333333333])
+    local = federated.local_optimizer(momentum=0.9, weight_decay=5e-4, clip_norm=5.0)
+    weights = jnp.asarray([1.0, -1.0])
+    update, _ = local.update(jnp.asarray([6.0, 8.0]), local.init(weights), weights)
+    np.testing.assert_allclose(weights - 0.02 * update, [0.93999001, -1.07998999], atol=1e-8)
 
 
 def test_a_last_batch_of_one_example_is_left_out() -> None:
@@ -145,7 +172,7 @@ def test_a_last_batch_of_one_example_is_left_out() -> None:
     nothing = jnp.zeros((), jnp.int32)
     client = Client(nothing, place, place * 0 - 1, nothing, nothing + 6, {CONFIDENT: labels}, ())
     sampler = confident_epochs(4, 1, with_partners=False, skip_single=True)
-    schedule = jax.jit(sampler.schedule)(KEY, client, toy.NOW)
+    schedule = jax.jit(sampler.schedule)(key(), client, toy.NOW)
     assert int(schedule.num_steps) == 1 and set(schedule.masks) == {"fix"}
     assert int(schedule.masks["fix"].sum()) == 4
 
@@ -166,7 +193,7 @@ def test_clients_train_on_the_very_views_that_they_labelled() -> None:
         return jnp.sum(jnp.where(batch.mask[:, None], jnp.abs(now - then), 0.0))
 
     stage = Stage((labels, term._replace(loss=difference)), confident_epochs(4, 2, with_partners=False))
-    _, infos = toy.train(federated_method(run, (stage,)), KEY, data, 1)
+    _, infos = toy.train(federated_method(run, (stage,)), key(), data, 1)
     assert infos[0]["loss"] < 1e-5 and infos[0]["examples"] == 2 * 11
 
 
@@ -177,8 +204,8 @@ def test_nobody_keeps_anything_and_the_labelled_clients_are_federated_averaging(
     run = toy.setup(data, model=toy.linear_model(), weighting="labelled")
     never = {"base_threshold": 3.0, "largest_threshold": 2.0, "tail_second": False}
     method = methods.build("cbafed", run, warmup_rounds=0, local_residual=0.0, global_residual=0.0, **never)
-    mine, infos = toy.train(method, KEY, data, 2)
-    plain, expected = toy.train(methods.build("fedavg", run), KEY, data, 2)
+    mine, infos = toy.train(method, key(), data, 2)
+    plain, expected = toy.train(methods.build("fedavg", run), key(), data, 2)
     chex.assert_trees_all_close(mine.params, plain.params, rtol=1e-5, atol=1e-6)
     assert [info["local_steps"] for info in infos] == [info["local_steps"] for info in expected]
     assert infos[0]["pseudo_label_coverage"] == 0 and not np.any(mine.terms[CONFIDENT])
@@ -186,8 +213,18 @@ def test_nobody_keeps_anything_and_the_labelled_clients_are_federated_averaging(
     assert one_client_without_labels == 4 * toy.NUM_CLASSES
 
 
-def test_bad_settings() -> None:
-    with pytest.raises(ValueError, match=r"local_residual is 1.0; it must be a number in \[0, 1\)"):
-        methods.build("cbafed", toy.setup(toy.federation()), local_residual=1.0)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"local_residual": 1.0}, r"local_residual is 1.0; it must be a number in \[0, 1\)"),
+        ({"warmup_epochs": 0}, "warmup_epochs is 0"),
+        ({"unlabelled_rate": -1.0}, "unlabelled_rate is -1.0"),
+        ({"tail_share": float("nan")}, "tail_share is nan"),
+    ],
+)
+def test_bad_settings(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        methods.build("cbafed", toy.setup(toy.federation()), **options)
+    one_class = toy.setup(toy.federation())._replace(num_classes=1)
     with pytest.raises(ValueError, match="needs two classes"):
-        methods.build("cbafed", toy.setup(toy.federation())._replace(num_classes=1))
+        methods.build("cbafed", one_class)

@@ -16,8 +16,9 @@ from fedjax_ssl import config as configs
 from fedjax_ssl import federated, methods, presets
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.consistency import shuffled
-from fedjax_ssl.objectives import mixup_share
+from fedjax_ssl.objectives import fixmatch_loss, mixup_share
 from tests import toy
+from tests.methods import cases
 
 KEY, RATE, STEPS = jax.random.key(3), 0.1, 2
 PLAIN = ("fixmatch", "uda", "pseudo_label")  # with batches of four; the others take one and one
@@ -288,6 +289,40 @@ def test_predictions_by_the_moving_average_leave_training_alone() -> None:
 
 
 @pytest.mark.thorough
+def test_uda_with_hard_targets_is_fixmatch() -> None:
+    """FedMatch's specification, check 18 (g); without labels, on which UDA anneals."""
+    uda, _ = train("uda", labelled_weight=0.0, threshold=0.5, temperature=1e-4)
+    fixmatch, _ = train("fixmatch", labelled_weight=0.0, threshold=0.5)
+    np.testing.assert_allclose(uda[2].params["model"]["w"], fixmatch[2].params["model"]["w"], rtol=1e-12)
+
+
+@pytest.mark.thorough
+def test_a_teacher_without_memory_is_the_pi_model_with_constant_targets() -> None:
+    taught, _ = train("mean_teacher", decay=0.0)
+    pi, _ = train("pi_model", fixed=(("stop_gradient", True),))
+    np.testing.assert_allclose(taught[2].params["model"]["w"], pi[2].params["model"]["w"], rtol=1e-12)
+    supervised, _ = train("mean_teacher", unlabelled_weight=0.0)
+    assert np.abs(pi[2].params["model"]["w"] - supervised[2].params["model"]["w"]).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fixmatch",
+        *(pytest.param(x, marks=pytest.mark.thorough) for x in ("mean_teacher", "pi_model", "vat", "pseudo_label")),
+    ],
+)
+def test_without_weight_on_unlabelled_examples_only_labels_are_learned(name: str) -> None:
+    """UDA would still anneal, and MixMatch mix labelled examples with the others."""
+    states, _ = train(name, unlabelled_weight=0.0)
+    oracle = Oracle(name, states)
+    for number in (1, 2):
+        for step in range(STEPS):
+            oracle.step(oracle.supervised(1.0 if name in PLAIN else draws(number - 1, step)["labelled/weak"]))
+        oracle.check(states[number])
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("turn", ["before", "after"])
 def test_labels_at_the_server(turn: str) -> None:
     """One step at the server with the weight of labels, two at a client without any."""
@@ -317,6 +352,18 @@ def test_labels_at_the_server(turn: str) -> None:
     oracle.check(state)
     np.testing.assert_allclose(state.terms["moving_average"].params["w"], oracle.w, rtol=1e-9)
     assert info["local_steps"] == 1 + STEPS and info["clients"] == 1
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", [*FIXED])
+def test_learns_from_labels_at_the_server(name: str) -> None:
+    """With a step or two at the server in a round, most of them drift away on their own predictions."""
+    data = toy.weak_federation("server")
+    settings = {**cases.of(name).settings, "server_batch_size": 3, "server_epochs": 10}
+    method = methods.build(name, cases.setup(name, data), **settings)
+    state, _ = toy.train(method, KEY, data, 16)
+    chosen = np.argmax(jax.jit(method.predict)(state, data.inputs), axis=1)[data.test_index]
+    assert np.mean(chosen == data.labels[data.test_index]) > 0.8  # chance: 1/3
 
 
 def test_clients_train_on_what_there_is() -> None:
@@ -349,6 +396,16 @@ def test_partners_are_a_permutation_of_the_real_rows() -> None:
     for seed in range(5):
         found = np.asarray(draw(jax.random.key(seed), real))
         assert sorted(found[real]) == [0, 2, 3]
+
+
+def test_mean_over_confident_rows() -> None:
+    """ProtoFSSL's FixMatch; without a confident row the loss is 0."""
+    weak, strong = jnp.array([[3.0, 0], [0.1, 0], [0, 4.0]]), jnp.array([[1.0, 0], [0, 5.0], [0.5, 0]])
+    rows = -np.log(softmax(np.asarray(strong)))[[0, 2], [0, 1]]
+    everything = jnp.ones(3, bool)
+    loss = jax.jit(functools.partial(fixmatch_loss, mask_mean="confident"))
+    assert float(loss(weak, strong, everything, 0.9)) == pytest.approx(rows.mean())
+    assert float(loss(weak, strong, everything, 0.999)) == 0.0
 
 
 @pytest.mark.parametrize("name", [*FIXED])

@@ -1,9 +1,8 @@
-"""What server and clients of FedMatch send each other, who helps whom, and whole rounds: limits and ablations."""
+"""Whole rounds of FedMatch: labels at the server, what is kept and sent, its limits and its ablations."""
 
 import dataclasses
 import functools
 import itertools
-from types import SimpleNamespace
 
 import chex
 import jax
@@ -12,170 +11,12 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import methods
-from fedjax_ssl.federated import to_numbers
 from fedjax_ssl.methods.fedavg import fedavg
-from fedjax_ssl.methods.fedmatch import (
-    FedMatch,
-    Store,
-    collect,
-    message_bytes,
-    nearest_clients,
-    noise_image,
-    to_cohort,
-    upload,
-)
 from fedjax_ssl.models import Model, count_parameters, in_precision
 from tests import toy
 
-SERVER = {
-    "sigma": np.array([0.1, -0.2, 0.3, 0.05, -0.07, 0.01, 0.02, 0.5]),
-    "psi": np.array([1e-3, 2e-4, 4e-6, -3e-4, 6e-6, 1e-4, 0, -2e-3]),
-}
-CLIENT = {
-    "sigma": np.array([0.1, -0.19994, 0.29996, 0.051, -0.07, 0.01, 0.020051, 0.5]),
-    "psi": np.array([1e-3, 1e-4, 1e-3, -2.6e-4, 4e-6, -1e-4, 7e-5, -2.04e-3]),
-}
-HELPERS = np.array([[1e-3, 5e-4, 0, 0, 3e-6, -1e-4, 8e-5, -1e-3], [0, 0, 2e-3, -2.6e-4, 0, 0, 0, 0]])
-TRAINED = {
-    "sigma": np.array([0.1001, -0.2, 0.3, 0.04998, -0.07, 0.012, 0.02, 0.5]),
-    "psi": np.array([1.2e-3, 2.3e-4, 6e-5, 3e-6, 6e-6, 1.6e-4, 2e-6, -2e-3]),
-}
-EPSILON, DELTA = 5e-6, 5e-5
-
-
-def down_to(exchange: FedMatch, server, client, helpers, number, seen):
-    """What one client is sent; the store has it and, as clients 1 and 2, its helpers."""
-    uploads = {
-        part: jnp.stack([client[part], *([client[part]] * 2 if part == "sigma" else helpers)]) for part in client
-    }
-    store = Store(uploads, seen, jnp.zeros((3, 4)))
-    ids = jnp.zeros(1, jnp.int32)
-    round = SimpleNamespace(clients=SimpleNamespace(id=ids), number=number, groups=server)
-    sent = to_cohort(exchange, store, round)
-    return jax.tree.map(lambda x: x[0], sent)
-
-
-def settings(**changes) -> FedMatch:
-    return FedMatch(**{"labels_at": "clients", "l1_threshold": EPSILON, "delta_threshold": DELTA, **changes})
-
-
-@pytest.fixture(scope="module")
-def exchanged():
-    """(server, client, helpers, trained, round, seen, epsilon, delta) -> what is sent, received and uploaded."""
-
-    def both(server, client, helpers, trained, number, seen, epsilon, delta):
-        exchange = settings(l1_threshold=epsilon, delta_threshold=delta, s2c_lossy=True, first_contact="init")
-        sent = down_to(exchange, server, client, helpers, number, seen)
-        after = SimpleNamespace(groups=trained, received=server)
-        merged = upload(exchange, after)
-        counted = collect(exchange, SimpleNamespace(groups=trained, received=server, uploaded=merged))
-        sparse = upload(dataclasses.replace(exchange, c2s_send_sparsified=True), after)
-        received = {p: jnp.where(sent.lossy[0][p], server[p], sent.lossy[1][p]) for p in server}
-        return sent, received, merged, sparse, counted.entries
-
-    compiled = jax.jit(both)
-
-    def call(number=9, seen=(1, 1, 1), epsilon=EPSILON, delta=DELTA, client=CLIENT, server=SERVER, trained=TRAINED):
-        with jax.enable_x64(True):
-            given = jax.tree.map(jnp.asarray, (server, client, HELPERS, trained))
-            given = (*given, jnp.asarray(number, jnp.int32), np.array(seen, bool), epsilon, delta)
-            return jax.device_get(compiled(*given))
-
-    return call
-
-
-def test_costs_of_the_worked_example(exchanged) -> None:
-    """FedMatch section 13, check 9: shares of 8 numbers."""
-    sent, received, merged, sparse, up = exchanged()
-    down = {name: np.asarray(entries).tolist() for name, entries in sent.entries.items()}
-    assert (down["psi"] / 8, down["sigma"] / 8, sum(down["helpers"]) / 8) == (0.5, 0.375, 0.375)
-    assert down["helpers"] == [2, 1] and (down["psi"] + down["sigma"] + 3) / 8 == 1.25
-    assert np.flatnonzero(sent.lossy[0]["psi"]).tolist() == [1, 2, 5, 6]
-    assert np.flatnonzero(sent.lossy[0]["sigma"]).tolist() == [1, 3, 6]
-    assert (int(up["psi"]) / 8, int(up["sigma"]) / 8) == (0.5, 0.25)
-    np.testing.assert_array_equal(merged["psi"], [1.2e-3, 2e-4, 6e-5, 3e-6, 6e-6, 1.6e-4, 0, -2e-3])
-    np.testing.assert_array_equal(sparse["psi"], [1.2e-3, 2e-4, 6e-5, 0, 6e-6, 1.6e-4, 0, -2e-3])
-    np.testing.assert_array_equal(merged["sigma"], [0.1001, *SERVER["sigma"][1:5], 0.012, 0.02, 0.5])
-    np.testing.assert_array_equal(received["sigma"], [0.1, -0.2, 0.29996, 0.05, -0.07, 0.01, 0.02, 0.5])
-    # Of a helper a client knows what it was sent, its own weights where they are nearly alike, and zeros.
-    np.testing.assert_array_equal(sent.helpers[0], [1e-3, 5e-4, 0, 0, 0, -1e-4, 7e-5, -1e-3])
-
-
-def test_round_0_sends_everything_and_other_rounds_no_helpers(exchanged) -> None:
-    sent, received, *_ = exchanged(number=0, seen=(0, 0, 0))
-    assert {name: np.asarray(count).tolist() for name, count in sent.entries.items()} == {
-        "sigma": 8,
-        "psi": 8,
-        "helpers": [0, 0],
-    }
-    np.testing.assert_array_equal(received["psi"], SERVER["psi"])
-    sent, *_ = exchanged(number=10)
-    assert sent.available.tolist() == [False, False] and sent.entries["helpers"].tolist() == [0, 0]
-    sent, *_ = exchanged(seen=(1, 0, 1))
-    assert sent.available.tolist() == [True, False] and sent.entries["helpers"].tolist() == [1, 0]
-    sent, *_ = exchanged(seen=(0, 1, 1))  # measured against the initial model; nobody helps a stranger
-    assert int(sent.entries["psi"]) == 4 and not sent.available.any()
-
-
-def test_the_first_contact_may_cost_a_model(float64) -> None:
-    seen = jnp.array([False, True, True])
-    given = [jax.tree.map(jnp.asarray, tree) for tree in (SERVER, CLIENT, HELPERS)]
-    sent = jax.jit(lambda: down_to(settings(), *given, jnp.asarray(9, jnp.int32), seen))()
-    assert int(sent.entries["psi"]) == int(sent.entries["sigma"]) == 8
-
-
-def test_bytes_of_a_message() -> None:
-    """Dense 4 N, bitmap N / 8 + 4 n, coordinates 8 n; the smallest is the smallest for every n."""
-    size, entries, plain = 203, np.arange(204, dtype=np.int32), ("dense", "bitmap", "coordinates")
-    lengths = jax.jit(jax.vmap(lambda e: {code: message_bytes(e, size, code) for code in (*plain, "smallest")}))
-    found = {name: values.astype(int) for name, values in to_numbers(lengths(jnp.asarray(entries))).items()}
-    np.testing.assert_array_equal(found["dense"], 4 * size)
-    np.testing.assert_array_equal(found["bitmap"], 26 + 4 * entries)
-    np.testing.assert_array_equal(found["coordinates"], 8 * entries)
-    others = np.stack([found[name] for name in plain])
-    np.testing.assert_array_equal(found["smallest"], others.min(0))
-
-
-# Who helps whom.
-
-
-def test_nearest_helpers() -> None:
-    """Check 12: distances .070711 and .141421; oneself is left out by number, not by place."""
-    embeddings = np.array([[0.7, 0.2, 0.1], [0.6, 0.3, 0.1], [0.1, 0.8, 0.1], [0.65, 0.2, 0.15]])
-    nearest = jax.jit(nearest_clients, static_argnums=3)
-    asks, everybody = np.arange(4, dtype=np.int32), np.ones(4, bool)
-    ids, there = nearest(asks, embeddings, everybody, 2)
-    assert ids[0].tolist() == [3, 1] and there.all()
-    order = np.array([2, 0, 3, 1])  # client c is now called place[c]
-    place = np.argsort(order)
-    again, _ = nearest(asks, embeddings[order], everybody, 2)
-    np.testing.assert_array_equal(again, place[np.asarray(ids)][order])
-    alike, _ = nearest(asks, np.zeros((4, 3)), everybody, 2)
-    assert alike.tolist() == [[1, 2], [0, 2], [0, 1], [0, 1]]
-    ids, there = nearest(asks, embeddings, np.array([True, False, True, False]), 2)
-    assert there.tolist() == [[True, False], [False, False], [True, False], [False, False]] and ids[0, 0] == 2
-
-
-def test_more_helpers_than_clients_are_those_that_there_are() -> None:
-    nearest = jax.jit(nearest_clients, static_argnums=3)
-    ids, there = nearest(np.arange(2, dtype=np.int32), np.eye(2, dtype=np.float32), np.ones(2, bool), 5)
-    assert ids.shape == there.shape == (2, 5) and there.sum(1).tolist() == [1, 1]
-
-
-def test_noise_is_truncated_to_images() -> None:
-    """Mean 0.497 and deviation 0.269, over 30,000 values to within four deviations of the mean."""
-    noise = np.asarray(noise_image(jax.random.key(0), (100, 100, 3)))
-    assert noise.min() >= 0 and noise.max() <= 1
-    assert noise.mean() == pytest.approx(0.497, abs=7e-3) and noise.std() == pytest.approx(0.269, abs=5e-3)
-    plain = np.asarray(noise_image(jax.random.key(0), (100, 100, 3), "normal"))
-    assert plain.min() < 0 and plain.std() == pytest.approx(125 / 255, abs=9e-3)
-
-
-# Whole rounds.
-
-
 KEY = jax.random.key(2)
-LARGE_DELTA = 0.02
+DELTA = 0.02
 fedmatch = functools.partial(methods.build, "fedmatch")
 SETTINGS = {"supervised_weight": 1.0, "l2_weight": 1.0, "threshold": 0.4, "helper_interval": 2}
 
@@ -202,7 +43,7 @@ def at_server():
     method = fedmatch(
         run_of(data),
         **SETTINGS,
-        delta_threshold=LARGE_DELTA,
+        delta_threshold=DELTA,
         unlabelled_batch_size=4,
         server_batch_size=3,
         patience=1,
@@ -246,12 +87,21 @@ def test_bytes_are_those_of_what_was_sent(at_server) -> None:
         assert "c2s_sigma" not in info and 0.3 < info["c2s"] < 1
     held, now = states[1].terms["fedmatch"].store.uploads, states[2]
     differ = sum(
-        int((jnp.abs(table - new[None]) > LARGE_DELTA).sum())
+        int((jnp.abs(table - new[None]) > DELTA).sum())
         for part, new_part in (("sigma", now.params["sigma"]), ("psi", states[1].params["psi"]))
         for table, new in zip(jax.tree.leaves(held[part]), jax.tree.leaves(new_part), strict=True)
     )
     assert infos[1]["helpers"] == 2 and infos[2]["helpers"] == 0
     assert infos[1]["bytes_down"] == 8 * differ + 8 * round(6 * size * infos[1]["s2c_helpers"])
+
+
+def test_every_client_has_a_learning_rate_of_its_own(at_server) -> None:
+    states, infos = at_server
+    kept = jax.device_get(states[-1].clients.terms["fedmatch"])
+    assert kept.plateau.factor.shape == (6,) and (kept.plateau.best < 10).all()
+    np.testing.assert_allclose(np.log(kept.plateau.factor) / np.log(3) % 1, 0, atol=1e-5)
+    assert infos[-1]["client_validation_accuracy"] == pytest.approx(np.mean(kept.accuracy), rel=1e-6)
+    assert float(states[-1].terms["supervised"].best) < 10, "the server has one, too"
 
 
 def scaled(model: Model, factor: float) -> Model:
@@ -339,6 +189,14 @@ def test_no_inter_client_loss_and_a_stream() -> None:
     # Every client uses its labelled examples, and the two unlabelled ones of the part: all that it has then.
     assert [info["examples"] for info in infos] == [4 + 2 + 4 + 2 + 3] * 4
     assert [info["pseudo_label_coverage"] for info in infos] == [1.0] * 4
+
+
+@pytest.mark.thorough
+def test_more_helpers_than_clients() -> None:
+    data = toy.federation(sizes=(8, 8), labelled=(4, 4))
+    state, infos = toy.train(fedmatch(run_of(data), **SETTINGS, num_helpers=5, lr_schedule="none"), KEY, data, 2)
+    chex.assert_tree_all_finite(state.params)
+    assert [info["helpers"] for info in infos] == [0, 1]
 
 
 @pytest.mark.thorough

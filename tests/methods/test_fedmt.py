@@ -41,7 +41,8 @@ COARSE = (0, 0, 0, 1, 1, 1, 0, 2, 2, 1)
 estimated = jax.jit(eager_estimated, static_argnames=("fallback", "pooled"))
 
 
-KEY = jax.random.key(5)
+def key() -> jax.Array:
+    return jax.random.key(5)
 
 
 def weak_labels(labels, num_observations, matrix, from_sets=False, share=None) -> WeakLabels:
@@ -64,7 +65,9 @@ def cohort(weak: WeakLabels, sizes) -> RoundContext:
     sizes = jnp.asarray(sizes, jnp.int32)
     index = jnp.broadcast_to(jnp.arange(weak.labels.shape[1], dtype=jnp.int32), weak.labels.shape)
     clients = Client(jnp.arange(sizes.size), index, jnp.full_like(index, -1), 0 * sizes, sizes, {}, (), None, weak)
-    return RoundContext(KEY, KEY, jnp.zeros((), int), None, clients, sizes > 0, clients, {}, {}, {}, jnp.zeros((1, 1)))
+    return RoundContext(
+        key(), key(), jnp.zeros((), int), None, clients, sizes > 0, clients, {}, {}, {}, jnp.zeros((1, 1))
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,7 +123,7 @@ def step_of(logits, weak: WeakLabels | None, estimate: Estimate | tuple, labels,
     outputs = {view: models.Outputs(logits, logits, None)}
     zero = jnp.zeros((), int)
     nothing = Snapshot({}, {})
-    return Step(outputs, {}, {stream: batch}, owner, (), (), (), {}, {}, {}, nothing, KEY, toy.NOW, zero)
+    return Step(outputs, {}, {stream: batch}, owner, (), (), (), {}, {}, {}, nothing, key(), toy.NOW, zero)
 
 
 def some_setup() -> federated.Setup:
@@ -180,7 +183,7 @@ def test_a_client_with_sets_projects_through_its_class_shares():
 
 def one_round(data: FederatedData, name: str = "fedmt", rounds: int = 1, changes: dict | None = None, **options):
     run = toy.setup(data, model=toy.linear_model(), **(changes or {}))
-    return toy.train(methods.build(name, run, **options), KEY, data, rounds)
+    return toy.train(methods.build(name, run, **options), key(), data, rounds)
 
 
 @pytest.mark.thorough
@@ -211,7 +214,7 @@ def test_the_identity_alone_is_federated_averaging_with_a_server_that_trains():
     stage = federated.Stage(
         (supervised_term(run)._replace(name="clients"),), sampler, server=server_training(run, 10, 5)
     )
-    plain, expected = toy.train(federated.federated_method(run, (stage,)), KEY, seen, 1)
+    plain, expected = toy.train(federated.federated_method(run, (stage,)), key(), seen, 1)
     chex.assert_trees_all_close(mine.params, plain.params, rtol=1e-5, atol=1e-6)
     assert infos[0]["local_steps"] == expected[0]["local_steps"] == 12 + 5, "clients and server"
     assert infos[0]["correspondence_error"] > 0.1 and infos[0]["classes_without_support"] == toy.NUM_CLASSES
@@ -224,11 +227,92 @@ def test_before_round_0_the_server_trains_once_at_the_rate_of_round_0():
     run = toy.setup(data, model=toy.linear_model(), rounds=2)
     run = run._replace(learning_rate=federated.learning_rate_schedule("cosine", 0.2, 2))
     method = methods.build("fedmt", run, threshold=0.5)
-    start = jax.jit(method.init)(KEY, data)
-    alone, _ = toy.train(methods.build("single", run), KEY, data, 1)
+    start = jax.jit(method.init)(key(), data)
+    alone, _ = toy.train(methods.build("single", run), key(), data, 1)
     chex.assert_trees_all_close(start.params, alone.params, rtol=1e-6, atol=1e-7)
-    cold = jax.jit(methods.build("fedmt", run, warm_start=False).init)(KEY, data)
+    cold = jax.jit(methods.build("fedmt", run, warm_start=False).init)(key(), data)
     chex.assert_trees_all_equal(start._replace(params=cold.params), cold)
     assert float(jnp.abs(start.params["model"]["w"] - cold.params["model"]["w"]).max()) > 1e-2
-    _, infos = toy.run(jax.jit(method.round), KEY, start, data, 2)
+    _, infos = toy.run(jax.jit(method.round), key(), start, data, 2)
     assert [info["clients"] for info in infos] == [data.num_clients] * 2
+
+
+@pytest.mark.thorough
+def test_estimates_use_no_hidden_knowledge():
+    data = toy.weak_federation("coarse")
+    run = toy.setup(data, model=toy.linear_model())
+    method = methods.build("fedmt", run, threshold=0.5, correspondence="estimated")
+    init, one_round = jax.jit(method.init), jax.jit(method.round)
+
+    def train(federation: FederatedData):
+        state, (info,) = toy.run(one_round, key(), init(key(), federation), federation, 1)
+        return state, info
+
+    state, info = train(data)
+    assert np.isfinite(info["correspondence_error"])
+    again, scrambled = train(toy.with_hidden_labels_scrambled(data))
+    chex.assert_trees_all_equal(again, state)
+    assert scrambled["pseudo_label_accuracy"] < info["pseudo_label_accuracy"]
+    assert data.weak is not None
+    unknown = dataclasses.replace(data, weak=dataclasses.replace(data.weak, matrix=jnp.zeros_like(data.weak.matrix)))
+    blind, logged = train(unknown)
+    chex.assert_trees_all_equal(blind.params, state.params)
+    assert np.isnan(logged["correspondence_error"])
+
+
+def gaussian_classes(seed: int) -> FederatedData:
+    """Check 15: four classes in 20 dimensions, two coarse ones, 8 class labels at the server, one client."""
+    rng = np.random.default_rng(seed)
+    means = rng.normal(size=(4, 20))
+    means *= 2.5 / np.linalg.norm(means, axis=1, keepdims=True)
+    labels = np.concatenate([np.arange(8), rng.integers(4, size=1400)]) % 4
+    inputs = (means[labels] + rng.normal(size=(labels.size, 20))).astype(np.float32)
+    client, nested = np.arange(8, 408), np.repeat(np.eye(2), 2, axis=1)
+    base = toy.federation(sizes=(400,), labelled=(0,), num_test=1000, server=8)
+    return dataclasses.replace(
+        base,
+        inputs=jnp.asarray(inputs),
+        labels=jnp.asarray(labels, jnp.int32),
+        observed=jnp.where(np.arange(labels.size) < 8, labels, -1).astype(jnp.int32),
+        index=jnp.asarray(client[None], jnp.int32),
+        test_index=jnp.arange(408, 1408, dtype=jnp.int32),
+        server_index=jnp.arange(8, dtype=jnp.int32),
+        num_classes=4,
+        weak=weak_labels(labels[client][None] // 2, [2], nested[None]),
+    )
+
+
+@pytest.mark.thorough
+def test_coarse_labels_help_and_wrong_ones_harm():
+    """Check 15: order and gap over five seeds."""
+    data = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(gaussian_classes(seed) for seed in range(5)))
+    wrong = dataclasses.replace(data, weak=dataclasses.replace(data.weak, matrix=data.weak.matrix[:, :, ::-1]))
+    both = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), data, wrong)
+    example = gaussian_classes(0)
+    run = toy.setup(
+        example,
+        model="linear",
+        learning_rate=0.5,
+        batch_size=400,
+        local_epochs=1,
+        local_optimizer=federated.local_optimizer("sgd", weight_decay=1e-3),
+    )
+
+    def accuracy(name: str, federation: FederatedData, **options) -> np.ndarray:
+        method = methods.build(name, run, server_epochs=1, **options)
+
+        def train(one: FederatedData) -> jax.Array:
+            start = method.init(key(), one)
+            end = jax.lax.scan(lambda s, _: (method.round(key(), s, one)[0], None), start, length=100)[0]
+            predicted = jnp.argmax(method.predict(end, one.inputs[one.test_index]), axis=1)
+            return jnp.mean(predicted == one.labels[one.test_index])
+
+        return np.asarray(jax.jit(jax.vmap(train))(federation))
+
+    alone = accuracy("single", data)
+    options = {"fix_weight": 0.0, "mix_weight": 0.0, "projection_examples": "all", "gate": "none"}
+    train = {"threshold": 1.0, "warm_start": False, **options}
+    told, misled = np.split(accuracy("fedmt", both, **train), 2)
+    assert (told > alone).sum() >= 4
+    assert np.mean(told - alone) > 0.08
+    assert np.mean(misled) < 0.3 < np.mean(alone)

@@ -121,6 +121,19 @@ def test_with_class_labels_every_client_predicts_with_its_own_head() -> None:
     assert np.mean(everyone == np.asarray(data.labels)[rows]) > 0.6
 
 
-def test_a_shared_head_of_class_labels_is_refused(data) -> None:
-    with pytest.raises(ValueError, match="nothing would be private"):
-        methods.build("fedrep", run_of(data), labels="class", shared_head=True)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"labels": "fine"}, "labels is 'fine'"),
+        ({"head_epochs": 0}, "head_epochs is 0"),
+        ({"labels": "class", "shared_head": True}, "nothing would be private"),
+    ],
+)
+def test_refusals(data, settings, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        methods.build("fedrep", run_of(data), **settings)
+
+
+def test_a_network_with_one_head_is_refused(data) -> None:
+    with pytest.raises(ValueError, match=r"fedrep needs a network with a second head"):
+        methods.build("fedrep", run_of(data, model_options={}))

@@ -1,5 +1,6 @@
 """FedRGD: the numbers of its worked examples, its limits, its variants, who is averaged with whom."""
 
+import dataclasses
 from functools import partial
 
 import chex
@@ -15,16 +16,22 @@ from fedjax_ssl.federated import FederatedOptimizer, Setup, Stage, Term, federat
 from fedjax_ssl.federated.grouped import averaging, default_sizes, equal_sizes
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.fedrgd import (
+    Batches,
     Diversity,
+    consistency_loss,
     cosine_factor,
     diversity_of,
     share_of,
+    steps_of,
     with_gradient_diversity,
+    with_gradient_pass,
     with_step_schedule,
 )
 from tests import toy
 
 KEY = jax.random.key(5)
+WEAK = np.array([[5.0, 0, 0], [1, 0.5, 0], [0, 0, 4]])
+STRONG = np.array([[2.0, 1, 0], [0, 0, 3], [1, 0, 0.5]])
 
 
 def advance(plan, models: np.ndarray, steps: np.ndarray | float = 0.0) -> np.ndarray:
@@ -34,6 +41,20 @@ def advance(plan, models: np.ndarray, steps: np.ndarray | float = 0.0) -> np.nda
 
 
 # The consistency loss.
+
+
+def test_consistency_loss_of_the_worked_example(float64) -> None:
+    mask = jnp.ones(3, bool)
+    both = jax.jit(jax.value_and_grad(lambda views: consistency_loss(*views, mask, 0.95)))
+    value, (weak, strong) = both((jnp.asarray(WEAK), jnp.asarray(STRONG)))
+    assert float(value) == pytest.approx(0.5292918784, abs=1e-10)
+    assert not np.any(weak) and not np.any(strong[1]) and np.all(strong[0] != 0)
+    nothing, slopes = jax.jit(jax.value_and_grad(lambda views: consistency_loss(*views, mask, 1.5)))(
+        (jnp.asarray(WEAK), jnp.asarray(STRONG))
+    )
+    assert float(nothing) == 0 and not np.any(slopes), "0 and not NaN"
+    own_view = consistency_loss(jnp.asarray(WEAK), jnp.asarray(STRONG), mask, 0.95, self_view=True)
+    assert float(own_view) == pytest.approx(0.0082270336, abs=1e-10)
 
 
 # Who is averaged with whom.
@@ -136,6 +157,27 @@ def test_momentum_stays_with_the_slots(float64) -> None:
         pulled("slots", 1, 1)
 
 
+@pytest.mark.thorough
+def test_everybody_from_the_global_model_in_equal_groups_is_fedavg_with_as_many_replicas(float64) -> None:
+    data = toy.weak_federation("server")
+    twice = federated.fedavg()._replace(groups=federated.Groups(replicas=2))
+    optimizers = federated.grouped((3, 3), broadcast_global=True), twice
+    (one, _), (other, _) = (trained_by(data, optimizer, 2) for optimizer in optimizers)
+    chex.assert_trees_all_close(one.params, other.params, rtol=1e-12)
+
+
+@pytest.mark.thorough
+def test_groups_that_start_equal_and_see_the_same_data_stay_equal(float64) -> None:
+    data = toy.federation(sizes=(4, 4, 4, 4), labelled=(4, 4, 4, 4), num_test=8)
+    data = dataclasses.replace(data, inputs=data.inputs * 0 + data.inputs[0], observed=data.observed * 0)
+    state, _ = trained_by(
+        data, federated.grouped((2, 2)), 2, {"batch_size": 4}, labels="client", user_loss="supervised"
+    )
+    (models,) = state.optimizer["model"]
+    assert np.any(models != 0)
+    np.testing.assert_allclose(models[0], models[1], rtol=1e-12)
+
+
 @pytest.fixture(scope="module")
 def trained():
     """Two rounds of two groups, labels at the server, with momentum in the slots."""
@@ -158,6 +200,25 @@ def test_the_global_model_is_the_mean_of_groups_that_differ(trained) -> None:
 
 
 @pytest.mark.thorough
+def test_labels_at_clients_bridge_the_groups(float64) -> None:
+    data = toy.federation()
+    changes = {"augment": toy.jitter}
+    state, info = trained_by(data, federated.grouped((3, 3)), 1, changes, labels="client")
+    (models,) = state.optimizer["model"]
+    leaves = np.concatenate([np.ravel(x) for x in jax.tree.leaves(state.params)])
+    np.testing.assert_allclose(leaves, models.mean(0), rtol=1e-12)
+    assert state.server == {} and int(info["local_steps"]) == 2 * 6
+    assert float(info["gradient_diversity"]) >= 1
+
+
+@pytest.mark.thorough
+def test_self_training_is_consistency_where_views_are_the_same(float64) -> None:
+    data = toy.weak_federation("server")
+    one, other = (trained_by(data, federated.fedavg(), user_loss=loss)[0] for loss in ("self_training", "crl"))
+    chex.assert_trees_all_close(one.params, other.params, rtol=1e-12)
+
+
+@pytest.mark.thorough
 def test_running_statistics_are_those_of_the_server() -> None:
     """Other inputs at the users change them only where all members are averaged."""
     data = toy.weak_federation("server")
@@ -172,6 +233,23 @@ def test_running_statistics_are_those_of_the_server() -> None:
     chex.assert_trees_all_equal(*statistics("server"))
     one, other = statistics("average")
     assert float(optax.tree.norm(optax.tree.sub(one, other))) > 1e-3
+
+
+def test_the_supervised_reference_trains_on_the_labels_of_clients_and_server() -> None:
+    data = toy.federation(server=toy.NUM_SERVER)
+    method = method_of(run_of(data, federated.grouped((3, 3))), user_loss="supervised")
+    assert method.needs == ("labels", "server") and method.needs_all
+    _, info = jax.eval_shape(method.round, KEY, jax.eval_shape(method.init, KEY, data), data)
+    assert "pseudo_label_accuracy" not in info
+
+
+@pytest.mark.thorough
+def test_the_first_period_of_an_epoch_may_have_a_step_more() -> None:
+    data = toy.federation()
+    sampler = steps_of(run_of(data, federated.fedavg()), Batches(512, 2), ("unlabelled",))
+    client = jax.tree.map(lambda x: x[0], federated.all_clients(data))
+    steps = [int(sampler.schedule(KEY, client, federated.Now(np.int32(n))).num_steps) for n in range(4)]
+    assert steps == [513, 512, 513, 512]
 
 
 # Gradient diversity, schedules, optimizer.
@@ -251,6 +329,58 @@ def test_full_gradients_are_those_of_all_examples_at_the_averaged_model_and_reac
     assert float(info["full_gradient_diversity"]) == pytest.approx(expected, rel=1e-10)
 
 
+@pytest.mark.thorough
+def test_full_gradients_within_groups_at_their_models_in_some_rounds(float64) -> None:
+    """Every client moves half-way to its id; at the model of its group it is then pulled to its id again."""
+    data = toy.federation()
+    pull = Term("pull", (), lambda step: 0.5 * jnp.sum((step.params["b"] - step.client.id.astype(float)) ** 2))
+
+    def reported(optimizer: FederatedOptimizer, every: int = 1) -> list[float]:
+        run = toy.setup(data, model=toy.linear_model(scale=0.0), learning_rate=0.5)
+        run = run._replace(federated_optimizer=optimizer)
+        sampler = toy.in_order("all", 4, 1)
+        stage = Stage((pull,), sampler, labelled_quota="any")
+        method = federated_method(run, (stage,))
+        method = with_gradient_pass(method, run, stage, sampler, sampler, Diversity(), every)
+        _, infos = toy.train(method, KEY, data, 2)
+        return [float(info["full_gradient_diversity"]) for info in infos]
+
+    ids = np.arange(6)
+    first = np.mean((1.25 - ids) ** 2) / 1.25**2
+    second = np.mean((1.875 - ids) ** 2) / 0.625**2
+    np.testing.assert_allclose(reported(federated.fedavg()), [first, second], rtol=1e-12)
+    np.testing.assert_allclose(reported(federated.fedavg(), every=2), [np.nan, second], rtol=1e-12)
+    key = named_key(jax.random.fold_in(named_key(KEY, "round"), 0), "slots")
+    places = np.asarray(federated.random_slots(key, jnp.arange(6, dtype=jnp.int32), jnp.ones(6, bool), 6))
+    groups = places // 3
+    means = np.array([ids[groups == group].mean() for group in groups])
+    ratios = (means / 2 - ids) ** 2 / (means / 2) ** 2
+    assert reported(federated.grouped((3, 3)))[0] == pytest.approx(np.mean(ratios), rel=1e-12)
+
+
+@pytest.mark.thorough
+def test_full_gradients_of_groups_with_replicas_and_norm_layers_reach_nothing() -> None:
+    """Momentum in the slots, batch norm, dropped clients: the same bits with and without, on every placement."""
+    data = toy.weak_federation("server")
+    data = toy.changed(data, inputs=np.where(np.arange(len(data.inputs))[:, None] == 0, np.nan, data.inputs))
+    momentum = {"local_optimizer": federated.local_optimizer(momentum=0.9), "keep_optimizer": True, "keep_by": "slot"}
+    changes = {"model_options": {"norm": "bn"}, "augment": toy.jitter, **momentum}
+    only = {"diversity": "gradients", "exclude_norm": True, "include_server": False}
+
+    def after(**settings):
+        optimizer = federated.grouped((3, 3))
+        method = method_of(toy.setup(data, federated_optimizer=optimizer, **changes), **settings)
+        state, infos = toy.train(method, KEY, data, 2)
+        return state, infos[-1]
+
+    (plain, without), (both, every), (alone, some) = after(), after(diversity="both"), after(**only)
+    chex.assert_trees_all_equal(plain, both, alone)
+    assert int(every["dropped_clients"]) == 1, "and its gradient does not count"
+    assert every["gradient_diversity"] == without["gradient_diversity"] and "gradient_diversity" not in some
+    first, second = float(every["full_gradient_diversity"]), float(some["full_gradient_diversity"])
+    assert 1 < first < np.inf and 1 < second < np.inf and first != second
+
+
 def test_schedules_of_the_worked_examples(float64) -> None:
     factor = jax.jit(cosine_factor, static_argnums=(1, 2, 3))
     cifar = {200: 0.195090, 34.5: 0.978461, 152.5: 0.506526, 241: 1e-5}
@@ -265,12 +395,29 @@ def test_schedules_of_the_worked_examples(float64) -> None:
     np.testing.assert_allclose(rates, [2 * 15 / 32, 2 * 31 / 32, 2, 2 * np.cos(7 * np.pi / 16 * 112 / 128)], rtol=1e-12)
 
 
+def test_nesterov_momentum_of_the_worked_example(float64) -> None:
+    optimizer = federated.local_optimizer(momentum=0.9, nesterov=True, weight_decay=1e-4)
+    x, seen = jnp.asarray(1.0), []
+    state = optimizer.init(x)
+    for _ in range(3):
+        update, state = optimizer.update(x, state, x)
+        x = x - 0.1 * update
+        seen.append(float(x))
+    np.testing.assert_allclose(seen, [0.809981, 0.5750611204, 0.3272662695], atol=1e-10)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"labels": "clients"}, "labels is 'clients'. Did you mean 'client'"),
+        ({"user_loss": "cdr"}, "user_loss is 'cdr'"),
+        ({"consistency": "view"}, "consistency is 'view'"),
+        ({"local_steps": 0}, "local_steps is 0"),
+        ({"threshold": -1.0}, "threshold is -1"),
         ({"lr_schedule": "plain"}, "give schedule_steps"),
+        ({"bn_stats": "users"}, "bn_stats is 'users'"),
         ({"diversity": "gradient"}, "diversity is 'gradient'. Did you mean 'gradients'"),
+        ({"diversity_every": 0}, "diversity_every is 0"),
         ({"norm_ord": 3}, "norm_ord is 3"),
     ],
 )

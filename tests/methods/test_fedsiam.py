@@ -71,6 +71,20 @@ def test_student_and_teacher_follow_the_formulas(float64) -> None:
 
 
 @pytest.mark.thorough
+def test_the_teacher_starts_from_the_student_of_the_first_stage() -> None:
+    data = one_client()
+    method = method_for(data, warmup_rounds=1)
+    one_round = jax.jit(method.round)
+    after_labels, _ = one_round(KEY, method.init(KEY, data), data)
+    state, _ = one_round(KEY, after_labels, data)
+    # With decay 1 - 1/(t+1) the teacher is the mean of its start and the students of the steps.
+    start, end = after_labels.params["model"]["b"], state.params["model"]["b"]
+    teacher = state.terms["mean_teacher"].params["b"]
+    assert float(jnp.abs(teacher - start).max()) <= float(jnp.abs(end - start).max()) + 1e-6
+    assert float(state.terms["mean_teacher"].step) == 3.0
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("predict_with", ["student", "teacher"])
 def test_predictions_come_from_the_chosen_network(predict_with: str) -> None:
     data = one_client()
@@ -79,6 +93,24 @@ def test_predictions_come_from_the_chosen_network(predict_with: str) -> None:
     params = state.params["model"] if predict_with == "student" else state.terms["mean_teacher"].params
     expected = scipy.special.log_softmax(np.asarray(data.inputs) @ np.asarray(params["w"]) + params["b"], axis=1)
     np.testing.assert_allclose(jax.jit(method.predict)(state, data.inputs), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.thorough
+def test_before_its_first_step_the_teacher_predicts_like_the_student() -> None:
+    data = one_client()
+    method = method_for(data, predict_with="teacher", warmup_rounds=2)
+    state, _ = toy.train(method, KEY, data, 2)
+    params = state.params["model"]
+    expected = scipy.special.log_softmax(np.asarray(data.inputs) @ np.asarray(params["w"]) + params["b"], axis=1)
+    np.testing.assert_allclose(jax.jit(method.predict)(state, data.inputs), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.thorough
+def test_bytes_count_student_and_teacher() -> None:
+    data = one_client()
+    _, infos = toy.train(method_for(data), KEY, data, 1)
+    numbers = 2 * (toy.NUM_FEATURES * toy.NUM_CLASSES + toy.NUM_CLASSES)
+    assert infos[0]["bytes_up"] == infos[0]["bytes_down"] == 2 * 4 * numbers
 
 
 @pytest.mark.thorough

@@ -76,6 +76,19 @@ def test_after_both_stages_the_server_knows_the_classes(trained):
 
 
 @pytest.mark.thorough
+def test_a_loss_that_moves_both_groups_is_logged_once(trained, data):
+    _, _, states, infos, _ = trained
+    before = states[COARSE_ROUNDS]
+    rows = data.server_index
+    outputs, _ = run_of(data).model.apply(
+        {**before.params["body"], **before.params["head"]}, before.model_state, data.inputs[rows], train=True
+    )
+    log_probs = jax.nn.log_softmax(outputs.logits)
+    expected = -np.mean(np.asarray(log_probs)[np.arange(rows.size), np.asarray(data.labels[rows])])
+    np.testing.assert_allclose(infos[COARSE_ROUNDS]["server_loss"], expected, rtol=1e-5)
+
+
+@pytest.mark.thorough
 def test_clients_with_sets_or_class_labels_alone_take_no_part(trained, data):
     method = trained[-1]
     assert data.weak is not None

@@ -1,6 +1,7 @@
-"""FedUL (notes on the paper, section 14): limits, clients that tell nothing; FedPL, FedLLP and FedLLP-VAT."""
+"""FedUL (notes on the paper, section 14): limits, invariances, clients that tell nothing, and the Gaussian toy."""
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import chex
@@ -10,13 +11,9 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_ssl import config as configs
-from fedjax_ssl import methods, presets
+from fedjax_ssl import methods, models
 from fedjax_ssl.data import FederatedData, WeakLabels
-from fedjax_ssl.federated import Client, Method, Now, Step, Stream
-from fedjax_ssl.methods.fedllp import local_epochs_done, set_per_step
-from fedjax_ssl.methods.fedpl import majority_labels, split_by_confidence, split_loss
-from fedjax_ssl.objectives import consistency_ramp, mixup
+from fedjax_ssl.federated import Method
 from tests import toy
 
 KEY = jax.random.key(3)
@@ -77,6 +74,34 @@ def test_on_class_labels_alone_it_is_federated_averaging() -> None:
 
 
 @pytest.mark.thorough
+def test_numbering_of_sets_and_of_clients_does_not_matter() -> None:
+    """Check 11; whole clients are one batch here, so that no order of examples is left."""
+    data = sets()
+    one_step = {"batch_size": 16, "local_epochs": 1}
+    round_function = jax.jit(fedul(data, one_step).round)
+    start = fedul(data, one_step).init(KEY, data)
+    expected, _ = toy.run(round_function, KEY, start, data, 2)
+    order = jnp.asarray([2, 0, 1])
+    moved = jnp.asarray([1, 2, 0])  # set -> its new number
+    weak = data.weak
+    renumbered = with_weak(
+        data,
+        labels=jnp.where(weak.labels >= 0, moved[weak.labels], -1),
+        matrix=weak.matrix[:, order],
+        share=weak.share[:, order],
+    )
+    state, _ = toy.run(round_function, KEY, start, renumbered, 2)
+    chex.assert_trees_all_close(state.params, expected.params, rtol=1e-6, atol=1e-6)
+    clients = jnp.asarray([4, 0, 5, 2, 1, 3])
+    per_client = ("index", "num_labelled", "num_examples")
+    weak_per_client = ("labels", "num_examples", "num_observations", "from_sets", "matrix", "share")
+    others = with_weak(data, **{name: getattr(weak, name)[clients] for name in weak_per_client})
+    others = dataclasses.replace(others, **{name: getattr(data, name)[clients] for name in per_client})
+    state, _ = toy.run(round_function, KEY, start, others, 2)
+    chex.assert_trees_all_close(state.params, expected.params, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.thorough
 def test_a_client_with_one_set_or_equal_sets_takes_no_part() -> None:
     """Section 13: its loss is constant, so that training would only add noise."""
     data = sets()
@@ -101,6 +126,21 @@ def test_a_client_with_one_set_or_equal_sets_takes_no_part() -> None:
 
 
 @pytest.mark.thorough
+def test_a_class_of_no_set_is_not_moved() -> None:
+    """Check 10: the gradient of its scores is exactly 0."""
+    data = sets()
+    without = data.weak.matrix.at[:, :, 2].set(0.0) + jnp.asarray([0.02, 0.01, 0.0])
+    data = with_weak(data, matrix=without / without.sum(axis=2, keepdims=True))
+    method = fedul(data, {"model": toy.linear_model()})
+    start = method.init(KEY, data)
+    state, _ = toy.run(jax.jit(method.round), KEY, start, data, 1)
+    before, after = start.params["model"], state.params["model"]
+    for name in ("w", "b"):
+        np.testing.assert_array_equal(after[name][..., 2], before[name][..., 2])
+        assert float(jnp.abs(after[name][..., :2] - before[name][..., :2]).max()) > 1e-3
+
+
+@pytest.mark.thorough
 def test_the_last_partial_batch_and_the_test_prior_can_be_left_out() -> None:
     data = sets()
     method = fedul(data, {"local_epochs": 1}, drop_last=True, use_test_prior=False)
@@ -112,214 +152,96 @@ def test_the_last_partial_batch_and_the_test_prior_can_be_left_out() -> None:
     chex.assert_trees_all_equal(other.params, state.params)
 
 
-# Its baselines.
+MEANS = 2.0 * np.stack([np.cos(2 * np.pi * np.arange(3) / 3), np.sin(2 * np.pi * np.arange(3) / 3)], axis=1)
+PRIOR = np.array([0.5, 0.3, 0.2])
+PRIORS = (
+    np.array([[0.7, 0.2, 0.1], [0.2, 0.6, 0.2], [0.1, 0.3, 0.6]]),
+    np.array([[0.6, 0.3, 0.1], [0.2, 0.5, 0.3], [0.1, 0.2, 0.7], [0.3, 0.3, 0.4]]),
+    np.array([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8], [0.4, 0.4, 0.2], [0.2, 0.4, 0.4]]),
+)
+SHARES = (np.array([0.3, 0.3, 0.4]), np.array([0.4, 0.3, 0.2, 0.1]), np.full(5, 0.2))
+SIZE, NUM_SEEDS = 4000, 5
 
 
-OTHER_KEY = jax.random.key(4)
-LOGITS = [[2.0, 0.0, -1.0], [0.2, 0.1, 0.0], [0.1, 1.5, 0.3], [0.0, 0.05, 0.3]]
-
-
-def stream(size: int, **changes: Any) -> Stream:
-    nothing = jnp.full(size, -1, jnp.int32)
-    plain = Stream(jnp.arange(size), jnp.ones(size, bool), nothing, jnp.zeros((size, 1)), nothing)
-    return plain._replace(**changes)
-
-
-def sets_of_one_client(labels: list[int], matrix: Any, padding: int = 0, from_sets: bool = True) -> WeakLabels:
-    matrix = jnp.pad(jnp.asarray(matrix, jnp.float32), ((0, padding), (0, 0)))
-    counts = np.bincount([label for label in labels if label >= 0], minlength=len(matrix))
-    return WeakLabels(
-        labels=jnp.asarray(labels + [-1] * padding, jnp.int32),
-        num_examples=jnp.asarray(counts.sum(), jnp.int32),
-        num_observations=jnp.asarray(len(matrix) - padding, jnp.int32),
-        from_sets=jnp.asarray(from_sets),
-        matrix=matrix,
-        share=jnp.asarray(counts / counts.sum(), jnp.float32),
-        prior=jnp.full(3, 1 / 3),
-    )
-
-
-def client_with(weak: WeakLabels) -> Client:
-    size = weak.labels.shape[0]
-    return Client(
-        jnp.zeros((), jnp.int32),
-        jnp.arange(size, dtype=jnp.int32),
-        jnp.full(size, -1, jnp.int32),
-        jnp.zeros((), jnp.int32),
-        weak.num_examples,
-        {},
-        (),
-        None,
-        weak,
-    )
-
-
-def mixed_loss(logits: jax.Array, batch: Stream, threshold: float = 0.4, skip_empty: bool = False) -> jax.Array:
-    split = split_by_confidence(logits, batch, threshold)
-    return split_loss(logits, mixup(logits[split.first], logits[split.second], 0.3), split, 0.3, 0.3, skip_empty)
-
-
-def test_worked_batch_of_fedpl(float64) -> None:
-    """Check 14."""
-    logits = jnp.asarray(LOGITS)
-    split = split_by_confidence(logits, stream(4), 0.4)
-    np.testing.assert_array_equal(split.labels, [0, 0, 1, 2])
-    np.testing.assert_array_equal(split.confident, [True, False, True, False])
-    np.testing.assert_array_equal(split.paired, [True, True, False, False])
-    np.testing.assert_array_equal(np.stack([split.first, split.second])[:, :2], [[0, 2], [1, 3]])
-    mixed = mixup(logits[split.first], logits[split.second], 0.3)
-    assert float(split_loss(logits, mixed, split, 0.3, 0.0)) == pytest.approx(0.3033374432, abs=1e-10)
-    both = float(split_loss(logits, mixed, split, 0.3, 1.0))
-    assert both - 0.3033374432 == pytest.approx(0.8276322038, abs=1e-10)
-    assert float(mixed_loss(logits, stream(4))) == pytest.approx(0.5516271043, abs=1e-10)
-
-
-def test_padding_of_a_batch_and_class_labels_in_it(float64) -> None:
-    logits = jnp.concatenate([jnp.asarray(LOGITS), jnp.full((2, 3), 7.0)])
-    padded = stream(6, mask=jnp.arange(6) < 4)
-    assert float(mixed_loss(logits, padded)) == pytest.approx(0.5516271043, abs=1e-10)
-    labelled = stream(4, observed=jnp.asarray([-1, 2, -1, -1], jnp.int32))
-    split = split_by_confidence(jnp.asarray(LOGITS), labelled, 0.4)
-    np.testing.assert_array_equal(split.labels, [0, 2, 1, 2])
-    np.testing.assert_array_equal(split.confident, [True, True, True, False])
-
-
-def test_a_batch_without_a_pair(float64) -> None:
-    """Section 13: without doubtful rows the pairs are left out; without confident ones nothing is left."""
-    logits = jnp.asarray(LOGITS)
-    losses = -np.log(np.asarray(jax.nn.softmax(logits)).max(axis=1))
-    assert float(mixed_loss(logits, stream(4), threshold=0.0)) == pytest.approx(losses.mean(), abs=1e-12)
-    assert float(mixed_loss(logits, stream(4), threshold=0.0, skip_empty=True)) == 0
-    value, slope = jax.value_and_grad(lambda z: mixed_loss(z, stream(4), threshold=0.99))(logits)
-    assert float(value) == 0 and not np.asarray(slope).any()
-
-
-def test_majority_labels() -> None:
-    shares = [[0.1, 0.5, 0.4], [0.4, 0.2, 0.4], [0.2, 0.2, 0.6]]
-    weak = sets_of_one_client([0, 1, 2], shares)
-    batch = stream(5, weak=jnp.asarray([0, 1, 2, -1, 2]), observed=jnp.asarray([-1, -1, -1, -1, 0]))
-    np.testing.assert_array_equal(majority_labels(batch, weak), [1, 0, 2, -1, 0])  # of equal ones the first
-    coarse = dataclasses.replace(weak, from_sets=jnp.asarray(False))
-    np.testing.assert_array_equal(majority_labels(batch, coarse), [-1, -1, -1, -1, 0])
-    np.testing.assert_array_equal(majority_labels(batch, None), batch.observed)
-
-
-def with_pure_sets(data: FederatedData) -> FederatedData:
-    """The same federation with the class of every unlabelled example as its set."""
-    weak = data.weak
-    labels = jnp.where(weak.labels >= 0, data.labels[data.index], -1)
-    return dataclasses.replace(
-        data, weak=dataclasses.replace(weak, labels=labels, matrix=jnp.broadcast_to(jnp.eye(3), weak.matrix.shape))
+def gaussians(seed: int) -> FederatedData:
+    """Check 13: three clients, three Gaussians in the plane; nobody has a label."""
+    rng = np.random.default_rng(seed)
+    inputs, observed = [], np.zeros((3, SIZE), np.int32)
+    matrix, share = np.zeros((3, 5, 3)), np.zeros((3, 5))
+    for client, (priors, shares) in enumerate(zip(PRIORS, SHARES, strict=True)):
+        observed[client] = np.repeat(np.arange(len(shares)), np.round(SIZE * shares).astype(int))
+        bounds = np.cumsum(priors, axis=1)[observed[client]]
+        classes = (rng.random((SIZE, 1)) > bounds[:, :2]).sum(axis=1)
+        inputs.append(MEANS[classes] + rng.normal(size=(SIZE, 2)))
+        matrix[client, : len(shares)], share[client, : len(shares)] = priors, shares
+    nothing, total = jnp.zeros(0, jnp.int32), 3 * SIZE
+    return FederatedData(
+        inputs=jnp.asarray(np.concatenate(inputs), jnp.float32),
+        labels=jnp.full(total, -1, jnp.int32),
+        observed=jnp.full(total, -1, jnp.int32),
+        index=jnp.arange(total, dtype=jnp.int32).reshape(3, SIZE),
+        num_labelled=jnp.zeros(3, jnp.int32),
+        num_examples=jnp.full(3, SIZE, jnp.int32),
+        test_index=nothing,
+        num_test=jnp.zeros((), jnp.int32),
+        test_client=nothing,
+        valid_index=nothing,
+        num_valid=jnp.zeros((), jnp.int32),
+        server_index=nothing,
+        num_server=jnp.zeros((), jnp.int32),
+        num_classes=3,
+        max_labelled=0,
+        max_unlabelled=SIZE,
+        weak=WeakLabels(
+            labels=jnp.asarray(observed),
+            num_examples=jnp.full(3, SIZE, jnp.int32),
+            num_observations=jnp.asarray([3, 4, 5], jnp.int32),
+            from_sets=jnp.ones(3, bool),
+            matrix=jnp.asarray(matrix, jnp.float32),
+            share=jnp.asarray(share, jnp.float32),
+            prior=jnp.asarray(PRIOR, jnp.float32),
+        ),
     )
 
 
 @pytest.mark.thorough
-def test_the_first_rounds_of_fedpl_on_pure_sets_are_federated_averaging() -> None:
-    data, labelled = with_pure_sets(toy.weak_federation("sets")), toy.federation(labelled=toy.SIZES)
-    expected, _ = toy.train(methods.build("fedavg", toy.setup(labelled)), OTHER_KEY, labelled, 2)
-    state, _ = toy.train(methods.build("fedpl", toy.setup(data)), OTHER_KEY, data, 2)
-    chex.assert_trees_all_equal(state.params, expected.params)
+def test_sets_alone_lead_to_the_bayes_classifier() -> None:
+    """Check 13 with its thresholds; 12 rounds at a rate of 8 lead where 200 rounds at 0.5 do."""
+    rng = np.random.default_rng(100)
+    labels = rng.choice(3, size=50_000, p=PRIOR)
+    points = MEANS[labels] + rng.normal(size=(50_000, 2))
 
+    def posterior_of(data: FederatedData, key: jax.Array, **options: Any) -> jax.Array:
+        run = toy.setup(
+            data,
+            model=models.build("linear", num_classes=3, input_shape=(2,)),
+            learning_rate=8.0,
+            batch_size=SIZE,
+            local_epochs=5,
+        )
+        method = methods.build("fedul", run, **options)
+        state = method.init(key, data)
+        state = jax.lax.scan(lambda s, _: (method.round(key, s, data)[0], None), state, length=12)[0]
+        return jnp.exp(method.predict(state, jnp.asarray(points, jnp.float32)))
 
-@pytest.mark.thorough
-def test_mixing_inputs_of_a_linear_model_is_mixing_its_scores() -> None:
-    data = toy.weak_federation("sets")
-    ends = []
-    for mix in ("inputs", "logits"):
-        run = toy.setup(data, model=toy.linear_model())
-        state, _ = toy.train(methods.build("fedpl", run, warmup_rounds=0, threshold=0.6, mix=mix), OTHER_KEY, data, 2)
-        ends.append(state.params)
-    chex.assert_trees_all_close(*ends, rtol=1e-5, atol=1e-6)
+    posterior = np.asarray(jax.nn.softmax(np.log(PRIOR) + points @ MEANS.T))
+    bayes = 100 * (posterior.argmax(axis=1) != labels).mean()
+    assert 6.5 < bayes < 7.5
 
+    def beside_bayes(found: jax.Array) -> tuple[np.ndarray, np.ndarray]:
+        """Error above the Bayes classifier's in points, and mean total variation from its posterior, per seed."""
+        found = np.asarray(found)
+        errors = 100 * (found.argmax(axis=2) != labels).mean(axis=1)
+        return errors - bayes, 0.5 * np.abs(found - posterior).sum(axis=2).mean(axis=1)
 
-def test_every_set_is_one_step_of_every_epoch() -> None:
-    labels = [0, 3, 1, 0, -1, 3, 0, 1]  # set 2 is empty
-    client = client_with(sets_of_one_client(labels, np.full((4, 3), 1 / 3)))
-    schedule = jax.jit(set_per_step(3).schedule)(OTHER_KEY, client, toy.NOW)
-    assert int(schedule.num_steps) == 9 and schedule.positions["set"].shape == (12, 8)
-    members = {label: {place for place, other in enumerate(labels) if other == label} for label in (0, 1, 3)}
-    orders = []
-    for epoch in range(3):
-        found = []
-        for step in range(3 * epoch, 3 * epoch + 3):
-            chosen = np.asarray(schedule.positions["set"][step])[np.asarray(schedule.masks["set"][step])]
-            (label,) = {labels[place] for place in chosen}
-            assert set(chosen.tolist()) == members[label] and len(chosen) == len(members[label])
-            found.append(label)
-        assert sorted(found) == [0, 1, 3]
-        orders.append(tuple(found))
-    assert len(set(orders)) > 1
-
-
-def test_of_a_set_larger_than_the_bound_another_part_is_taken_every_time() -> None:
-    client = client_with(sets_of_one_client([0] * 9 + [1] * 2, np.eye(3)[:2]))
-    schedule = jax.jit(set_per_step(6, set_size=4).schedule)(OTHER_KEY, client, toy.NOW)
-    assert schedule.positions["set"].shape == (12, 4) and int(schedule.num_steps) == 12
-    parts = set()
-    for positions, mask in zip(np.asarray(schedule.positions["set"]), np.asarray(schedule.masks["set"]), strict=True):
-        chosen = positions[mask]
-        assert len(set(chosen.tolist())) == len(chosen) == (4 if chosen[0] < 9 else 2)
-        assert (chosen < 9).all() or (chosen >= 9).all()
-        parts.add(tuple(sorted(chosen)))
-    assert len(parts) > 3
-
-
-def test_a_client_with_coarse_labels_takes_no_step() -> None:
-    client = client_with(sets_of_one_client([0, 1, 0], np.eye(3)[:2], from_sets=False))
-    assert int(jax.jit(set_per_step(2).schedule)(OTHER_KEY, client, toy.NOW).num_steps) == 0
-
-
-def at_step(round_number: int, number: int, num_sets: int = 10) -> Step:
-    weak = sets_of_one_client(list(range(num_sets)), np.full((num_sets, 3), 1 / 3), padding=2)
-    count = jnp.int32
-    fields = {name: {} for name in ("outputs", "inputs", "streams", "params", "groups", "model_state", "received")}
-    fields |= {name: () for name in ("sent", "shared", "local")}
-    now = Now(count(round_number))
-    return Step(**fields, client=client_with(weak), key=OTHER_KEY, now=now, number=count(number))
-
-
-def test_the_ramp_starts_anew_in_every_epoch_of_the_released_code_and_goes_on_here(float64) -> None:
-    """Check 14: ten sets, T = 200 steps; here the weight is full after 20 local epochs of the run."""
-
-    def weight(step: Step, rampup: str, local_epochs: int = 1) -> float:
-        return float(consistency_ramp(local_epochs_done(step, local_epochs, rampup), 1.0, 20))
-
-    assert weight(at_step(7, 0), "per_epoch") == pytest.approx(0.0067379470, abs=1e-10)
-    assert weight(at_step(7, 9), "per_epoch") == pytest.approx(0.0104607513, abs=1e-10)
-    assert weight(at_step(7, 19), "per_epoch", 2) == pytest.approx(0.0104607513, abs=1e-10)
-    assert weight(at_step(0, 0), "run") == pytest.approx(np.exp(-5), abs=1e-12)
-    assert weight(at_step(3, 14), "run", 2) == pytest.approx(np.exp(-5 * (1 - 74 / 200) ** 2), abs=1e-12)
-    assert weight(at_step(20, 0), "run") == weight(at_step(50, 0), "run") == 1.0
-
-
-@pytest.mark.thorough
-def test_perturbed_passes_leave_the_running_batch_statistics_alone() -> None:
-    """With weight 0 nothing is left of the passes, wherever they look."""
-    data = toy.weak_federation("sets")
-    run = toy.setup(data, model_options={"norm": "bn"}, local_epochs=1)
-    start = jax.jit(methods.build("fedllp_vat", run).init)(OTHER_KEY, data)
-
-    @jax.jit
-    def one_round(weight: jax.Array, radius: jax.Array) -> tuple[Any, Any]:
-        method = methods.build("fedllp_vat", run, vat_weight=weight, vat_radius=radius)
-        state, _ = method.round(OTHER_KEY, start, data)
-        return state.params, state.model_state
-
-    (params, statistics), far = (one_round(jnp.asarray(0.0), jnp.asarray(radius)) for radius in (0.0, 30.0))
-    chex.assert_trees_all_equal((params, statistics), far)
-    assert jax.tree.leaves(statistics)
-    moved, _ = one_round(jnp.asarray(50.0), jnp.asarray(30.0))
-    assert float(optax.tree.norm(optax.tree.sub(moved, params))) > 1e-4
-
-
-def test_learning_from_proportions_needs_sets() -> None:
-    data = toy.federation()
-    method = methods.build("fedllp", toy.setup(data))
-    with pytest.raises(ValueError, match="this federation has none; use supervision 'sets'"):
-        jax.eval_shape(method.round, OTHER_KEY, method.init(OTHER_KEY, data), data)
-
-
-@pytest.mark.parametrize("argument", ["ten", "1", "10,dirichlet", "10,iid,xclp", "10,iid,fedul,5"])
-def test_the_argument_of_its_configs_is_checked(argument: str) -> None:
-    with pytest.raises(configs.ConfigError, match=f"'{argument}'; give the number of sets, at least 2, iid or noniid"):
-        presets.unlabelled_sets(argument)
+    federations = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(gaussians(seed) for seed in range(NUM_SEEDS)))
+    # Not to divide by the test prior is to divide by ones, in the same program.
+    no_prior = with_weak(federations, prior=jnp.ones_like(federations.weak.prior))
+    ours, keys = jax.jit(jax.vmap(posterior_of)), jax.random.split(KEY, NUM_SEEDS)
+    excess, variation = beside_bayes(ours(federations, keys))
+    assert excess.mean() < 0.1 and variation.max() < 0.022
+    no_prior_excess, no_prior_variation = beside_bayes(ours(no_prior, keys))
+    assert no_prior_variation.min() > 0.025 and no_prior_excess.mean() > excess.mean() + 0.1
+    published_code = jax.vmap(partial(posterior_of, surrogate_loss="ce_on_probs"))
+    on_probs, on_probs_variation = beside_bayes(jax.jit(published_code)(federations, keys))
+    assert (on_probs_variation > variation).all() and on_probs.mean() > excess.mean() + 0.05

@@ -1,6 +1,7 @@
 """(FL)^2: numbers of the specification's checks, limits and edge cases."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import chex
@@ -11,14 +12,19 @@ import optax
 import pytest
 
 from fedjax_ssl import federated, methods, models
-from fedjax_ssl.federated import Client, RoundContext
+from fedjax_ssl.data import FederatedData
+from fedjax_ssl.federated import Client, RoundContext, ServerState
 from fedjax_ssl.federated.optimizers import Local
 from fedjax_ssl.methods.fl2 import at_own_thresholds, by_uncertainty, client_thresholds
 from fedjax_ssl.methods.parts.confident_pseudo_labels import CONFIDENT, Choice
-from fedjax_ssl.objectives import sharpness_ascent
+from fedjax_ssl.objectives import batch_cross_entropy, divergence_from, sharpness_ascent
 from tests import toy
 
-KEY = jax.random.key(3)
+
+def key() -> jax.Array:
+    return jax.random.key(3)
+
+
 ROWS = np.array([[0.96, 0.03, 0.01], [0.5, 0.3, 0.2], [0.2, 0.45, 0.35], [0.1, 0.3, 0.6], [0.36, 0.33, 0.31]])
 
 
@@ -66,7 +72,7 @@ def returned(optimizer: Any, state: Any, anchor: Any, clients: list[tuple[float,
         reports.append(optimizer.report(own).summed)
     summed = jax.tree.map(lambda *x: sum(x[1:], x[0]), *reports)
     ids = jnp.arange(len(clients))
-    turn = federated.Turn(KEY, jnp.zeros((), int), ids, jnp.ones(len(clients), bool), len(clients))
+    turn = federated.Turn(key(), jnp.zeros((), int), ids, jnp.ones(len(clients), bool), len(clients))
     params, state = optimizer.apply(state, {"model": anchor}, summed, turn)
     return params["model"], state
 
@@ -101,6 +107,7 @@ def test_perturbation(float64) -> None:
 WEIGHTS = np.array([[0.5, -0.2], [0.1, 0.4], [-0.3, 0.2]])
 BIAS = np.array([0.05, -0.05, 0.0])
 BATCH = np.array([[1.0, 2.0], [-1.0, 0.5], [0.5, -1.5]])
+LABELS, SURE = np.array([1, 2, 0]), np.array([True, False, True])
 
 
 def affine() -> models.Model:
@@ -111,6 +118,38 @@ def affine() -> models.Model:
         return models.Outputs(logits, inputs, None), state
 
     return models.Model(lambda key: ({"kernel": jnp.asarray(WEIGHTS), "bias": jnp.asarray(BIAS)}, {}), apply)
+
+
+def test_losses_and_gradients_of_one_step(float64) -> None:
+    """Check 4, without the optimizer; and the perturbed loss goes to 0 as the square of the radius."""
+    everybody, labels, sure = jnp.ones(3, bool), jnp.asarray(LABELS, jnp.int32), jnp.asarray(SURE)
+
+    def scores(params):
+        return affine().apply(params, {}, jnp.asarray(BATCH), train=True)[0].logits
+
+    @jax.jit
+    def losses(radius):
+        params = {"kernel": jnp.asarray(WEIGHTS), "bias": jnp.asarray(BIAS)}
+        own = batch_cross_entropy(scores(params), labels, everybody)
+        known, uphill = jax.value_and_grad(lambda w: batch_cross_entropy(scores(w), labels, sure))(params)
+        offset = sharpness_ascent(params, uphill, radius)
+        there = jax.tree.map(jnp.add, params, offset)
+        before = scores(params)
+        divergence, slope = jax.value_and_grad(lambda w: divergence_from(before, scores(w), sure, everybody))(there)
+        reversed_ = divergence_from(scores(there), before, sure, everybody)
+        return own, known, offset, divergence, slope, reversed_
+
+    own, known, offset, divergence, slope, reversed_ = losses(0.1)
+    np.testing.assert_allclose([own, known], [0.6389366856, 0.5894812192], atol=1e-10)
+    expected = [[0.0017691066, 0.0059736366], [-0.0005995693, -0.0261341829], [0.0041082307, 0.0008825054]]
+    np.testing.assert_allclose(offset["kernel"], expected, atol=1e-10)
+    np.testing.assert_allclose(offset["bias"], [-0.0175690264, -0.0382780357, 0.0558470620], atol=1e-10)
+    np.testing.assert_allclose([divergence, reversed_], [0.0008656688, 0.0008728690], atol=1e-10)
+    expected = [[-0.0000096121, 0.0113365637], [-0.0098712015, -0.0202771403], [0.0098808136, 0.0089405766]]
+    np.testing.assert_allclose(slope["kernel"], expected, atol=1e-10)
+    np.testing.assert_allclose(slope["bias"], [-0.0022807697, -0.0097642540, 0.0120450237], atol=1e-10)
+    np.testing.assert_allclose(losses(1.0)[3], 0.0896980856, atol=1e-10)
+    np.testing.assert_allclose(losses(1e-3)[3] / losses(1e-4)[3], 100.0, rtol=1e-2)
 
 
 def test_one_round_of_one_step(float64) -> None:
@@ -132,7 +171,7 @@ def test_one_round_of_one_step(float64) -> None:
         local_epochs=1,
     )
     method = methods.build("fl2", run)
-    state, infos = toy.train(method, KEY, data, 1)
+    state, infos = toy.train(method, key(), data, 1)
     params = state.params["model"]
     expected = [[0.5024541434, -0.2232202129], [0.1145789225, 0.4218427284], [-0.3170416159, 0.2013660845]]
     np.testing.assert_allclose(params["kernel"], expected, atol=1e-10)
@@ -144,16 +183,43 @@ def test_one_round_of_one_step(float64) -> None:
 CHANGES = {"batch_size": max(toy.SIZES), "federated_optimizer": federated.fedopt(optax.sgd(1.0, 0.5))}
 
 
+@pytest.fixture(scope="module")
+def fl2_round() -> Callable[..., tuple[ServerState, dict[str, Any]]]:
+    """State and metrics after a round of a linear model; settings are arguments of one program."""
+
+    @jax.jit
+    def train(data: FederatedData, settings: dict[str, jax.Array]) -> tuple[ServerState, dict[str, Any]]:
+        run = toy.setup(data, model=toy.linear_model(), **CHANGES)
+        options = {"adaptive_thresholds": False, "uncertainty_weights": False, "pretrain_calls": 0}
+        method = methods.build("fl2", run, **options, **settings)
+        return method.round(key(), method.init(key(), data), data)
+
+    def call(data: FederatedData, **settings: float) -> tuple[ServerState, dict[str, Any]]:
+        return train(data, {name: jnp.asarray(value) for name, value in settings.items()})
+
+    return call
+
+
 @pytest.mark.thorough
-def test_fixed_thresholds_and_no_consistency_are_semifl_without_mixing() -> None:
+def test_fixed_thresholds_and_no_consistency_are_semifl_without_mixing(fl2_round) -> None:
     """Check 5, first limit."""
     data = toy.weak_federation("server")
+    mine, info = fl2_round(data, threshold=0.7, consistency_weight=0.0)
     run = toy.setup(data, model=toy.linear_model(), **CHANGES)
-    fixed = {"adaptive_thresholds": False, "uncertainty_weights": False, "pretrain_calls": 0, "consistency_weight": 0.0}
-    mine, (info,) = toy.train(methods.build("fl2", run, threshold=0.7, **fixed), KEY, data, 1)
-    theirs, (expected,) = toy.train(methods.build("semifl", run, threshold=0.7, mix_weight=0.0), KEY, data, 1)
+    semifl = methods.build("semifl", run, threshold=0.7, mix_weight=0.0)
+    theirs, expected = jax.jit(semifl.round)(key(), semifl.init(key(), data), data)
     chex.assert_trees_all_close(mine.params, theirs.params, rtol=1e-5, atol=1e-6)
     assert info["local_steps"] == expected["local_steps"] > 0
+
+
+@pytest.mark.thorough
+def test_nobody_trains_where_nothing_is_sure(fl2_round) -> None:
+    """A threshold that nothing reaches: the server alone trains, whatever the weight of the consistency."""
+    data = toy.weak_federation("server")
+    one, info = fl2_round(data, threshold=1.0, consistency_weight=1.0)
+    other, _ = fl2_round(data, threshold=1.0, consistency_weight=0.0)
+    chex.assert_trees_all_equal(one.params, other.params)
+    assert info["pseudo_label_coverage"] == 0 and info["server_loss"] > 0
 
 
 @pytest.mark.thorough
@@ -166,10 +232,22 @@ def test_without_a_sure_row_a_step_is_plain_pseudo_labelling() -> None:
         run = toy.setup(data, model=toy.linear_model())
         settings = {"threshold": 1.0, "consistency_weight": weight, "rho": radius, "pretrain_calls": 0}
         method = methods.build("fl2", run, **settings)
-        start = method.init(KEY, data)
-        return method.round(KEY, start, data)[0].params, start.params
+        start = method.init(key(), data)
+        return method.round(key(), start, data)[0].params, start.params
 
     (one, start), (other, _) = params(jnp.asarray(1.0), jnp.asarray(0.5)), params(jnp.asarray(0.0), jnp.asarray(0.1))
     chex.assert_trees_all_equal(one, other)
     chex.assert_tree_all_finite(one)
     assert float(optax.tree.norm(optax.tree.sub(one, start))) > 1e-3
+
+
+@pytest.mark.thorough
+def test_the_server_trains_before_round_0_at_the_rate_of_round_0() -> None:
+    data = toy.weak_federation("server")
+    run = toy.setup(data, model=toy.linear_model(), keep_optimizer=True)
+    run = run._replace(local_optimizer=federated.local_optimizer(momentum=0.9))
+    run = run._replace(learning_rate=lambda number: jnp.where(number == 0, 0.1, jnp.nan))
+    starts = [jax.jit(methods.build("fl2", run, pretrain_calls=calls).init)(key(), data) for calls in (0, 2)]
+    chex.assert_tree_all_finite(starts[1].params)
+    assert float(optax.tree.norm(optax.tree.sub(starts[1].params, starts[0].params))) > 1e-2
+    assert float(optax.tree.norm(starts[1].server)) > 0, "its momentum goes on in round 0"

@@ -13,6 +13,8 @@ import pytest
 from fedjax_ssl import federated, methods, models
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.episodes import episodes
+from fedjax_ssl.methods.protofssl import ProtoFSSL, query_loss
+from fedjax_ssl.objectives import class_prototypes
 from tests import toy
 
 KEY, RATE, WIDTH = jax.random.key(3), 0.05, 3
@@ -138,7 +140,13 @@ class Oracle:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("stop", "source"), [(False, "local_support"), (True, "local_support"), (False, "global")], ids=str
+    ("stop", "source"),
+    [
+        (False, "local_support"),
+        (True, "local_support"),
+        (False, "global"),
+    ],
+    ids=str,
 )
 def test_three_rounds_follow_the_formulas(float64, stop: bool, source: str) -> None:
     """Episodes, both losses, what is uploaded, and who helps with it in the next round."""
@@ -159,6 +167,26 @@ def test_three_rounds_follow_the_formulas(float64, stop: bool, source: str) -> N
     expected = jnp.stack([jnp.exp(log_probs(z, own)) for own in sets]).mean(0)
     found = jax.jit(method.predict)(states[-1], data.inputs)
     np.testing.assert_allclose(jnp.exp(found), expected, rtol=1e-7)
+
+
+@pytest.mark.thorough
+def test_helpers_are_the_uploads_of_the_round_before(plain) -> None:
+    """The bank holds two rounds, the newest first."""
+    _, _, states, infos = plain
+    for before, after in itertools.pairwise(states):
+        uploaded = jax.tree.map(lambda x: x[0], before.terms[TERM].bank.sets)
+        chex.assert_trees_all_equal(after.terms[TERM].helpers, uploaded)
+        older = jax.tree.map(lambda x: x[1], after.terms[TERM].bank.sets)
+        chex.assert_trees_all_equal(older, uploaded)
+    assert [np.isfinite(info["pseudo_label_accuracy"]) for info in infos] == [False, True, True]
+    assert [info["pseudo_label_coverage"] for info in infos] == [0.0, 1.0, 1.0]
+
+
+@pytest.mark.thorough
+def test_before_the_first_round_predictions_are_uniform(plain) -> None:
+    data, method, states, _ = plain
+    found = jax.jit(method.predict)(states[0], data.inputs)
+    np.testing.assert_allclose(found, -np.log(3.0), rtol=1e-6)
 
 
 @pytest.mark.thorough
@@ -207,6 +235,22 @@ def test_bytes_are_those_of_model_and_prototypes() -> None:
 
 
 @pytest.mark.thorough
+def test_fewer_helpers_are_drawn_anew_in_every_round() -> None:
+    data = toy.federation(sizes=(9,) * 6, labelled=(6,) * 6)
+    states, _ = rounds(build(data, num_helpers=2), data, 5)
+    seen = set()
+    for before, after in itertools.pairwise(states[1:]):
+        uploads, helpers = before.terms[TERM].bank.sets.centers[0], after.terms[TERM].helpers
+        assert helpers.centers.shape == (2, 3, WIDTH) and bool(helpers.present.all())
+        chosen = [
+            int(np.flatnonzero([np.array_equal(own, upload) for upload in uploads])[0]) for own in helpers.centers
+        ]
+        assert len(set(chosen)) == 2
+        seen.add(tuple(chosen))
+    assert len(seen) > 1  # all four draws equal: probability below 0.001
+
+
+@pytest.mark.thorough
 def test_a_longer_interval_keeps_helpers() -> None:
     """Chosen in rounds 1, 3, 5, ...: where (r - 1) mod 2 = 0."""
     data = balanced()
@@ -215,6 +259,15 @@ def test_a_longer_interval_keeps_helpers() -> None:
     assert not bool(helpers[0].present.any()) and np.isnan(infos[0]["pseudo_label_accuracy"])
     chex.assert_trees_all_equal(helpers[1], helpers[2])
     assert not np.array_equal(helpers[2].centers, helpers[3].centers)
+
+
+@pytest.mark.thorough
+def test_prototypes_of_more_rounds_help() -> None:
+    data = balanced()
+    states, _ = rounds(build(data, keep_proto_rounds=2, num_helpers=6), data, 3)
+    bank, helpers = states[2].terms[TERM].bank.sets, states[3].terms[TERM].helpers
+    assert bank.centers.shape == (3, 3, 3, WIDTH)
+    np.testing.assert_array_equal(helpers.centers, bank.centers[:2].reshape(6, 3, WIDTH))
 
 
 @pytest.mark.thorough
@@ -302,6 +355,32 @@ def test_clients_without_labels_train_only_towards_global_prototypes() -> None:
 
 
 @pytest.mark.thorough
+def test_a_client_without_unlabelled_examples_learns_from_its_labels() -> None:
+    data = toy.federation(sizes=(9, 6), labelled=(6, 6))
+    states, infos = rounds(build(data), data, 3)
+    chex.assert_tree_all_finite(states[-1])
+    assert infos[1]["examples"] == 2 * 3 * 6 + 3 * 3
+
+
+@pytest.mark.thorough
+def test_unlabelled_examples_do_not_enter_batch_statistics_before_they_are_used() -> None:
+    """Statistics mix what is in the batch, and in round 0 that is labelled examples alone."""
+    data = balanced()
+    changed = jnp.zeros(data.labels.shape, bool).at[data.index[0, 9:12]].set(True)
+    other = dataclasses.replace(data, inputs=jnp.where(changed[:, None], data.inputs + 5.0, data.inputs))
+    run = toy.setup(data, model="mlp", model_options={"norm": "bn"}, local_epochs=2)
+    method = methods.build("protofssl", run, num_unlabelled=4)
+    one_round = jax.jit(method.round)
+    results = []
+    for federation in (data, other):
+        first, _ = one_round(KEY, method.init(KEY, federation), federation)
+        second, _ = one_round(KEY, first, federation)
+        results.append((first, second))
+    chex.assert_trees_all_equal(results[0][0].model_state, results[1][0].model_state)
+    assert not np.allclose(*(second.model_state["norm1"]["mean"] for _, second in results))
+
+
+@pytest.mark.thorough
 def test_squared_weights_of_convolutions_count() -> None:
     """Keras' l2: lambda sum W^2, kernels of convolutions only."""
     data = toy.federation(sizes=(6,), labelled=(6,))
@@ -318,3 +397,32 @@ def test_squared_weights_of_convolutions_count() -> None:
     (without, params), (penalized, _) = loss(0.0), loss(0.1)
     squares = sum(float(np.sum(np.square(params[name]["kernel"]))) for name in ("conv1", "conv2"))
     assert float(penalized - without) == pytest.approx(0.1 * squares, rel=1e-4)
+
+
+@pytest.mark.thorough
+def test_the_loss_of_a_fresh_resnet8_is_the_logarithm_of_the_number_of_classes() -> None:
+    """Distances of 0.002 to 0.012, so that the loss starts near ln 10."""
+    model = models.build("resnet8", num_classes=10, input_shape=(32, 32, 3), lowering="lax")
+    blocks = np.random.default_rng(0).uniform(size=(30, 8, 8, 3)).astype(np.float32)
+    images = jnp.asarray(blocks.repeat(4, 1).repeat(4, 2))
+    params, _ = jax.jit(model.init)(jax.random.key(0))
+    z = jax.jit(lambda p, x: model.apply(p, {}, x, train=True)[0].features)(params, images)
+    labels = jnp.arange(30, dtype=jnp.int32) % 10
+    centers, present = class_prototypes(z[:10], labels[:10], 10)
+    assert float(query_loss(z[10:], labels[10:], centers, present, ProtoFSSL())) == pytest.approx(np.log(10), abs=0.01)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"distance": "euclidean"},
+        {"unlabel_loss": "mse"},
+        {"distance": "sq_euclidean"},
+    ],
+)
+def test_other_distances_and_losses_train(options: dict) -> None:
+    data = balanced()
+    states, infos = rounds(build(data, **options), data, 4)
+    chex.assert_tree_all_finite(states[-1])
+    assert infos[-1]["loss"] < infos[1]["loss"]

@@ -15,6 +15,7 @@ from fedjax_ssl.methods.protofssl import ProtoFSSL, PrototypeSets, empty_bank
 # Compiled: one program is quicker than many operations.
 query_loss = jax.jit(protofssl.query_loss, static_argnames="settings")
 unlabelled_loss = jax.jit(protofssl.unlabelled_loss, static_argnames="settings")
+pseudo_labels = jax.jit(protofssl.pseudo_labels, static_argnames="settings")
 mean_log_probs = jax.jit(protofssl.mean_log_probs, static_argnames="distance")
 push = jax.jit(protofssl.push)
 newest_sets = jax.jit(protofssl.newest_sets, static_argnames="rounds")
@@ -113,6 +114,23 @@ def test_without_helpers_or_unlabelled_examples_the_loss_is_nothing() -> None:
             )
         )(jnp.asarray(UNLABELLED, jnp.float32))
         assert value == 0 and np.isfinite(slope).all() and not np.any(slope)
+
+
+def test_what_must_not_change_a_probability(float64) -> None:
+    """A shift or a rotation of everything, the order of helpers, or every helper twice."""
+    rng = np.random.default_rng(0)
+    rotation, shift = np.linalg.qr(rng.normal(size=(4, 4)))[0], rng.normal(size=4)
+    z, expected = jnp.asarray(UNLABELLED), pseudo_labels(jnp.asarray(UNLABELLED), sets(), FLOWING)
+    moved = pseudo_labels(jnp.asarray(UNLABELLED @ rotation + shift), sets(HELPERS @ rotation + shift), FLOWING)
+    for other in (
+        moved,
+        pseudo_labels(z, sets(HELPERS[::-1]), FLOWING),
+        pseudo_labels(z, sets(np.tile(HELPERS, (2, 1, 1))), FLOWING),
+    ):
+        np.testing.assert_allclose(other, expected, rtol=1e-12)
+    permuted = pseudo_labels(z, sets(HELPERS[:, [2, 0, 1]]), FLOWING)
+    np.testing.assert_allclose(permuted, expected[:, jnp.asarray([2, 0, 1])], rtol=1e-12)
+    np.testing.assert_allclose(pseudo_labels(z, sets(np.ones((2, 3, 4))), FLOWING), 1 / 3, rtol=1e-12)
 
 
 def test_predictions_average_probabilities_and_not_prototypes(float64) -> None:

@@ -1,9 +1,13 @@
+import inspect
 import math
 
+import jax
 import pytest
 
 from fedjax_ssl import methods
 from tests import toy
+
+EXPECTED = {"fedavg", "xclp", "per_client_lp", "network_pseudo_label", "fedsem", "fedsiam"}
 
 
 @pytest.fixture(scope="module")
@@ -11,11 +15,52 @@ def setup():
     return toy.setup(toy.federation())
 
 
+def test_all_methods_are_listed_with_a_line_about_each() -> None:
+    assert methods.available().keys() >= EXPECTED
+    assert all(line.endswith((".", ":")) and len(line) > 20 for line in methods.available().values())
+
+
+def test_settings_are_the_names_and_defaults_of_the_recipe() -> None:
+    assert methods.settings("fedavg") == {}
+    found = methods.settings("xclp")
+    assert (found["num_bits"], found["num_neighbors"], found["alpha"]) == (4096, 10, 0.99)
+    assert (found["similarity_power"], found["label_norm"]) == (3.0, "class")
+    assert (found["confidence_scale"], found["class_weighting"]) == ("max", "inverse_freq")
+    assert methods.settings("fedsiam")["consistency_weight"] == 100.0
+    for name in methods.available():
+        assert inspect.Parameter.empty not in methods.settings(name).values(), "every setting has a default"
+        assert "setup" not in methods.settings(name)
+
+
 def test_label_propagation_alone_and_across_clients_have_the_same_variant() -> None:
     """XCLP section 2: per-client LP and XCLP must always use the same variant."""
     alone, across = methods.settings("per_client_lp"), methods.settings("xclp")
     for name in ("alpha", "num_neighbors", "similarity_power", "label_norm", "confidence_scale", "class_weighting"):
         assert alone[name] == across[name], name
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("xlcp", "Did you mean 'xclp'"), ("fedavgg", "Did you mean 'fedavg'"), ("zzz", "Available:")]
+)
+def test_an_unknown_method_is_refused_with_the_nearest_one(setup, name: str, hint: str) -> None:
+    with pytest.raises(ValueError, match=f"unknown method '{name}'.*{hint}"):
+        methods.build(name, setup)
+    with pytest.raises(ValueError, match=hint):
+        methods.settings(name)
+
+
+def test_an_unknown_setting_is_refused(setup) -> None:
+    with pytest.raises(ValueError, match=r"'xclp' has no option 'bits'.*num_bits"):
+        methods.build("xclp", setup, bits=8)
+    with pytest.raises(ValueError, match=r"'fedavg' has no option 'alpha'.*none"):
+        methods.build("fedavg", setup, alpha=0.5)
+
+
+def test_fedsiam_without_a_second_head_says_which_field_to_set(setup) -> None:
+    data = toy.federation()
+    with pytest.raises(ValueError, match=r"config\.model\.aux_head"):
+        method = methods.build("fedsiam", setup)
+        jax.eval_shape(method.round, jax.random.key(0), method.init(jax.random.key(0), data), data)
 
 
 @pytest.mark.parametrize("name", sorted(methods.available()))
@@ -34,7 +79,15 @@ def test_a_setting_outside_what_it_declares_is_refused_by_its_name(name: str) ->
     ("name", "settings", "message"),
     [
         ("fedmatch", {"preset": "papre"}, "preset is 'papre'. Did you mean 'paper'"),
+        ("fedmatch", {"threshold": 1.5}, r"threshold is 1.5; it must be a number in \[0, 1\]"),
+        ("fedmatch", {"encoding": "zip"}, "Allowed: smallest, dense, bitmap, coordinates"),
+        ("fedmatch", {"num_helpers": -1}, "num_helpers is -1; it must be a whole number"),
+        ("fedpl", {"mix_alpha": 0.0}, "mix_alpha is 0.0; it must be a number above 0"),
+        ("fedtrans", {"coarse_rounds": 0}, "coarse_rounds is 0; it must be a whole number of at least 1"),
         ("fedul", {"temperature": 1.0}, "method 'fedul' has no option 'temperature'"),
+        ("mean_teacher", {"decay": 1.0}, r"decay is 1.0; it must be a number in \[0, 1\)"),
+        ("xclp", {"alpha": 1.0}, "alpha is 1.0"),
+        ("xclp", {"warmup_rounds": -1}, "warmup_rounds is -1"),
         # settings that contradict each other, or the run
         ("uda", {}, "tsa_rounds is 0"),
         ("pseudo_label", {"ramp_end": 10}, "ramp_end is 10"),

@@ -16,7 +16,11 @@ from fedjax_ssl.methods.sage import Corrected, client_weight, corrected_labels, 
 from fedjax_ssl.objectives import batch_cross_entropy
 from tests import toy
 
-KEY = jax.random.key(3)
+
+def key() -> jax.Array:
+    return jax.random.key(3)
+
+
 OURS = [[0.97, 0.02, 0.01], [0.96, 0.03, 0.01], [0.5, 0.3, 0.2], [0.6, 0.3, 0.1], [0.955, 0.035, 0.01]]
 THEIRS = [[0.99, 0.005, 0.005], [0.2, 0.7, 0.1], [0.01, 0.98, 0.01], [0.3, 0.6, 0.1], [0.02, 0.97, 0.01]]
 STRONG = [[2.0, 0.0, -1.0], [1.0, 0.5, 0.0], [0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.2, 0.4, -0.3]]
@@ -62,6 +66,26 @@ def test_targets_loss_and_gradient(float64) -> None:
     np.testing.assert_allclose(slope, gradient, atol=1e-9)
 
 
+def test_no_gradient_reaches_what_makes_the_targets() -> None:
+    def loss(ours, theirs):
+        corrected = corrected_labels(jax.nn.softmax(ours), jax.nn.softmax(theirs), 0.5)
+        return soft_label_divergence(jnp.asarray(STRONG), corrected, jnp.ones(5, bool))
+
+    slopes = jax.jit(jax.grad(loss, argnums=(0, 1)))(np.log(np.float32(OURS)), np.log(np.float32(THEIRS)))
+    assert not np.any(np.asarray(slopes))
+
+
+def test_optimizer(float64) -> None:
+    """Check 3."""
+    local, weight = federated.local_optimizer(momentum=0.9, weight_decay=1e-4), jnp.asarray(1.0)
+    state, seen = local.init(weight), []
+    for _ in range(2):
+        update, state = local.update(jnp.asarray(0.5), state, weight)
+        weight = weight - 0.1 * update
+        seen.append(float(weight))
+    np.testing.assert_allclose(seen, [0.94999, 0.8549715001], atol=1e-10)
+
+
 @pytest.mark.parametrize(("labelled", "examples", "weight"), [(250, 2500, 502_500), (251, 2500, 504_500)])
 def test_weight_of_a_client_in_the_code(labelled: int, examples: int, weight: int) -> None:
     """Check 4."""
@@ -70,26 +94,56 @@ def test_weight_of_a_client_in_the_code(labelled: int, examples: int, weight: in
     assert client_weight(client, 2000.0) == weight and client_weight(client, 1.0) == labelled + examples
 
 
-@pytest.mark.thorough
-def test_with_a_threshold_that_nothing_reaches_it_is_supervised_federated_averaging() -> None:
-    """Check 5, first limit; as many steps as whole batches fit into a client's examples."""
+@pytest.fixture(scope="module")
+def sage_round():
+    """The model after a round of a linear model; settings are arguments of one program."""
     data = toy.federation()
-    run = toy.setup(data, model=toy.linear_model(), local_epochs=3, augment=toy.jitter)
 
-    def trained(**settings: float) -> tuple[Any, list[dict[str, float]]]:
-        return toy.train(methods.build("sage", run, **settings), KEY, data, 1)
+    @jax.jit
+    def train(settings: dict[str, jax.Array]) -> Any:
+        run = toy.setup(data, model=toy.linear_model(), local_epochs=3, augment=toy.jitter)
+        method = methods.build("sage", run, **settings)
+        return method.round(key(), method.init(key(), data), data)
 
-    (mine, (info,)), (other, _) = trained(threshold=1.0), trained(threshold=0.6, unlabelled_weight=0.0)
+    def call(**changed: float) -> Any:
+        settings = {"threshold": 0.6, "unlabelled_weight": 1.0, "kappa": 14.0, **changed}
+        return train({name: jnp.asarray(value) for name, value in settings.items()})
+
+    return call
+
+
+@pytest.mark.thorough
+def test_with_a_threshold_that_nothing_reaches_it_is_supervised_federated_averaging(sage_round) -> None:
+    """Check 5, first limit; as many steps as whole batches fit into a client's examples."""
+    mine, info = sage_round(threshold=1.0)
+    other, _ = sage_round(threshold=0.6, unlabelled_weight=0.0)
     chex.assert_trees_all_close(mine.params, other.params, rtol=1e-6, atol=1e-7)
     assert info["local_steps"] == 3 * sum(size // 4 for size in toy.SIZES)
-    learned, _ = trained(threshold=0.6)
+    learned, _ = sage_round()
     assert float(optax.tree.norm(optax.tree.sub(learned.params, mine.params))) > 1e-3
     # Written again, without the term: labelled batches of the same sampler, and the same weights.
+    data = toy.federation()
+    run = toy.setup(data, model=toy.linear_model(), local_epochs=3, augment=toy.jitter)
     steps = federated.Steps(lambda client: 3 * (client.num_examples // 4), 9)
     sampler = federated.paired_batches(4, 8, steps, run.max_labelled, run.max_unlabelled, labelled_too=True)
     stage = Stage((supervised_term(run),), sampler, weigh=lambda client, _: client_weight(client, 1.0))
-    plain, _ = toy.train(federated_method(run, (stage,)), KEY, data, 1)
+    plain, _ = toy.train(federated_method(run, (stage,)), key(), data, 1)
     chex.assert_trees_all_close(mine.params, plain.params, rtol=1e-5, atol=1e-6)
+
+
+def test_limits_of_the_targets() -> None:
+    """Check 5: a share of 1 is FixMatch where the local model is confident, a share of 0 takes the global class."""
+    ours, theirs = jnp.asarray(OURS), jnp.asarray(THEIRS)
+    of = jax.jit(corrected_labels, static_argnums=2)
+    local, both = of(ours, theirs, 0.95, 0.0), of(ours, theirs, 0.95, 1e9)
+    sure = np.asarray(OURS).max(1) >= 0.95
+    np.testing.assert_allclose(np.asarray(local.targets)[sure], np.eye(3)[[0, 0, 0]])
+    np.testing.assert_allclose(both.targets, np.eye(3)[np.argmax(THEIRS, axis=1)], atol=1.1e-6)
+    only = Corrected(local.targets, jnp.asarray(sure))
+    found = jax.jit(soft_label_divergence)(jnp.asarray(STRONG), only, jnp.ones(5, bool))
+    labels = jnp.where(jnp.asarray(sure), jnp.argmax(ours, axis=1), -1)
+    expected = batch_cross_entropy(jnp.asarray(STRONG), labels, jnp.ones(5, bool))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 @pytest.mark.thorough
@@ -99,8 +153,8 @@ def test_the_received_model_stays_as_it_was_and_its_statistics_are_its_own() -> 
     run = toy.setup(data, model_options={"norm": "bn"}, batch_size=12, local_epochs=3)
     run = run._replace(local_optimizer=federated.local_optimizer(momentum=0.9))
     method = methods.build("sage", run, threshold=0.0, unlabelled_ratio=1)
-    start = jax.jit(method.init)(KEY, data)
-    state, info = jax.jit(method.round)(KEY, start, data)
+    start = jax.jit(method.init)(key(), data)
+    state, info = jax.jit(method.round)(key(), start, data)
     assert info["local_steps"] == 3
     # By hand: batches of all 12 examples, in an order that does not matter; labelled ones three times each.
     rows = np.asarray(data.index)[0, :12]
@@ -135,7 +189,7 @@ def test_a_client_with_less_than_a_batch_takes_no_step_and_one_without_labels_le
     data = toy.federation(sizes=(3, 8), labelled=(3, 0))
     run = toy.setup(data, model=toy.linear_model())
     method = methods.build("sage", run, threshold=0.0)
-    start = method.init(KEY, data)
-    state, info = jax.jit(method.round)(KEY, start, data)
+    start = method.init(key(), data)
+    state, info = jax.jit(method.round)(key(), start, data)
     assert info["local_steps"] == 2 * 2 and info["examples"] == 4 * 8
     chex.assert_tree_all_finite(state)

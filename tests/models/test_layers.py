@@ -1,15 +1,15 @@
-"""Layers: norms against NumPy, weight normalisation, dropout, features of unit length, and precision."""
+"""Layers: norms against NumPy, weight normalisation, dropout's rate and bits, features of unit length."""
 
 import functools
 
 import chex
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl import models
-from fedjax_ssl.models.layers import Conv, Dense, keep_mask, unit_length
+from fedjax_ssl.models.layers import Conv, Dense, Dropout, keep_mask, unit_length
 from fedjax_ssl.models.normalization import BatchNorm, Norm
 
 RNG = np.random.default_rng(0)
@@ -27,6 +27,11 @@ def batch_norm(x, mask, variables=START, train=True):
     return jax.jit(apply, static_argnums=2)(variables, x, train, mask)
 
 
+def test_batch_norm_starts_with_unit_statistics():
+    variables = BatchNorm().init(jax.random.key(0), jnp.asarray(IMAGES), True, None)
+    chex.assert_trees_all_equal(variables, {**START, "batch_weights": {"mean": 0.1, "var": 0.1}})
+
+
 def test_batch_norm_follows_pytorch():
     y, new = batch_norm(jnp.asarray(IMAGES), None)
     mean, var = IMAGES.mean((0, 1, 2)), IMAGES.var((0, 1, 2))
@@ -34,6 +39,13 @@ def test_batch_norm_follows_pytorch():
     n = IMAGES[..., 0].size
     np.testing.assert_allclose(new["batch_stats"]["mean"], 0.1 * mean, rtol=1e-5)
     np.testing.assert_allclose(new["batch_stats"]["var"], 0.9 + 0.1 * var * n / (n - 1), rtol=1e-5)
+
+
+def test_batch_norm_equals_flax():
+    y, _ = batch_norm(jnp.asarray(IMAGES), None)
+    theirs = nn.BatchNorm(use_running_average=False)
+    expected, _ = jax.jit(theirs.init_with_output)(jax.random.key(0), jnp.asarray(IMAGES))
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_batch_norm_ignores_padding_rows():
@@ -44,6 +56,19 @@ def test_batch_norm_ignores_padding_rows():
     expected, expected_new = batch_norm(jnp.asarray(IMAGES[rows]), None)
     np.testing.assert_allclose(y[rows], expected, rtol=1e-5, atol=1e-6)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), new, expected_new)
+
+
+def test_batch_norm_gradient_ignores_padding_rows():
+    mask = jnp.arange(6) < 4
+
+    def loss(x, mask, weights):
+        return jnp.sum(jnp.sin(batch_norm(x, mask)[0]) * weights[:, None, None, None])
+
+    weights = jnp.where(mask, 1.0, 0.0)
+    padded = jax.jit(jax.grad(loss))(jnp.asarray(IMAGES), mask, weights)
+    alone = jax.jit(jax.grad(loss))(jnp.asarray(IMAGES[:4]), None, weights[:4])
+    np.testing.assert_allclose(padded[:4], alone, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(padded[4:], 0)
 
 
 @pytest.mark.parametrize("count", [0, 1])
@@ -112,47 +137,14 @@ def test_dropout_rate_and_independence_of_padding(rate):
     assert abs(neighbours) < 0.03
 
 
+def test_dropout_keeps_the_mean_and_is_off_in_evaluation():
+    x = jnp.ones((50, 200))
+    y = Dropout(0.25).apply({}, x, True, rngs={"dropout": jax.random.key(0)})
+    np.testing.assert_allclose(np.unique(y), [0, 4 / 3], rtol=1e-6)
+    np.testing.assert_array_equal(Dropout(0.25).apply({}, x, False), x)
+
+
 def test_unit_length_of_zero_and_tiny_rows():
     x = jnp.asarray([[0.0, 0.0], [3.0, 4.0], [1e-10, 0.0], [1e-15, 0.0]])
     np.testing.assert_allclose(unit_length(x), [[0, 0], [0.6, 0.8], [1, 0], [1e-15, 0]], rtol=1e-6)
     assert np.isfinite(jax.grad(lambda x: jnp.sum(unit_length(x) ** 3))(x)).all()
-
-
-# Fewer bits.
-
-
-KEY = jax.random.key(0)
-INPUTS = jax.random.normal(jax.random.key(1), (6, 5))
-
-
-def network(precision):
-    return models.in_precision(models.build("mlp", num_classes=3, input_shape=(5,), hidden=(8,), norm="bn"), precision)
-
-
-def test_parameters_statistics_outputs_and_gradients_keep_their_type():
-    full, half = network("float32"), network("bf16")
-    params, state = jax.jit(half.init)(KEY)
-    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves((params, state)))
-
-    def loss(model):
-        def of(params):
-            outputs, new_state = model.apply(params, state, INPUTS, train=True)
-            return jnp.sum(outputs.logits**2), (outputs, new_state)
-
-        return jax.jit(jax.value_and_grad(of, has_aux=True))(params)
-
-    (_, (exact, exact_state)), exact_slope = loss(full)
-    (_, (outputs, new_state)), slope = loss(half)
-    for found, expected in zip(
-        jax.tree.leaves((outputs, new_state, slope)), jax.tree.leaves((exact, exact_state, exact_slope)), strict=True
-    ):
-        assert found.dtype == expected.dtype == jnp.float32
-        np.testing.assert_allclose(found, expected, atol=0.05 * max(float(jnp.max(jnp.abs(expected))), 0.1))
-    assert (np.asarray(outputs.logits) != np.asarray(exact.logits)).any()  # it was computed in fewer bits
-
-
-def test_float32_changes_nothing_and_others_are_refused():
-    model = network("float32")
-    assert models.in_precision(model, "float32") is model
-    with pytest.raises(ValueError, match=r"precision is 'fp8'.* Allowed: float32, bf16"):
-        network("fp8")

@@ -64,18 +64,28 @@ def evaluated(model, params, state, x):
     ("name", "num_classes", "shape", "options", "count"),
     [
         ("linear", 10, (28, 28, 1), {}, 7_850),
+        ("linear", 10, (28, 28, 1), {"aux_head": True}, 15_700),
         ("mlp", 10, (8, 8, 1), {}, 64 * 128 + 128 + 1_290),
         ("mlp", 10, (8, 8, 1), {"norm": "bn"}, 64 * 128 + 128 + 256 + 1_290),
         ("cnn", 62, (28, 28, 1), {}, 1_206_590),
+        ("cnn", 10, (32, 32, 3), {}, 1_626_442),
         ("cnn13", 10, (32, 32, 3), {}, 3_125_908),
+        pytest.param("cnn13", 100, (32, 32, 3), {}, 3_137_608, marks=THOROUGH),
+        pytest.param("cnn13", 10, (32, 32, 3), {"aux_head": True}, 3_125_908 + 1_300, marks=THOROUGH),
         ("resnet18", 100, (84, 84, 3), {"stem": "imagenet"}, 11_227_812),
         ("resnet18", 10, (32, 32, 3), {"stem": "cifar"}, 11_173_962),
+        pytest.param("resnet18", 10, (32, 32, 3), {"stem": "imagenet_unpooled"}, 11_181_642, marks=THOROUGH),
         ("mnist_cnn", 10, (28, 28, 1), {}, 14_219_210),
+        ("mnist_cnn", 10, (28, 28, 3), {}, 14_219_210),
         ("emnist_cnn", 47, (28, 28, 1), {}, 1_204_655),
         ("resnet18", 10, (32, 32, 3), {"stem": "cifar", "norm": "gn"}, 11_173_962),
         ("resnet9", 10, (32, 32, 3), {"norm": "gn"}, 6_575_370),
+        pytest.param("resnet18", 10, (32, 32, 3), {"stem": "imagenet"}, 11_181_642, marks=THOROUGH),
         ("resnet8_basic", 10, (32, 32, 3), {}, 1_227_594),
+        ("resnet8_basic", 100, (32, 32, 3), {}, 1_250_724),
         ("wrn28", 10, (32, 32, 3), {}, 1_467_610),
+        pytest.param("wrn28", 100, (32, 32, 3), {}, 1_479_220, marks=THOROUGH),
+        pytest.param("wrn28", 100, (32, 32, 3), {"widen": 8}, 23_401_012, marks=THOROUGH),
     ],
 )
 def test_parameter_counts(name, num_classes, shape, options, count):
@@ -85,6 +95,16 @@ def test_parameter_counts(name, num_classes, shape, options, count):
     assert models.count_parameters(state) == {"cnn13": 4_096, "resnet18": 9_600 * (options.get("norm") != "gn")}.get(
         name, models.count_parameters(state)
     )
+
+
+def test_initialisation_is_deterministic_and_depends_on_the_key():
+    model, _ = small("mlp")
+    first, second, other = (model.init(jax.random.key(seed))[0] for seed in (0, 0, 1))
+    chex.assert_trees_all_equal(first, second)
+    assert not np.array_equal(first["dense1"]["kernel"], other["dense1"]["kernel"])
+    assert isinstance(first, dict)
+    assert {leaf.dtype for leaf in jax.tree.leaves(first)} == {jnp.dtype(jnp.float32)}
+    np.testing.assert_array_equal(first["head"]["bias"], 0)
 
 
 SLOW = ("cnn13", "resnet18", "wrn28")  # compile for longer than all others together
@@ -151,6 +171,16 @@ def test_padding_rows_change_nothing(name, norm):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), new_state, expected_state)
 
 
+def test_grey_images_are_three_equal_channels():
+    grey, _ = small("mnist_cnn")
+    colour = models.build("mnist_cnn", num_classes=3, input_shape=(4, 4, 3))
+    params, state = drawn(grey)
+    x = jnp.asarray(np.random.default_rng(1).standard_normal((2, 4, 4, 1), np.float32))
+    outputs = evaluated(grey, params, state, x)
+    expected = evaluated(colour, params, state, np.repeat(x, 3, axis=-1))
+    np.testing.assert_array_equal(outputs.logits, expected.logits)
+
+
 @pytest.mark.parametrize(("stem", "side"), [("cifar", 32), ("imagenet", 8), ("imagenet_unpooled", 16)])
 def test_stems_of_resnet18_shrink_the_image(stem, side):
     """By the size of what the first block returns."""
@@ -186,6 +216,28 @@ def test_blocks_of_the_wide_network(filters, stride):
     np.testing.assert_allclose(block.apply({"params": params}, x, False, None), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.thorough
+def test_vmap_over_parameters_equals_a_loop():
+    model, shape = small("mlp", norm="bn", dropout_rate=0.25)
+    params, state = jax.tree.map(lambda a: jnp.stack([a, 2 * a, 0.5 * a]), drawn(model))
+    x = jnp.asarray(np.random.default_rng(1).standard_normal((3, 4, *shape), np.float32))
+    keys = jax.random.split(jax.random.key(2), 3)
+
+    def gradient(params, state, x, key):
+        def loss(params):
+            outputs, new_state = model.apply(params, state, x, train=True, key=key)
+            return jnp.sum(jnp.sin(outputs.logits)), new_state
+
+        return jax.grad(loss, has_aux=True)(params)
+
+    together = jax.jit(jax.vmap(gradient))(params, state, x, keys)
+    alone = jax.jit(gradient)
+    for i in range(3):
+        expected = alone(*jax.tree.map(lambda a, i=i: a[i], (params, state)), x[i], keys[i])
+        ours = jax.tree.map(lambda a, i=i: a[i], together)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), ours, expected)
+
+
 @pytest.mark.parametrize(("name", "norm"), NORMS)
 def test_parameters_decide_the_dtype(name, norm):
     model, shape = small(name, norm=norm, normalize_features=True, aux_head=True)
@@ -206,6 +258,18 @@ def test_parameters_decide_the_dtype(name, norm):
         assert new_state == state
 
 
+def test_lowering_is_passed_on():
+    x = jnp.asarray(np.random.default_rng(1).standard_normal((3, 8, 8, 1), np.float32))
+    params, state = drawn(small("cnn")[0])
+    results = {}
+    for lowering, expected in [("lax", True), ("slices", False)]:
+        model, _ = small("cnn", lowering=lowering)
+        evaluate = jax.jit(lambda x, model=model: model.apply(params, state, x, train=False)[0].logits)
+        assert ("stablehlo.convolution" in evaluate.lower(x).as_text()) is expected
+        results[lowering] = evaluate(x)
+    np.testing.assert_allclose(results["lax"], results["slices"], rtol=1e-4, atol=1e-5)
+
+
 def test_dropout_needs_a_key_only_where_there_is_dropout():
     shape, _ = SMALL["mlp"]
     x = jnp.ones((2, *shape))
@@ -223,20 +287,43 @@ def test_dropout_needs_a_key_only_where_there_is_dropout():
         cnn.apply(*drawn(cnn), jnp.ones((2, *cnn_shape)), train=True)
 
 
+def test_available_lists_every_network():
+    assert list(models.available()) == [
+        *SMALL,
+        "resnet8",
+        "resnet9",
+        "resnet17",
+        "proto_resnet18",
+        "fedmatch_resnet9",
+        "fedmatch_alexnet",
+        "efficientnet_b0",
+    ]  # these have files of their own
+    assert all(models.available().values())
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
         ("cn", {}, "Did you mean 'cnn'"),
+        ("vgg", {}, "Available: linear, mlp, cnn, cnn13, mnist_cnn, emnist_cnn, resnet18, resnet8_basic, wrn28"),
         ("cnn", {"drop_out": True}, "Did you mean 'dropout'.*options: .*dropout, norm"),
         ("linear", {"norm": "bn"}, "no option 'norm'"),
+        ("cnn", {"norm": "ln"}, "norm is 'ln'.* Allowed: none, bn, gn"),
+        ("cnn", {"lowering": "fft"}, "allowed: auto"),
         ("mlp", {"norm": "gn", "hidden": [64, 20]}, "divisible by 32, layer 'norm2' has 20"),
         ("mlp", {"hidden": ()}, "positive integers"),
+        ("mlp", {"activation": "tanh"}, "activation is 'tanh'.* Allowed: relu, none"),
         ("mlp", {"dropout_rate": 1.0}, r"\[0, 1\)"),
+        ("resnet18", {"stem": "tiny"}, "stem is 'tiny'.* Allowed: cifar, imagenet, imagenet_unpooled"),
         ("wrn28", {"widen": 0}, "widen is 0; it must be a whole number"),
+        ("wrn28", {"norm": "gn"}, "divisible by 32, layer 'block1_1/norm1' has 16"),
         ("mnist_cnn", {"input_shape": (3, 8, 1)}, "4x4 or more"),
+        ("emnist_cnn", {"input_shape": (5, 8, 1)}, "6x6 or more"),
         ("cnn", {"input_shape": (64,)}, "height, width, channels"),
         ("cnn", {"input_shape": (5, 8, 1)}, "6x6 or more"),
         ("cnn13", {"input_shape": (8, 8, 3)}, "does not fit"),
+        ("resnet18", {"input_shape": (64,)}, "height, width, channels"),
+        ("mlp", {"num_classes": 0}, "num_classes"),
         ("mlp", {"input_shape": ()}, "input_shape"),
     ],
 )

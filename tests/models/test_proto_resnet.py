@@ -1,4 +1,4 @@
-"""Networks of ProtoFSSL and FedMatch: the table of their layers, pools, norm layers, sizes in the papers."""
+"""ResNet8 and ResNet9 of ProtoFSSL: the table of their layers, pools, Keras' norm layers."""
 
 import functools
 import math
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import methods, models
-from fedjax_ssl.models.proto_resnet import ConvBlock, Trunk
+from fedjax_ssl.models.proto_resnet import ConvBlock, ResNet8, Trunk
 from tests import toy
 
 MULTIPLICATIONS = {  # 32x32: side of the convolution's output, multiply-accumulates
@@ -49,9 +49,14 @@ def maps(side, channels=3):
     [
         ("resnet8", {}, 6_565_760, 0),
         ("resnet9", {}, 6_570_890, 0),
+        ("resnet8", {"norm": "bn"}, 6_570_240, 4_480),
         ("resnet8", {"norm": "sbn"}, 6_570_240, 4_480),
+        ("resnet8", {"norm": "gn"}, 6_570_240, 0),
+        ("resnet8", {"shape": (96, 96, 3)}, 6_565_760, 0),
+        ("resnet8", {"shape": (28, 28, 1)}, 6_565_760 - 2 * 9 * 64, 0),
         ("resnet9", {"shape": (8, 8, 3), "aux_head": True}, 6_570_890 + 5_130, 0),
         ("resnet17", {}, 10_991_104, 0),
+        ("resnet17", {"norm": "sbn"}, 10_991_104 + 7_808, 7_808),
         ("proto_resnet18", {}, 10_996_234, 0),
     ],
 )
@@ -59,6 +64,12 @@ def test_parameter_counts(name, options, count, statistics):
     params, state = shapes(name, **options)
     assert models.count_parameters(params) == count
     assert models.count_parameters(state) == statistics
+
+
+def test_kernels_alone_are_the_papers_totals():
+    for name, total in (("resnet8", 6_563_520), ("resnet9", 6_568_640), ("resnet17", 10_987_200)):
+        leaves = jax.tree_util.tree_leaves_with_path(shapes(name)[0])
+        assert sum(math.prod(leaf.shape) for path, leaf in leaves if path[-1].key == "kernel") == total
 
 
 def test_maps_and_multiplications_of_the_table():
@@ -75,6 +86,8 @@ def test_maps_and_multiplications_of_the_table():
     ("name", "side", "expected"),
     [
         ("resnet8", 32, 759_169_024),
+        ("resnet9", 32, 759_179_324),
+        ("resnet8", 96, 3_357_900_800),
         ("resnet17", 32, 2 * 718_995_456 + 729_088 + 237_568 + 245_760),  # products, biases, pools, residual sums
     ],
 )
@@ -112,7 +125,11 @@ def seventeen(step, x):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("name", "head", "loop"), [("resnet8", "resnet9", eight), ("resnet17", "proto_resnet18", seventeen)]
+    ("name", "head", "loop"),
+    [
+        ("resnet8", "resnet9", eight),
+        ("resnet17", "proto_resnet18", seventeen),
+    ],
 )
 def test_embeddings_follow_the_layers_one_by_one(name, head, loop):
     """Against a plain loop; embeddings are not negative, and there are no class scores without a head."""
@@ -162,12 +179,25 @@ def test_running_statistics_follow_keras(norm, weight):
     np.testing.assert_allclose(outputs, np.maximum(normalized, 0.0), rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.thorough
+def test_start_of_the_weights():
+    """Variance 1 / fan-in, truncated at two standard deviations of the untruncated normal; biases 0."""
+    module = ResNet8(num_classes=10, lowering="lax")
+    params = jax.jit(module.init, static_argnums=2)(jax.random.key(0), jnp.zeros((1, 8, 8, 3)), False, None)["params"]
+    kernel = params["block6"]["conv"]["kernel"]
+    assert float(jnp.std(kernel)) == pytest.approx(1 / math.sqrt(9 * 256), rel=0.01)
+    assert float(jnp.abs(kernel).max()) <= 2 / 0.87962566 / math.sqrt(9 * 256) + 1e-6
+    assert all(not np.any(params[f"block{number}"]["conv"]["bias"]) for number in range(1, 9))
+
+
 @pytest.mark.parametrize(
     ("name", "shape", "options", "message"),
     [
         ("resnet8", (7, 7, 3), {}, r"8x8 or more, got \(7, 7, 3\)"),
         ("resnet9", (32, 16, 3), {}, "square images"),
+        ("resnet8", (64,), {}, "square images"),
         ("resnet8", (8, 8, 1), {"aux_head": True}, "resnet9"),
+        ("resnet8", (8, 8, 1), {"norm": "ln"}, "norm is 'ln'"),
     ],
 )
 def test_what_does_not_fit_is_refused(name, shape, options, message):
@@ -182,58 +212,3 @@ def test_methods_that_read_class_scores_refuse_a_network_without_any():
     with pytest.raises(ValueError, match=r"no class scores.*resnet9"):
         methods.build("fedavg", run)
     methods.build("protofssl", run)
-
-
-# Of FedMatch: no bias anywhere, and inputs that are converted in the open.
-
-
-def fedmatch_shapes(name: str, shape: tuple[int, ...] = (32, 32, 3), **options: object) -> dict:
-    return jax.eval_shape(models.build(name, num_classes=10, input_shape=shape, **options).init, jax.random.key(0))[0]
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "count"),
-    [
-        ("fedmatch_resnet9", {}, 6_568_640),
-        ("fedmatch_resnet9", {"shape": (28, 28, 1), "pad": 2, "colours": True}, 6_568_640),
-        (
-            "fedmatch_resnet9",
-            {"width_factor": 0.25},
-            27 * 16 + 9 * (16 * 32 + 2 * 32**2 + 32 * 64 + 64 * 128 + 2 * 128**2) + 1280,
-        ),
-        ("fedmatch_alexnet", {}, 3072 + 73_728 + 131_072 + 1024 * 2048 + 2048**2 + 20_480),
-        ("fedmatch_alexnet", {"shape": (28, 28, 1), "pad": 2, "colours": True}, 6_519_808),
-    ],
-)
-def test_parameter_counts_of_fedmatch(name: str, options: dict, count: int) -> None:
-    params = fedmatch_shapes(name, **options)
-    assert models.count_parameters(params) == count
-    assert not [path for path, _ in jax.tree_util.tree_leaves_with_path(params) if path[-1].key == "bias"]
-
-
-def test_grey_images_are_shown_in_three_channels_inside_a_border() -> None:
-    options = {"num_classes": 3, "width_factor": 1 / 32, "lowering": "lax"}
-    grey = models.build("fedmatch_alexnet", input_shape=(17, 17, 1), pad=1, colours=True, **options)
-    plain = models.build("fedmatch_alexnet", input_shape=(19, 19, 3), **options)
-    params, state = grey.init(jax.random.key(0))
-    images = np.random.default_rng(0).normal(size=(2, 17, 17, 1)).astype(np.float32)
-    by_hand = np.repeat(np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0))), 3, axis=3)
-    found, expected = (
-        jax.jit(lambda x, m=m: m.apply(params, state, x, train=False)[0].logits)(jnp.asarray(x))
-        for m, x in ((grey, images), (plain, by_hand))
-    )
-    np.testing.assert_array_equal(found, expected)
-    assert np.abs(found).max() > 0
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("fedmatch_resnet9", {"colours": True}, r"\(height, width, 1\) with colours=True, got \(32, 32, 3\)"),
-        ("fedmatch_alexnet", {"shape": (18, 18, 1)}, "needs images of 19x19 or more"),
-        ("fedmatch_resnet9", {"pad": -1}, "pad is -1; it must be a whole number of at least 0"),
-    ],
-)
-def test_inputs_that_do_not_fit_are_refused(name: str, options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        fedmatch_shapes(name, **options)

@@ -1,21 +1,11 @@
-"""Label channels: the identity, padding, precision, the numbers of FedMT, estimated matrices, and what is refused."""
+"""Label channels as such: the identity, padding, precision, and the numbers of labels of another space (FedMT)."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.objectives import (
-    check_correspondence,
-    check_observed,
-    check_set_priors,
-    check_test_prior,
-    correspondence_counts,
-    estimate_correspondence,
-    identity_channel,
-    is_observable,
-    pad_channel,
-)
+from fedjax_ssl.objectives import Channel, identity_channel, is_observable, pad_channel
 from tests.objectives.compiled import (
     channel_cross_entropy,
     channel_cross_entropy_on_probs,
@@ -23,8 +13,8 @@ from tests.objectives.compiled import (
     correspondence_channel,
     cross_entropy,
     loss_and_slope,
+    set_channel,
 )
-from tests.objectives.fedul_fixture import SET_PRIORS, TEST_PRIOR
 
 RNG = np.random.default_rng(0)
 NESTED = np.array([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
@@ -72,6 +62,31 @@ def test_identity_is_cross_entropy_to_the_bit(wrap, num_rows: int) -> None:
     assert float(jnp.sum(jnp.abs(gradient))) > 0
 
 
+def test_half_precision_logits_are_computed_in_float32() -> None:
+    logits = jnp.asarray(LOGITS, jnp.bfloat16)
+    found = channel_cross_entropy(logits, jnp.asarray(LABELS), identity_channel(10))
+    assert found.dtype == jnp.float32
+    np.testing.assert_array_equal(found, cross_entropy(logits.astype(jnp.float32), jnp.asarray(LABELS)))
+
+
+def test_clients_with_labels_coarse_labels_sets_and_nothing_share_one_program() -> None:
+    """One vmap over padded channels gives what every client gets alone."""
+    sets = set_channel(np.array([[0.7, 0.2, 0.1], [0.2, 0.8, 0.0]]), np.array([0.4, 0.6]), np.array([0.5, 0.3, 0.2]))
+    nothing = Channel(jnp.zeros((0, 3)), jnp.zeros(0, bool))
+    channels = [identity_channel(3), correspondence_channel(NESTED), sets, nothing]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[pad_channel(channel, 4) for channel in channels])
+    logits = jnp.asarray(LOGITS[:6, :3])
+    observed = jnp.asarray([[0, 1, 2, -1, 1, 0], [0, 1, 0, 1, -1, 0], [1, 1, 0, 0, 1, -1], [-1] * 6], jnp.int32)
+
+    values, gradients = jax.vmap(loss_and_slope, in_axes=(None, 0, 0))(logits, observed, stacked)
+    for client, channel in enumerate(channels[:3]):
+        value, gradient = loss_and_slope(logits, observed[client], channel)
+        np.testing.assert_allclose(values[client], value, rtol=1e-6)
+        np.testing.assert_allclose(gradients[client], gradient, rtol=1e-5, atol=1e-6)
+    assert float(values[3]) == 0.0
+    np.testing.assert_array_equal(gradients[3], 0.0)
+
+
 def test_padding_is_never_read() -> None:
     channel = pad_channel(correspondence_channel(NESTED), 4)
     poisoned = channel._replace(log_weights=channel.log_weights.at[2:].set(jnp.nan))
@@ -96,6 +111,21 @@ def test_an_impossible_observation_costs_nothing_and_is_reported() -> None:
     assert np.isfinite(value) and np.isfinite(gradient).all()
     np.testing.assert_array_equal(np.asarray(gradient)[[1, 3]], 0.0)
     assert float(channel_log_probs(logits, channel)[0, 1]) == float(jnp.finfo(jnp.float32).min)
+
+
+def test_a_channel_of_traced_values_with_zeros_has_finite_gradients() -> None:
+    logits, observed = jnp.asarray(LOGITS[:4, :3]), jnp.asarray([0, 1, 0, 1], jnp.int32)
+
+    @jax.jit
+    def both(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jax.grad(
+            lambda z, m: channel_cross_entropy(z, observed, correspondence_channel(m)).sum(), argnums=(0, 1)
+        )(logits, matrix)
+
+    to_logits, to_matrix = both(jnp.asarray(NESTED, jnp.float32))
+    assert np.isfinite(to_logits).all() and np.isfinite(to_matrix).all()
+    expected = np.concatenate([slope(LOGITS[i, :3], NESTED, int(observed[i]))[None] for i in range(4)])
+    np.testing.assert_allclose(to_logits, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_padding_to_fewer_rows_is_refused() -> None:
@@ -151,6 +181,20 @@ def test_underflow_stays_finite() -> None:
     np.testing.assert_allclose(slope(logits, NESTED, 1), [0.5, 0.5, -1.0], rtol=1e-6)
 
 
+@pytest.mark.thorough
+def test_double_softmax_and_its_floors(float64) -> None:
+    """FedMT section 13, check 6."""
+    label, logits = jnp.asarray([0], jnp.int32), jnp.log(jnp.asarray([[0.9, 0.08, 0.02]]))
+    assert float(channel_cross_entropy(logits, label, identity_channel(3))[0]) == pytest.approx(0.1053605157, abs=1e-10)
+    twice = channel_cross_entropy_on_probs(logits, label, identity_channel(3))
+    assert float(twice[0]) == pytest.approx(0.6180003585, abs=1e-10)
+    # Padding does not move the floor.
+    for num, floor in [(3, 0.5514), (20, 2.0782)]:
+        sure = jnp.where(jnp.arange(num) == 0, 1000.0, 0.0)[None]
+        found = channel_cross_entropy_on_probs(sure, label, pad_channel(identity_channel(num), 20))
+        assert float(found[0]) == pytest.approx(floor, abs=1e-4)
+
+
 def test_a_matrix_with_missing_mass_needs_its_remainder(float64) -> None:
     """Columns of less than 1: with the remainder q_j = (M p)_j, without it the rest is shared out."""
     matrix, logits = np.array([[0.5, 0.0, 0.2], [0.1, 0.7, 0.0]]), LOGITS[:4, :3].astype(np.float64)
@@ -183,132 +227,11 @@ def test_invariants_of_the_projection(float64) -> None:
     np.testing.assert_allclose(losses(logits, matrix[coarse], np.argsort(coarse)[observed]), expected, rtol=1e-12)
 
 
-# Estimated matrices: the numbers of FedMT section 13.
-
-
-PROBS = np.array(
-    [
-        [0.98, 0.01, 0.005, 0.005],
-        [0.97, 0.01, 0.01, 0.01],
-        [0.02, 0.96, 0.01, 0.01],
-        [0.004, 0.99, 0.003, 0.003],
-        [0.01, 0.98, 0.005, 0.005],
-        [0.3, 0.4, 0.2, 0.1],
-        [0.05, 0.95, 0.0, 0.0],
-        [0.01, 0.01, 0.97, 0.01],
-        [0.1, 0.1, 0.7, 0.1],
-        [0.1, 0.1, 0.1, 0.7],
-    ]
-)
-OBSERVED = np.array([0, 0, 0, 1, 1, 1, 0, 2, 2, 1], np.int32)
-CONFIDENT = np.array([0, 1, 2, 3, 4, 7])
-
-
-def estimate(threshold: float = 0.95, **options: object) -> tuple[np.ndarray, np.ndarray]:
-    found = jax.jit(lambda probs, observed: estimate_correspondence(probs, observed, 3, threshold, **options))(
-        jnp.asarray(PROBS), jnp.asarray(OBSERVED)
-    )
-    return np.asarray(found[0]), np.asarray(found[1])
-
-
-def test_ten_samples_with_a_class_that_is_never_confident(float64) -> None:
-    """Check 7."""
-    counts, label_counts = correspondence_counts(jnp.asarray(PROBS), jnp.asarray(OBSERVED), 3, 0.95)
-    np.testing.assert_array_equal(counts, [[2, 1, 0, 0], [0, 2, 0, 0], [0, 0, 1, 0]])
-    np.testing.assert_array_equal(label_counts, [4, 4, 2])
-    seen = np.array([[1, 0, 0], [1 / 3, 2 / 3, 0], [0, 0, 1]])
-    for fallback, column in [("prior", [0.4, 0.4, 0.2]), ("uniform", [1 / 3] * 3), ("zero", [0, 0, 0])]:
-        matrix, support = estimate(fallback=fallback)
-        np.testing.assert_allclose(matrix.T, [*seen, column], rtol=1e-14)
-        np.testing.assert_array_equal(support, [2, 3, 1, 0])
-
-
-def test_loss_of_sure_predictions_is_the_conditional_entropy(float64) -> None:
-    """Check 8."""
-    sure = jnp.asarray(np.where(np.eye(4)[PROBS.argmax(1)] > 0, 0.0, -1e4))
-    found = channel_cross_entropy(sure, jnp.asarray(OBSERVED), correspondence_channel(estimate()[0]))[CONFIDENT]
-    assert float(jnp.mean(found)) == pytest.approx(0.3182570841, abs=1e-10)
-
-
-def test_the_estimate_is_a_constant_and_empty_clients_are_uniform() -> None:
-    probs, observed = jnp.asarray(PROBS, jnp.float32), jnp.asarray(OBSERVED)
-    slope = jax.grad(lambda p: jnp.sum(estimate_correspondence(p, observed, 3, 0.9, smoothing=0.5)[0] ** 2))(probs)
-    np.testing.assert_array_equal(slope, 0.0)
-    nothing, support = estimate_correspondence(probs, jnp.full(10, -1, jnp.int32), 3, 0.5)
-    np.testing.assert_allclose(nothing, 1 / 3, rtol=1e-6)
-    np.testing.assert_array_equal(support, 0.0)
-    half = estimate_correspondence(probs.astype(jnp.bfloat16), observed, 3, 0.5)[0]
-    assert half.dtype == jnp.float32
-    with pytest.raises(ValueError, match=r"fallback is 'ones'.* Allowed: prior, uniform, zero"):
-        estimate_correspondence(probs, observed, 3, 0.5, fallback="ones")
-
-
-# What is refused.
-
-
-def test_small_deviations_are_divided_out() -> None:
-    found = check_set_priors(SET_PRIORS * [[1.0005], [1], [0.9995], [1]])
-    np.testing.assert_allclose(found, SET_PRIORS, rtol=1e-14)
-    np.testing.assert_allclose(check_test_prior(np.float32([0.3333, 0.3333, 0.3333]), 3), 1 / 3, rtol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("priors", "options", "message"),
-    [
-        ([[0.5, 0.5], [0.5, np.nan]], {}, "Row 1 of set_priors of client 7 holds nan for class 1"),
-        ([[-0.1, 1.1]], {}, "Row 0 of set_priors of client 7 holds -0.1 for class 0"),
-        ([[0.5, 0.5], [0.5, 0.6]], {}, "Row 1 of set_priors of client 7 sums to 1.1"),
-        ([0.5, 0.5], {}, r"set_priors of client 7 have shape \(2,\)"),
-        ([[0.5, 0.5]], {"num_classes": 3}, r"shape \(1, 2\); the shape must be \[sets, classes\] with 3 classes"),
-        ([[0.5, 0.5]], {"set_shares": [-1]}, r"set_shares of client 7 are \[-1.0\]"),
-        ([[0.5, 0.5]], {"set_shares": [1, 2]}, "they must be 1 finite numbers"),
-    ],
-)
-def test_bad_set_priors_are_refused(priors: list, options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        check_set_priors(priors, client=7, **options)
-
-
-@pytest.mark.parametrize(
-    ("prior", "message"),
-    [
-        ([0.5, 0.5, 0.0], "test_prior is 0 for class 2; every entry must be positive"),
-        ([0.5, np.nan, 0.5], "test_prior is nan for class 1"),
-        ([0.5, 0.3, 0.3], "test_prior sums to 1.1"),
-        ([0.5, 0.5], r"test_prior has shape \(2,\); it must have one entry for each of 3 classes"),
-    ],
-)
-def test_bad_test_priors_are_refused(prior: list, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        check_test_prior(prior, 3)
-    np.testing.assert_array_equal(check_test_prior(TEST_PRIOR, 3), TEST_PRIOR)
-
-
-@pytest.mark.parametrize(
-    ("matrix", "options", "message"),
-    [
-        ([[1.0, np.inf]], {}, "Row 0 of the correspondence matrix of client b holds inf for class 1"),
-        ([[1.2, 1.0], [-0.2, 0.0]], {}, "Row 1 of the correspondence matrix of client b holds -0.2 for class 0"),
-        ([[1.0, 0.0], [0.0, 0.0]], {}, "Column 1 of the correspondence matrix of client b is all 0"),
-        ([[1.0, 0.9]], {}, "Column 1 .* sums to 0.9; .*divide columns by their sums"),
-        (NESTED.T, {}, "all rows sum to 1, so the matrix looks transposed"),
-        (NESTED, {"num_classes": 4}, r"has shape \(2, 3\); .* with 4 classes"),
-        ([1.0, 0.0], {}, r"has shape \(2,\)"),
-        ([[1.0, 1.0], [0, 0]], {"observed_counts": [4, 2]}, "Row 1 .* is all 0, yet 2 examples carry this label"),
-        (NESTED, {"observed_counts": [1, 1, 1]}, r"observed_counts of client b have shape \(3,\)"),
-    ],
-)
-def test_bad_correspondences_are_refused(matrix: object, options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        check_correspondence(matrix, client="b", **options)
-
-
-def test_observed_labels_are_counted_or_refused() -> None:
-    np.testing.assert_array_equal(check_observed([0, 2, -1, 2], 4), [1, 0, 2, 0])
-    np.testing.assert_array_equal(check_observed([], 2), [0, 0])
-    with pytest.raises(ValueError, match="Observed label 3 of example 1 of client 0 does not exist; labels are 0 to 2"):
-        check_observed([0, 3], 3, client=0)
-    with pytest.raises(ValueError, match="Observed label -2 of example 0 does not exist"):
-        check_observed([-2], 3)
-    with pytest.raises(ValueError, match="dtype float64; they must be integers"):
-        check_observed([0.0, 1.0], 3)
+def test_the_projection_loss_is_not_convex_and_does_not_identify(float64) -> None:
+    """FedMT section 13, checks 12 and 13."""
+    channel, label = correspondence_channel(NESTED), jnp.asarray([0], jnp.int32)
+    curvature = jax.jit(jax.hessian(lambda z: channel_cross_entropy(z[None], label, channel)[0]))(jnp.zeros(3))
+    np.testing.assert_allclose(np.linalg.eigvalsh(curvature), [-1 / 6, 0, 1 / 3], atol=1e-12)
+    alike = np.log([[0.5, 0.2, 0.3], [0.1, 0.6, 0.3]])
+    log_probs = channel_log_probs(jnp.asarray(alike), channel)
+    np.testing.assert_allclose(np.exp(log_probs), [[0.7, 0.3]] * 2, rtol=1e-12)

@@ -15,6 +15,13 @@ SECOND = set_matrix(np.array([[0.2, 0.2, 0.6], [0.5, 0.3, 0.2]]), np.array([0.5,
 NOTHING = np.zeros((0, 3))
 
 
+def test_singular_values_of_the_fixture() -> None:
+    found = diagnose_matrix(SET_PRIORS)
+    np.testing.assert_allclose(found.singular_values, [1.161246449, 0.554364995, 0.253349832], atol=1e-9)
+    assert found.condition_number == pytest.approx(4.583569, abs=1e-6)
+    assert (found.rank, found.smallest_singular_value) == (3, found.singular_values[2])
+
+
 def test_two_clients_with_two_sets_identify_three_classes_together() -> None:
     """FedUL section 14, check 12."""
     np.testing.assert_allclose(FIRST @ POSTERIOR / (FIRST @ POSTERIOR).sum(), [0.6715843489, 0.3284156511], atol=1e-10)
@@ -28,6 +35,12 @@ def test_two_clients_with_two_sets_identify_three_classes_together() -> None:
     assert [client.rank for client in report.clients] == [2, 2]
     texts = identifiability_warnings(report)
     assert len(texts) == 1 and texts[0].startswith("Clients 0, 1: rank 2 of 3")
+
+
+def test_one_client_alone_does_not_and_the_report_says_so() -> None:
+    report = assess_identifiability([FIRST])
+    assert not report.identified and report.null_space.shape == (3, 2)
+    assert "does not identify the class posterior: 1 of 2 directions" in identifiability_warnings(report)[-1]
 
 
 @pytest.mark.parametrize(
@@ -48,6 +61,11 @@ def test_mixed_federations(matrices: list, identified: bool) -> None:
     report = assess_identifiability(matrices)
     assert report.identified is identified
     assert any("as a whole" in text for text in identifiability_warnings(report)) is not identified
+
+
+def test_labels_and_good_sets_raise_no_warning() -> None:
+    matrices = [np.eye(3), set_matrix(SET_PRIORS, SET_SHARES, TEST_PRIOR), NOTHING]
+    assert identifiability_warnings(assess_identifiability(matrices)) == []
 
 
 def test_constraints_hold_at_the_posterior_and_empty_rows_add_none() -> None:

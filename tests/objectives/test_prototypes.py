@@ -6,12 +6,17 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import objectives
-from fedjax_ssl.objectives import class_prototypes, sharpen
-from tests.objectives.compiled import helper_pseudo_labels, prototype_log_probs
+from fedjax_ssl.objectives import class_prototypes, fill_missing_prototypes, sharpen
+from tests.objectives.compiled import (
+    cross_entropy,
+    helper_pseudo_labels,
+    prototype_log_probs,
+)
 
 QUERY = np.array([[1.0, 2.0, 0.0, 1.0]])
 HELPERS = np.array([[[1, 0, 0, 1], [0, 2, 2, 1], [3, 2, 1, 1]], [[1, 1, 0, 1], [0, 2, 1, 0], [2, 2, 0, 2]]], np.float64)
 LOCAL = np.array([[1.0, 1, 0, 0], [0, 2, 2, 0], [3, 1, 1, 1]])
+LABELLED = np.array([[1.0, 0, 0, 1], [2, 2, 1, 1]])
 UNLABELLED = np.array([[1.0, 2, 0, 1], [0, 1, 2, 0]])
 ALL = np.ones(3, bool)
 
@@ -69,6 +74,58 @@ def test_helpers_are_averaged_and_sharpened(float64) -> None:
         assert -(probs * np.log(probs)).sum() == pytest.approx(entropy, abs=1e-7)
 
 
+def test_whole_loss(float64) -> None:
+    """Section 16.4."""
+    labelled = log_probs(LABELLED, LOCAL, distance="mean_sq")
+    expected = [[0.6652409558, 0.0900305732, 0.2447284711], [0.3071958857, 0.1863237232, 0.5064803911]]
+    np.testing.assert_allclose(np.exp(labelled), expected, atol=1e-10)
+    supervised = float(jnp.mean(cross_entropy(labelled, jnp.asarray([0, 2], jnp.int32))))
+    assert supervised == pytest.approx(0.5439378175, abs=1e-10)
+    local = log_probs(UNLABELLED, LOCAL, distance="mean_sq")
+    np.testing.assert_allclose(np.exp(local[1]), [0.2537161816, 0.6896720861, 0.0566117322], atol=1e-10)
+    targets = pseudo_labels(jnp.asarray(UNLABELLED))
+    np.testing.assert_allclose(targets[1], [0.0957484264, 0.8994307102, 0.0048208634], atol=1e-10)
+    unsupervised = float(jnp.mean(clipped_cross_entropy(targets, local)))
+    assert unsupervised == pytest.approx(0.7752577009, abs=1e-10)
+    assert supervised + 0.3 * unsupervised == pytest.approx(0.7765151278, abs=1e-10)
+
+
+def test_gradients_at_the_embedding(float64) -> None:
+    """Section 16.5: supervised; through the pseudo-labels and with them held fixed; helpers equal to the local set."""
+    first = jax.jit(
+        jax.grad(lambda z: -prototype_log_probs(z, jnp.asarray(LOCAL), jnp.asarray(ALL), distance="mean_sq")[0, 0])
+    )
+    expected = [[0.1997131845, 0.0450152866, 0.2123948087, 0.1223642355]]
+    np.testing.assert_allclose(first(jnp.asarray(LABELLED[:1])), expected, atol=1e-10)
+
+    def loss(z: jax.Array, helpers: np.ndarray, sharpening: float, flowing: bool) -> jax.Array:
+        targets = pseudo_labels(z, helpers, sharpening)
+        local = prototype_log_probs(z, jnp.asarray(LOCAL), jnp.asarray(ALL), distance="mean_sq")
+        return clipped_cross_entropy(targets if flowing else jax.lax.stop_gradient(targets), local)[0]
+
+    both = jax.jit(jax.value_and_grad(loss), static_argnums=3)
+    for helpers, sharpening, flowing, value, slope in [
+        (HELPERS, 0.5, False, 1.0711757850, [-0.0711104311, -0.0082458416, -0.0561698196, -0.0396781364]),
+        (HELPERS, 0.5, True, 1.0711757850, [0.0250047687, 0.3643027151, 0.1763269585, -0.0167191592]),
+        (LOCAL[None], 1.0, False, 0.9753278292, [0, 0, 0, 0]),
+        (LOCAL[None], 1.0, True, 0.9753278292, [0.0610515550, 0.0610515550, 0.1831546649, 0.0610515550]),
+    ]:
+        found, gradient = both(jnp.asarray(QUERY), helpers, sharpening, flowing)
+        assert float(found) == pytest.approx(value, abs=1e-10)
+        np.testing.assert_allclose(gradient, [slope], atol=1e-10)
+
+
+def test_a_class_without_prototype_has_probability_zero(float64) -> None:
+    """Section 16.6, with something absurd in the place of the absent prototype."""
+    prototypes = np.where(np.array([[True], [False], [True]]), LOCAL, np.nan)
+    present = np.array([True, False, True])
+    local = log_probs(UNLABELLED, prototypes, present, distance="mean_sq")
+    expected = [[0.7310585786, 0, 0.2689414214], [0.8175744762, 0, 0.1824255238]]
+    np.testing.assert_allclose(np.exp(local), expected, atol=1e-10)
+    losses = clipped_cross_entropy(pseudo_labels(jnp.asarray(UNLABELLED)), local)
+    np.testing.assert_allclose(losses, [4.2149089592, 14.5245975033], atol=1e-9)
+
+
 @pytest.mark.parametrize("distance", ["sq_euclidean", "mean_sq", "euclidean"])
 @pytest.mark.parametrize("present", [[True, False, True], [False, False, False]])
 def test_gradients_hold_no_nan(distance: str, present: list) -> None:
@@ -103,6 +160,51 @@ def test_helpers_that_lack_classes_or_everything() -> None:
     np.testing.assert_array_equal(nobody[:, 1], 0.0)
     np.testing.assert_allclose(jnp.sum(nobody, axis=1), 1.0, rtol=1e-6)
     np.testing.assert_array_equal(helper_pseudo_labels(query, full, jnp.zeros((2, 3), bool)), 0.0)
+
+
+def test_half_precision_embeddings_are_computed_in_float32() -> None:
+    embeddings = jnp.asarray(UNLABELLED, jnp.bfloat16)
+    prototypes, present = class_prototypes(embeddings, jnp.asarray([0, 1], jnp.int32), 2)
+    found = prototype_log_probs(embeddings, prototypes, present)
+    assert prototypes.dtype == found.dtype == jnp.float32
+    np.testing.assert_array_equal(found, prototype_log_probs(embeddings.astype(jnp.float32), prototypes, present))
+
+
+def test_missing_prototypes_become_the_mean_of_the_others() -> None:
+    """Section 16.12."""
+    sets = jnp.asarray([[[1.0, 3.0]], [[3.0, 5.0]], [[jnp.nan, 0.0]]], jnp.float32)
+    filled, known = fill_missing_prototypes(sets, jnp.asarray([[True], [True], [False]]))
+    np.testing.assert_array_equal(filled[2], [[2, 4]])
+    assert bool(known[0])
+
+
+def test_probabilities_are_averaged_not_prototypes(float64) -> None:
+    """Section 16.7: one dimension, z = 1.8, and the invariants of distances."""
+    helpers = np.array([[[0.0], [2.0]], [[4.0], [1.0]]])
+    found = helper_pseudo_labels(jnp.asarray([[1.8]]), jnp.asarray(helpers), jnp.ones((2, 2), bool), 1.0, 1.0)
+    assert float(found[0, 1]) == pytest.approx(0.9730, abs=5e-5)
+    averaged = np.exp(log_probs(np.array([[1.8]]), helpers.mean(0), np.ones(2, bool)))
+    assert averaged[0, 0] == pytest.approx(0.5125, abs=5e-5)
+    expected = pseudo_labels(jnp.asarray(UNLABELLED))
+    shift, (rotation, _) = np.array([3.0, -1, 2, 0.5]), np.linalg.qr(np.random.default_rng(0).normal(size=(4, 4)))
+    for move in (lambda v: v + shift, lambda v: v @ rotation):
+        np.testing.assert_allclose(pseudo_labels(jnp.asarray(move(UNLABELLED)), move(HELPERS)), expected, rtol=1e-10)
+    for helpers in (HELPERS[::-1], np.concatenate([HELPERS, HELPERS])):
+        np.testing.assert_allclose(pseudo_labels(jnp.asarray(UNLABELLED), helpers), expected, rtol=1e-12)
+    permuted = pseudo_labels(jnp.asarray(UNLABELLED), HELPERS[:, [2, 0, 1]])
+    np.testing.assert_allclose(permuted, expected[:, jnp.asarray([2, 0, 1])], rtol=1e-12)
+    np.testing.assert_allclose(np.exp(log_probs(UNLABELLED, np.tile(LOCAL[:1], (3, 1)))), 1 / 3, rtol=1e-12)
+
+
+def test_how_much_noise_on_prototypes_moves_distances(float64) -> None:
+    """methods/protofssl.md 16.9: standard deviation sqrt((4 s^2 d0 + 2 s^4) / D) of `mean_sq` over noisy prototypes."""
+    rng, size, draws = np.random.default_rng(0), 512, 4000
+    towards = rng.normal(size=size)
+    prototype = towards / np.sqrt(np.mean(towards**2))  # at distance d0 = 1 of an embedding of zeros
+    for sigma, printed in ((0.5, 0.047), (5.0, 1.62), (10.0, 6.31)):
+        noisy = prototype + sigma * rng.normal(size=(draws, size))
+        scores = log_probs(np.zeros((1, size)), noisy, np.ones(draws, bool), distance="mean_sq")
+        assert np.std(np.asarray(scores)) == pytest.approx(printed, rel=0.05)
 
 
 def test_sharpening_keeps_zeros_and_small_temperatures(float64) -> None:

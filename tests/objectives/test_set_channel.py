@@ -14,8 +14,13 @@ from tests.objectives.compiled import (
     loss_and_slope,
     set_channel,
 )
-from tests.objectives.fedul_fixture import POSTERIOR, SET_PRIORS, SET_PROBS, SET_SHARES, TEST_PRIOR
+from tests.objectives.fedul_fixture import POSTERIOR, SET_PRIORS, SET_PROBS, SET_SHARES, TEST_PRIOR, set_matrix
 
+# Columns: p(x | class) on four points.
+CLASS_CONDITIONALS = np.array([[0.5, 0.1, 0.0], [0.3, 0.2, 0.1], [0.15, 0.4, 0.2], [0.05, 0.3, 0.7]])
+SET_CONDITIONALS = CLASS_CONDITIONALS @ SET_PRIORS.T * SET_SHARES  # p(x, set)
+SET_POSTERIORS = SET_CONDITIONALS / SET_CONDITIONALS.sum(1, keepdims=True)
+BAYES = CLASS_CONDITIONALS * TEST_PRIOR / (CLASS_CONDITIONALS * TEST_PRIOR).sum(1, keepdims=True)
 SETS = jnp.arange(4, dtype=jnp.int32)
 
 
@@ -48,6 +53,16 @@ def test_worked_probabilities(float64) -> None:
     np.testing.assert_allclose(set_probs(POSTERIOR, scaled)[0], SET_PROBS, atol=1e-12)
 
 
+def test_float32_is_close_to_float64() -> None:
+    """Check 2: ten classes, forty sets, logits with standard deviation 10."""
+    rng = np.random.default_rng(0)
+    priors, test_prior = rng.dirichlet(np.ones(10), size=40), rng.dirichlet(np.full(10, 5.0))
+    shares, logits = rng.dirichlet(np.ones(40)), 10 * rng.normal(size=(50, 10))
+    found = channel_log_probs(jnp.asarray(logits, jnp.float32), set_channel(priors, shares, test_prior))
+    shifted = np.exp(logits - logits.max(1, keepdims=True)) @ set_matrix(priors, shares, test_prior).T
+    np.testing.assert_allclose(found, np.log(shifted / shifted.sum(1, keepdims=True)), atol=2e-5)
+
+
 def test_gradient_is_client_posterior_minus_set_posterior(float64) -> None:
     """Check 3."""
     logits, third = jnp.log(jnp.asarray(POSTERIOR)), jnp.asarray([2], jnp.int32)
@@ -64,6 +79,76 @@ def test_gradient_is_client_posterior_minus_set_posterior(float64) -> None:
     for k in range(3):
         step = jnp.asarray(1e-5 * np.eye(3)[k])
         assert float(loss(logits + step) - loss(logits - step)) / 2e-5 == pytest.approx(float(gradient[k]), abs=1e-9)
+
+
+def test_left_inverse_and_what_happens_without_it(float64) -> None:
+    """Checks 4 and 5."""
+    probs = set_probs(POSTERIOR, fixture_channel())[0]
+    back = TEST_PRIOR * (np.linalg.pinv(SET_PRIORS) @ (probs / SET_SHARES))
+    np.testing.assert_allclose(back / back.sum(), POSTERIOR, atol=1e-14)
+    deficient = np.array([[0.5, 0.3, 0.2], [0.2, 0.6, 0.2], [0.35, 0.45, 0.2], [0.41, 0.39, 0.2]])
+    same = set_probs(np.array([POSTERIOR, [0.45, 0.05, 0.5]]), set_channel(deficient, SET_SHARES, TEST_PRIOR))
+    expected = [0.4417936824, 0.2584493042, 0.1965981886, 0.1031588248]
+    np.testing.assert_allclose(same, [expected, expected], atol=1e-10)
+
+
+def test_the_bayes_classifier_minimizes_the_risk(float64) -> None:
+    """Check 6: posteriors of the sets, the least risk, and gradient descent that finds the classifier."""
+    np.testing.assert_allclose(BAYES[2], [0.3191489362, 0.5106382979, 0.1702127660], atol=1e-10)
+    np.testing.assert_allclose(SET_POSTERIORS[3], [0.2258543834, 0.3298662704, 0.3298662704, 0.1144130758], atol=1e-10)
+    channel = fixture_channel()
+    probs = set_probs(BAYES, channel)
+    np.testing.assert_allclose(probs, SET_POSTERIORS, atol=1e-14)
+    marginal = SET_CONDITIONALS.sum(1)
+    np.testing.assert_allclose(marginal, [0.209, 0.204, 0.2505, 0.3365], atol=1e-12)
+    np.testing.assert_allclose(marginal @ probs, SET_SHARES, atol=1e-12)
+
+    def risk(table: jax.Array) -> jax.Array:
+        return -jnp.sum(jnp.asarray(SET_CONDITIONALS) * channel_log_probs(table, channel))
+
+    @jax.jit
+    def descend(table: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, 20_000, lambda _, z: z - 5.0 * jax.grad(risk)(z), table)
+
+    table = descend(jnp.zeros((4, 3)))
+    assert float(risk(table)) == pytest.approx(1.218944141416, abs=5e-6)
+    found = np.asarray(jax.nn.softmax(table))
+    np.testing.assert_allclose(found[1:], BAYES[1:], atol=1e-6)
+    # The first posterior lies on the boundary and is approached slowly.
+    np.testing.assert_allclose(found[0], BAYES[0], atol=4e-3)
+
+
+@pytest.mark.thorough
+def test_the_loss_on_probabilities_is_not_proper(float64) -> None:
+    """Check 7: its minimizers on a grid, and a case in which it names the other class."""
+    steps = np.arange(0, 501)
+    first, second = np.meshgrid(steps, steps, indexing="ij")
+    inside = first + second <= 500
+    grid = np.stack([first[inside], second[inside], 500 - first[inside] - second[inside]], axis=1) / 500
+    logits = jnp.log(jnp.maximum(jnp.asarray(grid), 1e-300))
+    every = [channel_cross_entropy_on_probs(logits, jnp.full(len(grid), m, jnp.int32), fixture_channel()) for m in SETS]
+    best = grid[np.argmin(SET_POSTERIORS @ np.stack(every), axis=1)]
+    np.testing.assert_allclose(best, [[1, 0, 0], [1, 0, 0], [0.492, 0.508, 0], [0, 0.196, 0.804]], atol=2.1e-3)
+
+    channel = set_channel(np.array([[0.9, 0.1], [0.1, 0.9]]), np.array([0.8, 0.2]), np.array([0.5, 0.5]))
+    observed = set_probs(np.array([0.45, 0.55]), channel)[0]
+    np.testing.assert_allclose(observed, [0.7731092437, 0.2268907563], atol=1e-10)
+    line = np.linspace(0, 1, 101)
+    logits = jnp.log(jnp.maximum(jnp.asarray(np.stack([line, 1 - line], axis=1)), 1e-300))
+    minimizers = []
+    for loss in (channel_cross_entropy, channel_cross_entropy_on_probs):
+        risks = sum(observed[m] * np.asarray(loss(logits, jnp.full(101, m, jnp.int32), channel)) for m in (0, 1))
+        minimizers.append(line[np.argmin(risks)])
+    np.testing.assert_allclose(minimizers, [0.45, 1.0], atol=1e-12)
+
+
+def test_pure_sets_are_labels(float64) -> None:
+    """Check 8, first part."""
+    channel = set_channel(np.eye(3), np.array([0.2, 0.3, 0.5]), TEST_PRIOR)
+    expected = [0.3835616438, 0.2739726027, 0.3424657534]
+    np.testing.assert_allclose(set_probs(POSTERIOR, channel)[0], expected, atol=1e-10)
+    shifted = np.exp(np.log(POSTERIOR) + np.log([0.2, 0.3, 0.5]) - np.log(TEST_PRIOR))
+    np.testing.assert_allclose(shifted / shifted.sum(), expected, atol=1e-10)
 
 
 def test_pure_sets_in_the_proportions_of_the_test_are_plain_supervision() -> None:

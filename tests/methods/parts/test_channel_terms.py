@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import federated, methods
+from fedjax_ssl.federated import all_clients
 from fedjax_ssl.methods.parts.channel_terms import channel_term, check_channels, with_l1
 from tests import toy
 
@@ -20,6 +21,29 @@ def test_the_l1_norm_is_a_term_unless_its_weight_is_zero() -> None:
     assert [term.name for term in with_l1(terms, 0.1)] == ["channel", "l1"]
     with pytest.raises(ValueError, match=r"l1 is -0\.1"):
         with_l1(terms, -0.1)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["semifl", "fedmt", "mixed"])
+def test_methods_are_built_where_the_clients_sizes_are_looked_at_before_training(name: str) -> None:
+    """As placement "auto" does on accelerators; what is confident is not known then."""
+    data = toy.weak_federation("coarse")
+    method = toy.executed(methods.build(name, toy.setup(data)), everyone=all_clients(data))
+    jax.eval_shape(method.round, jax.random.key(0), jax.eval_shape(method.init, jax.random.key(0), data), data)
+
+
+@pytest.mark.thorough
+def test_with_prototypes_a_client_full_of_nan_is_dropped_alone_and_l1_shrinks_the_network() -> None:
+    data = toy.weak_federation("sets")
+    options = {"pseudo_label_weight": 0.0, "prototype_weight": 0.3, "l1": 0.5}
+    method = methods.build("mixed", toy.setup(data, model="linear", local_epochs=1), **options)
+    one_round, start = jax.jit(method.round), jax.jit(method.init)(KEY, data)
+    _, info = one_round(KEY, start, toy.with_broken_client(data, 0))
+    assert info["dropped_clients"] == 1 and info["local_steps"] > 0
+    plain, log = one_round(KEY, start, data)
+    assert log["dropped_clients"] == 0
+    size = sum(np.abs(leaf).sum() for leaf in jax.tree.leaves(plain.params))
+    assert log["loss"] > 0.4 * size, "the norm is part of the loss"
 
 
 @pytest.mark.thorough

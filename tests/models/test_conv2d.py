@@ -1,4 +1,4 @@
-"""Convolutions and pools against the plain ones of XLA: outputs, gradients, batched kernels, second derivatives."""
+"""conv2d against the plain convolution: outputs, both gradients, batched kernels, second derivatives."""
 
 import functools
 
@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.models import conv2d, lowerings, max_pool
-from fedjax_ssl.models.convolution import depthwise_conv2d
+from fedjax_ssl.models import conv2d, lowerings
 from fedjax_ssl.models.lowerings import resolve_padding
 from fedjax_ssl.models.winograd import winograd
 
@@ -72,9 +71,15 @@ def test_lowerings_equal_the_plain_convolution(name):
 
 
 @pytest.mark.parametrize("width", [3, 5])
-def test_winograd_keeps_the_digits(width):
+def test_winograd_saves_products_and_keeps_the_digits(width):
     x, k = (a.astype(jnp.float32) for a in arrays((2, 12, 24, 64), (width, width, 64, 64)))
     pads = ((1, 1), (1, 1))
+
+    def operations(function):
+        lowered = jax.jit(lambda x, k: run(lambda x, k: function(x, k, 1, pads), x, k)).lower(x, k)
+        return lowered.cost_analysis()["flops"]
+
+    assert operations(winograd) < 0.65 * operations(lowerings.slices)
     (target,) = (a.astype(jnp.float32) for a in arrays((2, 12 + 3 - width, 24 + 3 - width, 64)))
 
     @functools.partial(jax.jit, static_argnums=0)
@@ -119,6 +124,28 @@ def test_padding_rules_are_those_of_lax(name):
         np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
 
 
+def convolutions(function, *arguments):
+    """The lines of the compiler's input that hold a convolution."""
+    text = jax.jit(function).lower(*arguments).as_text()
+    return [line for line in text.splitlines() if "stablehlo.convolution" in line]
+
+
+def test_accelerators_never_see_grouped_convolutions():
+    x, k = (a.astype(jnp.float32) for a in arrays((4, 2, 6, 6, 3), (4, 3, 3, 3, 5)))
+    pads = ((1, 1), (1, 1))
+
+    def gradients(x, k):
+        return run(lambda x, k: lowerings.plain_or_slices(x, k, 1, pads), x, k)
+
+    assert convolutions(gradients, x[0], k[0])
+    assert not convolutions(jax.vmap(gradients), x, k)
+    assert not convolutions(jax.vmap(jax.vmap(gradients, (0, None)), (None, 0)), x, k)
+    folded = convolutions(jax.vmap(lambda x: lowerings.plain_or_slices(x, k[0], 1, pads)), x)
+    assert len(folded) == 1
+    assert "feature_group_count = 1 " in folded[0]
+    assert "tensor<8x6x6x3xf32>" in folded[0]
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_gradient_of_a_gradient(name):
     with jax.enable_x64(True):
@@ -150,8 +177,10 @@ def test_dtype_is_kept(lowering):
     ("images", "kernel", "options", "message"),
     [
         ((2, 5, 5, 3), (3, 3, 4, 2), {}, "channels"),
+        ((5, 5, 3), (3, 3, 3, 2), {}, "channels"),
         ((2, 5, 5, 3), (3, 3, 3, 2), {"lowering": "fft"}, "allowed: auto, lax"),
         ((2, 5, 5, 3), (3, 3, 3, 2), {"padding": "FULL"}, "'SAME', 'VALID'"),
+        ((2, 5, 5, 3), (3, 3, 3, 2), {"padding": -1}, "'SAME', 'VALID'"),
         ((2, 5, 5, 3), (3, 3, 3, 2), {"stride": 0}, "stride is 0; it must be a whole number"),
         ((2, 2, 5, 3), (3, 3, 3, 2), {"padding": "VALID"}, "does not fit"),
     ],
@@ -159,99 +188,3 @@ def test_dtype_is_kept(lowering):
 def test_bad_arguments(images, kernel, options, message):
     with pytest.raises(ValueError, match=message):
         conv2d(jnp.zeros(images), jnp.zeros(kernel), **options)
-
-
-# Depthwise convolution: shifted slices.
-
-
-RNG = np.random.default_rng(0)
-
-
-@pytest.mark.parametrize(("size", "stride", "padding"), [(3, 1, 1), (5, 2, 2), (3, 2, "SAME")])
-def test_values_and_gradients_are_the_grouped_convolutions(size, stride, padding):
-    x = jnp.asarray(RNG.standard_normal((2, 6, 5, 4), np.float32))
-    kernel = jnp.asarray(RNG.standard_normal((size, size, 1, 4), np.float32))
-
-    @functools.partial(jax.jit, static_argnums=2)
-    def outputs(x, kernel, lowering):
-        def scored(x, kernel):
-            y = depthwise_conv2d(x, kernel, stride=stride, padding=padding, lowering=lowering)
-            return jnp.sum(jnp.sin(y)), y
-
-        return jax.grad(scored, (0, 1), has_aux=True)(x, kernel)
-
-    expected = outputs(x, kernel, "lax")
-    jax.tree.map(
-        functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), outputs(x, kernel, "slices"), expected
-    )
-
-
-def test_short_types_are_added_up_in_float32():
-    x = jnp.full((1, 5, 5, 1), 1.01, jnp.bfloat16)
-    kernel = jnp.full((5, 5, 1, 1), 0.99, jnp.bfloat16)
-    y = depthwise_conv2d(x, kernel, padding="VALID", lowering="slices")
-    assert y.dtype == jnp.bfloat16
-    exact = 25 * float(x[0, 0, 0, 0]) * float(kernel[0, 0, 0, 0])
-    assert y.item() == float(jnp.asarray(exact, jnp.bfloat16))
-
-
-@pytest.mark.parametrize("kernel", [(3, 3, 2, 2), (3, 3, 1, 4), (3, 3, 2)])
-def test_shapes_that_do_not_fit(kernel):
-    with pytest.raises(ValueError, match=r"kernel \[height, width, 1, channels\], got \(1, 4, 4, 2\)"):
-        depthwise_conv2d(jnp.ones((1, 4, 4, 2)), jnp.ones(kernel))
-
-
-# Pools.
-
-
-@pytest.mark.parametrize(
-    ("shape", "size", "stride", "padding"), [((2, 7, 8, 3), 2, 2, 0), ((2, 9, 8, 2), 3, 2, 1), ((1, 6, 7, 2), 3, 3, 0)]
-)
-def test_equals_reduce_window(shape, size, stride, padding):
-    x = jax.random.permutation(jax.random.key(0), jnp.arange(np.prod(shape), dtype=jnp.float32)).reshape(shape)
-
-    def oracle(x):
-        pads = ((0, 0), (padding, padding), (padding, padding), (0, 0))
-        return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, size, size, 1), (1, stride, stride, 1), pads)
-
-    @jax.jit
-    def both(x):
-        ours, pull = jax.vjp(lambda x: max_pool(x, size, stride=stride, padding=padding), x)
-        expected, oracle_pull = jax.vjp(oracle, x)
-        return ours, expected, pull(jnp.sin(ours))[0], oracle_pull(jnp.sin(ours))[0]
-
-    ours, expected, gradient, oracle_gradient = both(x)
-    np.testing.assert_array_equal(ours, expected)
-    np.testing.assert_allclose(gradient, oracle_gradient, rtol=1e-6)
-
-
-@pytest.mark.thorough
-def test_ties_send_the_whole_gradient_to_one_value():
-    gradient = jax.grad(lambda x: jnp.sum(max_pool(x, 2)))(jnp.zeros((1, 4, 4, 1)))
-    np.testing.assert_array_equal(gradient[0, :, :, 0], np.tile([[1.0, 0.0], [0.0, 0.0]], (2, 2)))
-
-
-@pytest.mark.thorough
-def test_relu_after_the_pool_is_relu_before_it():
-    x = jax.random.normal(jax.random.key(0), (2, 5, 4, 3)) - 0.5
-
-    def run(pool):
-        outputs, pull = jax.vjp(pool, x)
-        return outputs, *pull(jnp.cos(outputs))
-
-    ours = jax.jit(lambda: run(lambda x: max_pool(x, 2, relu=True)))()
-    jax.tree.map(np.testing.assert_array_equal, ours, run(lambda x: jax.nn.relu(max_pool(x, 2))))
-    assert np.mean(ours[0] == 0) > 0.05
-
-
-@pytest.mark.parametrize("position", [(0, 0), (0, 1), (1, 0), (1, 1)])
-def test_nan_wins(position):
-    x = jnp.ones((1, 2, 2, 1)).at[0, *position, 0].set(jnp.nan)
-    largest, gradient = jax.value_and_grad(lambda x: jnp.sum(max_pool(x, 2)))(x)
-    assert np.isnan(largest)
-    np.testing.assert_array_equal(gradient, np.isnan(x))
-
-
-def test_window_larger_than_image():
-    with pytest.raises(ValueError, match="does not fit"):
-        max_pool(jnp.zeros((1, 1, 4, 1)), 2)

@@ -1,0 +1,260 @@
+"""FedPL, FedLLP and FedLLP-VAT (notes on FedUL, sections 5, 13 and 14)."""
+
+import dataclasses
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_ssl import config as configs
+from fedjax_ssl import methods, presets
+from fedjax_ssl.data import FederatedData, WeakLabels
+from fedjax_ssl.federated import Client, Now, Step, Stream
+from fedjax_ssl.methods.fedllp import local_epochs_done, set_per_step
+from fedjax_ssl.methods.fedpl import majority_labels, split_by_confidence, split_loss
+from fedjax_ssl.objectives import consistency_ramp, mixup
+from tests import toy
+
+KEY = jax.random.key(4)
+LOGITS = [[2.0, 0.0, -1.0], [0.2, 0.1, 0.0], [0.1, 1.5, 0.3], [0.0, 0.05, 0.3]]
+
+
+def stream(size: int, **changes: Any) -> Stream:
+    nothing = jnp.full(size, -1, jnp.int32)
+    plain = Stream(jnp.arange(size), jnp.ones(size, bool), nothing, jnp.zeros((size, 1)), nothing)
+    return plain._replace(**changes)
+
+
+def sets_of_one_client(labels: list[int], matrix: Any, padding: int = 0, from_sets: bool = True) -> WeakLabels:
+    matrix = jnp.pad(jnp.asarray(matrix, jnp.float32), ((0, padding), (0, 0)))
+    counts = np.bincount([label for label in labels if label >= 0], minlength=len(matrix))
+    return WeakLabels(
+        labels=jnp.asarray(labels + [-1] * padding, jnp.int32),
+        num_examples=jnp.asarray(counts.sum(), jnp.int32),
+        num_observations=jnp.asarray(len(matrix) - padding, jnp.int32),
+        from_sets=jnp.asarray(from_sets),
+        matrix=matrix,
+        share=jnp.asarray(counts / counts.sum(), jnp.float32),
+        prior=jnp.full(3, 1 / 3),
+    )
+
+
+def client_with(weak: WeakLabels) -> Client:
+    size = weak.labels.shape[0]
+    return Client(
+        jnp.zeros((), jnp.int32),
+        jnp.arange(size, dtype=jnp.int32),
+        jnp.full(size, -1, jnp.int32),
+        jnp.zeros((), jnp.int32),
+        weak.num_examples,
+        {},
+        (),
+        None,
+        weak,
+    )
+
+
+def mixed_loss(logits: jax.Array, batch: Stream, threshold: float = 0.4, skip_empty: bool = False) -> jax.Array:
+    split = split_by_confidence(logits, batch, threshold)
+    return split_loss(logits, mixup(logits[split.first], logits[split.second], 0.3), split, 0.3, 0.3, skip_empty)
+
+
+def test_worked_batch_of_fedpl(float64) -> None:
+    """Check 14."""
+    logits = jnp.asarray(LOGITS)
+    split = split_by_confidence(logits, stream(4), 0.4)
+    np.testing.assert_array_equal(split.labels, [0, 0, 1, 2])
+    np.testing.assert_array_equal(split.confident, [True, False, True, False])
+    np.testing.assert_array_equal(split.paired, [True, True, False, False])
+    np.testing.assert_array_equal(np.stack([split.first, split.second])[:, :2], [[0, 2], [1, 3]])
+    mixed = mixup(logits[split.first], logits[split.second], 0.3)
+    assert float(split_loss(logits, mixed, split, 0.3, 0.0)) == pytest.approx(0.3033374432, abs=1e-10)
+    both = float(split_loss(logits, mixed, split, 0.3, 1.0))
+    assert both - 0.3033374432 == pytest.approx(0.8276322038, abs=1e-10)
+    assert float(mixed_loss(logits, stream(4))) == pytest.approx(0.5516271043, abs=1e-10)
+
+
+def test_padding_of_a_batch_and_class_labels_in_it(float64) -> None:
+    logits = jnp.concatenate([jnp.asarray(LOGITS), jnp.full((2, 3), 7.0)])
+    padded = stream(6, mask=jnp.arange(6) < 4)
+    assert float(mixed_loss(logits, padded)) == pytest.approx(0.5516271043, abs=1e-10)
+    labelled = stream(4, observed=jnp.asarray([-1, 2, -1, -1], jnp.int32))
+    split = split_by_confidence(jnp.asarray(LOGITS), labelled, 0.4)
+    np.testing.assert_array_equal(split.labels, [0, 2, 1, 2])
+    np.testing.assert_array_equal(split.confident, [True, True, True, False])
+
+
+def test_a_batch_without_a_pair(float64) -> None:
+    """Section 13: without doubtful rows the pairs are left out; without confident ones nothing is left."""
+    logits = jnp.asarray(LOGITS)
+    losses = -np.log(np.asarray(jax.nn.softmax(logits)).max(axis=1))
+    assert float(mixed_loss(logits, stream(4), threshold=0.0)) == pytest.approx(losses.mean(), abs=1e-12)
+    assert float(mixed_loss(logits, stream(4), threshold=0.0, skip_empty=True)) == 0
+    value, slope = jax.value_and_grad(lambda z: mixed_loss(z, stream(4), threshold=0.99))(logits)
+    assert float(value) == 0 and not np.asarray(slope).any()
+
+
+def test_majority_labels() -> None:
+    shares = [[0.1, 0.5, 0.4], [0.4, 0.2, 0.4], [0.2, 0.2, 0.6]]
+    weak = sets_of_one_client([0, 1, 2], shares)
+    batch = stream(5, weak=jnp.asarray([0, 1, 2, -1, 2]), observed=jnp.asarray([-1, -1, -1, -1, 0]))
+    np.testing.assert_array_equal(majority_labels(batch, weak), [1, 0, 2, -1, 0])  # of equal ones the first
+    coarse = dataclasses.replace(weak, from_sets=jnp.asarray(False))
+    np.testing.assert_array_equal(majority_labels(batch, coarse), [-1, -1, -1, -1, 0])
+    np.testing.assert_array_equal(majority_labels(batch, None), batch.observed)
+
+
+def with_pure_sets(data: FederatedData) -> FederatedData:
+    """The same federation with the class of every unlabelled example as its set."""
+    weak = data.weak
+    labels = jnp.where(weak.labels >= 0, data.labels[data.index], -1)
+    return dataclasses.replace(
+        data, weak=dataclasses.replace(weak, labels=labels, matrix=jnp.broadcast_to(jnp.eye(3), weak.matrix.shape))
+    )
+
+
+@pytest.mark.thorough
+def test_the_first_rounds_of_fedpl_on_pure_sets_are_federated_averaging() -> None:
+    data, labelled = with_pure_sets(toy.weak_federation("sets")), toy.federation(labelled=toy.SIZES)
+    expected, _ = toy.train(methods.build("fedavg", toy.setup(labelled)), KEY, labelled, 2)
+    state, _ = toy.train(methods.build("fedpl", toy.setup(data)), KEY, data, 2)
+    chex.assert_trees_all_equal(state.params, expected.params)
+
+
+@pytest.mark.thorough
+def test_mixing_inputs_of_a_linear_model_is_mixing_its_scores() -> None:
+    data = toy.weak_federation("sets")
+    ends = []
+    for mix in ("inputs", "logits"):
+        run = toy.setup(data, model=toy.linear_model())
+        state, _ = toy.train(methods.build("fedpl", run, warmup_rounds=0, threshold=0.6, mix=mix), KEY, data, 2)
+        ends.append(state.params)
+    chex.assert_trees_all_close(*ends, rtol=1e-5, atol=1e-6)
+
+
+def test_every_set_is_one_step_of_every_epoch() -> None:
+    labels = [0, 3, 1, 0, -1, 3, 0, 1]  # set 2 is empty
+    client = client_with(sets_of_one_client(labels, np.full((4, 3), 1 / 3)))
+    schedule = jax.jit(set_per_step(3).schedule)(KEY, client, toy.NOW)
+    assert int(schedule.num_steps) == 9 and schedule.positions["set"].shape == (12, 8)
+    members = {label: {place for place, other in enumerate(labels) if other == label} for label in (0, 1, 3)}
+    orders = []
+    for epoch in range(3):
+        found = []
+        for step in range(3 * epoch, 3 * epoch + 3):
+            chosen = np.asarray(schedule.positions["set"][step])[np.asarray(schedule.masks["set"][step])]
+            (label,) = {labels[place] for place in chosen}
+            assert set(chosen.tolist()) == members[label] and len(chosen) == len(members[label])
+            found.append(label)
+        assert sorted(found) == [0, 1, 3]
+        orders.append(tuple(found))
+    assert len(set(orders)) > 1
+
+
+@pytest.mark.thorough
+def test_padding_of_sets_and_examples_changes_no_step() -> None:
+    labels, shares = [0, 2, 1, 0, 2, 0, 1], np.eye(3)
+    plain = jax.jit(set_per_step(2).schedule)(KEY, client_with(sets_of_one_client(labels, shares)), toy.NOW)
+    padded = jax.jit(set_per_step(2).schedule)(KEY, client_with(sets_of_one_client(labels, shares, padding=2)), toy.NOW)
+    assert int(plain.num_steps) == int(padded.num_steps) == 6
+    for step in range(6):
+        one, other = (np.where(s.masks["set"][step], s.positions["set"][step], -1)[:7] for s in (plain, padded))
+        np.testing.assert_array_equal(one, other)
+
+
+def test_of_a_set_larger_than_the_bound_another_part_is_taken_every_time() -> None:
+    client = client_with(sets_of_one_client([0] * 9 + [1] * 2, np.eye(3)[:2]))
+    schedule = jax.jit(set_per_step(6, set_size=4).schedule)(KEY, client, toy.NOW)
+    assert schedule.positions["set"].shape == (12, 4) and int(schedule.num_steps) == 12
+    parts = set()
+    for positions, mask in zip(np.asarray(schedule.positions["set"]), np.asarray(schedule.masks["set"]), strict=True):
+        chosen = positions[mask]
+        assert len(set(chosen.tolist())) == len(chosen) == (4 if chosen[0] < 9 else 2)
+        assert (chosen < 9).all() or (chosen >= 9).all()
+        parts.add(tuple(sorted(chosen)))
+    assert len(parts) > 3
+
+
+def test_a_client_with_coarse_labels_takes_no_step() -> None:
+    client = client_with(sets_of_one_client([0, 1, 0], np.eye(3)[:2], from_sets=False))
+    assert int(jax.jit(set_per_step(2).schedule)(KEY, client, toy.NOW).num_steps) == 0
+
+
+def at_step(round_number: int, number: int, num_sets: int = 10) -> Step:
+    weak = sets_of_one_client(list(range(num_sets)), np.full((num_sets, 3), 1 / 3), padding=2)
+    count = jnp.int32
+    fields = {name: {} for name in ("outputs", "inputs", "streams", "params", "groups", "model_state", "received")}
+    fields |= {name: () for name in ("sent", "shared", "local")}
+    now = Now(count(round_number))
+    return Step(**fields, client=client_with(weak), key=KEY, now=now, number=count(number))
+
+
+def test_the_ramp_starts_anew_in_every_epoch_of_the_released_code_and_goes_on_here(float64) -> None:
+    """Check 14: ten sets, T = 200 steps; here the weight is full after 20 local epochs of the run."""
+
+    def weight(step: Step, rampup: str, local_epochs: int = 1) -> float:
+        return float(consistency_ramp(local_epochs_done(step, local_epochs, rampup), 1.0, 20))
+
+    assert weight(at_step(7, 0), "per_epoch") == pytest.approx(0.0067379470, abs=1e-10)
+    assert weight(at_step(7, 9), "per_epoch") == pytest.approx(0.0104607513, abs=1e-10)
+    assert weight(at_step(7, 19), "per_epoch", 2) == pytest.approx(0.0104607513, abs=1e-10)
+    assert weight(at_step(0, 0), "run") == pytest.approx(np.exp(-5), abs=1e-12)
+    assert weight(at_step(3, 14), "run", 2) == pytest.approx(np.exp(-5 * (1 - 74 / 200) ** 2), abs=1e-12)
+    assert weight(at_step(20, 0), "run") == weight(at_step(50, 0), "run") == 1.0
+
+
+@pytest.mark.thorough
+def test_perturbed_passes_leave_the_running_batch_statistics_alone() -> None:
+    """With weight 0 nothing is left of the passes, wherever they look."""
+    data = toy.weak_federation("sets")
+    run = toy.setup(data, model_options={"norm": "bn"}, local_epochs=1)
+    start = jax.jit(methods.build("fedllp_vat", run).init)(KEY, data)
+
+    @jax.jit
+    def one_round(weight: jax.Array, radius: jax.Array) -> tuple[Any, Any]:
+        method = methods.build("fedllp_vat", run, vat_weight=weight, vat_radius=radius)
+        state, _ = method.round(KEY, start, data)
+        return state.params, state.model_state
+
+    (params, statistics), far = (one_round(jnp.asarray(0.0), jnp.asarray(radius)) for radius in (0.0, 30.0))
+    chex.assert_trees_all_equal((params, statistics), far)
+    assert jax.tree.leaves(statistics)
+    moved, _ = one_round(jnp.asarray(50.0), jnp.asarray(30.0))
+    assert float(optax.tree.norm(optax.tree.sub(moved, params))) > 1e-4
+
+
+@pytest.mark.thorough
+def test_padding_does_not_move_the_perturbation_in_a_network_with_batch_norm() -> None:
+    """The weight is large, so that a wrong direction would show."""
+    data = toy.weak_federation("sets")
+    ends = []
+    for federation in (data, toy.padded(data, clients=0, columns=5)):
+        run = toy.setup(federation, model_options={"norm": "bn"}, local_epochs=1)
+        method = methods.build("fedllp_vat", run, vat_weight=50.0, vat_radius=3.0, ramp_epochs=1)
+        ends.append(toy.train(method, KEY, federation, 1)[0])
+    chex.assert_trees_all_close(ends[0].params, ends[1].params, rtol=0, atol=1e-3)
+
+
+def test_learning_from_proportions_needs_sets() -> None:
+    data = toy.federation()
+    method = methods.build("fedllp", toy.setup(data))
+    with pytest.raises(ValueError, match="this federation has none; use supervision 'sets'"):
+        jax.eval_shape(method.round, KEY, method.init(KEY, data), data)
+
+
+@pytest.mark.parametrize("argument", ["ten", "1", "10,dirichlet", "10,iid,xclp", "10,iid,fedul,5"])
+def test_the_argument_of_its_configs_is_checked(argument: str) -> None:
+    with pytest.raises(configs.ConfigError, match=f"'{argument}'; give the number of sets, at least 2, iid or noniid"):
+        presets.unlabelled_sets(argument)
+
+
+def test_its_configs_name_split_sets_and_method() -> None:
+    config = presets.unlabelled_sets("20,noniid,fedllp")
+    assert (config.partition.name, config.supervision.sets, config.method.name) == ("majority", 20, "fedllp")
+    config = presets.unlabelled_sets("40,iid,fedavg")
+    assert (config.partition.name, config.supervision.name, config.supervision.fraction) == ("iid", "fraction", 0.1)
+    assert presets.unlabelled_sets().supervision.sets == 10

@@ -1,0 +1,38 @@
+"""A made-up state dict with torchvision's names and shapes, the same on every machine."""
+
+import math
+
+import jax
+import numpy as np
+
+from fedjax_ssl import models
+from fedjax_ssl.models.pretrained import LEAVES, efficientnet_b0_layers
+
+
+def draw_array(seed, name, shape):
+    """Values that neither blow the signal up nor let it die; RandomState, because its stream never changes."""
+    low, high = -0.3, 0.3
+    if name.endswith("running_var"):
+        low, high = 0.5, 2.0
+    elif len(shape) > 1:
+        high = 1.6 * math.sqrt(3 / math.prod(shape[1:]))
+        low = -high
+    elif name.endswith("weight"):
+        low, high = 0.5, 1.5
+    return np.random.RandomState(seed).uniform(low, high, shape).astype(np.float32)
+
+
+def efficientnet_b0_arrays(num_classes):
+    model = models.build("efficientnet_b0", num_classes=num_classes, input_shape=(32, 32, 3))
+    trees = dict(zip(("params", "state"), jax.eval_shape(model.init, jax.random.key(0)), strict=True))
+    shapes = {}
+    for layer in efficientnet_b0_layers():
+        for leaf in LEAVES[layer.kind]:
+            tree = trees[leaf.tree]
+            for step in layer.ours:
+                tree = tree[step]
+            ours = tree[leaf.ours].shape
+            shapes[f"{layer.theirs}.{leaf.theirs}"] = tuple(ours[leaf.axes.index(i)] for i in range(len(ours)))
+    arrays = {name: draw_array(seed, name, shape) for seed, (name, shape) in enumerate(sorted(shapes.items()))}
+    counts = {name.replace("running_mean", "num_batches_tracked"): np.int64(7) for name in shapes if "_mean" in name}
+    return {**arrays, **counts}

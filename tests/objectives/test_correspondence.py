@@ -1,0 +1,142 @@
+"""Estimated correspondence matrices: the worked numbers of FedMT section 13."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.objectives import (
+    batch_cross_entropy,
+    correspondence_counts,
+    estimate_correspondence,
+    mixup_cross_entropy,
+    normalize_counts,
+)
+from tests.objectives.compiled import (
+    channel_cross_entropy,
+    correspondence_channel,
+)
+
+PROBS = np.array(
+    [
+        [0.98, 0.01, 0.005, 0.005],
+        [0.97, 0.01, 0.01, 0.01],
+        [0.02, 0.96, 0.01, 0.01],
+        [0.004, 0.99, 0.003, 0.003],
+        [0.01, 0.98, 0.005, 0.005],
+        [0.3, 0.4, 0.2, 0.1],
+        [0.05, 0.95, 0.0, 0.0],
+        [0.01, 0.01, 0.97, 0.01],
+        [0.1, 0.1, 0.7, 0.1],
+        [0.1, 0.1, 0.1, 0.7],
+    ]
+)
+OBSERVED = np.array([0, 0, 0, 1, 1, 1, 0, 2, 2, 1], np.int32)
+CONFIDENT = np.array([0, 1, 2, 3, 4, 7])
+
+
+def estimate(threshold: float = 0.95, **options: object) -> tuple[np.ndarray, np.ndarray]:
+    found = jax.jit(lambda probs, observed: estimate_correspondence(probs, observed, 3, threshold, **options))(
+        jnp.asarray(PROBS), jnp.asarray(OBSERVED)
+    )
+    return np.asarray(found[0]), np.asarray(found[1])
+
+
+def test_ten_samples_with_a_class_that_is_never_confident(float64) -> None:
+    """Check 7."""
+    counts, label_counts = correspondence_counts(jnp.asarray(PROBS), jnp.asarray(OBSERVED), 3, 0.95)
+    np.testing.assert_array_equal(counts, [[2, 1, 0, 0], [0, 2, 0, 0], [0, 0, 1, 0]])
+    np.testing.assert_array_equal(label_counts, [4, 4, 2])
+    seen = np.array([[1, 0, 0], [1 / 3, 2 / 3, 0], [0, 0, 1]])
+    for fallback, column in [("prior", [0.4, 0.4, 0.2]), ("uniform", [1 / 3] * 3), ("zero", [0, 0, 0])]:
+        matrix, support = estimate(fallback=fallback)
+        np.testing.assert_allclose(matrix.T, [*seen, column], rtol=1e-14)
+        np.testing.assert_array_equal(support, [2, 3, 1, 0])
+
+
+def test_the_threshold_is_strict_and_smoothing_adds_the_prior(float64) -> None:
+    """Check 7: one sample lies exactly at the threshold."""
+    matrix, _ = estimate(float(np.nextafter(0.95, 0)))
+    np.testing.assert_allclose(matrix[:, 1], [0.5, 0.5, 0], rtol=1e-14)
+    matrix, _ = estimate(smoothing=1.0)
+    expected = [[0.8, 2 / 15, 1 / 15], [0.35, 0.6, 0.05], [0.2, 0.2, 0.6], [0.4, 0.4, 0.2]]
+    np.testing.assert_allclose(matrix.T, expected, rtol=1e-14)
+
+
+def test_projection_losses_with_the_estimate(float64) -> None:
+    """Check 7: losses of the six confident samples; what a zero column takes away."""
+    with np.errstate(divide="ignore"):
+        logits = jnp.asarray(np.maximum(np.log(PROBS), -1e300))
+    observed = jnp.asarray(OBSERVED)
+    found = channel_cross_entropy(logits, observed, correspondence_channel(estimate()[0]))[CONFIDENT]
+    expected = [0.01477529, 0.02292750, 1.06711362, 0.41369891, 0.42261127, 0.02839947]
+    np.testing.assert_allclose(found, expected, atol=1e-8)
+    assert float(jnp.mean(found)) == pytest.approx(0.3282543443, abs=1e-10)
+    zero = estimate(fallback="zero")[0]
+    found = channel_cross_entropy(logits, observed, correspondence_channel(zero, remainder=True))[CONFIDENT]
+    assert float(jnp.mean(found)) == pytest.approx(0.3323813198, abs=1e-10)
+    assert (zero @ PROBS[9]).sum() == pytest.approx(0.3)
+
+
+def test_loss_of_sure_predictions_is_the_conditional_entropy(float64) -> None:
+    """Check 8."""
+    sure = jnp.asarray(np.where(np.eye(4)[PROBS.argmax(1)] > 0, 0.0, -1e4))
+    found = channel_cross_entropy(sure, jnp.asarray(OBSERVED), correspondence_channel(estimate()[0]))[CONFIDENT]
+    assert float(jnp.mean(found)) == pytest.approx(0.3182570841, abs=1e-10)
+
+
+@pytest.mark.thorough
+def test_bias_of_the_estimate(float64) -> None:
+    """Check 9: counts in the proportions P(label | class) P(class | pseudo-label), then pseudo-labels without error."""
+    matrix = np.array([[0.8, 0.1, 0.0], [0.2, 0.9, 1.0]])
+    given_pseudo = np.array([[0.9, 0.05, 0.0], [0.05, 0.95, 0.0], [0.05, 0.0, 1.0]])
+    found = np.asarray(normalize_counts(jnp.asarray(1000 * matrix @ given_pseudo), jnp.asarray([1.0, 1.0])))
+    np.testing.assert_allclose(found.T, [[0.725, 0.275], [0.135, 0.865], [0, 1]], rtol=1e-12)
+    np.testing.assert_allclose(np.abs(found - matrix).max(0), [0.075, 0.035, 0], atol=1e-12)
+
+    nested, fine = np.array([[1.0, 1, 0, 0], [0, 0, 1, 1]]), np.array([0, 1, 1, 2, 0], np.int32)
+    coarse = jnp.asarray(nested.argmax(0)[fine], jnp.int32)
+    perfect, support = estimate_correspondence(jnp.asarray(np.eye(4)[fine]), coarse, 2, 0.95)
+    np.testing.assert_array_equal(perfect[:, :3], nested[:, :3])
+    np.testing.assert_array_equal(support, [2, 2, 1, 0])
+
+
+@pytest.mark.thorough
+def test_counts_pool_over_clients_and_ignore_padding() -> None:
+    probs, observed = jnp.asarray(PROBS, jnp.float32), jnp.asarray(OBSERVED)
+    whole = estimate_correspondence(probs, observed, 3, 0.955)[0]
+    halves = [probs[:5], probs[5:]], [observed[:5], observed[5:]]
+    counts, label_counts = jax.vmap(lambda p, o: correspondence_counts(p, o, 3, 0.955))(*map(jnp.stack, halves))
+    np.testing.assert_allclose(normalize_counts(counts.sum(0), label_counts.sum(0)), whole, rtol=1e-6)
+    padded = jnp.concatenate([probs, jnp.asarray([[1.0, 0, 0, 0], [jnp.nan] * 4], jnp.float32)])
+    longer = jnp.concatenate([observed, jnp.asarray([2, -1], jnp.int32)])
+    masked = estimate_correspondence(padded, longer, 3, 0.955, mask=jnp.arange(12) < 10)[0]
+    np.testing.assert_array_equal(masked, whole)
+
+
+def test_the_estimate_is_a_constant_and_empty_clients_are_uniform() -> None:
+    probs, observed = jnp.asarray(PROBS, jnp.float32), jnp.asarray(OBSERVED)
+    slope = jax.grad(lambda p: jnp.sum(estimate_correspondence(p, observed, 3, 0.9, smoothing=0.5)[0] ** 2))(probs)
+    np.testing.assert_array_equal(slope, 0.0)
+    nothing, support = estimate_correspondence(probs, jnp.full(10, -1, jnp.int32), 3, 0.5)
+    np.testing.assert_allclose(nothing, 1 / 3, rtol=1e-6)
+    np.testing.assert_array_equal(support, 0.0)
+    half = estimate_correspondence(probs.astype(jnp.bfloat16), observed, 3, 0.5)[0]
+    assert half.dtype == jnp.float32
+    with pytest.raises(ValueError, match=r"fallback is 'ones'.* Allowed: prior, uniform, zero"):
+        estimate_correspondence(probs, observed, 3, 0.5, fallback="ones")
+
+
+def test_total_client_loss(float64) -> None:
+    """Check 10: projection, confident and mixed samples."""
+    both = jnp.ones(2, bool)
+    channel = correspondence_channel(np.array([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]]))
+    weak = jnp.asarray([[1.0, 0.5, -0.2], [-0.3, 0.1, 0.9]])
+    projection = float(jnp.mean(channel_cross_entropy(weak, jnp.asarray([0, 1], jnp.int32), channel)))
+    fixed = jnp.asarray([0, 2], jnp.int32)
+    strong = float(batch_cross_entropy(jnp.asarray([[0.8, 0.2, 0.0], [0.0, 0.4, 0.5]]), fixed, both))
+    mixed_logits, partners = jnp.asarray([[0.6, 0.3, 0.1], [0.2, 0.2, 0.7]]), jnp.asarray([1, 0], jnp.int32)
+    mixed = float(mixup_cross_entropy(mixed_logits, fixed, partners, 0.3, both))
+    np.testing.assert_allclose([projection, strong, mixed], [0.3658745411, 0.8065223519, 1.1038316624], atol=1e-10)
+    assert projection + strong + mixed == pytest.approx(2.2762285554, abs=1e-9)
+    assert projection + 0.5 * strong + 0.25 * mixed == pytest.approx(1.0450936326, abs=1e-9)

@@ -1,0 +1,84 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.objectives import consistency_ramp, vat_direction, vat_loss
+
+RNG = np.random.default_rng(0)
+INPUTS = RNG.normal(size=(4, 2, 3))
+KERNEL = RNG.normal(size=(6, 5))
+HEAD = RNG.normal(size=(5, 3))
+
+
+def network(inputs: jax.Array) -> jax.Array:
+    hidden = jnp.tanh(inputs.reshape(len(inputs), -1) @ jnp.asarray(KERNEL, inputs.dtype))
+    return hidden @ jnp.asarray(HEAD, inputs.dtype)
+
+
+direction_of = jax.jit(functools.partial(vat_direction, network))
+
+
+def test_direction_is_the_hessian_times_the_start(float64) -> None:
+    """Against the explicit Fisher matrix J^T (diag p - p p^T) J of every example."""
+    inputs, key = jnp.asarray(INPUTS), jax.random.key(1)
+    found = np.asarray(direction_of(inputs, key, 0.7)).reshape(4, 6)
+    start = np.asarray(jax.random.normal(key, (4, 2, 3))).reshape(4, 6)
+    jacobians = np.asarray(jax.jit(jax.vmap(jax.jacobian(lambda x: network(x[None])[0])))(inputs))
+    scores = np.asarray(jax.jit(network)(inputs))
+    for row in range(4):
+        jacobian = jacobians[row].reshape(3, 6)
+        probs = np.exp(scores[row]) / np.exp(scores[row]).sum()
+        fisher = jacobian.T @ (np.diag(probs) - np.outer(probs, probs)) @ jacobian
+        expected = fisher @ start[row]
+        np.testing.assert_allclose(found[row], 0.7 * expected / np.linalg.norm(expected), atol=1e-7)
+
+
+def test_direction_has_the_radius_hurts_most_and_is_constant() -> None:
+    inputs, key, mask = jnp.asarray(INPUTS, jnp.float32), jax.random.key(0), jnp.ones(4, bool)
+    direction = direction_of(inputs, key, 0.05)
+    np.testing.assert_allclose(np.linalg.norm(np.asarray(direction).reshape(4, -1), axis=1), 0.05, rtol=1e-4)
+    noise = jax.random.normal(key, inputs.shape, jnp.float32)
+    noise = 0.05 * noise / jnp.linalg.norm(noise.reshape(4, -1), axis=1)[:, None, None]
+    clean = network(inputs)
+    assert vat_loss(clean, network(inputs + direction), mask) > vat_loss(clean, network(inputs + noise), mask)
+    slope = jax.jit(jax.grad(lambda scale: vat_direction(lambda x: scale * network(x), inputs, key, 0.05).sum()))(1.0)
+    assert float(slope) == 0.0
+
+
+def test_padding_changes_nothing_where_rows_are_normalized_together() -> None:
+    """A row of padding is normalized by the others' statistics, so it has a prediction that moves with them."""
+
+    def normalized(inputs: jax.Array, mask: jax.Array) -> jax.Array:
+        rows = inputs.reshape(len(inputs), -1)
+        mean, var = (jnp.mean(x, axis=0, where=mask[:, None]) for x in (rows, (rows - rows[mask].mean(0)) ** 2))
+        return network((rows - mean) / jnp.sqrt(var + 1e-5))
+
+    def direction(padding: int) -> np.ndarray:
+        mask = np.arange(4 + padding) < 4
+        inputs = jnp.pad(jnp.asarray(INPUTS, jnp.float32), ((0, padding), (0, 0), (0, 0)))
+        key, predict = jax.random.key(1), functools.partial(normalized, mask=mask)
+        return np.asarray(jax.jit(lambda x: vat_direction(predict, x, key, 0.7, mask=mask))(inputs))
+
+    padded = direction(3)
+    np.testing.assert_allclose(padded[:4], direction(0), atol=1e-5)
+    np.testing.assert_array_equal(padded[4:], 0.0)
+
+
+def test_loss_is_the_mean_divergence_from_a_constant(float64) -> None:
+    one, other = jnp.asarray(RNG.normal(size=(3, 4))), jnp.asarray(RNG.normal(size=(3, 4)))
+    mask = jnp.asarray([True, False, True])
+    p, q = (np.exp(z) / np.exp(z).sum(1, keepdims=True) for z in (np.asarray(one), np.asarray(other)))
+    expected = (p * np.log(p / q)).sum(1)[[0, 2]].mean()
+    assert float(vat_loss(one, other, mask)) == pytest.approx(expected, rel=1e-12)
+    np.testing.assert_array_equal(jax.grad(vat_loss)(one, other, mask), 0.0)
+    slope = jax.grad(vat_loss, argnums=1)(one, other, mask)
+    np.testing.assert_allclose(slope, (q - p) * np.asarray(mask)[:, None] / 2, atol=1e-14)
+
+
+def test_ramp_of_the_published_code(float64) -> None:
+    """FedUL section 14, check 14: ten sets, T = 200, and the steps of one local epoch."""
+    steps = [float(consistency_ramp(jnp.asarray(t, jnp.int32), 1.0, 200)) for t in (0, 9, 200, 300)]
+    np.testing.assert_allclose(steps, [0.0067379470, 0.0104607513, 1.0, 1.0], atol=1e-10)
