@@ -220,7 +220,7 @@ def checked(function: Checked) -> Checked:
 
 
 def takes_none(parameter: inspect.Parameter) -> bool:
-    """Whether None is a value of a parameter."""
+    """Returns whether None is a value of a parameter."""
     annotation = parameter.annotation
     if typing.get_origin(annotation) is Annotated:
         annotation = typing.get_args(annotation)[0]
@@ -251,5 +251,5 @@ def check_choices(allowed: Collection[str], /, **given: Any) -> None:
 
 
 def is_zero(weight: Any) -> bool:
-    """Whether a weight is known to be 0; a traced one is not."""
+    """Returns whether a weight is known to be 0; a traced one is not."""
     return isinstance(weight, (int, float)) and weight == 0

@@ -180,7 +180,7 @@ class Registry(Generic[Built]):
         return fields
 
     def takes(self, name: str, parameter: str) -> bool:
-        """Whether a choice's builder has a parameter, which may be one that the package gives."""
+        """Returns whether a choice's builder has a parameter, which may be one that the package gives."""
         return parameter in inspect.signature(self.builder(name)).parameters
 
     def check(self, name: str, options: Collection[str]) -> None:
@@ -237,7 +237,7 @@ class Registry(Generic[Built]):
 
 
 def takes_array(parameter: inspect.Parameter) -> bool:
-    """Whether a parameter is annotated as one that takes an array too, as `float | Array` is."""
+    """Returns whether a parameter is annotated as one that takes an array too, as `float | Array` is."""
     from jaxtyping import Array  # not at the top: it brings jax, which `fedjax-ssl --help` does not need
 
     return Array in typing.get_args(_plain(parameter.annotation))

@@ -51,7 +51,7 @@ class Train:
 
     @functools.cached_property
     def takes_the_host(self) -> bool:
-        """Whether the host takes part in rounds: it brings examples, or computes some of a round."""
+        """Returns whether the host takes part in rounds: it brings examples, or computes some of a round."""
         return self._experiment.host is not None or build_method(self._experiment, self._of_one_key).on_host
 
     def __call__(

@@ -169,7 +169,7 @@ def one_of(kind: str, known: Collection[str]) -> Callable[[str], str]:
 
 
 def usage() -> str:
-    """What `--help` prints."""
+    """Returns what `--help` prints."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:{width}}  {command.line}" for name, command in COMMANDS.items()]
     examples = [f"  {PROGRAM} {command.example}" for command in COMMANDS.values()]
@@ -193,7 +193,7 @@ def usage() -> str:
 
 
 def versions() -> str:
-    """What `--version` prints; jax is not imported for it."""
+    """Returns what `--version` prints; jax is not imported for it."""
     import importlib.metadata
     import platform
 

@@ -136,7 +136,7 @@ def describe(name: str, path: str | None = None, root: str | None = None, downlo
     """Describe a dataset: counts if it is here, how to get it if it is not, and its terms.
 
     Args:
-        name: of `data.SOURCES`, or "module:function".
+        name: name of `data.SOURCES`, or "module:function".
         path: as of `data.load`, and so the next two.
         root: folder of all datasets.
         download: whether it may be downloaded.

@@ -27,7 +27,7 @@ Trains one experiment. The same command again goes on where the last one stopped
 
 
 class Asked(NamedTuple):
-    """What a command line says."""
+    """Arguments of a command line."""
 
     name: str | None
     workdir: Path | None
@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _what_follows(workdir: Path) -> str:
-    """What the same command does after a stop."""
+    """Returns what the same command does after a stop."""
     rounds = runs.Checkpoints(workdir).rounds()
     if not rounds:
         return "there is no checkpoint yet: the same command starts from the beginning"

@@ -29,7 +29,7 @@ _TOLD = {"method": ("method.name", Option(str, "")), "rounds": ("rounds", Option
 
 
 class Source(NamedTuple):
-    """Where a config comes from."""
+    """File and argument of a config."""
 
     path: Path
     argument: str | None  # for its `get_config`

@@ -206,7 +206,7 @@ def _note(text: str) -> None:
 
 
 def validates(config: ml_collections.ConfigDict) -> bool:
-    """Whether a resolved config holds validation data out."""
+    """Returns whether a resolved config holds validation data out."""
     pools = config.data.pools
     return bool(config.data.validation_fraction or (pools and len(pools) > 1 and pools[1]))
 

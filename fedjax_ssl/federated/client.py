@@ -44,7 +44,7 @@ LOCAL_STEP = "local_step"  # the scope in which local steps are traced: profiles
 
 
 class LocalTraining(NamedTuple):
-    """What stays the same for every client and round."""
+    """Parts of local training that are the same for every client and round."""
 
     model: Model
     combine: Callable[[Params], PyTree]  # parameter groups -> the network's parameters
@@ -65,7 +65,7 @@ class LocalTraining(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What clients of one kind do in a round."""
+    """Work of the clients of one kind in a round."""
 
     terms: tuple[Term, ...]
     sampler: Sampler
@@ -76,7 +76,7 @@ class Task(NamedTuple):
 
 
 class Download(NamedTuple):
-    """What every client of the cohort receives, and the round it is received in."""
+    """Message to every client of the cohort, and its round."""
 
     key: Key[Array, ""]
     now: Now
@@ -101,15 +101,15 @@ class ClientProgress(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What one local step of a client is given."""
+    """Batch of one local step of a client."""
 
     positions: dict[str, Int[Array, " b"]]  # by stream: which of its examples the client uses
     masks: dict[str, Bool[Array, " b"]]
-    key: Key[Array, ""]  # of the step's random draws
+    key: Key[Array, ""]  # key of the step's random draws
 
 
 class Plan(NamedTuple):
-    """What a client does in a round, known before its first step."""
+    """Plan of a client's round, known before its first step."""
 
     batches: Batch  # leading axis S, the static bound of its steps
     num_steps: Int[Array, ""]
@@ -133,7 +133,7 @@ def train_client(update: ClientUpdate, client: Client, loop: str = "own") -> tup
     Args:
         update: local training.
         client: whom.
-        loop: of its local steps. "own": to the client's own number of steps. "bound": to the static bound of its
+        loop: loop of its local steps. "own": to the client's own number of steps. "bound": to the static bound of its
             schedule, and steps beyond its own change nothing; on a GPU, a loop whose end is known when it is compiled
             asks the host nothing. "whole": the same for clients that take all these steps or none, so that no step
             has to be told from another one, and the update of weights is part of the product that gives its gradient.

@@ -19,12 +19,12 @@ PyTree = Any
 
 
 def part_of(data: FederatedData, number: Int[Array, ""], num_rounds: int | None) -> Int[Array, ""] | int:
-    """Which part of their unlabelled examples clients have in a round; 0 where these do not come in parts.
+    """Returns which part of their unlabelled examples clients have in a round; 0 where these do not come in parts.
 
     Args:
         data: the federation.
         number: rounds before this one.
-        num_rounds: of the run; None: not known.
+        num_rounds: rounds of the run; None: not known.
 
     Raises:
         ValueError: nothing says how many rounds a part is there for.
@@ -45,7 +45,7 @@ def all_clients(data: FederatedData, part: Int[Array, ""] | int = 0) -> Client:
 
     Args:
         data: the federation.
-        part: of their unlabelled examples, from `part_of`.
+        part: part of their unlabelled examples, from `part_of`.
     """
     return clients_of(data, jnp.arange(data.num_clients, dtype=jnp.int32), part=part)
 
@@ -62,7 +62,7 @@ def clients_of(
         data: the federation.
         ids: whom.
         valid: False for an empty slot; all are filled by default.
-        part: of their unlabelled examples, from `part_of`. The others are not among a client's examples.
+        part: part of their unlabelled examples, from `part_of`. The others are not among a client's examples.
     """
     present = jnp.ones(ids.shape, bool) if valid is None else valid
     rows = data.index[ids]
@@ -112,7 +112,7 @@ def server_as_client(data: FederatedData) -> Client:
 def first_states(
     training: "LocalTraining", terms: tuple[Term, ...], params: Params, model_state: PyTree, everyone: Client
 ) -> ClientState:
-    """What all C clients have before their first round, leading axis C."""
+    """Returns what all C clients have before their first round, leading axis C."""
     packed = {group: packing(tree).pack(tree) for group, tree in params.items()}
     shared = {group: packed[group] for group in training.shared}
     network, count = training.combine(params), everyone.id.shape[0]
@@ -140,8 +140,8 @@ def gather_states(kept: ClientState, ids: Int[Array, " p"], slots: Int[Array, " 
     """The rows of a cohort; those of empty slots do not matter.
 
     Args:
-        kept: of all clients.
-        ids: of the cohort.
+        kept: states of all clients.
+        ids: ids of the cohort.
         slots: rows with the state of its local optimizers; None: that of every client is in its own row.
     """
 
@@ -161,9 +161,9 @@ def write_states(
     """The table after a round. Who trained nothing or was dropped keeps what it had.
 
     Args:
-        kept: of all clients.
-        new: of the cohort, leading axis p; terms that remember nothing new are left out.
-        ids: of the cohort.
+        kept: states of all clients.
+        new: new states of the cohort, leading axis p; terms that remember nothing new are left out.
+        ids: ids of the cohort.
         counts: who trained and was kept.
         slots: as in `gather_states`.
     """
@@ -181,7 +181,7 @@ def write_states(
 
 
 def merge_states(parts: list[tuple[ClientState, Bool[Array, " p"]]], before: ClientState) -> ClientState:
-    """What a cohort keeps where its clients are of several kinds.
+    """Returns what a cohort keeps where its clients are of several kinds.
 
     Args:
         parts: by kind, (what the kind's clients keep, which slots are of that kind).

@@ -1,4 +1,4 @@
-"""Which clients take part in a round, by name."""
+"""Draw the clients of a round by a sampler's name."""
 
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
@@ -59,7 +59,7 @@ def by_size(power: Annotated[float, In("[0, inf)")] = 1.0) -> CohortSampler:
     """Clients with more examples are drawn more often, one after another without replacement.
 
     Args:
-        power: of the number of examples that the chance of being drawn next follows; 0 draws uniformly.
+        power: power of the number of examples that the chance of being drawn next follows; 0 draws uniformly.
 
     Source: Efraimidis and Spirakis, Weighted random sampling with a reservoir, 2006.
     """
@@ -98,7 +98,7 @@ def cohort_sampler(name: str, **options: Any) -> CohortSampler:
     """Looks up how cohorts are drawn.
 
     Args:
-        name: of `COHORTS`, or "module:function".
+        name: name of `COHORTS`, or "module:function".
         **options: of the choice.
 
     Raises:
@@ -161,7 +161,7 @@ def random_slots(
 
     Args:
         key: typed PRNG key.
-        ids: of the cohort, in increasing order, empty slots last.
+        ids: ids of the cohort, in increasing order, empty slots last.
         valid: False on empty slots.
         num_clients: C.
 

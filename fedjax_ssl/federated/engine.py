@@ -279,7 +279,7 @@ def _switch(
     traces = [jax.make_jaxpr(branch, return_shape=True)(*arguments) for branch in branches]
     infos = [shape[1] for _, shape in traces]
     missing = jnp.full((), jnp.nan, jnp.result_type(float))
-    parts: dict[str, int] = {}  # of the longest count of bytes
+    parts: dict[str, int] = {}  # parts of the longest count of bytes
     for info in infos:
         parts |= {n: max(parts.get(n, 0), len(v.times)) for n, v in info.items() if isinstance(v, Count)}
     names, common = sorted(set().union(*infos)), set.intersection(*map(set, infos))

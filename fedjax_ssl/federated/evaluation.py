@@ -199,11 +199,11 @@ def balanced_accuracy(
 
 
 class Scores(NamedTuple):
-    """How right predicted labels are, over all examples and at each of C clients; NaN where there is no example."""
+    """Scores predicted labels over all examples and at each of C clients; NaN where there is no example."""
 
     accuracy: Float[Array, ""]
     balanced_accuracy: Float[Array, ""]  # mean recall over the classes that occur
-    examples: Int[Array, ""]  # of clients, with and without a true label
+    examples: Int[Array, ""]  # examples of clients, with and without a true label
     coverage: Float[Array, ""]  # share of these that were given a label
     client_accuracy: Float[Array, " C"]
     client_balanced_accuracy: Float[Array, " C"]
@@ -302,7 +302,7 @@ def accuracy_by_client(
 
 
 def over_clients(accuracies: Float[Array, " C"]) -> dict[str, Float[Array, ""]]:
-    """How accuracy differs between the clients that have one: the worst tenth of them, and the deviation.
+    """Returns how accuracy differs between the clients that have one: the worst tenth of them, and the deviation.
 
     Returns:
         "worst_tenth": mean over the tenth of these clients (rounded up) with the lowest accuracy; "spread": population
@@ -319,10 +319,10 @@ def over_clients(accuracies: Float[Array, " C"]) -> dict[str, Float[Array, ""]]:
 
 
 def _counts(slots: Int[Array, " m"], counted: Bool[Array, " m"], num_slots: int) -> Float[Array, " K"]:
-    """How many counted examples are in each slot."""
+    """Returns how many counted examples are in each slot."""
     return jnp.sum(_in_slots(slots, counted, num_slots), axis=0, dtype=jnp.result_type(float))
 
 
 def _in_slots(slots: Int[Array, " m"], counted: Bool[Array, " m"], num_slots: int) -> Bool[Array, "m K"]:
-    """Whether a counted example is in a slot. Sums over it compile faster than scattered ones, for few slots."""
+    """Tells whether a counted example is in a slot. Sums over it compile faster than scattered ones, for few slots."""
     return counted[:, None] & (slots[:, None] == jnp.arange(num_slots, dtype=slots.dtype))

@@ -1,4 +1,4 @@
-"""How a round is executed: placement of clients and devices. None of it is a method's concern."""
+"""Execute a round: placement of clients and devices. None of it is a method's concern."""
 
 from collections.abc import Callable
 from functools import partial
@@ -28,17 +28,17 @@ _UNEQUAL = 1.25
 
 
 class Choice(NamedTuple):
-    """How a cohort's clients are placed on each device."""
+    """Placement of a cohort's clients on each device."""
 
     placement: str  # "sequential", "vmap", "chunked" or "lanes"
     clients_at_once: int  # on a device
-    num_clients: int = 1  # of the cohort on a device
+    num_clients: int = 1  # clients of the cohort on a device
     bytes_per_client: int | None = None  # while it trains, read off compiled programs; None: the choice did not need it
     limit: int | None = None  # bytes of the device that a round may fill; None: not known
 
 
 class Execution(NamedTuple):
-    """Where the clients of a round run; results do not depend on it."""
+    """Devices and placement of a round's clients; results do not depend on it."""
 
     placement: str = "auto"
     chunk_size: int | None = None  # clients at once on a device; None: `CLIENTS_AT_ONCE`
@@ -88,7 +88,7 @@ def choose(placement: str, given: int | None, num_clients: int, backend: str, sp
         placement: as in a config. "auto": "sequential" on a CPU, otherwise "lanes" where clients are known to differ
             in size and do not all train at once, and "chunked" where not.
         given: clients at once.
-        num_clients: of the cohort on one device.
+        num_clients: clients of the cohort on one device.
         backend: what JAX computes on, as `jax.default_backend` names it.
         spread: largest over mean number of local steps; None: not known.
     """
@@ -105,7 +105,7 @@ class StepCounts(NamedTuple):
 
     bound: int  # that no client exceeds, known from shapes
     largest: int
-    mean: float  # of the clients that take any; 0: nobody does
+    mean: float  # mean of the clients that take any; 0: nobody does
     whole: bool = False  # everybody takes as many as the bound or none, whatever the round and the key
 
     @property
@@ -115,7 +115,7 @@ class StepCounts(NamedTuple):
 
     @property
     def to_bound(self) -> bool:
-        """Whether everybody may as well run to the bound: it costs at most a quarter more steps."""
+        """Returns whether everybody may as well run to the bound: it costs at most a quarter more steps."""
         return self.mean > 0 and self.bound <= _UNEQUAL * self.mean
 
 
@@ -148,7 +148,7 @@ def tree_bytes(tree: PyTree) -> int:
 
 
 def _counts_by_client(sampler: Sampler, client: Client) -> bool:
-    """Whether the number of steps follows from the client alone, and neither from the round nor from a draw."""
+    """Returns whether the number of steps follows from the client alone, and neither from the round nor from a draw."""
 
     def count(key: Array, number: Array, num_rounds: Array, client: Client) -> Array:
         return sampler.schedule(key, client, Now(number, num_rounds)).num_steps
@@ -169,7 +169,7 @@ def _loop(sampler: Sampler, counts: StepCounts | None) -> str:
 
 
 def _vectorized() -> bool:
-    """Whether several runs share the device: there is the axis `VECTORIZED_RUNS` of a surrounding `jax.vmap`."""
+    """Tells whether runs share the device: there is the axis `VECTORIZED_RUNS` of a surrounding `jax.vmap`."""
     try:
         jax.lax.axis_size(VECTORIZED_RUNS)
     except NameError:

@@ -15,7 +15,7 @@ PyTree = Any
 
 
 def labelling_key(round_key: Key[Array, ""]) -> Key[Array, ""]:
-    """Of the views that examples are labelled in before a round; folded with the client and the example's place."""
+    """Key of the views that examples are labelled in before a round; folded with the client and the example's place."""
     return named_key(round_key, "pseudo-labels")
 
 
@@ -71,10 +71,10 @@ def forward_views(
 
     Args:
         model: the network.
-        params: of the network.
+        params: params of the network.
         model_state: running batch statistics.
         views: what goes through it.
-        streams: of the batch.
+        streams: streams of the batch.
         key: for the views' randomness and dropout.
         separate: a pass per view, each with batch statistics of its own, in place of one over all of them.
 

@@ -1,4 +1,4 @@
-"""How many clients train at once on an accelerator: as many as its memory holds, read off the compiled programs."""
+"""Choose how many clients train at once on an accelerator: as many as its memory holds, read off compiled programs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -40,7 +40,7 @@ def bytes_to_come(inputs: Any) -> int:
     """Give the bytes of a device that the examples of the coming rounds take, which are brought while a round runs.
 
     Args:
-        inputs: of a federation.
+        inputs: inputs of a federation.
     """
     if not isinstance(inputs, LoadedInputs):
         return 0

@@ -60,9 +60,9 @@ class Method(NamedTuple):
 
 
 class ClientState(NamedTuple):
-    """What a client keeps from one of its rounds to the next; in a `ServerState` with a leading axis C."""
+    """State that a client keeps from one of its rounds to the next; in a `ServerState` with a leading axis C."""
 
-    params: dict[str, PyTree]  # of the private parameter groups, in few arrays (`fedjax_ssl.federated.packing`)
+    params: dict[str, PyTree]  # params of the private parameter groups, in few arrays (`fedjax_ssl.federated.packing`)
     optimizer: dict[str, PyTree]  # state of the local optimizer by parameter group, if the run keeps it
     terms: dict[str, PyTree]  # what terms remember, by term name
     federated: PyTree  # what the federated optimizer keeps at clients: SCAFFOLD's control variates
@@ -86,7 +86,7 @@ class Client(NamedTuple):
     """One client as its local training sees it (with a leading axis p: the cohort)."""
 
     id: Int[Array, ""]
-    rows: Int[Array, " n"]  # of `FederatedData.inputs`, labelled first, padding 0
+    rows: Int[Array, " n"]  # rows of `FederatedData.inputs`, labelled first, padding 0
     observed: Int[Array, " n"]  # observed class label of every example, -1 = nothing or padding
     num_labelled: Int[Array, ""]
     num_examples: Int[Array, ""]
@@ -110,12 +110,12 @@ class Validation(NamedTuple):
 
 
 class RoundContext(NamedTuple):
-    """What a term may use to prepare a round. Ground-truth labels are not among it, so they cannot leak."""
+    """Data that a term may use to prepare a round. Ground-truth labels are not among it, so they cannot leak."""
 
     key: Key[Array, ""]  # run key folded with the round
     run_key: Key[Array, ""]  # for what stays the same over the rounds of a run
     number: Int[Array, ""]  # rounds since the stage began
-    num_rounds: Int[Array, ""] | None  # of the stage; None: not known
+    num_rounds: Int[Array, ""] | None  # rounds of the stage; None: not known
     clients: Client  # the cohort, leading axis p, in increasing order of client id
     valid: Bool[Array, " p"]  # False where the cohort has fewer clients than slots
     everyone: Client  # all C clients, for terms that act on the whole federation; `rows` may be `NotLoaded`
@@ -127,7 +127,7 @@ class RoundContext(NamedTuple):
 
 
 class Broadcast(NamedTuple):
-    """What a term sends before local training."""
+    """Messages that a term sends before local training."""
 
     own: PyTree = ()  # to each client, leading axis p
     shared: PyTree = ()  # to all of them alike: held once
@@ -137,7 +137,7 @@ class Now(NamedTuple):
     """The round as everybody in it knows it."""
 
     number: Int[Array, ""]  # rounds since the stage began
-    num_rounds: Int[Array, ""] | None = None  # of the stage; None: not known
+    num_rounds: Int[Array, ""] | None = None  # rounds of the stage; None: not known
     shared: dict[str, PyTree] = {}  # noqa: RUF012  what each term sent to all clients alike; never changed
 
 
@@ -149,7 +149,7 @@ class Stream(NamedTuple):
     observed: Int[Array, " b"]  # observed class label, -1 = nothing
     inputs: Array  # [b, ...] raw
     weak: Int[Array, " b"] | None = None  # observed weak label, -1 = nothing; None where no client has any
-    key: Key[Array, ""] | None = None  # of this client in this round, the same in every step
+    key: Key[Array, ""] | None = None  # key of this client in this round, the same in every step
 
     @property
     def row_keys(self) -> Key[Array, " b"]:
@@ -177,7 +177,7 @@ class View(NamedTuple):
     mask: Callable[[Streams], Bool[Array, " b"]] | None = None  # which rows are real, where it is not the stream's
 
     def real(self, streams: Streams) -> Bool[Array, " b"]:
-        """Which rows are real."""
+        """Returns which rows are real."""
         return streams[self.stream].mask if self.mask is None else self.mask(streams)
 
 
@@ -190,7 +190,7 @@ class Snapshot(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a term's loss sees: one client, one batch, after the shared forward pass."""
+    """Inputs of a term's loss: one client, one batch, after the shared forward pass."""
 
     outputs: dict[str, Outputs]  # by view
     inputs: dict[str, Array]  # by view, as the network saw them
@@ -213,7 +213,7 @@ class ClientResult(NamedTuple):
     """A client after local training."""
 
     client: Client
-    params: PyTree  # of the network, as trained
+    params: PyTree  # params of the network, as trained
     groups: Params  # the same by parameter group
     uploaded: Params  # by parameter group, as the server will see them
     received: Params  # by parameter group, as the client started
@@ -268,7 +268,7 @@ def no_traffic(outcome: RoundResult) -> Traffic:
 
 
 class AtServer(NamedTuple):
-    """What a term does at the server: once at the start, before local training and after it."""
+    """Functions of a term at the server: once at the start, before local training and after it."""
 
     init: Callable[[Key[Array, ""], PyTree, PyTree, Client], PyTree] = no_state
     # ^ (key, network parameters, model state, everyone) -> state
@@ -280,7 +280,7 @@ class AtServer(NamedTuple):
 
 
 class AtClient(NamedTuple):
-    """What a term does at a client beside its loss."""
+    """Functions of a term at a client beside its loss."""
 
     keep: Callable[[PyTree, PyTree, Client], PyTree] = lambda params, model_state, client: ()
     # ^ (network parameters, model state, client) -> what the client keeps between its rounds, before the first one
@@ -294,7 +294,7 @@ class AtClient(NamedTuple):
 
 
 class ForLog(NamedTuple):
-    """What a term says of a round; nothing of it reaches training."""
+    """Metrics of a term for the log; nothing of it reaches training."""
 
     measure: Callable[[ClientResult], PyTree] = lambda trained: ()  # at a client -> for `diagnose` alone
     diagnose: Callable[[RoundResult, Array, PyTree], Metrics] = lambda outcome, truth, measured: {}
@@ -303,7 +303,7 @@ class ForLog(NamedTuple):
 
 
 class Term(NamedTuple):
-    """What a method adds to federated averaging. Only `name`, `views` and `loss` are required.
+    """Addition of a method to federated averaging. Only `name`, `views` and `loss` are required.
 
     Order within a round: `server.prepare` (across the cohort); per client `client.start`, then for every local step
     `loss` and `client.after_step`, then `client.collect` and `client.remember`; at the end
@@ -393,7 +393,7 @@ class Stage(NamedTuple):
 
     @property
     def trains_clients(self) -> bool:
-        """Whether there are terms for clients; otherwise only the server trains."""
+        """Returns whether there are terms for clients; otherwise only the server trains."""
         return bool(self.terms or self.kinds)
 
 
@@ -406,7 +406,7 @@ class Schedule(NamedTuple):
 
 
 class Sampler(NamedTuple):
-    """How local batches are drawn, with static shapes from the bounds it was built for.
+    """Draws local batches, with static shapes from the bounds it was built for.
 
     Example:
         >>> from fedjax_ssl.federated import labelled_epochs, mixed_epochs

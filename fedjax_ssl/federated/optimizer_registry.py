@@ -27,7 +27,7 @@ def _fedprox(settings: LocalSettings, mu: Annotated[float | Array, In("[0, inf)"
     """FedProx.
 
     Args:
-        settings: of the clients.
+        settings: settings of the clients.
         mu: pull towards the global model.
     """
     return fedprox(mu)
@@ -39,7 +39,7 @@ def _scaffold(
     """SCAFFOLD.
 
     Args:
-        settings: of the clients.
+        settings: settings of the clients.
         server_learning_rate: length of the server's step along the mean change.
     """
     plain = isinstance(settings.momentum, (int, float)) and settings.momentum == 0 and settings.clip_norm is None
@@ -56,7 +56,7 @@ def _fednova(settings: LocalSettings, mu: Annotated[float | Array, In("[0, inf)"
     """FedNova.
 
     Args:
-        settings: of the clients.
+        settings: settings of the clients.
         mu: pull towards the global model.
     """
     shrinkage = mu * settings.learning_rate
@@ -76,7 +76,7 @@ def _fedavgm(
     """Momentum at the server.
 
     Args:
-        settings: of the clients.
+        settings: settings of the clients.
         server_learning_rate: length of the server's step along the mean change.
         server_momentum: momentum of these steps.
     """
@@ -92,7 +92,7 @@ def _moments(
 
     Args:
         server: makes the server's optimizer.
-        settings: of the clients.
+        settings: settings of the clients.
         server_learning_rate: length of the server's steps.
     """
     # FedOpt's settings (Reddi et al., ICLR 2021): beta1, beta2, tau.
@@ -110,7 +110,7 @@ def _grouped(
     """FedRGD's, see `fedjax_ssl.federated.grouped`.
 
     Args:
-        settings: of the clients.
+        settings: settings of the clients.
         groups: how many, of about equal size; by default of about ten clients each, at least two.
         group_sizes: clients of each group, in place of `groups`.
         broadcast_global: everybody starts from the global model.

@@ -30,7 +30,7 @@ class Turn(NamedTuple):
 
     key: Key[Array, ""]
     number: Int[Array, ""]  # rounds since the run began
-    ids: Int[Array, " p"]  # of the clients
+    ids: Int[Array, " p"]  # ids of the clients
     valid: Bool[Array, " p"]  # False on slots without a client
     num_clients: int  # C, of the federation
     members: int = 0  # replicas of the server
@@ -38,7 +38,7 @@ class Turn(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What one client contributes to the server's step."""
+    """Contribution of one client to the server's step."""
 
     summed: PyTree  # added over the cohort in client order
     kept: PyTree = ()  # what the client keeps from now on, like `FederatedOptimizer.keep`
@@ -57,7 +57,7 @@ class Local(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """How many numbers a federated optimizer sends to and from each client beside the model."""
+    """Numbers that a federated optimizer sends to and from each client beside the model."""
 
     down: int
     up: int
@@ -67,7 +67,7 @@ class Groups(NamedTuple):
     """Parts of a cohort that are averaged on their own."""
 
     number: int = 1
-    replicas: int = 1  # of the server, where a method has it as a member of the average
+    replicas: int = 1  # replicas of the server, where a method has it as a member of the average
     membership: Callable[[PyTree], Float[Array, " G"]] = lambda received: jnp.ones((1,))
     # ^ received -> 1 for the groups that a client or replica is in, else 0
     models: Callable[[PyTree, Grouped], Grouped] = lambda state, params: jax.tree.map(lambda w: w[None], params)
@@ -122,7 +122,7 @@ def weighted_mean(totals: Grouped, weights: dict[str, Float[Array, ""]]) -> Grou
 
 
 def mean_scale(weight: Float[Array, "..."]) -> Float[Array, "..."]:
-    """What a weighted sum is multiplied by for the mean, given the sum of the weights; 0 where nothing has weight."""
+    """Returns the factor of a weighted sum for the mean, given the sum of the weights; 0 where nothing has weight."""
     return jnp.where(weight > 0, 1.0 / jnp.where(weight > 0, weight, 1.0), 0.0)
 
 
@@ -197,7 +197,7 @@ def fednova(
     (FedProx with mu), up to rounding.
 
     Args:
-        momentum: of the local SGD; has to be the local optimizer's.
+        momentum: momentum of the local SGD; has to be the local optimizer's.
         mu: strength of the proximal term mu/2 ||w - w_global||^2, which is added to the local objective.
         nesterov: whether that momentum is Nesterov's.
         adaptive: the local optimizer is no SGD (Adam, RMSProp): ||a_i||_1 is taken to be tau_i.

@@ -67,7 +67,7 @@ def cut(unravel: Callable[[Array], PyTree], vector: Array) -> PyTree:
 
     Args:
         unravel: cuts a vector into arrays.
-        vector: of all of them.
+        vector: all of them in one vector.
     """
     number = len(jax.tree.leaves(jax.eval_shape(unravel, vector)))
     return unravel(vector) if number < MANY else apart(unravel(apart(vector)))

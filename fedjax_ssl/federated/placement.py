@@ -1,4 +1,4 @@
-"""Where a cohort's clients run: one after another, all at once, in chunks or in lanes, on one device or on several.
+"""Place a cohort's clients: one after another, all at once, in chunks or in lanes, on one device or on several.
 
 The result does not depend on it. On CPU, clients in turn are fastest: vectorizing over clients turns matrix products
 into batched ones and convolutions into grouped ones. On accelerators, vectorized clients fill the device.
@@ -59,7 +59,7 @@ def train_cohort(
             as one list of devices. None: one device. Inside a `shard_map` over the mesh's axes, as in a sweep with
             seeds on another axis, each device is to call this with the whole cohort, and takes its share.
         reduce: how sums go over the devices of a mesh, see `sum_over_devices`.
-        loop: of local steps, see `train_client`; lanes have one of their own.
+        loop: loop of local steps, see `train_client`; lanes have one of their own.
         order: the slots of the first device, those of the next one, and so on, filled up with empty ones to a multiple
             of the devices; where each device has its own clients' examples. None: dealt here.
 
@@ -112,7 +112,7 @@ def train_cohort(
 
 
 def _apart(inputs: Any) -> TypeGuard[LoadedInputs]:
-    """Whether each device has other clients' examples."""
+    """Returns whether each device has other clients' examples."""
     return isinstance(inputs, LoadedInputs) and inputs.mesh is not None
 
 
@@ -235,7 +235,7 @@ def _check(placement: str, chunk_size: int) -> None:
 
 
 class LanePlan(NamedTuple):
-    """Which lane takes which client, and when."""
+    """Assignment of clients to lanes, and their order."""
 
     queue: Int32[Array, "L p"]  # clients of a lane in the order in which it takes them, then p
     start: Int32[Array, " p"]  # steps that its lane takes before a client

@@ -54,7 +54,7 @@ class _Work(NamedTuple):
 
 
 class _Results(NamedTuple):
-    """What came back from the clients, or from one kind of them."""
+    """Results of the clients, or of one kind of them."""
 
     summed: dict[str, Any]
     stacked: dict[str, Any]
@@ -76,8 +76,8 @@ def run_round(
     Args:
         setup: the run.
         training: what stays the same over the rounds.
-        stage: of this round.
-        num_rounds: of the stage; None: not known.
+        stage: stage of this round.
+        num_rounds: rounds of the stage; None: not known.
         start: rounds before the stage.
         run_key: the run's.
         state: before the round.
@@ -140,7 +140,7 @@ def draw_cohort(
 
     Args:
         setup: the run.
-        stage: of this round.
+        stage: stage of this round.
         run_key: the run's.
         number: rounds before this one.
         everyone: all clients.
@@ -224,11 +224,11 @@ def _train(
     Args:
         training: what stays the same over the rounds.
         works: the clients by kind.
-        replicas: of the server, which train beside them.
+        replicas: replicas of the server, which train beside them.
         context: the round before anything was sent.
         state: before the round.
         data: the federation.
-        learning_rate: of the round.
+        learning_rate: rate of the round.
 
     Returns:
         (state, metrics, metrics of the server's replicas if there are any).
@@ -327,7 +327,7 @@ def _slots_of(
 def _outcomes(
     training: LocalTraining, work: _Work, result: _Results, seen: RoundResult, sent: dict[str, Broadcast]
 ) -> dict[str, RoundResult]:
-    """What the server sees for each term of one kind of clients; others of the cohort do not count."""
+    """Returns what the server sees for each term of one kind of clients; others of the cohort do not count."""
     state, context = seen.before, seen.round
     network, kept = training.combine(state.params), context.clients.kept
     weight = result.summed["weight"]
@@ -411,7 +411,7 @@ def _at_server(training: LocalTraining, server: ServerTraining) -> LocalTraining
 
 
 def _nothing_kept(members: int, state: ServerState) -> PyTree:
-    """What the federated optimizer keeps for replicas: they send what clients before their first round would."""
+    """Returns the kept state of replicas: they send what clients before their first round would."""
     return jax.tree.map(lambda x: jnp.zeros((members, *x.shape[1:]), x.dtype), state.clients.federated)
 
 

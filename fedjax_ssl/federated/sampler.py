@@ -229,7 +229,7 @@ def _divide(step: Int[Array, " S"], per_epoch: Int[Array, ""]) -> tuple[Int[Arra
 
 
 class Steps(NamedTuple):
-    """How many local steps clients take in a round."""
+    """Number of local steps of clients in a round."""
 
     of: Callable[[Client], Int[Array, ""]]
     most: int  # static bound

@@ -1,4 +1,4 @@
-"""What a recipe is given: everything that a run decides and a method may use."""
+"""Setup of a run that recipes receive."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -23,7 +23,7 @@ KEEP_BY = ("client", "slot")
 
 
 class Setup(NamedTuple):
-    """What a run decides and every method needs; a recipe takes it together with the method's own settings.
+    """Choices of a run that every method needs; a recipe takes them together with its own settings.
 
     Where clients run, on which devices and in how much memory is not among it: that is `Execution`'s.
 
@@ -54,7 +54,7 @@ class Setup(NamedTuple):
     keep_optimizer: bool = False  # the state of local optimizers lives on between rounds
     keep_by: str = "client"  # whose state it is: the client's, or the "slot"'s in the cohort, whoever fills it
     average_optimizer: bool = False  # clients start from the mean of what the states were at the last cohort's end
-    rounds: int | None = None  # of the run; None: not known
+    rounds: int | None = None  # rounds of the run; None: not known
     evaluation_batch_size: int = 512
     strong_augment: Callable[[Array, Array], Array] | None = None  # like `augment`; None: the weak one
     min_labelled: int = 1  # bound over the clients that have labels, from `FederatedData`, as is the next one

@@ -142,7 +142,7 @@ def network_pseudo_labels(setup: Setup, round: RoundContext, clients: Client, ke
 
 
 def network_features(setup: Setup, round: RoundContext, key: Array | None = None) -> Float[Array, "p n d"]:
-    """What the network's head sees for every example of the cohort, in evaluation mode.
+    """Returns what the network's head sees for every example of the cohort, in evaluation mode.
 
     Args:
         setup: the run.
@@ -153,7 +153,7 @@ def network_features(setup: Setup, round: RoundContext, key: Array | None = None
 
 
 def examples_mask(clients: Client) -> Bool[Array, "p n"]:
-    """Which entries of the clients' tables are examples and not padding."""
+    """Returns which entries of the clients' tables are examples and not padding."""
     return jnp.arange(clients.rows.shape[1], dtype=jnp.int32) < clients.num_examples[:, None]
 
 

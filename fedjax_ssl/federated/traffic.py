@@ -14,7 +14,7 @@ BYTES_PER_NUMBER = 4
 
 
 class Count(NamedTuple):
-    """How often something is sent, and how many bytes it has each time. `+` puts two together."""
+    """Number of messages and the bytes of each. `+` puts two counts together."""
 
     times: Int[Array, "*shape m"]
     sizes: UInt32[Array, "*shape m 2"]  # higher and lower half of the bytes

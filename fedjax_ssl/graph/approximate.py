@@ -247,7 +247,7 @@ def _vote(lists: _Lists, block: Array, columns: Array, centres: Array, num_bits:
 def _tiles_needed(
     lists: _Lists, codes: Array, valid: Array, centres: Array, num_bits: int, num_neighbors: int, recall: float
 ) -> Array:
-    """How many tiles every block has to be compared with until it has met the wanted share of its neighbours."""
+    """Counts the tiles that every block has to be compared with until it has met the wanted share of its neighbours."""
     num_points = codes.shape[0]
     num_used = jnp.sum(lists.num_blocks)
     sample = _spread(_SAMPLE_BLOCKS, jnp.maximum(num_used, 1))

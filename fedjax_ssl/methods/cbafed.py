@@ -61,14 +61,14 @@ RESIDUAL = "global residual"  # of the state's terms: the model of the last glob
 
 
 class Thresholds(NamedTuple):
-    """Of the largest class probability, and which classes have few examples."""
+    """Thresholds of the largest class probability, and which classes have few examples."""
 
     lowest: Float[Array, " K"]
     tail: Bool[Array, " K"]
 
 
 class ThresholdSettings(NamedTuple):
-    """Of the method, as `cbafed` explains them."""
+    """Settings of `cbafed`; see its arguments."""
 
     base: float | Array
     largest: float | Array
@@ -149,7 +149,7 @@ def class_thresholds(counts: Float[Array, " K"], settings: ThresholdSettings) ->
 
     Args:
         counts: a, examples of every class; without any, all classes count the same and are tail classes.
-        settings: of the method.
+        settings: settings of the method.
     """
     num_classes = counts.shape[0]
     share = counts / jnp.maximum(jnp.sum(counts), 1.0) * (num_classes / 10)
@@ -214,7 +214,7 @@ def with_local_residual(batch_size: int, share: float | Array, interval: int) ->
 
     Args:
         batch_size: labelled examples per step, see `labelled_epochs`.
-        share: of R.
+        share: share of R.
         interval: epochs.
     """
 
@@ -232,7 +232,7 @@ def with_local_residual(batch_size: int, share: float | Array, interval: int) ->
 
 
 def _blend(due: Bool[Array, ""], share: float | Array, old: Any, new: Any) -> Any:
-    """Where it is due, share times the old values and the rest of the new ones; the new ones otherwise."""
+    """Returns where it is due, share times the old values and the rest of the new ones; the new ones otherwise."""
     return jax.tree.map(lambda x, y: jnp.where(due, share * x + (1.0 - share) * y, y), old, new)
 
 
@@ -241,7 +241,7 @@ def with_global_residual(method: Method, share: float | Array, interval: int, fi
 
     Args:
         method: its state's batch statistics are part of the model.
-        share: of W'; 0 leaves everything as it is.
+        share: share of W'; 0 leaves everything as it is.
         interval: rounds.
         first_round: the round in which counting begins; W' is at first the model before it.
     """

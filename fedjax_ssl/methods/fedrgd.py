@@ -75,7 +75,7 @@ NOMINAL_STEPS = 1024  # of an epoch in the code, whose runs are nominally 1024 e
 
 
 class Diversity(NamedTuple):
-    """How to measure gradient diversity: every group has a mean of its own, and all members count alike."""
+    """Measure of gradient diversity: every group has a mean of its own, and all members count alike."""
 
     norm_ord: int = 2  # order of the norm, 2 or 1
     squared: bool = True  # norms are squared
@@ -134,7 +134,7 @@ def fedrgd(
         diversity: metric of the log: "updates" (of local training, "gradient_diversity"), "gradients" (of a further
             pass over the data at the averaged models, "full_gradient_diversity"), or "both".
         diversity_every: rounds, of which the last makes that pass.
-        norm_ord: of these metrics, 2 or 1.
+        norm_ord: ord of these metrics, 2 or 1.
         squared: whether their norms are squared.
         include_server: whether replicas count in them.
         exclude_norm: parameters of norm layers do not count in "full_gradient_diversity".
@@ -187,7 +187,7 @@ def unlabelled_term(setup: Setup, user_loss: str, consistency: str, threshold: f
         setup: the run.
         user_loss: see `fedrgd`.
         consistency: see `fedrgd`.
-        threshold: of the largest probability, >= 0.
+        threshold: threshold of the largest probability, >= 0.
     """
     weak, strong = augmented_view(setup, "unlabelled"), strong_view(setup)
 
@@ -217,10 +217,10 @@ def consistency_loss(
     """Consistency regularization loss (CRL), the mean over the whole batch.
 
     Args:
-        weak_logits: of the weak views.
-        strong_logits: of the strong views.
+        weak_logits: logits of the weak views.
+        strong_logits: logits of the strong views.
         mask: rows that belong to the batch.
-        threshold: of the largest probability, inclusive.
+        threshold: threshold of the largest probability, inclusive.
         self_view: each view learns the pseudo-label of its own logits, in one batch of 2n.
     """
     if not self_view:
@@ -298,7 +298,7 @@ def cosine_factor(step: Float[Array, ""], warmup_steps: int, total_steps: int, f
     Args:
         step: local steps before this one.
         warmup_steps: w.
-        total_steps: of the run.
+        total_steps: steps of the run.
         fast: see above.
     """
     periods, floor = 7 / 16, 1e-6
@@ -321,7 +321,7 @@ def with_step_schedule(
     Args:
         setup: the run.
         name: "run": as it is; "plain" or "reference_fast": see `cosine_factor`.
-        local_steps: of a round.
+        local_steps: steps of a round.
         warmup_steps: local steps of linear warm-up.
         total_steps: local steps over which the cosine runs; None: those of the run.
 
@@ -402,7 +402,7 @@ def with_gradient_pass(
     Args:
         method: built by `federated_method`, with the parameter group "model" alone.
         setup: the run.
-        stage: of the method.
+        stage: stage of the method.
         clients: batches of the pass.
         server: the server's, where it is a member of the average.
         how: norms, and who counts.
@@ -502,7 +502,7 @@ def _measuring(optimizer: FederatedOptimizer, how: Diversity, has_server: bool) 
 
 
 def _counted(params: PyTree, exclude_norm: bool) -> list[bool]:
-    """Which parameters count: all, or all but those of modules that have "norm" in their name."""
+    """Returns which parameters count: all, or all but those of modules that have "norm" in their name."""
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
     return [not (exclude_norm and "norm" in jax.tree_util.keystr(path[-2:-1]).lower()) for path in paths]
 

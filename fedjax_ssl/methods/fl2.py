@@ -153,7 +153,7 @@ def client_thresholds(
     """Step 1: tau_k, and the thresholds of client k for every class.
 
     Args:
-        probabilities: of the classes.
+        probabilities: probabilities of the classes.
         real: which examples are no padding.
     """
     counted = real[:, :, None]

@@ -212,7 +212,7 @@ class MatrixDiagnostics(NamedTuple):
 
     @property
     def is_constant(self) -> bool:
-        """Whether the loss does not depend on the logits: one observation, or all of them with proportional rows."""
+        """Tells whether the loss ignores the logits: one observation, or all of them with proportional rows."""
         return self.num_rows > 0 and self.rank <= 1
 
 

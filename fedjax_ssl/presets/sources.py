@@ -41,7 +41,7 @@ LABELS = {
 
 
 class _Source(NamedTuple):
-    """How much there is of a dataset to use."""
+    """Sizes of a dataset."""
 
     rounds: int
     labels: int  # labels of one client

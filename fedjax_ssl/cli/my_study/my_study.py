@@ -1,4 +1,4 @@
-"""What this study asks, in one line.
+"""Ask one question, in one line.
 
     fedjax-ssl run my_study/my_study.py                     # the method in my_study_method.py
     fedjax-ssl run my_study/my_study.py:fedavg              # another method on the same federation

@@ -17,9 +17,9 @@ def entropy_minimization(setup: Setup, *, warmup_rounds: int = 20, entropy_weigh
     """FedAvg with cross-entropy on labelled and entropy on unlabelled examples.
 
     Args:
-        setup: of the run.
+        setup: setup of the run.
         warmup_rounds: rounds on the labels alone that come first.
-        entropy_weight: of the entropy; 0 leaves it out.
+        entropy_weight: weight of the entropy; 0 leaves it out.
     """
     view = augmented_view(setup, "mixed")  # as many labelled as unlabelled examples
 
