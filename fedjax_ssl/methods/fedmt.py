@@ -225,7 +225,7 @@ def _counts_traffic(outcome: RoundResult) -> Traffic:
 
 
 def _diagnose(outcome: RoundResult) -> Metrics:
-    """Measures how far the estimates are from the truth, over the cohort's clients with coarse labels; NaN where there is none.
+    """Measures the error of the estimates over the cohort's clients with coarse labels; NaN where there is none.
 
     "correspondence_error" is the largest difference of an entry, of clients whose correspondence is known;
     "classes_without_support" the mean number of classes of which a client has no confident example.
