@@ -1,7 +1,7 @@
 """Policies of random augmentation as data: which operations are drawn, how often, and how strong.
 
 A strength is an entry of a table; a range is a table of `LEVELS` evenly spaced strengths. Sources: the papers and their
-published code, as `docs/data.md` lists them.
+published code, which each policy names.
 """
 
 from typing import NamedTuple
