@@ -47,3 +47,14 @@ def test_the_example_in_the_docstring_runs(name: str, tmp_path: Path, monkeypatc
 def test_examples_of_declarations_run(module) -> None:
     tried = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
     assert tried.attempted and not tried.failed
+
+
+@pytest.mark.parametrize("start", [fs.make_train, lambda name: fs.run(name, "never")])
+def test_a_name_in_place_of_a_config_is_one_message(start) -> None:
+    with pytest.raises(errors.ConfigError, match=r"load_config\(NAME\) reads one by its name"):
+        start("digits_fedavg")
+
+
+def test_a_recipe_in_place_of_its_name_is_one_message() -> None:
+    with pytest.raises(AttributeError, match=r"methods.build\('per_client_lp', setup\)"):
+        _ = fs.methods.per_client_lp

@@ -43,6 +43,8 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     Raises:
         ConfigError: naming the field, its value and what is allowed.
     """
+    if not isinstance(config, ml_collections.ConfigDict):
+        raise ConfigError(f"a config is needed, not {config!r}; fedjax_ssl.load_config(NAME) reads one by its name")
     resolved = ml_collections.ConfigDict(config.to_dict())
     _refuse_unknown(resolved)
     name, given = resolved.method.name, resolved.method.to_dict()

@@ -47,6 +47,14 @@ available = METHODS.available  # () -> names of all methods with a line about ea
 build = METHODS.build  # (name, setup, **settings) -> Method
 
 
+def __getattr__(name: str) -> Any:
+    if name in METHODS:
+        raise AttributeError(
+            f"methods.build({name!r}, setup) builds this method; methods.settings({name!r}) has its settings"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 def settings(name: str) -> dict[str, Any]:
     """The method's own settings with their defaults, as `config.method` holds them beside `name`.
 

@@ -7,8 +7,9 @@ Rounds of federated averaging on labels alone come first (stage 1), then rounds 
 2. One graph over all clients' examples joins each to its `num_neighbors` nearest. With A their cosines, to the power
    `similarity_power`, W = A + A^T and its row sums D, S = D^-1/2 W D^-1/2 carries the labels Y [N, K]: the scores are
    Z = (I - alpha S)^-1 Y (algorithm 1).
-3. An unlabelled example gets the class with the largest score and the weight 1 - H(z / sum z) / log K, a labelled one
-   keeps its label with weight 1; kappa, the inverse frequency of the class, balances classes (section 2).
+3. An unlabelled example gets the class with the largest score and the weight 1 - H(z / sum z) / log K, which is by
+   default divided by the largest one (`confidence_scale`); a labelled one keeps its label with weight 1. kappa, the
+   inverse frequency of the class, balances classes (section 2).
 4. Clients minimize 1/|B| sum_i weight_i kappa_(y_i) CE(f(x_i), y_i) over batches of as many labelled as unlabelled
    examples; the mean of their changes is a step of the federated optimizer.
 
