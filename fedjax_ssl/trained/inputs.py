@@ -1,26 +1,26 @@
 """Inputs to predict from files: arrays in an `.npz`, or images as Pillow reads them."""
 
-import zipfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int, Shaped
-from PIL import Image, UnidentifiedImageError
 
+from fedjax_ssl.data.dataset import check_labels
+from fedjax_ssl.data.reading.arrays import check_length, read_arrays
+from fedjax_ssl.data.reading.pictures import image_endings, list_images, read_images
+from fedjax_ssl.data.reading.problems import DatasetUnavailable, Findings
+from fedjax_ssl.data.reading.tables import PARQUET, SEPARATED
 from fedjax_ssl.errors import counted, did_you_mean
 from fedjax_ssl.trained.model import TrainedModel, TrainedModelError
 
-IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
-_TABLES = (".csv", ".tsv", ".txt", ".parquet")
+IMAGES = "images (.bmp, .gif, .jpg, .png, .tif, .webp, ...)"
 # Arrays of inputs and of labels; the first whose inputs are there is taken, so new examples go before old ones.
 _ARRAYS = {
     **{"test_inputs": "test_labels", "x_test": "y_test", "inputs": "labels", "images": "labels"},
     **{"x_train": "y_train", "x": "y"},
 }
-_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "LAB")  # of 8 bits a channel, or fewer
 
 
 class Examples(NamedTuple):
@@ -51,77 +51,66 @@ def read_examples(paths: Sequence[Path], model: TrainedModel, resize: bool = Fal
         if not path.exists():
             raise TrainedModelError(f"{path} does not exist; give an .npz file, image files, or folders of images")
         kind = path.suffix.lower()
-        if path.is_file() and kind not in (".npz", *IMAGES):
+        if path.is_file() and kind != ".npz" and kind not in image_endings():
             hint = ""
-            if kind in _TABLES and len(model.input_shape) == 1:
+            if kind in (*SEPARATED, *PARQUET) and len(model.input_shape) == 1:
                 hint = (
                     f". Of a table, save the {model.input_shape[0]} features in the order of training: "
                     "numpy.savez('rows.npz', inputs=rows)"
                 )
             raise TrainedModelError(
-                f"{path} cannot be labelled: give an .npz file with the array inputs, images ({', '.join(IMAGES)}), or "
-                f"folders of images{hint}"
+                f"{path} cannot be labelled: give an .npz file with the array inputs, {IMAGES}, or folders of "
+                f"images{hint}"
             )
         if kind == ".npz" and len(paths) > 1:
             raise TrainedModelError(f"{path} is given together with other files; give one .npz file, or images")
-    if paths[0].suffix.lower() == ".npz":
-        return _read_npz(paths[0], model)
-    return _read_images([file for path in paths for file in _files(path)], model, resize)
+    try:
+        if paths[0].suffix.lower() == ".npz":
+            return _read_npz(paths[0], model)
+        return _read_images([file for path in paths for file in _files(path)], model, resize)
+    except TrainedModelError:
+        raise
+    except (ValueError, DatasetUnavailable) as error:
+        raise TrainedModelError(str(error)) from error
 
 
 def _read_npz(path: Path, model: TrainedModel) -> Examples:
-    try:
-        with path.open("rb") as file:
-            loaded = np.load(file, allow_pickle=False)
-            names = loaded.files if isinstance(loaded, np.lib.npyio.NpzFile) else []
-            name = next((one for one in _ARRAYS if one in names), names[0] if len(names) == 1 else None)
-            inputs = None if name is None else loaded[name]
-            label_name = _ARRAYS.get(name or "", "labels")
-            given = loaded[label_name] if label_name in names else None
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        why = "it is of another kind, or holds Python objects" if "pickle" in str(error) else _line(error)
-        raise TrainedModelError(f"{path} is not a readable .npz file of plain arrays: {why}") from error
-    if inputs is None:
+    arrays, names = read_arrays(path)
+    name = next((one for one in _ARRAYS if one in names), names[0] if len(names) == 1 else None)
+    if name is None:
         raise TrainedModelError(
             f"{path} has no array of inputs. Arrays in it: {', '.join(names) or 'none'}; known names: "
             f"{', '.join(_ARRAYS)}"
         )
+    inputs, label_name = arrays[name], _ARRAYS.get(name, "labels")
     if inputs.ndim == len(model.input_shape) == 3 and model.input_shape[-1] == 1:
         inputs = inputs[..., None]  # grey images without a channel axis, as the source "npz" takes them too
-    labels = np.full(len(inputs), -1) if given is None else _labels(given, len(inputs), label_name, model)
+    labels = np.full(len(inputs), -1)
+    if (given := arrays.get(label_name)) is not None:
+        labels = _labels(given, len(inputs), f"array {label_name!r}", model.class_names)
     return Examples(inputs, [str(row) for row in range(len(inputs))], labels, f"{path}, array {name!r}")
 
 
-def _labels(given: np.ndarray, length: int, name: str, model: TrainedModel) -> np.ndarray:
-    classes = model.class_names
-    if given.shape != (length,):
-        raise TrainedModelError(f"array {name!r} has shape {list(given.shape)}; there are {length} inputs")
+def _labels(given: np.ndarray, length: int, name: str, classes: Sequence[str]) -> np.ndarray:
+    check_length(name, given, length)
     if given.dtype.kind in "SU":
         texts = given.astype(str).tolist()
         if unknown := sorted(set(texts) - set(classes)):
             hint = did_you_mean(unknown[0], classes)
-            raise TrainedModelError(
-                f"array {name!r} names the class {unknown[0]!r}, which the model does not know.{hint}"
-            )
+            raise TrainedModelError(f"{name} names the class {unknown[0]!r}, which the model does not know.{hint}")
         return np.array([classes.index(text) for text in texts], np.int64)
     if given.dtype.kind not in "iu":
-        raise TrainedModelError(f"array {name!r} is {given.dtype}; labels are whole numbers or names of classes")
-    bad = np.flatnonzero((given < -1) | (given >= len(classes)))
-    if bad.size:
-        raise TrainedModelError(
-            f"array {name!r} has label {given[bad[0]]} in row {bad[0]}; the model has the classes 0 to "
-            f"{len(classes) - 1}, and -1 = no label"
-        )
+        raise TrainedModelError(f"{name} is {given.dtype}; labels are whole numbers or names of classes")
+    check_labels(name, given, len(classes))
     return given
 
 
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in IMAGES and file.is_file())
-    if not inside:
-        raise TrainedModelError(f"{path} has no images; files of {', '.join(IMAGES)} are looked for, at any depth")
-    return inside
+    if not (inside := list_images(path).images):
+        raise TrainedModelError(f"{path} has no images; {IMAGES} are looked for, at any depth")
+    return [path / name for name in inside]
 
 
 def _read_images(files: Sequence[Path], model: TrainedModel, resize: bool) -> Examples:
@@ -129,33 +118,23 @@ def _read_images(files: Sequence[Path], model: TrainedModel, resize: bool) -> Ex
         raise TrainedModelError(
             f"this model takes inputs of shape {list(model.input_shape)}, not images; give an .npz file"
         )
-    inputs = np.zeros((len(files), *model.input_shape), model.input_dtype)
-    for place, file in enumerate(files):
-        values = _pixels(file, model, resize).reshape(model.input_shape) * (model.input_max / 255.0)
-        inputs[place] = np.rint(values) if model.input_dtype == np.uint8 else values
+    names, findings = [str(file) for file in files], Findings()
+    height, width, channels = model.input_shape
+    read = read_images(files, names, findings, size=(height, width), channels=channels, fit="stretch")
+    if len(read.rows) < len(files):
+        raise TrainedModelError("; ".join(findings.problems or findings.notes))
+    for name, facts in zip(names, read.facts, strict=True):
+        if facts.kind == "deep":
+            raise TrainedModelError(
+                f"{name} has pixels of mode {facts.mode!r}; give images of 8 bits a channel, or an .npz file"
+            )
+        if facts.size != (width, height) and not resize:
+            raise TrainedModelError(
+                f"{name} has {facts.size[0]}x{facts.size[1]} pixels, the model takes {width}x{height}; --resize brings "
+                "all images to that size"
+            )
+    values = read.x * (model.input_max / 255.0)
+    inputs = (np.rint(values) if model.input_dtype == np.uint8 else values).astype(model.input_dtype)
     folders = [file.parent.name for file in files]
     labels = [model.class_names.index(name) if name in model.class_names else -1 for name in folders]
-    return Examples(inputs, [str(file) for file in files], np.array(labels, np.int64), counted(len(files), "image"))
-
-
-def _pixels(file: Path, model: TrainedModel, resize: bool) -> np.ndarray:
-    height, width, channels = model.input_shape
-    try:
-        with Image.open(file) as image:
-            mode, converted = image.mode, image.convert("L" if channels == 1 else "RGB")
-    except (OSError, UnidentifiedImageError, SyntaxError, Image.DecompressionBombError) as error:
-        raise TrainedModelError(f"{file} cannot be read as an image: {_line(error)}") from error
-    if mode not in _MODES:
-        raise TrainedModelError(f"{file} has pixels of mode {mode!r}; give images of 8 bits a channel, or an .npz file")
-    if converted.size != (width, height):
-        if not resize:
-            raise TrainedModelError(
-                f"{file} has {converted.size[0]}x{converted.size[1]} pixels, the model takes {width}x{height}; "
-                "--resize brings all images to that size"
-            )
-        converted = converted.resize((width, height), Image.Resampling.BILINEAR)
-    return np.asarray(converted, np.float64)
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return Examples(inputs, names, np.array(labels, np.int64), counted(len(files), "image"))

@@ -9,8 +9,9 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
@@ -42,52 +43,60 @@ class Listing(NamedTuple):
     digest: str  # SHA-256 of paths, lengths and times of change of all files
 
 
+class Facts(NamedTuple):
+    """The head of an image file."""
+
+    size: tuple[int, int]  # width and height in pixels, as it is shown
+    mode: str  # mode of its pixels, as Pillow names them
+    kind: Literal["grey", "colour", "deep"]  # "deep": grey with more than 8 bits
+    pages: int
+
+
 class Pictures(NamedTuple):
     """Decoded images."""
 
     x: np.ndarray  # uint8 [n, H, W, C]
     rows: np.ndarray  # int [n], which of the files they are
+    facts: tuple[Facts, ...] = ()  # heads of these files
 
 
-class _Facts(NamedTuple):
-    size: tuple[int, int]  # width and height in pixels
-    mode: str  # "grey", "colour" or "deep"
-    pages: int
+def image_endings() -> frozenset[str]:
+    """List the endings of image files that are read, in small letters."""
+    Image.init()
+    return frozenset(ending for ending, kind in Image.EXTENSION.items() if kind in _formats())
+
+
+def _formats() -> list[str]:
+    return [kind for kind in Image.OPEN if kind not in EXTERNAL]
 
 
 def list_images(folder: Path) -> Listing:
     """Find all image files below a folder, also behind links; files and folders that start with "." are left out."""
-    Image.init()
-    endings = {ending for ending, kind in Image.EXTENSION.items() if kind in Image.OPEN and kind not in EXTERNAL}
-    images, others, digest = [], Counter[str](), hashlib.sha256()
-    for path, status in sorted(_walk(folder, "", set())):
-        digest.update(f"{path}\0{status[0]}\0{status[1]}\n".encode("utf-8", "surrogateescape"))
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    found, seen = [], set()
+    for here, folders, files in os.walk(folder, followlinks=True, onerror=refuse):
+        status = os.stat(here)
+        if (status.st_dev, status.st_ino) in seen:  # reached twice, read once
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        folders[:] = [name for name in folders if not name.startswith(".") and name != "__MACOSX"]
+        for name in files:
+            if not name.startswith(".") and name != "Thumbs.db" and os.path.isfile(file := os.path.join(here, name)):
+                facts = os.stat(file)
+                found.append((os.path.relpath(file, folder).replace(os.sep, "/"), facts.st_size, facts.st_mtime_ns))
+    images, others, digest, endings = [], Counter[str](), hashlib.sha256(), image_endings()
+    for path, size, changed in sorted(found):
+        digest.update(f"{path}\0{size}\0{changed}\n".encode("utf-8", "surrogateescape"))
         ending = os.path.splitext(path)[1].lower()
         if ending in endings:
             images.append(path)
         else:
             others[ending if ending and is_text(ending) else "without an ending"] += 1
     return Listing(tuple(images), others, digest.hexdigest())
-
-
-def _walk(folder: Path, below: str, seen: set[tuple[int, int]]) -> list[tuple[str, tuple[int, int]]]:
-    """List paths, lengths and times of change of all files; a folder that is reached twice is read once."""
-    status = os.stat(folder)
-    if (status.st_dev, status.st_ino) in seen:
-        return []
-    seen.add((status.st_dev, status.st_ino))
-    found = []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith(".") or entry.name in ("__MACOSX", "Thumbs.db"):
-                continue
-            path = below + entry.name
-            if entry.is_dir():
-                found += _walk(Path(entry.path), f"{path}/", seen)
-            elif entry.is_file():
-                facts = entry.stat()
-                found.append((path, (facts.st_size, facts.st_mtime_ns)))
-    return found
 
 
 def is_text(name: str) -> bool:
@@ -103,53 +112,53 @@ def spelling(path: str) -> str:
 def read_images(
     files: Sequence[Path] | Sequence[bytes],
     names: Sequence[str],
-    *,
-    size: int | None,
-    channels: int | None,
-    fit: Fit,
-    white: int | None,
     findings: Findings,
+    *,
+    size: int | tuple[int, int] | None = None,
+    channels: int | None = None,
+    fit: Fit | Callable[[Image.Image, tuple[int, int]], Image.Image] = "crop",
+    white: int | None = None,
 ) -> Pictures:
     """Decode image files, in threads, because Pillow decodes and resizes without Python's lock.
 
     Args:
         files: [m] where they lie, or their content.
         names: [m], what messages call them.
-        size: side of the square images in pixels; by default the images' own size where all have the same, else 64.
+        findings: what was skipped is a note; that nothing is left, or that it does not fit into memory, a problem.
+        size: side of the square images, or height and width; by default the images' own where all have the same, else
+            64.
         channels: 1 (grey) or 3 (colour); by default 3 if an image is in colour.
         fit: "crop": the largest part in the middle. "stretch": all of it, whatever the shape. "pad": all of it, with
-            black borders.
+            black borders. Or a function of an image of 8 bits a channel and its new width and height.
         white: the stored value of an image with more than 8 bits that is shown as white; by default the smallest
             2^b - 1 that no such image exceeds.
-        findings: what was skipped is a note; that nothing is left, or that it does not fit into memory, a problem.
 
     Returns:
         The images that can be used. Turned as their EXIF data say, the first page of several, without transparency.
     """
     Image.init()  # here, not by the threads
-    facts: list[_Facts | str] = in_threads(lambda row: _facts(files[row]), range(len(files)))
-    known = [one for one in facts if isinstance(one, _Facts)]
-    _notes(known, size, channels, findings)
-    shape = _shape(known, size, channels)
-    needed = len(known) * shape[0] * shape[1] * shape[2]
+    facts: list[Facts | str] = in_threads(lambda row: _facts(files[row]), range(len(files)))
+    known = [one for one in facts if isinstance(one, Facts)]
+    height, width, depth = _shape(known, size, channels, findings)
+    needed = len(known) * height * width * depth
     if needed > _memory():
         findings.problems.append(
-            f"{counted(len(known), 'image')} of {shape[1]}x{shape[0]}x{shape[2]} take {needed / 1e9:,.0f} GB, more "
-            f"than this machine has; give a smaller size than {max(shape)}"
+            f"{counted(len(known), 'image')} of {width}x{height}x{depth} take {needed / 1e9:,.0f} GB, more "
+            f"than this machine has; give a smaller size than {max(height, width)}"
         )
-        return Pictures(np.empty((0, *shape), np.uint8), np.empty(0, int))
+        return Pictures(np.empty((0, height, width, depth), np.uint8), np.empty(0, int))
     if white is None:
-        deep = [row for row, one in enumerate(facts) if _is_deep(one)]
+        deep = [row for row, one in enumerate(facts) if isinstance(one, Facts) and one.kind == "deep"]
         white = _white(files, deep, findings)
-    x = np.empty((len(known), *shape), np.uint8)
-    place = np.cumsum([isinstance(one, _Facts) for one in facts]) - 1
+    x = np.empty((len(known), height, width, depth), np.uint8)
+    place = np.cumsum([isinstance(one, Facts) for one in facts]) - 1
 
     def decode(row: int) -> str | None:
         if isinstance(reason := facts[row], str):
             return reason
         try:
             with _opened(files[row]) as image:
-                x[place[row]] = _shown(image, shape, fit, white)
+                x[place[row]] = shown(image, (height, width, depth), fit, white)
         except BROKEN as error:
             return f"cut short or damaged ({_short(error)})"
         return None
@@ -157,7 +166,11 @@ def read_images(
     reasons = in_threads(decode, range(len(files)))
     rows = np.array([row for row, reason in enumerate(reasons) if reason is None], int)
     say_skipped(names, reasons, findings)
-    return Pictures(x if len(rows) == len(x) else x[place[rows]], rows)
+    return Pictures(
+        x if len(rows) == len(x) else x[place[rows]],
+        rows,
+        tuple(one for row in rows if isinstance(one := facts[row], Facts)),
+    )
 
 
 def in_threads(function: Callable, items: Sequence) -> list:
@@ -167,13 +180,10 @@ def in_threads(function: Callable, items: Sequence) -> list:
 
 
 def _opened(file: Path | bytes) -> Image.Image:
-    return Image.open(
-        io.BytesIO(file) if isinstance(file, bytes) else file,
-        formats=[kind for kind in Image.OPEN if kind not in EXTERNAL],
-    )
+    return Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=_formats())
 
 
-def _facts(file: Path | bytes) -> _Facts | str:
+def _facts(file: Path | bytes) -> Facts | str:
     """Read the head of a file, or say why it cannot be used."""
     try:
         if not (len(file) if isinstance(file, bytes) else file.stat().st_size):
@@ -184,8 +194,9 @@ def _facts(file: Path | bytes) -> _Facts | str:
             width, height = image.size  # a TIFF's is turned already
             if image.format in ("JPEG", "MPO") and image.getexif().get(ExifTags.Base.Orientation) in TURNED:
                 width, height = height, width
-            mode = "deep" if image.mode in DEEP else "grey" if image.mode in GREY or _is_grey(image) else "colour"
-            return _Facts((width, height), mode, getattr(image, "n_frames", 1))
+            is_grey = image.mode in GREY or _is_grey(image)
+            kind: Any = "deep" if image.mode in DEEP else "grey" if is_grey else "colour"
+            return Facts((width, height), image.mode, kind, getattr(image, "n_frames", 1))
     except UnidentifiedImageError:
         return "no image, whatever its name says"
     except BROKEN as error:
@@ -204,18 +215,10 @@ def _is_grey(image: Image.Image) -> bool:
     return bool((colours == colours[:, :1]).all())
 
 
-def _is_deep(facts: _Facts | str) -> bool:
-    return isinstance(facts, _Facts) and facts.mode == "deep"
-
-
-def _shape(known: Sequence[_Facts], size: int | None, channels: int | None) -> tuple[int, int, int]:
-    """Choose height, width and channels for all images."""
-    sizes = {one.size for one in known}
-    width, height = (size, size) if size is not None else sizes.pop() if len(sizes) == 1 else (SIZE, SIZE)
-    return height, width, channels or (3 if any(one.mode == "colour" for one in known) else 1)
-
-
-def _notes(known: Sequence[_Facts], size: int | None, channels: int | None, findings: Findings) -> None:
+def _shape(
+    known: Sequence[Facts], size: int | tuple[int, int] | None, channels: int | None, findings: Findings
+) -> tuple[int, int, int]:
+    """Choose height, width and channels for all images, and note where these differ."""
     sizes = sorted({one.size for one in known}, key=lambda both: (both[0] * both[1], both))
     if len(sizes) > 1 and size is None:
         smallest, largest = (f"{width}x{height}" for width, height in (sizes[0], sizes[-1]))
@@ -223,7 +226,7 @@ def _notes(known: Sequence[_Facts], size: int | None, channels: int | None, find
             f"images have {len(sizes):,} sizes, from {smallest} to {largest} pixels; all become {SIZE}x{SIZE}, or what "
             "data.size says"
         )
-    colour = sum(one.mode == "colour" for one in known)
+    colour = sum(one.kind == "colour" for one in known)
     if channels is None and 0 < colour < len(known):
         findings.notes.append(
             f"images in grey: {len(known) - colour:,}, in colour: {colour:,}; all are read as colour, or with "
@@ -232,6 +235,10 @@ def _notes(known: Sequence[_Facts], size: int | None, channels: int | None, find
     pages = sum(one.pages > 1 for one in known)
     if pages:
         findings.notes.append(f"images of several pages, of which the first is read: {pages:,}")
+    if size is None:
+        size = sizes[0][::-1] if len(sizes) == 1 else SIZE
+    height, width = (size, size) if isinstance(size, int) else size
+    return height, width, channels or (3 if colour else 1)
 
 
 def _memory() -> float:
@@ -262,8 +269,17 @@ def _white(files: Sequence[Path] | Sequence[bytes], deep: Sequence[int], finding
     return white
 
 
-def _shown(image: Image.Image, shape: tuple[int, int, int], fit: Fit, white: int) -> np.ndarray:
-    """Show an image as uint8 [H, W, C]."""
+FITS: dict[str, Callable[[Image.Image, tuple[int, int]], Image.Image]] = {
+    "crop": partial(ImageOps.fit, method=Image.Resampling.BILINEAR),
+    "pad": partial(ImageOps.pad, method=Image.Resampling.BILINEAR),
+    "stretch": partial(Image.Image.resize, resample=Image.Resampling.BILINEAR),
+}
+
+
+def shown(
+    image: Image.Image, shape: tuple[int, int, int], fit: str | Callable = "crop", white: int = 255
+) -> np.ndarray:
+    """Show an image as uint8 [H, W, C]; `fit` and `white` as for `read_images`."""
     height, width, channels = shape
     if image.mode in DEEP:
         values = np.asarray(image).astype(np.float32)
@@ -271,13 +287,7 @@ def _shown(image: Image.Image, shape: tuple[int, int, int], fit: Fit, white: int
     else:
         image = ImageOps.exif_transpose(image).convert("L" if channels == 1 else "RGB")
     if image.size != (width, height):
-        how = Image.Resampling.BILINEAR
-        if fit == "crop":
-            image = ImageOps.fit(image, (width, height), how)
-        elif fit == "pad":
-            image = ImageOps.pad(image, (width, height), how)
-        else:
-            image = image.resize((width, height), how)
+        image = (FITS[fit] if isinstance(fit, str) else fit)(image, (width, height))
     return np.asarray(image).reshape(height, width, -1)
 
 

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.reading.cache import data_root, facts_of, fingerprint, kept_for
-from fedjax_ssl.data.reading.pictures import Side
+from fedjax_ssl.data.reading.pictures import Side, shown
 from fedjax_ssl.data.reading.problems import EMBEDDED, DatasetUnavailable
 from fedjax_ssl.registry import did_you_mean
 
@@ -199,14 +200,10 @@ def _input(value: np.ndarray, size: int | None, name: str) -> np.ndarray:
     """Take an image as uint8 [H, W, C], or numbers as float32."""
     if value.dtype != np.uint8 or value.ndim != 3:
         return np.asarray(value, np.float32)
-    if size is not None or value.shape[2] not in (1, 3):
-        from PIL import Image, ImageOps
-
-        image = Image.fromarray(value[..., 0] if value.shape[2] == 1 else value)
-        image = image if image.mode in ("L", "RGB") else image.convert("RGB")
-        if size is not None:
-            image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
-        value = np.asarray(image).reshape(image.height, image.width, -1)
+    height, width, channels = value.shape
+    if size is not None or channels not in (1, 3):
+        image = Image.fromarray(value[..., 0] if channels == 1 else value)
+        value = shown(image, (size or height, size or width, 1 if channels == 1 else 3))
     return value.transpose(1, 0, 2) if name in TRANSPOSED else value
 
 

@@ -14,8 +14,8 @@ from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.reading.archives import require_placed
 from fedjax_ssl.data.reading.cache import data_root, fingerprint, kept
-from fedjax_ssl.data.reading.pictures import in_threads
-from fedjax_ssl.data.reading.problems import EMBEDDED, DatasetUnavailable
+from fedjax_ssl.data.reading.pictures import read_images
+from fedjax_ssl.data.reading.problems import EMBEDDED, DatasetUnavailable, Findings
 from fedjax_ssl.data.reading.register import dataset
 from fedjax_ssl.data.reading.tables import as_text, read_table
 
@@ -93,12 +93,13 @@ def _read(folder: Path, size: int) -> Dataset:
             f"download: {EMBEDDED}."
         )
     logger.info("%s: reading %d images; this is done once", NAME, len(names))
-    images = np.empty((len(names), size, size, 3), np.uint8)
-
-    def read(row: int) -> None:
-        images[row] = _read_image(folder / IMAGES / f"{names[row]}.jpg", size)
-
-    in_threads(read, range(len(names)))
+    files, findings = [folder / IMAGES / f"{name}.jpg" for name in names], Findings()
+    images = read_images(files, [file.name for file in files], findings, size=size, channels=3, fit=_centre_square).x
+    if len(images) < len(names):
+        raise DatasetUnavailable(
+            f"{NAME}: {'; '.join(findings.problems or findings.notes)} in {folder / IMAGES}. To go on, delete what is "
+            f"damaged and run FLamby's resize_images.py again, or run on data that needs no download: {EMBEDDED}."
+        )
     train, test = (Split(images[chosen], target[chosen], center[chosen]) for chosen in (is_train, ~is_train))
     return Dataset(
         NAME,
@@ -140,16 +141,8 @@ def _read_table(path: Path) -> tuple[list[str], np.ndarray, np.ndarray, np.ndarr
     return names, np.array(target, np.int32), centres, is_train
 
 
-def _read_image(path: Path, size: int) -> np.ndarray:
-    try:
-        with Image.open(path) as image:
-            width, height = image.size
-            side = min(width, height)
-            left, top = (width - side) // 2, (height - side) // 2
-            square = image.convert("RGB").crop((left, top, left + side, top + side))
-            return np.asarray(square.resize((size, size), Image.Resampling.BILINEAR))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DatasetUnavailable(
-            f"{NAME}: {path} is damaged or no image: {error}. To go on, delete it and run FLamby's resize_images.py "
-            f"again, or run on data that needs no download: {EMBEDDED}."
-        ) from error
+def _centre_square(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """Cut out the middle, at whole pixels, and resize it."""
+    side = min(image.size)
+    left, top = ((length - side) // 2 for length in image.size)
+    return image.crop((left, top, left + side, top + side)).resize(size, Image.Resampling.BILINEAR)

@@ -124,7 +124,7 @@ def load_folder(
         read_columns(texts, classes, findings)
         findings.stop(given)  # before the images, which take longest
         logger.info("%s: reading %d images; this is done once", given, len(files))
-        found = read_images([folder / name for name in files], files, **pictures, findings=findings)
+        found = read_images([folder / name for name in files], files, findings, **pictures)
         findings.stop(given)
         # A class or a client may have lost all that it had.
         numbered = read_columns(texts.iloc[found.rows], classes, findings)

@@ -220,9 +220,7 @@ def _inputs(
         encoded = _Encoded(alone.cast_column(name, type(feature)(decode=False)), name)
         if any(encoded):
             logger.info("huggingface: reading %d images; this is done once", len(encoded))
-            pictures = read_images(
-                encoded, places, size=size, channels=channels, fit="crop", white=None, findings=findings
-            )
+            pictures = read_images(encoded, places, findings, size=size, channels=channels)
             return pictures.x, pictures.rows
         problem = "names image files and does not hold them; save it with the images in it"
     elif not kind.startswith(LISTS):

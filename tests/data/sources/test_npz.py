@@ -168,7 +168,7 @@ def header(shape, dtype="<f8") -> bytes:
 
 def test_a_header_that_claims_terabytes_takes_no_memory(tmp_path):
     path = members(tmp_path / "mine.npz", **{"inputs.npy": header((10**6, 10**6)), "labels.npy": LABELS})
-    with pytest.raises(DatasetUnavailable, match=r"'inputs' of .* shape \(1000000, 1000000\) .*; the file holds 0"):
+    with pytest.raises(DatasetUnavailable, match=r"array 'inputs' of .* is damaged"):
         load("npz", path=path)
 
 

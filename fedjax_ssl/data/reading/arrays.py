@@ -1,0 +1,81 @@
+"""Arrays of a user's own in `.npz` files: plain ones alone, since reading pickled objects can run code."""
+
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_ssl.data.reading.problems import EMBEDDED, BadData, DatasetUnavailable
+
+# What reading damaged bytes raises; of the last line, for compressions and passwords that nobody meant, and for sizes.
+DAMAGES = (
+    *(OSError, EOFError, zipfile.BadZipFile, zlib.error, struct.error, SyntaxError, LookupError),
+    *(NotImplementedError, RuntimeError, OverflowError, MemoryError, ValueError),
+)
+
+
+def read_arrays(
+    path: Path, wanted: Callable[[str], bool] = lambda name: True
+) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+    """Read arrays of a file, and the names of all that it has.
+
+    Args:
+        path: the `.npz` file.
+        wanted: tells by its name whether an array is read.
+
+    Raises:
+        DatasetUnavailable: the file is not there, is none, or is damaged.
+        BadData: it holds Python objects, or two arrays of one name.
+    """
+    if not path.is_file():
+        raise DatasetUnavailable(
+            f"npz: {path} is not {'a file' if path.exists() else 'there'}. Give path= an .npz file with the arrays "
+            f"`inputs` and `labels`, or run on data that needs no file: {EMBEDDED}."
+        )
+    # The file is opened here, because numpy leaves a broken one open.
+    with path.open("rb") as file:
+        try:
+            loaded = np.load(file, allow_pickle=False)
+        except DAMAGES as error:
+            # NumPy takes what it does not know for pickled objects, and says how to load those.
+            why = "it is of another kind" if "pickle" in str(error) else str(error)
+            raise DatasetUnavailable(
+                f"{path} is not a readable .npz file, or it is cut short: {why}. Save one with np.savez(path, "
+                "inputs=..., labels=...)"
+            ) from error
+        if not isinstance(loaded, np.lib.npyio.NpzFile):
+            raise DatasetUnavailable(
+                f"{path} holds one bare array; save both with np.savez(path, inputs=..., labels=...)"
+            )
+        with loaded:
+            names = loaded.files
+            if doubled := sorted({name for name in names if names.count(name) > 1}):
+                raise BadData(path, [f"holds `{doubled[0]}` more than once; save it again with np.savez"])
+            return {name: _array(path, loaded, name) for name in names if wanted(name)}, tuple(names)
+
+
+def _array(path: Path, loaded: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
+    try:
+        values = loaded[name]
+    except DAMAGES as error:
+        if "pickle" in str(error) or "Object" in str(error):  # NumPy's words about Python objects
+            raise BadData(
+                path,
+                [
+                    f"array {name!r} holds Python objects, which are refused because they can run code; save it as an "
+                    "array of numbers, or of strings of one length (dtype=str)"
+                ],
+            ) from error
+        raise DatasetUnavailable(f"array {name!r} of {path} is damaged: {error}") from error
+    if not isinstance(values, np.ndarray):
+        raise DatasetUnavailable(f"{name!r} in {path} is no array; save arrays with np.savez(path, ...)")
+    return values
+
+
+def check_length(name: str, values: np.ndarray, length: int) -> None:
+    """Refuse an array that has not one value per example."""
+    if values.shape != (length,):
+        raise ValueError(f"{name} has shape {values.shape}; expected ({length},), one per example")
