@@ -12,8 +12,7 @@ from fedjax_ssl.checks import In
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.reading.cache import ROOT_VARIABLE, data_root, kept, load_converted
 from fedjax_ssl.data.reading.download import DIGEST_SUFFIX, FetchFailed, fetch, file_sha256, recorded_sha256
-from fedjax_ssl.data.reading.formats import FormatError
-from fedjax_ssl.data.reading.problems import EMBEDDED, DatasetUnavailable
+from fedjax_ssl.data.reading.problems import EMBEDDED, DatasetUnavailable, not_here
 from fedjax_ssl.data.reading.tfds import load_tfds, prepared_folders
 from fedjax_ssl.errors import counted
 
@@ -106,8 +105,7 @@ def load_archive(
         return _counted(archive, _load_prepared(archive, root, path, download))
     if path is not None:
         given = Path(path).expanduser()
-        _require(archive, given, looked=(given,))
-        return _read(archive, given)
+        return _read(archive, given, looked=(given,))
     folder = data_root(root) / archive.name
     converted, raw = folder / f"converted-v{archive.version}{archive.variant}", folder / "raw"
     if (cached := load_converted(converted)) is not None:
@@ -115,22 +113,39 @@ def load_archive(
     looked = [converted, raw]
     if source == "auto" and archive.prepared is not None:
         looked.append(place := prepared_folders() / archive.prepared.name)
-        is_there = any(place.glob("*/dataset_info.json"))
-        if is_there and _missing(archive, raw) and (found := _if_prepared(archive, root, place)) is not None:
-            return _counted(archive, found)
+        if any(place.glob("*/dataset_info.json")) and _missing(archive, raw):
+            try:
+                found = _counted(archive, _load_prepared(archive, root, None, download=False))
+            except DatasetUnavailable as error:  # passed over
+                logger.warning("%s", str(error).partition("\n")[0])
+            else:
+                logger.warning(
+                    "%s is read from %s, as its original files are not here; TensorFlow Datasets has its examples in "
+                    "another order, so that runs on the two differ. source='original' (config.data.source) takes the "
+                    "original alone",
+                    archive.name,
+                    place,
+                )
+                return found
     if download:
-        _download(archive, raw, looked, timeout)
-    _require(archive, raw, looked)
-    return kept(converted, lambda: _read(archive, raw))
+        try:
+            for file in _missing(archive, raw):
+                fetch((file.url, *file.mirrors), raw / file.name, sha256=file.sha256, timeout=timeout)
+        except FetchFailed as failure:
+            raise _not_here(archive, raw, looked, failure.tried) from failure
+        except OSError as error:
+            reason = (str(raw), f"cannot store a download here: {error}")
+            raise _not_here(archive, raw, looked, [reason]) from error
+    return kept(converted, lambda: _read(archive, raw, looked))
 
 
 def verify_files(archive: Archive, root: str | Path | None = None) -> list[Verified]:
     """Compare the original files of a dataset in `<root>/<name>/raw/` with those that are published."""
     raw = data_root(root) / archive.name / "raw"
-    return [_verified(archive, file, raw / file.name) for file in archive.files]
+    return [_verified(file, raw / file.name) for file in archive.files]
 
 
-def require_placed(name: str, folder: Path, parts: tuple[str, str], steps: str, instead: str = EMBEDDED) -> None:
+def require_placed(name: str, folder: Path, parts: tuple[str, str], steps: str) -> None:
     """Check that a dataset which the user has to fetch is there.
 
     Args:
@@ -138,34 +153,17 @@ def require_placed(name: str, folder: Path, parts: tuple[str, str], steps: str, 
         folder: where it should be.
         parts: the folder of images and the table within.
         steps: how to get both, numbered, with line breaks.
-        instead: datasets that need no download.
 
     Raises:
         DatasetUnavailable: it is not; says what to do.
     """
     images, table = (folder / part for part in parts)
-    if images.is_dir() and table.is_file():
-        return
-    raise DatasetUnavailable(
-        f"{name} is not here.\n"
-        f"  looked  {images}/, {table}\n"
-        "To go on, do one of these:\n"
-        f"  - put both there, or give path= (config.data.path) the folder that has them, or point {ROOT_VARIABLE} or "
-        f"root= at a folder that has {name}/raw/ with them:\n"
-        f"{steps}"
-        f"  - run on data that needs no download: {instead}"
-    )
-
-
-def _download(archive: Archive, raw: Path, looked: Sequence[Path], timeout: float) -> None:
-    try:
-        for file in _missing(archive, raw):
-            fetch((file.url, *file.mirrors), raw / file.name, sha256=file.sha256, timeout=timeout)
-    except FetchFailed as failure:
-        raise DatasetUnavailable(_not_here(archive, raw, looked, failure.tried)) from failure
-    except OSError as error:
-        reason = ((str(raw), f"cannot store a download here: {error}"),)
-        raise DatasetUnavailable(_not_here(archive, raw, looked, reason)) from error
+    if not (images.is_dir() and table.is_file()):
+        put = (
+            f"put both there, or give path= (config.data.path) the folder that has them, or point {ROOT_VARIABLE} or "
+            f"root= at a folder that has {name}/raw/ with them:\n{steps}"
+        )
+        raise not_here(name, (f"{images}/", table), [put])
 
 
 def _load_prepared(archive: Archive, root: str | Path | None, path: str | Path | None, download: bool) -> Dataset:
@@ -199,78 +197,46 @@ def _load_prepared(archive: Archive, root: str | Path | None, path: str | Path |
         ) from error
 
 
-def _if_prepared(archive: Archive, root: str | Path | None, place: Path) -> Dataset | None:
-    """Load it from a folder that is there; one that cannot be read is said and passed over."""
-    try:
-        found = _load_prepared(archive, root, None, download=False)
-    except DatasetUnavailable as error:
-        logger.warning("%s", str(error).partition("\n")[0])
-        return None
-    logger.warning(
-        "%s is read from %s, as its original files are not here; TensorFlow Datasets has its examples in another "
-        "order, so that runs on the two differ. source='original' (config.data.source) takes the original alone",
-        archive.name,
-        place,
-    )
-    return found
-
-
-def _verified(archive: Archive, file: RemoteFile, path: Path) -> Verified:
+def _verified(file: RemoteFile, path: Path) -> Verified:
     if not path.is_file():
         return Verified(path, False, f"not here; published at {file.url}")
+    size, noted = counted(path.stat().st_size, "byte"), file.sha256 is None
+    expected = recorded_sha256(path) if noted else file.sha256
+    if expected is None:
+        return Verified(path, None, f"{size}; no digest is published")
+    if (found := file_sha256(path)) == expected:
+        return Verified(path, True, f"{size}, as {'first downloaded; no digest is' if noted else ''} published")
+    where = f" as noted in {path.name}{DIGEST_SUFFIX} when it was downloaded" if noted else ""
+    published = "" if file.size is None else f" (expected {file.size:,})"
+    said = f"not the original file, or damaged: {size}{published}, sha256 {found}, expected {expected}{where}"
+    return Verified(path, False, said)
+
+
+def _files(archive: Archive, folder: Path) -> Sequence[RemoteFile]:
+    """Choose the published files, or those that are here in their place."""
+    others = (tuple(map(RemoteFile, names)) for names in archive.alternatives)
+    there = (files for files in (archive.files, *others) if all((folder / file.name).is_file() for file in files))
+    return next(there, archive.files)
+
+
+def _missing(archive: Archive, folder: Path) -> list[RemoteFile]:
+    return [file for file in _files(archive, folder) if not (folder / file.name).is_file()]
+
+
+def _read(archive: Archive, folder: Path, looked: Sequence[Path]) -> Dataset:
+    if _missing(archive, folder):
+        raise _not_here(archive, folder, looked)
+    paths = {file.name: folder / file.name for file in _files(archive, folder)}
+    for file in _files(archive, folder):
+        if (checked := _verified(file, paths[file.name])).right is False:
+            note = "" if file.sha256 else " and its note"
+            raise DatasetUnavailable(
+                f"{archive.name}: {checked.path} is {checked.said}.\nTo go on, delete it{note} and start again, or "
+                f"{archive.substitute}"
+            )
     try:
-        _verify(archive, file, path)
-    except DatasetUnavailable as error:
-        return Verified(path, False, str(error).partition(": ")[2].partition("\n")[0])
-    size = counted(path.stat().st_size, "byte")
-    if file.sha256 is not None:
-        return Verified(path, True, f"{size}, as published")
-    if recorded_sha256(path) is not None:
-        return Verified(path, True, f"{size}, as first downloaded; no digest is published")
-    return Verified(path, None, f"{size}; no digest is published")
-
-
-def _verify(archive: Archive, file: RemoteFile, path: Path) -> None:
-    known = file.sha256
-    expected = known or recorded_sha256(path)
-    if expected is None or (found := file_sha256(path)) == expected:
-        return
-    noted = "" if known else f" as noted in {path.name}{DIGEST_SUFFIX} when it was downloaded"
-    raise DatasetUnavailable(
-        f"{archive.name}: {path} is not the original file, or is damaged: {path.stat().st_size:,} bytes"
-        f"{'' if file.size is None else f' (expected {file.size:,})'}, sha256 {found}, expected "
-        f"{expected}{noted}.\n"
-        f"To go on, delete it{'' if known else ' and its note'} and start again, or {archive.substitute}"
-    )
-
-
-def _alternative(archive: Archive, raw: Path) -> tuple[str, ...]:
-    """Name the files that are here in place of the published ones."""
-    whole = (names for names in archive.alternatives if all((raw / name).is_file() for name in names))
-    return next(whole, ())
-
-
-def _missing(archive: Archive, raw: Path) -> list[RemoteFile]:
-    if _alternative(archive, raw):
-        return []
-    return [file for file in archive.files if not (raw / file.name).is_file()]
-
-
-def _require(archive: Archive, raw: Path, looked: Sequence[Path]) -> None:
-    if _missing(archive, raw):
-        raise DatasetUnavailable(_not_here(archive, raw, looked))
-
-
-def _read(archive: Archive, raw: Path) -> Dataset:
-    names = [file.name for file in archive.files]
-    if (others := _alternative(archive, raw)) and not all((raw / name).is_file() for name in names):
-        names = list(others)
-    else:
-        for file in archive.files:
-            _verify(archive, file, raw / file.name)
-    try:
-        dataset = archive.read({name: raw / name for name in names})
-    except (FormatError, OSError) as error:
+        dataset = archive.read(paths)
+    except (ValueError, OSError) as error:
         raise DatasetUnavailable(
             f"{archive.name}: {error}\nTo go on, delete that file and start again, or {archive.substitute}"
         ) from error
@@ -287,15 +253,15 @@ def _counted(archive: Archive, dataset: Dataset) -> Dataset:
     return dataset
 
 
-def _not_here(archive: Archive, raw: Path, looked: Sequence[Path], tried: Sequence[tuple[str, str]] = ()) -> str:
-    """Say what was tried, where it was looked for, and what to put where."""
-    lines = [f"{archive.name} is not here{' and could not be downloaded' if tried else ''}."]
-    lines += [f"  tried   {place}: {reason}" for place, reason in tried]
-    lines += [f"  looked  {', '.join(str(place) for place in looked)}", "To go on, do one of these:"]
-    for file in _missing(archive, raw):
+def _not_here(
+    archive: Archive, folder: Path, looked: Sequence[Path], tried: Sequence[tuple[str, str]] = ()
+) -> DatasetUnavailable:
+    remedies = []
+    for file in _missing(archive, folder):
         facts = [] if file.size is None else [f"{file.size:,} bytes"]
         facts += [] if file.sha256 is None else [f"sha256 {file.sha256}"]
         told = f" ({', '.join(facts)})" if facts else ""
-        lines.append(f"  - put {file.name}{told} in {raw}/\n    (published at {file.url})")
-    lines.append(f"  - point {ROOT_VARIABLE} or root= at a folder that has {archive.name}/raw/ with these files")
-    return "\n".join([*lines, f"  - {archive.substitute}"])
+        remedies.append(f"put {file.name}{told} in {folder}/\n    (published at {file.url})")
+    remedies.append(f"point {ROOT_VARIABLE} or root= at a folder that has {archive.name}/raw/ with these files")
+    reasons = [f"{place}: {reason}" for place, reason in tried]
+    return not_here(archive.name, looked, remedies, reasons, archive.substitute)

@@ -105,14 +105,21 @@ def _save(dataset: Dataset, folder: Path) -> None:
     (folder / "dataset.json").write_text(json.dumps(facts))
 
 
-def kept_for(home: Path, content: object, make: Callable[[], Dataset]) -> Dataset:
+def kept_for(
+    root: str | Path | None, source: str, place: Path, told: object, content: object, make: Callable[[], Dataset]
+) -> Dataset:
     """Make a dataset of a user's own once, until its content changes.
 
     Args:
-        home: folder of this source, its place and options; datasets of an earlier content are removed from it.
+        root: folder of all datasets.
+        source: folder of this source in it.
+        place: file or folder that is read.
+        told: options, which fit into JSON; datasets of an earlier content and the same options are removed.
         content: a value that fits into JSON and differs where the arrays may differ.
         make: makes the dataset.
     """
+    place = place.resolve()
+    home = data_root(root) / source / f"{place.stem}-{fingerprint([str(place), told])}"
     return kept(home / f"converted-{fingerprint(content)}", make, replaces="converted-*")
 
 

@@ -42,7 +42,13 @@ class Columns(NamedTuple):
         return self._replace(**parts)
 
     def dataset(
-        self, name: str, place: Path, x: np.ndarray, proportions: Path | str | None, notes: Sequence[str], **extra: Any
+        self,
+        name: str,
+        place: Path | str,
+        x: np.ndarray,
+        proportions: Path | str | None,
+        notes: Sequence[str],
+        **extra: Any,
     ) -> Dataset:
         """Make the dataset of these examples.
 

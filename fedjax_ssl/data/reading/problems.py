@@ -1,6 +1,6 @@
 """A dataset that cannot be had, and everything that is wrong with a user's own data in one message."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedjax_ssl.errors import UserError
@@ -11,6 +11,32 @@ SHOWN = 5  # examples of one kind that a message names
 
 class DatasetUnavailable(RuntimeError):
     """A dataset is neither here nor to be had, or is damaged; the message says what to do."""
+
+
+def not_here(
+    name: str,
+    looked: Iterable[Path | str],
+    remedies: Sequence[str],
+    tried: Sequence[str] = (),
+    instead: str = f"run on data that needs no download: {EMBEDDED}",
+    state: str = "here",
+    how: str = "downloaded",
+) -> DatasetUnavailable:
+    """Say that a dataset is not here, what was tried, where it was looked for, and what to do.
+
+    Args:
+        name: name of the dataset.
+        looked: places.
+        remedies: what to do, a sentence each.
+        tried: addresses that gave nothing, and why.
+        instead: what to run without the dataset.
+        state: what it is not: "here", "prepared here".
+        how: what was tried in vain.
+    """
+    lines = [f"{name} is not {state}{f' and could not be {how}' if tried else ''}."]
+    lines += [f"  tried   {reason}" for reason in tried]
+    lines += [f"  looked  {', '.join(map(str, looked))}", "To go on, do one of these:"]
+    return DatasetUnavailable("\n".join([*lines, *(f"  - {remedy}" for remedy in (*remedies, instead))]))
 
 
 class BadData(UserError):

@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.reading.cache import data_root, facts_of, fingerprint, kept_for
+from fedjax_ssl.data.dataset import Dataset
+from fedjax_ssl.data.reading.cache import facts_of, kept_for
+from fedjax_ssl.data.reading.catalogues import choose_columns, choose_splits
+from fedjax_ssl.data.reading.columns import Columns
 from fedjax_ssl.data.reading.pictures import Side, shown
-from fedjax_ssl.data.reading.problems import EMBEDDED, DatasetUnavailable
-from fedjax_ssl.registry import did_you_mean
+from fedjax_ssl.data.reading.problems import BadData, DatasetUnavailable, not_here
 
 FOLDER_VARIABLE = "TFDS_DATA_DIR"
 NEEDED = ("tensorflow", "tensorflow_datasets", "importlib_resources")  # to prepare
@@ -76,12 +77,12 @@ def load_tfds(
         _prepare(dataset, folders)
         folder = _version_folder(folders, dataset)
     if folder is None:
-        raise DatasetUnavailable(_not_here(dataset, folders))
+        raise _not_here(dataset, folders)
     name, place = dataset.partition("/")[0], folder
     keys = {"input": input_key, "label": label_key, "coarse": coarse_key, "client": client_key}
     splits = {"train": train_split, "unlabelled": unlabelled_split, "test": test_split}
-    home = data_root(root) / "tfds" / f"{name}-{fingerprint([str(folder.resolve()), splits, size, keys])}"
-    return kept_for(home, facts_of(folder.iterdir()), lambda: _read(name, place, splits, keys, size))
+    told, content = [splits, size, keys], facts_of(folder.iterdir())
+    return kept_for(root, "tfds", folder, told, content, lambda: _read(name, place, splits, keys, size))
 
 
 def prepared_folders(path: str | Path | None = None) -> Path:
@@ -90,61 +91,45 @@ def prepared_folders(path: str | Path | None = None) -> Path:
 
 
 def _read(
-    name: str, folder: Path, splits: Mapping[str, str | None], keys: Mapping[str, str | None], size: int | None
+    dataset: str, folder: Path, splits: Mapping[str, str | None], keys: Mapping[str, str | None], size: int | None
 ) -> Dataset:
+    name = f"tfds:{dataset}"
     library, builder = _opened(name, folder)
-    features, there = dict(builder.info.features.items()), list(builder.info.splits)
-    chosen = {
-        role: _key(name, library, builder.info, keys[role], role)
-        for role in keys
-        if keys[role] or role in ("input", "label")
-    }
-    test = splits["test"] or ("test" if "test" in there else None)
-    wanted = [split for split in (splits["train"], splits["unlabelled"], test) if split is not None]
-    for split in wanted:
-        if split not in there:
-            raise ValueError(
-                f"tfds:{name} has no split {split!r}.{did_you_mean(split, there)} Splits: {', '.join(there)}"
-            )
-    if len(set(wanted)) < len(wanted):
-        raise ValueError(
-            f"tfds:{name}: two of the training, unlabelled and test examples are of one split ({', '.join(wanted)}); "
-            "give each a split of its own"
-        )
+    features, supervised = dict(builder.info.features.items()), builder.info.supervised_keys
+    kinds = {"input": library.features.Image, "label": library.features.ClassLabel}
+    fitting = {role: [key for key, one in features.items() if isinstance(one, kind)] for role, kind in kinds.items()}
+    if supervised is not None:
+        fitting |= {role: [key] for role, key in zip(kinds, supervised, strict=False) if isinstance(key, str)}
+    chosen = choose_columns(name, keys, features, fitting)
+    wanted, test = choose_splits(name, splits, list(builder.info.splits))
     rows: dict[str, list] = {role: [] for role in (*chosen, "split")}
     try:
         for split in wanted:
             for example in _examples(builder, split):
                 for role, key in chosen.items():
-                    rows[role].append(_input(example[key], size, name) if role == "input" else example[key])
+                    rows[role].append(_input(example[key], size, dataset) if role == "input" else example[key])
                 rows["split"].append(split)
             if split not in rows["split"]:
                 raise ValueError(f"split {split} is empty")
     except Exception as error:  # whatever the library raises, a user needs the same message
         raise _damaged(name, folder, error) from error
     if len(shapes := list(dict.fromkeys(one.shape for one in rows["input"]))) > 1:
-        raise ValueError(f"tfds:{name} has images of several shapes, {shapes[0]} and {shapes[1]}; give data.size")
-    named = np.array(rows.pop("split"))
-    x, y = np.stack(rows["input"]), np.where(named == splits["unlabelled"], -1, np.array(rows["label"]))
-    coarse = np.array(rows["coarse"]) if "coarse" in chosen else None
+        raise BadData(name, [f"has images of several shapes, {shapes[0]} and {shapes[1]}; give data.size"])
+    split = np.array(rows["split"])
+    y = np.where(split == splits["unlabelled"], -1, np.array(rows["label"]))
     texts = [client.decode() if isinstance(client, bytes) else str(client) for client in rows.get("client", ())]
-    names, client = np.unique(texts, return_inverse=True) if texts else (None, None)
-
-    def part(chosen: np.ndarray) -> Split:
-        beside = (None if values is None else values[chosen] for values in (client, coarse))
-        return Split(x[chosen], y[chosen], *beside)
-
-    labels = getattr(features[chosen["label"]], "names", None) or map(str, range(int(y.max()) + 1))
-    return Dataset(
-        f"tfds:{name}",
-        part(named != test),
-        part(named == test) if test else None,
-        class_names=tuple(labels),
-        client_names=None if names is None else tuple(names.tolist()),
-        input_max=255.0 if x.dtype == np.uint8 else 1.0,
-        coarse_names=tuple(features[chosen["coarse"]].names) if "coarse" in chosen else None,
-        extra={"terms": builder.info.citation},
+    clients, client = np.unique(texts, return_inverse=True) if texts else (None, None)
+    columns = Columns(
+        y,
+        tuple(getattr(features[chosen["label"]], "names", None) or map(str, range(int(y.max()) + 1))),
+        client,
+        None if clients is None else tuple(clients.tolist()),
+        split == test,
+        None,
+        np.array(rows["coarse"]) if "coarse" in chosen else None,
+        tuple(features[chosen["coarse"]].names) if "coarse" in chosen else None,
     )
+    return columns.dataset(name, name, np.stack(rows["input"]), None, (), terms=builder.info.citation)
 
 
 def _opened(name: str, folder: Path) -> tuple[Any, Any]:
@@ -152,7 +137,7 @@ def _opened(name: str, folder: Path) -> tuple[Any, Any]:
     try:
         library: Any = importlib.import_module("tensorflow_datasets")
     except ImportError as error:
-        raise DatasetUnavailable(f"tfds:{name}: reading {folder} needs: pip install 'fedjax_ssl[tfds]'") from error
+        raise DatasetUnavailable(f"{name}: reading {folder} needs: pip install 'fedjax_ssl[tfds]'") from error
     try:
         # The library imports the modules of these classes.
         for named in _classes(json.loads((folder / "features.json").read_text(encoding="utf-8"))):
@@ -165,27 +150,7 @@ def _opened(name: str, folder: Path) -> tuple[Any, Any]:
 
 def _damaged(name: str, folder: Path, error: Exception, how: str = "damaged") -> DatasetUnavailable:
     said = " ".join(str(error).split())[:300] or type(error).__name__
-    return DatasetUnavailable(f"tfds:{name}: {folder} is {how}: {said}")
-
-
-def _key(name: str, library: Any, info: Any, given: str | None, role: str) -> str:
-    """Choose the feature of a role: as given, as the dataset says, or the only one of its kind."""
-    features = dict(info.features.items())
-    if given is not None:
-        if given not in features:
-            hint = did_you_mean(given, features)
-            raise ValueError(f"tfds:{name} has no feature {given!r}.{hint} Features: {', '.join(features)}")
-        return given
-    if info.supervised_keys is not None and isinstance(found := info.supervised_keys[role == "label"], str):
-        return found
-    kind = {"input": library.features.Image, "label": library.features.ClassLabel}[role]
-    fitting = [key for key, feature in features.items() if isinstance(feature, kind)]
-    if len(fitting) != 1:
-        raise ValueError(
-            f"tfds:{name} has {len(fitting)} features that could be the {role}; name one with data.{role}_key. "
-            f"Features: {', '.join(features)}"
-        )
-    return fitting[0]
+    return DatasetUnavailable(f"{name}: {folder} is {how}: {said}")
 
 
 def _examples(builder: Any, split: str) -> Iterator[Mapping[str, Any]]:
@@ -256,7 +221,7 @@ def _prepare(dataset: str, folders: Path) -> None:
     """
     missing = [module for module in NEEDED if importlib.util.find_spec(module) is None]
     if missing:
-        raise DatasetUnavailable(_not_here(dataset, folders, [f"preparing it needs {', '.join(missing)}"]))
+        raise _not_here(dataset, folders, [f"preparing it needs {', '.join(missing)}"])
     try:
         builder: Any = importlib.import_module("tensorflow_datasets").builder(dataset, data_dir=str(folders))
         silent = _silent_hosts(builder.url_infos)
@@ -265,7 +230,7 @@ def _prepare(dataset: str, folders: Path) -> None:
             return
     except Exception as error:  # as above
         silent = [f"TensorFlow Datasets: {type(error).__name__}: {' '.join(str(error).split())[:200]}"]
-    raise DatasetUnavailable(_not_here(dataset, folders, silent))
+    raise _not_here(dataset, folders, silent)
 
 
 def _silent_hosts(addresses: Mapping[str, Any]) -> list[str]:
@@ -280,15 +245,12 @@ def _silent_hosts(addresses: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(reasons))
 
 
-def _not_here(dataset: str, folders: Path, tried: Sequence[str] = ()) -> str:
+def _not_here(dataset: str, folders: Path, tried: Sequence[str] = ()) -> DatasetUnavailable:
     """Say what was tried, where it was looked for, and what to do."""
-    lines = [f"tfds:{dataset} is not prepared here{' and could not be prepared' if tried else ''}."]
-    lines += [f"  tried   {reason}" for reason in tried]
-    lines += [f"  looked  {folders / dataset}", "To go on, do one of these:"]
-    lines.append(
-        f"  - prepare it where TensorFlow is installed, `pip install tensorflow tensorflow-datasets "
-        f"importlib_resources; tfds build {dataset}`,\n    and copy the folder to {folders / dataset}; reading it "
-        "needs no TensorFlow"
-    )
-    lines.append(f"  - point {FOLDER_VARIABLE} or path= at the folder of prepared datasets")
-    return "\n".join([*lines, f"  - run on data that needs no download: {EMBEDDED}"])
+    remedies = [
+        "prepare it where TensorFlow is installed, `pip install tensorflow tensorflow-datasets importlib_resources; "
+        f"tfds build {dataset}`,\n    and copy the folder to {folders / dataset}; reading it needs no TensorFlow",
+        f"point {FOLDER_VARIABLE} or path= at the folder of prepared datasets",
+    ]
+    looked = [folders / dataset]
+    return not_here(f"tfds:{dataset}", looked, remedies, tried, state="prepared here", how="prepared")

@@ -9,7 +9,6 @@ Source: Caldas et al., LEAF: A Benchmark for Federated Settings, 2018; Cohen et 
 import contextlib
 import importlib
 import json
-import logging
 import math
 import shutil
 import sqlite3
@@ -26,13 +25,13 @@ import numpy as np
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.reading import tff
 from fedjax_ssl.data.reading.archives import RemoteFile
-from fedjax_ssl.data.reading.cache import data_root, facts_of, fingerprint, kept_for
+from fedjax_ssl.data.reading.cache import data_root, facts_of, kept_for
 from fedjax_ssl.data.reading.formats import LARGEST, FormatError, damage, read_tar
-from fedjax_ssl.data.reading.problems import DatasetUnavailable
+from fedjax_ssl.data.reading.problems import DatasetUnavailable, not_here
 from fedjax_ssl.data.reading.register import published
 
 CLASSES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
-WRITERS, EXAMPLES = 3_400, (671_585, 77_483)
+EXAMPLES = (671_585, 77_483)
 SHAPE = (28, 28)
 VALUES = math.prod(SHAPE)
 SPLITS = ("train", "test")
@@ -50,8 +49,6 @@ FILES = {
 
 Form = Literal["fedjax", "tff", "hdf5", "leaf"]
 
-logger = logging.getLogger(__name__)
-
 
 class Part(NamedTuple):
     """Examples of one split with the writer of each."""
@@ -62,22 +59,23 @@ class Part(NamedTuple):
     names: Sequence[str]  # writers
 
 
+Writer = tuple[str, Any, int]  # name, {"pixels": [n, 28, 28] from 0 to 1, "label": [n]}, and n
+
+
 def load_leaf(*, root: str | Path | None = None, path: str | Path | None = None, form: str = "leaf") -> Dataset:
     """Read LEAF's JSON files in `train/` and `test/` of a folder, once."""
     home = data_root(root) / "femnist"
     folder = home / "raw" if path is None else Path(path).expanduser()
     files = {split: sorted((folder / split).glob("*.json")) for split in SPLITS}
     if not files["train"]:
-        raise DatasetUnavailable(
-            "femnist is not here as LEAF's JSON files.\n"
-            f"  looked  {folder / 'train'}/*.json\n"
-            "To go on, do one of these:\n"
-            "  - get LEAF (https://github.com/TalwalkarLab/leaf), run data/femnist/preprocess.sh with the options of "
-            "your paper and Pillow 9,\n    and give path= the folder data/femnist/data, which has train/ and test/, or "
-            f"copy both into {home / 'raw'}\n"
-            "  - leave form='leaf' out: the default form is downloaded, with 3,400 writers\n"
-            f"  - {SUBSTITUTE}"
-        )
+        remedies = [
+            "get LEAF (https://github.com/TalwalkarLab/leaf), run data/femnist/preprocess.sh with the options of your "
+            "paper and Pillow 9,\n    and give path= the folder data/femnist/data, which has train/ and test/, or copy "
+            f"both into {home / 'raw'}",
+            "leave form='leaf' out: the default form is downloaded, with 3,400 writers",
+        ]
+        looked = [f"{folder / 'train'}/*.json"]
+        raise not_here("femnist", looked, remedies, instead=SUBSTITUTE, state="here as LEAF's JSON files")
 
     def make() -> Dataset:
         try:
@@ -93,7 +91,7 @@ def load_leaf(*, root: str | Path | None = None, path: str | Path | None = None,
             ) from error
 
     every = [file for paths in files.values() for file in paths]
-    return kept_for(home / f"leaf-{fingerprint(str(folder.resolve()))}", facts_of(every), make)
+    return kept_for(root, "femnist", folder, "leaf", facts_of(every), make)
 
 
 @published(
@@ -101,6 +99,7 @@ def load_leaf(*, root: str | Path | None = None, path: str | Path | None = None,
     "749,068 handwritten characters by 3,400 writers, 28x28x1, 62 classes; downloaded",
     terms=TERMS,
     files=lambda form: FILES[form],
+    examples=EXAMPLES,
     alternatives=lambda form: (HDF5,) if form == "hdf5" else (),
     folders={"leaf": load_leaf},
     substitute=SUBSTITUTE,
@@ -123,19 +122,11 @@ def read_femnist(files: Mapping[str, Path], form: Form = "fedjax") -> Dataset:
     """
     if form == "tff":
         splits = tff.read_splits(files[LZMA], ("all_train", "all_test"), "pixels", (*SHAPE, 1), {"label": len(CLASSES)})
-        dataset = _dataset([Part(part.x, part.labels["label"], *_numbered(part.client)) for part in splits.values()])
-    elif form == "hdf5":
+        return _dataset([Part(part.x, part.labels["label"], *_numbered(part.client)) for part in splits.values()])
+    if form == "hdf5":
         with _unpacked(files) as paths:
-            dataset = _dataset([_read_hdf5(paths[name]) for name in HDF5])
-    else:
-        dataset = _dataset([read_sqlite(files[name]) for name in SQLITE])
-    found = (len(dataset.client_names or ()), len(dataset.train), len(dataset.test or ()))
-    if found != (WRITERS, *EXAMPLES):
-        logger.warning(
-            "femnist has %d writers and %d + %d examples; the published set has %d writers and %d + %d",
-            *(*found, WRITERS, *EXAMPLES),
-        )
-    return dataset
+            return _dataset([_read_hdf5(paths[name]) for name in HDF5])
+    return _dataset([read_sqlite(files[name]) for name in SQLITE])
 
 
 def _numbered(writers: np.ndarray) -> tuple[np.ndarray, Sequence[str]]:
@@ -169,6 +160,10 @@ def read_sqlite(path: Path) -> Part:
     Raises:
         FormatError: no SQLite file of this form, cut short, or with content out of range; names the client.
     """
+    return _joined(path, _sqlite_writers(path))
+
+
+def _sqlite_writers(path: Path) -> Iterator[Writer]:
     from flax import serialization  # takes a moment to import
 
     uri = f"{path.resolve().as_uri()}?mode=ro"
@@ -178,46 +173,16 @@ def read_sqlite(path: Path) -> Part:
             raise FormatError(
                 f"{path} is not in fedjax's form: it has no table federated_data(client_id, data, num_examples)."
             )
-        total = database.execute("SELECT coalesce(sum(num_examples), 0) FROM federated_data").fetchone()[0]
-        if not 0 < total <= LARGEST // VALUES:
-            raise FormatError(f"{path} holds {'no' if not total else f'{total:,}'} examples.")
-        x = np.empty((total, *SHAPE, 1), np.uint8)
-        y, client = np.empty(total, np.int32), np.empty(total, np.int32)
-        names, start = [], 0
-        query = "SELECT client_id, data, num_examples FROM federated_data ORDER BY client_id"
-        for number, (client_id, data, count) in enumerate(database.execute(query)):
+        for client_id, data, count in database.execute("SELECT client_id, data, num_examples FROM federated_data"):
             name = client_id.decode("ascii", "replace") if isinstance(client_id, bytes) else str(client_id)
             with damage(path, f" (client {name})"):
                 unpacker = zlib.decompressobj()
-                content = unpacker.decompress(data, 4096 + 8 * count * (VALUES + 1))  # twice what the examples take
+                # Twice what the examples take.
+                content = unpacker.decompress(data, 4096 + 8 * min(count, LARGEST // VALUES) * (VALUES + 1))
                 if not unpacker.eof:
                     raise ValueError(f"incomplete, or more than {count} examples")
                 example = serialization.msgpack_restore(content)
-            _check(path, name, example, count)
-            stop = start + count
-            x[start:stop, ..., 0] = np.rint(255.0 * (1.0 - example["pixels"]))
-            y[start:stop], client[start:stop] = example["label"], number
-            names.append(name)
-            start = stop
-    return Part(x, y, client, names)
-
-
-def _check(path: Path, name: str, example: object, count: int) -> None:
-    """Refuse a writer's example unless it has pixels from 0 to 1 and labels in range."""
-    if not isinstance(example, dict) or not {"pixels", "label"} <= example.keys():
-        raise FormatError(f"{path}: client {name} has no `pixels` and `label`.")
-    pixels, labels = np.asarray(example["pixels"]), np.asarray(example["label"])
-    if pixels.shape != (count, *SHAPE) or labels.shape != (count,):
-        raise FormatError(
-            f"{path}: client {name} has pixels {pixels.shape} and labels {labels.shape} for {count} examples of "
-            f"{SHAPE}."
-        )
-    if count and not (pixels.min() >= 0 and pixels.max() <= 1):
-        raise FormatError(f"{path}: client {name} has pixels outside 0 to 1, or NaN.")
-    if labels.dtype.kind not in "iu":
-        raise FormatError(f"{path}: client {name} has labels of the type {labels.dtype}; whole numbers are expected.")
-    if count and not (labels.min() >= 0 and labels.max() < len(CLASSES)):
-        raise FormatError(f"{path}: client {name} has labels outside 0 to {len(CLASSES) - 1}.")
+            yield name, example, count
 
 
 @contextlib.contextmanager
@@ -261,19 +226,20 @@ def _read_hdf5(path: Path) -> Part:
     try:
         with h5py.File(path, "r") as file:
             group = inside(file, "examples", h5py.Group)
-            writers = ((name, inside(group, name, h5py.Group)) for name in sorted(group))
-            parts = ("pixels", "label")
-            return _joined(
-                path,
-                ((name, {part: inside(writer, part, h5py.Dataset)[()] for part in parts}) for name, writer in writers),
-            )
+
+            def read(name: str) -> Writer:
+                writer = inside(group, name, h5py.Group)
+                example = {part: inside(writer, part, h5py.Dataset)[()] for part in ("pixels", "label")}
+                return name, example, len(example["label"])
+
+            return _joined(path, map(read, group))
     except FormatError:
         raise
     except (OSError, RuntimeError, ValueError, TypeError, KeyError) as error:
         raise FormatError(f"{path} is cut short, damaged or no HDF5 file: {error}") from error
 
 
-def _leaf_writers(path: Path) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+def _leaf_writers(path: Path) -> Iterator[Writer]:
     """Read a file of LEAF's: `users`, `num_samples`, and `user_data` with `x` (rows of 784) and `y` of each."""
     length = path.stat().st_size
     if length > LARGEST_JSON:
@@ -292,25 +258,36 @@ def _leaf_writers(path: Path) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
             pixels = np.array(user["x"], np.float32).reshape(len(labels), *SHAPE)
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise FormatError(f"{path}: writer {name} has no x of rows of {VALUES} numbers, and y: {error}") from error
-        yield name, {"pixels": pixels, "label": labels}
+        yield name, {"pixels": pixels, "label": labels}, len(labels)
 
 
-def _joined(path: Path, writers: Iterator[tuple[str, dict[str, np.ndarray]]]) -> Part:
+def _joined(path: Path, writers: Iterator[Writer]) -> Part:
     """Put the examples of all writers together, in the order of their names."""
     found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     total = 0
-    for name, example in writers:
-        count = len(example["label"])
-        _check(path, name, example, count)
+    for name, example, count in writers:
+        if not isinstance(example, dict) or not {"pixels", "label"} <= example.keys():
+            raise FormatError(f"{path}: client {name} has no `pixels` and `label`.")
+        pixels, labels = np.asarray(example["pixels"]), np.asarray(example["label"])
+        if pixels.shape != (count, *SHAPE) or labels.shape != (count,):
+            raise FormatError(
+                f"{path}: client {name} has pixels {pixels.shape} and labels {labels.shape} for {count} examples of "
+                f"{SHAPE}."
+            )
+        if count and not (pixels.min() >= 0 and pixels.max() <= 1):
+            raise FormatError(f"{path}: client {name} has pixels outside 0 to 1, or NaN.")
+        if labels.dtype.kind not in "iu":
+            raise FormatError(f"{path}: client {name} has labels of the type {labels.dtype}; they are whole numbers.")
+        if count and not (labels.min() >= 0 and labels.max() < len(CLASSES)):
+            raise FormatError(f"{path}: client {name} has labels outside 0 to {len(CLASSES) - 1}.")
         if name in found:
             raise FormatError(f"{path} has the writer {name} twice.")
         total += count
         if total > LARGEST // VALUES:
             raise FormatError(f"{path} has more than {LARGEST // VALUES:,} examples, which are not read.")
-        ink = np.rint(255.0 * (1.0 - example["pixels"])).astype(np.uint8)[..., None]
-        found[name] = ink, example["label"].astype(np.int32)
+        found[name] = np.rint(255.0 * (1.0 - pixels)).astype(np.uint8)[..., None], labels.astype(np.int32)
     if not total:
-        raise FormatError(f"{path} has no examples.")
+        raise FormatError(f"{path} holds no examples.")
     names = sorted(found)
     x, y = (np.concatenate([found[name][place] for name in names]) for place in (0, 1))
-    return Part(x, y, np.repeat(np.arange(len(names), dtype=np.int32), [len(found[name][1]) for name in names]), names)
+    return Part(x, y, np.repeat(np.arange(len(names)), [len(found[name][1]) for name in names]), names)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset
-from fedjax_ssl.data.reading.cache import data_root, fingerprint, kept_for
+from fedjax_ssl.data.reading.cache import kept_for
 from fedjax_ssl.data.reading.columns import ROLES, TEST, TRAIN, VALIDATION, read_columns
 from fedjax_ssl.data.reading.pictures import (
     Channels,
@@ -132,9 +132,7 @@ def load_folder(
         return numbered.dataset("folder", given, found.x, proportions, list(dict.fromkeys(findings.notes)))
 
     content = [listing.digest, proportions_digest(proportions), str(table)]
-    place = [str(folder.resolve()), told, str(proportions)]
-    home = data_root(root) / "folder" / f"{folder.resolve().name}-{fingerprint(place)}"
-    return kept_for(home, content, make)
+    return kept_for(root, "folder", folder, [told, str(proportions)], content, make)
 
 
 def _table(folder: Path, column: str) -> Path | None:

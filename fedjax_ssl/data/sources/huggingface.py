@@ -2,20 +2,20 @@
 
 import importlib
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset
-from fedjax_ssl.data.reading.cache import data_root, facts_of, fingerprint, kept_for
+from fedjax_ssl.data.reading.cache import facts_of, kept_for
+from fedjax_ssl.data.reading.catalogues import choose_columns, choose_splits
 from fedjax_ssl.data.reading.columns import read_columns
 from fedjax_ssl.data.reading.pictures import Channels, Side, read_images
 from fedjax_ssl.data.reading.problems import BadData, DatasetUnavailable, Findings
 from fedjax_ssl.data.reading.register import dataset
 from fedjax_ssl.data.reading.tables import as_text
-from fedjax_ssl.registry import did_you_mean
 
 if TYPE_CHECKING:  # takes long to import
     import pandas
@@ -85,10 +85,8 @@ def load_huggingface(
         )
     keys = {"input": input_key, "label": label_key, "coarse": coarse_key, "client": client_key}
     wanted = {"train": train_split, "unlabelled": unlabelled_split, "test": test_split}
-    place = [str(folder.resolve()), keys, wanted, size, channels]
-    home = data_root(root) / "huggingface" / f"{folder.resolve().name}-{fingerprint(place)}"
-    content = facts_of(file for file in folder.rglob("*") if file.is_file())
-    return kept_for(home, content, lambda: _read(folder, keys, wanted, size, channels))
+    content, told = facts_of(file for file in folder.rglob("*") if file.is_file()), [keys, wanted, size, channels]
+    return kept_for(root, "huggingface", folder, told, content, lambda: _read(folder, keys, wanted, size, channels))
 
 
 def _read(
@@ -99,11 +97,14 @@ def _read(
     channels: int | None,
 ) -> Dataset:
     findings = Findings()
-    table, splits = _open(folder, wanted, findings)
-    findings.stop(folder)
-    names = _columns(table.features, keys, findings)
-    findings.stop(folder)
-    texts = _texts(table, splits, names, wanted, findings)
+    table, rows, test = _open(folder, wanted)
+    kinds = ("Image", LISTS, "ClassLabel")
+    images, lists, labels = (
+        [name for name, one in table.features.items() if type(one).__name__.startswith(kind)] for kind in kinds
+    )
+    labels = labels if len(labels) == 1 else [name for name in table.features if name == "label"]
+    names = choose_columns(folder, keys, table.features, {"input": images or lists, "label": labels})
+    texts = _texts(table, rows, names, wanted["unlabelled"], test, findings)
     findings.stop(folder)  # before the images, which take longest
     x, used = _inputs(table, names["input"], texts.index, size, channels, findings)
     findings.stop(folder)
@@ -112,8 +113,8 @@ def _read(
     return columns.dataset("huggingface", folder, x, None, findings.notes)
 
 
-def _open(folder: Path, wanted: Mapping[str, str | None], findings: Findings) -> tuple[Any, list[tuple[str, int]]]:
-    """Open the splits to be used one after another, training examples first; and split and number of each row."""
+def _open(folder: Path, wanted: Mapping[str, str | None]) -> tuple[Any, list[tuple[str, int]], str | None]:
+    """Open the splits to be used one after another; split and number of each row, and the split to be tested on."""
     try:
         library: Any = importlib.import_module("datasets")
     except ImportError as error:
@@ -123,53 +124,21 @@ def _open(folder: Path, wanted: Mapping[str, str | None], findings: Findings) ->
     try:
         found = library.load_from_disk(str(folder))
         there = found if isinstance(found, library.DatasetDict) else {wanted["train"] or "train": found}
-        chosen = [name for name in (wanted["train"], wanted["unlabelled"], _tested(wanted, there)) if name is not None]
-        for name in chosen:
-            if name not in there:
-                hint = did_you_mean(name, there)
-                findings.problems.append(f"it has no split {name!r}.{hint} Splits: {', '.join(there)}")
-        if len(set(chosen)) < len(chosen):
-            findings.problems.append(f"{', '.join(chosen)} are two of one split; give each a split of its own")
-        if findings.problems:
-            return None, []
+        chosen, test = choose_splits(folder, wanted, there)
         rows = [(name, row) for name in chosen for row in range(len(there[name]))]
-        return library.concatenate_datasets([there[name] for name in chosen]), rows
+        return library.concatenate_datasets([there[name] for name in chosen]), rows, test
+    except BadData:
+        raise
     except Exception as error:  # whatever it raises, a user needs the same message
         raise BadData(folder, [f"is damaged: {' '.join(str(error).split())[:200]}; save the dataset again"]) from error
-
-
-def _tested(wanted: Mapping[str, str | None], there: Collection[str]) -> str | None:
-    return wanted["test"] or ("test" if "test" in there else None)
-
-
-def _columns(features: Mapping[str, Any], keys: Mapping[str, str | None], findings: Findings) -> dict[str, str]:
-    """Choose the column of each role: as given, or the only one that could be it."""
-    images, lists, labels = (
-        [name for name, one in features.items() if type(one).__name__.startswith(known)]
-        for known in ("Image", LISTS, "ClassLabel")
-    )
-    guessed = {"input": images or lists, "label": labels if len(labels) == 1 else [n for n in features if n == "label"]}
-    names = {}
-    for role, given in keys.items():
-        fitting = [given] if given is not None else guessed.get(role, [])
-        if given is not None and given not in features:
-            hint = did_you_mean(given, features)
-            findings.problems.append(f"there is no column {given!r}.{hint} Columns: {', '.join(features)}")
-        elif len(fitting) == 1:
-            names[role] = fitting[0]
-        elif role in guessed:
-            findings.problems.append(
-                f"{len(fitting) or 'no'} columns could be the {role}; name one with data.{role}_key. Columns: "
-                f"{', '.join(features)}"
-            )
-    return names
 
 
 def _texts(
     table: Any,
     rows: Sequence[tuple[str, int]],
     names: Mapping[str, str],
-    wanted: Mapping[str, str | None],
+    unlabelled: str | None,
+    test: str | None,
     findings: Findings,
 ) -> "pandas.DataFrame":
     """Read what stands beside the inputs as text, "" where there is nothing; class labels by name."""
@@ -185,10 +154,9 @@ def _texts(
             if classes := getattr(feature, "names", None):
                 known = {"": "", "-1": ""} | {str(number): label for number, label in enumerate(classes)}
                 texts = [known.get(text, text) for text in texts]  # another number is refused as an unknown class
-            hidden = wanted["unlabelled"] if role in ("label", "coarse") else None
+            hidden = unlabelled if role in ("label", "coarse") else None
             found[role] = ["" if split == hidden else text for (split, _), text in zip(rows, texts, strict=True)]
-    tested = _tested(wanted, {split for split, _ in rows})
-    found["split"] = ["test" if split == tested else "train" for split, _ in rows]
+    found["split"] = ["test" if split == test else "train" for split, _ in rows]
     return pandas.DataFrame(found, index=[f"{split}, row {row}" for split, row in rows])
 
 

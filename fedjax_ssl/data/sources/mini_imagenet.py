@@ -16,7 +16,7 @@ from fedjax_ssl.data.reading.archives import RemoteFile
 from fedjax_ssl.data.reading.cache import ROOT_VARIABLE, data_root
 from fedjax_ssl.data.reading.formats import FormatError
 from fedjax_ssl.data.reading.pickles import read_pickle
-from fedjax_ssl.data.reading.problems import EMBEDDED, DatasetUnavailable
+from fedjax_ssl.data.reading.problems import not_here
 from fedjax_ssl.data.reading.register import published
 from fedjax_ssl.data.sources.folder import load_folder
 
@@ -45,17 +45,14 @@ def load_folders(
     home = data_root(root) / NAME
     folder = home / "raw" if path is None else Path(path).expanduser()
     if not all((folder / split).is_dir() for split in SPLITS):
-        raise DatasetUnavailable(
-            f"{NAME} is not here as folders of images.\n"
-            f"  looked  {', '.join(f'{folder / split}/' for split in SPLITS)}\n"
-            "To go on, do one of these:\n"
-            "  - unpack train.tar.gz and test.tar.gz there, so that images are train/CLASS/NAME.jpg "
-            "(https://ptak.felk.cvut.cz/personal/toliageo/share/lpdeep/)\n"
-            f"  - give path= the folder that has train/ and test/, or point {ROOT_VARIABLE} or root= at a folder that "
-            f"has {NAME}/raw/ with them\n"
-            "  - leave form='folders' out: the pickles are downloaded\n"
-            f"  - run on data that needs no download: {EMBEDDED}"
-        )
+        remedies = [
+            "unpack train.tar.gz and test.tar.gz there, so that images are train/CLASS/NAME.jpg "
+            "(https://ptak.felk.cvut.cz/personal/toliageo/share/lpdeep/)",
+            f"give path= the folder that has train/ and test/, or point {ROOT_VARIABLE} or root= at a folder that has "
+            f"{NAME}/raw/ with them",
+            "leave form='folders' out: the pickles are downloaded",
+        ]
+        raise not_here(NAME, [f"{folder / split}/" for split in SPLITS], remedies, state="here as folders of images")
     found = load_folder(root=root, path=folder, layout="class", size=size, channels=3)
     count = (len(found.train), len(found.test or ()))
     notes = [*found.extra["notes"], "{:,} + {:,} images; the published set has {:,} + {:,}".format(*count, *EXAMPLES)]

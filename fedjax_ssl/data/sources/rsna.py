@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.reading.archives import require_placed
-from fedjax_ssl.data.reading.cache import data_root, facts_of, fingerprint, kept_for
+from fedjax_ssl.data.reading.cache import data_root, facts_of, kept_for
 from fedjax_ssl.data.reading.formats import FormatError
 from fedjax_ssl.data.reading.pictures import in_threads, say_skipped
 from fedjax_ssl.data.reading.problems import DatasetUnavailable, Findings
@@ -75,12 +75,10 @@ def load_rsna(
         DatasetUnavailable: the files or pydicom are not there, or the table is damaged; says what to do.
         ValueError: an option below 1.
     """
-    home = data_root(root) / NAME
-    folder = home / "raw" if path is None else Path(path).expanduser()
+    folder = data_root(root) / NAME / "raw" if path is None else Path(path).expanduser()
     require_placed(NAME, folder, (IMAGES, TABLE), STEPS)
-    told = fingerprint([str(folder.resolve()), size, max_images])
     content = facts_of([folder / TABLE, folder / IMAGES])
-    return kept_for(home / f"slices-{told}", content, lambda: _read(folder, size, max_images))
+    return kept_for(root, NAME, folder, [size, max_images], content, lambda: _read(folder, size, max_images))
 
 
 class _Slice(NamedTuple):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset
-from fedjax_ssl.data.reading.cache import data_root, facts_of, fingerprint, kept_for
+from fedjax_ssl.data.reading.cache import facts_of, kept_for
 from fedjax_ssl.data.reading.columns import ROLES, read_columns
 from fedjax_ssl.data.reading.problems import DatasetUnavailable, Findings, some
 from fedjax_ssl.data.reading.proportions import proportions_digest
@@ -91,9 +91,8 @@ def load_table(
         return columns.rows(whole).dataset("table", given, x[whole], proportions, findings.notes, features=names)
 
     content = [facts_of([given]), proportions_digest(proportions)]
-    told = [str(given.resolve()), roles, features, ignore, missing, classes, str(proportions)]
-    home = data_root(root) / "table" / f"{given.stem}-{fingerprint(told)}"
-    return kept_for(home, content, make)
+    told = [roles, features, ignore, missing, classes, str(proportions)]
+    return kept_for(root, "table", given, told, content, make)
 
 
 def _features(

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from fedjax_ssl.data import DatasetUnavailable, load
+from fedjax_ssl.data.reading.archives import Verified
 from fedjax_ssl.data.reading.register import ENTRIES
 from fedjax_ssl.data.reading.tfds import read_tfrecord
 from fedjax_ssl.data.sources import archive
@@ -152,10 +153,10 @@ def test_roles_of_features_and_splits_without_labels(tmp_path, library):
     assert data.client_names == ("train", "unlabelled", "validation")
     assert data.train.client.tolist() == [0, 0, 1, 1] and data.test.client.tolist() == [2, 2]
     for options, message in (
-        ({}, "has 2 features that could be the label; name one with data.label_key"),
-        ({**keys, "client_key": "wo"}, "no feature 'wo'. Did you mean 'who'"),
+        ({}, "2 columns could be the label; name one with data.label_key"),
+        ({**keys, "client_key": "wo"}, "no column 'wo'. Did you mean 'who'"),
         ({**keys, "test_split": "tain"}, "no split 'tain'. Did you mean 'train'"),
-        ({**keys, "test_split": "train"}, "two of the training, unlabelled and test examples are of one split"),
+        ({**keys, "test_split": "train"}, "train, train are two of one split"),
         ({**keys, "unlabelled_split": "train"}, "give each a split of its own"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -237,7 +238,9 @@ def test_the_search_order_of_a_published_dataset(tmp_path, library, folders, mon
     raw = tmp_path / "mnist" / "raw"
     raw.mkdir(parents=True)
     write_mnist(raw)
-    monkeypatch.setattr("fedjax_ssl.data.reading.archives._verify", lambda *_: None)  # small files
+    monkeypatch.setattr(
+        "fedjax_ssl.data.reading.archives._verified", lambda _, path: Verified(path, None, "")
+    )  # small files
     assert len(load("mnist", tmp_path, download=False).train) == 20  # the original comes first,
     for file in raw.iterdir():
         file.unlink()
