@@ -115,8 +115,8 @@ def _read(
         raise _damaged(name, folder, error) from error
     if len(shapes := list(dict.fromkeys(one.shape for one in rows["input"]))) > 1:
         raise BadData(name, [f"has images of several shapes, {shapes[0]} and {shapes[1]}; give data.size"])
-    split = np.array(rows["split"])
-    y = np.where(split == splits["unlabelled"], -1, np.array(rows["label"]))
+    named = np.array(rows["split"])
+    y = np.where(named == splits["unlabelled"], -1, np.array(rows["label"]))
     texts = [client.decode() if isinstance(client, bytes) else str(client) for client in rows.get("client", ())]
     clients, client = np.unique(texts, return_inverse=True) if texts else (None, None)
     columns = Columns(
@@ -124,7 +124,7 @@ def _read(
         tuple(getattr(features[chosen["label"]], "names", None) or map(str, range(int(y.max()) + 1))),
         client,
         None if clients is None else tuple(clients.tolist()),
-        split == test,
+        named == (test or ""),
         None,
         np.array(rows["coarse"]) if "coarse" in chosen else None,
         tuple(features[chosen["coarse"]].names) if "coarse" in chosen else None,
