@@ -5,6 +5,7 @@ import logging
 import shlex
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +45,12 @@ def main(arguments: list[str]) -> int:
     with naming():
         if asked.what == "check":
             return _check(asked, settings)
-        if asked.what in ("download", "verify"):
-            return {"download": _download, "verify": _verify}[asked.what](asked, _options(asked.name, settings))
-        _check_name(asked.name)
-        print(describe(asked.name, asked.path, asked.root, asked.download))
-    return 0
+        if ":" not in asked.name:
+            check_known("dataset", asked.name, list(data.SOURCES))
+        if asked.what == "info":
+            print(describe(asked.name, asked.path, asked.root, asked.download))
+            return 0
+        return (_download if asked.what == "download" else _verify)(asked, _options(asked.name, settings))
 
 
 def _check(asked: argparse.Namespace, settings: list[tuple[str, str]]) -> int:
@@ -63,10 +65,8 @@ def _check(asked: argparse.Namespace, settings: list[tuple[str, str]]) -> int:
         print(_table(_contents(found.dataset)))
     for title, lines in (("worth a look", found.notes), ("problems", found.problems)):
         if lines:
-            print(f"\n{title}:")
-            print(
-                "\n".join(textwrap.fill(line, 116, initial_indent="  - ", subsequent_indent="    ") for line in lines)
-            )
+            listed = (textwrap.fill(line, 116, initial_indent="  - ", subsequent_indent="    ") for line in lines)
+            print(f"\n{title}:", *listed, sep="\n")
     if found.problems:
         print("\nnot ready: mend the problems, and check again")
         return 2
@@ -84,7 +84,6 @@ def _config(source: str, dataset: data.Dataset | None) -> str:
 
 def _options(source: str, settings: list[tuple[str, str]]) -> dict[str, Any]:
     """Read the options of a source from text, as `run` does."""
-    _check_name(source)
     section = with_settings(default("fedavg"), [("data.name", source), *settings]).data
     given = {name: section.get(name) for name in data.SOURCES.options(source)}
     known = [f"data.{name}" for name in given]
@@ -111,15 +110,10 @@ def _download(asked: argparse.Namespace, given: dict[str, Any]) -> int:
 def _verify(asked: argparse.Namespace, given: dict[str, Any]) -> int:
     """Compare original files with the published ones; 2 where one is missing or another."""
     found = data.verify(asked.name, root=asked.root, **given)
-    words = {True: "right", False: "WRONG", None: "here"}
     for file in found:
-        print(f"{words[file.right] if file.path.exists() else 'missing'}  {file.path}: {file.said}")
+        word = {True: "right", False: "WRONG", None: "here"}[file.right] if file.path.exists() else "missing"
+        print(f"{word}  {file.path}: {file.said}")
     return 2 if any(file.right is False for file in found) else 0
-
-
-def _check_name(name: str) -> None:
-    if ":" not in name:
-        check_known("dataset", name, list(data.SOURCES))
 
 
 def _still_to_choose(dataset: data.Dataset | None) -> str:
@@ -149,66 +143,58 @@ def describe(name: str, path: str | None = None, root: str | None = None, downlo
     if name in data.OWN and path is None:
         return _table(lines | {"content": "your file's: give it with --path", "terms": data.TERMS[name]})
     try:
-        dataset = data.load(name, path=path, root=root, download=download)
+        lines |= _contents(data.load(name, path=path, root=root, download=download))
     except data.DatasetUnavailable as error:
         if path is not None or download:  # it was to be there
             raise
         return _table(lines | {"terms": _terms(name)}) + f"\n\n{error}"
-    lines |= _contents(dataset)
-    lines["terms"] = _terms(name)
-    return _table(lines)
+    return _table(lines | {"terms": _terms(name)})
 
 
 def _contents(dataset: data.Dataset) -> dict[str, str]:
     """Describe a dataset's content, a line each."""
-    lines = {}
-    for what, split in (("training", dataset.train), ("test", dataset.test)):
-        if split is not None:
-            lines[what] = _split_in_words(split, dataset)
-    if dataset.test is None:
-        lines["test"] = "none of its own; hold out with --data.test_clients, test_fraction or client_test_fraction"
-    kind = "features" if dataset.train.x.ndim == 2 else "height x width x channels"
-    lines["inputs"] = f"{' x '.join(map(str, dataset.train.x.shape[1:]))} ({kind}), {dataset.train.x.dtype}"
-    lines["classes"] = _classes(dataset)
+    train, test = dataset.train, dataset.test
+    kind = "features" if train.x.ndim == 2 else "height x width x channels"
+    none = "none of its own; hold out with --data.test_clients, test_fraction or client_test_fraction"
+    counts = np.bincount(train.y[train.y >= 0], minlength=dataset.num_classes)
+    lines = {
+        "training": _split_in_words(train),
+        "test": none if test is None else _split_in_words(test),
+        "inputs": f"{' x '.join(map(str, train.x.shape[1:]))} ({kind}), {train.x.dtype}",
+        "classes": _shares(dataset.class_names, counts, "examples"),
+    }
     if dataset.coarse_names:
         lines["coarse labels"] = f"{len(dataset.coarse_names)}: {_few(dataset.coarse_names)}"
-    lines["clients"] = _clients(dataset)
-    return lines
+    if train.client is None:
+        clients = "none of its own; choose a partition, such as --partition.name=iid --partition.num_clients=10"
+    else:
+        ids, counts = np.unique(train.client, return_counts=True)
+        names = [str(i) if dataset.client_names is None else dataset.client_names[i] for i in ids]
+        clients = _shares(names, counts, "training examples")
+    return lines | {"clients": clients}
 
 
 def _terms(name: str) -> str:
     return data.TERMS.get(name.partition(":")[0], "not stated")
 
 
-def _split_in_words(split: data.Split, dataset: data.Dataset) -> str:
-    without = int((split.y < 0).sum())
-    weak = {"a coarse label": split.coarse, "a set": split.set}
+def _split_in_words(split: data.Split) -> str:
     parts = [counted(len(split), "example")]
-    parts += [f"{without:,} of them without a class label"] * bool(without)
+    if without := int((split.y < 0).sum()):
+        parts.append(f"{without:,} of them without a class label")
+    weak = {"a coarse label": split.coarse, "a set": split.set}
     parts += [f"{int((have >= 0).sum()):,} with {what}" for what, have in weak.items() if have is not None]
     return ", ".join(parts)
 
 
-def _classes(dataset: data.Dataset) -> str:
-    counts = np.bincount(dataset.train.y[dataset.train.y >= 0], minlength=dataset.num_classes)
-    if dataset.num_classes > MANY:
-        return f"{dataset.num_classes}: {_few(dataset.class_names)}; {counts.min():,} to {counts.max():,} examples each"
-    return f"{dataset.num_classes}: " + ", ".join(
-        f"{name} ({count:,})" for name, count in zip(dataset.class_names, counts, strict=True)
-    )
+def _shares(names: Sequence[str], counts: np.ndarray, what: str) -> str:
+    """Count examples of each class or client, or say between what the counts are."""
+    if len(names) > MANY:
+        return f"{len(names):,}: {_few(names)}; {counts.min():,} to {counts.max():,} {what} each"
+    return f"{len(names)}: " + ", ".join(f"{name} ({count:,})" for name, count in zip(names, counts, strict=True))
 
 
-def _clients(dataset: data.Dataset) -> str:
-    if dataset.train.client is None:
-        return "none of its own; choose a partition, such as --partition.name=iid --partition.num_clients=10"
-    ids, counts = np.unique(dataset.train.client, return_counts=True)
-    names = [str(i) if dataset.client_names is None else dataset.client_names[i] for i in ids]
-    if len(ids) > MANY:
-        return f"{len(ids):,}: {_few(names)}; {counts.min():,} to {counts.max():,} training examples each"
-    return f"{len(ids)}: " + ", ".join(f"{name} ({count:,})" for name, count in zip(names, counts, strict=True))
-
-
-def _few(names) -> str:
+def _few(names: Sequence[str]) -> str:
     return ", ".join(names) if len(names) <= MANY else f"{names[0]}, {names[1]}, ..., {names[-1]}"
 
 

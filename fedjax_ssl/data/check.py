@@ -1,7 +1,6 @@
 """Check a user's own data before anything is trained: their content, and every fault in it."""
 
 import difflib
-import hashlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,42 +73,31 @@ def source_of(path: Path, file_column: str = "file") -> str:
 
 def remarks(dataset: Dataset) -> list[str]:
     """Find oddities in a dataset that can be trained on, a sentence each."""
+    train, test = dataset.train, dataset.test
     found = _about_classes(dataset)
-    found += _spelt_alike("class", dataset.class_names, _times(dataset, "y"))
-    if dataset.client_names is not None:
-        found += _spelt_alike("client", dataset.client_names, _times(dataset, "client"))
-    if dataset.test is not None:
-        seen = {_fingerprint(row) for row in dataset.train.x}
-        again = sum(_fingerprint(row) in seen for row in dataset.test.x)
-        if again:
-            found.append(f"{again:,} of {len(dataset.test):,} test examples are training examples too, to the bit")
-    if dataset.train.x.ndim == 2:
-        constant = np.flatnonzero(dataset.train.x.min(axis=0) == dataset.train.x.max(axis=0)).tolist()
-        names = dataset.extra.get("features") or [f"number {i}" for i in range(dataset.train.x.shape[1])]
-        if constant:
-            found.append(
-                f"{counted(len(constant), 'feature is', 'features are')} the same for all: "
-                f"{_listed([names[i] for i in constant])}"
-            )
+    for what, names, field in (("class", dataset.class_names, "y"), ("client", dataset.client_names or (), "client")):
+        parts = [getattr(split, field) for split in (train, test) if split is not None]
+        numbers = np.concatenate([part for part in parts if part is not None] or [np.empty(0, int)])
+        found += _spelt_alike(what, names, np.bincount(numbers[numbers >= 0], minlength=len(names)))
+    if test is not None:
+        seen = {hash(row.tobytes()) for row in train.x}
+        if again := sum(hash(row.tobytes()) in seen for row in test.x):
+            found.append(f"{again:,} of {len(test):,} test examples are training examples too, to the bit")
+    if train.x.ndim == 2:
+        features = dataset.extra.get("features") or [f"number {i}" for i in range(train.x.shape[1])]
+        same = [features[i] for i in np.flatnonzero(train.x.min(axis=0) == train.x.max(axis=0))]
+        if same:
+            found.append(f"{counted(len(same), 'feature is', 'features are')} the same for all: {_listed(same)}")
     return found
-
-
-def _times(dataset: Dataset, field: str) -> np.ndarray:
-    """Count each number in training and test examples together."""
-    parts = [getattr(split, field) for split in (dataset.train, dataset.test) if split is not None]
-    values = np.concatenate([part for part in parts if part is not None])
-    count = dataset.num_classes if field == "y" else len(dataset.client_names or ())
-    return np.bincount(values[values >= 0], minlength=count)
 
 
 def _about_classes(dataset: Dataset) -> list[str]:
     labels = dataset.train.y[dataset.train.y >= 0]
     counts = np.bincount(labels, minlength=dataset.num_classes)
-    names = np.array(dataset.class_names, object)
     found = []
     for few, text in ((0, "no labelled training example"), (1, "one labelled training example")):
-        if len(labels) and (counts == few).any():
-            chosen = names[counts == few]
+        chosen = [name for name, count in zip(dataset.class_names, counts, strict=True) if count == few]
+        if len(labels) and chosen:
             found.append(f"{'class' if len(chosen) == 1 else f'{len(chosen)} classes:'} {_listed(chosen)}: {text}")
     if dataset.num_classes > 20 and len(labels) < 3 * dataset.num_classes:
         labelled = counted(len(labels), "labelled training example")
@@ -122,23 +110,19 @@ def _about_classes(dataset: Dataset) -> list[str]:
 
 def _spelt_alike(what: str, names: Sequence[str], times: np.ndarray) -> list[str]:
     """Find names that differ by capitals, blanks or one letter, one of them rare."""
-    found = []
+    found: list[str] = []
     plain = [re.sub(r"[\s_-]+", "", name).casefold() for name in names]
-    for small in np.argsort(times, kind="stable").tolist():
-        for large in range(len(names)):
-            if large == small or times[small] > times[large] or (times[small] == times[large] and small < large):
-                continue
-            same = plain[small] == plain[large]
+    order = sorted(range(len(names)), key=lambda number: (times[number], -number))
+    for place, small in enumerate(order):
+        for large in sorted(order[place + 1 :]):
             rare = 0 < times[small] <= max(SMALL * times[large], 1) < times[large]
-            if same or (rare and _one_letter_off(plain[small], plain[large])):
+            if plain[small] == plain[large] or (rare and _one_letter_off(plain[small], plain[large])):
                 found.append(
                     f"{what} {names[small]!r} ({counted(int(times[small]), 'example')}) is spelt almost like "
                     f"{names[large]!r} ({times[large]:,}); if they are one, give them one name"
                 )
                 break
-        if len(found) == SHOWN:
-            break
-    return found
+    return found[:SHOWN]
 
 
 def _one_letter_off(first: str, second: str) -> bool:
@@ -146,10 +130,6 @@ def _one_letter_off(first: str, second: str) -> bool:
     if re.findall(r"\d+", first) != re.findall(r"\d+", second) or abs(len(first) - len(second)) > 2:
         return False
     return difflib.SequenceMatcher(None, first, second).ratio() >= SIMILAR
-
-
-def _fingerprint(row: np.ndarray) -> bytes:
-    return hashlib.blake2b(np.ascontiguousarray(row).tobytes(), digest_size=16).digest()
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -1,20 +1,12 @@
 """Arrays of a user's own in `.npz` files: plain ones alone, since reading pickled objects can run code."""
 
-import struct
-import zipfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
+from fedjax_ssl.data.reading.formats import DAMAGED
 from fedjax_ssl.data.reading.problems import EMBEDDED, BadData, DatasetUnavailable
-
-# What reading damaged bytes raises; of the last line, for compressions and passwords that nobody meant, and for sizes.
-DAMAGES = (
-    *(OSError, EOFError, zipfile.BadZipFile, zlib.error, struct.error, SyntaxError, LookupError),
-    *(NotImplementedError, RuntimeError, OverflowError, MemoryError, ValueError),
-)
 
 
 def read_arrays(
@@ -39,7 +31,7 @@ def read_arrays(
     with path.open("rb") as file:
         try:
             loaded = np.load(file, allow_pickle=False)
-        except DAMAGES as error:
+        except DAMAGED as error:
             # NumPy takes what it does not know for pickled objects, and says how to load those.
             why = "it is of another kind" if "pickle" in str(error) else str(error)
             raise DatasetUnavailable(
@@ -60,7 +52,7 @@ def read_arrays(
 def _array(path: Path, loaded: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
     try:
         values = loaded[name]
-    except DAMAGES as error:
+    except DAMAGED as error:
         if "pickle" in str(error) or "Object" in str(error):  # NumPy's words about Python objects
             raise BadData(
                 path,

@@ -36,10 +36,8 @@ class Columns(NamedTuple):
 
     def rows(self, kept: np.ndarray) -> "Columns":
         """Choose some of the examples, by a mask or by number."""
-        parts: dict[str, Any] = {
-            name: None if (whole := getattr(self, name)) is None else whole[kept] for name in _PER_ROW
-        }
-        return self._replace(**parts)
+        arrays = {name: values[kept] for name, values in self._asdict().items() if isinstance(values, np.ndarray)}
+        return self._replace(**arrays)
 
     def dataset(
         self,
@@ -89,9 +87,6 @@ class Columns(NamedTuple):
     def _split(self, x: np.ndarray, chosen: np.ndarray) -> Split:
         part = self.rows(chosen)
         return Split(x if chosen.all() else x[chosen], part.y, part.client, part.coarse, part.set)
-
-
-_PER_ROW = ("y", "client", "is_test", "set", "coarse")
 
 
 def read_columns(texts: "pandas.DataFrame", classes: Sequence[str] | None, findings: Findings) -> Columns:

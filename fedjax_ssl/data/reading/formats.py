@@ -1,8 +1,8 @@
 """Files that are in no known format, cut short or damaged: one error that names them; members of tar archives."""
 
 import contextlib
-import gzip
 import lzma
+import pickle
 import sqlite3
 import struct
 import tarfile
@@ -12,12 +12,15 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import IO, TypeVar
 
+from PIL import Image
+
 T = TypeVar("T")
 LARGEST = 1 << 33  # bytes that an array in a file may take: more than any dataset here
-# Errors that the standard library raises for broken bytes.
+# Errors that libraries raise for broken bytes, for compressions that nobody meant, and for sizes.
 DAMAGED = (
-    *(EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, tarfile.TarError, zipfile.BadZipFile, sqlite3.Error),
-    *(ValueError, TypeError, KeyError, struct.error),
+    *(OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, sqlite3.Error),
+    *(ValueError, TypeError, LookupError, AttributeError, SyntaxError, ImportError, struct.error),
+    *(pickle.UnpicklingError, Image.DecompressionBombError, RuntimeError, OverflowError, MemoryError),
 )
 
 
@@ -27,7 +30,7 @@ class FormatError(ValueError):
 
 @contextlib.contextmanager
 def damage(path: Path | str, where: str = "") -> Iterator[None]:
-    """Turn the standard library's errors about broken bytes into one FormatError that names the file."""
+    """Turn a library's errors about broken bytes into one FormatError that names the file."""
     try:
         yield
     except FormatError:

@@ -11,13 +11,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedjax_ssl.data.reading.formats import LARGEST, FormatError
+from fedjax_ssl.data.reading.formats import DAMAGED, LARGEST, FormatError
 
-# What reading a broken pickle raises, beside the refusals below.
-BROKEN = (
-    *(pickle.UnpicklingError, EOFError, ValueError, TypeError, KeyError, IndexError, AttributeError, ImportError),
-    *(OverflowError, MemoryError, RecursionError),
-)
 _ARRAY = "numpy.ndarray"  # stands for the class, which makes arrays of any length, and objects of raw bytes
 
 
@@ -35,7 +30,7 @@ def read_pickle(path: Path) -> Any:
             return _Unpickler(file, encoding="latin1").load()
     except FormatError as error:
         raise FormatError(f"{path}: {error}") from error
-    except BROKEN as error:
+    except DAMAGED as error:
         raise FormatError(f"{path} is cut short, damaged or no pickle: {error}") from error
 
 

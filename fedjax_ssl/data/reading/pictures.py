@@ -3,9 +3,7 @@
 import hashlib
 import io
 import os
-import struct
 import unicodedata
-import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +15,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from fedjax_ssl.checks import Whole
+from fedjax_ssl.data.reading.formats import DAMAGED
 from fedjax_ssl.data.reading.problems import Findings
 from fedjax_ssl.errors import counted
 
@@ -29,10 +28,6 @@ DEEP = ("I;16", "I;16B", "I;16L", "I;16N", "I")  # grey, with more than 8 bits
 TURNED = range(5, 9)  # values of EXIF's orientation that swap height and width
 # Pillow would start Ghostscript, or ask Windows, for these.
 EXTERNAL = ("EPS", "WMF")
-BROKEN = (  # errors that Pillow's readers raise for broken files
-    *(OSError, SyntaxError, ValueError, TypeError, KeyError, IndexError, EOFError, OverflowError, struct.error),
-    *(zlib.error, Image.DecompressionBombError),
-)
 
 
 class Listing(NamedTuple):
@@ -159,7 +154,7 @@ def read_images(
         try:
             with _opened(files[row]) as image:
                 x[place[row]] = shown(image, (height, width, depth), fit, white)
-        except BROKEN as error:
+        except DAMAGED as error:
             return f"cut short or damaged ({_short(error)})"
         return None
 
@@ -199,7 +194,7 @@ def _facts(file: Path | bytes) -> Facts | str:
             return Facts((width, height), image.mode, kind, getattr(image, "n_frames", 1))
     except UnidentifiedImageError:
         return "no image, whatever its name says"
-    except BROKEN as error:
+    except DAMAGED as error:
         return f"cut short or damaged ({_short(error)})"
 
 
@@ -258,7 +253,7 @@ def _white(files: Sequence[Path] | Sequence[bytes], deep: Sequence[int], finding
         try:
             with _opened(files[row]) as image:
                 return int(np.asarray(image).max())
-        except BROKEN:  # said when it is decoded
+        except DAMAGED:  # said when it is decoded
             return 0
 
     white = 2 ** max(max(in_threads(largest, deep)).bit_length(), 8) - 1

@@ -26,7 +26,7 @@ from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.reading import tff
 from fedjax_ssl.data.reading.archives import RemoteFile
 from fedjax_ssl.data.reading.cache import data_root, facts_of, kept_for
-from fedjax_ssl.data.reading.formats import LARGEST, FormatError, damage, read_tar
+from fedjax_ssl.data.reading.formats import DAMAGED, LARGEST, FormatError, damage, read_tar
 from fedjax_ssl.data.reading.problems import DatasetUnavailable, not_here
 from fedjax_ssl.data.reading.register import published
 
@@ -223,20 +223,15 @@ def _read_hdf5(path: Path) -> Part:
             raise FormatError(f"{path}: {found.name} states {found.size:,} values, which are not read.")
         return found
 
-    try:
-        with h5py.File(path, "r") as file:
-            group = inside(file, "examples", h5py.Group)
+    with damage(path), h5py.File(path, "r") as file:
+        group = inside(file, "examples", h5py.Group)
 
-            def read(name: str) -> Writer:
-                writer = inside(group, name, h5py.Group)
-                example = {part: inside(writer, part, h5py.Dataset)[()] for part in ("pixels", "label")}
-                return name, example, len(example["label"])
+        def read(name: str) -> Writer:
+            writer = inside(group, name, h5py.Group)
+            example = {part: inside(writer, part, h5py.Dataset)[()] for part in ("pixels", "label")}
+            return name, example, len(example["label"])
 
-            return _joined(path, map(read, group))
-    except FormatError:
-        raise
-    except (OSError, RuntimeError, ValueError, TypeError, KeyError) as error:
-        raise FormatError(f"{path} is cut short, damaged or no HDF5 file: {error}") from error
+        return _joined(path, map(read, group))
 
 
 def _leaf_writers(path: Path) -> Iterator[Writer]:
@@ -244,19 +239,17 @@ def _leaf_writers(path: Path) -> Iterator[Writer]:
     length = path.stat().st_size
     if length > LARGEST_JSON:
         raise FormatError(f"{path} has {length:,} bytes; more than {LARGEST_JSON:,} are not read.")
-    try:
+    with damage(path):
         content = json.loads(path.read_bytes())
         users = content["user_data"]
         if not isinstance(users, dict) or set(users) != set(content["users"]):
             raise ValueError("users and user_data do not name the same writers")
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise FormatError(f"{path} is cut short, damaged or not in LEAF's form: {error}") from error
     for name in sorted(users):
         try:
             user = users.pop(name)  # so that the lists of a writer go when the arrays are there
             labels = np.array(user["y"])
             pixels = np.array(user["x"], np.float32).reshape(len(labels), *SHAPE)
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
+        except DAMAGED as error:
             raise FormatError(f"{path}: writer {name} has no x of rows of {VALUES} numbers, and y: {error}") from error
         yield name, {"pixels": pixels, "label": labels}, len(labels)
 

@@ -94,11 +94,8 @@ def read_omniglot(
 
 
 def _image(content: bytes, size: int, name: str) -> np.ndarray:
-    try:
-        with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
-            if image.size != (SIDE, SIDE):
-                raise FormatError(f"{name} has {image.size[0]}x{image.size[1]} pixels; expected are {SIDE}x{SIDE}.")
-            grey = image.convert("L")
-            return 255 - np.asarray(grey.resize((size, size), Image.Resampling.BOX) if size != SIDE else grey)
-    except (OSError, SyntaxError) as error:
-        raise FormatError(f"{name} is damaged: {error}") from error
+    with damage(name), Image.open(io.BytesIO(content), formats=["PNG"]) as image:
+        if image.size != (SIDE, SIDE):
+            raise FormatError(f"{name} has {image.size[0]}x{image.size[1]} pixels; expected are {SIDE}x{SIDE}.")
+        grey = image.convert("L")
+        return 255 - np.asarray(grey.resize((size, size), Image.Resampling.BOX) if size != SIDE else grey)

@@ -17,7 +17,7 @@ from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.reading.archives import require_placed
 from fedjax_ssl.data.reading.cache import data_root, facts_of, kept_for
-from fedjax_ssl.data.reading.formats import FormatError
+from fedjax_ssl.data.reading.formats import DAMAGED, FormatError
 from fedjax_ssl.data.reading.pictures import in_threads, say_skipped
 from fedjax_ssl.data.reading.problems import DatasetUnavailable, Findings
 from fedjax_ssl.data.reading.register import dataset
@@ -35,7 +35,6 @@ STEPS = (
     "needed)\n"
     f"      2. download the archive there (about 180 GB), unpack {TABLE} and {IMAGES}/\n"
 )
-BROKEN = (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError, RuntimeError, NotImplementedError)
 TERMS = "Kaggle's rules of the competition, non-commercial; cite Flanders et al. (2020)"
 
 logger = logging.getLogger(__name__)
@@ -187,7 +186,7 @@ def _slice(dicom: Any, path: Path, size: int) -> _Slice | str:
         with np.errstate(over="ignore", invalid="ignore"):  # refused below
             units = stored * float(image.get("RescaleSlope", 1)) + float(image.get("RescaleIntercept", 0))
         return _Slice(_windows(units, size), str(image.get("PatientID") or path.stem))
-    except (dicom.errors.InvalidDicomError, *BROKEN) as error:
+    except (dicom.errors.InvalidDicomError, *DAMAGED) as error:
         return f"cut short or damaged ({' '.join(str(error).split())[:80]})"
 
 

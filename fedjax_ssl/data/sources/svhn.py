@@ -51,14 +51,13 @@ def read_svhn(files: Mapping[str, Path], extra: bool = False) -> Dataset:
 
 
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    from scipy.io import loadmat  # takes a moment to import
-    from scipy.io.matlab import MatReadError
+    from scipy.io import loadmat, matlab  # takes a moment to import
 
-    try:
-        with damage(path):
+    with damage(path):
+        try:
             content = loadmat(path, variable_names=["X", "y"])
-    except (MatReadError, NotImplementedError, IndexError, OSError) as error:
-        raise FormatError(f"{path} is cut short, damaged or in another format: {error}") from error
+        except matlab.MatReadError as error:
+            raise ValueError(str(error)) from error
     missing = [name for name in ("X", "y") if name not in content]
     if missing:
         raise FormatError(f"{path} has no variable {' and '.join(missing)}.")

@@ -100,7 +100,7 @@ def test_hdf5_that_points_elsewhere_or_is_damaged(tmp_path):
         archive("femnist", form="hdf5").read(dict.fromkeys(HDF5, path))
     for content in (b"", b"no HDF5", (tmp_path / "other.h5").read_bytes()[:3000]):
         path.write_bytes(content)
-        with pytest.raises(FormatError, match="cut short, damaged or no HDF5"):
+        with pytest.raises(FormatError, match="cut short, damaged or in another format"):
             archive("femnist", form="hdf5").read(dict.fromkeys(HDF5, path))
     with tarfile.open(tmp_path / TAR, "w:bz2"):
         pass
@@ -120,7 +120,7 @@ def test_leaf_in_several_files_is_read_once(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"user_data": []}, "not in LEAF's form"),
+        ({"user_data": []}, "all_data_0.json is cut short, damaged or in another format"),
         ({"users": ["f2"]}, "users and user_data do not name the same writers"),
         ({"users": ["f2"], "user_data": {"f2": {"x": [[1] * 783], "y": [1]}}}, "f2 has no x of rows of 784 numbers"),
         ({"users": ["f2"], "user_data": {"f2": {"x": [[1e400] * 784], "y": [1]}}}, "pixels outside 0 to 1"),
