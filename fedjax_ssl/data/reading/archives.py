@@ -11,6 +11,7 @@ import numpy as np
 from fedjax_ssl.checks import In
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.reading.cache import ROOT_VARIABLE, data_root, kept, load_converted
+from fedjax_ssl.data.reading.catalogues import Choice
 from fedjax_ssl.data.reading.download import DIGEST_SUFFIX, FetchFailed, fetch, file_sha256, recorded_sha256
 from fedjax_ssl.data.reading.problems import EMBEDDED, DatasetUnavailable, not_here
 from fedjax_ssl.data.reading.tfds import load_tfds, prepared_folders
@@ -41,7 +42,7 @@ class Prepared(NamedTuple):
 
     name: str  # NAME or NAME/CONFIG there
     facts: Mapping[str, Any]  # fields of `Dataset` as the original has them: names of classes, mean, deviation
-    options: Mapping[str, Any] = {}  # options of `load_tfds`
+    options: Mapping[str, Any] = {}  # of `Choice`
     first_label: int = 0  # number of the first class there
 
 
@@ -180,8 +181,8 @@ def _load_prepared(archive: Archive, root: str | Path | None, path: str | Path |
         return dataclasses.replace(split, y=np.where(split.y < 0, -1, split.y - prepared.first_label))
 
     try:
-        options = {"input_key": "image", "label_key": "label", **prepared.options}
-        found = load_tfds(prepared.name, root=root, path=path, download=download, **options)
+        choice = Choice(**{"input_key": "image", "label_key": "label", **prepared.options})
+        found = load_tfds(prepared.name, root=root, path=path, download=download, choice=choice)
         return dataclasses.replace(
             found,
             name=archive.name,

@@ -1,5 +1,6 @@
 """Splits and columns of datasets that other libraries keep: the options by which a user names them."""
 
+import dataclasses
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -7,21 +8,42 @@ from fedjax_ssl.data.reading.problems import BadData
 from fedjax_ssl.errors import did_you_mean
 
 
-def choose_splits(
-    where: Path | str, wanted: Mapping[str, str | None], there: Collection[str]
-) -> tuple[list[str], str | None]:
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """Splits and columns of a dataset that are read.
+
+    Attributes:
+        train_split: the split that is trained on.
+        test_split: the split that is tested on; by default "test", if there is one.
+        unlabelled_split: a split whose examples follow the training examples without a label, such as STL-10's.
+        input_key: the column that is the input; by default what the dataset says, or the only one that could be.
+        label_key: the column that is the class; by default what the dataset says, or the only class label.
+        coarse_key: a column of labels in another space, such as CIFAR-100's `coarse_label`.
+        client_key: a column that says whose example it is.
+    """
+
+    train_split: str = "train"
+    test_split: str | None = None
+    unlabelled_split: str | None = None
+    input_key: str | None = None
+    label_key: str | None = None
+    coarse_key: str | None = None
+    client_key: str | None = None
+
+
+def choose_splits(where: Path | str, choice: Choice, there: Collection[str]) -> tuple[list[str], str | None]:
     """Choose the splits to read, training examples first, and the one that is tested on.
 
     Args:
         where: the dataset, for messages.
-        wanted: splits to train on, to take without labels, and to test on ("test" by default, if there is one).
+        choice: the user's.
         there: splits that the dataset has.
 
     Raises:
         BadData: a split that is not there, or that is to be used twice.
     """
-    test = wanted["test"] or ("test" if "test" in there else None)
-    chosen = [name for name in (wanted["train"], wanted["unlabelled"], test) if name is not None]
+    test = choice.test_split or ("test" if "test" in there else None)
+    chosen = [name for name in (choice.train_split, choice.unlabelled_split, test) if name is not None]
     for name in chosen:
         if name not in there:
             raise BadData(where, [f"there is no split {name!r}.{did_you_mean(name, there)} Splits: {', '.join(there)}"])
@@ -32,7 +54,7 @@ def choose_splits(
 
 def choose_columns(
     where: Path | str,
-    keys: Mapping[str, str | None],
+    choice: Choice,
     there: Collection[str],
     fitting: Mapping[str, Collection[str]],
 ) -> dict[str, str]:
@@ -40,7 +62,7 @@ def choose_columns(
 
     Args:
         where: the dataset, for messages.
-        keys: the user's choice by role.
+        choice: the user's.
         there: columns that the dataset has.
         fitting: columns by each role that is needed; the only one is taken where the user names none.
 
@@ -48,7 +70,8 @@ def choose_columns(
         BadData: a column that is not there, or several or none that fit; has all of them.
     """
     chosen, problems = {}, []
-    for role, given in keys.items():
+    for role in ("input", "label", "coarse", "client"):
+        given = getattr(choice, f"{role}_key")
         candidates = list(fitting.get(role, ())) if given is None else [given]
         if given is not None and given not in there:
             hint = did_you_mean(given, there)

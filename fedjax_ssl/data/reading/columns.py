@@ -22,6 +22,33 @@ TRAIN, TEST = ("", "train", "training"), ("test", "testing")
 VALIDATION = ("val", "valid", "validation", "dev")  # a run draws its own; these are trained on
 
 
+@dataclasses.dataclass(frozen=True)
+class TableOptions:
+    """Columns of a user's table, and what they hold.
+
+    Attributes:
+        label_column: name of the class of each row; empty = no label.
+        client_column: whose row it is, if there is such a column.
+        split_column: train or test, if there is such a column.
+        set_column: set within the client, if there is such a column.
+        coarse_column: label of another space, if there is such a column.
+        classes: names of all classes in order; by default those that occur.
+        proportions: CSV file with the class shares of each client's sets; see `fedjax_ssl.data.reading.proportions`.
+    """
+
+    label_column: str = "label"
+    client_column: str = "client"
+    split_column: str = "split"
+    set_column: str = "set"
+    coarse_column: str = "coarse"
+    classes: tuple[str, ...] | None = None
+    proportions: Path | str | None = None
+
+    def columns(self) -> dict[str, str]:
+        """Give the column of each role."""
+        return {role: getattr(self, f"{role}_column") for role in ROLES}
+
+
 class Columns(NamedTuple):
     """Labels, clients, splits and sets of examples, by number."""
 

@@ -145,33 +145,60 @@ def read_images(
     if white is None:
         deep = [row for row, one in enumerate(facts) if isinstance(one, Facts) and one.kind == "deep"]
         white = _white(files, deep, findings)
-    x = np.empty((len(known), height, width, depth), np.uint8)
-    place = np.cumsum([isinstance(one, Facts) for one in facts]) - 1
 
-    def decode(row: int) -> str | None:
+    def decode(row: int) -> np.ndarray | str:
         if isinstance(reason := facts[row], str):
             return reason
         try:
             with _opened(files[row]) as image:
-                x[place[row]] = shown(image, (height, width, depth), fit, white)
+                return shown(image, (height, width, depth), fit, white)
         except DAMAGED as error:
-            return f"cut short or damaged ({_short(error)})"
-        return None
+            return f"cut short or damaged ({short(error)})"
 
-    reasons = in_threads(decode, range(len(files)))
-    rows = np.array([row for row, reason in enumerate(reasons) if reason is None], int)
-    say_skipped(names, reasons, findings)
-    return Pictures(
-        x if len(rows) == len(x) else x[place[rows]],
-        rows,
-        tuple(one for row in rows if isinstance(one := facts[row], Facts)),
-    )
+    x, rows = read_each(decode, names, (height, width, depth), findings)
+    return Pictures(x, rows, tuple(one for row in rows if isinstance(one := facts[row], Facts)))
 
 
 def in_threads(function: Callable, items: Sequence) -> list:
     """Call a function for each item in threads; gives the results in the items' order."""
     with ThreadPoolExecutor() as pool:
         return list(pool.map(function, items))
+
+
+def read_each(
+    read: Callable[[int], np.ndarray | str], names: Sequence[str], shape: tuple[int, int, int], findings: Findings
+) -> tuple[np.ndarray, np.ndarray]:
+    """Read images in threads, and count those that cannot be used.
+
+    Args:
+        read: gives the image of a row, uint8, or says why it cannot be used; reasons that differ in "(...)" alone
+            count as one.
+        names: [m] of the images, for messages.
+        shape: height, width, channels.
+        findings: those left out are a note, or a problem where nothing is left.
+
+    Returns:
+        The images [n, H, W, C], and their rows.
+    """
+    x = np.empty((len(names), *shape), np.uint8)
+
+    def fill(row: int) -> str | None:
+        found = read(row)
+        if isinstance(found, str):
+            return found
+        x[row] = found
+        return None
+
+    reasons = in_threads(fill, range(len(names)))
+    rows = np.array([row for row, reason in enumerate(reasons) if reason is None], int)
+    kinds = [None if reason is None else reason.partition(" (")[0] for reason in reasons]
+    first = {kind: name for kind, name in zip(kinds[::-1], names[::-1], strict=True) if kind is not None}
+    if first:
+        times = Counter(kind for kind in kinds if kind is not None)
+        listed = "; ".join(f"{count:,} {kind}, first {first[kind]}" for kind, count in times.most_common())
+        text = f"{times.total():,} of {counted(len(names), 'image')} cannot be used: {listed}"
+        (findings.notes if len(rows) else findings.problems).append(text)
+    return x if len(rows) == len(x) else x[rows], rows
 
 
 def _opened(file: Path | bytes) -> Image.Image:
@@ -195,10 +222,11 @@ def _facts(file: Path | bytes) -> Facts | str:
     except UnidentifiedImageError:
         return "no image, whatever its name says"
     except DAMAGED as error:
-        return f"cut short or damaged ({_short(error)})"
+        return f"cut short or damaged ({short(error)})"
 
 
-def _short(error: Exception) -> str:
+def short(error: Exception) -> str:
+    """Say in a line what an error is."""
     return " ".join(str(error).split())[:80] or type(error).__name__
 
 
@@ -284,25 +312,3 @@ def shown(
     if image.size != (width, height):
         image = (FITS[fit] if isinstance(fit, str) else fit)(image, (width, height))
     return np.asarray(image).reshape(height, width, -1)
-
-
-def say_skipped(names: Sequence[str], reasons: Sequence[str | None], findings: Findings) -> None:
-    """Count images that are left out by their reason: a note, or a problem where nothing is left.
-
-    Args:
-        names: [m] of the files.
-        reasons: [m] why each cannot be used, None if it can; reasons that differ in "(...)" alone count as one.
-        findings: where it goes.
-    """
-    first: dict[str, str] = {}
-    times = Counter[str]()
-    for name, reason in zip(names, reasons, strict=True):
-        if reason is not None:
-            kind = reason.partition(" (")[0]
-            first.setdefault(kind, name)
-            times[kind] += 1
-    if not times:
-        return
-    listed = "; ".join(f"{count:,} {kind}, first {first[kind]}" for kind, count in times.most_common())
-    text = f"{times.total():,} of {counted(len(names), 'image')} cannot be used: {listed}"
-    (findings.problems if times.total() == len(names) else findings.notes).append(text)

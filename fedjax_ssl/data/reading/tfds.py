@@ -19,7 +19,7 @@ from PIL import Image
 
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.reading.cache import facts_of, kept_for
-from fedjax_ssl.data.reading.catalogues import choose_columns, choose_splits
+from fedjax_ssl.data.reading.catalogues import Choice, choose_columns, choose_splits
 from fedjax_ssl.data.reading.columns import Columns
 from fedjax_ssl.data.reading.pictures import Side, shown
 from fedjax_ssl.data.reading.problems import BadData, DatasetUnavailable, not_here
@@ -38,13 +38,7 @@ def load_tfds(
     root: str | Path | None = None,
     path: str | Path | None = None,
     download: bool = True,
-    train_split: str = "train",
-    test_split: str | None = None,
-    unlabelled_split: str | None = None,
-    input_key: str | None = None,
-    label_key: str | None = None,
-    coarse_key: str | None = None,
-    client_key: str | None = None,
+    choice: Choice,
     size: Side = None,
 ) -> Dataset:
     """Read a prepared dataset of images or of numbers; it is prepared first where TensorFlow is installed.
@@ -54,13 +48,7 @@ def load_tfds(
         root: folder of all datasets, which keeps the arrays; default $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl.
         path: the folder of prepared datasets; default $TFDS_DATA_DIR or ~/tensorflow_datasets.
         download: whether it may be downloaded and prepared.
-        train_split: the split that is trained on.
-        test_split: the split that is tested on; by default "test", if there is one.
-        unlabelled_split: a split whose examples follow the training examples without a label, such as STL-10's.
-        input_key: the feature that is the input; by default what the dataset says, or the only image.
-        label_key: the feature that is the class; by default what the dataset says, or the only class label.
-        coarse_key: a second class label, such as CIFAR-100's `coarse_label`.
-        client_key: a feature that says whose example it is.
+        choice: splits and features.
         size: side of square images, which are cropped in the middle and resized; needed where they differ.
 
     Returns:
@@ -78,11 +66,8 @@ def load_tfds(
         folder = _version_folder(folders, dataset)
     if folder is None:
         raise _not_here(dataset, folders)
-    name, place = dataset.partition("/")[0], folder
-    keys = {"input": input_key, "label": label_key, "coarse": coarse_key, "client": client_key}
-    splits = {"train": train_split, "unlabelled": unlabelled_split, "test": test_split}
-    told, content = [splits, size, keys], facts_of(folder.iterdir())
-    return kept_for(root, "tfds", folder, told, content, lambda: _read(name, place, splits, keys, size))
+    name, place, content = dataset.partition("/")[0], folder, facts_of(folder.iterdir())
+    return kept_for(root, "tfds", folder, [choice, size], content, lambda: _read(name, place, choice, size))
 
 
 def prepared_folders(path: str | Path | None = None) -> Path:
@@ -90,9 +75,7 @@ def prepared_folders(path: str | Path | None = None) -> Path:
     return Path(path or os.environ.get(FOLDER_VARIABLE) or Path("~") / "tensorflow_datasets").expanduser()
 
 
-def _read(
-    dataset: str, folder: Path, splits: Mapping[str, str | None], keys: Mapping[str, str | None], size: int | None
-) -> Dataset:
+def _read(dataset: str, folder: Path, choice: Choice, size: int | None) -> Dataset:
     name = f"tfds:{dataset}"
     library, builder = _opened(name, folder)
     features, supervised = dict(builder.info.features.items()), builder.info.supervised_keys
@@ -100,8 +83,8 @@ def _read(
     fitting = {role: [key for key, one in features.items() if isinstance(one, kind)] for role, kind in kinds.items()}
     if supervised is not None:
         fitting |= {role: [key] for role, key in zip(kinds, supervised, strict=False) if isinstance(key, str)}
-    chosen = choose_columns(name, keys, features, fitting)
-    wanted, test = choose_splits(name, splits, list(builder.info.splits))
+    chosen = choose_columns(name, choice, features, fitting)
+    wanted, test = choose_splits(name, choice, list(builder.info.splits))
     rows: dict[str, list] = {role: [] for role in (*chosen, "split")}
     try:
         for split in wanted:
@@ -116,7 +99,7 @@ def _read(
     if len(shapes := list(dict.fromkeys(one.shape for one in rows["input"]))) > 1:
         raise BadData(name, [f"has images of several shapes, {shapes[0]} and {shapes[1]}; give data.size"])
     named = np.array(rows["split"])
-    y = np.where(named == splits["unlabelled"], -1, np.array(rows["label"]))
+    y = np.where(named == choice.unlabelled_split, -1, np.array(rows["label"]))
     texts = [client.decode() if isinstance(client, bytes) else str(client) for client in rows.get("client", ())]
     clients, client = np.unique(texts, return_inverse=True) if texts else (None, None)
     columns = Columns(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.reading.cache import kept_for
-from fedjax_ssl.data.reading.columns import ROLES, TEST, TRAIN, VALIDATION, read_columns
+from fedjax_ssl.data.reading.columns import TEST, TRAIN, VALIDATION, TableOptions, read_columns
 from fedjax_ssl.data.reading.pictures import (
     Channels,
     Fit,
@@ -54,14 +54,8 @@ def load_folder(
     channels: Channels = None,
     fit: Fit = "crop",
     white: Annotated[int | None, Whole(1)] = None,
-    classes: tuple[str, ...] | None = None,
-    proportions: Path | str | None = None,
     file_column: str = "file",
-    label_column: str = "label",
-    client_column: str = "client",
-    split_column: str = "split",
-    set_column: str = "set",
-    coarse_column: str = "coarse",
+    options: TableOptions,
 ) -> Dataset:
     """Read a folder of images, once; the arrays are kept in `<root>/folder/` until a file or an option changes.
 
@@ -78,14 +72,8 @@ def load_folder(
         channels: 1 (grey) or 3 (colour); by default 3 if an image is in colour.
         fit: how an image becomes a square: its middle cut out, all of it stretched, or padded with black.
         white: value of an image with more than 8 bits that is shown as white; by default that of the fewest bits.
-        classes: names of all classes in order; by default those that occur.
-        proportions: CSV file with the class shares of each client's sets; see `fedjax_ssl.data.reading.proportions`.
         file_column: the table's name for `file`.
-        label_column: for `label`.
-        client_column: for `client`.
-        split_column: for `split`.
-        set_column: for `set`.
-        coarse_column: for `coarse`.
+        options: other columns of the table, classes and class shares.
 
     Returns:
         Dataset "folder" with inputs uint8 [n, H, W, C]; `extra["notes"]` says what was skipped.
@@ -101,12 +89,10 @@ def load_folder(
     if not given.exists():
         raise DatasetUnavailable(f"folder: {given} is not there. Give path= a folder: {LAYOUT}.")
     folder = given if given.is_dir() else given.parent
-    roles = (label_column, client_column, split_column, set_column, coarse_column)
-    columns = {"file": file_column, **dict(zip(ROLES, roles, strict=True))}
+    columns = {"file": file_column, **options.columns()}
     listing = list_images(folder)
     table = _table(folder, columns["file"]) if given.is_dir() else given
     pictures: dict[str, Any] = {"size": size, "channels": channels, "fit": fit, "white": white}
-    told = {"layout": layout, "classes": classes, **columns, **pictures}
 
     def make() -> Dataset:
         findings = Findings()
@@ -121,18 +107,18 @@ def load_folder(
         else:
             files, texts = _by_table(table, listing, columns, findings)
         findings.stop(given)
-        read_columns(texts, classes, findings)
+        read_columns(texts, options.classes, findings)
         findings.stop(given)  # before the images, which take longest
         logger.info("%s: reading %d images; this is done once", given, len(files))
         found = read_images([folder / name for name in files], files, findings, **pictures)
         findings.stop(given)
         # A class or a client may have lost all that it had.
-        numbered = read_columns(texts.iloc[found.rows], classes, findings)
+        numbered = read_columns(texts.iloc[found.rows], options.classes, findings)
         findings.stop(given)
-        return numbered.dataset("folder", given, found.x, proportions, list(dict.fromkeys(findings.notes)))
+        return numbered.dataset("folder", given, found.x, options.proportions, list(dict.fromkeys(findings.notes)))
 
-    content = [listing.digest, proportions_digest(proportions), str(table)]
-    return kept_for(root, "folder", folder, [told, str(proportions)], content, make)
+    content = [listing.digest, proportions_digest(options.proportions), str(table)]
+    return kept_for(root, "folder", folder, [layout, file_column, options, pictures], content, make)
 
 
 def _table(folder: Path, column: str) -> Path | None:

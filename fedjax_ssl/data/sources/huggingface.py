@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.reading.cache import facts_of, kept_for
-from fedjax_ssl.data.reading.catalogues import choose_columns, choose_splits
+from fedjax_ssl.data.reading.catalogues import Choice, choose_columns, choose_splits
 from fedjax_ssl.data.reading.columns import read_columns
 from fedjax_ssl.data.reading.pictures import Channels, Side, read_images
 from fedjax_ssl.data.reading.problems import BadData, DatasetUnavailable, Findings
@@ -40,13 +40,7 @@ def load_huggingface(
     *,
     root: Path | str | None = None,
     path: Path | str | None = None,
-    train_split: str = "train",
-    test_split: str | None = None,
-    unlabelled_split: str | None = None,
-    input_key: str | None = None,
-    label_key: str | None = None,
-    coarse_key: str | None = None,
-    client_key: str | None = None,
+    choice: Choice,
     size: Side = None,
     channels: Channels = None,
 ) -> Dataset:
@@ -55,13 +49,7 @@ def load_huggingface(
     Args:
         root: folder of all datasets; default $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl.
         path: the folder that `save_to_disk` wrote, of one split or of several.
-        train_split: the split that is trained on; a folder of one split is that one, whatever its name.
-        test_split: the split that is tested on; by default "test", if there is one.
-        unlabelled_split: a split whose examples follow the training examples without a label.
-        input_key: the column of inputs, images or lists of numbers; by default the only one.
-        label_key: the column of classes; by default the only class label, else "label".
-        coarse_key: a column of labels in another space.
-        client_key: a column that says whose example it is.
+        choice: splits and columns; a folder of one split is that one, whatever its name.
         size: side of square images in pixels, cropped in the middle; by default their own where all have the same,
             else 64.
         channels: 1 (grey) or 3 (colour) of images; by default 3 if one is in colour.
@@ -83,28 +71,20 @@ def load_huggingface(
             f"huggingface: {folder} is {'no folder that save_to_disk wrote' if folder.exists() else 'not there'}. In "
             f'Python: datasets.load_dataset("NAME").save_to_disk("FOLDER"), and give path= that FOLDER.'
         )
-    keys = {"input": input_key, "label": label_key, "coarse": coarse_key, "client": client_key}
-    wanted = {"train": train_split, "unlabelled": unlabelled_split, "test": test_split}
-    content, told = facts_of(file for file in folder.rglob("*") if file.is_file()), [keys, wanted, size, channels]
-    return kept_for(root, "huggingface", folder, told, content, lambda: _read(folder, keys, wanted, size, channels))
+    content, told = facts_of(file for file in folder.rglob("*") if file.is_file()), [choice, size, channels]
+    return kept_for(root, "huggingface", folder, told, content, lambda: _read(folder, choice, size, channels))
 
 
-def _read(
-    folder: Path,
-    keys: Mapping[str, str | None],
-    wanted: Mapping[str, str | None],
-    size: int | None,
-    channels: int | None,
-) -> Dataset:
+def _read(folder: Path, choice: Choice, size: int | None, channels: int | None) -> Dataset:
     findings = Findings()
-    table, rows, test = _open(folder, wanted)
+    table, rows, test = _open(folder, choice)
     kinds = ("Image", LISTS, "ClassLabel")
     images, lists, labels = (
         [name for name, one in table.features.items() if type(one).__name__.startswith(kind)] for kind in kinds
     )
     labels = labels if len(labels) == 1 else [name for name in table.features if name == "label"]
-    names = choose_columns(folder, keys, table.features, {"input": images or lists, "label": labels})
-    texts = _texts(table, rows, names, wanted["unlabelled"], test, findings)
+    names = choose_columns(folder, choice, table.features, {"input": images or lists, "label": labels})
+    texts = _texts(table, rows, names, choice.unlabelled_split, test, findings)
     findings.stop(folder)  # before the images, which take longest
     x, used = _inputs(table, names["input"], texts.index, size, channels, findings)
     findings.stop(folder)
@@ -113,7 +93,7 @@ def _read(
     return columns.dataset("huggingface", folder, x, None, findings.notes)
 
 
-def _open(folder: Path, wanted: Mapping[str, str | None]) -> tuple[Any, list[tuple[str, int]], str | None]:
+def _open(folder: Path, choice: Choice) -> tuple[Any, list[tuple[str, int]], str | None]:
     """Open the splits to be used one after another; split and number of each row, and the split to be tested on."""
     try:
         library: Any = importlib.import_module("datasets")
@@ -123,8 +103,8 @@ def _open(folder: Path, wanted: Mapping[str, str | None]) -> tuple[Any, list[tup
         ) from error
     try:
         found = library.load_from_disk(str(folder))
-        there = found if isinstance(found, library.DatasetDict) else {wanted["train"] or "train": found}
-        chosen, test = choose_splits(folder, wanted, there)
+        there = found if isinstance(found, library.DatasetDict) else {choice.train_split: found}
+        chosen, test = choose_splits(folder, choice, there)
         rows = [(name, row) for name in chosen for row in range(len(there[name]))]
         return library.concatenate_datasets([there[name] for name in chosen]), rows, test
     except BadData:

@@ -14,6 +14,7 @@ from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.reading.archives import RemoteFile
 from fedjax_ssl.data.reading.cache import ROOT_VARIABLE, data_root
+from fedjax_ssl.data.reading.columns import TableOptions
 from fedjax_ssl.data.reading.formats import FormatError
 from fedjax_ssl.data.reading.pickles import read_pickle
 from fedjax_ssl.data.reading.problems import not_here
@@ -53,7 +54,7 @@ def load_folders(
             "leave form='folders' out: the pickles are downloaded",
         ]
         raise not_here(NAME, [f"{folder / split}/" for split in SPLITS], remedies, state="here as folders of images")
-    found = load_folder(root=root, path=folder, layout="class", size=size, channels=3)
+    found = load_folder(root=root, path=folder, layout="class", size=size, channels=3, options=TableOptions())
     count = (len(found.train), len(found.test or ()))
     notes = [*found.extra["notes"], "{:,} + {:,} images; the published set has {:,} + {:,}".format(*count, *EXAMPLES)]
     extra = {"terms": TERMS, "notes": notes if count != EXAMPLES else notes[:-1]}

@@ -18,7 +18,7 @@ from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.reading.archives import require_placed
 from fedjax_ssl.data.reading.cache import data_root, facts_of, kept_for
 from fedjax_ssl.data.reading.formats import DAMAGED, FormatError
-from fedjax_ssl.data.reading.pictures import in_threads, say_skipped
+from fedjax_ssl.data.reading.pictures import read_each, short
 from fedjax_ssl.data.reading.problems import DatasetUnavailable, Findings
 from fedjax_ssl.data.reading.register import dataset
 from fedjax_ssl.errors import counted
@@ -99,25 +99,23 @@ def _read(folder: Path, size: int, max_images: int | None) -> Dataset:
     if not names:
         raise DatasetUnavailable(f"{NAME}: {folder / TABLE} has no slice with exactly one of {', '.join(CLASSES)}.")
     logger.info("%s: reading %d slices; this is done once", NAME, len(names))
-    x = np.empty((len(names), size, size, 3), np.uint8)
+    patients = [""] * len(names)
 
-    def read(row: int) -> tuple[str | None, str]:
+    def read(row: int) -> np.ndarray | str:
         found = _slice(dicom, folder / IMAGES / f"{names[row]}.dcm", size)
         if isinstance(found, str):
-            return found, ""
-        x[row] = found.pixels
-        return None, found.patient
+            return found
+        patients[row] = found.patient
+        return found.pixels
 
-    reasons, patients = zip(*in_threads(read, range(len(names))), strict=True)
-    say_skipped([f"{name}.dcm" for name in names], reasons, findings)
+    x, rows = read_each(read, [f"{name}.dcm" for name in names], (size, size, len(WINDOWS)), findings)
     if findings.problems:
         raise DatasetUnavailable(f"{NAME}: {folder / IMAGES}: {findings.problems[0]}")
-    rows = np.array([row for row, reason in enumerate(reasons) if reason is None])
     people, client = np.unique([patients[row] for row in rows], return_inverse=True)
-    y = np.array([chosen[names[row]] for row in rows], np.int32)
+    y = np.array([chosen[names[row]] for row in rows])
     return Dataset(
         name=NAME,
-        train=Split(x if len(rows) == len(x) else x[rows], y, client.astype(np.int32)),
+        train=Split(x, y, client),
         test=None,
         class_names=CLASSES,
         client_names=tuple(people.tolist()),
@@ -187,7 +185,7 @@ def _slice(dicom: Any, path: Path, size: int) -> _Slice | str:
             units = stored * float(image.get("RescaleSlope", 1)) + float(image.get("RescaleIntercept", 0))
         return _Slice(_windows(units, size), str(image.get("PatientID") or path.stem))
     except (dicom.errors.InvalidDicomError, *DAMAGED) as error:
-        return f"cut short or damaged ({' '.join(str(error).split())[:80]})"
+        return f"cut short or damaged ({short(error)})"
 
 
 def _windows(units: np.ndarray, size: int, windows: Sequence[tuple[int, int]] = WINDOWS) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.reading.cache import facts_of, kept_for
-from fedjax_ssl.data.reading.columns import ROLES, read_columns
+from fedjax_ssl.data.reading.columns import TableOptions, read_columns
 from fedjax_ssl.data.reading.problems import DatasetUnavailable, Findings, some
 from fedjax_ssl.data.reading.proportions import proportions_digest
 from fedjax_ssl.data.reading.register import dataset
@@ -32,13 +32,7 @@ def load_table(
     features: tuple[str, ...] | None = None,
     ignore: tuple[str, ...] = (),
     missing: Literal["refuse", "drop"] = "refuse",
-    classes: tuple[str, ...] | None = None,
-    proportions: Path | str | None = None,
-    label_column: str = "label",
-    client_column: str = "client",
-    split_column: str = "split",
-    set_column: str = "set",
-    coarse_column: str = "coarse",
+    options: TableOptions,
 ) -> Dataset:
     """Read a table of numbers, once; the arrays are kept in `<root>/table/` until the file or an option changes.
 
@@ -48,13 +42,7 @@ def load_table(
         features: columns that are inputs, in this order; by default all but those below.
         ignore: columns that are not.
         missing: what becomes of rows in which a feature is empty: an error, or they are left out and counted.
-        classes: names of all classes in order; by default those that occur.
-        proportions: CSV file with the class shares of each client's sets; see `fedjax_ssl.data.reading.proportions`.
-        label_column: name of the class of each row; empty = no label.
-        client_column: whose row it is, if there is such a column.
-        split_column: train or test, if there is such a column.
-        set_column: set within the client, if there is such a column.
-        coarse_column: label of another space, if there is such a column.
+        options: columns beside the features, classes and class shares.
 
     Returns:
         Dataset "table" with inputs float32 [n, features]; `extra["features"]` has the names of the columns.
@@ -74,25 +62,24 @@ def load_table(
             f"table: {given} is not {'a file' if given.exists() else 'there'}. Give path= a CSV or Parquet file with "
             "the column label and columns of numbers."
         )
-    named = (label_column, client_column, split_column, set_column, coarse_column)
-    roles = dict(zip(ROLES, named, strict=True))
+    roles = options.columns()
 
     def make() -> Dataset:
         findings, table = Findings(), read_table(given)
-        check_roles(table, roles, ("label",) if classes is None else (), findings)
+        check_roles(table, roles, ("label",) if options.classes is None else (), findings)
         taken = {role: name for role, name in roles.items() if name in table}
         names = _features(table, taken, features, ignore, findings)
         x = _numbers(table, names, missing, findings)
         findings.stop(given)
         texts = table[list(taken.values())].apply(as_text).set_axis(list(taken), axis=1)
-        columns = read_columns(texts, classes, findings)
+        columns = read_columns(texts, options.classes, findings)
         whole = np.isfinite(x).all(axis=1)
         findings.stop(given)
-        return columns.rows(whole).dataset("table", given, x[whole], proportions, findings.notes, features=names)
+        columns = columns.rows(whole)
+        return columns.dataset("table", given, x[whole], options.proportions, findings.notes, features=names)
 
-    content = [facts_of([given]), proportions_digest(proportions)]
-    told = [roles, features, ignore, missing, classes, str(proportions)]
-    return kept_for(root, "table", given, told, content, make)
+    content = [facts_of([given]), proportions_digest(options.proportions)]
+    return kept_for(root, "table", given, [options, features, ignore, missing], content, make)
 
 
 def _features(
