@@ -12,14 +12,18 @@ from typing import Any
 
 import jax
 
-from fedjax_ssl.benchmarks import WORKLOADS, Options, measure
-from fedjax_ssl.checks import check_choices, check_numbers, check_whole_numbers
+from fedjax_ssl.benchmarks import WORKLOADS, Workload, measure
+from fedjax_ssl.checks import In, OneOf, Whole
 from fedjax_ssl.command_line import USER_ERRORS, notes_instead_of_warnings
-from fedjax_ssl.config import ConfigError, naming
+from fedjax_ssl.errors import ConfigError, check_known, naming
 from fedjax_ssl.federated import PLACEMENTS
-from fedjax_ssl.registry import did_you_mean
 
-_PLATFORMS = ("gpu", "tpu", "cpu")
+_ALLOWED = {
+    **dict.fromkeys(("repeats", "rounds", "threads", "devices"), Whole(1)),
+    **dict.fromkeys(("scale", "limit", "smoke"), In("(0, inf)")),
+    "placement": OneOf(PLACEMENTS),
+    "platform": OneOf(("gpu", "tpu", "cpu")),
+}
 # Workloads of --smoke, short compiles first: the time may be over before the last one.
 _SMOKE = (("W2", ""), ("W5", ""), ("W1", ""), ("W3", ""), ("W8", "64 seeds"), ("W7", "ProtoFSSL"), ("W7", "XCLP"))
 _NO_TIME = "not run: the time was over"
@@ -50,7 +54,7 @@ def main(arguments: list[str]) -> int:
     Returns:
         0; 1 if a workload ended without a result; 2 for a mistake of the user, after one message on standard error.
     """
-    given = _parser().parse_args(arguments[1:])
+    given = options(arguments[1:])
     try:
         with notes_instead_of_warnings():
             chosen = _check(given)
@@ -62,8 +66,9 @@ def main(arguments: list[str]) -> int:
         return 2
 
 
-def _parser() -> argparse.ArgumentParser:
-    listing = "\n".join(f"  {name}  {workload.title}" for name, workload in WORKLOADS.items())
+def options(arguments: list[str]) -> argparse.Namespace:
+    """Read the options of a measurement."""
+    listing = "\n".join(f"  {name}  {workload.title}" for name, (workload, *_) in WORKLOADS.items())
     parser = argparse.ArgumentParser(
         prog="fedjax-ssl bench",
         description=f"Speed of federated rounds on fake data.\n\nworkloads:\n{listing}",
@@ -79,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--limit", type=float, default=120.0, help="seconds after which no further block starts (120)")
     add("--threads", type=int, help="threads of the CPU, as config.threads; one per core by default")
     add("--devices", type=int, default=1, help="devices that share each cohort; on a CPU up to one per core (1)")
-    add("--placement", help=f"placement of clients, where the workload leaves it open: {', '.join(PLACEMENTS)}")
+    add("--placement", help=f"placement of clients, where the workload leaves it open: {_ALLOWED['placement'].words()}")
     add("--heap", action="store_true", help="leave large buffers to the C library (slower where it reuses its heap)")
     add(
         "--one-process",
@@ -96,31 +101,22 @@ def _parser() -> argparse.ArgumentParser:
         "time, programs are compiled anew, and one that does not fit into memory is noted; without --workloads: "
         + ", ".join(f"{name} {variant}".rstrip() for name, variant in _SMOKE),
     )
-    add("--platform", help=f"what it has to run on: {', '.join(_PLATFORMS)}; what is here by default")
-    return parser
+    add("--platform", help=f"what it has to run on: {_ALLOWED['platform'].words()}; what is here by default")
+    return parser.parse_args(arguments)
 
 
-def _check(given: argparse.Namespace) -> list[tuple[str, str]]:
-    """Check the options and list the chosen workloads with their variants."""
-    if given.smoke is not None and given.workloads is None:
-        chosen = list(_SMOKE)
-    else:
-        names = list(WORKLOADS) if given.workloads is None else [name.strip() for name in given.workloads.split(",")]
-        for name in names:
-            if name not in WORKLOADS:
-                hint = did_you_mean(name.upper(), WORKLOADS)
-                allowed = ", ".join(WORKLOADS)
-                raise ConfigError(f"unknown workload {name!r}.{hint} Allowed, with commas between: {allowed}")
-        chosen = [(name, variant.name) for name in names for variant in WORKLOADS[name].variants]
-    flags = {f"--{name}": value for name, value in vars(given).items() if value is not None}
+def _check(given: argparse.Namespace) -> list[tuple[str, Workload]]:
+    """Check the options and list the chosen workloads in all their ways."""
+    names = [*WORKLOADS] if given.workloads is None else [name.strip() for name in given.workloads.split(",")]
     with naming():
-        whole = ("--repeats", "--rounds", "--threads", "--devices")
-        check_whole_numbers(**{flag: flags[flag] for flag in whole if flag in flags})
-        check_numbers("(0, inf)", **{flag: flags[flag] for flag in ("--scale", "--limit", "--smoke") if flag in flags})
-        for flag, choices in (("--placement", PLACEMENTS), ("--platform", _PLATFORMS)):
-            if flag in flags:
-                check_choices(choices, **{flag: flags[flag]})
-    return chosen
+        for name in names:
+            check_known("workload", name, WORKLOADS)
+        for name, allowed in _ALLOWED.items():
+            if (value := getattr(given, name)) is not None:
+                allowed.check(f"--{name}", value)
+    if given.smoke is not None and given.workloads is None:
+        return [(name, next(one for one in WORKLOADS[name] if one.variant == variant)) for name, variant in _SMOKE]
+    return [(name, workload) for name in names for workload in WORKLOADS[name]]
 
 
 def _check_platform(asked: str) -> bool:
@@ -140,32 +136,32 @@ def _check_platform(asked: str) -> bool:
     return True
 
 
-def _measured(given: argparse.Namespace, chosen: list[tuple[str, str]]) -> Iterator[dict[str, Any] | None]:
+def _measured(given: argparse.Namespace, chosen: list[tuple[str, Workload]]) -> Iterator[dict[str, Any] | None]:
     """Measure workload after workload; None for one whose process died."""
-    fields = {name: getattr(given, name) for name in Options._fields}
     end = time.monotonic() + 60 * (given.smoke or 0)
-    for place, (name, variant) in enumerate(chosen):
-        title, options = f"{name} {variant}".rstrip(), Options(**fields)
-        if given.smoke is None:
-            yield _in_process(title, partial(measure, name, variant, options), given)
-        elif (left := end - time.monotonic()) > 0:
-            # Compiling takes its part, and a program that is being compiled is not interrupted.
-            options = options._replace(limit=min(options.limit, left / (len(chosen) - place) / 2))
-            yield _in_process(title, partial(_measure_or_note, name, variant, options), given)
-        else:
-            yield _note(name, variant, _NO_TIME)
+    for place, (name, workload) in enumerate(chosen):
+        left = end - time.monotonic()
+        if given.smoke is not None and left <= 0:
+            yield _note(name, workload, _NO_TIME)
+            continue
+        each = argparse.Namespace(**vars(given))
+        if given.smoke is not None:  # compiling takes its part, and a program that is being compiled is not interrupted
+            each.limit = min(given.limit, left / (len(chosen) - place) / 2)
+        yield _in_process(f"{name} {workload.variant}".rstrip(), partial(_measure_or_note, name, workload, each), given)
 
 
-def _measure_or_note(name: str, variant: str, options: Options) -> dict[str, Any]:
+def _measure_or_note(name: str, workload: Workload, given: argparse.Namespace) -> dict[str, Any]:
+    if given.smoke is None:
+        return measure(name, workload, given)
     jax.config.update("jax_enable_compilation_cache", False)  # compile seconds are to be those of compiling
     try:
-        return measure(name, variant, options)
+        return measure(name, workload, given)
     except jax.errors.JaxRuntimeError as error:  # not enough memory, for one
-        return _note(name, variant, str(error).splitlines()[0])
+        return _note(name, workload, str(error).splitlines()[0])
 
 
-def _note(name: str, variant: str, why: str) -> dict[str, Any]:
-    return {"workload": name, "variant": variant, "title": WORKLOADS[name].title, "note": why, "not_measured": why}
+def _note(name: str, workload: Workload, why: str) -> dict[str, Any]:
+    return {"workload": name, "variant": workload.variant, "title": workload.title, "note": why, "not_measured": why}
 
 
 def _print(rows: Iterator[dict[str, Any] | None], as_json: bool) -> int:
@@ -185,16 +181,11 @@ def _print(rows: Iterator[dict[str, Any] | None], as_json: bool) -> int:
 def table(rows: Iterable[dict[str, Any]]) -> str:
     """Show rows of `measure` as a Markdown table, with what they mean and what they were measured on below it."""
     rows = list(rows)
-    titles = [title for title, *_ in _COLUMNS]
-    cells = [[_cell(row.get(field), form, factor) for _, field, form, factor in _COLUMNS] for row in rows]
-    widths = [max(len(line[i]) for line in (titles, *cells)) for i in range(len(titles))]
-
-    def line(values: list[str]) -> str:
-        left = (value.ljust(width) for value, width in zip(values[:2], widths[:2], strict=True))
-        right = (value.rjust(width) for value, width in zip(values[2:], widths[2:], strict=True))
-        return "| " + " | ".join((*left, *right)) + " |"
-
-    rule = ["-" * width if i < 2 else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
+    lines = [[title for title, *_ in _COLUMNS]]
+    lines += [[_cell(row.get(field), form, factor) for _, field, form, factor in _COLUMNS] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, ["-" * width if i < 2 else "-" * (width - 1) + ":" for i, width in enumerate(widths)])
+    shown = [" | ".join(f"{cell:{'<' if i < 2 else '>'}{widths[i]}}" for i, cell in enumerate(line)) for line in lines]
     below = [f"{row['workload']}: {row['title']}" for row in rows]
     below += [f"{row['workload']}: {row['note']}" for row in rows if row["note"]]
     below += [
@@ -206,7 +197,7 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
         peak = max(row["product_operations_per_second"] for row in measured)
         versions = (f"{name} {version}" for name, version in measured[0]["versions"].items())
         below.append(f"{measured[0]['device']}, matrix product {peak / 1e9:,.0f} GFLOP/s; {', '.join(versions)}")
-    return "\n".join([*map(line, (titles, rule, *cells)), "", *dict.fromkeys(below)])
+    return "\n".join([*(f"| {line} |" for line in shown), "", *dict.fromkeys(below)])
 
 
 def _cell(value: Any, form: str, factor: float) -> str:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.benchmarks.workloads import WORKLOADS, Variant
+from fedjax_ssl.benchmarks.workloads import WORKLOADS
 from fedjax_ssl.command_line import use_compilation_cache
 from fedjax_ssl.runs.compile import Shared
 from fedjax_ssl.runs.loop import Point, run_batch
@@ -52,11 +52,11 @@ def train(folder: Path, rounds: int, eval_every: int) -> list[Part]:
         rounds: of the run, a multiple of PARTS * eval_every.
         eval_every: rounds between evaluations; after each there is a checkpoint.
     """
-    workload = WORKLOADS["W2"]
+    (workload,) = WORKLOADS["W2"]
     split = workload.dataset().train
     assert split.client is not None, "workloads name the client of every example"
     np.savez(folder / "w2.npz", inputs=split.x, labels=split.y, client=split.client)
-    config = workload.config(Variant()).unlock().copy_and_resolve_references()
+    config = workload.config().unlock().copy_and_resolve_references()
     config.rounds, config.eval_every = rounds + eval_every, eval_every  # nobody is told the last row of a run
     config.data.name, config.data.path = "npz", str(folder / "w2.npz")
     config.data.client_test_fraction = 0.1

@@ -34,8 +34,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ssl import processor
-from fedjax_ssl.benchmarks import WORKLOADS, Options, Variant, Workload, measure
+from fedjax_ssl import bench, processor
+from fedjax_ssl.benchmarks import WORKLOADS, measure
 from fedjax_ssl.command_line import use_processor
 
 CHOSEN = ("W2", "W3", "W5")
@@ -70,8 +70,8 @@ def make_plan(name: str, rounds: int) -> Plan:
     from fedjax_ssl.keys import named_key
     from fedjax_ssl.runs.build import Experiment, federate
 
-    workload = WORKLOADS[name]
-    experiment = Experiment(workload.config(Variant()), workload.dataset())
+    (workload,) = WORKLOADS[name]
+    experiment = Experiment(workload.config(), workload.dataset())
     config, key = experiment.config, jax.random.key(experiment.config.seed)
     federation = federate(experiment, key)
     sampler = labelled_epochs(config.optimizer.batch_size, config.optimizer.local_epochs, federation.max_labelled)
@@ -141,8 +141,9 @@ def timed(block: Callable[[], None], repeats: int) -> dict[str, float]:
 def run_ours(name: str, plan: Plan, repeats: int, threads: int, devices: int) -> dict[str, Any]:
     """`fedjax_ssl`, as its command line runs."""
     rounds = len(plan.rounds)
-    options = Options(repeats=repeats, rounds=rounds, limit=600, threads=threads, devices=devices)
-    row = measure(name, WORKLOADS[name].variants[0].name, options)
+    numbers = {"repeats": repeats, "rounds": rounds, "threads": threads, "devices": devices}
+    given = bench.options(["--limit", "600", *(f"--{name}={number}" for name, number in numbers.items())])
+    row = measure(name, WORKLOADS[name][0], given)
     seconds = row["seconds_per_round"] * rounds
     if round(row["examples_per_second"] * seconds) != plan.examples():
         raise RuntimeError(f"{name}: ours trained on another number of examples than was planned")
@@ -306,8 +307,8 @@ def one_round_of_ours() -> tuple[Plan, dict[str, np.ndarray], dict[str, np.ndarr
 
     from fedjax_ssl.runs.build import Experiment, build_method, federate
 
-    workload: Workload = WORKLOADS["W2"]
-    experiment = Experiment(workload.config(Variant()), workload.dataset())
+    (workload,) = WORKLOADS["W2"]
+    experiment = Experiment(workload.config(), workload.dataset())
     key = jax.random.key(experiment.config.seed)
     federation = federate(experiment, key)
     method = build_method(experiment, federation)
@@ -418,7 +419,7 @@ def main(arguments: list[str]) -> int:
 
     rows = []
     for name in options.workloads:
-        plan = in_own_process(make_plan, name, options.rounds or WORKLOADS[name].rounds)
+        plan = in_own_process(make_plan, name, options.rounds or WORKLOADS[name][0].rounds)
         updates, steps = plan.counts()
         for system in systems:
             results = [in_own_process(SYSTEMS[system], name, plan, options.repeats, *way) for way in ways(system)]

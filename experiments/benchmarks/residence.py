@@ -34,7 +34,7 @@ import numpy as np
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import data, runs
-from fedjax_ssl.benchmarks.workloads import WORKLOADS, Variant
+from fedjax_ssl.benchmarks.workloads import WORKLOADS
 from fedjax_ssl.command_line import map_large_buffers, use_processor
 from fedjax_ssl.runs.build import Experiment, federate
 from fedjax_ssl.runs.compile import Shared, prepare
@@ -58,9 +58,9 @@ class ClientResult:
             blocks: of a group.
             rounds: of a block.
         """
-        workload = WORKLOADS[name]
+        workload = WORKLOADS[name][0]
         settings = {"rounds": blocks * rounds, "eval_every": rounds, "data.residence": where}
-        experiment = Experiment(workload.config(Variant(settings=settings)), workload.dataset())
+        experiment = Experiment(workload.config(settings), workload.dataset())
         if where == "host":
             experiment = experiment._replace(host=data.HostInputs(experiment.dataset))
         key = jax.random.key(experiment.config.seed)
@@ -98,7 +98,7 @@ def rates(names: list[str], groups: int, blocks: int, rounds: int | None) -> Non
     print("| workload | device, examples/s | host, examples/s | host/device | in processor time | same bits |")
     print("|---|---:|---:|---:|---:|---|")
     for name in names:
-        each, shared = rounds or WORKLOADS[name].rounds, Shared()
+        each, shared = rounds or WORKLOADS[name][0].rounds, Shared()
         both = {where: ClientResult(name, where, shared, blocks, each) for where in ("device", "host")}
         found: dict[str, list[tuple[float, float, str]]] = {where: [] for where in both}
         for number in range(groups):

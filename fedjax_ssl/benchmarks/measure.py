@@ -1,20 +1,20 @@
 """Measure a workload: one compiled block of rounds, run warm several times from the same state, and awaited."""
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 from jaxtyping import Array, Key
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import models, processor, runs
-from fedjax_ssl.benchmarks.workloads import WORKLOADS, Variant, Workload, prepared
+from fedjax_ssl.benchmarks.workloads import Workload
 from fedjax_ssl.command_line import map_large_buffers, use_processor
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import VECTORIZED_RUNS, Choice, ServerState
@@ -26,45 +26,13 @@ from fedjax_ssl.runs.rounds import run_rounds
 from fedjax_ssl.train import over_seeds
 
 
-class Options(NamedTuple):
-    """Settings of a measurement, as the command line has them."""
-
-    repeats: int = 5  # timed blocks of rounds
-    rounds: int | None = None  # rounds per block; the workload's own by default
-    scale: float = 1.0  # see `Workload.scaled`
-    limit: float = 120.0  # seconds after which no further block is started
-    placement: str | None = None  # where the variant does not fix it
-    heap: bool = False  # leave large buffers to the C library, see `map_large_buffers`
-    threads: int | None = None  # see `use_processor`
-    devices: int = 1  # number of devices that share each cohort
-
-
-class Block(NamedTuple):
-    """Rounds of all seeds in one compiled program."""
-
-    config: ml_collections.ConfigDict
-    federation: FederatedData
-    placed: Choice  # placement of the clients in the last stage
-    program: Any  # the compiled program
-    compile_seconds: float  # tracing included
-    run: Callable[[], Metrics]  # the metrics on the host, once the program is done
-
-
-class Timings(NamedTuple):
-    """Seconds of the blocks."""
-
-    wall: list[float]
-    processor: list[float]  # seconds of this process, all cores together
-    warm: bool  # False: the first block took longer than the limit, and is all there is
-
-
-def measure(name: str, variant_name: str, options: Options) -> dict[str, Any]:
-    """Measure one variant of a workload.
+def measure(name: str, workload: Workload, given: argparse.Namespace) -> dict[str, Any]:
+    """Measure one way to run a workload.
 
     Args:
         name: a key of `WORKLOADS`.
-        variant_name: the name of one of its variants.
-        options: see `Options`.
+        workload: one of its values.
+        given: options of the command line, see `fedjax_ssl.bench.options`.
 
     Returns:
         Numbers and strings, ready for JSON. Rates are medians over the blocks. "fraction_of_peak" compares the
@@ -74,71 +42,84 @@ def measure(name: str, variant_name: str, options: Options) -> dict[str, Any]:
     Raises:
         ConfigError: a setting cannot be used.
     """
-    mapped = not options.heap and map_large_buffers()
-    use_processor(options.threads, options.devices)
-    workload, variant = prepared(name, variant_name, options.scale, options.placement, options.devices)
-    rounds = options.rounds or workload.rounds
-    block = compile_block(workload, variant, rounds)
+    mapped = not given.heap and map_large_buffers()
+    use_processor(given.threads, given.devices)
+    workload = workload.scaled(given.scale)
+    rounds = given.rounds or workload.rounds
+    placement = {"federated.placement": given.placement} if given.placement else {}
+    config = workload.config({"federated.devices": given.devices, **placement})
+    experiment = Experiment(config, workload.dataset())
+    federation = federate(experiment, jax.random.key(config.seed))
+    choices: list[Choice] = []
+    program, run, compile_seconds = compile_block(workload, experiment, federation, rounds, choices.append)
     peak = product_operations_per_second()
-    timings, totals = time_blocks(block.run, options.repeats, options.limit)
+    wall, processor_seconds, warm, metrics = time_blocks(run, given.repeats, given.limit)
     peak = max(peak, product_operations_per_second())
-    seconds = statistics.median(timings.wall)
-    per_example = _operations_per_example(block)
+    seconds = statistics.median(wall)
+    totals = {field: float(np.sum(metrics[field])) for field in ("examples", "local_steps", "clients")}
+    per_example = _operations_per_example(config.model, federation)
     return {
         "workload": name,
-        "variant": variant_name,
-        "title": WORKLOADS[name].title,
+        "variant": workload.variant,
+        "title": workload.title,
         "note": workload.note,
-        "scale": options.scale,
+        "scale": given.scale,
         "clients": workload.num_clients,
         "cohort_size": workload.cohort_size,
-        "seeds": variant.seeds,
-        "placement": block.placed.placement,
-        "clients_at_once": block.placed.clients_at_once,
+        "seeds": workload.seeds,
+        "placement": choices[-1].placement,  # of the last stage
+        "clients_at_once": choices[-1].clients_at_once,
         "large_buffers": "mapped" if mapped else "heap",
         "threads": processor.threads(),
-        "devices": options.devices,
+        "devices": given.devices,
         "rounds_per_block": rounds,
-        "blocks": len(timings.wall),
-        "warm": timings.warm,
+        "blocks": len(wall),
+        "warm": warm,
         "examples_per_second": totals["examples"] / seconds,
         "local_steps_per_second": totals["local_steps"] / seconds,
         "client_updates_per_second": totals["clients"] / seconds,
-        "rounds_per_second": variant.seeds * rounds / seconds,
+        "rounds_per_second": workload.seeds * rounds / seconds,
         "seconds_per_round": seconds / rounds,
-        "processor_seconds_per_round": statistics.median(timings.processor) / rounds,
-        "fastest_seconds_per_round": min(timings.wall) / rounds,
-        "compile_seconds": block.compile_seconds,
+        "processor_seconds_per_round": statistics.median(processor_seconds) / rounds,
+        "fastest_seconds_per_round": min(wall) / rounds,
+        "compile_seconds": compile_seconds,
         "peak_memory_bytes": runs.peak_memory_bytes(),
-        "temporary_bytes": int(getattr(block.program.memory_analysis(), "temp_size_in_bytes", 0) or 0),
+        "temporary_bytes": int(getattr(program.memory_analysis(), "temp_size_in_bytes", 0) or 0),
         "operations_per_example": per_example,
         "product_operations_per_second": peak,
         "fraction_of_peak": per_example * totals["examples"] / seconds / peak,
-        "loss": totals["loss"],
+        "loss": float(np.mean(metrics["loss"])),
         "device": runs.device_description(),
         "versions": runs.versions(),
     }
 
 
-def compile_block(workload: Workload, variant: Variant, rounds: int) -> Block:
-    """Compile a block of rounds for the device that is here, and run the rounds before it in whole blocks."""
-    experiment = Experiment(workload.config(variant), workload.dataset())
-    config, key = experiment.config, jax.random.key(experiment.config.seed)
-    federation = federate(experiment, key)
-    choices: list[Choice] = []
+def compile_block(
+    workload: Workload,
+    experiment: Experiment,
+    federation: FederatedData,
+    rounds: int,
+    report: Callable[[Choice], None],
+) -> tuple[Any, Callable[[], Metrics], float]:
+    """Compile rounds of all seeds for the device that is here, and run the rounds before them in whole blocks.
+
+    Returns:
+        (the compiled program, a function that runs it and gives its metrics on the host, seconds of compiling with
+        tracing).
+    """
     execution = execution_of(experiment, federation, alone=True)
-    method = build_method(experiment, federation, report=choices.append, execution=execution)
-    seeds = jax.vmap(jax.random.key)(config.seed + jnp.arange(variant.seeds))
+    method = build_method(experiment, federation, report=report, execution=execution)
+    seeds = jax.vmap(jax.random.key)(experiment.config.seed + jnp.arange(workload.seeds))
     keys, shared = share_out((seeds, federation), execution.mesh)
 
     def one(key: Key[Array, ""], state: ServerState, federation: FederatedData) -> tuple[ServerState, Metrics]:
         return run_rounds(method, key, state, federation, rounds)
 
     def advance(keys: Key[Array, " s"], states: ServerState, federation: FederatedData) -> tuple[ServerState, Metrics]:
-        if variant.seeds == 1:  # as a run compiles it
+        if workload.seeds == 1:  # as a run compiles it
             key, state = jax.tree.map(lambda x: x[0], (keys, states))
             return jax.tree.map(lambda x: x[None], one(key, state, federation))
-        sweep = partial(jax.vmap, axis_name=VECTORIZED_RUNS) if variant.vectorized else over_seeds
+        sweep = partial(jax.vmap, axis_name=VECTORIZED_RUNS) if workload.vectorized else over_seeds
         return sweep(lambda key, state: one(key, state, federation))(keys, states)
 
     states = jax.jit(jax.vmap(method.init, in_axes=(0, None)))(keys, shared)
@@ -153,40 +134,35 @@ def compile_block(workload: Workload, variant: Variant, rounds: int) -> Block:
         jax.block_until_ready(new_states)
         return jax.device_get(metrics)
 
-    return Block(config, federation, choices[-1], program, seconds, run)
+    return program, run, seconds
 
 
-def time_blocks(run: Callable[[], Metrics], repeats: int, limit: float) -> tuple[Timings, dict[str, float]]:
-    """Run blocks until there are enough of them or the time is over.
+def time_blocks(
+    run: Callable[[], Metrics], repeats: int, limit: float
+) -> tuple[list[float], list[float], bool, Metrics]:
+    """Run a block to warm up, and then until there are enough of them or the time is over.
 
     Returns:
-        (timings, and for one block: examples, local steps and client updates of all seeds, and the mean loss).
+        (seconds of the blocks by the clock, seconds of this process on all cores together, whether they were warm: else
+        the first one took longer than the limit and is all there is, metrics of the last one).
     """
     wall: list[float] = []
-    processor: list[float] = []
-    start = time.perf_counter()
-    warm = False
-    while len(wall) < repeats:
-        begin, begin_processor = time.perf_counter(), time.process_time()
+    worked: list[float] = []
+    start, over = time.perf_counter(), False
+    while len(wall) <= repeats and not over:
+        begin, begin_worked = time.perf_counter(), time.process_time()
         metrics = run()
         wall.append(time.perf_counter() - begin)
-        processor.append(time.process_time() - begin_processor)
+        worked.append(time.process_time() - begin_worked)
         over = time.perf_counter() - start > limit
-        if not warm and not over:
-            warm = True
-            wall, processor = [], []
-        elif over:
-            break
-    totals = {name: float(np.sum(metrics[name])) for name in ("examples", "local_steps", "clients")}
-    return Timings(wall, processor, warm), {**totals, "loss": float(np.mean(metrics["loss"]))}
+    warm = len(wall) > 1
+    return wall[warm:], worked[warm:], warm, metrics
 
 
-def _operations_per_example(block: Block) -> int:
+def _operations_per_example(settings: Any, federation: FederatedData) -> int:
     """Count the operations of a training step: every product of the forward pass comes back twice in the gradient."""
-    settings, shape = block.config.model, block.federation.inputs.shape[1:]
-    model = models.build(
-        settings.name, num_classes=block.federation.num_classes, input_shape=shape, **configs.options(settings)
-    )
+    shape, given = federation.inputs.shape[1:], configs.options(settings)
+    model = models.build(settings.name, num_classes=federation.num_classes, input_shape=shape, **given)
     assert model.forward_operations is not None, "networks of this package count theirs"
     return 3 * model.forward_operations()
 

@@ -4,6 +4,7 @@ Speed does not depend on what the images show. They show their class, so that lo
 """
 
 import dataclasses
+import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,32 +20,23 @@ _IMAGES_AT_ONCE = 20_000
 
 
 @dataclasses.dataclass(frozen=True)
-class Variant:
-    """One way to run a workload."""
-
-    name: str = ""  # shown beside the workload; "" where there is only one way
-    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # dotted fields of the config that differ
-    seeds: int = 1  # runs in one program
-    vectorized: bool = False  # seeds by `jax.vmap` on every backend, instead of by `fedjax_ssl.train.over_seeds`
-    changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # other fields of the workload, as "method"
-
-
-@dataclasses.dataclass(frozen=True)
 class Workload:
-    """A federation and what is trained on it."""
+    """A federation and one way to train on it."""
 
     title: str  # one line
-    input_shape: tuple[int, int, int]  # height, width and channels of an image
-    num_classes: int  # K
-    num_clients: int  # C
+    settings: Mapping[str, Any]  # dotted fields of the config that differ from its defaults
     cohort_size: int  # clients per round
     mean_size: int  # examples per client, on average
-    settings: Mapping[str, Any]  # dotted fields of the config that differ from its defaults
-    rounds: int  # in one compiled call, which is what is timed
+    num_clients: int  # C
+    num_classes: int = 10  # K
+    input_shape: tuple[int, int, int] = (28, 28, 1)  # height, width and channels of an image
+    rounds: int = 1  # in one compiled call, which is what is timed
     rounds_before: int = 0  # at least this many run before those that are measured
     sigma: float = 0.0  # standard deviation of the logarithm of the sizes; 0: all clients are equal
     method: str = "fedavg"
-    variants: tuple[Variant, ...] = (Variant(),)  # ways to run it
+    variant: str = ""  # shown beside the workload; "" where there is only one way to run it
+    seeds: int = 1  # runs in one program
+    vectorized: bool = False  # seeds by `jax.vmap` on every backend, instead of by `fedjax_ssl.train.over_seeds`
     note: str = ""  # remarks for readers of the numbers
 
     def scaled(self, scale: float) -> "Workload":
@@ -57,27 +49,17 @@ class Workload:
             rounds=max(1, round(scale * self.rounds)),
         )
 
-    def of(self, variant: Variant) -> "Workload":
-        """The workload with the changes of a variant."""
-        return dataclasses.replace(self, **variant.changes)
-
     def sizes(self) -> Int[np.ndarray, " C"]:
         """Examples of every client, at least one."""
         normal = np.random.default_rng(0).normal(size=self.num_clients)
         factor = np.exp(self.sigma * normal)
         return np.maximum(np.rint(self.mean_size * factor / factor.mean()), 1).astype(np.int64)
 
-    def config(self, variant: Variant) -> ml_collections.ConfigDict:
-        """The config of a variant, resolved."""
+    def config(self, settings: Mapping[str, Any] = types.MappingProxyType({})) -> ml_collections.ConfigDict:
+        """The config, resolved. Args: dotted fields that differ, where the workload leaves them open."""
         config = configs.default(self.method)
-        config.update_from_flattened_dict(
-            {
-                "rounds": self.rounds + self.rounds_before,
-                "federated.cohort_size": self.cohort_size,
-                **self.settings,
-                **variant.settings,
-            }
-        )
+        rounds = {"rounds": self.rounds + self.rounds_before, "federated.cohort_size": self.cohort_size}
+        config.update_from_flattened_dict({**rounds, **settings, **self.settings})
         return configs.resolve(config)
 
     def dataset(self) -> data.Dataset:
@@ -99,7 +81,7 @@ class Workload:
         )
 
 
-_MNIST, _CIFAR = (28, 28, 1), (32, 32, 3)
+_CIFAR = (32, 32, 3)
 
 
 def _sgd(model: str, batch_size: int, learning_rate: float, **more: Any) -> dict[str, Any]:
@@ -111,138 +93,119 @@ def _sgd(model: str, batch_size: int, learning_rate: float, **more: Any) -> dict
     }
 
 
-_PROTOFSSL = {
-    "method": "protofssl",
-    "mean_size": 540,
-    "rounds_before": 1,
-    "settings": {
-        "model.name": "resnet8",
-        "supervision.name": "per_class",
-        "supervision.labels": 5,
-        "optimizer.name": "rmsprop",
-        "optimizer.learning_rate": 1e-3,
-        "optimizer.local_epochs": 10,
-    },
-}
+def _ways(workload: Workload, **changes: Mapping[str, Any]) -> tuple[Workload, ...]:
+    """A workload in several ways: the name of each, and the fields that differ."""
+    return tuple(dataclasses.replace(workload, variant=name, **fields) for name, fields in changes.items())
+
 
 _W2 = Workload(
     title="softmax regression, MNIST shape, 1,000 clients x 60 examples, 10 per round",
-    input_shape=_MNIST,
-    num_classes=10,
     num_clients=1000,
     cohort_size=10,
     mean_size=60,
     settings=_sgd("linear", 10, 0.03),
     rounds=100,
 )
+_W7 = Workload(
+    title="XCLP with CNN-13 (450 images per client) and ProtoFSSL with ResNet8 (540), CIFAR-10 shape, 100 clients "
+    "with 50 labels each, 5 per round",
+    input_shape=_CIFAR,
+    num_clients=100,
+    cohort_size=5,
+    mean_size=450,
+    settings=_sgd(
+        "cnn13",
+        50,
+        0.3,
+        optimizer__weight_decay=2e-4,
+        augment__name="crop_flip",
+        supervision__name="per_client",
+        supervision__labels=50,
+        method__graph_augment=True,
+    ),
+    method="xclp",
+    note="XCLP: one round of stage 2 with one local epoch (the paper's have five), embeddings and graph count in "
+    "the time but not in the operations; ProtoFSSL: the second round, since the first has no pseudo-labels, ten "
+    "episodes of 30 labelled and 100 unlabelled images as in the paper; prototypes and the diagnosis of "
+    "pseudo-labels count in the time but not in the operations",
+)
+_PROTOFSSL = {
+    "model.name": "resnet8",
+    "supervision.name": "per_class",
+    "supervision.labels": 5,
+    "optimizer.name": "rmsprop",
+    "optimizer.learning_rate": 1e-3,
+    "optimizer.local_epochs": 10,
+}
+_W8 = dataclasses.replace(
+    _W2,
+    title="W2 with several seeds in one program",
+    rounds=20,
+    note="seeds by over_seeds: in turn on a CPU, vectorized elsewhere; vmap: vectorized everywhere; rounds and "
+    "client updates are those of all seeds",
+)
+_W9 = Workload(
+    title="CNN, MNIST shape, 48 clients of log-normal sizes (mean 60, sigma 1), all in every round",
+    num_clients=48,
+    cohort_size=48,
+    mean_size=60,
+    sigma=1.0,
+    settings=_sgd("cnn", 10, 0.03),
+    note="vmap pads every client to the largest one, chunked to the largest of its chunk; chunked and lanes run "
+    "8 at once where the device's memory is not known, as on a CPU",
+)
 
-WORKLOADS: dict[str, Workload] = {
-    "W1": Workload(
-        title="CNN, CIFAR-10 shape, 1,000 clients x 50 images, 50 per round",
-        input_shape=_CIFAR,
-        num_classes=10,
-        num_clients=1000,
-        cohort_size=50,
-        mean_size=50,
-        settings=_sgd("cnn", 10, 0.03),
-        rounds=1,
-    ),
-    "W2": _W2,
-    "W3": Workload(
-        title="CNN, FEMNIST shape, 3,400 clients of log-normal sizes (mean 197, sigma 0.4), 10 per round",
-        input_shape=_MNIST,
-        num_classes=62,
-        num_clients=3400,
-        cohort_size=10,
-        mean_size=197,
-        sigma=0.4,
-        settings=_sgd("cnn", 20, 0.1),
-        rounds=2,
-    ),
-    "W5": Workload(
-        title="fedjax's EMNIST CNN with dropout, 10 clients x 200 examples, all in every round",
-        input_shape=_MNIST,
-        num_classes=62,
-        num_clients=10,
-        cohort_size=10,
-        mean_size=200,
-        settings=_sgd("cnn", 20, 0.1),
-        rounds=2,
-    ),
-    "W7": Workload(
-        title="XCLP with CNN-13 (450 images per client) and ProtoFSSL with ResNet8 (540), CIFAR-10 shape, 100 clients "
-        "with 50 labels each, 5 per round",
-        input_shape=_CIFAR,
-        num_classes=10,
-        num_clients=100,
-        cohort_size=5,
-        mean_size=450,
-        settings=_sgd(
-            "cnn13",
-            50,
-            0.3,
-            optimizer__weight_decay=2e-4,
-            augment__name="crop_flip",
-            supervision__name="per_client",
-            supervision__labels=50,
-            method__graph_augment=True,
+# Workloads by name, each in the ways that it is run.
+WORKLOADS: dict[str, tuple[Workload, ...]] = {
+    "W1": (
+        Workload(
+            title="CNN, CIFAR-10 shape, 1,000 clients x 50 images, 50 per round",
+            input_shape=_CIFAR,
+            num_clients=1000,
+            cohort_size=50,
+            mean_size=50,
+            settings=_sgd("cnn", 10, 0.03),
         ),
-        rounds=1,
-        method="xclp",
-        variants=(Variant("XCLP"), Variant("ProtoFSSL", changes=_PROTOFSSL)),
-        note="XCLP: one round of stage 2 with one local epoch (the paper's have five), embeddings and graph count in "
-        "the time but not in the operations; ProtoFSSL: the second round, since the first has no pseudo-labels, ten "
-        "episodes of 30 labelled and 100 unlabelled images as in the paper; prototypes and the diagnosis of "
-        "pseudo-labels count in the time but not in the operations",
     ),
-    "W8": dataclasses.replace(
-        _W2,
-        title="W2 with several seeds in one program",
-        rounds=20,
-        variants=(
-            Variant("1 seed"),
-            Variant("8 seeds", seeds=8),
-            Variant("64 seeds", seeds=64),
-            Variant("64 seeds, vmap", seeds=64, vectorized=True),
+    "W2": (_W2,),
+    "W3": (
+        Workload(
+            title="CNN, FEMNIST shape, 3,400 clients of log-normal sizes (mean 197, sigma 0.4), 10 per round",
+            num_classes=62,
+            num_clients=3400,
+            cohort_size=10,
+            mean_size=197,
+            sigma=0.4,
+            settings=_sgd("cnn", 20, 0.1),
+            rounds=2,
         ),
-        note="seeds by over_seeds: in turn on a CPU, vectorized elsewhere; vmap: vectorized everywhere; rounds and "
-        "client updates are those of all seeds",
     ),
-    "W9": Workload(
-        title="CNN, MNIST shape, 48 clients of log-normal sizes (mean 60, sigma 1), all in every round",
-        input_shape=_MNIST,
-        num_classes=10,
-        num_clients=48,
-        cohort_size=48,
-        mean_size=60,
-        sigma=1.0,
-        settings=_sgd("cnn", 10, 0.03),
-        rounds=1,
-        variants=tuple(
-            Variant(placement, {"federated.placement": placement})
+    "W5": (
+        Workload(
+            title="fedjax's EMNIST CNN with dropout, 10 clients x 200 examples, all in every round",
+            num_classes=62,
+            num_clients=10,
+            cohort_size=10,
+            mean_size=200,
+            settings=_sgd("cnn", 20, 0.1),
+            rounds=2,
+        ),
+    ),
+    "W7": _ways(
+        _W7,
+        XCLP={},
+        ProtoFSSL={"method": "protofssl", "mean_size": 540, "rounds_before": 1, "settings": _PROTOFSSL},
+    ),
+    "W8": _ways(
+        _W8,
+        **{"1 seed": {}, "8 seeds": {"seeds": 8}, "64 seeds": {"seeds": 64}},
+        **{"64 seeds, vmap": {"seeds": 64, "vectorized": True}},
+    ),
+    "W9": _ways(
+        _W9,
+        **{
+            placement: {"settings": {**_W9.settings, "federated.placement": placement}}
             for placement in ("vmap", "chunked", "lanes", "sequential")
-        ),
-        note="vmap pads every client to the largest one, chunked to the largest of its chunk; chunked and lanes run "
-        "8 at once where the device's memory is not known, as on a CPU",
+        },
     ),
 }
-
-
-def prepared(
-    name: str, variant_name: str, scale: float = 1.0, placement: str | None = None, devices: int = 1
-) -> tuple[Workload, Variant]:
-    """A workload with the changes of one of its variants, and that variant.
-
-    Args:
-        name: a key of `WORKLOADS`.
-        variant_name: the name of one of its variants.
-        scale: see `Workload.scaled`.
-        placement: where the variant does not fix it.
-        devices: number of devices that share each cohort.
-    """
-    variant = next(variant for variant in WORKLOADS[name].variants if variant.name == variant_name)
-    workload = WORKLOADS[name].of(variant).scaled(scale)
-    chosen: dict[str, Any] = {"federated.devices": devices}
-    if placement:
-        chosen["federated.placement"] = placement
-    return workload, dataclasses.replace(variant, settings={**chosen, **variant.settings})

@@ -6,7 +6,7 @@ has the options of all its choices, which their builders declare: None stands fo
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import ml_collections
@@ -227,11 +227,7 @@ def register(kind: str, name: str | None = None, builder: Callable[..., Any] | N
     """
     check_known("kind", kind, REGISTRIES)
     if builder is None:
-        return functools.partial(_register, kind, name)
-    return _register(kind, name, builder)
-
-
-def _register(kind: str, name: str | None, builder: Callable[..., Any]) -> Callable[..., Any]:
+        return functools.partial(register, kind, name)
     REGISTRIES[kind].register(name or builder.__name__, builder)
     return builder
 
@@ -257,17 +253,20 @@ def options_of(config: Any) -> dict[str, Option]:
     return found | {name: field.described() for name, field in FIELDS.items()}
 
 
-def method_section(name: str) -> dict[str, Any]:
-    """Makes `config.method`: the name, and the method's own settings with their defaults.
+def with_method(given: Mapping[str, Any]) -> ml_collections.ConfigDict:
+    """Makes `config.method`: a method's name and settings, with their defaults where `given` has none.
+
+    Args:
+        given: a name, and settings, of which those that the method does not have are left out.
 
     Raises:
         ValueError: nobody knows the method.
     """
-    own = {
-        setting: config_dict.placeholder(option.type) if option.default is None else option.default
-        for setting, option in methods.METHODS.options(name).items()
-    }
-    return {"name": name, **own}
+    section = {"name": given["name"]}
+    for setting, option in methods.METHODS.options(given["name"]).items():
+        plain = config_dict.placeholder(option.type) if option.default is None else option.default
+        section[setting] = given.get(setting, plain)
+    return ml_collections.ConfigDict(section)
 
 
 def default(method: str = "fedavg") -> ml_collections.ConfigDict:
@@ -276,7 +275,7 @@ def default(method: str = "fedavg") -> ml_collections.ConfigDict:
     Args:
         method: name of a method, whose settings become `config.method`.
     """
-    fields: dict[str, Any] = {"method": method_section(method)}
+    fields: dict[str, Any] = {"method": with_method({"name": method})}
     options = {
         f"{section}.{option}": kind
         for section, registry in CHOICES.items()

@@ -4,10 +4,11 @@ One way: the name gives a file, its `get_config` a config, and every setting rep
 """
 
 import ast
+import contextlib
 import inspect
 import re
 import runpy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 import ml_collections
 import numpy as np
 
-from fedjax_ssl.config.fields import WORDS, default, method_section, options_of
+from fedjax_ssl.config.fields import WORDS, default, options_of, with_method
 from fedjax_ssl.errors import ConfigError, did_you_mean, naming
 from fedjax_ssl.own_code import blame, make_importable
 from fedjax_ssl.registry import Option
@@ -87,12 +88,8 @@ def load_several(path: str | Path, function: str) -> list[ml_collections.ConfigD
         ConfigError: the file has an error or no such function, or what it yields is no config.
     """
     yields = _read(Path(path), function)
-    try:
+    with _blaming(f"{function} of {path} failed"):
         given = list(yields())
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"{function} of {path} failed: {_why(error)}") from error
     if not all(isinstance(config, ml_collections.ConfigDict) for config in given):
         raise ConfigError(f"{function} of {path} yields something that is no config; yield what get_config returns")
     return given
@@ -125,14 +122,14 @@ def with_settings(config: ml_collections.ConfigDict, settings: Settings) -> ml_c
     """A copy of a config with other values in some fields; arguments and errors as of `load`."""
     copy = deepcopy(config).lock()
     given = _given(settings)
-    for field in sorted(given, key=_order):
+    for field in sorted(given, key=lambda field: (field != "method.name", not field.endswith(".name"))):
         known = options_of(copy)
         if field not in known:
             raise ConfigError(_no_field(copy, field, known))
         value = _value(field, given[field], known[field])
-        with copy.unlocked():
+        with copy.unlocked(), naming("method.name"):
             if field == "method.name" and value != copy.method.name:
-                copy.method = _of_method(value, copy.method)
+                copy.method = with_method({**copy.method, "name": value})
             else:
                 copy.update_from_flattened_dict({field: value})
     return copy
@@ -143,27 +140,12 @@ def _given(settings: Settings) -> dict[str, Any]:
     return {field.removeprefix("config."): value for field, value in pairs}
 
 
-def _order(field: str) -> tuple[bool, bool]:
-    return field != "method.name", not field.endswith(".name")
-
-
-def _of_method(name: str, before: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-    """The section of another method; what both have keeps its value."""
-    with naming("method.name"):
-        section = method_section(name)
-    kept = {setting: value for setting, value in before.items() if setting in section and setting != "name"}
-    return ml_collections.ConfigDict({**section, **kept})
-
-
 def _no_field(config: ml_collections.ConfigDict, field: str, known: Iterable[str]) -> str:
     section, _, last = field.rpartition(".")
     namesakes = [one for one in known if one.endswith(f".{last}")]
     hint = f" Did you mean {namesakes[0]!r}?" if namesakes else did_you_mean(field, list(known))
-    line = f"the config has no field {field!r}.{hint}"
-    if section != "method":
-        return line
-    settings = ", ".join(config.method)
-    return f"{line} config.method of {config.method.name!r} has: {settings}"
+    has = f" config.method of {config.method.name!r} has: {', '.join(config.method)}" if section == "method" else ""
+    return f"the config has no field {field!r}.{hint}{has}"
 
 
 def _value(field: str, given: Any, kind: Option) -> Any:
@@ -176,7 +158,8 @@ def _value(field: str, given: Any, kind: Option) -> Any:
         raise ConfigError(f"config.{field}=None: give {WORDS[kind.type]}")
     value = given.item() if isinstance(given, np.generic) else given
     if text is not None:
-        value = _from_text(text, kind.type)
+        with contextlib.suppress(ValueError):  # a text of another type is refused below
+            value = _PARSERS.get(kind.type, kind.type)(text)
     if kind.type is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if kind.type is tuple and isinstance(value, list):
@@ -187,20 +170,6 @@ def _value(field: str, given: Any, kind: Option) -> Any:
     return value
 
 
-def _from_text(text: str, kind: type) -> Any:
-    """The value, or the text itself where it is none of this type."""
-    try:
-        if kind is bool:
-            return _TRUTH.get(text.lower(), text)
-        if kind is object:
-            return int(text)
-        if kind is tuple:
-            return _tuple(text)
-        return kind(text)
-    except ValueError:
-        return text
-
-
 def _tuple(text: str) -> tuple[Any, ...]:
     try:
         found = ast.literal_eval(text)
@@ -209,18 +178,22 @@ def _tuple(text: str) -> tuple[Any, ...]:
     return tuple(found) if isinstance(found, (tuple, list)) else (found,)
 
 
+_PARSERS: dict[type, Callable[[str], Any]] = {
+    bool: lambda text: _TRUTH.get(text.lower(), text),
+    object: int,  # or the text, a name
+    tuple: _tuple,
+}
+
+
 def _read(path: Path, function: str) -> Callable[..., Any]:
     """A function of a Python file, whose neighbours can be imported from now on."""
     if path.resolve() not in shipped_configs().values():
         make_importable(path.parent)
     try:
-        names = runpy.run_path(str(path))
-    except ConfigError:
-        raise
+        with _blaming(f"{path} cannot be read"):
+            names = runpy.run_path(str(path))
     except SystemExit as error:
         raise ConfigError(f"{path} is no config file: it ends Python when it is read (exit {error.code})") from error
-    except Exception as error:
-        raise ConfigError(f"{path} cannot be read: {_why(error)}") from error
     if not callable(names.get(function)):
         raise ConfigError(f"{path} is no config file: it has no function {function}")
     return names[function]
@@ -234,12 +207,8 @@ def _call(get_config: Callable[..., Any], source: Source, told: dict[str, Any]) 
         needs = "takes no argument" if given else "needs an argument"
         shown = f"; got {source.argument!r}" if given else f": {source.path.stem}:ARGUMENT"
         raise ConfigError(f"{source.path.name} {needs}{shown}") from error
-    try:
+    with _blaming(f"get_config of {source.path} failed"):
         config = get_config(*given, **told)
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"get_config of {source.path} failed: {_why(error)}") from error
     if not isinstance(config, ml_collections.ConfigDict):
         raise ConfigError(f"get_config of {source.path} returned {type(config).__name__}; a config is a ConfigDict")
     if missing := [name for name in default() if name not in config]:
@@ -250,6 +219,12 @@ def _call(get_config: Callable[..., Any], source: Source, told: dict[str, Any]) 
     return config
 
 
-def _why(error: Exception) -> str:
-    """An error of a config file, with its place in the file where one is known."""
-    return blame(error) or f"{type(error).__name__}: {str(error).strip()}"
+@contextlib.contextmanager
+def _blaming(what: str) -> Iterator[None]:
+    """Turns an error of a config file into a ConfigError, with its place in the file where one is known."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{what}: {blame(error) or f'{type(error).__name__}: {str(error).strip()}'}") from error

@@ -11,7 +11,7 @@ from flax.traverse_util import flatten_dict
 
 from fedjax_ssl import methods
 from fedjax_ssl.checks import Several
-from fedjax_ssl.config.fields import CHOICES, REGISTRIES, check_fields, get, options_of
+from fedjax_ssl.config.fields import CHOICES, REGISTRIES, check_fields, get, options_of, with_method
 from fedjax_ssl.data import rounds_of_a_part
 from fedjax_ssl.errors import ConfigError, ConfigNote, did_you_mean, naming
 from fedjax_ssl.federated import (
@@ -47,11 +47,7 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
         raise ConfigError(f"a config is needed, not {config!r}; fedjax_ssl.load_config(NAME) reads one by its name")
     resolved = ml_collections.ConfigDict(config.to_dict())
     _refuse_unknown(resolved)
-    name, given = resolved.method.name, resolved.method.to_dict()
-    known = methods.settings(name)
-    resolved.method = ml_collections.ConfigDict(
-        {"name": name, **{key: given.get(key, value) for key, value in known.items()}}
-    )
+    resolved.method = with_method(resolved.method)
     check_fields(resolved)
     for section in CHOICES:
         _check_options(resolved, section)

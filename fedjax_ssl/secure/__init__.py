@@ -5,9 +5,9 @@ together with no client; what XCLP shows by design, which is much, is in docs/se
 Importing this package loads no protocol: `protocols`, `secure_hamming` and the others load when first used.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from fedjax_ssl.lazy import attach
 from fedjax_ssl.secure.errors import (
     SERVER,
     BadKey,
@@ -30,11 +30,5 @@ LEVELS = ("ideal", "accounted", "real")
 CHOICES = ("none", *LEVELS)  # of a config; "none": the kernels
 HAMMING = ("transfer", "paillier")
 DROPS = ("keys", "hamming", "mask", "sums", "result")  # phases in which a client can vanish
-_HOMES = {"Protocols": "levels", "Traffic": "network"}
-_HOMES |= dict.fromkeys(("Secured", "protocols", "secure_hamming", "secure_row_sums"), "real")
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__, __dir__ = attach(__name__)
