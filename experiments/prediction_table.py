@@ -28,7 +28,7 @@ from tables import facts, markdown, parser_of, rows_as_csv, spread
 from fedjax_ssl import data
 from fedjax_ssl.command_line import USER_ERRORS, use_compilation_cache
 from fedjax_ssl.runs import predict
-from fedjax_ssl.runs.build import build_method, device_mesh, federate, load_experiment, prediction_settings
+from fedjax_ssl.runs.build import build_method, device_mesh, federate, load_experiment
 from fedjax_ssl.runs.rounds import run_rounds
 
 
@@ -118,15 +118,14 @@ def _run(
     key = jax.random.key(seed)
     federation = federate(experiment, key)
     data.validate(federation)
-    asked = prediction_settings(experiment.config)
-    predict.check(asked, federation)
+    predict.check(experiment.config, federation)
     method = build_method(experiment, federation)
     mesh = device_mesh(experiment.config.federated.devices, experiment.config.federated.reduce)
     state = jax.jit(method.init)(key, federation)
     if config.rounds:
         rounds = experiment.config.rounds
         state, _ = jax.jit(lambda state, data: run_rounds(method, key, state, data, rounds))(state, federation)
-    outcomes = predict.summary_of(list(predict.predict(asked, method, state, key, federation, mesh)))
+    outcomes = predict.summary_of(list(predict.predict(experiment.config, method, state, key, federation, mesh)))
     left_out = experiment.config.data.left_out_client
     what = f"{features}, {fraction:.0%} labelled, seed {seed}" if left_out is None else f"without client {left_out}"
     print(

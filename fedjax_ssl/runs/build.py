@@ -18,7 +18,6 @@ from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import Execution, Method, Setup
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.channel_terms import check_channels
-from fedjax_ssl.runs.predict import PredictionSettings
 from fedjax_ssl.runs.processes import run_devices
 
 # Tables may be a quarter wider than a seed needs, so that another seed does not need another program.
@@ -215,11 +214,6 @@ def device_mesh(devices: int, reduce: str) -> Mesh | None:
     # Fixed-point sums differ from plain ones, so that one device has to add as several do.
     alone = len(found) == 1 and reduce != "fixed"
     return None if alone else Mesh(np.array(found), ("clients",))
-
-
-def prediction_settings(config: ml_collections.ConfigDict) -> PredictionSettings:
-    """Take the settings of predictions from a resolved config."""
-    return PredictionSettings(**{**config.prediction, "predictors": configs.predictors(config)})
 
 
 def _augmentation(kind: str, config: dict[str, Any], dataset: data.Dataset) -> Callable[[Array, Array], Array]:

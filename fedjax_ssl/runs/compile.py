@@ -39,7 +39,6 @@ from fedjax_ssl.runs.build import (
     execution_of,
     federate,
     load_resolved,
-    prediction_settings,
 )
 from fedjax_ssl.runs.files import bytes_in_words, plain_value
 from fedjax_ssl.runs.residence import on_host, why_not_on_host
@@ -139,10 +138,9 @@ def prepare(experiment: Experiment, federation: FederatedData) -> Prepared:
         ConfigError: a setting cannot be used.
     """
     config, dataset = experiment.config, experiment.dataset
-    asked = prediction_settings(config)
-    predict.check(asked, federation)
+    predict.check(config, federation)
     with naming("data, config.partition or config.supervision"):
-        data.validate(federation, truth_required=not asked.predictors)
+        data.validate(federation, truth_required=not configs.predictors(config))
     execution = execution_of(experiment, federation, alone=True)
     method = build_method(experiment, federation, execution=execution)
     parts = [static_part(config), dataset.input_max, dataset.mean, dataset.std]

@@ -20,7 +20,7 @@ from fedjax_ssl import data, models
 from fedjax_ssl.errors import counted
 from fedjax_ssl.federated import BY_CLIENT
 from fedjax_ssl.runs import divergence, model_file, predict
-from fedjax_ssl.runs.build import check_labels, check_weighting, note_missing_labels, prediction_settings
+from fedjax_ssl.runs.build import check_labels, check_weighting, note_missing_labels
 from fedjax_ssl.runs.compile import Inputs, Prepared, Shared, described
 from fedjax_ssl.runs.environment import device_description
 from fedjax_ssl.runs.files import Closing, encode_json
@@ -78,7 +78,6 @@ class Run(Closing):
         team.check_same(
             "data", self.federation, "Give every machine the same files, the same hardware and the same versions."
         )
-        self._asked = prediction_settings(self.config)
         self._check_fit()
         self._settle_changes()
         self._template = shared.template(prepared)
@@ -97,7 +96,9 @@ class Run(Closing):
         self._profiled, self._said = False, set[str]()
         team.connect(self._mesh)
         self.state, self.inputs = share_out((self.state, prepared.inputs), self._mesh)
-        self._files = record.files(trained=bool(self.config.rounds), predicted=bool(self._asked.predictors)) or {}
+        self._files = (
+            record.files(trained=bool(self.config.rounds), predicted=bool(configs.predictors(self.config))) or {}
+        )
         self._open = contextlib.ExitStack()
         self._feed: Feed | None = None
         if self._experiment.host is not None:
@@ -254,7 +255,7 @@ class Run(Closing):
         natural, outcomes = config.partition.name == "natural", []
         _, key, federation = self.inputs
         method, say = self.prepared.method, self._progress.note
-        for outcome in predict.predict(self._asked, method, self.state, key, federation, self._mesh, say):
+        for outcome in predict.predict(config, method, self.state, key, federation, self._mesh, say):
             outcomes.append(outcome)
             self.record.write_predictions(
                 predict.predictions_csv(dataset, self.federation, outcomes, natural),

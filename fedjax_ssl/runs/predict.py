@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
+from fedjax_ssl import config as configs
 from fedjax_ssl import data, graph, secure
 from fedjax_ssl.config import ConfigError, naming
 from fedjax_ssl.data import Dataset, FederatedData, client_names
@@ -32,34 +34,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-class PredictionSettings(NamedTuple):
-    """Predictions to make, and how; each field is explained in `config.prediction`."""
-
-    predictors: tuple[str, ...]
-    features: str
-    variant: str
-    unlabelled: str
-    similarity: str
-    num_bits: int
-    num_neighbors: int
-    alpha: float
-    similarity_power: float | None
-    label_norm: str | None
-    confidence_scale: str | None
-    groups: int
-    new_batch_size: int | None
-    neighbor_search: str
-    protocol: str
-    hamming: str
-
-
 class Job(NamedTuple):
     """One way of predicting."""
 
+    name: str  # tells the jobs of one run apart
     predictor: str
     variant: str | None  # None for the network, which has none
     unlabelled: bool  # whether unlabelled training examples stand in the graph
-    name: str  # tells the jobs of one run apart
 
 
 class Predicted(NamedTuple):
@@ -73,55 +54,57 @@ class Predicted(NamedTuple):
     protocol_bytes: int | None = None  # bytes of all messages of its graph, where they are counted
 
 
-def jobs_of(settings: PredictionSettings) -> list[Job]:
+def jobs_of(config: ml_collections.ConfigDict) -> list[Job]:
     """List the ways of predicting that are asked for, in the order of the predictors.
 
     Returns:
         The jobs; jobs that share a graph, which are those that differ in the variant only, stand side by side.
     """
-    variants = list(VARIANTS) if settings.variant == "both" else [settings.variant]
-    points = {"with": [True], "without": [False], "both": [True, False]}[settings.unlabelled]
+    section = config.prediction
+    variants = list(VARIANTS) if section.variant == "both" else [section.variant]
+    points = {"with": [True], "without": [False], "both": [True, False]}[section.unlabelled]
     jobs = []
-    for predictor in settings.predictors:
+    for predictor in configs.predictors(config):
         if predictor == "network":
-            jobs.append(Job(predictor, None, True, predictor))
+            jobs.append(Job(predictor, predictor, None, True))
             continue
         for unlabelled, variant in itertools.product(points, variants):
             parts = [predictor, variant if len(variants) > 1 else "", "" if unlabelled else "labelled"]
-            jobs.append(Job(predictor, variant, unlabelled, "_".join(part for part in parts if part)))
+            jobs.append(Job("_".join(filter(None, parts)), predictor, variant, unlabelled))
     return jobs
 
 
-def check(settings: PredictionSettings, federation: data.FederatedData) -> None:
+def check(config: ml_collections.ConfigDict, federation: data.FederatedData) -> None:
     """Raise ConfigError where a prediction that is asked for makes no sense for this federation.
 
     Args:
-        settings: which predictions.
+        config: resolved.
         federation: known, not traced.
     """
-    if not settings.predictors:
+    names, groups = configs.predictors(config), config.prediction.groups
+    if not names:
         return
     holders = np.unique(np.asarray(federation.test_client))
     holders = holders[holders >= 0]
     if not holders.size:
         raise ConfigError(
-            f"config.prediction.predictors is {','.join(settings.predictors)!r}, but no new example belongs to a "
+            f"config.prediction.predictors is {','.join(names)!r}, but no new example belongs to a "
             "client. Hold some out with --config.data.client_test_fraction=0.2 or --config.data.left_out_client=0, or "
             "give them in the dataset (npz: test_inputs and test_client, with the natural partition)"
         )
     labels = np.concatenate([np.asarray(federation.num_labelled), np.zeros(federation.num_new_clients, np.int32)])
-    if "per_client_lp" in settings.predictors and not labels[holders].any():
+    if "per_client_lp" in names and not labels[holders].any():
         raise ConfigError(
             "config.prediction.predictors names per_client_lp, which labels a client's examples from this client's "
             "own labels, but no client with new examples has any, as in leave-one-client-out. Leave it out: "
             "--config.prediction.predictors=network,xclp"
         )
-    if settings.groups > labels.size:
-        raise ConfigError(f"config.prediction.groups is {settings.groups}; there are {labels.size} clients")
+    if groups > labels.size:
+        raise ConfigError(f"config.prediction.groups is {groups}; there are {labels.size} clients")
 
 
 def predict(
-    settings: PredictionSettings,
+    config: ml_collections.ConfigDict,
     method: Method,
     state: ServerState,
     key: Key[Array, ""],
@@ -132,7 +115,7 @@ def predict(
     """Label the test examples of all clients in every way that is asked for, one after another.
 
     Args:
-        settings: which predictions.
+        config: resolved; its section `prediction` says which.
         method: gives the network's predictions and features.
         state: state of the method, after training.
         key: the run's key; projections and groups follow from it.
@@ -149,16 +132,15 @@ def predict(
     num_clients = federation.num_clients + federation.num_new_clients
     truth = federation.labels[federation.test_index]
     begin = time.perf_counter()
-    for jobs, found, recalls, traffic in _predict(settings, method, state, key, federation, mesh, report):
-        found = jax.block_until_ready(found)
+    for jobs, found, recall, traffic in _predict(config, method, state, key, federation, mesh, report):
         seconds = time.perf_counter() - begin
         for job, predictions in zip(jobs, found, strict=True):
             scores = score_labels(
                 predictions.labels, truth, federation.test_client, num_clients, federation.num_classes
             )
-            yield Predicted(job, predictions, scores, seconds, float(np.mean(recalls)) if recalls else None, traffic)
+            yield Predicted(job, predictions, scores, seconds, recall, traffic)
         begin = time.perf_counter()
-    if advice := how_to_read(jobs_of(settings)):
+    if advice := how_to_read(jobs_of(config)):
         report(advice)
 
 
@@ -182,57 +164,67 @@ def how_to_read(jobs: Sequence[Job]) -> str:
 
 
 def _predict(
-    settings: PredictionSettings,
+    config: ml_collections.ConfigDict,
     method: Method,
     state: ServerState,
     key: Key[Array, ""],
     federation: data.FederatedData,
     mesh: Mesh | None,
     report: Callable[[str], None],
-) -> Iterator[tuple[list[Job], list[predictors.Predictions], list[float], int | None]]:
+) -> Iterator[tuple[list[Job], list[predictors.Predictions], float | None, int | None]]:
     """Yield jobs that share a graph, their results, the recall of approximate searches, bytes of the protocols."""
-    key = named_key(key, "prediction")
-    for predictor, of_predictor in itertools.groupby(jobs_of(settings), lambda job: job.predictor):
+    section, key = config.prediction, named_key(key, "prediction")
+    num_clients = federation.num_clients + federation.num_new_clients
+    recalls: list[float] = []
+
+    def search(codes: Array, num_bits: int, num_neighbors: int, valid: Array | None = None) -> Neighbors:
+        if section.neighbor_search != "approximate":
+            return nearest_neighbors(codes, num_bits, num_neighbors, valid, mesh=mesh if section.groups == 1 else None)
+        neighbors = approximate_neighbors(codes, num_bits, num_neighbors, valid)
+        recalls.append(float(neighbor_recall(neighbors, codes, num_bits, valid)))
+        return neighbors
+
+    for predictor, of_predictor in itertools.groupby(jobs_of(config), lambda job: job.predictor):
         jobs = list(of_predictor)
         if predictor == "network":
             report("predicting: network ...")
-            yield jobs, [_by_network(method, state, federation)], [], None
+            yield jobs, [_by_network(method, state, federation)], None, None
             continue
-        variants = [_variant(settings, job.variant) for job in jobs if job.unlabelled == jobs[0].unlabelled]
-        points = predictors.points_of(federation)
-        search = _Search(settings.neighbor_search == "approximate", mesh if settings.groups == 1 else None)
+        variants = [_variant(section, job.variant) for job in jobs if job.unlabelled == jobs[0].unlabelled]
+        points, protocols = predictors.points_of(federation), None
         with naming("prediction"):
-            embed = _embedding(settings.features, method, state)
-            protocols = _protocols(settings, key) if predictor == "xclp" else None
-            graph_of, num_graphs = _graphs(predictor, key, federation, settings.groups)
-            label = _labeller(settings, predictor, key, federation, points, embed, search, variants, protocols)
+            embed = _embedding(section.features, method, state)
+            if predictor == "per_client_lp":
+                graph_of, num_graphs = jnp.arange(num_clients, dtype=jnp.int32), num_clients
+            else:
+                graph_of = predictors.random_groups(named_key(key, "groups"), num_clients, section.groups)
+                num_graphs = section.groups
+                if section.protocol != "none":
+                    seed = hashlib.sha256(np.asarray(jax.random.key_data(key)).tobytes()).digest()
+                    options = {"hamming": section.hamming, "seed": seed}
+                    protocols = secure.protocols(section.protocol, section.num_bits, **options)
+            if predictor == "per_client_lp" and section.similarity == "exact":
+                label = predictors.by_cosines(federation, points, embed, variants)
+            else:
+                label = predictors.by_codes(
+                    key,
+                    federation,
+                    points,
+                    embed,
+                    variants,
+                    neighbor_search=nearest_neighbors if predictor == "per_client_lp" else search,
+                    exchange=protocols and protocols.exchange,
+                )
         for unlabelled, sharing in itertools.groupby(jobs, lambda job: job.unlabelled):
             together = list(sharing)
             report(f"predicting: {', '.join(job.name for job in together)} ...")
-            search.recalls.clear()
-            before = protocols.traffic.total() if protocols is not None else 0
+            recalls.clear()
+            before = protocols.traffic.total() if protocols else 0
+            options = {"unlabelled": unlabelled, "new_batch_size": section.new_batch_size}
             with naming("prediction"):
-                found = predictors.predict_with_graphs(
-                    federation,
-                    points,
-                    label,
-                    graph_of,
-                    num_graphs,
-                    unlabelled=unlabelled,
-                    new_batch_size=settings.new_batch_size,
-                )
-            weighed = None
-            if protocols is not None and protocols.level != "ideal":
-                weighed = protocols.traffic.total() - before
-            yield together, found, search.recalls, weighed
-
-
-def _protocols(settings: PredictionSettings, key: Key[Array, ""]) -> secure.Protocols | None:
-    """Start the protocols between the clients of a graph; None: the kernels."""
-    if settings.protocol == "none":
-        return None
-    seed = hashlib.sha256(np.asarray(jax.random.key_data(key)).tobytes()).digest()
-    return secure.protocols(settings.protocol, settings.num_bits, hamming=settings.hamming, seed=seed)
+                found = predictors.predict_with_graphs(federation, points, label, graph_of, num_graphs, **options)
+            counted = protocols.traffic.total() - before if protocols and protocols.level != "ideal" else None
+            yield together, found, float(np.mean(recalls)) if recalls else None, counted
 
 
 def _by_network(method: Method, state: ServerState, federation: data.FederatedData) -> predictors.Predictions:
@@ -265,55 +257,11 @@ def _embedding(features: str, method: Method, state: ServerState) -> Callable[[A
     )
 
 
-def _variant(settings: PredictionSettings, variant: str | None) -> PropagationSettings:
+def _variant(section: ml_collections.ConfigDict, variant: str | None) -> PropagationSettings:
     """Set one propagation up: as the variant says, but for the fields that were set."""
     chosen = VARIANTS[variant or "paper"]
-    given = {name: getattr(settings, name) for name in chosen if getattr(settings, name) is not None}
-    return PropagationSettings(settings.num_bits, settings.num_neighbors, settings.alpha, **{**chosen, **given})
-
-
-def _graphs(predictor: str, key: Key[Array, ""], federation: data.FederatedData, groups: int) -> tuple[Array, int]:
-    """Give the graph of each client, and how many there are."""
-    num_clients = federation.num_clients + federation.num_new_clients
-    if predictor == "per_client_lp":
-        return jnp.arange(num_clients, dtype=jnp.int32), num_clients
-    return predictors.random_groups(named_key(key, "groups"), num_clients, groups), groups
-
-
-def _labeller(
-    settings: PredictionSettings,
-    predictor: str,
-    key: Key[Array, ""],
-    federation: data.FederatedData,
-    points: predictors.Points,
-    embed: Callable[[Array], Array],
-    search: "_Search",
-    variants: list[PropagationSettings],
-    protocols: secure.Protocols | None,
-) -> predictors.Labeller:
-    alone = predictor == "per_client_lp"
-    if alone and settings.similarity == "exact":
-        return predictors.by_cosines(federation, points, embed, variants)
-    neighbor_search = nearest_neighbors if alone else search
-    exchange = None if protocols is None else protocols.exchange
-    return predictors.by_codes(
-        key, federation, points, embed, variants, neighbor_search=neighbor_search, exchange=exchange
-    )
-
-
-class _Search:
-    """The search for neighbours that is asked for; keeps how many of them an approximate one found."""
-
-    def __init__(self, approximate: bool, mesh: Mesh | None):
-        self._approximate, self._mesh = approximate, mesh
-        self.recalls: list[float] = []
-
-    def __call__(self, codes: Array, num_bits: int, num_neighbors: int, valid: Array | None = None) -> Neighbors:
-        if not self._approximate:
-            return nearest_neighbors(codes, num_bits, num_neighbors, valid, mesh=self._mesh)
-        neighbors = approximate_neighbors(codes, num_bits, num_neighbors, valid)
-        self.recalls.append(float(neighbor_recall(neighbors, codes, num_bits, valid)))
-        return neighbors
+    given = {name: section[name] for name in chosen if section[name] is not None}
+    return PropagationSettings(section.num_bits, section.num_neighbors, section.alpha, **{**chosen, **given})
 
 
 def summary_of(outcomes: Sequence[Predicted]) -> list[dict[str, Any]]:
@@ -332,10 +280,7 @@ def summary_of(outcomes: Sequence[Predicted]) -> list[dict[str, Any]]:
         scores = jax.tree.map(lambda values: np.asarray(values, np.float64), outcome.scores)
         scored = scores.client_examples > 0
         row: dict[str, Any] = {
-            "name": outcome.job.name,
-            "predictor": outcome.job.predictor,
-            "variant": outcome.job.variant,
-            "unlabelled": outcome.job.unlabelled,
+            **outcome.job._asdict(),
             "new_examples": int(scores.examples),
             "coverage": float(scores.coverage),
         }

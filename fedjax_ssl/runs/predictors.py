@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Int32, Key
+import pandas
+from jaxtyping import Array, Float, Int, Int32, Key
 
 from fedjax_ssl import graph
 from fedjax_ssl.backend import backend
@@ -37,7 +38,7 @@ class Points(NamedTuple):
     """Points of the graphs: training examples, then test examples of clients."""
 
     row: Int32[Array, " n"]  # row of `FederatedData.inputs`
-    client: Int32[Array, " n"]  # -1 = padding
+    client: Int32[Array, " n"]
     observed: Int32[Array, " n"]  # -1 = no label
     new: Int32[Array, " n"]  # place in `FederatedData.test_index`, -1 = a training example
 
@@ -59,25 +60,17 @@ class Labeller(NamedTuple):
 
 
 def points_of(data: FederatedData) -> Points:
-    """Lists the points of a federation.
+    """List the points of a federation.
 
     Args:
-        data: with test examples that belong to clients; others are left out.
-
-    Returns:
-        Points; without padding if the federation is known, and padded to static sizes under a trace.
+        data: not traced, with test examples that belong to clients; others are left out.
     """
-    real = jnp.arange(data.max_examples, dtype=jnp.int32) < data.num_examples[:, None]
-    owner = jnp.broadcast_to(jnp.arange(data.num_clients, dtype=jnp.int32)[:, None], real.shape)
-    observed = data.observed_by_clients
-    training = Points(data.index, jnp.where(real, owner, -1), observed, jnp.full_like(observed, -1))
-    place = jnp.arange(data.test_index.shape[0], dtype=jnp.int32)
-    new = Points(data.test_index, data.test_client, jnp.full_like(place, -1), place)
-    points = jax.tree.map(lambda one, other: jnp.concatenate([one.reshape(-1), other]), training, new)
-    if isinstance(points.client, jax.core.Tracer):
-        return points
-    taken = np.flatnonzero(np.asarray(points.client) >= 0)
-    return jax.tree.map(lambda values: values[taken], points)
+    client, column = np.nonzero(np.arange(data.max_examples) < np.asarray(data.num_examples)[:, None])
+    observed, owner = np.asarray(data.observed_by_clients)[client, column], np.asarray(data.test_client)
+    new = np.flatnonzero(owner >= 0)
+    row = [np.asarray(data.index)[client, column], np.asarray(data.test_index)[new]]
+    columns = row, [client, owner[new]], [observed, np.full_like(new, -1)], [np.full_like(client, -1), new]
+    return Points(*(jnp.asarray(np.concatenate(parts), jnp.int32) for parts in columns))
 
 
 def by_codes(
@@ -90,7 +83,7 @@ def by_codes(
     neighbor_search: Callable[..., Neighbors] = nearest_neighbors,
     exchange: Exchange | None = None,
 ) -> Labeller:
-    """Labels graphs of binary codes, as XCLP does (Algorithm 1). Codes are worked out here, once for all graphs.
+    """Label graphs of binary codes, as XCLP does (Algorithm 1). Codes are worked out here, once for all graphs.
 
     Args:
         key: typed key of the projections.
@@ -141,7 +134,7 @@ def by_codes(
 
 
 def _once(function: Callable, num_names: int) -> Callable:
-    """Calls a function once per value of its first arguments: variants of one graph share what it returns."""
+    """Call a function once per value of its first arguments: variants of one graph share what it returns."""
     known: dict[tuple, Any] = {}
 
     def call(*arguments: Any) -> Any:
@@ -159,7 +152,7 @@ def by_cosines(
     embed: Embedding,
     variants: Sequence[PropagationSettings],
 ) -> Labeller:
-    """Labels graphs of the exact cosines of features: what a client can do alone. Features are worked out here, once.
+    """Label graphs of the exact cosines of features: what a client can do alone. Features are worked out here, once.
 
     Arguments and labeller: as `by_codes`; variants may differ in all but the bits, which are not used.
     """
@@ -184,13 +177,13 @@ def predict_with_graphs(
     unlabelled: bool = True,
     new_batch_size: int | None = None,
 ) -> list[Predictions]:
-    """Labels the test examples by propagation over one graph per set of clients (XCLP section 4).
+    """Label the test examples by propagation over one graph per set of clients (XCLP section 4).
 
     Args:
         data: the federation.
         points: from `points_of`.
         labeller: from `by_codes` or `by_cosines`.
-        graph_of: [C + new clients], the graph that each client's points stand in.
+        graph_of: [C + new clients], the graph that each client's points stand in, -1 = none.
         num_graphs: G; C + new clients graphs, one per client, is per-client label propagation.
         unlabelled: whether training examples without a label take part.
         new_batch_size: new points that a client brings to one call; the next ones come with a call of their own.
@@ -200,32 +193,28 @@ def predict_with_graphs(
         Predictions, one for each variant of the labeller.
 
     Raises:
-        ValueError: as `fedjax_ssl.graph.xclp`, for a batch size below 1, or for batches of a federation that is traced.
+        ValueError: as `fedjax_ssl.graph.xclp`, or for a batch size below 1.
     """
     if new_batch_size is not None:
         check_whole_numbers(new_batch_size=new_batch_size)
-    empty = jnp.zeros(data.test_index.shape[0], jnp.result_type(float))
-    nothing = Predictions(jnp.full(empty.shape, -1, jnp.int32), empty)
+    size, kind = data.test_index.shape[0], jnp.result_type(float)
     found: list[Predictions] = []
-    taken = (points.client >= 0) & (unlabelled | (points.observed >= 0) | (points.new >= 0))
-    own_graph = jnp.where(taken, graph_of[points.client], -1)
-    for batch in _batches(points, new_batch_size):
-        place, real = _members(jnp.where(batch, own_graph, -1), num_graphs)
-        results = _map_graphs(labeller, place, jnp.where(real, points.observed[place], -1), real)
-        # Every new point is in one graph of one batch; everything else goes to a place that does not exist.
-        target = jnp.where(real & (points.new[place] >= 0), points.new[place], empty.shape[0])
-        found = [
-            Predictions(
-                before.labels.at[target].set(result.labels, mode="drop"),
-                before.confidence.at[target].set(result.confidence.astype(empty.dtype), mode="drop"),
-            )
-            for before, result in zip(found or [nothing] * len(results), results, strict=True)
-        ]
+    client, observed, new = map(np.asarray, points[1:])
+    own_graph = np.where(unlabelled | (observed >= 0) | (new >= 0), np.asarray(graph_of)[client], -1)
+    for batch in _batches(client, new, new_batch_size):
+        place, real = _members(np.where(batch, own_graph, -1), num_graphs)
+        results = _map_graphs(labeller, place, np.where(real, observed[place], -1), real)
+        found = found or [Predictions(np.full(size, -1, np.int32), np.zeros(size, kind)) for _ in results]
+        # Every new point is in one graph of one batch.
+        chosen = real & (new[place] >= 0)
+        for predictions, result in zip(found, results, strict=True):
+            predictions.labels[new[place[chosen]]] = np.asarray(result.labels)[chosen]
+            predictions.confidence[new[place[chosen]]] = np.asarray(result.confidence)[chosen]
     return found
 
 
 def random_groups(key: Key[Array, ""], num_clients: int, num_groups: int) -> Int32[Array, " clients"]:
-    """Cuts the clients, new ones included, at random into groups whose numbers of clients differ by at most one.
+    """Cut the clients, new ones included, at random into groups whose numbers of clients differ by at most one.
 
     Raises:
         ValueError: if there are more groups than clients, or none.
@@ -235,40 +224,28 @@ def random_groups(key: Key[Array, ""], num_clients: int, num_groups: int) -> Int
     return jax.random.permutation(key, num_clients).astype(jnp.int32) % num_groups
 
 
-def _batches(points: Points, batch_size: int | None) -> list[Bool[Array, " n"]]:
-    """Returns which points each call sees: all training points, and at most `batch_size` new ones of every client."""
-    here = points.client >= 0
+def _batches(client: np.ndarray, new: np.ndarray, batch_size: int | None) -> list[np.ndarray]:
+    """Return which points each call sees: all training points, and at most `batch_size` new ones of every client."""
     if batch_size is None:
-        return [here]
-    if isinstance(points.client, jax.core.Tracer):
-        raise ValueError(f"new_batch_size is {batch_size}; under a trace the number of batches is not known: use None")
-    new = points.new >= 0
-    # New points keep their order, so each one's place among its client's is its place after a stable sort.
-    group = jnp.where(new & here, points.client, -1)
-    order = jnp.argsort(group, stable=True)
-    ordered = group[order]
-    start = jnp.searchsorted(ordered, ordered).astype(jnp.int32)
-    rank = jnp.zeros_like(group).at[order].set(jnp.arange(group.shape[0], dtype=jnp.int32) - start)
-    most = int(np.max(np.asarray(rank), where=np.asarray(group) >= 0, initial=0)) + 1
-    return [here & (~new | (rank // batch_size == number)) for number in range(-(-most // batch_size))]
+        return [np.ones(client.shape, bool)]
+    number = np.zeros(client.shape, int)
+    number[new >= 0] = pandas.Series(client[new >= 0]).groupby(client[new >= 0]).cumcount() // batch_size
+    return [(new < 0) | (number == one) for one in range(int(number.max(initial=0)) + 1)]
 
 
-def _members(graph_of_point: Int[Array, " n"], num_graphs: int) -> tuple[Int32[Array, "g w"], Bool[Array, "g w"]]:
-    """Places of every graph's points, and which entries are real; as narrow as the largest graph if it is known."""
-    owner = jnp.where(graph_of_point >= 0, graph_of_point, num_graphs)
-    order = jnp.argsort(owner, stable=True).astype(jnp.int32)
-    bounds = jnp.searchsorted(owner[order], jnp.arange(num_graphs + 1, dtype=owner.dtype)).astype(jnp.int32)
-    count = bounds[1:] - bounds[:-1]
-    known = not isinstance(count, jax.core.Tracer)
-    width = int(np.max(np.asarray(count), initial=1)) if known else graph_of_point.shape[0]
-    column = jnp.arange(width, dtype=jnp.int32)
-    place = jnp.minimum(bounds[:-1, None] + column, order.shape[0] - 1)
-    return order[place], column < count[:, None]
+def _members(graph_of_point: np.ndarray, num_graphs: int) -> tuple[np.ndarray, np.ndarray]:
+    """Give the places of every graph's points, as wide as the largest graph, and which entries are real."""
+    owner = np.where(graph_of_point >= 0, graph_of_point, num_graphs)
+    order, count = np.argsort(owner, stable=True), np.bincount(owner, minlength=num_graphs + 1)[:num_graphs]
+    column = np.arange(max(count.max(), 1))
+    place = order[np.minimum((np.cumsum(count) - count)[:, None] + column, order.size - 1)]
+    return place.astype(np.int32), column < count[:, None]
 
 
-def _map_graphs(labeller: Labeller, *members: Array) -> list[Propagation]:
-    """Graph by graph in one program: one after the other on a CPU, several small ones at once elsewhere."""
+def _map_graphs(labeller: Labeller, *members: np.ndarray) -> list[Propagation]:
+    """Go graph by graph in one program: one after the other on a CPU, several small ones at once elsewhere."""
     num_graphs, width = members[0].shape
+    members = tuple(map(jnp.asarray, members))
     if num_graphs == 1 or labeller.on_host:  # what is known stays known, so that its values are checked
         found = [labeller.label(*(values[number] for values in members)) for number in range(num_graphs)]
         return jax.tree.map(lambda *values: jnp.stack(values), *found)

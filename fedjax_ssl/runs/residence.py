@@ -19,12 +19,13 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Int, Key
 
+from fedjax_ssl import config as configs
 from fedjax_ssl import data, federated, processor
 from fedjax_ssl.backend import backend
 from fedjax_ssl.data import Drawn, FederatedData, HostInputs, LoadedInputs, NotOnDevice, clients_of_devices
 from fedjax_ssl.errors import counted
 from fedjax_ssl.federated import Method, tree_bytes
-from fedjax_ssl.runs.build import Experiment, prediction_settings
+from fedjax_ssl.runs.build import Experiment
 from fedjax_ssl.runs.files import bytes_in_words
 from fedjax_ssl.runs.processes import Team, share_out
 
@@ -54,7 +55,7 @@ def why_not_on_host(
         method: method of the run, to be asked as well.
         federation: federation with its inputs on the host.
     """
-    graphs = [name for name in prediction_settings(config).predictors if name != "network"]
+    graphs = [name for name in configs.predictors(config) if name != "network"]
     if graphs:
         return (
             f"config.prediction.predictors names {', '.join(graphs)}, whose graph has all clients' examples. Use "

@@ -8,7 +8,6 @@ import pytest
 
 from fedjax_ssl import presets
 from fedjax_ssl.config import ConfigError
-from fedjax_ssl.runs.build import prediction_settings
 from fedjax_ssl.runs.folder import ConfigMismatch
 from fedjax_ssl.runs.loop import run
 from fedjax_ssl.runs.predict import how_to_read, jobs_of
@@ -153,11 +152,11 @@ def test_an_approximate_search_says_how_many_neighbours_it_found(features, tmp_p
 
 def test_ways_of_predicting_have_names_of_their_own():
     config = presets.one_shot("network", rounds=1)
-    names = [job.name for job in jobs_of(prediction_settings(config))]
+    names = [job.name for job in jobs_of(config)]
     assert names[:4] == ["network", "xclp_paper", "xclp_code", "xclp_paper_labelled"]
     assert len(set(names)) == len(names) == 9
     config.prediction.variant, config.prediction.unlabelled = "paper", "without"
-    assert [job.name for job in jobs_of(prediction_settings(config))] == [
+    assert [job.name for job in jobs_of(config)] == [
         "network",
         "xclp_labelled",
         "per_client_lp_labelled",
@@ -208,10 +207,10 @@ def test_of_several_ways_one_is_to_be_read_first():
     config = quick()
     config.prediction.variant = config.prediction.unlabelled = "both"
     config.prediction.predictors = "network,per_client_lp,xclp"
-    advice = how_to_read(jobs_of(prediction_settings(config)))
+    advice = how_to_read(jobs_of(config))
     assert advice.startswith("read xclp_code first") and "_labelled: without unlabelled" in advice
     config.prediction.predictors = "network"
-    assert how_to_read(jobs_of(prediction_settings(config))) == ""
+    assert how_to_read(jobs_of(config)) == ""
 
 
 @pytest.mark.thorough

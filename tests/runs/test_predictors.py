@@ -38,23 +38,16 @@ label_propagation = jax.jit(graph.label_propagation, static_argnums=(2, 3))
 OWNED = np.asarray(DATA.test_client) >= 0
 
 
-def predict(
-    data=DATA, graph_of=ONE_GRAPH, num_graphs=1, exact=False, options=None, variants=None, traced=True, **search
-):
-    """Traced, which is quicker to test; the number of batches and protocols have to be known."""
+def predict(data=DATA, graph_of=ONE_GRAPH, num_graphs=1, exact=False, options=None, variants=None, **search):
     options, settings = options or {}, (SETTINGS,) if variants is None else variants
 
-    def found(data):
-        points = points_of(data)
-        if exact:
-            label = by_cosines(data, points, embed, settings)
-        else:
-            label = by_codes(KEY, data, points, embed, settings, **search)
-        return predict_with_graphs(data, points, label, graph_of, num_graphs, **options)
-
-    known = "new_batch_size" in options or "exchange" in search or not traced
-    all_found = (found if known else jax.jit(found))(data)
-    return all_found[0] if variants is None else all_found
+    points = points_of(data)
+    if exact:
+        label = by_cosines(data, points, embed, settings)
+    else:
+        label = by_codes(KEY, data, points, embed, settings, **search)
+    found = predict_with_graphs(data, points, label, graph_of, num_graphs, **options)
+    return found[0] if variants is None else found
 
 
 one_graph = functools.cache(predict)
@@ -189,8 +182,3 @@ def test_a_protocol_predicts_between_rounds(num_graphs):
     together = [(a, b) for a in range(NUM_CLIENTS) for b in range(a, NUM_CLIENTS) if (b - a) % num_graphs == 0]
     assert sorted(protocol.pairs) == together and protocol.calls == len(variants) * num_graphs
     jax.tree.map(np.testing.assert_array_equal, train(KEY, before, DATA)[0], alone)
-
-
-def test_batches_of_a_traced_federation_are_refused():
-    with pytest.raises(ValueError, match="under a trace the number of batches is not known"):
-        jax.jit(lambda data: predict(data, options={"new_batch_size": 2}))(DATA)
