@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from fedjax_ssl.runs.files import Closing, plain_value, write_atomically
 from fedjax_ssl.runs.folder import flat_config
 
-WRITERS = ("tensorboard", "wandb", "mlflow")
 _MODULES = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow"}
+WRITERS = tuple(_MODULES)
 _PARAMS_AT_ONCE = 100  # that MLflow takes in one call
 
 
@@ -36,149 +36,88 @@ class WriterFailed(UserWarning):
     """A viewer cannot be written to any more."""
 
 
-Writer = Any  # has `write(row)`, `finish(summary)` and `close()`
+class Writer(NamedTuple):
+    """An open record of a viewer."""
+
+    write: Callable[[dict[str, float], int], object]  # takes the numbers of a row, and its round
+    finish: Callable[[dict[str, float], int], object]  # takes those of the summary, and the last round
+    close: Callable[[bool], object]  # is told whether the run is complete
 
 
-class TensorBoardWriter:
-    """Scalars in `workdir/tensorboard`, one point per row; needs the extra `tensorboard`."""
+def _tensorboard(module: Any, workdir: Path, config: dict[str, Any], resume_round: int, _: WriterSettings) -> Writer:
+    """Write scalars to `workdir/tensorboard`, one point per row; points after `resume_round` are hidden."""
+    purge = resume_round + 1 if resume_round else None
+    # Files are named by the second: those of a quick restart would replace the ones before.
+    writer = module.SummaryWriter(str(workdir / "tensorboard"), purge_step=purge, filename_suffix=f".{resume_round}")
 
-    def __init__(self, workdir: str | os.PathLike, *, config: Mapping[str, Any], resume_round: int = 0):
-        """Open the record.
+    def write(values: dict[str, float], step: int) -> None:
+        for name, value in values.items():
+            writer.add_scalar(name, value, global_step=step)
 
-        Args:
-            workdir: the run folder.
-            config: the run's config, for the table of hyperparameters.
-            resume_round: round of the restored checkpoint: later rounds' points are hidden.
-        """
-        module = _optional("tensorboard")
-        purge = resume_round + 1 if resume_round else None
-        self._config = config
-        # Files are named by the second: those of a quick restart would replace the ones before.
-        self._writer = module.SummaryWriter(
-            str(Path(workdir) / "tensorboard"), purge_step=purge, filename_suffix=f".{resume_round}"
-        )
-
-    def write(self, row: Mapping[str, Any]) -> None:
-        """Take one row."""
-        for name, value in _numbers(row).items():
-            self._writer.add_scalar(name, value, global_step=row["round"])
-
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        """Add a line to the table of hyperparameters."""
-        settings = {
-            name: value if isinstance(value, bool | int | float | str) else json.dumps(value)
-            for name, value in flat_config(plain_value(self._config)).items()
-        }
-        # A name of its own: by default it is the time, so that a second ending would be a second line.
-        self._writer.add_hparams(settings, _numbers(summary), name="hparams")
-
-    def close(self) -> None:
-        """End the record."""
-        self._writer.close()
+    settings = {
+        name: value if isinstance(value, bool | int | float | str) else json.dumps(value)
+        for name, value in flat_config(config).items()
+    }
+    # A name of its own: by default it is the time, so that a second ending would be a second line.
+    return Writer(
+        write, lambda values, _: writer.add_hparams(settings, values, name="hparams"), lambda complete: writer.close()
+    )
 
 
-class WandbWriter:
-    """A run at Weights & Biases; needs the extra `wandb`. A resumed run goes on under the same identifier."""
-
-    def __init__(self, workdir: str | os.PathLike, *, config: Mapping[str, Any], project: str, offline: bool = False):
-        """Open the record.
-
-        Args:
-            workdir: the run folder; the run's identifier is kept in `wandb_id` there.
-            config: the run's config, shown beside the curves.
-            project: name of the project.
-            offline: kept in the run folder, for `wandb sync` later on; otherwise as $WANDB_MODE says.
-        """
-        module = _optional("wandb")
-        self._complete = False
-        self._run = module.init(
-            project=project,
-            name=Path(workdir).name,
-            dir=str(workdir),
-            id=_kept(Path(workdir) / "wandb_id", lambda: uuid.uuid4().hex),
-            resume="allow",
-            config=plain_value(config),
-            **({"mode": "offline"} if offline else {}),
-        )
-
-    def write(self, row: Mapping[str, Any]) -> None:
-        """Take one row."""
-        self._run.log(_numbers(row), step=row["round"])
-
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        """The run's summary is that of `summary.json`."""
-        self._run.summary.update(_numbers(summary))
-        self._complete = True
-
-    def close(self) -> None:
-        """End the record."""
-        self._run.finish(exit_code=0 if self._complete else 1)
+def _wandb(module: Any, workdir: Path, config: dict[str, Any], _: int, settings: WriterSettings) -> Writer:
+    """Log a run at Weights & Biases, which goes on under the same identifier when it is resumed."""
+    run = module.init(
+        project=settings.project,
+        name=workdir.name,
+        dir=str(workdir),
+        id=_kept(workdir / "wandb_id", lambda: uuid.uuid4().hex),
+        resume="allow",
+        config=config,
+        **({"mode": "offline"} if settings.offline else {}),
+    )
+    return Writer(
+        lambda values, step: run.log(values, step=step),
+        lambda values, _: run.summary.update(values),
+        lambda complete: run.finish(exit_code=0 if complete else 1),
+    )
 
 
-class MlflowWriter:
-    """A run at MLflow; needs the extra `mlflow`. A resumed run goes on under the same identifier.
+def _mlflow(module: Any, workdir: Path, config: dict[str, Any], _: int, settings: WriterSettings) -> Writer:
+    """Log a run at MLflow, which goes on under the same identifier when it is resumed.
 
     It works with a client of its own and not with MLflow's current run, so that runs beside each other do not mix.
     """
+    entities = importlib.import_module("mlflow.entities")
+    offline = f"sqlite:///{workdir.absolute() / 'mlflow.db'}"
+    client = module.MlflowClient(tracking_uri=offline if settings.offline else settings.uri)
 
-    def __init__(
-        self,
-        workdir: str | os.PathLike,
-        *,
-        config: Mapping[str, Any],
-        project: str,
-        offline: bool = False,
-        uri: str | None = None,
-    ):
-        """Open the record.
-
-        Args:
-            workdir: the run folder; the run's identifier is kept in `mlflow_id` there.
-            config: the run's config: MLflow's parameters, by dotted name.
-            project: name of the experiment.
-            offline: kept in the folder `mlflow` of the run folder.
-            uri: address of the server or store, unless it is offline.
-        """
-        module = _optional("mlflow")
-        self._entities = importlib.import_module("mlflow.entities")
-        if offline:
-            uri = f"sqlite:///{Path(workdir).absolute() / 'mlflow.db'}"
-        self._client = module.MlflowClient(tracking_uri=uri)
-        self._complete = False
-        self._run = _kept(Path(workdir) / "mlflow_id", lambda: self._create(Path(workdir).name, project, config))
-        self._client.update_run(self._run, status="RUNNING")
-
-    def _create(self, name: str, project: str, config: Mapping[str, Any]) -> str:
-        found = self._client.get_experiment_by_name(project)
-        experiment = self._client.create_experiment(project) if found is None else found.experiment_id
-        run: str = self._client.create_run(experiment, run_name=name).info.run_id
+    def create() -> str:
+        found = client.get_experiment_by_name(settings.project)
+        experiment = client.create_experiment(settings.project) if found is None else found.experiment_id
+        run: str = client.create_run(experiment, run_name=workdir.name).info.run_id
         params = [
-            self._entities.Param(name, value if isinstance(value, str) else json.dumps(value))
-            for name, value in flat_config(plain_value(config)).items()
+            entities.Param(name, value if isinstance(value, str) else json.dumps(value))
+            for name, value in flat_config(config).items()
         ]
         for start in range(0, len(params), _PARAMS_AT_ONCE):
-            self._client.log_batch(run, params=params[start : start + _PARAMS_AT_ONCE])
+            client.log_batch(run, params=params[start : start + _PARAMS_AT_ONCE])
         return run
 
-    def write(self, row: Mapping[str, Any]) -> None:
-        """Take one row."""
-        self._log(row, row["round"])
-
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        """The summary becomes metrics "summary.NAME", beside those of the last round."""
-        self._log(
-            {f"summary.{name}": value for name, value in _numbers(summary).items()}, int(summary.get("rounds", 0))
-        )
-        self._complete = True
-
-    def _log(self, values: Mapping[str, Any], step: int) -> None:
+    def log(values: dict[str, float], step: int) -> None:
         now = int(1000 * time.time())
-        metrics = [self._entities.Metric(name, float(value), now, step) for name, value in _numbers(values).items()]
-        self._client.log_batch(self._run, metrics=metrics)
+        metrics = [entities.Metric(name, float(value), now, step) for name, value in values.items()]
+        client.log_batch(run, metrics=metrics)
 
-    def close(self) -> None:
-        """End the record."""
-        self._client.set_terminated(self._run, "FINISHED" if self._complete else "KILLED")
+    run = _kept(workdir / "mlflow_id", create)
+    client.update_run(run, status="RUNNING")
+    return Writer(
+        log,
+        lambda values, step: log({f"summary.{name}": value for name, value in values.items()}, step),
+        lambda complete: client.set_terminated(run, "FINISHED" if complete else "KILLED"),
+    )
+
+
+_OPEN = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}
 
 
 class Writers(Closing):
@@ -186,22 +125,23 @@ class Writers(Closing):
 
     def __init__(self, writers: Mapping[str, Writer]):
         """Take over open writers, by name."""
-        self._open = dict(writers)
+        self._open, self._complete = dict(writers), False
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Take one row."""
-        self._each(lambda writer: writer.write(row))
+        self._each(lambda writer: writer.write(_numbers(row), row["round"]))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Take the summary of a run that is complete."""
-        self._each(lambda writer: writer.finish(summary))
+        self._each(lambda writer: writer.finish(_numbers(summary), int(summary.get("rounds", 0))))
+        self._complete = True
 
     def close(self) -> None:
         """End all records; a second call does nothing."""
-        self._each(lambda writer: writer.close())
+        self._each(lambda writer: writer.close(self._complete))
         self._open.clear()
 
-    def _each(self, action: Callable[[Writer], None]) -> None:
+    def _each(self, action: Callable[[Writer], object]) -> None:
         for name, writer in list(self._open.items()):
             try:
                 action(writer)
@@ -234,26 +174,17 @@ def open_writers(
     Raises:
         ValueError: a package that is not installed, or a viewer that cannot be reached.
     """
-    _, project, offline, uri = settings
-    known: dict[str, Callable[[], Writer]] = {
-        "tensorboard": lambda: TensorBoardWriter(workdir, config=config, resume_round=resume_round),
-        "wandb": lambda: WandbWriter(workdir, config=config, project=project, offline=offline),
-        "mlflow": lambda: MlflowWriter(workdir, config=config, project=project, offline=offline, uri=uri),
-    }
     check_writers(settings)
-    writers: dict[str, Writer] = {}
+    plain, writers = plain_value(config), dict[str, Writer]()
     for name in settings.writers:
         try:
-            writers[name] = known[name]()
+            writers[name] = _OPEN[name](_optional(name), Path(workdir), plain, resume_round, settings)
         except Exception as error:
             Writers(writers).close()
+            local = name == "tensorboard" or settings.offline
+            more = "" if local else ", or keep its record here: tracking.offline=True"
             raise ValueError(
-                f"{name} cannot be started: {_line(error)}. Leave it out of tracking.writers"
-                + (
-                    ""
-                    if name == "tensorboard" or settings.offline
-                    else ", or keep its record here: tracking.offline=True"
-                )
+                f"{name} cannot be started: {_line(error)}. Leave it out of tracking.writers{more}"
             ) from error
     return Writers(writers)
 
