@@ -1,7 +1,6 @@
 """A whole experiment as one function: `make_train(config) -> train(key)`, and `over_seeds` for many of them."""
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,7 +19,7 @@ from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import ServerState
 from fedjax_ssl.federated.method import Metrics
 from fedjax_ssl.runs.build import Experiment, build_method, federate, load_experiment
-from fedjax_ssl.runs.compile import Inputs, Shared, prepare
+from fedjax_ssl.runs.compile import Inputs, Shared, prepare, with_examples
 from fedjax_ssl.runs.processes import share_out
 from fedjax_ssl.runs.residence import Feed, on_host
 from fedjax_ssl.runs.rounds import run_block
@@ -109,8 +108,7 @@ class Train:
             for start in range(0, config.rounds, config.eval_every):
                 rounds = min(config.eval_every, config.rounds - start)
                 if feed is not None:
-                    examples: Any = feed.block(start, rounds)
-                    inputs = inputs._replace(federation=dataclasses.replace(inputs.federation, inputs=examples))
+                    inputs = with_examples(inputs, feed.block(start, rounds))
                 (row,), (state,), *_ = shared.advance(run, [state], [inputs], rounds)
                 rows.append({name: row[name] for name in row if name not in ("seconds", "client_updates_per_second")})
         names = dict.fromkeys(name for row in rows for name in row)

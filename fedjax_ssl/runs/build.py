@@ -22,6 +22,11 @@ from fedjax_ssl.runs.processes import run_devices
 
 # Tables may be a quarter wider than a seed needs, so that another seed does not need another program.
 _WIDEST = 1.25
+_FEDERATED = (  # fields of `config.data` that decide what is held out, and what a client keeps
+    *("test_clients", "left_out_client", "test_fraction", "client_test_fraction"),
+    *("validation_fraction", "balanced_test", "pools", "shuffle_pools"),
+)
+_LOCAL_OPTIMIZER = ("name", "momentum", "nesterov", "weight_decay", "clip_norm")
 Report = Callable[[federated.Choice], None]
 
 
@@ -80,14 +85,7 @@ def federate(experiment: Experiment, key: Key[Array, ""], inputs: Array | None =
             partition_options=partition_options,
             supervision=config.supervision.name,
             supervision_options=configs.options(config.supervision),
-            test_clients=section.test_clients,
-            left_out_client=section.left_out_client,
-            test_fraction=section.test_fraction,
-            client_test_fraction=section.client_test_fraction,
-            validation_fraction=section.validation_fraction,
-            balanced_test=section.balanced_test,
-            pools=section.pools,
-            shuffle_pools=section.shuffle_pools,
+            **{name: section[name] for name in _FEDERATED},
             inputs=inputs if experiment.host is None else experiment.host,
             widest=_WIDEST,
         )
@@ -171,13 +169,7 @@ def _setup(config: dict[str, Any], dataset: data.Dataset, federation: data.Feder
             augment=augment,
             strong_augment=strong_augment,
             federated_optimizer=federated_optimizer,
-            local_optimizer=federated.local_optimizer(
-                local["name"],
-                momentum=local["momentum"],
-                nesterov=local["nesterov"],
-                weight_decay=local["weight_decay"],
-                clip_norm=local["clip_norm"],
-            ),
+            local_optimizer=federated.local_optimizer(**{name: local[name] for name in _LOCAL_OPTIMIZER}),
             learning_rate=federated.learning_rate_schedule(
                 local["schedule"], local["learning_rate"], local["schedule_rounds"]
             ),

@@ -143,7 +143,7 @@ class Checkpoints:
                     + "Give another --workdir, or restore with the version that saved it (see summary.json)."
                 )
             rebuilt = jax.tree_util.tree_map_with_path(
-                lambda path, leaf, arrays=arrays: _rebuild(leaf, arrays[jax.tree_util.keystr(path)]), template
+                lambda path, leaf, arrays=arrays: rebuild(leaf, arrays[jax.tree_util.keystr(path)]), template
             )
             return round, rebuilt, extra
         raise CheckpointError(
@@ -250,7 +250,8 @@ def _differences(template: PyTree, arrays: Mapping[str, np.ndarray], keys: Mappi
     ]
 
 
-def _rebuild(template: Any, array: np.ndarray) -> Any:
+def rebuild(template: Any, array: np.ndarray) -> Any:
+    """Make an array that is like a leaf of a state, with another content."""
     if isinstance(template, np.ndarray):
         return array.copy()
     if isinstance(template, bool | int | float | complex):

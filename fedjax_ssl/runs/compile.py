@@ -388,7 +388,7 @@ def _together(states: Sequence[ServerState], inputs: Sequence[Inputs]) -> tuple[
     first = inputs[0].federation.inputs
     shared = all(one.federation.inputs is first for one in inputs)
     numbers = {name: jnp.stack([one.numbers[name] for one in inputs]) for name in inputs[0].numbers}
-    own = [(one.key, _with_examples(one.federation, None) if shared else one.federation) for one in inputs]
+    own = [(with_examples(one, None) if shared else one)[1:] for one in inputs]
     return tuple(states), numbers, own, first if shared else None
 
 
@@ -397,7 +397,7 @@ def _vectorized(block: Callable[..., tuple[ServerState, Metrics]]) -> Callable[.
         def one(state: ServerState, numbers: Any, own: Any) -> tuple[ServerState, Metrics]:
             key, federation = own
             if examples is not None:
-                federation = _with_examples(federation, examples)
+                federation = dataclasses.replace(federation, inputs=examples)
             return block(state, numbers, key, federation)
 
         stacked, own = (jax.tree.map(lambda *leaves: jnp.stack(leaves), *several) for several in (states, own))
@@ -413,8 +413,9 @@ def _vectorized(block: Callable[..., tuple[ServerState, Metrics]]) -> Callable[.
     return run
 
 
-def _with_examples(federation: FederatedData, examples: Any) -> FederatedData:
-    return dataclasses.replace(federation, inputs=examples)
+def with_examples(inputs: Inputs, examples: Any) -> Inputs:
+    """Give inputs with other examples, for instance those that a block of rounds needs."""
+    return inputs._replace(federation=dataclasses.replace(inputs.federation, inputs=examples))
 
 
 def _compile(function: Callable[..., Any], arguments: tuple[Any, ...], run: Prepared) -> Callable[..., Any]:

@@ -41,7 +41,11 @@ def plot_curves(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike, *, t
     Raises:
         ValueError: there is nothing to draw.
     """
-    drawn = [(panel, columns) for panel in _PANELS if (columns := _columns(rows, panel.wants))]
+    import pandas  # not at the top, as matplotlib: folders are opened without them
+
+    table = pandas.DataFrame(rows, dtype=object).apply(pandas.to_numeric, errors="coerce")
+    table = table.replace([math.inf, -math.inf], math.nan).dropna(axis=1, how="all")
+    drawn = [(panel, columns) for panel in _PANELS if (columns := list(filter(panel.wants, table)))]
     if not drawn:
         raise ValueError(f"{len(rows)} metric rows without a finite accuracy, loss or byte count: no curves to draw")
     # Without pyplot there is no global state and no display: the figure is drawn by Agg and forgotten.
@@ -62,15 +66,14 @@ def plot_curves(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike, *, t
     for position, (panel, columns) in enumerate(drawn, start=1):
         axes = figure.add_subplot(down, across, position)
         scale = 100.0 if panel.unit == "%" else 1.0
-        for color, (name, points) in zip(_COLORS * len(columns), columns.items(), strict=False):
-            rounds, values = zip(*points, strict=True)
-            if panel.unit == "B":
-                values = tuple(itertools.accumulate(0.0 if math.isnan(value) else value for value in values))
-            scaled, marker = [scale * value for value in values], "o" if len(points) <= 25 else ""
-            axes.plot(rounds, scaled, color=color, marker=marker, markersize=3.5, label=_label(name))
+        for color, name in zip(itertools.cycle(_COLORS), columns, strict=False):
+            points = table[name]
+            values = points.fillna(0).cumsum() if panel.unit == "B" else scale * points
+            marker = "o" if len(points) <= 25 else ""
+            axes.plot(table["round"], values, color=color, marker=marker, markersize=3.5, label=_label(name))
         axes.set_title(panel.title, loc="left", fontsize=11, fontweight="bold")
         axes.set_xlabel("round")
-        axes.set_xlim(0, 1.02 * max(row["round"] for row in rows))  # the same for all panels
+        axes.set_xlim(0, 1.02 * table["round"].max())  # the same for all panels
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if panel.unit == "B":
             axes.yaxis.set_major_formatter(EngFormatter(unit="B"))
@@ -85,18 +88,6 @@ def plot_curves(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike, *, t
     image = io.BytesIO()
     canvas.print_png(image)
     write_atomically(path, image.getvalue())
-
-
-def _columns(rows: Sequence[Mapping[str, Any]], wants: Callable[[str], bool]) -> dict[str, list[tuple[int, float]]]:
-    """Return (round, value) per wanted column, a gap as NaN; columns without a finite value are left out."""
-    names = dict.fromkeys(name for row in rows for name in row if wants(name))
-    columns = {name: [(row["round"], _number(row.get(name))) for row in rows] for name in names}
-    return {name: points for name, points in columns.items() if any(math.isfinite(value) for _, value in points)}
-
-
-def _number(value: Any) -> float:
-    number = math.nan if value is None else float(value)
-    return number if math.isfinite(number) else math.nan
 
 
 def _label(name: str) -> str:

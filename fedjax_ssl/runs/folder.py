@@ -22,6 +22,10 @@ WATCHING = (
     *("checkpoint_every", "metrics", "profile", "tracking", "distributed"),
     *("data.root", "data.download", "data.timeout", "data.residence"),
 )
+FILES = (
+    *("config.json", "metrics.csv", "metrics.jsonl", "summary.json", "curves.png", "model.json", "predictions.csv"),
+    *("predictions_by_client.csv", "partition.txt", "partition.png", "client_accuracy.csv"),
+)
 # What the folder of many runs has in place of `config.json`.
 SWEEP_FILE, SEARCH_FILE = "sweep.json", "search.json"
 
@@ -49,8 +53,7 @@ class RunFolder(Closing):
         path: the folder.
         is_new: True unless an earlier start stored its config and results here.
         changes: undecided fields that differ: stored value and the one now, by dotted name.
-        config_file, metrics_csv, metrics_jsonl, summary_file, curves_file, model_file, predictions_csv, clients_csv:
-            the files of the run.
+        config_file, metrics_jsonl, summary_file: files of the run that others of its files are judged by.
         checkpoint_folder: where `Checkpoints` keeps its files.
     """
 
@@ -79,13 +82,8 @@ class RunFolder(Closing):
         """
         self.path = Path(path)
         self.config_file = self.path / "config.json"
-        self.metrics_csv = self.path / "metrics.csv"
         self.metrics_jsonl = self.path / "metrics.jsonl"
         self.summary_file = self.path / "summary.json"
-        self.curves_file = self.path / "curves.png"
-        self.model_file = self.path / "model.json"
-        self.predictions_csv = self.path / "predictions.csv"
-        self.clients_csv = self.path / "predictions_by_client.csv"
         self.checkpoint_folder = self.path / "checkpoints"
         self.changes: dict[str, tuple[Any, Any]] = {}
         self._text = text = _config_text(config)
@@ -116,13 +114,7 @@ class RunFolder(Closing):
 
     def _set_aside(self) -> None:
         """Rename folders where files of the run go, and files where its folders go."""
-        names = ("partition.txt", "partition.png", "client_accuracy.csv")
-        files = [
-            path
-            for path in vars(self).values()
-            if isinstance(path, Path) and path not in (self.path, self.checkpoint_folder)
-        ]
-        in_the_way = [path for path in (*files, *(self.path / name for name in names)) if path.is_dir()]
+        in_the_way = [path for path in (self.path / name for name in FILES) if path.is_dir()]
         in_the_way += [path for path in (self.checkpoint_folder, self.path / "best") if path.is_file()]
         for path in in_the_way:
             numbers = (path.with_name(f"{path.name}.aside{number}") for number in itertools.count(1))
@@ -193,16 +185,8 @@ class RunFolder(Closing):
         if self._open and not self._results():
             if self.path in self._made:  # so that all in it is of this start
                 shutil.rmtree(self.path, ignore_errors=True)
-            own = (
-                self.config_file,
-                self.metrics_csv,
-                self.model_file,
-                self.path / "partition.txt",
-                self.path / ".lock",
-                self.path / ".owner",
-            )
-            for left in own:
-                left.unlink(missing_ok=True)
+            for left in ("config.json", "metrics.csv", "model.json", "partition.txt", ".lock", ".owner"):
+                (self.path / left).unlink(missing_ok=True)
             self._remove_what_was_made()
         self._open = False
         self._lock.close()

@@ -4,7 +4,6 @@ run -> Run(record, prepared) -> advance: [compile, rounds, evaluation, row, chec
 """
 
 import contextlib
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -21,13 +20,14 @@ from fedjax_ssl.errors import counted
 from fedjax_ssl.federated import BY_CLIENT
 from fedjax_ssl.runs import divergence, model_file, predict
 from fedjax_ssl.runs.build import check_labels, check_weighting, note_missing_labels
-from fedjax_ssl.runs.compile import Inputs, Prepared, Shared, described
+from fedjax_ssl.runs.compile import Inputs, Prepared, Shared, described, with_examples
 from fedjax_ssl.runs.environment import device_description
 from fedjax_ssl.runs.files import Closing, encode_json
 from fedjax_ssl.runs.processes import Preempted, Team, share_out
+from fedjax_ssl.runs.progress import Progress
 from fedjax_ssl.runs.record import NoRecord, Record
 from fedjax_ssl.runs.residence import Feed
-from fedjax_ssl.runs.resume import LENGTHS, UNCOMPARED, restorable, why_not_longer
+from fedjax_ssl.runs.resume import LENGTHS, UNCOMPARED
 from fedjax_ssl.runs.summary import (
     describe_placement,
     out_of_patience,
@@ -79,11 +79,10 @@ class Run(Closing):
             "data", self.federation, "Give every machine the same files, the same hardware and the same versions."
         )
         self._check_fit()
-        self._settle_changes()
+        record.settle(self.config)
         self._template = shared.template(prepared)
         model = model_file.describe(self._experiment, self.federation)
-        if isinstance(record, Record):
-            record.write(record.folder.model_file, encode_json(model, indent=1) + "\n")
+        record.write(record.path / "model.json", encode_json(model, indent=1) + "\n")
         nothing = {"compile_seconds": 0.0, "train_seconds": 0.0}
         found = record.restore(self._template) or (0, shared.init(prepared), nothing)
         self.round, self.state, self._seconds = team.from_first(found)
@@ -96,15 +95,20 @@ class Run(Closing):
         self._profiled, self._said = False, set[str]()
         team.connect(self._mesh)
         self.state, self.inputs = share_out((self.state, prepared.inputs), self._mesh)
-        self._files = (
-            record.files(trained=bool(self.config.rounds), predicted=bool(configs.predictors(self.config))) or {}
-        )
+        names = {"summary": "summary.json"}
+        if self.config.rounds:
+            names |= {"metrics": "metrics.csv", "curves": "curves.png"}
+        if configs.predictors(self.config):
+            names |= {"predictions": "predictions.csv", "by client": "predictions_by_client.csv"}
+        self._files = {what: record.path / name for what, name in names.items()}
         self._open = contextlib.ExitStack()
         self._feed: Feed | None = None
         if self._experiment.host is not None:
             feed = Feed(self._experiment, self.federation, prepared.method, self._mesh, prepared.inputs.key)
             self._feed = self._open.enter_context(feed)
-        self._progress = self._open.enter_context(record.progress(self.config.rounds, self.round))
+        self._progress = self._open.enter_context(
+            Progress(self.config.rounds, start_round=self.round, stream=record.stream)
+        )
 
     def _check_fit(self) -> None:
         config, learner = self.config, self.prepared.method
@@ -114,26 +118,20 @@ class Run(Closing):
         note_missing_labels(config.supervision.name, config.supervision.labels, self.federation)
         check_weighting(config.federated.weighting, learner, self.federation)
 
-    def _settle_changes(self) -> None:
-        """Let a run that was complete get longer, or say why it cannot."""
-        if isinstance(self.record, Record) and self.record.changes:
-            checkpoints = self.record.checkpoints()
-            if reason := why_not_longer(self.config, self.record.changes, checkpoints):
-                self.record.folder.refuse(reason)
-            self.record.accept(restorable(checkpoints, self.config.eval_every))
-
     def start(self) -> None:
         """Say and write what is about to run; a run that is complete already gets its summary."""
         config, progress = self.config, self._progress
         alone = " (no federation: scores are means over the clients' models)" * self.prepared.method.alone
+        counts = {name.replace("_", " "): count for name, count in self.federation.summary().items() if count}
         progress.start(
-            method=config.method.name + alone,
-            model=config.model.name,
-            num_parameters=models.count_parameters(self._template.params),
-            dataset=config.data.name,
-            counts={name: count for name, count in self.federation.summary().items() if count},
-            device=device_description(),
-            workdir=self.record.path,
+            {
+                "device": device_description(),
+                "data": f"{config.data.name} ({', '.join(f'{count:,} {name}' for name, count in counts.items())})",
+                "method": config.method.name + alone,
+                "model": f"{config.model.name} ({models.count_parameters(self._template.params):,} parameters)",
+                "rounds": f"{config.rounds}" + f", resumed after round {self.round}" * bool(self.round),
+                "folder": str(self.record.path),
+            }
         )
         progress.note(self._experiment.standardization)
         if self._feed is not None:
@@ -176,8 +174,7 @@ class Run(Closing):
         """Give the arguments of the next block of rounds, with the examples that it needs from the host."""
         if self._feed is None:
             return self.inputs
-        examples: Any = self._feed.block(self.round, self.block)
-        return self.inputs._replace(federation=dataclasses.replace(self.inputs.federation, inputs=examples))
+        return with_examples(self.inputs, self._feed.block(self.round, self.block))
 
     def compiling(self) -> None:
         """Say that its program is compiled now."""
@@ -257,10 +254,11 @@ class Run(Closing):
         method, say = self.prepared.method, self._progress.note
         for outcome in predict.predict(config, method, self.state, key, federation, self._mesh, say):
             outcomes.append(outcome)
-            self.record.write_predictions(
-                predict.predictions_csv(dataset, self.federation, outcomes, natural),
-                predict.clients_csv(dataset, self.federation, outcomes, natural),
-            )
+            for name, table in (
+                ("predictions.csv", predict.predictions_csv),
+                ("predictions_by_client.csv", predict.clients_csv),
+            ):
+                self.record.write(self.record.path / name, table(dataset, self.federation, outcomes, natural))
             self._team.feed()
         rows = self.record.rows()
         summary = summarize(config, rows, self._seconds, predict.summary_of(outcomes)) | diverged

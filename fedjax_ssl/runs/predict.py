@@ -25,7 +25,6 @@ from fedjax_ssl.federated import Method, Scores, ServerState, likeliest_coarse, 
 from fedjax_ssl.graph import Neighbors, PropagationSettings, approximate_neighbors, nearest_neighbors, neighbor_recall
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.runs import predictors
-from fedjax_ssl.runs.rows import csv_text
 
 # Of XCLP and per-client LP alike: the paper's text, and the authors' code.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -213,7 +212,7 @@ def _predict(
                     embed,
                     variants,
                     neighbor_search=nearest_neighbors if predictor == "per_client_lp" else search,
-                    exchange=protocols and protocols.exchange,
+                    exchange=protocols.exchange if protocols else None,
                 )
         for unlabelled, sharing in itertools.groupby(jobs, lambda job: job.unlabelled):
             together = list(sharing)
@@ -305,33 +304,25 @@ def predictions_csv(
     dataset: Dataset, federation: FederatedData, outcomes: Sequence[Predicted], natural: bool = True
 ) -> str:
     """Write a line per new example: its place, client, true and predicted labels; `natural`: clients have names."""
-    classes = dataset.class_names
-    client = np.asarray(federation.test_client)
+    client, train = np.asarray(federation.test_client), len(dataset.train)
     place = np.flatnonzero(client >= 0)
     rows = np.asarray(federation.test_index)[place]
-    truth = np.asarray(federation.labels)[rows]
-    names = client_names(dataset, federation, natural)
-    header, columns = ["split", "row", "client", "label"], []
+
+    def named(labels: Array, classes: Sequence[str] = dataset.class_names) -> list[str]:
+        return [classes[label] if label >= 0 else "" for label in np.asarray(labels)]
+
+    columns: dict[str, Any] = {
+        "split": np.where(rows < train, "train", "test"),
+        "row": np.where(rows < train, rows, rows - train),
+        "client": np.asarray(client_names(dataset, federation, natural), object)[client[place]],
+        "label": named(np.asarray(federation.labels)[rows]),
+    }
     for one in outcomes:
-        header += [one.job.name, f"{one.job.name}_confidence"]
-        columns.append([_class_name(classes, label) for label in np.asarray(one.found.labels)[place]])
-        columns.append([f"{value:.4f}" for value in np.asarray(one.found.confidence)[place]])
+        columns[one.job.name] = named(one.found.labels[place])
+        columns[f"{one.job.name}_confidence"] = np.asarray(one.found.confidence)[place]
         if one.found.coarse is not None:
-            header.append(f"{one.job.name}_coarse")
-            found = np.asarray(one.found.coarse)[place]
-            columns.append([_class_name(federation.coarse_names, label) for label in found])
-    train = len(dataset.train)
-    lines = (
-        [
-            "train" if row < train else "test",
-            int(row if row < train else row - train),
-            names[client[where]],
-            _class_name(classes, label),
-            *(column[i] for column in columns),
-        ]
-        for i, (where, row, label) in enumerate(zip(place, rows, truth, strict=True))
-    )
-    return csv_text([header, *lines])
+            columns[f"{one.job.name}_coarse"] = named(one.found.coarse[place], federation.coarse_names)
+    return _csv(columns)
 
 
 def clients_csv(
@@ -340,24 +331,26 @@ def clients_csv(
     """Write a line per client that has new examples, with counts and all scores; arguments as for `predictions_csv`."""
     client = np.asarray(federation.test_client)
     new = np.bincount(client[client >= 0], minlength=federation.num_clients + federation.num_new_clients)
-    nothing = np.zeros(federation.num_new_clients, np.int32)
+    rows = np.flatnonzero(new)
+    names = np.asarray(client_names(dataset, federation, natural), object)
     examples, labelled = (
-        np.concatenate([np.asarray(counts), nothing]) for counts in (federation.num_examples, federation.num_labelled)
+        np.pad(np.asarray(counts), (0, federation.num_new_clients))
+        for counts in (federation.num_examples, federation.num_labelled)
     )
-    names = client_names(dataset, federation, natural)
-    header = ["client", "training_examples", "labelled_examples", "new_examples"]
-    header += [f"{one.job.name}_{score}" for one in outcomes for score in ("accuracy", "balanced_accuracy")]
-    scores = [
-        np.asarray(values)
-        for one in outcomes
-        for values in (one.scores.client_accuracy, one.scores.client_balanced_accuracy)
-    ]
-    lines = (
-        [names[c], examples[c], labelled[c], new[c], *("" if np.isnan(s[c]) else f"{s[c]:.4f}" for s in scores)]
-        for c in np.flatnonzero(new).tolist()
-    )
-    return csv_text([header, *lines])
+    columns: dict[str, Any] = {
+        "client": names[rows],
+        "training_examples": examples[rows],
+        "labelled_examples": labelled[rows],
+        "new_examples": new[rows],
+    }
+    for one in outcomes:
+        for score in ("accuracy", "balanced_accuracy"):
+            columns[f"{one.job.name}_{score}"] = np.asarray(getattr(one.scores, f"client_{score}"))[rows]
+    return _csv(columns)
 
 
-def _class_name(names: Sequence[str], label: int) -> str:
-    return names[label] if label >= 0 else ""
+def _csv(columns: dict[str, Any]) -> str:
+    import pandas  # not at the top: few runs predict
+
+    text: str = pandas.DataFrame(columns).to_csv(index=False, float_format="%.4f", lineterminator="\n")
+    return text

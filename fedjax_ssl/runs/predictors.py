@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pandas
 from jaxtyping import Array, Float, Int, Int32, Key
 
 from fedjax_ssl import graph
@@ -198,19 +197,19 @@ def predict_with_graphs(
     if new_batch_size is not None:
         check_whole_numbers(new_batch_size=new_batch_size)
     size, kind = data.test_index.shape[0], jnp.result_type(float)
-    found: list[Predictions] = []
+    found: list[tuple[np.ndarray, np.ndarray]] = []
     client, observed, new = map(np.asarray, points[1:])
     own_graph = np.where(unlabelled | (observed >= 0) | (new >= 0), np.asarray(graph_of)[client], -1)
     for batch in _batches(client, new, new_batch_size):
         place, real = _members(np.where(batch, own_graph, -1), num_graphs)
         results = _map_graphs(labeller, place, np.where(real, observed[place], -1), real)
-        found = found or [Predictions(np.full(size, -1, np.int32), np.zeros(size, kind)) for _ in results]
+        found = found or [(np.full(size, -1, np.int32), np.zeros(size, kind)) for _ in results]
         # Every new point is in one graph of one batch.
         chosen = real & (new[place] >= 0)
-        for predictions, result in zip(found, results, strict=True):
-            predictions.labels[new[place[chosen]]] = np.asarray(result.labels)[chosen]
-            predictions.confidence[new[place[chosen]]] = np.asarray(result.confidence)[chosen]
-    return found
+        for (labels, confidence), result in zip(found, results, strict=True):
+            labels[new[place[chosen]]] = np.asarray(result.labels)[chosen]
+            confidence[new[place[chosen]]] = np.asarray(result.confidence)[chosen]
+    return [Predictions(*map(jnp.asarray, both)) for both in found]
 
 
 def random_groups(key: Key[Array, ""], num_clients: int, num_groups: int) -> Int32[Array, " clients"]:
@@ -229,7 +228,10 @@ def _batches(client: np.ndarray, new: np.ndarray, batch_size: int | None) -> lis
     if batch_size is None:
         return [np.ones(client.shape, bool)]
     number = np.zeros(client.shape, int)
-    number[new >= 0] = pandas.Series(client[new >= 0]).groupby(client[new >= 0]).cumcount() // batch_size
+    taken = np.flatnonzero(new >= 0)
+    count = np.bincount(client[taken])
+    rank = np.arange(taken.size) - np.repeat(np.cumsum(count) - count, count)  # among its client's, in their order
+    number[taken[np.argsort(client[taken], stable=True)]] = rank // batch_size
     return [(new < 0) | (number == one) for one in range(int(number.max(initial=0)) + 1)]
 
 
@@ -242,10 +244,9 @@ def _members(graph_of_point: np.ndarray, num_graphs: int) -> tuple[np.ndarray, n
     return place.astype(np.int32), column < count[:, None]
 
 
-def _map_graphs(labeller: Labeller, *members: np.ndarray) -> list[Propagation]:
+def _map_graphs(labeller: Labeller, *known: np.ndarray) -> list[Propagation]:
     """Go graph by graph in one program: one after the other on a CPU, several small ones at once elsewhere."""
-    num_graphs, width = members[0].shape
-    members = tuple(map(jnp.asarray, members))
+    members, (num_graphs, width) = tuple(map(jnp.asarray, known)), known[0].shape
     if num_graphs == 1 or labeller.on_host:  # what is known stays known, so that its values are checked
         found = [labeller.label(*(values[number] for values in members)) for number in range(num_graphs)]
         return jax.tree.map(lambda *values: jnp.stack(values), *found)

@@ -12,21 +12,19 @@ import os
 import socket
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_ssl import processor
 from fedjax_ssl.config import ConfigError, check_field
-from fedjax_ssl.runs.checkpoint import is_key
+from fedjax_ssl.runs.checkpoint import is_key, rebuild
 from fedjax_ssl.runs.files import decode_json, encode_json
 
 PyTree = Any
@@ -102,11 +100,8 @@ def settings(section: Mapping[str, Any], environment: Mapping[str, str] = os.env
     for field in ("num_processes", "process_id"):
         if not str(given[field]).removeprefix("-").isdecimal():
             raise ConfigError(f"${_VARIABLES[field]} is {given[field]!r}; it must be a whole number")
-    coordinator, count, index = (
-        str(given["coordinator"]),
-        int(str(given["num_processes"])),
-        int(str(given["process_id"])),
-    )
+    coordinator = str(given["coordinator"])
+    count, index = (int(str(given[field])) for field in ("num_processes", "process_id"))
     if not 0 <= index < count:
         raise ConfigError(
             f"config.distributed.num_processes is {count} and process_id is {index}; it must be "
@@ -339,19 +334,14 @@ class Team:
         leaves, structure = jax.tree.flatten(tree)
         # Sent as bytes: a floating-point sum over processes, which is how they are sent, loses the sign of -0.
         raw = [data_of(leaf) for leaf in leaves]
-        sent = multihost_utils.broadcast_one_to_all([_bytes_of(array) for array in raw])
-        received = [
-            np.asarray(one).view(array.dtype).reshape(array.shape) for one, array in zip(sent, raw, strict=True)
-        ]
-        return jax.tree.unflatten(structure, list(map(_like, leaves, received)))
+        sent = map(np.asarray, multihost_utils.broadcast_one_to_all([_bytes_of(array) for array in raw]))
+        received = [one.view(array.dtype).reshape(array.shape) for one, array in zip(sent, raw, strict=True)]
+        return jax.tree.unflatten(structure, list(map(rebuild, leaves, received)))
 
 
 def _digest(value: PyTree) -> bytes:
-    if isinstance(value, str):
-        return hashlib.sha256(value.encode()).digest()
     found = hashlib.sha256()
-    for leaf in jax.tree.leaves(value):
-        array = data_of(leaf)
+    for array in map(data_of, jax.tree.leaves(value)):
         found.update(f"{array.dtype}{array.shape}".encode())
         found.update(_bytes_of(array).data)
     return found.digest()
@@ -359,15 +349,6 @@ def _digest(value: PyTree) -> bytes:
 
 def _bytes_of(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-
-
-def _like(leaf: Any, array: np.ndarray) -> Any:
-    if isinstance(leaf, bool | int | float):
-        return array.item()
-    if isinstance(leaf, np.ndarray):
-        return array
-    value = jnp.asarray(array)
-    return jax.random.wrap_key_data(value, impl=jax.random.key_impl(leaf)) if is_key(leaf) else value
 
 
 class Watchdog:
@@ -387,28 +368,30 @@ class Watchdog:
             exit_code: exit code of the process.
             stacks: whether to print the stacks of all threads, which show what the process waited for.
         """
-        self._seconds, self._message, self._exit_code, self._stacks = seconds, message, exit_code, stacks
-        self._fed = time.monotonic()
-        self._stopped = threading.Event()
-        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+        self._seconds, self._last = seconds, (message, exit_code, stacks)
+        self._start()
+
+    def _start(self) -> None:
+        self._timer = threading.Timer(self._seconds, _give_up, self._last)
+        self._timer.daemon = True
+        self._timer.start()
 
     def feed(self) -> None:
         """Say that something was finished."""
-        self._fed = time.monotonic()
+        self.stop()
+        self._start()
 
     def stop(self) -> None:
         """End the watch."""
-        self._stopped.set()
+        self._timer.cancel()
 
-    def _watch(self) -> None:
-        while (left := self._fed + self._seconds - time.monotonic()) > 0:
-            if self._stopped.wait(left):
-                return
-        sys.stdout.flush()
-        print(self._message, file=sys.stderr, flush=True)
-        if self._stacks:
-            faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
-        os._exit(self._exit_code)
+
+def _give_up(message: str, exit_code: int, stacks: bool) -> NoReturn:
+    sys.stdout.flush()
+    print(message, file=sys.stderr, flush=True)
+    if stacks:
+        faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
+    os._exit(exit_code)  # no clean-up, which could wait as well
 
 
 def start(section: Mapping[str, Any]) -> Team:

@@ -9,7 +9,6 @@ from typing import Any, NoReturn, TextIO
 
 import rich.console
 import rich.progress
-from rich.table import Table
 from rich.text import Text
 
 from fedjax_ssl.runs.files import Closing, bytes_in_words
@@ -71,40 +70,9 @@ class Progress(Closing):
             self._bar = rich.progress.Progress(spinner, count, bar, said, console=self._console, transient=True)
             self._task = self._bar.add_task("", total=total_rounds, completed=start_round, said=COMPILING)
 
-    def start(
-        self,
-        *,
-        method: str,
-        model: str,
-        num_parameters: int,
-        dataset: str,
-        counts: Mapping[str, int],
-        device: str,
-        workdir: str | Path,
-    ) -> None:
-        """Print what is about to run and start the bar.
-
-        Args:
-            method: name of the method.
-            model: name of the model.
-            num_parameters: parameters of the model.
-            dataset: name of the data set.
-            counts: content of the data set, for example {"clients": 11, "examples": 1400, "labelled": 55}.
-            device: in words, from `device_description()`.
-            workdir: the run folder.
-        """
-        resumed = f", resumed after round {self._start_round}" if self._start_round else ""
-        described = [f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items()]
-        self._table(
-            {
-                "device": device,
-                "data": f"{dataset} ({', '.join(described)})",
-                "method": method,
-                "model": f"{model} ({num_parameters:,} parameters)",
-                "rounds": f"{self._total}{resumed}",
-                "folder": str(workdir),
-            }
-        )
+    def start(self, fields: Mapping[str, str]) -> None:
+        """Print what is about to run, a line for each field, and start the bar."""
+        self._table(fields)
         self._anchor = (self._start_round, self._clock())
         if self._bar is not None:
             self._bar.start()
@@ -157,7 +125,7 @@ class Progress(Closing):
 
         Args:
             summary: from `summarize`.
-            files: places of files, for example {"curves": folder.curves_file}.
+            files: places of files, for example {"curves": Path("runs/x/curves.png")}.
         """
         self.close()
         self._console.print()
@@ -195,21 +163,13 @@ class Progress(Closing):
             return ""
         return f"{duration(seconds / done * (self._total - round))} left"
 
-    def _line(self, text: str) -> None:
+    def _line(self, text: str | Text) -> None:
         self._console.print(text, markup=False, soft_wrap=True)
 
     def _table(self, fields: Mapping[str, str]) -> None:
-        if self._bar is None:
-            width = max(map(len, fields))
-            for name, value in fields.items():
-                self._line(f"{name:<{width}}  {value}")
-            return
-        table = Table.grid(padding=(0, 2))
-        table.add_column(style="bold cyan")
-        table.add_column(overflow="fold")
+        width = max(map(len, fields))
         for name, value in fields.items():
-            table.add_row(Text(name), Text(value))
-        self._console.print(table)
+            self._line(Text.assemble((f"{name:<{width}}", "bold cyan"), "  ", value))
 
 
 def _summary_lines(summary: Mapping[str, Any]) -> dict[str, str]:

@@ -10,11 +10,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import ml_collections
+
 from fedjax_ssl.runs.checkpoint import Checkpoints, tree_bytes
 from fedjax_ssl.runs.curves import plot_curves
 from fedjax_ssl.runs.files import Closing, decode_json, encode_json, storing, write_atomically
 from fedjax_ssl.runs.folder import FolderMended, RunFolder, RunFolderError
-from fedjax_ssl.runs.progress import Progress
+from fedjax_ssl.runs.resume import restorable, why_not_longer
 from fedjax_ssl.runs.rows import ClientLog, MetricLog
 from fedjax_ssl.runs.writers import Writers, WriterSettings, open_writers
 
@@ -24,6 +26,7 @@ class Record(Closing):
 
     Attributes:
         path: path of the folder.
+        stream: stream for the report to the person; None: standard output.
         folder: its files, its config and its lock.
     """
 
@@ -32,23 +35,21 @@ class Record(Closing):
         workdir: str | os.PathLike,
         config: Mapping[str, Any],
         *,
-        ignore: Collection[str] = (),
-        undecided: Collection[str] = (),
         writers: WriterSettings | None = None,
         quiet: bool = False,
+        **compared: Collection[str],
     ):
         """Open the folder.
 
         Args:
             workdir: as for `RunFolder`, which says what is raised.
             config: as for `RunFolder`.
-            ignore: as for `RunFolder`.
-            undecided: as for `RunFolder`.
             writers: viewers that get the metrics too; none by default.
             quiet: tell the person nothing.
+            **compared: how `RunFolder` compares configs.
         """
         with storing(Path(workdir), lambda: "Nothing was started."):
-            self.folder = RunFolder(workdir, config, ignore=ignore, undecided=undecided)
+            self.folder = RunFolder(workdir, config, **compared)
         self.path = self.folder.path
         self._config, self._settings = config, writers or WriterSettings()
         self._checkpoints, self._best = Checkpoints(self.path), Checkpoints(self.path, folder="best")
@@ -56,26 +57,24 @@ class Record(Closing):
         self._clients: ClientLog | None = None
         self._writers = Writers({})
         self._round = 0  # restored
-        self._stream = open(os.devnull, "w", encoding="utf-8") if quiet else None  # noqa: SIM115
+        self.stream = open(os.devnull, "w", encoding="utf-8") if quiet else None  # noqa: SIM115
 
-    @property
-    def changes(self) -> dict[str, tuple[Any, Any]]:
-        """Undecided fields of the config that differ, see `RunFolder`."""
-        return self.folder.changes
+    def settle(self, config: ml_collections.ConfigDict) -> None:
+        """Let a run that was complete get longer; raise ConfigMismatch where it cannot.
 
-    def checkpoints(self) -> list[int]:
-        """Return the rounds that can be restored."""
-        return self._checkpoints.rounds()
-
-    def accept(self, after_round: int) -> None:
-        """Let the run go on under a config whose `changes` were found to be no obstacle.
+        Its summary and its checkpoints of other rounds than those of a longer run are removed.
 
         Args:
-            after_round: round from which it goes on; the summary and later checkpoints are those of the shorter run.
+            config: resolved, as it is now.
         """
+        if not self.folder.changes:
+            return
+        rounds = self._checkpoints.rounds()
+        if reason := why_not_longer(config, self.folder.changes, rounds):
+            self.folder.refuse(reason)
         with self._storing(self.folder.config_file):
             self.folder.summary_file.unlink(missing_ok=True)
-            self._checkpoints.forget(after_round)
+            self._checkpoints.forget(restorable(rounds, config.eval_every))
             self.folder.accept()
 
     def restore(self, template: Any) -> tuple[int, Any, dict[str, Any]] | None:
@@ -150,10 +149,6 @@ class Record(Closing):
         """Return all metric rows of the run so far."""
         return self._open_log().rows()
 
-    def progress(self, total_rounds: int, start_round: int) -> Progress:
-        """Return the report to the person, see `Progress`."""
-        return Progress(total_rounds, start_round=start_round, stream=self._stream)
-
     def write(self, path: Path, content: str) -> None:
         """Write a file of the folder, whole or not at all."""
         with self._storing(path, len(content)):
@@ -167,20 +162,6 @@ class Record(Closing):
             with self._storing(path):
                 draw(unfinished)
                 unfinished.replace(path)
-
-    def write_predictions(self, by_example: str, by_client: str) -> None:
-        """Write the tables of the predictions made so far."""
-        self.write(self.folder.predictions_csv, by_example)
-        self.write(self.folder.clients_csv, by_client)
-
-    def files(self, *, trained: bool, predicted: bool) -> dict[str, Path]:
-        """Return the places of the files that a run has at its end, for its report."""
-        files = {"summary": self.folder.summary_file}
-        if trained:
-            files |= {"metrics": self.folder.metrics_csv, "curves": self.folder.curves_file}
-        if predicted:
-            files |= {"predictions": self.folder.predictions_csv, "by client": self.folder.clients_csv}
-        return files
 
     def summary(self) -> dict[str, Any] | None:
         """Return the summary of a run that was completed before; None if there is none, or none of this run."""
@@ -202,8 +183,8 @@ class Record(Closing):
     def finish(self, rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], *, title: str) -> None:
         """Write the summary and, where something was trained, the curves under this title."""
         if rows:
-            with self._storing(self.folder.curves_file):
-                plot_curves(rows, self.folder.curves_file, title=title)
+            with self._storing(self.path / "curves.png"):
+                plot_curves(rows, self.path / "curves.png", title=title)
         self.write(self.folder.summary_file, encode_json(summary, indent=2) + "\n")
         self._writers.finish(summary)
 
@@ -228,8 +209,8 @@ class Record(Closing):
         """Give the folder back; a second call does nothing."""
         self._writers.close()
         self.folder.close()
-        if self._stream is not None:
-            self._stream.close()
+        if self.stream is not None:
+            self.stream.close()
 
 
 class NoRecord(Closing):
@@ -237,20 +218,16 @@ class NoRecord(Closing):
 
     Attributes:
         path: the folder in which another process keeps the record; it need not exist on this machine.
-        changes: none.
+        stream: takes a report that nobody sees.
     """
 
     def __init__(self, workdir: str | os.PathLike):
-        self.path, self.changes = Path(workdir), dict[str, tuple[Any, Any]]()
-        self._nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        self.path = Path(workdir)
+        self.stream = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
     def rows(self) -> list[dict[str, Any]]:
         """Return no rows."""
         return []
-
-    def progress(self, total_rounds: int, start_round: int) -> Progress:
-        """Return a report that nobody sees."""
-        return Progress(total_rounds, start_round=start_round, stream=self._nowhere)
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         """Do nothing, and find nothing, in place of every other method of `Record`."""
@@ -260,4 +237,4 @@ class NoRecord(Closing):
 
     def close(self) -> None:
         """Close the report; a second call does nothing."""
-        self._nowhere.close()
+        self.stream.close()

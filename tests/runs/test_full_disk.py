@@ -71,7 +71,7 @@ def train(folder: Path) -> None:
         found = record.restore(state)
         start, state, _ = found or (0, state, {})
         record.write(folder / "partition.txt", "clients\n" * 20)
-        record.write(record.folder.model_file, '{"inputs": [8, 8, 1]}')
+        record.write(folder / "model.json", '{"inputs": [8, 8, 1]}')
         for number in range(start + 1, ROUNDS + 1):
             state = {"w": state["w"] * np.float32(1.1) + number, "round": np.int32(number)}
             loss = float(state["w"].sum())
