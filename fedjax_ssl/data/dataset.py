@@ -42,11 +42,15 @@ def check_labels(name: str, labels: np.ndarray, num_classes: int) -> None:
     Raises:
         ValueError: some label is out of range; names the array, how many, the first row and its value.
     """
-    rows = np.flatnonzero((labels < -1) | (labels >= num_classes))
-    if len(rows):
+    allowed = f"0 to {num_classes - 1} for {num_classes} classes, and -1 for no label"
+    _check_range(name, labels, -1, num_classes, allowed, "labels")
+
+
+def _check_range(name: str, values: np.ndarray, lowest: int, bound: int, allowed: str, what: str = "values") -> None:
+    if len(rows := np.flatnonzero((values < lowest) | (values >= bound))):
         raise ValueError(
-            f"{name} has {len(rows):,} labels out of range, first in row {rows[0]}: {labels[rows[0]]}. "
-            f"Allowed are 0 to {num_classes - 1} for {num_classes} classes, and -1 for no label."
+            f"{name} has {len(rows):,} {what} out of range, first in row {rows[0]}: {values[rows[0]]}. Allowed are "
+            f"{allowed}."
         )
 
 
@@ -56,11 +60,9 @@ def _as_inputs(values: Any) -> np.ndarray:
         raise ValueError(
             f"Split.x has shape {values.shape}; allowed are [n, features] and [n, height, width, channels]."
         )
-    if values.dtype == np.uint8:
-        return values
-    if not np.issubdtype(values.dtype, np.floating):
+    if values.dtype != np.uint8 and not np.issubdtype(values.dtype, np.floating):
         raise ValueError(f"Split.x has dtype {values.dtype}; allowed are uint8 (images as stored) and floating point.")
-    return values.astype(np.float32, copy=False)
+    return values if values.dtype == np.uint8 else values.astype(np.float32, copy=False)
 
 
 def _as_ids(name: str, values: Any, length: int) -> np.ndarray:
@@ -178,11 +180,7 @@ class Dataset:
             check_labels(f"{name}.coarse", split.coarse, len(self.coarse_names))
         if split.client is not None:
             bound = len(self.client_names) if self.client_names is not None else np.iinfo(np.int32).max
-            if len(rows := np.flatnonzero((split.client < 0) | (split.client >= bound))):
-                raise ValueError(
-                    f"{name}.client has {len(rows):,} values out of range, first in row {rows[0]}: "
-                    f"{split.client[rows[0]]}. Allowed are 0 to {bound - 1}."
-                )
+            _check_range(f"{name}.client", split.client, 0, bound, f"0 to {bound - 1}")
 
     def _check_set_shares(self, name: str, shares: np.ndarray) -> None:
         if self.train.set is None or self.train.client is None:

@@ -9,7 +9,6 @@ stroke that ends in `@` is closed. The baseline is y = 0, small letters reach 7,
 import itertools
 from functools import cache, partial
 from importlib import resources
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +17,7 @@ from jax import lax
 from jax.scipy.special import ndtr
 from jaxtyping import Array, Float, Int, Key, UInt8
 
+from fedjax_ssl.data.dataset import Split
 from fedjax_ssl.keys import named_key
 
 SIZE = 28
@@ -113,22 +113,16 @@ def _thin(dense: np.ndarray) -> np.ndarray:
     return np.stack([np.interp(places, along, dense[:, axis]) for axis in (0, 1)], axis=1)
 
 
-class Drawn(NamedTuple):
-    """Characters in the order of their writers."""
-
-    images: np.ndarray  # uint8 [n, 28, 28, 1], ink high
-    label: np.ndarray  # int32 [n]
-    writer: np.ndarray  # int32 [n]
-    is_train: np.ndarray  # bool [n]
-
-
-def draw(writers: int, seed: int, examples: int) -> Drawn:
+def draw(writers: int, seed: int, examples: int) -> tuple[Split, Split]:
     """Draw the set of `glyphs`.
 
     Args:
         writers: number of natural clients.
         seed: the writers and everything they write.
         examples: mean number of images per writer.
+
+    Returns:
+        Training and test examples in the order of their writers: uint8 [n, 28, 28, 1], ink high.
     """
     key = named_key(jax.random.key(seed), "glyphs")
     most = round(examples * (1 + MAX_DEVIATIONS * RELATIVE_DEVIATION))
@@ -144,7 +138,8 @@ def draw(writers: int, seed: int, examples: int) -> Drawn:
         images[start : start + BLOCK, ..., 0] = np.asarray(block)[: len(label) - start]
     # Positions are exchangeable, so the first nine tenths are a random choice.
     is_train = position < np.rint(TRAIN_SHARE * counts)[writer]
-    return Drawn(images, label, writer, is_train)
+    train, test = (Split(images[chosen], label[chosen], writer[chosen]) for chosen in (is_train, ~is_train))
+    return train, test
 
 
 def _class_bounds() -> np.ndarray:

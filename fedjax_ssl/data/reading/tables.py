@@ -80,10 +80,10 @@ def as_numbers(column: "pandas.Series") -> tuple[np.ndarray, int | None]:
     return found, None
 
 
-def check_roles(
+def read_roles(
     table: "pandas.DataFrame", roles: Mapping[str, str], needed: Collection[str], findings: Findings, where: str = ""
-) -> None:
-    """Find columns that an option names, or that are needed, and that are not there; and likely misspelt ones.
+) -> "pandas.DataFrame":
+    """Take the columns of roles as text; find those that are not there, and likely misspelt ones.
 
     Args:
         table: the table.
@@ -91,7 +91,12 @@ def check_roles(
         needed: roles without which the table is of no use.
         findings: for problems, and for columns that may have been meant for a role as notes.
         where: the beginning of the problems' sentences.
+
+    Returns:
+        The columns that are there, named by their roles.
     """
+    import pandas
+
     for role, name in roles.items():
         if name not in table and (name != role or role in needed):
             asked = "" if name == role else f", which data.{role}_column names"
@@ -109,6 +114,8 @@ def check_roles(
                     f"column {column!r} is not taken for {name!r}, which is not there; did you mean {name!r}?"
                 )
                 break
+    texts = {role: as_text(table[name]) for role, name in roles.items() if name in table}
+    return pandas.DataFrame(texts, index=table.index)
 
 
 def _read_text(path: Path) -> "pandas.DataFrame":

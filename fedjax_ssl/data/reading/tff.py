@@ -111,8 +111,8 @@ def parse_example(record: bytes) -> dict[str, list[bytes] | np.ndarray]:
     """
     found: dict[str, list[bytes] | np.ndarray] = {}
     try:
-        for _, features in _fields(record, 1):
-            for _, entry in _fields(features, 1):
+        for features in _contents(record):
+            for entry in _contents(features):
                 parts = dict(_fields(entry))
                 found[parts[1].decode()] = _value(parts.get(2, b""))
     except (IndexError, KeyError, ValueError) as error:
@@ -120,36 +120,39 @@ def parse_example(record: bytes) -> dict[str, list[bytes] | np.ndarray]:
     return found
 
 
-def _fields(data: bytes, wanted: int | None = None) -> Iterator[tuple[int, bytes]]:
-    """Yield number and content of the fields that have a length; of one number, or all."""
+def _contents(data: bytes) -> list[bytes]:
+    """List the contents of all fields with the number 1."""
+    return [content for number, content in _fields(data) if number == 1]
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield number and content of each field."""
     place = 0
     while place < len(data):
-        tag, place = _varint(data, place)
-        number, wire = tag >> 3, tag & 7
+        tag, start = _varint(data, place)
+        wire, place = tag & 7, start
         if wire == DELIMITED:
-            length, place = _varint(data, place)
-            if place + length > len(data):
-                raise ValueError("a field is longer than its message")
-            if wanted in (None, number):
-                yield number, data[place : place + length]
-            place += length
+            length, start = _varint(data, place)
+            place = start + length
         elif wire == WORD:
             _, place = _varint(data, place)
         elif wire in (FIXED32, FIXED64):
             place += 4 if wire == FIXED32 else 8
         else:
             raise ValueError(f"a field of the wire type {wire}")
+        if place > len(data):
+            raise ValueError("a field is longer than its message")
+        yield tag >> 3, data[start:place]
 
 
 def _value(feature: bytes) -> list[bytes] | np.ndarray:
     for kind, values in _fields(feature):
+        content = _contents(values)  # all numbers packed into one field, or one field for each
         if kind == 1:
-            return [content for _, content in _fields(values, 1)]
-        packed = b"".join(content for _, content in _fields(values, 1))
-        if kind == 2:  # packed, or a tag of one byte before each number
-            return np.frombuffer(packed or np.frombuffer(values, np.uint8).reshape(-1, 5)[:, 1:].tobytes(), "<f4")
-        if kind == 3:  # packed, or a tag, which is a number too, before each
-            return _varints(packed) if packed else _varints(values)[1::2]
+            return content
+        if kind in (2, 3):
+            packed = b"".join(content)
+            return np.frombuffer(packed, "<f4") if kind == 2 else _varints(packed)
     return []
 
 

@@ -122,8 +122,7 @@ def _read_table(path: Path) -> tuple[list[str], np.ndarray, np.ndarray, np.ndarr
             f"{', '.join(COLUMNS)}: take the file {TABLE} of FLamby as it is."
         )
     names, target, center, fold = (as_text(table[name]) for name in COLUMNS)
-    bounds = {"target": (target, len(CLASSES)), "center": (center, len(CENTRES))}
-    for name, (cells, bound) in bounds.items():
+    for name, cells, bound in (("target", target, len(CLASSES)), ("center", center, len(CENTRES))):
         for row, cell in enumerate(cells):
             if not (cell.isascii() and cell.isdigit() and int(cell) < bound):
                 raise ValueError(f"{NAME}: {table.index[row]}: {name} is {cell!r}; allowed are 0 to {bound - 1}.")

@@ -24,7 +24,7 @@ from fedjax_ssl.data.reading.pictures import (
 from fedjax_ssl.data.reading.problems import BadData, DatasetUnavailable, Findings, some
 from fedjax_ssl.data.reading.proportions import proportions_digest
 from fedjax_ssl.data.reading.register import dataset
-from fedjax_ssl.data.reading.tables import PARQUET, SEPARATED, as_text, check_roles, read_table
+from fedjax_ssl.data.reading.tables import PARQUET, SEPARATED, read_roles, read_table
 from fedjax_ssl.errors import counted
 
 if TYPE_CHECKING:  # takes long to import
@@ -210,12 +210,10 @@ def _by_table(
 ) -> tuple[Sequence[str], "pandas.DataFrame"]:
     """Read files and texts from the rows of a table; rows whose image is not there are left out and counted."""
     table = read_table(path)
-    check_roles(table, columns, ("file",), findings, f"in {path.name} ")
-    taken = {role: name for role, name in columns.items() if name in table}
-    texts = table[list(taken.values())].apply(as_text).set_axis(list(taken), axis=1)
-    if "file" not in taken:
+    texts = read_roles(table, columns, ("file",), findings, f"in {path.name} ")
+    if "file" not in texts:
         return (), texts
-    if "label" not in taken:
+    if "label" not in texts:
         findings.notes.append(f"{path.name} has no column {columns['label']!r}: no image has a label")
     texts["file"] = texts["file"].map(spelling)
     there = {spelling(name): name for name in listing.images}

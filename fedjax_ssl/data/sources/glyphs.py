@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 from fedjax_ssl.checks import Whole
-from fedjax_ssl.data.dataset import Dataset, Split
+from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.reading.cache import data_root, kept
 from fedjax_ssl.data.reading.register import dataset
 
@@ -57,11 +57,7 @@ def load_glyphs(
         from fedjax_ssl.data.reading.drawing import CHARACTERS, draw
 
         with jax.enable_x64(False):  # the same images, and the same compiled program, whatever the caller's types
-            drawn = draw(writers, seed, examples)
-        train, test = (
-            Split(drawn.images[chosen], drawn.label[chosen], drawn.writer[chosen])
-            for chosen in (drawn.is_train, ~drawn.is_train)
-        )
+            train, test = draw(writers, seed, examples)
         return Dataset(
             "glyphs",
             train,

@@ -6,19 +6,18 @@ Hemorrhage Challenge, Radiology: Artificial Intelligence 2020.
 
 import importlib
 import logging
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
 from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.reading.archives import require_placed
 from fedjax_ssl.data.reading.cache import data_root, facts_of, kept_for
 from fedjax_ssl.data.reading.formats import DAMAGED, FormatError
-from fedjax_ssl.data.reading.pictures import read_each, short
+from fedjax_ssl.data.reading.pictures import read_each, short, shown
 from fedjax_ssl.data.reading.problems import DatasetUnavailable, Findings
 from fedjax_ssl.data.reading.register import dataset
 from fedjax_ssl.errors import counted
@@ -80,14 +79,12 @@ def load_rsna(
     return kept_for(root, NAME, folder, [size, max_images], content, lambda: _read(folder, size, max_images))
 
 
-class _Slice(NamedTuple):
-    pixels: np.ndarray  # uint8 [size, size, 3]
-    patient: str
-
-
 def _read(folder: Path, size: int, max_images: int | None) -> Dataset:
-    dicom = _library()
     findings = Findings()
+    try:
+        dicom: Any = importlib.import_module("pydicom")
+    except ImportError as error:
+        raise DatasetUnavailable(f"{NAME} needs pydicom: pip install 'fedjax_ssl[medical]'") from error
     try:
         chosen = _read_table(folder / TABLE, findings)
     except FormatError as error:
@@ -105,8 +102,8 @@ def _read(folder: Path, size: int, max_images: int | None) -> Dataset:
         found = _slice(dicom, folder / IMAGES / f"{names[row]}.dcm", size)
         if isinstance(found, str):
             return found
-        patients[row] = found.patient
-        return found.pixels
+        pixels, patients[row] = found
+        return pixels
 
     x, rows = read_each(read, [f"{name}.dcm" for name in names], (size, size, len(WINDOWS)), findings)
     if findings.problems:
@@ -121,13 +118,6 @@ def _read(folder: Path, size: int, max_images: int | None) -> Dataset:
         client_names=tuple(people.tolist()),
         extra={"terms": TERMS, "notes": findings.notes},
     )
-
-
-def _library() -> Any:
-    try:
-        return importlib.import_module("pydicom")
-    except ImportError as error:
-        raise DatasetUnavailable(f"{NAME} needs pydicom: pip install 'fedjax_ssl[medical]'") from error
 
 
 def _read_table(path: Path, findings: Findings) -> dict[str, int]:
@@ -165,8 +155,8 @@ def _read_table(path: Path, findings: Findings) -> dict[str, int]:
     return dict(zip(one.index, one.to_numpy().argmax(axis=1).tolist(), strict=True))
 
 
-def _slice(dicom: Any, path: Path, size: int) -> _Slice | str:
-    """Read a slice, or say why it cannot be used."""
+def _slice(dicom: Any, path: Path, size: int) -> tuple[np.ndarray, str] | str:
+    """Read pixels uint8 [size, size, 3] and patient, or say why it cannot be used."""
     try:
         if not path.is_file():
             return "not there"
@@ -183,15 +173,15 @@ def _slice(dicom: Any, path: Path, size: int) -> _Slice | str:
             return "in colour"
         with np.errstate(over="ignore", invalid="ignore"):  # refused below
             units = stored * float(image.get("RescaleSlope", 1)) + float(image.get("RescaleIntercept", 0))
-        return _Slice(_windows(units, size), str(image.get("PatientID") or path.stem))
+        return _windows(units, size), str(image.get("PatientID") or path.stem)
     except (dicom.errors.InvalidDicomError, *DAMAGED) as error:
         return f"cut short or damaged ({short(error)})"
 
 
-def _windows(units: np.ndarray, size: int, windows: Sequence[tuple[int, int]] = WINDOWS) -> np.ndarray:
+def _windows(units: np.ndarray, size: int) -> np.ndarray:
     """Show Hounsfield units [H, W] as uint8 [size, size, windows]: values below a window are 0, above it 255."""
     if not np.isfinite(units).all():
         raise ValueError("values that are not finite")
-    shown = [np.clip((units - (centre - width / 2)) / width, 0, 1) for centre, width in windows]
-    image = Image.fromarray(np.rint(255 * np.stack(shown, axis=-1)).astype(np.uint8))
-    return np.asarray(ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR))
+    windows = [np.clip((units - (centre - width / 2)) / width, 0, 1) for centre, width in WINDOWS]
+    image = Image.fromarray(np.rint(255 * np.stack(windows, axis=-1)).astype(np.uint8))
+    return shown(image, (size, size, len(WINDOWS)))

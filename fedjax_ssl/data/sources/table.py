@@ -12,7 +12,7 @@ from fedjax_ssl.data.reading.columns import TableOptions, read_columns
 from fedjax_ssl.data.reading.problems import DatasetUnavailable, Findings, some
 from fedjax_ssl.data.reading.proportions import proportions_digest
 from fedjax_ssl.data.reading.register import dataset
-from fedjax_ssl.data.reading.tables import as_numbers, as_text, check_roles, read_table
+from fedjax_ssl.data.reading.tables import as_numbers, read_roles, read_table
 from fedjax_ssl.registry import did_you_mean
 
 if TYPE_CHECKING:  # takes long to import
@@ -62,16 +62,14 @@ def load_table(
             f"table: {given} is not {'a file' if given.exists() else 'there'}. Give path= a CSV or Parquet file with "
             "the column label and columns of numbers."
         )
-    roles = options.columns()
 
     def make() -> Dataset:
         findings, table = Findings(), read_table(given)
-        check_roles(table, roles, ("label",) if options.classes is None else (), findings)
-        taken = {role: name for role, name in roles.items() if name in table}
-        names = _features(table, taken, features, ignore, findings)
+        roles = options.columns()
+        texts = read_roles(table, roles, ("label",) if options.classes is None else (), findings)
+        names = _features(table, {role: roles[role] for role in texts}, features, ignore, findings)
         x = _numbers(table, names, missing, findings)
         findings.stop(given)
-        texts = table[list(taken.values())].apply(as_text).set_axis(list(taken), axis=1)
         columns = read_columns(texts, options.classes, findings)
         whole = np.isfinite(x).all(axis=1)
         findings.stop(given)
