@@ -5,6 +5,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from fedjax_ssl import processor
@@ -12,7 +13,7 @@ from fedjax_ssl import processor
 _PACKAGES = ("fedjax_ssl", "jax", "jaxlib", "flax", "optax", "numpy")
 
 
-def versions() -> dict[str, str]:
+def versions(packages: Iterable[str] = _PACKAGES) -> dict[str, str]:
     """Return the versions that decide a run's numbers: Python, the packages, and the commit in a checkout.
 
     Returns:
@@ -20,7 +21,7 @@ def versions() -> dict[str, str]:
         this package is tracked in a Git checkout and ends in "-dirty" when tracked files were changed.
     """
     found = {"python": platform.python_version()}
-    for package in _PACKAGES:
+    for package in packages:
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

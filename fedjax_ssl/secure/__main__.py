@@ -5,10 +5,8 @@ A fifth of the digits of 14 writers is new; a tenth of the others has labels (co
 
 import argparse
 import hashlib
-import platform
 import sys
 import time
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import jax
@@ -93,7 +91,8 @@ def _run(options: argparse.Namespace, drops: dict[int, str]) -> int:
     _predict(federation, key, options, counted)
     ideal = _predict(federation, key, options, secure.protocols("ideal", options.bits, **settings))
     _print_costs(chosen, counted, options.clients)
-    print(f"\n{seconds:.1f} s in all at level {options.level!r}, {_versions()}")
+    versions = ", ".join(map(" ".join, runs.versions(("cryptography", "PyNaCl", "gmpy2", "numpy")).items()))
+    print(f"\n{seconds:.1f} s in all at level {options.level!r}, {versions}")
     for party, error in getattr(chosen, "refused", []):
         print(f"refused by {party_name(party)}: {error}")
     return _print_labels(federation, found, ideal, options)
@@ -122,11 +121,13 @@ def _print_costs(chosen: Protocols, counted: Protocols, num_clients: int) -> Non
         sizes = f"{chosen.traffic.total(phase):>16,}{counted.traffic.total(phase):>18,}"
         print(f"{phase:10}{sent:>10,}{sizes}{seconds:>10.3f}")
     print(
-        f"\n{'party':12}{'sent bytes':>16}{'received bytes':>16}" + "".join(f"{phase + ' s':>11}" for phase in _PHASES)
+        f"\n{'party':12}{'sent bytes':>16}{'received bytes':>16}", *(f"{phase + ' s':>11}" for phase in _PHASES), sep=""
     )
     for party in [*range(num_clients), SERVER]:
         sizes = f"{chosen.traffic.total(sender=party):>16,}{chosen.traffic.total(receiver=party):>16,}"
-        print(f"{party_name(party):12}{sizes}" + "".join(f"{chosen.seconds[phase, party]:>11.3f}" for phase in _PHASES))
+        print(
+            f"{party_name(party):12}{sizes}", *(f"{chosen.seconds[phase, party]:>11.3f}" for phase in _PHASES), sep=""
+        )
 
 
 def _print_labels(
@@ -144,16 +145,6 @@ def _print_labels(
     equal = np.array_equal(labels, ideal.labels) and np.array_equal(found.confidence, ideal.confidence)
     print(f"labels and confidences equal those of level 'ideal': {'yes' if equal else 'NO'}")
     return 0 if equal else 1
-
-
-def _versions() -> str:
-    names = []
-    for name in ("cryptography", "PyNaCl", "gmpy2", "numpy"):
-        try:
-            names.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            continue
-    return ", ".join([f"Python {platform.python_version()}", *names])
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """Codes as bits, distances as numbers modulo a power of two, who plays which part for a pair, and one client's own."""
 
+from typing import Any
+
 import numpy as np
 
 from fedjax_ssl.secure.errors import SERVER, InconsistentView, MalformedMessage
-from fedjax_ssl.secure.messages import OwnDistances
+from fedjax_ssl.secure.messages import DistanceShare, OwnDistances
 from fedjax_ssl.secure.network import Endpoint, Machine, Outgoing, not_due
 
 
@@ -30,10 +32,48 @@ def own_distances(codes: np.ndarray, num_bits: int) -> np.ndarray:
     return ((num_bits - signs @ signs.T) / 2).astype(ring(num_bits))
 
 
-def check_distances(distances: np.ndarray, num_bits: int, a: int, b: int) -> None:
-    """Raises InconsistentView for a number that is no distance: one of the two did not follow the protocol."""
-    if distances.size and int(distances.max()) > num_bits:
-        raise InconsistentView(f"clients {a} and {b} gave a distance above {num_bits} bits")
+class PairServer(Machine):
+    """The server takes a share from each client of a pair, and makes of both the distances between their points.
+
+    Args:
+        endpoint: endpoint of the server.
+        first: the client whose points are the rows.
+        second: the client whose points are the columns.
+        shape: points of both.
+        num_bits: L.
+    """
+
+    share: type = DistanceShare
+
+    def __init__(self, endpoint: Endpoint, first: int, second: int, shape: tuple[int, int], num_bits: int):
+        super().__init__(endpoint)
+        self._peers = {first: second, second: first}
+        self._shape, self._num_bits = shape, num_bits
+        self._shares: dict[int, Any] = {}
+        self.distances: np.ndarray | None = None  # int32 [first's points, second's points], when both shares came
+
+    def receive(self, data: bytes) -> list[Outgoing]:
+        """Check a client's share and keep it."""
+        sender, message = self.endpoint.unpack(data)
+        due = isinstance(message, self.share) and sender not in self._shares
+        if not due or message.peer != self._peers.get(sender):
+            raise not_due(sender)
+        self._check(message, sender)
+        self._shares[sender] = message
+        if len(self._shares) == 2:
+            found = self._put_together(*(self._shares[client] for client in self._peers))
+            if found.size and int(found.max()) > self._num_bits:  # one of the two did not follow the protocol
+                pair = " and ".join(map(str, self._peers))
+                raise InconsistentView(f"clients {pair} gave a distance above {self._num_bits} bits")
+            self.distances = found.astype(np.int32)
+        return []
+
+    def _check(self, message: Any, sender: int) -> None:
+        """Raises MalformedMessage for a share of another shape than is due."""
+        raise NotImplementedError
+
+    def _put_together(self, first: Any, second: Any) -> np.ndarray:
+        raise NotImplementedError
 
 
 class OwnClient(Machine):
@@ -58,13 +98,10 @@ class OwnServer(Machine):
 
     def receive(self, data: bytes) -> list[Outgoing]:
         """Check and keep them."""
-        sender, message = self.endpoint.unpack(data)
-        if sender != self._client or not isinstance(message, OwnDistances) or self.distances is not None:
-            raise not_due(sender)
-        found, dtype = message.distances, ring(self._num_bits)
-        if found.shape != (self._num_points, self._num_points) or found.dtype != dtype:
-            raise MalformedMessage(f"{found.dtype} distances of shape {found.shape}", sender)
+        found = self.take(data, self._client, OwnDistances, self.distances is None).distances
+        if found.shape != (self._num_points, self._num_points) or found.dtype != ring(self._num_bits):
+            raise MalformedMessage(f"{found.dtype} distances of shape {found.shape}", self._client)
         if found.size and int(found.max()) > self._num_bits:
-            raise MalformedMessage(f"a distance above {self._num_bits} bits", sender)
+            raise MalformedMessage(f"a distance above {self._num_bits} bits", self._client)
         self.distances = found.astype(np.int32)
         return []

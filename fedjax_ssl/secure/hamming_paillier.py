@@ -24,10 +24,10 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.secure.distances import bits_of, check_distances
+from fedjax_ssl.secure.distances import PairServer, bits_of
 from fedjax_ssl.secure.errors import SERVER, MalformedMessage
 from fedjax_ssl.secure.messages import EncryptedBits, EncryptedDistances, PackedShare
-from fedjax_ssl.secure.network import Endpoint, Machine, Outgoing, not_due
+from fedjax_ssl.secure.network import Endpoint, Machine, Outgoing
 
 _ROUNDS = 32  # of Miller and Rabin's test; a composite passes with probability below 2^-64
 _SMALL_PRIMES = [n for n in range(3, 2000) if all(n % d for d in range(2, int(n**0.5) + 1))]
@@ -229,15 +229,13 @@ class PaillierOwner(Machine):
 
     def receive(self, data: bytes) -> list[Outgoing]:
         """Decrypts masked distances, for the server."""
-        sender, message = self.endpoint.unpack(data)
-        if sender != self._peer or not isinstance(message, EncryptedDistances) or self._done:
-            raise not_due(sender)
+        message = self.take(data, self._peer, EncryptedDistances, not self._done)
         public = self._packed.key.public
         *_, blocks = packing(self._packed.num_points, self._packed.num_bits, self._packed.key_bits)
         shape = (self._num_other, blocks, 2 * public.num_bytes)
         if message.ciphertexts.shape != shape:
-            raise MalformedMessage(f"ciphertexts of shape {message.ciphertexts.shape}; due: {shape}", sender)
-        ciphertexts = _checked(message.ciphertexts, public, sender)
+            raise MalformedMessage(f"ciphertexts of shape {message.ciphertexts.shape}; due: {shape}", self._peer)
+        ciphertexts = _checked(message.ciphertexts, public, self._peer)
         self._done = True
         plain = _to_bytes([self._packed.key.decrypt(some) for some in ciphertexts], public.num_bytes)
         values = plain.reshape(self._num_other, blocks, public.num_bytes)
@@ -265,19 +263,17 @@ class PaillierEvaluator(Machine):
 
     def receive(self, data: bytes) -> list[Outgoing]:
         """Works out the masked distances under encryption; the masks are for the server."""
-        sender, message = self.endpoint.unpack(data)
-        if sender != self._peer or not isinstance(message, EncryptedBits) or self._done:
-            raise not_due(sender)
+        message = self.take(data, self._peer, EncryptedBits, not self._done)
         num_bits, size = self._bits.shape[1], self._key_bits // 8
         width, slots, blocks = packing(self._num_packed, num_bits, self._key_bits)
         modulus = int.from_bytes(message.modulus.tobytes(), "little")
         shape = (num_bits, blocks, 2 * size)
         if message.ciphertexts.shape != shape or message.num_points != self._num_packed:
-            raise MalformedMessage(f"ciphertexts of shape {message.ciphertexts.shape}; due: {shape}", sender)
+            raise MalformedMessage(f"ciphertexts of shape {message.ciphertexts.shape}; due: {shape}", self._peer)
         if modulus.bit_length() != self._key_bits or not modulus % 2:
-            raise MalformedMessage(f"a modulus that is no odd number of {self._key_bits} bits", sender)
+            raise MalformedMessage(f"a modulus that is no odd number of {self._key_bits} bits", self._peer)
         public = PublicKey(modulus)
-        columns = np.array(_checked(message.ciphertexts, public, sender), object).reshape(num_bits, blocks)
+        columns = np.array(_checked(message.ciphertexts, public, self._peer), object).reshape(num_bits, blocks)
         self._done = True
         ones = [
             _pack(np.ones(min(slots, self._num_packed - start), np.uint8), width)
@@ -299,42 +295,30 @@ class PaillierEvaluator(Machine):
         return [self.endpoint.pack(self._peer, EncryptedDistances(hidden)), self.endpoint.pack(SERVER, share)]
 
 
-class PaillierServer(Machine):
-    """The server: takes the masks away. `distances` [owner's points, other's points] when both shares came."""
+class PaillierServer(PairServer):
+    """The server: takes the masks away."""
+
+    share = PackedShare
 
     def __init__(
         self, endpoint: Endpoint, owner: int, other: int, shape: tuple[int, int], num_bits: int, key_bits: int = 2048
     ):
-        super().__init__(endpoint)
-        self._peers = {owner: other, other: owner}
-        self._owner, self._shape, self._num_bits, self._key_bits = owner, shape, num_bits, key_bits
-        self._shares: dict[int, PackedShare] = {}
-        self.distances: np.ndarray | None = None
+        super().__init__(endpoint, owner, other, shape, num_bits)
+        self._width, self._slots, self._blocks = packing(shape[0], num_bits, key_bits)
+        self._size = key_bits // 8
 
-    def receive(self, data: bytes) -> list[Outgoing]:
-        """A client's masked plaintexts, or masks."""
-        sender, message = self.endpoint.unpack(data)
-        due = isinstance(message, PackedShare) and sender not in self._shares
-        if not due or message.peer != self._peers.get(sender):
-            raise not_due(sender)
-        width, slots, blocks = packing(self._shape[0], self._num_bits, self._key_bits)
-        size = self._key_bits // 8
-        if message.values.shape != (self._shape[1], blocks, size) or message.modulus.shape != (size,):
+    def _check(self, message: PackedShare, sender: int) -> None:
+        due = (self._shape[1], self._blocks, self._size)
+        if message.values.shape != due or message.modulus.shape != (self._size,):
             raise MalformedMessage(f"numbers of shape {message.values.shape}", sender)
         if any(not np.array_equal(message.modulus, other.modulus) for other in self._shares.values()):
             raise MalformedMessage("the two clients name different keys", sender)
-        self._shares[sender] = message
-        if len(self._shares) == 2:
-            modulus = int.from_bytes(message.modulus.tobytes(), "little")
-            masked, masks = (self._shares[client].values for client in self._peers)
-            found = [
-                _unpack((one - other) % modulus, width, slots)
-                for one, other in zip(_from_bytes(masked), _from_bytes(masks), strict=True)
-            ]
-            distances = np.array(found, np.int64).reshape(self._shape[1], blocks * slots)[:, : self._shape[0]].T
-            check_distances(distances, self._num_bits, *self._peers)
-            self.distances = distances.astype(np.int32)
-        return []
+
+    def _put_together(self, first: PackedShare, second: PackedShare) -> np.ndarray:
+        modulus = int.from_bytes(first.modulus.tobytes(), "little")
+        pairs = zip(_from_bytes(first.values), _from_bytes(second.values), strict=True)
+        found = [_unpack((masked - mask) % modulus, self._width, self._slots) for masked, mask in pairs]
+        return np.array(found, np.int64).reshape(self._shape[1], -1)[:, : self._shape[0]].T
 
 
 def _pack(bits: np.ndarray, width: int) -> int:

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from fedjax_ssl.secure import messages
-from fedjax_ssl.secure.distances import bits_of, check_distances, ring
+from fedjax_ssl.secure.distances import PairServer, bits_of, ring
 from fedjax_ssl.secure.errors import SERVER, MalformedMessage
 from fedjax_ssl.secure.messages import BaseChoices, BasePoint, Corrections, DistanceShare, OtColumns
 from fedjax_ssl.secure.network import Endpoint, Machine, Outgoing, not_due
@@ -231,11 +231,15 @@ class TransferReceiver(Machine):
     def _take(self, message: Corrections) -> None:
         assert self._waiting is not None and self._extension is not None
         points, first, choices, rows = self._waiting
-        _check_corrections(message, first, (len(choices), self._num_offered), self._dtype, self._peer)
+        values, shape = message.values, (len(choices), self._num_offered)
+        if message.first != first or values.shape != shape or values.dtype != self._dtype:
+            raise MalformedMessage(f"corrections {values.shape} of {values.dtype}; due: {shape}", self._peer)
         pads = self._extension.pads(rows, first, _blocks(self._num_offered, self._dtype))
         values = _as_numbers(pads, self._num_offered, self._dtype)
         values += message.values * choices.astype(self._dtype)[:, None]
-        self._share[self._done : self._done + points] = _sum_bits(values, points, self._num_bits)
+        self._share[self._done : self._done + points] = values.reshape(points, self._num_bits, -1).sum(
+            axis=1, dtype=self._dtype
+        )
         self._done += points
 
 
@@ -288,33 +292,16 @@ class TransferSender(Machine):
         return outgoing
 
 
-class TransferServer(Machine):
-    """The server: takes one half from the other. `distances` [receiver's points, sender's points] when both came."""
+class TransferServer(PairServer):
+    """The server: takes the sender's half from the receiver's."""
 
-    def __init__(self, endpoint: Endpoint, receiver: int, sender: int, shape: tuple[int, int], num_bits: int):
-        super().__init__(endpoint)
-        self._peers = {receiver: sender, sender: receiver}
-        self._receiver, self._shape, self._num_bits = receiver, shape, num_bits
-        self._shares: dict[int, np.ndarray] = {}
-        self.distances: np.ndarray | None = None
+    def _check(self, message: DistanceShare, sender: int) -> None:
+        values = message.values
+        if values.shape != self._shape or values.dtype != ring(self._num_bits):
+            raise MalformedMessage(f"{values.dtype} of shape {values.shape} for {self._shape}", sender)
 
-    def receive(self, data: bytes) -> list[Outgoing]:
-        """A client's half."""
-        sender, message = self.endpoint.unpack(data)
-        due = isinstance(message, DistanceShare) and sender not in self._shares
-        if not due or message.peer != self._peers.get(sender):
-            raise not_due(sender)
-        dtype = ring(self._num_bits)
-        if message.values.shape != self._shape or message.values.dtype != dtype:
-            raise MalformedMessage(f"{message.values.dtype} of shape {message.values.shape} for {self._shape}", sender)
-        self._shares[sender] = message.values
-        if len(self._shares) == 2:
-            chosen = self._shares.pop(self._receiver)
-            (offered,) = self._shares.values()
-            difference = chosen - offered
-            check_distances(difference, self._num_bits, *self._peers)
-            self.distances = difference.astype(np.int32)
-        return []
+    def _put_together(self, first: DistanceShare, second: DistanceShare) -> np.ndarray:
+        return first.values - second.values
 
 
 def _blocks(num_offered: int, dtype: type) -> int:
@@ -324,12 +311,3 @@ def _blocks(num_offered: int, dtype: type) -> int:
 def _as_numbers(pads: np.ndarray, count: int, dtype: type) -> np.ndarray:
     """Pads uint64 [m, blocks, 2] -> [m, count]."""
     return np.ascontiguousarray(pads.reshape(len(pads), -1).view(dtype)[:, :count])
-
-
-def _sum_bits(values: np.ndarray, points: int, num_bits: int) -> np.ndarray:
-    return values.reshape(points, num_bits, -1).sum(axis=1, dtype=values.dtype)
-
-
-def _check_corrections(message: Corrections, first: int, shape: tuple[int, int], dtype: type, peer: int) -> None:
-    if message.first != first or message.values.shape != shape or message.values.dtype != dtype:
-        raise MalformedMessage(f"corrections {message.values.shape} of {message.values.dtype}; due: {shape}", peer)

@@ -7,6 +7,7 @@
 | "real" | the parties exchange messages | measured, equal to those of "accounted" |
 """
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 
@@ -24,23 +25,6 @@ from fedjax_ssl.secure.messages import wire_bytes
 from fedjax_ssl.secure.network import Traffic
 from fedjax_ssl.secure.primitives import KEY_BYTES, POINT_BYTES, SHARE_BYTES, SIGNATURE_BYTES
 from fedjax_ssl.secure.row_sums import MIN_CLIENTS
-
-
-def add_session(traffic: Traffic, clients: list[int], seed: bool) -> None:
-    """Keys of all parties, and the seed of the hyperplanes."""
-    count = len(clients)
-    tables = ((1, (count + 1, KEY_BYTES)), (1, (count + 1, KEY_BYTES)), (1, (count + 1, SIGNATURE_BYTES)))
-    roster = wire_bytes(m.Roster, (4, (count,)), (8, (count,)), (8, (count,)), *tables)
-    for client in clients:
-        traffic.add("keys", client, SERVER, wire_bytes(m.SessionKey))
-        traffic.add("keys", SERVER, client, roster)
-        if seed and client != clients[0]:
-            traffic.add("seed", clients[0], client, wire_bytes(m.Seed))
-
-
-def add_own_distances(traffic: Traffic, client: int, points: int, num_bits: int) -> None:
-    """The block of one client."""
-    traffic.add("hamming", client, SERVER, wire_bytes(m.OwnDistances, (_size(num_bits), (points, points))))
 
 
 def add_transfers(
@@ -72,13 +56,6 @@ def add_paillier(
         traffic.add("hamming", client, SERVER, share)
 
 
-def add_columns(traffic: Traffic, columns: Mapping[int, np.ndarray]) -> None:
-    """Every client's columns of S."""
-    for client, some in columns.items():
-        size = wire_bytes(m.Columns, (some.dtype.itemsize, some.shape), (1, (len(columns), KEY_BYTES)))
-        traffic.add("columns", SERVER, client, size)
-
-
 def add_row_sums(
     traffic: Traffic,
     counts: Mapping[int, int],
@@ -104,10 +81,8 @@ def add_row_sums(
         for client in live:
             traffic.add("sums", SERVER, client, keys)
         if recovery:
-            for client in live:
-                for other in live:
-                    if other != client:
-                        traffic.add("sums", client, other, wire_bytes(m.KeyShare))
+            for client, other in itertools.permutations(live, 2):
+                traffic.add("sums", client, other, wire_bytes(m.KeyShare))
         invited = [client for client in live if drop.get(client) != "sums"]
         for client in invited:
             shape = num_rows - counts[client] - 1, num_classes
@@ -230,6 +205,11 @@ class Protocols:
         here = self.counts if among is None else among
         return {client for client, other in self.drop.items() if other == phase and client in here}
 
+    def _pair(self, a: int, b: int) -> tuple[int, int]:
+        """Says who of two clients plays the first part: by transfers who has fewer points, by Paillier the other."""
+        fewer, more = roles(a, b, self.counts)
+        return (fewer, more) if self.hamming == "transfer" else (more, fewer)
+
     def _begin(self, invited: list[int]) -> None:
         pass
 
@@ -256,28 +236,37 @@ class AccountedProtocols(Protocols):
     def columns(self, columns: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
         """As given; counted."""
         here = {client: some for client, some in columns.items() if client not in self.gone}
-        add_columns(self.traffic, here)
+        for client, some in here.items():
+            size = wire_bytes(m.Columns, (some.dtype.itemsize, some.shape), (1, (len(here), KEY_BYTES)))
+            self.traffic.add("columns", SERVER, client, size)
         return columns
 
     def _begin(self, invited: list[int]) -> None:
-        add_session(self.traffic, list(self.counts), self.seed is not None)
+        count, rows = len(self.counts), len(self.counts) + 1
+        tables = (1, (rows, KEY_BYTES)), (1, (rows, KEY_BYTES)), (1, (rows, SIGNATURE_BYTES))
+        roster = wire_bytes(m.Roster, (4, (count,)), (8, (count,)), (8, (count,)), *tables)
+        first = min(self.counts, default=None)
+        for client in self.counts:
+            self.traffic.add("keys", client, SERVER, wire_bytes(m.SessionKey))
+            self.traffic.add("keys", SERVER, client, roster)
+            if self.seed is not None and first is not None and client != first:
+                self.traffic.add("seed", first, client, wire_bytes(m.Seed))
 
     def _distances(self, a: int, b: int, codes_a: np.ndarray, codes_b: np.ndarray) -> np.ndarray | None:
         if a == b:
-            add_own_distances(self.traffic, a, len(codes_a), self.num_bits)
-        elif self.hamming == "transfer":
-            chosen, offered = roles(a, b, self.counts)
-            sizes = self.counts[chosen], self.counts[offered]
-            add_transfers(self.traffic, chosen, offered, *sizes, self.num_bits)
+            own = wire_bytes(m.OwnDistances, (_size(self.num_bits), (len(codes_a), len(codes_a))))
+            self.traffic.add("hamming", a, SERVER, own)
         else:
-            other, owner = roles(a, b, self.counts)
-            sizes = self.counts[owner], self.counts[other]
-            add_paillier(self.traffic, owner, other, *sizes, self.num_bits, self.key_bits)
+            pair = self._pair(a, b)
+            sizes = self.counts[pair[0]], self.counts[pair[1]]
+            if self.hamming == "transfer":
+                add_transfers(self.traffic, *pair, *sizes, self.num_bits)
+            else:
+                add_paillier(self.traffic, *pair, *sizes, self.num_bits, self.key_bits)
         return super()._distances(a, b, codes_a, codes_b)
 
     def _row_sums(self, invited: list[int], shares: dict[int, np.ndarray], clients: np.ndarray) -> np.ndarray:
         counts = {client: int((clients == client).sum()) for client in invited}
-        example = shares[invited[0]]
-        size = example.dtype.itemsize * example.shape[1], example.shape[1], example.dtype.itemsize
-        add_row_sums(self.traffic, counts, size[1], size[2], self.drop, self.min_clients, self.recovery)
+        size = shares[invited[0]].shape[1], shares[invited[0]].dtype.itemsize
+        add_row_sums(self.traffic, counts, *size, self.drop, self.min_clients, self.recovery)
         return super()._row_sums(invited, shares, clients)

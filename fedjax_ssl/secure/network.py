@@ -154,6 +154,13 @@ class Machine:
         sender, _ = self.endpoint.unpack(data)
         raise not_due(sender)
 
+    def take(self, data: bytes, sender: int, kind: type, due: bool = True) -> Any:
+        """Open the message of a kind that it waits for from one party. Raises ProtocolError for every other one."""
+        found, message = self.endpoint.unpack(data)
+        if found != sender or not isinstance(message, kind) or not due:
+            raise not_due(found)
+        return message
+
     def expire(self) -> list[Outgoing] | None:
         """Say what it sends when nothing more arrives; None: it waits for nothing."""
         return None

@@ -9,12 +9,12 @@ import numpy as np
 
 from fedjax_ssl.checks import check_choices
 from fedjax_ssl.secure import LEVELS, messages
-from fedjax_ssl.secure.distances import OwnClient, OwnServer, roles
+from fedjax_ssl.secure.distances import OwnClient, OwnServer
 from fedjax_ssl.secure.errors import SERVER, ProtocolError
 from fedjax_ssl.secure.hamming_paillier import PackedBits, PaillierEvaluator, PaillierOwner, PaillierServer
 from fedjax_ssl.secure.hamming_transfer import TransferReceiver, TransferSender, TransferServer
 from fedjax_ssl.secure.levels import AccountedProtocols, Protocols, threshold
-from fedjax_ssl.secure.network import Endpoint, Machine, Network, Traffic, Transport
+from fedjax_ssl.secure.network import Endpoint, Network, Traffic, Transport
 from fedjax_ssl.secure.primitives import Identity, load
 from fedjax_ssl.secure.row_sums import NOTHING_TOLD, RowSumClient, RowSumServer
 from fedjax_ssl.secure.session import ColumnsClient, ColumnsServer, SeedClient, SessionClient, SessionServer
@@ -79,47 +79,39 @@ class RealProtocols(Protocols):
         here = list(self.counts)
         if self.seed is not None and here:
             first = {client: self.seed if client == here[0] else None for client in here}
-            self.network.run(
-                "seed", {client: SeedClient(self._endpoints[client], here, first[client]) for client in here}
-            )
+            seeded = {client: SeedClient(self._endpoints[client], here, first[client]) for client in here}
+            self.network.run("seed", seeded)
 
     def _distances(self, a: int, b: int, codes_a: np.ndarray, codes_b: np.ndarray) -> np.ndarray | None:
         self.network.gone |= self.gone
-        server: Any
-        machines: dict[int, Machine]
+        codes, ends, num_bits = {a: codes_a, b: codes_b}, self._endpoints, self.num_bits
+        machines: dict[int, Any]
         if a == b:
-            server = OwnServer(self._endpoints[SERVER], a, len(codes_a), self.num_bits)
-            machines = {a: OwnClient(self._endpoints[a], codes_a, self.num_bits)}
-            self.network.run("hamming", {**machines, SERVER: server})
-            return server.distances
-        codes, (chosen, offered) = {a: codes_a, b: codes_b}, roles(a, b, self.counts)
-        shape = self.counts[chosen], self.counts[offered]
+            machines = {a: OwnClient(ends[a], codes_a, num_bits)}
+            machines[SERVER] = OwnServer(ends[SERVER], a, len(codes_a), num_bits)
+            self.network.run("hamming", machines)
+            return machines[SERVER].distances
+        first, second = self._pair(a, b)
+        shape = self.counts[first], self.counts[second]
         if self.hamming == "transfer":
-            server = TransferServer(self._endpoints[SERVER], chosen, offered, shape, self.num_bits)
             machines = {
-                chosen: TransferReceiver(self._endpoints[chosen], offered, codes[chosen], shape[1], self.num_bits),
-                offered: TransferSender(self._endpoints[offered], chosen, codes[offered], shape[0], self.num_bits),
+                first: TransferReceiver(ends[first], second, codes[first], shape[1], num_bits),
+                second: TransferSender(ends[second], first, codes[second], shape[0], num_bits),
+                SERVER: TransferServer(ends[SERVER], first, second, shape, num_bits),
             }
         else:
-            machines, server = self._paillier(offered, chosen, codes)
-        self.network.run("hamming", {**machines, SERVER: server})
+            sizes = num_bits, self.key_bits
+            if first not in self._packed:
+                self._packed[first] = PackedBits(codes[first], *sizes)
+            machines = {
+                first: PaillierOwner(ends[first], second, self._packed[first], shape[1]),
+                second: PaillierEvaluator(ends[second], first, codes[second], shape[0], *sizes),
+                SERVER: PaillierServer(ends[SERVER], first, second, shape, *sizes),
+            }
+        self.network.run("hamming", machines)
         self.gone |= self.network.gone
-        if server.distances is None:
-            return None
-        first = chosen if self.hamming == "transfer" else offered
-        return server.distances if first == a else np.ascontiguousarray(server.distances.T)
-
-    def _paillier(self, owner: int, other: int, codes: Mapping[int, np.ndarray]) -> tuple[dict[int, Machine], Any]:
-        sizes = self.num_bits, self.key_bits
-        if owner not in self._packed:
-            self._packed[owner] = PackedBits(codes[owner], *sizes)
-        shape = self.counts[owner], self.counts[other]
-        ends = self._endpoints
-        machines: dict[int, Machine] = {
-            owner: PaillierOwner(ends[owner], other, self._packed[owner], shape[1]),
-            other: PaillierEvaluator(ends[other], owner, codes[other], shape[0], *sizes),
-        }
-        return machines, PaillierServer(ends[SERVER], owner, other, shape, *sizes)
+        found = machines[SERVER].distances
+        return found if found is None or first == a else np.ascontiguousarray(found.T)
 
     def _row_sums(self, invited: list[int], shares: dict[int, np.ndarray], clients: np.ndarray) -> np.ndarray:
         self.network.gone |= self.gone
@@ -137,14 +129,8 @@ class RealProtocols(Protocols):
             )
             for client in invited
         }
-        server = RowSumServer(
-            self._endpoints[SERVER],
-            invited,
-            example.shape[1],
-            example.dtype.type,
-            self.min_clients,
-            needed,
-        )
+        limits = self.min_clients, needed
+        server = RowSumServer(self._endpoints[SERVER], invited, example.shape[1], example.dtype.type, *limits)
         self.network.run("sums", {**machines, SERVER: server})
         total = np.zeros_like(example)
         for client, machine in machines.items():
@@ -241,10 +227,8 @@ def secure_row_sums(
     if clients.shape != shape[:1] or not set(clients.tolist()) <= set(shares):
         raise ValueError(f"clients has shape {clients.shape} for {shape[0]} rows, or names somebody without a matrix")
     if largest_sum is not None:
-        modulus, largest = (
-            2 ** (8 * dtype.itemsize),
-            max((int(some.max()) for some in shares.values() if some.size), default=0),
-        )
+        modulus = 2 ** (8 * dtype.itemsize)
+        largest = max((int(some.max()) for some in shares.values() if some.size), default=0)
         if largest_sum >= modulus or largest > largest_sum:
             raise ValueError(
                 f"the sum can reach {max(largest_sum, largest)}; allowed: below {min(modulus, largest_sum + 1)}"

@@ -18,7 +18,7 @@ References:
 """
 
 import secrets
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -105,11 +105,37 @@ _PURPOSE = b"mask key"
 NOTHING_TOLD = bytes(KEY_BYTES)
 
 
-def _signed_parts(key: MaskKey, num_classes: int, bits: int) -> tuple[bytes, ...]:
-    return key.public, *(n.to_bytes(8, "little") for n in (key.num_rows, num_classes, bits)), key.told
+class _Party(Machine):
+    """Both kinds of parties: the sum that they agreed on, and its attempts."""
+
+    _num_classes: int
+    _dtype: np.dtype
+    _min_clients: int
+    _threshold: int | None
+
+    @property
+    def _bits(self) -> int:
+        return 8 * self._dtype.itemsize
+
+    def _pack(self, receiver: int, message: Any) -> Outgoing:
+        return self.endpoint.pack(receiver, message, self.endpoint.last_attempt)
+
+    def _masks(self, keys: MaskKeys) -> PairMasks:
+        return PairMasks(self.endpoint, self.endpoint.last_attempt, self._bits, keys)
+
+    def _signed_parts(self, key: MaskKey) -> tuple[bytes, ...]:
+        return key.public, *(n.to_bytes(8, "little") for n in (key.num_rows, self._num_classes, self._bits)), key.told
+
+    def _verify(self, client: int, key: MaskKey) -> None:
+        parts, attempt = self._signed_parts(key), self.endpoint.last_attempt
+        self.endpoint.verify(client, key.signature, _PURPOSE, *parts, attempt=attempt)
+
+    def _check_live(self, count: int) -> None:
+        if count < self._min_clients:
+            raise TooFewClients(f"{count} clients are live; a sum needs at least {self._min_clients}")
 
 
-class RowSumClient(Machine):
+class RowSumClient(_Party):
     """A client.
 
     Args:
@@ -169,15 +195,14 @@ class RowSumClient(Machine):
         self._sent = False
 
     def _begin(self, start: SumStart, attempt: int) -> list[Outgoing]:
-        if (start.num_classes, start.modulus_bits) != (self._num_classes, 8 * self._dtype.itemsize):
+        if (start.num_classes, start.modulus_bits) != (self._num_classes, self._bits):
             raise InconsistentView(f"a sum of {start.num_classes} columns modulo 2^{start.modulus_bits}", SERVER)
         self._forget()
         self.endpoint.last_attempt = attempt
         self._key, self._own_secret = ExchangeKey(), secrets.token_bytes(KEY_BYTES)
         key = MaskKey(self._key.public, len(self._shares[self.endpoint.party]), self._told, bytes(SIGNATURE_BYTES))
-        parts = _signed_parts(key, start.num_classes, start.modulus_bits)
-        key = key._replace(signature=self.endpoint.sign(_PURPOSE, *parts, attempt=attempt))
-        return [self.endpoint.pack(SERVER, key, attempt)]
+        signature = self.endpoint.sign(_PURPOSE, *self._signed_parts(key), attempt=attempt)
+        return [self._pack(SERVER, key._replace(signature=signature))]
 
     def _mask(self, keys: MaskKeys) -> list[Outgoing]:
         """Checks everybody's keys and rows; sends its masked rows, or first its shares."""
@@ -191,14 +216,12 @@ class RowSumClient(Machine):
         others = [client for client in self._rows.clients if client != self.endpoint.party]
         shares = share_out(self._key.private_bytes(), list(self._rows.clients), self._threshold)
         self._received[self.endpoint.party] = shares[self.endpoint.party]
-        outgoing = [self.endpoint.pack(other, KeyShare(shares[other]), self.endpoint.last_attempt) for other in others]
-        return outgoing + self._upload()
+        return [self._pack(other, KeyShare(shares[other])) for other in others] + self._upload()
 
     def _check(self, keys: MaskKeys) -> None:
         me, count = self.endpoint.party, len(keys.clients)
         check_partition(keys.clients, keys.num_rows, keys.first)
-        if count < self._min_clients:
-            raise TooFewClients(f"{count} clients are live; a sum needs at least {self._min_clients}")
+        self._check_live(count)
         publics, told = (check_table(some, count, KEY_BYTES, SERVER) for some in (keys.publics, keys.told))
         signatures = check_table(keys.signatures, count, SIGNATURE_BYTES, SERVER)
         assert self._key is not None
@@ -214,9 +237,7 @@ class RowSumClient(Machine):
         if set(told) != {self._told}:
             raise InconsistentView("clients were told different things", SERVER)
         for client, signature, rows in zip(entries, signatures, keys.num_rows.tolist(), strict=True):
-            key = MaskKey(entries[client], rows, self._told, signature)
-            parts = _signed_parts(key, self._num_classes, 8 * self._dtype.itemsize)
-            self.endpoint.verify(client, signature, _PURPOSE, *parts, attempt=self.endpoint.last_attempt)
+            self._verify(client, MaskKey(entries[client], rows, self._told, signature))
 
     def _upload(self) -> list[Outgoing]:
         """Its masked part of the others' rows, once everybody's share is there if there are shares."""
@@ -224,9 +245,8 @@ class RowSumClient(Machine):
             return []
         if self._threshold is not None and set(self._received) != set(self._rows.clients):
             return []
-        me, attempt = self.endpoint.party, self.endpoint.last_attempt
+        me, masks = self.endpoint.party, self._masks(self._keys)
         assert self._key is not None
-        masks = PairMasks(self.endpoint, attempt, 8 * self._dtype.itemsize, self._keys)
         total = np.zeros((len(self._rows.owner), self._num_classes), self._dtype)
         np.concatenate([self._shares[client] for client in self._rows.clients], out=total[: -len(self._rows.clients)])
         for other, public in self._publics.items():
@@ -238,7 +258,7 @@ class RowSumClient(Machine):
             seeds = {other: own_seed(self._own_secret, other) for other in self._publics if other != me}
             add_own_masks(total, self._rows, seeds, 1)
         self._sent = True
-        return [self.endpoint.pack(SERVER, MaskedRows(total[~own]), attempt)]
+        return [self._pack(SERVER, MaskedRows(total[~own]))]
 
     def _recover(self, request: RecoveryRequest) -> list[Outgoing]:
         me, threshold = self.endpoint.party, self._threshold
@@ -251,14 +271,14 @@ class RowSumClient(Machine):
         self._gone = gone
         assert self._own_rows is not None and self._keys is not None and self._key is not None
         # Its own rows go without the masks that it shares with those who are gone.
-        masks = PairMasks(self.endpoint, self.endpoint.last_attempt, 8 * self._dtype.itemsize, self._keys)
+        masks = self._masks(self._keys)
         for client in gone:
             stream = np.zeros((len(self._rows.owner), self._num_classes), self._dtype)
             masks.add(stream, me, self._key, client, self._publics[client])
             self._own_rows -= stream[self._rows.owner == me]
         seeds = [bytes(KEY_BYTES) if client == me else own_seed(self._own_secret, client) for client in uploaded]
         shares = table([self._received[client] for client in gone], SHARE_BYTES)
-        return [self.endpoint.pack(SERVER, Recovery(table(seeds, KEY_BYTES), shares), self.endpoint.last_attempt)]
+        return [self._pack(SERVER, Recovery(table(seeds, KEY_BYTES), shares))]
 
     def _read(self, totals: RowTotals) -> list[Outgoing]:
         assert self._own_rows is not None
@@ -272,7 +292,7 @@ class RowSumClient(Machine):
         return []
 
 
-class RowSumServer(Machine):
+class RowSumServer(_Party):
     """The server.
 
     Args:
@@ -304,21 +324,18 @@ class RowSumServer(Machine):
 
     def start(self) -> list[Outgoing]:
         """Opens an attempt."""
-        if len(self.live) < self._min_clients:
-            raise TooFewClients(f"{len(self.live)} clients are live; a sum needs at least {self._min_clients}")
+        self._check_live(len(self.live))
         self._phase, self._keys, self._uploads, self._recoveries = "keys", {}, {}, {}
         self.attempts += 1
         self.endpoint.last_attempt += 1
-        message = SumStart(self._num_classes, 8 * self._dtype.itemsize)
-        return [self.endpoint.pack(client, message, self.endpoint.last_attempt) for client in self.live]
+        message = SumStart(self._num_classes, self._bits)
+        return [self._pack(client, message) for client in self.live]
 
     def receive(self, data: bytes) -> list[Outgoing]:
         """Keys, masked rows, recoveries."""
         sender, message = self.endpoint.unpack(data, self.endpoint.last_attempt)
         if isinstance(message, MaskKey) and self._phase == "keys" and sender in set(self.live) - set(self._keys):
-            parts = _signed_parts(message, self._num_classes, 8 * self._dtype.itemsize)
-            attempt = self.endpoint.last_attempt
-            self.endpoint.verify(sender, message.signature, _PURPOSE, *parts, attempt=attempt)
+            self._verify(sender, message)
             self._keys[sender] = message
             return self._pass_on() if len(self._keys) == len(self.live) else []
         if isinstance(message, MaskedRows) and self._phase == "rows" and sender in set(self._keys) - set(self._uploads):
@@ -357,8 +374,7 @@ class RowSumServer(Machine):
 
     def _pass_on(self) -> list[Outgoing]:
         self.live = sorted(self._keys)
-        if len(self.live) < self._min_clients:
-            raise TooFewClients(f"{len(self.live)} clients are live; a sum needs at least {self._min_clients}")
+        self._check_live(len(self.live))
         keys = [self._keys[client] for client in self.live]
         counts = np.array([key.num_rows for key in keys], np.uint64)
         self._message = MaskKeys(
@@ -371,7 +387,7 @@ class RowSumServer(Machine):
         )
         self._rows = Rows(tuple(self.live), tuple(counts.tolist()))
         self._phase = "rows"
-        return [self.endpoint.pack(client, self._message, self.endpoint.last_attempt) for client in self.live]
+        return [self._pack(client, self._message) for client in self.live]
 
     def _finish(self) -> list[Outgoing]:
         owner = self._rows.owner
@@ -382,12 +398,12 @@ class RowSumServer(Machine):
             return self._send()
         self._phase = "recovery"
         request = RecoveryRequest(np.array(self._gone(), np.uint32), np.array(sorted(self._uploads), np.uint32))
-        return [self.endpoint.pack(client, request, self.endpoint.last_attempt) for client in sorted(self._uploads)]
+        return [self._pack(client, request) for client in sorted(self._uploads)]
 
     def _unmask(self) -> list[Outgoing]:
         """Takes away the own masks of those who are there, and the pair masks of those who are gone."""
         uploaded, owner = sorted(self._uploads), self._rows.owner
-        masks = PairMasks(self.endpoint, self.endpoint.last_attempt, 8 * self._dtype.itemsize, self._message)
+        masks = self._masks(self._message)
         for client, recovery in self._recoveries.items():
             seeds = {other: seed.tobytes() for other, seed in zip(uploaded, recovery.seeds, strict=True)}
             del seeds[client]
@@ -407,8 +423,4 @@ class RowSumServer(Machine):
 
     def _send(self) -> list[Outgoing]:
         self._phase, owner = "done", self._rows.owner
-        outgoing = []
-        for client in sorted(self._uploads):
-            totals = RowTotals(self._total[owner == client])
-            outgoing.append(self.endpoint.pack(client, totals, self.endpoint.last_attempt))
-        return outgoing
+        return [self._pack(client, RowTotals(self._total[owner == client])) for client in sorted(self._uploads)]

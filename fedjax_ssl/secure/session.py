@@ -76,9 +76,7 @@ class SessionClient(Machine):
 
     def receive(self, data: bytes) -> list[Outgoing]:
         """Checks the roster."""
-        sender, message = self.endpoint.unpack(data)
-        if sender != SERVER or not isinstance(message, Roster) or self.counts:
-            raise not_due(sender)
+        message = self.take(data, SERVER, Roster, not self.counts)
         keys = self._keys(message)
         self.endpoint.transcript = messages.digest(b"roster", messages.encode(message))
         for party, key in keys.items():
@@ -90,21 +88,11 @@ class SessionClient(Machine):
     def _keys(self, roster: Roster) -> dict[int, SessionKey]:
         check_partition(roster.clients, roster.num_points, roster.first)
         rows = len(roster.clients) + 1
-        columns = [
-            check_table(values, rows, width, SERVER)
-            for values, width in (
-                (roster.identities, KEY_BYTES),
-                (roster.publics, KEY_BYTES),
-                (roster.signatures, SIGNATURE_BYTES),
-            )
-        ]
-        counts = [*roster.num_points.tolist(), 0]
-        keys = {
-            party: SessionKey(identity, public, count, signature)
-            for party, identity, public, count, signature in zip(
-                [*roster.clients.tolist(), SERVER], columns[0], columns[1], counts, columns[2], strict=True
-            )
-        }
+        tables = ((roster.identities, KEY_BYTES), (roster.publics, KEY_BYTES), (roster.signatures, SIGNATURE_BYTES))
+        identities, publics, signatures = (check_table(values, rows, width, SERVER) for values, width in tables)
+        parties, counts = [*roster.clients.tolist(), SERVER], [*roster.num_points.tolist(), 0]
+        entries = zip(identities, publics, counts, signatures, strict=True)
+        keys = {party: SessionKey(*entry) for party, entry in zip(parties, entries, strict=True)}
         own = keys.get(self.endpoint.party)
         if own is None or (own.public, own.num_points) != (self.endpoint.key.public, self.num_points):
             raise InconsistentView("the roster has no or another entry for its reader", SERVER)
@@ -178,9 +166,7 @@ class ColumnsClient(Machine):
 
     def receive(self, data: bytes) -> list[Outgoing]:
         """Its columns."""
-        sender, message = self.endpoint.unpack(data)
-        if sender != SERVER or not isinstance(message, Columns) or self.columns is not None:
-            raise not_due(sender)
+        message = self.take(data, SERVER, Columns, self.columns is None)
         digests = check_table(message.digests, len(self._clients), KEY_BYTES, SERVER)
         if digests[self._clients.index(self.endpoint.party)] != columns_digest(message.columns):
             raise InconsistentView("columns that do not fit the digest that all clients were sent", SERVER)
@@ -217,8 +203,5 @@ class SeedClient(Machine):
 
     def receive(self, data: bytes) -> list[Outgoing]:
         """The others take it."""
-        sender, message = self.endpoint.unpack(data)
-        if sender != self._clients[0] or not isinstance(message, messages.Seed) or self.seed is not None:
-            raise not_due(sender)
-        self.seed = message.seed
+        self.seed = self.take(data, self._clients[0], messages.Seed, self.seed is None).seed
         return []
