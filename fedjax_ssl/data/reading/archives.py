@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 
 from fedjax_ssl.checks import In
-from fedjax_ssl.data.dataset import Dataset, Split
+from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.reading.cache import ROOT_VARIABLE, data_root, kept, load_converted
 from fedjax_ssl.data.reading.catalogues import Choice
 from fedjax_ssl.data.reading.download import DIGEST_SUFFIX, FetchFailed, fetch, file_sha256, recorded_sha256
@@ -146,25 +146,30 @@ def verify_files(archive: Archive, root: str | Path | None = None) -> list[Verif
     return [_verified(file, raw / file.name) for file in archive.files]
 
 
-def require_placed(name: str, folder: Path, parts: tuple[str, str], steps: str) -> None:
-    """Check that a dataset which the user has to fetch is there.
+def placed_folder(
+    name: str, root: str | Path | None, path: str | Path | None, parts: tuple[str, str], steps: str
+) -> Path:
+    """Choose the folder of a dataset which the user has to fetch.
 
     Args:
         name: name of the dataset.
-        folder: where it should be.
+        root: folder of all datasets.
+        path: the folder; default `<root>/NAME/raw`.
         parts: the folder of images and the table within.
         steps: how to get both, numbered, with line breaks.
 
     Raises:
-        DatasetUnavailable: it is not; says what to do.
+        DatasetUnavailable: one of them is not there; says what to do.
     """
+    folder = data_root(root) / name / "raw" if path is None else Path(path).expanduser()
     images, table = (folder / part for part in parts)
     if not (images.is_dir() and table.is_file()):
         put = (
             f"put both there, or give path= (config.data.path) the folder that has them, or point {ROOT_VARIABLE} or "
-            f"root= at a folder that has {name}/raw/ with them:\n{steps}"
+            f"root= at a folder that has {name}/raw/ with them:\n{steps.rstrip()}"
         )
         raise not_here(name, (f"{images}/", table), [put])
+    return folder
 
 
 def _load_prepared(archive: Archive, root: str | Path | None, path: str | Path | None, download: bool) -> Dataset:
@@ -176,21 +181,19 @@ def _load_prepared(archive: Archive, root: str | Path | None, path: str | Path |
             "source='tfds' out. Its datasets as they are: tfds:NAME"
         )
 
-    def relabelled(split: Split) -> Split:
-        """Count labels from 0 on; those of examples without one stay -1."""
-        return dataclasses.replace(split, y=np.where(split.y < 0, -1, split.y - prepared.first_label))
-
     try:
         choice = Choice(**{"input_key": "image", "label_key": "label", **prepared.options})
         found = load_tfds(prepared.name, root=root, path=path, download=download, choice=choice)
-        return dataclasses.replace(
-            found,
-            name=archive.name,
-            train=relabelled(found.train),
-            test=None if found.test is None else relabelled(found.test),
-            extra={**found.extra, "terms": archive.terms},
+        changes: dict[str, Any] = {
+            "name": archive.name,
+            "extra": {**found.extra, "terms": archive.terms},
             **prepared.facts,
-        )
+        }
+        for name, split in (("train", found.train), ("test", found.test)):
+            if split is not None:  # labels from 0 on; those of examples without one stay -1
+                y = np.where(split.y < 0, -1, split.y - prepared.first_label)
+                changes[name] = dataclasses.replace(split, y=y)
+        return dataclasses.replace(found, **changes)
     except ValueError as error:
         raise DatasetUnavailable(
             f"{archive.name}: tfds:{prepared.name} is not what is expected: {error}\nTo go on, prepare it again, or "

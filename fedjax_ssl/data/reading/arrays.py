@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_ssl.data.reading.formats import DAMAGED
-from fedjax_ssl.data.reading.problems import EMBEDDED, BadData, DatasetUnavailable
+from fedjax_ssl.data.reading.problems import BadData, DatasetUnavailable
 
 
 def read_arrays(
@@ -19,14 +19,9 @@ def read_arrays(
         wanted: tells by its name whether an array is read.
 
     Raises:
-        DatasetUnavailable: the file is not there, is none, or is damaged.
+        DatasetUnavailable: the file is no such file, or is damaged.
         BadData: it holds Python objects, or two arrays of one name.
     """
-    if not path.is_file():
-        raise DatasetUnavailable(
-            f"npz: {path} is not {'a file' if path.exists() else 'there'}. Give path= an .npz file with the arrays "
-            f"`inputs` and `labels`, or run on data that needs no file: {EMBEDDED}."
-        )
     # The file is opened here, because numpy leaves a broken one open.
     with path.open("rb") as file:
         try:

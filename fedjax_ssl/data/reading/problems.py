@@ -39,6 +39,28 @@ def not_here(
     return DatasetUnavailable("\n".join([*lines, *(f"  - {remedy}" for remedy in (*remedies, instead))]))
 
 
+def given_path(source: str, path: Path | str | None, what: str, kind: str = "file") -> Path:
+    """Take the path of a user's own data.
+
+    Args:
+        source: name of the source.
+        path: the user's.
+        what: what the path should name, in words.
+        kind: "file", or "folder", which may be a file in it, too.
+
+    Raises:
+        ValueError: there is none.
+        DatasetUnavailable: nothing of this kind is there.
+    """
+    if path is None:
+        raise ValueError(f'load("{source}") needs path=, {what}')
+    given = Path(path).expanduser()
+    if not (given.is_file() if kind == "file" else given.exists()):
+        state = "a file" if given.exists() else "there"
+        raise DatasetUnavailable(f"{source}: {given} is not {state}. Give path= {what}.")
+    return given
+
+
 class BadData(UserError):
     """A user's own data cannot be trained on as they are.
 

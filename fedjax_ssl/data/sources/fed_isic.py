@@ -12,8 +12,8 @@ from PIL import Image
 
 from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.reading.archives import require_placed
-from fedjax_ssl.data.reading.cache import data_root, kept_for
+from fedjax_ssl.data.reading.archives import placed_folder
+from fedjax_ssl.data.reading.cache import kept_for
 from fedjax_ssl.data.reading.download import file_sha256
 from fedjax_ssl.data.reading.pictures import read_images
 from fedjax_ssl.data.reading.problems import EMBEDDED, DatasetUnavailable, Findings
@@ -75,8 +75,7 @@ def load_fed_isic(
         DatasetUnavailable: the folder or some images are not there, or an image is damaged; says what to do.
         ValueError: a size below 1, or a table without a column or with a value out of range.
     """
-    given = data_root(root) / NAME / "raw" if path is None else Path(path).expanduser()
-    require_placed(NAME, given, (IMAGES, TABLE), STEPS)
+    given = placed_folder(NAME, root, path, (IMAGES, TABLE), STEPS)
     content = file_sha256(given / TABLE)  # images carry no digest
     return kept_for(root, NAME, given, size, content, lambda: _read(given, size))
 

@@ -21,7 +21,7 @@ from fedjax_ssl.data.reading.pictures import (
     read_images,
     spelling,
 )
-from fedjax_ssl.data.reading.problems import BadData, DatasetUnavailable, Findings, some
+from fedjax_ssl.data.reading.problems import BadData, Findings, given_path, some
 from fedjax_ssl.data.reading.proportions import proportions_digest
 from fedjax_ssl.data.reading.register import dataset
 from fedjax_ssl.data.reading.tables import PARQUET, SEPARATED, read_roles, read_table
@@ -83,11 +83,7 @@ def load_folder(
         BadData: it cannot be trained on; has everything that is wrong.
         ValueError: an option is out of range.
     """
-    if path is None:
-        raise ValueError(f'load("folder") needs path=, a folder of images: {LAYOUT}')
-    given = Path(path).expanduser()
-    if not given.exists():
-        raise DatasetUnavailable(f"folder: {given} is not there. Give path= a folder: {LAYOUT}.")
+    given = given_path("folder", path, f"a folder of images: {LAYOUT}", "folder")
     folder = given if given.is_dir() else given.parent
     columns = {"file": file_column, **options.columns()}
     listing = list_images(folder)

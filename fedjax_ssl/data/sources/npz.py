@@ -8,7 +8,7 @@ import numpy as np
 from fedjax_ssl.checks import In, Whole
 from fedjax_ssl.data.dataset import Dataset, Split, check_finite, check_labels
 from fedjax_ssl.data.reading.arrays import check_length, read_arrays
-from fedjax_ssl.data.reading.problems import BadData
+from fedjax_ssl.data.reading.problems import EMBEDDED, BadData, given_path
 from fedjax_ssl.data.reading.proportions import read_proportions
 from fedjax_ssl.data.reading.register import dataset
 
@@ -56,9 +56,7 @@ def load_npz(
         DatasetUnavailable: a file is missing or the `.npz` cannot be read.
         ValueError: arrays are missing or do not fit; the message names the array and what was found.
     """
-    if path is None:
-        raise ValueError('load("npz") needs path=, the .npz file with the arrays `inputs` and `labels`.')
-    path = Path(path).expanduser()
+    path = given_path("npz", path, f"an .npz file with the arrays `inputs` and `labels`, or run on {EMBEDDED}")
     found, names = read_arrays(path, lambda name: KERAS_NAMES.get(name, name) in (*NEEDED, *OPTIONAL))
     try:
         arrays = _named(found, names)

@@ -14,8 +14,8 @@ from PIL import Image
 
 from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.reading.archives import require_placed
-from fedjax_ssl.data.reading.cache import data_root, facts_of, kept_for
+from fedjax_ssl.data.reading.archives import placed_folder
+from fedjax_ssl.data.reading.cache import facts_of, kept_for
 from fedjax_ssl.data.reading.formats import DAMAGED, FormatError
 from fedjax_ssl.data.reading.pictures import read_each, short, shown
 from fedjax_ssl.data.reading.problems import DatasetUnavailable, Findings
@@ -73,8 +73,7 @@ def load_rsna(
         DatasetUnavailable: the files or pydicom are not there, or the table is damaged; says what to do.
         ValueError: an option below 1.
     """
-    folder = data_root(root) / NAME / "raw" if path is None else Path(path).expanduser()
-    require_placed(NAME, folder, (IMAGES, TABLE), STEPS)
+    folder = placed_folder(NAME, root, path, (IMAGES, TABLE), STEPS)
     content = facts_of([folder / TABLE, folder / IMAGES])
     return kept_for(root, NAME, folder, [size, max_images], content, lambda: _read(folder, size, max_images))
 

@@ -9,7 +9,7 @@ import numpy as np
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.reading.cache import facts_of, kept_for
 from fedjax_ssl.data.reading.columns import TableOptions, read_columns
-from fedjax_ssl.data.reading.problems import DatasetUnavailable, Findings, some
+from fedjax_ssl.data.reading.problems import Findings, given_path, some
 from fedjax_ssl.data.reading.proportions import proportions_digest
 from fedjax_ssl.data.reading.register import dataset
 from fedjax_ssl.data.reading.tables import as_numbers, read_roles, read_table
@@ -52,16 +52,8 @@ def load_table(
         BadData: it cannot be trained on; has everything that is wrong.
         ValueError: no path.
     """
-    if path is None:
-        raise ValueError(
-            'load("table") needs path=, a CSV or Parquet file with the column label and columns of numbers'
-        )
-    given = Path(path).expanduser()
-    if not given.is_file():
-        raise DatasetUnavailable(
-            f"table: {given} is not {'a file' if given.exists() else 'there'}. Give path= a CSV or Parquet file with "
-            "the column label and columns of numbers."
-        )
+    what = "a CSV or Parquet file with the column label and columns of numbers"
+    given = given_path("table", path, what)
 
     def make() -> Dataset:
         findings, table = Findings(), read_table(given)
