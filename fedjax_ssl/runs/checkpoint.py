@@ -203,11 +203,6 @@ def to_arrays(state: PyTree) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     return {name: np.asarray(array) for name, array in jax.device_get(plain).items()}, keys
 
 
-def tree_bytes(state: PyTree) -> int:
-    """Count the bytes that the arrays of a pytree take in a checkpoint."""
-    return sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(_plain_shapes(state)))
-
-
 def is_key(leaf: Any) -> bool:
     """Tell whether a leaf is a typed PRNG key."""
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
@@ -218,30 +213,17 @@ def _local(leaf: Any) -> Any:
     return leaf.addressable_data(0) if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable else leaf
 
 
-def _plain_shapes(tree: PyTree) -> PyTree:
-    """Give shapes and types of the arrays that `to_arrays` makes of a pytree."""
-
-    def shape_of(leaf: Any) -> Any:
-        array = jax.eval_shape(jax.random.key_data, leaf) if is_key(leaf) else leaf
-        array = array if hasattr(array, "dtype") else np.asarray(array)
-        return jax.ShapeDtypeStruct(array.shape, array.dtype)
-
-    return jax.tree.map(shape_of, tree)
-
-
 def _differences(template: PyTree, arrays: Mapping[str, np.ndarray], keys: Mapping[str, str]) -> list[str]:
     """List the arrays that are missing, superfluous, or of another shape or type, a line each."""
 
     def describe(array: Any, key: str | None) -> str:
         return f"{f'{key} key as ' if key else ''}{array.dtype}{list(array.shape)}"
 
-    leaves = jax.tree_util.tree_leaves_with_path(template)
-    generators = [str(jax.random.key_impl(leaf)) if is_key(leaf) else None for _, leaf in leaves]
-    shapes = jax.tree.leaves(_plain_shapes(template))
-    wanted = {
-        jax.tree_util.keystr(path): describe(shape, key)
-        for (path, _), shape, key in zip(leaves, shapes, generators, strict=True)
-    }
+    wanted = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(template):
+        key = str(jax.random.key_impl(leaf)) if is_key(leaf) else None
+        array = jax.eval_shape(jax.random.key_data, leaf) if key else leaf
+        wanted[jax.tree_util.keystr(path)] = describe(array if hasattr(array, "dtype") else np.asarray(array), key)
     found = {name: describe(array, keys.get(name)) for name, array in arrays.items()}
     return [
         f"state{name}: stored {found.get(name, 'nothing')}, expected {wanted.get(name, 'nothing')}"

@@ -276,7 +276,7 @@ class Shared:
         """Give shapes and types of a run's state."""
         key = (run.code, *described(run.inputs))
         if key not in self._templates:
-            with naming("method"), _sizes_that_can_be_counted():
+            with naming("method"), _explaining_memory():
                 self._templates[key] = jax.eval_shape(run.init, *_shapes(run.inputs))
             _check_bytes(tree_bytes(self._templates[key]), "the state of a run")
         return self._templates[key]
@@ -430,7 +430,7 @@ def _compile(function: Callable[..., Any], arguments: tuple[Any, ...], run: Prep
         specs = jax.tree.map(lambda part: part.specs() if apart(part) else whole.spec, arguments, is_leaf=apart)
         placed["in_shardings"] = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
         placed["out_shardings"] = whole
-    with naming("method"), _sizes_that_can_be_counted():
+    with naming("method"):
         # Traced without their places: what local training reads of them would clash with the places that
         # `shard_map` gives to the clients.
         lowered = jax.jit(function, donate_argnums=0, **placed).lower(*_shapes(arguments))
@@ -498,19 +498,13 @@ def _check_bytes(needed: int, what: str) -> None:
 
 
 @contextlib.contextmanager
-def _sizes_that_can_be_counted() -> Iterator[None]:
+def _explaining_memory() -> Iterator[None]:
+    """Say which settings to lower where a device has not enough memory."""
     try:
         yield
     except OverflowError as error:
         what = "a round would need arrays of more elements than can be counted"
         raise OutOfMemory(f"{what}. Lower {_LOWER}. ({str(error).splitlines()[0]})") from error
-
-
-@contextlib.contextmanager
-def _explaining_memory() -> Iterator[None]:
-    """Say which settings to lower where a device has not enough memory."""
-    try:
-        yield
     except jax.errors.JaxRuntimeError as error:
         if not is_out_of_memory(error):
             raise

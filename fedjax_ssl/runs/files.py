@@ -96,7 +96,12 @@ def plain_value(value: Any) -> Any:
     Raises:
         TypeError: another type, or an array with several elements.
     """
-    if value is None or isinstance(value, bool | int | str):
+    if hasattr(value, "dtype") and getattr(value, "size", 0) == 1:
+        scalar = np.asarray(value).reshape(())[()]
+        if isinstance(scalar, np.float16 | np.float32):
+            return float(str(scalar))
+        return scalar.item() if isinstance(scalar, np.generic) else float(scalar)
+    if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
         return {str(name): plain_value(item) for name, item in value.items()}
@@ -104,15 +109,6 @@ def plain_value(value: Any) -> Any:
         return [plain_value(item) for item in value]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    if isinstance(value, np.float16 | np.float32):
-        return float(str(value))
-    if isinstance(value, float):
-        return float(value)
-    if hasattr(value, "dtype") and getattr(value, "size", 0) == 1:
-        scalar = np.asarray(value).reshape(())[()]
-        if isinstance(scalar, np.float16 | np.float32):
-            return float(str(scalar))
-        return scalar.item() if isinstance(scalar, np.generic) else float(scalar)
     raise TypeError(f"{type(value).__name__} {str(value)[:60]!r} is no single number, string or None")
 
 

@@ -139,14 +139,7 @@ class RunFolder(Closing):
             )
 
     def _compare(self, config: dict, ignore: Collection[str], undecided: Collection[str]) -> None:
-        try:
-            stored = json.loads(self.config_file.read_text(encoding="utf-8"))
-            if not isinstance(stored, dict):
-                raise ValueError(f"it holds {type(stored).__name__}, no object")
-        except (ValueError, RecursionError) as error:
-            raise RunFolderError(
-                f"{self.config_file} is damaged ({error}). Give another --workdir, or delete this folder."
-            ) from error
+        stored = read_stored(self.config_file, _an_object) or {}
         if differences := config_differences(stored, config, ignore=(*ignore, *undecided)):
             raise self._mismatch(differences)
         old, new = flat_config(stored), flat_config(config)
@@ -212,10 +205,16 @@ def read_stored(path: Path, build: Callable[[Any], Built]) -> Built | None:
         return None
     try:
         return build(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunFolderError(
             f"{path} is damaged ({error!r}). Give another --workdir, or delete this folder."
         ) from error
+
+
+def _an_object(content: Any) -> dict[str, Any]:
+    if not isinstance(content, dict):
+        raise TypeError(f"it holds {type(content).__name__}, no object")
+    return content
 
 
 def config_differences(

@@ -389,11 +389,10 @@ def _opened(
 ) -> Iterator[Run]:
     # Sums that are not exact depend on the number of devices.
     ignored = UNCOMPARED if resolved.federated.reduce == "fast" else (*UNCOMPARED, "federated.devices")
-    writers = WriterSettings(**resolved.tracking)
     with configs.naming("tracking"):
-        check_writers(writers)
+        check_writers(WriterSettings(**resolved.tracking))
     with (
-        Record(workdir, resolved.to_dict(), ignore=ignored, undecided=LENGTHS, writers=writers, quiet=quiet)
+        Record(workdir, resolved.to_dict(), ignore=ignored, undecided=LENGTHS, quiet=quiet)
         if team.writes
         else NoRecord(workdir) as record,
         Run(record, shared.prepare(resolved), shared, team, watch) as active,

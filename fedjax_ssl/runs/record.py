@@ -12,7 +12,8 @@ from typing import Any
 
 import ml_collections
 
-from fedjax_ssl.runs.checkpoint import Checkpoints, tree_bytes
+from fedjax_ssl.federated import tree_bytes
+from fedjax_ssl.runs.checkpoint import Checkpoints
 from fedjax_ssl.runs.curves import plot_curves
 from fedjax_ssl.runs.files import Closing, decode_json, encode_json, storing, write_atomically
 from fedjax_ssl.runs.folder import FolderMended, RunFolder, RunFolderError
@@ -35,7 +36,6 @@ class Record(Closing):
         workdir: str | os.PathLike,
         config: Mapping[str, Any],
         *,
-        writers: WriterSettings | None = None,
         quiet: bool = False,
         **compared: Collection[str],
     ):
@@ -44,14 +44,13 @@ class Record(Closing):
         Args:
             workdir: as for `RunFolder`, which says what is raised.
             config: as for `RunFolder`.
-            writers: viewers that get the metrics too; none by default.
             quiet: tell the person nothing.
             **compared: how `RunFolder` compares configs.
         """
         with storing(Path(workdir), lambda: "Nothing was started."):
             self.folder = RunFolder(workdir, config, **compared)
         self.path = self.folder.path
-        self._config, self._settings = config, writers or WriterSettings()
+        self._config = config
         self._checkpoints, self._best = Checkpoints(self.path), Checkpoints(self.path, folder="best")
         self._log: MetricLog | None = None
         self._clients: ClientLog | None = None
@@ -118,7 +117,8 @@ class Record(Closing):
 
     def open_writers(self) -> None:
         """Open the viewers' records; `fedjax_ssl.runs.writers.open_writers` says what is raised."""
-        self._writers = open_writers(self._settings, self.path, config=self._config, resume_round=self._round)
+        settings = WriterSettings(**self._config["tracking"])
+        self._writers = open_writers(settings, self.path, config=self._config, resume_round=self._round)
 
     def save(self, round: int, state: Any, extra: Mapping[str, Any]) -> None:
         """Save a checkpoint, see `Checkpoints.save`."""

@@ -160,27 +160,20 @@ class ClientLog:
             after_round: round of the restored checkpoint; rows up to and including it stay.
         """
         self.path = Path(workdir) / "client_accuracy.csv"
-        self._columns: list[str] = []
-        if self.path.exists():
-            self._read(after_round)
-
-    def _read(self, after_round: int) -> None:
-        # A table that is damaged may hold anything; its cells are not read, but carried on.
-        text = self.path.read_text(encoding="utf-8", errors="replace")
-        try:
-            # A last line without its end is what a killed process leaves.
-            lines = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1])))
-        except csv.Error:
-            lines = []
-        if not lines:
+        self._header = ""
+        if not self.path.exists():
             return
+        # A table that is damaged may hold anything; its cells are not read, but carried on. A last line without its
+        # end is what a killed process leaves.
+        header, *lines = self.path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1] or [""]
 
-        def stays(line: list[str]) -> bool:
-            number = line[0] if line else ""
+        def stays(line: str) -> bool:
+            number = line.partition(",")[0]
             return number.isascii() and number.isdecimal() and len(number) < 10 and int(number) <= after_round
 
-        self._columns = lines[0][1:]
-        write_atomically(self.path, csv_text([lines[0], *filter(stays, lines[1:])]))
+        if kept := list(filter(stays, lines)):
+            self._header = f"{header}\n"
+            write_atomically(self.path, "\n".join([header, *kept, ""]))
 
     def append(self, round: int, accuracies: Mapping[str, float]) -> None:
         """Add an evaluation.
@@ -189,15 +182,15 @@ class ClientLog:
             round: finished rounds.
             accuracies: accuracies by name of the client; the same clients at every call.
         """
-        if set(self._columns) != accuracies.keys():
-            if self._columns:
+        header = csv_text([["round", *accuracies]])
+        if header != self._header:
+            if self._header:
                 text = f"{self.path} is damaged, or of other clients: it starts anew with round {round}"
                 warnings.warn(text, FolderMended, stacklevel=4)
-            self._columns = list(accuracies)
-            write_atomically(self.path, csv_text([["round", *self._columns]]))
-        row = [str(round), *(str(plain_value(accuracies[name])) for name in self._columns)]
+            self._header = header
+            write_atomically(self.path, header)
         with open(self.path, "a", encoding="utf-8", newline="") as file:
-            file.write(csv_text([row]))
+            file.write(csv_text([[round, *map(plain_value, accuracies.values())]]))
 
 
 def csv_text(lines: Iterable[Iterable[Any]]) -> str:
