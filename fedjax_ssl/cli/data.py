@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
         if ":" not in asked.name:
             check_known("dataset", asked.name, list(data.SOURCES))
         if asked.what == "info":
-            print(describe(asked.name, asked.path, asked.root, asked.download))
+            print(describe(asked.name, asked.path, asked.root))
             return 0
         return (_download if asked.what == "download" else _verify)(asked, _options(asked.name, settings))
 
@@ -126,26 +126,25 @@ def _still_to_choose(dataset: data.Dataset | None) -> str:
     return chosen
 
 
-def describe(name: str, path: str | None = None, root: str | None = None, download: bool = False) -> str:
+def describe(name: str, path: str | None = None, root: str | None = None) -> str:
     """Describe a dataset: counts if it is here, how to get it if it is not, and its terms.
 
     Args:
         name: name of `data.SOURCES`, or "module:function".
-        path: as of `data.load`, and so the next two.
+        path: as of `data.load`.
         root: folder of all datasets.
-        download: whether it may be downloaded.
 
     Raises:
         ValueError: as `data.load`.
-        DatasetUnavailable: it cannot be read from `path`, or downloaded.
+        DatasetUnavailable: it cannot be read from `path`.
     """
     lines = {name: data.available().get(name, "of your own")}
     if name in data.OWN and path is None:
         return _table(lines | {"content": "your file's: give it with --path", "terms": data.TERMS[name]})
     try:
-        lines |= _contents(data.load(name, path=path, root=root, download=download))
+        lines |= _contents(data.load(name, path=path, root=root, download=False))
     except data.DatasetUnavailable as error:
-        if path is not None or download:  # it was to be there
+        if path is not None:  # it was to be there
             raise
         return _table(lines | {"terms": _terms(name)}) + f"\n\n{error}"
     return _table(lines | {"terms": _terms(name)})
@@ -210,7 +209,6 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[tuple[str, st
     own.add_argument("name", nargs="?", metavar="NAME | PATH", help="of the list, or module:function of your own")
     own.add_argument("--path", help="info: your file or folder, or the folder with the original files")
     own.add_argument("--root", help="folder of all datasets; $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl by default")
-    own.add_argument("--download", action="store_true", help="info: download it if it is not here")
     asked, rest = own.parse_known_args(arguments)
     if asked.what in ("info", "download", "verify") and asked.name is None:
         own.error(f"data {asked.what} needs a NAME: " + ", ".join(data.SOURCES))

@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.reading.problems import SHOWN, BadData, DatasetUnavailable
 from fedjax_ssl.data.reading.tables import PARQUET, SEPARATED, read_table
-from fedjax_ssl.data.sources import read
+from fedjax_ssl.data.sources import SOURCES
 from fedjax_ssl.data.sources.huggingface import is_saved_dataset
 from fedjax_ssl.errors import counted
 
@@ -44,8 +44,10 @@ def check(path: Path | str, source: str | None = None, **options: Any) -> Checke
         ValueError: an unknown source or option.
     """
     name = source or source_of(Path(path).expanduser(), options.get("file_column") or "file")
+    places = {"path": path, "root": options.pop("root", None)}
+    taken = {place: given for place, given in places.items() if SOURCES.takes(name, place)}
     try:
-        dataset = read(name, path=path, **options)
+        dataset = SOURCES.build(name, **taken, **options)
     except BadData as error:
         return Checked(name, None, error.problems, error.notes)
     return Checked(name, dataset, (), (*dataset.extra.get("notes", ()), *remarks(dataset)))
@@ -68,7 +70,7 @@ def source_of(path: Path, file_column: str = "file") -> str:
         return "npz"
     if path.suffix.lower() in (*SEPARATED, *PARQUET):
         return "folder" if file_column in read_table(path) else "table"
-    raise BadData(path, ["is none of: a folder of images, .csv, .tsv, .parquet, .npz"])
+    raise BadData(path, "is none of: a folder of images, .csv, .tsv, .parquet, .npz")
 
 
 def remarks(dataset: Dataset) -> list[str]:

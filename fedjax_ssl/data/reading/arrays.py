@@ -40,7 +40,7 @@ def read_arrays(
         with loaded:
             names = loaded.files
             if doubled := sorted({name for name in names if names.count(name) > 1}):
-                raise BadData(path, [f"holds `{doubled[0]}` more than once; save it again with np.savez"])
+                raise BadData(path, f"holds `{doubled[0]}` more than once; save it again with np.savez")
             return {name: _array(path, loaded, name) for name in names if wanted(name)}, tuple(names)
 
 
@@ -51,10 +51,8 @@ def _array(path: Path, loaded: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
         if "pickle" in str(error) or "Object" in str(error):  # NumPy's words about Python objects
             raise BadData(
                 path,
-                [
-                    f"array {name!r} holds Python objects, which are refused because they can run code; save it as an "
-                    "array of numbers, or of strings of one length (dtype=str)"
-                ],
+                f"array {name!r} holds Python objects, which are refused because they can run code; save it as an "
+                "array of numbers, or of strings of one length (dtype=str)",
             ) from error
         raise DatasetUnavailable(f"array {name!r} of {path} is damaged: {error}") from error
     if not isinstance(values, np.ndarray):

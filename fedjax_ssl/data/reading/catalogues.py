@@ -46,9 +46,9 @@ def choose_splits(where: Path | str, choice: Choice, there: Collection[str]) -> 
     chosen = [name for name in (choice.train_split, choice.unlabelled_split, test) if name is not None]
     for name in chosen:
         if name not in there:
-            raise BadData(where, [f"there is no split {name!r}.{did_you_mean(name, there)} Splits: {', '.join(there)}"])
+            raise BadData(where, f"there is no split {name!r}.{did_you_mean(name, there)} Splits: {', '.join(there)}")
     if len(set(chosen)) < len(chosen):
-        raise BadData(where, [f"{', '.join(chosen)} are two of one split; give each a split of its own"])
+        raise BadData(where, f"{', '.join(chosen)} are two of one split; give each a split of its own")
     return chosen, test
 
 

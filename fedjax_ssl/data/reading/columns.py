@@ -109,7 +109,7 @@ class Columns(NamedTuple):
                 extra={"notes": list(notes), **extra},
             )
         except ValueError as error:
-            raise BadData(place, [str(error)]) from error
+            raise BadData(place, str(error)) from error
 
     def _split(self, x: np.ndarray, chosen: np.ndarray) -> Split:
         part = self.rows(chosen)
@@ -133,8 +133,15 @@ def read_columns(texts: "pandas.DataFrame", classes: Sequence[str] | None, findi
     places = texts.index
     y, class_names = _classes(cells.get("label", [""] * len(texts)), places, classes, findings)
     is_test = _split(cells.get("split", [""] * len(texts)), places, findings)
-    client, client_names = _clients(cells.get("client"), places, findings)
-    sets = _sets(cells.get("set"), places, client, findings)
+    client, client_names = _numbered(cells["client"]) if "client" in cells else (None, None)
+    if client is not None and len(without := np.flatnonzero(client < 0)):
+        findings.problems.append(
+            f"{counted(len(without), 'example has', 'examples have')} no client ({some(without, places)}); every "
+            "example belongs to one"
+        )
+    sets = _sets(cells["set"], places, findings) if "set" in cells else None
+    if sets is not None and client is None:
+        findings.problems.append("there are sets but no clients, which they belong to; add a column for the client")
     coarse, coarse_names = (None, None) if "coarse" not in cells else _numbered(_plain(cells["coarse"]))
     if coarse_names is not None and len(coarse_names) < 2:
         found = counted(len(coarse_names), "coarse class is", "coarse classes are")
@@ -206,27 +213,7 @@ def _split(texts: Sequence[str], places: Sequence[str], findings: Findings) -> n
     return is_test
 
 
-def _clients(
-    texts: Sequence[str] | None, places: Sequence[str], findings: Findings
-) -> tuple[np.ndarray | None, tuple[str, ...] | None]:
-    if texts is None:
-        return None, None
-    client, names = _numbered(texts)
-    if without := np.flatnonzero(client < 0).tolist():
-        findings.problems.append(
-            f"{counted(len(without), 'example has', 'examples have')} no client ({some(without, places)}); every "
-            "example belongs to one"
-        )
-    return client, names
-
-
-def _sets(
-    texts: Sequence[str] | None, places: Sequence[str], client: np.ndarray | None, findings: Findings
-) -> np.ndarray | None:
-    if texts is None:
-        return None
-    if client is None:
-        findings.problems.append("there are sets but no clients, which they belong to; add a column for the client")
+def _sets(texts: Sequence[str], places: Sequence[str], findings: Findings) -> np.ndarray:
     cells = _plain(texts)
     # A number of a set is a place in an array: none needs one that is larger than the number of examples.
     numbers = [

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from fedjax_ssl.errors import UserError
 
 EMBEDDED = 'load("digits") or load("glyphs")'  # datasets that need no download
@@ -70,8 +72,9 @@ class BadData(UserError):
         notes: what else was found until then.
     """
 
-    def __init__(self, place: Path | str, problems: Sequence[str], notes: Sequence[str] = ()):
-        self.place, self.problems, self.notes = str(place), tuple(problems), tuple(notes)
+    def __init__(self, place: Path | str, problems: str | Sequence[str], notes: Sequence[str] = ()):
+        problems = (problems,) if isinstance(problems, str) else tuple(problems)
+        self.place, self.problems, self.notes = str(place), problems, tuple(notes)
         if len(self.problems) == 1:
             super().__init__(f"{place}: {self.problems[0]}")
         else:
@@ -97,7 +100,7 @@ class Findings:
             raise BadData(place, self.problems, tuple(dict.fromkeys(self.notes)))
 
 
-def some(rows: Sequence[int], places: Sequence[str]) -> str:
+def some(rows: Sequence[int] | np.ndarray, places: Sequence[str]) -> str:
     """Name the places of the first rows, and count the others."""
     named = ", ".join(places[row] for row in rows[:SHOWN])
     return named if len(rows) <= SHOWN else f"{named} and {len(rows) - SHOWN:,} more"

@@ -47,9 +47,9 @@ def read_table(path: Path) -> "pandas.DataFrame":
     frame = _read_parquet(path) if path.suffix.lower() in PARQUET else _read_text(path)
     names = [name for name in frame.columns if name and not name.startswith("__index")]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise BadData(path, [f"column {twice[0]!r} is there {names.count(twice[0])} times; name each column once"])
+        raise BadData(path, f"column {twice[0]!r} is there {names.count(twice[0])} times; name each column once")
     if frame.empty:
-        raise BadData(path, ["has no rows; the first line names the columns, every other one is an example"])
+        raise BadData(path, "has no rows; the first line names the columns, every other one is an example")
     return frame[names]
 
 
@@ -140,14 +140,14 @@ def _read_text(path: Path) -> "pandas.DataFrame":
                 rows.append([cell.strip() for cell in cells])
                 lines.append(reader.line_num)
     except csv.Error as error:
-        raise BadData(path, [f"line {reader.line_num} is no line of a table: {error}"]) from error
+        raise BadData(path, f"line {reader.line_num} is no line of a table: {error}") from error
     header = rows[0] if rows else []
     wrong = [place for place, cells in enumerate(rows) if len(cells) != len(header)]
     if wrong:
         named = ", ".join(f"line {lines[place]} has {len(rows[place])}" for place in wrong[:SHOWN])
         more = f", and {len(wrong) - SHOWN:,} more lines are off" if len(wrong) > SHOWN else ""
         quoted = f"put text that holds a {delimiter!r} in quotation marks"
-        raise BadData(path, [f"the first line has {len(header)} cells, but {named}{more}; {quoted}"])
+        raise BadData(path, f"the first line has {len(header)} cells, but {named}{more}; {quoted}")
     places = [f"{path.name}, line {line}" for line in lines[1:]]
     return pandas.DataFrame(rows[1:], index=places, columns=header, dtype=object)
 
@@ -156,10 +156,10 @@ def _read_parquet(path: Path) -> "pandas.DataFrame":
     try:
         parquet: Any = importlib.import_module("pyarrow.parquet")
     except ImportError as error:
-        raise BadData(path, ["Parquet needs pyarrow: pip install 'fedjax_ssl[table]', or save it as CSV"]) from error
+        raise BadData(path, "Parquet needs pyarrow: pip install 'fedjax_ssl[table]', or save it as CSV") from error
     try:
         frame = parquet.read_table(path).to_pandas(ignore_metadata=True)
     except (ValueError, OSError) as error:  # pyarrow's own errors are among them
-        raise BadData(path, [f"is no readable Parquet file, or it is cut short: {error}"]) from error
+        raise BadData(path, f"is no readable Parquet file, or it is cut short: {error}") from error
     frame.index = [f"{path.name}, row {row}" for row in range(1, len(frame) + 1)]
     return frame

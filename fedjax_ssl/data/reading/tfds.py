@@ -97,7 +97,7 @@ def _read(dataset: str, folder: Path, choice: Choice, size: int | None) -> Datas
     except Exception as error:  # whatever the library raises, a user needs the same message
         raise _damaged(name, folder, error) from error
     if len(shapes := list(dict.fromkeys(one.shape for one in rows["input"]))) > 1:
-        raise BadData(name, [f"has images of several shapes, {shapes[0]} and {shapes[1]}; give data.size"])
+        raise BadData(name, f"has images of several shapes, {shapes[0]} and {shapes[1]}; give data.size")
     named = np.array(rows["split"])
     y = np.where(named == choice.unlabelled_split, -1, np.array(rows["label"]))
     texts = [client.decode() if isinstance(client, bytes) else str(client) for client in rows.get("client", ())]

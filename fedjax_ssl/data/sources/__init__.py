@@ -64,22 +64,6 @@ def load(
         >>> digits.train.x.shape, digits.num_classes, len(digits.client_names)
         ((1797, 8, 8, 1), 10, 14)
     """
-    dataset = read(name, root=root, path=path, download=download, source=source, **options)
-    for note in dataset.extra.get("notes", ()):
-        logger.warning("%s: %s", path or name, note)
-    return dataset
-
-
-def read(
-    name: str,
-    *,
-    root: str | Path | None = None,
-    path: str | Path | None = None,
-    download: bool = True,
-    source: Source = "auto",
-    **options: Any,
-) -> Dataset:
-    """Load a dataset without a word about what was skipped, which is in `extra["notes"]`."""
     if path and not SOURCES.takes(name, "path"):
         raise ValueError(f"dataset {name!r} is in the package and takes no path=; got {str(path)!r}")
     check_known("source", source, ORIGINS)
@@ -92,7 +76,10 @@ def read(
         )
     places = {"root": root or None, "path": path or None, "download": download, "source": source}
     taken = {place: value for place, value in places.items() if SOURCES.takes(name, place)}
-    return SOURCES.build(name, **taken, **options)
+    dataset = SOURCES.build(name, **taken, **options)
+    for note in dataset.extra.get("notes", ()):
+        logger.warning("%s: %s", path or name, note)
+    return dataset
 
 
 def archive(name: str, **options: Any) -> Archive:

@@ -132,10 +132,8 @@ def _table(folder: Path, column: str) -> Path | None:
     if len(found) > 1:
         raise BadData(
             folder,
-            [
-                f"has {len(found)} tables with a column {column!r}: {', '.join(path.name for path in found)}; give "
-                "one of them as path"
-            ],
+            f"has {len(found)} tables with a column {column!r}: {', '.join(path.name for path in found)}; give "
+            "one of them as path",
         )
     return found[0] if found else None
 

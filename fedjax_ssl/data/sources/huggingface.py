@@ -110,7 +110,7 @@ def _open(folder: Path, choice: Choice) -> tuple[Any, list[tuple[str, int]], str
     except BadData:
         raise
     except Exception as error:  # whatever it raises, a user needs the same message
-        raise BadData(folder, [f"is damaged: {' '.join(str(error).split())[:200]}; save the dataset again"]) from error
+        raise BadData(folder, f"is damaged: {' '.join(str(error).split())[:200]}; save the dataset again") from error
 
 
 def _texts(

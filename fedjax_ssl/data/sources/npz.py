@@ -90,7 +90,7 @@ def load_npz(
             extra={"path": str(path)},
         )
     except ValueError as error:
-        raise BadData(path, [str(error)]) from error
+        raise BadData(path, str(error)) from error
 
 
 def _named(found: dict[str, np.ndarray], names: tuple[str, ...]) -> dict[str, np.ndarray]:
