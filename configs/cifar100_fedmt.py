@@ -9,6 +9,7 @@ and no run may be called a reproduction. `--config.model.widen=8` is the network
 """
 
 from fedjax_ssl import config as configs
+from fedjax_ssl import presets
 
 VARIANTS = "LABELS,MATRIX,SPLIT with MATRIX in {known, estimated} and SPLIT iid or a Dirichlet concentration"
 
@@ -26,28 +27,14 @@ def get_config(variant="2000,known,iid"):
     config.eval_every = 10
     config.checkpoint_every = 5
     config.data.name = "cifar100"
-    config.partition.name = "random"
-    config.partition.num_clients = 100
-    if alpha is not None:
-        config.partition.name = "dirichlet"
-        config.partition.alpha = alpha
-        config.partition.min_examples = 10
-        config.partition.skip_full = True
+    presets.semifl_clients(config, alpha)
     config.supervision.name = "coarse"
     config.supervision.correspondence = "superclass"
     config.supervision.server_labels = labels
-    config.augment.name = "crop_flip"
     config.strong_augment.name = "fixmatch"
     config.model.name = "wrn28"
     config.method.correspondence = matrix
     config.method.server_batch_size = 250 if labels > 1000 else 10
     config.optimizer.learning_rate = 0.03
-    config.optimizer.schedule = "cosine"
-    config.optimizer.momentum = 0.9
-    config.optimizer.nesterov = True
-    config.optimizer.weight_decay = 5e-4
-    config.optimizer.clip_norm = 1.0
     config.optimizer.local_epochs = 5
-    config.federated.name = "fedavgm"
-    config.federated.cohort_size = 10
     return config

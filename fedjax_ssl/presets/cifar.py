@@ -4,6 +4,7 @@ import ml_collections
 
 from fedjax_ssl.config import ConfigError, default
 from fedjax_ssl.data.federation.published_partitions import FEDMATCH_SHARES
+from fedjax_ssl.presets.digits import semifl_optimizers
 
 # (FL)^2's mean and deviation, pixels in [0, 1].
 FL2_MEAN = {"cifar10": (0.485, 0.456, 0.406), "cifar100": (129.3 / 255, 124.1 / 255, 112.4 / 255)}
@@ -24,10 +25,7 @@ UNLABELLED_OVERLAP = {"iid": (49,), "noniid": (243, *FEDMATCH_SHARES[1:])}
 # Labels and data skewed alike, from the same code.
 SKEWED_LABELS, SKEWED = (23, 5, 5, 5, 3, 3, 3, 3, 0, 0), (243, 49, 49, 49, 25, 25, 25, 25, 0, 0)
 STL10_LABELS, STL10_UNLABELLED = 10, 980
-SPLITS = (
-    *("iid", "noniid", "xnid", "iid_full", "noniid_full"),
-    *("iid_overlap", "noniid_overlap", "xnid_overlap"),
-)
+SPLITS = ("iid", "noniid", "xnid", "iid_full", "noniid_full", "iid_overlap", "noniid_overlap", "xnid_overlap")
 
 
 def fl2_on_cifar(dataset: str, variant: str) -> ml_collections.ConfigDict:
@@ -42,38 +40,31 @@ def fl2_on_cifar(dataset: str, variant: str) -> ml_collections.ConfigDict:
     """
     labels, alpha = _labels_and_split(variant)
     config = default("fl2")
-    config.rounds = 800
-    config.eval_every = 10
-    config.checkpoint_every = 5
-    config.data.name = dataset
-    config.data.mean = FL2_MEAN[dataset]
-    config.data.std = FL2_STD[dataset]
-    config.partition.name = "random"
-    config.partition.num_clients = 100
-    if alpha is not None:
-        config.partition.name = "dirichlet"
-        config.partition.alpha = alpha
-        config.partition.min_examples = 10
-        config.partition.skip_full = True
-    config.supervision.name = "server"
-    config.supervision.labels = labels
-    config.augment.name = "crop_flip"
+    small = dataset == "cifar10"
+    config.update(rounds=800, eval_every=10, checkpoint_every=5)
+    config.data.update(name=dataset, mean=FL2_MEAN[dataset], std=FL2_STD[dataset])
+    semifl_clients(config, alpha)
+    config.supervision.update(name="server", labels=labels)
     config.strong_augment.name = "randaugment_fl2"
-    config.model.name = "wrn28"
-    config.model.widen = 2 if dataset == "cifar10" else 8
-    config.method.rho = 0.1 if dataset == "cifar10" else 1.0
-    config.optimizer.learning_rate = 0.03
-    config.optimizer.schedule = "cosine"
-    config.optimizer.momentum = 0.9
-    config.optimizer.nesterov = True
-    config.optimizer.weight_decay = 5e-4
-    config.optimizer.clip_norm = 1.0
-    config.optimizer.keep_state = True
-    config.optimizer.batch_size = 32
-    config.optimizer.local_epochs = 5
-    config.federated.name = "fedavgm"
-    config.federated.cohort_size = 10
+    config.model.update(name="wrn28", widen=2 if small else 8)
+    config.method.rho = 0.1 if small else 1.0
+    config.optimizer.update(learning_rate=0.03, keep_state=True, batch_size=32, local_epochs=5)
     return config
+
+
+def semifl_clients(config: ml_collections.ConfigDict, alpha: float | None) -> None:
+    """Sets SemiFL's split, cohort, weak view and optimizers, which (FL)^2 and FedMT have too.
+
+    Args:
+        config: the experiment.
+        alpha: concentration of a Dirichlet split; None: an iid one.
+    """
+    config.partition.update(name="random", num_clients=100)
+    if alpha is not None:
+        config.partition.update(name="dirichlet", alpha=alpha, min_examples=10, skip_full=True)
+    config.augment.name = "crop_flip"
+    semifl_optimizers(config)
+    config.federated.cohort_size = 10
 
 
 def sage_on_cifar(dataset: str, split: str) -> ml_collections.ConfigDict:
@@ -95,28 +86,19 @@ def sage_on_cifar(dataset: str, split: str) -> ml_collections.ConfigDict:
     if norm == "code":
         config.data.mean, config.data.std = SAGE_TRAIN
         config.data.test_mean, config.data.test_std = SAGE_TEST[dataset]
-    config.rounds = 300 if dataset == "cifar10" else 500
-    config.checkpoint_every = 5
+    config.update(rounds=300 if dataset == "cifar10" else 500, checkpoint_every=5)
     config.data.name = dataset
-    config.partition.num_clients = 20
+    config.partition.update(name="iid", num_clients=20)
     if alpha is None:
-        config.partition.name = "iid"
-        config.supervision.name = "total"
-        config.supervision.labels = 5000
-        config.supervision.class_balanced = True
+        config.supervision.update(name="total", labels=5000, class_balanced=True)
     else:
-        config.partition.name = "paired_dirichlet"
-        config.partition.alpha = alpha
-        config.partition.labels_per_class = 500 if dataset == "cifar10" else 50
+        per_class = 500 if dataset == "cifar10" else 50
+        config.partition.update(name="paired_dirichlet", alpha=alpha, labels_per_class=per_class)
         config.supervision.name = "dealt"
     config.augment.name = "crop_flip"
     config.strong_augment.name = "randaugment_sage"
     config.model.name = "resnet8_basic"
-    config.optimizer.learning_rate = 0.1
-    config.optimizer.momentum = 0.9
-    config.optimizer.weight_decay = 1e-4
-    config.optimizer.batch_size = 128
-    config.optimizer.local_epochs = 5
+    config.optimizer.update(learning_rate=0.1, momentum=0.9, weight_decay=1e-4, batch_size=128, local_epochs=5)
     config.federated.cohort_size = 8
     return config
 
@@ -132,23 +114,12 @@ def cbafed_on_cifar(dataset: str) -> ml_collections.ConfigDict:
     config.rounds = config.method.warmup_rounds + config.method.warmup_epochs  # as many rounds as epochs of the warm-up
     config.checkpoint_every = 5
     config.data.name = dataset
-    config.partition.name = "dirichlet"
-    config.partition.num_clients = 10
-    config.partition.alpha = 0.8
-    config.partition.min_examples = 10
-    config.partition.skip_full = True
-    config.supervision.name = "all"
-    config.supervision.labelled_clients = 1
+    config.partition.update(name="dirichlet", num_clients=10, alpha=0.8, min_examples=10, skip_full=True)
+    config.supervision.update(name="all", labelled_clients=1)
     config.augment.name = "resize_crop"
-    config.model.name = "resnet18"
-    config.model.stem = "imagenet"
-    config.optimizer.learning_rate = 0.03
-    config.optimizer.momentum = 0.9
-    config.optimizer.weight_decay = 5e-4
-    config.optimizer.clip_norm = 5.0
-    config.optimizer.keep_state = True
-    config.optimizer.batch_size = 64
-    config.optimizer.local_epochs = 11
+    config.model.update(name="resnet18", stem="imagenet")
+    config.optimizer.update(learning_rate=0.03, momentum=0.9, weight_decay=5e-4, clip_norm=5.0)
+    config.optimizer.update(keep_state=True, batch_size=64, local_epochs=11)
     config.federated.weighting = "examples"
     return config
 
@@ -180,28 +151,23 @@ def protofssl_split(config: ml_collections.ConfigDict, dataset: str = "cifar10",
     splits = ("iid",) if dataset == "stl10" else SPLITS
     if dataset not in POOLS or split not in splits:
         raise ConfigError(f"no split {split!r} of {dataset!r}; give one of {', '.join(POOLS)} and {', '.join(splits)}")
-    config.data.name = dataset
-    config.data.pools = POOLS[dataset]
-    config.data.standardize = "none"  # pixels / 255, as in the code: distances depend on it
-    config.partition.name = "class_counts"
-    config.partition.num_clients = CLIENTS
+    # Pixels / 255, as in the code: distances depend on it.
+    config.data.update(name=dataset, pools=POOLS[dataset], standardize="none")
+    config.partition.update(name="class_counts", num_clients=CLIENTS)
+    kind, _, rest = split.partition("_")
     if dataset == "stl10":
-        config.partition.counts, config.partition.unlabelled = (STL10_LABELS,), STL10_UNLABELLED
-        config.supervision.name, config.supervision.labels = "per_class", STL10_LABELS
-        return
-    if split.endswith("_overlap"):
-        kind = split.removesuffix("_overlap")
+        config.partition.update(counts=(STL10_LABELS,), unlabelled=STL10_UNLABELLED)
+        config.supervision.update(name="per_class", labels=STL10_LABELS)
+    elif rest == "overlap":
         config.partition.counts = SKEWED if kind == "xnid" else UNLABELLED_OVERLAP[kind]
         config.partition.labelled_counts = SKEWED_LABELS if kind == "xnid" else (LABELS,)
         config.partition.overlap = True
         config.supervision.name = "dealt"
-        return
-    if split == "xnid":
+    elif split == "xnid":
         config.partition.counts = tuple(map(sum, zip(SKEWED_LABELS, SKEWED, strict=True)))
-        config.supervision.name, config.supervision.label_counts = "circulant", SKEWED_LABELS
-        return
-    config.partition.counts = UNLABELLED[split.removesuffix("_full")]
-    config.partition.balanced = LABELS
-    config.supervision.name = "all"
-    if not split.endswith("_full"):
-        config.supervision.name, config.supervision.labels = "per_class", LABELS
+        config.supervision.update(name="circulant", label_counts=SKEWED_LABELS)
+    else:
+        config.partition.update(counts=UNLABELLED[kind], balanced=LABELS)
+        config.supervision.name = "all"
+        if rest != "full":
+            config.supervision.update(name="per_class", labels=LABELS)

@@ -20,14 +20,12 @@ def digits_by_writer(method: str, labels: str | None = None) -> ml_collections.C
     config = default(method)
     config.rounds = 80
     config.data.test_clients = 3
-    config.optimizer.learning_rate = 0.3
-    config.optimizer.local_epochs = 5
+    config.optimizer.update(learning_rate=0.3, local_epochs=5)
     count = labels or "5"
     if count == "all":
         config.supervision.name = "all"
         return config
-    config.supervision.name = "per_client"
-    config.supervision.labels = _count("labels per writer", count, ', or "all"')
+    config.supervision.update(name="per_client", labels=_count("labels per writer", count, ', or "all"'))
     config.optimizer.batch_size = min(50, config.supervision.labels)
     return config
 
@@ -48,19 +46,18 @@ def digits_with_server(method: str, labels: str | None = None) -> ml_collections
     config = default(method)
     config.rounds = 30
     config.data.test_clients = 3
-    config.supervision.name = "server"
-    config.supervision.labels = _count("labels at the server", labels or "20")
+    config.supervision.update(name="server", labels=_count("labels at the server", labels or "20"))
     if "server_epochs" in config.method:
         config.method.server_epochs = 10
-    config.optimizer.learning_rate = 0.1
-    config.optimizer.schedule = "cosine"
-    config.optimizer.momentum = 0.9
-    config.optimizer.nesterov = True
-    config.optimizer.weight_decay = 5e-4
-    config.optimizer.clip_norm = 1.0
-    config.optimizer.local_epochs = 2
-    config.federated.name = "fedavgm"
+    semifl_optimizers(config)
+    config.optimizer.update(learning_rate=0.1, local_epochs=2)
     return config
+
+
+def semifl_optimizers(config: ml_collections.ConfigDict) -> None:
+    """Sets the optimizers of SemiFL's code, of clients and of the server's average, but for rate and epochs."""
+    config.optimizer.update(schedule="cosine", momentum=0.9, nesterov=True, weight_decay=5e-4, clip_norm=1.0)
+    config.federated.name = "fedavgm"
 
 
 def digits_with_coarse_labels(method: str, labels: str | None, space: str) -> ml_collections.ConfigDict:
@@ -72,10 +69,8 @@ def digits_with_coarse_labels(method: str, labels: str | None, space: str) -> ml
         space: space of the coarse labels, see `fedjax_ssl.data.correspondence`.
     """
     config = digits_with_server(method, labels)
-    config.supervision.name = "coarse"
-    config.supervision.server_labels = config.supervision.labels
-    config.supervision.labels = None
-    config.supervision.correspondence = space
+    at_server = config.supervision.labels
+    config.supervision.update(name="coarse", labels=None, server_labels=at_server, correspondence=space)
     return config
 
 
@@ -96,9 +91,7 @@ def digits_consistency(method: str, labels: str | None = None) -> ml_collections
         config.method.server_batch_size = 10
     else:
         config = digits_by_writer(method, labels)
-    config.augment.name = "shift"
-    config.augment.pixels = 1
-    config.augment.fill = "constant"
+    config.augment.update(name="shift", pixels=1, fill="constant")
     config.strong_augment.name = "rotate"
     return config
 

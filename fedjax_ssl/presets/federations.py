@@ -28,14 +28,11 @@ def unlabelled_sets(argument: str | None = None) -> ml_collections.ConfigDict:
             f"of {', '.join(FEDUL_METHODS)}: for example 10,iid,fedul"
         )
     config = default(method)
-    config.partition.name = "iid" if split == "iid" else "majority"
-    config.partition.num_clients = 5
+    config.partition.update(name="iid" if split == "iid" else "majority", num_clients=5)
     if method == "fedavg":
-        config.supervision.name = "fraction"
-        config.supervision.fraction = 0.1
+        config.supervision.update(name="fraction", fraction=0.1)
     else:
-        config.supervision.name = "sets"
-        config.supervision.sets = int(sets)
+        config.supervision.update(name="sets", sets=int(sets))
     config.optimizer.name = "adam"
     config.eval_every = 1
     return config
@@ -95,7 +92,6 @@ def one_shot(variant: str, rounds: int) -> ml_collections.ConfigDict:
         config.data.left_out_client = 0
         return config
     config.data.client_test_fraction = 0.2
-    config.supervision.name = "fraction"
-    config.supervision.fraction = 0.1
+    config.supervision.update(name="fraction", fraction=0.1)
     config.prediction.unlabelled = "both"
     return config
