@@ -6,7 +6,7 @@ digits are our choice.
 """
 
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -40,30 +40,18 @@ class Correspondence(NamedTuple):
     names: tuple[str, ...]  # names of the J coarse classes
 
 
-class _Entry(NamedTuple):
-    """A correspondence as the table below has it."""
-
-    num_classes: int | None  # K; None: any
-    names: Callable[[int], Sequence[str]]  # K -> of the coarse classes
-    coarse_of: Callable[[int], Sequence[int]]  # K -> coarse class of every class
-
-
 _LETTERS = len(string.ascii_uppercase)
-_TABLE = {
-    "identity": _Entry(None, lambda k: [str(label) for label in range(k)], range),
-    "parity": _Entry(10, lambda k: ("even", "odd"), lambda k: [label % 2 for label in range(k)]),
+# Names of the coarse classes, and the coarse class of every class; "identity" is for any number of classes.
+_TABLE: dict[str, tuple[Sequence[str], Sequence[int]]] = {
+    "parity": (("even", "odd"), [label % 2 for label in range(10)]),
     # By the strokes of the printed digit: 1, 4, 7 are straight, 2 and 5 have strokes of both kinds.
-    "shape": _Entry(10, lambda k: ("curved", "straight", "both"), lambda k: (0, 1, 2, 0, 1, 2, 0, 1, 0, 0)),
-    "halves": _Entry(10, lambda k: ("0-4", "5-9"), lambda k: [label // 5 for label in range(k)]),
-    "case": _Entry(
-        62,
-        lambda k: (*string.digits, *string.ascii_uppercase),
-        lambda k: [label if label < 10 + _LETTERS else label - _LETTERS for label in range(k)],
-    ),
-    "kind": _Entry(62, lambda k: ("digit", "upper", "lower"), lambda k: [0] * 10 + [1] * _LETTERS + [2] * _LETTERS),
-    "superclass": _Entry(100, lambda k: CIFAR100_SUPERCLASSES, lambda k: CIFAR100_SUPERCLASS_OF),
+    "shape": (("curved", "straight", "both"), (0, 1, 2, 0, 1, 2, 0, 1, 0, 0)),
+    "halves": (("0-4", "5-9"), [label // 5 for label in range(10)]),
+    "case": (string.digits + string.ascii_uppercase, (*range(10 + _LETTERS), *range(10, 10 + _LETTERS))),
+    "kind": (("digit", "upper", "lower"), [0] * 10 + [1] * _LETTERS + [2] * _LETTERS),
+    "superclass": (CIFAR100_SUPERCLASSES, CIFAR100_SUPERCLASS_OF),
 }
-CORRESPONDENCES = tuple(_TABLE)
+CORRESPONDENCES = ("identity", *_TABLE)
 
 
 def correspondence(name: str, num_classes: int) -> Correspondence:
@@ -82,18 +70,18 @@ def correspondence(name: str, num_classes: int) -> Correspondence:
     Raises:
         ValueError: an unknown name, or a number of classes that the correspondence is not made for.
     """
-    check_known("correspondence", name, _TABLE)
-    entry = _TABLE[name]
-    if num_classes < 1 or (entry.num_classes is not None and num_classes != entry.num_classes):
-        fitting = [other for other, one in _TABLE.items() if one.num_classes in (None, num_classes)]
+    check_known("correspondence", name, CORRESPONDENCES)
+    table = {"identity": ([str(label) for label in range(num_classes)], range(num_classes)), **_TABLE}
+    names, coarse_of = table[name]
+    if num_classes < 1 or num_classes != len(coarse_of):
+        fitting = [other for other, (_, classes) in table.items() if len(classes) == num_classes]
         raise ValueError(
-            f"correspondence {name!r} is for {entry.num_classes or 'one or more'} classes, the data has {num_classes}; "
+            f"correspondence {name!r} is for {len(coarse_of) or 'one or more'} classes, the data has {num_classes}; "
             f"for {num_classes} there are: {', '.join(fitting)}"
         )
-    names = tuple(entry.names(num_classes))
     matrix = np.zeros((len(names), num_classes))
-    matrix[np.asarray(entry.coarse_of(num_classes)), np.arange(num_classes)] = 1.0
-    return Correspondence(matrix, names)
+    matrix[np.asarray(coarse_of), np.arange(num_classes)] = 1.0
+    return Correspondence(matrix, tuple(names))
 
 
 def overlapping(matrix: Float[np.ndarray, "J K"], epsilon: float) -> Float[np.ndarray, "J K"]:

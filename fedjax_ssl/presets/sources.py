@@ -27,17 +27,8 @@ _ARGUMENTS = {
     "server": {"fedmatch": "ls", **dict.fromkeys(CONSISTENCY, "server,20")},
 }
 _STAGES = ("warmup_rounds", "coarse_rounds")  # rounds of a first stage, which keeps its share of a run
-# Where a method's labels are, by the supervision of its config on the digits.
-LABELS = {
-    "per_client": "clients",
-    "per_class": "per_class",
-    "server": "server",
-    "coarse": "coarse",
-    "sets": "sets",
-    "mixed": "mixed",
-    "all": "all",
-    "given": "given",
-}
+# Where labels may be: the names of supervisions, but for "clients", which is "per_client".
+PLACES = ("clients", "per_class", "server", "coarse", "sets", "mixed", "all", "given")
 
 
 class _Source(NamedTuple):
@@ -80,10 +71,10 @@ def source(name: str, argument: str, method: str | None = None, rounds: int | No
     method = method or named
     with naming():
         if labels:
-            check_known("place of labels", labels, list(LABELS.values()))
+            check_known("place of labels", labels, PLACES)
     own = _own_config(method, labels)
     if not labels:
-        labels = LABELS[own.supervision.name]
+        labels = own.supervision.name.replace("per_client", "clients")
         if name in OWN and labels in ("clients", "sets", "mixed", "all"):
             labels = "given"
         elif labels == "all":  # some clients have all: CBAFed
@@ -146,7 +137,7 @@ def federation(name: str, labels: str, path: str | None = None, count: int | Non
 
 def _hide_labels(section: ml_collections.ConfigDict, name: str, labels: str, count: int | None) -> None:
     facts = SOURCES[name]
-    section.name = next(kind for kind, place in LABELS.items() if place == labels)
+    section.name = labels.replace("clients", "per_client")
     counts = {"clients": facts.labels, "mixed": facts.labels, "per_class": 5, "server": facts.server}
     section.labels = counts.get(labels) if count is None else count
     if labels in ("all", "given"):

@@ -110,6 +110,11 @@ class FederatedData:
     def summary(self) -> dict[str, int]:
         """Counts for printing, read back from the device (so not inside jit)."""
         sizes, labelled = np.asarray(self.num_examples), np.asarray(self.num_labelled)
+        dealt, tested = _rows(self.index, self.num_examples), _rows(self.test_index, self.num_test)
+        held_out = [_rows(self.valid_index, self.num_valid), _rows(self.server_index, self.num_server)]
+        # Test examples with a true label are scored; examples that a client has twice may be due to sets that overlap.
+        scored = int((np.asarray(self.labels)[tested] >= 0).sum())
+        twice = int((np.bincount(dealt) > 1).sum()) if self.weak is None else 0
         return {
             "clients": self.num_clients,
             "labelled_clients": int((labelled > 0).sum()),
@@ -122,34 +127,11 @@ class FederatedData:
             "server_examples": int(self.num_server),
             "validation_examples": int(self.num_valid),
             "test_examples": int(self.num_test),
-            **self._labelled_test(),
-            "unused_examples": self._count_unused(),
-            **self._dealt_twice(),
+            **({} if scored == int(self.num_test) else {"labelled_test_examples": scored}),
+            "unused_examples": self.inputs.shape[0] - np.unique(np.concatenate([dealt, tested, *held_out])).size,
+            **({"examples_dealt_twice": twice} if twice else {}),
             "new_clients": self.num_new_clients,
         }
-
-    def _count_unused(self) -> int:
-        """Count the examples that are in no table: rests of a partition, classes that ran out."""
-        used = np.zeros(self.inputs.shape[0], bool)
-        used[self._rows(self.index, self.num_examples)] = True
-        for name in ("test", "valid", "server"):
-            used[self._rows(getattr(self, f"{name}_index"), getattr(self, f"num_{name}"))] = True
-        return int((~used).sum())
-
-    @staticmethod
-    def _rows(table: Array, count: Array) -> Int[np.ndarray, " r"]:
-        """List the rows of a padded table."""
-        return np.asarray(table)[np.arange(table.shape[-1]) < np.asarray(count)[..., None]]
-
-    def _dealt_twice(self) -> dict[str, int]:
-        """Count the examples that clients have more than once, where there are any and not due to sets that overlap."""
-        number = int((np.bincount(self._rows(self.index, self.num_examples)) > 1).sum()) if self.weak is None else 0
-        return {"examples_dealt_twice": number} if number else {}
-
-    def _labelled_test(self) -> dict[str, int]:
-        """Count the test examples with a true label, so that they are scored, where these are not all."""
-        scored = int((np.asarray(self.labels)[self._rows(self.test_index, self.num_test)] >= 0).sum())
-        return {} if scored == int(self.num_test) else {"labelled_test_examples": scored}
 
     def kinds(self) -> tuple[str, ...]:
         """Kinds of labels: clients' class "labels", the "server"'s, "coarse" labels, "sets"; not in jit."""
@@ -166,6 +148,11 @@ class FederatedData:
             "clients_with_coarse_labels": int(np.asarray(self.weak.has_coarse).sum()),
             "clients_with_sets": int((known & sets).sum()),
         }
+
+
+def _rows(table: Array, count: Array) -> Int[np.ndarray, " r"]:
+    """List the rows of a padded table."""
+    return np.asarray(table)[np.arange(table.shape[-1]) < np.asarray(count)[..., None]]
 
 
 def of_one_shape(federations: Sequence[FederatedData]) -> list[FederatedData]:

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from fedjax_ssl.checks import check_numbers, check_whole_numbers
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.federation.dealing import count_groups, largest_remainder, rank_within
-from fedjax_ssl.data.federation.pool import Bounds
+from fedjax_ssl.data.federation.pool import Bounds, check_class_counts
 from fedjax_ssl.keys import named_key
 
 
@@ -70,12 +70,8 @@ class HeldOut(NamedTuple):
 
     def check_pools(self, class_counts: Float[np.ndarray, " K"]) -> None:
         """Raises ValueError where some class has fewer examples than the pools ask for."""
-        kind, fewest, asked = int(class_counts.argmin()), int(class_counts.min()), tuple(self.pools or ())
-        if fewest < sum(asked):
-            raise ValueError(
-                f"pools={asked} asks for {sum(asked)} examples of every class, but class {kind} has {fewest}, "
-                "training and test examples together; lower them"
-            )
+        asked = tuple(self.pools or ())
+        check_class_counts(class_counts, sum(asked), f"pools={asked} ask, of training and test together, for", "lower them")
 
     def in_pools(
         self, key: Key[Array, ""], labels: Int[Array, " N"], num_train: int

@@ -4,7 +4,7 @@ Shapes: N training examples, C clients, K classes, E entries dealt to clients.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -109,6 +109,30 @@ class Holdings(NamedTuple):
     def cell(self) -> Int[Array, " N"]:
         """The (client, class) cell of every eligible example, -1 elsewhere."""
         return jnp.where(self.eligible, self.client * self.num_classes + self.labels, -1)
+
+
+def check_class_counts(
+    class_counts: Sequence[float] | Float[np.ndarray, " K"],
+    asked: int | Int[np.ndarray, " K"],
+    who: str,
+    what_to_do: str,
+) -> None:
+    """Check that there are enough examples of every class.
+
+    Args:
+        class_counts: examples of each class.
+        asked: examples of each class that are asked for, or one number for all classes.
+        who: begins the message: who is to have them.
+        what_to_do: ends it.
+
+    Raises:
+        ValueError: some class has fewer examples.
+    """
+    for kind, (wanted, there) in enumerate(zip(np.resize(asked, len(class_counts)), class_counts, strict=True)):
+        if wanted > there:
+            raise ValueError(
+                f"{who} {wanted} examples of class {kind}, but there are {int(there)} to take them from; {what_to_do}"
+            )
 
 
 def class_or_unlabelled(pool: Pool) -> Int[Array, " N"]:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 
 from fedjax_ssl.checks import In, Whole
 from fedjax_ssl.data.federation.dealing import (
@@ -27,6 +27,7 @@ from fedjax_ssl.data.federation.pool import (
     Facts,
     Partition,
     Pool,
+    check_class_counts,
     class_or_unlabelled,
     deal_classes,
     deal_unlabelled,
@@ -55,20 +56,11 @@ def circulant(
     if weights.ndim != 1 or weights.sum() <= 0:
         raise ValueError(f"shares must be K non-negative numbers, not all zero; got {tuple(shares)}")
 
-    def matrix(facts: Facts) -> np.ndarray:
-        if weights.size != facts.num_classes:
-            raise ValueError(
-                f"shares has {weights.size} entries, the data have {facts.num_classes} classes; "
-                "give one share per class, by offset from the client's preferred class"
-            )
-        offset = np.arange(facts.num_classes)[None] - np.arange(facts.num_clients)[:, None]
-        return weights[offset % facts.num_classes]
-
     def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
-        return deal_classes(key, pool, jnp.asarray(matrix(pool.facts), jnp.float32), balanced)
+        return deal_classes(key, pool, jnp.asarray(_by_offset(pool.facts, "shares", weights), jnp.float32), balanced)
 
     def bounds(facts: Facts) -> Bounds:
-        table = matrix(facts)
+        table = _by_offset(facts, "shares", weights)
         mass = table.sum(axis=0)
         table = np.where(mass > 0, table / np.where(mass > 0, mass, 1.0), 1.0 / facts.num_clients)
         # One more per class than the exact quota covers the rounding; the evenly dealt part is at most `balanced`.
@@ -116,12 +108,9 @@ def fedmatch(
         return rows[np.arange(facts.num_clients) % len(rows)]
 
     def check(facts: Facts) -> None:
-        for kind, count in enumerate(facts.class_counts):
-            if count < balanced * facts.num_clients:
-                raise ValueError(
-                    f"{facts.num_clients} clients are to have {balanced} examples of every class, but class {kind} has "
-                    f"{count}; lower partition.balanced or use fewer clients"
-                )
+        who = f"{facts.num_clients} clients with {balanced} examples of every class each need"
+        what_to_do = "lower partition.balanced or use fewer clients"
+        check_class_counts(facts.class_counts, balanced * facts.num_clients, who, what_to_do)
 
     def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
         facts = pool.facts
@@ -214,7 +203,7 @@ def class_counts(
     return Partition(assign, bounds, labelled=apart_rule, again=again if overlap else None)
 
 
-def _by_offset(facts: Facts, name: str, given: tuple[int, ...]) -> Int[np.ndarray, "C K"]:
+def _by_offset(facts: Facts, name: str, given: tuple[int, ...] | Float[np.ndarray, " K"]) -> Shaped[np.ndarray, "C K"]:
     """Numbers by offset from the client's preferred class, as a table."""
     if len(given) not in (1, facts.num_classes):
         raise ValueError(
@@ -227,12 +216,8 @@ def _by_offset(facts: Facts, name: str, given: tuple[int, ...]) -> Int[np.ndarra
 
 def _check_counts(facts: Facts, asked: Int[np.ndarray, " K"], unlabelled: int | None) -> None:
     """Raises ValueError where clients are to get more examples than there are."""
-    for number, (wanted, there) in enumerate(zip(asked, facts.class_counts, strict=True)):
-        if wanted > there:
-            raise ValueError(
-                f"{facts.num_clients} clients are to get {wanted} examples of class {number}, but {there} are left "
-                "to deal; lower counts or num_clients"
-            )
+    who = f"{facts.num_clients} clients are to get"
+    check_class_counts(facts.class_counts, asked, who, "lower counts or num_clients")
     if unlabelled is not None and unlabelled * facts.num_clients > facts.num_unlabelled:
         raise ValueError(
             f"{facts.num_clients} clients are to get {unlabelled} examples without a label each, but there are "
@@ -263,10 +248,8 @@ def majority(factor: Annotated[float, In("(0, inf)")] = 80.0) -> Partition:
         part = (labelled.sum(dtype=jnp.int32) // num_clients).astype(shares.dtype)
         asked = jnp.floor(shares / shares.sum(axis=1, keepdims=True) * part + 1e-4).astype(jnp.int32)
         ends = jnp.cumsum(asked, axis=0, dtype=jnp.int32)
-        # The place of an example among those of its class, in the order of the file.
-        one_hot = (pool.labels[:, None] == kind) & labelled[:, None]
-        within = jnp.cumsum(one_hot, axis=0, dtype=jnp.int32) - 1
-        place = jnp.sum(jnp.where(one_hot, within, 0), axis=1, dtype=jnp.int32)
+        in_order = jnp.arange(labelled.shape[0], dtype=jnp.int32)
+        place = rank_within(key, pool.classes, in_order)  # among those of its class, in the order of the file
         client = jnp.sum(place[:, None] >= ends[:, jnp.maximum(pool.labels, 0)].T, axis=1, dtype=jnp.int32)
         client = jnp.where(labelled & (client < num_clients), client, -1)
         return jnp.where(labelled, client, deal_unlabelled(unlabelled_key, pool))
@@ -299,12 +282,7 @@ def paired_dirichlet(alpha: Annotated[float, In("(0, inf)")], labels_per_class: 
     def bounds(facts: Facts) -> Bounds:
         if facts.num_clients % 2:
             raise ValueError(f"paired_dirichlet deals to pairs of clients, but num_clients is {facts.num_clients}")
-        if min(facts.class_counts) < labels_per_class:
-            kind = int(np.argmin(facts.class_counts))
-            raise ValueError(
-                f"labels_per_class is {labels_per_class}, but class {kind} has {facts.class_counts[kind]} training "
-                "examples; lower it"
-            )
+        check_class_counts(facts.class_counts, labels_per_class, "labels_per_class asks for", "lower it")
         # Two equal cuts, each within one.
         return Bounds(max(facts.least // facts.num_clients - 1, 0), facts.most // facts.num_clients + 2)
 

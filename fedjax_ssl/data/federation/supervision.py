@@ -18,7 +18,7 @@ from fedjax_ssl.checks import In, Whole, check_choices, check_whole_numbers
 from fedjax_ssl.data.federation import weak_labels
 from fedjax_ssl.data.federation.dealing import count_groups, rank_within
 from fedjax_ssl.data.federation.federated_data import WeakLabels
-from fedjax_ssl.data.federation.pool import Bounds, Entries, Holdings
+from fedjax_ssl.data.federation.pool import Bounds, Entries, Holdings, check_class_counts
 from fedjax_ssl.data.federation.weak_labels import Observed, Protocol, WeakRule, unlabelled_sets
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.registry import Registry
@@ -70,12 +70,8 @@ class Supervision(NamedTuple):
                 f"{self.server_labels} labels are asked for at the server, which has equally many of every class; for "
                 f"{len(class_counts)} classes ask for {len(class_counts)} at least"
             )
-        for kind, count in enumerate(class_counts):
-            if count < each:
-                raise ValueError(
-                    f"the server is to have {each} labels of every class, but class {kind} has {int(count)} training "
-                    "examples to take them from; ask for fewer labels at the server"
-                )
+        what_to_do = "ask for fewer labels at the server"
+        check_class_counts(class_counts, each, "the server, which has equally many of every class, needs", what_to_do)
         return each
 
     def bounds(

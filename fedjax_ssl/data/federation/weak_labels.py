@@ -6,6 +6,8 @@ which observation each example gave, and the matrix behind it. Shapes: C clients
 observations (padded to the largest client's), K classes, N training examples, E entries dealt to clients.
 """
 
+import functools
+import operator
 from collections.abc import Callable
 from typing import Literal, NamedTuple, get_args
 
@@ -91,15 +93,19 @@ def _own_coarse_labels(holdings: Holdings) -> Observed:
 
 def _coarse(holdings: Holdings, observation: Array, matrix: Float[np.ndarray, "J K"]) -> Observed:
     members, client, num_coarse = holdings.members, holdings.client, matrix.shape[0]
-    mine = (client >= 0) & members[jnp.maximum(client, 0)]
-    rows = jnp.arange(client.shape[0], dtype=jnp.int32)
     return Observed(
-        Entries(jnp.where(mine, client, -1), rows, jnp.where(mine, observation, -1)),
+        _entries(holdings, (client >= 0) & members[jnp.maximum(client, 0)], observation),
         jnp.where(members, num_coarse, 0),
         jnp.zeros_like(members),
         jnp.where(members[:, None, None], jnp.asarray(matrix, jnp.float32), 0.0),
         jnp.where(members[:, None], jnp.ones(num_coarse, jnp.float32), 0.0),
     )
+
+
+def _entries(holdings: Holdings, there: Bool[Array, " N"], observation: Int[Array, " N"]) -> Entries:
+    """One entry of its holder for every example that is `there`."""
+    rows = jnp.arange(there.shape[0], dtype=jnp.int32)
+    return Entries(jnp.where(there, holdings.client, -1), rows, jnp.where(there, observation, -1))
 
 
 def given() -> WeakRule:
@@ -149,12 +155,10 @@ def together(observed: list[Observed]) -> Observed:
     """The facts of rules about different clients in one table each, and all their entries."""
     most = max(each.matrix.shape[1] for each in observed)
     padded = [_padded(each, most) for each in observed]
+    entries, *facts = zip(*padded, strict=True)  # a client has facts of one rule, and zeros of the others
     return Observed(
-        jax.tree.map(lambda *parts: jnp.concatenate(parts), *(each.entries for each in padded)),
-        num_observations=sum((each.num_observations for each in padded[1:]), padded[0].num_observations),
-        from_sets=jnp.any(jnp.stack([each.from_sets for each in padded]), axis=0),
-        matrix=sum((each.matrix for each in padded[1:]), padded[0].matrix),
-        share=sum((each.share for each in padded[1:]), padded[0].share),
+        jax.tree.map(lambda *parts: jnp.concatenate(parts), *entries),
+        *(functools.reduce(operator.or_ if one[0].dtype == bool else operator.add, one) for one in facts),
     )
 
 
@@ -294,19 +298,16 @@ def _clean_quota(wanted: Array, pool: Array, size: Array) -> Int[Array, "C O K"]
     enough = pool >= jnp.maximum(num_sets, 1)[:, None]
     wanted = normalized(jnp.where(enough[:, None, :], wanted, 0.0)) * size[:, None, None].astype(jnp.float32)
     needed = wanted.sum(axis=1)
-    factor = jnp.min(
-        jnp.where(needed > 0, pool.astype(needed.dtype) / jnp.where(needed > 0, needed, 1.0), jnp.inf), axis=1
-    )
-    factor = jnp.minimum(factor, 1.0)
+    lasting = jnp.where(needed > 0, pool.astype(needed.dtype) / jnp.where(needed > 0, needed, 1.0), jnp.inf)
+    factor = jnp.minimum(jnp.min(lasting, axis=1), 1.0)
     return jnp.floor(wanted * factor[:, None, None] + 1e-4).astype(jnp.int32)
 
 
 def _dealt_quota(wanted: Array, pool: Array) -> Int[Array, "C O K"]:
     """Examples per set and class: all of the pool, cut where the running shares say so."""
     running = jnp.cumsum(wanted, axis=1)
-    ends = jnp.floor(
-        running / jnp.maximum(running[:, -1:], 1e-12) * pool[:, None, :].astype(running.dtype) + 0.5
-    ).astype(jnp.int32)
+    running = running / jnp.maximum(running[:, -1:], 1e-12)
+    ends = jnp.floor(running * pool[:, None, :].astype(running.dtype) + 0.5).astype(jnp.int32)
     return jnp.diff(ends, axis=1, prepend=jnp.zeros_like(ends[:, :1]))
 
 
@@ -316,9 +317,7 @@ def _draw_disjoint(key: Key[Array, ""], holdings: Holdings, quota: Int[Array, "C
     ends = jnp.cumsum(quota, axis=1, dtype=jnp.int32)  # [C, O, K]
     mine = ends[jnp.maximum(holdings.client, 0), :, jnp.maximum(holdings.labels, 0)]  # [N, O]
     observation = jnp.sum(rank[:, None] >= mine, axis=1, dtype=jnp.int32)
-    taken = (cell >= 0) & (observation < quota.shape[1])
-    rows = jnp.arange(cell.shape[0], dtype=jnp.int32)
-    return Entries(jnp.where(taken, holdings.client, -1), rows, jnp.where(taken, observation, -1))
+    return _entries(holdings, (cell >= 0) & (observation < quota.shape[1]), observation)
 
 
 def _draw_each(
@@ -327,10 +326,7 @@ def _draw_each(
     """Every example falls into a set by chance; class shares and sizes of the sets are those to be expected."""
     chances = wanted / jnp.maximum(wanted.sum(axis=1, keepdims=True), 1e-12)  # P(set | class)
     mine = chances[jnp.maximum(holdings.client, 0), :, jnp.maximum(holdings.labels, 0)]  # [N, O]
-    real = holdings.eligible
-    drawn = drawn_observations(key, jnp.log(mine))
-    rows = jnp.arange(real.shape[0], dtype=jnp.int32)
-    entries = Entries(jnp.where(real, holdings.client, -1), rows, jnp.where(real, drawn, -1))
+    entries = _entries(holdings, holdings.eligible, drawn_observations(key, jnp.log(mine)))
     expected = chances * pool[:, None, :].astype(chances.dtype)
     return Observed(entries, num_sets, holdings.members, normalized(expected), normalized(expected.sum(axis=2)))
 

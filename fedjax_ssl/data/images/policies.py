@@ -4,6 +4,7 @@ A strength is an entry of a table; a range is a table of `LEVELS` evenly spaced 
 published code, which each policy names.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from jaxtyping import Float
 LEVELS = 1024  # entries that stand for a range
 
 Table = Float[np.ndarray, " L"]
+Amounts = Table | Sequence[float]
 Fill = float | tuple[float, ...]  # value on the scale 0..255, for all channels or for each
 
 MOVEMENTS = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
@@ -77,10 +79,7 @@ def uda(number: int, fill: Fill = CIFAR_MEAN) -> Policy:
     level = np.arange(1, 10)
     choices = (
         *_moved(3.0 * level, 0.03 * level, 1.0 * level, pixels=True, fill=fill),
-        *(Choice(name) for name in ("invert", "autocontrast", "equalize")),
-        *(Choice(name, tuple(0.18 * level + 0.1)) for name in ENHANCERS),
-        Choice("posterize", tuple(4 - _floor(0.4 * level))),
-        Choice("solarize", tuple(256 - _floor(25.6 * level))),
+        *_recoloured("invert", 0.18 * level + 0.1, 4 - _floor(0.4 * level), 256 - _floor(25.6 * level)),
         Choice("cutout", tuple(2.0 * level), pixels=True, fill=fill, full=False),
     )
     return Policy(choices, number, chance=0.5, levels=(9,))
@@ -94,10 +93,7 @@ def original(number: int, magnitude: float) -> Policy:
     level = np.array([magnitude])
     choices = (
         *_moved(3.0 * level, 0.03 * level, 0.03 * level),
-        *(Choice(name) for name in ("identity", "autocontrast", "equalize")),
-        *(Choice(name, tuple(0.18 * level + 0.1)) for name in ENHANCERS),
-        Choice("posterize", tuple(8 - _floor(0.4 * level))),
-        Choice("solarize", tuple(256 - _floor(25.6 * level))),
+        *_recoloured("identity", 0.18 * level + 0.1, 8 - _floor(0.4 * level), 256 - _floor(25.6 * level)),
     )
     return Policy(choices, number, levels=(1,))
 
@@ -127,10 +123,7 @@ def levelled(number: int, whole_pixels: bool) -> Policy:
     shift = _floor(0.96 * level) if whole_pixels else 0.03 * level
     choices = (
         *_moved(3.0 * level, 0.03 * level, shift, pixels=whole_pixels),
-        *(Choice(name) for name in ("identity", "autocontrast", "equalize")),
-        *(Choice(name, tuple(0.09 * level + 0.05)) for name in ENHANCERS),
-        Choice("posterize", tuple(4 + _floor(0.4 * level))),
-        Choice("solarize", tuple(256 - _floor(25.6 * level))),
+        *_recoloured("identity", 0.09 * level + 0.05, 4 + _floor(0.4 * level), 256 - _floor(25.6 * level)),
     )
     return Policy(choices, number, chance=0.5, levels=(9,), cutout=Choice("cutout", (0.5,), fill=127.0))
 
@@ -142,10 +135,7 @@ def semifl(number: int) -> Policy:
     """
     return Policy(
         (
-            *(Choice(name) for name in ("invert", "autocontrast", "equalize")),
-            *(Choice(name, (1.9,)) for name in ("brightness", "contrast", "color", "sharpness")),
-            Choice("posterize", (4.0,)),
-            Choice("solarize", (0.0,)),
+            *_recoloured("invert", (1.9,), (4.0,), (0.0,), ("brightness", "contrast", "color", "sharpness")),
             *_moved(np.array([30.0]), np.array([0.3]), np.array([100.0]), pixels=True),
             Choice("cutout", (40.0,), pixels=True, fill=GREY),
         ),
@@ -157,14 +147,23 @@ def semifl(number: int) -> Policy:
 
 def _uniform(bits: tuple[int, ...]) -> tuple[Choice, ...]:
     """The 14 operations of FixMatch with the strengths of its appendix."""
-    steps = [len(bits) * place // LEVELS for place in range(LEVELS)]
+    kept = [float(bits[len(bits) * place // LEVELS]) for place in range(LEVELS)]
     return (
-        *(Choice(name) for name in ("identity", "autocontrast", "equalize")),
-        *(Choice(name, _range(0.05, 0.95)) for name in ENHANCERS),
-        Choice("posterize", tuple(float(bits[step]) for step in steps)),
-        Choice("solarize", _range(0.0, 256.0)),
+        *_recoloured("identity", _range(0.05, 0.95), kept, _range(0.0, 256.0)),
         Choice("rotate", _range(-30.0, 30.0)),
         *(Choice(name, _range(-0.3, 0.3)) for name in MOVEMENTS[1:]),
+    )
+
+
+def _recoloured(
+    first: str, factors: Amounts, bits: Amounts, thresholds: Amounts, enhancers: Sequence[str] = ENHANCERS
+) -> tuple[Choice, ...]:
+    """The operations that move no pixel: `first`, autocontrast, equalize, the enhancers, posterize and solarize."""
+    return (
+        *(Choice(name) for name in (first, "autocontrast", "equalize")),
+        *(Choice(name, tuple(factors)) for name in enhancers),
+        Choice("posterize", tuple(bits)),
+        Choice("solarize", tuple(thresholds)),
     )
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key, Shaped
+from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 
 from fedjax_ssl.checks import In, Whole
 from fedjax_ssl.keys import named_key
@@ -38,7 +38,7 @@ def shift(
         fill: what comes in at the border: the image mirrored about its edge pixels, or `value`.
         value: stored value for `fill="constant"`.
     """
-    return _shifted(pixels, fill, value, mirrored=False)
+    return lambda key, images: _crop(key, images, pixels, fill, value)
 
 
 def crop_flip(
@@ -53,7 +53,7 @@ def crop_flip(
         fill: what comes in at the border: the image mirrored about its edge pixels, or `value`.
         value: stored value for `fill="constant"`.
     """
-    return _shifted(pixels, fill, value, mirrored=True)
+    return lambda key, images: _crop(key, images, pixels, fill, value, _mirrored(key, images))
 
 
 def rotate(degrees: Annotated[float, In("[0, 180]")] = 20.0) -> Augmentation:
@@ -95,8 +95,7 @@ def translate(
         size = images.shape[0]
         moved = images.astype(jnp.float32)
         if flip:
-            mirrored = (_bits(key, "flip", size) % 2).astype(bool)
-            moved = jnp.where(mirrored[:, None, None, None], moved[:, :, ::-1], moved)
+            moved = jnp.where(_mirrored(key, images)[:, None, None, None], moved[:, :, ::-1], moved)
         for axis, name in ((1, "down"), (2, "right")):
             side = images.shape[axis]
             offset = jax.random.uniform(named_key(key, name), (size,), jnp.float32, -share * side, share * side)
@@ -132,8 +131,7 @@ def resize_crop(size: Annotated[int, Whole(1, 10_000)] = 40, flip: bool = True) 
         rows = _places(key, "down", count, size, height)
         columns = _places(key, "right", count, size, width)
         if flip:
-            mirrored = (_bits(key, "flip", count) % 2).astype(bool)
-            columns = jnp.where(mirrored[:, None], columns[:, ::-1], columns)
+            columns = jnp.where(_mirrored(key, images)[:, None], columns[:, ::-1], columns)
         cut = jnp.take_along_axis(enlarged, rows[:, :, None, None], axis=1)
         return jnp.take_along_axis(cut, columns[:, None, :, None], axis=2).astype(images.dtype)
 
@@ -153,12 +151,9 @@ def _places(key: Key[Array, ""], name: str, count: int, size: int, side: int) ->
     return first[:, None] + jnp.arange(side, dtype=jnp.int32)
 
 
-def _shifted(pixels: int, fill: str, value: float, mirrored: bool) -> Augmentation:
-    def augment(key: Key[Array, ""], images: Shaped[Array, "n H W C"]) -> Shaped[Array, "n H W C"]:
-        flip = (_bits(key, "flip", images.shape[0]) % 2).astype(bool) if mirrored else None
-        return _crop(key, images, pixels, fill, value, flip)
-
-    return augment
+def _mirrored(key: Key[Array, ""], images: Shaped[Array, "n H W C"]) -> Bool[Array, " n"]:
+    """Draws every second image on average."""
+    return (_bits(key, "flip", images.shape[0]) % 2).astype(bool)
 
 
 def _bits(key: Key[Array, ""], name: str, size: int) -> Int[Array, " size"]:
@@ -166,7 +161,12 @@ def _bits(key: Key[Array, ""], name: str, size: int) -> Int[Array, " size"]:
 
 
 def _crop(
-    key: Key[Array, ""], images: Shaped[Array, "n H W C"], pixels: int, fill: str, value: float, flip: Array | None
+    key: Key[Array, ""],
+    images: Shaped[Array, "n H W C"],
+    pixels: int,
+    fill: str,
+    value: float,
+    flip: Bool[Array, " n"] | None = None,
 ) -> Shaped[Array, "n H W C"]:
     """Shifts every image and mirrors those with `flip`, by two gathers: rows, then columns."""
     check_images(images)

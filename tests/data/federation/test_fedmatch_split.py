@@ -108,7 +108,7 @@ def test_a_part_without_images_is_no_error() -> None:
 @pytest.mark.parametrize(
     ("options", "num_clients", "message"),
     [
-        ({"balanced": 5}, 3, "3 clients are to have 5 examples of every class, but class 0 has 10; lower"),
+        ({"balanced": 5}, 3, "3 clients with 5 .* need 15 examples of class 0, but there are 10 .*; lower"),
         ({"balanced": 1, "noniid": True, "matrix": ((0.5, 0.5),)}, 2, r"matrix has shape \(1, 2\), the data have 10"),
         ({"balanced": 1, "noniid": True, "matrix": ((0.2,) * 10,)}, 2, r"sum to 1; they sum to \[2\.\]"),
     ],

@@ -179,9 +179,9 @@ def test_pools_that_are_shuffled_first() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"data.pools": (5401, 300, 300)}, "6001 examples of every class, but class 0 has 6000"),
+        ({"data.pools": (5401, 300, 300)}, "6001 examples of class 0, but there are 6000"),
         ({"data.pools": (5400, 300)}, "give training, validation and test examples of every class"),
-        ({"data.pools": (5399, 300, 300)}, "100 clients are to get 5400 examples of class 0, but 5399 are left"),
+        ({"data.pools": (5399, 300, 300)}, "100 clients are to get 5400 examples of class 0, but there are 5399"),
         ({"data.validation_fraction": 0.1}, "give only one of them"),
         ({"data.test_fraction": 0.1}, "give only one of them"),
         ({"partition.counts": (1, 2)}, "counts has 2 entries, the data have 10 classes"),
