@@ -71,7 +71,8 @@ class HeldOut(NamedTuple):
     def check_pools(self, class_counts: Float[np.ndarray, " K"]) -> None:
         """Raises ValueError where some class has fewer examples than the pools ask for."""
         asked = tuple(self.pools or ())
-        check_class_counts(class_counts, sum(asked), f"pools={asked} ask, of training and test together, for", "lower them")
+        who = f"pools={asked} ask, of training and test examples together, for"
+        check_class_counts(class_counts, sum(asked), who, "lower them")
 
     def in_pools(
         self, key: Key[Array, ""], labels: Int[Array, " N"], num_train: int

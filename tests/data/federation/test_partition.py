@@ -394,7 +394,7 @@ def test_bad_options(name, options, message):
         ("dirichlet", {"alpha": 1.0, "max_examples": 11}, "raise it to at least 12"),
         ("classes_per_client", {"classes": 11}, "the training data have 10 classes"),
         ("circulant", {"shares": (1, 2)}, "shares has 2 entries, the data have 10 classes"),
-        ("paired_dirichlet", {"alpha": 0.1, "labels_per_class": 5}, "labels_per_class asks for 5 examples of class 0, but there are 4"),
+        ("paired_dirichlet", {"alpha": 0.1, "labels_per_class": 5}, "asks for 5 examples of class 0, but there are 4"),
     ],
 )
 def test_options_that_do_not_fit_the_data(name, options, message):
