@@ -20,18 +20,16 @@ every method.
 """
 
 import argparse
-import ast
-import csv
-import io
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import ml_collections
 import numpy as np
-from tables import MISSING, facts, markdown, positive, spread, train_seeds
+from tables import MISSING, facts, leave, markdown, parser_of, positive, spread, train_seeds
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import methods, presets, runs
@@ -39,6 +37,7 @@ from fedjax_ssl.command_line import use_compilation_cache
 from fedjax_ssl.runs.build import build_method, check_labels, check_weighting, federate, load_experiment
 
 BASELINE, BOUND = "fedavg", "fedavg, all labels"
+MEASURED = ("accuracy", "best", "pseudo", "down", "up", "steps")
 
 LEGEND = (
     "accuracy: on the test set after the last round; best: of the evaluations; pseudo-labels: share of right ones in "
@@ -63,15 +62,6 @@ class Row(NamedTuple):
 
 class Unfit(Exception):
     """A method that cannot learn from this federation."""
-
-
-def method_config(
-    method: str, shared: ml_collections.ConfigDict, changes: dict[str, Any], shared_optimizer: bool
-) -> ml_collections.ConfigDict:
-    """`presets.of_method` with changes of fields of the config, by dotted name."""
-    config = presets.of_method(method, shared, shared_optimizer)
-    config.update_from_flattened_dict(changes)
-    return config
 
 
 def steps_of_a_round(config: ml_collections.ConfigDict) -> float:
@@ -157,17 +147,17 @@ def main(arguments: list[str] | None = None) -> None:
     options = _parse(arguments)
     use_compilation_cache()
     begin, seeds, rows, unfit = time.perf_counter(), list(range(options.seeds)), [], []
-    options.output.mkdir(parents=True, exist_ok=True)
     shared = presets.federation(options.federation, options.labels, options.path, options.count)
     everything = presets.federation(options.federation, "all", options.path)
     jobs = [(name, name, shared) for name in options.methods] + [(BOUND, BASELINE, everything)]
     alike, labelled_steps = options.optimizer == "shared", math.nan
     if options.labels != "server":
-        labelled_steps = steps_of_a_round(method_config(BASELINE, shared, {}, alike))
+        labelled_steps = steps_of_a_round(presets.of_method(BASELINE, shared, alike))
     print(f"{len(jobs)} methods, {len(seeds)} seeds each, on {runs.device_description()}", flush=True)
     for number, (label, name, given) in enumerate(jobs, start=1):
         try:
-            config = method_config(name, given, options.set.get(name, {}), alike)
+            config = presets.of_method(name, given, alike)
+            config.update_from_flattened_dict(options.set.get(name, {}))
             config = planned(config, options.steps, labelled_steps, options.rounds)
             row = run(config, label, seeds)
         except Unfit as reason:
@@ -183,9 +173,10 @@ def main(arguments: list[str] | None = None) -> None:
         notes = facts(time.perf_counter() - begin, options.seeds)
         budget = f"about {options.steps:,} local steps each, in at least two rounds"
         notes[1] = f"{options.seeds} seeds, {f'{options.rounds} rounds each' if options.rounds else budget}"
-        notes.insert(0, LEGEND)
-        _write(options.output, rows, unfit, notes, seeds)
-    print(f"\n{(options.output / 'all_methods.md').read_text(encoding='utf-8')}")
+        notes = [LEGEND, *notes, *(f"not run: {name}: {reason}" for name, reason in unfit)]
+        text = leave(options, "all_methods", [table(rows)], notes, ["method", "seed", "rounds", *MEASURED], _rows(rows))
+        plot(rows, options.output / "all_methods.png")
+    print(text)
 
 
 def table(rows: list[Row]) -> str:
@@ -250,25 +241,11 @@ def _name(axes: Any, names: list[str], places: list[tuple[float, float]], colors
         )
 
 
-def _write(folder: Path, rows: list[Row], unfit: list[tuple[str, str]], notes: list[str], seeds: list[int]) -> None:
-    parts = [table(rows), "\n".join(f"- {note}" for note in notes)]
-    if unfit:
-        parts.append("Not run:\n\n" + "\n".join(f"- {name}: {reason}" for name, reason in unfit))
-    (folder / "all_methods.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-    (folder / "all_methods.csv").write_text(_rows(rows, seeds), encoding="utf-8")
-    plot(rows, folder / "all_methods.png")
-
-
-def _rows(rows: list[Row], seeds: list[int]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    fields = ("accuracy", "best", "pseudo", "down", "up", "steps")
-    writer.writerow(["method", "seed", "rounds", *fields])
+def _rows(rows: list[Row]) -> Iterator[list[Any]]:
     for row in rows:
-        for number, seed in enumerate(seeds):
-            values = [float(getattr(row, field)[number]) for field in fields]
-            writer.writerow([row.method, seed, row.rounds, *("" if math.isnan(value) else value for value in values)])
-    return text.getvalue()
+        for seed in range(len(row.accuracy)):
+            values = [float(getattr(row, field)[seed]) for field in MEASURED]
+            yield [row.method, seed, row.rounds, *("" if math.isnan(value) else value for value in values)]
 
 
 def _relative(values: np.ndarray, base: np.ndarray | None) -> str:
@@ -277,22 +254,18 @@ def _relative(values: np.ndarray, base: np.ndarray | None) -> str:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     known = list(methods.available())
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = parser_of(__doc__, "all_methods", 5)
     parser.add_argument("--federation", choices=("digits", "glyphs", "mnist", "cifar10"), default="digits")
     parser.add_argument(
         "--labels", choices=("clients", "per_class", "server"), default="clients", help="who has labels"
     )
     parser.add_argument("--count", type=positive, help="labels of each client, of each class there, or of the server")
     parser.add_argument("--path", help="an .npz file of mnist or cifar10, in place of the download")
-    parser.add_argument("--seeds", type=positive, default=5, help="runs per method, seeds 0, 1, ...")
     parser.add_argument("--steps", type=positive, default=5000, help="local steps of a run, over all clients")
     parser.add_argument("--rounds", type=positive, help="rounds of a run, in place of a number of local steps")
     parser.add_argument("--methods", nargs="+", choices=known, default=known, metavar="NAME", help=", ".join(known))
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME.FIELD=VALUE", help="settings of single methods")
     parser.add_argument("--optimizer", choices=("own", "shared"), default="own", help="of the methods' configs, or one")
-    parser.add_argument("--output", type=Path, default=Path("runs/all_methods"), help="folder for the three files")
     options = parser.parse_args(arguments)
     changes: dict[str, dict[str, Any]] = {}
     for text in options.set:
@@ -301,19 +274,14 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         if not (sign and dot) or name not in known:
             parser.error(f"--set {text!r}: write METHOD.FIELD=VALUE")
         path = field if "." in field else f"method.{field}"
-        if not _has(configs.default(name), path):
-            parser.error(f"--set {text!r}: config.{path} of {name!r} is no field")
         try:
-            changes.setdefault(name, {})[path] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            changes.setdefault(name, {})[path] = value
+            read = configs.with_settings(configs.default(name), {path: value})
+        except configs.ConfigError as error:
+            parser.error(f"--set {text!r}: {error}")
+        section, _, last = path.rpartition(".")
+        changes.setdefault(name, {})[path] = read[section][last]
     options.set = changes
     return options
-
-
-def _has(config: ml_collections.ConfigDict, path: str) -> bool:
-    section, _, field = path.rpartition(".")
-    return section in config and field in config[section]
 
 
 if __name__ == "__main__":

@@ -16,17 +16,20 @@ import inspect
 import math
 import runpy
 import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from tables import MISSING, facts, load_config, markdown, parser_of, positive, rows_as_csv, spread, train_seeds
+from tables import MISSING, facts, leave, markdown, parser_of, positive, spread, train_seeds
 
+from fedjax_ssl import config as configs
 from fedjax_ssl import methods, runs
 from fedjax_ssl.command_line import use_compilation_cache
+from fedjax_ssl.shipped import shipped_configs
 
-CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 BASELINE = "fedavg"
+CSV = ("method", "labels_per_writer", "seed", "test_accuracy", "pseudo_label_accuracy")
 # Okabe and Ito's palette: told apart by colour-blind readers too.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
@@ -64,13 +67,9 @@ def main(arguments: list[str] | None = None) -> None:
             flush=True,
         )
     notes = facts(time.perf_counter() - begin, options.seeds, options.rounds)
-    options.output.mkdir(parents=True, exist_ok=True)
-    text = table(cells) + "\n\n" + "\n".join(f"- {fact}" for fact in notes) + "\n"
-    files = {kind: options.output / f"digits_table.{kind}" for kind in ("md", "csv", "png")}
-    files["md"].write_text(text, encoding="utf-8")
-    files["csv"].write_text(_rows(cells, seeds), encoding="utf-8")
-    plot(cells, files["png"])
-    print(f"\n{text}\n{files['md']}\n{files['csv']}\n{files['png']}")
+    print(leave(options, "digits_table", [table(cells)], notes, CSV, _rows(cells)))
+    plot(cells, options.output / "digits_table.png")
+    print(options.output / "digits_table.png")
 
 
 def run(method: str, labels: str, seeds: list[int], rounds: int | None = None) -> Cell:
@@ -82,7 +81,7 @@ def run(method: str, labels: str, seeds: list[int], rounds: int | None = None) -
         seeds: one run each.
         rounds: in place of the config's number; the stage on labels alone then takes half of them, as it does there.
     """
-    config = load_config(CONFIGS / f"digits_{method}.py", labels)
+    config = configs.load(f"digits_{method}:{labels}")
     if rounds is not None:
         config.rounds = rounds
         if "warmup_rounds" in config.method and config.method.warmup_rounds:
@@ -99,10 +98,23 @@ def table(cells: list[Cell]) -> str:
     columns = list(dict.fromkeys(cell.labels for cell in cells if cell.labels != "all"))
     names = list(dict.fromkeys(cell.method for cell in cells))
     header = ["labels per writer", *columns]
-    accuracy = [[name, *(_accuracy(by_name, name, column) for column in columns)] for name in names]
+    nothing = np.full(1, math.nan)
+
+    def rows(shares: Callable[[str, str], np.ndarray], of: Iterable[str], sign: str = "") -> list[list[str]]:
+        found = []
+        for name in of:
+            given = [shares(name, column) if (name, column) in by_name else nothing for column in columns]
+            found.append([name, *(spread(values, sign) for values in given)])
+        return found
+
+    def gain(name: str, column: str) -> np.ndarray:
+        base = by_name.get((BASELINE, column))
+        return nothing if base is None else by_name[name, column].test_accuracy - base.test_accuracy
+
+    accuracy = rows(lambda *place: by_name[place].test_accuracy, names)
     accuracy.append([f"{BASELINE}, all labels", *(spread(by_name[BASELINE, "all"].test_accuracy) for _ in columns)])
-    gains = [[name, *(_gain(by_name, name, column) for column in columns)] for name in names if name != BASELINE]
-    pseudo = [[name, *(_pseudo(by_name, name, column) for column in columns)] for name in names]
+    gains = rows(gain, [name for name in names if name != BASELINE], sign="+")
+    pseudo = rows(lambda *place: by_name[place].pseudo_label_accuracy, names)
     parts = [
         ("Test accuracy on unseen writers, %", accuracy),
         (
@@ -159,31 +171,14 @@ def _deviation(shares: np.ndarray) -> float:
     return 100 * float(shares.std(ddof=1)) if len(shares) > 1 else 0.0
 
 
-def _accuracy(by_name: dict[tuple[str, str], Cell], name: str, column: str) -> str:
-    return spread(by_name[name, column].test_accuracy) if (name, column) in by_name else MISSING
-
-
-def _pseudo(by_name: dict[tuple[str, str], Cell], name: str, column: str) -> str:
-    return spread(by_name[name, column].pseudo_label_accuracy) if (name, column) in by_name else MISSING
-
-
-def _gain(by_name: dict[tuple[str, str], Cell], name: str, column: str) -> str:
-    if not {(name, column), (BASELINE, column)} <= by_name.keys():
-        return MISSING
-    return spread(by_name[name, column].test_accuracy - by_name[BASELINE, column].test_accuracy, sign="+")
-
-
-def _rows(cells: list[Cell], seeds: list[int]) -> str:
-    rows = []
+def _rows(cells: list[Cell]) -> Iterator[list[Any]]:
     for cell in cells:
-        for seed, accuracy, pseudo in zip(seeds, cell.test_accuracy, cell.pseudo_label_accuracy, strict=True):
-            given = "" if math.isnan(pseudo) else f"{pseudo:.6f}"
-            rows.append([cell.method, cell.labels, seed, f"{accuracy:.6f}", given])
-    return rows_as_csv(["method", "labels_per_writer", "seed", "test_accuracy", "pseudo_label_accuracy"], rows)
+        for seed, (accuracy, pseudo) in enumerate(zip(cell.test_accuracy, cell.pseudo_label_accuracy, strict=True)):
+            yield [cell.method, cell.labels, seed, f"{accuracy:.6f}", "" if math.isnan(pseudo) else f"{pseudo:.6f}"]
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    known = [name for name in methods.available() if _takes_labels(CONFIGS / f"digits_{name}.py")]
+    known = [name for name in methods.available() if _takes_labels(f"digits_{name}")]
     parser = parser_of(__doc__, "digits_table", 5)
     parser.add_argument("--labels", type=positive, nargs="+", default=[1, 2, 5, 10], help="labels per writer")
     parser.add_argument("--methods", nargs="+", choices=known, default=known, metavar="NAME", help=", ".join(known))
@@ -191,9 +186,10 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _takes_labels(path: Path) -> bool:
+def _takes_labels(name: str) -> bool:
     """Whether there is such a config and its argument is the number of labels per writer."""
-    return path.exists() and "labels" in inspect.signature(runpy.run_path(str(path))["get_config"]).parameters
+    path = shipped_configs().get(name)
+    return path is not None and "labels" in inspect.signature(runpy.run_path(str(path))["get_config"]).parameters
 
 
 if __name__ == "__main__":

@@ -17,17 +17,16 @@ in the output folder, rewritten after every method.
 
 import argparse
 import time
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import ml_collections
 import numpy as np
-from tables import MISSING, facts, load_config, markdown, parser_of, positive, rows_as_csv, spread, train_seeds
+from tables import MISSING, facts, leave, markdown, parser_of, positive, spread, train_seeds
 
 from fedjax_ssl import config as configs
 from fedjax_ssl.command_line import use_compilation_cache
 
-CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 LABELS_ONLY, ALL_LABELS = "labels only", "all labels"
 PAIRS = {"labelled_weight": 10.0, "unlabelled_weight": 1.0}  # lambda_s, lambda_u
 METHODS: dict[str, dict[str, Any]] = {
@@ -62,7 +61,7 @@ def make_config(method: str, options: argparse.Namespace) -> ml_collections.Conf
         method: of `METHODS`.
         options: of the command line.
     """
-    config = load_config(CONFIGS / f"{options.config}.py", options.variant)
+    config = configs.load(f"{options.config}:{options.variant}")
     at_server = config.supervision.name == "server"
     config.data.name, config.data.path = "npz", options.path
     config.data.pool_splits, config.data.test_fraction = False, 0.0
@@ -91,7 +90,6 @@ def main(arguments: list[str] | None = None) -> None:
     """
     options = _parse(arguments)
     use_compilation_cache()
-    options.output.mkdir(parents=True, exist_ok=True)
     begin, rows = time.perf_counter(), []
     for method in options.methods:
         started = time.perf_counter()
@@ -99,10 +97,9 @@ def main(arguments: list[str] | None = None) -> None:
         rows.append(Row(method, metrics, time.perf_counter() - started))
         print(f"{method}: {spread(metrics['test_accuracy'][:, -1])} % ({rows[-1].seconds:.0f} s)", flush=True)
         notes = facts(time.perf_counter() - begin, options.seeds, options.rounds)
-        text = table(rows) + "\n\n" + "\n".join(f"- {note}" for note in notes) + "\n"
-        (options.output / "fedmatch_table.md").write_text(text, encoding="utf-8")
-        (options.output / "fedmatch_table.csv").write_text(_evaluations(rows), encoding="utf-8")
-    print(f"\n{text}\n{options.output / 'fedmatch_table.md'}")
+        header = ["method", "seed", "round", *MEASURED.values()]
+        text = leave(options, "fedmatch_table", [table(rows)], notes, header, _evaluations(rows))
+    print(text)
 
 
 def table(rows: list[Row]) -> str:
@@ -122,14 +119,11 @@ def table(rows: list[Row]) -> str:
     return markdown(header, lines)
 
 
-def _evaluations(rows: list[Row]) -> str:
-    lines = []
+def _evaluations(rows: list[Row]) -> Iterator[list[Any]]:
     for row in rows:
-        for seed, rounds in enumerate(row.metrics["round"]):
-            for number, after in enumerate(rounds):
-                values = [row.metrics[name][seed, number] if name in row.metrics else "" for name in MEASURED.values()]
-                lines.append([row.method, seed, int(after), *values])
-    return rows_as_csv(["method", "seed", "round", *MEASURED.values()], lines)
+        for (seed, number), after in np.ndenumerate(row.metrics["round"]):
+            values = [row.metrics[name][seed, number] if name in row.metrics else "" for name in MEASURED.values()]
+            yield [row.method, seed, int(after), *values]
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -17,22 +17,22 @@ docs/methods/fedmt.md.
 
 import argparse
 import time
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
-from tables import facts, load_config, markdown, parser_of, positive, rows_as_csv, spread, train_seeds
+from tables import facts, leave, markdown, parser_of, positive, spread, train_seeds
 
+from fedjax_ssl import config as configs
 from fedjax_ssl import runs
 from fedjax_ssl.command_line import use_compilation_cache
 from fedjax_ssl.federated import ServerState
 from fedjax_ssl.objectives import correspondence_counts, normalize_counts
 from fedjax_ssl.runs.build import build_method, federate, load_experiment
 
-CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 NO_SPACE = "-"
 ALL_LABELS = "fedavg, all class labels"
 ALONE: dict[str, str] = {"server alone": "single", "SemiFL, no coarse labels": "semifl"}
@@ -70,7 +70,6 @@ def main(arguments: list[str] | None = None) -> None:
     for labels in map(str, options.labels):
         jobs += [(name, NO_SPACE, labels) for name in ALONE if name in options.rows]
         jobs += [(name, space, labels) for space in options.spaces for name in WITH_COARSE if name in options.rows]
-    options.output.mkdir(parents=True, exist_ok=True)
     cells: list[Cell] = []
     matrices: list[str] = []
     begin = time.perf_counter()
@@ -86,10 +85,9 @@ def main(arguments: list[str] | None = None) -> None:
             first = jax.tree.map(lambda leaf: leaf[0], states)
             matrices.append(f"{space}, {labels} labels at the server\n\n" + matrix_beside_truth(config, first))
         notes = facts(time.perf_counter() - begin, options.seeds, options.rounds)
-        text = "\n\n".join([table(cells), *matrices, "\n".join(f"- {fact}" for fact in notes)]) + "\n"
-        (options.output / "fedmt_table.md").write_text(text, encoding="utf-8")
-        (options.output / "fedmt_table.csv").write_text(_rows(cells), encoding="utf-8")
-    print(f"\n{text}\n{options.output / 'fedmt_table.md'}")
+        header = ["method", "coarse_labels", "server_labels", "seed", *SHARES]
+        text = leave(options, "fedmt_table", [table(cells), *matrices], notes, header, _rows(cells))
+    print(text)
 
 
 def make_config(name: str, space: str, labels: str, options: argparse.Namespace) -> ml_collections.ConfigDict:
@@ -103,7 +101,7 @@ def make_config(name: str, space: str, labels: str, options: argparse.Namespace)
     """
     given = "20" if labels == "all" else labels
     named = "shape" if space == NO_SPACE else space
-    config = load_config(CONFIGS / "digits_fedmt.py", f"{given},{named},{'fedtrans' if name in TRANSFER else 'known'}")
+    config = configs.load(f"digits_fedmt:{given},{named},{'fedtrans' if name in TRANSFER else 'known'}")
     if options.path:
         config.data.name, config.data.path, config.data.test_clients = "npz", options.path, 0
         config.partition.name, config.partition.num_clients = "iid", options.clients
@@ -114,8 +112,7 @@ def make_config(name: str, space: str, labels: str, options: argparse.Namespace)
                 raise SystemExit(f"--rounds is {options.rounds}; {name} needs at least 2, one for each of its stages")
             config.method.coarse_rounds = config.optimizer.schedule_rounds = options.rounds // 2
     if name in WITH_COARSE:
-        for setting, value in WITH_COARSE[name].items():
-            config.method[setting] = value
+        config.method.update(WITH_COARSE[name])
         return config
     config.supervision.server_labels = None
     config.supervision.correspondence = None
@@ -146,15 +143,8 @@ def matrix_beside_truth(config: ml_collections.ConfigDict, state: ServerState) -
 
 def table(cells: list[Cell]) -> str:
     """Accuracy on test examples and what the log says about pseudo-labels and estimates, in Markdown."""
-    header = [
-        "method",
-        "coarse labels",
-        "labels at the server",
-        "test accuracy, %",
-        "pseudo-labels right, %",
-        "confident, %",
-        "largest error of the estimate",
-    ]
+    header = ["method", "coarse labels", "labels at the server", "test accuracy, %", "pseudo-labels right, %"]
+    header += ["confident, %", "largest error of the estimate"]
     rows = []
     for cell in cells:
         shares = [spread(cell.metrics[name]) if name in cell.metrics else "-" for name in SHARES]
@@ -166,13 +156,11 @@ def table(cells: list[Cell]) -> str:
 SHARES = ("test_accuracy", "pseudo_label_accuracy", "pseudo_label_coverage")
 
 
-def _rows(cells: list[Cell]) -> str:
-    rows = []
+def _rows(cells: list[Cell]) -> Iterator[list[Any]]:
     for cell in cells:
         for seed in range(len(cell.metrics["test_accuracy"])):
             values = [f"{cell.metrics[name][seed]:.6f}" if name in cell.metrics else "" for name in SHARES]
-            rows.append([cell.name, cell.space, cell.labels, seed, *values])
-    return rows_as_csv(["method", "coarse_labels", "server_labels", "seed", *SHARES], rows)
+            yield [cell.name, cell.space, cell.labels, seed, *values]
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -18,22 +18,21 @@ Measured result: docs/methods/fedul.md.
 
 import argparse
 import time
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
-from tables import facts, load_config, markdown, parser_of, positive, rows_as_csv
+from tables import facts, leave, markdown, parser_of, positive
 
+from fedjax_ssl import config as configs
 from fedjax_ssl import models, runs
 from fedjax_ssl.command_line import use_compilation_cache
 from fedjax_ssl.data.federation.weak_labels import PROTOCOLS
 from fedjax_ssl.presets import FEDUL_METHODS
 from fedjax_ssl.train import make_train, over_seeds
 
-CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 SUPERVISED = "fedavg"
 # Test error in %, mean and standard deviation, for MNIST and 5 clients: Table 1 of arXiv 2204.03304.
 PUBLISHED = {
@@ -75,34 +74,27 @@ def main(arguments: list[str] | None = None) -> None:
     """
     options = _parse(arguments)
     use_compilation_cache()
-    jobs = [
-        job
-        for split in options.splits
-        for job in [
-            *(
-                (split, str(sets), method)
-                for sets in options.sets
-                for method in options.methods
-                if method != SUPERVISED
-            ),
-            *([(split, "labels", SUPERVISED)] if SUPERVISED in options.methods else []),
-        ]
-    ]
-    options.output.mkdir(parents=True, exist_ok=True)
-    files = [options.output / f"fedul_table.{kind}" for kind in ("md", "csv")]
+    jobs: list[tuple[str, str, str]] = []
+    for split in options.splits:
+        weak = [method for method in options.methods if method != SUPERVISED]
+        jobs += [(split, str(sets), method) for sets in options.sets for method in weak]
+        jobs += [(split, "labels", SUPERVISED)] * (SUPERVISED in options.methods)
     begin, cells, text = time.perf_counter(), [], ""
     print(f"{len(jobs)} experiments of {options.seeds} seeds each on {runs.device_description()}", flush=True)
     for number, job in enumerate(jobs, start=1):
         cell = run(*job, options)
         cells.append(cell)
         print(f"[{number:2}/{len(jobs)}] {', '.join(job)}: error {spread(cell.errors)} %", flush=True)
-        origins = facts(time.perf_counter() - begin, options.seeds, options.rounds)
-        lines = [*differences(options), *origins]
-        text = table(cells, published=options.dataset == "mnist") + "\n\n" + "\n".join(f"- {line}" for line in lines)
-        files[0].write_text(text + "\n", encoding="utf-8")
-        files[1].write_text(_rows(cells), encoding="utf-8")
+        notes = [*differences(options), *facts(time.perf_counter() - begin, options.seeds, options.rounds)]
+        rows = (
+            [*cell[:3], seed, f"{error:.6f}", f"{cell.epoch_seconds:.6f}"]
+            for cell in cells
+            for seed, error in enumerate(cell.errors)
+        )
+        header = ["split", "sets", "method", "seed", "test_error", "epoch_seconds"]
+        text = leave(options, "fedul_table", [table(cells, options.dataset == "mnist")], notes, header, rows)
         jax.clear_caches()  # every cell compiles a program of its own, and a process cannot hold them all
-    print("\n".join(["", text, "", *map(str, files)]))
+    print(text)
 
 
 def run(split: str, sets: str, method: str, options: argparse.Namespace) -> Cell:
@@ -130,8 +122,7 @@ def run(split: str, sets: str, method: str, options: argparse.Namespace) -> Cell
 
 def make_config(split: str, sets: str, method: str, options: argparse.Namespace) -> ml_collections.ConfigDict:
     """The config of one cell with what the command line changes."""
-    path = CONFIGS / f"{options.dataset}_fedul.py"
-    config = load_config(path, f"{10 if sets == 'labels' else sets},{split},{method}")
+    config = configs.load(f"{options.dataset}_fedul:{10 if sets == 'labels' else sets},{split},{method}")
     if options.path:
         config.data.name, config.data.path = "npz", options.path
     if options.network:
@@ -195,15 +186,6 @@ def differences(options: argparse.Namespace) -> list[str]:
     if options.learning_rate not in (None, 1e-4):
         lines.append(f"learning rate {options.learning_rate:g}; in the paper 1e-4")
     return lines
-
-
-def _rows(cells: list[Cell]) -> str:
-    rows = [
-        [*cell[:3], seed, f"{error:.6f}", f"{cell.epoch_seconds:.6f}"]
-        for cell in cells
-        for seed, error in enumerate(cell.errors)
-    ]
-    return rows_as_csv(["split", "sets", "method", "seed", "test_error", "epoch_seconds"], rows)
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

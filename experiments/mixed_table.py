@@ -10,19 +10,14 @@ mixed_table.csv in the output folder. Measured result: docs/methods/mixed.md.
 """
 
 import argparse
-import ast
 import time
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-from tables import facts, load_config, markdown, parser_of, rows_as_csv, spread, train_seeds
+from tables import facts, leave, markdown, parser_of, spread, train_seeds
 
-from fedjax_ssl import runs
+from fedjax_ssl import config as configs
 from fedjax_ssl.command_line import use_compilation_cache
 from fedjax_ssl.presets import MIXED_VARIANTS
-
-CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
 ROWS = {
     "mixed": "mixed: channels and propagated labels",
@@ -46,8 +41,8 @@ def main(arguments: list[str] | None = None) -> None:
     accuracy: dict[str, np.ndarray] = {}
     for variant in options.variants:
         started = time.perf_counter()
-        config = load_config(CONFIGS / f"{options.config}.py", variant)
-        config.update_from_flattened_dict(_typed(options.set))
+        settings = [tuple(setting.split("=", 1)) for setting in options.set]
+        config = configs.load(f"{options.config}:{variant}", settings)
         config.eval_every = config.rounds
         if "warmup_rounds" in config.method and config.method.warmup_rounds:
             config.method.warmup_rounds = max(config.rounds // 2, 1)
@@ -55,18 +50,10 @@ def main(arguments: list[str] | None = None) -> None:
         _, metrics = train_seeds(config, seeds)
         accuracy[variant] = metrics["test_accuracy"][:, -1]
         print(f"{ROWS[variant]}: {spread(accuracy[variant])} % ({time.perf_counter() - started:.0f} s)", flush=True)
-    text = (
-        table(accuracy)
-        + "\n\n"
-        + "\n".join(f"- {fact}" for fact in facts(time.perf_counter() - begin, options.seeds, config.rounds))
-        + "\n"
-    )
-    options.output.mkdir(parents=True, exist_ok=True)
-    runs.write_atomically(options.output / "mixed_table.md", text)
-    header = ["variant", "seed", "test_accuracy"]
+    notes = facts(time.perf_counter() - begin, options.seeds, config.rounds)
     rows = [(variant, seed, f"{accuracy[variant][seed]:.6f}") for variant in accuracy for seed in seeds]
-    runs.write_atomically(options.output / "mixed_table.csv", rows_as_csv(header, rows))
-    print(f"\n{text}\n{options.output / 'mixed_table.md'}\n{options.output / 'mixed_table.csv'}")
+    header = ["variant", "seed", "test_accuracy"]
+    print(leave(options, "mixed_table", [table(accuracy)], notes, header, rows))
 
 
 def table(accuracy: dict[str, np.ndarray]) -> str:
@@ -77,18 +64,6 @@ def table(accuracy: dict[str, np.ndarray]) -> str:
         for variant, values in accuracy.items()
     ]
     return markdown(["clients", "test accuracy, %", f"gain of {first}, points"], rows)
-
-
-def _typed(settings: list[str]) -> dict[str, Any]:
-    """Settings like data.name=npz or optimizer.learning_rate=0.05."""
-    found: dict[str, Any] = {}
-    for setting in settings:
-        name, _, text = setting.partition("=")
-        try:
-            found[name] = ast.literal_eval(text)
-        except (SyntaxError, ValueError):
-            found[name] = text
-    return found
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

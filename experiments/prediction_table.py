@@ -13,7 +13,6 @@ Measured results: docs/results.md.
 """
 
 import argparse
-import runpy
 import sys
 import time
 from collections.abc import Iterator
@@ -23,8 +22,9 @@ from typing import NamedTuple
 import jax
 import ml_collections
 import numpy as np
-from tables import facts, markdown, parser_of, rows_as_csv, spread
+from tables import facts, leave, markdown, parser_of, spread
 
+from fedjax_ssl import config as configs
 from fedjax_ssl import data
 from fedjax_ssl.command_line import USER_ERRORS, use_compilation_cache
 from fedjax_ssl.runs import predict
@@ -68,20 +68,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     finally:
         if shares or left_out:
-            _write(options.output, shares, left_out, time.perf_counter() - begin, options.seeds)
+            sections = [share_table(shares)] * bool(shares) + [left_out_table(left_out)] * bool(left_out)
+            sections.append("\n".join(f"- {line}" for line in orderings(shares, left_out)))
+            notes = facts(time.perf_counter() - begin, options.seeds, None)
+            print(leave(options, "prediction_table", sections, notes, Run._fields, [*shares, *left_out]))
     return 0
-
-
-def _write(folder: Path, shares: list[Run], left_out: list[Run], seconds: float, seeds: int) -> None:
-    sections = [share_table(shares)] if shares else []
-    if left_out:
-        sections.append(left_out_table(left_out))
-    sections.append("\n".join(f"- {line}" for line in orderings(shares, left_out)))
-    text = "\n\n".join([*sections, "\n".join(f"- {fact}" for fact in facts(seconds, seeds, None))]) + "\n"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "prediction_table.md").write_text(text, encoding="utf-8")
-    (folder / "prediction_table.csv").write_text(_rows([*shares, *left_out]), encoding="utf-8")
-    print(f"\n{text}\n{folder / 'prediction_table.md'}")
 
 
 def _by_share(options: argparse.Namespace, features: str) -> Iterator[Run]:
@@ -101,7 +92,7 @@ def _left_out(options: argparse.Namespace, client: int) -> Iterator[Run]:
 
 
 def _config(options: argparse.Namespace, variant: str) -> ml_collections.ConfigDict:
-    config = runpy.run_path(str(options.config))["get_config"](variant + options.argument)
+    config = configs.load(f"{options.config}:{variant}{options.argument}")
     config.prediction.variant = options.variant
     if options.path:
         config.data.path = options.path
@@ -195,10 +186,6 @@ def _accuracies(runs: list[Run], features: str, name: str, fraction: float) -> n
 
 def _gain(runs: list[Run], features: str, one: str, other: str, fraction: float) -> np.ndarray:
     return _accuracies(runs, features, one, fraction) - _accuracies(runs, features, other, fraction)
-
-
-def _rows(runs: list[Run]) -> str:
-    return rows_as_csv(Run._fields, (["" if value is None else value for value in run] for run in runs))
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -1,8 +1,6 @@
 """Tables over seeds: one compiled program per cell that trains all seeds, cells as text, facts about the run."""
 
 import argparse
-import csv
-import io
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,18 +10,13 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
+import pandas
 
-from fedjax_ssl import config as configs
+from fedjax_ssl import runs
 from fedjax_ssl.federated import to_numbers
-from fedjax_ssl.runs.environment import device_description, versions
 from fedjax_ssl.train import make_train, over_seeds
 
 MISSING = "-"
-
-
-def load_config(path: str | Path, argument: str | None = None) -> ml_collections.ConfigDict:
-    """What `--config PATH:ARGUMENT` stands for on the command line."""
-    return configs.load(str(path) if argument is None else f"{path}:{argument}")
 
 
 def train_seeds(config: ml_collections.ConfigDict, seeds: Sequence[int]) -> tuple[Any, dict[str, np.ndarray]]:
@@ -66,12 +59,12 @@ def facts(seconds: float, seeds: int, rounds: int | None = None) -> list[str]:
         seeds: runs per cell.
         rounds: in place of those of the configs.
     """
-    found = versions()
+    found = runs.versions()
     commit = found.pop("git_commit", "not in a checkout")
     return [
         f"command: python experiments/{Path(sys.argv[0]).name} {' '.join(sys.argv[1:])}".rstrip(),
         f"{seeds} seeds, {'the rounds of the configs' if rounds is None else f'{rounds} rounds'}",
-        f"device: {device_description()}; wall time {seconds:.0f} s",
+        f"device: {runs.device_description()}; wall time {seconds:.0f} s",
         "versions: " + ", ".join(f"{name} {version}" for name, version in found.items()),
         f"commit: {commit}",
     ]
@@ -84,13 +77,33 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def rows_as_csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Write rows as a CSV file has them."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    return text.getvalue()
+def leave(
+    options: argparse.Namespace,
+    name: str,
+    parts: Sequence[str],
+    notes: Iterable[str],
+    header: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+) -> str:
+    """Write NAME.md, of parts and a list of notes, and NAME.csv to the output folder.
+
+    Args:
+        options: as `parser_of` reads them.
+        name: name of the script.
+        parts: what stands above the notes.
+        notes: a line each.
+        header: columns of the CSV file.
+        rows: its rows, one per run.
+
+    Returns:
+        The text, with the paths of both files below it.
+    """
+    options.output.mkdir(parents=True, exist_ok=True)
+    text = "\n\n".join([*parts, "\n".join(f"- {note}" for note in notes)]) + "\n"
+    files = [options.output / f"{name}.{kind}" for kind in ("md", "csv")]
+    runs.write_atomically(files[0], text)
+    runs.write_atomically(files[1], pandas.DataFrame(rows, columns=header, dtype=object).to_csv(index=False))
+    return "\n".join(["", text, *map(str, files)])
 
 
 def parser_of(description: str | None, name: str, seeds: int) -> argparse.ArgumentParser:

@@ -3,7 +3,6 @@
     python experiments/benchmarks/graph.py --sizes 2500x4096 16000x1024 100000x256
     python experiments/benchmarks/graph.py --sizes 16000x1024 --json graph.json --plot graph.png
     python experiments/benchmarks/graph.py --sizes 1000000x256 --repeats 1 --systems "fedjax_ssl, approximate"
-    python experiments/benchmarks/graph.py --devices
 
 A size is points x bits, up to 1,000,000 points. Points are Gaussian clusters, 2 per class; one point in fifty is
 labelled. Every system runs in a process of its own, one after the other, so that peak memory (the largest resident
@@ -23,6 +22,7 @@ import resource
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -76,17 +76,7 @@ def peak_memory() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
-def measure_ours(options: argparse.Namespace, num_points: int, num_bits: int) -> dict[str, Any]:
-    """Phases of `fedjax_ssl.graph`, and the whole of `xclp` in one call."""
-    return measure_search("nearest_neighbors", options, num_points, num_bits)
-
-
-def measure_approximate(options: argparse.Namespace, num_points: int, num_bits: int) -> dict[str, Any]:
-    """The same with the approximate search, and the share of the nearest neighbours that it found."""
-    return measure_search("approximate_neighbors", options, num_points, num_bits)
-
-
-def measure_search(search: str, options: argparse.Namespace, num_points: int, num_bits: int) -> dict[str, Any]:
+def measure_ours(options: argparse.Namespace, num_points: int, num_bits: int, search: str) -> dict[str, Any]:
     """Phases of `fedjax_ssl.graph` with one of its searches, and the whole of `xclp` in one call."""
     import jax
     import jax.numpy as jnp
@@ -101,22 +91,10 @@ def measure_search(search: str, options: argparse.Namespace, num_points: int, nu
     def ready(function: Callable[[], Any]) -> Callable[[], Any]:
         return lambda: jax.block_until_ready(function())
 
+    settings = {"num_bits": num_bits, "num_neighbors": options.neighbors, "neighbor_search": neighbor_search}
     whole = None
     if repeats:
-        _, whole = timed(
-            ready(
-                lambda: g.xclp(
-                    key,
-                    points,
-                    labels,
-                    options.classes,
-                    num_bits=num_bits,
-                    num_neighbors=options.neighbors,
-                    neighbor_search=neighbor_search,
-                )
-            ),
-            repeats,
-        )
+        _, whole = timed(ready(lambda: g.xclp(key, points, labels, options.classes, **settings)), repeats)
     memory = peak_memory()
     codes, codes_time = timed(ready(lambda: g.lsh_codes(key, points, num_bits)), repeats)
     neighbors, neighbors_time = timed(ready(lambda: neighbor_search(codes, num_bits, options.neighbors)), repeats)
@@ -229,9 +207,9 @@ def measure_sklearn(options: argparse.Namespace, num_points: int, num_bits: int)
     }
 
 
-SYSTEMS = {
-    "fedjax_ssl": measure_ours,
-    "fedjax_ssl, approximate": measure_approximate,
+SYSTEMS: dict[str, Callable[..., dict[str, Any]]] = {
+    "fedjax_ssl": partial(measure_ours, search="nearest_neighbors"),
+    "fedjax_ssl, approximate": partial(measure_ours, search="approximate_neighbors"),
     "faiss + SciPy": measure_faiss,
     "scikit-learn": measure_sklearn,
 }
@@ -247,63 +225,40 @@ def measure(system: str, options: argparse.Namespace, num_points: int, num_bits:
     row = {"system": system, "points": num_points, "bits": num_bits, **result}
     if "neighbours" in row:
         row["nanoseconds_per_pair"] = 1e9 * row["neighbours"]["warm"] / num_points**2
-    if options.peak_tops and system == "fedjax_ssl" and row["device"] != "cpu":
-        operations = 2 * num_points**2 * num_bits
-        row["share_of_peak"] = operations / row["neighbours"]["warm"] / (1e12 * options.peak_tops)
     return row
 
 
-HEADINGS = (
-    "points x bits",
-    "system",
-    "codes s",
-    "neighbours s",
-    "ns per pair",
-    "recall %",
-    "graph s",
-    "propagation s",
-    "iterations",
-    "whole s",
-    "whole, fastest s",
-    "neighbours, processor s",
-    "first call s",
-    "peak GB",
-    "accuracy %",
-    "of int8 peak %",
+# heading, phase or measure, which of the calls, form
+COLUMNS: tuple[tuple[str, str, str, str], ...] = (
+    ("points x bits", "size", "", "{}"),
+    ("system", "system", "", "{}"),
+    ("codes s", "codes", "warm", "{:.3f}"),
+    ("neighbours s", "neighbours", "warm", "{:.3f}"),
+    ("ns per pair", "nanoseconds_per_pair", "", "{:.3f}"),
+    ("recall", "recall", "", "{:.1%}"),
+    ("graph s", "graph", "warm", "{:.3f}"),
+    ("propagation s", "propagation", "warm", "{:.3f}"),
+    ("iterations", "iterations", "", "{}"),
+    ("whole s", "whole", "warm", "{:.3f}"),
+    ("whole, fastest s", "whole", "fastest", "{:.3f}"),
+    ("neighbours, processor s", "neighbours", "processor", "{:.3f}"),
+    ("first call s", "whole", "first", "{:.2f}"),
+    ("peak GB", "memory", "", "{:.2f}"),
+    ("accuracy", "accuracy", "", "{:.1%}"),
 )
 
 
 def table_head() -> str:
     """Headings of the table, in Markdown."""
-    return "| " + " | ".join(HEADINGS) + " |\n" + "|---" * len(HEADINGS) + "|"
+    return "| " + " | ".join(heading for heading, *_ in COLUMNS) + " |\n" + "|---" * len(COLUMNS) + "|"
 
 
 def table_row(row: dict[str, Any]) -> str:
     """A measurement as a line of the table: medians of the warm calls, and the fastest and the leanest."""
-
-    def seconds(phase: str, which: str = "warm") -> str:
-        return f"{row[phase][which]:.3f}" if phase in row else ""
-
-    def percent(name: str) -> str:
-        return f"{100 * row[name]:.1f}" if name in row else ""
-
+    given = {**row, "size": f"{row['points']} x {row['bits']}"}
     cells = (
-        f"{row['points']} x {row['bits']}",
-        row["system"],
-        seconds("codes"),
-        seconds("neighbours"),
-        f"{row['nanoseconds_per_pair']:.3f}" if "nanoseconds_per_pair" in row else "",
-        percent("recall"),
-        seconds("graph"),
-        seconds("propagation"),
-        str(row.get("iterations", "")),
-        seconds("whole"),
-        seconds("whole", "fastest"),
-        seconds("neighbours", "processor"),
-        f"{row['whole']['first']:.2f}",
-        f"{row['memory']:.2f}",
-        percent("accuracy"),
-        percent("share_of_peak"),
+        form.format(given[name][which] if which else given[name]) if name in given else ""
+        for _, name, which, form in COLUMNS
     )
     return "| " + " | ".join(cells) + " |"
 
@@ -347,13 +302,6 @@ def plot(rows: list[dict[str, Any]], path: str) -> None:
     pyplot.close(figure)
 
 
-def device_lines() -> list[str]:
-    """What `jax` runs on, a line per device."""
-    import jax
-
-    return [f"{device.id}: {device.device_kind} ({device.platform})" for device in jax.devices()]
-
-
 def parse_size(text: str) -> tuple[int, int]:
     """points x bits, as in 16000x1024."""
     points, _, bits = text.partition("x")
@@ -384,22 +332,9 @@ def main() -> None:
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
     parser.add_argument("--json", help="write the measurements here")
     parser.add_argument("--plot", help="write a plot of time and of iterations against points here")
-    parser.add_argument("--devices", action="store_true", help="print the devices and stop")
-    parser.add_argument(
-        "--peak-tops",
-        type=float,
-        help="int8 peak of the accelerator in 10^12 operations per second, as its maker states it: the table then "
-        "tells what share of it the exact search reaches, counting 2 n^2 L operations",
-    )
     options = parser.parse_args()
     if options.repeats < 0:
         parser.error(f"--repeats is {options.repeats}; it must be 0 or more")
-    if options.peak_tops is not None and options.peak_tops <= 0:
-        parser.error(f"--peak-tops is {options.peak_tops}; it must be positive")
-    if options.devices:
-        print("\n".join(device_lines()))
-        return
-
     systems = []
     for system in options.systems:
         missing = [name for name in NEEDS.get(system, ()) if importlib.util.find_spec(name) is None]
