@@ -96,29 +96,3 @@ def overlapping(matrix: Float[np.ndarray, "J K"], epsilon: float) -> Float[np.nd
     """
     check_numbers("[0, 1]", overlap=epsilon)
     return (1 - epsilon) * matrix + epsilon / matrix.shape[0]
-
-
-def check_correspondence(name: str, matrix: Float[np.ndarray, "J K"], num_classes: int) -> None:
-    """Refuses what is no correspondence of these classes.
-
-    Args:
-        name: what the message calls the matrix.
-        matrix: [J, K].
-        num_classes: K.
-
-    Raises:
-        ValueError: another shape, negative or non-finite entries, or a column that does not sum to 1.
-    """
-    if matrix.ndim != 2 or matrix.shape[1] != num_classes or not matrix.shape[0]:
-        raise ValueError(
-            f"{name} has shape {matrix.shape}; it must be [coarse classes, classes] with {num_classes} classes."
-        )
-    if not (np.isfinite(matrix).all() and (matrix >= 0).all()):
-        raise ValueError(f"{name} has entries that are negative, NaN or infinite; they are probabilities.")
-    totals = matrix.sum(axis=0)
-    columns = np.flatnonzero(np.abs(totals - 1) > 1e-6)
-    if len(columns):
-        raise ValueError(
-            f"{name}: column {columns[0]} sums to {totals[columns[0]]:g}; every column must sum to 1, being the "
-            "probabilities of the coarse labels given one class."
-        )

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.data.correspondence import check_correspondence
+from fedjax_ssl.objectives.channel_checks import check_correspondence
 
 
 def check_finite(name: str, values: np.ndarray) -> None:
@@ -155,7 +155,7 @@ class Dataset:
             if split is not None:
                 self._check_split(f"{where} {name}", split)
         if self.correspondence is not None:
-            check_correspondence(f"{where} correspondence", self.correspondence, self.num_classes)
+            check_correspondence(self.correspondence, num_classes=self.num_classes)
             rows = len(self.correspondence)
             if self.coarse_names is None or rows != len(self.coarse_names):
                 raise ValueError(f"{where} correspondence has {rows} rows; coarse_names must name each.")

@@ -112,11 +112,9 @@ def federation(name: str, labels: str, path: str | None = None, count: int | Non
         ConfigError: the dataset has no coarse labels.
     """
     facts, config = SOURCES[name], default("fedavg")
-    config.data.name = "npz" if path else name
-    config.data.path = path
-    config.federated.cohort_size = 10
-    config.optimizer.batch_size = 10
-    config.data.validation_fraction = 0.05  # for methods that look at such examples
+    # Some methods look at validation examples.
+    config.data.update(name="npz" if path else name, path=path, validation_fraction=0.05)
+    config.federated.cohort_size = config.optimizer.batch_size = 10
     config.model.name = facts.model
     if name == "digits":
         config.data.test_clients = 3
@@ -129,8 +127,7 @@ def federation(name: str, labels: str, path: str | None = None, count: int | Non
         config.optimizer.learning_rate = 0.03  # ... or what inputs; low enough for images that are standardized
     if facts.model == "cnn" or name == "mnist":  # images
         config.augment.name = "crop_flip" if name == "cifar10" else "shift"
-        config.strong_augment.name = "fixmatch"
-        config.strong_augment.flip = name == "cifar10"
+        config.strong_augment.update(name="fixmatch", flip=name == "cifar10")
     _hide_labels(config.supervision, name, labels, count)
     return config
 
@@ -152,8 +149,7 @@ def _hide_labels(section: ml_collections.ConfigDict, name: str, labels: str, cou
         section.sets = 10
     if labels == "mixed":
         clients = facts.clients or 11
-        section.labelled_clients = max(clients // 5, 1)
-        section.coarse_clients = section.set_clients = clients // 3
+        section.update(labelled_clients=max(clients // 5, 1), coarse_clients=clients // 3, set_clients=clients // 3)
         section.which = "random"
 
 

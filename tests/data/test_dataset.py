@@ -82,7 +82,10 @@ def weakly_labelled(**changes):
         ({"coarse_names": None}, r"train\.coarse is there but coarse_names is not"),
         ({"coarse_names": ("low",)}, r"train\.coarse has 2 labels out of range, first in row 1: 1"),
         ({"coarse_names": ("a", "b", "c")}, "correspondence has 2 rows; coarse_names must name each"),
-        ({"correspondence": np.array([[1, 1, 0.5], [0, 0, 0.25]])}, "column 2 sums to 0.75"),
+        (
+            {"correspondence": np.array([[1, 1, 0.5], [0, 0, 0.25]])},
+            "Column 2 of the correspondence matrix sums to 0.75",
+        ),
         ({"set_shares": np.ones((3, 2, 3)) / 3}, r"set_shares has shape \(3, 2, 3\).* with 2 clients and 3 classes"),
         ({"set_shares": np.ones((2, 2, 3)) / 2}, "the shares of every set must be at least 0 and sum to 1"),
     ],

@@ -110,8 +110,8 @@ class FederatedData:
     def summary(self) -> dict[str, int]:
         """Counts for printing, read back from the device (so not inside jit)."""
         sizes, labelled = np.asarray(self.num_examples), np.asarray(self.num_labelled)
-        dealt, tested = _rows(self.index, self.num_examples), _rows(self.test_index, self.num_test)
-        held_out = [_rows(self.valid_index, self.num_valid), _rows(self.server_index, self.num_server)]
+        dealt, tested = real_rows(self.index, self.num_examples), real_rows(self.test_index, self.num_test)
+        held_out = [real_rows(self.valid_index, self.num_valid), real_rows(self.server_index, self.num_server)]
         # Test examples with a true label are scored; examples that a client has twice may be due to sets that overlap.
         scored = int((np.asarray(self.labels)[tested] >= 0).sum())
         twice = int((np.bincount(dealt) > 1).sum()) if self.weak is None else 0
@@ -150,7 +150,7 @@ class FederatedData:
         }
 
 
-def _rows(table: Array, count: Array) -> Int[np.ndarray, " r"]:
+def real_rows(table: Array | np.ndarray, count: Array | np.ndarray) -> Int[np.ndarray, " r"]:
     """List the rows of a padded table."""
     return np.asarray(table)[np.arange(table.shape[-1]) < np.asarray(count)[..., None]]
 
@@ -161,27 +161,18 @@ def of_one_shape(federations: Sequence[FederatedData]) -> list[FederatedData]:
     Args:
         federations: federations of equally many clients, and with the same further static fields.
     """
-    tables = ("index", "test_index", "test_client", "valid_index", "server_index")
-    widths = {name: max(getattr(one, name).shape[-1] for one in federations) for name in tables}
-    bounds: dict[str, Any] = {
-        name: max(getattr(one, name) for one in federations) for name in ("max_labelled", "max_unlabelled")
-    }
+    bounds = {name: max(getattr(one, name) for one in federations) for name in ("max_labelled", "max_unlabelled")}
     bounds["min_labelled"] = min(one.min_labelled for one in federations)
+    alike = [dataclasses.replace(one, **bounds) for one in federations]
+    widths = jax.tree.map(lambda *tables: max(table.shape[-1:] for table in tables), *alike)
 
-    def wider(table: Array, width: int, padding: int) -> Array:
-        beside = [(0, 0)] * (table.ndim - 1) + [(0, width - table.shape[-1])]
-        return jnp.pad(table, beside, constant_values=padding)
+    def wider(path: Any, table: Array, width: tuple[int, ...]) -> Array:
+        if table.shape[-1:] == width:
+            return table
+        beside = [(0, 0)] * (table.ndim - 1) + [(0, width[0] - table.shape[-1])]
+        return jnp.pad(table, beside, constant_values=-(path[-1].name in ("test_client", "labels")))
 
-    def padded(one: FederatedData) -> FederatedData:
-        columns: dict[str, Any] = {
-            name: wider(getattr(one, name), widths[name], -(name == "test_client")) for name in tables
-        }
-        weak = one.weak
-        if weak is not None:
-            weak = dataclasses.replace(weak, labels=wider(weak.labels, widths["index"], -1))
-        return dataclasses.replace(one, **columns, **bounds, weak=weak)
-
-    return [padded(one) for one in federations]
+    return [jax.tree.map_with_path(wider, one, widths) for one in alike]
 
 
 def validate(data: FederatedData, truth_required: bool = True) -> None:

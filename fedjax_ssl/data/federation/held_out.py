@@ -35,11 +35,10 @@ class HeldOut(NamedTuple):
         """Raises ValueError where that cannot be taken from the dataset `name` with `num_natural` clients."""
         for argument in ("test_fraction", "client_test_fraction", "validation_fraction"):
             check_numbers("[0, 1)", **{argument: getattr(self, argument)})
-        nothing = HeldOut()
         given = [
             f"{argument}={getattr(self, argument)}"
             for argument in ("test_clients", "left_out_client", "test_fraction", "client_test_fraction", "pools")
-            if getattr(self, argument) != getattr(nothing, argument)
+            if getattr(self, argument) != self._field_defaults[argument]
         ]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)}: give only one of them")

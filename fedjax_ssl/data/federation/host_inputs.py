@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int
 
-from fedjax_ssl.data.federation.federated_data import FederatedData
+from fedjax_ssl.data.federation.federated_data import FederatedData, real_rows
 
 if TYPE_CHECKING:
     from fedjax_ssl.data.dataset import Dataset
@@ -211,8 +211,7 @@ def load_examples(
         if not clients:
             return always
         ids = np.unique(clients[device])
-        rows = table[ids][np.arange(table.shape[1]) < sizes[ids, None]]
-        return np.union1d(always, rows)
+        return np.union1d(always, real_rows(table[ids], sizes[ids]))
 
     def values_of(device: int) -> np.ndarray:
         return host.read(rows_of(device), len(always) + width)
@@ -239,11 +238,9 @@ def load_examples(
 
 def _rows_for_evaluation(federation: FederatedData) -> Int[np.ndarray, " m"]:
     """Rows of test, validation and server examples, and row 0, to which padding points; in increasing order."""
-    rows = [np.zeros(1, np.int64)]
-    for name in ("test", "valid", "server"):
-        table, count = getattr(federation, f"{name}_index"), getattr(federation, f"num_{name}")
-        rows.append(np.asarray(table)[: int(count)])
-    return np.unique(np.concatenate(rows))
+    kinds = ("test", "valid", "server")
+    rows = [real_rows(getattr(federation, f"{kind}_index"), getattr(federation, f"num_{kind}")) for kind in kinds]
+    return np.union1d(np.zeros(1, np.int64), np.concatenate(rows))
 
 
 def most_rows(federation: FederatedData, clients: int) -> int:

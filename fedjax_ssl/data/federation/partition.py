@@ -6,7 +6,6 @@ Examples that are not in the pool (held out for test, validation or the server) 
 label (label -1 in the dataset) are dealt evenly to all clients whatever the partition does with the classes.
 """
 
-from functools import partial
 from typing import Annotated
 
 import jax
@@ -94,7 +93,8 @@ def dirichlet(
     def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
         facts = pool.facts
         share_key, deal_key, level_key = jax.random.split(key, 3)
-        shares = _dirichlet(share_key, jnp.full(facts.num_clients, alpha, jnp.float32), facts.num_classes)
+        concentration = jnp.full(facts.num_clients, alpha, jnp.float32)
+        shares = jax.random.dirichlet(share_key, concentration, (facts.num_classes,), jnp.float32)
         if skip_full:
             shares = _skip_full(shares, count_groups(class_or_unlabelled(pool), facts.num_classes))
         client = deal_classes(deal_key, pool, shares.T)
@@ -139,7 +139,7 @@ def dirichlet_balanced(alpha: Annotated[float, In("(0, inf)")]) -> Partition:
         prior = jnp.asarray(facts.class_counts, jnp.float32)
         concentration = jnp.maximum(alpha * prior / prior.sum(), 1e-6)
         mix_key, deal_key, level_key = jax.random.split(key, 3)
-        mixes = _dirichlet(mix_key, concentration, facts.num_clients)
+        mixes = jax.random.dirichlet(mix_key, concentration, (facts.num_clients,), jnp.float32)
         client = deal_classes(deal_key, pool, _fit_margins(mixes, totals))
         size = count_groups(jnp.where(client >= 0, 0, -1), 1)[0]
         smallest = size // facts.num_clients
@@ -222,11 +222,6 @@ PARTITIONS: Registry[Partition] = Registry(
 
 def _permutation(key: Key[Array, ""], size: int) -> Int[Array, " size"]:
     return rank_within(key, jnp.zeros(size, jnp.int32))
-
-
-@partial(jax.jit, static_argnums=2)
-def _dirichlet(key: Key[Array, ""], concentration: Float[Array, " k"], rows: int) -> Float[Array, "rows k"]:
-    return jax.random.dirichlet(key, concentration, (rows,), jnp.float32)
 
 
 @jax.jit

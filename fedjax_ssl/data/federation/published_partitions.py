@@ -5,7 +5,7 @@ classes, B bases of several clients each.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
@@ -172,7 +172,13 @@ def class_counts(
             known = _by_offset(facts, "labelled_counts", apart)
         others = _by_offset(facts, "counts", given) + balanced
         asked = np.maximum(known.sum(axis=0), others.sum(axis=0)) if overlap else (known + others).sum(axis=0)
-        _check_counts(facts, asked, unlabelled)
+        who = f"{facts.num_clients} clients are to get"
+        check_class_counts(facts.class_counts, asked, who, "lower counts or num_clients")
+        if unlabelled is not None and unlabelled * facts.num_clients > facts.num_unlabelled:
+            raise ValueError(
+                f"{who} {unlabelled} examples without a label each, but there are {facts.num_unlabelled}; lower "
+                "unlabelled or num_clients"
+            )
         return known.astype(np.int32), others.astype(np.int32)
 
     def slots(key: Key[Array, ""], pool: Pool, table: Int[np.ndarray, "R K"]) -> Int[Array, " N"]:
@@ -212,17 +218,6 @@ def _by_offset(facts: Facts, name: str, given: tuple[int, ...] | Float[np.ndarra
         )
     client, kind = np.arange(facts.num_clients), np.arange(facts.num_classes)
     return np.resize(given, facts.num_classes)[(kind - client[:, None]) % facts.num_classes]
-
-
-def _check_counts(facts: Facts, asked: Int[np.ndarray, " K"], unlabelled: int | None) -> None:
-    """Raises ValueError where clients are to get more examples than there are."""
-    who = f"{facts.num_clients} clients are to get"
-    check_class_counts(facts.class_counts, asked, who, "lower counts or num_clients")
-    if unlabelled is not None and unlabelled * facts.num_clients > facts.num_unlabelled:
-        raise ValueError(
-            f"{facts.num_clients} clients are to get {unlabelled} examples without a label each, but there are "
-            f"{facts.num_unlabelled}; lower unlabelled or num_clients"
-        )
 
 
 def majority(factor: Annotated[float, In("(0, inf)")] = 80.0) -> Partition:
@@ -268,8 +263,8 @@ def paired_dirichlet(alpha: Annotated[float, In("(0, inf)")], labels_per_class: 
     """
 
     def labelled(key: Key[Array, ""], pool: Pool) -> Bool[Array, " N"]:
-        group, num_classes = class_or_unlabelled(pool), pool.facts.num_classes
-        return labelled_examples(named_key(key, "labelled"), group, num_classes, labels_per_class)
+        place = rank_within(named_key(key, "labelled"), pool.classes)
+        return (pool.classes >= 0) & (place < labels_per_class)
 
     def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
         bounds(pool.facts)
@@ -330,7 +325,8 @@ def own_class(
     if reuse and (cut or own_part != "size"):
         raise ValueError("reuse deals to every client R of its own size: it needs own_part='size' and cut=False")
 
-    def own_parts(pool: Pool) -> _OwnParts:
+    def own_parts(pool: Pool) -> tuple[int, int, Int[Array, " B"], Int[Array, " B"], Int[Array, "B K"]]:
+        """What is dealt first: clients of a base, bases, their sizes, their own examples, the same by class."""
         facts = pool.facts
         parts = facts.num_clients // facts.num_classes if cut and facts.num_clients % facts.num_classes == 0 else 1
         bases = facts.num_clients // parts
@@ -347,12 +343,12 @@ def own_class(
         before = jnp.sum(jnp.where((kind == kind[:, None]) & (base < base[:, None]), asked, 0), axis=1, dtype=jnp.int32)
         own = jnp.where(totals[kind] > 0, asked, 0) if reuse else jnp.clip(totals[kind] - before, 0, asked)
         counts = jnp.where(kind[:, None] == jnp.arange(facts.num_classes, dtype=jnp.int32), own[:, None], 0)
-        return _OwnParts(parts, bases, group, size, own, counts.astype(jnp.int32))
+        return parts, bases, size, own, counts.astype(jnp.int32)
 
     def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
         own_key, rest_key, cut_key, unlabelled_key = jax.random.split(key, 4)
-        parts, bases, group, size, own, counts = own_parts(pool)
-        labelled = group >= 0
+        parts, bases, size, own, counts = own_parts(pool)
+        group, labelled = pool.classes, pool.classes >= 0
         dealt = deal(own_key, group, counts)
         rest = labelled & (dealt < 0)
         if own_part == "size":
@@ -365,8 +361,7 @@ def own_class(
         return jnp.where(labelled, dealt, deal_unlabelled(unlabelled_key, pool))
 
     def again(key: Key[Array, ""], pool: Pool) -> Again:
-        own = own_parts(pool)
-        return Again(*deal_again(jax.random.split(key, 4)[0], own.group, own.counts))
+        return Again(*deal_again(jax.random.split(key, 4)[0], pool.classes, own_parts(pool)[-1]))
 
     def bounds(facts: Facts) -> Bounds:
         equal = equal_bounds(facts)
@@ -375,17 +370,6 @@ def own_class(
         return Bounds(0, min(equal.largest + max(facts.class_counts) + 2, facts.most))
 
     return Partition(assign, bounds, again=again if reuse else None)
-
-
-class _OwnParts(NamedTuple):
-    """Examples that `own_class` deals first, to B bases of several clients each."""
-
-    parts: int  # clients of a base
-    bases: int
-    group: Int[Array, " N"]  # class of every example of the pool that has one
-    size: Int[Array, " B"]
-    own: Int[Array, " B"]  # examples of the base's own class
-    counts: Int[Array, "B K"]  # the same by class
 
 
 _DRAWS = 64  # of which the first even enough one is taken
@@ -429,13 +413,6 @@ def deal_to_pairs(
     client = jnp.where(dealt, client, -1)
     line = start[client] + rank_within(order_key, client)
     return jnp.where(dealt, equal_part(line, total, num_clients), -1)
-
-
-def labelled_examples(
-    key: Key[Array, ""], group: Int[Array, " N"], num_classes: int, labels_per_class: int
-) -> Bool[Array, " N"]:
-    """A random `labels_per_class` examples of every class; those without a label are in group `num_classes`."""
-    return (group >= 0) & (group < num_classes) & (rank_within(key, group) < labels_per_class)
 
 
 def _even_enough(shares: Float[Array, "S D G 2"], counts: Int[Array, "S G"]) -> Int[Array, "S G"]:

@@ -23,9 +23,7 @@ def class_counts(data: FederatedData) -> tuple[Int[np.ndarray, "C K"], Int[np.nd
         All examples and the labelled ones; examples without a true label are in neither.
     """
     index, sizes = np.asarray(data.index), np.asarray(data.num_examples)
-    labels = np.asarray(data.labels)
-    place = np.arange(index.shape[1])
-    true = np.where(place < sizes[:, None], labels[index], -1)
+    true = np.where(np.arange(index.shape[1]) < sizes[:, None], np.asarray(data.labels)[index], -1)
 
     def count(chosen: np.ndarray) -> np.ndarray:
         rows, columns = np.nonzero(chosen & (true >= 0))

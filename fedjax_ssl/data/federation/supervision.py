@@ -370,7 +370,7 @@ def sets(
         noise_mode: "relative" or "additive".
     """
     rule = unlabelled_sets((sets,) if set_counts is None else tuple(set_counts), protocol, shared_shares)
-    return _with_sets(no_labels(), ((rule, None),), test_prior, noise, noise_mode)
+    return no_labels()._replace(weak=((rule, None),), prior=test_prior, noise=(noise, noise_mode))
 
 
 def as_given(test_prior: Prior = "sets") -> Supervision:
@@ -379,7 +379,7 @@ def as_given(test_prior: Prior = "sets") -> Supervision:
     Args:
         test_prior: class shares at test time: "sets", as the sets add up to, "train" or "uniform".
     """
-    return _with_sets(all_labels(), ((weak_labels.given(), None),), test_prior, 0.0, "relative")
+    return all_labels()._replace(weak=((weak_labels.given(), None),), prior=test_prior)
 
 
 def mixed(
@@ -413,13 +413,7 @@ def mixed(
         (weak_labels.coarse_labels(correspondence, overlap), coarse_clients),
         (unlabelled_sets((sets,), protocol), set_clients),
     )
-    return _with_sets(base, rules, test_prior, noise, noise_mode)
-
-
-def _with_sets(
-    base: Supervision, weak: tuple[tuple[WeakRule, int | None], ...], prior: str, noise: float, mode: str
-) -> Supervision:
-    return base._replace(weak=weak, prior=prior, noise=(noise, mode))
+    return base._replace(weak=rules, prior=test_prior, noise=(noise, noise_mode))
 
 
 def balanced_draw(
@@ -460,15 +454,14 @@ def build_supervision(
     """
     check_choices(("first", "random"), which=which)
     built = SUPERVISIONS.build(name, **options)
-    if labelled_clients is None:
-        if name == "mixed":
-            raise ValueError("supervision 'mixed' needs labelled_clients: how many clients have class labels, or 0")
-        return built._replace(which=which)
-    if name == "mixed" and labelled_clients == 0:
-        return built._replace(keep=no_labels().keep, labelled_clients=0, which=which)
-    if name in ("server", "none", "coarse", "sets", "given"):
-        raise ValueError(f"labelled_clients={labelled_clients} has no meaning for supervision {name!r}; leave it out")
-    check_whole_numbers(labelled_clients=labelled_clients)
+    if labelled_clients is not None:
+        if name in ("server", "none", "coarse", "sets", "given"):
+            raise ValueError(
+                f"labelled_clients={labelled_clients} has no meaning for supervision {name!r}; leave it out"
+            )
+        check_whole_numbers(0 if name == "mixed" else 1, labelled_clients=labelled_clients)
+    elif name == "mixed":
+        raise ValueError("supervision 'mixed' needs labelled_clients: how many clients have class labels, or 0")
     return built._replace(labelled_clients=labelled_clients, which=which)
 
 

@@ -129,9 +129,7 @@ def rotation(degrees: Float[np.ndarray, " L"], height: int, width: int) -> Int[n
 def shear(amount: Float[np.ndarray, " L"], axis: int) -> Int[np.ndarray, "L 6"]:
     """Coefficients of `move` for a shear that leaves the corner at the top left; axis 1: x, axis 0: y."""
     one, zero = np.ones_like(amount), np.zeros_like(amount)
-    if axis == 1:
-        return _fixed_point(one, amount, zero, zero, one, zero)
-    return _fixed_point(one, zero, zero, amount, one, zero)
+    return _fixed_point(one, amount * (axis == 1), zero, amount * (axis == 0), one, zero)
 
 
 def translation(pixels: Float[np.ndarray, " L"], axis: int) -> Int[np.ndarray, "L 6"]:

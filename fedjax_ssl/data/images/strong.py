@@ -4,6 +4,7 @@ Each is a policy of `policies.py`, after a shift and a flip where the paper has 
 operations and ranges side by side.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -17,160 +18,157 @@ from fedjax_ssl.data.images.weak import Augmentation, check_images, crop_flip, s
 from fedjax_ssl.keys import named_key
 
 Limited = Annotated[int, Whole(0, 1000)]
-Groups = Annotated[int, Whole(0)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Before:
+    """Views before the operations: moved and mirrored.
+
+    Attributes:
+        pixels: largest shift in front.
+        flip: whether every second image on average is mirrored; not for digits and the like.
+        groups: parts of a batch that draw operations of their own; 0: every image does, which is slower on CPUs.
+    """
+
+    pixels: Limited = 4
+    flip: bool = True
+    groups: Annotated[int, Whole(0)] = GROUPS
+
+
+@dataclasses.dataclass(frozen=True)
+class Apart(Before):
+    """Views before the operations, which every image draws for itself."""
+
+    groups: Annotated[int, Whole(0)] = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Unmoved(Before):
+    """Images as they are before the operations."""
+
+    pixels: Limited = 0
+    flip: bool = False
 
 
 def fixmatch(
-    pixels: Limited = 4,
-    flip: bool = True,
+    before: Before,
     operations: Limited = 2,
     cutout: Annotated[float, In("[0, 1]")] = 0.5,
     fixed_cutout: bool = False,
-    groups: Groups = GROUPS,
     input_max: float = 255.0,
 ) -> Augmentation:
     """Strong augmentation of FixMatch: operations of uniform strength, then a cutout.
 
     Args:
-        pixels: largest shift in front.
-        flip: whether every second image on average is mirrored; not for digits and the like.
+        before: view before the operations.
         operations: random operations per image.
         cutout: largest side of the cutout, as a share of the images'.
         fixed_cutout: always this side; otherwise uniform up to it.
-        groups: parts of a batch that draw operations of their own; 0: every image does, which is slower on CPUs.
         input_max: largest stored value.
     """
-    return _strong(policies.fixmatch(operations, cutout, fixed_cutout), pixels, flip, groups, input_max)
+    return _strong(policies.fixmatch(operations, cutout, fixed_cutout), before, input_max)
 
 
-def semifl(
-    pixels: Limited = 4, flip: bool = True, operations: Limited = 2, groups: Groups = 0, input_max: float = 255.0
-) -> Augmentation:
+def semifl(before: Apart, operations: Limited = 2, input_max: float = 255.0) -> Augmentation:
     """Strong augmentation of SemiFL's published code: every operation at its largest magnitude.
 
     Translation by 100 and a cutout of 40 pixels leave nothing of many small images: this is for reproduction.
 
     Args:
-        pixels: largest shift in front.
-        flip: whether every second image on average is mirrored; not for digits and the like.
+        before: view before the operations.
         operations: random operations per image.
-        groups: parts of a batch that draw operations of their own; 0: every image does, which is slower on CPUs.
         input_max: largest stored value.
     """
-    return _strong(policies.semifl(operations), pixels, flip, groups, input_max)
+    return _strong(policies.semifl(operations), before, input_max)
 
 
 def randaugment(
+    before: Unmoved,
     operations: Limited = 3,
     magnitude: Annotated[float, In("[0, 10]")] = 4.0,
-    pixels: Limited = 0,
-    flip: bool = False,
-    groups: Groups = GROUPS,
     input_max: float = 255.0,
 ) -> Augmentation:
     """RandAugment as published: operations of one magnitude; the defaults are those for CIFAR-10 and WRN-28-2.
 
     Args:
+        before: view before the operations.
         operations: the paper's N.
         magnitude: the paper's M, from 0 to 10.
-        pixels: largest shift in front.
-        flip: whether every second image on average is mirrored; not for digits and the like.
-        groups: parts of a batch that draw operations of their own; 0: every image does, which is slower on CPUs.
         input_max: largest stored value.
     """
-    return _strong(policies.original(operations, magnitude), pixels, flip, groups, input_max)
+    return _strong(policies.original(operations, magnitude), before, input_max)
 
 
-def fedmatch(
-    operations: Limited = 6, pixels: Limited = 0, flip: bool = False, groups: Groups = GROUPS, input_max: float = 255.0
-) -> Augmentation:
+def fedmatch(before: Unmoved, operations: Limited = 6, input_max: float = 255.0) -> Augmentation:
     """RandAugment of FedMatch's published code: six weak operations, rotation by up to 160 degrees among them.
 
     Args:
+        before: view before the operations.
         operations: random operations per image.
-        pixels: largest shift in front.
-        flip: whether every second image on average is mirrored; not for digits and the like.
-        groups: parts of a batch that draw operations of their own; 0: every image does, which is slower on CPUs.
         input_max: largest stored value.
     """
-    return _strong(policies.fedmatch(operations), pixels, flip, groups, input_max)
+    return _strong(policies.fedmatch(operations), before, input_max)
 
 
 def uda(
+    before: Unmoved,
     operations: Limited = 2,
-    pixels: Limited = 0,
-    flip: bool = False,
-    groups: Groups = GROUPS,
     input_max: float = 255.0,
     input_mean: Sequence[float] | None = None,
 ) -> Augmentation:
     """RandAugment of UDA's published code: two operations of random level, each applied half of the time.
 
     Args:
+        before: view before the operations.
         operations: random operations per image.
-        pixels: largest shift in front.
-        flip: whether every second image on average is mirrored; not for digits and the like.
-        groups: parts of a batch that draw operations of their own; 0: every image does, which is slower on CPUs.
         input_max: largest stored value.
         input_mean: of the dataset per channel, as shares of `input_max`: what comes in at the border and in cutouts.
             None: CIFAR-10's.
     """
     fill = policies.CIFAR_MEAN if input_mean is None else tuple(LARGEST * float(mean) for mean in input_mean)
-    return _strong(policies.uda(operations, fill), pixels, flip, groups, input_max)
+    return _strong(policies.uda(operations, fill), before, input_max)
 
 
-def fl2(
-    pixels: Limited = 4, flip: bool = True, operations: Limited = 3, groups: Groups = GROUPS, input_max: float = 255.0
-) -> Augmentation:
+def fl2(before: Before, operations: Limited = 3, input_max: float = 255.0) -> Augmentation:
     """Strong augmentation of (FL)^2's published code: three operations of uniform strength, then a cutout.
 
     Args:
-        pixels: largest shift in front.
-        flip: whether every second image on average is mirrored; not for digits and the like.
+        before: view before the operations.
         operations: random operations per image.
-        groups: parts of a batch that draw operations of their own; 0: every image does, which is slower on CPUs.
         input_max: largest stored value.
     """
-    return _strong(policies.fl2(operations), pixels, flip, groups, input_max)
+    return _strong(policies.fl2(operations), before, input_max)
 
 
-def sage(
-    pixels: Limited = 4, flip: bool = True, operations: Limited = 2, groups: Groups = GROUPS, input_max: float = 255.0
-) -> Augmentation:
+def sage(before: Before, operations: Limited = 2, input_max: float = 255.0) -> Augmentation:
     """Strong augmentation of SAGE's published code: two operations at nine levels, then a cutout of half the side.
 
     Args:
-        pixels: largest shift in front.
-        flip: whether every second image on average is mirrored; not for digits and the like.
+        before: view before the operations.
         operations: random operations per image.
-        groups: parts of a batch that draw operations of their own; 0: every image does, which is slower on CPUs.
         input_max: largest stored value.
     """
-    return _strong(policies.levelled(operations, whole_pixels=True), pixels, flip, groups, input_max)
+    return _strong(policies.levelled(operations, whole_pixels=True), before, input_max)
 
 
-def fedrgd(
-    pixels: Limited = 4, flip: bool = True, operations: Limited = 2, groups: Groups = GROUPS, input_max: float = 255.0
-) -> Augmentation:
+def fedrgd(before: Before, operations: Limited = 2, input_max: float = 255.0) -> Augmentation:
     """Strong augmentation of FedRGD's published code: that of SAGE, translated by shares of the side.
 
     Args:
-        pixels: largest shift in front.
-        flip: whether every second image on average is mirrored; not for digits and the like.
+        before: view before the operations.
         operations: random operations per image.
-        groups: parts of a batch that draw operations of their own; 0: every image does, which is slower on CPUs.
         input_max: largest stored value.
     """
-    return _strong(policies.levelled(operations, whole_pixels=False), pixels, flip, groups, input_max)
+    return _strong(policies.levelled(operations, whole_pixels=False), before, input_max)
 
 
-def _strong(policy: policies.Policy, pixels: int, flip: bool, groups: int, input_max: float) -> Augmentation:
-    moved = crop_flip(pixels) if flip else shift(pixels)
+def _strong(policy: policies.Policy, before: Before, input_max: float) -> Augmentation:
+    moved = crop_flip(before.pixels) if before.flip else shift(before.pixels)
 
     def augment(key: Key[Array, ""], images: Shaped[Array, "n H W C"]) -> Shaped[Array, "n H W C"]:
         check_images(images)
-        if pixels or flip:
+        if before.pixels or before.flip:
             images = moved(key, images)
-        return random_augment(named_key(key, "operations"), images, policy, groups, input_max)
+        return random_augment(named_key(key, "operations"), images, policy, before.groups, input_max)
 
     return augment
