@@ -166,20 +166,3 @@ def level(
     moved = (client >= 0) & (rank_within(give_key, client) < give[client])
     receiver = deal(take_key, jnp.where(moved, 0, -1), take[:, None])
     return jnp.where(moved, receiver, client)
-
-
-def equal_parts(key: Key[Array, ""], cell: Int[Array, " N"], num_cells: int, parts: int) -> Int[Array, " N"]:
-    """Cut every cell of n examples at random into parts of floor(n / parts); the rest is in no part.
-
-    Args:
-        key: typed PRNG key.
-        cell: cell of every example, negative = in none.
-        num_cells: number of cells.
-        parts: number of parts.
-
-    Returns:
-        int32 [N], part of every example, -1 = in none.
-    """
-    each = count_groups(cell, num_cells)[jnp.maximum(cell, 0)] // parts
-    part = rank_within(key, cell) // jnp.maximum(each, 1)
-    return jnp.where((cell < 0) | (each == 0) | (part >= parts), -1, part)

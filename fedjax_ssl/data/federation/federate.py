@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Int, Key
 
 from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.data.dataset import Dataset, with_pooled_splits
-from fedjax_ssl.data.federation.dealing import count_groups, equal_parts
+from fedjax_ssl.data.federation.dealing import count_groups, rank_within
 from fedjax_ssl.data.federation.federated_data import FederatedData, WeakLabels, natural_names
 from fedjax_ssl.data.federation.held_out import HeldOut, balanced_test_examples, clients_of_own_test, stratified
 from fedjax_ssl.data.federation.host_inputs import HostInputs, load_examples
@@ -28,11 +28,11 @@ class _Plan(NamedTuple):
     """Everything about a federation but its key and arrays."""
 
     facts: Facts
-    partition: Partition
     supervision: Supervision
-    held_out: HeldOut
     max_test: int  # bounds for every key, of what is held out of the training examples
     max_valid: int
+    partition: Partition
+    held_out: HeldOut
     num_train: int  # examples of the dataset's own training split
     natural: bool  # clients are the dataset's own
 
@@ -145,6 +145,7 @@ def federate(
     splits, truth, tables = _with_own_test(key, dataset, plan, roles, tables)
     if inputs is None:
         inputs = jnp.asarray(splits[0] if len(splits) == 1 else np.concatenate(splits))
+    named = (rule.coarse_names(dataset.num_classes) for rule, _ in plan.supervision.weak if rule.coarse_names)
     federation = FederatedData(
         inputs=cast(Array, inputs),
         labels=truth,
@@ -154,7 +155,7 @@ def federate(
         min_labelled=widths.min_labelled,
         num_parts=plan.partition.parts,
         rounds_per_part=plan.partition.rounds_per_part,
-        coarse_names=_coarse_names(plan.supervision, dataset),
+        coarse_names=next(named, dataset.coarse_names or ()),
         **tables,
     )
     if isinstance(inputs, HostInputs):
@@ -213,9 +214,8 @@ def _make_plan(
     if dealt.again is not None and (shown.weak or held_out.client_test_fraction):
         beside = "coarse labels or sets" if shown.weak else "test examples of the clients (client_test_fraction)"
         raise ValueError(f"this partition deals some examples twice, which does not go with {beside}; deal them once")
-    facts, shown, max_test, max_valid = _count_examples(dataset, sizes, held_out, count, shown)
-    plan = _Plan(facts, dealt, shown, held_out, max_test, max_valid, num_train, partition == "natural")
-    return plan, dataset, natural
+    counted = _count_examples(dataset, sizes, held_out, count, shown)
+    return _Plan(*counted, dealt, held_out, num_train, partition == "natural"), dataset, natural
 
 
 def _count_clients(partition: str, num_clients: int | None, num_natural: int) -> int:
@@ -350,7 +350,9 @@ def _in_parts(key: Key[Array, ""], entries: Entries, labels: Int[Array, " N"], p
     kind = labels[entries.row]
     kind = jnp.where(kind >= 0, kind, facts.num_classes)
     cell = jnp.where(streamed, entries.client * (facts.num_classes + 1) + kind, -1)
-    part = equal_parts(key, cell, facts.num_clients * (facts.num_classes + 1), parts)
+    each = count_groups(cell, facts.num_clients * (facts.num_classes + 1))[jnp.maximum(cell, 0)] // parts
+    part = rank_within(key, cell) // jnp.maximum(each, 1)
+    part = jnp.where((each == 0) | (part >= parts), -1, part)
     entries = entries._replace(client=jnp.where(streamed & (part < 0), -1, entries.client))
     order = jnp.argsort(jnp.where(streamed, part, 0), stable=True)
     return jax.tree.map(lambda values: values[order], entries)
@@ -450,8 +452,3 @@ def _with_own_test(
         splits, truth = [*splits, dataset.test.x], np.concatenate([truth, dataset.test.y])
     tables |= {"num_new_clients": held_out.num_natural + strangers, "owned_test": owned}
     return splits, jnp.asarray(truth, jnp.int32), tables
-
-
-def _coarse_names(supervision: Supervision, dataset: Dataset) -> tuple[str, ...]:
-    named = [rule.coarse_names(dataset.num_classes) for rule, _ in supervision.weak if rule.coarse_names is not None]
-    return named[0] if named else (dataset.coarse_names or ())

@@ -83,10 +83,7 @@ def semifl(before: Apart, operations: Limited = 2, input_max: float = 255.0) -> 
 
 
 def randaugment(
-    before: Unmoved,
-    operations: Limited = 3,
-    magnitude: Annotated[float, In("[0, 10]")] = 4.0,
-    input_max: float = 255.0,
+    before: Unmoved, operations: Limited = 3, magnitude: Annotated[float, In("[0, 10]")] = 4.0, input_max: float = 255.0
 ) -> Augmentation:
     """RandAugment as published: operations of one magnitude; the defaults are those for CIFAR-10 and WRN-28-2.
 
@@ -111,10 +108,7 @@ def fedmatch(before: Unmoved, operations: Limited = 6, input_max: float = 255.0)
 
 
 def uda(
-    before: Unmoved,
-    operations: Limited = 2,
-    input_max: float = 255.0,
-    input_mean: Sequence[float] | None = None,
+    before: Unmoved, operations: Limited = 2, input_max: float = 255.0, input_mean: Sequence[float] | None = None
 ) -> Augmentation:
     """RandAugment of UDA's published code: two operations of random level, each applied half of the time.
 

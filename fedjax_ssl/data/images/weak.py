@@ -38,7 +38,7 @@ def shift(
         fill: what comes in at the border: the image mirrored about its edge pixels, or `value`.
         value: stored value for `fill="constant"`.
     """
-    return lambda key, images: _crop(key, images, pixels, fill, value)
+    return lambda key, images: _crop(key, images, pixels, fill, value, None)
 
 
 def crop_flip(
@@ -161,12 +161,7 @@ def _bits(key: Key[Array, ""], name: str, size: int) -> Int[Array, " size"]:
 
 
 def _crop(
-    key: Key[Array, ""],
-    images: Shaped[Array, "n H W C"],
-    pixels: int,
-    fill: str,
-    value: float,
-    flip: Bool[Array, " n"] | None = None,
+    key: Key[Array, ""], images: Shaped[Array, "n H W C"], pixels: int, fill: str, value: float, flip: Array | None
 ) -> Shaped[Array, "n H W C"]:
     """Shifts every image and mirrors those with `flip`, by two gathers: rows, then columns."""
     check_images(images)

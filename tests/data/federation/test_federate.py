@@ -264,16 +264,6 @@ def test_dtypes_do_not_depend_on_64_bit_mode(partition, enabled):
             assert found == {"int32", "uint8"} | ({"float32", "bool"} if supervision == "mixed" else set())
 
 
-def test_pytree_and_summary():
-    data = draw(jax.random.key(0), DATASET, test_clients=3)
-    again = jax.tree.unflatten(jax.tree.structure(data), jax.tree.leaves(data))
-    assert again.max_labelled == 3 and again.num_classes == NUM_CLASSES
-    summary = data.summary()
-    assert summary["clients"] == 4 and summary["labelled_examples"] == 12 and summary["labelled_clients"] == 4
-    assert summary["train_examples"] + summary["test_examples"] == 240
-    assert summary["largest_client"] == data.max_examples
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
