@@ -197,7 +197,10 @@ def to_arrays(state: PyTree) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     Returns:
         Arrays by their path in the pytree, keys as the data of keys; and the generators of these.
     """
-    named = {jax.tree_util.keystr(path): _local(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
+    named = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
+    for name, leaf in named.items():
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+            named[name] = leaf.addressable_data(0)  # computing with it takes no other process
     keys = {name: str(jax.random.key_impl(leaf)) for name, leaf in named.items() if is_key(leaf)}
     plain = {name: jax.random.key_data(leaf) if name in keys else leaf for name, leaf in named.items()}
     return {name: np.asarray(array) for name, array in jax.device_get(plain).items()}, keys
@@ -206,11 +209,6 @@ def to_arrays(state: PyTree) -> tuple[dict[str, np.ndarray], dict[str, str]]:
 def is_key(leaf: Any) -> bool:
     """Tell whether a leaf is a typed PRNG key."""
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _local(leaf: Any) -> Any:
-    """Give the copy on a device of this process: computing with it takes no other process."""
-    return leaf.addressable_data(0) if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable else leaf
 
 
 def _differences(template: PyTree, arrays: Mapping[str, np.ndarray], keys: Mapping[str, str]) -> list[str]:

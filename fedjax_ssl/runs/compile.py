@@ -263,11 +263,6 @@ class Shared:
         config, where = experiment.config, "device" if experiment.host is None else "host"
         return f"{_text(config.partition)} {_text(config.supervision)} {config.seed} {where}"
 
-    @property
-    def count(self) -> int:
-        """Number of programs of rounds that were compiled so far."""
-        return sum(rounds > 0 for (_, rounds, *_) in self._programs)
-
     def choices(self, run: Prepared) -> list[Choice]:
         """List how clients were placed in the programs of a run's code."""
         return [choice for (code, *_), (_, choices) in self._programs.items() if code == run.code for choice in choices]

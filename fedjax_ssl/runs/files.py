@@ -29,6 +29,7 @@ class Closing:
 
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_NAMES = {repr(value): name for name, value in _NON_FINITE.items()}
 
 
 def write_atomically(path: str | os.PathLike, content: str | bytes | Iterable[bytes | memoryview]) -> None:
@@ -134,9 +135,7 @@ def _map_leaves(change: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _name_non_finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value
+    return _NAMES.get(repr(value), value) if isinstance(value, float) else value
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -88,7 +88,7 @@ class Run(Closing):
         self.round, self.state, self._seconds = team.from_first(found)
         self.summary: dict[str, Any] | None = None
         self.stopped = False
-        self._rows: list[Mapping[str, Any]] = [_decisive(row) for row in team.values_from_first(record.rows())]
+        self._rows: list[Mapping[str, Any]] = [_decisive(row) for row in team.values_from_first(record.rows() or [])]
         natural = self.config.partition.name == "natural"
         self._names = data.client_names(self._experiment.dataset, self.federation, natural)
         self._of_clients: dict[str, float] = {}
@@ -248,7 +248,8 @@ class Run(Closing):
             _, best, _ = self._team.from_first(self.record.restore_best(self._template) or (0, here, {}))
             self.state = share_out(best, self._mesh)
         config, dataset = self.config, self._experiment.dataset
-        diverged = divergence.ended(last, self.record.rows(), config)
+        rows = self.record.rows() or []
+        diverged = divergence.ended(last, rows, config)
         natural, outcomes = config.partition.name == "natural", []
         _, key, federation = self.inputs
         method, say = self.prepared.method, self._progress.note
@@ -260,7 +261,6 @@ class Run(Closing):
             ):
                 self.record.write(self.record.path / name, table(dataset, self.federation, outcomes, natural))
             self._team.feed()
-        rows = self.record.rows()
         summary = summarize(config, rows, self._seconds, predict.summary_of(outcomes)) | diverged
         self.record.finish(rows, summary, title=f"{config.method.name} on {config.data.name}")
         # The others get the summary when the files are there: nobody is at the end before the record is whole.

@@ -4,6 +4,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -161,7 +162,7 @@ class Progress(Closing):
         done, seconds = round - self._anchor[0], now - self._anchor[1]
         if done <= 0 or round >= self._total:
             return ""
-        return f"{duration(seconds / done * (self._total - round))} left"
+        return f"{timedelta(seconds=math.ceil(seconds / done * (self._total - round)))} left"
 
     def _line(self, text: str | Text) -> None:
         self._console.print(text, markup=False, soft_wrap=True)
@@ -216,10 +217,3 @@ def _prediction_lines(predictions: Sequence[Mapping[str, Any]]) -> dict[str, str
             parts = [f"{row['new_examples']:,} new examples", *parts]
         lines[row["name"]] = ", ".join(parts)
     return lines
-
-
-def duration(seconds: float) -> str:
-    """Hours, minutes and seconds, rounded up: "0:01:05"."""
-    minutes, rest = divmod(math.ceil(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}"

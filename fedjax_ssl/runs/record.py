@@ -225,10 +225,6 @@ class NoRecord(Closing):
         self.path = Path(workdir)
         self.stream = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Return no rows."""
-        return []
-
     def __getattr__(self, name: str) -> Callable[..., None]:
         """Do nothing, and find nothing, in place of every other method of `Record`."""
         if not hasattr(Record, name):

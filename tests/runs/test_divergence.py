@@ -2,7 +2,6 @@
 
 import math
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -100,8 +99,3 @@ def test_a_diverged_run_says_so_in_the_end_and_when_it_is_asked_again(config, se
         assert "error: training has diverged: from round" in said and "Traceback" not in said
     found = read_run(tmp_path)
     assert found.rows[-1][divergence.DIVERGED_ROUNDS] >= 3 and found.summary["diverged_in_round"] <= 2
-
-
-def test_results_of_make_train_carry_it_too() -> None:
-    infos = {"dropped_clients": jnp.array([0, 1]), "local_steps": jnp.array([1, 0])}
-    assert jax.jit(rounds._rounds_in_vain)(infos) == 1
