@@ -91,12 +91,7 @@ def rebuild(config: dict[str, Any], model: dict[str, Any], **model_options: Any)
 
 def _resolved(stored: dict[str, Any]) -> ml_collections.ConfigDict:
     """Resolve the config of a folder; a field that came later than the folder has its default."""
-    config = configs.default(stored["method"]["name"]).unlock()
-    for field, value in flatten_dict(stored, sep=".").items():
-        section, _, name = field.rpartition(".")
-        place = config[section] if section else config
-        with place.ignore_type():
-            place[name] = tuple(value) if isinstance(value, list) else value
+    config = configs.with_settings(configs.default(), flatten_dict(stored, sep="."))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", configs.ConfigNote)  # the run has said these
         return configs.resolve(config)
