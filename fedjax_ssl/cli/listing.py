@@ -4,6 +4,7 @@ import ast
 import shutil
 import textwrap
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from fedjax_ssl.cli import one_of, parser
 from fedjax_ssl.shipped import shipped_configs
@@ -28,16 +29,21 @@ def print_list(kind: str) -> None:
     """Prints one of `KINDS`."""
     field, lines = KINDS[kind]
     print(f"{kind} ({field})")
-    print(_columns(lines()))
+    found = lines()
+    column = max(map(len, found)) + 4
+    width = max(shutil.get_terminal_size().columns, 60)
+    for name, line in found.items():
+        print(paragraph(name, line, column, width))
 
 
 def configs() -> dict[str, str]:
     """Names of the shipped configs, with the first line of their docstrings."""
-    found = {}
-    for name, path in shipped_configs().items():
-        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        found[name] = text.partition("\n")[0]
-    return found
+    return {name: docstring(path).partition("\n")[0] for name, path in shipped_configs().items()}
+
+
+def docstring(path: Path) -> str:
+    """Reads the docstring of a Python file, which is not run."""
+    return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
 
 
 def _registry(place: str) -> Callable[[], Mapping[str, str]]:
@@ -72,10 +78,9 @@ KINDS: dict[str, tuple[str, Callable[[], Mapping[str, str]]]] = {
 }
 
 
-def _columns(lines: Mapping[str, str]) -> str:
-    width = max(map(len, lines)) + 4
-    rest = max(shutil.get_terminal_size().columns, 60) - width
-    return "\n".join(
-        textwrap.fill(line, rest + width, initial_indent=f"  {name}".ljust(width), subsequent_indent=" " * width)
-        for name, line in lines.items()
-    )
+def paragraph(head: str, text: str, column: int, width: int) -> str:
+    """Writes a word and the text about it in two columns; a word that is too long stands above the text."""
+    indent = " " * column
+    above, first = ("", f"  {head}".ljust(column)) if len(head) + 4 <= column else (f"  {head}\n", indent)
+    filled = textwrap.fill(text, width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
+    return above + filled

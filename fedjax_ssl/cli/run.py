@@ -1,16 +1,18 @@
 """`fedjax-ssl run`: one experiment."""
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from fedjax_ssl import command_line, runs
 from fedjax_ssl import config as configs
-from fedjax_ssl.cli.describe import describe_config
+from fedjax_ssl.cli.listing import docstring, paragraph
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.runs.divergence import EXIT_CODE as DIVERGED
 from fedjax_ssl.runs.loop import run
 
+_COLUMN = 38  # where the text about a field begins
 USAGE = "usage: fedjax-ssl run NAME[:ARGUMENT] [--workdir FOLDER] [--FIELD=VALUE ...]"
 HELP = f"""{USAGE}
 
@@ -83,42 +85,53 @@ def parse(arguments: list[str]) -> Asked:
     """
     names: list[str] = []
     settings: list[tuple[str, str]] = []
-    workdir, asked_for_help = None, False
-    rest = iter(_pairs(arguments))
-    for option, value in rest:
-        if option is None:
-            names.append(value or "")
-        elif option in ("-h", "--help"):
+    workdir, asked_for_help, rest = None, False, list(arguments)
+    while rest:
+        option, equals, value = rest.pop(0).partition("=")
+        if option in ("-h", "--help"):
             asked_for_help = True
-        elif value is None:
+            continue
+        if not option.startswith("--"):
+            names.append(f"{option}{equals}{value}")
+            continue
+        if not equals and (not rest or rest[0].startswith("--")):
             raise ConfigError(f"{option} needs a value: {option}=VALUE\n{USAGE}")
-        elif option == "--workdir":
+        value = value if equals else rest.pop(0)
+        if option == "--workdir":
             workdir = Path(value)
         elif option == "--config":
             names.insert(0, value)
-        elif option == "--set":
-            field, equals, text = value.partition("=")
-            if not equals:
-                raise ConfigError(f"--set {value} has no value; give --set FIELD=VALUE\n{USAGE}")
-            settings.append((field, text))
-        else:
+        elif option != "--set":
             settings.append((option.removeprefix("--"), value))
+        elif "=" in value:
+            field, _, value = value.partition("=")
+            settings.append((field, value))
+        else:
+            raise ConfigError(f"--set {value} has no value; give --set FIELD=VALUE\n{USAGE}")
     if names[1:]:
         raise ConfigError(f"unexpected argument {names[1]!r}\n{USAGE}")
     return Asked(names[0] if names else None, workdir, settings, asked_for_help)
 
 
-def _pairs(arguments: list[str]) -> Iterator[tuple[str | None, str | None]]:
-    """Options with their values, which follow "=" or stand behind; None in front of what is no option."""
-    rest = list(arguments)
-    while rest:
-        word = rest.pop(0)
-        if word in ("-h", "--help"):
-            yield word, None
-        elif not word.startswith("--"):
-            yield None, word
-        elif "=" in word:
-            option, _, value = word.partition("=")
-            yield option, value
-        else:
-            yield word, rest.pop(0) if rest and not rest[0].startswith("--") else None
+def describe_config(name: str, settings: Iterable[tuple[str, str]] = ()) -> str:
+    """Writes the docstring of a config's file, and a paragraph for each of its fields.
+
+    Args:
+        name: as of `fedjax_ssl.config.load`.
+        settings: likewise; what another method or model brings is shown instead.
+
+    Raises:
+        ConfigError: as `load`.
+    """
+    config, path = configs.load(name, settings), configs.find(name).path
+    width = max(min(shutil.get_terminal_size().columns, 120), 60)
+    lines = [docstring(path) or str(path), "", f"Fields of {name}, with their values. Any of them: --FIELD=VALUE"]
+    section = None
+    for one in configs.describe(config):
+        own, _, _ = one.field.rpartition(".")
+        if own != section:
+            lines.append("")
+            section = own
+        value = ",".join(map(str, one.value)) if isinstance(one.value, tuple | list) else one.value
+        lines.append(paragraph(f"--{one.field}={value}", f"{one.meaning} [{one.allowed}]".strip(), _COLUMN, width))
+    return "\n".join(lines)

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import importlib
 import os
 import sys
 from collections import Counter
@@ -16,7 +15,7 @@ from fedjax_ssl.errors import counted
 from fedjax_ssl.runs.folder import FolderLock
 from fedjax_ssl.sweep import plan as plans
 from fedjax_ssl.sweep import results, workers
-from fedjax_ssl.sweep.plan import Plan, names_of
+from fedjax_ssl.sweep.plan import Plan, names_of, needed
 from fedjax_ssl.sweep.workers import Task
 
 # Starts of a job that ran into its time limit; between them it goes on from its checkpoints.
@@ -46,7 +45,7 @@ class Job:
 
     def checkpoint(self) -> Any:
         """Returns what submitit hands in again where the job is preempted or out of time."""
-        return _extra().helpers.DelayedSubmission(self)
+        return needed("submitit", "--submit").helpers.DelayedSubmission(self)
 
 
 def submit(given: argparse.Namespace, folder: Path, plan: Plan, command: Sequence[str]) -> int:
@@ -97,7 +96,7 @@ def hand_in(waiting: Sequence[Task], folder: Path, cluster: str, options: Mappin
     Raises:
         ConfigError: there is no such cluster here, or it refuses.
     """
-    library = _extra()
+    library = needed("submitit", "--submit")
     # Jobs import what this process can; Slurm hands the environment on.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     try:
@@ -123,10 +122,3 @@ def options_of(texts: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(f"--slurm {text!r} is not of the form NAME=VALUE, for example gpus_per_node=1")
         found[name.replace("-", "_")] = int(value) if value.isdecimal() else value
     return found
-
-
-def _extra() -> Any:
-    try:
-        return importlib.import_module("submitit")
-    except ImportError as error:
-        raise ConfigError("--submit needs the package submitit: pip install 'fedjax_ssl[sweep]'") from error

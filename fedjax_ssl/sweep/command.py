@@ -61,13 +61,8 @@ def parser() -> Parser:
     )
     add = parser.add_argument
     add("config", help="a config's name, NAME:ARGUMENT, a file, or a file with get_sweep()")
-    add(
-        "--set",
-        action="append",
-        default=[],
-        metavar="FIELD=VALUES",
-        help="values with commas between, or LOW..HIGH; --FIELD=VALUE for one value",
-    )
+    values = "values with commas between, or LOW..HIGH; --FIELD=VALUE for one value"
+    add("--set", action="append", default=[], metavar="FIELD=VALUES", help=values)
     add("--seeds", metavar="N", help="run each point with seeds 0 to N - 1, or with those listed (0,7,11)")
     add("--zip", action="store_true", help="the first values of all fields together, then the second, and so on")
     add("--random", type=int, metavar="N", help="N points, with every value drawn at random")
@@ -75,8 +70,20 @@ def parser() -> Parser:
     add("--workdir", metavar="FOLDER", help="of the sweep; runs/sweep_CONFIG by default")
     add("--workers", type=int, metavar="N", help="processes at a time; by default one per core, or one on accelerators")
     add("--dry-run", action="store_true", help="show the plan and do nothing")
-    _add_search(parser)
-    _add_cluster(parser)
+    add = parser.add_argument_group("search", "let Optuna choose the points by the validation accuracy").add_argument
+    needs = "needs validation data, such as --set data.validation_fraction=0.2"
+    add("--search", type=one_of("search", ("optuna",)), metavar="optuna", help=needs)
+    add("--trials", type=int, metavar="N", help="of the study, all workers together (default: 50)")
+    for kind, names in (("sampler", search.SAMPLERS), ("pruner", search.PRUNERS)):
+        add(f"--{kind}", type=one_of(kind, names), metavar="NAME", help=f"{', '.join(names)} (default: {names[0]})")
+    add("--storage", metavar="URL", help="of the study; by default a journal in the folder of the sweep")
+    add("--study", metavar="NAME", help="name in the storage; the name of the sweep's folder by default")
+    add = parser.add_argument_group("cluster", "an array of jobs, one per program, through submitit").add_argument
+    where = "slurm, or local for processes of this machine: hand the programs in and return"
+    add("--submit", type=one_of("cluster", ("slurm", "local")), metavar="CLUSTER", help=where)
+    add("--slurm", action="append", default=[], metavar="NAME=VALUE", help="such as partition=gpu, gpus_per_node=1")
+    add("--hours", type=float, metavar="H", help="time limit of a job (default: 24)")
+    add("--print", action="store_true", dest="show", help="show what would be submitted and do nothing")
     return parser
 
 
@@ -113,40 +120,6 @@ def _about_fields(word: str) -> str:
     return f" Fields of the config are given as --{field}=VALUE, or --set {field}=VALUES for several." if field else ""
 
 
-def _add_search(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("search", "let Optuna choose the points by the validation accuracy")
-    add = group.add_argument
-    add(
-        "--search",
-        type=one_of("search", ("optuna",)),
-        metavar="optuna",
-        help="needs validation data, such as --set data.validation_fraction=0.2",
-    )
-    add("--trials", type=int, metavar="N", help="of the study, all workers together (default: 50)")
-    add("--sampler", type=one_of("sampler", search.SAMPLERS), metavar="NAME", help=_listed(search.SAMPLERS))
-    add("--pruner", type=one_of("pruner", search.PRUNERS), metavar="NAME", help=_listed(search.PRUNERS))
-    add("--storage", metavar="URL", help="of the study; by default a journal in the folder of the sweep")
-    add("--study", metavar="NAME", help="name in the storage; the name of the sweep's folder by default")
-
-
-def _listed(names: Sequence[str]) -> str:
-    return f"{', '.join(names)} (default: {names[0]})"
-
-
-def _add_cluster(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("cluster", "an array of jobs, one per program, through submitit")
-    add = group.add_argument
-    add(
-        "--submit",
-        type=one_of("cluster", ("slurm", "local")),
-        metavar="CLUSTER",
-        help="slurm, or local for processes of this machine: hand the programs in and return",
-    )
-    add("--slurm", action="append", default=[], metavar="NAME=VALUE", help="such as partition=gpu, gpus_per_node=1")
-    add("--hours", type=float, metavar="H", help="time limit of a job (default: 24)")
-    add("--print", action="store_true", dest="show", help="show what would be submitted and do nothing")
-
-
 def _sweep(given: argparse.Namespace, command: Sequence[str], notes: set[str]) -> int:
     if given.workers is not None and given.workers < 1:
         raise ConfigError(f"--workers is {given.workers}; it must be at least 1")
@@ -177,10 +150,7 @@ def _sweep(given: argparse.Namespace, command: Sequence[str], notes: set[str]) -
         plans.save(folder, plan, command)
         if not results.has_parquet():
             command_line.print_note("results.parquet needs pyarrow: pip install 'fedjax_ssl[sweep]'")
-        try:
-            return _say_end(folder, plan, workers.execute(folder, plan, processes, notes))
-        except KeyboardInterrupt as stop:
-            raise KeyboardInterrupt(workers.WHAT_FOLLOWS) from stop
+        return _say_end(folder, plan, workers.execute(folder, plan, processes, notes))
 
 
 def _plan(given: argparse.Namespace) -> Plan:

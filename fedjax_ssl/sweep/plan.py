@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import importlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -265,3 +266,15 @@ def names_of(runs: Sequence[PlannedRun], most: int = 3) -> str:
     """Lists the first names of runs, for a message."""
     shown = ", ".join(run.name for run in runs[:most])
     return shown if len(runs) <= most else f"{shown}, ... ({len(runs)} in all)"
+
+
+def needed(package: str, option: str) -> Any:
+    """Imports a package of the extra `sweep` that an option needs.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise ConfigError(f"{option} needs the package {package}: pip install 'fedjax_ssl[sweep]'") from error

@@ -29,7 +29,7 @@ from fedjax_ssl.runs.loop import Point
 from fedjax_ssl.runs.stored_run import read_run
 from fedjax_ssl.sweep import axes, results, workers
 from fedjax_ssl.sweep.axes import Axis, Range
-from fedjax_ssl.sweep.plan import Plan, PlannedRun
+from fedjax_ssl.sweep.plan import Plan, PlannedRun, needed
 
 METRIC = "validation_accuracy"
 SAMPLERS = ("tpe", "random")
@@ -113,11 +113,8 @@ def search(
         _take_up_again(study, wanted, folder)
         count = min(processes, wanted.trials)
         tasks = [workers.Task(run_trials, (folder, number)) for number in range(count)]
-        progress = workers.Progress(wanted.trials, notes)
         try:
-            workers.do_tasks(tasks, count, progress.take)
-        except KeyboardInterrupt as stop:
-            raise KeyboardInterrupt(workers.WHAT_FOLLOWS) from stop
+            workers.do_tasks(tasks, count, notes=notes)
         finally:
             write_table(study, wanted, folder)
     return _say_end(study, folder)
@@ -181,10 +178,7 @@ def _check_same(stored: Search, wanted: Search, folder: Path) -> None:
 
 
 def _optuna() -> Any:
-    try:
-        module = importlib.import_module("optuna")
-    except ImportError as error:
-        raise ConfigError("--search optuna needs the package optuna: pip install 'fedjax_ssl[sweep]'") from error
+    module = needed("optuna", "--search optuna")
     module.logging.set_verbosity(module.logging.ERROR)
     warnings.filterwarnings("ignore", category=module.exceptions.ExperimentalWarning)
     warnings.filterwarnings("ignore", "The reported value is ignored")  # a resumed run does again

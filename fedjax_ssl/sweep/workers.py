@@ -28,7 +28,6 @@ from fedjax_ssl.sweep import plan as plans
 from fedjax_ssl.sweep import results
 from fedjax_ssl.sweep.plan import Plan, PlannedRun
 
-WHAT_FOLLOWS = "the same command goes on with what is missing"  # after Ctrl-C
 _SPAWN = multiprocessing.get_context("spawn")
 Tell = Callable[[dict[str, Any]], None]  # takes an event: a run that starts or ended, or a note
 
@@ -42,16 +41,22 @@ class Task(NamedTuple):
 
 
 def do_tasks(
-    tasks: Iterable[Task], processes: int, take: Tell, ended: Callable[[Task, int], list[Task]] = lambda task, code: []
+    tasks: Iterable[Task],
+    processes: int,
+    take: Tell = lambda event: None,
+    ended: Callable[[Task, int], list[Task]] = lambda task, code: [],
+    notes: Iterable[str] = (),
 ) -> None:
-    """Does tasks in processes of their own, which end when this process does.
+    """Does tasks in processes of their own, which end when this process does; prints their notes once.
 
     Args:
         tasks: in the order of their starts.
         processes: at a time, at most; they share the cores.
-        take: is given every event.
+        take: is given every event that is no note.
         ended: task and exit code -> tasks to do next.
+        notes: shown before.
     """
+    shown = set(notes)
     waiting, busy = list(tasks), dict[Connection, tuple[BaseProcess, Task]]()
     try:
         while waiting or busy:
@@ -68,7 +73,13 @@ def do_tasks(
                     process.join()
                     waiting = [*ended(task, process.exitcode or 0), *waiting]
                 else:
-                    take(event)
+                    if event["event"] != "note":
+                        take(event)
+                    elif event["text"] not in shown:
+                        shown.add(event["text"])
+                        command_line.print_note(event["text"])
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt("the same command goes on with what is missing") from stop
     finally:
         for process, _ in busy.values():
             process.terminate()
@@ -146,18 +157,15 @@ def do_runs(tell: Tell, sweep: Path, names: Collection[str], at_once: int | None
         tell({"event": "start", "runs": [Path(point.workdir).name for point in batch]})
 
     for run, (result, seconds) in zip(runs, in_batches(points, shared, at_once, start), strict=True):
-        status, message = _outcome(result)
-        if status == results.FAILED:
+        status, message = results.DONE, ""
+        if isinstance(result, FolderLocked):  # another process does it
+            status, message = results.MISSING, str(result)
+        elif isinstance(result, Exception):
+            status, message = results.FAILED, results.message_of(result)
             results.mark(results.folder_of(sweep, run.name), status, message)
+        elif result is not None:  # no pruner stops these
+            message = results.brief(result)
         tell({"event": "end", "run": run.name, "status": status, "message": message, "seconds": seconds})
-
-
-def _outcome(result: Any) -> tuple[str, str]:
-    if isinstance(result, FolderLocked):  # another process does it
-        return results.MISSING, str(result)
-    if isinstance(result, Exception):
-        return results.FAILED, results.message_of(result)
-    return results.DONE, results.brief(result)
 
 
 def in_batches(
@@ -241,52 +249,36 @@ def execute(sweep: Path, plan: Plan, workers: int, notes: Iterable[str] = ()) ->
     Returns:
         The number of runs by status.
     """
-    waiting = tasks(sweep, plan, workers)
-    progress = Progress(sum(len(task.runs) for task in waiting), notes)
+    waiting, begin = tasks(sweep, plan, workers), time.monotonic()
+    total = sum(len(task.runs) for task in waiting)
+    started, over = set[str](), set[str]()
+
+    def take(event: dict[str, Any]) -> None:
+        if event["event"] == "start":
+            started.update(event["runs"])
+            return
+        over.add(event["run"])
+        failed = "" if event["status"] == results.DONE else f"{event['status']}: "
+        seconds = (time.monotonic() - begin) / len(over) * (total - len(over))
+        left = f", about {timedelta(seconds=round(seconds))} left" if len(over) < total else ""
+        line = f"[{len(over)}/{total}] {event['run']}: {failed}{event['message']}"
+        print(f"{line} ({event['seconds']:.1f} s{left})", flush=True)
 
     def ended(task: Task, code: int) -> list[Task]:
-        left = [run for run in task.runs if run.name not in progress.ended] if code else []
-        dead = [run for run in left if run.name in progress.started] or left
+        left = [run for run in task.runs if run.name not in over] if code else []
+        dead = [run for run in left if run.name in started] or left
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         message = f"its process ended {how}" + "; was the memory enough?" * (code == -signal.SIGKILL)
         for run in dead:
             results.mark(results.folder_of(sweep, run.name), results.FAILED, message)
-            told = {"event": "end", "run": run.name, "status": results.FAILED, "message": message, "seconds": 0.0}
-            progress.take(told)
+            take({"event": "end", "run": run.name, "status": results.FAILED, "message": message, "seconds": 0.0})
         results.write(sweep, plan)
         rest = [run for run in left if run not in dead]
         return [task_of(sweep, rest)] if rest else []
 
     results.write(sweep, plan)
     try:
-        do_tasks(waiting, workers, progress.take, ended)
+        do_tasks(waiting, workers, take, ended, notes)
     finally:
         rows = results.write(sweep, plan)
     return Counter(row["status"] for row in rows)
-
-
-class Progress:
-    """Lines about runs that ended, with the time that is left."""
-
-    def __init__(self, total: int, notes: Iterable[str]):
-        self._total, self._notes, self._begin = total, set(notes), time.monotonic()
-        self.started: set[str] = set()
-        self.ended: set[str] = set()
-
-    def take(self, event: dict[str, Any]) -> None:
-        """Shows an event."""
-        if event["event"] == "start":
-            self.started.update(event["runs"])
-        elif event["event"] == "note":
-            if event["text"] not in self._notes:
-                self._notes.add(event["text"])
-                command_line.print_note(event["text"])
-        else:
-            self.ended.add(event["run"])
-            failed = "" if event["status"] == results.DONE else f"{event['status']}: "
-            left = ""
-            if len(self.ended) < self._total:
-                seconds = (time.monotonic() - self._begin) / len(self.ended) * (self._total - len(self.ended))
-                left = f", about {timedelta(seconds=round(seconds))} left"
-            line = f"[{len(self.ended)}/{self._total}] {event['run']}: {failed}{event['message']}"
-            print(f"{line} ({event['seconds']:.1f} s{left})", flush=True)

@@ -1,6 +1,8 @@
 """A trained model: a run folder as something that predicts."""
 
 import contextlib
+import importlib
+import json
 import os
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
@@ -8,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict
 from jaxtyping import Float, Shaped
 
 from fedjax_ssl.data.dataset import check_finite
@@ -18,10 +22,11 @@ from fedjax_ssl.federated import Method
 from fedjax_ssl.registry import did_you_mean
 from fedjax_ssl.runs import model_file
 from fedjax_ssl.runs.checkpoint import Checkpoints
+from fedjax_ssl.runs.files import write_atomically
 from fedjax_ssl.runs.stored_run import StoredRun, read_run
-from fedjax_ssl.trained import export
 
 CHECKPOINTS = ("auto", "best", "last")
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")  # for which predictions are lowered
 
 
 class TrainedModelError(UserError):
@@ -201,15 +206,19 @@ class TrainedModel:
             "class_names": list(self.class_names),
             "round": self.round,
         }
+        trees = flatten_dict(jax.device_get({"params": parameters, "batch_stats": statistics}), sep=".")
+        arrays = {name: np.ascontiguousarray(array) for name, array in trees.items() if hasattr(array, "shape")}
         with _needing("safetensors"):
-            return export.save_parameters(path, parameters, statistics, facts)
+            safetensors = importlib.import_module("safetensors.numpy")
+        write_atomically(path, safetensors.save(arrays, metadata={"fedjax_ssl": json.dumps(facts)}))
+        return Path(path)
 
     def save_prediction(
         self,
         path: str | os.PathLike,
         *,
         client: int | str | None = None,
-        platforms: Collection[str] = export.PLATFORMS,
+        platforms: Collection[str] = PLATFORMS,
     ) -> Path:
         """Writes `predict` as a program (StableHLO by `jax.export`) with the parameters in it, for any batch size.
 
@@ -232,7 +241,8 @@ class TrainedModel:
         _, rebuilt = model_file.rebuild(self._stored.config, self._description, lowering="lax")
         predict = partial(_predictor(rebuilt.method, number is not None), self._state, jnp.int32(number or 0))
         with _needing("flatbuffers"):
-            return export.save_prediction(path, predict, self.input_shape, self.input_dtype, platforms)
+            write_atomically(path, as_program(predict, self.input_shape, self.input_dtype, platforms))
+        return Path(path)
 
     def _client_number(self, client: int | str | None) -> int | None:
         own = self._method.predict_for is not None
@@ -302,6 +312,24 @@ class TrainedModel:
         except ValueError as error:
             raise TrainedModelError(str(error)) from error
         return values.astype(np.float32, copy=False)
+
+
+def as_program(
+    predict: Callable[[jax.Array], jax.Array],
+    input_shape: tuple[int, ...],
+    dtype: np.dtype,
+    platforms: Collection[str] = PLATFORMS,
+) -> bytes:
+    """Serializes a function of a batch of inputs, of any size, by `jax.export`.
+
+    Args:
+        predict: raw inputs [n, *input_shape] -> [n, ...].
+        input_shape: one example's.
+        dtype: the inputs' type.
+        platforms: for which it is lowered.
+    """
+    inputs = jax.ShapeDtypeStruct((*jax.export.symbolic_shape("batch"), *input_shape), jnp.dtype(dtype))
+    return bytes(jax.export.export(jax.jit(predict), platforms=list(platforms))(inputs).serialize())
 
 
 def _predictor(method: Method, own: bool) -> Callable[..., jax.Array]:

@@ -10,6 +10,7 @@ import pytest
 
 from fedjax_ssl import models
 from fedjax_ssl.trained import TrainedModelError
+from fedjax_ssl.trained.model import as_program
 
 
 def test_prediction_as_a_program_for_any_batch_and_platform(model, digits, tmp_path):
@@ -51,16 +52,15 @@ def test_a_missing_package_is_named(model, tmp_path, monkeypatch):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["cnn", "resnet18", "efficientnet_b0", "cnn13"])
-def test_convolutions_can_be_exported(name, tmp_path):
+def test_convolutions_can_be_exported(name):
     """Batches of any size go through the plain convolution and through pooling."""
     network = models.build(name, num_classes=3, input_shape=(32, 32, 3), lowering="lax")
     params, statistics = network.init(jax.random.key(0))
-    from fedjax_ssl.trained.export import save_prediction
 
     def predict(x):
         return network.apply(params, statistics, x.astype(jnp.float32) / 255, train=False)[0].logits
 
-    path = save_prediction(tmp_path / "p", predict, (32, 32, 3), np.dtype("uint8"))
+    program = as_program(predict, (32, 32, 3), np.dtype("uint8"))
     images = np.random.default_rng(0).integers(0, 255, (3, 32, 32, 3), np.uint8)
-    found = jax.export.deserialize(bytearray(path.read_bytes())).call(images)
+    found = jax.export.deserialize(bytearray(program)).call(images)
     np.testing.assert_allclose(found, jax.jit(predict)(images), rtol=1e-3, atol=1e-4)
