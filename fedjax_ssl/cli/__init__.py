@@ -171,25 +171,17 @@ def one_of(kind: str, known: Collection[str]) -> Callable[[str], str]:
 def usage() -> str:
     """Returns what `--help` prints."""
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:{width}}  {command.line}" for name, command in COMMANDS.items()]
-    examples = [f"  {PROGRAM} {command.example}" for command in COMMANDS.values()]
-    return "\n".join(
-        [
-            f"usage: {PROGRAM} COMMAND ...",
-            "",
-            "Federated learning with few, coarse or no labels.",
-            "",
-            "commands:",
-            *lines,
-            "",
-            "options:",
-            f"  {'-h, --help':{width}}  this; behind a command: what it takes",
-            f"  {'--version':{width}}  versions of fedjax_ssl, jax and Python",
-            "",
-            "examples:",
-            *examples,
-        ]
-    )
+    options = {
+        "-h, --help": "this; behind a command: what it takes",
+        "--version": "versions of fedjax_ssl, jax and Python",
+    }
+    blocks = {
+        "commands": [f"{name:{width}}  {command.line}" for name, command in COMMANDS.items()],
+        "options": [f"{name:{width}}  {line}" for name, line in options.items()],
+        "examples": [f"{PROGRAM} {command.example}" for command in COMMANDS.values()],
+    }
+    above = f"usage: {PROGRAM} COMMAND ...\n\nFederated learning with few, coarse or no labels."
+    return "\n\n".join([above, *("\n  ".join([f"{title}:", *lines]) for title, lines in blocks.items())])
 
 
 def versions() -> str:

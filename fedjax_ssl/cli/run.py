@@ -1,5 +1,6 @@
 """`fedjax-ssl run`: one experiment."""
 
+import itertools
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -126,12 +127,10 @@ def describe_config(name: str, settings: Iterable[tuple[str, str]] = ()) -> str:
     config, path = configs.load(name, settings), configs.find(name).path
     width = max(min(shutil.get_terminal_size().columns, 120), 60)
     lines = [docstring(path) or str(path), "", f"Fields of {name}, with their values. Any of them: --FIELD=VALUE"]
-    section = None
-    for one in configs.describe(config):
-        own, _, _ = one.field.rpartition(".")
-        if own != section:
-            lines.append("")
-            section = own
-        value = ",".join(map(str, one.value)) if isinstance(one.value, tuple | list) else one.value
-        lines.append(paragraph(f"--{one.field}={value}", f"{one.meaning} [{one.allowed}]".strip(), _COLUMN, width))
+    for _, fields in itertools.groupby(configs.describe(config), lambda one: one.field.rpartition(".")[0]):
+        lines.append("")
+        for one in fields:
+            value = ",".join(map(str, one.value)) if isinstance(one.value, tuple | list) else one.value
+            text = f"{one.meaning} [{one.allowed}]".strip()
+            lines.append(paragraph(f"--{one.field}={value}", text, _COLUMN, width))
     return "\n".join(lines)

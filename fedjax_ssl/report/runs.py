@@ -86,13 +86,8 @@ class Report:
     @functools.cached_property
     def costs(self) -> list[list[float | None]]:
         """Mean costs of each group's finished runs, in the order of `COSTS`; None where a run does not tell."""
-        return [
-            [
-                float(values.mean()) if len(values) and values.notna().all() else None
-                for values in (self._values(place, f"cost {title}") for title in COSTS)
-            ]
-            for place in range(len(self.groups))
-        ]
+        columns = [[self._values(place, f"cost {title}") for title in COSTS] for place in range(len(self.groups))]
+        return [[float(one.mean()) if len(one) and one.notna().all() else None for one in row] for row in columns]
 
     def _values(self, group: int, column: str) -> pandas.Series:
         """Looks the values of a group's finished runs up, by seed; NaN where a run has none."""

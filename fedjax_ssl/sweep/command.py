@@ -75,7 +75,8 @@ def parser() -> Parser:
     add("--search", type=one_of("search", ("optuna",)), metavar="optuna", help=needs)
     add("--trials", type=int, metavar="N", help="of the study, all workers together (default: 50)")
     for kind, names in (("sampler", search.SAMPLERS), ("pruner", search.PRUNERS)):
-        add(f"--{kind}", type=one_of(kind, names), metavar="NAME", help=f"{', '.join(names)} (default: {names[0]})")
+        text = f"{', '.join(names)} (default: {next(iter(names))})"
+        add(f"--{kind}", type=one_of(kind, names), metavar="NAME", help=text)
     add("--storage", metavar="URL", help="of the study; by default a journal in the folder of the sweep")
     add("--study", metavar="NAME", help="name in the storage; the name of the sweep's folder by default")
     add = parser.add_argument_group("cluster", "an array of jobs, one per program, through submitit").add_argument

@@ -214,12 +214,8 @@ def config_of(run: PlannedRun) -> ml_collections.ConfigDict:
 
 
 def _refusal(missing: Sequence[PlannedRun], stored: Plan, wanted: Plan, folder: Path) -> str:
-    lines = [f"  {run.name}" for run in missing[:_SHOWN]]
-    if len(missing) > _SHOWN:
-        lines.append(f"  and {len(missing) - _SHOWN} more")
-    reason = f"{folder} holds a sweep with {counted(len(missing), 'run')} that this command leaves out:\n" + "\n".join(
-        lines
-    )
+    left_out = f"{counted(len(missing), 'run')} that this command leaves out: {names_of(missing, _SHOWN)}"
+    reason = f"{folder} holds a sweep with {left_out}"
     if len(missing) == len(stored.runs):
         ignore = (*UNCOMPARED, *stored.fields, *wanted.fields)
         changed = config_differences(stored.runs[0].config, wanted.runs[0].config, ignore=ignore)

@@ -32,8 +32,9 @@ from fedjax_ssl.sweep.axes import Axis, Range
 from fedjax_ssl.sweep.plan import Plan, PlannedRun, needed
 
 METRIC = "validation_accuracy"
-SAMPLERS = ("tpe", "random")
-PRUNERS = ("hyperband", "median", "none")
+# Names here and Optuna's; the first ones are the defaults.
+SAMPLERS = {"tpe": "TPESampler", "random": "RandomSampler"}
+PRUNERS = {"hyperband": "HyperbandPruner", "median": "MedianPruner", "none": "NopPruner"}
 _BEFORE_LEARNING = 10  # trials that TPE draws at random, Optuna's `n_startup_trials`
 
 
@@ -133,8 +134,8 @@ def search_of(given: argparse.Namespace, folder: Path) -> Search:
         settings=tuple(given.set),
         seeds=axes.parse_seeds(given.seeds) or (),
         trials=50 if given.trials is None else given.trials,
-        sampler=given.sampler or SAMPLERS[0],
-        pruner=given.pruner or PRUNERS[0],
+        sampler=given.sampler or next(iter(SAMPLERS)),
+        pruner=given.pruner or next(iter(PRUNERS)),
         random_seed=given.random_seed,
         storage=given.storage,
         study=given.study or folder.name,
@@ -197,10 +198,8 @@ def open_study(search: Search, folder: Path, worker: int = 0) -> Any:
         ConfigError: the storage cannot be used.
     """
     optuna, config = _optuna(), search.example
-    known, rounds = optuna.pruners, max(config.rounds, 1)
-    pruners = {"none": known.NopPruner(), "median": known.MedianPruner()}
-    pruners["hyperband"] = known.HyperbandPruner(config.eval_every, rounds)
-    samplers = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
+    bounds = (config.eval_every, max(config.rounds, 1)) if search.pruner == "hyperband" else ()
+    pruner = getattr(optuna.pruners, PRUNERS[search.pruner])(*bounds)
     storages, place = importlib.import_module("optuna.storages.journal"), search.storage or folder / "study.log"
     try:
         storage = search.storage or optuna.storages.JournalStorage(storages.JournalFileBackend(str(place)))
@@ -209,12 +208,12 @@ def open_study(search: Search, folder: Path, worker: int = 0) -> Any:
             study_name=search.study,
             direction="maximize",
             load_if_exists=True,
-            pruner=pruners[search.pruner],
+            pruner=pruner,
         )
     except Exception as error:
         raise ConfigError(f"the study {search.study!r} in {place} cannot be opened: {error}") from error
     turn = 1000 * len(study.get_trials(deepcopy=False)) + worker
-    study.sampler = samplers[search.sampler](seed=search.random_seed + turn)
+    study.sampler = getattr(optuna.samplers, SAMPLERS[search.sampler])(seed=search.random_seed + turn)
     return study
 
 

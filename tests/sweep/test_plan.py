@@ -168,7 +168,7 @@ def test_a_sweep_grows_and_does_not_shrink(tmp_path):
     assert more.runs[:4] == plan.runs  # names stay, though there are more fields now
     assert len(more.runs) == 18 and [len(runs) for runs in more.programs] == [9, 9]
     assert len({run.name for run in more.runs}) == 18
-    with pytest.raises(RunFolderError, match=r"2 runs that this command leaves out:\n  lr=0\.03,seed=1"):
+    with pytest.raises(RunFolderError, match=r"2 runs that this command leaves out: lr=0\.03,seed=1"):
         plans.extended(plan, planned(RATES, seeds=(0,)), tmp_path)
     with pytest.raises(RunFolderError, match="rounds: 80 -> 20"):
         plans.extended(plan, planned(RATES, "rounds=20"), tmp_path)
