@@ -2,7 +2,6 @@
 
 import contextlib
 import lzma
-import pickle
 import sqlite3
 import struct
 import tarfile
@@ -20,7 +19,7 @@ LARGEST = 1 << 33  # bytes that an array in a file may take: more than any datas
 DAMAGED = (
     *(OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, sqlite3.Error),
     *(ValueError, TypeError, LookupError, AttributeError, SyntaxError, ImportError, struct.error),
-    *(pickle.UnpicklingError, Image.DecompressionBombError, RuntimeError, OverflowError, MemoryError),
+    *(Image.DecompressionBombError, RuntimeError, OverflowError, MemoryError),
 )
 
 

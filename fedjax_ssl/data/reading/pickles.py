@@ -30,7 +30,7 @@ def read_pickle(path: Path) -> Any:
             return _Unpickler(file, encoding="latin1").load()
     except FormatError as error:
         raise FormatError(f"{path}: {error}") from error
-    except DAMAGED as error:
+    except (pickle.UnpicklingError, *DAMAGED) as error:
         raise FormatError(f"{path} is cut short, damaged or no pickle: {error}") from error
 
 

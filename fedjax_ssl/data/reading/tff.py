@@ -49,6 +49,34 @@ def read_splits(
     Raises:
         FormatError: the file is not in this form, or damaged, a split is empty, or an example is not as described.
     """
+
+    def read(database: sqlite3.Connection, split: str) -> Rows:
+        (count,) = database.execute("SELECT count(*) FROM examples WHERE split_name = ?", (split,)).fetchone()
+        if not count:
+            raise FormatError(f"{path} has no examples of the split {split!r}.")
+        x, clients = np.empty((count, *shape), np.uint8), []
+        labels = {name: np.empty(count, np.int32) for name in limits}
+        rows = database.execute(
+            "SELECT client_id, serialized_example_proto FROM examples WHERE split_name = ?", (split,)
+        )
+        for row, (client, record) in enumerate(rows):
+            clients.append(client.decode("ascii", "replace") if isinstance(client, bytes) else str(client))
+            where = f"{path}: example {row} of {split}, client {clients[-1]}, has"
+            example = parse_example(record)
+            image = example.get(key)
+            if not isinstance(image, np.ndarray) or image.size != x[row].size:
+                raise FormatError(f"{where} no {key} of {shape}.")
+            highest = 1 if image.dtype == np.float32 else 255
+            if not (image.min() >= 0 and image.max() <= highest):
+                raise FormatError(f"{where} {key} outside 0 to {highest}.")
+            x[row] = (np.rint(255.0 * (1.0 - image)) if highest == 1 else image).reshape(shape)
+            for name, limit in limits.items():
+                value = example.get(name)
+                if not isinstance(value, np.ndarray) or value.size != 1 or not 0 <= value[0] < limit:
+                    raise FormatError(f"{where} no {name} of 0 to {limit - 1}.")
+                labels[name][row] = value[0]
+        return Rows(x, labels, np.array(clients))
+
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         unpacked = Path(folder) / "examples.sqlite"
         written = 0
@@ -64,40 +92,7 @@ def read_splits(
                     f"{path} is not in TensorFlow Federated's form: it has no table examples(split_name, client_id, "
                     "serialized_example_proto)."
                 )
-            return {split: _rows(path, database, split, key, shape, limits) for split in splits}
-
-
-def _rows(
-    path: Path,
-    database: sqlite3.Connection,
-    split: str,
-    key: str,
-    shape: tuple[int, int, int],
-    limits: Mapping[str, int],
-) -> Rows:
-    (count,) = database.execute("SELECT count(*) FROM examples WHERE split_name = ?", (split,)).fetchone()
-    if not count:
-        raise FormatError(f"{path} has no examples of the split {split!r}.")
-    x, clients = np.empty((count, *shape), np.uint8), []
-    labels = {name: np.empty(count, np.int32) for name in limits}
-    rows = database.execute("SELECT client_id, serialized_example_proto FROM examples WHERE split_name = ?", (split,))
-    for row, (client, record) in enumerate(rows):
-        clients.append(client.decode("ascii", "replace") if isinstance(client, bytes) else str(client))
-        where = f"{path}: example {row} of {split}, client {clients[-1]}, has"
-        example = parse_example(record)
-        image = example.get(key)
-        if not isinstance(image, np.ndarray) or image.size != x[row].size:
-            raise FormatError(f"{where} no {key} of {shape}.")
-        highest = 1 if image.dtype == np.float32 else 255
-        if not (image.min() >= 0 and image.max() <= highest):
-            raise FormatError(f"{where} {key} outside 0 to {highest}.")
-        x[row] = (np.rint(255.0 * (1.0 - image)) if highest == 1 else image).reshape(shape)
-        for name, limit in limits.items():
-            value = example.get(name)
-            if not isinstance(value, np.ndarray) or value.size != 1 or not 0 <= value[0] < limit:
-                raise FormatError(f"{where} no {name} of 0 to {limit - 1}.")
-            labels[name][row] = value[0]
-    return Rows(x, labels, np.array(clients))
+            return {split: read(database, split) for split in splits}
 
 
 def parse_example(record: bytes) -> dict[str, list[bytes] | np.ndarray]:

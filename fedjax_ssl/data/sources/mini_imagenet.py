@@ -95,15 +95,14 @@ def read_pickles(files: Mapping[str, Path], form: Form = "pickles", size: Annota
                 raise FormatError(f"{path} has the class {name}, which another file has too.")
             images[name] = rows
     generator = np.random.default_rng(0)
-    chosen: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
-    labels: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
+    parts: dict[str, tuple[list, list]] = {split: ([], []) for split in SPLITS}  # images and labels
     for label, name in enumerate(sorted(images)):
         rows, order = images[name], generator.permutation(len(images[name]))
         few = len(rows) // TEST_SHARE
         for split, part in (("test", order[:few]), ("train", order[few:])):
-            chosen[split].append(rows[np.sort(part)])
-            labels[split].append(np.full(len(part), label, np.int32))
-    train, test = (Split(np.concatenate(chosen[split]), np.concatenate(labels[split])) for split in SPLITS)
+            parts[split][0].append(rows[np.sort(part)])
+            parts[split][1].append(np.full(len(part), label, np.int32))
+    train, test = (Split(*map(np.concatenate, parts[split])) for split in SPLITS)
     return Dataset(name=NAME, train=train, test=test if len(test) else None, class_names=tuple(sorted(images)))
 
 
