@@ -26,6 +26,7 @@ class Option(NamedTuple):
     optional: bool = False  # whether None is a value of it
     allowed: Declaration | None = None  # any value of the type by default
     traceable: bool = False  # whether it may be an array, so that another value needs no other program
+    meaning: str = ""  # for help; `Registry.meanings` reads those of a builder's options
 
 
 class Registry(Generic[Built]):

@@ -7,7 +7,6 @@ import ml_collections
 
 from fedjax_ssl.config.fields import FIELDS, REGISTRIES, WORDS, get, options_of
 from fedjax_ssl.errors import naming
-from fedjax_ssl.registry import Option
 
 
 class Described(NamedTuple):
@@ -30,31 +29,29 @@ def describe(config: ml_collections.ConfigDict) -> list[Described]:
     """
     options, found = options_of(config), []
     for section in dict.fromkeys(name.rpartition(".")[0] for name in ("seed", "method.name", *FIELDS)):
-        registry, meanings, own = REGISTRIES.get(section), {}, set[str]()
+        registry, meanings, others = REGISTRIES.get(section), dict[str, str](), set[str]()
         if registry is not None:
             name = config[section].name
             with naming(section):
-                meanings, own = registry.meanings(name), {*registry.options(name), *registry.common}
+                meanings = registry.meanings(name)
+            others = {*registry.fields(), "name"} - {*meanings, *registry.common}
             what = FIELDS[f"{section}.name"].meaning if section != "method" else "the method"
             line = registry.available().get(name, "your own").rstrip(".")
             allowed = f"{', '.join(registry)}, or module:function"
             found.append(Described(f"{section}.name", name, allowed, f"{what}: {line}"))
-        others = set() if registry is None else {*registry.fields()} - own
         fields = [field for field in FIELDS if field.rpartition(".")[0] == section]
         for field in dict.fromkeys([*fields, *(f"{section}.{one}" for one in meanings)]):
             last = field.rpartition(".")[2]
-            if last not in others and (registry is None or last != "name"):
-                meaning = FIELDS[field].meaning if field in FIELDS else meanings[last].rstrip(".")
-                option = options[field]
-                if field not in FIELDS and registry is not None:
-                    option = option._replace(optional=registry.options(name)[last].optional)
-                found.append(_described(field, get(config, field, None), option, meaning))
+            if last in others:
+                continue
+            option = options[field]
+            if field not in FIELDS and registry is not None:
+                option = option._replace(
+                    optional=registry.options(name)[last].optional, meaning=meanings[last].rstrip(".")
+                )
+            value = get(config, field, None)
+            if value is None and option.default is not inspect.Parameter.empty:  # the choice's own default
+                value = option.default
+            words = option.allowed.words() if option.allowed else WORDS[option.type]
+            found.append(Described(field, value, words + " or None" * option.optional, option.meaning))
     return found
-
-
-def _described(field: str, value: Any, option: Option, meaning: str) -> Described:
-    """Describes one field; None in a config stands for the choice's own default."""
-    words = option.allowed.words() if option.allowed else WORDS[option.type]
-    if value is None and option.default is not inspect.Parameter.empty:
-        value = option.default
-    return Described(field, value, words + " or None" * option.optional, meaning)

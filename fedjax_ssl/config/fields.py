@@ -7,7 +7,7 @@ has the options of all its choices, which their builders declare: None stands fo
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_collections
 from ml_collections import config_dict
@@ -54,144 +54,139 @@ _SHARE, _WEIGHT, _POSITIVE = In("[0, 1)"), In("[0, inf)"), In("(0, inf)")
 _FINITE, _COUNT, _COUNT_OR_NONE = In("(-inf, inf)"), Whole(1), Whole(0)
 
 
-class Field(NamedTuple):
-    """A setting of every run."""
-
-    default: Any  # a bare type: None, until a value of this type is given
-    meaning: str  # for `fedjax-ssl run NAME --help`
-    allowed: Declaration | None = None
-
-    def described(self) -> Option:
-        """The field as an option of a choice."""
-        bare = isinstance(self.default, type)
-        kind = self.default if bare else type(self.default)
-        return Option(kind, None if bare else self.default, bare, self.allowed)
+def _field(default: Any, meaning: str, allowed: Declaration | None = None) -> Option:
+    """Declares a setting of every run. A bare type as its default: None, until a value of this type is given."""
+    if isinstance(default, type):
+        return Option(default, None, True, allowed, meaning=meaning)
+    return Option(type(default), default, False, allowed, meaning=meaning)
 
 
 # Seeds end where jax.random would take the last 32 bits of a larger one, which are those of another.
-_SECTIONS: dict[str, dict[str, Field]] = {
+_SECTIONS: dict[str, dict[str, Option]] = {
     "": {
-        "seed": Field(
+        "seed": _field(
             0, "decides all that is random: partition, labels, cohorts, batches, first network", Whole(0, 2**32 - 1)
         ),
-        "rounds": Field(100, "rounds of training; 0: none, only what config.prediction asks for", _COUNT_OR_NONE),
-        "eval_every": Field(5, "rounds between evaluations, run as one compiled call", _COUNT),
-        "checkpoint_every": Field(1, "evaluations between checkpoints; 0: only at the end", _COUNT_OR_NONE),
-        "select_from": Field(0, "rounds before a model may be the one of the best validation accuracy", _COUNT_OR_NONE),
-        "precision": Field(
+        "rounds": _field(100, "rounds of training; 0: none, only what config.prediction asks for", _COUNT_OR_NONE),
+        "eval_every": _field(5, "rounds between evaluations, run as one compiled call", _COUNT),
+        "checkpoint_every": _field(1, "evaluations between checkpoints; 0: only at the end", _COUNT_OR_NONE),
+        "select_from": _field(
+            0, "rounds before a model may be the one of the best validation accuracy", _COUNT_OR_NONE
+        ),
+        "precision": _field(
             "float32", "numbers of forward and backward passes; parameters are float32", OneOf(PRECISIONS)
         ),
-        "metrics": Field(
+        "metrics": _field(
             ("clients", "f1", "ece"),
             "scores beside accuracy: by client, macro F1, calibration error, ROC area (slow)",
             Several(SCORES),
         ),
-        "profile": Field(False, "write jax.profiler's trace of the first block of rounds to the run folder"),
-        "threads": Field(int, "threads of a CPU; one per core by default, 1 suits linear models", _COUNT),
+        "profile": _field(False, "write jax.profiler's trace of the first block of rounds to the run folder"),
+        "threads": _field(int, "threads of a CPU; one per core by default, 1 suits linear models", _COUNT),
     },
     "data": {
-        "name": Field("digits", "the dataset"),
-        "path": Field(str, "the file of npz, the folder of a published dataset"),
-        "root": Field(str, "folder of downloads; $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl by default"),
-        "download": Field(True, "whether the network may be used"),
-        "source": Field("auto", "form of a published dataset: original files, TFDS's, or both", OneOf(ORIGINS)),
-        "residence": Field(
+        "name": _field("digits", "the dataset"),
+        "path": _field(str, "the file of npz, the folder of a published dataset"),
+        "root": _field(str, "folder of downloads; $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl by default"),
+        "download": _field(True, "whether the network may be used"),
+        "source": _field("auto", "form of a published dataset: original files, TFDS's, or both", OneOf(ORIGINS)),
+        "residence": _field(
             "auto", "where examples lie; auto: on the device up to half of its memory", OneOf(RESIDENCES)
         ),
-        "standardize": Field("auto", "where mean and deviation of the inputs come from", OneOf(STANDARDIZATIONS)),
-        "mean": Field(tuple, "mean of a channel or feature, in place of the dataset's", Each(_FINITE)),
-        "std": Field(tuple, "deviation of a channel or feature, in place of the dataset's", Each(_POSITIVE)),
-        "test_mean": Field(tuple, "mean where inputs are predicted, if not as in training", Each(_FINITE)),
-        "test_std": Field(tuple, "deviation where inputs are predicted, if not as in training", Each(_POSITIVE)),
-        "pool_splits": Field(False, "the dataset's own test examples are training examples too; hold others out"),
-        "test_clients": Field(0, "whole natural clients, drawn at random, that are the test set", _COUNT_OR_NONE),
-        "left_out_client": Field(object, "the natural client that is the test set, by name or counted from 0"),
-        "test_fraction": Field(0.0, "share of the examples held out for testing where the dataset does not", _SHARE),
-        "client_test_fraction": Field(0.0, "share of every client's examples held out as its test", _SHARE),
-        "validation_fraction": Field(0.0, "share of the training examples held out for validation", _SHARE),
-        "balanced_test": Field(False, "clients draw test examples, equally many of every class"),
-        "pools": Field(
+        "standardize": _field("auto", "where mean and deviation of the inputs come from", OneOf(STANDARDIZATIONS)),
+        "mean": _field(tuple, "mean of a channel or feature, in place of the dataset's", Each(_FINITE)),
+        "std": _field(tuple, "deviation of a channel or feature, in place of the dataset's", Each(_POSITIVE)),
+        "test_mean": _field(tuple, "mean where inputs are predicted, if not as in training", Each(_FINITE)),
+        "test_std": _field(tuple, "deviation where inputs are predicted, if not as in training", Each(_POSITIVE)),
+        "pool_splits": _field(False, "the dataset's own test examples are training examples too; hold others out"),
+        "test_clients": _field(0, "whole natural clients, drawn at random, that are the test set", _COUNT_OR_NONE),
+        "left_out_client": _field(object, "the natural client that is the test set, by name or counted from 0"),
+        "test_fraction": _field(0.0, "share of the examples held out for testing where the dataset does not", _SHARE),
+        "client_test_fraction": _field(0.0, "share of every client's examples held out as its test", _SHARE),
+        "validation_fraction": _field(0.0, "share of the training examples held out for validation", _SHARE),
+        "balanced_test": _field(False, "clients draw test examples, equally many of every class"),
+        "pools": _field(
             tuple, "training, validation and test examples of a class, from both splits", Each(_COUNT_OR_NONE)
         ),
-        "shuffle_pools": Field(False, "pools are drawn at random, not the training examples first"),
+        "shuffle_pools": _field(False, "pools are drawn at random, not the training examples first"),
     },
     "partition": {
-        "name": Field("natural", "how examples are dealt to clients"),
-        "num_clients": Field(int, "clients that train; all natural ones by default", _COUNT),
+        "name": _field("natural", "how examples are dealt to clients"),
+        "num_clients": _field(int, "clients that train; all natural ones by default", _COUNT),
     },
     "supervision": {
-        "name": Field("all", "which labels are seen, by whom"),
-        "labelled_clients": Field(int, "clients that keep class labels; all by default", _COUNT_OR_NONE),
-        "which": Field(str, "which clients keep class labels; first by default", OneOf(("first", "random"))),
+        "name": _field("all", "which labels are seen, by whom"),
+        "labelled_clients": _field(int, "clients that keep class labels; all by default", _COUNT_OR_NONE),
+        "which": _field(str, "which clients keep class labels; first by default", OneOf(("first", "random"))),
     },
-    "augment": {"name": Field("none", "augmentation of training inputs; the weak view of methods")},
-    "strong_augment": {"name": Field("none", "the strong view, in methods that have one")},
-    "model": {"name": Field("mlp", "the network")},
+    "augment": {"name": _field("none", "augmentation of training inputs; the weak view of methods")},
+    "strong_augment": {"name": _field("none", "the strong view, in methods that have one")},
+    "model": {"name": _field("mlp", "the network")},
     "optimizer": {
-        "name": Field("sgd", "optimizer of the clients' local training", OneOf(OPTIMIZERS)),
-        "learning_rate": Field(0.1, "learning rate of a local step", _WEIGHT),
-        "schedule": Field("constant", "schedule of the learning rate; cosine: over schedule_rounds", OneOf(SCHEDULES)),
-        "schedule_rounds": Field(int, "length of the schedule; rounds by default", _COUNT),
-        "momentum": Field(0.0, "momentum of sgd", _SHARE),
-        "nesterov": Field(False, "Nesterov's form of momentum"),
-        "weight_decay": Field(0.0, "L2 penalty, added to the gradient", _WEIGHT),
-        "clip_norm": Field(float, "largest norm of a gradient; no clipping by default", _POSITIVE),
-        "keep_state": Field(False, "clients keep momentum and the like between their rounds"),
-        "keep_by": Field("client", "who keeps it: the client, or the cohort's slot, whoever fills it", OneOf(KEEP_BY)),
-        "average_state": Field(False, "clients start from the mean of what the last cohort ended with"),
-        "batch_size": Field(10, "examples of a local step", _COUNT),
-        "local_epochs": Field(1, "passes over a client's examples in a round", _COUNT),
+        "name": _field("sgd", "optimizer of the clients' local training", OneOf(OPTIMIZERS)),
+        "learning_rate": _field(0.1, "learning rate of a local step", _WEIGHT),
+        "schedule": _field("constant", "schedule of the learning rate; cosine: over schedule_rounds", OneOf(SCHEDULES)),
+        "schedule_rounds": _field(int, "length of the schedule; rounds by default", _COUNT),
+        "momentum": _field(0.0, "momentum of sgd", _SHARE),
+        "nesterov": _field(False, "Nesterov's form of momentum"),
+        "weight_decay": _field(0.0, "L2 penalty, added to the gradient", _WEIGHT),
+        "clip_norm": _field(float, "largest norm of a gradient; no clipping by default", _POSITIVE),
+        "keep_state": _field(False, "clients keep momentum and the like between their rounds"),
+        "keep_by": _field("client", "who keeps it: the client, or the cohort's slot, whoever fills it", OneOf(KEEP_BY)),
+        "average_state": _field(False, "clients start from the mean of what the last cohort ended with"),
+        "batch_size": _field(10, "examples of a local step", _COUNT),
+        "local_epochs": _field(1, "passes over a client's examples in a round", _COUNT),
     },
-    "cohort": {"name": Field("uniform", "which clients take part in a round")},
+    "cohort": {"name": _field("uniform", "which clients take part in a round")},
     "federated": {
-        "name": Field("fedavg", "how the clients' models become the next one"),
-        "cohort_size": Field(int, "clients per round; all by default", _COUNT),
-        "weighting": Field("uniform", "what a client's weight in the average follows", OneOf(WEIGHTINGS)),
-        "placement": Field("auto", "how a cohort's clients run inside the compiled round", OneOf(PLACEMENTS)),
-        "chunk_size": Field(int, "clients at once on a device; by default as many as fit", _COUNT),
-        "devices": Field(int, "devices that share a cohort; 1 by default, all with several processes", _COUNT),
-        "reduce": Field("ordered", "how sums over devices are made", OneOf(REDUCTIONS)),
+        "name": _field("fedavg", "how the clients' models become the next one"),
+        "cohort_size": _field(int, "clients per round; all by default", _COUNT),
+        "weighting": _field("uniform", "what a client's weight in the average follows", OneOf(WEIGHTINGS)),
+        "placement": _field("auto", "how a cohort's clients run inside the compiled round", OneOf(PLACEMENTS)),
+        "chunk_size": _field(int, "clients at once on a device; by default as many as fit", _COUNT),
+        "devices": _field(int, "devices that share a cohort; 1 by default, all with several processes", _COUNT),
+        "reduce": _field("ordered", "how sums over devices are made", OneOf(REDUCTIONS)),
     },
     "early_stopping": {
-        "patience": Field(int, "evaluations without a better validation accuracy that end a run", _COUNT)
+        "patience": _field(int, "evaluations without a better validation accuracy that end a run", _COUNT)
     },
     "tracking": {
-        "writers": Field((), "viewers that get the metrics too", Several(WRITERS)),
-        "project": Field("fedjax_ssl", "project at wandb, experiment at mlflow"),
-        "offline": Field(False, "wandb and mlflow keep their records in the run folder"),
-        "uri": Field(str, "mlflow's server or store; $MLFLOW_TRACKING_URI by default"),
+        "writers": _field((), "viewers that get the metrics too", Several(WRITERS)),
+        "project": _field("fedjax_ssl", "project at wandb, experiment at mlflow"),
+        "offline": _field(False, "wandb and mlflow keep their records in the run folder"),
+        "uri": _field(str, "mlflow's server or store; $MLFLOW_TRACKING_URI by default"),
     },
     "prediction": {
-        "predictors": Field("", "label test examples in the end by: network, xclp, per_client_lp, with commas"),
-        "features": Field("network", "what the graphs compare; inputs as stored", OneOf(("network", "inputs"))),
-        "variant": Field("both", "settings of the paper, or of the authors' code", OneOf(("paper", "code", "both"))),
-        "unlabelled": Field(
+        "predictors": _field("", "label test examples in the end by: network, xclp, per_client_lp, with commas"),
+        "features": _field("network", "what the graphs compare; inputs as stored", OneOf(("network", "inputs"))),
+        "variant": _field("both", "settings of the paper, or of the authors' code", OneOf(("paper", "code", "both"))),
+        "unlabelled": _field(
             "with", "whether graphs hold unlabelled training examples", OneOf(("with", "without", "both"))
         ),
-        "similarity": Field("exact", "per_client_lp: cosines, or their estimate", OneOf(("exact", "lsh"))),
-        "num_bits": Field(4096, "bits of a code", _COUNT),
-        "num_neighbors": Field(10, "neighbours of a point in a graph", _COUNT),
-        "alpha": Field(0.99, "how far labels spread in a graph", _SHARE),
-        "similarity_power": Field(float, "power of similarities; the variant's by default", _POSITIVE),
-        "label_norm": Field(str, "what divides a label: nothing or its class's count", OneOf(("none", "class"))),
-        "confidence_scale": Field(str, "what divides confidences: nothing or the largest", OneOf(("none", "max"))),
-        "groups": Field(1, "xclp: clients are cut at random into groups, with a graph each", _COUNT),
-        "new_batch_size": Field(int, "examples that a client brings at a time; all by default", _COUNT),
-        "neighbor_search": Field("exact", "xclp: approximate for millions of points", OneOf(("exact", "approximate"))),
-        "protocol": Field(
+        "similarity": _field("exact", "per_client_lp: cosines, or their estimate", OneOf(("exact", "lsh"))),
+        "num_bits": _field(4096, "bits of a code", _COUNT),
+        "num_neighbors": _field(10, "neighbours of a point in a graph", _COUNT),
+        "alpha": _field(0.99, "how far labels spread in a graph", _SHARE),
+        "similarity_power": _field(float, "power of similarities; the variant's by default", _POSITIVE),
+        "label_norm": _field(str, "what divides a label: nothing or its class's count", OneOf(("none", "class"))),
+        "confidence_scale": _field(str, "what divides confidences: nothing or the largest", OneOf(("none", "max"))),
+        "groups": _field(1, "xclp: clients are cut at random into groups, with a graph each", _COUNT),
+        "new_batch_size": _field(int, "examples that a client brings at a time; all by default", _COUNT),
+        "neighbor_search": _field("exact", "xclp: approximate for millions of points", OneOf(("exact", "approximate"))),
+        "protocol": _field(
             "none", "xclp: protocol between the clients of a graph, docs/secure.md", OneOf(secure.CHOICES)
         ),
-        "hamming": Field("transfer", "how the protocol finds distances", OneOf(secure.HAMMING)),
+        "hamming": _field("transfer", "how the protocol finds distances", OneOf(secure.HAMMING)),
     },
     "distributed": {
-        "coordinator": Field(str, "host:port of process 0, or $FEDJAX_SSL_COORDINATOR; one process by default"),
-        "num_processes": Field(int, "processes of the run, or $FEDJAX_SSL_NUM_PROCESSES", _COUNT),
-        "process_id": Field(int, "number of this process, from 0 on, or $FEDJAX_SSL_PROCESS_ID", _COUNT_OR_NONE),
-        "auto": Field(False, "take the three from Slurm, Open MPI, GKE or a TPU"),
-        "heartbeat_seconds": Field(30, "seconds without a sign of life until a process counts as dead", _COUNT),
-        "shutdown_seconds": Field(60, "seconds that processes wait for each other at the end", _COUNT),
-        "initialization_seconds": Field(120, "seconds that processes wait for each other at the start", _COUNT),
-        "stall_minutes": Field(60.0, "minutes without a finished block that end a process; 0: never", _WEIGHT),
+        "coordinator": _field(str, "host:port of process 0, or $FEDJAX_SSL_COORDINATOR; one process by default"),
+        "num_processes": _field(int, "processes of the run, or $FEDJAX_SSL_NUM_PROCESSES", _COUNT),
+        "process_id": _field(int, "number of this process, from 0 on, or $FEDJAX_SSL_PROCESS_ID", _COUNT_OR_NONE),
+        "auto": _field(False, "take the three from Slurm, Open MPI, GKE or a TPU"),
+        "heartbeat_seconds": _field(30, "seconds without a sign of life until a process counts as dead", _COUNT),
+        "shutdown_seconds": _field(60, "seconds that processes wait for each other at the end", _COUNT),
+        "initialization_seconds": _field(120, "seconds that processes wait for each other at the start", _COUNT),
+        "stall_minutes": _field(60.0, "minutes without a finished block that end a process; 0: never", _WEIGHT),
     },
 }
 FIELDS = {
@@ -241,16 +236,26 @@ def options_of(config: Any) -> dict[str, Option]:
     Raises:
         ConfigError: it names something that nobody knows.
     """
-    found = {"method.name": Option(str, "fedavg")}
+    found = {"method.name": Option(str, "fedavg"), **_options_of_choices()}
     for section, registry in REGISTRIES.items():
-        name = config[section]["name"]
         with naming("method.name" if section == "method" else section):
-            own = registry.options(name)
-        if section != "method":  # None stands for the choice's own default
-            found |= {f"{section}.{option}": Option(kind, None, True) for option, kind in registry.fields().items()}
+            own = registry.options(config[section]["name"])
         for option, one in own.items():
             found[f"{section}.{option}"] = one._replace(optional=section != "method" or one.optional)
-    return found | {name: field.described() for name, field in FIELDS.items()}
+    return found | FIELDS
+
+
+def _options_of_choices() -> dict[str, Option]:
+    """Lists the options of all choices as fields, in which None stands for the choice's own default."""
+    return {
+        f"{section}.{option}": Option(kind, None, True)
+        for section, registry in CHOICES.items()
+        for option, kind in registry.fields().items()
+    }
+
+
+def _stored(option: Option) -> Any:
+    return config_dict.placeholder(option.type) if option.default is None else option.default
 
 
 def with_method(given: Mapping[str, Any]) -> ml_collections.ConfigDict:
@@ -264,8 +269,7 @@ def with_method(given: Mapping[str, Any]) -> ml_collections.ConfigDict:
     """
     section = {"name": given["name"]}
     for setting, option in methods.METHODS.options(given["name"]).items():
-        plain = config_dict.placeholder(option.type) if option.default is None else option.default
-        section[setting] = given.get(setting, plain)
+        section[setting] = given.get(setting, _stored(option))
     return ml_collections.ConfigDict(section)
 
 
@@ -276,41 +280,30 @@ def default(method: str = "fedavg") -> ml_collections.ConfigDict:
         method: name of a method, whose settings become `config.method`.
     """
     fields: dict[str, Any] = {"method": with_method({"name": method})}
-    options = {
-        f"{section}.{option}": kind
-        for section, registry in CHOICES.items()
-        for option, kind in registry.fields().items()
-    }
-    for name, value in (options | {name: field.default for name, field in FIELDS.items()}).items():
+    for name, option in (_options_of_choices() | FIELDS).items():
         section, _, own = name.rpartition(".")
         place = fields.setdefault(section, {}) if section else fields
-        place[own] = config_dict.placeholder(value) if isinstance(value, type) else value
+        place[own] = _stored(option)
     return ml_collections.ConfigDict(fields).lock()
 
 
-def check_field(name: str, value: Any) -> None:
-    """Raises ConfigError where a value of one of `FIELDS` is not allowed; the message names it and says what is."""
-    _check(name, value, FIELDS[name].described())
+def check_field(name: str, value: Any, option: Option | None = None) -> None:
+    """Raises ConfigError where a value of a field is not allowed; the message names it and says what is.
 
-
-def check_fields(config: ml_collections.ConfigDict) -> None:
-    """Checks all fields of a config, and the options of what it names.
-
-    Raises:
-        ConfigError: naming the field, its value and what is allowed.
+    Args:
+        name: its dotted name.
+        value: its value.
+        option: its declaration, by default that in `FIELDS`.
     """
-    for name, option in options_of(config).items():
-        _check(name, get(config, name, None), option)
-
-
-def _check(name: str, value: Any, option: Option) -> None:
+    option = option or FIELDS[name]
     if value is None and not option.optional:
         raise ConfigError(f"config.{name} is None; give {WORDS[option.type]}")
-    if value is not None and option.type is object and not isinstance(value, str):
-        option = option._replace(allowed=_COUNT_OR_NONE)
-    if value is not None and option.allowed:
+    allowed = option.allowed
+    if option.type is object and not isinstance(value, str):
+        allowed = _COUNT_OR_NONE
+    if value is not None and allowed:
         with naming():
-            option.allowed.check(f"config.{name}", value)
+            allowed.check(f"config.{name}", value)
 
 
 def get(config: Any, field: str, *missing: Any) -> Any:

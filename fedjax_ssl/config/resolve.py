@@ -11,7 +11,7 @@ from flax.traverse_util import flatten_dict
 
 from fedjax_ssl import methods
 from fedjax_ssl.checks import Several
-from fedjax_ssl.config.fields import CHOICES, REGISTRIES, check_fields, get, options_of, with_method
+from fedjax_ssl.config.fields import CHOICES, REGISTRIES, check_field, get, options_of, with_method
 from fedjax_ssl.data import rounds_of_a_part
 from fedjax_ssl.errors import ConfigError, ConfigNote, did_you_mean, naming
 from fedjax_ssl.federated import (
@@ -25,7 +25,7 @@ from fedjax_ssl.registry import takes_array
 PREDICTORS = ("network", "xclp", "per_client_lp")
 # Overriding one of these by another choice leaves options behind that the new one need not take.
 _DROPS_OPTIONS = ("partition", "supervision", "augment", "strong_augment", "cohort", "federated")
-_TRACEABLE = ("optimizer", "federated", "method")
+_TRACEABLE = ("optimizer.", "federated.", "method.")
 
 
 def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
@@ -48,7 +48,8 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     resolved = ml_collections.ConfigDict(config.to_dict())
     _refuse_unknown(resolved)
     resolved.method = with_method(resolved.method)
-    check_fields(resolved)
+    for field, declared in options_of(resolved).items():
+        check_field(field, get(resolved, field, None), declared)
     for section in CHOICES:
         _check_options(resolved, section)
     if resolved.optimizer.schedule_rounds is None:
@@ -110,7 +111,7 @@ def replace_numbers(config: ml_collections.ConfigDict, numbers: Mapping[str, Any
     """
     replaced = config.to_dict()
     real = {name for name, value in flatten_dict(replaced, sep=".").items() if isinstance(value, float)}
-    known = sorted(name for name in real if name.split(".")[0] in _TRACEABLE)
+    known = sorted(name for name in real if name.startswith(_TRACEABLE))
     for field, value in numbers.items():
         if field not in known:
             raise ConfigError(f"hyperparameter {field!r} is no real-valued setting of this config; these are: {known}")

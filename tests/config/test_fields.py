@@ -22,7 +22,7 @@ def test_every_number_has_a_range_with_its_default_inside(section: str) -> None:
         registry = fields.REGISTRIES[section]
         options = [pair for choice in registry for pair in registry.options(choice).items()]
     else:
-        options = [(name, field.described()) for name, field in fields.FIELDS.items()]
+        options = [*fields.FIELDS.items()]
     for name, option in options:
         if option.type not in (int, float, tuple) or (section, name) in NAMES:
             continue
