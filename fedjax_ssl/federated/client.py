@@ -20,12 +20,12 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from fedjax_ssl.federated.forward import forward_views, labelling_key
 from fedjax_ssl.federated.method import (
     Client,
+    ClientKind,
     ClientResult,
     ClientState,
     Losses,
     Now,
     Params,
-    Sampler,
     Snapshot,
     Step,
     Stream,
@@ -36,6 +36,7 @@ from fedjax_ssl.federated.method import (
 )
 from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Local
 from fedjax_ssl.federated.packing import Packed, Packing, apart, cut, packing
+from fedjax_ssl.federated.setup import WEIGHTINGS
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Model, Outputs
 
@@ -56,23 +57,13 @@ class LocalTraining(NamedTuple):
     federated_optimizer: FederatedOptimizer
     upload: Callable[[ClientResult], Params] | None  # what the server sees of trained parameters; None: all of them
     receive: Callable[[Client, Params], Params] | None = None  # what a client has of what is sent; None: all of it
+    weighting: str = "uniform"  # name of the weight in the average, where a kind of clients has no own
     average_optimizer: bool = False  # its state is averaged at the server, for the groups that are shared
 
     @property
     def shared(self) -> tuple[str, ...]:
         """Groups that are sent and averaged."""
         return tuple(group for group in self.groups if group not in self.private)
-
-
-class Task(NamedTuple):
-    """Work of the clients of one kind in a round."""
-
-    terms: tuple[Term, ...]
-    sampler: Sampler
-    weigh: Callable[[Client, dict[str, PyTree]], Float[Array, ""]]  # (client, uploads) -> weight in the average
-    rate: Callable[[Client], Float[Array, ""]] | None = None
-    gradient: Callable[..., tuple[Array, Packed, Losses]] | None = None  # as in `Stage`
-    separate_passes: bool = False
 
 
 class Download(NamedTuple):
@@ -116,19 +107,8 @@ class Plan(NamedTuple):
     examples: Int[Array, ""]  # rows that enter a loss, over all its steps
 
 
-class ClientUpdate(NamedTuple):
-    """Local training of one client in one round, cut into pieces that a placement puts together."""
-
-    plan: Callable[[Client], Plan]
-    start: Callable[[Client], ClientProgress]
-    step: Callable[[Client, Int[Array, ""], Batch, ClientProgress], ClientProgress]
-    # ^ (client, number of the step, batch, progress) -> progress
-    finish: Callable[[Client, Plan, ClientProgress], tuple[PyTree, PyTree]]
-    # ^ (client, its plan, progress) -> (what is summed over the cohort, what is stacked over it)
-
-
-def train_client(update: ClientUpdate, client: Client, loop: str = "own") -> tuple[PyTree, PyTree]:
-    """Trains one client.
+def train_client(update: "ClientUpdate", client: Client, loop: str = "own") -> tuple[Plan, ClientProgress]:
+    """Takes a client's local steps.
 
     Args:
         update: local training.
@@ -139,8 +119,7 @@ def train_client(update: ClientUpdate, client: Client, loop: str = "own") -> tup
             has to be told from another one, and the update of weights is part of the product that gives its gradient.
 
     Returns:
-        (what is summed over the cohort, what is stacked over it). An update with a value that is not finite is
-        dropped: it weighs nothing, and is counted in "dropped".
+        (its plan, its progress at the end).
     """
     plan, begin = update.plan(client), update.start(client)
 
@@ -161,7 +140,7 @@ def train_client(update: ClientUpdate, client: Client, loop: str = "own") -> tup
     else:
         # A loop with a traced bound: a client takes exactly its own number of steps. Nothing differentiates through it.
         end = jax.lax.fori_loop(0, plan.num_steps, one_step, begin)
-    return update.finish(client, plan, end)
+    return plan, end
 
 
 def step_bound(plan: Plan) -> int:
@@ -174,23 +153,23 @@ def batch_of(plan: Plan, *place: Int[Array, ""]) -> Batch:
     return jax.tree.map(lambda table: table[place], plan.batches)
 
 
-def client_update(training: LocalTraining, task: Task, broadcast: Download) -> ClientUpdate:
-    """The pieces of local training in one round."""
-    run = _ClientRound(training, task, broadcast)
-    return ClientUpdate(run.plan, run.start, run.step, run.finish)
+class ClientUpdate:
+    """Local training of one kind of clients in one round, cut into pieces that a placement puts together.
 
+    Args:
+        training: parts that are the same for every round.
+        kind: terms, batches, rate and weight of these clients.
+        broadcast: the message to all clients.
+    """
 
-class _ClientRound:
-    """Local training in one round; what is the same for every client is worked out once."""
-
-    def __init__(self, training: LocalTraining, task: Task, broadcast: Download):
-        self.training, self.task, self.broadcast = training, task, broadcast
+    def __init__(self, training: LocalTraining, kind: ClientKind, broadcast: Download):
+        self.training, self.kind, self.broadcast = training, kind, broadcast
         self.packings = {group: packing(broadcast.params[group]) for group in training.groups}
         self.common = {group: self.packings[group].pack(broadcast.params[group]) for group in training.groups}
         self.shared = training.shared
         self.flat_state, unravel = ravel_pytree(broadcast.model_state)
         self.unravel_state = partial(cut, unravel)
-        phases = {group: tuple(term for term in task.terms if term.group == group) for group in training.groups}
+        phases = {group: tuple(term for term in kind.terms if term.group == group) for group in training.groups}
         self.phases = {group: terms for group, terms in phases.items() if terms}
 
     def to_params(self, grouped: Grouped) -> Params:
@@ -201,7 +180,7 @@ class _ClientRound:
 
     def rate_of(self, client: Client) -> Float[Array, ""]:
         rate = self.broadcast.learning_rate
-        return rate if self.task.rate is None else rate * self.task.rate(client)
+        return rate if self.kind.rate is None else rate * self.kind.rate(client)
 
     def kept_by(self, client: Client, term: Term) -> PyTree:
         return () if client.kept is None else client.kept.terms.get(term.name, ())
@@ -233,7 +212,7 @@ class _ClientRound:
 
     def plan(self, client: Client) -> Plan:
         key = self.key_of(client)
-        schedule = self.task.sampler.schedule(named_key(key, "batches"), client, self.broadcast.now)
+        schedule = self.kind.sampler.schedule(named_key(key, "batches"), client, self.broadcast.now)
         masks = list(schedule.masks.values())
         numbers = jnp.arange(masks[0].shape[0], dtype=jnp.int32)
         # Together and not in every step, where they would be operations of their own.
@@ -257,7 +236,7 @@ class _ClientRound:
                 term.name: term.client.start(
                     self.broadcast.terms[term.name], network.params, network.model_state, self.kept_by(client, term)
                 )
-                for term in self.task.terms
+                for term in self.kind.terms
             },
             loss=jnp.zeros(()),
         )
@@ -268,7 +247,7 @@ class _ClientRound:
         for group, terms in self.phases.items():
             after = self.one_phase(client, progress, number, group, terms, streams, named_key(batch.key, group))
             views = _views(terms)
-            if views and (len(self.phases) > 1 or self.task.sampler.empty_steps):
+            if views and (len(self.phases) > 1 or self.kind.sampler.empty_steps):
                 # A group without a row in this step takes no step at all: no weight decay, no momentum.
                 rows = jnp.any(jnp.concatenate([view.real(streams) for view in views]))
                 after = jax.tree.map(lambda new, old, keep=rows: jnp.where(keep, new, old), after, progress)
@@ -286,14 +265,25 @@ class _ClientRound:
         phase_key: Key[Array, ""],
     ) -> ClientProgress:
         start = self.anchor_of(client)
-        received = self.network_of(client, start)
+        nothing: dict[str, Any] = dict.fromkeys(("sent", "shared", "local", "params", "groups", "model_state"), ())
+        seen = Step(
+            outputs={},
+            inputs={},
+            streams=streams,
+            client=client,
+            received=self.network_of(client, start),
+            key=phase_key,
+            now=self.broadcast.now,
+            number=number,
+            **nothing,
+        )
 
         def evaluate(one_group: Packed, terms: tuple[Term, ...], earlier: dict[str, Outputs] | None = None) -> Losses:
             at = progress._replace(params={**progress.params, group: one_group})
-            return self.evaluate(client, at, number, terms, streams, received, phase_key, earlier)
+            return self.evaluate(at, terms, seen._replace(earlier=earlier))
 
         weights = progress.params[group]
-        compute = self.task.gradient or plain_gradient
+        compute = self.kind.gradient or plain_gradient
         loss, slope, losses = compute(evaluate, weights, terms, self.packings[group])
         gradient: Grouped = {group: slope}
         only, anchor = {group: weights}, {group: start[group]}
@@ -318,50 +308,23 @@ class _ClientRound:
             loss=progress.loss + loss,
         )
 
-    def evaluate(
-        self,
-        client: Client,
-        progress: ClientProgress,
-        number: Int[Array, ""],
-        terms: tuple[Term, ...],
-        streams: Streams,
-        received: Snapshot,
-        phase_key: Key[Array, ""],
-        earlier: dict[str, Outputs] | None,
-    ) -> Losses:
+    def evaluate(self, progress: ClientProgress, terms: tuple[Term, ...], seen: Step) -> Losses:
         """Run one forward pass and compute the losses of these terms on it."""
         groups = self.to_params(progress.params)
         params = self.training.combine(groups)
         model_state = self.unravel_state(progress.model_state)
-        views = _views(terms)
         inputs, outputs, new_state = forward_views(
-            self.training.model, params, model_state, views, streams, phase_key, self.task.separate_passes
+            self.training.model, params, model_state, _views(terms), seen.streams, seen.key, self.kind.separate_passes
         )
-        seen = Step(
-            outputs=outputs,
-            inputs=inputs,
-            streams=streams,
-            client=client,
-            sent=(),
-            shared=(),
-            local=(),
-            params=params,
-            groups=groups,
-            model_state=model_state,
-            received=received,
-            key=phase_key,
-            now=self.broadcast.now,
-            number=number,
-            earlier=earlier,
-        )
+        seen = seen._replace(outputs=outputs, inputs=inputs, params=params, groups=groups, model_state=model_state)
         values, local = {}, {}
         for term in terms:
             result = term.loss(
                 seen._replace(
-                    sent=client.sent.get(term.name, ()),
+                    sent=seen.client.sent.get(term.name, ()),
                     shared=self.broadcast.now.shared.get(term.name, ()),
                     local=progress.local.get(term.name, ()),
-                    key=named_key(phase_key, term.name),
+                    key=named_key(seen.key, term.name),
                 )
             )
             value, after = result if isinstance(result, tuple) else (result, progress.local.get(term.name))
@@ -371,6 +334,10 @@ class _ClientRound:
         return Losses(values, local, ravel_pytree(new_state)[0], outputs)
 
     def finish(self, client: Client, plan: Plan, end: ClientProgress) -> tuple[dict[str, PyTree], dict[str, PyTree]]:
+        """Work out what a trained client sends and keeps: (summed over the cohort, stacked over it).
+
+        An update with a value that is not finite is dropped: it weighs nothing, and is counted in "dropped".
+        """
         begin, num_steps = self.start(client), plan.num_steps
         finite = jnp.isfinite(end.loss)
         for values in jax.tree.leaves((end.params, end.model_state)):
@@ -399,9 +366,10 @@ class _ClientRound:
         if self.training.upload is not None:
             result = result._replace(uploaded={**groups, **self.training.upload(result)})
             sent_up = {group: self.packings[group].pack(result.uploaded[group]) for group in self.shared}
-        uploads = {term.name: term.client.collect(result) for term in self.task.terms}
-        wanted = self.task.weigh(client, uploads)
-        remembered = {term.name: term.client.remember(result) for term in self.task.terms if term.client.remember}
+        uploads = {term.name: term.client.collect(result) for term in self.kind.terms}
+        weigh = self.kind.weigh
+        wanted = WEIGHTINGS[self.training.weighting](client) if weigh is None else weigh(client, uploads)
+        remembered = {term.name: term.client.remember(result) for term in self.kind.terms if term.client.remember}
         sound = jnp.isfinite(wanted)
         averaged = {group: end.optimizer[group] for group in self.shared if self.training.average_optimizer}
         for values in jax.tree.leaves((remembered, averaged)):
@@ -444,7 +412,7 @@ class _ClientRound:
         stacked = {
             "kept": kept,
             "uploads": uploads,
-            "measured": {term.name: term.log.measure(result) for term in self.task.terms},
+            "measured": {term.name: term.log.measure(result) for term in self.kind.terms},
             "counts": trained,
         }
         return summed, stacked

@@ -137,6 +137,7 @@ def federated_method(
         federated_optimizer=setup.federated_optimizer,
         upload=upload,
         receive=receive,
+        weighting=setup.weighting,
         average_optimizer=setup.average_optimizer,
     )
 

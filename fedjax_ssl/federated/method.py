@@ -257,6 +257,11 @@ def everybody(sent: Broadcast, round: RoundContext) -> Bool[Array, " p"]:
     return round.valid
 
 
+def anyone(clients: Client) -> Bool[Array, " p"]:
+    """All clients are of this kind."""
+    return jnp.ones(clients.id.shape, bool)
+
+
 def never(sent: Broadcast, round: RoundContext) -> Bool[Array, " p"]:
     """Nobody trains because of this term: it goes along with others."""
     return jnp.zeros_like(round.valid)
@@ -349,6 +354,8 @@ class ClientKind(NamedTuple):
     sampler: "Sampler"
     rate: Callable[[Client], Float[Array, ""]] | None = None  # client -> factor of its learning rate; None: 1
     weigh: Callable[[Client, dict[str, PyTree]], Float[Array, ""]] | None = None  # as in `Stage`, with its own uploads
+    gradient: Callable[..., tuple[Array, PyTree, Losses]] | None = None  # as in `Stage`
+    separate_passes: bool = False  # as in `Stage`
 
 
 class ServerTraining(NamedTuple):
@@ -395,6 +402,13 @@ class Stage(NamedTuple):
     def trains_clients(self) -> bool:
         """Returns whether there are terms for clients; otherwise only the server trains."""
         return bool(self.terms or self.kinds)
+
+    @property
+    def own_kind(self) -> ClientKind | None:
+        """Returns the clients of no other kind; None where the stage has no batches for them."""
+        if self.sampler is None:
+            return None
+        return ClientKind(anyone, self.terms, self.sampler, self.rate, self.weigh, self.gradient, self.separate_passes)
 
 
 class Schedule(NamedTuple):

@@ -12,7 +12,6 @@ gather everything and add in client order, or add integers.
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple, TypeGuard, cast
 
 import jax
@@ -48,7 +47,7 @@ def train_cohort(
     """Trains a cohort's clients.
 
     Args:
-        update_of: broadcast -> local training, from `client_update`.
+        update_of: broadcast -> local training, a `ClientUpdate`.
         broadcast: what all clients receive; every device of a mesh is given it.
         clients: leading axis p.
         valid: False on slots without a client.
@@ -73,7 +72,8 @@ def train_cohort(
     if reduce not in REDUCTIONS:
         raise ValueError(f"reduce is {reduce!r}; allowed: {', '.join(REDUCTIONS)}")
     if mesh is None:
-        return _train_on_one_device(update_of(broadcast), clients, valid, placement, chunk_size, loop)
+        update = update_of(broadcast)
+        return _train_on_one_device(update, update.finish, clients, valid, placement, chunk_size, loop)
     axes, size = mesh.axis_names, valid.shape[0]
     clients, valid = _fill_up(clients, valid, -size % mesh.size)
     clients = without_examples(clients, valid)
@@ -86,10 +86,10 @@ def train_cohort(
     def train_share(broadcast: Download, clients: Client, valid: Array, slots: Array) -> tuple[PyTree, PyTree]:
         if _apart(broadcast.inputs):
             broadcast = broadcast._replace(inputs=cast(Array, broadcast.inputs.of_this_device()))
-        update = update_of(broadcast)
         # Nothing is added on the devices: every client's own values are needed to add them in client order.
-        stacking = update._replace(finish=lambda *done: ((), update.finish(*done)))
-        _, (summed, stacked) = _train_on_one_device(stacking, clients, valid, placement, chunk_size, loop)
+        update = update_of(broadcast)
+        stacking = lambda *done: ((), update.finish(*done))  # noqa: E731
+        _, (summed, stacked) = _train_on_one_device(update, stacking, clients, valid, placement, chunk_size, loop)
         return sum_over_devices(summed, valid, axes, size, reduce, slots), jax.lax.all_gather(stacked, axes, tiled=True)
 
     if set(axes) <= set(jax.sharding.get_abstract_mesh().manual_axes):
@@ -162,14 +162,20 @@ def _take_share(cohort: PyTree, mesh: Mesh) -> PyTree:
 
 
 def _train_on_one_device(
-    update: ClientUpdate, clients: Client, valid: Bool[Array, " p"], placement: str, chunk_size: int, loop: str
+    update: ClientUpdate,
+    finish: Callable[[Client, Plan, ClientProgress], tuple[PyTree, PyTree]],
+    clients: Client,
+    valid: Bool[Array, " p"],
+    placement: str,
+    chunk_size: int,
+    loop: str,
 ) -> tuple[PyTree, PyTree]:
     if placement != "lanes":
-        return map_clients(partial(train_client, update, loop=loop), clients, valid, placement, chunk_size)
+        whole = lambda client: finish(client, *train_client(update, client, loop))  # noqa: E731
+        return map_clients(whole, clients, valid, placement, chunk_size)
     _check(placement, chunk_size)
     plans, ends = run_lanes(update, clients, valid, min(chunk_size, valid.shape[0]))
-    trained = (clients, plans, ends)
-    return map_clients(lambda one: update.finish(*one), trained, valid, "chunked", chunk_size)
+    return map_clients(lambda one: finish(*one), (clients, plans, ends), valid, "chunked", chunk_size)
 
 
 def map_clients(
@@ -275,7 +281,7 @@ def run_lanes(
     """Runs the local steps of a cohort in lanes.
 
     Args:
-        update: from `client_update`.
+        update: a `ClientUpdate`.
         clients: leading axis p.
         valid: False on slots without a client.
         num_lanes: L, at least 1.

@@ -10,7 +10,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.data import FederatedData, LoadedInputs, NotLoaded
-from fedjax_ssl.federated.client import Download, LocalTraining, Task, client_update
+from fedjax_ssl.federated.client import ClientUpdate, Download, LocalTraining
 from fedjax_ssl.federated.client_states import (
     all_clients,
     clients_of,
@@ -25,6 +25,7 @@ from fedjax_ssl.federated.execution import Execution, place_clients
 from fedjax_ssl.federated.method import (
     Broadcast,
     Client,
+    ClientKind,
     ClientState,
     Metrics,
     Now,
@@ -34,11 +35,12 @@ from fedjax_ssl.federated.method import (
     ServerTraining,
     Stage,
     Validation,
+    anyone,
 )
 from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Turn, fedavg, mean_scale
 from fedjax_ssl.federated.packing import cut, packing
 from fedjax_ssl.federated.placement import train_cohort, without_examples
-from fedjax_ssl.federated.setup import WEIGHTINGS, Setup
+from fedjax_ssl.federated.setup import Setup
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
 from fedjax_ssl.keys import named_key
 
@@ -48,7 +50,7 @@ PyTree = Any
 class _Work(NamedTuple):
     """Clients of one kind, what they do, and where."""
 
-    task: Task
+    kind: ClientKind
     members: Bool[Array, " p"]
     place: Callable[..., tuple[PyTree, PyTree]]  # (update of, broadcast, clients, valid) -> (summed, stacked)
 
@@ -122,7 +124,7 @@ def run_round(
         logs.append(log)
     info: Metrics = {}
     if stage.trains_clients:
-        state, info, more = _train_clients(setup, training, stage, context(state), state, data, rate, execution)
+        state, info, more = _train_clients(training, stage, context(state), state, data, rate, execution)
         logs += more
     if server is not None and "after" in server.when:
         state, log = train_at_server(training, server, context(state), state, data, rate)
@@ -171,7 +173,7 @@ def train_at_server(
     clients = server_as_client(data)._replace(kept=kept)
     here = context._replace(key=named_key(context.key, key_name), clients=clients, valid=always)
     alone = _at_server(training, server)._replace(federated_optimizer=fedavg(), private=())
-    work = _Work(Task(server.terms, server.sampler, _uniform, server.rate), always, train_cohort)
+    work = _Work(_server_kind(server), always, train_cohort)
     trained, info, _ = _train(alone, [work], None, here, own, data, learning_rate)
     after = trained.clients.optimizer if server.keep_optimizer else state.server
     untouched = {"optimizer": state.optimizer, "clients": state.clients, "local_optimizer": state.local_optimizer}
@@ -179,7 +181,6 @@ def train_at_server(
 
 
 def _train_clients(
-    setup: Setup,
     training: LocalTraining,
     stage: Stage,
     context: RoundContext,
@@ -189,21 +190,16 @@ def _train_clients(
     execution: Execution,
 ) -> tuple[ServerState, Metrics, list[Metrics]]:
     """Trains the cohort, kind by kind, and with it the server's replicas that are members of the average."""
-
-    def weighting(client: Client, uploads: dict[str, PyTree]) -> Float[Array, ""]:
-        return WEIGHTINGS[setup.weighting](client)
-
     rest = jnp.ones_like(context.valid)
     works = []
     for kind in stage.kinds:
         members = rest & kind.members(context.clients)
         rest = rest & ~members
-        works.append((Task(kind.terms, kind.sampler, kind.weigh or weighting, kind.rate), members))
-    if stage.sampler is not None:
-        more = stage.gradient, stage.separate_passes
-        works.insert(0, (Task(stage.terms, stage.sampler, stage.weigh or weighting, stage.rate, *more), rest))
+        works.append((kind, members))
+    if (own := stage.own_kind) is not None:
+        works.insert(0, (own, rest))
     placed = [
-        _Work(task, members, partial(place_clients, execution, task.sampler, state, data)) for task, members in works
+        _Work(kind, members, partial(place_clients, execution, kind.sampler, state, data)) for kind, members in works
     ]
     replicas = stage.server if stage.server is not None and stage.server.members else None
     state, info, log = _train(training, placed, replicas, context, state, data, learning_rate)
@@ -234,7 +230,7 @@ def _train(
         (state, metrics, metrics of the server's replicas if there are any).
     """
     optimizer, states = training.federated_optimizer, dict(state.terms)
-    terms = [term for work in works for term in work.task.terms]
+    terms = [term for work in works for term in work.kind.terms]
     sent: dict[str, Broadcast] = {}
     for term in terms:
         sent[term.name], states[term.name] = term.server.prepare(states[term.name], context)
@@ -266,11 +262,11 @@ def _train(
     )
     results = []
     for work in works:
-        participates = jnp.stack([term.server.participates(sent[term.name], context) for term in work.task.terms]).any(
+        participates = jnp.stack([term.server.participates(sent[term.name], context) for term in work.kind.terms]).any(
             0
         )
         active = without_examples(clients, participates & work.members)
-        update_of = partial(client_update, training, work.task)
+        update_of = partial(ClientUpdate, training, work.kind)
         results.append(_Results(*work.place(update_of, broadcast, active, context.valid)))
     together = _join(results, works, kept)
     counts = together.stacked["counts"] & context.valid
@@ -333,7 +329,7 @@ def _outcomes(
     weight = result.summed["weight"]
     scale = mean_scale(weight)
     outcomes = {}
-    for term in work.task.terms:
+    for term in work.kind.terms:
         # Where nobody trained, a local state is what it was at the start.
         own = () if kept is None else jax.tree.map(lambda x: x[0], kept.terms.get(term.name, ()))
         fresh = term.client.start(seen.after.terms[term.name], network, state.model_state, own)
@@ -396,7 +392,7 @@ def _train_replicas(
     clients = clients._replace(id=replicas, received=received, kept=own_kept)
     own = _at_server(training, server)
     broadcast = broadcast._replace(key=named_key(broadcast.key, "server"), local_optimizer={})
-    update_of = partial(client_update, own, Task(server.terms, server.sampler, _uniform))
+    update_of = partial(ClientUpdate, own, _server_kind(server)._replace(rate=None))
     result = _Results(*train_cohort(update_of, broadcast, clients, jnp.ones((server.members,), bool)))
     own_only = result.stacked["kept"]._replace(params={}, federated=())
     new = write_states(kept, own_only, replicas, result.stacked["counts"])
@@ -406,8 +402,17 @@ def _train_replicas(
 def _at_server(training: LocalTraining, server: ServerTraining) -> LocalTraining:
     """Local training as the server does it: nothing is sent, and its optimizer's state is its own."""
     return training._replace(
-        keep_optimizer=server.keep_optimizer, keep_by_slot=False, upload=None, receive=None, average_optimizer=False
+        keep_optimizer=server.keep_optimizer,
+        keep_by_slot=False,
+        upload=None,
+        receive=None,
+        weighting="uniform",
+        average_optimizer=False,
     )
+
+
+def _server_kind(server: ServerTraining) -> ClientKind:
+    return ClientKind(anyone, server.terms, server.sampler, server.rate)
 
 
 def _nothing_kept(members: int, state: ServerState) -> PyTree:
@@ -417,10 +422,6 @@ def _nothing_kept(members: int, state: ServerState) -> PyTree:
 
 def _validation(data: FederatedData) -> Validation:
     return Validation(data.valid_index, data.labels[data.valid_index], data.num_valid)
-
-
-def _uniform(client: Client, uploads: dict[str, PyTree]) -> Float[Array, ""]:
-    return WEIGHTINGS["uniform"](client)
 
 
 def _work_done(summed: dict[str, Any]) -> Metrics:
@@ -445,9 +446,9 @@ def _bytes_sent(
     model = sum(values.size for values in jax.tree.leaves(params)) + state_size
     down = up = count(0)
     for work in works:
-        seen = [outcomes[term.name] for term in work.task.terms]
+        seen = [outcomes[term.name] for term in work.kind.terms]
         clients = jnp.sum(seen[0].round.valid & work.members, dtype=jnp.int32)
-        traffic = [term.log.traffic(one) for term, one in zip(work.task.terms, seen, strict=True)]
+        traffic = [term.log.traffic(one) for term, one in zip(work.kind.terms, seen, strict=True)]
         down += count(clients, BYTES_PER_NUMBER * (model * all(t.model_down for t in traffic) + beside.down))
         up += count(clients, BYTES_PER_NUMBER * (model * all(t.model_up for t in traffic) + beside.up))
         for one in traffic:
