@@ -117,6 +117,14 @@ def _weak_labels(kind: str, labels: np.ndarray, sizes: Sequence[int], labelled: 
 NOW = federated.Now(np.int32(0))  # round 0 of a stage; nothing was sent to all clients alike
 
 
+def context(num_clients: int) -> federated.RoundContext:
+    """Round 0 of all clients, for federated optimizers."""
+    ids = jnp.arange(num_clients, dtype=jnp.int32)
+    clients = federated.Client(ids, ids[:, None], ids[:, None], ids, ids, {}, ())
+    key = jax.random.key(0)
+    return federated.RoundContext(key, key, ids[0], None, clients, ids >= 0, clients, {}, {}, {}, ids)
+
+
 def jitter(key: jax.Array, inputs: jax.Array) -> jax.Array:
     """An augmentation: small noise that depends on the key and on the row's place only."""
     return inputs + 0.1 * jax.random.normal(key, inputs.shape, inputs.dtype)

@@ -67,7 +67,6 @@ if TYPE_CHECKING:
         Local,
         Numbers,
         Report,
-        Turn,
         fedavg,
         fednova,
         fedopt,

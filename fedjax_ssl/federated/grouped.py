@@ -12,7 +12,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from fedjax_ssl.checks import check_whole_numbers
-from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Groups, Local, Report, Turn, fedavg, mean_scale
+from fedjax_ssl.federated.method import RoundContext
+from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Groups, Local, Report, fedavg, mean_scale
 
 PyTree = Any
 CODE_SIZES = {47: (10, 10, 10, 10, 7)}  # of the authors' EMNIST runs
@@ -112,11 +113,11 @@ def grouped(
         return fedavg()
     num_groups = len(sizes)
 
-    def send(state: PyTree, kept: PyTree, turn: Turn) -> PyTree:
-        check_sizes(sizes, turn.ids.shape[0])
-        assert turn.slots is not None
-        plan = averaging(sizes, turn.members, broadcast_global)
-        slots = jnp.concatenate([turn.slots, turn.ids.shape[0] + jnp.arange(turn.members, dtype=jnp.int32)])
+    def send(state: PyTree, kept: PyTree, round: RoundContext) -> PyTree:
+        check_sizes(sizes, round.valid.shape[0])
+        assert round.slots is not None
+        plan = averaging(sizes, round.members, broadcast_global)
+        slots = jnp.concatenate([round.slots, round.valid.shape[0] + jnp.arange(round.members, dtype=jnp.int32)])
         return {
             "share": jnp.asarray(plan.weights.T, jnp.result_type(float))[slots],
             "start": jnp.asarray(plan.starts)[slots],
@@ -134,7 +135,7 @@ def grouped(
         }
         return Report({"weight": shares, "total": totals})
 
-    def apply(state: PyTree, anchor: Grouped, summed: PyTree, turn: Turn) -> tuple[Grouped, PyTree]:
+    def apply(state: PyTree, anchor: Grouped, summed: PyTree, round: RoundContext) -> tuple[Grouped, PyTree]:
         means, moved = {}, {}
         for group, weight in summed["weight"].items():
             scale = mean_scale(weight)

@@ -110,7 +110,10 @@ class Validation(NamedTuple):
 
 
 class RoundContext(NamedTuple):
-    """Data that a term may use to prepare a round. Ground-truth labels are not among it, so they cannot leak."""
+    """Data of a round for terms and federated optimizers at the server.
+
+    Ground-truth labels are not among it, so they cannot leak.
+    """
 
     key: Key[Array, ""]  # run key folded with the round
     run_key: Key[Array, ""]  # for what stays the same over the rounds of a run
@@ -124,6 +127,14 @@ class RoundContext(NamedTuple):
     model_state: PyTree
     inputs: Array  # [N, ...] raw inputs of all examples, of which the clients', the server's and validation are there
     validation: Validation | None = None
+    # For federated optimizers alone:
+    members: int = 0  # replicas of the server that are members of the average, which follow the p clients
+    slots: Int[Array, " p"] | None = None  # the clients' places in a random order, see `random_slots`
+
+    @property
+    def num_clients(self) -> int:
+        """Clients of the federation, C."""
+        return self.everyone.id.shape[0]
 
 
 class Broadcast(NamedTuple):

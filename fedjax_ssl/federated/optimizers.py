@@ -16,25 +16,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Float, Int
 
 from fedjax_ssl.checks import check_weights
 from fedjax_ssl.federated.local_optimizer import standard_promotion
+from fedjax_ssl.federated.method import RoundContext
 
 PyTree = Any
 Grouped = dict[str, PyTree]  # parameter group -> arrays
-
-
-class Turn(NamedTuple):
-    """A round, as a federated optimizer sees it. Replicas of the server that are members follow the p clients."""
-
-    key: Key[Array, ""]
-    number: Int[Array, ""]  # rounds since the run began
-    ids: Int[Array, " p"]  # ids of the clients
-    valid: Bool[Array, " p"]  # False on slots without a client
-    num_clients: int  # C, of the federation
-    members: int = 0  # replicas of the server
-    slots: Int[Array, " p"] | None = None  # the clients' places in a random order, see `random_slots`
 
 
 class Report(NamedTuple):
@@ -83,10 +72,10 @@ class FederatedOptimizer(NamedTuple):
 
     # At the server.
     init: Callable[[Grouped], PyTree]  # parameters -> state
-    apply: Callable[[PyTree, Grouped, PyTree, Turn], tuple[Grouped, PyTree]]
-    # ^ (state, global parameters, what clients reported in sum, turn) -> (global parameters, state)
-    send: Callable[[PyTree, PyTree, Turn], PyTree] = lambda state, kept, turn: ()
-    # ^ (state, what the cohort's clients keep, turn) -> received, leading axis p + members
+    apply: Callable[[PyTree, Grouped, PyTree, RoundContext], tuple[Grouped, PyTree]]
+    # ^ (state, global parameters, what clients reported in sum, round) -> (global parameters, state)
+    send: Callable[[PyTree, PyTree, RoundContext], PyTree] = lambda state, kept, round: ()
+    # ^ (state, what the cohort's clients keep, round) -> received, leading axis p + members
     keep: Callable[[Grouped], PyTree] = lambda params: ()  # parameters -> what a client keeps before its first round
     # At a client.
     start: Callable[[PyTree, PyTree, Grouped], Grouped] = _same_for_all
@@ -99,7 +88,7 @@ class FederatedOptimizer(NamedTuple):
     alone: bool = False  # no federation: every client goes on with its own model, and nothing is averaged
     groups: Groups = Groups()
     # For the log and the count of bytes.
-    log: Callable[[PyTree, Turn], dict[str, Array]] = lambda summed, turn: {}  # (reported in sum, turn) -> metrics
+    log: Callable[[PyTree, RoundContext], dict[str, Array]] = lambda summed, round: {}  # (sum, round) -> metrics
     sends: Callable[[Grouped], Numbers] = lambda params: Numbers(0, 0)
 
 
@@ -174,7 +163,7 @@ def fedopt(server_optimizer: optax.GradientTransformation | None) -> FederatedOp
     def init(params: Grouped) -> PyTree:
         return () if server_optimizer is None else server_optimizer.init(params)
 
-    def apply(state: PyTree, anchor: Grouped, summed: PyTree, turn: Turn) -> tuple[Grouped, PyTree]:
+    def apply(state: PyTree, anchor: Grouped, summed: PyTree, round: RoundContext) -> tuple[Grouped, PyTree]:
         change = weighted_mean(summed["change"], summed["weight"])
         if server_optimizer is None:
             return jax.tree.map(jnp.add, anchor, change), state
@@ -218,7 +207,7 @@ def fednova(
         summed = weighted_change(local._replace(weights=shares)).summed
         return Report({**summed, "weight": local.weights, "norm": {g: w * norm for g, w in local.weights.items()}})
 
-    def apply(state: PyTree, anchor: Grouped, summed: PyTree, turn: Turn) -> tuple[Grouped, PyTree]:
+    def apply(state: PyTree, anchor: Grouped, summed: PyTree, round: RoundContext) -> tuple[Grouped, PyTree]:
         norm, change = (weighted_mean(summed[name], summed["weight"]) for name in ("norm", "change"))
         moved = {g: jax.tree.map(lambda w, d, n=norm[g]: w + n * d, anchor[g], change[g]) for g in anchor}
         return moved, state
@@ -272,7 +261,7 @@ def scaffold(server_learning_rate: float | Array = 1.0) -> FederatedOptimizer:
     """
     check_weights(server_learning_rate=server_learning_rate)
 
-    def send(state: PyTree, kept: PyTree, turn: Turn) -> PyTree:
+    def send(state: PyTree, kept: PyTree, round: RoundContext) -> PyTree:
         """c - c_i: in both places where the variates are used, it is their difference that counts."""
         return jax.tree.map(jnp.subtract, state, kept)
 
@@ -291,12 +280,12 @@ def scaffold(server_learning_rate: float | Array = 1.0) -> FederatedOptimizer:
         )
         return Report(summed, variate)
 
-    def apply(state: PyTree, anchor: Grouped, summed: PyTree, turn: Turn) -> tuple[Grouped, PyTree]:
+    def apply(state: PyTree, anchor: Grouped, summed: PyTree, round: RoundContext) -> tuple[Grouped, PyTree]:
         change = weighted_mean(summed["change"], summed["weight"])
         params = jax.tree.map(lambda w, d: w + server_learning_rate * d, anchor, change)
         # c_i+ - c_i is the mean update less c.
         variate = jax.tree.map(
-            lambda c, update: c + (update - summed["moved"] * c) / turn.num_clients, state, summed["update"]
+            lambda c, update: c + (update - summed["moved"] * c) / round.num_clients, state, summed["update"]
         )
         return params, variate
 

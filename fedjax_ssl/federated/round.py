@@ -37,7 +37,7 @@ from fedjax_ssl.federated.method import (
     Validation,
     anyone,
 )
-from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Turn, fedavg, mean_scale
+from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, fedavg, mean_scale
 from fedjax_ssl.federated.packing import cut, packing
 from fedjax_ssl.federated.placement import train_cohort, without_examples
 from fedjax_ssl.federated.setup import Setup
@@ -238,11 +238,11 @@ def _train(
     ids, kept = context.clients.id, context.clients.kept
     assert kept is not None
     slots = _slots_of(context.key, ids, context.valid, data)
-    turn = Turn(named_key(context.key, "federated"), state.round, ids, context.valid, data.num_clients, members, slots)
+    seen = context._replace(members=members, slots=slots)
     everybody = kept.federated
     if members:
         everybody = jax.tree.map(lambda x, more: jnp.concatenate([x, more]), everybody, _nothing_kept(members, state))
-    received = optimizer.send(state.optimizer, everybody, turn)
+    received = optimizer.send(state.optimizer, everybody, seen)
     clients = context.clients._replace(
         sent={name: message.own for name, message in sent.items()},
         received=jax.tree.map(lambda x: x[:size], received),
@@ -282,7 +282,7 @@ def _train(
         statistics = result.summed if replicas.statistics else summed
 
     before = {group: packing(state.params[group]).pack(state.params[group]) for group in training.shared}
-    moved, optimizer_state = optimizer.apply(state.optimizer, before, summed["optimizer"], turn)
+    moved, optimizer_state = optimizer.apply(state.optimizer, before, summed["optimizer"], seen)
     scale = mean_scale(statistics["weight"])
     flat_state, unravel_state = ravel_pytree(state.model_state)
     after = state._replace(
@@ -307,7 +307,7 @@ def _train(
         # Beside the bytes above and not among them: ProtoFSSL, whose clients share one optimizer, does not count it.
         size = sum(jnp.size(values) for values in jax.tree.leaves(state.local_optimizer))
         info["optimizer_state_bytes"] = count(info["clients"], 2 * BYTES_PER_NUMBER * size)
-    info |= optimizer.log(summed["optimizer"], turn)
+    info |= optimizer.log(summed["optimizer"], seen)
     truth = data.labels[context.clients.rows]
     for term in terms:
         info |= term.log.diagnose(outcomes[term.name], truth, together.stacked["measured"][term.name])

@@ -43,6 +43,7 @@ from fedjax_ssl.federated import (
     Method,
     Now,
     Report,
+    RoundContext,
     RoundResult,
     Sampler,
     Schedule,
@@ -53,7 +54,6 @@ from fedjax_ssl.federated import (
     Step,
     Steps,
     Term,
-    Turn,
     federated_method,
     fixed_steps,
     paired_batches,
@@ -356,9 +356,9 @@ def with_gradient_diversity(optimizer: FederatedOptimizer, how: Diversity) -> Fe
     def membership(received: PyTree) -> Float[Array, " G"]:
         return groups.membership(received["optimizer"])
 
-    def send(state: PyTree, kept: PyTree, turn: Turn) -> PyTree:
-        is_client = jnp.arange(turn.ids.shape[0] + turn.members, dtype=jnp.int32) < turn.ids.shape[0]
-        return {"optimizer": optimizer.send(state, kept, turn), "counts": is_client | how.include_server}
+    def send(state: PyTree, kept: PyTree, round: RoundContext) -> PyTree:
+        is_client = jnp.arange(round.valid.shape[0] + round.members, dtype=jnp.int32) < round.valid.shape[0]
+        return {"optimizer": optimizer.send(state, kept, round), "counts": is_client | how.include_server}
 
     def start(state: PyTree, received: PyTree, common: Grouped) -> Grouped:
         return optimizer.start(state, received["optimizer"], common)
@@ -373,11 +373,11 @@ def with_gradient_diversity(optimizer: FederatedOptimizer, how: Diversity) -> Fe
         mine = jnp.where(trained & local.received["counts"], membership(local.received), 0.0)
         return Report({"optimizer": inner.summed, **share_of(change, mine, how)}, inner.kept)
 
-    def apply(state: PyTree, anchor: Grouped, summed: PyTree, turn: Turn) -> tuple[Grouped, PyTree]:
-        return optimizer.apply(state, anchor, summed["optimizer"], turn)
+    def apply(state: PyTree, anchor: Grouped, summed: PyTree, round: RoundContext) -> tuple[Grouped, PyTree]:
+        return optimizer.apply(state, anchor, summed["optimizer"], round)
 
-    def log(summed: PyTree, turn: Turn) -> dict[str, Array]:
-        return {**optimizer.log(summed["optimizer"], turn), "gradient_diversity": diversity_of(summed, how)}
+    def log(summed: PyTree, round: RoundContext) -> dict[str, Array]:
+        return {**optimizer.log(summed["optimizer"], round), "gradient_diversity": diversity_of(summed, how)}
 
     measured = optimizer._replace(send=send, start=start, correct=correct, report=report, apply=apply, log=log)
     return measured._replace(groups=groups._replace(membership=membership))
@@ -476,11 +476,11 @@ def _measuring(optimizer: FederatedOptimizer, how: Diversity, has_server: bool) 
     """Start everybody from the model of its group, and report its share of the diversity in place of its change."""
     groups = optimizer.groups
 
-    def send(state: PyTree, kept: PyTree, turn: Turn) -> PyTree:
+    def send(state: PyTree, kept: PyTree, round: RoundContext) -> PyTree:
         if groups.number == 1:
             return ()
-        everybody = optimizer.send(state, kept, turn._replace(members=groups.number if has_server else 0))
-        return jax.tree.map(lambda x: x[: turn.ids.shape[0] + turn.members], everybody)
+        everybody = optimizer.send(state, kept, round._replace(members=groups.number if has_server else 0))
+        return jax.tree.map(lambda x: x[: round.valid.shape[0] + round.members], everybody)
 
     def start(state: PyTree, received: PyTree, common: Grouped) -> Grouped:
         models, group = groups.models(state, common)["model"], jnp.argmax(groups.membership(received))
@@ -492,11 +492,11 @@ def _measuring(optimizer: FederatedOptimizer, how: Diversity, has_server: bool) 
 
     return FederatedOptimizer(
         init=lambda params: (),
-        apply=lambda state, anchor, summed, turn: (anchor, state),
+        apply=lambda state, anchor, summed, round: (anchor, state),
         send=send,
         start=start,
         report=report,
-        log=lambda summed, turn: {"full_gradient_diversity": diversity_of(summed, how)},
+        log=lambda summed, round: {"full_gradient_diversity": diversity_of(summed, how)},
         groups=groups,
     )
 

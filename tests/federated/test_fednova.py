@@ -68,8 +68,7 @@ def test_a_server_step_by_hand(float64) -> None:
         for result, weight, count in zip(results, weights, steps, strict=True)
     ]
     summed = jax.tree.map(lambda *leaves: sum(leaves), *(report.summed for report in reports))
-    ids = jnp.arange(3, dtype=jnp.int32)
-    turn = federated.Turn(KEY, jnp.zeros((), jnp.int32), ids, jnp.ones(3, bool), 3)
+    turn = toy.context(3)
     new, _ = optimizer.apply((), {"model": jnp.asarray(anchor)}, summed, turn)
     norms = [float(step_norm(jnp.asarray(count), 0.9)) for count in steps]
     direction = sum(w / 4 * (anchor - x) / (rate * a) for w, x, a in zip(weights, results, norms, strict=True))

@@ -5,7 +5,7 @@ import optax
 import pytest
 
 from fedjax_ssl import federated
-from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Local, Turn
+from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Local
 from fedjax_ssl.methods.parts.two_stages import labelled_stage
 from tests import toy
 
@@ -22,15 +22,10 @@ def flat(tree: dict[str, np.ndarray]) -> Grouped:
     return {name: jnp.asarray(value, jnp.result_type(float)) for name, value in tree.items()}
 
 
-def a_turn(num_clients: int) -> Turn:
-    ids = jnp.arange(num_clients, dtype=jnp.int32)
-    return Turn(jax.random.key(0), jnp.zeros((), jnp.int32), ids, jnp.ones(num_clients, bool), num_clients)
-
-
 def step(optimizer: FederatedOptimizer, state, anchor: Grouped, weights: list[float]):
     """One server step from the clients' results."""
     kept = jax.tree.map(lambda leaf: jnp.stack([leaf] * len(CLIENTS)), optimizer.keep(anchor))
-    turn = a_turn(len(CLIENTS))
+    round = toy.context(len(CLIENTS))
     reports = [
         optimizer.report(
             Local(
@@ -39,14 +34,14 @@ def step(optimizer: FederatedOptimizer, state, anchor: Grouped, weights: list[fl
                 weights={group: jnp.asarray(weight, jnp.result_type(float)) for group in anchor},
                 num_steps=jnp.asarray(2, jnp.int32),
                 learning_rate=jnp.asarray(0.1),
-                received=jax.tree.map(lambda leaf, i=i: leaf[i], optimizer.send(state, kept, turn)),
+                received=jax.tree.map(lambda leaf, i=i: leaf[i], optimizer.send(state, kept, round)),
                 kept=jax.tree.map(lambda leaf, i=i: leaf[i], kept),
             )
         )
         for i, (client, weight) in enumerate(zip(CLIENTS, weights, strict=True))
     ]
     summed = jax.tree.map(lambda *leaves: sum(leaves), *(report.summed for report in reports))
-    return optimizer.apply(state, anchor, summed, turn)
+    return optimizer.apply(state, anchor, summed, round)
 
 
 def test_fedavg_is_the_weighted_mean_of_the_models(float64) -> None:
@@ -109,7 +104,7 @@ def server_step(optimizer: FederatedOptimizer, state, weights: list[float], *cli
     anchor = {"model": jnp.asarray(weights)}
     change = sum(jnp.asarray(client) - anchor["model"] for client in clients)
     summed = {"weight": {"model": jnp.asarray(float(len(clients)))}, "change": {"model": change}}
-    new, state = optimizer.apply(state, anchor, summed, a_turn(3))
+    new, state = optimizer.apply(state, anchor, summed, toy.context(3))
     return np.asarray(new["model"]), state
 
 

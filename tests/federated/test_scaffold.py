@@ -149,8 +149,7 @@ def test_variates_take_out_the_drift(float64) -> None:
     """Two clients with quadratic losses of different curvature: FedAvg settles beside the optimum, SCAFFOLD at it."""
     curvature, optimum, rate, steps = np.array([1.0, 6.0]), np.array([4.0, -1.0]), 0.1, 10
     best = (curvature * optimum).sum() / curvature.sum()
-    ids = jnp.arange(2, dtype=jnp.int32)
-    turn = federated.Turn(KEY, jnp.zeros((), jnp.int32), ids, jnp.ones(2, bool), 2)
+    turn = toy.context(2)
 
     def settle(optimizer) -> float:
         weights = {"model": jnp.zeros(1)}

@@ -159,11 +159,12 @@ def grouped(num_groups: int) -> FederatedOptimizer:
     """FedRGD in small: every slot starts from the model of its group; groups are averaged with their server replica."""
 
     def group_of(turn):
-        order = jax.random.permutation(turn.key, turn.ids.shape[0])
+        order = jax.random.permutation(turn.key, turn.valid.shape[0])
         return jnp.concatenate([order % num_groups, jnp.arange(turn.members)])
 
     def send(state, kept, turn):
-        return {"group": group_of(turn), "is_server": jnp.arange(turn.ids.shape[0] + turn.members) >= turn.ids.shape[0]}
+        is_server = jnp.arange(turn.valid.shape[0] + turn.members) >= turn.valid.shape[0]
+        return {"group": group_of(turn), "is_server": is_server}
 
     def start(state, received, common):
         own = jax.tree.map(lambda x: x[received["group"]], state)

@@ -71,9 +71,7 @@ def returned(optimizer: Any, state: Any, anchor: Any, clients: list[tuple[float,
         own = Local({"model": anchor}, {"model": jnp.asarray(params)}, {"model": weight}, one, one, (), ())
         reports.append(optimizer.report(own).summed)
     summed = jax.tree.map(lambda *x: sum(x[1:], x[0]), *reports)
-    ids = jnp.arange(len(clients))
-    turn = federated.Turn(key(), jnp.zeros((), int), ids, jnp.ones(len(clients), bool), len(clients))
-    params, state = optimizer.apply(state, {"model": anchor}, summed, turn)
+    params, state = optimizer.apply(state, {"model": anchor}, summed, toy.context(len(clients)))
     return params["model"], state
 
 

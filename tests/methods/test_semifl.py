@@ -79,9 +79,7 @@ def returned(optimizer, state, anchor, *clients):
             ).summed
         )
     summed = jax.tree.map(lambda *x: sum(x[1:], x[0]), *reports)
-    ids, everybody = jnp.arange(len(clients)), jnp.ones(len(clients), bool)
-    turn = federated.Turn(key(), jnp.zeros((), int), ids, everybody, len(clients))
-    params, state = optimizer.apply(state, {"model": anchor}, summed, turn)
+    params, state = optimizer.apply(state, {"model": anchor}, summed, toy.context(len(clients)))
     return params["model"], state
 
 
