@@ -209,7 +209,7 @@ def _verified(file: RemoteFile, path: Path) -> Verified:
     if expected is None:
         return Verified(path, None, f"{size}; no digest is published")
     if (found := file_sha256(path)) == expected:
-        return Verified(path, True, f"{size}, as {'first downloaded; no digest is' if noted else ''} published")
+        return Verified(path, True, f"{size}, as {'first downloaded; no digest is ' if noted else ''}published")
     where = f" as noted in {path.name}{DIGEST_SUFFIX} when it was downloaded" if noted else ""
     published = "" if file.size is None else f" (expected {file.size:,})"
     said = f"not the original file, or damaged: {size}{published}, sha256 {found}, expected {expected}{where}"
