@@ -162,11 +162,8 @@ def group_runs(runs: Iterable[StoredRun]) -> list[Group]:
     """Sorts runs with a config into groups, in the order of their first runs."""
     found: dict[str, tuple[dict[str, Any], list[StoredRun]]] = {}
     for run in runs:
-        config = {
-            name: value
-            for name, value in flat_config(run.config).items()
-            if value is not None and not any(name == one or name.startswith(f"{one}.") for one in ("seed", *WATCHING))
-        }
+        fields = flat_config(run.config, ignore=("seed", *WATCHING))
+        config = {name: value for name, value in fields.items() if value is not None}
         found.setdefault(json.dumps(config, sort_keys=True), (config, []))[1].append(run)
     groups = []
     for parts, (config, members) in zip(_names([config for config, _ in found.values()]), found.values(), strict=True):

@@ -230,11 +230,9 @@ def config_differences(
     Returns:
         One line per differing field, sorted by name: "name: old -> new", "-" standing for a missing field.
     """
-    old, new = flat_config(stored), flat_config(config)
+    old, new = flat_config(stored, ignore), flat_config(config, ignore)
     lines = []
     for name in sorted(old.keys() | new.keys()):
-        if any(name == skipped or name.startswith(f"{skipped}.") for skipped in ignore):
-            continue
         # As text, because 1, 1.0 and True are equal in Python and are three different settings.
         before, after = (json.dumps(values[name]) if name in values else "-" for values in (old, new))
         if before != after:
@@ -249,19 +247,23 @@ def _config_text(config: Mapping[str, Any]) -> str:
         raise RunFolderError(f"the config cannot be stored as JSON: {error}") from error
 
 
-def flat_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat_config(config: Mapping[str, Any], ignore: Collection[str] = (), prefix: str = "") -> dict[str, Any]:
     """Flatten a nested config to its fields by their dotted names.
 
     Args:
         config: nested mapping.
+        ignore: dotted names of fields or groups that are left out.
         prefix: put before every name.
     """
     flat: dict[str, Any] = {}
-    for name, value in config.items():
+    for own, value in config.items():
+        name = f"{prefix}{own}"
+        if name in ignore:
+            continue
         if isinstance(value, Mapping) and value:
-            flat.update(flat_config(value, f"{prefix}{name}."))
+            flat.update(flat_config(value, ignore, f"{name}."))
         else:
-            flat[f"{prefix}{name}"] = value
+            flat[name] = value
     return flat
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import ml_collections
-from flax.traverse_util import flatten_dict
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import methods
@@ -20,7 +19,7 @@ from fedjax_ssl.registry import did_you_mean
 from fedjax_ssl.runs.compile import static_part
 from fedjax_ssl.runs.files import plain_value, write_atomically
 from fedjax_ssl.runs.folder import SWEEP_FILE as FILE
-from fedjax_ssl.runs.folder import RunFolderError, config_differences, read_stored
+from fedjax_ssl.runs.folder import RunFolderError, config_differences, flat_config, read_stored
 from fedjax_ssl.runs.loop import UNCOMPARED
 from fedjax_ssl.sweep.axes import Settings
 
@@ -70,7 +69,7 @@ def plan(configs_and_points: Iterable[tuple[ml_collections.ConfigDict, Settings]
     varied = [*(field for field in fields if field != "seed"), "seed"]
     for config, written in configs_and_points:
         plain = plain_value(config.to_dict())
-        flat = flatten_dict(plain, sep=".")
+        flat = flat_config(plain)
         point = {field: flat.get(field) for field in varied if field in written or field == "seed"}
         name = _unused(_name(point), plain, {run.name for run in runs})
         if (same := identity(plain)) in seen:
@@ -144,7 +143,7 @@ def from_file(path: str | Path, seeds: Sequence[int] | None = None) -> Plan:
     if seeds is not None:
         given = [ml_collections.ConfigDict({**config.to_dict(), "seed": seed}) for config in given for seed in seeds]
     resolved = [configs.resolve(config) for config in given]
-    flat = [flatten_dict(plain_value(config.to_dict()), sep=".") for config in resolved]
+    flat = [flat_config(plain_value(config.to_dict())) for config in resolved]
     texts = pandas.DataFrame([{field: json.dumps(value) for field, value in one.items()} for one in flat])
     counts = texts.groupby("method.name").agg(lambda values: values.nunique(dropna=False)).max()
     several = [field for field in texts if counts.get(field, texts["method.name"].nunique()) > 1]
@@ -161,13 +160,7 @@ def is_sweep_file(name: str) -> bool:
 
 def identity(config: Mapping[str, Any]) -> str:
     """Writes a config as text that is the same for configs which give the same run."""
-    flat = flatten_dict(dict(config), sep=".")
-    kept = {
-        field: value
-        for field, value in flat.items()
-        if not any(field == one or field.startswith(f"{one}.") for one in UNCOMPARED)
-    }
-    return json.dumps(kept, sort_keys=True)
+    return json.dumps(flat_config(config, ignore=UNCOMPARED), sort_keys=True)
 
 
 def save(folder: Path, plan: Plan, command: Sequence[str]) -> None:
