@@ -239,11 +239,6 @@ def check_numbers(interval: str = "[0, inf)", /, **numbers: Any) -> None:
         In(interval).check(name, value)
 
 
-def check_weights(**weights: Any) -> None:
-    """Raises ValueError for what is not a number of at least 0; a traced one passes."""
-    check_numbers(**weights)
-
-
 def check_choices(allowed: Collection[str], /, **given: Any) -> None:
     """Raises ValueError for what is not among the allowed names."""
     for name, choice in given.items():

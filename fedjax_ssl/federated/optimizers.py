@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-from fedjax_ssl.checks import check_weights
+from fedjax_ssl.checks import check_numbers
 from fedjax_ssl.federated.local_optimizer import standard_promotion
 from fedjax_ssl.federated.method import RoundContext
 
@@ -137,7 +137,7 @@ def fedprox(mu: float | Array) -> FederatedOptimizer:
     Raises:
         ValueError: if mu is negative.
     """
-    check_weights(mu=mu)
+    check_numbers(mu=mu)
     return fedavg()._replace(correct=proximal(mu))
 
 
@@ -194,7 +194,7 @@ def fednova(
     Raises:
         ValueError: if mu is negative or momentum outside [0, 1).
     """
-    check_weights(mu=mu)
+    check_numbers(mu=mu)
     if isinstance(momentum, (int, float)) and not 0 <= momentum < 1:
         raise ValueError(f"FedNova: momentum is {momentum}; it must be in [0, 1)")
 
@@ -259,7 +259,7 @@ def scaffold(server_learning_rate: float | Array = 1.0) -> FederatedOptimizer:
     Raises:
         ValueError: if the rate is negative.
     """
-    check_weights(server_learning_rate=server_learning_rate)
+    check_numbers(server_learning_rate=server_learning_rate)
 
     def send(state: PyTree, kept: PyTree, round: RoundContext) -> PyTree:
         """c - c_i: in both places where the variates are used, it is their difference that counts."""

@@ -10,10 +10,11 @@
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from typing import Annotated
 
 import numpy as np
 
-from fedjax_ssl.checks import check_choices, check_whole_numbers
+from fedjax_ssl.checks import OneOf, Whole, check_choices, checked
 from fedjax_ssl.graph import IDEAL, Exchange
 from fedjax_ssl.secure import DROPS, HAMMING
 from fedjax_ssl.secure import messages as m
@@ -131,20 +132,18 @@ class Protocols:
 
     level = "ideal"
 
+    @checked
     def __init__(
         self,
-        num_bits: int,
+        num_bits: Annotated[int, Whole(1)],
         *,
-        hamming: str = "transfer",
+        hamming: Annotated[str, OneOf(HAMMING)] = "transfer",
         key_bits: int = 2048,
-        min_clients: int = MIN_CLIENTS,
+        min_clients: Annotated[int, Whole(2)] = MIN_CLIENTS,
         recovery: bool = False,
         seed: bytes | None = None,
         drop: Mapping[int, str] | None = None,
     ):
-        check_whole_numbers(num_bits=num_bits)
-        check_whole_numbers(2, min_clients=min_clients)
-        check_choices(HAMMING, hamming=hamming)
         for phase in (drop or {}).values():
             check_choices(DROPS, drop=phase)
         if hamming == "paillier" and (key_bits % 16 or key_bits < 256):

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from fedjax_ssl import objectives
-from fedjax_ssl.checks import check_choices, check_weights, is_zero
+from fedjax_ssl.checks import check_choices, check_numbers, is_zero
 from fedjax_ssl.data import FederatedData, WeakLabels
 from fedjax_ssl.federated import AtServer, Client, Setup, Stage, Step, Stream, Term, View, known_epochs, never
 from fedjax_ssl.federated.terms import augmented_view
@@ -121,7 +121,7 @@ def with_l1(terms: tuple[Term, ...], weight: float | Array) -> tuple[Term, ...]:
     Raises:
         ValueError: if the weight is negative.
     """
-    check_weights(l1=weight)
+    check_numbers(l1=weight)
     if is_zero(weight):
         return terms
     return (*terms, Term("l1", (), lambda step: l1_norm(step.params), weight, server=AtServer(participates=never)))
