@@ -22,40 +22,6 @@ def statistics_dtype(dtype: jnp.dtype) -> jnp.dtype:
     return jnp.dtype(jnp.float32) if jnp.finfo(dtype).bits < 32 else dtype
 
 
-class BatchNorm(nn.Module):
-    """Batch normalisation with PyTorch's conventions, over the rows that `mask` marks.
-
-    The batch is normalised with its biased variance and the running variance follows the unbiased one. A batch
-    without a marked row leaves the running statistics as they are.
-
-    Source: Ioffe and Szegedy, Batch Normalization, ICML 2015.
-    """
-
-    momentum: float = MOMENTUM  # weight of a batch in the running statistics
-    epsilon: float = EPSILON
-
-    @nn.compact
-    def __call__(self, inputs: Float[Array, "n ... c"], train: bool, mask: Mask) -> Float[Array, "n ... c"]:
-        channels, default = inputs.shape[-1], jnp.result_type(float)
-        running_mean = self.variable("batch_stats", "mean", jnp.zeros, (channels,), default)
-        running_var = self.variable("batch_stats", "var", jnp.ones, (channels,), default)
-        for name in ("mean", "var"):
-            self.sow("batch_weights", name, self.momentum, init_fn=lambda: None, reduce_fn=lambda _, weight: weight)
-        scale = self.param("scale", nn.initializers.ones, (channels,), default)
-        bias = self.param("bias", nn.initializers.zeros, (channels,), default)
-        dtype = statistics_dtype(inputs.dtype)
-        values, scale, bias = inputs.astype(dtype), scale.astype(dtype), bias.astype(dtype)
-        if not train:
-            mean, var = running_mean.value.astype(dtype), running_var.value.astype(dtype)
-            return _scaled(values, mean, var, scale, bias, self.epsilon).astype(inputs.dtype)
-        outputs, mean, var, count = _by_moments(values, scale, bias, mask, self.epsilon)
-        if not self.is_initializing():
-            weight = jnp.where(count > 0, self.momentum, 0.0).astype(running_mean.value.dtype)
-            running_mean.value = _blend(running_mean.value, mean, weight)
-            running_var.value = _blend(running_var.value, var * (count / jnp.maximum(count - 1, 1)), weight)
-        return outputs.astype(inputs.dtype)
-
-
 # Traced once for all layers of a shape.
 @partial(jax.jit, static_argnames="epsilon")
 def _by_moments(
@@ -91,35 +57,15 @@ def _blend(running: Array, batch: Array, weight: Array) -> Array:
     return running * (1 - weight) + lax.stop_gradient(batch).astype(running.dtype) * weight
 
 
-class GroupNorm(nn.Module):
-    """Group normalisation with 32 groups of channels; every example is normalised on its own.
-
-    Source: Wu and He, Group Normalization, ECCV 2018.
-    """
-
-    epsilon: float = EPSILON
-
-    @nn.compact
-    def __call__(self, inputs: Float[Array, "n ... c"]) -> Float[Array, "n ... c"]:
-        channels = inputs.shape[-1]
-        if channels % GROUPS:
-            raise ValueError(
-                f"norm='gn' needs channels divisible by {GROUPS}, layer {'/'.join(self.path)!r} has {channels}; "
-                "use norm='bn' or norm='none', or change the width"
-            )
-        default = jnp.result_type(float)
-        scale = self.param("scale", nn.initializers.ones, (channels,), default)
-        bias = self.param("bias", nn.initializers.zeros, (channels,), default)
-        dtype = statistics_dtype(inputs.dtype)
-        groups = inputs.astype(dtype).reshape(inputs.shape[0], -1, GROUPS, channels // GROUPS)
-        centred = groups - jnp.mean(groups, (1, 3), keepdims=True)
-        factor = lax.rsqrt(jnp.mean(jnp.square(centred), (1, 3), keepdims=True) + self.epsilon)
-        normalised = (centred * factor).reshape(inputs.shape)
-        return (normalised * scale.astype(dtype) + bias.astype(dtype)).astype(inputs.dtype)
-
-
 class Norm(nn.Module):
-    """The normalisation layer named `kind`: "none", "bn" (batch) or "gn" (groups of channels)."""
+    """The normalisation layer named `kind`: "none", "bn" (batch) or "gn" (32 groups of channels).
+
+    "bn" is batch normalisation with PyTorch's conventions, over the rows that `mask` marks: the batch is normalised
+    with its biased variance and the running variance follows the unbiased one. A batch without a marked row leaves the
+    running statistics as they are. With "gn" every example is normalised on its own.
+
+    Sources: Ioffe and Szegedy, Batch Normalization, ICML 2015. Wu and He, Group Normalization, ECCV 2018.
+    """
 
     kind: str
     momentum: float = MOMENTUM  # weight of a batch in the running statistics of "bn"
@@ -129,10 +75,40 @@ class Norm(nn.Module):
     def __call__(self, inputs: Float[Array, "n ... c"], train: bool, mask: Mask) -> Float[Array, "n ... c"]:
         if self.kind == "none":
             return inputs
-        if self.kind == "bn":
-            batch_norm = BatchNorm(self.momentum, self.epsilon)
-            nn.share_scope(self, batch_norm)
-            return batch_norm(inputs, train, mask)
-        group_norm = GroupNorm(self.epsilon)
-        nn.share_scope(self, group_norm)
-        return group_norm(inputs)
+        dtype, channels = statistics_dtype(inputs.dtype), inputs.shape[-1]
+        default = jnp.result_type(float)
+        scale = self.param("scale", nn.initializers.ones, (channels,), default).astype(dtype)
+        bias = self.param("bias", nn.initializers.zeros, (channels,), default).astype(dtype)
+        values = inputs.astype(dtype)
+        outputs = (
+            self._batch(values, scale, bias, train, mask) if self.kind == "bn" else self._group(values, scale, bias)
+        )
+        return outputs.astype(inputs.dtype)
+
+    def _batch(self, values: Array, scale: Array, bias: Array, train: bool, mask: Mask) -> Array:
+        default = jnp.result_type(float)
+        running_mean = self.variable("batch_stats", "mean", jnp.zeros, scale.shape, default)
+        running_var = self.variable("batch_stats", "var", jnp.ones, scale.shape, default)
+        for name in ("mean", "var"):
+            self.sow("batch_weights", name, self.momentum, init_fn=lambda: None, reduce_fn=lambda _, weight: weight)
+        if not train:
+            mean, var = running_mean.value.astype(values.dtype), running_var.value.astype(values.dtype)
+            return _scaled(values, mean, var, scale, bias, self.epsilon)
+        outputs, mean, var, count = _by_moments(values, scale, bias, mask, self.epsilon)
+        if not self.is_initializing():
+            weight = jnp.where(count > 0, self.momentum, 0.0).astype(running_mean.value.dtype)
+            running_mean.value = _blend(running_mean.value, mean, weight)
+            running_var.value = _blend(running_var.value, var * (count / jnp.maximum(count - 1, 1)), weight)
+        return outputs
+
+    def _group(self, values: Array, scale: Array, bias: Array) -> Array:
+        channels = values.shape[-1]
+        if channels % GROUPS:
+            raise ValueError(
+                f"norm='gn' needs channels divisible by {GROUPS}, layer {'/'.join(self.path)!r} has {channels}; "
+                "use norm='bn' or norm='none', or change the width"
+            )
+        groups = values.reshape(values.shape[0], -1, GROUPS, channels // GROUPS)
+        centred = groups - jnp.mean(groups, (1, 3), keepdims=True)
+        factor = lax.rsqrt(jnp.mean(jnp.square(centred), (1, 3), keepdims=True) + self.epsilon)
+        return (centred * factor).reshape(values.shape) * scale + bias

@@ -2,9 +2,8 @@
 
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,66 +19,48 @@ EXPORT = "np.savez(path, **{name: value.numpy() for name, value in model.state_d
 IGNORED = ".num_batches_tracked"
 
 Place = tuple[str, ...]
+Layers = Mapping[Place, str]  # a layer's place in our parameters and state -> its name in the state dict
+
+# Our arrays of a layer -> PyTorch's.
+NAMES = {"kernel": "weight", "scale": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
 
 
-class Layer(NamedTuple):
-    """One layer of a network under its two names."""
-
-    kind: str  # a key of LEAVES
-    ours: Place  # in our parameters and state
-    theirs: str  # in the state dict
+def their_names(places: Iterable[Place], layers: Layers) -> dict[Place, str]:
+    """Find the names in the state dict of our arrays; a place is the tree, the layer's place and the array."""
+    return {place: f"{layers[place[1:-1]]}.{NAMES[place[-1]]}" for place in places if place[1:-1] in layers}
 
 
-class Leaf(NamedTuple):
-    """One array of a layer."""
-
-    theirs: str
-    tree: str  # "params" or "state"
-    ours: str
-    axes: tuple[int, ...]  # order of their axes in ours
+def their_shape(ours: tuple[int, ...]) -> tuple[int, ...]:
+    """Turn the shape of an array into PyTorch's: of kernels HWIO, depthwise ones too, OIHW, and else the same."""
+    return (ours[3], ours[2], *ours[:2]) if len(ours) == 4 else ours
 
 
-_CONV = Leaf("weight", "params", "kernel", (2, 3, 1, 0))  # OIHW to HWIO; depthwise too, where I is 1
-_BIAS = Leaf("bias", "params", "bias", (0,))
-
-LEAVES: Mapping[str, tuple[Leaf, ...]] = {
-    "conv": (_CONV,),
-    "conv with bias": (_CONV, _BIAS),
-    "dense": (Leaf("weight", "params", "kernel", (0, 1)), _BIAS),
-    "norm": (
-        Leaf("weight", "params", "scale", (0,)),
-        _BIAS,
-        Leaf("running_mean", "state", "mean", (0,)),
-        Leaf("running_var", "state", "var", (0,)),
-    ),
-}
+def _conv_norm(ours: Place, theirs: str) -> dict[Place, str]:
+    return {(*ours, "conv"): f"{theirs}.0", (*ours, "norm"): f"{theirs}.1"}
 
 
-def _conv_norm(ours: Place, theirs: str) -> tuple[Layer, Layer]:
-    return Layer("conv", (*ours, "conv"), f"{theirs}.0"), Layer("norm", (*ours, "norm"), f"{theirs}.1")
-
-
-def efficientnet_b0_layers() -> tuple[Layer, ...]:
-    """Every layer of `EfficientNetB0` under its name in torchvision's `efficientnet_b0`; the head is the last."""
-    layers = [*_conv_norm(("stem",), "features.0")]
+def efficientnet_b0_layers() -> dict[Place, str]:
+    """List every layer of `EfficientNetB0` with its name in torchvision's `efficientnet_b0`; the head is the last."""
+    layers = _conv_norm(("stem",), "features.0")
     for i, stage in enumerate(STAGES, 1):
         for block in range(1, stage.blocks + 1):
             ours, theirs = f"block{i}_{block}", f"features.{i}.{block - 1}.block"
             steps = (*(("expand",) if stage.expansion > 1 else ()), "depthwise", "excitation", "project")
             for position, step in enumerate(steps):
                 if step == "excitation":
-                    layers.append(Layer("conv with bias", (ours, "squeeze"), f"{theirs}.{position}.fc1"))
-                    layers.append(Layer("conv with bias", (ours, "excite"), f"{theirs}.{position}.fc2"))
+                    layers |= {
+                        (ours, "squeeze"): f"{theirs}.{position}.fc1",
+                        (ours, "excite"): f"{theirs}.{position}.fc2",
+                    }
                 else:
-                    layers += _conv_norm((ours, step), f"{theirs}.{position}")
-    layers += _conv_norm(("last",), f"features.{len(STAGES) + 1}")
-    return (*layers, Layer("dense", ("head",), "classifier.1"))
+                    layers |= _conv_norm((ours, step), f"{theirs}.{position}")
+    return {**layers, **_conv_norm(("last",), f"features.{len(STAGES) + 1}"), ("head",): "classifier.1"}
 
 
-LAYERS: Mapping[str, Callable[[], tuple[Layer, ...]]] = {"efficientnet_b0": efficientnet_b0_layers}
+LAYERS: Mapping[str, Callable[[], Layers]] = {"efficientnet_b0": efficientnet_b0_layers}
 
 
-def pretrained(model: Model, path: str | Path, layers: Sequence[Layer]) -> Model:
+def pretrained(model: Model, path: str | Path, layers: Layers) -> Model:
     """The same model, started from the arrays of a PyTorch state dict.
 
     The file is made where PyTorch is installed, from any model of that architecture:
@@ -105,14 +86,17 @@ def pretrained(model: Model, path: str | Path, layers: Sequence[Layer]) -> Model
     path = Path(path).expanduser()
     arrays = {name: values for name, values in _read(path).items() if not name.endswith(IGNORED)}
     shapes = _flat(jax.eval_shape(model.init, jax.random.key(0)))
+    names, classifier = their_names(shapes, layers), list(layers)[-1]
+    # The classifier is left out where the file has none, or one of other classes.
+    found = [arrays[name] for place, name in names.items() if place[1:-1] == classifier and name in arrays]
+    (num_classes,) = shapes["params", *classifier, "bias"].shape
+    with_classifier = found and all(len(values) == num_classes for values in found if values.ndim)
     loaded: dict[Place, np.ndarray] = {}
-    for layer in _without_other_classifier(arrays, layers, shapes):
-        for leaf in LEAVES[layer.kind]:
-            name, place = f"{layer.theirs}.{leaf.theirs}", (leaf.tree, *layer.ours, leaf.ours)
-            shape = tuple(shapes[place].shape[leaf.axes.index(axis)] for axis in range(len(leaf.axes)))
-            loaded[place] = _checked(path, name, arrays, shape).transpose(leaf.axes)
-    known = {f"{layer.theirs}.{leaf.theirs}" for layer in layers for leaf in LEAVES[layer.kind]}
-    if extra := sorted(arrays.keys() - known):
+    for place, name in names.items():
+        if with_classifier or place[1:-1] != classifier:
+            values = _checked(path, name, arrays, their_shape(shapes[place].shape))
+            loaded[place] = values.transpose(2, 3, 1, 0) if values.ndim == 4 else values
+    if extra := sorted(arrays.keys() - set(names.values())):
         raise ValueError(
             f"weights {path}: array {extra[0]!r} belongs to no layer of this network ({len(extra)} such arrays); "
             "export the state dict of the same architecture"
@@ -134,17 +118,6 @@ def pretrained(model: Model, path: str | Path, layers: Sequence[Layer]) -> Model
 def _flat(variables: tuple[PyTree, PyTree]) -> dict[Place, jax.Array]:
     params, state = variables
     return flatten_dict({"params": params, "state": state})
-
-
-def _without_other_classifier(
-    arrays: Mapping[str, np.ndarray], layers: Sequence[Layer], shapes: Mapping[Place, jax.Array]
-) -> Sequence[Layer]:
-    """The layers to read: all, or all but the classifier where the file has none or one of other classes."""
-    classifier = layers[-1]
-    (num_classes,) = shapes["params", *classifier.ours, "bias"].shape
-    found = [arrays[name] for name in (f"{classifier.theirs}.weight", f"{classifier.theirs}.bias") if name in arrays]
-    usable = found and all(len(values) == num_classes for values in found if values.ndim)
-    return layers if usable else layers[:-1]
 
 
 def _checked(path: Path, name: str, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> np.ndarray:

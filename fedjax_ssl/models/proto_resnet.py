@@ -112,8 +112,8 @@ class Trunk(nn.Module):
         return max_pool(x, x.shape[1]).reshape(x.shape[0], -1)
 
 
-class Embedding(ConvNetwork):
-    """A trunk without a head; `Outputs.logits` has no column.
+class ProtoNetwork(ConvNetwork):
+    """A trunk and a dense head, which starts Glorot uniform, or a trunk alone: `Outputs.logits` then has no column.
 
     Attributes:
         norm: "none", "bn", "gn" or "sbn", batch norm whose running statistics are those of the last batch.
@@ -121,12 +121,12 @@ class Embedding(ConvNetwork):
 
     norm: ProtoNorm = "none"
 
-    has_class_scores = False
+    has_class_scores: ClassVar[bool] = True  # whether there is a head
     layout: ClassVar[tuple[Part, ...]] = EIGHT
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
-        if self.aux_head:
+        if self.aux_head and not self.has_class_scores:
             raise ValueError(
                 f"aux_head=True, but model {type(self).__name__.lower()!r} has no head at all; use model 'resnet9' or "
                 "'proto_resnet18'"
@@ -134,30 +134,13 @@ class Embedding(ConvNetwork):
         trunk = Trunk(self.norm, self.lowering, self.layout)
         nn.share_scope(self, trunk)
         features = trunk(inputs, train, mask)
-        if self.normalize_features:
-            features = unit_length(features)
+        if self.has_class_scores:
+            return self.scores(features, nn.initializers.glorot_uniform())
+        features = unit_length(features) if self.normalize_features else features
         return Outputs(jnp.zeros((features.shape[0], 0), features.dtype), features, None)
 
 
-class Classifier(ConvNetwork):
-    """A trunk and a dense head, which starts Glorot uniform.
-
-    Attributes:
-        norm: "none", "bn", "gn" or "sbn", batch norm whose running statistics are those of the last batch.
-    """
-
-    norm: ProtoNorm = "none"
-
-    layout: ClassVar[tuple[Part, ...]] = EIGHT
-
-    @nn.compact
-    def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
-        trunk = Trunk(self.norm, self.lowering, self.layout)
-        nn.share_scope(self, trunk)
-        return self.scores(trunk(inputs, train, mask), nn.initializers.glorot_uniform())
-
-
-class ResNet8(Embedding):
+class ResNet8(ProtoNetwork):
     """The embedding network of ProtoFSSL: 6,565,760 parameters, 512 features, no class scores.
 
     For methods that score classes by the distance to prototypes; no layer depends on `num_classes`, and `aux_head`
@@ -169,18 +152,21 @@ class ResNet8(Embedding):
     Source: Kim et al., ProtoFSSL, arXiv 2205.13921, appendix, and its public code.
     """
 
+    has_class_scores: ClassVar[bool] = False
 
-class ResNet9(Classifier):
+
+class ResNet9(ProtoNetwork):
     """`ResNet8` and a dense head: 6,570,890 parameters for ten classes; the network of ProtoFSSL's baselines."""
 
 
-class ResNet17(Embedding):
+class ResNet17(ProtoNetwork):
     """The large embedding network of ProtoFSSL's Table 4: 10,991,104 parameters, otherwise as `ResNet8`."""
 
+    has_class_scores: ClassVar[bool] = False
     layout: ClassVar[tuple[Part, ...]] = SEVENTEEN
 
 
-class ProtoResNet18(Classifier):
+class ProtoResNet18(ProtoNetwork):
     """`ResNet17` and a dense head: 10,996,234 parameters for ten classes; not torchvision's ResNet-18."""
 
     layout: ClassVar[tuple[Part, ...]] = SEVENTEEN

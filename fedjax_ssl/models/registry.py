@@ -16,39 +16,18 @@ _NETWORKS = {
     "cnn13": ("convnets:CNN13", "nine weight-normalised convolutions, the CIFAR network of XCLP"),
     "mnist_cnn": ("convnets:MnistCNN", "three 5x5 convolutions and two hidden layers, the MNIST network of FedUL"),
     "emnist_cnn": ("convnets:EmnistCNN", "two 3x3 convolutions and 128 hidden units, the EMNIST network of FedRGD"),
-    "resnet18": (
-        "residual:ResNet18",
-        "residual network, stem='cifar', stem='imagenet' or stem='imagenet_unpooled'",
-    ),
-    "resnet8_basic": (
-        "residual:ThreeStageResNet8",
-        "residual network with a basic block per stage, the CIFAR network of SAGE",
-    ),
-    "wrn28": (
-        "residual:WideResNet28",
-        "wide residual network WRN-28-k, widen=2 by default, the CIFAR network of SemiFL",
-    ),
+    "resnet18": ("residual:ResNet18", "residual network, stem='cifar', 'imagenet' or 'imagenet_unpooled'"),
+    "resnet8_basic": ("residual:ThreeStageResNet8", "a basic block per stage, the CIFAR network of SAGE"),
+    "wrn28": ("residual:WideResNet28", "wide residual network WRN-28-k, k = widen, the CIFAR network of SemiFL"),
     "resnet8": ("proto_resnet:ResNet8", "eight convolutions without a head, the embedding network of ProtoFSSL"),
     "resnet9": ("proto_resnet:ResNet9", "the same with a dense head, the network of ProtoFSSL's baselines"),
-    "resnet17": (
-        "proto_resnet:ResNet17",
-        "seventeen convolutions without a head, the large embedding network of ProtoFSSL",
-    ),
-    "proto_resnet18": (
-        "proto_resnet:ProtoResNet18",
-        "the same with a dense head, the large network of ProtoFSSL's baselines",
-    ),
-    "fedmatch_resnet9": (
-        "proto_resnet:FedMatchResNet9",
-        "resnet9 without biases, of any width, the CIFAR network of FedMatch",
-    ),
-    "fedmatch_alexnet": (
-        "convnets:FedMatchAlexNet",
-        "three convolutions and two hidden layers without biases, of FedMatch",
-    ),
+    "resnet17": ("proto_resnet:ResNet17", "seventeen convolutions without a head, ProtoFSSL's large network"),
+    "proto_resnet18": ("proto_resnet:ProtoResNet18", "the same with a dense head, for ProtoFSSL's baselines"),
+    "fedmatch_resnet9": ("proto_resnet:FedMatchResNet9", "resnet9 without biases, the CIFAR network of FedMatch"),
+    "fedmatch_alexnet": ("convnets:FedMatchAlexNet", "three convolutions, two hidden layers, no biases, of FedMatch"),
     "efficientnet_b0": (
         "efficientnet:EfficientNetB0",
-        "EfficientNet-B0, from torchvision's weights with weights='an .npz file'",
+        "EfficientNet-B0; torchvision's weights with weights='FILE.npz'",
     ),
 }
 MODELS: Registry[nn.Module] = Registry(

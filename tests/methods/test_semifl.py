@@ -107,7 +107,7 @@ def test_who_was_not_confident_does_not_count():
 
 def one_channel() -> models.Model:
     """A batch norm layer and nothing else."""
-    layer = models.normalization.BatchNorm()
+    layer = models.normalization.Norm("bn")
 
     def init(key):
         variables = layer.init(key, jnp.zeros((1, 1)), False, None)

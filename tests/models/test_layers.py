@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.models.layers import Conv, Dense, Dropout, keep_mask, unit_length
-from fedjax_ssl.models.normalization import BatchNorm, Norm
+from fedjax_ssl.models.normalization import Norm
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.standard_normal((6, 3, 4, 5)).astype(np.float32) * 3 + 1
@@ -23,12 +23,12 @@ START = {
 
 
 def batch_norm(x, mask, variables=START, train=True):
-    apply = functools.partial(BatchNorm().apply, mutable=["batch_stats"])
+    apply = functools.partial(Norm("bn").apply, mutable=["batch_stats"])
     return jax.jit(apply, static_argnums=2)(variables, x, train, mask)
 
 
 def test_batch_norm_starts_with_unit_statistics():
-    variables = BatchNorm().init(jax.random.key(0), jnp.asarray(IMAGES), True, None)
+    variables = Norm("bn").init(jax.random.key(0), jnp.asarray(IMAGES), True, None)
     chex.assert_trees_all_equal(variables, {**START, "batch_weights": {"mean": 0.1, "var": 0.1}})
 
 

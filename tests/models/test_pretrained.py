@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import models
-from fedjax_ssl.models.pretrained import Layer, pretrained
+from fedjax_ssl.models.pretrained import pretrained
 
 # the layers of model "mlp" with batch norm, under made-up names
-LAYERS = (Layer("dense", ("dense1",), "fc"), Layer("norm", ("norm1",), "bn"), Layer("dense", ("head",), "classifier.1"))
+LAYERS = {("dense1",): "fc", ("norm1",): "bn", ("head",): "classifier.1"}
 RNG = np.random.default_rng(0)
 ARRAYS = {
     "fc.weight": RNG.standard_normal((4, 6), np.float32),

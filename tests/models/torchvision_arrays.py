@@ -4,9 +4,10 @@ import math
 
 import jax
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 from fedjax_ssl import models
-from fedjax_ssl.models.pretrained import LEAVES, efficientnet_b0_layers
+from fedjax_ssl.models.pretrained import efficientnet_b0_layers, their_names, their_shape
 
 
 def draw_array(seed, name, shape):
@@ -24,15 +25,10 @@ def draw_array(seed, name, shape):
 
 def efficientnet_b0_arrays(num_classes):
     model = models.build("efficientnet_b0", num_classes=num_classes, input_shape=(32, 32, 3))
-    trees = dict(zip(("params", "state"), jax.eval_shape(model.init, jax.random.key(0)), strict=True))
-    shapes = {}
-    for layer in efficientnet_b0_layers():
-        for leaf in LEAVES[layer.kind]:
-            tree = trees[leaf.tree]
-            for step in layer.ours:
-                tree = tree[step]
-            ours = tree[leaf.ours].shape
-            shapes[f"{layer.theirs}.{leaf.theirs}"] = tuple(ours[leaf.axes.index(i)] for i in range(len(ours)))
+    params, state = jax.eval_shape(model.init, jax.random.key(0))
+    ours = flatten_dict({"params": params, "state": state})
+    names = their_names(ours, efficientnet_b0_layers())
+    shapes = {name: their_shape(ours[place].shape) for place, name in names.items()}
     arrays = {name: draw_array(seed, name, shape) for seed, (name, shape) in enumerate(sorted(shapes.items()))}
     counts = {name.replace("running_mean", "num_batches_tracked"): np.int64(7) for name in shapes if "_mean" in name}
     return {**arrays, **counts}
