@@ -19,34 +19,22 @@ References:
     Li, Li, Wang, Class balanced adaptive pseudo labeling for federated semi-supervised learning, CVPR 2023.
 """
 
+from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from fedjax_ssl.checks import In, Whole, checked, is_zero
+from fedjax_ssl.checks import checked, is_zero
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated import (
-    BYTES_PER_NUMBER,
-    AtClient,
-    Client,
-    ClientKind,
-    Method,
-    RoundContext,
-    Setup,
-    Snapshot,
-    Stage,
-    Term,
-    Traffic,
-    count,
-    federated_method,
-    labelled_epochs,
-)
-from fedjax_ssl.federated.method import ClientResult, Metrics, PyTree, RoundResult, ServerState
+from fedjax_ssl.federated import RoundContext, ServerState, Setup, Snapshot, Stage, Term, Traffic, labelled_epochs
+from fedjax_ssl.federated.engine import federated_method
+from fedjax_ssl.federated.method import AtClient, Client, ClientKind, ClientResult, Method, Metrics, PyTree, RoundResult
 from fedjax_ssl.federated.sampler import batches_per_epoch
 from fedjax_ssl.federated.terms import examples_mask, supervised_term
+from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
 from fedjax_ssl.graph.weighting import class_counts
 from fedjax_ssl.methods.parts.confident_pseudo_labels import (
     CONFIDENT,
@@ -56,6 +44,7 @@ from fedjax_ssl.methods.parts.confident_pseudo_labels import (
     fix_term,
     sent_to,
 )
+from fedjax_ssl.methods.parts.settings import Count, CountOrZero, Decay, Share, Weight
 
 RESIDUAL = "global residual"  # of the state's terms: the model of the last global residual
 
@@ -67,32 +56,23 @@ class Thresholds(NamedTuple):
     tail: Bool[Array, " K"]
 
 
-class ThresholdSettings(NamedTuple):
-    """Settings of `cbafed`; see its arguments."""
-
-    base: float | Array
-    largest: float | Array
-    tail: float | Array
-    tail_second: bool
-
-
 @checked
 def cbafed(
     setup: Setup,
     *,
-    warmup_rounds: Annotated[int, Whole(0)] = 1,
-    warmup_epochs: Annotated[int, Whole(1)] = 501,
-    base_threshold: Annotated[float | Array, In("[0, 1]")] = 0.84,
-    largest_threshold: Annotated[float | Array, In("[0, 1]")] = 0.95,
-    tail_share: Annotated[float | Array, In("[0, 1]")] = 0.03,
+    warmup_rounds: CountOrZero = 1,
+    warmup_epochs: Count = 501,
+    base_threshold: Share = 0.84,
+    largest_threshold: Share = 0.95,
+    tail_share: Share = 0.03,
     tail_second: bool = True,
-    local_residual: Annotated[float | Array, In("[0, 1)")] = 0.8,
-    residual_epochs: Annotated[int, Whole(1)] = 5,
-    global_residual: Annotated[float | Array, In("[0, 1)")] = 0.5,
-    residual_rounds: Annotated[int, Whole(1)] = 5,
-    unlabelled_epochs: Annotated[int, Whole(1)] = 1,
-    unlabelled_rate: Annotated[float | Array, In("[0, inf)")] = 2 / 3,
-    labelled_weight: Annotated[float | Array, In("[0, inf)")] = 1.0,
+    local_residual: Decay = 0.8,
+    residual_epochs: Count = 5,
+    global_residual: Decay = 0.5,
+    residual_rounds: Count = 5,
+    unlabelled_epochs: Count = 1,
+    unlabelled_rate: Weight = 2 / 3,
+    labelled_weight: Weight = 1.0,
 ) -> Method:
     """CBAFed: class-balanced adaptive thresholds, residual weights.
 
@@ -124,10 +104,10 @@ def cbafed(
     labelled = supervised_term(setup)
     if not is_zero(local_residual):
         labelled = labelled._replace(client=with_local_residual(setup.batch_size, local_residual, residual_epochs))
-    own = ThresholdSettings(base_threshold, largest_threshold, tail_share, tail_second)
+    thresholds = partial(class_thresholds, base=base_threshold, most=largest_threshold, tail=tail_share)
     unlabelled = ClientKind(
         members=lambda clients: clients.num_labelled == 0,
-        terms=(_labelling_term(setup, own), fix_term(setup, 1.0, as_labelled=True)),
+        terms=(_labelling_term(setup, thresholds, tail_second), fix_term(setup, 1.0, as_labelled=True)),
         sampler=confident_epochs(setup.batch_size, unlabelled_epochs, with_partners=False, skip_single=True),
         rate=lambda client: jnp.asarray(unlabelled_rate, jnp.result_type(float)),
         weigh=lambda client, uploads: jnp.sum(uploads[CONFIDENT]),
@@ -144,17 +124,21 @@ def cbafed(
     return with_global_residual(method, global_residual, residual_rounds, warmup_rounds)
 
 
-def class_thresholds(counts: Float[Array, " K"], settings: ThresholdSettings) -> Thresholds:
+def class_thresholds(
+    counts: Float[Array, " K"], base: float | Array, most: float | Array, tail: float | Array
+) -> Thresholds:
     """Step 4.
 
     Args:
         counts: a, examples of every class; without any, all classes count the same and are tail classes.
-        settings: settings of the method.
+        base: T_c of a class with as many examples as the standard deviation.
+        most: bound of T_c.
+        tail: share of examples below which a class is a tail class.
     """
     num_classes = counts.shape[0]
     share = counts / jnp.maximum(jnp.sum(counts), 1.0) * (num_classes / 10)
-    lowest = share + settings.base - jnp.std(share, ddof=1)
-    return Thresholds(jnp.minimum(lowest, settings.largest), share < settings.tail)
+    lowest = share + base - jnp.std(share, ddof=1)
+    return Thresholds(jnp.minimum(lowest, most), share < tail)
 
 
 def choose_by_class(
@@ -170,12 +154,12 @@ def choose_by_class(
     return jnp.where(sure, first, second), sure | thresholds.tail[second]
 
 
-def _labelling_term(setup: Setup, settings: ThresholdSettings) -> Term:
+def _labelling_term(setup: Setup, thresholds: Callable[[Array], Thresholds], tail_second: bool) -> Term:
     """Labels the examples of clients without labels; its state is what they kept of every class, b."""
 
     def choose(kept: Float[Array, " K"], round: RoundContext, probabilities: Float[Array, "p n K"]) -> Choice:
-        thresholds = class_thresholds(_labelled_counts(setup, round) + kept, settings)
-        labels, confident = choose_by_class(probabilities, thresholds, settings.tail_second)
+        own = thresholds(_labelled_counts(setup, round) + kept)
+        labels, confident = choose_by_class(probabilities, own, tail_second)
         return Choice(labels, confident & (round.clients.num_labelled == 0)[:, None])
 
     def kept_of(trained: ClientResult) -> Float[Array, " K"]:

@@ -19,8 +19,6 @@ Shapes: C clients, p cohort slots, H helpers, K classes. A model is a dict of it
 References:
     Jeong, Yoon, Yang, Hwang, Federated semi-supervised learning with inter-client consistency and disjoint learning,
     ICLR 2021, arXiv 2006.12097. What the paper leaves open is as in the authors' code; see docs/methods/fedmatch.md.
-    The learning rate that falls where the validation loss does not: Serra et al., Overcoming catastrophic forgetting
-    with hard attention to the task, ICML 2018, as that code uses it, without its early end.
 """
 
 import warnings
@@ -33,32 +31,31 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from fedjax_ssl.checks import In, Whole, checked, is_zero
-from fedjax_ssl.federated import Client, Sampler, Schedule, Setup, Stage, Step, Stream, Term, federated_method, map_rows
-from fedjax_ssl.federated.method import (
-    AtClient,
-    AtServer,
-    Broadcast,
-    ClientResult,
-    ForLog,
+from fedjax_ssl.federated import (
     Method,
-    Metrics,
-    Now,
-    Params,
     RoundContext,
     RoundResult,
     ServerState,
     ServerTraining,
+    Stage,
+    Step,
+    Term,
     Traffic,
-    Validation,
 )
-from fedjax_ssl.federated.sampler import masked_permutation
+from fedjax_ssl.federated.engine import federated_method
+from fedjax_ssl.federated.method import AtClient, AtServer, Broadcast, Client, ClientResult, ForLog, Metrics, Params
+from fedjax_ssl.federated.setup import Setup
 from fedjax_ssl.federated.terms import PseudoLabels, augmented_view, diagnose_pseudo_labels, supervised_term
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, Count, count
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts import settings as kinds
 from fedjax_ssl.methods.parts.consistency import strong_view
+from fedjax_ssl.methods.parts.matched_batches import Bounds, matched_batches
+from fedjax_ssl.methods.parts.plateau import Plateau, first_plateau, next_plateau, validate
+from fedjax_ssl.methods.parts.similar_clients import nearest_clients, noise_image
+from fedjax_ssl.methods.parts.sparse_messages import merge, message_bytes, num_sent
 from fedjax_ssl.models import count_parameters
-from fedjax_ssl.objectives import agreement_vote, batch_cross_entropy, cross_entropy, inter_client_kl, l1_norm
+from fedjax_ssl.objectives import agreement_vote, cross_entropy, inter_client_kl, l1_norm
 
 TERM, SIGMA, PSI, HELPERS = "fedmatch", "sigma", "psi", "helpers"
 # Parts that there are.
@@ -79,9 +76,6 @@ PRESETS = {
     "code": _PAPER | {"threshold": (0.75, 0.75), "patience": (5, 20), "clip_eps": (1e-7, 1e-7)},
     "streaming_alt": _PAPER | {"supervised_weight": (1.0, 1.0), "delta_threshold": (1e-5, 1e-5)},
 }
-UNLABELLED_BATCH = 100  # where nothing else says how large it is
-NOISE_MEAN = NOISE_STD = 125 / 255
-LOWEST = 1e-17  # factor of the learning rate; of 1e-3 it is the code's lowest rate
 
 
 @checked
@@ -311,20 +305,6 @@ def regularizer(parts: Params, l2_weight: float | Array, l1_weight: float | Arra
     return l2_weight * squares + (l1_weight * l1_norm(psi) if psi is not None else 0.0)
 
 
-class Votes(NamedTuple):
-    """The pseudo-labels of a client's round, by place in its table, for the log."""
-
-    labels: Int[Array, " W"]  # -1 = none
-    confidence: Float[Array, " W"]
-
-    def noted(self, batch: Stream, found: Consistency) -> "Votes":
-        """The votes with those of a batch."""
-        place = jnp.where(batch.mask, batch.position, self.labels.shape[0])
-        confidence = found.confidence.astype(self.confidence.dtype)
-        labels = self.labels.at[place].set(found.labels, mode="drop")
-        return Votes(labels, self.confidence.at[place].set(confidence, mode="drop"))
-
-
 class State(NamedTuple):
     """State that the server keeps beside the model."""
 
@@ -346,7 +326,7 @@ def _unsupervised(setup: Setup, settings: FedMatch) -> Term:
     own_rate, keeps = settings.lr_schedule == "client", settings.helper_hold == "keep"
     same_rate = settings.lr_schedule == "global"
 
-    def loss(step: Step) -> tuple[Array, Votes]:
+    def loss(step: Step) -> tuple[Array, PseudoLabels]:
         batch = step.streams["unlabelled"]
         found = consistency(
             step.outputs[plain.name].logits,
@@ -361,7 +341,11 @@ def _unsupervised(setup: Setup, settings: FedMatch) -> Term:
         if settings.decomposition != "none":
             some = jnp.any(batch.mask).astype(total.dtype)  # with a single part there are steps without any
             total = total + some * regularizer(step.groups, settings.l2_weight, settings.l1_weight)
-        return total, step.local.noted(batch, found)
+        # The votes by place in the client's table, for the log.
+        place = jnp.where(batch.mask, batch.position, step.local.labels.shape[0])
+        confidence = found.confidence.astype(step.local.confidence.dtype)
+        votes = PseudoLabels(found.labels, confidence, confidence)
+        return total, jax.tree.map(lambda table, new: table.at[place].set(new, mode="drop"), step.local, votes)
 
     def init(key: Key[Array, ""], network: PyTree, model_state: PyTree, everyone: Client) -> State:
         store = empty_store(settings.split(network), everyone.id.shape[0], setup.num_classes)
@@ -397,17 +381,16 @@ def _unsupervised(setup: Setup, settings: FedMatch) -> Term:
             kept = kept._replace(plateau=after, accuracy=accuracy)
         return kept._replace(helpers=_latest(_sent(trained.client), kept)) if keeps else kept
 
-    def start(state: State, params: PyTree, model_state: PyTree, kept: PyTree) -> Votes:
+    def start(state: State, params: PyTree, model_state: PyTree, kept: PyTree) -> PseudoLabels:
         width = setup.max_labelled + setup.max_unlabelled  # no table is wider
-        return Votes(jnp.full(width, -1, jnp.int32), jnp.zeros(width))
+        return PseudoLabels(jnp.full(width, -1, jnp.int32), jnp.zeros(width), jnp.zeros(width))
 
-    def measure(trained: ClientResult) -> Votes:
+    def measure(trained: ClientResult) -> PseudoLabels:
         return jax.tree.map(lambda values: values[: trained.client.rows.shape[0]], trained.local[TERM])
 
-    def diagnose(outcome: RoundResult, truth: Int[Array, "p n"], measured: Votes) -> Metrics:
+    def diagnose(outcome: RoundResult, truth: Int[Array, "p n"], measured: PseudoLabels) -> Metrics:
         clients = outcome.round.clients
-        given = PseudoLabels(measured.labels, measured.confidence, measured.confidence)
-        metrics = {**diagnose_pseudo_labels(given, truth, clients), **costs(outcome)}
+        metrics = {**diagnose_pseudo_labels(measured, truth, clients), **costs(outcome)}
         if own_rate:
             accuracy = outcome.after.clients.terms[TERM].accuracy.at[clients.id].get(mode="clip")
             metrics["client_validation_accuracy"] = jnp.mean(accuracy, where=outcome.counts)
@@ -467,47 +450,6 @@ def _latest(sent: "ToClient", kept: Remembered) -> tuple[PyTree, Bool[Array, " H
 def helpers_due(settings: FedMatch, number: Int[Array, ""]) -> Bool[Array, ""]:
     """Returns whether helpers are sent in this round: counted from 1, in every `helper_interval`-th."""
     return (number + 1) % settings.helper_interval == 0
-
-
-def nearest_clients(
-    clients: Int[Array, " p"], embeddings: Float[Array, "C d"], known: Bool[Array, " C"], number: int
-) -> tuple[Int[Array, "p H"], Bool[Array, "p H"]]:
-    """For each client the others nearest to it by Euclidean distance, nearest first, the lower id of equal ones.
-
-    Args:
-        clients: who asks; for one that is not known itself there is nobody. Ids out of range are nobody.
-        embeddings: one for each client.
-        known: clients whose embedding is there.
-        number: H.
-
-    Returns:
-        Ids, and whether there is one at this place: fewer than H where fewer are known.
-    """
-    ids = jnp.arange(embeddings.shape[0], dtype=jnp.int32)
-    own = embeddings.at[clients].get(mode="clip")
-    distance = jnp.sum(jnp.square(own[:, None] - embeddings), axis=-1)
-    possible = known & (ids != clients[:, None]) & known.at[clients].get(mode="fill", fill_value=False)[:, None]
-    distance = jnp.where(possible, distance, jnp.inf)
-    order = jnp.argsort(distance, axis=1, stable=True)[:, :number].astype(jnp.int32)
-    there = jnp.take_along_axis(possible, order, axis=1)
-    missing = ((0, 0), (0, number - order.shape[1]))
-    return jnp.pad(jnp.where(there, order, 0), missing), jnp.pad(there, missing)
-
-
-def noise_image(key: Key[Array, ""], shape: tuple[int, ...], kind: str = "truncated") -> Float[Array, "*shape"]:
-    """Independent normal values of mean and deviation 125 / 255, as input of a network.
-
-    Args:
-        key: typed PRNG key.
-        shape: shape of the image.
-        kind: "normal", or "truncated" to [0, 1], as in the code, which gives them the mean 0.497 and the deviation
-            0.269.
-    """
-    dtype = jnp.result_type(float)
-    if kind == "normal":
-        return NOISE_MEAN + NOISE_STD * jax.random.normal(key, shape, dtype)
-    lowest, highest = -NOISE_MEAN / NOISE_STD, (1 - NOISE_MEAN) / NOISE_STD
-    return NOISE_MEAN + NOISE_STD * jax.random.truncated_normal(key, lowest, highest, shape, dtype)
 
 
 # What server and clients send each other (section 3.3)
@@ -574,16 +516,6 @@ def to_cohort(settings: FedMatch, store: Store, round: RoundContext) -> ToClient
     return jax.vmap(to_one)(held, fresh, helpers, there)
 
 
-def merge(sent: PyTree, new: PyTree, old: PyTree) -> PyTree:
-    """Returns what the receiver of the entries `sent` has: these of `new`, all others of `old`."""
-    return jax.tree.map(jnp.where, sent, new, old)
-
-
-def num_sent(sent: PyTree) -> Int[Array, ""]:
-    """Returns how many entries of a tree of bool arrays are true, as int32: float32 would count to 2^24 only."""
-    return sum((jnp.sum(mask, dtype=jnp.int32) for mask in jax.tree.leaves(sent)), start=jnp.zeros((), jnp.int32))
-
-
 def _receive(client: Client, parts: Params) -> Params:
     """The model that a client has of the one that was sent, where differences are all that is sent."""
     lossy = _sent(client).lossy
@@ -632,36 +564,6 @@ def _stored(setup: Setup, settings: FedMatch, store: Store, outcome: RoundResult
     return jax.tree.map(put, store, Store(outcome.uploads.parts, jnp.ones_like(sound), embeddings))
 
 
-def message_bytes(
-    entries: Int[Array, "*messages"], size: int, encoding: str, there: Bool[Array, "*messages"] | None = None
-) -> Count:
-    """Count the bytes of messages that each carry `entries` of a model's `size` numbers.
-
-    "dense": all numbers, 4 bytes each. "bitmap": a bit for every number says whether it follows. "coordinates": its
-    place beside each. "smallest": for every message the shortest of them.
-
-    Args:
-        entries: numbers that are sent.
-        size: numbers of the whole model.
-        encoding: see above.
-        there: messages that are sent at all; others have 0 bytes.
-    """
-    some, bitmap = jnp.ones_like(entries, bool) if there is None else there, -(-size // 8)
-    if encoding == "smallest":
-        # 8 e < 4 e + bitmap, and 4 e + bitmap >= 4 size; each as one comparison that cannot overflow.
-        few, nearly_all = entries < -(-bitmap // BYTES_PER_NUMBER), entries >= size - bitmap // BYTES_PER_NUMBER
-        few, nearly_all = some & few, some & ~few & nearly_all
-    else:
-        few, nearly_all = some & (encoding == "coordinates"), some & (encoding == "dense")
-    by_bitmap = some & ~few & ~nearly_all
-    return (
-        count(jnp.where(few, entries, 0), 2 * BYTES_PER_NUMBER)
-        + count(nearly_all, BYTES_PER_NUMBER * size)
-        + count(jnp.where(by_bitmap, entries, 0), BYTES_PER_NUMBER)
-        + count(by_bitmap, bitmap)
-    )
-
-
 def _traffic(settings: FedMatch, outcome: RoundResult) -> Traffic:
     """Bytes each way, in place of the model's."""
     valid, size = outcome.round.valid, _size(outcome)
@@ -699,70 +601,7 @@ def _size(outcome: RoundResult) -> int:
     return count_parameters(next(iter(outcome.before.params.values())))
 
 
-# A learning rate that follows the loss on validation examples
-
-
-class Plateau(NamedTuple):
-    """State of the schedule."""
-
-    factor: Float[Array, ""]  # factor of the learning rate
-    best: Float[Array, ""]  # lowest validation loss so far
-    patience: Int[Array, ""]  # evaluations without an improvement that are left
-
-
-def first_plateau(patience: int) -> Plateau:
-    """Before the first evaluation."""
-    dtype = jnp.result_type(float)
-    # Not inf: what clients keep has to be finite, or they count as dropped.
-    return Plateau(jnp.ones((), dtype), jnp.full((), jnp.finfo(dtype).max), jnp.asarray(patience, jnp.int32))
-
-
-def next_plateau(state: Plateau, loss: Float[Array, ""], divisor: float | Array, patience: int) -> Plateau:
-    """After an evaluation: the rate is divided where the loss was not below the best for `patience` evaluations.
-
-    Args:
-        state: so far.
-        loss: on the validation examples.
-        divisor: number by which the rate is divided.
-        patience: evaluations, at least 1.
-    """
-    better = loss < state.best
-    left = jnp.where(better, patience, state.patience - 1)
-    over = left <= 0
-    factor = jnp.where(over, jnp.maximum(state.factor / divisor, LOWEST), state.factor)
-    best = jnp.where(better, loss, state.best).astype(state.best.dtype)
-    return Plateau(factor, best, jnp.where(over, patience, left).astype(jnp.int32))
-
-
-def validate(
-    setup: Setup, params: PyTree, model_state: PyTree, inputs: Array, validation: Validation
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Mean cross-entropy and accuracy of a network on the federation's validation examples.
-
-    Args:
-        setup: the run.
-        params: parameters of the network.
-        model_state: its running statistics.
-        inputs: raw inputs of all examples.
-        validation: which of them.
-
-    Raises:
-        ValueError: there are none.
-    """
-    if not validation.rows.shape[0]:
-        raise ValueError(
-            "lr_schedule lowers a learning rate when the loss on validation examples stops falling, and there are "
-            "none; hold some out with config.data.validation_fraction, or set lr_schedule='none'"
-        )
-
-    def logits(raw: Array) -> Array:
-        return setup.model.apply(params, model_state, setup.normalize(raw), train=False)[0].logits
-
-    scores = map_rows(logits, inputs, validation.rows, setup.evaluation_batch_size)
-    real = jnp.arange(validation.rows.shape[0], dtype=jnp.int32) < validation.num_examples
-    right = (jnp.argmax(scores, axis=1).astype(jnp.int32) == validation.labels).astype(scores.dtype)
-    loss = batch_cross_entropy(scores, validation.labels, real)
-    return jax.lax.stop_gradient(loss), jnp.mean(right, where=real)
+# Training at the server
 
 
 def _server_training(setup: Setup, settings: FedMatch, supervised: Term) -> ServerTraining:
@@ -789,83 +628,3 @@ def _server_training(setup: Setup, settings: FedMatch, supervised: Term) -> Serv
         client=AtClient(collect=loss_after),
     )
     return ServerTraining((term,), sampler, when=("before",), rate=lambda client: client.sent[term.name])
-
-
-# Batches in stored order, as in the authors' code
-
-
-class Bounds(NamedTuple):
-    """Static bounds of clients' examples."""
-
-    max_labelled: int
-    min_labelled: int  # fewest labels of a client that has some
-    max_unlabelled: int
-
-
-def steps_per_epoch(count: Int[Array, ""], batch_size: int) -> Int[Array, ""]:
-    """round(count / batch_size), a half to the even number; 1 for less than half a batch, 0 without any example."""
-    # Whole numbers all the way: a quotient in floating point may miss the half.
-    whole, rest = count // batch_size, count % batch_size
-    up = (2 * rest > batch_size) | ((2 * rest == batch_size) & (whole % 2 == 1))
-    return jnp.where(count > 0, jnp.maximum(whole + up.astype(count.dtype), 1), 0)
-
-
-def matched_batches(
-    batch_size: int,
-    unlabelled_batch_size: int | None,
-    local_epochs: int,
-    bounds: Bounds,
-    shuffle: bool = False,
-) -> Sampler:
-    """Streams "labelled" and "unlabelled", contiguous slices of the client's examples as they are stored.
-
-    An epoch of a client with labels is round(labelled / batch_size) steps, see `steps_per_epoch`, each with the next
-    `batch_size` labelled and the next `unlabelled_batch_size` unlabelled examples; by default ceil(unlabelled / steps)
-    of these, so that an epoch uses each once. Without labels it is round(unlabelled / unlabelled_batch_size) steps.
-    What is left over is not used; a slice that reaches beyond the end is shorter.
-
-    Args:
-        batch_size: labelled examples per step.
-        unlabelled_batch_size: unlabelled examples per step; None: as above, and 100 for clients without labels.
-        local_epochs: epochs per round.
-        bounds: static ones.
-        shuffle: a fresh order of both streams in every epoch.
-    """
-    fixed = unlabelled_batch_size or UNLABELLED_BATCH
-
-    def known_steps(count: int, size: int) -> int:
-        return max(round(count / size), 1) if count else 0  # Python rounds half to even itself
-
-    most = max(known_steps(bounds.max_labelled, batch_size), known_steps(bounds.max_unlabelled, fixed))
-    fewest = max(known_steps(bounds.min_labelled, batch_size), 1)
-    width = unlabelled_batch_size or max(min(fixed, bounds.max_unlabelled), -(-bounds.max_unlabelled // fewest), 1)
-
-    def schedule(key: Key[Array, ""], client: Client, now: Now) -> Schedule:
-        start, unlabelled = client.num_labelled, client.num_examples - client.num_labelled
-        steps = steps_per_epoch(client.num_labelled, batch_size)
-        taken = jnp.full_like(unlabelled, fixed)
-        if unlabelled_batch_size is None:
-            taken = jnp.where(steps > 0, -(-unlabelled // jnp.maximum(steps, 1)), taken)
-        steps = jnp.where(client.num_labelled > 0, steps, steps_per_epoch(unlabelled, fixed))
-        step = jnp.arange(local_epochs * most, dtype=jnp.int32)
-        epoch, within = step // jnp.maximum(steps, 1), step % jnp.maximum(steps, 1)
-        running = step < local_epochs * steps
-
-        def slices(name: str, count: Int[Array, ""], size: Int[Array, ""], width: int, bound: int) -> tuple:
-            column = jnp.arange(width, dtype=jnp.int32)
-            slot = within[:, None] * size + column
-            mask: Bool[Array, "S b"] = running[:, None] & (column < size) & (slot < count)
-            slot = jnp.where(mask, slot, 0)
-            if shuffle:
-                keys = [jax.random.fold_in(named_key(key, name), number) for number in range(local_epochs)]
-                orders = jnp.stack([masked_permutation(one, count, max(bound, 1)) for one in keys])
-                slot = orders[jnp.minimum(epoch, local_epochs - 1)[:, None], slot]
-            return slot, mask
-
-        whole = jnp.full_like(unlabelled, batch_size)
-        labelled = slices("labelled", client.num_labelled, whole, batch_size, bounds.max_labelled)
-        others = slices("unlabelled", unlabelled, taken, width, bounds.max_unlabelled)
-        positions = {"labelled": labelled[0], "unlabelled": jnp.where(others[1], start + others[0], 0)}
-        return Schedule(positions, {"labelled": labelled[1], "unlabelled": others[1]}, local_epochs * steps)
-
-    return Sampler(schedule)

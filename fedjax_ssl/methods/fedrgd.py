@@ -22,7 +22,6 @@ References:
 """
 
 import warnings
-from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
 import jax
@@ -32,43 +31,14 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.checks import In, Whole, check_whole_numbers, checked
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated import (
-    AtServer,
-    Client,
-    ClientState,
-    Execution,
-    FederatedOptimizer,
-    ForLog,
-    Local,
-    Method,
-    Now,
-    Report,
-    RoundContext,
-    RoundResult,
-    Sampler,
-    Schedule,
-    ServerState,
-    ServerTraining,
-    Setup,
-    Stage,
-    Step,
-    Steps,
-    Term,
-    federated_method,
-    fixed_steps,
-    paired_batches,
-    passes,
-)
-from fedjax_ssl.federated.method import Metrics, Params, PyTree
-from fedjax_ssl.federated.optimizers import Grouped
-from fedjax_ssl.federated.terms import (
-    PseudoLabels,
-    augmented_view,
-    diagnose_pseudo_labels,
-    network_outputs,
-    supervised_term,
-)
-from fedjax_ssl.methods.parts.consistency import strong_view
+from fedjax_ssl.federated import RoundContext, RoundResult, Sampler, Schedule, ServerState, ServerTraining, Setup, Stage, Step, Term
+from fedjax_ssl.federated.engine import federated_method
+from fedjax_ssl.federated.execution import Execution
+from fedjax_ssl.federated.method import AtServer, Client, ClientState, ForLog, Method, Metrics, Now, Params, PyTree
+from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Local, Report
+from fedjax_ssl.federated.sampler import Steps, fixed_steps, paired_batches, passes
+from fedjax_ssl.federated.terms import augmented_view, supervised_term
+from fedjax_ssl.methods.parts.consistency import judge_unlabelled, strong_view
 from fedjax_ssl.objectives import fixmatch_loss
 
 NOMINAL_STEPS = 1024  # of an epoch in the code, whose runs are nominally 1024 epochs; "fast" ones end after 200
@@ -203,8 +173,12 @@ def unlabelled_term(setup: Setup, user_loss: str, consistency: str, threshold: f
 
     views, loss = ((weak,), self_training) if user_loss == "self_training" else ((weak, strong), crl)
     participates = AtServer(participates=lambda sent, round: round.valid & (round.clients.num_examples > 0))
-    log = ForLog(diagnose=partial(_diagnose, setup, threshold))
-    return Term("unlabelled", views, loss, server=participates, log=log)
+
+    def diagnose(outcome: RoundResult, truth: Int[Array, "p n"], measured: PyTree) -> Metrics:
+        predict = lambda outputs: jax.nn.softmax(outputs.logits)  # noqa: E731
+        return judge_unlabelled(setup, outcome, truth, setup.batch_size, predict, lambda largest: largest >= threshold)
+
+    return Term("unlabelled", views, loss, server=participates, log=ForLog(diagnose=diagnose))
 
 
 def consistency_loss(
@@ -551,24 +525,3 @@ def _norm(vector: Float[Array, " d"], how: Diversity) -> Float[Array, ""]:
         return norm**2 if how.squared else norm
     total = jnp.sum(jnp.square(vector))
     return total if how.squared else jnp.sqrt(total)
-
-
-def _diagnose(
-    setup: Setup, threshold: float | Array, outcome: RoundResult, truth: Int[Array, "p n"], measured: PyTree
-) -> Metrics:
-    """Pseudo-labels of a batch of every user's unlabelled examples, by the global model at the start of the round."""
-    round, clients = outcome.round, outcome.round.clients
-    size = clients.rows.shape[1]
-    place = clients.num_labelled[:, None] + jnp.arange(min(setup.batch_size, size), dtype=jnp.int32)
-    within = jnp.minimum(place, size - 1)
-    rows = jnp.take_along_axis(clients.rows, within, axis=1)
-    probabilities = jax.nn.softmax(network_outputs(setup, round, clients._replace(rows=rows)).logits)
-    largest = jnp.max(probabilities, axis=2)
-    sure = (place < clients.num_examples[:, None]) & (largest >= threshold) & jnp.isfinite(largest)
-    labels = jnp.where(sure, jnp.argmax(probabilities, axis=2).astype(jnp.int32), -1)
-    seen = clients._replace(
-        rows=rows, observed=jnp.full_like(rows, -1), num_examples=clients.num_examples - clients.num_labelled
-    )
-    return diagnose_pseudo_labels(
-        PseudoLabels(labels, largest, largest), jnp.take_along_axis(truth, within, axis=1), seen
-    )

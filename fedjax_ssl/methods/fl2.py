@@ -24,35 +24,15 @@ References:
 
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from fedjax_ssl.checks import (
-    In,
-    Whole,
-    checked,
-    is_zero,
-)
-from fedjax_ssl.federated import (
-    BYTES_PER_NUMBER,
-    AtClient,
-    AtServer,
-    Client,
-    Losses,
-    Method,
-    RoundContext,
-    Setup,
-    Stage,
-    Step,
-    Term,
-    Traffic,
-    count,
-    never,
-)
-from fedjax_ssl.federated.method import PyTree, RoundResult
+from fedjax_ssl.checks import checked, is_zero
+from fedjax_ssl.federated import BYTES_PER_NUMBER, AtClient, AtServer, Client, Losses, Method, RoundResult, Setup, count
+from fedjax_ssl.federated.method import PyTree, RoundContext, Stage, Step, Term, Traffic, never
 from fedjax_ssl.federated.packing import Packing
 from fedjax_ssl.federated.terms import examples_mask
 from fedjax_ssl.methods.parts.alternating_training import alternating
@@ -65,6 +45,7 @@ from fedjax_ssl.methods.parts.confident_pseudo_labels import (
     fix_term,
     sent_to,
 )
+from fedjax_ssl.methods.parts.settings import Count, CountOrZero, Positive, Share, Weight
 from fedjax_ssl.objectives import batch_cross_entropy, divergence_from, sharpness_ascent
 
 SMALLEST_WEIGHT = 1e-12  # of a client in the average: where all are certain, they count the same
@@ -74,17 +55,17 @@ SMALLEST_WEIGHT = 1e-12  # of a client in the average: where all are certain, th
 def fl2(
     setup: Setup,
     *,
-    threshold: Annotated[float | Array, In("[0, 1]")] = 0.95,
+    threshold: Share = 0.95,
     adaptive_thresholds: bool = True,
-    pseudo_label_weight: Annotated[float | Array, In("[0, inf)")] = 1.0,
-    consistency_weight: Annotated[float | Array, In("[0, inf)")] = 1.0,
+    pseudo_label_weight: Weight = 1.0,
+    consistency_weight: Weight = 1.0,
     perturb: Literal["asam", "sam"] = "asam",
-    rho: Annotated[float | Array, In("(0, inf)")] = 0.1,
-    eta: Annotated[float | Array, In("[0, inf)")] = 0.01,
+    rho: Positive = 0.1,
+    eta: Weight = 0.01,
     uncertainty_weights: bool = True,
-    pretrain_calls: Annotated[int, Whole(0)] = 10,
-    server_batch_size: Annotated[int, Whole(1)] = 10,
-    server_epochs: Annotated[int, Whole(1)] = 5,
+    pretrain_calls: CountOrZero = 10,
+    server_batch_size: Count = 10,
+    server_epochs: Count = 5,
     static_batch_norm: bool = True,
 ) -> Method:
     """(FL)^2: client-specific adaptive thresholds, sharpness-aware consistency, averages by uncertainty.
@@ -251,7 +232,7 @@ def _consistency_term(learned: Term, threshold: float | Array, weight: float | A
     def loss(step: Step) -> Float[Array, ""]:
         assert step.earlier is not None, "its gradient is taken in a second pass"
         before, after = step.earlier[view.name].logits, step.outputs[view.name].logits
-        return divergence_from(before, after, _sure_rows(step, threshold), step.streams["fix"].mask)
+        return divergence_from(before, after, step.streams["fix"].mask, _sure_rows(step, threshold))
 
     return Term("consistency", (view,), loss, weight, server=AtServer(participates=never))
 

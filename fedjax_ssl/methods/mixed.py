@@ -24,8 +24,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl.checks import checked, is_zero
-from fedjax_ssl.federated import Client, RoundContext, Setup, Stage, Step, Term, Traffic, federated_method, mixed_epochs
-from fedjax_ssl.federated.method import AtServer, Broadcast, ForLog, Method, PyTree, RoundResult, never
+from fedjax_ssl.federated import Setup, Stage, Step, Term, Traffic, federated_method, mixed_epochs, never
+from fedjax_ssl.federated.method import AtServer, Broadcast, Client, ForLog, Method, PyTree, RoundContext, RoundResult
 from fedjax_ssl.federated.terms import (
     PseudoLabels,
     augmented_view,

@@ -24,39 +24,21 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
+from fedjax_ssl import objectives
 from fedjax_ssl.checks import checked, is_zero
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated import Client, Now, RoundContext, Setup, Stage, Step, Term, View, federated_method, map_rows
-from fedjax_ssl.federated.method import (
-    AtClient,
-    AtServer,
-    Broadcast,
-    ClientResult,
-    ForLog,
-    Method,
-    Metrics,
-    RoundResult,
-    ServerState,
-    Traffic,
-)
-from fedjax_ssl.federated.setup import WEIGHTINGS
-from fedjax_ssl.federated.terms import PseudoLabels, augmented_view, diagnose_pseudo_labels, network_outputs
+from fedjax_ssl.federated import Now, RoundContext, RoundResult, ServerState, Stage, Step, Term, Traffic, View, map_rows
+from fedjax_ssl.federated.engine import federated_method
+from fedjax_ssl.federated.method import AtClient, AtServer, Broadcast, Client, ClientResult, ForLog, Method, Metrics
+from fedjax_ssl.federated.setup import WEIGHTINGS, Setup
+from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
 from fedjax_ssl.graph.weighting import class_counts
 from fedjax_ssl.keys import named_key
+from fedjax_ssl.methods.parts.consistency import judge_unlabelled
 from fedjax_ssl.methods.parts.episodes import QUERY, SUPPORT, UNLABELLED, check_episodes, episodes, support_and_query
 from fedjax_ssl.methods.parts.settings import Count, CountOrZero, Positive, Weight
 from fedjax_ssl.models import count_parameters
-from fedjax_ssl.objectives import (
-    batch_cross_entropy,
-    class_prototypes,
-    clipped_cross_entropy,
-    consistency,
-    fill_missing_prototypes,
-    helper_pseudo_labels,
-    mean_prototypes,
-    prototype_log_probs,
-)
 
 TERM = "protofssl"
 GIGA, MEGA = 1e9, 1e6
@@ -284,11 +266,11 @@ def _loss(setup: Setup, settings: ProtoFSSL, views: dict[str, View], step: Step)
     helpers = step.shared
     features = {stream: step.outputs[view.name].features for stream, view in views.items()}
     support, query = step.streams[SUPPORT], step.streams[QUERY]
-    centers, present = class_prototypes(features[SUPPORT], support.observed, setup.num_classes)
+    centers, present = objectives.class_prototypes(features[SUPPORT], support.observed, setup.num_classes)
     queries, targets = features[QUERY], query.observed
     if settings.global_source:
         there = jnp.any(helpers.sets.present)
-        means, known = mean_prototypes(helpers.sets.centers, helpers.sets.present)
+        means, known = objectives.mean_prototypes(helpers.sets.centers, helpers.sets.present)
         centers = jnp.where(there, means.astype(centers.dtype), centers)
         present = jnp.where(there, known, present)
         queries = jnp.concatenate([features[SUPPORT], queries])
@@ -324,8 +306,12 @@ def _diagnose(
     setup: Setup, settings: ProtoFSSL, outcome: RoundResult, truth: Int[Array, "p n"], measured: PyTree
 ) -> Metrics:
     """Log the cost of the round, and the pseudo-labels of `num_unlabelled` unlabelled examples of every client."""
-    quality = _quality(setup, settings, outcome, truth) if settings.pseudo_labelled else {}
-    return _costs(setup, settings, outcome, *measured) | quality
+    costs, helpers = _costs(setup, settings, outcome, *measured), outcome.sent.shared
+    if not settings.pseudo_labelled:
+        return costs
+    predict = lambda outputs: jax.vmap(lambda z: pseudo_labels(z, helpers.sets, settings))(outputs.features)  # noqa: E731
+    given = lambda largest: jnp.full_like(largest, helpers.active, dtype=bool)  # noqa: E731
+    return costs | judge_unlabelled(setup, outcome, truth, settings.num_unlabelled, predict, given)
 
 
 def _traffic(setup: Setup, settings: ProtoFSSL, outcome: RoundResult) -> Traffic:
@@ -360,28 +346,6 @@ def _with_bank(setup: Setup, settings: ProtoFSSL, method: Method) -> Method:
         check_episodes, num_support=settings.num_support, num_query=settings.num_query, queries=settings.global_source
     )
     return method._replace(init=init, predict=predict, check=check)
-
-
-def _quality(setup: Setup, settings: ProtoFSSL, outcome: RoundResult, truth: Int[Array, "p n"]) -> Metrics:
-    """Judge the pseudo-labels of the first unlabelled examples of every client under the model that was sent."""
-    round, helpers = outcome.round, outcome.sent.shared
-    clients, size = round.clients, round.clients.rows.shape[1]
-    place = clients.num_labelled[:, None] + jnp.arange(min(settings.num_unlabelled, size), dtype=jnp.int32)
-    within = jnp.minimum(place, size - 1)
-    rows = jnp.take_along_axis(clients.rows, within, axis=1)
-    features = network_outputs(setup, round, clients._replace(rows=rows)).features
-    probs = jax.vmap(lambda z: pseudo_labels(z, helpers.sets, settings))(features)
-    largest = jnp.max(probs, axis=2)
-    given = (place < clients.num_examples[:, None]) & helpers.active & jnp.isfinite(largest)
-    labels = jnp.where(given, jnp.argmax(probs, axis=2).astype(jnp.int32), -1)
-    seen = clients._replace(
-        rows=rows,
-        observed=jnp.full_like(rows, -1),
-        num_labelled=jnp.zeros_like(clients.num_labelled),
-        num_examples=clients.num_examples - clients.num_labelled,
-    )
-    targets = PseudoLabels(labels, largest, largest)
-    return diagnose_pseudo_labels(targets, jnp.take_along_axis(truth, within, axis=1), seen)
 
 
 # What a client computes and sends in a round, by the formulas of Table 1 and as it is run
@@ -469,14 +433,14 @@ def query_loss(
         present: classes that have one.
         settings: name the distance.
     """
-    log_probs = prototype_log_probs(embeddings, centers, present, distance=settings.distance)
+    log_probs = objectives.prototype_log_probs(embeddings, centers, present, distance=settings.distance)
     counted = (targets >= 0) & present[jnp.maximum(targets, 0)]
-    return batch_cross_entropy(log_probs, jnp.where(counted, targets, -1), counted)
+    return objectives.batch_cross_entropy(log_probs, jnp.where(counted, targets, -1), counted)
 
 
 def pseudo_labels(embeddings: Float[Array, "n d"], helpers: PrototypeSets, settings: ProtoFSSL) -> Float[Array, "n K"]:
     """The helpers' probabilities, averaged and sharpened; 0 without helpers."""
-    return helper_pseudo_labels(
+    return objectives.helper_pseudo_labels(
         embeddings, helpers.centers, helpers.present, 1.0, settings.temperature, distance=settings.distance
     )
 
@@ -505,15 +469,15 @@ def unlabelled_loss(
     targets = pseudo_labels(embeddings, helpers, settings)
     if settings.stop_gradient_pseudo_label:
         targets = jax.lax.stop_gradient(targets)
-    log_probs = prototype_log_probs(embeddings, centers, present, distance=settings.distance)
+    log_probs = objectives.prototype_log_probs(embeddings, centers, present, distance=settings.distance)
     if settings.unlabel_loss == "mse":
-        return consistency(jnp.exp(log_probs), targets, mask)
-    return clipped_cross_entropy(targets, log_probs, mask)
+        return objectives.consistency(jnp.exp(log_probs), targets, mask)
+    return objectives.clipped_cross_entropy(targets, log_probs, mask)
 
 
 def mean_log_probs(embeddings: Float[Array, "n d"], sets: PrototypeSets, distance: str) -> Float[Array, "n K"]:
     """log of the probabilities averaged over prototype sets; uniform where there is none."""
-    probs = helper_pseudo_labels(embeddings, sets.centers, sets.present, 1.0, 1.0, distance=distance)
+    probs = objectives.helper_pseudo_labels(embeddings, sets.centers, sets.present, 1.0, 1.0, distance=distance)
     log_probs = jnp.log(jnp.maximum(probs, jnp.finfo(probs.dtype).tiny))
     return jnp.where(jnp.any(sets.present), log_probs, -jnp.log(float(probs.shape[1])))
 
@@ -528,7 +492,7 @@ def labelled_prototypes(
 
     bound = min(max(setup.max_labelled, 1), client.rows.shape[0])
     embeddings = map_rows(embed, inputs, client.rows[:bound], setup.evaluation_batch_size)
-    return class_prototypes(embeddings, client.observed[:bound], setup.num_classes)[0]
+    return objectives.class_prototypes(embeddings, client.observed[:bound], setup.num_classes)[0]
 
 
 # The prototypes that clients uploaded in the last rounds, and the helpers that are chosen among them
@@ -570,7 +534,7 @@ def finite_sets(sets: PrototypeSets) -> Bool[Array, "*sets"]:
 def newest_sets(bank: PrototypeBank, rounds: int) -> PrototypeSets:
     """The sets of the newest rounds, [rounds * p, K, d]; classes that a set lacks are filled from the others."""
     held = jax.tree.map(lambda x: x[:rounds].reshape(-1, *x.shape[2:]), bank.sets)
-    centers, known = fill_missing_prototypes(held.centers, held.present)
+    centers, known = objectives.fill_missing_prototypes(held.centers, held.present)
     filled = jnp.any(held.present, axis=1, keepdims=True) & known
     return PrototypeSets(jnp.where(filled[:, :, None], centers, 0.0), filled)
 

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
         channel_log_probs,
         correspondence_channel,
         correspondence_counts,
-        estimate_correspondence,
         identity_channel,
         is_observable,
         normalize_counts,
@@ -66,7 +65,6 @@ if TYPE_CHECKING:
         mean_entropy,
         sharpness_ascent,
         vat_direction,
-        vat_loss,
     )
     from fedjax_ssl.objectives.prototypes import (
         class_prototypes,

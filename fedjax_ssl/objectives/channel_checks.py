@@ -70,7 +70,7 @@ def check_test_prior(test_prior: ArrayLike, num_classes: int) -> NDArray[np.floa
             f"test_prior has shape {prior.shape}; it must have one entry for each of {num_classes} classes."
         )
     if not np.all(np.isfinite(prior)) or np.any(prior <= 0):
-        bad = int(np.flatnonzero(~(np.isfinite(prior) & (prior > 0)))[0])
+        bad = _first(~(np.isfinite(prior) & (prior > 0)))
         raise ValueError(
             f"test_prior is {prior[bad]:.6g} for class {bad}; every entry must be positive, since set priors are "
             "divided by it: remove the class, or give it a small share."
@@ -109,14 +109,14 @@ def check_correspondence(
         _check_entries(weights[row], f"Row {row} of the correspondence matrix{owner}")
     sums = weights.sum(axis=0)
     if np.any(sums == 0):
-        empty = int(np.flatnonzero(sums == 0)[0])
+        empty = _first(sums == 0)
         raise ValueError(
             f"Column {empty} of the correspondence matrix{owner} is all 0; every class needs observed labels that it "
             f"can carry: give column {empty} the label frequencies if nothing is known."
         )
     off = np.abs(sums - 1) > COLUMN_TOLERANCE
     if np.any(off) and not normalize_columns:
-        column = int(np.flatnonzero(off)[0])
+        column = _first(off)
         transposed = np.all(np.abs(weights.sum(axis=1) - 1) <= COLUMN_TOLERANCE)
         hint = (
             "all rows sum to 1, so the matrix looks transposed: pass its transpose."
@@ -128,7 +128,20 @@ def check_correspondence(
             f"(P(observed label | class)), shape [observed labels, classes] = {weights.shape}; {hint}"
         )
     if observed_counts is not None:
-        _check_explained(weights, np.asarray(observed_counts), owner)
+        counts = np.asarray(observed_counts)
+        if counts.shape != (len(weights),):
+            raise ValueError(
+                f"observed_counts{owner} have shape {counts.shape}; the correspondence matrix has {len(weights)} rows, "
+                "one per observed label: labels beyond its rows have no meaning."
+            )
+        unexplained = (counts > 0) & ~np.any(weights > 0, axis=1)
+        if np.any(unexplained):
+            label = _first(unexplained)
+            raise ValueError(
+                f"Row {label} of the correspondence matrix{owner} is all 0, yet {int(counts[label])} examples carry "
+                "this label; a label that no class can carry has probability 0: correct the matrix or drop these "
+                "examples."
+            )
     return weights / sums
 
 
@@ -151,27 +164,12 @@ def check_observed(observed: ArrayLike, num_observed: int, *, client: int | str 
         )
     outside = (labels < -1) | (labels >= num_observed)
     if np.any(outside):
-        first = int(np.flatnonzero(outside)[0])
+        first = _first(outside)
         raise ValueError(
             f"Observed label {labels[first]} of example {first}{owner} does not exist; labels are 0 to "
             f"{num_observed - 1}, and -1 where nothing was observed."
         )
     return np.bincount(labels[labels >= 0].astype(np.int64), minlength=num_observed)
-
-
-def _check_explained(weights: NDArray[np.float64], counts: NDArray[np.integer], owner: str) -> None:
-    if counts.shape != (len(weights),):
-        raise ValueError(
-            f"observed_counts{owner} have shape {counts.shape}; the correspondence matrix has {len(weights)} rows, one "
-            "per observed label: labels beyond its rows have no meaning."
-        )
-    unexplained = (counts > 0) & ~np.any(weights > 0, axis=1)
-    if np.any(unexplained):
-        label = int(np.flatnonzero(unexplained)[0])
-        raise ValueError(
-            f"Row {label} of the correspondence matrix{owner} is all 0, yet {int(counts[label])} examples carry this "
-            "label; a label that no class can carry has probability 0: correct the matrix or drop these examples."
-        )
 
 
 def _matrix(name: str, values: ArrayLike, axes: str, num_classes: int | None, owner: str) -> NDArray[np.float64]:
@@ -186,8 +184,12 @@ def _matrix(name: str, values: ArrayLike, axes: str, num_classes: int | None, ow
 def _check_entries(row: NDArray[np.float64], name: str) -> None:
     bad = ~(np.isfinite(row) & (row >= 0))
     if np.any(bad):
-        column = int(np.flatnonzero(bad)[0])
+        column = _first(bad)
         raise ValueError(f"{name} holds {row[column]:.6g} for class {column}; entries must be finite and >= 0.")
+
+
+def _first(found: NDArray[np.bool_]) -> int:
+    return int(np.flatnonzero(found)[0])
 
 
 def _owner(client: int | str | None) -> str:
@@ -270,18 +272,14 @@ def posterior_constraints(matrices: Sequence[ArrayLike], posterior: ArrayLike) -
     return np.concatenate(rows)
 
 
-def assess_identifiability(
-    matrices: Sequence[ArrayLike], posterior: ArrayLike | None = None, *, num_draws: int = 3, seed: int = 0
-) -> Identifiability:
+def assess_identifiability(matrices: Sequence[ArrayLike], posterior: ArrayLike | None = None) -> Identifiability:
     """Returns whether the clients' observations together determine the class posterior.
 
     Args:
         matrices: A_c [O_c, K] of every client: the identity for labels, the correspondence matrix for labels of
             another space, diag(shares) priors diag(1 / test prior) for sets, an array [0, K] for nothing.
-        posterior: [K], all positive, the posterior at which it is tested; by default `num_draws` random ones, of which
+        posterior: [K], all positive, the posterior at which it is tested; by default three random ones, of which
             the one with the smallest rank counts.
-        num_draws: number of random posteriors.
-        seed: seed of the random posteriors.
 
     Raises:
         ValueError: no client, or matrices that differ in their number of classes.
@@ -294,11 +292,8 @@ def assess_identifiability(
             "must have one column per class."
         )
     clients = tuple(diagnose_matrix(_rows_of_sum_one(array)) for array in arrays)
-    if posterior is None:
-        rng = np.random.default_rng(seed)
-        posteriors = rng.dirichlet(np.ones(widths.pop()), size=num_draws)
-    else:
-        posteriors = np.asarray(posterior, np.float64)[None]
+    drawn = np.random.default_rng(0).dirichlet(np.ones(widths.pop()), size=3)
+    posteriors = drawn if posterior is None else np.asarray(posterior, np.float64)[None]
     stacks = [posterior_constraints(arrays, eta) for eta in posteriors]
     worst = min(stacks, key=lambda stack: _rank(_singular_values(stack)))
     singular_values = _singular_values(worst)

@@ -223,34 +223,3 @@ def normalize_counts(
     support = jnp.sum(counts, axis=0) + smoothing
     columns = (counts + smoothing * prior[:, None]) / jnp.where(support > 0, support, jnp.ones_like(support))
     return jax.lax.stop_gradient(jnp.where(support > 0, columns, empty[:, None]))
-
-
-def estimate_correspondence(
-    probs: Float[Array, "n K"],
-    observed: Int[Array, " n"],
-    num_observed: int,
-    threshold: float | Float[Array, ""],
-    *,
-    fallback: str = "prior",
-    smoothing: float | Float[Array, ""] = 0.0,
-    mask: Bool[Array, " n"] | None = None,
-) -> tuple[Float[Array, "J K"], Float[Array, " K"]]:
-    """Correspondence matrix of one client, estimated from its confident pseudo-labels; a constant for gradients.
-
-    Args:
-        probs: class probabilities of the model that the client received.
-        observed: observed label of every row, -1 = none.
-        num_observed: J, number of observed labels.
-        threshold: a pseudo-label is confident above it, not at it.
-        fallback: fallback of `normalize_counts`.
-        smoothing: smoothing of `normalize_counts`.
-        mask: rows that are examples, by default all.
-
-    Returns:
-        M [J, K], whose columns sum to 1 (but for `fallback="zero"`), and the confident rows of every class [K].
-
-    Raises:
-        ValueError: an unknown fallback.
-    """
-    counts, label_counts = correspondence_counts(probs, observed, num_observed, threshold, mask)
-    return normalize_counts(counts, label_counts, fallback=fallback, smoothing=smoothing), jnp.sum(counts, axis=0)

@@ -52,19 +52,25 @@ def vat_direction(
     return jax.lax.stop_gradient(radius * _unit_rows(gradient))
 
 
-def vat_loss(
-    logits: Float[Array, "n K"], perturbed_logits: Float[Array, "n K"], mask: Bool[Array, " n"]
+def divergence_from(
+    before: Float[Array, "n K"],
+    after: Float[Array, "n K"],
+    mask: Bool[Array, " n"],
+    counted: Bool[Array, " n"] | None = None,
 ) -> Float[Array, ""]:
-    """KL(p(x) || p(x + r)) summed over classes and averaged over the rows in the mask; p(x) is a constant.
+    """1/B sum over counted rows of KL[softmax(before) || softmax(after)], B = rows in the mask.
+
+    With `after` at the inputs plus `vat_direction` it is the loss of virtual adversarial training. No gradient reaches
+    `before`.
 
     Args:
-        logits: logits of the inputs.
-        perturbed_logits: logits of the inputs plus `vat_direction`.
+        before: class scores that are held fixed.
+        after: class scores that are moved towards them.
         mask: rows that belong to the batch.
+        counted: rows of these that have a loss; by default all of them.
     """
-    target = jax.lax.stop_gradient(jax.nn.log_softmax(logits))
-    rows = _divergence(target, perturbed_logits)
-    return batch_mean(rows, mask)
+    rows = _divergence(jax.nn.log_softmax(jax.lax.stop_gradient(before)), after)
+    return batch_mean(rows, mask, counted)
 
 
 def mean_entropy(logits: Float[Array, "n K"], mask: Bool[Array, " n"]) -> Float[Array, ""]:
@@ -119,21 +125,3 @@ def sharpness_ascent(
     scaled = jax.tree.map(jnp.multiply, scales, gradient)
     length = jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(scaled))) + SMALLEST_NORM
     return jax.tree.map(lambda t, tg: radius * (t * tg) / length, scales, scaled)
-
-
-def divergence_from(
-    before: Float[Array, "n K"], after: Float[Array, "n K"], counted: Bool[Array, " n"], mask: Bool[Array, " n"]
-) -> Float[Array, ""]:
-    """1/B sum over counted rows of KL[softmax(before) || softmax(after)], B = rows in the mask.
-
-    No gradient reaches `before`.
-
-    Args:
-        before: class scores that are held fixed.
-        after: class scores that are moved towards them.
-        counted: rows that have a loss.
-        mask: rows that belong to the batch.
-    """
-    held, moved = jax.nn.log_softmax(jax.lax.stop_gradient(before)), jax.nn.log_softmax(after)
-    rows = jnp.sum(jnp.exp(held) * (held - moved), axis=1)
-    return batch_mean(rows, mask, counted)

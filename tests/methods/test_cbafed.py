@@ -16,7 +16,6 @@ from fedjax_ssl.federated.sampler import batches_per_epoch
 from fedjax_ssl.methods.cbafed import (
     RESIDUAL,
     Thresholds,
-    ThresholdSettings,
     choose_by_class,
     class_thresholds,
     with_global_residual,
@@ -38,17 +37,13 @@ def key() -> jax.Array:
     return jax.random.key(3)
 
 
-def settings(largest: float, tail_second: bool = True) -> ThresholdSettings:
-    return ThresholdSettings(0.84, largest, 0.03, tail_second)
-
-
 SVHN = np.array([15, 292, 986, 116, 63, 1285, 1352, 1438, 807, 267])
 KEPT = np.array([100, 900, 1500, 300, 200, 1800, 1700, 1600, 1200, 700])
 
 
 @partial(jax.jit, static_argnums=(1,))
 def thresholds_of(counts: jax.Array, largest: float) -> Thresholds:
-    return class_thresholds(counts, settings(largest))
+    return class_thresholds(counts, 0.84, largest, 0.03)
 
 
 def test_thresholds_of_the_stored_split(float64) -> None:

@@ -14,12 +14,11 @@ from fedjax_ssl.methods.fedmatch import (
     FedMatch,
     Store,
     collect,
-    message_bytes,
-    nearest_clients,
-    noise_image,
     to_cohort,
     upload,
 )
+from fedjax_ssl.methods.parts.similar_clients import nearest_clients, noise_image
+from fedjax_ssl.methods.parts.sparse_messages import message_bytes
 
 SERVER = {
     "sigma": np.array([0.1, -0.2, 0.3, 0.05, -0.07, 0.01, 0.02, 0.5]),

@@ -133,8 +133,8 @@ def test_losses_and_gradients_of_one_step(float64) -> None:
         offset = sharpness_ascent(params, uphill, radius)
         there = jax.tree.map(jnp.add, params, offset)
         before = scores(params)
-        divergence, slope = jax.value_and_grad(lambda w: divergence_from(before, scores(w), sure, everybody))(there)
-        reversed_ = divergence_from(scores(there), before, sure, everybody)
+        divergence, slope = jax.value_and_grad(lambda w: divergence_from(before, scores(w), everybody, sure))(there)
+        reversed_ = divergence_from(scores(there), before, everybody, sure)
         return own, known, offset, divergence, slope, reversed_
 
     own, known, offset, divergence, slope, reversed_ = losses(0.1)

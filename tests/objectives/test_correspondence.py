@@ -8,7 +8,6 @@ import pytest
 from fedjax_ssl.objectives import (
     batch_cross_entropy,
     correspondence_counts,
-    estimate_correspondence,
     mixup_cross_entropy,
     normalize_counts,
 )
@@ -33,6 +32,14 @@ PROBS = np.array(
 )
 OBSERVED = np.array([0, 0, 0, 1, 1, 1, 0, 2, 2, 1], np.int32)
 CONFIDENT = np.array([0, 1, 2, 3, 4, 7])
+
+
+def estimate_correspondence(
+    probs: jax.Array, observed: jax.Array, num_observed: int, threshold: float, mask: jax.Array | None = None, **options
+) -> tuple[jax.Array, jax.Array]:
+    """The correspondence of one client as FedMT(E) makes it, and its confident rows of every class."""
+    counts, label_counts = correspondence_counts(probs, observed, num_observed, threshold, mask)
+    return normalize_counts(counts, label_counts, **options), counts.sum(axis=0)
 
 
 def estimate(threshold: float = 0.95, **options: object) -> tuple[np.ndarray, np.ndarray]:

@@ -10,23 +10,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from fedjax_ssl.federated import (
-    BYTES_PER_NUMBER,
-    AtClient,
-    Client,
-    RoundContext,
-    RoundResult,
-    Setup,
-    Snapshot,
-    Step,
-    Term,
-    Traffic,
-    View,
-)
-from fedjax_ssl.federated.method import AtServer, Broadcast, ForLog, Metrics, PyTree, ServerState, count
-from fedjax_ssl.federated.terms import PseudoLabels, diagnose_pseudo_labels
+from fedjax_ssl.federated import RoundResult, ServerState, Setup, Snapshot, Step, Term, Traffic, View
+from fedjax_ssl.federated.method import AtClient, AtServer, Broadcast, Client, ForLog, Metrics, PyTree, RoundContext
+from fedjax_ssl.federated.terms import PseudoLabels, diagnose_pseudo_labels, network_outputs
+from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.objectives import teacher_decay, vat_direction, vat_loss
+from fedjax_ssl.models import Outputs
+from fedjax_ssl.objectives import divergence_from, teacher_decay, vat_direction
 
 LABELLED, UNLABELLED = "labelled", "unlabelled"  # streams
 
@@ -89,7 +79,7 @@ def adversarial_loss(
 
     perturbation = vat_direction(predict, inputs, named_key(step.key, "direction"), radius, mask=mask)
     logits = predict(inputs)
-    return vat_loss(logits, predict(inputs + perturbation), mask), logits
+    return divergence_from(logits, predict(inputs + perturbation), mask), logits
 
 
 class Guess(NamedTuple):
@@ -136,6 +126,39 @@ def guessing_term(
         client=AtClient(start=lambda nothing, params, model_state, kept: nothing),
         log=ForLog(measure=lambda trained: trained.local[name], diagnose=diagnose),
     )
+
+
+def judge_unlabelled(
+    setup: Setup,
+    outcome: RoundResult,
+    truth: Int[Array, "p n"],
+    number: int,
+    predict: Callable[[Outputs], Float[Array, "p u K"]],
+    given: Callable[[Float[Array, "p u"]], Bool[Array, "p u"]],
+) -> Metrics:
+    """Judge the pseudo-labels of the first unlabelled examples of every client, by the model that was sent.
+
+    Args:
+        setup: the run.
+        outcome: the round.
+        truth: true labels.
+        number: examples of each client, u.
+        predict: outputs of the network -> class probabilities.
+        given: largest probabilities -> which examples get a pseudo-label.
+    """
+    round, clients = outcome.round, outcome.round.clients
+    size = clients.rows.shape[1]
+    place = clients.num_labelled[:, None] + jnp.arange(min(number, size), dtype=jnp.int32)
+    within = jnp.minimum(place, size - 1)
+    rows = jnp.take_along_axis(clients.rows, within, axis=1)
+    probabilities = predict(network_outputs(setup, round, clients._replace(rows=rows)))
+    largest = jnp.max(probabilities, axis=2)
+    sure = (place < clients.num_examples[:, None]) & given(largest) & jnp.isfinite(largest)
+    labels = jnp.where(sure, jnp.argmax(probabilities, axis=2).astype(jnp.int32), -1)
+    number_unlabelled = clients.num_examples - clients.num_labelled
+    seen = clients._replace(rows=rows, observed=jnp.full_like(rows, -1), num_examples=number_unlabelled)
+    truth = jnp.take_along_axis(truth, within, axis=1)
+    return diagnose_pseudo_labels(PseudoLabels(labels, largest, largest), truth, seen)
 
 
 class Teacher(NamedTuple):
