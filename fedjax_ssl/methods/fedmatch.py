@@ -31,17 +31,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from fedjax_ssl.checks import In, Whole, checked, is_zero
-from fedjax_ssl.federated import (
-    Method,
-    RoundContext,
-    RoundResult,
-    ServerState,
-    ServerTraining,
-    Stage,
-    Step,
-    Term,
-    Traffic,
-)
+from fedjax_ssl.federated import Method, RoundContext, RoundResult, ServerTraining, Stage, Step, Term, Traffic
 from fedjax_ssl.federated.engine import federated_method
 from fedjax_ssl.federated.method import AtClient, AtServer, Broadcast, Client, ClientResult, ForLog, Metrics, Params
 from fedjax_ssl.federated.setup import Setup
@@ -227,16 +217,13 @@ def fedmatch(setup: Setup, settings: FedMatch) -> Method:
     else:
         stage = stage._replace(terms=(supervised, *stage.terms))
 
-    def evaluated(state: ServerState) -> tuple[PyTree, PyTree]:
-        return settings.network(state.params), state.model_state
-
     return federated_method(
         setup,
         (stage,),
         groups=settings.parts,
         split=settings.split,
         combine=combine,
-        network=evaluated,
+        network=lambda state: (settings.network(state.params), state.model_state),
         needs=("server",) if settings.at_server else ("labels",),
         upload=partial(upload, settings),
         receive=_receive if settings.s2c_lossy else None,
@@ -259,9 +246,6 @@ def _check_stability(setup: Setup, l2_weight: float | Array) -> None:
 def combine(parts: Params) -> PyTree:
     """The network's parameters: the sum of the parts."""
     return reduce(partial(jax.tree.map, jnp.add), parts.values())
-
-
-# Losses
 
 
 class Consistency(NamedTuple):
@@ -348,7 +332,10 @@ def _unsupervised(setup: Setup, settings: FedMatch) -> Term:
         return total, jax.tree.map(lambda table, new: table.at[place].set(new, mode="drop"), step.local, votes)
 
     def init(key: Key[Array, ""], network: PyTree, model_state: PyTree, everyone: Client) -> State:
-        store = empty_store(settings.split(network), everyone.id.shape[0], setup.num_classes)
+        many, parts = everyone.id.shape[0], settings.split(network)
+        uploads = jax.tree.map(lambda x: jnp.broadcast_to(x, (many, *x.shape)), parts)
+        embeddings = jnp.zeros((many, setup.num_classes), jnp.result_type(float))
+        store = Store(uploads, jnp.zeros(many, bool), embeddings)
         return State(store, first_plateau(settings.patience) if same_rate else None)
 
     def prepare(state: State, round: RoundContext) -> tuple[Broadcast, State]:
@@ -362,9 +349,6 @@ def _unsupervised(setup: Setup, settings: FedMatch) -> Term:
             sent = sent._replace(rate=jnp.broadcast_to(plateau.factor, round.valid.shape))
         with_helpers = round.number + 1 >= settings.helper_interval if keeps else helpers_due(settings, round.number)
         return Broadcast(sent, with_helpers), State(state.store, plateau)
-
-    def server_update(state: State, outcome: RoundResult) -> State:
-        return state._replace(store=_stored(setup, settings, state.store, outcome))
 
     def keep(network: PyTree, model_state: PyTree, client: Client) -> Remembered:
         many = (settings.num_helpers,)
@@ -385,9 +369,6 @@ def _unsupervised(setup: Setup, settings: FedMatch) -> Term:
         width = setup.max_labelled + setup.max_unlabelled  # no table is wider
         return PseudoLabels(jnp.full(width, -1, jnp.int32), jnp.zeros(width), jnp.zeros(width))
 
-    def measure(trained: ClientResult) -> PseudoLabels:
-        return jax.tree.map(lambda values: values[: trained.client.rows.shape[0]], trained.local[TERM])
-
     def diagnose(outcome: RoundResult, truth: Int[Array, "p n"], measured: PseudoLabels) -> Metrics:
         clients = outcome.round.clients
         metrics = {**diagnose_pseudo_labels(measured, truth, clients), **costs(outcome)}
@@ -399,8 +380,12 @@ def _unsupervised(setup: Setup, settings: FedMatch) -> Term:
     client = AtClient(start=start, collect=partial(collect, settings))
     if own_rate or keeps:
         client = client._replace(keep=keep, remember=remember)
-    server = AtServer(init, prepare, server_update=server_update)
-    log = ForLog(measure, diagnose, partial(_traffic, settings))
+    server = AtServer(init, prepare, server_update=partial(_stored, setup, settings))
+    log = ForLog(
+        lambda trained: jax.tree.map(lambda votes: votes[: trained.client.rows.shape[0]], trained.local[TERM]),
+        diagnose,
+        partial(_traffic, settings),
+    )
     return Term(TERM, (plain, strong), loss, group=settings.parts[-1], server=server, client=client, log=log)
 
 
@@ -411,9 +396,6 @@ def _remembered(client: Client) -> Remembered:
 
 def _sent(client: Client) -> "ToClient":
     return client.sent[TERM]
-
-
-# Helpers
 
 
 def _ask_helpers(
@@ -480,13 +462,6 @@ class Upload(NamedTuple):
     entries: dict[str, Int[Array, ""]]  # numbers that were sent, by part
 
 
-def empty_store(parts: Params, num_clients: int, num_classes: int) -> Store:
-    """Before the first round."""
-    uploads = jax.tree.map(lambda x: jnp.broadcast_to(x, (num_clients, *x.shape)), parts)
-    embeddings = jnp.zeros((num_clients, num_classes), jnp.result_type(float))
-    return Store(uploads, jnp.zeros(num_clients, bool), embeddings)
-
-
 def to_cohort(settings: FedMatch, store: Store, round: RoundContext) -> ToClient:
     """Returns what every client of the cohort is sent (S2C)."""
     ids, part = round.clients.id, settings.parts[-1]
@@ -544,9 +519,9 @@ def _changes_up(settings: FedMatch, trained: ClientResult) -> tuple[Params, Para
     return settings.changed(settings.visible(new), old), new
 
 
-def _stored(setup: Setup, settings: FedMatch, store: Store, outcome: RoundResult) -> Store:
+def _stored(setup: Setup, settings: FedMatch, state: State, outcome: RoundResult) -> State:
     """Keeps the uploads, and what each says of the noise image; one that says nothing finite is no upload."""
-    round = outcome.round
+    round, store = outcome.round, state.store
     shape = jax.eval_shape(setup.normalize, round.inputs[:1]).shape[1:]
     noise = noise_image(named_key(round.run_key, "noise image"), shape, settings.noise)[None]
 
@@ -561,12 +536,13 @@ def _stored(setup: Setup, settings: FedMatch, store: Store, outcome: RoundResult
     def put(table: Array, rows: Array) -> Array:
         return table.at[place].set(rows.astype(table.dtype), mode="drop")
 
-    return jax.tree.map(put, store, Store(outcome.uploads.parts, jnp.ones_like(sound), embeddings))
+    new = Store(outcome.uploads.parts, jnp.ones_like(sound), embeddings)
+    return state._replace(store=jax.tree.map(put, store, new))
 
 
 def _traffic(settings: FedMatch, outcome: RoundResult) -> Traffic:
     """Bytes each way, in place of the model's."""
-    valid, size = outcome.round.valid, _size(outcome)
+    valid, size = outcome.round.valid, count_parameters(next(iter(outcome.before.params.values())))
     statistics = count(jnp.sum(valid, dtype=jnp.int32), BYTES_PER_NUMBER * count_parameters(outcome.before.model_state))
     to_clients: ToClient = outcome.sent.own
 
@@ -583,7 +559,7 @@ def costs(outcome: RoundResult) -> Metrics:
 
     A model has half as many numbers as there are parameters in sigma and psi; two whole parts cost 2.
     """
-    size, metrics = _size(outcome), {}
+    size, metrics = count_parameters(next(iter(outcome.before.params.values()))), {}
     sent = {"s2c": outcome.sent.own.entries, "c2s": outcome.uploads.entries}
     for way, entries in sent.items():
         shares = {
@@ -594,14 +570,6 @@ def costs(outcome: RoundResult) -> Metrics:
         metrics |= {f"{way}_{name}": share for name, share in shares.items()}
     there = outcome.sent.own.available.sum(1).astype(jnp.result_type(float))
     return {**metrics, "helpers": jnp.mean(there, where=outcome.round.valid)}
-
-
-def _size(outcome: RoundResult) -> int:
-    """Numbers of one part, which are those of the network."""
-    return count_parameters(next(iter(outcome.before.params.values())))
-
-
-# Training at the server
 
 
 def _server_training(setup: Setup, settings: FedMatch, supervised: Term) -> ServerTraining:

@@ -42,14 +42,8 @@ class GraphSettings:
     @property
     def propagation(self) -> graph.PropagationSettings:
         """The settings of the graph itself."""
-        return graph.PropagationSettings(
-            self.num_bits,
-            self.num_neighbors,
-            self.alpha,
-            self.similarity_power,
-            self.label_norm,
-            self.confidence_scale,
-        )
+        own = {name: getattr(self, name) for name in graph.PropagationSettings._fields if hasattr(self, name)}
+        return graph.PropagationSettings(**own)
 
 
 def cohort_features(setup: Setup, round: RoundContext, graph_features: str, augment: bool) -> Float[Array, "p n d"]:
