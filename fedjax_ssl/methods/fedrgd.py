@@ -22,6 +22,8 @@ References:
 """
 
 import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
 import jax
@@ -51,13 +53,6 @@ class Diversity(NamedTuple):
     squared: bool = True  # norms are squared
     include_server: bool = True  # replicas of the server count
     exclude_norm: bool = False  # in a pass over gradients, parameters of norm layers do not count
-
-
-class Batches(NamedTuple):
-    """Local steps of a round."""
-
-    number: int  # T
-    extra_every: int  # rounds, of which the first takes one step more; 0: none does
 
 
 @checked
@@ -120,7 +115,8 @@ def fedrgd(
     plain = setup
     if diversity != "gradients":
         setup = setup._replace(federated_optimizer=with_gradient_diversity(setup.federated_optimizer, how))
-    batches = Batches(local_steps, max(NOMINAL_STEPS // local_steps, 1) if first_period_extra_step else 0)
+    extra = max(NOMINAL_STEPS // local_steps, 1) if first_period_extra_step else 0
+    steps = partial(steps_of, setup, local_steps, extra)
     unlabelled = unlabelled_term(setup, user_loss, consistency, threshold)
 
     def method_of(stage: Stage, *streams: str, needs: tuple[str, ...] = ("labels",), needs_all: bool = False) -> Method:
@@ -134,19 +130,19 @@ def fedrgd(
     if labels == "client":
         terms = (supervised_term(setup), *(() if user_loss == "supervised" else (unlabelled,)))
         both = ("labelled", "unlabelled") if user_loss != "supervised" else ("labelled",)
-        return method_of(Stage(terms, steps_of(setup, batches, both)), *both)
+        return method_of(Stage(terms, steps(both)), *both)
     at_server = supervised_term(setup)._replace(name="supervised at server")
     server = ServerTraining(
         (at_server,),
-        steps_of(setup, batches, ("labelled",), setup.max_server),
+        steps(("labelled",), setup.max_server),
         members=setup.federated_optimizer.groups.replicas,
         keep_optimizer=setup.keep_optimizer,
         statistics=bn_stats == "server",
     )
     if user_loss == "supervised":
-        stage = Stage((supervised_term(setup),), steps_of(setup, batches, ("labelled",)), labelled_quota="only")
+        stage = Stage((supervised_term(setup),), steps(("labelled",)), labelled_quota="only")
         return method_of(stage._replace(server=server), "labelled", needs=("labels", "server"), needs_all=True)
-    stage = Stage((unlabelled,), steps_of(setup, batches, ("unlabelled",)), labelled_quota="any", server=server)
+    stage = Stage((unlabelled,), steps(("unlabelled",)), labelled_quota="any", server=server)
     return method_of(stage, "unlabelled", needs=("server",))
 
 
@@ -203,25 +199,24 @@ def consistency_loss(
     return fixmatch_loss(both, both, jnp.concatenate([mask, mask]), threshold)
 
 
-def steps_of(setup: Setup, batches: Batches, streams: tuple[str, ...], max_labelled: int | None = None) -> Sampler:
+def steps_of(
+    setup: Setup, number: int, extra_every: int, streams: tuple[str, ...], max_labelled: int | None = None
+) -> Sampler:
     """T steps of these streams of `paired_batches`; "unlabelled" alone goes through labelled examples too.
 
     Args:
         setup: the run.
-        batches: T, and when there is a step more.
+        number: T.
+        extra_every: rounds, of which the first takes one step more; 0: none does.
         streams: "labelled", "unlabelled" or both.
         max_labelled: static bound; None: of the clients.
     """
-    drawn_from = _streams_of(setup, fixed_steps(batches.number + bool(batches.extra_every)), streams, max_labelled)
 
-    def schedule(key: Key[Array, ""], client: Client, now: Now) -> Schedule:
-        drawn = drawn_from.schedule(key, client, now)
-        number = drawn.num_steps
-        if batches.extra_every:
-            number = jnp.minimum(number, batches.number + (now.number % batches.extra_every == 0).astype(jnp.int32))
-        return drawn._replace(num_steps=number)
+    def bound(now: Now) -> Int[Array, ""]:
+        return number + (now.number % extra_every == 0).astype(jnp.int32)
 
-    return Sampler(schedule)
+    steps = fixed_steps(number + bool(extra_every))
+    return _streams_of(setup, steps, streams, max_labelled, bound if extra_every else None)
 
 
 def one_pass(setup: Setup, streams: tuple[str, ...], max_labelled: int | None = None) -> Sampler:
@@ -244,20 +239,25 @@ def one_pass(setup: Setup, streams: tuple[str, ...], max_labelled: int | None = 
     return _streams_of(setup, steps, streams, max_labelled)
 
 
-def _streams_of(setup: Setup, steps: Steps, streams: tuple[str, ...], max_labelled: int | None) -> Sampler:
-    """These streams of `paired_batches`, in steps that have a row."""
+def _streams_of(
+    setup: Setup,
+    steps: Steps,
+    streams: tuple[str, ...],
+    max_labelled: int | None,
+    bound: Callable[[Now], Int[Array, ""]] | None = None,
+) -> Sampler:
+    """These streams of `paired_batches`, in steps that have a row and not in more than the bound."""
     size, most = setup.batch_size, setup.max_labelled if max_labelled is None else max_labelled
     alone = streams == ("unlabelled",)
     drawn_from = paired_batches(size, size, steps, most, setup.max_unlabelled, labelled_too=alone)
 
     def schedule(key: Key[Array, ""], client: Client, now: Now) -> Schedule:
         drawn = drawn_from.schedule(key, client, now)
-        number = drawn.num_steps
-        if streams == ("labelled",):  # no step without a row
+        number = drawn.num_steps if bound is None else jnp.minimum(drawn.num_steps, bound(now))
+        if streams == ("labelled",):
             number = jnp.where(client.num_labelled > 0, number, 0)
-        return Schedule(
-            {name: drawn.positions[name] for name in streams}, {name: drawn.masks[name] for name in streams}, number
-        )
+        positions, masks = ({name: table[name] for name in streams} for table in (drawn.positions, drawn.masks))
+        return Schedule(positions, masks, number)
 
     return Sampler(schedule)
 

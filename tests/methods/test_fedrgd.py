@@ -16,7 +16,6 @@ from fedjax_ssl.federated import FederatedOptimizer, Setup, Stage, Term, federat
 from fedjax_ssl.federated.grouped import averaging, default_sizes, equal_sizes
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.fedrgd import (
-    Batches,
     Diversity,
     consistency_loss,
     cosine_factor,
@@ -246,7 +245,7 @@ def test_the_supervised_reference_trains_on_the_labels_of_clients_and_server() -
 @pytest.mark.thorough
 def test_the_first_period_of_an_epoch_may_have_a_step_more() -> None:
     data = toy.federation()
-    sampler = steps_of(run_of(data, federated.fedavg()), Batches(512, 2), ("unlabelled",))
+    sampler = steps_of(run_of(data, federated.fedavg()), 512, 2, ("unlabelled",))
     client = jax.tree.map(lambda x: x[0], federated.all_clients(data))
     steps = [int(sampler.schedule(KEY, client, federated.Now(np.int32(n))).num_steps) for n in range(4)]
     assert steps == [513, 512, 513, 512]
