@@ -45,11 +45,11 @@ Defaults are those of the papers; settings of the federated tables are in docs/m
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Int, Key
 
 from fedjax_ssl import objectives
 from fedjax_ssl.checks import check_whole_numbers, checked, is_zero
@@ -519,7 +519,7 @@ def _method_of_terms(
             f"missing or have unlabelled_weight {settings.unlabelled_weight!r}"
         )
     if not is_zero(settings.ema_decay):
-        average, network = _moving_average_term(settings.ema_decay), _averaged_network
+        average, network = _moving_average_term(settings.ema_decay), teacher_network(AVERAGE)
         # It follows what the round ends with.
         if at_server and (settings.server_turn == "after" or not terms):
             at_server = (*at_server, average)
@@ -536,14 +536,6 @@ def _method_of_terms(
     return federated_method(setup, (stage,), network=network, needs=("labels", "server"))
 
 
-class Average(NamedTuple):
-    """The moving average of the global network over the rounds, and the number of networks in it."""
-
-    params: PyTree
-    model_state: PyTree
-    rounds: Float[Array, ""]
-
-
 def _moving_average_term(decay: float | Array) -> Term:
     """A term without a loss that keeps a moving average of the global model at the server, for predictions.
 
@@ -551,25 +543,17 @@ def _moving_average_term(decay: float | Array) -> Term:
     the plain mean at first, so that the initial network has no part in it. Batch statistics are averaged likewise.
     """
 
-    def follow(average: Average, outcome: RoundResult) -> Average:
-        rounds = average.rounds + 1.0
-        keep = objectives.teacher_decay(rounds - 1.0, decay)
-        new = outcome.after.params["model"], outcome.after.model_state
-        old = average.params, average.model_state
+    def follow(average: Teacher, outcome: RoundResult) -> Teacher:
+        keep = objectives.teacher_decay(average.step, decay)
+        new, old = (outcome.after.params["model"], outcome.after.model_state), (average.params, average.model_state)
         params, model_state = jax.tree.map(
             lambda one, other: keep.astype(one.dtype) * one + (1.0 - keep).astype(one.dtype) * other, old, new
         )
-        return Average(params, model_state, rounds)
+        return Teacher(params, model_state, average.step + 1.0)
 
     server = AtServer(
-        init=lambda key, params, model_state, everyone: Average(params, model_state, jnp.zeros(())),
+        init=lambda key, params, model_state, everyone: Teacher(params, model_state, jnp.zeros(())),
         participates=never,
         server_update=follow,
     )
     return Term(AVERAGE, (), lambda step: jnp.zeros(()), server=server)
-
-
-def _averaged_network(state: ServerState) -> tuple[PyTree, PyTree]:
-    """The average; the initial network before round 0."""
-    average: Average = state.terms[AVERAGE]
-    return average.params, average.model_state

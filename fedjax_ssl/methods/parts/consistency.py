@@ -162,7 +162,7 @@ def judge_unlabelled(
 
 
 class Teacher(NamedTuple):
-    """The moving average of the student, and the number of steps it has seen."""
+    """A moving average of networks, as of the student, and how many it has seen."""
 
     params: PyTree
     model_state: PyTree
@@ -211,7 +211,7 @@ def taught_term(
 
 
 def teacher_network(term: str) -> Callable[[ServerState], tuple[PyTree, PyTree]]:
-    """State -> the teacher that this term keeps; before its first step there is none, but the student."""
+    """State -> the moving average that this term keeps; before its first step there is none, but the network itself."""
 
     def network(state: ServerState) -> tuple[PyTree, PyTree]:
         teacher, student = state.terms[term], (state.params["model"], state.model_state)
