@@ -29,16 +29,17 @@ from typing import Annotated, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from fedjax_ssl.checks import In, Whole, check_whole_numbers, checked
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated import RoundContext, RoundResult, Sampler, Schedule, ServerState, ServerTraining, Setup, Stage, Step, Term
+from fedjax_ssl.federated import RoundContext, RoundResult, Sampler, Schedule, ServerState, ServerTraining, Stage, Step
 from fedjax_ssl.federated.engine import federated_method
 from fedjax_ssl.federated.execution import Execution
-from fedjax_ssl.federated.method import AtServer, Client, ClientState, ForLog, Method, Metrics, Now, Params, PyTree
+from fedjax_ssl.federated.method import AtServer, Client, ClientState, ForLog, Method, Metrics, Now, Params, Term
 from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Local, Report
 from fedjax_ssl.federated.sampler import Steps, fixed_steps, paired_batches, passes
+from fedjax_ssl.federated.setup import Setup
 from fedjax_ssl.federated.terms import augmented_view, supervised_term
 from fedjax_ssl.methods.parts.consistency import judge_unlabelled, strong_view
 from fedjax_ssl.objectives import fixmatch_loss
