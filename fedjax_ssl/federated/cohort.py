@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fedjax_ssl.checks import In, checked
+from fedjax_ssl.checks import In, check_choices, checked
 from fedjax_ssl.registry import Registry
 
 QUOTAS = ("any", "proportional", "only")
@@ -136,8 +136,7 @@ def _highest(
     num_clients = num_examples.shape[0]
     if not 1 <= size <= num_clients:
         raise ValueError(f"cohort size is {size}; with {num_clients} clients it must be 1..{num_clients}")
-    if labelled_quota not in QUOTAS:
-        raise ValueError(f"labelled_quota is {labelled_quota!r}; allowed: {', '.join(QUOTAS)}")
+    check_choices(QUOTAS, labelled_quota=labelled_quota)
     present = num_examples > 0
     labelled, unlabelled = present & (num_labelled > 0), present & (num_labelled == 0)
     if labelled_quota == "any":

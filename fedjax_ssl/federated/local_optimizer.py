@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
+from fedjax_ssl.checks import check_choices, check_numbers, check_whole_numbers, is_zero
+
 OPTIMIZERS = {  # with a line about each
     "sgd": "gradient descent, with momentum if wanted",
     "adam": "Adam, with its usual moments",
@@ -41,15 +43,12 @@ def local_optimizer(
     Raises:
         ValueError: for an unknown name, momentum outside [0, 1) or a clip_norm that is not positive.
     """
-    if name not in OPTIMIZERS:
-        raise ValueError(f"unknown local optimizer {name!r}; allowed: {', '.join(OPTIMIZERS)}")
-    known = isinstance(momentum, (int, float))  # a traced momentum cannot be looked at
-    if known and not 0 <= momentum < 1:
-        raise ValueError(f"momentum is {momentum}; it must be in [0, 1)")
-    if isinstance(clip_norm, (int, float)) and not clip_norm > 0:
-        raise ValueError(f"clip_norm is {clip_norm}; it must be positive, or None for no clipping")
+    check_choices(OPTIMIZERS, optimizer=name)
+    check_numbers("[0, 1)", momentum=momentum)
+    if clip_norm is not None:
+        check_numbers("(0, inf)", clip_norm=clip_norm)
     steps = {
-        "sgd": optax.identity() if known and momentum == 0 else optax.trace(momentum, nesterov),
+        "sgd": optax.identity() if is_zero(momentum) else optax.trace(momentum, nesterov),
         "adam": optax.scale_by_adam(),
         "rmsprop": optax.scale_by_rms(decay=0.9, eps=1e-7, eps_in_sqrt=False),
     }
@@ -89,10 +88,8 @@ def learning_rate_schedule(name: str, learning_rate: float | Array, schedule_rou
     Raises:
         ValueError: for an unknown name, or fewer than 1 schedule round.
     """
-    if name not in SCHEDULES:
-        raise ValueError(f"unknown learning-rate schedule {name!r}; allowed: {', '.join(SCHEDULES)}")
-    if schedule_rounds < 1:
-        raise ValueError(f"schedule_rounds is {schedule_rounds}; it must be at least 1")
+    check_choices(SCHEDULES, schedule=name)
+    check_whole_numbers(schedule_rounds=schedule_rounds)
     rate = jnp.asarray(learning_rate, jnp.result_type(float))
 
     # Not optax's: its order of operations gives other bits, and it mixes the count's type with the rate's.

@@ -195,8 +195,7 @@ def fednova(
         ValueError: if mu is negative or momentum outside [0, 1).
     """
     check_numbers(mu=mu)
-    if isinstance(momentum, (int, float)) and not 0 <= momentum < 1:
-        raise ValueError(f"FedNova: momentum is {momentum}; it must be in [0, 1)")
+    check_numbers("[0, 1)", momentum=momentum)
 
     def report(local: Local) -> Report:
         steps = local.num_steps

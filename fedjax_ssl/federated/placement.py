@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Int, Int32
 
+from fedjax_ssl.checks import check_choices, check_whole_numbers
 from fedjax_ssl.data import LoadedInputs
 from fedjax_ssl.federated.client import LOCAL_STEP, ClientProgress, ClientUpdate, Download, Plan, batch_of, train_client
 from fedjax_ssl.federated.method import Client
@@ -69,8 +70,7 @@ def train_cohort(
         ValueError: for an unknown placement or reduction, a chunk size below 1, or axes of a surrounding `shard_map`
             of another size than the mesh.
     """
-    if reduce not in REDUCTIONS:
-        raise ValueError(f"reduce is {reduce!r}; allowed: {', '.join(REDUCTIONS)}")
+    check_choices(REDUCTIONS, reduce=reduce)
     if mesh is None:
         update = update_of(broadcast)
         return _train_on_one_device(update, update.finish, clients, valid, placement, chunk_size, loop)
@@ -233,11 +233,8 @@ def _fill_up(clients: PyTree, valid: Bool[Array, " p"], padding: int) -> tuple[P
 
 
 def _check(placement: str, chunk_size: int) -> None:
-    allowed = [name for name in PLACEMENTS if name != "auto"]
-    if placement not in allowed:
-        raise ValueError(f"placement is {placement!r}; allowed: {', '.join(allowed)}")
-    if chunk_size < 1:
-        raise ValueError(f"chunk_size is {chunk_size}; it must be at least 1")
+    check_choices(PLACEMENTS[1:], placement=placement)
+    check_whole_numbers(chunk_size=chunk_size)
 
 
 class LanePlan(NamedTuple):

@@ -116,7 +116,7 @@ def test_the_rate_may_be_traced() -> None:
         (lambda: local_optimizer("lamb"), "'lamb'.*sgd, adam, rmsprop"),
         (lambda: local_optimizer("sgd", momentum=1.0), r"momentum is 1.0.*\[0, 1\)"),
         (lambda: local_optimizer("sgd", momentum=-0.1), "momentum is -0.1"),
-        (lambda: local_optimizer("sgd", clip_norm=0.0), "clip_norm is 0.0; it must be positive"),
+        (lambda: local_optimizer("sgd", clip_norm=0.0), "clip_norm is 0.0; it must be a number above 0"),
         (lambda: learning_rate_schedule("linear", 0.1), "'linear'.*constant, cosine"),
         (lambda: learning_rate_schedule("cosine", 0.1, 0), "schedule_rounds is 0"),
     ],
