@@ -1,7 +1,7 @@
 """Datasets: the arrays that every source gives, on the host, checked once where they are made."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -78,6 +78,15 @@ def _as_ids(name: str, values: Any, length: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
+class Reading:
+    """Says how files became inputs, so that new files are read alike; fields of subclasses fit into JSON."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Give what `fedjax_ssl.data.reading.cache.reading_from_json` takes."""
+        return {"kind": type(self).__name__, **asdict(self)}
+
+
+@dataclass(frozen=True)
 class Split:
     """Examples of one split. Other integer and float widths are converted; anything else is refused.
 
@@ -90,6 +99,7 @@ class Split:
     client: np.ndarray | None = None  # int32 [n], natural client (writer, centre, patient) of each example
     coarse: np.ndarray | None = None  # int32 [n], label in a second, mostly coarser space, -1 = none exists
     set: np.ndarray | None = None  # int32 [n], numbered from 0 within the natural client, -1 = in none
+    names: np.ndarray | None = None  # str [n], file or line that each example comes from: "north/ill/03.png"
 
     def __post_init__(self) -> None:
         x = _as_inputs(self.x)
@@ -99,6 +109,10 @@ class Split:
         for name in ("client", "coarse", "set"):
             if (values := getattr(self, name)) is not None:
                 object.__setattr__(self, name, _as_ids(f"Split.{name}", values, len(x)))
+        if self.names is not None:
+            object.__setattr__(self, "names", names := np.asarray(self.names))
+            if names.shape != (len(x),) or names.dtype.kind not in "UO":
+                raise ValueError(f"Split.names has shape {names.shape} and dtype {names.dtype}; give {len(x):,} texts.")
         if self.set is not None and len(rows := np.flatnonzero(self.set < -1)):
             raise ValueError(
                 f"Split.set is {self.set[rows[0]]} in row {rows[0]}; sets are numbered from 0 on, -1 = in no set."
@@ -138,6 +152,7 @@ class Dataset:
     # [G, O, K], class shares of the sets of the G natural clients that have training examples, in increasing order of
     # client; rows sum to 1, or are 0 on padding. None: nobody knows them.
     set_shares: np.ndarray | None = None
+    reading: Reading | None = None  # says how files became inputs; None: they were arrays, or nobody knows it
     extra: Mapping[str, Any] = field(default_factory=dict)  # source-specific, such as the options it was made with
 
     def __post_init__(self) -> None:
@@ -222,6 +237,6 @@ def with_pooled_splits(dataset: Dataset) -> Dataset:
             "pooled with them; leave pool_splits and pools out"
         )
 
-    pairs = [(getattr(train, name), getattr(test, name)) for name in ("x", "y", "client", "coarse")]
-    joined = [None if first is None or second is None else np.concatenate([first, second]) for first, second in pairs]
-    return replace(dataset, train=Split(*joined), test=None)  # type: ignore[arg-type]
+    pairs = {field.name: (getattr(train, field.name), getattr(test, field.name)) for field in fields(Split)}
+    joined = {name: np.concatenate(pair) for name, pair in pairs.items() if all(part is not None for part in pair)}
+    return replace(dataset, train=Split(**joined), test=None)

@@ -3,6 +3,7 @@
 version                 of this file
 dataset                 name of the dataset
 inputs                  shape and type of an example as stored, and how it is standardized to be predicted
+reading                 says how files become inputs, None where nobody knows it
 class_names             K names
 client_names            of all clients, those that train first
 federation              `FederatedData` without its contents: shapes, types and bounds decide those of a state
@@ -20,6 +21,7 @@ from flax.traverse_util import flatten_dict
 
 from fedjax_ssl import config as configs
 from fedjax_ssl.data import Dataset, FederatedData, Split, WeakLabels, client_names, for_prediction
+from fedjax_ssl.data.reading.cache import reading_from_json
 from fedjax_ssl.federated import Method, ServerState
 from fedjax_ssl.runs.build import Experiment, build_method
 
@@ -56,6 +58,7 @@ def describe(experiment: Experiment, federation: FederatedData) -> dict[str, Any
             "mean": predicted.mean,
             "std": predicted.std,
         },
+        "reading": None if dataset.reading is None else dataset.reading.as_json(),
         "class_names": dataset.class_names,
         "client_names": client_names(dataset, federation, natural),
         "federation": _without_contents(federation),
@@ -80,9 +83,8 @@ def rebuild(config: dict[str, Any], model: dict[str, Any], **model_options: Any)
     shape, dtype = model["inputs"]["shape"], np.dtype(model["inputs"]["dtype"])
     blank = Split(np.zeros((1, *shape), dtype), np.full(1, -1))
     mean, std = (None if model["inputs"][name] is None else tuple(model["inputs"][name]) for name in ("mean", "std"))
-    dataset = Dataset(
-        model["dataset"], blank, None, tuple(model["class_names"]), input_max=model["inputs"]["max"], mean=mean, std=std
-    )
+    known = {"input_max": model["inputs"]["max"], "reading": reading_from_json(model.get("reading"))}
+    dataset = Dataset(model["dataset"], blank, None, tuple(model["class_names"]), mean=mean, std=std, **known)
     federation = _of_shapes(FederatedData, model["federation"])
     method = build_method(Experiment(_for_prediction(resolved, model_options), dataset), federation)
     state = jax.eval_shape(method.init, jax.random.key(0), federation)

@@ -311,7 +311,11 @@ def predictions_csv(
     def named(labels: Array, classes: Sequence[str] = dataset.class_names) -> list[str]:
         return [classes[label] if label >= 0 else "" for label in np.asarray(labels)]
 
-    columns: dict[str, Any] = {
+    columns: dict[str, Any] = {}
+    names = [split.names for split in (dataset.train, dataset.test) if split is not None and split.names is not None]
+    if len(names) == 1 + (dataset.test is not None):
+        columns["input"] = np.concatenate(names)[rows]
+    columns |= {
         "split": np.where(rows < train, "train", "test"),
         "row": np.where(rows < train, rows, rows - train),
         "client": np.asarray(client_names(dataset, federation, natural), object)[client[place]],

@@ -45,7 +45,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--client", help="name or number of the client whose own model is used")
     which = f"{', '.join(CHECKPOINTS)}; auto: best by validation where there are validation examples, else last"
     add("--checkpoint", type=cli.one_of("checkpoint", CHECKPOINTS), default="auto", metavar="NAME", help=which)
-    add("--resize", action="store_true", help="bring images to the size that the model takes")
+    add(
+        "--resize",
+        action="store_true",
+        help="bring images to the model's size, where the run did not read images itself",
+    )
     written = "write the parameters as .safetensors and the prediction as StableHLO there"
     add("--export", type=Path, metavar="FOLDER", help=written)
     return parser
@@ -63,6 +67,8 @@ def _predict(given: argparse.Namespace) -> None:
         examples = read_examples(given.inputs, model, given.resize)
         probabilities = model.predict(examples.inputs, client=client)
         facts["inputs"] = f"{len(examples.inputs):,} ({examples.source})"
+        for note in examples.notes:
+            print(f"note: {note}", file=sys.stderr)
         known = examples.labels >= 0
         if known.any():
             right = probabilities.argmax(axis=1)[known] == examples.labels[known]

@@ -9,7 +9,7 @@ from jaxtyping import Int, Shaped
 
 from fedjax_ssl.data.dataset import check_labels
 from fedjax_ssl.data.reading.arrays import check_length, read_arrays
-from fedjax_ssl.data.reading.pictures import image_endings, list_images, read_images
+from fedjax_ssl.data.reading.pictures import ImageReading, is_image, list_images, read_alike, spelling
 from fedjax_ssl.data.reading.problems import DatasetUnavailable, Findings
 from fedjax_ssl.data.reading.tables import PARQUET, SEPARATED
 from fedjax_ssl.errors import counted, did_you_mean
@@ -30,6 +30,7 @@ class Examples(NamedTuple):
     names: list[str]  # one per example: the file, or the row in it
     labels: Int[np.ndarray, " n"]  # -1 = none is known
     source: str  # in words
+    notes: tuple[str, ...] = ()  # what was left out or is unlike training
 
 
 def read_examples(paths: Sequence[Path], model: TrainedModel, resize: bool = False) -> Examples:
@@ -39,7 +40,7 @@ def read_examples(paths: Sequence[Path], model: TrainedModel, resize: bool = Fal
         paths: one `.npz` file, or image files and folders of them. An image in a folder that has the name of a class
             has this label.
         model: decides shape and type.
-        resize: bring images of another size to the model's.
+        resize: bring images of another size to the model's where it is not known how training's were read.
 
     Returns:
         The examples, in the order of the paths, and of the names in a folder.
@@ -51,7 +52,7 @@ def read_examples(paths: Sequence[Path], model: TrainedModel, resize: bool = Fal
         if not path.exists():
             raise TrainedModelError(f"{path} does not exist; give an .npz file, image files, or folders of images")
         kind = path.suffix.lower()
-        if path.is_file() and kind != ".npz" and kind not in image_endings():
+        if path.is_file() and kind != ".npz" and not is_image(path):
             hint = ""
             if kind in (*SEPARATED, *PARQUET) and len(model.input_shape) == 1:
                 hint = (
@@ -118,23 +119,29 @@ def _read_images(files: Sequence[Path], model: TrainedModel, resize: bool) -> Ex
         raise TrainedModelError(
             f"this model takes inputs of shape {list(model.input_shape)}, not images; give an .npz file"
         )
-    names, findings = [str(file) for file in files], Findings()
-    height, width, channels = model.input_shape
-    read = read_images(files, names, findings, size=(height, width), channels=channels, fit="stretch")
-    if len(read.rows) < len(files):
-        raise TrainedModelError("; ".join(findings.problems or findings.notes))
+    names, findings, reading = [str(file) for file in files], Findings(), model.reading
+    if stored := isinstance(reading, ImageReading):
+        read = read_alike(files, names, findings, reading)
+    else:
+        read = read_alike(files, names, findings, ImageReading(*model.input_shape, fit="stretch"))
+    if findings.problems:
+        raise TrainedModelError("; ".join(findings.problems))
+    names, (height, width, _) = [names[row] for row in read.rows], model.input_shape
     for name, facts in zip(names, read.facts, strict=True):
-        if facts.kind == "deep":
-            raise TrainedModelError(
-                f"{name} has pixels of mode {facts.mode!r}; give images of 8 bits a channel, or an .npz file"
-            )
-        if facts.size != (width, height) and not resize:
+        if facts.size != (width, height) and not (stored or resize):
             raise TrainedModelError(
                 f"{name} has {facts.size[0]}x{facts.size[1]} pixels, the model takes {width}x{height}; --resize brings "
                 "all images to that size"
             )
     values = read.x * (model.input_max / 255.0)
     inputs = (np.rint(values) if model.input_dtype == np.uint8 else values).astype(model.input_dtype)
-    folders = [file.parent.name for file in files]
+    folders = [spelling(files[row].parent.name) for row in read.rows]
     labels = [model.class_names.index(name) if name in model.class_names else -1 for name in folders]
-    return Examples(inputs, names, np.array(labels, np.int64), counted(len(files), "image"))
+    known = np.array(labels, np.int64)
+    if (known >= 0).any() and (known < 0).any():
+        others = sorted({folder for folder, label in zip(folders, labels, strict=True) if label < 0})
+        findings.notes.append(
+            f"images in folders that are no classes of the model, and without a true label: {(known < 0).sum():,} "
+            f"({', '.join(others[:5])})"
+        )
+    return Examples(inputs, names, known, counted(len(names), "image"), tuple(findings.notes))

@@ -110,6 +110,7 @@ class TrainedModel:
         input_shape: one example's.
         input_dtype: type of the inputs as the dataset stores them: uint8 or float32.
         input_max: the largest value that an input can have, before it is standardized.
+        reading: says how files became the inputs of training; None: nobody knows it.
     """
 
     def __init__(self, stored: StoredRun, description: dict[str, Any], checkpoint: str, checkpoints: Checkpoints):
@@ -122,6 +123,7 @@ class TrainedModel:
         self.class_names, self.client_names = rebuilt.dataset.class_names, rebuilt.client_names
         self.input_shape, self.input_dtype = rebuilt.dataset.input_shape, rebuilt.dataset.train.x.dtype
         self.input_max: float = rebuilt.dataset.input_max
+        self.reading = rebuilt.dataset.reading
         self._state = jax.tree.map(jnp.asarray, state)
         self._method, self._num_clients = rebuilt.method, rebuilt.num_clients
         self._compiled: dict[bool | str, Callable[..., jax.Array]] = {}

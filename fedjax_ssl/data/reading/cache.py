@@ -1,22 +1,27 @@
 """Folders that datasets live in, and their converted form, which opens without decoding anything."""
 
+import dataclasses
 import hashlib
+import importlib
 import json
 import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.data.dataset import Dataset, Split
+from fedjax_ssl.data.dataset import Dataset, Reading, Split
 
 ROOT_VARIABLE = "FEDJAX_SSL_DATA"
 FACTS = ("name", "class_names", "client_names", "input_max", "mean", "std", "coarse_names", "extra")
 ARRAYS = ("correspondence", "set_shares")
-COLUMNS = ("x", "y", "client", "coarse", "set")
+COLUMNS = tuple(field.name for field in dataclasses.fields(Split))
+FORM = 2  # of what is kept of a user's own data; another one is read anew
+READINGS = {"ImageReading": "pictures", "TableReading": "columns"}  # modules beside this one
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +46,7 @@ def load_converted(folder: Path) -> Dataset | None:
         facts = json.loads((folder / "dataset.json").read_text())
         facts = {name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()}
         facts |= {name: _array(folder / f"{name}.npy") for name in ARRAYS}
+        facts["reading"] = reading_from_json(facts.get("reading"))
         splits = {
             split: Split(
                 np.load(folder / f"{split}_x.npy", mmap_mode="r"),
@@ -52,6 +58,21 @@ def load_converted(folder: Path) -> Dataset | None:
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
         logger.warning("the converted data in %s is damaged and will be made again: %s", folder, error)
         return None
+
+
+def reading_from_json(stored: Mapping[str, Any] | None) -> Reading | None:
+    """Make the reading of `Reading.as_json`, whose lists become tuples again; None where there is none."""
+    if stored is None:
+        return None
+    module = importlib.import_module(f"fedjax_ssl.data.reading.{READINGS[stored['kind']]}")
+    reading: Reading = getattr(module, stored["kind"])(**{k: _frozen(v) for k, v in stored.items() if k != "kind"})
+    return reading
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _frozen(inner) for name, inner in value.items()}
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def _array(path: Path) -> np.ndarray | None:
@@ -100,8 +121,9 @@ def _save(dataset: Dataset, folder: Path) -> None:
     arrays |= {f"{name}_{column}": getattr(split, column) for name, split in splits.items() for column in COLUMNS}
     for name, values in arrays.items():
         if values is not None:
-            np.save(folder / f"{name}.npy", values)
+            np.save(folder / f"{name}.npy", values.astype(str) if values.dtype == object else values)
     facts = {name: getattr(dataset, name) for name in FACTS} | {"splits": list(splits)}
+    facts["reading"] = None if dataset.reading is None else dataset.reading.as_json()
     (folder / "dataset.json").write_text(json.dumps(facts))
 
 
@@ -120,7 +142,7 @@ def kept_for(
     """
     place = place.resolve()
     home = data_root(root) / source / f"{place.stem}-{fingerprint([str(place), told])}"
-    return kept(home / f"converted-{fingerprint(content)}", make, replaces="converted-*")
+    return kept(home / f"converted-{fingerprint([FORM, content])}", make, replaces="converted-*")
 
 
 def facts_of(files: Iterable[Path]) -> list[tuple[str, int, int]]:

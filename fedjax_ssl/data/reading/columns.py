@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.data.dataset import Dataset, Split
+from fedjax_ssl.data.dataset import Dataset, Reading, Split
 from fedjax_ssl.data.reading.problems import BadData, Findings, some
 from fedjax_ssl.data.reading.proportions import read_proportions
 from fedjax_ssl.errors import counted
@@ -60,6 +60,7 @@ class Columns(NamedTuple):
     set: np.ndarray | None  # int32 [n], -1 = in none
     coarse: np.ndarray | None  # int32 [n], -1 = none
     coarse_names: tuple[str, ...] | None
+    names: np.ndarray | None = None  # object [n], file or line of each example
 
     def rows(self, kept: np.ndarray) -> "Columns":
         """Choose some of the examples, by a mask or by number."""
@@ -73,6 +74,7 @@ class Columns(NamedTuple):
         x: np.ndarray,
         proportions: Path | str | None,
         notes: Sequence[str],
+        reading: Reading | None = None,
         **extra: Any,
     ) -> Dataset:
         """Make the dataset of these examples.
@@ -83,6 +85,7 @@ class Columns(NamedTuple):
             x: inputs [n, ...], uint8 or float32.
             proportions: CSV file with the class shares of the clients' sets, if they are known.
             notes: go into `extra["notes"]`.
+            reading: says how files became `x`.
             **extra: what else goes in there.
 
         Raises:
@@ -106,6 +109,7 @@ class Columns(NamedTuple):
                 input_max=255.0 if x.dtype == np.uint8 else 1.0,
                 coarse_names=self.coarse_names,
                 set_shares=shares,
+                reading=reading,
                 extra={"notes": list(notes), **extra},
             )
         except ValueError as error:
@@ -113,7 +117,7 @@ class Columns(NamedTuple):
 
     def _split(self, x: np.ndarray, chosen: np.ndarray) -> Split:
         part = self.rows(chosen)
-        return Split(x if chosen.all() else x[chosen], part.y, part.client, part.coarse, part.set)
+        return Split(x if chosen.all() else x[chosen], part.y, part.client, part.coarse, part.set, part.names)
 
 
 def read_columns(texts: "pandas.DataFrame", classes: Sequence[str] | None, findings: Findings) -> Columns:
@@ -146,7 +150,7 @@ def read_columns(texts: "pandas.DataFrame", classes: Sequence[str] | None, findi
     if coarse_names is not None and len(coarse_names) < 2:
         found = counted(len(coarse_names), "coarse class is", "coarse classes are")
         findings.problems.append(f"{found} there; at least two are needed")
-    return Columns(y, class_names, client, client_names, is_test, sets, coarse, coarse_names)
+    return Columns(y, class_names, client, client_names, is_test, sets, coarse, coarse_names, np.array(places, object))
 
 
 def _plain(labels: Sequence[str]) -> Sequence[str]:

@@ -1,6 +1,8 @@
-"""Image files of any kind that Pillow reads, as arrays of one shape; what cannot be used is left out and counted."""
+"""Image files of any kind that Pillow or pydicom reads, as arrays of one shape; others are left out and counted."""
 
+import dataclasses
 import hashlib
+import importlib
 import io
 import os
 import unicodedata
@@ -15,16 +17,19 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from fedjax_ssl.checks import Whole
+from fedjax_ssl.data.dataset import Reading
 from fedjax_ssl.data.reading.formats import DAMAGED
 from fedjax_ssl.data.reading.problems import Findings
 from fedjax_ssl.errors import counted
 
 Fit = Literal["crop", "stretch", "pad"]
+Kind = Literal["grey", "colour", "deep"]  # "deep": grey with more than 8 bits, signed or floating-point
 Side = Annotated[int | None, Whole(1)]  # side of square images in pixels
 Channels = Literal[1, 3] | None  # grey or colour
 SIZE = 64  # side of the images where they differ in size
 GREY = ("1", "L", "LA", "La")
-DEEP = ("I;16", "I;16B", "I;16L", "I;16N", "I")  # grey, with more than 8 bits
+DEEP = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")
+DICOM = b"DICM"  # in bytes 128 to 131 of a file
 TURNED = range(5, 9)  # values of EXIF's orientation that swap height and width
 # Pillow would start Ghostscript, or ask Windows, for these.
 EXTERNAL = ("EPS", "WMF")
@@ -33,18 +38,34 @@ EXTERNAL = ("EPS", "WMF")
 class Listing(NamedTuple):
     """The files of a folder and the folders in it."""
 
-    images: tuple[str, ...]  # paths below the folder with "/", sorted; judged by the ending
+    images: tuple[str, ...]  # paths below the folder with "/", sorted; judged by the ending, DICOM by its mark
     others: Counter[str]  # endings of the other files
     digest: str  # SHA-256 of paths, lengths and times of change of all files
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageReading(Reading):
+    """Says how image files became inputs uint8 [H, W, C]."""
+
+    height: int
+    width: int
+    channels: int  # 1 or 3
+    fit: str = "crop"  # a name of `FITS`: how an image of another shape becomes one of this
+    black: float | None = None  # the value of "deep" images that is shown as 0; None: there were none
+    white: float | None = None  # and as 255
+    kinds: tuple[Kind, ...] = ("grey", "colour")  # the images that were seen
 
 
 class Facts(NamedTuple):
     """The head of an image file."""
 
     size: tuple[int, int]  # width and height in pixels, as it is shown
-    mode: str  # mode of its pixels, as Pillow names them
-    kind: Literal["grey", "colour", "deep"]  # "deep": grey with more than 8 bits
+    mode: str  # of its pixels, as Pillow names them
+    kind: Kind
     pages: int
+    lowest: float  # value, and
+    highest: float  # likewise, of "deep" images; otherwise 0 and 255
+    cut: bool  # in colour with more than 8 bits, of which Pillow gives the upper 8
 
 
 class Pictures(NamedTuple):
@@ -52,6 +73,7 @@ class Pictures(NamedTuple):
 
     x: np.ndarray  # uint8 [n, H, W, C]
     rows: np.ndarray  # int [n], which of the files they are
+    reading: ImageReading
     facts: tuple[Facts, ...] = ()  # heads of these files
 
 
@@ -59,6 +81,11 @@ def image_endings() -> frozenset[str]:
     """List the endings of image files that are read, in small letters."""
     Image.init()
     return frozenset(ending for ending, kind in Image.EXTENSION.items() if kind in _formats())
+
+
+def is_image(file: Path) -> bool:
+    """Tell whether a file is read as an image: by its ending, or by the mark of DICOM."""
+    return file.suffix.lower() in image_endings() or _is_dicom(file)
 
 
 def _formats() -> list[str]:
@@ -87,7 +114,7 @@ def list_images(folder: Path) -> Listing:
     for path, size, changed in sorted(found):
         digest.update(f"{path}\0{size}\0{changed}\n".encode("utf-8", "surrogateescape"))
         ending = os.path.splitext(path)[1].lower()
-        if ending in endings:
+        if ending in endings or _is_dicom(folder / path):
             images.append(path)
         else:
             others[ending if ending and is_text(ending) else "without an ending"] += 1
@@ -109,10 +136,12 @@ def read_images(
     names: Sequence[str],
     findings: Findings,
     *,
-    size: int | tuple[int, int] | None = None,
+    size: int | None = None,
     channels: int | None = None,
-    fit: Fit | Callable[[Image.Image, tuple[int, int]], Image.Image] = "crop",
-    white: int | None = None,
+    fit: str = "crop",
+    black: float | None = None,
+    white: float | None = None,
+    fitted: Sequence[bool] | np.ndarray | None = None,
 ) -> Pictures:
     """Decode image files, in threads, because Pillow decodes and resizes without Python's lock.
 
@@ -120,43 +149,96 @@ def read_images(
         files: [m] where they lie, or their content.
         names: [m], what messages call them.
         findings: what was skipped is a note; that nothing is left, or that it does not fit into memory, a problem.
-        size: side of the square images, or height and width; by default the images' own where all have the same, else
-            64.
+        size: side of the square images; by default the images' own where all have the same, else 64.
         channels: 1 (grey) or 3 (colour); by default 3 if an image is in colour.
         fit: "crop": the largest part in the middle. "stretch": all of it, whatever the shape. "pad": all of it, with
-            black borders. Or a function of an image of 8 bits a channel and its new width and height.
-        white: the stored value of an image with more than 8 bits that is shown as white; by default the smallest
-            2^b - 1 that no such image exceeds.
+            black borders. "square": as "crop", cut at whole pixels.
+        black: the value of "deep" images that is shown as black; by default 0, or the lowest where one is negative.
+        white: likewise; by default the smallest 2^b - 1 that none exceeds, or the highest where some are negative or
+            floating-point.
+        fitted: [m], images whose values choose black and white; by default all.
 
     Returns:
-        The images that can be used. Turned as their EXIF data say, the first page of several, without transparency.
+        The images that can be used, and how they were read. Turned as their EXIF data say, the first page of several,
+        without transparency.
     """
-    Image.init()  # here, not by the threads
-    facts: list[Facts | str] = in_threads(lambda row: _facts(files[row]), range(len(files)))
+    facts = _heads(files)
     known = [one for one in facts if isinstance(one, Facts)]
     height, width, depth = _shape(known, size, channels, findings)
-    needed = len(known) * height * width * depth
+    chosen = [one for row, one in enumerate(facts) if isinstance(one, Facts) and (fitted is None or fitted[row])]
+    kinds = tuple(sorted({one.kind for one in chosen or known}))
+    reading = ImageReading(height, width, depth, fit, *_range(known, chosen, black, white, findings), kinds)
+    return _decoded(files, names, facts, reading, findings)
+
+
+def read_alike(files: Sequence[Path], names: Sequence[str], findings: Findings, reading: ImageReading) -> Pictures:
+    """Decode image files as others were read before; says what these are that those were not.
+
+    Args:
+        files: [m] where they lie.
+        names: [m], what messages call them.
+        findings: as for `read_images`.
+        reading: of the images before.
+    """
+    found = _decoded(files, names, _heads(files), reading, findings)
+    other = sum(facts.size != (reading.width, reading.height) for facts in found.facts)
+    if other:
+        ways = {"pad": "padded", "stretch": "stretched"}
+        findings.notes.append(
+            f"images of other sizes than {reading.width}x{reading.height}: {other:,}; they are "
+            f"{ways.get(reading.fit, 'cropped')} as in training"
+        )
+    words: dict[Kind, str] = {"grey": "in grey", "colour": "in colour", "deep": "with more than 8 bits"}
+    for kind, count in Counter(facts.kind for facts in found.facts).items():
+        if kind not in reading.kinds:
+            seen = " and ".join(words[one] for one in reading.kinds)
+            findings.notes.append(f"images {words[kind]}: {count:,}; the model was trained on images {seen} alone")
+    return found
+
+
+def _decoded(
+    files: Sequence[Path] | Sequence[bytes],
+    names: Sequence[str],
+    facts: Sequence[Facts | str],
+    reading: ImageReading,
+    findings: Findings,
+) -> Pictures:
+    """Decode the files whose heads could be read."""
+    shape = height, width, channels = reading.height, reading.width, reading.channels
+    needed = len(files) * height * width * channels
     if needed > _memory():
         findings.problems.append(
-            f"{counted(len(known), 'image')} of {width}x{height}x{depth} take {needed / 1e9:,.0f} GB, more "
+            f"{counted(len(files), 'image')} of {width}x{height}x{channels} take {needed / 1e9:,.0f} GB, more "
             f"than this machine has; give a smaller size than {max(height, width)}"
         )
-        return Pictures(np.empty((0, height, width, depth), np.uint8), np.empty(0, int))
-    if white is None:
-        deep = [row for row, one in enumerate(facts) if isinstance(one, Facts) and one.kind == "deep"]
-        white = _white(files, deep, findings)
+        return Pictures(np.empty((0, *shape), np.uint8), np.empty(0, int), reading)
 
     def decode(row: int) -> np.ndarray | str:
-        if isinstance(reason := facts[row], str):
-            return reason
+        if isinstance(head := facts[row], str):
+            return head
+        if head.kind == "deep" and reading.black is None:
+            return f"with pixels of mode {head.mode!r} and not of 8 bits a channel, as in training"
         try:
             with _opened(files[row]) as image:
-                return shown(image, (height, width, depth), fit, white)
+                return shown(image, shape, reading.fit, reading.black, reading.white)
         except DAMAGED as error:
             return f"cut short or damaged ({short(error)})"
 
-    x, rows = read_each(decode, names, (height, width, depth), findings)
-    return Pictures(x, rows, tuple(one for row in rows if isinstance(one := facts[row], Facts)))
+    x, rows = read_each(decode, names, shape, findings)
+    used = tuple(one for row in rows if isinstance(one := facts[row], Facts))
+    if pages := sum(one.pages > 1 for one in used):
+        findings.notes.append(f"images of several pages, of which the first is read: {pages:,}")
+    if cut := sum(one.cut for one in used):
+        findings.notes.append(f"images in colour with 16 bits, of which the upper 8 are read: {cut:,}")
+    deep = [one for one in used if one.kind == "deep"]
+    black, white = reading.black or 0.0, reading.white or 0.0
+    if beyond := [one for one in deep if one.lowest < black or one.highest > white]:
+        lowest, highest = min(one.lowest for one in beyond), max(one.highest for one in beyond)
+        findings.notes.append(
+            f"images with values below {black:,g} or above {white:,g}, which are shown as black or white: "
+            f"{len(beyond):,}, from {lowest:,g} to {highest:,g}"
+        )
+    return Pictures(x, rows, reading, used)
 
 
 def in_threads(function: Callable, items: Sequence) -> list:
@@ -201,26 +283,63 @@ def read_each(
     return x if len(rows) == len(x) else x[rows], rows
 
 
+def _is_dicom(file: Path | bytes) -> bool:
+    if isinstance(file, bytes):
+        return file[128:132] == DICOM
+    try:
+        with file.open("rb") as content:
+            return content.read(132)[128:] == DICOM
+    except OSError:  # said where it is read
+        return False
+
+
 def _opened(file: Path | bytes) -> Image.Image:
+    if _is_dicom(file):
+        return _slice(io.BytesIO(file) if isinstance(file, bytes) else file)
     return Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=_formats())
 
 
+def _slice(file: Any) -> Image.Image:
+    """Read the first frame of a DICOM file, grey ones in the units that slope and intercept give, dark to bright."""
+    pixels, head = importlib.import_module("pydicom.pixels"), importlib.import_module("pydicom").dcmread(file)
+    values: np.ndarray = pixels.pixel_array(head, index=0)
+    if values.ndim == 2:
+        if head.PhotometricInterpretation == "MONOCHROME1":  # from bright to dark
+            values = (0 if head.PixelRepresentation else 2**head.BitsStored) - 1.0 - values
+        values = values * float(head.get("RescaleSlope", 1)) + float(head.get("RescaleIntercept", 0))
+        values = values.astype(np.float32)
+    image: Any = Image.fromarray(values)
+    image.n_frames = int(head.get("NumberOfFrames") or 1)
+    return image
+
+
+def _heads(files: Sequence[Path] | Sequence[bytes]) -> list[Facts | str]:
+    Image.init()  # here, not by the threads
+    return in_threads(lambda row: _facts(files[row]), range(len(files)))
+
+
 def _facts(file: Path | bytes) -> Facts | str:
-    """Read the head of a file, or say why it cannot be used."""
+    """Read the head of a file, of "deep" images the range too, or say why it cannot be used."""
     try:
         if not (len(file) if isinstance(file, bytes) else file.stat().st_size):
             return "0 bytes"
         with _opened(file) as image:
-            if image.mode == "F":
-                return "has floating-point pixels; save it with 8 or 16 bits"
-            width, height = image.size  # a TIFF's is turned already
-            if image.format in ("JPEG", "MPO") and image.getexif().get(ExifTags.Base.Orientation) in TURNED:
-                width, height = height, width
-            is_grey = image.mode in GREY or _is_grey(image)
-            kind: Any = "deep" if image.mode in DEEP else "grey" if is_grey else "colour"
-            return Facts((width, height), image.mode, kind, getattr(image, "n_frames", 1))
+            mode, size, pages = image.mode, image.size, getattr(image, "n_frames", 1)
+            cut = mode not in DEEP and ";16" in str(getattr(image, "tile", ""))
+            if size[0] != size[1] and image.getexif().get(ExifTags.Base.Orientation) in TURNED:
+                size = ImageOps.exif_transpose(image).size
+            if mode not in DEEP:
+                return Facts(size, mode, "grey" if mode in GREY or _is_grey(image) else "colour", pages, 0, 255, cut)
+            values = np.asarray(image)
+            lowest, highest = float(values.min()), float(values.max())
+            finite = np.isfinite([lowest, highest]).all()
+            return (
+                Facts(size, mode, "deep", pages, lowest, highest, cut) if finite else "has values that are not finite"
+            )
     except UnidentifiedImageError:
         return "no image, whatever its name says"
+    except ImportError as error:
+        return f"needs pydicom: pip install 'fedjax_ssl[medical]' ({short(error)})"
     except DAMAGED as error:
         return f"cut short or damaged ({short(error)})"
 
@@ -238,9 +357,7 @@ def _is_grey(image: Image.Image) -> bool:
     return bool((colours == colours[:, :1]).all())
 
 
-def _shape(
-    known: Sequence[Facts], size: int | tuple[int, int] | None, channels: int | None, findings: Findings
-) -> tuple[int, int, int]:
+def _shape(known: Sequence[Facts], size: int | None, channels: int | None, findings: Findings) -> tuple[int, int, int]:
     """Choose height, width and channels for all images, and note where these differ."""
     sizes = sorted({one.size for one in known}, key=lambda both: (both[0] * both[1], both))
     if len(sizes) > 1 and size is None:
@@ -255,12 +372,7 @@ def _shape(
             f"images in grey: {len(known) - colour:,}, in colour: {colour:,}; all are read as colour, or with "
             "data.channels=1 as grey"
         )
-    pages = sum(one.pages > 1 for one in known)
-    if pages:
-        findings.notes.append(f"images of several pages, of which the first is read: {pages:,}")
-    if size is None:
-        size = sizes[0][::-1] if len(sizes) == 1 else SIZE
-    height, width = (size, size) if isinstance(size, int) else size
+    width, height = sizes[0] if size is None and len(sizes) == 1 else (size or SIZE, size or SIZE)
     return height, width, channels or (3 if colour else 1)
 
 
@@ -272,43 +384,67 @@ def _memory() -> float:
         return float("inf")
 
 
-def _white(files: Sequence[Path] | Sequence[bytes], deep: Sequence[int], findings: Findings) -> int:
-    """Find the smallest 2^b - 1 that no image of these rows exceeds: all keep one scale."""
+def _range(
+    known: Sequence[Facts],
+    chosen: Sequence[Facts],
+    black: float | None,
+    white: float | None,
+    findings: Findings,
+) -> tuple[float | None, float | None]:
+    """Choose the values that become 0 and 255 by the "deep" images among the chosen: all keep one scale."""
+    deep = [one for one in known if one.kind == "deep"]
     if not deep:
-        return 255
-
-    def largest(row: int) -> int:
-        try:
-            with _opened(files[row]) as image:
-                return int(np.asarray(image).max())
-        except DAMAGED:  # said when it is decoded
-            return 0
-
-    white = 2 ** max(max(in_threads(largest, deep)).bit_length(), 8) - 1
+        if (black, white) != (None, None):
+            findings.notes.append("data.black and data.white have no effect: all images have 8 bits")
+        return None, None
+    chosen = [one for one in chosen if one.kind == "deep"] or deep
+    lowest, highest = min(one.lowest for one in chosen), max(one.highest for one in chosen)
+    if black is None:
+        black = min(lowest, 0.0)
+    if white is None:
+        own = black < 0 or any(one.mode == "F" for one in chosen)
+        white = highest if own and highest > black else 2.0 ** max(int(highest).bit_length(), 8) - 1
+    if white <= black:
+        findings.problems.append(f"data.white is {white:g} and data.black {black:g}; white must be the greater one")
+    others = len(known) - len(deep)
     findings.notes.append(
-        f"images with more than 8 bits: {len(deep):,}; their values up to {white:,} become 0 to 255, or those up to "
-        "data.white"
+        f"images with more than 8 bits, signed or floating-point values: {len(deep):,}, from {lowest:,g} to "
+        f"{highest:,g}; {black:,g} to {white:,g} become 0 to 255, or data.black to data.white"
+        + (f"; the values of {counted(others, 'other')} are taken as they are" if others else "")
     )
-    return white
+    return black, white
+
+
+def _cut_square(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """Cut out the middle, at whole pixels, and resize it."""
+    side = min(image.size)
+    left, top = ((length - side) // 2 for length in image.size)
+    return image.crop((left, top, left + side, top + side)).resize(size, Image.Resampling.BILINEAR)
 
 
 FITS: dict[str, Callable[[Image.Image, tuple[int, int]], Image.Image]] = {
     "crop": partial(ImageOps.fit, method=Image.Resampling.BILINEAR),
     "pad": partial(ImageOps.pad, method=Image.Resampling.BILINEAR),
     "stretch": partial(Image.Image.resize, resample=Image.Resampling.BILINEAR),
+    "square": _cut_square,
 }
 
 
 def shown(
-    image: Image.Image, shape: tuple[int, int, int], fit: str | Callable = "crop", white: int = 255
+    image: Image.Image,
+    shape: tuple[int, int, int],
+    fit: str = "crop",
+    black: float | None = None,
+    white: float | None = None,
 ) -> np.ndarray:
-    """Show an image as uint8 [H, W, C]; `fit` and `white` as for `read_images`."""
+    """Show an image as uint8 [H, W, C]; `fit`, `black` and `white` as for `read_images`."""
     height, width, channels = shape
+    image = ImageOps.exif_transpose(image)
     if image.mode in DEEP:
-        values = np.asarray(image).astype(np.float32)
-        image = Image.fromarray(np.clip(np.rint(values * (255 / white)), 0, 255).astype(np.uint8))
-    else:
-        image = ImageOps.exif_transpose(image).convert("L" if channels == 1 else "RGB")
+        black, white = black or 0.0, 255.0 if white is None else white
+        values = np.asarray(image).astype(np.float32) - np.float32(black)
+        image = Image.fromarray(np.clip(np.rint(values * (255 / (white - black))), 0, 255).astype(np.uint8))
+    image = image.convert("L" if channels == 1 else "RGB")
     if image.size != (width, height):
-        image = (FITS[fit] if isinstance(fit, str) else fit)(image, (width, height))
+        image = FITS[fit](image, (width, height))
     return np.asarray(image).reshape(height, width, -1)

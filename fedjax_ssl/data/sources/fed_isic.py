@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-from PIL import Image
 
 from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset, Split
@@ -92,13 +91,17 @@ def _read(folder: Path, size: int) -> Dataset:
         )
     logger.info("%s: reading %d images; this is done once", NAME, len(names))
     files, findings = [folder / IMAGES / f"{name}.jpg" for name in names], Findings()
-    images = read_images(files, [file.name for file in files], findings, size=size, channels=3, fit=_centre_square).x
+    named = np.array([file.name for file in files])
+    read = read_images(files, named.tolist(), findings, size=size, channels=3, fit="square")
+    images = read.x
     if len(images) < len(names):
         raise DatasetUnavailable(
             f"{NAME}: {'; '.join(findings.problems or findings.notes)} in {folder / IMAGES}. To go on, delete what is "
             f"damaged and run FLamby's resize_images.py again, or run on data that needs no download: {EMBEDDED}."
         )
-    train, test = (Split(images[chosen], target[chosen], center[chosen]) for chosen in (is_train, ~is_train))
+    train, test = (
+        Split(images[chosen], target[chosen], center[chosen], names=named[chosen]) for chosen in (is_train, ~is_train)
+    )
     return Dataset(
         NAME,
         train,
@@ -107,6 +110,7 @@ def _read(folder: Path, size: int) -> Dataset:
         client_names=CENTRES,
         mean=IMAGENET_MEAN,
         std=IMAGENET_STD,
+        reading=read.reading,
         extra={"terms": TERMS},
     )
 
@@ -136,10 +140,3 @@ def _read_table(path: Path) -> tuple[list[str], np.ndarray, np.ndarray, np.ndarr
         if found != PUBLISHED[name]:
             logger.warning("%s has %s %s examples of the centres; published are %s", path, found, name, PUBLISHED[name])
     return names, np.array(target, np.int32), centres, is_train
-
-
-def _centre_square(image: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """Cut out the middle, at whole pixels, and resize it."""
-    side = min(image.size)
-    left, top = ((length - side) // 2 for length in image.size)
-    return image.crop((left, top, left + side, top + side)).resize(size, Image.Resampling.BILINEAR)

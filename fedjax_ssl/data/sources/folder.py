@@ -5,9 +5,8 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.reading.cache import kept_for
 from fedjax_ssl.data.reading.columns import TEST, TRAIN, VALIDATION, TableOptions, read_columns
@@ -53,7 +52,8 @@ def load_folder(
     size: Side = None,
     channels: Channels = None,
     fit: Fit = "crop",
-    white: Annotated[int | None, Whole(1)] = None,
+    black: float | None = None,
+    white: float | None = None,
     file_column: str = "file",
     options: TableOptions,
 ) -> Dataset:
@@ -71,7 +71,10 @@ def load_folder(
         size: side of the square images in pixels; by default their own where all have the same, else 64.
         channels: 1 (grey) or 3 (colour); by default 3 if an image is in colour.
         fit: how an image becomes a square: its middle cut out, all of it stretched, or padded with black.
-        white: value of an image with more than 8 bits that is shown as white; by default that of the fewest bits.
+        black: value that is shown as black of images with more than 8 bits, signed or floating-point values; by default
+            0, or the training images' lowest if that is negative.
+        white: likewise; by default that of the fewest bits, or the training images' highest if some are negative or
+            floating-point.
         file_column: the table's name for `file`.
         options: other columns of the table, classes and class shares.
 
@@ -88,7 +91,7 @@ def load_folder(
     columns = {"file": file_column, **options.columns()}
     listing = list_images(folder)
     table = _table(folder, columns["file"]) if given.is_dir() else given
-    pictures: dict[str, Any] = {"size": size, "channels": channels, "fit": fit, "white": white}
+    pictures: dict[str, Any] = {"size": size, "channels": channels, "fit": fit, "black": black, "white": white}
 
     def make() -> Dataset:
         findings = Findings()
@@ -103,15 +106,16 @@ def load_folder(
         else:
             files, texts = _by_table(table, listing, columns, findings)
         findings.stop(given)
-        read_columns(texts, options.classes, findings)
+        is_test = read_columns(texts, options.classes, findings).is_test
         findings.stop(given)  # before the images, which take longest
         logger.info("%s: reading %d images; this is done once", given, len(files))
-        found = read_images([folder / name for name in files], files, findings, **pictures)
+        found = read_images([folder / name for name in files], files, findings, fitted=~is_test, **pictures)
         findings.stop(given)
         # A class or a client may have lost all that it had.
-        numbered = read_columns(texts.iloc[found.rows], options.classes, findings)
+        named = texts.set_axis([spelling(name) for name in files]).iloc[found.rows]
+        numbered, notes = read_columns(named, options.classes, findings), list(dict.fromkeys(findings.notes))
         findings.stop(given)
-        return numbered.dataset("folder", given, found.x, options.proportions, list(dict.fromkeys(findings.notes)))
+        return numbered.dataset("folder", given, found.x, options.proportions, notes, found.reading)
 
     content = [listing.digest, proportions_digest(options.proportions), str(table)]
     return kept_for(root, "folder", folder, [layout, file_column, options, pictures], content, make)

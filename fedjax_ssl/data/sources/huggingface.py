@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedjax_ssl.data.dataset import Dataset
+from fedjax_ssl.data.dataset import Dataset, Reading
 from fedjax_ssl.data.reading.cache import facts_of, kept_for
 from fedjax_ssl.data.reading.catalogues import Choice, choose_columns, choose_splits
 from fedjax_ssl.data.reading.columns import read_columns
@@ -86,11 +86,11 @@ def _read(folder: Path, choice: Choice, size: int | None, channels: int | None) 
     names = choose_columns(folder, choice, table.features, {"input": images or lists, "label": labels})
     texts = _texts(table, rows, names, choice.unlabelled_split, test, findings)
     findings.stop(folder)  # before the images, which take longest
-    x, used = _inputs(table, names["input"], texts.index, size, channels, findings)
+    x, used, reading = _inputs(table, names["input"], texts.index, size, channels, findings)
     findings.stop(folder)
     columns = read_columns(texts.iloc[used], getattr(table.features[names["label"]], "names", None), findings)
     findings.stop(folder)
-    return columns.dataset("huggingface", folder, x, None, findings.notes)
+    return columns.dataset("huggingface", folder, x, None, findings.notes, reading)
 
 
 def _open(folder: Path, choice: Choice) -> tuple[Any, list[tuple[str, int]], str | None]:
@@ -160,8 +160,8 @@ def _inputs(
     size: int | None,
     channels: int | None,
     findings: Findings,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Read inputs, and which of the rows they are."""
+) -> tuple[np.ndarray, np.ndarray, Reading | None]:
+    """Read inputs, which of the rows they are, and how images were read."""
     feature, alone = table.features[name], table.select_columns([name])
     kind = type(feature).__name__
     if kind == "Image":
@@ -169,7 +169,7 @@ def _inputs(
         if any(encoded):
             logger.info("huggingface: reading %d images; this is done once", len(encoded))
             pictures = read_images(encoded, places, findings, size=size, channels=channels)
-            return pictures.x, pictures.rows
+            return pictures.x, pictures.rows, pictures.reading
         problem = "names image files and does not hold them; save it with the images in it"
     elif not kind.startswith(LISTS):
         problem = (
@@ -183,6 +183,6 @@ def _inputs(
             feature = inner
         x = x[..., None] if x.ndim == 3 else x  # images in grey
         is_image = x.ndim == 4 and x.dtype.kind == "i" and feature.dtype == "uint8"
-        return x.astype(np.uint8 if is_image else np.float32), np.arange(len(x))
+        return x.astype(np.uint8 if is_image else np.float32), np.arange(len(x)), None
     findings.problems.append(f"column {name!r} {problem}")
-    return np.empty(0), np.empty(0, int)
+    return np.empty(0), np.empty(0, int), None

@@ -130,7 +130,7 @@ def test_unusable_images_are_left_out_and_counted(tmp_path, read, caplog):
     (site / "empty.png").touch()
     (site / "words.jpg").write_text("no image")
     (site / "cut.png").write_bytes((site / "1.png").read_bytes()[:90])
-    Image.fromarray(np.zeros((8, 9), np.float32)).save(site / "float.tif")
+    Image.fromarray(np.full((8, 9), np.nan, np.float32)).save(site / "float.tif")
     (site / ".hidden.png").touch()
     with caplog.at_level(logging.WARNING):
         assert len(read().train) == 12
@@ -138,7 +138,7 @@ def test_unusable_images_are_left_out_and_counted(tmp_path, read, caplog):
     assert "4 of 16 images cannot be used" in note
     for part in ("1 0 bytes, first north/ill/empty.png", "1 no image, whatever its name says, first", "1 cut short or"):
         assert part in note
-    assert "1 has floating-point pixels" in note
+    assert "1 has values that are not finite" in note
 
 
 def test_grey_colour_palettes_and_sixteen_bits_in_one_folder(tmp_path, read):
@@ -155,7 +155,7 @@ def test_grey_colour_palettes_and_sixteen_bits_in_one_folder(tmp_path, read):
         np.testing.assert_array_equal(data.train.x[row], np.repeat(grey, 3, axis=2))
     np.testing.assert_array_equal(data.train.x[1, ..., 2], np.rint(deep.astype(np.float32) * (255 / 4095)))
     notes = " ".join(data.extra["notes"])
-    assert "in grey: 3, in colour: 1" in notes and "values up to 4,095 become 0 to 255" in notes
+    assert "in grey: 3, in colour: 1" in notes and "0 to 4,095 become 0 to 255" in notes
     (folder / "a/colour.png").unlink()
     save(folder / "a/grey.png", 0)
     assert read().input_shape == (8, 9, 1)
@@ -263,7 +263,7 @@ def test_what_is_not_there_or_out_of_range(tmp_path, read):
     with pytest.raises(ValueError, match="needs path="):
         load("folder")
     hospital(tmp_path / "scans")
-    for options, message in (({"size": 0}, "size"), ({"channels": 2}, "channels is 2"), ({"white": 0}, "white")):
+    for options, message in (({"size": 0}, "size"), ({"channels": 2}, "channels is 2"), ({"fit": "cut"}, "fit")):
         with pytest.raises(ValueError, match=message):
             read(**options)
 
