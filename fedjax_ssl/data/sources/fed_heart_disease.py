@@ -1,0 +1,147 @@
+"""`fed_heart_disease`: 740 patients of four hospitals, with the columns, rows and split of FLamby.
+
+Source: du Terrail et al., FLamby: Datasets and Benchmarks for Cross-Silo Federated Learning, NeurIPS 2022.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_ssl.data.dataset import Dataset, Split
+from fedjax_ssl.data.reading.cache import data_root
+from fedjax_ssl.data.reading.problems import SHOWN, Findings, not_here
+from fedjax_ssl.data.reading.register import dataset
+from fedjax_ssl.data.reading.tables import DELIMITERS, as_numbers
+
+NAME = "fed_heart_disease"
+HOSPITALS = {"cleveland": "Cleveland", "hungarian": "Hungary", "switzerland": "Switzerland", "va": "VA"}
+PUBLISHED = {"Cleveland": (199, 104), "Hungary": (172, 89), "Switzerland": (30, 16), "VA": (85, 45)}
+LEVELS = {"cp": (1, 2, 3, 4), "restecg": (0, 1, 2)}  # one feature for each but the first
+USED = ("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak")
+COLUMNS = [*USED, "slope", "ca", "thal", "num"]
+NUMBERS = [at for at, name in enumerate(USED) if name not in LEVELS]
+TRAINED = 0.66  # share of a hospital's rows
+ADDRESS = "https://archive.ics.uci.edu/dataset/45/heart+disease"
+TERMS = (
+    "UCI dataset 45: CC BY 4.0; cite Janosi, Steinbrunn, Pfisterer and Detrano (1988), Heart Disease, and du Terrail "
+    "et al. (2022), FLamby"
+)
+
+
+@dataset(
+    NAME,
+    "740 patients of 4 hospitals, 13 features, sick or healthy; you place UCI's four files at path=",
+    terms=TERMS,
+    kind="placed",
+)
+def load_fed_heart_disease(*, root: str | Path | None = None, path: str | Path | None = None) -> Dataset:
+    """Read the processed files of UCI's Heart Disease as FLamby does.
+
+    Rows in which one of the first ten columns is missing are left out, slope, ca and thal are not used, cp and restecg
+    become one feature for each level but the first. 66 % of a hospital's rows are for training, drawn as scikit-learn's
+    `train_test_split` does with random_state 43, stratified where both classes have more than 2 rows.
+
+    Args:
+        root: folder of all datasets; default $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl.
+        path: the folder of `processed.cleveland.data`, `processed.hungarian.data`, `processed.switzerland.data` and
+            `processed.va.data`, or of the same without "processed."; default `<root>/fed_heart_disease/raw`. A line of
+            names, semicolons and tabulators are read too.
+
+    Returns:
+        Dataset with inputs float32 [n, 13], classes "healthy" and "sick", and the hospitals as clients.
+
+    Raises:
+        DatasetUnavailable: a file is not there; says which, and where to get it.
+        BadData: a file is in another form; has everything that is wrong.
+    """
+    folder = data_root(root) / NAME / "raw" if path is None else Path(path).expanduser()
+    places = {name: (folder / f"processed.{name}.data", folder / f"{name}.data") for name in HOSPITALS}
+    found = {name: next((file for file in files if file.is_file()), None) for name, files in places.items()}
+    if missing := [files[0].name for name, files in places.items() if found[name] is None]:
+        how = f"get {ADDRESS}, unpack it, and give path= (config.data.path) the folder of the four processed.*.data"
+        raise not_here(f"{NAME}: {' and '.join(missing)}", (f"{folder}/",), [how])
+    findings, parts = Findings(), []
+    for client, (file, hospital) in enumerate(zip(found.values(), HOSPITALS.values(), strict=True)):
+        assert file is not None, "asked above"
+        x, y = _read(file, findings)
+        if findings.problems:
+            continue
+        tested = np.isin(np.arange(len(y)), _test_rows(y))
+        parts.append((x, y, np.full(len(y), client), tested))
+        if (counts := (int((~tested).sum()), int(tested.sum()))) != PUBLISHED[hospital]:
+            findings.notes.append(
+                f"{hospital} has {counts} training and test rows; FLamby has {PUBLISHED[hospital]}, so that this is "
+                "another table than the published one"
+            )
+    findings.stop(folder)
+    x, y, owner, tested = map(np.concatenate, zip(*parts, strict=True))
+    features = [USED[at] for at in NUMBERS] + [f"{name}={level}" for name in LEVELS for level in LEVELS[name][1:]]
+    return Dataset(
+        NAME,
+        Split(x[~tested], y[~tested], owner[~tested]),
+        Split(x[tested], y[tested], owner[tested]),
+        class_names=("healthy", "sick"),
+        client_names=tuple(HOSPITALS.values()),
+        input_max=1.0,
+        extra={"terms": TERMS, "features": features, "notes": findings.notes},
+    )
+
+
+def _read(path: Path, findings: Findings) -> tuple[np.ndarray, np.ndarray]:
+    """Read one hospital's features [n, 13] and classes [n], without rows in which something is missing."""
+    import pandas  # takes long
+
+    text = path.read_text("utf-8-sig", errors="replace")
+    lines = [(at, line) for at, line in enumerate(text.splitlines(), 1) if line.strip()]
+    delimiter = max(DELIMITERS, key=lines[0][1].count) if lines else ","
+    table = [(at, [cell.strip(" \"'").lower() for cell in line.split(delimiter)]) for at, line in lines]
+    if table and table[0][1][0].isidentifier():
+        names = table.pop(0)[1]
+        if names[:13] != COLUMNS[:13]:
+            findings.problems.append(f"{path.name} names the columns {', '.join(names)}; needed: {', '.join(COLUMNS)}")
+    if wrong := [f"line {at} has {len(cells)}" for at, cells in table if len(cells) != len(COLUMNS)][:SHOWN]:
+        findings.problems.append(
+            f"{path.name}: {', '.join(wrong)} cells in place of {len(COLUMNS)}; take UCI's processed.*.data"
+        )
+        return np.zeros((0, 0)), np.zeros(0)
+    values = np.full((len(table), len(COLUMNS)), np.nan)
+    for at, name in enumerate(COLUMNS):
+        column = pandas.Series(["" if cells[at] == "?" else cells[at] for _, cells in table], dtype=object)
+        values[:, at], bad = as_numbers(column)
+        allowed = LEVELS.get(name, range(5) if name == "num" else None)
+        if bad is None:
+            strange = np.isinf(values[:, at]) if allowed is None else ~np.isin(values[:, at], tuple(allowed))
+            strange &= ~np.isnan(values[:, at])
+            bad = int(strange.argmax()) if strange.any() else None
+        if bad is not None:
+            what = f"one of {', '.join(map(str, allowed))}" if allowed else "a number with a decimal point"
+            findings.problems.append(f"{path.name}, line {table[bad][0]}: {name} is {column[bad]!r}; needed: {what}")
+    values = values[~np.isnan(np.delete(values, (10, 11, 12), axis=1)).any(axis=1)]
+    if len(values) < 2 and not findings.problems:
+        findings.problems.append(f"{path.name} has {len(values)} rows without a missing value; needed: at least 2")
+    levels = [values[:, COLUMNS.index(name)] == value for name in LEVELS for value in LEVELS[name][1:]]
+    return np.column_stack([values[:, NUMBERS], *levels]).astype(np.float32), (values[:, -1] > 0).astype(np.int32)
+
+
+def _test_rows(labels: np.ndarray) -> np.ndarray:
+    """Draw the rows of a hospital's test set, with the very draws of scikit-learn."""
+    rng, total = np.random.RandomState(43), len(labels)
+    num_train, num_test = int(np.floor(TRAINED * total)), int(np.ceil((1 - TRAINED) * total))
+    counts = np.bincount(labels, minlength=2)
+    if counts.min() <= 2:
+        return rng.permutation(total)[:num_test]
+    train = _shares(counts, num_train, rng)
+    test = _shares(counts - train, num_test, rng)
+    orders = [np.flatnonzero(labels == k)[rng.permutation(counts[k])] for k in (0, 1)]
+    return np.concatenate([order[a : a + b] for order, a, b in zip(orders, train, test, strict=True)])
+
+
+def _shares(counts: np.ndarray, number: int, rng: np.random.RandomState) -> np.ndarray:
+    """Deal `number` rows to two classes in proportion to their counts; a tie is drawn."""
+    exact = counts / counts.sum() * number
+    dealt = np.floor(exact)
+    if missing := int(number - dealt.sum()):
+        parts = exact - dealt
+        largest = np.flatnonzero(parts == parts.max())
+        dealt[rng.choice(largest, size=min(len(largest), missing), replace=False)] += 1
+    return dealt.astype(int)
