@@ -100,7 +100,9 @@ _SECTIONS: dict[str, dict[str, Option]] = {
         "test_std": _field(tuple, "deviation where inputs are predicted, if not as in training", Each(_POSITIVE)),
         "pool_splits": _field(False, "the dataset's own test examples are training examples too; hold others out"),
         "test_clients": _field(0, "whole natural clients, drawn at random, that are the test set", _COUNT_OR_NONE),
-        "left_out_client": _field(object, "the natural client that is the test set, by name or counted from 0"),
+        "left_out_client": _field(
+            object, "the natural client that is the test set, by name; by number where no name is one"
+        ),
         "test_fraction": _field(0.0, "share of the examples held out for testing where the dataset does not", _SHARE),
         "client_test_fraction": _field(0.0, "share of every client's examples held out as its test", _SHARE),
         "validation_fraction": _field(0.0, "share of the training examples held out for validation", _SHARE),

@@ -180,7 +180,7 @@ def _tuple(text: str) -> tuple[Any, ...]:
 
 _PARSERS: dict[type, Callable[[str], Any]] = {
     bool: lambda text: _TRUTH.get(text.lower(), text),
-    object: int,  # or the text, a name
+    object: lambda text: int(text) if str(int(text)) == text else text,  # "02" is a name
     tuple: _tuple,
 }
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         FederatedData,
         WeakLabels,
         client_names,
+        client_number,
         natural_names,
         rounds_of_a_part,
         validate,

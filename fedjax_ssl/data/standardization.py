@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
 from fedjax_ssl.data.dataset import Dataset
-from fedjax_ssl.data.federation.federated_data import natural_names
+from fedjax_ssl.data.federation.federated_data import client_number, natural_names
 from fedjax_ssl.errors import counted
 
 STANDARDIZATIONS = ("auto", "dataset", "train", "none")
@@ -37,7 +37,7 @@ def standardized(
             "none": inputs are divided by `input_max` and that is all.
         mean: in place of the dataset's, per channel or feature or one for all, on the scale where input_max is 1.0.
         std: likewise.
-        left_out: the natural client that is the test set, by name or counted from 0, as of `federate`.
+        left_out: the natural client that is the test set, as `federate` takes it.
 
     Returns:
         The dataset, and a sentence for the log that says what was done.
@@ -106,9 +106,9 @@ def _replaced(dataset: Dataset, mean: Sequence[float] | None, std: Sequence[floa
 def _counted(dataset: Dataset, left_out: int | str | None) -> tuple[Int[np.ndarray, " m"] | None, str]:
     """Choose the rows that count in statistics, None: all; and name the client left out."""
     names = natural_names(dataset)
-    number = names.index(left_out) if isinstance(left_out, str) and left_out in names else left_out
+    number = None if left_out is None else client_number(names, left_out)
     # A client that is not there is refused where the federation is made.
-    if not isinstance(number, int) or not 0 <= number < len(names) or len(names) < 2 or dataset.train.client is None:
+    if number is None or len(names) < 2 or dataset.train.client is None:
         return None, ""
     rows = np.flatnonzero(dataset.train.client != np.unique(dataset.train.client)[number])
     return rows, f" but {names[number]!r}"

@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import io
 import math
+import re
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from fedjax_ssl.sweep.plan import Plan, PlannedRun
 
 DONE, FAILED, STOPPED, MISSING = "done", "failed", "stopped", "missing"
 _ENDED = "ended.json"  # in the folder of a run that ended without a summary
+_NAME = re.compile(r"0\d+")  # a client's, whose zeros are kept
 # Fields of a summary about the machine and the clock: two sweeps of the same runs differ in them.
 _MEASURED = ("seconds", "per_second", "peak_memory", "versions", "device", "command")
 
@@ -114,7 +116,8 @@ def write(sweep: Path, plan: Plan) -> list[dict[str, Any]]:
         writer.writerows(rows)
         write_atomically(sweep / "results.csv", text.getvalue())
         if has_parquet():
-            write_atomically(sweep / "results.parquet", _parquet(text.getvalue()))
+            names = [one for one in columns if any(_NAME.fullmatch(str(row.get(one))) for row in rows)]
+            write_atomically(sweep / "results.parquet", _parquet(text.getvalue(), names))
     return rows
 
 
@@ -123,12 +126,13 @@ def has_parquet() -> bool:
     return importlib.util.find_spec("pyarrow") is not None
 
 
-def _parquet(text: str) -> bytes:
+def _parquet(text: str, names: Sequence[str]) -> bytes:
     read, parquet = importlib.import_module("pyarrow.csv"), importlib.import_module("pyarrow.parquet")
+    kept = dict.fromkeys(names, importlib.import_module("pyarrow").string())
     found = read.read_csv(
         io.BytesIO(text.encode()),
         parse_options=read.ParseOptions(newlines_in_values=True),
-        convert_options=read.ConvertOptions(null_values=[""], strings_can_be_null=True),
+        convert_options=read.ConvertOptions(null_values=[""], strings_can_be_null=True, column_types=kept),
     )
     buffer = io.BytesIO()
     parquet.write_table(found, buffer)

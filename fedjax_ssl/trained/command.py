@@ -42,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     add("inputs", type=Path, nargs="*", help=files)
     add("--output", type=Path, metavar="FILE", help="CSV file for the labels")
     add("--all", action="store_true", help="a column with the probability of every class, too")
-    add("--client", help="name or number of the client whose own model is used")
+    add("--client", help="the client whose own model is used, by name (by number where no name is one)")
     which = f"{', '.join(CHECKPOINTS)}; auto: best by validation where there are validation examples, else last"
     add("--checkpoint", type=cli.one_of("checkpoint", CHECKPOINTS), default="auto", metavar="NAME", help=which)
     add(
@@ -60,12 +60,9 @@ def _predict(given: argparse.Namespace) -> None:
         raise TrainedModelError("nothing to do: give inputs to label, or --export FOLDER")
     model = load_run(given.run, given.checkpoint)
     facts = {"model": str(model).strip("<>") + f" ({model.checkpoint} checkpoint)"}
-    client = given.client
-    if client is not None and client.isdigit() and client not in model.client_names:
-        client = int(client)
     if given.inputs:
         examples = read_examples(given.inputs, model, given.resize)
-        probabilities = model.predict(examples.inputs, client=client)
+        probabilities = model.predict(examples.inputs, client=given.client)
         facts["inputs"] = f"{len(examples.inputs):,} ({examples.source})"
         for note in examples.notes:
             print(f"note: {note}", file=sys.stderr)
@@ -82,8 +79,8 @@ def _predict(given: argparse.Namespace) -> None:
             facts["labels"] = str(given.output)
     if given.export is not None:
         given.export.mkdir(parents=True, exist_ok=True)
-        facts["parameters"] = str(model.save_parameters(given.export / "parameters.safetensors", client=client))
-        facts["prediction"] = str(model.save_prediction(given.export / "prediction.stablehlo", client=client))
+        facts["parameters"] = str(model.save_parameters(given.export / "parameters.safetensors", client=given.client))
+        facts["prediction"] = str(model.save_prediction(given.export / "prediction.stablehlo", client=given.client))
     for name, value in facts.items():
         print(f"{name:<10} {value}", file=sys.stderr)
 

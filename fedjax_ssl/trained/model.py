@@ -17,6 +17,7 @@ from flax.traverse_util import flatten_dict
 from jaxtyping import Float, Shaped
 
 from fedjax_ssl.data.dataset import check_finite
+from fedjax_ssl.data.federation.federated_data import client_number
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.federated import Method
 from fedjax_ssl.registry import did_you_mean
@@ -142,8 +143,8 @@ class TrainedModel:
         Args:
             inputs: raw, as the dataset stores them: [n, *input_shape] of `input_dtype`; other floating-point types are
                 converted where it is float32.
-            client: by the model of this client, named as in `client_names` or by its number, where clients have models
-                of their own; None: by the global model.
+            client: by the model of this client, named as in `client_names` (or by its number, where no name is one),
+                where clients have models of their own; None: by the global model.
             batch_size: examples per forward pass, at most.
 
         Returns:
@@ -261,11 +262,9 @@ class TrainedModel:
                 f"client is {client!r}, but with method {self.config.method.name!r} all clients have the global model; "
                 "leave client out"
             )
-        if client in known:
-            return known.index(str(client))
-        if isinstance(client, (int, np.integer)) and 0 <= client < self._num_clients:
-            return int(client)
-        raise TrainedModelError(f"unknown client {client!r}.{did_you_mean(client, known)} Clients: {_some(known)}")
+        if (number := client_number(known, client)) is None:
+            raise TrainedModelError(f"unknown client {client!r}.{did_you_mean(client, known)} Clients: {_some(known)}")
+        return number
 
     def _in_batches(self, function: Callable[..., jax.Array], inputs: Any, batch_size: int) -> np.ndarray:
         """Results of batches of one size, so that one program serves all; the last one is filled up with zeros."""

@@ -50,6 +50,7 @@ def test_settings_in_any_order_by_value_or_by_text():
         ("method.name", "semifl"),
         ("partition.name", "dirichlet"),
         ("data.path", "None"),
+        ("data.left_out_client", "02"),
         ("optimizer.clip_norm", None),
         ("rounds", 9),
     ]
@@ -59,6 +60,9 @@ def test_settings_in_any_order_by_value_or_by_text():
         assert "num_neighbors" not in config.method
         assert config.rounds == 9 and config.model.hidden == (64, 32) and config.optimizer.nesterov is True
         assert config.partition.alpha == 1.0 and isinstance(config.partition.alpha, float)
+        assert (
+            config.data.left_out_client == "02" and load("npz", {"data.left_out_client": "2"}).data.left_out_client == 2
+        )
         assert config.data.path is None and config.optimizer.clip_norm is None
         assert configs.resolve(config).method.threshold == 0.8
 

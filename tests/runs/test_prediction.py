@@ -189,7 +189,7 @@ def test_ways_of_predicting_have_names_of_their_own():
         ({"federated.devices": 99}, "config.federated.devices is 99; devices here: 4"),
         ({"data.client_test_fraction": 0.0, "data.test_fraction": 0.2}, "no new example belongs to a client"),
         ({"data.client_test_fraction": 0.0, "data.left_out_client": 3}, "no client with new examples has any"),
-        ({"data.client_test_fraction": 0.0, "data.left_out_client": 14}, "allowed: 0..13"),
+        ({"data.client_test_fraction": 0.0, "data.left_out_client": 14}, "no such client. Its clients: form 0, form 1"),
     ],
 )
 def test_what_makes_no_sense_is_refused(changes, message, tmp_path):

@@ -182,6 +182,15 @@ def test_the_command_grows_a_sweep_and_writes_both_tables(tmp_path, capsys):
     assert "3 runs that this command leaves out" in capsys.readouterr().err
 
 
+def test_zeros_in_the_names_of_clients_are_kept_in_both_tables(tmp_path):
+    plan = planned(tmp_path, "data.left_out_client=01,02,10", seeds=None)
+    results.write(tmp_path, plan)
+    parquet = pytest.importorskip("pyarrow.parquet").read_table(tmp_path / "results.parquet").to_pydict()
+    assert [row["data.left_out_client"] for row in table(tmp_path)] == ["01", "02", "10"]
+    assert parquet["data.left_out_client"] == ["01", "02", "10"]
+    assert [run.config["data"]["left_out_client"] for run in plan.runs] == ["01", "02", 10]
+
+
 @pytest.mark.thorough
 def test_killed_at_random_moments_it_ends_in_the_same_table(tmp_path):
     def given(folder):

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Int, Key
 from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.data.dataset import Dataset, with_pooled_splits
 from fedjax_ssl.data.federation.dealing import count_groups, rank_within
-from fedjax_ssl.data.federation.federated_data import FederatedData, WeakLabels, natural_names
+from fedjax_ssl.data.federation.federated_data import FederatedData, WeakLabels, client_number, natural_names
 from fedjax_ssl.data.federation.held_out import HeldOut, balanced_test_examples, clients_of_own_test, stratified
 from fedjax_ssl.data.federation.host_inputs import HostInputs, load_examples
 from fedjax_ssl.data.federation.partition import PARTITIONS
@@ -102,7 +102,8 @@ def federate(
         supervision_options: options of the named supervision, and `labelled_clients`, `which` for all of them.
         test_clients: number of natural clients, drawn by key, kept out of training; their examples are the test set.
         left_out_client: this natural client is kept out of training; all its examples, of both splits, are the test
-            set. Its name, or its number, counted from 0 in the order of the dataset's clients.
+            set. Its name or, where no name is a number, its number, counted from 0 in the order of the dataset's
+            clients.
         test_fraction: share of the labelled training examples that become the test set.
         client_test_fraction: share of each client's examples, drawn blindly, that become the test set.
         validation_fraction: share of the remaining labelled training examples that become the validation set.
@@ -164,18 +165,17 @@ def federate(
 
 
 def _number_of(dataset: Dataset, client: int | str | None) -> int | None:
-    """The number of a natural client that is given by its name."""
-    if not isinstance(client, str):
-        return client
+    """The number of a natural client that is given by its name, or by its number where names are none."""
     names = natural_names(dataset)
-    if client not in names:
+    number = None if client is None else client_number(names, client)
+    if client is not None and number is None:
         shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
         hint = did_you_mean(client, names)
         raise ValueError(
             f"left_out_client={client!r}, but dataset {dataset.name!r} has no such client.{hint} Its clients: "
             f"{shown or 'none'}"
         )
-    return names.index(client)
+    return number
 
 
 def _make_plan(

@@ -236,6 +236,20 @@ def natural_names(dataset: "Dataset") -> list[str]:
     return [_name(dataset, number) for number in np.unique(dataset.train.client)]
 
 
+def client_number(names: Sequence[str], client: int | str) -> int | None:
+    """Find a client by its name or, where no name is itself a number, by its number.
+
+    Args:
+        names: names of the clients, in their order.
+        client: a name ("north", "02"; 2 means "2"), or a number, counted from 0.
+
+    Returns:
+        Its place in `names`; None: there is no such client.
+    """
+    numbers = [] if any(name.isdecimal() for name in names) else [str(place) for place in range(len(names))]
+    return next((known.index(str(client)) for known in (list(names), numbers) if str(client) in known), None)
+
+
 def client_names(dataset: "Dataset", federation: FederatedData, natural: bool = True) -> list[str]:
     """Names of all clients of a federation, those that train and those that only have test examples.
 

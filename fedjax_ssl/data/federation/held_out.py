@@ -49,11 +49,8 @@ class HeldOut(NamedTuple):
         have = f"has {num_natural}" if num_natural else "has no natural clients"
         if self.test_clients and not 0 < self.test_clients < num_natural:
             raise ValueError(f"test_clients={self.test_clients}, but dataset {name!r} {have}; at least one must train")
-        if self.left_out_client is not None and not (0 <= self.left_out_client < num_natural and num_natural > 1):
-            raise ValueError(
-                f"left_out_client={self.left_out_client}, but dataset {name!r} {have}"
-                + (f"; allowed: 0..{num_natural - 1}" if num_natural > 1 else "; at least one other must train")
-            )
+        if self.left_out_client is not None and num_natural < 2:
+            raise ValueError(f"left_out_client is given, but dataset {name!r} {have}; at least one other must train")
 
     def _check_pool_sizes(self) -> None:
         sizes = tuple(self.pools or ())

@@ -44,7 +44,7 @@ def report(
     Args:
         data: one federation, not traced.
         class_names: K names, printed as the histogram's legend.
-        client_names: one name per client, printed behind its number; None: numbers alone.
+        client_names: one name per client, printed behind its number unless one is a number; None: numbers alone.
         max_rows: clients printed one by one; minimum, median and maximum always cover all clients.
 
     Returns:
@@ -65,9 +65,9 @@ def report(
         "of them labelled": (labelled_counts > 0).sum(1),
         **_weak_columns(data),
     }
-    names = [str(client) for client in range(data.num_clients)]
-    if client_names is not None and list(client_names) != names:
-        names = [f"{number} {name}" for number, name in zip(names, client_names, strict=True)]
+    names = list(client_names or map(str, range(data.num_clients)))
+    if not any(name.isdecimal() for name in names):  # otherwise it is by its name alone that a client is named
+        names = [f"{number} {name}" for number, name in enumerate(names)]
     header, values = ("client", *columns), np.stack(list(columns.values()), axis=1)
     shown = min(max_rows, data.num_clients)
     rows = [(names[client], *map(str, values[client]), _histogram(counts[client])) for client in range(shown)]

@@ -8,8 +8,9 @@ import pytest
 
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.federation.federate import federate
-from fedjax_ssl.data.federation.federated_data import client_names
+from fedjax_ssl.data.federation.federated_data import client_names, client_number
 from fedjax_ssl.data.federation.report import report
+from fedjax_ssl.data.standardization import standardized
 
 SIZES = (30, 1, 20, 41, 9)
 
@@ -57,7 +58,7 @@ def test_a_share_of_every_client():
 
 
 def test_one_client_left_out_with_all_it_has():
-    data = draw(WITH_TEST, left_out_client=3)
+    data = draw(WITH_TEST, left_out_client=7)
     rows, client = held_out_examples(data)
     train = np.flatnonzero(WITH_TEST.train.client == 7)
     assert set(rows.tolist()) == {*train.tolist(), 101 + 4}  # of both splits
@@ -67,7 +68,7 @@ def test_one_client_left_out_with_all_it_has():
 
 
 def test_a_client_left_out_of_made_up_clients_keeps_its_own_test_examples():
-    data = draw(WITH_TEST, left_out_client=3, partition="iid", num_clients=4)
+    data = draw(WITH_TEST, left_out_client=7, partition="iid", num_clients=4)
     assert set(held_out_examples(data)[1].tolist()) == {4} and int(data.num_test) == 42
 
 
@@ -128,9 +129,9 @@ def test_every_client_draws_balanced_test_examples_of_its_own():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"left_out_client": 5}, r"left_out_client=5, but dataset 'toy' has 5; allowed: 0\.\.4"),
+        ({"left_out_client": 4}, "left_out_client=4, but dataset 'toy' has no such client. Its clients: 1, 3, 5, 7, 9"),
         ({"left_out_client": -1}, "left_out_client=-1"),
-        ({"left_out_client": 0, "test_fraction": 0.1}, "left_out_client=0 and test_fraction=0.1: give only one"),
+        ({"left_out_client": 1, "test_fraction": 0.1}, "left_out_client=0 and test_fraction=0.1: give only one"),
         ({"client_test_fraction": 1.0}, r"client_test_fraction is 1.0; it must be a number in \[0, 1\)"),
         ({"client_test_fraction": 0.1, "test_clients": 1}, "give only one"),
     ],
@@ -140,7 +141,7 @@ def test_what_cannot_be_held_out(options, message):
         draw(**options)
 
 
-@pytest.mark.parametrize("held", [{"left_out_client": 3}, {"test_clients": 2}])
+@pytest.mark.parametrize("held", [{"left_out_client": 7}, {"test_clients": 2}])
 def test_partly_labelled_clients_can_be_held_out(held):
     """Two examples of each client have a label: what is left to deal are all examples of the others."""
     labels = np.full(sum(SIZES), -1, np.int32)
@@ -151,6 +152,24 @@ def test_partly_labelled_clients_can_be_held_out(held):
     gone = 1 if "left_out_client" in held else 2
     assert data.num_clients == len(SIZES) - gone and data.num_new_clients == gone
     assert int(data.num_test) + int(data.num_examples.sum()) == sum(SIZES)
+
+
+@pytest.mark.parametrize(
+    ("asked", "names", "place"),
+    [
+        *[("north", ("south", "north"), 1), (1, ("south", "north"), 1), (2, ("south", "north"), None)],
+        *[("1", ("1", "2", "3"), 0), (1, ("1", "2", "3"), 0), (0, ("1", "2", "3"), None)],
+        *[("02", ("01", "02", "03"), 1), (2, ("01", "02", "03"), None), ("01", ("south", "north"), None)],
+        (np.int32(5), ("3", "5", "ward"), 1),
+    ],
+)
+def test_a_name_goes_before_a_number(asked, names, place):
+    assert client_number(names, asked) == place
+    if place is not None:
+        clients = np.arange(12) % len(names)
+        data = Dataset("toy", Split(np.ones((12, 2)), np.arange(12) % 2, clients), None, ("a", "b"), names)
+        assert client_names(data, draw(data, left_out_client=asked))[-1] == names[place]
+        assert repr(names[place]) in standardized(data, left_out=asked)[1]
 
 
 def test_a_client_is_left_out_by_its_name():
