@@ -67,6 +67,7 @@ if TYPE_CHECKING:
         Local,
         Numbers,
         Report,
+        adaptive,
         fedavg,
         fednova,
         fedopt,

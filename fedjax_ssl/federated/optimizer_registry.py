@@ -1,6 +1,5 @@
 """Federated optimizers by name, from the settings that a config has for them."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Annotated, NamedTuple
 
@@ -9,7 +8,16 @@ from jaxtyping import Array
 
 from fedjax_ssl.checks import In, Whole
 from fedjax_ssl.federated.grouped import check_sizes, default_sizes, equal_sizes, grouped
-from fedjax_ssl.federated.optimizers import FederatedOptimizer, fedavg, fednova, fedopt, fedprox, local, scaffold
+from fedjax_ssl.federated.optimizers import (
+    FederatedOptimizer,
+    adaptive,
+    fedavg,
+    fednova,
+    fedopt,
+    fedprox,
+    local,
+    scaffold,
+)
 from fedjax_ssl.registry import Registry
 
 
@@ -84,19 +92,47 @@ def _fedavgm(
 
 
 def _moments(
-    server: Callable[..., optax.GradientTransformation],
+    rule: str,
     settings: LocalSettings,
     server_learning_rate: Annotated[float | Array, In("[0, inf)")] = 0.01,
+    beta1: Annotated[float | Array, In("[0, 1)")] = 0.9,
+    beta2: Annotated[float | Array, In("[0, 1)")] = 0.99,
+    tau: Annotated[float | Array, In("(0, inf)")] = 1e-3,
+    bias_correction: bool = True,
 ) -> FederatedOptimizer:
-    """Adam or Yogi at the server.
+    """Adam or Yogi at the server; defaults are the settings of Reddi et al., ICLR 2021.
 
     Args:
-        server: makes the server's optimizer.
+        rule: "adam" or "yogi".
         settings: settings of the clients.
         server_learning_rate: length of the server's steps.
+        beta1: share of the mean change that is kept from round to round.
+        beta2: share of the mean square that is kept.
+        tau: added to the root of the mean square; the smaller, the more adaptive.
+        bias_correction: divide both means by what of their start has faded; False: as in the paper's algorithm 2 and
+            in FLamby, where both start at 0.
     """
-    # FedOpt's settings (Reddi et al., ICLR 2021): beta1, beta2, tau.
-    return fedopt(server(server_learning_rate, b1=0.9, b2=0.99, eps=1e-3))
+    if not bias_correction:
+        return fedopt(adaptive(rule, server_learning_rate, beta1, beta2, tau))
+    server = {"adam": optax.adam, "yogi": optax.yogi}[rule]
+    return fedopt(server(server_learning_rate, b1=beta1, b2=beta2, eps=tau))
+
+
+def _fedadagrad(
+    settings: LocalSettings,
+    server_learning_rate: Annotated[float | Array, In("[0, inf)")] = 0.1,
+    beta1: Annotated[float | Array, In("[0, 1)")] = 0.0,
+    tau: Annotated[float | Array, In("(0, inf)")] = 1e-3,
+) -> FederatedOptimizer:
+    """Adagrad at the server.
+
+    Args:
+        settings: settings of the clients.
+        server_learning_rate: length of the server's steps.
+        beta1: share of the mean change that is kept from round to round; 0 in the paper, 0.9 in FLamby.
+        tau: added to the root of the sum of squares; the smaller, the more adaptive.
+    """
+    return fedopt(adaptive("adagrad", server_learning_rate, beta1, 0.0, tau))
 
 
 def _grouped(
@@ -139,8 +175,9 @@ FEDERATED_OPTIMIZERS: Registry[FederatedOptimizer] = Registry(
         "scaffold": (_scaffold, "control variates against the drift of clients; SGD without momentum or clipping"),
         "fednova": (_fednova, "clients' changes are normalized by their numbers of local steps"),
         "fedavgm": (_fedavgm, "the clients' mean change goes through momentum at the server"),
-        "fedadam": (partial(_moments, optax.adam), "... through Adam"),
-        "fedyogi": (partial(_moments, optax.yogi), "... through Yogi"),
+        "fedadam": (partial(_moments, "adam"), "... through Adam"),
+        "fedyogi": (partial(_moments, "yogi"), "... through Yogi"),
+        "fedadagrad": (_fedadagrad, "... through Adagrad"),
         "grouped": (_grouped, "groups of clients, each with a model of its own and a replica of the server (FedRGD)"),
     },
     leading=1,

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-from fedjax_ssl.checks import check_numbers
+from fedjax_ssl.checks import check_choices, check_numbers
 from fedjax_ssl.federated.local_optimizer import standard_promotion
 from fedjax_ssl.federated.method import RoundContext
 
@@ -175,6 +175,45 @@ def fedopt(server_optimizer: optax.GradientTransformation | None) -> FederatedOp
         return jax.tree.map(lambda new, old: jnp.where(trained, new, old), (moved, new_state), (anchor, state))
 
     return FederatedOptimizer(init, apply)
+
+
+_SECOND_MOMENTS: dict[str, Callable[..., Array]] = {  # (v, squared change, beta2) -> v
+    "adam": lambda v, square, beta2: beta2 * v + (1 - beta2) * square,
+    "yogi": lambda v, square, beta2: v - (1 - beta2) * square * jnp.sign(v - square),
+    "adagrad": lambda v, square, beta2: v + square,
+}
+
+
+def adaptive(
+    rule: str, rate: float | Array, beta1: float | Array, beta2: float | Array, tau: float | Array
+) -> optax.GradientTransformation:
+    """Adaptive server step of Reddi et al., algorithm 2: w <- w + rate m / (sqrt(v) + tau), without bias correction.
+
+    m <- beta1 m + (1 - beta1) change, and v follows the rule; both start at 0, as in FLamby (the paper: v at tau^2).
+
+    Args:
+        rule: "adam", "yogi" or "adagrad".
+        rate: length of the steps.
+        beta1: in [0, 1).
+        beta2: in [0, 1); not of "adagrad".
+        tau: above 0.
+
+    Raises:
+        ValueError: an unknown rule, or a number outside its range.
+    """
+    check_choices(_SECOND_MOMENTS, rule=rule)
+    check_numbers("[0, 1)", beta1=beta1, beta2=beta2)
+    check_numbers("(0, inf)", tau=tau)
+
+    def init(params: PyTree) -> PyTree:
+        return jax.tree.map(jnp.zeros_like, (params, params))
+
+    def update(gradient: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
+        mean = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, state[0], gradient)
+        square = jax.tree.map(lambda v, g: _SECOND_MOMENTS[rule](v, g * g, beta2), state[1], gradient)
+        return jax.tree.map(lambda m, v: -rate * m / (jnp.sqrt(v) + tau), mean, square), (mean, square)
+
+    return optax.GradientTransformation(init, update)
 
 
 def fednova(

@@ -28,13 +28,14 @@ def federation():
         ("fednova", {"mu": 0.0}),
         ("scaffold", {"server_learning_rate": 1.0}),
         ("fedavgm", {"server_learning_rate": 1.0, "server_momentum": 0.5}),
-        ("fedadam", {"server_learning_rate": 0.01}),
+        ("fedadam", {"server_learning_rate": 0.01, "tau": 1e-3}),
+        ("fedadagrad", {"server_learning_rate": 0.1, "tau": 1e-3}),
     ],
 )
 def test_defaults_follow_the_name(name: str, settings: dict[str, float]) -> None:
     def resolved(**fields):
         section = configs.resolve(config_with(**{"federated.name": name, **fields})).federated
-        found = {setting: section[setting] for setting in ("mu", "server_learning_rate", "server_momentum")}
+        found = {setting: section[setting] for setting in ("mu", "server_learning_rate", "server_momentum", "tau")}
         return {setting: value for setting, value in found.items() if value is not None}
 
     assert resolved() == settings

@@ -62,6 +62,7 @@ def test_fedavg_is_the_weighted_mean_of_the_models(float64) -> None:
         federated.fedopt(optax.sgd(1.0, 0.5)),
         federated.fedopt(optax.adam(0.1)),
         federated.fedopt(optax.yogi(0.1)),
+        federated.fedopt(federated.adaptive("yogi", 0.1, 0.9, 0.99, 1e-3)),
     ],
 )
 def test_a_round_in_which_nobody_trained_changes_nothing(optimizer: FederatedOptimizer) -> None:
@@ -106,6 +107,27 @@ def server_step(optimizer: FederatedOptimizer, state, weights: list[float], *cli
     summed = {"weight": {"model": jnp.asarray(float(len(clients)))}, "change": {"model": change}}
     new, state = optimizer.apply(state, anchor, summed, toy.context(3))
     return np.asarray(new["model"]), state
+
+
+@pytest.mark.parametrize(
+    ("name", "moved"),
+    [
+        ("fedadam", (0.0316227716, 0.0429410067)),  # v = 0.004, 0.004996
+        ("fedyogi", (0.0316227716, 0.0429364785)),  # v = 0.004, 0.005
+        ("fedadagrad", (0.001, 0.0013577709)),  # v = 4, 5
+    ],
+)
+def test_adaptive_servers_without_bias_correction_are_flambys(float64, name: str, moved: tuple[float, float]) -> None:
+    """Changes of 2 and -1: m = 0.2, 0.08; steps of 0.01 m / (sqrt(v) + 1e-8), worked by hand."""
+    given = {"server_learning_rate": 0.01, "beta1": 0.9, "tau": 1e-8}
+    given |= {} if name == "fedadagrad" else {"beta2": 0.999, "bias_correction": False}
+    optimizer = federated.FEDERATED_OPTIMIZERS.build(
+        name, federated.LocalSettings("sgd", 0.1, 0.0, False, None), **given
+    )
+    state = optimizer.init({"model": jnp.zeros(1)})
+    first, state = server_step(optimizer, state, [0.0], [1.0], [3.0])
+    second, _ = server_step(optimizer, state, first.tolist(), [first[0]], [first[0] - 2.0])
+    np.testing.assert_allclose([first[0], second[0]], moved, rtol=1e-8)
 
 
 def test_server_momentum_worked_example(float64) -> None:
