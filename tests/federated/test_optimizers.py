@@ -114,7 +114,7 @@ def server_step(optimizer: FederatedOptimizer, state, weights: list[float], *cli
     [
         ("fedadam", (0.0316227716, 0.0429410067)),  # v = 0.004, 0.004996
         ("fedyogi", (0.0316227716, 0.0429364785)),  # v = 0.004, 0.005
-        ("fedadagrad", (0.001, 0.0013577709)),  # v = 4, 5
+        ("fedadagrad", (0.001, 0.00135777087)),  # v = 4, 5
     ],
 )
 def test_adaptive_servers_without_bias_correction_are_flambys(float64, name: str, moved: tuple[float, float]) -> None:
@@ -127,7 +127,7 @@ def test_adaptive_servers_without_bias_correction_are_flambys(float64, name: str
     state = optimizer.init({"model": jnp.zeros(1)})
     first, state = server_step(optimizer, state, [0.0], [1.0], [3.0])
     second, _ = server_step(optimizer, state, first.tolist(), [first[0]], [first[0] - 2.0])
-    np.testing.assert_allclose([first[0], second[0]], moved, rtol=1e-8)
+    np.testing.assert_allclose([first[0], second[0]], moved, rtol=1e-7)
 
 
 def test_server_momentum_worked_example(float64) -> None:
