@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.reading.problems import SHOWN, BadData, DatasetUnavailable
-from fedjax_ssl.data.reading.tables import PARQUET, SEPARATED, read_table
+from fedjax_ssl.data.reading.tables import is_table, read_table
 from fedjax_ssl.data.sources import SOURCES
 from fedjax_ssl.data.sources.huggingface import is_saved_dataset
 from fedjax_ssl.errors import counted
@@ -68,7 +68,7 @@ def source_of(path: Path, file_column: str = "file") -> str:
         )
     if path.suffix.lower() == ".npz":
         return "npz"
-    if path.suffix.lower() in (*SEPARATED, *PARQUET):
+    if is_table(path):
         return "folder" if file_column in read_table(path) else "table"
     raise BadData(path, "is none of: a folder of images, .csv, .tsv, .parquet, .npz")
 

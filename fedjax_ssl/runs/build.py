@@ -55,6 +55,7 @@ def load_resolved(config: ml_collections.ConfigDict) -> Experiment:
     with configs.naming("data"):
         given = {name: section.get(name) for name in data.SOURCES.options(section.name)}
         places = {"root": section.root, "path": section.path, "download": section.download, "source": section.source}
+        places["left_out_client"] = section.left_out_client
         dataset = data.load(section.name, **places, **configs.options(given))
         if section.pool_splits:
             dataset = data.with_pooled_splits(dataset)

@@ -38,7 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("run", type=Path, help="run folder")
-    files = ".npz file (arrays inputs and, if known, labels), images, folders of images"
+    files = ".npz file (arrays inputs and, if known, labels), table, images, folders of images"
     add("inputs", type=Path, nargs="*", help=files)
     add("--output", type=Path, metavar="FILE", help="CSV file for the labels")
     add("--all", action="store_true", help="a column with the probability of every class, too")

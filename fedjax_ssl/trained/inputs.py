@@ -1,4 +1,4 @@
-"""Inputs to predict from files: arrays in an `.npz`, or images as Pillow reads them."""
+"""Inputs to predict from files: arrays in an `.npz`, rows of a table, or images as Pillow reads them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,9 +9,11 @@ from jaxtyping import Int, Shaped
 
 from fedjax_ssl.data.dataset import check_labels
 from fedjax_ssl.data.reading.arrays import check_length, read_arrays
+from fedjax_ssl.data.reading.columns import read_columns
+from fedjax_ssl.data.reading.features import TableReading
 from fedjax_ssl.data.reading.pictures import ImageReading, is_image, list_images, read_alike, spelling
 from fedjax_ssl.data.reading.problems import DatasetUnavailable, Findings
-from fedjax_ssl.data.reading.tables import PARQUET, SEPARATED
+from fedjax_ssl.data.reading.tables import is_table, read_roles, read_table
 from fedjax_ssl.errors import counted, did_you_mean
 from fedjax_ssl.trained.model import TrainedModel, TrainedModelError
 
@@ -37,8 +39,8 @@ def read_examples(paths: Sequence[Path], model: TrainedModel, resize: bool = Fal
     """Reads the files that the user names.
 
     Args:
-        paths: one `.npz` file, or image files and folders of them. An image in a folder that has the name of a class
-            has this label.
+        paths: one `.npz` file, one table, or image files and folders of them. An image in a folder that has the name of
+            a class has this label.
         model: decides shape and type.
         resize: bring images of another size to the model's where it is not known how training's were read.
 
@@ -52,22 +54,20 @@ def read_examples(paths: Sequence[Path], model: TrainedModel, resize: bool = Fal
         if not path.exists():
             raise TrainedModelError(f"{path} does not exist; give an .npz file, image files, or folders of images")
         kind = path.suffix.lower()
-        if path.is_file() and kind != ".npz" and not is_image(path):
-            hint = ""
-            if kind in (*SEPARATED, *PARQUET) and len(model.input_shape) == 1:
-                hint = (
-                    f". Of a table, save the {model.input_shape[0]} features in the order of training: "
-                    "numpy.savez('rows.npz', inputs=rows)"
-                )
+        if path.is_file() and kind != ".npz" and not is_image(path) and not is_table(path):
             raise TrainedModelError(
-                f"{path} cannot be labelled: give an .npz file with the array inputs, {IMAGES}, or folders of "
-                f"images{hint}"
+                f"{path} cannot be labelled: give an .npz file with the array inputs, a table, {IMAGES}, or folders of "
+                "images"
             )
-        if kind == ".npz" and len(paths) > 1:
-            raise TrainedModelError(f"{path} is given together with other files; give one .npz file, or images")
+        if (kind == ".npz" or is_table(path)) and len(paths) > 1:
+            raise TrainedModelError(
+                f"{path} is given together with other files; give one .npz file, one table, or images"
+            )
     try:
         if paths[0].suffix.lower() == ".npz":
             return _read_npz(paths[0], model)
+        if is_table(paths[0]):
+            return _read_table(paths[0], model)
         return _read_images([file for path in paths for file in _files(path)], model, resize)
     except TrainedModelError:
         raise
@@ -90,6 +90,25 @@ def _read_npz(path: Path, model: TrainedModel) -> Examples:
     if (given := arrays.get(label_name)) is not None:
         labels = _labels(given, len(inputs), f"array {label_name!r}", model.class_names)
     return Examples(inputs, [str(row) for row in range(len(inputs))], labels, f"{path}, array {name!r}")
+
+
+def _read_table(path: Path, model: TrainedModel) -> Examples:
+    reading, findings = model.reading, Findings()
+    if not isinstance(reading, TableReading):
+        raise TrainedModelError(
+            f"{path} cannot be labelled: this model did not learn from a table; it takes inputs of shape "
+            f"{list(model.input_shape)}: give an .npz file with the array inputs, or images"
+        )
+    table = read_table(path, findings)
+    inputs, used = reading.read(table, findings)
+    label = {role: name for role, name in reading.roles.items() if role == "label"}
+    columns = read_columns(read_roles(table, label, (), findings), model.class_names, findings, reading.marks)
+    findings.stop(path)
+    known = (*reading.roles.values(), *(feature.name for feature in reading.features))
+    if others := [name for name in table if name not in known]:
+        findings.notes.append(f"columns that the model does not use: {', '.join(others)}")
+    labels, names = columns.y[used], table.index[used].tolist()
+    return Examples(inputs[used], names, labels, f"{path}, {counted(len(names), 'row')}", tuple(findings.notes))
 
 
 def _labels(given: np.ndarray, length: int, name: str, classes: Sequence[str]) -> np.ndarray:

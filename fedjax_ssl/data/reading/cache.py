@@ -21,7 +21,7 @@ FACTS = ("name", "class_names", "client_names", "input_max", "mean", "std", "coa
 ARRAYS = ("correspondence", "set_shares")
 COLUMNS = tuple(field.name for field in dataclasses.fields(Split))
 FORM = 2  # of what is kept of a user's own data; another one is read anew
-READINGS = {"ImageReading": "pictures", "TableReading": "columns"}  # modules beside this one
+READINGS = {"ImageReading": "pictures", "TableReading": "features"}  # modules beside this one
 
 logger = logging.getLogger(__name__)
 

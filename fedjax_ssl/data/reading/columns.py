@@ -2,15 +2,17 @@
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset, Reading, Split
-from fedjax_ssl.data.reading.problems import BadData, Findings, some
+from fedjax_ssl.data.reading.problems import SHOWN, BadData, Findings, some
 from fedjax_ssl.data.reading.proportions import read_proportions
+from fedjax_ssl.data.reading.tables import as_cells
 from fedjax_ssl.errors import counted
 from fedjax_ssl.registry import did_you_mean
 
@@ -120,7 +122,9 @@ class Columns(NamedTuple):
         return Split(x if chosen.all() else x[chosen], part.y, part.client, part.coarse, part.set, part.names)
 
 
-def read_columns(texts: "pandas.DataFrame", classes: Sequence[str] | None, findings: Findings) -> Columns:
+def read_columns(
+    texts: "pandas.DataFrame", classes: Sequence[str] | None, findings: Findings, marks: Collection[str] = ()
+) -> Columns:
     """Number the texts. What does not fit goes into `findings`; stop there before the result is used.
 
     Args:
@@ -129,15 +133,16 @@ def read_columns(texts: "pandas.DataFrame", classes: Sequence[str] | None, findi
             `VALIDATION`, and sets are whole numbers.
         classes: names of all classes in order; by default those that occur, whole numbers by value, words by letter.
         findings: for problems and notes.
+        marks: words that are no label.
 
     Returns:
         What the texts say.
     """
     cells = {role: texts[role].tolist() for role in ROLES if role in texts}
     places = texts.index
-    y, class_names = _classes(cells.get("label", [""] * len(texts)), places, classes, findings)
+    y, class_names = _classes(cells.get("label", [""] * len(texts)), places, classes, findings, marks)
     is_test = _split(cells.get("split", [""] * len(texts)), places, findings)
-    client, client_names = _numbered(cells["client"]) if "client" in cells else (None, None)
+    client, client_names = numbered(cells["client"]) if "client" in cells else (None, None)
     if client is not None and len(without := np.flatnonzero(client < 0)):
         findings.problems.append(
             f"{counted(len(without), 'example has', 'examples have')} no client ({some(without, places)}); every "
@@ -146,23 +151,24 @@ def read_columns(texts: "pandas.DataFrame", classes: Sequence[str] | None, findi
     sets = _sets(cells["set"], places, findings) if "set" in cells else None
     if sets is not None and client is None:
         findings.problems.append("there are sets but no clients, which they belong to; add a column for the client")
-    coarse, coarse_names = (None, None) if "coarse" not in cells else _numbered(_plain(cells["coarse"]))
+    coarse, coarse_names = (None, None) if "coarse" not in cells else numbered(_plain(cells["coarse"]))
     if coarse_names is not None and len(coarse_names) < 2:
         found = counted(len(coarse_names), "coarse class is", "coarse classes are")
         findings.problems.append(f"{found} there; at least two are needed")
     return Columns(y, class_names, client, client_names, is_test, sets, coarse, coarse_names, np.array(places, object))
 
 
-def _plain(labels: Sequence[str]) -> Sequence[str]:
-    """Write whole numbers without ".0", which spreadsheets add where a cell is empty, and -1 as no label."""
+def _plain(labels: Sequence[str], minus_one: bool = False) -> Sequence[str]:
+    """Write whole numbers without ".0", which spreadsheets add where a cell is empty, and -1, if no class, as ""."""
     known = {label for label in labels if label}
     if known and all(re.fullmatch(r"-?\d+(\.0+)?", label) for label in known):
         short = {label: label.partition(".")[0] for label in known}
-        return [("" if short[label] == "-1" else short[label]) if label else "" for label in labels]
+        short |= {"": ""} | ({} if minus_one else {label: "" for label in known if short[label] == "-1"})
+        return [short[label] for label in labels]
     return labels
 
 
-def _numbered(texts: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
+def numbered(texts: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
     """Number the texts [n], "" = -1, and name what the numbers stand for."""
     known = {text for text in texts if text}
     whole = all(re.fullmatch(r"-?\d+", text) for text in known)
@@ -172,11 +178,20 @@ def _numbered(texts: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
 
 
 def _classes(
-    texts: Sequence[str], places: Sequence[str], classes: Sequence[str] | None, findings: Findings
+    texts: Sequence[str],
+    places: Sequence[str],
+    classes: Sequence[str] | None,
+    findings: Findings,
+    marks: Collection[str],
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    labels = _plain(texts)
+    labels = _plain(as_cells(texts, marks), "-1" in map(str, classes or ()))
+    taken = Counter(text for text, label in zip(texts, labels, strict=True) if text and not label)
+    for text, count in taken.items():
+        known = ",".join((text, *numbered(labels)[1][:SHOWN]))
+        hint = f"; if it is a class, name all classes: data.classes={known}" if text.startswith("-1") else ""
+        findings.notes.append(f"{counted(count, 'label is', 'labels are')} {text}, taken as no label{hint}")
     if classes is None:
-        y, names = _numbered(labels)
+        y, names = numbered(labels)
         if len(names) < 2:
             found = f"only one class ({names[0]})" if names else "no labelled example"
             findings.problems.append(

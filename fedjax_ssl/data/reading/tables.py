@@ -6,9 +6,12 @@ The index of a table says in words where each row stands, for messages: "patient
 import codecs
 import csv
 import difflib
+import gzip
 import importlib
 import io
-from collections.abc import Collection, Mapping
+import re
+import zlib
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,16 +27,24 @@ PARQUET = (".parquet", ".pq")
 SEPARATED = (".csv", ".tsv", ".txt")
 DELIMITERS = ",;\t"
 SIMILAR = 0.7  # ratio of two names of columns, as difflib has it
+COMMA, THOUSANDS = r"[+-]?\d*,\d+", r"[+-]?[1-9]\d{0,2},\d{3}"  # 1,5 is one and a half; 1,234 may be a thousand
 
 
-def read_table(path: Path) -> "pandas.DataFrame":
+def is_table(path: Path) -> bool:
+    """Tell by its name whether a file is a table: `.csv`, `.tsv`, `.txt` (all also with `.gz`), or Parquet."""
+    return path.name.lower().removesuffix(".gz").endswith((*SEPARATED, *PARQUET))
+
+
+def read_table(path: Path, findings: Findings | None = None) -> "pandas.DataFrame":
     """Read a table whose first line names the columns.
 
-    Comma, semicolon or tabulator, whichever the first line has most of; UTF-8 with or without byte order mark, or
-    UTF-16 with one. Empty lines and columns without a name (as pandas writes for its index) are left out.
+    Comma, semicolon or tabulator, whichever the first line has most of; UTF-8 with or without byte order mark, UTF-16
+    with one, else Windows-1252 (Latin-1). Empty lines and columns without a name (as pandas writes for its index) are
+    left out.
 
     Args:
-        path: `.parquet` or `.pq` (needs pyarrow), anything else is read as separated text.
+        path: `.parquet` or `.pq` (needs pyarrow), anything else is read as separated text, of `.gz` unpacked.
+        findings: for a note where the text is not UTF-8.
 
     Returns:
         The table: of separated text all columns are text without blanks at the ends of cells.
@@ -44,7 +55,7 @@ def read_table(path: Path) -> "pandas.DataFrame":
     """
     if not path.is_file():
         raise DatasetUnavailable(f"{path} is not {'a file' if path.exists() else 'there'}; give a CSV or Parquet file.")
-    frame = _read_parquet(path) if path.suffix.lower() in PARQUET else _read_text(path)
+    frame = _read_parquet(path) if path.suffix.lower() in PARQUET else _read_text(path, findings or Findings())
     names = [name for name in frame.columns if name and not name.startswith("__index")]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise BadData(path, f"column {twice[0]!r} is there {names.count(twice[0])} times; name each column once")
@@ -67,17 +78,30 @@ def as_text(column: "pandas.Series") -> list[str]:
     ]
 
 
-def as_numbers(column: "pandas.Series") -> tuple[np.ndarray, int | None]:
-    """Take a column as float64 [n], NaN where a cell is empty, and the first row that is no number, if any."""
-    if column.dtype.kind in "iufb":
-        return column.to_numpy(np.float64), None
-    found = np.empty(len(column))
-    for row, cell in enumerate(column):
+def as_cells(texts: Sequence[str], marks: Collection[str]) -> list[str]:
+    """Write a mark of missing cells, in capitals or not, as ""; where + stands beside it, - is a sign and no mark."""
+    missing = {mark.casefold() for mark in marks} - ({"-"} if "+" in texts else set())
+    return ["" if text.casefold() in missing else text for text in texts]
+
+
+def as_numbers(cells: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Take text as float64 [n], NaN where it is empty or no number, and the rows of the latter.
+
+    A comma is the decimal point where no number of the column has a point, unless all may be thousands.
+    """
+    commas = [cell for cell in cells if "," in cell]
+    decimal = all(re.fullmatch(COMMA, cell) for cell in commas) and not any("." in cell for cell in cells)
+    if decimal and not all(re.fullmatch(THOUSANDS, cell) for cell in commas):
+        cells = [cell.replace(",", ".") for cell in cells]
+
+    def number(cell: str) -> float | None:
         try:
-            found[row] = float("nan" if cell in ("", None) else cell)
-        except (TypeError, ValueError):
-            return found, row
-    return found, None
+            return float(cell.replace("_", "no number") or "nan")
+        except ValueError:
+            return None
+
+    found = [number(cell) for cell in cells]
+    return np.array(found, np.float64), np.flatnonzero([value is None for value in found])
 
 
 def read_roles(
@@ -118,27 +142,39 @@ def read_roles(
     return pandas.DataFrame(texts, index=table.index)
 
 
-def _read_text(path: Path) -> "pandas.DataFrame":
-    import pandas  # read_csv fills short lines up, and does not say where a row of several lines stands
-
+def _decoded(path: Path, findings: Findings) -> str:
+    """Read a file as text."""
     content = path.read_bytes()
-    encoding = "utf-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
     try:
-        text = content.decode(encoding)
+        content = gzip.decompress(content) if path.suffix.lower() == ".gz" else content
+        if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            return content.decode("utf-16")
+        if b"\0" in content:
+            raise ValueError("it holds zero bytes")
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        raise BadData(path, f"is not UTF-8 or UTF-16 text, or it is cut short: {error}") from error
+    try:
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise BadData(
-            path, [f"line {line} is not UTF-8; save the table as 'CSV UTF-8', as spreadsheets call it"]
-        ) from error
+        findings.notes.append(f"line {line} is not UTF-8; the table is read as Windows-1252 (Latin-1)")
+        return content.decode("cp1252", errors="replace")
+
+
+def _read_text(path: Path, findings: Findings) -> "pandas.DataFrame":
+    import pandas  # read_csv fills short lines up, and does not say where a row of several lines stands
+
+    text = _decoded(path, findings)
     first = next((line for line in text.splitlines() if line.strip()), "")
     delimiter = max(DELIMITERS, key=first.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    rows, lines = [], []
+    rows, lines, line = [], [], 1
     try:
         for cells in reader:
             if any(cell.strip() for cell in cells):
                 rows.append([cell.strip() for cell in cells])
-                lines.append(reader.line_num)
+                lines.append(line)
+            line = reader.line_num + 1
     except csv.Error as error:
         raise BadData(path, f"line {reader.line_num} is no line of a table: {error}") from error
     header = rows[0] if rows else []

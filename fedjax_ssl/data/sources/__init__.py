@@ -20,7 +20,7 @@ ORIGINS: tuple[Source, ...] = get_args(Source)
 OWN = tuple(name for name, entry in _ORDERED if entry.kind == "own")  # read what is at path= and nothing else
 TERMS = {name: entry.terms for name, entry in _ORDERED}  # licence and whom to cite
 SOURCES: Registry[Dataset] = Registry(
-    "dataset", {name: (entry.load, entry.description) for name, entry in _ORDERED}, given=PLACES
+    "dataset", {name: (entry.load, entry.description) for name, entry in _ORDERED}, given=(*PLACES, "left_out_client")
 )
 available = SOURCES.available  # () -> names that `load` knows, each with a line about it
 
@@ -34,6 +34,7 @@ def load(
     download: bool = True,
     *,
     path: str | Path | None = None,
+    left_out_client: int | str | None = None,
     **options: Any,
 ) -> Dataset:
     """Load a dataset by name.
@@ -50,6 +51,7 @@ def load(
         download: whether the network may be used.
         path: for "npz" and "table" the file, for "folder" and "huggingface" the folder; for published datasets a folder
             with their original files.
+        left_out_client: the client that a run leaves out, by name or number: nothing is learnt from its rows.
         **options: of the source, for example writers=20 for "glyphs".
 
     Returns:
@@ -75,7 +77,8 @@ def load(
             "they are: tfds:NAME"
         )
     places = {"root": root or None, "path": path or None, "download": download, "source": source}
-    taken = {place: value for place, value in places.items() if SOURCES.takes(name, place)}
+    own = {"left_out_client": left_out_client, **places}
+    taken = {place: value for place, value in own.items() if SOURCES.takes(name, place)}
     dataset = SOURCES.build(name, **taken, **options)
     for note in dataset.extra.get("notes", ()):
         logger.warning("%s: %s", path or name, note)

@@ -23,7 +23,7 @@ from fedjax_ssl.data.reading.pictures import (
 from fedjax_ssl.data.reading.problems import BadData, Findings, given_path, some
 from fedjax_ssl.data.reading.proportions import proportions_digest
 from fedjax_ssl.data.reading.register import dataset
-from fedjax_ssl.data.reading.tables import PARQUET, SEPARATED, read_roles, read_table
+from fedjax_ssl.data.reading.tables import is_table, read_roles, read_table
 from fedjax_ssl.errors import counted
 
 if TYPE_CHECKING:  # takes long to import
@@ -125,7 +125,7 @@ def _table(folder: Path, column: str) -> Path | None:
     """Find the one table of the folder that has a column for the file."""
     found = []
     for path in sorted(folder.iterdir()):
-        if path.suffix.lower() in (*SEPARATED, *PARQUET) and path.is_file() and not path.name.startswith("."):
+        if is_table(path) and path.is_file() and not path.name.startswith("."):
             try:
                 if column in read_table(path):
                     found.append(path)

@@ -11,6 +11,7 @@ from fedjax_ssl.data.reading.arrays import check_length, read_arrays
 from fedjax_ssl.data.reading.problems import EMBEDDED, BadData, given_path
 from fedjax_ssl.data.reading.proportions import read_proportions
 from fedjax_ssl.data.reading.register import dataset
+from fedjax_ssl.errors import counted
 
 KERAS_NAMES = {"x_train": "inputs", "y_train": "labels", "x_test": "test_inputs", "y_test": "test_labels"}
 NEEDED = ("inputs", "labels")
@@ -65,6 +66,18 @@ def load_npz(
         if test_x is not None and test_y is None:
             test_y = np.full(len(test_x), -1)
         classes = _class_names(arrays.get("class_names"), num_classes, [y, *[test_y] * (test_y is not None)])
+        if "-1" in classes:  # a class like others; labels are names then
+            place = {name: number for number, name in enumerate(classes)}
+            y, test_y = (
+                None if labels is None else np.array([place.get(str(label), len(place)) for label in labels])
+                for labels in (y, test_y)
+            )
+        notes, without = [], int((y == -1).sum())
+        if without:
+            notes.append(
+                f"{counted(without, 'label is', 'labels are')} -1, taken as no label; if it is a class, give the array "
+                "class_names with the name '-1'"
+            )
         for name, labels in (("labels", y), ("test_labels", test_y)):
             if labels is not None:
                 check_labels(name, labels, len(classes))
@@ -87,7 +100,7 @@ def load_npz(
             coarse_names=coarse_names,
             correspondence=matrix,
             set_shares=shares,
-            extra={"path": str(path)},
+            extra={"path": str(path), "notes": notes},
         )
     except ValueError as error:
         raise BadData(path, str(error)) from error

@@ -2,17 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
-
+from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset
+from fedjax_ssl.data.federation.federated_data import client_number
 from fedjax_ssl.data.reading.cache import facts_of, kept_for
 from fedjax_ssl.data.reading.columns import TableOptions, read_columns
-from fedjax_ssl.data.reading.problems import Findings, given_path, some
+from fedjax_ssl.data.reading.features import MARKS, Missing, TableReading, fit
+from fedjax_ssl.data.reading.problems import Findings, given_path
 from fedjax_ssl.data.reading.proportions import proportions_digest
 from fedjax_ssl.data.reading.register import dataset
-from fedjax_ssl.data.reading.tables import as_numbers, read_roles, read_table
+from fedjax_ssl.data.reading.tables import read_roles, read_table
 from fedjax_ssl.registry import did_you_mean
 
 if TYPE_CHECKING:  # takes long to import
@@ -29,23 +30,34 @@ def load_table(
     *,
     root: Path | str | None = None,
     path: Path | str | None = None,
+    left_out_client: int | str | None = None,
     features: tuple[str, ...] | None = None,
     ignore: tuple[str, ...] = (),
-    missing: Literal["refuse", "drop"] = "refuse",
+    words: tuple[str, ...] = (),
+    max_levels: Annotated[int, Whole(2)] = 50,
+    missing: Missing = "refuse",
+    missing_marks: tuple[str, ...] = MARKS,
     options: TableOptions,
 ) -> Dataset:
-    """Read a table of numbers, once; the arrays are kept in `<root>/table/` until the file or an option changes.
+    """Read a table of numbers, dates and words, once; the arrays are kept in `<root>/table/` until the file changes.
+
+    A date is days since 1970, a word is one-hot encoded. Words, medians and means are those of the training rows.
 
     Args:
         root: folder of all datasets; default $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl.
-        path: the file: CSV (comma, semicolon or tabulator), or `.parquet`, which needs pyarrow.
+        path: the file: CSV (comma, semicolon or tabulator; also `.csv.gz`), or `.parquet`, which needs pyarrow.
+        left_out_client: the client that is the test set, by name or number: its rows are no training rows.
         features: columns that are inputs, in this order; by default all but those below.
         ignore: columns that are not.
-        missing: what becomes of rows in which a feature is empty: an error, or they are left out and counted.
+        words: columns of numbers that are codes, one-hot encoded as words are.
+        max_levels: the most different words that a column may hold.
+        missing: what becomes of rows with missing cells: an error; filled in by the median of the training examples, of
+            words by the most frequent one; or left out and counted.
+        missing_marks: of missing cells, beside empty ones, in capitals or not.
         options: columns beside the features, classes and class shares.
 
     Returns:
-        Dataset "table" with inputs float32 [n, features]; `extra["features"]` has the names of the columns.
+        Dataset "table" with inputs float32 [n, features]; `extra["features"]` has their names.
 
     Raises:
         DatasetUnavailable: the file is not there.
@@ -54,22 +66,30 @@ def load_table(
     """
     what = "a CSV or Parquet file with the column label and columns of numbers"
     given = given_path("table", path, what)
+    marks = tuple(map(str, missing_marks))
 
     def make() -> Dataset:
-        findings, table = Findings(), read_table(given)
+        findings = Findings()
+        table = read_table(given, findings)
         roles = options.columns()
         texts = read_roles(table, roles, ("label",) if options.classes is None else (), findings)
-        names = _features(table, {role: roles[role] for role in texts}, features, ignore, findings)
-        x = _numbers(table, names, missing, findings)
+        there = {role: roles[role] for role in texts}
+        names = _features(table, there, features, ignore, words, findings)
         findings.stop(given)
-        columns = read_columns(texts, options.classes, findings)
-        whole = np.isfinite(x).all(axis=1)
+        columns = read_columns(texts, options.classes, findings, marks)
+        train = ~columns.is_test
+        if left_out_client is not None and columns.client_names is not None:
+            train &= columns.client != client_number(columns.client_names, left_out_client)
+        reading = fit(table, names, train, words, max_levels, TableReading((), there, missing, marks), findings)
+        x, used = reading.read(table, findings)
         findings.stop(given)
-        columns = columns.rows(whole)
-        return columns.dataset("table", given, x[whole], options.proportions, findings.notes, features=names)
+        columns = columns.rows(used)
+        names = reading.inputs
+        return columns.dataset("table", given, x[used], options.proportions, findings.notes, reading, features=names)
 
     content = [facts_of([given]), proportions_digest(options.proportions)]
-    return kept_for(root, "table", given, [options, features, ignore, missing], content, make)
+    told = [options, features, ignore, words, max_levels, missing, marks, left_out_client]
+    return kept_for(root, "table", given, told, content, make)
 
 
 def _features(
@@ -77,9 +97,10 @@ def _features(
     roles: Mapping[str, str],
     features: Sequence[str] | None,
     ignore: Sequence[str],
+    words: Sequence[str],
     findings: Findings,
 ) -> list[str]:
-    for what, names in (("features", features or ()), ("ignore", ignore)):
+    for what, names in (("features", features or ()), ("ignore", ignore), ("words", words)):
         for name in names:
             if name not in table:
                 findings.problems.append(
@@ -94,30 +115,3 @@ def _features(
     if not chosen:
         findings.problems.append(f"there is no column left for features; columns: {', '.join(table)}")
     return chosen
-
-
-def _numbers(table: "pandas.DataFrame", names: Sequence[str], missing: str, findings: Findings) -> np.ndarray:
-    """Read float32 [n, features]; NaN in rows that are to be left out."""
-    x = np.zeros((len(table), len(names)), np.float32)
-    for place, name in enumerate(names):
-        values, wrong = as_numbers(table[name])
-        if wrong is None:
-            with np.errstate(over="ignore"):
-                x[:, place] = values
-            continue
-        cell = str(table[name].iloc[wrong])
-        is_comma = cell.replace(",", "", 1).lstrip("-").isdigit()
-        hint = "write decimals with a point" if is_comma else f"leave the column out with data.ignore={name}"
-        findings.problems.append(f"column {name!r} holds {cell!r} in {table.index[wrong]}, which is no number; {hint}")
-    gaps = ~np.isfinite(x)
-    if gaps.any():
-        rows, columns = np.flatnonzero(gaps.any(axis=1)).tolist(), np.flatnonzero(gaps.any(axis=0))[:10]
-        text = (
-            f"{len(rows):,} of {len(x):,} rows have empty, NaN or infinite features ({some(rows, table.index)}), in "
-            f"the columns {', '.join(names[column] for column in columns)}"
-        )
-        if missing == "refuse" or len(rows) == len(x):
-            findings.problems.append(f"{text}; fill them in, or leave these rows out with data.missing=drop")
-        else:
-            findings.notes.append(f"{text}; they are left out")
-    return x

@@ -1,5 +1,6 @@
 """Tables of features of a user's own, and of the class shares of sets."""
 
+import gzip
 from pathlib import Path
 
 import jax
@@ -57,12 +58,11 @@ def test_chosen_columns_other_names_and_a_split(write):
 
 def test_empty_cells_are_refused_or_their_rows_left_out(write):
     path = write(*ROWS, ",7,well,south", "70,inf,ill,north")
-    with pytest.raises(
-        BadData, match=r"2 of 6 rows have empty, NaN or infinite features .*line 6, .*line 7.* age, weight"
-    ):
+    with pytest.raises(BadData, match=r"2 of 6 rows .* \(empty, inf\), first .*line 6; by column: age 1, weight 1;"):
         read(path)
     data = read(path, missing="drop")
-    assert len(data.train) == 4 and "they are left out" in data.extra["notes"][0]
+    assert len(data.train) == 4 and "these rows are left out" in data.extra["notes"][0]
+    assert data.train.names.tolist() == [f"patients.csv, line {line}" for line in (2, 3, 4, 5)]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,11 @@ def test_empty_cells_are_refused_or_their_rows_left_out(write):
     [
         (["a,lable", "1,x", "2,y"], {}, "no column 'label'. Did you mean 'lable'.*data.label_column"),
         (["a,label", "m,x", "2,y"], {}, "column 'a' holds 'm' in patients.csv, line 2, which is no number; .*ignore=a"),
-        (["a;label", "1,5;x", "2;y"], {}, "write decimals with a point"),
+        (["a;label", "1,234;x", "2;y"], {}, "write decimals with a point, and thousands without a comma"),
+        (["a;label", "1,5;x", "2.5;y"], {}, "write decimals with a point"),
+        (["a,label", "01/02/2020,x", "03/04/2020,y"], {}, "may be day/month or month/day"),
+        (["a,label", "p,x", "q,y", "r,y"], {"max_levels": 2}, "3 different words, .* more than data.max_levels=2"),
+        (["a,b,label,split", "1,?,x,", "2,3,y,test", "2,,y,"], {"missing": "median"}, "'b' is missing in all training"),
         (["a,label", "1,x", "2,y"], {"features": ("a", "label")}, "'label' is a feature and the label at once"),
         (["a,label", "1,x", "2,y"], {"client_column": "site"}, "no column 'site', which data.client_column names"),
         (["a,a,label", "1,1,x", "2,2,y"], {}, "column 'a' is there 2 times"),
@@ -91,13 +95,69 @@ def test_tables_that_cannot_be_right(write, lines, options, message):
         read(write(*lines), **options)
 
 
-def test_bytes_that_are_no_text(tmp_path):
+def test_bytes_that_are_packed_not_utf8_or_no_text(tmp_path):
     path = tmp_path / "latin.csv"
     path.write_bytes("a,label\n1,süd\n2,y\n".encode("latin-1"))
-    with pytest.raises(BadData, match="line 2 is not UTF-8"):
+    data = read(path)
+    assert data.class_names == ("süd", "y") and "line 2 is not UTF-8" in data.extra["notes"][0]
+    (packed := tmp_path / "rows.csv.gz").write_bytes(gzip.compress(path.read_bytes()))
+    assert source_of(packed) == "table" and read(packed).class_names == ("süd", "y")
+    packed.write_bytes(gzip.compress(path.read_bytes())[:20])
+    with pytest.raises(BadData, match="cut short"):
+        read(packed)
+    path.write_bytes(b"a,label\n1,\0\n2,y\n")
+    with pytest.raises(BadData, match="is not UTF-8 or UTF-16 text"):
         read(path)
     with pytest.raises(DatasetUnavailable, match=r"none.csv is not there"):
         read(tmp_path / "none.csv")
+
+
+HEART = [
+    "age,chest,chol,seen,stamp,diagnosis,hospital",
+    "63,typical,233,2020-01-05,1600000001,0,north",
+    "?,none,NA,2020-01-06,1600000002,2,north",
+    "41,none,-,2020-02-05,1600000003,0,south",
+    "56,typical,236,,1600000004,1,south",
+    "57,other,354,2021-01-05,1600000009,1,west",
+]
+COLUMNS = {"label_column": "diagnosis", "client_column": "hospital"}
+
+
+def test_marks_words_dates_and_large_offsets(write):
+    data = read(write(*HEART), **COLUMNS, missing="median")
+    known = {name: data.train.x[:, place] for place, name in enumerate(data.extra["features"])}
+    assert list(known) == ["age", "chest=none", "chest=other", "chest=typical", "chol", "seen", "stamp"]
+    assert known["age"].tolist() == [63, 56.5, 41, 56, 57] and known["chol"].tolist() == [233, 236, 236, 236, 354]
+    assert known["chest=none"].tolist() == [0, 1, 1, 0, 0]
+    days = np.array(["2020-01-05", "2020-01-06", "2020-02-05", "1970-01-01", "2021-01-05"], "M8[D]").astype(int)
+    np.testing.assert_array_equal(known["seen"], np.where(days, days, np.median(days[days > 0])).astype(np.float32))
+    # In single precision 1600000001 and 1600000009 are one number.
+    np.testing.assert_allclose(known["stamp"], np.array([1, 2, 3, 4, 9]) - 3.8, rtol=1e-6)
+    notes = " ".join(data.extra["notes"])
+    for said in ("chest (3)", "seen (ISO8601)", "double precision: stamp", "by column: age 1, chol 2, seen 1"):
+        assert said in notes
+
+
+def test_a_client_that_is_left_out_teaches_nothing(write):
+    left_out = read(write(*HEART), **COLUMNS, missing="median", left_out_client="west")
+    assert left_out.extra["features"][1:3] == ["chest=none", "chest=typical"]
+    assert left_out.train.x[:, 3].tolist() == [233, 234.5, 234.5, 236, 354]
+    assert left_out.train.x[4, 1:3].tolist() == [0, 0]
+    assert any("'chest' holds words that training did not know, such as 'other'" in n for n in left_out.extra["notes"])
+
+
+def test_codes_are_words_where_they_are_named_and_signs_are_no_marks(write):
+    data = read(write("cp,rh,label", "1.0,+,a", "10,-,b", "2,-,a"), words=("cp",))
+    assert data.extra["features"] == ["cp=1", "cp=2", "cp=10", "rh=+", "rh=-"]
+    own = read(write("a,label", "1,a", "-9,b", "3,a", name="own.csv"), missing="median", missing_marks=(-9,))
+    assert own.train.x.ravel().tolist() == [1, 2, 3]
+
+
+def test_decimal_commas_and_lines_of_rows_with_breaks(write):
+    data = read(write("a;label", '0,5;"x', 'y"', "1,234;z"))
+    assert data.train.x.ravel().tolist() == pytest.approx([0.5, 1.234])
+    assert data.train.names.tolist() == ["patients.csv, line 2", "patients.csv, line 4"]
+    assert data.extra["notes"] == ["a comma is taken as the decimal point in a"]
 
 
 def test_parquet_is_the_same(tmp_path):
@@ -128,7 +188,11 @@ def test_check_sees_test_examples_among_the_training_examples_and_labels_that_ar
     path = write("a,b,label,split", "1,2,x,", "2,3,y,", "1,2,x,test", "4,4,nan,test")
     notes = check(path, root=tmp_path / "root").notes
     assert "1 of 2 test examples are training examples too, to the bit" in notes
-    assert any("nan counts as a class" in note for note in notes)
+    assert any("1 label is nan, taken as no label" in note for note in notes)
+    minus, *_ = check(write("a,label", "1,-1", "2,0", "3,1"), root=tmp_path / "root").notes
+    assert minus == "1 label is -1, taken as no label; if it is a class, name all classes: data.classes=-1,0,1"
+    named = read(tmp_path / "patients.csv", classes=(-1, 0, 1))
+    assert (named.class_names, named.train.y.tolist()) == (("-1", "0", "1"), [0, 1, 2])
     many = write("a,label", *(f"{i},{i / 7}" for i in range(50)), name="many.csv")
     assert any("are these classes?" in note for note in check(many, root=tmp_path / "root").notes)
 
