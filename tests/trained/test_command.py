@@ -112,7 +112,10 @@ IMAGES = np.zeros((2, 8, 8, 1), np.uint8)
         (large, "has 20x10 pixels, the model takes 8x8; --resize"),
         (deep, "pixels of mode 'I;16'"),
         (broken, "1 of 1 image cannot be used: 1 no image, whatever its name says, first "),
-        (table, "rows.csv cannot be labelled: this model did not learn from a table; it takes inputs of shape [8, 8, 1]"),
+        (
+            table,
+            "rows.csv cannot be labelled: this model did not learn from a table; it takes inputs of shape [8, 8, 1]",
+        ),
         (arrays(a=IMAGES, b=IMAGES), "has no array of inputs. Arrays in it: a, b; known names: test_inputs"),
         (arrays(inputs=IMAGES, labels=np.array([0])), "array 'labels' has shape (1,); expected (2,), one per example"),
         (arrays(inputs=IMAGES, labels=np.array([0, 10])), "first in row 1: 10. Allowed are 0 to 9 for 10 classes"),
