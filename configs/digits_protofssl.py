@@ -26,4 +26,5 @@ def get_config(labels="3"):
     config.optimizer.name = "rmsprop"
     config.optimizer.learning_rate = 1e-3
     config.optimizer.local_epochs = 10
+    config.optimizer.average_state = True  # the code's accumulators run on from client to client, round to round
     return config

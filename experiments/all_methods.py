@@ -15,8 +15,8 @@ program runs all seeds. With `--rounds` all take as many rounds, and methods tha
 as much. "fedavg, all labels" knows every label. Methods that do not fit the federation are listed with
 the reason.
 
-Leaves all_methods.md, .csv (every single run) and .png (accuracy against bytes) in the output folder, rewritten after
-every method.
+Leaves all_methods.md, .csv (every single run), .png (accuracy against bytes) and all_methods_curves.csv (accuracy at
+every evaluation, which labels_only.py draws) in the output folder, rewritten after every method.
 """
 
 import argparse
@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import jax
 import ml_collections
 import numpy as np
+import pandas
 from tables import MISSING, facts, leave, markdown, parser_of, positive, spread, train_seeds
 
 from fedjax_ssl import config as configs
@@ -57,6 +58,8 @@ class Row(NamedTuple):
     down: np.ndarray  # bytes from the server to clients, whole run
     up: np.ndarray
     steps: np.ndarray  # local steps, whole run
+    curve: np.ndarray  # accuracy at every evaluation, [seeds, evaluations]
+    evaluated: np.ndarray  # the rounds after which they were, [evaluations]
     seconds: float  # of all seeds, compiling included
 
 
@@ -86,7 +89,11 @@ def steps_of_a_round(config: ml_collections.ConfigDict) -> float:
 
 
 def planned(
-    config: ml_collections.ConfigDict, steps: int, labelled_steps: float, rounds: int | None = None
+    config: ml_collections.ConfigDict,
+    steps: int,
+    labelled_steps: float,
+    rounds: int | None = None,
+    evaluations: int = 5,
 ) -> ml_collections.ConfigDict:
     """The config with as many rounds as use up a number of local steps.
 
@@ -95,6 +102,7 @@ def planned(
         steps: local steps of a run, over all clients and the server.
         labelled_steps: local steps of a round of `fedavg`, which is what the first of two stages does.
         rounds: of both stages together, in place of steps.
+        evaluations: how many, about.
 
     Raises:
         Unfit: the method cannot learn from this federation, or nobody takes a step.
@@ -113,7 +121,7 @@ def planned(
     elif two_stages:
         config.method.warmup_rounds = max(round(share / labelled_steps), 1)
         config.rounds += config.method.warmup_rounds
-    every = max(config.rounds // 5, 1)
+    every = max(config.rounds // evaluations, 1)
     if two_stages:  # the model at the end of stage 1 is evaluated
         every = next(number for number in range(every, 0, -1) if config.method.warmup_rounds % number == 0)
     config.eval_every = every
@@ -134,6 +142,8 @@ def run(config: ml_collections.ConfigDict, label: str, seeds: list[int]) -> Row:
         metrics["bytes_down"].sum(axis=1),
         metrics["bytes_up"].sum(axis=1),
         metrics["local_steps"].sum(axis=1),
+        accuracy,
+        metrics["round"][0],
         time.perf_counter() - begin,
     )
 
@@ -158,7 +168,7 @@ def main(arguments: list[str] | None = None) -> None:
         try:
             config = presets.of_method(name, given, alike)
             config.update_from_flattened_dict(options.set.get(name, {}))
-            config = planned(config, options.steps, labelled_steps, options.rounds)
+            config = planned(config, options.steps, labelled_steps, options.rounds, options.evaluations)
             row = run(config, label, seeds)
         except Unfit as reason:
             unfit.append((label, str(reason)))
@@ -176,6 +186,8 @@ def main(arguments: list[str] | None = None) -> None:
         notes = [LEGEND, *notes, *(f"not run: {name}: {reason}" for name, reason in unfit)]
         text = leave(options, "all_methods", [table(rows)], notes, ["method", "seed", "rounds", *MEASURED], _rows(rows))
         plot(rows, options.output / "all_methods.png")
+        curves = pandas.DataFrame(_curves(rows), columns=["method", "seed", "round", "accuracy"])
+        runs.write_atomically(options.output / "all_methods_curves.csv", curves.to_csv(index=False))
     print(text)
 
 
@@ -248,6 +260,12 @@ def _rows(rows: list[Row]) -> Iterator[list[Any]]:
             yield [row.method, seed, row.rounds, *("" if math.isnan(value) else value for value in values)]
 
 
+def _curves(rows: list[Row]) -> Iterator[list[Any]]:
+    for row in rows:
+        for (seed, place), accuracy in np.ndenumerate(row.curve):
+            yield [row.method, seed, int(row.evaluated[place]), float(accuracy)]
+
+
 def _relative(values: np.ndarray, base: np.ndarray | None) -> str:
     return MISSING if base is None or not base.mean() else f"{values.mean() / base.mean():.2f}"
 
@@ -263,6 +281,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--path", help="an .npz file of mnist or cifar10, in place of the download")
     parser.add_argument("--steps", type=positive, default=5000, help="local steps of a run, over all clients")
     parser.add_argument("--rounds", type=positive, help="rounds of a run, in place of a number of local steps")
+    parser.add_argument("--evaluations", type=positive, default=5, help="on the test set in a run, about")
     parser.add_argument("--methods", nargs="+", choices=known, default=known, metavar="NAME", help=", ".join(known))
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME.FIELD=VALUE", help="settings of single methods")
     parser.add_argument("--optimizer", choices=("own", "shared"), default="own", help="of the methods' configs, or one")
