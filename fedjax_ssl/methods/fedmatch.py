@@ -21,7 +21,6 @@ References:
     ICLR 2021, arXiv 2006.12097. What the paper leaves open is as in the authors' code; see docs/methods/fedmatch.md.
 """
 
-import warnings
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Annotated, Any, Literal, NamedTuple
@@ -50,6 +49,7 @@ from fedjax_ssl.objectives import agreement_vote, cross_entropy, inter_client_kl
 TERM, SIGMA, PSI, HELPERS = "fedmatch", "sigma", "psi", "helpers"
 # Parts that there are.
 DECOMPOSITIONS = {"full": (SIGMA, PSI), "none": (SIGMA,), "without_sigma": (PSI,), "without_psi": (SIGMA,)}
+PAPER_PULL = 0.01  # the paper's learning rate 1e-3 times its l2_weight 10
 PRESET: Any = None  # the preset says, which may depend on where the labels are
 # Setting -> its value with labels at the clients, and with labels at the server.
 _PAPER: dict[str, tuple[float, float]] = {
@@ -199,8 +199,7 @@ def fedmatch(setup: Setup, settings: FedMatch) -> Method:
         ValueError: for a setting outside its range, or where learning rate times l2_weight is 1 or more.
     """
     settings = settings.in_run(setup)
-    if settings.decomposition != "none":
-        _check_stability(setup, settings.l2_weight)
+    notes = _check_pull(setup, settings)
     sampler = matched_batches(
         setup.batch_size,
         settings.unlabelled_batch_size,
@@ -217,7 +216,7 @@ def fedmatch(setup: Setup, settings: FedMatch) -> Method:
     else:
         stage = stage._replace(terms=(supervised, *stage.terms))
 
-    return federated_method(
+    method = federated_method(
         setup,
         (stage,),
         groups=settings.parts,
@@ -228,19 +227,36 @@ def fedmatch(setup: Setup, settings: FedMatch) -> Method:
         upload=partial(upload, settings),
         receive=_receive if settings.s2c_lossy else None,
     )
+    return method._replace(check=lambda data: [*notes, *_late_falls(setup, settings, data.index.shape[0])])
 
 
-def _check_stability(setup: Setup, l2_weight: float | Array) -> None:
-    """A step brings psi - sigma to (1 - 2 eta l2_weight) of it."""
-    rate = setup.learning_rate(jnp.zeros((), jnp.int32))
-    if isinstance(rate, jax.core.Tracer) or isinstance(l2_weight, jax.core.Tracer) or is_zero(l2_weight):
-        return
+def _check_pull(setup: Setup, settings: FedMatch) -> list[str]:
+    """Compares how far a step pulls psi towards sigma with the paper: psi - sigma gets 1 - 2 eta l2_weight of it."""
+    rate, l2_weight = setup.learning_rate(jnp.zeros((), jnp.int32)), settings.l2_weight
+    unknown = isinstance(rate, jax.core.Tracer) or isinstance(l2_weight, jax.core.Tracer)
+    if unknown or settings.decomposition == "none" or is_zero(l2_weight) or not float(rate):
+        return []
     product = round(float(rate) * float(l2_weight), 6)  # the rate is a number of 32 bits
-    said = f"the learning rate {float(rate):g} times l2_weight {float(l2_weight):g} is {product:g}"
+    said = f"the learning rate {float(rate):g} times l2_weight {float(l2_weight):g} is {product:g}, in the paper 0.01"
     if product >= 1:
-        raise ValueError(f"{said}; from 1 on psi diverges. Lower one of them, in the paper it is 0.01")
-    if product >= 0.5:
-        warnings.warn(f"{said}; from 0.5 on psi swings around sigma. In the paper it is 0.01", stacklevel=3)
+        raise ValueError(f"{said}; from 1 on psi diverges. Lower one of them")
+    if PAPER_PULL / 2 <= product <= PAPER_PULL * 2:
+        return []
+    swings = "; from 0.5 on psi swings around sigma" if product >= 0.5 else ""
+    return [f"{said}{swings}: config.method.l2_weight={PAPER_PULL / float(rate):.3g} keeps the paper's"]
+
+
+def _late_falls(setup: Setup, settings: FedMatch, num_clients: int) -> list[str]:
+    """Says where the plateau schedule looks so often that it may end learning: in the paper it does 10 times."""
+    each = {"client": min(setup.cohort_size / num_clients, 1.0), "global": 1.0}.get(settings.lr_schedule)
+    looks, patience = int((setup.rounds or 0) * (each or 0.0)), settings.patience
+    if isinstance(patience, jax.core.Tracer) or looks <= 4 * patience:
+        return []
+    return [
+        f"a learning rate is divided by {settings.lr_divisor:g} where {patience} looks at the validation loss bring "
+        f"nothing, and this run has {looks} of them (the paper's have 10): learning may end early. "
+        f"config.method.patience={looks // 2} waits as long as the paper's, lr_schedule='none' never lowers the rate"
+    ]
 
 
 def combine(parts: Params) -> PyTree:

@@ -42,6 +42,8 @@ from fedjax_ssl.models import count_parameters
 
 TERM = "protofssl"
 GIGA, MEGA = 1e9, 1e6
+# Rounds whose prototypes predict, and rounds that fill what these lack.
+EVAL_ROUNDS = {"two_rounds": (2, 2), "latest": (1, 1), "latest_filled": (1, 2)}
 Number = float | Array
 
 
@@ -59,6 +61,8 @@ class ProtoFSSL:
         distance: "mean_sq" (the code's), "euclidean" (the paper's text) or "sq_euclidean".
         unlabel_loss: "ce", against probabilities clipped at 1e-7, or "mse".
         stop_gradient_pseudo_label: hold pseudo-labels fixed; in the code the gradient flows through them.
+        absent_classes: gradient through the pseudo-labels of a client that lacks labels of a class. "stop": there is
+            none. "flow", the code's: it drives embeddings off that class, as its probability is clipped at 1e-7.
         num_helpers: prototype sets that make the pseudo-labels; all there are, if fewer. In the paper's runs as many as
             clients in a cohort.
         helper_interval: rounds between two choices of helpers.
@@ -71,7 +75,9 @@ class ProtoFSSL:
         proto_noise_std: std of Gaussian noise on what is shared.
         unlabel_round: unlabelled examples are used in rounds after this one, counted from 0.
         warmup_episode: steps at the start of every round without them.
-        eval_bank: predictions average over the prototypes of the newest "two_rounds", or of the "latest".
+        eval_bank: predictions average over the prototypes of the newest "two_rounds" or of the "latest"; classes that a
+            client lacks are the mean of the others there. "latest_filled", as in the code of October 2022: the latest,
+            filled from both rounds.
         l2: weight of the sum of the squared convolution weights.
     """
 
@@ -83,6 +89,7 @@ class ProtoFSSL:
     distance: Literal["sq_euclidean", "mean_sq", "euclidean"] = "mean_sq"
     unlabel_loss: Literal["ce", "mse"] = "ce"
     stop_gradient_pseudo_label: bool = False
+    absent_classes: Literal["stop", "flow"] = "stop"
     num_helpers: Count = 5
     helper_interval: Count = 1
     proto_source: Literal["local_support", "global"] = "local_support"
@@ -92,7 +99,7 @@ class ProtoFSSL:
     proto_noise_std: Weight = 0.0
     unlabel_round: CountOrZero = 0
     warmup_episode: CountOrZero = 0
-    eval_bank: Literal["two_rounds", "latest"] = "two_rounds"
+    eval_bank: Literal["two_rounds", "latest", "latest_filled"] = "two_rounds"
     l2: Weight = 0.0
 
     @property
@@ -339,13 +346,26 @@ def _with_bank(setup: Setup, settings: ProtoFSSL, method: Method) -> Method:
         return state._replace(terms={**state.terms, TERM: State(bank, nobody)})
 
     def predict(state: ServerState, inputs: Array) -> Float[Array, "n K"]:
-        sets = newest_sets(state.terms[TERM].bank, 2 if settings.eval_bank == "two_rounds" else 1)
+        sets = newest_sets(state.terms[TERM].bank, *EVAL_ROUNDS[settings.eval_bank])
         return mean_log_probs(embed(state, inputs), sets, settings.distance)
 
     check = partial(
-        check_episodes, num_support=settings.num_support, num_query=settings.num_query, queries=settings.global_source
+        check_episodes,
+        num_support=settings.num_support,
+        num_query=settings.num_query,
+        queries=settings.global_source,
+        absent=_absent(settings),
     )
     return method._replace(init=init, predict=predict, check=check)
+
+
+def _absent(settings: ProtoFSSL) -> str:
+    """Says what becomes of a class without labels at a client."""
+    if not settings.pseudo_labelled or settings.stop_gradient_pseudo_label:
+        return "probability 0 there"
+    if settings.absent_classes == "stop":
+        return "probability 0 there; absent_classes='stop' holds pseudo-labels fixed at such clients, unlike the code"
+    return "probability 0 there; absent_classes='flow' drives embeddings off them, as in the code"
 
 
 # What a client computes and sends in a round, by the formulas of Table 1 and as it is run
@@ -469,6 +489,8 @@ def unlabelled_loss(
     targets = pseudo_labels(embeddings, helpers, settings)
     if settings.stop_gradient_pseudo_label:
         targets = jax.lax.stop_gradient(targets)
+    elif settings.absent_classes == "stop":
+        targets = jnp.where(jnp.all(present), targets, jax.lax.stop_gradient(targets))
     log_probs = objectives.prototype_log_probs(embeddings, centers, present, distance=settings.distance)
     if settings.unlabel_loss == "mse":
         return objectives.consistency(jnp.exp(log_probs), targets, mask)
@@ -531,12 +553,19 @@ def finite_sets(sets: PrototypeSets) -> Bool[Array, "*sets"]:
     return jnp.all(finite | ~sets.present, axis=-1)
 
 
-def newest_sets(bank: PrototypeBank, rounds: int) -> PrototypeSets:
-    """The sets of the newest rounds, [rounds * p, K, d]; classes that a set lacks are filled from the others."""
-    held = jax.tree.map(lambda x: x[:rounds].reshape(-1, *x.shape[2:]), bank.sets)
+def newest_sets(bank: PrototypeBank, rounds: int, filled_from: int | None = None) -> PrototypeSets:
+    """The sets of the newest rounds, [rounds * p, K, d]; classes that a set lacks are filled from the others.
+
+    Args:
+        bank: what was uploaded.
+        rounds: whose sets they are.
+        filled_from: rounds whose means fill them, at least as many; the same by default.
+    """
+    held = jax.tree.map(lambda x: x[: filled_from or rounds].reshape(-1, *x.shape[2:]), bank.sets)
     centers, known = objectives.fill_missing_prototypes(held.centers, held.present)
     filled = jnp.any(held.present, axis=1, keepdims=True) & known
-    return PrototypeSets(jnp.where(filled[:, :, None], centers, 0.0), filled)
+    newest = PrototypeSets(jnp.where(filled[:, :, None], centers, 0.0), filled)
+    return jax.tree.map(lambda x: x[: rounds * bank.owner.shape[1]], newest)
 
 
 def choose_helpers(key: Key[Array, ""], bank: PrototypeBank, rounds: int, num_helpers: int) -> PrototypeSets:

@@ -82,7 +82,7 @@ def source(name: str, argument: str, method: str | None = None, rounds: int | No
     shared, facts = federation(name, labels), SOURCES[name]
     config = of_method(method, shared)
     if name != "digits":  # rates that suit 64 small numbers are too high for images
-        config.optimizer.learning_rate = min(config.optimizer.learning_rate, shared.optimizer.learning_rate)
+        _at_rate(config, min(config.optimizer.learning_rate, shared.optimizer.learning_rate))
     config.rounds = facts.rounds if rounds is None else rounds
     config.eval_every = every = max(config.rounds // 20, 1)
     share = config.rounds / own.rounds
@@ -169,6 +169,8 @@ def of_method(
     config = _own_config(method, "server" if shared.supervision.name == "server" else "clients")
     own = config.model.to_dict()
     alike = shared_optimizer and config.optimizer.name == shared.optimizer.name
+    if alike:
+        _at_rate(config, shared.optimizer.learning_rate)
     with config.unlocked():
         for section in ("data", "partition", "supervision", "augment", "strong_augment", *["optimizer"] * alike):
             config[section] = ml_collections.ConfigDict(shared[section].to_dict())
@@ -176,6 +178,13 @@ def of_method(
     config.federated.cohort_size = shared.federated.cohort_size
     config.federated.weighting = shared.federated.weighting
     return config
+
+
+def _at_rate(config: ml_collections.ConfigDict, rate: float) -> None:
+    """Sets the learning rate; FedMatch's l2_weight, whose product with it is the paper's, follows."""
+    if "l2_weight" in config.method:
+        config.method.l2_weight *= config.optimizer.learning_rate / rate
+    config.optimizer.learning_rate = rate
 
 
 def _own_config(method: str, labels: str) -> ml_collections.ConfigDict:

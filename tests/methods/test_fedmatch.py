@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl import methods
+from fedjax_ssl import methods, presets
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.federated import ServerState, Setup
 from fedjax_ssl.methods.fedmatch import FedMatch, consistency, helpers_due, regularizer
@@ -224,12 +224,43 @@ def test_helper_rounds() -> None:
 # What is refused.
 
 
-def test_a_step_that_swings_is_warned_of_and_not_one_of_a_single_part() -> None:
-    with pytest.warns(UserWarning, match="is 0.6; from 0.5 on psi swings around sigma"):
-        fedmatch(run_of(one_client()), l2_weight=60.0)
-    fedmatch(run_of(one_client()), l2_weight=1000.0, decomposition="none")
-    with pytest.raises(ValueError, match="l2_weight 100 is 1; from 1 on psi diverges"):
-        fedmatch(run_of(one_client()), l2_weight=100.0)
+def test_a_rate_that_does_not_fit_l2_weight_is_said_and_not_of_a_single_part() -> None:
+    """The paper's product is 0.01; its half and its double are let pass."""
+
+    def notes(**settings: object) -> list[str]:
+        check = fedmatch(run_of(one_client()), **settings).check  # learning rate 0.01
+        assert check is not None
+        return check(one_client())
+
+    assert notes(l2_weight=1.0) == notes(l2_weight=0.5) == notes(l2_weight=2.0) == notes(l2_weight=0.0) == []
+    assert "times l2_weight 10 is 0.1, in the paper 0.01: config.method.l2_weight=1 keeps" in notes(l2_weight=10.0)[0]
+    assert "times l2_weight 0.33 is 0.0033, in the paper 0.01" in notes(l2_weight=0.33)[0]
+    assert "is 0.6, in the paper 0.01; from 0.5 on psi swings around sigma" in notes(l2_weight=60.0)[0]
+    assert notes(l2_weight=1000.0, decomposition="none") == []
+    with pytest.raises(ValueError, match=r"l2_weight 100 is 1, in the paper 0.01; from 1 on psi diverges"):
+        notes(l2_weight=100.0)
+
+
+def test_a_schedule_that_may_end_learning_is_said() -> None:
+    """The paper's clients look 10 times, 200 rounds of 5 of 100 clients, with patience 5."""
+
+    def notes(rounds: int, **settings: object) -> list[str]:
+        method = fedmatch(run_of(one_client())._replace(rounds=rounds), l2_weight=1.0, **settings)
+        assert method.check is not None
+        return method.check(one_client())
+
+    assert notes(10) == notes(20) == notes(60, patience=30) == notes(60, lr_schedule="none") == []
+    for schedule in ("client", "global"):
+        said = notes(60, lr_schedule=schedule)[0]
+        assert "divided by 3 where 5 looks" in said and "has 60 of them (the paper's have 10)" in said
+        assert "config.method.patience=30" in said and "lr_schedule='none'" in said
+
+
+@pytest.mark.parametrize("name", ["digits", "mnist", "cifar10"])
+def test_presets_keep_the_product_of_rate_and_l2_weight(name) -> None:
+    shared = presets.federation(name, "per_class")
+    for config in (presets.source(name, "fedmatch"), *(presets.of_method("fedmatch", shared, one) for one in (0, 1))):
+        assert config.optimizer.learning_rate * config.method.l2_weight == pytest.approx(0.01)
 
 
 def test_without_validation_examples_the_learning_rate_cannot_follow_them() -> None:

@@ -336,6 +336,14 @@ def test_labels_that_an_episode_misses_are_said_before_training() -> None:
     assert "asks for 3 labels" in fewer and "of 6 classes at clients with labels, 3 have fewer" in fewer
     assert "0 have none" in fewer and "1 a single one" in fewer
     assert method.check(toy.federation(sizes=(18, 18), labelled=(9, 9))) == []
+    lacking = toy.federation(sizes=(18, 18), labelled=(9, 2))
+    for settings, said in (
+        ({}, "(probability 0 there; absent_classes='stop' holds pseudo-labels fixed"),
+        ({"absent_classes": "flow"}, "(probability 0 there; absent_classes='flow' drives embeddings off them"),
+        ({"unlabelled_weight": 0.0}, "(probability 0 there) and"),
+    ):
+        check = build(lacking, **settings).check
+        assert check is not None and said in check(lacking)[0]
     single = toy.federation(sizes=(18, 18), labelled=(3, 3))
     with pytest.raises(ValueError, match=r"no client has two labels of one class.*client 3 labels"):
         method.check(single)

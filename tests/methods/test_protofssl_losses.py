@@ -18,7 +18,7 @@ unlabelled_loss = jax.jit(protofssl.unlabelled_loss, static_argnames="settings")
 pseudo_labels = jax.jit(protofssl.pseudo_labels, static_argnames="settings")
 mean_log_probs = jax.jit(protofssl.mean_log_probs, static_argnames="distance")
 push = jax.jit(protofssl.push)
-newest_sets = jax.jit(protofssl.newest_sets, static_argnames="rounds")
+newest_sets = jax.jit(protofssl.newest_sets, static_argnums=(1, 2))
 choose_helpers = jax.jit(protofssl.choose_helpers, static_argnames=("rounds", "num_helpers"))
 
 LOCAL = np.array([[1.0, 1, 0, 0], [0, 2, 2, 0], [3, 1, 1, 1]])
@@ -80,8 +80,38 @@ def test_a_missing_local_class_keeps_its_clipped_part(float64) -> None:
     losses = [float(unlabelled(UNLABELLED[i : i + 1], present)) for i in (0, 1)]
     np.testing.assert_allclose(losses, [4.2149089592, 14.5245975033], atol=1e-9)
     assert float(unlabelled(UNLABELLED, present)) == pytest.approx(9.3697532313, abs=1e-9)
-    slope = jax.grad(lambda z: unlabelled(z, present))(jnp.asarray(UNLABELLED))
-    assert np.isfinite(slope).all() and np.any(slope != 0)
+
+
+def test_nothing_drives_embeddings_off_a_class_without_local_labels(float64) -> None:
+    """Held fixed by default; with "flow" the gradient is the formula's, as in the code."""
+    present, z = np.array([True, False, True]), jnp.asarray(UNLABELLED)
+    flowing = dataclasses.replace(FLOWING, absent_classes="flow")
+
+    def slope(settings: ProtoFSSL, present=present) -> jax.Array:
+        return jax.grad(lambda z: unlabelled(z, present, settings=settings))(z)
+
+    def as_in_the_code(z: jax.Array) -> jax.Array:
+        distances = jnp.mean((z[:, None] - jnp.asarray(LOCAL)) ** 2, axis=2)
+        p = jax.nn.softmax(-jnp.where(present, distances, 1e18))
+        by_helper = jax.nn.softmax(-jnp.mean((z[:, None, None] - jnp.asarray(HELPERS)) ** 2, axis=3))
+        mean = jnp.mean(by_helper, axis=1) ** 2
+        targets = mean / jnp.sum(mean, axis=1, keepdims=True)
+        return -jnp.mean(jnp.sum(targets * jnp.log(jnp.clip(p, 1e-7, 1 - 1e-7)), axis=1))
+
+    np.testing.assert_allclose(slope(flowing), jax.grad(as_in_the_code)(z), atol=1e-10)
+    np.testing.assert_allclose(slope(FLOWING), slope(STOPPED), atol=1e-14)
+    assert np.abs(slope(flowing)).max() > 10 * np.abs(slope(FLOWING)).max()
+    assert unlabelled(UNLABELLED, present, settings=flowing) == unlabelled(UNLABELLED, present)
+    np.testing.assert_array_equal(slope(flowing, ALL), slope(FLOWING, ALL))  # no class lacks: both are the code's
+
+    # A helper's prototype of the class alone moves the pseudo-label towards it: where it is fixed, along no direction.
+    def towards(settings: ProtoFSSL) -> jax.Array:
+        def loss(centre: jax.Array) -> jax.Array:
+            return unlabelled(UNLABELLED, present, jnp.asarray(HELPERS).at[:, 1].set(centre), settings)
+
+        return jax.grad(loss)(jnp.asarray(HELPERS[0, 1]))
+
+    assert np.any(towards(flowing)) and not np.any(towards(FLOWING))
 
 
 def test_queries_of_a_class_without_prototype_do_not_count(float64) -> None:
@@ -198,6 +228,19 @@ def test_a_class_that_a_set_lacks_is_the_mean_of_the_others() -> None:
         empty_bank(1, 3, 2, 2), PrototypeSets(both, present.at[2].set(False)), bank.owner[0], jnp.ones(3, bool)
     )
     np.testing.assert_array_equal(newest_sets(without, 1).present[:, 0], [True, True, False])
+
+
+def test_what_the_newest_round_lacks_is_filled_from_it_or_from_both() -> None:
+    """Class 0: 1 and 3 in the older round, 5 in the newest, whose other client lacks it: 5, or (1 + 3 + 5) / 3."""
+    shape = jnp.ones((2, 2, 1))
+    older = PrototypeSets(shape * jnp.asarray([1.0, 3.0])[:, None, None], jnp.ones((2, 2), bool))
+    newest = PrototypeSets(shape * 5.0, jnp.asarray([[True, False], [False, True]]))
+    bank = push(push(empty_bank(2, 2, 2, 1), older, IDS, KEPT), newest, IDS, KEPT)
+    found = {name: newest_sets(bank, *rounds) for name, rounds in protofssl.EVAL_ROUNDS.items()}
+    np.testing.assert_array_equal(found["latest"].centers[:, :, 0], [[5, 5], [5, 5]])
+    np.testing.assert_array_equal(found["latest_filled"].centers[:, :, 0], [[5, 3], [3, 5]])
+    np.testing.assert_array_equal(found["two_rounds"].centers[:, :, 0], [[5, 3], [3, 5], [1, 1], [3, 3]])
+    assert all(bool(sets.present.all()) for sets in found.values())
 
 
 def test_helpers_follow_from_client_ids_and_not_from_slots() -> None:

@@ -73,7 +73,9 @@ def episodes(
     return Sampler(schedule, reads_sent=True, equal_steps=True)
 
 
-def check_episodes(data: FederatedData, num_support: int, num_query: int, queries: bool = False) -> list[str]:
+def check_episodes(
+    data: FederatedData, num_support: int, num_query: int, queries: bool = False, absent: str = "probability 0 there"
+) -> list[str]:
     """Compares the labels that clients have with those that an episode asks for; on the host, before training.
 
     Args:
@@ -81,6 +83,7 @@ def check_episodes(data: FederatedData, num_support: int, num_query: int, querie
         num_support: support examples of every class.
         num_query: query examples of every class.
         queries: whether support examples are queries too.
+        absent: what becomes of a class without labels at a client.
 
     Returns:
         What somebody should know, a sentence each.
@@ -104,7 +107,7 @@ def check_episodes(data: FederatedData, num_support: int, num_query: int, querie
         notes.append(
             f"an episode asks for {asked} labels of every class ({num_support} support, {num_query} queries); of "
             f"{held.size} classes at clients with labels, {fewer} have fewer, of which {(held == 0).sum()} have none "
-            f"(probability 0 there) and {(held == 1).sum()} a single one (support, never a query)"
+            f"({absent}) and {(held == 1).sum()} a single one (support, never a query)"
         )
     return notes
 
