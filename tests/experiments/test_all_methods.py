@@ -18,7 +18,8 @@ def script() -> dict:
 def row(script: dict, method: str, accuracy: float, sent: float) -> object:
     values = np.array([accuracy, accuracy + 0.02])
     sent_bytes = np.full(2, sent)
-    return script["Row"](method, 10, values, values, np.full(2, np.nan), sent_bytes, sent_bytes, np.full(2, 50.0), 3.0)
+    steps, curve = np.full(2, 50.0), (values[:, None], np.array([10]))
+    return script["Row"](method, 10, values, values, np.full(2, np.nan), sent_bytes, sent_bytes, steps, *curve, 3.0)
 
 
 def test_the_best_comes_first_and_bytes_are_relative_to_fedavg(script: dict) -> None:
