@@ -11,7 +11,7 @@ from flax.traverse_util import flatten_dict
 
 from fedjax_ssl import methods
 from fedjax_ssl.checks import Several
-from fedjax_ssl.config.fields import CHOICES, REGISTRIES, check_field, get, options_of, with_method
+from fedjax_ssl.config.fields import CHOICES, FIELDS, REGISTRIES, check_field, get, options_of, with_method
 from fedjax_ssl.data import rounds_of_a_part
 from fedjax_ssl.errors import ConfigError, ConfigNote, did_you_mean, naming
 from fedjax_ssl.federated import (
@@ -26,6 +26,27 @@ PREDICTORS = ("network", "xclp", "per_client_lp")
 # Overriding one of these by another choice leaves options behind that the new one need not take.
 _DROPS_OPTIONS = ("partition", "supervision", "augment", "strong_augment", "cohort", "federated")
 _TRACEABLE = ("optimizer.", "federated.", "method.")
+# Fields that do nothing unless another has a value, or this one: "this or that" -> the fields.
+_NEEDED = {
+    "validation data, such as config.data.validation_fraction": "select_from",
+    "config.data.pools": "data.shuffle_pools",
+    "config.partition.parts": "partition.rounds_per_part",
+    "config.supervision.labelled_clients": "supervision.which",
+    "config.supervision.noise": "supervision.noise_mode",
+    "config.optimizer.name=sgd": "optimizer.momentum optimizer.nesterov",
+    "config.optimizer.momentum": "optimizer.nesterov",
+    "config.optimizer.schedule": "optimizer.schedule_rounds",
+    "config.optimizer.keep_state": "optimizer.keep_by",
+    "config.optimizer.momentum or config.optimizer.name=adam or config.optimizer.name=rmsprop": (
+        "optimizer.keep_state optimizer.average_state"
+    ),
+    "config.tracking.writers=mlflow": "tracking.uri",
+    "config.tracking.writers=mlflow or config.tracking.writers=wandb": "tracking.project tracking.offline",
+    "config.prediction.predictors": " ".join(name for name in FIELDS if name.startswith("prediction.")),
+    "config.prediction.predictors=per_client_lp": "prediction.similarity",
+    "config.prediction.predictors=xclp": "prediction.groups prediction.neighbor_search prediction.protocol",
+    "config.prediction.protocol": "prediction.hamming",
+}
 
 
 def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
@@ -52,6 +73,7 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
         check_field(field, get(resolved, field, None), declared)
     for section in CHOICES:
         _check_options(resolved, section)
+    _note_without_effect(resolved)
     if resolved.optimizer.schedule_rounds is None:
         resolved.optimizer.schedule_rounds = max(resolved.rounds, 1)
     if resolved.federated.devices is None:
@@ -179,12 +201,32 @@ def _check_stages(config: ml_collections.ConfigDict) -> None:
         )
 
 
+def _note_without_effect(config: ml_collections.ConfigDict) -> None:
+    """Names every setting that was given and does nothing beside the others."""
+    for needs, fields in _NEEDED.items():
+        if any(_holds(config, one) for one in needs.split(" or ")):
+            continue
+        for field in fields.split():
+            value, usual = get(config, field, None), FIELDS[field].default if field in FIELDS else None
+            if field == "optimizer.schedule_rounds":  # of a config that is resolved
+                usual = max(config.rounds, 1)
+            if value not in (None, usual):
+                _note(f"config.{field}={value} has no effect without {needs}")
+
+
+def _holds(config: ml_collections.ConfigDict, need: str) -> bool:
+    if need.startswith("validation data"):
+        return validates(config)
+    field, _, wanted = need.removeprefix("config.").partition("=")
+    value = get(config, field, None)
+    given = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+    return wanted in (given or ()) if wanted else bool(value) and value not in ("none", "constant")
+
+
 def _check_selection(config: ml_collections.ConfigDict) -> None:
     """Says where `select_from` does not do what it says."""
-    given = f"config.select_from={config.select_from}"
-    if config.select_from and not validates(config):
-        _note(f"{given} has no effect without validation data (config.data.validation_fraction or config.data.pools)")
-    elif 0 < config.rounds < config.select_from:
+    if validates(config) and 0 < config.rounds < config.select_from:
+        given = f"config.select_from={config.select_from}"
         _note(f"{given} comes after the last of {config.rounds} rounds, whose model is then the selected one")
 
 
@@ -196,8 +238,6 @@ def _check_stream(config: ml_collections.ConfigDict) -> None:
         why = f" (config.partition.rounds_per_part is {each})" if each else ""
         if reached < parts:
             _note(f"{config.rounds} rounds come to {reached} of the {parts} parts of the unlabelled examples{why}")
-    elif config.rounds and each is not None:
-        _note(f"config.partition.rounds_per_part={each} has no effect without config.partition.parts")
 
 
 def _note(text: str) -> None:

@@ -61,8 +61,8 @@ class Norm(nn.Module):
     """The normalisation layer named `kind`: "none", "bn" (batch) or "gn" (32 groups of channels).
 
     "bn" is batch normalisation with PyTorch's conventions, over the rows that `mask` marks: the batch is normalised
-    with its biased variance and the running variance follows the unbiased one. A batch without a marked row leaves the
-    running statistics as they are. With "gn" every example is normalised on its own.
+    with its biased variance and the running variance follows the unbiased one. A batch of one value, or without any,
+    leaves the running statistics as they are. With "gn" every example is normalised on its own.
 
     Sources: Ioffe and Szegedy, Batch Normalization, ICML 2015. Wu and He, Group Normalization, ECCV 2018.
     """
@@ -96,7 +96,7 @@ class Norm(nn.Module):
             return _scaled(values, mean, var, scale, bias, self.epsilon)
         outputs, mean, var, count = _by_moments(values, scale, bias, mask, self.epsilon)
         if not self.is_initializing():
-            weight = jnp.where(count > 0, self.momentum, 0.0).astype(running_mean.value.dtype)
+            weight = jnp.where(count > 1, self.momentum, 0.0).astype(running_mean.value.dtype)
             running_mean.value = _blend(running_mean.value, mean, weight)
             running_var.value = _blend(running_var.value, var * (count / jnp.maximum(count - 1, 1)), weight)
         return outputs

@@ -141,6 +141,35 @@ def test_parts_of_a_stream_that_do_not_come_are_noted(given: dict[str, int], sai
     assert len(notes) == bool(said) and all(re.search(said, note) for note in notes)
 
 
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"optimizer.name": "adam", "optimizer.momentum": 0.9}, ["momentum=0.9"]),
+        ({"optimizer.nesterov": True}, ["nesterov=True"]),
+        ({"optimizer.nesterov": True, "optimizer.momentum": 0.9}, []),
+        ({"optimizer.schedule_rounds": 5}, ["schedule_rounds=5"]),
+        ({"optimizer.schedule_rounds": 5, "optimizer.schedule": "cosine"}, []),
+        ({"optimizer.keep_by": "slot"}, ["keep_by=slot"]),
+        ({"optimizer.keep_state": True}, ["keep_state=True"]),
+        ({"optimizer.keep_state": True, "optimizer.name": "rmsprop", "optimizer.keep_by": "slot"}, []),
+        ({"data.shuffle_pools": True}, ["shuffle_pools=True"]),
+        ({"supervision.which": "random"}, ["which=random"]),
+        ({"tracking.project": "mine"}, ["project=mine"]),
+        ({"prediction.alpha": 0.5}, ["alpha=0.5"]),
+        ({"prediction.predictors": "network, xclp", "prediction.hamming": "paillier"}, ["hamming=paillier"]),
+        ({"prediction.predictors": "network,xclp", "prediction.groups": 2}, []),
+    ],
+)
+def test_settings_that_do_nothing_beside_the_others_are_named(fields: dict[str, object], said: list[str]) -> None:
+    config = configs.with_settings(presets.digits_by_writer("fedavg"), fields)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        configs.resolve(configs.resolve(config))
+    notes = {str(note.message) for note in caught}
+    assert len(notes) == len(said) and all("has no effect without config." in note for note in notes)
+    assert all(any(one in note for note in notes) for one in said)
+
+
 def test_with_validation_data_the_model_of_stage_1_has_to_be_evaluated():
     config = presets.digits_by_writer("xclp")
     config.method.warmup_rounds, config.data.validation_fraction = 7, 0.1

@@ -72,15 +72,11 @@ def test_batch_norm_gradient_ignores_padding_rows():
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_batch_norm_of_almost_nothing_stays_finite(count):
+def test_batch_norm_of_almost_nothing_stays_finite_and_leaves_the_running_statistics(count):
     x = jnp.asarray(RNG.standard_normal((3, 5)).astype(np.float32))
     y, new = batch_norm(x, jnp.arange(3) < count)
     assert np.isfinite(y).all()
-    if count == 0:
-        chex.assert_trees_all_equal(new["batch_stats"], START["batch_stats"])
-    else:
-        np.testing.assert_allclose(new["batch_stats"]["mean"], 0.1 * x[0], rtol=1e-5)
-        np.testing.assert_allclose(new["batch_stats"]["var"], 0.9, rtol=1e-6)
+    chex.assert_trees_all_equal(new["batch_stats"], START["batch_stats"])
 
 
 def test_batch_norm_in_evaluation_uses_the_running_statistics():
