@@ -15,7 +15,7 @@ def lines(report: Report) -> pandas.DataFrame:
     """Writes the table as text, a row per group."""
     unit = report.metric.unit
     rows = [
-        [group.name, str(len(group.finished)), mean_text(cell, unit), difference_text(cell, unit), *cost_texts(costs)]
+        [group.name, group.counts, mean_text(cell, unit), difference_text(cell, unit), *cost_texts(costs)]
         for group, cell, costs in zip(report.groups, report.cells(report.metric), report.costs, strict=True)
     ]
     return pandas.DataFrame(rows, columns=headings(report.metric, report.baseline.name))
@@ -53,12 +53,13 @@ def comma_separated(report: Report) -> str:
             **{field: group.config.get(field) for field in fields},
             "metric": report.metric.name,
             **cell._asdict(),
+            "diverged": group.diverged,
             "baseline": report.baseline.name,
             **dict(zip(titles, costs, strict=True)),
         }
         for group, cell, costs in zip(report.groups, report.cells(report.metric), report.costs, strict=True)
     ]
-    columns = dict.fromkeys(("group", *fields, "metric", *Cell._fields, "baseline", *titles))
+    columns = dict.fromkeys(("group", *fields, "metric", *Cell._fields, "diverged", "baseline", *titles))
     return pandas.DataFrame(rows, columns=columns, dtype=object).map(_harmless).to_csv(index=False, lineterminator="\n")
 
 

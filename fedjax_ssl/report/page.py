@@ -152,7 +152,7 @@ def _runs(report: Report) -> list[tuple[Any, ...]]:
     top = os.path.commonpath([run.path.resolve().parent for run in report.runs])
     found = []
     for run, place in zip(report.runs, report.frame.index.get_level_values("group"), strict=True):
-        value = numbers_of(run).get(report.metric.name) if run.state == "finished" else None
+        value = numbers_of(run).get(report.metric.name) if run.finished else None
         path, text = os.path.relpath(run.path.resolve(), top), written(value, report.metric.unit)
         found.append((path, report.groups[place].name, run.state, run.config["seed"], short(value), text))
     return found

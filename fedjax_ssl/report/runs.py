@@ -47,7 +47,18 @@ class Group:
     @property
     def finished(self) -> list[StoredRun]:
         """Runs that came to their end."""
-        return [run for run in self.runs if run.state == "finished"]
+        return [run for run in self.runs if run.finished]
+
+    @property
+    def diverged(self) -> int:
+        """How many of the finished runs diverged."""
+        return sum(run.state != "finished" for run in self.finished)
+
+    @property
+    def counts(self) -> str:
+        """The finished runs in words: "3", "2 of 3", "3, 1 diverged"."""
+        done, lost = len(self.finished), self.diverged
+        return f"{done}{f' of {len(self.runs)}' * (done < len(self.runs))}{f', {lost} diverged' * bool(lost)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +141,9 @@ def read(paths: Sequence[str | Path], *, metric: str | None = None, baseline: st
         for group in groups
         for run in group.doubled
     ]
-    problems += _together("not finished, not in the numbers", [run for run in started if run.state != "finished"])
+    problems += _together("not finished, not in the numbers", [run for run in started if not run.finished])
+    lost = [run for run in started if run.finished and run.state != "finished"]
+    problems += _together("diverged, the numbers are of what was left", lost)
     frame = _frame(started, groups)
     metrics = metrics_of(frame)
     if not metrics:
@@ -150,10 +163,7 @@ def _together(what: str, runs: Sequence[StoredRun]) -> list[str]:
 def _frame(runs: Sequence[StoredRun], groups: Sequence[Group]) -> pandas.DataFrame:
     counted = {id(run): number for number, group in enumerate(groups) for run in group.runs}
     doubled = {id(run): number for number, group in enumerate(groups) for run in group.doubled}
-    keys = [
-        ((counted | doubled)[id(run)], run.config["seed"], run.state == "finished" and id(run) in counted)
-        for run in runs
-    ]
+    keys = [((counted | doubled)[id(run)], run.config["seed"], run.finished and id(run) in counted) for run in runs]
     index = pandas.MultiIndex.from_tuples(keys, names=["group", "seed", "counts"])
     return pandas.DataFrame([numbers_of(run) for run in runs], index=index)
 

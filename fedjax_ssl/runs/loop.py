@@ -262,6 +262,8 @@ class Run(Closing):
                 self.record.write(self.record.path / name, table(dataset, self.federation, outcomes, natural))
             self._team.feed()
         summary = summarize(config, rows, self._seconds, predict.summary_of(outcomes)) | diverged
+        if "selected_round" in summary:
+            summary["validation_examples"] = federation.summary()["validation_examples"]
         self.record.finish(rows, summary, title=f"{config.method.name} on {config.data.name}")
         # The others get the summary when the files are there: nobody is at the end before the record is whole.
         summary = self._team.values_from_first(summary)

@@ -193,6 +193,12 @@ def _summary_lines(summary: Mapping[str, Any]) -> dict[str, str]:
         shown["stopped early"] = (
             f"after round {summary['rounds']}; best by validation: round {summary['selected_round']}"
         )
+    if summary.get("rounds"):
+        chosen, by = summary.get("selected_round"), summary.get("validation_examples")
+        last = f"round {summary['rounds']}, the last one"
+        error = f" (accuracy by these is known to about {50 / by**0.5:.1f} points)" if by else ""
+        best = f"round {chosen}, the best of {by or 'the'} validation examples{error}"
+        shown["model"] = f"predict takes that of {last if chosen is None else best}"
     for name, field in (("sent up", "bytes_up"), ("sent down", "bytes_down"), ("peak memory", "peak_memory_bytes")):
         # Where nothing was trained, that nothing was sent says nothing.
         if summary.get(field) is not None and (summary[field] or summary.get("train_seconds")):

@@ -39,12 +39,18 @@ class StoredRun(NamedTuple):
     problems: tuple[str, ...]
 
     @property
+    def finished(self) -> bool:
+        """Whether it came to its end, diverged or not."""
+        return bool(self.config) and self.summary is not None
+
+    @property
     def state(self) -> str:
-        """In words: "finished", "unfinished, round 20 of 60", "not started", what `ended` says, or "no run"."""
+        """In words: "finished", "diverged, from round 12 on", "unfinished, round 20 of 60", what `ended` says ..."""
         if not self.config:
             return "no run"
         if self.summary is not None:
-            return "finished"
+            first = self.summary.get("diverged_in_round")
+            return "finished" if first is None else f"diverged, from round {first} on"
         if self.ended:
             return self.ended
         if not self.rows:

@@ -18,6 +18,7 @@ from fedjax_ssl.cli import Parser, one_of
 from fedjax_ssl.cli import parser as new_parser
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.errors import counted
+from fedjax_ssl.runs.divergence import EXIT_CODE
 from fedjax_ssl.runs.folder import FolderLock, RunFolderError
 from fedjax_ssl.sweep import axes, cluster, results, search, workers
 from fedjax_ssl.sweep import plan as plans
@@ -42,7 +43,7 @@ def main(arguments: list[str]) -> int:
         arguments: command line without program and subcommand.
 
     Returns:
-        0; 1 if runs failed.
+        0; 1 if runs failed; 4, as of a single run, if some diverged.
 
     Raises:
         ConfigError: and what else a run raises at its start; `fedjax_ssl.cli.main` makes messages of it.
@@ -225,11 +226,12 @@ def default_workers() -> int:
 
 def _say_end(folder: Path, plan: Plan, ended: Mapping[str, int]) -> int:
     print(f"\n{counted(ended[results.DONE], 'run')} of {len(plan.runs)} done: {folder / 'results.csv'}")
-    if ended[results.FAILED]:
-        failed = [run for run in plan.runs if results.status_of(results.folder_of(folder, run.name))[0] == "failed"]
-        print(f"{counted(len(failed), 'run')} failed: {names_of(failed)}", file=sys.stderr)
-        print("Their messages are in the table; the same command tries them again.", file=sys.stderr)
+    next_to_do = {results.DIVERGED: "what to lower", results.FAILED: "why; the same command tries them again"}
+    for status, what in next_to_do.items():
+        if ended[status]:
+            runs = [run for run in plan.runs if results.status_of(results.folder_of(folder, run.name))[0] == status]
+            print(f"{counted(len(runs), 'run')} {status}: {names_of(runs)}. The table says {what}.", file=sys.stderr)
     if ended[results.MISSING]:
         print(f"{counted(ended[results.MISSING], 'run')} missing: another process works on them", file=sys.stderr)
     print(f"compare them: {shlex.join(['fedjax-ssl', 'report', str(folder)])}")
-    return 1 if ended[results.FAILED] or ended[results.MISSING] else 0
+    return 1 if ended[results.FAILED] or ended[results.MISSING] else EXIT_CODE if ended[results.DIVERGED] else 0

@@ -19,7 +19,7 @@ from fedjax_ssl.runs.files import decode_json, encode_json, write_atomically
 from fedjax_ssl.runs.summary import read_summary
 from fedjax_ssl.sweep.plan import Plan, PlannedRun
 
-DONE, FAILED, STOPPED, MISSING = "done", "failed", "stopped", "missing"
+DONE, DIVERGED, FAILED, STOPPED, MISSING = "done", "diverged", "failed", "stopped", "missing"
 _ENDED = "ended.json"  # in the folder of a run that ended without a summary
 _NAME = re.compile(r"0\d+")  # a client's, whose zeros are kept
 # Fields of a summary about the machine and the clock: two sweeps of the same runs differ in them.
@@ -34,7 +34,8 @@ def folder_of(sweep: Path, name: str) -> Path:
 def status_of(folder: Path) -> tuple[str, str]:
     """Reads where a run stands, and why it ended early."""
     if (folder / "summary.json").exists():
-        return DONE, ""
+        said = read_summary(folder / "summary.json").get("diverged", "")
+        return DIVERGED if said else DONE, said
     if (folder / _ENDED).exists():
         ended = decode_json((folder / _ENDED).read_text(encoding="utf-8"))
         return ended["status"], ended["message"]
@@ -65,7 +66,7 @@ def message_of(error: BaseException) -> str:
 
 def unfinished(sweep: Path, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
     """Lists the runs that have no summary and were not stopped."""
-    return [run for run in runs if status_of(folder_of(sweep, run.name))[0] not in (DONE, STOPPED)]
+    return [run for run in runs if status_of(folder_of(sweep, run.name))[0] in (MISSING, FAILED)]
 
 
 def brief(summary: Mapping[str, Any]) -> str:
@@ -88,9 +89,10 @@ def table(sweep: Path, plan: Plan) -> list[dict[str, Any]]:
         status, message = status_of(folder)
         row: dict[str, Any] = {"run": run.name, "status": status}
         row |= {field: run.point.get(field) for field in plan.fields}
-        if status == DONE:
-            row |= _scalars(read_summary(folder / "summary.json"), row)
-        rows.append(row | {"message": message})
+        row["message"] = message
+        if status in (DONE, DIVERGED):
+            row |= _scalars(read_summary(folder / "summary.json"), {**row, DIVERGED: message})
+        rows.append(row)
     return rows
 
 

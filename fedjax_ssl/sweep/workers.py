@@ -164,6 +164,7 @@ def do_runs(tell: Tell, sweep: Path, names: Collection[str], at_once: int | None
             status, message = results.FAILED, results.message_of(result)
             results.mark(results.folder_of(sweep, run.name), status, message)
         elif result is not None:  # no pruner stops these
+            status = results.DIVERGED if "diverged" in result else results.DONE
             message = results.brief(result)
         tell({"event": "end", "run": run.name, "status": status, "message": message, "seconds": seconds})
 

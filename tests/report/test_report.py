@@ -201,6 +201,20 @@ def test_an_unfinished_run_is_in_no_number(tmp_path, capsys):
     assert [curve["x"]["round"][-1] for curve in payload["curves"]] == [60, 20]
 
 
+def test_diverged_runs_are_marked_in_the_terminal_the_table_and_the_page(tmp_path, capsys):
+    for rate in (0.1, 1e30):
+        write_run(tmp_path / f"{rate}", settings={"optimizer.learning_rate": rate})
+    summary = tmp_path / "1e+30" / "summary.json"
+    fields = {"diverged_in_round": 3, "diverged": "training has diverged: ..."}
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | fields))
+    page = page_of(tmp_path, "--export", "csv")
+    said = capsys.readouterr()
+    assert "1, 1 diverged" in said.out and "diverged, from round 3 on" in said.err
+    assert "1, 1 diverged" in page
+    rows = csv.DictReader((tmp_path / "report.csv").read_text().splitlines())
+    assert [row["diverged"] for row in rows] == ["0", "1"]
+
+
 def test_runs_without_test_data_are_compared_by_what_they_have(tmp_path):
     page = page_of(write_run(tmp_path / "a", test=False))
     assert "All runs have one config" in page and ">fedavg<" in page and "data:image/png" in page

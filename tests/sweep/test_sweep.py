@@ -17,6 +17,7 @@ import pytest
 
 from fedjax_ssl import config as configs
 from fedjax_ssl.cli import main
+from fedjax_ssl.runs import divergence
 from fedjax_ssl.runs.compile import OutOfMemory, Shared
 from fedjax_ssl.runs.folder import RunFolder, RunFolderError
 from fedjax_ssl.runs.loop import run
@@ -192,6 +193,16 @@ def test_zeros_in_the_names_of_clients_are_kept_in_both_tables(tmp_path):
 
 
 @pytest.mark.thorough
+def test_diverged_runs_are_called_so_in_the_end_in_the_table_and_by_the_exit_code(tmp_path, capsys):
+    given = command(tmp_path / "a", "optimizer.learning_rate=0.1,1e30", seeds=1)
+    for _ in range(2):  # they are not done again
+        assert main(given) == divergence.EXIT_CODE
+        said = capsys.readouterr()
+        assert "1 run diverged: lr=1e+30,seed=0. The table says what to lower." in said.err
+    assert [row["status"] for row in table(tmp_path / "a")] == ["done", "diverged"]
+    assert "training has diverged: from round 1" in table(tmp_path / "a")[1]["message"]
+
+
 def test_killed_at_random_moments_it_ends_in_the_same_table(tmp_path):
     def given(folder):
         return [sys.executable, "-m", "fedjax_ssl.cli", *command(folder, "optimizer.learning_rate=0.1,0.3", seeds=3)]
