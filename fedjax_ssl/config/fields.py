@@ -138,6 +138,9 @@ _SECTIONS: dict[str, dict[str, Option]] = {
         "average_state": _field(False, "clients start from the mean of what the last cohort ended with"),
         "batch_size": _field(10, "examples of a local step", _COUNT),
         "local_epochs": _field(1, "passes over a client's examples in a round", _COUNT),
+        "local_steps": _field(
+            int, "local updates in a round, in place of local_epochs; batches go on where they stopped", _COUNT
+        ),
     },
     "cohort": {"name": _field("uniform", "which clients take part in a round")},
     "federated": {

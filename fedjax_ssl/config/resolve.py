@@ -81,6 +81,9 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     for option, what in FEDERATED_OPTIMIZERS.options(resolved.federated.name).items():
         if resolved.federated.get(option) is None:  # a sweep replaces what is there
             resolved.federated[option] = what.default
+    if resolved.optimizer.local_steps and resolved.optimizer.local_epochs != 1:
+        given = f"config.optimizer.local_epochs={resolved.optimizer.local_epochs}"
+        _note(f"{given} has no effect at the clients: config.optimizer.local_steps={resolved.optimizer.local_steps}")
     _check_stages(resolved)
     _check_selection(resolved)
     _check_stream(resolved)

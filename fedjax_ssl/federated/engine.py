@@ -32,6 +32,7 @@ from fedjax_ssl.federated.method import (
 )
 from fedjax_ssl.federated.packing import packing
 from fedjax_ssl.federated.round import draw_cohort, run_round, train_at_server
+from fedjax_ssl.federated.sampler import with_local_steps
 from fedjax_ssl.federated.setup import KEEP_BY, WEIGHTINGS, Setup
 from fedjax_ssl.federated.traffic import Count
 from fedjax_ssl.keys import named_key
@@ -117,6 +118,8 @@ def federated_method(
         2
     """
     _check(setup, stages, groups, private)
+    if setup.local_steps is not None:
+        stages = tuple(with_local_steps(stage, setup.local_steps) for stage in stages)
     alone = setup.federated_optimizer.alone
     if alone:
         _check_alone(stages, pretraining)

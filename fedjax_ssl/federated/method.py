@@ -150,6 +150,7 @@ class Now(NamedTuple):
     number: Int[Array, ""]  # rounds since the stage began
     num_rounds: Int[Array, ""] | None = None  # rounds of the stage; None: not known
     shared: dict[str, PyTree] = {}  # noqa: RUF012  what each term sent to all clients alike; never changed
+    run_key: Key[Array, ""] | None = None  # for what stays the same over the rounds; None: only steps are counted
 
 
 class Stream(NamedTuple):
@@ -444,3 +445,5 @@ class Sampler(NamedTuple):
     reads_sent: bool = False  # the schedule depends on what terms sent, so that nothing is known of it before a round
     empty_steps: bool = False  # a step may have no row; the parameters then stay, with several groups in any case
     equal_steps: bool = False  # every client that trains takes all S steps of its schedule: the loop relies on it
+    going_on: Callable[[int], "Sampler"] | None = None
+    # ^ (local steps a round) -> the same batches, so many a round, that go on where the client's last round ended

@@ -250,7 +250,12 @@ def _train(
     context = context._replace(clients=clients)
     broadcast = Download(
         key=context.key,
-        now=Now(context.number, context.num_rounds, {name: message.shared for name, message in sent.items()}),
+        now=Now(
+            context.number,
+            context.num_rounds,
+            {name: message.shared for name, message in sent.items()},
+            context.run_key,
+        ),
         learning_rate=learning_rate,
         params=state.params,
         model_state=state.model_state,

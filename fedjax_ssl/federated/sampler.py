@@ -5,15 +5,17 @@ every permutation sorts bits drawn by position, and the bits of a prefix do not 
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, Key
 
 from fedjax_ssl.checks import check_whole_numbers
-from fedjax_ssl.federated.method import Client, Now, Sampler, Schedule
+from fedjax_ssl.federated.method import AtClient, AtServer, Client, Now, Sampler, Schedule, Stage, Term, never
 from fedjax_ssl.keys import named_key
+
+LOCAL_STEPS = "local_steps"  # the term that counts a client's steps
 
 
 def masked_permutation(key: Key[Array, ""], count: Int[Array, ""], size: int) -> Int[Array, " size"]:
@@ -120,17 +122,84 @@ def epochs(
     size = max(max_count, 1)
     steps = local_epochs * -(-size // batch_size)
 
+    def steps_of(number: Int[Array, ""]) -> Int[Array, ""]:
+        return number // batch_size if drop_last else batches_per_epoch(number, batch_size, skip_single)
+
     def schedule(key: Key[Array, ""], client: Client, now: Now) -> Schedule:
         number = count(client)
         orders = _permutation_per_epoch(named_key(key, "labelled"), number, size, local_epochs)
-        per_epoch = number // batch_size if drop_last else batches_per_epoch(number, batch_size, skip_single)
+        per_epoch = steps_of(number)
         epoch, within = _divide(jnp.arange(steps, dtype=jnp.int32), per_epoch)
         slot = within[:, None] * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
         mask = (slot < number) & (epoch < local_epochs)[:, None]
         positions = orders[epoch[:, None], jnp.minimum(slot, size - 1)]
         return Schedule({stream: positions}, {stream: mask}, local_epochs * per_epoch)
 
-    return Sampler(schedule)
+    def going_on(steps: int) -> Sampler:
+        def schedule(key: Key[Array, ""], client: Client, now: Now) -> Schedule:
+            number, done = count(client), _steps_done(client)
+            per_epoch, one_pass = steps_of(number), jnp.maximum(number, 1)
+            epoch, within = _divide(done + jnp.arange(steps, dtype=jnp.int32), per_epoch)
+            # The passes from the one in which the round begins to the one in which it ends, drawn as a whole.
+            draws = jnp.arange(steps * batch_size + 2 * size, dtype=jnp.int32)
+            run_key = key if now.run_key is None else now.run_key
+            own = jax.random.fold_in(named_key(run_key, LOCAL_STEPS), client.id)
+            bits = jax.vmap(
+                lambda pass_, place: jax.random.bits(jax.random.fold_in(jax.random.fold_in(own, pass_), place))
+            )
+            order = jnp.lexsort((bits(epoch[0] + draws // one_pass, draws % one_pass), draws // one_pass))
+            slot = within[:, None] * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
+            mask = (slot < number) & (per_epoch > 0)
+            place = (epoch - epoch[0])[:, None] * one_pass + jnp.minimum(slot, one_pass - 1)
+            positions = (order % one_pass)[place].astype(jnp.int32)
+            return Schedule({stream: positions}, {stream: mask}, jnp.where(per_epoch > 0, steps, 0).astype(jnp.int32))
+
+        return Sampler(schedule, equal_steps=True)
+
+    return Sampler(schedule, going_on=going_on)
+
+
+def with_local_steps(stage: Stage, steps: int) -> Stage:
+    """The stage with so many local steps a round in place of epochs, which go on from round to round.
+
+    A client keeps how many steps it has taken; all else follows from its identity and the run's key. A client whose
+    update is dropped takes its steps again. Clients without examples for the batches sit out.
+
+    Raises:
+        ValueError: batches of the stage's clients are no epochs over labelled examples.
+    """
+    check_whole_numbers(local_steps=steps)
+    kinds = [kind for kind in (stage.own_kind, *stage.kinds) if kind is not None and kind.terms]
+    if any(kind.sampler.going_on is None for kind in kinds):
+        raise ValueError(
+            f"config.optimizer.local_steps is {steps}, but this method draws its batches otherwise than as epochs over "
+            "labelled examples; leave local_steps out and give config.optimizer.local_epochs, or use a method such as "
+            "'fedavg' or 'fedul'"
+        )
+    stage = stage._replace(kinds=tuple(_going_on(kind, steps) for kind in stage.kinds))
+    return _going_on(stage, steps) if stage.terms else stage
+
+
+def _going_on(part: Any, steps: int) -> Any:
+    """Count the steps of a stage, or of a kind of clients, in a term that they keep."""
+    counter = AtClient(
+        keep=lambda params, model_state, client: jnp.zeros((), jnp.int32),
+        remember=lambda trained: _steps_done(trained.client) + trained.num_steps,
+    )
+    no_loss = Term(
+        LOCAL_STEPS,
+        (),
+        lambda step: jnp.zeros(()),
+        group=part.terms[0].group,
+        server=AtServer(participates=never),
+        client=counter,
+    )
+    return part._replace(terms=(*part.terms, no_loss), sampler=part.sampler.going_on(steps))
+
+
+def _steps_done(client: Client) -> Int[Array, ""]:
+    """Local steps of a client before this round."""
+    return jnp.zeros((), jnp.int32) if client.kept is None else client.kept.terms[LOCAL_STEPS]
 
 
 def mixed_epochs(

@@ -60,4 +60,5 @@ class Setup(NamedTuple):
     min_labelled: int = 1  # bound over the clients that have labels, from `FederatedData`, as is the next one
     num_parts: int = 1  # in which clients' unlabelled examples come, one after another
     draw_cohort: CohortSampler = sample_cohort  # which clients take part in a round
+    local_steps: int | None = None  # a round, in place of `local_epochs`; batches then go on from round to round
     normalize_test: Callable[[Array], Array] | None = None  # as `normalize`, of what is predicted; None: the same

@@ -182,6 +182,7 @@ def _setup(config: dict[str, Any], dataset: data.Dataset, federation: data.Feder
             cohort_size=cohort_size,
             batch_size=local["batch_size"],
             local_epochs=local["local_epochs"],
+            local_steps=local["local_steps"],
             weighting=server["weighting"],
             keep_optimizer=local["keep_state"],
             average_optimizer=local["average_state"],
